@@ -1,0 +1,103 @@
+"""What a person typed, as settings: a YAML file, then options, then `key.sub=value`, each over the one before.
+
+Everything ends in the same typed model as a flow's parameters, so a misspelt key is an error wherever it is written.
+"""
+
+import os
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Annotated, Any
+
+import yaml
+from cyclopts import Parameter
+
+from tasks.blend.models import Blend
+from tasks.errors import InputError
+from tasks.sources.discovery import discover
+from tasks.storage import absolute, is_local
+from tasks.strict import parse
+from tasks.tokenize.load import load_vocabulary
+from tasks.tokenize.settings import PretrainSettings, Scale
+
+
+@Parameter(name="*")
+@dataclass(frozen=True)
+class CommonOptions:
+    """Options that every preparation understands."""
+
+    config: Annotated[Path | None, Parameter(help="YAML file with settings.")] = None
+    scale: Annotated[Scale | None, Parameter(help="Leading share of each data set.")] = None
+    sample: Annotated[int | None, Parameter(help="Leading rows of each data set.")] = None
+    force: Annotated[bool | None, Parameter(negative="", help="Build every shard again.")] = None
+    workers: Annotated[int | None, Parameter(help="Worker processes.")] = None
+    scheduler: Annotated[str | None, Parameter(help="Dask scheduler address, or a YAML profile.")] = None
+
+
+def pretrain_settings(options: CommonOptions, overrides: Sequence[str]) -> PretrainSettings:
+    """The settings of a pretraining preparation. Raises InputError for anything unknown or out of bounds."""
+    given = {
+        "scale": options.scale, "sample": options.sample, "force": options.force,
+        "workers": options.workers, "cluster": options.scheduler,
+    }  # fmt: skip
+    written = _read_yaml(options.config) if options.config else {}
+    merged = _merge(written, {name: value for name, value in given.items() if value is not None})
+    for override in overrides:
+        merged = _merge(merged, _override(override))
+    return parse(PretrainSettings, merged, str(options.config or "settings"))
+
+
+def _read_yaml(path: Path) -> dict[str, Any]:
+    try:
+        found = yaml.safe_load(path.read_text("utf-8"))
+    except OSError as error:
+        raise InputError(f"--config {path}: {error.strerror}; check the path") from error
+    except (yaml.YAMLError, UnicodeDecodeError) as error:
+        raise InputError(f"--config {path}: not valid YAML: {error}") from error
+    if not isinstance(found, dict):
+        raise InputError(f"--config {path}: must hold a mapping of settings")
+    return found
+
+
+def _override(text: str) -> dict[str, Any]:
+    """`tokenizer.model=x` as `{"tokenizer": {"model": "x"}}`; `null` is no value."""
+    name, equals, value = text.partition("=")
+    if not equals or not name:
+        raise InputError(f"{text!r}: not an override; write key=value, for example tokenizer.model=o200k_base")
+    nested: Any = None if value.lower() in {"null", "none", "~"} else value
+    for part in reversed(name.split(".")):
+        nested = {part: nested}
+    return nested
+
+
+def _merge(under: Mapping[str, Any], over: Mapping[str, Any]) -> dict[str, Any]:
+    merged = dict(under)
+    for name, value in over.items():
+        both = isinstance(value, Mapping) and isinstance(merged.get(name), Mapping)
+        merged[name] = _merge(merged[name], value) if both else value
+    return merged
+
+
+def require_usable(blend: Blend, settings: PretrainSettings, output_dir: str) -> None:
+    """Raises InputError for what can be known to be wrong before anything is started: local sources that are not
+    there, a tokenizer that cannot be loaded, an output folder that cannot be written.
+    """
+    for sources in blend.parts().values():
+        for source in sources:
+            if is_local(source.path):
+                discover(source)
+    load_vocabulary(settings.tokenizer)
+    for place in (settings.store or output_dir, output_dir):
+        _require_writable(absolute(place))
+
+
+def _require_writable(place: str) -> None:
+    if not is_local(place):
+        return
+    folder = Path(place)
+    while not folder.exists():
+        folder = folder.parent
+    if not folder.is_dir():
+        raise InputError(f"{place}: cannot be written, because {folder} is a file; choose another --output-dir")
+    if not os.access(folder, os.W_OK | os.X_OK) or os.statvfs(folder).f_flag & os.ST_RDONLY:
+        raise InputError(f"{place}: cannot be written, because {folder} is not writable; choose another --output-dir")

@@ -1,0 +1,75 @@
+"""Loading a blend from a path, a URI or an object, with every mistake found before any data is touched.
+
+Relative data paths are relative to the blend file, so that a blend and its data can move together; in an inline
+blend they are relative to the working directory.
+"""
+
+import json
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from tasks.blend.models import Blend, DataSource
+from tasks.errors import InputError, nearest
+from tasks.storage import absolute, filesystem, is_local, join
+from tasks.strict import parse
+
+
+def load_blend(blend: Blend | Mapping[str, Any] | str) -> Blend:
+    """The blend itself, or the blend in the JSON file at a path or URI, its data paths made absolute.
+
+    Raises InputError: a missing file, broken JSON (with line and column), or a blend that breaks a rule.
+    """
+    if isinstance(blend, Blend):
+        return _anchored(blend, str(Path.cwd()))
+    if isinstance(blend, Mapping):
+        return _anchored(parse(Blend, blend, "blend"), str(Path.cwd()))
+    place = absolute(blend)
+    return _anchored(parse(Blend, _read_json(place), blend), place.rpartition("/")[0])
+
+
+def _read_json(place: str) -> object:
+    system, path = filesystem(place)
+    try:
+        text = system.cat_file(path)
+    except FileNotFoundError as error:
+        raise InputError(f"{place}: no such blend file{_neighbour(place)}") from error
+    except (IsADirectoryError, PermissionError) as error:
+        raise InputError(f"{place}: cannot be read as a blend file: {error.strerror or error}") from error
+    try:
+        return json.loads(text, object_pairs_hook=_no_duplicates)
+    except UnicodeDecodeError as error:
+        raise InputError(f"{place}: not UTF-8 text at byte {error.start}; a blend is a JSON file") from error
+    except json.JSONDecodeError as error:
+        raise InputError(f"{place}:{error.lineno}:{error.colno}: not valid JSON: {error.msg}") from error
+
+
+def _no_duplicates(pairs: list[tuple[str, object]]) -> dict[str, object]:
+    found = dict(pairs)
+    if len(found) == len(pairs):
+        return found
+    names = [name for name, _ in pairs]
+    twice = next(name for name in names if names.count(name) > 1)
+    raise InputError(f"blend: the key {twice!r} is written twice in one object; keep one of the two")
+
+
+def _neighbour(place: str) -> str:
+    """A hint at the most similar file name beside a missing local file."""
+    folder = Path(place).parent
+    if not is_local(place) or not folder.is_dir():
+        return ""
+    names = [path.name for path in folder.glob("*.json")]
+    return f"; {nearest(Path(place).name, names)}" if names else ""
+
+
+def _anchored(blend: Blend, base: str) -> Blend:
+    parts = {part: [_anchor(source, base) for source in sources] for part, sources in blend.parts().items()}
+    return Blend.model_validate(parts)
+
+
+def _anchor(source: DataSource, base: str) -> DataSource:
+    if not is_local(source.path):
+        return source
+    path = source.path.removeprefix("file://")
+    anchored = path if path.startswith(("/", "~")) else join(base, path)
+    return source.model_copy(update={"path": absolute(anchored) if is_local(anchored) else anchored})

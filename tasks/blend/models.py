@@ -1,0 +1,81 @@
+"""The blend: typed, frozen, and checked in full before anything is read.
+
+Data-set names become folder names, so they are validated as path segments: ASCII letters, digits, `.`, `_` and `-`,
+at most 128 characters, never `..`, never a name that Windows reserves, unique without regard to case (the file
+systems of laptops often have none).
+"""
+
+import re
+from typing import Annotated, Literal, Self
+
+from pydantic import AfterValidator, Field, model_validator
+
+from tasks.strict import Strict
+
+Split = Literal["train", "valid", "test"]
+SPLITS: tuple[Split, ...] = ("train", "valid", "test")
+
+_SEGMENT = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,127}")
+_RESERVED = re.compile(r"(con|prn|aux|nul|com\d|lpt\d)(\..*)?", re.IGNORECASE)
+
+
+def _path_segment(name: str) -> str:
+    if not _SEGMENT.fullmatch(name) or name.endswith(".") or _RESERVED.fullmatch(name):
+        raise ValueError(
+            "not a safe name; use 1 to 128 ASCII letters, digits, '.', '_' or '-', starting with a letter or digit"
+        )
+    return name
+
+
+Name = Annotated[str, AfterValidator(_path_segment)]
+
+
+class DataSource(Strict, frozen=True):
+    """One data set of a blend: where its rows are, and how much it weighs."""
+
+    name: Name = Field(description="Unique name; becomes part of file names.")
+    path: str = Field(
+        min_length=1, description="File, folder (recursive), glob, s3://, gs:// or hf://org/name[@revision]."
+    )
+    weight: float = Field(default=1.0, ge=0, description="Relative share of training tokens; 0 prepares it unused.")
+    split: str | None = Field(default=None, description="Split to take of a Hugging Face data set.")
+    subset: str | None = Field(default=None, description="Configuration to take of a Hugging Face data set.")
+    text_field: str = Field(default="text", min_length=1, description="Field that holds the text; dots go inward.")
+    revision: str | None = Field(default=None, description="Branch, tag or commit of a Hugging Face data set.")
+
+
+class Blend(Strict, frozen=True):
+    """Data sets and weights: either one flat list, `datasets`, or lists per split."""
+
+    datasets: list[DataSource] | None = Field(default=None, description="Flat blend; splits are held out of it.")
+    train: list[DataSource] | None = Field(default=None, description="Per-split blend: what training reads.")
+    valid: list[DataSource] | None = Field(default=None, description="Per-split blend: what validation reads.")
+    test: list[DataSource] | None = Field(default=None, description="Per-split blend: what testing reads.")
+
+    @model_validator(mode="after")
+    def _check(self) -> Self:
+        named = [split for split in SPLITS if getattr(self, split) is not None]
+        if self.datasets is not None and named:
+            raise ValueError(f"'datasets' and {named[0]!r} cannot be mixed; keep one of the two")
+        parts = self.parts()
+        if not any(parts.values()):
+            raise ValueError("the blend is empty; list at least one data set under 'datasets' or 'train'")
+        for split, sources in parts.items():
+            _check_unique(split, sources)
+            if sources and not any(source.weight for source in sources):
+                raise ValueError(f"every weight in {split!r} is 0; give at least one data set a weight above 0")
+        return self
+
+    def parts(self) -> dict[str, list[DataSource]]:
+        """`{"datasets": …}` for a flat blend, else the splits that are given."""
+        if self.datasets is not None:
+            return {"datasets": self.datasets}
+        return {split: sources for split in SPLITS if (sources := getattr(self, split)) is not None}
+
+
+def _check_unique(split: str, sources: list[DataSource]) -> None:
+    seen: set[str] = set()
+    for source in sources:
+        if source.name.lower() in seen:
+            raise ValueError(f"the name {source.name!r} occurs twice in {split!r}; names must be unique")
+        seen.add(source.name.lower())

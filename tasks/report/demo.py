@@ -1,0 +1,77 @@
+"""The demo: a blend of text that every machine with Python has, and what to look at afterwards.
+
+The text is the standard library's own: the source of its modules, and their documentation strings.
+"""
+
+import ast
+import sysconfig
+from collections.abc import Iterable, Iterator
+from pathlib import Path
+
+import orjson
+from rich.console import Console
+
+from tasks.shards.publish import publish, publish_bytes
+
+MOST_BYTES = 24_000_000
+
+
+def write_demo_blend(folder: str) -> str:
+    """Write two JSON Lines files and a blend under `folder`, and return the path of the blend."""
+    library = Path(sysconfig.get_path("stdlib"))
+    modules = sorted(path for path in library.rglob("*.py") if "site-packages" not in path.parts)
+    sources = list(_sources(modules))
+    _write(f"{folder}/data/python_source.jsonl", sources)
+    _write(f"{folder}/data/python_docstrings.jsonl", [text for source in sources for text in _docstrings(source)])
+    blend = {
+        "datasets": [
+            {"name": "python-source", "path": "data/python_source.jsonl", "weight": 3.0},
+            {"name": "python-docstrings", "path": "data/python_docstrings.jsonl", "weight": 1.0},
+        ]
+    }
+    place = f"{folder}/blend.json"
+    publish_bytes(place, orjson.dumps(blend, option=orjson.OPT_INDENT_2))
+    return place
+
+
+def _sources(modules: Iterable[Path]) -> Iterator[str]:
+    """The text of each module, up to MOST_BYTES in all; the few that are not UTF-8 on purpose are passed over."""
+    total = 0
+    for module in modules:
+        try:
+            text = module.read_text("utf-8")
+            ast.parse(text)
+        except (UnicodeDecodeError, SyntaxError, ValueError):
+            continue
+        total += len(text)
+        if total > MOST_BYTES:
+            return
+        yield text
+
+
+def _docstrings(source: str) -> Iterator[str]:
+    for node in ast.walk(ast.parse(source)):
+        if isinstance(node, ast.Module | ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef):
+            text = ast.get_docstring(node)
+            if text:
+                yield text
+
+
+def _write(place: str, texts: Iterable[str]) -> None:
+    with publish(place) as file:
+        for text in texts:
+            file.write(orjson.dumps({"text": text}, option=orjson.OPT_APPEND_NEWLINE))
+
+
+def print_next_steps(prepared: str, blend: str, console: Console) -> None:
+    """Point at the files that matter and at three commands that show what preparations are like."""
+    console.print(
+        f"\n[bold]Look at[/]\n"
+        f"  {prepared}/blend.json      what Megatron reads: weight and prefix of every shard\n"
+        f"  {prepared}/manifest.json   what each shard is made of, and the books\n"
+        f"  {prepared}/shards/         the shards, each with its receipt\n"
+        f"[bold]Try[/]\n"
+        f"  tokenmill plan {blend} --output-dir {prepared} shard_size=4MB          nothing left to do\n"
+        f"  change a weight in {blend} and run step 2 again               nothing is tokenized again\n"
+        f"  flip a byte in {prepared}/shards/pretrain/*/train.bin, then verify: it names the file"
+    )

@@ -1,0 +1,90 @@
+"""A plan in words: how much there is, how much of it is already done, why the rest is not, and what it will cost."""
+
+from collections import Counter
+from typing import Any
+
+from rich.console import Console
+from rich.table import Table
+
+from tasks.shards.plan import PlannedShard
+from tasks.tokenize.planning import PretrainPlan
+from tasks.tokenize.preparation import pending_reasons
+
+BYTES_PER_TOKEN = 4.0
+"""English web text under a large vocabulary; code and other languages come to 2.5 to 4. Used where nothing is built."""
+
+BYTES_PER_SECOND = 80e6
+"""What one core tokenizes, from JSON Lines to disk."""
+
+MOST_REASONS = 8
+
+
+def plan_record(planned: PretrainPlan) -> dict[str, Any]:
+    """The plan as the JSON line for the next program."""
+    plan = planned.plan
+    return {
+        "plan": {
+            "path": planned.output_dir,
+            "type": "plan",
+            "shards": {"total": len(set(plan.keys)), "pending": len(plan.pending), "cached": len(plan.proven)},
+            "bytes": {"total": sum(shard.part.size for shard in plan.shards), "pending": plan.pending_bytes},
+            "estimated_tokens": sum(estimated_tokens(planned).values()),
+            "reasons": dict(pending_reasons(planned)),
+        }
+    }
+
+
+def estimated_tokens(planned: PretrainPlan) -> dict[str, int]:
+    """Tokens per data set (`split/name`): counted where a shard is built, else estimated from its bytes."""
+    found: Counter[str] = Counter()
+    for shard, key in zip(planned.plan.shards, planned.plan.keys, strict=True):
+        receipt = planned.plan.proven.get(key)
+        found[_name(shard)] += receipt.tokens if receipt else round(shard.part.size / BYTES_PER_TOKEN)
+    return dict(found)
+
+
+def _name(shard: PlannedShard) -> str:
+    return f"{shard.split}/{shard.dataset}"
+
+
+def print_plan(planned: PretrainPlan, console: Console) -> None:
+    """The plan for a terminal: a line per data set, then what is pending and why."""
+    columns = ("data set", "weight", "shards", "cached", "GB", "M tokens (est.)", "epochs per 1 B tokens", "backend")
+    table = Table(*columns, title="plan", title_justify="left")
+    for row in _rows(planned):
+        table.add_row(*row)
+    console.print(table)
+    plan = planned.plan
+    seconds = plan.pending_bytes / BYTES_PER_SECOND
+    console.print(
+        f"{len(plan.pending)} of {len(set(plan.keys))} shards to build, {plan.pending_bytes / 1e9:,.2f} GB, "
+        f"about {seconds:,.0f} core-seconds"
+    )
+    for reason, count in pending_reasons(planned).most_common(MOST_REASONS):
+        console.print(f"  {count:,} shards: {reason}", markup=False)
+    for name, verdict in planned.verdicts.items():
+        if verdict.difference:
+            console.print(f"  {name}: the reference tokenizer is used; {verdict.difference}", markup=False)
+
+
+def _rows(planned: PretrainPlan) -> list[tuple[str, ...]]:
+    tokens = estimated_tokens(planned)
+    rows: list[tuple[str, ...]] = []
+    for split, sources in planned.blend.parts().items():
+        total = sum(source.weight for source in sources)
+        for source in sources:
+            name = f"{split}/{source.name}"
+            shards = [
+                (shard, key)
+                for shard, key in zip(planned.plan.shards, planned.plan.keys, strict=True)
+                if _name(shard) == name
+            ]
+            cached = sum(key in planned.plan.proven for _, key in shards)
+            size = sum(shard.part.size for shard, _ in shards)
+            count = tokens.get(name, 0)
+            epochs = f"{1e9 * source.weight / total / count:,.2f}" if count else "-"
+            rows.append((
+                name.removeprefix("datasets/"), f"{source.weight:g}", f"{len(shards):,}", f"{cached:,}",
+                f"{size / 1e9:,.3f}", f"{count / 1e6:,.1f}", epochs, planned.verdicts[name].backend,
+            ))  # fmt: skip
+    return rows

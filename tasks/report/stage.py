@@ -1,0 +1,22 @@
+"""The front door of the room: a preparation's summary as Prefect artifacts."""
+
+from collections.abc import Mapping
+from typing import Any
+
+from prefect import get_run_logger, task
+from prefect.artifacts import create_markdown_artifact, create_table_artifact
+from prefect.cache_policies import NO_CACHE
+
+from tasks.report.summary import artifact_record, data_set_rows, markdown, warnings
+
+
+@task(name="report", cache_policy=NO_CACHE, persist_result=False)
+def report(manifest: Mapping[str, Any], output_dir: str) -> dict[str, Any]:
+    """Leave a table and a summary with the run, log what needs attention, and return the artifact record."""
+    create_table_artifact(
+        data_set_rows(manifest), key="data-sets", description="rows, documents and tokens per data set"
+    )
+    create_markdown_artifact(markdown(manifest, output_dir), key="summary", description="what was prepared")
+    for warning in warnings(manifest):
+        get_run_logger().warning(warning)
+    return artifact_record(manifest, output_dir)

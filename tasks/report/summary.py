@@ -1,0 +1,112 @@
+"""A manifest in the words people want: how much went in and came out, of what, and what was dropped and why."""
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from rich.console import Console
+from rich.table import Table
+
+COLUMNS = ("data set", "weight", "rows", "documents", "dropped", "tokens", "tokens/row", "share of blend")
+
+
+def artifact_record(manifest: Mapping[str, Any], output_dir: str) -> dict[str, Any]:
+    """The one line that the next program reads."""
+    totals = manifest["totals"]
+    record = {
+        "path": output_dir,
+        "type": manifest["type"],
+        "shards": manifest["volatile"]["shards"],
+        "rows": totals["rows"],
+        "documents": totals["documents"],
+        "dropped": totals["dropped"],
+        "tokens": totals["tokens"],
+        "splits": totals["splits"],
+        "missing": len(manifest["missing"]),
+    }
+    return {manifest["type"]: record}
+
+
+def data_set_rows(manifest: Mapping[str, Any]) -> list[dict[str, Any]]:
+    """One row per data set, for tables."""
+    return [
+        _row(name, books, _weight(manifest["blend"], name), _total_weight(manifest["blend"], name))
+        for name, books in manifest["totals"]["datasets"].items()
+    ]
+
+
+def _row(name: str, books: Mapping[str, Any], weight: float, total: float) -> dict[str, Any]:
+    dropped = sum(books["dropped"].values())
+    cells = (
+        name.removeprefix("datasets/"), weight, books["rows"], books["documents"], dropped, books["tokens"],
+        round(books["tokens"] / books["rows"], 1) if books["rows"] else 0.0, f"{weight / total:.1%}" if total else "0.0%",
+    )  # fmt: skip
+    return dict(zip(COLUMNS, cells, strict=True))
+
+
+def _sources(blend: Mapping[str, Any], name: str) -> Sequence[Mapping[str, Any]]:
+    return blend[name.partition("/")[0]]
+
+
+def _weight(blend: Mapping[str, Any], name: str) -> float:
+    data_set = name.partition("/")[2]
+    return next(source["weight"] for source in _sources(blend, name) if source["name"] == data_set)
+
+
+def _total_weight(blend: Mapping[str, Any], name: str) -> float:
+    return sum(source["weight"] for source in _sources(blend, name))
+
+
+def markdown(manifest: Mapping[str, Any], output_dir: str) -> str:
+    """The summary as Markdown, for the Prefect UI."""
+    totals, shards = manifest["totals"], manifest["volatile"]["shards"]
+    lines = [
+        (
+            f"**{totals['tokens']:,} tokens** in {totals['documents']:,} documents from {totals['rows']:,} rows, "
+            f"published in `{output_dir}`."
+        ),
+        "",
+        f"{shards['built']} of {shards['total']} shards were built, {shards['reused']} had valid receipts.",
+        "",
+        "| split | documents | tokens |",
+        "|---|---:|---:|",
+        *(f"| {name} | {part['documents']:,} | {part['tokens']:,} |" for name, part in totals["splits"].items()),
+        "",
+        "| dropped because | rows |",
+        "|---|---:|",
+        *(f"| {reason} | {count:,} |" for reason, count in sorted(totals["dropped"].items())),
+        "",
+        *warnings(manifest),
+    ]
+    return "\n".join(lines)
+
+
+def warnings(manifest: Mapping[str, Any]) -> list[str]:
+    """What a person should know before training on this."""
+    found = [
+        f"{name}: encoded by the reference tokenizer, because gigatoken differs: {verdict['difference']}"
+        for name, verdict in manifest["tokenizer"]["gate"].items()
+        if verdict["backend"] == "reference"
+    ]
+    if manifest["missing"]:
+        found.append(f"partial: {len(manifest['missing'])} planned shards are missing from this output")
+    return found
+
+
+def print_summary(manifest: Mapping[str, Any], output_dir: str, console: Console) -> None:
+    """The summary for a terminal."""
+    table = Table(*COLUMNS, title="prepared", title_justify="left")
+    for row in data_set_rows(manifest):
+        table.add_row(*(f"{cell:,}" if isinstance(cell, int) else str(cell) for cell in row.values()))
+    console.print(table)
+    totals, shards = manifest["totals"], manifest["volatile"]["shards"]
+    for split, part in totals["splits"].items():
+        console.print(f"  {split:<6} {part['documents']:>12,} documents  {part['tokens']:>15,} tokens")
+    for reason, count in sorted(totals["dropped"].items()):
+        console.print(f"  dropped {count:,} rows: {reason}")
+    for warning in warnings(manifest):
+        console.print(f"[yellow]warning:[/] {warning}")
+    console.print(
+        f"{shards['built']} shards built, {shards['reused']} reused, in {manifest['volatile']['seconds']:.1f} s\n"
+        f"next:  tokenmill verify {output_dir}\n"
+        f"train: point Megatron's per-split blend at {output_dir}/blend.json"
+    )

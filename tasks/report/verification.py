@@ -1,0 +1,38 @@
+"""A verification in words."""
+
+from typing import Any
+
+from rich.console import Console
+
+from tasks.shards.verify import Verification
+
+MOST_PROBLEMS = 50
+
+
+def verification_record(verification: Verification, output_dir: str) -> dict[str, Any]:
+    """The verification as the JSON line for the next program; `path` passes the folder on."""
+    return {
+        "verify": {
+            "path": output_dir,
+            "type": "verification",
+            "shards": verification.shards,
+            "files": verification.files,
+            "bytes": verification.size,
+        }
+    }
+
+
+def print_verification(verification: Verification, output_dir: str, console: Console) -> None:
+    """Every problem with its file, or one line that says all is well."""
+    for problem in verification.problems[:MOST_PROBLEMS]:
+        console.print(f"✗ {problem}", markup=False, highlight=False, soft_wrap=True)
+    more = len(verification.problems) - MOST_PROBLEMS
+    if more > 0:
+        console.print(f"  … and {more:,} more")
+    if verification.withdrawn:
+        console.print(f"{len(verification.withdrawn)} receipts withdrawn: the next run builds those shards again")
+    if not verification.problems:
+        console.print(
+            f"✓ {verification.shards:,} shards, {verification.files:,} files, {verification.size / 1e6:,.1f} MB: "
+            f"hashes, formats and books agree in {output_dir}"
+        )

@@ -1,0 +1,74 @@
+"""Where Dask runs, and how workers tell of their progress.
+
+`local` starts one single-threaded process per core, for this run only. An address (`tcp://…`, `tls://…`) uses a
+standing cluster. A YAML file names a profile: the arguments of Prefect's DaskTaskRunner, so that any cluster class
+(Slurm, SSH, Kubernetes) is a few lines of data:
+
+    cluster_class: dask_jobqueue.SLURMCluster
+    cluster_kwargs: {cores: 32, processes: 32, memory: 128GB, queue: cpu}
+    adapt_kwargs: {minimum: 1, maximum: 20}
+"""
+
+import os
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any, cast
+
+import yaml
+from distributed import Client, get_worker
+from prefect_dask.task_runners import DaskTaskRunner
+
+from tasks.errors import InputError
+
+TOPIC = "tokenmill-shards"
+CONNECT_TIMEOUT = "30s"
+
+
+def task_runner(cluster: str, workers: int | None) -> DaskTaskRunner:
+    """The Prefect task runner for a `cluster` setting.
+
+    Raises InputError for a profile that is not there or is not a mapping.
+    """
+    if cluster == "local":
+        return DaskTaskRunner(
+            cluster_kwargs={"n_workers": workers or cores(), "threads_per_worker": 1, "dashboard_address": None}
+        )
+    if "://" in cluster:
+        return DaskTaskRunner(address=cluster, client_kwargs={"timeout": CONNECT_TIMEOUT})
+    return DaskTaskRunner(**_profile(Path(cluster)))
+
+
+def _profile(path: Path) -> dict[str, Any]:
+    if not path.is_file():
+        raise InputError(
+            f"cluster: {str(path)!r} is neither 'local', a scheduler address nor a YAML profile that exists"
+        )
+    profile = yaml.safe_load(path.read_bytes())
+    if not isinstance(profile, dict):
+        raise InputError(f"cluster: {path} must hold a mapping of DaskTaskRunner arguments")
+    return profile
+
+
+def cores() -> int:
+    """Cores this process may use."""
+    return len(os.sched_getaffinity(0))
+
+
+def slots(client: Client) -> int:
+    """Tasks that the cluster runs at once right now; an adaptive one may not have started any worker yet."""
+    threads = cast("dict[str, int]", client.nthreads())
+    return max(1, sum(threads.values()))
+
+
+def announce(record: dict[str, Any]) -> None:
+    """Tell whoever watches the run that a shard is done; nothing when this process is not a Dask worker."""
+    try:
+        worker = get_worker()
+    except ValueError:
+        return
+    worker.log_event(TOPIC, record)
+
+
+def listen(client: Client, heard: Callable[[dict[str, Any]], None]) -> None:
+    """Call `heard` with each record that a worker announces, from the client's own thread."""
+    client.subscribe_topic(TOPIC, lambda event: heard(event[1]))

@@ -1,0 +1,54 @@
+"""A shard's name: the hash of everything that can change a byte of it, and of nothing else.
+
+An identity is a small JSON object with two parts, `recipe` (every byte-relevant choice) and `source` (the content of
+the slice). Weights, worker counts, paths, times and output locations are never part of it. When a key changes, the
+identities are compared field by field, so that the plan can say *why* work has to be done again.
+"""
+
+import hashlib
+from collections.abc import Iterator, Mapping
+from dataclasses import Field, asdict
+from typing import Any, ClassVar, Protocol
+
+import orjson
+
+from tasks.sources.files import Slice
+
+KEY_CHARACTERS = 32
+"""128 bits of SHA-256, in hexadecimal: keys are file names, and sources may be hostile."""
+
+Identity = Mapping[str, Any]
+
+
+class Recipe(Protocol):
+    """A frozen dataclass of plain values: what a kind of shard is made by."""
+
+    __dataclass_fields__: ClassVar[dict[str, Field[Any]]]
+
+
+def shard_identity(kind: str, format_version: int, recipe: Recipe, part: Slice) -> dict[str, Any]:
+    """The identity of the shard that `recipe` makes of a slice."""
+    source: dict[str, Any] = {"content": part.content, "format": part.file.format, "compression": part.file.compression}
+    if part.rows is not None:
+        source["rows"] = part.rows
+    return {"kind": kind, "format_version": format_version, "recipe": asdict(recipe), "source": source}
+
+
+def shard_key(identity: Identity) -> str:
+    """The key of an identity: a hash of its canonical JSON."""
+    canonical = orjson.dumps(identity, option=orjson.OPT_SORT_KEYS)
+    return hashlib.sha256(canonical).hexdigest()[:KEY_CHARACTERS]
+
+
+def difference(before: Identity, after: Identity) -> dict[str, tuple[Any, Any]]:
+    """The fields whose values differ, by dotted name: `{"recipe.bos": (None, 1)}`."""
+    old, new = dict(_flat(before)), dict(_flat(after))
+    return {name: (old.get(name), new.get(name)) for name in sorted(old | new) if old.get(name) != new.get(name)}
+
+
+def _flat(value: Identity, prefix: str = "") -> Iterator[tuple[str, Any]]:
+    for name, inner in value.items():
+        if isinstance(inner, Mapping):
+            yield from _flat(inner, f"{prefix}{name}.")
+        else:
+            yield f"{prefix}{name}", inner

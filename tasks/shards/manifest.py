@@ -1,0 +1,134 @@
+"""The manifest: one JSON file that says what a preparation is made of, down to each shard.
+
+It holds the blend, the choices, every shard with its source, identity and books, the totals, and what could not be
+vouched for. All of it is the same on every run that prepares the same thing; what is not (times, hosts, how much was
+reused) stands under `volatile`. Recipes are listed once and referred to by number, because a million shards share a
+few of them.
+"""
+
+from collections import Counter
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import orjson
+
+from tasks.blend.models import SPLITS
+from tasks.errors import InputError
+from tasks.shards.plan import PlannedShard
+from tasks.shards.receipt import Receipt
+from tasks.shards.store import read_bytes
+from tasks.storage import join
+
+MANIFEST = "manifest.json"
+BLEND = "blend.json"
+
+WHOLE = "all"
+"""The part of a shard of which nothing is held out; it belongs to the split that the blend names."""
+
+
+BOOKS = ("rows", "documents", "tokens", "quarantined", "truncated", "source_bytes")
+"""What is added up over shards."""
+
+
+@dataclass(frozen=True, slots=True)
+class Finished:
+    """A planned shard, its key and the receipt that proves it."""
+
+    shard: PlannedShard
+    key: str
+    receipt: Receipt
+
+    def split_of(self, part: str) -> str:
+        """The split that a part of the shard belongs to."""
+        if part != WHOLE:
+            return part
+        return self.shard.split if self.shard.split in SPLITS else "train"
+
+
+def manifest_bytes(manifest: Mapping[str, Any]) -> bytes:
+    """The manifest as indented JSON with sorted keys."""
+    return orjson.dumps(manifest, option=orjson.OPT_INDENT_2 | orjson.OPT_SORT_KEYS)
+
+
+def read_manifest(output_dir: str) -> dict[str, Any] | None:
+    """The manifest of an output folder, or None. Raises InputError when it is not a manifest."""
+    place = join(output_dir, MANIFEST)
+    data = read_bytes(place)
+    if data is None:
+        return None
+    try:
+        manifest = orjson.loads(data)
+    except orjson.JSONDecodeError as error:
+        raise InputError(f"{place}: not valid JSON: {error}; prepare the data again") from error
+    if not isinstance(manifest, dict) or "shards" not in manifest:
+        raise InputError(f"{place}: not the manifest of a preparation; point at the --output-dir of one")
+    return manifest
+
+
+def shard_entries(finished: Sequence[Finished], published: Mapping[str, Mapping[str, str]]) -> dict[str, Any]:
+    """The manifest's `recipes` and `shards`; `published` maps a shard's place to its prefix in each split."""
+    recipes: list[Mapping[str, Any]] = []
+    entries: list[dict[str, Any]] = []
+    for item in finished:
+        identity = dict(item.receipt.identity)
+        recipe = {name: value for name, value in identity.items() if name != "source"}
+        if recipe not in recipes:
+            recipes.append(recipe)
+        entries.append(_entry(item, recipes.index(recipe), published.get(item.shard.place, {})))
+    return {"recipes": recipes, "shards": entries}
+
+
+def _entry(item: Finished, recipe: int, published: Mapping[str, str]) -> dict[str, Any]:
+    part, receipt = item.shard.part, item.receipt
+    return {
+        "dataset": item.shard.dataset,
+        "split": item.shard.split,
+        "place": item.shard.place,
+        "file": part.file.uri,
+        "start": part.start,
+        "stop": part.stop,
+        "key": item.key,
+        "recipe": recipe,
+        "source": receipt.identity["source"],
+        "rows": receipt.rows_in,
+        "documents": {name: count.documents for name, count in receipt.parts.items()},
+        "tokens": {name: count.tokens for name, count in receipt.parts.items()},
+        "drops": receipt.drops,
+        "quarantined": receipt.quarantined,
+        "truncated": receipt.truncated,
+        "published": dict(published),
+    }
+
+
+def identities(manifest: Mapping[str, Any] | None) -> dict[str, dict[str, Any]]:
+    """The identity of every shard of a manifest, by its place."""
+    if manifest is None:
+        return {}
+    return {
+        entry["place"]: {**manifest["recipes"][entry["recipe"]], "source": entry["source"]}
+        for entry in manifest["shards"]
+    }
+
+
+def totals(finished: Iterable[Finished]) -> dict[str, Any]:
+    """Rows, documents, tokens and drops: in all, per data set (`split/name`), and documents and tokens per split."""
+    datasets: dict[str, Counter[str]] = {}
+    drops: dict[str, Counter[str]] = {}
+    splits: dict[str, Counter[str]] = {}
+    for item in finished:
+        receipt, name = item.receipt, f"{item.shard.split}/{item.shard.dataset}"
+        books = datasets.setdefault(name, Counter())
+        books.update(
+            rows=receipt.rows_in, documents=receipt.documents, tokens=receipt.tokens,
+            quarantined=receipt.quarantined, truncated=receipt.truncated, source_bytes=item.shard.part.size,
+        )  # fmt: skip
+        drops.setdefault(name, Counter()).update(receipt.drops)
+        for part, count in receipt.parts.items():
+            splits.setdefault(item.split_of(part), Counter()).update(documents=count.documents, tokens=count.tokens)
+    return {
+        **{field: sum(books[field] for books in datasets.values()) for field in BOOKS},
+        "dropped": dict(sum(drops.values(), Counter())),
+        "datasets": {name: {**books, "dropped": dict(drops[name])} for name, books in datasets.items()},
+        "splits": {name: dict(books) for name, books in splits.items()},
+    }

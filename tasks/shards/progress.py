@@ -1,0 +1,80 @@
+"""Progress for people: shards, documents, bytes and tokens a second, time left, drops, and the slowest shard.
+
+A terminal gets one live line on stderr; anything else gets nothing there (Prefect's log has the same figures). The
+tally is what both are made of.
+"""
+
+import time
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from threading import Lock
+from typing import Any, Self
+
+from rich.console import Console
+from rich.progress import BarColumn, Progress, SpinnerColumn, TaskProgressColumn, TextColumn, TimeRemainingColumn
+
+
+@dataclass
+class Tally:
+    """Running totals of a build, fed by the records that workers announce."""
+
+    shards: int
+    source_bytes: int
+    done: int = 0
+    done_bytes: int = 0
+    documents: int = 0
+    tokens: int = 0
+    dropped: int = 0
+    slowest: tuple[float, str] = (0.0, "")
+    started: float = field(default_factory=time.monotonic)
+    _lock: Lock = field(default_factory=Lock, repr=False)
+
+    def add(self, record: Mapping[str, Any]) -> None:
+        """Count one finished shard."""
+        with self._lock:
+            self.done += 1
+            self.done_bytes += record["source_bytes"]
+            self.documents += record["documents"]
+            self.tokens += record["tokens"]
+            self.dropped += record["dropped"]
+            self.slowest = max(self.slowest, (record["seconds"], record["source"]))
+
+    @property
+    def share(self) -> float:
+        """The share of the source bytes that is done, 0 to 1."""
+        return min(1.0, self.done_bytes / self.source_bytes) if self.source_bytes else 1.0
+
+    def sentence(self) -> str:
+        """The totals and rates in one line."""
+        seconds = max(time.monotonic() - self.started, 1e-3)
+        line = (
+            f"{self.done}/{self.shards} shards  {self.documents / seconds:,.0f} docs/s  "
+            f"{self.done_bytes / seconds / 1e6:,.1f} MB/s  {self.tokens / seconds / 1e6:,.2f} M tokens/s  "
+            f"{self.dropped:,} dropped"
+        )
+        slowest, source = self.slowest
+        return f"{line}  slowest {slowest:.1f} s ({source.rpartition('/')[2]})" if source else line
+
+
+class ProgressLine:
+    """A live line on stderr that follows a tally; nothing at all when stderr is not a terminal."""
+
+    def __init__(self, tally: Tally) -> None:
+        console = Console(stderr=True)
+        self._tally = tally
+        self._progress = Progress(
+            SpinnerColumn(), BarColumn(bar_width=20), TaskProgressColumn(), TimeRemainingColumn(),
+            TextColumn("{task.description}"), console=console, transient=True, disable=not console.is_terminal,
+        )  # fmt: skip
+        self._task = self._progress.add_task("starting", total=1.0)
+
+    def __enter__(self) -> Self:
+        self._progress.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._progress.stop()
+
+    def refresh(self) -> None:
+        """Show the tally as it is now."""
+        self._progress.update(self._task, completed=self._tally.share, description=self._tally.sentence())

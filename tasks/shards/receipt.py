@@ -1,0 +1,82 @@
+"""The receipt: the one proof that a shard is done, written last.
+
+It holds the shard's identity (whose hash is the key), every output with size and xxh3_128, and the books: rows in,
+documents out, drops by reason. `rows_in == documents + sum(drops)` is checked whenever a receipt is made or read, so
+a receipt that loses a row cannot exist. Times and host names stand apart under `volatile`: everything else is the
+same bytes on every run.
+"""
+
+from dataclasses import asdict, dataclass, field
+from typing import Any, Self
+
+import orjson
+
+from tasks.shards.identity import shard_key
+from tasks.shards.publish import Output
+
+RECEIPT = "receipt.json"
+
+
+class InvalidReceiptError(ValueError):
+    """A receipt that proves nothing: unreadable, of another key, or with books that do not balance."""
+
+
+@dataclass(frozen=True, slots=True)
+class PartCount:
+    """What one part of a shard (`all`, or `train`, `valid`, `test`) holds."""
+
+    documents: int
+    tokens: int
+
+
+@dataclass(frozen=True, slots=True)
+class Receipt:
+    """Proof of one shard. `outputs` are paths relative to the shard's folder; `quarantined` counts bad rows,
+    `truncated` documents that were cut.
+    """
+
+    key: str
+    identity: dict[str, Any]
+    outputs: list[Output]
+    rows_in: int
+    parts: dict[str, PartCount]
+    drops: dict[str, int]
+    quarantined: int
+    truncated: int
+    volatile: dict[str, Any] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        """Raises InvalidReceiptError unless the key fits the identity and every row is accounted for."""
+        if self.key != shard_key(self.identity):
+            raise InvalidReceiptError(f"shard {self.key}: the receipt belongs to another identity")
+        accounted = self.documents + sum(self.drops.values())
+        if self.rows_in != accounted:
+            raise InvalidReceiptError(
+                f"shard {self.key}: {self.rows_in} rows went in but {self.documents} documents and "
+                f"{sum(self.drops.values())} drops came out"
+            )
+
+    @property
+    def documents(self) -> int:
+        """Documents written, over all parts."""
+        return sum(part.documents for part in self.parts.values())
+
+    @property
+    def tokens(self) -> int:
+        """Tokens written, over all parts."""
+        return sum(part.tokens for part in self.parts.values())
+
+    def dump(self) -> bytes:
+        """The receipt as indented JSON with sorted keys."""
+        return orjson.dumps(asdict(self), option=orjson.OPT_INDENT_2 | orjson.OPT_SORT_KEYS)
+
+    @classmethod
+    def load(cls, data: bytes) -> Self:
+        """The receipt in `data`. Raises InvalidReceiptError for anything but a complete, balanced one."""
+        try:
+            fields = orjson.loads(data)
+            outputs = [Output(**output) for output in fields.pop("outputs")]
+            parts = {name: PartCount(**part) for name, part in fields.pop("parts").items()}
+            return cls(outputs=outputs, parts=parts, **fields)
+        except (ValueError, TypeError, KeyError, AttributeError) as error:
+            raise InvalidReceiptError(f"not a valid receipt: {error}") from error

@@ -1,0 +1,94 @@
+"""The front door of the room: run a mapped Prefect task over batches of shards, and publish what they made.
+
+One Prefect task per batch, on Dask. The wait is where a run can go wrong without a word, so it is strict: the result
+of every future is asked for (a task whose worker died again and again never reaches a failed state by itself), all
+batches are allowed to finish so that their receipts are kept, and then one error names everything that failed.
+"""
+
+from collections.abc import Sequence
+from typing import Any, cast
+from uuid import UUID
+
+from prefect import Task, get_run_logger
+from prefect.artifacts import create_progress_artifact, update_progress_artifact
+from prefect.client.schemas.objects import State
+from prefect_dask.task_runners import PrefectDaskFuture
+
+from tasks.errors import RunError
+from tasks.shards.batches import batches
+from tasks.shards.cluster import listen, slots, task_runner
+from tasks.shards.plan import PlannedShard, shard_record
+from tasks.shards.progress import ProgressLine, Tally
+
+REFRESH_SECONDS = 1.0
+MOST_REPORTED = 5
+
+PERMANENT = (FileNotFoundError, PermissionError, IsADirectoryError, NotADirectoryError)
+
+
+def transient(_task: object, _run: object, state: State[Any]) -> bool:
+    """Whether a failed batch is worth another try: storage and network errors are, everything else is not."""
+    error = state.result(raise_on_failure=False)
+    if hasattr(error, "__await__"):
+        return False
+    return isinstance(error, (OSError, TimeoutError)) and not isinstance(error, PERMANENT)
+
+
+def build_shards(
+    build: "Task[Any, Any]",
+    pending: Sequence[PlannedShard],
+    common: dict[str, Any],
+    *,
+    cluster: str,
+    workers: int | None,
+) -> None:
+    """Map the task `build` over batches of the pending shards; each call gets `batch=` and the `common` arguments.
+
+    Raises RunError naming the batches that failed, after all others have finished.
+    """
+    if not pending:
+        return
+    tally = Tally(len(pending), sum(shard.part.size for shard in pending))
+    with task_runner(cluster, workers) as runner:
+        client = runner.client
+        listen(client, tally.add)
+        work = [[shard_record(shard) for shard in batch] for batch in batches(pending, slots(client))]
+        get_run_logger().info(
+            "building %d shards (%.2f GB) in %d batches", len(pending), tally.source_bytes / 1e9, len(work)
+        )
+        futures = [
+            runner.submit(build, {"number": number, "batch": batch, **common}) for number, batch in enumerate(work, 1)
+        ]
+        failures = _wait(futures, tally)
+    if failures:
+        shown = "; ".join(failures[:MOST_REPORTED])
+        raise RunError(f"{len(failures)} of {len(work)} batches failed: {shown}")
+    get_run_logger().info(tally.sentence())
+
+
+def _wait(futures: Sequence[PrefectDaskFuture[Any]], tally: Tally) -> list[str]:
+    """Wait for every batch, showing progress; the failures, in words."""
+    artifact = cast("UUID", create_progress_artifact(0.0, key="shards", description="share of source bytes built"))
+    failures: list[str] = []
+    with ProgressLine(tally) as line:
+        for number, future in enumerate(futures, 1):
+            while not future.wrapped_future.done():
+                future.wait(timeout=REFRESH_SECONDS)
+                line.refresh()
+                update_progress_artifact(artifact, round(100 * tally.share, 1))
+            failure = _failure(future)
+            if failure:
+                failures.append(f"batch {number}: {failure}")
+        update_progress_artifact(artifact, 100.0)
+    return failures
+
+
+def _failure(future: PrefectDaskFuture[Any]) -> str | None:
+    """Why the batch failed, or None. The one place where any exception at all is turned into words: it comes from
+    another process, may be of any kind, and every other batch must still be waited for.
+    """
+    try:
+        future.result()
+    except Exception as error:  # noqa: BLE001
+        return f"{type(error).__name__}: {error}"
+    return None

@@ -1,0 +1,78 @@
+"""Where shards live: `STORE/<kind>/<key>/`, one folder per shard, its receipt written last.
+
+A store may be shared by any number of preparations and written by any number of workers at once: two that build the
+same shard write the same bytes, each file replaced atomically. A shard is proven when its receipt is valid and every
+output is there with the recorded size; `verify` goes further and hashes them.
+"""
+
+from collections.abc import Iterable
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from typing import cast
+
+from tasks.shards.receipt import RECEIPT, InvalidReceiptError, Receipt
+from tasks.storage import filesystem, join
+
+THREADS = 16
+"""Receipts are read this many at a time: on an object store each costs a round trip of some 30 ms."""
+
+
+@dataclass(frozen=True, slots=True)
+class Store:
+    """The shards of one kind under one place."""
+
+    place: str
+    kind: str
+
+    def folder(self, key: str) -> str:
+        """Where the shard of that key lives."""
+        return join(self.place, self.kind, key)
+
+    def path(self, key: str, name: str) -> str:
+        """Where one file of a shard lives."""
+        return join(self.folder(key), name)
+
+    def receipt(self, key: str) -> Receipt | None:
+        """The shard's receipt if it proves the shard, else None. Errors of the storage itself pass through."""
+        data = read_bytes(self.path(key, RECEIPT))
+        if data is None:
+            return None
+        try:
+            receipt = Receipt.load(data)
+        except InvalidReceiptError:
+            return None
+        whole = receipt.key == key and all(
+            size_of(self.path(key, output.path)) == output.size for output in receipt.outputs
+        )
+        return receipt if whole else None
+
+    def proven(self, keys: Iterable[str]) -> dict[str, Receipt]:
+        """The receipts of those keys whose shards are proven."""
+        unique = list(dict.fromkeys(keys))
+        with ThreadPoolExecutor(THREADS) as pool:
+            receipts = zip(unique, pool.map(self.receipt, unique), strict=True)
+            return {key: receipt for key, receipt in receipts if receipt is not None}
+
+    def withdraw(self, key: str) -> None:
+        """Remove the receipt of a shard that turned out to be damaged, so that the next run builds it again."""
+        system, path = filesystem(self.path(key, RECEIPT))
+        if system.exists(path):
+            system.rm_file(path)
+
+
+def read_bytes(uri: str) -> bytes | None:
+    """The content of a small file, or None where there is none."""
+    system, path = filesystem(uri)
+    try:
+        return cast("bytes", system.cat_file(path))
+    except (FileNotFoundError, NotADirectoryError):
+        return None
+
+
+def size_of(uri: str) -> int | None:
+    """The size of a file in bytes, or None where there is none."""
+    system, path = filesystem(uri)
+    try:
+        return cast("int", system.info(path)["size"])
+    except (FileNotFoundError, NotADirectoryError):
+        return None

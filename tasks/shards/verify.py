@@ -1,0 +1,165 @@
+"""Verification: is everything that the manifest promises there, whole, and accounted for?
+
+Every file is read and hashed again (xxh3_128 runs at disk speed), every receipt's books are added up again, and the
+published names and blend.json are compared with the manifest. A shard that fails loses its receipt: a receipt is a
+proof, and this one has turned out false. The next run of the same preparation then builds that shard, and only it.
+"""
+
+import os
+from collections.abc import Callable, Iterable, Mapping
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from typing import Any, BinaryIO, cast
+
+import orjson
+import xxhash
+
+from tasks.errors import InputError
+from tasks.shards.manifest import BLEND, MANIFEST, read_manifest
+from tasks.shards.receipt import RECEIPT, InvalidReceiptError, Receipt
+from tasks.shards.store import Store, read_bytes, size_of
+from tasks.storage import absolute, filesystem, is_local, join
+
+CHUNK_BYTES = 4 << 20
+THREADS = min(16, (os.cpu_count() or 1) * 2)
+
+Inspect = Callable[[Store, Receipt], list[str]]
+"""Checks what only the shard's own room understands (its file format); returns problems in words."""
+
+
+@dataclass(frozen=True, slots=True)
+class Verification:
+    """What was checked, and every problem found, each naming a file."""
+
+    shards: int
+    files: int
+    size: int
+    problems: list[str]
+    withdrawn: list[str]
+
+
+@dataclass(frozen=True, slots=True)
+class _Checked:
+    key: str
+    files: int
+    size: int
+    problems: list[str]
+    damaged: bool
+
+
+def verify(output_dir: str, inspect: Inspect) -> Verification:
+    """Verify a published preparation and withdraw the receipts of damaged shards.
+
+    Raises InputError when there is no manifest.
+    """
+    output_dir = absolute(output_dir)
+    manifest = read_manifest(output_dir)
+    if manifest is None:
+        raise InputError(f"{output_dir}: no {MANIFEST} here; point at the --output-dir of a preparation")
+    store = Store(manifest["volatile"]["store"], manifest["type"])
+    entries: dict[str, Mapping[str, Any]] = {entry["key"]: entry for entry in manifest["shards"]}
+    with ThreadPoolExecutor(THREADS) as pool:
+        checked = list(pool.map(lambda entry: _check_shard(store, entry, inspect), entries.values()))
+    withdrawn = [shard.key for shard in checked if shard.damaged]
+    for key in withdrawn:
+        store.withdraw(key)
+    problems = [problem for shard in checked for problem in shard.problems]
+    problems += _check_published(output_dir, manifest, store)
+    problems += [f"{place}: planned, but missing from this partial output" for place in manifest["missing"]]
+    return Verification(
+        len(checked), sum(shard.files for shard in checked), sum(shard.size for shard in checked), problems, withdrawn
+    )
+
+
+def _check_shard(store: Store, entry: Mapping[str, Any], inspect: Inspect) -> _Checked:
+    key = entry["key"]
+    place = store.path(key, RECEIPT)
+    data = read_bytes(place)
+    if data is None:
+        return _Checked(key, 0, 0, [f"{place}: missing (shard of {entry['place']})"], damaged=False)
+    try:
+        receipt = Receipt.load(data)
+    except InvalidReceiptError as error:
+        return _Checked(key, 1, 0, [f"{place}: {error}"], damaged=True)
+    problems = [problem for output in receipt.outputs for problem in _check_file(store.path(key, output.path), output)]
+    problems = problems or inspect(store, receipt)
+    problems += _check_books(place, entry, receipt)
+    size = sum(output.size for output in receipt.outputs)
+    return _Checked(key, 1 + len(receipt.outputs), size, problems, damaged=bool(problems))
+
+
+def _check_file(place: str, recorded: Any) -> Iterable[str]:  # noqa: ANN401 - an Output
+    size = size_of(place)
+    if size is None:
+        yield f"{place}: missing"
+    elif size != recorded.size:
+        yield f"{place}: {size:,} bytes, but its receipt says {recorded.size:,}"
+    elif (found := file_hash(place)) != recorded.xxh3_128:
+        yield f"{place}: content changed (xxh3_128 is {found}, its receipt says {recorded.xxh3_128})"
+
+
+def file_hash(place: str) -> str:
+    """The xxh3_128 of a file, read in chunks."""
+    hasher = xxhash.xxh3_128()
+    system, path = filesystem(place)
+    with cast("BinaryIO", system.open(path, "rb")) as stream:
+        while chunk := stream.read(CHUNK_BYTES):
+            hasher.update(chunk)
+    return hasher.hexdigest()
+
+
+def _check_books(place: str, entry: Mapping[str, Any], receipt: Receipt) -> list[str]:
+    """The manifest's books for a shard must be its receipt's."""
+    books = {
+        "rows": receipt.rows_in,
+        "documents": {name: count.documents for name, count in receipt.parts.items()},
+        "tokens": {name: count.tokens for name, count in receipt.parts.items()},
+        "drops": receipt.drops,
+    }
+    return [
+        f"{place}: {name} are {found!r}, but the manifest says {entry[name]!r}"
+        for name, found in books.items()
+        if found != entry[name]
+    ]
+
+
+def _check_published(output_dir: str, manifest: Mapping[str, Any], store: Store) -> list[str]:
+    """The published names must be the shards' own files, and blend.json must list exactly them."""
+    problems: list[str] = []
+    prefixes: set[str] = set()
+    for entry in manifest["shards"]:
+        for split, prefix in entry["published"].items():
+            place = prefix if prefix.startswith(("/", store.place)) else join(output_dir, prefix)
+            prefixes.add(place)
+            part = split if split in entry["documents"] else "all"
+            problems += _check_names(place, store, entry["key"], part)
+    return problems + _check_blend(output_dir, prefixes)
+
+
+def _check_names(prefix: str, store: Store, key: str, part: str) -> Iterable[str]:
+    """A published name that is a hard link needs no second reading; a copy is compared by hash."""
+    for ending in ("bin", "idx"):
+        name, original = f"{prefix}.{ending}", store.path(key, f"{part}.{ending}")
+        if name == original:
+            continue
+        if size_of(name) is None:
+            yield f"{name}: missing"
+        elif _is_other_file(name, original) and file_hash(name) != file_hash(original):
+            yield f"{name}: differs from the shard it was published from, {original}"
+
+
+def _is_other_file(name: str, original: str) -> bool:
+    """Whether both are there and are not one file under two names."""
+    return is_local(name) and size_of(original) is not None and not os.path.samefile(name, original)  # noqa: PTH121
+
+
+def _check_blend(output_dir: str, prefixes: set[str]) -> list[str]:
+    place = join(output_dir, BLEND)
+    data = read_bytes(place)
+    if data is None:
+        return [f"{place}: missing"]
+    try:
+        listed = {prefix for entries in orjson.loads(data).values() for prefix in (entries or [])[1::2]}
+    except (orjson.JSONDecodeError, AttributeError, TypeError) as error:
+        return [f"{place}: not a blend: {error}"]
+    return [f"{place}: lists {prefix}, which the manifest does not know" for prefix in sorted(listed - prefixes)]

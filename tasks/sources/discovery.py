@@ -1,0 +1,202 @@
+"""From what a blend names to the files that hold its rows: a file, a folder, a glob, a prefix of a bucket, a hub data set.
+
+One listing per source, never a request per file: a bucket prefix of 100,000 objects is 100 pages, a hub data set one
+answer, a folder of 100,000 local files 1.3 s. The listing already carries sizes and checksums, so nothing is read,
+except the first bytes of `.json` files (`formats`). Order is by URI: the same files always give the same plan.
+
+Folders, prefixes and globs are searched recursively for names we can read; the rest is ignored, unless nothing is
+left. A file that is named outright must be one we can read. Hidden files and folders (`.git`, `.cache`) are skipped.
+`subset` and `split` choose among what was found (`selection`); a file that is named outright is taken as it is.
+"""
+
+import difflib
+import os
+import sys
+from collections import deque
+from collections.abc import Generator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
+from glob import has_magic
+from pathlib import Path
+from typing import Any, cast
+
+from fsspec.spec import AbstractFileSystem
+
+from tasks.blend.models import DataSource
+from tasks.errors import InputError
+from tasks.sources.files import Compression, Format, SourceFile
+from tasks.sources.formats import ENDINGS, describe, sniff
+from tasks.sources.hub import hub_files
+from tasks.sources.selection import choose, data_names, glob_pattern, shortened
+from tasks.storage import absolute, filesystem, is_local
+
+CHECKSUMS = ("md5Hash", "ETag", "etag", "generation")
+"""What stores call the checksum of an object: of the content where they give one, else of the object's version."""
+
+UNAUTHORIZED = 401
+CLIENT_ERRORS = {
+    "botocore.exceptions": ("NoCredentialsError", "PartialCredentialsError", "ParamValidationError"),
+    "google.auth.exceptions": ("DefaultCredentialsError",),
+    "gcsfs.retry": ("HttpError",),
+}
+
+
+def discover(source: DataSource) -> list[SourceFile]:
+    """Every file of `source`, sorted by URI; empty files are kept, with size 0.
+
+    A local file carries `modified_ns`, any other `version`, where its store gives one. A symbolic link to a folder is
+    followed, and a folder that can be reached twice is read once. Raises InputError when there is nothing to read.
+    """
+    if source.path.startswith("hf://"):
+        files = hub_files(source)
+    elif source.revision is not None:
+        raise InputError(
+            f"{source.path}: 'revision' {source.revision!r} means something for hf:// paths only; remove it"
+        )
+    elif is_local(source.path):
+        files = _local_files(source)
+    else:
+        files = _stored_files(source)
+    with ThreadPoolExecutor(max_workers=8) as pool:
+        sniffed = [*pool.map(sniff, [file for file in files if file.format == "json"])]
+    return sorted([*sniffed, *(file for file in files if file.format != "json")], key=lambda file: file.uri)
+
+
+def _local_files(source: DataSource) -> list[SourceFile]:
+    path = Path(absolute(source.path))
+    try:
+        if path.is_file():
+            return [_local_file(path)]
+        folder, names = _local_names(path)
+        chosen = choose(data_names(names, source.path), source)
+        return [_local_file(folder / name) for name in chosen]
+    except (FileNotFoundError, PermissionError) as error:
+        raise InputError(f"{source.path}: {error.filename} cannot be read: {error.strerror}") from error
+
+
+def _local_file(path: Path) -> SourceFile:
+    status = path.stat()
+    return SourceFile(str(path), status.st_size, *_kind(str(path)), modified_ns=status.st_mtime_ns)
+
+
+def _local_names(path: Path) -> tuple[Path, list[str]]:
+    """A folder, and the files below it that `path`, a folder or a glob, names."""
+    if path.is_dir():
+        return path, _below(path)
+    folder, pattern = _divided(str(path))
+    if not pattern or not Path(folder).is_dir():
+        raise InputError(f"{path} does not exist; {_nearest_there(path)}")
+    matches = glob_pattern(pattern).match
+    depth = sys.maxsize if "**" in pattern else pattern.count("/") + 1
+    return Path(folder), [name for name in _below(Path(folder), depth) if matches(name)]
+
+
+def _below(root: Path, depth: int = sys.maxsize) -> list[str]:
+    """Files at most `depth` components below `root`, as relative names, hidden ones left out.
+
+    Links to folders are followed last and no folder is entered twice, so circles end and real names win.
+    """
+    names: list[str] = []
+    entered: set[tuple[int, int]] = set()
+    folders = deque([""])
+    while folders:
+        folder = folders.popleft()
+        status = (root / folder).stat()
+        if (status.st_dev, status.st_ino) in entered:
+            continue
+        entered.add((status.st_dev, status.st_ino))
+        with os.scandir(root / folder) as entries:
+            visible = sorted((entry for entry in entries if entry.name[0] != "."), key=lambda entry: entry.name)
+        for entry in visible:
+            name = f"{folder}{entry.name}"
+            if not entry.is_dir():
+                names += [name] if entry.is_file() or entry.is_symlink() else []
+            elif name.count("/") + 1 < depth:
+                (folders.append if entry.is_symlink() else folders.appendleft)(f"{name}/")
+    return names
+
+
+def _divided(path: str) -> tuple[str, str]:
+    """The part of a glob before its first wildcard component, and the rest; the rest is empty when it is no glob."""
+    parts = path.split("/")
+    first = next((index for index, part in enumerate(parts) if has_magic(part)), len(parts))
+    return "/".join(parts[:first]), "/".join(parts[first:])
+
+
+def _nearest_there(path: Path) -> str:
+    """What there is instead of the missing `path`."""
+    parent = next(folder for folder in path.parents if folder.is_dir())
+    missing = path.relative_to(parent).parts[0]
+    there = sorted(entry.name for entry in parent.iterdir())
+    close = difflib.get_close_matches(missing, there, n=1)
+    if close:
+        return f"did you mean {parent / close[0]}?"
+    return f"{parent} holds {shortened(there)}" if there else f"{parent} is empty"
+
+
+def _stored_files(source: DataSource) -> list[SourceFile]:
+    place = absolute(source.path)
+    scheme = place.split("://", 1)[0]
+    store, path = filesystem(place)
+    with _explained(place):
+        listed = _listing(store, path)
+    if set(listed) == {path}:
+        return [_stored_file(scheme, path, listed[path])]
+    folder = _divided(path)[0].rstrip("/") + "/"
+    relative = {name.removeprefix(folder): name for name in listed}
+    chosen = choose(data_names(relative, source.path), source)
+    return [_stored_file(scheme, relative[name], listed[relative[name]]) for name in chosen]
+
+
+def _listing(store: AbstractFileSystem, path: str) -> dict[str, dict[str, Any]]:
+    """Everything stored at, below or, for a glob, matching `path`: what the store says of each object, by its name."""
+    # Stores remember listings; a plan made of an old one would miss what arrived since.
+    store.invalidate_cache()
+    if has_magic(path):
+        glob_pattern(path)
+        listed = store.glob(path, detail=True)
+    else:
+        listed = store.find(path, detail=True)
+    entries = {name: entry or store.info(name) for name, entry in cast("dict[str, dict[str, Any]]", listed).items()}
+    return {name: entry for name, entry in entries.items() if entry["type"] == "file"}
+
+
+def _stored_file(scheme: str, name: str, entry: dict[str, Any]) -> SourceFile:
+    version = next((str(entry[key]).strip('"') for key in CHECKSUMS if entry.get(key)), None)
+    uri = f"{scheme}://{name.lstrip('/')}"
+    return SourceFile(uri, int(entry["size"]), *_kind(uri), version=version)
+
+
+def _kind(name: str) -> tuple[Format, Compression | None]:
+    kind = describe(name)
+    if kind is None:
+        raise InputError(f"{name}: files of this type cannot be read; supported are {', '.join(ENDINGS)}")
+    return kind
+
+
+@contextmanager
+def _explained(place: str) -> Generator[None]:
+    """Turns a store's refusal into an InputError with a remedy; transient errors pass, for whoever retries."""
+    try:
+        yield
+    except FileNotFoundError as error:
+        raise InputError(f"{place}: there is no such bucket or path; check the spelling and the region") from error
+    except (OSError, *_client_errors()) as error:
+        if not _is_refusal(error):
+            raise
+        remedy = "check the name of the bucket, and the credentials in the environment"
+        raise InputError(f"{place}: access was refused ({error}); {remedy}") from error
+
+
+def _client_errors() -> tuple[type[Exception], ...]:
+    """The errors of the cloud clients; those that are not loaded have raised nothing."""
+    loaded = [(sys.modules[module], names) for module, names in CLIENT_ERRORS.items() if module in sys.modules]
+    return tuple(getattr(module, name) for module, names in loaded for name in names)
+
+
+def _is_refusal(error: Exception) -> bool:
+    """Whether a store said no to who is asking, rather than that it cannot answer now."""
+    if isinstance(error, OSError):
+        # gcsfs has no type of its own for a 403.
+        return isinstance(error, PermissionError) or str(error).startswith("Forbidden")
+    return getattr(error, "code", UNAUTHORIZED) == UNAUTHORIZED

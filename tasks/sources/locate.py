@@ -1,0 +1,29 @@
+"""Where a slice stands in its file, counted in rows: for messages that name file and line.
+
+Slices are known by byte offsets, so the number of the first row has to be counted. That reads the file up to the
+slice (some 5 GB/s once cached), which is why only errors ask; published line numbers come from the receipts of the
+slices before.
+"""
+
+import pyarrow.parquet as pq
+
+from tasks.sources.content import CHUNK_BYTES
+from tasks.sources.files import Slice
+from tasks.sources.json_lines import row_start
+from tasks.sources.opening import open_source
+
+
+def first_row(part: Slice) -> int:
+    """How many rows of the file stand before the slice; lines for JSONL, so that row n is line n + 1."""
+    if part.start == 0:
+        return 0
+    with open_source(part.file) as stream:
+        if part.file.format == "parquet":
+            metadata = pq.read_metadata(stream)
+            return sum(metadata.row_group(number).num_rows for number in range(part.start))
+        remaining, lines = row_start(stream, part.start), 0
+        stream.seek(0)
+        while remaining > 0 and (chunk := stream.read(min(CHUNK_BYTES, remaining))):
+            lines += chunk.count(b"\n")
+            remaining -= len(chunk)
+    return lines

@@ -1,0 +1,183 @@
+"""Apache Parquet: only the text column of some row groups, in batches of about 4 MB.
+
+Only the bytes of that column are fetched, through a buffer, so that memory is bounded by a batch and not by a row
+group (which may be a gigabyte). Page checksums are verified where the writer left them.
+
+Arrow trusts the UTF-8 of a string column without looking, so every batch is cast by way of binary, which looks (a few
+GB/s); a batch that fails is gone through row by row. Whatever holds text (string, large_string, string_view, the same
+in a dictionary, and binary that is UTF-8) comes out as large_string.
+"""
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import BinaryIO
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+
+from tasks.errors import InputError, nearest
+from tasks.sources.files import BadRow, Slice, SourceFile, TextBatch
+from tasks.sources.opening import SourceCorrupt, is_decoder_error, open_source
+from tasks.sources.text_field import excerpt, field_path
+
+BATCH_BYTES = 4 << 20
+MAX_BATCH_ROWS = 8192
+"""A dictionary can spell a gigabyte in a few bytes, so a small column does not mean small rows."""
+
+BUFFER_BYTES = 8 << 20
+
+
+@dataclass(frozen=True, slots=True)
+class RowGroup:
+    """A row group as the planner sees it.
+
+    `size` is the compressed bytes of all its columns; `ranges` are the (offset, length) in the file of the text
+    column's bytes, the only ones that are read.
+    """
+
+    rows: int
+    size: int
+    ranges: list[tuple[int, int]]
+
+
+def row_groups(metadata: pq.FileMetaData, text_field: str, uri: str = "the Parquet file") -> list[RowGroup]:
+    """The row groups of a file, in order; `uri` is for the message of the InputError when it has no such text."""
+    require_text(metadata.schema.to_arrow_schema(), text_field, uri)
+    leaves = [number for number in range(metadata.num_columns) if metadata.schema.column(number).path == text_field]
+    return [_row_group(metadata.row_group(number), leaves) for number in range(metadata.num_row_groups)]
+
+
+def _row_group(group: pq.RowGroupMetaData, leaves: Sequence[int]) -> RowGroup:
+    columns = [group.column(number) for number in range(group.num_columns)]
+    size = sum(column.total_compressed_size for column in columns)
+    return RowGroup(group.num_rows, size, [_column_range(columns[leaf]) for leaf in leaves])
+
+
+def _column_range(column: pq.ColumnChunkMetaData) -> tuple[int, int]:
+    """Offset and length of a column chunk: it begins with its dictionary page when it has one.
+
+    https://github.com/apache/parquet-format#file-format
+    """
+    start = column.data_page_offset
+    if column.dictionary_page_offset is not None:
+        start = min(start, column.dictionary_page_offset)
+    return start, column.total_compressed_size
+
+
+def require_text(schema: pa.Schema, text_field: str, uri: str) -> None:
+    """Raises InputError unless `text_field` names a column of text, or a field of text inside structs."""
+    known: dict[str, pa.DataType] = {each.name: each.type for each in schema}
+    place = "the file"
+    found: pa.DataType = pa.null()
+    for key in field_path(text_field):
+        if key not in known:
+            raise InputError(
+                f"{uri}: text_field {text_field!r}: {place} has no column {key!r}; {nearest(key, known)} "
+                f"(columns: {', '.join(known) or 'none'})"
+            )
+        found = known[key]
+        place = f"column {key!r}"
+        known = {each.name: each.type for each in found} if pa.types.is_struct(found) else {}
+    if not _is_text(found):
+        columns = ", ".join(f"{each.name}: {each.type}" for each in schema)
+        raise InputError(
+            f"{uri}: text_field {text_field!r} is of type {found}, which is no text; name a column of text ({columns})"
+        )
+
+
+def _is_text(found: pa.DataType) -> bool:
+    kind = found.value_type if pa.types.is_dictionary(found) else found
+    return kind in {pa.string(), pa.large_string(), pa.string_view(), pa.binary(), pa.large_binary(), pa.binary_view()}
+
+
+def parquet_texts(part: Slice, text_field: str) -> Iterator[TextBatch]:
+    """The texts of the row groups `[start, stop)`, rows numbered from 0 at the first of them.
+
+    Raises InputError when there is no such column of text, SourceCorrupt when the file is damaged.
+    """
+    with open_source(part.file, cache="none") as stream:
+        file = open_parquet(part.file, stream)
+        require_text(file.schema_arrow, text_field, part.file.uri)
+        first = 0
+        for group in range(part.start, part.stop):
+            for column in _columns(part.file, file, group, text_field):
+                yield _texts(column, first)
+                first += len(column)
+
+
+def parquet_rows(part: Slice) -> int:
+    """How many rows the row groups of a slice hold, from the footer alone."""
+    with open_source(part.file, cache="none") as stream:
+        metadata = open_parquet(part.file, stream).metadata
+        return sum(metadata.row_group(number).num_rows for number in range(part.start, part.stop))
+
+
+def open_parquet(file: SourceFile, stream: BinaryIO) -> pq.ParquetFile:
+    """The footer, read. Raises SourceCorrupt when there is none."""
+    try:
+        return pq.ParquetFile(stream, buffer_size=BUFFER_BYTES, page_checksum_verification=True)
+    except (pa.ArrowException, OSError) as error:
+        raise _named(file, "its footer", error) from error
+
+
+def _columns(file: SourceFile, opened: pq.ParquetFile, group: int, text_field: str) -> Iterator[pa.Array]:
+    """The text column of one row group, batch by batch."""
+    metadata = opened.metadata.row_group(group)
+    leaves = [metadata.column(number) for number in range(metadata.num_columns)]
+    size = sum(leaf.total_uncompressed_size for leaf in leaves if leaf.path_in_schema == text_field)
+    rows = min(MAX_BATCH_ROWS, max(1, BATCH_BYTES * metadata.num_rows // max(1, size)))
+    try:
+        for batch in opened.iter_batches(rows, row_groups=[group], columns=[text_field], use_threads=False):
+            yield _column(batch, text_field)
+    except (pa.ArrowException, OSError) as error:
+        raise _named(file, f"row group {group}, column {text_field!r}", error) from error
+
+
+def _named(file: SourceFile, where: str, error: Exception) -> Exception:
+    """The error to raise for `error`: the store's own, or SourceCorrupt when the content is wrong."""
+    if not is_decoder_error(error):
+        return error
+    return SourceCorrupt(
+        f"{file.uri}: {where} cannot be read: {error}; the file is cut short or damaged: "
+        "fetch it or write it again, or take it out of the blend"
+    )
+
+
+def _column(batch: pa.RecordBatch, text_field: str) -> pa.Array:
+    name, *deeper = field_path(text_field)
+    column = batch.column(name)
+    for key in deeper:
+        column = column.flatten()[column.type.get_field_index(key)]  # null where the struct is
+    return column
+
+
+def _texts(column: pa.Array, first: int) -> TextBatch:
+    """The texts of a column of any kind of text; nulls and what is not UTF-8 become bad rows."""
+    content = column.cast(pa.large_binary())
+    try:
+        texts = content.cast(pa.large_string())
+    except pa.ArrowInvalid:
+        return _one_by_one(content, first)
+    bad = [_null(first + int(row)) for row in np.flatnonzero(column.is_null())]
+    rows = np.arange(first, first + len(texts), dtype=np.int64)
+    return TextBatch(texts.drop_null(), rows[np.asarray(column.is_valid())] if bad else rows, bad)
+
+
+def _one_by_one(content: pa.LargeBinaryArray, first: int) -> TextBatch:
+    texts: list[str] = []
+    rows: list[int] = []
+    bad: list[BadRow] = []
+    for row, value in enumerate(content.to_pylist(), first):
+        try:
+            texts.append(value.decode())
+            rows.append(row)
+        except AttributeError:
+            bad.append(_null(row))
+        except UnicodeDecodeError as error:
+            bad.append(BadRow(row, "invalid_utf8", str(error), excerpt(value)))
+    return TextBatch(pa.array(texts, pa.large_string()), np.array(rows, np.int64), bad)
+
+
+def _null(row: int) -> BadRow:
+    return BadRow(row, "null_text", "the column is null here", "")

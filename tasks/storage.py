@@ -1,0 +1,60 @@
+"""One place that turns a path or URI into a file system: local paths, s3://, gs://, memory://, hf://.
+
+fsspec does the work. Its instances are cached per process and configured from the environment (credentials, end
+points), never from blends or command lines.
+"""
+
+import os
+from typing import cast
+
+import fsspec
+from fsspec.implementations.local import LocalFileSystem
+from fsspec.spec import AbstractFileSystem
+
+from tasks.errors import InputError
+
+EXTRAS = {"s3": "s3", "s3a": "s3", "gs": "gcs", "gcs": "gcs"}
+
+
+def is_local(uri: str) -> bool:
+    """Whether `uri` is a path of this machine rather than a URL."""
+    return "://" not in uri or uri.startswith("file://")
+
+
+def absolute(uri: str) -> str:
+    """The one spelling of a place: an absolute local path without `file://`, or the URL without a trailing slash."""
+    if is_local(uri):
+        return os.path.abspath(os.path.expanduser(uri.removeprefix("file://")))  # noqa: PTH100, PTH111 - `..` is resolved, links are kept
+    return uri.rstrip("/")
+
+
+def join(base: str, *parts: str) -> str:
+    """`base/part/…`, for local paths and URLs alike."""
+    return "/".join([base.rstrip("/"), *parts])
+
+
+def _options(scheme: str) -> dict[str, str]:
+    """What a file system would not find by itself: huggingface_hub reads HF_ENDPOINT once, when it is imported."""
+    endpoint = os.environ.get("HF_ENDPOINT")
+    return {"endpoint": endpoint} if scheme == "hf" and endpoint else {}
+
+
+def filesystem(uri: str) -> tuple[AbstractFileSystem, str]:
+    """The file system of `uri` and the path within it.
+
+    Raises InputError when the scheme is unknown or the extra that serves it is not installed.
+    """
+    if is_local(uri):
+        return LocalFileSystem(), absolute(uri)
+    scheme = uri.split("://", 1)[0]
+    try:
+        found = fsspec.url_to_fs(uri, **_options(scheme))
+    except ImportError as error:
+        extra = EXTRAS.get(scheme)
+        remedy = f"install it with: pip install 'tokenmill[{extra}]'" if extra else str(error)
+        raise InputError(f"{uri}: reading {scheme}:// needs a package that is not installed; {remedy}") from error
+    except ValueError as error:
+        raise InputError(
+            f"{uri}: unknown scheme {scheme!r}; use a local path, s3://, gs://, memory:// or hf://"
+        ) from error
+    return cast("tuple[AbstractFileSystem, str]", found)

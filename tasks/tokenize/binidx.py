@@ -1,0 +1,186 @@
+"""Megatron's `.bin/.idx`: the tokens of all documents end to end, and an index that says where each one starts.
+
+The `.bin` is token ids alone: no header, no padding. The `.idx` is a 34-byte header, then for every document its length
+(int32, tokens) and its place in the `.bin` (int64, bytes), then the document boundaries (int64), all little-endian; the
+layout is that of `megatron.core.datasets.indexed_dataset`. Here one document always is one sequence, which is what GPT
+training reads, so the boundaries are just 0, 1, …, S and the places follow from the lengths. The writer therefore keeps
+4 bytes a document in memory and makes the other 16 at the end; the strict reader holds every byte of an index against
+the lengths.
+
+A `.bin` of no tokens is correct here, but Megatron cannot map an empty file: leave such a shard out of a blend.
+"""
+
+import struct
+from dataclasses import dataclass
+from typing import Protocol
+
+import numpy as np
+
+MAGIC = b"MMIDIDX\x00\x00"
+VERSION = 1
+DTYPES = {4: np.dtype("<i4"), 8: np.dtype("<u2")}
+"""Megatron's dtype codes, of which its own preprocessing writes these two."""
+
+UINT16_VOCABULARY = 65_500
+LONGEST_DOCUMENT = int(np.iinfo(np.int32).max)
+
+HEADER = struct.Struct("<9sQBQQ")
+"""Magic, version, dtype code, number of sequences S, number of document boundaries (documents + 1)."""
+
+
+class BinIdxError(ValueError):
+    """An index that is damaged or of another make; names the field, what it should hold, and what it holds."""
+
+    def __init__(self, field: str, expected: object, found: object) -> None:
+        super().__init__(
+            f"{field}: expected {expected}, found {found}; the file is damaged or was not written as one "
+            "sequence per document: remove the shard and prepare it again"
+        )
+
+
+class Stream(Protocol):
+    """What the tokens are written to, such as a publication."""
+
+    def write(self, buffer: memoryview, /) -> object:
+        """Take all bytes of `buffer`."""
+        ...
+
+
+def token_dtype(vocabulary_size: int) -> np.dtype[np.integer]:
+    """uint16 for a vocabulary below 65,500 ids, else int32: the rule of Megatron's `DType.optimal_dtype`."""
+    return DTYPES[8] if vocabulary_size < UINT16_VOCABULARY else DTYPES[4]
+
+
+class BinIdxWriter:
+    """Streams documents into a `.bin` and remembers their lengths, 4 bytes each, for the `.idx`."""
+
+    def __init__(self, stream: Stream, dtype: np.dtype[np.integer]) -> None:
+        _dtype_code(dtype)
+        self._stream = stream
+        self._dtype = dtype
+        self._lengths = bytearray()
+        self.tokens = 0
+
+    @property
+    def documents(self) -> int:
+        """How many documents were appended."""
+        return len(self._lengths) // 4
+
+    def append(self, tokens: np.ndarray, lengths: np.ndarray) -> None:
+        """Add consecutive documents: their ids end to end ([tokens], of the writer's dtype) and their lengths ([documents], integers).
+
+        Raises ValueError, before anything is written, for ids of another dtype (a cast would wrap large ids silently),
+        for lengths that do not add up to the ids, and for a document of more than 2**31 - 1 tokens.
+        """
+        if tokens.dtype != self._dtype or tokens.ndim != 1:
+            raise ValueError(
+                f"tokens: expected one dimension of {self._dtype}, found {tokens.ndim} of {tokens.dtype}; check the "
+                "largest id and convert before appending"
+            )
+        checked = _checked(lengths)
+        total = int(checked.sum(dtype=np.int64))
+        if total != len(tokens):
+            raise ValueError(f"lengths: expected a sum of {len(tokens)}, the number of tokens, found {total}")
+        self._stream.write(np.ascontiguousarray(tokens).data)
+        self._lengths += checked.data
+        self.tokens += total
+
+    def index(self) -> bytes:
+        """The content of the `.idx` for what was appended, 20 bytes a document."""
+        return index(np.frombuffer(self._lengths, "<i4"), self._dtype)
+
+
+def index(lengths: np.ndarray, dtype: np.dtype[np.integer]) -> bytes:
+    """The content of an `.idx` for documents of these lengths ([documents], int32, tokens) and ids of `dtype`."""
+    documents = len(lengths)
+    header = HEADER.pack(MAGIC, VERSION, _dtype_code(dtype), documents, documents + 1)
+    boundaries = np.arange(documents + 1, dtype="<i8")
+    return b"".join([header, lengths.data, _places(lengths, dtype).data, boundaries.data])
+
+
+@dataclass(frozen=True, slots=True)
+class Index:
+    """What an `.idx` says: the dtype of the ids and the length of every document ([documents], int32, tokens)."""
+
+    dtype: np.dtype[np.integer]
+    lengths: np.ndarray
+
+    @property
+    def documents(self) -> int:
+        """How many documents there are."""
+        return len(self.lengths)
+
+    @property
+    def tokens(self) -> int:
+        """How many tokens all documents hold together."""
+        return int(self.lengths.sum(dtype=np.int64))
+
+
+def read_index(content: bytes, bin_size: int) -> Index:
+    """The index in `content`, the whole of an `.idx` whose `.bin` has `bin_size` bytes.
+
+    Any changed byte is found, with one exception that no reader could find: when there are no tokens at all, uint16
+    taken for int32 (a receipt's hash tells these apart). Raises BinIdxError.
+    """
+    dtype, documents = _read_header(content)
+    lengths = np.frombuffer(content, "<i4", documents, HEADER.size)
+    starts = np.frombuffer(content, "<i8", documents, HEADER.size + 4 * documents)
+    boundaries = np.frombuffer(content, "<i8", documents + 1, HEADER.size + 12 * documents)
+    _expect_equal("length of sequence", np.maximum(lengths, 0), lengths)
+    _expect_equal("place of sequence", _places(lengths, dtype), starts)
+    _expect_equal("document boundary", np.arange(documents + 1), boundaries)
+    found = Index(dtype, lengths)
+    _expect("size of the .bin in bytes", found.tokens * dtype.itemsize, bin_size)
+    return found
+
+
+def _read_header(content: bytes) -> tuple[np.dtype[np.integer], int]:
+    if len(content) < HEADER.size:
+        raise BinIdxError("size in bytes", f"at least {HEADER.size}", len(content))
+    magic, version, code, sequences, boundaries = HEADER.unpack_from(content)
+    _expect("magic", MAGIC, magic)
+    _expect("version", VERSION, version)
+    if code not in DTYPES:
+        raise BinIdxError("dtype code", "4 (int32) or 8 (uint16)", code)
+    _expect("number of document boundaries", sequences + 1, boundaries)
+    _expect("size in bytes", HEADER.size + 12 * sequences + 8 * boundaries, len(content))
+    return DTYPES[code], sequences
+
+
+def _expect(field: str, expected: object, found: object) -> None:
+    if found != expected:
+        raise BinIdxError(field, expected, found)
+
+
+def _expect_equal(field: str, expected: np.ndarray, found: np.ndarray) -> None:
+    wrong = np.flatnonzero(expected != found)
+    if len(wrong):
+        first = int(wrong[0])
+        raise BinIdxError(f"{field} {first}", int(expected[first]), int(found[first]))
+
+
+def _dtype_code(dtype: np.dtype[np.integer]) -> int:
+    for code, known in DTYPES.items():
+        if dtype == known:
+            return code
+    raise ValueError(f"dtype: expected int32 or uint16, found {dtype}; take token_dtype(vocabulary_size)")
+
+
+def _places(lengths: np.ndarray, dtype: np.dtype[np.integer]) -> np.ndarray:
+    """Where each document starts in the `.bin`, in bytes ([documents], int64)."""
+    starts = np.zeros(len(lengths), "<i8")
+    np.cumsum(lengths[:-1], out=starts[1:])
+    starts *= dtype.itemsize
+    return starts
+
+
+def _checked(lengths: np.ndarray) -> np.ndarray:
+    """`lengths` as int32, which is what an index has room for."""
+    if lengths.ndim != 1 or lengths.dtype.kind not in "iu":
+        raise ValueError(f"lengths: expected one dimension of integers, found {lengths.ndim} of {lengths.dtype}")
+    for bad in lengths[(lengths < 0) | (lengths > LONGEST_DOCUMENT)][:1]:
+        raise ValueError(
+            f"lengths: expected 0 to {LONGEST_DOCUMENT} tokens in a document, found {bad}; set max_doc_tokens to cut "
+            "longer documents"
+        )
+    return np.ascontiguousarray(lengths, "<i4")

@@ -1,0 +1,81 @@
+"""Encoders: a batch of Arrow text in, flat token ids out.
+
+gigatoken reads Arrow's own buffers (wrapped as an awkward array, which copies nothing) and gives back one flat uint32
+array with offsets: no Python object per document, let alone per token. It encodes 150 MB/s per core cold and some
+350 MB/s once its cache of pre-tokens is warm, so an encoder is kept alive from shard to shard. `parallel=False` keeps
+it to one thread: Dask's processes are the parallelism.
+
+The references are the libraries that define each kind of tokenizer: Hugging Face `tokenizers`, `tiktoken`,
+`sentencepiece`. They are some hundred times slower and are always right.
+"""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+import awkward as ak
+import gigatoken
+import numpy as np
+import pyarrow as pa
+
+
+@dataclass(frozen=True, slots=True)
+class Tokens:
+    """Ids of some documents: `ids` uint32 [tokens], `offsets` int64 [documents + 1]; document i is ids[o[i]:o[i+1]]."""
+
+    ids: np.ndarray
+    offsets: np.ndarray
+
+    @property
+    def lengths(self) -> np.ndarray:
+        """Tokens per document, int64."""
+        return np.diff(self.offsets)
+
+
+class Encoder(Protocol):
+    """Turns text into ids, adding nothing of its own."""
+
+    def encode(self, texts: pa.LargeStringArray) -> Tokens:
+        """The ids of each text; no text may be null."""
+        ...
+
+
+@dataclass(frozen=True, slots=True)
+class GigatokenEncoder:
+    """The fast encoder, on the calling thread."""
+
+    tokenizer: gigatoken.Tokenizer
+
+    def encode(self, texts: pa.LargeStringArray) -> Tokens:
+        """See Encoder."""
+        layout: Any = self.tokenizer.encode_batch(_as_awkward(texts), parallel=False).layout
+        offsets = np.asarray(layout.offsets.data)
+        return Tokens(np.asarray(layout.content.data)[offsets[0] : offsets[-1]], offsets - offsets[0])
+
+
+def _as_awkward(texts: pa.LargeStringArray) -> ak.Array:
+    """The same text as an awkward array of strings, over the same memory."""
+    _, offsets, characters = texts.buffers()
+    bounds = np.frombuffer(offsets, np.int64)[texts.offset : texts.offset + len(texts) + 1]
+    content: Any = np.frombuffer(characters or b"", np.uint8)
+    return ak.Array(
+        ak.contents.ListOffsetArray(
+            ak.index.Index64(bounds),
+            ak.contents.NumpyArray(content, parameters={"__array__": "char"}),
+            parameters={"__array__": "string"},
+        )
+    )
+
+
+@dataclass(frozen=True, slots=True)
+class ReferenceEncoder:
+    """A reference library behind one function from a list of texts to a list of id lists."""
+
+    encode_texts: Callable[[list[str]], Sequence[Sequence[int]]]
+
+    def encode(self, texts: pa.LargeStringArray) -> Tokens:
+        """See Encoder. The libraries hand out Python lists; they become arrays here, document by document."""
+        documents = [np.asarray(ids, np.uint32) for ids in self.encode_texts(texts.to_pylist())]
+        offsets = np.zeros(len(documents) + 1, np.int64)
+        np.cumsum([len(ids) for ids in documents], out=offsets[1:])
+        return Tokens(np.concatenate([np.empty(0, np.uint32), *documents]), offsets)

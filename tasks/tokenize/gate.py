@@ -1,0 +1,163 @@
+"""The exactness gate: the fast encoder is used only where it has been seen to equal the reference.
+
+Before a data set is tokenized, gigatoken and the reference encode the same texts: a set of strings chosen to break
+tokenizers (every control string of this vocabulary, runs of one character, combining marks, newest emoji, broken
+scripts, all kinds of white space), and documents from the beginning, middle and end of the data set itself. One
+difference anywhere, and the whole data set is encoded by the reference, a hundred times slower and right; the plan,
+the manifest and every receipt say so, because the backend is part of a shard's identity.
+
+The reference needs half a second to load and 3 MB/s to encode, so a verdict is kept in the store, keyed by what was
+compared: an unchanged data set is never gated twice.
+"""
+
+import hashlib
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
+from importlib.metadata import version
+
+import numpy as np
+import orjson
+import pyarrow as pa
+
+from tasks.errors import RunError
+from tasks.shards.publish import publish_bytes
+from tasks.shards.store import read_bytes
+from tasks.sources.files import Slice
+from tasks.sources.read import read_texts
+from tasks.storage import join
+from tasks.tokenize.encoders import Encoder
+from tasks.tokenize.settings import Backend
+from tasks.tokenize.vocabulary import Vocabulary
+
+SAMPLED_DOCUMENTS = 16
+SAMPLED_CHARACTERS = 16_384
+"""Per sampled slice; three slices of 16 documents cost the reference at most a quarter of a second."""
+
+SPECIAL_TOKENS_TRIED = 64
+
+
+@dataclass(frozen=True, slots=True)
+class Verdict:
+    """What the gate decided: the backend, how many texts were compared, and the first difference in words, or None."""
+
+    backend: Backend
+    compared: int
+    difference: str | None
+
+
+def judge(vocabulary: Vocabulary, slices: Sequence[Slice], text_field: str, store: str, *, literal: bool) -> Verdict:
+    """The verdict for a data set made of `slices`, from the store when the same comparison was made before."""
+    sampled = _sampled(slices)
+    question = [
+        vocabulary.fingerprint, literal, text_field, [part.content for part in sampled],
+        nasty_strings(vocabulary), SAMPLED_DOCUMENTS, SAMPLED_CHARACTERS, version("gigatoken"),
+    ]  # fmt: skip
+    place = join(store, "gates", f"{hashlib.sha256(orjson.dumps(question)).hexdigest()[:32]}.json")
+    remembered = read_bytes(place)
+    if remembered is not None:
+        return Verdict(**orjson.loads(remembered))
+    texts = nasty_strings(vocabulary) + [text for part in sampled for text in _documents(part, text_field)]
+    verdict = compare(vocabulary, texts, literal=literal)
+    publish_bytes(place, orjson.dumps(asdict(verdict), option=orjson.OPT_INDENT_2))
+    return verdict
+
+
+def compare(vocabulary: Vocabulary, texts: list[str], *, literal: bool) -> Verdict:
+    """Encode `texts` both ways; the reference wins at the first difference."""
+    try:
+        fast = vocabulary.fast(literal)
+    except ValueError as error:
+        return Verdict("reference", 0, str(error))
+    reference = vocabulary.reference(literal)
+    difference = _first_difference(fast, reference, texts)
+    return Verdict("reference" if difference else "gigatoken", len(texts), difference)
+
+
+def _first_difference(fast: Encoder, reference: Encoder, texts: list[str]) -> str | None:
+    column = pa.array(texts, pa.large_string())
+    found, expected = fast.encode(column), reference.encode(column)
+    if np.array_equal(found.ids, expected.ids) and np.array_equal(found.offsets, expected.offsets):
+        return None
+    for number, text in enumerate(texts):
+        one, other = (tokens.ids[tokens.offsets[number] : tokens.offsets[number + 1]] for tokens in (found, expected))
+        if not np.array_equal(one, other):
+            return f"{text[:80]!r}: gigatoken {one[:12].tolist()}, reference {other[:12].tolist()}"
+    raise RunError("the encoders disagree on the number of documents; please report this text set")
+
+
+def _sampled(slices: Sequence[Slice]) -> list[Slice]:
+    """The first, middle and last slice."""
+    numbers = sorted({0, len(slices) // 2, len(slices) - 1}) if slices else []
+    return [slices[number] for number in numbers]
+
+
+def _documents(part: Slice, text_field: str) -> list[str]:
+    """The start of each of the first documents of a slice."""
+    documents: list[str] = []
+    for batch in read_texts(part, text_field):
+        documents += [text[:SAMPLED_CHARACTERS] for text in batch.texts[:SAMPLED_DOCUMENTS].to_pylist()]
+        if len(documents) >= SAMPLED_DOCUMENTS:
+            break
+    return documents[:SAMPLED_DOCUMENTS]
+
+
+def nasty_strings(vocabulary: Vocabulary) -> list[str]:
+    """Strings that have broken tokenizers before, with this vocabulary's own control strings among them."""
+    special = vocabulary.special_tokens[:SPECIAL_TOKENS_TRIED]
+    return [
+        *NASTY,
+        *special,
+        *(f"before{token}after {token} {token}{token}\n" for token in special),
+        *(token[:-1] for token in special),
+    ]
+
+
+def _repeated(pieces: str, times: Sequence[int]) -> list[str]:
+    return [piece * count for piece in pieces for count in times]
+
+
+NASTY: list[str] = [
+    "",
+    " ",
+    "a",
+    "\x00",
+    "\x00\x01\x02\x7f\x80\x9f",
+    "\ufeffbyte order mark \ufeff inside",
+    "\ufffd\ufffe\uffff\U0010ffff\ue000",
+    "line\nline\r\nline\rline\x0bline\x0cline\x85line\u2028line\u2029line",
+    "\t\ttabs \t mixed \n\t \n  \n\n\n   end   ",
+    "\u00a0\u1680\u2000\u2003\u2009\u200a\u202f\u205f\u3000 wide spaces",
+    "zero\u200bwidth\u200cjoiners\u200d\u2060\u00adsoft",
+    "I'm you're THEY'LL We'd 'tis don\u2019t can\u2018t 'S 'T 'Re O'Neill\u02bcs",
+    "1 12 123 1234 12345 1,234,567.89 0x1F 1e-10 ٣٤٥ १२३ ⅣⅧ ½ ²³ 一二三",
+    "CamelCaseWords snake_case_words kebab-case-words SCREAMING_CASE mixedUPPERlower",
+    "https://example.com/a/b?c=d&e=f#g user@example.com C:\\path\\file.txt ../../etc",
+    "def f(x):\n    return {'a': [1, 2, 3], **x}  # comment\n\n\nclass A(B): ...\n",
+    '<div class="a">&nbsp;&amp;</div><!-- c --><br/>{{ template }} ${var} %s %(x)d',
+    "!@#$%^&*()_+-=[]{}|;':\",./<>?`~¡¿«»“”‘’…—–",
+    "日本語のテキスト。カタカナ、ひらがな、漢字が混ざる。",
+    "中文文本，没有空格。简体與繁體。𠀀𠮷",
+    "한국어 텍스트입니다. 자모 ㄱㄴㄷ 조합",
+    "ไทยไม่มีวรรค ភាសាខ្មែរ မြန်မာ ລາວ",
+    "العربية نص من اليمين إلى اليسار مع تَشْكِيل \u202bembedding\u202c",
+    "עברית עם נִקּוּד हिन्दी में लेख தமிழ் తెలుగు বাংলা",
+    "Ελληνικά Русский Українська ქართული Հայերեն ᏣᎳᎩ ᚠᚢᚦ",
+    "e\u0301 o\u0308 n\u0303 \u0041\u030a vs é ö ñ Å; stacked Z\u0351\u036b\u0343\u036a\u0302\u036b\u033d\u034f",
+    "ﬁ ﬂ ﬀ Ⅷ ㎏ ① ﷺ ǅ ß ẞ İ ı ſ K Å",
+    "👍 👍🏽 👨‍👩‍👧‍👦 🏳️‍🌈 🇩🇪🇯🇵 ☺️ ☺ 🫠🫡🫨🪿🩷🫩🫆",
+    "𝕳𝖊𝖑𝖑𝖔 𝟙𝟚𝟛 \U0001d11e \U0001f9ff \U000e0041\U000e007f",
+    "\u1c89\u1c8a \ua7cb \U00010d40 \U00016d40 \U0001ccd6 letters of Unicode 16",
+    "\u0378\u0530\u2fe0 unassigned code points",
+    "\u0300leading mark \u0903 \u20dd\u20e3 1\u20e3",
+    "a\u0000b\u0000c",
+    "mixed中English文123数字and日本語text",
+    "The quick brown fox jumps over the lazy dog. " * 20,
+    "x" * 10_000 + " " + "y" * 10_000,
+    "<|endoftext|><|im_start|>user<|im_end|></s><s>[INST]<<SYS>><bos><eos><pad><unk>[MASK]",
+    "<|endoftext|", "|endoftext|>", "<| endoftext |>", "<|ENDOFTEXT|>",
+    *_repeated("a \n\t=-0.*#_/中あ한ก\u0301😀\u200d\u00a0", (2, 3, 4, 5, 7, 8, 15, 16, 17, 31, 33, 64, 65, 127, 129, 513)),
+    *(" " * count + "word" for count in range(1, 20)),
+    *("\n" * count + " word" for count in range(1, 9)),
+    *(f"{space}{mark}" for space in ("", " ", "  ", "\n", "\t") for mark in "aA1.中é'😀"),
+]  # fmt: skip
+"""Texts on which the fast and the reference encoders must agree before the fast one is trusted."""

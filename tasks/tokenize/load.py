@@ -1,0 +1,166 @@
+"""Finding a tokenizer: by encoding name, file, folder, or hub id.
+
+The default, `o200k_harmony`, needs no network: the `bpe-openai` package ships the ranks of o200k and cl100k, which
+are unpacked once into the cache that tiktoken itself reads (tiktoken checks their SHA-256). Other encodings are
+downloaded by tiktoken, other hub ids by huggingface_hub at a pinned revision. Code from a repository is never run.
+"""
+
+import gzip
+import hashlib
+import os
+from functools import lru_cache
+from importlib import resources
+from pathlib import Path
+from typing import Any
+
+import orjson
+import tiktoken
+import tiktoken.registry
+from huggingface_hub import hf_hub_download
+from huggingface_hub.errors import EntryNotFoundError, HfHubHTTPError, HFValidationError, LocalEntryNotFoundError
+
+from tasks.errors import InputError, nearest
+from tasks.shards.publish import publish_bytes
+from tasks.tokenize.settings import TokenizerSettings
+from tasks.tokenize.vocabulary import (
+    Vocabulary,
+    huggingface_vocabulary,
+    sentencepiece_vocabulary,
+    tiktoken_vocabulary,
+)
+
+RANKS_URL = "https://openaipublic.blob.core.windows.net/encodings/{}.tiktoken"
+"""Where tiktoken fetches ranks from; the SHA-1 of this address is the name of the file in its cache."""
+
+RANKS = {
+    "o200k_harmony": "o200k_base",
+    "o200k_base": "o200k_base",
+    "cl100k_base": "cl100k_base",
+    "r50k_base": "r50k_base",
+}
+SHIPPED = ("o200k_base", "cl100k_base")
+PRETOKENIZERS = {"o200k_base": "o200k", "cl100k_base": "cl100k", "r50k_base": "r50k"}
+"""gigatoken's name for the way each set of ranks splits text."""
+
+
+@lru_cache(maxsize=4)
+def load_vocabulary(settings: TokenizerSettings) -> Vocabulary:
+    """The vocabulary that `settings.model` names.
+
+    Raises InputError when it cannot be found, or when BOS or EOS is asked for and the tokenizer has none.
+    """
+    vocabulary = _find(settings)
+    for name, wanted, identifier in (
+        ("add_bos", settings.add_bos, vocabulary.bos),
+        ("add_eos", settings.add_eos, vocabulary.eos),
+    ):
+        if wanted and identifier is None:
+            token = name.removeprefix("add_")
+            raise InputError(
+                f"tokenizer.{name}: {settings.model!r} does not say which token is {token.upper()}; "
+                f"name it as {token}_token in a tokenizer_config.json beside it, or set tokenizer.{name}=false"
+            )
+    return vocabulary
+
+
+def _find(settings: TokenizerSettings) -> Vocabulary:
+    path = Path(settings.model).expanduser()
+    if path.is_dir():
+        return _from_folder(path)
+    if path.is_file():
+        return _from_file(path)
+    if settings.model in tiktoken.registry.list_encoding_names():
+        return _from_tiktoken(settings.model)
+    if path.suffix or settings.model.startswith((".", "/", "~")) or settings.model.count("/") > 1:
+        raise InputError(f"tokenizer.model: there is no file or folder {settings.model!r}; check the path")
+    if "/" not in settings.model:
+        known = tiktoken.registry.list_encoding_names()
+        raise InputError(
+            f"tokenizer.model: {settings.model!r} is not a file, a folder or a tiktoken encoding; {nearest(settings.model, known)}"
+        )
+    return _from_hub(settings.model, settings.revision)
+
+
+def _from_folder(folder: Path) -> Vocabulary:
+    definition = folder / "tokenizer.json"
+    if definition.is_file():
+        return _from_json(definition)
+    models = sorted(folder.glob("*.model"))
+    if len(models) == 1:
+        return _from_file(models[0])
+    raise InputError(f"tokenizer.model: {folder} holds neither a tokenizer.json nor exactly one .model file")
+
+
+def _from_file(path: Path) -> Vocabulary:
+    if path.suffix == ".json":
+        return _from_json(path)
+    if path.suffix != ".model":
+        raise InputError(f"tokenizer.model: {path} is neither a tokenizer.json nor a SentencePiece .model")
+    model = path.read_bytes()
+    try:
+        return sentencepiece_vocabulary(model)
+    except RuntimeError as error:
+        raise InputError(f"tokenizer.model: {path} is not a SentencePiece model: {error}") from error
+
+
+def _from_json(path: Path) -> Vocabulary:
+    definition = path.read_bytes()
+    try:
+        model = orjson.loads(definition)["model"]["vocab"]
+    except (orjson.JSONDecodeError, KeyError, TypeError) as error:
+        raise InputError(f"tokenizer.model: {path} is not a tokenizer.json with a model and a vocab") from error
+    if not model:
+        raise InputError(f"tokenizer.model: {path} has an empty vocabulary")
+    return huggingface_vocabulary(definition, _config(path.parent))
+
+
+def _config(folder: Path) -> dict[str, Any]:
+    """What the files beside a tokenizer.json say of its BOS and EOS tokens."""
+    merged: dict[str, Any] = {}
+    for name in ("special_tokens_map.json", "tokenizer_config.json"):
+        file = folder / name
+        if file.is_file():
+            merged |= {key: value for key, value in orjson.loads(file.read_bytes()).items() if value is not None}
+    return merged
+
+
+def _from_hub(repository: str, revision: str | None) -> Vocabulary:
+    try:
+        definition = hf_hub_download(repository, "tokenizer.json", revision=revision)
+        for name in ("tokenizer_config.json", "special_tokens_map.json"):
+            _optional(repository, name, revision)
+    except (HfHubHTTPError, HFValidationError, LocalEntryNotFoundError, EntryNotFoundError) as error:
+        sentence = str(error).strip().splitlines()[0]
+        raise InputError(
+            f"tokenizer.model: {repository!r} (revision {revision or 'main'}) cannot be fetched from the hub: {sentence}; "
+            "check the spelling, the network and HF_TOKEN, or give a local folder"
+        ) from error
+    return _from_json(Path(definition))
+
+
+def _optional(repository: str, name: str, revision: str | None) -> None:
+    try:
+        hf_hub_download(repository, name, revision=revision)
+    except LocalEntryNotFoundError:
+        raise
+    except EntryNotFoundError:
+        return
+
+
+def _from_tiktoken(name: str) -> Vocabulary:
+    ranks = RANKS.get(name, name)
+    path = _ranks_cache() / hashlib.sha1(RANKS_URL.format(ranks).encode(), usedforsecurity=False).hexdigest()
+    if ranks in SHIPPED and not path.is_file():
+        packed = resources.files("bpe_openai.data").joinpath(f"{ranks}.tiktoken.gz").read_bytes()
+        publish_bytes(str(path), gzip.decompress(packed))
+    tiktoken.get_encoding(name)  # downloads what is not shipped into the same cache
+    if not path.is_file():
+        return tiktoken_vocabulary(name, "", name, None)
+    digest = hashlib.sha256(path.read_bytes()).hexdigest()
+    return tiktoken_vocabulary(name, str(path), digest, PRETOKENIZERS.get(ranks))
+
+
+def _ranks_cache() -> Path:
+    """Tiktoken's cache; set for this process unless the user chose one."""
+    default = Path(os.environ.get("XDG_CACHE_HOME", "~/.cache")).expanduser() / "tokenmill" / "tiktoken"
+    return Path(os.environ.setdefault("TIKTOKEN_CACHE_DIR", str(default)))

@@ -1,0 +1,95 @@
+"""A pretraining preparation from its plan to its published folder, in plain functions: `stage.py` wraps them for Prefect."""
+
+import platform
+import time
+from collections import Counter
+from dataclasses import asdict
+from functools import lru_cache
+from importlib.metadata import version
+from typing import Any
+
+from tasks.errors import RunError
+from tasks.shards.manifest import identities, read_manifest
+from tasks.shards.plan import PlannedShard, reasons
+from tasks.shards.publication import blend_weights, check_bad_rows, collect, publish_preparation
+from tasks.shards.receipt import Receipt
+from tasks.shards.store import Store
+from tasks.tokenize.binidx import token_dtype
+from tasks.tokenize.encoders import Encoder
+from tasks.tokenize.load import load_vocabulary
+from tasks.tokenize.planning import KIND, PretrainPlan
+from tasks.tokenize.settings import Backend, OnBadRow, PretrainRecipe, TokenizerSettings
+from tasks.tokenize.shard import tokenize_shard
+
+WHERE_NOT_WHAT = {"cluster", "workers", "force", "allow_partial", "store"}
+"""Settings that say where and how a preparation runs; equal preparations may differ in them."""
+
+
+@lru_cache(maxsize=4)
+def _encoder(tokenizer: TokenizerSettings, backend: Backend, *, literal: bool) -> Encoder:
+    """An encoder that lives as long as the worker: its cache of pre-tokens doubles the speed from shard to shard."""
+    vocabulary = load_vocabulary(tokenizer)
+    make = vocabulary.fast if backend == "gigatoken" else vocabulary.reference
+    return make(literal)
+
+
+def build_pretrain_shard(
+    shard: PlannedShard, store: Store, tokenizer: TokenizerSettings, on_bad_row: OnBadRow
+) -> Receipt:
+    """Build one planned shard in this process.
+
+    Raises RunError when the tokenizer found here is not the one that was planned with.
+    """
+    recipe = PretrainRecipe(**shard.identity["recipe"])
+    vocabulary = load_vocabulary(tokenizer)
+    if vocabulary.fingerprint != recipe.tokenizer:
+        raise RunError(
+            f"tokenizer.model: {tokenizer.model!r} is {vocabulary.fingerprint} on this worker but {recipe.tokenizer} in "
+            "the plan; give all workers the same files, or pin tokenizer.revision"
+        )
+    literal = recipe.special_tokens_in_text != "allow"
+    encoder = _encoder(tokenizer, recipe.backend, literal=literal)
+    return tokenize_shard(shard, recipe, encoder, vocabulary.special_tokens, store, on_bad_row)
+
+
+def pending_reasons(plan: PretrainPlan) -> Counter[str]:
+    """Why shards have to be built, counted, compared with the last published manifest."""
+    return reasons(plan.plan, identities(read_manifest(plan.output_dir)))
+
+
+def publish_pretrain(plan: PretrainPlan, started: float) -> dict[str, Any]:
+    """Check that every planned shard is proven, publish, and return the manifest. `started` is a Unix time."""
+    settings = plan.settings
+    finished, missing = collect(plan.plan, allow_partial=settings.allow_partial)
+    check_bad_rows(finished, settings.bad_row_ceiling, tolerate=settings.on_bad_row == "quarantine")
+    header = {
+        "type": KIND,
+        "blend": plan.blend.model_dump(exclude_none=True),
+        "settings": settings.model_dump(exclude=WHERE_NOT_WHAT),
+        "tokenizer": {
+            "fingerprint": plan.vocabulary.fingerprint,
+            "vocabulary_size": plan.vocabulary.size,
+            "dtype": token_dtype(plan.vocabulary.size).name,
+            "gate": {name: asdict(verdict) for name, verdict in plan.verdicts.items()},
+        },
+        "missing": missing,
+    }
+    weights = blend_weights(plan.blend)
+    return publish_preparation(plan.output_dir, plan.plan.store, finished, weights, header, _volatile(plan, started))
+
+
+def _volatile(plan: PretrainPlan, started: float) -> dict[str, Any]:
+    built = len(plan.plan.pending)
+    return {
+        "created_at": time.time(),
+        "seconds": time.time() - started,
+        "store": plan.plan.store.place,
+        "shards": {"total": len(set(plan.plan.keys)), "built": built, "reused": len(set(plan.plan.keys)) - built},
+        "settings": plan.settings.model_dump(include=WHERE_NOT_WHAT),
+        "versions": {
+            "python": platform.python_version(),
+            **{
+                name: version(name) for name in ("tokenmill", "gigatoken", "tokenizers", "tiktoken", "pyarrow", "numpy")
+            },
+        },
+    }

@@ -1,0 +1,200 @@
+"""One pretraining shard: a slice of source rows becomes `.bin/.idx` pairs, a quarantine file, and a receipt.
+
+Rows are read in batches of about a megabyte, which stay in the processor's cache from parser to encoder to writer;
+memory does not grow with the shard (beyond 4 bytes of `.idx` per document). The receipt is written last, so a shard
+either is proven or will be built again.
+"""
+
+import time
+from collections import Counter
+from collections.abc import Iterable, Sequence
+from contextlib import ExitStack
+from dataclasses import dataclass, field, replace
+from os.path import commonpath
+from socket import gethostname
+from typing import Any
+
+import numpy as np
+import orjson
+import pyarrow as pa
+from pyarrow import compute
+
+from tasks.errors import RunError
+from tasks.shards.plan import PlannedShard
+from tasks.shards.publish import Output, Publication, publish, publish_bytes
+from tasks.shards.receipt import RECEIPT, PartCount, Receipt
+from tasks.shards.store import Store
+from tasks.sources.content import require_unchanged
+from tasks.sources.files import BadRow, TextBatch
+from tasks.sources.locate import first_row
+from tasks.sources.read import read_texts
+from tasks.tokenize.binidx import BinIdxWriter, token_dtype
+from tasks.tokenize.documents import PARTS, WHOLE, assemble, assign_parts, runs
+from tasks.tokenize.encoders import Encoder
+from tasks.tokenize.settings import OnBadRow, PretrainRecipe
+
+QUARANTINE = "quarantine.jsonl"
+
+
+class BadRowError(RunError):
+    """A row cannot be read and the policy is to fail."""
+
+
+@dataclass
+class _ShardWriter:
+    """The open files of a shard and its running books. Files are opened when their first document comes."""
+
+    folder: str
+    recipe: PretrainRecipe
+    stack: ExitStack
+    publications: dict[str, Publication] = field(default_factory=dict)
+    pairs: dict[str, BinIdxWriter] = field(default_factory=dict)
+    drops: Counter[str] = field(default_factory=Counter)
+    rows_in: int = 0
+    quarantined: int = 0
+    truncated: int = 0
+
+    def open(self, name: str) -> Publication:
+        if name not in self.publications:
+            self.publications[name] = self.stack.enter_context(publish(f"{self.folder}/{name}"))
+        return self.publications[name]
+
+    def quarantine(self, rows: Iterable[BadRow]) -> None:
+        for row in rows:
+            line = {"row": row.row, "reason": row.reason, "detail": row.detail, "excerpt": row.excerpt}
+            self.open(QUARANTINE).write(orjson.dumps(line, option=orjson.OPT_APPEND_NEWLINE))
+            self.drops[row.reason] += 1
+            self.quarantined += 1
+
+    def append(self, part: str, tokens: np.ndarray, lengths: np.ndarray) -> None:
+        if part not in self.pairs:
+            dtype = token_dtype(self.recipe.vocabulary_size)
+            self.pairs[part] = BinIdxWriter(self.open(f"{part}.bin"), dtype)
+        self.pairs[part].append(tokens, lengths)
+
+
+def tokenize_shard(
+    shard: PlannedShard,
+    recipe: PretrainRecipe,
+    encoder: Encoder,
+    special_tokens: Sequence[str],
+    store: Store,
+    on_bad_row: OnBadRow,
+) -> Receipt:
+    """Build one shard in its folder of the store and publish its receipt.
+
+    Raises BadRowError when a row is bad and the policy is `fail`, RunError when the source changed since the plan,
+    OSError from the storage. Nothing is proven by then, and the next attempt starts afresh.
+    """
+    started = time.time()
+    cpu = time.process_time()
+    with ExitStack() as stack:
+        writer = _ShardWriter(store.folder(shard.key), recipe, stack)
+        for batch in read_texts(shard.part, recipe.text_field):
+            _take(batch, shard, recipe, encoder, special_tokens, writer, on_bad_row)
+        require_unchanged(shard.part.file)
+    outputs = [_relative(publication.output, name) for name, publication in writer.publications.items()]
+    for part, pair in writer.pairs.items():
+        outputs.append(_relative(publish_bytes(f"{writer.folder}/{part}.idx", pair.index()), f"{part}.idx"))
+    receipt = Receipt(
+        key=shard.key,
+        identity=shard.identity,
+        outputs=sorted(outputs, key=lambda output: output.path),
+        rows_in=writer.rows_in,
+        parts={part: PartCount(pair.documents, pair.tokens) for part, pair in sorted(writer.pairs.items())},
+        drops=dict(sorted(writer.drops.items())),
+        quarantined=writer.quarantined,
+        truncated=writer.truncated,
+        volatile={
+            "built_at": started, "seconds": time.time() - started, "cpu_seconds": time.process_time() - cpu,
+            "host": gethostname(), "source": shard.part.file.uri, "source_bytes": shard.part.size,
+        },
+    )  # fmt: skip
+    publish_bytes(store.path(shard.key, RECEIPT), receipt.dump())
+    return receipt
+
+
+def _relative(output: Output, name: str) -> Output:
+    return replace(output, path=name)
+
+
+def _take(
+    batch: TextBatch, shard: PlannedShard, recipe: PretrainRecipe, encoder: Encoder, special_tokens: Sequence[str],
+    writer: _ShardWriter, on_bad_row: OnBadRow,
+) -> None:  # fmt: skip
+    """Encode and write one batch of rows, keeping the books."""
+    writer.rows_in += batch.consumed
+    if batch.blank:
+        writer.drops["blank_line"] += batch.blank
+    bad, texts = batch.bad, batch.texts
+    if recipe.special_tokens_in_text == "reject":
+        rejected, texts = _reject_special(batch, special_tokens)
+        bad = sorted([*bad, *rejected], key=lambda row: row.row)
+    if bad and on_bad_row == "fail":
+        raise _bad_row_error(bad[0], shard)
+    writer.quarantine(bad)
+    texts = _long_enough(texts, recipe, writer.drops)
+    if len(texts):
+        _write(texts, recipe, encoder, writer)
+
+
+def _write(texts: pa.LargeStringArray, recipe: PretrainRecipe, encoder: Encoder, writer: _ShardWriter) -> None:
+    documents = assemble(encoder.encode(texts), recipe)
+    writer.truncated += documents.truncated
+    empty = len(texts) - len(documents.kept)
+    if empty:
+        writer.drops["empty_document"] += empty
+        texts = texts.take(pa.array(documents.kept))
+    if not recipe.holds_out:
+        writer.append(WHOLE, documents.tokens, documents.lengths)
+        return
+    ends = np.concatenate([np.zeros(1, np.int64), np.cumsum(documents.lengths)])
+    for part, first, last in runs(assign_parts(texts, recipe)):
+        writer.append(PARTS[part], documents.tokens[ends[first] : ends[last]], documents.lengths[first:last])
+
+
+def _long_enough(texts: pa.LargeStringArray, recipe: PretrainRecipe, drops: Counter[str]) -> pa.LargeStringArray:
+    if recipe.min_doc_chars is None:
+        return texts
+    lengths = compute.call_function("utf8_length", [texts])
+    kept = texts.filter(compute.call_function("greater_equal", [lengths, pa.scalar(recipe.min_doc_chars)]))
+    if len(kept) < len(texts):
+        drops["too_short"] += len(texts) - len(kept)
+    return kept
+
+
+def _reject_special(batch: TextBatch, special_tokens: Sequence[str]) -> tuple[list[BadRow], pa.LargeStringArray]:
+    """The rows whose text contains a control string, and the texts of the others."""
+    found = np.zeros(len(batch.texts), np.bool_)
+    suspects = np.flatnonzero(_contains(batch.texts, commonpath(special_tokens)))
+    suspect_texts = batch.texts.take(pa.array(suspects))
+    for token in special_tokens:
+        found[suspects] |= _contains(suspect_texts, token)
+    rejected = [
+        BadRow(
+            int(batch.rows[place]),
+            "special_token_in_text",
+            "the text contains a control string",
+            _excerpt(batch.texts[place]),
+        )
+        for place in np.flatnonzero(found).tolist()
+    ]
+    return rejected, batch.texts.filter(pa.array(~found))
+
+
+def _contains(texts: pa.LargeStringArray, pattern: str) -> np.ndarray:
+    return compute.call_function("match_substring", [texts], compute.MatchSubstringOptions(pattern)).to_numpy(
+        zero_copy_only=False
+    )
+
+
+def _excerpt(text: Any) -> str:  # noqa: ANN401 - an Arrow scalar
+    return text.as_py()[:200].encode("unicode_escape").decode("ascii")
+
+
+def _bad_row_error(row: BadRow, shard: PlannedShard) -> BadRowError:
+    line = first_row(shard.part) + row.row + 1
+    return BadRowError(
+        f"{shard.part.file.uri}:{line}: {row.reason}: {row.detail}; mend the row, or set on_bad_row=quarantine to set "
+        f"such rows aside and count them. The row begins: {row.excerpt}"
+    )

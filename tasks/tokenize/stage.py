@@ -1,0 +1,62 @@
+"""The front door of the room: plan, tokenize and publish as Prefect tasks.
+
+`tokenize-shards` is mapped over batches of shards. It retries what may pass (storage, network), and each try only
+builds what is still missing; a batch that another run has finished meanwhile ends as `Cached`.
+"""
+
+from collections.abc import Mapping, Sequence
+from functools import partial
+from typing import Any
+
+from prefect import task
+from prefect.cache_policies import NO_CACHE
+from prefect.client.schemas.objects import State
+from prefect.states import Completed
+from prefect.tasks import exponential_backoff
+
+from tasks.blend.models import Blend
+from tasks.shards.build import build_batch
+from tasks.shards.stage import transient
+from tasks.shards.store import Store
+from tasks.tokenize.planning import KIND, PretrainPlan, plan_pretrain
+from tasks.tokenize.preparation import build_pretrain_shard, publish_pretrain
+from tasks.tokenize.settings import OnBadRow, PretrainSettings, TokenizerSettings
+
+
+@task(name="plan", cache_policy=NO_CACHE, persist_result=False)
+def plan(blend: Blend, settings: PretrainSettings, output_dir: str) -> PretrainPlan:
+    """Every shard of the preparation, and which are proven already."""
+    return plan_pretrain(blend, settings, output_dir)
+
+
+@task(
+    name="tokenize-shards",
+    task_run_name="tokenize-shards-{number}",
+    cache_policy=NO_CACHE,
+    persist_result=False,
+    retries=3,
+    retry_delay_seconds=exponential_backoff(2),
+    retry_jitter_factor=0.5,
+    retry_condition_fn=transient,
+)
+def tokenize_shards(
+    number: int,  # noqa: ARG001 - names the task run
+    batch: Sequence[Mapping[str, Any]],
+    store: str,
+    tokenizer: Mapping[str, Any],
+    on_bad_row: OnBadRow,
+    rebuild: bool,
+) -> State[Any]:
+    """Build a batch of shards; receipts, not this task, say that they are done."""
+    settings = TokenizerSettings.model_validate(tokenizer)
+    build = partial(build_pretrain_shard, tokenizer=settings, on_bad_row=on_bad_row)
+    done = build_batch(batch, Store(store, KIND), build, rebuild=rebuild)
+    built = sum(not shard.reused for shard in done)
+    message = f"{built} shards built, {len(done) - built} had valid receipts"
+    return Completed(message=message, name="Completed" if built else "Cached")
+
+
+@task(name="publish", cache_policy=NO_CACHE, persist_result=False)
+def publish(prepared: PretrainPlan, started: float) -> dict[str, Any]:
+    """Check every shard against the plan and publish; the manifest."""
+    return publish_pretrain(prepared, started)

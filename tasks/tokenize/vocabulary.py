@@ -1,0 +1,157 @@
+"""Vocabularies: what a tokenizer is, apart from the library that runs it.
+
+Three kinds, one shape. Each knows the hash of its own content (its fingerprint, part of every shard's identity), its
+size, its control strings and its BOS and EOS ids, and can make two encoders: gigatoken's, and the reference that
+defines it. With `literal` an encoder treats control strings in text as ordinary text: `<|endoftext|>` in a web page
+must not end a document. A control string is what the tokenizer itself flags as special.
+"""
+
+import hashlib
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import gigatoken
+import orjson
+import sentencepiece
+import tiktoken
+import tokenizers
+from gigatoken._load.sentencepiece import (  # the pinned version has no public name for it
+    sentencepiece_to_tokenizer_json,
+)
+
+from tasks.tokenize.encoders import Encoder, GigatokenEncoder, ReferenceEncoder
+
+EncoderMaker = Callable[[bool], Encoder]
+"""Makes an encoder; the argument is `literal`."""
+
+
+@dataclass(frozen=True, slots=True)
+class Vocabulary:
+    """A tokenizer's content.
+
+    `fingerprint` is `sha256:…` over everything that decides which ids a text gets; `size` one more than the largest
+    id, added tokens included; `bos` and `eos` the ids that begin a sequence and end a document, or None.
+    `fast(literal)` makes gigatoken's encoder and raises ValueError for a tokenizer that gigatoken does not support;
+    `reference(literal)` makes the encoder that defines this vocabulary.
+    """
+
+    fingerprint: str
+    size: int
+    special_tokens: Sequence[str]
+    bos: int | None
+    eos: int | None
+    fast: EncoderMaker
+    reference: EncoderMaker
+
+
+def _digest(*parts: bytes) -> str:
+    hasher = hashlib.sha256()
+    for part in parts:
+        hasher.update(len(part).to_bytes(8, "little"))
+        hasher.update(part)
+    return f"sha256:{hasher.hexdigest()}"
+
+
+def _gigatoken(definition: bytes) -> GigatokenEncoder:
+    try:
+        return GigatokenEncoder(gigatoken.Tokenizer.from_json(definition))
+    except (NotImplementedError, KeyError, TypeError) as error:
+        raise ValueError(f"gigatoken cannot load this tokenizer: {error}") from error
+
+
+def _without_special(definition: Mapping[str, Any]) -> bytes:
+    """The tokenizer.json that never sees a control string: its special added tokens are taken out."""
+    added = [token for token in definition.get("added_tokens") or [] if not token.get("special")]
+    return orjson.dumps({**definition, "added_tokens": added, "post_processor": None})
+
+
+def huggingface_vocabulary(definition: bytes, config: Mapping[str, Any]) -> Vocabulary:
+    """The vocabulary of a `tokenizer.json`.
+
+    `config` is what tokenizer_config.json or special_tokens_map.json beside it say; it names BOS and EOS.
+    """
+    parsed: dict[str, Any] = orjson.loads(definition)
+    added: list[dict[str, Any]] = parsed.get("added_tokens") or []
+    listed = parsed["model"]["vocab"]
+    pieces: dict[str, int] = (
+        listed if isinstance(listed, dict) else {piece: place for place, (piece, _) in enumerate(listed)}
+    )
+    ids = pieces | {token["content"]: token["id"] for token in added}
+
+    def named(name: str) -> int | None:
+        token = config.get(name)
+        return ids.get(token["content"] if isinstance(token, dict) else token)
+
+    return Vocabulary(
+        fingerprint=_digest(b"huggingface", definition),
+        size=1 + max(ids.values()),
+        special_tokens=[token["content"] for token in added if token.get("special")],
+        bos=named("bos_token"),
+        eos=named("eos_token"),
+        fast=lambda literal: _gigatoken(_without_special(parsed) if literal else definition),
+        reference=lambda literal: _huggingface_reference(definition, literal=literal),
+    )
+
+
+def _huggingface_reference(definition: bytes, *, literal: bool) -> ReferenceEncoder:
+    tokenizer = tokenizers.Tokenizer.from_buffer(definition)
+    tokenizer.no_truncation()
+    tokenizer.no_padding()
+    tokenizer.encode_special_tokens = literal
+
+    def encode(texts: list[str]) -> Sequence[Sequence[int]]:
+        return [encoding.ids for encoding in tokenizer.encode_batch_fast(texts, add_special_tokens=False)]
+
+    return ReferenceEncoder(encode)
+
+
+def tiktoken_vocabulary(name: str, ranks_path: str, ranks_digest: str, pretokenizer: str | None) -> Vocabulary:
+    """The vocabulary of a named tiktoken encoding.
+
+    `ranks_path` is the local file of its mergeable ranks, `ranks_digest` names their content, and `pretokenizer` is
+    gigatoken's name for the way it splits text, or None where gigatoken has none.
+    """
+    encoding = tiktoken.get_encoding(name)
+    special = {token: encoding.encode_single_token(token) for token in sorted(encoding.special_tokens_set)}
+
+    def fast(literal: bool) -> Encoder:
+        if pretokenizer is None:
+            raise ValueError(f"gigatoken does not know how {name} splits text")
+        return GigatokenEncoder(gigatoken.Tokenizer.from_tiktoken(ranks_path, pretokenizer, {} if literal else special))
+
+    def reference(literal: bool) -> Encoder:
+        if literal:
+            return ReferenceEncoder(lambda texts: [encoding.encode_ordinary(text) for text in texts])
+        return ReferenceEncoder(lambda texts: [encoding.encode(text, allowed_special="all") for text in texts])
+
+    return Vocabulary(
+        fingerprint=_digest(b"tiktoken", name.encode(), ranks_digest.encode(), orjson.dumps(special)),
+        size=encoding.max_token_value + 1,
+        special_tokens=list(special),
+        bos=special.get("<|startoftext|>"),
+        eos=special.get("<|endoftext|>"),
+        fast=fast,
+        reference=reference,
+    )
+
+
+def sentencepiece_vocabulary(model: bytes) -> Vocabulary:
+    """The vocabulary of a SentencePiece `.model`. Its control pieces never match text, so `literal` changes nothing."""
+    processor: Any = sentencepiece.SentencePieceProcessor()  # ships no types
+    processor.LoadFromSerializedProto(model)
+    size: int = processor.GetPieceSize()
+    return Vocabulary(
+        fingerprint=_digest(b"sentencepiece", model),
+        size=size,
+        special_tokens=[processor.IdToPiece(number) for number in range(size) if processor.IsControl(number)],
+        bos=_existing(processor.bos_id()),
+        eos=_existing(processor.eos_id()),
+        fast=lambda _: _gigatoken(_without_special(orjson.loads(sentencepiece_to_tokenizer_json(model)))),
+        reference=lambda _: ReferenceEncoder(lambda texts: processor.Encode(texts, out_type=int)),
+    )
+
+
+def _existing(identifier: int) -> int | None:
+    """SentencePiece says -1 for an id that a model does not have."""
+    return identifier if identifier >= 0 else None

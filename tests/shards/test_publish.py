@@ -1,0 +1,473 @@
+# ruff: noqa: PT012 - what is raised inside a publication is the subject here
+import contextlib
+import errno
+import fcntl
+import gc
+import multiprocessing
+import os
+import resource
+import tempfile
+from pathlib import Path
+from unittest import mock
+
+import boto3
+import fsspec
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+import xxhash
+from hypothesis import given
+from hypothesis import strategies as st
+from moto.server import ThreadedMotoServer
+from s3fs import S3FileSystem
+
+from tasks.errors import InputError
+from tasks.shards import publish as publish_module
+from tasks.shards.publish import Output, link, publish, publish_bytes, sweep
+from tests.faults.injection import PowerOff, count_operations, fail_operation, intercept, killed_at
+
+OLD, NEW = b"old " * 1000, b"the new content " * 1000
+
+
+@pytest.fixture
+def target(tmp_path):
+    path = tmp_path / "data.bin"
+    path.write_bytes(OLD)
+    return path
+
+
+def write_in_parts(path):
+    """Several writes to the disk, so that a fault can fall between them."""
+    with mock.patch.object(publish_module, "PART", 5000), publish(str(path)) as publication:
+        for start in range(0, len(NEW), 700):
+            publication.write(NEW[start : start + 700])
+    return publication.output
+
+
+def temporaries(directory):
+    return sorted(path.name for path in Path(directory).iterdir() if path.name.startswith("."))
+
+
+def operations_of(work):
+    with count_operations() as log:
+        work()
+    return log.names()
+
+
+buffers = st.one_of(
+    st.binary(max_size=70),
+    st.lists(st.integers(0, 2**31 - 1), max_size=20).map(lambda ids: np.array(ids, np.int32)),
+    st.lists(st.integers(0, 2**16 - 1), max_size=10).map(lambda ids: np.array([ids, ids], np.uint16)),
+    st.binary(max_size=70).map(memoryview),
+)
+
+
+@given(written=st.lists(buffers, max_size=12), part=st.integers(1, 100))
+def test_the_file_is_the_buffers_in_order_with_their_size_and_hash(written, part):
+    expected = b"".join(bytes(buffer) for buffer in written)
+    with tempfile.TemporaryDirectory() as directory, mock.patch.object(publish_module, "PART", part):
+        path = Path(directory, "deep", "er", "data.bin")
+        with publish(str(path)) as publication:
+            counts = [publication.write(buffer) for buffer in written]
+        assert path.read_bytes() == expected
+        assert counts == [memoryview(buffer).nbytes for buffer in written]
+        assert publication.output == Output(str(path), len(expected), xxhash.xxh3_128(expected).hexdigest())
+        assert temporaries(path.parent) == []
+
+
+def test_file_url_is_a_local_path(tmp_path):
+    output = publish_bytes(f"file://{tmp_path}/a.json", b"{}")
+    assert (tmp_path / "a.json").read_bytes() == b"{}"
+    assert output.path == f"file://{tmp_path}/a.json"
+
+
+def test_arrow_writes_parquet_into_a_publication(tmp_path):
+    table = pa.table({"ids": pa.array(np.arange(100_000))})
+    path = str(tmp_path / "packed.parquet")
+    with publish(path) as publication, pq.ParquetWriter(publication, table.schema) as writer:
+        writer.write_table(table, row_group_size=10_000)
+    assert pq.read_table(path).equals(table)
+    assert publication.output.size == Path(path).stat().st_size
+
+
+def test_nothing_is_seen_before_the_block_ends(target):
+    with publish(str(target)) as publication:
+        publication.write(np.zeros(20_000_000, np.uint8))
+        assert target.read_bytes() == OLD
+        assert not hasattr(publication, "output")
+    assert target.stat().st_size == 20_000_000
+
+
+@pytest.mark.parametrize("error", [ValueError("mine"), KeyboardInterrupt(), FileNotFoundError(2, "gone", "in.jsonl")])
+def test_an_exception_in_the_block_passes_unchanged_and_leaves_the_old_file(target, error):
+    with pytest.raises(type(error)) as raised, publish(str(target)) as publication:
+        publication.write(NEW)
+        raise error
+    assert raised.value is error
+    assert getattr(error, "filename", "in.jsonl") == "in.jsonl"
+    assert target.read_bytes() == OLD
+    assert temporaries(target.parent) == []
+    with pytest.raises(ValueError, match="after the publication has ended"):
+        publication.write(NEW)
+
+
+def test_a_buffer_that_is_not_contiguous_is_refused(target):
+    with pytest.raises(TypeError, match="contiguous"), publish(str(target)) as publication:
+        publication.write(np.arange(10)[::2])
+    assert target.read_bytes() == OLD
+
+
+def test_refusals_of_the_kernel_name_the_target(tmp_path):
+    (tmp_path / "file").write_bytes(b"")
+    (tmp_path / "folder").mkdir()
+    with pytest.raises(NotADirectoryError) as raised:
+        publish_bytes(str(tmp_path / "file" / "data.bin"), NEW)
+    assert raised.value.filename == str(tmp_path / "file" / "data.bin")
+    with pytest.raises(IsADirectoryError, match=r"/folder'$"):
+        publish_bytes(str(tmp_path / "folder"), NEW)
+    assert temporaries(tmp_path) == []
+
+
+def test_an_error_of_words_alone_keeps_them_and_names_the_target_in_a_note(target):
+    with (
+        fail_operation(2, OSError("the store is closed")),
+        pytest.raises(OSError, match="the store is closed") as raised,
+    ):
+        publish_bytes(str(target), NEW)
+    assert str(target) in "".join(raised.value.__notes__)
+
+
+def test_running_out_of_room_leaves_the_old_file(target):
+    soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
+    # The last write comes back short: only the next try raises.
+    resource.setrlimit(resource.RLIMIT_FSIZE, (len(NEW) - 100, hard))
+    try:
+        with pytest.raises(OSError, match=r"data\.bin'$") as raised:
+            write_in_parts(target)
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
+    assert raised.value.errno == errno.EFBIG
+    assert target.read_bytes() == OLD
+    assert temporaries(target.parent) == []
+
+
+def check_recovery(work, target):
+    """After a fault the target is whole, and sweeping and trying again leaves it new and alone."""
+    assert target.read_bytes() in (OLD, NEW)
+    sweep(str(target.parent))
+    assert temporaries(target.parent) == []
+    work()
+    assert target.read_bytes() == NEW
+    assert temporaries(target.parent) == []
+    target.write_bytes(OLD)
+
+
+def test_a_publication_syncs_the_file_then_names_it_then_syncs_the_directory(tmp_path):
+    names = operations_of(lambda: write_in_parts(tmp_path / "new" / "data.bin"))
+    assert names[:3] == ["mkdir", "open", "fsync"]
+    assert names[3] == "open"
+    assert set(names[4:-4]) == {"write"}
+    assert names[-4:] == ["fsync", "replace", "open", "fsync"]
+
+
+@pytest.mark.parametrize("code", [errno.EIO, errno.ENOSPC])
+def test_any_operation_may_fail(target, code):
+    def work():
+        write_in_parts(target)
+
+    total = len(operations_of(work))
+    target.write_bytes(OLD)
+    for number in range(1, total + 1):
+        with (
+            fail_operation(number, OSError(code, os.strerror(code))),
+            pytest.raises(OSError, match=r"data\.bin'$") as raised,
+        ):
+            work()
+        assert (raised.value.errno, raised.value.filename) == (code, str(target))
+        assert temporaries(target.parent) == []
+        check_recovery(work, target)
+
+
+def test_the_power_may_fail_at_any_operation(target):
+    def work():
+        write_in_parts(target)
+
+    total = len(operations_of(work))
+    target.write_bytes(OLD)
+    for number in range(1, total + 1):
+        with fail_operation(number, PowerOff()), pytest.raises(PowerOff):
+            work()
+        check_recovery(work, target)
+
+
+def test_a_writer_may_be_killed_at_any_operation(target):
+    def work():
+        write_in_parts(target)
+
+    total = len(operations_of(work))
+    target.write_bytes(OLD)
+    for number in range(1, total + 1):
+        assert killed_at(number, work)
+        check_recovery(work, target)
+    assert not killed_at(total + 1, work)
+
+
+def test_a_failed_clean_up_does_not_hide_what_went_wrong(target):
+    def everything_fails(number, name, arguments):
+        if number > 1:
+            raise OSError(errno.EIO if name == "unlink" else errno.ENOSPC, name)
+
+    with intercept(everything_fails), pytest.raises(OSError, match=r"data\.bin'$") as raised:
+        write_in_parts(target)
+    assert raised.value.errno == errno.ENOSPC
+    check_recovery(lambda: write_in_parts(target), target)
+
+
+def test_sweep_removes_orphans_alone(target):
+    kept = [".hidden", ".data.bin.tmp", "data.bin.0123456789abcdef.tmp", ".data.bin.0123456789ABCDEF.tmp"]
+    for name in kept:
+        (target.parent / name).write_bytes(b"mine")
+    orphan = target.parent / ".data.bin.0123456789abcdef.tmp"
+    orphan.write_bytes(b"half")
+    with publish(str(target)) as publication:
+        publication.write(NEW)
+        assert sweep(str(target.parent)) == [str(orphan)]
+    assert target.read_bytes() == NEW
+    assert sorted(path.name for path in target.parent.iterdir()) == sorted([*kept, "data.bin"])
+    assert sweep(str(target.parent / "missing")) == []
+
+
+def test_a_sweep_between_creation_and_lock_costs_a_second_try(target):
+    swept = []
+
+    def sweep_first(descriptor, kind):
+        if not swept:
+            swept.append(None)
+            swept.extend(sweep(str(target.parent)))
+        real(descriptor, kind)
+
+    real = fcntl.flock
+    with mock.patch.object(fcntl, "flock", sweep_first):
+        publish_bytes(str(target), NEW)
+    assert len(swept) == 2
+    assert target.read_bytes() == NEW
+    assert temporaries(target.parent) == []
+
+
+def test_without_locks_files_are_published_and_nothing_is_swept(target):
+    orphan = target.parent / ".data.bin.0123456789abcdef.tmp"
+    orphan.write_bytes(b"perhaps alive")
+    with mock.patch.object(fcntl, "flock", side_effect=OSError(errno.ENOSYS, "no locks")):
+        publish_bytes(str(target), NEW)
+        assert sweep(str(target.parent)) == []
+    assert target.read_bytes() == NEW
+    assert orphan.exists()
+
+
+def in_processes(*works):
+    """Run each function in a process of its own, all at once; yields while any of them runs."""
+    processes = [multiprocessing.get_context("fork").Process(target=work) for work in works]
+    for process in processes:
+        process.start()
+    while any(process.is_alive() for process in processes):
+        yield
+    assert [process.exitcode for process in processes] == [0] * len(works)
+
+
+def test_rival_writers_and_sweepers_leave_one_whole_content(target):
+    contents = [OLD, *(bytes([number]) * (200_000 + number) for number in range(4))]
+
+    def writer(number):
+        def work():
+            for _ in range(25):
+                publish_bytes(str(target), contents[number])
+                sweep(str(target.parent))
+
+        return work
+
+    seen = {target.read_bytes() for _ in in_processes(*(writer(number) for number in range(1, 5)))}
+    assert seen <= set(contents)
+    assert target.read_bytes() in contents[1:]
+    assert temporaries(target.parent) == []
+
+
+@pytest.fixture
+def source(tmp_path):
+    path = tmp_path / "store" / "shard.bin"
+    path.parent.mkdir()
+    path.write_bytes(NEW)
+    return path
+
+
+def test_a_link_is_the_same_file_under_a_second_name(source, target):
+    link(str(source), str(target))
+    assert target.samefile(source)
+    link(str(source), str(source.parent / "new" / "name.bin"))
+    assert (source.parent / "new" / "name.bin").samefile(source)
+    assert operations_of(lambda: link(str(source), str(target))) == []
+    assert temporaries(target.parent) == []
+
+
+@pytest.mark.parametrize("code", [errno.EXDEV, errno.EPERM, errno.ENOTSUP])
+def test_where_no_link_can_be_made_the_file_is_copied(source, target, code):
+    number = operations_of(lambda: link(str(source), str(target))).index("link") + 1
+    publish_bytes(str(target), OLD)
+    with fail_operation(number, OSError(code, "no link")):
+        link(str(source), str(target))
+    assert target.read_bytes() == NEW
+    assert not target.samefile(source)
+    assert temporaries(target.parent) == []
+
+
+def test_linking_what_is_not_there_names_it(target):
+    with pytest.raises(FileNotFoundError, match=r"missing\.bin"):
+        link(str(target.parent / "missing.bin"), str(target))
+    assert target.read_bytes() == OLD
+
+
+def test_a_link_survives_any_fault(source, target):
+    def work():
+        link(str(source), str(target))
+
+    def reset():
+        target.unlink()
+        target.write_bytes(OLD)
+
+    total = len(operations_of(work))
+    for number in range(1, total + 1):
+        for error in (OSError(errno.EIO, "bad disk"), PowerOff()):
+            reset()
+            with fail_operation(number, error), pytest.raises(type(error)) as raised:
+                work()
+            assert raised.value is error
+            check_recovery(work, target_for_links(target))
+        reset()
+        assert killed_at(number, work)
+        check_recovery(work, target_for_links(target))
+
+
+def target_for_links(target):
+    """A path whose content may be set without writing through a link into the source."""
+
+    class Unlinked(type(target)):
+        def write_bytes(self, data):
+            self.unlink()
+            return super().write_bytes(data)
+
+    return Unlinked(target)
+
+
+def test_a_rival_that_links_first_leaves_no_temporary(source, target):
+    def rival(number, name, arguments):
+        if name == "replace":
+            target.unlink()
+            target.hardlink_to(source)
+
+    with intercept(rival):
+        link(str(source), str(target))
+    assert target.samefile(source)
+    assert temporaries(target.parent) == []
+
+
+def test_a_sweep_during_a_link_leaves_its_temporary(source, target):
+    swept = []
+
+    def sweeper(number, name, arguments):
+        if name == "replace":
+            swept.append(sweep(str(target.parent)))
+
+    with intercept(sweeper):
+        link(str(source), str(target))
+    assert swept == [[]]
+    assert target.samefile(source)
+
+
+def test_a_memory_file_appears_whole_or_not_at_all():
+    uri = "memory://publish/data.bin"
+    publish_bytes(uri, OLD)
+    with pytest.raises(KeyboardInterrupt), publish(uri) as publication:
+        publication.write(NEW)
+        raise KeyboardInterrupt
+    assert fsspec.filesystem("memory").cat_file(uri) == OLD
+    assert publish_bytes(uri, NEW) == Output(uri, len(NEW), xxhash.xxh3_128(NEW).hexdigest())
+    assert fsspec.filesystem("memory").cat_file(uri) == NEW
+
+
+@pytest.fixture(scope="module")
+def server():
+    moto = ThreadedMotoServer("127.0.0.1", port=0)
+    moto.start()
+    yield "http://{}:{}".format(*moto.get_host_and_port())
+    moto.stop()
+
+
+@pytest.fixture
+def bucket(server, monkeypatch):
+    """An empty bucket, and uploads in parts of 5 MiB, the least that S3 takes."""
+    for name, value in {
+        "AWS_ENDPOINT_URL": server,
+        "AWS_ACCESS_KEY_ID": "test",
+        "AWS_SECRET_ACCESS_KEY": "test",
+        "AWS_DEFAULT_REGION": "us-east-1",
+    }.items():
+        monkeypatch.setenv(name, value)
+    monkeypatch.setattr(S3FileSystem, "default_block_size", 5 << 20)
+    S3FileSystem.clear_instance_cache()
+    client = boto3.client("s3")
+    client.create_bucket(Bucket="shards")
+    yield client
+    with contextlib.suppress(client.exceptions.NoSuchBucket):
+        for found in client.list_objects_v2(Bucket="shards").get("Contents", []):
+            client.delete_object(Bucket="shards", Key=found["Key"])
+        client.delete_bucket(Bucket="shards")
+    S3FileSystem.clear_instance_cache()
+
+
+def stored(client, key="data.bin"):
+    return client.get_object(Bucket="shards", Key=key)["Body"].read()
+
+
+def pending(client):
+    return client.list_multipart_uploads(Bucket="shards").get("Uploads", [])
+
+
+LARGE = np.arange(6 << 20, dtype=np.uint16)
+
+
+@pytest.mark.parametrize("content", [b"", NEW, LARGE.tobytes()], ids=["empty", "small", "large"])
+def test_an_object_appears_when_the_block_ends(bucket, content):
+    with publish("s3://shards/a/data.bin") as publication:
+        publication.write(content)
+        assert "Contents" not in bucket.list_objects_v2(Bucket="shards")
+    assert stored(bucket, "a/data.bin") == content
+    assert publication.output.size == len(content)
+    assert publication.output.xxh3_128 == xxhash.xxh3_128(content).hexdigest()
+    assert pending(bucket) == []
+
+
+@pytest.mark.filterwarnings("error::pytest.PytestUnraisableExceptionWarning")
+@pytest.mark.parametrize("content", [NEW, LARGE], ids=["small", "large"])
+def test_a_failed_upload_leaves_the_old_object_and_nothing_pending(bucket, content):
+    publish_bytes("s3://shards/data.bin", OLD)
+    with pytest.raises(KeyboardInterrupt), publish("s3://shards/data.bin") as publication:
+        publication.write(content)
+        begun = pending(bucket)
+        raise KeyboardInterrupt
+    assert bool(begun) == (content is LARGE)
+    del publication
+    gc.collect()  # a finalizer may not upload what was left
+    assert stored(bucket) == OLD
+    assert pending(bucket) == []
+
+
+@pytest.mark.parametrize("content", [NEW, LARGE], ids=["small", "large"])
+def test_a_store_that_refuses_names_the_object(bucket, content):
+    with pytest.raises(FileNotFoundError, match="bucket") as raised, publish("s3://nowhere/data.bin") as publication:
+        publication.write(content)
+    assert "s3://nowhere/data.bin" in "".join([str(raised.value), *raised.value.__notes__])
+
+
+def test_a_store_that_cannot_publish_atomically_is_refused():
+    with pytest.raises(InputError, match=r"sftp://.*s3://"):
+        publish_bytes("sftp://host/data.bin", NEW)

@@ -1,0 +1,270 @@
+import gzip
+import json
+import os
+from pathlib import Path
+
+import fsspec
+import pyarrow as pa
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from tasks.blend.models import DataSource
+from tasks.errors import InputError, RunError
+from tasks.sources.discovery import discover
+from tasks.sources.files import SourceFile
+from tasks.sources.formats import describe, sniff
+from tasks.sources.selection import in_split, in_subset
+
+LINE = b'{"text": "a"}\n'
+
+
+def put(root: Path, *names: str, content: bytes = LINE) -> None:
+    for name in names:
+        path = root / name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_bytes(content)
+
+
+def source(path, **fields) -> DataSource:
+    return DataSource(name="some", path=str(path), **fields)
+
+
+def found(root: Path, path="", **fields) -> list[str]:
+    return [os.path.relpath(file.uri, root) for file in discover(source(root / path, **fields))]
+
+
+def refusal(path, **fields) -> str:
+    with pytest.raises(InputError) as refused:
+        discover(source(path, **fields))
+    return str(refused.value)
+
+
+def test_a_folder_is_searched_at_every_depth_for_names_that_can_be_read(tmp_path):
+    put(tmp_path, "b.jsonl", "a/b/c.parquet", "a/d.JSONL.GZ", "a/e.json.zst", content=b"")
+    put(tmp_path, "notes.txt", "a/f.csv", ".hidden.jsonl", ".cache/g.jsonl", "dataset_infos.json")
+    assert found(tmp_path) == ["a/b/c.parquet", "a/d.JSONL.GZ", "a/e.json.zst", "b.jsonl"]
+
+
+def test_a_local_file_carries_what_the_disk_says_of_it(tmp_path):
+    put(tmp_path, "x.jsonl.gz", content=gzip.compress(LINE))
+    os.utime(tmp_path / "x.jsonl.gz", ns=(1, 1_700_000_000_123_456_789))
+    expected = SourceFile(
+        uri=str(tmp_path / "x.jsonl.gz"),
+        size=(tmp_path / "x.jsonl.gz").stat().st_size,
+        format="jsonl",
+        compression="gzip",
+        modified_ns=1_700_000_000_123_456_789,
+    )
+    assert discover(source(tmp_path / "x.jsonl.gz")) == [expected]
+    assert discover(source(f"file://{tmp_path}/x.jsonl.gz")) == [expected]
+    assert discover(source(f"{tmp_path}/no/../x.jsonl.gz")) == [expected]
+
+
+def test_an_empty_file_is_kept(tmp_path):
+    put(tmp_path, "x.jsonl", "y.json", "z.json.gz", content=b"")
+    assert [(file.size, file.format) for file in discover(source(tmp_path))] == [(0, "jsonl")] * 3
+
+
+@pytest.mark.parametrize(
+    ("pattern", "names"),
+    [
+        ("*.jsonl", ["a.jsonl"]),
+        ("*/*.jsonl", ["x/b.jsonl", "y/b.jsonl"]),
+        ("**/*.jsonl", ["a.jsonl", "x/b.jsonl", "x/deep/er/c.jsonl", "y/b.jsonl"]),
+        ("x/**", ["x/b.jsonl", "x/deep/er/c.jsonl", "x/p.parquet"]),
+        ("[xz]/?.*", ["x/b.jsonl", "x/p.parquet"]),
+        ("[!x]/*", ["y/b.jsonl"]),
+        ("x/deep/*/c.jsonl", ["x/deep/er/c.jsonl"]),
+    ],
+)
+def test_a_glob_takes_what_it_matches(tmp_path, pattern, names):
+    put(tmp_path, "a.jsonl", "x/b.jsonl", "x/deep/er/c.jsonl", "x/p.parquet", "y/b.jsonl", "x/n.txt", ".z/b.jsonl")
+    assert found(tmp_path, pattern) == names
+
+
+def test_a_name_with_wildcard_characters_is_taken_as_it_is_when_it_exists(tmp_path):
+    put(tmp_path, "part[1].jsonl", "part1.jsonl", "[v2]/x.jsonl", "v/x.jsonl")
+    assert found(tmp_path, "part[1].jsonl") == ["part[1].jsonl"]
+    assert found(tmp_path, "[v2]") == ["[v2]/x.jsonl"]
+
+
+def test_linked_folders_are_followed_and_none_is_read_twice(tmp_path):
+    put(tmp_path / "elsewhere", "far.jsonl")
+    root = tmp_path / "root"
+    put(root, "z/real.jsonl")
+    for link in ("a", "zz"):
+        (root / link).symlink_to(root / "z")
+    (root / "z/circle").symlink_to(root)
+    (root / "out").symlink_to(tmp_path / "elsewhere")
+    (root / "file.jsonl").symlink_to(tmp_path / "elsewhere/far.jsonl")
+    assert found(root) == ["file.jsonl", "out/far.jsonl", "z/real.jsonl"]
+    (tmp_path / "door").symlink_to(root)
+    assert found(tmp_path, "door") == ["door/file.jsonl", "door/out/far.jsonl", "door/z/real.jsonl"]
+
+
+def test_a_broken_link_is_refused_rather_than_left_out(tmp_path):
+    put(tmp_path, "a.jsonl")
+    (tmp_path / "b.jsonl").symlink_to(tmp_path / "gone.jsonl")
+    assert str(tmp_path / "b.jsonl") in refusal(tmp_path)
+
+
+def test_a_pipe_is_not_waited_for(tmp_path):
+    put(tmp_path, "a.jsonl")
+    os.mkfifo(tmp_path / "b.jsonl")
+    assert found(tmp_path) == ["a.jsonl"]
+
+
+def test_a_missing_path_is_refused_with_the_nearest_there_is(tmp_path):
+    put(tmp_path, "corpus/train.jsonl", "other/x.jsonl")
+    assert str(tmp_path / "corpus/train.jsonl") in refusal(tmp_path / "corpus/trian.jsonl")
+    assert str(tmp_path / "corpus") in refusal(tmp_path / "corpsu/train.jsonl")
+    assert "'corpus', 'other'" in refusal(tmp_path / "zzz")
+
+
+def test_nothing_to_read_is_refused_with_what_was_found(tmp_path):
+    put(tmp_path, "data/x.csv", "data/y.arrow")
+    (tmp_path / "empty").mkdir()
+    assert "'x.csv', 'y.arrow'" in refusal(tmp_path / "data")
+    assert "no files" in refusal(tmp_path / "empty")
+    assert "no files" in refusal(tmp_path / "data/*.jsonl")
+    message = refusal(tmp_path / "data/x.csv")
+    assert all(ending in message for ending in (".jsonl", ".json.zst", ".parquet"))
+    assert "**/*" in refusal(tmp_path / "**.jsonl")
+
+
+def test_a_revision_of_something_that_has_none_is_refused(tmp_path):
+    put(tmp_path, "x.jsonl")
+    assert "'revision'" in refusal(tmp_path, revision="main")
+
+
+def test_subset_and_split_choose_among_the_files_of_a_folder(tmp_path):
+    put(tmp_path, "4plus/train/0.jsonl", "4plus/test/0.jsonl", "4plus_MIND/train/0.jsonl", "4plus_MIND/train-1.jsonl")
+    assert found(tmp_path, subset="4plus") == ["4plus/test/0.jsonl", "4plus/train/0.jsonl"]
+    assert found(tmp_path, subset="4plus_MIND", split="train") == [
+        "4plus_MIND/train-1.jsonl",
+        "4plus_MIND/train/0.jsonl",
+    ]
+    assert found(tmp_path, "4plus/*/*.jsonl", split="test") == ["4plus/test/0.jsonl"]
+    assert "'4plus'" in refusal(tmp_path, subset="4pus")
+    assert refusal(tmp_path, split="tset").index("'test'") < refusal(tmp_path, split="tset").index("'train'")
+
+
+def test_folders_outside_the_one_that_is_named_choose_nothing(tmp_path):
+    put(tmp_path / "train", "a/x.jsonl", "a/train.jsonl")
+    assert found(tmp_path / "train", split="train") == ["a/train.jsonl"]
+
+
+def test_where_no_path_speaks_of_splits_everything_is_train(tmp_path):
+    put(tmp_path, "a/part-0.jsonl", "b/part-0.jsonl")
+    assert found(tmp_path, split="train") == ["a/part-0.jsonl", "b/part-0.jsonl"]
+    refusal(tmp_path, split="test")
+    put(tmp_path, "a/validation.jsonl")
+    refusal(tmp_path, split="train")
+
+
+@pytest.mark.parametrize(
+    "name",
+    ["train.jsonl", "train-00000-of-00001.parquet", "train-00000.json.gz", "train_0001.jsonl", "a/train.12.jsonl",
+     "train/x.jsonl", "a/train/b/x.parquet", "data/train-00000-of-00001-a09b74b3ef9c3b56.parquet"],
+)  # fmt: skip
+def test_names_of_a_split(name):
+    assert in_split(name, "train")
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        "train-extra.jsonl",
+        "train_extra_0001.jsonl",
+        "mytrain.jsonl",
+        "training/x.jsonl",
+        "train2.jsonl",
+        "x/test.jsonl",
+    ],
+)
+def test_names_that_are_not_of_a_split(name):
+    assert not in_split(name, "train")
+
+
+COMPONENT = st.text(alphabet="ab-_.", min_size=1, max_size=4).filter(lambda part: part.strip("."))
+
+
+@given(st.lists(COMPONENT, min_size=1, max_size=4), COMPONENT)
+def test_a_subset_is_one_of_the_components_whatever_they_look_like(components, subset):
+    assert in_subset("/".join(components) + ".jsonl", subset) == (subset in components)
+
+
+@pytest.mark.parametrize(
+    ("content", "expected"),
+    [
+        (b'[{"text": "a"}]', "json"),
+        (b'\xef\xbb\xbf [{"text": "a"}]', "json"),
+        (b" \r\n\t" * (1 << 19) + b"[]", "json"),
+        (b'{"text": "[a]"}\n', "jsonl"),
+        (b'\xef\xbb\xbf{"text": "a"}', "jsonl"),
+        (b"   \n", "jsonl"),
+        (b"", "jsonl"),
+    ],
+)
+@pytest.mark.parametrize("ending", ["", ".gz", ".zst"])
+def test_an_array_is_told_from_lines_by_its_first_byte(tmp_path, content, expected, ending):
+    stored = pa.compress(content, {".gz": "gzip", ".zst": "zstd"}[ending], asbytes=True) if ending else content
+    put(tmp_path, f"x.json{ending}", f"y.jsonl{ending}", content=stored)
+    array, lines = discover(source(tmp_path))
+    assert (array.format, lines.format) == (expected, "jsonl")
+
+
+def test_a_json_file_that_is_not_compressed_as_its_name_says_is_named(tmp_path):
+    put(tmp_path, "x.json.gz", content=json.dumps(["plain"]).encode())
+    with pytest.raises(RunError, match=r"x\.json\.gz"):
+        discover(source(tmp_path))
+
+
+@pytest.mark.parametrize("ending", ["jsonl", "json", "parquet"])
+@pytest.mark.parametrize(("suffix", "compression"), [("", None), (".gz", "gzip"), (".zst", "zstd")])
+def test_endings(ending, suffix, compression):
+    expected = None if ending == "parquet" and suffix else (ending, compression)
+    assert describe(f"some.dir/a.{ending}{suffix}") == expected
+    assert describe(f"a.{ending}{suffix}.bak") is None
+    assert describe(f"{ending}{suffix}") is None
+
+
+def test_sniffing_reads_no_other_file():
+    lines = SourceFile(uri="/nowhere/x.jsonl", size=1, format="jsonl")
+    assert sniff(lines) is lines
+
+
+@pytest.fixture
+def memory():
+    store = fsspec.filesystem("memory")
+    yield store
+    store.rm("/corpus", recursive=True)
+
+
+@pytest.mark.parametrize(
+    ("path", "names"),
+    [
+        ("memory://corpus/High-Quality", ["High-Quality/x.jsonl"]),
+        ("memory://corpus/High-Quality/x.jsonl", ["High-Quality/x.jsonl"]),
+        ("memory://corpus/*/x.jsonl", ["High-Quality-Synthetic/x.jsonl", "High-Quality/x.jsonl"]),
+        ("memory:///corpus/", ["High-Quality-Synthetic/x.jsonl", "High-Quality/x.jsonl", "y.json"]),
+    ],
+)
+def test_files_in_memory_are_found_like_local_ones(memory, path, names):
+    memory.pipe({f"/corpus/{name}": LINE for name in ("High-Quality/x.jsonl", "High-Quality-Synthetic/x.jsonl")})
+    memory.pipe({"/corpus/y.json": b"[]", "/corpus/n.txt": b"", "/corpus/.tmp/x.jsonl": b""})
+    files = discover(source(path))
+    assert [file.uri for file in files] == [f"memory://corpus/{name}" for name in names]
+    assert {file.format for file in files if file.uri.endswith(".json")} <= {"json"}
+    assert [file.size for file in files] == [memory.size(file.uri) for file in files]
+    assert {(file.version, file.modified_ns) for file in files} == {(None, None)}
+
+
+def test_a_store_s_files_are_chosen_and_refused_like_local_ones(memory):
+    memory.pipe({"/corpus/a/train.jsonl": LINE, "/corpus/ab/train.jsonl": LINE, "/corpus/ab/test.jsonl": LINE})
+    (chosen,) = discover(source("memory://corpus", subset="a", split="train"))
+    assert chosen.uri == "memory://corpus/a/train.jsonl"
+    assert "no files" in refusal("memory://corpus/abc")
+    memory.pipe("/corpus/n.csv", b"")
+    assert "n.csv: files of this type" in refusal("memory://corpus/n.csv")

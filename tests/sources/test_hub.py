@@ -1,0 +1,311 @@
+import hashlib
+import socket
+import subprocess
+from pathlib import Path
+
+import pytest
+from hub_stand_in import EXPIRED, LARGE, serve
+from huggingface_hub.errors import HfHubHTTPError
+
+from tasks.blend.models import DataSource
+from tasks.errors import InputError
+from tasks.sources.discovery import discover
+from tasks.storage import filesystem
+
+ROWS = b'{"text": "a row of text"}\n'
+
+
+@pytest.fixture
+def hub(monkeypatch):
+    with serve() as hub:
+        monkeypatch.setenv("HF_ENDPOINT", hub.url)
+        monkeypatch.delenv("HF_TOKEN", raising=False)
+        yield hub
+
+
+@pytest.fixture
+def publish(hub, tmp_path):
+    """Adds files of one row to the folder of a repository, and commits it."""
+
+    def publish(*names: str, card: str = "", repository: str = "org/name", branch: str = "main") -> str:
+        folder = tmp_path / repository
+        for name in names:
+            write(folder / name, ROWS)
+        if card:
+            write(folder / "README.md", f"---\n{card}\n---\n# A data set\n".encode())
+        return hub.repository(repository).commit(folder, branch)
+
+    return publish
+
+
+def write(path: Path, content: bytes) -> None:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_bytes(content)
+
+
+def source(path: str = "hf://org/name", **fields) -> DataSource:
+    return DataSource(name="some", path=path, **fields)
+
+
+def found(path: str = "hf://org/name", **fields) -> list[str]:
+    """Paths in the repository of what discovery finds."""
+    return [file.uri.split("@", 1)[1].split("/", 1)[1] for file in discover(source(path, **fields))]
+
+
+def refusal(path: str = "hf://org/name", **fields) -> str:
+    with pytest.raises(InputError) as refused:
+        discover(source(path, **fields))
+    return str(refused.value)
+
+
+def test_files_carry_the_commit_their_size_and_the_checksums_of_git(publish, tmp_path):
+    write(tmp_path / "org/name/data/large.jsonl", ROWS * LARGE)
+    commit = publish("data/small.jsonl.gz", "LICENSE", ".gitattributes", ".cache/hidden.jsonl")
+    large, small = discover(source())
+    assert large.uri == f"hf://datasets/org/name@{commit}/data/large.jsonl"
+    assert (large.size, large.version) == (len(ROWS) * LARGE, hashlib.sha256(ROWS * LARGE).hexdigest())
+    blob = subprocess.run(["git", "hash-object", "--stdin"], input=ROWS, capture_output=True, check=True).stdout
+    assert (small.size, small.version) == (len(ROWS), blob.decode().strip())
+    assert (small.format, small.compression) == ("jsonl", "gzip")
+
+
+def test_a_moved_branch_changes_the_commit_but_no_checksum_of_a_file_that_stayed(publish):
+    first = publish("data/a.jsonl")
+    before = discover(source())
+    second = publish("data/b.jsonl")
+    after = discover(source())
+    assert [file.uri for file in before] == [f"hf://datasets/org/name@{first}/data/a.jsonl"]
+    assert [file.uri for file in after] == [f"hf://datasets/org/name@{second}/data/{name}.jsonl" for name in "ab"]
+    assert before[0].version == after[0].version
+
+
+@pytest.mark.parametrize("spell", [lambda r: {"path": f"hf://org/name@{r}"}, lambda r: {"revision": r}])
+def test_a_revision_pins_the_files_of_its_commit(publish, spell):
+    first = publish("data/a.jsonl")
+    publish("data/b.jsonl", branch="refs/pr/7")
+    publish("data/c.jsonl")
+    assert found(**spell(first)) == ["data/a.jsonl"]
+    assert found(**spell("refs/pr/7")) == ["data/a.jsonl", "data/b.jsonl"]
+    assert found(**spell("main")) == ["data/a.jsonl", "data/b.jsonl", "data/c.jsonl"]
+
+
+def test_a_quoted_revision_in_the_path_is_the_branch_it_quotes(publish):
+    publish("data/a.jsonl", branch="feature/one")
+    assert found("hf://org/name@feature%2Fone") == ["data/a.jsonl"]
+
+
+def test_two_different_revisions_are_refused(publish):
+    publish("data/a.jsonl")
+    assert found("hf://org/name@main", revision="main") == ["data/a.jsonl"]
+    assert "'other'" in refusal("hf://org/name@main", revision="other")
+
+
+def test_a_subset_is_never_a_prefix_of_another(publish):
+    publish(
+        "High-Quality/part_000000.parquet",
+        "High-Quality/part_000001.parquet",
+        "High-Quality-Synthetic/part_000000.parquet",
+        "Medium-High-Quality/part_000000.parquet",
+        "4plus/part_000000.parquet",
+        "4plus_MIND/part_000000.parquet",
+        "chat_if.jsonl",
+        "chat_if_long.jsonl",
+    )
+    assert found(subset="High-Quality") == ["High-Quality/part_000000.parquet", "High-Quality/part_000001.parquet"]
+    assert found(subset="4plus") == ["4plus/part_000000.parquet"]
+    assert found(subset="4plus_MIND") == ["4plus_MIND/part_000000.parquet"]
+    assert found(subset="chat_if") == ["chat_if.jsonl"]
+
+
+def test_a_missing_subset_lists_those_that_are_there_nearest_first(publish):
+    publish("High-Quality/part.parquet", "Medium-Quality/part.parquet", "4plus/part.parquet")
+    message = refusal(subset="High-Qualty")
+    assert message.index("'High-Quality'") < message.index("'Medium-Quality'") < message.index("'4plus'")
+
+
+SPLIT_CARD = """configs:
+- config_name: default
+  data_files:
+  - {split: train, path: data/part-*.jsonl}
+  - {split: test, path: [held/out.jsonl, "held/more-[0-9].jsonl"]}
+- config_name: extra
+  data_files: extra/*.jsonl
+- config_name: named
+  data_files: {train: ./one.jsonl, validation: two.jsonl}
+- config_name: folder
+  data_dir: deep
+- config_name: both
+  data_dir: deep
+  data_files: "*.jsonl"
+- config_name: elsewhere
+  data_files: raw/*.csv"""
+SPLIT_FILES = [
+    "data/part-0.jsonl",
+    "data/part-1.jsonl",
+    "data/other.jsonl",
+    "held/out.jsonl",
+    "held/more-1.jsonl",
+    "held/more-x.jsonl",
+    "extra/x.jsonl",
+    "extra/deeper/y.jsonl",
+    "one.jsonl",
+    "two.jsonl",
+    "deep/er/z.jsonl",
+    "deep/w.jsonl",
+]
+
+
+@pytest.mark.parametrize(
+    ("fields", "names"),
+    [
+        ({}, ["data/part-0.jsonl", "data/part-1.jsonl", "held/more-1.jsonl", "held/out.jsonl"]),
+        ({"split": "train"}, ["data/part-0.jsonl", "data/part-1.jsonl"]),
+        ({"split": "test"}, ["held/more-1.jsonl", "held/out.jsonl"]),
+        ({"subset": "default", "split": "test"}, ["held/more-1.jsonl", "held/out.jsonl"]),
+        ({"subset": "extra"}, ["extra/x.jsonl"]),
+        ({"subset": "extra", "split": "train"}, ["extra/x.jsonl"]),
+        ({"subset": "named"}, ["one.jsonl", "two.jsonl"]),
+        ({"subset": "named", "split": "validation"}, ["two.jsonl"]),
+        ({"subset": "folder"}, ["deep/er/z.jsonl", "deep/w.jsonl"]),
+        ({"subset": "both"}, ["deep/w.jsonl"]),
+        ({"subset": "deeper"}, ["extra/deeper/y.jsonl"]),
+    ],
+)
+def test_the_card_says_what_a_subset_and_a_split_are_made_of(publish, fields, names):
+    publish(*SPLIT_FILES, card=SPLIT_CARD)
+    assert found(**fields) == names
+
+
+def test_what_the_card_does_not_declare_is_refused_with_what_it_does(publish):
+    publish(*SPLIT_FILES, card=SPLIT_CARD)
+    assert refusal(split="tset").index("'test'") < refusal(split="tset").index("'train'")
+    assert "'extra'" in refusal(subset="extras")
+    assert "raw/*.csv" in refusal(subset="elsewhere")
+
+
+def test_a_card_s_subset_is_never_a_prefix_of_another(publish):
+    card = "configs:\n" + "".join(
+        f"- config_name: {name}\n  data_files: {name}/*.parquet\n" for name in ("4plus", "4plus_MIND")
+    )
+    publish("4plus/part_0.parquet", "4plus_MIND/part_0.parquet", card=card)
+    assert found(subset="4plus") == ["4plus/part_0.parquet"]
+    assert found() == ["4plus/part_0.parquet", "4plus_MIND/part_0.parquet"]
+
+
+def test_an_overlapping_subset_is_not_read_a_second_time(publish):
+    card = "configs:\n- {config_name: all, data_files: '**/*.jsonl'}\n- {config_name: a, data_files: 'a/*.jsonl'}"
+    publish("a/x.jsonl", "b/x.jsonl", card=card)
+    assert found() == ["a/x.jsonl", "b/x.jsonl"]
+
+
+def test_the_default_configuration_alone_is_taken_where_no_subset_is_asked_for(publish):
+    card = """configs:
+- {config_name: full, default: true, data_files: "data/*.jsonl"}
+- {config_name: sample, data_files: "sample/*.jsonl"}"""
+    publish("data/x.jsonl", "sample/x.jsonl", card=card)
+    assert found() == ["data/x.jsonl"]
+    assert found(subset="sample") == ["sample/x.jsonl"]
+
+
+def test_descriptions_are_no_data_unless_they_are_all_there_is(publish):
+    publish("dataset_infos.json", "statistics.json", "data/train.jsonl", "data/dataset_info.json")
+    assert found() == ["data/train.jsonl"]
+    publish("rows.json", "dataset_infos.json", repository="org/plain")
+    assert found("hf://org/plain") == ["rows.json"]
+
+
+def test_a_json_file_at_the_root_is_data_when_it_is_the_split_asked_for(publish):
+    publish("train.json", "test.json", "data/other.jsonl")
+    assert found(split="train") == ["train.json"]
+
+
+def test_a_file_folder_or_glob_inside_a_repository_can_be_named(publish):
+    commit = publish("a/x.jsonl", "a/y.jsonl", "ab/x.jsonl", "a/deep/z.parquet")
+    assert found(f"hf://datasets/org/name@{commit}/a/y.jsonl") == ["a/y.jsonl"]
+    assert found("hf://org/name/a") == ["a/deep/z.parquet", "a/x.jsonl", "a/y.jsonl"]
+    assert found("hf://org/name/*/x.jsonl") == ["a/x.jsonl", "ab/x.jsonl"]
+    assert "'a/x.jsonl'" in refusal("hf://org/name/a/w.jsonl")
+
+
+def test_a_repository_without_data_says_what_it_holds(publish):
+    publish("data/rows.csv", "data/rows.arrow")
+    assert "'data/rows.csv'" in refusal()
+    assert ".parquet" in refusal()
+
+
+def test_a_slice_is_read_with_one_range_request_for_its_bytes(hub, publish, tmp_path):
+    content = bytes(range(256)) * 64
+    write(tmp_path / "org/name/data/x.jsonl", content)
+    publish()
+    (file,) = discover(source())
+    publish("data/later.jsonl")
+    store, path = filesystem(file.uri)
+    with store.open(path, "rb", cache_type="none") as handle:
+        handle.seek(1000)
+        assert handle.read(500) == content[1000:1500]
+    assert [span for _, _, span in hub.requests if span] == ["bytes=1000-1499"]
+    assert store.cat_file(path) == content
+
+
+def test_the_end_point_is_the_one_that_is_set_now(hub, publish, monkeypatch, tmp_path):
+    publish("data/x.jsonl")
+    assert found() == ["data/x.jsonl"]
+    with serve() as other:
+        write(tmp_path / "other/data/y.jsonl", ROWS + ROWS)
+        other.repository("org/name").commit(tmp_path / "other")
+        monkeypatch.setenv("HF_ENDPOINT", other.url)
+        (file,) = discover(source())
+        store, path = filesystem(file.uri)
+        assert store.cat_file(path) == ROWS + ROWS
+
+
+def test_an_array_in_a_json_file_is_told_from_lines(publish, tmp_path):
+    write(tmp_path / "org/name/data/array.json", b' \n[{"text": "a"}]')
+    publish("data/lines.json")
+    assert [file.format for file in discover(source())] == ["json", "jsonl"]
+
+
+def test_a_gated_repository_needs_a_token_that_was_let_in(hub, publish, monkeypatch):
+    hub.repository("org/name", gated=True, members={"hf_member"})
+    publish("data/x.jsonl")
+    assert "HF_TOKEN" in refusal()
+    monkeypatch.setenv("HF_TOKEN", "hf_member")
+    (file,) = discover(source())
+    store, path = filesystem(file.uri)
+    assert store.cat_file(path) == ROWS
+
+
+def test_an_unknown_repository_revision_or_name_is_refused_with_the_remedy(publish, monkeypatch):
+    publish("data/x.jsonl")
+    assert "hf://org/nmae: no such data set" in refusal("hf://org/nmae")
+    monkeypatch.setenv("HF_TOKEN", "hf_member")
+    assert "hf://org/nmae: no such data set" in refusal("hf://org/nmae")
+    monkeypatch.setenv("HF_TOKEN", EXPIRED)
+    assert "refused HF_TOKEN" in refusal()
+    monkeypatch.delenv("HF_TOKEN")
+    assert "'v2'" in refusal(revision="v2")
+    assert "hf://org/name@revision" in refusal("hf://name")
+    assert "not a valid name" in refusal("hf://org/na--me")
+
+
+def test_a_hub_that_cannot_be_reached_is_named(monkeypatch):
+    with socket.socket() as unused:
+        unused.bind(("127.0.0.1", 0))
+        endpoint = f"http://127.0.0.1:{unused.getsockname()[1]}"
+        monkeypatch.setenv("HF_ENDPOINT", endpoint)
+        message = refusal()
+    assert endpoint in message
+    assert "HF_ENDPOINT" in message
+
+
+def test_a_hub_that_fails_is_not_the_caller_s_fault(hub, publish):
+    publish("data/x.jsonl")
+    hub.failing = True
+    with pytest.raises(HfHubHTTPError, match="503"):
+        discover(source())
+
+
+def test_discovery_of_a_repository_is_one_request(hub, publish):
+    publish(*[f"data/train-{number:05}-of-00050.jsonl" for number in range(50)])
+    assert len(found(split="train")) == 50
+    assert len(hub.requests) == 1

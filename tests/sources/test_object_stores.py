@@ -1,0 +1,215 @@
+import http.server
+import logging
+import socket
+import threading
+
+import fsspec
+import pytest
+from moto.server import ThreadedMotoServer
+
+from tasks.blend.models import DataSource
+from tasks.errors import InputError
+from tasks.sources.discovery import discover
+from tasks.storage import filesystem
+
+LINE = b'{"text": "a"}\n'
+NAMES = [
+    "corpus/High-Quality-Synthetic/train.jsonl",
+    "corpus/High-Quality/test.jsonl.gz",
+    "corpus/High-Quality/train.jsonl",
+    "corpus/lines.json",
+]
+
+
+@pytest.fixture(scope="module")
+def s3_server():
+    server = ThreadedMotoServer("127.0.0.1", 0)
+    server.start()
+    host, port = server.get_host_and_port()
+    yield f"http://{host}:{port}"
+    server.stop()
+
+
+@pytest.fixture
+def s3(s3_server, monkeypatch):
+    """The environment of a user of some S3 store, with an empty bucket called `bucket`; gives its URL."""
+    for name, value in {
+        "AWS_ENDPOINT_URL": s3_server,
+        "AWS_ACCESS_KEY_ID": "key",
+        "AWS_SECRET_ACCESS_KEY": "secret",
+        "AWS_DEFAULT_REGION": "us-east-1",
+        "AWS_EC2_METADATA_DISABLED": "true",
+    }.items():
+        monkeypatch.setenv(name, value)
+    for name in ("AWS_PROFILE", "AWS_SESSION_TOKEN", "AWS_ENDPOINT_URL_S3"):
+        monkeypatch.delenv(name, raising=False)
+    store = fsspec.filesystem("s3", skip_instance_cache=True)
+    store.mkdir("bucket")
+    store.clear_instance_cache()
+    yield "s3://bucket"
+    store.rm("bucket", recursive=True)
+    store.clear_instance_cache()
+
+
+@pytest.fixture(scope="module")
+def gs_server():
+    emulator = pytest.importorskip("gcp_storage_emulator.server")
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = free.getsockname()[1]
+    server = emulator.create_server("127.0.0.1", port, in_memory=True, default_bucket="bucket")
+    server.start()
+    yield server, f"http://127.0.0.1:{port}"
+    server.stop()
+
+
+@pytest.fixture
+def gs(gs_server, monkeypatch):
+    """The environment of a user of an emulated Google Cloud Storage with an empty bucket; gives its URL."""
+    server, endpoint = gs_server
+    server.wipe(keep_buckets=True)
+    monkeypatch.setenv("STORAGE_EMULATOR_HOST", endpoint)
+    monkeypatch.setattr(logging.getLogger("gcsfs"), "disabled", True)
+    yield "gs://bucket"
+    fsspec.get_filesystem_class("gs").clear_instance_cache()
+
+
+@pytest.fixture(params=["s3", "gs"])
+def bucket(request):
+    url = request.getfixturevalue(request.param)
+    store, _ = filesystem(url)
+    store.pipe({f"{url}/{name}": LINE for name in NAMES})
+    store.pipe({f"{url}/corpus/notes.txt": b"x", f"{url}/corpus/.tmp/x.jsonl": LINE, f"{url}/corpus/dir.jsonl/": b""})
+    return url
+
+
+def found(url, **fields):
+    return discover(DataSource(name="some", path=url, **fields))
+
+
+def names(url, path, **fields):
+    return [file.uri.removeprefix(f"{url}/") for file in found(f"{url}/{path}", **fields)]
+
+
+def refusal(url, **fields):
+    with pytest.raises(InputError) as refused:
+        found(url, **fields)
+    return str(refused.value)
+
+
+def test_a_prefix_is_a_folder_a_file_or_a_glob(bucket):
+    assert names(bucket, "corpus") == NAMES
+    assert names(bucket, "") == NAMES
+    assert names(bucket, "corpus/High-Quality") == NAMES[1:3]
+    assert names(bucket, "corpus/High-Quality/train.jsonl") == NAMES[2:3]
+    assert names(bucket, "corpus/*/train.jsonl") == [NAMES[0], NAMES[2]]
+    assert names(bucket, "**/*.jsonl.gz") == NAMES[1:2]
+    assert names(bucket, "corpus", subset="High-Quality", split="train") == NAMES[2:3]
+
+
+def test_what_is_found_can_be_read_whole_and_in_part(bucket):
+    files = found(f"{bucket}/corpus")
+    assert [(file.format, file.compression) for file in files] == [
+        ("jsonl", None),
+        ("jsonl", "gzip"),
+        ("jsonl", None),
+        ("jsonl", None),
+    ]
+    for file in files:
+        store, path = filesystem(file.uri)
+        assert store.cat_file(path) == LINE
+        assert file.size == len(LINE)
+        with store.open(path, "rb") as handle:
+            handle.seek(2)
+            assert handle.read(4) == LINE[2:6]
+
+
+def test_an_array_in_a_json_object_is_told_from_lines(bucket):
+    store, path = filesystem(f"{bucket}/corpus/lines.json")
+    store.pipe(path, b"\n[]")
+    assert [file.format for file in found(f"{bucket}/corpus/*.json")] == ["json"]
+
+
+def test_the_version_is_that_of_the_content(bucket):
+    url = f"{bucket}/corpus/High-Quality/train.jsonl"
+    store, path = filesystem(url)
+    (before,) = found(url)
+    assert before == next(file for file in found(f"{bucket}/corpus") if file.uri == url)
+    store.pipe(path, LINE.replace(b"a", b"b"))
+    (changed,) = found(url)
+    store.pipe(path, LINE)
+    (restored,) = found(url)
+    assert before.version
+    assert changed.version != before.version
+    assert restored.version == before.version
+
+
+def test_an_s3_version_is_its_etag_without_quotes(s3):
+    # For an object that was put in one piece, S3 defines the etag as the MD5 of the content.
+    store, _ = filesystem(s3)
+    store.pipe("bucket/x.jsonl", b"hello")
+    assert [file.version for file in found(s3)] == ["5d41402abc4b2a76b9719d911017c592"]
+
+
+def test_what_another_process_writes_is_seen(bucket):
+    before = found(f"{bucket}/corpus")
+    writer = type(filesystem(bucket)[0])(skip_instance_cache=True)
+    writer.pipe({f"{bucket}/corpus/later.jsonl": LINE, before[0].uri: LINE + LINE})
+    (changed,) = found(before[0].uri)
+    assert (changed.size, changed.version != before[0].version) == (2 * len(LINE), True)
+    assert names(bucket, "corpus") == sorted([*NAMES, "corpus/later.jsonl"])
+
+
+def test_nothing_there_is_refused_with_the_place(bucket):
+    assert f"{bucket}/corpus/Hig" in refusal(f"{bucket}/corpus/Hig")
+    missing = bucket.replace("bucket", "nowhere")
+    assert f"{missing}/corpus: there is no such bucket" in refusal(f"{missing}/corpus")
+    assert "notes.txt" in refusal(f"{bucket}/corpus/notes.txt")
+
+
+def test_s3_without_credentials_is_refused_with_the_remedy(s3, monkeypatch, tmp_path):
+    for name in ("AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY"):
+        monkeypatch.delenv(name)
+    monkeypatch.setenv("AWS_SHARED_CREDENTIALS_FILE", str(tmp_path / "none"))
+    monkeypatch.setenv("AWS_CONFIG_FILE", str(tmp_path / "none"))
+    assert "credentials" in refusal(f"{s3}/corpus")
+
+
+@pytest.fixture
+def refusing():
+    """A store that answers every request with the status that is set on it; gives the server."""
+
+    class Handler(http.server.BaseHTTPRequestHandler):
+        def do_GET(self):
+            body = b'{"error": {"code": %d, "message": "no"}}' % server.status
+            self.send_response(server.status)
+            self.send_header("Content-Length", str(len(body)))
+            self.end_headers()
+            self.wfile.write(body)
+
+        def log_message(self, *arguments):
+            pass
+
+    server = http.server.ThreadingHTTPServer(("127.0.0.1", 0), Handler)
+    thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.02}, daemon=True)
+    thread.start()
+    yield server
+    server.shutdown()
+    server.server_close()
+
+
+@pytest.mark.parametrize("status", [401, 403])
+def test_a_refusal_of_google_cloud_storage_is_one_of_ours(refusing, monkeypatch, status):
+    refusing.status = status
+    monkeypatch.setenv("STORAGE_EMULATOR_HOST", f"http://127.0.0.1:{refusing.server_port}")
+    monkeypatch.setattr(logging.getLogger("gcsfs"), "disabled", True)
+    assert "credentials" in refusal("gs://bucket/corpus")
+    fsspec.get_filesystem_class("gs").clear_instance_cache()
+
+
+def test_a_refusal_of_s3_is_one_of_ours(s3, refusing, monkeypatch):
+    refusing.status = 403
+    fsspec.get_filesystem_class("s3").clear_instance_cache()
+    monkeypatch.setenv("AWS_ENDPOINT_URL", f"http://127.0.0.1:{refusing.server_port}")
+    assert "credentials" in refusal("s3://bucket/corpus")
+    fsspec.get_filesystem_class("s3").clear_instance_cache()

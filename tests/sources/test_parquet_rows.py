@@ -1,0 +1,192 @@
+"""Parquet: every kind of text column, judged as UTF-8 and null row by row; damage is named."""
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+
+from tasks.errors import InputError
+from tasks.sources import parquet
+from tasks.sources.files import Slice, SourceFile
+from tasks.sources.opening import SourceCorrupt
+from tasks.sources.parquet import parquet_rows, parquet_texts, row_groups
+
+
+def stored(path, table, **options):
+    """The whole file as one slice."""
+    pq.write_table(table, path, **options)
+    return whole(path)
+
+
+def whole(path):
+    groups = pq.read_metadata(path).num_row_groups
+    return Slice(SourceFile(str(path), path.stat().st_size, "parquet"), 0, groups)
+
+
+def read(part, text_field="text"):
+    """Texts by row number, reasons by row number."""
+    batches = list(parquet_texts(part, text_field))
+    assert sum(batch.consumed for batch in batches) == parquet_rows(part)
+    assert all(batch.texts.type == pa.large_string() and batch.rows.dtype == np.int64 for batch in batches)
+    pairs = (zip(batch.rows.tolist(), batch.texts.to_pylist(), strict=True) for batch in batches)
+    return dict(pair for each in pairs for pair in each), {
+        bad.row: bad.reason for batch in batches for bad in batch.bad
+    }
+
+
+def unchecked(values):
+    """A string column whose bytes nobody looked at."""
+    content = pa.array(values, pa.binary())
+    return pa.Array.from_buffers(pa.string(), len(content), content.buffers())
+
+
+KINDS = [
+    pa.string(),
+    pa.large_string(),
+    pa.string_view(),
+    pa.binary(),
+    pa.large_binary(),
+    pa.binary_view(),
+    pa.dictionary(pa.int32(), pa.string()),
+    pa.dictionary(pa.int8(), pa.large_string()),
+    pa.dictionary(pa.int32(), pa.binary()),
+]
+
+
+@pytest.mark.parametrize("kind", KINDS, ids=str)
+def test_every_kind_of_text_is_read_and_a_null_is_a_bad_row(tmp_path, kind):
+    texts = ["a", None, "é\n", "", "a", "😀"]
+    plain = kind.value_type if pa.types.is_dictionary(kind) else kind
+    column = pa.array([text and text.encode() for text in texts], pa.binary()).cast(plain)
+    column = column.dictionary_encode().cast(kind) if pa.types.is_dictionary(kind) else column
+    found, bad = read(stored(tmp_path / "x.parquet", pa.table({"text": column, "id": range(6)}), row_group_size=4))
+    assert found == {row: text for row, text in enumerate(texts) if text is not None}
+    assert bad == {1: "null_text"}
+
+
+@pytest.mark.parametrize("kind", ["string", "binary", "dictionary"])
+def test_only_the_rows_that_are_not_utf8_are_bad(tmp_path, kind):
+    values = [b"ok", b"\xff\xfe", None, b"\xc3\xa9", b"\xed\xa0\x80"]
+    column = {
+        "string": unchecked(values),
+        "binary": pa.array(values, pa.binary()),
+        "dictionary": pa.DictionaryArray.from_arrays(
+            pa.array([0, 1, None, 2, 3], pa.int32()), unchecked([value for value in values if value is not None])
+        ),
+    }[kind]
+    part = stored(tmp_path / "x.parquet", pa.table({"text": column}), write_statistics=False)
+    found, bad = read(part)
+    assert found == {0: "ok", 3: "é"}
+    assert bad == {1: "invalid_utf8", 2: "null_text", 4: "invalid_utf8"}
+    [shown] = [row for batch in parquet_texts(part, "text") for row in batch.bad if row.row == 1]
+    assert shown.excerpt == r"\xff\xfe"
+    assert "0xff" in shown.detail
+
+
+def test_a_dotted_field_leads_into_structs_and_a_null_struct_has_null_text(tmp_path):
+    inner = pa.StructArray.from_arrays(
+        [pa.array(["a", "hidden", None]), pa.array([1, 2, 3])], ["text", "n"], mask=pa.array([False, True, False])
+    )
+    table = pa.table({"content": inner, "text": ["x", "y", "z"]})
+    assert read(stored(tmp_path / "x.parquet", table), "content.text") == ({0: "a"}, {1: "null_text", 2: "null_text"})
+
+
+def test_a_null_struct_has_null_text_even_where_the_text_itself_cannot_be_null(tmp_path):
+    kind = pa.struct([pa.field("text", pa.string(), nullable=False)])
+    table = pa.table({"content": pa.array([{"text": "a"}, None, {"text": "c"}], kind)})
+    assert read(stored(tmp_path / "x.parquet", table), "content.text") == ({0: "a", 2: "c"}, {1: "null_text"})
+
+
+def test_slices_of_row_groups_read_their_rows_and_number_them_from_nought(tmp_path):
+    texts = [f"text {number}" for number in range(10)]
+    part = stored(tmp_path / "x.parquet", pa.table({"text": texts}), row_group_size=3)
+    middle = Slice(part.file, 1, 3)
+    assert read(middle)[0] == dict(enumerate(texts[3:9]))
+    assert parquet_rows(middle) == 6
+
+
+def test_batches_are_bounded_by_bytes(tmp_path):
+    part = stored(tmp_path / "x.parquet", pa.table({"text": ["x" * 100_000 + str(n) for n in range(400)]}), use_dictionary=False)  # fmt: skip
+    sizes = [batch.texts.nbytes for batch in parquet_texts(part, "text")]
+    assert len(sizes) > 5
+    assert max(sizes) < 2 * parquet.BATCH_BYTES
+
+
+def test_a_dictionary_of_large_texts_does_not_swell_a_batch(tmp_path):
+    part = stored(tmp_path / "x.parquet", pa.table({"text": ["x" * 1000] * 100_000}))
+    assert part.file.size < 50_000
+    assert max(batch.texts.nbytes for batch in parquet_texts(part, "text")) < 16 << 20
+
+
+@pytest.mark.parametrize(
+    ("text_field", "words"),
+    [
+        ("txet", ["did you mean 'text'?", "columns: id, text, content"]),
+        ("content.body", ["column 'content' has no column 'body'", "known: kind"]),
+        ("text.more", ["column 'text' has no column 'more'"]),
+        ("id", ["int64", "no text", "text: string"]),
+        ("content", ["struct", "no text"]),
+    ],
+)
+def test_a_field_that_is_no_text_is_refused_with_the_columns_there_are(tmp_path, text_field, words):
+    table = pa.table({"id": [1], "text": ["a"], "content": [{"kind": "x"}]})
+    part = stored(tmp_path / "x.parquet", table)
+    with pytest.raises(InputError) as error:
+        list(parquet_texts(part, text_field))
+    assert all(word in str(error.value) for word in ["x.parquet", text_field, *words])
+    with pytest.raises(InputError):
+        row_groups(pq.read_metadata(part.file.uri), text_field)
+
+
+def test_the_ranges_of_row_groups_are_all_that_reading_the_text_needs(tmp_path):
+    path = tmp_path / "x.parquet"
+    texts = [f"text {number % 7}" for number in range(1000)]
+    table = pa.table({"id": np.arange(1000), "text": texts, "content": [{"text": text, "n": 1} for text in texts]})
+    stored(path, table, row_group_size=300, compression="zstd")
+    content = path.read_bytes()
+    metadata = pq.read_metadata(path)
+    for field in ("text", "content.text"):
+        groups = row_groups(metadata, field)
+        assert [group.rows for group in groups] == [300, 300, 300, 100]
+        footer = len(content) - metadata.serialized_size - 8
+        assert sum(group.size for group in groups) == footer - 4
+        kept = bytearray(footer) + content[footer:]
+        for offset, length in (each for group in groups for each in group.ranges):
+            kept[offset : offset + length] = content[offset : offset + length]
+        path.write_bytes(kept)
+        assert read(whole(path), field) == (dict(enumerate(texts)), {})
+        path.write_bytes(content)
+
+
+@pytest.mark.parametrize("keep", [0, 3, 20, 0.5, -1])
+def test_a_file_cut_short_is_named_with_the_remedy(tmp_path, keep):
+    path = tmp_path / "x.parquet"
+    part = stored(path, pa.table({"text": ["hello"] * 100}))
+    content = path.read_bytes()
+    path.write_bytes(content[: int(len(content) * keep) if isinstance(keep, float) else keep])
+    with pytest.raises(SourceCorrupt, match=r"x\.parquet: its footer .* fetch it or write it again"):
+        list(parquet_texts(part, "text"))
+
+
+@pytest.mark.parametrize("compression", ["zstd", "snappy", "gzip"])
+def test_a_damaged_page_is_named_with_its_row_group(tmp_path, compression):
+    path = tmp_path / "x.parquet"
+    texts = [f"hello {number * number}" for number in range(5000)]
+    part = stored(path, pa.table({"text": texts}), compression=compression, row_group_size=2500, use_dictionary=False)
+    [(offset, length)] = row_groups(pq.read_metadata(path), "text")[1].ranges
+    content = bytearray(path.read_bytes())
+    content[offset : offset + length // 2] = b"\xff" * (length // 2)
+    path.write_bytes(content)
+    with pytest.raises(SourceCorrupt, match=r"x\.parquet: row group 1, column 'text'"):
+        read(part)
+
+
+def test_a_flipped_bit_is_found_where_pages_carry_checksums(tmp_path):
+    path = tmp_path / "x.parquet"
+    part = stored(path, pa.table({"text": ["hello"] * 50}), compression="none", use_dictionary=False, write_page_checksum=True)  # fmt: skip
+    content = bytearray(path.read_bytes())
+    [(offset, length)] = row_groups(pq.read_metadata(path), "text")[0].ranges
+    content[offset + length - 1] ^= 1
+    path.write_bytes(content)
+    with pytest.raises(SourceCorrupt, match="row group 0"):
+        read(part)

@@ -1,0 +1,298 @@
+"""The front door: whatever the file, every row is a text, a bad row or a blank, in order and counted."""
+
+import bz2
+import errno
+import gzip
+import io
+import json
+import os
+from dataclasses import replace
+from itertools import pairwise
+from pathlib import Path
+
+import fsspec
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+import s3fs
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from moto.server import ThreadedMotoServer
+
+from tasks.sources import opening
+from tasks.sources.files import Slice, SourceFile
+from tasks.sources.opening import SourceCorrupt
+from tasks.sources.read import count_rows, read_texts
+
+LINES = [
+    b'\xef\xbb\xbf{"text": "first"}',
+    b'{"text": "second"}\r',
+    b"",
+    b'{"text": 3}',
+    b'{"text": null}',
+    b'{"text": "\xff"}',
+    b'{"text": "\\ud800"}',
+    b" \t",
+    b'["text"]',
+    b'{"body": "x"}',
+    b'{"text": "unfinished',
+    '{"text": "é語😀 \\u2028 \u2028"}'.encode(),
+    b'{"text": ""}',
+]
+TEXTS = {0: "first", 1: "second", 11: "é語😀 \u2028 \u2028", 12: ""}
+BAD = {
+    3: "not_a_string",
+    4: "null_text",
+    5: "invalid_utf8",
+    6: "lone_surrogate",
+    8: "not_an_object",
+    9: "missing_field",
+    10: "malformed_json",
+}
+BLANK = 2
+
+ELEMENTS = b'[{"text": "first"}, {"text": 3},\n {"text": null}, 7, {"text": "\xff"}, {"text": "last]"}]'
+
+
+def zstd(data):
+    return pa.compress(data, "zstd", asbytes=True)
+
+
+def whole(path, **description):
+    size = path.stat().st_size
+    return Slice(SourceFile(str(path), size, **{"format": "jsonl", **description}), 0, size)
+
+
+def stored(path, content, **description):
+    path.write_bytes(content)
+    return whole(path, **description)
+
+
+def read(part, text_field="text"):
+    """Texts and reasons by row number, and how many rows were blank."""
+    batches = list(read_texts(part, text_field))
+    texts = {}
+    reasons = {}
+    consumed = 0
+    for batch in batches:
+        assert batch.texts.type == pa.large_string()
+        assert batch.rows.dtype == np.int64
+        numbers = [*batch.rows.tolist(), *(bad.row for bad in batch.bad)]
+        assert len(set(numbers)) == len(numbers)
+        assert all(consumed <= number < consumed + batch.consumed for number in numbers)
+        consumed += batch.consumed
+        texts |= dict(zip(batch.rows.tolist(), batch.texts.to_pylist(), strict=True))
+        reasons |= {bad.row: bad.reason for bad in batch.bad}
+    assert list(texts) == sorted(texts)
+    return texts, reasons, consumed - len(texts) - len(reasons)
+
+
+def every_kind(folder):
+    """One slice of each kind of file, holding rows of every fate."""
+    lines = b"\n".join(LINES)
+    table = pa.table({"text": ["a", None, "b", "", None]})
+    pq.write_table(table, folder / "p.parquet", row_group_size=2)
+    parquet = whole(folder / "p.parquet", format="parquet")
+    return {
+        "jsonl": stored(folder / "a.jsonl", lines),
+        "jsonl.gz": stored(folder / "a.jsonl.gz", gzip.compress(lines), compression="gzip"),
+        "jsonl.zst": stored(folder / "a.jsonl.zst", zstd(lines), compression="zstd"),
+        "json": stored(folder / "a.json", ELEMENTS, format="json"),
+        "json.gz": stored(folder / "a.json.gz", gzip.compress(ELEMENTS), format="json", compression="gzip"),
+        "parquet": Slice(parquet.file, 0, 3),
+    }
+
+
+KINDS = ["jsonl", "jsonl.gz", "jsonl.zst", "json", "json.gz", "parquet"]
+
+
+@pytest.mark.parametrize("kind", ["jsonl", "jsonl.gz", "jsonl.zst"])
+def test_lines_of_every_kind_are_accounted_for(tmp_path, kind):
+    assert read(every_kind(tmp_path)[kind]) == (TEXTS, BAD, BLANK)
+
+
+@pytest.mark.parametrize("kind", ["json", "json.gz"])
+def test_elements_of_every_kind_are_accounted_for(tmp_path, kind):
+    reasons = {1: "not_a_string", 2: "null_text", 3: "not_an_object", 4: "invalid_utf8"}
+    assert read(every_kind(tmp_path)[kind]) == ({0: "first", 5: "last]"}, reasons, 0)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_limit_of_rows_is_kept_exactly_and_counting_agrees_with_reading(tmp_path, kind):
+    part = every_kind(tmp_path)[kind]
+    texts, reasons, blank = read(part)
+    total = len(texts) + len(reasons) + blank
+    assert count_rows(part, 1000) == total
+    for rows in range(total + 2):
+        limited = Slice(part.file, part.start, part.stop, rows=rows)
+        some_texts, some_reasons, some_blank = read(limited)
+        assert some_texts == {row: text for row, text in texts.items() if row < rows}
+        assert some_reasons == {row: reason for row, reason in reasons.items() if row < rows}
+        assert len(some_texts) + len(some_reasons) + some_blank == min(rows, total)
+        assert count_rows(part, rows) == count_rows(limited, 1000) == min(rows, total)
+
+
+@settings(max_examples=25, deadline=None)
+@given(st.lists(st.integers(1, 2000), max_size=4), st.integers(0, 2**32))
+def test_slices_of_one_file_account_for_it_together(tmp_path_factory, cuts, seed):
+    rows = np.random.default_rng(seed).integers(0, len(LINES), 60)
+    lines = [LINES[row] for row in rows]
+    path = tmp_path_factory.mktemp("cut") / "a.jsonl"
+    file = stored(path, b"\n".join(lines) + b"\n").file
+    offsets = sorted({0, file.size, *(cut for cut in cuts if cut < file.size)})
+    texts, reasons, blank, first = {}, {}, 0, 0
+    for start, stop in pairwise(offsets):
+        part = Slice(file, start, stop)
+        some_texts, some_reasons, some_blank = read(part)
+        texts |= {first + row: text for row, text in some_texts.items()}
+        reasons |= {first + row: reason for row, reason in some_reasons.items()}
+        blank += some_blank
+        first += count_rows(part, 1000)
+    assert first == len(lines)
+    assert texts == {place: TEXTS[row] for place, row in enumerate(rows.tolist()) if row in TEXTS}
+    assert reasons == {place: BAD[row] for place, row in enumerate(rows.tolist()) if row in BAD}
+    assert blank == first - len(texts) - len(reasons)
+
+
+def test_many_blocks_read_as_one(tmp_path):
+    lines = [{"text": f"{number} " + "é" * (number % 5000)} for number in range(3000)]
+    content = "".join(json.dumps(row, ensure_ascii=False) + "\n" for row in lines).encode()
+    assert len(content) > 8 * opening.BLOCK_BYTES
+    expected = {number: row["text"] for number, row in enumerate(lines)}
+    assert read(stored(tmp_path / "a.jsonl", content)) == (expected, {}, 0)
+    packed = gzip.compress(content, 1)
+    assert read(stored(tmp_path / "a.jsonl.gz", packed, compression="gzip")) == (expected, {}, 0)
+    assert read(stored(tmp_path / "a.json", json.dumps(lines).encode(), format="json")) == (expected, {}, 0)
+
+
+def test_a_line_of_a_hundred_megabytes_is_read_whole(tmp_path):
+    path = tmp_path / "a.jsonl"
+    path.write_bytes(b'{"text": "a"}\n{"text": "' + b"x" * 100_000_000 + b'"}\n{"text": "b"}\n')
+    texts, reasons, blank = read(whole(path))
+    assert (texts[0], len(texts[1]), texts[2], reasons, blank) == ("a", 100_000_000, "b", {}, 0)
+
+
+def test_a_json_file_of_one_object_a_line_is_read_as_lines(tmp_path):
+    part = stored(tmp_path / "a.json", b"\n".join(LINES), format="json")
+    assert read(part) == (TEXTS, BAD, BLANK)
+
+
+def test_an_array_after_a_byte_order_mark_and_white_space_is_read(tmp_path):
+    part = stored(tmp_path / "a.json", b'\xef\xbb\xbf \n[{"text": "a"}]', format="json")
+    assert read(part) == ({0: "a"}, {}, 0)
+
+
+@pytest.mark.parametrize("format_name", ["jsonl", "json"])
+@pytest.mark.parametrize("content", [b"", b"\n \n"])
+def test_a_file_without_rows_gives_none(tmp_path, format_name, content):
+    assert read(stored(tmp_path / "a", content, format=format_name)) == ({}, {}, content.count(b"\n"))
+
+
+@pytest.mark.parametrize(("name", "pack"), [("gzip", gzip.compress), ("zstd", zstd)])
+def test_several_members_in_one_compressed_file_are_read_one_after_the_other(tmp_path, name, pack):
+    content = pack(b'{"text": "a"}\n{"te') + pack(b"") + pack(b'xt": "b"}\n')
+    assert read(stored(tmp_path / "a", content, compression=name)) == ({0: "a", 1: "b"}, {}, 0)
+
+
+@pytest.mark.parametrize("format_name", ["jsonl", "json"])
+@pytest.mark.parametrize(("name", "pack"), [("gzip", gzip.compress), ("zstd", zstd)])
+def test_compressed_files_cut_short_anywhere_are_corrupt(tmp_path, name, pack, format_name):
+    content = pack(b"".join(b'{"text": "%d"}\n' % (number * number) for number in range(300)))
+    for keep in {0, 1, 2, 5, 10, len(content) // 2, *range(len(content) - 12, len(content))}:
+        part = stored(tmp_path / "a.part", content[:keep], format=format_name, compression=name)
+        with pytest.raises(SourceCorrupt, match=r"a\.part.*fetch it or write it again"):
+            list(read_texts(part, "text"))
+        with pytest.raises(SourceCorrupt):
+            count_rows(part, 1000)
+
+
+@pytest.mark.parametrize(("name", "pack"), [("gzip", gzip.compress), ("zstd", zstd)])
+def test_what_does_not_decompress_is_corrupt_and_placed(tmp_path, name, pack):
+    content = pack(b'{"text": "a"}\n' * 100)
+    for damaged in (content + b"garbage after the end", bz2.compress(b"another format"), b"\0" * 64):
+        part = stored(tmp_path / "a.part", damaged, compression=name)
+        with pytest.raises(SourceCorrupt, match=rf"near byte \d+ of {len(damaged)}"):
+            list(read_texts(part, "text"))
+
+
+def test_gzip_content_that_fails_its_checksum_is_corrupt(tmp_path):
+    content = bytearray(gzip.compress(b'{"text": "a"}\n' * 100))
+    content[-6] ^= 1
+    with pytest.raises(SourceCorrupt, match="data check"):
+        list(read_texts(stored(tmp_path / "a", bytes(content), compression="gzip"), "text"))
+
+
+@pytest.mark.parametrize("compression", [None, "gzip"])
+def test_what_a_store_fails_to_deliver_is_not_called_corrupt(tmp_path, compression):
+    file = SourceFile(str(tmp_path / "gone"), 10, "jsonl", compression)
+    with pytest.raises(FileNotFoundError):
+        list(read_texts(Slice(file, 0, 10), "text"))
+    folder = SourceFile(str(tmp_path), 10, "jsonl", compression)
+    with pytest.raises(IsADirectoryError):
+        list(read_texts(Slice(folder, 0, 10), "text"))
+
+
+class FailingDisk(io.BytesIO):
+    """A stream that breaks off with an error of the machine, not of the content."""
+
+    def read(self, size=-1):
+        if self.tell() > 0:
+            raise OSError(errno.EREMOTEIO, "remote I/O error")
+        return super().read(size)
+
+
+def test_a_disk_that_fails_under_a_compressed_file_is_not_called_corrupt():
+    content = gzip.compress(os.urandom(1 << 20))
+    file = SourceFile("a.gz", len(content), "jsonl", "gzip")
+    with pytest.raises(OSError, match="remote I/O error") as error:
+        list(opening.blocks(file, FailingDisk(content)))
+    assert error.value.errno == errno.EREMOTEIO
+
+
+@pytest.fixture(scope="module")
+def bucket():
+    """An object store on this machine, seen by every s3:// address."""
+    server = ThreadedMotoServer(ip_address="127.0.0.1", port=0, verbose=False)
+    server.start()
+    with pytest.MonkeyPatch.context() as environment:
+        host, port = server.get_host_and_port()
+        environment.setenv("AWS_ENDPOINT_URL", f"http://{host}:{port}")
+        for name in ("AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY"):
+            environment.setenv(name, "test")
+        environment.setenv("AWS_DEFAULT_REGION", "us-east-1")
+        s3fs.S3FileSystem.clear_instance_cache()
+        fsspec.filesystem("s3").mkdir("test-read")
+        yield "s3://test-read"
+        s3fs.S3FileSystem.clear_instance_cache()
+    server.stop()
+
+
+def uploaded(part, folder):
+    """The same slice of a copy of its file."""
+    uri = f"{folder}/{Path(part.file.uri).name}"
+    with fsspec.open(uri, "wb") as remote:
+        remote.write(Path(part.file.uri).read_bytes())
+    return replace(part, file=replace(part.file, uri=uri))
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_file_in_an_object_store_reads_as_the_local_one_does(tmp_path, bucket, kind):
+    part = every_kind(tmp_path)[kind]
+    assert read(uploaded(part, bucket)) == read(uploaded(part, "memory://test-read")) == read(part)
+
+
+def test_slices_of_a_large_object_read_as_those_of_the_local_file(tmp_path, bucket):
+    rows = [{"text": f"{number} " + "é" * (number % 5000)} for number in range(3000)]
+    content = "".join(json.dumps(row, ensure_ascii=False) + "\n" for row in rows).encode()
+    local = stored(tmp_path / "large.jsonl", content)
+    assert local.file.size > opening.REMOTE_BLOCK_BYTES
+    remote = uploaded(local, bucket)
+    for start, stop in pairwise([0, 5_000_000, 5_000_001, local.file.size]):
+        assert read(replace(remote, start=start, stop=stop)) == read(replace(local, start=start, stop=stop))
+
+
+@pytest.mark.parametrize("format_name", ["jsonl", "parquet"])
+def test_a_missing_object_is_not_called_corrupt(bucket, format_name):
+    with pytest.raises(FileNotFoundError):
+        list(read_texts(Slice(SourceFile(f"{bucket}/gone", 10, format_name), 0, 1), "text"))

@@ -1,0 +1,378 @@
+"""The laws of the house that a parser can check: each is a function from one module's syntax tree to its violations."""
+
+import ast
+import re
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+
+REPOSITORY = Path(__file__).parents[1]
+
+LEVELS = [
+    ["blend"],
+    ["sources"],
+    ["shards"],
+    ["tokenize", "chat", "pack", "rl", "harmony", "dedup", "select", "score"],
+    ["train"],
+    ["report"],
+]
+"""The rooms of `tasks/`, lowest first. The modules directly in `tasks/` lie below all, the flows above."""
+
+LONGEST_FUNCTION = 60
+
+WRITER = "tasks/shards/publish.py"
+
+WRITING_CALLS = {
+    *(f"os.{name}" for name in ["write", "pwrite", "writev", "sendfile", "copy_file_range", "truncate", "ftruncate"]),
+    *(f"os.{name}" for name in ["replace", "rename", "renames", "link", "symlink", "mkfifo"]),
+    *(f"shutil.{name}" for name in ["copy", "copy2", "copyfile", "copyfileobj", "copytree", "move", "make_archive"]),
+    *(f"numpy.{name}" for name in ["save", "savez", "savez_compressed", "savetxt", "memmap"]),
+    *(f"pyarrow.{name}" for name in ["OSFile", "output_stream", "create_memory_map"]),
+    *(f"pyarrow.parquet.{name}" for name in ["write_table", "write_to_dataset", "write_metadata"]),
+    "pyarrow.feather.write_feather",
+    "json.dump",
+}
+WRITING_METHODS = {
+    *("write_text", "write_bytes", "touch", "rename", "hardlink_to", "symlink_to", "link_to"),
+    *("tofile", "to_parquet", "to_csv", "to_json", "to_feather", "save_to_disk"),
+    *(
+        "pipe",
+        "pipe_file",
+        "put_file",
+        "cp_file",
+        "copy_file",
+        "mv",
+        "mv_file",
+        "open_output_stream",
+        "open_append_stream",
+    ),
+}
+WRITING_FLAGS = {"O_WRONLY", "O_RDWR", "O_CREAT", "O_APPEND", "O_TRUNC"}
+
+MODE = r"[rbtU]*[wax+][rbtwax+]*"
+"""What a writing mode looks like, to tell it from a name where either may stand."""
+
+PICKLING = {"pickle", "cloudpickle", "dill", "joblib", "marshal", "shelve"}
+
+BOUNDARY = ("tasks/shards/stage.py", "_failure")
+"""The one function that may catch anything: what a batch on another machine died of is put in words there."""
+
+DASK = {"dask", "distributed", "prefect_dask"}
+
+
+@dataclass(frozen=True)
+class Module:
+    """A module's path in the repository, and its tree with every name resolved through its imports."""
+
+    path: str
+    tree: ast.Module
+
+    @property
+    def room(self):
+        """The room the module is in, '' for modules directly in `tasks/`, 'flows' for flows."""
+        top, *rest = self.path.split("/")
+        return top if top == "flows" else rest[0] if len(rest) > 1 else ""
+
+    def imports(self) -> Iterator[tuple[ast.stmt, str]]:
+        """Every imported dotted name, `from a import b` giving `a.b`, wherever in the module it stands."""
+        for node in ast.walk(self.tree):
+            if isinstance(node, ast.Import):
+                yield from ((node, alias.name) for alias in node.names)
+            elif isinstance(node, ast.ImportFrom):
+                package = self.path.removesuffix(".py").split("/")[: -node.level] if node.level else []
+                source = ".".join([*package, *filter(None, [node.module])])
+                yield from ((node, f"{source}.{alias.name}") for alias in node.names)
+
+    def names(self) -> dict[str, str]:
+        """What each name bound by an import stands for."""
+        bound = {}
+        for node in ast.walk(self.tree):
+            if isinstance(node, ast.Import):
+                for alias in node.names:
+                    bound[alias.asname or alias.name.split(".")[0]] = (
+                        alias.name if alias.asname else alias.name.split(".")[0]
+                    )
+            elif isinstance(node, ast.ImportFrom):
+                for alias in node.names:
+                    bound[alias.asname or alias.name] = f"{node.module}.{alias.name}"
+        return bound
+
+    def calls(self) -> Iterator[tuple[ast.Call, str]]:
+        """Every call and the dotted name of what is called; what is not a name becomes `?`."""
+        names = self.names()
+        for node in ast.walk(self.tree):
+            if isinstance(node, ast.Call):
+                yield node, dotted(node.func, names)
+
+
+def dotted(node, names):
+    if isinstance(node, ast.Name):
+        return names.get(node.id, node.id)
+    if isinstance(node, ast.Attribute):
+        return f"{dotted(node.value, names)}.{node.attr}"
+    return "?"
+
+
+def at(node, problem):
+    return f"{node.lineno}: {problem}"
+
+
+def writes_only_through_publish(module):
+    if module.path == WRITER:
+        return
+    for call, name in module.calls():
+        method = name.rpartition(".")[2]
+        if name in WRITING_CALLS or ("." in name and method in WRITING_METHODS):
+            yield at(call, f"{name}() writes")
+        elif method in {"open", "fdopen"} and opens_for_writing(call, name):
+            yield at(call, f"{name}() may write")
+        elif "." in name and method == "put" and len(call.args) > 1:
+            yield at(call, f"{name}() uploads")
+        elif "." in name and method == "replace" and len(call.args) == 1 and not call.keywords:
+            yield at(call, f"{name}() with one argument renames a file")
+
+
+def opens_for_writing(call, name):
+    """Whether the mode or the flags of an `open` say more than reading, or cannot be read off the source."""
+    if name == "os.open":
+        return any(isinstance(node, ast.Attribute) and node.attr in WRITING_FLAGS for node in ast.walk(call))
+    modes = [keyword.value for keyword in call.keywords if keyword.arg == "mode"] + call.args[1:2]
+    if "." in name and not modes:
+        modes = call.args[:1]  # `Path.open` takes its mode first, where others take a name
+        return any(isinstance(mode, ast.Constant) and re.fullmatch(MODE, str(mode.value)) for mode in modes)
+    return any(not isinstance(mode, ast.Constant) or re.search(r"[wax+]", str(mode.value)) for mode in modes)
+
+
+def imports_prefect_only_in_stages_and_flows(module):
+    if module.room == "flows" or module.path.endswith("/stage.py"):
+        return
+    for node, name in module.imports():
+        if name.split(".")[0] == "prefect":
+            yield at(node, "prefect is imported outside of stage.py and flows/")
+
+
+def imports_dask_only_in_shards(module):
+    if module.room == "shards":
+        return
+    for node, name in module.imports():
+        if name.split(".")[0] in DASK:
+            yield at(node, f"{name} is imported outside of tasks/shards/")
+
+
+def imports_rooms_only_downwards(module):
+    level = level_of(module.room)
+    if level is None:
+        yield f"1: {module.room} is not a known room"
+        return
+    for node, name in module.imports():
+        top, _, rest = name.partition(".")
+        if top == "flows" and module.room != "flows":
+            yield at(node, f"{name} lies above {module.room or 'tasks'}")
+        if top != "tasks":
+            continue
+        room = rest.split(".")[0] if (REPOSITORY / "tasks" / rest.split(".")[0]).is_dir() or in_levels(rest) else ""
+        if room != module.room and not level_of(room) < level:
+            yield at(node, f"{name} does not lie below {module.room or 'tasks'}")
+
+
+def in_levels(dotted_name):
+    return any(dotted_name.split(".")[0] in rooms for rooms in LEVELS)
+
+
+def level_of(room):
+    if room in {"", "flows"}:
+        return -1 if room == "" else len(LEVELS)
+    return next((level for level, rooms in enumerate(LEVELS) if room in rooms), None)
+
+
+def catches_only_what_it_names(module):
+    boundary = [node for node in ast.walk(module.tree) if (module.path, getattr(node, "name", "")) == BOUNDARY]
+    exempt = {inner for outer in boundary for inner in ast.walk(outer)}
+    for node in ast.walk(module.tree):
+        if not isinstance(node, ast.ExceptHandler) or node in exempt:
+            continue
+        caught = node.type.elts if isinstance(node.type, ast.Tuple) else [node.type]
+        broad = {getattr(kind, "id", None if kind else "everything") for kind in caught}
+        raises_on = isinstance(node.body[-1], ast.Raise) and node.body[-1].exc is None
+        if broad & {"everything", "Exception"} or ("BaseException" in broad and not raises_on):
+            yield at(node, "a broad except; name the errors (BaseException may be caught to clean up and raise on)")
+    for call, name in module.calls():
+        if name == "contextlib.suppress" and {getattr(kind, "id", "") for kind in call.args} & {
+            "Exception",
+            "BaseException",
+        }:
+            yield at(call, "a broad suppress; name the errors")
+
+
+def pickles_nothing(module):
+    for node, name in module.imports():
+        if name.split(".")[0] in PICKLING:
+            yield at(node, f"{name} runs code from data")
+    for call, name in module.calls():
+        if name.rpartition(".")[2] in {"read_pickle", "to_pickle"}:
+            yield at(call, f"{name}() pickles")
+        for keyword in call.keywords:
+            if keyword.arg == "allow_pickle" and getattr(keyword.value, "value", True):
+                yield at(call, f"{name}(allow_pickle=True) runs code from data")
+
+
+def keeps_functions_short(module):
+    for node in ast.walk(module.tree):
+        if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):
+            lines = node.end_lineno - node.lineno + 1
+            if lines > LONGEST_FUNCTION:
+                yield at(node, f"{node.name} has {lines} lines; {LONGEST_FUNCTION} are the most")
+
+
+def says_what_it_is(module):
+    if not ast.get_docstring(module.tree):
+        yield "1: no module docstring"
+
+
+LAWS = [
+    writes_only_through_publish,
+    imports_prefect_only_in_stages_and_flows,
+    imports_dask_only_in_shards,
+    imports_rooms_only_downwards,
+    catches_only_what_it_names,
+    pickles_nothing,
+    keeps_functions_short,
+    says_what_it_is,
+]
+
+
+@pytest.fixture(scope="module")
+def modules():
+    paths = sorted([*REPOSITORY.glob("flows/**/*.py"), *REPOSITORY.glob("tasks/**/*.py")])
+    assert paths
+    return [Module(str(path.relative_to(REPOSITORY)), ast.parse(path.read_text())) for path in paths]
+
+
+@pytest.mark.parametrize("law", LAWS, ids=lambda law: law.__name__)
+def test_the_house_keeps_the_law(modules, law):
+    found = [f"{module.path}:{violation}" for module in modules for violation in law(module)]
+    assert not found, "\n" + "\n".join(found)
+
+
+def violations(law, source, path):
+    return list(law(Module(path, ast.parse(source))))
+
+
+LONG = "def f():\n" + "    x = 1\n" * LONGEST_FUNCTION
+
+BAD = [
+    (writes_only_through_publish, "tasks/pack/a.py", source)
+    for source in [
+        "open('x', 'w')",
+        "open('x', mode='ab')",
+        "open('x', 'r+b')",
+        "open('x', mode)",
+        "import io\nio.open('x', 'xb')",
+        "import gzip\ngzip.open('x', 'wt')",
+        "import os\nos.fdopen(3, 'wb')",
+        "import os\nos.open('x', os.O_RDONLY | os.O_CREAT)",
+        "import os\nos.replace('x', 'y')",
+        "import os as system\nsystem.link('x', 'y')",
+        "from os import rename\nrename('x', 'y')",
+        "Path('x').open('w')",
+        "Path('x').open(mode='a')",
+        "Path('x').write_text('y')",
+        "Path('x').write_bytes(b'y')",
+        "Path('x').replace('y')",
+        "path.rename('y')",
+        "path.touch()",
+        "import shutil\nshutil.copyfile('x', 'y')",
+        "from shutil import move as m\nm('x', 'y')",
+        "import pyarrow.parquet as pq\npq.write_table(table, 'x')",
+        "import pyarrow.parquet\npyarrow.parquet.write_table(table, 'x')",
+        "from pyarrow import parquet\nparquet.write_table(table, 'x')",
+        "import pyarrow as pa\npa.OSFile('x', 'wb')",
+        "import numpy as np\nnp.save('x', array)",
+        "array.tofile('x')",
+        "import json\njson.dump({}, stream)",
+        "fs.open('x', 'wb')",
+        "fs.open('x', mode='wb', autocommit=False)",
+        "fs.pipe('x', b'y')",
+        "fs.pipe_file('x', b'y')",
+        "fs.put('x', 'y')",
+        "filesystem(uri)[0].put_file('x', 'y')",
+    ]
+] + [
+    (imports_prefect_only_in_stages_and_flows, "tasks/pack/a.py", "import prefect"),
+    (imports_prefect_only_in_stages_and_flows, "tasks/shards/a.py", "from prefect.artifacts import create"),
+    (imports_prefect_only_in_stages_and_flows, "tasks/a.py", "def f():\n    from prefect import task"),
+    (imports_dask_only_in_shards, "tasks/pack/stage.py", "import dask.array"),
+    (imports_dask_only_in_shards, "flows/sft.py", "from prefect_dask import DaskTaskRunner"),
+    (imports_dask_only_in_shards, "tasks/pack/a.py", "def f():\n    from distributed import get_worker"),
+    (imports_rooms_only_downwards, "tasks/blend/a.py", "from tasks.sources.files import Slice"),
+    (imports_rooms_only_downwards, "tasks/sources/a.py", "import tasks.shards.publish"),
+    (imports_rooms_only_downwards, "tasks/shards/a.py", "from tasks.tokenize import binidx"),
+    (imports_rooms_only_downwards, "tasks/chat/a.py", "from tasks.tokenize import binidx"),
+    (imports_rooms_only_downwards, "tasks/chat/a.py", "from tasks import tokenize"),
+    (imports_rooms_only_downwards, "tasks/chat/a.py", "from ..tokenize import binidx"),
+    (imports_rooms_only_downwards, "tasks/train/a.py", "from tasks.report.tables import table"),
+    (imports_rooms_only_downwards, "tasks/report/a.py", "from flows.sft import sft"),
+    (imports_rooms_only_downwards, "tasks/errors.py", "from tasks.blend import models"),
+    (imports_rooms_only_downwards, "tasks/attic/a.py", "import os"),
+    (catches_only_what_it_names, "tasks/pack/a.py", "try:\n    f()\nexcept:\n    pass"),
+    (catches_only_what_it_names, "tasks/pack/a.py", "try:\n    f()\nexcept Exception:\n    raise"),
+    (catches_only_what_it_names, "flows/cli.py", "try:\n    f()\nexcept (OSError, Exception) as e:\n    pass"),
+    (catches_only_what_it_names, "tasks/pack/a.py", "try:\n    f()\nexcept BaseException:\n    pass"),
+    (catches_only_what_it_names, "tasks/pack/a.py", "from contextlib import suppress\nwith suppress(Exception):\n    f()"),
+    (catches_only_what_it_names, BOUNDARY[0], "def g():\n    try:\n        f()\n    except Exception:\n        pass"),
+    (pickles_nothing, "tasks/pack/a.py", "import pickle"),
+    (pickles_nothing, "tasks/shards/a.py", "from cloudpickle import dumps"),
+    (pickles_nothing, "tasks/pack/a.py", "import numpy as np\nnp.load('x', allow_pickle=True)"),
+    (pickles_nothing, "tasks/pack/a.py", "import pandas as pd\npd.read_pickle('x')"),
+    (keeps_functions_short, "tasks/pack/a.py", LONG),
+    (keeps_functions_short, "tasks/pack/a.py", "async " + LONG),
+    (says_what_it_is, "tasks/pack/__init__.py", ""),
+    (says_what_it_is, "flows/a.py", "# a comment is not a docstring\nx = 1"),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("law", "path", "source"), BAD, ids=[f"{law.__name__}-{source}" for law, _, source in BAD])
+def test_the_law_bites(law, path, source):
+    assert violations(law, source, path)
+
+
+GOOD = [
+    (writes_only_through_publish, "tasks/pack/a.py", source)
+    for source in [
+        "open('x')",
+        "open('x', 'rb')",
+        "open(3, closefd=False)",
+        "Path('x').open()",
+        "Path('data').open('rb')",
+        "fs.open(path)",
+        "fs.open('wax', 'rb')",
+        "import os\nos.open('x', os.O_RDONLY)",
+        "'text'.replace('x', 'y')",
+        "import dataclasses\ndataclasses.replace(record, size=1)",
+        "queue.put(item)",
+        "publication.write(b'x')",
+        "import pyarrow.parquet as pq\npq.ParquetWriter(publication, schema).write_table(table)",
+        "import json\njson.dumps({})",
+    ]
+] + [
+    (writes_only_through_publish, WRITER, "import os\nos.replace('x', 'y')"),
+    (imports_prefect_only_in_stages_and_flows, "tasks/pack/stage.py", "from prefect import task"),
+    (imports_prefect_only_in_stages_and_flows, "flows/sft.py", "from prefect import flow"),
+    (imports_prefect_only_in_stages_and_flows, "tasks/shards/a.py", "import prefect_dask"),
+    (imports_dask_only_in_shards, "tasks/shards/map.py", "import distributed"),
+    (imports_rooms_only_downwards, "tasks/chat/a.py", "from tasks.chat.b import c\nfrom . import d"),
+    (imports_rooms_only_downwards, "tasks/shards/a.py", "from tasks.sources import files\nfrom tasks.errors import InputError"),
+    (imports_rooms_only_downwards, "flows/sft.py", "from tasks.report import tables\nfrom flows.cli import main"),
+    (catches_only_what_it_names, "tasks/pack/a.py", "try:\n    f()\nexcept (OSError, ValueError):\n    pass"),
+    (catches_only_what_it_names, "tasks/pack/a.py", "try:\n    f()\nexcept BaseException:\n    g()\n    raise"),
+    (catches_only_what_it_names, BOUNDARY[0], "def _failure():\n    try:\n        f()\n    except Exception:\n        pass"),
+    (keeps_functions_short, "tasks/pack/a.py", LONG.removesuffix("    x = 1\n")),
+    (says_what_it_is, "tasks/pack/a.py", '"""What it is."""'),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("law", "path", "source"), GOOD, ids=[f"{law.__name__}-{source}" for law, _, source in GOOD])
+def test_the_law_lets_good_code_pass(law, path, source):
+    assert violations(law, source, path) == []
