@@ -18,14 +18,13 @@ from dataclasses import replace
 from typing import BinaryIO, Literal
 
 import orjson
-import pyarrow.parquet as pq
 import xxhash
 
 from tasks.errors import RunError
 from tasks.sources.files import Slice, SourceFile
 from tasks.sources.json_lines import row_start
 from tasks.sources.opening import open_source
-from tasks.sources.parquet import row_groups
+from tasks.sources.parquet import open_parquet, row_groups
 from tasks.storage import filesystem, is_local
 
 SourceIdentity = Literal["content", "stat"]
@@ -111,7 +110,7 @@ def content_hash(part: Slice, text_field: str) -> str:
 
 def _owned(part: Slice, stream: BinaryIO, text_field: str) -> Ranges:
     if part.file.format == "parquet":
-        groups = row_groups(pq.read_metadata(stream), text_field, part.file.uri)[part.start : part.stop]
+        groups = row_groups(open_parquet(part.file, stream).metadata, text_field, part.file.uri)[part.start : part.stop]
         return [(offset, offset + length) for group in groups for offset, length in group.ranges]
     if part.file.format == "json" or part.file.compression:
         return [(part.start, part.stop)]

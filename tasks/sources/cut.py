@@ -12,18 +12,19 @@ import math
 from collections.abc import Iterable, Iterator
 from dataclasses import replace
 
-import pyarrow.parquet as pq
-
 from tasks.sources.files import Slice, SourceFile
-from tasks.sources.opening import open_source
-from tasks.sources.parquet import RowGroup, row_groups
+from tasks.sources.opening import SourceCorrupt, open_source
+from tasks.sources.parquet import RowGroup, open_parquet, row_groups
 from tasks.sources.read import count_rows
 
 
 def cut(file: SourceFile, shard_size: int, text_field: str) -> list[Slice]:
-    """The slices of a file, in order; none for an empty file."""
+    """The slices of a file, in order; none for an empty file of plain JSON.
+
+    Raises SourceCorrupt for an empty file of a kind that never is: compressed text and Parquet.
+    """
     if file.size == 0:
-        return []
+        return _cut_empty(file)
     if file.format == "parquet":
         return list(_cut_row_groups(file, shard_size, text_field))
     if file.format == "json" or file.compression:
@@ -33,9 +34,16 @@ def cut(file: SourceFile, shard_size: int, text_field: str) -> list[Slice]:
     return [Slice(file, start, stop, size=stop - start) for start, stop in zip(starts, stops, strict=True)]
 
 
+def _cut_empty(file: SourceFile) -> list[Slice]:
+    if file.compression is None and file.format != "parquet":
+        return []
+    kind = file.compression or file.format
+    raise SourceCorrupt(f"{file.uri}: is empty, and so no {kind} file; fetch it or write it again")
+
+
 def _cut_row_groups(file: SourceFile, shard_size: int, text_field: str) -> Iterator[Slice]:
     with open_source(file) as stream:
-        groups: list[RowGroup] = row_groups(pq.read_metadata(stream), text_field, file.uri)
+        groups: list[RowGroup] = row_groups(open_parquet(file, stream).metadata, text_field, file.uri)
     start = size = 0
     for number, group in enumerate(groups, 1):
         size += group.size

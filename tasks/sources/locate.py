@@ -5,12 +5,11 @@ slice (some 5 GB/s once cached), which is why only errors ask; published line nu
 slices before.
 """
 
-import pyarrow.parquet as pq
-
 from tasks.sources.content import CHUNK_BYTES
 from tasks.sources.files import Slice
 from tasks.sources.json_lines import row_start
 from tasks.sources.opening import open_source
+from tasks.sources.parquet import open_parquet
 
 
 def first_row(part: Slice) -> int:
@@ -19,7 +18,7 @@ def first_row(part: Slice) -> int:
         return 0
     with open_source(part.file) as stream:
         if part.file.format == "parquet":
-            metadata = pq.read_metadata(stream)
+            metadata = open_parquet(part.file, stream).metadata
             return sum(metadata.row_group(number).num_rows for number in range(part.start))
         remaining, lines = row_start(stream, part.start), 0
         stream.seek(0)

@@ -1,0 +1,60 @@
+"""A whole preparation in this process, without Prefect or Dask: what tests of its parts and guarantees stand on."""
+
+import json
+import time
+from pathlib import Path
+
+from tasks.blend.load import load_blend
+from tasks.shards.build import build_batch
+from tasks.shards.plan import shard_record
+from tasks.strict import parse
+from tasks.tokenize.planning import plan_pretrain
+from tasks.tokenize.preparation import build_pretrain_shard, publish_pretrain
+from tasks.tokenize.settings import PretrainSettings
+
+
+def prepare(blend, output_dir, **settings):
+    """Plan, build every pending shard in plan order, publish; returns the plan and the manifest."""
+    chosen = parse(PretrainSettings, settings, "settings")
+    planned = plan_pretrain(load_blend(blend), chosen, str(output_dir))
+    build_pending(planned)
+    return planned, publish_pretrain(planned, time.time())
+
+
+def build_pending(planned):
+    settings = planned.settings
+    return build_batch(
+        [shard_record(shard) for shard in planned.plan.pending],
+        planned.plan.store,
+        lambda shard, store: build_pretrain_shard(shard, store, settings.tokenizer, settings.on_bad_row),
+        rebuild=settings.force,
+    )
+
+
+def write_lines(path, rows):
+    """A JSON Lines file of `{"text": …}` rows; bytes are written as they are."""
+    path = Path(path)
+    path.parent.mkdir(parents=True, exist_ok=True)
+    lines = [row if isinstance(row, bytes) else json.dumps({"text": row}, ensure_ascii=False).encode() for row in rows]
+    path.write_bytes(b"".join(line + b"\n" for line in lines))
+    return path
+
+
+def blend_of(*paths, **weights):
+    """A flat blend of files, named after their stems; weights by name, 1.0 otherwise."""
+    sources = [{"name": Path(path).name.split(".")[0], "path": str(path)} for path in paths]
+    return {"datasets": [{**source, "weight": weights.get(source["name"], 1.0)} for source in sources]}
+
+
+def tree(folder):
+    """Every published and stored file with its content, except what is declared volatile."""
+    found = {}
+    for path in sorted(Path(folder).rglob("*")):
+        if path.is_file():
+            content = path.read_bytes()
+            if path.name in {"receipt.json", "manifest.json"}:
+                fields = json.loads(content)
+                fields.pop("volatile")
+                content = json.dumps(fields, sort_keys=True).encode()
+            found[str(path.relative_to(folder))] = content
+    return found
