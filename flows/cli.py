@@ -13,7 +13,7 @@ import orjson
 from cyclopts import App, CycloptsError, Parameter
 from rich.console import Console
 
-from flows.options import CommonOptions, pretrain_settings, require_usable
+from flows.options import CommonOptions, pretrain_settings
 from tasks.blend.load import load_blend
 from tasks.errors import InputError, RunError
 
@@ -64,6 +64,8 @@ def pretrain(
     """Prepare a blend for pretraining: Megatron .bin/.idx and blend.json."""
     if dry_run:
         return plan(blend, *overrides, output_dir=output_dir, options=options)
+    from tasks.tokenize.usable import require_usable
+
     settings = pretrain_settings(options or CommonOptions(), overrides)
     loaded = load_blend(blend)
     require_usable(loaded, settings, output_dir)

@@ -3,7 +3,6 @@
 Everything ends in the same typed model as a flow's parameters, so a misspelt key is an error wherever it is written.
 """
 
-import os
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -12,12 +11,8 @@ from typing import Annotated, Any
 import yaml
 from cyclopts import Parameter
 
-from tasks.blend.models import Blend
 from tasks.errors import InputError
-from tasks.sources.discovery import discover
-from tasks.storage import absolute, is_local
 from tasks.strict import parse
-from tasks.tokenize.load import load_vocabulary
 from tasks.tokenize.settings import PretrainSettings, Scale
 
 
@@ -76,28 +71,3 @@ def _merge(under: Mapping[str, Any], over: Mapping[str, Any]) -> dict[str, Any]:
         both = isinstance(value, Mapping) and isinstance(merged.get(name), Mapping)
         merged[name] = _merge(merged[name], value) if both else value
     return merged
-
-
-def require_usable(blend: Blend, settings: PretrainSettings, output_dir: str) -> None:
-    """Raises InputError for what can be known to be wrong before anything is started: local sources that are not
-    there, a tokenizer that cannot be loaded, an output folder that cannot be written.
-    """
-    for sources in blend.parts().values():
-        for source in sources:
-            if is_local(source.path):
-                discover(source)
-    load_vocabulary(settings.tokenizer)
-    for place in (settings.store or output_dir, output_dir):
-        _require_writable(absolute(place))
-
-
-def _require_writable(place: str) -> None:
-    if not is_local(place):
-        return
-    folder = Path(place)
-    while not folder.exists():
-        folder = folder.parent
-    if not folder.is_dir():
-        raise InputError(f"{place}: cannot be written, because {folder} is a file; choose another --output-dir")
-    if not os.access(folder, os.W_OK | os.X_OK) or os.statvfs(folder).f_flag & os.ST_RDONLY:
-        raise InputError(f"{place}: cannot be written, because {folder} is not writable; choose another --output-dir")

@@ -12,7 +12,7 @@ from tasks.blend.load import load_blend
 from tasks.blend.models import Blend
 from tasks.report.stage import report
 from tasks.shards.stage import build_shards
-from tasks.sources.content import SourceIdentity
+from tasks.storage import SourceIdentity
 from tasks.strict import Size, parse
 from tasks.tokenize.settings import Holdout, OnBadRow, PretrainSettings, Scale, SpecialTokens, TokenizerSettings
 from tasks.tokenize.stage import plan, publish, tokenize_shards

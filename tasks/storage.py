@@ -5,13 +5,16 @@ points), never from blends or command lines.
 """
 
 import os
-from typing import cast
+from typing import Literal, cast
 
 import fsspec
 from fsspec.implementations.local import LocalFileSystem
 from fsspec.spec import AbstractFileSystem
 
 from tasks.errors import InputError
+
+SourceIdentity = Literal["content", "stat"]
+"""How a local file is known: by a hash of its content, or by path, size and modification time."""
 
 EXTRAS = {"s3": "s3", "s3a": "s3", "gs": "gcs", "gcs": "gcs"}
 

@@ -8,7 +8,6 @@ from collections.abc import Callable, Iterable, Mapping
 from dataclasses import asdict, dataclass
 from typing import Any
 
-from tasks.shards.cluster import announce
 from tasks.shards.plan import PlannedShard, shard_from_record
 from tasks.shards.publish import sweep
 from tasks.shards.receipt import Receipt
@@ -16,6 +15,7 @@ from tasks.shards.store import Store
 from tasks.storage import is_local
 
 BuildShard = Callable[[PlannedShard, Store], Receipt]
+Announce = Callable[[dict[str, Any]], None]
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,9 +33,9 @@ class ShardDone:
 
 
 def build_batch(
-    records: Iterable[Mapping[str, Any]], store: Store, build: BuildShard, *, rebuild: bool
+    records: Iterable[Mapping[str, Any]], store: Store, build: BuildShard, announce: Announce, *, rebuild: bool
 ) -> list[ShardDone]:
-    """Build the shards of a batch in order and return one small record for each."""
+    """Build the shards of a batch in order, announcing each, and return one small record for each."""
     done: list[ShardDone] = []
     for shard in map(shard_from_record, records):
         receipt = None if rebuild else store.receipt(shard.key)

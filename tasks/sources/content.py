@@ -15,7 +15,7 @@ import time
 from collections.abc import Iterable
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
-from typing import BinaryIO, Literal
+from typing import BinaryIO
 
 import orjson
 import xxhash
@@ -25,9 +25,7 @@ from tasks.sources.files import Slice, SourceFile
 from tasks.sources.json_lines import row_start
 from tasks.sources.opening import open_source
 from tasks.sources.parquet import open_parquet, row_groups
-from tasks.storage import filesystem, is_local
-
-SourceIdentity = Literal["content", "stat"]
+from tasks.storage import SourceIdentity, filesystem, is_local
 
 CHUNK_BYTES = 4 << 20
 THREADS = min(32, (os.cpu_count() or 1) * 2)

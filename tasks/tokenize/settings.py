@@ -10,7 +10,7 @@ from typing import Literal, Self
 
 from pydantic import Field, model_validator
 
-from tasks.sources.content import SourceIdentity
+from tasks.storage import SourceIdentity
 from tasks.strict import Size, Strict
 
 Backend = Literal["gigatoken", "reference"]

@@ -16,6 +16,7 @@ from prefect.tasks import exponential_backoff
 
 from tasks.blend.models import Blend
 from tasks.shards.build import build_batch
+from tasks.shards.cluster import announce
 from tasks.shards.stage import transient
 from tasks.shards.store import Store
 from tasks.tokenize.planning import KIND, PretrainPlan, plan_pretrain
@@ -50,7 +51,7 @@ def tokenize_shards(
     """Build a batch of shards; receipts, not this task, say that they are done."""
     settings = TokenizerSettings.model_validate(tokenizer)
     build = partial(build_pretrain_shard, tokenizer=settings, on_bad_row=on_bad_row)
-    done = build_batch(batch, Store(store, KIND), build, rebuild=rebuild)
+    done = build_batch(batch, Store(store, KIND), build, announce, rebuild=rebuild)
     built = sum(not shard.reused for shard in done)
     message = f"{built} shards built, {len(done) - built} had valid receipts"
     return Completed(message=message, name="Completed" if built else "Cached")
