@@ -1,0 +1,38 @@
+# Each target makes its own .venv when it is missing; PYTHON chooses the interpreter it is made with.
+PYTHON ?= python3
+BIN := .venv/bin
+PIP := $(BIN)/pip --disable-pip-version-check install --quiet --constraint constraints.txt
+
+.PHONY: demo test check bench lock clean
+
+demo: .venv/installed ## the whole journey, offline
+	$(BIN)/tokenmill demo
+
+test: .venv/installed-dev ## all tests
+	$(BIN)/python -m pytest
+
+check: .venv/installed-dev ## style and types
+	$(BIN)/ruff check
+	$(BIN)/ruff format --check
+	$(BIN)/pyright
+
+bench: .venv/installed-dev ## ratios against peers and rooflines; appends to bench/results.jsonl
+	$(BIN)/python -m tests.benchmarks
+
+lock: .venv/installed-dev ## write down the versions in use
+	(head -1 constraints.txt; $(BIN)/pip freeze --exclude-editable | sed 's/+cpu//') > constraints.new
+	mv constraints.new constraints.txt
+
+clean:
+	rm -rf .venv demo bench output
+
+.venv/installed: pyproject.toml constraints.txt
+	test -x $(BIN)/python || $(PYTHON) -m venv .venv
+	$(PIP) --no-compile --editable .
+	touch $@
+
+# torch by exact version and first, so that nothing pulls in a larger build of it.
+.venv/installed-dev: .venv/installed
+	$(PIP) torch==2.13.0
+	$(PIP) --editable '.[dev]'
+	touch $@
