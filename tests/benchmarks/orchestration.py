@@ -1,0 +1,83 @@
+"""What Prefect and Dask cost: tiny shards through the real flow, against the same shards in a plain loop.
+
+100 and 300 files of some 20 kB, one shard each, so that building them is next to nothing. The loop is one process
+that plans, gates and builds the same shards (`one_worker`). The flow's wall time less the loop's is the price of
+orchestration: a constant (server, cluster, artifacts, publication) and a slope, the milliseconds that one more shard
+adds. The faster of two runs counts, since anything else on the machine only ever adds.
+"""
+
+from collections.abc import Iterator
+from pathlib import Path
+
+from tests.benchmarks import child, flow
+from tests.benchmarks.bench import Bench
+from tests.benchmarks.child import Child
+from tests.benchmarks.record import Measure
+
+FEW, MANY = 100, 300
+SHARD_BYTES = 20_000
+RUNS = 2
+MOST_SECONDS = 10.0
+MOST_MILLISECONDS = 25.0
+
+
+def measure(bench: Bench) -> list[Measure]:
+    """Two rows: the constant, and the slope."""
+    flow.warm_up(bench)
+    flows: dict[int, list[Child]] = {FEW: [], MANY: []}
+    loops: dict[int, list[Child]] = {FEW: [], MANY: []}
+    with bench.scratch() as folder:
+        sources = {count: _write_files(bench, folder / str(count), count) for count in (FEW, MANY)}
+        for count in (FEW, MANY) * RUNS:  # in turns, so that a busy moment of the machine meets both
+            flows[count].append(_flow(bench, sources[count]))
+            loops[count].append(_loop(bench, sources[count]))
+    return _rows(flows, loops)
+
+
+def _rows(flow_runs: dict[int, list[Child]], loop_runs: dict[int, list[Child]]) -> list[Measure]:
+    flows, loops = (
+        {count: min(run.wall_seconds for run in found) for count, found in runs.items()}
+        for runs in (flow_runs, loop_runs)
+    )
+    constant = flows[FEW] - loops[FEW]
+    slope = 1000 * ((flows[MANY] - flows[FEW]) - (loops[MANY] - loops[FEW])) / (MANY - FEW)
+    facts = {
+        name: {count: [(run.wall_seconds, run.cpu_seconds) for run in found] for count, found in runs.items()}
+        for name, runs in (("flow_wall_and_cpu", flow_runs), ("loop_wall_and_cpu", loop_runs))
+    }
+    names = [f"orchestration of {FEW} shards", f"each shard more, {FEW} to {MANY}"]
+    ours = [f"{flows[FEW]:.1f} s wall", f"{flows[MANY]:.1f} s for {MANY}"]
+    other = [f"{loops[FEW]:.1f} s (plain loop)", f"{loops[MANY]:.1f} s (plain loop)"]
+    return [
+        Measure(names[0], ours[0], other[0], constant, "s", MOST_SECONDS, at_least=False, facts=facts),
+        Measure(names[1], ours[1], other[1], slope, "ms", MOST_MILLISECONDS, at_least=False, facts=facts),
+    ]
+
+
+def _flow(bench: Bench, source: Path) -> Child:
+    with bench.scratch() as out:
+        return flow.pretrain(bench, source, out).process
+
+
+def _loop(bench: Bench, source: Path) -> Child:
+    with bench.scratch() as out:
+        tokenizer = bench.vocabulary(bench.tokenizers[0]).folder
+        return child.python("tests.benchmarks.one_worker", source, tokenizer, out)
+
+
+def _write_files(bench: Bench, folder: Path, count: int) -> Path:
+    folder.mkdir()
+    with Path(bench.corpus().path).open("rb") as lines:
+        for number in range(count):
+            (folder / f"{number:04}.jsonl").write_bytes(b"".join(_some(lines)))
+    return folder
+
+
+def _some(lines: Iterator[bytes]) -> Iterator[bytes]:
+    """The next documents, until they are `SHARD_BYTES` or more."""
+    size = 0
+    for line in lines:
+        yield line
+        size += len(line)
+        if size >= SHARD_BYTES:
+            return

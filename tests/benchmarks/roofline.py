@@ -1,0 +1,52 @@
+"""How near one worker comes to the sum of the steps that nobody can leave out, each run alone on one thread.
+
+The steps are those of `roofline_steps`: parse the lines into Arrow text, encode it with a fresh gigatoken, write the
+ids. Their sum is what a perfect program made of the same parts would need: no identity, no checks, no end-of-document
+ids, no index, no hash, no sync. The share is that sum over the time of our whole process (where small corpora are
+mostly start-up), and over our time without what a corpus of one document costs.
+"""
+
+import json
+
+from tests.benchmarks import child
+from tests.benchmarks.bench import Bench
+from tests.benchmarks.child import Child
+from tests.benchmarks.corpus import Corpus
+from tests.benchmarks.pretrain_speed import RUNS, one_worker
+from tests.benchmarks.record import Measure
+
+TARGET = 80.0
+
+
+def measure(bench: Bench) -> list[Measure]:
+    """Two rows for each vocabulary: our whole process, and our process without what one document costs."""
+    return [row for name in bench.tokenizers for row in _compare(bench, name)]
+
+
+def _compare(bench: Bench, name: str) -> list[Measure]:
+    corpus, tokenizer = bench.corpus(), bench.vocabulary(name).folder
+    alone: list[dict[str, float]] = []
+    mine: list[Child] = []
+    for _ in range(RUNS):  # taken in turns, so that a busy moment of the machine meets both
+        alone.append(_steps(bench, corpus, tokenizer))
+        mine.append(one_worker(bench, corpus, tokenizer))
+    start = child.median([one_worker(bench, bench.one_document(), tokenizer) for _ in range(RUNS)]).cpu_seconds
+    whole = child.median(mine).cpu_seconds
+    steps = sorted(alone, key=lambda run: sum(run.values()))[RUNS // 2]
+    return [
+        _row(f"roofline, {name}: whole process", corpus, steps, whole),
+        _row(f"roofline, {name}: without start-up", corpus, steps, whole - start),
+    ]
+
+
+def _steps(bench: Bench, corpus: Corpus, tokenizer: str) -> dict[str, float]:
+    with bench.scratch() as out:
+        return json.loads(child.python("tests.benchmarks.roofline_steps", corpus.path, tokenizer, out / "ids").stdout)
+
+
+def _row(name: str, corpus: Corpus, steps: dict[str, float], seconds: float) -> Measure:
+    total = sum(steps.values())
+    other = f"{total:.2f} s: " + ", ".join(f"{step} {cost:.2f}" for step, cost in steps.items())
+    facts = {"bytes": corpus.size, "steps_cpu_seconds": steps, "ours_cpu_seconds": seconds}
+    share = 100 * total / seconds
+    return Measure(name, f"{seconds:.2f} s CPU", other, share, "%", TARGET, at_least=True, facts=facts)
