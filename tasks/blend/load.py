@@ -6,6 +6,7 @@ blend they are relative to the working directory.
 
 import json
 from collections.abc import Mapping
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -37,20 +38,20 @@ def _read_json(place: str) -> object:
     except (IsADirectoryError, PermissionError) as error:
         raise InputError(f"{place}: cannot be read as a blend file: {error.strerror or error}") from error
     try:
-        return json.loads(text, object_pairs_hook=_no_duplicates)
+        return json.loads(text, object_pairs_hook=partial(_no_duplicates, place))
     except UnicodeDecodeError as error:
         raise InputError(f"{place}: not UTF-8 text at byte {error.start}; a blend is a JSON file") from error
     except json.JSONDecodeError as error:
         raise InputError(f"{place}:{error.lineno}:{error.colno}: not valid JSON: {error.msg}") from error
 
 
-def _no_duplicates(pairs: list[tuple[str, object]]) -> dict[str, object]:
+def _no_duplicates(place: str, pairs: list[tuple[str, object]]) -> dict[str, object]:
     found = dict(pairs)
     if len(found) == len(pairs):
         return found
     names = [name for name, _ in pairs]
     twice = next(name for name in names if names.count(name) > 1)
-    raise InputError(f"blend: the key {twice!r} is written twice in one object; keep one of the two")
+    raise InputError(f"{place}: the key {twice!r} is written twice in one object; keep one of the two")
 
 
 def _neighbour(place: str) -> str:

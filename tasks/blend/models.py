@@ -37,7 +37,9 @@ class DataSource(Strict, frozen=True):
     path: str = Field(
         min_length=1, description="File, folder (recursive), glob, s3://, gs:// or hf://org/name[@revision]."
     )
-    weight: float = Field(default=1.0, ge=0, description="Relative share of training tokens; 0 prepares it unused.")
+    weight: float = Field(
+        default=1.0, ge=0, strict=True, description="Relative share of training tokens; 0 prepares it unused."
+    )
     split: str | None = Field(default=None, description="Split to take of a Hugging Face data set.")
     subset: str | None = Field(default=None, description="Configuration to take of a Hugging Face data set.")
     text_field: str = Field(default="text", min_length=1, description="Field that holds the text; dots go inward.")

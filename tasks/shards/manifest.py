@@ -1,9 +1,9 @@
 """The manifest: one JSON file that says what a preparation is made of, down to each shard.
 
 It holds the blend, the choices, every shard with its source, identity and books, the totals, and what could not be
-vouched for. All of it is the same on every run that prepares the same thing; what is not (times, hosts, how much was
-reused) stands under `volatile`. Recipes are listed once and referred to by number, because a million shards share a
-few of them.
+vouched for, and size and hash of the other files of the output folder. All of it is the same on every run that prepares
+the same thing; what is not (times, hosts, how much was reused, the seal over it all) stands under `volatile`. Recipes
+are listed once and referred to by number, because a million shards share a few of them.
 """
 
 from collections import Counter
@@ -11,10 +11,9 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-import orjson
-
 from tasks.blend.models import SPLITS
 from tasks.errors import InputError
+from tasks.seal import sealed, unsealed
 from tasks.shards.plan import PlannedShard
 from tasks.shards.receipt import Receipt
 from tasks.shards.store import read_bytes
@@ -47,21 +46,21 @@ class Finished:
 
 
 def manifest_bytes(manifest: Mapping[str, Any]) -> bytes:
-    """The manifest as indented JSON with sorted keys."""
-    return orjson.dumps(manifest, option=orjson.OPT_INDENT_2 | orjson.OPT_SORT_KEYS)
+    """The manifest as sealed JSON."""
+    return sealed(manifest)
 
 
 def read_manifest(output_dir: str) -> dict[str, Any] | None:
-    """The manifest of an output folder, or None. Raises InputError when it is not a manifest."""
+    """The manifest of an output folder, or None. Raises InputError when it is not one, or damaged."""
     place = join(output_dir, MANIFEST)
     data = read_bytes(place)
     if data is None:
         return None
     try:
-        manifest = orjson.loads(data)
-    except orjson.JSONDecodeError as error:
-        raise InputError(f"{place}: not valid JSON: {error}; prepare the data again") from error
-    if not isinstance(manifest, dict) or "shards" not in manifest:
+        manifest = unsealed(data)
+    except ValueError as error:
+        raise InputError(f"{place}: {error}; prepare the data again") from error
+    if "shards" not in manifest:
         raise InputError(f"{place}: not the manifest of a preparation; point at the --output-dir of one")
     return manifest
 

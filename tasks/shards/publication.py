@@ -2,7 +2,7 @@
 
     OUT/train|valid|test/data_00000_1a2b3c4d.bin/.idx   names for the shards' files (hard links on a local disk)
     OUT/quarantine/<data set>.jsonl                     bad rows, with file, line and reason
-    OUT/manifest.json                                   what everything is made of
+    OUT/manifest.json                                   what everything is made of, and the hashes of these files
     OUT/blend.json                                      the entry point, replaced last
 
 A published name carries the first eight digits of the shard's key: Megatron caches its sample index by path, so a
@@ -15,16 +15,18 @@ import re
 from collections import Counter, defaultdict
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import nullcontext
+from dataclasses import asdict, replace
 from typing import Any, cast
 
 import orjson
+from xxhash import xxh3_128_hexdigest
 
 from tasks.blend.models import SPLITS, Blend
 from tasks.errors import RunError
 from tasks.shards.lock import locked
 from tasks.shards.manifest import BLEND, MANIFEST, Finished, manifest_bytes, shard_entries, totals
 from tasks.shards.plan import Plan
-from tasks.shards.publish import link, publish, publish_bytes
+from tasks.shards.publish import Output, link, publish, publish_bytes, sweep
 from tasks.shards.store import Store, read_bytes
 from tasks.sources.locate import first_row
 from tasks.storage import filesystem, is_local, join
@@ -102,6 +104,7 @@ def publish_preparation(
     """
     local = is_local(output_dir)
     with locked(output_dir) if local else nullcontext():
+        _sweep(output_dir, store)
         published = (
             _link_shards(output_dir, store, finished) if local and is_local(store.place) else _in_store(store, finished)
         )
@@ -110,17 +113,31 @@ def publish_preparation(
             place: {split: _relative(prefix, output_dir) for split, prefix in of.items()}
             for place, of in published.items()
         }
+        blend = blend_json(finished, published, weights)
         manifest = {
             **header,
             **shard_entries(finished, prefixes),
             "totals": totals(finished),
+            "files": [asdict(file) for file in [_described(BLEND, blend), *quarantines]],
             "volatile": dict(volatile),
         }
         publish_bytes(join(output_dir, MANIFEST), manifest_bytes(manifest))
-        publish_bytes(join(output_dir, BLEND), blend_json(finished, published, weights))
+        publish_bytes(join(output_dir, BLEND), blend)
         if local:
-            _remove_strangers(output_dir, published, quarantines)
+            _remove_strangers(output_dir, published, {file.path for file in quarantines})
     return manifest
+
+
+def _sweep(output_dir: str, store: Store) -> None:
+    """Remove what killed runs left half-written, except in the folders of shards: building a shard sweeps its own."""
+    folders = [join(output_dir, name) for name in ("", *SPLITS, QUARANTINE)] + [store.place, join(store.place, "gates")]
+    for folder in folders:
+        if is_local(folder):
+            sweep(folder)
+
+
+def _described(path: str, data: bytes) -> Output:
+    return Output(path, len(data), xxh3_128_hexdigest(data))
 
 
 def _relative(prefix: str, output_dir: str) -> str:
@@ -175,8 +192,8 @@ def blend_json(finished: Sequence[Finished], published: Mapping[str, Mapping[str
     return orjson.dumps({split: entries or None for split, entries in lists.items()}, option=orjson.OPT_INDENT_2)
 
 
-def _publish_quarantine(output_dir: str, store: Store, finished: Sequence[Finished]) -> set[str]:
-    """One file of bad rows per data set, with file and line; returns their names.
+def _publish_quarantine(output_dir: str, store: Store, finished: Sequence[Finished]) -> list[Output]:
+    """One file of bad rows per data set, with file and line; their paths are relative to the output folder.
 
     A shard knows its rows by number within the slice. The line in the file is that plus the rows of the slices before.
     """
@@ -185,29 +202,32 @@ def _publish_quarantine(output_dir: str, store: Store, finished: Sequence[Finish
     for item in finished:
         if item.receipt.quarantined:
             split = f"{item.shard.split}-" if item.shard.split in SPLITS else ""
-            groups[f"{split}{item.shard.dataset}.jsonl"].append(item)
+            groups[f"{QUARANTINE}/{split}{item.shard.dataset}.jsonl"].append(item)
+    outputs: list[Output] = []
     for name, items in groups.items():
-        with publish(join(output_dir, QUARANTINE, name)) as file:
+        with publish(join(output_dir, name)) as file:
             for item in items:
                 file.write(_quarantined(item, store, before[item.shard.place]))
-    return set(groups)
+        outputs.append(replace(file.output, path=name))
+    return outputs
 
 
 def _rows_before(finished: Sequence[Finished]) -> dict[str, int]:
-    """How many rows of the same file stand before each shard: what the receipts of the slices before it add up to.
+    """How many rows of the same file stand before each shard that has bad rows.
 
-    Where the slice right before is not there (a partial output, or a row longer than a slice), the file is counted.
+    That is what the receipts of the slices before it add up to. Where the slice right before is not there (a partial output, or a row longer than a slice), the file is counted.
     """
     rows: dict[str, int] = {}
-    ends: dict[str, tuple[int, int]] = {}
+    ends: dict[str, tuple[int, int | None]] = {}
     for item in finished:
         part = item.shard.part
         source = f"{item.shard.split}/{item.shard.dataset}/{part.file.uri}"
         stop, count = ends.get(source, (0, 0))
-        if stop != part.start and item.receipt.quarantined:
-            count = first_row(part)
-        rows[item.shard.place] = count
-        ends[source] = (part.stop, count + item.receipt.rows_in)
+        if stop != part.start:
+            count = None
+        if item.receipt.quarantined:
+            count = rows[item.shard.place] = first_row(part) if count is None else count
+        ends[source] = (part.stop, None if count is None else count + item.receipt.rows_in)
     return rows
 
 
@@ -230,5 +250,5 @@ def _remove_strangers(output_dir: str, published: Mapping[str, Mapping[str, str]
             if PUBLISHED.fullmatch(path.rpartition("/")[2]) and path.rpartition(".")[0] not in ours:
                 system.rm_file(path)
     for path in cast("list[str]", system.glob(f"{root}/{QUARANTINE}/*.jsonl")):
-        if path.rpartition("/")[2] not in quarantines:
+        if path.removeprefix(f"{root}/") not in quarantines:
             system.rm_file(path)

@@ -2,15 +2,14 @@
 
 It holds the shard's identity (whose hash is the key), every output with size and xxh3_128, and the books: rows in,
 documents out, drops by reason. `rows_in == documents + sum(drops)` is checked whenever a receipt is made or read, so
-a receipt that loses a row cannot exist. Times and host names stand apart under `volatile`: everything else is the
-same bytes on every run.
+a receipt that loses a row cannot exist. Times, host names and the seal that guards the file against damage stand apart
+under `volatile`: everything else is the same bytes on every run.
 """
 
 from dataclasses import asdict, dataclass, field
 from typing import Any, Self
 
-import orjson
-
+from tasks.seal import sealed, unsealed
 from tasks.shards.identity import shard_key
 from tasks.shards.publish import Output
 
@@ -67,14 +66,14 @@ class Receipt:
         return sum(part.tokens for part in self.parts.values())
 
     def dump(self) -> bytes:
-        """The receipt as indented JSON with sorted keys."""
-        return orjson.dumps(asdict(self), option=orjson.OPT_INDENT_2 | orjson.OPT_SORT_KEYS)
+        """The receipt as sealed JSON."""
+        return sealed(asdict(self))
 
     @classmethod
     def load(cls, data: bytes) -> Self:
-        """The receipt in `data`. Raises InvalidReceiptError for anything but a complete, balanced one."""
+        """The receipt in `data`. Raises InvalidReceiptError for anything but a complete, undamaged, balanced one."""
         try:
-            fields = orjson.loads(data)
+            fields = unsealed(data)
             outputs = [Output(**output) for output in fields.pop("outputs")]
             parts = {name: PartCount(**part) for name, part in fields.pop("parts").items()}
             return cls(outputs=outputs, parts=parts, **fields)

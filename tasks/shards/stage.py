@@ -5,13 +5,16 @@ of every future is asked for (a task whose worker died again and again never rea
 batches are allowed to finish so that their receipts are kept, and then one error names everything that failed.
 """
 
-from collections.abc import Sequence
+from collections.abc import Generator, Sequence
+from contextlib import contextmanager
 from typing import Any, cast
 from uuid import UUID
 
 from prefect import Task, get_run_logger
 from prefect.artifacts import create_progress_artifact, update_progress_artifact
 from prefect.client.schemas.objects import State
+from prefect.server.api.server import SubprocessASGIServer
+from prefect.settings import PREFECT_API_URL, temporary_settings
 from prefect_dask.task_runners import PrefectDaskFuture
 
 from tasks.errors import RunError
@@ -49,7 +52,7 @@ def build_shards(
     if not pending:
         return
     tally = Tally(len(pending), sum(shard.part.size for shard in pending))
-    with task_runner(cluster, workers) as runner:
+    with _one_server(), task_runner(cluster, workers) as runner:
         client = runner.client
         listen(client, tally.add)
         work = [[shard_record(shard) for shard in batch] for batch in batches(pending, slots(client))]
@@ -64,6 +67,22 @@ def build_shards(
         shown = "; ".join(failures[:MOST_REPORTED])
         raise RunError(f"{len(failures)} of {len(work)} batches failed: {shown}")
     get_run_logger().info(tally.sentence())
+
+
+@contextmanager
+def _one_server() -> Generator[None]:
+    """Make all workers report to the Prefect server of this run.
+
+    Without a configured address Prefect starts a server for this process, and then another one in every process of
+    the cluster (some 5 CPU-seconds each), so the address is handed on with the settings that travel with each task.
+    """
+    if PREFECT_API_URL.value() is not None:
+        yield
+        return
+    server = SubprocessASGIServer()
+    server.start()
+    with temporary_settings({PREFECT_API_URL: server.api_url}):
+        yield
 
 
 def _wait(futures: Sequence[PrefectDaskFuture[Any]], tally: Tally) -> list[str]:

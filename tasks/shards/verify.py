@@ -1,8 +1,9 @@
 """Verification: is everything that the manifest promises there, whole, and accounted for?
 
 Every file is read and hashed again (xxh3_128 runs at disk speed), every receipt's books are added up again, and the
-published names and blend.json are compared with the manifest. A shard that fails loses its receipt: a receipt is a
-proof, and this one has turned out false. The next run of the same preparation then builds that shard, and only it.
+published names, blend.json and the quarantine are compared with the manifest. A shard that fails loses its receipt: a
+receipt is a proof, and this one has turned out false. The next run of the same preparation then builds that shard, and
+only it.
 """
 
 import os
@@ -11,11 +12,11 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import Any, BinaryIO, cast
 
-import orjson
 import xxhash
 
 from tasks.errors import InputError
-from tasks.shards.manifest import BLEND, MANIFEST, read_manifest
+from tasks.shards.manifest import MANIFEST, WHOLE, read_manifest
+from tasks.shards.publish import Output
 from tasks.shards.receipt import RECEIPT, InvalidReceiptError, Receipt
 from tasks.shards.store import Store, read_bytes, size_of
 from tasks.storage import absolute, filesystem, is_local, join
@@ -50,7 +51,7 @@ class _Checked:
 def verify(output_dir: str, inspect: Inspect) -> Verification:
     """Verify a published preparation and withdraw the receipts of damaged shards.
 
-    Raises InputError when there is no manifest.
+    Raises InputError when there is no manifest, or it is damaged itself.
     """
     output_dir = absolute(output_dir)
     manifest = read_manifest(output_dir)
@@ -81,21 +82,24 @@ def _check_shard(store: Store, entry: Mapping[str, Any], inspect: Inspect) -> _C
         receipt = Receipt.load(data)
     except InvalidReceiptError as error:
         return _Checked(key, 1, 0, [f"{place}: {error}"], damaged=True)
-    problems = [problem for output in receipt.outputs for problem in _check_file(store.path(key, output.path), output)]
+    problems = [
+        problem for output in receipt.outputs for problem in _check_file(store.path(key, output.path), output, RECEIPT)
+    ]
     problems = problems or inspect(store, receipt)
     problems += _check_books(place, entry, receipt)
     size = sum(output.size for output in receipt.outputs)
     return _Checked(key, 1 + len(receipt.outputs), size, problems, damaged=bool(problems))
 
 
-def _check_file(place: str, recorded: Any) -> Iterable[str]:  # noqa: ANN401 - an Output
+def _check_file(place: str, recorded: Output, witness: str) -> Iterable[str]:
+    """A file must have the size and the hash that its witness recorded."""
     size = size_of(place)
     if size is None:
         yield f"{place}: missing"
     elif size != recorded.size:
-        yield f"{place}: {size:,} bytes, but its receipt says {recorded.size:,}"
+        yield f"{place}: {size:,} bytes, but {witness} says {recorded.size:,}"
     elif (found := file_hash(place)) != recorded.xxh3_128:
-        yield f"{place}: content changed (xxh3_128 is {found}, its receipt says {recorded.xxh3_128})"
+        yield f"{place}: content changed (xxh3_128 is {found}, {witness} says {recorded.xxh3_128})"
 
 
 def file_hash(place: str) -> str:
@@ -115,6 +119,8 @@ def _check_books(place: str, entry: Mapping[str, Any], receipt: Receipt) -> list
         "documents": {name: count.documents for name, count in receipt.parts.items()},
         "tokens": {name: count.tokens for name, count in receipt.parts.items()},
         "drops": receipt.drops,
+        "quarantined": receipt.quarantined,
+        "truncated": receipt.truncated,
     }
     return [
         f"{place}: {name} are {found!r}, but the manifest says {entry[name]!r}"
@@ -123,17 +129,15 @@ def _check_books(place: str, entry: Mapping[str, Any], receipt: Receipt) -> list
     ]
 
 
-def _check_published(output_dir: str, manifest: Mapping[str, Any], store: Store) -> list[str]:
-    """The published names must be the shards' own files, and blend.json must list exactly them."""
-    problems: list[str] = []
-    prefixes: set[str] = set()
+def _check_published(output_dir: str, manifest: Mapping[str, Any], store: Store) -> Iterable[str]:
+    """The published names must be the shards' own files; blend.json and the quarantine, what was published."""
     for entry in manifest["shards"]:
         for split, prefix in entry["published"].items():
             place = prefix if prefix.startswith(("/", store.place)) else join(output_dir, prefix)
-            prefixes.add(place)
-            part = split if split in entry["documents"] else "all"
-            problems += _check_names(place, store, entry["key"], part)
-    return problems + _check_blend(output_dir, prefixes)
+            part = split if split in entry["documents"] else WHOLE
+            yield from _check_names(place, store, entry["key"], part)
+    for file in manifest["files"]:
+        yield from _check_file(join(output_dir, file["path"]), Output(**file), MANIFEST)
 
 
 def _check_names(prefix: str, store: Store, key: str, part: str) -> Iterable[str]:
@@ -151,15 +155,3 @@ def _check_names(prefix: str, store: Store, key: str, part: str) -> Iterable[str
 def _is_other_file(name: str, original: str) -> bool:
     """Whether both are there and are not one file under two names."""
     return is_local(name) and size_of(original) is not None and not os.path.samefile(name, original)  # noqa: PTH121
-
-
-def _check_blend(output_dir: str, prefixes: set[str]) -> list[str]:
-    place = join(output_dir, BLEND)
-    data = read_bytes(place)
-    if data is None:
-        return [f"{place}: missing"]
-    try:
-        listed = {prefix for entries in orjson.loads(data).values() for prefix in (entries or [])[1::2]}
-    except (orjson.JSONDecodeError, AttributeError, TypeError) as error:
-        return [f"{place}: not a blend: {error}"]
-    return [f"{place}: lists {prefix}, which the manifest does not know" for prefix in sorted(listed - prefixes)]

@@ -17,10 +17,11 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from typing import BinaryIO
 
-import orjson
 import xxhash
 
 from tasks.errors import RunError
+from tasks.seal import sealed, unsealed
+from tasks.sources.discovery import stored_version
 from tasks.sources.files import Slice, SourceFile
 from tasks.sources.json_lines import row_start
 from tasks.sources.opening import open_source
@@ -31,7 +32,8 @@ CHUNK_BYTES = 4 << 20
 THREADS = min(32, (os.cpu_count() or 1) * 2)
 
 RACY_NANOSECONDS = 2_000_000_000
-"""A file modified this recently may change again within one tick of its clock; its hash is not remembered."""
+"""A file that was modified this recently when its reading began may have changed since within one tick of its clock;
+its hash is not remembered."""
 
 NOTHING = "empty"
 """The content of a slice that owns no rows (the middle of one enormous row)."""
@@ -42,8 +44,8 @@ Ranges = list[tuple[int, int]]
 class ContentIndex:
     """Hashes of local slices, remembered by `(path, size, modification time, range, field)`.
 
-    `entries` maps that tuple, as one string, to the content; `load` and `dump` turn it into JSON bytes. A lost index
-    costs one read of the data and nothing else.
+    `entries` maps that tuple, as one string, to the content; `load` and `dump` turn it into JSON bytes. A lost or
+    damaged index costs one read of the data and nothing else.
     """
 
     def __init__(self, entries: dict[str, str] | None = None) -> None:
@@ -52,16 +54,15 @@ class ContentIndex:
 
     @classmethod
     def load(cls, data: bytes) -> "ContentIndex":
-        """The index in `data`; an unreadable one is an empty one."""
+        """The index in `data`; a damaged one is an empty one."""
         try:
-            found = orjson.loads(data)
-        except orjson.JSONDecodeError:
+            return cls(unsealed(data)["entries"])
+        except (ValueError, KeyError):
             return cls()
-        return cls(found if isinstance(found, dict) else None)
 
     def dump(self) -> bytes:
-        """The index as JSON, sorted, so that equal indexes are equal bytes."""
-        return orjson.dumps(self.entries, option=orjson.OPT_SORT_KEYS)
+        """The index as sealed JSON; equal indexes are equal bytes."""
+        return sealed({"entries": self.entries, "volatile": {}})
 
     def identify(self, slices: Iterable[Slice], text_field: str, identity: SourceIdentity) -> list[Slice]:
         """The slices with their contents filled in, in order; slices that own no rows are left out."""
@@ -78,8 +79,9 @@ class ContentIndex:
             return content_hash(part, text_field)
         tag = _tag(part, text_field)
         if tag not in self.entries:
+            read_at = time.time_ns()
             content = content_hash(part, text_field)
-            if time.time_ns() - (part.file.modified_ns or 0) < RACY_NANOSECONDS:
+            if read_at - (part.file.modified_ns or 0) < RACY_NANOSECONDS:
                 return content
             self.entries[tag] = content
             self.changed = True
@@ -126,12 +128,21 @@ def _hash_range(hasher: xxhash.xxh3_128, stream: BinaryIO, start: int, stop: int
 
 
 def require_unchanged(file: SourceFile) -> None:
-    """Raises RunError unless the file still is the one that was planned."""
-    if file.modified_ns is not None:
-        now = os.stat(file.uri)  # noqa: PTH116 - a million of these are planned at once
-        same = (now.st_size, now.st_mtime_ns) == (file.size, file.modified_ns)
-    else:
-        system, path = filesystem(file.uri)
-        same = system.info(path)["size"] == file.size
-    if not same:
+    """Raises RunError unless the file still is the one that was planned. A hub file is pinned by its commit."""
+    if file.uri.startswith("hf://"):
+        return
+    if not (_same_object(file) if file.modified_ns is None else _same_local(file, file.modified_ns)):
         raise RunError(f"{file.uri}: changed while it was being prepared; run the same command again")
+
+
+def _same_local(file: SourceFile, modified_ns: int) -> bool:
+    now = os.stat(file.uri)  # noqa: PTH116 - a million of these are planned at once
+    return (now.st_size, now.st_mtime_ns) == (file.size, modified_ns)
+
+
+def _same_object(file: SourceFile) -> bool:
+    """Whether the store still says the same of the object; what it said before is not taken from memory."""
+    system, path = filesystem(file.uri)
+    system.invalidate_cache()
+    entry = system.info(path)
+    return (entry["size"], stored_version(entry)) == (file.size, file.version)

@@ -80,7 +80,7 @@ def leading_rows(slices: Iterable[Slice], rows: int) -> list[Slice]:
     for part in slices:
         if rows <= 0:
             break
-        found = count_rows(part, rows)
-        kept.append(replace(part, rows=rows) if found >= rows else part)
+        found = count_rows(part, rows + 1)
+        kept.append(replace(part, rows=rows) if found > rows else part)
         rows -= found
     return kept

@@ -13,7 +13,7 @@ import difflib
 import os
 import sys
 from collections import deque
-from collections.abc import Generator
+from collections.abc import Generator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from glob import has_magic
@@ -26,7 +26,6 @@ from tasks.blend.models import DataSource
 from tasks.errors import InputError
 from tasks.sources.files import Compression, Format, SourceFile
 from tasks.sources.formats import ENDINGS, describe, sniff
-from tasks.sources.hub import hub_files
 from tasks.sources.selection import choose, data_names, glob_pattern, shortened
 from tasks.storage import absolute, filesystem, is_local
 
@@ -48,6 +47,8 @@ def discover(source: DataSource) -> list[SourceFile]:
     followed, and a folder that can be reached twice is read once. Raises InputError when there is nothing to read.
     """
     if source.path.startswith("hf://"):
+        from tasks.sources.hub import hub_files  # the hub's client takes 0.15 s to import
+
         files = hub_files(source)
     elif source.revision is not None:
         raise InputError(
@@ -162,9 +163,13 @@ def _listing(store: AbstractFileSystem, path: str) -> dict[str, dict[str, Any]]:
 
 
 def _stored_file(scheme: str, name: str, entry: dict[str, Any]) -> SourceFile:
-    version = next((str(entry[key]).strip('"') for key in CHECKSUMS if entry.get(key)), None)
     uri = f"{scheme}://{name.lstrip('/')}"
-    return SourceFile(uri, int(entry["size"]), *_kind(uri), version=version)
+    return SourceFile(uri, int(entry["size"]), *_kind(uri), version=stored_version(entry))
+
+
+def stored_version(entry: Mapping[str, Any]) -> str | None:
+    """What a store says of an object's content in a listing entry, or None when it says nothing."""
+    return next((str(entry[key]).strip('"') for key in CHECKSUMS if entry.get(key)), None)
 
 
 def _kind(name: str) -> tuple[Format, Compression | None]:

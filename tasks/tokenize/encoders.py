@@ -13,7 +13,6 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
 
-import awkward as ak
 import gigatoken
 import numpy as np
 import pyarrow as pa
@@ -53,8 +52,10 @@ class GigatokenEncoder:
         return Tokens(np.asarray(layout.content.data)[offsets[0] : offsets[-1]], offsets - offsets[0])
 
 
-def _as_awkward(texts: pa.LargeStringArray) -> ak.Array:
+def _as_awkward(texts: pa.LargeStringArray) -> Any:  # noqa: ANN401 - an ak.Array, whose package is imported late
     """The same text as an awkward array of strings, over the same memory."""
+    import awkward as ak  # 0.1 s, and only encoding needs it
+
     _, offsets, characters = texts.buffers()
     bounds = np.frombuffer(offsets, np.int64)[texts.offset : texts.offset + len(texts) + 1]
     content: Any = np.frombuffer(characters or b"", np.uint8)

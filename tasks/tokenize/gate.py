@@ -49,7 +49,7 @@ def judge(vocabulary: Vocabulary, slices: Sequence[Slice], text_field: str, stor
     """The verdict for a data set made of `slices`, from the store when the same comparison was made before."""
     sampled = _sampled(slices)
     question = [
-        vocabulary.fingerprint, literal, text_field, [part.content for part in sampled],
+        vocabulary.fingerprint, literal, text_field, [(part.content, part.rows) for part in sampled],
         nasty_strings(vocabulary), SAMPLED_DOCUMENTS, SAMPLED_CHARACTERS, version("gigatoken"),
     ]  # fmt: skip
     place = join(store, "gates", f"{hashlib.sha256(orjson.dumps(question)).hexdigest()[:32]}.json")

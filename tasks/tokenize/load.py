@@ -16,8 +16,6 @@ from typing import Any
 import orjson
 import tiktoken
 import tiktoken.registry
-from huggingface_hub import hf_hub_download
-from huggingface_hub.errors import EntryNotFoundError, HfHubHTTPError, HFValidationError, LocalEntryNotFoundError
 
 from tasks.errors import InputError, nearest
 from tasks.shards.publish import publish_bytes
@@ -42,14 +40,18 @@ SHIPPED = ("o200k_base", "cl100k_base")
 PRETOKENIZERS = {"o200k_base": "o200k", "cl100k_base": "cl100k", "r50k_base": "r50k"}
 """gigatoken's name for the way each set of ranks splits text."""
 
+Stamps = tuple[tuple[str, int, int], ...]
 
-@lru_cache(maxsize=4)
+CONFIGS = ("special_tokens_map.json", "tokenizer_config.json")
+"""What stands beside a tokenizer.json and names its BOS and EOS tokens; the last word is the last one's."""
+
+
 def load_vocabulary(settings: TokenizerSettings) -> Vocabulary:
-    """The vocabulary that `settings.model` names.
+    """The vocabulary that `settings.model` names, loaded once as long as its files stay as they are.
 
     Raises InputError when it cannot be found, or when BOS or EOS is asked for and the tokenizer has none.
     """
-    vocabulary = _find(settings)
+    vocabulary = _load(settings, _stamps(settings.model))
     for name, wanted, identifier in (
         ("add_bos", settings.add_bos, vocabulary.bos),
         ("add_eos", settings.add_eos, vocabulary.eos),
@@ -61,6 +63,18 @@ def load_vocabulary(settings: TokenizerSettings) -> Vocabulary:
                 f"name it as {token}_token in a tokenizer_config.json beside it, or set tokenizer.{name}=false"
             )
     return vocabulary
+
+
+@lru_cache(maxsize=4)
+def _load(settings: TokenizerSettings, _: Stamps) -> Vocabulary:
+    return _find(settings)
+
+
+def _stamps(model: str) -> Stamps:
+    """Name, size and modification time of every local file of a tokenizer: a worker may outlive what it once read."""
+    path = Path(model).expanduser()
+    files = sorted(path.iterdir()) if path.is_dir() else [path, *(path.parent / name for name in CONFIGS)]
+    return tuple((file.name, file.stat().st_size, file.stat().st_mtime_ns) for file in files if file.is_file())
 
 
 def _find(settings: TokenizerSettings) -> Vocabulary:
@@ -117,7 +131,7 @@ def _from_json(path: Path) -> Vocabulary:
 def _config(folder: Path) -> dict[str, Any]:
     """What the files beside a tokenizer.json say of its BOS and EOS tokens."""
     merged: dict[str, Any] = {}
-    for name in ("special_tokens_map.json", "tokenizer_config.json"):
+    for name in CONFIGS:
         file = folder / name
         if file.is_file():
             merged |= {key: value for key, value in orjson.loads(file.read_bytes()).items() if value is not None}
@@ -125,26 +139,9 @@ def _config(folder: Path) -> dict[str, Any]:
 
 
 def _from_hub(repository: str, revision: str | None) -> Vocabulary:
-    try:
-        definition = hf_hub_download(repository, "tokenizer.json", revision=revision)
-        for name in ("tokenizer_config.json", "special_tokens_map.json"):
-            _optional(repository, name, revision)
-    except (HfHubHTTPError, HFValidationError, LocalEntryNotFoundError, EntryNotFoundError) as error:
-        sentence = str(error).strip().splitlines()[0]
-        raise InputError(
-            f"tokenizer.model: {repository!r} (revision {revision or 'main'}) cannot be fetched from the hub: {sentence}; "
-            "check the spelling, the network and HF_TOKEN, or give a local folder"
-        ) from error
-    return _from_json(Path(definition))
+    from tasks.tokenize.hub import download_tokenizer  # the hub's client takes 0.15 s to import
 
-
-def _optional(repository: str, name: str, revision: str | None) -> None:
-    try:
-        hf_hub_download(repository, name, revision=revision)
-    except LocalEntryNotFoundError:
-        raise
-    except EntryNotFoundError:
-        return
+    return _from_json(download_tokenizer(repository, revision))
 
 
 def _from_tiktoken(name: str) -> Vocabulary:

@@ -26,8 +26,11 @@ WHERE_NOT_WHAT = {"cluster", "workers", "force", "allow_partial", "store"}
 
 
 @lru_cache(maxsize=4)
-def _encoder(tokenizer: TokenizerSettings, backend: Backend, *, literal: bool) -> Encoder:
-    """An encoder that lives as long as the worker: its cache of pre-tokens doubles the speed from shard to shard."""
+def _encoder(tokenizer: TokenizerSettings, _: str, backend: Backend, *, literal: bool) -> Encoder:
+    """An encoder that lives as long as the worker: its cache of pre-tokens doubles the speed from shard to shard.
+
+    The second argument is the vocabulary's fingerprint, so that a tokenizer that changed gets an encoder of its own.
+    """
     vocabulary = load_vocabulary(tokenizer)
     make = vocabulary.fast if backend == "gigatoken" else vocabulary.reference
     return make(literal)
@@ -48,7 +51,7 @@ def build_pretrain_shard(
             "the plan; give all workers the same files, or pin tokenizer.revision"
         )
     literal = recipe.special_tokens_in_text != "allow"
-    encoder = _encoder(tokenizer, recipe.backend, literal=literal)
+    encoder = _encoder(tokenizer, recipe.tokenizer, recipe.backend, literal=literal)
     return tokenize_shard(shard, recipe, encoder, vocabulary.special_tokens, store, on_bad_row)
 
 

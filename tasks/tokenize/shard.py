@@ -5,12 +5,12 @@ memory does not grow with the shard (beyond 4 bytes of `.idx` per document). The
 either is proven or will be built again.
 """
 
+import re
 import time
 from collections import Counter
 from collections.abc import Iterable, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, field, replace
-from os.path import commonpath
 from socket import gethostname
 from typing import Any
 
@@ -165,11 +165,11 @@ def _long_enough(texts: pa.LargeStringArray, recipe: PretrainRecipe, drops: Coun
 
 def _reject_special(batch: TextBatch, special_tokens: Sequence[str]) -> tuple[list[BadRow], pa.LargeStringArray]:
     """The rows whose text contains a control string, and the texts of the others."""
-    found = np.zeros(len(batch.texts), np.bool_)
-    suspects = np.flatnonzero(_contains(batch.texts, commonpath(special_tokens)))
-    suspect_texts = batch.texts.take(pa.array(suspects))
-    for token in special_tokens:
-        found[suspects] |= _contains(suspect_texts, token)
+    if not special_tokens:
+        return [], batch.texts
+    any_of_them = compute.MatchSubstringOptions("|".join(map(re.escape, special_tokens)))
+    matches = compute.call_function("match_substring_regex", [batch.texts], any_of_them)
+    found = matches.to_numpy(zero_copy_only=False)
     rejected = [
         BadRow(
             int(batch.rows[place]),
@@ -180,12 +180,6 @@ def _reject_special(batch: TextBatch, special_tokens: Sequence[str]) -> tuple[li
         for place in np.flatnonzero(found).tolist()
     ]
     return rejected, batch.texts.filter(pa.array(~found))
-
-
-def _contains(texts: pa.LargeStringArray, pattern: str) -> np.ndarray:
-    return compute.call_function("match_substring", [texts], compute.MatchSubstringOptions(pattern)).to_numpy(
-        zero_copy_only=False
-    )
 
 
 def _excerpt(text: Any) -> str:  # noqa: ANN401 - an Arrow scalar

@@ -56,8 +56,9 @@ def _digest(*parts: bytes) -> str:
 def _gigatoken(definition: bytes) -> GigatokenEncoder:
     try:
         return GigatokenEncoder(gigatoken.Tokenizer.from_json(definition))
-    except (NotImplementedError, KeyError, TypeError) as error:
-        raise ValueError(f"gigatoken cannot load this tokenizer: {error}") from error
+    except (RuntimeError, KeyError, TypeError) as error:  # RuntimeError is what its Rust core says of what it cannot do
+        sentence = str(error).partition("\n")[0]
+        raise ValueError(f"gigatoken cannot load this tokenizer: {sentence}") from error
 
 
 def _without_special(definition: Mapping[str, Any]) -> bytes:
