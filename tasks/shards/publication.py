@@ -215,7 +215,8 @@ def _publish_quarantine(output_dir: str, store: Store, finished: Sequence[Finish
 def _rows_before(finished: Sequence[Finished]) -> dict[str, int]:
     """How many rows of the same file stand before each shard that has bad rows.
 
-    That is what the receipts of the slices before it add up to. Where the slice right before is not there (a partial output, or a row longer than a slice), the file is counted.
+    That is what the receipts of the slices before it add up to. Where the slice right before is not there (a partial
+    output, or a row longer than a slice), the file is counted.
     """
     rows: dict[str, int] = {}
     ends: dict[str, tuple[int, int | None]] = {}

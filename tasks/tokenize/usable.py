@@ -1,7 +1,7 @@
 """What can be known to be wrong before anything is started."""
 
-import os
 from pathlib import Path
+from tempfile import TemporaryFile
 
 from tasks.blend.models import Blend
 from tasks.errors import InputError
@@ -32,5 +32,8 @@ def _require_writable(place: str) -> None:
         folder = folder.parent
     if not folder.is_dir():
         raise InputError(f"{place}: cannot be written, because {folder} is a file; choose another --output-dir")
-    if not os.access(folder, os.W_OK | os.X_OK) or os.statvfs(folder).f_flag & os.ST_RDONLY:
-        raise InputError(f"{place}: cannot be written, because {folder} is not writable; choose another --output-dir")
+    try:
+        TemporaryFile(dir=folder).close()
+    except OSError as error:
+        reason = f"{folder} does not take files ({error.strerror})"
+        raise InputError(f"{place}: cannot be written, because {reason}; choose another --output-dir") from error

@@ -1,0 +1,152 @@
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from tests.preparing import blend_of, prepare, write_lines
+
+TOKENMILL = str(Path(sys.executable).parent / "tokenmill")
+
+
+def tokenmill(*arguments, stdin=None, cwd=None, env=None):
+    return subprocess.run(
+        [TOKENMILL, *map(str, arguments)],
+        input=stdin,
+        stdin=subprocess.DEVNULL if stdin is None else None,
+        capture_output=True,
+        text=True,
+        timeout=120,
+        cwd=cwd,
+        env={**os.environ, **(env or {})},
+        check=False,
+    )
+
+
+@pytest.fixture
+def data(tmp_path):
+    return write_lines(tmp_path / "data" / "a.jsonl", [f"document number {number}" for number in range(200)])
+
+
+@pytest.fixture
+def blend(tmp_path, data):
+    path = tmp_path / "blend.json"
+    path.write_text(json.dumps(blend_of(data)))
+    return path
+
+
+def spoilt(blend, **changes):
+    content = json.loads(blend.read_text())
+    content["datasets"][0].update(changes)
+    return {**content}
+
+
+WRONG = {
+    "missing blend": (lambda blend: "no_such.json", [], ["no such blend file"]),
+    "missing data": (lambda blend: spoilt(blend, path="data/b.jsonl"), [], ["b.jsonl", "a.jsonl"]),
+    "unknown key": (lambda blend: spoilt(blend, wieght=1), [], ["wieght", "did you mean 'weight'"]),
+    "bad weight": (lambda blend: spoilt(blend, weight=-1), [], ["weight", "greater than or equal to 0", "-1"]),
+    "weight that is no number": (lambda blend: spoilt(blend, weight="much"), [], ["weight", "'much'"]),
+    "unsafe name": (lambda blend: spoilt(blend, name="../up"), [], ["name", "'../up'", "letters, digits"]),
+    "empty blend": (lambda blend: {"datasets": []}, [], ["empty", "at least one data set"]),
+    "broken json": (lambda blend: '{"datasets": [', [], ["not valid JSON", ":1:"]),
+    "tokenizer that is not there": (lambda blend: spoilt(blend), ["tokenizer.model=./nowhere"], ["./nowhere", "check"]),
+    "misspelt tokenizer": (lambda blend: spoilt(blend), ["tokenizer.model=o200k_harmny"], ["o200k_harmony"]),
+    "unknown setting": (lambda blend: spoilt(blend), ["shard_sise=1MB"], ["shard_sise", "shard_size"]),
+    "unknown inner setting": (lambda blend: spoilt(blend), ["tokenizer.modle=x"], ["tokenizer.modle", "model"]),
+    "setting out of bounds": (lambda blend: spoilt(blend), ["holdout.valid=2"], ["holdout.valid", "less than 1"]),
+    "not an override": (lambda blend: spoilt(blend), ["shard_size"], ["key=value"]),
+    "foreign code": (lambda blend: spoilt(blend), ["tokenizer.trust_remote_code=true"], ["trust_remote_code"]),
+    "profile that is not there": (lambda blend: spoilt(blend), ["--sample", "many"], ["many"]),
+}
+
+
+@pytest.mark.parametrize("case", WRONG)
+def test_a_wrong_call_is_one_clear_complaint_and_leaves_nothing(case, tmp_path, blend):
+    make, arguments, expected = WRONG[case]
+    content = make(blend)
+    name = content if isinstance(content, str) and content.endswith(".json") else "wrong.json"
+    if name == "wrong.json":
+        (tmp_path / name).write_text(content if isinstance(content, str) else json.dumps(content))
+    before = sorted(tmp_path.rglob("*"))
+    result = tokenmill("pretrain", tmp_path / name, "--output-dir", tmp_path / "out", *arguments)
+    assert result.returncode == 2, result.stderr
+    assert "Traceback" not in result.stderr
+    assert len(result.stderr.strip().splitlines()) == 1, result.stderr
+    assert all(part in result.stderr for part in expected), result.stderr
+    assert result.stdout == ""
+    assert sorted(tmp_path.rglob("*")) == before
+
+
+@pytest.mark.parametrize("place", ["a_file/out", "/proc/tokenmill", "/sys/tokenmill"])
+def test_an_output_that_cannot_be_written_is_a_wrong_call(place, tmp_path, blend):
+    (tmp_path / "a_file").write_text("")
+    result = tokenmill("pretrain", blend, "--output-dir", place, cwd=tmp_path)
+    assert result.returncode == 2, result.stderr
+    assert result.stderr.startswith("tokenmill: ")
+    assert "choose another --output-dir" in result.stderr
+    assert len(result.stderr.strip().splitlines()) == 1
+
+
+def test_an_unknown_command_or_option_is_a_wrong_call(blend):
+    for arguments in (["pretrian"], ["plan", blend, "--outputdir", "x"], ["pretrain", blend], ["verify"]):
+        result = tokenmill(*arguments, stdin="")
+        assert result.returncode == 2, (arguments, result.stderr)
+        assert "Traceback" not in result.stderr
+
+
+def test_plan_writes_one_line_of_json_and_verify_reads_what_a_preparation_printed(tmp_path, blend):
+    result = tokenmill("plan", blend, "--output-dir", tmp_path / "out", "shard_size=1kB")
+    (record,) = json.loads(result.stdout).values()
+    assert record["shards"]["pending"] == record["shards"]["total"] > 1
+    assert not (tmp_path / "out" / "blend.json").exists()
+
+    prepare(str(blend), tmp_path / "out", shard_size=1000)
+    result = tokenmill("plan", blend, "--output-dir", tmp_path / "out", "shard_size=1kB")
+    assert json.loads(result.stdout)["plan"]["shards"]["pending"] == 0
+
+    printed = json.dumps({"pretrain": {"path": str(tmp_path / "out"), "type": "pretrain"}})
+    piped = tokenmill("verify", stdin=printed)
+    assert piped.returncode == 0, piped.stderr
+    assert json.loads(piped.stdout)["verify"]["path"] == str(tmp_path / "out")
+
+
+def test_verify_fails_with_exit_code_1_and_names_the_file(tmp_path, blend):
+    prepare(str(blend), tmp_path / "out")
+    damaged = next((tmp_path / "out" / "shards").rglob("train.bin"))
+    content = bytearray(damaged.read_bytes())
+    content[7] ^= 1
+    damaged.write_bytes(content)
+    result = tokenmill("verify", tmp_path / "out")
+    assert result.returncode == 1
+    assert str(damaged) in result.stderr.replace("\n", "")
+    assert "Traceback" not in result.stderr
+
+
+def test_options_override_the_config_file_and_overrides_override_both(tmp_path, blend):
+    config = tmp_path / "settings.yaml"
+    config.write_text("sample: 50\nshard_size: 1kB\ntokenizer: {add_bos: true}\n")
+    planned = tokenmill("plan", blend, "--config", config, "--sample", "20", "tokenizer.add_bos=false")
+    assert planned.returncode == 0, planned.stderr
+    one = json.loads(planned.stdout)["plan"]
+    all_rows = json.loads(tokenmill("plan", blend, "shard_size=1kB").stdout)["plan"]
+    assert 0 < one["shards"]["total"] < all_rows["shards"]["total"]
+    wrong = tokenmill("plan", blend, "--config", config, "smaple=3")
+    assert wrong.returncode == 2
+    assert "sample" in wrong.stderr
+
+
+@pytest.mark.parametrize("command", ["plan", "verify", "--help"])
+def test_commands_that_run_no_flow_import_neither_prefect_nor_dask(command, tmp_path, blend):
+    prepare(str(blend), tmp_path / "out")
+    arguments = {"plan": ["plan", str(blend)], "verify": ["verify", str(tmp_path / "out")], "--help": ["--help"]}[
+        command
+    ]
+    script = (
+        "import sys; from flows.cli import run; code = run(sys.argv[1:]); "
+        "heavy = {'prefect', 'dask', 'distributed'} & set(sys.modules); sys.exit(3 if heavy else code)"
+    )
+    result = subprocess.run([sys.executable, "-c", script, *arguments], capture_output=True, text=True, check=False)
+    assert result.returncode == 0, (result.returncode, result.stderr)
