@@ -27,6 +27,7 @@ def build_pending(planned):
         [shard_record(shard) for shard in planned.plan.pending],
         planned.plan.store,
         lambda shard, store: build_pretrain_shard(shard, store, settings.tokenizer, settings.on_bad_row),
+        announce=lambda record: None,
         rebuild=settings.force,
     )
 
@@ -47,14 +48,19 @@ def blend_of(*paths, **weights):
 
 
 def tree(folder):
-    """Every published and stored file with its content, except what is declared volatile."""
+    """Every published and stored file with its content, except where it lies, what is declared volatile, and the
+    index of source hashes, which is a memory and not a result."""
     found = {}
     for path in sorted(Path(folder).rglob("*")):
-        if path.is_file():
+        if path.is_file() and path.name != "index.json":
             content = path.read_bytes()
+            if path.name == "blend.json":
+                content = content.replace(str(folder).encode(), b"OUT")
             if path.name in {"receipt.json", "manifest.json"}:
                 fields = json.loads(content)
                 fields.pop("volatile")
+                if path.name == "manifest.json":  # blend.json holds absolute paths
+                    fields["files"] = [file for file in fields["files"] if file["path"] != "blend.json"]
                 content = json.dumps(fields, sort_keys=True).encode()
             found[str(path.relative_to(folder))] = content
     return found

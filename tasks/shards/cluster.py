@@ -23,6 +23,12 @@ from tasks.errors import InputError
 TOPIC = "tokenmill-shards"
 CONNECT_TIMEOUT = "30s"
 
+LOCAL: dict[str, Any] = {
+    "threads_per_worker": 1,
+    "dashboard_address": "127.0.0.1:0",  # any free port: two runs on one machine must not want the same one
+    "env": {"PREFECT_PLUGINS_ENABLED": "false"},  # plugins serve commands; Dask imports Prefect where they cannot start
+}
+
 
 def task_runner(cluster: str, workers: int | None) -> DaskTaskRunner:
     """The Prefect task runner for a `cluster` setting.
@@ -30,9 +36,7 @@ def task_runner(cluster: str, workers: int | None) -> DaskTaskRunner:
     Raises InputError for a profile that is not there or is not a mapping.
     """
     if cluster == "local":
-        return DaskTaskRunner(
-            cluster_kwargs={"n_workers": workers or cores(), "threads_per_worker": 1, "dashboard_address": None}
-        )
+        return DaskTaskRunner(cluster_kwargs={**LOCAL, "n_workers": workers or cores()})
     if "://" in cluster:
         return DaskTaskRunner(address=cluster, client_kwargs={"timeout": CONNECT_TIMEOUT})
     return DaskTaskRunner(**_profile(Path(cluster)))

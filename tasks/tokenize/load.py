@@ -134,8 +134,15 @@ def _config(folder: Path) -> dict[str, Any]:
     for name in CONFIGS:
         file = folder / name
         if file.is_file():
-            merged |= {key: value for key, value in orjson.loads(file.read_bytes()).items() if value is not None}
+            merged |= {key: value for key, value in _object(file).items() if value is not None}
     return merged
+
+
+def _object(file: Path) -> dict[str, Any]:
+    try:
+        return dict(orjson.loads(file.read_bytes()))
+    except (ValueError, TypeError) as error:
+        raise InputError(f"tokenizer.model: {file} is not a JSON object: {error}; mend or remove it") from error
 
 
 def _from_hub(repository: str, revision: str | None) -> Vocabulary:
@@ -150,7 +157,13 @@ def _from_tiktoken(name: str) -> Vocabulary:
     if ranks in SHIPPED and not path.is_file():
         packed = resources.files("bpe_openai.data").joinpath(f"{ranks}.tiktoken.gz").read_bytes()
         publish_bytes(str(path), gzip.decompress(packed))
-    tiktoken.get_encoding(name)  # downloads what is not shipped into the same cache
+    try:
+        tiktoken.get_encoding(name)  # downloads what is not shipped into the same cache
+    except OSError as error:  # the errors of requests are of this kind
+        raise InputError(
+            f"tokenizer.model: {name!r} is not shipped and cannot be fetched: {error}; check the network, or set "
+            "TIKTOKEN_CACHE_DIR to a folder that holds it"
+        ) from error
     if not path.is_file():
         return tiktoken_vocabulary(name, "", name, None)
     digest = hashlib.sha256(path.read_bytes()).hexdigest()

@@ -20,6 +20,7 @@ from gigatoken._load.sentencepiece import (  # the pinned version has no public 
     sentencepiece_to_tokenizer_json,
 )
 
+from tasks.errors import InputError
 from tasks.tokenize.encoders import Encoder, GigatokenEncoder, ReferenceEncoder
 
 EncoderMaker = Callable[[bool], Encoder]
@@ -96,7 +97,13 @@ def huggingface_vocabulary(definition: bytes, config: Mapping[str, Any]) -> Voca
 
 
 def _huggingface_reference(definition: bytes, *, literal: bool) -> ReferenceEncoder:
-    tokenizer = tokenizers.Tokenizer.from_buffer(definition)
+    try:
+        tokenizer = tokenizers.Tokenizer.from_buffer(definition)
+    except ValueError as error:
+        raise InputError(
+            f"tokenizer.model: its tokenizer.json cannot be read by Hugging Face tokenizers {tokenizers.__version__}: "
+            f"{error}; fetch or save it again, or update the package"
+        ) from error
     tokenizer.no_truncation()
     tokenizer.no_padding()
     tokenizer.encode_special_tokens = literal

@@ -1,0 +1,133 @@
+"""The blends in blends/: every one loads, and those of Nemotron 3 carry the published data sets and weights."""
+
+import gzip
+import json
+from collections import Counter
+from pathlib import Path
+
+import pytest
+
+from tasks.blend.load import load_blend
+from tasks.sources.discovery import discover
+from tasks.sources.hub import parse
+
+BLENDS = Path(__file__).parents[2] / "blends"
+FILES = sorted(BLENDS.glob("*.json"))
+
+MATH, CC2, CC21 = "nvidia/Nemotron-CC-Math-v1", "nvidia/Nemotron-CC-v2", "nvidia/Nemotron-CC-v2.1"
+SPECIALIZED, SPECIALIZED11 = (
+    "nvidia/Nemotron-Pretraining-Specialized-v1",
+    "nvidia/Nemotron-Pretraining-Specialized-v1.1",
+)
+FINEPDFS, LONG_CONTEXT = "HuggingFaceFW/finepdfs", "nvidia/Nemotron-Pretraining-Long-Context-v1"
+PREFIX = "Nemotron-Pretraining-"
+
+PHASE1_TO_PHASE2 = {
+    (CC2, "Medium-Quality"): (0.6, None),
+    (CC21, "Medium-Quality"): (1.2, None),
+    (CC21, "Medium-High-Quality-Synthetic"): (11.3, 6.2),
+    (FINEPDFS, "eng_Latn"): (6.1, 14.3),
+    (SPECIALIZED, PREFIX + "STEM-SFT"): (3.5, 4.0),
+    (SPECIALIZED11, PREFIX + "Multiple-Choice"): (4.0, 4.2),
+    (SPECIALIZED, PREFIX + "Scientific-Coding"): (0.5, 0.6),
+    (SPECIALIZED11, PREFIX + "Code-Concepts"): (2.0, 2.4),
+    (SPECIALIZED11, PREFIX + "Unconditional-Algorithmic"): (0.8, 0.9),
+    (SPECIALIZED, PREFIX + "RQA"): (0.1, 0.05),
+    (SPECIALIZED, PREFIX + "InfiniByte-Reasoning"): (0.1, 0.05),
+}
+"""Published weights that differ between the two phases of Nemotron 3 Super; the others are the same in both."""
+
+
+def blend(name):
+    return load_blend(str(BLENDS / f"{name}.json"))
+
+
+def weights(name):
+    """`{(repository, subset): weight}` of a blend of hub data sets."""
+    return {(parse(source).repository, source.subset): source.weight for source in blend(name).datasets}
+
+
+@pytest.mark.parametrize("path", FILES, ids=lambda path: path.stem)
+def test_it_loads_and_takes_nothing_twice(path):
+    sources = [source for part in load_blend(str(path)).parts().values() for source in part]
+    taken = Counter((source.path, source.subset, source.split) for source in sources)
+    assert set(taken.values()) == {1}
+
+
+@pytest.mark.parametrize("path", FILES, ids=lambda path: path.stem)
+def test_it_says_what_it_is(path):
+    assert json.loads(path.read_text())["_comment"]
+
+
+@pytest.mark.parametrize(
+    ("name", "data_sets", "total"),
+    [
+        ("nano3-pretrain", 23, 23.0),
+        ("nano3-pretrain-small", 5, 5.0),
+        ("super3-pretrain-phase1", 29, 80.4),
+        ("super3-pretrain-phase2", 27, 82.9),
+        ("super3-pretrain-long-context", 28, 103.6),
+    ],
+)
+def test_counts_and_sums_are_the_published_ones(name, data_sets, total):
+    assert len(weights(name)) == data_sets
+    assert sum(weights(name).values()) == pytest.approx(total, abs=1e-9)
+
+
+def test_nano_takes_every_data_set_at_the_same_weight():
+    found = weights("nano3-pretrain")
+    assert set(found.values()) == {1.0}
+    assert Counter(repository for repository, _ in found) == {MATH: 3, CC2: 6, CC21: 8, SPECIALIZED: 6}
+    assert weights("nano3-pretrain-small").keys() < found.keys()
+
+
+def test_super_changes_between_its_phases_what_was_published():
+    first, second = weights("super3-pretrain-phase1"), weights("super3-pretrain-phase2")
+    changed = {key: (first.get(key), second.get(key)) for key in first | second if first.get(key) != second.get(key)}
+    assert changed == PHASE1_TO_PHASE2
+
+
+def test_supers_long_context_is_phase_two_and_long_documents():
+    added = weights("super3-pretrain-long-context").items() - weights("super3-pretrain-phase2").items()
+    assert added == {((LONG_CONTEXT, None), 20.7)}
+    (source,) = [source for source in blend("super3-pretrain-long-context").datasets if LONG_CONTEXT in source.path]
+    assert source.split == "train"
+
+
+@pytest.mark.parametrize(("phase", "open_share"), [("phase1", 80.4), ("phase2", 82.9)])
+def test_what_super_lacks_fills_the_blend_up_to_100(phase, open_share):
+    missing = json.loads((BLENDS / f"super3-pretrain-{phase}.json").read_text())["_missing"]
+    assert sum(missing.values()) + open_share == pytest.approx(100)
+
+
+def test_subsets_of_the_specialized_collections_carry_their_full_names():
+    for path in FILES:
+        for source in load_blend(str(path)).datasets or []:
+            if "Specialized" in source.path:
+                assert source.subset.startswith(PREFIX), source
+
+
+def test_the_tiny_blend_is_here_and_every_row_has_text():
+    sources = blend("tiny").datasets
+    texts = {source.name: [row_text(row, source.text_field) for row in rows(source)] for source in sources}
+    assert len(texts) == 2
+    for found in texts.values():
+        assert all(isinstance(text, str) and text.strip() for text in found)
+        assert len(set(found)) == len(found)
+
+
+def rows(source):
+    (file,) = discover(source)
+    opened = gzip.open if file.uri.endswith(".gz") else open
+    with opened(file.uri, "rt", encoding="utf-8") as lines:
+        return [json.loads(line) for line in lines]
+
+
+def row_text(row, field):
+    for name in field.split("."):
+        row = row[name]
+    return row
+
+
+def test_the_tiny_blend_stays_tiny():
+    assert sum(path.stat().st_size for path in (BLENDS / "tiny").iterdir()) < 300_000

@@ -1,0 +1,247 @@
+"""A whole preparation that is interrupted anywhere, then repeated: the same bytes as if nothing had happened.
+
+A preparation of two files in three shards, with a quarantine and held-out documents, makes some 280 file-system
+operations. Each of them fails: every third with a full disk, every third with an input/output error, and the others
+with a SIGKILL of the whole process, so that the tests take seconds. Every ninth is a power cut as well, which loses
+what was not synced.
+"""
+
+import errno
+import os
+import random
+import shutil
+import time
+from pathlib import Path
+
+import pytest
+
+from tasks.blend.load import load_blend
+from tasks.shards import publish as publish_module
+from tasks.shards.build import build_batch
+from tasks.shards.plan import shard_record
+from tasks.shards.verify import verify
+from tasks.strict import parse
+from tasks.tokenize.inspect import inspect_pretrain_shard
+from tasks.tokenize.planning import plan_pretrain
+from tasks.tokenize.preparation import build_pretrain_shard, publish_pretrain
+from tasks.tokenize.settings import PretrainSettings
+from tests.faults.injection import PowerOff, count_operations, fail_operation, killed_at
+from tests.preparing import blend_of, build_pending, prepare, tree, write_lines
+from tests.tokenize.small_vocabularies import byte_level_bpe
+
+STRIDE = 3
+POWER_CUT_STRIDE = 9
+TEXTS = [f"document {number} says hello to the {number * 7919 % 1000}th world" for number in range(120)]
+
+
+class Preparation:
+    """The same preparation again and again, into one folder that can be emptied."""
+
+    def __init__(self, folder):
+        rows = {"a": [*TEXTS[:50], b"broken", *TEXTS[50:90]], "b": [*TEXTS[90:], b'{"text": null}']}
+        self.paths = [write_lines(folder / f"{name}.jsonl", lines) for name, lines in rows.items()]
+        for path in self.paths:
+            os.utime(path, (1_000_000_000, 1_000_000_000))
+        self.model = str(byte_level_bpe(folder / "vocabulary", size=400))
+        self.out = folder / "out"
+
+    def settings(self, shard_size=4000):
+        fields = {"tokenizer": {"model": self.model}, "shard_size": shard_size, "holdout": {"valid": 0.2, "test": 0}}
+        return parse(PretrainSettings, fields, "settings")
+
+    def plan(self, **changed):
+        return plan_pretrain(load_blend(blend_of(*self.paths)), self.settings(**changed), str(self.out))
+
+    def run(self, **changed):
+        return prepare(blend_of(*self.paths), self.out, **self.settings(**changed).model_dump())
+
+    def clear(self):
+        shutil.rmtree(self.out, ignore_errors=True)
+
+    def temporaries(self):
+        return [path for path in self.out.rglob("*") if publish_module.TEMPORARY.fullmatch(path.name)]
+
+
+@pytest.fixture(scope="module")
+def preparation(tmp_path_factory):
+    return Preparation(tmp_path_factory.mktemp("faults"))
+
+
+@pytest.fixture(scope="module")
+def undisturbed(preparation):
+    """What the folder holds after an undisturbed preparation, and how many operations that took."""
+    preparation.clear()
+    preparation.run()  # warm: the vocabulary, the gate and the encoders are loaded now
+    preparation.clear()
+    with count_operations() as log:
+        preparation.run()
+    assert len(preparation.plan().plan.shards) == 3
+    return tree(preparation.out), len(log.operations)
+
+
+def assert_mended(preparation, whole, number):
+    preparation.run()
+    assert preparation.temporaries() == [], f"operation {number}"
+    assert tree(preparation.out) == whole, f"operation {number}"
+
+
+def survive(preparation, whole, number, error):
+    """Fail one operation; the run may notice or may have been done with the file, but never ends well with less."""
+    preparation.clear()
+    with fail_operation(number, error):
+        try:
+            preparation.run()
+        except (OSError, PowerOff) as raised:
+            assert raised is error  # noqa: PT017 - whether it is raised is not the point
+        else:
+            assert tree(preparation.out) == whole
+    assert_mended(preparation, whole, number)
+
+
+def test_a_full_disk_at_every_third_operation(preparation, undisturbed):
+    whole, operations = undisturbed
+    for number in range(1, operations + 1, STRIDE):
+        survive(preparation, whole, number, OSError(errno.ENOSPC, "No space left on device"))
+
+
+def test_an_input_output_error_at_every_third_operation(preparation, undisturbed):
+    whole, operations = undisturbed
+    for number in range(2, operations + 1, STRIDE):
+        survive(preparation, whole, number, OSError(errno.EIO, "Input/output error"))
+
+
+def test_a_power_cut_at_every_ninth_operation(preparation, undisturbed):
+    whole, operations = undisturbed
+    for number in range(1, operations + 1, POWER_CUT_STRIDE):
+        survive(preparation, whole, number, PowerOff())
+
+
+def test_a_kill_at_every_third_operation(preparation, undisturbed):
+    whole, operations = undisturbed
+    for number in range(3, operations + 1, STRIDE):
+        preparation.clear()
+        assert killed_at(number, preparation.run)
+        assert_mended(preparation, whole, number)
+
+
+def test_a_kill_while_an_earlier_output_is_replaced(preparation, undisturbed):
+    """The folder holds another preparation; what it shows a trainer is whole until the new one is."""
+    whole, _ = undisturbed
+    preparation.clear()
+    preparation.run(shard_size=2500)
+    earlier = tree(preparation.out)
+    with count_operations() as log:
+        preparation.run()
+    for number in range(1, len(log.operations) + 1, 13):
+        preparation.clear()
+        preparation.run(shard_size=2500)
+        assert killed_at(number, preparation.run)
+        found = tree(preparation.out)
+        expected = earlier if found["blend.json"] == earlier["blend.json"] else whole
+        for name in expected:
+            if name.startswith(("blend.json", "train/", "valid/", "test/")):
+                assert found[name] == expected[name]
+        preparation.run()
+        assert preparation.temporaries() == []
+        assert {name: content for name, content in tree(preparation.out).items() if "shards/" not in name} == {
+            name: content for name, content in whole.items() if "shards/" not in name
+        }
+
+
+@pytest.mark.parametrize("days", [-1, 1])
+def test_a_clock_that_jumps_between_runs_changes_nothing(preparation, undisturbed, monkeypatch, days):
+    whole, _ = undisturbed
+    preparation.clear()
+    preparation.run()
+    real, real_ns = time.time, time.time_ns
+    monkeypatch.setattr(time, "time", lambda: real() + days * 86_400)
+    monkeypatch.setattr(time, "time_ns", lambda: real_ns() + days * 86_400 * 10**9)
+    plan, _ = preparation.run()
+    assert plan.plan.pending == []
+    assert tree(preparation.out) == whole
+    preparation.clear()
+    preparation.run()
+    assert tree(preparation.out) == whole
+    assert verify(str(preparation.out), inspect_pretrain_shard).problems == []
+
+
+def build(planned, shards):
+    """One batch in this process."""
+    settings = planned.settings
+    return build_batch(
+        [shard_record(shard) for shard in shards],
+        planned.plan.store,
+        lambda shard, store: build_pretrain_shard(shard, store, settings.tokenizer, settings.on_bad_row),
+        announce=lambda record: None,
+        rebuild=False,
+    )
+
+
+@pytest.mark.parametrize("seed", range(8))
+def test_order_batches_and_duplicates_change_no_byte(preparation, seed):
+    """Shards come in any order, some of them twice, in batches of any size."""
+    preparation.clear()
+    preparation.run(shard_size=700)
+    expected = tree(preparation.out)
+    preparation.clear()
+    shuffle = random.Random(seed)
+    planned = preparation.plan(shard_size=700)
+    work = list(planned.plan.pending)
+    work += shuffle.sample(work, shuffle.randrange(len(work)))
+    shuffle.shuffle(work)
+    while work:
+        size = shuffle.randint(1, 4)
+        batch, work = work[:size], work[size:]
+        assert len(build(planned, batch)) == len(batch)
+    publish_pretrain(planned, time.time())
+    assert tree(preparation.out) == expected
+
+
+@pytest.mark.parametrize("seed", range(4))
+def test_a_run_stopped_after_some_shards_goes_on_from_there(preparation, seed):
+    preparation.clear()
+    preparation.run(shard_size=700)
+    expected = tree(preparation.out)
+    preparation.clear()
+    planned = preparation.plan(shard_size=700)
+    done = random.Random(seed).sample(planned.plan.pending, 5)
+    build(planned, done)
+    again, _ = preparation.run(shard_size=700)
+    assert len(again.plan.pending) == len(planned.plan.pending) - 5
+    assert tree(preparation.out) == expected
+
+
+def test_a_shard_that_is_built_again_has_the_same_bytes(preparation, undisturbed):
+    whole, _ = undisturbed
+    preparation.clear()
+    planned, _ = preparation.run()
+    settings = planned.settings
+    for shard in planned.plan.shards:
+        build_pretrain_shard(shard, planned.plan.store, settings.tokenizer, settings.on_bad_row)
+    publish_pretrain(planned, time.time())
+    assert tree(preparation.out) == whole
+
+
+def test_two_processes_that_prepare_the_same_at_once_agree(preparation, undisturbed):
+    whole, _ = undisturbed
+    preparation.clear()
+    children = []
+    for _ in range(3):
+        child = os.fork()
+        if child == 0:
+            try:
+                preparation.run()
+            except BaseException:  # noqa: BLE001 - the child must never return into the caller's stack
+                os._exit(1)
+            os._exit(0)
+        children.append(child)
+    assert [os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) for child in children] == [0, 0, 0]
+    assert preparation.temporaries() == []
+    assert tree(preparation.out) == whole
+
+
+def test_planning_alone_publishes_nothing(preparation):
+    preparation.clear()
+    planned = preparation.plan()
+    build_pending(planned)
+    assert {path.name for path in Path(preparation.out).iterdir()} == {"shards"}

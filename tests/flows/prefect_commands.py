@@ -1,0 +1,78 @@
+"""Commands of the installed Prefect, started, waited for and stopped as a person at a terminal would."""
+
+import os
+import signal
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from urllib.error import URLError
+from urllib.request import urlopen
+
+import pytest
+
+PREFECT = str(Path(sys.executable).with_name("prefect"))
+STOP_SECONDS = 20
+
+
+def clean_environment():
+    """This process's environment without the Prefect settings of whoever runs the tests."""
+    return {name: value for name, value in os.environ.items() if not name.startswith("PREFECT_")}
+
+
+def free_port():
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return probe.getsockname()[1]
+
+
+def healthy(url):
+    try:
+        with urlopen(f"{url}/health", timeout=5) as response:
+            return response.status == 200
+    except (URLError, OSError):
+        return False
+
+
+@dataclass
+class running:  # noqa: N801 - used as `with running(...)`
+    """A command in a session of its own, interrupted at the end as Ctrl-C would, and killed if that is not enough."""
+
+    command: list[str]
+    environment: dict[str, str]
+    folder: Path
+    log: Path
+
+    def __enter__(self):
+        with self.log.open("wb") as log:
+            self.process = subprocess.Popen(
+                self.command,
+                env=self.environment,
+                cwd=self.folder,
+                stdin=subprocess.DEVNULL,
+                stdout=log,
+                stderr=subprocess.STDOUT,
+                start_new_session=True,
+            )
+        return self.process
+
+    def __exit__(self, *_):
+        self.process.send_signal(signal.SIGINT)
+        try:
+            self.process.wait(STOP_SECONDS)
+        except subprocess.TimeoutExpired:
+            os.killpg(self.process.pid, signal.SIGKILL)
+            self.process.wait()
+
+
+def wait_until(condition: Callable[[], object], seconds: float, log: Path | None = None):
+    """Ask `condition` five times a second until it holds; its value. Fails with the end of `log` after `seconds`."""
+    deadline = time.monotonic() + seconds
+    while not (value := condition()):
+        if time.monotonic() > deadline:
+            pytest.fail(f"not within {seconds} s" + (f":\n{log.read_text()[-4000:]}" if log else ""))
+        time.sleep(0.2)
+    return value

@@ -1,0 +1,354 @@
+"""The deployment as its users meet it: a real server, a real worker, and the commands that prefect.yaml names."""
+
+import inspect
+import itertools
+import json
+import re
+import shutil
+import subprocess
+import sys
+import tomllib
+from datetime import timedelta
+from pathlib import Path
+from uuid import UUID
+
+import pytest
+import yaml
+from prefect.cli.deploy._models import ConcurrencyLimitSpec, DeploymentConfig, PrefectYamlModel, WorkPoolConfig
+from prefect.client.orchestration import PrefectClient
+from prefect.client.schemas.filters import (
+    ArtifactFilter,
+    ArtifactFilterFlowRunId,
+    FlowRunFilter,
+    FlowRunFilterId,
+    LogFilter,
+    LogFilterFlowRunId,
+)
+from prefect.exceptions import PrefectHTTPStatusError
+from prefect.flows import load_flow_from_entrypoint
+from prefect.settings import Settings
+from prefect.states import Scheduled
+from prefect.types._datetime import now
+from prefect.utilities.importtools import from_qualified_name
+from prefect_commands import PREFECT, clean_environment, running, wait_until
+from pydantic import BaseModel
+
+from flows.deployment_names import setup_environment
+from tasks.blend.load import load_blend
+
+REPOSITORY = Path(__file__).parents[2]
+NAME = "pretrain-data-prep"
+CLONED = ["flows", "tasks", "blends", "prefect.yaml", "prefect.toml"]
+
+
+@pytest.fixture(scope="module")
+def clone(tmp_path_factory):
+    """The files that a deployment needs, in a folder that nothing else knows of."""
+    folder = tmp_path_factory.mktemp("clone")
+    for name in CLONED:
+        if (REPOSITORY / name).is_dir():
+            shutil.copytree(REPOSITORY / name, folder / name, ignore=shutil.ignore_patterns("__pycache__"))
+        else:
+            shutil.copyfile(REPOSITORY / name, folder / name)
+    return folder
+
+
+def prefect(clone, server, *arguments):
+    """Run a Prefect command in the clone; what it printed, with its exit status."""
+    return subprocess.run(
+        [PREFECT, *arguments],
+        cwd=clone,
+        env=server.environment,
+        capture_output=True,
+        text=True,
+        timeout=120,
+        check=False,
+    )
+
+
+@pytest.fixture(scope="module")
+def deployed(clone, prefect_server):
+    """The deployment as the server knows it, with a worker that waits for runs."""
+    environment = prefect_server.environment | {"PREFECT_WORKER_QUERY_SECONDS": "1"}
+    log = clone.with_name("worker.log")
+    with running([PREFECT, "worker", "start", "--pool", "tokenmill"], environment, clone, log):
+        wait_until(lambda: "started!" in log.read_text(), 60, log)
+        result = prefect(clone, prefect_server, "--no-prompt", "deploy", "--all")
+        assert result.returncode == 0, result.stdout + result.stderr
+        yield prefect_server.client().read_deployment_by_name(f"{NAME}/{NAME}")
+
+
+@pytest.fixture(scope="module")
+def prepared(clone, prefect_server, deployed):
+    """Output folder and flow run of the command that people type: the bare name, watched to its end."""
+    output = clone.with_name("prepared")
+    result = prefect(clone, prefect_server, "deployment", "run", NAME, "--watch", "-p", f"output_dir={output}")
+    assert result.returncode == 0, result.stdout + result.stderr
+    return output, created_run(result.stdout)
+
+
+def created_run(printed):
+    return UUID(re.search(r"UUID: (\S+)", printed)[1])
+
+
+def test_the_bare_name_runs_the_deployment_to_completion(prepared, prefect_server):
+    _, run = prepared
+    assert prefect_server.client().read_flow_run(run).state.is_completed()
+
+
+def test_every_stage_is_a_completed_task_run(prepared, prefect_server):
+    _, run = prepared
+    states = task_states(prefect_server, run)
+    assert {plain(name) for name in states} == {"plan", "tokenize-shards", "publish", "report"}
+    assert set(states.values()) == {"Completed"}
+
+
+def task_states(server, run):
+    """Task run names and their states. The server records task runs from events, a moment after the flow has ended."""
+    of_run = FlowRunFilter(id=FlowRunFilterId(any_=[run]))
+
+    def all_ended():
+        found = server.client().read_task_runs(flow_run_filter=of_run)
+        ended = any(task.name.startswith("report") for task in found) and all(task.state.is_final() for task in found)
+        return {task.name: task.state.name for task in found} if ended else None
+
+    return wait_until(all_ended, 30)
+
+
+def plain(task_run_name):
+    """`tokenize-shards-2` and `plan-3fc` as the names of their tasks."""
+    return task_run_name.rpartition("-")[0]
+
+
+def test_the_run_leaves_its_artifacts(prepared, prefect_server):
+    output, run = prepared
+    found = prefect_server.client().read_artifacts(
+        artifact_filter=ArtifactFilter(flow_run_id=ArtifactFilterFlowRunId(any_=[run]))
+    )
+    artifacts = {artifact.key: artifact for artifact in found}
+    assert {key: artifact.type for key, artifact in artifacts.items()} == {
+        "shards": "progress",
+        "data-sets": "table",
+        "summary": "markdown",
+    }
+    assert artifacts["shards"].data == 100
+    assert str(output) in artifacts["summary"].data
+    rows = {row["data set"]: row["rows"] for row in json.loads(artifacts["data-sets"].data)}
+    assert rows == {source.name: lines(source.path) for source in tiny_blend().datasets}
+
+
+def tiny_blend():
+    return load_blend(str(REPOSITORY / "blends/tiny.json"))
+
+
+def lines(path):
+    """Lines of a plain or gzipped file, as the system's own tools count them."""
+    unpacked = subprocess.run(["gzip", "-dcf", path], capture_output=True, check=True).stdout
+    return unpacked.count(b"\n")
+
+
+def test_the_runs_log_reaches_the_server(prepared, prefect_server):
+    _, run = prepared
+    logs = prefect_server.client().read_logs(LogFilter(flow_run_id=LogFilterFlowRunId(any_=[run])))
+    messages = [log.message for log in logs]
+    assert any(re.match(r"building \d+ shards", message) for message in messages)
+    assert any(re.match(r"(\d+)/\1 shards", message) for message in messages)
+
+
+def test_what_the_trainer_reads_is_published(prepared):
+    output, _ = prepared
+    blend = json.loads((output / "blend.json").read_text())
+    prefixes = blend["train"][1::2] + (blend["valid"] or [])[1::2] + (blend["test"] or [])[1::2]
+    assert len(blend["train"]) == 4
+    for prefix, suffix in itertools.product(prefixes, [".bin", ".idx"]):
+        assert Path(prefix + suffix).stat().st_size > 0
+
+
+def test_flow_slash_deployment_runs_and_reuses_what_is_there(prepared, clone, prefect_server):
+    output, _ = prepared
+    result = prefect(clone, prefect_server, "deployment", "run", f"{NAME}/{NAME}", "-p", f"output_dir={output}")
+    assert result.returncode == 0, result.stdout + result.stderr
+    run = created_run(result.stdout)
+    state = wait_until(lambda: final_state(prefect_server, run), 90)
+    assert state.is_completed(), state
+    assert {plain(name) for name in task_states(prefect_server, run)} == {"plan", "publish", "report"}
+
+
+def final_state(server, run):
+    state = server.client().read_flow_run(run).state
+    return state if state.is_final() else None
+
+
+def test_relative_paths_are_relative_to_the_deployed_folder(deployed, clone):
+    (step,) = deployed.pull_steps
+    assert step["prefect.deployments.steps.set_working_directory"]["directory"] == str(clone)
+    assert deployed.parameters == {"blend": "blends/tiny.json", "output_dir": "output/pretrain"}
+
+
+def test_runs_wait_for_each_other(deployed):
+    assert deployed.global_concurrency_limit.limit == 1
+    assert deployed.concurrency_options.collision_strategy == "ENQUEUE"
+
+
+def test_a_bare_name_that_several_have_is_refused(deployed, clone, prefect_server):
+    client = prefect_server.client()
+    flow = client.create_flow_from_name("another-flow")
+    twin = client.create_deployment(flow, NAME)
+    try:
+        result = prefect(clone, prefect_server, "deployment", "run", NAME)
+    finally:
+        client.delete_deployment(twin)
+    assert result.returncode == 1
+    assert f"another-flow/{NAME}, {NAME}/{NAME}" in result.stderr
+    assert "Traceback" not in result.stderr
+
+
+def test_a_bare_name_that_none_has_is_refused(deployed, clone, prefect_server):
+    result = prefect(clone, prefect_server, "deployment", "run", "pretrain-data-perp")
+    assert result.returncode == 1
+    assert "No deployment is called 'pretrain-data-perp'" in result.stderr
+    assert "Traceback" not in result.stderr
+
+
+def test_the_plugin_stays_out_of_other_commands(monkeypatch):
+    monkeypatch.setattr(sys, "argv", ["prefect", "deploy", "--all"])
+    before = PrefectClient.read_deployment_by_name
+    setup_environment(ctx=None)
+    assert PrefectClient.read_deployment_by_name is before
+
+
+def test_the_plugin_does_nothing_where_prefect_has_changed(monkeypatch):
+    owner = next(base for base in PrefectClient.__mro__ if "read_deployment_by_name" in vars(base))
+    monkeypatch.delattr(owner, "read_deployment_by_name")
+    monkeypatch.setattr(sys, "argv", ["prefect", "deployment", "run", NAME])
+    setup_environment(ctx=None)
+    assert not hasattr(PrefectClient, "read_deployment_by_name")
+
+
+def test_the_plugin_loads_nothing_that_prefect_does_not(clone):
+    """Prefect's own modules for plugins aside, because they are what switching plugins on costs."""
+    code = "import prefect, sys; print(*sys.modules)"
+
+    def loaded(enabled):
+        environment = clean_environment() | {"PREFECT_PLUGINS_ENABLED": enabled}
+        printed = subprocess.run(
+            [sys.executable, "-c", code], cwd=clone, env=environment, capture_output=True, text=True, check=True
+        ).stdout
+        return {name.split(".")[0] for name in printed.split()}
+
+    assert loaded("true") - loaded("false") <= {"flows", "pluggy"}
+
+
+def one_source(**fields):
+    return {"datasets": [{"name": "a", "path": "a.jsonl", **fields}]}
+
+
+def create_run(server, deployment, blend):
+    """A run for tomorrow, so that the server checks the parameters and no worker takes it."""
+    tomorrow = Scheduled(scheduled_time=now() + timedelta(days=1))
+    return server.client().create_flow_run_from_deployment(deployment.id, parameters={"blend": blend}, state=tomorrow)
+
+
+@pytest.mark.parametrize(
+    ("blend", "complaint"),
+    [
+        (one_source(weight=-1), r"blend\.datasets\[0\]\.weight.*-1 is less than the minimum of 0"),
+        (one_source(wieght=1), r"blend\.datasets\[0\].*wieght"),
+        ({"datasets": [], "_comment": 1, "shuffle": True}, r"shuffle"),
+        ({"datasets": [{"path": "a.jsonl"}]}, r"name.*required"),
+        (7, r"blend"),
+    ],
+)
+def test_the_server_refuses_a_wrong_blend_at_once(deployed, prefect_server, blend, complaint):
+    with pytest.raises(PrefectHTTPStatusError) as refused:
+        create_run(prefect_server, deployed, blend)
+    assert re.search(complaint, refused.value.response.json()["detail"])
+
+
+@pytest.mark.parametrize(
+    "blend",
+    ["s3://bucket/blend.json", one_source(weight=0.5, _comment="why"), one_source() | {"_missing": {"code": 14}}],
+)
+def test_the_server_accepts_paths_objects_and_comments(deployed, prefect_server, blend):
+    run = create_run(prefect_server, deployed, blend)
+    prefect_server.client().delete_flow_run(run.id)
+    assert run.parameters["blend"] == blend
+
+
+def test_the_form_explains_itself(deployed):
+    schema = deployed.parameter_openapi_schema
+    blend = schema["properties"]["blend"]
+    kinds = [choice.get("type") or definition(schema, choice)["type"] for choice in blend["anyOf"]]
+    assert sorted(kinds) == ["object", "string"]
+    assert schema["required"] == ["blend", "output_dir"]
+    assert all(schema["properties"][name]["description"] for name in schema["required"])
+    source = schema["definitions"]["DataSource"]["properties"]
+    assert {name for name, field in source.items() if not field.get("description")} == set()
+
+
+def definition(schema, reference):
+    return schema["definitions"][reference["$ref"].rpartition("/")[2]]
+
+
+def deployments():
+    return yaml.safe_load((REPOSITORY / "prefect.yaml").read_text())["deployments"]
+
+
+@pytest.mark.parametrize("deployment", deployments(), ids=lambda deployment: deployment["name"])
+def test_entrypoint_and_default_parameters_fit_the_flow(deployment, monkeypatch):
+    monkeypatch.chdir(REPOSITORY)
+    flow = load_flow_from_entrypoint(deployment["entrypoint"])
+    defaults = {name: parameter.default for name, parameter in inspect.signature(flow.fn).parameters.items()}
+    flow.validate_parameters(defaults | deployment["parameters"])
+    load_blend(deployment["parameters"]["blend"])
+    assert flow.name == deployment["name"]
+
+
+def unknown_keys(written):
+    """Keys of a prefect.yaml that Prefect knows nothing of; it would ignore them without a word."""
+    yield from written.keys() - keys_of(PrefectYamlModel)
+    for deployment in written["deployments"]:
+        yield from deployment.keys() - keys_of(DeploymentConfig)
+        yield from deployment.get("work_pool", {}).keys() - keys_of(WorkPoolConfig)
+        yield from deployment.get("concurrency_limit", {}).keys() - keys_of(ConcurrencyLimitSpec)
+    for step in [*written.get("build", []), *written.get("push", []), *written.get("pull", [])]:
+        for name, arguments in step.items():
+            yield from arguments.keys() - {"id", "requires", *inspect.signature(from_qualified_name(name)).parameters}
+
+
+def keys_of(model: type[BaseModel]):
+    return {field.alias or name for name, field in model.model_fields.items()}
+
+
+def test_prefect_yaml_has_only_keys_that_prefect_knows():
+    assert not list(unknown_keys(yaml.safe_load((REPOSITORY / "prefect.yaml").read_text())))
+
+
+@pytest.mark.parametrize(
+    ("key", "misspelt"),
+    [
+        ("pull", "pul"),
+        ("concurrency_limit", "concurency_limit"),
+        ("collision_strategy", "colision_strategy"),
+        ("job_variables", "job_variable"),
+        ("directory", "folder"),
+    ],
+)
+def test_a_misspelt_key_in_prefect_yaml_is_found(key, misspelt):
+    text, changed = re.subn(rf"\b{key}:", f"{misspelt}:", (REPOSITORY / "prefect.yaml").read_text())
+    assert changed
+    assert list(unknown_keys(yaml.safe_load(text))) == [misspelt]
+
+
+def test_prefect_toml_has_only_settings_that_prefect_knows():
+    assert not list(unknown_settings(Settings, tomllib.loads((REPOSITORY / "prefect.toml").read_text())))
+    assert list(unknown_settings(Settings, {"server": {"analytics_enable": False}})) == ["analytics_enable"]
+
+
+def unknown_settings(model, written):
+    for name, value in written.items():
+        field = model.model_fields.get(name)
+        if field is None:
+            yield name
+        elif isinstance(value, dict):
+            yield from unknown_settings(field.annotation, value)

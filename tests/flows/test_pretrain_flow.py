@@ -1,0 +1,232 @@
+import json
+import os
+import random
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import psutil
+import pytest
+import yaml
+from distributed import LocalCluster
+from prefect import flow, task
+from prefect.client.schemas.filters import TaskRunFilter, TaskRunFilterFlowRunId
+from prefect.client.schemas.objects import StateType
+
+from flows.pretrain import pretrain_data_prep
+from tasks.errors import RunError
+from tasks.shards.stage import build_shards, transient
+from tasks.tokenize.stage import tokenize_shards
+from tests.preparing import blend_of, build_pending, plan_pretrain, prepare, tree, write_lines
+from tasks.blend.load import load_blend
+from tasks.tokenize.settings import PretrainSettings
+
+TOKENMILL = str(Path(sys.executable).parent / "tokenmill")
+SETTINGS = {"shard_size": 20_000}
+DEADLINE = 120
+
+
+def words(seed):
+    source = random.Random(seed)
+    return " ".join(source.choice(["mill", "grain", "stone", "water", "wheel", "flour", "sack"]) for _ in range(40))
+
+
+@pytest.fixture(scope="module")
+def blend(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("data")
+    grain = write_lines(folder / "grain.jsonl", [words(number) for number in range(6_000)] + [b"{broken", b""])
+    flour = write_lines(folder / "flour.jsonl", [words(-number) for number in range(1, 800)])
+    path = folder / "blend.json"
+    path.write_text(json.dumps(blend_of(grain, flour, grain=2.0)))
+    return path
+
+
+@pytest.fixture(scope="module")
+def expected(blend, tmp_path_factory):
+    """The output of one undisturbed preparation in this process."""
+    out = tmp_path_factory.mktemp("expected") / "out"
+    prepare(str(blend), out, **SETTINGS)
+    return tree(out)
+
+
+def start(blend, out, server, *arguments):
+    command = [TOKENMILL, "pretrain", str(blend), "--output-dir", str(out), "shard_size=20kB", *arguments]
+    return subprocess.Popen(
+        command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env=server.environment, start_new_session=True
+    )
+
+
+def finish(process):
+    stdout, stderr = process.communicate(timeout=DEADLINE)
+    assert process.returncode == 0, stderr
+    return json.loads(stdout)["pretrain"]
+
+
+def receipts(out):
+    return len(list(Path(out).glob("shards/pretrain/*/receipt.json")))
+
+
+def wait_for_receipts(process, out, count):
+    """Until `count` shards are proven (or the run is over, which the caller's own checks will tell)."""
+    deadline = time.monotonic() + DEADLINE
+    while receipts(out) < count and process.poll() is None:
+        assert time.monotonic() < deadline, "no progress"
+        time.sleep(0.005)
+
+
+@pytest.mark.parametrize("workers", [1, 2, 4])
+def test_any_number_of_workers_gives_the_same_bytes(workers, blend, expected, tmp_path, prefect_server):
+    record = finish(start(blend, tmp_path / "out", prefect_server, "--workers", str(workers)))
+    assert record["shards"]["built"] == record["shards"]["total"] > 50
+    assert record["rows"] == record["documents"] + sum(record["dropped"].values())
+    assert tree(tmp_path / "out") == expected
+
+
+@pytest.mark.parametrize("after", [1, 25])
+def test_a_killed_worker_costs_nothing_but_time(after, blend, expected, tmp_path, prefect_server):
+    out = tmp_path / "out"
+    process = start(blend, out, prefect_server, "--workers", "2")
+    wait_for_receipts(process, out, after)
+    workers = [child for child in psutil.Process(process.pid).children(recursive=True) if "spawn_main" in " ".join(child.cmdline())]
+    random.choice(workers).kill()
+    finish(process)
+    assert tree(out) == expected
+
+
+@pytest.mark.parametrize("share", [0.0, 0.3, 0.99])
+def test_a_killed_run_is_finished_by_the_same_command(share, blend, expected, tmp_path, prefect_server):
+    out = tmp_path / "out"
+    total = sum(1 for name in expected if name.endswith("receipt.json"))
+    process = start(blend, out, prefect_server, "--workers", "2")
+    wait_for_receipts(process, out, max(1, int(share * total)))
+    process.kill()
+    process.communicate(timeout=DEADLINE)
+    record = finish(start(blend, out, prefect_server, "--workers", "2"))
+    assert record["shards"]["reused"] >= 1
+    assert tree(out) == expected
+
+
+def test_two_runs_of_one_folder_at_once_make_one_result(blend, expected, tmp_path, prefect_server):
+    out = tmp_path / "out"
+    both = [start(blend, out, prefect_server, "--workers", "1") for _ in range(2)]
+    for process in both:
+        finish(process)
+    assert tree(out) == expected
+
+
+def test_a_changed_weight_tokenizes_nothing_and_a_standing_cluster_is_used(blend, tmp_path, prefect_api):
+    with LocalCluster(n_workers=1, threads_per_worker=1, dashboard_address=":0", host="127.0.0.1") as cluster:
+        address = cluster.scheduler_address
+        first = pretrain_data_prep(str(blend), str(tmp_path / "out"), cluster=address, **SETTINGS)["pretrain"]
+        changed = json.loads(blend.read_text())
+        changed["datasets"][0]["weight"] = 7.0
+        second = pretrain_data_prep(changed, str(tmp_path / "out"), cluster=address, **SETTINGS)["pretrain"]
+    assert first["shards"]["built"] == first["shards"]["total"]
+    assert second["shards"]["built"] == 0
+    weights = json.loads((tmp_path / "out" / "blend.json").read_text())["train"][0::2]
+    assert sum(map(float, weights)) == pytest.approx(8.0)
+
+
+def test_a_profile_names_any_cluster_class(blend, expected, tmp_path, prefect_api):
+    profile = tmp_path / "profile.yaml"
+    profile.write_text(
+        yaml.safe_dump({
+            "cluster_class": "distributed.LocalCluster",
+            "cluster_kwargs": {"n_workers": 1, "threads_per_worker": 1, "dashboard_address": None},
+        })
+    )
+    pretrain_data_prep(str(blend), str(tmp_path / "out"), cluster=str(profile), **SETTINGS)
+    assert tree(tmp_path / "out") == expected
+
+
+def planned(blend, out):
+    return plan_pretrain(load_blend(str(blend)), PretrainSettings(**SETTINGS, workers=1), str(out))
+
+
+def common(plan, **changes):
+    tokenizer = plan.settings.tokenizer.model_dump()
+    return {"store": plan.plan.store.place, "tokenizer": tokenizer, "on_bad_row": "quarantine", "rebuild": False, **changes}
+
+
+def task_runs(client, flow_run_id):
+    return client.read_task_runs(task_run_filter=TaskRunFilter(flow_run_id=TaskRunFilterFlowRunId(any_=[flow_run_id])))
+
+
+def wait_for_task_runs(server, flow_run_id, enough):
+    """Task runs reach the server's database a moment after the flow has ended."""
+    with server.client() as client:
+        deadline = time.monotonic() + DEADLINE
+        while not enough(runs := task_runs(client, flow_run_id)):
+            assert time.monotonic() < deadline, runs
+            time.sleep(0.2)
+        return runs
+
+
+def test_a_batch_whose_shards_are_all_proven_shows_as_cached(blend, tmp_path, prefect_api):
+    plan = planned(blend, tmp_path / "out")
+    build_pending(plan)
+
+    @flow(name="again")
+    def again():
+        build_shards(tokenize_shards, plan.plan.pending, common(plan), cluster="local", workers=1)
+
+    state = again(return_state=True)
+    assert state.is_completed()
+    flow_run_id = state.state_details.flow_run_id
+    runs = wait_for_task_runs(prefect_api, flow_run_id, lambda runs: runs and all(run.state and run.state.is_final() for run in runs))
+    assert {run.state.name for run in runs} == {"Cached"}
+
+
+@task(name="kill")
+def kill(number, batch):
+    os.kill(os.getpid(), signal.SIGKILL)
+
+
+@task(name="sulk", retries=1, retry_delay_seconds=0, retry_condition_fn=transient)
+def sulk(number, batch, marker):
+    """Fails with a storage error the first time, and with a defect's error when told to."""
+    if not Path(marker).exists():
+        Path(marker).write_text("failed once")
+        raise OSError(5, "the disk hiccuped")
+
+
+@task(name="break", retries=5, retry_delay_seconds=0, retry_condition_fn=transient)
+def break_down(number, batch, marker):
+    Path(marker).write_text(Path(marker).read_text() + "x" if Path(marker).exists() else "x")
+    raise ValueError("a defect")
+
+
+def run_mapped(mapped, plan, **arguments):
+    @flow(name="mapped")
+    def mapped_flow():
+        build_shards(mapped, plan.plan.pending[:1], arguments, cluster="local", workers=1)
+
+    return mapped_flow(return_state=True)
+
+
+def test_a_run_whose_worker_dies_again_and_again_fails_and_says_so(blend, tmp_path, prefect_api):
+    state = run_mapped(kill, planned(blend, tmp_path / "out"))
+    assert state.type == StateType.FAILED
+    error = state.result(raise_on_failure=False)
+    assert isinstance(error, RunError)
+    assert "KilledWorker" in str(error)
+
+
+def test_storage_errors_are_tried_again_and_defects_are_not(blend, tmp_path, prefect_api):
+    plan = planned(blend, tmp_path / "out")
+    assert run_mapped(sulk, plan, marker=str(tmp_path / "sulked")).is_completed()
+    assert (tmp_path / "sulked").exists()
+    state = run_mapped(break_down, plan, marker=str(tmp_path / "broken"))
+    assert state.type == StateType.FAILED
+    assert (tmp_path / "broken").read_text() == "x"
+    assert "a defect" in str(state.result(raise_on_failure=False))
+
+
+def test_a_run_with_gaps_cannot_end_completed(blend, tmp_path, prefect_api, monkeypatch):
+    monkeypatch.setattr("flows.pretrain.build_shards", lambda *_, **__: None)
+    state = pretrain_data_prep(str(blend), str(tmp_path / "out"), **SETTINGS, return_state=True)
+    assert state.type == StateType.FAILED
+    assert "have no receipt" in str(state.result(raise_on_failure=False))
+    assert not (tmp_path / "out" / "blend.json").exists()

@@ -1,0 +1,385 @@
+"""Incremental work: a plan asks for what changed, says why, and reads nothing that it knows already."""
+
+import gzip
+import json
+import os
+import shutil
+import sys
+from pathlib import Path
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+
+from tasks.blend.load import load_blend
+from tasks.shards.plan import shard_from_record, shard_record
+from tasks.strict import parse
+from tasks.tokenize import planning
+from tasks.tokenize.planning import plan_pretrain
+from tasks.tokenize.preparation import pending_reasons
+from tasks.tokenize.settings import PretrainSettings
+from tests.preparing import blend_of, prepare, write_lines
+from tests.tokenize.small_vocabularies import byte_level_bpe
+
+TEXTS = [f"document {number} says hello to the {number * 7919 % 1000}th world" for number in range(120)]
+NO_HOLDOUT = {"valid": 0, "test": 0}
+
+
+@pytest.fixture(scope="module")
+def vocabulary(tmp_path_factory):
+    return byte_level_bpe(tmp_path_factory.mktemp("vocabulary"), size=400)
+
+
+@pytest.fixture
+def chosen(vocabulary):
+    """The settings of most tests: a small tokenizer, and shards of some ten rows."""
+    return {"tokenizer": {"model": str(vocabulary)}, "shard_size": 700, "holdout": NO_HOLDOUT}
+
+
+@pytest.fixture
+def corpus(tmp_path):
+    """A folder of two files, last modified long ago."""
+    write_lines(tmp_path / "corpus" / "a.jsonl", TEXTS[:40])
+    write_lines(tmp_path / "corpus" / "b.jsonl", TEXTS[40:60])
+    return aged(tmp_path / "corpus")
+
+
+def aged(folder, seconds=1_000_000_000):
+    for path in Path(folder).iterdir():
+        os.utime(path, (seconds, seconds))
+    return folder
+
+
+def planned(blend, out, **settings):
+    return plan_pretrain(load_blend(blend), parse(PretrainSettings, settings, "settings"), str(out))
+
+
+def pending(blend, out, **settings):
+    """The shards to build, as (file name, start)."""
+    plan = planned(blend, out, **settings).plan
+    return [(Path(shard.part.file.uri).name, shard.part.start) for shard in plan.pending]
+
+
+def all_shards(blend, out, **settings):
+    shards = planned(blend, out, **settings).plan.shards
+    return [(Path(shard.part.file.uri).name, shard.part.start) for shard in shards]
+
+
+def test_everything_is_pending_at_first_and_new(corpus, tmp_path, chosen):
+    plan = planned(blend_of(corpus), tmp_path / "out", **chosen | {"shard_size": 1000})
+    assert len(plan.plan.pending) == len(plan.plan.shards) > 3
+    assert plan.plan.pending_bytes == sum(path.stat().st_size for path in corpus.iterdir())
+    assert pending_reasons(plan) == {"new": len(plan.plan.shards)}
+
+
+def test_the_same_again_needs_nothing_and_reads_no_source(corpus, tmp_path, chosen):
+    (corpus / "c.jsonl.gz").write_bytes(gzip.compress(b'{"text": "zipped"}\n'))
+    aged(corpus)
+    prepare(blend_of(corpus), tmp_path / "out", **chosen)
+    with opened_files() as opened:
+        assert pending(blend_of(corpus), tmp_path / "out", **chosen) == []
+    assert [path for path in opened if path.startswith(str(corpus))] == []
+    assert any(path.endswith("index.json") for path in opened)
+
+
+class opened_files:  # noqa: N801 - reads as a sentence
+    """The paths that Python opens inside the context, by any means."""
+
+    log: list[str] | None = None
+    hooked = False
+
+    def __enter__(self):
+        if not opened_files.hooked:
+            sys.addaudithook(opened_files.hear)
+            opened_files.hooked = True
+        opened_files.log = found = []
+        return found
+
+    def __exit__(self, *_):
+        opened_files.log = None
+
+    @staticmethod
+    def hear(event, arguments):
+        if event == "open" and opened_files.log is not None:
+            opened_files.log.append(str(arguments[0]))
+
+
+def test_a_changed_weight_builds_nothing_and_changes_the_blend_alone(corpus, tmp_path, chosen):
+    files = [corpus / "a.jsonl", corpus / "b.jsonl"]
+    prepare(blend_of(*files), tmp_path / "out", **chosen)
+    before = json.loads((tmp_path / "out/blend.json").read_bytes())
+    inodes = {path: path.stat().st_ino for path in (tmp_path / "out").rglob("*.bin")}
+    assert pending(blend_of(*files, a=5.0), tmp_path / "out", **chosen) == []
+    prepare(blend_of(*files, a=5.0), tmp_path / "out", **chosen)
+    after = json.loads((tmp_path / "out/blend.json").read_bytes())
+    assert after["train"][1::2] == before["train"][1::2]
+    assert after["train"] != before["train"]
+    assert {path: path.stat().st_ino for path in (tmp_path / "out").rglob("*.bin")} == inodes
+
+
+def test_a_file_added_to_a_folder_is_all_there_is_to_build(corpus, tmp_path, chosen):
+    prepare(blend_of(corpus), tmp_path / "out", **chosen)
+    write_lines(corpus / "aa.jsonl", TEXTS[60:90])
+    work = pending(blend_of(corpus), tmp_path / "out", **chosen)
+    assert work == [
+        place for place in all_shards(blend_of(corpus), tmp_path / "out", **chosen) if place[0] == "aa.jsonl"
+    ]
+    assert len(work) > 1
+
+
+def owned(data, shard_size):
+    """The bytes of the rows that begin in each slice, by its start, found by splitting the file into lines."""
+    found, place = {}, 0
+    for line in data.splitlines(keepends=True):
+        start = place // shard_size * shard_size
+        found[start] = found.get(start, b"") + line
+        place += len(line)
+    return found
+
+
+@pytest.mark.parametrize("shard_size", [130, 700, 100_000])
+@pytest.mark.parametrize("ending", [b"\n", b""])
+@pytest.mark.parametrize("grown", [1, 35])
+def test_a_file_that_grows_costs_its_last_slice_and_the_new_ones(tmp_path, chosen, shard_size, ending, grown):
+    chosen |= {"shard_size": shard_size}
+    path = write_lines(tmp_path / "a.jsonl", TEXTS[:40])
+    path.write_bytes(path.read_bytes().removesuffix(b"\n") + ending)
+    before = owned(path.read_bytes(), shard_size)
+    prepare(blend_of(path), tmp_path / "out", **chosen)
+    with path.open("ab") as stream:
+        stream.write((b"" if ending else b"\n") + b"".join(b'{"text": "%d"}\n' % number for number in range(grown)))
+    after = owned(path.read_bytes(), shard_size)
+    work = pending(blend_of(path), tmp_path / "out", **chosen)
+    assert [start for _, start in work] == [start for start in after if after[start] != before.get(start)]
+    assert all(start >= max(before) for _, start in work)
+    assert work
+
+
+def test_a_touched_file_builds_nothing(corpus, tmp_path, chosen):
+    prepare(blend_of(corpus), tmp_path / "out", **chosen)
+    for seconds in (1_000_000_001, None):
+        os.utime(corpus / "a.jsonl", seconds and (seconds, seconds))
+        assert pending(blend_of(corpus), tmp_path / "out", **chosen) == []
+
+
+def test_files_that_are_renamed_or_moved_build_nothing(corpus, tmp_path, chosen):
+    prepare(blend_of(corpus), tmp_path / "out", **chosen)
+    (corpus / "a.jsonl").rename(corpus / "z.jsonl")
+    assert pending(blend_of(corpus), tmp_path / "out", **chosen) == []
+    moved = corpus.rename(tmp_path / "elsewhere")
+    assert pending(blend_of(moved), tmp_path / "out", **chosen) == []
+
+
+def test_another_data_set_or_blend_that_shares_the_store_shares_the_shards(corpus, tmp_path, chosen):
+    chosen |= {"store": str(tmp_path / "store")}
+    prepare(blend_of(corpus / "a.jsonl"), tmp_path / "one", **chosen)
+    copied = Path(shutil.copy(corpus / "a.jsonl", tmp_path / "copied.jsonl"))
+    other = blend_of(copied, corpus / "b.jsonl", copied=7.0)
+    assert {name for name, _ in pending(other, tmp_path / "two", **chosen)} == {"b.jsonl"}
+
+
+def test_equal_content_twice_in_a_blend_is_built_once_and_published_twice(corpus, tmp_path, chosen):
+    copied = Path(shutil.copy(corpus / "a.jsonl", tmp_path / "copied.jsonl"))
+    blend = blend_of(corpus / "a.jsonl", copied)
+    plan, manifest = prepare(blend, tmp_path / "out", **chosen)
+    assert len(plan.plan.pending) * 2 == len(plan.plan.shards)
+    books = manifest["totals"]["datasets"]
+    assert books["datasets/a"] == books["datasets/copied"]
+    assert len(json.loads((tmp_path / "out/blend.json").read_bytes())["train"]) == 2 * len(plan.plan.shards)
+
+
+def test_another_tokenizer_rebuilds_everything_and_the_plan_says_so(corpus, tmp_path, chosen):
+    prepare(blend_of(corpus), tmp_path / "out", **chosen)
+    chosen["tokenizer"] = {"model": str(byte_level_bpe(tmp_path / "other", size=401))}
+    plan = planned(blend_of(corpus), tmp_path / "out", **chosen)
+    assert len(plan.plan.pending) == len(plan.plan.shards)
+    ((reason, count),) = pending_reasons(plan).items()
+    assert count == len(plan.plan.shards)
+    assert "recipe.tokenizer changed: 'sha256:" in reason
+    assert "source" not in reason
+
+
+def test_the_same_tokenizer_in_another_place_rebuilds_nothing(corpus, tmp_path, chosen, vocabulary):
+    prepare(blend_of(corpus), tmp_path / "out", **chosen)
+    chosen["tokenizer"] = {"model": str(shutil.copytree(vocabulary, tmp_path / "moved" / "tokenizer"))}
+    assert pending(blend_of(corpus), tmp_path / "out", **chosen) == []
+
+
+@pytest.mark.parametrize(
+    ("change", "field"),
+    [
+        ({"min_doc_chars": 3}, "recipe.min_doc_chars changed: None -> 3"),
+        ({"max_doc_tokens": 9}, "recipe.max_doc_tokens changed: None -> 9"),
+        ({"special_tokens_in_text": "allow"}, "recipe.special_tokens_in_text changed: 'literal' -> 'allow'"),
+        ({"holdout": {"valid": 0.5, "test": 0}}, "recipe.holdout_valid changed: 0.0 -> 0.5"),
+        ({"holdout": {"valid": 0, "test": 0.25, "seed": 3}}, "recipe.holdout_seed changed: None -> 3"),
+        ({"tokenizer": {"add_bos": True}}, "recipe.bos changed: None -> 397"),
+        ({"tokenizer": {"add_eos": False}}, "recipe.eos changed: 398 -> None"),
+    ],
+    ids=str,
+)
+def test_a_choice_that_changes_bytes_rebuilds_everything_and_is_named(corpus, tmp_path, chosen, change, field):
+    prepare(blend_of(corpus), tmp_path / "out", **chosen)
+    if "tokenizer" in change:
+        change = {"tokenizer": chosen["tokenizer"] | change["tokenizer"]}
+    plan = planned(blend_of(corpus), tmp_path / "out", **chosen | change)
+    assert len(plan.plan.pending) == len(plan.plan.shards)
+    assert all(field in reason for reason in pending_reasons(plan))
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"on_bad_row": "fail"},
+        {"bad_row_ceiling": 0.5},
+        {"workers": 7},
+        {"cluster": "tcp://nowhere:1"},
+        {"allow_partial": True},
+    ],
+    ids=str,
+)
+def test_a_choice_that_changes_no_byte_rebuilds_nothing(corpus, tmp_path, chosen, change):
+    prepare(blend_of(corpus), tmp_path / "out", **chosen)
+    assert pending(blend_of(corpus), tmp_path / "out", **chosen | change) == []
+
+
+def test_force_rebuilds_everything(corpus, tmp_path, chosen):
+    prepare(blend_of(corpus), tmp_path / "out", **chosen)
+    assert pending(blend_of(corpus), tmp_path / "out", force=True, **chosen) == all_shards(
+        blend_of(corpus), tmp_path / "out", **chosen
+    )
+
+
+def test_reasons_tell_new_changed_and_lost_shards_apart(corpus, tmp_path, chosen):
+    plan, _ = prepare(blend_of(corpus), tmp_path / "out", **chosen)
+    lost = next(key for key, shard in zip(plan.plan.keys, plan.plan.shards, strict=True) if "a.jsonl" in shard.place)
+    Path(plan.plan.store.path(lost, "receipt.json")).unlink()
+    content = (corpus / "b.jsonl").read_bytes()
+    (corpus / "b.jsonl").write_bytes(content.replace(b"document 40", b"document 4x"))
+    write_lines(corpus / "c.jsonl", ["brand new"])
+    assert pending_reasons(planned(blend_of(corpus), tmp_path / "out", **chosen)) == {
+        "no valid receipt with all outputs": 1,
+        "source content changed": 1,
+        "new": 1,
+    }
+
+
+def test_a_file_written_just_now_is_read_again_even_if_size_and_time_are_the_same(tmp_path, chosen):
+    path = write_lines(tmp_path / "a.jsonl", ["first words"])
+    written = path.stat().st_mtime_ns
+    prepare(blend_of(path), tmp_path / "out", **chosen)
+    write_lines(path, ["other words"])
+    os.utime(path, ns=(written, written))
+    assert pending(blend_of(path), tmp_path / "out", **chosen) == [("a.jsonl", 0)]
+
+
+def test_stat_identity_trusts_size_and_time_and_takes_a_touched_file_for_new(corpus, tmp_path, chosen):
+    chosen |= {"source_identity": "stat"}
+    prepare(blend_of(corpus), tmp_path / "out", **chosen)
+    with opened_files() as opened:
+        assert pending(blend_of(corpus), tmp_path / "out", **chosen) == []
+    assert [path for path in opened if path.startswith(str(corpus))] == []
+    os.utime(corpus / "b.jsonl", (1_000_000_002, 1_000_000_002))
+    work = pending(blend_of(corpus), tmp_path / "out", **chosen)
+    assert work == [
+        place for place in all_shards(blend_of(corpus), tmp_path / "out", **chosen) if place[0] == "b.jsonl"
+    ]
+
+
+def test_a_lost_or_damaged_index_costs_a_read_and_nothing_else(corpus, tmp_path, chosen):
+    prepare(blend_of(corpus), tmp_path / "out", **chosen)
+    index = tmp_path / "out/shards/index.json"
+    good = index.read_bytes()
+    place = good.index(b"xxh3_128:") + 12
+    for damaged in (b"", b"{", good[:-5], good[:place] + bytes([good[place] ^ 1]) + good[place + 1 :]):
+        index.write_bytes(damaged)
+        assert pending(blend_of(corpus), tmp_path / "out", **chosen) == []
+        assert index.read_bytes() == good
+
+
+def test_a_planned_shard_survives_the_journey_as_json(corpus, tmp_path, chosen):
+    for shard in planned(blend_of(corpus), tmp_path / "out", sample=15, **chosen).plan.shards:
+        travelled = shard_from_record(json.loads(json.dumps(shard_record(shard))))
+        assert travelled == shard
+        assert travelled.key == shard.key
+
+
+def as_jsonl(path, rows):
+    return write_lines(path.with_suffix(".jsonl"), rows)
+
+
+def as_gzip(path, rows):
+    plain = write_lines(path.with_suffix(".jsonl"), rows)
+    zipped = path.with_suffix(".jsonl.gz")
+    zipped.write_bytes(gzip.compress(plain.read_bytes()))
+    plain.unlink()
+    return zipped
+
+
+def as_array(path, rows):
+    path.with_suffix(".json").write_text(json.dumps([{"text": row} for row in rows]))
+    return path.with_suffix(".json")
+
+
+def as_parquet(path, rows):
+    pq.write_table(pa.table({"text": rows}), path.with_suffix(".parquet"), row_group_size=11)
+    return path.with_suffix(".parquet")
+
+
+def tokens_in(out):
+    """All published training tokens, in order."""
+    prefixes = json.loads((out / "blend.json").read_bytes())["train"][1::2]
+    return b"".join(Path(f"{prefix}.bin").read_bytes() for prefix in prefixes)
+
+
+@pytest.mark.parametrize("writer", [as_jsonl, as_gzip, as_array, as_parquet], ids=lambda writer: writer.__name__)
+@pytest.mark.parametrize("sample", [1, 11, 50, 1000])
+def test_a_sample_prepares_exactly_the_leading_rows(tmp_path, chosen, writer, sample):
+    source = writer(tmp_path / "a", TEXTS)
+    _, manifest = prepare(blend_of(source), tmp_path / "out", sample=sample, **chosen)
+    assert manifest["totals"]["rows"] == sum(entry["rows"] for entry in manifest["shards"]) == min(sample, len(TEXTS))
+    leading = write_lines(tmp_path / "leading" / "a.jsonl", TEXTS[:sample])
+    prepare(blend_of(leading), tmp_path / "expected", **chosen)
+    assert tokens_in(tmp_path / "out") == tokens_in(tmp_path / "expected")
+
+
+def test_a_sample_is_taken_of_each_data_set(corpus, tmp_path, chosen):
+    blend = blend_of(corpus / "a.jsonl", corpus / "b.jsonl")
+    _, manifest = prepare(blend, tmp_path / "out", sample=25, **chosen)
+    assert {name: books["rows"] for name, books in manifest["totals"]["datasets"].items()} == {
+        "datasets/a": 25,
+        "datasets/b": 20,
+    }
+
+
+def test_another_sample_costs_the_slice_it_ends_in_and_those_it_adds(tmp_path, chosen):
+    path = as_jsonl(tmp_path / "a", TEXTS)
+    rows = {start: content.count(b"\n") for start, content in owned(path.read_bytes(), 700).items()}
+    starts, whole = list(rows), rows[0] + rows[700]
+    prepare(blend_of(path), tmp_path / "out", sample=whole, **chosen)
+    assert pending(blend_of(path), tmp_path / "out", sample=whole - 1, **chosen) == [("a.jsonl", 700)]
+    assert pending(blend_of(path), tmp_path / "out", sample=whole + 1, **chosen) == [("a.jsonl", 1400)]
+    assert pending(blend_of(path), tmp_path / "out", **chosen) == [("a.jsonl", start) for start in starts[2:]]
+
+
+@pytest.mark.parametrize(("scale", "percent"), [("tiny", 1), ("small", 10), ("medium", 30), ("full", 100)])
+def test_a_scale_prepares_the_rows_that_begin_in_the_leading_share_of_the_bytes(tmp_path, chosen, scale, percent):
+    path = as_jsonl(tmp_path / "a", TEXTS)
+    lines = path.read_bytes().splitlines(keepends=True)
+    begins = [sum(map(len, lines[:number])) for number in range(len(lines))]
+    expected = sum(begin * 100 < path.stat().st_size * percent for begin in begins)
+    _, manifest = prepare(blend_of(path), tmp_path / "out", scale=scale, **chosen)
+    assert manifest["totals"]["rows"] == expected
+    assert tokens_in(tmp_path / "out")
+
+
+def test_tiny_is_capped_in_rows_and_a_sample_within_a_scale_takes_the_smaller(tmp_path, chosen, monkeypatch):
+    path = as_jsonl(tmp_path / "a", TEXTS * 10)
+    monkeypatch.setattr(planning, "TINY_ROWS", 5)
+    rows = {
+        (scale, sample): prepare(blend_of(path), tmp_path / "out", scale=scale, sample=sample, **chosen)[1]["totals"][
+            "rows"
+        ]
+        for scale, sample in (("tiny", None), ("tiny", 3), ("tiny", 50), ("small", 50), ("small", 5000))
+    }
+    assert rows == {("tiny", None): 5, ("tiny", 3): 3, ("tiny", 50): 5, ("small", 50): 50, ("small", 5000): 120}

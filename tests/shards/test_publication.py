@@ -1,0 +1,376 @@
+"""Publication: a trainer finds all of it or none of it, under names that never meant anything else."""
+
+import json
+import math
+import multiprocessing
+import time
+from dataclasses import replace
+from pathlib import Path
+
+import fsspec
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from tasks.blend.load import load_blend
+from tasks.errors import RunError
+from tasks.shards.identity import shard_key
+from tasks.shards.manifest import Finished
+from tasks.shards.plan import PlannedShard
+from tasks.shards.publication import blend_json, check_bad_rows
+from tasks.shards.receipt import PartCount, Receipt
+from tasks.shards.verify import verify
+from tasks.sources.files import Slice, SourceFile
+from tasks.strict import parse
+from tasks.tokenize.inspect import inspect_pretrain_shard
+from tasks.tokenize.planning import plan_pretrain
+from tasks.tokenize.preparation import publish_pretrain
+from tasks.tokenize.settings import PretrainSettings
+from tests.preparing import blend_of, build_pending, prepare, write_lines
+from tests.tokenize.small_vocabularies import byte_level_bpe
+
+TEXTS = [f"document {number} says hello to the {number * 7919 % 1000}th world" for number in range(200)]
+NO_HOLDOUT = {"valid": 0, "test": 0}
+
+
+@pytest.fixture(scope="module")
+def vocabulary(tmp_path_factory):
+    return byte_level_bpe(tmp_path_factory.mktemp("vocabulary"), size=400)
+
+
+@pytest.fixture
+def chosen(vocabulary):
+    return {"tokenizer": {"model": str(vocabulary)}, "shard_size": 2000}
+
+
+def planned(blend, out, **settings):
+    return plan_pretrain(load_blend(blend), parse(PretrainSettings, settings, "settings"), str(out))
+
+
+def read_blend(out):
+    return json.loads((out / "blend.json").read_bytes())
+
+
+def published(out):
+    """The names that a trainer may see."""
+    return {str(path.relative_to(out)) for split in ("train", "valid", "test") for path in (out / split).glob("*")}
+
+
+def visible(out):
+    """Everything that is published, with its content, less what is declared volatile."""
+    files = {
+        str(path.relative_to(out)): path.read_bytes()
+        for path in out.rglob("*")
+        if path.is_file() and "shards" not in path.parts
+    }
+    manifest = json.loads(files["manifest.json"])
+    manifest.pop("volatile")
+    return {**files, "manifest.json": json.dumps(manifest, sort_keys=True)}
+
+
+def test_blend_json_is_flat_and_lists_existing_non_empty_pairs_by_absolute_prefix(tmp_path, chosen):
+    path = write_lines(tmp_path / "a.jsonl", TEXTS)
+    prepare(blend_of(path), tmp_path / "out", holdout={"valid": 0.2, "test": 0}, **chosen)
+    blend = read_blend(tmp_path / "out")
+    assert list(blend) == ["train", "valid", "test"]
+    assert blend["test"] is None
+    for split in ("train", "valid"):
+        weights, prefixes = blend[split][0::2], blend[split][1::2]
+        assert len(weights) == len(prefixes) > 1
+        assert all(isinstance(weight, str) and float(weight) > 0 for weight in weights)
+        assert len(set(prefixes)) == len(prefixes)
+        for prefix in prefixes:
+            assert prefix.startswith(f"{tmp_path}/out/{split}/data_")
+            assert Path(f"{prefix}.bin").stat().st_size > 0
+            assert Path(f"{prefix}.idx").stat().st_size > 0
+        assert published(tmp_path / "out") >= {f"{split}/{Path(prefix).name}.bin" for prefix in prefixes}
+
+
+def test_shards_without_documents_are_not_published(tmp_path, chosen):
+    path = write_lines(tmp_path / "a.jsonl", [b"" for _ in range(3000)] + ["one document"])
+    prepare(blend_of(path), tmp_path / "out", holdout=NO_HOLDOUT, **chosen)
+    (_, prefix) = read_blend(tmp_path / "out")["train"]
+    assert published(tmp_path / "out") == {f"train/{Path(prefix).name}.{ending}" for ending in ("bin", "idx")}
+
+
+def test_each_split_of_a_per_split_blend_is_its_own(tmp_path, chosen):
+    sources = [
+        blend_of(write_lines(tmp_path / f"{name}.jsonl", rows))["datasets"]
+        for name, rows in (("a", TEXTS[:100]), ("b", TEXTS[100:150]))
+    ]
+    prepare({"train": sources[0], "valid": sources[1]}, tmp_path / "out", **chosen)
+    blend = read_blend(tmp_path / "out")
+    assert blend["test"] is None
+    documents = {
+        split: sum(int.from_bytes(Path(f"{prefix}.idx").read_bytes()[18:26], "little") for prefix in blend[split][1::2])
+        for split in ("train", "valid")
+    }
+    assert documents == {"train": 100, "valid": 50}
+
+
+def finished(dataset, number, parts, split="datasets"):
+    """A shard as if it was built; `parts` are tokens by part."""
+    identity = {"kind": "pretrain", "recipe": {}, "source": {"content": f"{dataset}{number}"}}
+    key = shard_key(identity)
+    counts = {part: PartCount(1, tokens) for part, tokens in parts.items()}
+    receipt = Receipt(key, identity, [], len(counts), counts, {}, 0, 0)
+    file = SourceFile(f"/{dataset}.jsonl", 10, "jsonl")
+    return Finished(PlannedShard(dataset, split, Slice(file, number, number + 1), identity), key, receipt)
+
+
+def prefixes_of(items):
+    return {
+        item.shard.place: {item.split_of(part): f"/out/{item.split_of(part)}/{item.key}" for part in item.receipt.parts}
+        for item in items
+    }
+
+
+tokens = st.dictionaries(st.sampled_from(["train", "valid", "test"]), st.integers(0, 10**12), max_size=3)
+datasets = st.lists(st.tuples(st.lists(tokens, max_size=5), st.floats(1e-6, 1e6)), min_size=1, max_size=4)
+
+
+@given(datasets)
+def test_the_shards_of_a_data_set_share_its_weight_in_proportion_to_their_tokens(datasets):
+    shards = {
+        f"set{place}": [finished(f"set{place}", number, parts) for number, parts in enumerate(built)]
+        for place, (built, _) in enumerate(datasets)
+    }
+    weights = {("datasets", f"set{place}"): weight for place, (_, weight) in enumerate(datasets)}
+    items = [item for built in shards.values() for item in built]
+    blend = json.loads(blend_json(items, prefixes_of(items), weights))
+    assert list(blend) == ["train", "valid", "test"]
+    for split, entries in blend.items():
+        given_weight = dict(zip((entries or [])[1::2], map(float, (entries or [])[0::2]), strict=True))
+        expected = {}
+        for name, built in shards.items():
+            counts = {item.key: item.receipt.parts[split].tokens for item in built if split in item.receipt.parts}
+            total = sum(counts.values())
+            expected |= {
+                f"/out/{split}/{key}": weights["datasets", name] * count / total
+                for key, count in counts.items()
+                if count
+            }
+            if total:
+                mine = [given_weight[f"/out/{split}/{key}"] for key, count in counts.items() if count]
+                assert math.isclose(sum(mine), weights["datasets", name], rel_tol=1e-9)
+        assert given_weight == pytest.approx(expected, rel=1e-9)
+        assert (entries is None) == (not expected)
+
+
+def test_a_data_set_of_weight_zero_is_prepared_and_left_out(tmp_path, chosen):
+    paths = [write_lines(tmp_path / f"{name}.jsonl", rows) for name, rows in (("a", TEXTS[:50]), ("b", TEXTS[50:]))]
+    _, manifest = prepare(blend_of(*paths, b=0), tmp_path / "out", holdout=NO_HOLDOUT, **chosen)
+    listed = {str(Path(prefix).relative_to(tmp_path / "out")) for prefix in read_blend(tmp_path / "out")["train"][1::2]}
+    by_name = {}
+    for entry in manifest["shards"]:
+        by_name.setdefault(entry["dataset"], set()).update(entry["published"].values())
+    assert listed == by_name["a"]
+    assert by_name["b"]
+
+
+def lose(plan, number):
+    """Take the proof of one shard away."""
+    plan.plan.store.withdraw(plan.plan.keys[number])
+    return plan.plan.shards[number]
+
+
+def test_a_gap_is_refused_and_named_and_nothing_is_published(tmp_path, chosen):
+    plan = planned(blend_of(write_lines(tmp_path / "a.jsonl", TEXTS)), tmp_path / "out", **chosen)
+    build_pending(plan)
+    gone = lose(plan, 1)
+    with pytest.raises(RunError) as refusal:
+        publish_pretrain(plan, time.time())
+    message = str(refusal.value)
+    assert f"datasets/a/{tmp_path}/a.jsonl@{gone.part.start}" in message
+    assert f"1 of {len(plan.plan.shards)}" in message
+    assert "allow_partial" in message
+    assert {path.name for path in (tmp_path / "out").iterdir()} == {"shards"}
+
+
+def test_a_gap_leaves_what_was_published_before_as_it_was(tmp_path, chosen):
+    path = write_lines(tmp_path / "a.jsonl", TEXTS)
+    prepare(blend_of(path), tmp_path / "out", **chosen)
+    before = visible(tmp_path / "out")
+    plan = planned(blend_of(path), tmp_path / "out", **chosen | {"shard_size": 900})
+    with pytest.raises(RunError):
+        publish_pretrain(plan, time.time())
+    assert visible(tmp_path / "out") == before
+
+
+def test_a_partial_output_is_published_on_request_and_says_what_is_missing(tmp_path, chosen):
+    chosen |= {"allow_partial": True, "holdout": NO_HOLDOUT}
+    plan = planned(blend_of(write_lines(tmp_path / "a.jsonl", TEXTS)), tmp_path / "out", **chosen)
+    build_pending(plan)
+    gone = lose(plan, 1)
+    manifest = publish_pretrain(plan, time.time())
+    assert manifest["missing"] == [gone.place]
+    assert gone.place not in {entry["place"] for entry in manifest["shards"]}
+    blend = read_blend(tmp_path / "out")
+    assert len(blend["train"]) == 2 * (len(plan.plan.shards) - 1)
+    assert math.isclose(sum(map(float, blend["train"][0::2])), 1)
+    (problem,) = verify(str(tmp_path / "out"), inspect_pretrain_shard).problems
+    assert gone.place in problem
+
+
+def test_names_that_are_no_longer_published_disappear_and_strangers_stay(tmp_path, chosen):
+    out = tmp_path / "out"
+    paths = [write_lines(tmp_path / f"{name}.jsonl", rows) for name, rows in (("a", TEXTS[:100]), ("b", TEXTS[100:]))]
+    prepare(blend_of(*paths), out, **chosen)
+    strangers = [out / "train" / "notes.txt", out / "train" / "data_00000_text_document.bin", out / "README"]
+    for path in strangers:
+        path.write_text("not ours")
+    before = published(out)
+    prepare(blend_of(paths[0]), out, **chosen)
+    listed = {prefix for entries in read_blend(out).values() for prefix in (entries or [])[1::2]}
+    ours = {name for name in published(out) if name not in {str(path.relative_to(out)) for path in strangers}}
+    assert ours == {f"{Path(prefix).relative_to(out)}.{ending}" for prefix in listed for ending in ("bin", "idx")}
+    assert before - published(out)
+    assert all(path.read_text() == "not ours" for path in strangers)
+
+
+def test_a_name_never_means_other_data_than_before(tmp_path, chosen):
+    """Megatron caches its indexes of documents by path, so an old name with new content would train on garbage."""
+    random, meant = np.random.default_rng(1), {}
+    for _ in range(12):
+        rows = [TEXTS[number] for number in random.integers(0, 200, random.integers(20, 120))]
+        path = write_lines(tmp_path / "a.jsonl", rows)
+        settings = chosen | {"shard_size": int(random.integers(800, 3000)), "tokenizer": chosen["tokenizer"]}
+        prepare(blend_of(path), tmp_path / "out", min_doc_chars=int(random.integers(1, 45)), **settings)
+        for name in published(tmp_path / "out"):
+            content = (tmp_path / "out" / name).read_bytes()
+            assert meant.setdefault(name, content) == content
+
+
+def publish_again_and_again(plan, start):
+    start.wait()
+    for _ in range(10):
+        publish_pretrain(plan, time.time())
+
+
+def test_of_two_publications_at_once_exactly_one_wins_whole(tmp_path, chosen):
+    out = tmp_path / "out"
+    rows = {"a": TEXTS[:100], "b": [*TEXTS[100:], b"broken", b"{}"], "c": [*TEXTS[50:150], b"[]"]}
+    paths = {name: write_lines(tmp_path / f"{name}.jsonl", texts) for name, texts in rows.items()}
+    plans, alone = [], []
+    for names in ("ab", "bc"):
+        plan, _ = prepare(blend_of(*(paths[name] for name in names)), out, **chosen)
+        plans.append(plan)
+        alone.append(visible(out))
+    assert alone[0] != alone[1]
+    context = multiprocessing.get_context("fork")
+    for _ in range(3):
+        start = context.Barrier(2)
+        racers = [context.Process(target=publish_again_and_again, args=(plan, start)) for plan in plans]
+        for racer in racers:
+            racer.start()
+        for racer in racers:
+            racer.join()
+            assert racer.exitcode == 0
+        assert visible(out) in alone
+
+
+def quarantined(out, name="a"):
+    lines = (out / "quarantine" / f"{name}.jsonl").read_bytes().splitlines()
+    return [(row["file"], row["line"], row["reason"]) for row in map(json.loads, lines)]
+
+
+BAD = {5: b"broken", 60: b'{"text": null}', 61: b"\xff\xfe", 199: b"[]"}
+
+
+@pytest.fixture
+def damaged(tmp_path):
+    """A file with four bad lines, and where they are, counted as an editor counts."""
+    rows = [BAD.get(number, text) for number, text in enumerate(TEXTS)]
+    rows[100] = "an enormous row " * 1000
+    rows.insert(30, b"")
+    path = write_lines(tmp_path / "a.jsonl", rows)
+    return path, [number for number, line in enumerate(path.read_bytes().split(b"\n"), 1) if line in BAD.values()]
+
+
+@pytest.mark.parametrize("shard_size", [200, 2000, 10**6])
+def test_bad_rows_are_published_with_file_and_line_wherever_the_file_is_cut(tmp_path, chosen, damaged, shard_size):
+    path, lines = damaged
+    prepare(blend_of(path), tmp_path / "out", **chosen | {"shard_size": shard_size})
+    assert [(file, line) for file, line, _ in quarantined(tmp_path / "out")] == [(str(path), line) for line in lines]
+
+
+@pytest.mark.parametrize("gone", [0, 1, 2])
+def test_lines_are_right_even_when_slices_before_them_are_missing(tmp_path, chosen, damaged, gone):
+    path, lines = damaged
+    plan = planned(blend_of(path), tmp_path / "out", allow_partial=True, **chosen | {"shard_size": 1000})
+    build_pending(plan)
+    lost = lose(plan, gone)
+    publish_pretrain(plan, time.time())
+    content = path.read_bytes()
+    begins = {line: sum(len(row) + 1 for row in content.split(b"\n")[: line - 1]) for line in lines}
+    kept = [line for line, begin in begins.items() if not lost.part.start <= begin < lost.part.stop]
+    assert [line for _, line, _ in quarantined(tmp_path / "out")] == kept
+
+
+def test_the_quarantine_of_mended_data_disappears(tmp_path, chosen, damaged):
+    path, _ = damaged
+    prepare(blend_of(path), tmp_path / "out", **chosen)
+    write_lines(path, TEXTS)
+    prepare(blend_of(path), tmp_path / "out", **chosen)
+    assert list((tmp_path / "out" / "quarantine").iterdir()) == []
+
+
+def with_bad_rows(rows_in, bad):
+    item = finished("a", 0, {"train": 1})
+    counts = {"train": PartCount(rows_in - bad - 1, 1)}
+    drops = {"malformed_json": bad, "blank_line": 1}
+    return Finished(
+        item.shard, item.key, replace(item.receipt, rows_in=rows_in, parts=counts, drops=drops, quarantined=bad)
+    )
+
+
+@pytest.mark.parametrize(
+    ("rows", "bad", "allowed"),
+    [(20, 10, True), (20, 11, False), (100_000, 100, True), (100_000, 101, False), (10**6, 1000, True)],
+)
+def test_a_data_set_may_have_ten_bad_rows_or_a_thousandth(rows, bad, allowed):
+    item = with_bad_rows(rows, bad)
+    if allowed:
+        check_bad_rows([item], 0.001, tolerate=True)
+        return
+    with pytest.raises(RunError, match=rf"'a': {bad:,} of {rows:,} rows are bad \(malformed_json {bad}\)"):
+        check_bad_rows([item], 0.001, tolerate=True)
+
+
+def test_not_one_bad_row_is_tolerated_when_none_shall_be():
+    check_bad_rows([with_bad_rows(100, 0)], 0.5, tolerate=False)
+    with pytest.raises(RunError, match="1 of 100 rows"):
+        check_bad_rows([with_bad_rows(100, 1)], 0.5, tolerate=False)
+
+
+@pytest.fixture
+def memory():
+    system = fsspec.filesystem("memory")
+    system.store.clear()
+    yield system
+    system.store.clear()
+
+
+def write_in_memory(system, path, texts):
+    system.pipe_file(path, b"".join(json.dumps({"text": text}).encode() + b"\n" for text in texts))
+
+
+@pytest.mark.parametrize("out", ["memory://bucket/out", "local"])
+@pytest.mark.parametrize("store", [None, "memory://bucket/store"])
+def test_outside_a_local_disk_blend_json_points_into_the_store(tmp_path, chosen, memory, out, store):
+    out = str(tmp_path / "out") if out == "local" else out
+    write_in_memory(memory, "/bucket/in/a.jsonl", TEXTS)
+    blend = {"datasets": [{"name": "a", "path": "memory://bucket/in"}]}
+    _, manifest = prepare(blend, out, store=store, **chosen)
+    with fsspec.open(f"{out}/blend.json", "rb") as stream:
+        entries = json.load(stream)["train"]
+    assert len(entries) == 2 * len(manifest["shards"]) > 2
+    for prefix in entries[1::2]:
+        if "memory" in out + str(store):
+            assert prefix.startswith(f"{store or out + '/shards'}/pretrain/")
+        for ending in ("bin", "idx"):
+            system, path = fsspec.url_to_fs(f"{prefix}.{ending}")
+            assert system.size(path) > 0
+    assert verify(out, inspect_pretrain_shard).problems == []
+    assert planned(blend, out, store=store, **chosen).plan.pending == []

@@ -1,0 +1,168 @@
+"""A receipt proves its own shard, whole and balanced, or nothing."""
+
+import json
+from dataclasses import asdict, replace
+from pathlib import Path
+
+import pytest
+from fsspec.implementations.local import LocalFileSystem
+from hypothesis import given
+from hypothesis import strategies as st
+
+from tasks.seal import sealed, unsealed
+from tasks.shards.identity import shard_key
+from tasks.shards.publish import Output, publish_bytes
+from tasks.shards.receipt import InvalidReceiptError, PartCount, Receipt
+from tasks.shards.store import Store
+
+IDENTITY = {"kind": "pretrain", "format_version": 1, "recipe": {"bos": None}, "source": {"content": "xxh3_128:00"}}
+CONTENT = b"tokens of a shard"
+
+counts = st.integers(0, 2**40)
+parts = st.dictionaries(st.sampled_from(["all", "train", "valid", "test"]), st.builds(PartCount, counts, counts))
+drops = st.dictionaries(st.sampled_from(["blank_line", "malformed_json", "null_text"]), counts)
+
+
+def receipt(parts=None, drops=None, **changed):
+    parts = {"all": PartCount(3, 40)} if parts is None else parts
+    drops = {"blank_line": 2} if drops is None else drops
+    rows = sum(part.documents for part in parts.values()) + sum(drops.values())
+    fields = {"outputs": [Output("all.bin", len(CONTENT), "00")], "rows_in": rows, "quarantined": 0, "truncated": 0}
+    return Receipt(
+        **{"key": shard_key(IDENTITY), "identity": IDENTITY, "parts": parts, "drops": drops, **fields, **changed}
+    )
+
+
+def resealed(**changed):
+    """What somebody would write who changes a receipt and seals it again."""
+    return sealed({**unsealed(receipt().dump()), **changed})
+
+
+@pytest.fixture
+def store(tmp_path):
+    """A store with one proven shard."""
+    store = Store(str(tmp_path), "pretrain")
+    output = publish_bytes(store.path(shard_key(IDENTITY), "all.bin"), CONTENT)
+    proof = receipt(outputs=[replace(output, path="all.bin")])
+    publish_bytes(store.path(proof.key, "receipt.json"), proof.dump())
+    return store
+
+
+KEY = shard_key(IDENTITY)
+
+
+@given(parts, drops, st.dictionaries(st.text(max_size=5), st.one_of(st.integers(0, 2**53), st.text(max_size=5))))
+def test_a_receipt_is_read_as_it_was_written(parts, drops, volatile):
+    volatile.pop("seal", None)
+    written = receipt(parts, drops, volatile=volatile)
+    assert Receipt.load(written.dump()) == written
+
+
+def test_a_receipt_is_plain_json_with_its_times_and_seal_apart():
+    fields = json.loads(receipt(volatile={"seconds": 1.5}).dump())
+    volatile = fields.pop("volatile")
+    assert fields == {name: value for name, value in asdict(receipt()).items() if name != "volatile"}
+    assert set(volatile) == {"seconds", "seal"}
+
+
+@given(parts, drops, st.integers(-(2**40), 2**40).filter(bool))
+def test_a_receipt_that_loses_or_invents_a_row_cannot_be_made(parts, drops, error):
+    balanced = receipt(parts, drops)
+    with pytest.raises(InvalidReceiptError, match="rows went in"):
+        replace(balanced, rows_in=balanced.rows_in + error)
+
+
+@pytest.mark.parametrize(
+    "changed",
+    [
+        {"rows_in": 6},
+        {"rows_in": "5"},
+        {"rows_in": None},
+        {"drops": {}},
+        {"drops": None},
+        {"drops": {"blank_line": "2"}},
+        {"parts": {"all": {"documents": 4, "tokens": 40}}},
+        {"parts": {"all": {"documents": 3}}},
+        {"parts": {"all": 3}},
+        {"parts": []},
+        {"key": "0" * 32},
+        {"identity": {**IDENTITY, "format_version": 2}},
+        {"outputs": [{"path": "all.bin"}]},
+        {"outputs": None},
+        {"unknown": 1},
+    ],
+    ids=str,
+)
+def test_cooked_books_and_foreign_keys_are_refused_even_with_a_good_seal(changed):
+    with pytest.raises(InvalidReceiptError):
+        Receipt.load(resealed(**changed))
+
+
+def test_every_flipped_bit_is_seen():
+    data = receipt(volatile={"host": "here", "seconds": 1.0}).dump()
+    for place in range(len(data)):
+        for mask in (1, 2, 0x20, 0x80):
+            damaged = data[:place] + bytes([data[place] ^ mask]) + data[place + 1 :]
+            with pytest.raises(InvalidReceiptError):
+                Receipt.load(damaged)
+
+
+def test_every_truncation_is_seen():
+    data = receipt().dump()
+    for length in range(len(data)):
+        with pytest.raises(InvalidReceiptError):
+            Receipt.load(data[:length])
+
+
+@pytest.mark.parametrize("data", [b"", b"[]", b"null", b"1", b"{}", b'{"volatile": 1}', b"\xff\xfe", b"\x00" * 300])
+def test_anything_else_is_no_receipt(data):
+    with pytest.raises(InvalidReceiptError):
+        Receipt.load(data)
+
+
+def test_a_shard_with_its_receipt_and_outputs_is_proven(store):
+    assert store.receipt(KEY) is not None
+    assert set(store.proven([KEY, "f" * 32, KEY])) == {KEY}
+
+
+@pytest.mark.parametrize("content", [CONTENT[:-1], CONTENT + b"x", b"", None])
+def test_a_shard_whose_output_has_another_size_or_is_gone_is_not_proven(store, content):
+    output = Path(store.path(KEY, "all.bin"))
+    output.unlink()
+    if content is not None:
+        output.write_bytes(content)
+    assert store.receipt(KEY) is None
+    assert store.proven([KEY]) == {}
+
+
+def test_a_receipt_in_the_folder_of_another_key_proves_nothing(store):
+    foreign = "e" * 32
+    for name in ("receipt.json", "all.bin"):
+        publish_bytes(store.path(foreign, name), Path(store.path(KEY, name)).read_bytes())
+    assert store.receipt(foreign) is None
+
+
+def test_a_damaged_receipt_proves_nothing(store):
+    path = Path(store.path(KEY, "receipt.json"))
+    path.write_bytes(path.read_bytes()[:-20])
+    assert store.receipt(KEY) is None
+
+
+def test_a_withdrawn_receipt_is_gone_and_withdrawing_twice_is_no_error(store):
+    store.withdraw(KEY)
+    store.withdraw(KEY)
+    assert store.receipt(KEY) is None
+    assert Path(store.path(KEY, "all.bin")).exists()
+
+
+@pytest.mark.parametrize("error", [OSError(5, "Input/output error"), PermissionError(13, "Permission denied")])
+@pytest.mark.parametrize("call", ["cat_file", "info"])
+def test_a_failing_disk_is_an_error_and_not_an_unproven_shard(store, monkeypatch, call, error):
+    def fail(*_, **__):
+        raise error
+
+    monkeypatch.setattr(LocalFileSystem, call, fail)
+    with pytest.raises(OSError, match=error.strerror):
+        store.receipt(KEY)
+    with pytest.raises(OSError, match=error.strerror):
+        store.proven([KEY])

@@ -1,0 +1,257 @@
+"""Verification: whatever happens to a file, it is named, and the next run mends exactly that."""
+
+import json
+import os
+from dataclasses import asdict
+from pathlib import Path
+
+import fsspec
+import pytest
+
+from tasks.errors import InputError
+from tasks.seal import sealed, unsealed
+from tasks.shards.verify import verify
+from tasks.tokenize.inspect import inspect_pretrain_shard
+from tests.preparing import blend_of, prepare, tree, write_lines
+from tests.tokenize.small_vocabularies import byte_level_bpe
+
+TEXTS = [f"document {number} says hello to the {number * 7919 % 1000}th world" for number in range(120)]
+
+
+@pytest.fixture(scope="module")
+def vocabulary(tmp_path_factory):
+    return byte_level_bpe(tmp_path_factory.mktemp("vocabulary"), size=400)
+
+
+@pytest.fixture(scope="module")
+def prepared(tmp_path_factory, vocabulary):
+    """A preparation with three shards, held-out documents and a quarantine, to be repeated at will."""
+    folder = tmp_path_factory.mktemp("prepared")
+    paths = [
+        write_lines(folder / "a.jsonl", [*TEXTS[:60], b"broken", *TEXTS[60:90]]),
+        write_lines(folder / "b.jsonl", [*TEXTS[90:], b'{"text": null}']),
+    ]
+    for path in paths:
+        os.utime(path, (1_000_000_000, 1_000_000_000))
+
+    def again(out=folder / "out"):
+        settings = {"tokenizer": {"model": str(vocabulary)}, "shard_size": 4000, "holdout": {"valid": 0.2, "test": 0}}
+        return prepare(blend_of(*paths), out, **settings)[0]
+
+    again()
+    return folder / "out", again, tree(folder / "out")
+
+
+def check(out):
+    return verify(str(out), inspect_pretrain_shard)
+
+
+def flip(path, place):
+    """Change one byte where it lies, so that a hard link changes as well."""
+    with path.open("r+b") as stream:
+        stream.seek(place)
+        byte = stream.read(1)
+        stream.seek(place)
+        stream.write(bytes([byte[0] ^ 0x10]))
+
+
+def truncate(path, length):
+    with path.open("r+b") as stream:
+        stream.truncate(length)
+
+
+def replaced(path, content):
+    """Another file under the same name, so that a hard link is broken."""
+    path.unlink()
+    path.write_bytes(content)
+
+
+DAMAGES = {
+    "a byte flipped": lambda path: flip(path, path.stat().st_size // 2),
+    "a byte less": lambda path: truncate(path, path.stat().st_size - 1),
+    "emptied": lambda path: truncate(path, 0),
+    "deleted": Path.unlink,
+    "replaced": lambda path: replaced(path, path.read_bytes()[:-1] + b"\xfe"),
+}
+
+
+def proofs(out):
+    """Every file that verification vouches for: all but the caches of planning."""
+    caches = {"index.json", "gates"}
+    return sorted(path for path in out.rglob("*") if path.is_file() and not caches & set(path.parts))
+
+
+def names_of(path, out):
+    """The path, and those of its hard links."""
+    return {str(other) for other in proofs(out) if other.samefile(path)}
+
+
+def shard_of(path, plan):
+    """The keys of the shard that a file of the store belongs to, or none."""
+    return [key for key in dict.fromkeys(plan.plan.keys) if key in path.parts]
+
+
+def test_there_is_one_of_everything(prepared):
+    out, _, _ = prepared
+    names = {path.name.partition("_")[0] for path in proofs(out)}
+    assert names == {
+        "blend.json", "manifest.json", "receipt.json", "quarantine.jsonl", "a.jsonl", "b.jsonl",
+        "data", "train.bin", "train.idx", "valid.bin", "valid.idx",
+    }  # fmt: skip
+
+
+def test_a_whole_preparation_has_no_problems(prepared):
+    out, again, _ = prepared
+    plan = again()
+    verification = check(out)
+    assert verification.problems == []
+    assert verification.withdrawn == []
+    assert verification.shards == len(plan.plan.shards) == 3
+    stored = [path for path in proofs(out) if path.is_relative_to(out / "shards")]
+    assert verification.files == len(stored)
+    assert verification.size == sum(path.stat().st_size for path in stored if path.name != "receipt.json")
+
+
+@pytest.mark.parametrize("damage", DAMAGES)
+def test_damage_to_any_file_is_named_and_the_next_run_mends_only_that(prepared, damage):
+    out, again, whole = prepared
+    for path in proofs(out):
+        links = names_of(path, out)
+        DAMAGES[damage](path)
+        damaged = links if path.exists() and path.stat().st_nlink > 1 else {str(path)}
+        assert any(problem.startswith(tuple(damaged)) for problem in problems_of(out)), path
+        plan = again()
+        concerned = {key for name in damaged for key in shard_of(Path(name), plan)}
+        assert {shard.key for shard in plan.plan.pending} == concerned, path
+        assert tree(out) == whole, path
+    assert check(out).problems == []
+
+
+def problems_of(out):
+    """What verification finds; damage to the manifest itself ends it with an error."""
+    try:
+        return check(out).problems
+    except InputError as error:
+        return [str(error).replace(f"{out}: no manifest.json", f"{out}/manifest.json: missing")]
+
+
+@pytest.mark.parametrize("damage", ["a byte less", "deleted"])
+def test_another_size_of_an_output_is_noticed_by_the_next_run_without_verification(prepared, damage):
+    out, again, whole = prepared
+    for path in proofs(out / "shards"):
+        DAMAGES[damage](path)
+        plan = again()
+        assert [shard.key for shard in plan.plan.pending] == shard_of(path, plan)
+        assert tree(out) == whole
+
+
+def test_damage_to_what_planning_remembers_costs_nothing_but_time(prepared):
+    out, again, whole = prepared
+    path = out / "shards" / "index.json"
+    for damage in DAMAGES.values():
+        damage(path)
+        assert again().plan.pending == []
+        assert tree(out) == whole
+
+
+def rewritten(path, **changed):
+    path.write_bytes(sealed({**unsealed(path.read_bytes()), **changed}))
+
+
+def test_cooked_books_with_a_good_seal_are_refused(prepared):
+    out, again, whole = prepared
+    path = next(path for path in proofs(out) if path.name == "receipt.json" and b"malformed_json" in path.read_bytes())
+    fields = unsealed(path.read_bytes())
+    train = fields["parts"]["train"]
+    fewer = {**fields["parts"], "train": {**train, "documents": train["documents"] - 1}}
+    cooked = [
+        {"parts": fewer, "drops": {"malformed_json": 2}},
+        {"parts": fewer, "rows_in": fields["rows_in"] - 1},
+        {"parts": {**fields["parts"], "train": {**train, "tokens": train["tokens"] + 1}}},
+        {"parts": {"valid": fields["parts"]["valid"]}, "rows_in": fields["rows_in"] - train["documents"]},
+        {"drops": {"blank_line": 1}},
+        {"quarantined": 0},
+        {"truncated": 3},
+        {"rows_in": fields["rows_in"] + 1},
+        {"outputs": [{**output, "size": 3} for output in fields["outputs"]]},
+        {"outputs": [{**output, "xxh3_128": "00"} for output in fields["outputs"]]},
+    ]
+    for change in cooked:
+        rewritten(path, **change)
+        verification = check(out)
+        assert any(str(path.parent) in problem for problem in verification.problems), change
+        assert verification.withdrawn == [path.parent.name]
+        assert [shard.key for shard in again().plan.pending] == [path.parent.name]
+        assert tree(out) == whole
+
+
+def test_a_manifest_that_promises_other_books_is_not_believed(prepared):
+    out, again, whole = prepared
+    manifest = unsealed((out / "manifest.json").read_bytes())
+    for change in ({"rows": 7}, {"documents": {"train": 1}}, {"tokens": {}}, {"drops": {"x": 1}}, {"quarantined": 9}):
+        shards = [{**manifest["shards"][0], **change}, *manifest["shards"][1:]]
+        rewritten(out / "manifest.json", shards=shards)
+        assert any(f"{next(iter(change))} are" in problem for problem in check(out).problems)
+        again()
+        assert tree(out) == whole
+
+
+def test_a_published_name_that_is_a_copy_is_compared_by_content(prepared):
+    out, again, _ = prepared
+    path = next((out / "train").glob("*.bin"))
+    replaced(path, path.read_bytes())
+    assert path.stat().st_nlink == 1
+    assert check(out).problems == []
+    again()
+    assert check(out).problems == []
+
+
+def test_a_shard_that_fails_loses_its_receipt_and_no_other_does(prepared):
+    out, again, _ = prepared
+    damaged = next((out / "shards").glob("pretrain/*/train.bin"))
+    flip(damaged, 5)
+    assert check(out).withdrawn == [damaged.parent.name]
+    assert {path.parent.name for path in (out / "shards").glob("pretrain/*/receipt.json")} == {
+        path.name for path in (out / "shards" / "pretrain").iterdir()
+    } - {damaged.parent.name}
+    assert any("receipt.json: missing" in problem for problem in check(out).problems)
+    again()
+    assert check(out).problems == []
+
+
+def test_a_folder_without_a_manifest_is_a_wrong_call(tmp_path):
+    with pytest.raises(InputError, match=r"no manifest\.json here"):
+        check(tmp_path)
+    (tmp_path / "manifest.json").write_bytes(sealed({"volatile": {}}))
+    with pytest.raises(InputError, match="not the manifest of a preparation"):
+        check(tmp_path)
+
+
+def test_damage_on_an_object_store_is_named_and_mended(vocabulary):
+    system = fsspec.filesystem("memory")
+    system.store.clear()
+    lines = b"".join(json.dumps({"text": text}).encode() + b"\n" for text in [*TEXTS, 5])
+    system.pipe_file("/bucket/in/a.jsonl", lines)
+    blend = {"datasets": [{"name": "a", "path": "memory://bucket/in"}]}
+    out = "memory://bucket/out"
+
+    def again():
+        return prepare(blend, out, tokenizer={"model": str(vocabulary)}, shard_size=2000)[0]
+
+    again()
+    assert check(out).problems == []
+    for path in system.find("/bucket/out"):
+        if "manifest" in path or "/gates/" in path:
+            continue
+        content = system.cat_file(path)
+        system.pipe_file(path, content[:-1] + bytes([content[-1] ^ 1]))
+        assert any(problem.startswith(f"memory:/{path}") for problem in check(out).problems), path
+        pending = [shard.key for shard in again().plan.pending]
+        assert pending == ([path.split("/")[-2]] if "/pretrain/" in path else [])
+        assert check(out).problems == []
+    system.store.clear()
+
+
+def test_a_verification_is_plain_figures(prepared):
+    out, _, _ = prepared
+    assert json.loads(json.dumps(asdict(check(out))))["problems"] == []

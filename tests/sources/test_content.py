@@ -1,0 +1,314 @@
+"""What a slice contains: exactly the bytes of its rows, read once, and remembered only where that is safe."""
+
+import json
+import os
+import time
+from dataclasses import replace
+from pathlib import Path
+
+import fsspec
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+import xxhash
+from hypothesis import given
+from hypothesis import strategies as st
+from moto.server import ThreadedMotoServer
+
+from tasks.blend.models import DataSource
+from tasks.errors import RunError
+from tasks.sources import content as content_module
+from tasks.sources.content import ContentIndex, content_hash, require_unchanged
+from tasks.sources.cut import cut
+from tasks.sources.discovery import discover
+from tasks.sources.files import SourceFile
+
+LONG_AGO = 1_000_000_000 * 10**9
+"""A modification time that no clock tick can touch any more, in nanoseconds."""
+
+rows = st.lists(st.binary(max_size=25).map(lambda row: row.replace(b"\n", b" ")), min_size=1, max_size=20)
+
+
+def write(path, data, modified_ns=LONG_AGO):
+    path.write_bytes(data)
+    os.utime(path, ns=(modified_ns, modified_ns))
+    return path
+
+
+def file_of(path):
+    (file,) = discover(DataSource(name="a", path=str(path)))
+    return file
+
+
+def slices_of(path, shard_size):
+    return cut(file_of(path), shard_size, "text")
+
+
+def contents(path, shard_size, index=None, identity="content"):
+    """The content of each slice that owns rows, by its start."""
+    found = (index or ContentIndex()).identify(slices_of(path, shard_size), "text", identity)
+    return {part.start: part.content for part in found}
+
+
+def owned(data, shard_size):
+    """The bytes of the rows that each slice owns, by its start, found by splitting the file into lines."""
+    found = {}
+    place = 0
+    for line in data.split(b"\n"):
+        row = data[place : place + len(line) + 1]
+        if row:
+            start = place // shard_size * shard_size
+            found[start] = found.get(start, b"") + row
+        place += len(line) + 1
+    return found
+
+
+@given(rows, st.booleans(), st.integers(1, 120))
+def test_a_content_is_the_hash_of_exactly_the_rows_that_begin_in_the_slice(tmp_path_factory, rows, ends, shard_size):
+    data = b"\n".join(rows) + b"\n" * ends
+    if not data:
+        return
+    path = write(tmp_path_factory.getbasetemp() / "exact.jsonl", data)
+    expected = {
+        start: f"xxh3_128:{xxhash.xxh3_128_hexdigest(row_bytes)}"
+        for start, row_bytes in owned(data, shard_size).items()
+    }
+    assert contents(path, shard_size) == expected
+
+
+@given(rows.filter(any), st.integers(1, 80), st.data())
+def test_a_changed_byte_changes_only_the_slice_that_owns_its_row(tmp_path_factory, rows, shard_size, draw):
+    data = b"\n".join(rows) + b"\n"
+    place = draw.draw(st.sampled_from([place for place, byte in enumerate(data) if byte != ord("\n")]))
+    changed = data[:place] + bytes([data[place] ^ 0x80]) + data[place + 1 :]
+    folder = tmp_path_factory.getbasetemp()
+    before = contents(write(folder / "before.jsonl", data), shard_size)
+    after = contents(write(folder / "after.jsonl", changed), shard_size)
+    owner = (data.rfind(b"\n", 0, place) + 1) // shard_size * shard_size
+    assert before.keys() == after.keys()
+    assert [start for start in before if before[start] != after[start]] == [owner]
+
+
+def test_one_enormous_row_belongs_to_the_slice_it_begins_in(tmp_path):
+    data = b"short\n" + b"x" * 1000 + b"\nlast\n"
+    assert list(contents(write(tmp_path / "a.jsonl", data), 100)) == [0, 1000]
+    assert list(contents(write(tmp_path / "b.jsonl", b"y" * 1000), 100)) == [0]
+
+
+def test_ranges_longer_than_a_block_are_hashed_whole(tmp_path, monkeypatch):
+    monkeypatch.setattr(content_module, "CHUNK_BYTES", 7)
+    path = write(tmp_path / "a.jsonl", b"0123456789" * 10 + b"\n")
+    assert contents(path, 1000) == {0: f"xxh3_128:{xxhash.xxh3_128_hexdigest(path.read_bytes())}"}
+
+
+def parquet(path, texts, others):
+    table = pa.table({"other": others, "text": texts})
+    pq.write_table(table, path, row_group_size=2, use_dictionary=False, compression="none")
+    os.utime(path, ns=(LONG_AGO, LONG_AGO))
+    return path
+
+
+def test_a_parquet_slice_is_known_by_its_text_column_alone(tmp_path):
+    path = parquet(tmp_path / "a.parquet", ["aa", "bb", "cc", "dd"], ["1", "2", "3", "4"])
+    before = contents(path, 1)
+    assert list(before) == [0, 1]
+    parquet(path, ["aa", "bb", "cc", "dd"], ["1", "2", "3", "5"])
+    assert contents(path, 1) == before
+    parquet(path, ["aa", "bb", "cc", "DD"], ["1", "2", "3", "4"])
+    after = contents(path, 1)
+    assert after[0] == before[0]
+    assert after[1] != before[1]
+
+
+def test_row_groups_that_are_appended_change_no_slice_before_them(tmp_path):
+    path = parquet(tmp_path / "a.parquet", ["aa", "bb", "cc"], ["1", "2", "3"])
+    before = contents(path, 1)
+    parquet(path, ["aa", "bb", "cc", "dd", "ee"], ["1", "2", "3", "4", "5"])
+    after = contents(path, 1)
+    assert after[0] == before[0]
+    assert list(after) == [0, 1, 2]
+
+
+@pytest.fixture
+def no_reading(monkeypatch):
+    def refuse(*_):
+        raise AssertionError("the content was read")
+
+    return lambda: monkeypatch.setattr(content_module, "content_hash", refuse)
+
+
+def remembered(path, shard_size=30, identity="content"):
+    """An index that has seen the file, saved and loaded again."""
+    index = ContentIndex()
+    contents(path, shard_size, index, identity)
+    return ContentIndex.load(index.dump())
+
+
+def test_an_unchanged_file_is_known_by_stat_alone(tmp_path, no_reading):
+    path = write(tmp_path / "a.jsonl", b"some row\n" * 20)
+    expected = contents(path, 30)
+    index = remembered(path)
+    no_reading()
+    assert contents(path, 30, index) == expected
+    assert not index.changed
+
+
+def test_a_touched_file_is_read_again_and_found_to_be_the_same(tmp_path, no_reading):
+    path = write(tmp_path / "a.jsonl", b"some row\n" * 20)
+    index = remembered(path)
+    expected = contents(path, 30)
+    os.utime(path, ns=(LONG_AGO, LONG_AGO + 1))
+    assert contents(path, 30, index) == expected
+    assert index.changed
+    os.utime(path, ns=(LONG_AGO, LONG_AGO + 2))
+    no_reading()
+    with pytest.raises(AssertionError):
+        contents(path, 30, index)
+
+
+@pytest.mark.parametrize("age", [-3600 * 10**9, 0, 10**9, 1_900_000_000])
+def test_a_file_modified_just_now_is_not_remembered(tmp_path, age):
+    path = write(tmp_path / "a.jsonl", b"some row\n", time.time_ns() - age)
+    index = ContentIndex()
+    contents(path, 30, index)
+    assert index.entries == {}
+    assert not index.changed
+
+
+def test_a_file_that_was_young_when_its_reading_began_is_not_remembered_however_long_it_took(tmp_path, monkeypatch):
+    path = write(tmp_path / "a.jsonl", b"some row\n")
+    clock = [LONG_AGO + 10**9]
+
+    def slow(part, text_field):
+        clock[0] += 3600 * 10**9
+        return content_hash(part, text_field)
+
+    monkeypatch.setattr(content_module, "content_hash", slow)
+    monkeypatch.setattr(content_module.time, "time_ns", lambda: clock[0])
+    index = ContentIndex()
+    contents(path, 30, index)
+    assert index.entries == {}
+    contents(path, 30, index)
+    assert len(index.entries) == 1
+
+
+@pytest.mark.parametrize("days", [-1, 1])
+def test_a_clock_that_jumped_changes_no_content(tmp_path, monkeypatch, days):
+    path = write(tmp_path / "a.jsonl", b"some row\n" * 20, time.time_ns() - 10**10)
+    expected = contents(path, 30)
+    now = time.time_ns() + days * 86_400 * 10**9
+    monkeypatch.setattr(content_module.time, "time_ns", lambda: now)
+    index = ContentIndex()
+    assert contents(path, 30, index) == contents(path, 30, index) == expected
+
+
+def test_stat_identity_reads_nothing_and_takes_another_modification_time_for_another_content(tmp_path, no_reading):
+    path = write(tmp_path / "a.jsonl", b"some row\n" * 20)
+    no_reading()
+    before = contents(path, 30, identity="stat")
+    assert len(set(before.values())) == 6
+    write(path, b"SAME ROW\n" * 20)
+    assert contents(path, 30, identity="stat") == before
+    os.utime(path, ns=(LONG_AGO, LONG_AGO + 1))
+    assert not set(contents(path, 30, identity="stat").values()) & set(before.values())
+
+
+@pytest.mark.parametrize(
+    "data", [b"", b"{}", b"[]", b"null", b"\xff", b'{"entries": {"a": "b"}}', b"{", b'{"entries": 5}']
+)
+def test_an_index_that_cannot_be_believed_is_an_empty_one(data):
+    assert ContentIndex.load(data).entries == {}
+
+
+def test_every_damage_to_an_index_makes_it_an_empty_one(tmp_path):
+    """A flipped bit in a remembered hash would give a shard a name that is not its own."""
+    index = remembered(write(tmp_path / "a.jsonl", b"row\n" * 20))
+    data = index.dump()
+    assert ContentIndex.load(data).entries == index.entries
+    for place in range(len(data)):
+        assert ContentIndex.load(data[:place]).entries == {}
+        assert ContentIndex.load(data[:place] + bytes([data[place] ^ 1]) + data[place + 1 :]).entries == {}
+
+
+def test_an_index_is_plain_json(tmp_path):
+    path = write(tmp_path / "a.jsonl", b"row\n" * 20)
+    assert list(json.loads(remembered(path, 1000).dump())["entries"].values()) == list(contents(path, 1000).values())
+
+
+def test_what_the_store_says_of_its_content_is_taken_with_the_range(no_reading):
+    no_reading()
+    file = SourceFile("s3://bucket/a.jsonl", 250, "jsonl", version="d41d8cd9")
+    found = ContentIndex().identify(cut(file, 100, "text"), "text", "content")
+    assert [part.content for part in found] == ["d41d8cd9[0:100]", "d41d8cd9[100:200]", "d41d8cd9[200:250]"]
+    other = ContentIndex().identify(cut(replace(file, version="00"), 100, "text"), "text", "stat")
+    assert not {part.content for part in found} & {part.content for part in other}
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        lambda path: path.write_bytes(b"longer than before\n"),
+        lambda path: os.utime(path, ns=(LONG_AGO, LONG_AGO + 1)),
+        lambda path: write(path, b"SOME ROW\n", LONG_AGO + 1),
+    ],
+)
+def test_a_file_that_changes_while_it_is_read_is_refused(tmp_path, change):
+    path = write(tmp_path / "a.jsonl", b"some row\n")
+    (part,) = slices_of(path, 100)
+    require_unchanged(part.file)
+    change(path)
+    with pytest.raises(RunError, match=r"a\.jsonl: changed while"):
+        require_unchanged(part.file)
+    with pytest.raises(RunError, match="changed while"):
+        content_hash(part, "text")
+
+
+def test_a_file_in_memory_that_changed_its_size_is_refused():
+    with fsspec.open("memory://changing/a.jsonl", "wb") as stream:
+        stream.write(b"some row\n")
+    file = file_of("memory://changing/a.jsonl")
+    require_unchanged(file)
+    with fsspec.open("memory://changing/a.jsonl", "wb") as stream:
+        stream.write(b"some more rows\n")
+    with pytest.raises(RunError, match="changed while"):
+        require_unchanged(file)
+
+
+@pytest.fixture
+def bucket(monkeypatch):
+    server = ThreadedMotoServer("127.0.0.1", 0)
+    server.start()
+    host, port = server.get_host_and_port()
+    for name, value in {
+        "AWS_ENDPOINT_URL": f"http://{host}:{port}",
+        "AWS_ACCESS_KEY_ID": "key",
+        "AWS_SECRET_ACCESS_KEY": "secret",
+        "AWS_DEFAULT_REGION": "us-east-1",
+        "AWS_EC2_METADATA_DISABLED": "true",
+    }.items():
+        monkeypatch.setenv(name, value)
+    monkeypatch.delenv("AWS_PROFILE", raising=False)
+    store = fsspec.filesystem("s3", skip_instance_cache=True)
+    store.mkdir("changing")
+    store.clear_instance_cache()
+    yield store
+    store.clear_instance_cache()
+    server.stop()
+
+
+def test_an_object_that_was_replaced_by_another_of_its_size_is_refused(bucket):
+    """Its shard would carry the identity of the content that was planned, and hold another."""
+    bucket.pipe_file("changing/data/a.jsonl", b"some row\n")
+    file = file_of("s3://changing/data/")
+    require_unchanged(file)
+    bucket.pipe_file("changing/data/a.jsonl", b"SOME ROW\n")
+    with pytest.raises(RunError, match="changed while"):
+        require_unchanged(file)
+
+
+def test_a_missing_file_is_the_storage_speaking(tmp_path):
+    path = write(tmp_path / "a.jsonl", b"some row\n")
+    (part,) = slices_of(path, 100)
+    Path(path).unlink()
+    with pytest.raises(FileNotFoundError):
+        content_hash(part, "text")

@@ -1,0 +1,191 @@
+"""Cuts: every row in one slice, fixed places that growth does not move, and samples of exactly the leading part."""
+
+import gzip
+import json
+import math
+from pathlib import Path
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from tasks.blend.models import DataSource
+from tasks.sources.cut import cut, leading_rows, leading_share
+from tasks.sources.discovery import discover
+from tasks.sources.files import SourceFile
+from tasks.sources.locate import first_row
+from tasks.sources.read import count_rows, read_texts
+
+ROWS = [f"row {number} " + "x" * (number * 37 % 90) for number in range(60)]
+
+
+def encoded(rows):
+    return b"".join(json.dumps({"text": row}).encode() + b"\n" for row in rows)
+
+
+def as_jsonl(path, rows):
+    path.with_suffix(".jsonl").write_bytes(encoded(rows))
+
+
+def as_gzip(path, rows):
+    path.with_suffix(".jsonl.gz").write_bytes(gzip.compress(encoded(rows)))
+
+
+def as_zstd(path, rows):
+    with pa.CompressedOutputStream(str(path.with_suffix(".jsonl.zst")), "zstd") as stream:
+        stream.write(encoded(rows))
+
+
+def as_array(path, rows):
+    path.with_suffix(".json").write_text(json.dumps([{"text": row} for row in rows], indent=1))
+
+
+def as_parquet(path, rows):
+    pq.write_table(pa.table({"text": rows}), path.with_suffix(".parquet"), row_group_size=7)
+
+
+WRITERS = [as_jsonl, as_gzip, as_zstd, as_array, as_parquet]
+
+
+def slices_of(folder, shard_size=300):
+    files = discover(DataSource(name="a", path=str(folder)))
+    return [part for file in files for part in cut(file, shard_size, "text")]
+
+
+def texts_of(slices):
+    return [text for part in slices for batch in read_texts(part, "text") for text in batch.texts.to_pylist()]
+
+
+@pytest.fixture(params=WRITERS, ids=lambda writer: writer.__name__)
+def folder(request, tmp_path):
+    """The rows in two files, in one of the kinds that can be read."""
+    request.param(tmp_path / "a", ROWS[:25])
+    request.param(tmp_path / "b", ROWS[25:])
+    return tmp_path
+
+
+@given(st.integers(1, 10**12), st.integers(1, 10**12))
+def test_jsonl_is_cut_at_multiples_of_the_shard_size(size, shard_size):
+    shard_size = max(shard_size, size // 200)
+    file = SourceFile("/a.jsonl", size, "jsonl")
+    slices = cut(file, shard_size, "text")
+    assert [part.start for part in slices] == list(range(0, size, shard_size))
+    assert [part.stop for part in slices] == [*range(shard_size, size, shard_size), size]
+    assert sum(part.size for part in slices) == size
+
+
+@given(st.integers(1, 5000), st.integers(1, 5000), st.integers(20, 700))
+def test_a_file_that_grows_keeps_its_full_slices(size, growth, shard_size):
+    before = {(part.start, part.stop) for part in cut(SourceFile("/a.jsonl", size, "jsonl"), shard_size, "text")}
+    after = {
+        (part.start, part.stop) for part in cut(SourceFile("/a.jsonl", size + growth, "jsonl"), shard_size, "text")
+    }
+    assert len(before - after) <= 1
+    assert all(stop == size for _, stop in before - after)
+
+
+@pytest.mark.parametrize("name", ["a.json", "a.jsonl.gz", "a.json.zst"])
+def test_what_cannot_be_entered_in_the_middle_is_one_slice(tmp_path, name):
+    {"a.json": as_array, "a.jsonl.gz": as_gzip, "a.json.zst": as_zstd}[name](tmp_path / "a", ROWS)
+    (part,) = slices_of(tmp_path, shard_size=10)
+    assert (part.start, part.stop, part.size) == (0, part.file.size, part.file.size)
+
+
+def test_parquet_is_cut_between_row_groups_of_about_the_shard_size(tmp_path):
+    as_parquet(tmp_path / "a", ROWS)
+    metadata = pq.read_metadata(tmp_path / "a.parquet")
+    sizes = [metadata.row_group(number).column(0).total_compressed_size for number in range(metadata.num_row_groups)]
+    slices = slices_of(tmp_path, shard_size=400)
+    bounds = [(part.start, part.stop) for part in slices]
+    assert [start for start, _ in bounds] == [0, *(stop for _, stop in bounds[:-1])]
+    assert bounds[-1][1] == len(sizes)
+    assert len(slices) > 2
+    for part in slices:
+        assert part.size == sum(sizes[part.start : part.stop])
+        assert part.size - sizes[part.stop - 1] < 400 <= part.size or part is slices[-1]
+
+
+def test_all_slices_hold_all_rows_once_in_order(folder):
+    assert texts_of(slices_of(folder)) == ROWS
+
+
+def test_an_empty_file_has_no_slices():
+    assert cut(SourceFile("/a.jsonl", 0, "jsonl"), 100, "text") == []
+
+
+@pytest.mark.parametrize("rows", [1, 2, 7, 24, 25, 26, 59, 60])
+def test_a_sample_is_exactly_the_leading_rows(folder, rows):
+    sampled = leading_rows(slices_of(folder), rows)
+    assert texts_of(sampled) == ROWS[:rows]
+    assert sum(count_rows(part, 10**9) for part in sampled) == rows
+
+
+def test_a_sample_larger_than_the_data_is_all_of_it(folder):
+    slices = slices_of(folder)
+    assert leading_rows(slices, 61) == leading_rows(slices, 10**6) == slices
+
+
+def test_only_the_slice_that_the_sample_ends_in_is_limited(folder):
+    """A slice of which every row is taken is the same slice that is taken without a sample."""
+    slices = slices_of(folder)
+    counts = [count_rows(part, 10**9) for part in slices]
+    for number in range(1, len(slices) + 1):
+        assert [part.rows for part in leading_rows(slices, sum(counts[:number]))] == [None] * number or not counts[
+            number - 1
+        ]
+        if counts[number - 1] > 1:
+            sampled = leading_rows(slices, sum(counts[:number]) - 1)
+            assert [part.rows for part in sampled] == [None] * (number - 1) + [counts[number - 1] - 1]
+
+
+def test_blank_and_bad_rows_count_as_rows_of_a_sample(tmp_path):
+    (tmp_path / "a.jsonl").write_bytes(b'\n{"text": "a"}\nbroken\n\n{"text": "b"}\n{"text": "c"}\n')
+    sampled = leading_rows(slices_of(tmp_path, shard_size=9), 5)
+    assert texts_of(sampled) == ["a", "b"]
+    assert sum(batch.consumed for part in sampled for batch in read_texts(part, "text")) == 5
+
+
+@given(st.lists(st.integers(0, 60), min_size=1, max_size=30), st.integers(1, 200), st.floats(0.001, 0.999))
+def test_a_share_of_jsonl_is_the_rows_that_begin_in_the_leading_share_of_the_bytes(
+    tmp_path_factory, lengths, shard_size, share
+):
+    rows = [f"{number}" + "x" * length for number, length in enumerate(lengths)]
+    folder = tmp_path_factory.mktemp("share")
+    as_jsonl(folder / "a", rows)
+    size = (folder / "a.jsonl").stat().st_size
+    begins = [len(encoded(rows[:number])) for number in range(len(rows))]
+    expected = [row for row, begin in zip(rows, begins, strict=True) if begin < math.ceil(size * share)]
+    assert texts_of(leading_share(slices_of(folder, shard_size), share)) == expected
+
+
+@pytest.mark.parametrize("share", [0.01, 0.3, 0.999])
+def test_a_share_of_what_is_not_divisible_is_whole_slices_that_reach_it(folder, share):
+    slices = slices_of(folder, shard_size=200)
+    if slices[0].file.format == "jsonl" and slices[0].file.compression is None:
+        return
+    kept = leading_share(slices, share)
+    total = sum(part.size for part in slices)
+    assert kept == slices[: len(kept)]
+    assert sum(part.size for part in kept[:-1]) < total * share <= sum(part.size for part in kept)
+
+
+@given(st.lists(st.sampled_from([b"", b'{"text": "a"}', b"broken", b"x" * 50]), max_size=20), st.integers(1, 60))
+def test_the_first_row_of_a_slice_is_counted_from_the_start_of_the_file(tmp_path_factory, lines, shard_size):
+    folder = tmp_path_factory.mktemp("locate")
+    (folder / "a.jsonl").write_bytes(b"".join(line + b"\n" for line in lines))
+    before = 0
+    for part in slices_of(folder, shard_size):
+        rows = count_rows(part, 10**9)
+        if rows:
+            assert first_row(part) == before
+        before += rows
+
+
+def test_the_first_row_of_a_parquet_slice_is_counted_from_the_footer(tmp_path):
+    as_parquet(tmp_path / "a", ROWS)
+    slices = slices_of(tmp_path, shard_size=400)
+    starts = [first_row(part) for part in slices]
+    assert starts == [ROWS.index(texts_of([part])[0]) for part in slices]
+    assert Path(slices[0].file.uri).name == "a.parquet"

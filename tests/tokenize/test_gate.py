@@ -1,0 +1,239 @@
+"""The gate: an encoder that is wrong once is never used, and what was found is remembered exactly as long as it holds."""
+
+import json
+import os
+import shutil
+from dataclasses import dataclass, replace
+
+import numpy as np
+import pytest
+from small_vocabularies import byte_level_bpe, ids_of, reference, word_piece
+
+from tasks.blend.load import load_blend
+from tasks.shards.receipt import Receipt
+from tasks.strict import parse
+from tasks.tokenize import planning, preparation
+from tasks.tokenize.encoders import Encoder, Tokens
+from tasks.tokenize.load import load_vocabulary
+from tasks.tokenize.planning import plan_pretrain
+from tasks.tokenize.settings import PretrainSettings
+from tests.peers import vocabularies
+from tests.preparing import blend_of, prepare, tree, write_lines
+
+NOTHING_HELD_OUT = {"valid": 0, "test": 0}
+TEXTS = [f"document number {number} of the data" for number in range(40)]
+
+
+@pytest.fixture(scope="module")
+def trained(tmp_path_factory):
+    return byte_level_bpe(tmp_path_factory.mktemp("small"))
+
+
+@pytest.fixture
+def model(trained, tmp_path):
+    """The small tokenizer in a folder of this test's own, so that no other test's encoders are met."""
+    return shutil.copytree(trained, tmp_path / "model")
+
+
+@pytest.fixture
+def source(tmp_path):
+    return write_lines(tmp_path / "some.jsonl", TEXTS)
+
+
+@dataclass
+class Lying:
+    """An encoder that gets the first id of one text wrong."""
+
+    honest: Encoder
+    about: str
+
+    def encode(self, texts):
+        found = self.honest.encode(texts)
+        ids = found.ids.copy()
+        ids[found.offsets[:-1][np.array(texts.to_pylist()) == self.about]] -= 1
+        return Tokens(ids, found.offsets)
+
+
+@pytest.fixture
+def swap(monkeypatch):
+    """`swap(**fields)`: from now on every vocabulary that is loaded has these fields instead of its own."""
+
+    def swap(**fields):
+        def load(settings):
+            vocabulary = load_vocabulary(settings)
+            return replace(vocabulary, **{name: make(vocabulary) for name, make in fields.items()})
+
+        monkeypatch.setattr(planning, "load_vocabulary", load)
+        monkeypatch.setattr(preparation, "load_vocabulary", load)
+
+    return swap
+
+
+def lying_about(text):
+    return lambda vocabulary: lambda literal: Lying(vocabulary.fast(literal), text)
+
+
+def plan(source, output, model, **settings):
+    chosen = parse(PretrainSettings, {"tokenizer": {"model": str(model)}, **settings}, "settings")
+    return plan_pretrain(load_blend(blend_of(source)), chosen, str(output))
+
+
+def verdict_of(planned):
+    [verdict] = planned.verdicts.values()
+    return verdict
+
+
+def bytes_of(output):
+    return {name: content for name, content in tree(output / "train").items() if name.endswith(("bin", "idx"))}
+
+
+def receipts(output):
+    return [Receipt.load(path.read_bytes()) for path in output.rglob("receipt.json")]
+
+
+def settings_of(model):
+    return {"tokenizer": {"model": str(model)}, "holdout": NOTHING_HELD_OUT}
+
+
+def test_an_encoder_that_errs_on_one_document_is_not_used(source, model, tmp_path, swap):
+    honest, _ = prepare(blend_of(source), tmp_path / "honest", **settings_of(model))
+    assert verdict_of(honest).backend == "gigatoken"
+    swap(fast=lying_about(TEXTS[3]))
+    planned, manifest = prepare(blend_of(source), tmp_path / "gated", **settings_of(model))
+    verdict = verdict_of(planned)
+    assert verdict.backend == "reference"
+    assert repr(TEXTS[3]) in verdict.difference
+    gate = manifest["tokenizer"]["gate"]["datasets/some"]
+    assert (gate["backend"], gate["difference"]) == ("reference", verdict.difference)
+    assert [recipe["recipe"]["backend"] for recipe in manifest["recipes"]] == ["reference"]
+    assert [receipt.identity["recipe"]["backend"] for receipt in receipts(tmp_path / "gated")] == ["reference"]
+    assert not set(planned.plan.keys) & set(honest.plan.keys)
+    found, expected = (list(bytes_of(tmp_path / name).values()) for name in ("gated", "honest"))
+    assert found == expected
+
+
+@pytest.mark.parametrize("number", [0, len(TEXTS) // 2, len(TEXTS) - 1])
+def test_the_beginning_the_middle_and_the_end_of_the_data_are_looked_at(source, model, tmp_path, swap, number):
+    swap(fast=lying_about(TEXTS[number]))
+    assert verdict_of(plan(source, tmp_path / "out", model, shard_size=200)).backend == "reference"
+
+
+def test_an_encoder_that_errs_on_a_control_string_is_not_used(source, model, tmp_path, swap):
+    swap(fast=lying_about("<|turn|>"))
+    assert "<|turn|>" in verdict_of(plan(source, tmp_path / "out", model)).difference
+
+
+def test_what_is_found_of_one_data_set_does_not_touch_another(source, model, tmp_path, swap):
+    swap(fast=lying_about(TEXTS[3]))
+    other = write_lines(tmp_path / "other.jsonl", [text.upper() for text in TEXTS])
+    _, manifest = prepare(blend_of(source, other), tmp_path / "out", **settings_of(model))
+    gate = manifest["tokenizer"]["gate"]
+    assert {name: verdict["backend"] for name, verdict in gate.items()} == {
+        "datasets/some": "reference",
+        "datasets/other": "gigatoken",
+    }
+
+
+def test_a_tokenizer_that_gigatoken_cannot_run_is_run_by_its_reference(source, tmp_path):
+    folder = word_piece(tmp_path / "model")
+    planned, manifest = prepare(blend_of(source), tmp_path / "out", **settings_of(folder))
+    assert verdict_of(planned).backend == "reference"
+    assert "WordPiece" in manifest["tokenizer"]["gate"]["datasets/some"]["difference"]
+    eos = vocabularies.end_of_document(folder)
+    [content] = [path.read_bytes() for path in (tmp_path / "out/train").glob("*.bin")]
+    expected = [number for ids in ids_of(reference(folder), TEXTS) for number in [*ids, eos]]
+    assert np.frombuffer(content, np.uint16).tolist() == expected
+
+
+@pytest.fixture
+def counted(swap):
+    """How often an encoder of the kind was made, by kind."""
+    made = {"fast": 0, "reference": 0}
+
+    def counting(name):
+        def of(vocabulary):
+            def make(literal):
+                made[name] += 1
+                return getattr(vocabulary, name)(literal)
+
+            return make
+
+        return of
+
+    swap(fast=counting("fast"), reference=counting("reference"))
+    return made
+
+
+def test_a_verdict_is_remembered(source, model, tmp_path, counted):
+    first = plan(source, tmp_path / "out", model)
+    assert counted == {"fast": 1, "reference": 1}
+    second = plan(source, tmp_path / "out", model)
+    assert counted == {"fast": 1, "reference": 1}
+    assert second.verdicts == first.verdicts
+
+
+def test_a_moved_or_reweighted_source_is_not_compared_again(source, model, tmp_path, counted):
+    plan(source, tmp_path / "out", model)
+    moved = source.rename(tmp_path / "elsewhere.jsonl")
+    plan(moved, tmp_path / "out", model, holdout={"valid": 0.5, "test": 0.1}, max_doc_tokens=7)
+    assert counted["reference"] == 1
+
+
+def test_a_verdict_about_wrong_ids_is_remembered_too(source, model, tmp_path, swap):
+    swap(fast=lying_about(TEXTS[3]))
+    first = plan(source, tmp_path / "out", model)
+    swap(reference=lambda _: pytest.fail)
+    assert plan(source, tmp_path / "out", model).verdicts == first.verdicts
+
+
+def other_content(source, model):
+    write_lines(source, [*TEXTS[:5], "one document is another", *TEXTS[6:]])
+    return {}
+
+
+def other_tokenizer(source, model):
+    """The same folder with a tokenizer.json that has one control string more."""
+    place = model / "tokenizer.json"
+    definition = json.loads(place.read_bytes())
+    last = definition["added_tokens"][-1]
+    definition["added_tokens"].append({**last, "id": last["id"] + 1, "content": "<|more|>"})
+    place.write_text(json.dumps(definition), "utf-8")
+    return {}
+
+
+def other_treatment(source, model):
+    return {"special_tokens_in_text": "allow"}
+
+
+def less_of_the_data(source, model):
+    return {"sample": 3}
+
+
+@pytest.mark.parametrize("change", [other_content, other_tokenizer, other_treatment, less_of_the_data])
+def test_another_comparison_is_made_when_it_may_end_otherwise(source, model, tmp_path, counted, change):
+    plan(source, tmp_path / "out", model)
+    before = os.stat(source).st_mtime_ns  # noqa: PTH116
+    changed = change(source, model)
+    os.utime(source, ns=(before + 10**9, before + 10**9))
+    plan(source, tmp_path / "out", model, **changed)
+    assert counted["reference"] == 2
+
+
+def test_a_look_at_a_few_rows_does_not_vouch_for_the_rest(source, model, tmp_path, swap):
+    swap(fast=lying_about(TEXTS[10]))
+    assert verdict_of(plan(source, tmp_path / "out", model, sample=3)).backend == "gigatoken"
+    assert verdict_of(plan(source, tmp_path / "out", model)).backend == "reference"
+
+
+def test_a_tokenizer_that_changed_in_its_place_is_seen(source, model, tmp_path):
+    """One process, one path, two contents: what a long-lived worker meets when a tokenizer is mended."""
+    first, _ = prepare(blend_of(source), tmp_path / "out", **settings_of(model))
+    shutil.rmtree(model)
+    byte_level_bpe(model, size=500)
+    second, _ = prepare(blend_of(source), tmp_path / "out", **settings_of(model))
+    assert len(second.plan.pending) == len(second.plan.keys)
+    assert first.vocabulary.fingerprint != second.vocabulary.fingerprint
+    eos = vocabularies.end_of_document(model)
+    [content] = [path.read_bytes() for path in (tmp_path / "out/train").glob("*.bin")]
+    expected = [number for ids in ids_of(reference(model), TEXTS) for number in [*ids, eos]]
+    assert np.frombuffer(content, np.uint16).tolist() == expected

@@ -1,0 +1,365 @@
+"""No row is lost, whatever is wrong with it; and what is held out depends on the document alone."""
+
+import gzip
+import json
+from collections import Counter
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+from small_vocabularies import byte_level_bpe, ids_of, reference
+
+from tasks.blend.load import load_blend
+from tasks.errors import RunError
+from tasks.sources import json_lines
+from tasks.strict import parse
+from tasks.tokenize.encoders import GigatokenEncoder
+from tasks.tokenize.load import load_vocabulary
+from tasks.tokenize.planning import plan_pretrain
+from tasks.tokenize.settings import PretrainRecipe, PretrainSettings, TokenizerSettings
+from tasks.tokenize.shard import BadRowError, tokenize_shard
+from tests.preparing import blend_of, prepare, write_lines
+
+NOTHING_HELD_OUT = {"valid": 0, "test": 0}
+
+
+@pytest.fixture(scope="module")
+def small(tmp_path_factory):
+    return byte_level_bpe(tmp_path_factory.mktemp("small"))
+
+
+@pytest.fixture(scope="module")
+def tokenizer(small):
+    return reference(small)
+
+
+def documents_of(output, tokenizer, split="train"):
+    """The texts of a published split in order, and their lengths in tokens, read by NumPy alone."""
+    manifest = json.loads((Path(output) / "manifest.json").read_bytes())
+    texts = []
+    for shard in manifest["shards"]:
+        if split in shard["published"]:
+            prefix = Path(output) / shard["published"][split]
+            idx = Path(f"{prefix}.idx").read_bytes()
+            lengths = np.frombuffer(idx, "<i4", int.from_bytes(idx[18:26], "little"), 34)
+            pieces = np.split(np.fromfile(f"{prefix}.bin", "<u2"), np.cumsum(lengths)[:-1])
+            texts += tokenizer.decode_batch([piece[:-1].tolist() for piece in pieces], skip_special_tokens=False)
+    return texts
+
+
+@dataclass(frozen=True)
+class Corpus:
+    """A file, and what is known of it beforehand: its rows, its good texts, and line and reason of its bad rows."""
+
+    path: Path
+    rows: int
+    texts: list[str]
+    bad: list[tuple[int, str]]
+    drops: dict[str, int]
+
+
+BLANK, EMPTY = "blank_line", "empty_document"
+LONG = "long enough for several batches " * 80_000
+
+ROWS = [
+    # the row as bytes, and its text, or the reason why it has none
+    (b"\xef\xbb\xbf" + b'{"text": "after a byte order mark"}', "after a byte order mark"),
+    (b'{"text": "one"}', "one"),
+    (b'{"text": "cut short', "malformed_json"),
+    (b'{"text": "ends with a carriage return"}\r', "ends with a carriage return"),
+    (b'{"text": "\xff\xfe"}', "invalid_utf8"),
+    (b'{"text": "half a pair \\ud83d"}', "lone_surrogate"),
+    (b"", BLANK),
+    (b'{"text": "first", "text": "last"}', "last"),
+    (b"[1, 2]", "not_an_object"),
+    (b"3", "not_an_object"),
+    (b'{"body": "elsewhere"}', "missing_field"),
+    (b"{}", "missing_field"),
+    (b'{"text": null}', "null_text"),
+    (b'{"text": 7}', "not_a_string"),
+    (b'{"text": ["a"]}', "not_a_string"),
+    (b" \t ", BLANK),
+    (b'{"text": ""}', EMPTY),
+    (b'{"text": "x"} {"text": "y"}', "malformed_json"),
+    (b'{"text": NaN}', "malformed_json"),
+    ('{"text": "漢字 \\u00e9 \\ud83d\\ude00 \u2028 end"}'.encode(), "漢字 é 😀 \u2028 end"),
+    (b"\r", BLANK),
+    (b'{"text": "before the end"}', "before the end"),
+    (b"not json at all", "malformed_json"),
+]
+"""Every way in which a row of text can be good or bad."""
+
+LONG_ROWS = [
+    (json.dumps({"text": LONG}).encode(), LONG),
+    (b'{"text": "' + b"z" * (5 << 20) + b'"}', "row_too_long"),
+    (b'{"text": "after it"}', "after it"),
+]
+
+
+def corpus(path, content, rows):
+    path.write_bytes(content)
+    reasons = [(line, what) for line, (_, what) in enumerate(rows, 1) if what in REASONS]
+    return Corpus(
+        path=path,
+        rows=len(rows),
+        texts=[what for _, what in rows if what not in REASONS],
+        bad=[(line, reason) for line, reason in reasons if reason not in {BLANK, EMPTY}],
+        drops=Counter(reason for _, reason in reasons),
+    )
+
+
+REASONS = {
+    BLANK, EMPTY, "malformed_json", "invalid_utf8", "lone_surrogate", "not_an_object", "missing_field", "null_text",
+    "not_a_string", "row_too_long",
+}  # fmt: skip
+
+
+def compressed(name, content):
+    if name.endswith(".gz"):
+        return gzip.compress(content)
+    return pa.compress(content, "zstd", asbytes=True) if name.endswith(".zst") else content
+
+
+def lines(folder, name, rows=ROWS):
+    return corpus(folder / name, compressed(name, b"\n".join(row for row, _ in rows)), rows)
+
+
+def array(folder, name):
+    """The same rows as one array, less those that only lines can have."""
+    whole = [row for row in ROWS if row[1] not in {BLANK, "malformed_json"} and not row[0].startswith(b"\xef")]
+    rows = [*whole[:4], (b'{"text": "a" "b"}', "malformed_json"), *whole[4:]]
+    return corpus(folder / name, compressed(name, b"[" + b",\n ".join(row for row, _ in rows) + b"]\n"), rows)
+
+
+def parquet(folder, name):
+    """Row groups of two, of text as bytes."""
+    rows = [
+        (b"one", "one"), (None, "null_text"), ("漢字".encode(), "漢字"), (b"\xff", "invalid_utf8"), (b"", EMPTY),
+        (b"six", "six"), (b"seven", "seven"), (b"half \xed\xa0\xbd", "invalid_utf8"), (None, "null_text"),
+    ]  # fmt: skip
+    table = pa.table({"text": pa.array([row for row, _ in rows], pa.binary())})
+    pq.write_table(table, folder / name, row_group_size=2)
+    return corpus(folder / name, (folder / name).read_bytes(), rows)
+
+
+MAKERS = {
+    "some.jsonl": lines, "some.jsonl.gz": lines, "some.jsonl.zst": lines, "some.json": array, "some.json.gz": array,
+    "some.json.zst": array, "some.parquet": parquet,
+}  # fmt: skip
+
+
+def quarantined(output):
+    return [json.loads(line) for line in (output / "quarantine/some.jsonl").read_bytes().splitlines()]
+
+
+def assert_conserved(given, output, manifest, tokenizer):
+    totals = manifest["totals"]
+    assert totals["rows"] == given.rows
+    assert totals["documents"] + sum(totals["dropped"].values()) == given.rows
+    assert totals["dropped"] == given.drops
+    assert documents_of(output, tokenizer) == given.texts
+    assert [(row["line"], row["reason"]) for row in quarantined(output)] == given.bad
+    assert {row["file"] for row in quarantined(output)} == {str(given.path)}
+
+
+def prepared(given, output, small, **settings):
+    everything = {"holdout": NOTHING_HELD_OUT, "bad_row_ceiling": 1.0, **settings}
+    return prepare(blend_of(given.path), output, tokenizer={"model": str(small)}, **everything)
+
+
+@pytest.mark.parametrize("shard_size", [1, 25, 90, 10**9])
+@pytest.mark.parametrize("name", MAKERS)
+def test_every_row_is_a_document_or_a_counted_drop(small, tokenizer, tmp_path, name, shard_size):
+    given = MAKERS[name](tmp_path, name)
+    _, manifest = prepared(given, tmp_path / "out", small, shard_size=shard_size)
+    assert_conserved(given, tmp_path / "out", manifest, tokenizer)
+    if shard_size < 100 and name in {"some.jsonl", "some.parquet"}:
+        assert len(manifest["shards"]) > 2
+
+
+@pytest.mark.parametrize("shard_size", [1 << 20, 10**9])
+@pytest.mark.parametrize("name", ["some.jsonl", "some.jsonl.gz"])
+def test_rows_longer_than_a_block_are_read_or_counted(small, tokenizer, tmp_path, name, shard_size, monkeypatch):
+    monkeypatch.setattr(json_lines, "MAX_ROW_BYTES", 4 << 20)
+    given = lines(tmp_path, name, [*ROWS[:3], *LONG_ROWS, *ROWS[3:6]])
+    _, manifest = prepared(given, tmp_path / "out", small, shard_size=shard_size)
+    assert_conserved(given, tmp_path / "out", manifest, tokenizer)
+
+
+def test_a_cut_off_array_is_one_bad_row_more(small, tokenizer, tmp_path):
+    path = tmp_path / "some.json"
+    path.write_bytes(b'[{"text": "one"}, {"text": "two"}, {"te')
+    given = Corpus(path, 3, ["one", "two"], [(3, "malformed_json")], {"malformed_json": 1})
+    _, manifest = prepared(given, tmp_path / "out", small)
+    assert_conserved(given, tmp_path / "out", manifest, tokenizer)
+
+
+@pytest.mark.parametrize("shard_size", [25, 90, 10**9])
+@pytest.mark.parametrize("name", MAKERS)
+def test_a_slice_with_a_bad_row_fails_and_proves_nothing(small, tmp_path, name, shard_size):
+    given = MAKERS[name](tmp_path, name)
+    line, reason = given.bad[0]
+    with pytest.raises(BadRowError, match=rf"^{given.path}:{line}: {reason}: .*on_bad_row=quarantine"):
+        prepared(given, tmp_path / "out", small, shard_size=shard_size, on_bad_row="fail")
+    for receipt in (tmp_path / "out").rglob("receipt.json"):
+        assert json.loads(receipt.read_bytes())["quarantined"] == 0
+    assert not (tmp_path / "out/blend.json").exists()
+    if shard_size == 10**9:
+        assert not list((tmp_path / "out").rglob("receipt.json"))
+
+
+def test_the_first_bad_row_of_every_slice_is_named(small, tmp_path):
+    """Each slice of a corpus with a bad row fails by the file's own line number, wherever the slice begins."""
+    given = lines(tmp_path, "some.jsonl")
+    planned = plan_pretrain(
+        load_blend(blend_of(given.path)),
+        parse(PretrainSettings, {"tokenizer": {"model": str(small)}, "shard_size": 60}, "settings"),
+        str(tmp_path / "out"),
+    )
+    vocabulary = load_vocabulary(TokenizerSettings(model=str(small)))
+    expected, named = [line for line, _ in given.bad], []
+    for shard in planned.plan.shards:
+        recipe = PretrainRecipe(**shard.identity["recipe"])
+        try:
+            tokenize_shard(shard, recipe, vocabulary.fast(True), [], planned.plan.store, "fail")
+        except BadRowError as error:
+            named.append(int(str(error).removeprefix(f"{given.path}:").partition(":")[0]))
+            assert not Path(planned.plan.store.path(shard.key, "receipt.json")).exists()
+    assert len(named) > 3
+    assert named[0] == expected[0]
+    assert named == sorted(set(named) & set(expected))
+
+
+def test_clean_data_passes_under_both_policies_alike(small, tmp_path):
+    source = write_lines(tmp_path / "some.jsonl", ["one", "two", b"", "", "three"])
+    for policy in ("fail", "quarantine"):
+        prepare(blend_of(source), tmp_path / policy, tokenizer={"model": str(small)}, on_bad_row=policy)
+    assert (tmp_path / "fail/blend.json").read_bytes().replace(b"/fail/", b"/quarantine/") == (
+        tmp_path / "quarantine/blend.json"
+    ).read_bytes()
+    assert not (tmp_path / "quarantine/quarantine").exists()
+
+
+def test_strictness_holds_for_shards_that_were_built_leniently(small, tmp_path):
+    given = lines(tmp_path, "some.jsonl")
+    prepared(given, tmp_path / "out", small)
+    with pytest.raises(RunError, match=r"data set 'some': 13 of 23 rows are bad \(malformed_json 4, .*0 are allowed"):
+        prepared(given, tmp_path / "out", small, on_bad_row="fail")
+
+
+@pytest.mark.parametrize(("good", "bad", "passes"), [(50, 10, True), (50, 11, False), (19_980, 20, True), (19_979, 21, False)])  # fmt: skip
+def test_more_bad_rows_than_the_ceiling_stop_publication(small, tmp_path, good, bad, passes):
+    rows = [b'{"text": null}'] * (bad - 3) + [b"{"] * 3 + ["fine"] * good
+    source = write_lines(tmp_path / "some.jsonl", rows)
+    sources = {"tokenizer": {"model": str(small)}, "holdout": NOTHING_HELD_OUT}
+    if passes:
+        _, manifest = prepare(blend_of(source), tmp_path / "out", **sources)
+        assert manifest["totals"]["quarantined"] == bad
+        return
+    worst = rf"{bad} of {good + bad:,} rows are bad \(null_text {bad - 3}, malformed_json 3\), {bad - 1} are allowed"
+    with pytest.raises(RunError, match=worst):
+        prepare(blend_of(source), tmp_path / "out", **sources)
+    assert not (tmp_path / "out/blend.json").exists()
+
+
+def test_what_is_no_damage_has_no_ceiling(small, tmp_path):
+    source = write_lines(tmp_path / "some.jsonl", [b"", "", "x", "long enough"] * 50)
+    _, manifest = prepare(
+        blend_of(source), tmp_path / "out", tokenizer={"model": str(small)}, min_doc_chars=2, on_bad_row="fail"
+    )
+    assert manifest["totals"]["dropped"] == {"blank_line": 50, "too_short": 100}
+    assert manifest["totals"]["documents"] == 50
+
+
+def test_an_id_that_the_vocabulary_does_not_have_stops_the_shard(small, tmp_path):
+    """A recipe of fewer ids than the tokenizer has stands for files that do not fit together."""
+    source = write_lines(tmp_path / "some.jsonl", ["plain", "wörd"])
+    settings = parse(PretrainSettings, {"tokenizer": {"model": str(small)}}, "settings")
+    planned = plan_pretrain(load_blend(blend_of(source)), settings, str(tmp_path / "out"))
+    [shard] = planned.plan.shards
+    recipe = PretrainRecipe(**{**shard.identity["recipe"], "vocabulary_size": 200})
+    largest = max(max(ids) for ids in ids_of(reference(small), ["plain", "wörd"]))
+    encoder = GigatokenEncoder(planned.vocabulary.fast(True).tokenizer)
+    with pytest.raises(RunError, match=f"id {largest} in text . of the batch is outside the vocabulary of 200 ids"):
+        tokenize_shard(shard, recipe, encoder, [], planned.plan.store, "quarantine")
+    assert planned.plan.store.receipt(shard.key) is None
+
+
+DOCUMENTS = [f"document {number} says {number * 7919 % 10_007}" for number in range(20_000)]
+TWICE = DOCUMENTS[::10]
+SHARES = {"valid": 0.05, "test": 0.03}
+
+
+@pytest.fixture(scope="module")
+def held_out(small, tokenizer, tmp_path_factory):
+    """`held_out(texts…, **holdout)`: the texts of each split, prepared from a source for each list of texts."""
+
+    def held_out(*sources, shard_size=100_000, **holdout):
+        folder = tmp_path_factory.mktemp("held_out")
+        paths = [write_lines(folder / f"s{number}.jsonl", texts) for number, texts in enumerate(sources)]
+        prepare(
+            blend_of(*paths), folder / "out", tokenizer={"model": str(small)}, shard_size=shard_size,
+            holdout={**SHARES, **holdout},
+        )  # fmt: skip
+        return {split: Counter(documents_of(folder / "out", tokenizer, split)) for split in ("train", "valid", "test")}
+
+    return held_out
+
+
+@pytest.fixture(scope="module")
+def splits(held_out):
+    """20,000 documents, of which 2,000 occur once more in another source."""
+    return held_out(DOCUMENTS, TWICE)
+
+
+def test_shares_are_as_asked(splits):
+    for split, share in {**SHARES, "train": 0.92}.items():
+        deviation = (share * (1 - share) * len(DOCUMENTS)) ** 0.5
+        assert abs(len(splits[split]) - share * len(DOCUMENTS)) < 5 * deviation
+
+
+def test_the_splits_are_the_whole_and_share_nothing(splits):
+    assert splits["train"] + splits["valid"] + splits["test"] == Counter(DOCUMENTS) + Counter(TWICE)
+    assert not splits["train"].keys() & splits["valid"].keys()
+    assert not splits["train"].keys() & splits["test"].keys()
+    assert not splits["valid"].keys() & splits["test"].keys()
+
+
+def test_each_source_is_held_out_at_the_asked_share(splits):
+    deviation = (0.05 * 0.95 * len(TWICE)) ** 0.5
+    assert abs(sum(text in splits["valid"] for text in TWICE) - 0.05 * len(TWICE)) < 5 * deviation
+
+
+def test_more_data_moves_no_document(held_out, splits):
+    fewer = held_out(DOCUMENTS[1_000:9_000], shard_size=7_777)
+    for split, texts in fewer.items():
+        assert texts.keys() == splits[split].keys() & set(DOCUMENTS[1_000:9_000])
+
+
+def test_a_larger_share_only_adds(held_out, splits):
+    assert splits["test"].keys() < held_out(DOCUMENTS, test=0.06)["test"].keys()
+
+
+def test_another_seed_chooses_others(held_out, splits):
+    other = held_out(DOCUMENTS, seed=43)["valid"].keys()
+    both = len(other & splits["valid"].keys())
+    assert both < 100, "as few as two independent choices of 1,000 in 20,000 have in common: 50"
+
+
+def test_only_what_is_asked_for_is_held_out(held_out):
+    splits = held_out(DOCUMENTS[:2_000], valid=0)
+    assert not splits["valid"]
+    assert splits["test"].total() + splits["train"].total() == 2_000
+
+
+def test_a_blend_with_splits_of_its_own_holds_nothing_out(small, tokenizer, tmp_path):
+    train = write_lines(tmp_path / "train.jsonl", DOCUMENTS[:300])
+    valid = write_lines(tmp_path / "valid.jsonl", DOCUMENTS[300:400])
+    blend = {"train": blend_of(train)["datasets"], "valid": blend_of(valid)["datasets"]}
+    prepare(blend, tmp_path / "out", tokenizer={"model": str(small)}, holdout={"valid": 0.4, "test": 0.4})
+    assert documents_of(tmp_path / "out", tokenizer, "train") == DOCUMENTS[:300]
+    assert documents_of(tmp_path / "out", tokenizer, "valid") == DOCUMENTS[300:400]
+    assert json.loads((tmp_path / "out/blend.json").read_bytes())["test"] is None
