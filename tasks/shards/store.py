@@ -5,12 +5,14 @@ same shard write the same bytes, each file replaced atomically. A shard is prove
 output is there with the recorded size; `verify` goes further and hashes them.
 """
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
-from typing import cast
+from dataclasses import dataclass, replace
+from typing import Any, cast
 
-from tasks.shards.receipt import RECEIPT, InvalidReceiptError, Receipt
+from tasks.shards.identity import Identity, shard_key
+from tasks.shards.publish import Output, publish_bytes
+from tasks.shards.receipt import RECEIPT, InvalidReceiptError, PartCount, Receipt
 from tasks.storage import filesystem, join
 
 THREADS = 16
@@ -45,6 +47,38 @@ class Store:
             size_of(self.path(key, output.path)) == output.size for output in receipt.outputs
         )
         return receipt if whole else None
+
+    def issue(
+        self,
+        identity: Identity,
+        *,
+        outputs: Iterable[Output],
+        rows_in: int,
+        parts: Mapping[str, PartCount],
+        drops: Mapping[str, int],
+        quarantined: int = 0,
+        truncated: int = 0,
+        volatile: Mapping[str, Any] | None = None,
+    ) -> Receipt:
+        """Write the receipt of a shard whose outputs are all published, and return it.
+
+        Raises InvalidReceiptError when a row is unaccounted for.
+        """
+        key = shard_key(identity)
+        inside = [replace(output, path=output.path.removeprefix(f"{self.folder(key)}/")) for output in outputs]
+        receipt = Receipt(
+            key=key,
+            identity=dict(identity),
+            outputs=sorted(inside, key=lambda output: output.path),
+            rows_in=rows_in,
+            parts=dict(sorted(parts.items())),
+            drops=dict(sorted(drops.items())),
+            quarantined=quarantined,
+            truncated=truncated,
+            volatile=dict(volatile or {}),
+        )
+        publish_bytes(self.path(receipt.key, RECEIPT), receipt.dump())
+        return receipt
 
     def proven(self, keys: Iterable[str]) -> dict[str, Receipt]:
         """The receipts of those keys whose shards are proven."""

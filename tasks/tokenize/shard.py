@@ -10,7 +10,7 @@ import time
 from collections import Counter
 from collections.abc import Iterable, Sequence
 from contextlib import ExitStack
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from socket import gethostname
 from typing import Any
 
@@ -21,8 +21,8 @@ from pyarrow import compute
 
 from tasks.errors import RunError
 from tasks.shards.plan import PlannedShard
-from tasks.shards.publish import Output, Publication, publish, publish_bytes
-from tasks.shards.receipt import RECEIPT, PartCount, Receipt
+from tasks.shards.publish import Publication, publish, publish_bytes
+from tasks.shards.receipt import PartCount, Receipt
 from tasks.shards.store import Store
 from tasks.sources.content import require_unchanged
 from tasks.sources.files import BadRow, TextBatch
@@ -93,16 +93,15 @@ def tokenize_shard(
         for batch in read_texts(shard.part, recipe.text_field):
             _take(batch, shard, recipe, encoder, special_tokens, writer, on_bad_row)
         require_unchanged(shard.part.file)
-    outputs = [_relative(publication.output, name) for name, publication in writer.publications.items()]
+    outputs = [publication.output for publication in writer.publications.values()]
     for part, pair in writer.pairs.items():
-        outputs.append(_relative(publish_bytes(f"{writer.folder}/{part}.idx", pair.index()), f"{part}.idx"))
-    receipt = Receipt(
-        key=shard.key,
-        identity=shard.identity,
-        outputs=sorted(outputs, key=lambda output: output.path),
+        outputs.append(publish_bytes(f"{writer.folder}/{part}.idx", pair.index()))
+    return store.issue(
+        shard.identity,
+        outputs=outputs,
         rows_in=writer.rows_in,
-        parts={part: PartCount(pair.documents, pair.tokens) for part, pair in sorted(writer.pairs.items())},
-        drops=dict(sorted(writer.drops.items())),
+        parts={part: PartCount(pair.documents, pair.tokens) for part, pair in writer.pairs.items()},
+        drops=writer.drops,
         quarantined=writer.quarantined,
         truncated=writer.truncated,
         volatile={
@@ -110,12 +109,6 @@ def tokenize_shard(
             "host": gethostname(), "source": shard.part.file.uri, "source_bytes": shard.part.size,
         },
     )  # fmt: skip
-    publish_bytes(store.path(shard.key, RECEIPT), receipt.dump())
-    return receipt
-
-
-def _relative(output: Output, name: str) -> Output:
-    return replace(output, path=name)
 
 
 def _take(

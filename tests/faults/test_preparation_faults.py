@@ -1,9 +1,9 @@
 """A whole preparation that is interrupted anywhere, then repeated: the same bytes as if nothing had happened.
 
-A preparation of two files in three shards, with a quarantine and held-out documents, makes some 280 file-system
-operations. Each of them fails: every third with a full disk, every third with an input/output error, and the others
-with a SIGKILL of the whole process, so that the tests take seconds. Every ninth is a power cut as well, which loses
-what was not synced.
+A preparation of two files in three shards, with a quarantine and held-out documents, makes some 230 file-system
+operations. Each of them is hit once, so that the tests take seconds: every fourth by a full disk, every fourth by an
+input/output error, every fourth by a power cut, which loses what was not synced, and the others by a SIGKILL of the
+whole process.
 """
 
 import errno
@@ -29,8 +29,7 @@ from tests.faults.injection import PowerOff, count_operations, fail_operation, k
 from tests.preparing import blend_of, build_pending, prepare, tree, write_lines
 from tests.tokenize.small_vocabularies import byte_level_bpe
 
-STRIDE = 3
-POWER_CUT_STRIDE = 9
+STRIDE = 4
 TEXTS = [f"document {number} says hello to the {number * 7919 % 1000}th world" for number in range(120)]
 
 
@@ -39,9 +38,9 @@ class Preparation:
 
     def __init__(self, folder):
         rows = {"a": [*TEXTS[:50], b"broken", *TEXTS[50:90]], "b": [*TEXTS[90:], b'{"text": null}']}
-        self.paths = [write_lines(folder / f"{name}.jsonl", lines) for name, lines in rows.items()]
-        for path in self.paths:
-            os.utime(path, (1_000_000_000, 1_000_000_000))
+        self.blend = blend_of(folder / "corpus")
+        for name, lines in rows.items():
+            os.utime(write_lines(folder / "corpus" / f"{name}.jsonl", lines), (1_000_000_000, 1_000_000_000))
         self.model = str(byte_level_bpe(folder / "vocabulary", size=400))
         self.out = folder / "out"
 
@@ -50,10 +49,10 @@ class Preparation:
         return parse(PretrainSettings, fields, "settings")
 
     def plan(self, **changed):
-        return plan_pretrain(load_blend(blend_of(*self.paths)), self.settings(**changed), str(self.out))
+        return plan_pretrain(load_blend(self.blend), self.settings(**changed), str(self.out))
 
     def run(self, **changed):
-        return prepare(blend_of(*self.paths), self.out, **self.settings(**changed).model_dump())
+        return prepare(self.blend, self.out, **self.settings(**changed).model_dump())
 
     def clear(self):
         shutil.rmtree(self.out, ignore_errors=True)
@@ -98,27 +97,27 @@ def survive(preparation, whole, number, error):
     assert_mended(preparation, whole, number)
 
 
-def test_a_full_disk_at_every_third_operation(preparation, undisturbed):
+def test_a_full_disk_at_every_fourth_operation(preparation, undisturbed):
     whole, operations = undisturbed
     for number in range(1, operations + 1, STRIDE):
         survive(preparation, whole, number, OSError(errno.ENOSPC, "No space left on device"))
 
 
-def test_an_input_output_error_at_every_third_operation(preparation, undisturbed):
+def test_an_input_output_error_at_every_fourth_operation(preparation, undisturbed):
     whole, operations = undisturbed
     for number in range(2, operations + 1, STRIDE):
         survive(preparation, whole, number, OSError(errno.EIO, "Input/output error"))
 
 
-def test_a_power_cut_at_every_ninth_operation(preparation, undisturbed):
+def test_a_power_cut_at_every_fourth_operation(preparation, undisturbed):
     whole, operations = undisturbed
-    for number in range(1, operations + 1, POWER_CUT_STRIDE):
+    for number in range(3, operations + 1, STRIDE):
         survive(preparation, whole, number, PowerOff())
 
 
-def test_a_kill_at_every_third_operation(preparation, undisturbed):
+def test_a_kill_at_every_fourth_operation(preparation, undisturbed):
     whole, operations = undisturbed
-    for number in range(3, operations + 1, STRIDE):
+    for number in range(4, operations + 1, STRIDE):
         preparation.clear()
         assert killed_at(number, preparation.run)
         assert_mended(preparation, whole, number)
@@ -177,7 +176,7 @@ def build(planned, shards):
     )
 
 
-@pytest.mark.parametrize("seed", range(8))
+@pytest.mark.parametrize("seed", range(5))
 def test_order_batches_and_duplicates_change_no_byte(preparation, seed):
     """Shards come in any order, some of them twice, in batches of any size."""
     preparation.clear()
@@ -197,7 +196,7 @@ def test_order_batches_and_duplicates_change_no_byte(preparation, seed):
     assert tree(preparation.out) == expected
 
 
-@pytest.mark.parametrize("seed", range(4))
+@pytest.mark.parametrize("seed", range(3))
 def test_a_run_stopped_after_some_shards_goes_on_from_there(preparation, seed):
     preparation.clear()
     preparation.run(shard_size=700)

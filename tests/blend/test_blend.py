@@ -1,0 +1,279 @@
+"""The blend: every mistake is found before any data is touched, and told with its place and its remedy."""
+
+import json
+import re
+from pathlib import Path
+
+import fsspec
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from tasks.blend.load import load_blend
+from tasks.blend.models import Blend
+from tasks.errors import InputError
+from tasks.shards.publication import blend_weights
+
+REPOSITORY = Path(__file__).parents[2]
+A, B = {"name": "a", "path": "/data/a"}, {"name": "b", "path": "/data/b"}
+
+
+def source(**changed):
+    return {**A, **changed}
+
+
+def refusal(blend):
+    with pytest.raises(InputError) as refused:
+        load_blend(blend)
+    return str(refused.value)
+
+
+@pytest.fixture
+def write(tmp_path):
+    def write(content, name="blend.json"):
+        path = tmp_path / name
+        path.write_bytes(content if isinstance(content, bytes) else json.dumps(content).encode())
+        return path
+
+    return write
+
+
+def test_a_flat_blend_with_all_its_defaults():
+    (only,) = load_blend({"datasets": [A]}).datasets
+    assert only.model_dump() == {
+        "name": "a", "path": "/data/a", "weight": 1.0, "split": None, "subset": None, "text_field": "text",
+        "revision": None,
+    }  # fmt: skip
+
+
+def test_a_blend_per_split_keeps_its_splits_in_order():
+    blend = load_blend({"test": [A], "train": [A, B]})
+    assert {split: [each.name for each in sources] for split, sources in blend.parts().items()} == {
+        "train": ["a", "b"],
+        "test": ["a"],
+    }
+    assert blend.datasets is None
+
+
+def test_weights_are_known_by_split_and_name():
+    blend = load_blend({"train": [source(weight=2), {**B, "weight": 0}], "valid": [source(weight=0.5)]})
+    assert blend_weights(blend) == {("train", "a"): 2.0, ("train", "b"): 0.0, ("valid", "a"): 0.5}
+    assert blend_weights(load_blend({"datasets": [A]})) == {("datasets", "a"): 1.0}
+
+
+@pytest.mark.parametrize(
+    ("blend", "sentence"),
+    [
+        ({"dataset": [A]}, "blend: dataset: unknown key; did you mean 'datasets'?"),
+        ({"datasets": [A], "trian": []}, "blend: trian: unknown key; did you mean 'train'?"),
+        ({"datasets": [source(wieght=1)]}, "blend: datasets[0].wieght: unknown key; did you mean 'weight'?"),
+        ({"valid": [A, {**B, "textfield": ""}]}, "blend: valid[1].textfield: unknown key; did you mean 'text_field'?"),
+        ({"datasets": [A], "train": [B]}, "blend: 'datasets' and 'train' cannot be mixed; keep one of the two"),
+        ({"datasets": [A], "test": []}, "blend: 'datasets' and 'test' cannot be mixed; keep one of the two"),
+        ({}, "blend: the blend is empty; list at least one data set under 'datasets' or 'train'"),
+        ({"_comment": "x"}, "blend: the blend is empty; list at least one data set under 'datasets' or 'train'"),
+        ({"datasets": []}, "blend: the blend is empty; list at least one data set under 'datasets' or 'train'"),
+        (
+            {"train": [], "valid": []},
+            "blend: the blend is empty; list at least one data set under 'datasets' or 'train'",
+        ),
+        ({"datasets": [{"path": "/data"}]}, "blend: datasets[0].name: missing; give it a value"),
+        ({"datasets": [{"name": "a"}]}, "blend: datasets[0].path: missing; give it a value"),
+        ({"datasets": [source(path="")]}, "blend: datasets[0].path: String should have at least 1 character (got '')"),
+        ({"datasets": [A, A]}, "blend: the name 'a' occurs twice in 'datasets'; names must be unique"),
+        ({"datasets": [A, source(name="A")]}, "blend: the name 'A' occurs twice in 'datasets'; names must be unique"),
+        ({"train": [A], "valid": [B, B]}, "blend: the name 'b' occurs twice in 'valid'; names must be unique"),
+        (
+            {"datasets": [source(weight=0), {**B, "weight": 0.0}]},
+            "blend: every weight in 'datasets' is 0; give at least one data set a weight above 0",
+        ),
+        (
+            {"train": [A], "valid": [source(weight=0)]},
+            "blend: every weight in 'valid' is 0; give at least one data set a weight above 0",
+        ),
+        ({"datasets": {"a": 1}}, "blend: datasets: Input should be a valid list"),
+        ({"datasets": ["/data/a"]}, "blend: datasets[0]: "),
+        (
+            {"datasets": [source(text_field="")]},
+            "blend: datasets[0].text_field: String should have at least 1 character",
+        ),
+    ],
+)
+def test_a_mistake_is_told_with_its_place_and_remedy(blend, sentence):
+    found = refusal(blend)
+    assert found.startswith(sentence)
+    assert "\n" not in found
+
+
+def test_the_same_name_in_two_splits_is_no_mistake():
+    assert load_blend({"train": [A], "valid": [A]}).parts().keys() == {"train", "valid"}
+
+
+@pytest.mark.parametrize(
+    "weight",
+    [float("nan"), float("inf"), -float("inf"), -1, -0.001, "1", "half", "", True, None, [1], {"a": 1}],
+    ids=repr,
+)
+def test_a_weight_is_a_finite_number_of_at_least_zero(weight):
+    found = refusal({"datasets": [source(weight=weight), B]})
+    assert found.startswith("blend: datasets[0].weight: ")
+    assert "\n" not in found
+
+
+@pytest.mark.parametrize("weight", ["NaN", "Infinity", "-Infinity", "1e999"])
+def test_a_weight_that_only_json_in_python_knows_is_refused_in_files_too(write, weight):
+    path = write(b'{"datasets": [{"name": "a", "path": "/data", "weight": %s}]}' % weight.encode())
+    assert f"{path}: datasets[0].weight: Input should be a finite number" in refusal(str(path))
+
+
+@pytest.mark.parametrize("weight", [0, 0.0, 1, 1e-300, 1e300, 2**53])
+def test_every_other_number_is_a_weight(weight):
+    assert load_blend({"datasets": [source(weight=weight), B]}).datasets[0].weight == weight
+
+
+UNSAFE = [
+    "", ".", "..", "../a", "a/b", "a\\b", "/a", ".hidden", "-a", "_a", "a b", "a\n", "a\0", "ä", "名", "a:b", "a*",
+    "~", "$HOME", "a'", 'a"', "a;b", "a|b", "a%2fb", "a.", "x" * 129, "CON", "nul", "nul.txt", "Com1", "LPT9.jsonl",
+    "\u202ea", "a\u0301", "\ud800",
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("name", UNSAFE, ids=ascii)
+def test_a_name_that_is_no_safe_path_segment_is_refused(name):
+    found = refusal({"datasets": [source(name=name)]})
+    assert found.startswith("blend: datasets[0].name: not a safe name; use 1 to 128 ASCII letters")
+    assert repr(name) in found
+
+
+@pytest.mark.parametrize("name", ["a", "0", "x" * 128, "A-b_c.d", "nemotron-cc-v2.1", "com", "console", "a..b", "nul1"])
+def test_every_other_name_is_safe(name):
+    assert load_blend({"datasets": [source(name=name)]}).datasets[0].name == name
+
+
+@given(st.text(max_size=140))
+def test_a_name_that_is_accepted_is_one_segment_on_every_file_system(name):
+    try:
+        load_blend({"datasets": [source(name=name)]})
+    except InputError:
+        return
+    assert re.fullmatch(r"[!-~]{1,128}", name)
+    assert not set(name) & set('/\\:*?"<>|')
+    assert name not in {".", ".."}
+
+
+def test_underscore_keys_are_comments_at_both_levels(write):
+    """As in the blends of Nano3, which carry notes for people and for other tools."""
+    commented = {
+        "_comment": "what this is",
+        "_version": 3,
+        "datasets": [{**A, "_hf_dataset": "nvidia/x", "_num_tokens": 5, "_": None}, {"_note": ["b"], **B}],
+    }
+    assert load_blend(str(write(commented))) == load_blend({"datasets": [A, B]})
+
+
+@pytest.mark.parametrize("path", sorted((REPOSITORY / "blends").glob("*.json")), ids=lambda path: path.name)
+def test_the_blends_of_this_repository_load(path):
+    blend = load_blend(str(path))
+    assert sum(map(len, blend.parts().values())) == path.read_text().count('"name"')
+
+
+def test_duplicate_keys_are_a_mistake_at_any_level(write):
+    path = write(b'{"datasets": [], "datasets": []}')
+    assert refusal(str(path)) == f"{path}: the key 'datasets' is written twice in one object; keep one of the two"
+    path = write(b'{"datasets": [{"name": "a", "path": "/a", "weight": 1, "weight": 2}]}')
+    assert refusal(str(path)) == f"{path}: the key 'weight' is written twice in one object; keep one of the two"
+
+
+def test_broken_json_is_told_with_line_and_column(write):
+    path = write(b'{\n  "datasets": [\n    {"name": "a",, "path": "/a"}\n  ]\n}')
+    assert refusal(str(path)).startswith(f"{path}:3:18: not valid JSON: ")
+    path = write(b"")
+    assert refusal(str(path)).startswith(f"{path}:1:1: not valid JSON: ")
+
+
+@pytest.mark.parametrize("content", [b"[]", b"null", b"5", b'"datasets"'])
+def test_json_that_is_no_object_is_no_blend(write, content):
+    assert refusal(str(write(content))).startswith(f"{write(content)}: ")
+
+
+def test_what_is_no_utf8_is_told_with_the_byte(write):
+    path = write(b'{"datasets": "\xff"}')
+    assert refusal(str(path)) == f"{path}: not UTF-8 text at byte 14; a blend is a JSON file"
+
+
+def test_a_byte_order_mark_is_no_mistake(write):
+    assert load_blend(str(write(b"\xef\xbb\xbf" + json.dumps({"datasets": [A]}).encode()))).datasets
+
+
+def test_json_nested_without_end_is_refused(write):
+    path = write(b'{"datasets": ' + b"[" * 200_000)
+    assert refusal(str(path)).startswith(str(path))
+
+
+def test_a_missing_file_is_told_with_the_nearest_there_is(write, tmp_path):
+    write({"datasets": [A]}, "my-blend.json")
+    path = tmp_path / "my-blned.json"
+    assert refusal(str(path)) == f"{path}: no such blend file; did you mean 'my-blend.json'?"
+    path = tmp_path / "nowhere" / "blend.json"
+    assert refusal(str(path)) == f"{path}: no such blend file"
+    assert refusal("memory://nowhere/blend.json") == "memory://nowhere/blend.json: no such blend file"
+
+
+def test_a_folder_is_no_blend(tmp_path):
+    assert refusal(str(tmp_path)).startswith(f"{tmp_path}: cannot be read as a blend file: ")
+
+
+def test_mistakes_in_a_file_name_the_file(write):
+    path = write({"datasets": [source(wieght=1), source(weight=-1, name="b")]})
+    assert refusal(str(path)).splitlines() == [
+        f"{path}: datasets[0].wieght: unknown key; did you mean 'weight'?",
+        f"{path}: datasets[1].weight: Input should be greater than or equal to 0 (got -1)",
+    ]
+
+
+def paths_of(blend):
+    return [each.path for sources in load_blend(blend).parts().values() for each in sources]
+
+
+@pytest.mark.parametrize(
+    ("written", "found"),
+    [
+        ("data/a.jsonl", "{folder}/data/a.jsonl"),
+        ("./a", "{folder}/a"),
+        ("../a", "{parent}/a"),
+        ("*/part-*.jsonl", "{folder}/*/part-*.jsonl"),
+        ("/absolute/a.jsonl", "/absolute/a.jsonl"),
+        ("file:///absolute/a.jsonl", "/absolute/a.jsonl"),
+        ("~/a", str(Path.home() / "a")),
+        ("s3://bucket/a/", "s3://bucket/a/"),
+        ("hf://org/name@main", "hf://org/name@main"),
+        ("memory://a", "memory://a"),
+    ],
+)
+@pytest.mark.parametrize("split", ["datasets", "train", "valid"])
+def test_data_paths_are_relative_to_the_blend_file(write, tmp_path, monkeypatch, written, found, split):
+    expected = [found.format(folder=tmp_path, parent=tmp_path.parent)]
+    path = write({split: [source(path=written)]})
+    assert paths_of(str(path)) == paths_of(f"file://{path}") == expected
+    monkeypatch.chdir(tmp_path)
+    assert paths_of("blend.json") == expected
+
+
+def test_data_paths_of_an_object_are_relative_to_the_working_directory(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    expected = [f"{tmp_path}/data/a.jsonl"]
+    assert paths_of({"datasets": [source(path="data/a.jsonl")]}) == expected
+    assert paths_of(Blend.model_validate({"datasets": [source(path="data/a.jsonl")]})) == expected
+
+
+def test_a_blend_loads_from_a_uri_with_its_data_beside_it():
+    system = fsspec.filesystem("memory")
+    system.pipe_file("/blends/one/blend.json", json.dumps({"datasets": [source(path="data/a.jsonl"), B]}).encode())
+    assert paths_of("memory://blends/one/blend.json") == ["memory://blends/one/data/a.jsonl", "/data/b"]
+
+
+def test_loading_a_loaded_blend_changes_nothing(write):
+    once = load_blend(str(write({"train": [source(path="data")], "valid": [B]})))
+    assert load_blend(once) == once
+    assert load_blend(once.model_dump()) == once
+    assert load_blend(json.loads(once.model_dump_json(exclude_none=True))) == once

@@ -1,0 +1,54 @@
+"""The stage that CONTRIBUTING.md shows is real: its diff is applied to a copy of the rooms, and its test passes."""
+
+import re
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+ROOT = Path(__file__).parent.parent
+MOST_LINES = 40
+
+IMPORTS = """
+from tasks.blend.models import DataSource
+from tasks.lengths.shard import LengthsRecipe, measure_shard
+from tasks.lengths.stage import measure
+from tasks.shards.identity import shard_identity
+from tasks.shards.plan import PlannedShard
+from tasks.shards.store import Store
+from tasks.sources.content import ContentIndex
+from tasks.sources.cut import cut
+from tasks.sources.discovery import discover
+from tests.preparing import write_lines
+"""
+
+
+def example():
+    """The files of the diff, by path."""
+    (diff,) = re.findall(r"```diff\n(.*?)```", (ROOT / "CONTRIBUTING.md").read_text(), re.DOTALL)
+    lines = diff.splitlines()
+    assert len(lines) <= MOST_LINES
+    files, path = {}, None
+    for line in lines:
+        if line.startswith("+++ b/"):
+            path = line.removeprefix("+++ b/")
+            files[path] = ""
+        else:
+            assert line.startswith("+"), line
+            files[path] += line[1:] + "\n"
+    return files
+
+
+def test_the_stage_in_the_contributing_guide_works(tmp_path):
+    for folder in ("tasks", "tests"):
+        shutil.copytree(ROOT / folder, tmp_path / folder, ignore=shutil.ignore_patterns("__pycache__", "benchmarks"))
+    for path, content in example().items():
+        place = tmp_path / path
+        place.parent.mkdir(parents=True, exist_ok=True)
+        place.write_text(content if "test" not in place.name else IMPORTS + content)
+    shutil.copy(ROOT / "pyproject.toml", tmp_path)
+    result = subprocess.run(
+        [sys.executable, "-m", "pytest", "tests/lengths"], cwd=tmp_path, capture_output=True, text=True, check=False
+    )
+    assert result.returncode == 0, result.stdout + result.stderr
+    assert "1 passed" in result.stdout

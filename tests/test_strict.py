@@ -1,0 +1,118 @@
+"""Typed input: nothing that a person wrote is ignored, and every mistake is told in one line with its remedy."""
+
+import json
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from pydantic import Field
+
+from tasks.errors import InputError
+from tasks.strict import Size, Strict, parse
+
+
+class Engine(Strict, frozen=True):
+    power: float = Field(default=1.0, ge=0)
+    fuel: str = "wind"
+
+
+class Mill(Strict, frozen=True):
+    name: str
+    engine: Engine = Engine()
+    stones: list[Engine] | None = None
+    spare: Engine | None = None
+    capacity: Size = 10
+
+
+def mistakes(data, model=Mill):
+    with pytest.raises(InputError) as refusal:
+        parse(model, data, "mill.json")
+    return str(refusal.value).splitlines()
+
+
+@pytest.mark.parametrize(
+    ("data", "mistake"),
+    [
+        ({"name": "a", "engin": {}}, "mill.json: engin: unknown key; did you mean 'engine'?"),
+        ({"name": "a", "engine": {"powr": 1}}, "mill.json: engine.powr: unknown key; did you mean 'power'?"),
+        ({"name": "a", "stones": [{}, {"feul": ""}]}, "mill.json: stones[1].feul: unknown key; did you mean 'fuel'?"),
+        ({"name": "a", "spare": {"Power": 1}}, "mill.json: spare.Power: unknown key; did you mean 'power'?"),
+        ({"name": "a", "engine": {"zzz": 1}}, "mill.json: engine.zzz: unknown key; known: fuel, power"),
+        ({}, "mill.json: name: missing; give it a value"),
+        ({"name": 5}, "mill.json: name: Input should be a valid string (got 5)"),
+        ({"name": None}, "mill.json: name: Input should be a valid string (got None)"),
+    ],
+)
+def test_a_mistake_is_told_with_its_place_the_value_and_the_remedy(data, mistake):
+    assert mistakes(data) == [mistake]
+
+
+@pytest.mark.parametrize("power", [float("nan"), float("inf"), -float("inf")])
+def test_numbers_are_finite(power):
+    (mistake,) = mistakes({"name": "a", "engine": {"power": power}})
+    assert mistake == f"mill.json: engine.power: Input should be a finite number (got {power})"
+
+
+def test_a_number_out_of_bounds_is_told_with_the_bound():
+    (mistake,) = mistakes({"name": "a", "engine": {"power": -1}})
+    assert mistake == "mill.json: engine.power: Input should be greater than or equal to 0 (got -1)"
+
+
+def test_all_mistakes_are_told_at_once():
+    found = mistakes({"naem": "a", "engine": {"power": -1, "x": 1}, "stones": [{"fuel": 3}]})
+    assert [line.split(": ")[1] for line in found] == ["name", "engine.power", "engine.x", "stones[0].fuel", "naem"]
+
+
+@pytest.mark.parametrize("data", [None, [], "text", 5, [{}]])
+def test_what_is_no_object_is_refused(data):
+    (mistake,) = mistakes(data)
+    assert mistake.startswith("mill.json: ")
+
+
+@given(st.dictionaries(st.text(max_size=8).map(lambda name: f"_{name}"), st.none() | st.integers() | st.text()))
+def test_keys_that_start_with_an_underscore_are_comments_at_any_level(comments):
+    plain = {"name": "a", "engine": {"power": 2}, "stones": [{"fuel": "x"}]}
+    commented = {
+        **comments,
+        "name": "a",
+        "engine": {"power": 2, **comments},
+        "stones": [{**comments, "fuel": "x"}],
+    }
+    assert parse(Mill, commented, "mill.json") == parse(Mill, plain, "mill.json")
+
+
+def test_the_schema_allows_comments_and_nothing_else_unknown():
+    """Prefect's server checks parameters against the schema before our own checks run."""
+    schema = Mill.model_json_schema()
+    for part in (schema, schema["$defs"]["Engine"]):
+        assert part["additionalProperties"] is False
+        assert part["patternProperties"] == {"^_": {}}
+    assert json.loads(json.dumps(schema)) == schema
+
+
+def test_models_are_frozen():
+    mill = parse(Mill, {"name": "a"}, "mill.json")
+    with pytest.raises(ValueError, match="frozen"):
+        mill.name = "b"
+
+
+@pytest.mark.parametrize(
+    ("written", "size"),
+    [
+        ("256MB", 256_000_000),
+        ("1GiB", 2**30),
+        ("1.5 kB", 1500),
+        ("7", 7),
+        (1, 1),
+        (2**40, 2**40),
+        ("64mb", 64_000_000),
+    ],
+)
+def test_a_size_is_decimal_binary_or_plain_bytes(written, size):
+    assert parse(Mill, {"name": "a", "capacity": written}, "mill.json").capacity == size
+
+
+@pytest.mark.parametrize("written", [0, -1, "0", "-5MB", "0.1", "many", "", "MB", None, [], {}, float("nan")])
+def test_anything_else_is_no_size(written):
+    (mistake,) = mistakes({"name": "a", "capacity": written})
+    assert mistake.startswith("mill.json: capacity")
