@@ -43,6 +43,8 @@ def _read_json(place: str) -> object:
         raise InputError(f"{place}: not UTF-8 text at byte {error.start}; a blend is a JSON file") from error
     except json.JSONDecodeError as error:
         raise InputError(f"{place}:{error.lineno}:{error.colno}: not valid JSON: {error.msg}") from error
+    except RecursionError as error:
+        raise InputError(f"{place}: nested too deeply; a blend is an object with lists of data sets") from error
 
 
 def _no_duplicates(place: str, pairs: list[tuple[str, object]]) -> dict[str, object]:

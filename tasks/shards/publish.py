@@ -36,7 +36,7 @@ from tasks.storage import absolute, filesystem, is_local
 if TYPE_CHECKING:
     from _typeshed import ReadableBuffer
 
-PART = 8 << 20
+PART = 1 << 20
 """Small writes are gathered into parts of this many bytes; a buffer as large as that is passed on without a copy."""
 
 ATOMIC = {"s3", "s3a", "gs", "gcs"}

@@ -4,7 +4,6 @@ import platform
 import time
 from collections import Counter
 from dataclasses import asdict
-from functools import lru_cache
 from importlib.metadata import version
 from typing import Any
 
@@ -15,25 +14,13 @@ from tasks.shards.publication import blend_weights, check_bad_rows, collect, pub
 from tasks.shards.receipt import Receipt
 from tasks.shards.store import Store
 from tasks.tokenize.binidx import token_dtype
-from tasks.tokenize.encoders import Encoder
 from tasks.tokenize.load import load_vocabulary
 from tasks.tokenize.planning import KIND, PretrainPlan
-from tasks.tokenize.settings import Backend, OnBadRow, PretrainRecipe, TokenizerSettings
+from tasks.tokenize.settings import OnBadRow, PretrainRecipe, TokenizerSettings
 from tasks.tokenize.shard import tokenize_shard
 
 WHERE_NOT_WHAT = {"cluster", "workers", "force", "allow_partial", "store"}
 """Settings that say where and how a preparation runs; equal preparations may differ in them."""
-
-
-@lru_cache(maxsize=4)
-def _encoder(tokenizer: TokenizerSettings, _: str, backend: Backend, *, literal: bool) -> Encoder:
-    """An encoder that lives as long as the worker: its cache of pre-tokens doubles the speed from shard to shard.
-
-    The second argument is the vocabulary's fingerprint, so that a tokenizer that changed gets an encoder of its own.
-    """
-    vocabulary = load_vocabulary(tokenizer)
-    make = vocabulary.fast if backend == "gigatoken" else vocabulary.reference
-    return make(literal)
 
 
 def build_pretrain_shard(
@@ -50,8 +37,8 @@ def build_pretrain_shard(
             f"tokenizer.model: {tokenizer.model!r} is {vocabulary.fingerprint} on this worker but {recipe.tokenizer} in "
             "the plan; give all workers the same files, or pin tokenizer.revision"
         )
-    literal = recipe.special_tokens_in_text != "allow"
-    encoder = _encoder(tokenizer, recipe.tokenizer, recipe.backend, literal=literal)
+    make = vocabulary.fast if recipe.backend == "gigatoken" else vocabulary.reference
+    encoder = make(recipe.special_tokens_in_text != "allow")
     return tokenize_shard(shard, recipe, encoder, vocabulary.special_tokens, store, on_bad_row)
 
 

@@ -9,6 +9,7 @@ must not end a document. A control string is what the tokenizer itself flags as 
 import hashlib
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import cache
 from typing import Any
 
 import gigatoken
@@ -34,7 +35,8 @@ class Vocabulary:
     `fingerprint` is `sha256:…` over everything that decides which ids a text gets; `size` one more than the largest
     id, added tokens included; `bos` and `eos` the ids that begin a sequence and end a document, or None.
     `fast(literal)` makes gigatoken's encoder and raises ValueError for a tokenizer that gigatoken does not support;
-    `reference(literal)` makes the encoder that defines this vocabulary.
+    `reference(literal)` makes the encoder that defines this vocabulary. Both make each encoder once and keep it: an
+    encoder's cache of pre-tokens doubles its speed from shard to shard.
     """
 
     fingerprint: str
@@ -91,8 +93,8 @@ def huggingface_vocabulary(definition: bytes, config: Mapping[str, Any]) -> Voca
         special_tokens=[token["content"] for token in added if token.get("special")],
         bos=named("bos_token"),
         eos=named("eos_token"),
-        fast=lambda literal: _gigatoken(_without_special(parsed) if literal else definition),
-        reference=lambda literal: _huggingface_reference(definition, literal=literal),
+        fast=cache(lambda literal: _gigatoken(_without_special(parsed) if literal else definition)),
+        reference=cache(lambda literal: _huggingface_reference(definition, literal=literal)),
     )
 
 
@@ -139,8 +141,8 @@ def tiktoken_vocabulary(name: str, ranks_path: str, ranks_digest: str, pretokeni
         special_tokens=list(special),
         bos=special.get("<|startoftext|>"),
         eos=special.get("<|endoftext|>"),
-        fast=fast,
-        reference=reference,
+        fast=cache(fast),
+        reference=cache(reference),
     )
 
 
@@ -155,7 +157,7 @@ def sentencepiece_vocabulary(model: bytes) -> Vocabulary:
         special_tokens=[processor.IdToPiece(number) for number in range(size) if processor.IsControl(number)],
         bos=_existing(processor.bos_id()),
         eos=_existing(processor.eos_id()),
-        fast=lambda _: _gigatoken(_without_special(orjson.loads(sentencepiece_to_tokenizer_json(model)))),
+        fast=cache(lambda _: _gigatoken(_without_special(orjson.loads(sentencepiece_to_tokenizer_json(model))))),
         reference=lambda _: ReferenceEncoder(lambda texts: processor.Encode(texts, out_type=int)),
     )
 

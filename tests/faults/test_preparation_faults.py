@@ -185,13 +185,16 @@ def test_order_batches_and_duplicates_change_no_byte(preparation, seed):
     preparation.clear()
     shuffle = random.Random(seed)
     planned = preparation.plan(shard_size=700)
-    work = list(planned.plan.pending)
-    work += shuffle.sample(work, shuffle.randrange(len(work)))
+    twice = shuffle.sample(planned.plan.pending, 6)
+    work = [*planned.plan.pending, *twice]
     shuffle.shuffle(work)
+    done = []
     while work:
         size = shuffle.randint(1, 4)
         batch, work = work[:size], work[size:]
-        assert len(build(planned, batch)) == len(batch)
+        done += build(planned, batch)
+    assert sum(shard.reused for shard in done) == len(twice)
+    assert len(done) == len(planned.plan.pending) + len(twice)
     publish_pretrain(planned, time.time())
     assert tree(preparation.out) == expected
 

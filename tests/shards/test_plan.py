@@ -76,10 +76,13 @@ def test_the_same_again_needs_nothing_and_reads_no_source(corpus, tmp_path, chos
     (corpus / "c.jsonl.gz").write_bytes(gzip.compress(b'{"text": "zipped"}\n'))
     aged(corpus)
     prepare(blend_of(corpus), tmp_path / "out", **chosen)
+    index = tmp_path / "out/shards/index.json"
+    written = index.stat()
     with opened_files() as opened:
         assert pending(blend_of(corpus), tmp_path / "out", **chosen) == []
     assert [path for path in opened if path.startswith(str(corpus))] == []
-    assert any(path.endswith("index.json") for path in opened)
+    assert str(index) in opened
+    assert index.stat().st_ino == written.st_ino
 
 
 class opened_files:  # noqa: N801 - reads as a sentence

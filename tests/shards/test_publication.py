@@ -87,8 +87,9 @@ def test_blend_json_is_flat_and_lists_existing_non_empty_pairs_by_absolute_prefi
         assert published(tmp_path / "out") >= {f"{split}/{Path(prefix).name}.bin" for prefix in prefixes}
 
 
-def test_shards_without_documents_are_not_published(tmp_path, chosen):
-    path = write_lines(tmp_path / "a.jsonl", [b"" for _ in range(3000)] + ["one document"])
+@pytest.mark.parametrize("nothing", [b"", ""], ids=["blank line", "empty document"])
+def test_shards_without_documents_are_not_published(tmp_path, chosen, nothing):
+    path = write_lines(tmp_path / "a.jsonl", [nothing] * 3000 + ["one document"])
     prepare(blend_of(path), tmp_path / "out", holdout=NO_HOLDOUT, **chosen)
     (_, prefix) = read_blend(tmp_path / "out")["train"]
     assert published(tmp_path / "out") == {f"train/{Path(prefix).name}.{ending}" for ending in ("bin", "idx")}

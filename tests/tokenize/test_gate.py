@@ -118,9 +118,12 @@ def test_the_beginning_the_middle_and_the_end_of_the_data_are_looked_at(source, 
     assert verdict_of(plan(source, tmp_path / "out", model, shard_size=200)).backend == "reference"
 
 
-def test_an_encoder_that_errs_on_a_control_string_is_not_used(source, model, tmp_path, swap):
-    swap(fast=lying_about("<|turn|>"))
-    assert "<|turn|>" in verdict_of(plan(source, tmp_path / "out", model)).difference
+@pytest.mark.parametrize(
+    "text", ["<|turn|>", "<|turn|", "\x85word\x85", "\u3000word\u3000", "\u0340\u0340", "\x1b", " " * 9 + "word"]
+)
+def test_an_encoder_that_errs_on_a_string_that_breaks_tokenizers_is_not_used(source, model, tmp_path, swap, text):
+    swap(fast=lying_about(text))
+    assert repr(text) in verdict_of(plan(source, tmp_path / "out", model)).difference
 
 
 def test_what_is_found_of_one_data_set_does_not_touch_another(source, model, tmp_path, swap):

@@ -70,6 +70,15 @@ def test_a_folder_is_read_as_hugging_face_reads_it(small, literal):
     assert described(vocabulary)[1:] == (tokenizer.get_vocab_size(), {BOS, EOS, TURN}, *named)
 
 
+def test_part_of_a_column_is_encoded_as_that_part(small):
+    column = pa.array(TEXTS, pa.large_string())[5:25]
+    expected = ids_of(reference(small), TEXTS[5:25])
+    for encoder in (load(small).fast(True), load(small).reference(True)):
+        found = encoder.encode(column)
+        assert found.lengths.tolist() == [len(ids) for ids in expected]
+        assert found.ids.tolist() == [number for ids in expected for number in ids]
+
+
 def test_a_file_is_the_folder_it_lies_in(small):
     assert described(load(small / "tokenizer.json")) == described(load(small))
 
