@@ -2,8 +2,8 @@
 
 The files that vouch for others (receipts, the manifest, the index of contents) carry their own xxh3_128 under
 `volatile.seal`, so that a flipped bit in a count, a hash or a name is seen when the file is read, not believed. It
-guards against damage, not against forgery: whoever can write the file can seal it again. Sealing and unsealing each
-encode the document twice, about 1 s for the manifest of 500,000 shards.
+guards against damage, not against forgery: whoever can write the file can seal it again. Both ways encode the document
+twice: 90 MB of manifest, which 100,000 shards make, are sealed in 0.25 s and read and checked in 1 s.
 """
 
 from collections.abc import Mapping

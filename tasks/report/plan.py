@@ -18,6 +18,8 @@ BYTES_PER_SECOND = 80e6
 
 MOST_REASONS = 8
 
+COLUMNS = ("data set", "share", "shards", "cached", "GB", "M tokens", "epochs")
+
 
 def plan_record(planned: PretrainPlan) -> dict[str, Any]:
     """The plan as the JSON line for the next program."""
@@ -49,11 +51,12 @@ def _name(shard: PlannedShard) -> str:
 
 def print_plan(planned: PretrainPlan, console: Console) -> None:
     """The plan for a terminal: a line per data set, then what is pending and why."""
-    columns = ("data set", "weight", "shards", "cached", "GB", "M tokens (est.)", "epochs per 1 B tokens", "backend")
-    table = Table(*columns, title="plan", title_justify="left")
+    table = Table(*COLUMNS, title="plan", title_justify="left")
+    table.columns[0].no_wrap = True
     for row in _rows(planned):
         table.add_row(*row)
     console.print(table)
+    console.print("[dim]epochs: in a run over as many tokens as the blend has[/]")
     plan = planned.plan
     seconds = plan.pending_bytes / BYTES_PER_SECOND
     console.print(
@@ -69,22 +72,25 @@ def print_plan(planned: PretrainPlan, console: Console) -> None:
 
 def _rows(planned: PretrainPlan) -> list[tuple[str, ...]]:
     tokens = estimated_tokens(planned)
+    books = {name: _books(planned, name) for name in planned.verdicts}
     rows: list[tuple[str, ...]] = []
     for split, sources in planned.blend.parts().items():
-        total = sum(source.weight for source in sources)
+        weights = sum(source.weight for source in sources)
+        everything = sum(tokens.get(f"{split}/{source.name}", 0) for source in sources)
         for source in sources:
-            name = f"{split}/{source.name}"
-            shards = [
-                (shard, key)
-                for shard, key in zip(planned.plan.shards, planned.plan.keys, strict=True)
-                if _name(shard) == name
-            ]
-            cached = sum(key in planned.plan.proven for _, key in shards)
-            size = sum(shard.part.size for shard, _ in shards)
+            name, share = f"{split}/{source.name}", source.weight / weights
+            shards, cached, size = books[name]
             count = tokens.get(name, 0)
-            epochs = f"{1e9 * source.weight / total / count:,.2f}" if count else "-"
+            epochs = f"{everything * share / count:,.2f}" if count else "-"
             rows.append((
-                name.removeprefix("datasets/"), f"{source.weight:g}", f"{len(shards):,}", f"{cached:,}",
-                f"{size / 1e9:,.3f}", f"{count / 1e6:,.1f}", epochs, planned.verdicts[name].backend,
+                name.removeprefix("datasets/"), f"{share:.1%}", f"{shards:,}", f"{cached:,}",
+                f"{size / 1e9:,.3f}", f"{count / 1e6:,.1f}", epochs,
             ))  # fmt: skip
     return rows
+
+
+def _books(planned: PretrainPlan, name: str) -> tuple[int, int, int]:
+    """Shards, cached shards and source bytes of a data set."""
+    plan = planned.plan
+    pairs = [(shard, key) for shard, key in zip(plan.shards, plan.keys, strict=True) if _name(shard) == name]
+    return len(pairs), sum(key in plan.proven for _, key in pairs), sum(shard.part.size for shard, _ in pairs)

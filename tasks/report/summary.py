@@ -6,7 +6,7 @@ from typing import Any
 from rich.console import Console
 from rich.table import Table
 
-COLUMNS = ("data set", "weight", "rows", "documents", "dropped", "tokens", "tokens/row", "share of blend")
+COLUMNS = ("data set", "share", "rows", "documents", "dropped", "tokens")
 
 
 def artifact_record(manifest: Mapping[str, Any], output_dir: str) -> dict[str, Any]:
@@ -35,11 +35,9 @@ def data_set_rows(manifest: Mapping[str, Any]) -> list[dict[str, Any]]:
 
 
 def _row(name: str, books: Mapping[str, Any], weight: float, total: float) -> dict[str, Any]:
+    share = f"{weight / total:.1%}" if total else "0.0%"
     dropped = sum(books["dropped"].values())
-    cells = (
-        name.removeprefix("datasets/"), weight, books["rows"], books["documents"], dropped, books["tokens"],
-        round(books["tokens"] / books["rows"], 1) if books["rows"] else 0.0, f"{weight / total:.1%}" if total else "0.0%",
-    )  # fmt: skip
+    cells = (name.removeprefix("datasets/"), share, books["rows"], books["documents"], dropped, books["tokens"])
     return dict(zip(COLUMNS, cells, strict=True))
 
 
@@ -95,6 +93,7 @@ def warnings(manifest: Mapping[str, Any]) -> list[str]:
 def print_summary(manifest: Mapping[str, Any], output_dir: str, console: Console) -> None:
     """The summary for a terminal."""
     table = Table(*COLUMNS, title="prepared", title_justify="left")
+    table.columns[0].no_wrap = True
     for row in data_set_rows(manifest):
         table.add_row(*(f"{cell:,}" if isinstance(cell, int) else str(cell) for cell in row.values()))
     console.print(table)

@@ -13,7 +13,6 @@ from uuid import UUID
 from prefect import Task, get_run_logger
 from prefect.artifacts import create_progress_artifact, update_progress_artifact
 from prefect.client.schemas.objects import State
-from prefect.server.api.server import SubprocessASGIServer
 from prefect.settings import PREFECT_API_URL, temporary_settings
 from prefect_dask.task_runners import PrefectDaskFuture
 
@@ -79,6 +78,8 @@ def _one_server() -> Generator[None]:
     if PREFECT_API_URL.value() is not None:
         yield
         return
+    from prefect.server.api.server import SubprocessASGIServer  # 2 s to import; no worker needs it
+
     server = SubprocessASGIServer()
     server.start()
     with temporary_settings({PREFECT_API_URL: server.api_url}):

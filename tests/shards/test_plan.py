@@ -191,9 +191,12 @@ def test_equal_content_twice_in_a_blend_is_built_once_and_published_twice(corpus
     assert len(json.loads((tmp_path / "out/blend.json").read_bytes())["train"]) == 2 * len(plan.plan.shards)
 
 
-def test_another_tokenizer_rebuilds_everything_and_the_plan_says_so(corpus, tmp_path, chosen):
+@pytest.mark.parametrize("place", ["here", "there"])
+def test_another_tokenizer_rebuilds_everything_and_the_plan_says_so(corpus, tmp_path, chosen, place):
+    """Also when its file changes in place, in a process that has loaded it before."""
+    chosen["tokenizer"] = {"model": str(byte_level_bpe(tmp_path / "here", size=400))}
     prepare(blend_of(corpus), tmp_path / "out", **chosen)
-    chosen["tokenizer"] = {"model": str(byte_level_bpe(tmp_path / "other", size=401))}
+    chosen["tokenizer"] = {"model": str(byte_level_bpe(tmp_path / place, size=401))}
     plan = planned(blend_of(corpus), tmp_path / "out", **chosen)
     assert len(plan.plan.pending) == len(plan.plan.shards)
     ((reason, count),) = pending_reasons(plan).items()
