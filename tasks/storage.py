@@ -42,6 +42,12 @@ def _options(scheme: str) -> dict[str, str]:
     return {"endpoint": endpoint} if scheme == "hf" and endpoint else {}
 
 
+def user_cache(*parts: str) -> str:
+    """A place for what is cheap to lose and dear to make again, per user and machine."""
+    base = os.environ.get("XDG_CACHE_HOME") or "~/.cache"
+    return join(absolute(base), "tokenmill", *parts)
+
+
 def filesystem(uri: str) -> tuple[AbstractFileSystem, str]:
     """The file system of `uri` and the path within it.
 

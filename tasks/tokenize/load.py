@@ -19,6 +19,7 @@ import tiktoken.registry
 
 from tasks.errors import InputError, nearest
 from tasks.shards.publish import publish_bytes
+from tasks.storage import user_cache
 from tasks.tokenize.settings import TokenizerSettings
 from tasks.tokenize.vocabulary import (
     Vocabulary,
@@ -172,5 +173,6 @@ def _from_tiktoken(name: str) -> Vocabulary:
 
 def _ranks_cache() -> Path:
     """Tiktoken's cache; set for this process unless the user chose one."""
-    default = Path(os.environ.get("XDG_CACHE_HOME", "~/.cache")).expanduser() / "tokenmill" / "tiktoken"
-    return Path(os.environ.setdefault("TIKTOKEN_CACHE_DIR", str(default)))
+    if not os.environ.get("TIKTOKEN_CACHE_DIR"):
+        os.environ["TIKTOKEN_CACHE_DIR"] = user_cache("tiktoken")
+    return Path(os.environ["TIKTOKEN_CACHE_DIR"])

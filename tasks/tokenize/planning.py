@@ -4,10 +4,8 @@ Reading happens here only as far as identity needs it: directory listings, foote
 hashing over local files that are not remembered, and the exactness gate's sample of each data set.
 """
 
-import os
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from pathlib import Path
 
 from tasks.blend.models import SPLITS, Blend, DataSource
 from tasks.errors import InputError
@@ -19,7 +17,7 @@ from tasks.sources.content import ContentIndex
 from tasks.sources.cut import cut, leading_rows, leading_share
 from tasks.sources.discovery import discover
 from tasks.sources.files import Slice
-from tasks.storage import absolute, join
+from tasks.storage import absolute, join, user_cache
 from tasks.tokenize.gate import Verdict, judge
 from tasks.tokenize.load import load_vocabulary
 from tasks.tokenize.settings import SHARES, TINY_ROWS, PretrainRecipe, PretrainSettings
@@ -50,7 +48,7 @@ def plan_pretrain(blend: Blend, settings: PretrainSettings, output_dir: str | No
 
     Raises InputError for anything that a person must mend first.
     """
-    output_dir = absolute(output_dir) if output_dir else _user_cache()
+    output_dir = absolute(output_dir) if output_dir else user_cache("plan")
     place = absolute(settings.store) if settings.store else join(output_dir, "shards")
     vocabulary = load_vocabulary(settings.tokenizer)
     index_place = join(place, "index.json")
@@ -74,10 +72,6 @@ def plan_pretrain(blend: Blend, settings: PretrainSettings, output_dir: str | No
         publish_bytes(index_place, index.dump())
     plan = Plan.of(Store(place, KIND), shards, rebuild=settings.force)
     return PretrainPlan(blend, settings, output_dir, plan, verdicts, vocabulary)
-
-
-def _user_cache() -> str:
-    return str(Path(os.environ.get("XDG_CACHE_HOME", "~/.cache")).expanduser() / "tokenmill" / "plan")
 
 
 def _slices(source: DataSource, settings: PretrainSettings) -> list[Slice]:

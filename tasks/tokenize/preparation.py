@@ -14,6 +14,7 @@ from tasks.shards.publication import blend_weights, check_bad_rows, collect, pub
 from tasks.shards.receipt import Receipt
 from tasks.shards.store import Store
 from tasks.tokenize.binidx import token_dtype
+from tasks.tokenize.exact import exact_encoder
 from tasks.tokenize.load import load_vocabulary
 from tasks.tokenize.planning import KIND, PretrainPlan
 from tasks.tokenize.settings import OnBadRow, PretrainRecipe, TokenizerSettings
@@ -37,8 +38,9 @@ def build_pretrain_shard(
             f"tokenizer.model: {tokenizer.model!r} is {vocabulary.fingerprint} on this worker but {recipe.tokenizer} in "
             "the plan; give all workers the same files, or pin tokenizer.revision"
         )
-    make = vocabulary.fast if recipe.backend == "gigatoken" else vocabulary.reference
-    encoder = make(recipe.special_tokens_in_text != "allow")
+    literal = recipe.special_tokens_in_text != "allow"
+    fast = recipe.backend == "gigatoken"
+    encoder = exact_encoder(vocabulary, literal=literal) if fast else vocabulary.reference(literal)
     return tokenize_shard(shard, recipe, encoder, vocabulary.special_tokens, store, on_bad_row)
 
 

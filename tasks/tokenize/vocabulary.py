@@ -28,7 +28,7 @@ EncoderMaker = Callable[[bool], Encoder]
 """Makes an encoder; the argument is `literal`."""
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, eq=False)
 class Vocabulary:
     """A tokenizer's content.
 

@@ -52,14 +52,14 @@ WRONG = {
     "unsafe name": (lambda blend: spoilt(blend, name="../up"), [], ["name", "'../up'", "letters, digits"]),
     "empty blend": (lambda blend: {"datasets": []}, [], ["empty", "at least one data set"]),
     "broken json": (lambda blend: '{"datasets": [', [], ["not valid JSON", ":1:"]),
-    "tokenizer that is not there": (lambda blend: spoilt(blend), ["tokenizer.model=./nowhere"], ["./nowhere", "check"]),
-    "misspelt tokenizer": (lambda blend: spoilt(blend), ["tokenizer.model=o200k_harmny"], ["o200k_harmony"]),
-    "unknown setting": (lambda blend: spoilt(blend), ["shard_sise=1MB"], ["shard_sise", "shard_size"]),
-    "unknown inner setting": (lambda blend: spoilt(blend), ["tokenizer.modle=x"], ["tokenizer.modle", "model"]),
-    "setting out of bounds": (lambda blend: spoilt(blend), ["holdout.valid=2"], ["holdout.valid", "less than 1"]),
-    "not an override": (lambda blend: spoilt(blend), ["shard_size"], ["key=value"]),
-    "foreign code": (lambda blend: spoilt(blend), ["tokenizer.trust_remote_code=true"], ["trust_remote_code"]),
-    "profile that is not there": (lambda blend: spoilt(blend), ["--sample", "many"], ["many"]),
+    "tokenizer that is not there": (spoilt, ["tokenizer.model=./nowhere"], ["./nowhere", "check"]),
+    "misspelt tokenizer": (spoilt, ["tokenizer.model=o200k_harmny"], ["o200k_harmony"]),
+    "unknown setting": (spoilt, ["shard_sise=1MB"], ["shard_sise", "shard_size"]),
+    "unknown inner setting": (spoilt, ["tokenizer.modle=x"], ["tokenizer.modle", "model"]),
+    "setting out of bounds": (spoilt, ["holdout.valid=2"], ["holdout.valid", "less than 1"]),
+    "not an override": (spoilt, ["shard_size"], ["key=value"]),
+    "foreign code": (spoilt, ["tokenizer.trust_remote_code=true"], ["trust_remote_code"]),
+    "profile that is not there": (spoilt, ["--sample", "many"], ["many"]),
 }
 
 

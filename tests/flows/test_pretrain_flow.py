@@ -16,12 +16,12 @@ from prefect.client.schemas.filters import TaskRunFilter, TaskRunFilterFlowRunId
 from prefect.client.schemas.objects import StateType
 
 from flows.pretrain import pretrain_data_prep
+from tasks.blend.load import load_blend
 from tasks.errors import RunError
 from tasks.shards.stage import build_shards, transient
+from tasks.tokenize.settings import PretrainSettings
 from tasks.tokenize.stage import tokenize_shards
 from tests.preparing import blend_of, build_pending, plan_pretrain, prepare, tree, write_lines
-from tasks.blend.load import load_blend
-from tasks.tokenize.settings import PretrainSettings
 
 TOKENMILL = str(Path(sys.executable).parent / "tokenmill")
 SETTINGS = {"shard_size": 20_000}
@@ -54,7 +54,12 @@ def expected(blend, tmp_path_factory):
 def start(blend, out, server, *arguments):
     command = [TOKENMILL, "pretrain", str(blend), "--output-dir", str(out), "shard_size=20kB", *arguments]
     return subprocess.Popen(
-        command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env=server.environment, start_new_session=True
+        command,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        env=server.environment,
+        start_new_session=True,
     )
 
 
@@ -89,7 +94,11 @@ def test_a_killed_worker_costs_nothing_but_time(after, blend, expected, tmp_path
     out = tmp_path / "out"
     process = start(blend, out, prefect_server, "--workers", "2")
     wait_for_receipts(process, out, after)
-    workers = [child for child in psutil.Process(process.pid).children(recursive=True) if "spawn_main" in " ".join(child.cmdline())]
+    workers = [
+        child
+        for child in psutil.Process(process.pid).children(recursive=True)
+        if "spawn_main" in " ".join(child.cmdline())
+    ]
     random.choice(workers).kill()
     finish(process)
     assert tree(out) == expected
@@ -132,10 +141,12 @@ def test_a_changed_weight_tokenizes_nothing_and_a_standing_cluster_is_used(blend
 def test_a_profile_names_any_cluster_class(blend, expected, tmp_path, prefect_api):
     profile = tmp_path / "profile.yaml"
     profile.write_text(
-        yaml.safe_dump({
-            "cluster_class": "distributed.LocalCluster",
-            "cluster_kwargs": {"n_workers": 1, "threads_per_worker": 1, "dashboard_address": None},
-        })
+        yaml.safe_dump(
+            {
+                "cluster_class": "distributed.LocalCluster",
+                "cluster_kwargs": {"n_workers": 1, "threads_per_worker": 1, "dashboard_address": None},
+            }
+        )
     )
     pretrain_data_prep(str(blend), str(tmp_path / "out"), cluster=str(profile), **SETTINGS)
     assert tree(tmp_path / "out") == expected
@@ -147,7 +158,13 @@ def planned(blend, out):
 
 def common(plan, **changes):
     tokenizer = plan.settings.tokenizer.model_dump()
-    return {"store": plan.plan.store.place, "tokenizer": tokenizer, "on_bad_row": "quarantine", "rebuild": False, **changes}
+    return {
+        "store": plan.plan.store.place,
+        "tokenizer": tokenizer,
+        "on_bad_row": "quarantine",
+        "rebuild": False,
+        **changes,
+    }
 
 
 def task_runs(client, flow_run_id):
@@ -175,7 +192,9 @@ def test_a_batch_whose_shards_are_all_proven_shows_as_cached(blend, tmp_path, pr
     state = again(return_state=True)
     assert state.is_completed()
     flow_run_id = state.state_details.flow_run_id
-    runs = wait_for_task_runs(prefect_api, flow_run_id, lambda runs: runs and all(run.state and run.state.is_final() for run in runs))
+    runs = wait_for_task_runs(
+        prefect_api, flow_run_id, lambda runs: runs and all(run.state and run.state.is_final() for run in runs)
+    )
     assert {run.state.name for run in runs} == {"Cached"}
 
 

@@ -215,11 +215,12 @@ def less_of_the_data(source, model):
 @pytest.mark.parametrize("change", [other_content, other_tokenizer, other_treatment, less_of_the_data])
 def test_another_comparison_is_made_when_it_may_end_otherwise(source, model, tmp_path, counted, change):
     plan(source, tmp_path / "out", model)
+    compared = counted["reference"]
     before = os.stat(source).st_mtime_ns  # noqa: PTH116
     changed = change(source, model)
     os.utime(source, ns=(before + 10**9, before + 10**9))
     plan(source, tmp_path / "out", model, **changed)
-    assert counted["reference"] == 2
+    assert counted["reference"] > compared
 
 
 def test_a_look_at_a_few_rows_does_not_vouch_for_the_rest(source, model, tmp_path, swap):
