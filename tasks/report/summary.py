@@ -85,6 +85,11 @@ def warnings(manifest: Mapping[str, Any]) -> list[str]:
         for name, verdict in manifest["tokenizer"]["gate"].items()
         if verdict["backend"] == "reference"
     ]
+    found += [
+        f"{name}: no tokens came out of it, so its weight cannot be realised"
+        for name, books in manifest["totals"]["datasets"].items()
+        if not books["tokens"]
+    ]
     if manifest["missing"]:
         found.append(f"partial: {len(manifest['missing'])} planned shards are missing from this output")
     return found

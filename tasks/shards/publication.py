@@ -65,7 +65,7 @@ def check_bad_rows(finished: Sequence[Finished], ceiling: float, *, tolerate: bo
     bad: Counter[str] = Counter()
     kinds: defaultdict[str, Counter[str]] = defaultdict(Counter)
     for item in finished:
-        name = item.shard.dataset
+        name = f"{item.shard.split}/{item.shard.dataset}"
         rows[name] += item.receipt.rows_in
         bad[name] += item.receipt.quarantined
         kinds[name].update({reason: count for reason, count in item.receipt.drops.items() if reason not in BENIGN})
@@ -77,7 +77,7 @@ def check_bad_rows(finished: Sequence[Finished], ceiling: float, *, tolerate: bo
                 "mend the data, or raise bad_row_ceiling" if tolerate else "mend the data, or set on_bad_row=quarantine"
             )
             raise RunError(
-                f"data set {name!r}: {count:,} of {rows[name]:,} rows are bad ({worst}), {allowed:,} are allowed; {remedy}"
+                f"data set {name.removeprefix('datasets/')!r}: {count:,} of {rows[name]:,} rows are bad ({worst}), {allowed:,} are allowed; {remedy}"
             )
 
 

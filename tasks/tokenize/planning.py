@@ -58,6 +58,8 @@ def plan_pretrain(blend: Blend, settings: PretrainSettings, output_dir: str | No
     for split, sources in blend.parts().items():
         for source in sources:
             slices = index.identify(_slices(source, settings), source.text_field, settings.source_identity)
+            if not slices:
+                raise InputError(f"data set {source.name!r}: {source.path} holds no rows; mend the path or remove it")
             literal = settings.special_tokens_in_text != "allow"
             verdict = judge(vocabulary, slices, source.text_field, place, literal=literal)
             verdicts[f"{split}/{source.name}"] = verdict
@@ -66,8 +68,6 @@ def plan_pretrain(blend: Blend, settings: PretrainSettings, output_dir: str | No
                 PlannedShard(source.name, split, part, shard_identity(KIND, FORMAT_VERSION, recipe, part))
                 for part in slices
             ]
-    if not shards:
-        raise InputError("the blend's data sets hold no rows at all; check their paths")
     if index.changed:
         publish_bytes(index_place, index.dump())
     plan = Plan.of(Store(place, KIND), shards, rebuild=settings.force)

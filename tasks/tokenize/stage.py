@@ -8,7 +8,7 @@ from collections.abc import Mapping, Sequence
 from functools import partial
 from typing import Any
 
-from prefect import task
+from prefect import get_run_logger, task
 from prefect.cache_policies import NO_CACHE
 from prefect.client.schemas.objects import State
 from prefect.states import Completed
@@ -53,7 +53,9 @@ def tokenize_shards(
     build = partial(build_pretrain_shard, tokenizer=settings, on_bad_row=on_bad_row)
     done = build_batch(batch, Store(store, KIND), build, announce, rebuild=rebuild)
     built = sum(not shard.reused for shard in done)
-    message = f"{built} shards built, {len(done) - built} had valid receipts"
+    tokens, seconds = sum(shard.tokens for shard in done), sum(shard.seconds for shard in done)
+    message = f"{built} shards built in {seconds:.1f} s, {len(done) - built} had valid receipts; {tokens:,} tokens"
+    get_run_logger().info(message)
     return Completed(message=message, name="Completed" if built else "Cached")
 
 

@@ -1,6 +1,6 @@
 """What a run of benchmarks shares: where it keeps things, how much text it uses, and which vocabularies.
 
-Set from the environment: `BENCH_MEGABYTES` (300), `BENCH_TOKENIZERS` (o200k_harmony,deepseek) and `BENCH_FOLDER`
+Set from the environment: `BENCH_MEGABYTES` (500), `BENCH_TOKENIZERS` (o200k_harmony,deepseek) and `BENCH_FOLDER`
 (bench, in the repository; ignored by git). Corpus and vocabularies are kept there, and every measured output is
 written there and removed again, so that all sides write to the same disk.
 """
@@ -46,7 +46,7 @@ class Bench:
         """The settings that the environment asks for."""
         names = os.environ.get("BENCH_TOKENIZERS", "o200k_harmony,deepseek")
         folder = child.ROOT / os.environ.get("BENCH_FOLDER", "bench")
-        return cls(folder, int(os.environ.get("BENCH_MEGABYTES", "300")), tuple(names.split(",")))
+        return cls(folder, int(os.environ.get("BENCH_MEGABYTES", "500")), tuple(names.split(",")))
 
     def corpus(self, share: float = 1.0) -> Corpus:
         """The text of this run, or its leading share."""

@@ -21,7 +21,7 @@ from tests.benchmarks.child import Child
 from tests.benchmarks.corpus import Corpus
 from tests.benchmarks.record import Measure
 
-TARGET = 20.0
+TARGET = 30.0
 RUNS = 3
 
 

@@ -1,7 +1,7 @@
 """How near one worker comes to the sum of the steps that nobody can leave out, each run alone on one thread.
 
-The steps are those of `roofline_steps`: parse the lines into Arrow text, encode it with a fresh gigatoken, write the
-ids. Their sum is what a perfect program made of the same parts would need: no identity, no checks, no end-of-document
+The steps are those of `roofline_steps`: parse the lines into Arrow text, load a fresh gigatoken and encode with it,
+write the ids. Their sum is what a perfect program made of the same parts would need: no identity, no checks, no end-of-document
 ids, no index, no hash, no sync. The share is that sum over the time of our whole process (where small corpora are
 mostly start-up), and over our time without what a corpus of one document costs.
 """

@@ -9,7 +9,6 @@ from pathlib import Path
 
 import psutil
 import pytest
-import yaml
 from distributed import LocalCluster
 from prefect import flow, task
 from prefect.client.schemas.filters import TaskRunFilter, TaskRunFilterFlowRunId
@@ -139,15 +138,7 @@ def test_a_changed_weight_tokenizes_nothing_and_a_standing_cluster_is_used(blend
 
 
 def test_a_profile_names_any_cluster_class(blend, expected, tmp_path, prefect_api):
-    profile = tmp_path / "profile.yaml"
-    profile.write_text(
-        yaml.safe_dump(
-            {
-                "cluster_class": "distributed.LocalCluster",
-                "cluster_kwargs": {"n_workers": 1, "threads_per_worker": 1, "dashboard_address": None},
-            }
-        )
-    )
+    profile = Path(__file__).parents[2] / "deployments" / "laptop.yaml"
     pretrain_data_prep(str(blend), str(tmp_path / "out"), cluster=str(profile), **SETTINGS)
     assert tree(tmp_path / "out") == expected
 
@@ -184,10 +175,11 @@ def wait_for_task_runs(server, flow_run_id, enough):
 def test_a_batch_whose_shards_are_all_proven_shows_as_cached(blend, tmp_path, prefect_api):
     plan = planned(blend, tmp_path / "out")
     build_pending(plan)
+    pending, arguments = plan.plan.pending, common(plan)
 
     @flow(name="again")
     def again():
-        build_shards(tokenize_shards, plan.plan.pending, common(plan), cluster="local", workers=1)
+        build_shards(tokenize_shards, pending, arguments, cluster="local", workers=1)
 
     state = again(return_state=True)
     assert state.is_completed()
@@ -218,9 +210,11 @@ def break_down(number, batch, marker):
 
 
 def run_mapped(mapped, plan, **arguments):
+    pending = plan.plan.pending[:1]
+
     @flow(name="mapped")
     def mapped_flow():
-        build_shards(mapped, plan.plan.pending[:1], arguments, cluster="local", workers=1)
+        build_shards(mapped, pending, arguments, cluster="local", workers=1)
 
     return mapped_flow(return_state=True)
 

@@ -2,9 +2,9 @@
 
 import json
 import math
-import multiprocessing
 import time
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 
 import fsspec
@@ -27,6 +27,7 @@ from tasks.tokenize.inspect import inspect_pretrain_shard
 from tasks.tokenize.planning import plan_pretrain
 from tasks.tokenize.preparation import publish_pretrain
 from tasks.tokenize.settings import PretrainSettings
+from tests.forking import in_processes
 from tests.preparing import blend_of, build_pending, prepare, write_lines
 from tests.tokenize.small_vocabularies import byte_level_bpe
 
@@ -243,8 +244,7 @@ def test_a_name_never_means_other_data_than_before(tmp_path, chosen):
             assert meant.setdefault(name, content) == content
 
 
-def publish_again_and_again(plan, start):
-    start.wait()
+def publish_again_and_again(plan):
     for _ in range(10):
         publish_pretrain(plan, time.time())
 
@@ -259,15 +259,9 @@ def test_of_two_publications_at_once_exactly_one_wins_whole(tmp_path, chosen):
         plans.append(plan)
         alone.append(visible(out))
     assert alone[0] != alone[1]
-    context = multiprocessing.get_context("fork")
     for _ in range(3):
-        start = context.Barrier(2)
-        racers = [context.Process(target=publish_again_and_again, args=(plan, start)) for plan in plans]
-        for racer in racers:
-            racer.start()
-        for racer in racers:
-            racer.join()
-            assert racer.exitcode == 0
+        for _ in in_processes(*(partial(publish_again_and_again, plan) for plan in plans)):
+            pass
         assert visible(out) in alone
 
 

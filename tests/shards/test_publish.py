@@ -3,7 +3,6 @@ import contextlib
 import errno
 import fcntl
 import gc
-import multiprocessing
 import os
 import resource
 import tempfile
@@ -26,6 +25,7 @@ from tasks.errors import InputError
 from tasks.shards import publish as publish_module
 from tasks.shards.publish import Output, link, publish, publish_bytes, sweep
 from tests.faults.injection import PowerOff, count_operations, fail_operation, intercept, killed_at
+from tests.forking import in_processes
 
 OLD, NEW = b"old " * 1000, b"the new content " * 1000
 
@@ -263,16 +263,6 @@ def test_without_locks_files_are_published_and_nothing_is_swept(target):
         assert sweep(str(target.parent)) == []
     assert target.read_bytes() == NEW
     assert orphan.exists()
-
-
-def in_processes(*works):
-    """Run each function in a process of its own, all at once; yields while any of them runs."""
-    processes = [multiprocessing.get_context("fork").Process(target=work) for work in works]
-    for process in processes:
-        process.start()
-    while any(process.is_alive() for process in processes):
-        yield
-    assert [process.exitcode for process in processes] == [0] * len(works)
 
 
 def test_rival_writers_and_sweepers_leave_one_whole_content(target):
