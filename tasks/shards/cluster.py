@@ -20,7 +20,6 @@ from prefect_dask.task_runners import DaskTaskRunner
 
 from tasks.errors import InputError
 
-TOPIC = "tokenmill-shards"
 CONNECT_TIMEOUT = "30s"
 
 LOCAL: dict[str, Any] = {
@@ -64,15 +63,15 @@ def slots(client: Client) -> int:
     return max(1, sum(threads.values()))
 
 
-def announce(record: dict[str, Any]) -> None:
+def announce(topic: str, record: dict[str, Any]) -> None:
     """Tell whoever watches the run that a shard is done; nothing when this process is not a Dask worker."""
     try:
         worker = get_worker()
     except ValueError:
         return
-    worker.log_event(TOPIC, record)
+    worker.log_event(topic, record)
 
 
-def listen(client: Client, heard: Callable[[dict[str, Any]], None]) -> None:
-    """Call `heard` with each record that a worker announces, from the client's own thread."""
-    client.subscribe_topic(TOPIC, lambda event: heard(event[1]))
+def listen(client: Client, topic: str, heard: Callable[[dict[str, Any]], None]) -> None:
+    """Call `heard` with each record that a worker announces under `topic`, from the client's own thread."""
+    client.subscribe_topic(topic, lambda event: heard(event[1]))

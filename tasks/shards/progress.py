@@ -27,11 +27,15 @@ class Tally:
     dropped: int = 0
     slowest: tuple[float, str] = (0.0, "")
     started: float = field(default_factory=time.monotonic)
+    _seen: set[str] = field(default_factory=set[str], repr=False)
     _lock: Lock = field(default_factory=Lock, repr=False)
 
     def add(self, record: Mapping[str, Any]) -> None:
-        """Count one finished shard."""
+        """Count one finished shard; one that is announced again (a retried batch) counts once."""
         with self._lock:
+            if record["source"] in self._seen:
+                return
+            self._seen.add(record["source"])
             self.done += 1
             self.done_bytes += record["source_bytes"]
             self.documents += record["documents"]

@@ -8,7 +8,7 @@ batches are allowed to finish so that their receipts are kept, and then one erro
 from collections.abc import Generator, Sequence
 from contextlib import contextmanager
 from typing import Any, cast
-from uuid import UUID
+from uuid import UUID, uuid4
 
 from prefect import Task, get_run_logger
 from prefect.artifacts import create_progress_artifact, update_progress_artifact
@@ -31,8 +31,6 @@ PERMANENT = (FileNotFoundError, PermissionError, IsADirectoryError, NotADirector
 def transient(_task: object, _run: object, state: State[Any]) -> bool:
     """Whether a failed batch is worth another try: storage and network errors are, everything else is not."""
     error = state.result(raise_on_failure=False)
-    if hasattr(error, "__await__"):
-        return False
     return isinstance(error, (OSError, TimeoutError)) and not isinstance(error, PERMANENT)
 
 
@@ -44,7 +42,9 @@ def build_shards(
     cluster: str,
     workers: int | None,
 ) -> None:
-    """Map the task `build` over batches of the pending shards; each call gets `batch=` and the `common` arguments.
+    """Map the task `build` over batches of the pending shards.
+
+    Each call gets its `number`, its `batch` of records, the `topic` to announce finished shards under, and `common`.
 
     Raises RunError naming the batches that failed, after all others have finished.
     """
@@ -53,13 +53,15 @@ def build_shards(
     tally = Tally(len(pending), sum(shard.part.size for shard in pending))
     with _one_server(), task_runner(cluster, workers) as runner:
         client = runner.client
-        listen(client, tally.add)
+        topic = f"shards-{uuid4()}"  # a standing cluster may carry other runs
+        listen(client, topic, tally.add)
         work = [[shard_record(shard) for shard in batch] for batch in batches(pending, slots(client))]
         get_run_logger().info(
             "building %d shards (%.2f GB) in %d batches", len(pending), tally.source_bytes / 1e9, len(work)
         )
         futures = [
-            runner.submit(build, {"number": number, "batch": batch, **common}) for number, batch in enumerate(work, 1)
+            runner.submit(build, {"number": number, "batch": batch, "topic": topic, **common})
+            for number, batch in enumerate(work, 1)
         ]
         failures = _wait(futures, tally)
     if failures:

@@ -43,6 +43,7 @@ def plan(blend: Blend, settings: PretrainSettings, output_dir: str) -> PretrainP
 def tokenize_shards(
     number: int,  # noqa: ARG001 - names the task run
     batch: Sequence[Mapping[str, Any]],
+    topic: str,
     store: str,
     tokenizer: Mapping[str, Any],
     on_bad_row: OnBadRow,
@@ -51,7 +52,7 @@ def tokenize_shards(
     """Build a batch of shards; receipts, not this task, say that they are done."""
     settings = TokenizerSettings.model_validate(tokenizer)
     build = partial(build_pretrain_shard, tokenizer=settings, on_bad_row=on_bad_row)
-    done = build_batch(batch, Store(store, KIND), build, announce, rebuild=rebuild)
+    done = build_batch(batch, Store(store, KIND), build, partial(announce, topic), rebuild=rebuild)
     built = sum(not shard.reused for shard in done)
     tokens, seconds = sum(shard.tokens for shard in done), sum(shard.seconds for shard in done)
     message = f"{built} shards built in {seconds:.1f} s, {len(done) - built} had valid receipts; {tokens:,} tokens"

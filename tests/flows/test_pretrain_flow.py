@@ -191,12 +191,12 @@ def test_a_batch_whose_shards_are_all_proven_shows_as_cached(blend, tmp_path, pr
 
 
 @task(name="kill")
-def kill(number, batch):
+def kill(number, batch, topic):
     os.kill(os.getpid(), signal.SIGKILL)
 
 
 @task(name="sulk", retries=1, retry_delay_seconds=0, retry_condition_fn=transient)
-def sulk(number, batch, marker):
+def sulk(number, batch, topic, marker):
     """Fails with a storage error the first time, and with a defect's error when told to."""
     if not Path(marker).exists():
         Path(marker).write_text("failed once")
@@ -204,7 +204,7 @@ def sulk(number, batch, marker):
 
 
 @task(name="break", retries=5, retry_delay_seconds=0, retry_condition_fn=transient)
-def break_down(number, batch, marker):
+def break_down(number, batch, topic, marker):
     Path(marker).write_text(Path(marker).read_text() + "x" if Path(marker).exists() else "x")
     raise ValueError("a defect")
 
