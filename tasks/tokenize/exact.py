@@ -7,21 +7,21 @@ strings that provoke splitting and reordering, and documents that hold one on wh
 go to the reference.
 
 The sweep costs two or three seconds, once per tokenizer and machine: its result is kept in the user's cache, keyed by the
-tokenizer's content and the versions of the libraries. Looking for the characters costs a maximum over the bytes of a
-batch, and a regular expression where that finds anything as high.
+tokenizer's content and the versions of the libraries. Looking for the characters costs a comparison per byte, and
+decoding those that are high enough.
 """
 
 import hashlib
+import sys
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
-from functools import lru_cache
+from functools import cached_property, lru_cache
 from importlib.metadata import version
 
 import numpy as np
 import orjson
 import pyarrow as pa
-from pyarrow import compute
 
 from tasks.shards.publish import publish_bytes
 from tasks.shards.store import read_bytes
@@ -36,15 +36,18 @@ lowest combining class there is) if both libraries know it as a mark."""
 CODE_POINTS = (range(0x80, 0xD800), range(0xE000, 0x40000), range(0xE0000, 0xE0200))
 """Everything that is or may soon be assigned, apart from surrogates and private planes."""
 
+OF_THREE_BYTES, OF_FOUR_BYTES = 0xE0, 0xF0
+"""The lowest lead bytes of characters of three and four bytes in UTF-8."""
+
 GROUP = 256
 """Characters per string: the encoders are compared string by string, and only strings that differ are divided."""
 
 LIBRARIES = ("gigatoken", "tokenizers", "tiktoken", "sentencepiece")
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class ExactEncoder:
-    """Encodes with `fast`, except texts with a character of `suspects`, which `reference` encodes."""
+    """Encodes with `fast`, except texts with a character of `suspects` (ascending), which `reference` encodes."""
 
     fast: Encoder
     reference: Callable[[], Encoder]
@@ -57,21 +60,37 @@ class ExactEncoder:
         return _replaced(tokens, rows, self.reference().encode(texts.take(pa.array(rows)))) if rows.size else tokens
 
     def _suspicious(self, texts: pa.LargeStringArray) -> np.ndarray:
-        """The numbers of the texts that hold a suspect, int64."""
-        content = texts.buffers()[2]
-        if not self.suspects or content is None:
+        """The numbers of the texts that hold a suspect, int64, ascending."""
+        _, offsets, characters = texts.buffers()
+        if not self.suspects or characters is None:
             return np.empty(0, np.int64)
-        lowest_lead_byte = chr(self.suspects[0]).encode()[0]
-        if np.frombuffer(content, np.uint8).max(initial=0) < lowest_lead_byte:
-            return np.empty(0, np.int64)
-        options = compute.MatchSubstringOptions(_character_class(self.suspects))
-        found = compute.call_function("match_substring_regex", [texts], options)
-        return np.flatnonzero(found.to_numpy(zero_copy_only=False))
+        bounds = np.frombuffer(offsets, np.int64)[texts.offset : texts.offset + len(texts) + 1]
+        content = np.frombuffer(characters, np.uint8)[bounds[0] : bounds[-1]]
+        leads = np.flatnonzero(content >= self._lowest_lead_byte)
+        places = leads[self._is_suspect[_code_points(content, leads)]]
+        return np.unique(np.searchsorted(bounds - bounds[0], places, side="right") - 1)
+
+    @cached_property
+    def _lowest_lead_byte(self) -> int:
+        return chr(self.suspects[0]).encode()[0]
+
+    @cached_property
+    def _is_suspect(self) -> np.ndarray:
+        table = np.zeros(sys.maxunicode + 1, np.bool_)
+        table[np.asarray(self.suspects, np.int64)] = True
+        return table
 
 
-def _character_class(characters: Sequence[int]) -> str:
-    ranges = "".join(rf"\x{{{first:X}}}-\x{{{last:X}}}" for first, last in _ranges(characters))
-    return f"[{ranges}]"
+def _code_points(content: np.ndarray, leads: np.ndarray) -> np.ndarray:
+    """The code points, int32, that begin at the byte offsets `leads` of valid UTF-8, beyond ASCII (RFC 3629)."""
+    first = content[leads].astype(np.int32)
+    one, two, three = (
+        content[np.minimum(leads + step, len(content) - 1)].astype(np.int32) & 0x3F for step in (1, 2, 3)
+    )
+    of_two = (first & 0x1F) << 6 | one
+    of_three = (first & 0x0F) << 12 | one << 6 | two
+    of_four = (first & 0x07) << 18 | one << 12 | two << 6 | three
+    return np.where(first < OF_THREE_BYTES, of_two, np.where(first < OF_FOUR_BYTES, of_three, of_four))
 
 
 def _ranges(numbers: Iterable[int]) -> list[list[int]]:

@@ -8,8 +8,10 @@ downloaded by tiktoken, other hub ids by huggingface_hub at a pinned revision. C
 import gzip
 import hashlib
 import os
+from contextlib import suppress
 from functools import lru_cache
 from importlib import resources
+from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
@@ -19,6 +21,7 @@ import tiktoken.registry
 
 from tasks.errors import InputError, nearest
 from tasks.shards.publish import publish_bytes
+from tasks.shards.store import read_bytes
 from tasks.storage import user_cache
 from tasks.tokenize.settings import TokenizerSettings
 from tasks.tokenize.vocabulary import (
@@ -158,17 +161,38 @@ def _from_tiktoken(name: str) -> Vocabulary:
     if ranks in SHIPPED and not path.is_file():
         packed = resources.files("bpe_openai.data").joinpath(f"{ranks}.tiktoken.gz").read_bytes()
         publish_bytes(str(path), gzip.decompress(packed))
+    if not path.is_file():
+        special, size = _facts(name)  # downloads what is not shipped into the same cache, or another file of it
+        if not path.is_file():
+            return tiktoken_vocabulary(name, "", name, None, special, size)
+    digest = hashlib.sha256(path.read_bytes()).hexdigest()
+    special, size = _remembered_facts(name, digest)
+    return tiktoken_vocabulary(name, str(path), digest, PRETOKENIZERS.get(ranks), special, size)
+
+
+def _remembered_facts(name: str, digest: str) -> tuple[dict[str, int], int]:
+    """`_facts`, kept in the user's cache: building an encoding takes 0.3 s, and most commands only need these."""
+    place = user_cache("encodings", f"{name}-{version('tiktoken')}-{digest[:16]}.json")
+    with suppress(orjson.JSONDecodeError, TypeError, ValueError):
+        special, size = orjson.loads(read_bytes(place) or b"null")
+        return special, size
+    facts = _facts(name)
+    with suppress(OSError):  # a machine without a home to write in builds it again
+        publish_bytes(place, orjson.dumps(facts))
+    return facts
+
+
+def _facts(name: str) -> tuple[dict[str, int], int]:
+    """The control strings of a tiktoken encoding with their ids, and the size of its vocabulary."""
     try:
-        tiktoken.get_encoding(name)  # downloads what is not shipped into the same cache
+        encoding = tiktoken.get_encoding(name)
     except OSError as error:  # the errors of requests are of this kind
         raise InputError(
             f"tokenizer.model: {name!r} is not shipped and cannot be fetched: {error}; check the network, or set "
             "TIKTOKEN_CACHE_DIR to a folder that holds it"
         ) from error
-    if not path.is_file():
-        return tiktoken_vocabulary(name, "", name, None)
-    digest = hashlib.sha256(path.read_bytes()).hexdigest()
-    return tiktoken_vocabulary(name, str(path), digest, PRETOKENIZERS.get(ranks))
+    special = {token: encoding.encode_single_token(token) for token in sorted(encoding.special_tokens_set)}
+    return special, encoding.max_token_value + 1
 
 
 def _ranks_cache() -> Path:

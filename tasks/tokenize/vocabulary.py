@@ -116,28 +116,32 @@ def _huggingface_reference(definition: bytes, *, literal: bool) -> ReferenceEnco
     return ReferenceEncoder(encode)
 
 
-def tiktoken_vocabulary(name: str, ranks_path: str, ranks_digest: str, pretokenizer: str | None) -> Vocabulary:
+def tiktoken_vocabulary(
+    name: str, ranks_path: str, ranks_digest: str, pretokenizer: str | None, special: Mapping[str, int], size: int
+) -> Vocabulary:
     """The vocabulary of a named tiktoken encoding.
 
-    `ranks_path` is the local file of its mergeable ranks, `ranks_digest` names their content, and `pretokenizer` is
-    gigatoken's name for the way it splits text, or None where gigatoken has none.
+    `ranks_path` is the local file of its mergeable ranks, `ranks_digest` names their content, `pretokenizer` is
+    gigatoken's name for the way it splits text, or None where gigatoken has none, and `special` maps control strings
+    to ids.
     """
-    encoding = tiktoken.get_encoding(name)
-    special = {token: encoding.encode_single_token(token) for token in sorted(encoding.special_tokens_set)}
 
     def fast(literal: bool) -> Encoder:
         if pretokenizer is None:
             raise ValueError(f"gigatoken does not know how {name} splits text")
-        return GigatokenEncoder(gigatoken.Tokenizer.from_tiktoken(ranks_path, pretokenizer, {} if literal else special))
+        return GigatokenEncoder(
+            gigatoken.Tokenizer.from_tiktoken(ranks_path, pretokenizer, {} if literal else dict(special))
+        )
 
     def reference(literal: bool) -> Encoder:
+        encoding = tiktoken.get_encoding(name)
         if literal:
             return ReferenceEncoder(lambda texts: [encoding.encode_ordinary(text) for text in texts])
         return ReferenceEncoder(lambda texts: [encoding.encode(text, allowed_special="all") for text in texts])
 
     return Vocabulary(
-        fingerprint=_digest(b"tiktoken", name.encode(), ranks_digest.encode(), orjson.dumps(special)),
-        size=encoding.max_token_value + 1,
+        fingerprint=_digest(b"tiktoken", name.encode(), ranks_digest.encode(), orjson.dumps(dict(special))),
+        size=size,
         special_tokens=list(special),
         bos=special.get("<|startoftext|>"),
         eos=special.get("<|endoftext|>"),
