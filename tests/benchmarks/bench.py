@@ -20,17 +20,23 @@ from tests.benchmarks.corpus import Corpus
 
 @dataclass(frozen=True, slots=True)
 class Vocabulary:
-    """A tokenizer folder, and the id that ends a document."""
+    """A tokenizer folder, the id that ends a document, and what our commands are told: a name where there is one."""
 
     folder: str
     eod: int
+    ours: str
+
+
+NAMED = {"o200k_harmony"}
+"""Vocabularies that tokenmill ships; the peer reads the same one from a converted tokenizer.json."""
 
 
 @cache
 def _vocabulary(directory: Path, name: str) -> Vocabulary:
     """Made in a process of its own, because the one that measures has to stay small (see `child.Child`)."""
     made = child.python("tests.peers.vocabularies", name, directory)
-    return Vocabulary(**json.loads(made.stdout))
+    facts = json.loads(made.stdout)
+    return Vocabulary(**facts, ours=name if name in NAMED else facts["folder"])
 
 
 @dataclass(frozen=True, slots=True)

@@ -4,12 +4,21 @@ Prefect makes its database on first use, so `warm_up` runs one tiny preparation 
 """
 
 import json
+import os
+import socket
+import subprocess
+import time
+import urllib.request
+from collections.abc import Generator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
 from tests.benchmarks import child
 from tests.benchmarks.bench import Bench
 from tests.benchmarks.child import Child
+
+START_SECONDS = 120
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,13 +40,45 @@ def write_blend(path: Path, source: Path | str) -> Path:
     return path
 
 
-def pretrain(bench: Bench, source: Path | str, out: Path, *options: object) -> Preparation:
-    """Prepare a source with the first of the run's vocabularies; `options` are the command's own."""
+@contextmanager
+def server(bench: Bench) -> Generator[str]:
+    """A Prefect server on loopback, as an operator runs one; its API's address."""
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port = probe.getsockname()[1]
+    address = f"http://127.0.0.1:{port}/api"
+    command = [str(Path(child.TOKENMILL).with_name("prefect")), "server", "start", "--host", "127.0.0.1"]
+    settings = {"PREFECT_SERVER_API_PORT": str(port), "PREFECT_SERVER_ANALYTICS_ENABLED": "false", "DO_NOT_TRACK": "1"}
+    with (bench.folder / "server.log").open("w") as log:
+        process = subprocess.Popen(
+            command, env={**os.environ, **environment(bench), **settings}, stdout=log, stderr=log
+        )
+        try:
+            _wait_for(f"{address}/health")
+            yield address
+        finally:
+            process.terminate()
+            process.wait()
+
+
+def _wait_for(address: str) -> None:
+    deadline = time.monotonic() + START_SECONDS
+    while time.monotonic() < deadline:
+        try:
+            with urllib.request.urlopen(address, timeout=5):
+                return
+        except OSError:
+            time.sleep(0.2)
+    raise TimeoutError(f"no answer from {address} in {START_SECONDS} s; see server.log in the folder of the benchmarks")
+
+
+def pretrain(bench: Bench, source: Path | str, out: Path, *options: object, api: str | None = None) -> Preparation:
+    """Prepare a source with the first of the run's vocabularies; `options` are the command's own, `api` a server's."""
     out.mkdir(parents=True, exist_ok=True)
     blend = write_blend(out / "blend_in.json", source)
-    tokenizer = f"tokenizer.model={bench.vocabulary(bench.tokenizers[0]).folder}"
+    tokenizer = f"tokenizer.model={bench.vocabulary(bench.tokenizers[0]).ours}"
     command = [child.TOKENMILL, "pretrain", blend, "--output-dir", out / "prepared", *options, tokenizer]
-    process = child.run([str(word) for word in command], environment(bench))
+    process = child.run([str(word) for word in command], environment(bench) | ({"PREFECT_API_URL": api} if api else {}))
     return Preparation(process, _stage_seconds(out / "prepared"))
 
 

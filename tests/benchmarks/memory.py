@@ -37,4 +37,4 @@ def _compare(bench: Bench, name: str) -> Measure:
 
 def _prepare(bench: Bench, corpus: Corpus, name: str) -> Child:
     with bench.scratch() as out:
-        return child.python("tests.benchmarks.one_worker", corpus.path, bench.vocabulary(name).folder, out, SHARD_SIZE)
+        return child.python("tests.benchmarks.one_worker", corpus.path, bench.vocabulary(name).ours, out, SHARD_SIZE)

@@ -43,11 +43,11 @@ def _peer(corpus: Corpus, vocabulary: Vocabulary, prefix: Path) -> Child:
 
 def _compare(bench: Bench, name: str) -> list[Measure]:
     corpus, vocabulary = bench.corpus(), bench.vocabulary(name)
-    mine = child.median([one_worker(bench, corpus, vocabulary.folder) for _ in range(RUNS)])
-    mine_start = child.median([one_worker(bench, bench.one_document(), vocabulary.folder) for _ in range(RUNS)])
+    mine = child.median([one_worker(bench, corpus, vocabulary.ours) for _ in range(RUNS)])
+    mine_start = child.median([one_worker(bench, bench.one_document(), vocabulary.ours) for _ in range(RUNS)])
     with bench.scratch() as out:
         peer = _peer(corpus, vocabulary, out / "peer")
-        child.python("tests.benchmarks.one_worker", corpus.path, vocabulary.folder, out / "ours")
+        child.python("tests.benchmarks.one_worker", corpus.path, vocabulary.ours, out / "ours")
         identical = _identical(out / "ours", out / "peer")
         peer_start = _peer(bench.one_document(), vocabulary, out / "start")
     facts = {

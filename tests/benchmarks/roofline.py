@@ -24,7 +24,7 @@ def measure(bench: Bench) -> list[Measure]:
 
 
 def _compare(bench: Bench, name: str) -> list[Measure]:
-    corpus, tokenizer = bench.corpus(), bench.vocabulary(name).folder
+    corpus, tokenizer = bench.corpus(), bench.vocabulary(name).ours
     alone: list[dict[str, float]] = []
     mine: list[Child] = []
     for _ in range(RUNS):  # taken in turns, so that a busy moment of the machine meets both
