@@ -1,6 +1,6 @@
 """Progress for people: shards, documents, bytes and tokens a second, time left, drops, and the slowest shard.
 
-A terminal gets one live line on stderr; anything else gets nothing there (Prefect's log has the same figures). The
+A terminal gets a live display on stderr; anything else gets nothing there (Prefect's log has the same figures). The
 tally is what both are made of.
 """
 
@@ -10,8 +10,10 @@ from dataclasses import dataclass, field
 from threading import Lock
 from typing import Any, Self
 
-from rich.console import Console
-from rich.progress import BarColumn, Progress, SpinnerColumn, TaskProgressColumn, TextColumn, TimeRemainingColumn
+from rich.console import Console, Group
+from rich.live import Live
+from rich.progress import BarColumn, Progress, SpinnerColumn, TaskProgressColumn, TimeRemainingColumn
+from rich.text import Text
 
 
 @dataclass
@@ -60,25 +62,27 @@ class Tally:
         return f"{line}  slowest {slowest:.1f} s ({source.rpartition('/')[2]})" if source else line
 
 
-class ProgressLine:
-    """A live line on stderr that follows a tally; nothing at all when stderr is not a terminal."""
+class ProgressDisplay:
+    """A bar with the time left, and the tally below it, live on stderr; nothing when stderr is not a terminal."""
 
     def __init__(self, tally: Tally) -> None:
         console = Console(stderr=True)
         self._tally = tally
-        self._progress = Progress(
-            SpinnerColumn(), BarColumn(bar_width=20), TaskProgressColumn(), TimeRemainingColumn(),
-            TextColumn("{task.description}"), console=console, transient=True, disable=not console.is_terminal,
-        )  # fmt: skip
-        self._task = self._progress.add_task("starting", total=1.0)
+        self._bar = Progress(SpinnerColumn(), BarColumn(bar_width=40), TaskProgressColumn(), TimeRemainingColumn())
+        self._task = self._bar.add_task("shards", total=1.0)
+        self._live = Live(self._bar, console=console, transient=True) if console.is_terminal else None
 
     def __enter__(self) -> Self:
-        self._progress.start()
+        if self._live:
+            self._live.start()
         return self
 
     def __exit__(self, *_: object) -> None:
-        self._progress.stop()
+        if self._live:
+            self._live.stop()
 
     def refresh(self) -> None:
         """Show the tally as it is now."""
-        self._progress.update(self._task, completed=self._tally.share, description=self._tally.sentence())
+        self._bar.update(self._task, completed=self._tally.share)
+        if self._live:
+            self._live.update(Group(self._bar, Text(self._tally.sentence())))

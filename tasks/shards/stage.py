@@ -20,7 +20,7 @@ from tasks.errors import RunError
 from tasks.shards.batches import batches
 from tasks.shards.cluster import listen, slots, task_runner
 from tasks.shards.plan import PlannedShard, shard_record
-from tasks.shards.progress import ProgressLine, Tally
+from tasks.shards.progress import ProgressDisplay, Tally
 
 REFRESH_SECONDS = 1.0
 MOST_REPORTED = 5
@@ -92,11 +92,11 @@ def _wait(futures: Sequence[PrefectDaskFuture[Any]], tally: Tally) -> list[str]:
     """Wait for every batch, showing progress; the failures, in words."""
     artifact = cast("UUID", create_progress_artifact(0.0, key="shards", description="share of source bytes built"))
     failures: list[str] = []
-    with ProgressLine(tally) as line:
+    with ProgressDisplay(tally) as display:
         for number, future in enumerate(futures, 1):
             while not future.wrapped_future.done():
                 future.wait(timeout=REFRESH_SECONDS)
-                line.refresh()
+                display.refresh()
                 update_progress_artifact(artifact, round(100 * tally.share, 1))
             failure = _failure(future)
             if failure:
