@@ -20,10 +20,14 @@ import pyarrow as pa
 
 @dataclass(frozen=True, slots=True)
 class Tokens:
-    """Ids of some documents: `ids` uint32 [tokens], `offsets` int64 [documents + 1]; document i is ids[o[i]:o[i+1]]."""
+    """Ids of some documents: `ids` uint32 [tokens], `offsets` int64 [documents + 1]; document i is ids[o[i]:o[i+1]].
+
+    `by_reference` counts documents that the fast encoder could not be trusted with.
+    """
 
     ids: np.ndarray
     offsets: np.ndarray
+    by_reference: int = 0
 
     @property
     def lengths(self) -> np.ndarray:

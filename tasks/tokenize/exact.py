@@ -114,7 +114,7 @@ def _replaced(tokens: Tokens, rows: np.ndarray, better: Tokens) -> Tokens:
         pieces += [tokens.ids[end : tokens.offsets[row]], better.ids[better.offsets[place] : better.offsets[place + 1]]]
         end = tokens.offsets[row + 1]
     ids = np.concatenate([*pieces, tokens.ids[end:]])
-    return Tokens(ids, np.concatenate([np.zeros(1, np.int64), np.cumsum(lengths)]))
+    return Tokens(ids, np.concatenate([np.zeros(1, np.int64), np.cumsum(lengths)]), by_reference=len(rows))
 
 
 @lru_cache(maxsize=8)

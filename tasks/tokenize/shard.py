@@ -53,6 +53,7 @@ class _ShardWriter:
     rows_in: int = 0
     quarantined: int = 0
     truncated: int = 0
+    by_reference: int = 0
 
     def open(self, name: str) -> Publication:
         if name not in self.publications:
@@ -107,6 +108,7 @@ def tokenize_shard(
         volatile={
             "built_at": started, "seconds": time.time() - started, "cpu_seconds": time.process_time() - cpu,
             "host": gethostname(), "source": shard.part.file.uri, "source_bytes": shard.part.size,
+            "documents_by_reference": writer.by_reference,
         },
     )  # fmt: skip
 
@@ -132,7 +134,9 @@ def _take(
 
 
 def _write(texts: pa.LargeStringArray, recipe: PretrainRecipe, encoder: Encoder, writer: _ShardWriter) -> None:
-    documents = assemble(encoder.encode(texts), recipe)
+    encoded = encoder.encode(texts)
+    writer.by_reference += encoded.by_reference
+    documents = assemble(encoded, recipe)
     writer.truncated += documents.truncated
     empty = len(texts) - len(documents.kept)
     if empty:

@@ -12,6 +12,7 @@ from tasks.tokenize.exact import ExactEncoder, exact_encoder, suspects
 from tasks.tokenize.load import load_vocabulary
 from tasks.tokenize.settings import TokenizerSettings
 from tests.peers import vocabularies
+from tests.preparing import blend_of, prepare, write_lines
 
 
 @pytest.fixture(scope="module")
@@ -123,3 +124,13 @@ def test_a_sweep_is_remembered_and_a_damaged_memory_is_made_again(folders, monke
     exact_encoder.cache_clear()
     assert exact_encoder(known, literal=True).suspects == [7]
     exact_encoder.cache_clear()
+
+
+def test_the_receipt_counts_documents_that_went_to_the_reference(folders, tmp_path):
+    known = vocabulary(folders["deepseek"])
+    odd = chr(exact_encoder(known, literal=True).suspects[0])
+    source = write_lines(tmp_path / "a.jsonl", ["plain", f"with {odd} inside", "中文", f"{odd}{odd}"])
+    planned, _ = prepare(blend_of(source), tmp_path / "out", tokenizer={"model": str(folders["deepseek"])})
+    (receipt,) = planned.plan.store.proven(planned.plan.keys).values()
+    assert receipt.identity["recipe"]["backend"] == "gigatoken"
+    assert receipt.volatile["documents_by_reference"] == 2
