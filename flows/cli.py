@@ -73,7 +73,9 @@ def pretrain(
     from flows.pretrain import pretrain_data_prep
     from tasks.report.summary import print_summary
     from tasks.shards.manifest import read_manifest
+    from tasks.shards.stage import require_server
 
+    require_server()
     record = cast("dict[str, Any]", pretrain_data_prep(loaded, output_dir, **dict(settings)))
     path = record["pretrain"]["path"]
     print_summary(read_manifest(path) or {}, path, terminal)

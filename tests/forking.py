@@ -6,7 +6,7 @@ import traceback
 
 def in_processes(*works):
     """Run each function in a child of its own, all at once; yields while any of them runs. All must end well."""
-    running = [_fork(work) for work in works]
+    running = [fork(work) for work in works]
     codes = []
     while running:
         yield
@@ -16,7 +16,8 @@ def in_processes(*works):
     assert codes == [0] * len(works), "a child failed; see its traceback on stderr"
 
 
-def _fork(work):
+def fork(work):
+    """Run `work` in a child and return its process id; the child's exit code is 0 when it ended well."""
     child = os.fork()
     if child:
         return child

@@ -22,7 +22,7 @@ Announce = Callable[[dict[str, Any]], None]
 class ShardDone:
     """What a worker tells about one finished shard: enough for progress, no more than 300 bytes of JSON."""
 
-    dataset: str
+    key: str
     source: str
     source_bytes: int
     documents: int
@@ -51,7 +51,7 @@ def build_batch(
 
 def _done(shard: PlannedShard, receipt: Receipt, *, reused: bool) -> ShardDone:
     return ShardDone(
-        dataset=shard.dataset,
+        key=shard.key,
         source=f"{shard.part.file.uri}@{shard.part.start}",
         source_bytes=shard.part.size,
         documents=receipt.documents,

@@ -35,9 +35,9 @@ class Tally:
     def add(self, record: Mapping[str, Any]) -> None:
         """Count one finished shard; one that is announced again (a retried batch) counts once."""
         with self._lock:
-            if record["source"] in self._seen:
+            if record["key"] in self._seen:
                 return
-            self._seen.add(record["source"])
+            self._seen.add(record["key"])
             self.done += 1
             self.done_bytes += record["source_bytes"]
             self.documents += record["documents"]

@@ -10,13 +10,13 @@ from contextlib import contextmanager
 from typing import Any, cast
 from uuid import UUID, uuid4
 
-from prefect import Task, get_run_logger
+from prefect import Task, get_client, get_run_logger
 from prefect.artifacts import create_progress_artifact, update_progress_artifact
 from prefect.client.schemas.objects import State
 from prefect.settings import PREFECT_API_URL, temporary_settings
 from prefect_dask.task_runners import PrefectDaskFuture
 
-from tasks.errors import RunError
+from tasks.errors import InputError, RunError
 from tasks.shards.batches import batches
 from tasks.shards.cluster import listen, slots, task_runner
 from tasks.shards.plan import PlannedShard, shard_record
@@ -32,6 +32,20 @@ def transient(_task: object, _run: object, state: State[Any]) -> bool:
     """Whether a failed batch is worth another try: storage and network errors are, everything else is not."""
     error = state.result(raise_on_failure=False)
     return isinstance(error, (OSError, TimeoutError)) and not isinstance(error, PERMANENT)
+
+
+def require_server() -> None:
+    """Raises InputError when a Prefect server is configured and does not answer."""
+    address = PREFECT_API_URL.value()
+    if address is None:
+        return
+    with get_client(sync_client=True) as client:
+        error = client.api_healthcheck()
+    if error is not None:
+        raise InputError(
+            f"PREFECT_API_URL: no Prefect server answers at {address}; start it with `prefect server start`, or unset "
+            "the address (`prefect config unset PREFECT_API_URL`) to run with a temporary one"
+        )
 
 
 def build_shards(

@@ -39,12 +39,12 @@ inherit it: run such a preparation with an in-process cluster, or call `killed_a
 import itertools
 import os
 import signal
-import traceback
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 
 from tasks.shards import publish as publish_module
+from tests.forking import fork
 
 OPERATIONS = ("open", "write", "fsync", "replace", "link", "unlink", "mkdir")
 
@@ -171,17 +171,11 @@ def killed_at(number: int, work: Callable[[], object]) -> bool:
             write_half(name, arguments)
             os.kill(os.getpid(), signal.SIGKILL)
 
-    child = os.fork()
-    if child == 0:
-        status = 1
-        try:
-            with intercept(kill):
-                work()
-            status = 0
-        except BaseException:  # noqa: BLE001 - the child must never return into the caller's stack
-            traceback.print_exc()
-        finally:
-            os._exit(status)
+    def killed():
+        with intercept(kill):
+            work()
+
+    child = fork(killed)
     _, status = os.waitpid(child, 0)
     if os.WIFSIGNALED(status):
         assert os.WTERMSIG(status) == signal.SIGKILL

@@ -90,6 +90,15 @@ def test_an_output_that_cannot_be_written_is_a_wrong_call(place, tmp_path, blend
     assert len(result.stderr.strip().splitlines()) == 1
 
 
+def test_a_prefect_server_that_does_not_answer_is_a_wrong_call(tmp_path, blend):
+    nowhere = "http://127.0.0.1:1/api"
+    result = tokenmill("pretrain", blend, "--output-dir", tmp_path / "out", env={"PREFECT_API_URL": nowhere})
+    assert result.returncode == 2, result.stderr
+    assert len(result.stderr.strip().splitlines()) == 1
+    assert nowhere in result.stderr
+    assert "prefect server start" in result.stderr
+
+
 def test_an_unknown_command_or_option_is_a_wrong_call(blend):
     for arguments in (["pretrian"], ["plan", blend, "--outputdir", "x"], ["pretrain", blend], ["verify"]):
         result = tokenmill(*arguments, stdin="")
