@@ -12,8 +12,9 @@ import yaml
 from cyclopts import Parameter
 
 from tasks.errors import InputError
+from tasks.shards.settings import Scale
 from tasks.strict import parse
-from tasks.tokenize.settings import PretrainSettings, Scale
+from tasks.tokenize.settings import PretrainSettings
 
 
 @Parameter(name="*")

@@ -11,10 +11,12 @@ from prefect import flow
 from tasks.blend.load import load_blend
 from tasks.blend.models import Blend
 from tasks.report.stage import report
+from tasks.shards.books import OnBadRow
+from tasks.shards.settings import Holdout, Scale
 from tasks.shards.stage import build_shards
 from tasks.storage import SourceIdentity
 from tasks.strict import Size, parse
-from tasks.tokenize.settings import Holdout, OnBadRow, PretrainSettings, Scale, SpecialTokens, TokenizerSettings
+from tasks.tokenize.settings import PretrainSettings, SpecialTokens, TokenizerSettings
 from tasks.tokenize.stage import plan, publish, tokenize_shards
 
 DEFAULT = PretrainSettings()

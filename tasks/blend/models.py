@@ -6,9 +6,9 @@ systems of laptops often have none).
 """
 
 import re
-from typing import Annotated, Literal, Self
+from typing import Annotated, Literal, Self, cast
 
-from pydantic import AfterValidator, Field, model_validator
+from pydantic import AfterValidator, BeforeValidator, Field, model_validator
 
 from tasks.strict import Strict
 
@@ -30,6 +30,24 @@ def _path_segment(name: str) -> str:
 Name = Annotated[str, AfterValidator(_path_segment)]
 
 
+def _plain_values(wanted: object) -> object:
+    values = cast("list[object]", wanted) if isinstance(wanted, list) else [wanted]
+    if not values or not all(_is_plain(value) for value in values):
+        raise ValueError(
+            "no value to filter by; use text, true or false, a whole number of 64 bits, or a list of these"
+        )
+    return wanted
+
+
+def _is_plain(value: object) -> bool:
+    return isinstance(value, str | bool) or (isinstance(value, int) and abs(value) < 2**63)
+
+
+Value = str | int | bool
+Wanted = Annotated[Value | list[Value], BeforeValidator(_plain_values)]
+"""The value that a field must have, or a list of those that it may have."""
+
+
 class DataSource(Strict, frozen=True):
     """One data set of a blend: where its rows are, and how much it weighs."""
 
@@ -44,6 +62,20 @@ class DataSource(Strict, frozen=True):
     subset: str | None = Field(default=None, description="Configuration to take of a Hugging Face data set.")
     text_field: str = Field(default="text", min_length=1, description="Field that holds the text; dots go inward.")
     revision: str | None = Field(default=None, description="Branch, tag or commit of a Hugging Face data set.")
+    messages_field: str | None = Field(
+        default=None, min_length=1, description="Field that holds the messages; found by itself when left out."
+    )
+    tools_field: str = Field(default="tools", min_length=1, description="Field that holds the tools.")
+    used_in: str | None = Field(default=None, min_length=1, description="Keep only rows whose used_in names this.")
+    filters: dict[str, Wanted] = Field(
+        default={}, description="Keep only rows whose field has this value, or one of these."
+    )
+
+    @model_validator(mode="after")
+    def _filters_once(self) -> Self:
+        if self.used_in is not None and "used_in" in self.filters:
+            raise ValueError("'used_in' is given as a key and under 'filters'; keep one of the two")
+        return self
 
 
 class Blend(Strict, frozen=True):

@@ -29,6 +29,10 @@ WHOLE = "all"
 BOOKS = ("rows", "documents", "tokens", "quarantined", "truncated", "source_bytes")
 """What is added up over shards."""
 
+Names = Mapping[str, Mapping[str, Sequence[str]]]
+"""The published names of shards by place and split. A name is the path of the one file of a part, or the prefix that
+its files share; there are several where a shard is published more than once."""
+
 
 @dataclass(frozen=True, slots=True)
 class Finished:
@@ -37,6 +41,11 @@ class Finished:
     shard: PlannedShard
     key: str
     receipt: Receipt
+
+    @property
+    def dataset(self) -> tuple[str, str]:
+        """The data set it is of: the split of the plan, and the name."""
+        return self.shard.split, self.shard.dataset
 
     def split_of(self, part: str) -> str:
         """The split that a part of the shard belongs to."""
@@ -65,8 +74,8 @@ def read_manifest(output_dir: str) -> dict[str, Any] | None:
     return manifest
 
 
-def shard_entries(finished: Sequence[Finished], published: Mapping[str, Mapping[str, str]]) -> dict[str, Any]:
-    """The manifest's `recipes` and `shards`; `published` maps a shard's place to its prefix in each split."""
+def shard_entries(finished: Sequence[Finished], published: Names) -> dict[str, Any]:
+    """The manifest's `recipes` and `shards`; `published` maps a shard's place to its names in each split."""
     recipes: list[Mapping[str, Any]] = []
     entries: list[dict[str, Any]] = []
     for item in finished:
@@ -78,8 +87,9 @@ def shard_entries(finished: Sequence[Finished], published: Mapping[str, Mapping[
     return {"recipes": recipes, "shards": entries}
 
 
-def _entry(item: Finished, recipe: int, published: Mapping[str, str]) -> dict[str, Any]:
+def _entry(item: Finished, recipe: int, published: Mapping[str, Sequence[str]]) -> dict[str, Any]:
     part, receipt = item.shard.part, item.receipt
+    facts = {"facts": receipt.facts} if receipt.facts else {}
     return {
         "dataset": item.shard.dataset,
         "split": item.shard.split,
@@ -96,7 +106,8 @@ def _entry(item: Finished, recipe: int, published: Mapping[str, str]) -> dict[st
         "drops": receipt.drops,
         "quarantined": receipt.quarantined,
         "truncated": receipt.truncated,
-        "published": dict(published),
+        **facts,
+        "published": {split: list(names) for split, names in published.items()},
     }
 
 

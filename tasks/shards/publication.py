@@ -1,22 +1,24 @@
 """Publication: from proven shards to the folder a trainer reads, all at once or not at all.
 
-    OUT/train|valid|test/data_00000_1a2b3c4d.bin/.idx   names for the shards' files (hard links on a local disk)
-    OUT/quarantine/<data set>.jsonl                     bad rows, with file, line and reason
-    OUT/manifest.json                                   what everything is made of, and the hashes of these files
-    OUT/blend.json                                      the entry point, replaced last
+    OUT/…                             names for the shards' files, as their kind lays them out
+    OUT/quarantine/<data set>.jsonl   bad rows, with file, line and reason
+    OUT/manifest.json                 what everything is made of, and the hashes of these files
+    OUT/blend.json                    the entry point, replaced last
 
-A published name carries the first eight digits of the shard's key: Megatron caches its sample index by path, so a
-path must never mean other data than before. On an object store nothing is renamed: blend.json points into the store.
-Publication refuses gaps: a planned shard without a receipt stops it, unless partial output was asked for, and then
-the manifest says so. Two publications of one folder take turns; the last one wins whole.
+How the shards are named is their kind's `Layout`. A name carries the first eight digits of the shard's key: trainers
+cache by path, so a path must never mean other data than before. That also makes the change from one publication to the
+next safe: names of both lie side by side until blend.json is replaced, then the earlier ones are removed. Publication
+refuses gaps: a planned shard without a receipt stops it, unless partial output was asked for, and then the manifest
+says so. Two publications of one local folder take turns and the last one wins whole; an object store has no locks, so
+there it is the caller who sees to it.
 """
 
 import re
 from collections import Counter, defaultdict
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import nullcontext
-from dataclasses import asdict, replace
-from typing import Any, cast
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import nullcontext, suppress
+from dataclasses import asdict, dataclass, field, replace
+from typing import Any, Protocol, cast
 
 import orjson
 from xxhash import xxh3_128_hexdigest
@@ -24,9 +26,9 @@ from xxhash import xxh3_128_hexdigest
 from tasks.blend.models import SPLITS, Blend
 from tasks.errors import RunError
 from tasks.shards.lock import locked
-from tasks.shards.manifest import BLEND, MANIFEST, Finished, manifest_bytes, shard_entries, totals
+from tasks.shards.manifest import BLEND, MANIFEST, Finished, Names, manifest_bytes, shard_entries, totals
 from tasks.shards.plan import Plan
-from tasks.shards.publish import Output, link, publish, publish_bytes, sweep
+from tasks.shards.publish import Output, publish, publish_bytes, sweep
 from tasks.shards.store import Store, read_bytes
 from tasks.sources.locate import first_row
 from tasks.storage import filesystem, is_local, join
@@ -36,9 +38,47 @@ TOLERATED_ROWS = 10
 """A data set may always have this many bad rows, however small it is."""
 
 QUARANTINE = "quarantine"
-PUBLISHED = re.compile(r"data_\d{5,}_[0-9a-f]{8}\.\w+")
+QUARANTINES = re.compile(r".+\.jsonl")
 
 Weights = Mapping[tuple[str, str], float]
+"""The weight of each data set, by `(split of the plan, name)`."""
+
+
+@dataclass(frozen=True, slots=True)
+class Published:
+    """What a layout has put into the output folder.
+
+    `names` are absolute, as blend.json has them, which is `blend`. `files` are those written beside the shards' own, with paths
+    relative to the output folder: the manifest vouches for them. `header` is what the manifest says of them.
+    """
+
+    names: Names
+    blend: bytes
+    files: Sequence[Output] = ()
+    header: Mapping[str, Any] = field(default_factory=dict[str, Any])
+
+
+class Layout(Protocol):
+    """How one kind of shard lies in the output folder."""
+
+    @property
+    def own(self) -> Mapping[str, re.Pattern[str]]:
+        """The names that publications of this kind make, by folder: those that are stale may be removed."""
+        ...
+
+    def lay_out(self, output_dir: str, store: Store, finished: Sequence[Finished]) -> Published:
+        """Give the shards their names, without changing what an earlier name means, and say what blend.json is to be."""
+        ...
+
+
+@dataclass(frozen=True, slots=True)
+class Listed:
+    """A line of blend.json to be: a name, its split, its data set as `(split of the plan, name)`, and its tokens."""
+
+    split: str
+    dataset: tuple[str, str]
+    path: str
+    tokens: int
 
 
 def collect(plan: Plan, *, allow_partial: bool) -> tuple[list[Finished], list[str]]:
@@ -81,7 +121,7 @@ def check_bad_rows(finished: Sequence[Finished], ceiling: float, *, tolerate: bo
             )
 
 
-BENIGN = {"blank_line", "empty_document", "too_short"}
+BENIGN = {"blank_line", "empty_document", "too_short", "filtered", "oversize"}
 """Drops that are choices or conventions, not damage."""
 
 
@@ -94,7 +134,7 @@ def publish_preparation(
     output_dir: str,
     store: Store,
     finished: Sequence[Finished],
-    weights: Weights,
+    layout: Layout,
     header: Mapping[str, Any],
     volatile: Mapping[str, Any],
 ) -> dict[str, Any]:
@@ -102,49 +142,48 @@ def publish_preparation(
 
     `header` is what the manifest says of the preparation as a whole, `volatile` what may differ between equal runs.
     """
-    local = is_local(output_dir)
-    with locked(output_dir) if local else nullcontext():
-        _sweep(output_dir, store)
-        published = (
-            _link_shards(output_dir, store, finished) if local and is_local(store.place) else _in_store(store, finished)
-        )
-        quarantines = _publish_quarantine(output_dir, store, finished)
-        prefixes = {
-            place: {split: _relative(prefix, output_dir) for split, prefix in of.items()}
-            for place, of in published.items()
-        }
-        blend = blend_json(finished, published, weights)
+    own = {**layout.own, QUARANTINE: QUARANTINES}
+    with locked(output_dir) if is_local(output_dir) else nullcontext():
+        _sweep(output_dir, own, store)
+        published = layout.lay_out(output_dir, store, finished)
+        files = [*published.files, *_publish_quarantine(output_dir, store, finished)]
+        names = _relative(published.names, output_dir)
         manifest = {
             **header,
-            **shard_entries(finished, prefixes),
+            **published.header,
+            **shard_entries(finished, names),
             "totals": totals(finished),
-            "files": [asdict(file) for file in [_described(BLEND, blend), *quarantines]],
+            "files": [asdict(file) for file in [described(BLEND, published.blend), *files]],
             "volatile": dict(volatile),
         }
         publish_bytes(join(output_dir, MANIFEST), manifest_bytes(manifest))
-        publish_bytes(join(output_dir, BLEND), blend)
-        if local:
-            _remove_strangers(output_dir, published, {file.path for file in quarantines})
+        publish_bytes(join(output_dir, BLEND), published.blend)
+        current = {name for of in names.values() for listed in of.values() for name in listed}
+        _remove_stale(output_dir, own, current | {file.path for file in files})
     return manifest
 
 
-def _sweep(output_dir: str, store: Store) -> None:
+def _sweep(output_dir: str, own: Iterable[str], store: Store) -> None:
     """Remove what killed runs left half-written, except in the folders of shards: building a shard sweeps its own."""
-    folders = [join(output_dir, name) for name in ("", *SPLITS, QUARANTINE)] + [store.place, join(store.place, "gates")]
+    folders = [output_dir, *(join(output_dir, name) for name in own), store.place, join(store.place, "gates")]
     for folder in folders:
         if is_local(folder):
             sweep(folder)
 
 
-def _described(path: str, data: bytes) -> Output:
+def described(path: str, data: bytes) -> Output:
+    """The file that `data` will be, under `path`."""
     return Output(path, len(data), xxh3_128_hexdigest(data))
 
 
-def _relative(prefix: str, output_dir: str) -> str:
-    return prefix.removeprefix(f"{output_dir}/")
+def _relative(names: Names, output_dir: str) -> Names:
+    return {
+        place: {split: [name.removeprefix(f"{output_dir}/") for name in listed] for split, listed in of.items()}
+        for place, of in names.items()
+    }
 
 
-def _parts(finished: Sequence[Finished]) -> Iterator[tuple[Finished, str, str]]:
+def parts_with_tokens(finished: Sequence[Finished]) -> Iterator[tuple[Finished, str, str]]:
     """Each part that holds tokens, with the split it belongs to, in plan order."""
     for item in finished:
         for part, count in item.receipt.parts.items():
@@ -152,43 +191,19 @@ def _parts(finished: Sequence[Finished]) -> Iterator[tuple[Finished, str, str]]:
                 yield item, part, item.split_of(part)
 
 
-def _link_shards(output_dir: str, store: Store, finished: Sequence[Finished]) -> dict[str, dict[str, str]]:
-    """Give every part its published name; the prefixes by place and split."""
-    published: dict[str, dict[str, str]] = {}
-    numbers: Counter[str] = Counter()
-    for item, part, split in _parts(finished):
-        prefix = join(output_dir, split, f"data_{numbers[split]:05d}_{item.key[:8]}")
-        numbers[split] += 1
-        for output in item.receipt.outputs:
-            stem, _, ending = output.path.rpartition(".")
-            if stem == part:
-                link(store.path(item.key, output.path), f"{prefix}.{ending}")
-        published.setdefault(item.shard.place, {})[split] = prefix
-    return published
+def blend_json(listed: Sequence[Listed], weights: Weights) -> bytes:
+    """What trainers read: per split a flat list of weight and name, or null for a split without tokens.
 
-
-def _in_store(store: Store, finished: Sequence[Finished]) -> dict[str, dict[str, str]]:
-    published: dict[str, dict[str, str]] = {}
-    for item, part, split in _parts(finished):
-        published.setdefault(item.shard.place, {})[split] = store.path(item.key, part)
-    return published
-
-
-def blend_json(finished: Sequence[Finished], published: Mapping[str, Mapping[str, str]], weights: Weights) -> bytes:
-    """What Megatron reads: per split a flat list of weight and prefix, or null for a split without tokens.
-
-    A shard weighs its data set's weight times its share of the data set's tokens in that split, so a data set is
+    A name weighs its data set's weight times its share of the data set's tokens in that split, so a data set is
     sampled by its weight however many shards it is cut into. Data sets of weight 0 are left out.
     """
-    tokens: Counter[tuple[str, str, str]] = Counter()
-    for item, part, split in _parts(finished):
-        tokens[split, item.shard.split, item.shard.dataset] += item.receipt.parts[part].tokens
+    tokens: Counter[tuple[str, tuple[str, str]]] = Counter()
+    for name in listed:
+        tokens[name.split, name.dataset] += name.tokens
     lists: dict[str, list[str]] = {split: [] for split in SPLITS}
-    for item, part, split in _parts(finished):
-        weight = weights[item.shard.split, item.shard.dataset]
-        if weight:
-            share = item.receipt.parts[part].tokens / tokens[split, item.shard.split, item.shard.dataset]
-            lists[split] += [repr(weight * share), published[item.shard.place][split]]
+    for name in listed:
+        if weight := weights[name.dataset]:
+            lists[name.split] += [repr(weight * (name.tokens / tokens[name.split, name.dataset])), name.path]
     return orjson.dumps({split: entries or None for split, entries in lists.items()}, option=orjson.OPT_INDENT_2)
 
 
@@ -242,14 +257,22 @@ def _quarantined(item: Finished, store: Store, before: int) -> bytes:
     return b"".join(lines)
 
 
-def _remove_strangers(output_dir: str, published: Mapping[str, Mapping[str, str]], quarantines: set[str]) -> None:
-    """Remove names that an earlier publication made and this one does not have."""
-    ours = {prefix for of in published.values() for prefix in of.values()}
-    system, root = filesystem(output_dir)
-    for split in SPLITS:
-        for path in cast("list[str]", system.glob(f"{root}/{split}/data_*")):
-            if PUBLISHED.fullmatch(path.rpartition("/")[2]) and path.rpartition(".")[0] not in ours:
-                system.rm_file(path)
-    for path in cast("list[str]", system.glob(f"{root}/{QUARANTINE}/*.jsonl")):
-        if path.removeprefix(f"{root}/") not in quarantines:
-            system.rm_file(path)
+def _remove_stale(output_dir: str, own: Mapping[str, re.Pattern[str]], current: set[str]) -> None:
+    """Remove names that an earlier publication made and this one does not have, and local folders left empty by that.
+
+    `current` are paths relative to the output folder, or the prefixes that they begin with.
+    """
+    for folder, pattern in own.items():
+        place = join(output_dir, folder)
+        system, path = filesystem(place)
+        system.invalidate_cache(path)
+        found: list[str] = []
+        with suppress(FileNotFoundError):
+            found = cast("list[str]", system.ls(path, detail=False))
+        names = [name.rpartition("/")[2] for name in found]
+        kept = {name for name in names if {f"{folder}/{name}", f"{folder}/{name}".rpartition(".")[0]} & current}
+        stale = [name for name in names if name not in kept and pattern.fullmatch(name)]
+        for name in stale:
+            system.rm_file(f"{path}/{name}")
+        if is_local(place) and stale and len(stale) == len(names):
+            system.rmdir(path)

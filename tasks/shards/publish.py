@@ -25,7 +25,7 @@ from collections.abc import Callable, Generator
 from contextlib import AbstractContextManager, contextmanager, suppress
 from dataclasses import dataclass
 from functools import partial
-from typing import TYPE_CHECKING, cast
+from typing import TYPE_CHECKING, BinaryIO, cast
 
 import xxhash
 from fsspec.spec import AbstractBufferedFile
@@ -41,6 +41,9 @@ PART = 1 << 20
 
 ATOMIC = {"s3", "s3a", "gs", "gcs"}
 """Schemes whose objects appear only when their upload is completed."""
+
+COPYING = {*ATOMIC, "memory"}
+"""Schemes whose stores copy an object by themselves, whole or not at all."""
 
 TEMPORARY = re.compile(r"\..+\.[0-9a-f]{16}\.tmp")
 
@@ -157,6 +160,21 @@ def link(source: str, target: str) -> None:
         _release(descriptor)
 
 
+def copy(source: str, target: str) -> None:
+    """Make the content of the file `source` the file `target` as well, in one atomic step, wherever the two lie.
+
+    Within one object store the store copies by itself and no byte passes through here; elsewhere the bytes are streamed.
+    Replaces `target`. Errors as in `publish`, and FileNotFoundError when there is no `source`.
+    """
+    (origin, source_path), (system, target_path) = filesystem(source), filesystem(target)
+    if target.split("://", 1)[0] in COPYING and origin == system:
+        with _noting(f"while copying {source} to {target}"):
+            system.cp_file(source_path, target_path)
+        return
+    with cast("BinaryIO", origin.open(source_path, "rb")) as stream, publish(target) as publication:
+        shutil.copyfileobj(stream, publication, PART)
+
+
 def sweep(directory: str) -> list[str]:
     """Remove the temporaries that killed writers left in a local directory (not below it), and return their paths.
 
@@ -226,6 +244,15 @@ def _memory_file(uri: str) -> Generator[Put]:
     content = bytearray()
     yield content.extend
     system.pipe_file(path, bytes(content))
+
+
+@contextmanager
+def _noting(note: str) -> Generator[None]:
+    try:
+        yield
+    except OSError as error:
+        error.add_note(note)
+        raise
 
 
 @contextmanager

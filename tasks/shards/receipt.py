@@ -2,8 +2,9 @@
 
 It holds the shard's identity (whose hash is the key), every output with size and xxh3_128, and the books: rows in,
 documents out, drops by reason. `rows_in == documents + sum(drops)` is checked whenever a receipt is made or read, so
-a receipt that loses a row cannot exist. Times, host names and the seal that guards the file against damage stand apart
-under `volatile`: everything else is the same bytes on every run.
+a receipt that loses a row cannot exist. Numbers that only one kind of shard has stand under `facts`. Times, host names
+and the seal that guards the file against damage stand apart under `volatile`: everything else is the same bytes on
+every run.
 """
 
 from dataclasses import asdict, dataclass, field
@@ -31,7 +32,7 @@ class PartCount:
 @dataclass(frozen=True, slots=True)
 class Receipt:
     """Proof of one shard. `outputs` are paths relative to the shard's folder; `quarantined` counts bad rows,
-    `truncated` documents that were cut.
+    `truncated` documents that were cut; `facts` is plain JSON that the shard's own room understands.
     """
 
     key: str
@@ -42,6 +43,7 @@ class Receipt:
     drops: dict[str, int]
     quarantined: int
     truncated: int
+    facts: dict[str, Any] = field(default_factory=dict)
     volatile: dict[str, Any] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
@@ -66,8 +68,11 @@ class Receipt:
         return sum(part.tokens for part in self.parts.values())
 
     def dump(self) -> bytes:
-        """The receipt as sealed JSON."""
-        return sealed(asdict(self))
+        """The receipt as sealed JSON; without `facts` where there are none."""
+        fields = asdict(self)
+        if not self.facts:
+            fields.pop("facts")
+        return sealed(fields)
 
     @classmethod
     def load(cls, data: bytes) -> Self:
@@ -76,6 +81,7 @@ class Receipt:
             fields = unsealed(data)
             outputs = [Output(**output) for output in fields.pop("outputs")]
             parts = {name: PartCount(**part) for name, part in fields.pop("parts").items()}
-            return cls(outputs=outputs, parts=parts, **fields)
+            facts = {**fields.pop("facts", {})}
+            return cls(outputs=outputs, parts=parts, facts=facts, **fields)
         except (ValueError, TypeError, KeyError, AttributeError) as error:
             raise InvalidReceiptError(f"not a valid receipt: {error}") from error

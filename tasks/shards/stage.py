@@ -5,22 +5,28 @@ of every future is asked for (a task whose worker died again and again never rea
 batches are allowed to finish so that their receipts are kept, and then one error names everything that failed.
 """
 
-from collections.abc import Generator, Sequence
+from collections.abc import Callable, Generator, Mapping, Sequence
 from contextlib import contextmanager
+from functools import partial
 from typing import Any, cast
 from uuid import UUID, uuid4
 
-from prefect import Task, get_client, get_run_logger
+from prefect import Task, get_client, get_run_logger, task
 from prefect.artifacts import create_progress_artifact, update_progress_artifact
+from prefect.cache_policies import NO_CACHE
 from prefect.client.schemas.objects import State
 from prefect.settings import PREFECT_API_URL, temporary_settings
+from prefect.states import Completed
+from prefect.tasks import exponential_backoff
 from prefect_dask.task_runners import PrefectDaskFuture
 
 from tasks.errors import InputError, RunError
 from tasks.shards.batches import batches
-from tasks.shards.cluster import listen, slots, task_runner
+from tasks.shards.build import BuildShard, build_batch
+from tasks.shards.cluster import announce, listen, slots, task_runner
 from tasks.shards.plan import PlannedShard, shard_record
 from tasks.shards.progress import ProgressDisplay, Tally
+from tasks.shards.store import Store
 
 REFRESH_SECONDS = 1.0
 MOST_REPORTED = 5
@@ -32,6 +38,32 @@ def transient(_task: object, _run: object, state: State[Any]) -> bool:
     """Whether a failed batch is worth another try: storage and network errors are, everything else is not."""
     error = state.result(raise_on_failure=False)
     return isinstance(error, (OSError, TimeoutError)) and not isinstance(error, PERMANENT)
+
+
+def shard_task(name: str) -> "Callable[[Callable[..., State[Any]]], Task[..., State[Any]]]":
+    """Makes the task of a kind of shards, which `build_shards` maps over batches."""
+    return task(
+        name=name,
+        task_run_name=f"{name}-{{number}}",
+        cache_policy=NO_CACHE,
+        persist_result=False,
+        retries=3,
+        retry_delay_seconds=exponential_backoff(2),
+        retry_jitter_factor=0.5,
+        retry_condition_fn=transient,
+    )
+
+
+def build_and_announce(
+    batch: Sequence[Mapping[str, Any]], store: Store, build: BuildShard, topic: str, *, rebuild: bool
+) -> State[Any]:
+    """The body of such a task: build what has no receipt, tell the run after each, and end as `Cached` if nothing was."""
+    done = build_batch(batch, store, build, partial(announce, topic), rebuild=rebuild)
+    built = sum(not shard.reused for shard in done)
+    tokens, seconds = sum(shard.tokens for shard in done), sum(shard.seconds for shard in done)
+    message = f"{built} shards built in {seconds:.1f} s, {len(done) - built} had valid receipts; {tokens:,} tokens"
+    get_run_logger().info(message)
+    return Completed(message=message, name="Completed" if built else "Cached")
 
 
 def require_server() -> None:

@@ -58,9 +58,10 @@ class Store:
         drops: Mapping[str, int],
         quarantined: int = 0,
         truncated: int = 0,
+        facts: Mapping[str, Any] | None = None,
         volatile: Mapping[str, Any] | None = None,
     ) -> Receipt:
-        """Write the receipt of a shard whose outputs are all published, and return it.
+        """Write the receipt of a shard whose outputs are all published, and return it; `facts` must be plain JSON.
 
         Raises InvalidReceiptError when a row is unaccounted for.
         """
@@ -75,6 +76,7 @@ class Store:
             drops=dict(sorted(drops.items())),
             quarantined=quarantined,
             truncated=truncated,
+            facts=dict(facts or {}),
             volatile=dict(volatile or {}),
         )
         publish_bytes(self.path(receipt.key, RECEIPT), receipt.dump())

@@ -46,6 +46,7 @@ class _Checked:
     size: int
     problems: list[str]
     damaged: bool
+    outputs: list[Output] | None = None
 
 
 def verify(output_dir: str, inspect: Inspect) -> Verification:
@@ -65,7 +66,7 @@ def verify(output_dir: str, inspect: Inspect) -> Verification:
     for key in withdrawn:
         store.withdraw(key)
     problems = [problem for shard in checked for problem in shard.problems]
-    problems += _check_published(output_dir, manifest, store)
+    problems += _check_published(output_dir, manifest, store, {shard.key: shard.outputs for shard in checked})
     problems += [f"{place}: planned, but missing from this partial output" for place in manifest["missing"]]
     return Verification(
         len(checked), sum(shard.files for shard in checked), sum(shard.size for shard in checked), problems, withdrawn
@@ -85,10 +86,19 @@ def _check_shard(store: Store, entry: Mapping[str, Any], inspect: Inspect) -> _C
     problems = [
         problem for output in receipt.outputs for problem in _check_file(store.path(key, output.path), output, RECEIPT)
     ]
+    problems += [
+        f"{place}: lists no file of its part {part!r}"
+        for part, count in receipt.parts.items()
+        if count.tokens and not _outputs_of(part, receipt.outputs)
+    ]
     problems = problems or inspect(store, receipt)
     problems += _check_books(place, entry, receipt)
     size = sum(output.size for output in receipt.outputs)
-    return _Checked(key, 1 + len(receipt.outputs), size, problems, damaged=bool(problems))
+    return _Checked(key, 1 + len(receipt.outputs), size, problems, bool(problems), receipt.outputs)
+
+
+def _outputs_of(part: str, outputs: Iterable[Output]) -> list[Output]:
+    return [output for output in outputs if output.path.rpartition(".")[0] == part]
 
 
 def _check_file(place: str, recorded: Output, witness: str) -> Iterable[str]:
@@ -121,37 +131,48 @@ def _check_books(place: str, entry: Mapping[str, Any], receipt: Receipt) -> list
         "drops": receipt.drops,
         "quarantined": receipt.quarantined,
         "truncated": receipt.truncated,
+        "facts": receipt.facts,
     }
     return [
-        f"{place}: {name} are {found!r}, but the manifest says {entry[name]!r}"
+        f"{place}: {name} are {found!r}, but the manifest says {entry.get(name, {})!r}"
         for name, found in books.items()
-        if found != entry[name]
+        if found != entry.get(name, {})
     ]
 
 
-def _check_published(output_dir: str, manifest: Mapping[str, Any], store: Store) -> Iterable[str]:
-    """The published names must be the shards' own files; blend.json and the quarantine, what was published."""
+def _check_published(
+    output_dir: str, manifest: Mapping[str, Any], store: Store, outputs: Mapping[str, list[Output] | None]
+) -> list[str]:
+    """The published names must be the shards' own files; blend.json and the other files, what was published.
+
+    The names of a shard without a readable receipt can be held against nothing, and that it has none is known by now.
+    """
+    checks = [(join(output_dir, file["path"]), Output(**file), MANIFEST) for file in manifest["files"]]
     for entry in manifest["shards"]:
-        for split, prefix in entry["published"].items():
-            place = prefix if prefix.startswith(("/", store.place)) else join(output_dir, prefix)
-            part = split if split in entry["documents"] else WHOLE
-            yield from _check_names(place, store, entry["key"], part)
-    for file in manifest["files"]:
-        yield from _check_file(join(output_dir, file["path"]), Output(**file), MANIFEST)
+        recorded = outputs[entry["key"]] or []
+        for split, names in entry["published"].items():
+            own = _outputs_of(split if split in entry["documents"] else WHOLE, recorded)
+            for name in names:
+                place = name if name.startswith(("/", store.place)) else join(output_dir, name)
+                checks += [
+                    (each, output, RECEIPT)
+                    for each, output in _named(place, own)
+                    if not _is_same_file(each, store.path(entry["key"], output.path))
+                ]
+    with ThreadPoolExecutor(THREADS) as pool:
+        return [problem for found in pool.map(lambda check: list(_check_file(*check)), checks) for problem in found]
 
 
-def _check_names(prefix: str, store: Store, key: str, part: str) -> Iterable[str]:
-    """A published name that is a hard link needs no second reading; a copy is compared by hash."""
-    for ending in ("bin", "idx"):
-        name, original = f"{prefix}.{ending}", store.path(key, f"{part}.{ending}")
-        if name == original:
-            continue
-        if size_of(name) is None:
-            yield f"{name}: missing"
-        elif _is_other_file(name, original) and file_hash(name) != file_hash(original):
-            yield f"{name}: differs from the shard it was published from, {original}"
+def _named(name: str, outputs: list[Output]) -> list[tuple[str, Output]]:
+    """The files that a name stands for: it is the path of one output, or the prefix of all of them."""
+    endings = [f".{output.path.rpartition('.')[2]}" for output in outputs]
+    whole = [(name, output) for output, ending in zip(outputs, endings, strict=True) if name.endswith(ending)]
+    return whole or [(f"{name}{ending}", output) for output, ending in zip(outputs, endings, strict=True)]
 
 
-def _is_other_file(name: str, original: str) -> bool:
-    """Whether both are there and are not one file under two names."""
-    return is_local(name) and size_of(original) is not None and not os.path.samefile(name, original)  # noqa: PTH121
+def _is_same_file(name: str, original: str) -> bool:
+    """Whether both are one file, perhaps under two names: it was read already."""
+    if name == original:
+        return True
+    both_here = is_local(name) and is_local(original) and size_of(name) is not None and size_of(original) is not None
+    return both_here and os.path.samefile(name, original)  # noqa: PTH121

@@ -12,7 +12,7 @@ file then counts as new.
 
 import os
 import time
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from typing import BinaryIO
@@ -25,7 +25,7 @@ from tasks.sources.discovery import stored_version
 from tasks.sources.files import Slice, SourceFile
 from tasks.sources.json_lines import row_start
 from tasks.sources.opening import open_source
-from tasks.sources.parquet import open_parquet, row_groups
+from tasks.sources.parquet import layout, open_parquet, require_any, row_groups
 from tasks.storage import SourceIdentity, filesystem, is_local
 
 CHUNK_BYTES = 4 << 20
@@ -42,7 +42,7 @@ Ranges = list[tuple[int, int]]
 
 
 class ContentIndex:
-    """Hashes of local slices, remembered by `(path, size, modification time, range, field)`.
+    """Hashes of local slices, remembered by `(path, size, modification time, range, fields)`.
 
     `entries` maps that tuple, as one string, to the content; `load` and `dump` turn it into JSON bytes. A lost or
     damaged index costs one read of the data and nothing else.
@@ -64,23 +64,23 @@ class ContentIndex:
         """The index as sealed JSON; equal indexes are equal bytes."""
         return sealed({"entries": self.entries, "volatile": {}})
 
-    def identify(self, slices: Iterable[Slice], text_field: str, identity: SourceIdentity) -> list[Slice]:
+    def identify(self, slices: Iterable[Slice], fields: Sequence[str], identity: SourceIdentity) -> list[Slice]:
         """The slices with their contents filled in, in order; slices that own no rows are left out."""
         with ThreadPoolExecutor(THREADS) as pool:
-            contents = pool.map(lambda part: (part, self._content(part, text_field, identity)), slices)
+            contents = pool.map(lambda part: (part, self._content(part, fields, identity)), slices)
             return [replace(part, content=content) for part, content in contents if content != NOTHING]
 
-    def _content(self, part: Slice, text_field: str, identity: SourceIdentity) -> str:
+    def _content(self, part: Slice, fields: Sequence[str], identity: SourceIdentity) -> str:
         if part.file.version is not None:
             return f"{part.file.version}[{part.start}:{part.stop}]"
         if identity == "stat" and is_local(part.file.uri):
-            return f"stat:{_tag(part, text_field)}"
+            return f"stat:{_tag(part, fields)}"
         if not is_local(part.file.uri):
-            return content_hash(part, text_field)
-        tag = _tag(part, text_field)
+            return content_hash(part, fields)
+        tag = _tag(part, fields)
         if tag not in self.entries:
             read_at = time.time_ns()
-            content = content_hash(part, text_field)
+            content = content_hash(part, fields)
             if read_at - (part.file.modified_ns or 0) < RACY_NANOSECONDS:
                 return content
             self.entries[tag] = content
@@ -88,33 +88,40 @@ class ContentIndex:
         return self.entries[tag]
 
 
-def _tag(part: Slice, text_field: str) -> str:
+def _tag(part: Slice, fields: Sequence[str]) -> str:
     file = part.file
-    field = f":{text_field}" if file.format == "parquet" else ""
-    return f"{file.uri}:{file.size}:{file.modified_ns}:{part.start}:{part.stop}{field}"
+    places = [file.uri, str(file.size), str(file.modified_ns), str(part.start), str(part.stop)]
+    return ":".join([*places, *(fields if file.format == "parquet" else [])])
 
 
-def content_hash(part: Slice, text_field: str) -> str:
+def content_hash(part: Slice, fields: Sequence[str]) -> str:
     """`xxh3_128:…` of exactly the bytes that the slice owns, or NOTHING when it owns no rows.
 
-    Raises RunError when the file changes while it is read.
+    Of Parquet these are the bytes of `fields`, after their names and types where more is read than a column of text.
+
+    Raises RunError when the file changes while it is read, and InputError when a Parquet file has none of `fields`.
     """
     with open_source(part.file) as stream:
-        ranges = _owned(part, stream, text_field)
-        hasher = xxhash.xxh3_128()
+        meaning, ranges = _owned(part, stream, fields)
+        hasher = xxhash.xxh3_128(meaning)
         for start, stop in ranges:
             _hash_range(hasher, stream, start, stop)
     require_unchanged(part.file)
     return f"xxh3_128:{hasher.hexdigest()}" if any(stop > start for start, stop in ranges) else NOTHING
 
 
-def _owned(part: Slice, stream: BinaryIO, text_field: str) -> Ranges:
+def _owned(part: Slice, stream: BinaryIO, fields: Sequence[str]) -> tuple[bytes, Ranges]:
+    """The places of the slice's bytes, and what has to be known to read them."""
     if part.file.format == "parquet":
-        groups = row_groups(open_parquet(part.file, stream).metadata, text_field, part.file.uri)[part.start : part.stop]
-        return [(offset, offset + length) for group in groups for offset, length in group.ranges]
+        metadata = open_parquet(part.file, stream).metadata
+        require_any(metadata, fields, part.file.uri)
+        groups = row_groups(metadata, fields)[part.start : part.stop]
+        return layout(metadata, fields), [
+            (offset, offset + length) for group in groups for offset, length in group.ranges
+        ]
     if part.file.format == "json" or part.file.compression:
-        return [(part.start, part.stop)]
-    return [(row_start(stream, part.start), row_start(stream, part.stop))]
+        return b"", [(part.start, part.stop)]
+    return b"", [(row_start(stream, part.start), row_start(stream, part.stop))]
 
 
 def _hash_range(hasher: xxhash.xxh3_128, stream: BinaryIO, start: int, stop: int) -> None:

@@ -9,24 +9,28 @@ is repeatable; it is a look at the data, not a statistical sample.
 """
 
 import math
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import replace
 
 from tasks.sources.files import Slice, SourceFile
 from tasks.sources.opening import SourceCorrupt, open_source
-from tasks.sources.parquet import RowGroup, open_parquet, row_groups
+from tasks.sources.parquet import Require, open_parquet, require_any, row_groups
 from tasks.sources.read import count_rows
 
 
-def cut(file: SourceFile, shard_size: int, text_field: str) -> list[Slice]:
+def cut(file: SourceFile, shard_size: int, fields: Sequence[str], require: Require = require_any) -> list[Slice]:
     """The slices of a file, in order; none for an empty file of plain JSON.
 
-    Raises SourceCorrupt for an empty file of a kind that never is: compressed text and Parquet.
+    `require` says what a Parquet file must have of the `fields` that will be read: one at least, or what
+    `parquet.require_text` asks of columns of text.
+
+    Raises InputError when it has not, and SourceCorrupt for an empty file of a kind that never is: compressed text and
+    Parquet.
     """
     if file.size == 0:
         return _cut_empty(file)
     if file.format == "parquet":
-        return list(_cut_row_groups(file, shard_size, text_field))
+        return list(_cut_row_groups(file, shard_size, fields, require))
     if file.format == "json" or file.compression:
         return [Slice(file, 0, file.size, size=file.size)]
     starts = range(0, file.size, shard_size)
@@ -41,9 +45,11 @@ def _cut_empty(file: SourceFile) -> list[Slice]:
     raise SourceCorrupt(f"{file.uri}: is empty, and so no {kind} file; fetch it or write it again")
 
 
-def _cut_row_groups(file: SourceFile, shard_size: int, text_field: str) -> Iterator[Slice]:
+def _cut_row_groups(file: SourceFile, shard_size: int, fields: Sequence[str], require: Require) -> Iterator[Slice]:
     with open_source(file) as stream:
-        groups: list[RowGroup] = row_groups(open_parquet(file, stream).metadata, text_field, file.uri)
+        metadata = open_parquet(file, stream).metadata
+    require(metadata, fields, file.uri)
+    groups = row_groups(metadata, fields)
     start = size = 0
     for number, group in enumerate(groups, 1):
         size += group.size

@@ -14,7 +14,7 @@ import re
 from collections.abc import Iterator
 
 from tasks.sources.json_lines import Pending
-from tasks.sources.text_field import Row
+from tasks.sources.json_rows import Row
 
 TOKEN = re.compile(rb'"[^"]*+("?)|[\[\]{},]')
 QUOTE, COMMA, OPEN_ARRAY, CLOSE_ARRAY, OPEN_OBJECT, CLOSE_OBJECT = b'",[]{}'

@@ -1,25 +1,28 @@
-"""Apache Parquet: only the text column of some row groups, in batches of about 4 MB.
+"""Apache Parquet: only the columns that are asked for, of some row groups, in batches of about 4 MB.
 
-Only the bytes of that column are fetched, through a buffer, so that memory is bounded by a batch and not by a row
+Only the bytes of those columns are fetched, through a buffer, so that memory is bounded by a batch and not by a row
 group (which may be a gigabyte). Page checksums are verified where the writer left them.
 
-Arrow trusts the UTF-8 of a string column without looking, so every batch is cast by way of binary, which looks (a few
-GB/s); a batch that fails is gone through row by row. Whatever holds text (string, large_string, string_view, the same
-in a dictionary, and binary that is UTF-8) comes out as large_string.
+Arrow trusts the UTF-8 of a string column without looking, so every batch of texts is cast by way of binary, which
+looks (a few GB/s); a batch that fails is gone through row by row. Whatever holds text (string, large_string,
+string_view, the same in a dictionary, and binary that is UTF-8) comes out as large_string.
 """
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import BinaryIO
 
 import numpy as np
+import orjson
 import pyarrow as pa
 import pyarrow.parquet as pq
 
 from tasks.errors import InputError, nearest
 from tasks.sources.files import BadRow, Slice, SourceFile, TextBatch
+from tasks.sources.json_rows import excerpt
+from tasks.sources.leading import leading
 from tasks.sources.opening import SourceCorrupt, is_decoder_error, open_source
-from tasks.sources.text_field import excerpt, field_path
+from tasks.sources.text_field import field_path
 
 BATCH_BYTES = 4 << 20
 MAX_BATCH_ROWS = 8192
@@ -27,13 +30,16 @@ MAX_BATCH_ROWS = 8192
 
 BUFFER_BYTES = 8 << 20
 
+Require = Callable[[pq.FileMetaData, Sequence[str], str], None]
+"""Raises InputError unless the footer has what is wanted of some fields; the text is the file's URI, for the error."""
+
 
 @dataclass(frozen=True, slots=True)
 class RowGroup:
     """A row group as the planner sees it.
 
-    `size` is the compressed bytes of all its columns; `ranges` are the (offset, length) in the file of the text
-    column's bytes, the only ones that are read.
+    `size` is the compressed bytes of all its columns; `ranges` are the (offset, length) in the file of the bytes of
+    the fields that are asked for, the only ones that are read.
     """
 
     rows: int
@@ -41,11 +47,36 @@ class RowGroup:
     ranges: list[tuple[int, int]]
 
 
-def row_groups(metadata: pq.FileMetaData, text_field: str, uri: str = "the Parquet file") -> list[RowGroup]:
-    """The row groups of a file, in order; `uri` is for the message of the InputError when it has no such text."""
-    require_text(metadata.schema.to_arrow_schema(), text_field, uri)
-    leaves = [number for number in range(metadata.num_columns) if metadata.schema.column(number).path == text_field]
+def row_groups(metadata: pq.FileMetaData, fields: Sequence[str]) -> list[RowGroup]:
+    """The row groups of a file, in order, with the places of `fields`."""
+    leaves = _leaves(metadata, fields)
     return [_row_group(metadata.row_group(number), leaves) for number in range(metadata.num_row_groups)]
+
+
+def layout(metadata: pq.FileMetaData, fields: Sequence[str]) -> bytes:
+    """What the bytes of `fields` mean, which the footer alone says: name, type and nesting of each leaf.
+
+    Empty for one field that is a leaf itself, as a column of text is: its name says it all.
+    """
+    leaves = [metadata.schema.column(number) for number in _leaves(metadata, fields)]
+    if len(fields) == 1 and {leaf.path for leaf in leaves} == {*fields}:
+        return b""
+    return orjson.dumps([_meaning(leaf) for leaf in leaves])
+
+
+def _meaning(leaf: pq.ColumnSchema) -> list[str | int]:
+    nesting = [leaf.max_definition_level, leaf.max_repetition_level]
+    return [leaf.path, leaf.physical_type, leaf.logical_type.type, *nesting]
+
+
+def _leaves(metadata: pq.FileMetaData, fields: Sequence[str]) -> list[int]:
+    """The numbers of the leaf columns that are one of `fields` or, where none has its very name, lie under it."""
+    paths = [metadata.schema.column(number).path for number in range(metadata.num_columns)]
+    found: set[int] = set()
+    for field in fields:
+        exact = [number for number, path in enumerate(paths) if path == field]
+        found.update(exact or (number for number, path in enumerate(paths) if path.startswith(f"{field}.")))
+    return sorted(found)
 
 
 def _row_group(group: pq.RowGroupMetaData, leaves: Sequence[int]) -> RowGroup:
@@ -65,8 +96,24 @@ def _column_range(column: pq.ColumnChunkMetaData) -> tuple[int, int]:
     return start, column.total_compressed_size
 
 
-def require_text(schema: pa.Schema, text_field: str, uri: str) -> None:
-    """Raises InputError unless `text_field` names a column of text, or a field of text inside structs."""
+def require_any(metadata: pq.FileMetaData, fields: Sequence[str], uri: str) -> None:
+    """Raises InputError unless at least one of `fields` is a column, or a field inside structs."""
+    if not _leaves(metadata, fields):
+        columns = metadata.schema.to_arrow_schema().names
+        raise InputError(
+            f"{uri}: has none of the fields {', '.join(map(repr, fields))}; "
+            f"name one that it has (columns: {', '.join(columns) or 'none'})"
+        )
+
+
+def require_text(metadata: pq.FileMetaData, fields: Sequence[str], uri: str) -> None:
+    """Raises InputError unless each of `fields` is a column of text, or a field of text inside structs."""
+    schema = metadata.schema.to_arrow_schema()
+    for field in fields:
+        _require_text(schema, field, uri)
+
+
+def _require_text(schema: pa.Schema, text_field: str, uri: str) -> None:
     known: dict[str, pa.DataType] = {each.name: each.type for each in schema}
     place = "the file"
     found: pa.DataType = pa.null()
@@ -96,21 +143,29 @@ def parquet_texts(part: Slice, text_field: str) -> Iterator[TextBatch]:
 
     Raises InputError when there is no such column of text, SourceCorrupt when the file is damaged.
     """
+    first = 0
+    for batch in column_batches(part, [text_field], require_text):
+        yield _texts(_column(batch, text_field), first)
+        first += len(batch)
+
+
+def column_batches(part: Slice, fields: Sequence[str], require: Require) -> Iterator[pa.RecordBatch]:
+    """The rows of the row groups `[start, stop)`, in order, with only those of `fields` that the file has.
+
+    Raises the InputError of `require`, and SourceCorrupt when the file is damaged.
+    """
     with open_source(part.file, cache="none") as stream:
-        file = open_parquet(part.file, stream)
-        require_text(file.schema_arrow, text_field, part.file.uri)
-        first = 0
-        for group in range(part.start, part.stop):
-            for column in _columns(part.file, file, group, text_field):
-                yield _texts(column, first)
-                first += len(column)
+        opened = open_parquet(part.file, stream)
+        require(opened.metadata, fields, part.file.uri)
+        yield from leading(_batches(part, opened, fields), part.rows)
 
 
 def parquet_rows(part: Slice) -> int:
-    """How many rows the row groups of a slice hold, from the footer alone."""
+    """How many rows a slice holds, from the footer alone."""
     with open_source(part.file, cache="none") as stream:
         metadata = open_parquet(part.file, stream).metadata
-        return sum(metadata.row_group(number).num_rows for number in range(part.start, part.stop))
+        rows = sum(metadata.row_group(number).num_rows for number in range(part.start, part.stop))
+    return rows if part.rows is None else min(rows, part.rows)
 
 
 def open_parquet(file: SourceFile, stream: BinaryIO) -> pq.ParquetFile:
@@ -121,17 +176,17 @@ def open_parquet(file: SourceFile, stream: BinaryIO) -> pq.ParquetFile:
         raise _named(file, "its footer", error) from error
 
 
-def _columns(file: SourceFile, opened: pq.ParquetFile, group: int, text_field: str) -> Iterator[pa.Array]:
-    """The text column of one row group, batch by batch."""
-    metadata = opened.metadata.row_group(group)
-    leaves = [metadata.column(number) for number in range(metadata.num_columns)]
-    size = sum(leaf.total_uncompressed_size for leaf in leaves if leaf.path_in_schema == text_field)
-    rows = min(MAX_BATCH_ROWS, max(1, BATCH_BYTES * metadata.num_rows // max(1, size)))
-    try:
-        for batch in opened.iter_batches(rows, row_groups=[group], columns=[text_field], use_threads=False):
-            yield _column(batch, text_field)
-    except (pa.ArrowException, OSError) as error:
-        raise _named(file, f"row group {group}, column {text_field!r}", error) from error
+def _batches(part: Slice, opened: pq.ParquetFile, fields: Sequence[str]) -> Iterator[pa.RecordBatch]:
+    leaves = _leaves(opened.metadata, fields)
+    for group in range(part.start, part.stop):
+        metadata = opened.metadata.row_group(group)
+        size = sum(metadata.column(leaf).total_uncompressed_size for leaf in leaves)
+        rows = min(MAX_BATCH_ROWS, max(1, BATCH_BYTES * metadata.num_rows // max(1, size)))
+        try:
+            yield from opened.iter_batches(rows, row_groups=[group], columns=[*fields], use_threads=False)
+        except (pa.ArrowException, OSError) as error:
+            where = f"row group {group}, column {', '.join(map(repr, fields))}"
+            raise _named(part.file, where, error) from error
 
 
 def _named(file: SourceFile, where: str, error: Exception) -> Exception:

@@ -1,18 +1,11 @@
 """Picking the text out of rows of JSON, and saying exactly why a row has none.
 
 A block of rows is first parsed as if every row were good: one comprehension and one Arrow array. Only when something
-in the block is not as hoped is it gone through row by row, where every row ends as a text, a blank or a reason. So
-the words for what is wrong cost nothing while nothing is wrong, and one bad row costs a few milliseconds.
-
-JSON is what orjson calls JSON (RFC 8259): `NaN`, `Infinity`, numbers beyond a double, half a surrogate pair and bytes
-that are not UTF-8 are refused, anywhere in the row. Of duplicate keys the last one counts.
-
-The reasons: malformed_json, invalid_utf8, lone_surrogate, not_an_object, missing_field, null_text, not_a_string, and
-row_too_long, which those who split the file give.
+in the block is not as hoped is it gone through row by row, where every row ends as a text, a blank or a reason: those
+of `json_rows`, and missing_field, null_text and not_a_string.
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 from typing import cast
 
 import numpy as np
@@ -20,26 +13,8 @@ import orjson
 import pyarrow as pa
 
 from tasks.errors import nearest
-from tasks.sources.files import BadRow, TextBatch
-
-BYTE_ORDER_MARK = b"\xef\xbb\xbf"
-
-EXCERPT_CHARACTERS = 200
-HEAD_BYTES = 4 * EXCERPT_CHARACTERS
-"""How much of a row an excerpt can need: a character of UTF-8 has four bytes at most."""
-
-
-@dataclass(frozen=True, slots=True)
-class Refused:
-    """A row that gives no text: a reason, the details, and its first HEAD_BYTES bytes."""
-
-    reason: str
-    detail: str
-    head: bytes
-
-
-Row = bytes | Refused
-"""The bytes of one row, or what is known of one that could not be handed over whole."""
+from tasks.sources.files import TextBatch
+from tasks.sources.json_rows import Refused, Row, each_row, from_row, kind_of
 
 
 def field_path(text_field: str) -> list[str]:
@@ -69,35 +44,13 @@ def _all_texts(rows: Sequence[Row], path: Sequence[str]) -> pa.LargeStringArray 
 
 
 def _one_by_one(rows: Sequence[Row], path: Sequence[str], first: int) -> TextBatch:
-    texts: list[str] = []
-    numbers: list[int] = []
-    bad: list[BadRow] = []
-    for number, row in enumerate(rows, first):
-        found = text_of(row, path)
-        if isinstance(found, str):
-            texts.append(found)
-            numbers.append(number)
-        elif found is not None:
-            bad.append(BadRow(number, found.reason, found.detail, excerpt(found.head)))
-    blank = len(rows) - len(texts) - len(bad)
-    return TextBatch(pa.array(texts, pa.large_string()), np.array(numbers, np.int64), bad, blank)
+    texts, numbers, bad = each_row(rows, lambda row: text_of(row, path), first)
+    return TextBatch(pa.array(texts, pa.large_string()), numbers, bad, len(rows) - len(texts) - len(bad))
 
 
 def text_of(row: Row, path: Sequence[str]) -> str | Refused | None:
-    """The text at `path` in one row, why there is none, or None for a blank row.
-
-    A byte order mark before the row is skipped: files begin with one, and files that were concatenated hold more.
-    """
-    if isinstance(row, Refused):
-        return row
-    line = row.removeprefix(BYTE_ORDER_MARK)
-    if not line or line.isspace():
-        return None
-    try:
-        found = _walk(orjson.loads(line), path)
-    except orjson.JSONDecodeError as error:
-        found = _fault(line, error)
-    return found if isinstance(found, str) else Refused(*found, head=row[:HEAD_BYTES])
+    """The text at `path` in one row, why there is none, or None for a blank row."""
+    return from_row(row, lambda value: _walk(value, path))
 
 
 def _walk(value: object, path: Sequence[str]) -> str | tuple[str, str]:
@@ -107,7 +60,7 @@ def _walk(value: object, path: Sequence[str]) -> str | tuple[str, str]:
         if value is None and place != "the row":
             break
         if not isinstance(value, dict):
-            return "not_an_object", f"{place} is {_kind(value)}, so it has no field {key!r}"
+            return "not_an_object", f"{place} is {kind_of(value)}, so it has no field {key!r}"
         fields = cast("dict[str, object]", value)
         if key not in fields:
             return "missing_field", f"{place} has no field {key!r}; {nearest(key, fields) if fields else 'it is empty'}"
@@ -115,31 +68,4 @@ def _walk(value: object, path: Sequence[str]) -> str | tuple[str, str]:
         place = repr(key) if place == "the row" else f"{place}.{key!r}"
     if isinstance(value, str):
         return value
-    return ("null_text" if value is None else "not_a_string"), f"{place} is {_kind(value)}"
-
-
-def _kind(value: object) -> str:
-    if value is None:
-        return "null"
-    if isinstance(value, bool):
-        return "a boolean"
-    if isinstance(value, dict):
-        return "an object"
-    if isinstance(value, list):
-        return "an array"
-    return "a string" if isinstance(value, str) else "a number"
-
-
-def _fault(line: bytes, error: orjson.JSONDecodeError) -> tuple[str, str]:
-    """Reason and detail of a line that orjson refused."""
-    try:
-        line.decode()
-    except UnicodeDecodeError as wrong:
-        return "invalid_utf8", str(wrong)
-    return ("lone_surrogate" if "surrogate" in error.msg else "malformed_json"), str(error)
-
-
-def excerpt(head: bytes) -> str:
-    """The first 200 characters of a row, with undecodable bytes and control characters written as escapes."""
-    text = head[:HEAD_BYTES].decode(errors="backslashreplace")[:EXCERPT_CHARACTERS]
-    return "".join(each if each.isprintable() else each.encode("unicode_escape").decode() for each in text)
+    return ("null_text" if value is None else "not_a_string"), f"{place} is {kind_of(value)}"

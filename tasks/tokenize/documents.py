@@ -13,11 +13,11 @@ import pyarrow as pa
 import xxhash
 
 from tasks.errors import RunError
+from tasks.shards.holdout import parts_of
 from tasks.tokenize.binidx import token_dtype
 from tasks.tokenize.encoders import Tokens
 from tasks.tokenize.settings import PretrainRecipe
 
-PARTS = ("train", "valid", "test")
 WHOLE = "all"
 """The one part of a shard of which nothing is held out."""
 
@@ -94,9 +94,7 @@ def _with_ends(ids: np.ndarray, lengths: np.ndarray, recipe: PretrainRecipe) -> 
 def assign_parts(texts: pa.LargeStringArray, recipe: PretrainRecipe) -> np.ndarray:
     """The part of each document, as an index into PARTS (uint8): by a hash of its text, never by its position.
 
-    So every source is represented at the asked share, equal documents stay together, and no document changes sides
-    when data is added. xxh3_64 with the holdout's seed, as a fraction of 2**64: the lowest go to test, the next to
-    valid.
+    The hash is xxh3_64 with the holdout's seed.
     """
     _, offsets, characters = texts.buffers()
     bounds = np.frombuffer(offsets, np.int64)[texts.offset : texts.offset + len(texts) + 1].tolist()
@@ -106,8 +104,7 @@ def assign_parts(texts: pa.LargeStringArray, recipe: PretrainRecipe) -> np.ndarr
         [xxhash.xxh3_64_intdigest(view[start:stop], seed) for start, stop in itertools.pairwise(bounds)],
         np.uint64,
     )
-    test, held_out = (int(share * 2**64) for share in (recipe.holdout_test, recipe.holdout_valid + recipe.holdout_test))
-    return np.where(digests < np.uint64(test), 2, np.where(digests < np.uint64(held_out), 1, 0)).astype(np.uint8)
+    return parts_of(digests, recipe.holdout_valid, recipe.holdout_test)
 
 
 def runs(parts: np.ndarray) -> list[tuple[int, int, int]]:

@@ -11,7 +11,8 @@ compared: an unchanged data set is never gated twice.
 """
 
 import hashlib
-from collections.abc import Sequence
+import itertools
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
 from dataclasses import asdict, dataclass
 from importlib.metadata import version
@@ -47,17 +48,26 @@ class Verdict:
     difference: str | None
 
 
-def judge(vocabulary: Vocabulary, slices: Sequence[Slice], text_field: str, store: str, *, literal: bool) -> Verdict:
-    """The verdict for a data set made of `slices`, from the store when the same comparison was made before."""
+Documents = Callable[[Slice], Iterator[str]]
+"""The texts of a slice that will be encoded, from the first on."""
+
+
+def judge(
+    vocabulary: Vocabulary, slices: Sequence[Slice], documents: Documents, which: str, store: str, *, literal: bool
+) -> Verdict:
+    """The verdict for a data set made of `slices`, from the store when the same comparison was made before.
+
+    `which` says, for that memory, which texts `documents` takes from a row.
+    """
     sampled = _sampled(slices)
     question = [
-        vocabulary.fingerprint, literal, text_field, [(part.content, part.rows) for part in sampled],
+        vocabulary.fingerprint, literal, which, [(part.content, part.rows) for part in sampled],
         nasty_strings(vocabulary), SAMPLED_DOCUMENTS, SAMPLED_CHARACTERS, version("gigatoken"),
     ]  # fmt: skip
     place = join(store, "gates", f"{hashlib.sha256(orjson.dumps(question)).hexdigest()[:32]}.json")
     with suppress(orjson.JSONDecodeError, TypeError):  # a damaged memory is no memory
         return Verdict(**orjson.loads(read_bytes(place) or b"null"))
-    texts = nasty_strings(vocabulary) + [text for part in sampled for text in _documents(part, text_field)]
+    texts = nasty_strings(vocabulary) + [text for part in sampled for text in _beginnings(documents(part))]
     verdict = compare(vocabulary, texts, literal=literal)
     publish_bytes(place, orjson.dumps(asdict(verdict), option=orjson.OPT_INDENT_2))
     return verdict
@@ -92,14 +102,15 @@ def _sampled(slices: Sequence[Slice]) -> list[Slice]:
     return [slices[number] for number in numbers]
 
 
-def _documents(part: Slice, text_field: str) -> list[str]:
+def _beginnings(documents: Iterator[str]) -> list[str]:
     """The start of each of the first documents of a slice."""
-    documents: list[str] = []
+    return [text[:SAMPLED_CHARACTERS] for text in itertools.islice(documents, SAMPLED_DOCUMENTS)]
+
+
+def texts_of(text_field: str, part: Slice) -> Iterator[str]:
+    """The texts of a slice, in order."""
     for batch in read_texts(part, text_field):
-        documents += [text[:SAMPLED_CHARACTERS] for text in batch.texts[:SAMPLED_DOCUMENTS].to_pylist()]
-        if len(documents) >= SAMPLED_DOCUMENTS:
-            break
-    return documents[:SAMPLED_DOCUMENTS]
+        yield from batch.texts.to_pylist()
 
 
 def nasty_strings(vocabulary: Vocabulary) -> list[str]:

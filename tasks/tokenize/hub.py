@@ -9,13 +9,14 @@ from tasks.errors import InputError
 
 
 def download_tokenizer(repository: str, revision: str | None) -> Path:
-    """The local path of a repository's tokenizer.json; what names its BOS and EOS is fetched beside it.
+    """The local path of a repository's tokenizer.json; what names its BOS and EOS, and its chat
+    template, are fetched beside it.
 
     Raises InputError when the hub does not hand it out.
     """
     try:
         definition = hf_hub_download(repository, "tokenizer.json", revision=revision)
-        for name in ("tokenizer_config.json", "special_tokens_map.json"):
+        for name in ("tokenizer_config.json", "special_tokens_map.json", "chat_template.jinja"):
             _optional(repository, name, revision)
     except (HfHubHTTPError, HFValidationError, LocalEntryNotFoundError, EntryNotFoundError) as error:
         sentence = str(error).strip().splitlines()[0]

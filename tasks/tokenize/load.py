@@ -23,7 +23,7 @@ from tasks.errors import InputError, nearest
 from tasks.shards.publish import publish_bytes
 from tasks.shards.store import read_bytes
 from tasks.storage import user_cache
-from tasks.tokenize.settings import TokenizerSettings
+from tasks.tokenize.settings import TokenizerSettings, TokenizerSource
 from tasks.tokenize.vocabulary import (
     Vocabulary,
     huggingface_vocabulary,
@@ -49,13 +49,16 @@ Stamps = tuple[tuple[str, int, int], ...]
 CONFIGS = ("special_tokens_map.json", "tokenizer_config.json")
 """What stands beside a tokenizer.json and names its BOS and EOS tokens; the last word is the last one's."""
 
+CHAT_TEMPLATE = "chat_template.jinja"
+"""Where newer models keep their chat template; others have it in tokenizer_config.json."""
+
 
 def load_vocabulary(settings: TokenizerSettings) -> Vocabulary:
-    """The vocabulary that `settings.model` names, loaded once as long as its files stay as they are.
+    """The vocabulary of documents that get a BOS or EOS.
 
     Raises InputError when it cannot be found, or when BOS or EOS is asked for and the tokenizer has none.
     """
-    vocabulary = _load(settings, _stamps(settings.model))
+    vocabulary = find_vocabulary(settings)
     for name, wanted, identifier in (
         ("add_bos", settings.add_bos, vocabulary.bos),
         ("add_eos", settings.add_eos, vocabulary.eos),
@@ -69,34 +72,44 @@ def load_vocabulary(settings: TokenizerSettings) -> Vocabulary:
     return vocabulary
 
 
+def find_vocabulary(source: TokenizerSource) -> Vocabulary:
+    """The vocabulary that `source.model` names, loaded once as long as its files stay as they are.
+
+    Raises InputError when it cannot be found.
+    """
+    return _load(source.model, source.revision, _stamps(source.model))
+
+
 @lru_cache(maxsize=4)
-def _load(settings: TokenizerSettings, _: Stamps) -> Vocabulary:
-    return _find(settings)
+def _load(model: str, revision: str | None, _: Stamps) -> Vocabulary:
+    return _find(model, revision)
 
 
 def _stamps(model: str) -> Stamps:
     """Name, size and modification time of every local file of a tokenizer: a worker may outlive what it once read."""
     path = Path(model).expanduser()
-    files = sorted(path.iterdir()) if path.is_dir() else [path, *(path.parent / name for name in CONFIGS)]
+    files = (
+        sorted(path.iterdir()) if path.is_dir() else [path, *(path.parent / name for name in (*CONFIGS, CHAT_TEMPLATE))]
+    )
     return tuple((file.name, file.stat().st_size, file.stat().st_mtime_ns) for file in files if file.is_file())
 
 
-def _find(settings: TokenizerSettings) -> Vocabulary:
-    path = Path(settings.model).expanduser()
+def _find(model: str, revision: str | None) -> Vocabulary:
+    path = Path(model).expanduser()
     if path.is_dir():
         return _from_folder(path)
     if path.is_file():
         return _from_file(path)
-    if settings.model in tiktoken.registry.list_encoding_names():
-        return _from_tiktoken(settings.model)
-    if path.suffix or settings.model.startswith((".", "/", "~")) or settings.model.count("/") > 1:
-        raise InputError(f"tokenizer.model: there is no file or folder {settings.model!r}; check the path")
-    if "/" not in settings.model:
+    if model in tiktoken.registry.list_encoding_names():
+        return _from_tiktoken(model)
+    if path.suffix or model.startswith((".", "/", "~")) or model.count("/") > 1:
+        raise InputError(f"tokenizer.model: there is no file or folder {model!r}; check the path")
+    if "/" not in model:
         known = tiktoken.registry.list_encoding_names()
         raise InputError(
-            f"tokenizer.model: {settings.model!r} is not a file, a folder or a tiktoken encoding; {nearest(settings.model, known)}"
+            f"tokenizer.model: {model!r} is not a file, a folder or a tiktoken encoding; {nearest(model, known)}"
         )
-    return _from_hub(settings.model, settings.revision)
+    return _from_hub(model, revision)
 
 
 def _from_folder(folder: Path) -> Vocabulary:
@@ -133,13 +146,14 @@ def _from_json(path: Path) -> Vocabulary:
 
 
 def _config(folder: Path) -> dict[str, Any]:
-    """What the files beside a tokenizer.json say of its BOS and EOS tokens."""
+    """What the files beside a tokenizer.json say of its BOS and EOS tokens, and the model's chat template."""
     merged: dict[str, Any] = {}
     for name in CONFIGS:
         file = folder / name
         if file.is_file():
             merged |= {key: value for key, value in _object(file).items() if value is not None}
-    return merged
+    template = folder / CHAT_TEMPLATE
+    return merged | {"chat_template": template.read_text("utf-8")} if template.is_file() else merged
 
 
 def _object(file: Path) -> dict[str, Any]:

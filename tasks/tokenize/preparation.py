@@ -1,27 +1,88 @@
-"""A pretraining preparation from its plan to its published folder, in plain functions: `stage.py` wraps them for Prefect."""
+"""A pretraining preparation from its plan to its published folder, in plain functions: `stage.py` wraps them for Prefect.
+
+What is published are bin/idx pairs:
+
+    OUT/train|valid|test/data_00000_1a2b3c4d.bin/.idx   names for the shards' files (hard links on a local disk)
+
+Megatron caches its sample index by path: hence the digits of the key. On an object store nothing is renamed or copied:
+blend.json points into the store.
+"""
 
 import platform
+import re
 import time
 from collections import Counter
-from dataclasses import asdict
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass
 from importlib.metadata import version
 from typing import Any
 
+from tasks.blend.models import SPLITS
 from tasks.errors import RunError
-from tasks.shards.manifest import identities, read_manifest
+from tasks.shards.books import OnBadRow
+from tasks.shards.manifest import Finished, identities, read_manifest
 from tasks.shards.plan import PlannedShard, reasons
-from tasks.shards.publication import blend_weights, check_bad_rows, collect, publish_preparation
+from tasks.shards.publication import (
+    Listed,
+    Published,
+    Weights,
+    blend_json,
+    blend_weights,
+    check_bad_rows,
+    collect,
+    parts_with_tokens,
+    publish_preparation,
+)
+from tasks.shards.publish import link
 from tasks.shards.receipt import Receipt
 from tasks.shards.store import Store
+from tasks.storage import is_local, join
 from tasks.tokenize.binidx import token_dtype
 from tasks.tokenize.exact import exact_encoder
 from tasks.tokenize.load import load_vocabulary
 from tasks.tokenize.planning import KIND, PretrainPlan
-from tasks.tokenize.settings import OnBadRow, PretrainRecipe, TokenizerSettings
+from tasks.tokenize.settings import PretrainRecipe, TokenizerSettings
 from tasks.tokenize.shard import tokenize_shard
 
 WHERE_NOT_WHAT = {"cluster", "workers", "force", "allow_partial", "store"}
 """Settings that say where and how a preparation runs; equal preparations may differ in them."""
+
+PAIR = re.compile(r"data_\d{5,}_[0-9a-f]{8}\.\w+")
+
+
+@dataclass(frozen=True)
+class PairLayout:
+    """bin/idx pairs, numbered in plan order. Data sets of weight 0 get names too; blend.json leaves them out."""
+
+    weights: Weights
+
+    @property
+    def own(self) -> Mapping[str, re.Pattern[str]]:
+        """The pairs in the folders of the splits."""
+        return dict.fromkeys(SPLITS, PAIR)
+
+    def lay_out(self, output_dir: str, store: Store, finished: Sequence[Finished]) -> Published:
+        """Link every pair on a local disk; elsewhere its name is its place in the store."""
+        linked = is_local(output_dir) and is_local(store.place)
+        names: dict[str, dict[str, list[str]]] = {}
+        listed: list[Listed] = []
+        numbers: Counter[str] = Counter()
+        for item, part, split in parts_with_tokens(finished):
+            prefix = store.path(item.key, part)
+            if linked:
+                prefix = join(output_dir, split, f"data_{numbers[split]:05d}_{item.key[:8]}")
+                _link_pair(store, item, part, prefix)
+            numbers[split] += 1
+            names.setdefault(item.shard.place, {})[split] = [prefix]
+            listed.append(Listed(split, item.dataset, prefix, item.receipt.parts[part].tokens))
+        return Published(names, blend_json(listed, self.weights))
+
+
+def _link_pair(store: Store, item: Finished, part: str, prefix: str) -> None:
+    for output in item.receipt.outputs:
+        stem, _, ending = output.path.rpartition(".")
+        if stem == part:
+            link(store.path(item.key, output.path), f"{prefix}.{ending}")
 
 
 def build_pretrain_shard(
@@ -66,8 +127,8 @@ def publish_pretrain(plan: PretrainPlan, started: float) -> dict[str, Any]:
         },
         "missing": missing,
     }
-    weights = blend_weights(plan.blend)
-    return publish_preparation(plan.output_dir, plan.plan.store, finished, weights, header, _volatile(plan, started))
+    layout = PairLayout(blend_weights(plan.blend))
+    return publish_preparation(plan.output_dir, plan.plan.store, finished, layout, header, _volatile(plan, started))
 
 
 def _volatile(plan: PretrainPlan, started: float) -> dict[str, Any]:

@@ -7,70 +7,45 @@ either is proven or will be built again.
 
 import re
 import time
-from collections import Counter
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, field
 from socket import gethostname
 from typing import Any
 
 import numpy as np
-import orjson
 import pyarrow as pa
 from pyarrow import compute
 
-from tasks.errors import RunError
+from tasks.shards.books import Books, OnBadRow
+from tasks.shards.holdout import PARTS
 from tasks.shards.plan import PlannedShard
-from tasks.shards.publish import Publication, publish, publish_bytes
+from tasks.shards.publish import publish_bytes
 from tasks.shards.receipt import PartCount, Receipt
 from tasks.shards.store import Store
 from tasks.sources.content import require_unchanged
 from tasks.sources.files import BadRow, TextBatch
-from tasks.sources.locate import first_row
 from tasks.sources.read import read_texts
 from tasks.tokenize.binidx import BinIdxWriter, token_dtype
-from tasks.tokenize.documents import PARTS, WHOLE, assemble, assign_parts, runs
+from tasks.tokenize.documents import WHOLE, assemble, assign_parts, runs
 from tasks.tokenize.encoders import Encoder
-from tasks.tokenize.settings import OnBadRow, PretrainRecipe
-
-QUARANTINE = "quarantine.jsonl"
-
-
-class BadRowError(RunError):
-    """A row cannot be read and the policy is to fail."""
+from tasks.tokenize.settings import PretrainRecipe
 
 
 @dataclass
 class _ShardWriter:
-    """The open files of a shard and its running books. Files are opened when their first document comes."""
+    """The `.bin/.idx` pairs of a shard beside its books."""
 
-    folder: str
+    books: Books
     recipe: PretrainRecipe
-    stack: ExitStack
-    publications: dict[str, Publication] = field(default_factory=dict)
-    pairs: dict[str, BinIdxWriter] = field(default_factory=dict)
-    drops: Counter[str] = field(default_factory=Counter)
-    rows_in: int = 0
-    quarantined: int = 0
+    pairs: dict[str, BinIdxWriter] = field(default_factory=dict[str, BinIdxWriter])
     truncated: int = 0
     by_reference: int = 0
-
-    def open(self, name: str) -> Publication:
-        if name not in self.publications:
-            self.publications[name] = self.stack.enter_context(publish(f"{self.folder}/{name}"))
-        return self.publications[name]
-
-    def quarantine(self, rows: Iterable[BadRow]) -> None:
-        for row in rows:
-            line = {"row": row.row, "reason": row.reason, "detail": row.detail, "excerpt": row.excerpt}
-            self.open(QUARANTINE).write(orjson.dumps(line, option=orjson.OPT_APPEND_NEWLINE))
-            self.drops[row.reason] += 1
-            self.quarantined += 1
 
     def append(self, part: str, tokens: np.ndarray, lengths: np.ndarray) -> None:
         if part not in self.pairs:
             dtype = token_dtype(self.recipe.vocabulary_size)
-            self.pairs[part] = BinIdxWriter(self.open(f"{part}.bin"), dtype)
+            self.pairs[part] = BinIdxWriter(self.books.open(f"{part}.bin"), dtype)
         self.pairs[part].append(tokens, lengths)
 
 
@@ -90,20 +65,21 @@ def tokenize_shard(
     started = time.time()
     cpu = time.process_time()
     with ExitStack() as stack:
-        writer = _ShardWriter(store.folder(shard.key), recipe, stack)
+        books = Books(shard.part, store.folder(shard.key), stack, on_bad_row)
+        writer = _ShardWriter(books, recipe)
         for batch in read_texts(shard.part, recipe.text_field):
-            _take(batch, shard, recipe, encoder, special_tokens, writer, on_bad_row)
+            _take(batch, recipe, encoder, special_tokens, writer)
         require_unchanged(shard.part.file)
-    outputs = [publication.output for publication in writer.publications.values()]
+    outputs = books.outputs
     for part, pair in writer.pairs.items():
-        outputs.append(publish_bytes(f"{writer.folder}/{part}.idx", pair.index()))
+        outputs.append(publish_bytes(f"{books.folder}/{part}.idx", pair.index()))
     return store.issue(
         shard.identity,
         outputs=outputs,
-        rows_in=writer.rows_in,
+        rows_in=books.rows_in,
         parts={part: PartCount(pair.documents, pair.tokens) for part, pair in writer.pairs.items()},
-        drops=writer.drops,
-        quarantined=writer.quarantined,
+        drops=books.drops,
+        quarantined=books.quarantined,
         truncated=writer.truncated,
         volatile={
             "built_at": started, "seconds": time.time() - started, "cpu_seconds": time.process_time() - cpu,
@@ -114,21 +90,18 @@ def tokenize_shard(
 
 
 def _take(
-    batch: TextBatch, shard: PlannedShard, recipe: PretrainRecipe, encoder: Encoder, special_tokens: Sequence[str],
-    writer: _ShardWriter, on_bad_row: OnBadRow,
-) -> None:  # fmt: skip
+    batch: TextBatch, recipe: PretrainRecipe, encoder: Encoder, special_tokens: Sequence[str], writer: _ShardWriter
+) -> None:
     """Encode and write one batch of rows, keeping the books."""
-    writer.rows_in += batch.consumed
-    if batch.blank:
-        writer.drops["blank_line"] += batch.blank
+    books = writer.books
+    books.rows_in += batch.consumed
+    books.drop("blank_line", batch.blank)
     bad, texts = batch.bad, batch.texts
     if recipe.special_tokens_in_text == "reject":
         rejected, texts = _reject_special(batch, special_tokens)
         bad = sorted([*bad, *rejected], key=lambda row: row.row)
-    if bad and on_bad_row == "fail":
-        raise _bad_row_error(bad[0], shard)
-    writer.quarantine(bad)
-    texts = _long_enough(texts, recipe, writer.drops)
+    books.set_aside(bad)
+    texts = _long_enough(texts, recipe, books)
     if len(texts):
         _write(texts, recipe, encoder, writer)
 
@@ -140,7 +113,7 @@ def _write(texts: pa.LargeStringArray, recipe: PretrainRecipe, encoder: Encoder,
     writer.truncated += documents.truncated
     empty = len(texts) - len(documents.kept)
     if empty:
-        writer.drops["empty_document"] += empty
+        writer.books.drop("empty_document", empty)
         texts = texts.take(pa.array(documents.kept))
     if not recipe.holds_out:
         writer.append(WHOLE, documents.tokens, documents.lengths)
@@ -150,13 +123,12 @@ def _write(texts: pa.LargeStringArray, recipe: PretrainRecipe, encoder: Encoder,
         writer.append(PARTS[part], documents.tokens[ends[first] : ends[last]], documents.lengths[first:last])
 
 
-def _long_enough(texts: pa.LargeStringArray, recipe: PretrainRecipe, drops: Counter[str]) -> pa.LargeStringArray:
+def _long_enough(texts: pa.LargeStringArray, recipe: PretrainRecipe, books: Books) -> pa.LargeStringArray:
     if recipe.min_doc_chars is None:
         return texts
     lengths = compute.call_function("utf8_length", [texts])
     kept = texts.filter(compute.call_function("greater_equal", [lengths, pa.scalar(recipe.min_doc_chars)]))
-    if len(kept) < len(texts):
-        drops["too_short"] += len(texts) - len(kept)
+    books.drop("too_short", len(texts) - len(kept))
     return kept
 
 
@@ -181,11 +153,3 @@ def _reject_special(batch: TextBatch, special_tokens: Sequence[str]) -> tuple[li
 
 def _excerpt(text: Any) -> str:  # noqa: ANN401 - an Arrow scalar
     return text.as_py()[:200].encode("unicode_escape").decode("ascii")
-
-
-def _bad_row_error(row: BadRow, shard: PlannedShard) -> BadRowError:
-    line = first_row(shard.part) + row.row + 1
-    return BadRowError(
-        f"{shard.part.file.uri}:{line}: {row.reason}: {row.detail}; mend the row, or set on_bad_row=quarantine to set "
-        f"such rows aside and count them. The row begins: {row.excerpt}"
-    )

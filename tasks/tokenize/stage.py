@@ -8,20 +8,17 @@ from collections.abc import Mapping, Sequence
 from functools import partial
 from typing import Any
 
-from prefect import get_run_logger, task
+from prefect import task
 from prefect.cache_policies import NO_CACHE
 from prefect.client.schemas.objects import State
-from prefect.states import Completed
-from prefect.tasks import exponential_backoff
 
 from tasks.blend.models import Blend
-from tasks.shards.build import build_batch
-from tasks.shards.cluster import announce
-from tasks.shards.stage import transient
+from tasks.shards.books import OnBadRow
+from tasks.shards.stage import build_and_announce, shard_task
 from tasks.shards.store import Store
 from tasks.tokenize.planning import KIND, PretrainPlan, plan_pretrain
 from tasks.tokenize.preparation import build_pretrain_shard, publish_pretrain
-from tasks.tokenize.settings import OnBadRow, PretrainSettings, TokenizerSettings
+from tasks.tokenize.settings import PretrainSettings, TokenizerSettings
 
 
 @task(name="plan", cache_policy=NO_CACHE, persist_result=False)
@@ -30,16 +27,7 @@ def plan(blend: Blend, settings: PretrainSettings, output_dir: str) -> PretrainP
     return plan_pretrain(blend, settings, output_dir)
 
 
-@task(
-    name="tokenize-shards",
-    task_run_name="tokenize-shards-{number}",
-    cache_policy=NO_CACHE,
-    persist_result=False,
-    retries=3,
-    retry_delay_seconds=exponential_backoff(2),
-    retry_jitter_factor=0.5,
-    retry_condition_fn=transient,
-)
+@shard_task(name="tokenize-shards")
 def tokenize_shards(
     number: int,  # noqa: ARG001 - names the task run
     batch: Sequence[Mapping[str, Any]],
@@ -52,12 +40,7 @@ def tokenize_shards(
     """Build a batch of shards; receipts, not this task, say that they are done."""
     settings = TokenizerSettings.model_validate(tokenizer)
     build = partial(build_pretrain_shard, tokenizer=settings, on_bad_row=on_bad_row)
-    done = build_batch(batch, Store(store, KIND), build, partial(announce, topic), rebuild=rebuild)
-    built = sum(not shard.reused for shard in done)
-    tokens, seconds = sum(shard.tokens for shard in done), sum(shard.seconds for shard in done)
-    message = f"{built} shards built in {seconds:.1f} s, {len(done) - built} had valid receipts; {tokens:,} tokens"
-    get_run_logger().info(message)
-    return Completed(message=message, name="Completed" if built else "Cached")
+    return build_and_announce(batch, Store(store, KIND), build, topic, rebuild=rebuild)
 
 
 @task(name="publish", cache_policy=NO_CACHE, persist_result=False)

@@ -7,9 +7,10 @@ must not end a document. A control string is what the tokenizer itself flags as 
 """
 
 import hashlib
+import itertools
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from functools import cache
+from functools import cache, lru_cache, partial
 from typing import Any
 
 import gigatoken
@@ -37,6 +38,10 @@ class Vocabulary:
     `fast(literal)` makes gigatoken's encoder and raises ValueError for a tokenizer that gigatoken does not support;
     `reference(literal)` makes the encoder that defines this vocabulary. Both make each encoder once and keep it: an
     encoder's cache of pre-tokens doubles its speed from shard to shard.
+
+    `controls` maps every control string and other added token to its id; `special_tokens` are those that `literal`
+    takes for ordinary text. `guarding(tokens)` is the same vocabulary with more of the added tokens among these.
+    `decode` writes ids out as text, control strings too. `chat_template` is the model's own, where there is one.
     """
 
     fingerprint: str
@@ -46,6 +51,10 @@ class Vocabulary:
     eos: int | None
     fast: EncoderMaker
     reference: EncoderMaker
+    controls: Mapping[str, int]
+    decode: Callable[[Sequence[int]], str]
+    guarding: "Callable[[frozenset[str]], Vocabulary]"
+    chat_template: str | None = None
 
 
 def _digest(*parts: bytes) -> str:
@@ -76,6 +85,12 @@ def huggingface_vocabulary(definition: bytes, config: Mapping[str, Any]) -> Voca
     `config` is what tokenizer_config.json or special_tokens_map.json beside it say; it names BOS and EOS.
     """
     parsed: dict[str, Any] = orjson.loads(definition)
+    return _from_definition(definition, parsed, _digest(b"huggingface", definition), config)
+
+
+def _from_definition(
+    definition: bytes, parsed: Mapping[str, Any], fingerprint: str, config: Mapping[str, Any]
+) -> Vocabulary:
     added: list[dict[str, Any]] = parsed.get("added_tokens") or []
     listed = parsed["model"]["vocab"]
     pieces: dict[str, int] = (
@@ -88,14 +103,45 @@ def huggingface_vocabulary(definition: bytes, config: Mapping[str, Any]) -> Voca
         return ids.get(token["content"] if isinstance(token, dict) else token)
 
     return Vocabulary(
-        fingerprint=_digest(b"huggingface", definition),
+        fingerprint=fingerprint,
         size=1 + max(ids.values()),
         special_tokens=[token["content"] for token in added if token.get("special")],
         bos=named("bos_token"),
         eos=named("eos_token"),
         fast=cache(lambda literal: _gigatoken(_without_special(parsed) if literal else definition)),
         reference=cache(lambda literal: _huggingface_reference(definition, literal=literal)),
+        controls={token["content"]: token["id"] for token in added},
+        decode=partial(_huggingface_decoded, definition),
+        guarding=cache(lambda tokens: _from_definition(*_flagged(parsed, tokens), fingerprint, config)),
+        chat_template=_chat_template(config),
     )
+
+
+def _flagged(parsed: Mapping[str, Any], tokens: frozenset[str]) -> tuple[bytes, Mapping[str, Any]]:
+    """The tokenizer.json, as bytes and parsed, in which the added tokens `tokens` are special."""
+    added = [
+        {**token, "special": token.get("special") or token["content"] in tokens} for token in parsed["added_tokens"]
+    ]
+    flagged = {**parsed, "added_tokens": added}
+    return orjson.dumps(flagged), flagged
+
+
+def _chat_template(config: Mapping[str, Any]) -> str | None:
+    """The template in a tokenizer_config.json: a text, or a list of named ones, of which `default` is taken."""
+    found = config.get("chat_template")
+    if not isinstance(found, list):
+        return found
+    named = {each["name"]: each["template"] for each in found}
+    return named.get("default")
+
+
+def _huggingface_decoded(definition: bytes, ids: Sequence[int]) -> str:
+    return _huggingface_tokenizer(definition).decode(list(ids), skip_special_tokens=False)
+
+
+@lru_cache(maxsize=4)
+def _huggingface_tokenizer(definition: bytes) -> tokenizers.Tokenizer:
+    return tokenizers.Tokenizer.from_buffer(definition)
 
 
 def _huggingface_reference(definition: bytes, *, literal: bool) -> ReferenceEncoder:
@@ -139,7 +185,7 @@ def tiktoken_vocabulary(
             return ReferenceEncoder(lambda texts: [encoding.encode_ordinary(text) for text in texts])
         return ReferenceEncoder(lambda texts: [encoding.encode(text, allowed_special="all") for text in texts])
 
-    return Vocabulary(
+    vocabulary = Vocabulary(
         fingerprint=_digest(b"tiktoken", name.encode(), ranks_digest.encode(), orjson.dumps(dict(special))),
         size=size,
         special_tokens=list(special),
@@ -147,7 +193,11 @@ def tiktoken_vocabulary(
         eos=special.get("<|endoftext|>"),
         fast=cache(fast),
         reference=cache(reference),
+        controls=special,
+        decode=lambda ids: tiktoken.get_encoding(name).decode(ids),
+        guarding=lambda _: vocabulary,  # every control string of an encoding is special already
     )
+    return vocabulary
 
 
 def sentencepiece_vocabulary(model: bytes) -> Vocabulary:
@@ -155,14 +205,28 @@ def sentencepiece_vocabulary(model: bytes) -> Vocabulary:
     processor: Any = sentencepiece.SentencePieceProcessor()  # ships no types
     processor.LoadFromSerializedProto(model)
     size: int = processor.GetPieceSize()
-    return Vocabulary(
+    controls = {processor.IdToPiece(number): number for number in range(size) if processor.IsControl(number)}
+    vocabulary = Vocabulary(
         fingerprint=_digest(b"sentencepiece", model),
         size=size,
-        special_tokens=[processor.IdToPiece(number) for number in range(size) if processor.IsControl(number)],
+        special_tokens=list(controls),
         bos=_existing(processor.bos_id()),
         eos=_existing(processor.eos_id()),
         fast=cache(lambda _: _gigatoken(_without_special(orjson.loads(sentencepiece_to_tokenizer_json(model))))),
         reference=lambda _: ReferenceEncoder(lambda texts: processor.Encode(texts, out_type=int)),
+        controls=controls,
+        decode=lambda ids: _spelled(processor, controls, ids),
+        guarding=lambda _: vocabulary,
+    )
+    return vocabulary
+
+
+def _spelled(processor: Any, controls: Mapping[str, int], ids: Sequence[int]) -> str:  # noqa: ANN401 - ships no types
+    """Ids as text; SentencePiece itself leaves control pieces out."""
+    names = {number: piece for piece, number in controls.items()}
+    runs = itertools.groupby(ids, names.get)
+    return "".join(
+        "".join(name for _ in run) if name is not None else processor.Decode(list(run)) for name, run in runs
     )
 
 

@@ -5,6 +5,7 @@ import re
 from pathlib import Path
 
 import fsspec
+import jsonschema
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -42,8 +43,35 @@ def test_a_flat_blend_with_all_its_defaults():
     (only,) = load_blend({"datasets": [A]}).datasets
     assert only.model_dump() == {
         "name": "a", "path": "/data/a", "weight": 1.0, "split": None, "subset": None, "text_field": "text",
-        "revision": None,
+        "revision": None, "messages_field": None, "tools_field": "tools", "used_in": None, "filters": {},
     }  # fmt: skip
+
+
+def test_filters_keep_the_types_of_their_values():
+    """True is no 1 and "1" is no 1: a filter compares with what the rows hold."""
+    wanted = {"reasoning": "on", "turns": 1, "verified": True, "level": ["easy", 2, False], "a.b": "1"}
+    (only,) = load_blend({"datasets": [source(used_in="nano_v3", filters=wanted)]}).datasets
+    assert repr(only.filters) == repr(wanted)
+    assert only.used_in == "nano_v3"
+
+
+@pytest.mark.parametrize("wanted", [None, 1.5, {"a": 1}, [], [["a"]], ["a", None], 2**63, -(2**64)], ids=repr)
+def test_a_filter_by_anything_but_plain_values_is_refused(wanted):
+    found = refusal({"datasets": [source(filters={"level": wanted})]})
+    assert found.startswith("blend: datasets[0].filters.level: no value to filter by; use text, true or false")
+    assert "\n" not in found
+
+
+@pytest.mark.parametrize(
+    ("filters", "valid"),
+    [({}, True), ({"a": "x"}, True), ({"a": [1, True, "x"]}, True), ({"a": 1.5}, False), ({"a": [None]}, False)],
+)
+def test_the_schema_says_what_filters_are(filters, valid):
+    """Prefect's server checks blends against the schema."""
+    schema = Blend.model_json_schema()
+    jsonschema.Draft202012Validator.check_schema(schema)
+    blend = {"datasets": [source(filters=filters)]}
+    assert jsonschema.Draft202012Validator(schema).is_valid(blend) == valid
 
 
 def test_a_blend_per_split_keeps_its_splits_in_order():
@@ -96,6 +124,23 @@ def test_weights_are_known_by_split_and_name():
         (
             {"datasets": [source(text_field="")]},
             "blend: datasets[0].text_field: String should have at least 1 character",
+        ),
+        (
+            {"datasets": [source(messages="x")]},
+            "blend: datasets[0].messages: unknown key; did you mean 'messages_field'?",
+        ),
+        ({"datasets": [source(filter={})]}, "blend: datasets[0].filter: unknown key; did you mean 'filters'?"),
+        ({"datasets": [source(messages_field="")]}, "blend: datasets[0].messages_field: String should have at least 1"),
+        ({"datasets": [source(tools_field=None)]}, "blend: datasets[0].tools_field: Input should be a valid string"),
+        ({"datasets": [source(used_in="")]}, "blend: datasets[0].used_in: String should have at least 1 character"),
+        (
+            {"datasets": [source(used_in=["a"])]},
+            "blend: datasets[0].used_in: Input should be a valid string (got ['a'])",
+        ),
+        ({"datasets": [source(filters=["a"])]}, "blend: datasets[0].filters: Input should be a valid dictionary"),
+        (
+            {"datasets": [source(used_in="a", filters={"used_in": "b"})]},
+            "blend: datasets[0]: 'used_in' is given as a key and under 'filters'; keep one of the two",
         ),
     ],
 )
@@ -273,7 +318,7 @@ def test_a_blend_loads_from_a_uri_with_its_data_beside_it():
 
 
 def test_loading_a_loaded_blend_changes_nothing(write):
-    once = load_blend(str(write({"train": [source(path="data")], "valid": [B]})))
+    once = load_blend(str(write({"train": [source(path="data", filters={"a": [True, "x"]})], "valid": [B]})))
     assert load_blend(once) == once
     assert load_blend(once.model_dump()) == once
     assert load_blend(json.loads(once.model_dump_json(exclude_none=True))) == once

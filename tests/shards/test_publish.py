@@ -23,7 +23,7 @@ from s3fs import S3FileSystem
 
 from tasks.errors import InputError
 from tasks.shards import publish as publish_module
-from tasks.shards.publish import Output, link, publish, publish_bytes, sweep
+from tasks.shards.publish import Output, copy, link, publish, publish_bytes, sweep
 from tests.faults.injection import PowerOff, count_operations, fail_operation, intercept, killed_at
 from tests.forking import in_processes
 
@@ -461,3 +461,49 @@ def test_a_store_that_refuses_names_the_object(bucket, content):
 def test_a_store_that_cannot_publish_atomically_is_refused():
     with pytest.raises(InputError, match=r"sftp://.*s3://"):
         publish_bytes("sftp://host/data.bin", NEW)
+
+
+@pytest.mark.parametrize("content", [b"", NEW, LARGE.tobytes()], ids=["empty", "small", "large"])
+def test_a_copy_within_a_store_is_the_stores_own(bucket, monkeypatch, content):
+    publish_bytes("s3://shards/store/a.parquet", content)
+    publish_bytes("s3://shards/out/a.parquet", OLD)
+    with monkeypatch.context() as patched:
+        patched.setattr(S3FileSystem, "_open", None)  # neither read nor written from here
+        copy("s3://shards/store/a.parquet", "s3://shards/out/a.parquet")
+        copy("s3://shards/store/a.parquet", "s3://shards/new/folder/a.parquet")
+    assert stored(bucket, "out/a.parquet") == stored(bucket, "new/folder/a.parquet") == content
+    assert pending(bucket) == []
+
+
+@pytest.mark.parametrize("target", ["s3://shards/out/a.parquet", "memory://copies/a.parquet", "local"])
+@pytest.mark.parametrize("source", ["s3://shards/store/a.parquet", "memory://copies/store.parquet", "local"])
+def test_a_copy_between_any_two_storages_is_whole(bucket, tmp_path, source, target):
+    source = str(tmp_path / "source") if source == "local" else source
+    target = str(tmp_path / "new" / "target") if target == "local" else target
+    publish_bytes(source, NEW)
+    copy(source, target)
+    with fsspec.open(target, "rb") as stream:
+        assert stream.read() == NEW
+
+
+@pytest.mark.parametrize("place", ["s3://shards", "memory://copies", "local"])
+def test_copying_what_is_not_there_names_it_and_changes_nothing(bucket, tmp_path, place):
+    place = str(tmp_path) if place == "local" else place
+    publish_bytes(f"{place}/target", OLD)
+    with pytest.raises(FileNotFoundError) as raised:
+        copy(f"{place}/missing", f"{place}/target")
+    assert "missing" in "".join([str(raised.value), *getattr(raised.value, "__notes__", [])])
+    with fsspec.open(f"{place}/target", "rb") as stream:
+        assert stream.read() == OLD
+
+
+def test_a_copy_to_a_local_disk_survives_any_fault(source, target):
+    def work():
+        copy(str(source), str(target))
+
+    total = len(operations_of(work))
+    target.write_bytes(OLD)
+    for number in range(1, total + 1):
+        with fail_operation(number, PowerOff()), pytest.raises(PowerOff):
+            work()
+        check_recovery(work, target)

@@ -20,6 +20,7 @@ CONTENT = b"tokens of a shard"
 
 counts = st.integers(0, 2**40)
 parts = st.dictionaries(st.sampled_from(["all", "train", "valid", "test"]), st.builds(PartCount, counts, counts))
+flat = st.dictionaries(st.text(max_size=5), st.one_of(st.integers(0, 2**53), st.text(max_size=5)))
 drops = st.dictionaries(st.sampled_from(["blank_line", "malformed_json", "null_text"]), counts)
 
 
@@ -51,17 +52,22 @@ def store(tmp_path):
 KEY = shard_key(IDENTITY)
 
 
-@given(parts, drops, st.dictionaries(st.text(max_size=5), st.one_of(st.integers(0, 2**53), st.text(max_size=5))))
-def test_a_receipt_is_read_as_it_was_written(parts, drops, volatile):
+@given(parts, drops, flat, st.dictionaries(st.sampled_from(["train", "oversize"]), st.one_of(counts, flat)))
+def test_a_receipt_is_read_as_it_was_written(parts, drops, volatile, facts):
     volatile.pop("seal", None)
-    written = receipt(parts, drops, volatile=volatile)
+    written = receipt(parts, drops, volatile=volatile, facts=facts)
     assert Receipt.load(written.dump()) == written
 
 
-def test_a_receipt_is_plain_json_with_its_times_and_seal_apart():
-    fields = json.loads(receipt(volatile={"seconds": 1.5}).dump())
+@pytest.mark.parametrize("facts", [{}, {"train": {"packs": 3}, "oversize": 1}])
+def test_a_receipt_is_plain_json_with_its_times_and_seal_apart(facts):
+    fields = json.loads(receipt(volatile={"seconds": 1.5}, facts=facts).dump())
     volatile = fields.pop("volatile")
-    assert fields == {name: value for name, value in asdict(receipt()).items() if name != "volatile"}
+    assert fields == {
+        name: value
+        for name, value in asdict(receipt(facts=facts)).items()
+        if name != "volatile" and (facts or name != "facts")
+    }
     assert set(volatile) == {"seconds", "seal"}
 
 
@@ -89,6 +95,8 @@ def test_a_receipt_that_loses_or_invents_a_row_cannot_be_made(parts, drops, erro
         {"identity": {**IDENTITY, "format_version": 2}},
         {"outputs": [{"path": "all.bin"}]},
         {"outputs": None},
+        {"facts": None},
+        {"facts": [3]},
         {"unknown": 1},
     ],
     ids=str,
@@ -133,6 +141,14 @@ def test_a_shard_whose_output_has_another_size_or_is_gone_is_not_proven(store, c
         output.write_bytes(content)
     assert store.receipt(KEY) is None
     assert store.proven([KEY]) == {}
+
+
+def test_an_issued_receipt_is_found_with_its_facts(store):
+    output = Output(store.path(KEY, "all.bin"), len(CONTENT), "00")
+    facts = {"all": {"packs": 2, "loss_tokens": 17}, "oversize": 0}
+    issued = store.issue(IDENTITY, outputs=[output], rows_in=3, parts={"all": PartCount(3, 40)}, drops={}, facts=facts)
+    assert issued.facts == facts
+    assert store.receipt(KEY) == Receipt.load(issued.dump()) == replace(store.receipt(KEY), facts=facts)
 
 
 def test_a_receipt_in_the_folder_of_another_key_proves_nothing(store):

@@ -175,6 +175,9 @@ def test_cooked_books_with_a_good_seal_are_refused(prepared):
         {"rows_in": fields["rows_in"] + 1},
         {"outputs": [{**output, "size": 3} for output in fields["outputs"]]},
         {"outputs": [{**output, "xxh3_128": "00"} for output in fields["outputs"]]},
+        {"outputs": [output for output in fields["outputs"] if not output["path"].startswith("valid")]},
+        {"outputs": []},
+        {"facts": {"train": {"packs": 1}}},
     ]
     for change in cooked:
         rewritten(path, **change)
@@ -188,7 +191,8 @@ def test_cooked_books_with_a_good_seal_are_refused(prepared):
 def test_a_manifest_that_promises_other_books_is_not_believed(prepared):
     out, again, whole = prepared
     manifest = unsealed((out / "manifest.json").read_bytes())
-    for change in ({"rows": 7}, {"documents": {"train": 1}}, {"tokens": {}}, {"drops": {"x": 1}}, {"quarantined": 9}):
+    promises = [{"rows": 7}, {"documents": {"train": 1}}, {"tokens": {}}, {"drops": {"x": 1}}, {"quarantined": 9}]
+    for change in [*promises, {"facts": {"x": 1}}]:
         shards = [{**manifest["shards"][0], **change}, *manifest["shards"][1:]]
         rewritten(out / "manifest.json", shards=shards)
         assert any(f"{next(iter(change))} are" in problem for problem in check(out).problems)

@@ -1,5 +1,6 @@
 """What a slice contains: exactly the bytes of its rows, read once, and remembered only where that is safe."""
 
+import copy
 import json
 import os
 import time
@@ -16,7 +17,7 @@ from hypothesis import strategies as st
 from moto.server import ThreadedMotoServer
 
 from tasks.blend.models import DataSource
-from tasks.errors import RunError
+from tasks.errors import InputError, RunError
 from tasks.sources import content as content_module
 from tasks.sources.content import ContentIndex, content_hash, require_unchanged
 from tasks.sources.cut import cut
@@ -41,12 +42,12 @@ def file_of(path):
 
 
 def slices_of(path, shard_size):
-    return cut(file_of(path), shard_size, "text")
+    return cut(file_of(path), shard_size, ["text"])
 
 
 def contents(path, shard_size, index=None, identity="content"):
     """The content of each slice that owns rows, by its start."""
-    found = (index or ContentIndex()).identify(slices_of(path, shard_size), "text", identity)
+    found = (index or ContentIndex()).identify(slices_of(path, shard_size), ["text"], identity)
     return {part.start: part.content for part in found}
 
 
@@ -120,6 +121,136 @@ def test_a_parquet_slice_is_known_by_its_text_column_alone(tmp_path):
     assert after[1] != before[1]
 
 
+def column_bytes(path, *leaves):
+    """The bytes of some leaf columns, row group by row group, found by the offsets that the Parquet format defines."""
+    metadata, data = pq.read_metadata(path), path.read_bytes()
+    found = b""
+    for number in range(metadata.num_row_groups):
+        group = metadata.row_group(number)
+        for column in [group.column(leaf) for leaf in range(group.num_columns)]:
+            if column.path_in_schema in leaves:
+                begin = min(filter(None, [column.dictionary_page_offset, column.data_page_offset]))
+                found += data[begin : begin + column.total_compressed_size]
+    return found
+
+
+@pytest.mark.parametrize("field", ["text", "content.text"])
+def test_what_names_a_column_of_text_is_the_hash_of_its_chunks_and_nothing_else(tmp_path, field):
+    """Shards of earlier releases are known by these names."""
+    texts = [f"text {number % 7}" for number in range(500)]
+    table = pa.table({"id": range(500), "text": texts, "content": [{"text": text, "n": 1} for text in texts]})
+    path = tmp_path / "a.parquet"
+    pq.write_table(table, path, row_group_size=100)
+    (part,) = ContentIndex().identify(cut(file_of(path), 1 << 30, [field]), [field], "content")
+    assert part.content == f"xxh3_128:{xxhash.xxh3_128_hexdigest(column_bytes(path, field))}"
+    os.utime(path, ns=(LONG_AGO, LONG_AGO))
+    (part,) = ContentIndex().identify(cut(file_of(path), 1 << 30, [field]), [field], "stat")
+    assert part.content == f"stat:{path}:{path.stat().st_size}:{LONG_AGO}:0:5:{field}"
+
+
+CHAT = [
+    {"messages": [{"role": "user", "content": "aa"}, {"role": "assistant", "content": "bb"}], "tools": "[]", "id": 1},
+    {"messages": [{"role": "user", "content": "cc"}], "tools": "[]", "id": 2},
+]
+
+
+def chat_content(path, rows, fields=("messages", "tools", "absent"), kind=None):
+    pq.write_table(pa.Table.from_pylist(rows, kind), path, use_dictionary=False, compression="none")
+    parts = ContentIndex().identify(cut(file_of(path), 1 << 30, fields), fields, "content")
+    return [part.content for part in parts]
+
+
+def changed(rows, change):
+    rows = copy.deepcopy(rows)
+    change(rows)
+    return rows
+
+
+@pytest.mark.parametrize(
+    ("change", "matters"),
+    [
+        (lambda rows: None, False),
+        (lambda rows: rows[0].update(id=7), False),
+        (lambda rows: [row.update(more="x") for row in rows], False),
+        (lambda rows: [row.pop("id") for row in rows], False),
+        (lambda rows: rows[1]["messages"][0].update(content="CC"), True),
+        (lambda rows: rows[0]["messages"][1].update(role="ASSISTANT"), True),
+        (lambda rows: rows[1]["messages"].append({"role": "user", "content": ""}), True),
+        (lambda rows: rows[1].update(tools="[1]"), True),
+        (lambda rows: [row.pop("tools") for row in rows], True),
+        (lambda rows: [row.update(absent="x") for row in rows], True),
+    ],
+)
+def test_a_slice_of_records_is_known_by_every_leaf_of_its_fields(tmp_path, change, matters):
+    path = tmp_path / "a.parquet"
+    before = chat_content(path, CHAT)
+    assert (chat_content(path, changed(CHAT, change)) != before) == matters
+
+
+def test_the_order_of_the_fields_changes_no_content(tmp_path):
+    orders = [
+        ("messages", "tools"),
+        ("tools", "messages"),
+        ("tools", "messages", "messages"),
+        ("messages", "tools", "x"),
+    ]
+    assert len({*(chat_content(tmp_path / "a.parquet", CHAT, order)[0] for order in orders)}) == 1
+
+
+def renamed(rows, old, new):
+    return json.loads(json.dumps(rows).replace(f'"{old}":', f'"{new}":'))
+
+
+@pytest.mark.parametrize(("old", "new"), [("content", "text"), ("tools", "absent"), ("messages", "absent")])
+def test_records_whose_fields_have_other_names_are_other_records(tmp_path, old, new):
+    """Names stand in the footer: the column chunks are the same bytes."""
+    path = tmp_path / "a.parquet"
+    leaves = ["messages.list.element.content", "messages.list.element.role", "tools"]
+    before, data = chat_content(path, CHAT), column_bytes(path, *leaves)
+    after = chat_content(path, renamed(CHAT, old, new))
+    assert column_bytes(path, *(leaf.replace(old, new) for leaf in leaves)) == data
+    assert after != before
+
+
+def test_two_fields_that_change_their_names_with_each_other_are_other_records(tmp_path):
+    path, fields = tmp_path / "a.parquet", ["prompt", "answer"]
+    before = chat_content(path, [{"prompt": "a", "answer": "b"}], fields)
+    assert chat_content(path, [{"answer": "a", "prompt": "b"}], fields) != before
+    only = chat_content(path, [{"prompt": "a"}], fields)
+    assert chat_content(path, [{"answer": "a"}], fields) != only
+
+
+def test_text_that_becomes_bytes_or_may_be_null_is_told_from_text(tmp_path):
+    kinds = [pa.field("m", pa.struct([pa.field("a", kind, nullable=null)])) for kind, null in
+             [(pa.string(), True), (pa.binary(), True), (pa.string(), False)]]  # fmt: skip
+    contents = [chat_content(tmp_path / "a.parquet", [{"m": {"a": "x"}}], ["m"], pa.schema([kind])) for kind in kinds]
+    assert len({content for (content,) in contents}) == 3
+
+
+def test_a_file_with_none_of_the_fields_is_refused_with_its_columns(tmp_path):
+    path = tmp_path / "a.parquet"
+    chat_content(path, CHAT)
+    words = r"a\.parquet: has none of the fields 'mesages', 'tool'.*columns: messages, tools, id"
+    with pytest.raises(InputError, match=words):
+        cut(file_of(path), 100, ["mesages", "tool"])
+    (part,) = cut(file_of(path), 1 << 30, ["messages"])
+    with pytest.raises(InputError, match=words):
+        content_hash(part, ["mesages", "tool"])
+
+
+def test_each_choice_of_fields_is_remembered_by_itself(tmp_path):
+    path = tmp_path / "a.parquet"
+    chat_content(path, CHAT)
+    os.utime(path, ns=(LONG_AGO, LONG_AGO))
+    index = ContentIndex()
+    choices = [["messages"], ["tools"], ["messages", "tools"]]
+    found = [index.identify(cut(file_of(path), 1 << 30, fields), fields, "content")[0].content for fields in choices]
+    assert len(set(found)) == len(index.entries) == 3
+    index.changed = False
+    again = [index.identify(cut(file_of(path), 1 << 30, fields), fields, "content")[0].content for fields in choices]
+    assert (again, index.changed) == (found, False)
+
+
 def test_row_groups_that_are_appended_change_no_slice_before_them(tmp_path):
     path = parquet(tmp_path / "a.parquet", ["aa", "bb", "cc"], ["1", "2", "3"])
     before = contents(path, 1)
@@ -179,9 +310,9 @@ def test_a_file_that_was_young_when_its_reading_began_is_not_remembered_however_
     path = write(tmp_path / "a.jsonl", b"some row\n")
     clock = [LONG_AGO + 10**9]
 
-    def slow(part, text_field):
+    def slow(part, fields):
         clock[0] += 3600 * 10**9
-        return content_hash(part, text_field)
+        return content_hash(part, fields)
 
     monkeypatch.setattr(content_module, "content_hash", slow)
     monkeypatch.setattr(content_module.time, "time_ns", lambda: clock[0])
@@ -238,9 +369,9 @@ def test_an_index_is_plain_json(tmp_path):
 def test_what_the_store_says_of_its_content_is_taken_with_the_range(no_reading):
     no_reading()
     file = SourceFile("s3://bucket/a.jsonl", 250, "jsonl", version="d41d8cd9")
-    found = ContentIndex().identify(cut(file, 100, "text"), "text", "content")
+    found = ContentIndex().identify(cut(file, 100, ["text"]), ["text"], "content")
     assert [part.content for part in found] == ["d41d8cd9[0:100]", "d41d8cd9[100:200]", "d41d8cd9[200:250]"]
-    other = ContentIndex().identify(cut(replace(file, version="00"), 100, "text"), "text", "stat")
+    other = ContentIndex().identify(cut(replace(file, version="00"), 100, ["text"]), ["text"], "stat")
     assert not {part.content for part in found} & {part.content for part in other}
 
 
@@ -260,7 +391,7 @@ def test_a_file_that_changes_while_it_is_read_is_refused(tmp_path, change):
     with pytest.raises(RunError, match=r"a\.jsonl: changed while"):
         require_unchanged(part.file)
     with pytest.raises(RunError, match="changed while"):
-        content_hash(part, "text")
+        content_hash(part, ["text"])
 
 
 def test_a_file_in_memory_that_changed_its_size_is_refused():
@@ -311,4 +442,4 @@ def test_a_missing_file_is_the_storage_speaking(tmp_path):
     (part,) = slices_of(path, 100)
     Path(path).unlink()
     with pytest.raises(FileNotFoundError):
-        content_hash(part, "text")
+        content_hash(part, ["text"])

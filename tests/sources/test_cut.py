@@ -51,7 +51,7 @@ WRITERS = [as_jsonl, as_gzip, as_zstd, as_array, as_parquet]
 
 def slices_of(folder, shard_size=300):
     files = discover(DataSource(name="a", path=str(folder)))
-    return [part for file in files for part in cut(file, shard_size, "text")]
+    return [part for file in files for part in cut(file, shard_size, ["text"])]
 
 
 def texts_of(slices):
@@ -70,7 +70,7 @@ def folder(request, tmp_path):
 def test_jsonl_is_cut_at_multiples_of_the_shard_size(size, shard_size):
     shard_size = max(shard_size, size // 200)
     file = SourceFile("/a.jsonl", size, "jsonl")
-    slices = cut(file, shard_size, "text")
+    slices = cut(file, shard_size, ["text"])
     assert [part.start for part in slices] == list(range(0, size, shard_size))
     assert [part.stop for part in slices] == [*range(shard_size, size, shard_size), size]
     assert sum(part.size for part in slices) == size
@@ -78,9 +78,9 @@ def test_jsonl_is_cut_at_multiples_of_the_shard_size(size, shard_size):
 
 @given(st.integers(1, 5000), st.integers(1, 5000), st.integers(20, 700))
 def test_a_file_that_grows_keeps_its_full_slices(size, growth, shard_size):
-    before = {(part.start, part.stop) for part in cut(SourceFile("/a.jsonl", size, "jsonl"), shard_size, "text")}
+    before = {(part.start, part.stop) for part in cut(SourceFile("/a.jsonl", size, "jsonl"), shard_size, ["text"])}
     after = {
-        (part.start, part.stop) for part in cut(SourceFile("/a.jsonl", size + growth, "jsonl"), shard_size, "text")
+        (part.start, part.stop) for part in cut(SourceFile("/a.jsonl", size + growth, "jsonl"), shard_size, ["text"])
     }
     assert len(before - after) <= 1
     assert all(stop == size for _, stop in before - after)
@@ -112,7 +112,7 @@ def test_all_slices_hold_all_rows_once_in_order(folder):
 
 
 def test_an_empty_file_has_no_slices():
-    assert cut(SourceFile("/a.jsonl", 0, "jsonl"), 100, "text") == []
+    assert cut(SourceFile("/a.jsonl", 0, "jsonl"), 100, ["text"]) == []
 
 
 @pytest.mark.parametrize("rows", [1, 2, 7, 24, 25, 26, 59, 60])

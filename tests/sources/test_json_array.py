@@ -9,7 +9,8 @@ from hypothesis import strategies as st
 
 from tasks.sources import json_lines
 from tasks.sources.json_array import split_elements
-from tasks.sources.text_field import Refused, pick_texts, text_of
+from tasks.sources.json_rows import Refused
+from tasks.sources.text_field import pick_texts, text_of
 
 
 def split_all(data, block_bytes):

@@ -14,7 +14,8 @@ from hypothesis import strategies as st
 
 from tasks.sources import json_lines
 from tasks.sources.json_lines import row_start, slice_blocks, split_lines
-from tasks.sources.text_field import Refused, pick_texts, text_of
+from tasks.sources.json_rows import Refused
+from tasks.sources.text_field import pick_texts, text_of
 
 BLOCK_SIZES = st.sampled_from([1, 2, 3, 7, 64, 1 << 20])
 

@@ -1,5 +1,7 @@
 """Parquet: every kind of text column, judged as UTF-8 and null row by row; damage is named."""
 
+import re
+
 import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
@@ -7,9 +9,10 @@ import pytest
 
 from tasks.errors import InputError
 from tasks.sources import parquet
+from tasks.sources.cut import cut
 from tasks.sources.files import Slice, SourceFile
 from tasks.sources.opening import SourceCorrupt
-from tasks.sources.parquet import parquet_rows, parquet_texts, row_groups
+from tasks.sources.parquet import parquet_rows, parquet_texts, require_text, row_groups
 
 
 def stored(path, table, **options):
@@ -135,7 +138,9 @@ def test_a_field_that_is_no_text_is_refused_with_the_columns_there_are(tmp_path,
         list(parquet_texts(part, text_field))
     assert all(word in str(error.value) for word in ["x.parquet", text_field, *words])
     with pytest.raises(InputError):
-        row_groups(pq.read_metadata(part.file.uri), text_field)
+        require_text(pq.read_metadata(part.file.uri), [text_field], part.file.uri)
+    with pytest.raises(InputError, match=re.escape(text_field)):
+        cut(part.file, 1000, [text_field], require_text)
 
 
 def test_the_ranges_of_row_groups_are_all_that_reading_the_text_needs(tmp_path):
@@ -146,7 +151,7 @@ def test_the_ranges_of_row_groups_are_all_that_reading_the_text_needs(tmp_path):
     content = path.read_bytes()
     metadata = pq.read_metadata(path)
     for field in ("text", "content.text"):
-        groups = row_groups(metadata, field)
+        groups = row_groups(metadata, [field])
         assert [group.rows for group in groups] == [300, 300, 300, 100]
         footer = len(content) - metadata.serialized_size - 8
         assert sum(group.size for group in groups) == footer - 4
@@ -173,7 +178,7 @@ def test_a_damaged_page_is_named_with_its_row_group(tmp_path, compression):
     path = tmp_path / "x.parquet"
     texts = [f"hello {number * number}" for number in range(5000)]
     part = stored(path, pa.table({"text": texts}), compression=compression, row_group_size=2500, use_dictionary=False)
-    [(offset, length)] = row_groups(pq.read_metadata(path), "text")[1].ranges
+    [(offset, length)] = row_groups(pq.read_metadata(path), ["text"])[1].ranges
     content = bytearray(path.read_bytes())
     content[offset : offset + length // 2] = b"\xff" * (length // 2)
     path.write_bytes(content)
@@ -185,7 +190,7 @@ def test_a_flipped_bit_is_found_where_pages_carry_checksums(tmp_path):
     path = tmp_path / "x.parquet"
     part = stored(path, pa.table({"text": ["hello"] * 50}), compression="none", use_dictionary=False, write_page_checksum=True)  # fmt: skip
     content = bytearray(path.read_bytes())
-    [(offset, length)] = row_groups(pq.read_metadata(path), "text")[0].ranges
+    [(offset, length)] = row_groups(pq.read_metadata(path), ["text"])[0].ranges
     content[offset + length - 1] ^= 1
     path.write_bytes(content)
     with pytest.raises(SourceCorrupt, match="row group 0"):

@@ -60,7 +60,7 @@ def ours(source, output, model, **settings):
     _, manifest = prepare(
         blend_of(source), output, tokenizer={"model": str(model)}, holdout=NOTHING_HELD_OUT, **settings
     )
-    prefixes = [Path(output) / entry["published"]["train"] for entry in manifest["shards"]]
+    prefixes = [Path(output) / entry["published"]["train"][0] for entry in manifest["shards"]]
     files = [(Path(f"{prefix}.bin").read_bytes(), Path(f"{prefix}.idx").read_bytes()) for prefix in prefixes]
     return files, {verdict["backend"] for verdict in manifest["tokenizer"]["gate"].values()}
 

@@ -14,7 +14,8 @@ from hypothesis import strategies as st
 from small_vocabularies import byte_level_bpe, ids_of, reference
 
 from tasks.errors import InputError, RunError
-from tasks.tokenize.documents import PARTS, assemble, assign_parts, runs
+from tasks.shards.holdout import PARTS
+from tasks.tokenize.documents import assemble, assign_parts, runs
 from tasks.tokenize.encoders import Tokens
 from tasks.tokenize.settings import PretrainRecipe
 from tests.peers import vocabularies
@@ -136,7 +137,7 @@ def documents_of(output, split="train"):
 
 def prefixes_of(output, split):
     manifest = json.loads((Path(output) / "manifest.json").read_bytes())
-    return [Path(output) / shard["published"][split] for shard in manifest["shards"] if split in shard["published"]]
+    return [Path(output) / shard["published"][split][0] for shard in manifest["shards"] if split in shard["published"]]
 
 
 def read_pair(prefix):

@@ -14,13 +14,14 @@ from small_vocabularies import byte_level_bpe, ids_of, reference
 
 from tasks.blend.load import load_blend
 from tasks.errors import RunError
+from tasks.shards.books import BadRowError
 from tasks.sources import json_lines
 from tasks.strict import parse
 from tasks.tokenize.encoders import GigatokenEncoder
 from tasks.tokenize.load import load_vocabulary
 from tasks.tokenize.planning import plan_pretrain
 from tasks.tokenize.settings import PretrainRecipe, PretrainSettings, TokenizerSettings
-from tasks.tokenize.shard import BadRowError, tokenize_shard
+from tasks.tokenize.shard import tokenize_shard
 from tests.preparing import blend_of, prepare, write_lines
 
 NOTHING_HELD_OUT = {"valid": 0, "test": 0}
@@ -42,7 +43,7 @@ def documents_of(output, tokenizer, split="train"):
     texts = []
     for shard in manifest["shards"]:
         if split in shard["published"]:
-            prefix = Path(output) / shard["published"][split]
+            prefix = Path(output) / shard["published"][split][0]
             idx = Path(f"{prefix}.idx").read_bytes()
             lengths = np.frombuffer(idx, "<i4", int.from_bytes(idx[18:26], "little"), 34)
             pieces = np.split(np.fromfile(f"{prefix}.bin", "<u2"), np.cumsum(lengths)[:-1])

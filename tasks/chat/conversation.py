@@ -1,0 +1,96 @@
+"""A conversation as chat templates see it, whatever shape its row had.
+
+It is the OpenAI form, made strict: keys that say nothing are absent instead of null, reasoning stands apart from the
+answer, and the arguments of tool calls are objects. Messages are plain dicts, because templates take dicts and test
+keys with `is defined`; a class for each would cost a conversion on the way in and another on the way out.
+
+The arguments of a call come as an object or as JSON text, and templates want either. Both are kept, so that a template
+which prints the text prints the very text of the source, blanks and all, and not one that was parsed and written anew.
+"""
+
+from dataclasses import dataclass
+from typing import Any, Literal, NotRequired, TypedDict
+
+Role = Literal["system", "developer", "user", "assistant", "tool"]
+
+Reason = Literal[
+    "no_messages",
+    "bad_message",
+    "unknown_role",
+    "no_content",
+    "not_text",
+    "lone_surrogate",
+    "bad_reasoning",
+    "reasoning_not_by_assistant",
+    "reasoning_twice",
+    "unclosed_think",
+    "bad_tool_calls",
+    "bad_tool_arguments",
+    "bad_tools",
+    "no_assistant",
+]
+"""Why a record is no conversation."""
+
+
+class Arguments(dict[str, Any]):
+    """The arguments of a tool call; `text` is their JSON, the source's own where it gave a string."""
+
+    __slots__ = ("text",)
+
+    def __init__(self, values: dict[str, Any], text: str) -> None:
+        super().__init__(values)
+        self.text = text
+
+
+class Function(TypedDict):
+    """Which function is called, and with what."""
+
+    name: str
+    arguments: Arguments
+
+
+class ToolCall(TypedDict):
+    """One call by the assistant."""
+
+    type: Literal["function"]
+    function: Function
+    id: NotRequired[str]
+
+
+class Message(TypedDict):
+    """One message. Absent keys are absent, never None; only `content` may be None, beside tool calls.
+
+    `reasoning_content` is never blank and, like `tool_calls`, the assistant's alone; `tool_call_id` is a tool's.
+    """
+
+    role: Role
+    content: str | None
+    reasoning_content: NotRequired[str]
+    tool_calls: NotRequired[list[ToolCall]]
+    tool_call_id: NotRequired[str]
+    name: NotRequired[str]
+
+
+@dataclass(frozen=True, slots=True)
+class Conversation:
+    """The messages, at least one of them by the assistant, and the tools that were offered, as the source has them."""
+
+    messages: list[Message]
+    tools: list[dict[str, Any]]
+
+
+@dataclass(frozen=True, slots=True)
+class Rejected:
+    """A record that is no conversation: a reason to count by, and what was found where and what to do about it."""
+
+    reason: str
+    detail: str
+
+
+class RejectionError(ValueError):
+    """Raised while a record is read and caught where it began: what is wrong, before it is known in which message."""
+
+    def __init__(self, reason: Reason, detail: str) -> None:
+        super().__init__(detail)
+        self.reason: Reason = reason
+        self.detail = detail

@@ -1,0 +1,146 @@
+"""Sequences of pieces to arrays of tokens, loss and roles, a whole batch in one call of the encoder.
+
+Every text of a batch is encoded once, however often it occurs (the newline behind `<|im_end|>`, or a message that is
+history in a hundred sequences), so the cost of a long conversation is linear in its text although its sequences repeat
+it. Putting the ids in place is one gather of NumPy, some 10 ns a token.
+"""
+
+import itertools
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+import numpy as np
+import pyarrow as pa
+
+from tasks.chat.pieces import Piece
+from tasks.tokenize.encoders import Encoder, Tokens
+
+
+@dataclass(frozen=True, slots=True)
+class Sequences:
+    """Encoded sequences, back to back; sequence i is `[offsets[i], offsets[i + 1])`.
+
+    `ids` int32 [tokens]; `loss` int8 [tokens], 1 where the token itself is to be predicted (not shifted); `offsets`
+    int64 [sequences + 1]. Roles are runs: from token `role_starts[j]` (int64, counted from the first of the batch) on,
+    tokens are by `roles[j]` (int8, see ROLES); every sequence begins a run. `straddled` int64 [sequences] counts tokens
+    that a border of the loss falls into, which are not trained on.
+    """
+
+    ids: np.ndarray
+    loss: np.ndarray
+    offsets: np.ndarray
+    role_starts: np.ndarray
+    roles: np.ndarray
+    straddled: np.ndarray
+
+    @property
+    def lengths(self) -> np.ndarray:
+        """Tokens per sequence, int64."""
+        return np.diff(self.offsets)
+
+
+@dataclass(slots=True)
+class Batch:
+    """Sequences on their way to the encoder: every text once, and which text or control token each piece is.
+
+    `sources` holds the number of a text, or -1 - id for a control token.
+    """
+
+    texts: dict[str, int] = field(default_factory=dict[str, int])
+    sources: list[int] = field(default_factory=list[int])
+    learned: list[bool] = field(default_factory=list[bool])
+    roles: list[int] = field(default_factory=list[int])
+    ends: list[int] = field(default_factory=list[int])
+    mixed: list[tuple[int, list[int]]] = field(default_factory=list[tuple[int, list[int]]])
+    characters: int = 0
+
+    def add(self, pieces: Sequence[Piece]) -> None:
+        """Append one sequence."""
+        for text, token, role, learned, _ in pieces:
+            if text is None:
+                self.sources.append(-1 - token)
+            else:
+                self.sources.append(self._text(text))
+                if isinstance(learned, tuple):
+                    self._mix(text, learned)
+            self.learned.append(learned is True)
+            self.roles.append(role)
+        self.ends.append(len(self.sources))
+
+    def _text(self, text: str) -> int:
+        number = self.texts.setdefault(text, len(self.texts))
+        if number == len(self.texts) - 1:
+            self.characters += len(text)
+        return number
+
+    def _mix(self, text: str, lengths: tuple[int, ...]) -> None:
+        """Note a text that is learned in part, whose parts have to be encoded as well."""
+        borders = [0, *itertools.accumulate(lengths)]
+        parts = [self._text(text[start:stop]) for start, stop in itertools.pairwise(borders)]
+        self.mixed.append((len(self.sources) - 1, parts))
+
+    def encode(self, encoder: Encoder) -> Sequences:
+        """The arrays of all sequences."""
+        encoded = encoder.encode(pa.array(list(self.texts), pa.large_string()))
+        sources = np.asarray(self.sources, np.int64)
+        is_text = sources >= 0
+        lengths = np.ones(len(sources), np.int64)
+        lengths[is_text] = encoded.lengths[sources[is_text]]
+        starts = np.concatenate([np.zeros(1, np.int64), np.cumsum(lengths)])
+        offsets = starts[np.asarray([0, *self.ends], np.int64)]
+        loss = np.repeat(np.asarray(self.learned, np.int8), lengths)
+        straddled = self._learn_parts(encoded, loss, starts)
+        return Sequences(_placed(encoded, sources, lengths, starts), loss, offsets, *self._role_runs(starts), straddled)
+
+    def _learn_parts(self, encoded: Tokens, loss: np.ndarray, starts: np.ndarray) -> np.ndarray:
+        straddled = np.zeros(len(self.ends), np.int64)
+        for place, parts in self.mixed:
+            whole = _document(encoded, self.sources[place])
+            learned, doubtful = _learned_tokens(whole, [_document(encoded, part) for part in parts])
+            loss[starts[place] : starts[place + 1]] = learned
+            straddled[np.searchsorted(self.ends, place, side="right")] += doubtful
+        return straddled
+
+    def _role_runs(self, starts: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+        """Where the author changes, and who it is from there on; pieces without tokens begin nothing."""
+        roles = np.asarray(self.roles, np.int8)
+        first = np.zeros(len(roles), np.bool_)
+        first[np.asarray([0, *self.ends[:-1]], np.int64)[: len(self.ends)]] = True
+        first[1:] |= roles[1:] != roles[:-1]
+        return starts[:-1][first], roles[first]
+
+
+def _placed(encoded: Tokens, sources: np.ndarray, lengths: np.ndarray, starts: np.ndarray) -> np.ndarray:
+    """The ids of all pieces in order, int32 [tokens]."""
+    ids = np.empty(int(starts[-1]), np.int32)
+    is_text = sources >= 0
+    ids[starts[:-1][~is_text]] = -1 - sources[~is_text]
+    texts, sizes = sources[is_text], lengths[is_text]
+    shift = np.repeat(encoded.offsets[texts] - (np.cumsum(sizes) - sizes), sizes)
+    ids[np.repeat(is_text, lengths)] = encoded.ids[np.arange(len(shift)) + shift]
+    return ids
+
+
+def _document(encoded: Tokens, number: int) -> np.ndarray:
+    return encoded.ids[encoded.offsets[number] : encoded.offsets[number + 1]]
+
+
+def _learned_tokens(whole: np.ndarray, parts: Sequence[np.ndarray]) -> tuple[np.ndarray, int]:
+    """Which tokens of a text are trained on, int8, and how many a border falls into.
+
+    `parts` are the parts of the text, not trained and trained in turn, each encoded by itself. Where their tokens are
+    those of the whole, borders are exact. Else tokens count as a part's only as far as they agree from one end.
+    """
+    flags = np.concatenate([np.full(len(part), number % 2, np.int8) for number, part in enumerate(parts)])
+    joined = np.concatenate(parts)
+    if np.array_equal(joined, whole):
+        return flags, 0
+    size = min(len(joined), len(whole))
+    same_before = int(np.argmin(np.append(joined[:size] == whole[:size], False)))
+    same_behind = int(np.argmin(np.append(joined[::-1][:size] == whole[::-1][:size], False)))
+    same_behind = min(same_behind, len(whole) - same_before)
+    learned = np.zeros(len(whole), np.int8)
+    learned[:same_before] = flags[:same_before]
+    if same_behind:
+        learned[len(whole) - same_behind :] = flags[len(joined) - same_behind :]
+    return learned, len(whole) - same_before - same_behind

@@ -1,0 +1,197 @@
+r"""Which characters of a rendering are trained on: what the model itself would generate, and of that what a policy names.
+
+An assistant message begins, in every template, with the generation prompt: text that the serving side writes and the
+model continues (`<|im_start|>assistant\n`). What follows it, up to the token that ends the turn, is the completion, in
+this order:
+
+    reasoning │ answer │ tool calls │ end of turn
+
+Where each begins is known from the origin of the text (see `traced.py`): the answer is the message's content, tool
+calls begin with the loop over them, the turn ends with the last control token behind all of it. Template text goes with
+what it introduces: `<think>\n` and `\n</think>\n` are reasoning, `<tool_call>` is a tool call.
+"""
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Literal
+
+from tasks.chat.controls import Controls
+from tasks.chat.conversation import Message, Rejected
+from tasks.chat.template import Rendering
+from tasks.chat.traced import Kind
+
+LossOn = Literal["assistant_all", "last_turn", "final_only"]
+
+Range = tuple[int, int]
+
+
+@dataclass(frozen=True, slots=True)
+class LossPolicy:
+    """Which tokens are trained on.
+
+    `assistant_all`: all that the assistant generates; `last_turn`: what it generates after the last user message;
+    `final_only`: its last answer alone, without reasoning and tool calls. The three others leave parts out everywhere.
+    """
+
+    on: LossOn = "assistant_all"
+    reasoning: bool = True
+    tool_calls: bool = True
+    end_of_turn: bool = True
+
+    def learns(self, messages: Sequence[Message], number: int) -> bool:
+        """Whether the message is trained on."""
+        if messages[number]["role"] != "assistant" or self.on == "assistant_all":
+            return messages[number]["role"] == "assistant"
+        if self.on == "last_turn":
+            return all(message["role"] != "user" for message in messages[number:])
+        return number == max(place for place, message in enumerate(messages) if message["role"] == "assistant")
+
+    def ranges(self, completion: "Completion") -> list[Range]:
+        """The characters of a completion that are trained on, neighbours in one."""
+        final = self.on == "final_only"
+        wanted = [
+            (completion.start, completion.answer, self.reasoning and not final),
+            (completion.answer, completion.calls, True),
+            (completion.calls, completion.ending, self.tool_calls and not final),
+            (completion.ending, completion.stop, self.end_of_turn),
+        ]
+        ranges: list[Range] = []
+        for start, stop, learned in wanted:
+            if not learned or start == stop:
+                continue
+            if ranges and ranges[-1][1] == start:
+                start = ranges.pop()[0]  # noqa: PLW2901 - grown to the left
+            ranges.append((start, stop))
+        return ranges
+
+
+@dataclass(frozen=True, slots=True)
+class Completion:
+    """What the model generates of one message, as characters of a rendering.
+
+    Reasoning is `[start, answer)`, the answer `[answer, calls)`, tool calls `[calls, ending)`, the end of the turn
+    `[ending, stop)`; each may be empty.
+    """
+
+    start: int
+    answer: int
+    calls: int
+    ending: int
+    stop: int
+
+
+@dataclass(slots=True)
+class _Parts:
+    """Where the parts of one message were written: first character and end of each, and of all of them."""
+
+    content: Range | None = None
+    reasoning: Range | None = None
+    call: Range | None = None
+    generated: Range | None = None
+
+    @property
+    def first(self) -> list[int]:
+        return [part[0] for part in (self.content, self.reasoning, self.call) if part]
+
+
+def completions(
+    rendering: Rendering, messages: Sequence[Message], prompts: Sequence[str], controls: Controls
+) -> dict[int, Completion] | Rejected:
+    """The completion of every assistant message, by its number.
+
+    `prompts` are the generation prompts that the template may write. Rejected when the template leaves out a message,
+    its content or its tool calls, or begins a message with none of the prompts: then no mask would be right.
+    """
+    found: dict[int, Completion] = {}
+    parts = _parts(rendering)
+    for number, message in enumerate(messages):
+        if message["role"] != "assistant":
+            continue
+        wrong = _left_out(number, message, rendering, parts)
+        if wrong is not None:
+            return Rejected(*wrong)
+        start, stop = rendering.extents[number]
+        generated = parts[number].generated
+        begun = generated[0] if generated else _generation_start(rendering.text, (start, stop), parts[number], prompts)
+        if begun is None:
+            return Rejected("no_generation_prompt", f"message {number + 1} begins with no generation prompt")
+        found[number] = _completion(rendering.text, begun, (start, stop), parts[number], controls)
+    return found
+
+
+def _parts(rendering: Rendering) -> dict[int, _Parts]:
+    """What is known of each message's characters, from the spans that lie in its extent."""
+    parts = {number: _Parts() for number in rendering.extents}
+    current = None
+    for start, stop, (number, kind) in rendering.spans:
+        if kind == "message":
+            current = number
+        elif kind in {"content", "reasoning", "call"} and number in parts:
+            setattr(parts[number], kind, _hull(getattr(parts[number], kind), (start, stop)))
+        elif kind in {"generated", "end_generated"} and current in parts:
+            parts[current].generated = _hull(parts[current].generated, (start, stop))
+        elif (
+            kind == "end"
+            and current in parts
+            and (call := parts[current].call)
+            and start < rendering.extents[current][1]
+        ):
+            parts[current].call = _hull(call, (start, stop))
+    return parts
+
+
+def _hull(known: Range | None, new: Range) -> Range:
+    if known is None or (known[0] == known[1] and new[0] < new[1]):
+        return new
+    return min(known[0], new[0]), max(known[1], new[1])
+
+
+def _left_out(
+    number: int, message: Message, rendering: Rendering, parts: Mapping[int, _Parts]
+) -> tuple[str, str] | None:
+    """Reason and detail when the template did not write what has to be learned."""
+    start, stop = rendering.extents.get(number, (0, 0))
+    if start == stop:
+        return "message_left_out", f"the chat template does not write message {number + 1}"
+    written = parts[number]
+    content = message["content"]
+    if content and not content.isspace() and (written.content is None or written.content[0] == written.content[1]):
+        return "content_left_out", f"the chat template does not write the content of message {number + 1} as it is"
+    if message.get("tool_calls") and written.call is None:
+        return "tool_calls_left_out", f"the chat template does not write the tool calls of message {number + 1}"
+    return None
+
+
+def _generation_start(text: str, extent: Range, parts: _Parts, prompts: Sequence[str]) -> int | None:
+    """Where the generation prompt ends: the longest that the message begins with, as far as it is template text."""
+    start = extent[0]
+    header = text[start : min(parts.first, default=extent[1])]
+    longest = max((_common(header, prompt) for prompt in prompts), default=0)
+    if longest or any(text.endswith(prompt, 0, start) for prompt in prompts):
+        return start + longest
+    return None
+
+
+def _common(one: str, other: str) -> int:
+    """How many characters two texts have in common at their beginning."""
+    pairs = zip(one, other, strict=False)
+    return next((number for number, (left, right) in enumerate(pairs) if left != right), min(len(one), len(other)))
+
+
+def _completion(text: str, start: int, extent: Range, parts: _Parts, controls: Controls) -> Completion:
+    last = max([start, *(part[1] for part in (parts.content, parts.reasoning, parts.call) if part)])
+    limit = parts.generated[1] if parts.generated else extent[1]
+    control = controls.last(text, last, limit)
+    ending, stop = control or (last, limit)
+    if parts.generated:
+        stop = limit
+    calls = ending
+    if parts.call:
+        calls = max(start, parts.content[1]) if parts.content and parts.content[1] <= parts.call[0] else parts.call[0]
+    answer = max(start, parts.content[0]) if parts.content else calls
+    return Completion(start, min(answer, calls), calls, max(calls, ending), max(calls, ending, stop))
+
+
+def of_kind(rendering: Rendering, kind: Kind) -> Iterator[tuple[int, str]]:
+    """Number of the message and text, for every span of one kind."""
+    return ((number, rendering.text[start:stop]) for start, stop, (number, found) in rendering.spans if found == kind)

@@ -1,0 +1,126 @@
+"""A rendering cut into pieces: control tokens, and the text between them that is encoded as a whole.
+
+Borders that matter fall on borders of tokens by construction where they can: at control tokens, which are ids of their
+own, and where generation begins, because there the serving side ends its prompt and encodes it apart from what the
+model goes on with. Any other border of the loss (say, between reasoning and answer) lies inside text that the model
+generates in one go, so the text is encoded in one go; the part is then found by encoding it by itself as well, and where
+the two disagree the tokens in question are left untrained and counted (see `encoding.py`).
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Literal, NamedTuple
+
+from tasks.chat.controls import Controls
+from tasks.chat.conversation import Role
+from tasks.chat.loss import Range
+
+ROLES: tuple[Literal["template", "padding"] | Role, ...] = (
+    "template", "system", "developer", "user", "assistant", "tool", "padding",
+)  # fmt: skip
+"""Who wrote a token, as a number: the index in this tuple."""
+
+ROLE_NUMBERS: dict[str, int] = {role: number for number, role in enumerate(ROLES)}
+
+
+class Piece(NamedTuple):
+    """A control token (`token` is its id, `text` None) or a text.
+
+    `learned` says whether it is trained on; for a text with a border of the loss inside, the lengths of its parts in
+    characters, beginning with an untrained one (of any length, also 0). `breaks`: never to be joined with the text
+    before it.
+    """
+
+    text: str | None
+    token: int
+    role: int
+    learned: bool | tuple[int, ...]
+    breaks: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Passage:
+    """Part of a rendering: who wrote it, what of it is trained on, and where generation begins in it (-1: nowhere)."""
+
+    text: str
+    role: int
+    learned: Sequence[Range] = ()
+    generation: int = -1
+
+
+def cut(passage: Passage, controls: Controls) -> list[Piece]:
+    """The pieces of a passage, in order; empty texts are left out."""
+    pieces: list[Piece] = []
+    place = 0
+    for number, text in enumerate(controls.pattern.split(passage.text)):
+        stop = place + len(text)
+        if number % 2:
+            learned = any(start <= place and stop <= end for start, end in passage.learned)
+            pieces.append(Piece(None, controls.ids[text], passage.role, learned))
+        elif text:
+            pieces += _cut_text(text, place, passage)
+        place = stop
+    return pieces
+
+
+def _cut_text(text: str, place: int, passage: Passage) -> list[Piece]:
+    """A text without control tokens, in two where generation begins inside it."""
+    if place < passage.generation < place + len(text):
+        border = passage.generation - place
+        before = _text_piece(text[:border], place, passage)
+        return [before, _text_piece(text[border:], passage.generation, passage)]
+    return [_text_piece(text, place, passage)]
+
+
+def _text_piece(text: str, place: int, passage: Passage) -> Piece:
+    return Piece(
+        text, -1, passage.role, _learned(passage.learned, place, place + len(text)), breaks=place == passage.generation
+    )
+
+
+def _learned(ranges: Sequence[Range], start: int, stop: int) -> bool | tuple[int, ...]:
+    inside = [(max(first, start), min(last, stop)) for first, last in ranges if first < stop and last > start]
+    if not inside:
+        return False
+    if inside == [(start, stop)]:
+        return True
+    borders = [border for each in inside for border in each]
+    if borders[-1] < stop:
+        borders.append(stop)
+    return tuple(border - before for before, border in zip([start, *borders], borders, strict=False))
+
+
+def connected(passages: Sequence[Sequence[Piece]]) -> list[Piece]:
+    """The pieces of consecutive passages; texts that meet are joined, for they are encoded as one."""
+    pieces: list[Piece] = []
+    for passage in passages:
+        if passage and pieces and _meet(pieces[-1], passage[0]):
+            pieces[-1] = _joined(pieces[-1], passage[0])
+            pieces += passage[1:]
+        else:
+            pieces += passage
+    return pieces
+
+
+def _meet(left: Piece, right: Piece) -> bool:
+    return left.text is not None and right.text is not None and not right.breaks
+
+
+def _joined(left: Piece, right: Piece) -> Piece:
+    one, other = left.text or "", right.text or ""
+    if left.learned is right.learned:
+        return left._replace(text=one + other)
+    lengths = [*_lengths(left.learned, len(one))]
+    for number, length in enumerate(_lengths(right.learned, len(other))):
+        if number % 2 == (len(lengths) - 1) % 2:
+            lengths[-1] += length
+        else:
+            lengths.append(length)
+    return left._replace(text=one + other, learned=tuple(lengths))
+
+
+def _lengths(learned: bool | tuple[int, ...], size: int) -> tuple[int, ...]:
+    """The lengths of parts that are not trained, trained, not trained, …"""
+    if isinstance(learned, tuple):
+        return learned
+    return (0, size) if learned else (size,)

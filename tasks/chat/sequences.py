@@ -1,0 +1,190 @@
+"""A conversation to the sequences it is trained as: mostly one, and one per user turn where templates rewrite history.
+
+Templates of reasoning models strip the reasoning from earlier turns, because at inference it is gone by then. A turn
+can then be learned only in a sequence that ends with it. So a conversation of n turns becomes n sequences, each with
+the turns before it in their history form and one turn, the only one trained on, in full.
+
+Rendering each of these prefixes would cost the square of the conversation. Instead every message is rendered twice:
+once in a conversation that goes on behind it (its history form), once in a conversation that consists of its turn alone
+(its current form), and the sequences are put together from these. Whether a template allows that is not assumed: the
+check at the start of a run compares it with true prefixes (`check.py`); where it does not hold, and in conversations
+with system messages in later turns, prefixes are rendered one by one.
+"""
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import Literal
+
+from tasks.chat.controls import Controls, broken, stranger_for
+from tasks.chat.conversation import Conversation, Message, Rejected
+from tasks.chat.loss import Completion, LossPolicy, completions
+from tasks.chat.pieces import ROLE_NUMBERS, Passage, Piece, connected, cut
+from tasks.chat.template import ChatTemplate, Rendering
+
+SplitTurns = Literal["auto", "never"]
+
+NEXT_TURN: Message = {"role": "user", "content": "…"}
+"""Stands behind a conversation to make all of it history."""
+
+Pieces = list[Piece]
+
+
+@dataclass(frozen=True, slots=True)
+class Renderer:
+    """Conversations to sequences of pieces, with one template and one policy.
+
+    `prompts` are the template's generation prompts; `splits_turns` says that conversations with reasoning become one
+    sequence per user turn, `composes` that these can be put together from parts.
+    """
+
+    template: ChatTemplate
+    controls: Controls
+    prompts: tuple[str, ...]
+    policy: LossPolicy
+    splits_turns: bool
+    composes: bool
+
+    def sequences(self, conversation: Conversation) -> list[Pieces] | Rejected:
+        """The sequences of a conversation, none of them without anything to learn. Rejected, with a reason, when there is none."""
+        if not self.controls.spelled_in(conversation):
+            return self._sequences(conversation)
+        stranger = stranger_for(conversation)
+        if stranger is None:
+            return Rejected("noncharacters", "the text holds all the noncharacters that keep control tokens apart")
+        found = self._sequences(broken(conversation, self.controls, stranger))
+        return found if isinstance(found, Rejected) else [_mended(sequence, stranger) for sequence in found]
+
+    def _sequences(self, conversation: Conversation) -> list[Pieces] | Rejected:
+        found = list(self._renderings(conversation)) if self._by_turn(conversation) else [self._whole(conversation)]
+        learned: list[Pieces] = []
+        for sequence in found:
+            if isinstance(sequence, Rejected):
+                return sequence
+            if any(piece.learned for piece in sequence):
+                learned.append(sequence)
+        return learned or Rejected("nothing_trained", "no token of it would be trained on under this loss policy")
+
+    def _by_turn(self, conversation: Conversation) -> bool:
+        return (
+            self.splits_turns
+            and self.policy.on == "assistant_all"
+            and any("reasoning_content" in message for message in conversation.messages)
+        )
+
+    def _whole(self, conversation: Conversation) -> Pieces | Rejected:
+        return self._pieces(self._passages(conversation, conversation.messages, 0))
+
+    def _pieces(self, passages: list[Passage] | Rejected) -> Pieces | Rejected:
+        if isinstance(passages, Rejected):
+            return passages
+        return connected([cut(passage, self.controls) for passage in passages])
+
+    def _passages(
+        self, conversation: Conversation, messages: Sequence[Message], first_learned: int
+    ) -> list[Passage] | Rejected:
+        """The passages of one rendering: before the messages, each message, behind them. Messages from `first_learned`
+        on are trained on as the policy says.
+        """
+        rendering = self.template.render(messages, conversation.tools)
+        if isinstance(rendering, Rejected):
+            return rendering
+        found = completions(rendering, messages, self.prompts, self.controls)
+        if isinstance(found, Rejected):
+            return found
+        learned = {
+            number: completion
+            for number, completion in found.items()
+            if number >= first_learned and self.policy.learns(messages, number)
+        }
+        return _passages(rendering, messages, learned, self.policy)
+
+    def _renderings(self, conversation: Conversation) -> Iterator[Pieces | Rejected]:
+        """One sequence per user turn that the assistant answers."""
+        turns = answered_turns(conversation.messages)
+        if not self.composes or _late_system(conversation.messages):
+            for start, stop in turns:
+                yield self._pieces(self._passages(conversation, conversation.messages[:stop], start))
+            return
+        yield from self._composed(conversation, turns)
+
+    def _composed(self, conversation: Conversation, turns: Sequence[tuple[int, int]]) -> Iterator[Pieces | Rejected]:
+        messages = conversation.messages
+        goes_on = messages if messages[-1]["role"] == "user" else [*messages, NEXT_TURN]
+        history = self._passages(conversation, goes_on, len(goes_on))
+        if isinstance(history, Rejected):
+            yield history
+            return
+        before = [cut(passage, self.controls) for passage in history]
+        lead = 0 if messages[0]["role"] not in {"system", "developer"} else 1
+        alone = Conversation(messages, conversation.tools[:1])
+        for start, stop in turns:
+            head = messages[:lead] if start >= lead else []
+            turn = self._passages(alone, [*head, *messages[start:stop]], len(head))
+            if isinstance(turn, Rejected):
+                yield turn
+                return
+            current = [cut(passage, self.controls) for passage in turn[1 + len(head) :]]
+            yield connected([*before[: 1 + start], *current])
+
+
+def answered_turns(messages: Sequence[Message]) -> list[tuple[int, int]]:
+    """First message and end of every user turn that holds an answer; an answer before any user is a turn of its own."""
+    users = [number for number, message in enumerate(messages) if message["role"] == "user"]
+    starts = users if users and users[0] == 0 else [0, *users]
+    turns = zip(starts, [*starts[1:], len(messages)], strict=True)
+    return [
+        (start, stop)
+        for start, stop in turns
+        if any(message["role"] == "assistant" for message in messages[start:stop])
+    ]
+
+
+def _late_system(messages: Sequence[Message]) -> bool:
+    """Whether a template may move a later system message to the front, and so change every turn before it."""
+    return any(message["role"] in {"system", "developer"} for message in messages[1:])
+
+
+def _passages(
+    rendering: Rendering, messages: Sequence[Message], learned: dict[int, Completion], policy: LossPolicy
+) -> list[Passage]:
+    """Prologue, one passage a message (empty for those that are not written by themselves), epilogue."""
+    text = rendering.text
+    in_header = messages[0]["role"] in {"system", "developer"} and 0 not in _written(rendering)
+    header = ROLE_NUMBERS[messages[0]["role"]] if in_header else 0
+    passages = [Passage(text[: rendering.prologue], header)]
+    place = rendering.prologue
+    for number, message in enumerate(messages):
+        _, stop = rendering.extents.get(number, (place, place))
+        stop = max(place, stop)
+        passages.append(_passage(text[place:stop], place, message, learned.get(number), policy))
+        place = stop
+    return [*passages, Passage(text[place:], 0)]
+
+
+def _written(rendering: Rendering) -> set[int]:
+    return {number for number, (start, stop) in rendering.extents.items() if start < stop}
+
+
+def _passage(text: str, start: int, message: Message, completion: Completion | None, policy: LossPolicy) -> Passage:
+    role = ROLE_NUMBERS[message["role"]]
+    if completion is None:
+        return Passage(text, role)
+    ranges = [(first - start, last - start) for first, last in policy.ranges(completion)]
+    return Passage(text, role, ranges, completion.start - start)
+
+
+def _mended(pieces: Pieces, stranger: str) -> Pieces:
+    return [
+        piece if piece.text is None or stranger not in piece.text else _without(piece, stranger) for piece in pieces
+    ]
+
+
+def _without(piece: Piece, stranger: str) -> Piece:
+    """The piece without the stranger; the lengths of its parts shrink with it."""
+    text = piece.text or ""
+    learned = piece.learned
+    if isinstance(learned, tuple):
+        ends = [sum(learned[: number + 1]) for number in range(len(learned))]
+        kept = [end - text.count(stranger, 0, end) for end in ends]
+        learned = tuple(end - before for before, end in zip([0, *kept], kept, strict=False))
+    return piece._replace(text=text.replace(stranger, ""), learned=learned)

@@ -1,0 +1,218 @@
+"""Bin packing: which sequences share a row of `capacity` tokens.
+
+A row costs a trainer the same however full it is, so what stays empty is paid for. No sequence is cut. The choice, with
+what a million sequences cost on one core and how full they make bins of 4096 tokens (lognormal, median 512, sigma 1.1):
+
+    best_fit_decreasing   0.2 s  99.998 %  longest first, each into the fullest bin that takes it
+    first_fit_decreasing  1.4 s  99.998 %  longest first, each into the first bin that takes it
+    first_fit_shuffle     1.6 s  99.7 %    in a seeded random order, each into the first bin that takes it
+    concatenative         0.2 s  81 %      in the given order, each into the last bin or a new one
+
+Best fit works on the histogram of the lengths: sequences of one length are placed together, and a bitset of the gaps
+of open bins finds, in one query, all bins with the gap that suits them best. Beside the sort that is a few operations
+on integers of `capacity` bits for each distinct length: little where lengths repeat, but 100,000 sequences into bins of
+a million tokens take 2.6 s. First fit asks a tree of maxima for every sequence, at any capacity.
+
+The result follows from what is packed, not from the order of arrival: equal lengths are placed in the order of their
+content's hash. At the end the bins are put in an order that the seed chooses, because neighbours in a sorted packing
+are alike. Random orders are orders of hashes; the stream of a generator may change with its version.
+"""
+
+from collections import defaultdict
+from dataclasses import dataclass
+from typing import Literal
+
+import numpy as np
+
+Packing = Literal["best_fit_decreasing", "first_fit_decreasing", "first_fit_shuffle", "concatenative"]
+
+
+@dataclass(frozen=True, slots=True)
+class Packs:
+    """Bins in their final order: `sequences` int64 [n] holds the numbers of the sequences of each bin, in placing order;
+    bin i is `sequences[offsets[i]:offsets[i + 1]]`, with `offsets` int64 [bins + 1]. No bin is empty.
+    """
+
+    offsets: np.ndarray
+    sequences: np.ndarray
+
+
+def pack(lengths: np.ndarray, content: np.ndarray, capacity: int, packing: Packing, seed: int) -> Packs:
+    """Put every sequence into one bin of at most `capacity` tokens.
+
+    `lengths` int64 [n] are in tokens, `content` uint64 [n] are hashes of the sequences. Sequences equal in both are
+    interchangeable; apart from that, only concatenative packing looks at the order of the two arrays. `seed` (modulo
+    2**64) chooses the order of the bins, and of the sequences in first_fit_shuffle. Raises ValueError, naming the
+    sequence, for a length below 1 or above the capacity, and for arrays of different sizes.
+    """
+    _check(lengths, content, capacity)
+    order = _order(lengths, content, packing, seed)
+    bins = _place(lengths[order], capacity, packing)
+    bins = _shuffled(bins, _seeded(content, seed)[order])
+    offsets = np.concatenate([[0], np.cumsum(np.bincount(bins))])
+    return Packs(offsets, order[np.argsort(bins, kind="stable")])
+
+
+def lower_bound(lengths: np.ndarray, capacity: int) -> int:
+    """The fewest bins that hold so many tokens, if sequences could be cut: no packing needs fewer."""
+    return -(-int(lengths.sum()) // capacity)
+
+
+def splitmix64(values: np.ndarray) -> np.ndarray:
+    """What SplitMix64 draws next in each of these states (uint64): a mixing function that is one to one.
+
+    Steele, Lea and Flood, "Fast splittable pseudorandom number generators", 2014, with the constants of Java's
+    SplittableRandom.
+    """
+    mixed = values + np.uint64(0x9E3779B97F4A7C15)
+    mixed = (mixed ^ (mixed >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
+    mixed = (mixed ^ (mixed >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
+    return mixed ^ (mixed >> np.uint64(31))
+
+
+def _check(lengths: np.ndarray, content: np.ndarray, capacity: int) -> None:
+    if lengths.shape != content.shape:
+        raise ValueError(f"{lengths.size} lengths but {content.size} hashes; every sequence has one of each")
+    unfit = np.flatnonzero((lengths < 1) | (lengths > capacity))
+    if unfit.size:
+        raise ValueError(
+            f"sequence {unfit[0]} has {lengths[unfit[0]]} tokens, but a pack holds 1 to {capacity} "
+            f"({unfit.size} such sequences in all); cut or drop them before packing"
+        )
+
+
+def _seeded(content: np.ndarray, seed: int) -> np.ndarray:
+    """A hash of each content (uint64 [n]) that is another one for every seed."""
+    return splitmix64(content ^ splitmix64(np.array([seed % 2**64], np.uint64)))
+
+
+def _order(lengths: np.ndarray, content: np.ndarray, packing: Packing, seed: int) -> np.ndarray:
+    """The numbers of the sequences in the order in which they are placed."""
+    if packing == "concatenative":
+        return np.arange(len(lengths))
+    if packing == "first_fit_shuffle":
+        return np.lexsort((lengths, _seeded(content, seed)))
+    by_content = np.argsort(content, kind="stable")
+    # In the narrowest type, because NumPy sorts 16 bits by radix: a million in 24 ms, where 64 bits take 68.
+    longest = int(lengths.max(initial=1))
+    shortness = (longest - lengths).astype(np.min_scalar_type(longest - 1))
+    return by_content[np.argsort(shortness[by_content], kind="stable")]
+
+
+def _place(lengths: np.ndarray, capacity: int, packing: Packing) -> np.ndarray:
+    """The bin of each sequence, int64 [n], bins numbered as they are opened."""
+    if packing == "best_fit_decreasing":
+        return _best_fit(lengths, capacity)
+    if packing == "concatenative":
+        return _next_fit(lengths, capacity)
+    return _first_fit(lengths, capacity)
+
+
+def _shuffled(bins: np.ndarray, hashes: np.ndarray) -> np.ndarray:
+    """The bins under new numbers, in the order of a hash of what is in each; `hashes` are those of the sequences."""
+    contents = np.zeros(bins.max(initial=-1) + 1, np.uint64)
+    np.add.at(contents, bins, hashes)
+    numbers = np.empty(len(contents), np.int64)
+    numbers[np.argsort(splitmix64(contents), kind="stable")] = np.arange(len(contents))
+    return numbers[bins]
+
+
+class _OpenBins:
+    """Bins by the room that is left in them, the gap."""
+
+    def __init__(self, capacity: int) -> None:
+        self.capacity = capacity
+        self.opened = 0
+        self.stacks: defaultdict[int, list[int]] = defaultdict(list)
+        self.gaps = 0  # bit g is set where a bin has a gap of g tokens
+
+    def best_gap(self, length: int) -> int:
+        """The smallest gap of at least `length` tokens; without one, that of a new bin."""
+        fitting = self.gaps >> length
+        return length + (fitting & -fitting).bit_length() - 1 if fitting else self.capacity
+
+    def take(self, gap: int, most: int) -> list[int]:
+        """At most so many bins with this gap, the one put back last first; of new ones there are always enough."""
+        if gap == self.capacity:
+            self.opened += most
+            return list(range(self.opened - most, self.opened))
+        stack = self.stacks[gap]
+        taken = stack[: -most - 1 : -1]
+        del stack[-most:]
+        if not stack:
+            self.gaps ^= 1 << gap
+        return taken
+
+    def put_back(self, gap: int, bins: list[int]) -> None:
+        """These bins, with the gap that they have now."""
+        if bins:
+            self.stacks[gap] += bins
+            self.gaps |= 1 << gap
+
+
+def _best_fit(lengths: np.ndarray, capacity: int) -> np.ndarray:
+    """Each sequence, in descending order of length, into the bin with the smallest gap that takes it; among equal gaps
+    into the bin that was changed last.
+
+    The smallest gap that takes a length, if it can take it once more, is then again the smallest. So a bin takes as many
+    sequences of one length as it can, and all bins with that gap do so at once.
+    """
+    bins = _OpenBins(capacity)
+    takers: list[int] = []
+    shares: list[int] = []  # how many sequences each of them takes
+    counts = np.bincount(lengths)
+    present = np.flatnonzero(counts)[::-1]
+    for length, count in zip(present.tolist(), counts[present].tolist(), strict=True):
+        left = count
+        while left:
+            gap = bins.best_gap(length)
+            share = gap // length
+            taken = bins.take(gap, -(-left // share))
+            full = min(left // share, len(taken))
+            rest = left - full * share if full < len(taken) else 0
+            bins.put_back(gap - share * length, taken[:full])
+            bins.put_back(gap - rest * length, taken[full:])
+            takers += taken
+            shares += [share] * full + [rest] * (len(taken) - full)
+            left -= full * share + rest
+    return np.repeat(np.array(takers, np.int64), np.array(shares, np.int64))
+
+
+def _first_fit(lengths: np.ndarray, capacity: int) -> np.ndarray:
+    """Each sequence, in the given order, into the lowest-numbered bin that takes it.
+
+    `room` is a binary tree in an array: the children of node i are 2i and 2i + 1, the leaves are the bins, and a node
+    holds the largest gap below it.
+    """
+    # All bins but one are more than half full: what fills half a bin or less goes into the first that is not.
+    most = 2 * int(lengths.sum()) // capacity + 1
+    leaves = 1 << (most - 1).bit_length()
+    room = [capacity] * (2 * leaves)
+    bins: list[int] = []
+    for length in lengths.tolist():
+        node = 1
+        while node < leaves:
+            node *= 2
+            if room[node] < length:
+                node += 1
+        bins.append(node - leaves)
+        room[node] -= length
+        while node > 1:
+            node //= 2
+            largest = max(room[2 * node], room[2 * node + 1])
+            if room[node] == largest:
+                break
+            room[node] = largest
+    return np.array(bins, np.int64)
+
+
+def _next_fit(lengths: np.ndarray, capacity: int) -> np.ndarray:
+    """Each sequence, in the given order, into the last bin, or into a new one that becomes the last."""
+    number, room = -1, 0
+    bins: list[int] = []
+    for length in lengths.tolist():
+        if length > room:
+            number, room = number + 1, capacity
+        room -= length
+        bins.append(number)
+    return np.array(bins, np.int64)

@@ -1,0 +1,153 @@
+"""Planning an SFT preparation: blend and settings in, every shard with its identity out. No Prefect, no Dask.
+
+Beyond what any plan reads, the template and the tokenizer pass their self-check (`tasks.chat.check`), and the exactness
+gate takes a sample of the text of each data set.
+"""
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import partial
+from typing import Any
+
+import orjson
+
+from tasks.blend.models import Blend, DataSource
+from tasks.chat.check import Checked, checked_renderer
+from tasks.chat.conversation import Rejected
+from tasks.chat.intake import conversation, fields_read
+from tasks.chat.load import load_template
+from tasks.chat.loss import LossPolicy
+from tasks.chat.template import ChatTemplate
+from tasks.errors import InputError
+from tasks.pack.settings import SftRecipe, SftSettings
+from tasks.shards.plan import Plan
+from tasks.shards.planning import holdout_of, output_place, plan_shards, store_place
+from tasks.shards.store import Store
+from tasks.sources.files import Slice
+from tasks.sources.filters import row_filter
+from tasks.sources.parquet import require_any
+from tasks.sources.records import read_records
+from tasks.tokenize.gate import Verdict, judge
+from tasks.tokenize.load import find_vocabulary
+from tasks.tokenize.vocabulary import Vocabulary
+
+KIND = "sft"
+FORMAT_VERSION = 1
+"""Raised whenever the same recipe and source would give other bytes than before."""
+
+
+@dataclass(frozen=True)
+class SftPlan:
+    """The plan, the settings it was made with, the template after its self-check, and what the gate said of each data
+    set (by `split/name`).
+    """
+
+    blend: Blend
+    settings: SftSettings
+    output_dir: str
+    plan: Plan
+    verdicts: Mapping[str, Verdict]
+    checked: Checked = field(repr=False)
+    vocabulary: Vocabulary = field(repr=False)
+
+    @property
+    def template(self) -> ChatTemplate:
+        """The chat template."""
+        return self.checked.renderer.template
+
+
+def plan_sft(blend: Blend, settings: SftSettings, output_dir: str | None) -> SftPlan:
+    """Plan `blend` for `output_dir`; without one, nothing counts as built and hashes are remembered per user.
+
+    Raises InputError for anything that a person must mend first: a template whose masks cannot be trusted, too.
+    """
+    output_dir = output_place(output_dir)
+    store = Store(store_place(settings, output_dir), KIND)
+    vocabulary = find_vocabulary(settings.tokenizer)
+    template = load_template(settings.chat_template, vocabulary, settings.template_variables)
+    checked = checked_renderer(template, vocabulary, policy(settings), settings.split_turns)
+    guarded = vocabulary.guarding(frozenset(checked.renderer.controls.ids))
+    verdicts: dict[str, Verdict] = {}
+
+    def recipe(source: DataSource, split: str, slices: Sequence[Slice]) -> SftRecipe:
+        literal = settings.special_tokens_in_text != "allow"
+        which = orjson.dumps(
+            [fields_read(source.messages_field, source.tools_field), sorted(checked.renderer.controls.ids)]
+        )
+        texts = partial(_texts, source)
+        verdict = judge(guarded, slices, texts, which.decode(), store.place, literal=literal)
+        verdicts[f"{split}/{source.name}"] = verdict
+        return _recipe(source, split, settings, vocabulary, template, verdict)
+
+    plan = plan_shards(blend, settings, store, FORMAT_VERSION, _fields, require_any, recipe)
+    return SftPlan(blend, settings, output_dir, plan, verdicts, checked, vocabulary)
+
+
+def policy(settings: SftSettings) -> LossPolicy:
+    """What is trained on."""
+    return LossPolicy(settings.loss_on, settings.loss_reasoning, settings.loss_tool_calls, settings.loss_end_of_turn)
+
+
+def _fields(source: DataSource) -> list[str]:
+    return [*fields_read(source.messages_field, source.tools_field), *row_filter(source).fields]
+
+
+def _texts(source: DataSource, part: Slice) -> Iterator[str]:
+    """The contents of the messages of a slice."""
+    for batch in read_records(part, _fields(source)):
+        for record in batch.records:
+            found = conversation(record, source.messages_field, source.tools_field)
+            if not isinstance(found, Rejected):
+                yield from (message["content"] for message in found.messages if message["content"])
+
+
+def _recipe(
+    source: DataSource,
+    split: str,
+    settings: SftSettings,
+    vocabulary: Vocabulary,
+    template: ChatTemplate,
+    verdict: Verdict,
+) -> SftRecipe:
+    holdout = holdout_of(settings, split)
+    return SftRecipe(
+        messages_field=source.messages_field,
+        tools_field=source.tools_field,
+        filters=row_filter(source).wanted,
+        tokenizer=vocabulary.fingerprint,
+        vocabulary_size=vocabulary.size,
+        backend=verdict.backend,
+        special_tokens_in_text=settings.special_tokens_in_text,
+        template=template.digest,
+        template_variables=template.variables,
+        loss_on=settings.loss_on,
+        loss_reasoning=settings.loss_reasoning,
+        loss_tool_calls=settings.loss_tool_calls,
+        loss_end_of_turn=settings.loss_end_of_turn,
+        split_turns=settings.split_turns,
+        pack_size=settings.pack_size,
+        packing=settings.packing,
+        oversize=settings.oversize,
+        pad_seq_to_mult=settings.pad_seq_to_mult,
+        pad_id=_pad_id(settings, vocabulary),
+        seed=settings.seed,
+        holdout_valid=holdout.valid if holdout else 0.0,
+        holdout_test=holdout.test if holdout else 0.0,
+        holdout_seed=holdout.seed if holdout else None,
+    )
+
+
+def _pad_id(settings: SftSettings, vocabulary: Vocabulary) -> int | None:
+    if settings.pad_seq_to_mult == 1:
+        return None
+    if vocabulary.eos is None:
+        raise InputError(
+            f"pad_seq_to_mult={settings.pad_seq_to_mult}: sequences are padded with EOS, and {settings.tokenizer.model!r} "
+            "does not say which token that is; name it as eos_token in a tokenizer_config.json beside it"
+        )
+    return vocabulary.eos
+
+
+def template_record(template: ChatTemplate) -> dict[str, Any]:
+    """A template as plain JSON, for workers."""
+    return {"source": template.source, "variables": template.variables}

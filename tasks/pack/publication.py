@@ -1,0 +1,206 @@
+"""Publication of packs: a folder of Parquet files per split, which trainers read as it is.
+
+    OUT/splits/train|valid|test/000000__<data set>__1a2b3c4d.parquet   the shards' files (hard links on a local disk)
+    OUT/splits/packing_train|valid|test.json                           how long and how many sequences are at most
+
+Trainers read the files of a folder in the order of their names, so the numbers put them in a seeded order that mixes the
+data sets. A further copy of a file ends in `__1`, `__2`, …; where only leading packs are wanted, `__0_leading_120` is
+a file of its own. A split without packs has no folder. On an object store the store copies the files itself, because
+a folder cannot point elsewhere.
+
+A link costs a millisecond, a copy within S3 a request. Only files that are cut are read.
+"""
+
+import re
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, replace
+from typing import Any
+
+import orjson
+
+from tasks.blend.models import SPLITS
+from tasks.pack.sampling import (
+    DataSet,
+    PackedFile,
+    PackFacts,
+    Sampling,
+    account,
+    draw,
+    leading_packs,
+    order,
+    warnings,
+    write_leading,
+)
+from tasks.shards.manifest import Finished
+from tasks.shards.publication import Listed, Published, Weights, blend_json, parts_with_tokens
+from tasks.shards.publish import Output, copy, link, publish_bytes
+from tasks.shards.store import THREADS, Store
+from tasks.storage import is_local, join
+
+FOLDER = "splits"
+PACKS = re.compile(r"\d{6,}__.+__[0-9a-f]{8}(__\d+(_leading_\d+)?)?\.parquet")
+PACKING = re.compile(r"packing_(train|valid|test)\.json")
+
+
+@dataclass(frozen=True, slots=True)
+class _File:
+    """A file to be in a split's folder: copy number `copy` of a part of a shard, whole or its leading packs alone."""
+
+    item: Finished
+    part: str
+    facts: PackFacts
+    copy: int = 0
+    leading: bool = False
+
+    @property
+    def output(self) -> str:
+        return f"{self.part}.parquet"
+
+    def name(self, position: int) -> str:
+        suffix = f"__{self.copy}_leading_{self.facts.packs}" if self.leading else f"__{self.copy}" if self.copy else ""
+        return f"{position:06d}__{self.item.shard.dataset}__{self.item.key[:8]}{suffix}.parquet"
+
+
+_Held = dict[DataSet, list[_File]]
+"""The files that a split has of each data set, each once."""
+
+_Folder = dict[str, _File]
+"""What a split's folder is to hold, in order, by path in the output folder."""
+
+
+@dataclass(frozen=True)
+class PackedLayout:
+    """Folders of packs, with the weights of the blend realised as `sampling` says.
+
+    `pack_size` and `pad_seq_to_mult`, both in tokens, are those that the shards were packed with.
+    """
+
+    weights: Weights
+    sampling: Sampling
+    seed: int
+    pack_size: int
+    pad_seq_to_mult: int
+
+    @property
+    def own(self) -> Mapping[str, re.Pattern[str]]:
+        """The files of packs, and what is said of them."""
+        return {**{join(FOLDER, split): PACKS for split in SPLITS}, FOLDER: PACKING}
+
+    def lay_out(self, output_dir: str, store: Store, finished: Sequence[Finished]) -> Published:
+        """Choose the files of each split and put them into its folder. Raises RunError when one to be cut is damaged."""
+        held = _held(finished)
+        folders = {split: folder for split in held if (folder := self._choose(store, split, held[split]))}
+        written = [output for folder in folders.values() for output in _place(output_dir, store, folder)]
+        written += [self._describe(output_dir, split, folder) for split, folder in folders.items()]
+        blend = blend_json(_listed(output_dir, folders), self.weights)
+        return Published(_names(output_dir, folders), blend, written, {"sampling": self._account(held, folders)})
+
+    def _choose(self, store: Store, split: str, held: _Held) -> _Folder:
+        chosen: list[_File] = []
+        for dataset, drawn in draw(_numbers(held), self.weights, self.sampling, self.seed).items():
+            for file, copies in zip(held[dataset], drawn.copies, strict=True):
+                chosen += [file] * copies
+            if drawn.rest:
+                chosen += _cut(store, held[dataset][drawn.cut], drawn.rest)
+        seen: Counter[str] = Counter()
+        numbered: list[_File] = []
+        for file in chosen:
+            numbered.append(replace(file, copy=seen[file.item.key]))
+            seen[file.item.key] += 1
+        numbered.sort(key=lambda file: order(file.item.key, file.copy, self.seed))
+        return {join(FOLDER, split, file.name(position)): file for position, file in enumerate(numbered)}
+
+    def _describe(self, output_dir: str, split: str, folder: _Folder) -> Output:
+        """Write what Megatron-Bridge wants to know to give every batch the same shape (`pad_cu_seqlens`).
+
+        It counts as the trainer does, who predicts from n stored tokens of a sequence the n - 1 that follow. The
+        shortest pack is a lower bound: too short is safe, too long would let attention run past the end.
+        """
+        facts = PackFacts.total([file.facts for file in folder.values()])
+        inputs = facts.tokens + facts.padding - facts.sequences
+        packing = {
+            "dataset_max_seqlen": facts.longest - 1,
+            "max_samples_per_bin": facts.most_sequences,
+            "packing_factor": round(facts.sequences / facts.packs, 2),
+            "packing_efficiency": round(100 * inputs / (facts.packs * self.pack_size), 2),
+            "pack_size": self.pack_size,
+            "min_packed_seqlen": max(0, facts.shortest_pack - facts.most_sequences),
+            "pad_seq_to_mult": self.pad_seq_to_mult,
+        }
+        place = join(FOLDER, f"packing_{split}.json")
+        output = publish_bytes(join(output_dir, place), orjson.dumps([packing], option=orjson.OPT_INDENT_2))
+        return replace(output, path=place)
+
+    def _account(self, held: Mapping[str, _Held], folders: Mapping[str, _Folder]) -> dict[str, Any]:
+        """What the manifest says of how the weights came true."""
+        splits: dict[str, dict[str, dict[str, float]]] = {}
+        warned: list[str] = []
+        for split, folder in folders.items():
+            taken: Counter[DataSet] = Counter()
+            for file in folder.values():
+                taken[file.item.dataset] += file.facts.tokens
+            splits[split] = account(_numbers(held[split]), self.weights, taken)
+            asked = [
+                name for (of, name), weight in self.weights.items() if weight and (of == split or of not in SPLITS)
+            ]
+            warned += warnings(split, splits[split], asked)
+        return {"method": self.sampling, "splits": splits, "warnings": [] if self.sampling == "none" else warned}
+
+
+def _held(finished: Sequence[Finished]) -> dict[str, _Held]:
+    held: dict[str, _Held] = {}
+    for item, part, split in parts_with_tokens(finished):
+        file = _File(item, part, PackFacts.of(item.receipt.facts[part]))
+        held.setdefault(split, {}).setdefault(item.dataset, []).append(file)
+    return held
+
+
+def _numbers(held: _Held) -> dict[DataSet, list[PackedFile]]:
+    return {
+        dataset: [PackedFile(file.item.key, file.facts.tokens) for file in files] for dataset, files in held.items()
+    }
+
+
+def _names(output_dir: str, folders: Mapping[str, _Folder]) -> dict[str, dict[str, list[str]]]:
+    """The names of whole files, which are their shards' own."""
+    names: dict[str, dict[str, list[str]]] = {}
+    for split, folder in folders.items():
+        for place, file in folder.items():
+            if not file.leading:
+                names.setdefault(file.item.shard.place, {}).setdefault(split, []).append(join(output_dir, place))
+    return names
+
+
+def _listed(output_dir: str, folders: Mapping[str, _Folder]) -> list[Listed]:
+    return [
+        Listed(split, file.item.dataset, join(output_dir, place), file.facts.tokens)
+        for split, folder in folders.items()
+        for place, file in folder.items()
+    ]
+
+
+def _place(output_dir: str, store: Store, folder: _Folder) -> list[Output]:
+    """Put the files of one split into its folder; the outputs are those that were written anew."""
+    sources = {place: store.path(file.item.key, file.output) for place, file in folder.items()}
+    whole = [(sources[place], join(output_dir, place)) for place, file in folder.items() if not file.leading]
+    if is_local(output_dir) and is_local(store.place):
+        for source, target in whole:
+            link(source, target)
+    else:
+        with ThreadPoolExecutor(THREADS) as pool:
+            list(pool.map(lambda pair: copy(*pair), whole))
+    return [
+        replace(write_leading(sources[place], join(output_dir, place), file.facts.packs), path=place)
+        for place, file in folder.items()
+        if file.leading
+    ]
+
+
+def _cut(store: Store, file: _File, tokens: int) -> list[_File]:
+    """The leading packs of a file that come closest to `tokens`: perhaps none of them, perhaps all."""
+    facts = leading_packs(store.path(file.item.key, file.output), tokens)
+    if facts is None:
+        return []
+    return [file if facts.packs == file.facts.packs else replace(file, facts=facts, leading=True)]

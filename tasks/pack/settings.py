@@ -1,0 +1,100 @@
+"""What a person can choose about an SFT preparation, and what of it makes a shard's recipe."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any, Literal, Self
+
+from pydantic import Field, JsonValue, model_validator
+
+from tasks.chat.loss import LossOn, LossPolicy
+from tasks.chat.sequences import SplitTurns
+from tasks.pack.algorithms import Packing
+from tasks.pack.sampling import Sampling
+from tasks.shards.settings import PreparationSettings
+from tasks.tokenize.settings import Backend, SpecialTokens, TokenizerSource
+
+Oversize = Literal["drop", "truncate", "error"]
+
+
+class SftSettings(PreparationSettings, frozen=True):
+    """Everything a person can choose about an SFT preparation."""
+
+    tokenizer: TokenizerSource = TokenizerSource()
+    special_tokens_in_text: SpecialTokens = Field(
+        default="literal", description="Control strings in text: plain text, control ids, or quarantine the row."
+    )
+    chat_template: str = Field(
+        default="nano3",
+        min_length=1,
+        description="nano3, tokenizer (the model's own), a file, or the Jinja text itself.",
+    )
+    template_variables: dict[str, JsonValue] = Field(
+        default_factory=dict, description="Further variables for the template, for example enable_thinking."
+    )
+    loss_on: LossOn = Field(default="assistant_all", description="Which of the assistant's messages are trained on.")
+    loss_reasoning: bool = Field(default=True, description="Train on reasoning.")
+    loss_tool_calls: bool = Field(default=True, description="Train on tool calls.")
+    loss_end_of_turn: bool = Field(default=True, description="Train on the token that ends a turn.")
+    split_turns: SplitTurns = Field(
+        default="auto", description="One sequence per user turn where the template strips reasoning from history."
+    )
+    pack_size: int = Field(default=4096, ge=2, description="Most stored tokens of a pack.")
+    packing: Packing = Field(default="best_fit_decreasing", description="How sequences are put into packs.")
+    oversize: Oversize = Field(default="drop", description="What becomes of sequences longer than a pack.")
+    pad_seq_to_mult: int = Field(
+        default=1, ge=1, description="Pad sequences to a multiple plus one, for context parallelism (2 x CP)."
+    )
+    sampling: Sampling = Field(default="none", description="Realise weights by leaving out, or by repeating, packs.")
+    seed: int = Field(default=42, ge=0, lt=2**64, description="Another seed gives packs and files another order.")
+
+    @model_validator(mode="after")
+    def _room_for_a_sequence(self) -> Self:
+        if self.pack_size <= self.pad_seq_to_mult:
+            raise ValueError(
+                f"pack_size={self.pack_size} is too small for sequences of {self.pad_seq_to_mult}·k + 1 tokens"
+            )
+        return self
+
+
+@dataclass(frozen=True, slots=True)
+class SftRecipe:
+    """Every choice that can change a byte of a packed shard, and nothing else.
+
+    `filters` are the wanted values by field, `tokenizer` is the fingerprint of the tokenizer's content, `template` that
+    of the template's, `pad_id` the id that fills sequences up or None, and the holdout shares are 0 (with seed None)
+    when nothing is held out.
+    """
+
+    messages_field: str | None
+    tools_field: str
+    filters: Mapping[str, Any]
+    tokenizer: str
+    vocabulary_size: int
+    backend: Backend
+    special_tokens_in_text: SpecialTokens
+    template: str
+    template_variables: Mapping[str, Any]
+    loss_on: LossOn
+    loss_reasoning: bool
+    loss_tool_calls: bool
+    loss_end_of_turn: bool
+    split_turns: SplitTurns
+    pack_size: int
+    packing: Packing
+    oversize: Oversize
+    pad_seq_to_mult: int
+    pad_id: int | None
+    seed: int
+    holdout_valid: float
+    holdout_test: float
+    holdout_seed: int | None
+
+    @property
+    def policy(self) -> LossPolicy:
+        """What is trained on."""
+        return LossPolicy(self.loss_on, self.loss_reasoning, self.loss_tool_calls, self.loss_end_of_turn)
+
+    @property
+    def capacity(self) -> int:
+        """The most tokens of a sequence: what a pack holds, padding counted."""
+        return (self.pack_size - 1) // self.pad_seq_to_mult * self.pad_seq_to_mult + 1

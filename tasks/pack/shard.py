@@ -1,0 +1,268 @@
+"""One SFT shard: a slice of chat rows becomes packed Parquet, a quarantine file, and a receipt.
+
+Rows become conversations, conversations sequences of pieces, and a few megabytes of text at a time are encoded in one
+call. Tokens wait in a spool until the lengths of the whole shard are known; then packs are chosen and written. A
+document is a conversation: it is counted where at least one of its sequences is kept, and dropped, with a reason, where
+none is.
+"""
+
+import time
+from collections import Counter
+from collections.abc import Mapping
+from contextlib import ExitStack
+from dataclasses import dataclass, field
+from socket import gethostname
+from typing import Any
+
+import numpy as np
+import orjson
+from xxhash import xxh3_64_intdigest
+
+from tasks.chat.conversation import Conversation, Rejected
+from tasks.chat.encoding import Batch, Sequences
+from tasks.chat.intake import conversation, fields_read
+from tasks.chat.sequences import Renderer
+from tasks.errors import RunError
+from tasks.pack.algorithms import pack
+from tasks.pack.parquet import FORMAT, PackWriter, padded
+from tasks.pack.settings import SftRecipe
+from tasks.pack.spool import Runs, Spool, spool_folder
+from tasks.shards.books import Books, OnBadRow
+from tasks.shards.holdout import PARTS, parts_of
+from tasks.shards.plan import PlannedShard
+from tasks.shards.receipt import PartCount, Receipt
+from tasks.shards.store import Store
+from tasks.sources.content import require_unchanged
+from tasks.sources.files import BadRow
+from tasks.sources.filters import RowFilter
+from tasks.sources.json_rows import excerpt
+from tasks.sources.locate import first_row
+from tasks.sources.records import RecordBatch, read_records
+from tasks.tokenize.encoders import Encoder
+
+WHOLE = "all"
+"""The one part of a shard of which nothing is held out."""
+
+BATCH_CHARACTERS = 2_000_000
+"""Of text that is encoded in one call."""
+
+
+@dataclass(slots=True)
+class _Part:
+    """What goes to one part of the shard: sequences in the spool, and how many documents they are of."""
+
+    spool: Spool
+    documents: int = 0
+
+
+@dataclass(slots=True)
+class _Waiting:
+    """Conversations whose sequences wait for the encoder: per sequence the number of its conversation, per conversation
+    its row and the hash that decides its part.
+    """
+
+    batch: Batch = field(default_factory=Batch)
+    conversations: list[int] = field(default_factory=list[int])
+    rows: list[int] = field(default_factory=list[int])
+    digests: list[int] = field(default_factory=list[int])
+
+
+class ShardBuilder:
+    """Builds one shard; `renderer` and `encoder` are those of its recipe."""
+
+    def __init__(
+        self, shard: PlannedShard, recipe: SftRecipe, renderer: Renderer, encoder: Encoder, store: Store
+    ) -> None:
+        self._shard, self._recipe, self._renderer, self._encoder, self._store = shard, recipe, renderer, encoder, store
+        self._filter = RowFilter(dict(recipe.filters))
+        self._parts: dict[str, _Part] = {}
+        self._waiting = _Waiting()
+        self._counts: Counter[str] = Counter()
+
+    def build(self, on_bad_row: OnBadRow) -> Receipt:
+        """Write the shard and its receipt.
+
+        Raises BadRowError when a row is bad and the policy is `fail`, RunError when the source changed since the plan
+        or a sequence is too long and the policy is `error`, OSError from the storage. Nothing is proven by then.
+        """
+        started, cpu = time.time(), time.process_time()
+        recipe = self._recipe
+        fields = [*fields_read(recipe.messages_field, recipe.tools_field), *self._filter.fields]
+        with ExitStack() as stack:
+            books = Books(self._shard.part, self._store.folder(self._shard.key), stack, on_bad_row)
+            for batch in read_records(self._shard.part, fields):
+                self._take(batch, books, stack)
+            self._encode(books, stack)
+            require_unchanged(self._shard.part.file)
+            facts = {name: self._write(name, part, books) for name, part in sorted(self._parts.items())}
+        return self._store.issue(
+            self._shard.identity,
+            outputs=books.outputs,
+            rows_in=books.rows_in,
+            parts={name: PartCount(part.documents, facts[name]["tokens"]) for name, part in self._parts.items()},
+            drops=books.drops,
+            quarantined=books.quarantined,
+            truncated=self._counts["truncated"],
+            facts={**facts, "oversize_sequences": self._counts["oversize"], "straddled_tokens": self._counts["straddled"]},
+            volatile={
+                "built_at": started, "seconds": time.time() - started, "cpu_seconds": time.process_time() - cpu,
+                "host": gethostname(), "source": self._shard.part.file.uri, "source_bytes": self._shard.part.size,
+            },
+        )  # fmt: skip
+
+    def _take(self, batch: RecordBatch, books: Books, stack: ExitStack) -> None:
+        """Render one batch of rows, keeping the books."""
+        books.rows_in += batch.consumed
+        books.drop("blank_line", batch.blank)
+        bad = list(batch.bad)
+        for row, record in zip(batch.rows.tolist(), batch.records, strict=True):
+            if not self._filter.keeps(record):
+                books.drop("filtered")
+                continue
+            rejected = self._render(row, record)
+            if rejected is not None:
+                bad.append(BadRow(row, rejected.reason, rejected.detail, excerpt(orjson.dumps(record)[:1000])))
+            elif self._waiting.batch.characters >= BATCH_CHARACTERS:
+                self._encode(books, stack)
+        books.set_aside(sorted(bad, key=lambda row: row.row))
+
+    def _render(self, row: int, record: Mapping[str, Any]) -> Rejected | None:
+        """Queue the sequences of a record, or say why there are none."""
+        found = conversation(record, self._recipe.messages_field, self._recipe.tools_field)
+        if isinstance(found, Rejected):
+            return found
+        if self._recipe.special_tokens_in_text == "reject" and self._renderer.controls.spelled_in(found):
+            return Rejected("special_token_in_text", "the text contains a control string of the template")
+        sequences = self._renderer.sequences(found)
+        if isinstance(sequences, Rejected):
+            return sequences
+        waiting = self._waiting
+        for pieces in sequences:
+            waiting.batch.add(pieces)
+            waiting.conversations.append(len(waiting.rows))
+        waiting.rows.append(row)
+        waiting.digests.append(self._digest(found))
+        return None
+
+    def _digest(self, found: Conversation) -> int:
+        if self._recipe.holdout_seed is None:
+            return 0
+        content = orjson.dumps([found.messages, found.tools], option=orjson.OPT_SORT_KEYS)
+        return xxh3_64_intdigest(content, self._recipe.holdout_seed)
+
+    def _encode(self, books: Books, stack: ExitStack) -> None:
+        """Encode what waits and spool what fits; begin anew."""
+        waiting, self._waiting = self._waiting, _Waiting()
+        if not waiting.rows:
+            return
+        sequences = self._fitted(waiting.batch.encode(self._encoder), waiting)
+        learned = _learned_tokens(sequences)
+        kept = np.flatnonzero((sequences.lengths <= self._recipe.capacity) & (learned > 0))
+        owners = np.asarray(waiting.conversations, np.int64)
+        self._counts["oversize"] += len(owners) - len(kept)
+        self._counts["straddled"] += int(sequences.straddled.sum())
+        with_sequences = np.unique(owners[kept])
+        books.drop("oversize", len(waiting.rows) - len(with_sequences))
+        parts = self._parts_of(np.asarray(waiting.digests, np.uint64))
+        rows = np.asarray(waiting.rows, np.int64)
+        for number, name in enumerate(PARTS if self._recipe.holdout_seed is not None else (WHOLE,)):
+            chosen = kept[parts[owners[kept]] == number]
+            if chosen.size:
+                part = self._part(name, stack)
+                part.documents += int(np.count_nonzero(parts[with_sequences] == number))
+                _spool(part.spool, sequences, chosen, rows[owners[chosen]])
+
+    def _parts_of(self, digests: np.ndarray) -> np.ndarray:
+        if self._recipe.holdout_seed is None:
+            return np.zeros(len(digests), np.uint8)
+        return parts_of(digests, self._recipe.holdout_valid, self._recipe.holdout_test)
+
+    def _part(self, name: str, stack: ExitStack) -> _Part:
+        if name not in self._parts:
+            self._parts[name] = _Part(Spool(spool_folder(self._store.place)))
+            stack.callback(self._parts[name].spool.close)
+        return self._parts[name]
+
+    def _fitted(self, sequences: Sequences, waiting: _Waiting) -> Sequences:
+        """The sequences with long ones cut, where the policy is to truncate; raises RunError where it is `error`."""
+        stored = padded(sequences.lengths, self._recipe.pad_seq_to_mult)
+        long = np.flatnonzero(stored > self._recipe.pack_size)
+        if not long.size or self._recipe.oversize == "drop":
+            return sequences
+        if self._recipe.oversize == "error":
+            row = waiting.rows[waiting.conversations[int(long[0])]]
+            raise RunError(
+                f"{self._shard.part.file.uri}:{first_row(self._shard.part) + row + 1}: a sequence of "
+                f"{int(stored[long[0]]):,} tokens, but pack_size is {self._recipe.pack_size:,}; raise pack_size, or set "
+                "oversize=drop or oversize=truncate"
+            )
+        self._counts["truncated"] += len(long)
+        return truncated(sequences, self._recipe.capacity)
+
+    def _write(self, name: str, part: _Part, books: Books) -> dict[str, int]:
+        """Pack a part and write its file; its facts."""
+        recipe = self._recipe
+        with part.spool.spooled() as spooled:
+            stored = padded(spooled.lengths, recipe.pad_seq_to_mult)
+            packs = pack(stored, spooled.content, recipe.pack_size, recipe.packing, recipe.seed)
+            metadata = {
+                "format": FORMAT, "version": 1, "key": self._shard.key, "part": name, "pack_size": recipe.pack_size,
+                "pad_seq_to_mult": recipe.pad_seq_to_mult, "packing": recipe.packing, "loss_on": recipe.loss_on,
+                "tokenizer": recipe.tokenizer, "template": recipe.template,
+            }  # fmt: skip
+            return PackWriter(spooled, packs, recipe).write(books.open(f"{name}.parquet"), metadata)
+
+
+def _learned_tokens(sequences: Sequences) -> np.ndarray:
+    """How many tokens of each sequence are trained on, int64; the first cannot be, for nothing predicts it."""
+    sums = np.concatenate([np.zeros(1, np.int64), np.cumsum(sequences.loss, dtype=np.int64)])
+    return sums[sequences.offsets[1:]] - sums[np.minimum(sequences.offsets[:-1] + 1, sequences.offsets[1:])]
+
+
+def truncated(sequences: Sequences, most: int) -> Sequences:
+    """The sequences, each cut after `most` tokens."""
+    lengths = np.minimum(sequences.lengths, most)
+    offsets = np.concatenate([np.zeros(1, np.int64), np.cumsum(lengths)])
+    keep = _inside(sequences.offsets[:-1], lengths, len(sequences.ids))
+    owners = np.searchsorted(sequences.offsets, sequences.role_starts, side="right") - 1
+    places = sequences.role_starts - sequences.offsets[owners]
+    runs = places < lengths[owners]
+    return Sequences(
+        ids=sequences.ids[keep],
+        loss=sequences.loss[keep],
+        offsets=offsets,
+        role_starts=(offsets[owners] + places)[runs],
+        roles=sequences.roles[runs],
+        straddled=sequences.straddled,
+    )
+
+
+def _inside(starts: np.ndarray, lengths: np.ndarray, size: int) -> np.ndarray:
+    """True for the places `[start, start + length)` of `size` places."""
+    borders = np.zeros(size + 1, np.int8)
+    np.add.at(borders, starts, 1)
+    np.add.at(borders, starts + lengths, -1)
+    return np.cumsum(borders[:-1], dtype=np.int8).astype(np.bool_)
+
+
+def _spool(spool: Spool, sequences: Sequences, chosen: np.ndarray, rows: np.ndarray) -> None:
+    """Add some of the sequences to a spool, their loss shifted to the token before."""
+    lengths = sequences.lengths[chosen]
+    shifted = np.append(sequences.loss[1:], np.int8(0))
+    shifted[sequences.offsets[1:] - 1] = 0
+    ids, loss = sequences.ids, shifted
+    if len(chosen) < len(sequences.offsets) - 1:
+        keep = _inside(sequences.offsets[chosen], lengths, len(ids))
+        ids, loss = ids[keep], loss[keep]
+    spool.append(ids, loss, lengths, rows, _runs(sequences, chosen))
+
+
+def _runs(sequences: Sequences, chosen: np.ndarray) -> Runs:
+    """The role runs of some of the sequences, counted from the beginning of each."""
+    owners = np.searchsorted(sequences.offsets, sequences.role_starts, side="right") - 1
+    wanted = np.zeros(len(sequences.offsets) - 1, np.bool_)
+    wanted[chosen] = True
+    kept = wanted[owners]
+    starts = (sequences.role_starts - sequences.offsets[owners])[kept].astype(np.int32)
+    counts = np.bincount(owners[kept], minlength=len(wanted))[chosen]
+    return Runs(counts, starts, sequences.roles[kept])

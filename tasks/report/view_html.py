@@ -1,0 +1,87 @@
+"""A view as one static HTML page: no scripts, nothing fetched, light or dark as the reader's system is.
+
+All text goes through `visible` and `html.escape`, and the page forbids by its own policy whatever else a browser
+might still load. A page costs about twice the bytes of its text.
+"""
+
+from collections.abc import Iterator
+from html import escape
+
+from tasks.report.view import Pack, Passage, SubSequence, View
+from tasks.report.view_rows import PADDING
+from tasks.report.view_text import describe_pack, describe_padding, describe_sequence, visible, visible_line
+from tasks.shards.publish import Output, publish_bytes
+from tasks.storage import absolute
+
+STYLE = """
+:root { color-scheme: light dark; --back: #fff; --ink: #222; --aside: #666; --rule: #ccc; --trained: #d8f3dc; --edge: #2d6a4f; }
+@media (prefers-color-scheme: dark) {
+  :root { --back: #16181c; --ink: #ddd; --aside: #999; --rule: #444; --trained: #173d2b; --edge: #74c69d; }
+}
+body { background: var(--back); color: var(--ink); font: 14px/1.5 system-ui, sans-serif; max-width: 75em; margin: 2em auto; padding: 0 1em; }
+h1, h2, h3 { font-size: 1em; margin: 1.5em 0 0; overflow-wrap: anywhere; }
+h3 { border-top: 1px solid var(--rule); padding-top: .5em; margin-top: 1em; }
+p { color: var(--aside); margin: 0 0 .5em; overflow-wrap: anywhere; }
+dl { display: grid; grid-template-columns: 7em 1fr; margin: 0; gap: 2px 0; }
+dt { color: var(--aside); }
+dd { margin: 0; padding: 0 .5em; border-left: 3px solid var(--rule); white-space: pre-wrap; overflow-wrap: anywhere;
+  font-family: ui-monospace, monospace; unicode-bidi: isolate; }
+.trained { background: var(--trained); border-left-color: var(--edge); }
+.padding { color: var(--aside); font-style: italic; }
+"""
+
+HEAD = f"""<!DOCTYPE html>
+<html lang="en">
+<head>
+<meta charset="utf-8">
+<meta http-equiv="Content-Security-Policy" content="default-src 'none'; style-src 'unsafe-inline'">
+<meta name="viewport" content="width=device-width">
+<title>tokenmill view</title>
+<style>{STYLE}</style>
+</head>
+<body>
+"""
+
+LEGEND = """<dl>
+<dt>role</dt><dd class="trained">trained on</dd>
+<dt>role</dt><dd>not trained on; ↵ is a line break, \\u202e and ␛ are codes without a shape</dd>
+</dl>
+"""
+
+
+def publish_html(view: View, place: str) -> Output:
+    """Write the page as the file or object `place`; errors as in `publish`."""
+    return publish_bytes(absolute(place), view_html(view).encode())
+
+
+def view_html(view: View) -> str:
+    """The page."""
+    title = f"{view.path}: {view.type}, decoded with {view.tokenizer}"
+    body = "".join(line for pack in view.packs for line in _pack(pack))
+    return f"{HEAD}<h1>{_line(title)}</h1>\n{LEGEND}{body}</body>\n</html>\n"
+
+
+def _pack(pack: Pack) -> Iterator[str]:
+    yield f"<section>\n<h2>{_line(describe_pack(pack))}</h2>\n"
+    for sequence in pack.sequences:
+        yield from _sequence(sequence, pack.count)
+    yield "</section>\n"
+
+
+def _sequence(sequence: SubSequence, count: int) -> Iterator[str]:
+    yield f"<h3>{_line(sequence.document)} ({sequence.number + 1} of {count})</h3>\n"
+    yield f"<p>{_line(describe_sequence(sequence))}</p>\n<dl>\n"
+    yield from map(_passage, sequence.passages)
+    yield "</dl>\n"
+
+
+def _passage(passage: Passage) -> str:
+    label = f"<dt>{escape(passage.role)}</dt>"
+    if passage.role == PADDING:
+        return f'{label}<dd class="padding">{describe_padding(passage)}</dd>\n'
+    kind = ' class="trained"' if passage.trained else ""
+    return f"{label}<dd{kind}>{escape(visible(passage.text))}</dd>\n"
+
+
+def _line(text: str) -> str:
+    return escape(visible_line(text))

@@ -1,0 +1,174 @@
+"""One row as it is stored, as arrays: a pack of a packed Parquet file, or a document of a `.bin/.idx` pair.
+
+Only what is shown is read. A pack costs its row group up to that row, one row at a time, so memory is bounded by a
+row; a document costs the `.idx` (20 bytes a document) and its own bytes of the `.bin`. In a `.bin` every token is
+trained on and there are no roles: it comes out as one sequence of `text`.
+"""
+
+import itertools
+from collections.abc import Generator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import BinaryIO, cast
+
+import numpy as np
+import orjson
+import pyarrow as pa
+from pyarrow import parquet
+
+from tasks.errors import RunError
+from tasks.report.view_parts import Part
+from tasks.shards.store import read_bytes, size_of
+from tasks.storage import filesystem
+from tasks.tokenize.binidx import BinIdxError, Index, read_index
+
+PADDING = "padding"
+ROLES = ("template", "system", "developer", "user", "assistant", "tool", PADDING)
+"""What the numbers in the column `role` stand for."""
+
+COLUMNS = ("input_ids", "loss_mask", "seq_start_id", "document", "role_start", "role")
+
+SCAN_ROWS = 1024
+"""Rows of the column `document` that are looked at together."""
+
+
+@dataclass(frozen=True, slots=True)
+class Row:
+    """A stored row.
+
+    `ids` [tokens] (integers); `trained` [tokens] (bool): whether the token is a target of the loss; `roles` [tokens]
+    (integers into `role_names`); `starts` [sequences]: where each sub-sequence begins; `documents` [sequences]: the
+    number of the document of each; `pack_size` in tokens, None where rows are not packed.
+    """
+
+    ids: np.ndarray
+    trained: np.ndarray
+    roles: np.ndarray
+    role_names: Sequence[str]
+    starts: np.ndarray
+    documents: np.ndarray
+    pack_size: int | None
+
+    @property
+    def padding(self) -> int:
+        """Tokens of padding."""
+        return int((np.array(self.role_names) == PADDING)[self.roles].sum())
+
+
+def read_row(part: Part, number: int) -> Row:
+    """Row `number` of a part. Raises RunError when its files are missing or damaged, or hold no such row."""
+    return _pack(part, number) if part.packed else _document(part, number)
+
+
+def rows_with(part: Part, document: int) -> list[int]:
+    """The rows of a part that hold something of a document, ascending. Raises RunError as `read_row` does."""
+    if part.packed:
+        return _packs_with(part, document)
+    return [document] if document < part.rows else []
+
+
+def _pack(part: Part, number: int) -> Row:
+    with _opened(part) as file:
+        pack_size = _pack_size(part, file)
+        batch = _batch(part, file, number)
+    columns = {name: batch.column(name).flatten().to_numpy() for name in COLUMNS}
+    ids, mask, starts, documents, role_starts, roles = columns.values()
+    problem = _problem(columns)
+    if problem:
+        raise _damaged(part, f"row {number}: {problem}")
+    # The mask says of each token whether the one after it is a target; the view says it of the target itself.
+    trained = np.zeros(len(ids), np.bool_)
+    trained[1:] = mask[:-1] == 1
+    trained[starts] = False
+    roles = np.repeat(roles, np.diff(role_starts, append=len(ids)))
+    return Row(ids, trained, roles, ROLES, starts, documents, pack_size)
+
+
+def _problem(columns: dict[str, np.ndarray]) -> str:
+    """What is wrong with the columns of a row, or nothing."""
+    tokens = len(columns["input_ids"])
+    if len(columns["loss_mask"]) != tokens:
+        return f"{tokens} ids but {len(columns['loss_mask'])} values of loss_mask"
+    for starts, values in (("seq_start_id", "document"), ("role_start", "role")):
+        borders = columns[starts]
+        if len(borders) != len(columns[values]):
+            return f"{len(borders)} values of {starts} but {len(columns[values])} of {values}"
+        if not len(borders) or borders[0] != 0 or (np.diff(borders, append=tokens) < 1).any():
+            return f"{starts} does not rise from 0 to below {tokens}"
+    if not np.isin(columns["role"], range(len(ROLES))).all():
+        return f"a role is not one of 0 to {len(ROLES) - 1}"
+    return ""
+
+
+def _packs_with(part: Part, document: int) -> list[int]:
+    found: list[int] = []
+    first = 0
+    with _opened(part) as file:
+        for batch in file.iter_batches(batch_size=SCAN_ROWS, columns=["document"]):
+            lists = cast("pa.ListArray", batch.column("document"))
+            packs = lists.value_parent_indices().to_numpy()[lists.flatten().to_numpy() == document]
+            found += (np.unique(packs) + first).tolist()
+            first += len(batch)
+    return found
+
+
+@contextmanager
+def _opened(part: Part) -> Generator[parquet.ParquetFile]:
+    """The packed Parquet file of a part; Arrow's complaints about it become RunErrors."""
+    system, path = filesystem(part.stored)
+    try:
+        with cast("BinaryIO", system.open(path, "rb")) as stream:
+            file = parquet.ParquetFile(stream)
+            missing = [name for name in COLUMNS if name not in file.schema_arrow.names]
+            if missing:
+                raise _damaged(part, f"it lacks the columns {', '.join(missing)}")
+            yield file
+    except FileNotFoundError as error:
+        raise _damaged(part, "it is missing") from error
+    except pa.ArrowException as error:
+        raise _damaged(part, str(error)) from error
+
+
+def _pack_size(part: Part, file: parquet.ParquetFile) -> int:
+    described = (file.schema_arrow.metadata or {}).get(b"tokenmill")
+    if described is None:
+        raise _damaged(part, "its metadata does not describe packs")
+    return orjson.loads(described)["pack_size"]
+
+
+def _batch(part: Part, file: parquet.ParquetFile, number: int) -> pa.RecordBatch:
+    """Row `number` alone."""
+    first = 0
+    for group in range(file.metadata.num_row_groups):
+        rows = file.metadata.row_group(group).num_rows
+        if number < first + rows:
+            batches = file.iter_batches(batch_size=1, row_groups=[group], columns=list(COLUMNS))
+            return next(itertools.islice(batches, number - first, None))
+        first += rows
+    raise _damaged(part, f"it holds {first} packs, and so no pack {number}")
+
+
+def _damaged(part: Part, problem: str) -> RunError:
+    return RunError(f"{part.stored}: {problem}; run tokenmill verify on the folder, then prepare it again")
+
+
+def _document(part: Part, number: int) -> Row:
+    index = _index(part)
+    if number >= index.documents:
+        raise _damaged(part, f"it holds {index.documents} documents, and so no document {number}")
+    start = int(index.lengths[:number].sum(dtype=np.int64)) * index.dtype.itemsize
+    stop = start + int(index.lengths[number]) * index.dtype.itemsize
+    system, path = filesystem(part.stored)
+    ids = np.frombuffer(cast("bytes", system.cat_file(path, start=start, end=stop)), index.dtype)
+    trained, roles = np.ones(len(ids), np.bool_), np.zeros(len(ids), np.int8)
+    return Row(ids, trained, roles, ("text",), np.array([0]), np.array([number]), None)
+
+
+def _index(part: Part) -> Index:
+    content, size = read_bytes(f"{part.place}.idx"), size_of(part.stored)
+    if content is None or size is None:
+        raise _damaged(part, "the pair is incomplete")
+    try:
+        return read_index(content, size)
+    except BinIdxError as error:
+        raise _damaged(part, str(error)) from error

@@ -1,0 +1,51 @@
+"""A view for the terminal: trained text in green between ⟦ and ⟧, so that it is told apart without colours as well.
+
+All text goes through `visible` and into rich's `Text`, which interprets no markup. The two marks themselves are
+escaped where they stand in the text.
+"""
+
+from collections.abc import Iterable
+
+from rich.console import Console
+from rich.rule import Rule
+from rich.table import Table
+from rich.text import Text
+
+from tasks.report.view import Passage, View
+from tasks.report.view_rows import PADDING
+from tasks.report.view_text import describe_pack, describe_padding, describe_sequence, visible, visible_line
+
+OPENING, CLOSING = "⟦", "⟧"
+ESCAPED_MARKS = {ord(mark): f"\\u{ord(mark):04x}" for mark in (OPENING, CLOSING)}
+
+TRAINED, UNTRAINED, LABEL, ASIDE = "green", "default", "bold cyan", "dim"
+
+
+def print_view(view: View, console: Console) -> None:
+    """Every pack, a rule above each sub-sequence, and each passage beside its role."""
+    console.print(
+        Text.assemble((f"{OPENING}trained on{CLOSING}", TRAINED), "  not trained on  ", ("↵ line break", ASIDE))
+    )
+    for pack in view.packs:
+        console.print(Text(f"\n{describe_pack(pack)}", "bold", overflow="fold"))
+        for sequence in pack.sequences:
+            title = f"{visible_line(sequence.document)} ({sequence.number + 1} of {pack.count})"
+            console.print(Rule(Text(title), align="left", style=ASIDE))
+            console.print(Text(describe_sequence(sequence), ASIDE, overflow="fold"))
+            console.print(_passages(sequence.passages))
+
+
+def _passages(passages: Iterable[Passage]) -> Table:
+    grid = Table.grid(padding=(0, 1))
+    grid.add_column(no_wrap=True)
+    grid.add_column(overflow="fold")
+    for passage in passages:
+        grid.add_row(Text(passage.role, LABEL), _text(passage))
+    return grid
+
+
+def _text(passage: Passage) -> Text:
+    if passage.role == PADDING:
+        return Text(describe_padding(passage), ASIDE)
+    text = visible(passage.text).translate(ESCAPED_MARKS).removesuffix("\n")
+    return Text(f"{OPENING}{text}{CLOSING}", TRAINED) if passage.trained else Text(text, UNTRAINED)

@@ -1,0 +1,63 @@
+r"""A view in words, and untrusted text made safe to look at: nothing in it can steer a terminal or reorder a line.
+
+Control codes become their pictures (␛), other codes without a shape of their own (bidi overrides, zero-width
+characters, line separators, code points that are not assigned) their escapes (\u202e), and a line break becomes ↵ and
+a line break. Each code point is looked up once; text then passes at some 15 MB a second.
+"""
+
+import unicodedata
+
+from tasks.report.view import Pack, Passage, SubSequence
+
+UNSAFE = {"Cc", "Cf", "Cs", "Cn", "Zl", "Zp"}
+"""Unicode's categories of code points that do something instead of showing something, or that nobody knows yet."""
+
+PICTURES = {code: chr(0x2400 + code) for code in range(0x20)} | {ord("\x7f"): "␡", ord("\n"): "↵\n"}
+
+
+class _Shown(dict[int, str]):
+    """What stands for each code point, filled in as they come."""
+
+    def __missing__(self, code: int) -> str:
+        character = chr(code)
+        unsafe = unicodedata.category(character) in UNSAFE
+        self[code] = character.encode("unicode_escape").decode() if unsafe else character
+        return self[code]
+
+
+_SHOWN = _Shown(PICTURES)
+
+
+def visible(text: str) -> str:
+    """The text with everything unsafe spelled out; its only control codes are line breaks, each after a ↵."""
+    return text.translate(_SHOWN)
+
+
+def visible_line(text: str) -> str:
+    """The same on one line, for names and paths."""
+    return visible(text).replace("\n", "")
+
+
+def describe_pack(pack: Pack) -> str:
+    """One line about a row: its data set, where it lies, and how full it is."""
+    place = visible_line(f"{pack.dataset}: row {pack.row} of {pack.file}")
+    if pack.fill is None:
+        return f"{place}: {pack.tokens:,} tokens"
+    return f"{place}: {pack.tokens:,} of {pack.pack_size:,} tokens ({pack.fill:.1%}), {pack.padding:,} of them padding"
+
+
+def describe_sequence(sequence: SubSequence) -> str:
+    """One line about a sub-sequence: its source and how much of it is trained on."""
+    return f"{visible_line(_source(sequence))}: {sequence.tokens:,} tokens, {sequence.trained:,} trained on"
+
+
+def _source(sequence: SubSequence) -> str:
+    """The file and the line, or the file and the slice."""
+    if sequence.line is not None:
+        return f"{sequence.file}:{sequence.line}"
+    return f"{sequence.file}, slice {sequence.start:,} to {sequence.stop:,}"
+
+
+def describe_padding(passage: Passage) -> str:
+    """What stands for padding."""
+    return f"{passage.tokens:,} tokens"

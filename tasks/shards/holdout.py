@@ -1,0 +1,16 @@
+"""Which part of a shard a document goes to: by a hash of its content, never by its position.
+
+So every source is represented at the asked share, equal documents stay together, and no document changes sides when
+data is added. A hash is taken as a fraction of 2**64: the lowest go to test, the next to valid.
+"""
+
+import numpy as np
+
+PARTS = ("train", "valid", "test")
+"""The parts of a shard that something is held out of."""
+
+
+def parts_of(digests: np.ndarray, valid: float, test: float) -> np.ndarray:
+    """The part of each document, as an index into PARTS (uint8), from its 64-bit hash (uint64) and the shares."""
+    in_test, held_out = (np.uint64(int(share * 2**64)) for share in (test, valid + test))
+    return np.where(digests < in_test, 2, np.where(digests < held_out, 1, 0)).astype(np.uint8)

@@ -1,0 +1,89 @@
+"""Planning any preparation: blend and settings in, every shard with its identity out. No Prefect, no Dask.
+
+Reading happens here only as far as identity needs it: directory listings, footers of Parquet files, and one pass of
+hashing over local files that are not remembered. What else a kind of preparation asks of the data before it can say
+how it will be prepared, it asks in `recipe`.
+"""
+
+from collections.abc import Callable, Sequence
+
+import pyarrow.parquet as pq
+
+from tasks.blend.models import SPLITS, Blend, DataSource
+from tasks.errors import InputError
+from tasks.shards.identity import Recipe, shard_identity
+from tasks.shards.plan import Plan, PlannedShard
+from tasks.shards.publish import publish_bytes
+from tasks.shards.settings import SHARES, TINY_ROWS, Holdout, PreparationSettings
+from tasks.shards.store import Store, read_bytes
+from tasks.sources.content import ContentIndex
+from tasks.sources.cut import cut, leading_rows, leading_share
+from tasks.sources.discovery import discover
+from tasks.sources.files import Slice
+from tasks.storage import absolute, join, user_cache
+
+FieldsOf = Callable[[DataSource], Sequence[str]]
+"""The fields of a data set that its shards are made from."""
+
+Require = Callable[[pq.FileMetaData, Sequence[str], str], None]
+"""What is asked of the columns of a Parquet file before it is cut: metadata, fields, and the file's name for messages."""
+
+RecipeOf = Callable[[DataSource, str, Sequence[Slice]], Recipe]
+"""The recipe for a data set of a split of the blend, whose slices are known."""
+
+
+def output_place(output_dir: str | None) -> str:
+    """The output folder as an absolute path; without one, a folder of the user's in which plans are remembered."""
+    return absolute(output_dir) if output_dir else user_cache("plan")
+
+
+def store_place(settings: PreparationSettings, output_dir: str) -> str:
+    """Where shards live: the store that was named, or one in the output folder."""
+    return absolute(settings.store) if settings.store else join(output_dir, "shards")
+
+
+def plan_shards(
+    blend: Blend,
+    settings: PreparationSettings,
+    store: Store,
+    format_version: int,
+    fields_of: FieldsOf,
+    require: Require,
+    recipe_of: RecipeOf,
+) -> Plan:
+    """The shards of a blend, and which of them are proven already.
+
+    Raises InputError for anything that a person must mend first.
+    """
+    index_place = join(store.place, "index.json")
+    index = ContentIndex.load(read_bytes(index_place) or b"{}")
+    shards: list[PlannedShard] = []
+    for split, sources in blend.parts().items():
+        for source in sources:
+            fields = fields_of(source)
+            slices = index.identify(_slices(source, settings, fields, require), fields, settings.source_identity)
+            if not slices:
+                raise InputError(f"data set {source.name!r}: {source.path} holds no rows; mend the path or remove it")
+            recipe = recipe_of(source, split, slices)
+            shards += [
+                PlannedShard(source.name, split, part, shard_identity(store.kind, format_version, recipe, part))
+                for part in slices
+            ]
+    if index.changed:
+        publish_bytes(index_place, index.dump())
+    return Plan.of(store, shards, rebuild=settings.force)
+
+
+def _slices(source: DataSource, settings: PreparationSettings, fields: Sequence[str], require: Require) -> list[Slice]:
+    """The slices of a data set, in order, down to the leading part that a scale or a sample asks for."""
+    slices = [part for file in discover(source) for part in cut(file, settings.shard_size, fields, require)]
+    if SHARES[settings.scale] < 1:
+        slices = leading_share(slices, SHARES[settings.scale])
+    limits = [rows for rows in (settings.sample, TINY_ROWS if settings.scale == "tiny" else None) if rows is not None]
+    return leading_rows(slices, min(limits)) if limits else slices
+
+
+def holdout_of(settings: PreparationSettings, split: str) -> Holdout | None:
+    """What is held out of a data set: nothing where the blend itself names the split, or no share is asked for."""
+    holdout = settings.holdout
+    return holdout if split not in SPLITS and (holdout.valid or holdout.test) else None

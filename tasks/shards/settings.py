@@ -1,0 +1,53 @@
+"""What a person can choose about any preparation, under the same names everywhere.
+
+YAML files, `key.sub=value` on the command line and flow parameters all end in a model that derives from
+`PreparationSettings`. What of it can change a byte of a shard is copied into that kind's recipe, which is part of a
+shard's identity; the rest (where, how many workers, how much of the data) never is.
+"""
+
+from typing import Literal, Self
+
+from pydantic import Field, model_validator
+
+from tasks.shards.books import OnBadRow
+from tasks.storage import SourceIdentity
+from tasks.strict import Size, Strict
+
+Scale = Literal["tiny", "small", "medium", "full"]
+
+SHARES: dict[Scale, float] = {"tiny": 0.01, "small": 0.1, "medium": 0.3, "full": 1.0}
+TINY_ROWS = 10_000
+
+WHERE_NOT_WHAT = {"cluster", "workers", "force", "allow_partial", "store"}
+"""Settings that say where and how a preparation runs; equal preparations may differ in them."""
+
+
+class Holdout(Strict, frozen=True):
+    """Shares of documents held out for validation and testing, chosen by a hash of the document."""
+
+    valid: float = Field(default=0.01, ge=0, lt=1, description="Share of documents for validation.")
+    test: float = Field(default=0.01, ge=0, lt=1, description="Share of documents for testing.")
+    seed: int = Field(default=42, ge=0, lt=2**64, description="Another seed chooses other documents.")
+
+    @model_validator(mode="after")
+    def _leaves_something(self) -> Self:
+        if self.valid + self.test >= 1:
+            raise ValueError(f"valid + test must be below 1, not {self.valid} + {self.test}")
+        return self
+
+
+class PreparationSettings(Strict, frozen=True):
+    """The choices that every preparation has; the defaults prepare a laptop-sized blend."""
+
+    shard_size: Size = Field(default=256_000_000, description="Source bytes per shard, for example 256MB.")
+    store: str | None = Field(default=None, description="Where shards live; share it between preparations.")
+    holdout: Holdout = Holdout()
+    source_identity: SourceIdentity = Field(default="content", description="Know local files by content, or by stat.")
+    on_bad_row: OnBadRow = Field(default="quarantine", description="What a row that cannot be read does.")
+    bad_row_ceiling: float = Field(default=0.001, ge=0, le=1, description="Share of a data set's rows that may be bad.")
+    scale: Scale = Field(default="full", description="Leading share of each data set: 1 %, 10 %, 30 % or all.")
+    sample: int | None = Field(default=None, ge=1, description="Leading rows of each data set.")
+    force: bool = Field(default=False, description="Build every shard again, whatever receipts say.")
+    allow_partial: bool = Field(default=False, description="Publish although shards are missing; it is recorded.")
+    cluster: str = Field(default="local", description="local, a scheduler address, or a YAML file with a profile.")
+    workers: int | None = Field(default=None, ge=1, description="Worker processes; all cores by default.")

@@ -1,0 +1,110 @@
+"""Packed Parquet files and proven shards of them, written from lists alone."""
+
+import io
+import itertools
+import random
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+
+from tasks.shards.identity import shard_key
+from tasks.shards.manifest import Finished
+from tasks.shards.plan import PlannedShard
+from tasks.shards.publish import publish_bytes
+from tasks.shards.receipt import PartCount
+from tasks.sources.files import Slice, SourceFile
+
+PACK_SIZE, MULTIPLE = 64, 4
+USER, ASSISTANT, PADDING = 2, 4, 6
+METADATA = {b"tokenmill": b'{"format": "packed-sft", "version": 1}'}
+SCHEMA = pa.schema(
+    {
+        "input_ids": pa.list_(pa.int32()),
+        "loss_mask": pa.list_(pa.int8()),
+        "seq_start_id": pa.list_(pa.int32()),
+        "document": pa.list_(pa.int64()),
+        "role_start": pa.list_(pa.int32()),
+        "role": pa.list_(pa.int8()),
+    },
+    METADATA,
+)
+
+
+def sequence(tokens, numbers):
+    """The roles of a sequence, token by token: a question, an answer, and padding to a multiple and one."""
+    roles = [USER] * numbers.randint(0, tokens) + [ASSISTANT] * tokens
+    return roles[-tokens:] + [PADDING] * (-(tokens - 1) % MULTIPLE)
+
+
+def packs(count, seed=0):
+    """So many packs, each a list of sequences, each the roles of its tokens."""
+    numbers, made = random.Random(seed), []
+    while len(made) < count:
+        room, sequences = PACK_SIZE, []
+        while room > 30 or not sequences:
+            sequences.append(sequence(numbers.randint(1, room - MULTIPLE), numbers))
+            room -= len(sequences[-1])
+        made.append(sequences)
+    return made
+
+
+def row(sequences, first_id):
+    """A pack as a row of the file; its ids count on from `first_id`, so that every pack is told from the others."""
+    roles = [role for each in sequences for role in each]
+    starts = list(itertools.accumulate(map(len, sequences), initial=0))[:-1]
+    changes = [at for at in range(len(roles)) if at in starts or roles[at] != roles[at - 1]]
+    return {
+        "input_ids": list(range(first_id, first_id + len(roles))),
+        "loss_mask": [int(role == ASSISTANT) for role in roles],
+        "seq_start_id": starts,
+        "document": list(range(len(starts))),
+        "role_start": changes,
+        "role": [roles[at] for at in changes],
+    }
+
+
+def parquet(made, first_id=0):
+    rows = [row(sequences, first_id + PACK_SIZE * number) for number, sequences in enumerate(made)]
+    stream = io.BytesIO()
+    pq.write_table(pa.Table.from_pylist(rows, SCHEMA), stream, compression="zstd", row_group_size=300)
+    return stream.getvalue()
+
+
+def tokens_of(made):
+    return sum(role != PADDING for sequences in made for each in sequences for role in each)
+
+
+def facts_of(made):
+    """What a receipt says of some packs."""
+    tokens, stored = tokens_of(made), [sum(map(len, sequences)) for sequences in made]
+    return {
+        "sequences": sum(map(len, made)),
+        "packs": len(made),
+        "tokens": tokens,
+        "padding": sum(stored) - tokens,
+        "loss_tokens": tokens // 2,
+        "longest": max(len(each) for sequences in made for each in sequences),
+        "most_sequences": max(map(len, made)),
+        "shortest_pack": min(stored),
+    }
+
+
+def shard(store, dataset, number, parts, split="datasets", content=None):
+    """A shard with packs for each of its parts, built and proven; equal `content` makes equal keys."""
+    content = content or f"{dataset}/{number}"
+    identity = {"kind": "sft", "format_version": 1, "recipe": {}, "source": {"content": content}}
+    key = shard_key(identity)
+    outputs = [
+        publish_bytes(store.path(key, f"{part}.parquet"), parquet(made, first_id=int(key[:6], 16)))
+        for part, made in parts.items()
+    ]
+    receipt = store.issue(
+        identity,
+        outputs=outputs,
+        rows_in=sum(map(len, parts.values())),
+        parts={part: PartCount(len(made), tokens_of(made)) for part, made in parts.items()},
+        drops={},
+        facts={"oversize": 0, **{part: facts_of(made) for part, made in parts.items() if made}},
+    )
+    part = Slice(SourceFile(f"/{dataset}.jsonl", 10, "jsonl"), number, number + 1)
+    return Finished(PlannedShard(dataset, split, part, identity), key, receipt)

@@ -1,0 +1,465 @@
+"""Packs are published as one folder per split, with the weights come true, and change from one state to the next."""
+
+import itertools
+import json
+import random
+import re
+from collections import Counter, defaultdict
+from pathlib import Path
+
+import fsspec
+import pyarrow.parquet as pq
+import pytest
+
+from tasks.errors import RunError
+from tasks.pack.publication import PackedLayout
+from tasks.shards.publication import publish_preparation
+from tasks.shards.store import Store
+from tasks.shards.verify import verify
+from tests.faults.injection import PowerOff, count_operations, fail_operation, killed_at
+from tests.pack.small_packs import MULTIPLE, PACK_SIZE, PADDING, facts_of, packs, shard
+
+WEIGHTS = {("datasets", "math"): 3.0, ("datasets", "code"): 1.0, ("datasets", "chat"): 2.0}
+COUNTS = {"math": [60, 50, 90], "code": [160], "chat": [40, 110, 80, 70]}
+
+
+def layout(weights=WEIGHTS, sampling="none", seed=42):
+    return PackedLayout(weights, sampling, seed, PACK_SIZE, MULTIPLE)
+
+
+def publish(out, store, finished, **choices):
+    header, volatile = {"type": "sft", "missing": []}, {"store": store.place}
+    return publish_preparation(str(out), store, finished, layout(**choices), header, volatile)
+
+
+def build(place, counts=COUNTS, parts=("train",)):
+    """A store with the shards of data sets of so many packs each."""
+    store, seeds = Store(str(place), "sft"), itertools.count()
+    return store, [
+        shard(store, dataset, number, {part: packs(count, seed=next(seeds)) for part in parts})
+        for dataset, counted in counts.items()
+        for number, count in enumerate(counted)
+    ]
+
+
+@pytest.fixture(scope="module")
+def built(tmp_path_factory):
+    return build(tmp_path_factory.mktemp("store") / "shards")
+
+
+def listed(out, split="train"):
+    """The files of blend.json, with their weights."""
+    entries = json.loads((Path(out) / "blend.json").read_bytes())[split] or []
+    return dict(zip(entries[1::2], map(float, entries[0::2]), strict=True))
+
+
+def folder(out, split="train"):
+    """What a trainer finds: the files of the folder, in the order of their names."""
+    return sorted(str(path) for path in (Path(out) / "splits" / split).glob("*.parquet"))
+
+
+def dataset_of(path):
+    return Path(path).name.split("__")[1]
+
+
+def roles_of(row):
+    """The role of every token of a row."""
+    ends = [*row["role_start"][1:], len(row["input_ids"])]
+    return [
+        role for role, start, end in zip(row["role"], row["role_start"], ends, strict=True) for _ in range(start, end)
+    ]
+
+
+def tokens_in(path):
+    return sum(role != PADDING for row in pq.read_table(path).to_pylist() for role in roles_of(row))
+
+
+def tokens_by_dataset(out, split="train"):
+    tokens = Counter()
+    for path in folder(out, split):
+        tokens[dataset_of(path)] += tokens_in(path)
+    return tokens
+
+
+def tree(out):
+    """Everything that is published, with its content, except what is declared volatile."""
+    files = {
+        str(path.relative_to(out)): path.read_bytes()
+        for path in Path(out).rglob("*")
+        if path.is_file() and "shards" not in path.parts
+    }
+    manifest = json.loads(files["manifest.json"])
+    manifest.pop("volatile")
+    manifest["files"] = [file for file in manifest["files"] if file["path"] != "blend.json"]  # it holds absolute paths
+    blend = files["blend.json"].replace(str(out).encode(), b"OUT")
+    return {**files, "manifest.json": json.dumps(manifest, sort_keys=True), "blend.json": blend}
+
+
+def problems(out):
+    return verify(str(out), lambda store, receipt: []).problems
+
+
+def test_a_folder_holds_every_file_once_under_a_number_its_data_set_and_its_key(tmp_path, built):
+    store, finished = built
+    manifest = publish(tmp_path, store, finished)
+    names = [Path(path).name for path in folder(tmp_path)]
+    assert [int(name[:6]) for name in names] == list(range(len(finished)))
+    assert {name[6:] for name in names} == {f"__{item.shard.dataset}__{item.key[:8]}.parquet" for item in finished}
+    for entry, item in zip(manifest["shards"], finished, strict=True):
+        (name,) = entry["published"]["train"]
+        assert (tmp_path / name).samefile(store.path(item.key, "train.parquet"))
+        assert entry["facts"] == item.receipt.facts
+    assert problems(tmp_path) == []
+
+
+def test_blend_json_lists_the_folder_in_order_with_each_data_sets_weight_shared_by_tokens(tmp_path, built):
+    store, finished = built
+    publish(tmp_path, store, finished)
+    entries, tokens = listed(tmp_path), tokens_by_dataset(tmp_path)
+    assert list(entries) == folder(tmp_path)
+    for path, weight in entries.items():
+        name = dataset_of(path)
+        assert weight == pytest.approx(WEIGHTS["datasets", name] * tokens_in(path) / tokens[name])
+
+
+def test_the_order_mixes_data_sets_and_every_seed_has_its_own(tmp_path, built):
+    store, finished = built
+    orders = []
+    for seed in range(40):
+        publish(tmp_path, store, finished, seed=seed)
+        orders.append([Path(path).name[6:] for path in folder(tmp_path)])
+    assert all(sorted(order) == sorted(orders[0]) for order in orders)
+    assert len(set(map(tuple, orders))) == len(orders)
+    first = {order[0].split("__")[1] for order in orders}
+    assert first == set(COUNTS)
+
+
+@pytest.mark.parametrize("sampling", ["down", "up"])
+@pytest.mark.parametrize("weights", [(3, 1, 2), (1, 1, 1), (1, 10, 3)])
+def test_the_tokens_of_the_folder_are_in_proportion_to_the_weights(tmp_path, built, sampling, weights):
+    store, finished = built
+    weights = dict(zip(WEIGHTS, map(float, weights), strict=True))
+    manifest = publish(tmp_path, store, finished, weights=weights, sampling=sampling)
+    tokens, held = tokens_by_dataset(tmp_path), Counter()
+    for item in finished:
+        held[item.shard.dataset] += item.receipt.facts["train"]["tokens"]
+    for (_, name), weight in weights.items():
+        share = tokens[name] / tokens.total()
+        assert share == pytest.approx(weight / sum(weights.values()), rel=0.02)
+        books = manifest["sampling"]["splits"]["train"][name]
+        assert books["tokens"] == tokens[name]
+        assert books["realised"] == pytest.approx(share)
+        assert books["wanted"] == pytest.approx(weight / sum(weights.values()))
+        assert books["copies"] == pytest.approx(tokens[name] / held[name])
+        assert books["copies"] >= 1 if sampling == "up" else books["copies"] <= 1
+    assert any(tokens[name] == held[name] for name in held)
+    assert manifest["sampling"]["method"] == sampling
+    assert manifest["sampling"]["warnings"] == []
+    assert list(listed(tmp_path)) == folder(tmp_path)
+    by_dataset = Counter()
+    for path, weight in listed(tmp_path).items():
+        by_dataset[dataset_of(path)] += weight
+    assert by_dataset == pytest.approx({name: weight for (_, name), weight in weights.items()})
+    assert problems(tmp_path) == []
+
+
+def test_no_pack_is_repeated_by_down_and_each_is_repeated_evenly_by_up(tmp_path, built):
+    store, finished = built
+    for sampling in ("down", "up"):
+        publish(tmp_path, store, finished, sampling=sampling)
+        seen = defaultdict(Counter)
+        for path in folder(tmp_path):
+            seen[dataset_of(path)].update(row["input_ids"][0] for row in pq.read_table(path).to_pylist())
+        for name, counted in seen.items():
+            times = set(counted.values())
+            assert times == {1} if sampling == "down" else max(times) - min(times) <= 1
+            assert sampling == "down" or len(counted) == sum(COUNTS[name])
+
+
+def test_copies_are_links_with_names_of_their_own_and_a_cut_file_is_a_file_of_its_own(tmp_path, built):
+    store, finished = built
+    manifest = publish(tmp_path, store, finished, sampling="up", weights={**WEIGHTS, ("datasets", "code"): 9.0})
+    code = [path for path in folder(tmp_path) if dataset_of(path) == "code"]
+    key = next(item.key for item in finished if item.shard.dataset == "code")
+    copies = sorted(re.sub(r"^\d{6}__code__", "", Path(path).name) for path in code if "leading" not in path)
+    assert copies == [f"{key[:8]}.parquet", *(f"{key[:8]}__{copy}.parquet" for copy in range(1, len(copies)))]
+    assert len(copies) > 2
+    assert len({Path(path).stat().st_ino for path in code if "leading" not in path}) == 1
+    (cut,) = [path for path in code if "leading" in path]
+    assert re.search(rf"__{len(copies)}_leading_{pq.read_metadata(cut).num_rows}\.parquet$", cut)
+    assert Path(cut).stat().st_nlink == 1
+    (entry,) = [entry for entry in manifest["shards"] if entry["dataset"] == "code"]
+    assert len(entry["published"]["train"]) == len(copies)
+    assert str(Path(cut).relative_to(tmp_path)) in {file["path"] for file in manifest["files"]}
+
+
+def bridge_packing(paths):
+    """What Megatron-Bridge's own packer would write down of these files: a sequence counts without its last token."""
+    rows = [row for path in paths for row in pq.read_table(path).to_pylist()]
+    lengths = [
+        [end - start - 1 for start, end in itertools.pairwise([*row["seq_start_id"], len(row["input_ids"])])]
+        for row in rows
+    ]
+    sums = [sum(each) for each in lengths]
+    return {
+        "dataset_max_seqlen": max(map(max, lengths)),
+        "max_samples_per_bin": max(map(len, lengths)),
+        "packing_factor": round(sum(map(len, lengths)) / len(rows), 2),
+        "packing_efficiency": round(sum(sums) / len(sums) / PACK_SIZE * 100, 2),
+        "pack_size": PACK_SIZE,
+        "min_packed_seqlen": min(sums),
+        "pad_seq_to_mult": MULTIPLE,
+    }
+
+
+@pytest.mark.parametrize("sampling", ["none", "down", "up"])
+def test_what_is_said_of_the_packs_holds_for_every_row_of_the_folder(tmp_path, built, sampling):
+    store, finished = built
+    publish(tmp_path, store, finished, sampling=sampling)
+    (said,) = json.loads((tmp_path / "splits" / "packing_train.json").read_bytes())
+    found = bridge_packing(folder(tmp_path))
+    assert 0 <= said.pop("min_packed_seqlen") <= found.pop("min_packed_seqlen")
+    assert said == found
+
+
+def test_a_data_set_of_weight_zero_is_not_in_the_folder(tmp_path, built):
+    store, finished = built
+    for sampling in ("none", "down", "up"):
+        publish(tmp_path, store, finished, weights={**WEIGHTS, ("datasets", "chat"): 0.0}, sampling=sampling)
+        assert {dataset_of(path) for path in folder(tmp_path)} == {"math", "code"}
+        assert list(listed(tmp_path)) == folder(tmp_path)
+
+
+def test_splits_are_held_out_of_every_data_set_and_one_without_packs_has_no_folder(tmp_path):
+    store, finished = build(tmp_path / "shards", {"math": [30, 30], "code": [40]}, parts=("train", "valid"))
+    weights = {("datasets", "math"): 1.0, ("datasets", "code"): 1.0}
+    publish(tmp_path, store, finished, weights=weights, sampling="down")
+    blend = json.loads((tmp_path / "blend.json").read_bytes())
+    assert blend["test"] is None
+    for split in ("train", "valid"):
+        assert blend[split][1::2] == folder(tmp_path, split)
+        tokens = tokens_by_dataset(tmp_path, split)
+        assert tokens["math"] == pytest.approx(tokens["code"], rel=0.03)
+    names = {"train", "valid", "packing_train.json", "packing_valid.json"}
+    assert {path.name for path in (tmp_path / "splits").iterdir()} == names
+    only_train = [shard(store, "math", 9, {"all": packs(20)})]
+    publish(tmp_path, store, only_train, weights=weights)
+    assert json.loads((tmp_path / "blend.json").read_bytes())["valid"] is None
+    assert {path.name for path in (tmp_path / "splits").iterdir()} == {"train", "packing_train.json"}
+    assert len(folder(tmp_path)) == 1
+
+
+def test_each_split_of_a_per_split_blend_has_its_own_weights(tmp_path):
+    store = Store(str(tmp_path / "shards"), "sft")
+    finished = [
+        shard(store, name, count, {"all": packs(count, seed=count)}, split=split)
+        for split, name, count in (("train", "a", 50), ("train", "b", 51), ("valid", "a", 40), ("valid", "c", 60))
+    ]
+    weights = {("train", "a"): 1.0, ("train", "b"): 0.5, ("valid", "a"): 0.0, ("valid", "c"): 2.0}
+    manifest = publish(tmp_path, store, finished, weights=weights, sampling="down")
+    tokens = tokens_by_dataset(tmp_path)
+    assert tokens["a"] == pytest.approx(2 * tokens["b"], rel=0.03)
+    assert set(tokens_by_dataset(tmp_path, "valid")) == {"c"}
+    assert set(manifest["sampling"]["splits"]["valid"]) == {"c"}
+    assert manifest["sampling"]["warnings"] == []
+
+
+def test_a_share_that_too_few_packs_miss_is_warned_of_unless_nothing_was_claimed(tmp_path):
+    store, finished = build(tmp_path / "shards", {"math": [3], "code": [40]})
+    weights = {("datasets", "math"): 1.0, ("datasets", "code"): 1.3, ("datasets", "gone"): 1.0}
+    manifest = publish(tmp_path, store, finished, weights=weights, sampling="down")
+    warned = "\n".join(manifest["sampling"]["warnings"])
+    for name, book in manifest["sampling"]["splits"]["train"].items():
+        assert (abs(book["realised"] / book["wanted"] - 1) > 0.02) == (
+            f"data set {name!r} has {book['realised']:.2%}" in warned
+        )
+    assert "train: data set 'gone' has no packs" in warned
+    assert len(manifest["sampling"]["warnings"]) > 1
+    assert publish(tmp_path, store, finished, weights=weights)["sampling"]["warnings"] == []
+
+
+def test_equal_files_are_each_published(tmp_path):
+    store, made = Store(str(tmp_path / "shards"), "sft"), packs(30)
+    finished = [
+        shard(store, name, number, {"all": made}, content="same") for name, number in (("a", 0), ("a", 1), ("b", 0))
+    ]
+    weights = {("datasets", "a"): 1.0, ("datasets", "b"): 1.0}
+    for sampling, counts in (("none", {"a": 2, "b": 1}), ("down", {"a": 1, "b": 1}), ("up", {"a": 2, "b": 2})):
+        manifest = publish(tmp_path, store, finished, weights=weights, sampling=sampling)
+        assert Counter(map(dataset_of, folder(tmp_path))) == counts
+        assert sorted(name for entry in manifest["shards"] for of in entry["published"].values() for name in of) == [
+            str(Path(path).relative_to(tmp_path)) for path in folder(tmp_path)
+        ]
+        assert problems(tmp_path) == []
+
+
+def test_the_order_in_which_shards_are_built_changes_no_byte(tmp_path):
+    trees = []
+    for attempt in range(3):
+        store = Store(str(tmp_path / f"{attempt}" / "shards"), "sft")
+        work = [(name, number, count) for name, counts in COUNTS.items() for number, count in enumerate(counts)]
+        planned = list(work)
+        random.Random(attempt).shuffle(work)
+        done = {
+            (name, number): shard(store, name, number, {"train": packs(count, count)}) for name, number, count in work
+        }
+        finished = [done[name, number] for name, number, _ in planned]
+        publish(tmp_path / f"{attempt}", store, finished, sampling="up")
+        trees.append(tree(tmp_path / f"{attempt}"))
+    assert trees[0] == trees[1] == trees[2]
+
+
+def test_publishing_the_same_again_changes_nothing_and_other_choices_leave_nothing_behind(tmp_path, built):
+    store, finished = built
+    publish(tmp_path / "alone", store, finished, sampling="down")
+    expected = tree(tmp_path / "alone")
+    for sampling in ("up", "none", "down", "down"):
+        publish(tmp_path / "out", store, finished, sampling=sampling)
+    assert tree(tmp_path / "out") == expected
+
+
+def test_a_name_never_means_other_packs_than_before(tmp_path, built):
+    store, finished = built
+    numbers, meant = random.Random(1), {}
+    for _ in range(25):
+        weights = {dataset: numbers.choice([0.5, 1.0, 2.0, 3.0]) for dataset in WEIGHTS}
+        some = [item for item in finished if numbers.random() < 0.8] or finished
+        sampling = numbers.choice(["none", "down", "up"])
+        publish(tmp_path, store, some, weights=weights, sampling=sampling, seed=numbers.randint(0, 2))
+        for path in folder(tmp_path):
+            content = Path(path).read_bytes()
+            assert meant.setdefault(path, content) == content
+
+
+def test_what_others_put_into_the_folder_stays(tmp_path, built):
+    store, finished = built
+    publish(tmp_path, store, finished, sampling="up")
+    strangers = [
+        tmp_path / "splits" / name for name in ("notes.txt", "packing.json", "train/extra.parquet", "train/000001")
+    ]
+    for path in strangers:
+        path.write_text("not ours")
+    publish(tmp_path, store, finished[:1])
+    assert all(path.read_text() == "not ours" for path in strangers)
+    assert len(folder(tmp_path)) == 2
+    publish(tmp_path, store, [])
+    assert json.loads((tmp_path / "blend.json").read_bytes()) == {"train": None, "valid": None, "test": None}
+    assert folder(tmp_path) == [str(strangers[2])]
+
+
+def readable(out):
+    """What a trainer reads by way of blend.json: the names, and the content of each."""
+    blend = (out / "blend.json").read_bytes()
+    names = [name for entries in json.loads(blend).values() for name in (entries or [])[1::2]]
+    return blend, {name: Path(name).read_bytes() for name in names}
+
+
+def test_a_kill_at_any_moment_leaves_the_earlier_publication_or_the_new_one(tmp_path):
+    store, finished = build(tmp_path / "shards", {"math": [12, 20], "code": [25]}, parts=("train", "valid"))
+    weights = {("datasets", "math"): 1.0, ("datasets", "code"): 1.5}
+    out = tmp_path / "out"
+
+    def earlier():
+        publish(out, store, finished[1:], weights=weights, sampling="none", seed=7)
+
+    def later():
+        publish(out, store, finished, weights=weights, sampling="up")
+
+    later()
+    whole, new = tree(out), readable(out)
+    earlier()
+    old = readable(out)
+    assert old != new
+    with count_operations() as log:
+        later()
+    seen = []
+    for number in range(1, len(log.operations) + 1):
+        earlier()
+        if number % 2:
+            assert killed_at(number, later)
+        else:
+            with fail_operation(number, PowerOff()), pytest.raises(PowerOff):
+                later()
+        seen.append(readable(out))
+        assert seen[-1] in (old, new), number
+        later()
+        assert tree(out) == whole, number
+        assert not [path for path in out.rglob(".*") if path.is_file()]
+    assert seen[0] == old
+    assert seen[-1] == new
+
+
+def change_last_byte(path):
+    """A file of other content under the same name; a hard link to it stays as it was."""
+    content = path.read_bytes()
+    path.unlink()
+    path.write_bytes(content[:-1] + bytes([content[-1] ^ 1]))
+
+
+def test_damage_to_anything_published_is_named_and_mended_by_publishing_again(tmp_path, built):
+    store, finished = built
+    publish(tmp_path, store, finished, sampling="up")
+    expected = tree(tmp_path)
+    paths = [path for path in tmp_path.rglob("*") if path.is_file() and path.name != "manifest.json"]
+    assert any("leading" in path.name for path in paths)
+    for path in paths:
+        for damage in (change_last_byte, Path.unlink):
+            damage(path)
+            (problem,) = problems(tmp_path)
+            assert problem.startswith(f"{path}: ")
+            publish(tmp_path, store, finished, sampling="up")
+            assert tree(tmp_path) == expected
+            assert problems(tmp_path) == []
+
+
+def test_a_damaged_file_that_is_to_be_cut_stops_publication(tmp_path):
+    store, finished = build(tmp_path / "shards", {"math": [40], "code": [80]})
+    path = Path(store.path(finished[1].key, "train.parquet"))
+    path.write_bytes(path.read_bytes()[:-100])
+    with pytest.raises(RunError, match=f"{path}: cannot be read"):
+        publish(tmp_path / "out", store, finished, weights=dict.fromkeys(WEIGHTS, 1.0), sampling="down")
+    assert not (tmp_path / "out" / "blend.json").exists()
+
+
+@pytest.fixture
+def memory():
+    system = fsspec.filesystem("memory")
+    system.store.clear()
+    yield system
+    system.store.clear()
+
+
+@pytest.mark.parametrize(
+    ("out", "place"),
+    [("memory://bucket/out", "memory://bucket/store"), ("memory://bucket/out", None), (None, "memory://bucket/store")],
+)
+def test_on_an_object_store_folders_hold_copies_and_no_stale_ones(tmp_path, memory, out, place):
+    out, place = out or str(tmp_path / "out"), place or str(tmp_path / "store")
+    store, finished = build(place)
+    publish(out, store, finished, sampling="up")
+    publish(out, store, finished, sampling="down")
+    system, path = fsspec.url_to_fs(out)
+    publish(tmp_path / "alone", *build(tmp_path / "shards"), sampling="down")
+    expected = {Path(name).name: Path(name).read_bytes() for name in folder(tmp_path / "alone")}
+    found = {name.rpartition("/")[2]: system.cat_file(name) for name in system.ls(f"{path}/splits/train", detail=False)}
+    assert found == expected
+    blend = json.loads(system.cat_file(f"{path}/blend.json"))
+    assert blend["train"][1::2] == [f"{out}/splits/train/{name}" for name in sorted(expected)]
+    assert problems(out) == []
+    for name in sorted(expected):
+        content = system.cat_file(f"{path}/splits/train/{name}")
+        system.rm_file(f"{path}/splits/train/{name}")
+        system.pipe_file(f"{path}/splits/train/{name}", content[:-1] + bytes([content[-1] ^ 1]))
+        (problem,) = problems(out)
+        assert problem.startswith(f"{out}/splits/train/{name}: ")
+        publish(out, store, finished, sampling="down")
+        assert problems(out) == []
+
+
+def test_facts_of_the_receipt_are_of_its_packs():
+    """The stand-in for a packer counts right, or nothing above means anything."""
+    made = [[[2, 4, 6], [4]], [[2, 2, 4, 6, 6]]]
+    assert facts_of(made) == {
+        "sequences": 3, "packs": 2, "tokens": 6, "padding": 3, "loss_tokens": 3, "longest": 5, "most_sequences": 2,
+        "shortest_pack": 4,
+    }  # fmt: skip

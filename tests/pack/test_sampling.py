@@ -1,0 +1,182 @@
+"""Weights come true in tokens: by planning alone, and by reading what is cut."""
+
+import itertools
+import random
+
+import pyarrow.parquet as pq
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from tasks.errors import RunError
+from tasks.pack.sampling import Draw, PackedFile, account, draw, leading_packs, order, warnings, write_leading
+from tests.pack.small_packs import METADATA, PADDING, facts_of, packs, parquet, tokens_of
+
+SIZES = st.lists(st.integers(1, 10**9), min_size=1, max_size=6)
+BLENDS = st.lists(st.tuples(SIZES, st.floats(1e-3, 1e3)), min_size=1, max_size=4)
+
+
+def held_of(blend):
+    """Data sets named 0, 1, …, with their files and weights."""
+    held = {
+        ("datasets", str(place)): [PackedFile(f"{place}-{number}", size) for number, size in enumerate(sizes)]
+        for place, (sizes, _) in enumerate(blend)
+    }
+    return held, {("datasets", str(place)): weight for place, (_, weight) in enumerate(blend)}
+
+
+def tokens_in(files, drawn):
+    """The tokens of a draw, if a file could be cut anywhere."""
+    return sum(file.tokens * copies for file, copies in zip(files, drawn.copies, strict=True)) + drawn.rest
+
+
+@given(BLENDS, st.sampled_from(["down", "up"]), st.integers(0, 2**64 - 1))
+def test_tokens_are_drawn_in_proportion_to_the_weights(blend, sampling, seed):
+    held, weights = held_of(blend)
+    drawn = draw(held, weights, sampling, seed)
+    taken = {dataset: tokens_in(held[dataset], each) for dataset, each in drawn.items()}
+    unit = {dataset: tokens / weights[dataset] for dataset, tokens in taken.items()}
+    bound = (min if sampling == "down" else max)(
+        sum(file.tokens for file in files) / weights[dataset] for dataset, files in held.items()
+    )
+    for dataset in held:
+        assert unit[dataset] == pytest.approx(bound, abs=1 / weights[dataset], rel=1e-9)
+
+
+@given(BLENDS, st.sampled_from(["down", "up"]), st.integers(0, 2**64 - 1))
+def test_down_repeats_nothing_up_leaves_nothing_out_and_one_data_set_is_used_exactly(blend, sampling, seed):
+    held, weights = held_of(blend)
+    drawn = draw(held, weights, sampling, seed)
+    exactly = [Draw((1,) * len(files)) for files in held.values()]
+    assert any(each in exactly for each in drawn.values())
+    for dataset, each in drawn.items():
+        files = held[dataset]
+        assert max(each.copies) - min(each.copies) <= 1
+        assert 0 <= each.rest < files[each.cut].tokens
+        if each.rest:
+            assert each.copies[each.cut] == min(each.copies)
+        if sampling == "up":
+            assert min(each.copies) >= 1
+        else:
+            assert max(each.copies) <= 1
+
+
+@given(BLENDS, st.integers(0, 2**64 - 1), st.randoms(use_true_random=False))
+def test_only_ratios_of_weights_count_and_not_the_order_of_files(blend, seed, shuffle):
+    held, weights = held_of(blend)
+    shuffled = {dataset: shuffle.sample(files, len(files)) for dataset, files in held.items()}
+    for sampling in ("none", "down", "up"):
+        drawn = draw(held, weights, sampling, seed)
+        assert draw(held, {dataset: 4 * weight for dataset, weight in weights.items()}, sampling, seed) == drawn
+        for dataset, each in draw(shuffled, weights, sampling, seed).items():
+            first, second = drawn[dataset], each
+            assert (first.rest, sum(first.copies)) == (second.rest, sum(second.copies))
+            assert not first.rest or held[dataset][first.cut] == shuffled[dataset][second.cut]
+            assert dict(zip(held[dataset], first.copies, strict=True)) == dict(
+                zip(shuffled[dataset], second.copies, strict=True)
+            )
+
+
+A, B = ("datasets", "a"), ("datasets", "b")
+
+
+def test_two_data_sets_by_hand():
+    """a holds 300 tokens and shall have three times the tokens of b, which holds 400."""
+    held = {A: [PackedFile("a", 300)], B: [PackedFile("b", 400)]}
+    weights = {A: 0.75, B: 0.25}
+    assert draw(held, weights, "none", 1) == {A: Draw((1,)), B: Draw((1,))}
+    assert draw(held, weights, "down", 1) == {A: Draw((1,)), B: Draw((0,), 0, 100)}
+    assert draw(held, weights, "up", 1) == {A: Draw((4,)), B: Draw((1,))}
+    assert draw(held, {A: 0.7, B: 0.3}, "up", 1) == {A: Draw((3,), 0, 33), B: Draw((1,))}
+
+
+@pytest.mark.parametrize("sampling", ["none", "down", "up"])
+def test_data_sets_of_weight_zero_or_without_packs_take_no_part(sampling):
+    held = {A: [PackedFile("a", 300)], B: [PackedFile("b", 4)], ("datasets", "c"): []}
+    weights = {A: 2.0, B: 0.0, ("datasets", "c"): 5.0, ("datasets", "d"): 5.0}
+    assert draw(held, weights, sampling, 1) == {A: Draw((1,))}
+    assert draw({}, weights, sampling, 1) == {}
+
+
+def test_every_seed_chooses_other_files_and_each_is_chosen_by_some():
+    held = {A: [PackedFile(f"a{number}", 100) for number in range(5)], B: [PackedFile("b", 100)]}
+    chosen = {draw(held, {A: 1.0, B: 1.0}, "down", seed)[A].copies for seed in range(100)}
+    assert len(chosen) == 5
+    assert {sum(copies) for copies in chosen} == {1}
+    assert len({order("0123456789abcdef" * 2, copy, seed) for copy in range(30) for seed in range(30)}) == 900
+
+
+def test_the_account_says_what_was_wanted_and_what_came_of_it():
+    held = {A: [PackedFile("a", 300), PackedFile("a2", 100)], B: [PackedFile("b", 400)]}
+    books = account(held, {A: 3.0, B: 1.0}, {A: 400, B: 100})
+    assert books["a"] == {"wanted": 0.75, "realised": 0.8, "tokens": 400, "copies": 1.0}
+    assert books["b"] == {"wanted": 0.25, "realised": pytest.approx(0.2), "tokens": 100, "copies": 0.25}
+
+
+@pytest.mark.parametrize(("realised", "warned"), [(0.5, 0), (0.509, 0), (0.4901, 0), (0.511, 1), (0.489, 1), (0.0, 1)])
+def test_a_share_that_misses_by_more_than_a_fiftieth_is_warned_of(realised, warned):
+    found = warnings("train", {"math": {"wanted": 0.5, "realised": realised, "tokens": 1, "copies": 1.0}}, ["math"])
+    assert len(found) == warned
+    assert all("'math'" in sentence and "50.00%" in sentence and f"{realised:.2%}" in sentence for sentence in found)
+
+
+def test_a_data_set_with_a_weight_but_without_packs_is_warned_of():
+    (sentence,) = warnings("valid", {}, ["code"])
+    assert sentence.startswith("valid: data set 'code' has no packs")
+
+
+MADE = packs(1300, seed=5)
+
+
+@pytest.fixture(scope="module")
+def file(tmp_path_factory):
+    path = tmp_path_factory.mktemp("packs") / "train.parquet"
+    path.write_bytes(parquet(MADE))
+    return str(path)
+
+
+WANTED = [0, 1, 20, 63, 64, 1000, tokens_of(MADE[:500]), tokens_of(MADE[:501]) - 3, tokens_of(MADE) - 1, 10**9]
+
+
+@pytest.mark.parametrize("wanted", [*WANTED, *random.Random(3).sample(range(1, tokens_of(MADE)), 20)])
+def test_the_leading_packs_are_those_that_come_closest(file, wanted):
+    sums = list(itertools.accumulate((tokens_of([pack]) for pack in MADE), initial=0))
+    best = min(range(len(sums)), key=lambda count: abs(sums[count] - wanted))
+    expected = facts_of(MADE[:best]) if best else None
+    found = leading_packs(file, wanted)
+    if expected is None:
+        assert found is None
+        return
+    expected.pop("loss_tokens")
+    assert {name: getattr(found, name) for name in expected} == expected
+
+
+@pytest.mark.parametrize("count", [1, 499, 500, 501, 1299])
+def test_a_cut_file_has_the_leading_rows_and_everything_else_of_its_source(file, tmp_path, count):
+    output = write_leading(file, str(tmp_path / "cut.parquet"), count)
+    cut, whole = pq.ParquetFile(output.path), pq.ParquetFile(file)
+    assert cut.read().equals(whole.read().slice(0, count), check_metadata=True)
+    assert cut.schema.equals(whole.schema)
+    assert cut.schema_arrow.metadata == METADATA
+    groups = [cut.metadata.row_group(number) for number in range(cut.num_row_groups)]
+    assert all(group.num_rows <= 500 for group in groups)
+    assert {group.column(leaf).compression for group in groups for leaf in range(group.num_columns)} == {"ZSTD"}
+    assert write_leading(file, str(tmp_path / "again.parquet"), count).xxh3_128 == output.xxh3_128
+
+
+def test_padding_is_not_counted(tmp_path):
+    made = [[[2, 4, *[PADDING] * 3]], [[2] * 5, [4, *[PADDING] * 4]], [[4] * 9]]
+    path = tmp_path / "padded.parquet"
+    path.write_bytes(parquet(made))
+    assert leading_packs(str(path), 8).packs == 2
+    assert leading_packs(str(path), 8).tokens == 8
+    assert leading_packs(str(path), 8).padding == 7
+    assert leading_packs(str(path), 2).packs == 1
+
+
+@pytest.mark.parametrize("damage", [lambda data: data[:-9], lambda data: data[:4] + b"\0" * 3000 + data[3004:]])
+def test_a_damaged_file_is_named_with_a_remedy(file, tmp_path, damage):
+    path = tmp_path / "train.parquet"
+    path.write_bytes(damage(parquet(MADE)))
+    with pytest.raises(RunError, match=rf"{path}: cannot be read: .*run the same command again"):
+        leading_packs(str(path), 10**6)

@@ -1,0 +1,134 @@
+"""Row filters: which rows are kept, and that one wish has one spelling."""
+
+import json
+from dataclasses import asdict
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from tasks.blend.models import DataSource
+from tasks.sources.filters import RowFilter, row_filter
+
+
+def kept(record, used_in=None, **filters):
+    return row_filter(DataSource(name="a", path="/a", used_in=used_in, filters=filters)).keeps(record)
+
+
+@pytest.mark.parametrize(
+    ("found", "wanted", "matches"),
+    [
+        ("nano_v3", "nano_v3", True),
+        ("nano_v3", "nano", False),
+        ("nano_v3", "nano_v3.1", False),
+        ("nano_v3", "NANO_V3", False),
+        ("super_v3,nano_v3", "nano_v3", True),
+        (" super_v3 ,\tnano_v3\n", "nano_v3", True),
+        ("super_v3;nano_v3", "nano_v3", False),
+        ("a,b", "a,b", True),
+        ("a, b", "a,b", False),
+        ("", "a", False),
+        ("", "", True),
+        (["super_v3", "nano_v3"], "nano_v3", True),
+        (["super_v3,nano_v3"], "nano_v3", False),
+        ([["nano_v3"]], "nano_v3", False),
+        ([], "nano_v3", False),
+        (None, "nano_v3", False),
+        ({"nano_v3": 1}, "nano_v3", False),
+        (3, 3, True),
+        (3.0, 3, True),
+        (3.5, 3, False),
+        ("3", 3, False),
+        (3, "3", False),
+        ("3,4", 3, False),
+        ([1, 3], 3, True),
+        (True, True, True),
+        (False, True, False),
+        (True, 1, False),
+        (1, True, False),
+        (0, False, False),
+        ([1], True, False),
+        ("true", True, False),
+        (["on", None], "on", True),
+        ("on", ["off", "on"], True),
+        ("on", ["off", "auto"], False),
+        ("a, b", ["x", "b"], True),
+        (["a", "b"], ["x", "b"], True),
+        (1, ["1", True], False),
+        (1, ["x", 1, True], True),
+        (True, ["x", 1, True], True),
+    ],
+)
+def test_a_value_matches_what_is_wanted(found, wanted, matches):
+    assert kept({"field": found}, field=wanted) == matches
+
+
+def test_a_row_without_the_field_is_not_kept():
+    assert not kept({}, field="a")
+    assert not kept({"fields": "a"}, field="a")
+
+
+def test_all_filters_must_match():
+    wanted = {"reasoning": "on", "level": [1, 2]}
+    assert kept({"reasoning": "on", "level": 2}, **wanted)
+    assert not kept({"reasoning": "on", "level": 3}, **wanted)
+    assert not kept({"reasoning": "off", "level": 2}, **wanted)
+    assert not kept({"level": 2}, **wanted)
+
+
+def test_used_in_is_a_filter_on_the_field_of_that_name():
+    assert kept({"used_in": ["super_v3", "nano_v3"]}, used_in="nano_v3")
+    assert not kept({"used_in": ["super_v3"]}, used_in="nano_v3")
+    assert not kept({}, used_in="nano_v3")
+    assert not kept({"used_in": ["nano_v3"], "level": 2}, used_in="nano_v3", level=1)
+    assert not kept({"used_in": ["super_v3"], "level": 1}, used_in="nano_v3", level=1)
+
+
+@pytest.mark.parametrize(
+    ("record", "matches"),
+    [
+        ({"meta": {"source": {"name": "a"}}}, True),
+        ({"meta": {"source": {"name": ["b", "a"]}}}, True),
+        ({"meta": {"source": {"name": "b"}}}, False),
+        ({"meta": {"source": "a"}}, False),
+        ({"meta": {"source": None}}, False),
+        ({"meta": [{"source": {"name": "a"}}]}, False),
+        ({"meta": None}, False),
+        ({"meta.source.name": "a"}, False),
+    ],
+)
+def test_dots_lead_into_objects(record, matches):
+    assert kept(record, **{"meta.source.name": "a"}) == matches
+
+
+def test_without_filters_every_row_is_kept_and_nothing_is_needed():
+    found = row_filter(DataSource(name="a", path="/a"))
+    assert found.keeps({})
+    assert list(found.fields) == []
+
+
+def test_the_fields_are_those_that_deciding_needs():
+    source = DataSource(name="a", path="/a", used_in="x", filters={"meta.level": 1, "on": True})
+    assert sorted(row_filter(source).fields) == ["meta.level", "on", "used_in"]
+
+
+values = st.lists(st.one_of(st.booleans(), st.integers(-2, 2), st.sampled_from(["", "a", "1", "True"])), min_size=1)
+
+
+@given(st.dictionaries(st.sampled_from("abc"), values), st.randoms())
+def test_one_wish_has_one_spelling(filters, random):
+    """It is part of a shard's identity: as JSON the same however the wish was written, and itself again from JSON."""
+    shuffled = {field: random.sample(wanted * 2, 2 * len(wanted)) for field, wanted in filters.items()}
+    turned = dict(reversed(shuffled.items()))
+    one, other = (row_filter(DataSource(name="a", path="/a", filters=each)) for each in (filters, turned))
+    text = json.dumps(asdict(one), sort_keys=True)
+    assert text == json.dumps(asdict(other), sort_keys=True)
+    assert RowFilter(**json.loads(text)) == one
+    assert one.wanted.keys() == filters.keys()
+    for field, wanted in filters.items():
+        assert {repr(value) for value in one.wanted[field]} == {repr(value) for value in wanted}
+
+
+def test_a_single_value_and_a_list_of_it_are_one_wish():
+    one, other = (row_filter(DataSource(name="a", path="/a", filters={"a": each})) for each in ("x", ["x", "x"]))
+    assert one == other

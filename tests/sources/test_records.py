@@ -1,0 +1,350 @@
+"""Whole records: every row once, whatever the file and the cut, the same from JSON and from Parquet."""
+
+import gzip
+import json
+from itertools import pairwise
+from pathlib import Path
+from unittest.mock import patch
+
+import fsspec
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from tasks.errors import InputError
+from tasks.sources import json_lines, parquet
+from tasks.sources.cut import cut
+from tasks.sources.files import Slice, SourceFile
+from tasks.sources.opening import SourceCorrupt
+from tasks.sources.parquet import row_groups
+from tasks.sources.read import count_rows, read_texts
+from tasks.sources.records import read_records
+
+LINES = [
+    b'\xef\xbb\xbf{"messages": [1], "text": "a"}',
+    b'{"messages": [{"role": "user", "content": null}], "id": 5}\r',
+    b"",
+    b"[1, 2]",
+    b'"text"',
+    b"null",
+    b'{"text": "\xff"}',
+    b'{"text": "\\ud800"}',
+    b" \t",
+    b"{}",
+    b'{"text": "unfinished',
+    '{"text": "é語😀 \\u2028 \u2028", "n": 1.5, "text": "last"}'.encode(),
+    b'{"text": NaN}',
+]
+BAD = {
+    3: "not_an_object",
+    4: "not_an_object",
+    5: "not_an_object",
+    6: "invalid_utf8",
+    7: "lone_surrogate",
+    10: "malformed_json",
+    12: "malformed_json",
+}
+GOOD = {0: LINES[0].removeprefix(b"\xef\xbb\xbf"), 1: LINES[1], 9: LINES[9], 11: LINES[11]}
+RECORDS = {row: json.loads(line) for row, line in GOOD.items()}
+BLANK = 2
+
+FIELDS = ["messages", "text"]
+
+ELEMENTS = b'[{"a": {"b": "]"}}, [{}],\n {"a": null}, 7, {"a": "\xff"}, {}]'
+
+
+def stored(path, content, **description):
+    path.write_bytes(content)
+    return whole(path, **description)
+
+
+def whole(path, **description):
+    size = path.stat().st_size
+    return Slice(SourceFile(str(path), size, **{"format": "jsonl", **description}), 0, size)
+
+
+def stored_parquet(path, table, **options):
+    pq.write_table(table, path, **options)
+    return Slice(SourceFile(str(path), path.stat().st_size, "parquet"), 0, pq.read_metadata(path).num_row_groups)
+
+
+def read(part, fields=FIELDS):
+    """Records and reasons by row number, and how many rows were blank."""
+    records, reasons, consumed = {}, {}, 0
+    for batch in read_records(part, fields):
+        assert batch.rows.dtype == np.int64
+        numbers = [*batch.rows.tolist(), *(bad.row for bad in batch.bad)]
+        assert len(set(numbers)) == len(numbers)
+        assert all(consumed <= number < consumed + batch.consumed for number in numbers)
+        consumed += batch.consumed
+        records |= dict(zip(batch.rows.tolist(), batch.records, strict=True))
+        reasons |= {bad.row: bad.reason for bad in batch.bad}
+    assert list(records) == sorted(records)
+    return records, reasons, consumed - len(records) - len(reasons)
+
+
+def every_kind(folder):
+    lines = b"\n".join(LINES)
+    table = pa.table({"text": ["a", None, "b", "", None], "n": range(5)})
+    return {
+        "jsonl": stored(folder / "a.jsonl", lines),
+        "jsonl.gz": stored(folder / "a.jsonl.gz", gzip.compress(lines), compression="gzip"),
+        "json of lines": stored(folder / "l.json", lines, format="json"),
+        "json": stored(folder / "a.json", ELEMENTS, format="json"),
+        "json.gz": stored(folder / "a.json.gz", gzip.compress(ELEMENTS), format="json", compression="gzip"),
+        "parquet": stored_parquet(folder / "p.parquet", table, row_group_size=2),
+    }
+
+
+KINDS = ["jsonl", "jsonl.gz", "json of lines", "json", "json.gz", "parquet"]
+
+
+@pytest.mark.parametrize("kind", ["jsonl", "jsonl.gz", "json of lines"])
+def test_lines_of_every_kind_are_accounted_for(tmp_path, kind):
+    assert read(every_kind(tmp_path)[kind]) == (RECORDS, BAD, BLANK)
+
+
+@pytest.mark.parametrize("kind", ["json", "json.gz"])
+def test_elements_of_every_kind_are_accounted_for(tmp_path, kind):
+    reasons = {1: "not_an_object", 3: "not_an_object", 4: "invalid_utf8"}
+    assert read(every_kind(tmp_path)[kind]) == ({0: {"a": {"b": "]"}}, 2: {"a": None}, 5: {}}, reasons, 0)
+
+
+def test_a_bad_row_says_what_it_is_and_shows_how_it_begins(tmp_path):
+    part = stored(tmp_path / "a.jsonl", b'[1]\n{"a": \x1b}\n')
+    array, broken = [bad for batch in read_records(part, FIELDS) for bad in batch.bad]
+    assert (array.detail, array.excerpt) == ("the row is an array", "[1]")
+    assert broken.excerpt == r'{"a": \x1b}'
+    assert "line 1 column 7" in broken.detail
+
+
+def test_a_row_that_is_too_long_is_passed_over(tmp_path):
+    part = stored(tmp_path / "a.jsonl", b'{"a": 1}\n{"a": "' + b"x" * 100 + b'"}\n{"a": 2}\n')
+    with patch.object(json_lines, "BLOCK_BYTES", 20), patch.object(json_lines, "MAX_ROW_BYTES", 40):
+        assert read(part) == ({0: {"a": 1}, 2: {"a": 2}}, {1: "row_too_long"}, 0)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_limit_of_rows_is_kept_exactly(tmp_path, kind):
+    part = every_kind(tmp_path)[kind]
+    records, reasons, blank = read(part)
+    total = len(records) + len(reasons) + blank
+    for rows in range(total + 2):
+        limited = Slice(part.file, part.start, part.stop, rows=rows)
+        some_records, some_reasons, some_blank = read(limited)
+        assert some_records == {row: record for row, record in records.items() if row < rows}
+        assert some_reasons == {row: reason for row, reason in reasons.items() if row < rows}
+        assert len(some_records) + len(some_reasons) + some_blank == count_rows(limited, 1000) == min(rows, total)
+
+
+@settings(max_examples=60, deadline=None)
+@given(st.lists(st.sampled_from(range(len(LINES))), max_size=40), st.integers(1, 400), st.integers(1, 300), st.data())
+def test_any_cut_reads_the_record_of_every_line_once(tmp_path_factory, rows, shard_size, block_bytes, draw):
+    content = b"\n".join(LINES[row] for row in rows) + b"\n" * draw.draw(st.booleans())
+    lines = content.split(b"\n")[: content.count(b"\n") + (not content.endswith(b"\n") and content != b"")]
+    part = stored(tmp_path_factory.getbasetemp() / "cut.jsonl", content)
+    records, reasons, blank, first = {}, {}, 0, 0
+    with patch.object(json_lines, "BLOCK_BYTES", block_bytes), patch.object(json_lines, "PROBE_BYTES", block_bytes):
+        for each in cut(part.file, shard_size, FIELDS):
+            some_records, some_reasons, some_blank = read(each)
+            records |= {first + row: record for row, record in some_records.items()}
+            reasons |= {first + row: reason for row, reason in some_reasons.items()}
+            blank += some_blank
+            first += count_rows(each, 1000)
+    fates = [LINES.index(line) for line in lines]
+    assert records == {place: RECORDS[row] for place, row in enumerate(fates) if row in RECORDS}
+    assert reasons == {place: BAD[row] for place, row in enumerate(fates) if row in BAD}
+    assert blank == len(lines) - len(records) - len(reasons)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_rows_have_the_numbers_that_they_have_as_texts(tmp_path, kind):
+    part = every_kind(tmp_path)[kind]
+    records, _, _ = read(part)
+    batches = list(read_texts(part, "text"))
+    texts = {row: text for batch in batches for row, text in zip(batch.rows, batch.texts.to_pylist(), strict=True)}
+    assert {row: record["text"] for row, record in records.items() if "text" in record} == texts
+    assert [batch.consumed for batch in batches] == [batch.consumed for batch in read_records(part, FIELDS)]
+
+
+def test_many_blocks_read_as_one(tmp_path):
+    rows = [{"text": "é" * (number % 5000), "n": number, "in": {"a": [number, None]}} for number in range(1500)]
+    content = "".join(json.dumps(row, ensure_ascii=False) + "\n" for row in rows).encode()
+    expected = dict(enumerate(rows))
+    part = stored(tmp_path / "a.jsonl", content)
+    assert len(list(read_records(part, FIELDS))) > 3
+    assert read(part) == (expected, {}, 0)
+    packed = stored(tmp_path / "a.jsonl.gz", gzip.compress(content, 1), compression="gzip")
+    assert read(packed) == (expected, {}, 0)
+
+
+def test_a_file_in_an_object_store_reads_as_the_local_one_does(tmp_path):
+    for kind, part in every_kind(tmp_path).items():
+        uri = f"memory://test-records/{kind}"
+        with fsspec.open(uri, "wb") as remote:
+            remote.write(Path(part.file.uri).read_bytes())
+        file = SourceFile(uri, part.file.size, part.file.format, part.file.compression)
+        assert read(Slice(file, part.start, part.stop)) == read(part)
+
+
+CHAT = pa.schema(
+    {
+        "messages": pa.list_(
+            pa.struct(
+                {
+                    "role": pa.string(),
+                    "content": pa.large_string(),
+                    "tool_calls": pa.list_(
+                        pa.struct({"id": pa.string(), "function": pa.struct({"name": pa.string(), "n": pa.int64()})})
+                    ),
+                }
+            )
+        ),
+        "tools": pa.list_(pa.string()),
+        "meta": pa.struct({"level": pa.int32(), "tags": pa.list_(pa.string()), "used": pa.bool_()}),
+        "text": pa.string(),
+    }
+)
+
+word = st.text(st.characters(exclude_categories=["Cs"]), max_size=5)
+tool_call = st.fixed_dictionaries(
+    {}, optional={"id": word, "function": st.fixed_dictionaries({}, optional={"name": word, "n": st.integers(-9, 9)})}
+)
+message = st.fixed_dictionaries(
+    {"role": word}, optional={"content": word, "tool_calls": st.lists(tool_call, max_size=2)}
+)
+meta = st.fixed_dictionaries(
+    {},
+    optional={"level": st.integers(0, 9), "tags": st.lists(word | st.none(), max_size=3), "used": st.booleans()},
+)
+record = st.fixed_dictionaries(
+    {},
+    optional={
+        "messages": st.lists(message | st.none(), max_size=3),
+        "tools": st.lists(word, max_size=2),
+        "meta": meta,
+        "text": word,
+    },
+)
+
+
+@settings(deadline=None)
+@given(st.lists(record, max_size=12), st.integers(1, 5), st.integers(1, 5))
+def test_records_come_back_from_parquet_as_they_were_written(tmp_path_factory, rows, group, rows_a_batch):
+    """Keys that a row does not have stay away at every depth; empty lists and nulls in lists stay."""
+    path = tmp_path_factory.getbasetemp() / "chat.parquet"
+    part = stored_parquet(path, pa.Table.from_pylist(rows, CHAT), row_group_size=group)
+    with patch.object(parquet, "MAX_BATCH_ROWS", rows_a_batch):
+        assert read(part, CHAT.names) == (dict(enumerate(rows)), {}, 0)
+        stops = sorted({0, part.stop // 2, part.stop})
+        parts = [Slice(part.file, start, stop) for start, stop in pairwise(stops)]
+        assert [each for part in parts for each in read(part, CHAT.names)[0].values()] == rows
+
+
+def test_a_record_is_the_same_from_json_as_from_parquet(tmp_path):
+    rows = [
+        {"messages": [{"role": "user", "content": "q"}, {"role": "assistant", "tool_calls": [{"id": "1"}]}]},
+        {"messages": [], "tools": ["{}"], "meta": {"level": 3}},
+    ]
+    lines = stored(tmp_path / "a.jsonl", "".join(json.dumps(row) + "\n" for row in rows).encode())
+    table = stored_parquet(tmp_path / "a.parquet", pa.Table.from_pylist(rows, CHAT))
+    assert read(lines, CHAT.names) == read(table, CHAT.names) == (dict(enumerate(rows)), {}, 0)
+
+
+def test_maps_are_objects(tmp_path):
+    kind = pa.list_(pa.struct({"arguments": pa.map_(pa.string(), pa.int64())}))
+    column = pa.array([[{"arguments": [("a", 1), ("b", 2)]}, {"arguments": []}, {}]], kind)
+    part = stored_parquet(tmp_path / "a.parquet", pa.table({"calls": column}))
+    assert read(part, ["calls"])[0] == {0: {"calls": [{"arguments": {"a": 1, "b": 2}}, {"arguments": {}}, {}]}}
+
+
+@pytest.mark.parametrize(
+    ("fields", "expected"),
+    [
+        (["text"], {"text": "x"}),
+        (["text", "absent", "meta.absent"], {"text": "x"}),
+        (["meta.level", "text"], {"meta": {"level": 1}, "text": "x"}),
+        (["meta", "meta.level"], {"meta": {"level": 1, "tags": ["a"]}}),
+        (["absent", "tools"], {"tools": ["t"]}),
+    ],
+)
+def test_of_parquet_only_the_fields_are_read(tmp_path, fields, expected):
+    row = {"text": "x", "meta": {"level": 1, "tags": ["a"]}, "tools": ["t"], "messages": [{"role": "r"}]}
+    part = stored_parquet(tmp_path / "a.parquet", pa.Table.from_pylist([row], CHAT))
+    assert read(part, fields)[0] == {0: expected}
+
+
+@pytest.mark.parametrize("fields", [["messages"], ["tools", "meta.level"], ["messages", "meta", "absent"]])
+def test_what_names_a_slice_is_all_that_its_records_are_read_from(tmp_path, fields):
+    rows = [
+        {"messages": [{"role": "user", "content": f"{number % 7}"}], "tools": ["t"], "meta": {"level": number}}
+        for number in range(1000)
+    ]
+    path = tmp_path / "a.parquet"
+    part = stored_parquet(path, pa.Table.from_pylist(rows, CHAT), row_group_size=300)
+    expected, content, metadata = read(part, fields), path.read_bytes(), pq.read_metadata(path)
+    footer = len(content) - metadata.serialized_size - 8
+    kept = bytearray(footer) + content[footer:]
+    for offset, length in (each for group in row_groups(metadata, fields) for each in group.ranges):
+        kept[offset : offset + length] = content[offset : offset + length]
+    assert kept != content
+    path.write_bytes(kept)
+    assert len(expected[0]) == 1000
+    assert read(part, fields) == expected
+
+
+def test_a_parquet_file_with_none_of_the_fields_is_refused_with_its_columns(tmp_path):
+    part = stored_parquet(tmp_path / "a.parquet", pa.table({"body": ["x"], "meta": [{"a": 1}]}))
+    for fields in (["messages", "tools"], ["meta.b"], ["bod"], []):
+        with pytest.raises(InputError, match=r"a\.parquet: has none of the fields .*columns: body, meta"):
+            list(read_records(part, fields))
+
+
+def unchecked(values):
+    """A string column whose bytes nobody looked at."""
+    content = pa.array(values, pa.binary())
+    return pa.Array.from_buffers(pa.string(), len(content), content.buffers())
+
+
+def test_only_the_rows_with_text_that_is_not_utf8_are_bad(tmp_path):
+    contents = unchecked([b"a", b"ok \xff\xfe", b"b", b"c", b"\xed\xa0\x80"])
+    messages = pa.ListArray.from_arrays([0, 2, 3, 3, 5], pa.StructArray.from_arrays([contents], ["content"]))
+    table = pa.table({"n": range(4), "messages": messages})
+    part = stored_parquet(tmp_path / "a.parquet", table, write_statistics=False, row_group_size=3)
+    good = {1: {"n": 1, "messages": [{"content": "b"}]}, 2: {"n": 2, "messages": []}}
+    assert read(part, ["n", "messages"]) == (good, {0: "invalid_utf8", 3: "invalid_utf8"}, 0)
+    [bad] = next(iter(read_records(part, ["messages"]))).bad
+    assert bad.excerpt == r"ok \xff\xfe"
+    assert "0xff" in bad.detail
+
+
+def test_a_value_that_python_cannot_spell_makes_a_bad_row(tmp_path):
+    days = pa.array([0, 2**30, None], pa.date32())
+    part = stored_parquet(tmp_path / "a.parquet", pa.table({"text": ["a", "b", "c"], "day": days}))
+    records, reasons, _ = read(part, ["text", "day"])
+    assert [records[row]["text"] for row in (0, 2)] == ["a", "c"]
+    assert reasons == {1: "unreadable_value"}
+
+
+def test_batches_are_bounded_by_bytes(tmp_path):
+    rows = [{"messages": [{"role": "user", "content": f"{number} " + "x" * 100_000}]} for number in range(300)]
+    part = stored_parquet(tmp_path / "a.parquet", pa.Table.from_pylist(rows, CHAT), use_dictionary=False)
+    batches = list(read_records(part, ["messages"]))
+    sizes = [sum(len(record["messages"][0]["content"]) for record in batch.records) for batch in batches]
+    assert sum(len(batch.records) for batch in batches) == 300
+    assert max(sizes) < 2 * parquet.BATCH_BYTES
+
+
+def test_a_damaged_page_is_named_with_its_row_group_and_fields(tmp_path):
+    rows = [{"messages": [{"role": "user", "content": f"hello {number * number}"}]} for number in range(5000)]
+    path = tmp_path / "a.parquet"
+    part = stored_parquet(path, pa.Table.from_pylist(rows, CHAT), row_group_size=2500, use_dictionary=False)
+    offset, length = row_groups(pq.read_metadata(path), ["messages"])[1].ranges[1]
+    content = bytearray(path.read_bytes())
+    content[offset : offset + length // 2] = b"\xff" * (length // 2)
+    path.write_bytes(content)
+    with pytest.raises(SourceCorrupt, match=r"a\.parquet: row group 1, column 'messages', 'tools'"):
+        list(read_records(part, ["messages", "tools"]))
