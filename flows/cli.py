@@ -7,15 +7,18 @@ Prefect and Dask are imported only by the commands that run a flow; `plan`, `ver
 
 import os
 import sys
+from collections.abc import Callable
 from typing import Annotated, Any, cast
 
 import orjson
 from cyclopts import App, CycloptsError, Parameter
 from rich.console import Console
 
-from flows.options import CommonOptions, pretrain_settings
+from flows.options import CommonOptions, settings_of
 from tasks.blend.load import load_blend
+from tasks.blend.models import Blend
 from tasks.errors import InputError, RunError
+from tasks.shards.settings import PreparationSettings
 
 DONE, FAILED, WRONG_CALL, INTERRUPTED = 0, 1, 2, 130
 
@@ -47,8 +50,10 @@ def plan(
     """Dry run: shards, bytes, estimated tokens and epochs, what is cached and why not."""
     from tasks.report.plan import plan_record, print_plan
     from tasks.tokenize.planning import plan_pretrain
+    from tasks.tokenize.settings import PretrainSettings
 
-    planned = plan_pretrain(load_blend(blend), pretrain_settings(options or CommonOptions(), overrides), output_dir)
+    settings = settings_of(PretrainSettings, options or CommonOptions(), overrides)
+    planned = plan_pretrain(load_blend(blend), settings, output_dir)
     print_plan(planned, terminal)
     return plan_record(planned)
 
@@ -64,37 +69,107 @@ def pretrain(
     """Prepare a blend for pretraining: Megatron .bin/.idx and blend.json."""
     if dry_run:
         return plan(blend, *overrides, output_dir=output_dir, options=options)
-    from tasks.tokenize.usable import require_usable
+    from tasks.shards.usable import require_usable
+    from tasks.tokenize.load import load_vocabulary
+    from tasks.tokenize.settings import PretrainSettings
 
-    settings = pretrain_settings(options or CommonOptions(), overrides)
+    settings = settings_of(PretrainSettings, options or CommonOptions(), overrides)
     loaded = load_blend(blend)
-    require_usable(loaded, settings, output_dir)
-    os.environ.update({name: value for name, value in QUIET.items() if name not in os.environ})
+    require_usable(loaded, settings.store, output_dir)
+    load_vocabulary(settings.tokenizer)
+    _be_quiet()
     from flows.pretrain import pretrain_data_prep
+
+    return _run_preparation(pretrain_data_prep, loaded, output_dir, settings)
+
+
+@app.command
+def sft(
+    blend: BlendPath,
+    *overrides: Overrides,
+    output_dir: OutputDir,
+    dry_run: Annotated[bool, Parameter(negative="", help="Only plan.")] = False,
+    options: CommonOptions | None = None,
+) -> dict[str, Any]:
+    """Prepare a blend of conversations for SFT: packed Parquet with exact loss masks, and blend.json."""
+    from tasks.pack.planning import plan_sft
+    from tasks.pack.settings import SftSettings
+    from tasks.report.plan import plan_record, print_plan
+    from tasks.shards.usable import require_usable
+
+    settings = settings_of(SftSettings, options or CommonOptions(), overrides)
+    loaded = load_blend(blend)
+    require_usable(loaded, settings.store, output_dir)
+    if dry_run:
+        planned = plan_sft(loaded, settings, output_dir)
+        print_plan(planned, terminal)
+        return plan_record(planned)
+    from tasks.chat.load import load_template
+    from tasks.tokenize.load import find_vocabulary
+
+    load_template(settings.chat_template, find_vocabulary(settings.tokenizer), settings.template_variables)
+    _be_quiet()
+    from flows.sft import sft_data_prep
+
+    return _run_preparation(sft_data_prep, loaded, output_dir, settings)
+
+
+def _be_quiet() -> None:
+    os.environ.update({name: value for name, value in QUIET.items() if name not in os.environ})
+
+
+def _run_preparation(
+    preparation: Callable[..., object], blend: Blend, output_dir: str, settings: PreparationSettings
+) -> dict[str, Any]:
+    """Run a flow and print what it prepared."""
     from tasks.report.summary import print_summary
     from tasks.shards.manifest import read_manifest
     from tasks.shards.stage import require_server
 
     require_server()
-    record = cast("dict[str, Any]", pretrain_data_prep(loaded, output_dir, **dict(settings)))
-    path = record["pretrain"]["path"]
-    print_summary(read_manifest(path) or {}, path, terminal)
+    record = cast("dict[str, Any]", preparation(blend, output_dir, **dict(settings)))
+    (artifact,) = record.values()
+    print_summary(read_manifest(artifact["path"]) or {}, artifact["path"], terminal)
     return record
 
 
 @app.command
 def verify(output_dir: Prepared = None) -> dict[str, Any]:
     """Hash, open and count everything a preparation published; damaged shards are built again by the next run."""
-    from tasks.report.verification import print_verification, verification_record
+    from tasks.report.verification import inspector_of, print_verification, verification_record
     from tasks.shards.verify import verify as verify_output
-    from tasks.tokenize.inspect import inspect_pretrain_shard
 
-    place = output_dir or _piped_path()
-    verification = verify_output(place, inspect_pretrain_shard)
+    place = output_dir or _piped_path("verify")
+    verification = verify_output(place, inspector_of(place))
     print_verification(verification, place, terminal)
     if verification.problems:
         raise RunError(f"{place}: {len(verification.problems)} problems; run the preparation again to mend them")
     return verification_record(verification, place)
+
+
+@app.command
+def view(
+    output_dir: Prepared = None,
+    *,
+    doc: Annotated[str | None, Parameter(help="Show one document, by the id that this command prints.")] = None,
+    dataset: Annotated[str | None, Parameter(help="Only this data set.")] = None,
+    rows: Annotated[int, Parameter(help="How many packs or documents.")] = 1,
+    random: Annotated[bool, Parameter(negative="", help="Choose them by chance instead of taking the first.")] = False,
+    seed: Annotated[int, Parameter(help="Another seed chooses others.")] = 42,
+    html: Annotated[str | None, Parameter(help="Write a static page to this path instead.")] = None,
+) -> dict[str, Any]:
+    """Show what was published, decoded from the files themselves: packs coloured by loss mask, or documents."""
+    from tasks.report.view import view_output, view_record
+    from tasks.report.view_html import publish_html
+    from tasks.report.view_terminal import print_view
+
+    place = output_dir or _piped_path("view")
+    found = view_output(place, doc=doc, dataset=dataset, seed=seed if random else None, rows=rows)
+    if html is not None:
+        terminal.print(f"written to {publish_html(found, html).path}", markup=False)
+    elif sys.stdout.isatty():
+        print_view(found, Console())
+    return view_record(found)
 
 
 @app.command
@@ -112,15 +187,17 @@ def demo(*, output_dir: OutputDir = "demo") -> dict[str, Any]:
     return record
 
 
-def _piped_path() -> str:
+def _piped_path(command: str) -> str:
     """The folder in the artifact record that the command before this one printed."""
     if sys.stdin.isatty():
-        raise InputError("verify: name the output folder of a preparation, or pipe a preparation into this command")
+        raise InputError(f"{command}: name the output folder of a preparation, or pipe a preparation into this command")
     try:
         (record,) = orjson.loads(sys.stdin.buffer.read()).values()
         return record["path"]
     except (orjson.JSONDecodeError, AttributeError, ValueError, KeyError, TypeError) as error:
-        raise InputError("verify: stdin holds no artifact record; name the output folder of a preparation") from error
+        raise InputError(
+            f"{command}: stdin holds no artifact record; name the output folder of a preparation"
+        ) from error
 
 
 def run(arguments: list[str]) -> int:

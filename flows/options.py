@@ -6,15 +6,14 @@ Everything ends in the same typed model as a flow's parameters, so a misspelt ke
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated, Any, TypeVar
 
 import yaml
 from cyclopts import Parameter
 
 from tasks.errors import InputError
-from tasks.shards.settings import Scale
+from tasks.shards.settings import PreparationSettings, Scale
 from tasks.strict import parse
-from tasks.tokenize.settings import PretrainSettings
 
 
 @Parameter(name="*")
@@ -30,8 +29,11 @@ class CommonOptions:
     scheduler: Annotated[str | None, Parameter(help="Dask scheduler address, or a YAML profile.")] = None
 
 
-def pretrain_settings(options: CommonOptions, overrides: Sequence[str]) -> PretrainSettings:
-    """The settings of a pretraining preparation. Raises InputError for anything unknown or out of bounds."""
+Settings = TypeVar("Settings", bound=PreparationSettings)
+
+
+def settings_of(kind: type[Settings], options: CommonOptions, overrides: Sequence[str]) -> Settings:
+    """The settings of a kind of preparation. Raises InputError for anything unknown or out of bounds."""
     given = {
         "scale": options.scale, "sample": options.sample, "force": options.force,
         "workers": options.workers, "cluster": options.scheduler,
@@ -40,7 +42,7 @@ def pretrain_settings(options: CommonOptions, overrides: Sequence[str]) -> Pretr
     merged = _merge(written, {name: value for name, value in given.items() if value is not None})
     for override in overrides:
         merged = _merge(merged, _override(override))
-    return parse(PretrainSettings, merged, str(options.config or "settings"))
+    return parse(kind, merged, str(options.config or "settings"))
 
 
 def _read_yaml(path: Path) -> dict[str, Any]:

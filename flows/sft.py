@@ -36,7 +36,7 @@ def sft_data_prep(
     tokenizer: TokenizerSource = DEFAULT.tokenizer,
     special_tokens_in_text: SpecialTokens = DEFAULT.special_tokens_in_text,
     chat_template: str = DEFAULT.chat_template,
-    template_variables: dict[str, JsonValue] = DEFAULT.template_variables,  # noqa: B006 - never changed
+    template_variables: dict[str, JsonValue] = DEFAULT.template_variables,
     loss_on: LossOn = DEFAULT.loss_on,
     loss_reasoning: bool = DEFAULT.loss_reasoning,
     loss_tool_calls: bool = DEFAULT.loss_tool_calls,

@@ -5,8 +5,7 @@
     seq_start_id  list<int32>  where each sequence begins; the first is 0, the end is not stored
     document      list<int64>  per sequence: the row, from 0, in the slice of the source that the shard is made of
     role_start    list<int32>  where the author of the tokens changes
-    role          list<int8>   who it is from there on: 0 template, 1 system, 2 developer, 3 user, 4 assistant, 5 tool,
-                               6 padding
+    role          list<int8>   who it is from there on, a number in `tasks.chat.pieces.ROLES`
 
 The first three are those of `GPTSFTPackedParquetDataset` (Megatron-Bridge 0.6.2), which ignores the others. Its reader
 keeps one row group in memory, so these are small. The schema's metadata says under `tokenmill` how the file was made.
@@ -22,6 +21,7 @@ import orjson
 import pyarrow as pa
 import pyarrow.parquet as pq
 
+from tasks.chat.pieces import ROLE_NUMBERS
 from tasks.pack.algorithms import Packs
 from tasks.pack.settings import SftRecipe
 from tasks.pack.spool import Spooled
@@ -32,7 +32,7 @@ MOST_TOKENS = 8_000_000
 """Per row group, which writer and reader hold in memory."""
 
 FORMAT = "packed-sft"
-PADDING = 6
+PADDING = ROLE_NUMBERS["padding"]
 
 SCHEMA = pa.schema(
     [

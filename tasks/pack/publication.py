@@ -21,18 +21,8 @@ from typing import Any
 import orjson
 
 from tasks.blend.models import SPLITS
-from tasks.pack.sampling import (
-    DataSet,
-    PackedFile,
-    PackFacts,
-    Sampling,
-    account,
-    draw,
-    leading_packs,
-    order,
-    warnings,
-    write_leading,
-)
+from tasks.pack.leading import PackFacts, leading_packs, write_leading
+from tasks.pack.sampling import DataSet, PackedFile, Sampling, account, draw, order, warnings
 from tasks.shards.manifest import Finished
 from tasks.shards.publication import Listed, Published, Weights, blend_json, parts_with_tokens
 from tasks.shards.publish import Output, copy, link, publish_bytes

@@ -6,69 +6,24 @@ set that is shortest for its weight is used whole, of the others less. `up` leav
 longest for its weight is used once, the others more often. `none` publishes every file once and claims nothing.
 
 A share is met by whole files and the leading packs of one more. What is missed is half a pack at most: 2 % of a draw of
-25 packs, 0.002 % of a hundred million tokens in packs of 4096. Planning is arithmetic on two numbers per file; only
-files that are cut are read, one per data set and split at most, by batches of 500 packs. Packs lie in a file in random
-order, so the leading ones are a fair sample of it.
+25 packs, 0.002 % of a hundred million tokens in packs of 4096. All of this is arithmetic on two numbers per file.
 """
 
-from collections.abc import Generator, Mapping, Sequence
-from contextlib import contextmanager
-from dataclasses import dataclass, fields
-from typing import Any, BinaryIO, Literal, Self, cast
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Literal
 
-import numpy as np
-import pyarrow as pa
-import pyarrow.parquet as pq
 from xxhash import xxh3_64_intdigest
 
-from tasks.errors import RunError
 from tasks.shards.publication import Weights
-from tasks.shards.publish import Output, publish
-from tasks.sources.opening import is_decoder_error
-from tasks.storage import filesystem
 
 Sampling = Literal["none", "down", "up"]
 
 TOLERANCE = 0.02
 """A realised share that misses the wanted one by more than this, relative to it, is worth a warning."""
 
-ROW_GROUP = 500
-"""Readers keep one row group in memory."""
-
-PADDING = 6
-"""The role of tokens that only pad a sequence."""
-
-MEASURED = ["input_ids", "seq_start_id", "role_start", "role"]
-
 DataSet = tuple[str, str]
 """The split of the plan, and the name."""
-
-
-@dataclass(frozen=True, slots=True)
-class PackFacts:
-    """What some packs hold: `tokens` without the `padding` stored beside them; the longest sequence and the shortest
-    pack in stored tokens; the most sequences of a pack.
-    """
-
-    sequences: int
-    packs: int
-    tokens: int
-    padding: int
-    longest: int
-    most_sequences: int
-    shortest_pack: int
-
-    @classmethod
-    def of(cls, recorded: Mapping[str, Any]) -> Self:
-        """The facts that a receipt has of a part; it may have more."""
-        return cls(**{field.name: recorded[field.name] for field in fields(cls)})
-
-    @classmethod
-    def total(cls, facts: Sequence[Self]) -> Self:
-        """The facts of several files together, at least one."""
-        columns = {field.name: [getattr(each, field.name) for each in facts] for field in fields(cls)}
-        combine = {"longest": max, "most_sequences": max, "shortest_pack": min}
-        return cls(**{name: combine.get(name, sum)(values) for name, values in columns.items()})
 
 
 @dataclass(frozen=True, slots=True)
@@ -163,80 +118,3 @@ def warnings(split: str, books: Mapping[str, Mapping[str, float]], asked: Sequen
         for name, book in books.items()
         if abs(book["realised"] / book["wanted"] - 1) > TOLERANCE
     ]
-
-
-def leading_packs(place: str, tokens: int) -> PackFacts | None:
-    """The facts of those leading packs of a file that together come closest to `tokens`, or None when that is none.
-
-    Raises RunError when the file is damaged.
-    """
-    taken: list[PackFacts] = []
-    with _opened(place) as file:
-        for batch in file.iter_batches(ROW_GROUP, columns=MEASURED):
-            found, whole = _measure(batch, tokens - sum(facts.tokens for facts in taken))
-            taken += found
-            if not whole:
-                break
-    return PackFacts.total(taken) if taken else None
-
-
-def _measure(batch: pa.RecordBatch, tokens: int) -> tuple[list[PackFacts], bool]:
-    """The facts of the leading packs of a batch, if any, that come closest to `tokens`; and whether it is all of them."""
-    stored = np.diff(batch["input_ids"].offsets.to_numpy())
-    sequences, first_sequence = _runs(batch["seq_start_id"], stored)
-    runs, first_run = _runs(batch["role_start"], stored)
-    padding = np.add.reduceat(np.where(batch["role"].flatten().to_numpy() == PADDING, runs, 0), first_run[:-1])
-    ends = np.concatenate([[0], np.cumsum(stored - padding)])
-    packs = int(np.abs(ends - tokens).argmin())
-    if packs == 0:
-        return [], False
-    facts = PackFacts(
-        sequences=int(first_sequence[packs]),
-        packs=packs,
-        tokens=int(ends[packs]),
-        padding=int(padding[:packs].sum()),
-        longest=int(sequences[: first_sequence[packs]].max()),
-        most_sequences=int(np.diff(first_sequence)[:packs].max()),
-        shortest_pack=int(stored[:packs].min()),
-    )
-    return [facts], packs == len(stored)
-
-
-def _runs(starts: pa.ListArray, stored: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """The lengths of the runs that begin at `starts` in packs of `stored` tokens, and where each pack's runs begin
-    among them, with an end.
-    """
-    offsets = starts.offsets.to_numpy() - starts.offsets[0].as_py()
-    begins = starts.flatten().to_numpy()
-    ends = np.append(begins[1:], 0)
-    ends[offsets[1:] - 1] = stored
-    return ends - begins, offsets
-
-
-def write_leading(source: str, target: str, packs: int) -> Output:
-    """Write the leading packs of a file as a file of their own, with its schema and metadata."""
-    with (
-        _opened(source) as file,
-        publish(target) as publication,
-        pq.ParquetWriter(publication, file.schema_arrow, compression="zstd") as writer,
-    ):
-        for batch in file.iter_batches(ROW_GROUP):
-            writer.write_batch(batch.slice(0, packs))
-            packs -= min(packs, len(batch))
-            if not packs:
-                break
-    return publication.output
-
-
-@contextmanager
-def _opened(place: str) -> Generator[pq.ParquetFile]:
-    system, path = filesystem(place)
-    with cast("BinaryIO", system.open(path, "rb")) as stream:
-        try:
-            yield pq.ParquetFile(stream, page_checksum_verification=True)
-        except (pa.ArrowException, OSError) as error:
-            if not is_decoder_error(error):
-                raise
-            raise RunError(
-                f"{place}: cannot be read: {' '.join(str(error).split())}; remove the folder of this shard and run the same command again"
-            ) from error

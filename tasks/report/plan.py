@@ -1,14 +1,16 @@
 """A plan in words: how much there is, how much of it is already done, why the rest is not, and what it will cost."""
 
 from collections import Counter
-from typing import Any
+from collections.abc import Mapping
+from typing import Any, Protocol
 
 from rich.console import Console
 from rich.table import Table
 
-from tasks.shards.plan import PlannedShard
-from tasks.tokenize.planning import PretrainPlan
-from tasks.tokenize.preparation import pending_reasons
+from tasks.blend.models import Blend
+from tasks.shards.manifest import identities, read_manifest
+from tasks.shards.plan import Plan, PlannedShard, reasons
+from tasks.tokenize.gate import Verdict
 
 BYTES_PER_TOKEN = 4.0
 """English web text under a large vocabulary; code and other languages come to 2.5 to 4. Used where nothing is built."""
@@ -21,7 +23,36 @@ MOST_REASONS = 8
 COLUMNS = ("data set", "share", "shards", "cached", "GB", "M tokens", "epochs")
 
 
-def plan_record(planned: PretrainPlan) -> dict[str, Any]:
+class Planned(Protocol):
+    """What every kind of preparation plans."""
+
+    @property
+    def blend(self) -> Blend:
+        """The blend, its paths absolute."""
+        ...
+
+    @property
+    def output_dir(self) -> str:
+        """Where it will be published."""
+        ...
+
+    @property
+    def plan(self) -> Plan:
+        """The shards, and the receipts there are."""
+        ...
+
+    @property
+    def verdicts(self) -> Mapping[str, Verdict]:
+        """What the exactness gate said of each data set, by `split/name`."""
+        ...
+
+
+def pending_reasons(planned: Planned) -> Counter[str]:
+    """Why shards have to be built, counted, compared with the last published manifest."""
+    return reasons(planned.plan, identities(read_manifest(planned.output_dir)))
+
+
+def plan_record(planned: Planned) -> dict[str, Any]:
     """The plan as the JSON line for the next program."""
     plan = planned.plan
     return {
@@ -36,7 +67,7 @@ def plan_record(planned: PretrainPlan) -> dict[str, Any]:
     }
 
 
-def estimated_tokens(planned: PretrainPlan) -> dict[str, int]:
+def estimated_tokens(planned: Planned) -> dict[str, int]:
     """Tokens per data set (`split/name`): counted where a shard is built, else estimated from its bytes."""
     found: Counter[str] = Counter()
     for shard, key in zip(planned.plan.shards, planned.plan.keys, strict=True):
@@ -49,7 +80,7 @@ def _name(shard: PlannedShard) -> str:
     return f"{shard.split}/{shard.dataset}"
 
 
-def print_plan(planned: PretrainPlan, console: Console) -> None:
+def print_plan(planned: Planned, console: Console) -> None:
     """The plan for a terminal: a line per data set, then what is pending and why."""
     table = Table(*COLUMNS, title="plan", title_justify="left")
     table.columns[0].no_wrap = True
@@ -70,7 +101,7 @@ def print_plan(planned: PretrainPlan, console: Console) -> None:
             console.print(f"  {name}: the reference tokenizer is used; {verdict.difference}", markup=False)
 
 
-def _rows(planned: PretrainPlan) -> list[tuple[str, ...]]:
+def _rows(planned: Planned) -> list[tuple[str, ...]]:
     tokens = estimated_tokens(planned)
     books = {name: _books(planned, name) for name in planned.verdicts}
     rows: list[tuple[str, ...]] = []
@@ -89,7 +120,7 @@ def _rows(planned: PretrainPlan) -> list[tuple[str, ...]]:
     return rows
 
 
-def _books(planned: PretrainPlan, name: str) -> tuple[int, int, int]:
+def _books(planned: Planned, name: str) -> tuple[int, int, int]:
     """Shards, cached shards and source bytes of a data set."""
     plan = planned.plan
     pairs = [(shard, key) for shard, key in zip(plan.shards, plan.keys, strict=True) if _name(shard) == name]

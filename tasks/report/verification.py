@@ -4,9 +4,21 @@ from typing import Any
 
 from rich.console import Console
 
-from tasks.shards.verify import Verification
+from tasks.pack.inspect import inspect_sft_shard
+from tasks.shards.manifest import read_manifest
+from tasks.shards.verify import Inspect, Verification
+from tasks.storage import absolute
+from tasks.tokenize.inspect import inspect_pretrain_shard
+
+INSPECTORS: dict[str, Inspect] = {"pretrain": inspect_pretrain_shard, "sft": inspect_sft_shard}
 
 MOST_PROBLEMS = 50
+
+
+def inspector_of(output_dir: str) -> Inspect:
+    """What checks the shards of a preparation beyond sizes and hashes, by its kind."""
+    manifest = read_manifest(absolute(output_dir)) or {}
+    return INSPECTORS.get(manifest.get("type", ""), inspect_pretrain_shard)
 
 
 def verification_record(verification: Verification, output_dir: str) -> dict[str, Any]:

@@ -24,8 +24,8 @@ from tasks.report.view_rows import PADDING, Row, read_row, rows_with
 from tasks.shards.manifest import MANIFEST, read_manifest
 from tasks.storage import absolute
 from tasks.strict import parse
-from tasks.tokenize.load import load_vocabulary
-from tasks.tokenize.settings import TokenizerSettings
+from tasks.tokenize.load import find_vocabulary
+from tasks.tokenize.settings import TokenizerSource
 from tasks.tokenize.vocabulary import Vocabulary
 
 Decode = Callable[[Sequence[int]], str]
@@ -124,12 +124,12 @@ def view_output(
 
 def _vocabulary(manifest: Mapping[str, Any]) -> Vocabulary:
     """The vocabulary that the shards were made with. Raises InputError when the one found is another."""
-    settings = parse(TokenizerSettings, manifest["settings"]["tokenizer"], f"{MANIFEST}: settings.tokenizer")
-    vocabulary = load_vocabulary(settings)
+    named = {name: manifest["settings"]["tokenizer"][name] for name in TokenizerSource.model_fields}
+    vocabulary = find_vocabulary(parse(TokenizerSource, named, f"{MANIFEST}: settings.tokenizer"))
     recorded = manifest["tokenizer"]["fingerprint"]
     if vocabulary.fingerprint != recorded:
         raise InputError(
-            f"tokenizer.model: {settings.model!r} is {vocabulary.fingerprint} here, but the shards were made with "
+            f"tokenizer.model: {named['model']!r} is {vocabulary.fingerprint} here, but the shards were made with "
             f"{recorded}; put the files of that tokenizer back, or prepare the data again"
         )
     return vocabulary

@@ -16,17 +16,15 @@ import orjson
 import pyarrow as pa
 from pyarrow import parquet
 
+from tasks.chat.pieces import ROLES
 from tasks.errors import RunError
+from tasks.pack.parquet import SCHEMA
 from tasks.report.view_parts import Part
 from tasks.shards.store import read_bytes, size_of
 from tasks.storage import filesystem
 from tasks.tokenize.binidx import BinIdxError, Index, read_index
 
 PADDING = "padding"
-ROLES = ("template", "system", "developer", "user", "assistant", "tool", PADDING)
-"""What the numbers in the column `role` stand for."""
-
-COLUMNS = ("input_ids", "loss_mask", "seq_start_id", "document", "role_start", "role")
 
 SCAN_ROWS = 1024
 """Rows of the column `document` that are looked at together."""
@@ -71,7 +69,7 @@ def _pack(part: Part, number: int) -> Row:
     with _opened(part) as file:
         pack_size = _pack_size(part, file)
         batch = _batch(part, file, number)
-    columns = {name: batch.column(name).flatten().to_numpy() for name in COLUMNS}
+    columns = {name: batch.column(name).flatten().to_numpy() for name in SCHEMA.names}
     ids, mask, starts, documents, role_starts, roles = columns.values()
     problem = _problem(columns)
     if problem:
@@ -119,7 +117,7 @@ def _opened(part: Part) -> Generator[parquet.ParquetFile]:
     try:
         with cast("BinaryIO", system.open(path, "rb")) as stream:
             file = parquet.ParquetFile(stream)
-            missing = [name for name in COLUMNS if name not in file.schema_arrow.names]
+            missing = [name for name in SCHEMA.names if name not in file.schema_arrow.names]
             if missing:
                 raise _damaged(part, f"it lacks the columns {', '.join(missing)}")
             yield file
@@ -142,7 +140,7 @@ def _batch(part: Part, file: parquet.ParquetFile, number: int) -> pa.RecordBatch
     for group in range(file.metadata.num_row_groups):
         rows = file.metadata.row_group(group).num_rows
         if number < first + rows:
-            batches = file.iter_batches(batch_size=1, row_groups=[group], columns=list(COLUMNS))
+            batches = file.iter_batches(batch_size=1, row_groups=[group], columns=list(SCHEMA.names))
             return next(itertools.islice(batches, number - first, None))
         first += rows
     raise _damaged(part, f"it holds {first} packs, and so no pack {number}")

@@ -116,9 +116,8 @@ def _owned(part: Slice, stream: BinaryIO, fields: Sequence[str]) -> tuple[bytes,
         metadata = open_parquet(part.file, stream).metadata
         require_any(metadata, fields, part.file.uri)
         groups = row_groups(metadata, fields)[part.start : part.stop]
-        return layout(metadata, fields), [
-            (offset, offset + length) for group in groups for offset, length in group.ranges
-        ]
+        ranges = [(offset, offset + length) for group in groups for offset, length in group.ranges]
+        return layout(metadata, fields), ranges
     if part.file.format == "json" or part.file.compression:
         return b"", [(part.start, part.stop)]
     return b"", [(row_start(stream, part.start), row_start(stream, part.stop))]

@@ -8,20 +8,18 @@ Megatron caches its sample index by path: hence the digits of the key. On an obj
 blend.json points into the store.
 """
 
-import platform
 import re
-import time
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
-from importlib.metadata import version
 from typing import Any
 
 from tasks.blend.models import SPLITS
 from tasks.errors import RunError
 from tasks.shards.books import OnBadRow
-from tasks.shards.manifest import Finished, identities, read_manifest
-from tasks.shards.plan import PlannedShard, reasons
+from tasks.shards.circumstances import circumstances
+from tasks.shards.manifest import Finished
+from tasks.shards.plan import PlannedShard
 from tasks.shards.publication import (
     Listed,
     Published,
@@ -35,6 +33,7 @@ from tasks.shards.publication import (
 )
 from tasks.shards.publish import link
 from tasks.shards.receipt import Receipt
+from tasks.shards.settings import WHERE_NOT_WHAT
 from tasks.shards.store import Store
 from tasks.storage import is_local, join
 from tasks.tokenize.binidx import token_dtype
@@ -44,8 +43,7 @@ from tasks.tokenize.planning import KIND, PretrainPlan
 from tasks.tokenize.settings import PretrainRecipe, TokenizerSettings
 from tasks.tokenize.shard import tokenize_shard
 
-WHERE_NOT_WHAT = {"cluster", "workers", "force", "allow_partial", "store"}
-"""Settings that say where and how a preparation runs; equal preparations may differ in them."""
+LIBRARIES = ("tokenmill", "gigatoken", "tokenizers", "tiktoken", "pyarrow", "numpy")
 
 PAIR = re.compile(r"data_\d{5,}_[0-9a-f]{8}\.\w+")
 
@@ -105,11 +103,6 @@ def build_pretrain_shard(
     return tokenize_shard(shard, recipe, encoder, vocabulary.special_tokens, store, on_bad_row)
 
 
-def pending_reasons(plan: PretrainPlan) -> Counter[str]:
-    """Why shards have to be built, counted, compared with the last published manifest."""
-    return reasons(plan.plan, identities(read_manifest(plan.output_dir)))
-
-
 def publish_pretrain(plan: PretrainPlan, started: float) -> dict[str, Any]:
     """Check that every planned shard is proven, publish, and return the manifest. `started` is a Unix time."""
     settings = plan.settings
@@ -128,21 +121,5 @@ def publish_pretrain(plan: PretrainPlan, started: float) -> dict[str, Any]:
         "missing": missing,
     }
     layout = PairLayout(blend_weights(plan.blend))
-    return publish_preparation(plan.output_dir, plan.plan.store, finished, layout, header, _volatile(plan, started))
-
-
-def _volatile(plan: PretrainPlan, started: float) -> dict[str, Any]:
-    built = len(plan.plan.pending)
-    return {
-        "created_at": time.time(),
-        "seconds": time.time() - started,
-        "store": plan.plan.store.place,
-        "shards": {"total": len(set(plan.plan.keys)), "built": built, "reused": len(set(plan.plan.keys)) - built},
-        "settings": plan.settings.model_dump(include=WHERE_NOT_WHAT),
-        "versions": {
-            "python": platform.python_version(),
-            **{
-                name: version(name) for name in ("tokenmill", "gigatoken", "tokenizers", "tiktoken", "pyarrow", "numpy")
-            },
-        },
-    }
+    volatile = circumstances(plan.plan, settings, started, LIBRARIES)
+    return publish_preparation(plan.output_dir, plan.plan.store, finished, layout, header, volatile)

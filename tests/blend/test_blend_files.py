@@ -8,8 +8,12 @@ from pathlib import Path
 import pytest
 
 from tasks.blend.load import load_blend
+from tasks.chat.conversation import Conversation
+from tasks.chat.intake import conversation
 from tasks.sources.discovery import discover
+from tasks.sources.filters import row_filter
 from tasks.sources.hub import parse
+from tasks.sources.selection import in_split
 
 BLENDS = Path(__file__).parents[2] / "blends"
 FILES = sorted(BLENDS.glob("*.json"))
@@ -37,6 +41,29 @@ PHASE1_TO_PHASE2 = {
 }
 """Published weights that differ between the two phases of Nemotron 3 Super; the others are the same in both."""
 
+CHAT, PROOFS, SWE = (
+    "nvidia/Nemotron-Instruction-Following-Chat-v1",
+    "nvidia/Nemotron-Math-Proofs-v1",
+    "nvidia/Nemotron-SWE-v1",
+)
+AGENTIC, PROGRAMMING = "nvidia/Nemotron-Agentic-v1", "nvidia/Nemotron-Competitive-Programming-v1"
+
+SUPER_SFT = {
+    (CHAT, "chat_if"): 14.3,
+    (CHAT, "structured_outputs"): 14.3,
+    (PROOFS, "lean"): 2.0,
+    (SWE, None): 3.0,
+    (AGENTIC, "interactive_agent"): 1.0,
+    (AGENTIC, "tool_calling"): 1.0,
+    (PROGRAMMING, "competitive_coding_cpp.part_00"): 5.2,
+    (PROGRAMMING, "competitive_coding_cpp.part_01"): 5.2,
+    (PROGRAMMING, "competitive_coding_python.part_00"): 5.2,
+    (PROGRAMMING, "competitive_coding_python.part_01"): 5.1,
+    (PROGRAMMING, "infinibyte.part_00"): 1.0,
+    (PROGRAMMING, "infinibyte.part_01"): 1.0,
+}
+"""Published weights of the fine-tuning data of Nemotron 3 Super; Nano takes the same data sets."""
+
 
 def blend(name):
     return load_blend(str(BLENDS / f"{name}.json"))
@@ -45,6 +72,11 @@ def blend(name):
 def weights(name):
     """`{(repository, subset): weight}` of a blend of hub data sets."""
     return {(parse(source).repository, source.subset): source.weight for source in blend(name).datasets}
+
+
+def split_weights(name):
+    """`{(repository, split): weight}` of a blend of hub data sets."""
+    return {(parse(source).repository, source.split): source.weight for source in blend(name).datasets}
 
 
 @pytest.mark.parametrize("path", FILES, ids=lambda path: path.stem)
@@ -107,6 +139,27 @@ def test_subsets_of_the_specialized_collections_carry_their_full_names():
                 assert source.subset.startswith(PREFIX), source
 
 
+def test_nanos_chat_takes_what_was_used_in_nano_at_the_same_weight():
+    assert split_weights("nano3-sft") == dict.fromkeys(SUPER_SFT, 1.0)
+    assert {source.used_in for source in blend("nano3-sft").datasets} == {"nano_v3"}
+
+
+def test_supers_chat_carries_the_published_weights():
+    assert split_weights("super3-sft") == SUPER_SFT
+    assert sum(SUPER_SFT.values()) == pytest.approx(58.3, abs=1e-9)
+    assert {source.used_in for source in blend("super3-sft").datasets} == {None}
+    missing = json.loads((BLENDS / "super3-sft.json").read_text())["_missing"]
+    assert len(missing) == 13
+    assert max(missing, key=missing.get) == "science"
+    assert sum(missing.values()) == pytest.approx(47.5)
+
+
+@pytest.mark.parametrize("split", [split for _, split in SUPER_SFT if split])
+def test_a_split_of_the_chat_data_is_the_file_of_its_name_and_no_other(split):
+    found = [other for _, other in SUPER_SFT if other and in_split(f"data/{other}.jsonl", split)]
+    assert found == [split]
+
+
 def test_the_tiny_blend_is_here_and_every_row_has_text():
     sources = blend("tiny").datasets
     texts = {source.name: [row_text(row, source.text_field) for row in rows(source)] for source in sources}
@@ -114,6 +167,52 @@ def test_the_tiny_blend_is_here_and_every_row_has_text():
     for found in texts.values():
         assert all(isinstance(text, str) and text.strip() for text in found)
         assert len(set(found)) == len(found)
+
+
+@pytest.fixture(scope="module")
+def tiny_chat():
+    """The conversations of the tiny chat blend by data set, drafts left out."""
+    return {
+        source.name: [conversation(row, source.messages_field, source.tools_field) for row in wanted(source)]
+        for source in blend("tiny-sft").datasets
+    }
+
+
+def wanted(source):
+    return [row for row in rows(source) if row_filter(source).keeps(row)]
+
+
+def test_the_tiny_chat_blend_is_here_and_every_row_is_a_conversation(tiny_chat):
+    assert len(tiny_chat) == 3
+    assert all(isinstance(found, Conversation) for each in tiny_chat.values() for found in each)
+    texts = [repr(found) for each in tiny_chat.values() for found in each]
+    assert len(set(texts)) == len(texts)
+    assert 50 <= len(texts) <= 70
+
+
+def test_the_tiny_chat_blend_shows_what_chat_data_has(tiny_chat):
+    messages = [message for found in tiny_chat["chat"] for message in found.messages]
+    assert {message["role"] for message in messages} == {"system", "user", "assistant", "tool"}
+    assert any(len(message.get("tool_calls", [])) > 1 for message in messages)
+    for name in ("chat", "sharegpt"):
+        reasoned = [any("reasoning_content" in each for each in found.messages) for found in tiny_chat[name]]
+        assert set(reasoned) == {True, False}
+
+
+def test_calls_of_the_tiny_chat_blend_are_of_tools_that_are_offered(tiny_chat):
+    for found in tiny_chat["chat"]:
+        calls = [call["function"] for message in found.messages for call in message.get("tool_calls", [])]
+        offered = {tool["function"]["name"]: tool["function"]["parameters"] for tool in found.tools}
+        for call in calls:
+            assert offered[call["name"]]["properties"].keys() >= call["arguments"].keys()
+            assert set(offered[call["name"]]["required"]) <= call["arguments"].keys()
+
+
+def test_the_tiny_chat_blend_leaves_its_drafts_out():
+    sources = {source.name: source for source in blend("tiny-sft").datasets}
+    assert len({source.weight for source in sources.values()}) == 3
+    left_out = [row for row in rows(sources["chat"]) if row not in wanted(sources["chat"])]
+    assert [row["used_in"] for row in left_out] == [["draft"], ["draft"]]
 
 
 def rows(source):

@@ -7,6 +7,7 @@ import random
 import pyarrow as pa
 import pyarrow.parquet as pq
 
+from tasks.pack.parquet import ENCODINGS
 from tasks.shards.identity import shard_key
 from tasks.shards.manifest import Finished
 from tasks.shards.plan import PlannedShard
@@ -66,7 +67,10 @@ def row(sequences, first_id):
 def parquet(made, first_id=0):
     rows = [row(sequences, first_id + PACK_SIZE * number) for number, sequences in enumerate(made)]
     stream = io.BytesIO()
-    pq.write_table(pa.Table.from_pylist(rows, SCHEMA), stream, compression="zstd", row_group_size=300)
+    pq.write_table(
+        pa.Table.from_pylist(rows, SCHEMA), stream, compression="zstd", row_group_size=300, use_dictionary=False,
+        column_encoding={f"{name}.list.element": ENCODINGS[name] for name in SCHEMA.names},
+    )  # fmt: skip
     return stream.getvalue()
 
 

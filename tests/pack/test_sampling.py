@@ -1,16 +1,10 @@
-"""Weights come true in tokens: by planning alone, and by reading what is cut."""
+"""Weights come true in tokens, and where they cannot it is said."""
 
-import itertools
-import random
-
-import pyarrow.parquet as pq
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tasks.errors import RunError
-from tasks.pack.sampling import Draw, PackedFile, account, draw, leading_packs, order, warnings, write_leading
-from tests.pack.small_packs import METADATA, PADDING, facts_of, packs, parquet, tokens_of
+from tasks.pack.sampling import Draw, PackedFile, account, draw, order, warnings
 
 SIZES = st.lists(st.integers(1, 10**9), min_size=1, max_size=6)
 BLENDS = st.lists(st.tuples(SIZES, st.floats(1e-3, 1e3)), min_size=1, max_size=4)
@@ -123,60 +117,3 @@ def test_a_share_that_misses_by_more_than_a_fiftieth_is_warned_of(realised, warn
 def test_a_data_set_with_a_weight_but_without_packs_is_warned_of():
     (sentence,) = warnings("valid", {}, ["code"])
     assert sentence.startswith("valid: data set 'code' has no packs")
-
-
-MADE = packs(1300, seed=5)
-
-
-@pytest.fixture(scope="module")
-def file(tmp_path_factory):
-    path = tmp_path_factory.mktemp("packs") / "train.parquet"
-    path.write_bytes(parquet(MADE))
-    return str(path)
-
-
-WANTED = [0, 1, 20, 63, 64, 1000, tokens_of(MADE[:500]), tokens_of(MADE[:501]) - 3, tokens_of(MADE) - 1, 10**9]
-
-
-@pytest.mark.parametrize("wanted", [*WANTED, *random.Random(3).sample(range(1, tokens_of(MADE)), 20)])
-def test_the_leading_packs_are_those_that_come_closest(file, wanted):
-    sums = list(itertools.accumulate((tokens_of([pack]) for pack in MADE), initial=0))
-    best = min(range(len(sums)), key=lambda count: abs(sums[count] - wanted))
-    expected = facts_of(MADE[:best]) if best else None
-    found = leading_packs(file, wanted)
-    if expected is None:
-        assert found is None
-        return
-    expected.pop("loss_tokens")
-    assert {name: getattr(found, name) for name in expected} == expected
-
-
-@pytest.mark.parametrize("count", [1, 499, 500, 501, 1299])
-def test_a_cut_file_has_the_leading_rows_and_everything_else_of_its_source(file, tmp_path, count):
-    output = write_leading(file, str(tmp_path / "cut.parquet"), count)
-    cut, whole = pq.ParquetFile(output.path), pq.ParquetFile(file)
-    assert cut.read().equals(whole.read().slice(0, count), check_metadata=True)
-    assert cut.schema.equals(whole.schema)
-    assert cut.schema_arrow.metadata == METADATA
-    groups = [cut.metadata.row_group(number) for number in range(cut.num_row_groups)]
-    assert all(group.num_rows <= 500 for group in groups)
-    assert {group.column(leaf).compression for group in groups for leaf in range(group.num_columns)} == {"ZSTD"}
-    assert write_leading(file, str(tmp_path / "again.parquet"), count).xxh3_128 == output.xxh3_128
-
-
-def test_padding_is_not_counted(tmp_path):
-    made = [[[2, 4, *[PADDING] * 3]], [[2] * 5, [4, *[PADDING] * 4]], [[4] * 9]]
-    path = tmp_path / "padded.parquet"
-    path.write_bytes(parquet(made))
-    assert leading_packs(str(path), 8).packs == 2
-    assert leading_packs(str(path), 8).tokens == 8
-    assert leading_packs(str(path), 8).padding == 7
-    assert leading_packs(str(path), 2).packs == 1
-
-
-@pytest.mark.parametrize("damage", [lambda data: data[:-9], lambda data: data[:4] + b"\0" * 3000 + data[3004:]])
-def test_a_damaged_file_is_named_with_a_remedy(file, tmp_path, damage):
-    path = tmp_path / "train.parquet"
-    path.write_bytes(damage(parquet(MADE)))
-    with pytest.raises(RunError, match=rf"{path}: cannot be read: .*run the same command again"):
-        leading_packs(str(path), 10**6)

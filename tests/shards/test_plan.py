@@ -16,7 +16,7 @@ from tasks.shards.plan import shard_from_record, shard_record
 from tasks.strict import parse
 from tasks.tokenize import planning
 from tasks.tokenize.planning import plan_pretrain
-from tasks.tokenize.preparation import pending_reasons
+from tasks.report.plan import pending_reasons
 from tasks.tokenize.settings import PretrainSettings
 from tests.preparing import blend_of, prepare, write_lines
 from tests.tokenize.small_vocabularies import byte_level_bpe

@@ -310,11 +310,12 @@ def unchecked(values):
 
 
 def test_only_the_rows_with_text_that_is_not_utf8_are_bad(tmp_path):
-    contents = unchecked([b"a", b"ok \xff\xfe", b"b", b"c", b"\xed\xa0\x80"])
-    messages = pa.ListArray.from_arrays([0, 2, 3, 3, 5], pa.StructArray.from_arrays([contents], ["content"]))
-    table = pa.table({"n": range(4), "messages": messages})
+    contents = unchecked([b"a", b"ok \xff\xfe", b"b", b"c", b"\xed\xa0\x80", b"d"])
+    messages = pa.ListArray.from_arrays([0, 2, 3, 3, 5, 6], pa.StructArray.from_arrays([contents], ["content"]))
+    table = pa.table({"n": range(5), "messages": messages})
     part = stored_parquet(tmp_path / "a.parquet", table, write_statistics=False, row_group_size=3)
-    good = {1: {"n": 1, "messages": [{"content": "b"}]}, 2: {"n": 2, "messages": []}}
+    good = {row: {"n": row, "messages": [{"content": text}]} for row, text in ((1, "b"), (4, "d"))}
+    good[2] = {"n": 2, "messages": []}
     assert read(part, ["n", "messages"]) == (good, {0: "invalid_utf8", 3: "invalid_utf8"}, 0)
     [bad] = next(iter(read_records(part, ["messages"]))).bad
     assert bad.excerpt == r"ok \xff\xfe"

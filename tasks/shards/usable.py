@@ -7,20 +7,15 @@ from tasks.blend.models import Blend
 from tasks.errors import InputError
 from tasks.sources.discovery import discover
 from tasks.storage import absolute, is_local
-from tasks.tokenize.load import load_vocabulary
-from tasks.tokenize.settings import PretrainSettings
 
 
-def require_usable(blend: Blend, settings: PretrainSettings, output_dir: str) -> None:
-    """Raises InputError for what can be known to be wrong before anything is started: local sources that are not
-    there, a tokenizer that cannot be loaded, an output folder that cannot be written.
-    """
+def require_usable(blend: Blend, store: str | None, output_dir: str) -> None:
+    """Raises InputError for local sources that are not there, and for a store or output folder that cannot be written."""
     for sources in blend.parts().values():
         for source in sources:
             if is_local(source.path):
                 discover(source)
-    load_vocabulary(settings.tokenizer)
-    for place in (settings.store or output_dir, output_dir):
+    for place in (store or output_dir, output_dir):
         _require_writable(absolute(place))
 
 
