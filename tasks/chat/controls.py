@@ -35,8 +35,8 @@ class Controls:
 
     @cached_property
     def _beginnings(self) -> list[str]:
-        """Pieces of text without which a text holds none of them: they are tried first."""
-        return sorted({token[:2] for token in self.ids})
+        """The characters without which a text holds none of them: looking for one costs a tenth of the pattern."""
+        return sorted({token[0] for token in self.ids})
 
     def occur_in(self, text: str) -> bool:
         """Whether any of them stands in the text."""

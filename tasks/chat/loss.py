@@ -13,7 +13,7 @@ what it introduces: `<think>\n` and `\n</think>\n` are reasoning, `<tool_call>` 
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Literal
+from typing import Literal, NamedTuple
 
 from tasks.chat.controls import Controls
 from tasks.chat.conversation import Message, Rejected
@@ -48,6 +48,8 @@ class LossPolicy:
 
     def ranges(self, completion: "Completion") -> list[Range]:
         """The characters of a completion that are trained on, neighbours in one."""
+        if self.reasoning and self.tool_calls and self.end_of_turn and self.on != "final_only":
+            return [(completion.start, completion.stop)]
         final = self.on == "final_only"
         wanted = [
             (completion.start, completion.answer, self.reasoning and not final),
@@ -65,8 +67,7 @@ class LossPolicy:
         return ranges
 
 
-@dataclass(frozen=True, slots=True)
-class Completion:
+class Completion(NamedTuple):
     """What the model generates of one message, as characters of a rendering.
 
     Reasoning is `[start, answer)`, the answer `[answer, calls)`, tool calls `[calls, ending)`, the end of the turn
@@ -95,19 +96,21 @@ class _Parts:
 
 
 def completions(
-    rendering: Rendering, messages: Sequence[Message], prompts: Sequence[str], controls: Controls
+    rendering: Rendering,
+    messages: Sequence[Message],
+    learned: Sequence[int],
+    prompts: Sequence[str],
+    controls: Controls,
 ) -> dict[int, Completion] | Rejected:
-    """The completion of every assistant message, by its number.
+    """The completions of the assistant messages numbered in `learned`, by number.
 
     `prompts` are the generation prompts that the template may write. Rejected when the template leaves out a message,
     its content or its tool calls, or begins a message with none of the prompts: then no mask would be right.
     """
     found: dict[int, Completion] = {}
-    parts = _parts(rendering)
-    for number, message in enumerate(messages):
-        if message["role"] != "assistant":
-            continue
-        wrong = _left_out(number, message, rendering, parts)
+    parts = _parts(rendering) if learned else {}
+    for number in learned:
+        wrong = _left_out(number, messages[number], rendering, parts)
         if wrong is not None:
             return Rejected(*wrong)
         start, stop = rendering.extents[number]
@@ -122,21 +125,18 @@ def completions(
 def _parts(rendering: Rendering) -> dict[int, _Parts]:
     """What is known of each message's characters, from the spans that lie in its extent."""
     parts = {number: _Parts() for number in rendering.extents}
-    current = None
+    current, end = _Parts(), 0
     for start, stop, (number, kind) in rendering.spans:
         if kind == "message":
-            current = number
-        elif kind in {"content", "reasoning", "call"} and number in parts:
-            setattr(parts[number], kind, _hull(getattr(parts[number], kind), (start, stop)))
-        elif kind in {"generated", "end_generated"} and current in parts:
-            parts[current].generated = _hull(parts[current].generated, (start, stop))
-        elif (
-            kind == "end"
-            and current in parts
-            and (call := parts[current].call)
-            and start < rendering.extents[current][1]
-        ):
-            parts[current].call = _hull(call, (start, stop))
+            current, end = parts[number], rendering.extents[number][1]
+        elif kind == "content":
+            parts[number].content = _hull(parts[number].content, (start, stop))
+        elif kind == "reasoning":
+            parts[number].reasoning = _hull(parts[number].reasoning, (start, stop))
+        elif kind == "call" or (kind == "end" and current.call and start < end):
+            current.call = _hull(current.call, (start, stop))
+        elif kind in {"generated", "end_generated"}:
+            current.generated = _hull(current.generated, (start, stop))
     return parts
 
 

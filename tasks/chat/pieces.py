@@ -8,7 +8,7 @@ the two disagree the tokens in question are left untrained and counted (see `enc
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from functools import lru_cache
 from typing import Literal, NamedTuple
 
 from tasks.chat.controls import Controls
@@ -38,8 +38,7 @@ class Piece(NamedTuple):
     breaks: bool = False
 
 
-@dataclass(frozen=True, slots=True)
-class Passage:
+class Passage(NamedTuple):
     """Part of a rendering: who wrote it, what of it is trained on, and where generation begins in it (-1: nowhere)."""
 
     text: str
@@ -55,30 +54,36 @@ def cut(passage: Passage, controls: Controls) -> list[Piece]:
     for number, text in enumerate(controls.pattern.split(passage.text)):
         stop = place + len(text)
         if number % 2:
-            learned = any(start <= place and stop <= end for start, end in passage.learned)
-            pieces.append(Piece(None, controls.ids[text], passage.role, learned))
+            learned = bool(passage.learned) and _learned(passage.learned, place, stop) is True
+            pieces.append(_control(controls.ids[text], passage.role, learned))
+        elif text and not passage.learned and passage.generation < 0:
+            pieces.append(Piece(text, -1, passage.role, learned=False))
         elif text:
             pieces += _cut_text(text, place, passage)
         place = stop
     return pieces
 
 
+@lru_cache(maxsize=4096)
+def _control(token: int, role: int, learned: bool) -> Piece:
+    return Piece(None, token, role, learned)
+
+
 def _cut_text(text: str, place: int, passage: Passage) -> list[Piece]:
     """A text without control tokens, in two where generation begins inside it."""
-    if place < passage.generation < place + len(text):
-        border = passage.generation - place
-        before = _text_piece(text[:border], place, passage)
-        return [before, _text_piece(text[border:], passage.generation, passage)]
+    border = passage.generation - place
+    if 0 < border < len(text):
+        return [_text_piece(text[:border], place, passage), _text_piece(text[border:], passage.generation, passage)]
     return [_text_piece(text, place, passage)]
 
 
 def _text_piece(text: str, place: int, passage: Passage) -> Piece:
-    return Piece(
-        text, -1, passage.role, _learned(passage.learned, place, place + len(text)), breaks=place == passage.generation
-    )
+    learned = _learned(passage.learned, place, place + len(text))
+    return Piece(text, -1, passage.role, learned, place == passage.generation)
 
 
 def _learned(ranges: Sequence[Range], start: int, stop: int) -> bool | tuple[int, ...]:
+    """Whether the characters `[start, stop)` are learned, or which of them."""
     inside = [(max(first, start), min(last, stop)) for first, last in ranges if first < stop and last > start]
     if not inside:
         return False

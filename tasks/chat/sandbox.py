@@ -13,14 +13,14 @@ escapes nothing, `raise_exception`, the `generation` tag), so that a template me
 import json
 import time
 from collections.abc import Callable, Mapping, Sized
-from functools import reduce
+from functools import lru_cache
 from typing import Any, NoReturn, cast
 
 from jinja2 import TemplateError, nodes
 from jinja2.exceptions import SecurityError
 from jinja2.ext import Extension, loopcontrols
 from jinja2.parser import Parser
-from jinja2.runtime import Context
+from jinja2.runtime import Context, LoopContext, Undefined
 from jinja2.sandbox import ImmutableSandboxedEnvironment, safe_range
 from jinja2.utils import Namespace, pass_context
 from jinja2.visitor import NodeTransformer
@@ -71,6 +71,11 @@ class MessageRecord(dict[str, Any]):
 
 FIELDS = frozenset({"role", "content", "reasoning_content", "tool_calls", "function", "name", "arguments"})
 """What nearly every template asks of these records; no method of dict has such a name."""
+
+RECORDS = (MessageRecord, ToolCallRecord)
+
+LOOP_FIELDS = frozenset({"index", "index0", "first", "last", "previtem", "nextitem", "length"})
+"""Of a loop, what is a plain value."""
 
 
 class Budget:
@@ -145,17 +150,26 @@ class Sandbox(ImmutableSandboxedEnvironment):
     def call(self, context: Context, function: Any, /, *args: Any, **kwargs: Any) -> Any:  # noqa: ANN401 - same
         """Call a macro, a method or a global for one step."""
         self.budget.step()
-        owner, name = getattr(function, "__self__", None), getattr(function, "__name__", "")
-        if isinstance(owner, str) and name == "replace":
+        owner = getattr(function, "__self__", None)
+        if not isinstance(owner, str):
+            return super().call(context, function, *args, **kwargs)
+        if function.__name__ == "replace":
             require_size(_replaced_size(owner, *args[:2]))
-        elif isinstance(owner, str) and name == "join":
+        elif function.__name__ == "join":
             return join(args[0], owner)
-        return super().call(context, function, *args, **kwargs)
+        for name in ("_loop_vars", "_block_vars"):  # what Jinja hands on for functions that take a context
+            kwargs.pop(name, None)
+        return function(*args, **kwargs)
 
     def getattr(self, obj: Any, attribute: str) -> Any:  # noqa: ANN401 - same
-        """`message.content` without Jinja's detour over attributes of dict."""
-        if attribute in FIELDS and isinstance(obj, (MessageRecord, ToolCallRecord)):
-            return obj[attribute] if attribute in obj else self.undefined(obj=obj, name=attribute)
+        """What templates ask for most, without the sandbox's detours: fields of messages, and where a loop is."""
+        kind = type(obj)
+        if kind in RECORDS and attribute in FIELDS:
+            return obj[attribute] if attribute in obj else _absent(attribute)
+        if (kind is LoopContext and attribute in LOOP_FIELDS) or (kind is SafeNamespace and attribute[0] != "_"):
+            return getattr(obj, attribute, _absent(attribute))
+        if isinstance(obj, str) and attribute in SAFE_TEXT_METHODS:
+            return getattr(obj, attribute)
         return super().getattr(obj, attribute)
 
     def wrap_str_format(self, value: Any) -> None:  # noqa: ANN401 - same
@@ -169,6 +183,12 @@ class Sandbox(ImmutableSandboxedEnvironment):
 
 
 MOST_BITS = 64
+
+
+@lru_cache(maxsize=64)
+def _absent(name: str) -> Undefined:
+    """What a template gets for a field that is not there; made once, because half of the fields are not."""
+    return Undefined(f"there is no {name!r} here", name=name)
 
 
 def _text(value: object) -> str:
@@ -256,23 +276,37 @@ def _opened(context: Context, value: object, loop: int) -> str:
     """At the top of every loop: a step, and a mark when what is looped over is a message or a tool call."""
     cast("Sandbox", context.environment).budget.step()
     if type(value) is MessageRecord:
-        return Traced("", ((0, 0, (loop, "loop")), (0, 0, (value.number, "message"))))
+        return mark((loop, "loop"), (value.number, "message"))
     if type(value) is ToolCallRecord:
-        return mark(value.message, "call")
+        return mark((value.message, "call"))
     return ""
 
 
 @pass_context
+def _stepped(context: Context, text: str) -> str:
+    """At the top of a loop that writes nothing: a step."""
+    cast("Sandbox", context.environment).budget.step()
+    return text
+
+
+@pass_context
 def _ended(_: Context, loop: int) -> str:
-    return mark(loop, "end")
+    return mark((loop, "end"))
 
 
 @pass_context
 def _marked(_: Context, kind: Kind) -> str:
-    return mark(0, kind)
+    return mark((0, kind))
 
 
-MARKING: Mapping[str, Callable[..., str]] = {"__opened__": _opened, "__ended__": _ended, "__marked__": _marked}
+def _written(values: list[Any]) -> str:
+    """What `~` makes of its operands."""
+    return join([value.text if type(value) is Arguments else value for value in values])
+
+
+MARKING: Mapping[str, Callable[..., str]] = {
+    "__opened__": _opened, "__stepped__": _stepped, "__ended__": _ended, "__marked__": _marked, "__written__": _written,
+}  # fmt: skip
 """Filters that `instrumented` writes into templates. They take the context so that Jinja does not evaluate them early."""
 
 
@@ -281,13 +315,17 @@ def _output(value: nodes.Expr, name: str, *arguments: nodes.Expr, line: int) -> 
 
 
 class _Instrumenter(NodeTransformer):
-    """Every loop marks its turns and its end, and `~` becomes `+`, which keeps origins."""
+    """Every loop that writes marks its turns and its end, and `~` keeps origins."""
 
     def __init__(self) -> None:
         self._loops = 0
 
     def visit_For(self, node: nodes.For) -> list[nodes.Node]:  # noqa: N802 - Jinja's name
+        writes = any(True for _ in node.find_all((nodes.Output, nodes.Call)))
         self.generic_visit(node)
+        if not writes:
+            node.body.insert(0, _output(nodes.Const(""), "__stepped__", line=node.lineno))
+            return [node]
         self._loops += 1
         loop, line = nodes.Const(self._loops), node.lineno
         target = nodes.Name(node.target.name, "load") if isinstance(node.target, nodes.Name) else nodes.Const(None)
@@ -296,8 +334,7 @@ class _Instrumenter(NodeTransformer):
 
     def visit_Concat(self, node: nodes.Concat) -> nodes.Expr:  # noqa: N802 - same
         self.generic_visit(node)
-        texts = [nodes.Filter(each, "string", [], [], None, None) for each in node.nodes]
-        return reduce(nodes.Add, texts)
+        return nodes.Filter(nodes.List(node.nodes), "__written__", [], [], None, None)
 
 
 def instrumented(tree: nodes.Template, environment: Sandbox) -> nodes.Template:

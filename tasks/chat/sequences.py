@@ -88,15 +88,9 @@ class Renderer:
         rendering = self.template.render(messages, conversation.tools)
         if isinstance(rendering, Rejected):
             return rendering
-        found = completions(rendering, messages, self.prompts, self.controls)
-        if isinstance(found, Rejected):
-            return found
-        learned = {
-            number: completion
-            for number, completion in found.items()
-            if number >= first_learned and self.policy.learns(messages, number)
-        }
-        return _passages(rendering, messages, learned, self.policy)
+        learned = [number for number in range(first_learned, len(messages)) if self.policy.learns(messages, number)]
+        found = completions(rendering, messages, learned, self.prompts, self.controls)
+        return found if isinstance(found, Rejected) else _passages(rendering, messages, found, self.policy)
 
     def _renderings(self, conversation: Conversation) -> Iterator[Pieces | Rejected]:
         """One sequence per user turn that the assistant answers."""

@@ -6,9 +6,8 @@ through whatever the template does with them (`traced.py`, `sandbox.py`).
 """
 
 import hashlib
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from itertools import pairwise
 from typing import Any
 
 from jinja2 import Template, TemplateError, TemplateSyntaxError
@@ -79,7 +78,8 @@ class ChatTemplate:
         }  # fmt: skip
         try:
             rendered = joined(self._pieces(given))
-            return Rendering(str.__str__(rendered), rendered.spans, extents(rendered))
+            spans = rendered.spans if isinstance(rendered, Traced) else ()
+            return Rendering(str.__str__(rendered), spans, extents(spans, len(rendered)))
         except FAULTS as error:
             return Rejected("template_error", f"the chat template stops: {type(error).__name__}: {error}")
 
@@ -121,31 +121,31 @@ def _call(number: int, call: Mapping[str, Any]) -> ToolCallRecord:
     return record
 
 
-def extents(rendered: Traced) -> dict[int, tuple[int, int]]:
-    """The characters that each message's turn of the loop wrote.
+def extents(spans: Sequence[Span], size: int) -> dict[int, tuple[int, int]]:
+    """The characters that each message's turn of the loop wrote, in a rendering of `size` characters.
 
     Raises ValueError when a message is written in two places: then it has no one extent.
     """
     found: dict[int, tuple[int, int]] = {}
-    for number, start, stop in _turns(rendered):
-        if start == stop and number in found:
-            continue
-        if found.get(number, (0, 0))[0] != found.get(number, (0, 0))[1]:
+    for number, start, stop in _turns(spans, size):
+        known = found.get(number, (start, start))
+        if start < stop and known[0] < known[1]:
             raise ValueError(f"message {number + 1} is written in two places")
-        found[number] = (start, stop)
+        if start < stop or number not in found:
+            found[number] = (start, stop)
     return found
 
 
-def _turns(rendered: Traced) -> list[tuple[int, int, int]]:
-    """Every turn of every loop over messages: number, start, stop."""
-    turns: list[tuple[int, int, int]] = []
-    current: tuple[int, int] | None = None  # loop and message
+def _turns(spans: Sequence[Span], size: int) -> Iterator[tuple[int, int, int]]:
+    """Every turn of every loop over messages: the number of the message, start and stop."""
+    running = current = -1  # the loop, and the message of its turn
     begun = 0
-    marks = [span for span in rendered.spans if span[2][1] in {"loop", "message", "end"}]
-    for (place, _, (loop, kind)), (_, _, (number, _)) in pairwise([*marks, (len(rendered), 0, (0, "end"))]):
-        if kind == "message" or (kind == "end" and (current is None or current[0] != loop)):
-            continue
-        if current is not None:
-            turns.append((current[1], begun, place))
-        current, begun = ((loop, number), place) if kind == "loop" else (None, place)
-    return turns
+    for place, _, (number, kind) in spans:
+        if kind == "loop" or (kind == "end" and number == running):
+            if running >= 0:
+                yield current, begun, place
+            running, begun = (number, place) if kind == "loop" else (-1, place)
+        elif kind == "message":
+            current = number
+    if running >= 0:
+        yield current, begun, size

@@ -8,6 +8,7 @@ contents of assistant messages are traced.
 """
 
 from collections.abc import Iterable, Iterator
+from functools import lru_cache
 from typing import Literal, Self, SupportsIndex
 
 Kind = Literal["content", "reasoning", "call", "message", "loop", "end", "generated", "end_generated"]
@@ -25,10 +26,10 @@ class Traced(str):
     __slots__ = ("spans",)
     spans: tuple[Span, ...]
 
-    def __new__(cls, text: str, spans: Iterable[Span] = ()) -> Self:
+    def __new__(cls, text: str, spans: tuple[Span, ...] = ()) -> Self:
         """`text`, of which `spans` are known."""
-        traced = super().__new__(cls, text)
-        traced.spans = tuple(spans)
+        traced = str.__new__(cls, text)
+        traced.spans = spans
         return traced
 
     def __str__(self) -> str:
@@ -36,12 +37,14 @@ class Traced(str):
 
     def _cut(self, start: int, stop: int) -> "Traced":
         """The characters `[start, stop)` with what is known of them; all that is cut away leaves an empty span."""
+        if start == 0 and stop == len(self):
+            return self
         kept = [
             (max(first, start) - start, min(last, stop) - start, origin)
             for first, last, origin in self.spans
             if (first < stop and last > start) or ((first == last or start == stop) and first <= stop and last >= start)
         ]
-        return Traced(str.__getitem__(self, slice(start, stop)), kept)
+        return Traced(str.__getitem__(self, slice(start, stop)), tuple(kept))
 
     def lstrip(self, chars: str | None = None, /) -> "Traced":
         """See str."""
@@ -95,29 +98,26 @@ class Traced(str):
             yield self._cut(start, start + len(part))
             start += len(part) + between
 
-    def replace(self, old: str, new: str, count: SupportsIndex = -1, /) -> "Traced":
+    def replace(self, old: str, new: str, count: SupportsIndex = -1, /) -> str:
         """See str; what stands in the place of `old` is of unknown origin."""
-        if not old:
-            return Traced(str.replace(self, old, new, count))
-        return joined(self.split(old, count), new)
+        return joined(self.split(old, count), new) if old else str.replace(self, old, new, count)
 
 
-def joined(parts: Iterable[str], between: str = "") -> Traced:
-    """The parts in one, with the spans of all of them."""
-    texts: list[str] = []
+def joined(parts: Iterable[str], between: str = "") -> str:
+    """The parts in one, with the spans of all of them; plain where nothing is known of any."""
+    texts = list(parts)
+    if Traced not in map(type, texts):
+        return between.join(texts)
     spans: list[Span] = []
     place = 0
-    for part in parts:
-        if texts and between:
-            texts.append(between)
-            place += len(between)
-        if type(part) is Traced:
-            spans += [(place + first, place + last, origin) for first, last, origin in part.spans]
-        texts.append(part)
-        place += len(part)
-    return Traced("".join(texts), spans)
+    for text in texts:
+        if type(text) is Traced:
+            spans += [(place + first, place + last, origin) for first, last, origin in text.spans]
+        place += len(text) + len(between)
+    return Traced(between.join(texts), tuple(spans))
 
 
-def mark(number: int, kind: Kind) -> Traced:
-    """No text, and a span that says what begins or ends here."""
-    return Traced("", ((0, 0, (number, kind)),))
+@lru_cache(maxsize=4096)
+def mark(*origins: Origin) -> Traced:
+    """No text, and spans that say what begins or ends here."""
+    return Traced("", tuple((0, 0, origin) for origin in origins))

@@ -8,7 +8,7 @@ none is.
 
 import time
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, field
 from socket import gethostname
@@ -21,14 +21,14 @@ from xxhash import xxh3_64_intdigest
 from tasks.chat.conversation import Conversation, Rejected
 from tasks.chat.encoding import Batch, Sequences
 from tasks.chat.intake import conversation, fields_read
-from tasks.chat.sequences import Renderer
+from tasks.chat.sequences import Pieces, Renderer
 from tasks.errors import RunError
 from tasks.pack.algorithms import pack
 from tasks.pack.parquet import FORMAT, PackWriter, padded
 from tasks.pack.settings import SftRecipe
 from tasks.pack.spool import Runs, Spool, spool_folder
 from tasks.shards.books import Books, OnBadRow
-from tasks.shards.holdout import PARTS, parts_of
+from tasks.shards.holdout import part_of
 from tasks.shards.plan import PlannedShard
 from tasks.shards.receipt import PartCount, Receipt
 from tasks.shards.store import Store
@@ -48,23 +48,27 @@ BATCH_CHARACTERS = 2_000_000
 
 
 @dataclass(slots=True)
-class _Part:
-    """What goes to one part of the shard: sequences in the spool, and how many documents they are of."""
+class _Waiting:
+    """Conversations whose sequences wait for the encoder: the row of each, and per sequence which of them it is of."""
 
-    spool: Spool
-    documents: int = 0
+    batch: Batch = field(default_factory=Batch)
+    rows: list[int] = field(default_factory=list[int])
+    owners: list[int] = field(default_factory=list[int])
+
+    def add(self, row: int, sequences: Sequence[Pieces]) -> None:
+        self.owners += [len(self.rows)] * len(sequences)
+        self.rows.append(row)
+        for pieces in sequences:
+            self.batch.add(pieces)
 
 
 @dataclass(slots=True)
-class _Waiting:
-    """Conversations whose sequences wait for the encoder: per sequence the number of its conversation, per conversation
-    its row and the hash that decides its part.
-    """
+class _Part:
+    """What goes to one part of the shard: conversations that wait, sequences in the spool, and how many documents."""
 
-    batch: Batch = field(default_factory=Batch)
-    conversations: list[int] = field(default_factory=list[int])
-    rows: list[int] = field(default_factory=list[int])
-    digests: list[int] = field(default_factory=list[int])
+    spool: Spool
+    waiting: _Waiting = field(default_factory=_Waiting)
+    documents: int = 0
 
 
 class ShardBuilder:
@@ -76,7 +80,6 @@ class ShardBuilder:
         self._shard, self._recipe, self._renderer, self._encoder, self._store = shard, recipe, renderer, encoder, store
         self._filter = RowFilter(dict(recipe.filters))
         self._parts: dict[str, _Part] = {}
-        self._waiting = _Waiting()
         self._counts: Counter[str] = Counter()
 
     def build(self, on_bad_row: OnBadRow) -> Receipt:
@@ -92,14 +95,16 @@ class ShardBuilder:
             books = Books(self._shard.part, self._store.folder(self._shard.key), stack, on_bad_row)
             for batch in read_records(self._shard.part, fields):
                 self._take(batch, books, stack)
-            self._encode(books, stack)
+            for part in self._parts.values():
+                self._encode(part, books)
             require_unchanged(self._shard.part.file)
-            facts = {name: self._write(name, part, books) for name, part in sorted(self._parts.items())}
+            parts = {name: part for name, part in sorted(self._parts.items()) if part.documents}
+            facts = {name: self._write(name, part, books) for name, part in parts.items()}
         return self._store.issue(
             self._shard.identity,
             outputs=books.outputs,
             rows_in=books.rows_in,
-            parts={name: PartCount(part.documents, facts[name]["tokens"]) for name, part in self._parts.items()},
+            parts={name: PartCount(part.documents, facts[name]["tokens"]) for name, part in parts.items()},
             drops=books.drops,
             quarantined=books.quarantined,
             truncated=self._counts["truncated"],
@@ -119,69 +124,54 @@ class ShardBuilder:
             if not self._filter.keeps(record):
                 books.drop("filtered")
                 continue
-            rejected = self._render(row, record)
-            if rejected is not None:
-                bad.append(BadRow(row, rejected.reason, rejected.detail, excerpt(orjson.dumps(record)[:1000])))
-            elif self._waiting.batch.characters >= BATCH_CHARACTERS:
-                self._encode(books, stack)
+            found = self._rendered(record)
+            if isinstance(found, Rejected):
+                bad.append(BadRow(row, found.reason, found.detail, excerpt(orjson.dumps(record)[:1000])))
+                continue
+            part = self._part(found[0], stack)
+            part.waiting.add(row, found[1])
+            if part.waiting.batch.characters >= BATCH_CHARACTERS:
+                self._encode(part, books)
         books.set_aside(sorted(bad, key=lambda row: row.row))
 
-    def _render(self, row: int, record: Mapping[str, Any]) -> Rejected | None:
-        """Queue the sequences of a record, or say why there are none."""
+    def _rendered(self, record: Mapping[str, Any]) -> tuple[Conversation, list[Pieces]] | Rejected:
+        """The conversation of a record with its sequences, or why there are none."""
         found = conversation(record, self._recipe.messages_field, self._recipe.tools_field)
         if isinstance(found, Rejected):
             return found
         if self._recipe.special_tokens_in_text == "reject" and self._renderer.controls.spelled_in(found):
             return Rejected("special_token_in_text", "the text contains a control string of the template")
         sequences = self._renderer.sequences(found)
-        if isinstance(sequences, Rejected):
-            return sequences
-        waiting = self._waiting
-        for pieces in sequences:
-            waiting.batch.add(pieces)
-            waiting.conversations.append(len(waiting.rows))
-        waiting.rows.append(row)
-        waiting.digests.append(self._digest(found))
-        return None
+        return sequences if isinstance(sequences, Rejected) else (found, sequences)
 
-    def _digest(self, found: Conversation) -> int:
-        if self._recipe.holdout_seed is None:
-            return 0
-        content = orjson.dumps([found.messages, found.tools], option=orjson.OPT_SORT_KEYS)
-        return xxh3_64_intdigest(content, self._recipe.holdout_seed)
-
-    def _encode(self, books: Books, stack: ExitStack) -> None:
-        """Encode what waits and spool what fits; begin anew."""
-        waiting, self._waiting = self._waiting, _Waiting()
-        if not waiting.rows:
-            return
-        sequences = self._fitted(waiting.batch.encode(self._encoder), waiting)
-        learned = _learned_tokens(sequences)
-        kept = np.flatnonzero((sequences.lengths <= self._recipe.capacity) & (learned > 0))
-        owners = np.asarray(waiting.conversations, np.int64)
-        self._counts["oversize"] += len(owners) - len(kept)
-        self._counts["straddled"] += int(sequences.straddled.sum())
-        with_sequences = np.unique(owners[kept])
-        books.drop("oversize", len(waiting.rows) - len(with_sequences))
-        parts = self._parts_of(np.asarray(waiting.digests, np.uint64))
-        rows = np.asarray(waiting.rows, np.int64)
-        for number, name in enumerate(PARTS if self._recipe.holdout_seed is not None else (WHOLE,)):
-            chosen = kept[parts[owners[kept]] == number]
-            if chosen.size:
-                part = self._part(name, stack)
-                part.documents += int(np.count_nonzero(parts[with_sequences] == number))
-                _spool(part.spool, sequences, chosen, rows[owners[chosen]])
-
-    def _parts_of(self, digests: np.ndarray) -> np.ndarray:
-        if self._recipe.holdout_seed is None:
-            return np.zeros(len(digests), np.uint8)
-        return parts_of(digests, self._recipe.holdout_valid, self._recipe.holdout_test)
-
-    def _part(self, name: str, stack: ExitStack) -> _Part:
+    def _part(self, found: Conversation, stack: ExitStack) -> _Part:
+        """The part that a conversation belongs to, by a hash of it."""
+        name, recipe = WHOLE, self._recipe
+        if recipe.holdout_seed is not None:
+            content = orjson.dumps([found.messages, found.tools], option=orjson.OPT_SORT_KEYS)
+            name = part_of(xxh3_64_intdigest(content, recipe.holdout_seed), recipe.holdout_valid, recipe.holdout_test)
         if name not in self._parts:
             self._parts[name] = _Part(Spool(spool_folder(self._store.place)))
             stack.callback(self._parts[name].spool.close)
         return self._parts[name]
+
+    def _encode(self, part: _Part, books: Books) -> None:
+        """Encode what waits for a part and spool what fits; begin anew."""
+        waiting, part.waiting = part.waiting, _Waiting()
+        if not waiting.rows:
+            return
+        sequences = self._fitted(waiting.batch.encode(self._encoder), waiting)
+        check_ids(sequences, self._recipe.vocabulary_size)
+        stored = padded(sequences.lengths, self._recipe.pad_seq_to_mult)
+        kept = np.flatnonzero((stored <= self._recipe.pack_size) & (_learned_tokens(sequences) > 0))
+        owners = np.asarray(waiting.owners, np.int64)[kept]
+        documents = len(np.unique(owners))
+        books.drop("oversize", len(waiting.rows) - documents)
+        part.documents += documents
+        self._counts["oversize"] += len(waiting.owners) - len(kept)
+        self._counts["straddled"] += int(sequences.straddled[kept].sum())
+        if kept.size:
+            _spool(part.spool, sequences, kept, np.asarray(waiting.rows, np.int64)[owners])
 
     def _fitted(self, sequences: Sequences, waiting: _Waiting) -> Sequences:
         """The sequences with long ones cut, where the policy is to truncate; raises RunError where it is `error`."""
@@ -190,7 +180,7 @@ class ShardBuilder:
         if not long.size or self._recipe.oversize == "drop":
             return sequences
         if self._recipe.oversize == "error":
-            row = waiting.rows[waiting.conversations[int(long[0])]]
+            row = waiting.rows[waiting.owners[int(long[0])]]
             raise RunError(
                 f"{self._shard.part.file.uri}:{first_row(self._shard.part) + row + 1}: a sequence of "
                 f"{int(stored[long[0]]):,} tokens, but pack_size is {self._recipe.pack_size:,}; raise pack_size, or set "
@@ -213,10 +203,19 @@ class ShardBuilder:
             return PackWriter(spooled, packs, recipe).write(books.open(f"{name}.parquet"), metadata)
 
 
+def check_ids(sequences: Sequences, vocabulary_size: int) -> None:
+    """Raises RunError, naming the id, unless every id is below `vocabulary_size`."""
+    largest = int(sequences.ids.max(initial=0))
+    if largest >= vocabulary_size:
+        raise RunError(
+            f"id {largest} is outside the vocabulary of {vocabulary_size} ids; the tokenizer's files do not fit together"
+        )
+
+
 def _learned_tokens(sequences: Sequences) -> np.ndarray:
     """How many tokens of each sequence are trained on, int64; the first cannot be, for nothing predicts it."""
-    sums = np.concatenate([np.zeros(1, np.int64), np.cumsum(sequences.loss, dtype=np.int64)])
-    return sums[sequences.offsets[1:]] - sums[np.minimum(sequences.offsets[:-1] + 1, sequences.offsets[1:])]
+    starts = sequences.offsets[:-1]
+    return np.add.reduceat(sequences.loss, starts, dtype=np.int64) - sequences.loss[starts]
 
 
 def truncated(sequences: Sequences, most: int) -> Sequences:
@@ -259,10 +258,9 @@ def _spool(spool: Spool, sequences: Sequences, chosen: np.ndarray, rows: np.ndar
 
 def _runs(sequences: Sequences, chosen: np.ndarray) -> Runs:
     """The role runs of some of the sequences, counted from the beginning of each."""
-    owners = np.searchsorted(sequences.offsets, sequences.role_starts, side="right") - 1
-    wanted = np.zeros(len(sequences.offsets) - 1, np.bool_)
-    wanted[chosen] = True
-    kept = wanted[owners]
+    borders = np.searchsorted(sequences.role_starts, sequences.offsets)
+    counts = np.diff(borders)
+    owners = np.repeat(np.arange(len(counts)), counts)
+    kept = np.isin(owners, chosen)
     starts = (sequences.role_starts - sequences.offsets[owners])[kept].astype(np.int32)
-    counts = np.bincount(owners[kept], minlength=len(wanted))[chosen]
-    return Runs(counts, starts, sequences.roles[kept])
+    return Runs(counts[chosen], starts, sequences.roles[kept])

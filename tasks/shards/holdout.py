@@ -10,6 +10,11 @@ PARTS = ("train", "valid", "test")
 """The parts of a shard that something is held out of."""
 
 
+def part_of(digest: int, valid: float, test: float) -> str:
+    """The part of one document, as `parts_of` has it."""
+    return "test" if digest < int(test * 2**64) else "valid" if digest < int((valid + test) * 2**64) else "train"
+
+
 def parts_of(digests: np.ndarray, valid: float, test: float) -> np.ndarray:
     """The part of each document, as an index into PARTS (uint8), from its 64-bit hash (uint64) and the shares."""
     in_test, held_out = (np.uint64(int(share * 2**64)) for share in (test, valid + test))

@@ -193,6 +193,27 @@ def test_copies_are_links_with_names_of_their_own_and_a_cut_file_is_a_file_of_it
     assert str(Path(cut).relative_to(tmp_path)) in {file["path"] for file in manifest["files"]}
 
 
+def test_copies_of_a_file_lie_apart(tmp_path, built):
+    store, finished = built
+    publish(tmp_path, store, finished, sampling="up", weights={**WEIGHTS, ("datasets", "chat"): 9.0})
+    places = defaultdict(list)
+    for place, path in enumerate(folder(tmp_path)):
+        places[re.search(r"__([0-9a-f]{8})[_.]", path)[1]].append(place)
+    repeated = [each for each in places.values() if len(each) > 2]
+    assert len(repeated) == len(COUNTS["chat"])
+    assert not any(each[-1] - each[0] == len(each) - 1 for each in repeated)
+
+
+def test_a_file_that_is_wanted_but_for_less_than_half_a_pack_is_taken_whole(tmp_path):
+    store, finished = build(tmp_path / "shards", {"math": [40], "code": [30]})
+    math, code = (float(item.receipt.facts["train"]["tokens"]) for item in finished)
+    manifest = publish(
+        tmp_path, store, finished, sampling="down", weights={("datasets", "math"): math, ("datasets", "code"): code - 5}
+    )
+    assert all(Path(path).stat().st_nlink == 2 for path in folder(tmp_path))
+    assert [book["copies"] for book in manifest["sampling"]["splits"]["train"].values()] == [1, 1]
+
+
 def bridge_packing(paths):
     """What Megatron-Bridge's own packer would write down of these files: a sequence counts without its last token."""
     rows = [row for path in paths for row in pq.read_table(path).to_pylist()]

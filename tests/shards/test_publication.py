@@ -307,8 +307,9 @@ def test_the_quarantine_of_mended_data_disappears(tmp_path, chosen, damaged):
 
 def with_bad_rows(rows_in, bad):
     item = finished("a", 0, {"train": 1})
-    counts = {"train": PartCount(rows_in - bad - 1, 1)}
-    drops = {"malformed_json": bad, "blank_line": 1}
+    choices = {"blank_line": 1, "filtered": 3, "oversize": 2}
+    counts = {"train": PartCount(rows_in - bad - sum(choices.values()), 1)}
+    drops = {"malformed_json": bad, **choices}
     return Finished(
         item.shard, item.key, replace(item.receipt, rows_in=rows_in, parts=counts, drops=drops, quarantined=bad)
     )

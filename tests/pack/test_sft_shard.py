@@ -1,0 +1,767 @@
+"""A shard of packs: no row is lost, every stored sequence and mask is what `transformers` makes of the conversation, and
+a trainer that collates the rows as Megatron-Bridge does learns the assistant's words from nothing but what led to them.
+"""
+
+import gzip
+import itertools
+import json
+import random
+import re
+from collections import Counter
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+from transformers import PreTrainedTokenizerFast
+
+from tasks.errors import InputError, RunError
+from tasks.pack import shard as shard_module
+from tasks.pack.planning import template_record
+from tasks.pack.preparation import build_sft_shard
+from tasks.shards.books import BadRowError
+from tasks.tokenize.settings import TokenizerSource
+from tests.peers.conversations import assistant, call, function, system, talk, thinking, tool, user
+from tests.preparing import blend_of, tree
+from tests.preparing_sft import CHATML, UNMARKED, build, chat_vocabulary, plan, prepare, write_rows
+
+PADDING_ROLE, ASSISTANT_ROLE = 6, 4
+PACK_SIZE = 1024
+KEEPING = {"template_variables": {"keep_reasoning": True}}
+PACKINGS = ["best_fit_decreasing", "first_fit_decreasing", "first_fit_shuffle", "concatenative"]
+
+
+@pytest.fixture(scope="module")
+def vocabulary(tmp_path_factory):
+    return chat_vocabulary(tmp_path_factory.mktemp("vocabulary"))
+
+
+@pytest.fixture(scope="module")
+def tokenizer(vocabulary):
+    return PreTrainedTokenizerFast(tokenizer_file=str(vocabulary / "tokenizer.json"), eos_token="<|endoftext|>")
+
+
+@pytest.fixture
+def chosen(vocabulary):
+    return {"tokenizer": {"model": str(vocabulary)}, "pack_size": PACK_SIZE}
+
+
+@dataclass(frozen=True)
+class Stored:
+    """A sequence as it lies in a pack, with the role of each of its tokens."""
+
+    ids: tuple[int, ...]
+    mask: tuple[int, ...]
+    document: int
+    roles: tuple[int, ...]
+
+    @property
+    def learnable(self):
+        return self.ids, self.mask
+
+
+def files_of(out, split="train"):
+    return sorted(Path(out).glob(f"splits/{split}/*.parquet"))
+
+
+def packs_of(out, split="train"):
+    """The published packs of a split, read by pyarrow alone: each a list of its sequences."""
+    return [_sequences(row) for path in files_of(out, split) for row in pq.read_table(path).to_pylist()]
+
+
+def _sequences(row):
+    ends = [*row["seq_start_id"][1:], len(row["input_ids"])]
+    runs = np.diff([*row["role_start"], len(row["input_ids"])])
+    roles = np.repeat(row["role"], runs).tolist()
+    assert len(row["document"]) == len(ends)
+    assert set(row["seq_start_id"]) <= set(row["role_start"])
+    return [
+        Stored(tuple(row["input_ids"][a:b]), tuple(row["loss_mask"][a:b]), document, tuple(roles[a:b]))
+        for a, b, document in zip(row["seq_start_id"], ends, row["document"], strict=True)
+    ]
+
+
+def sequences_of(out, split="train"):
+    return list(itertools.chain(*packs_of(out, split)))
+
+
+# What transformers makes of a conversation.
+
+
+def rendered(tokenizer, record, messages=None, **variables):
+    """Ids, and a flag per token that is set where the assistant generates it."""
+    encoded = tokenizer.apply_chat_template(
+        messages or record["messages"], tools=record.get("tools"), chat_template=CHATML, return_dict=True,
+        return_assistant_tokens_mask=True, **variables,
+    )  # fmt: skip
+    return encoded["input_ids"], encoded["assistant_masks"]
+
+
+def whole(tokenizer, record):
+    """The one sequence of a conversation whose reasoning is kept."""
+    return rendered(tokenizer, record, keep_reasoning=True)
+
+
+def by_turn(tokenizer, record):
+    """One sequence per answered question: what came before it as history, and only its answers trained on."""
+    messages = record["messages"]
+    if not any(message.get("reasoning_content") for message in messages):
+        return [rendered(tokenizer, record)]
+    questions = [number for number, message in enumerate(messages) if message["role"] == "user"]
+    sequences = []
+    for start, stop in itertools.pairwise([*questions, len(messages)]):
+        ids, generated = rendered(tokenizer, record, messages[:stop])
+        asked, _ = rendered(tokenizer, record, messages[: start + 1])
+        assert ids[: len(asked)] == asked
+        sequences.append((ids, [0] * len(asked) + generated[len(asked) :]))
+    return [(ids, generated) for ids, generated in sequences if any(generated)]
+
+
+def shifted(sequence, size=None):
+    """The sequence as it is to be stored, cut after `size` tokens: 1 at i where token i + 1 is trained on."""
+    ids, generated = sequence[0][:size], sequence[1][:size]
+    return tuple(ids), (*generated[1:], 0)
+
+
+WORDS = [
+    "mill",
+    "grain",
+    "the",
+    "Wasser",
+    "wheel",
+    "0.5",
+    "17",
+    "çà",
+    "北京",
+    "\U0001f33e",
+    "e\u0301",
+    "f(x)",
+    "=>",
+    "  \n\t",
+    "\n\n",
+]
+CLOCK = function("clock", "What time it is.", [], zone={"type": "string"})
+
+
+def conversations(count, seed=0):
+    """Random conversations of every kind, each with its number in its first question. No answer begins with a blank:
+    tokenizers may join that with the line break of the prompt, which generation never could.
+    """
+    source = random.Random(seed)
+
+    def words(most=6):
+        return source.choice(["Mill", "Grain", "7"]) + " ".join(source.choices(WORDS, k=source.randint(0, most)))
+
+    def answer():
+        calls = [call("clock", zone=words(2), deep={"n": [1, None, "é"]})] * source.choice([0, 0, 1, 2])
+        content = source.choice([None, words()]) if calls else words()
+        made = [thinking(source.choice([None, words(12)]), content, *calls)]
+        return [*made, *(tool(words()) for _ in calls), *([assistant(words())] if calls else [])]
+
+    def one(number):
+        turns = [[user(words()), *answer()] for _ in range(source.randint(1, 4))]
+        turns[0][0] = user(f"#{number}# {words()}")
+        first = [system(words())] * source.choice([0, 1])
+        last = [user("Are you there?")] * source.choice([0, 0, 0, 1])
+        return talk(*first, *itertools.chain(*turns), *last, tools=source.choice([None, [CLOCK]]))
+
+    return [one(number) for number in range(count)]
+
+
+CONVERSATIONS = conversations(40)
+
+
+@pytest.fixture(scope="module")
+def kept(tokenizer):
+    """The sequence of each conversation, with its reasoning kept."""
+    return [whole(tokenizer, record) for record in CONVERSATIONS]
+
+
+@pytest.fixture(scope="module")
+def stripped(tokenizer):
+    """All sequences of the conversations where reasoning is stripped from earlier turns."""
+    return [sequence for record in CONVERSATIONS for sequence in by_turn(tokenizer, record)]
+
+
+@pytest.mark.parametrize("template", [CHATML, UNMARKED], ids=["marked", "unmarked"])
+@pytest.mark.parametrize("packing", PACKINGS)
+def test_packs_hold_exactly_what_transformers_renders_and_masks(tmp_path, chosen, kept, packing, template):
+    source = write_rows(tmp_path / "some.jsonl", CONVERSATIONS)
+    chosen |= {**KEEPING, "chat_template": template, "packing": packing}
+    prepare(blend_of(source), tmp_path / "out", **chosen)
+    packs = packs_of(tmp_path / "out")
+    truth = dict(enumerate(map(shifted, kept)))
+    found = {sequence.document: sequence.learnable for pack in packs for sequence in pack}
+    assert found == truth
+    assert sum(map(len, packs)) == len(truth)
+    assert len(packs) < len(truth)
+
+
+@pytest.mark.parametrize("shard_size", [3_000, 10**9])
+def test_a_conversation_with_reasoning_is_one_sequence_per_question(tmp_path, chosen, stripped, shard_size):
+    source = write_rows(tmp_path / "some.jsonl", CONVERSATIONS)
+    planned, _ = prepare(blend_of(source), tmp_path / "out", shard_size=shard_size, **chosen)
+    assert (len(planned.plan.shards) > 3) == (shard_size == 3_000)
+    truth = Counter(map(shifted, stripped))
+    assert truth.total() > 1.5 * len(CONVERSATIONS)
+    assert Counter(sequence.learnable for sequence in sequences_of(tmp_path / "out")) == truth
+
+
+def test_what_is_trained_on_is_the_assistants(tmp_path, chosen):
+    prepare(blend_of(write_rows(tmp_path / "some.jsonl", CONVERSATIONS)), tmp_path / "out", **chosen)
+    for sequence in sequences_of(tmp_path / "out"):
+        following = [role for role, learned in zip(sequence.roles[1:], sequence.mask, strict=False) if learned]
+        assert set(following) == {ASSISTANT_ROLE}
+
+
+# What a trainer makes of a row.
+
+
+@dataclass(frozen=True)
+class Batch:
+    """One row as a model gets it: all arrays [pack_size] but `cu_seqlens`, the borders of the segments."""
+
+    tokens: np.ndarray
+    labels: np.ndarray
+    loss_mask: np.ndarray
+    position_ids: np.ndarray
+    cu_seqlens: list[int]
+
+
+def collate(pack, size, eos):
+    """A row as Megatron-Bridge 0.6.2 collates it (GPTSFTPackedParquetDataset, pad_to_max_length): the last token of each
+    sequence is no input, the first no label; what is left of the row is a segment of its own.
+    """
+    tokens, labels, loss, positions, borders = [], [], [], [], [0]
+    for sequence in pack:
+        tokens += sequence.ids[:-1]
+        labels += sequence.ids[1:]
+        loss += sequence.mask[:-1]
+        positions += range(len(sequence.ids) - 1)
+        borders.append(len(tokens))
+    assert len(tokens) <= size
+    rest = size - len(tokens)
+    filled = [tokens + [eos] * rest, labels + [eos] * rest, loss + [0] * rest, positions + [0] * rest]
+    return Batch(*map(np.array, filled), [*borders, size] if rest else borders)
+
+
+def learned_from(batch):
+    """What is learned of a batch: every label with a loss, and all tokens that its place attends to, in order."""
+    places = np.arange(len(batch.tokens))
+    segments = np.searchsorted(batch.cu_seqlens, places, side="right")
+    attends = (segments[:, None] == segments) & (places[:, None] >= places)
+    for place in np.flatnonzero(batch.loss_mask):
+        context = batch.tokens[attends[place]]
+        assert len(context) == batch.position_ids[place] + 1
+        yield tuple(context.tolist()), int(batch.labels[place])
+
+
+@pytest.mark.parametrize("multiple", [1, 8])
+def test_a_trainer_learns_each_answer_from_what_led_to_it_and_nothing_else(
+    tmp_path, chosen, tokenizer, stripped, multiple
+):
+    source = write_rows(tmp_path / "some.jsonl", CONVERSATIONS)
+    prepare(blend_of(source), tmp_path / "out", pad_seq_to_mult=multiple, **chosen)
+    eos = tokenizer.convert_tokens_to_ids("<|endoftext|>")
+    found = Counter()
+    for pack in packs_of(tmp_path / "out"):
+        batch = collate(pack, PACK_SIZE, eos)
+        found.update(learned_from(batch))
+        assert all(border % multiple == 0 for border in batch.cu_seqlens)
+    expected = Counter(
+        (tuple(ids[:place]), ids[place])
+        for ids, generated in stripped
+        for place in range(1, len(ids))
+        if generated[place]
+    )
+    assert found == expected
+
+
+@pytest.mark.parametrize("multiple", [2, 64])
+def test_sequences_are_filled_up_to_a_multiple_and_one(tmp_path, chosen, tokenizer, kept, multiple):
+    source = write_rows(tmp_path / "some.jsonl", CONVERSATIONS)
+    chosen |= {**KEEPING, "pad_seq_to_mult": multiple}
+    _, manifest = prepare(blend_of(source), tmp_path / "out", **chosen)
+    eos = tokenizer.convert_tokens_to_ids("<|endoftext|>")
+    lengths = []
+    for sequence in sequences_of(tmp_path / "out"):
+        ids, mask = shifted(kept[sequence.document])
+        padding = len(sequence.ids) - len(ids)
+        assert len(sequence.ids) % multiple == 1
+        assert 0 <= padding < multiple
+        assert sequence.ids == ids + (eos,) * padding
+        assert sequence.mask == mask + (0,) * padding
+        assert sequence.roles[len(ids) :] == (PADDING_ROLE,) * padding
+        assert PADDING_ROLE not in sequence.roles[: len(ids)]
+        lengths.append(len(ids))
+    assert len(lengths) == len(CONVERSATIONS)
+    assert manifest["totals"]["tokens"] == sum(lengths)
+
+
+def test_padding_needs_a_token_to_pad_with(tmp_path, chosen, vocabulary):
+    source = write_rows(tmp_path / "some.jsonl", CONVERSATIONS[:2])
+    nameless = tmp_path / "nameless"
+    nameless.mkdir()
+    (nameless / "tokenizer.json").write_bytes((vocabulary / "tokenizer.json").read_bytes())
+    chosen |= {"tokenizer": {"model": str(nameless)}}
+    prepare(blend_of(source), tmp_path / "out", **chosen)
+    with pytest.raises(InputError, match=r"^pad_seq_to_mult=4: .* eos_token"):
+        prepare(blend_of(source), tmp_path / "out", pad_seq_to_mult=4, **chosen)
+
+
+def test_a_file_is_what_the_reader_asks_for(tmp_path, chosen):
+    """The rules of its `validate_row`, and row groups that it can hold in memory."""
+    rows = [talk(user(f"{number}?"), assistant("Yes.")) for number in range(1_000, 2_100)]
+    chosen |= {"pack_size": 40}
+    prepare(blend_of(write_rows(tmp_path / "some.jsonl", rows)), tmp_path / "out", **chosen)
+    [path] = files_of(tmp_path / "out")
+    file = pq.ParquetFile(path)
+    assert {"input_ids", "seq_start_id", "loss_mask"} <= set(file.schema_arrow.names)
+    assert file.metadata.num_rows > 1_000
+    assert all(file.metadata.row_group(number).num_rows <= 500 for number in range(file.num_row_groups))
+    for row in file.read().to_pylist():
+        ids, mask, starts = row["input_ids"], row["loss_mask"], row["seq_start_id"]
+        assert len(mask) == len(ids) <= 40
+        assert set(mask) <= {0, 1}
+        assert starts[0] == 0
+        assert starts == sorted(set(starts))
+        assert starts[-1] < len(ids)
+        assert not any(mask[end - 1] for end in [*starts[1:], len(ids)])
+
+
+def test_a_receipt_tells_what_its_file_holds(tmp_path, chosen):
+    source = write_rows(tmp_path / "some.jsonl", CONVERSATIONS)
+    chosen |= {"pad_seq_to_mult": 8, "holdout": {"valid": 0.3, "test": 0}}
+    planned, _ = prepare(blend_of(source), tmp_path / "out", **chosen)
+    (receipt,) = planned.plan.store.proven(planned.plan.keys).values()
+    assert receipt.parts.keys() == {"train", "valid"}
+    for part, count in receipt.parts.items():
+        packs = packs_of(tmp_path / "out", part)
+        sequences = list(itertools.chain(*packs))
+        padding = sum(sequence.roles.count(PADDING_ROLE) for sequence in sequences)
+        stored = [sum(len(sequence.ids) for sequence in pack) for pack in packs]
+        assert count.documents == len({sequence.document for sequence in sequences})
+        assert count.tokens == sum(stored) - padding
+        assert receipt.facts[part] == {
+            "packs": len(packs),
+            "sequences": len(sequences),
+            "tokens": count.tokens,
+            "padding": padding,
+            "loss_tokens": sum(sum(sequence.mask) for sequence in sequences),
+            "longest": max(len(sequence.ids) for sequence in sequences),
+            "most_sequences": max(map(len, packs)),
+            "shortest_pack": min(stored),
+        }
+
+
+# What becomes of the order of rows, and of how they are batched and stored.
+
+
+@pytest.mark.parametrize("packing", PACKINGS[:3])
+def test_the_order_of_rows_changes_no_pack(tmp_path, chosen, packing):
+    rows = [*CONVERSATIONS, *CONVERSATIONS[:7]]
+    found = []
+    for seed in range(2):
+        path = write_rows(tmp_path / f"{seed}.jsonl", random.Random(seed).sample(rows, len(rows)))
+        prepare(blend_of(path), tmp_path / f"out{seed}", packing=packing, **chosen)
+        found.append([[sequence.learnable for sequence in pack] for pack in packs_of(tmp_path / f"out{seed}")])
+    assert found[0] == found[1]
+
+
+def test_concatenative_packs_are_consecutive_rows(tmp_path, chosen):
+    source = write_rows(tmp_path / "some.jsonl", CONVERSATIONS)
+    prepare(blend_of(source), tmp_path / "out", packing="concatenative", **KEEPING, **chosen)
+    packs = [[sequence.document for sequence in pack] for pack in packs_of(tmp_path / "out")]
+    assert all(pack == list(range(pack[0], pack[-1] + 1)) for pack in packs)
+    assert packs != sorted(packs), "a trainer that reads rows in order must not read the source in order"
+
+
+def test_another_seed_changes_the_order_of_packs_and_no_pack(tmp_path, chosen):
+    source = write_rows(tmp_path / "some.jsonl", CONVERSATIONS)
+    found = []
+    for seed in (1, 2):
+        prepare(blend_of(source), tmp_path / f"out{seed}", seed=seed, **chosen)
+        found.append([tuple(sequence.learnable for sequence in pack) for pack in packs_of(tmp_path / f"out{seed}")])
+    assert found[0] != found[1]
+    assert Counter(found[0]) == Counter(found[1])
+
+
+def test_how_much_is_encoded_at_once_changes_no_byte(tmp_path, chosen, monkeypatch):
+    source = write_rows(tmp_path / "some.jsonl", [*CONVERSATIONS, b"broken", *CONVERSATIONS])
+    chosen |= {"holdout": {"valid": 0.3, "test": 0.1}}
+    prepare(blend_of(source), tmp_path / "out", **chosen)
+    expected = tree(tmp_path / "out")
+    for characters in (1, 500):
+        monkeypatch.setattr(shard_module, "BATCH_CHARACTERS", characters)
+        prepare(blend_of(source), tmp_path / "out", force=True, **chosen)
+        assert tree(tmp_path / "out") == expected
+
+
+def test_json_and_parquet_of_the_same_conversations_give_the_same_packs(tmp_path, chosen):
+    rows = json.loads(json.dumps(CONVERSATIONS))
+    for message in itertools.chain(*(row["messages"] for row in rows)):
+        for made in message.get("tool_calls", []):
+            made["function"]["arguments"] = json.dumps(made["function"]["arguments"], ensure_ascii=False)
+    table = pa.Table.from_pylist([{"messages": row["messages"], "tools": json.dumps(row.get("tools"))} for row in rows])
+    pq.write_table(table, tmp_path / "some.parquet", row_group_size=20)
+    found = []
+    for path in (write_rows(tmp_path / "some.jsonl", CONVERSATIONS), tmp_path / "some.parquet"):
+        prepare(blend_of(path), tmp_path / path.suffix, **chosen)
+        found.append([[sequence.learnable for sequence in pack] for pack in packs_of(tmp_path / path.suffix)])
+    assert found[0] == found[1]
+
+
+# What becomes of every row.
+
+
+def marked(number, **fields):
+    return {**talk(user(f"#{number}# Is it there?"), assistant("It is.")), **fields}
+
+
+def saying(**fields):
+    return talk(user("And?"), {"role": "assistant", **fields})
+
+
+DEEP = json.loads("[" * 400 + "]" * 400)
+STRANGERS = "\ufdd0\ufdd1\ufdd2\ufdd3\ufdd4\ufdd5\ufdd6\ufdd7"
+REFUSING = CHATML.replace(
+    "{%- for message in messages %}\n    {{-",
+    "{%- for message in messages %}\n"
+    "    {%- if message.role == 'developer' %}{{ raise_exception('No developers.') }}{% endif %}\n    {{-",
+)
+"""A template that does not take developers."""
+
+BAD = [
+    (b'{"messages": ', "malformed_json"),
+    (b"\xff", "invalid_utf8"),
+    (b'{"messages": [{"role": "user", "content": "\\ud800"}]}', "lone_surrogate"),
+    (b"[1]", "not_an_object"),
+    (b'{"messages": "\xff"}', "invalid_utf8"),
+    ({"text": "no chat"}, "no_messages"),
+    ({"messages": []}, "no_messages"),
+    ({"messages": {"role": "user"}}, "no_messages"),
+    ({"input": "a", "output": "b", "instruction": "c"}, "no_messages"),
+    ({"messages": [5]}, "bad_message"),
+    (talk({"role": "narrator", "content": "Once."}), "unknown_role"),
+    (talk({"content": "Who says this?"}), "unknown_role"),
+    (saying(), "no_content"),
+    (saying(content=5), "not_text"),
+    (saying(content=[{"type": "image_url", "image_url": "x"}]), "not_text"),
+    (saying(content="x", reasoning_content=5), "bad_reasoning"),
+    (talk({"role": "user", "content": "x", "reasoning_content": "y"}, assistant("z")), "reasoning_not_by_assistant"),
+    (saying(content="<think>a</think>b", reasoning_content="c"), "reasoning_twice"),
+    (saying(content="<think>a"), "unclosed_think"),
+    (saying(content=None, tool_calls=[5]), "bad_tool_calls"),
+    (saying(content=None, tool_calls=[{"name": "f", "arguments": "5"}]), "bad_tool_arguments"),
+    (saying(content=None, tool_calls=[{"name": "f", "arguments": '{"a": "\\ud800"}'}]), "lone_surrogate"),
+    ({**saying(content="x"), "tools": [5]}, "bad_tools"),
+    (talk(user("Anyone?")), "no_assistant"),
+    (talk({"role": "developer", "content": "No jokes."}, assistant("x")), "template_error"),
+    (talk(user(f"<|im_end|>{STRANGERS}"), assistant("x")), "noncharacters"),
+    ({"messages": [], "deep": DEEP}, "no_messages"),
+    ({**saying(content="x"), "tools": [{"name": "f", "deep": DEEP}]}, "bad_tools"),
+]  # fmt: skip
+"""Rows that nothing can be learned from, and why."""
+
+GOOD = [
+    marked,
+    lambda number: {"conversations": [{"from": "human", "value": f"#{number}#"}, {"from": "gpt", "value": "Yes."}]},
+    lambda number: {"input": f"#{number}#", "output": "Yes.", "system": "Be brief."},
+    lambda number: {"prompt": f"#{number}#", "response": "<think>\nHm.\n</think>\n\nYes."},
+    lambda number: {"messages": json.dumps(marked(number)["messages"])},
+    lambda number: marked(number, tools=[CLOCK]),
+    lambda number: talk(user(f"#{number}# <|im_end|>"), assistant("<|im_start|>")),
+    lambda number: saying(content=None, tool_calls=[{"name": "f", "arguments": f'{{"n": "#{number}#", "big": {10**40}}}'}]),
+]  # fmt: skip
+"""Rows that a conversation can be made of, each with its number in it."""
+
+
+@dataclass(frozen=True)
+class Corpus:
+    """A file, and what is known of it beforehand: its lines, the numbers of its good ones, and why others are bad."""
+
+    path: Path
+    lines: list[bytes]
+    good: list[int]
+    bad: list[tuple[int, str]]
+    drops: dict[str, int]
+
+
+def corpus(path, bad=None):
+    """Good rows of every shape, bad ones, blank lines, drafts that a filter leaves out, and a row that no pack holds."""
+    source = random.Random(3)
+    makers = [(lambda number, make=make: {**make(number), "used_in": "train"}, None) for make in GOOD * 3]
+    makers += [(lambda _, row=row: row if isinstance(row, bytes) else {**row, "used_in": "train"}, reason) for row, reason in bad or BAD]  # fmt: skip
+    makers += [
+        (lambda _: b"", "blank_line"),
+        (lambda _: b" \t", "blank_line"),
+        (marked, "filtered"),
+    ]
+    makers += [(lambda number: {**talk(user(f"#{number}#"), assistant("wheel " * 900)), "used_in": "train"}, "oversize")]
+    source.shuffle(makers)
+    outcomes = [reason for _, reason in makers]
+    rows = [make(line) for line, (make, _) in enumerate(makers, 1)]
+    benign = {"blank_line", "filtered", "oversize"}
+    return Corpus(
+        path=write_rows(path, rows),
+        lines=path.read_bytes().splitlines(),
+        good=[line for line, reason in enumerate(outcomes, 1) if reason is None],
+        bad=[(line, reason) for line, reason in enumerate(outcomes, 1) if reason and reason not in benign],
+        drops=Counter(reason for reason in outcomes if reason),
+    )
+
+
+def from_training(path):
+    """A blend of one file, of which only what is used in training is taken."""
+    (source,) = blend_of(path)["datasets"]
+    return {"datasets": [{**source, "used_in": "train"}]}
+
+
+def numbers_in(sequences, tokenizer):
+    """The numbers that conversations have in them, one for each sequence."""
+    texts = tokenizer.batch_decode([list(sequence.ids) for sequence in sequences])
+    return [int(number) for text in texts for number in re.findall(r"#(\d+)#", text)]
+
+
+def quarantined(out, name="some"):
+    return [json.loads(line) for line in (out / "quarantine" / f"{name}.jsonl").read_bytes().splitlines()]
+
+
+@pytest.mark.parametrize(("shard_size", "zipped"), [(300, False), (10**9, False), (10**9, True)])
+def test_every_row_is_a_document_or_a_counted_drop(tmp_path, chosen, tokenizer, shard_size, zipped):
+    given = corpus(tmp_path / "some.jsonl")
+    path = given.path
+    if zipped:
+        path = tmp_path / "some.jsonl.gz"
+        path.write_bytes(gzip.compress(given.path.read_bytes()))
+    chosen |= {"chat_template": REFUSING, "shard_size": shard_size, "holdout": {"valid": 0.2, "test": 0}}
+    _, manifest = prepare(from_training(path), tmp_path / "out", **chosen)
+    totals = manifest["totals"]
+    assert totals["rows"] == len(given.lines)
+    assert totals["dropped"] == given.drops
+    assert totals["documents"] == len(given.good)
+    assert totals["quarantined"] == len(given.bad)
+    assert all(
+        entry["rows"] == sum(entry["documents"].values()) + sum(entry["drops"].values()) for entry in manifest["shards"]
+    )
+    both = [*sequences_of(tmp_path / "out"), *sequences_of(tmp_path / "out", "valid")]
+    assert sorted(numbers_in(both, tokenizer)) == given.good
+    assert [(row["line"], row["reason"]) for row in quarantined(tmp_path / "out")] == given.bad
+    assert {row["file"] for row in quarantined(tmp_path / "out")} == {str(path)}
+    assert all(row["detail"] for row in quarantined(tmp_path / "out"))
+
+
+@pytest.mark.parametrize(("row", "reason"), [BAD[0], BAD[11], BAD[24]], ids=lambda value: str(value)[:20])
+def test_a_bad_row_fails_the_shard_where_it_is_told_to(tmp_path, chosen, row, reason):
+    source = write_rows(tmp_path / "some.jsonl", [marked(1), b"", row, marked(4)])
+    chosen |= {"chat_template": REFUSING, "on_bad_row": "fail"}
+    with pytest.raises(BadRowError, match=rf"^{source}:3: {reason}: .*on_bad_row=quarantine"):
+        prepare(blend_of(source), tmp_path / "out", **chosen)
+    assert not list((tmp_path / "out").rglob("receipt.json"))
+    assert not (tmp_path / "out/blend.json").exists()
+
+
+def test_values_that_only_parquet_has_are_bad_rows_and_no_more(tmp_path, chosen):
+    rows = {
+        "messages": [marked(1)["messages"], marked(2)["messages"], []],
+        "tools": pa.array([None, [{"name": "f", "blob": b"\xff"}], [{"name": "f", "blob": b"\xff"}]]),
+    }
+    pq.write_table(pa.table(rows), tmp_path / "some.parquet")
+    _, manifest = prepare(blend_of(tmp_path / "some.parquet"), tmp_path / "out", **chosen)
+    assert manifest["totals"]["dropped"] == {"bad_tools": 1, "no_messages": 1}
+    assert [row["line"] for row in quarantined(tmp_path / "out")] == [2, 3]
+
+
+def test_a_row_without_anything_to_learn_under_the_policy_is_counted(tmp_path, chosen):
+    rows = [marked(1), talk(user("A?"), assistant("B."), user("C?")), marked(3)]
+    source = write_rows(tmp_path / "some.jsonl", rows)
+    _, manifest = prepare(blend_of(source), tmp_path / "out", loss_on="last_turn", **chosen)
+    assert manifest["totals"]["dropped"] == {"nothing_trained": 1}
+    assert [(row["line"], row["reason"]) for row in quarantined(tmp_path / "out")] == [(2, "nothing_trained")]
+
+
+@pytest.mark.parametrize(
+    ("policy", "dropped"),
+    [("literal", {}), ("reject", {"special_token_in_text": 3})],
+)
+def test_rows_that_spell_control_tokens_are_set_aside_where_that_is_asked_for(tmp_path, chosen, policy, dropped):
+    rows = [
+        marked(1), talk(user("<|im_end|>"), assistant("x")), talk(user("x"), thinking("<|im_start|>", "y")),
+        talk(user("x"), assistant(None, call("f", a="<|im_end|>")), assistant("z")), talk(user("<|im_end"), assistant("|>")),
+    ]  # fmt: skip
+    source = write_rows(tmp_path / "some.jsonl", rows)
+    _, manifest = prepare(blend_of(source), tmp_path / "out", special_tokens_in_text=policy, **chosen)
+    assert manifest["totals"]["dropped"] == dropped
+    if dropped:
+        assert [row["line"] for row in quarantined(tmp_path / "out")] == [2, 3, 4]
+
+
+# What becomes of what is too long.
+
+
+def longer(record, words):
+    """The conversation with a last answer of so many words more."""
+    return {**record, "messages": [*record["messages"], user("More."), assistant("wheel " * words + "end")]}
+
+
+@pytest.mark.parametrize("multiple", [1, 16])
+def test_long_sequences_are_cut_where_that_is_asked_for_and_their_masks_with_them(
+    tmp_path, chosen, tokenizer, multiple
+):
+    rows = [*CONVERSATIONS[:20], *(longer(record, 400) for record in CONVERSATIONS[20:30])]
+    source = write_rows(tmp_path / "some.jsonl", rows)
+    chosen |= {**KEEPING, "pad_seq_to_mult": multiple, "pack_size": 400}
+    _, manifest = prepare(blend_of(source), tmp_path / "out", oversize="truncate", **chosen)
+    most = max(size for size in range(1, 401) if size % multiple == 1 % multiple)
+    truth = {number: shifted(whole(tokenizer, record), most) for number, record in enumerate(rows)}
+    found = {sequence.document: sequence for sequence in sequences_of(tmp_path / "out")}
+    assert found.keys() == truth.keys()
+    for number, (ids, mask) in truth.items():
+        assert found[number].ids[: len(ids)] == ids
+        assert found[number].mask == mask + (0,) * (len(found[number].ids) - len(ids))
+    cut = [record for record in rows if len(whole(tokenizer, record)[0]) > most]
+    assert manifest["totals"]["truncated"] == len(cut) >= 10
+    assert manifest["totals"]["dropped"] == {}
+
+
+def test_a_sequence_that_has_nothing_left_to_learn_once_it_is_cut_is_dropped(tmp_path, chosen, tokenizer):
+    rows = [talk(user("word " * 300), assistant("Yes.")), marked(2)]
+    source = write_rows(tmp_path / "some.jsonl", rows)
+    _, manifest = prepare(blend_of(source), tmp_path / "out", **chosen | {"pack_size": 100, "oversize": "truncate"})
+    assert manifest["totals"]["dropped"] == {"oversize": 1}
+    assert numbers_in(sequences_of(tmp_path / "out"), tokenizer) == [2]
+
+
+def test_long_sequences_are_dropped_and_their_conversation_only_with_the_last_of_them(tmp_path, chosen, tokenizer):
+    """One turn of the first conversation is too long with all that comes before it, all of the second are."""
+    reasoned = [
+        talk(user("#1#"), thinking("Hm.", "A."), user("B?"), thinking("Well.", "wheel " * 300)),
+        talk(user("#2#" + " mill" * 300), thinking("Hm.", "A."), user("B?"), thinking("Well.", "C.")),
+        talk(user("#3#"), thinking("Hm.", "A."), user("B?"), thinking("Well.", "C.")),
+    ]
+    source = write_rows(tmp_path / "some.jsonl", reasoned)
+    planned, manifest = prepare(blend_of(source), tmp_path / "out", **chosen | {"pack_size": 200})
+    assert manifest["totals"]["documents"] == 2
+    assert manifest["totals"]["dropped"] == {"oversize": 1}
+    assert sorted(numbers_in(sequences_of(tmp_path / "out"), tokenizer)) == [1, 3, 3]
+    (receipt,) = planned.plan.store.proven(planned.plan.keys).values()
+    assert receipt.facts["oversize_sequences"] == 3
+
+
+@pytest.mark.parametrize("shard_size", [60, 10**9])
+def test_a_long_sequence_stops_the_run_where_that_is_asked_for(tmp_path, chosen, shard_size):
+    rows = [marked(1), b"", marked(3), talk(user("#4#"), assistant("wheel " * 400)), marked(5)]
+    source = write_rows(tmp_path / "some.jsonl", rows)
+    chosen |= {"oversize": "error", "pack_size": 200, "shard_size": shard_size}
+    with pytest.raises(RunError, match=rf"^{source}:4: a sequence of [\d,]+ tokens, but pack_size is 200; raise"):
+        prepare(blend_of(source), tmp_path / "out", **chosen)
+    assert not (tmp_path / "out/blend.json").exists()
+
+
+def test_a_sequence_as_long_as_a_pack_is_kept_and_one_token_more_is_not(tmp_path, chosen, tokenizer):
+    source = write_rows(tmp_path / "some.jsonl", [marked(1)])
+    ((ids, _),) = by_turn(tokenizer, marked(1))
+    for size, documents in ((len(ids), 1), (len(ids) - 1, 0)):
+        _, manifest = prepare(blend_of(source), tmp_path / f"out{size}", **chosen | {"pack_size": size})
+        assert manifest["totals"]["documents"] == documents
+
+
+# What is held out.
+
+
+SHARES = {"valid": 0.1, "test": 0.05}
+HELD_OUT = [
+    talk(user(f"#{number}#"), thinking("Hm.", f"{number * 7919 % 10_007}"), user("And?"), thinking("Well.", "Yes."))
+    for number in range(900)
+]
+
+
+@pytest.fixture(scope="module")
+def held_out(vocabulary, tokenizer, tmp_path_factory):
+    """`held_out(rows…)`: how often each conversation's number occurs in each split."""
+
+    def held_out(*sources, **settings):
+        folder = tmp_path_factory.mktemp("held_out")
+        paths = [write_rows(folder / f"s{number}.jsonl", rows) for number, rows in enumerate(sources)]
+        settings = {"pack_size": 256, "tokenizer": {"model": str(vocabulary)}, "holdout": SHARES, **settings}
+        prepare(blend_of(*paths), folder / "out", **settings)
+        return {
+            split: Counter(numbers_in(sequences_of(folder / "out", split), tokenizer))
+            for split in ("train", "valid", "test")
+        }
+
+    return held_out
+
+
+@pytest.fixture(scope="module")
+def splits(held_out):
+    """900 conversations of two sequences each, every third once more in another source and in another shape."""
+    shapes = {"user": "human", "assistant": "gpt"}
+    again = [
+        {"conversations": [
+            {"from": shapes[message["role"]], "value": message["content"] if message["role"] == "user" else f"<think>{message['reasoning_content']}</think>\n{message['content']}"}
+            for message in record["messages"]
+        ]}
+        for record in HELD_OUT[::3]
+    ]  # fmt: skip
+    return held_out(HELD_OUT, again)
+
+
+def test_shares_are_as_asked(splits):
+    for split, share in {**SHARES, "train": 0.85}.items():
+        deviation = (share * (1 - share) * len(HELD_OUT)) ** 0.5
+        assert abs(len(splits[split]) - share * len(HELD_OUT)) < 5 * deviation
+
+
+def test_equal_conversations_stay_together_and_so_do_the_sequences_of_one(splits):
+    assert sum(map(len, splits.values())) == len(HELD_OUT)
+    assert splits["train"] + splits["valid"] + splits["test"] == Counter({n: 2 if n % 3 else 4 for n in range(900)})
+
+
+def test_neither_order_nor_slices_nor_company_move_a_conversation(held_out, splits):
+    some = random.Random(1).sample(HELD_OUT, 300)
+    found = held_out(some, shard_size=5_000)
+    wanted = {int(record["messages"][0]["content"].strip("#")) for record in some}
+    for split, numbers in found.items():
+        assert numbers.keys() == splits[split].keys() & wanted
+
+
+def test_another_seed_holds_out_others(held_out, splits):
+    other = held_out(HELD_OUT[:300], holdout={**SHARES, "seed": 43})["valid"].keys()
+    assert len(other & splits["valid"].keys()) < len(other) / 2
+
+
+def test_a_split_of_the_blend_is_taken_as_it_is(tmp_path, chosen, tokenizer):
+    train = write_rows(tmp_path / "train.jsonl", [marked(number) for number in range(30)])
+    valid = write_rows(tmp_path / "valid.jsonl", [marked(number) for number in range(30, 40)])
+    blend = {"train": blend_of(train)["datasets"], "valid": blend_of(valid)["datasets"]}
+    prepare(blend, tmp_path / "out", **chosen | {"holdout": {"valid": 0.4, "test": 0.4}})
+    assert sorted(numbers_in(sequences_of(tmp_path / "out"), tokenizer)) == list(range(30))
+    assert sorted(numbers_in(sequences_of(tmp_path / "out", "valid"), tokenizer)) == list(range(30, 40))
+    assert not files_of(tmp_path / "out", "test")
+
+
+# What a shard refuses to vouch for.
+
+
+def test_a_source_that_changes_after_the_plan_is_not_packed(tmp_path, chosen):
+    source = write_rows(tmp_path / "some.jsonl", [marked(1)])
+    planned = plan(blend_of(source), tmp_path / "out", **chosen)
+    write_rows(source, [marked(1), marked(2)])
+    with pytest.raises(RunError, match="changed while it was being prepared"):
+        build(planned, planned.plan.pending)
+    assert not list((tmp_path / "out").rglob("receipt.json"))
+
+
+def test_a_worker_with_another_template_or_tokenizer_packs_nothing(tmp_path, chosen):
+    planned = plan(blend_of(write_rows(tmp_path / "some.jsonl", [marked(1)])), tmp_path / "out", **chosen)
+    [shard], store, template = planned.plan.pending, planned.plan.store, template_record(planned.template)
+    other = TokenizerSource(model=str(chat_vocabulary(tmp_path / "other", size=501)))
+    with pytest.raises(RunError, match=r"^tokenizer\.model: .* on this worker but .* in the plan"):
+        build_sft_shard(shard, store, other, template, "quarantine")
+    changed = {**template, "source": template["source"] + " "}
+    with pytest.raises(RunError, match=r"^chat_template: .* on this worker but .* in the plan"):
+        build_sft_shard(shard, store, planned.settings.tokenizer, changed, "quarantine")
+    assert not list((tmp_path / "out").rglob("receipt.json"))

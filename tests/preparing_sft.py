@@ -1,0 +1,95 @@
+"""A whole SFT preparation in this process, without Prefect or Dask, with a small vocabulary and a template to go with it.
+
+The template is ChatML with reasoning and tools. It strips reasoning from earlier turns unless `keep_reasoning` says
+otherwise, and marks what the assistant generates, so that `transformers` can say what is to be trained on.
+"""
+
+import json
+import time
+from pathlib import Path
+
+from tasks.blend.load import load_blend
+from tasks.pack.planning import plan_sft, template_record
+from tasks.pack.preparation import build_sft_shard, publish_sft
+from tasks.pack.settings import SftSettings
+from tasks.shards.build import build_batch
+from tasks.shards.plan import shard_record
+from tasks.strict import parse
+from tests.tokenize.small_vocabularies import BOS, EOS, byte_level_bpe
+
+START, END = "<|im_start|>", "<|im_end|>"
+
+CHATML = """\
+{%- set turn = namespace(last=-1) %}
+{%- for message in messages %}
+    {%- if message.role == 'user' %}{% set turn.last = loop.index0 %}{% endif %}
+{%- endfor %}
+{%- if tools %}
+    {{- '<|im_start|>system\\n# Tools' }}
+    {%- for tool in tools %}{{ '\\n' ~ tool | tojson }}{% endfor %}
+    {{- '<|im_end|>\\n' }}
+{%- endif %}
+{%- for message in messages %}
+    {{- '<|im_start|>' ~ message.role ~ '\\n' }}
+    {%- if message.role == 'assistant' %}
+        {%- generation %}
+            {%- if message.reasoning_content and (keep_reasoning or loop.index0 > turn.last) %}
+                {{- '<think>\\n' ~ message.reasoning_content ~ '\\n</think>\\n' }}
+            {%- endif %}
+            {{- message.content or '' }}
+            {%- for call in message.tool_calls %}
+                {{- '<call>' ~ call.function.name ~ ' ' ~ call.function.arguments | tojson ~ '</call>' }}
+            {%- endfor %}
+            {{- '<|im_end|>' }}
+        {%- endgeneration %}
+        {{- '\\n' }}
+    {%- else %}
+        {{- message.content ~ '<|im_end|>\\n' }}
+    {%- endif %}
+{%- endfor %}
+{{- '<|im_start|>assistant\\n' if add_generation_prompt }}
+"""
+
+UNMARKED = CHATML.replace("{%- generation %}", "").replace("{%- endgeneration %}", "")
+"""The same text, and nothing that says what is generated."""
+
+NOTHING_HELD_OUT = {"valid": 0, "test": 0}
+
+
+def chat_vocabulary(folder, size=500):
+    """A small byte-level BPE whose last two ids are ChatML's control tokens, and one before them EOS."""
+    return byte_level_bpe(folder, size, special=(BOS, EOS, START, END))
+
+
+def plan(blend, output_dir, **settings):
+    """The plan of `blend` with ChatML, nothing held out, any share of bad rows, and whatever else is chosen."""
+    chosen = {"chat_template": CHATML, "holdout": NOTHING_HELD_OUT, "bad_row_ceiling": 1.0, **settings}
+    return plan_sft(load_blend(blend), parse(SftSettings, chosen, "settings"), str(output_dir))
+
+
+def prepare(blend, output_dir, **settings):
+    """Plan, build every pending shard in plan order, publish; returns the plan and the manifest."""
+    planned = plan(blend, output_dir, **settings)
+    build(planned, planned.plan.pending)
+    return planned, publish_sft(planned, time.time())
+
+
+def build(planned, shards):
+    """Build some of the planned shards, one after the other, in this process."""
+    settings, template = planned.settings, template_record(planned.template)
+    return build_batch(
+        [shard_record(shard) for shard in shards],
+        planned.plan.store,
+        lambda shard, store: build_sft_shard(shard, store, settings.tokenizer, template, settings.on_bad_row),
+        announce=lambda record: None,
+        rebuild=settings.force,
+    )
+
+
+def write_rows(path, rows):
+    """A JSON Lines file; rows that are bytes are written as they are."""
+    path = Path(path)
+    path.parent.mkdir(parents=True, exist_ok=True)
+    lines = [row if isinstance(row, bytes) else json.dumps(row, ensure_ascii=False).encode() for row in rows]
+    path.write_bytes(b"".join(line + b"\n" for line in lines))
+    return path
