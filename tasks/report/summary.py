@@ -6,6 +6,14 @@ from typing import Any
 from rich.console import Console
 from rich.table import Table
 
+from tasks.report.packing import packing_lines
+
+HINTS = {
+    "pretrain": "train: point Megatron's per-split blend at {0}/blend.json",
+    "sft": "look:  tokenmill view {0} --random\ntrain: packed_train_data_path={0}/splits/train, packed_val_data_path={0}/splits/valid",
+}
+"""What to do with the output of each kind."""
+
 COLUMNS = ("data set", "share", "rows", "documents", "dropped", "tokens")
 
 
@@ -69,6 +77,8 @@ def markdown(manifest: Mapping[str, Any], output_dir: str) -> str:
         "|---|---:|---:|",
         *(f"| {name} | {part['documents']:,} | {part['tokens']:,} |" for name, part in totals["splits"].items()),
         "",
+        *packing_lines(manifest),
+        "",
         "| dropped because | rows |",
         "|---|---:|",
         *(f"| {reason} | {count:,} |" for reason, count in sorted(totals["dropped"].items())),
@@ -90,6 +100,8 @@ def warnings(manifest: Mapping[str, Any]) -> list[str]:
         for name, books in manifest["totals"]["datasets"].items()
         if not books["tokens"]
     ]
+    found += manifest.get("template", {}).get("warnings", [])
+    found += manifest.get("sampling", {}).get("warnings", [])
     if manifest["missing"]:
         found.append(f"partial: {len(manifest['missing'])} planned shards are missing from this output")
     return found
@@ -105,6 +117,8 @@ def print_summary(manifest: Mapping[str, Any], output_dir: str, console: Console
     totals, shards = manifest["totals"], manifest["volatile"]["shards"]
     for split, part in totals["splits"].items():
         console.print(f"  {split:<6} {part['documents']:>12,} documents  {part['tokens']:>15,} tokens")
+    for line in packing_lines(manifest):
+        console.print(f"  {line}")
     for reason, count in sorted(totals["dropped"].items()):
         console.print(f"  dropped {count:,} rows: {reason}")
     for warning in warnings(manifest):
@@ -112,5 +126,5 @@ def print_summary(manifest: Mapping[str, Any], output_dir: str, console: Console
     console.print(
         f"{shards['built']} shards built, {shards['reused']} reused, in {manifest['volatile']['seconds']:.1f} s\n"
         f"next:  tokenmill verify {output_dir}\n"
-        f"train: point Megatron's per-split blend at {output_dir}/blend.json"
+        f"{HINTS[manifest['type']].format(output_dir)}"
     )

@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 from functools import partial
 
 from tasks.blend.models import Blend, DataSource
+from tasks.errors import InputError
 from tasks.shards.plan import Plan
 from tasks.shards.planning import holdout_of, output_place, plan_shards, store_place
 from tasks.shards.store import Store
@@ -46,6 +47,7 @@ def plan_pretrain(blend: Blend, settings: PretrainSettings, output_dir: str | No
     verdicts: dict[str, Verdict] = {}
 
     def recipe(source: DataSource, split: str, slices: Sequence[Slice]) -> PretrainRecipe:
+        _require_no_filters(source)
         literal = settings.special_tokens_in_text != "allow"
         texts, field_name = partial(texts_of, source.text_field), source.text_field
         verdict = judge(vocabulary, slices, texts, field_name, store.place, literal=literal)
@@ -54,6 +56,14 @@ def plan_pretrain(blend: Blend, settings: PretrainSettings, output_dir: str | No
 
     plan = plan_shards(blend, settings, store, FORMAT_VERSION, lambda source: [source.text_field], require_text, recipe)
     return PretrainPlan(blend, settings, output_dir, plan, verdicts, vocabulary)
+
+
+def _require_no_filters(source: DataSource) -> None:
+    if source.filters or source.used_in is not None:
+        raise InputError(
+            f"data set {source.name!r}: used_in and filters choose conversations; pretraining takes every row of a "
+            "source: leave them out, or filter the data first"
+        )
 
 
 def _recipe(

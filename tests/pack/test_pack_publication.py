@@ -200,7 +200,7 @@ def test_copies_of_a_file_lie_apart(tmp_path, built):
     for place, path in enumerate(folder(tmp_path)):
         places[re.search(r"__([0-9a-f]{8})[_.]", path)[1]].append(place)
     repeated = [each for each in places.values() if len(each) > 2]
-    assert len(repeated) == len(COUNTS["chat"])
+    assert len(repeated) >= len(COUNTS["chat"])
     assert not any(each[-1] - each[0] == len(each) - 1 for each in repeated)
 
 

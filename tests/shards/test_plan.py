@@ -12,11 +12,11 @@ import pyarrow.parquet as pq
 import pytest
 
 from tasks.blend.load import load_blend
+from tasks.report.plan import pending_reasons
+from tasks.shards import planning
 from tasks.shards.plan import shard_from_record, shard_record
 from tasks.strict import parse
-from tasks.tokenize import planning
 from tasks.tokenize.planning import plan_pretrain
-from tasks.report.plan import pending_reasons
 from tasks.tokenize.settings import PretrainSettings
 from tests.preparing import blend_of, prepare, write_lines
 from tests.tokenize.small_vocabularies import byte_level_bpe

@@ -497,6 +497,13 @@ def test_copying_what_is_not_there_names_it_and_changes_nothing(bucket, tmp_path
         assert stream.read() == OLD
 
 
+def test_a_store_that_refuses_a_copy_has_both_names_in_a_note(bucket):
+    publish_bytes("s3://shards/data.bin", NEW)
+    with pytest.raises(FileNotFoundError) as raised:
+        copy("s3://shards/data.bin", "s3://nowhere/data.bin")
+    assert raised.value.__notes__ == ["while copying s3://shards/data.bin to s3://nowhere/data.bin"]
+
+
 def test_a_copy_to_a_local_disk_survives_any_fault(source, target):
     def work():
         copy(str(source), str(target))

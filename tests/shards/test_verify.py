@@ -13,6 +13,7 @@ from tasks.seal import sealed, unsealed
 from tasks.shards.verify import verify
 from tasks.tokenize.inspect import inspect_pretrain_shard
 from tests.preparing import blend_of, prepare, tree, write_lines
+from tests.shards.damage import DAMAGES, flip, names_of, proofs, replaced, shard_of
 from tests.tokenize.small_vocabularies import byte_level_bpe
 
 TEXTS = [f"document {number} says hello to the {number * 7919 % 1000}th world" for number in range(120)]
@@ -44,51 +45,6 @@ def prepared(tmp_path_factory, vocabulary):
 
 def check(out):
     return verify(str(out), inspect_pretrain_shard)
-
-
-def flip(path, place):
-    """Change one byte where it lies, so that a hard link changes as well."""
-    with path.open("r+b") as stream:
-        stream.seek(place)
-        byte = stream.read(1)
-        stream.seek(place)
-        stream.write(bytes([byte[0] ^ 0x10]))
-
-
-def truncate(path, length):
-    with path.open("r+b") as stream:
-        stream.truncate(length)
-
-
-def replaced(path, content):
-    """Another file under the same name, so that a hard link is broken."""
-    path.unlink()
-    path.write_bytes(content)
-
-
-DAMAGES = {
-    "a byte flipped": lambda path: flip(path, path.stat().st_size // 2),
-    "a byte less": lambda path: truncate(path, path.stat().st_size - 1),
-    "emptied": lambda path: truncate(path, 0),
-    "deleted": Path.unlink,
-    "replaced": lambda path: replaced(path, path.read_bytes()[:-1] + b"\xfe"),
-}
-
-
-def proofs(out):
-    """Every file that verification vouches for: all but the caches of planning."""
-    caches = {"index.json", "gates"}
-    return sorted(path for path in out.rglob("*") if path.is_file() and not caches & set(path.parts))
-
-
-def names_of(path, out):
-    """The path, and those of its hard links."""
-    return {str(other) for other in proofs(out) if other.samefile(path)}
-
-
-def shard_of(path, plan):
-    """The keys of the shard that a file of the store belongs to, or none."""
-    return [key for key in dict.fromkeys(plan.plan.keys) if key in path.parts]
 
 
 def test_there_is_one_of_everything(prepared):

@@ -1,0 +1,244 @@
+"""Incremental SFT: a plan asks for the shards whose bytes would be others, says why, and for nothing else."""
+
+import json
+import os
+import shutil
+from pathlib import Path
+
+import pytest
+
+from tasks.pack.settings import SftSettings
+from tasks.report.plan import pending_reasons
+from tests.peers.conversations import assistant, talk, thinking, user
+from tests.preparing import blend_of, tree
+from tests.preparing_sft import CHATML, chat_vocabulary, plan, prepare, write_rows
+
+ROWS = [
+    {
+        **talk(user(f"Question {number}?"), thinking("Hm.", f"Answer {number * 7919 % 1000}."), user("?"), assistant("!")),
+        "used_in": ["train", "tiny"],
+        "quality": "good",
+    }
+    for number in range(60)
+]  # fmt: skip
+
+
+@pytest.fixture(scope="module")
+def vocabulary(tmp_path_factory):
+    return chat_vocabulary(tmp_path_factory.mktemp("vocabulary"))
+
+
+@pytest.fixture(scope="module")
+def given(vocabulary):
+    """The settings of all tests: a small tokenizer, small packs, and shards of some five rows."""
+    return {"tokenizer": {"model": str(vocabulary)}, "pack_size": 256, "shard_size": 1500}
+
+
+def corpus(folder):
+    """Two files, last modified long ago."""
+    for path in (write_rows(folder / "a.jsonl", ROWS[:40]), write_rows(folder / "b.jsonl", ROWS[40:])):
+        os.utime(path, (1_000_000_000, 1_000_000_000))
+    return folder
+
+
+def blend(folder, a=1.0, **fields):
+    """Both files as data sets of their own; `fields` are those of both."""
+    flat = blend_of(folder / "a.jsonl", folder / "b.jsonl", a=a)
+    return {"datasets": [{**source, **fields} for source in flat["datasets"]]}
+
+
+@pytest.fixture(scope="module")
+def prepared(tmp_path_factory, given):
+    """A corpus and its preparation, which the tests that take this leave as it is."""
+    folder = tmp_path_factory.mktemp("prepared")
+    prepare(blend(corpus(folder / "corpus")), folder / "out", **given)
+    return folder
+
+
+@pytest.fixture
+def own(prepared, given, tmp_path):
+    """A copy of both that a test may change, prepared where it is now."""
+    folder = Path(shutil.copytree(prepared, tmp_path / "own"))
+    prepare(blend(folder / "corpus"), folder / "out", **given)
+    return folder
+
+
+def pending(planned):
+    return [(Path(shard.part.file.uri).name, shard.part.start) for shard in planned.plan.pending]
+
+
+def test_everything_is_new_at_first_and_nothing_the_second_time(prepared, given, tmp_path):
+    first = plan(blend(prepared / "corpus"), tmp_path / "out", **given)
+    assert len(first.plan.pending) == len(first.plan.shards) > 6
+    assert pending_reasons(first) == {"new": len(first.plan.shards)}
+    assert pending(plan(blend(prepared / "corpus"), prepared / "out", **given)) == []
+
+
+# Settings, each with another value than the preparation's and how its plan explains that every shard is to be built.
+
+REBUILD = {
+    "special_tokens_in_text": ("reject", "recipe.special_tokens_in_text changed: 'literal' -> 'reject'"),
+    "chat_template": (CHATML + "\n", "recipe.template changed: 'sha256:"),
+    "template_variables": ({"keep_reasoning": True}, "recipe.template_variables.keep_reasoning changed: None -> True"),
+    "loss_on": ("last_turn", "recipe.loss_on changed: 'assistant_all' -> 'last_turn'"),
+    "loss_reasoning": (False, "recipe.loss_reasoning changed: True -> False"),
+    "loss_tool_calls": (False, "recipe.loss_tool_calls changed: True -> False"),
+    "loss_end_of_turn": (False, "recipe.loss_end_of_turn changed: True -> False"),
+    "split_turns": ("never", "recipe.split_turns changed: 'auto' -> 'never'"),
+    "pack_size": (300, "recipe.pack_size changed: 256 -> 300"),
+    "packing": ("concatenative", "recipe.packing changed: 'best_fit_decreasing' -> 'concatenative'"),
+    "oversize": ("truncate", "recipe.oversize changed: 'drop' -> 'truncate'"),
+    "pad_seq_to_mult": (4, "recipe.pad_id changed: None -> 497; recipe.pad_seq_to_mult changed: 1 -> 4"),
+    "seed": (43, "recipe.seed changed: 42 -> 43"),
+    "holdout": (
+        {"valid": 0.5, "test": 0},
+        "recipe.holdout_seed changed: None -> 42; recipe.holdout_valid changed: 0.0 -> 0.5",
+    ),
+}
+
+NEUTRAL = {
+    "sampling": "up",
+    "on_bad_row": "fail",
+    "bad_row_ceiling": 0.5,
+    "allow_partial": True,
+    "cluster": "tcp://nowhere:1",
+    "workers": 7,
+}
+"""Settings that change no byte of a shard, each with another value than the preparation's."""
+
+WHICH_ROWS_AND_WHERE = {"tokenizer", "shard_size", "store", "source_identity", "scale", "sample", "force"}
+"""Those that have tests of their own, here or with the shards of any kind."""
+
+
+def test_every_setting_is_known_to_change_bytes_or_not_to():
+    assert REBUILD.keys() | NEUTRAL.keys() | WHICH_ROWS_AND_WHERE == SftSettings.model_fields.keys()
+
+
+@pytest.mark.parametrize("name", REBUILD)
+def test_a_choice_that_changes_bytes_rebuilds_everything_and_is_named(prepared, given, name):
+    value, reason = REBUILD[name]
+    planned = plan(blend(prepared / "corpus"), prepared / "out", **given | {name: value})
+    assert len(planned.plan.pending) == len(planned.plan.shards)
+    ((found, count),) = pending_reasons(planned).items()
+    assert found == reason or (name == "chat_template" and found.startswith(reason) and ";" not in found)
+    assert count == len(planned.plan.shards)
+
+
+@pytest.mark.parametrize("name", NEUTRAL)
+def test_a_choice_that_changes_no_byte_rebuilds_nothing(prepared, given, name):
+    assert pending(plan(blend(prepared / "corpus"), prepared / "out", **given | {name: NEUTRAL[name]})) == []
+
+
+def test_and_truly_changes_no_byte(own, given):
+    before = {name: content for name, content in tree(own / "out").items() if name.startswith("shards/sft")}
+    prepare(blend(own / "corpus"), own / "out", force=True, **given | NEUTRAL)
+    assert {name: content for name, content in tree(own / "out").items() if name.startswith("shards/sft")} == before
+
+
+@pytest.mark.parametrize(
+    ("fields", "reason"),
+    [
+        ({"filters": {"quality": "good"}}, "recipe.filters.quality changed: None -> ['good']"),
+        ({"used_in": "tiny"}, "recipe.filters.used_in changed: None -> ['tiny']"),
+        ({"messages_field": "messages"}, "recipe.messages_field changed: None -> 'messages'"),
+        ({"tools_field": "functions"}, "recipe.tools_field changed: 'tools' -> 'functions'"),
+    ],
+    ids=str,
+)
+def test_what_is_read_of_a_data_set_rebuilds_it_and_is_named(prepared, given, fields, reason):
+    planned = plan(blend(prepared / "corpus", **fields), prepared / "out", **given)
+    assert pending_reasons(planned) == {reason: len(planned.plan.shards)}
+
+
+def test_a_filter_of_one_data_set_rebuilds_that_one_alone(prepared, given):
+    filtered = blend(prepared / "corpus")
+    filtered["datasets"][1]["used_in"] = "train"
+    planned = plan(filtered, prepared / "out", **given)
+    assert {name for name, _ in pending(planned)} == {"b.jsonl"}
+
+
+@pytest.mark.parametrize("place", ["here", "there"])
+def test_another_tokenizer_rebuilds_everything_also_where_its_files_change_in_place(prepared, given, tmp_path, place):
+    """In a process that has loaded it before."""
+    out, chosen = tmp_path / "out", given | {"tokenizer": {"model": str(chat_vocabulary(tmp_path / "here", size=500))}}
+    prepare(blend(prepared / "corpus"), out, **chosen)
+    changed = chosen | {"tokenizer": {"model": str(chat_vocabulary(tmp_path / place, size=501))}}
+    planned = plan(blend(prepared / "corpus"), out, **changed)
+    ((reason, count),) = pending_reasons(planned).items()
+    assert count == len(planned.plan.shards)
+    assert "recipe.tokenizer changed: 'sha256:" in reason
+    assert "recipe.vocabulary_size changed: 500 -> 501" in reason
+
+
+def test_the_same_tokenizer_and_template_in_other_places_rebuild_nothing(prepared, given, vocabulary, tmp_path):
+    moved = shutil.copytree(vocabulary, tmp_path / "moved")
+    (tmp_path / "chat.jinja").write_text(CHATML, "utf-8")
+    changed = {"tokenizer": {"model": str(moved)}, "chat_template": str(tmp_path / "chat.jinja")}
+    assert pending(plan(blend(prepared / "corpus"), prepared / "out", **given | changed)) == []
+    (moved / "chat_template.jinja").write_text(CHATML, "utf-8")
+    changed |= {"chat_template": "tokenizer"}
+    assert pending(plan(blend(prepared / "corpus"), prepared / "out", **given | changed)) == []
+
+
+def test_a_changed_weight_packs_nothing_and_changes_what_is_published_alone(own, given):
+    files = {path: path.stat().st_ino for path in (own / "out/shards/sft").rglob("*") if path.is_file()}
+    before = json.loads((own / "out/blend.json").read_bytes())["train"]
+    assert pending(plan(blend(own / "corpus", a=5.0), own / "out", **given)) == []
+    prepare(blend(own / "corpus", a=5.0), own / "out", **given)
+    after = json.loads((own / "out/blend.json").read_bytes())["train"]
+    assert {path: path.stat().st_ino for path in (own / "out/shards/sft").rglob("*") if path.is_file()} == files
+    assert sum(map(float, before[0::2])) == pytest.approx(2)
+    assert sum(map(float, after[0::2])) == pytest.approx(6)
+    assert [Path(path).name for path in after[1::2]] == [Path(path).name for path in before[1::2]]
+
+
+@pytest.mark.parametrize("seconds", [1_000_000_001, None])
+def test_a_touched_file_packs_nothing(own, given, seconds):
+    os.utime(own / "corpus/a.jsonl", seconds and (seconds, seconds))
+    assert pending(plan(blend(own / "corpus"), own / "out", **given)) == []
+
+
+def test_renamed_and_moved_files_pack_nothing(own, given):
+    moved = (own / "corpus").rename(own / "elsewhere")
+    (moved / "a.jsonl").rename(moved / "z.jsonl")
+    assert pending(plan(blend_of(moved / "z.jsonl", moved / "b.jsonl"), own / "out", **given)) == []
+
+
+def owned(data, shard_size):
+    """The lines that begin in each slice, by its start."""
+    found, place = {}, 0
+    for line in data.splitlines(keepends=True):
+        found.setdefault(place // shard_size * shard_size, []).append(line)
+        place += len(line)
+    return found
+
+
+@pytest.mark.parametrize("more", [1, 12])
+def test_a_file_that_grows_costs_its_last_slice_and_the_new_ones(own, given, more):
+    path = own / "corpus/a.jsonl"
+    before = owned(path.read_bytes(), given["shard_size"])
+    with path.open("ab") as stream:
+        stream.write(b"".join(json.dumps(talk(user(f"New {n}?"), assistant("Yes."))).encode() + b"\n" for n in range(more)))  # fmt: skip
+    after = owned(path.read_bytes(), given["shard_size"])
+    planned = plan(blend(own / "corpus"), own / "out", **given)
+    assert pending(planned) == [("a.jsonl", start) for start in after if after[start] != before.get(start)]
+    assert len(before) > 3
+    assert all(start >= max(before) for _, start in pending(planned))
+    assert pending_reasons(planned).keys() <= {"source content changed", "new"}
+
+
+def test_a_changed_row_costs_its_slice(own, given):
+    path = own / "corpus/a.jsonl"
+    path.write_bytes(path.read_bytes().replace(b"Question 17?", b"Question 71?"))
+    planned = plan(blend(own / "corpus"), own / "out", **given)
+    ((name, start),) = pending(planned)
+    (found,) = [at for at, lines in owned(path.read_bytes(), given["shard_size"]).items() if b"Question 71?" in b"".join(lines)]  # fmt: skip
+    assert (name, start) == ("a.jsonl", found)
+    assert pending_reasons(planned) == {"source content changed": 1}
+
+
+def test_force_rebuilds_everything_to_the_same_bytes(own, given):
+    before = tree(own / "out")
+    planned, _ = prepare(blend(own / "corpus"), own / "out", force=True, **given)
+    assert len(planned.plan.pending) == len(planned.plan.shards)
+    assert tree(own / "out") == before
