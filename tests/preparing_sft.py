@@ -6,9 +6,12 @@ otherwise, and marks what the assistant generates, so that `transformers` can sa
 
 import json
 import time
+from contextlib import contextmanager
 from pathlib import Path
+from unittest.mock import patch
 
 from tasks.blend.load import load_blend
+from tasks.chat import check
 from tasks.pack.planning import plan_sft, template_record
 from tasks.pack.preparation import build_sft_shard, publish_sft
 from tasks.pack.settings import SftSettings
@@ -93,3 +96,18 @@ def write_rows(path, rows):
     lines = [row if isinstance(row, bytes) else json.dumps(row, ensure_ascii=False).encode() for row in rows]
     path.write_bytes(b"".join(line + b"\n" for line in lines))
     return path
+
+
+@contextmanager
+def probing_once():
+    """A context in which a template is probed once however often it is planned with: that reads and writes no file."""
+    known, probe = {}, check.habits
+
+    def habits(template, added_tokens):
+        key = template.digest, json.dumps(template.variables), json.dumps(added_tokens)
+        if key not in known:
+            known[key] = probe(template, added_tokens)
+        return known[key]
+
+    with patch.object(check, "habits", habits):
+        yield

@@ -9,14 +9,12 @@ whole process.
 import errno
 import os
 import random
-import shutil
 import time
 from pathlib import Path
 
 import pytest
 
 from tasks.blend.load import load_blend
-from tasks.shards import publish as publish_module
 from tasks.shards.build import build_batch
 from tasks.shards.plan import shard_record
 from tasks.shards.verify import verify
@@ -25,7 +23,8 @@ from tasks.tokenize.inspect import inspect_pretrain_shard
 from tasks.tokenize.planning import plan_pretrain
 from tasks.tokenize.preparation import build_pretrain_shard, publish_pretrain
 from tasks.tokenize.settings import PretrainSettings
-from tests.faults.injection import PowerOff, count_operations, fail_operation, killed_at
+from tests.faults.injection import PowerOff, count_operations, killed_at
+from tests.faults.interruptions import Repeatable, assert_mended, survive
 from tests.preparing import blend_of, build_pending, prepare, tree, write_lines
 from tests.tokenize.small_vocabularies import byte_level_bpe
 
@@ -33,8 +32,8 @@ STRIDE = 4
 TEXTS = [f"document {number} says hello to the {number * 7919 % 1000}th world" for number in range(120)]
 
 
-class Preparation:
-    """The same preparation again and again, into one folder that can be emptied."""
+class Preparation(Repeatable):
+    """Two files in three shards."""
 
     def __init__(self, folder):
         rows = {"a": [*TEXTS[:50], b"broken", *TEXTS[50:90]], "b": [*TEXTS[90:], b'{"text": null}']}
@@ -54,12 +53,6 @@ class Preparation:
     def run(self, **changed):
         return prepare(self.blend, self.out, **self.settings(**changed).model_dump())
 
-    def clear(self):
-        shutil.rmtree(self.out, ignore_errors=True)
-
-    def temporaries(self):
-        return [path for path in self.out.rglob("*") if publish_module.TEMPORARY.fullmatch(path.name)]
-
 
 @pytest.fixture(scope="module")
 def preparation(tmp_path_factory):
@@ -76,25 +69,6 @@ def undisturbed(preparation):
         preparation.run()
     assert len(preparation.plan().plan.shards) == 3
     return tree(preparation.out), len(log.operations)
-
-
-def assert_mended(preparation, whole, number):
-    preparation.run()
-    assert preparation.temporaries() == [], f"operation {number}"
-    assert tree(preparation.out) == whole, f"operation {number}"
-
-
-def survive(preparation, whole, number, error):
-    """Fail one operation; the run may notice or may have been done with the file, but never ends well with less."""
-    preparation.clear()
-    with fail_operation(number, error):
-        try:
-            preparation.run()
-        except (OSError, PowerOff) as raised:
-            assert raised is error  # noqa: PT017 - whether it is raised is not the point
-        else:
-            assert tree(preparation.out) == whole
-    assert_mended(preparation, whole, number)
 
 
 def test_a_full_disk_at_every_fourth_operation(preparation, undisturbed):

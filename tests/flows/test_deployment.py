@@ -96,6 +96,18 @@ def test_the_bare_name_runs_the_deployment_to_completion(prepared, prefect_serve
     assert prefect_server.client().read_flow_run(run).state.is_completed()
 
 
+def test_the_sft_deployment_runs_by_its_bare_name_too(clone, prefect_server, deployed):
+    output = clone.with_name("prepared-sft")
+    result = prefect(
+        clone, prefect_server, "deployment", "run", "sft-data-prep", "--watch", "-p", f"output_dir={output}"
+    )
+    assert result.returncode == 0, result.stdout + result.stderr
+    assert prefect_server.client().read_flow_run(created_run(result.stdout)).state.is_completed()
+    listed = json.loads((output / "blend.json").read_text())["train"][1::2]
+    assert listed
+    assert {str(path) for path in (output / "splits" / "train").iterdir()} == set(listed)
+
+
 def test_every_stage_is_a_completed_task_run(prepared, prefect_server):
     _, run = prepared
     states = task_states(prefect_server, run)
@@ -335,9 +347,9 @@ def test_prefect_yaml_has_only_keys_that_prefect_knows():
     ],
 )
 def test_a_misspelt_key_in_prefect_yaml_is_found(key, misspelt):
-    text, changed = re.subn(rf"\b{key}:", f"{misspelt}:", (REPOSITORY / "prefect.yaml").read_text())
+    text, changed = re.subn(rf"\b{key}:", f"{misspelt}:", (REPOSITORY / "prefect.yaml").read_text(), count=1)
     assert changed
-    assert list(unknown_keys(yaml.safe_load(text))) == [misspelt]
+    assert set(unknown_keys(yaml.safe_load(text))) == {misspelt}
 
 
 def test_prefect_toml_has_only_settings_that_prefect_knows():

@@ -1,0 +1,239 @@
+"""A traced text is the text that str makes of it, and every character of it still knows where it stood."""
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from tasks.chat.traced import Traced, joined, mark
+
+TEXTS = st.text("ab \n\t\u3000é<|", max_size=14)
+PIECES = st.text("ab \n<|", min_size=1, max_size=2)
+COUNTS = st.integers(-2, 4)
+PLACES = st.none() | st.integers(-16, 16)
+
+
+def traced(text):
+    """`text`, in which the character at place i is the content of message i."""
+    return Traced(text, tuple((place, place + 1, (place, "content")) for place in range(len(text))))
+
+
+def places(found):
+    """Where each character stood, None where that is not known; checks that spans fit the text and are in order."""
+    known = [None] * len(found)
+    for first, last, (place, kind) in found.spans if isinstance(found, Traced) else ():
+        assert 0 <= first <= last <= len(found)
+        assert kind == "content"
+        assert last - first <= 1
+        if first < last:
+            assert known[first] is None, "one character has two origins"
+            known[first] = place
+    return known
+
+
+def run(start, size):
+    return list(range(start, start + size))
+
+
+def require_consecutive(text, parts, between):
+    """The parts of a split: together with what stood between them, they are the text, character for character."""
+    start = 0
+    for part in parts:
+        assert places(part) == run(start, len(part))
+        start += len(part) + between
+    assert start == len(text) + between
+
+
+@given(TEXTS, st.none() | PIECES)
+def test_strip(text, chars):
+    left = len(text) - len(text.lstrip(chars))
+    for name, start in (("strip", left), ("lstrip", left), ("rstrip", 0)):
+        found, expected = getattr(traced(text), name)(chars), getattr(text, name)(chars)
+        assert found == expected
+        # A text of nothing but blanks is cut to nothing, from whichever side.
+        assert not expected or places(found) == run(start, len(expected))
+
+
+@given(TEXTS, PIECES | TEXTS)
+def test_prefixes_and_suffixes(text, end):
+    for whole, start in ((text, 0), (end + text, len(end)), (end + end + text, len(end))):
+        expected = whole.removeprefix(end)
+        found = traced(whole).removeprefix(end)
+        assert found == expected
+        assert places(found) == run(len(whole) - len(expected), len(expected))
+        assert whole is text or len(whole) - len(expected) == start
+    for whole in (text, text + end, text + end + end):
+        found = traced(whole).removesuffix(end)
+        assert found == whole.removesuffix(end)
+        assert places(found) == run(0, len(found))
+
+
+@given(TEXTS, PLACES, PLACES, st.none() | st.integers(-3, 3).filter(bool))
+def test_slices(text, start, stop, step):
+    where = slice(start, stop, step)
+    found = traced(text)[where]
+    assert found == text[where]
+    assert places(found) == (list(range(len(text)))[where] if step in {None, 1} else [None] * len(found))
+
+
+@given(TEXTS.filter(bool), st.data())
+def test_one_character_is_plain(text, data):
+    place = data.draw(st.integers(-len(text), len(text) - 1))
+    assert traced(text)[place] == text[place]
+    assert type(traced(text)[place]) is str
+
+
+@given(TEXTS, PIECES, COUNTS)
+def test_split(text, separator, count):
+    for name in ("split", "rsplit"):
+        parts = getattr(traced(text), name)(separator, count)
+        assert parts == getattr(text, name)(separator, count)
+        require_consecutive(text, parts, len(separator))
+
+
+@given(TEXTS, COUNTS)
+def test_split_at_blanks_knows_no_origins(text, count):
+    for name in ("split", "rsplit"):
+        parts = getattr(traced(text), name)(None, count)
+        assert parts == getattr(text, name)(None, count)
+        assert all(place is None for part in parts for place in places(part))
+
+
+@given(TEXTS, PIECES)
+def test_partition(text, separator):
+    for name in ("partition", "rpartition"):
+        parts = getattr(traced(text), name)(separator)
+        assert isinstance(parts, tuple)
+        assert parts == getattr(text, name)(separator)
+        require_consecutive(text, parts, 0)
+
+
+@given(TEXTS, PIECES | st.just(""), TEXTS, COUNTS)
+def test_replace(text, old, new, count):
+    found = traced(text).replace(old, new, count)
+    assert found == text.replace(old, new, count)
+    if not old:
+        assert places(found) == [None] * len(found)
+        return
+    expected, start = [], 0
+    for number, part in enumerate(text.split(old, count)):
+        expected += [None] * len(new) * bool(number) + run(start, len(part))
+        start += len(part) + len(old)
+    assert places(found) == expected
+
+
+@given(TEXTS, PIECES, TEXTS)
+def test_what_is_put_in_keeps_no_origin_of_another_text(text, old, new):
+    # `new` may be traced itself: its spans say nothing about `text`, and are never shifted onto it.
+    found = traced(text).replace(old, traced(new))
+    known = [place for place in places(found) if place is not None]
+    assert found == text.replace(old, new)
+    assert all(found[at] == text[place] for at, place in enumerate(places(found)) if place is not None)
+    assert known == sorted(known)
+
+
+@given(st.lists(TEXTS, max_size=5), TEXTS)
+def test_joined(texts, between):
+    """Plain and traced parts in turn."""
+    parts = [traced(text) if number % 2 else text for number, text in enumerate(texts)]
+    found = joined(iter(parts), between)
+    assert found == between.join(texts)
+    expected = []
+    for number, text in enumerate(texts):
+        expected += [None] * len(between) * bool(number) + (run(0, len(text)) if number % 2 else [None] * len(text))
+    assert places(found) == expected
+
+
+def test_joining_keeps_the_order_of_the_beginnings():
+    found = joined([traced("ab"), "-", traced("c")])
+    assert [first for first, _, _ in found.spans] == [0, 1, 3]
+
+
+@given(TEXTS)
+def test_it_is_a_str_like_any_other(text):
+    found = traced(text)
+    assert found == text
+    assert hash(found) == hash(text)
+    assert list(found) == list(text)
+    assert f"{found}|{found!r}|{found:>20}" == f"{text}|{text!r}|{text:>20}"
+    assert str(found) is found, "Jinja writes everything through str()"
+    assert {found: 1}[text] == 1
+
+
+ARGUMENTS = {
+    "center": (20,), "ljust": (20, "."), "rjust": (20,), "zfill": (20,), "expandtabs": (3,), "encode": ("utf-8",),
+    "count": ("a",), "find": ("a",), "rfind": ("a",), "startswith": ("a",), "endswith": ("a",), "join": (["a", "b"],),
+    "index": ("",), "rindex": ("",), "translate": ({ord("a"): "bc"},), "partition": ("a",), "rpartition": ("a",),
+    "removeprefix": ("a",), "removesuffix": ("a",), "replace": ("a", "bc"), "maketrans": ({"a": "b"},),
+    "format_map": ({},),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", [name for name in dir(str) if not name.startswith("_")])
+@given(text=TEXTS)
+def test_every_method_of_str_gives_what_it_gives_for_str(name, text):
+    arguments = ARGUMENTS.get(name, ())
+    found, expected = getattr(traced(text), name)(*arguments), getattr(text, name)(*arguments)
+    assert found == expected
+    for each in found if isinstance(found, (list, tuple)) else [found]:
+        if isinstance(each, Traced):
+            assert all(place is None or each[at] == text[place] for at, place in enumerate(places(each)))
+
+
+@pytest.mark.parametrize(
+    "change",
+    [str.upper, str.title, str.casefold, str.swapcase, str.capitalize, lambda text: text + "b", lambda text: "b" + text,
+     lambda text: text * 2, lambda text: f"{text}", lambda text: text.translate({98: "c"}), lambda text: text.zfill(9)],
+)  # fmt: skip
+def test_what_is_not_carried_along_is_plain(change):
+    assert type(change(traced("abc"))) is str
+
+
+@pytest.mark.parametrize("call", [lambda text: text.split(""), lambda text: text.partition(""), lambda text: text.replace("a"),
+                                  lambda text: text.strip(1), lambda text: text[9], lambda text: text.index("z")])  # fmt: skip
+def test_errors_are_those_of_str(call):
+    with pytest.raises((ValueError, TypeError, IndexError)) as expected:
+        call("abc")
+    with pytest.raises(type(expected.value)):
+        call(traced("abc"))
+
+
+WHOLE = Traced(" \n text \n", ((0, 9, (4, "content")),))
+
+
+@pytest.mark.parametrize(
+    ("found", "text", "spans"),
+    [
+        (WHOLE.strip(), "text", [(0, 4)]),
+        (WHOLE.split("x")[1], "t \n", [(0, 3)]),
+        (WHOLE.replace("te", "T"), " \n Txt \n", [(0, 3), (4, 8)]),
+        (WHOLE.rpartition("t")[2], " \n", [(0, 2)]),
+        (WHOLE[3:5], "te", [(0, 2)]),
+    ],
+)
+def test_a_part_of_a_span_is_a_span(found, text, spans):
+    assert found == text
+    assert [(first, last, (4, "content")) for first, last in spans] == list(found.spans)
+
+
+@pytest.mark.parametrize(
+    "gone",
+    [
+        lambda text: text.strip(), lambda text: text.lstrip(), lambda text: text.rstrip(), lambda text: text[2:2],
+        lambda text: text[:0], lambda text: text.split(" \t")[0], lambda text: text.split(" \t")[1],
+        lambda text: text.partition(" \t")[0], lambda text: text.removeprefix(" \t"), lambda text: text.removesuffix(" \t"),
+    ],
+)  # fmt: skip
+def test_what_is_cut_away_whole_leaves_its_place(gone):
+    blank = gone(Traced(" \t", ((0, 2, (7, "content")),)))
+    assert blank == ""
+    assert blank.spans == ((0, 0, (7, "content")),)
+    behind = joined(["<a>", blank, "</a>"])
+    assert behind.spans == ((3, 3, (7, "content")),)
+
+
+def test_marks_stay_where_they_are():
+    text = joined(["one", mark((1, "message")), " two ", mark((1, "end")), "\n"])
+    assert text.spans == ((3, 3, (1, "message")), (8, 8, (1, "end")))
+    assert text.strip().spans == ((3, 3, (1, "message")),), "what stood in the blanks goes with them"
+    assert text[2:8].spans == ((1, 1, (1, "message")), (6, 6, (1, "end")))
+    assert text.replace("w", "ww").spans == ((3, 3, (1, "message")), (9, 9, (1, "end")))

@@ -1,0 +1,322 @@
+"""A whole SFT preparation that is interrupted anywhere, then repeated: the same bytes as if nothing had happened, and
+nothing left behind, least of all by spools.
+
+A preparation of two files in two shards, with a quarantine, held-out conversations and a file of leading packs, makes
+some 200 file-system operations. Each of them is hit once, in the four ways of `test_preparation_faults`.
+"""
+
+import errno
+import os
+import random
+import re
+import resource
+import shutil
+import signal
+import time
+from pathlib import Path
+
+import fsspec
+import pytest
+
+from tasks.errors import RunError
+from tasks.pack.inspect import inspect_sft_shard
+from tasks.pack.preparation import publish_sft
+from tasks.pack.spool import Spool
+from tasks.shards.books import BadRowError
+from tasks.shards.publish import TEMPORARY
+from tasks.shards.verify import verify
+from tests.faults.injection import PowerOff, count_operations, fail_operation, killed_at
+from tests.faults.interruptions import Repeatable, assert_mended, survive
+from tests.forking import fork
+from tests.peers.conversations import assistant, talk, thinking, user
+from tests.preparing import blend_of, tree
+from tests.preparing_sft import build, chat_vocabulary, plan, prepare, probing_once, write_rows
+
+STRIDE = 4
+ROWS = [
+    talk(user(f"Question {number}?"), thinking("Hm.", f"Answer {number * 7919 % 1000}."), user("So?"), assistant("So."))
+    for number in range(60)
+]
+
+
+class Preparation(Repeatable):
+    """Two files in two shards, or in more."""
+
+    def __init__(self, folder):
+        rows = {"a": [*ROWS[:20], b"broken", *ROWS[20:35]], "b": [*ROWS[35:], talk(user("Anyone?"))]}
+        for name, lines in rows.items():
+            os.utime(write_rows(folder / "corpus" / f"{name}.jsonl", lines), (1_000_000_000, 1_000_000_000))
+        self.blend = blend_of(*sorted((folder / "corpus").iterdir()), b=0.9)
+        self.model = str(chat_vocabulary(folder / "vocabulary"))
+        self.out = folder / "out"
+
+    def settings(self, **changed):
+        chosen = {"tokenizer": {"model": self.model}, "pack_size": 128, "holdout": {"valid": 0.2, "test": 0}}
+        return {**chosen, "sampling": "down", "shard_size": 10_000, **changed}
+
+    def plan(self, **changed):
+        return plan(self.blend, self.out, **self.settings(**changed))
+
+    def run(self, **changed):
+        return prepare(self.blend, self.out, **self.settings(**changed))
+
+
+@pytest.fixture(scope="module", autouse=True)
+def _quickly():
+    with probing_once():
+        yield
+
+
+@pytest.fixture(scope="module")
+def preparation(tmp_path_factory):
+    return Preparation(tmp_path_factory.mktemp("faults"))
+
+
+@pytest.fixture(scope="module")
+def undisturbed(preparation):
+    """What the folder holds after an undisturbed preparation, and how many operations that took."""
+    preparation.clear()
+    preparation.run()  # warm: the vocabulary, the gate and the encoders are loaded now
+    preparation.clear()
+    with count_operations() as log:
+        planned, _ = preparation.run()
+    whole = tree(preparation.out)
+    assert len(planned.plan.shards) == 2
+    assert any("_leading_" in name for name in whole)
+    assert {"quarantine/a.jsonl", "quarantine/b.jsonl", "splits/packing_valid.json"} <= whole.keys()
+    return whole, len(log.operations)
+
+
+def test_a_full_disk_at_every_fourth_operation(preparation, undisturbed):
+    whole, operations = undisturbed
+    for number in range(1, operations + 1, STRIDE):
+        survive(preparation, whole, number, OSError(errno.ENOSPC, "No space left on device"))
+
+
+def test_an_input_output_error_at_every_fourth_operation(preparation, undisturbed):
+    whole, operations = undisturbed
+    for number in range(2, operations + 1, STRIDE):
+        survive(preparation, whole, number, OSError(errno.EIO, "Input/output error"))
+
+
+def test_a_power_cut_at_every_fourth_operation(preparation, undisturbed):
+    whole, operations = undisturbed
+    for number in range(3, operations + 1, STRIDE):
+        survive(preparation, whole, number, PowerOff())
+
+
+def test_a_kill_at_every_fourth_operation(preparation, undisturbed):
+    whole, operations = undisturbed
+    for number in range(4, operations + 1, STRIDE):
+        preparation.clear()
+        assert killed_at(number, preparation.run)
+        assert_mended(preparation, whole, number)
+
+
+def published(found):
+    return {name: content for name, content in found.items() if name.startswith(("blend.json", "splits/"))}
+
+
+def test_a_kill_while_an_earlier_output_is_replaced(preparation, undisturbed):
+    """The folder holds another preparation; what it shows a trainer is whole until the new one is."""
+    whole, _ = undisturbed
+    preparation.clear()
+    preparation.run(pack_size=256)
+    earlier = tree(preparation.out)
+    shutil.copytree(preparation.out, preparation.out.with_name("earlier"))
+    with count_operations() as log:
+        preparation.run()
+    for number in range(1, len(log.operations) + 1, 13):
+        preparation.clear()
+        shutil.copytree(preparation.out.with_name("earlier"), preparation.out)
+        assert killed_at(number, preparation.run)
+        found = tree(preparation.out)
+        expected = earlier if found["blend.json"] == earlier["blend.json"] else whole
+        names = {name for name in expected if name.startswith("splits/") and name.endswith(".parquet")}
+        assert {name: found[name] for name in names} == {name: expected[name] for name in names}
+        preparation.run()
+        assert preparation.temporaries() == []
+        assert published(tree(preparation.out)) == published(whole)
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_order_batches_and_duplicates_change_no_byte(preparation, seed):
+    """Shards come in any order, some of them twice, in batches of any size."""
+    preparation.clear()
+    preparation.run(shard_size=1_500)
+    expected = tree(preparation.out)
+    preparation.clear()
+    shuffle = random.Random(seed)
+    planned = preparation.plan(shard_size=1_500)
+    twice = shuffle.sample(planned.plan.pending, 4)
+    work = [*planned.plan.pending, *twice]
+    shuffle.shuffle(work)
+    done = []
+    while work:
+        size = shuffle.randint(1, 4)
+        batch, work = work[:size], work[size:]
+        done += build(planned, batch)
+    assert sum(shard.reused for shard in done) == len(twice)
+    publish_sft(planned, time.time())
+    assert tree(preparation.out) == expected
+
+
+def test_a_run_stopped_after_some_shards_goes_on_from_there(preparation):
+    preparation.clear()
+    preparation.run(shard_size=1_500)
+    expected = tree(preparation.out)
+    preparation.clear()
+    planned = preparation.plan(shard_size=1_500)
+    build(planned, random.Random(0).sample(planned.plan.pending, 3))
+    again, _ = preparation.run(shard_size=1_500)
+    assert len(again.plan.pending) == len(planned.plan.pending) - 3
+    assert tree(preparation.out) == expected
+
+
+@pytest.mark.parametrize("days", [-1, 1])
+def test_a_clock_that_jumps_between_runs_changes_nothing(preparation, undisturbed, monkeypatch, days):
+    whole, _ = undisturbed
+    preparation.clear()
+    preparation.run()
+    real, real_ns = time.time, time.time_ns
+    monkeypatch.setattr(time, "time", lambda: real() + days * 86_400)
+    monkeypatch.setattr(time, "time_ns", lambda: real_ns() + days * 86_400 * 10**9)
+    planned, _ = preparation.run()
+    assert planned.plan.pending == []
+    preparation.clear()
+    preparation.run()
+    assert tree(preparation.out) == whole
+    assert verify(str(preparation.out), inspect_sft_shard).problems == []
+
+
+def test_three_processes_that_prepare_the_same_at_once_agree(preparation, undisturbed):
+    whole, _ = undisturbed
+    preparation.clear()
+    children = [fork(preparation.run) for _ in range(3)]
+    assert [os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) for child in children] == [0, 0, 0]
+    assert preparation.temporaries() == []
+    assert tree(preparation.out) == whole
+
+
+# Spools.
+
+
+def descriptors():
+    """What this process has open, by name; a file without a name is ` (deleted)`."""
+    found = []
+    for entry in Path("/proc/self/fd").iterdir():
+        try:
+            found.append(str(entry.readlink()))
+        except FileNotFoundError:
+            continue  # that of the listing itself
+    return sorted(found)
+
+
+OWN = re.compile(r"index\.json|gates(/[0-9a-f]{32}\.json)?|sft(/[0-9a-f]{32}(/(train|valid|all)\.parquet|/quarantine\.jsonl|/receipt\.json)?)?")  # fmt: skip
+
+
+def strangers(store):
+    """What lies in a store and is neither its own nor a file being published."""
+    names = [str(path.relative_to(store)) for path in Path(store).rglob("*")]
+    return [name for name in names if not OWN.fullmatch(name) and not TEMPORARY.fullmatch(Path(name).name)]
+
+
+@pytest.fixture
+def spooling(preparation, monkeypatch):
+    """What stands in the store, and is open, whenever sequences have just been spooled."""
+    seen, append = [], Spool.append
+
+    def noting(spool, *arguments):
+        append(spool, *arguments)
+        unnamed = [name for name in descriptors() if name.endswith(" (deleted)")]
+        seen.append((strangers(preparation.out / "shards"), [name for name in unnamed if str(preparation.out / "shards") in name]))  # fmt: skip
+
+    monkeypatch.setattr(Spool, "append", noting)
+    return seen
+
+
+def test_spools_lie_beside_the_shards_without_a_name_and_are_gone_afterwards(preparation, undisturbed, spooling):
+    preparation.clear()
+    before = descriptors()
+    preparation.run()
+    assert descriptors() == before
+    assert len(spooling) == 4, "two parts of two shards"
+    for names, unnamed in spooling:
+        assert names == []
+        assert 2 <= len(unnamed) <= 4, "ids and loss of each part"
+    assert strangers(preparation.out / "shards") == []
+
+
+def failing(preparation, error, **changed):
+    preparation.clear()
+    with pytest.raises(error):
+        preparation.run(**changed)
+
+
+def test_a_shard_that_fails_closes_its_spools(preparation, undisturbed, spooling):
+    _, operations = undisturbed
+    preparation.clear()
+    before = descriptors()
+    failing(preparation, BadRowError, on_bad_row="fail")
+    failing(preparation, RunError, oversize="error", pack_size=40)
+    for number in range(20, operations, 25):
+        with fail_operation(number, OSError(errno.ENOSPC, "No space left on device")):
+            failing(preparation, OSError)
+    assert descriptors() == before
+    assert len(spooling) > 10
+    assert strangers(preparation.out / "shards") == []
+
+
+def test_a_kill_while_sequences_are_spooled_leaves_no_spool(preparation, undisturbed, monkeypatch):
+    whole, _ = undisturbed
+    preparation.clear()
+    append = Spool.append
+
+    def killing(spool, *arguments):
+        append(spool, *arguments)
+        os.kill(os.getpid(), signal.SIGKILL)
+
+    with monkeypatch.context() as patched:
+        patched.setattr(Spool, "append", killing)
+        child = fork(preparation.run)
+        assert os.WTERMSIG(os.waitpid(child, 0)[1]) == signal.SIGKILL
+    assert strangers(preparation.out / "shards") == []
+    assert_mended(preparation, whole, "spool")
+
+
+def test_a_disk_that_is_full_of_spools_proves_nothing(preparation, undisturbed):
+    """No file may grow beyond 8 kB, which of all that is written before only spools do."""
+    whole, _ = undisturbed
+    preparation.clear()
+
+    def cramped():
+        signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
+        resource.setrlimit(resource.RLIMIT_FSIZE, (8_192, 8_192))
+        with pytest.raises(OSError, match="File too large") as raised:
+            preparation.run(pack_size=4096, packing="concatenative")
+        assert "spool" in "".join(str(entry.path) for entry in raised.traceback)
+
+    assert os.waitstatus_to_exitcode(os.waitpid(fork(cramped), 0)[1]) == 0
+    assert not list(preparation.out.rglob("receipt.json"))
+    assert strangers(preparation.out / "shards") == []
+    assert_mended(preparation, whole, "spool")
+
+
+def test_where_shards_are_objects_spools_lie_in_the_systems_own_place(preparation, tmp_path, monkeypatch):
+    seen, append = [], Spool.append
+
+    def noting(spool, *arguments):
+        append(spool, *arguments)
+        seen.append(([name for name in descriptors() if f"{tmp_path}/" in name], list(tmp_path.iterdir())))
+
+    monkeypatch.setattr(Spool, "append", noting)
+    monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
+    system = fsspec.filesystem("memory")
+    system.store.clear()
+    before = descriptors()
+    prepare(preparation.blend, "memory://bucket/out", **preparation.settings())
+    assert descriptors() == before
+    assert seen
+    assert all(unnamed and names == [] for unnamed, names in seen)
+    assert system.exists("/bucket/out/blend.json")
+    system.store.clear()

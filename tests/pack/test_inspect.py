@@ -1,0 +1,276 @@
+"""Verification of packs: a file that is none is told apart by the rule it breaks, and a damaged one is built again."""
+
+import os
+import random
+from collections import Counter
+from pathlib import Path
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+
+from tasks.pack.inspect import inspect_sft_shard
+from tasks.report.verification import inspector_of
+from tasks.shards.publish import publish_bytes
+from tasks.shards.receipt import PartCount
+from tasks.shards.store import Store
+from tasks.shards.verify import verify
+from tests.peers.conversations import assistant, talk, thinking, user
+from tests.preparing import blend_of, tree
+from tests.preparing_sft import chat_vocabulary, prepare, probing_once, write_rows
+from tests.shards.damage import DAMAGES, names_of, proofs, replaced, shard_of
+
+PACK_SIZE = 12
+TYPES = {
+    "input_ids": pa.int32(), "loss_mask": pa.int8(), "seq_start_id": pa.int32(),
+    "document": pa.int64(), "role_start": pa.int32(), "role": pa.int8(),
+}  # fmt: skip
+PACKS = [
+    {"input_ids": [5, 6, 7, 8, 5, 6, 7], "loss_mask": [0, 1, 1, 0, 0, 1, 0], "seq_start_id": [0, 4], "document": [0, 2], "role_start": [0, 2, 4, 6], "role": [3, 4, 3, 4]},
+    {"input_ids": [9] * 12, "loss_mask": [0] * 6 + [1] * 5 + [0], "seq_start_id": [0], "document": [1], "role_start": [0, 6], "role": [3, 4]},
+]  # fmt: skip
+"""Two packs of three sequences; the second is full."""
+FACTS = {"packs": 2, "sequences": 3, "tokens": 18, "padding": 1, "loss_tokens": 8}
+"""What a receipt says of them, one stored token being padding."""
+
+
+def table(packs, types=TYPES):
+    return pa.table({name: pa.array([pack[name] for pack in packs], pa.list_(kind)) for name, kind in types.items()})
+
+
+def proven(folder, *tables, facts=FACTS):
+    """A store, and the receipt of a shard whose one file holds these row groups."""
+    store = Store(str(folder / "store"), "sft")
+    identity = {"kind": "sft", "format_version": 1, "recipe": {"pack_size": PACK_SIZE}, "source": {"content": "some"}}
+    stream = pa.BufferOutputStream()
+    with pq.ParquetWriter(stream, tables[0].schema) as writer:
+        for each in tables:
+            writer.write_table(each)
+    receipt = store.issue(identity, outputs=[], rows_in=3, parts={"all": PartCount(3, 18)}, drops={}, facts={"all": facts})  # fmt: skip
+    publish_bytes(store.path(receipt.key, "all.parquet"), stream.getvalue().to_pybytes())
+    return store, receipt
+
+
+def problems(folder, *tables, **changed):
+    store, receipt = proven(folder, *tables, **changed)
+    place = store.path(receipt.key, "all.parquet")
+    found = inspect_sft_shard(store, receipt)
+    assert all(problem.startswith(f"{place}: ") for problem in found)
+    return [problem.removeprefix(f"{place}: ") for problem in found]
+
+
+@pytest.mark.parametrize("groups", [[2], [1, 1]], ids=str)
+def test_packs_as_they_should_be_have_no_problems(tmp_path, groups):
+    packs = iter(PACKS)
+    assert problems(tmp_path, *(table([next(packs) for _ in range(size)]) for size in groups)) == []
+
+
+def test_many_packs_have_no_problems_and_each_is_looked_at(tmp_path):
+    many = PACKS * 150
+    facts = {name: count * 150 for name, count in FACTS.items()}
+    assert problems(tmp_path / "good", table(many), facts=facts) == []
+    for number in random.Random(0).sample(range(300), 20):
+        wrong = [*many[:number], {**many[number], "seq_start_id": [1]}, *many[number + 1 :]]
+        assert problems(tmp_path / str(number), table(wrong), facts=facts) == ["a pack does not begin with a sequence"]
+
+
+@pytest.mark.parametrize("which", [0, 1])
+@pytest.mark.parametrize(
+    ("change", "problem"),
+    [
+        ({"loss_mask": [0, 1, 0]}, "a pack has a mask of another length than its tokens"),
+        ({"loss_mask": []}, "a pack has a mask of another length than its tokens"),
+        ({"input_ids": [9] * 13, "loss_mask": [0] * 13}, "a pack holds 13 tokens, more than pack_size 12"),
+        ({"seq_start_id": []}, "a pack does not begin with a sequence"),
+        ({"seq_start_id": [1]}, "a pack does not begin with a sequence"),
+        ({"seq_start_id": [-1]}, "a pack does not begin with a sequence"),
+        ({"input_ids": [], "loss_mask": [], "seq_start_id": []}, "a pack does not begin with a sequence"),
+        ({"input_ids": [], "loss_mask": []}, "the sequences of a pack do not follow one another"),
+        ({"seq_start_id": [0, 0]}, "the sequences of a pack do not follow one another"),
+        ({"seq_start_id": [0, 5, 4]}, "the sequences of a pack do not follow one another"),
+        ({"seq_start_id": [0, -3]}, "the sequences of a pack do not follow one another"),
+        ({"seq_start_id": [0, 12]}, "the sequences of a pack do not follow one another"),
+        ({"input_ids": [1, 2, 3], "loss_mask": [0, 0, 1], "seq_start_id": [0]}, "the last token of a sequence is to predict a token of another"),
+        ({"input_ids": [1, 2, 3], "loss_mask": [0, 1, 0], "seq_start_id": [0, 2]}, "the last token of a sequence is to predict a token of another"),
+    ],
+    ids=str,
+)  # fmt: skip
+def test_a_broken_rule_is_named(tmp_path, which, change, problem):
+    packs = [{**pack, **change} if number == which else pack for number, pack in enumerate(PACKS)]
+    assert problems(tmp_path, table(packs)) == [problem]
+
+
+@pytest.mark.parametrize(
+    ("packs", "found"),
+    [
+        (PACKS[:1], {"packs": 1, "sequences": 2, "stored": 7, "loss_tokens": 3}),
+        ([PACKS[0], {**PACKS[1], "seq_start_id": [0, 3]}], {"packs": 2, "sequences": 4, "stored": 19, "loss_tokens": 8}),
+        ([PACKS[0], {**PACKS[1], "loss_mask": [0] * 12}], {"packs": 2, "sequences": 3, "stored": 19, "loss_tokens": 3}),
+        ([PACKS[0], {**PACKS[1], "input_ids": [9] * 11, "loss_mask": [0] * 6 + [1] * 4 + [0]}], {"packs": 2, "sequences": 3, "stored": 18, "loss_tokens": 7}),
+    ],
+    ids=["a pack less", "a border more", "a mask of zeros", "a token less"],
+)  # fmt: skip
+def test_other_counts_than_the_receipts_are_named(tmp_path, packs, found):
+    recorded = {"packs": 2, "sequences": 3, "stored": 19, "loss_tokens": 8}
+    assert problems(tmp_path, table(packs)) == [f"holds {found}, its receipt says {recorded}"]
+
+
+def test_a_file_without_packs_is_a_problem(tmp_path):
+    nothing = {"packs": 0, "sequences": 0, "stored": 0, "loss_tokens": 0}
+    (problem,) = problems(tmp_path, table([]))
+    assert problem.startswith(f"holds {nothing}, its receipt says ")
+
+
+@pytest.mark.parametrize(
+    "types",
+    [
+        {name: kind for name, kind in TYPES.items() if name != "loss_mask"},
+        {name: kind for name, kind in TYPES.items() if name != "document"},
+        {**TYPES, "input_ids": pa.int64()},
+        {**TYPES, "loss_mask": pa.float32()},
+        dict(reversed(TYPES.items())),
+    ],
+    ids=["no mask", "no documents", "wider ids", "a mask of floats", "another order"],
+)
+def test_other_columns_are_named(tmp_path, types):
+    assert problems(tmp_path, table(PACKS, types)) == [f"its columns are {list(types)}, not those of packs"]
+
+
+def test_values_that_are_missing_are_a_problem(tmp_path):
+    for change in (
+        {"input_ids": None},
+        {"loss_mask": [0, None, 0]},
+        {"seq_start_id": [0, None]},
+        {"seq_start_id": None},
+    ):
+        folder = tmp_path / str(change)
+        assert len(problems(folder, table([PACKS[0], {**PACKS[1], **change}]))) == 1, change
+
+
+def test_what_is_no_parquet_or_nothing_at_all_is_named(tmp_path):
+    store, receipt = proven(tmp_path, table(PACKS))
+    path = Path(store.path(receipt.key, "all.parquet"))
+    good = path.read_bytes()
+    for content in (b"", b"PAR1", good[:-1], good[: len(good) // 2], b"x" * 1000):
+        path.write_bytes(content)
+        (problem,) = inspect_sft_shard(store, receipt)
+        assert problem.startswith(f"{path}: cannot be read as packed Parquet: ")
+    path.unlink()
+    (problem,) = inspect_sft_shard(store, receipt)
+    assert problem.startswith(f"{path}: cannot be read as packed Parquet: ")
+
+
+def test_every_part_of_a_shard_is_looked_at(tmp_path):
+    """A part that the receipt lists without saying what its file holds is a problem as well."""
+    store, receipt = proven(tmp_path, table(PACKS))
+    receipt.parts["valid"] = PartCount(0, 0)
+    (problem,) = inspect_sft_shard(store, receipt)
+    assert problem.startswith(f"{store.path(receipt.key, 'valid.parquet')}: cannot be read as packed Parquet: ")
+
+
+# A whole preparation, whose files come to harm.
+
+
+@pytest.fixture(scope="module")
+def whole(tmp_path_factory):
+    """Three shards of two data sets, one of which is used in part, with held-out documents and a quarantine; to be
+    repeated at will.
+    """
+    folder = tmp_path_factory.mktemp("whole")
+    vocabulary = chat_vocabulary(tmp_path_factory.mktemp("vocabulary"))
+    rows = [talk(user(f"{number}?"), thinking("Hm.", f"{number * 7919 % 1000}."), user("?"), assistant("!")) for number in range(80)]  # fmt: skip
+    paths = [
+        write_rows(folder / "a.jsonl", [*rows[:30], b"broken", *rows[30:60]]),
+        write_rows(folder / "b.jsonl", [*rows[60:], talk(user("Anyone?"))]),
+    ]
+    for path in paths:
+        os.utime(path, (1_000_000_000, 1_000_000_000))
+    settings = {
+        "tokenizer": {"model": str(vocabulary)}, "pack_size": 128, "shard_size": 8000, "sampling": "down",
+        "holdout": {"valid": 0.25, "test": 0},
+    }  # fmt: skip
+
+    def again():
+        return prepare(blend_of(*paths, b=1.3), folder / "out", **settings)[0]
+
+    with probing_once():
+        again()
+        yield folder / "out", again, tree(folder / "out")
+
+
+def check(out):
+    return verify(str(out), inspector_of(str(out)))
+
+
+def test_there_is_one_of_everything(whole):
+    out, _, _ = whole
+    kinds = Counter(
+        "cut" if "_leading_" in path.name else f"{path.parent.name}/" if "splits" in path.parts and path.suffix == ".parquet" else path.name
+        for path in proofs(out)
+    )  # fmt: skip
+    assert kinds.keys() == {
+        "blend.json", "manifest.json", "receipt.json", "quarantine.jsonl", "a.jsonl", "b.jsonl", "train.parquet",
+        "valid.parquet", "train/", "valid/", "cut", "packing_train.json", "packing_valid.json",
+    }  # fmt: skip
+    assert kinds["receipt.json"] == 3
+
+
+def test_a_whole_preparation_has_no_problems(whole):
+    out, again, _ = whole
+    again()
+    found = check(out)
+    assert found.problems == found.withdrawn == []
+    assert found.shards == 3
+
+
+@pytest.mark.parametrize("damage", DAMAGES)
+def test_damage_to_any_file_is_named_and_the_next_run_mends_only_that(whole, damage):
+    out, again, expected = whole
+    for path in proofs(out):
+        if path.name == "manifest.json":
+            continue  # like that of any preparation
+        links = names_of(path, out)
+        DAMAGES[damage](path)
+        damaged = links if path.exists() and path.stat().st_nlink > 1 else {str(path)}
+        assert any(problem.startswith(tuple(damaged)) for problem in check(out).problems), path
+        plan = again()
+        concerned = {key for name in damaged for key in shard_of(Path(name), plan)}
+        assert {shard.key for shard in plan.plan.pending} == concerned, path
+        assert tree(out) == expected, path
+    assert check(out).problems == []
+
+
+def test_a_published_copy_of_a_shards_file_is_compared_by_content(whole):
+    out, again, _ = whole
+    path = next(path for path in (out / "splits/train").iterdir() if "_leading_" not in path.name)
+    replaced(path, path.read_bytes())
+    assert path.stat().st_nlink == 1
+    assert check(out).problems == []
+    assert again().plan.pending == []
+    assert check(out).problems == []
+
+
+def test_a_file_that_is_whole_but_no_packs_costs_its_shard(whole):
+    """A writer that went wrong leaves hashes that agree; only a look inside tells."""
+    out, again, expected = whole
+    plan = again()
+    store, (shard, *_) = plan.plan.store, plan.plan.shards
+    receipt = store.receipt(shard.key)
+    place = Path(store.path(shard.key, "train.parquet"))
+    packs = pq.read_table(place)
+    masks = packs["loss_mask"].to_pylist()
+    masks[-1][-1] = 1
+    wrong = packs.set_column(1, packs.schema.field(1), pa.chunked_array([pa.array(masks, pa.list_(pa.int8()))]))
+    stream = pa.BufferOutputStream()
+    pq.write_table(wrong, stream)
+    outputs = [output for output in receipt.outputs if output.path != "train.parquet"]
+    store.issue(
+        receipt.identity, outputs=[*outputs, publish_bytes(str(place), stream.getvalue().to_pybytes())],
+        rows_in=receipt.rows_in, parts=receipt.parts, drops=receipt.drops, quarantined=receipt.quarantined,
+        truncated=receipt.truncated, facts=receipt.facts,
+    )  # fmt: skip
+    found = check(out)
+    assert f"{place}: the last token of a sequence is to predict a token of another" in found.problems
+    assert found.withdrawn == [shard.key]
+    assert [shard.key for shard in again().plan.pending] == [shard.key]
+    assert tree(out) == expected
