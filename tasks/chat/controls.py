@@ -40,7 +40,10 @@ class Controls:
 
     def occur_in(self, text: str) -> bool:
         """Whether any of them stands in the text."""
-        return any(first in text for first in self._beginnings) and self.pattern.search(text) is not None
+        for first in self._beginnings:
+            if first in text:
+                return self.pattern.search(text) is not None
+        return False
 
     def last(self, text: str, start: int, stop: int) -> tuple[int, int] | None:
         """First character and end of the last one within `[start, stop)`."""

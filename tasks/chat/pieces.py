@@ -39,29 +39,36 @@ class Piece(NamedTuple):
 
 
 class Passage(NamedTuple):
-    """Part of a rendering: who wrote it, what of it is trained on, and where generation begins in it (-1: nowhere)."""
+    """Part of a rendering: where it ends (it begins where the one before ends), who wrote it, which characters of the
+    rendering are trained on there, and where generation begins in it (-1: nowhere).
+    """
 
-    text: str
+    stop: int
     role: int
     learned: Sequence[Range] = ()
     generation: int = -1
 
 
-def cut(passage: Passage, controls: Controls) -> list[Piece]:
-    """The pieces of a passage, in order; empty texts are left out."""
-    pieces: list[Piece] = []
-    place = 0
-    for number, text in enumerate(controls.pattern.split(passage.text)):
-        stop = place + len(text)
-        if number % 2:
-            learned = bool(passage.learned) and _learned(passage.learned, place, stop) is True
-            pieces.append(_control(controls.ids[text], passage.role, learned))
-        elif text and not passage.learned and passage.generation < 0:
-            pieces.append(Piece(text, -1, passage.role, learned=False))
-        elif text:
-            pieces += _cut_text(text, place, passage)
-        place = stop
-    return pieces
+def cut(text: str, passages: Sequence[Passage], controls: Controls) -> list[list[Piece]]:
+    """The pieces of each passage of a rendering, in order; empty texts are left out. The last passage ends the text."""
+    groups: list[list[Piece]] = [[] for _ in passages]
+    place = number = 0
+    passage = passages[0]
+    for part, found in enumerate(controls.pattern.split(text)):
+        end = place + len(found)
+        while place < end:
+            while place >= passage.stop:
+                number += 1
+                passage = passages[number]
+            if part % 2:
+                learned = bool(passage.learned) and _learned(passage.learned, place, end) is True
+                groups[number].append(_control(controls.ids[found], passage.role, learned))
+                place = end
+                break
+            stop = min(end, passage.stop)
+            groups[number] += _cut_text(text[place:stop], place, passage)
+            place = stop
+    return groups
 
 
 @lru_cache(maxsize=4096)
@@ -71,6 +78,8 @@ def _control(token: int, role: int, learned: bool) -> Piece:
 
 def _cut_text(text: str, place: int, passage: Passage) -> list[Piece]:
     """A text without control tokens, in two where generation begins inside it."""
+    if not passage.learned and passage.generation < 0:
+        return [Piece(text, -1, passage.role, False)]
     border = passage.generation - place
     if 0 < border < len(text):
         return [_text_piece(text[:border], place, passage), _text_piece(text[border:], passage.generation, passage)]

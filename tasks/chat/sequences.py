@@ -72,53 +72,53 @@ class Renderer:
         )
 
     def _whole(self, conversation: Conversation) -> Pieces | Rejected:
-        return self._pieces(self._passages(conversation, conversation.messages, 0))
+        return self._sequence(conversation, conversation.messages, 0)
 
-    def _pieces(self, passages: list[Passage] | Rejected) -> Pieces | Rejected:
-        if isinstance(passages, Rejected):
-            return passages
-        return connected([cut(passage, self.controls) for passage in passages])
-
-    def _passages(
+    def _sequence(
         self, conversation: Conversation, messages: Sequence[Message], first_learned: int
-    ) -> list[Passage] | Rejected:
-        """The passages of one rendering: before the messages, each message, behind them. Messages from `first_learned`
-        on are trained on as the policy says.
-        """
+    ) -> Pieces | Rejected:
+        """The messages as one sequence, of which those from `first_learned` on are trained on as the policy says."""
+        groups = self._groups(conversation, messages, first_learned)
+        return groups if isinstance(groups, Rejected) else connected(groups)
+
+    def _groups(
+        self, conversation: Conversation, messages: Sequence[Message], first_learned: int
+    ) -> list[Pieces] | Rejected:
+        """The pieces of one rendering: those before the messages, those of each message, those behind them."""
         rendering = self.template.render(messages, conversation.tools)
         if isinstance(rendering, Rejected):
             return rendering
         learned = [number for number in range(first_learned, len(messages)) if self.policy.learns(messages, number)]
         found = completions(rendering, messages, learned, self.prompts, self.controls)
-        return found if isinstance(found, Rejected) else _passages(rendering, messages, found, self.policy)
+        if isinstance(found, Rejected):
+            return found
+        return cut(rendering.text, _passages(rendering, messages, found, self.policy), self.controls)
 
     def _renderings(self, conversation: Conversation) -> Iterator[Pieces | Rejected]:
         """One sequence per user turn that the assistant answers."""
         turns = answered_turns(conversation.messages)
         if not self.composes or _late_system(conversation.messages):
             for start, stop in turns:
-                yield self._pieces(self._passages(conversation, conversation.messages[:stop], start))
+                yield self._sequence(conversation, conversation.messages[:stop], start)
             return
         yield from self._composed(conversation, turns)
 
     def _composed(self, conversation: Conversation, turns: Sequence[tuple[int, int]]) -> Iterator[Pieces | Rejected]:
         messages = conversation.messages
         goes_on = messages if messages[-1]["role"] == "user" else [*messages, NEXT_TURN]
-        history = self._passages(conversation, goes_on, len(goes_on))
-        if isinstance(history, Rejected):
-            yield history
+        before = self._groups(conversation, goes_on, len(goes_on))
+        if isinstance(before, Rejected):
+            yield before
             return
-        before = [cut(passage, self.controls) for passage in history]
         lead = 0 if messages[0]["role"] not in {"system", "developer"} else 1
         alone = Conversation(messages, conversation.tools[:1])
         for start, stop in turns:
             head = messages[:lead] if start >= lead else []
-            turn = self._passages(alone, [*head, *messages[start:stop]], len(head))
-            if isinstance(turn, Rejected):
-                yield turn
+            current = self._groups(alone, [*head, *messages[start:stop]], len(head))
+            if isinstance(current, Rejected):
+                yield current
                 return
-            current = [cut(passage, self.controls) for passage in turn[1 + len(head) :]]
-            yield connected([*before[: 1 + start], *current])
+            yield connected([*before[: 1 + start], *current[1 + len(head) :]])
 
 
 def answered_turns(messages: Sequence[Message]) -> list[tuple[int, int]]:
@@ -142,29 +142,18 @@ def _passages(
     rendering: Rendering, messages: Sequence[Message], learned: dict[int, Completion], policy: LossPolicy
 ) -> list[Passage]:
     """Prologue, one passage a message (empty for those that are not written by themselves), epilogue."""
-    text = rendering.text
-    in_header = messages[0]["role"] in {"system", "developer"} and 0 not in _written(rendering)
-    header = ROLE_NUMBERS[messages[0]["role"]] if in_header else 0
-    passages = [Passage(text[: rendering.prologue], header)]
+    start, stop = rendering.extents.get(0, (0, 0))
+    in_header = messages[0]["role"] in {"system", "developer"} and start == stop
     place = rendering.prologue
+    passages = [Passage(place, ROLE_NUMBERS[messages[0]["role"]] if in_header else 0)]
     for number, message in enumerate(messages):
-        _, stop = rendering.extents.get(number, (place, place))
-        stop = max(place, stop)
-        passages.append(_passage(text[place:stop], place, message, learned.get(number), policy))
-        place = stop
-    return [*passages, Passage(text[place:], 0)]
-
-
-def _written(rendering: Rendering) -> set[int]:
-    return {number for number, (start, stop) in rendering.extents.items() if start < stop}
-
-
-def _passage(text: str, start: int, message: Message, completion: Completion | None, policy: LossPolicy) -> Passage:
-    role = ROLE_NUMBERS[message["role"]]
-    if completion is None:
-        return Passage(text, role)
-    ranges = [(first - start, last - start) for first, last in policy.ranges(completion)]
-    return Passage(text, role, ranges, completion.start - start)
+        place = max(place, rendering.extents.get(number, (place, place))[1])
+        completion = learned.get(number)
+        if completion is None:
+            passages.append(Passage(place, ROLE_NUMBERS[message["role"]]))
+        else:
+            passages.append(Passage(place, ROLE_NUMBERS[message["role"]], policy.ranges(completion), completion.start))
+    return [*passages, Passage(len(rendering.text), 0)]
 
 
 def _mended(pieces: Pieces, stranger: str) -> Pieces:

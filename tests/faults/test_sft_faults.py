@@ -2,7 +2,7 @@
 nothing left behind, least of all by spools.
 
 A preparation of two files in two shards, with a quarantine, held-out conversations and a file of leading packs, makes
-some 200 file-system operations. Each of them is hit once, in the four ways of `test_preparation_faults`.
+some 160 file-system operations. Each of them is hit once, in the four ways of `test_preparation_faults`.
 """
 
 import errno
@@ -35,7 +35,7 @@ from tests.preparing_sft import build, chat_vocabulary, plan, prepare, probing_o
 STRIDE = 4
 ROWS = [
     talk(user(f"Question {number}?"), thinking("Hm.", f"Answer {number * 7919 % 1000}."), user("So?"), assistant("So."))
-    for number in range(60)
+    for number in range(40)
 ]
 
 
@@ -43,7 +43,7 @@ class Preparation(Repeatable):
     """Two files in two shards, or in more."""
 
     def __init__(self, folder):
-        rows = {"a": [*ROWS[:20], b"broken", *ROWS[20:35]], "b": [*ROWS[35:], talk(user("Anyone?"))]}
+        rows = {"a": [*ROWS[:15], b"broken", *ROWS[15:24]], "b": [*ROWS[24:], talk(user("Anyone?"))]}
         for name, lines in rows.items():
             os.utime(write_rows(folder / "corpus" / f"{name}.jsonl", lines), (1_000_000_000, 1_000_000_000))
         self.blend = blend_of(*sorted((folder / "corpus").iterdir()), b=0.9)
@@ -143,11 +143,11 @@ def test_a_kill_while_an_earlier_output_is_replaced(preparation, undisturbed):
 def test_order_batches_and_duplicates_change_no_byte(preparation, seed):
     """Shards come in any order, some of them twice, in batches of any size."""
     preparation.clear()
-    preparation.run(shard_size=1_500)
+    preparation.run(shard_size=1_000)
     expected = tree(preparation.out)
     preparation.clear()
     shuffle = random.Random(seed)
-    planned = preparation.plan(shard_size=1_500)
+    planned = preparation.plan(shard_size=1_000)
     twice = shuffle.sample(planned.plan.pending, 4)
     work = [*planned.plan.pending, *twice]
     shuffle.shuffle(work)
@@ -163,12 +163,12 @@ def test_order_batches_and_duplicates_change_no_byte(preparation, seed):
 
 def test_a_run_stopped_after_some_shards_goes_on_from_there(preparation):
     preparation.clear()
-    preparation.run(shard_size=1_500)
+    preparation.run(shard_size=1_000)
     expected = tree(preparation.out)
     preparation.clear()
-    planned = preparation.plan(shard_size=1_500)
+    planned = preparation.plan(shard_size=1_000)
     build(planned, random.Random(0).sample(planned.plan.pending, 3))
-    again, _ = preparation.run(shard_size=1_500)
+    again, _ = preparation.run(shard_size=1_000)
     assert len(again.plan.pending) == len(planned.plan.pending) - 3
     assert tree(preparation.out) == expected
 

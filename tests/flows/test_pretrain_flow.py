@@ -2,12 +2,9 @@ import json
 import os
 import random
 import signal
-import subprocess
-import sys
 import time
 from pathlib import Path
 
-import psutil
 import pytest
 from distributed import LocalCluster
 from prefect import flow, task
@@ -20,11 +17,11 @@ from tasks.errors import RunError
 from tasks.shards.stage import build_shards, transient
 from tasks.tokenize.settings import PretrainSettings
 from tasks.tokenize.stage import tokenize_shards
+from tests.flows import preparation_runs
+from tests.flows.preparation_runs import DEADLINE, finish, wait_for_receipts, workers_of
 from tests.preparing import blend_of, build_pending, plan_pretrain, prepare, tree, write_lines
 
-TOKENMILL = str(Path(sys.executable).parent / "tokenmill")
 SETTINGS = {"shard_size": 20_000}
-DEADLINE = 120
 
 
 def words(seed):
@@ -51,33 +48,7 @@ def expected(blend, tmp_path_factory):
 
 
 def start(blend, out, server, *arguments):
-    command = [TOKENMILL, "pretrain", str(blend), "--output-dir", str(out), "shard_size=20kB", *arguments]
-    return subprocess.Popen(
-        command,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-        text=True,
-        env=server.environment,
-        start_new_session=True,
-    )
-
-
-def finish(process):
-    stdout, stderr = process.communicate(timeout=DEADLINE)
-    assert process.returncode == 0, stderr
-    return json.loads(stdout)["pretrain"]
-
-
-def receipts(out):
-    return len(list(Path(out).glob("shards/pretrain/*/receipt.json")))
-
-
-def wait_for_receipts(process, out, count):
-    """Until `count` shards are proven (or the run is over, which the caller's own checks will tell)."""
-    deadline = time.monotonic() + DEADLINE
-    while receipts(out) < count and process.poll() is None:
-        assert time.monotonic() < deadline, "no progress"
-        time.sleep(0.005)
+    return preparation_runs.start("pretrain", blend, out, server, "shard_size=20kB", *arguments)
 
 
 @pytest.mark.parametrize("workers", [1, 2, 4])
@@ -92,13 +63,8 @@ def test_any_number_of_workers_gives_the_same_bytes(workers, blend, expected, tm
 def test_a_killed_worker_costs_nothing_but_time(after, blend, expected, tmp_path, prefect_server):
     out = tmp_path / "out"
     process = start(blend, out, prefect_server, "--workers", "2")
-    wait_for_receipts(process, out, after)
-    workers = [
-        child
-        for child in psutil.Process(process.pid).children(recursive=True)
-        if "spawn_main" in " ".join(child.cmdline())
-    ]
-    random.choice(workers).kill()
+    wait_for_receipts(out, after, lambda: process.poll() is None)
+    random.choice(workers_of(process.pid)).kill()
     finish(process)
     assert tree(out) == expected
 
@@ -108,7 +74,7 @@ def test_a_killed_run_is_finished_by_the_same_command(share, blend, expected, tm
     out = tmp_path / "out"
     total = sum(1 for name in expected if name.endswith("receipt.json"))
     process = start(blend, out, prefect_server, "--workers", "2")
-    wait_for_receipts(process, out, max(1, int(share * total)))
+    wait_for_receipts(out, max(1, int(share * total)), lambda: process.poll() is None)
     process.kill()
     process.communicate(timeout=DEADLINE)
     record = finish(start(blend, out, prefect_server, "--workers", "2"))

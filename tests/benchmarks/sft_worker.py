@@ -1,0 +1,70 @@
+"""What one worker does for SFT, as a process of its own: plan, self-check, gate, build every shard, in order.
+
+As in `one_worker`, nothing is left out that a preparation does for its data, and Prefect, Dask and held-out documents
+are left out. The template is the bundled one of Nemotron 3 Nano, the shard size the default.
+
+    python -m tests.benchmarks.sft_worker SOURCE TOKENIZER_FOLDER OUT_DIR [PACK_SIZE]
+
+Prints what came out, and the CPU seconds of its phases, as JSON.
+"""
+
+import json
+import sys
+import time
+from collections import Counter
+from collections.abc import Sequence
+from typing import Any
+
+from tasks.blend.models import Blend, DataSource
+from tasks.pack.planning import SftPlan, plan_sft, template_record
+from tasks.pack.preparation import build_sft_shard
+from tasks.pack.settings import SftSettings
+from tasks.shards.receipt import Receipt
+from tasks.tokenize.settings import TokenizerSource
+
+PACK_SIZE = SftSettings().pack_size
+
+
+def plan(source: str, tokenizer: str, out: str, pack_size: int) -> SftPlan:
+    """The plan for one data set that is all training data."""
+    settings = SftSettings(tokenizer=TokenizerSource(model=tokenizer), chat_template="nano3", pack_size=pack_size)
+    return plan_sft(Blend(train=[DataSource(name="benchmark", path=source)]), settings, out)
+
+
+def build(planned: SftPlan) -> list[Receipt]:
+    """Every shard, one after the other."""
+    settings, template = planned.settings, template_record(planned.template)
+    return [
+        build_sft_shard(shard, planned.plan.store, settings.tokenizer, template, settings.on_bad_row)
+        for shard in planned.plan.pending
+    ]
+
+
+def counted(receipts: Sequence[Receipt]) -> dict[str, Any]:
+    """What came out of the shards; the sequences are those that were written."""
+    drops = sum((Counter(receipt.drops) for receipt in receipts), Counter[str]())
+    parts = [receipt.facts[name] for receipt in receipts for name in receipt.parts]
+    return {
+        "shards": len(receipts),
+        "conversations": sum(receipt.documents for receipt in receipts),
+        "drops": dict(drops),
+        "oversize_sequences": sum(receipt.facts["oversize_sequences"] for receipt in receipts),
+        **{name: sum(part[name] for part in parts) for name in ("sequences", "packs", "tokens", "loss_tokens")},
+    }
+
+
+def main() -> None:
+    """Prepare one source, with the arguments of the module's docstring."""
+    source, tokenizer, out, *rest = sys.argv[1:]
+    imported = time.process_time()
+    planned = plan(source, tokenizer, out, int(rest[0]) if rest else PACK_SIZE)
+    gated = time.process_time()
+    found = counted(build(planned))
+    built = time.process_time()
+    found["backend"] = [verdict.backend for verdict in planned.verdicts.values()]
+    found["cpu_seconds"] = {"import": imported, "plan_check_and_gate": gated - imported, "build": built - gated}
+    print(json.dumps(found))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,181 @@
+"""The SFT flow on a real Prefect server and real Dask workers: the same bytes whatever happens to it on the way."""
+
+import json
+import os
+import random
+from threading import Thread
+
+import pyarrow.parquet as pq
+import pytest
+import yaml
+from prefect.client.schemas.objects import StateType
+
+from flows.sft import sft_data_prep
+from tests.flows import preparation_runs
+from tests.flows.preparation_runs import DEADLINE, finish, wait_for_receipts, workers_of
+from tests.peers.conversations import CLOCK, assistant, call, talk, thinking, tool, user
+from tests.preparing import tree
+from tests.preparing_sft import CHATML, chat_vocabulary, prepare, write_rows
+
+PADDING_ROLE = 6
+BAD = [b"{broken", b"[]", talk(user("Anyone?")), {"messages": []}]
+ROWS, BLANK, DRAFTS = 800, 3, 40
+
+
+def words(source):
+    return " ".join(source.choices(["mill", "grain", "stone", "water", "wheel", "flour", "sack"], k=12))
+
+
+def chat(source):
+    """A conversation with reasoning, or with tools, or with neither."""
+    return source.choice([
+        talk(user(words(source)), thinking(words(source), words(source)), user("So?"), thinking("Well.", words(source))),
+        talk(
+            user(words(source)), thinking("Look.", None, call("clock", zone=words(source))), tool("rain"),
+            assistant(words(source)), tools=[CLOCK],
+        ),
+        talk(user(words(source)), assistant(words(source))),
+    ])  # fmt: skip
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory):
+    """A blend of three data sets in three shapes, with bad rows, blank lines and drafts, and the settings for it."""
+    folder, source = tmp_path_factory.mktemp("data"), random.Random(0)
+    rows = [{**chat(source), "used_in": ["train"]} for _ in range(ROWS - 350)]
+    rows += [{**chat(source), "used_in": ["draft"]} for _ in range(DRAFTS)]
+    rows += [{**bad, "used_in": ["train"]} if isinstance(bad, dict) else bad for bad in BAD] + [b""] * BLANK
+    source.shuffle(rows)
+    turns = [{"conversations": [{"from": "human", "value": words(source)}, {"from": "gpt", "value": words(source)}]} for _ in range(250)]  # fmt: skip
+    pairs = [{"prompt": words(source), "response": words(source)} for _ in range(100)]
+    sources = [
+        {"name": "chat", "path": str(write_rows(folder / "chat.jsonl", rows)), "used_in": "train", "weight": 2.0},
+        {"name": "turns", "path": str(write_rows(folder / "turns.jsonl", turns))},
+        {"name": "pairs", "path": str(write_rows(folder / "pairs.jsonl", pairs))},
+    ]
+    (folder / "blend.json").write_text(json.dumps({"datasets": sources}))
+    (folder / "chat.jinja").write_text(CHATML)
+    settings = {
+        "tokenizer": {"model": str(chat_vocabulary(folder / "vocabulary"))}, "chat_template": str(folder / "chat.jinja"),
+        "pack_size": 1024, "shard_size": 5_000, "holdout": {"valid": 0.1, "test": 0.0}, "sampling": "down",
+    }  # fmt: skip
+    (folder / "settings.yaml").write_text(yaml.safe_dump(settings))
+    return folder
+
+
+def settings_of(folder):
+    return yaml.safe_load((folder / "settings.yaml").read_text())
+
+
+@pytest.fixture(scope="module")
+def expected(folder, tmp_path_factory):
+    """The output of one undisturbed preparation in this process."""
+    out = tmp_path_factory.mktemp("expected") / "out"
+    prepare(str(folder / "blend.json"), out, bad_row_ceiling=0.001, **settings_of(folder))
+    return tree(out)
+
+
+def run(folder, out, workers):
+    """The flow in this process; its final state."""
+    settings = settings_of(folder)
+    return sft_data_prep(str(folder / "blend.json"), str(out), workers=workers, return_state=True, **settings)
+
+
+def start(folder, out, server, workers):
+    """The flow as a command."""
+    arguments = ["--config", str(folder / "settings.yaml"), "--workers", str(workers)]
+    return preparation_runs.start("sft", folder / "blend.json", out, server, *arguments)
+
+
+@pytest.mark.parametrize("workers", [1, 2])
+def test_any_number_of_workers_completes_with_the_same_bytes_and_a_record_of_them(
+    workers, folder, expected, tmp_path, prefect_api
+):
+    out = tmp_path / "out"
+    state = run(folder, out, workers)
+    assert state.is_completed()
+    assert tree(out) == expected
+    ((kind, record),) = state.result().items()
+    receipts = [json.loads(path.read_bytes()) for path in out.glob("shards/sft/*/receipt.json")]
+    dropped = {"malformed_json": 1, "not_an_object": 1, "no_assistant": 1, "no_messages": 1}
+    assert kind == record["type"] == "sft"
+    assert record["path"] == str(out)
+    assert record["shards"] == {"total": len(receipts), "built": len(receipts), "reused": 0}
+    assert record["rows"] == ROWS + DRAFTS + len(BAD) + BLANK
+    assert record["documents"] == ROWS
+    assert record["dropped"] == {**dropped, "filtered": DRAFTS, "blank_line": BLANK}
+    assert record["missing"] == 0
+    tokens = {split: sum(map(real_tokens, rows_of(receipts, out, split))) for split in ("train", "valid")}
+    assert {split: part["tokens"] for split, part in record["splits"].items()} == tokens
+    assert record["tokens"] == sum(tokens.values())
+    assert len(receipts) > 30
+
+
+def rows_of(receipts, out, split):
+    """All packs of a split in the store."""
+    names = [out / "shards/sft" / receipt["key"] / f"{split}.parquet" for receipt in receipts]
+    return [row for name in names if name.exists() for row in pq.read_table(name).to_pylist()]
+
+
+def real_tokens(row):
+    ends = [*row["role_start"][1:], len(row["input_ids"])]
+    runs = zip(row["role_start"], ends, row["role"], strict=True)
+    return sum(end - start for start, end, role in runs if role != PADDING_ROLE)
+
+
+def test_a_killed_worker_costs_nothing_but_time(folder, expected, tmp_path, prefect_api):
+    out, killed = tmp_path / "out", []
+
+    def kill_one():
+        wait_for_receipts(out, 5, lambda: True)
+        killed.append(workers_of(os.getpid())[0])
+        killed[0].kill()
+
+    killer = Thread(target=kill_one)
+    killer.start()
+    state = run(folder, out, workers=2)
+    killer.join()
+    assert killed
+    assert state.is_completed()
+    assert state.result()["sft"]["shards"]["reused"] == 0
+    assert tree(out) == expected
+
+
+def test_a_killed_run_is_finished_by_the_same_command(folder, expected, tmp_path, prefect_api):
+    out = tmp_path / "out"
+    process = start(folder, out, prefect_api, workers=2)
+    wait_for_receipts(out, 10, lambda: process.poll() is None)
+    process.kill()
+    process.communicate(timeout=DEADLINE)
+    assert not (out / "blend.json").exists()
+    shards = run(folder, out, workers=1).result()["sft"]["shards"]
+    assert 10 <= shards["reused"] < shards["total"]
+    assert tree(out) == expected
+
+
+def test_two_runs_of_one_folder_at_once_make_one_result(folder, expected, tmp_path, prefect_server):
+    out = tmp_path / "out"
+    both = [start(folder, out, prefect_server, 1) for _ in range(2)]
+    for process in both:
+        finish(process)
+    assert tree(out) == expected
+
+
+def test_a_changed_weight_packs_nothing(folder, tmp_path, prefect_api):
+    out, blend = tmp_path / "out", json.loads((folder / "blend.json").read_text())
+    prepare(blend, out, bad_row_ceiling=0.001, **settings_of(folder))
+    blend["datasets"][0]["weight"] = 7.0
+    record = sft_data_prep(blend, str(out), **settings_of(folder))["sft"]
+    assert record["shards"]["built"] == 0
+    weights = json.loads((out / "blend.json").read_bytes())["train"][0::2]
+    assert sum(map(float, weights)) == pytest.approx(9.0)
+
+
+def test_a_run_with_gaps_cannot_end_completed(folder, tmp_path, prefect_api, monkeypatch):
+    monkeypatch.setattr("flows.sft.build_shards", lambda *_, **__: None)
+    blend = str(folder / "blend.json")
+    state = sft_data_prep(blend, str(tmp_path / "out"), return_state=True, **settings_of(folder))
+    assert state.type == StateType.FAILED
+    assert "have no receipt" in str(state.result(raise_on_failure=False))
+    assert not (tmp_path / "out" / "blend.json").exists()
+    assert not (tmp_path / "out" / "splits").exists()
