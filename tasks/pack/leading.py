@@ -15,8 +15,8 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from tasks.errors import RunError
-from tasks.pack.parquet import ENCODINGS, MOST_ROWS, PADDING, SCHEMA
-from tasks.shards.publish import Output, Publication, publish
+from tasks.pack.parquet import MOST_ROWS, PADDING, SCHEMA, parquet_writer
+from tasks.shards.publish import Output, publish
 from tasks.sources.opening import is_decoder_error
 from tasks.storage import filesystem
 
@@ -103,20 +103,17 @@ def write_leading(source: str, target: str, packs: int) -> Output:
 
     Raises RunError when the file is damaged.
     """
-    with _opened(source) as file, publish(target) as publication, _writer(publication, file) as writer:
+    with (
+        _opened(source) as file,
+        publish(target) as publication,
+        parquet_writer(publication, file.schema_arrow) as writer,
+    ):
         for batch in _batches(file, SCHEMA.names):
             writer.write_batch(batch.slice(0, packs))
             packs -= min(packs, len(batch))
             if not packs:
                 break
     return publication.output
-
-
-def _writer(publication: Publication, file: pq.ParquetFile) -> pq.ParquetWriter:
-    return pq.ParquetWriter(
-        cast("BinaryIO", publication), file.schema_arrow, compression="zstd", compression_level=1, use_dictionary=False,
-        write_statistics=False, column_encoding={f"{name}.list.element": ENCODINGS[name] for name in ENCODINGS},
-    )  # fmt: skip
 
 
 def _batches(file: pq.ParquetFile, columns: list[str]) -> Iterator[pa.RecordBatch]:

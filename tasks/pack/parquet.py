@@ -57,10 +57,7 @@ class PackWriter:
     def write(self, file: Publication, metadata: dict[str, Any]) -> dict[str, int]:
         """Write all packs, and return the facts of the file."""
         schema = SCHEMA.with_metadata({"tokenmill": orjson.dumps(metadata)})
-        with pq.ParquetWriter(
-            cast("BinaryIO", file), schema, compression="zstd", compression_level=1, use_dictionary=False,
-            write_statistics=False, column_encoding={f"{name}.list.element": ENCODINGS[name] for name in ENCODINGS},
-        ) as writer:  # fmt: skip
+        with parquet_writer(file, schema) as writer:
             rows, packs = max(1, min(MOST_ROWS, MOST_TOKENS // self.recipe.pack_size)), len(self.packs.offsets) - 1
             for first in range(0, packs, rows):
                 writer.write_table(self._table(first, min(first + rows, packs), schema), row_group_size=rows)
@@ -141,6 +138,14 @@ ENCODINGS = {
     "input_ids": "BYTE_STREAM_SPLIT", "loss_mask": "PLAIN", "seq_start_id": "DELTA_BINARY_PACKED",
     "document": "DELTA_BINARY_PACKED", "role_start": "DELTA_BINARY_PACKED", "role": "PLAIN",
 }  # fmt: skip
+
+
+def parquet_writer(file: Publication, schema: pa.Schema) -> pq.ParquetWriter:
+    """A writer of packs: `schema` is SCHEMA with metadata of the file's own."""
+    return pq.ParquetWriter(
+        cast("BinaryIO", file), schema, compression="zstd", compression_level=1, use_dictionary=False,
+        write_statistics=False, column_encoding={f"{name}.list.element": ENCODINGS[name] for name in ENCODINGS},
+    )  # fmt: skip
 
 
 def padded(lengths: np.ndarray, multiple: int) -> np.ndarray:
