@@ -50,29 +50,36 @@ class Checked:
 
 
 def renderer_of(
-    template: ChatTemplate, vocabulary: Vocabulary, policy: LossPolicy, split_turns: SplitTurns
+    template: ChatTemplate, vocabulary: Vocabulary, policy: LossPolicy, split_turns: SplitTurns, special: SpecialTokens
 ) -> Renderer:
     """The renderer of a template for a vocabulary, made by probing the template; not checked."""
-    return _renderer(template, habits(template, vocabulary.controls), policy, split_turns)
+    return _renderer(template, habits(template, vocabulary.controls), policy, split_turns, special)
 
 
-def _renderer(template: ChatTemplate, found: Habits, policy: LossPolicy, split_turns: SplitTurns) -> Renderer:
-    splits = split_turns == "auto" and found.strips_history
-    renderer = Renderer(template, found.controls, found.prompts, policy, splits, composes=False)
+def _renderer(
+    template: ChatTemplate, found: Habits, policy: LossPolicy, split_turns: SplitTurns, special: SpecialTokens
+) -> Renderer:
+    splits, literal = split_turns == "auto" and found.strips_history, special != "allow"
+    renderer = Renderer(template, found.controls, found.prompts, policy, literal, splits, composes=False)
     return replace(renderer, composes=splits and _composes(renderer))
 
 
 def checked_renderer(
-    template: ChatTemplate, vocabulary: Vocabulary, policy: LossPolicy, split_turns: SplitTurns, store: str
+    template: ChatTemplate,
+    vocabulary: Vocabulary,
+    policy: LossPolicy,
+    split_turns: SplitTurns,
+    special: SpecialTokens,
+    store: str,
 ) -> Checked:
     """The renderer of a template for a vocabulary, after its self-check, whose outcome is kept in the store.
 
     Raises InputError, saying which conversation went wrong and how, when its masks cannot be trusted.
     """
     found = habits(template, vocabulary.controls)
-    renderer = _renderer(template, found, policy, split_turns)
+    renderer = _renderer(template, found, policy, split_turns, special)
     question = [
-        "self-check", template.digest, template.variables, vocabulary.fingerprint, asdict(policy), split_turns,
+        "self-check", template.digest, template.variables, vocabulary.fingerprint, asdict(policy), split_turns, special,
         PROBES, version("tokenmill"), version("jinja2"), version("tokenizers"),
     ]  # fmt: skip
     digest = hashlib.sha256(orjson.dumps(question, option=orjson.OPT_SORT_KEYS)).hexdigest()[:32]

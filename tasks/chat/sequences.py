@@ -11,7 +11,7 @@ check at the start of a run compares it with true prefixes (`check.py`); where i
 with system messages in later turns, prefixes are rendered one by one.
 """
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Literal
 
@@ -33,7 +33,8 @@ Pieces = list[Piece]
 class Renderer:
     """Conversations to sequences of pieces, with one template and one policy.
 
-    `prompts` are the template's generation prompts; `splits_turns` says that conversations with reasoning become one
+    `prompts` are the template's generation prompts; `literal` says that control tokens spelled in data are plain text,
+    `splits_turns` says that conversations with reasoning become one
     sequence per user turn, `composes` that these can be put together from parts.
     """
 
@@ -41,12 +42,13 @@ class Renderer:
     controls: Controls
     prompts: tuple[str, ...]
     policy: LossPolicy
+    literal: bool
     splits_turns: bool
     composes: bool
 
     def sequences(self, conversation: Conversation) -> list[Pieces] | Rejected:
         """The sequences of a conversation, none of them without anything to learn. Rejected, with a reason, when there is none."""
-        if not self.controls.spelled_in(conversation):
+        if not self.literal or not self.controls.spelled_in(conversation):
             return self._sequences(conversation)
         stranger = stranger_for(conversation)
         if stranger is None:
@@ -55,13 +57,10 @@ class Renderer:
         return found if isinstance(found, Rejected) else [_mended(sequence, stranger) for sequence in found]
 
     def _sequences(self, conversation: Conversation) -> list[Pieces] | Rejected:
-        found = list(self._renderings(conversation)) if self._by_turn(conversation) else [self._whole(conversation)]
-        learned: list[Pieces] = []
-        for sequence in found:
-            if isinstance(sequence, Rejected):
-                return sequence
-            if any(piece.learned for piece in sequence):
-                learned.append(sequence)
+        found = self._turns(conversation) if self._by_turn(conversation) else self._prefixes(conversation, [(0, None)])
+        if isinstance(found, Rejected):
+            return found
+        learned = [sequence for sequence in found if any(piece.learned for piece in sequence)]
         return learned or Rejected("nothing_trained", "no token of it would be trained on under this loss policy")
 
     def _by_turn(self, conversation: Conversation) -> bool:
@@ -71,15 +70,44 @@ class Renderer:
             and any("reasoning_content" in message for message in conversation.messages)
         )
 
-    def _whole(self, conversation: Conversation) -> Pieces | Rejected:
-        return self._sequence(conversation, conversation.messages, 0)
+    def _turns(self, conversation: Conversation) -> list[Pieces] | Rejected:
+        """One sequence per user turn that the assistant answers."""
+        turns = answered_turns(conversation.messages)
+        if self.composes and not _late_system(conversation.messages):
+            composed = self._composed(conversation, turns)
+            if composed is not None:
+                return composed
+        return self._prefixes(conversation, turns)
 
-    def _sequence(
-        self, conversation: Conversation, messages: Sequence[Message], first_learned: int
-    ) -> Pieces | Rejected:
-        """The messages as one sequence, of which those from `first_learned` on are trained on as the policy says."""
-        groups = self._groups(conversation, messages, first_learned)
-        return groups if isinstance(groups, Rejected) else connected(groups)
+    def _prefixes(self, conversation: Conversation, turns: Sequence[tuple[int, int | None]]) -> list[Pieces] | Rejected:
+        """For each turn all messages up to its end, rendered as they are; of the turn itself the policy's share is learned."""
+        sequences: list[Pieces] = []
+        for start, stop in turns:
+            groups = self._groups(conversation, conversation.messages[:stop], start)
+            if isinstance(groups, Rejected):
+                return groups
+            sequences.append(connected(groups))
+        return sequences
+
+    def _composed(self, conversation: Conversation, turns: Sequence[tuple[int, int]]) -> list[Pieces] | None:
+        """The same, put together from messages in their history and in their current form; None where the template
+        refuses one of the two.
+        """
+        messages = conversation.messages
+        goes_on = messages if messages[-1]["role"] == "user" else [*messages, NEXT_TURN]
+        before = self._groups(conversation, goes_on, len(goes_on))
+        if isinstance(before, Rejected):
+            return None
+        lead = 0 if messages[0]["role"] not in {"system", "developer"} else 1
+        alone = Conversation(messages, conversation.tools[:1])
+        sequences: list[Pieces] = []
+        for start, stop in turns:
+            head = messages[:lead] if start >= lead else []
+            current = self._groups(alone, [*head, *messages[start:stop]], len(head))
+            if isinstance(current, Rejected):
+                return None
+            sequences.append(connected([*before[: 1 + start], *current[1 + len(head) :]]))
+        return sequences
 
     def _groups(
         self, conversation: Conversation, messages: Sequence[Message], first_learned: int
@@ -93,32 +121,6 @@ class Renderer:
         if isinstance(found, Rejected):
             return found
         return cut(rendering.text, _passages(rendering, messages, found, self.policy), self.controls)
-
-    def _renderings(self, conversation: Conversation) -> Iterator[Pieces | Rejected]:
-        """One sequence per user turn that the assistant answers."""
-        turns = answered_turns(conversation.messages)
-        if not self.composes or _late_system(conversation.messages):
-            for start, stop in turns:
-                yield self._sequence(conversation, conversation.messages[:stop], start)
-            return
-        yield from self._composed(conversation, turns)
-
-    def _composed(self, conversation: Conversation, turns: Sequence[tuple[int, int]]) -> Iterator[Pieces | Rejected]:
-        messages = conversation.messages
-        goes_on = messages if messages[-1]["role"] == "user" else [*messages, NEXT_TURN]
-        before = self._groups(conversation, goes_on, len(goes_on))
-        if isinstance(before, Rejected):
-            yield before
-            return
-        lead = 0 if messages[0]["role"] not in {"system", "developer"} else 1
-        alone = Conversation(messages, conversation.tools[:1])
-        for start, stop in turns:
-            head = messages[:lead] if start >= lead else []
-            current = self._groups(alone, [*head, *messages[start:stop]], len(head))
-            if isinstance(current, Rejected):
-                yield current
-                return
-            yield connected([*before[: 1 + start], *current[1 + len(head) :]])
 
 
 def answered_turns(messages: Sequence[Message]) -> list[tuple[int, int]]:

@@ -65,7 +65,9 @@ def plan_sft(blend: Blend, settings: SftSettings, output_dir: str | None) -> Sft
     store = Store(store_place(settings, output_dir), KIND)
     vocabulary = find_vocabulary(settings.tokenizer)
     template = load_template(settings.chat_template, vocabulary, settings.template_variables)
-    checked = checked_renderer(template, vocabulary, policy(settings), settings.split_turns, store.place)
+    checked = checked_renderer(
+        template, vocabulary, policy(settings), settings.split_turns, settings.special_tokens_in_text, store.place
+    )
     guarded = vocabulary.guarding(frozenset(checked.renderer.controls.ids))
     verdicts: dict[str, Verdict] = {}
 

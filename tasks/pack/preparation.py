@@ -24,7 +24,7 @@ from tasks.shards.receipt import Receipt
 from tasks.shards.settings import WHERE_NOT_WHAT
 from tasks.shards.store import Store
 from tasks.tokenize.load import find_vocabulary
-from tasks.tokenize.settings import TokenizerSource
+from tasks.tokenize.settings import SpecialTokens, TokenizerSource
 from tasks.tokenize.vocabulary import Vocabulary
 
 LIBRARIES = ("tokenmill", "gigatoken", "tokenizers", "tiktoken", "jinja2", "pyarrow", "numpy")
@@ -45,7 +45,9 @@ def build_sft_shard(
             "the plan; give all workers the same files, or pin tokenizer.revision"
         )
     variables = orjson.dumps(template["variables"], option=orjson.OPT_SORT_KEYS)
-    renderer = _renderer(template["source"], variables, vocabulary, recipe.policy, recipe.split_turns)
+    renderer = _renderer(
+        template["source"], variables, vocabulary, recipe.policy, recipe.split_turns, recipe.special_tokens_in_text
+    )
     if renderer.template.digest != recipe.template:
         raise RunError(f"chat_template: {renderer.template.digest} on this worker but {recipe.template} in the plan")
     encoder = text_encoder(vocabulary, renderer.controls, recipe.backend, recipe.special_tokens_in_text)
@@ -54,10 +56,11 @@ def build_sft_shard(
 
 @lru_cache(maxsize=8)
 def _renderer(
-    source: str, variables: bytes, vocabulary: Vocabulary, policy: LossPolicy, split_turns: SplitTurns
-) -> Renderer:
+    source: str, variables: bytes, vocabulary: Vocabulary, policy: LossPolicy, split_turns: SplitTurns,
+    special: SpecialTokens,
+) -> Renderer:  # fmt: skip
     """Probing a template takes some 30 ms, so a worker does it once."""
-    return renderer_of(ChatTemplate(source, orjson.loads(variables)), vocabulary, policy, split_turns)
+    return renderer_of(ChatTemplate(source, orjson.loads(variables)), vocabulary, policy, split_turns, special)
 
 
 def publish_sft(plan: SftPlan, started: float) -> dict[str, Any]:

@@ -163,12 +163,16 @@ class ShardBuilder:
         sequences = self._fitted(waiting.batch.encode(self._encoder), waiting)
         check_ids(sequences, self._recipe.vocabulary_size)
         stored = padded(sequences.lengths, self._recipe.pad_seq_to_mult)
-        kept = np.flatnonzero((stored <= self._recipe.pack_size) & (_learned_tokens(sequences) > 0))
-        owners = np.asarray(waiting.owners, np.int64)[kept]
-        documents = len(np.unique(owners))
-        books.drop("oversize", len(waiting.rows) - documents)
-        part.documents += documents
-        self._counts["oversize"] += len(waiting.owners) - len(kept)
+        fits = stored <= self._recipe.pack_size
+        kept = np.flatnonzero(fits & (_learned_tokens(sequences) > 0))
+        everyone = np.asarray(waiting.owners, np.int64)
+        owners = everyone[kept]
+        with_sequences, too_long = np.unique(owners), np.unique(everyone[~fits])
+        oversize = len(np.setdiff1d(too_long, with_sequences))
+        books.drop("oversize", oversize)
+        books.drop("nothing_trained", len(waiting.rows) - len(with_sequences) - oversize)
+        part.documents += len(with_sequences)
+        self._counts["oversize"] += int(np.count_nonzero(~fits))
         self._counts["straddled"] += int(sequences.straddled[kept].sum())
         if kept.size:
             _spool(part.spool, sequences, kept, np.asarray(waiting.rows, np.int64)[owners])

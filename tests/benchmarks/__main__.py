@@ -11,7 +11,18 @@ from types import ModuleType
 from rich.console import Console
 from rich.markup import escape
 
-from tests.benchmarks import memory, orchestration, pretrain_speed, record, roofline, scaling, startup
+from tests.benchmarks import (
+    long_conversations,
+    memory,
+    orchestration,
+    packing,
+    pretrain_speed,
+    record,
+    roofline,
+    scaling,
+    sft_speed,
+    startup,
+)
 from tests.benchmarks.bench import Bench
 from tests.benchmarks.child import ChildFailedError
 
@@ -22,6 +33,9 @@ BENCHMARKS: dict[str, ModuleType] = {
     "orchestration": orchestration,
     "scaling": scaling,
     "pretrain_speed": pretrain_speed,
+    "packing": packing,
+    "sft_speed": sft_speed,
+    "long_conversations": long_conversations,
 }
 
 

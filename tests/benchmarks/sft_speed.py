@@ -1,0 +1,132 @@
+"""SFT preparation: one worker of ours against the straightforward loop, per CPU second of whole processes.
+
+Both read the same JSONL file of conversations (`chat_corpus`), with Nemotron 3 Nano's template and Qwen's vocabulary, and
+write packs that hold the sequences they made. The peer is `tests/peers/sft_loop.py`: `apply_chat_template` for every
+message, `tokenizers` for every chunk. Ours includes hashing the source, the self-check of the template, the exactness gate,
+and synced writes. The peer gets a leading part of the conversations, because it takes a minute for what ours does in
+seconds. Three rows for each kind of conversations:
+
+    whole process     both on the part, imports, vocabulary and checks included
+    without start-up  the same, less what a corpus of one conversation costs on either side
+    whole corpus      ours on all of it as a whole process, the peer at its speed without start-up
+
+Packs and order are each side's own, so sequences are compared as a multiset of (ids, mask). Some are meant to differ, 7
+in 10,000: text that spells a control token (`<|endoftext|>` in source code) is text for us and a control token for the
+peer, and text with a tag of reasoning in it (`</think>` in an answer) is read by us as inline reasoning, or quarantined
+where it could be read in two ways, while the peer's chunks slip, because the template writes such an answer without the
+tags that its generation prompt ended with. Borders of chunks are no cause: they fall on control tokens, and where
+generation begins. A larger share, as a title shows it, would be a fault.
+
+Ours runs three times and the median counts; the peer runs once.
+"""
+
+import json
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from tests.benchmarks import chat_corpus, child, corpus
+from tests.benchmarks.bench import Bench
+from tests.benchmarks.chat_corpus import VARIANTS, Variant
+from tests.benchmarks.child import ROOT, Child
+from tests.benchmarks.corpus import Corpus
+from tests.benchmarks.record import Measure
+
+TARGET = 20.0
+RUNS = 3
+PEER_SIZE = 25_000_000
+"""Bytes of conversations for the peer, at most; our start-up is some 40 MB worth, so with fewer it is all there is to see."""
+
+PACK_SIZE = 32_768
+"""Tokens; hardly a sequence is longer, so that both sides write what they encode."""
+
+MOST_DIFFERING = 0.001
+"""Of the sequences, beyond which the title says so."""
+
+TEMPLATE = ROOT / "blends" / "templates" / "nano3.jinja"
+
+
+@dataclass(frozen=True, slots=True)
+class Side:
+    """One side's process on the part, and what it costs before its first conversation, in CPU seconds."""
+
+    process: Child
+    start: float
+
+    @property
+    def whole(self) -> float:
+        """CPU seconds of the whole process."""
+        return self.process.cpu_seconds
+
+    @property
+    def rest(self) -> float:
+        """CPU seconds without start-up."""
+        return self.process.cpu_seconds - self.start
+
+
+def measure(bench: Bench) -> list[Measure]:
+    """Three rows for each kind of conversations."""
+    return [row for variant in VARIANTS for row in _compare(bench, variant)]
+
+
+def worker(conversations: Corpus, tokenizer: str, out: Path, pack_size: int) -> Child:
+    """One worker of ours on some conversations."""
+    return child.python("tests.benchmarks.sft_worker", conversations.path, tokenizer, out, pack_size)
+
+
+def median_worker(bench: Bench, conversations: Corpus, pack_size: int) -> Child:
+    """The worker in the middle of three."""
+    tokenizer, runs = bench.vocabulary("qwen").ours, []
+    for _ in range(RUNS):
+        with bench.scratch() as out:
+            runs.append(worker(conversations, tokenizer, out, pack_size))
+    return child.median(runs)
+
+
+def _peer(conversations: Corpus, tokenizer: str, out: Path) -> Child:
+    return child.python("tests.peers.sft_loop", conversations.path, tokenizer, TEMPLATE, PACK_SIZE, out)
+
+
+def _compare(bench: Bench, variant: Variant) -> list[Measure]:
+    whole = chat_corpus.build(bench, variant)
+    part, one = corpus.first(whole, PEER_SIZE), chat_corpus.one_conversation(whole)
+    tokenizer = bench.vocabulary("qwen").folder
+    mine, start, mine_whole = (median_worker(bench, each, PACK_SIZE) for each in (part, one, whole))
+    ours = Side(mine, start.cpu_seconds)
+    with bench.scratch() as out:
+        peer_process = _peer(part, tokenizer, out / "peer.parquet")
+        worker(part, tokenizer, out / "ours", PACK_SIZE)
+        difference = json.loads(
+            child.python("tests.benchmarks.sft_difference", out / "ours", out / "peer.parquet").stdout
+        )
+        peer = Side(peer_process, _peer(one, tokenizer, out / "one.parquet").cpu_seconds)
+    facts = {
+        "bytes": part.size, "whole_bytes": whole.size, "conversations": part.documents, "pack_size": PACK_SIZE,
+        "ours_cpu_seconds": ours.whole, "peer_cpu_seconds": peer.whole, "ours_whole_corpus": mine_whole.cpu_seconds,
+        "ours_start_cpu_seconds": ours.start, "peer_start_cpu_seconds": peer.start,
+        "ours_peak_bytes": mine.peak_bytes, "peer_peak_bytes": peer_process.peak_bytes,
+        "ours": json.loads(mine.stdout), "ours_of_whole_corpus": json.loads(mine_whole.stdout),
+        "sequences": difference["sequences"], "only": difference["only"], "differing_share": _share(difference),
+    }  # fmt: skip
+    rates = {
+        "whole process": (part.size / ours.whole, part.size / peer.whole),
+        "without start-up": (part.size / ours.rest, part.size / peer.rest),
+        f"{whole.size / 1e6:.0f} MB": (whole.size / mine_whole.cpu_seconds, part.size / peer.rest),
+    }
+    title = f"SFT, {variant}" + _warning(_share(difference))
+    return [_row(f"{title}: {name}", *pair, facts) for name, pair in rates.items()]
+
+
+def _row(name: str, ours: float, peer: float, facts: dict[str, Any]) -> Measure:
+    """A row from two speeds in bytes per CPU second."""
+    speeds = [f"{speed / 1e6:.1f} MB per CPU second" for speed in (ours, peer)]
+    return Measure(name, speeds[0], f"{speeds[1]} (loop)", ours / peer, "x", TARGET, at_least=True, facts=facts)
+
+
+def _share(difference: dict[str, Any]) -> float:
+    """The share of the sequences that one side has and the other has not, the larger of the two sides'."""
+    return max(only / max(1, all_) for only, all_ in zip(difference["only"], difference["sequences"], strict=True))
+
+
+def _warning(share: float) -> str:
+    return f" ({share:.1%} OF SEQUENCES DIFFER)" if share > MOST_DIFFERING else ""
