@@ -1,20 +1,20 @@
 """The conversations that are measured on: the corpus' text, cut into messages as long as those of chat data sets.
 
-Lengths of messages are lognormal (median 900 characters, sigma 0.9; 1,350 on average), which is how assistants'
-answers and what people paste are distributed; a conversation has one to six user turns, four in five of them one to
-three, and three in ten have a system message. `reasoning` gives every assistant message twice as much again as
-`reasoning_content`. The text runs from document to document and every character is used once: messages that repeat
-would flatter a program that encodes equal texts once, and real ones do repeat (system prompts), so that ours is a bit
-faster than shown. A message ends where a word does. Seeded, so the same corpus gives the same bytes; a fifth of its
-size by default.
+Lengths of messages are lognormal (median 900 characters, sigma 0.9; 1,350 on average). A conversation has one to six
+user turns, four in five of them one to three, and three in ten have a system message. `reasoning` gives every message
+of the assistant twice as much again as `reasoning_content`. The text runs on from document to document, a message ends
+where a word does, and no text is used twice: equal messages (system prompts, in real data) would flatter a program that
+encodes equal texts once. The same corpus gives the same bytes, a fifth of its size, in half a second, so they are
+written anew every time.
 
-For `long_conversations` there are conversations of one number of turns, of the same text, with shorter messages.
+For `long_conversations` there are conversations of one number of turns, of the same text, in shorter messages.
 """
 
 import re
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import suppress
 from dataclasses import dataclass, field
+from itertools import islice
 from pathlib import Path
 from random import Random
 from typing import Literal
@@ -23,7 +23,7 @@ import orjson
 
 from tests.benchmarks import corpus
 from tests.benchmarks.bench import Bench
-from tests.benchmarks.corpus import ASKED, Corpus, _kept, _lines, _until
+from tests.benchmarks.corpus import Corpus
 
 Variant = Literal["plain", "reasoning"]
 VARIANTS: tuple[Variant, ...] = ("plain", "reasoning")
@@ -109,29 +109,56 @@ class Writer:
 
 
 def build(bench: Bench, variant: Variant) -> Corpus:
-    """The conversations of this run: the leading ones of those kept in the bench folder, which are made if missing."""
-    text = corpus.build(bench.folder)
-    path = bench.folder / f"chat_{variant}" / "corpus.jsonl"
-    whole = _kept(path, lambda: _until(int(ASKED * SHARE), Writer(_tape(text), variant).conversations()))
-    return corpus.first(whole, int(bench.megabytes * 1_000_000 * SHARE))
+    """The conversations of this run."""
+    path, size = bench.folder / f"chat_{variant}.jsonl", int(bench.megabytes * 1_000_000 * SHARE)
+    return _write(path, _until(size, Writer(_tape(bench), variant).conversations()))
+
+
+def leading(whole: Corpus, size: int) -> Corpus:
+    """The first conversations, `size` bytes at most."""
+    return _write(_beside(whole, "leading"), _until(size, _lines(whole)))
 
 
 def one_conversation(whole: Corpus) -> Corpus:
-    """A corpus of the first conversation alone: what a process costs before its work."""
-    with Path(whole.path).open("rb") as lines:
-        line = next(lines)
-    path = Path(whole.path).with_name("one_conversation.jsonl")
-    path.write_bytes(line)
-    return Corpus(str(path), len(line), 1)
+    """The first conversation alone: what a process costs before its work."""
+    return _write(_beside(whole, "one"), islice(_lines(whole), 1))
 
 
 def of_turns(bench: Bench, path: Path, variant: Variant, turns: int, number: int) -> Corpus:
-    """`number` conversations of `turns` user turns each, with short messages, written to `path`."""
-    writer = Writer(_tape(corpus.build(bench.folder)), variant, SHORT_MEDIAN)
+    """`number` conversations of `turns` user turns each, in short messages, written to `path`.
+
+    Raises EOFError where the text of the whole corpus is not enough for them.
+    """
+    writer = Writer(_tape(bench), variant, SHORT_MEDIAN)
+    return _write(path, (writer.conversation(turns, system=False) for _ in range(number)))
+
+
+def _tape(bench: Bench) -> Tape:
+    return Tape(orjson.loads(line)["text"] for line in _lines(corpus.build(bench.folder)))
+
+
+def _lines(kept: Corpus) -> Iterator[bytes]:
+    with Path(kept.path).open("rb") as lines:
+        yield from lines
+
+
+def _until(size: int, lines: Iterator[bytes]) -> Iterator[bytes]:
+    for line in lines:
+        size -= len(line)
+        if size < 0:
+            return
+        yield line
+
+
+def _beside(whole: Corpus, name: str) -> Path:
+    path = Path(whole.path)
+    return path.with_stem(f"{path.stem}_{name}")
+
+
+def _write(path: Path, lines: Iterable[bytes]) -> Corpus:
+    size = conversations = 0
     with path.open("wb") as out:
-        size = sum(out.write(writer.conversation(turns, system=False)) for _ in range(number))
-    return Corpus(str(path), size, number)
-
-
-def _tape(text: Corpus) -> Tape:
-    return Tape(orjson.loads(line)["text"] for line in _lines(Path(text.path)))
+        for line in lines:
+            size += out.write(line)
+            conversations += 1
+    return Corpus(str(path), size, conversations)

@@ -5,9 +5,9 @@ message a fixed number of times, so a token of a long conversation may cost at m
 one. Messages are short (median 120 characters), and packs so large that no sequence is too long for one.
 
 With reasoning every turn is a sequence of its own and repeats the history before it, so 256 turns make 24 times as many
-tokens as the same text in conversations of 8. Numbers of conversations are chosen so that both sides make about
-equally many tokens; the facts also say what a byte of the source costs. Both without start-up, which is measured with one conversation;
-the median of three runs each.
+tokens as the same text in conversations of 8. Numbers of conversations are such that both sides make about equally many
+tokens; the facts also say what a byte of the source costs. Without start-up, which is what a corpus of one conversation
+costs; the median of three runs each.
 """
 
 import json
@@ -22,10 +22,10 @@ from tests.benchmarks.sft_speed import median_worker
 
 TARGET = 2.0
 LONG, SHORT = 256, 8
-PACK_SIZE = 131_072
-"""Tokens. A conversation of 256 turns has some 35,000, and packs hold all of its sequences."""
+PACK_SIZE = 65_536
+"""Tokens; conversations of 256 turns have some 30,000."""
 
-PER_MEGABYTE: dict[Variant, float] = {"plain": 0.5, "reasoning": 0.02}
+PER_MEGABYTE: dict[Variant, float] = {"plain": 1, "reasoning": 0.02}
 """Long conversations for each megabyte of the benchmark; those with reasoning make 4 million tokens each."""
 
 

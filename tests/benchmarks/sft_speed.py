@@ -1,21 +1,19 @@
 """SFT preparation: one worker of ours against the straightforward loop, per CPU second of whole processes.
 
 Both read the same JSONL file of conversations (`chat_corpus`), with Nemotron 3 Nano's template and Qwen's vocabulary, and
-write packs that hold the sequences they made. The peer is `tests/peers/sft_loop.py`: `apply_chat_template` for every
-message, `tokenizers` for every chunk. Ours includes hashing the source, the self-check of the template, the exactness gate,
-and synced writes. The peer gets a leading part of the conversations, because it takes a minute for what ours does in
-seconds. Three rows for each kind of conversations:
+write packs of the sequences they made. The peer is `tests/peers/sft_loop.py`: `apply_chat_template` for every message,
+`tokenizers` for every chunk. Ours includes hashing the source, the self-check of the template, the exactness gate and
+synced writes. The peer gets a leading part of the conversations, because it takes a minute for what ours does in
+seconds. Four rows for each kind of conversations: whole processes, with imports, vocabulary and checks, and without
+start-up, which is what a corpus of one conversation costs on either side; both on the part, and then ours on all
+conversations, beside which the peer's start-up is not counted in either row.
 
-    whole process     both on the part, imports, vocabulary and checks included
-    without start-up  the same, less what a corpus of one conversation costs on either side
-    whole corpus      ours on all of it as a whole process, the peer at its speed without start-up
-
-Packs and order are each side's own, so sequences are compared as a multiset of (ids, mask). Some are meant to differ, 7
-in 10,000: text that spells a control token (`<|endoftext|>` in source code) is text for us and a control token for the
-peer, and text with a tag of reasoning in it (`</think>` in an answer) is read by us as inline reasoning, or quarantined
-where it could be read in two ways, while the peer's chunks slip, because the template writes such an answer without the
-tags that its generation prompt ended with. Borders of chunks are no cause: they fall on control tokens, and where
-generation begins. A larger share, as a title shows it, would be a fault.
+Packs and their order are each side's own, so sequences are compared as a multiset of (ids, mask). Some 7 in 10,000 are
+meant to differ: text that spells a control token (`<|endoftext|>` in source code) is text for us and a control token for the
+peer; and an answer with a tag of reasoning in it (`</think>`) is read by us as inline reasoning, or quarantined where it
+could be read in two ways, while the peer's chunks slip, because the template writes such an answer without the tags
+that its generation prompt ended with. Borders of chunks are no cause: they fall on control tokens and where generation
+begins, where ours cuts, too. A title shows a share of more than 1 in 1,000.
 
 Ours runs three times and the median counts; the peer runs once.
 """
@@ -25,7 +23,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from tests.benchmarks import chat_corpus, child, corpus
+from tests.benchmarks import chat_corpus, child
 from tests.benchmarks.bench import Bench
 from tests.benchmarks.chat_corpus import VARIANTS, Variant
 from tests.benchmarks.child import ROOT, Child
@@ -35,7 +33,7 @@ from tests.benchmarks.record import Measure
 TARGET = 20.0
 RUNS = 3
 PEER_SIZE = 25_000_000
-"""Bytes of conversations for the peer, at most; our start-up is some 40 MB worth, so with fewer it is all there is to see."""
+"""Bytes of conversations for the peer, at most: with fewer, ours would be all start-up."""
 
 PACK_SIZE = 32_768
 """Tokens; hardly a sequence is longer, so that both sides write what they encode."""
@@ -65,7 +63,7 @@ class Side:
 
 
 def measure(bench: Bench) -> list[Measure]:
-    """Three rows for each kind of conversations."""
+    """Four rows for each kind of conversations."""
     return [row for variant in VARIANTS for row in _compare(bench, variant)]
 
 
@@ -89,10 +87,10 @@ def _peer(conversations: Corpus, tokenizer: str, out: Path) -> Child:
 
 def _compare(bench: Bench, variant: Variant) -> list[Measure]:
     whole = chat_corpus.build(bench, variant)
-    part, one = corpus.first(whole, PEER_SIZE), chat_corpus.one_conversation(whole)
+    part, one = chat_corpus.leading(whole, PEER_SIZE), chat_corpus.one_conversation(whole)
     tokenizer = bench.vocabulary("qwen").folder
     mine, start, mine_whole = (median_worker(bench, each, PACK_SIZE) for each in (part, one, whole))
-    ours = Side(mine, start.cpu_seconds)
+    ours, of_whole = Side(mine, start.cpu_seconds), Side(mine_whole, start.cpu_seconds)
     with bench.scratch() as out:
         peer_process = _peer(part, tokenizer, out / "peer.parquet")
         worker(part, tokenizer, out / "ours", PACK_SIZE)
@@ -102,16 +100,18 @@ def _compare(bench: Bench, variant: Variant) -> list[Measure]:
         peer = Side(peer_process, _peer(one, tokenizer, out / "one.parquet").cpu_seconds)
     facts = {
         "bytes": part.size, "whole_bytes": whole.size, "conversations": part.documents, "pack_size": PACK_SIZE,
-        "ours_cpu_seconds": ours.whole, "peer_cpu_seconds": peer.whole, "ours_whole_corpus": mine_whole.cpu_seconds,
+        "ours_cpu_seconds": ours.whole, "peer_cpu_seconds": peer.whole, "ours_cpu_seconds_of_whole": of_whole.whole,
         "ours_start_cpu_seconds": ours.start, "peer_start_cpu_seconds": peer.start,
         "ours_peak_bytes": mine.peak_bytes, "peer_peak_bytes": peer_process.peak_bytes,
-        "ours": json.loads(mine.stdout), "ours_of_whole_corpus": json.loads(mine_whole.stdout),
+        "ours": json.loads(mine.stdout), "ours_of_whole": json.loads(mine_whole.stdout),
         "sequences": difference["sequences"], "only": difference["only"], "differing_share": _share(difference),
     }  # fmt: skip
+    small, large = (f"{each.size / 1e6:.0f} MB" for each in (part, whole))
     rates = {
-        "whole process": (part.size / ours.whole, part.size / peer.whole),
-        "without start-up": (part.size / ours.rest, part.size / peer.rest),
-        f"{whole.size / 1e6:.0f} MB": (whole.size / mine_whole.cpu_seconds, part.size / peer.rest),
+        f"{small}, whole process": (part.size / ours.whole, part.size / peer.whole),
+        f"{small}, without start-up": (part.size / ours.rest, part.size / peer.rest),
+        f"{large} (ours), whole process": (whole.size / of_whole.whole, part.size / peer.rest),
+        f"{large} (ours), without start-up": (whole.size / of_whole.rest, part.size / peer.rest),
     }
     title = f"SFT, {variant}" + _warning(_share(difference))
     return [_row(f"{title}: {name}", *pair, facts) for name, pair in rates.items()]

@@ -5,6 +5,7 @@ Each family's format is written down here by hand, as parts that know which mess
 Put together they must be the text that transformers renders; those that a policy names must be what is trained on.
 """
 
+import itertools
 import json
 import re
 import unicodedata
@@ -17,6 +18,7 @@ from hypothesis import HealthCheck, assume, given, settings
 from hypothesis import strategies as st
 from tokenizers import Tokenizer
 from transformers import AutoTokenizer
+from transformers.utils.chat_template_utils import render_jinja_template
 
 from tasks.chat.check import renderer_of, text_encoder
 from tasks.chat.conversation import Conversation, Rejected
@@ -59,7 +61,7 @@ def chatml(messages, _):
             yield from block(number, message["role"], message["content"])
             continue
         yield Part("<|im_start|>assistant\n", number)
-        yield Part(str(message["content"]), number, ANSWER, data=True)
+        yield Part(message["content"] or "", number, ANSWER, data=True)
         yield Part("<|im_end|>", number, END)
         yield Part("\n", number)
 
@@ -159,50 +161,52 @@ def qwen_answer(number, message, *, current):
 
 def deepseek(messages, _):
     systems = [message["content"] for message in messages if message["role"] == "system"]
-    yield Part("<｜begin▁of▁sentence｜>", HEADER)
+    yield Part("<\uff5cbegin▁of▁sentence\uff5c>", HEADER)
     yield Part("\n\n".join(systems), HEADER, data=True)
     called = told = False
     for number, message in enumerate(messages):
         before = [each["role"] for each in messages[:number] if each["role"] not in {"system", "developer"}][-1:]
         if message["role"] == "user":
-            yield Part("<｜User｜>", number)
+            yield Part("<\uff5cUser\uff5c>", number)
             yield Part(message["content"], number, data=True)
         elif message["role"] == "tool":
-            yield Part(("" if told else "<｜tool▁outputs▁begin｜>") + "<｜tool▁output▁begin｜>", number)
+            yield Part(("" if told else "<\uff5ctool▁outputs▁begin\uff5c>") + "<\uff5ctool▁output▁begin\uff5c>", number)
             yield Part(message["content"], number, data=True)
-            yield Part("<｜tool▁output▁end｜>", number)
+            yield Part("<\uff5ctool▁output▁end\uff5c>", number)
             told = True
         elif message["role"] == "assistant" and "tool_calls" in message:
             yield from deepseek_calls(number, message, called=called)
             called = True
         elif message["role"] == "assistant":
-            yield Part("<｜tool▁outputs▁end｜>" if before == ["tool"] else "<｜Assistant｜>", number)
+            yield Part("<\uff5ctool▁outputs▁end\uff5c>" if before == ["tool"] else "<\uff5cAssistant\uff5c>", number)
             yield Part(message["content"], number, ANSWER, data=True)
-            yield Part("<｜end▁of▁sentence｜>", number, END)
+            yield Part("<\uff5cend▁of▁sentence\uff5c>", number, END)
     roles = [message["role"] for message in messages if message["role"] not in {"system", "developer"}]
-    yield Part("<｜tool▁outputs▁end｜>" if roles[-1] == "tool" else "", len(messages) - 1)
+    yield Part("<\uff5ctool▁outputs▁end\uff5c>" if roles[-1] == "tool" else "", len(messages) - 1)
 
 
 def deepseek_calls(number, message, *, called):
     """The template writes the beginning of a message with calls only once in a conversation."""
     if not called:
-        yield Part("<｜Assistant｜>", number)
+        yield Part("<\uff5cAssistant\uff5c>", number)
         yield Part(message["content"] or "", number, ANSWER, data=True)
     for place, call in enumerate(message["tool_calls"]):
-        yield Part("\n" if called or place else "<｜tool▁calls▁begin｜>", number, CALLS)
-        yield Part("<｜tool▁call▁begin｜>function<｜tool▁sep｜>", number, CALLS)
-        yield Part(f"{call['function']['name']}\n```json\n{call['function']['arguments'].text}\n```", number, CALLS, data=True)
-        yield Part("<｜tool▁call▁end｜>", number, CALLS)
-    yield Part("<｜tool▁calls▁end｜>", number, CALLS)
-    yield Part("<｜end▁of▁sentence｜>", number, END)
+        yield Part("\n" if called or place else "<\uff5ctool▁calls▁begin\uff5c>", number, CALLS)
+        yield Part("<\uff5ctool▁call▁begin\uff5c>function<\uff5ctool▁sep\uff5c>", number, CALLS)
+        yield Part(
+            f"{call['function']['name']}\n```json\n{call['function']['arguments'].text}\n```", number, CALLS, data=True
+        )
+        yield Part("<\uff5ctool▁call▁end\uff5c>", number, CALLS)
+    yield Part("<\uff5ctool▁calls▁end\uff5c>", number, CALLS)
+    yield Part("<\uff5cend▁of▁sentence\uff5c>", number, END)
 
 
 IM = ["<|im_start|>", "<|im_end|>"]
 QWEN = [*IM, "<think>", "</think>", "<tool_call>", "</tool_call>", "<tool_response>", "</tool_response>"]
 FULLWIDTH = [
-    "<｜begin▁of▁sentence｜>", "<｜end▁of▁sentence｜>", "<｜User｜>", "<｜Assistant｜>", "<｜tool▁calls▁begin｜>",
-    "<｜tool▁calls▁end｜>", "<｜tool▁call▁begin｜>", "<｜tool▁call▁end｜>", "<｜tool▁sep｜>", "<｜tool▁outputs▁begin｜>",
-    "<｜tool▁outputs▁end｜>", "<｜tool▁output▁begin｜>", "<｜tool▁output▁end｜>", "<think>", "</think>",
+    "<\uff5cbegin▁of▁sentence\uff5c>", "<\uff5cend▁of▁sentence\uff5c>", "<\uff5cUser\uff5c>", "<\uff5cAssistant\uff5c>", "<\uff5ctool▁calls▁begin\uff5c>",
+    "<\uff5ctool▁calls▁end\uff5c>", "<\uff5ctool▁call▁begin\uff5c>", "<\uff5ctool▁call▁end\uff5c>", "<\uff5ctool▁sep\uff5c>", "<\uff5ctool▁outputs▁begin\uff5c>",
+    "<\uff5ctool▁outputs▁end\uff5c>", "<\uff5ctool▁output▁begin\uff5c>", "<\uff5ctool▁output▁end\uff5c>", "<think>", "</think>",
 ]  # fmt: skip
 FORMATS = {"nano3": (nano3, IM), "chatml": (chatml, IM), "qwen": (qwen, QWEN), "deepseek": (deepseek, FULLWIDTH)}
 """How a family writes, and its control tokens."""
@@ -313,29 +317,28 @@ def expected(parts, learned, wanted, tokens):
 class Chat:
     """One family: the product's template and vocabulary, and transformers'."""
 
-    def __init__(self, name, folder, chosen):
+    def __init__(self, name, folder, chosen, tokenizer):
         self.name = name
         self.write, self.tokens = FORMATS[name]
         self.vocabulary = find_vocabulary(TokenizerSource(model=str(folder)))
         self.template = load_template(chosen, self.vocabulary, {})
-        self.tokenizer = AutoTokenizer.from_pretrained(folder)
-        self.tokenizer.chat_template = self.template.source
+        self.tokenizer = tokenizer
         definition = json.loads((folder / "tokenizer.json").read_text("utf-8"))
         self.ids = {token["content"]: token["id"] for token in definition["added_tokens"]}
-        definition["added_tokens"] = [
-            token for token in definition["added_tokens"] if not token["special"] and token["content"] not in self.tokens
-        ]
+        for token in definition["added_tokens"]:
+            token["special"] |= token["content"] in self.tokens
+        self.special = {token["content"] for token in definition["added_tokens"] if token["special"]}
         self.literal = Tokenizer.from_str(json.dumps(definition | {"post_processor": None}))
+        self.literal.encode_special_tokens = True  # tokenizers' name for: they are text, and encoded as such
         self.composed = (definition.get("normalizer") or {}).get("type") == "NFC"
 
     def theirs(self, messages, tools, **options):
-        messages = [self._with_text(message) for message in messages]
-        return self.tokenizer.apply_chat_template(messages, tools=tools or None, tokenize=False, **options)
-
-    def _with_text(self, message):
-        """DeepSeek's template adds the arguments of calls to text, so they have to be text."""
-        calls = [{**call, "function": {**call["function"], "arguments": call["function"]["arguments"].text}} for call in message.get("tool_calls", [])]
-        return {**message, "tool_calls": calls} if calls and self.name == "deepseek" else message
+        """What transformers makes of a conversation with the family's template, a text unless `options` say otherwise."""
+        messages = [with_texts(message) for message in messages] if self.name == "deepseek" else messages
+        options = {"tokenize": False} | options
+        return self.tokenizer.apply_chat_template(
+            messages, tools=tools or None, chat_template=self.template.source, **options
+        )
 
     def parts(self, messages, tools):
         return [part for part in self.write(messages, lambda first: self._head(first, tools)) if part.text]
@@ -345,7 +348,9 @@ class Chat:
         marks = {token: chr(0xE000 + place) for place, token in enumerate(self.tokens)}
         system = [message for message in first if message["role"] == "system"]
         given = json.loads(_replaced(json.dumps([system, tools], ensure_ascii=False), marks))
-        text = self.theirs([*given[0], {"role": "user", "content": "x"}], given[1]).removesuffix("<|im_start|>user\nx<|im_end|>\n")
+        text = self.theirs([*given[0], {"role": "user", "content": "x"}], given[1]).removesuffix(
+            "<|im_start|>user\nx<|im_end|>\n"
+        )
         unmarked = {mark: token for token, mark in marks.items()}
         for place, piece in enumerate(re.split(f"([{''.join(unmarked)}])", text)):
             yield Part(unmarked.get(piece, piece), HEADER, data=place % 2 == 1)
@@ -353,11 +358,15 @@ class Chat:
     def normal(self, text):
         return unicodedata.normalize("NFC", text) if self.composed else text
 
-    def expected(self, talk, policy):
+    def splits(self, talk, policy):
+        """Whether a conversation becomes one sequence per turn."""
+        reasons = any("reasoning_content" in message for message in talk.messages)
+        return self.name in SPLITTING and policy.on == "assistant_all" and reasons
+
+    def expected(self, talk, policy, split="auto"):
         """Every sequence of a conversation, or the reasons for which there may be none."""
-        messages = talk.messages
-        by_turn = self.name in SPLITTING and policy.on == "assistant_all" and any("reasoning_content" in message for message in messages)
-        sequences = []
+        messages, sequences = talk.messages, []
+        by_turn = split == "auto" and self.splits(talk, policy)
         for start, stop in spans_of_turns(messages) if by_turn else [(0, len(messages))]:
             learned = [number for number in learned_numbers(messages[:stop], policy.on) if number >= start]
             reasons = left_out(self.name, messages[:stop], learned)
@@ -369,20 +378,24 @@ class Chat:
 
     def sequences(self, talks, policy, split="auto"):
         """The product's sequences: per conversation a list of (ids, mask, straddled), or a reason."""
-        renderer = renderer_of(self.template, self.vocabulary, policy, split)
+        renderer = renderer_of(self.template, self.vocabulary, policy, split, "literal")
         rendered = [renderer.sequences(talk) for talk in talks]
         batch = Batch()
         for pieces in (pieces for each in rendered if not isinstance(each, Rejected) for pieces in each):
             batch.add(pieces)
         found = batch.encode(text_encoder(self.vocabulary, renderer.controls, "reference", "literal"))
         cuts = found.offsets[1:-1]
-        each_sequence = iter(zip(np.split(found.ids, cuts), np.split(found.loss, cuts), found.straddled.tolist(), strict=True))
+        each_sequence = iter(
+            zip(np.split(found.ids, cuts), np.split(found.loss, cuts), found.straddled.tolist(), strict=True)
+        )
         return [each.reason if isinstance(each, Rejected) else [next(each_sequence) for _ in each] for each in rendered]
 
     def require_right(self, sequence, wanted):
         """Ids are the tokenizer's, the mask is what is wanted; where a border lies in a token, less."""
         ids, mask, straddled = sequence
-        encoded = [[self.ids[text]] if control else None for text, control in zip(wanted.texts, wanted.controls, strict=True)]
+        encoded = [
+            [self.ids[text]] if control else None for text, control in zip(wanted.texts, wanted.controls, strict=True)
+        ]
         lost = straddled
         place = 0
         for text, flags, control in zip(wanted.texts, wanted.flags, encoded, strict=True):
@@ -394,10 +407,16 @@ class Chat:
             if all(flags) or not any(flags):
                 assert trained == inside, text
             else:
-                assert all(there or not here for here, there in zip(trained, inside, strict=True)), f"trained beyond a border: {text}"
+                assert all(there or not here for here, there in zip(trained, inside, strict=True)), (
+                    f"trained beyond a border: {text}"
+                )
                 touched = [any(flags[start:stop]) for start, stop in encoding.offsets]
                 lost -= sum(there and not here for here, there in zip(trained, touched, strict=True))
-                apart = [token for part in _runs(text, flags) for token in self.literal.encode(part, add_special_tokens=False).ids]
+                apart = [
+                    token
+                    for part in _runs(text, flags)
+                    for token in self.literal.encode(part, add_special_tokens=False).ids
+                ]
                 assert straddled or (apart == tokens and trained == inside), text
                 assert apart != tokens or trained == inside, text
             place += len(tokens)
@@ -406,15 +425,30 @@ class Chat:
         self._require_text(ids, mask, straddled, wanted)
 
     def _require_text(self, ids, mask, straddled, wanted):
-        written = "".join(text if control else self.normal(text) for text, control in zip(wanted.texts, wanted.controls, strict=True))
+        written = "".join(
+            text if control else self.normal(text) for text, control in zip(wanted.texts, wanted.controls, strict=True)
+        )
         assert self.vocabulary.decode(ids.tolist()) == written
         said = [
-            text if control else "".join(self.normal(part) for part, flag in zip(_runs(text, flags), _alternating(flags), strict=True) if flag)
+            text
+            if control
+            else "".join(
+                self.normal(part) for part, flag in zip(_runs(text, flags), _alternating(flags), strict=True) if flag
+            )
             for text, flags, control in zip(wanted.texts, wanted.flags, wanted.controls, strict=True)
             if any(flags)
         ]
         if not straddled:
             assert self.vocabulary.decode(ids[mask == 1].tolist()) == "".join(said)
+
+
+def with_texts(message):
+    """DeepSeek's template adds contents and arguments of calls to text, so they have to be text."""
+    calls = [
+        {**call, "function": {**call["function"], "arguments": call["function"]["arguments"].text}}
+        for call in message.get("tool_calls", [])
+    ]
+    return {**message, "content": message["content"] or "", "tool_calls": calls} if calls else message
 
 
 def _replaced(text, marks):
@@ -426,11 +460,11 @@ def _replaced(text, marks):
 def _runs(text, flags):
     """The parts of a text that are trained on or not, in turn."""
     borders = [0, *(place for place in range(1, len(text)) if flags[place] != flags[place - 1]), len(text)]
-    return [text[start:stop] for start, stop in zip(borders, borders[1:], strict=False)]
+    return [text[start:stop] for start, stop in itertools.pairwise(borders)]
 
 
 def _alternating(flags):
-    return [flags[0], *(flag for before, flag in zip(flags, flags[1:], strict=False) if flag != before)]
+    return [flags[0], *(flag for before, flag in itertools.pairwise(flags) if flag != before)]
 
 
 READ = {title: conversation(record, None, "tools") for title, record in CONVERSATIONS.items()}
@@ -440,8 +474,10 @@ TALKS = {title: talk for title, talk in READ.items() if isinstance(talk, Convers
 @pytest.fixture(scope="module")
 def chats(tmp_path_factory):
     directory = tmp_path_factory.mktemp("chats")
-    folders = {name: make(directory) for name, make in chat_templates.CHATS.items()}
-    return {name: Chat(name, folders.get(name, folders["chatml"]), "nano3" if name == "nano3" else "tokenizer") for name in FORMATS}
+    made = {name: make(directory) for name, make in chat_templates.CHATS.items()}
+    loaded = {name: AutoTokenizer.from_pretrained(folder) for name, folder in made.items()}
+    chats = {name: Chat(name, folder, "tokenizer", loaded[name]) for name, folder in made.items()}
+    return chats | {"nano3": Chat("nano3", made["chatml"], "nano3", loaded["chatml"])}
 
 
 @pytest.fixture
@@ -457,8 +493,9 @@ def test_only_what_is_no_conversation_is_left_out():
 
 
 def spelled(chat, talk):
+    """Whether the data spells a control token."""
     text = json.dumps([talk.messages, talk.tools], ensure_ascii=False)
-    return any(token in text for token in chat.tokens)
+    return any(token in text for token in chat.special)
 
 
 @every_family
@@ -491,78 +528,113 @@ def test_every_conversation_is_trained_on_what_the_policy_names(chat, name, poli
     assert passed >= 40
 
 
+def halves(chat, talk, start, stop):
+    """What transformers renders of a prefix, cut where the assistant begins to generate in one of the messages from
+    `start` on.
+    """
+    parts = chat.parts(talk.messages[:stop], talk.tools)
+    lengths = np.cumsum([0, *(len(part.text) for part in parts)]).tolist()
+    begun = {}
+    for place, part in zip(lengths, parts, strict=False):
+        if part.what and part.number >= start:
+            begun.setdefault(part.number, place)
+    text = chat.theirs(talk.messages[:stop], talk.tools)
+    cuts = [0, *begun.values(), len(text)]
+    return [text[one:other] for one, other in itertools.pairwise(cuts)]
+
+
 @every_family
 def test_ids_are_the_tokenizers_own_of_prompts_and_completions(chat, name):
-    """Encoded by transformers, prompt and completion apart: what a server that generates after the prompt would see."""
+    """Encoded by transformers, prompts and completions apart: what a server sees that generates after the prompt."""
     compared = 0
-    for talk, found in zip(TALKS.values(), chat.sequences(TALKS.values(), LossPolicy()), strict=True):
+    for (title, talk), found in zip(TALKS.items(), chat.sequences(TALKS.values(), LossPolicy()), strict=True):
         if isinstance(found, str) or spelled(chat, talk):
             continue
-        turns = spans_of_turns(talk.messages) if len(found) > 1 else [(0, len(talk.messages))]
-        for (ids, _, _), (start, stop) in zip(found, turns if len(turns) == len(found) else turns[-len(found):], strict=True):
-            parts = chat.parts(talk.messages[:stop], talk.tools)
-            text = chat.theirs(talk.messages[:stop], talk.tools)
-            begun = [place for place, part in enumerate(parts) if part.what and part.number >= start and part.number not in {each.number for each in parts[:place] if each.what}]
-            lengths = np.cumsum([0, *(len(part.text) for part in parts)])
-            cuts = [0, *(int(lengths[place]) for place in begun), len(text)]
-            apart = [text[one:other] for one, other in zip(cuts, cuts[1:], strict=False)]
-            assert ids.tolist() == [token for part in apart for token in chat.tokenizer(part, add_special_tokens=False)["input_ids"]]
-            compared += 1
+        turns = spans_of_turns(talk.messages) if chat.splits(talk, LossPolicy()) else [(0, len(talk.messages))]
+        for (ids, _, _), (start, stop) in zip(found, turns, strict=True):
+            encoded = chat.tokenizer(halves(chat, talk, start, stop), add_special_tokens=False)["input_ids"]
+            assert ids.tolist() == list(itertools.chain(*encoded)), title
+        compared += 1
     assert compared >= 40
 
 
 @every_family
 def test_control_tokens_in_data_are_never_control_ids(chat, name):
-    control = {chat.ids[token] for token in chat.tokens} | {chat.tokenizer.convert_tokens_to_ids(token) for token in chat.tokenizer.all_special_tokens}
+    """The control ids are those that the template writes; transformers agrees where it is asked to tell data apart."""
+    control = {chat.ids[token] for token in chat.special}
     injected = {title: talk for title, talk in TALKS.items() if spelled(chat, talk)}
     assert len(injected) >= 6
-    for (title, talk), found in zip(injected.items(), chat.sequences(injected.values(), LossPolicy()), strict=True):
-        wanted = chat.expected(talk, LossPolicy())
+    agreed = 0
+    for (title, talk), found in zip(
+        injected.items(), chat.sequences(injected.values(), LossPolicy(), "never"), strict=True
+    ):
+        wanted = chat.expected(talk, LossPolicy(), "never")
         if isinstance(wanted, set):
             continue
-        for (ids, _, _), each in zip(found, wanted, strict=True):
-            written = [chat.ids[text] for text, is_control in zip(each.texts, each.controls, strict=True) if is_control]
-            assert [number for number in ids.tolist() if number in control] == written, title
+        ((ids, _, _),), (each,) = found, wanted
+        written = [chat.ids[text] for text, is_control in zip(each.texts, each.controls, strict=True) if is_control]
+        assert [number for number in ids.tolist() if number in control] == written, title
+        theirs = chat.theirs(talk.messages, talk.tools, tokenize=True, return_dict=False, sanitize_control_tokens=True)
+        agreed += [number for number in theirs if number in control] == written
+    # Not where data spells the tags that a template looks for (it finds them there), or keys spell control tokens.
+    assert agreed >= len(injected) - 4
+
+
+HARMLESS = str.maketrans("<>|\uff5c", "()--")
 
 
 @every_family
 def test_an_injection_does_not_move_a_mask(chat, name):
-    """The same conversation with harmless text in place of the injected has the same turns and the same trained parts."""
-    harmless = str.maketrans("<>｜|", "().-" if False else "()--")
+    """With harmless brackets for the injected ones, the same characters of the same turns are trained on."""
+    compared = 0
     for title, talk in TALKS.items():
         if not spelled(chat, talk) or any(tag in json.dumps(talk.messages) for tag in TAGS):
             continue
-        clean = conversation(json.loads(json.dumps(CONVERSATIONS[title], ensure_ascii=False).translate(harmless)), None, "tools")
-        (found,), (other,) = chat.sequences([talk], LossPolicy()), chat.sequences([clean], LossPolicy())
-        if isinstance(found, str):
-            assert found == other
-            continue
-        for (ids, mask, _), (clean_ids, clean_mask, _) in zip(found, other, strict=True):
-            texts = [chat.vocabulary.decode(each.tolist()) for each in (ids[mask == 1], clean_ids[clean_mask == 1])]
-            ends = re.compile("|".join(map(re.escape, chat.tokens)))
-            assert ends.sub("", texts[0]).translate(harmless) in {ends.sub("", texts[1]), texts[0].translate(harmless)}
-            assert len(re.findall(r"\S", texts[0])) == len(re.findall(r"\S", texts[1])), title
+        record = json.loads(json.dumps(CONVERSATIONS[title], ensure_ascii=False).translate(HARMLESS))
+        found, other = chat.sequences([talk, conversation(record, None, "tools")], LossPolicy())
+        assert isinstance(found, str) == isinstance(other, str), title
+        for one, clean in [] if isinstance(found, str) else zip(found, other, strict=True):
+            trained = [
+                chat.vocabulary.decode(ids[mask == 1].tolist()).translate(HARMLESS) for ids, mask, _ in (one, clean)
+            ]
+            assert trained[0] == trained[1], title
+            compared += 1
+    assert compared >= 3
 
 
 def test_nano3_whole_is_trained_on_what_its_generation_tags_hold(chats):
-    """As transformers' own mask has it, for a conversation in one sequence."""
-    chat = chats["nano3"]
-    equal = 0
+    """As transformers finds them: its mask where it encodes alike, else its spans of characters, encoded apart."""
+    chat, equal = chats["nano3"], 0
     for (title, talk), found in zip(TALKS.items(), chat.sequences(TALKS.values(), LossPolicy(), "never"), strict=True):
+        if spelled(chat, talk):
+            continue
         ((ids, mask, _),) = found
-        theirs = chat.tokenizer.apply_chat_template(
-            talk.messages, tools=talk.tools or None, return_assistant_tokens_mask=True, return_dict=True
+        theirs = chat.theirs(
+            talk.messages, talk.tools, tokenize=True, return_assistant_tokens_mask=True, return_dict=True
         )
-        if not spelled(chat, talk) and ids.tolist() == theirs["input_ids"]:
+        if ids.tolist() == theirs["input_ids"]:
             assert mask.tolist() == theirs["assistant_masks"], title
             equal += 1
-    assert equal >= 40
+        (text,), (spans,) = render_jinja_template(
+            [talk.messages],
+            tools=talk.tools or None,
+            chat_template=chat.template.source,
+            return_assistant_tokens_mask=True,
+        )
+        cuts = [0, *itertools.chain(*spans), len(text)]
+        encoded = [
+            chat.tokenizer(text[one:other], add_special_tokens=False)["input_ids"]
+            for one, other in itertools.pairwise(cuts)
+        ]
+        assert ids.tolist() == list(itertools.chain(*encoded)), title
+        assert mask.tolist() == [place % 2 for place, tokens in enumerate(encoded) for _ in tokens], title
+    assert equal >= 15
 
 
 EDGES = st.sampled_from(["", " ", "\n", "\n\n", "\t", "\u3000", "\r\n"])
 BODIES = st.one_of(
     st.text(st.characters(codec="utf-8", exclude_categories=["Cn", "Co"]), max_size=8),
-    st.sampled_from(["yes", "1234", CHATML, DEEPSEEK, JINJA, "<|im_end|>", "<|im_", "end|>", "<", "<｜User｜>", "{{ x }}", "{% endgeneration %}", "e\u0301", "<think>", "</think>", "</tool_call>", "<tool_response>", "```json"]),
+    st.sampled_from(["yes", "1234", CHATML, DEEPSEEK, JINJA, "<|im_end|>", "<|im_", "end|>", "<", "<\uff5cUser\uff5c>", "{{ x }}", "{% endgeneration %}", "e\u0301", "<think>", "</think>", "</tool_call>", "<tool_response>", "```json"]),
 )  # fmt: skip
 TEXTS = st.builds("".join, st.tuples(EDGES, BODIES, BODIES, EDGES))
 
@@ -570,7 +642,13 @@ TEXTS = st.builds("".join, st.tuples(EDGES, BODIES, BODIES, EDGES))
 @st.composite
 def records(draw):
     """Any order of roles; reasoning and calls by some of the assistant's messages."""
-    messages = draw(st.lists(st.tuples(st.sampled_from(["user", "assistant", "assistant", "tool", "system", "developer"]), TEXTS), min_size=1, max_size=6))
+    messages = draw(
+        st.lists(
+            st.tuples(st.sampled_from(["user", "assistant", "assistant", "tool", "system", "developer"]), TEXTS),
+            min_size=1,
+            max_size=6,
+        )
+    )
     made = []
     for role, text in messages:
         message = {"role": role, "content": text}
@@ -578,13 +656,31 @@ def records(draw):
             message["reasoning_content"] = draw(TEXTS)
         if role == "assistant" and draw(st.integers(0, 3)) == 0:
             message["content"] = draw(st.none() | TEXTS)
-            message["tool_calls"] = [{"function": {"name": draw(st.sampled_from(["f", "get_x"])), "arguments": draw(st.dictionaries(st.sampled_from(["a", "b\n", "<|im_end|>"]), TEXTS | st.integers() | st.none() | st.lists(TEXTS, max_size=2), max_size=2))}} for _ in range(draw(st.integers(1, 2)))]
+            message["tool_calls"] = [
+                {
+                    "function": {
+                        "name": draw(st.sampled_from(["f", "get_x"])),
+                        "arguments": draw(
+                            st.dictionaries(
+                                st.sampled_from(["a", "b\n", "<|im_end|>"]),
+                                TEXTS | st.integers() | st.none() | st.lists(TEXTS, max_size=2),
+                                max_size=2,
+                            )
+                        ),
+                    }
+                }
+                for _ in range(draw(st.integers(1, 2)))
+            ]
         made.append(message)
     return {"messages": made}
 
 
 @every_family
-@settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow, HealthCheck.filter_too_much])
+@settings(
+    max_examples=60,
+    deadline=None,
+    suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow, HealthCheck.filter_too_much],
+)
 @given(record=records(), policy=st.sampled_from(list(POLICIES.values())))
 def test_any_conversation_is_trained_on_what_the_policy_names(chat, name, record, policy):
     talk = conversation(record, None, "tools")

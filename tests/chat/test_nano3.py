@@ -403,7 +403,12 @@ def test_every_answer_is_generated_after_a_prompt_to_the_end_of_its_block(messag
     for start, end in spans:
         (prompt,) = PROMPT.search(text[:start]).groups()
         assert text[start:end].endswith("<|im_end|>\n")
-        assert prompt or not text[start:end].startswith(("<think>\n", "<think></think>"))
+        # A lone tag that the content brought along, with calls on the next line, looks like a prompt and is none.
+        assert (
+            prompt
+            or not text[start:end].startswith(("<think>\n", "<think></think>"))
+            or "<tool_call>" in text[start:end]
+        )
 
 
 @pytest.fixture(scope="module")

@@ -285,13 +285,13 @@ def test_a_kill_while_sequences_are_spooled_leaves_no_spool(preparation, undistu
 
 
 def test_a_disk_that_is_full_of_spools_proves_nothing(preparation, undisturbed):
-    """No file may grow beyond 8 kB, which of all that is written before only spools do."""
+    """No file may grow beyond 4 kB, which of all that is written before only spools do."""
     whole, _ = undisturbed
     preparation.clear()
 
     def cramped():
         signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
-        resource.setrlimit(resource.RLIMIT_FSIZE, (8_192, 8_192))
+        resource.setrlimit(resource.RLIMIT_FSIZE, (4_096, 4_096))
         with pytest.raises(OSError, match="File too large") as raised:
             preparation.run(pack_size=4096, packing="concatenative")
         assert "spool" in "".join(str(entry.path) for entry in raised.traceback)

@@ -630,7 +630,7 @@ def test_a_sequence_that_has_nothing_left_to_learn_once_it_is_cut_is_dropped(tmp
     rows = [talk(user("word " * 300), assistant("Yes.")), marked(2)]
     source = write_rows(tmp_path / "some.jsonl", rows)
     _, manifest = prepare(blend_of(source), tmp_path / "out", **chosen | {"pack_size": 100, "oversize": "truncate"})
-    assert manifest["totals"]["dropped"] == {"oversize": 1}
+    assert manifest["totals"]["dropped"] == {"nothing_trained": 1}
     assert numbers_in(sequences_of(tmp_path / "out"), tokenizer) == [2]
 
 
