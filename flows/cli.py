@@ -175,7 +175,7 @@ def view(
 @app.command
 def demo(*, output_dir: OutputDir = "demo") -> dict[str, Any]:
     """The whole journey on text this machine already has, offline: plan, prepare, verify, and where to look."""
-    from tasks.report.demo import print_next_steps, write_demo_blend
+    from tasks.report.demo import CHAT_BLEND, print_next_steps, write_demo_blend
 
     blend = write_demo_blend(output_dir)
     terminal.print(f"[bold]1. a blend of Python's own source and documentation:[/] {blend}")
@@ -183,6 +183,10 @@ def demo(*, output_dir: OutputDir = "demo") -> dict[str, Any]:
     record = pretrain(blend, "shard_size=4MB", output_dir=f"{output_dir}/prepared")
     terminal.print(f"[bold]3. tokenmill verify {output_dir}/prepared[/]")
     verify(f"{output_dir}/prepared")
+    terminal.print(f"[bold]4. tokenmill sft {CHAT_BLEND} --output-dir {output_dir}/conversations pack_size=1024[/]")
+    sft(CHAT_BLEND, "pack_size=1024", output_dir=f"{output_dir}/conversations")
+    terminal.print(f"[bold]5. tokenmill view {output_dir}/conversations --html {output_dir}/conversations.html[/]")
+    view(f"{output_dir}/conversations", rows=3, html=f"{output_dir}/conversations.html")
     print_next_steps(f"{output_dir}/prepared", blend, terminal)
     return record
 

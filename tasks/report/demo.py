@@ -15,6 +15,9 @@ from tasks.shards.publish import publish, publish_bytes
 
 MOST_BYTES = 24_000_000
 
+CHAT_BLEND = str(Path(__file__).parents[2] / "blends" / "tiny-sft.json")
+"""A blend of toy conversations that comes with the project."""
+
 
 def write_demo_blend(folder: str) -> str:
     """Write two JSON Lines files and a blend under `folder`, and return the path of the blend."""
@@ -70,6 +73,7 @@ def print_next_steps(prepared: str, blend: str, console: Console) -> None:
         f"  {prepared}/blend.json      what Megatron reads: weight and prefix of every shard\n"
         f"  {prepared}/manifest.json   what each shard is made of, and the books\n"
         f"  {prepared}/shards/         the shards, each with its receipt\n"
+        f"  {prepared.removesuffix('prepared')}conversations.html   packs of conversations, coloured by loss mask\n"
         f"[bold]Try[/]\n"
         f"  tokenmill plan {blend} --output-dir {prepared} shard_size=4MB          nothing left to do\n"
         f"  change a weight in {blend} and run step 2 again               nothing is tokenized again\n"

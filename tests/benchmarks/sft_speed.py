@@ -46,7 +46,7 @@ TEMPLATE = ROOT / "blends" / "templates" / "nano3.jinja"
 
 @dataclass(frozen=True, slots=True)
 class Side:
-    """One side's process on the part, and what it costs before its first conversation, in CPU seconds."""
+    """A process, and the CPU seconds that it costs before its first conversation."""
 
     process: Child
     start: float
@@ -125,7 +125,8 @@ def _row(name: str, ours: float, peer: float, facts: dict[str, Any]) -> Measure:
 
 def _share(difference: dict[str, Any]) -> float:
     """The share of the sequences that one side has and the other has not, the larger of the two sides'."""
-    return max(only / max(1, all_) for only, all_ in zip(difference["only"], difference["sequences"], strict=True))
+    pairs = zip(difference["only"], difference["sequences"], strict=True)
+    return max(only / max(1, sequences) for only, sequences in pairs)
 
 
 def _warning(share: float) -> str:

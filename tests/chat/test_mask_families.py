@@ -318,7 +318,7 @@ class Chat:
     """One family: the product's template and vocabulary, and transformers'."""
 
     def __init__(self, name, folder, chosen, tokenizer):
-        self.name = name
+        self.name, self._renderers = name, {}
         self.write, self.tokens = FORMATS[name]
         self.vocabulary = find_vocabulary(TokenizerSource(model=str(folder)))
         self.template = load_template(chosen, self.vocabulary, {})
@@ -376,9 +376,16 @@ class Chat:
         sequences = [each for each in sequences if any(map(any, each.flags))]
         return sequences or {"nothing_trained"}
 
+    def renderer(self, policy, split):
+        """Probing a template takes some time, so it is done once."""
+        if (policy, split) not in self._renderers:
+            found = renderer_of(self.template, self.vocabulary, policy, split, "literal")
+            self._renderers[policy, split] = found
+        return self._renderers[policy, split]
+
     def sequences(self, talks, policy, split="auto"):
         """The product's sequences: per conversation a list of (ids, mask, straddled), or a reason."""
-        renderer = renderer_of(self.template, self.vocabulary, policy, split, "literal")
+        renderer = self.renderer(policy, split)
         rendered = [renderer.sequences(talk) for talk in talks]
         batch = Batch()
         for pieces in (pieces for each in rendered if not isinstance(each, Rejected) for pieces in each):

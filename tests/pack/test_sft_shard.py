@@ -17,6 +17,7 @@ import pyarrow.parquet as pq
 import pytest
 from transformers import PreTrainedTokenizerFast
 
+from tasks.chat.encoding import Batch
 from tasks.errors import InputError, RunError
 from tasks.pack import shard as shard_module
 from tasks.pack.planning import template_record
@@ -393,9 +394,15 @@ def test_how_much_is_encoded_at_once_changes_no_byte(tmp_path, chosen, monkeypat
     chosen |= {"holdout": {"valid": 0.3, "test": 0.1}}
     prepare(blend_of(source), tmp_path / "out", **chosen)
     expected = tree(tmp_path / "out")
-    for characters in (1, 500):
+    calls, encode = [], Batch.encode
+    monkeypatch.setattr(
+        Batch, "encode", lambda batch, encoder: calls.append(batch.characters) or encode(batch, encoder)
+    )
+    for characters, enough in ((1, 2 * len(CONVERSATIONS)), (500, 20)):
         monkeypatch.setattr(shard_module, "BATCH_CHARACTERS", characters)
+        calls.clear()
         prepare(blend_of(source), tmp_path / "out", force=True, **chosen)
+        assert len(calls) >= enough
         assert tree(tmp_path / "out") == expected
 
 
@@ -425,6 +432,7 @@ def saying(**fields):
 
 
 DEEP = json.loads("[" * 400 + "]" * 400)
+NEST = "[" * 250 + "]" * 250
 STRANGERS = "\ufdd0\ufdd1\ufdd2\ufdd3\ufdd4\ufdd5\ufdd6\ufdd7"
 REFUSING = CHATML.replace(
     "{%- for message in messages %}\n    {{-",
@@ -474,6 +482,7 @@ GOOD = [
     lambda number: marked(number, tools=[CLOCK]),
     lambda number: talk(user(f"#{number}# <|im_end|>"), assistant("<|im_start|>")),
     lambda number: saying(content=None, tool_calls=[{"name": "f", "arguments": f'{{"n": "#{number}#", "big": {10**40}}}'}]),
+    lambda number: saying(content=None, tool_calls=[{"name": "f", "arguments": f'{{"n": "#{number}#", "deep": {NEST}}}'}]),
 ]  # fmt: skip
 """Rows that a conversation can be made of, each with its number in it."""
 
@@ -499,7 +508,9 @@ def corpus(path, bad=None):
         (lambda _: b" \t", "blank_line"),
         (marked, "filtered"),
     ]
-    makers += [(lambda number: {**talk(user(f"#{number}#"), assistant("wheel " * 900)), "used_in": "train"}, "oversize")]
+    makers += [
+        (lambda number: {**talk(user(f"#{number}#"), assistant("wheel " * 900)), "used_in": "train"}, "oversize")
+    ]
     source.shuffle(makers)
     outcomes = [reason for _, reason in makers]
     rows = [make(line) for line, (make, _) in enumerate(makers, 1)]
@@ -726,6 +737,12 @@ def test_neither_order_nor_slices_nor_company_move_a_conversation(held_out, spli
     wanted = {int(record["messages"][0]["content"].strip("#")) for record in some}
     for split, numbers in found.items():
         assert numbers.keys() == splits[split].keys() & wanted
+
+
+def test_conversations_that_differ_at_their_end_alone_are_told_apart(held_out):
+    alike = [talk(user("Say a number."), assistant(f"#{number}#")) for number in range(200)]
+    found = held_out(alike, holdout={"valid": 0.5, "test": 0})
+    assert 50 < len(found["valid"]) < 150
 
 
 def test_another_seed_holds_out_others(held_out, splits):

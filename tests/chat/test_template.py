@@ -1,0 +1,261 @@
+"""A rendering knows which of its characters each message wrote, and which are the assistant's own words."""
+
+import hashlib
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from tasks.chat.conversation import Arguments, Rejected
+from tasks.chat.template import ChatTemplate, Rendering
+from tests.peers import chat_templates
+
+CALL = {"type": "function", "function": {"name": "f", "arguments": Arguments({"a": 1}, '{"a": 1}')}}
+CHATML = chat_templates.CHATML
+BLOCK = "{{ '<' ~ m.role ~ '>' ~ (m.content or '') ~ '</>' }}"
+
+
+def system(text):
+    return {"role": "system", "content": text}
+
+
+def user(text):
+    return {"role": "user", "content": text}
+
+
+def assistant(text, **fields):
+    return {"role": "assistant", "content": text, **fields}
+
+
+def render(source, *messages, tools=(), **variables):
+    found = ChatTemplate(source, {}).render(list(messages), list(tools), **variables)
+    assert isinstance(found, Rendering), found
+    return found
+
+
+def blocks(found):
+    """What each message wrote."""
+    return {number: found.text[start:stop] for number, (start, stop) in found.extents.items()}
+
+
+def said(found, kind="content"):
+    """The characters of a kind, by message."""
+    return [(number, found.text[start:stop]) for start, stop, (number, what) in found.spans if what == kind]
+
+
+TALK = [system("s"), user("yes"), assistant("yes"), user(""), assistant("yes")]
+"""The same words by everyone: nothing can be found by searching for it."""
+
+LOOPS = {
+    "the plain loop": f"{{% for m in messages %}}{BLOCK}{{% endfor %}}",
+    "a loop over a slice, behind a header": f"<system>{{{{ messages[0].content }}}}</>{{% for m in messages[1:] %}}{BLOCK}{{% endfor %}}",
+    "a loop with a condition": f"{{% for m in messages if m.role != 'x' %}}{BLOCK}{{% endfor %}}",
+    "a macro for each message": f"{{% macro one(m) %}}{BLOCK}{{% endmacro %}}{{% for m in messages %}}{{{{ one(m) }}}}{{% endfor %}}",
+    "a macro that loops": f"{{% macro all(messages) %}}{{% for m in messages %}}{BLOCK}{{% endfor %}}{{% endmacro %}}{{{{ all(messages) }}}}",
+    "a loop kept in a variable": f"{{% set all %}}{{% for m in messages %}}{BLOCK}{{% endfor %}}{{% endset %}}{{{{ all }}}}",
+    "a loop before that writes nothing": f"{{% set ns = namespace(n=0) %}}{{% for m in messages %}}{{% set ns.n = loop.index %}}{{% endfor %}}{{% for m in messages %}}{BLOCK}{{% endfor %}}",
+    "a loop before that could write": f"{{% for m in messages %}}{{% if m.role == 'x' %}}{BLOCK}{{% endif %}}{{% endfor %}}{{% for m in messages %}}{BLOCK}{{% endfor %}}",
+    "a loop before that reads backwards": f"{{% set ns = namespace(last=0) %}}{{% for m in messages[::-1] %}}{{% if m.role == 'user' %}}{{% set ns.last = loop.index0 %}}{{% break %}}{{% endif %}}{{% endfor %}}{{% for m in messages %}}{BLOCK}{{% endfor %}}",
+    "a loop behind that could write": f"{{% for m in messages %}}{BLOCK}{{% endfor %}}{{% for m in messages %}}{{{{ m.x }}}}{{% endfor %}}",
+    "a look at the other messages from inside": f"{{% for m in messages %}}{{% for n in messages %}}{{% if n.role == 'x' %}}{{{{ n.role }}}}{{% endif %}}{{% endfor %}}{BLOCK}{{% endfor %}}",
+    "a look at the other messages in the middle": "{% for m in messages %}{{ '<' ~ m.role ~ '>' }}{% for n in messages[loop.index:] %}{{ n.x }}{% endfor %}{{ m.content ~ '</>' }}{% endfor %}",
+    "loops over other things": "{% for m in messages %}{% for c in '<' %}{{ c }}{% endfor %}{{ m.role }}>{% for part in [m.content] %}{{ part }}{% endfor %}{% for x in [] %}{{ x }}{% endfor %}</>{% endfor %}",
+    "texts side by side": "{% for m in messages %}<{{ m.role }}>{{ m.content }}</>{% endfor %}",
+    "a variable of another name": "{% for entry in messages %}{% set m = entry %}{% set content = m['content'] %}<{{ m['role'] }}>{{ content }}</>{% endfor %}",
+    "the loop variable written over": "{% for m in messages %}{% set role = m.role %}{% set m = m.content %}<{{ role }}>{{ m }}</>{% endfor %}",
+    "messages that are skipped": f"{{% for m in messages %}}{{% if m.role == 'x' %}}{{% continue %}}{{% endif %}}{BLOCK}{{% endfor %}}",
+    "a block": f"{{% block all %}}{{% for m in messages %}}{BLOCK}{{% endfor %}}{{% endblock %}}",
+    "a call block": f"{{% macro each(l) %}}{{% for m in l %}}{{{{ caller(m) }}}}{{% endfor %}}{{% endmacro %}}{{% call(m) each(messages) %}}{BLOCK}{{% endcall %}}",
+    "generation tags": "{% for m in messages %}<{{ m.role }}>{% generation %}{{ m.content }}</>{% endgeneration %}{% endfor %}",
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("source", LOOPS.values(), ids=LOOPS)
+def test_each_message_has_what_its_turn_of_the_loop_wrote(source):
+    found = render(source, *TALK)
+    assert found.text == "<system>s</><user>yes</><assistant>yes</><user></><assistant>yes</>"
+    expected = {0: "<system>s</>", 1: "<user>yes</>", 2: "<assistant>yes</>", 3: "<user></>", 4: "<assistant>yes</>"}
+    assert blocks(found) == {number: text for number, text in expected.items() if number in found.extents}
+    assert set(found.extents) >= {1, 2, 3, 4}
+    assert sorted(found.extents.values()) == [found.extents[number] for number in sorted(found.extents)]
+    assert said(found) == [(2, "yes"), (4, "yes")], "the assistant's own, not the user's that read the same"
+    assert [found.text[start:stop] for start, stop in [(0, found.prologue), (found.epilogue, None)]] == [
+        "" if 0 in found.extents else "<system>s</>",
+        "",
+    ]
+
+
+def test_prologue_and_epilogue():
+    source = "{{ bos }}{% for m in messages %}{{ m.content }}{% endfor %}{{ 'A:' if add_generation_prompt }}"
+    found = render(source, user("q"), assistant("a"), bos="<s>", add_generation_prompt=True)
+    assert (found.text, found.prologue, found.epilogue) == ("<s>qaA:", 3, 5)
+
+
+def test_without_a_loop_everything_is_prologue():
+    found = render("{{ messages[0].content }}", user("q"), assistant("a"))
+    assert (found.extents, found.prologue, found.epilogue) == ({}, 1, 1)
+
+
+@pytest.mark.parametrize(
+    "source",
+    [f"{{% for m in messages %}}{BLOCK}{{% endfor %}}" * 2,
+     "{% set all %}{% for m in messages %}{{ m.content }}{% endfor %}{% endset %}{{ all }}{{ all }}",
+     "{% for m in messages %}{% for n in messages %}{{ n.content }}{% endfor %}{% endfor %}"],
+)  # fmt: skip
+def test_a_message_in_two_places_has_no_extent_and_is_refused(source):
+    found = ChatTemplate(source, {}).render(TALK, [])
+    assert found == Rejected("template_error", found.detail)
+    assert "two places" in found.detail
+
+
+CARRIED = {
+    "as it is": ("{{ m.content }}", " a b "),
+    "plus": ("{{ '<' + m.content + '>' }}", " a b "),
+    "tilde": ("{{ 1 ~ m.content ~ none }}", " a b "),
+    "trim": ("{{ m.content | trim }}", "a b"),
+    "strip": ("{{ m.content.strip() ~ m.content.strip('x')[:0] }}", "a b"),
+    "lstrip and rstrip": ("{{ m.content.lstrip().rstrip(' b') }}", "a"),
+    "slices": ("{{ m.content[1:-1] }}", "a b"),
+    "split": ("{{ m.content.split('b')[0] }}", " a "),
+    "split and join": ("{{ m.content.split('a') | join('-') }}", "  b "),
+    "the method join": ("{{ '-'.join(m.content.split('a')) }}", "  b "),
+    "partition": ("{{ m.content.partition('a')[2] }}", " b "),
+    "replace": ("{{ m.content | replace('a', 'xx') }}", "  b "),
+    "the method replace": ("{{ m.content.replace('a', 'xx') }}", "  b "),
+    "prefix": ("{{ m.content.removeprefix(' a').removesuffix(' ') }}", " b"),
+    "default": ("{{ m.content | default('x', true) }}", " a b "),
+    "a choice": ("{{ m.content if m.content is string else '' }}", " a b "),
+    "a variable": ("{% set c = 'x' ~ m.content %}{{ c }}", " a b "),
+    "a namespace": ("{% set ns = namespace(c='') %}{% set ns.c = ns.c ~ m.content %}{{ ns.c }}", " a b "),
+    "a block": ("{% set c %} {{ m.content }} {% endset %}{{ c | trim }}", "a b"),
+    "a macro": ("{% macro f(x) %}{{ x | trim }}{% endmacro %}{{ f(m.content) }}", "a b"),
+    "a call block": ("{% macro f() %}{{ caller() }}{% endmacro %}{% call f() %}{{ m.content }}{% endcall %}", " a b "),
+    "a filter block": ("{% filter trim %} {{ m.content }} {% endfilter %}", "a b"),
+    "string": ("{{ m.content | string }}", " a b "),
+    "a list": ("{{ [m.content, 'x'] | first }}", " a b "),
+    "map": ("{{ [m] | map(attribute='content') | join }}", " a b "),
+    "generation tags": ("{% generation %}{{ m.content }}{% endgeneration %}", " a b "),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize(("expression", "kept"), CARRIED.values(), ids=CARRIED)
+def test_words_are_known_whatever_a_template_does_with_them(expression, kept):
+    source = f"{{% for m in messages %}}<a>{{% if m.role == 'assistant' %}}{expression}{{% endif %}}</a>{{% endfor %}}"
+    found = render(source, user(" a b "), assistant(" a b "), user(" a b "))
+    assert "".join(text for _, text in said(found)) == kept
+    start, stop = found.extents[1]
+    assert all(start <= first <= last <= stop for first, last, (_, kind) in found.spans if kind == "content")
+
+
+@pytest.mark.parametrize("change", ["upper", "title", "e", "tojson", "reverse", "indent", "list | join"])
+def test_words_that_are_written_anew_are_nobodys(change):
+    source = f"{{% for m in messages %}}<a>{{{{ m.content | {change} }}}}</a>{{% endfor %}}"
+    assert "".join(text for _, text in said(render(source, assistant("<b>a</b>")))) == ""
+
+
+def test_reasoning_and_content_are_told_apart():
+    source = "{% for m in messages %}<t>{{ m.reasoning_content }}</t>{{ m.content }}{{ m.thinking }}{% endfor %}"
+    found = render(source, assistant("same", reasoning_content="same"))
+    assert found.text == "<t>same</t>samesame"
+    assert [(first, what) for first, _, (_, what) in found.spans if what in {"content", "reasoning"}] == [
+        (3, "reasoning"),
+        (11, "content"),
+        (15, "reasoning"),
+    ]
+
+
+def test_calls_are_known_by_their_loop_or_by_their_json():
+    message = assistant(None, tool_calls=[CALL, CALL])
+    loop = render(
+        "{% for m in messages %}<m>{% for c in m.tool_calls %}<c>{{ c.function.name }}</c>{% endfor %}</m>{% endfor %}",
+        message,
+    )
+    assert [first for first, _, (_, kind) in loop.spans if kind == "call"] == [3, 11]
+    text = render("{% for m in messages %}<m>{{ m.tool_calls | tojson }}</m>{% endfor %}", message)
+    ((number, written),) = said(text, "call")
+    assert (number, f"<m>{written}</m>") == (0, text.text)
+    one = render("{% for m in messages %}<m>{{ m.tool_calls[1] | tojson }}</m>{% endfor %}", message)
+    assert said(one, "call") == [(0, one.text[3:-4])]
+
+
+def test_empty_words_have_a_place():
+    found = render("{% for m in messages %}<a>{{ m.content }}</a>{% endfor %}", user(""), assistant(""), assistant(" "))
+    assert [(first, last) for first, last, (_, kind) in found.spans if kind == "content"] == [(10, 10), (17, 18)]
+
+
+def test_what_the_conversation_does_not_have_the_template_does_not_see():
+    source = "{{ tools is none }}{{ documents is none }}{{ add_generation_prompt }}{{ enable_thinking is defined }}"
+    assert render(source, user("q")).text == "TrueTrueFalseFalse"
+    assert render("{{ tools | length }}", user("q"), tools=[{"name": "f"}]).text == "1"
+
+
+def test_variables_of_the_template_and_of_one_rendering():
+    template = ChatTemplate("{{ a }}{{ b }}{{ add_generation_prompt }}", {"a": 1, "b": [2]})
+    assert template.variables == {"a": 1, "b": [2]}
+    assert template.render([user("q")], []).text == "1[2]False"
+    assert template.render([user("q")], [], b=3, add_generation_prompt=True).text == "13True"
+    assert template.render([user("q")], []).text == "1[2]False"
+
+
+def test_the_digest_is_that_of_the_source():
+    source = "é{{ x }}"
+    assert ChatTemplate(source, {}).digest == f"sha256:{hashlib.sha256(source.encode('utf-8')).hexdigest()}"
+    assert ChatTemplate(source, {"x": 1}).digest == ChatTemplate(source, {}).digest
+
+
+@pytest.mark.parametrize(
+    ("source", "named"),
+    [
+        ("{{ raise_exception('roles must alternate') }}", "roles must alternate"),
+        ("{{ messages[0].content + 1 }}", "TypeError"),
+        ("{{ messages[0].nothing.more }}", "nothing"),
+        ("{{ 1 / 0 }}", "ZeroDivisionError"),
+        ("{{ messages[0].content | int(base=99) }}{{ [].index(1) }}", "ValueError"),
+        ("{{ 'a'.nothing() }}", "nothing"),
+        ("{{ {} < 1 }}", "TypeError"),
+        ("{{ messages | sort }}", "TypeError"),
+        ("{{ missing() }}", "missing"),
+        ("{% include 'x' %}", "loader"),
+        ("{% macro f() %}{{ f() }}{% endmacro %}{{ f() }}", "Recursion"),
+    ],
+)
+def test_a_conversation_that_a_template_dies_of_is_rejected(source, named):
+    found = ChatTemplate(source, {}).render([user("q")], [])
+    assert isinstance(found, Rejected)
+    assert found.reason == "template_error"
+    assert named in found.detail
+
+
+def test_a_template_that_died_goes_on_with_the_next():
+    template = ChatTemplate("{% for m in messages %}{{ m.content.strip() }}{% endfor %}", {})
+    assert isinstance(template.render([assistant(None)], []), Rejected)
+    assert template.render([assistant(" a ")], []).text == "a"
+
+
+def test_messages_are_left_as_they_were():
+    message = assistant("a", reasoning_content="r", tool_calls=[CALL])
+    before = {**message, "tool_calls": [dict(CALL)]}
+    render("{% for m in messages %}{{ m.content }}{% endfor %}", message)
+    assert message == before
+    assert type(message["content"]) is str
+
+
+WORDS = st.text("ab <>\n", max_size=4)
+MESSAGES = st.lists(
+    st.builds(
+        lambda role, text: {"role": role, "content": text}, st.sampled_from(["user", "assistant", "tool"]), WORDS
+    ),
+    min_size=1,
+    max_size=8,
+)
+
+
+@given(MESSAGES)
+def test_any_conversation_is_cut_where_its_messages_meet(messages):
+    found = render(CHATML, *messages)
+    expected = [f"<|im_start|>{message['role']}\n{message['content']}<|im_end|>\n" for message in messages]
+    assert found.text == "".join(expected)
+    assert blocks(found) == dict(enumerate(expected))
+    assert said(found) == [
+        (n, message["content"]) for n, message in enumerate(messages) if message["role"] == "assistant"
+    ]
