@@ -47,17 +47,24 @@ class Controls:
 
     def last(self, text: str, start: int, stop: int) -> tuple[int, int] | None:
         """First character and end of the last one within `[start, stop)`."""
-        found = [match.span() for match in self.pattern.finditer(text, start, stop)]
-        return found[-1] if found else None
+        places = [(text.rfind(token, start, stop), len(token)) for token in self.ids]
+        place, length = max(places, default=(-1, 0))
+        return (place, place + length) if place >= 0 else None
 
     def spelled_in(self, conversation: Conversation) -> bool:
         """Whether the data spells one of them anywhere."""
         return any(self.occur_in(text) for text in _texts(conversation))
 
 
+PLAIN = ("role", "content")
+"""The keys that every message has."""
+
+
 def _texts(conversation: Conversation) -> Iterable[str]:
     for message in conversation.messages:
         yield message["content"] or ""
+        if len(message) == len(PLAIN):
+            continue
         yield message.get("reasoning_content", "")
         for call in message.get("tool_calls", ()):
             yield call["function"]["name"]

@@ -56,16 +56,17 @@ class Batch:
 
     def add(self, pieces: Sequence[Piece]) -> None:
         """Append one sequence."""
-        for text, token, role, learned, _ in pieces:
+        sources, texts = self.sources, self.texts
+        for text, token, _, learned, _ in pieces:
             if text is None:
-                self.sources.append(-1 - token)
-            else:
-                self.sources.append(self._text(text))
-                if isinstance(learned, tuple):
-                    self._mix(text, learned)
-            self.learned.append(learned is True)
-            self.roles.append(role)
-        self.ends.append(len(self.sources))
+                sources.append(-1 - token)
+                continue
+            sources.append(texts[text] if text in texts else self._text(text))
+            if isinstance(learned, tuple):
+                self._mix(text, learned)
+        self.learned += [piece.learned is True for piece in pieces]
+        self.roles += [piece.role for piece in pieces]
+        self.ends.append(len(sources))
 
     def _text(self, text: str) -> int:
         number = self.texts.setdefault(text, len(self.texts))

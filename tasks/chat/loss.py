@@ -108,7 +108,7 @@ def completions(
     its content or its tool calls, or begins a message with none of the prompts: then no mask would be right.
     """
     found: dict[int, Completion] = {}
-    parts = _parts(rendering) if learned else {}
+    parts = _parts(rendering, learned)
     for number in learned:
         wrong = _left_out(number, messages[number], rendering, parts)
         if wrong is not None:
@@ -122,20 +122,28 @@ def completions(
     return found
 
 
-def _parts(rendering: Rendering) -> dict[int, _Parts]:
-    """What is known of each message's characters, from the spans that lie in its extent."""
-    parts = {number: _Parts() for number in rendering.extents}
-    current, end = _Parts(), 0
+OF_OTHERS = ("content", "reasoning")
+"""What one message may write of another, which is none of its own."""
+
+
+def _parts(rendering: Rendering, learned: Sequence[int]) -> dict[int, _Parts]:
+    """What is known of the characters of some messages, from the spans that lie in their extents."""
+    parts = {number: _Parts() for number in learned}
+    current, turn, end = None, -1, 0
     for start, stop, (number, kind) in rendering.spans:
         if kind == "message":
-            current, end = parts[number], rendering.extents[number][1]
-        elif kind == "content":
-            parts[number].content = _hull(parts[number].content, (start, stop))
-        elif kind == "reasoning":
-            parts[number].reasoning = _hull(parts[number].reasoning, (start, stop))
+            current, turn, end = parts.get(number), number, rendering.extents[number][1]
+        elif current is None or kind == "loop":
+            continue
+        elif kind == "content" and number == turn:
+            current.content = _hull(current.content, (start, stop))
+        elif kind == "reasoning" and number == turn:
+            current.reasoning = _hull(current.reasoning, (start, stop))
+        elif kind in OF_OTHERS:
+            continue
         elif kind == "call" or (kind == "end" and current.call and start < end):
             current.call = _hull(current.call, (start, stop))
-        elif kind in {"generated", "end_generated"}:
+        elif kind != "end":
             current.generated = _hull(current.generated, (start, stop))
     return parts
 
@@ -163,10 +171,15 @@ def _left_out(
 
 
 def _generation_start(text: str, extent: Range, parts: _Parts, prompts: Sequence[str]) -> int | None:
-    """Where the generation prompt ends: the longest that the message begins with, as far as it is template text."""
+    """Where the generation prompt ends: the longest that the message begins with, as far as it is template text.
+
+    A prompt may go on where the message does not (`<think>` before an answer without reasoning): then what both have in
+    common, but only where no prompt is there as a whole.
+    """
     start = extent[0]
     header = text[start : min(parts.first, default=extent[1])]
-    longest = max((_common(header, prompt) for prompt in prompts), default=0)
+    longest = max((len(prompt) for prompt in prompts if header.startswith(prompt)), default=0)
+    longest = longest or max((_common(header, prompt) for prompt in prompts), default=0)
     if longest or any(text.endswith(prompt, 0, start) for prompt in prompts):
         return start + longest
     return None

@@ -76,10 +76,16 @@ def _control(token: int, role: int, learned: bool) -> Piece:
     return Piece(None, token, role, learned)
 
 
+@lru_cache(maxsize=16)
+def _line_end(role: int) -> Piece:
+    """What most templates write behind every message."""
+    return Piece("\n", -1, role, False)
+
+
 def _cut_text(text: str, place: int, passage: Passage) -> list[Piece]:
     """A text without control tokens, in two where generation begins inside it."""
     if not passage.learned and passage.generation < 0:
-        return [Piece(text, -1, passage.role, False)]
+        return [_line_end(passage.role) if text == "\n" else Piece(text, -1, passage.role, False)]
     border = passage.generation - place
     if 0 < border < len(text):
         return [_text_piece(text[:border], place, passage), _text_piece(text[border:], passage.generation, passage)]

@@ -112,7 +112,8 @@ def joined(parts: Iterable[str], between: str = "") -> str:
     place = 0
     for text in texts:
         if type(text) is Traced:
-            spans += [(place + first, place + last, origin) for first, last, origin in text.spans]
+            for first, last, origin in text.spans:
+                spans.append((place + first, place + last, origin))
         place += len(text) + len(between)
     return Traced(between.join(texts), tuple(spans))
 

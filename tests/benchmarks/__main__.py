@@ -1,4 +1,4 @@
-"""Run the benchmarks: `python -m tests.benchmarks [NAME …]`, all of them by default (some 15 minutes).
+"""Run the benchmarks: `python -m tests.benchmarks [NAME …]`, all of them by default (some 25 minutes).
 
 Prints a table and adds one JSON record to `bench/results.jsonl`. A target that is missed is shown and is no error; a
 benchmark that could not run is shown, recorded, and makes the exit code 1.

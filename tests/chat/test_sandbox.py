@@ -416,5 +416,7 @@ def test_nothing_shows_where_it_lies_in_memory(source):
 
 
 def test_a_template_cannot_change_what_the_next_rendering_sees():
-    chat = ChatTemplate("{% set x = namespace(n=0) %}{% for m in messages %}{% set x.n = x.n + 1 %}{% endfor %}{{ x.n }}", {"k": [1]})
+    chat = ChatTemplate(
+        "{% set x = namespace(n=0) %}{% for m in messages %}{% set x.n = x.n + 1 %}{% endfor %}{{ x.n }}", {"k": [1]}
+    )
     assert [chat.render(SIMPLE.messages, []).text for _ in range(3)] == ["2"] * 3

@@ -8,7 +8,7 @@ import json
 import random
 import re
 from collections import Counter
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import numpy as np
@@ -91,10 +91,10 @@ def sequences_of(out, split="train"):
 # What transformers makes of a conversation.
 
 
-def rendered(tokenizer, record, messages=None, **variables):
+def rendered(tokenizer, record, messages=None, template=CHATML, **variables):
     """Ids, and a flag per token that is set where the assistant generates it."""
     encoded = tokenizer.apply_chat_template(
-        messages or record["messages"], tools=record.get("tools"), chat_template=CHATML, return_dict=True,
+        messages or record["messages"], tools=record.get("tools"), chat_template=template, return_dict=True,
         return_assistant_tokens_mask=True, **variables,
     )  # fmt: skip
     return encoded["input_ids"], encoded["assistant_masks"]
@@ -217,11 +217,33 @@ def test_what_is_trained_on_is_the_assistants(tmp_path, chosen):
         assert set(following) == {ASSISTANT_ROLE}
 
 
+WIDE = """\
+{%- for message in messages %}
+    {%- if message.role == 'assistant' %}
+        {%- generation %}{{- '<|im_start|>assistant\\n' ~ message.content ~ '<|im_end|>\\n' }}{% endgeneration %}
+    {%- else %}
+        {{- '<|im_start|>' ~ message.role ~ '\\n' ~ message.content ~ '<|im_end|>\\n' }}
+    {%- endif %}
+{%- endfor %}
+{{- '<|im_start|>assistant\\n' if add_generation_prompt }}
+"""
+"""A template that has the assistant's header trained on as well, and so the first token of some sequences."""
+
+
+def test_a_first_token_is_never_predicted_from_the_sequence_before(tmp_path, chosen, tokenizer):
+    rows = [talk(assistant("Yes?"), user(f"{number}?"), assistant(f"{number}.")) for number in range(20)]
+    source = write_rows(tmp_path / "some.jsonl", rows)
+    prepare(blend_of(source), tmp_path / "out", **chosen | {"chat_template": WIDE})
+    truth = [shifted(rendered(tokenizer, record, template=WIDE)) for record in rows]
+    assert Counter(sequence.learnable for sequence in sequences_of(tmp_path / "out")) == Counter(truth)
+    assert all(mask[:2] == (1, 1) and mask[-1] == 0 for _, mask in truth)
+
+
 # What a trainer makes of a row.
 
 
 @dataclass(frozen=True)
-class Batch:
+class Collated:
     """One row as a model gets it: all arrays [pack_size] but `cu_seqlens`, the borders of the segments."""
 
     tokens: np.ndarray
@@ -245,7 +267,7 @@ def collate(pack, size, eos):
     assert len(tokens) <= size
     rest = size - len(tokens)
     filled = [tokens + [eos] * rest, labels + [eos] * rest, loss + [0] * rest, positions + [0] * rest]
-    return Batch(*map(np.array, filled), [*borders, size] if rest else borders)
+    return Collated(*map(np.array, filled), [*borders, size] if rest else borders)
 
 
 def learned_from(batch):
@@ -322,7 +344,10 @@ def test_a_file_is_what_the_reader_asks_for(tmp_path, chosen):
     assert {"input_ids", "seq_start_id", "loss_mask"} <= set(file.schema_arrow.names)
     assert file.metadata.num_rows > 1_000
     assert all(file.metadata.row_group(number).num_rows <= 500 for number in range(file.num_row_groups))
-    for row in file.read().to_pylist():
+    rows = file.read().to_pylist()
+    assert sorted(number for row in rows for number in row["document"]) == list(range(1_100))
+    assert len({tuple(row["input_ids"]) for row in rows}) == len(rows)
+    for row in rows:
         ids, mask, starts = row["input_ids"], row["loss_mask"], row["seq_start_id"]
         assert len(mask) == len(ids) <= 40
         assert set(mask) <= {0, 1}
@@ -362,7 +387,8 @@ def test_a_receipt_tells_what_its_file_holds(tmp_path, chosen):
 
 @pytest.mark.parametrize("packing", PACKINGS[:3])
 def test_the_order_of_rows_changes_no_pack(tmp_path, chosen, packing):
-    rows = [*CONVERSATIONS, *CONVERSATIONS[:7]]
+    alike = [talk(user(f"{a}?"), assistant(f"{b}.")) for a in range(8) for b in range(8)]
+    rows = [*CONVERSATIONS, *CONVERSATIONS[:7], *alike]
     found = []
     for seed in range(2):
         path = write_rows(tmp_path / f"{seed}.jsonl", random.Random(seed).sample(rows, len(rows)))
@@ -671,12 +697,16 @@ def test_a_long_sequence_stops_the_run_where_that_is_asked_for(tmp_path, chosen,
     assert not (tmp_path / "out/blend.json").exists()
 
 
-def test_a_sequence_as_long_as_a_pack_is_kept_and_one_token_more_is_not(tmp_path, chosen, tokenizer):
+@pytest.mark.parametrize("multiple", [1, 16])
+def test_a_sequence_as_long_as_a_pack_is_kept_and_one_token_more_is_not(tmp_path, chosen, tokenizer, multiple):
     source = write_rows(tmp_path / "some.jsonl", [marked(1)])
     ((ids, _),) = by_turn(tokenizer, marked(1))
-    for size, documents in ((len(ids), 1), (len(ids) - 1, 0)):
+    stored = next(size for size in range(len(ids), len(ids) + multiple) if (size - 1) % multiple == 0)
+    chosen |= {"pad_seq_to_mult": multiple}
+    for size, documents in ((stored, 1), (stored - 1, 0)):
         _, manifest = prepare(blend_of(source), tmp_path / f"out{size}", **chosen | {"pack_size": size})
         assert manifest["totals"]["documents"] == documents
+        assert manifest["totals"]["dropped"] == ({} if documents else {"oversize": 1})
 
 
 # What is held out.
@@ -781,4 +811,14 @@ def test_a_worker_with_another_template_or_tokenizer_packs_nothing(tmp_path, cho
     changed = {**template, "source": template["source"] + " "}
     with pytest.raises(RunError, match=r"^chat_template: .* on this worker but .* in the plan"):
         build_sft_shard(shard, store, planned.settings.tokenizer, changed, "quarantine")
+    assert not list((tmp_path / "out").rglob("receipt.json"))
+
+
+def test_an_id_that_the_vocabulary_does_not_have_stops_the_shard(tmp_path, chosen):
+    """A recipe of fewer ids than the tokenizer has stands for files that do not fit together."""
+    planned = plan(blend_of(write_rows(tmp_path / "some.jsonl", [marked(1)])), tmp_path / "out", **chosen)
+    [shard] = planned.plan.pending
+    shard = replace(shard, identity={**shard.identity, "recipe": {**shard.identity["recipe"], "vocabulary_size": 499}})
+    with pytest.raises(RunError, match="id 499 is outside the vocabulary of 499 ids"):
+        build(planned, [shard])
     assert not list((tmp_path / "out").rglob("receipt.json"))

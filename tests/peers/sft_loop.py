@@ -8,7 +8,7 @@ written as Parquet from Python lists. NVIDIA's data preparation for Nemotron wor
 
 It is written to favour itself: the tokenizer is called without the layer that transformers puts around it, a rendering
 is not compared with the one that it grew from, and nothing is checked, spooled or resumed. It holds everything in memory,
-100 bytes a token, which at 2 MB/s is not what limits it.
+60 bytes a token, which at 2 MB/s is not what limits it.
 
     python -m tests.peers.sft_loop CORPUS TOKENIZER_FOLDER TEMPLATE PACK_SIZE OUT
 """

@@ -1,0 +1,378 @@
+"""Pieces and their tokens: nothing is moved, nothing is trained on beyond a border, and a batch is the sum of its parts."""
+
+import itertools
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from tokenizers import AddedToken, Tokenizer, models, normalizers, pre_tokenizers
+
+from tasks.chat.controls import Controls
+from tasks.chat.encoding import Batch
+from tasks.chat.pieces import Passage, Piece, connected, cut
+from tasks.tokenize.encoders import ReferenceEncoder
+from tests.tokenize.small_vocabularies import byte_level_bpe, reference
+
+SYSTEM, USER, ASSISTANT = 1, 3, 4
+CONTROLS = Controls({"<s>": 90, "</s>": 91})
+
+
+def text(words, role=USER, learned=False, breaks=False):
+    return Piece(words, -1, role, learned, breaks)
+
+
+def token(number, role=USER, learned=False):
+    return Piece(None, number, role, learned)
+
+
+class Listening:
+    """An encoder that remembers what it was asked to encode."""
+
+    def __init__(self, tokenizer):
+        self.asked = []
+        self._encoder = ReferenceEncoder(
+            lambda texts: [one.ids for one in tokenizer.encode_batch(texts, add_special_tokens=False)]
+        )
+
+    def encode(self, texts):
+        self.asked.append(texts.to_pylist())
+        return self._encoder.encode(texts)
+
+
+@pytest.fixture(scope="module")
+def small(tmp_path_factory):
+    return reference(byte_level_bpe(tmp_path_factory.mktemp("vocabulary")))
+
+
+def merging(*merges, alphabet="abc ", normalizer=None):
+    """A BPE that joins only these pairs, in this order; a text is one word."""
+    tokens = [*alphabet, *("".join(pair) for pair in merges)]
+    model = models.BPE(vocab={each: number for number, each in enumerate(tokens)}, merges=list(merges))
+    tokenizer = Tokenizer(model)
+    tokenizer.normalizer = normalizer
+    return tokenizer
+
+
+def encoded(tokenizer, *sequences):
+    batch = Batch()
+    for pieces in sequences:
+        batch.add(pieces)
+    return batch.encode(Listening(tokenizer))
+
+
+def lists(found, number):
+    """Ids and loss of one sequence."""
+    where = slice(found.offsets[number], found.offsets[number + 1])
+    return found.ids[where].tolist(), found.loss[where].tolist()
+
+
+# Borders inside of tokens.
+
+AB = merging(("a", "b"), ("ab", "c"))  # a 0, b 1, c 2, blank 3, ab 4, abc 5
+BORDERS = [
+    # the text, lengths of its parts (not trained, trained, …), ids of the whole, what is trained, tokens in doubt
+    ("ab", (1, 1), [4], [0], 1),
+    ("ab", (0, 1, 1), [4], [0], 1),
+    ("a b", (1, 2), [0, 3, 1], [0, 1, 1], 0),
+    ("ab ab", (2, 3), [4, 3, 4], [0, 1, 1], 0),
+    ("ab ab", (3, 2), [4, 3, 4], [0, 0, 1], 0),
+    ("ab ab", (4, 1), [4, 3, 4], [0, 0, 0], 1),
+    ("ab ab", (1, 4), [4, 3, 4], [0, 1, 1], 1),
+    ("ab ab", (0, 4, 1), [4, 3, 4], [1, 1, 0], 1),
+    ("ab ab", (0, 1, 4), [4, 3, 4], [0, 0, 0], 1),
+    ("abc", (2, 1), [5], [0], 1),
+    ("abc", (1, 1, 1), [5], [0], 1),
+    ("c abc c", (3, 1, 3), [2, 3, 5, 3, 2], [0, 0, 0, 0, 0], 1),
+    ("c abc c", (0, 3, 1, 3), [2, 3, 5, 3, 2], [1, 1, 0, 1, 1], 1),
+    ("c abc c", (0, 7), [2, 3, 5, 3, 2], [1, 1, 1, 1, 1], 0),
+    ("c abc c", (2, 3, 2), [2, 3, 5, 3, 2], [0, 0, 1, 0, 0], 0),
+]
+
+
+@pytest.mark.parametrize(("words", "lengths", "ids", "loss", "doubtful"), BORDERS)
+def test_a_token_that_a_border_falls_into_is_counted_and_not_trained_on(words, lengths, ids, loss, doubtful):
+    found = encoded(AB, [text(words, learned=lengths)])
+    assert lists(found, 0) == (ids, loss)
+    assert found.straddled.tolist() == [doubtful]
+
+
+def test_between_two_borders_in_doubt_nothing_is_trained_on():
+    # Between them the tokens are those of the part, but where they stand in the whole is known from neither end.
+    found = encoded(AB, [text("ab c ab", learned=(1, 5, 1))])
+    assert lists(found, 0) == ([4, 3, 2, 3, 4], [0, 0, 0, 0, 0])
+    assert found.straddled.tolist() == [5]
+
+
+def test_doubt_is_counted_for_its_own_sequence():
+    clean, mixed = [text("a"), token(9)], [token(9), text("c"), text("ab", learned=(1, 1)), text("c")]
+    found = encoded(AB, clean, mixed, clean, [*mixed, *mixed], [text("a b", learned=(1, 2))])
+    assert found.straddled.tolist() == [0, 1, 0, 2, 0]
+    assert lists(found, 4) == ([0, 3, 1], [0, 1, 1])
+
+
+ALTERNATING = st.lists(st.integers(0, 4), min_size=1, max_size=5)
+
+
+@given(st.text("abc ", min_size=1, max_size=12), ALTERNATING)
+def test_trained_tokens_lie_within_what_is_learned(words, lengths):
+    lengths = _fitted(lengths, len(words))
+    (ids, loss), found = _mixed(AB, words, lengths)
+    encoding = AB.encode(words)
+    learned = _flags(lengths)
+    parts = [AB.encode(part).ids for part in _parts(words, lengths)]
+    assert ids == encoding.ids
+    for here, (start, stop) in zip(loss, encoding.offsets, strict=True):
+        assert not here or all(learned[start:stop]), "trained beyond a border"
+    exactly = [int(all(learned[start:stop])) for start, stop in encoding.offsets]
+    if list(itertools.chain(*parts)) == ids:
+        assert loss == exactly
+        assert found.straddled.tolist() == [0]
+    else:
+        lost = sum(exactly) - sum(loss)
+        cut_through = sum(any(learned[start:stop]) != all(learned[start:stop]) for start, stop in encoding.offsets)
+        assert max(1, lost, cut_through) <= found.straddled[0] <= len(ids)
+
+
+@given(words=st.text(max_size=20), lengths=ALTERNATING)
+def test_any_text_in_parts_is_written_out_whole(small, words, lengths):
+    lengths = _fitted(lengths, len(words))
+    (ids, loss), found = _mixed(small, words, lengths)
+    assert ids == small.encode(words, add_special_tokens=False).ids
+    if not found.straddled[0]:
+        trained = [one for one, here in zip(ids, loss, strict=True) if here]
+        assert small.decode(trained) == "".join(_parts(words, lengths)[1::2])
+
+
+def _mixed(tokenizer, words, lengths):
+    found = encoded(tokenizer, [text(words, learned=lengths)])
+    return lists(found, 0), found
+
+
+def _fitted(lengths, size):
+    """The lengths, cut and drawn out to `size`."""
+    ends = [min(end, size) for end in itertools.accumulate(lengths)]
+    ends[-1] = size
+    return tuple(np.diff([0, *ends]).tolist())
+
+
+def _flags(lengths):
+    return [number % 2 == 1 for number, length in enumerate(lengths) for _ in range(length)]
+
+
+def _parts(words, lengths):
+    ends = list(itertools.accumulate(lengths, initial=0))
+    return [words[start:stop] for start, stop in itertools.pairwise(ends)]
+
+
+# Batches.
+
+WORDS = st.sampled_from(["", "a", "\n", "Hello, world!", "def f(x):\n    return x", "é", "\U0001f33e", "  "])
+PIECES = st.lists(
+    st.one_of(
+        st.builds(text, WORDS, st.integers(0, 5), st.booleans(), st.booleans()),
+        st.builds(token, st.integers(0, 200_000), st.integers(0, 5), st.booleans()),
+    ),
+    min_size=1,
+    max_size=6,
+)
+
+
+@given(sequences=st.lists(PIECES, min_size=1, max_size=5))
+def test_a_batch_is_the_sum_of_its_pieces(small, sequences):
+    found = encoded(small, *sequences)
+    assert found.ids.dtype == np.int32
+    assert found.loss.dtype == np.int8
+    assert found.offsets.dtype == np.int64
+    assert found.lengths.tolist() == np.diff(found.offsets).tolist()
+    for number, pieces in enumerate(sequences):
+        each = [
+            [piece.token] if piece.text is None else small.encode(piece.text, add_special_tokens=False).ids
+            for piece in pieces
+        ]
+        ids = list(itertools.chain(*each))
+        loss = [int(piece.learned) for piece, tokens in zip(pieces, each, strict=True) for _ in tokens]
+        assert lists(found, number) == (ids, loss)
+    assert found.offsets[0] == 0
+    assert found.offsets[-1] == len(found.ids) == len(found.loss)
+    assert not found.straddled.any()
+
+
+@given(sequences=st.lists(PIECES, min_size=1, max_size=5))
+def test_roles_are_runs_that_begin_anew_with_every_sequence(small, sequences):
+    found = encoded(small, *sequences)
+    expected, runs = [], []
+    for number, pieces in enumerate(sequences):
+        roles = [
+            piece.role
+            for piece in pieces
+            for _ in ([0] if piece.text is None else small.encode(piece.text, add_special_tokens=False).ids)
+        ]
+        expected += roles
+        start = int(found.offsets[number])
+        runs += [start + place for place, role in enumerate(roles) if not place or role != roles[place - 1]]
+    written = dict(zip(found.role_starts.tolist(), found.roles.tolist(), strict=True))
+    read, role = [], None
+    for place in range(len(expected)):
+        role = written.get(place, role)
+        read.append(role)
+    assert read == expected
+    assert found.roles.dtype == np.int8
+    assert found.role_starts.dtype == np.int64
+    if all(piece.text != "" for pieces in sequences for piece in pieces):
+        assert found.role_starts.tolist() == runs
+
+
+def test_a_piece_without_tokens_begins_no_run():
+    silent = merging(alphabet="abc", normalizer=normalizers.Replace("c", ""))
+    found = encoded(
+        silent, [text("a", SYSTEM), text("c", USER), text("b", ASSISTANT), text("c", SYSTEM), text("b", ASSISTANT)]
+    )
+    assert found.ids.tolist() == [0, 1, 1]
+    assert (found.role_starts.tolist(), found.roles.tolist()) == ([0, 1], [SYSTEM, ASSISTANT])
+
+
+def test_a_text_is_encoded_once_however_often_it_occurs(small):
+    batch, listening = Batch(), Listening(small)
+    for _ in range(3):
+        batch.add([text("history"), token(7), text("\n"), text(" again", ASSISTANT, learned=True), text("\n")])
+    batch.add([text("history again", ASSISTANT, learned=(7, 6))])
+    found = batch.encode(listening)
+    (asked,) = listening.asked
+    assert sorted(asked) == sorted({"history", "\n", " again", "history again"})
+    assert batch.characters == sum(map(len, asked))
+    assert [lists(found, number) for number in (1, 2)] == [lists(found, 0)] * 2
+    assert found.straddled.tolist() == [0] * 4
+
+
+def test_the_same_text_may_be_learned_here_and_not_there(small):
+    found = encoded(small, [text("yes"), text("yes", ASSISTANT, learned=True), text("yes", learned=(1, 2))])
+    ids, loss = lists(found, 0)
+    size = len(small.encode("yes", add_special_tokens=False).ids)
+    assert ids[:size] == ids[size : 2 * size] == ids[2 * size :]
+    assert loss[: 2 * size] == [0] * size + [1] * size
+
+
+def test_ids_of_the_largest_vocabularies(small):
+    assert encoded(small, [token(2**31 - 1), token(0)]).ids.tolist() == [2**31 - 1, 0]
+
+
+# Cutting a rendering into pieces.
+
+
+def unfolded(pieces):
+    """Per character (or control token) of the pieces: what it is, by whom, and whether it is learned."""
+    names = {number: name for name, number in CONTROLS.ids.items()}
+    found = []
+    for piece in pieces:
+        if piece.text is None:
+            found.append((names[piece.token], piece.role, piece.learned))
+            continue
+        assert piece.text, "an empty text is no piece"
+        flags = piece.learned if isinstance(piece.learned, tuple) else None
+        assert flags is None or sum(flags) == len(piece.text)
+        learned = _flags(flags) if flags is not None else [piece.learned] * len(piece.text)
+        assert flags is None or len(set(learned)) == 2, "one part is no mixture"
+        found += [(character, piece.role, here) for character, here in zip(piece.text, learned, strict=True)]
+    return found
+
+
+@st.composite
+def passages(draw):
+    """A rendering, and its passages with what is learned in each."""
+    rendering = "".join(draw(st.lists(st.sampled_from(["<s>", "</s>", "a", "b", "\n", "<", "s>"]), max_size=14)))
+    stops = sorted(draw(st.lists(st.integers(0, len(rendering)), max_size=4)))
+    found, start = [], 0
+    for stop in [*stops, len(rendering)]:
+        role = draw(st.integers(0, 5))
+        borders = sorted(draw(st.sets(st.integers(start, stop), max_size=4)))
+        ranges = list(zip(borders[::2], borders[1::2], strict=False))
+        generation = draw(st.integers(start, stop)) if ranges else -1
+        found.append(Passage(stop, role, ranges, generation))
+        start = stop
+    return rendering, found
+
+
+@given(passages())
+def test_a_rendering_is_cut_at_its_control_tokens_and_keeps_its_roles_and_borders(drawn):
+    rendering, cuts = drawn
+    groups = cut(rendering, cuts, CONTROLS)
+    expected, place = [], 0
+    for part in CONTROLS.pattern.split(rendering):
+        control = part in CONTROLS.ids
+        for characters in [part] if control else part:
+            passage = next(each for each in cuts if place < each.stop)
+            stop = place + len(characters)
+            learned = any(start <= place and stop <= end for start, end in passage.learned)
+            expected.append((characters, passage.role, learned))
+            place = stop
+    assert [each for group in groups for each in unfolded(group)] == expected
+    assert len(groups) == len(cuts)
+
+
+@given(passages())
+def test_a_text_is_cut_where_generation_begins_and_nowhere_else(drawn):
+    rendering, cuts = drawn
+    pieces = [piece for group in cut(rendering, cuts, CONTROLS) for piece in group]
+    borders = list(
+        itertools.accumulate(
+            (3 + (piece.token == 91) if piece.text is None else len(piece.text) for piece in pieces), initial=0
+        )
+    )
+    begins = {place for place, piece in zip(borders, pieces, strict=False) if piece.breaks}
+    inside_token = {
+        place for match in CONTROLS.pattern.finditer(rendering) for place in range(match.start(), match.end())
+    }
+    wanted = {each.generation for each in cuts if each.generation >= 0} - inside_token
+    starts = [0, *(each.stop for each in cuts[:-1])]
+    within = {each.generation for start, each in zip(starts, cuts, strict=True) if start <= each.generation < each.stop}
+    assert begins == wanted & within
+    tokens = {place for match in CONTROLS.pattern.finditer(rendering) for place in match.span()}
+    assert set(borders) <= {0, len(rendering)} | tokens | within | {each.stop for each in cuts}
+
+
+@given(passages())
+def test_texts_that_meet_are_joined_unless_generation_begins_between_them(drawn):
+    rendering, cuts = drawn
+    groups = cut(rendering, cuts, CONTROLS)
+    pieces = connected(groups)
+    flat = [each for group in groups for each in unfolded(group)]
+    joined = unfolded(pieces)
+    assert [(what, learned) for what, _, learned in joined] == [(what, learned) for what, _, learned in flat]
+    assert all(
+        right.breaks for left, right in itertools.pairwise(pieces) if left.text is not None and right.text is not None
+    )
+    assert [piece.breaks for piece in pieces].count(True) == [
+        piece.breaks for group in groups for piece in group
+    ].count(True)
+
+
+JOINS = [
+    ([text("a")], [text("b")], [text("ab")]),
+    ([text("a", learned=True)], [text("b", ASSISTANT, learned=True)], [text("ab", learned=True)]),
+    ([text("a")], [text("b", learned=True)], [text("ab", learned=(1, 1))]),
+    ([text("a", learned=True)], [text("b")], [text("ab", learned=(0, 1, 1))]),
+    ([text("aa", learned=(1, 1))], [text("b", learned=True)], [text("aab", learned=(1, 2))]),
+    ([text("aa", learned=(1, 1))], [text("b")], [text("aab", learned=(1, 1, 1))]),
+    ([text("aa", learned=(0, 1, 1))], [text("bb", learned=(1, 1))], [text("aabb", learned=(0, 1, 2, 1))]),
+    ([text("a", learned=True)], [text("b", learned=True, breaks=True)], [text("a", learned=True), text("b", learned=True, breaks=True)]),
+    ([token(90)], [text("b")], [token(90), text("b")]),
+    ([text("a")], [token(91)], [text("a"), token(91)]),
+    ([text("a")], [], [text("a")]),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("left", "right", "whole"), JOINS)
+def test_joining(left, right, whole):
+    assert [unfolded([piece]) and piece[0::2] for piece in connected([left, right])] == [piece[0::2] for piece in whole]
+    assert [(what, learned) for what, _, learned in unfolded(connected([left, right]))] == [
+        (what, learned) for what, _, learned in unfolded(whole)
+    ]
+
+
+def test_tokens_of_a_vocabulary_are_not_looked_for_in_texts():
+    tokenizer = Tokenizer(models.BPE(vocab={"a": 0, "<": 1, "s": 2, ">": 3}, merges=[]))
+    tokenizer.pre_tokenizer = pre_tokenizers.Whitespace()
+    tokenizer.add_special_tokens([AddedToken("<s>", special=True)])
+    tokenizer.encode_special_tokens = True
+    assert encoded(tokenizer, [text("<s>"), token(4)]).ids.tolist() == [1, 2, 3, 4]

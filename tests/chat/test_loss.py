@@ -1,0 +1,294 @@
+"""Which characters are trained on, for small templates of every habit; the parts of each answer are written by hand."""
+
+import itertools
+
+import pytest
+
+from tasks.chat.check import renderer_of
+from tasks.chat.conversation import Arguments, Conversation, Rejected
+from tasks.chat.loss import Completion, LossPolicy
+from tasks.chat.template import ChatTemplate
+from tasks.tokenize.load import find_vocabulary
+from tasks.tokenize.settings import TokenizerSource
+from tests.tokenize.small_vocabularies import BOS, EOS, byte_level_bpe
+
+TOKENS = (BOS, EOS, "<|im_start|>", "<|im_end|>", "[INST]", "[/INST]", "<|eot|>", "<call>", "</call>")
+ASKS = "{{ '<|im_start|>assistant\n' if add_generation_prompt }}"
+
+
+def user(text):
+    return {"role": "user", "content": text}
+
+
+def says(text, reasoning=None, *calls):
+    message = {"role": "assistant", "content": text}
+    if reasoning:
+        message["reasoning_content"] = reasoning
+    if calls:
+        message["tool_calls"] = [
+            {"type": "function", "id": f"c{number}", "function": {"name": name, "arguments": Arguments({}, "{}")}}
+            for number, name in enumerate(calls)
+        ]
+    return message
+
+
+def tool(text):
+    return {"role": "tool", "content": text}
+
+
+@pytest.fixture(scope="module")
+def vocabulary(tmp_path_factory):
+    return find_vocabulary(TokenizerSource(model=str(byte_level_bpe(tmp_path_factory.mktemp("v"), special=TOKENS))))
+
+
+@pytest.fixture(scope="module")
+def marked(vocabulary):
+    """`marked(source, messages, policy)`: the renderings with «…» around what is trained on, or the reason for none."""
+    names = {number: token for token, number in vocabulary.controls.items()}
+
+    def written(source, messages, policy=None, split="never", tools=()):
+        renderer = renderer_of(
+            ChatTemplate(source, {"bos_token": BOS, "eos_token": EOS}),
+            vocabulary,
+            policy or LossPolicy(),
+            split,
+            "literal",
+        )
+        found = renderer.sequences(Conversation(list(messages), list(tools)))
+        if isinstance(found, Rejected):
+            return found.reason
+        texts = ["".join(_marked(piece, names) for piece in pieces).replace("»«", "") for pieces in found]
+        return texts if split == "auto" else texts[0]
+
+    return written
+
+
+def _marked(piece, names):
+    text = names[piece.token] if piece.text is None else piece.text
+    if not isinstance(piece.learned, tuple):
+        return f"«{text}»" if piece.learned else text
+    ends = list(itertools.accumulate(piece.learned, initial=0))
+    assert ends[-1] == len(text), "the lengths of the parts are those of the text"
+    parts = [text[start:stop] for start, stop in itertools.pairwise(ends)]
+    return "".join(f"«{part}»" if number % 2 else part for number, part in enumerate(parts))
+
+
+# What an answer is made of: before it, reasoning, answer, calls, end of turn, behind it.
+
+PLAIN = (
+    "{% for m in messages %}{{ '<|im_start|>' ~ m.role ~ '\n' ~ (m.content or '') ~ '<|im_end|>\n' }}{% endfor %}"
+    + ASKS
+)
+THINKS = (
+    "{% for m in messages %}{{ '<|im_start|>' ~ m.role ~ '\n' }}"
+    "{% if m.reasoning_content %}{{ '<think>\n' ~ m.reasoning_content ~ '\n</think>\n' }}{% endif %}{{ m.content or '' }}"
+    "{% for c in m.tool_calls or [] %}{{ '\n<call>' ~ c.function.name ~ '</call>' }}{% endfor %}{{ '<|im_end|>\n' }}{% endfor %}" + ASKS
+)  # fmt: skip
+OPENS = (
+    "{% for m in messages %}{{ '<|im_start|>' ~ m.role ~ '\n' }}{% if m.role == 'assistant' %}"
+    "{{ '<think>\n' ~ m.reasoning_content | default('') ~ '\n</think>\n' }}{% endif %}{{ (m.content or '') | trim ~ '<|im_end|>\n' }}"
+    "{% endfor %}{{ '<|im_start|>assistant\n<think>\n' if add_generation_prompt }}"
+)  # fmt: skip
+EITHER = (
+    "{% for m in messages %}{{ '<|im_start|>' ~ m.role ~ '\n' }}{% if m.role == 'assistant' %}"
+    "{{ '<think>\n' ~ m.reasoning_content ~ '</think>' if m.reasoning_content else '<think></think>' }}{% endif %}{{ m.content ~ '<|im_end|>' }}"
+    "{% endfor %}{{ ('<|im_start|>assistant\n' ~ ('<think>\n' if enable_thinking | default(true) else '<think></think>')) if add_generation_prompt }}"
+)  # fmt: skip
+NEVER_IN_PROMPT = EITHER.replace("('<think>\n' if", "('' if")
+JSON = (
+    "{% for m in messages %}{{ '<|im_start|>' ~ m.role ~ '\n' ~ (m.content or '') }}{% if m.tool_calls %}{{ '[CALLS]' ~ m.tool_calls | tojson }}{% endif %}{{ '<|im_end|>\n' }}{% endfor %}"
+    + ASKS
+)
+CALLS_FIRST = (
+    "{% for m in messages %}{{ '<|im_start|>' ~ m.role ~ '\n' }}{% for c in m.tool_calls or [] %}{{ '<call>' ~ c.function.name ~ '</call>' }}{% endfor %}{{ (m.content or '') ~ '<|im_end|>\n' }}{% endfor %}"
+    + ASKS
+)
+HEADER_IN_CALLS = (
+    "{% for m in messages %}{% if m.tool_calls %}{% for c in m.tool_calls %}{% if loop.first %}{{ '<|im_start|>assistant\n' ~ (m.content or '') }}{% endif %}{{ '<call>' ~ c.function.name ~ '</call>' }}{% endfor %}{{ '<|im_end|>' }}{% else %}{{ '<|im_start|>' ~ m.role ~ '\n' ~ m.content ~ '<|im_end|>' }}{% endif %}{% endfor %}"
+    + ASKS
+)
+INST = "{{ bos_token }}{% for m in messages %}{% if m.role == 'user' %}{{ '[INST] ' ~ m.content ~ ' [/INST]' }}{% else %}{{ ' ' ~ m.content ~ eos_token }}{% endif %}{% endfor %}"
+NO_TOKENS = "{% for m in messages %}{{ '### ' ~ m.role ~ ':\n' ~ m.content ~ '\n\n' }}{% endfor %}{{ '### assistant:\n' if add_generation_prompt }}"
+ROLE_LAST = "{% for m in messages %}{{ ('User: ' if m.role == 'user' else 'Assistant: ') ~ m.content ~ eos_token }}{% endfor %}{{ 'Assistant:' if add_generation_prompt }}"
+TAGGED = (
+    "{% for m in messages %}{% if m.role == 'assistant' %}{{ '<|im_start|>assistant\n' }}{% generation %}"
+    "{% if m.reasoning_content %}{{ '<think>' ~ m.reasoning_content ~ '</think>' }}{% endif %}{{ m.content ~ '<|im_end|>\n' }}{% endgeneration %}"
+    "{% else %}{{ '<|im_start|>' ~ m.role ~ '\n' ~ m.content ~ '<|im_end|>\n' }}{% endif %}{% endfor %}" + ASKS
+)  # fmt: skip
+TWO_TAGS = TAGGED.replace("{% endif %}{{ m.content", "{% endif %}{% endgeneration %}{% generation %}{{ m.content")
+BODY_TWICE_ENDED = (
+    "{% for m in messages %}{{ '<|im_start|>' ~ m.role ~ '\n' ~ m.content ~ '<|eot|><|im_end|>\n' }}{% endfor %}" + ASKS
+)
+
+HEAD = "<|im_start|>assistant\n"
+PARTS = {
+    "plain": (PLAIN, says("yes"), [HEAD, "", "yes", "", "<|im_end|>", "\n"]),
+    "blanks are the answer's": (PLAIN, says(" \n yes\n "), [HEAD, "", " \n yes\n ", "", "<|im_end|>", "\n"]),
+    "blanks alone": (PLAIN, says(" \n"), [HEAD, "", " \n", "", "<|im_end|>", "\n"]),
+    "nothing said": (PLAIN, says(""), [HEAD, "", "", "", "<|im_end|>", "\n"]),
+    "the header's own words": (PLAIN, says("<|im_start|>assistant\n"), [HEAD, "", "<|im_start|>assistant\n", "", "<|im_end|>", "\n"]),
+    "reasoning": (THINKS, says("yes", "why"), [HEAD, "<think>\nwhy\n</think>\n", "yes", "", "<|im_end|>", "\n"]),
+    "the same reasoning and answer": (THINKS, says("yes", "yes"), [HEAD, "<think>\nyes\n</think>\n", "yes", "", "<|im_end|>", "\n"]),
+    "no reasoning": (THINKS, says("yes"), [HEAD, "", "yes", "", "<|im_end|>", "\n"]),
+    "reasoning and no answer": (THINKS, says("", "why"), [HEAD, "<think>\nwhy\n</think>\n", "", "", "<|im_end|>", "\n"]),
+    "a call": (THINKS, says("I look.", None, "f"), [HEAD, "", "I look.", "\n<call>f</call>", "<|im_end|>", "\n"]),
+    "calls": (THINKS, says("I look.", None, "f", "g"), [HEAD, "", "I look.", "\n<call>f</call>\n<call>g</call>", "<|im_end|>", "\n"]),
+    "a call and no words": (THINKS, says("", None, "f"), [HEAD, "", "", "\n<call>f</call>", "<|im_end|>", "\n"]),
+    "a call and no content": (THINKS, says(None, None, "f"), [HEAD, "", "", "\n<call>f</call>", "<|im_end|>", "\n"]),
+    "reasoning, words and a call": (THINKS, says("So:", "why", "f"), [HEAD, "<think>\nwhy\n</think>\n", "So:", "\n<call>f</call>", "<|im_end|>", "\n"]),
+    "reasoning and a call": (THINKS, says("", "why", "f"), [HEAD, "<think>\nwhy\n</think>\n", "", "\n<call>f</call>", "<|im_end|>", "\n"]),
+    "a prompt that opens reasoning": (OPENS, says(" yes ", "why"), [HEAD + "<think>\n", "why\n</think>\n", "yes", "", "<|im_end|>", "\n"]),
+    "one of two prompts": (EITHER, says("yes", "why"), [HEAD + "<think>\n", "why</think>", "yes", "", "<|im_end|>", ""]),
+    "the other of two prompts": (EITHER, says("yes"), [HEAD + "<think></think>", "", "yes", "", "<|im_end|>", ""]),
+    "tags that a prompt does not hold": (NEVER_IN_PROMPT, says("yes", "why"), [HEAD, "<think>\nwhy</think>", "yes", "", "<|im_end|>", ""]),
+    "tags that another prompt holds whole": (NEVER_IN_PROMPT, says("yes"), [HEAD + "<think></think>", "", "yes", "", "<|im_end|>", ""]),
+    "calls as JSON": (JSON, says("I look.", None, "f"), [HEAD, "", "I look.", '[CALLS][{"type": "function", "id": "c0", "function": {"name": "f", "arguments": {}}}]', "<|im_end|>", "\n"]),
+    "calls as JSON and no content": (JSON, says(None, None, "f"), [HEAD, "", "", '[CALLS][{"type": "function", "id": "c0", "function": {"name": "f", "arguments": {}}}]', "<|im_end|>", "\n"]),
+    "a header inside of the loop over calls": (HEADER_IN_CALLS, says("I look.", None, "f", "g"), [HEAD, "", "I look.", "<call>f</call><call>g</call>", "<|im_end|>", ""]),
+    "a header inside of the loop over calls, and no content": (HEADER_IN_CALLS, says(None, None, "f"), [HEAD, "", "", "<call>f</call>", "<|im_end|>", ""]),
+    "no token but at the end": (ROLE_LAST, says("yes"), ["Assistant:", "", " yes", "", EOS, ""]),
+    "no prompt": (INST, says("yes"), ["", "", " yes", "", EOS, ""]),
+    "no tokens at all": (NO_TOKENS, says("yes"), ["### assistant:\n", "", "yes", "", "\n\n", ""]),
+    "generation tags": (TAGGED, says("yes"), [HEAD, "", "yes", "", "<|im_end|>\n", ""]),
+    "generation tags around reasoning": (TAGGED, says("yes", "why"), [HEAD, "<think>why</think>", "yes", "", "<|im_end|>\n", ""]),
+    "generation tags in two": (TWO_TAGS, says("yes", "why"), [HEAD, "<think>why</think>", "yes", "", "<|im_end|>\n", ""]),
+}  # fmt: skip
+
+FLAGS = [LossPolicy("assistant_all", *flags) for flags in itertools.product([True, False], repeat=3)]
+
+
+@pytest.mark.parametrize(("source", "message", "parts"), PARTS.values(), ids=PARTS)
+@pytest.mark.parametrize("followed", [False, True])
+def test_the_parts_of_an_answer(marked, source, message, parts, followed):
+    before, reasoning, answer, calls, end, behind = parts
+    messages = [user("q"), message, *([user("yes"), says("last")] if followed else [])]
+    for policy in FLAGS:
+        wanted = [
+            before, *_if(policy.reasoning, reasoning), *_if(True, answer), *_if(policy.tool_calls, calls),
+            *_if(policy.end_of_turn, end), behind,
+        ]  # fmt: skip
+        expected = "".join(wanted).replace("»«", "")
+        found = marked(source, messages, policy)
+        if "«" not in expected and not followed:
+            assert found == "nothing_trained"
+        else:
+            assert expected in found
+            assert followed or found.count("«") == expected.count("«")
+
+
+def _if(learned, part):
+    return [f"«{part}»" if learned and part else part]
+
+
+def test_a_prompt_that_opens_reasoning_is_closed_by_the_model(marked):
+    assert marked(OPENS, [user("q"), says("yes")]).endswith(HEAD + "<think>\n«\n</think>\nyes<|im_end|>»\n")
+
+
+def test_a_message_that_is_ended_twice_ends_with_the_last_token(marked):
+    found = marked(BODY_TWICE_ENDED, [user("q"), says("yes")], LossPolicy(end_of_turn=False))
+    assert found.endswith(HEAD + "«yes<|eot|>»<|im_end|>\n")
+
+
+TURNS = [user("1"), says("a", "r"), user("2"), says("b", None, "f"), tool("t"), says("c", "s"), says("d")]
+PICKED = {
+    "assistant_all": {1, 3, 5, 6},
+    "last_turn": {3, 5, 6},
+    "final_only": {6},
+}
+
+
+@pytest.mark.parametrize(("on", "numbers"), PICKED.items())
+def test_which_messages_are_trained_on(marked, on, numbers):
+    assert {number for number in range(len(TURNS)) if LossPolicy(on).learns(TURNS, number)} == numbers
+    found = marked(THINKS, TURNS, LossPolicy(on))
+    written = {1: "«<think>\nr\n</think>\na<|im_end|>»", 3: "«b\n<call>f</call><|im_end|>»",
+               5: "«<think>\ns\n</think>\nc<|im_end|>»", 6: "«d<|im_end|>»"}  # fmt: skip
+    assert [text in found for text in written.values()] == [number in numbers for number in written]
+
+
+def test_the_final_answer_has_neither_reasoning_nor_calls(marked):
+    final = LossPolicy("final_only")
+    assert marked(THINKS, [user("1"), says("a"), user("2"), says("b", "r", "f")], final).endswith(
+        HEAD + "<think>\nr\n</think>\n«b»\n<call>f</call>«<|im_end|>»\n"
+    )
+    assert marked(THINKS, [user("1"), says("b", "r", "f"), tool("t"), says("c")], final).count("«") == 1
+
+
+LAST_WORD = [user("1"), says("a"), user("2")]
+
+
+def test_a_user_who_has_the_last_word(marked):
+    assert marked(PLAIN, LAST_WORD, LossPolicy("last_turn")) == "nothing_trained"
+    assert marked(PLAIN, LAST_WORD, LossPolicy("final_only")).count("«a<|im_end|>»") == 1
+    assert marked(PLAIN, LAST_WORD).count("«a<|im_end|>»") == 1
+
+
+def test_a_result_of_a_tool_does_not_begin_a_turn(marked):
+    found = marked(THINKS, [user("1"), says("", None, "f"), tool("t"), says("a")], LossPolicy("last_turn"))
+    assert found.count("«") == 2
+
+
+def test_system_and_developer_messages_are_never_trained_on(marked):
+    messages = [
+        {"role": "system", "content": "s"},
+        user("1"),
+        says("a"),
+        {"role": "developer", "content": "d"},
+        says("b"),
+    ]
+    found = marked(PLAIN, messages)
+    assert found.replace("«", "").replace("»", "").count("<|im_start|>") == 5
+    assert [part.split("»")[0] for part in found.split("«")[1:]] == ["a<|im_end|>", "b<|im_end|>"]
+
+
+LEFT_OUT = {
+    "a message": ("{% for m in messages %}{% if not m.tool_calls %}" + PLAIN[len("{% for m in messages %}"): -len("{% endfor %}" + ASKS)] + "{% endif %}{% endfor %}" + ASKS, "message_left_out"),
+    "the calls": (PLAIN, "tool_calls_left_out"),
+    "the content": (THINKS.replace("m.content or ''", "m.content if not m.tool_calls else ''"), "content_left_out"),
+    "the content as it is": (THINKS.replace("m.content or ''", "m.content | upper if m.tool_calls else (m.content or '')"), "content_left_out"),
+    "its beginning": (THINKS.replace("{{ '<|im_start|>' ~ m.role", "{{ ('+' if m.tool_calls else '<|im_start|>') ~ m.role"), "no_generation_prompt"),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize(("source", "reason"), LEFT_OUT.values(), ids=LEFT_OUT)
+def test_what_a_template_leaves_out_is_not_learned(marked, source, reason):
+    talk = [user("q"), says("I look.", None, "f"), tool("t"), says("yes")]
+    assert marked(source, talk) == reason
+    assert marked(source, [user("q"), says("yes")]).endswith(HEAD + "«yes<|im_end|>»\n")
+    assert "«yes" in marked(source, talk, LossPolicy("final_only")), "what is not learned may be left out"
+
+
+def test_blank_content_may_be_left_out(marked):
+    source = PLAIN.replace("(m.content or '')", "(m.content | upper)")
+    assert marked(source, [user("q"), says(" "), user("q"), says("\n")]).count("«") == 2
+    assert marked(source, [user("q"), says("a")]) == "content_left_out"
+
+
+COMPLETION = Completion(start=10, answer=20, calls=30, ending=40, stop=50)
+
+
+@pytest.mark.parametrize(
+    ("policy", "ranges"),
+    [
+        (LossPolicy(), [(10, 50)]),
+        (LossPolicy(reasoning=False), [(20, 50)]),
+        (LossPolicy(tool_calls=False), [(10, 30), (40, 50)]),
+        (LossPolicy(end_of_turn=False), [(10, 40)]),
+        (LossPolicy(reasoning=False, tool_calls=False), [(20, 30), (40, 50)]),
+        (LossPolicy(reasoning=False, end_of_turn=False), [(20, 40)]),
+        (LossPolicy(tool_calls=False, end_of_turn=False), [(10, 30)]),
+        (LossPolicy(reasoning=False, tool_calls=False, end_of_turn=False), [(20, 30)]),
+        (LossPolicy("last_turn"), [(10, 50)]),
+        (LossPolicy("final_only"), [(20, 30), (40, 50)]),
+        (LossPolicy("final_only", end_of_turn=False), [(20, 30)]),
+        (LossPolicy("final_only", reasoning=True, tool_calls=True), [(20, 30), (40, 50)]),
+    ],
+)
+def test_ranges_of_a_completion(policy, ranges):
+    assert policy.ranges(COMPLETION) == ranges
+
+
+@pytest.mark.parametrize("policy", FLAGS)
+def test_empty_parts_are_no_ranges(policy):
+    assert all(start < stop for start, stop in policy.ranges(Completion(10, 10, 10, 10, 12)))
+    assert policy.ranges(Completion(10, 10, 15, 15, 15)) == [(10, 15)]
