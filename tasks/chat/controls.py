@@ -34,6 +34,11 @@ class Controls:
         return re.compile(f"({'|'.join(map(re.escape, longest_first)) or '(?!)'})")
 
     @cached_property
+    def beginning(self) -> re.Pattern[str]:
+        """Matches the first character of every one of them, also of those that overlap."""
+        return re.compile(f"(?=(?:{'|'.join(map(re.escape, self.ids)) or '(?!)'}))(.)", re.DOTALL)
+
+    @cached_property
     def _beginnings(self) -> list[str]:
         """The characters without which a text holds none of them: looking for one costs a tenth of the pattern."""
         return sorted({token[0] for token in self.ids})
@@ -99,7 +104,7 @@ def broken(conversation: Conversation, controls: Controls, stranger: str) -> Con
 
     def mend(value: Any) -> Any:  # noqa: ANN401 - JSON
         if isinstance(value, str):
-            return controls.pattern.sub(lambda found: f"{found[0][0]}{stranger}{found[0][1:]}", value)
+            return controls.beginning.sub(rf"\1{stranger}", value)
         if isinstance(value, Arguments):
             return Arguments({mend(key): mend(inner) for key, inner in value.items()}, mend(value.text))
         if isinstance(value, dict):
@@ -119,7 +124,11 @@ def _broken_message(message: Message, mend: Any) -> Message:  # noqa: ANN401 - a
 
 
 def controls_of(texts: Sequence[str], added: Mapping[str, int]) -> Controls:
-    """Those of the added tokens, runs of blanks apart, that occur in a text: a template's source and what it rendered."""
+    """Those of the added tokens, single characters and runs of blanks apart, that occur in a template's source or renderings."""
     return Controls(
-        {token: number for token, number in added.items() if token.strip() and any(token in text for text in texts)}
+        {
+            token: number
+            for token, number in added.items()
+            if len(token) > 1 and token.strip() and any(token in text for text in texts)
+        }
     )

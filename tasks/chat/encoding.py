@@ -43,7 +43,8 @@ class Sequences:
 class Batch:
     """Sequences on their way to the encoder: every text once, and which text or control token each piece is.
 
-    `sources` holds the number of a text, or -1 - id for a control token.
+    `sources` holds the number of a text, or -1 - id for a control token; `characters` counts those of all pieces, also
+    of texts that are repeated, because their tokens are.
     """
 
     texts: dict[str, int] = field(default_factory=dict[str, int])
@@ -62,6 +63,7 @@ class Batch:
                 sources.append(-1 - token)
                 continue
             sources.append(texts[text] if text in texts else self._text(text))
+            self.characters += len(text)
             if isinstance(learned, tuple):
                 self._mix(text, learned)
         self.learned += [piece.learned is True for piece in pieces]
@@ -69,10 +71,7 @@ class Batch:
         self.ends.append(len(sources))
 
     def _text(self, text: str) -> int:
-        number = self.texts.setdefault(text, len(self.texts))
-        if number == len(self.texts) - 1:
-            self.characters += len(text)
-        return number
+        return self.texts.setdefault(text, len(self.texts))
 
     def _mix(self, text: str, lengths: tuple[int, ...]) -> None:
         """Note a text that is learned in part, whose parts have to be encoded as well."""
@@ -104,11 +103,12 @@ class Batch:
 
     def _role_runs(self, starts: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
         """Where the author changes, and who it is from there on; pieces without tokens begin nothing."""
-        roles = np.asarray(self.roles, np.int8)
-        first = np.zeros(len(roles), np.bool_)
-        first[np.asarray([0, *self.ends[:-1]], np.int64)[: len(self.ends)]] = True
-        first[1:] |= roles[1:] != roles[:-1]
-        return starts[:-1][first], roles[first]
+        lengths = np.diff(starts)
+        owners = np.repeat(np.arange(len(self.ends)), np.diff([0, *self.ends]))[lengths > 0]
+        roles, places = np.asarray(self.roles, np.int8)[lengths > 0], starts[:-1][lengths > 0]
+        first = np.ones(len(roles), np.bool_)
+        first[1:] = (roles[1:] != roles[:-1]) | (owners[1:] != owners[:-1])
+        return places[first], roles[first]
 
 
 def _placed(encoded: Tokens, sources: np.ndarray, lengths: np.ndarray, starts: np.ndarray) -> np.ndarray:

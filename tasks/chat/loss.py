@@ -92,7 +92,8 @@ class _Parts:
 
     @property
     def first(self) -> list[int]:
-        return [part[0] for part in (self.content, self.reasoning, self.call) if part]
+        """Where the text of the message itself begins; calls may have the header in their loop."""
+        return [part[0] for part in (self.content, self.reasoning) if part]
 
 
 def completions(
@@ -132,7 +133,8 @@ def _parts(rendering: Rendering, learned: Sequence[int]) -> dict[int, _Parts]:
     current, turn, end = None, -1, 0
     for start, stop, (number, kind) in rendering.spans:
         if kind == "message":
-            current, turn, end = parts.get(number), number, rendering.extents[number][1]
+            if number in rendering.extents and start == rendering.extents[number][0]:
+                current, turn, end = parts.get(number), number, rendering.extents[number][1]
         elif current is None or kind == "loop":
             continue
         elif kind == "content" and number == turn:
@@ -177,6 +179,8 @@ def _generation_start(text: str, extent: Range, parts: _Parts, prompts: Sequence
     common, but only where no prompt is there as a whole.
     """
     start = extent[0]
+    if not prompts:
+        return start
     header = text[start : min(parts.first, default=extent[1])]
     longest = max((len(prompt) for prompt in prompts if header.startswith(prompt)), default=0)
     longest = longest or max((_common(header, prompt) for prompt in prompts), default=0)
@@ -194,15 +198,25 @@ def _common(one: str, other: str) -> int:
 def _completion(text: str, start: int, extent: Range, parts: _Parts, controls: Controls) -> Completion:
     last = max([start, *(part[1] for part in (parts.content, parts.reasoning, parts.call) if part)])
     limit = parts.generated[1] if parts.generated else extent[1]
-    control = controls.last(text, last, limit)
-    ending, stop = control or (last, limit)
+    ending, stop = controls.last(text, last, limit) or (last, limit)
     if parts.generated:
         stop = limit
-    calls = ending
-    if parts.call:
-        calls = max(start, parts.content[1]) if parts.content and parts.content[1] <= parts.call[0] else parts.call[0]
-    answer = max(start, parts.content[0]) if parts.content else calls
-    return Completion(start, min(answer, calls), calls, max(calls, ending), max(calls, ending, stop))
+    calls = _calls_start(start, ending, parts)
+    answer = calls
+    if parts.content and parts.content[0] <= calls:
+        answer = max(start, parts.content[0])
+    if not parts.reasoning and text[start:answer].isspace():
+        answer = start  # a space that the template puts before the answer is no reasoning
+    return Completion(start, answer, calls, max(calls, ending), max(calls, ending, stop))
+
+
+def _calls_start(start: int, ending: int, parts: _Parts) -> int:
+    """Where tool calls begin, with the template's words before them: behind the answer, or where there is nothing else."""
+    if not parts.call:
+        return ending
+    if parts.content and parts.content[1] <= parts.call[1]:
+        return max(start, parts.content[1])
+    return max(start, parts.call[0]) if parts.reasoning or parts.content else start
 
 
 def of_kind(rendering: Rendering, kind: Kind) -> Iterator[tuple[int, str]]:

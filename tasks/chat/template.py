@@ -13,7 +13,10 @@ from typing import Any
 from jinja2 import Template, TemplateError, TemplateSyntaxError
 
 from tasks.chat.conversation import Message, Rejected
-from tasks.chat.sandbox import MOST_CHARACTERS, Budget, MessageRecord, Sandbox, ToolCallRecord, instrumented
+from tasks.chat.instrument import instrumented
+from tasks.chat.limits import MOST_CHARACTERS, Budget
+from tasks.chat.records import records
+from tasks.chat.sandbox import Sandbox
 from tasks.chat.traced import Span, Traced, joined
 from tasks.errors import InputError
 
@@ -53,11 +56,16 @@ class ChatTemplate:
         """Raises InputError, with line and remedy, for what is no template."""
         self._sandbox = Sandbox()
         try:
-            tree = instrumented(self._sandbox.parse(source), self._sandbox)
+            tree = instrumented(self._sandbox.parse(source))
             code = self._sandbox.compile(tree)
         except TemplateSyntaxError as error:
             raise InputError(f"chat_template:{error.lineno}: {error.message}; mend the template") from error
-        except (TemplateError, RecursionError) as error:
+        except (
+            TemplateError,
+            SyntaxError,
+            RecursionError,
+            MemoryError,
+        ) as error:  # loops in loops in loops are too much for Python
             raise InputError(f"chat_template: {error}; mend the template") from error
         self._template = Template.from_code(self._sandbox, code, self._sandbox.globals)
         self.source = source
@@ -94,37 +102,10 @@ class ChatTemplate:
         return pieces
 
 
-def records(messages: Sequence[Message]) -> list[MessageRecord]:
-    """The messages for a template: numbered, and what the assistant says with its origin."""
-    return [_record(number, message) for number, message in enumerate(messages)]
-
-
-def _record(number: int, message: Message) -> MessageRecord:
-    record = MessageRecord(message)
-    record.number = number
-    if message["role"] != "assistant":
-        return record
-    content, reasoning = message["content"], message.get("reasoning_content")
-    if content is not None:
-        record["content"] = Traced(content, ((0, len(content), (number, "content")),))
-    if reasoning is not None:
-        traced = Traced(reasoning, ((0, len(reasoning), (number, "reasoning")),))
-        record["reasoning_content"] = record["thinking"] = traced  # newer templates of OpenAI's read `thinking`
-    if "tool_calls" in message:
-        record["tool_calls"] = [_call(number, call) for call in message["tool_calls"]]
-    return record
-
-
-def _call(number: int, call: Mapping[str, Any]) -> ToolCallRecord:
-    record = ToolCallRecord(call)
-    record.message = number
-    return record
-
-
 def extents(spans: Sequence[Span], size: int) -> dict[int, tuple[int, int]]:
     """The characters that each message's turn of the loop wrote, in a rendering of `size` characters.
 
-    Raises ValueError when a message is written in two places: then it has no one extent.
+    Raises ValueError when a message is written in two places, or in the turn of another: then it has no one extent.
     """
     found: dict[int, tuple[int, int]] = {}
     for number, start, stop in _turns(spans, size):
@@ -133,19 +114,29 @@ def extents(spans: Sequence[Span], size: int) -> dict[int, tuple[int, int]]:
             raise ValueError(f"message {number + 1} is written in two places")
         if start < stop or number not in found:
             found[number] = (start, stop)
+    for start, stop, (number, kind) in spans:
+        if kind in {"content", "reasoning"} and start < stop and number in found:
+            first, last = found[number]
+            if not first <= start <= stop <= last:
+                raise ValueError(f"message {number + 1} is written in the turn of another")
     return found
 
 
 def _turns(spans: Sequence[Span], size: int) -> Iterator[tuple[int, int, int]]:
-    """Every turn of every loop over messages: the number of the message, start and stop."""
-    running = current = -1  # the loop, and the message of its turn
-    begun = 0
+    """Every turn of every loop over messages: the number of the message, start and stop.
+
+    A loop over messages inside of a message's turn looks at others, and is part of the turn.
+    """
+    running = current = begun = -1  # the loop, the message of its turn, and where that begins
     for place, _, (number, kind) in spans:
-        if kind == "loop" or (kind == "end" and number == running):
+        if kind == "loop" and running in {-1, number}:
             if running >= 0:
                 yield current, begun, place
-            running, begun = (number, place) if kind == "loop" else (-1, place)
-        elif kind == "message":
+            running, current, begun = number, -1, place
+        elif kind == "message" and current < 0:
             current = number
+        elif kind == "end" and number == running:
+            yield current, begun, place
+            running = -1
     if running >= 0:
         yield current, begun, size

@@ -18,7 +18,7 @@ from tests.benchmarks import chat_corpus
 from tests.benchmarks.bench import Bench
 from tests.benchmarks.chat_corpus import VARIANTS, Variant
 from tests.benchmarks.record import Measure
-from tests.benchmarks.sft_speed import median_worker
+from tests.benchmarks.sft_speed import median_worker, start_up
 
 TARGET = 2.0
 LONG, SHORT = 256, 8
@@ -62,8 +62,7 @@ def messages_written(variant: Variant, turns: int) -> int:
 
 
 def _compare(bench: Bench, variant: Variant) -> Measure:
-    one = chat_corpus.one_conversation(chat_corpus.build(bench, variant))
-    start = median_worker(bench, one, PACK_SIZE).cpu_seconds
+    start = start_up(bench)
     number = max(1, round(PER_MEGABYTE[variant] * bench.megabytes))
     equal = number * messages_written(variant, LONG) // messages_written(variant, SHORT)
     long, short = (_cost(bench, variant, *each, start) for each in ((LONG, number), (SHORT, equal)))

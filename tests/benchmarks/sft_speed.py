@@ -4,9 +4,9 @@ Both read the same JSONL file of conversations (`chat_corpus`), with Nemotron 3 
 write packs of the sequences they made. The peer is `tests/peers/sft_loop.py`: `apply_chat_template` for every message,
 `tokenizers` for every chunk. Ours includes hashing the source, the self-check of the template, the exactness gate and
 synced writes. The peer gets a leading part of the conversations, because it takes a minute for what ours does in
-seconds. Four rows for each kind of conversations: whole processes, with imports, vocabulary and checks, and without
-start-up, which is what a corpus of one conversation costs on either side; both on the part, and then ours on all
-conversations, beside which the peer's start-up is not counted in either row.
+seconds. Two rows for each kind of conversations: whole processes, with imports, vocabulary and checks, and without
+start-up, which is what a corpus of one conversation costs on either side. Where there are more conversations than the
+peer gets, two more rows set ours, on all of them, beside the peer on its part without its start-up.
 
 Packs and their order are each side's own, so sequences are compared as a multiset of (ids, mask), and all must be equal:
 chunks end at control tokens and where generation begins, and there ours cuts, too. The conversations hold no text of two
@@ -19,7 +19,7 @@ Ours runs three times and the median counts; the peer runs once.
 """
 
 import json
-from dataclasses import dataclass
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -41,80 +41,74 @@ PACK_SIZE = 32_768
 TEMPLATE = ROOT / "blends" / "templates" / "nano3.jinja"
 
 
-@dataclass(frozen=True, slots=True)
-class Side:
-    """A process, and the CPU seconds that it costs before its first conversation."""
-
-    process: Child
-    start: float
-
-    @property
-    def whole(self) -> float:
-        """CPU seconds of the whole process."""
-        return self.process.cpu_seconds
-
-    @property
-    def rest(self) -> float:
-        """CPU seconds without start-up."""
-        return self.process.cpu_seconds - self.start
-
-
 def measure(bench: Bench) -> list[Measure]:
-    """Four rows for each kind of conversations."""
+    """Two or four rows for each kind of conversations."""
     return [row for variant in VARIANTS for row in _compare(bench, variant)]
 
 
-def worker(conversations: Corpus, tokenizer: str, out: Path, pack_size: int) -> Child:
+def worker(bench: Bench, conversations: Corpus, out: Path, pack_size: int) -> Child:
     """One worker of ours on some conversations."""
-    return child.python("tests.benchmarks.sft_worker", conversations.path, tokenizer, out, pack_size)
+    folder = bench.vocabulary("qwen").folder
+    return child.python("tests.benchmarks.sft_worker", conversations.path, folder, out, pack_size)
 
 
 def median_worker(bench: Bench, conversations: Corpus, pack_size: int) -> Child:
     """The worker in the middle of three."""
-    tokenizer, runs = bench.vocabulary("qwen").ours, []
+    runs: list[Child] = []
     for _ in range(RUNS):
         with bench.scratch() as out:
-            runs.append(worker(conversations, tokenizer, out, pack_size))
+            runs.append(worker(bench, conversations, out, pack_size))
     return child.median(runs)
 
 
-def _peer(conversations: Corpus, tokenizer: str, out: Path) -> Child:
-    return child.python("tests.peers.sft_loop", conversations.path, tokenizer, TEMPLATE, PACK_SIZE, out)
+@cache
+def start_up(bench: Bench) -> float:
+    """CPU seconds that ours costs before its work, measured once."""
+    one = chat_corpus.one_conversation(chat_corpus.build(bench, "plain"))
+    return median_worker(bench, one, PACK_SIZE).cpu_seconds
+
+
+def _peer(bench: Bench, conversations: Corpus, out: Path) -> Child:
+    folder = bench.vocabulary("qwen").folder
+    return child.python("tests.peers.sft_loop", conversations.path, folder, TEMPLATE, PACK_SIZE, out)
 
 
 def _compare(bench: Bench, variant: Variant) -> list[Measure]:
-    whole = chat_corpus.build(bench, variant)
-    part, one = chat_corpus.leading(whole, PEER_SIZE), chat_corpus.one_conversation(whole)
-    tokenizer = bench.vocabulary("qwen").folder
-    mine, start, mine_whole = (median_worker(bench, each, PACK_SIZE) for each in (part, one, whole))
-    ours, of_whole = Side(mine, start.cpu_seconds), Side(mine_whole, start.cpu_seconds)
+    """The rows of one kind of conversations, all with the same facts."""
+    everything = chat_corpus.build(bench, variant)
+    part, one = chat_corpus.leading(everything, PEER_SIZE), chat_corpus.one_conversation(everything)
+    ours, start = median_worker(bench, part, PACK_SIZE), start_up(bench)
     with bench.scratch() as out:
-        peer_process = _peer(part, tokenizer, out / "peer.parquet")
-        worker(part, tokenizer, out / "ours", PACK_SIZE)
-        difference = json.loads(
-            child.python("tests.benchmarks.sft_difference", out / "ours", out / "peer.parquet").stdout
-        )
-        peer = Side(peer_process, _peer(one, tokenizer, out / "one.parquet").cpu_seconds)
+        peer, peer_start = _peer(bench, part, out / "peer.parquet"), _peer(bench, one, out / "one.parquet").cpu_seconds
+        worker(bench, part, out / "ours", PACK_SIZE)
+        compared = child.python("tests.benchmarks.sft_difference", out / "ours", out / "peer.parquet")
+    difference = json.loads(compared.stdout)
     facts = {
-        "bytes": part.size, "whole_bytes": whole.size, "conversations": part.documents, "pack_size": PACK_SIZE,
-        "ours_cpu_seconds": ours.whole, "peer_cpu_seconds": peer.whole, "ours_cpu_seconds_of_whole": of_whole.whole,
-        "ours_start_cpu_seconds": ours.start, "peer_start_cpu_seconds": peer.start,
-        "ours_peak_bytes": mine.peak_bytes, "peer_peak_bytes": peer_process.peak_bytes,
-        "ours": json.loads(mine.stdout), "ours_of_whole": json.loads(mine_whole.stdout),
-        "sequences": difference["sequences"], "sequences_of_one_side": difference["only"],
+        "bytes": part.size, "conversations": part.documents, "pack_size": PACK_SIZE,
+        "ours_cpu_seconds": ours.cpu_seconds, "ours_start_cpu_seconds": start, "ours_peak_bytes": ours.peak_bytes,
+        "peer_cpu_seconds": peer.cpu_seconds, "peer_start_cpu_seconds": peer_start, "peer_peak_bytes": peer.peak_bytes,
+        "sequences": difference["sequences"], "only_ours_only_peers": difference["only"], **json.loads(ours.stdout),
     }  # fmt: skip
-    small, large = (f"{each.size / 1e6:.0f} MB" for each in (part, whole))
-    rates = {
-        f"{small}, whole process": (part.size / ours.whole, part.size / peer.whole),
-        f"{small}, without start-up": (part.size / ours.rest, part.size / peer.rest),
-        f"{large} (ours), whole process": (whole.size / of_whole.whole, part.size / peer.rest),
-        f"{large} (ours), without start-up": (whole.size / of_whole.rest, part.size / peer.rest),
-    }
-    differing = max(difference["only"])
-    title = f"SFT, {variant}" + (
-        f" ({differing / max(difference['sequences']):.2%} OF SEQUENCES DIFFER)" if differing else ""
-    )
-    return [_row(f"{title}: {name}", *pair, facts) for name, pair in rates.items()]
+    share = max(difference["only"]) / max(difference["sequences"])
+    title = f"SFT, {variant}" + (f" ({share:.2%} OF SEQUENCES DIFFER)" if share else "")
+    peer_rest = part.size / (peer.cpu_seconds - peer_start)
+    rows = [
+        _row(f"{title}: whole process", part.size / ours.cpu_seconds, part.size / peer.cpu_seconds, facts),
+        _row(f"{title}: without start-up", part.size / (ours.cpu_seconds - start), peer_rest, facts),
+    ]
+    return rows + (_of_everything(bench, everything, title, peer_rest) if everything.size > part.size else [])
+
+
+def _of_everything(bench: Bench, everything: Corpus, title: str, peer: float) -> list[Measure]:
+    """Two rows for ours on all conversations, beside the peer's speed without start-up."""
+    ours, start = median_worker(bench, everything, PACK_SIZE), start_up(bench)
+    facts = {
+        "bytes": everything.size, "ours_cpu_seconds": ours.cpu_seconds, "ours_start_cpu_seconds": start,
+        "ours_peak_bytes": ours.peak_bytes, **json.loads(ours.stdout),
+    }  # fmt: skip
+    title = f"{title}, {everything.size / 1e6:.0f} MB"
+    whole, rest = everything.size / ours.cpu_seconds, everything.size / (ours.cpu_seconds - start)
+    return [_row(f"{title}: whole process", whole, peer, facts), _row(f"{title}: without start-up", rest, peer, facts)]
 
 
 def _row(name: str, ours: float, peer: float, facts: dict[str, Any]) -> Measure:

@@ -105,7 +105,7 @@ def test_without_a_loop_everything_is_prologue():
 def test_a_message_in_two_places_has_no_extent_and_is_refused(source):
     found = ChatTemplate(source, {}).render(TALK, [])
     assert found == Rejected("template_error", found.detail)
-    assert "two places" in found.detail
+    assert "two places" in found.detail or "in the turn of another" in found.detail
 
 
 CARRIED = {
@@ -213,7 +213,7 @@ def test_the_digest_is_that_of_the_source():
         ("{{ messages[0].content | int(base=99) }}{{ [].index(1) }}", "ValueError"),
         ("{{ 'a'.nothing() }}", "nothing"),
         ("{{ {} < 1 }}", "TypeError"),
-        ("{{ messages | sort }}", "TypeError"),
+        ("{{ [1, 'a'] | sort }}", "TypeError"),
         ("{{ missing() }}", "missing"),
         ("{% include 'x' %}", "loader"),
         ("{% macro f() %}{{ f() }}{% endmacro %}{{ f() }}", "Recursion"),

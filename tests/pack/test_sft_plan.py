@@ -5,6 +5,8 @@ import os
 import shutil
 from pathlib import Path
 
+import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
 
 from tasks.pack.settings import SftSettings
@@ -235,6 +237,25 @@ def test_a_changed_row_costs_its_slice(own, given):
     (found,) = [at for at, lines in owned(path.read_bytes(), given["shard_size"]).items() if b"Question 71?" in b"".join(lines)]  # fmt: skip
     assert (name, start) == ("a.jsonl", found)
     assert pending_reasons(planned) == {"source content changed": 1}
+
+
+def test_of_parquet_the_columns_that_are_read_count_and_those_of_a_filter_among_them(given, tmp_path):
+    path = tmp_path / "some.parquet"
+    filtered = {"datasets": [{**source, "used_in": "train"} for source in blend_of(path)["datasets"]]}
+
+    def written(seconds, **columns):
+        rows = [
+            {**row, **{name: values[number] for name, values in columns.items()}} for number, row in enumerate(ROWS)
+        ]
+        pq.write_table(pa.Table.from_pylist(rows), path)
+        os.utime(path, (seconds, seconds))
+
+    written(1_000_000_000)
+    prepare(filtered, tmp_path / "out", **given)
+    written(1_000_000_001, quality=[f"{number}" for number in range(60)])
+    assert pending(plan(filtered, tmp_path / "out", **given)) == []
+    written(1_000_000_002, used_in=[["draft"]] + [["train", "tiny"]] * 59)
+    assert pending_reasons(plan(filtered, tmp_path / "out", **given)) == {"source content changed": 1}
 
 
 def test_force_rebuilds_everything_to_the_same_bytes(own, given):

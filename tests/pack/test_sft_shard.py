@@ -7,6 +7,7 @@ import itertools
 import json
 import random
 import re
+import time
 from collections import Counter
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -21,7 +22,7 @@ from tasks.chat.encoding import Batch
 from tasks.errors import InputError, RunError
 from tasks.pack import shard as shard_module
 from tasks.pack.planning import template_record
-from tasks.pack.preparation import build_sft_shard
+from tasks.pack.preparation import build_sft_shard, publish_sft
 from tasks.shards.books import BadRowError
 from tasks.tokenize.settings import TokenizerSource
 from tests.peers.conversations import assistant, call, function, system, talk, thinking, tool, user
@@ -600,6 +601,27 @@ def test_a_bad_row_fails_the_shard_where_it_is_told_to(tmp_path, chosen, row, re
     assert not (tmp_path / "out/blend.json").exists()
 
 
+@pytest.mark.parametrize(("bad", "passes"), [(10, True), (11, False)])
+def test_more_bad_rows_than_the_ceiling_stop_publication(tmp_path, chosen, bad, passes):
+    rows = [marked(1)] * 50 + [b"{"] * 3 + [talk(user("Anyone?"))] * (bad - 3) + [b""] * 20
+    chosen |= {"bad_row_ceiling": 0.001}
+    source = write_rows(tmp_path / "some.jsonl", rows)
+    if passes:
+        assert prepare(blend_of(source), tmp_path / "out", **chosen)[1]["totals"]["quarantined"] == bad
+        return
+    worst = rf"{bad} of {70 + bad} rows are bad \(no_assistant {bad - 3}, malformed_json 3\), 10 are allowed"
+    with pytest.raises(RunError, match=worst):
+        prepare(blend_of(source), tmp_path / "out", **chosen)
+    assert not (tmp_path / "out/blend.json").exists()
+
+
+def test_strictness_holds_for_shards_that_were_built_leniently(tmp_path, chosen):
+    source = write_rows(tmp_path / "some.jsonl", [marked(1), b"{", marked(3)])
+    prepare(blend_of(source), tmp_path / "out", **chosen)
+    with pytest.raises(RunError, match=r"1 of 3 rows are bad \(malformed_json 1\), 0 are allowed"):
+        prepare(blend_of(source), tmp_path / "out", on_bad_row="fail", **chosen)
+
+
 def test_values_that_only_parquet_has_are_bad_rows_and_no_more(tmp_path, chosen):
     rows = {
         "messages": [marked(1)["messages"], marked(2)["messages"], []],
@@ -697,11 +719,12 @@ def test_a_long_sequence_stops_the_run_where_that_is_asked_for(tmp_path, chosen,
     assert not (tmp_path / "out/blend.json").exists()
 
 
-@pytest.mark.parametrize("multiple", [1, 16])
+@pytest.mark.parametrize("multiple", [1, 13])
 def test_a_sequence_as_long_as_a_pack_is_kept_and_one_token_more_is_not(tmp_path, chosen, tokenizer, multiple):
     source = write_rows(tmp_path / "some.jsonl", [marked(1)])
     ((ids, _),) = by_turn(tokenizer, marked(1))
     stored = next(size for size in range(len(ids), len(ids) + multiple) if (size - 1) % multiple == 0)
+    assert (stored > len(ids)) == (multiple > 1)
     chosen |= {"pad_seq_to_mult": multiple}
     for size, documents in ((stored, 1), (stored - 1, 0)):
         _, manifest = prepare(blend_of(source), tmp_path / f"out{size}", **chosen | {"pack_size": size})
@@ -822,3 +845,17 @@ def test_an_id_that_the_vocabulary_does_not_have_stops_the_shard(tmp_path, chose
     with pytest.raises(RunError, match="id 499 is outside the vocabulary of 499 ids"):
         build(planned, [shard])
     assert not list((tmp_path / "out").rglob("receipt.json"))
+
+
+def test_a_plan_with_gaps_is_published_only_where_that_is_asked_for(tmp_path, chosen, tokenizer):
+    source = write_rows(tmp_path / "some.jsonl", [marked(number) for number in range(30)])
+    chosen |= {"shard_size": 700}
+    planned = plan(blend_of(source), tmp_path / "out", **chosen)
+    gap = planned.plan.pending[1]
+    build(planned, [shard for shard in planned.plan.pending if shard is not gap])
+    with pytest.raises(RunError, match=f"1 of {len(planned.plan.shards)} planned shards have no receipt"):
+        publish_sft(planned, time.time())
+    assert not (tmp_path / "out/blend.json").exists()
+    manifest = publish_sft(plan(blend_of(source), tmp_path / "out", allow_partial=True, **chosen), time.time())
+    assert manifest["missing"] == [gap.place]
+    assert 10 < len(numbers_in(sequences_of(tmp_path / "out"), tokenizer)) == manifest["totals"]["documents"] < 30

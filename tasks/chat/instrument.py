@@ -1,0 +1,110 @@
+"""Marks written into a template's syntax tree, so that a rendering knows which message wrote what.
+
+Every loop that writes marks its turns, with the message or tool call that the turn is about, and its end; loops that
+write nothing only count their steps. `~` becomes a filter that keeps origins. And the tag `generation`, by which some
+templates say themselves what the model generates, becomes a pair of marks.
+"""
+
+from collections.abc import Callable, Mapping
+from typing import Any, cast
+
+from jinja2 import nodes
+from jinja2.ext import Extension
+from jinja2.parser import Parser
+from jinja2.runtime import Context
+from jinja2.utils import pass_context
+from jinja2.visitor import NodeTransformer
+
+from tasks.chat.filters import together
+from tasks.chat.limits import text_of
+from tasks.chat.records import MessageRecord, ToolCallRecord
+from tasks.chat.traced import Kind, mark
+
+
+class Generation(Extension):
+    """`{% generation %}…{% endgeneration %}`: what the model generates, in templates that say so themselves."""
+
+    tags = {"generation"}  # noqa: RUF012 - as Jinja declares it
+
+    def parse(self, parser: Parser) -> nodes.Node:
+        """The body, between two marks, in a scope of its own."""
+        line = next(parser.stream).lineno
+        body = parser.parse_statements(("name:endgeneration",), drop_needle=True)
+        begin, end = (nodes.Const(kind) for kind in ("generated", "end_generated"))
+        marked = [_output(begin, "__marked__", line=line), *body, _output(end, "__marked__", line=line)]
+        return nodes.Scope(marked, lineno=line)
+
+
+class _Instrumenter(NodeTransformer):
+    def __init__(self) -> None:
+        self._loops = 0
+
+    def visit_For(self, node: nodes.For) -> list[nodes.Node]:  # noqa: N802 - Jinja's name
+        writes = any(True for _ in node.find_all((nodes.Output, nodes.Call)))
+        self.generic_visit(node)
+        if not writes:
+            node.body.insert(0, _output(nodes.Const(""), "__stepped__", line=node.lineno))
+            return [node]
+        self._loops += 1
+        loop, line = nodes.Const(self._loops), node.lineno
+        target = nodes.Name(node.target.name, "load") if isinstance(node.target, nodes.Name) else nodes.Const(None)
+        node.body.insert(0, _output(target, "__opened__", loop, line=line))
+        return [node, _output(loop, "__ended__", line=line)]
+
+    def visit_Concat(self, node: nodes.Concat) -> nodes.Expr:  # noqa: N802 - same
+        self.generic_visit(node)
+        return nodes.Filter(nodes.List(node.nodes), "__written__", [], [], None, None)
+
+
+def instrumented(tree: nodes.Template) -> nodes.Template:
+    """The template with its marks written in."""
+    marked: nodes.Template = _Instrumenter().visit(tree)
+    return cast("nodes.Template", marked.set_environment(tree.environment))  # pyright: ignore[reportArgumentType]
+
+
+def _output(value: nodes.Expr, name: str, *arguments: nodes.Expr, line: int) -> nodes.Output:
+    return nodes.Output([nodes.Filter(value, name, list(arguments), [], None, None)], lineno=line)
+
+
+def marking(step: Callable[[], None]) -> Mapping[str, Callable[..., str]]:
+    """The filters that are written into templates; `step` spends the budget of a rendering.
+
+    They take the context so that Jinja does not evaluate them while it compiles.
+    """
+
+    @pass_context
+    def opened(_: Context, value: object, loop: int) -> str:
+        step()
+        if type(value) is MessageRecord:
+            return mark((loop, "loop"), (value.number, "message"))
+        if type(value) is ToolCallRecord:
+            return mark((value.message, "call"))
+        return ""
+
+    @pass_context
+    def stepped(_: Context, text: str) -> str:
+        step()
+        return text
+
+    return {
+        "__opened__": opened,
+        "__stepped__": stepped,
+        "__ended__": _ended,
+        "__marked__": _marked,
+        "__written__": _written,
+    }
+
+
+@pass_context
+def _ended(_: Context, loop: int) -> str:
+    return mark((loop, "end"))
+
+
+@pass_context
+def _marked(_: Context, kind: Kind) -> str:
+    return mark((0, kind))
+
+
+def _written(values: list[Any]) -> str:
+    """What `~` makes of its operands."""
+    return together([text_of(value) for value in values])

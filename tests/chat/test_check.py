@@ -1,0 +1,332 @@
+"""Before a run a template and a tokenizer either show that their masks come out right, or are refused with the reason."""
+
+import itertools
+import json
+
+import pytest
+from tokenizers import AddedToken, Tokenizer, decoders, models, normalizers, pre_tokenizers, trainers
+
+from tasks.chat import check
+from tasks.chat.check import checked_renderer, renderer_of, text_encoder
+from tasks.chat.conversation import Conversation, Rejected
+from tasks.chat.encoding import Batch
+from tasks.chat.load import load_template
+from tasks.chat.loss import LossPolicy
+from tasks.chat.probes import PROBES
+from tasks.chat.template import ChatTemplate
+from tasks.errors import InputError
+from tasks.tokenize.load import find_vocabulary
+from tasks.tokenize.settings import TokenizerSource
+from tests.peers import chat_templates
+from tests.tokenize.small_vocabularies import TRAINING_TEXT, VERBATIM, byte_level_bpe, sentencepiece_model, word_piece
+
+IM = ("<|im_start|>", "<|im_end|>")
+ASKS = "{{ '<|im_start|>assistant\n' if add_generation_prompt }}"
+LOOP = "{% for m in messages %}"
+HEAD = "{{ '<|im_start|>' ~ m.role ~ '\n' }}"
+WORDS = "{{ m.content or '' }}"
+CALLS = "{% for c in m.tool_calls or [] %}{{ '<call>' ~ c.function.name }}{% endfor %}"
+END = "{{ '<|im_end|>\n' }}"
+GOOD = LOOP + HEAD + WORDS + CALLS + END + "{% endfor %}" + ASKS
+TAGGED = (
+    LOOP
+    + HEAD
+    + "{% if m.role == 'assistant' %}{% generation %}"
+    + WORDS
+    + CALLS
+    + END
+    + "{% endgeneration %}{% else %}"
+    + WORDS
+    + END
+    + "{% endif %}{% endfor %}"
+    + ASKS
+)
+
+
+@pytest.fixture(scope="module")
+def vocabulary(tmp_path_factory):
+    return found(byte_level_bpe(tmp_path_factory.mktemp("vocabulary"), special=("<s>", "<|endoftext|>", *IM)))
+
+
+def found(folder):
+    return find_vocabulary(TokenizerSource(model=str(folder)))
+
+
+@pytest.fixture
+def checked(tmp_path, vocabulary):
+    """`checked(source)`: the renderer of a template after its self-check, and what is to be known about it."""
+
+    def of(source, policy=None, split="auto", special="literal", used=vocabulary, **variables):
+        template = ChatTemplate(source, variables)
+        return checked_renderer(template, used, policy or LossPolicy(), split, special, str(tmp_path / "store"))
+
+    return of
+
+
+def trained(renderer, used, talk):
+    """What is trained on, written out by the tokenizer, per sequence."""
+    sequences = renderer.sequences(talk)
+    assert not isinstance(sequences, Rejected), sequences
+    batch = Batch()
+    for pieces in sequences:
+        batch.add(pieces)
+    encoded = batch.encode(text_encoder(used, renderer.controls, "reference", "literal"))
+    spans = itertools.pairwise(encoded.offsets.tolist())
+    return [used.decode(encoded.ids[start:stop][encoded.loss[start:stop] == 1].tolist()) for start, stop in spans]
+
+
+TALK = Conversation(
+    [{"role": "user", "content": "2 * 3?"}, {"role": "assistant", "content": "6."}, {"role": "user", "content": "* 2?"},
+     {"role": "assistant", "content": "12!"}, {"role": "user", "content": "* 2?"}, {"role": "assistant", "content": "24"}],
+    [],
+)  # fmt: skip
+
+
+def test_a_good_template_is_taken(checked, vocabulary):
+    outcome = checked(GOOD)
+    assert outcome.refused == {}
+    assert trained(outcome.renderer, vocabulary, TALK) == ["6.<|im_end|>12!<|im_end|>24<|im_end|>"]
+    assert dict(outcome.renderer.controls.ids) == {token: vocabulary.controls[token] for token in IM}
+    assert outcome.renderer.prompts == ("<|im_start|>assistant\n",)
+
+
+@pytest.mark.parametrize("policy", [LossPolicy(on, *flags) for on in ("assistant_all", "last_turn", "final_only") for flags in itertools.product([True, False], repeat=3)])  # fmt: skip
+def test_the_bundled_template_is_taken_under_every_policy(vocabulary, tmp_path, policy):
+    template = load_template("nano3", vocabulary, {})
+    outcome = checked_renderer(template, vocabulary, policy, "auto", "literal", str(tmp_path))
+    assert all(reason.startswith("nothing_trained") for reason in outcome.refused.values())
+    assert outcome.renderer == renderer_of(template, vocabulary, policy, "auto", "literal")
+    assert outcome.warnings == []
+
+
+FAULTS = {
+    "no loop over messages": ("{{ messages[0].content ~ '<|im_end|>' ~ messages[1].content ~ '<|im_end|>' }}" + ASKS, "does not write message"),
+    "a loop over numbers": ("{% for n in range(messages | length) %}{% set m = messages[n] %}" + HEAD + WORDS + END + "{% endfor %}" + ASKS, "does not write message"),
+    "answers that are left out": (LOOP + "{% if m.role != 'assistant' %}" + HEAD + WORDS + END + "{% endif %}{% endfor %}" + ASKS, "does not write message 2"),
+    "content that is left out": (LOOP + HEAD + "{{ m.content if m.role == 'user' }}" + END + "{% endfor %}" + ASKS, "content of message 2"),
+    "content that is changed": (LOOP + HEAD + "{{ m.content | upper }}" + END + "{% endfor %}" + ASKS, "content of message 2"),
+    "everything twice": (LOOP + HEAD + WORDS + END + "{% endfor %}" + LOOP + WORDS + "{% endfor %}" + ASKS, "two places"),
+    "it refuses everything": ("{{ raise_exception('not today') }}", "not today"),
+    "it dies": (LOOP + HEAD + "{{ m.content + 1 }}" + END + "{% endfor %}" + ASKS, "TypeError"),
+    "it writes nothing": ("", "does not write message 2"),
+    "answers that do not begin as the prompt does": (GOOD.replace(ASKS, "{{ 'Now, assistant:' if add_generation_prompt }}"), "generation prompt"),
+    "tags around nothing": (TAGGED.replace("{% generation %}", "{% generation %}{% endgeneration %}{% if true %}").replace("{% endgeneration %}{% else %}", "{% endif %}{% else %}"), "mask"),
+    "tags around the end alone": (TAGGED.replace("{% generation %}" + WORDS, WORDS + "{% generation %}"), "mask"),
+    "tags around the header alone": (LOOP + "{% generation %}" + HEAD + "{% endgeneration %}" + WORDS + END + "{% endfor %}" + ASKS, "mask"),
+    "tags around users": (TAGGED.replace("m.role == 'assistant'", "m.role == 'user'"), "mask"),
+    "tags around the whole": ("{% generation %}" + LOOP + HEAD + WORDS + END + "{% endfor %}{% endgeneration %}" + ASKS, "mask"),
+    "tags around half of the answer": (TAGGED.replace(WORDS + CALLS, "{{ m.content[:1] }}{% endgeneration %}{{ m.content[1:] }}{% generation %}", 1).replace("{% generation %}" + END + "{% endgeneration %}", END), "mask"),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize(("source", "reason"), FAULTS.values(), ids=FAULTS)
+def test_a_template_without_right_masks_is_refused(checked, source, reason):
+    with pytest.raises(InputError, match=r"^chat_template: ") as refusal:
+        checked(source)
+    assert reason in str(refusal.value)
+
+
+ODD = {
+    "a look at what follows, before the answer": LOOP + HEAD + "{% for n in messages[loop.index:] %}{{ n.missing }}{% endfor %}" + WORDS + END + "{% endfor %}" + ASKS,
+    "a look at what follows, behind the answer": LOOP + HEAD + WORDS + "{% for n in messages[loop.index:] %}{{ n.missing }}{% endfor %}" + END + "{% endfor %}" + ASKS,
+    "a look at what came before": LOOP + "{% for n in messages[:loop.index0] %}{{ n.missing }}{% endfor %}" + HEAD + WORDS + END + "{% endfor %}" + ASKS,
+    "a look at all, now and then": LOOP + HEAD + "{% if loop.index == 2 %}{% for n in messages %}{{ n.missing }}{% endfor %}{% endif %}" + WORDS + END + "{% endfor %}" + ASKS,
+    "the last message first": "{% for m in messages[::-1] %}" + HEAD + WORDS + END + "{% endfor %}" + ASKS,
+    "the last message by itself": "{% for m in messages[:-1] %}" + HEAD + WORDS + END + "{% endfor %}{% for m in messages[-1:] %}" + HEAD + WORDS + END + "{% endfor %}" + ASKS,
+    "answers before questions": "{% for m in messages if m.role == 'assistant' %}" + HEAD + WORDS + END + "{% endfor %}{% for m in messages if m.role != 'assistant' %}" + HEAD + WORDS + END + "{% endfor %}" + ASKS,
+    "the end of a message in the next turn of the loop": LOOP + "{{ '<|im_end|>\n' if not loop.first }}" + HEAD + WORDS + "{% endfor %}{{ '<|im_end|>\n' }}" + ASKS,
+    "a message in a message": LOOP + HEAD + "{% for n in [m] %}" + WORDS + "{% endfor %}" + END + "{% endfor %}" + ASKS,
+    "words behind the end": LOOP + HEAD + WORDS + END + "{{ 'Next:' }}{% endfor %}" + ASKS,
+    "a question with its answer": "{% for m in messages %}{% if m.role == 'user' %}" + HEAD + WORDS + END + "{% set m = messages[loop.index] %}{% if m %}" + HEAD + WORDS + END + "{% endif %}{% endif %}{% endfor %}" + ASKS,
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("source", ODD.values(), ids=ODD)
+def test_an_odd_template_is_refused_or_right(checked, vocabulary, source):
+    """Never taken and wrong: every answer through the end of its turn, and nothing else."""
+    try:
+        outcome = checked(source)
+    except InputError:
+        return
+    answers = {"6.<|im_end|>", "12!<|im_end|>", "24<|im_end|>"}
+    (written,) = trained(outcome.renderer, vocabulary, TALK)
+    assert {f"{each}<|im_end|>" for each in written.split("<|im_end|>")[:-1]} == answers
+    assert len(written) == sum(map(len, answers))
+
+
+@pytest.mark.parametrize("source", [GOOD, TAGGED], ids=["good", "tagged"])
+def test_what_a_template_does_not_take_is_said(checked, source):
+    silent = source.replace(CALLS, "")
+    outcome = checked(silent)
+    assert {name for name, reason in outcome.refused.items() if reason.startswith("tool_calls_left_out")} == {
+        "a tool call", "parallel tool calls", "tools and reasoning in several turns",
+    }  # fmt: skip
+    picky = LOOP + "{{ raise_exception('no systems here') if m.role == 'system' }}" + source.removeprefix(LOOP)
+    refused = checked(picky).refused
+    assert {name for name, probe in PROBES.items() if probe.messages[0]["role"] == "system"} == set(refused)
+    assert all("no systems here" in reason for reason in refused.values())
+
+
+def test_what_a_person_should_know_is_said(checked, vocabulary):
+    assert ["reasoning" in warning for warning in checked(GOOD).warnings] == [True]
+    plain = GOOD.replace("<|im_start|>", "### ").replace("<|im_end|>", "\n")
+    tokens, reasoning = checked(plain).warnings
+    assert "control token" in tokens
+    assert "reasoning" in reasoning
+    thinking = GOOD.replace(WORDS, "{{ '<think>' ~ m.reasoning_content ~ '</think>' if m.reasoning_content }}" + WORDS)
+    assert checked(thinking).warnings == []
+
+
+# Tokenizers.
+
+
+def saved(tokenizer, folder, **config):
+    folder.mkdir()
+    tokenizer.save(str(folder / "tokenizer.json"))
+    (folder / "tokenizer_config.json").write_text(json.dumps(config), "utf-8")
+    return folder
+
+
+def trained_bpe(*, prefix=False, normalizer=None, **flags):
+    tokenizer = Tokenizer(models.BPE())
+    tokenizer.normalizer = normalizer
+    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=prefix)
+    tokenizer.decoder = decoders.ByteLevel()
+    alphabet = pre_tokenizers.ByteLevel.alphabet()
+    tokenizer.train_from_iterator(
+        TRAINING_TEXT, trainers.BpeTrainer(vocab_size=500, initial_alphabet=alphabet, show_progress=False)
+    )
+    tokenizer.add_special_tokens([AddedToken(token, normalized=False, special=True, **flags) for token in IM])
+    return tokenizer
+
+
+def metaspace():
+    tokenizer = Tokenizer(models.BPE(byte_fallback=True, unk_token="<unk>"))
+    tokenizer.pre_tokenizer = pre_tokenizers.Metaspace(prepend_scheme="always")
+    tokenizer.decoder = decoders.Metaspace(prepend_scheme="always")
+    trainer = trainers.BpeTrainer(vocab_size=600, special_tokens=["<unk>"], show_progress=False)
+    tokenizer.train_from_iterator(TRAINING_TEXT, trainer)
+    tokenizer.add_special_tokens([AddedToken(token, normalized=False, special=True) for token in IM])
+    return tokenizer
+
+
+UNFIT = {
+    "it puts a space before every text": lambda path: saved(trained_bpe(prefix=True), path),
+    "it puts a space before every text, as Llama did": lambda path: saved(metaspace(), path),
+    "it writes everything small": lambda path: saved(trained_bpe(normalizer=normalizers.Lowercase()), path),
+    "it takes blanks away": lambda path: saved(trained_bpe(normalizer=normalizers.Strip()), path),
+    "its control tokens swallow the blanks behind them": lambda path: saved(trained_bpe(rstrip=True), path),
+    "it knows no line breaks": word_piece,
+    "SentencePiece with a space in front": lambda path: sentencepiece_model(path / "a.model", "bpe", **VERBATIM).parent,
+}
+
+
+@pytest.mark.parametrize("make", UNFIT.values(), ids=UNFIT)
+def test_a_tokenizer_that_does_not_give_text_back_is_refused(checked, tmp_path, make):
+    with pytest.raises(InputError, match=r"^chat_template: .*tokenizer"):
+        checked(GOOD, used=found(make(tmp_path / "tokenizer")))
+
+
+def test_a_tokenizer_that_does_is_taken(checked, tmp_path):
+    used = found(saved(trained_bpe(), tmp_path / "tokenizer"))
+    assert trained(checked(GOOD, used=used).renderer, used, TALK) == ["6.<|im_end|>12!<|im_end|>24<|im_end|>"]
+
+
+# Memory.
+
+
+def test_an_outcome_is_remembered(checked, monkeypatch):
+    source = GOOD.replace(CALLS, "")
+    first = checked(source)
+    monkeypatch.setattr(check, "_require_right", None)  # looking again would fail now
+    again = checked(source)
+    assert (again.refused, again.warnings) == (first.refused, first.warnings)
+    assert first.refused
+    for other in (
+        {"policy": LossPolicy("last_turn")},
+        {"split": "never"},
+        {"special": "allow"},
+        {"used": None},
+        {"x": 1},
+    ):
+        with pytest.raises((TypeError, AttributeError)):
+            checked(source, **other)
+    with pytest.raises(TypeError):
+        checked(source + " ")
+
+
+def test_a_damaged_memory_is_no_memory(checked, tmp_path):
+    first = checked(GOOD.replace(CALLS, ""))
+    (file,) = (tmp_path / "store" / "gates").iterdir()
+    for damage in ("", "{", "null", "[1]", "7"):
+        file.write_text(damage)
+        assert checked(GOOD.replace(CALLS, "")).refused == first.refused
+
+
+def test_a_refusal_is_not_remembered(checked, tmp_path):
+    for _ in range(2):
+        with pytest.raises(InputError):
+            checked("")
+    assert not (tmp_path / "store").exists()
+
+
+# Text between control tokens.
+
+
+@pytest.mark.parametrize("special", ["literal", "reject"])
+def test_control_strings_in_text_are_text(vocabulary, special):
+    (*ids,) = ids_of(vocabulary, special, "a<|im_end|>b<s>")
+    assert vocabulary.decode(ids) == "a<|im_end|>b<s>"
+    assert not set(ids) & set(vocabulary.controls.values())
+
+
+def test_where_they_are_allowed_they_are_tokens(vocabulary):
+    ids = ids_of(vocabulary, "allow", "a<|im_end|>")
+    assert ids[-1] == vocabulary.controls["<|im_end|>"]
+
+
+def test_tokens_that_only_the_template_makes_control_tokens_are_text_in_data(tmp_path):
+    tokenizer = trained_bpe()
+    tokenizer.add_tokens([AddedToken("<call>", normalized=False), AddedToken("<other>", normalized=False)])
+    used = found(saved(tokenizer, tmp_path / "tokenizer"))
+    renderer = renderer_of(ChatTemplate(GOOD, {}), used, LossPolicy(), "auto", "literal")
+    assert set(renderer.controls.ids) == {*IM, "<call>"}
+    encoder = text_encoder(used, renderer.controls, "reference", "literal")
+    ids = set(_encode(encoder, "<call><other><|im_end|>"))
+    assert used.controls["<call>"] not in ids
+    assert used.controls["<other>"] in ids, (
+        "an added token that is text to the template is text as the tokenizer sees it"
+    )
+
+
+def ids_of(used, special, words):
+    renderer = renderer_of(ChatTemplate(GOOD, {}), used, LossPolicy(), "auto", special)
+    return _encode(text_encoder(used, renderer.controls, "reference", special), words)
+
+
+def _encode(encoder, words):
+    import pyarrow as pa  # noqa: PLC0415 - here alone
+
+    return encoder.encode(pa.array([words], pa.large_string())).ids.tolist()
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        "qwen3",
+        "qwen2_5",
+        "llama3",
+        "glm4moe",
+        "gemma3",
+        "phi3",
+        "cohere2",
+        "lfm2_v2",
+        "nemotron_3_nano",
+        "deepseekv3_training",
+        "qwen3_training",
+    ],
+)
+def test_the_templates_of_other_families_are_taken(checked, vocabulary, name):
+    outcome = checked(chat_templates.template(name), bos_token="<s>", eos_token="<|endoftext|>")
+    (written,) = trained(outcome.renderer, vocabulary, TALK)
+    assert [words in written for words in ("6.", "12!", "24", "2 * 3?", "* 2?")] == [True] * 3 + [False] * 2

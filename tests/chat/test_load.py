@@ -1,0 +1,205 @@
+"""A template is found by the name it goes by, and a name that goes for none is never rendered as one."""
+
+import json
+
+import pytest
+from transformers.utils.chat_template_utils import render_jinja_template
+
+from tasks.chat.conversation import Conversation
+from tasks.chat.intake import conversation
+from tasks.chat.load import load_template
+from tasks.errors import InputError
+from tasks.tokenize.load import find_vocabulary
+from tasks.tokenize.settings import TokenizerSource
+from tests.peers import chat_templates
+from tests.peers.conversations import SEARCH, WEATHER, assistant, call, system, talk, tool, user
+from tests.tokenize.small_vocabularies import byte_level_bpe
+
+SOURCE = "{% for m in messages %}{{ m.content }}{% endfor %}"
+CALLING = talk(
+    system("S."), user("Rain?"), assistant("", call("weather", place="Ulm")), tool("no"), assistant("No."), tools=[WEATHER, SEARCH]
+)  # fmt: skip
+
+
+@pytest.fixture
+def vocabulary(tmp_path):
+    """`vocabulary(own)`: one whose tokenizer has that template of its own."""
+    folder = byte_level_bpe(tmp_path / "tokenizer", special=("<s>", "<|endoftext|>", "<|im_start|>", "<|im_end|>"))
+
+    def of(own=None):
+        (folder / "chat_template.jinja").unlink(missing_ok=True)
+        if own is not None:
+            (folder / "chat_template.jinja").write_text(own, "utf-8")
+        return find_vocabulary(TokenizerSource(model=str(folder)))
+
+    return of
+
+
+def read(record):
+    found = conversation(record, None, "tools")
+    assert isinstance(found, Conversation)
+    return found
+
+
+def write(template, record=CALLING):
+    given = read(record)
+    return template.render(given.messages, given.tools).text
+
+
+def test_by_name(vocabulary):
+    found = load_template("nano3", vocabulary(), {})
+    assert write(found).startswith("<|im_start|>system\nS.\n\n# Tools\n")
+
+
+def test_the_tokenizers_own(vocabulary):
+    found = load_template("tokenizer", vocabulary(SOURCE), {})
+    assert found.source == SOURCE
+
+
+def test_the_tokenizers_own_knows_the_tokenizers_tokens(vocabulary):
+    """As in transformers, which gives every template bos_token, eos_token and so on."""
+    found = load_template("tokenizer", vocabulary("{{ bos_token }}" + SOURCE + "{{ eos_token }}"), {})
+    assert write(found, talk(user("q"), assistant("a"))) == "<s>qa<|endoftext|>"
+    chosen = load_template("tokenizer", vocabulary("{{ bos_token }}" + SOURCE), {"bos_token": "<x>"})
+    assert write(chosen, talk(user("q"), assistant("a"))) == "<x>qa"
+
+
+def test_templates_from_files_and_texts_know_the_tokenizers_tokens(vocabulary, tmp_path):
+    (tmp_path / "own.jinja").write_text("{{ bos_token }}" + SOURCE, "utf-8")
+    for chosen in (str(tmp_path / "own.jinja"), "{{ bos_token }}" + SOURCE):
+        assert write(load_template(chosen, vocabulary(), {}), talk(user("q"), assistant("a"))) == "<s>qa"
+
+
+@pytest.mark.parametrize("field", ["text", "list"])
+def test_the_tokenizers_own_in_its_config(vocabulary, tmp_path, field):
+    config = tmp_path / "tokenizer" / "tokenizer_config.json"
+    vocabulary()
+    named = [{"name": "tool_use", "template": "no"}, {"name": "default", "template": SOURCE}]
+    config.write_text(
+        json.dumps(json.loads(config.read_text()) | {"chat_template": SOURCE if field == "text" else named})
+    )
+    assert load_template("tokenizer", vocabulary(), {}).source == SOURCE
+
+
+def test_a_tokenizer_without_one(vocabulary):
+    with pytest.raises(InputError, match=r"chat_template: the tokenizer has none of its own .*nano3"):
+        load_template("tokenizer", vocabulary(), {})
+
+
+def test_a_list_of_templates_without_a_default_is_none(vocabulary, tmp_path):
+    config = tmp_path / "tokenizer" / "tokenizer_config.json"
+    vocabulary()
+    config.write_text(
+        json.dumps(json.loads(config.read_text()) | {"chat_template": [{"name": "rag", "template": SOURCE}]})
+    )
+    with pytest.raises(InputError, match="none of its own"):
+        load_template("tokenizer", vocabulary(), {})
+
+
+def test_a_file(vocabulary, tmp_path, monkeypatch):
+    path = tmp_path / "own.jinja"
+    path.write_text(SOURCE + "é", "utf-8")
+    assert load_template(str(path), vocabulary(), {}).source == SOURCE + "é"
+    monkeypatch.setenv("HOME", str(tmp_path))
+    assert load_template("~/own.jinja", vocabulary(), {}).source == SOURCE + "é"
+
+
+@pytest.mark.parametrize("source", [SOURCE, "{{ messages[0].content }}", "{% if true %}x{% endif %}"])
+def test_jinja_text(vocabulary, source):
+    assert load_template(source, vocabulary(), {}).source == source
+
+
+@pytest.mark.parametrize(
+    ("chosen", "remedy"),
+    [
+        ("nano33", "did you mean 'nano3'"),
+        ("Nano3", "did you mean 'nano3'"),
+        ("tokeniser", "did you mean 'tokenizer'"),
+        ("chatml", "known: nano3, tokenizer"),
+        ("/no/such/file.jinja", "known: nano3, tokenizer"),
+        ("nano3.jinja", "did you mean 'nano3'"),
+    ],
+)
+def test_what_is_none_of_these_is_an_error_with_the_nearest_name(vocabulary, chosen, remedy):
+    with pytest.raises(InputError, match=r"^chat_template: ") as refusal:
+        load_template(chosen, vocabulary(), {})
+    assert repr(chosen) in str(refusal.value)
+    assert remedy in str(refusal.value)
+
+
+def test_a_folder_is_no_file(vocabulary, tmp_path):
+    with pytest.raises(InputError, match=r"^chat_template: .*no file"):
+        load_template(str(tmp_path), vocabulary(), {})
+
+
+def test_a_file_that_is_no_text(vocabulary, tmp_path):
+    (tmp_path / "bad.jinja").write_bytes(b"\xff\xfe{{ x }}")
+    with pytest.raises(InputError, match=r"chat_template: .*bad.jinja cannot be read: .*UTF-8"):
+        load_template(str(tmp_path / "bad.jinja"), vocabulary(), {})
+
+
+@pytest.mark.parametrize("chosen", ["{{ messages[0 }}", "{% for m in messages %}"])
+def test_a_faulty_template_is_an_error(vocabulary, tmp_path, chosen):
+    (tmp_path / "bad.jinja").write_text(chosen)
+    for one in (chosen, str(tmp_path / "bad.jinja")):
+        with pytest.raises(InputError, match=r"^chat_template:1: "):
+            load_template(one, vocabulary(), {})
+    with pytest.raises(InputError, match=r"^chat_template:1: "):
+        load_template("tokenizer", vocabulary(chosen), {})
+
+
+def test_variables_go_to_the_template(vocabulary, tmp_path):
+    (tmp_path / "own.jinja").write_text("{{ day }}", "utf-8")
+    for chosen, own in (("{{ day }}", None), (str(tmp_path / "own.jinja"), None), ("tokenizer", "{{ day }}")):
+        assert (
+            write(load_template(chosen, vocabulary(own), {"day": "Monday"}), talk(user("q"), assistant("a")))
+            == "Monday"
+        )
+    budget = load_template("nano3", vocabulary(), {"reasoning_budget": 7})
+    assert "{thinking token budget: 7}" in write(budget, talk(user("q"), assistant("a")))
+
+
+# The words in which a model was told how to call tools.
+
+
+def instructions(text):
+    return text.partition("</tools>")[2].partition("<|im_end|>")[0]
+
+
+@pytest.mark.parametrize("name", ["nemotron_3_nano", "nemotron_3_nano_training"])
+def test_they_are_the_models_own_where_its_template_is_of_the_same_kind(vocabulary, name):
+    own = chat_templates.template(name)
+    found = load_template("nano3", vocabulary(own), {})
+    given = read(CALLING)
+    (theirs,), _ = render_jinja_template([given.messages], tools=given.tools, chat_template=own)
+    assert write(found) == theirs
+    assert instructions(theirs) != instructions(write(load_template("nano3", vocabulary(), {})))
+
+
+def test_a_variable_wins_over_them(vocabulary):
+    own = chat_templates.template("nemotron_3_nano")
+    found = load_template("nano3", vocabulary(own), {"tool_instructions": "\nAs you like."})
+    assert instructions(write(found)) == "\nAs you like."
+
+
+@pytest.mark.parametrize(
+    "own",
+    [
+        chat_templates.template("qwen3"), chat_templates.template("llama3"), chat_templates.CHATML, SOURCE,
+        "{{ raise_exception('<function=') }}", "<function= </tools>" + SOURCE, "</tools> <function=" + SOURCE,
+        "</tools> something else <|im_end|> <function=" + SOURCE,
+    ],
+)  # fmt: skip
+def test_those_of_another_kind_are_left_to_it(vocabulary, own):
+    assert instructions(write(load_template("nano3", vocabulary(own), {}))) == instructions(
+        write(load_template("nano3", vocabulary(), {}))
+    )
+
+
+def test_a_faulty_template_of_the_tokenizer_does_not_matter_to_another(vocabulary):
+    assert write(load_template("nano3", vocabulary("<function= {{ messages[0 }}"), {}))
+
+
+def test_only_the_bundled_template_takes_them(vocabulary):
+    own = chat_templates.template("nemotron_3_nano")
+    assert "tool_instructions" not in load_template("{{ tool_instructions }}" + SOURCE, vocabulary(own), {}).variables
