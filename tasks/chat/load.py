@@ -25,6 +25,7 @@ def load_template(chosen: str, vocabulary: Vocabulary, variables: Mapping[str, A
 
     Raises InputError when there is none, or when it is no Jinja.
     """
+    variables = {**_token_names(vocabulary), **variables}
     if chosen == "tokenizer":
         return ChatTemplate(_own_source(vocabulary), variables)
     if "{%" in chosen or "{{" in chosen:
@@ -40,6 +41,13 @@ def load_template(chosen: str, vocabulary: Vocabulary, variables: Mapping[str, A
         f"chat_template: {chosen!r} is no known template, no file, and no Jinja text; {nearest(chosen, known)}, "
         "or give the path of a .jinja file"
     )
+
+
+def _token_names(vocabulary: Vocabulary) -> dict[str, str]:
+    """`bos_token` and `eos_token`, by which templates call the tokens that a tokenizer has for the two."""
+    names = {number: token for token, number in vocabulary.controls.items()}
+    ids = {"bos_token": vocabulary.bos, "eos_token": vocabulary.eos}
+    return {variable: names[number] for variable, number in ids.items() if number is not None and number in names}
 
 
 def _own_source(vocabulary: Vocabulary) -> str:

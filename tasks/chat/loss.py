@@ -116,7 +116,11 @@ def completions(
             return Rejected(*wrong)
         start, stop = rendering.extents[number]
         generated = parts[number].generated
-        begun = generated[0] if generated else _generation_start(rendering.text, (start, stop), parts[number], prompts)
+        begun = (
+            generated[0]
+            if generated
+            else _generation_start(rendering.text, (start, stop), parts[number], prompts, controls)
+        )
         if begun is None:
             return Rejected("no_generation_prompt", f"message {number + 1} begins with no generation prompt")
         found[number] = _completion(rendering.text, begun, (start, stop), parts[number], controls)
@@ -172,27 +176,31 @@ def _left_out(
     return None
 
 
-def _generation_start(text: str, extent: Range, parts: _Parts, prompts: Sequence[str]) -> int | None:
+def _generation_start(
+    text: str, extent: Range, parts: _Parts, prompts: Sequence[str], controls: Controls
+) -> int | None:
     """Where the generation prompt ends: the longest that the message begins with, as far as it is template text.
 
     A prompt may go on where the message does not (`<think>` before an answer without reasoning): then what both have in
-    common, but only where no prompt is there as a whole.
+    common, up to its last control token or line end, but only where no prompt is there as a whole.
     """
     start = extent[0]
     if not prompts:
         return start
     header = text[start : min(parts.first, default=extent[1])]
     longest = max((len(prompt) for prompt in prompts if header.startswith(prompt)), default=0)
-    longest = longest or max((_common(header, prompt) for prompt in prompts), default=0)
+    longest = longest or max(_common(header, prompt, controls) for prompt in prompts)
     if longest or any(text.endswith(prompt, 0, start) for prompt in prompts):
         return start + longest
     return None
 
 
-def _common(one: str, other: str) -> int:
-    """How many characters two texts have in common at their beginning."""
-    pairs = zip(one, other, strict=False)
-    return next((number for number, (left, right) in enumerate(pairs) if left != right), min(len(one), len(other)))
+def _common(one: str, other: str, controls: Controls) -> int:
+    """How many characters two texts have in common at their beginning, up to a control token or a line end."""
+    pairs = enumerate(zip(one, other, strict=False))
+    length = next((number for number, (left, right) in pairs if left != right), min(len(one), len(other)))
+    token = controls.last(one, 0, length)
+    return max(token[1] if token else 0, one.rfind("\n", 0, length) + 1)
 
 
 def _completion(text: str, start: int, extent: Range, parts: _Parts, controls: Controls) -> Completion:

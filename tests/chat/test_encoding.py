@@ -286,7 +286,7 @@ def passages(draw):
         role = draw(st.integers(0, 5))
         borders = sorted(draw(st.sets(st.integers(start, stop), max_size=4)))
         ranges = list(zip(borders[::2], borders[1::2], strict=False))
-        generation = draw(st.integers(start, stop)) if ranges else -1
+        generation = draw(st.just(-1) | st.integers(start, stop))
         found.append(Passage(stop, role, ranges, generation))
         start = stop
     return rendering, found

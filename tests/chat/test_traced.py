@@ -39,6 +39,7 @@ def require_consecutive(text, parts, between):
     start = 0
     for part in parts:
         assert places(part) == run(start, len(part))
+        assert not part or len(part.spans) == len(part), "of its neighbours it knows nothing"
         start += len(part) + between
     assert start == len(text) + between
 
@@ -73,6 +74,7 @@ def test_slices(text, start, stop, step):
     found = traced(text)[where]
     assert found == text[where]
     assert places(found) == (list(range(len(text)))[where] if step in {None, 1} else [None] * len(found))
+    assert not found or step not in {None, 1} or len(found.spans) == len(found)
 
 
 @given(TEXTS.filter(bool), st.data())
@@ -141,6 +143,12 @@ def test_joined(texts, between):
     for number, text in enumerate(texts):
         expected += [None] * len(between) * bool(number) + (run(0, len(text)) if number % 2 else [None] * len(text))
     assert places(found) == expected
+
+
+def test_what_is_joined_from_plain_texts_is_plain():
+    assert type(joined(["a", "b"], "-")) is str
+    assert type(joined([])) is str
+    assert type(joined(["a", mark((1, "end"))])) is Traced
 
 
 def test_joining_keeps_the_order_of_the_beginnings():
