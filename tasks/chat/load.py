@@ -71,7 +71,10 @@ def _own_instructions(vocabulary: Vocabulary) -> dict[str, str]:
     if vocabulary.chat_template is None or CALL_FORMAT not in vocabulary.chat_template:
         return {}
     probe = PROBES["a tool call"]
-    rendering = ChatTemplate(vocabulary.chat_template, {}).render(probe.messages[:1], probe.tools)
+    try:
+        rendering = ChatTemplate(vocabulary.chat_template, {}).render(probe.messages[:1], probe.tools)
+    except InputError:  # a template that is not used need not be one
+        return {}
     if isinstance(rendering, Rejected):
         return {}
     _, found, behind = rendering.text.partition(TOOLS_END)

@@ -89,6 +89,7 @@ class _Parts:
     reasoning: Range | None = None
     call: Range | None = None
     generated: Range | None = None
+    of_others: bool = False
 
     @property
     def first(self) -> list[int]:
@@ -109,9 +110,11 @@ def completions(
     its content or its tool calls, or begins a message with none of the prompts: then no mask would be right.
     """
     found: dict[int, Completion] = {}
-    parts = _parts(rendering, learned)
+    parts = _parts(rendering, learned) if learned else {}
+    tagged = any(origin[1] == "generated" for _, _, origin in rendering.spans)
     for number in learned:
         wrong = _left_out(number, messages[number], rendering, parts)
+        wrong = wrong or (_not_generated(number, parts[number]) if tagged else None)
         if wrong is not None:
             return Rejected(*wrong)
         start, stop = rendering.extents[number]
@@ -123,12 +126,13 @@ def completions(
         )
         if begun is None:
             return Rejected("no_generation_prompt", f"message {number + 1} begins with no generation prompt")
-        found[number] = _completion(rendering.text, begun, (start, stop), parts[number], controls)
+        completion = _completion(rendering.text, begun, (start, stop), parts[number], controls)
+        if "reasoning_content" not in messages[number]:
+            completion = _without_reasoning(rendering.text, completion)
+        if controls.ids and completion.ending == completion.stop:
+            return Rejected("no_end_of_turn", f"message {number + 1} is not ended by a control token of the template")
+        found[number] = completion
     return found
-
-
-OF_OTHERS = ("content", "reasoning")
-"""What one message may write of another, which is none of its own."""
 
 
 def _parts(rendering: Rendering, learned: Sequence[int]) -> dict[int, _Parts]:
@@ -145,8 +149,8 @@ def _parts(rendering: Rendering, learned: Sequence[int]) -> dict[int, _Parts]:
             current.content = _hull(current.content, (start, stop))
         elif kind == "reasoning" and number == turn:
             current.reasoning = _hull(current.reasoning, (start, stop))
-        elif kind in OF_OTHERS:
-            continue
+        elif kind in {"content", "reasoning"}:
+            current.of_others = current.of_others or start < stop
         elif kind == "call" or (kind == "end" and current.call and start < end):
             current.call = _hull(current.call, (start, stop))
         elif kind != "end":
@@ -173,7 +177,18 @@ def _left_out(
         return "content_left_out", f"the chat template does not write the content of message {number + 1} as it is"
     if message.get("tool_calls") and written.call is None:
         return "tool_calls_left_out", f"the chat template does not write the tool calls of message {number + 1}"
+    if written.of_others:
+        return "messages_mixed", f"the chat template writes the text of another message into message {number + 1}"
     return None
+
+
+def _not_generated(number: int, written: _Parts) -> tuple[str, str] | None:
+    """Reason and detail when the template's `generation` tags leave out what the model would generate."""
+    first, last = written.generated or (0, 0)
+    parts = [part for part in (written.content, written.call) if part]
+    if written.generated and all(first <= start and stop <= last for start, stop in parts):
+        return None
+    return "not_generated", f"the generation tags of the chat template are not around what message {number + 1} says"
 
 
 def _generation_start(
@@ -213,9 +228,14 @@ def _completion(text: str, start: int, extent: Range, parts: _Parts, controls: C
     answer = calls
     if parts.content and parts.content[0] <= calls:
         answer = max(start, parts.content[0])
-    if not parts.reasoning and text[start:answer].isspace():
-        answer = start  # a space that the template puts before the answer is no reasoning
     return Completion(start, answer, calls, max(calls, ending), max(calls, ending, stop))
+
+
+def _without_reasoning(text: str, completion: Completion) -> Completion:
+    """The completion of a message that does not reason: a blank that the template puts before the answer belongs to it."""
+    if text[completion.start : completion.answer].isspace():
+        return completion._replace(answer=completion.start)
+    return completion
 
 
 def _calls_start(start: int, ending: int, parts: _Parts) -> int:

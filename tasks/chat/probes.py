@@ -67,6 +67,13 @@ PROBES: dict[str, Conversation] = {
     "reasoning in several turns": Conversation(
         [_user("Why?"), _says("Because.", "First thought."), _user("And?"), _says("So.", "Second thought.")], []
     ),
+    "reasoning in three turns": Conversation(
+        [
+            _user("Why?"), _says("Because.", "First thought."), _user("And?"), _says("So.", "Second thought."),
+            _user("Then?"), _says("Thus.", "Third thought."),
+        ],
+        [],
+    ),
     "some reasoning": Conversation(
         [_user("Why?"), _says("Because.", "A thought."), _user("And?"), _says("So."), _user("But?"), _says("Yes.", "Hm.")], []
     ),
@@ -96,8 +103,8 @@ THINKING: Sequence[Mapping[str, Any]] = (
 """The names under which templates are asked to think or not; each may change the generation prompt."""
 
 
-EARLIER_AND_LAST = {1, 3}
-"""The messages of "reasoning in several turns" that reason."""
+REASONING = {1, 3, 5}
+"""The messages of "reasoning in three turns" that reason."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -122,12 +129,12 @@ def habits(template: ChatTemplate, added_tokens: Mapping[str, int]) -> Habits:
     renderings = [template.render(probe.messages, probe.tools) for probe in PROBES.values()]
     texts = [each.text for each in renderings if isinstance(each, Rendering)]
     prompts = tuple(sorted(set(_prompts(template)), key=lambda prompt: (-len(prompt), prompt)))
-    written = _reasoned(template, "reasoning in several turns")
+    written = _reasoned(template, "reasoning in three turns")
     return Habits(
         prompts=prompts,
         controls=controls_of([template.source, *texts, *prompts], added_tokens),
         writes_reasoning=bool(written),
-        keeps_reasoning=written == EARLIER_AND_LAST,
+        keeps_reasoning=written == REASONING,
     )
 
 
@@ -153,6 +160,5 @@ def _prompt(
     without = template.render(messages, tools, **variables)
     asked = template.render(messages, tools, **variables, add_generation_prompt=True)
     if isinstance(without, Rendering) and isinstance(asked, Rendering):
-        prompt = asked.text[asked.epilogue :].removeprefix(without.text[without.epilogue :])
-        if prompt:
-            yield prompt
+        prompt = asked.text[asked.epilogue :]
+        yield from filter(None, {prompt, prompt.removeprefix(without.text[without.epilogue :])})

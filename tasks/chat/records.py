@@ -1,4 +1,8 @@
-"""Messages and tool calls as templates see them: plain dicts that know which message they are or belong to."""
+"""Messages and tool calls as templates see them: plain dicts that know which message they are or belong to.
+
+An assistant that calls tools and says nothing has an empty content here, and not None: templates that print contents
+would print `None`, and be trained on it.
+"""
 
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -27,13 +31,12 @@ def records(messages: Sequence[Message]) -> list[MessageRecord]:
 
 
 def _record(number: int, message: Message) -> MessageRecord:
-    content, reasoning = message["content"], message.get("reasoning_content")
+    content, reasoning = message["content"] or "", message.get("reasoning_content")
     record = MessageRecord(message if reasoning is None else {"thinking": "", **message})
     record.number = number
     if message["role"] != "assistant":
         return record
-    if content is not None:
-        record["content"] = Traced(content, ((0, len(content), (number, "content")),))
+    record["content"] = Traced(content, ((0, len(content), (number, "content")),))
     if reasoning is not None:
         traced = Traced(reasoning, ((0, len(reasoning), (number, "reasoning")),))
         record["thinking"] = record["reasoning_content"] = traced  # newer templates of OpenAI's read `thinking`

@@ -73,7 +73,7 @@ class Renderer:
     def _turns(self, conversation: Conversation) -> list[Pieces] | Rejected:
         """One sequence per user turn that the assistant answers."""
         turns = answered_turns(conversation.messages)
-        if self.composes and not _late_system(conversation.messages):
+        if self.composes and not _unusual(conversation.messages):
             composed = self._composed(conversation, turns)
             if composed is not None:
                 return composed
@@ -135,9 +135,15 @@ def answered_turns(messages: Sequence[Message]) -> list[tuple[int, int]]:
     ]
 
 
-def _late_system(messages: Sequence[Message]) -> bool:
-    """Whether a template may move a later system message to the front, and so change every turn before it."""
-    return any(message["role"] in {"system", "developer"} for message in messages[1:])
+def _unusual(messages: Sequence[Message]) -> bool:
+    """Whether a turn may look different beside others: a template may move a later system message to the front, and not
+    count a user message of markup (the result of a tool, say) as the beginning of a turn.
+    """
+    return any(
+        message["role"] in {"system", "developer"}
+        or (message["role"] == "user" and (message["content"] or "").lstrip().startswith("<"))
+        for message in messages[1:]
+    )
 
 
 def _passages(

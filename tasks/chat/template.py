@@ -105,7 +105,7 @@ class ChatTemplate:
 def extents(spans: Sequence[Span], size: int) -> dict[int, tuple[int, int]]:
     """The characters that each message's turn of the loop wrote, in a rendering of `size` characters.
 
-    Raises ValueError when a message is written in two places, or in the turn of another: then it has no one extent.
+    Raises ValueError when a message is written in two places: then it has no one extent.
     """
     found: dict[int, tuple[int, int]] = {}
     for number, start, stop in _turns(spans, size):
@@ -114,11 +114,6 @@ def extents(spans: Sequence[Span], size: int) -> dict[int, tuple[int, int]]:
             raise ValueError(f"message {number + 1} is written in two places")
         if start < stop or number not in found:
             found[number] = (start, stop)
-    for start, stop, (number, kind) in spans:
-        if kind in {"content", "reasoning"} and start < stop and number in found:
-            first, last = found[number]
-            if not first <= start <= stop <= last:
-                raise ValueError(f"message {number + 1} is written in the turn of another")
     return found
 
 

@@ -33,11 +33,19 @@ def _file(place: str, pack_size: int, facts: dict[str, int]) -> list[str]:
             return [f"its columns are {file.schema_arrow.names}, not those of packs"]
         found = {"packs": 0, "sequences": 0, "stored": 0, "loss_tokens": 0}
         for batch in file.iter_batches(64, use_threads=False):
-            problem = _rows(batch, pack_size, found)
+            problem = _rows(batch, pack_size, found) or _values(batch)
             if problem:
                 return [problem]
     recorded = {name: facts.get(name) for name in found} | {"stored": facts["tokens"] + facts["padding"]}
     return [] if found == recorded else [f"holds {found}, its receipt says {recorded}"]
+
+
+def _values(batch: pa.RecordBatch) -> str | None:
+    """The first rule that the values of a batch break."""
+    loss, ids = (batch.column(name).flatten().to_numpy() for name in ("loss_mask", "input_ids"))
+    if np.any((loss != 0) & (loss != 1)) or np.any(ids < 0):
+        return "a mask is neither 0 nor 1, or an id is negative"
+    return None
 
 
 def _rows(batch: pa.RecordBatch, pack_size: int, found: dict[str, int]) -> str | None:

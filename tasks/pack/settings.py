@@ -4,7 +4,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, Literal, Self
 
-from pydantic import Field, JsonValue, model_validator
+import orjson
+from pydantic import Field, JsonValue, field_validator, model_validator
 
 from tasks.chat.loss import LossOn, LossPolicy
 from tasks.chat.sequences import SplitTurns
@@ -46,6 +47,15 @@ class SftSettings(PreparationSettings, frozen=True):
     )
     sampling: Sampling = Field(default="none", description="Realise weights by leaving out, or by repeating, packs.")
     seed: int = Field(default=42, ge=0, lt=2**64, description="Another seed gives packs and files another order.")
+
+    @field_validator("template_variables")
+    @classmethod
+    def _is_json(cls, variables: dict[str, JsonValue]) -> dict[str, JsonValue]:
+        try:
+            orjson.dumps(variables)
+        except TypeError as error:
+            raise ValueError(f"not JSON: {error}") from error
+        return variables
 
     @model_validator(mode="after")
     def _room_for_a_sequence(self) -> Self:

@@ -11,11 +11,11 @@ from collections import Counter
 from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, field
+from reprlib import Repr
 from socket import gethostname
 from typing import Any
 
 import numpy as np
-import orjson
 from xxhash import xxh3_64_intdigest
 
 from tasks.chat.conversation import Conversation, Rejected
@@ -42,6 +42,10 @@ from tasks.tokenize.encoders import Encoder
 
 WHOLE = "all"
 """The one part of a shard of which nothing is held out."""
+
+EXCERPTS = Repr()
+EXCERPTS.maxlevel, EXCERPTS.maxdict, EXCERPTS.maxlist, EXCERPTS.maxstring = 4, 8, 4, 60
+"""Writes the beginning of any record, however deep or large, and whatever values it holds."""
 
 BATCH_CHARACTERS = 2_000_000
 """Of text that is encoded in one call."""
@@ -126,7 +130,7 @@ class ShardBuilder:
                 continue
             found = self._rendered(record)
             if isinstance(found, Rejected):
-                bad.append(BadRow(row, found.reason, found.detail, excerpt(orjson.dumps(record)[:1000])))
+                bad.append(BadRow(row, found.reason, found.detail, excerpt(EXCERPTS.repr(record).encode())))
                 continue
             part = self._part(found[0], stack)
             part.waiting.add(row, found[1])
@@ -148,8 +152,7 @@ class ShardBuilder:
         """The part that a conversation belongs to, by a hash of it."""
         name, recipe = WHOLE, self._recipe
         if recipe.holdout_seed is not None:
-            content = orjson.dumps([found.messages, found.tools], option=orjson.OPT_SORT_KEYS)
-            name = part_of(xxh3_64_intdigest(content, recipe.holdout_seed), recipe.holdout_valid, recipe.holdout_test)
+            name = part_of(digest(found, recipe.holdout_seed), recipe.holdout_valid, recipe.holdout_test)
         if name not in self._parts:
             self._parts[name] = _Part(Spool(spool_folder(self._store.place)))
             stack.callback(self._parts[name].spool.close)
@@ -160,7 +163,9 @@ class ShardBuilder:
         waiting, part.waiting = part.waiting, _Waiting()
         if not waiting.rows:
             return
-        sequences = self._fitted(waiting.batch.encode(self._encoder), waiting)
+        sequences = waiting.batch.encode(self._encoder)
+        too_long_by_then = padded(sequences.lengths, self._recipe.pad_seq_to_mult) > self._recipe.pack_size
+        sequences = self._fitted(sequences, np.flatnonzero(too_long_by_then), waiting)
         check_ids(sequences, self._recipe.vocabulary_size)
         stored = padded(sequences.lengths, self._recipe.pad_seq_to_mult)
         fits = stored <= self._recipe.pack_size
@@ -173,24 +178,22 @@ class ShardBuilder:
         books.drop("nothing_trained", len(waiting.rows) - len(with_sequences) - oversize)
         part.documents += len(with_sequences)
         self._counts["oversize"] += int(np.count_nonzero(~fits))
+        self._counts["truncated"] += len(np.unique(everyone[kept[too_long_by_then[kept]]]))
         self._counts["straddled"] += int(sequences.straddled[kept].sum())
         if kept.size:
             _spool(part.spool, sequences, kept, np.asarray(waiting.rows, np.int64)[owners])
 
-    def _fitted(self, sequences: Sequences, waiting: _Waiting) -> Sequences:
-        """The sequences with long ones cut, where the policy is to truncate; raises RunError where it is `error`."""
-        stored = padded(sequences.lengths, self._recipe.pad_seq_to_mult)
-        long = np.flatnonzero(stored > self._recipe.pack_size)
+    def _fitted(self, sequences: Sequences, long: np.ndarray, waiting: _Waiting) -> Sequences:
+        """The sequences, those numbered in `long` cut where the policy is to truncate; raises RunError where it is `error`."""
         if not long.size or self._recipe.oversize == "drop":
             return sequences
         if self._recipe.oversize == "error":
             row = waiting.rows[waiting.owners[int(long[0])]]
             raise RunError(
                 f"{self._shard.part.file.uri}:{first_row(self._shard.part) + row + 1}: a sequence of "
-                f"{int(stored[long[0]]):,} tokens, but pack_size is {self._recipe.pack_size:,}; raise pack_size, or set "
-                "oversize=drop or oversize=truncate"
+                f"{int(sequences.lengths[long[0]]):,} tokens, but pack_size is {self._recipe.pack_size:,}; raise "
+                "pack_size, or set oversize=drop or oversize=truncate"
             )
-        self._counts["truncated"] += len(long)
         return truncated(sequences, self._recipe.capacity)
 
     def _write(self, name: str, part: _Part, books: Books) -> dict[str, int]:
@@ -205,6 +208,16 @@ class ShardBuilder:
                 "tokenizer": recipe.tokenizer, "template": recipe.template,
             }  # fmt: skip
             return PackWriter(spooled, packs, recipe).write(books.open(f"{name}.parquet"), metadata)
+
+
+def digest(found: Conversation, seed: int) -> int:
+    """A hash of what is said in a conversation, 64 bits, whatever its row looked like."""
+    said: list[str] = []
+    for message in found.messages:
+        said += [message["role"], message["content"] or "", message.get("reasoning_content", "")]
+        for call in message.get("tool_calls", ()):
+            said += [call["function"]["name"], call["function"]["arguments"].text]
+    return xxh3_64_intdigest("\x1f".join(said).encode(), seed)
 
 
 def check_ids(sequences: Sequences, vocabulary_size: int) -> None:

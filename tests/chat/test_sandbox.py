@@ -49,6 +49,7 @@ def ours(source, talk=TALK):
 def theirs(source, talk=TALK, *, text_arguments=False):
     """What transformers makes of it, None where it refuses; with arguments of calls as objects, or as their JSON text."""
     messages = [with_text_arguments(message) if text_arguments else message for message in talk.messages]
+    messages = [{**message, "content": message["content"] or ""} for message in messages]  # where None would be printed
     try:
         (text,), _ = render_jinja_template([messages], tools=talk.tools or None, chat_template=source, **VARIABLES)
     except Exception:  # noqa: BLE001 - whatever a template can die of
@@ -194,6 +195,7 @@ def test_the_templates_of_other_families(name):
 # Runaway: N is small enough for transformers, or the number that follows.
 
 GROWING = "{% set ns = namespace(t='ab') %}{% for i in range(N) %}WORK{% endfor %}{{ ns.t | length }}"
+TWINS = "{% set ns = namespace(a=[1], b=[1]) %}{% for i in range(N) %}{% set ns.a = [ns.a, ns.a] %}{% set ns.b = [ns.b, ns.b] %}{% endfor %}{{ WORK }}"
 RUNAWAY = {
     "loops in loops": ("{% for a in range(N) %}{% for b in range(N) %}{% endfor %}{% endfor %}x", 99_999),
     "loops in loops that write": ("{% for a in range(N) %}{% for b in range(N) %}{{ a }}{% endfor %}{% endfor %}x", 99_999),
@@ -225,11 +227,20 @@ RUNAWAY = {
     "indented by that many": ("{{ 'a\nb' | indent(N) | length }}", 10**10),
     "JSON indented by that many": ("{{ [1] | tojson(indent=N) | length }}", 10**10),
     "long lists as JSON with an indent": ("{{ (range(N) | list) | tojson(indent=N) | length }}", 50_000),
+    "long lists deep inside as JSON with an indent": (
+        "{% set ns = namespace(l=range(N) | list) %}{% for i in range(N) %}{% if i < 300 %}{% set ns.l = [ns.l] %}{% endif %}{% endfor %}{{ ns.l | tojson(indent=50) | length }}", 9_000
+    ),
     "a long text many times as JSON": ("{% set s = 'x' * N %}{{ ([s] * N) | tojson | length }}", 30_000),
     "a long text many times, written": ("{% set s = 'x' * N %}{{ ([s] * N) | string | length }}", 30_000),
     "a long text many times, joined": ("{% set s = 'x' * N %}{{ ([s] * N) | join | length }}", 30_000),
     "a long text many times, by tilde": ("{% set s = 'x' * N %}{{ ('' ~ [s] * N) | length }}", 30_000),
     "a text that escapes to five times as much": ("{{ ('&' * N) | e | length }}", 3_000_000),
+    "a long text many times, in capitals": ("{{ (['x' * N * 100] * N) | map('upper') | list | length }}", 15_000),
+    "a long text many times, cut": ("{% set t = 'x' * N * 100 %}{% set ns = namespace(l=[]) %}{% for i in range(N) %}{% set ns.l = ns.l + [t[1:]] %}{% endfor %}{{ ns.l | length }}", 15_000),
+    "lists that hold lists twice, compared": (TWINS.replace("WORK", "ns.a == ns.b"), 60),
+    "lists that hold lists twice, looked for": (TWINS.replace("WORK", "ns.a in [ns.b]"), 60),
+    "lists that hold lists twice, sorted": (TWINS.replace("WORK", "[ns.a, ns.b] | sort | length"), 60),
+    "lists that hold lists twice, counted": (TWINS.replace("WORK", "[ns.a].count(ns.b)"), 60),
     "output": ("{% for i in range(N) %}{{ 'x' * N }}{% endfor %}", 30_000),
     "texts that are kept": ("{% set ns = namespace(l=[]) %}{% for i in range(N) %}{% set ns.l = ns.l + ['x' * (N * 60 + i)] %}{% endfor %}{{ ns.l | length }}", 10_000),
     "a power": ("{{ 2 ** N > 1 }}", 10**10),
@@ -304,6 +315,14 @@ def test_the_limit_is_named(source, named):
     reason, detail = in_a_child(lambda: attempt(source))
     assert reason == "template_error"
     assert named in detail
+
+
+@pytest.mark.parametrize("seconds", [0.5, 60])
+def test_what_a_template_keeps_is_limited_in_all(small, monkeypatch, seconds):
+    """By what it keeps, and not only because keeping takes time."""
+    monkeypatch.setattr(limits, "MOST_SECONDS", seconds)
+    source = "{% set ns = namespace(l=[]) %}{% for i in range(9999) %}{% set ns.l = ns.l + ['x' * (3000000 + i)] %}{% endfor %}{{ ns.l | length }}"
+    assert in_a_child(lambda: attempt(source))[0] == "template_error"
 
 
 def test_calls_are_steps(small):

@@ -99,8 +99,7 @@ def test_without_a_loop_everything_is_prologue():
 @pytest.mark.parametrize(
     "source",
     [f"{{% for m in messages %}}{BLOCK}{{% endfor %}}" * 2,
-     "{% set all %}{% for m in messages %}{{ m.content }}{% endfor %}{% endset %}{{ all }}{{ all }}",
-     "{% for m in messages %}{% for n in messages %}{{ n.content }}{% endfor %}{% endfor %}"],
+     "{% set all %}{% for m in messages %}{{ m.content }}{% endfor %}{% endset %}{{ all }}{{ all }}"],
 )  # fmt: skip
 def test_a_message_in_two_places_has_no_extent_and_is_refused(source):
     found = ChatTemplate(source, {}).render(TALK, [])
@@ -227,8 +226,10 @@ def test_a_conversation_that_a_template_dies_of_is_rejected(source, named):
 
 
 def test_a_template_that_died_goes_on_with_the_next():
-    template = ChatTemplate("{% for m in messages %}{{ m.content.strip() }}{% endfor %}", {})
-    assert isinstance(template.render([assistant(None)], []), Rejected)
+    template = ChatTemplate(
+        "{% for m in messages %}{{ m.content.strip() + (1 if m.content == 'die' else '') }}{% endfor %}", {}
+    )
+    assert isinstance(template.render([assistant("die")], []), Rejected)
     assert template.render([assistant(" a ")], []).text == "a"
 
 
