@@ -13,7 +13,7 @@ from jinja2.filters import FILTERS, do_indent, do_round, do_sum
 from jinja2.utils import pass_environment
 
 from tasks.chat.conversation import Arguments
-from tasks.chat.limits import require_plain, require_size, text_of
+from tasks.chat.limits import CHARACTERS_PER_STEP, require_plain, require_size, text_of
 from tasks.chat.records import ToolCallRecord
 from tasks.chat.traced import Traced, joined
 
@@ -39,7 +39,7 @@ def filters(step: Callable[[int], None]) -> dict[str, Filter]:
     """All filters of a sandbox; `step` spends its budget."""
     simple = {name: FILTERS[name] for name in SIMPLE if name in FILTERS}
     counted = {name: _counted(FILTERS[name], step) for name in COUNTED}
-    writing = {name: _writing(FILTERS[name]) for name in WRITING}
+    writing = {name: _writing(FILTERS[name], step) for name in WRITING}
     ours: dict[str, Filter] = {
         "e": escape, "escape": escape, "round": round_number, "sum": _counted(sum_of_numbers, step),
         "tojson": tojson, "join": join, "replace": replace, "indent": indent, "string": text_of, "safe": text_of,
@@ -59,10 +59,12 @@ def _counted(function: Filter, step: Callable[[int], None]) -> Filter:
     return counted
 
 
-def _writing(function: Filter) -> Filter:
+def _writing(function: Filter, step: Callable[[int], None]) -> Filter:
     @wraps(function)
     def writing(value: Any, *args: Any, **kwargs: Any) -> Any:  # noqa: ANN401 - same
-        return function(text_of(value), *args, **kwargs)
+        written = text_of(value)
+        step(1 + len(written) // CHARACTERS_PER_STEP)
+        return function(written, *args, **kwargs)
 
     return writing
 
@@ -77,13 +79,24 @@ def tojson(
     """JSON as transformers writes it for templates; of tool calls, with their origin."""
     if type(value) is not Arguments:
         require_plain(value)
-    if indent is not None:
-        require_size(len(json.dumps(value)) * (1 + indent))
-    text = json.dumps(value, ensure_ascii=ensure_ascii, indent=indent, separators=separators, sort_keys=sort_keys)
+    encoder = json.JSONEncoder(ensure_ascii=ensure_ascii, indent=indent, separators=separators, sort_keys=sort_keys)
+    text = encoder.encode(value) if indent is None else _indented(encoder, value, indent)
     calls = value if isinstance(value, list) else [value]
     if calls and isinstance(calls[0], ToolCallRecord):
         return Traced(text, ((0, len(text), (calls[0].message, "call")),))
     return text
+
+
+def _indented(encoder: json.JSONEncoder, value: Any, indent: int) -> str:  # noqa: ANN401 - same
+    """JSON on many lines, as far as it may go: what is deep is moved far to the right."""
+    require_size(indent)
+    chunks: list[str] = []
+    size = 0
+    for chunk in encoder.iterencode(value):
+        size += len(chunk)
+        require_size(size)
+        chunks.append(chunk)
+    return "".join(chunks)
 
 
 @pass_environment

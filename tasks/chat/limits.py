@@ -20,6 +20,9 @@ MOST_BITS = 4096
 """Of a rendering: steps and seconds; of any text or list: characters or elements; of a number: bits. A long agentic
 conversation takes some 50,000 steps, 0.1 s and 1 M characters."""
 
+CHARACTERS_PER_STEP = 1024
+"""What is multiplied or written anew costs a step per so many characters, so that all of it together is limited too."""
+
 STEPS_PER_LOOK = 256
 """The clock is looked at this seldom."""
 

@@ -25,7 +25,7 @@ from jinja2.utils import Namespace
 from tasks.chat.conversation import Arguments
 from tasks.chat.filters import filters, replaced_size, together
 from tasks.chat.instrument import Generation, marking
-from tasks.chat.limits import MOST_BITS, Budget, TemplateLimitError, require_size, text_of
+from tasks.chat.limits import CHARACTERS_PER_STEP, MOST_BITS, Budget, TemplateLimitError, require_size, text_of
 from tasks.chat.records import MessageRecord, ToolCallRecord
 
 TEXT_METHODS = frozenset({
@@ -99,7 +99,10 @@ class Sandbox(ImmutableSandboxedEnvironment):
         if isinstance(left, int) and isinstance(right, int):
             _require_number(operator, left, right)
         elif operator in {"+", "*"}:
-            require_size(_size(operator, left, right))
+            size = _size(operator, left, right)
+            require_size(size)
+            if operator == "*":
+                self.budget.step(size // CHARACTERS_PER_STEP)
         return super().call_binop(context, operator, left, right)
 
     def call(self, context: Context, function: Any, /, *args: Any, **kwargs: Any) -> Any:  # noqa: ANN401 - same
