@@ -1,6 +1,7 @@
 """Which characters are trained on, for small templates of every habit; the parts of each answer are written by hand."""
 
 import itertools
+from dataclasses import replace
 
 import pytest
 
@@ -45,20 +46,17 @@ def vocabulary(tmp_path_factory):
 def marked(vocabulary):
     """`marked(source, messages, policy)`: the renderings with «…» around what is trained on, or the reason for none."""
     names = {number: token for token, number in vocabulary.controls.items()}
+    probed = {}
 
-    def written(source, messages, policy=None, split="never", tools=()):
-        renderer = renderer_of(
-            ChatTemplate(source, {"bos_token": BOS, "eos_token": EOS}),
-            vocabulary,
-            policy or LossPolicy(),
-            split,
-            "literal",
-        )
-        found = renderer.sequences(Conversation(list(messages), list(tools)))
+    def written(source, messages, policy=None):
+        if source not in probed:
+            template = ChatTemplate(source, {"bos_token": BOS, "eos_token": EOS})
+            probed[source] = renderer_of(template, vocabulary, LossPolicy(), "never", "literal")
+        found = replace(probed[source], policy=policy or LossPolicy()).sequences(Conversation(list(messages), []))
         if isinstance(found, Rejected):
             return found.reason
-        texts = ["".join(_marked(piece, names) for piece in pieces).replace("»«", "") for pieces in found]
-        return texts if split == "auto" else texts[0]
+        (pieces,) = found
+        return "".join(_marked(piece, names) for piece in pieces).replace("»«", "")
 
     return written
 
