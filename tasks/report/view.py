@@ -124,7 +124,8 @@ def view_output(
 
 def _vocabulary(manifest: Mapping[str, Any]) -> Vocabulary:
     """The vocabulary that the shards were made with. Raises InputError when the one found is another."""
-    named = {name: manifest["settings"]["tokenizer"][name] for name in TokenizerSource.model_fields}
+    chosen = manifest["settings"]["tokenizer"]
+    named = {name: value for name, value in chosen.items() if name in TokenizerSource.model_fields}
     vocabulary = find_vocabulary(parse(TokenizerSource, named, f"{MANIFEST}: settings.tokenizer"))
     recorded = manifest["tokenizer"]["fingerprint"]
     if vocabulary.fingerprint != recorded:
