@@ -118,6 +118,12 @@ BODY_TWICE_ENDED = (
     "{% for m in messages %}{{ '<|im_start|>' ~ m.role ~ '\n' ~ m.content ~ '<|eot|><|im_end|>\n' }}{% endfor %}" + ASKS
 )
 
+ASKED_BEFORE = (
+    "{% for m in messages %}{% if m.role == 'user' %}{{ '<|im_start|>user\n' ~ m.content ~ '<|im_end|>' }}{% if not loop.last %}"
+    "{{ '<|im_start|>assistant\n' }}{% endif %}{% else %}{{ m.content ~ '<|im_end|>' }}{% endif %}{% endfor %}" + ASKS
+)  # fmt: skip
+THINKS_CLOSE = NEVER_IN_PROMPT.replace("'<think>\n' ~ m.reasoning_content", "'<think>' ~ m.reasoning_content")
+
 HEAD = "<|im_start|>assistant\n"
 PARTS = {
     "plain": (PLAIN, says("yes"), [HEAD, "", "yes", "", "<|im_end|>", "\n"]),
@@ -140,6 +146,8 @@ PARTS = {
     "the other of two prompts": (EITHER, says("yes"), [HEAD + "<think></think>", "", "yes", "", "<|im_end|>", ""]),
     "tags that a prompt does not hold": (NEVER_IN_PROMPT, says("yes", "why"), [HEAD, "<think>\nwhy</think>", "yes", "", "<|im_end|>", ""]),
     "tags that another prompt holds whole": (NEVER_IN_PROMPT, says("yes"), [HEAD + "<think></think>", "", "yes", "", "<|im_end|>", ""]),
+    "reasoning that reads like the rest of a prompt": (THINKS_CLOSE, says("yes", "</think>x"), [HEAD, "<think></think>x</think>", "yes", "", "<|im_end|>", ""]),
+    "a header that the question ends with": (ASKED_BEFORE, says("yes"), [HEAD, "", "yes", "", "<|im_end|>", ""]),
     "calls as JSON": (JSON, says("I look.", None, "f"), [HEAD, "", "I look.", '[CALLS][{"type": "function", "id": "c0", "function": {"name": "f", "arguments": {}}}]', "<|im_end|>", "\n"]),
     "calls as JSON and no content": (JSON, says(None, None, "f"), [HEAD, "", "", '[CALLS][{"type": "function", "id": "c0", "function": {"name": "f", "arguments": {}}}]', "<|im_end|>", "\n"]),
     "a header inside of the loop over calls": (HEADER_IN_CALLS, says("I look.", None, "f", "g"), [HEAD, "", "I look.", "<call>f</call><call>g</call>", "<|im_end|>", ""]),
@@ -254,6 +262,17 @@ def test_what_a_template_leaves_out_is_not_learned(marked, source, reason):
     assert marked(source, talk) == reason
     assert marked(source, [user("q"), says("yes")]).endswith(HEAD + "«yes<|im_end|>»\n")
     assert "«yes" in marked(source, talk, LossPolicy("final_only")), "what is not learned may be left out"
+
+
+@pytest.mark.parametrize(
+    "other",
+    ["m.content ~ messages[1].content", "messages[1].reasoning_content ~ m.content", "m.content ~ messages[3].content"],
+)
+def test_what_another_message_says_is_not_learned_with_it(marked, other):
+    source = PLAIN.replace("(m.content or '')", f"({other} if loop.last else m.content)")
+    talk = [user("q"), says("yes", "why"), user("q"), says("no", "why"), user("q"), says("yes")]
+    assert marked(source, talk, LossPolicy("last_turn")) == "messages_mixed"
+    assert marked(source, [user("q"), says("yes")]) != "messages_mixed", "its own words may stand there twice"
 
 
 def test_blank_content_may_be_left_out(marked):
