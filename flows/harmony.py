@@ -17,7 +17,7 @@ from tasks.harmony.turns import Effort, ParallelCalls, SpecialStrings, Thoughts,
 from tasks.report.stage import report
 from tasks.shards.books import OnBadRow
 from tasks.shards.settings import Scale
-from tasks.shards.stage import build_shards
+from tasks.shards.stage import shard_workers
 from tasks.storage import SourceIdentity
 from tasks.strict import Size, parse
 
@@ -66,6 +66,7 @@ def harmony_normalize(
         "on_bad_row": settings.on_bad_row,
         "rebuild": settings.force,
     }
-    build_shards(normalize_shards, prepared.plan.pending, common, cluster=settings.cluster, workers=settings.workers)
+    with shard_workers(settings.cluster, settings.workers) as build_shards:
+        build_shards(normalize_shards, prepared.plan.pending, common)
     manifest = publish(prepared, started)
     return report(manifest, prepared.output_dir)

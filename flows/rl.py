@@ -17,7 +17,7 @@ from tasks.rl.stage import plan, publish, transform_shards
 from tasks.rl.targets import Target
 from tasks.shards.books import OnBadRow
 from tasks.shards.settings import Holdout, Scale
-from tasks.shards.stage import build_shards
+from tasks.shards.stage import shard_workers
 from tasks.storage import SourceIdentity
 from tasks.strict import Size, parse
 from tasks.tokenize.settings import TokenizerSource
@@ -67,6 +67,7 @@ def rl_data_prep(
         "on_bad_row": settings.on_bad_row,
         "rebuild": settings.force,
     }
-    build_shards(transform_shards, prepared.plan.pending, common, cluster=settings.cluster, workers=settings.workers)
+    with shard_workers(settings.cluster, settings.workers) as build_shards:
+        build_shards(transform_shards, prepared.plan.pending, common)
     manifest = publish(prepared, started)
     return report(manifest, prepared.output_dir)

@@ -21,7 +21,7 @@ from tasks.pack.stage import pack_shards, plan, publish
 from tasks.report.stage import report
 from tasks.shards.books import OnBadRow
 from tasks.shards.settings import Holdout, Scale
-from tasks.shards.stage import build_shards
+from tasks.shards.stage import shard_workers
 from tasks.storage import SourceIdentity
 from tasks.strict import Size, parse
 from tasks.tokenize.settings import SpecialTokens, TokenizerSource
@@ -79,6 +79,7 @@ def sft_data_prep(
         "on_bad_row": settings.on_bad_row,
         "rebuild": settings.force,
     }
-    build_shards(pack_shards, prepared.plan.pending, common, cluster=settings.cluster, workers=settings.workers)
+    with shard_workers(settings.cluster, settings.workers) as build_shards:
+        build_shards(pack_shards, prepared.plan.pending, common)
     manifest = publish(prepared, started)
     return report(manifest, prepared.output_dir)

@@ -6,8 +6,8 @@ batches are allowed to finish so that their receipts are kept, and then one erro
 """
 
 from collections.abc import Callable, Generator, Mapping, Sequence
-from contextlib import contextmanager
-from functools import partial
+from contextlib import ExitStack, contextmanager
+from functools import cache, partial
 from typing import Any, cast
 from uuid import UUID, uuid4
 
@@ -18,7 +18,7 @@ from prefect.client.schemas.objects import State
 from prefect.settings import PREFECT_API_URL, temporary_settings
 from prefect.states import Completed
 from prefect.tasks import exponential_backoff
-from prefect_dask.task_runners import PrefectDaskFuture
+from prefect_dask.task_runners import DaskTaskRunner, PrefectDaskFuture
 
 from tasks.errors import InputError, RunError
 from tasks.shards.batches import batches
@@ -30,6 +30,13 @@ from tasks.shards.store import Store
 
 REFRESH_SECONDS = 1.0
 MOST_REPORTED = 5
+
+BuildShards = Callable[["Task[Any, Any]", Sequence[PlannedShard], Mapping[str, Any]], None]
+"""Maps a task over batches of shards, and waits for all of them.
+
+Each call of the task gets its `number`, its `batch` of records, the `topic` to announce finished shards under, and what
+all calls have in common. Raises RunError naming the batches that failed, after all others have finished.
+"""
 
 PERMANENT = (FileNotFoundError, PermissionError, IsADirectoryError, NotADirectoryError)
 
@@ -80,36 +87,39 @@ def require_server() -> None:
         )
 
 
-def build_shards(
-    build: "Task[Any, Any]",
-    pending: Sequence[PlannedShard],
-    common: dict[str, Any],
-    *,
-    cluster: str,
-    workers: int | None,
+@contextmanager
+def shard_workers(cluster: str, workers: int | None) -> Generator[BuildShards]:
+    """What builds shards, on one cluster for all rounds of a run; it starts when there is a first shard to build."""
+    with ExitStack() as stack:
+
+        @cache
+        def runner() -> DaskTaskRunner:
+            stack.enter_context(_one_server())
+            return stack.enter_context(task_runner(cluster, workers))
+
+        def build_shards(build: "Task[Any, Any]", pending: Sequence[PlannedShard], common: Mapping[str, Any]) -> None:
+            if pending:
+                _build(runner(), build, pending, common)
+
+        yield build_shards
+
+
+def _build(
+    runner: DaskTaskRunner, build: "Task[Any, Any]", pending: Sequence[PlannedShard], common: Mapping[str, Any]
 ) -> None:
-    """Map the task `build` over batches of the pending shards.
-
-    Each call gets its `number`, its `batch` of records, the `topic` to announce finished shards under, and `common`.
-
-    Raises RunError naming the batches that failed, after all others have finished.
-    """
-    if not pending:
-        return
     tally = Tally(len(pending), sum(shard.part.size for shard in pending))
-    with _one_server(), task_runner(cluster, workers) as runner:
-        client = runner.client
-        topic = f"shards-{uuid4()}"  # a standing cluster may carry other runs
-        listen(client, topic, tally.add)
-        work = [[shard_record(shard) for shard in batch] for batch in batches(pending, slots(client))]
-        get_run_logger().info(
-            "building %d shards (%.2f GB) in %d batches", len(pending), tally.source_bytes / 1e9, len(work)
-        )
-        futures = [
-            runner.submit(build, {"number": number, "batch": batch, "topic": topic, **common})
-            for number, batch in enumerate(work, 1)
-        ]
-        failures = _wait(futures, tally)
+    client = runner.client
+    topic = f"shards-{uuid4()}"  # a standing cluster may carry other runs
+    listen(client, topic, tally.add)
+    work = [[shard_record(shard) for shard in batch] for batch in batches(pending, slots(client))]
+    get_run_logger().info(
+        "%s: %d shards (%.2f GB) in %d batches", build.name, len(pending), tally.source_bytes / 1e9, len(work)
+    )
+    futures = [
+        runner.submit(build, {"number": number, "batch": batch, "topic": topic, **common})
+        for number, batch in enumerate(work, 1)
+    ]
+    failures = _wait(futures, tally)
     if failures:
         shown = "; ".join(failures[:MOST_REPORTED])
         raise RunError(f"{len(failures)} of {len(work)} batches failed: {shown}")

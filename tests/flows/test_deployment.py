@@ -178,7 +178,7 @@ def test_the_runs_log_reaches_the_server(prepared, prefect_server):
     _, run = prepared
     logs = prefect_server.client().read_logs(LogFilter(flow_run_id=LogFilterFlowRunId(any_=[run])))
     messages = [log.message for log in logs]
-    assert any(re.match(r"building \d+ shards", message) for message in messages)
+    assert any(re.match(r"tokenize-shards: \d+ shards", message) for message in messages)
     assert any(re.match(r"(\d+)/\1 shards", message) for message in messages)
 
 

@@ -3,6 +3,7 @@ import os
 import random
 import signal
 import time
+from contextlib import nullcontext
 from pathlib import Path
 
 import pytest
@@ -14,7 +15,7 @@ from prefect.client.schemas.objects import StateType
 from flows.pretrain import pretrain_data_prep
 from tasks.blend.load import load_blend
 from tasks.errors import RunError
-from tasks.shards.stage import build_shards, transient
+from tasks.shards.stage import shard_workers, transient
 from tasks.tokenize.settings import PretrainSettings
 from tasks.tokenize.stage import tokenize_shards
 from tests.flows import preparation_runs
@@ -145,7 +146,8 @@ def test_a_batch_whose_shards_are_all_proven_shows_as_cached(blend, tmp_path, pr
 
     @flow(name="again")
     def again():
-        build_shards(tokenize_shards, pending, arguments, cluster="local", workers=1)
+        with shard_workers("local", 1) as build_shards:
+            build_shards(tokenize_shards, pending, arguments)
 
     state = again(return_state=True)
     assert state.is_completed()
@@ -180,7 +182,8 @@ def run_mapped(mapped, plan, **arguments):
 
     @flow(name="mapped")
     def mapped_flow():
-        build_shards(mapped, pending, arguments, cluster="local", workers=1)
+        with shard_workers("local", 1) as build_shards:
+            build_shards(mapped, pending, arguments)
 
     return mapped_flow(return_state=True)
 
@@ -204,7 +207,7 @@ def test_storage_errors_are_tried_again_and_defects_are_not(blend, tmp_path, pre
 
 
 def test_a_run_with_gaps_cannot_end_completed(blend, tmp_path, prefect_api, monkeypatch):
-    monkeypatch.setattr("flows.pretrain.build_shards", lambda *_, **__: None)
+    monkeypatch.setattr("flows.pretrain.shard_workers", lambda *_: nullcontext(lambda *_: None))
     state = pretrain_data_prep(str(blend), str(tmp_path / "out"), **SETTINGS, return_state=True)
     assert state.type == StateType.FAILED
     assert "have no receipt" in str(state.result(raise_on_failure=False))
