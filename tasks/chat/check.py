@@ -8,22 +8,23 @@ a week later. It takes seconds, because the reference tokenizer has to be loaded
 
 import hashlib
 import itertools
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import asdict, dataclass, replace
 from importlib.metadata import version
+from typing import Any
 
 import numpy as np
 import orjson
 import pyarrow as pa
 
 from tasks.chat.controls import Controls
-from tasks.chat.conversation import Rejected
+from tasks.chat.conversation import Conversation, Rejected
 from tasks.chat.encoding import Batch, Sequences
 from tasks.chat.loss import LossPolicy
 from tasks.chat.pieces import Piece
 from tasks.chat.probes import PROBES, Habits, habits
-from tasks.chat.sequences import Renderer, SplitTurns
+from tasks.chat.sequences import Pieces, Renderer, SplitTurns
 from tasks.chat.template import ChatTemplate
 from tasks.errors import InputError
 from tasks.shards.publish import publish_bytes
@@ -36,6 +37,9 @@ from tasks.tokenize.vocabulary import Vocabulary
 
 REQUIRED = ("one turn", "several turns")
 """Probes that no template may refuse."""
+
+SequencesOf = Callable[[Conversation], "list[Pieces] | Rejected"]
+"""How a format makes sequences of a probe."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -82,22 +86,27 @@ def checked_renderer(
         "self-check", template.digest, template.variables, vocabulary.fingerprint, asdict(policy), split_turns, special,
         PROBES, version("tokenmill"), version("jinja2"), version("tokenizers"),
     ]  # fmt: skip
+    refused = remembered(question, store, lambda: refusals(renderer.sequences, found.controls, vocabulary))
+    return Checked(renderer, refused, _warnings(found.controls, writes_reasoning=found.writes_reasoning))
+
+
+def remembered(question: Sequence[Any], store: str, check: Callable[[], dict[str, str]]) -> dict[str, str]:
+    """What a check found to be refused, from the store when the same `question` was asked before."""
     digest = hashlib.sha256(orjson.dumps(question, option=orjson.OPT_SORT_KEYS)).hexdigest()[:32]
     place = join(store, "gates", f"{digest}.json")
-    warnings = _warnings(found.controls, writes_reasoning=found.writes_reasoning)
     with suppress(orjson.JSONDecodeError, TypeError):  # a damaged memory is no memory
-        return Checked(renderer, dict(orjson.loads(read_bytes(place) or b"null")), warnings)
-    refused = _refused(renderer, found.controls, vocabulary)
+        return dict(orjson.loads(read_bytes(place) or b"null"))
+    refused = check()
     publish_bytes(place, orjson.dumps(refused, option=orjson.OPT_INDENT_2))
-    return Checked(renderer, refused, warnings)
+    return refused
 
 
-def _refused(renderer: Renderer, controls: Controls, vocabulary: Vocabulary) -> dict[str, str]:
-    """The probes that the renderer refuses, with the reason, after the others came out right."""
+def refusals(sequences_of: SequencesOf, controls: Controls, vocabulary: Vocabulary) -> dict[str, str]:
+    """The probes that are refused, with the reason, after the others came out right. Raises InputError unless they do."""
     guarded = vocabulary.guarding(frozenset(controls.ids))  # also for whole texts, so that one tokenizer is loaded
     refused: dict[str, str] = {}
     for name, probe in PROBES.items():
-        sequences = renderer.sequences(probe)
+        sequences = sequences_of(probe)
         if not isinstance(sequences, Rejected):
             _require_right(name, sequences, controls, guarded)
         elif name in REQUIRED:

@@ -16,6 +16,9 @@ from tasks.tokenize.vocabulary import Vocabulary
 
 BUNDLED = Path(__file__).parents[2] / "blends" / "templates"
 
+OTHERS = ("harmony", "tokenizer")
+"""What can be chosen beside the bundled templates; the first is no Jinja, and has a room of its own."""
+
 TOOLS_END, CALL_FORMAT, HEADER_END = "</tools>", "<function=", "<|im_end|>"
 """What surrounds the instructions for tool calls in a header of the nano3 kind, and what only these instructions show."""
 
@@ -36,7 +39,7 @@ def load_template(chosen: str, vocabulary: Vocabulary, variables: Mapping[str, A
     path = Path(chosen).expanduser()
     if path.is_file():
         return ChatTemplate(_read(path), variables)
-    known = [*bundled, "tokenizer"]
+    known = [*bundled, *OTHERS]
     raise InputError(
         f"chat_template: {chosen!r} is no known template, no file, and no Jinja text; {nearest(chosen, known)}, "
         "or give the path of a .jinja file"

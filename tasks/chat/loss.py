@@ -19,7 +19,7 @@ from tasks.chat.controls import Controls
 from tasks.chat.conversation import Message, Rejected
 from tasks.chat.template import Rendering
 
-LossOn = Literal["assistant_all", "last_turn", "final_only"]
+LossOn = Literal["assistant_all", "assistant_bodies", "last_turn", "final_only"]
 
 Range = tuple[int, int]
 
@@ -29,7 +29,8 @@ class LossPolicy:
     """Which tokens are trained on.
 
     `assistant_all`: all that the assistant generates; `last_turn`: what it generates after the last user message;
-    `final_only`: its last answer alone, without reasoning and tool calls. The three others leave parts out everywhere.
+    `final_only`: its last answer alone, without reasoning and tool calls. `assistant_bodies` is for formats that tell
+    what is said from what introduces it, and leaves that out. The three others leave parts out everywhere.
     """
 
     on: LossOn = "assistant_all"

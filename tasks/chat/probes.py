@@ -54,7 +54,8 @@ def _calls(text: str | None, *names: str, reasoning: str | None = None) -> Messa
 
 
 def _result(text: str, number: int) -> Message:
-    return {"role": "tool", "content": text, "tool_call_id": f"call{number:05d}", "name": "weather"}
+    name = TOOLS[number]["function"]["name"]
+    return {"role": "tool", "content": text, "tool_call_id": f"call{number:05d}", "name": name}
 
 
 SYSTEM: Message = {"role": "system", "content": "You are a patient guide."}

@@ -38,13 +38,22 @@ ZERO_WIDTH_SPACE = "\u200b"
 
 def compose(source: Source, policy: Policy) -> Composed | Rejected:
     """The conversation in Harmony, or why there is none."""
+    return _attempted(source, policy, policy.special_strings)
+
+
+def compose_literally(source: Source, policy: Policy) -> Composed | Rejected:
+    """The same with all special strings in its text, for tokens instead of text: in tokens they are no structure."""
+    return _attempted(source, policy, None)
+
+
+def _attempted(source: Source, policy: Policy, special_strings: SpecialStrings | None) -> Composed | Rejected:
     try:
-        return _composed(source, policy)
+        return _composed(source, policy, special_strings)
     except (RefusedError, RejectionError) as refusal:
         return Rejected(refusal.reason, refusal.detail)
 
 
-def _composed(source: Source, policy: Policy) -> Composed:
+def _composed(source: Source, policy: Policy, special_strings: SpecialStrings | None) -> Composed:
     recipients = _recipients(source)
     functions = _functions(source, recipients)
     before, turns = _split(source.messages)
@@ -52,7 +61,7 @@ def _composed(source: Source, policy: Policy) -> Composed:
     messages = [*_preamble(source, before, functions, policy), *written.messages()]
     messages, trailing = _ending(messages, policy)
     messages, thoughts = _without_old_thoughts(messages, policy)
-    messages, escaped = _plain(messages, policy.special_strings)
+    messages, escaped = _plain(messages, special_strings)
     if messages[-1].channel == "final":
         messages[-1] = replace(messages[-1], terminator="return")
     renamed = {name: to for name, to in recipients.items() if to not in {FUNCTIONS + name, PYTHON}}
@@ -312,9 +321,13 @@ def _is_thought(message: HarmonyMessage) -> bool:
     return message.author == "assistant" and message.channel == "analysis" and message.recipient is None
 
 
-def _plain(messages: list[HarmonyMessage], policy: SpecialStrings) -> tuple[list[HarmonyMessage], int]:
-    """The messages with bodies that cannot be mistaken for structure, and how many special strings were escaped."""
+def _plain(messages: list[HarmonyMessage], policy: SpecialStrings | None) -> tuple[list[HarmonyMessage], int]:
+    """The messages with bodies that cannot be mistaken for structure, and how many special strings were escaped. Without
+    a policy they stay as they are.
+    """
     escaped = 0
+    if policy is None:
+        return messages, escaped
     for place, message in enumerate(messages):
         if "<|" not in message.body:
             continue

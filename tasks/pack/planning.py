@@ -1,7 +1,7 @@
 """Planning an SFT preparation: blend and settings in, every shard with its identity out. No Prefect, no Dask.
 
-Beyond what any plan reads, the template and the tokenizer pass their self-check (`tasks.chat.check`), and the exactness
-gate takes a sample of the text of each data set.
+Beyond what any plan reads, the template and the tokenizer pass their self-check (`tasks.chat.check`, for Harmony
+`tasks.harmony.check`), and the exactness gate takes a sample of the text of each data set.
 """
 
 from collections.abc import Iterator, Mapping, Sequence
@@ -12,13 +12,10 @@ from typing import Any
 import orjson
 
 from tasks.blend.models import Blend, DataSource
-from tasks.chat.check import Checked, checked_renderer
 from tasks.chat.conversation import Rejected
-from tasks.chat.intake import conversation, fields_read
-from tasks.chat.load import load_template
 from tasks.chat.loss import LossPolicy
-from tasks.chat.template import ChatTemplate
 from tasks.errors import InputError
+from tasks.pack.formats import CheckedFormat, Rows, Template, checked_format
 from tasks.pack.settings import SftRecipe, SftSettings
 from tasks.shards.plan import Plan
 from tasks.shards.planning import holdout_of, output_place, plan_shards, require_no, store_place
@@ -47,13 +44,13 @@ class SftPlan:
     output_dir: str
     plan: Plan
     verdicts: Mapping[str, Verdict]
-    checked: Checked = field(repr=False)
+    checked: CheckedFormat = field(repr=False)
     vocabulary: Vocabulary = field(repr=False)
 
     @property
-    def template(self) -> ChatTemplate:
+    def template(self) -> Template:
         """The chat template."""
-        return self.checked.renderer.template
+        return self.checked.format.template
 
 
 def plan_sft(blend: Blend, settings: SftSettings, output_dir: str | None) -> SftPlan:
@@ -64,25 +61,27 @@ def plan_sft(blend: Blend, settings: SftSettings, output_dir: str | None) -> Sft
     output_dir = output_place(output_dir)
     store = Store(store_place(settings, output_dir), KIND)
     vocabulary = find_vocabulary(settings.tokenizer)
-    template = load_template(settings.chat_template, vocabulary, settings.template_variables)
-    checked = checked_renderer(
-        template, vocabulary, policy(settings), settings.split_turns, settings.special_tokens_in_text, store.place
-    )
-    guarded = vocabulary.guarding(frozenset(checked.renderer.controls.ids))
+    checked = checked_format(settings, vocabulary, policy(settings), store.place)
+    chat, controls = checked.format, frozenset(checked.format.controls.ids)
+    guarded = vocabulary.guarding(controls)
     verdicts: dict[str, Verdict] = {}
+
+    def rows_of(source: DataSource) -> Rows[Any]:
+        return chat.rows(source.messages_field, source.tools_field)
+
+    def fields(source: DataSource) -> list[str]:
+        return [*rows_of(source).fields, *row_filter(source).fields]
 
     def recipes(source: DataSource, split: str, slices: Sequence[Slice]) -> list[SftRecipe]:
         require_no(source, ["converter", "transforms"], "SFT")
-        literal = settings.special_tokens_in_text != "allow"
-        which = orjson.dumps(
-            [fields_read(source.messages_field, source.tools_field), sorted(checked.renderer.controls.ids)]
-        )
-        texts = partial(_texts, source)
+        rows, literal = rows_of(source), settings.special_tokens_in_text != "allow"
+        which = orjson.dumps([rows.fields, sorted(controls)])
+        texts = partial(_texts, rows, fields(source))
         verdict = judge(guarded, slices, texts, which.decode(), store.place, literal=literal)
         verdicts[f"{split}/{source.name}"] = verdict
-        return [_recipe(source, split, settings, vocabulary, template, verdict)] * len(slices)
+        return [_recipe(source, split, settings, vocabulary, chat.template, verdict)] * len(slices)
 
-    plan = plan_shards(blend, settings, store, FORMAT_VERSION, _fields, require_any, recipes)
+    plan = plan_shards(blend, settings, store, FORMAT_VERSION, fields, require_any, recipes)
     return SftPlan(blend, settings, output_dir, plan, verdicts, checked, vocabulary)
 
 
@@ -91,17 +90,13 @@ def policy(settings: SftSettings) -> LossPolicy:
     return LossPolicy(settings.loss_on, settings.loss_reasoning, settings.loss_tool_calls, settings.loss_end_of_turn)
 
 
-def _fields(source: DataSource) -> list[str]:
-    return [*fields_read(source.messages_field, source.tools_field), *row_filter(source).fields]
-
-
-def _texts(source: DataSource, part: Slice) -> Iterator[str]:
-    """The contents of the messages of a slice."""
-    for batch in read_records(part, _fields(source)):
+def _texts(rows: Rows[Any], fields: Sequence[str], part: Slice) -> Iterator[str]:
+    """The texts of the conversations of a slice."""
+    for batch in read_records(part, fields):
         for record in batch.records:
-            found = conversation(record, source.messages_field, source.tools_field)
+            found = rows.read(record)
             if not isinstance(found, Rejected):
-                yield from (message["content"] for message in found.messages if message["content"])
+                yield from rows.texts(found)
 
 
 def _recipe(
@@ -109,7 +104,7 @@ def _recipe(
     split: str,
     settings: SftSettings,
     vocabulary: Vocabulary,
-    template: ChatTemplate,
+    template: Template,
     verdict: Verdict,
 ) -> SftRecipe:
     holdout = holdout_of(settings, split)
@@ -151,6 +146,6 @@ def _pad_id(settings: SftSettings, vocabulary: Vocabulary) -> int | None:
     return vocabulary.eos
 
 
-def template_record(template: ChatTemplate) -> dict[str, Any]:
+def template_record(template: Template) -> dict[str, Any]:
     """A template as plain JSON, for workers."""
     return {"source": template.source, "variables": template.variables}

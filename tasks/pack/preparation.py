@@ -7,11 +7,11 @@ from typing import Any
 
 import orjson
 
-from tasks.chat.check import renderer_of, text_encoder
+from tasks.chat.check import text_encoder
 from tasks.chat.loss import LossPolicy
-from tasks.chat.sequences import Renderer, SplitTurns
-from tasks.chat.template import ChatTemplate
+from tasks.chat.sequences import SplitTurns
 from tasks.errors import RunError
+from tasks.pack.formats import Format, format_of
 from tasks.pack.planning import KIND, SftPlan
 from tasks.pack.publication import PackedLayout
 from tasks.pack.settings import SftRecipe
@@ -45,22 +45,23 @@ def build_sft_shard(
             "the plan; give all workers the same files, or pin tokenizer.revision"
         )
     variables = orjson.dumps(template["variables"], option=orjson.OPT_SORT_KEYS)
-    renderer = _renderer(
+    chat = _format(
         template["source"], variables, vocabulary, recipe.policy, recipe.split_turns, recipe.special_tokens_in_text
     )
-    if renderer.template.digest != recipe.template:
-        raise RunError(f"chat_template: {renderer.template.digest} on this worker but {recipe.template} in the plan")
-    encoder = text_encoder(vocabulary, renderer.controls, recipe.backend, recipe.special_tokens_in_text)
-    return ShardBuilder(shard, recipe, renderer, encoder, store).build(on_bad_row)
+    if chat.template.digest != recipe.template:
+        raise RunError(f"chat_template: {chat.template.digest} on this worker but {recipe.template} in the plan")
+    encoder = text_encoder(vocabulary, chat.controls, recipe.backend, recipe.special_tokens_in_text)
+    rows = chat.rows(recipe.messages_field, recipe.tools_field)
+    return ShardBuilder(shard, recipe, rows, encoder, store).build(on_bad_row)
 
 
 @lru_cache(maxsize=8)
-def _renderer(
+def _format(
     source: str, variables: bytes, vocabulary: Vocabulary, policy: LossPolicy, split_turns: SplitTurns,
     special: SpecialTokens,
-) -> Renderer:  # fmt: skip
+) -> Format:  # fmt: skip
     """Probing a template takes some 30 ms, so a worker does it once."""
-    return renderer_of(ChatTemplate(source, orjson.loads(variables)), vocabulary, policy, split_turns, special)
+    return format_of(source, orjson.loads(variables), vocabulary, policy, split_turns, special)
 
 
 def publish_sft(plan: SftPlan, started: float) -> dict[str, Any]:
@@ -79,7 +80,7 @@ def publish_sft(plan: SftPlan, started: float) -> dict[str, Any]:
         },
         "template": {
             "digest": plan.template.digest,
-            "controls": dict(plan.checked.renderer.controls.ids),
+            "controls": dict(plan.checked.format.controls.ids),
             "refused": plan.checked.refused,
             "warnings": plan.checked.warnings,
         },

@@ -8,7 +8,7 @@ none is.
 
 import time
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from contextlib import ExitStack
 from dataclasses import dataclass, field
 from socket import gethostname
@@ -17,12 +17,12 @@ from typing import Any
 import numpy as np
 from xxhash import xxh3_64_intdigest
 
-from tasks.chat.conversation import Conversation, Rejected
+from tasks.chat.conversation import Rejected
 from tasks.chat.encoding import Batch, Sequences
-from tasks.chat.intake import conversation, fields_read
-from tasks.chat.sequences import Pieces, Renderer
+from tasks.chat.sequences import Pieces
 from tasks.errors import RunError
 from tasks.pack.algorithms import pack
+from tasks.pack.formats import Rows
 from tasks.pack.parquet import FORMAT, PackWriter, padded
 from tasks.pack.settings import SftRecipe
 from tasks.pack.spool import Runs, Spool, spool_folder
@@ -86,12 +86,10 @@ class _Part:
 
 
 class ShardBuilder:
-    """Builds one shard; `renderer` and `encoder` are those of its recipe."""
+    """Builds one shard; `rows` and `encoder` are those of its recipe."""
 
-    def __init__(
-        self, shard: PlannedShard, recipe: SftRecipe, renderer: Renderer, encoder: Encoder, store: Store
-    ) -> None:
-        self._shard, self._recipe, self._renderer, self._encoder, self._store = shard, recipe, renderer, encoder, store
+    def __init__(self, shard: PlannedShard, recipe: SftRecipe, rows: Rows[Any], encoder: Encoder, store: Store) -> None:
+        self._shard, self._recipe, self._rows, self._encoder, self._store = shard, recipe, rows, encoder, store
         self._filter = RowFilter(dict(recipe.filters))
         self._parts: dict[str, _Part] = {}
         self._counts: Counter[str] = Counter()
@@ -103,8 +101,7 @@ class ShardBuilder:
         or a sequence is too long and the policy is `error`, OSError from the storage. Nothing is proven by then.
         """
         started, cpu = time.time(), time.process_time()
-        recipe = self._recipe
-        fields = [*fields_read(recipe.messages_field, recipe.tools_field), *self._filter.fields]
+        fields = [*self._rows.fields, *self._filter.fields]
         with ExitStack() as stack:
             books = Books(self._shard.part, self._store.folder(self._shard.key), stack, on_bad_row)
             for batch in read_records(self._shard.part, fields):
@@ -149,21 +146,21 @@ class ShardBuilder:
                     self._encode(part, books, unfinished=row)
         books.set_aside(sorted(bad, key=lambda row: row.row))
 
-    def _rendered(self, record: Mapping[str, Any]) -> tuple[Conversation, list[Pieces]] | Rejected:
+    def _rendered(self, record: Mapping[str, Any]) -> tuple[Any, list[Pieces]] | Rejected:
         """The conversation of a record with its sequences, or why there are none."""
-        found = conversation(record, self._recipe.messages_field, self._recipe.tools_field)
+        found = self._rows.read(record)
         if isinstance(found, Rejected):
             return found
-        if self._recipe.special_tokens_in_text == "reject" and self._renderer.controls.spelled_in(found):
-            return Rejected("special_token_in_text", "the text contains a control string of the template")
-        sequences = self._renderer.sequences(found)
+        sequences = self._rows.sequences(found)
         return sequences if isinstance(sequences, Rejected) else (found, sequences)
 
-    def _part(self, found: Conversation, stack: ExitStack) -> _Part:
+    def _part(self, found: Any, stack: ExitStack) -> _Part:  # noqa: ANN401 - a conversation, as the format reads it
         """The part that a conversation belongs to, by a hash of it."""
         name, recipe = WHOLE, self._recipe
         if recipe.holdout_seed is not None:
-            name = part_of(digest(found, recipe.holdout_seed), recipe.holdout_valid, recipe.holdout_test)
+            name = part_of(
+                digest(self._rows.said(found), recipe.holdout_seed), recipe.holdout_valid, recipe.holdout_test
+            )
         if name not in self._parts:
             self._parts[name] = _Part(Spool(spool_folder(self._store.place)))
             stack.callback(self._parts[name].spool.close)
@@ -229,13 +226,8 @@ class ShardBuilder:
             return PackWriter(spooled, packs, recipe).write(books.open(f"{name}.parquet"), metadata)
 
 
-def digest(found: Conversation, seed: int) -> int:
-    """A hash of what is said in a conversation, 64 bits, whatever its row looked like."""
-    said: list[str] = []
-    for message in found.messages:
-        said += [message["role"], message["content"] or "", message.get("reasoning_content", "")]
-        for call in message.get("tool_calls", ()):
-            said += [call["function"]["name"], call["function"]["arguments"].text]
+def digest(said: Iterable[str], seed: int) -> int:
+    """A hash of what is said in a conversation, 64 bits."""
     return xxh3_64_intdigest("\x1f".join(said).encode(), seed)
 
 

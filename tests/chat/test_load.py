@@ -115,8 +115,8 @@ def test_jinja_text(vocabulary, source):
         ("nano33", "did you mean 'nano3'"),
         ("Nano3", "did you mean 'nano3'"),
         ("tokeniser", "did you mean 'tokenizer'"),
-        ("chatml", "known: nano3, tokenizer"),
-        ("/no/such/file.jinja", "known: nano3, tokenizer"),
+        ("chatml", "known: harmony, nano3, tokenizer"),
+        ("/no/such/file.jinja", "known: harmony, nano3, tokenizer"),
         ("nano3.jinja", "did you mean 'nano3'"),
     ],
 )

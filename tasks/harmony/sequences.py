@@ -1,0 +1,272 @@
+"""Harmony messages to sequences for training and scoring: pieces of text, and which of them are trained on.
+
+A message is written by itself: its tags are the ids they are, and the text between them is encoded as a whole. No token
+crosses a tag, so the ids of a conversation are those of its messages, and a mask that names whole parts of messages is
+exact: nothing has to be searched for, and no border falls into a token.
+
+    <|start|>assistant │  to=functions.f<|channel|>commentary <|constrain|>json<|message|> │ {"id":1} │ <|call|>
+         author        │                              header                               │   body   │    end
+
+What is trained on is what the model itself writes, as for any chat template. It is prompted with `<|start|>assistant`
+and goes on with recipient and channel, by which it decides to think, to call or to answer: so headers are trained on,
+together with what they introduce. Behind the `<|end|>` of a thought or a remark nobody stops it, so it also writes the
+`<|start|>assistant` of its next message. An answer it ends with `<|return|>`: where that has become `<|end|>`, because
+others spoke after it, the model never writes it, and it is not trained on, or it would learn to talk on.
+
+Text is taken as it is: whoever made it has decided which thoughts are left in its history. A conversation that is
+composed from other messages forgets the thoughts before its last question, as in a chat with the model. Where thoughts
+would be forgotten that are to be learned, it becomes a sequence per turn, each ending in `<|return|>` if in an answer.
+
+A message costs some 3 microseconds here, and its tokens what the encoder takes.
+"""
+
+import itertools
+import re
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from functools import cache, lru_cache
+from typing import NamedTuple
+
+import numpy as np
+
+from tasks.chat.check import text_encoder
+from tasks.chat.controls import Controls
+from tasks.chat.conversation import Rejected
+from tasks.chat.encoding import Batch
+from tasks.chat.loss import LossPolicy
+from tasks.chat.pieces import ROLE_NUMBERS, Piece
+from tasks.chat.sequences import Pieces
+from tasks.errors import InputError
+from tasks.harmony.grammar import Fault, Header, parse
+from tasks.harmony.message import ROLES, HarmonyMessage
+from tasks.harmony.render import ENDS, TAGS, render
+from tasks.harmony.tokens import VOCABULARY
+from tasks.harmony.vocabulary import IDS
+from tasks.tokenize.encoders import Encoder
+from tasks.tokenize.load import find_vocabulary
+from tasks.tokenize.settings import TokenizerSource
+
+CONTROLS = Controls({tag: IDS[tag] for tag in sorted(TAGS)})
+"""The control tokens of Harmony text."""
+
+NONE, ANALYSIS, CALL, ANSWER = range(4)
+"""Which part of what the assistant writes a token is of: none (others write it), a thought, a call of a tool, or what
+the user is told, which is the answer and remarks before calls.
+"""
+
+LOSS_MODES: Mapping[str, LossPolicy] = {
+    "assistant_all": LossPolicy("assistant_bodies", end_of_turn=False),
+    "assistant_all_eot": LossPolicy("assistant_bodies"),
+    "assistant_full": LossPolicy(),
+    "assistant_last": LossPolicy("last_turn"),
+    "final_only": LossPolicy("final_only"),
+}
+"""The names that Harmony data sets and their scores have for what is trained on."""
+
+
+class Learned(NamedTuple):
+    """Which parts of a message are trained on."""
+
+    author: bool = False
+    header: bool = False
+    body: bool = False
+    end: bool = False
+
+
+NOTHING = Learned()
+
+
+@dataclass(frozen=True, slots=True)
+class HarmonyConversation:
+    """At least one message; `forgets` says that thoughts of earlier turns are no part of history."""
+
+    messages: Sequence[HarmonyMessage]
+    forgets: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class HarmonyRenderer:
+    """Conversations to sequences of pieces, with one policy; `splits_turns` allows a sequence per turn."""
+
+    policy: LossPolicy
+    splits_turns: bool
+
+    def sequences(self, conversation: HarmonyConversation) -> list[Pieces] | Rejected:
+        """The sequences of a conversation, none of them without anything to learn. Rejected, with a reason, when there
+        is none, and for a `<|return|>` that does not end the conversation, since nothing can follow it.
+        """
+        early = [number for number, each in enumerate(conversation.messages[:-1], 1) if each.terminator == "return"]
+        if early:
+            count = len(conversation.messages)
+            return Rejected(
+                "return_not_last", f"message {early[0]} of {count} ends with <|return|>; end it with <|end|>"
+            )
+        found = [self._sequence(messages, first) for messages, first in self._targets(conversation)]
+        learned = [sequence for sequence in found if any(piece.learned for piece in sequence)]
+        return learned or Rejected("nothing_trained", "no token of it would be trained on under this loss policy")
+
+    def _sequence(self, messages: Sequence[HarmonyMessage], first: int) -> Pieces:
+        learned = [*itertools.repeat(NOTHING, first), *learned_of(messages, self.policy)[first:]]
+        return [piece for each in zip(messages, learned, strict=True) for piece in pieces_of(*each)]
+
+    def _targets(self, conversation: HarmonyConversation) -> Iterator[tuple[Sequence[HarmonyMessage], int]]:
+        """The messages of each sequence, and the first of them that may be trained on."""
+        messages = conversation.messages
+        asked = max((number for number, message in enumerate(messages) if message.author == "user"), default=0)
+        if not conversation.forgets or not any(part_of(message) == ANALYSIS for message in messages[:asked]):
+            yield messages, 0
+        elif self.splits_turns and self.policy.on in {"assistant_all", "assistant_bodies"}:
+            for start, stop in _turns(messages):
+                history = _without_thoughts(messages[:start])
+                yield [*history, *_ended(messages[start:stop])], len(history)
+        else:
+            yield [*_without_thoughts(messages[:asked]), *messages[asked:]], 0
+
+
+@dataclass(frozen=True, slots=True)
+class Encoded:
+    """Conversations as tokens, back to back; conversation i is `[offsets[i], offsets[i + 1])`.
+
+    `ids` int32 [tokens]; `loss` int8 [tokens], 1 where the token itself is to be predicted (not shifted); `parts` int8
+    [tokens], which part it is of (NONE, ANALYSIS, CALL, ANSWER), headers and ends with what they stand around, trained
+    on or not; `offsets` int64 [conversations + 1].
+    """
+
+    ids: np.ndarray
+    loss: np.ndarray
+    parts: np.ndarray
+    offsets: np.ndarray
+
+
+def encode(conversations: Sequence[str | Sequence[HarmonyMessage]], policy: LossPolicy) -> Encoded:
+    """The tokens of conversations, as texts or as messages, with the mask that training gives them.
+
+    Raises InputError, with the place, for a text that is no Harmony.
+    """
+    batch, parts, counts = Batch(), list[int](), list[int]()
+    for number, given in enumerate(conversations):
+        messages = _parsed(given, number) if isinstance(given, str) else given
+        for message, learned in zip(messages, learned_of(messages, policy), strict=True):
+            batch.add(pieces_of(message, learned))
+            parts.append(part_of(message))
+        counts.append(len(messages))
+    found = batch.encode(literal_encoder())
+    ends = np.cumsum([0, *counts], dtype=np.int64)
+    return Encoded(found.ids, found.loss, np.repeat(np.asarray(parts, np.int8), found.lengths), found.offsets[ends])
+
+
+@cache
+def literal_encoder() -> Encoder:
+    """The encoder of the text between control tokens, which takes none in it for one."""
+    vocabulary = find_vocabulary(TokenizerSource(model=VOCABULARY))
+    return text_encoder(vocabulary, CONTROLS, "gigatoken", "literal")
+
+
+def part_of(message: HarmonyMessage) -> int:
+    """The part that all tokens of a message are of."""
+    if message.author != "assistant":
+        return NONE
+    if message.recipient is not None:
+        return CALL
+    return ANALYSIS if message.channel == "analysis" else ANSWER
+
+
+def learned_of(messages: Sequence[HarmonyMessage], policy: LossPolicy) -> list[Learned]:
+    """What is trained on of each message of a conversation.
+
+    `assistant_bodies` leaves headers out, `end_of_turn` counts for every terminator, and `final_only` takes the last
+    message by the assistant, if that is an answer.
+    """
+    first = _first_chosen(messages, policy)
+    return [
+        _learned(message, before, policy) if number >= first and _wanted(message, policy) else NOTHING
+        for number, (before, message) in enumerate(zip([None, *messages], messages, strict=False))
+    ]
+
+
+def _first_chosen(messages: Sequence[HarmonyMessage], policy: LossPolicy) -> int:
+    if policy.on in {"assistant_all", "assistant_bodies"}:
+        return 0
+    author = "user" if policy.on == "last_turn" else "assistant"
+    return max((number for number, message in enumerate(messages) if message.author == author), default=0)
+
+
+def _wanted(message: HarmonyMessage, policy: LossPolicy) -> bool:
+    part = part_of(message)
+    if policy.on == "final_only":
+        return part == ANSWER and message.channel == "final"
+    return part == ANSWER or (part == ANALYSIS and policy.reasoning) or (part == CALL and policy.tool_calls)
+
+
+def _learned(message: HarmonyMessage, before: HarmonyMessage | None, policy: LossPolicy) -> Learned:
+    header = policy.on != "assistant_bodies"
+    goes_on = before is not None and before.author == "assistant" and before.terminator == "end"
+    return Learned(
+        author=header and goes_on and not _returned(before),
+        header=header,
+        body=True,
+        end=policy.end_of_turn and not _returned(message),
+    )
+
+
+def _returned(message: HarmonyMessage | None) -> bool:
+    """Whether the model ended the message with `<|return|>`, and something else is written there."""
+    return message is not None and message.channel == "final" and message.terminator == "end"
+
+
+def pieces_of(message: HarmonyMessage, learned: Learned) -> Pieces:
+    """The pieces of one message."""
+    role = ROLE_NUMBERS[message.author if message.author in ROLES else "tool"]
+    header = Header(message.author, message.recipient, message.channel, message.content_type, message.constrained)
+    body = [Piece(message.body, -1, role, learned.body)] if message.body else []
+    return [
+        *_opening(header, role, learned.author, learned.header),
+        *body,
+        _end(ENDS[message.terminator], role, learned.end),
+    ]
+
+
+@lru_cache(maxsize=4096)
+def _opening(header: Header, role: int, author: bool, rest: bool) -> Pieces:
+    """The pieces of a header, up to the body. The author ends a token, because a blank begins one."""
+    empty = HarmonyMessage(header.author, "", *header[1:])
+    _, start, named, *others = re.split(CONTROLS.pattern, render([empty]).removesuffix(ENDS[empty.terminator]))
+    behind = named.removeprefix(header.author)
+    before = [_piece(start, role, author), _piece(header.author, role, author)]
+    return [*before, *(_piece(text, role, rest) for text in [behind, *others] if text)]
+
+
+def _piece(text: str, role: int, learned: bool) -> Piece:
+    return Piece(None, IDS[text], role, learned) if text in TAGS else Piece(text, -1, role, learned)
+
+
+_end = lru_cache(maxsize=64)(_piece)
+
+
+def _turns(messages: Sequence[HarmonyMessage]) -> Iterator[tuple[int, int]]:
+    """First message and end of every turn that holds an answer: from a question to the last word of the assistant."""
+    asked = [number for number, message in enumerate(messages) if message.author == "user"]
+    borders = [0, *(number for number in asked if number), len(messages)]
+    for start, end in itertools.pairwise(borders):
+        spoken = [number for number in range(start, end) if messages[number].author == "assistant"]
+        if spoken:
+            yield start, spoken[-1] + 1
+
+
+def _without_thoughts(messages: Sequence[HarmonyMessage]) -> list[HarmonyMessage]:
+    return [message for message in messages if part_of(message) != ANALYSIS]
+
+
+def _ended(messages: Sequence[HarmonyMessage]) -> list[HarmonyMessage]:
+    """The messages of a turn, with the end that the model gave it."""
+    *others, last = messages
+    return [*others, replace(last, terminator="return") if _returned(last) else last]
+
+
+def _parsed(text: str, number: int) -> Sequence[HarmonyMessage]:
+    found = parse(text)
+    if isinstance(found, Fault):
+        raise InputError(
+            f"text {number}, character {found.offset}: {found.detail} ({found.code}); mend or leave it out"
+        )
+    return found

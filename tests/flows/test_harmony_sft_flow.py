@@ -1,0 +1,78 @@
+"""Harmony text and chat become packs by one command, and what does not fit Harmony is told before anything starts."""
+
+import json
+import subprocess
+from pathlib import Path
+
+import pytest
+
+from tests import preparing_harmony
+from tests.flows import preparation_runs
+from tests.flows.preparation_runs import DEADLINE, TOKENMILL, finish
+from tests.peers.conversations import assistant, talk, thinking, user
+from tests.preparing import tree
+from tests.preparing_sft import chat_vocabulary, prepare, write_rows
+
+ROWS = 40
+
+
+@pytest.fixture(scope="module")
+def blend(tmp_path_factory):
+    """Chat, half of it with thoughts in its only turn."""
+    folder = tmp_path_factory.mktemp("chat")
+    rows = [
+        talk(user(f"What is {number} squared?"), thinking("Multiply.", f"{number**2}.") if number % 2 else assistant(f"{number**2}."))
+        for number in range(ROWS)
+    ]  # fmt: skip
+    sources = [{"name": "chat", "path": str(write_rows(folder / "train.jsonl", rows))}]
+    (folder / "blend.json").write_text(json.dumps({"datasets": sources}))
+    return folder / "blend.json"
+
+
+@pytest.fixture(scope="module")
+def normal(blend, tmp_path_factory):
+    """The blend in Harmony."""
+    out = tmp_path_factory.mktemp("normal") / "out"
+    preparing_harmony.prepare(str(blend), out)
+    return out
+
+
+def test_one_command_makes_packs_of_what_a_normalization_published(normal, tmp_path, prefect_server):
+    arguments = ["chat_template=harmony", "shard_size=2KB", "holdout.valid=0.1", "holdout.test=0", "--workers", "2"]
+    record = finish(preparation_runs.start("sft", normal / "blend.json", tmp_path / "out", prefect_server, *arguments))
+    assert (record["rows"], record["documents"], record["dropped"]) == (ROWS, ROWS, {})
+    settings = {"shard_size": 2000, "holdout": {"valid": 0.1, "test": 0}, "bad_row_ceiling": 0.001}
+    prepare(str(normal / "blend.json"), tmp_path / "expected", chat_template="harmony", **settings)
+    assert tree(tmp_path / "out") == tree(tmp_path / "expected")
+
+
+def test_chat_needs_no_normalization(blend, tmp_path, prefect_server):
+    process = preparation_runs.start("sft", blend, tmp_path / "out", prefect_server, "chat_template=harmony", "--workers", "1")  # fmt: skip
+    assert finish(process)["documents"] == ROWS
+    viewed = tokenmill("view", tmp_path / "out")
+    (pack,) = json.loads(viewed.stdout)["view"]["packs"]
+    assert {passage["role"] for each in pack["sequences"] for passage in each["passages"]} == {"system", "user", "assistant"}  # fmt: skip
+
+
+def tokenmill(*arguments):
+    command = [TOKENMILL, *map(str, arguments)]
+    return subprocess.run(command, capture_output=True, text=True, timeout=DEADLINE, check=False)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "remedy"),
+    [
+        (["chat_template=harmny"], "did you mean 'harmony'?"),
+        (["chat_template=harmony", "template_variables.efort=low"], "did you mean 'effort'?"),
+        (["chat_template=harmony", "tokenizer.model=SMALL"], "set tokenizer.model=o200k_harmony"),
+        (["chat_template=nano3", "loss_on=assistant_bodies"], "set loss_on=assistant_all"),
+    ],
+    ids=str,
+)
+def test_a_wrong_call_is_told_before_anything_starts(blend, tmp_path, arguments, remedy):
+    model = str(chat_vocabulary(tmp_path / "small"))
+    given = [argument.replace("SMALL", model) for argument in arguments]
+    done = tokenmill("sft", blend, "--output-dir", tmp_path / "out", *given)
+    assert done.returncode == 2
+    assert remedy in done.stderr
+    assert not Path(tmp_path / "out").exists()
