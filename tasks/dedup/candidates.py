@@ -16,7 +16,7 @@ from collections.abc import Iterable, Iterator
 import numpy as np
 import pyarrow as pa
 
-from tasks.dedup.partitions import partitioned, read_partition
+from tasks.dedup.partitions import NONE, SliceFile, partitioned, read_numbered, read_partition
 from tasks.dedup.shingles import combined
 from tasks.shards.publish import Output
 
@@ -40,12 +40,15 @@ def band_table(keys: np.ndarray, numbers: np.ndarray, ranks: np.ndarray) -> pa.T
     return pa.Table.from_arrays([pa.array(column) for column in columns], schema=BANDS_SCHEMA)
 
 
-def write_candidates(bands: Iterable[str], partition: int, uri: str, partitions: int) -> Output:
+def write_candidates(
+    bands: Iterable[SliceFile], partition: int, uri: str, partitions: int, gone: np.ndarray = NONE
+) -> Output:
     """Write the pairs of one partition of the files `bands`, cut into as many partitions by what they are.
 
-    Raises OSError and InputError as `publish` does.
+    Documents that are `gone` (int64, ascending) are left out before there are buckets, which they would fill. Raises
+    OSError and InputError as `publish` does.
     """
-    rows = read_partition(bands, partition, partitions, BANDS_SCHEMA)
+    rows = read_numbered(bands, partition, partitions, BANDS_SCHEMA, gone)
     with partitioned(uri, PAIRS, partitions) as file:
         for pairs in candidate_pairs(rows):
             better, worse = pairs[:, 0], pairs[:, 1]

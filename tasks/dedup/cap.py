@@ -11,24 +11,26 @@ import numpy as np
 import pyarrow as pa
 
 from tasks.dedup.keyed import KEYED, grouped, keys, write_keyed
-from tasks.dedup.partitions import read_partition
-from tasks.shards.publish import Output
+from tasks.dedup.partitions import NONE, PartitionedFile, SliceFile, read_numbered
 
 CAPPED = pa.schema([pa.field("dropped", pa.int64())])
 
 
-def write_slice(
-    numbers: np.ndarray, prompts: pa.LargeStringArray, ranks: np.ndarray, uri: str, partitions: int
-) -> Output:
-    """Write the prompts of a slice of documents: `numbers` int64 [n], the prompt id of each, `ranks` uint64 [n].
-
-    A document without a prompt (null) is not counted among any. Raises OSError and InputError as `publish` does.
+def sign(file: PartitionedFile, numbers: np.ndarray, prompts: pa.LargeStringArray, ranks: np.ndarray) -> int:
+    """Append the prompts of some documents to a file of `KEYED`: `numbers` int64 [n], the prompt id of each, `ranks`
+    uint64 [n]. The number of those without a prompt (null), which are not counted among any.
     """
     known = prompts.is_valid().to_numpy(zero_copy_only=False)
-    return write_keyed(uri, [(keys(prompts.drop_null()), numbers[known], ranks[known])], partitions)
+    write_keyed(file, keys(prompts.drop_null()), numbers[known], ranks[known])
+    return prompts.null_count
 
 
-def resolve(uris: Iterable[str], partition: int, partitions: int, most: int) -> pa.Table:
-    """The documents of one partition that are beyond the best `most` of their prompt: a table of `CAPPED`, ascending."""
-    groups = grouped(read_partition(uris, partition, partitions, KEYED))
+def resolve(
+    files: Iterable[SliceFile], partition: int, partitions: int, most: int, gone: np.ndarray = NONE
+) -> pa.Table:
+    """The documents of one partition that are beyond the best `most` of their prompt: a table of `CAPPED`, ascending.
+
+    Documents that are `gone` (int64, ascending) are not counted.
+    """
+    groups = grouped(read_numbered(files, partition, partitions, KEYED, gone))
     return pa.Table.from_arrays([pa.array(np.sort(groups.numbers[groups.places >= most]))], schema=CAPPED)

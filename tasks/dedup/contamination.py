@@ -25,7 +25,7 @@ WORDS = 13
 
 HITS = pa.schema(
     [
-        pa.field("document", pa.int64()),
+        pa.field("number", pa.int64()),
         pa.field("evaluation", pa.large_string()),
         pa.field("row", pa.int64()),
         pa.field("runs", pa.int64()),

@@ -4,7 +4,6 @@ A key is the xxh3_128 of a text. The odds that any two of a billion texts share 
 32 bytes; hashing and grouping a million takes half a second.
 """
 
-from collections.abc import Iterable
 from dataclasses import dataclass
 from itertools import pairwise
 
@@ -13,8 +12,7 @@ import pyarrow as pa
 from xxhash import xxh3_128_digest
 
 from tasks.dedup.documents import content
-from tasks.dedup.partitions import partitioned
-from tasks.shards.publish import Output
+from tasks.dedup.partitions import PartitionedFile
 
 KEYED = pa.schema(
     [
@@ -47,13 +45,10 @@ def keys(texts: pa.LargeStringArray) -> np.ndarray:
     return np.frombuffer(digests, ">u8").astype(np.uint64).reshape(-1, 2)
 
 
-def write_keyed(uri: str, rows: Iterable[tuple[np.ndarray, np.ndarray, np.ndarray]], partitions: int) -> Output:
-    """Write documents as `(keys, numbers, ranks)`, cut by key. Raises OSError and InputError as `publish` does."""
-    with partitioned(uri, KEYED, partitions) as file:
-        for both, numbers, ranks in rows:
-            columns = [pa.array(each) for each in (both[:, 0], both[:, 1], numbers, ranks)]
-            file.write(pa.Table.from_arrays(columns, schema=KEYED), both[:, 0])
-    return file.output
+def write_keyed(file: PartitionedFile, both: np.ndarray, numbers: np.ndarray, ranks: np.ndarray) -> None:
+    """Append documents to a file of `KEYED`, cut by key: `both` uint64 [n, 2], `numbers` int64 [n], `ranks` uint64 [n]."""
+    columns = [pa.array(each) for each in (both[:, 0], both[:, 1], numbers, ranks)]
+    file.write(pa.Table.from_arrays(columns, schema=KEYED), both[:, 0])
 
 
 def grouped(table: pa.Table) -> Groups:

@@ -1,6 +1,6 @@
 """Near-duplicates: documents that share most of their runs of five words, verified before any is dropped.
 
-    write_slice       a slice of documents  ─► its bands, cut by key; its shingles
+    sign              a slice of documents  ─► its bands, cut by key; its shingles
     write_candidates  a partition of bands  ─► pairs, cut by what they are        (in candidates.py)
     verify            a partition of pairs  ─► those whose exact Jaccard similarity reaches the threshold
     resolve           all verified pairs    ─► which document goes, and for which one that stays
@@ -20,21 +20,19 @@ A million documents of 60 words, a tenth of them copies with another word, take 
 Exact duplicates should be gone before: they would fill buckets and say nothing new.
 """
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 
 import numpy as np
 import pyarrow as pa
 
-from tasks.dedup.candidates import BANDS_SCHEMA, band_table, read_candidates
+from tasks.dedup.candidates import band_table, read_candidates
 from tasks.dedup.documents import Documents
 from tasks.dedup.edges import edge_table
 from tasks.dedup.jaccard import sets_of, similarities
 from tasks.dedup.minhash import band_keys, signatures
-from tasks.dedup.normalize import normalized
-from tasks.dedup.partitions import partitioned, tables
+from tasks.dedup.partitions import ROWS_PER_SLICE, PartitionedFile, SliceFile, tables
 from tasks.dedup.shingles import Shingles, shingles
 from tasks.errors import RunError
-from tasks.shards.publish import Output
 
 WORDS = 5
 THRESHOLD = 0.8
@@ -46,23 +44,24 @@ VERIFIED = pa.schema([pa.field("better", pa.int64()), pa.field("worse", pa.int64
 """A pair of documents, the one that would stay and the one that would go, and how alike they are."""
 
 
-def write_slice(documents: Documents, bands: str, shingled: str, partitions: int) -> tuple[Output, Output]:
-    """Write the bands and the shingles of a slice of documents, to the files of these names.
-
-    A document without words has none. Raises OSError and InputError as `publish` does.
+def sign(bands: PartitionedFile, shingled: PartitionedFile, documents: Documents) -> None:
+    """Append the bands and the shingles of some documents, whose texts are in normal form, to files of `BANDS_SCHEMA`
+    and, in one partition, of `SHINGLED`. A document without words has none.
     """
-    with partitioned(bands, BANDS_SCHEMA, partitions) as band_file, partitioned(shingled, SHINGLED, 1) as shingle_file:
-        for batch in documents.batches():
-            found = shingles(normalized(batch.texts), WORDS)
-            lists = pa.LargeListArray.from_arrays(pa.array(found.offsets), pa.array(found.hashes))
-            shingle_file.append(pa.Table.from_arrays([pa.array(batch.numbers), lists], schema=SHINGLED))
-            keys, some = band_keys(signatures(found)), found.counts > 0
-            band_file.write(band_table(keys[some], batch.numbers[some], batch.ranks[some]), keys[some].reshape(-1))
-    return band_file.output, shingle_file.output
+    for batch in documents.batches():
+        found = shingles(batch.texts, WORDS)
+        lists = pa.LargeListArray.from_arrays(pa.array(found.offsets), pa.array(found.hashes))
+        shingled.append(pa.Table.from_arrays([pa.array(batch.numbers), lists], schema=SHINGLED))
+        keys, some = band_keys(signatures(found)), found.counts > 0
+        bands.write(band_table(keys[some], batch.numbers[some], batch.ranks[some]), keys[some].reshape(-1))
 
 
 def verify(
-    candidates: Iterable[str], shingled: Iterable[str], partition: int, partitions: int, threshold: float = THRESHOLD
+    candidates: Iterable[str],
+    shingled: Iterable[SliceFile],
+    partition: int,
+    partitions: int,
+    threshold: float = THRESHOLD,
 ) -> pa.Table:
     """The pairs of one partition whose similarity is `threshold` or more: a table of `VERIFIED`, ascending.
 
@@ -100,9 +99,9 @@ def resolve(verified: Iterable[pa.Table]) -> pa.Table:
     return edge_table(numbers[dropped], numbers[better[chosen]], jaccard[chosen], group)
 
 
-def _shingles_of(uris: Iterable[str], wanted: np.ndarray) -> Shingles:
+def _shingles_of(files: Iterable[SliceFile], wanted: np.ndarray) -> Shingles:
     """The shingles of the documents `wanted` (ascending), in their order."""
-    found = [_chosen(table, wanted) for uri in uris for table in tables(uri, 0, 1) if table.num_rows]
+    found = [table for file in files for table in _of_slice(file, wanted)]
     table = pa.concat_tables([SHINGLED.empty_table(), *found]).sort_by("number").combine_chunks()
     if table.num_rows != len(wanted):
         raise RunError(
@@ -114,12 +113,18 @@ def _shingles_of(uris: Iterable[str], wanted: np.ndarray) -> Shingles:
     return Shingles(lists.flatten().to_numpy(), np.concatenate([np.zeros(1, np.int64), np.cumsum(lengths)]))
 
 
-def _chosen(table: pa.Table, wanted: np.ndarray) -> pa.Table:
-    """The rows of those of the documents `wanted` that the table holds."""
-    there = table["number"].to_numpy()
-    here = wanted[np.searchsorted(wanted, there[:1])[0] : np.searchsorted(wanted, there[-1:], side="right")[0]]
-    rows = np.searchsorted(there, here)
-    return table.take(pa.array(rows[there[rows] == here]))
+def _of_slice(file: SliceFile, wanted: np.ndarray) -> Iterator[pa.Table]:
+    """The rows of those of the documents `wanted` that one file holds; a file that can hold none is not opened."""
+    start, stop = np.searchsorted(wanted, [file.first, file.first + ROWS_PER_SLICE])
+    if start == stop:
+        return
+    for table in tables(file.uri, 0, 1):
+        there = table["number"].to_numpy() + file.first
+        here = wanted[np.searchsorted(wanted, there[:1])[0] : np.searchsorted(wanted, there[-1:], side="right")[0]]
+        rows = np.searchsorted(there, here)
+        chosen = pa.array(rows[there[rows] == here])
+        numbers = pa.array(there).take(chosen)
+        yield pa.Table.from_arrays([numbers, table["shingles"].take(chosen)], schema=SHINGLED)
 
 
 def _staying(pairs: np.ndarray, count: int) -> np.ndarray:

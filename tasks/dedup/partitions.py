@@ -1,32 +1,53 @@
 """Tables on disk, cut by the hash of a key, so that what has one key meets in one place whoever wrote it.
 
-A file is Arrow IPC whose batches are of partition 0, 1, … and so on again: one round for each table written. Whoever
+A file is Arrow IPC whose batches are of partition 0, 1, … and so on again: one round for some 32 MB of rows. Whoever
 resolves a partition reads its batches out of every file and nothing else. A file for each pair of a slice and a
 partition would be a thousand times a thousand; this is one for each slice.
+
+What a slice's file says of its documents, it says of its rows: it depends on nothing but the slice. They get the numbers
+that they have among all documents when the file is read (`SliceFile`).
 """
 
 from collections.abc import Generator, Iterable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from itertools import pairwise
 from typing import BinaryIO, cast
 
 import numpy as np
 import pyarrow as pa
+from pyarrow import compute
 
 from tasks.shards.publish import Output, Publication, publish
 from tasks.storage import absolute, filesystem, is_local
 
 HALF = np.uint64(32)
+ROWS_PER_SLICE = 1 << 32
+"""What the numbers of documents leave room for: row r of slice s has the number `s * ROWS_PER_SLICE + r`."""
+
+WAITING_BYTES = 32 << 20
+"""Rows that are gathered before they are cut: a batch of a partition should hold more than a handful."""
+
+NONE = np.empty(0, np.int64)
 
 
 @dataclass(frozen=True, slots=True)
+class SliceFile:
+    """A file about the documents of one slice; its row 0 has the number `first` among all documents."""
+
+    uri: str
+    first: int
+
+
+@dataclass(slots=True)
 class PartitionedFile:
     """A file that is being written; `partitioned` makes it and ends it."""
 
     file: Publication
     writer: pa.RecordBatchFileWriter
     partitions: int
+    _waiting: list[tuple[pa.Table, np.ndarray]] = field(default_factory=list[tuple[pa.Table, np.ndarray]])
+    _size: int = 0
 
     @property
     def output(self) -> Output:
@@ -35,6 +56,19 @@ class PartitionedFile:
 
     def write(self, table: pa.Table, keys: np.ndarray) -> None:
         """Append rows, cut by `keys` (uint64 [rows], well mixed): equal keys are of one partition in all files."""
+        self._waiting.append((table, keys))
+        self._size += table.nbytes
+        if self._size >= WAITING_BYTES:
+            self.flush()
+
+    def flush(self) -> None:
+        """Cut and append the rows that are waiting."""
+        if not self._waiting:
+            return
+        table = pa.concat_tables([table for table, _ in self._waiting])
+        keys = np.concatenate([keys for _, keys in self._waiting])
+        self._waiting.clear()
+        self._size = 0
         numbers = ((keys >> HALF) * np.uint64(self.partitions) >> HALF).astype(np.min_scalar_type(self.partitions))
         order = np.argsort(numbers, kind="stable")  # by radix, as the numbers have 16 bits or less
         rows = table.take(pa.array(order)).combine_chunks()
@@ -44,7 +78,7 @@ class PartitionedFile:
 
     def append(self, table: pa.Table) -> None:
         """Append the rows of one partition, the next in turn."""
-        found = table.to_batches()
+        found = table.combine_chunks().to_batches()
         self.writer.write_batch(found[0] if found else pa.RecordBatch.from_pylist([], schema=table.schema))
 
 
@@ -55,13 +89,50 @@ def partitioned(uri: str, schema: pa.Schema, partitions: int) -> Generator[Parti
     Raises OSError and InputError as `publish` does.
     """
     with publish(uri) as file, pa.ipc.new_file(cast("BinaryIO", file), schema) as writer:
-        yield PartitionedFile(file, writer, partitions)
+        found = PartitionedFile(file, writer, partitions)
+        yield found
+        found.flush()
 
 
 def read_partition(uris: Iterable[str], partition: int, partitions: int, schema: pa.Schema) -> pa.Table:
     """The rows of one partition out of all files, in the order of the files."""
     with_rows = [table for uri in uris for table in tables(uri, partition, partitions) if table.num_rows]
     return pa.concat_tables([schema.empty_table(), *with_rows]).combine_chunks()
+
+
+def read_numbered(
+    files: Iterable[SliceFile], partition: int, partitions: int, schema: pa.Schema, gone: np.ndarray = NONE
+) -> pa.Table:
+    """The same out of files about slices: `number` is that among all documents. Those `gone` (int64, ascending) are left
+    out.
+    """
+    found = [
+        _left(_numbered(table, file.first), gone)
+        for file in files
+        for table in tables(file.uri, partition, partitions)
+        if table.num_rows
+    ]
+    return pa.concat_tables([schema.empty_table(), *found]).combine_chunks()
+
+
+def _numbered(table: pa.Table, first: int) -> pa.Table:
+    place = table.column_names.index("number")
+    numbers = compute.call_function("add", [table["number"], pa.scalar(first, pa.int64())])
+    return table.set_column(place, table.schema.field(place), numbers)
+
+
+def _left(table: pa.Table, gone: np.ndarray) -> pa.Table:
+    numbers = table["number"].to_numpy()
+    return (
+        table.filter(pa.array(np.append(gone, -1)[np.searchsorted(gone, numbers)] != numbers)) if gone.size else table
+    )
+
+
+def write_table(uri: str, table: pa.Table) -> Output:
+    """Write a file of one table, which `read_partition` of one partition reads. Errors as in `publish`."""
+    with partitioned(uri, table.schema, 1) as file:
+        file.append(table)
+    return file.output
 
 
 def tables(uri: str, partition: int, partitions: int) -> Iterator[pa.Table]:

@@ -10,10 +10,13 @@ standing cluster. A YAML file names a profile: the arguments of Prefect's DaskTa
 """
 
 import os
-from collections.abc import Callable
+import re
+from collections.abc import Callable, Generator, Mapping
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, cast
 
+import dask
 import yaml
 from distributed import Client, get_worker
 from prefect_dask.task_runners import DaskTaskRunner
@@ -29,13 +32,13 @@ LOCAL: dict[str, Any] = {
 }
 
 
-def task_runner(cluster: str, workers: int | None) -> DaskTaskRunner:
-    """The Prefect task runner for a `cluster` setting.
+def task_runner(cluster: str, workers: int | None, resources: Mapping[str, float]) -> DaskTaskRunner:
+    """The Prefect task runner for a `cluster` setting; workers of a local one have `resources` each.
 
     Raises InputError for a profile that is not there or is not a mapping.
     """
     if cluster == "local":
-        return DaskTaskRunner(cluster_kwargs={**LOCAL, "n_workers": workers or cores()})
+        return DaskTaskRunner(cluster_kwargs={**LOCAL, "n_workers": workers or cores(), "resources": dict(resources)})
     if "://" in cluster:
         return DaskTaskRunner(address=cluster, client_kwargs={"timeout": CONNECT_TIMEOUT})
     return DaskTaskRunner(**_profile(Path(cluster)))
@@ -61,6 +64,36 @@ def slots(client: Client) -> int:
     """Tasks that the cluster runs at once right now; an adaptive one may not have started any worker yet."""
     threads = cast("dict[str, int]", client.nthreads())
     return max(1, sum(threads.values()))
+
+
+@contextmanager
+def asking_for(client: Client, resources: Mapping[str, float]) -> Generator[None]:
+    """What is submitted within runs on workers that have `resources`, each of them one task at a time.
+
+    Raises InputError when there are workers and none declares them: the tasks would wait for ever.
+    """
+    known = cast("Mapping[str, Any]", client.scheduler_info()["workers"]).values()
+    if known and not any(_declares(worker, resources) for worker in known):
+        wanted = ",".join(f"{name}={amount:g}" for name, amount in resources.items())
+        raise InputError(
+            f"cluster: none of its {len(known)} workers has the resources {wanted}; start them with "
+            f"`dask worker --nthreads 1 --resources {wanted}`, one per GPU, or name them in the profile"
+        )
+    with dask.annotate(**({"resources": dict(resources)} if resources else {})):  # pyright: ignore[reportPrivateImportUsage]
+        yield
+
+
+def _declares(worker: Mapping[str, Any], resources: Mapping[str, float]) -> bool:
+    return all(worker["resources"].get(name, 0) >= amount for name, amount in resources.items())
+
+
+def worker_number() -> int:
+    """The number of this process among the workers of a cluster, as its name ends in it; 0 where there is none."""
+    try:
+        found = re.search(r"\d+$", str(get_worker().name))
+    except ValueError:
+        return 0
+    return int(found[0]) if found else 0
 
 
 def announce(topic: str, record: dict[str, Any]) -> None:

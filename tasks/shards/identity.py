@@ -1,7 +1,7 @@
 """A shard's name: the hash of everything that can change a byte of it, and of nothing else.
 
 An identity is a small JSON object with two parts, `recipe` (every byte-relevant choice) and `source` (the content of
-the slice). Weights, worker counts, paths, times and output locations are never part of it. When a key changes, the
+the slice); where other shards have a say in what becomes of its rows, a third, `decided`, names that. Weights, worker counts, paths, times and output locations are never part of it. When a key changes, the
 identities are compared field by field, so that the plan can say *why* work has to be done again.
 """
 

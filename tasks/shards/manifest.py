@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from tasks.blend.models import SPLITS
-from tasks.errors import InputError
+from tasks.errors import InputError, RunError
 from tasks.seal import sealed, unsealed
 from tasks.shards.plan import PlannedShard
 from tasks.shards.receipt import Receipt
@@ -21,6 +21,9 @@ from tasks.storage import join
 
 MANIFEST = "manifest.json"
 BLEND = "blend.json"
+
+FAILED = "failed"
+"""The `status` of the manifest that a failed run leaves where nothing was published before."""
 
 WHOLE = "all"
 """The part of a shard of which nothing is held out; it belongs to the split that the blend names."""
@@ -60,7 +63,23 @@ def manifest_bytes(manifest: Mapping[str, Any]) -> bytes:
 
 
 def read_manifest(output_dir: str) -> dict[str, Any] | None:
-    """The manifest of an output folder, or None. Raises InputError when it is not one, or damaged."""
+    """The manifest of an output folder, or None.
+
+    Raises InputError when it is not one, or damaged, and RunError when it is that of a run that failed.
+    """
+    manifest = _manifest(output_dir)
+    if manifest is not None and manifest.get("status") == FAILED:
+        raise RunError(f"{join(output_dir, MANIFEST)}: the run failed and published nothing: {manifest['error']}")
+    return manifest
+
+
+def published_manifest(output_dir: str) -> dict[str, Any] | None:
+    """The manifest of what is published in an output folder, or None. Raises InputError as `read_manifest` does."""
+    manifest = _manifest(output_dir)
+    return None if manifest is not None and manifest.get("status") == FAILED else manifest
+
+
+def _manifest(output_dir: str) -> dict[str, Any] | None:
     place = join(output_dir, MANIFEST)
     data = read_bytes(place)
     if data is None:
@@ -80,7 +99,7 @@ def shard_entries(finished: Sequence[Finished], published: Names) -> dict[str, A
     entries: list[dict[str, Any]] = []
     for item in finished:
         identity = dict(item.receipt.identity)
-        recipe = {name: value for name, value in identity.items() if name != "source"}
+        recipe = {name: value for name, value in identity.items() if name not in {"source", "decided"}}
         if recipe not in recipes:
             recipes.append(recipe)
         entries.append(_entry(item, recipes.index(recipe), published.get(item.shard.place, {})))
@@ -90,6 +109,7 @@ def shard_entries(finished: Sequence[Finished], published: Names) -> dict[str, A
 def _entry(item: Finished, recipe: int, published: Mapping[str, Sequence[str]]) -> dict[str, Any]:
     part, receipt = item.shard.part, item.receipt
     facts = {"facts": receipt.facts} if receipt.facts else {}
+    decided = {"decided": receipt.identity["decided"]} if "decided" in receipt.identity else {}
     return {
         "dataset": item.shard.dataset,
         "split": item.shard.split,
@@ -100,6 +120,7 @@ def _entry(item: Finished, recipe: int, published: Mapping[str, Sequence[str]]) 
         "key": item.key,
         "recipe": recipe,
         "source": receipt.identity["source"],
+        **decided,
         "rows": receipt.rows_in,
         "documents": {name: count.documents for name, count in receipt.parts.items()},
         "tokens": {name: count.tokens for name, count in receipt.parts.items()},
@@ -112,7 +133,7 @@ def _entry(item: Finished, recipe: int, published: Mapping[str, Sequence[str]]) 
 
 
 def identities(manifest: Mapping[str, Any] | None) -> dict[str, dict[str, Any]]:
-    """The identity of every shard of a manifest, by its place."""
+    """The identity of every shard of a manifest, by its place, as it was planned: without what was decided later."""
     if manifest is None:
         return {}
     return {

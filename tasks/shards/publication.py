@@ -24,9 +24,18 @@ import orjson
 from xxhash import xxh3_128_hexdigest
 
 from tasks.blend.models import SPLITS, Blend
-from tasks.errors import RunError
+from tasks.errors import InputError, RunError
 from tasks.shards.lock import locked
-from tasks.shards.manifest import BLEND, MANIFEST, Finished, Names, manifest_bytes, shard_entries, totals
+from tasks.shards.manifest import (
+    BLEND,
+    MANIFEST,
+    Finished,
+    Names,
+    manifest_bytes,
+    published_manifest,
+    shard_entries,
+    totals,
+)
 from tasks.shards.plan import Plan
 from tasks.shards.publish import Output, publish, publish_bytes, sweep
 from tasks.shards.store import Store, read_bytes
@@ -49,13 +58,16 @@ class Published:
     """What a layout has put into the output folder.
 
     `names` are absolute, as blend.json has them, which is `blend`. `files` are those written beside the shards' own, with paths
-    relative to the output folder: the manifest vouches for them. `header` is what the manifest says of them.
+    relative to the output folder: the manifest vouches for them. `header` is what the manifest says of them. `derived`
+    are shards made from the shards, with names of their own, `derived_names`.
     """
 
     names: Names
     blend: bytes
     files: Sequence[Output] = ()
     header: Mapping[str, Any] = field(default_factory=dict[str, Any])
+    derived: Sequence[Finished] = ()
+    derived_names: Names = field(default_factory=dict[str, Mapping[str, Sequence[str]]])
 
 
 class Layout(Protocol):
@@ -156,30 +168,55 @@ def publish_preparation(
 
     `header` is what the manifest says of the preparation as a whole, `volatile` what may differ between equal runs.
     """
-    own = {**layout.own, QUARANTINE: QUARANTINES}
     with locked(output_dir) if is_local(output_dir) else nullcontext():
+        own = {**layout.own, QUARANTINE: QUARANTINES}
+        own |= _published_before(output_dir, own)
         _sweep(output_dir, own, store)
         published = layout.lay_out(output_dir, store, finished)
         files = [*published.files, *_publish_quarantine(output_dir, store, finished)]
         names = _relative(published.names, output_dir)
+        derived_names = _relative(published.derived_names, output_dir)
+        derived = {"derived": shard_entries(published.derived, derived_names)} if published.derived else {}
         manifest = {
             **header,
             **published.header,
             **shard_entries(finished, names),
+            **derived,
             "totals": totals(finished),
             "files": [asdict(file) for file in [described(BLEND, published.blend), *files]],
             "volatile": dict(volatile),
         }
         publish_bytes(join(output_dir, MANIFEST), manifest_bytes(manifest))
         publish_bytes(join(output_dir, BLEND), published.blend)
-        current = {name for of in names.values() for listed in of.values() for name in listed}
-        _remove_stale(output_dir, own, current | {file.path for file in files})
+        everything = [*names.values(), *derived_names.values()]
+        current = {name for of in everything for listed in of.values() for name in listed}
+        _remove_stale(output_dir, own, current | {BLEND} | {file.path for file in files})
     return manifest
+
+
+def _published_before(output_dir: str, own: Iterable[str]) -> dict[str, re.Pattern[str]]:
+    """The names that the last publication made in folders that are not among this one's `own`, by folder."""
+    with suppress(InputError):
+        manifest = published_manifest(output_dir) or {}
+        entries = [*manifest.get("shards", []), *manifest.get("derived", {}).get("shards", [])]
+        published = [name for entry in entries for names in entry["published"].values() for name in names]
+        names = [*published, *(file["path"] for file in manifest.get("files", []))]
+        folders: defaultdict[str, list[str]] = defaultdict(list)
+        for folder, _, name in (name.rpartition("/") for name in names):
+            if (
+                folder not in own
+                and not folder.startswith("/")
+                and "://" not in folder
+                and ".." not in folder.split("/")
+            ):
+                folders[folder].append(re.escape(name))
+        return {folder: re.compile("|".join(found)) for folder, found in folders.items()}
+    return {}
 
 
 def _sweep(output_dir: str, own: Iterable[str], store: Store) -> None:
     """Remove what killed runs left half-written, except in the folders of shards: building a shard sweeps its own."""
-    folders = [output_dir, *(join(output_dir, name) for name in own), store.place, join(store.place, "gates")]
+    folders = [output_dir, *(join(output_dir, name) for name in own if name), store.place, join(store.place, "gates")]
     for folder in folders:
         if is_local(folder):
             sweep(folder)
@@ -277,16 +314,17 @@ def _remove_stale(output_dir: str, own: Mapping[str, re.Pattern[str]], current: 
     `current` are paths relative to the output folder, or the prefixes that they begin with.
     """
     for folder, pattern in own.items():
-        place = join(output_dir, folder)
+        place = join(output_dir, folder) if folder else output_dir
         system, path = filesystem(place)
         system.invalidate_cache(path)
         found: list[str] = []
         with suppress(FileNotFoundError):
             found = cast("list[str]", system.ls(path, detail=False))
         names = [name.rpartition("/")[2] for name in found]
-        kept = {name for name in names if {f"{folder}/{name}", f"{folder}/{name}".rpartition(".")[0]} & current}
+        within = f"{folder}/" if folder else ""
+        kept = {name for name in names if {f"{within}{name}", f"{within}{name}".rpartition(".")[0]} & current}
         stale = [name for name in names if name not in kept and pattern.fullmatch(name)]
         for name in stale:
             system.rm_file(f"{path}/{name}")
-        if is_local(place) and stale and len(stale) == len(names):
+        if is_local(place) and folder and stale and len(stale) == len(names):
             system.rmdir(path)

@@ -23,7 +23,7 @@ from prefect_dask.task_runners import DaskTaskRunner, PrefectDaskFuture
 from tasks.errors import InputError, RunError
 from tasks.shards.batches import batches
 from tasks.shards.build import BuildShard, build_batch
-from tasks.shards.cluster import announce, listen, slots, task_runner
+from tasks.shards.cluster import announce, asking_for, listen, slots, task_runner
 from tasks.shards.plan import PlannedShard, shard_record
 from tasks.shards.progress import ProgressDisplay, Tally
 from tasks.shards.store import Store
@@ -88,18 +88,25 @@ def require_server() -> None:
 
 
 @contextmanager
-def shard_workers(cluster: str, workers: int | None) -> Generator[BuildShards]:
-    """What builds shards, on one cluster for all rounds of a run; it starts when there is a first shard to build."""
+def shard_workers(
+    cluster: str, workers: int | None, resources: Mapping[str, float] | None = None
+) -> Generator[BuildShards]:
+    """What builds shards, on one cluster for all rounds of a run; it starts when there is a first shard to build.
+
+    `resources` are what a worker must have to build, such as `{"GPU": 1}`.
+    """
+    needed = resources or {}
     with ExitStack() as stack:
 
         @cache
         def runner() -> DaskTaskRunner:
             stack.enter_context(_one_server())
-            return stack.enter_context(task_runner(cluster, workers))
+            return stack.enter_context(task_runner(cluster, workers, needed))
 
         def build_shards(build: "Task[Any, Any]", pending: Sequence[PlannedShard], common: Mapping[str, Any]) -> None:
             if pending:
-                _build(runner(), build, pending, common)
+                with asking_for(runner().client, needed):
+                    _build(runner(), build, pending, common)
 
         yield build_shards
 

@@ -10,6 +10,9 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
 from typing import Any, cast
 
+from xxhash import xxh3_128_hexdigest
+
+from tasks.errors import RunError
 from tasks.shards.identity import Identity, shard_key
 from tasks.shards.publish import Output, publish_bytes
 from tasks.shards.receipt import RECEIPT, InvalidReceiptError, PartCount, Receipt
@@ -88,6 +91,22 @@ class Store:
         with ThreadPoolExecutor(THREADS) as pool:
             receipts = zip(unique, pool.map(self.receipt, unique), strict=True)
             return {key: receipt for key, receipt in receipts if receipt is not None}
+
+    def read(self, receipt: Receipt, name: str) -> bytes:
+        """The content of one file of a shard, as its receipt vouches for it.
+
+        Raises RunError, and withdraws the receipt, when the file is not what it was.
+        """
+        (recorded,) = (output for output in receipt.outputs if output.path == name)
+        place = self.path(receipt.key, name)
+        data = read_bytes(place)
+        if data is None or xxh3_128_hexdigest(data) != recorded.xxh3_128:
+            self.withdraw(receipt.key)
+            raise RunError(
+                f"{place}: {'missing' if data is None else 'damaged'} since it was built; its receipt is withdrawn, so "
+                "run the same command again to build it anew"
+            )
+        return data
 
     def withdraw(self, key: str) -> None:
         """Remove the receipt of a shard that turned out to be damaged, so that the next run builds it again."""

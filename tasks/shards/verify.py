@@ -58,8 +58,10 @@ def verify(output_dir: str, inspect: Inspect) -> Verification:
     manifest = read_manifest(output_dir)
     if manifest is None:
         raise InputError(f"{output_dir}: no {MANIFEST} here; point at the --output-dir of a preparation")
+    if "store" not in manifest["volatile"]:
+        raise InputError(f"{output_dir}: a copy without its shards; verify the folder that it was copied from")
     store = Store(manifest["volatile"]["store"], manifest["type"])
-    entries: dict[str, Mapping[str, Any]] = {entry["key"]: entry for entry in manifest["shards"]}
+    entries: dict[str, Mapping[str, Any]] = {entry["key"]: entry for entry in _entries(manifest)}
     with ThreadPoolExecutor(THREADS) as pool:
         checked = list(pool.map(lambda entry: _check_shard(store, entry, inspect), entries.values()))
     withdrawn = [shard.key for shard in checked if shard.damaged]
@@ -71,6 +73,11 @@ def verify(output_dir: str, inspect: Inspect) -> Verification:
     return Verification(
         len(checked), sum(shard.files for shard in checked), sum(shard.size for shard in checked), problems, withdrawn
     )
+
+
+def _entries(manifest: Mapping[str, Any]) -> list[Mapping[str, Any]]:
+    """The shards of a preparation, and those that were made from them."""
+    return [*manifest["shards"], *manifest.get("derived", {}).get("shards", [])]
 
 
 def _check_shard(store: Store, entry: Mapping[str, Any], inspect: Inspect) -> _Checked:
@@ -148,10 +155,10 @@ def _check_published(
     The names of a shard without a readable receipt can be held against nothing, and that it has none is known by now.
     """
     checks = [(join(output_dir, file["path"]), Output(**file), MANIFEST) for file in manifest["files"]]
-    for entry in manifest["shards"]:
+    for entry in _entries(manifest):
         recorded = outputs[entry["key"]] or []
         for split, names in entry["published"].items():
-            own = _outputs_of(split if split in entry["documents"] else WHOLE, recorded)
+            own = _outputs_of(split, recorded) or _outputs_of(WHOLE, recorded)
             for name in names:
                 place = name if name.startswith(("/", store.place)) else join(output_dir, name)
                 checks += [

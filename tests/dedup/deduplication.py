@@ -8,8 +8,13 @@ import numpy as np
 import pyarrow as pa
 
 from tasks.dedup import candidates, cap, exact, near
+from tasks.dedup.candidates import BANDS_SCHEMA
 from tasks.dedup.documents import Documents
 from tasks.dedup.edges import EDGES
+from tasks.dedup.keyed import KEYED
+from tasks.dedup.near import SHINGLED
+from tasks.dedup.normalize import normalized
+from tasks.dedup.partitions import NONE, SliceFile, partitioned
 
 
 def large(texts):
@@ -47,24 +52,30 @@ class Wiring:
     def _place(self, name):
         return str(self.folder / f"{name}.arrow")
 
+    def _local(self, part):
+        """The documents of a slice under the numbers that they have in it, their texts in normal form."""
+        return Documents(part.numbers - part.numbers[0], normalized(part.texts), part.ranks)
+
     def exact(self, whole):
         files = []
         for start, part in self._slices(whole):
-            files.append(exact.write_slice(part, self._place(f"exact-{start}"), self.partitions).path)
+            with partitioned(self._place(f"exact-{start}"), KEYED, self.partitions) as file:
+                exact.sign(file, self._local(part))
+            files.append(SliceFile(file.output.path, int(part.numbers[0])))
         parts = self._shuffled(range(self.partitions))
         return pa.concat_tables(exact.resolve(files, part, self.partitions) for part in parts)
 
-    def verified(self, whole, threshold=0.8):
+    def verified(self, whole, threshold=0.8, gone=NONE):
         bands, shingled, pairs = [], [], []
         for start, part in self._slices(whole):
             names = self._place(f"bands-{start}"), self._place(f"shingles-{start}")
-            near.write_slice(part, *names, self.partitions)
-            bands.append(names[0])
-            shingled.append(names[1])
+            sign_near(self._local(part), *names, self.partitions)
+            bands.append(SliceFile(names[0], int(part.numbers[0])))
+            shingled.append(SliceFile(names[1], int(part.numbers[0])))
         parts = range(self.partitions)
         for part in self._shuffled(parts):
             name = self._place(f"pairs-{part}")
-            pairs.append(candidates.write_candidates(bands, part, name, self.partitions).path)
+            pairs.append(candidates.write_candidates(bands, part, name, self.partitions, gone).path)
         return [
             near.verify(pairs, self._shuffled(shingled), part, self.partitions, threshold)
             for part in self._shuffled(parts)
@@ -73,14 +84,21 @@ class Wiring:
     def near(self, whole, threshold=0.8):
         return near.resolve(self.verified(whole, threshold))
 
-    def cap(self, whole, prompts, most):
+    def cap(self, whole, prompts, most, gone=NONE):
         files = []
         for start, part in self._slices(whole):
-            name, size = self._place(f"cap-{start}"), len(part.numbers)
-            cap.write_slice(part.numbers, prompts.slice(start, size), part.ranks, name, self.partitions)
-            files.append(name)
+            local = part.numbers - part.numbers[0]
+            with partitioned(self._place(f"cap-{start}"), KEYED, self.partitions) as file:
+                cap.sign(file, local, prompts.slice(start, len(local)), part.ranks)
+            files.append(SliceFile(file.output.path, int(part.numbers[0])))
         parts = self._shuffled(range(self.partitions))
-        return pa.concat_tables(cap.resolve(files, part, self.partitions, most) for part in parts)
+        return pa.concat_tables(cap.resolve(files, part, self.partitions, most, gone) for part in parts)
+
+
+def sign_near(documents, bands, shingled, partitions):
+    """Write the bands and the shingles of documents to the files of these names."""
+    with partitioned(bands, BANDS_SCHEMA, partitions) as band_file, partitioned(shingled, SHINGLED, 1) as shingle_file:
+        near.sign(band_file, shingle_file, documents)
 
 
 def left(whole, *drops):

@@ -43,7 +43,7 @@ def by_comparison(texts, **files):
 def found(table):
     assert table.schema == HITS
     rows = table.to_pylist()
-    return {(row["document"], row["evaluation"], row["row"]): (row["runs"], row["words"]) for row in rows}
+    return {(row["number"], row["evaluation"], row["row"]): (row["runs"], row["words"]) for row in rows}
 
 
 def test_a_question_is_found_however_it_is_written():

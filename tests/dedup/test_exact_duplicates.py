@@ -15,6 +15,7 @@ from xxhash import xxh3_128_intdigest
 from tasks.dedup import exact
 from tasks.dedup.documents import ranks_of
 from tasks.dedup.keyed import KEYED, grouped, keys
+from tasks.dedup.partitions import ROWS_PER_SLICE, SliceFile, partitioned
 from tests.dedup.deduplication import Wiring, documents, edges, large
 
 VARIANTS = ["a caf\u00e9 by the mill", " a caf\u00e9\n by\tthe  mill", "a cafe\u0301\u00a0by the\u3000mill\r\n"]
@@ -32,6 +33,13 @@ def by_dictionary(texts, ranks):
         for number in numbers
         if number != best[kind]
     }
+
+
+def signed(documents, place, partitions, first=0):
+    """The file of the keys of documents."""
+    with partitioned(str(place), KEYED, partitions) as file:
+        exact.sign(file, documents)
+    return SliceFile(file.output.path, first)
 
 
 def found(table):
@@ -72,8 +80,8 @@ def test_duplicates_are_those_of_a_dictionary_however_the_work_is_cut(rows, part
 
 def test_every_partition_gets_its_share(tmp_path):
     texts = [f"document {number // 2}" for number in range(4000)]
-    path = exact.write_slice(documents(texts), str(tmp_path / "keys.arrow"), 8).path
-    shares = [exact.resolve([path], part, 8).num_rows for part in range(8)]
+    file = signed(documents(texts), tmp_path / "keys.arrow", 8)
+    shares = [exact.resolve([file], part, 8).num_rows for part in range(8)]
     assert sum(shares) == 2000
     assert min(shares) > 180
 
@@ -84,11 +92,26 @@ def test_numbers_may_have_gaps(tmp_path):
 
 
 def test_files_may_lie_in_an_object_store():
-    paths = [
-        exact.write_slice(documents(["a", "b"], numbers=numbers), f"memory://dedup/{numbers[0]}.arrow", 2).path
-        for numbers in ([0, 1], [2, 3])
-    ]
-    assert edges(pa.concat_tables(exact.resolve(paths, part, 2) for part in range(2))) == {2: (0, 1.0), 3: (1, 1.0)}
+    files = [signed(documents(["a", "b"]), f"memory://dedup/{first}.arrow", 2, first) for first in (0, 2)]
+    assert edges(pa.concat_tables(exact.resolve(files, part, 2) for part in range(2))) == {2: (0, 1.0), 3: (1, 1.0)}
+
+
+def test_one_file_may_be_read_as_several_slices(tmp_path):
+    file = signed(documents(["a", "b"]), tmp_path / "keys.arrow", 1)
+    twice = [file, SliceFile(file.uri, 5 * ROWS_PER_SLICE)]
+    table = exact.resolve(twice, 0, 1)
+    assert edges(table) == {5 * ROWS_PER_SLICE: (0, 1.0), 5 * ROWS_PER_SLICE + 1: (1, 1.0)}
+
+
+@pytest.mark.parametrize("waiting", [1, 100_000, 1 << 40])
+def test_rows_meet_however_many_wait_to_be_cut(tmp_path, monkeypatch, waiting):
+    monkeypatch.setattr("tasks.dedup.partitions.WAITING_BYTES", waiting)
+    texts = [f"document {number % 3000}" for number in range(6000)]
+    with partitioned(str(tmp_path / "keys.arrow"), KEYED, 4) as file:
+        for start in range(0, 6000, 100):
+            exact.sign(file, documents(texts[start : start + 100], numbers=range(start, start + 100)))
+    found = [exact.resolve([SliceFile(file.output.path, 0)], part, 4) for part in range(4)]
+    assert edges(pa.concat_tables(found)) == {number: (number - 3000, 1.0) for number in range(3000, 6000)}
 
 
 def test_documents_are_of_one_group_only_when_both_halves_of_their_keys_are_equal():

@@ -16,9 +16,9 @@ from tasks.dedup import near
 from tasks.dedup.candidates import BANDS_SCHEMA, LEADERS, band_table, candidate_pairs
 from tasks.dedup.minhash import BANDS
 from tasks.dedup.near import VERIFIED
-from tasks.dedup.partitions import read_partition
+from tasks.dedup.partitions import SliceFile, read_partition
 from tasks.errors import RunError
-from tests.dedup.deduplication import Wiring, documents, edges, left
+from tests.dedup.deduplication import Wiring, documents, edges, left, sign_near
 from tests.dedup.test_shingles import jaccard, shingled
 
 VOCABULARY = [f"word{number}" for number in range(3000)]
@@ -115,8 +115,8 @@ def test_short_texts_are_alike_only_when_they_are_the_same(tmp_path):
 
 
 def test_a_document_without_words_is_nobodys_candidate(tmp_path):
-    bands, _ = near.write_slice(documents(["", "a b", " \n"]), f"{tmp_path}/bands", f"{tmp_path}/shingles", 1)
-    assert read_partition([bands.path], 0, 1, BANDS_SCHEMA)["number"].to_pylist() == [1] * BANDS
+    sign_near(documents(["", "a b", ""]), f"{tmp_path}/bands", f"{tmp_path}/shingles", 1)
+    assert read_partition([f"{tmp_path}/bands"], 0, 1, BANDS_SCHEMA)["number"].to_pylist() == [1] * BANDS
 
 
 @pytest.fixture(scope="module")
@@ -223,6 +223,6 @@ def test_the_shingles_of_a_slice_that_are_missing_are_an_error(tmp_path):
     text = prose(random.Random(0), 60)
     wiring = Wiring(tmp_path, partitions=1, slice_size=1)
     wiring.near(documents([text, text]))
-    shingles = [str(tmp_path / "shingles-0.arrow")]
+    shingles = [SliceFile(str(tmp_path / "shingles-0.arrow"), 0)]
     with pytest.raises(RunError, match="the shingles of 2 documents are needed but those of 1 were found"):
         near.verify([str(tmp_path / "pairs-0.arrow")], shingles, 0, 1)

@@ -19,7 +19,8 @@ from tasks.errors import RunError
 from tasks.shards.identity import shard_key
 from tasks.shards.manifest import Finished
 from tasks.shards.plan import PlannedShard
-from tasks.shards.publication import check_bad_rows
+from tasks.shards.publication import Published, check_bad_rows, publish_preparation
+from tasks.shards.publish import publish_bytes
 from tasks.shards.receipt import PartCount, Receipt
 from tasks.shards.store import Store
 from tasks.shards.verify import verify
@@ -237,6 +238,64 @@ def test_a_name_never_means_other_data_than_before(tmp_path, chosen):
         for name in published(tmp_path / "out"):
             content = (tmp_path / "out" / name).read_bytes()
             assert meant.setdefault(name, content) == content
+
+
+class Folders:
+    """A layout that puts a shard into folders, and made from it another, beside reports of these names."""
+
+    def __init__(self, folders, derived=(), reports=()):
+        self.folders, self.derived, self.reports = folders, derived, reports
+
+    @property
+    def own(self):
+        return {folder: re.compile(r"part-\d\.txt") for folder in self.folders}
+
+    def lay_out(self, output_dir, store, items):
+        names = [
+            {item.shard.place: self.written(output_dir, of) for item in items} for of in (self.folders, self.derived)
+        ]
+        reports = [replace(publish_bytes(f"{output_dir}/{name}", b"report"), path=name) for name in self.reports]
+        derived = items if self.derived else ()
+        return Published(names[0], b"{}", reports, {}, derived, names[1])
+
+    def written(self, output_dir, folders):
+        return {folder: [publish_bytes(f"{output_dir}/{folder}/part-0.txt", b"rows").path] for folder in folders}
+
+
+def test_what_the_last_publication_made_elsewhere_disappears_and_nothing_else_does(tmp_path):
+    out, store = tmp_path / "out", Store(str(tmp_path / "store"), "pretrain")
+
+    def publish_as(*layout):
+        publish_preparation(str(out), store, [finished("a", 0, {"train": 1})], Folders(*layout), {"missing": []}, {})
+        return {str(path.relative_to(out)) for path in out.rglob("*") if path.is_file()} - {
+            "manifest.json",
+            "blend.json",
+        }
+
+    before = publish_as(["data/x", "data/y"], ["pools/a.b", "pools/c"], ["hits.txt", "deep/report.txt"])
+    assert before == {
+        "data/x/part-0.txt", "data/y/part-0.txt", "pools/a.b/part-0.txt", "pools/c/part-0.txt", "hits.txt",
+        "deep/report.txt",
+    }  # fmt: skip
+    strangers = ["pools/c/notes.txt", "pools/cxtxt", "hits.txt.bak", "pools/a.b.txt", "hitsxtxt"]
+    for name in strangers:
+        (out / name).write_text("not ours")
+    assert publish_as(["data/x"], ["pools/c"], ["hits.txt"]) == {
+        "data/x/part-0.txt", "pools/c/part-0.txt", "hits.txt", *strangers,
+    }  # fmt: skip
+    assert publish_as(["data/x"]) == {"data/x/part-0.txt", *strangers}
+    assert {path.name for path in out.rglob("*") if path.is_dir()} == {"data", "x", "pools", "c"}
+    assert json.loads((out / "manifest.json").read_bytes()).get("derived") is None
+
+
+@pytest.mark.parametrize("damage", [b"", b"{}", b"no JSON"])
+def test_a_damaged_manifest_of_the_last_publication_is_no_trouble(tmp_path, damage):
+    out, store, item = tmp_path / "out", Store(str(tmp_path / "store"), "pretrain"), finished("a", 0, {"train": 1})
+    publish_preparation(str(out), store, [item], Folders(["data"], ["pools/a"]), {"missing": []}, {})
+    whole = visible(out)
+    (out / "manifest.json").write_bytes(damage)
+    publish_preparation(str(out), store, [item], Folders(["data"], ["pools/a"]), {"missing": []}, {})
+    assert visible(out) == whole
 
 
 def publish_again_and_again(plan):

@@ -8,8 +8,11 @@ from pathlib import Path
 import fsspec
 import pytest
 
-from tasks.errors import InputError
+from tasks.errors import InputError, RunError
 from tasks.seal import sealed, unsealed
+from tasks.shards.identity import shard_key
+from tasks.shards.publish import publish_bytes
+from tasks.shards.store import Store
 from tasks.shards.verify import verify
 from tasks.tokenize.inspect import inspect_pretrain_shard
 from tests.preparing import blend_of, prepare, tree, write_lines
@@ -187,6 +190,14 @@ def test_a_folder_without_a_manifest_is_a_wrong_call(tmp_path):
         check(tmp_path)
 
 
+def test_a_copy_that_says_nothing_of_its_shards_is_a_wrong_call(prepared, tmp_path):
+    manifest = unsealed((prepared[0] / "manifest.json").read_bytes())
+    del manifest["volatile"]["store"]
+    (tmp_path / "manifest.json").write_bytes(sealed(manifest))
+    with pytest.raises(InputError, match="a copy without its shards"):
+        check(tmp_path)
+
+
 def test_damage_on_an_object_store_is_named_and_mended(vocabulary):
     system = fsspec.filesystem("memory")
     system.store.clear()
@@ -215,3 +226,23 @@ def test_damage_on_an_object_store_is_named_and_mended(vocabulary):
 def test_a_verification_is_plain_figures(prepared):
     out, _, _ = prepared
     assert json.loads(json.dumps(asdict(check(out))))["problems"] == []
+
+
+@pytest.mark.parametrize("damage", DAMAGES)
+def test_a_file_is_read_as_its_receipt_vouches_for_it_or_not_at_all(tmp_path, damage):
+    store, identity = Store(str(tmp_path), "pretrain"), {"kind": "pretrain", "source": {"content": "a"}}
+    path = tmp_path / "pretrain" / shard_key(identity) / "rows.txt"
+    outputs = [publish_bytes(str(path.with_name(name)), b"some rows") for name in ("rows.txt", "other.txt")]
+    receipt = store.issue(identity, outputs=outputs, rows_in=0, parts={}, drops={})
+    assert store.read(receipt, "rows.txt") == b"some rows"
+    DAMAGES[damage](path)
+    assert store.read(receipt, "other.txt") == b"some rows"
+    words = "missing" if damage == "deleted" else "damaged"
+    with pytest.raises(
+        RunError, match=f"{path}: {words} since it was built; its receipt is withdrawn, so run the same"
+    ):
+        store.read(receipt, "rows.txt")
+    assert not path.with_name("receipt.json").exists()
+    assert store.receipt(receipt.key) is None
+    with pytest.raises(RunError):
+        store.read(receipt, "rows.txt")

@@ -1,0 +1,253 @@
+"""Decisions: what became of each document, for whoever writes the rows and for people.
+
+    outcomes.arrow   a batch per slice with its rows that do not stay: the row, why, for whom, how alike
+    edges.parquet    who went for whom, by name
+    hits.parquet     what documents share with evaluations, where there are any
+
+Slices read only their own batch, and know it by its hash: if a slice's decisions stay the same, so do its rows,
+whatever became of the others.
+"""
+
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from functools import lru_cache
+from itertools import pairwise
+from typing import Any, BinaryIO, cast
+
+import numpy as np
+import orjson
+import pyarrow as pa
+import pyarrow.parquet as pq
+from pyarrow import compute
+from xxhash import xxh3_128
+
+from tasks.dedup.outcome import KEPT, dropped
+from tasks.dedup.partitions import ROWS_PER_SLICE, partitioned, read_partition, tables
+from tasks.dedup.rounds import Roster, sorted_union
+from tasks.errors import RunError
+from tasks.shards.publish import Output, publish
+from tasks.shards.receipt import RECEIPT, Receipt
+from tasks.shards.store import Store, read_bytes
+
+OUTCOMES_FILE, EDGES_FILE, HITS_FILE = "outcomes.arrow", "edges.parquet", "hits.parquet"
+NAMES_FILE = "names.arrow"
+
+OUTCOMES = pa.schema([
+    pa.field("row", pa.int64()),
+    pa.field("outcome", pa.string()),
+    pa.field("duplicate_of", pa.large_string()),
+    pa.field("jaccard", pa.float64()),
+])  # fmt: skip
+"""A row of a slice that does not stay, why, what the document is called that stays in its stead (null for none), and how
+alike the two are (null for none). Rows ascend."""
+
+NAMED_EDGES = pa.schema([
+    pa.field("dropped", pa.large_string()),
+    pa.field("kept", pa.large_string()),
+    pa.field("jaccard", pa.float64()),
+    pa.field("reason", pa.string()),
+    pa.field("group", pa.large_string()),
+])  # fmt: skip
+"""Who went for whom; `group` is the first document of those that pairs connect."""
+
+NAMED_HITS = pa.schema([
+    pa.field("document", pa.large_string()),
+    pa.field("evaluation", pa.large_string()),
+    pa.field("row", pa.int64()),
+    pa.field("runs", pa.int64()),
+    pa.field("words", pa.large_string()),
+])  # fmt: skip
+"""A document, the file and row of an evaluation, how many runs of 13 words they share, and the first of them."""
+
+
+@dataclass(frozen=True, slots=True)
+class Findings:
+    """What the rounds have found, documents being numbers; `hits` is None without evaluations."""
+
+    roster: Roster
+    store: Store
+    drops: Mapping[str, pa.Table]
+    hits: pa.Table | None
+
+
+@dataclass(frozen=True, slots=True)
+class Decisions:
+    """What was decided, where it lies and what it comes to; made by `decisions_in`.
+
+    `uri` is that of the outcomes, from which `rows_decided` and `slice_decided` read in any process. `edges` and `hits`
+    are files in `folder` with their sizes and hashes; there are no hits without evaluations. `facts` tell how many
+    documents there were of each outcome (`tally`), what documents were held against (`evaluations`), and how many had
+    no prompt.
+    """
+
+    folder: str
+    digests: Sequence[str]
+    edges: Output
+    hits: Output | None
+    facts: Mapping[str, Any]
+
+    @property
+    def uri(self) -> str:
+        """Where the outcomes lie."""
+        return f"{self.folder}/{OUTCOMES_FILE}"
+
+    @property
+    def tally(self) -> Mapping[str, int]:
+        """How many documents there are of each outcome, those kept among them."""
+        return self.facts["tally"]
+
+    @property
+    def files(self) -> list[tuple[str, Output]]:
+        """The files for people: where each lies, and what it is."""
+        return [(f"{self.folder}/{output.path}", output) for output in (self.edges, self.hits) if output is not None]
+
+    def digest(self, number: int) -> str:
+        """The hash of what was decided about a slice."""
+        return self.digests[number]
+
+    def table(self, number: int) -> pa.Table:
+        """What was decided about a slice, a table of `OUTCOMES`."""
+        return slice_decided(self.uri, number)
+
+
+def decisions_in(store: Store, receipt: Receipt) -> Decisions:
+    """The decisions that a receipt proves."""
+    files = {output.path: output for output in receipt.outputs}
+    facts = {name: value for name, value in receipt.facts.items() if name != "slices"}
+    return Decisions(store.folder(receipt.key), receipt.facts["slices"], files[EDGES_FILE], files.get(HITS_FILE), facts)
+
+
+def slice_decided(uri: str, number: int) -> pa.Table:
+    """What was decided about slice `number`, a table of `OUTCOMES`."""
+    return read_partition([uri], number, len(_digests(uri)), OUTCOMES)
+
+
+def rows_decided(uri: str, digest: str) -> pa.Table:
+    """What was decided about the slices whose decisions have this hash, a table of `OUTCOMES`.
+
+    Raises RunError when there are none, or the file is not what it was.
+    """
+    known = _digests(uri)
+    table = slice_decided(uri, known.index(digest)) if digest in known else None
+    if table is None or digest_of(table) != digest:
+        raise RunError(f"{uri}: holds no decisions {digest}; run the same command again with force=true")
+    return table
+
+
+@lru_cache(maxsize=1)
+def _digests(uri: str) -> list[str]:
+    """The hashes of all slices, from the receipt beside the outcomes."""
+    place = f"{uri.rpartition('/')[0]}/{RECEIPT}"
+    return Receipt.load(read_bytes(place) or b"").facts["slices"]
+
+
+def digest_of(table: pa.Table) -> str:
+    """The hash of decisions, in hexadecimal."""
+    hasher = xxh3_128()
+    for column in table.columns:
+        hasher.update(orjson.dumps(column.to_pylist()))
+    return hasher.hexdigest()
+
+
+def write_decisions(findings: Findings, folder: str) -> tuple[list[Output], dict[str, Any]]:
+    """Write the files of decisions, and say what they come to.
+
+    Raises RunError for a document that is dropped twice, or when signatures are gone, OSError and InputError as
+    `publish` does.
+    """
+    roster, hits = findings.roster, findings.hits
+    signed = findings.store.proven(roster.signatures)
+    receipts = [signed[key] for key in roster.signatures if key in signed]
+    if len(receipts) < len(roster.signatures):
+        raise RunError("signatures are gone since the rounds before; run the same command again to write them")
+    table, edges = dropped(findings.drops), _edges(findings.drops)
+    named = [edges[name].to_numpy() for name in ("dropped", "kept", "group")]
+    names = _names(sorted_union(*named, *([] if hits is None else [hits["number"].to_numpy()])), findings, receipts)
+    outputs = [_write_parquet(f"{folder}/{EDGES_FILE}", _named_edges(edges, names))]
+    if hits is not None:
+        outputs.append(_write_parquet(f"{folder}/{HITS_FILE}", _named_hits(hits, names)))
+    outcomes, digests = _write_outcomes(f"{folder}/{OUTCOMES_FILE}", table, names, len(receipts))
+    tally = Counter(table["outcome"].to_pylist())
+    tally[KEPT] = sum(receipt.documents for receipt in receipts) - table.num_rows
+    without = sum(receipt.facts.get("without_prompt", 0) for receipt in receipts)
+    return [*outputs, outcomes], {"slices": digests, "tally": dict(sorted(tally.items())), "without_prompt": without}
+
+
+@dataclass(frozen=True, slots=True)
+class _Names:
+    """What the documents `numbers` (int64, ascending) are called."""
+
+    numbers: np.ndarray
+    names: pa.LargeStringArray
+
+    def of(self, numbers: pa.ChunkedArray | pa.Array) -> pa.Array:
+        """The names of documents, null for null."""
+        asked = numbers.fill_null(-1).to_numpy()
+        places = np.searchsorted(self.numbers, asked)
+        return self.names.take(pa.array(places, mask=asked < 0))
+
+
+def _names(numbers: np.ndarray, findings: Findings, receipts: Sequence[Receipt]) -> _Names:
+    """The names of some documents: their own, else their row after the name of the slice."""
+    parts: list[pa.Array] = [pa.array([], pa.large_string())]
+    for slice_number in np.unique(numbers // ROWS_PER_SLICE).tolist():
+        first = slice_number * ROWS_PER_SLICE
+        rows = numbers[slice(*np.searchsorted(numbers, [first, first + ROWS_PER_SLICE]))] - first
+        prefix = findings.roster.names[slice_number]
+        places = pa.array([f"{prefix}#{row}" for row in rows.tolist()], pa.large_string())
+        own = _own_names(findings.store, receipts[slice_number], rows)
+        parts.append(places if own is None else compute.call_function("coalesce", [own, places]))
+    return _Names(numbers, pa.concat_arrays(parts))
+
+
+def _own_names(store: Store, receipt: Receipt, rows: np.ndarray) -> pa.Array | None:
+    """The names that rows of a slice have, null where they have none; None where no row has."""
+    if NAMES_FILE not in {output.path for output in receipt.outputs}:
+        return None
+    found = [_chosen(table, rows) for table in tables(store.path(receipt.key, NAMES_FILE), 0, 1)]
+    return pa.concat_tables(found).combine_chunks()["name"].combine_chunks()
+
+
+def _chosen(table: pa.Table, rows: np.ndarray) -> pa.Table:
+    return table.filter(pa.array(np.isin(table["number"].to_numpy(), rows)))
+
+
+def _edges(drops: Mapping[str, pa.Table]) -> pa.Table:
+    """The edges of all steps that have any, with the reason, by the document that goes."""
+    found = [
+        table.append_column("reason", pa.array([reason] * table.num_rows, pa.string()))
+        for reason, table in drops.items()
+        if "kept" in table.column_names
+    ]
+    return pa.concat_tables(found).sort_by("dropped").combine_chunks()
+
+
+def _named_edges(edges: pa.Table, names: _Names) -> pa.Table:
+    columns = [names.of(edges["dropped"]), names.of(edges["kept"]), edges["jaccard"], edges["reason"]]
+    return pa.Table.from_arrays([*columns, names.of(edges["group"])], schema=NAMED_EDGES)
+
+
+def _named_hits(hits: pa.Table, names: _Names) -> pa.Table:
+    return pa.Table.from_arrays([names.of(hits["number"]), *hits.columns[1:]], schema=NAMED_HITS)
+
+
+def _write_parquet(place: str, table: pa.Table) -> Output:
+    with publish(place) as file, pq.ParquetWriter(cast("BinaryIO", file), table.schema, compression="zstd") as writer:
+        writer.write_table(table)
+    return file.output
+
+
+def _write_outcomes(place: str, table: pa.Table, names: _Names, slices: int) -> tuple[Output, list[str]]:
+    """Write what became of the documents that do not stay, slice by slice, and the hash of each slice's part."""
+    digests: list[str] = []
+    bounds = np.searchsorted(table["number"].to_numpy(), np.arange(slices + 1) * ROWS_PER_SLICE).tolist()
+    with partitioned(place, OUTCOMES, slices) as file:
+        for number, (start, stop) in enumerate(pairwise(bounds)):
+            some = table.slice(start, stop - start)
+            rows = pa.array(some["number"].to_numpy() - number * ROWS_PER_SLICE)
+            columns = [rows, some["outcome"], names.of(some["kept"]), some["jaccard"]]
+            decided = pa.Table.from_arrays(columns, schema=OUTCOMES)
+            file.append(decided)
+            digests.append(digest_of(decided))
+    return file.output, digests

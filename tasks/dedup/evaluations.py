@@ -1,0 +1,135 @@
+"""Evaluations: the files that documents are held against, found, named by content, and read once in a process.
+
+They are a blend like any other, with a text field for each data set; a few megabytes as a rule. A row that cannot be
+read would be a hole in what is promised, so it is an error here and not set aside.
+"""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass, replace
+from functools import lru_cache
+from typing import Any
+
+import numpy as np
+import orjson
+import pyarrow as pa
+from xxhash import xxh3_128_hexdigest
+
+from tasks.blend.load import load_blend
+from tasks.blend.models import SPLITS, Blend, DataSource
+from tasks.dedup.contamination import Evaluations
+from tasks.errors import InputError
+from tasks.shards.planning import require_no
+from tasks.sources.content import ContentIndex
+from tasks.sources.cut import cut
+from tasks.sources.discovery import discover
+from tasks.sources.files import Slice, SourceFile
+from tasks.sources.locate import first_row
+from tasks.sources.parquet import require_text
+from tasks.sources.read import read_texts
+
+WHOLE_FILES = 1 << 62
+"""Bytes per slice: each file is one."""
+
+
+@dataclass(frozen=True, slots=True)
+class EvaluationFile:
+    """A file of an evaluation: what it is called, the field of its texts, and where it lies."""
+
+    name: str
+    text_field: str
+    part: Slice
+
+
+@dataclass(frozen=True, slots=True)
+class Held:
+    """What documents are held against, and how many `rows` each file has."""
+
+    evaluations: Evaluations
+    rows: Sequence[int]
+
+    @property
+    def books(self) -> list[dict[str, Any]]:
+        """For each file its name, its rows, and how many are too short to be found in any document."""
+        names, short = self.evaluations.names, self.evaluations.short
+        return [
+            {"name": name, "rows": rows, "too_short": few}
+            for name, rows, few in zip(names, self.rows, short, strict=True)
+        ]
+
+
+def find_evaluations(blend: Blend | str | None) -> tuple[EvaluationFile, ...]:
+    """The files of a blend of evaluations, in order; none for None.
+
+    Raises InputError for anything that a person must mend first.
+    """
+    if blend is None:
+        return ()
+    parts = load_blend(blend).parts()
+    found = [
+        file
+        for split, sources in parts.items()
+        for source in sources
+        for file in _files(f"{split}/{source.name}" if split in SPLITS else source.name, source)
+    ]
+    names = [file.name for file in found]
+    if twice := next((name for name in names if names.count(name) > 1), None):
+        raise InputError(f"evaluations: two files are called {twice!r}; list them as data sets of their own")
+    return tuple(found)
+
+
+def _files(name: str, source: DataSource) -> list[EvaluationFile]:
+    require_no(source, ["used_in", "filters", "converter", "transforms"], "evaluations")
+    fields = [source.text_field]
+    slices = [part for file in discover(source) for part in cut(file, WHOLE_FILES, fields, require_text)]
+    slices = ContentIndex().identify(slices, fields, "content")
+    if not slices:
+        raise InputError(
+            f"evaluations: data set {source.name!r}: {source.path} holds no rows; mend the path or remove it"
+        )
+    folder = source.path.rstrip("/") + "/"
+    return [EvaluationFile(f"{name}/{within(part.file.uri, folder)}", source.text_field, part) for part in slices]
+
+
+def within(uri: str, folder: str) -> str:
+    """What a file is called in its folder; its own name where it lies elsewhere."""
+    return uri.removeprefix(folder) if uri.startswith(folder) else uri.rpartition("/")[2]
+
+
+def fingerprint(files: Sequence[EvaluationFile]) -> str | None:
+    """A hash of what the files hold and are called; None for no files."""
+    content = [[file.name, file.text_field, file.part.content, file.part.file.compression] for file in files]
+    return xxh3_128_hexdigest(orjson.dumps(content)) if files else None
+
+
+def evaluation_records(files: Sequence[EvaluationFile]) -> list[dict[str, Any]]:
+    """The files as plain JSON, for workers."""
+    return [asdict(file) for file in files]
+
+
+def evaluations_from(records: Sequence[Mapping[str, Any]]) -> tuple[EvaluationFile, ...]:
+    """The files of records that `evaluation_records` made."""
+    return tuple(EvaluationFile(each["name"], each["text_field"], _slice(each["part"])) for each in records)
+
+
+def _slice(record: Mapping[str, Any]) -> Slice:
+    fields = dict(record)
+    return Slice(SourceFile(**fields.pop("file")), **fields)
+
+
+@lru_cache(maxsize=1)
+def held(files: tuple[EvaluationFile, ...]) -> Held:
+    """What one file or more hold. Raises InputError for a row that cannot be read."""
+    texts: dict[str, pa.LargeStringArray] = {}
+    numbers: list[np.ndarray] = []
+    for file in files:
+        batches = list(read_texts(file.part, file.text_field))
+        for row in (row for batch in batches for row in batch.bad):
+            place = f"{file.part.file.uri}:{first_row(file.part) + row.row + 1}"
+            raise InputError(f"evaluations: {place}: {row.reason}: {row.detail}; mend the row, or take it out")
+        texts[file.name] = pa.concat_arrays([pa.array([], pa.large_string()), *(batch.texts for batch in batches)])
+        numbers.append(np.concatenate([np.empty(0, np.int64), *(batch.rows for batch in batches)]))
+    counts = [len(rows) for rows in numbers]
+    found = Evaluations.of(texts)
+    starts = np.cumsum([0, *counts[:-1]])
+    rows = np.concatenate(numbers)[starts[found.files] + found.rows]
+    return Held(replace(found, rows=rows), counts)

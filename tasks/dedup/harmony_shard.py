@@ -1,0 +1,183 @@
+"""One shard of Harmony rows as deduplication leaves it: every row marked, or those that go left out.
+
+The rows themselves stay as they were normalized. What is added says what became of each (`dedup_outcome`), which row
+stays in its stead (`dup_of`, a `row_id`), and how alike the two are (`dup_jaccard`). A shard's identity is that of the
+normalized shard, and what was decided about its rows: decisions that stay the same rebuild nothing, whatever became of
+the other data sets. Rows go from Arrow to Arrow, so that this costs no more than writing the Parquet file again.
+"""
+
+import time
+from collections import Counter
+from collections.abc import Sequence
+from contextlib import ExitStack
+from dataclasses import dataclass, field
+from socket import gethostname
+from typing import Any, BinaryIO, cast
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+from pyarrow import compute
+
+from tasks.dedup.decisions import rows_decided
+from tasks.dedup.deduplication import DocumentSlice
+from tasks.dedup.outcome import KEPT
+from tasks.dedup.settings import Mode
+from tasks.errors import RunError
+from tasks.harmony.card import licences_of
+from tasks.harmony.columns import SCHEMA
+from tasks.harmony.inventory import coverage_of, merged
+from tasks.harmony.shard import FILE
+from tasks.shards.identity import shard_key
+from tasks.shards.manifest import WHOLE, Finished
+from tasks.shards.plan import Plan, PlannedShard
+from tasks.shards.publish import Output, Publication, publish, publish_bytes
+from tasks.shards.receipt import PartCount, Receipt
+from tasks.shards.store import Store
+from tasks.sources.files import Slice, SourceFile
+
+DUPLICATES = pa.array(["exact_duplicate", "near_duplicate"])
+"""The outcomes of rows that say what another one says."""
+
+
+def document_slices(normalized: Sequence[Finished], store: Store) -> list[DocumentSlice]:
+    """The rows of normalized shards, all of which have some, as documents."""
+    slices: list[DocumentSlice] = []
+    for item in normalized:
+        (rows,) = (output for output in item.receipt.outputs if output.path == FILE)
+        file = SourceFile(store.path(item.key, FILE), rows.size, "parquet")
+        slices.append(
+            DocumentSlice("harmony", Slice(file, 0, item.receipt.facts["row_groups"], item.key, size=rows.size))
+        )
+    return slices
+
+
+def plan_marked(
+    normalized: Sequence[Finished], digests: Sequence[str], mode: Mode, store: Store, *, rebuild: bool
+) -> Plan:
+    """The shards to be, one for each normalized shard that has rows; `digests` are of what was decided about each."""
+    shards = [
+        PlannedShard(
+            item.shard.dataset,
+            item.shard.split,
+            item.shard.part,
+            {**item.receipt.identity, "decided": {"mode": mode, "outcomes": digest}},
+        )
+        for item, digest in zip(normalized, digests, strict=True)
+    ]
+    return Plan.of(store, shards, rebuild=rebuild)
+
+
+def mark_shard(shard: PlannedShard, store: Store, decisions: str) -> Receipt:
+    """Build one shard of `plan_marked`; `decisions` is where the outcomes of all rows lie.
+
+    Raises RunError when the normalized shard is not there, or damaged, OSError from the storage.
+    """
+    started, cpu = time.time(), time.process_time()
+    normalized = store.receipt(shard_key({name: value for name, value in shard.identity.items() if name != "decided"}))
+    if normalized is None:
+        raise RunError(f"{shard.place}: the normalized shard is gone; run the same command again to build it")
+    decided = rows_decided(decisions, shard.identity["decided"]["outcomes"])
+    file = pq.ParquetFile(pa.BufferReader(store.read(normalized, FILE)))
+    with ExitStack() as stack:
+        marked = _Marked(shard, store, stack)
+        first = 0
+        for number in range(file.num_row_groups):
+            rows = file.read_row_group(number, use_threads=False)
+            marked.write(rows, decided, first)
+            first += rows.num_rows
+    outputs = marked.outputs + [
+        publish_bytes(store.path(shard.key, output.path), store.read(normalized, output.path))
+        for output in normalized.outputs
+        if output.path != FILE
+    ]
+    gone = marked.outcomes if shard.identity["decided"]["mode"] == "drop" else Counter[str]()
+    return store.issue(
+        shard.identity,
+        outputs=outputs,
+        rows_in=normalized.rows_in,
+        parts={WHOLE: PartCount(marked.documents, marked.tokens)} if marked.documents else {},
+        drops=Counter(normalized.drops) + gone,
+        quarantined=normalized.quarantined,
+        facts={"fields": normalized.facts["fields"], **marked.facts},
+        volatile={
+            "built_at": started, "seconds": time.time() - started, "cpu_seconds": time.process_time() - cpu,
+            "host": gethostname(), "source": shard.part.file.uri, "source_bytes": shard.part.size,
+        },
+    )  # fmt: skip
+
+
+@dataclass(slots=True)
+class _Marked:
+    """The file of rows that is being written, and its books. `outcomes` counts the rows that do not stay."""
+
+    shard: PlannedShard
+    store: Store
+    stack: ExitStack
+    documents: int = 0
+    tokens: int = 0
+    outcomes: Counter[str] = field(default_factory=Counter[str])
+    licences: Counter[str] = field(default_factory=Counter[str])
+    coverage: dict[str, Any] = field(default_factory=dict[str, Any])
+    _file: Publication | None = None
+    _writer: pq.ParquetWriter | None = None
+
+    def write(self, rows: pa.Table, decided: pa.Table, first: int) -> None:
+        """Mark rows, the first of which is number `first` of the shard, and append those that are to be written."""
+        rows = marked(rows, decided, first)
+        stays = compute.call_function("equal", [rows["dedup_outcome"], pa.scalar(KEPT)])
+        gone = rows.filter(compute.call_function("invert", [stays]))
+        self.outcomes.update(gone["dedup_outcome"].to_pylist())
+        if self.shard.identity["decided"]["mode"] == "drop":
+            rows = rows.filter(stays)
+        if not rows.num_rows:
+            return
+        self._opened().write_table(rows)
+        self.documents += rows.num_rows
+        self.tokens += compute.call_function("sum", [rows["stats_token_len"]]).as_py()
+        self.licences.update(licences_of(rows))
+        self.coverage = merged(self.coverage, coverage_of(rows))
+
+    def _opened(self) -> pq.ParquetWriter:
+        if self._writer is None:
+            self._file = self.stack.enter_context(publish(self.store.path(self.shard.key, FILE)))
+            writer = pq.ParquetWriter(cast("BinaryIO", self._file), SCHEMA, compression="zstd")
+            self._writer = self.stack.enter_context(writer)
+        return self._writer
+
+    @property
+    def outputs(self) -> list[Output]:
+        """The file, once the stack has ended well; nothing where no row was written."""
+        return [self._file.output] if self._file else []
+
+    @property
+    def facts(self) -> dict[str, Any]:
+        """What is known of the rows that were written, and what became of the others."""
+        return {
+            "licences": dict(sorted(self.licences.items())),
+            "coverage": self.coverage,
+            "outcomes": dict(sorted(self.outcomes.items())),
+        }
+
+
+def marked(rows: pa.Table, decided: pa.Table, first: int) -> pa.Table:
+    """Rows with what became of each; `first` is the number of the first one in the shard.
+
+    `decided` is a table of `decisions.OUTCOMES`, the rows of the shard that do not stay.
+    """
+    numbers = decided["row"].to_numpy()
+    start, stop = np.searchsorted(numbers, [first, first + rows.num_rows])
+    places = np.full(rows.num_rows, -1, np.int64)
+    places[numbers[start:stop] - first] = np.arange(start, stop)
+    where = pa.array(places, mask=places < 0)
+    names = decided["outcome"].take(where)
+    outcome = compute.call_function("coalesce", [names, pa.scalar(KEPT)])
+    columns = {
+        "dedup_outcome": outcome,
+        "quality_is_duplicate": compute.call_function("is_in", [outcome], compute.SetLookupOptions(DUPLICATES)),
+        "dup_of": decided["duplicate_of"].cast(pa.string()).take(where),
+        "dup_jaccard": decided["jaccard"].take(where),
+    }
+    for name, column in columns.items():
+        rows = rows.set_column(SCHEMA.get_field_index(name), SCHEMA.field(name), column)
+    return rows

@@ -1,0 +1,95 @@
+"""Planning the deduplication of a blend of text: blend and settings in, every slice with its identity out. No Prefect,
+no Dask.
+
+What is planned is the signing of slices. What becomes of their rows is known when duplicates are found, and so are the
+shards that are published: each is a signed slice and what was decided about it.
+"""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+from tasks.blend.models import SPLITS, Blend, DataSource
+from tasks.dedup.decisions import Decisions
+from tasks.dedup.deduplication import DocumentSlice, planned_rounds
+from tasks.dedup.evaluations import within
+from tasks.dedup.rounds import FORMAT_VERSION, KIND
+from tasks.dedup.settings import DedupSettings
+from tasks.shards.plan import Plan
+from tasks.shards.planning import output_place, plan_shards, require_no, store_place
+from tasks.shards.store import Store
+from tasks.sources.files import Slice
+from tasks.sources.opening import open_source
+from tasks.sources.parquet import open_parquet, require_any, require_text
+from tasks.tokenize.gate import Verdict
+
+EVERY_FIELD: Sequence[str] = ()
+
+
+@dataclass(frozen=True)
+class DedupPlan:
+    """The plan, the settings it was made with, and the documents of each shard. There are no tokens for a gate to judge."""
+
+    blend: Blend
+    settings: DedupSettings
+    output_dir: str
+    plan: Plan
+    slices: Sequence[DocumentSlice]
+    verdicts: Mapping[str, Verdict]
+
+    def decided(self, decisions: Decisions) -> "DedupPlan":
+        """The plan of what is published once it is decided what becomes of each row."""
+        shards = [
+            replace(shard, identity={**shard.identity, "decided": {"mode": self.settings.mode, "outcomes": digest}})
+            for shard, digest in zip(self.plan.shards, decisions.digests, strict=True)
+        ]
+        return replace(self, plan=Plan.of(self.plan.store, shards, rebuild=self.settings.force))
+
+
+@dataclass(frozen=True, slots=True)
+class _TextRecipe:
+    """What tells slices apart before it is known how many partitions there are."""
+
+    text_field: str
+
+
+def plan_dedup(blend: Blend, settings: DedupSettings, output_dir: str | None) -> DedupPlan:
+    """Plan `blend` for `output_dir`; without one, nothing counts as built and hashes are remembered per user.
+
+    Raises InputError for anything that a person must mend first.
+    """
+    output_dir = output_place(output_dir)
+    store = Store(store_place(settings, output_dir), KIND)
+
+    def recipes(source: DataSource, split: str, slices: Sequence[Slice]) -> list[_TextRecipe]:  # noqa: ARG001 - of any plan
+        require_no(source, ["used_in", "filters", "converter", "transforms"], "deduplication")
+        _require_text_in_first(source, slices)
+        return [_TextRecipe(source.text_field)] * len(slices)
+
+    unsigned = settings.model_copy(update={"force": True})  # these identities are of no shards that could be proven
+    found = plan_shards(blend, unsigned, store, FORMAT_VERSION, lambda _: EVERY_FIELD, require_any, recipes)
+    sources = {(split, source.name): source for split, listed in blend.parts().items() for source in listed}
+    slices = [
+        _documents(sources[shard.split, shard.dataset], shard.split, shard.part, settings) for shard in found.shards
+    ]
+    signed, _, _ = planned_rounds(slices, settings.choices, store)
+    shards = [replace(one, identity=other.identity) for one, other in zip(found.shards, signed, strict=True)]
+    return DedupPlan(blend, settings, output_dir, Plan.of(store, shards, rebuild=settings.force), slices, {})
+
+
+def _require_text_in_first(source: DataSource, slices: Sequence[Slice]) -> None:
+    """Raises InputError unless the first file of Parquet has the text field; those who read the others see for themselves."""
+    part = next((part for part in slices if part.file.format == "parquet"), None)
+    if part is not None:
+        with open_source(part.file) as stream:
+            require_text(open_parquet(part.file, stream).metadata, [source.text_field], part.file.uri)
+
+
+def _documents(source: DataSource, split: str, part: Slice, settings: DedupSettings) -> DocumentSlice:
+    options: dict[str, Any] = {
+        "text_field": source.text_field,
+        "id_field": settings.id_field,
+        "cap_by": settings.cap_by,
+    }
+    name = f"{split}/{source.name}" if split in SPLITS else source.name
+    return DocumentSlice("text", part, options, f"{name}/{within(part.file.uri, f'{source.path}/')}@{part.start}")

@@ -1,0 +1,82 @@
+"""Publication of deduplicated rows: a folder per data set, in the kind of file that they came in.
+
+    OUT/data/<data set>/part-00000-1a2b3c4d.jsonl   the shards' files (hard links on a local disk), .parquet where they were
+    OUT/edges.parquet                               who went for whom
+    OUT/hits.parquet                                what documents share with evaluations, where there are any
+    OUT/blend.json                                  the output as a blend, with the weights and text fields of this one
+
+Where the blend lists splits, folders of data sets stand in folders of splits. The suffix of a name is the beginning of
+its shard's key, because a path must never come to mean other data.
+"""
+
+import re
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import orjson
+
+from tasks.blend.models import SPLITS, Blend, DataSource
+from tasks.dedup.apply import file_of
+from tasks.dedup.decisions import Decisions
+from tasks.shards.manifest import WHOLE, Finished
+from tasks.shards.publication import Published
+from tasks.shards.publish import copy, link
+from tasks.shards.store import Store
+from tasks.storage import is_local, join
+
+FOLDER = "data"
+PART = re.compile(r"part-\d{5,}-[0-9a-f]{8}\.(jsonl|parquet)")
+
+
+@dataclass(frozen=True, slots=True)
+class RowsLayout:
+    """Folders of rows, and the files of decisions."""
+
+    blend: Blend
+    decisions: Decisions
+
+    @property
+    def own(self) -> Mapping[str, re.Pattern[str]]:
+        """The files of each data set."""
+        folders = [_folder(split, source.name) for split, listed in self.blend.parts().items() for source in listed]
+        return dict.fromkeys(folders, PART)
+
+    def lay_out(self, output_dir: str, store: Store, finished: Sequence[Finished]) -> Published:
+        """Link every file on a local disk; on an object store the store copies it."""
+        place = link if is_local(output_dir) and is_local(store.place) else copy
+        names: dict[str, dict[str, list[str]]] = {}
+        numbers: Counter[str] = Counter()
+        for item in finished:
+            if WHOLE not in item.receipt.parts:
+                continue
+            file, folder = file_of(item.shard.part), _folder(item.shard.split, item.shard.dataset)
+            name = join(output_dir, folder, f"part-{numbers[folder]:05d}-{item.key[:8]}.{file.partition('.')[2]}")
+            place(store.path(item.key, file), name)
+            numbers[folder] += 1
+            names.setdefault(item.shard.place, {}).setdefault(WHOLE, []).append(name)
+        for stored, output in self.decisions.files:
+            place(stored, join(output_dir, output.path))
+        return Published(names, self._blend(output_dir, numbers), [output for _, output in self.decisions.files])
+
+    def _blend(self, output_dir: str, numbers: Mapping[str, int]) -> bytes:
+        """The output as a blend; data sets of which nothing is left are not in it."""
+        parts = {
+            split: [_source(output_dir, split, source) for source in listed if numbers[_folder(split, source.name)]]
+            for split, listed in self.blend.parts().items()
+        }
+        return orjson.dumps(parts, option=orjson.OPT_INDENT_2)
+
+
+def _folder(split: str, name: str) -> str:
+    return join(FOLDER, split, name) if split in SPLITS else join(FOLDER, name)
+
+
+def _source(output_dir: str, split: str, source: DataSource) -> dict[str, Any]:
+    return {
+        "name": source.name,
+        "path": join(output_dir, _folder(split, source.name)),
+        "weight": source.weight,
+        "text_field": source.text_field,
+    }

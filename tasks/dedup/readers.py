@@ -1,0 +1,127 @@
+"""How rows become documents: each reader knows one kind of rows, and the steps know only documents.
+
+A document is compared as a whole by its text, and by runs of words, of its view: what somebody wrote, without what any
+two documents of the kind share. A plain text is its own view. Of a conversation in Harmony that is everything but the
+system's and the developer's messages, which are the same in thousands of rows, declare tools at length, and would make
+short conversations alike.
+"""
+
+from collections import Counter
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+import numpy as np
+import orjson
+import pyarrow as pa
+
+from tasks.dedup.settings import NearOn
+from tasks.errors import RunError
+from tasks.harmony.grammar import Fault, parse
+from tasks.sources.content import require_unchanged
+from tasks.sources.files import Slice
+from tasks.sources.opening import open_source
+from tasks.sources.parquet import column_batches, open_parquet, require_any
+from tasks.sources.read import read_texts
+from tasks.sources.records import read_records
+from tasks.sources.text_field import field_path
+
+BOILERPLATE = {"system", "developer"}
+
+
+@dataclass(frozen=True, slots=True)
+class Signable:
+    """Some consecutive documents of a slice.
+
+    `rows` int64 [n], ascending, are their rows in the slice, `texts` [n] what they say, `views` [n] what of it is compared
+    by runs of words, `qualities` float64 [n] how good they are, NaN where nobody knows. `names` [n] and `prompts` [n] are
+    None where there are none. `left_out` counts the rows between them that are no documents, by reason.
+    """
+
+    rows: np.ndarray
+    texts: pa.LargeStringArray
+    views: pa.LargeStringArray
+    qualities: np.ndarray
+    names: pa.LargeStringArray | None = None
+    prompts: pa.LargeStringArray | None = None
+    left_out: Mapping[str, int] = field(default_factory=dict[str, int])
+
+
+Reader = Callable[[Slice, Mapping[str, Any], NearOn], Iterator[Signable]]
+"""Reads the documents of a slice, in order, in batches of some megabytes, with options of its own."""
+
+
+def read_text(part: Slice, options: Mapping[str, Any], near_on: NearOn) -> Iterator[Signable]:  # noqa: ARG001 - as any reader
+    """Documents that are the texts in the field `text_field` of rows, called what stands in `id_field`, and with the
+    prompt in `cap_by`, where these are named. Only then the slice is read once more for each.
+
+    Raises RunError when the source changed since the plan, and what `read_texts` raises.
+    """
+    names = _values(part, options["id_field"]) if options["id_field"] else None
+    prompts = _values(part, options["cap_by"]) if options["cap_by"] else None
+    for batch in read_texts(part, options["text_field"]):
+        wanted = pa.array(batch.rows)
+        yield Signable(
+            batch.rows,
+            batch.texts,
+            batch.texts,
+            np.full(len(batch.rows), np.nan),
+            None if names is None else names.take(wanted),
+            None if prompts is None else prompts.take(wanted),
+            Counter(row.reason for row in batch.bad) + Counter(blank_line=batch.blank),
+        )
+    require_unchanged(part.file)
+
+
+def _values(part: Slice, name: str) -> pa.LargeStringArray:
+    """What stands in a field of each row of a slice, as text; null where nothing does."""
+    found: list[pa.Array] = [pa.array([], pa.large_string())]
+    path, first = field_path(name), 0
+    for batch in read_records(part, [name]):
+        values: list[str | None] = [None] * batch.consumed
+        for row, record in zip(batch.rows.tolist(), batch.records, strict=True):
+            values[row - first] = _spelt(record, path)
+        found.append(pa.array(values, pa.large_string()))
+        first += batch.consumed
+    return pa.concat_arrays(found)
+
+
+def _spelt(value: Any, path: list[str]) -> str | None:  # noqa: ANN401 - whatever stands in a row
+    for key in path:
+        value = value.get(key) if isinstance(value, dict) else None
+    return value if value is None or isinstance(value, str) else orjson.dumps(value, default=str).decode()
+
+
+def read_harmony(part: Slice, options: Mapping[str, Any], near_on: NearOn) -> Iterator[Signable]:  # noqa: ARG001 - as any reader
+    """Documents that are normalized conversations, called by their `row_id`; the more often its question was answered
+    correctly, the better one is. The file is read whole, wherever the slice ends.
+    """
+    with open_source(part.file) as stream:
+        part = replace(part, start=0, stop=open_parquet(part.file, stream).metadata.num_row_groups)
+    fields, first = ["text", "row_id", "prompt_id", "meta_correctness_own"], 0
+    for batch in column_batches(part, fields, require_any):
+        texts, names, prompts = (batch[name].cast(pa.large_string()) for name in fields[:3])
+        views = [_view(text, near_on) for text in texts.to_pylist()]
+        yield Signable(
+            np.arange(first, first + len(batch)),
+            texts,
+            pa.array(views, pa.large_string()),
+            batch["meta_correctness_own"].cast(pa.float64()).fill_null(np.nan).to_numpy(),
+            names,
+            prompts,
+        )
+        first += len(batch)
+
+
+def _view(text: str, near_on: NearOn) -> str:
+    messages = parse(text)
+    if isinstance(messages, Fault):
+        raise RunError(f"a normalized row is no Harmony: {messages.code} at character {messages.offset}; build it anew")
+    return "\n\n".join(
+        message.body
+        for message in messages
+        if (message.author == "user" if near_on == "prompt" else message.author not in BOILERPLATE)
+    )
+
+
+READERS: Mapping[str, Reader] = {"text": read_text, "harmony": read_harmony}

@@ -1,0 +1,110 @@
+"""What a person can choose about deduplication, and what of it makes the recipes of its steps.
+
+The same choices serve two front ends: `DedupChoices` stands in the settings of a Harmony normalization, `DedupSettings`
+are those of a blend of text on its own.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any, Literal, Self
+
+from pydantic import Field, model_validator
+
+from tasks.blend.models import Blend
+from tasks.dedup.near import THRESHOLD
+from tasks.shards.settings import PreparationSettings
+from tasks.strict import Strict
+
+Mode = Literal["tag", "drop"]
+NearOn = Literal["conversation", "prompt"]
+Step = Literal["exact", "pairs", "verify", "settle", "cap", "decide"]
+
+LEAST_THRESHOLD = 0.5
+"""Of pairs that are less alike than this, one in eight would not even become a candidate."""
+
+
+class DedupChoices(Strict, frozen=True):
+    """Everything a person can choose about how duplicates are found among conversations, and what becomes of them."""
+
+    mode: Literal["off", "tag", "drop"] = Field(
+        default="tag", description="Leave duplicates alone, mark them, or leave them out."
+    )
+    near: bool = Field(default=True, description="Also find near-duplicates, which share most runs of five words.")
+    threshold: float = Field(
+        default=THRESHOLD,
+        ge=LEAST_THRESHOLD,
+        le=1,
+        description="Jaccard similarity from which two are near-duplicates.",
+    )
+    near_on: NearOn = Field(
+        default="conversation",
+        description="What near-duplicates and evaluations are compared by: all, or what users say.",
+    )
+    cap: int | None = Field(default=None, ge=1, description="Most rows of one prompt; the best ones stay.")
+    evaluations: Blend | str | None = Field(
+        default=None, description="Blend of evaluations; rows with 13 words in a row out of them are contaminated."
+    )
+
+
+class DedupSettings(PreparationSettings, frozen=True):
+    """Everything a person can choose about the deduplication of a blend of text."""
+
+    mode: Mode = Field(default="drop", description="Leave duplicates out, or write every row with what became of it.")
+    near: bool = Field(default=True, description="Also find near-duplicates, which share most runs of five words.")
+    threshold: float = Field(
+        default=THRESHOLD,
+        ge=LEAST_THRESHOLD,
+        le=1,
+        description="Jaccard similarity from which two are near-duplicates.",
+    )
+    cap: int | None = Field(default=None, ge=1, description="Most documents of one prompt; the shortest ones stay.")
+    cap_by: str | None = Field(default=None, min_length=1, description="Field that names the prompt of a document.")
+    id_field: str | None = Field(
+        default=None, min_length=1, description="Field that documents are called by; file and row where left out."
+    )
+    evaluations: Blend | str | None = Field(
+        default=None, description="Blend of evaluations; documents with 13 words in a row out of them are contaminated."
+    )
+
+    @model_validator(mode="after")
+    def _fits_together(self) -> Self:
+        if "holdout" in self.model_fields_set:
+            raise ValueError("holdout means nothing here, because rows are not split; leave it out")
+        if (self.cap is None) != (self.cap_by is None):
+            raise ValueError("cap and cap_by go together: how many documents, and the field that names their prompt")
+        return self
+
+    @property
+    def choices(self) -> DedupChoices:
+        """How duplicates are found."""
+        return DedupChoices(
+            mode=self.mode, near=self.near, threshold=self.threshold, cap=self.cap, evaluations=self.evaluations
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class SignRecipe:
+    """Every choice that can change a byte of the signatures of a slice. `options` are those of the reader, `near` and
+    `prompts` say whether views and prompts are signed, and `evaluations` is the hash of their contents, or None.
+    """
+
+    reader: str
+    options: Mapping[str, Any]
+    partitions: int
+    near: bool
+    near_on: NearOn
+    prompts: bool
+    evaluations: str | None
+
+
+@dataclass(frozen=True, slots=True)
+class RoundRecipe:
+    """Every choice that can change what a step finds, None where it is of no concern to the step. `threshold` is None
+    where near-duplicates stay, `cap` where any number does.
+    """
+
+    step: Step
+    partitions: int
+    threshold: float | None = None
+    evaluations: bool | None = None
+    cap: int | None = None

@@ -1,0 +1,118 @@
+"""Signing a slice: one pass over its documents writes everything that the later steps ask of it.
+
+    exact.arrow      the hash of each text                       cut by key
+    bands.arrow      32 keys of a MinHash sketch of each view    cut by key; where near-duplicates are looked for
+    shingles.arrow   the runs of five words of each view         the same
+    prompts.arrow    the prompt of each document                 cut by key; where there is a cap
+    names.arrow      what each document is called                where they have names of their own
+    hits.arrow       the runs of words shared with evaluations   where there are any
+
+All of it follows from the content of the slice and the recipe, documents being called by their rows: a slice is signed
+once, whatever stands beside it. A million documents of 580 bytes take 44 s of a core, half of it sketches, and 1.3 GB
+on disk.
+"""
+
+import time
+from collections import Counter
+from contextlib import ExitStack
+from dataclasses import dataclass, field
+from socket import gethostname
+
+import numpy as np
+import pyarrow as pa
+
+from tasks.dedup import cap, exact, near
+from tasks.dedup.candidates import BANDS_SCHEMA
+from tasks.dedup.contamination import HITS, Evaluations, hits
+from tasks.dedup.documents import Documents, content, ranks_of
+from tasks.dedup.keyed import KEYED
+from tasks.dedup.near import SHINGLED
+from tasks.dedup.normalize import normalized
+from tasks.dedup.partitions import PartitionedFile, partitioned
+from tasks.dedup.readers import READERS, Signable
+from tasks.dedup.settings import SignRecipe
+from tasks.shards.manifest import WHOLE
+from tasks.shards.plan import PlannedShard
+from tasks.shards.receipt import PartCount, Receipt
+from tasks.shards.store import Store
+
+NAMES = pa.schema([pa.field("number", pa.int64()), pa.field("name", pa.large_string())])
+"""A document and what it is called, documents in ascending order."""
+
+
+def sign_slice(shard: PlannedShard, store: Store, evaluations: Evaluations | None) -> Receipt:
+    """Sign one slice in its folder of the store and publish its receipt.
+
+    Raises RunError when the source changed since the plan, OSError from the storage.
+    """
+    started, cpu = time.time(), time.process_time()
+    recipe = SignRecipe(**shard.identity["recipe"])
+    read = READERS[recipe.reader]
+    with ExitStack() as stack:
+        signatures = _Signatures(stack, store.folder(shard.key), recipe, evaluations)
+        for documents in read(shard.part, recipe.options, recipe.near_on):
+            signatures.add(documents)
+    count = signatures.documents
+    return store.issue(
+        shard.identity,
+        outputs=[file.output for file in signatures.files.values()],
+        rows_in=count + signatures.left_out.total(),
+        parts={WHOLE: PartCount(count, 0)} if count else {},
+        drops=signatures.left_out,
+        facts={"without_prompt": signatures.without_prompt} if recipe.prompts else {},
+        volatile={
+            "built_at": started, "seconds": time.time() - started, "cpu_seconds": time.process_time() - cpu,
+            "host": gethostname(), "source": shard.part.file.uri, "source_bytes": shard.part.size,
+        },
+    )  # fmt: skip
+
+
+@dataclass
+class _Signatures:
+    """The files of a slice that is being signed, and its books. A slice without documents has them too, empty."""
+
+    stack: ExitStack
+    folder: str
+    recipe: SignRecipe
+    evaluations: Evaluations | None
+    files: dict[str, PartitionedFile] = field(default_factory=dict[str, PartitionedFile])
+    left_out: Counter[str] = field(default_factory=Counter[str])
+    documents: int = 0
+    without_prompt: int = 0
+
+    def __post_init__(self) -> None:
+        self._open("exact", KEYED, self.recipe.partitions)
+        if self.recipe.near:
+            self._open("bands", BANDS_SCHEMA, self.recipe.partitions)
+            self._open("shingles", SHINGLED, 1)
+        if self.recipe.prompts:
+            self._open("prompts", KEYED, self.recipe.partitions)
+        if self.evaluations is not None:
+            self._open("hits", HITS, 1)
+
+    def _open(self, name: str, schema: pa.Schema, partitions: int) -> PartitionedFile:
+        if name not in self.files:
+            self.files[name] = self.stack.enter_context(partitioned(f"{self.folder}/{name}.arrow", schema, partitions))
+        return self.files[name]
+
+    def add(self, some: Signable) -> None:
+        """Sign some documents."""
+        self.left_out.update(some.left_out)
+        self.documents += len(some.rows)
+        if not len(some.rows):
+            return
+        nobody, sizes = np.zeros(len(some.rows), np.int64), np.diff(content(some.texts)[1])
+        ranks = ranks_of(some.qualities, sizes, nobody)
+        texts = normalized(some.texts)
+        exact.sign(self.files["exact"], Documents(some.rows, texts, ranks))
+        views = texts if some.views is some.texts else normalized(some.views)
+        if self.recipe.near:
+            near.sign(self.files["bands"], self.files["shingles"], Documents(some.rows, views, ranks))
+        if self.evaluations is not None:
+            self.files["hits"].append(hits(Documents(some.rows, views, ranks), self.evaluations))
+        if self.recipe.prompts and some.prompts is not None:
+            shortest = ranks_of(some.qualities, -sizes, nobody)
+            self.without_prompt += cap.sign(self.files["prompts"], some.rows, some.prompts, shortest)
+        if some.names is not None:
+            table = pa.Table.from_arrays([pa.array(some.rows), some.names], schema=NAMES)
+            self._open("names", NAMES, 1).append(table)

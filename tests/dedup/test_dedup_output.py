@@ -1,0 +1,332 @@
+"""A blend of text in, a blend without duplicates out, in this process: every row as it stood, and accounted for."""
+
+import json
+from dataclasses import replace
+from pathlib import Path
+
+import orjson
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+import zstandard
+
+from tasks.dedup.apply import tagged
+from tasks.dedup.decisions import OUTCOMES, rows_decided
+from tasks.dedup.inspect import inspect_dedup_shard
+from tasks.dedup.preparation import publish_dedup
+from tasks.dedup.settings import DedupSettings
+from tasks.errors import InputError, RunError
+from tasks.report.plan import plan_record
+from tasks.report.summary import artifact_record, markdown, warnings
+from tasks.shards.books import BadRowError
+from tasks.shards.verify import verify
+from tasks.strict import parse
+from tests.preparing import blend_of, tree
+from tests.preparing_dedup import build, decisions_of, plan, prepare
+from tests.preparing_rl import lines_of, write_rows
+from tests.shards.damage import DAMAGES
+
+TEXT = " ".join(f"word{number}" for number in range(60))
+VERSION = TEXT.replace("word3 ", "other ")
+ROWS = [
+    b'\xef\xbb\xbf{"text": "one",   "n": 1.50, "n": 12345678901234567890123}',
+    b'{"text":"two \\u00e9", "more": {"a": [1, 2]}}  \r',
+    b'{"text": "one"}',
+    b"",
+    b"{broken",
+    json.dumps({"text": TEXT, "kept": True}).encode(),
+    json.dumps({"text": VERSION}).encode(),
+    b'{"text": null}',
+]
+CLEAN = [
+    b'{"text": "one",   "n": 1.50, "n": 12345678901234567890123}',
+    b'{"text":"two \\u00e9", "more": {"a": [1, 2]}}',
+]
+DROPPED = {"exact_duplicate": 1, "near_duplicate": 1, "blank_line": 1, "malformed_json": 1, "null_text": 1}
+
+
+def published(out, name="a"):
+    return sorted((Path(out) / "data" / name).iterdir())
+
+
+def table_of(paths):
+    return pa.concat_tables(pq.read_table(path) for path in paths)
+
+
+def test_rows_that_stay_are_the_bytes_that_were_read(tmp_path):
+    _, manifest = prepare(blend_of(write_rows(tmp_path / "a.jsonl", ROWS)), tmp_path / "out")
+    (path,) = published(tmp_path / "out")
+    assert lines_of(path) == [*CLEAN, ROWS[5]]
+    totals = manifest["totals"]
+    assert (totals["rows"], totals["documents"], totals["quarantined"]) == (8, 3, 2)
+    assert totals["dropped"] == DROPPED
+    assert manifest["duplicates"]["tally"] == {"kept": 3, "exact_duplicate": 1, "near_duplicate": 1}
+    (quarantined,) = (tmp_path / "out/quarantine").iterdir()
+    assert [json.loads(line)["line"] for line in lines_of(quarantined)] == [5, 8]
+    edges = pq.read_table(tmp_path / "out/edges.parquet").to_pylist()
+    assert [(row["dropped"], row["kept"], row["reason"]) for row in edges] == [
+        ("a/a.jsonl@0#2", "a/a.jsonl@0#0", "exact_duplicate"),
+        ("a/a.jsonl@0#6", "a/a.jsonl@0#5", "near_duplicate"),
+    ]
+    assert edges[0]["jaccard"] == 1
+    assert edges[1]["jaccard"] == pytest.approx(52 / 60)  # of 56 runs each, four hold the word
+    assert not (tmp_path / "out/hits.parquet").exists()
+    assert verify(str(tmp_path / "out"), inspect_dedup_shard).problems == []
+
+
+def test_rows_are_marked_without_a_look_at_what_they_hold(tmp_path):
+    _, manifest = prepare(blend_of(write_rows(tmp_path / "a.jsonl", ROWS)), tmp_path / "out", mode="tag")
+    (path,) = published(tmp_path / "out")
+    lines = lines_of(path)
+    stays = b',"dedup_outcome":"kept","duplicate_of":null,"jaccard":null}'
+    assert lines[0] == CLEAN[0][:-1] + stays
+    assert lines[1] == CLEAN[1][:-1] + stays
+    assert lines[2] == b'{"text": "one","dedup_outcome":"exact_duplicate","duplicate_of":"a/a.jsonl@0#0","jaccard":1.0}'
+    assert [json.loads(line)["dedup_outcome"] for line in lines] == [
+        "kept", "kept", "exact_duplicate", "kept", "near_duplicate",
+    ]  # fmt: skip
+    assert manifest["totals"]["documents"] == 5
+    assert manifest["totals"]["dropped"] == {"blank_line": 1, "malformed_json": 1, "null_text": 1}
+
+
+def test_marks_that_a_row_has_already_are_replaced():
+    row = b'{"jaccard": 0.3, "text": "\xc3\xa9", "n": 12345678901234567890123}'
+    mark = {"dedup_outcome": "kept", "duplicate_of": None, "jaccard": None}
+    found = tagged(row, mark)
+    assert found.count(b'"jaccard"') == 1
+    assert json.loads(found) == {"text": "é", "n": 12345678901234567890123, **mark}
+
+
+def parquet_of(path):
+    rows = [orjson.loads(row.removeprefix(b"\xef\xbb\xbf")) for row in ROWS if row.startswith((b'{"', b"\xef"))]
+    columns = {
+        "n": pa.array(range(len(rows)), pa.int16()),
+        "text": pa.array([row["text"] for row in rows]),
+        "nested": pa.array([{"list": [number]} for number in range(len(rows))]),
+        "jaccard": pa.array(["mine"] * len(rows)),
+    }
+    pq.write_table(pa.table(columns).replace_schema_metadata({"made": "here"}), path, row_group_size=3)
+    return pq.read_table(path)
+
+
+@pytest.mark.parametrize(("shard_size", "files"), [(1, 2), (1 << 30, 1)])
+def test_rows_of_parquet_keep_all_of_their_columns(tmp_path, shard_size, files):
+    whole = parquet_of(tmp_path / "a.parquet")
+    _, manifest = prepare(blend_of(tmp_path / "a.parquet"), tmp_path / "out", shard_size=shard_size)
+    found = table_of(published(tmp_path / "out"))
+    assert found.equals(whole.take([0, 1, 3]), check_metadata=True)
+    assert len(published(tmp_path / "out")) == files
+    assert manifest["totals"]["dropped"] == {"exact_duplicate": 1, "near_duplicate": 1, "null_text": 1}
+    assert verify(str(tmp_path / "out"), inspect_dedup_shard).problems == []
+
+
+def test_rows_of_parquet_are_marked_in_columns(tmp_path):
+    whole = parquet_of(tmp_path / "a.parquet")
+    prepare(blend_of(tmp_path / "a.parquet"), tmp_path / "out", mode="tag", shard_size=1)
+    found = table_of(published(tmp_path / "out"))
+    assert found.drop_columns(["dedup_outcome", "duplicate_of", "jaccard"]).equals(
+        whole.drop_columns(["jaccard"]).take([0, 1, 2, 3, 4])
+    )
+    assert found["dedup_outcome"].to_pylist() == ["kept", "kept", "exact_duplicate", "kept", "near_duplicate"]
+    assert found["duplicate_of"].to_pylist() == [
+        None, None, "a/a.parquet@0#0", None, "a/a.parquet@1#0",
+    ]  # fmt: skip
+    assert found["jaccard"].type == pa.float64()
+
+
+def test_elements_of_an_array_become_lines(tmp_path):
+    rows = '[\n  {"text":\n "one", "a": 1},\n {"text": "two"}, {"text": "one"}]'
+    (tmp_path / "a.json").write_text(rows)
+    (tmp_path / "b.jsonl.zst").write_bytes(zstandard.compress(b'{"text": "two"}\n{"text": "three"}\n'))
+    prepare(blend_of(tmp_path / "a.json", tmp_path / "b.jsonl.zst"), tmp_path / "out")
+    (first,), (second,) = published(tmp_path / "out", "a"), published(tmp_path / "out", "b")
+    assert lines_of(first) == [b'{"text":  "one", "a": 1}', b'{"text": "two"}']
+    assert lines_of(second) == [b'{"text": "three"}']
+
+
+def split_blend(tmp_path):
+    for split, texts in {"train": ["one", "two"], "valid": ["two", "three"], "test": ["one"]}.items():
+        write_rows(tmp_path / split / "a.jsonl", [{"body": text} for text in texts])
+    source = {"name": "a", "weight": 2.0, "text_field": "body"}
+    return {split: [{**source, "path": str(tmp_path / split)}] for split in ("train", "valid", "test")}
+
+
+def test_what_stands_in_two_splits_stays_in_the_first_and_the_output_is_a_blend(tmp_path):
+    out = tmp_path / "out"
+    _, manifest = prepare(split_blend(tmp_path), out)
+    (train,), (valid,) = published(out, "train/a"), published(out, "valid/a")
+    assert lines_of(train) == [b'{"body": "one"}', b'{"body": "two"}']
+    assert lines_of(valid) == [b'{"body": "three"}']
+    assert json.loads((out / "blend.json").read_bytes()) == {
+        "train": [{"name": "a", "path": str(out / "data/train/a"), "weight": 2.0, "text_field": "body"}],
+        "valid": [{"name": "a", "path": str(out / "data/valid/a"), "weight": 2.0, "text_field": "body"}],
+        "test": [],
+    }
+    assert warnings(manifest) == ["test/a: no documents came out of it, so its weight cannot be realised"]
+    edges = pq.read_table(out / "edges.parquet").to_pylist()
+    assert edges[0]["dropped"] == "valid/a/a.jsonl@0#0"
+    again, _ = prepare(str(out / "blend.json"), tmp_path / "again")
+    assert [shard.dataset for shard in again.plan.shards] == ["a", "a"]
+    assert [path.read_bytes() for path in published(tmp_path / "again", "train/a")] == [train.read_bytes()]
+
+
+def test_a_data_set_that_is_all_bad_is_published_as_nothing(tmp_path):
+    write_rows(tmp_path / "bad.jsonl", [b"{broken", b""])
+    write_rows(tmp_path / "a.jsonl", ROWS)
+    _, manifest = prepare(blend_of(tmp_path / "bad.jsonl", tmp_path / "a.jsonl"), tmp_path / "out")
+    assert {path.name for path in (tmp_path / "out/data").iterdir()} == {"a"}
+    assert manifest["totals"]["rows"] == len(ROWS) + 2
+    assert verify(str(tmp_path / "out"), inspect_dedup_shard).problems == []
+
+
+def test_one_file_in_two_data_sets_stays_in_the_first(tmp_path):
+    path = write_rows(tmp_path / "a.jsonl", ROWS)
+    blend = {"datasets": [{"name": name, "path": str(path)} for name in ("a", "b")]}
+    _, manifest = prepare(blend, tmp_path / "out")
+    assert {path.name for path in (tmp_path / "out/data").iterdir()} == {"a"}
+    assert manifest["totals"]["datasets"]["datasets/b"]["dropped"]["exact_duplicate"] == 5
+    prepare(blend, tmp_path / "tagged", mode="tag")
+    first, second = (lines_of(published(tmp_path / "tagged", name)[0]) for name in ("a", "b"))
+    assert len(first) == len(second) == 5
+    assert all(json.loads(line)["dedup_outcome"] == "exact_duplicate" for line in second)
+    assert verify(str(tmp_path / "tagged"), inspect_dedup_shard).problems == []
+
+
+def test_evaluations_and_prompts_that_cannot_be_held_are_told_of(tmp_path):
+    exam = write_rows(tmp_path / "exam.jsonl", [{"text": "too short"}, {"text": TEXT}])
+    rows = [{"text": "one", "topic": "t"}, {"text": "one more", "topic": "t"}, {"text": f"Now: {VERSION}"}]
+    blend = blend_of(write_rows(tmp_path / "a.jsonl", rows))
+    evaluations = {"datasets": [{"name": "exam", "path": str(exam)}]}
+    _, manifest = prepare(blend, tmp_path / "out", evaluations=evaluations, cap=1, cap_by="topic")
+    assert manifest["totals"]["dropped"] == {"beyond_cap": 1, "contaminated": 1}
+    assert warnings(manifest) == [
+        "evaluation exam/exam.jsonl: 1 of 2 rows have fewer than 13 words and cannot be found",
+        "cap: 1 documents name no prompt, so they are not counted among any",
+    ]
+    assert "| contaminated | 1 |" in markdown(manifest, "out")
+    assert artifact_record(manifest, "out")["dedup"]["dropped"] == {"beyond_cap": 1, "contaminated": 1}
+    (hit,) = pq.read_table(tmp_path / "out/hits.parquet").to_pylist()
+    assert (hit["document"], hit["evaluation"], hit["row"], hit["runs"]) == ("a/a.jsonl@0#2", "exam/exam.jsonl", 1, 44)
+    prepare(blend, tmp_path / "out")
+    assert not (tmp_path / "out/hits.parquet").exists()
+
+
+def test_a_change_writes_only_the_shards_whose_rows_it_concerns(tmp_path):
+    for name in "abc":
+        write_rows(tmp_path / f"{name}.jsonl", [{"text": f"{name} {number}"} for number in range(3)])
+    blend = blend_of(*(tmp_path / f"{name}.jsonl" for name in "abc"))
+    prepare(blend, tmp_path / "out")
+    before = {path.name: path.stat().st_ino for name in "abc" for path in published(tmp_path / "out", name)}
+    write_rows(tmp_path / "a.jsonl", [{"text": "a longer text"}, {"text": "b  1"}])
+    decided, manifest = prepare(blend, tmp_path / "out")
+    assert [shard.dataset for shard in decided.plan.pending] == ["a", "b"]
+    after = {path.name: path.stat().st_ino for name in "abc" for path in published(tmp_path / "out", name)}
+    assert len(after.items() & before.items()) == 1
+    assert manifest["totals"]["dropped"] == {"exact_duplicate": 1}
+
+
+def test_a_weight_changes_no_byte_of_a_shard(tmp_path):
+    path = write_rows(tmp_path / "a.jsonl", ROWS)
+    prepare(blend_of(path), tmp_path / "out")
+    before = tree(tmp_path / "out" / "shards")
+    decided, _ = prepare(blend_of(path, a=5.0), tmp_path / "out")
+    assert decided.plan.pending == []
+    assert tree(tmp_path / "out" / "shards") == before
+    assert json.loads((tmp_path / "out/blend.json").read_bytes())["datasets"][0]["weight"] == 5
+
+
+def test_a_dry_run_tells_what_is_signed_and_why_not(tmp_path):
+    blend = blend_of(write_rows(tmp_path / "a.jsonl", ROWS))
+    first = plan_record(plan(blend, tmp_path / "out"))["plan"]
+    assert first["shards"] == {"total": 1, "pending": 1, "cached": 0}
+    prepare(blend, tmp_path / "out")
+    assert plan_record(plan(blend, tmp_path / "out"))["plan"]["shards"]["cached"] == 1
+    changed = plan_record(plan(blend, tmp_path / "out", near=False))["plan"]
+    assert changed["reasons"] == {"recipe.near changed: True -> False": 1}
+
+
+@pytest.mark.parametrize(
+    ("source", "message"),
+    [
+        ({"used_in": "x"}, "'used_in' means nothing for deduplication"),
+        ({"path": "/nowhere.jsonl"}, "nowhere"),
+    ],
+)
+def test_a_blend_that_cannot_be_deduplicated_is_an_error(tmp_path, source, message):
+    path = write_rows(tmp_path / "a.jsonl", ROWS)
+    with pytest.raises(InputError, match=message):
+        plan({"datasets": [{"name": "a", "path": str(path), **source}]}, tmp_path / "out")
+
+
+def test_a_column_that_is_not_there_is_known_before_anything_starts(tmp_path):
+    parquet_of(tmp_path / "a.parquet")
+    with pytest.raises(InputError, match=r"no column 'txt'; did you mean 'text'"):
+        plan({"datasets": [{"name": "a", "path": str(tmp_path / "a.parquet"), "text_field": "txt"}]}, tmp_path / "out")
+
+
+@pytest.mark.parametrize(
+    ("chosen", "message"),
+    [
+        ({"cap": 3}, "cap and cap_by go together"),
+        ({"cap_by": "topic"}, "cap and cap_by go together"),
+        ({"holdout": {"valid": 0.1}}, "holdout means nothing here"),
+        ({"threshold": 0.3}, "threshold"),
+        ({"mode": "off"}, "mode"),
+        ({"near_on": "prompt"}, "near_on: unknown key"),
+    ],
+)
+def test_settings_that_mean_nothing_are_errors(chosen, message):
+    with pytest.raises(InputError, match=message):
+        parse(DedupSettings, chosen, "settings")
+
+
+def test_a_bad_row_ends_the_run_if_it_is_to(tmp_path):
+    with pytest.raises(BadRowError, match=r"a\.jsonl:5: malformed_json"):
+        prepare(blend_of(write_rows(tmp_path / "a.jsonl", ROWS)), tmp_path / "out", on_bad_row="fail")
+    many = blend_of(write_rows(tmp_path / "b.jsonl", [*ROWS, *[b"{broken"] * 20]))
+    with pytest.raises(RunError, match="22 of 28 rows are bad"):
+        prepare(many, tmp_path / "out", bad_row_ceiling=0.001)
+
+
+@pytest.mark.parametrize("damage", DAMAGES)
+def test_damage_is_named_and_mended_by_the_next_run(tmp_path, damage):
+    blend = blend_of(write_rows(tmp_path / "a.jsonl", ROWS))
+    prepare(blend, tmp_path / "out")
+    expected = tree(tmp_path / "out")
+    for path in (tmp_path / "out/edges.parquet", *published(tmp_path / "out")):
+        DAMAGES[damage](path)
+        assert verify(str(tmp_path / "out"), inspect_dedup_shard).problems
+        prepare(blend, tmp_path / "out")
+        assert tree(tmp_path / "out") == expected
+        assert verify(str(tmp_path / "out"), inspect_dedup_shard).problems == []
+
+
+def test_rows_that_were_decided_and_are_not_there_are_an_error(tmp_path, monkeypatch):
+    planned = plan(blend_of(write_rows(tmp_path / "a.jsonl", ROWS)), tmp_path / "out")
+    decisions = decisions_of(planned)
+    decided = planned.decided(decisions)
+    (table,) = (rows_decided(decisions.uri, digest) for digest in decisions.digests)
+    more = pa.Table.from_pylist([{"row": 99, "outcome": "exact_duplicate"}], schema=OUTCOMES)
+    monkeypatch.setattr("tasks.dedup.apply.rows_decided", lambda *_: pa.concat_tables([table, more]))
+    with pytest.raises(RunError, match="3 rows were decided to go, 2 of them are there"):
+        build(decided, decisions, decided.plan.pending)
+
+
+def test_shards_that_do_not_add_up_to_what_was_decided_are_not_published(tmp_path):
+    decided, _ = prepare(blend_of(write_rows(tmp_path / "a.jsonl", ROWS)), tmp_path / "out")
+    decisions = decisions_of(decided)
+    other = replace(decisions, facts={**decisions.facts, "tally": {"kept": 4, "exact_duplicate": 1}})
+    with pytest.raises(RunError, match=r"but \{.exact_duplicate.: 1\} was decided"):
+        publish_dedup(decided, other, 0.0)
+
+
+def test_store_and_output_may_lie_in_an_object_store(tmp_path):
+    path, place = write_rows(tmp_path / "a.jsonl", ROWS), f"memory://{tmp_path.name}"
+    _, manifest = prepare(blend_of(path), f"{place}/out")
+    assert manifest["totals"]["dropped"] == DROPPED
+    assert verify(f"{place}/out", inspect_dedup_shard).problems == []
+    _, manifest = prepare(blend_of(path), tmp_path / "out", store=f"{place}/out/shards")
+    assert manifest["volatile"]["shards"]["reused"] == 1
+    (local,) = published(tmp_path / "out")
+    assert lines_of(local) == [*CLEAN, ROWS[5]]
+    assert verify(str(tmp_path / "out"), inspect_dedup_shard).problems == []

@@ -1,0 +1,134 @@
+"""Rows of text and of Harmony as documents."""
+
+from collections import Counter
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+
+from tasks.blend.models import DataSource
+from tasks.dedup.readers import read_harmony, read_text
+from tasks.errors import InputError, RunError
+from tasks.harmony.message import HarmonyMessage
+from tasks.harmony.render import render
+from tasks.sources.cut import cut
+from tasks.sources.discovery import discover
+from tests.preparing_rl import write_rows
+
+ROWS = [
+    {"text": "one", "id": "a", "at": {"topic": 1}},
+    b"",
+    {"text": None, "id": "b"},
+    {"text": "two", "at": {"topic": [True, "x"]}},
+    b"{broken",
+    {"text": "three", "id": 3.5, "at": "nowhere"},
+]
+
+
+def part_of(path, size=1 << 40):
+    part, *_ = cut(discover(DataSource(name="a", path=str(path)))[0], size, [])
+    return part
+
+
+def options(**chosen):
+    return {"text_field": "text", "id_field": None, "cap_by": None, **chosen}
+
+
+def listed(documents, name):
+    return [value for each in documents for value in getattr(each, name).tolist()]
+
+
+def texts_in(documents, name):
+    return [value for each in documents for value in getattr(each, name).to_pylist()]
+
+
+def test_texts_are_documents_and_other_rows_are_counted(tmp_path):
+    found = list(read_text(part_of(write_rows(tmp_path / "a.jsonl", ROWS)), options(), "conversation"))
+    assert texts_in(found, "texts") == ["one", "two", "three"]
+    assert listed(found, "rows") == [0, 3, 5]
+    left_out = sum((Counter(each.left_out) for each in found), Counter())
+    assert left_out == {"blank_line": 1, "null_text": 1, "malformed_json": 1}
+    assert found[0].names is found[0].prompts is None
+
+
+def parquet(tmp_path, rows):
+    good = [row for row in rows if isinstance(row, dict)]
+    columns = {name: [row.get(name) for row in good] for name in ("text", "id")}
+    columns["id"] = [None if each is None else str(each) for each in columns["id"]]
+    topics = [row["at"] if isinstance(row.get("at"), dict) else {} for row in good]
+    columns["at"] = pa.array([{"topic": str(each["topic"]) if each else None} for each in topics])
+    pq.write_table(pa.table(columns), tmp_path / "a.parquet", row_group_size=3)
+    return tmp_path / "a.parquet"
+
+
+def test_ids_and_prompts_are_those_of_the_same_row(tmp_path, monkeypatch):
+    monkeypatch.setattr("tasks.sources.parquet.MAX_BATCH_ROWS", 2)
+    chosen = options(id_field="id", cap_by="at.topic")
+    lines = list(read_text(part_of(write_rows(tmp_path / "a.jsonl", [b"{", b"", *ROWS])), chosen, "conversation"))
+    assert texts_in(lines, "names") == ["a", None, "3.5"]
+    assert texts_in(lines, "prompts") == ["1", '[true,"x"]', None]
+    columns = list(read_text(part_of(parquet(tmp_path, ROWS)), chosen, "conversation"))
+    assert len(columns) > 1
+    assert texts_in(columns, "names") == ["a", None, "3.5"]
+    assert texts_in(columns, "prompts") == ["1", "[True, 'x']", None]
+    assert listed(columns, "rows") == [0, 2, 3]
+
+
+def test_a_column_that_is_not_there_is_an_error(tmp_path):
+    with pytest.raises(InputError, match="has none of the fields 'name'"):
+        list(read_text(part_of(parquet(tmp_path, ROWS)), options(id_field="name"), "conversation"))
+
+
+def test_a_file_that_changed_since_it_was_planned_is_an_error(tmp_path):
+    part = part_of(write_rows(tmp_path / "a.jsonl", ROWS))
+    documents = read_text(part, options(), "conversation")
+    next(documents)
+    write_rows(tmp_path / "a.jsonl", [*ROWS, {"text": "four"}])
+    with pytest.raises(RunError, match="changed while"):
+        list(documents)
+
+
+CONVERSATION = [
+    HarmonyMessage("system", "You are a mill."),
+    HarmonyMessage("developer", "# Instructions\n\nGrind."),
+    HarmonyMessage("user", "What is flour?"),
+    HarmonyMessage("assistant", "They ask of flour.", channel="analysis"),
+    HarmonyMessage("assistant", "Ground wheat.", channel="final"),
+    HarmonyMessage("user", "And bran?"),
+    HarmonyMessage("assistant", "Its hull.", channel="final", terminator="return"),
+]
+
+
+def harmony_file(tmp_path, texts):
+    columns = {
+        "row_id": [f"row{number}" for number in range(len(texts))],
+        "text": texts,
+        "prompt_id": ["p"] * len(texts),
+        "meta_correctness_own": pa.array([None, 0.5, 1.0][: len(texts)], pa.float64()),
+    }
+    pq.write_table(pa.table(columns), tmp_path / "all.parquet", row_group_size=2)
+    return tmp_path / "all.parquet"
+
+
+@pytest.mark.parametrize(
+    ("near_on", "view"),
+    [
+        ("conversation", "What is flour?\n\nThey ask of flour.\n\nGround wheat.\n\nAnd bran?\n\nIts hull."),
+        ("prompt", "What is flour?\n\nAnd bran?"),
+    ],
+)
+def test_a_conversation_is_compared_by_what_was_said(tmp_path, near_on, view):
+    text = render(CONVERSATION)
+    found = list(read_harmony(part_of(harmony_file(tmp_path, [text] * 3), 1), {}, near_on))
+    assert texts_in(found, "names") == ["row0", "row1", "row2"]
+    assert listed(found, "rows") == [0, 1, 2]
+    assert [str(value) for value in listed(found, "qualities")] == ["nan", "0.5", "1.0"]
+    for each in found:
+        assert {*each.texts.to_pylist()} == {text}
+        assert {*each.views.to_pylist()} == {view}
+        assert {*each.prompts.to_pylist()} == {"p"}
+
+
+def test_a_text_that_is_no_harmony_is_an_error(tmp_path):
+    with pytest.raises(RunError, match="a normalized row is no Harmony"):
+        list(read_harmony(part_of(harmony_file(tmp_path, ["plain"])), {}, "conversation"))

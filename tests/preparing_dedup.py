@@ -1,0 +1,69 @@
+"""A whole deduplication in this process, without Prefect or Dask."""
+
+import time
+
+from tasks.blend.load import load_blend
+from tasks.dedup.apply import apply_decisions
+from tasks.dedup.deduplication import decide
+from tasks.dedup.evaluations import evaluations_from
+from tasks.dedup.planning import plan_dedup
+from tasks.dedup.preparation import publish_dedup
+from tasks.dedup.rounds import KIND
+from tasks.dedup.settings import DedupSettings
+from tasks.dedup.steps import build_shard
+from tasks.shards.build import build_batch
+from tasks.shards.plan import shard_record
+from tasks.shards.store import Store
+from tasks.strict import parse
+
+
+class Run:
+    """Builds rounds in this process, and remembers what was built: the names of the rounds, and the places of shards."""
+
+    def __init__(self):
+        self.built = []
+        self.places = []
+
+    def __call__(self, name, pending, common):
+        evaluations = evaluations_from(common["evaluations"])
+        done = build_batch(
+            [shard_record(shard) for shard in pending],
+            Store(common["store"], KIND),
+            lambda shard, store: build_shard(shard, store, evaluations),
+            announce=lambda record: None,
+            rebuild=common["rebuild"],
+        )
+        self.built += [name for shard in done if not shard.reused]
+        self.places += [shard.source for shard in done if not shard.reused]
+
+
+def plan(blend, output_dir, **settings):
+    """The plan of `blend`, with any share of bad rows, and whatever else is chosen."""
+    chosen = {"bad_row_ceiling": 1.0, **settings}
+    return plan_dedup(load_blend(blend), parse(DedupSettings, chosen, "settings"), str(output_dir))
+
+
+def decisions_of(planned, run=None):
+    """The decisions of a plan, built as far as they are not there."""
+    settings = planned.settings
+    return decide(planned.slices, settings.choices, planned.plan.store.place, run or Run(), rebuild=settings.force)
+
+
+def build(planned, decisions, shards):
+    """Build some of the decided shards, one after the other, in this process."""
+    return build_batch(
+        [shard_record(shard) for shard in shards],
+        planned.plan.store,
+        lambda shard, store: apply_decisions(shard, store, decisions.uri, planned.settings.on_bad_row),
+        announce=lambda record: None,
+        rebuild=planned.settings.force,
+    )
+
+
+def prepare(blend, output_dir, run=None, **settings):
+    """Plan, decide, build every pending shard in plan order, publish; returns the decided plan and the manifest."""
+    planned = plan(blend, output_dir, **settings)
+    decisions = decisions_of(planned, run)
+    decided = planned.decided(decisions)
+    build(decided, decisions, decided.plan.pending)
+    return decided, publish_dedup(decided, decisions, time.time())
