@@ -1,6 +1,7 @@
-"""Harmony normalization: chat data of many shapes becomes one strict format.
+"""Harmony normalization: chat data of many shapes becomes one strict format, without duplicates, ready to be scored.
 
-plan ─► normalize shards (mapped over Dask) ─► publish ─► report
+plan ─► normalize shards ─► find duplicates ─► mark shards ─► select pools and candidates ─► publish ─► report
+        (all of these mapped over one Dask cluster)
 """
 
 import time
@@ -10,18 +11,23 @@ from prefect import flow
 
 from tasks.blend.load import load_blend
 from tasks.blend.models import Blend
+from tasks.dedup.settings import DedupChoices
+from tasks.dedup.stage import without_duplicates
 from tasks.harmony.converters import ProofTask
-from tasks.harmony.settings import HarmonySettings
+from tasks.harmony.preparation import normalized_shards
 from tasks.harmony.stage import normalize_shards, plan, publish
 from tasks.harmony.turns import Effort, ParallelCalls, SpecialStrings, Thoughts, Trailing
 from tasks.report.stage import report
+from tasks.select.publication import beside, require_variety
+from tasks.select.settings import NormalizationSettings, SelectionChoices
+from tasks.select.stage import select
 from tasks.shards.books import OnBadRow
 from tasks.shards.settings import Scale
 from tasks.shards.stage import shard_workers
 from tasks.storage import SourceIdentity
 from tasks.strict import Size, parse
 
-DEFAULT = HarmonySettings()
+DEFAULT = NormalizationSettings()
 
 
 @flow(name="harmony-normalize", persist_result=False)
@@ -38,6 +44,8 @@ def harmony_normalize(
     min_completion_chars: int = DEFAULT.min_completion_chars,
     cross_check: float = DEFAULT.cross_check,
     messages_json: bool = DEFAULT.messages_json,
+    dedup: DedupChoices = DEFAULT.dedup,
+    selection: SelectionChoices = DEFAULT.selection,
     shard_size: Size = DEFAULT.shard_size,
     store: str | None = DEFAULT.store,
     source_identity: SourceIdentity = DEFAULT.source_identity,
@@ -54,19 +62,21 @@ def harmony_normalize(
 
     Args:
         blend: The blend, or the path or URI of its JSON file.
-        output_dir: Where the folders of rows, blend.json and the manifest go.
+        output_dir: Where the folders of rows, pools and candidates, blend.json and the manifest go.
     """
-    chosen = {name: value for name, value in locals().items() if name in HarmonySettings.model_fields}
-    settings = parse(HarmonySettings, chosen, "settings")
+    chosen = {name: value for name, value in locals().items() if name in NormalizationSettings.model_fields}
+    settings = parse(NormalizationSettings, chosen, "settings")
     started = time.time()
 
     prepared = plan(load_blend(blend), settings, output_dir)
-    common = {
-        "store": prepared.plan.store.place,
-        "on_bad_row": settings.on_bad_row,
-        "rebuild": settings.force,
-    }
+    place = prepared.plan.store
+    common = {"store": place.place, "on_bad_row": settings.on_bad_row, "rebuild": settings.force}
     with shard_workers(settings.cluster, settings.workers) as build_shards:
         build_shards(normalize_shards, prepared.plan.pending, common)
-    manifest = publish(prepared, started)
-    return report(manifest, prepared.output_dir)
+        rows, missing = normalized_shards(prepared)
+        final, edges = without_duplicates(rows, settings.dedup, place, build_shards, rebuild=settings.force)
+        selected = select(final, settings.selection, place, build_shards, rebuild=settings.force)
+    manifest = publish(prepared, final, missing, beside(selected, final, settings.selection, place, edges), started)
+    record = report(manifest, prepared.output_dir)
+    require_variety(manifest, prepared.output_dir)
+    return record

@@ -1,27 +1,41 @@
-"""A whole Harmony normalization in this process, without Prefect or Dask."""
+"""A whole Harmony normalization in this process, without a Prefect server or Dask."""
 
 import time
 
 from tasks.blend.load import load_blend
+from tasks.dedup.stage import without_duplicates
 from tasks.harmony.planning import plan_harmony
-from tasks.harmony.preparation import build_harmony_shard, publish_harmony
-from tasks.harmony.settings import HarmonySettings
+from tasks.harmony.preparation import build_harmony_shard, normalized_shards, publish_harmony
+from tasks.select.publication import beside
+from tasks.select.settings import NormalizationSettings
+from tasks.select.stage import select
 from tasks.shards.build import build_batch
 from tasks.shards.plan import shard_record
 from tasks.strict import parse
+from tests.building import build_here
 
 
 def plan(blend, output_dir, **settings):
     """The plan of `blend`, with any share of bad rows, and whatever else is chosen."""
     chosen = {"bad_row_ceiling": 1.0, **settings}
-    return plan_harmony(load_blend(blend), parse(HarmonySettings, chosen, "settings"), str(output_dir))
+    return plan_harmony(load_blend(blend), parse(NormalizationSettings, chosen, "settings"), str(output_dir))
 
 
 def prepare(blend, output_dir, **settings):
     """Plan, build every pending shard in plan order, publish; returns the plan and the manifest."""
     planned = plan(blend, output_dir, **settings)
     build(planned, planned.plan.pending)
-    return planned, publish_harmony(planned, time.time())
+    return planned, finish(planned)
+
+
+def finish(planned, build_shards=build_here):
+    """Everything after normalization; the manifest."""
+    settings, store = planned.settings, planned.plan.store
+    rows, missing = normalized_shards(planned)
+    final, files = without_duplicates(rows, settings.dedup, store, build_shards, rebuild=settings.force)
+    selected = select(final, settings.selection, store, build_shards, rebuild=settings.force)
+    made = beside(selected, final, settings.selection, store, files)
+    return publish_harmony(planned, final, missing, made, time.time())
 
 
 def build(planned, shards):

@@ -6,10 +6,14 @@ lists what was found.
 """
 
 import json
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
+import pyarrow as pa
+
 from tasks.harmony.columns import SCHEMA
+from tasks.harmony.inventory import markdown_table
 from tasks.harmony.turns import TEMPLATE_VERSION
 
 UNNAMED = "none named"
@@ -40,6 +44,11 @@ class Contents:
     drops: Mapping[str, int]
 
 
+def licences_of(rows: pa.Table) -> Counter[str]:
+    """How many rows name which licence."""
+    return Counter(name or UNNAMED for name in rows["source_license"].to_pylist())
+
+
 def strictest(licences: Mapping[str, int]) -> str:
     """The licence of the whole, as the hub calls it; `other` where one is missing or unknown."""
     known = [_known(name) for name in licences]
@@ -55,11 +64,11 @@ def _known(name: str) -> str | None:
     return fits[-1] if fits else None
 
 
-def card(contents: Contents) -> str:
-    """The card: front matter that the hub reads, then tables for people."""
+def card(contents: Contents, folders: Sequence[str] = ()) -> str:
+    """The card: front matter that the hub reads, then tables for people. `folders` are configurations of their own."""
     rows = sum(split["rows"] for split in contents.splits.values())
     return "\n".join([
-        *_front_matter(contents, rows),
+        *_front_matter(contents, rows, folders),
         "# Conversations in Harmony",
         "",
         (
@@ -67,42 +76,34 @@ def card(contents: Contents) -> str:
             f"(template version {TEMPLATE_VERSION}). Every text parses with a strict grammar."
         ),
         "",
-        *_table(("split", "rows", "tokens"), [(name, each["rows"], each["tokens"]) for name, each in contents.splits.items()]),
-        *_table(("data set", "rows", "tokens"), [(name, each["rows"], each["tokens"]) for name, each in contents.sources.items()]),
-        *_table(("licence of rows", "rows"), sorted(contents.licences.items())),
-        *_table(("left out because", "rows"), sorted(contents.drops.items())),
+        *markdown_table(("split", "rows", "tokens"), [(name, each["rows"], each["tokens"]) for name, each in contents.splits.items()]),
+        *markdown_table(("data set", "rows", "tokens"), [(name, each["rows"], each["tokens"]) for name, each in contents.sources.items()]),
+        *markdown_table(("licence of rows", "rows"), sorted(contents.licences.items())),
+        *markdown_table(("left out because", "rows"), sorted(contents.drops.items())),
         "Made from:",
         "",
         *(f"* `{file}`" for file in contents.files),
         "",
-        *_table(("column", "type"), [(field.name, str(field.type)) for field in SCHEMA]),
+        *markdown_table(("column", "type"), [(field.name, str(field.type)) for field in SCHEMA]),
     ])  # fmt: skip
 
 
-def _front_matter(contents: Contents, rows: int) -> list[str]:
+def _front_matter(contents: Contents, rows: int, folders: Sequence[str]) -> list[str]:
     size = next((name for most, name in SIZES if rows < most), "n>10M")
     configs = [
         f"      - {{split: {json.dumps(_hub_split(name))}, path: {json.dumps(f'data/{name}/*.parquet')}}}"
         for name in contents.splits
     ]
+    more = [
+        f"  - {{config_name: {json.dumps(folder.replace('/', '-'))}, data_files: {json.dumps(f'{folder}/*.parquet')}}}"
+        for folder in folders
+    ]
     return [
         "---", "language: [en]", f"license: {strictest(contents.licences)}", f"size_categories: [{json.dumps(size)}]",
-        "tags: [harmony, text]", "configs:", "  - config_name: default", "    data_files:", *configs, "---", "",
+        "tags: [harmony, text]", "configs:", "  - config_name: default", "    data_files:", *configs, *more, "---", "",
     ]  # fmt: skip
 
 
 def _hub_split(name: str) -> str:
     """A split as the hub allows it: words of letters, digits and underscores, and dots."""
     return "".join(each if each.isalnum() or each in "._" else "_" for each in name)
-
-
-def _table(headings: Sequence[str], rows: Sequence[Sequence[str | int]]) -> list[str]:
-    """A table in Markdown, and an empty line; nothing for no rows."""
-    if not rows:
-        return []
-    lines = [[f"{cell:,}" if isinstance(cell, int) else cell.replace("|", r"\|") for cell in row] for row in rows]
-    return [_line(headings), _line(["---"] * len(headings)), *map(_line, lines), ""]
-
-
-def _line(cells: Sequence[str]) -> str:
-    return f"| {' | '.join(cells)} |"

@@ -89,8 +89,11 @@ MORE = pa.schema([
     ("meta_escaped_strings", COUNT),
     ("meta_dropped_thoughts", COUNT),
     ("meta_dropped_trailing", COUNT),
+    ("dedup_outcome", STRING),
+    ("dup_jaccard", NUMBER),
 ])  # fmt: skip
-"""The columns after them. `stats_completion_tokens` counts the messages by the assistant, headers and ends included."""
+"""The columns after them. `stats_completion_tokens` counts the messages by the assistant, headers and ends included.
+`dup_of` is the `row_id` of the row that stays in this one's stead."""
 
 SCHEMA = pa.schema([*FIRST, *MORE])
 

@@ -1,14 +1,16 @@
 """A Harmony normalization from its plan to its published folder, in plain functions: `stage.py` wraps them for Prefect."""
 
+from collections.abc import Sequence
 from typing import Any
 
 from tasks.harmony.planning import KIND, HarmonyPlan
-from tasks.harmony.publication import DataLayout
+from tasks.harmony.publication import Beside, DataLayout
 from tasks.harmony.settings import HarmonyRecipe
 from tasks.harmony.shard import normalize_shard
 from tasks.harmony.turns import TEMPLATE_VERSION
 from tasks.shards.books import OnBadRow
 from tasks.shards.circumstances import circumstances
+from tasks.shards.manifest import Finished
 from tasks.shards.plan import PlannedShard
 from tasks.shards.publication import check_bad_rows, collect, publish_preparation
 from tasks.shards.receipt import Receipt
@@ -23,18 +25,32 @@ def build_harmony_shard(shard: PlannedShard, store: Store, on_bad_row: OnBadRow)
     return normalize_shard(shard, HarmonyRecipe(**shard.identity["recipe"]), store, on_bad_row)
 
 
-def publish_harmony(plan: HarmonyPlan, started: float) -> dict[str, Any]:
-    """Check that every planned shard is proven, publish, and return the manifest. `started` is a Unix time."""
+def normalized_shards(plan: HarmonyPlan) -> tuple[list[Finished], list[str]]:
+    """Every planned shard with its receipt, and the places of those that have none.
+
+    Raises RunError when any is missing, unless a partial output was asked for, and for too many bad rows.
+    """
     settings = plan.settings
     finished, missing = collect(plan.plan, allow_partial=settings.allow_partial)
     check_bad_rows(finished, plan.plan.store, settings.bad_row_ceiling, tolerate=settings.on_bad_row == "quarantine")
+    return finished, missing
+
+
+def publish_harmony(
+    plan: HarmonyPlan, final: Sequence[Finished], missing: Sequence[str], beside: Beside, started: float
+) -> dict[str, Any]:
+    """Publish the `final` shards, which are the normalized ones or were made from them, and return the manifest.
+
+    `started` is a Unix time.
+    """
+    settings = plan.settings
     header = {
         "type": KIND,
         "blend": plan.blend.model_dump(exclude_none=True),
         "settings": settings.model_dump(exclude=WHERE_NOT_WHAT),
         "template_version": TEMPLATE_VERSION,
-        "missing": missing,
+        "missing": list(missing),
     }
-    layout = DataLayout([str(shard.identity["recipe"]["split"]) for shard in plan.plan.shards])
+    layout = DataLayout([str(shard.identity["recipe"]["split"]) for shard in plan.plan.shards], beside)
     volatile = circumstances(plan.plan, settings, started, LIBRARIES)
-    return publish_preparation(plan.output_dir, plan.plan.store, finished, layout, header, volatile)
+    return publish_preparation(plan.output_dir, plan.plan.store, final, layout, header, volatile)

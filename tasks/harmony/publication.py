@@ -4,21 +4,23 @@
     OUT/blend.json                                 the output as a blend, for what comes next
     OUT/README.md                                  the card: licences, counts, sources, columns
     OUT/tools/tools-00000-1a2b3c4d.json            the tools that the rows of a shard were offered, by `source_tools_id`
+    OUT/inventory.json, coverage.md                fields of the sources and columns of the rows, how often each is there
 
-The suffix of a name is the beginning of its shard's key, because a path must never come to mean other data.
+What later rooms make of the rows (pools, candidates, reports) is laid out with them, as `Beside` says. The suffix of a name is the beginning of its shard's key, because a path must never come to mean other data.
 """
 
 import re
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import orjson
 
 from tasks.harmony.card import Contents, card
+from tasks.harmony.inventory import Entry, coverage_markdown, inventory
 from tasks.harmony.shard import CATALOG, FILE
-from tasks.shards.manifest import WHOLE, Finished
+from tasks.shards.manifest import WHOLE, Finished, Names
 from tasks.shards.publication import Published
 from tasks.shards.publish import Output, copy, link, publish_bytes
 from tasks.shards.store import Store
@@ -26,20 +28,38 @@ from tasks.storage import is_local, join
 
 FOLDER = "data"
 CARD, TOOLS = "README.md", "tools"
+INVENTORY, COVERAGE = "inventory.json", "coverage.md"
 TOOLS_OF_SHARD = re.compile(r"tools-\d{5,}-[0-9a-f]{8}\.json")
 PART = re.compile(r"part-\d{5,}-[0-9a-f]{8}\.parquet")
+
+
+@dataclass(frozen=True, slots=True)
+class Beside:
+    """What is published beside the rows.
+
+    `derived` are shards made from them; `folders` says where the files of each of their parts go. `files` are files of
+    the store with their names in the output folder, `documents` the contents of small ones, `header` is for the manifest.
+    """
+
+    derived: Sequence[Finished] = ()
+    folders: Mapping[str, str] = field(default_factory=dict[str, str])
+    files: Sequence[tuple[str, Output]] = ()
+    documents: Mapping[str, bytes] = field(default_factory=dict[str, bytes])
+    header: Mapping[str, Any] = field(default_factory=dict[str, Any])
 
 
 class DataLayout:
     """Folders of rows; `splits` are those of the plan, by their sources' names."""
 
-    def __init__(self, splits: Sequence[str]) -> None:
+    def __init__(self, splits: Sequence[str], beside: Beside) -> None:
         self._splits = sorted(set(splits))
+        self._beside = beside
 
     @property
     def own(self) -> Mapping[str, re.Pattern[str]]:
-        """The files of each split, and catalogs of tools."""
-        return {**{join(FOLDER, split): PART for split in self._splits}, TOOLS: TOOLS_OF_SHARD}
+        """The files of each split, of what was made from them, and catalogs of tools."""
+        folders = [*(join(FOLDER, split) for split in self._splits), *self._beside.folders.values()]
+        return {**dict.fromkeys(folders, PART), TOOLS: TOOLS_OF_SHARD}
 
     def lay_out(self, output_dir: str, store: Store, finished: Sequence[Finished]) -> Published:
         """Link every shard on a local disk; on an object store the store copies it."""
@@ -57,16 +77,50 @@ class DataLayout:
             names.setdefault(item.shard.place, {}).setdefault(WHOLE, []).append(name)
             splits.setdefault(split, Counter()).update(rows=count.documents, tokens=count.tokens)
         counted = {split: dict(splits[split]) for split in sorted(splits)}
-        licences = sum((Counter(item.receipt.facts["licences"]) for item in finished), Counter[str]())
-        written = [_write(output_dir, CARD, card(_contents(finished, counted, licences)).encode())]
+        facts: dict[str, Any] = {"splits": counted, "licences": _licences(finished), **self._beside.header}
+        found = inventory(map(_entry, finished))
+        documents = {
+            CARD: card(_contents(finished, counted), self._pool_folders()).encode(),
+            INVENTORY: orjson.dumps(found, option=orjson.OPT_INDENT_2 | orjson.OPT_SORT_KEYS),
+            COVERAGE: coverage_markdown(found).encode(),
+            **self._beside.documents,
+        }
+        written = [_write(output_dir, name, data) for name, data in documents.items()]
         written += _catalogs(output_dir, store, finished, place)
-        facts: dict[str, Any] = {"splits": counted, "licences": dict(sorted(licences.items()))}
-        return Published(names, _blend(output_dir, sorted(splits)), written, facts)
+        for source, output in self._beside.files:
+            place(source, join(output_dir, output.path))
+            written.append(output)
+        derived = self._derived_names(output_dir, store, place)
+        blend = _blend(output_dir, sorted(splits))
+        return Published(names, blend, written, facts, self._beside.derived, derived)
+
+    def _derived_names(self, output_dir: str, store: Store, place: Callable[[str, str], None]) -> Names:
+        """Give the files of shards that were made from the rows their names."""
+        numbers: Counter[str] = Counter()
+        names: dict[str, dict[str, list[str]]] = {}
+        for item in self._beside.derived:
+            for output in item.receipt.outputs:
+                part = output.path.partition(".")[0]
+                if part not in self._beside.folders:
+                    continue
+                folder = join(output_dir, self._beside.folders[part])
+                name = join(folder, f"part-{numbers[part]:05d}-{item.key[:8]}.parquet")
+                place(store.path(item.key, output.path), name)
+                numbers[part] += 1
+                names.setdefault(item.shard.place, {})[part] = [name]
+        return names
+
+    def _pool_folders(self) -> list[str]:
+        """The folders of what was made from the rows that hold anything."""
+        parts = {output.path.partition(".")[0] for item in self._beside.derived for output in item.receipt.outputs}
+        return [folder for part, folder in self._beside.folders.items() if part in parts]
 
 
-def _contents(
-    finished: Sequence[Finished], splits: Mapping[str, Mapping[str, int]], licences: Mapping[str, int]
-) -> Contents:
+def _licences(finished: Sequence[Finished]) -> dict[str, int]:
+    return dict(sorted(sum((Counter(item.receipt.facts["licences"]) for item in finished), Counter[str]()).items()))
+
+
+def _contents(finished: Sequence[Finished], splits: Mapping[str, Mapping[str, int]]) -> Contents:
     sources: dict[str, Counter[str]] = {}
     drops: Counter[str] = Counter()
     for item in finished:
@@ -74,7 +128,15 @@ def _contents(
         sources.setdefault(item.shard.dataset, Counter()).update(rows=receipt.documents, tokens=receipt.tokens)
         drops.update(receipt.drops)
     files = dict.fromkeys(_public_name(item.shard.part.file.uri) for item in finished)
-    return Contents(splits, sources, list(files), licences, drops)
+    return Contents(splits, sources, list(files), _licences(finished), drops)
+
+
+def _entry(item: Finished) -> Entry:
+    """What a shard counted, for the inventory."""
+    receipt = item.receipt
+    split = str(receipt.identity["recipe"]["split"])
+    books = (receipt.rows_in, receipt.documents, receipt.tokens, receipt.drops)
+    return Entry(item.shard.dataset, split, *books, receipt.facts["fields"], receipt.facts["coverage"])
 
 
 def _public_name(uri: str) -> str:

@@ -18,11 +18,12 @@ import pyarrow.parquet as pq
 from xxhash import xxh3_64_intdigest
 
 from tasks.chat.conversation import Rejected
-from tasks.harmony.card import UNNAMED
+from tasks.harmony.card import licences_of
 from tasks.harmony.columns import SCHEMA, Place, row, table
 from tasks.harmony.compose import compose
 from tasks.harmony.converters import CONVERTERS, Converter
 from tasks.harmony.grammar import ParsedMessage, parse
+from tasks.harmony.inventory import bounded, coverage_of, fields_of, merged
 from tasks.harmony.quality import judge, no_opinion
 from tasks.harmony.render import cross_check, render
 from tasks.harmony.settings import HarmonyRecipe
@@ -98,22 +99,28 @@ def normalize_shard(shard: PlannedShard, recipe: HarmonyRecipe, store: Store, on
     """
     started, cpu = time.time(), time.process_time()
     normalizer, chosen = Normalizer.of(recipe), RowFilter(recipe.filters)
-    documents = tokens = 0
+    documents = tokens = row_groups = 0
     licences: Counter[str] = Counter()
+    fields: dict[str, Any] = {}
+    coverage: dict[str, Any] = {}
     with ExitStack() as stack:
         books = Books(shard.part, store.folder(shard.key), stack, on_bad_row)
         writer: pq.ParquetWriter | None = None
         for batch in read_records(shard.part, ()):
+            fields = merged(fields, fields_of(batch.records))
             rows = _take(batch, chosen, normalizer, books)
             if not rows:
                 continue
             if writer is None:
                 file = cast("BinaryIO", books.open(FILE))
                 writer = stack.enter_context(pq.ParquetWriter(file, SCHEMA, compression="zstd"))
-            writer.write_table(table(rows))
+            written = table(rows)
+            writer.write_table(written)
+            row_groups += 1
             documents += len(rows)
             tokens += sum(each["stats_token_len"] for each in rows)
-            licences.update(each["source_license"] or UNNAMED for each in rows)
+            licences.update(licences_of(written))
+            coverage = merged(coverage, coverage_of(written))
         require_unchanged(shard.part.file)
         if normalizer.catalog:
             books.open(CATALOG).write(catalog_bytes(normalizer.catalog))
@@ -125,7 +132,12 @@ def normalize_shard(shard: PlannedShard, recipe: HarmonyRecipe, store: Store, on
         drops=books.drops,
         quarantined=books.quarantined,
         truncated=0,
-        facts={"licences": dict(sorted(licences.items()))},
+        facts={
+            "licences": dict(sorted(licences.items())),
+            "fields": bounded(fields),
+            "coverage": coverage,
+            "row_groups": row_groups,
+        },
         volatile={
             "built_at": started, "seconds": time.time() - started, "cpu_seconds": time.process_time() - cpu,
             "host": gethostname(), "source": shard.part.file.uri, "source_bytes": shard.part.size,

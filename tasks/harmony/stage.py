@@ -1,4 +1,5 @@
-"""The front door of the room: plan, normalize and publish as Prefect tasks.
+"""The front door of the room: plan, normalize and publish as Prefect tasks. Between the last two, other rooms look for
+duplicates, and choose what is worth scoring.
 
 `normalize-shards` is mapped over batches of shards. It retries what may pass (storage, network), and each try only
 builds what is still missing; a batch that another run has finished meanwhile ends as `Cached`.
@@ -15,8 +16,10 @@ from prefect.client.schemas.objects import State
 from tasks.blend.models import Blend
 from tasks.harmony.planning import KIND, HarmonyPlan, plan_harmony
 from tasks.harmony.preparation import build_harmony_shard, publish_harmony
+from tasks.harmony.publication import Beside
 from tasks.harmony.settings import HarmonySettings
 from tasks.shards.books import OnBadRow
+from tasks.shards.manifest import Finished
 from tasks.shards.stage import build_and_announce, shard_task
 from tasks.shards.store import Store
 
@@ -42,6 +45,8 @@ def normalize_shards(
 
 
 @task(name="publish", cache_policy=NO_CACHE, persist_result=False)
-def publish(prepared: HarmonyPlan, started: float) -> dict[str, Any]:
-    """Check every shard against the plan and publish; the manifest."""
-    return publish_harmony(prepared, started)
+def publish(
+    prepared: HarmonyPlan, final: Sequence[Finished], missing: Sequence[str], beside: Beside, started: float
+) -> dict[str, Any]:
+    """Publish the final shards and what was made from them; the manifest."""
+    return publish_harmony(prepared, final, missing, beside, started)

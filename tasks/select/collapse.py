@@ -11,9 +11,9 @@ repeat. So a survey is made of a sample of some 200,000 rows (`candidates.sample
 
 import re
 from collections import Counter
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, fields
-from typing import Any
+from typing import Any, Self
 
 from xxhash import xxh3_64_intdigest
 
@@ -22,6 +22,10 @@ from tasks.select.signature import Behaviour, behaviour_of
 
 PERCENTILES = (50, 90, 99)
 MOST_LISTED = 20
+NUMBERED = ("traces", "structures", "calls", "words")
+NAMED = ("tools", "answers", "keysets", "authors")
+"""The counts of a survey whose keys are numbers, and those whose keys are text."""
+
 MARKUP = re.compile(r"[\\`*_|<>\[\]]")
 
 
@@ -71,9 +75,24 @@ class Survey:
         self.authors.update(result.author for result in behaviour.results if result.status != "missing")
         self.rows_with_keysets += bool(keysets)
 
+    def record(self) -> dict[str, Any]:
+        """The survey as plain JSON."""
+        return {each.name: _plain(getattr(self, each.name)) for each in fields(Survey)}
+
+    @classmethod
+    def of_record(cls, record: Mapping[str, Any]) -> Self:
+        """The survey that `record` is of."""
+        numbered = {name: Counter({int(key): count for key, count in record[name].items()}) for name in NUMBERED}
+        named = {name: Counter(record[name]) for name in NAMED}
+        return cls(record["rows"], record["empty"], **numbered, **named, rows_with_keysets=record["rows_with_keysets"])
+
     def __add__(self, other: "Survey") -> "Survey":
         """The survey of both."""
         return Survey(*(getattr(self, each.name) + getattr(other, each.name) for each in fields(Survey)))
+
+
+def _plain(value: "int | Counter[Any]") -> int | dict[str, int]:
+    return value if isinstance(value, int) else {str(key): count for key, count in sorted(value.items())}
 
 
 def survey(texts: Iterable[str | None]) -> Survey:

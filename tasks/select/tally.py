@@ -6,8 +6,8 @@ are.
 
 import hashlib
 from collections.abc import Mapping
-from dataclasses import dataclass
-from typing import Any
+from dataclasses import asdict, dataclass
+from typing import Any, Self
 
 import numpy as np
 import orjson
@@ -33,6 +33,22 @@ class Tally:
     pool_tokens: np.ndarray
     pool_uncounted: np.ndarray
     overlap: np.ndarray
+
+    @classmethod
+    def none(cls, pools: int) -> Self:
+        """The tally of no tables, with so many pools."""
+        nothing = np.zeros(pools, np.int64)
+        return cls(0, 0, 0, nothing, nothing, nothing, np.zeros((pools, pools), np.int64))
+
+    def record(self) -> dict[str, Any]:
+        """The tally as plain JSON."""
+        return {name: np.asarray(value).tolist() for name, value in asdict(self).items()}
+
+    @classmethod
+    def of_record(cls, record: Mapping[str, Any]) -> Self:
+        """The tally that `record` is of."""
+        arrays = {name: np.array(value) for name, value in record.items() if isinstance(value, list)}
+        return cls(record["rows"], record["base_rows"], record["pooled_rows"], **arrays)
 
     def __add__(self, other: "Tally") -> "Tally":
         """The tally of both tables."""

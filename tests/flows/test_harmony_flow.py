@@ -3,60 +3,117 @@
 import json
 import os
 import signal
+import time
 
 import pytest
+import yaml
 
 from flows.harmony import harmony_normalize
+from tasks.report.verification import inspector_of
+from tasks.shards.verify import verify
 from tests.flows import preparation_runs
-from tests.flows.preparation_runs import finish, wait_for_receipts
+from tests.flows.preparation_runs import DEADLINE, finish
 from tests.preparing import tree
 from tests.preparing_harmony import prepare
 from tests.preparing_rl import write_rows
 
-SETTINGS = {"shard_size": 1_000, "bad_row_ceiling": 0.5}
+
+def talk(question, answer):
+    return {"messages": [{"role": "user", "content": question}, {"role": "assistant", "content": answer}]}
 
 
 @pytest.fixture(scope="module")
-def blend(tmp_path_factory):
-    """A blend of conversations in some twenty shards, with a few bad rows."""
+def folder(tmp_path_factory):
+    """Conversations in some twenty shards, a few of them bad, some copied, some out of an evaluation; and settings."""
     folder = tmp_path_factory.mktemp("chats")
-    rows = [
-        {
-            "messages": [
-                {"role": "user", "content": f"What is {number} times {number}?"},
-                {"role": "assistant", "content": str(number**2), "reasoning_content": "Multiply."},
-            ]
-        }
-        for number in range(120)
-    ]
-    path = write_rows(folder / "train.jsonl", [*rows[:60], b"{broken", {"messages": []}, *rows[60:]])
-    (folder / "blend.json").write_text(json.dumps({"datasets": [{"name": "chats", "path": str(path)}]}))
-    return folder / "blend.json"
+    rows = [talk(f"What is {number} times {number}?", f"It is {number**2}.") for number in range(110)]
+    asked = [" ".join(f"word{number * place % 97}" for place in range(1, 16)) for number in range(2, 7)]
+    guilty = [talk(f"Say: {question}", "No.") for question in asked]
+    write_rows(folder / "train.jsonl", [*rows[:60], b"{broken", {"messages": []}, *guilty, *rows[60:], *rows[:20]])
+    write_rows(folder / "exam.jsonl", [{"text": question} for question in asked])
+    (folder / "blend.json").write_text(
+        json.dumps({"datasets": [{"name": "chats", "path": str(folder / "train.jsonl")}]})
+    )
+    exam = {"datasets": [{"name": "exam", "path": str(folder / "exam.jsonl")}]}
+    settings = {"shard_size": 1_000, "bad_row_ceiling": 0.5, "dedup": {"cap": 2, "evaluations": exam}}
+    (folder / "settings.yaml").write_text(yaml.safe_dump(settings))
+    return folder
+
+
+def settings_of(folder):
+    return yaml.safe_load((folder / "settings.yaml").read_text())
 
 
 @pytest.fixture(scope="module")
-def expected(blend, tmp_path_factory):
+def expected(folder, tmp_path_factory):
     """What comes out without a flow."""
     out = tmp_path_factory.mktemp("expected") / "out"
-    prepare(str(blend), out, **SETTINGS)
+    _, manifest = prepare(str(folder / "blend.json"), out, **settings_of(folder))
+    assert manifest["outcomes"] == {"contaminated": 5, "exact_duplicate": 20}
     return tree(out)
 
 
-@pytest.mark.parametrize("workers", [1, 2])
-def test_any_number_of_workers_gives_the_same_bytes(prefect_api, blend, expected, tmp_path, workers):
-    record = harmony_normalize(str(blend), str(tmp_path / "out"), workers=workers, **SETTINGS)
-    assert record["harmony"]["shards"]["built"] > 10
-    assert record["harmony"]["documents"] == 120
-    assert tree(tmp_path / "out") == expected
-
-
-def test_a_killed_run_is_finished_by_the_next(prefect_server, blend, expected, tmp_path):
-    arguments = [f"{name}={value}" for name, value in SETTINGS.items()]
+@pytest.mark.parametrize("workers", [1, 2, 4])
+def test_any_number_of_workers_gives_the_same_bytes(prefect_api, folder, expected, tmp_path, workers):
     out = tmp_path / "out"
-    process = preparation_runs.start("harmony", blend, out, prefect_server, *arguments, "--workers", "1")
-    wait_for_receipts(out, 3, lambda: process.poll() is None)
+    record = harmony_normalize(str(folder / "blend.json"), str(out), workers=workers, **settings_of(folder))
+    assert record["harmony"]["shards"]["built"] > 10
+    assert record["harmony"]["documents"] == 135
+    assert tree(out) == expected
+
+
+def start(folder, out, server):
+    """The flow as a command with one worker."""
+    arguments = ["--workers", "1", "--config", str(folder / "settings.yaml")]
+    return preparation_runs.start("harmony", folder / "blend.json", out, server, *arguments)
+
+
+def proven(out):
+    """The receipts of the store by what they prove: rows that are normalized or marked, rounds, selections."""
+    found = {}
+    for path in out.glob("shards/*/*/receipt.json"):
+        identity = json.loads(path.read_bytes())["identity"]
+        name = "marked" if "decided" in identity else identity["recipe"].get("step") or identity["kind"]
+        found.setdefault(name, set()).add(path)
+    return found
+
+
+def wait_for(out, name, count, runs):
+    """Until so many shards of a kind are proven, or nothing `runs` any more, which the caller's own checks will tell."""
+    deadline = time.monotonic() + DEADLINE
+    while len(proven(out).get(name, ())) < count and runs():
+        assert time.monotonic() < deadline, "no progress"
+        time.sleep(0.01)
+
+
+@pytest.mark.parametrize(("name", "count"), [("harmony", 3), ("marked", 2)])
+def test_a_run_that_is_killed_at_any_step_is_finished_by_the_next(
+    prefect_server, folder, expected, tmp_path, name, count
+):
+    out = tmp_path / "out"
+    process = start(folder, out, prefect_server)
+    wait_for(out, name, count, lambda: process.poll() is None)
     os.killpg(process.pid, signal.SIGKILL)
     process.communicate()
-    record = finish(preparation_runs.start("harmony", blend, out, prefect_server, *arguments, "--workers", "1"))
-    assert record["shards"]["reused"] >= 3
+    assert process.returncode == -signal.SIGKILL
+    assert not (out / "blend.json").exists()
+    before = {path: path.stat().st_mtime_ns for paths in proven(out).values() for path in paths}
+    finish(start(folder, out, prefect_server))
     assert tree(out) == expected
+    assert {path: path.stat().st_mtime_ns for path in before} == before
+
+
+def test_behaviours_that_have_collapsed_are_published_and_the_command_fails(prefect_server, tmp_path):
+    rows = [talk(f"What is {number} times {number}?", f"It is {number**2}.") for number in range(300)]
+    write_rows(tmp_path / "train.jsonl", rows)
+    (tmp_path / "blend.json").write_text(
+        json.dumps({"datasets": [{"name": "chats", "path": str(tmp_path / "train.jsonl")}]})
+    )
+    (tmp_path / "settings.yaml").write_text("selection: {view: behavior}")
+    out = tmp_path / "out"
+    process = start(tmp_path, out, prefect_server)
+    stdout, stderr = process.communicate(timeout=DEADLINE)
+    assert process.returncode == 1
+    assert "1 distinct structures in 300 rows are 0.333%" in " ".join(stderr.split())
+    assert stdout == ""
+    assert verify(str(out), inspector_of(str(out))).problems == []

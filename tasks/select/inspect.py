@@ -1,0 +1,47 @@
+"""What verification checks of the shards of a normalization beyond sizes and hashes: rows, pools and candidates."""
+
+from collections.abc import Iterator
+from typing import BinaryIO, cast
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+
+from tasks.harmony.inspect import inspect_harmony_shard
+from tasks.select.planning import KIND
+from tasks.select.shard import PART, pool_part
+from tasks.shards.receipt import Receipt
+from tasks.shards.store import Store
+from tasks.storage import filesystem
+
+
+def inspect_normalization_shard(store: Store, receipt: Receipt) -> list[str]:
+    """Problems of the files of a shard: of rows, or of what was selected from them."""
+    if receipt.identity["kind"] != KIND:
+        return inspect_harmony_shard(store, receipt)
+    return list(_selection(store, receipt))
+
+
+def _selection(store: Store, receipt: Receipt) -> Iterator[str]:
+    """The files must hold the rows that the books say."""
+    pools = receipt.facts.get("tally", {}).get("pool_rows", [])
+    counts = {PART: receipt.documents, **{pool_part(number): rows for number, rows in enumerate(pools)}}
+    files = {output.path.partition(".")[0] for output in receipt.outputs}
+    for part, count in counts.items():
+        place = store.path(receipt.key, f"{part}.parquet")
+        if part not in files:
+            found = 0
+        else:
+            try:
+                found = _rows(place)
+            except (pa.ArrowException, OSError) as error:
+                yield f"{place}: cannot be read as Parquet: {error}"
+                continue
+        if found != count:
+            yield f"{place}: holds {found:,} rows, its receipt says {count:,}"
+
+
+def _rows(place: str) -> int:
+    """The rows of a file, every one of them read."""
+    system, path = filesystem(place)
+    with cast("BinaryIO", system.open(path, "rb")) as stream:
+        return sum(len(batch) for batch in pq.ParquetFile(stream).iter_batches(use_threads=False))

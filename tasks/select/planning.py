@@ -1,0 +1,73 @@
+"""Planning a selection: final shards and choices in, every shard of the selection with its identity out."""
+
+from collections.abc import Sequence
+from dataclasses import asdict
+
+import pyarrow as pa
+
+from tasks.harmony.columns import SCHEMA
+from tasks.select.expression import parse_predicate
+from tasks.select.pools import BUNDLED, Pools, load_pools
+from tasks.select.score_folders import FoundScores, score_columns, score_folder
+from tasks.select.scores import score_fields
+from tasks.select.settings import SelectionChoices, SelectionRecipe
+from tasks.shards.manifest import Finished
+from tasks.shards.plan import Plan, PlannedShard
+from tasks.shards.store import Store
+
+KIND = "harmony-selection"
+FORMAT_VERSION = 1
+"""Raised whenever the same recipe and rows would give other bytes than before."""
+
+SURVEYED_ROWS = 200_000
+"""About how many rows are looked at for the report on collapse; between half and all of it, where there are more."""
+
+SHARE_STEPS = 1 << 16
+
+
+def pools_of(choices: SelectionChoices) -> Pools:
+    """The pools that are asked for. Raises InputError for a file that is none."""
+    if choices.pools == "none":
+        return Pools((), ())
+    return load_pools(BUNDLED if choices.pools == "bundled" else choices.pools)
+
+
+def require_selectable(choices: SelectionChoices) -> None:
+    """Raises InputError for pools or a predicate that do not fit the columns of Harmony rows and of scores."""
+    scored = score_columns([score_folder(place) for place in choices.scores])
+    schema = pa.schema([*SCHEMA, *score_fields(scored)])
+    pools = pools_of(choices)
+    require = parse_predicate(choices.require, "selection.require")
+    for predicate in [*pools.base, *(pool.predicate for pool in pools.pools), require]:
+        predicate.on(schema)
+
+
+def plan_selection(
+    final: Sequence[Finished], choices: SelectionChoices, scores: FoundScores, store: Store, *, rebuild: bool
+) -> Plan:
+    """The shards of the selection, one for each of the final shards, all of which have rows."""
+    recipe = asdict(_recipe(choices, scores, sum(item.receipt.documents for item in final)))
+    return Plan.of(store, [_shard(item, recipe, scores) for item in final], rebuild=rebuild)
+
+
+def _recipe(choices: SelectionChoices, scores: FoundScores, rows: int) -> SelectionRecipe:
+    pools = pools_of(choices)
+    return SelectionRecipe(
+        base=[predicate.text for predicate in pools.base],
+        pools=[(pool.name, pool.predicate.text) for pool in pools.pools],
+        scores=scores.columns,
+        unique=choices.unique,
+        view=None if choices.view == "none" else choices.view,
+        require=choices.require,
+        sample=(SHARE_STEPS, max(1, round(choices.share * SHARE_STEPS))),
+        survey=(1 << ((rows - 1) // SURVEYED_ROWS).bit_length(), 1),
+    )
+
+
+def _shard(item: Finished, recipe: dict[str, object], scores: FoundScores) -> PlannedShard:
+    """The shard made from a final one and the scores of its rows; it stands where that one stood."""
+    source: dict[str, object] = {"content": item.key, "format": "parquet"}
+    if files := scores.files.get(item.key):
+        source["scores"] = files
+    identity = {"kind": KIND, "format_version": FORMAT_VERSION, "recipe": recipe, "source": source}
+    return PlannedShard(item.shard.dataset, item.shard.split, item.shard.part, identity)

@@ -1,0 +1,89 @@
+"""What a selection publishes beside the rows it was made from.
+
+OUT/pools/<pool>/part-00000-1a2b3c4d.parquet    the rows of each pool, as they stand in the data; nothing for an empty one
+OUT/pools.json                                  each pool with predicate, rows and tokens, and what any two share
+OUT/candidates/part-00000-1a2b3c4d.parquet      a text per row to embed
+OUT/behaviours.md, behaviours.json              what the candidates do, and whether that has collapsed
+"""
+
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import orjson
+
+from tasks.errors import RunError
+from tasks.harmony.publication import Beside
+from tasks.harmony.shard import FILE
+from tasks.select.collapse import Survey, collapse
+from tasks.select.planning import pools_of
+from tasks.select.settings import SelectionChoices
+from tasks.select.shard import PART, SURVEY, pool_part
+from tasks.select.tally import Tally
+from tasks.select.tally import manifest as pools_manifest
+from tasks.shards.manifest import Finished
+from tasks.shards.publish import Output
+from tasks.shards.store import Store
+
+POOLS, BEHAVIOURS = "pools", "behaviours"
+
+
+def beside(
+    selected: Sequence[Finished],
+    final: Sequence[Finished],
+    choices: SelectionChoices,
+    store: Store,
+    files: Sequence[tuple[str, Output]],
+) -> Beside:
+    """The shards of a selection, made from the `final` ones, with their folders and reports; `files` are others."""
+    pools = pools_of(choices)
+    books = sum(
+        (Tally.of_record(item.receipt.facts["tally"]) for item in selected if "tally" in item.receipt.facts),
+        Tally.none(len(pools.pools)),
+    )
+    inputs = {item.key: output.xxh3_128 for item in final for output in item.receipt.outputs if output.path == FILE}
+    found = collapse(surveyed(selected, store), choices.limits)
+    listed = pools_manifest(pools, books, inputs)
+    documents = {
+        f"{BEHAVIOURS}.json": _json({**found.facts, "problems": list(found.problems)}),
+        f"{BEHAVIOURS}.md": found.markdown.encode(),
+    }
+    if pools.pools:
+        documents[f"{POOLS}.json"] = _json(listed)
+    folders = {pool_part(number): f"{POOLS}/{name}" for number, name in enumerate(pools.names)}
+    header = {
+        "outcomes": dict(
+            sorted(sum((Counter(item.receipt.facts.get("outcomes", {})) for item in final), Counter[str]()).items())
+        ),
+        "selection": {
+            "pools": {name: {"rows": pool["rows"], "tokens": pool["tokens"]} for name, pool in listed["pools"].items()},
+            "candidates": sum(item.receipt.documents for item in selected),
+            "without_score": _without_score(selected, choices.scores),
+            "collapsed": list(found.problems) if choices.limits.structures or choices.limits.calls else [],
+        },
+    }
+    return Beside(selected, {PART: PART, **folders}, files, documents, header)
+
+
+def _without_score(selected: Sequence[Finished], scores: Sequence[str]) -> dict[str, int]:
+    """How many rows have no score of each folder."""
+    return {
+        place: sum(item.receipt.facts["without_score"][number] for item in selected)
+        for number, place in enumerate(scores)
+    }
+
+
+def surveyed(selected: Sequence[Finished], store: Store) -> Survey:
+    """The survey of all shards of a selection."""
+    records = (orjson.loads(store.read(item.receipt, SURVEY)) for item in selected)
+    return sum(map(Survey.of_record, records), Survey())
+
+
+def _json(value: object) -> bytes:
+    return orjson.dumps(value, option=orjson.OPT_INDENT_2)
+
+
+def require_variety(manifest: Mapping[str, Any], output_dir: str) -> None:
+    """Raises RunError where the behaviours of what was published have collapsed, beyond the limits that were asked for."""
+    if problems := manifest["selection"]["collapsed"]:
+        raise RunError(f"{output_dir}: published, but behaviours have collapsed: {'; '.join(problems)}")

@@ -1,0 +1,74 @@
+"""What a person can choose about pools and candidates, and what of it makes a shard's recipe."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Literal
+
+from pydantic import Field
+
+from tasks.dedup.settings import DedupChoices
+from tasks.harmony.settings import HarmonySettings
+from tasks.select.collapse import Limits
+from tasks.select.scores import Column
+from tasks.select.views import View
+from tasks.strict import Strict
+
+STAYS = 'dedup_outcome is null or dedup_outcome == "kept"'
+"""Rows that are no duplicates, no part of an evaluation and not beyond the cap."""
+
+
+DISTINCT = {"behavior": Limits().structures}
+"""The views of which distances mean nothing once behaviours have collapsed, and how distinct these must be."""
+
+
+class SelectionChoices(Strict, frozen=True):
+    """Everything a person can choose about which rows are worth scoring."""
+
+    pools: str = Field(default="bundled", description="YAML file of pools; bundled for those that come along, or none.")
+    scores: list[str] = Field(
+        default=[],
+        description="Folders of scores and choices, whose columns predicates may name; null without a score.",
+    )
+    unique: bool = Field(default=False, description="Give each row to the first pool that takes it, not to all.")
+    view: View | Literal["none"] = Field(
+        default="prompt", description="What of a conversation is embedded; none for no candidates."
+    )
+    require: str = Field(default=STAYS, description="Which rows become candidates.")
+    share: float = Field(default=1.0, gt=0, le=1, description="Share of those rows, chosen by a hash of their id.")
+    least_structures: float | None = Field(
+        default=None,
+        ge=0,
+        le=1,
+        description="Least share of distinct behaviours, or the run fails; 0.01 for the view behavior, else 0.",
+    )
+    least_calls: float = Field(default=0.0, ge=0, le=1, description="Least share of rows that call, or the run fails.")
+
+    @property
+    def limits(self) -> Limits:
+        """What the behaviours of the candidates must keep."""
+        least = DISTINCT.get(self.view, 0.0) if self.least_structures is None else self.least_structures
+        return Limits(least, self.least_calls)
+
+
+class NormalizationSettings(HarmonySettings, frozen=True):
+    """Everything a person can choose about a Harmony normalization and what comes after it."""
+
+    dedup: DedupChoices = DedupChoices()
+    selection: SelectionChoices = SelectionChoices()
+
+
+@dataclass(frozen=True, slots=True)
+class SelectionRecipe:
+    """Every choice that can change a byte of a shard. `pools` are names and predicates; `scores` are the columns that are
+    joined to rows, of each folder; `view` is None for no candidates; `sample` and `survey` keep the rows whose hash modulo
+    the first number is below the second.
+    """
+
+    base: list[str]
+    pools: list[tuple[str, str]]
+    scores: Sequence[Sequence[Column]]
+    unique: bool
+    view: View | None
+    require: str
+    sample: tuple[int, int]
+    survey: tuple[int, int]

@@ -1,0 +1,151 @@
+"""One shard of a selection: the rows of one final shard, in their pools, and as candidates.
+
+    pool-000.parquet …     the rows of each pool, with all their columns; nothing for a pool that takes none
+    candidates.parquet     a text per row to embed, and the columns by which the result is read
+    survey.json            what a sample of the candidates does, for the report on collapse
+
+Scores of the rows are joined to them first: predicates may name them, and the rows of pools have them as columns.
+Every row either is a candidate or is dropped as one, with a reason: that is what the receipt accounts for. Pools may
+share rows; their books are the receipt's `facts`.
+"""
+
+import time
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from contextlib import ExitStack
+from dataclasses import dataclass, field
+from socket import gethostname
+from typing import Any, BinaryIO, cast
+
+import orjson
+import pyarrow as pa
+import pyarrow.parquet as pq
+
+from tasks.errors import RunError
+from tasks.harmony.columns import SCHEMA as ROWS
+from tasks.harmony.shard import FILE
+from tasks.select.candidates import SCHEMA as CANDIDATES
+from tasks.select.candidates import Candidates, Sample, candidates, sampled
+from tasks.select.collapse import Survey, survey
+from tasks.select.expression import Predicate, masks, parse_predicate
+from tasks.select.pools import Pool, Pools, assign
+from tasks.select.scores import read_scores, with_scores, without_score
+from tasks.select.settings import SelectionRecipe
+from tasks.select.tally import Tally, tally
+from tasks.shards.plan import PlannedShard
+from tasks.shards.publish import Output, Publication, publish, publish_bytes
+from tasks.shards.receipt import PartCount, Receipt
+from tasks.shards.store import Store
+
+PART = "candidates"
+SURVEY = "survey.json"
+
+
+def pool_part(number: int) -> str:
+    """What the file of a pool is called in a shard; names of pools may hold dots."""
+    return f"pool-{number:03d}"
+
+
+def select_shard(shard: PlannedShard, recipe: SelectionRecipe, store: Store, scores: Mapping[str, str]) -> Receipt:
+    """Build one shard; its source is the final shard whose key is its content. `scores` are the places of the scores that
+    its identity names, by their content.
+
+    Raises RunError when any of these is not there, or damaged, OSError from the storage.
+    """
+    started, cpu = time.time(), time.process_time()
+    source = store.receipt(shard.identity["source"]["content"])
+    if source is None:
+        raise RunError(f"{shard.place}: the shard of rows is gone; run the same command again to build it")
+    sides = read_scores(recipe.scores, shard.identity["source"].get("scores", ()), scores)
+    file = pq.ParquetFile(pa.BufferReader(store.read(source, FILE)))
+    with ExitStack() as stack:
+        selected = _Selected(recipe, sides, store.folder(shard.key), stack)
+        for number in range(file.num_row_groups):
+            selected.take(file.read_row_group(number, use_threads=False))
+    outputs = [*selected.outputs, publish_bytes(store.path(shard.key, SURVEY), orjson.dumps(selected.survey.record()))]
+    return store.issue(
+        shard.identity,
+        outputs=outputs,
+        rows_in=source.documents,
+        parts={PART: PartCount(selected.candidates, 0)} if selected.candidates else {},
+        drops=selected.drops,
+        facts=selected.facts,
+        volatile={
+            "built_at": started, "seconds": time.time() - started, "cpu_seconds": time.process_time() - cpu,
+            "host": gethostname(), "source": shard.part.file.uri, "source_bytes": shard.part.size,
+        },
+    )  # fmt: skip
+
+
+def parsed(recipe: SelectionRecipe) -> Pools:
+    """The pools of a recipe."""
+    pools = [Pool(name, "", parse_predicate(text, f"pool {name!r}")) for name, text in recipe.pools]
+    return Pools(tuple(parse_predicate(text, "base") for text in recipe.base), tuple(pools))
+
+
+@dataclass(slots=True)
+class _Selected:
+    """The files that are being written, and their books."""
+
+    recipe: SelectionRecipe
+    sides: Sequence[pa.Table]
+    folder: str
+    stack: ExitStack
+    candidates: int = 0
+    drops: Counter[str] = field(default_factory=Counter[str])
+    tally: Tally | None = None
+    without_score: Counter[int] = field(default_factory=Counter[int])
+    survey: Survey = field(default_factory=Survey)
+    _files: dict[str, tuple[Publication, pq.ParquetWriter]] = field(
+        default_factory=dict[str, tuple[Publication, pq.ParquetWriter]]
+    )
+
+    def take(self, rows: pa.Table) -> None:
+        """Put rows into their pools, and show them as candidates."""
+        self.without_score.update({number: without_score(rows, side) for number, side in enumerate(self.sides)})
+        rows = with_scores(rows, self.sides)
+        pools = parsed(self.recipe)
+        if pools.pools:
+            found = assign(rows, pools, ROWS.names)
+            taken = found.unique() if self.recipe.unique else found
+            books = tally(rows, found, taken)
+            self.tally = books if self.tally is None else self.tally + books
+            for number, mask in enumerate(taken.pools):
+                self._write(pool_part(number), rows.filter(pa.array(mask)))
+        found = self._shown(rows)
+        self._write(PART, found.rows)
+        self.candidates += found.rows.num_rows
+        self.drops.update(found.drops)
+        required = rows.filter(pa.array(masks(rows, [self._require.on(rows.schema, ROWS.names)])[0]))
+        surveyed = sampled(required["id"].to_pylist(), Sample(*self.recipe.survey))
+        self.survey += survey(required["text"].filter(pa.array(surveyed)).to_pylist())
+
+    def _shown(self, rows: pa.Table) -> Candidates:
+        if self.recipe.view is None:
+            return Candidates(CANDIDATES.empty_table(), Counter(no_view=rows.num_rows))
+        return candidates(rows, self.recipe.view, self._require, Sample(*self.recipe.sample), ROWS.names)
+
+    @property
+    def _require(self) -> Predicate:
+        return parse_predicate(self.recipe.require, "selection.require")
+
+    def _write(self, part: str, rows: pa.Table) -> None:
+        if not rows.num_rows:
+            return
+        if part not in self._files:
+            file = self.stack.enter_context(publish(f"{self.folder}/{part}.parquet"))
+            writer = pq.ParquetWriter(cast("BinaryIO", file), rows.schema, compression="zstd")
+            self._files[part] = (file, self.stack.enter_context(writer))
+        self._files[part][1].write_table(rows)
+
+    @property
+    def facts(self) -> dict[str, Any]:
+        """The books of the pools, and how many rows have no score of each folder."""
+        missing = [self.without_score[number] for number in range(len(self.sides))]
+        pools = {"tally": self.tally.record()} if self.tally else {}
+        return {**pools, "without_score": missing} if self.sides else pools
+
+    @property
+    def outputs(self) -> list[Output]:
+        """The files, once the stack has ended well."""
+        return [file.output for file, _ in self._files.values()]

@@ -1,0 +1,332 @@
+"""Scores joined to rows, and pools that name them: in tables, and in whole normalizations."""
+
+from pathlib import Path
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+import yaml
+from hypothesis import given
+from hypothesis import strategies as st
+
+from tasks.errors import InputError, RunError
+from tasks.harmony.columns import SCHEMA as ROWS
+from tasks.report.selection import selection_lines
+from tasks.select.expression import masks, parse_predicate
+from tasks.select.planning import require_selectable
+from tasks.select.score_folders import score_columns, score_folder
+from tasks.select.scores import read_scores, require_joinable, with_scores, without_score
+from tasks.select.settings import SelectionChoices
+from tasks.shards.verify import file_hash
+from tests.building import build_here
+from tests.preparing_harmony import build, finish, plan, prepare
+from tests.preparing_rl import write_rows
+from tests.publishing_scores import embeddings_table, nll_table, publish_scores
+
+
+def rows(*ids):
+    return pa.table({"row_id": pa.array(ids, pa.string()), "text": [f"of {each}" for each in ids]})
+
+
+def scores(found, name="nll_mean"):
+    return pa.table({"row_id": pa.array(found, pa.string()), name: pa.array(found.values(), pa.float64())})
+
+
+def taken(table, text):
+    return masks(table, [parse_predicate(text).on(table.schema)])[0].tolist()
+
+
+@given(st.lists(st.sampled_from("abcdef"), max_size=12), st.dictionaries(st.sampled_from("abcdefgh"), st.floats(0, 9)))
+def test_every_row_has_its_score_or_none(ids, found):
+    joined = with_scores(rows(*ids), [scores(found)])
+    assert joined.drop_columns(["nll_mean"]) == rows(*ids)
+    assert joined["nll_mean"].to_pylist() == [found.get(each) for each in ids]
+    assert without_score(rows(*ids), scores(found)) == sum(each not in found for each in ids)
+
+
+def test_a_predicate_may_ask_for_a_band_of_scores():
+    table = with_scores(rows("d", "a", "c", "b"), [scores({"a": 0.2, "b": 0.8, "c": 1.5})])
+    assert taken(table, "nll_mean >= 0.5 and nll_mean <= 1.5") == [False, False, True, True]
+    assert taken(table, "nll_mean < 1 or nll_mean is null") == [True, True, False, True]
+
+
+def test_scores_of_several_models_stand_side_by_side():
+    sides = [scores({"a": 1.0, "b": 3.0}, "nll_small"), scores({"b": 2.0, "a": 2.0}, "nll_large")]
+    table = with_scores(rows("a", "b"), sides)
+    assert table.column_names == ["row_id", "text", "nll_small", "nll_large"]
+    assert taken(table, "nll_small > nll_large") == [False, True]
+
+
+def test_a_row_that_stands_twice_has_its_score_twice_and_one_without_an_id_none():
+    assert with_scores(rows("a", None, "a"), [scores({"a": 1.0})])["nll_mean"].to_pylist() == [1, None, 1]
+
+
+def test_columns_of_one_name_are_an_error():
+    with pytest.raises(InputError, match="two columns 'nll_mean'"):
+        with_scores(rows("a"), [scores({"a": 1.0}), scores({"a": 2.0})])
+
+
+def test_rows_without_ids_cannot_be_joined():
+    with pytest.raises(InputError, match="the rows have no column 'row_id' to join by, only id"):
+        with_scores(pa.table({"id": ["a"]}), [scores({})])
+
+
+@pytest.mark.parametrize(
+    ("side", "kind", "words"),
+    [
+        (pa.table({"id": ["a"]}), InputError, "the scores have no column 'row_id' to join by, only id"),
+        (scores({None: 1.0}), RunError, "1 scores have no row_id"),
+        (pa.concat_tables([scores({"a": 1.0, "b": 1.0}), scores({"b": 1.0})]), RunError, "row 'b' was scored 2 times"),
+    ],
+)
+def test_scores_that_are_not_one_for_each_row_are_an_error(side, kind, words):
+    with pytest.raises(kind, match=words):
+        require_joinable(side)
+
+
+def write_pools(path, pools):
+    written = [{"name": name, "description": name, "predicate": predicate} for name, predicate in pools.items()]
+    path.write_text(yaml.safe_dump({"pools": written}))
+    return str(path)
+
+
+@pytest.fixture
+def blend(tmp_path):
+    """Conversations of two data sets, in two shards each."""
+    rows = {
+        name: [
+            {
+                "messages": [
+                    {"role": "user", "content": f"What is {number} of {name}?"},
+                    {"role": "assistant", "content": f"{number * 7919} it is"},
+                ]
+            }
+            for number in range(12)
+        ]
+        for name in "ab"
+    }
+    paths = {name: write_rows(tmp_path / f"{name}.jsonl", of) for name, of in rows.items()}
+    sources = [{"name": name, "path": str(path), "converter": "openai_messages"} for name, path in paths.items()]
+    return {"datasets": sources}
+
+
+CHOICES = {"shard_size": 700, "dedup": {"mode": "off"}}
+
+
+def rows_by_file(out):
+    return {path: pq.read_table(path).to_pylist() for path in sorted((out / "data").rglob("*.parquet"))}
+
+
+def nll_of(row):
+    """A number between 0 and 2 that the text decides."""
+    return int(row["id"][:6], 16) / 2**23
+
+
+def score(data, out, of=nll_of, files=slice(None)):
+    """Publish the NLL of some files of rows."""
+    return publish_scores(
+        out, "nll", [(path, nll_table(of_file, map(of, of_file))) for path, of_file in list(data.items())[files]]
+    )
+
+
+def selected(blend, out, **selection):
+    """Normalize and select; what the run built, and its manifest."""
+    planned, built = plan(blend, out, **CHOICES, selection=selection), []
+    build(planned, planned.plan.pending)
+
+    def counting(task, pending, common):
+        built.extend((task.name, shard.key) for shard in pending)
+        build_here(task, pending, common)
+
+    return built, finish(planned, counting)
+
+
+def pool(out, name):
+    tables = [pq.read_table(path) for path in sorted((Path(out) / "pools" / name).glob("*.parquet"))]
+    return pa.concat_tables(tables) if tables else None
+
+
+def test_pools_take_rows_by_their_scores_and_keep_them(blend, tmp_path):
+    out = tmp_path / "out"
+    selected(blend, out)
+    data = rows_by_file(out)
+    assert len(data) == 4
+    place = score(data, tmp_path / "scores", files=slice(3))
+    pools = write_pools(
+        tmp_path / "pools.yaml",
+        {"band": "nll_mean >= 0.4 and nll_mean <= 1.2", "unscored": "nll_mean is null", "whole": "not truncated"},
+    )
+    _, manifest = selected(blend, out, scores=[place], pools=pools)
+    scored = [row for rows in list(data.values())[:3] for row in rows]
+    unscored = list(data.values())[3]
+    band = pool(out, "band")
+    assert {row["row_id"]: row["nll_mean"] for row in band.to_pylist()} == {
+        row["row_id"]: nll_of(row) for row in scored if 0.4 <= nll_of(row) <= 1.2
+    }
+    assert 0 < band.num_rows < len(scored)
+    assert pool(out, "unscored")["row_id"].to_pylist() == [row["row_id"] for row in unscored]
+    assert pool(out, "unscored")["completion_token_count"].to_pylist() == [None] * len(unscored)
+    assert not any(pool(out, "whole")["truncated"].to_pylist())
+    own = [("nll_mean", "double"), ("completion_token_count", "int64"), ("truncated", "bool"), ("model", "string")]
+    for table in (band, pool(out, "unscored")):
+        assert table.schema.names == [*ROWS.names, *(name for name, _ in own)]
+        assert [(name, str(table.schema.field(name).type)) for name, _ in own] == own
+    assert band.select(ROWS.names).to_pylist() == [
+        row for rows in list(data.values())[:3] for row in rows if 0.4 <= nll_of(row) <= 1.2
+    ]
+    assert manifest["selection"]["without_score"] == {place: len(unscored)}
+    assert f"without a score of {place}: {len(unscored)} rows" in list(selection_lines(manifest))
+    assert rows_by_file(out) == data
+
+
+def test_candidates_may_be_required_to_have_a_score(blend, tmp_path):
+    out = tmp_path / "out"
+    selected(blend, out)
+    data = rows_by_file(out)
+    selected(blend, out, scores=[score(data, tmp_path / "scores")], require="nll_mean < 1")
+    candidates = pa.concat_tables([pq.read_table(path) for path in sorted((out / "candidates").iterdir())])
+    expected = [row["row_id"] for rows in data.values() for row in rows if nll_of(row) < 1]
+    assert candidates["row_id"].to_pylist() == expected
+    assert 0 < len(expected) < 24
+
+
+def test_new_scores_rebuild_only_the_selection_of_the_rows_they_are_of(blend, tmp_path):
+    out = tmp_path / "out"
+    pools = write_pools(tmp_path / "pools.yaml", {"band": "nll_mean < 1"})
+    selected(blend, out)
+    data = rows_by_file(out)
+    chosen = {"scores": [score(data, tmp_path / "scores")], "pools": pools}
+    built, _ = selected(blend, out, **chosen)
+    assert [name for name, _ in built] == ["select-rows"] * 4
+    assert selected(blend, out, **chosen)[0] == []
+    moved = tmp_path / "elsewhere/scores"
+    moved.parent.mkdir()
+    (tmp_path / "scores").rename(moved)
+    chosen["scores"] = [str(moved)]
+    assert selected(blend, out, **chosen)[0] == []
+    second = {row["row_id"] for row in list(data.values())[1]}
+    score(data, moved, of=lambda row: 0.5 if row["row_id"] in second else nll_of(row))
+    built, _ = selected(blend, out, **chosen)
+    assert [name for name, _ in built] == ["select-rows"]
+    assert second <= {*pool(out, "band")["row_id"].to_pylist()}
+
+
+def test_the_same_scores_give_the_same_bytes(blend, tmp_path):
+    pools = write_pools(tmp_path / "pools.yaml", {"band": "nll_mean < 1"})
+    found = []
+    for name in ("one", "two"):
+        selected(blend, tmp_path / name)
+        place = score(rows_by_file(tmp_path / name), tmp_path / name / "nll")
+        selected(blend, tmp_path / name, scores=[place], pools=pools)
+        files = sorted((tmp_path / name / "pools").rglob("*.parquet"))
+        found.append({path.relative_to(tmp_path / name): path.read_bytes() for path in files})
+    assert found[0] == found[1]
+    assert found[0]
+
+
+def test_embeddings_of_candidates_are_of_the_rows_they_were_made_from(blend, tmp_path):
+    out = tmp_path / "out"
+    selected(blend, out)
+    files = sorted((out / "candidates").iterdir())
+    ids = {path: pq.read_table(path)["row_id"].to_pylist() for path in files}
+    tables = [
+        (path, embeddings_table(of, np.eye(len(of), 16), token_count=pa.array(range(len(of)), pa.int32())))
+        for path, of in ids.items()
+    ]
+    place = publish_scores(tmp_path / "vectors", "embeddings", tables)
+    pools = write_pools(tmp_path / "pools.yaml", {"short": "token_count < 2"})
+    for _ in range(2):  # the second time, the candidates that were embedded are no longer published
+        selected(blend, out, scores=[place], pools=pools)
+        assert pool(out, "short")["row_id"].to_pylist() == [each for of in ids.values() for each in of[:2]]
+        assert "embedding" not in pool(out, "short").schema.names
+        assert not {path.name for path in files} & {path.name for path in (out / "candidates").iterdir()}
+
+
+def test_names_that_several_folders_have_are_told_apart_by_the_folder(blend, tmp_path):
+    out = tmp_path / "out"
+    selected(blend, out)
+    data = rows_by_file(out)
+    small = score(data, tmp_path / "small-1")
+    vectors = [
+        (path, embeddings_table([row["row_id"] for row in rows], np.eye(len(rows), 8))) for path, rows in data.items()
+    ]
+    places = [
+        small,
+        score(data, tmp_path / "large", of=lambda row: 1.0),
+        publish_scores(tmp_path / "vectors", "embeddings", vectors),
+    ]
+    pools = write_pools(tmp_path / "pools.yaml", {"harder": "small_1_nll_mean > large_nll_mean and token_count == 7"})
+    selected(blend, out, scores=places, pools=pools)
+    harder = pool(out, "harder")
+    assert set(harder["row_id"].to_pylist()) == {r["row_id"] for rows in data.values() for r in rows if nll_of(r) > 1}
+    assert {"small_1_model", "large_model", "vectors_truncated", "token_count"} <= {*harder.schema.names}
+    with pytest.raises(InputError, match=r"two columns 'large_nll_mean'"):
+        require_selectable(SelectionChoices(scores=[places[1], places[1]]))
+
+
+def test_a_misspelt_column_is_refused_with_the_nearest_name(blend, tmp_path):
+    selected(blend, tmp_path / "out")
+    place = score(rows_by_file(tmp_path / "out"), tmp_path / "scores")
+    pools = write_pools(tmp_path / "pools.yaml", {"a": "nll_meen < 1"})
+    with pytest.raises(InputError, match="no column 'nll_meen'; did you mean 'nll_mean'"):
+        require_selectable(SelectionChoices(pools=pools, scores=[place]))
+    with pytest.raises(InputError, match=r"selection\.require: .*\n?.*no column 'nll_mean'"):
+        require_selectable(SelectionChoices(require="nll_mean < 1"))
+    with pytest.raises(InputError, match="column 'nll_mean' is a number"):
+        require_selectable(SelectionChoices(require="nll_mean == 'high'", scores=[place]))
+    require_selectable(SelectionChoices(require="nll_mean < 1", scores=[place]))
+
+
+def test_columns_that_cannot_be_compared_are_left_out(tmp_path):
+    kept = {
+        "tiny": pa.array([1], pa.int8()), "half": pa.array([0.5], pa.float16()), "no": pa.array([False]),
+        "name": pa.array(["x"]).dictionary_encode(), "big": pa.array([1], pa.uint64()), "list": pa.array([[1]]),
+        "text": pa.array(["rows have this themselves"]),
+    }  # fmt: skip
+    table = pa.table({"row_id": ["a"], **kept})
+    folder = score_folder(publish_scores(tmp_path / "s", "nll", [("x-00000000.parquet", table)]))
+    (columns,) = score_columns([folder])
+    assert columns == [
+        ("tiny", "tiny", "int64"), ("half", "half", "double"), ("no", "no", "bool"), ("name", "name", "string"),
+    ]  # fmt: skip
+    (side,) = read_scores([columns], [(0, content(folder))], {content(folder): folder.files[0].place})
+    assert side.to_pylist() == [{"row_id": "a", "tiny": 1, "half": 0.5, "no": False, "name": "x"}]
+
+
+def content(folder):
+    return file_hash(folder.files[0].place)
+
+
+def test_folders_that_hold_no_scores_of_these_rows_are_refused(blend, tmp_path):
+    out = tmp_path / "out"
+    prepare(blend, out, **CHOICES)
+    with pytest.raises(InputError, match=r"no manifest\.json here"):
+        score_folder(str(tmp_path))
+    with pytest.raises(InputError, match="of type 'harmony'; scores are nll, embeddings, choice"):
+        score_folder(str(out))
+    other = publish_scores(tmp_path / "other", "nll", [("x-0123abcd.parquet", scores({"a": 1.0}))])
+    with pytest.raises(InputError, match="has no scores of these rows; score what is published now"):
+        selected(blend, out, scores=[other])
+    empty = publish_scores(tmp_path / "empty", "nll", [])
+    with pytest.raises(InputError, match="nothing was scored here"):
+        require_selectable(SelectionChoices(scores=[empty]))
+
+
+def test_scores_that_change_under_a_run_are_noticed(tmp_path):
+    place = publish_scores(tmp_path / "s", "nll", [("x-00000000.parquet", scores({"a": 1.0}))])
+    folder = score_folder(place)
+    found = content(folder)
+    publish_scores(tmp_path / "s", "nll", [("x-00000000.parquet", scores({"a": 2.0}))])
+    with pytest.raises(RunError, match="the scores have changed since the run began"):
+        read_scores(score_columns([folder]), [(0, found)], {found: folder.files[0].place})
+
+
+def test_a_row_that_was_scored_twice_stops_the_selection(blend, tmp_path):
+    out = tmp_path / "out"
+    selected(blend, out)
+    path, rows_of_file = next(iter(rows_by_file(out).items()))
+    table = nll_table(rows_of_file, map(nll_of, rows_of_file))
+    place = publish_scores(tmp_path / "scores", "nll", [(path, table), (path, table.slice(0, 1))])
+    with pytest.raises(RunError, match="was scored 2 times"):
+        selected(blend, out, scores=[place])
