@@ -1,0 +1,284 @@
+"""Pushing a preparation to a data set repository of the Hugging Face hub: private unless asked otherwise, never by halves.
+
+Before a byte goes out, the repository is looked up, or created, and asked whether it is private: what was not meant to be
+public is never sent to a public place, and no repository changes between the two. All files go in one commit, as far as
+the hub takes them in one (1,000 files here, and 100 MB of those that it keeps in git); of several commits, the last one
+brings blend.json, manifest.json and README.md, and removes what an earlier push brought and this one does not have. So
+what a finished commit names is all there, and a push that was interrupted is finished by another: the hub is sent only
+what it does not have, and a push that changes nothing makes no commit.
+
+The token is that of the environment (HF_TOKEN) or of the saved login, the hub that of HF_ENDPOINT.
+"""
+
+import os
+from collections.abc import Generator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any
+
+from httpx2 import TransportError
+from huggingface_hub import CommitOperationAdd, CommitOperationDelete, HfApi, get_token
+from huggingface_hub.errors import (
+    HfHubHTTPError,
+    HFValidationError,
+    OfflineModeIsEnabled,
+    RepositoryNotFoundError,
+)
+from huggingface_hub.hf_api import DatasetInfo
+from rich.console import Console
+
+from tasks.errors import InputError, RunError
+from tasks.report.parcel import Parcel, require_unchanged
+from tasks.seal import unsealed
+from tasks.shards.manifest import MANIFEST
+from tasks.shards.store import read_bytes
+from tasks.storage import join
+
+MOST_FILES = 1_000
+MOST_BYTES = 100_000_000
+LARGE = 10_000_000
+"""Files from this size on are never kept in git, so that their content is not part of a commit."""
+
+LAST = ("README.md",)
+"""Files that tell what the others are; with the documents of the parcel they go in the last commit."""
+
+NOT_FOUND, SERVER_ERRORS = 404, 500
+
+MISTAKES = {
+    401: "the hub refused HF_TOKEN (or the saved login); renew it",
+    403: "the token may not write there; take one that may, or push to another name",
+    NOT_FOUND: "the hub knows nothing of that name; check the organization, and what the token may see",
+}
+"""Answers of the hub that a person must mend, and how."""
+
+PASSING = {
+    409: "it changed while this push went on; push again",
+    412: "it changed while this push went on; push again",
+    429: "too many requests; wait, then push again to go on from here",
+}
+"""Answers of the hub that pass."""
+
+
+@dataclass(frozen=True, slots=True)
+class Target:
+    """A repository of the hub to push to. `head` is its latest commit, None where there is no such repository yet;
+    `names` are the files it has.
+    """
+
+    api: HfApi
+    repository: str
+    private: bool
+    head: str | None
+    names: frozenset[str]
+
+    @property
+    def uri(self) -> str:
+        """The repository, as blends name it."""
+        return f"hf://{self.repository}"
+
+
+def target_of(repository: str, *, public: bool) -> Target:
+    """Where to push to, and that it is as private as is asked for.
+
+    Raises InputError when the repository is public and may not be, or private and may not be; when there is no token,
+    or one that the hub refuses; RunError when the hub does not answer.
+    """
+    if repository.count("/") != 1 or repository.startswith("/") or repository.endswith("/"):
+        raise InputError(f"{repository}: not the name of a repository; write ORG/NAME")
+    api = HfApi(endpoint=os.environ.get("HF_ENDPOINT") or None)
+    with _in_words(repository):
+        if get_token() is None:
+            raise InputError(f"hf://{repository}: pushing needs a token; set HF_TOKEN, or log in with: hf auth login")
+        info = _found(api, repository)
+    if info is None:
+        return Target(api, repository, not public, None, frozenset())
+    return _checked(api, repository, info, public=public)
+
+
+def _found(api: HfApi, repository: str) -> DatasetInfo | None:
+    """What the hub says of the repository, None where there is none."""
+    try:
+        return api.dataset_info(repository)
+    except RepositoryNotFoundError as error:
+        if error.response.status_code == NOT_FOUND:
+            return None
+        raise
+
+
+def _checked(api: HfApi, repository: str, info: DatasetInfo, *, public: bool) -> Target:
+    private = info.private is True
+    if not private and not public:
+        raise InputError(
+            f"hf://{repository}: is public; push to another name, make it private in its settings on the hub, or "
+            "say --public if everyone may read this"
+        )
+    if private and public:
+        raise InputError(
+            f"hf://{repository}: is private, and pushing does not change that; leave --public out, or make it public "
+            "in its settings on the hub"
+        )
+    return Target(api, repository, private, info.sha, frozenset(each.rfilename for each in info.siblings or []))
+
+
+def stale_names(parcel: Parcel, target: Target) -> list[str]:
+    """Files that an earlier push brought to the repository, by the manifest there, and this one does not have."""
+    if target.head is None:
+        return []
+    with _in_words(target.repository):
+        data = read_bytes(f"hf://datasets/{target.repository}@{target.head}/{MANIFEST}")
+    try:
+        earlier = {file["path"] for file in unsealed(data or b"{}").get("files", [])}
+    except ValueError:  # not the manifest of a push
+        return []
+    return sorted((earlier & target.names) - parcel.sizes.keys())
+
+
+def push(parcel: Parcel, target: Target) -> str:
+    """Upload what the repository does not have, and return the commit that has all of it.
+
+    Raises RunError when a file is not what was published, or the hub fails; InputError when it refuses.
+    """
+    require_unchanged(parcel)
+    stale = stale_names(parcel, target)
+    with _in_words(target.repository):
+        if target.head is None:
+            target = _created(target)
+        *first, last = _batches(parcel)
+        head = target.head
+        for names in first:
+            head = _commit(target, parcel, head, names, ())
+        head = _commit(target, parcel, head, last, stale)
+        _require_there(target, parcel, head)
+    return head
+
+
+def _commit(target: Target, parcel: Parcel, head: str | None, names: Sequence[str], stale: Sequence[str]) -> str:
+    """Add files to the repository, remove others, and return the commit; the one before must be `head`."""
+    additions = [CommitOperationAdd(name, _content(parcel, name)) for name in names]
+    commit = target.api.create_commit(
+        target.repository,
+        [*additions, *map(CommitOperationDelete, stale)],
+        commit_message=f"tokenmill push: {parcel.kind}",
+        repo_type="dataset",
+        parent_commit=head,
+    )
+    return commit.oid
+
+
+def _created(target: Target) -> Target:
+    """Create the repository, and read back whether it is as private as was asked for."""
+    target.api.create_repo(target.repository, repo_type="dataset", private=target.private)
+    info = target.api.dataset_info(target.repository)
+    return _checked(target.api, target.repository, info, public=not target.private)
+
+
+def _require_there(target: Target, parcel: Parcel, commit: str) -> None:
+    """Raises RunError unless the commit has every file in its size: what a .gitignore there names, the hub leaves out."""
+    info = target.api.dataset_info(target.repository, revision=commit, files_metadata=True)
+    there = {each.rfilename: each.size for each in info.siblings or []}
+    if lost := [name for name, size in parcel.sizes.items() if there.get(name) != size]:
+        raise RunError(
+            f"{target.uri}@{commit}: the hub did not take {len(lost)} files, {lost[0]} among them; remove .gitignore "
+            "from the repository, then push again"
+        )
+
+
+def _content(parcel: Parcel, name: str) -> bytes | str:
+    return parcel.documents[name] if name in parcel.documents else join(parcel.output_dir, name)
+
+
+def _batches(parcel: Parcel) -> list[list[str]]:
+    """What goes in which commit: as few as the hub's limits allow, what tells of the others in the last."""
+    last = [*(name for name in LAST if name in parcel.sizes), *parcel.documents]
+    batches: list[list[str]] = [[]]
+    weight = 0
+    for name, size in parcel.sizes.items():
+        if name in last:
+            continue
+        in_git = size if size < LARGE else 0
+        if len(batches[-1]) == MOST_FILES or weight + in_git > MOST_BYTES:
+            batches.append([])
+            weight = 0
+        batches[-1].append(name)
+        weight += in_git
+    batches[-1] += last
+    return batches
+
+
+@contextmanager
+def _in_words(repository: str) -> Generator[None]:
+    """Errors of the hub in words, with what a person can do about them."""
+    try:
+        yield
+    except (HfHubHTTPError, HFValidationError, TransportError, ConnectionError) as error:
+        raise _told(f"hf://{repository}", error) from error
+    except (RuntimeError, ValueError) as error:
+        # The library wraps what goes wrong in its threads, and what the hub says of a card.
+        if isinstance(error.__cause__, (HfHubHTTPError, TransportError)):
+            raise _told(f"hf://{repository}", error.__cause__) from error
+        raise
+
+
+def _told(
+    where: str, error: HfHubHTTPError | HFValidationError | TransportError | ConnectionError
+) -> InputError | RunError:
+    if isinstance(error, HFValidationError):
+        return InputError(f"{where}: not a valid name of a repository: {error}")
+    if isinstance(error, OfflineModeIsEnabled):
+        return InputError(f"{where}: HF_HUB_OFFLINE is set; unset it to push")
+    if isinstance(error, (TransportError, ConnectionError)):
+        return RunError(
+            f"{where}: the hub cannot be reached ({error}); check the network and HF_ENDPOINT, then push again to go on "
+            "from here"
+        )
+    return _refusal(where, error.response.status_code, " ".join((error.server_message or str(error)).split()))
+
+
+def _refusal(where: str, status: int, said: str) -> InputError | RunError:
+    """What a person can do about an answer of the hub; `said` is its own explanation."""
+    if status in MISTAKES:
+        return InputError(f"{where}: {MISTAKES[status]}: {said}")
+    if status in PASSING:
+        return RunError(f"{where}: {PASSING[status]}: {said}")
+    if status >= SERVER_ERRORS:
+        return RunError(f"{where}: the hub failed with {status}; push again to go on from here: {said}")
+    return RunError(f"{where}: the hub refused what was sent ({status}); mend what it names, then push again: {said}")
+
+
+def push_record(parcel: Parcel, target: Target, commit: str | None) -> dict[str, Any]:
+    """The push as the JSON line for the next program; without a commit, what it would be."""
+    return {
+        "push": {
+            "path": f"{target.uri}@{commit}" if commit else target.uri,
+            "type": "push",
+            "commit": commit,
+            "files": len(parcel.sizes),
+            "bytes": sum(parcel.sizes.values()),
+            "private": target.private,
+        }
+    }
+
+
+def print_plan(parcel: Parcel, target: Target, stale: Sequence[str], console: Console) -> None:
+    """What a push would do: every file with its size, and what would become of the repository."""
+    for name, size in parcel.sizes.items():
+        console.print(f"{size:>15,}  {name}", markup=False, highlight=False, soft_wrap=True)
+    for name in stale:
+        console.print(f"{'remove':>15}  {name}", markup=False, highlight=False, soft_wrap=True)
+    visibility = "private" if target.private else "public"
+    state = f"which is {visibility}" if target.head else f"which would be created, {visibility}"
+    commits = len(_batches(parcel))
+    console.print(
+        f"{len(parcel.sizes):,} files, {sum(parcel.sizes.values()) / 1e6:,.1f} MB, would go to {target.uri}, {state}"
+        + (f", in {commits} commits" if commits > 1 else ""),
+        markup=False, highlight=False, soft_wrap=True,
+    )  # fmt: skip
+
+
+def print_pushed(parcel: Parcel, target: Target, commit: str, console: Console) -> None:
+    """What was pushed, and how to read it."""
+    console.print(
+        f"✓ {len(parcel.sizes):,} files, {sum(parcel.sizes.values()) / 1e6:,.1f} MB, "
+        f"{'private' if target.private else 'public'}: {target.uri}@{commit}",
+        markup=False, highlight=False, soft_wrap=True,
+    )  # fmt: skip

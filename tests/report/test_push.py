@@ -1,0 +1,594 @@
+"""Pushing to a hub on loopback and reading back what is there: the same rows, nothing of this machine, nothing by halves."""
+
+import io
+import itertools
+import json
+import os
+import time
+from pathlib import Path
+
+import pyarrow.parquet as pq
+import pytest
+import xxhash
+from huggingface_hub import constants
+from huggingface_hub.utils import disable_progress_bars, enable_progress_bars
+
+from flows.cli import run
+from tasks.blend.load import load_blend
+from tasks.blend.models import DataSource
+from tasks.errors import InputError, RunError
+from tasks.report import push as pushing
+from tasks.report.parcel import parcel_of
+from tasks.report.push import push, push_record, stale_names, target_of
+from tasks.rl.preparation import publish_rl
+from tasks.seal import sealed
+from tasks.shards.manifest import read_manifest
+from tasks.sources.cut import cut
+from tasks.sources.discovery import discover
+from tasks.sources.records import read_records
+from tests import preparing, preparing_harmony, preparing_rl, preparing_sft
+from tests.report.hub_writing_stand_in import READER, WRITER, serve
+from tests.sources.hub_stand_in import EXPIRED
+
+SCRAP = {".env": "HF_TOKEN=x", "run.log": "x", "data/chats/.part.tmp-1": "x", "notes.md": "x", "data/own.parquet": "x"}
+"""What may lie in an output folder and was not published."""
+
+
+def chats(start, stop):
+    return [
+        {
+            "messages": [
+                {"role": "user", "content": f"What is {number} squared?"},
+                {"role": "assistant", "content": str(number**2)},
+            ]
+        }
+        for number in range(start, stop)
+    ]
+
+
+def harmony(folder):
+    """A published normalization of two splits, one of them in several shards and with a bad row."""
+    sources = []
+    for name, of in {"chats": [*chats(0, 40), {"messages": []}], "more": chats(90, 95)}.items():
+        path = preparing_rl.write_rows(folder / f"secret place/{name}.jsonl", of)
+        sources.append({"name": name, "path": str(path), "converter": "openai_messages"})
+    preparing_harmony.prepare({"datasets": sources}, folder / "out", shard_size=1500)
+    return folder / "out"
+
+
+def pretraining(folder):
+    path = preparing.write_lines(folder / "secret place/text.jsonl", [*(f"text {n}" for n in range(300)), b"{bad"])
+    preparing.prepare(preparing.blend_of(path), folder / "out", shard_size=2000, store=str(folder / "the store"))
+    return folder / "out"
+
+
+def sft(folder):
+    path = preparing_sft.write_rows(folder / "secret place/chats.jsonl", [*chats(0, 40), {"messages": []}])
+    vocabulary = preparing_sft.chat_vocabulary(folder / "secret place/vocabulary")
+    preparing_sft.prepare(preparing.blend_of(path), folder / "out", tokenizer={"model": str(vocabulary)}, pack_size=512)
+    return folder / "out"
+
+
+def rl(folder, rows=None):
+    path = preparing_rl.write_rows(folder / "secret place/rows.jsonl", [*(rows or chats(0, 40)), b"{bad"])
+    preparing_rl.prepare(preparing.blend_of(path), folder / "out", shard_size=500)
+    return folder / "out"
+
+
+KINDS = {each.__name__: each for each in (harmony, pretraining, sft, rl)}
+
+
+@pytest.fixture(scope="module")
+def outputs(tmp_path_factory):
+    """A published preparation of every kind, none of them to be changed."""
+    made = {}
+
+    def output(kind):
+        if kind not in made:
+            made[kind] = KINDS[kind](tmp_path_factory.mktemp(kind))
+            for name, text in SCRAP.items():
+                (made[kind] / name).parent.mkdir(parents=True, exist_ok=True)
+                (made[kind] / name).write_text(text)
+        return made[kind]
+
+    return output
+
+
+@pytest.fixture
+def own(tmp_path):
+    """A published preparation that may be changed."""
+    return rl(tmp_path / "own")
+
+
+@pytest.fixture
+def hub(monkeypatch, tmp_path):
+    monkeypatch.setattr(constants, "HF_HUB_DISABLE_XET", True)
+    monkeypatch.setattr(constants, "HF_TOKEN_PATH", str(tmp_path / "no login"))
+    monkeypatch.setattr(time, "sleep", lambda seconds: None)  # the library's waits between its attempts
+    disable_progress_bars()
+    with serve() as hub:
+        monkeypatch.setenv("HF_ENDPOINT", hub.url)
+        monkeypatch.setenv("HF_TOKEN", WRITER)
+        yield hub
+    enable_progress_bars()
+
+
+def send(output, repository="org/name", *, public=False):
+    parcel, target = parcel_of(str(output)), target_of(repository, public=public)
+    return push(parcel, target)
+
+
+def refusal(call, error=InputError):
+    with pytest.raises(error) as refused:
+        call()
+    return str(refused.value)
+
+
+def writes(hub):
+    return sum(hub.writes.values())
+
+
+def size(files):
+    """The bytes of what was pushed, every content once."""
+    return sum(map(len, set(files.values()) - {files[".gitattributes"]}))
+
+
+def rows_of(sources):
+    """The rows of data sets as readers of this project see them."""
+    slices = [part for source in sources for file in discover(source) for part in cut(file, 10**9, ["text"])]
+    return [record for part in slices for batch in read_records(part, ()) for record in batch.records]
+
+
+def without_nulls(table):
+    return [{name: value for name, value in row.items() if value is not None} for row in table.to_pylist()]
+
+
+def test_what_was_pushed_is_read_back_as_the_rows_that_were_published(hub, outputs):
+    output = outputs("harmony")
+    commit = send(output)
+    local = rows_of(load_blend(str(output / "blend.json")).datasets)
+    assert len(local) == 45
+    blend = load_blend(f"hf://datasets/org/name@{commit}/blend.json")
+    assert [source.name for source in blend.datasets] == ["chats", "more"]
+    assert rows_of(blend.datasets) == local
+    parts = sorted((output / "data/chats").glob("part-*.parquet"))
+    assert len(parts) > 2
+    written = [row for part in parts for row in without_nulls(pq.read_table(part))]
+    assert rows_of([DataSource(name="x", path="hf://org/name", split="chats")]) == written
+    assert local[: len(written)] == written
+
+
+def test_the_card_names_every_file_of_rows_and_nothing_else(hub, outputs):
+    commit = send(outputs("harmony"))
+    found = {file.uri.split(f"@{commit}/")[1] for file in discover(DataSource(name="x", path="hf://org/name"))}
+    assert found == {name for name in hub.repositories["org/name"].files if name.startswith("data/")}
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_only_what_was_published_is_pushed_and_all_of_it(hub, outputs, kind):
+    output = outputs(kind)
+    commit = send(output)
+    pushed = hub.repositories["org/name"].commits[commit]
+    manifest = read_manifest(str(output))
+    entries = [*manifest["shards"], *manifest.get("derived", {}).get("shards", [])]
+    names = {name for entry in entries for of in entry["published"].values() for name in of}
+    endings = ("", ".bin", ".idx")
+    expected = {
+        path.relative_to(output).as_posix()
+        for path in output.rglob("*")
+        if path.is_file()
+        and path.relative_to(output).as_posix() in {f"{name}{end}" for name in names for end in endings}
+    }
+    expected |= {file["path"] for file in manifest["files"] if not file["path"].startswith("quarantine/")}
+    assert set(pushed) == {".gitattributes", "manifest.json", *expected}
+    assert expected > {"blend.json"}
+    assert any((output / "quarantine").iterdir())
+    for name in expected - {"blend.json"}:
+        assert pushed[name] == (output / name).read_bytes(), name
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_nothing_pushed_names_a_place_of_this_machine(hub, outputs, kind):
+    output = outputs(kind)
+    send(output)
+    pushed = hub.repositories["org/name"].files
+    places = [str(output), str(output.parent), "secret place", "the store", os.uname().nodename]
+    for name, content in pushed.items():
+        text = str(pq.read_table(io.BytesIO(content)).to_pydict()).encode() if name.endswith(".parquet") else content
+        assert not [place for place in places if place.encode() in text], (name, text)
+    manifest = json.loads(pushed["manifest.json"])
+    assert list(manifest["volatile"]) == ["seal"]
+    assert {entry["file"] for entry in manifest["shards"]} <= {f"{n}.jsonl" for n in ("chats", "more", "text", "rows")}
+
+
+def test_places_are_left_out_of_texts_and_what_only_looks_like_one_stays(own):
+    manifest = read_manifest(str(own))
+    source = str(own.parent / "secret place")
+    written = {
+        f"{own}/splits/a.jsonl": "splits/a.jsonl",
+        f"{own}/shards/rl/x": "rl/x",
+        f"{source}/rows.jsonl:3: bad, see {own}/quarantine": "rows.jsonl:3: bad, see quarantine",
+        f"datasets/rows/{source}/rows.jsonl@0": "datasets/rows/rows.jsonl@0",
+        "/elsewhere/models/qwen": "qwen",
+        "/elsewhere/models/": "models",
+        "~/models/qwen": "qwen",
+        "file:///elsewhere/a.jinja": "a.jinja",
+        **{same: same for same in [f"s3:/{source}/a", f"hf://org/name{source}/a", "a/b", "{% if a %}/b", "", 7]},
+    }
+    noted = {**manifest, "note": [{"text": text} for text in written]}
+    (own / "manifest.json").write_bytes(sealed(noted))
+    pushed = json.loads(parcel_of(str(own)).documents["manifest.json"])
+    assert [each["text"] for each in pushed["note"]] == list(written.values())
+
+
+def test_shards_that_lie_elsewhere_are_refused(hub, tmp_path):
+    path = preparing_rl.write_rows(tmp_path / "rows.jsonl", chats(0, 5))
+    preparing_rl.prepare(preparing.blend_of(path), tmp_path / "out", store="memory://store")
+    assert "lies outside" in refusal(lambda: send(tmp_path / "out"))
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_every_path_of_the_pushed_blend_is_a_file_or_folder_of_the_repository(hub, outputs, kind):
+    send(outputs(kind))
+    pushed = hub.repositories["org/name"].files
+    blend = json.loads(pushed["blend.json"])
+    paths = (
+        [source["path"] for source in blend["datasets"]]
+        if kind == "harmony"
+        else [path for split in blend.values() for path in (split or [])[1::2]]
+    )
+    assert paths
+    for path in paths:
+        assert any(name == path or name.startswith((f"{path}/", f"{path}.")) for name in pushed), path
+
+
+def test_the_whole_files_of_rl_are_named_relative_to_the_repository(hub, outputs):
+    send(outputs("rl"))
+    pushed = hub.repositories["org/name"].files
+    assert json.loads(pushed["manifest.json"])["train"] in pushed
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_the_pushed_manifest_is_whole_and_vouches_for_every_file(hub, outputs, kind):
+    commit = send(outputs(kind))
+    pushed = hub.repositories["org/name"].files
+    manifest = read_manifest(f"hf://datasets/org/name@{commit}")
+    recorded = {file["path"]: (file["size"], file["xxh3_128"]) for file in manifest["files"]}
+    assert recorded == {
+        name: (len(content), xxhash.xxh3_128_hexdigest(content))
+        for name, content in pushed.items()
+        if name not in {".gitattributes", "manifest.json"}
+    }
+
+
+def test_equal_preparations_are_equal_on_the_hub(hub, tmp_path):
+    for name in ("one", "two"):
+        send(rl(tmp_path / name), f"org/{name}")
+    assert hub.repositories["org/one"].files == hub.repositories["org/two"].files
+
+
+@pytest.mark.parametrize("public", [False, True])
+def test_a_new_repository_is_as_private_as_was_asked_for(hub, outputs, public):
+    parcel, target = parcel_of(str(outputs("rl"))), target_of("org/new", public=public)
+    commit = push(parcel, target)
+    repository = hub.repositories["org/new"]
+    assert repository.private is not public
+    assert push_record(parcel, target, commit) == {
+        "push": {
+            "path": f"hf://org/new@{repository.head}",
+            "type": "push",
+            "commit": repository.head,
+            "files": len(repository.files) - 1,
+            "bytes": sum(map(len, repository.files.values())) - len(repository.files[".gitattributes"]),
+            "private": not public,
+        }
+    }
+
+
+@pytest.mark.parametrize(("private", "remedy"), [(False, "--public"), (True, "leave --public out")])
+def test_a_repository_that_is_not_as_private_as_asked_for_is_refused_before_a_byte(hub, outputs, private, remedy):
+    hub.create("org/name", private=private)
+    said = refusal(lambda: send(outputs("rl"), public=private))
+    assert "hf://org/name" in said
+    assert remedy in said
+    assert writes(hub) == 0
+    assert hub.repositories["org/name"].private is private
+    send(outputs("rl"), public=not private)
+    assert hub.repositories["org/name"].private is private
+
+
+@pytest.mark.parametrize(("asked", "made"), [(False, "public"), (True, "private")])
+def test_a_new_repository_is_asked_whether_it_is_what_was_asked_for(hub, outputs, asked, made):
+    hub.visible_when_created = made
+    assert f"is {made}" in refusal(lambda: send(outputs("rl"), public=asked))
+    assert hub.writes == {"create": 1}
+    assert list(hub.repositories["org/name"].files) == [".gitattributes"]
+
+
+def test_pushing_again_sends_nothing_and_makes_no_commit(hub, outputs):
+    first = send(outputs("rl"))
+    received, commits = hub.received, len(hub.repositories["org/name"].commits)
+    assert send(outputs("rl")) == first
+    assert hub.received == received
+    assert len(hub.repositories["org/name"].commits) == commits == 2
+
+
+@pytest.mark.parametrize("kind", ["preupload", "batch", "put", "commit"])
+def test_a_push_that_the_hub_broke_is_finished_by_the_next_without_sending_twice(hub, outputs, kind):
+    hub.failures[kind] = [503] * 500
+    said = refusal(lambda: send(outputs("rl")), RunError)
+    assert "503" in said
+    assert "push again" in said
+    assert list(hub.repositories["org/name"].files) == [".gitattributes"]
+    hub.failures.clear()
+    send(outputs("rl"))
+    assert hub.received == size(hub.repositories["org/name"].files)
+
+
+@pytest.mark.parametrize("kind", ["preupload", "batch", "put"])
+def test_a_hub_that_is_busy_for_a_moment_is_asked_again(hub, outputs, kind):
+    hub.failures[kind] = [429, 503]
+    send(outputs("rl"))
+    assert "manifest.json" in hub.repositories["org/name"].files
+
+
+def test_the_next_version_replaces_what_the_last_push_brought_and_nothing_else(hub, tmp_path):
+    hub.create("org/name", files={"train/mine.jsonl": b"x", "LICENSE": b"y"})
+    send(rl(tmp_path / "one"))
+    repository = hub.repositories["org/name"]
+    removed = next(name for name in repository.files if name.startswith("train/data_"))
+    repository.commit_files({name: content for name, content in repository.files.items() if name != removed})
+    before = set(repository.files)
+    output = rl(tmp_path / "two", chats(500, 510))
+    parcel, target = parcel_of(str(output)), target_of("org/name", public=False)
+    stale = stale_names(parcel, target)
+    push(parcel, target)
+    after = set(repository.files)
+    assert set(stale) == before - after
+    assert any(name.startswith("train/data_") for name in stale)
+    assert after == {*parcel.sizes, ".gitattributes", "train/mine.jsonl", "LICENSE"}
+
+
+@pytest.mark.parametrize("content", [b"{}", b"[1]", b"no json", b'{"files": [{"path": "LICENSE"}], "volatile": {}}'])
+def test_a_manifest_that_no_push_brought_removes_nothing(hub, outputs, content):
+    hub.create("org/name", files={"manifest.json": content, "LICENSE": b"y"})
+    send(outputs("rl"))
+    assert "LICENSE" in hub.repositories["org/name"].files
+
+
+def test_many_files_take_several_commits_and_only_the_last_one_looks_complete(hub, outputs, monkeypatch):
+    monkeypatch.setattr(pushing, "MOST_FILES", 3)
+    commit = send(outputs("rl"))
+    repository = hub.repositories["org/name"]
+    *parts, last = list(repository.commits.values())[1:]
+    assert len(parts) > 1
+    assert not any({"manifest.json", "blend.json"} & part.keys() for part in parts)
+    assert {"manifest.json", "blend.json"} < last.keys()
+    sizes = [len(after) - len(before) for before, after in zip([{".gitattributes"}, *parts], parts, strict=False)]
+    assert set(sizes) == {3}
+    assert set(last) == {".gitattributes", *parcel_of(str(outputs("rl"))).sizes}
+    assert commit == repository.head
+
+
+def test_a_card_comes_with_what_it_tells_of(hub, outputs, monkeypatch):
+    monkeypatch.setattr(pushing, "MOST_FILES", 20)
+    send(outputs("harmony"))
+    *parts, last = list(hub.repositories["org/name"].commits.values())[1:]
+    assert parts
+    assert not any("README.md" in part for part in parts)
+    assert "README.md" in last
+
+
+def test_small_files_take_several_commits_by_their_size(hub, outputs, monkeypatch):
+    parcel = parcel_of(str(outputs("rl")))
+    shards = [size for name, size in parcel.sizes.items() if name.startswith("train/")]
+    monkeypatch.setattr(pushing, "MOST_BYTES", 3 * max(shards))
+    send(outputs("rl"))
+    commits = list(hub.repositories["org/name"].commits.values())
+    added = [[parcel.sizes[name] for name in after.keys() - before] for before, after in itertools.pairwise(commits)]
+    assert len(added) > 3
+    assert all(sum(sizes) <= 3 * max(shards) or len(sizes) == 1 for sizes in added[:-1])
+    assert all(sum(one) + sum(other) > 3 * max(shards) for one, other in itertools.pairwise(added))
+    monkeypatch.setattr(pushing, "LARGE", 0)  # what is large is not part of a commit
+    send(outputs("rl"), "org/other")
+    assert len(hub.repositories["org/other"].messages) == 2
+
+
+def test_a_push_in_parts_that_broke_goes_on(hub, outputs, monkeypatch):
+    monkeypatch.setattr(pushing, "MOST_FILES", 3)
+    repository = hub.create("org/name")
+    hub.failures["commit"] = [None, None, 500]
+    refusal(lambda: send(outputs("rl")), RunError)
+    assert "manifest.json" not in repository.files
+    assert len(repository.files) == 7
+    send(outputs("rl"))
+    assert set(repository.files) == {".gitattributes", *parcel_of(str(outputs("rl"))).sizes}
+    assert hub.received == size(repository.files)
+
+
+def test_a_commit_by_someone_else_in_between_is_told(hub, outputs):
+    repository = hub.create("org/name")
+    parcel, target = parcel_of(str(outputs("rl"))), target_of("org/name", public=False)
+    repository.commit_files({**repository.files, "theirs.txt": b"x"})
+    assert "push again" in refusal(lambda: push(parcel, target), RunError)
+    assert "manifest.json" not in repository.files
+    send(outputs("rl"))
+    assert {"theirs.txt", "manifest.json"} < repository.files.keys()
+
+
+def test_what_the_hub_leaves_out_is_told(hub, outputs):
+    hub.create("org/name").ignored = ["train/*"]
+    said = refusal(lambda: send(outputs("rl")), RunError)
+    assert "did not take" in said
+    assert ".gitignore" in said
+
+
+def test_an_older_version_that_the_hub_kept_is_told(hub, outputs, tmp_path):
+    send(rl(tmp_path, chats(500, 510)))
+    hub.repositories["org/name"].ignored = ["manifest.json"]
+    assert "manifest.json" in refusal(lambda: send(outputs("rl")), RunError)
+
+
+def damaged(path):
+    content = bytearray(path.read_bytes())
+    content[len(content) // 2] ^= 1
+    path.write_bytes(content)
+
+
+def replaced(path, content):
+    """Another file in place of a link."""
+    path.unlink()
+    path.write_bytes(content)
+
+
+DAMAGE = {
+    "flipped byte": lambda out: damaged(next(out.glob("train/data_*"))),
+    "cut": lambda out: replaced(shard := next(out.glob("train/data_*")), shard.read_bytes()[:-1]),
+    "missing": lambda out: next(out.glob("train/data_*")).unlink(),
+    "flipped byte beside a link": lambda out: replaced(
+        shard := next(out.glob("train/data_*")), shard.read_bytes()[:-1] + b"\0"
+    ),
+    "flipped byte in a file that is no shard": lambda out: damaged(next(out.glob("splits/train_*"))),
+    "missing file that is no shard": lambda out: next(out.glob("splits/train_*")).unlink(),
+    "flipped byte in the blend": lambda out: damaged(out / "blend.json"),
+    "receipt gone": lambda out: next(out.glob("shards/rl/*/receipt.json")).unlink(),
+    "receipt damaged": lambda out: damaged(next(out.glob("shards/rl/*/receipt.json"))),
+}
+
+
+@pytest.mark.parametrize("case", DAMAGE)
+def test_a_damaged_output_is_refused_before_a_byte(hub, own, case):
+    DAMAGE[case](own)
+    assert "run the preparation again" in refusal(lambda: send(own), RunError)
+    assert writes(hub) == 0
+
+
+def test_a_partial_output_is_refused(hub, tmp_path):
+    path = preparing_rl.write_rows(tmp_path / "rows.jsonl", chats(0, 40))
+    planned = preparing_rl.plan(preparing.blend_of(path), tmp_path / "out", shard_size=1500, allow_partial=True)
+    preparing_rl.build(planned, planned.plan.pending[1:])
+    publish_rl(planned, time.time())
+    said = refusal(lambda: send(tmp_path / "out"))
+    assert "1 planned shards are missing" in said
+    assert writes(hub) == 0
+
+
+def test_what_is_no_local_preparation_is_refused(hub, own, tmp_path):
+    assert "no manifest.json" in refusal(lambda: send(tmp_path))
+    assert "local" in refusal(lambda: send("s3://bucket/out"))
+    damaged(own / "manifest.json")
+    assert "manifest.json" in refusal(lambda: send(own))
+
+
+def test_a_copy_of_what_was_pushed_is_no_preparation(hub, outputs, tmp_path):
+    send(outputs("rl"))
+    for name, content in hub.repositories["org/name"].files.items():
+        (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / name).write_bytes(content)
+    assert "no store" in refusal(lambda: send(tmp_path))
+
+
+def test_an_output_that_was_moved_is_refused(hub, own, tmp_path):
+    moved = own.rename(tmp_path / "moved")
+    own.mkdir()
+    (moved / "shards").rename(own / "shards")
+    assert str(own) in refusal(lambda: send(moved))
+    assert writes(hub) == 0
+
+
+ANSWERS = {
+    401: (InputError, ["HF_TOKEN", "renew"]),
+    403: (InputError, ["may not write", "token"]),
+    404: (InputError, ["organization"]),
+    409: (RunError, ["push again"]),
+    400: (RunError, ["400", "injected into commit"]),
+    413: (RunError, ["413"]),
+    429: (RunError, ["too many requests", "push again"]),
+    500: (RunError, ["500", "push again"]),
+}
+
+
+@pytest.mark.parametrize("status", ANSWERS)
+@pytest.mark.parametrize("kind", ["create", "commit"])
+def test_what_the_hub_refuses_is_told_with_a_remedy(hub, outputs, kind, status):
+    error, parts = ANSWERS[status]
+    hub.failures[kind] = [status]
+    said = refusal(lambda: send(outputs("rl")), error)
+    assert said.startswith("hf://org/name: ")
+    assert hub.url not in said
+    assert "\n" not in said
+    assert all(part.replace("commit", kind) in said for part in parts), said
+
+
+def test_a_refused_upload_is_told_although_it_happens_in_a_thread(hub, outputs):
+    hub.failures["put"] = [403] * 9
+    assert "injected into put" in refusal(lambda: send(outputs("rl")))
+
+
+def test_tokens_are_looked_at_before_anything(hub, outputs, monkeypatch):
+    for token in (EXPIRED, "hf_of_nobody"):
+        monkeypatch.setenv("HF_TOKEN", token)
+        assert "renew" in refusal(lambda: target_of("org/name", public=False))
+    monkeypatch.delenv("HF_TOKEN")
+    assert "hf auth login" in refusal(lambda: send(outputs("rl")))
+    monkeypatch.setenv("HF_TOKEN", READER)
+    assert "may not write" in refusal(lambda: send(outputs("rl")))
+    assert writes(hub) == 0
+    assert hub.repositories == {}
+
+
+@pytest.mark.parametrize("name", ["name", "org/name/more", "hf://org/name", "/name", "org/", "org/na me", "org/na--me"])
+def test_what_is_no_name_is_refused(hub, outputs, name):
+    assert name in refusal(lambda: send(outputs("rl"), name))
+    assert writes(hub) == 0
+
+
+def test_a_hub_that_cannot_be_reached_is_told(hub, outputs, monkeypatch):
+    monkeypatch.setenv("HF_ENDPOINT", "http://127.0.0.1:1")
+    assert "HF_ENDPOINT" in refusal(lambda: send(outputs("rl")), RunError)
+
+
+def test_the_command_prints_one_line_of_json_and_pushes(hub, outputs, capsys):
+    assert run(["push", str(outputs("rl")), "org/name"]) == 0
+    printed = capsys.readouterr()
+    (record,) = map(json.loads, printed.out.splitlines())
+    head = hub.repositories["org/name"].head
+    assert (record["push"]["commit"], record["push"]["private"]) == (head, True)
+    assert f"hf://org/name@{head}" in printed.err
+    assert run(["push", str(outputs("rl")), "org/name", "--public"]) == 2
+    assert "--public" in capsys.readouterr().err
+    assert WRITER not in printed.out + printed.err
+
+
+def test_a_dry_run_lists_everything_and_writes_nothing(hub, outputs, capsys):
+    output = outputs("rl")
+    assert run(["push", str(output), "org/name", "--dry-run"]) == 0
+    printed = capsys.readouterr()
+    assert writes(hub) == 0
+    assert hub.repositories == {}
+    assert "would be created, private" in printed.err
+    for name, size in parcel_of(str(output)).sizes.items():
+        assert f"{size:,}  {name}" in printed.err
+    record = json.loads(printed.out)["push"]
+    assert (record["path"], record["commit"], record["private"]) == ("hf://org/name", None, True)
+    send(output)
+    done = json.loads(capsys.readouterr().out or "{}")
+    assert done == {}
+    assert record["files"] == len(hub.repositories["org/name"].files) - 1
+
+
+def test_a_dry_run_names_what_would_be_removed_and_refuses_what_a_push_would(hub, outputs, tmp_path, capsys):
+    send(rl(tmp_path / "one", chats(700, 720)))
+    count = writes(hub)
+    assert run(["push", str(outputs("rl")), "org/name", "--dry-run"]) == 0
+    said = capsys.readouterr().err
+    assert "remove  train/data_" in said
+    assert "which is private" in said
+    assert run(["push", str(outputs("rl")), "org/name", "--dry-run", "--public"]) == 2
+    assert writes(hub) == count
+
+
+def test_the_folder_of_a_push_is_left_as_it_was(hub, own):
+    before = {path: path.read_bytes() for path in Path(own).rglob("*") if path.is_file()}
+    send(own)
+    assert {path: path.read_bytes() for path in Path(own).rglob("*") if path.is_file()} == before
