@@ -1,0 +1,82 @@
+"""Published embeddings, read back: all rows of a folder with their vectors.
+
+Vectors are in memory, in float32: a million of 256 dimensions 1 GB, beside 100 bytes a row for what names it. They are
+read a few thousand at a time, straight to their place.
+"""
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from typing import BinaryIO, cast
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+
+from tasks.errors import InputError
+from tasks.score.embed import as_vectors
+from tasks.score.finite import require_finite
+from tasks.select.score_folders import ScoreFolder, score_folder
+from tasks.select.scores import ROW_ID, require_joinable
+from tasks.storage import filesystem
+
+NAMES = (ROW_ID, "dataset", "split")
+
+READ_ROWS = 4096
+"""Rows that are read at a time."""
+
+
+@dataclass(frozen=True, slots=True)
+class Embedded:
+    """Rows and their vectors: `names` has row_id, dataset and split of each, `vectors` are float32 [rows, dimensions]."""
+
+    names: pa.Table
+    vectors: np.ndarray
+
+
+def embeddings_folder(place: str) -> ScoreFolder:
+    """A published folder of embeddings. Raises InputError for one of anything else."""
+    folder = score_folder(place)
+    if folder.type != "embeddings":
+        raise InputError(f"{folder.place}: holds {folder.type}, not embeddings; make them with `tokenmill score embed`")
+    return folder
+
+
+def read_embeddings(folder: ScoreFolder) -> Embedded:
+    """All rows of a folder of embeddings, in its order.
+
+    Raises InputError where there are none, RunError for a row that stands twice or whose vector is none.
+    """
+    dimensions = folder.schema.field("embedding").type.list_size
+    counts = [_metadata(file.place).num_rows for file in folder.files]
+    vectors = np.empty((sum(counts), dimensions), np.float32)
+    names: list[pa.Table] = []
+    row = 0
+    for file in folder.files:
+        for batch in _batches(file.place):
+            part = as_vectors(batch["embedding"])
+            vectors[row : row + len(part)] = part
+            numbers = np.repeat(np.arange(len(part)), dimensions)
+            require_finite(part.reshape(-1), numbers, "embedding", _place(file.place, batch))
+            names.append(batch.drop_columns(["embedding"]))
+            row += len(part)
+    found = pa.concat_tables(names)
+    require_joinable(found)
+    return Embedded(found, vectors)
+
+
+def _metadata(place: str) -> pq.FileMetaData:
+    system, path = filesystem(place)
+    with cast("BinaryIO", system.open(path, "rb")) as stream:
+        return pq.read_metadata(stream)
+
+
+def _batches(place: str) -> Iterator[pa.Table]:
+    system, path = filesystem(place)
+    with cast("BinaryIO", system.open(path, "rb")) as stream:
+        columns = [*NAMES, "embedding"]
+        for batch in pq.ParquetFile(stream).iter_batches(READ_ROWS, columns=columns, use_threads=False):
+            yield pa.table(batch)
+
+
+def _place(place: str, batch: pa.Table) -> Callable[[int], str]:
+    return lambda row: f"{place}: row {batch[ROW_ID][row].as_py()}"

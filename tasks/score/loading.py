@@ -1,0 +1,43 @@
+"""Models of `transformers`, loaded so that nothing of them is made up.
+
+The library gives random numbers to weights that a checkpoint lacks, and says so in a warning: scores would be noise that
+looks like scores. Here that is an error. No code of a model's repository is ever run, and no pickle is read.
+"""
+
+from collections.abc import Mapping
+from typing import Any, cast
+
+import torch
+from safetensors import SafetensorError
+from transformers import PreTrainedModel
+
+from tasks.errors import InputError
+from tasks.score.device import chosen_device, chosen_dtype
+from tasks.score.weights import ModelFiles, Precision
+
+UNUSED = ("pooler.",)
+"""Weights that a checkpoint may lack, because what they compute is not read."""
+
+
+def load(auto: Any, files: ModelFiles, device: str | None, precision: Precision | None) -> PreTrainedModel:  # noqa: ANN401 - transformers' Auto classes share no type
+    """The model of `files`, made by one of the Auto classes, ready for inference.
+
+    It passes through the memory of the machine on its way to a GPU. Raises InputError when the files are no such model,
+    or lack weights of it.
+    """
+    chosen = chosen_device(device)
+    try:
+        model, notes = auto.from_pretrained(
+            files.folder, dtype=chosen_dtype(precision, chosen), trust_remote_code=False, local_files_only=True,
+            use_safetensors=True, output_loading_info=True,
+        )  # fmt: skip
+    except (OSError, ValueError, KeyError, RuntimeError, SafetensorError) as error:
+        raise InputError(f"model: {files.name!r} cannot be loaded: {' '.join(str(error).split())}") from error
+    missing = sorted(name for name in cast("Mapping[str, Any]", notes)["missing_keys"] if not name.startswith(UNUSED))
+    if missing:
+        raise InputError(
+            f"model: {files.name!r} lacks {len(missing)} of the weights of a {type(model).__name__}, {missing[0]} among "
+            "them; give a checkpoint of the whole model"
+        )
+    cast("torch.nn.Module", model).to(chosen)
+    return cast("PreTrainedModel", model).eval()

@@ -1,0 +1,222 @@
+"""Planning scores: rows and settings in, every slice with its identity out. No Prefect, no Dask.
+
+A model is known by the content of its files, which are hashed here; it is loaded by workers only.
+"""
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+import orjson
+import pyarrow.parquet as pq
+
+from tasks.blend.models import SPLITS, Blend, DataSource
+from tasks.chat.intake import fields_read
+from tasks.errors import InputError
+from tasks.harmony.training import HARMONY
+from tasks.harmony.vocabulary import IDS as HARMONY_IDS
+from tasks.pack.formats import checked_format
+from tasks.pack.settings import SftSettings
+from tasks.score.conversations import policy_of
+from tasks.score.engines import EMBEDDING_FILES, HASH_DIMENSIONS, EmbedEngine, NllEngine, required
+from tasks.score.machine import device_of, precision_of
+from tasks.score.settings import Device, EmbedRecipe, EmbedSettings, NllRecipe, NllSettings
+from tasks.score.shard import IDS, NAMED
+from tasks.score.weights import WEIGHTS, ModelFiles, find_model
+from tasks.shards.plan import Plan
+from tasks.shards.planning import output_place, plan_shards, require_no, store_place
+from tasks.shards.store import Store
+from tasks.sources.files import Slice
+from tasks.sources.filters import row_filter
+from tasks.sources.parquet import require_any
+from tasks.tokenize.gate import Verdict
+from tasks.tokenize.load import find_vocabulary
+from tasks.tokenize.settings import TokenizerSource
+
+NLL_KIND, EMBEDDINGS_KIND = "nll", "embeddings"
+PACKAGES: Mapping[NllEngine | EmbedEngine, Sequence[str]] = {
+    "hash": (),
+    "transformers": ("torch", "transformers"),
+    "sentence-transformers": ("sentence_transformers",),
+    "vllm": ("vllm",),
+    "sglang": ("sglang",),
+}
+"""What each engine imports."""
+
+FORMAT_VERSION = 1
+"""Raised whenever the same recipe and source would give other bytes than before."""
+
+
+@dataclass(frozen=True)
+class Where:
+    """Where workers find what recipes know by content only: the model, the tokenizer and the template, as plain JSON."""
+
+    model: str | None = None
+    model_revision: str | None = None
+    tokenizer: Mapping[str, Any] | None = None
+    template: Mapping[str, Any] | None = None
+
+
+@dataclass(frozen=True)
+class ScorePlan:
+    """The plan and the settings it was made with. The gate has nothing to say: the reference encodes what is scored."""
+
+    blend: Blend
+    settings: NllSettings | EmbedSettings
+    output_dir: str
+    plan: Plan
+    where: Where
+    verdicts: Mapping[str, Verdict] = field(default_factory=dict[str, Verdict])
+
+    @property
+    def device(self) -> Device:
+        """What the shards are computed on."""
+        return self.plan.shards[0].identity["recipe"]["device"]
+
+
+RecipeOf = Callable[[DataSource, str | None], NllRecipe | EmbedRecipe]
+"""The recipe of a data set, given the split of rows that do not say theirs."""
+
+
+def plan_scores(blend: Blend, settings: NllSettings | EmbedSettings, output_dir: str | None) -> ScorePlan:
+    """Plan the scores of a blend for `output_dir`; without one, nothing counts as built and hashes are remembered per user.
+
+    Raises InputError for anything that a person must mend first: a model that is not there, too.
+    """
+    output_dir = output_place(output_dir)
+    store = Store(store_place(settings, output_dir), kind_of(settings))
+    model = find_model(settings.model, settings.model_revision) if settings.model else None
+    where = Where(model.name, model.revision) if model else Where()
+    if isinstance(settings, NllSettings):
+        assert model is not None  # noqa: S101 - these settings name one
+        where, recipe_of = _nll(settings, model, where, store)
+    else:
+        recipe_of = _embeddings(settings, model)
+
+    def fields(source: DataSource) -> list[str]:
+        return [*NAMED, *_scored_fields(source, settings), *row_filter(source).fields]
+
+    def recipes(source: DataSource, split: str, slices: Sequence[Slice]) -> list[NllRecipe | EmbedRecipe]:
+        require_no(source, ["converter", "transforms"], "scores")
+        return [recipe_of(source, source.split or (split if split in SPLITS else None))] * len(slices)
+
+    plan = plan_shards(blend, settings, store, FORMAT_VERSION, fields, _require, recipes)
+    return ScorePlan(blend, settings, output_dir, plan, where)
+
+
+def require_model(settings: NllSettings | EmbedSettings) -> None:
+    """Raises InputError for an engine that is not installed, and for a model that is not there or cannot be used."""
+    for package in PACKAGES[settings.engine]:
+        required(package)
+    if settings.model:
+        model = find_model(settings.model, settings.model_revision)
+        if isinstance(settings, NllSettings) and settings.chat_template == HARMONY:
+            _require_harmony(model)
+
+
+def kind_of(settings: NllSettings | EmbedSettings) -> str:
+    """The kind of shards that settings ask for."""
+    return NLL_KIND if isinstance(settings, NllSettings) else EMBEDDINGS_KIND
+
+
+def public_name(model: ModelFiles) -> str:
+    """What scores call a model: its id on the hub, or the name of its folder, whose place is nobody's business."""
+    return model.name if model.revision else model.folder.name
+
+
+def _nll(settings: NllSettings, model: ModelFiles, where: Where, store: Store) -> tuple[Where, RecipeOf]:
+    """Where workers find the chat format, and the recipes. Raises InputError for a format that does not fit the model."""
+    device = device_of(settings, settings.engine)
+    weights = model.digest(WEIGHTS)
+    fingerprint, template = None, HARMONY
+    if settings.chat_template == HARMONY:
+        _require_harmony(model)
+    else:
+        source = settings.tokenizer or _own_tokenizer(model)
+        vocabulary = find_vocabulary(source)
+        chosen = SftSettings(tokenizer=source, chat_template=settings.chat_template)
+        found = checked_format(chosen, vocabulary, policy_of(settings.loss_mode, harmony=False), store.place)
+        written = {"source": found.format.template.source, "variables": dict(found.format.template.variables)}
+        where = replace(where, tokenizer=source.model_dump(), template=written)
+        fingerprint, template = vocabulary.fingerprint, found.format.template.digest
+
+    def recipe_of(source: DataSource, split: str | None) -> NllRecipe:
+        chats = settings.chat_template != HARMONY
+        return NllRecipe(
+            dataset=source.name,
+            split=split,
+            filters=row_filter(source).wanted,
+            text_field=source.text_field,
+            messages_field=source.messages_field if chats else None,
+            tools_field=source.tools_field if chats else None,
+            template=template,
+            tokenizer=fingerprint,
+            loss_mode=settings.loss_mode,
+            max_length=settings.max_length,
+            engine=settings.engine,
+            model=public_name(model),
+            model_revision=model.revision or weights,
+            weights=weights,
+            token_budget=settings.token_budget,
+            precision=precision_of(settings, settings.engine, device),
+            device=device,
+        )
+
+    return where, recipe_of
+
+
+def _own_tokenizer(model: ModelFiles) -> TokenizerSource:
+    if model.revision:
+        return TokenizerSource(model=model.name, revision=model.revision)
+    return TokenizerSource(model=str(model.folder))
+
+
+def _require_harmony(model: ModelFiles) -> None:
+    """Raises InputError for a model that cannot have the tokens of Harmony."""
+    config = orjson.loads((model.folder / "config.json").read_bytes())
+    size = config.get("vocab_size") or config.get("text_config", {}).get("vocab_size")
+    if size is not None and size <= max(HARMONY_IDS.values()):
+        raise InputError(
+            f"model: {public_name(model)!r} knows {size:,} tokens, and the tokens of Harmony go up to "
+            f"{max(HARMONY_IDS.values()):,}; set chat_template=tokenizer to score with its own"
+        )
+
+
+def _embeddings(settings: EmbedSettings, model: ModelFiles | None) -> RecipeOf:
+    device, hashing = device_of(settings, settings.engine), settings.engine == "hash"
+    weights = model.digest(EMBEDDING_FILES) if model else None
+
+    def recipe_of(source: DataSource, split: str | None) -> EmbedRecipe:
+        return EmbedRecipe(
+            dataset=source.name,
+            split=split,
+            filters=row_filter(source).wanted,
+            fields=list(_scored_fields(source, settings)),
+            engine=settings.engine,
+            model=public_name(model) if model else None,
+            model_revision=(model.revision or weights) if model else None,
+            weights=weights,
+            pooling=settings.pooling,
+            dimensions=settings.dimensions or (HASH_DIMENSIONS if hashing else None),
+            max_tokens=None if hashing else settings.max_tokens,
+            token_budget=settings.token_budget if settings.engine == "transformers" else None,
+            precision=precision_of(settings, settings.engine, device),
+            device=device,
+        )
+
+    return recipe_of
+
+
+def _scored_fields(source: DataSource, settings: NllSettings | EmbedSettings) -> Sequence[str]:
+    """The fields of a data set that hold what is scored."""
+    if isinstance(settings, EmbedSettings):
+        return list(dict.fromkeys([settings.field, source.text_field]))
+    if settings.chat_template == HARMONY:
+        return [source.text_field]
+    return [source.text_field, *fields_read(source.messages_field, source.tools_field)]
+
+
+def _require(metadata: pq.FileMetaData, fields: Sequence[str], uri: str) -> None:
+    """Raises InputError unless rows have something to be joined by, and something to be scored."""
+    require_any(metadata, IDS, uri)
+    require_any(metadata, [name for name in fields if name not in NAMED], uri)

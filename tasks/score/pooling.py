@@ -1,0 +1,127 @@
+"""Embeddings by any model of `transformers` that gives hidden states.
+
+`last` takes the state of the last token, which in a causal model is the only one that has seen the whole text; such
+models are trained with an end token there, so one is appended where the tokenizer does not end texts itself. `mean`
+averages the states of all tokens, as encoders are trained. Neither is right for a model that was trained with the
+other: its card says which.
+
+Texts are tokenized together, sorted by length, and padded behind, under an attention mask. Weights and states are
+bfloat16 on CUDA and float32 on a CPU; pooling and lengths are float32 always.
+"""
+
+from collections.abc import Sequence
+from typing import Any, cast
+
+import numpy as np
+import torch
+from transformers import AutoModel, AutoTokenizer, PreTrainedModel
+
+from tasks.errors import InputError, RunError
+from tasks.score.batches import TOKEN_BUDGET, batches, padded
+from tasks.score.embed import MAX_TOKENS, Pooling, unit_vectors, wanted_dimensions
+from tasks.score.loading import load
+from tasks.score.weights import ModelFiles, Precision
+
+
+def load_embedder(
+    files: ModelFiles,
+    pooling: Pooling,
+    *,
+    dimensions: int | None = None,
+    max_tokens: int = MAX_TOKENS,
+    token_budget: int = TOKEN_BUDGET,
+    device: str | None = None,
+    precision: Precision | None = None,
+) -> "PoolingEmbedder":
+    """The model of `files` and its tokenizer, ready to embed. Errors as in `load` and of `PoolingEmbedder`."""
+    try:
+        tokenizer = AutoTokenizer.from_pretrained(files.folder, trust_remote_code=False, local_files_only=True)
+    except (OSError, ValueError, KeyError) as error:
+        raise InputError(
+            f"model: the tokenizer of {files.name!r} cannot be loaded: {' '.join(str(error).split())}"
+        ) from error
+    model = load(AutoModel, files, device, precision)
+    return PoolingEmbedder(model, tokenizer, pooling, dimensions, max_tokens, token_budget)
+
+
+class PoolingEmbedder:
+    """Embeds with a model and a tokenizer that are loaded.
+
+    Raises InputError for more dimensions than the model has, and for `last` with a tokenizer that has no end token.
+    """
+
+    def __init__(
+        self,
+        model: PreTrainedModel,
+        tokenizer: Any,  # noqa: ANN401 - transformers' tokenizers share no useful type
+        pooling: Pooling,
+        dimensions: int | None = None,
+        max_tokens: int = MAX_TOKENS,
+        token_budget: int = TOKEN_BUDGET,
+    ) -> None:
+        text = model.config.get_text_config()
+        self._model, self._tokenizer, self._pooling, self._budget = model, tokenizer, pooling, token_budget
+        self._dimensions = wanted_dimensions(dimensions, int(text.hidden_size))
+        self._end = _missing_end(tokenizer) if pooling == "last" else []
+        self.max_tokens: int = min(max_tokens, getattr(text, "max_position_embeddings", None) or max_tokens)
+
+    @property
+    def dimensions(self) -> int:
+        """See Embedder."""
+        return self._dimensions
+
+    def encode(self, texts: Sequence[str]) -> np.ndarray:
+        """See Embedder. Raises InputError for a text without tokens."""
+        ids, offsets = self._tokens(texts, self.max_tokens)
+        lengths = np.diff(offsets)
+        if not lengths.all():
+            raise InputError(f"text {int(np.argmin(lengths))} has no tokens; leave texts out that say nothing")
+        vectors = np.empty((len(texts), self._dimensions), np.float32)
+        for rows in batches(lengths, self._budget):
+            vectors[rows] = self._pooled(padded(ids, offsets[rows], lengths[rows]), lengths[rows])
+        return vectors
+
+    def token_counts(self, texts: Sequence[str]) -> np.ndarray:
+        """See Embedder; with the tokens that are added."""
+        return np.diff(self._tokens(texts, None)[1]).astype(np.int32)
+
+    def _tokens(self, texts: Sequence[str], limit: int | None) -> tuple[np.ndarray, np.ndarray]:
+        """The ids of texts, int64, back to back, and where each begins and the last ends, int64 [texts + 1]."""
+        if not texts:
+            return np.empty(0, np.int64), np.zeros(1, np.int64)
+        room = None if limit is None else limit - len(self._end)
+        found = self._tokenizer(list(texts), truncation=limit is not None, max_length=room, return_attention_mask=False)
+        rows = [np.asarray([*ids, *self._end], np.int64) for ids in found["input_ids"]]
+        return np.concatenate(rows), np.cumsum([0, *map(len, rows)])
+
+    @torch.inference_mode()
+    def _pooled(self, ids: np.ndarray, lengths: np.ndarray) -> np.ndarray:
+        """The vectors of texts in one batch, float32 [texts, dimensions]."""
+        device = self._model.device
+        ends = torch.from_numpy(lengths).to(device)[:, None]
+        mask = torch.arange(ids.shape[1], device=device) < ends
+        try:
+            states = self._model(torch.from_numpy(ids).to(device), attention_mask=mask.long()).last_hidden_state
+            if self._pooling == "last":
+                pooled = states[torch.arange(len(ids), device=device), ends[:, 0] - 1].float()
+            else:
+                pooled = torch.where(mask[:, :, None], states.float(), 0).sum(dim=1) / ends
+        except torch.OutOfMemoryError as error:
+            raise RunError(
+                f"memory ran out on {ids.shape[0]} texts of up to {ids.shape[1]} tokens; lower token_budget, which is "
+                f"{self._budget}, or max_tokens, or take a GPU with more memory"
+            ) from error
+        return unit_vectors(pooled.cpu().numpy(), self._dimensions)
+
+
+def _missing_end(tokenizer: Any) -> list[int]:  # noqa: ANN401 - see PoolingEmbedder
+    """The end token if the tokenizer does not put a token of its own behind texts, whichever it is."""
+    ids, bare = (cast("list[int]", tokenizer("a", add_special_tokens=each)["input_ids"]) for each in (True, False))
+    if ids[len(ids) - len(bare) :] != bare:
+        return []
+    if tokenizer.eos_token_id is None:
+        raise InputError(
+            "pooling=last needs an end token, and the tokenizer of this model names none as eos_token; use pooling=mean "
+            "if the model was trained with it, or name the token in tokenizer_config.json"
+        )
+    return [int(tokenizer.eos_token_id)]

@@ -1,0 +1,157 @@
+"""Scores from their plan to their published folder, in plain functions: `stage.py` wraps them for Prefect."""
+
+from collections.abc import Sequence
+from functools import lru_cache
+from typing import Any
+
+import orjson
+
+from tasks.chat.check import text_encoder
+from tasks.errors import RunError
+from tasks.pack.formats import Format, format_of
+from tasks.score.batches import TOKEN_BUDGET
+from tasks.score.conversations import Conversations, HarmonyTexts, TemplatedChats, policy_of
+from tasks.score.embed import MAX_TOKENS, Embedder, Pooling
+from tasks.score.engines import EMBEDDING_FILES, EmbedEngine, NllEngine, embedder, scorer
+from tasks.score.machine import device_for_worker, use_threads
+from tasks.score.nll import Scorer
+from tasks.score.planning import NLL_KIND, ScorePlan, Where
+from tasks.score.publication import ScoresLayout
+from tasks.score.ranking import ranked, require_unique
+from tasks.score.settings import EmbedRecipe, LossMode, NllRecipe
+from tasks.score.shard import EmbedScoring, NllScoring, Scoring, score_shard
+from tasks.score.weights import WEIGHTS, ModelFiles, Precision, find_model
+from tasks.shards.books import OnBadRow
+from tasks.shards.circumstances import circumstances
+from tasks.shards.plan import PlannedShard
+from tasks.shards.publication import check_bad_rows, collect, publish_preparation
+from tasks.shards.receipt import Receipt
+from tasks.shards.settings import WHERE_NOT_WHAT
+from tasks.shards.store import Store
+from tasks.tokenize.encoders import Encoder
+from tasks.tokenize.load import find_vocabulary
+from tasks.tokenize.settings import TokenizerSource
+
+LIBRARIES = ("tokenmill", "numpy", "pyarrow")
+
+
+def build_score_shard(
+    shard: PlannedShard, store: Store, where: Where, on_bad_row: OnBadRow, worker: int = 0, threads: int | None = None
+) -> Receipt:
+    """Build one planned shard in this process, on the device of the worker of that number, with so many `threads`.
+
+    Raises RunError when model or tokenizer found here are not those that were planned with.
+    """
+    given: dict[str, Any] = shard.identity["recipe"]
+    recipe = NllRecipe(**given) if store.kind == NLL_KIND else EmbedRecipe(**given)
+    device = device_for_worker(recipe.device, worker)
+    if threads is not None and device == "cpu" and recipe.engine != "hash":
+        use_threads(threads)
+    scoring = _nll(recipe, where, device) if isinstance(recipe, NllRecipe) else _embeddings(recipe, where, device)
+    return score_shard(shard, recipe, scoring, store, on_bad_row)
+
+
+def _nll(recipe: NllRecipe, where: Where, device: str) -> Scoring:
+    loaded = _scorer(
+        recipe.engine, where.model or "", where.model_revision, recipe.weights, recipe.max_length, recipe.token_budget,
+        device, recipe.precision,
+    )  # fmt: skip
+    return NllScoring(recipe, _conversations(recipe, where), loaded)
+
+
+def _embeddings(recipe: EmbedRecipe, where: Where, device: str) -> Scoring:
+    loaded = _embedder(
+        recipe.engine, where.model, where.model_revision, recipe.weights, recipe.pooling, recipe.dimensions,
+        recipe.max_tokens or MAX_TOKENS, recipe.token_budget or TOKEN_BUDGET, device, recipe.precision,
+    )  # fmt: skip
+    return EmbedScoring(recipe, loaded)
+
+
+@lru_cache(maxsize=1)
+def _scorer(
+    engine: NllEngine, model: str, revision: str | None, weights: str, max_length: int | None, token_budget: int,
+    device: str, precision: Precision | None,
+) -> Scorer:  # fmt: skip
+    """A model is loaded once per process."""
+    files = _planned_files(model, revision, weights, WEIGHTS)
+    return scorer(engine, files, max_length=max_length, token_budget=token_budget, device=device, precision=precision)
+
+
+@lru_cache(maxsize=1)
+def _embedder(
+    engine: EmbedEngine, model: str | None, revision: str | None, weights: str | None, pooling: Pooling | None,
+    dimensions: int | None, max_tokens: int, token_budget: int, device: str, precision: Precision | None,
+) -> Embedder:  # fmt: skip
+    """A model is loaded once per process."""
+    files = _planned_files(model, revision, weights, EMBEDDING_FILES) if model and weights else None
+    return embedder(
+        engine, files, pooling=pooling, dimensions=dimensions, max_tokens=max_tokens, token_budget=token_budget,
+        device=device, precision=precision,
+    )  # fmt: skip
+
+
+def _planned_files(model: str, revision: str | None, weights: str, patterns: Sequence[str]) -> ModelFiles:
+    """The files of a model on this machine. Raises RunError unless they are those that were planned with."""
+    files = find_model(model, revision)
+    digest = files.digest(patterns)
+    if digest != weights:
+        raise RunError(
+            f"model: {model!r} is {digest} on this worker but {weights} in the plan; give all workers the same files, or "
+            "pin model_revision"
+        )
+    return files
+
+
+def _conversations(recipe: NllRecipe, where: Where) -> Conversations:
+    """How rows are read. Raises RunError when tokenizer or template are not those that were planned with."""
+    if where.tokenizer is None or where.template is None:
+        return HarmonyTexts(recipe.text_field, policy_of(recipe.loss_mode, harmony=True))
+    found, encoder = _format(orjson.dumps([where.tokenizer, where.template]), recipe.loss_mode)
+    planned = (recipe.tokenizer, recipe.template)
+    here = (find_vocabulary(TokenizerSource.model_validate(where.tokenizer)).fingerprint, found.template.digest)
+    if here != planned:
+        raise RunError(
+            f"tokenizer and chat_template are {here} on this worker but {planned} in the plan; give all workers the same "
+            "files"
+        )
+    rows = found.rows(recipe.messages_field, recipe.tools_field or "tools")
+    return TemplatedChats(recipe.text_field, rows, encoder)
+
+
+@lru_cache(maxsize=4)
+def _format(where: bytes, mode: LossMode) -> tuple[Format, Encoder]:
+    """A tokenizer and a template (both as JSON); probing a template takes some 30 ms, so a worker does it once."""
+    tokenizer, template = orjson.loads(where)
+    vocabulary = find_vocabulary(TokenizerSource.model_validate(tokenizer))
+    policy = policy_of(mode, harmony=False)
+    found = format_of(template["source"], template["variables"], vocabulary, policy, "auto", "literal")
+    return found, text_encoder(vocabulary, found.controls, "reference", "literal")
+
+
+def score_header(plan: ScorePlan) -> dict[str, Any]:
+    """What the manifest says of the preparation as a whole."""
+    settings = plan.settings
+    return {
+        "type": plan.plan.store.kind,
+        "blend": plan.blend.model_dump(exclude_none=True),
+        "settings": settings.model_dump(exclude=WHERE_NOT_WHAT),
+    }
+
+
+def publish_scores(plan: ScorePlan, started: float) -> dict[str, Any]:
+    """Check that every planned shard is proven, rank NLL, publish, and return the manifest. `started` is a Unix time.
+
+    Raises RunError for gaps, too many bad rows, and a row that is scored twice.
+    """
+    settings, store = plan.settings, plan.plan.store
+    finished, missing = collect(plan.plan, allow_partial=settings.allow_partial)
+    check_bad_rows(finished, store, settings.bad_row_ceiling, tolerate=settings.on_bad_row == "quarantine")
+    require_unique(finished, store)
+    final = ranked(finished, store, rebuild=settings.force) if store.kind == NLL_KIND else finished
+    times = [item.receipt.volatile["built_at"] for item in final]
+    volatile = {
+        **circumstances(plan.plan, settings, started, LIBRARIES),
+        "scored_at": [min(times, default=0.0), max(times, default=0.0)],
+    }
+    header = {**score_header(plan), "missing": missing}
+    return publish_preparation(plan.output_dir, store, final, ScoresLayout(store.kind), header, volatile)

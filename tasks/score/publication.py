@@ -1,0 +1,67 @@
+"""Publication of scores: side tables in one folder, and a note where a run failed.
+
+    OUT/nll/part-00000-1a2b3c4d.parquet          a score per row, joined to the rows by `row_id`
+    OUT/embeddings/part-00000-1a2b3c4d.parquet   instead, a vector per row
+    OUT/blend.json                               the folder as a blend
+
+The manifest tells for each part which file was scored (`file`). A run that fails publishes nothing; where nothing was
+published before, it leaves a manifest that says so, and why, until one succeeds.
+"""
+
+import re
+import time
+from collections.abc import Generator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any
+
+import orjson
+
+from tasks.errors import RunError
+from tasks.score.shard import FILE
+from tasks.shards.manifest import FAILED, MANIFEST, WHOLE, Finished, manifest_bytes, published_manifest
+from tasks.shards.publication import Published
+from tasks.shards.publish import copy, link, publish_bytes
+from tasks.shards.store import Store
+from tasks.storage import is_local, join
+
+PART = re.compile(r"part-\d{5,}-[0-9a-f]{8}\.parquet")
+
+
+@dataclass(frozen=True, slots=True)
+class ScoresLayout:
+    """All parts in one `folder`."""
+
+    folder: str
+
+    @property
+    def own(self) -> Mapping[str, re.Pattern[str]]:
+        """The parts."""
+        return {self.folder: PART}
+
+    def lay_out(self, output_dir: str, store: Store, finished: Sequence[Finished]) -> Published:
+        """Link every shard that holds a score on a local disk; on an object store the store copies it."""
+        place = link if is_local(output_dir) and is_local(store.place) else copy
+        names: dict[str, dict[str, list[str]]] = {}
+        for item in finished:
+            if WHOLE in item.receipt.parts:
+                name = join(output_dir, self.folder, f"part-{len(names):05d}-{item.key[:8]}.parquet")
+                place(store.path(item.key, FILE), name)
+                names[item.shard.place] = {WHOLE: [name]}
+        sources = [{"name": self.folder, "path": join(output_dir, self.folder)}]
+        blend = orjson.dumps({"datasets": sources}, option=orjson.OPT_INDENT_2)
+        return Published(names, blend)
+
+
+@contextmanager
+def failure_noted(output_dir: str, header: Mapping[str, Any], store: Store) -> Generator[None]:
+    """Leave a manifest of a failed run when what is done within fails, unless an earlier publication stands there."""
+    started = time.time()
+    try:
+        yield
+    except RunError as error:
+        if published_manifest(output_dir) is None:
+            circumstances = {"created_at": time.time(), "seconds": time.time() - started, "store": store.place}
+            note = {**header, "status": FAILED, "error": str(error), "shards": [], "volatile": circumstances}
+            publish_bytes(join(output_dir, MANIFEST), manifest_bytes(note))
+        raise

@@ -1,0 +1,36 @@
+"""What is scored: a published normalization, whose rows and candidates are found, or any files of rows."""
+
+from collections.abc import Mapping
+from typing import Any, Literal
+
+from tasks.blend.load import load_blend
+from tasks.blend.models import Blend
+from tasks.errors import InputError
+from tasks.harmony.planning import KIND as HARMONY
+from tasks.select.shard import PART as CANDIDATES
+from tasks.shards.manifest import BLEND, read_manifest
+from tasks.storage import absolute, join
+
+What = Literal["nll", "embed"]
+
+
+def scored_blend(place: Blend | Mapping[str, Any] | str, what: What) -> Blend:
+    """The blend to be scored: the one at `place`; of a published normalization its rows (nll) or candidates (embed); of
+    a file, a folder or a glob the rows there.
+
+    Raises InputError for a blend that breaks a rule, and for a normalization without candidates.
+    """
+    if not isinstance(place, str) or place.endswith(".json"):
+        return load_blend(place)
+    folder = absolute(place)
+    manifest = read_manifest(folder)
+    if manifest is None or manifest["type"] != HARMONY:
+        return load_blend({"datasets": [{"name": "rows", "path": folder}]})
+    if what == "nll":
+        return load_blend(join(folder, BLEND))
+    if not manifest.get("selection", {}).get("candidates"):
+        raise InputError(
+            f"{folder}: this normalization has no candidates to embed; run it again with selection.view=prompt, or name "
+            "a folder of rows"
+        )
+    return load_blend({"datasets": [{"name": CANDIDATES, "path": join(folder, CANDIDATES)}]})

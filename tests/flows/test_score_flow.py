@@ -1,0 +1,242 @@
+"""The scoring flow on a real Prefect server and real Dask workers: the same bytes whatever happens to it on the way."""
+
+import json
+import math
+import os
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+from prefect import task
+from prefect.client.schemas.actions import GlobalConcurrencyLimitCreate
+
+from flows.score import score_candidates
+from tasks.errors import InputError, RunError
+from tasks.score.stage import gpu_turn
+from tasks.shards.cluster import asking_for, task_runner, worker_number
+from tests.flows import preparation_runs
+from tests.flows.preparation_runs import DEADLINE, TOKENMILL, wait_for_receipts
+from tests.preparing import tree
+from tests.preparing_scores import (
+    HARMONY_VOCABULARY,
+    RARE,
+    confused_by_the_rare_word,
+    harmony_model,
+    normalization,
+    prepare,
+    rows_of,
+    table_of,
+    without_knowledge,
+)
+
+FOLDERS = {"nll": "nll", "embed": "embeddings"}
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory):
+    """A normalization in some twelve slices, with models: random, ignorant, and one that a word confuses."""
+    folder = tmp_path_factory.mktemp("scored")
+    normalization(folder, count=24, rare=16)
+    harmony_model(folder / "random")
+    harmony_model(folder / "ignorant", without_knowledge)
+    harmony_model(folder / "confused", confused_by_the_rare_word)
+    return folder
+
+
+def settings(folder, what, model="random"):
+    return {"shard_size": 1_000, **({"model": str(folder / model)} if what == "nll" else {})}
+
+
+@pytest.fixture(scope="module")
+def expected(folder, tmp_path_factory):
+    """What comes out of each score without a flow."""
+    out = tmp_path_factory.mktemp("expected")
+    for what in FOLDERS:
+        prepare(what, str(folder / "out"), out / what, **settings(folder, what))
+    return {what: tree(out / what) for what in FOLDERS}
+
+
+@pytest.mark.parametrize(("what", "workers"), [("nll", 1), ("nll", 2), ("embed", 1), ("embed", 2)])
+def test_any_number_of_workers_gives_the_same_bytes(prefect_api, folder, expected, tmp_path, what, workers):
+    out = tmp_path / "out"
+    record = score_candidates(str(folder / "out"), str(out), what, workers=workers, **settings(folder, what))
+    ((kind, found),) = record.items()
+    assert kind == found["type"] == FOLDERS[what]
+    assert found["shards"]["reused"] == 0
+    assert found["shards"]["total"] > 8
+    assert (found["rows"], found["documents"], found["dropped"]) == (48, 48, {})
+    assert tree(out) == expected[what]
+
+
+def start(folder, what, out, server, *arguments, model="random"):
+    """The flow as a command with one worker."""
+    chosen = [f"{name}={value}" for name, value in settings(folder, what, model).items()]
+    return subprocess.Popen(
+        [
+            TOKENMILL,
+            "score",
+            what,
+            str(folder / "out"),
+            "--output-dir",
+            str(out),
+            "--workers",
+            "1",
+            *chosen,
+            *arguments,
+        ],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        env=server.environment,
+        start_new_session=True,
+    )
+
+
+@pytest.mark.parametrize("what", FOLDERS)
+def test_a_killed_run_is_finished_by_the_next(prefect_server, folder, expected, tmp_path, what):
+    out = tmp_path / "out"
+    process = start(folder, what, out, prefect_server)
+    wait_for_receipts(out, 3, lambda: process.poll() is None)
+    os.killpg(process.pid, signal.SIGKILL)
+    process.communicate()
+    record = preparation_runs.finish(start(folder, what, out, prefect_server))
+    assert record["shards"]["reused"] >= 3
+    assert tree(out) == expected[what]
+    ids = table_of(out / FOLDERS[what])["row_id"].to_pylist()
+    assert sorted(ids) == sorted(rows_of(folder / "out")["row_id"].to_pylist())
+
+
+def test_a_number_that_is_none_fails_the_command_publishes_nothing_and_is_noted(prefect_server, folder, tmp_path):
+    out = tmp_path / "out"
+    process = start(folder, "nll", out, prefect_server, model="confused")
+    stdout, stderr = process.communicate(timeout=DEADLINE)
+    assert process.returncode == 1, stderr
+    assert stdout == ""
+    (rare,) = [row["row_id"] for row in rows_of(folder / "out").to_pylist() if RARE in row["text"]]
+    assert f"(row_id {rare}): the NLL of a token is nan" in stderr.replace("\n", " ")
+    assert "Traceback" not in stderr
+    assert {path.name for path in out.iterdir()} == {"manifest.json", "shards"}
+    note = json.loads((out / "manifest.json").read_bytes())
+    assert note["status"] == "failed"
+    assert f"(row_id {rare})" in note["error"]
+    checked = subprocess.run([TOKENMILL, "verify", str(out)], capture_output=True, text=True, check=False)
+    assert checked.returncode == 1
+    assert "the run failed and published nothing" in checked.stderr.replace("\n", " ")
+
+
+def test_a_model_that_knows_nothing_through_the_whole_flow(prefect_api, folder, tmp_path):
+    out = tmp_path / "out"
+    score_candidates(str(folder / "out"), str(out), "nll", **settings(folder, "nll", "ignorant"))
+    means = table_of(out / "nll")["nll_mean"].to_numpy()
+    np.testing.assert_allclose(means, math.log(HARMONY_VOCABULARY), atol=1e-5)
+
+
+def test_a_dry_run_scores_nothing_and_knows_what_is_there(folder, expected, tmp_path):
+    prepare("embed", str(folder / "out"), tmp_path / "out", **settings(folder, "embed"))
+    for place, pending in (
+        (tmp_path / "out", 0),
+        (tmp_path / "other", len(json.loads(expected["embed"]["manifest.json"])["shards"])),
+    ):
+        command = [
+            TOKENMILL,
+            "score",
+            "embed",
+            str(folder / "out"),
+            "shard_size=1kB",
+            "--output-dir",
+            str(place),
+            "--dry-run",
+        ]
+        result = subprocess.run(command, capture_output=True, text=True, check=False)
+        assert result.returncode == 0, result.stderr
+        assert json.loads(result.stdout)["plan"]["shards"]["pending"] == pending
+    assert not (tmp_path / "other/embeddings").exists()
+
+
+@pytest.mark.parametrize(
+    ("what", "arguments", "words"),
+    [
+        ("nll", [], "model: missing"),
+        ("nll", ["model=./nowhere"], "no folder './nowhere'"),
+        ("embed", ["engine=hsh"], "engine"),
+        ("embed", ["engine=sglang", "model=a/b"], "sglang cannot be imported"),
+        ("embed", ["loss_mode=final_only"], "loss_mode: unknown key"),
+    ],
+)
+def test_a_wrong_call_is_one_clear_complaint_and_leaves_nothing(folder, tmp_path, what, arguments, words):
+    command = [TOKENMILL, "score", what, str(folder / "out"), "--output-dir", str(tmp_path / "out"), *arguments]
+    result = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert result.returncode == 2, result.stderr
+    assert words in result.stderr.replace("\n", " ")
+    assert not (tmp_path / "out").exists()
+
+
+def test_settings_of_the_other_score_are_refused_by_the_flow(prefect_api, folder, tmp_path):
+    state = score_candidates(str(folder / "out"), str(tmp_path), "embed", loss_mode="final_only", return_state=True)
+    with pytest.raises(InputError, match="loss_mode: unknown key"):
+        state.result()
+
+
+def test_torch_is_not_needed_to_embed_by_hashing():
+    code = (
+        "import sys; sys.modules['torch'] = None; sys.modules['transformers'] = None\n"
+        "import flows.score, tasks.score.preparation, tasks.score.inspect\n"
+        "from tasks.score.engines import embedder\n"
+        "print(embedder('hash').encode(['a']).shape)"
+    )
+    result = subprocess.run(
+        [sys.executable, "-c", code], capture_output=True, text=True, check=False, cwd=Path(__file__).parents[2]
+    )
+    assert result.stdout.strip() == "(1, 256)", result.stderr
+
+
+# GPUs: who may use one, and which.
+
+
+@task
+def numbered(number):
+    return worker_number()
+
+
+def test_workers_of_a_local_cluster_have_what_is_asked_for_and_numbers_of_their_own(prefect_api):
+    with task_runner("local", 2, {"GPU": 1}) as runner, asking_for(runner.client, {"GPU": 1}):
+        futures = [runner.submit(numbered, {"number": number}) for number in range(8)]
+        assert {future.result() for future in futures} <= {0, 1}
+        resources = [worker["resources"] for worker in runner.client.scheduler_info()["workers"].values()]
+        assert resources == [{"GPU": 1}] * 2
+
+
+def test_a_cluster_whose_workers_declare_no_gpu_is_refused_instead_of_waited_for(prefect_api):
+    with task_runner("local", 1, {}) as runner, pytest.raises(InputError, match="--resources GPU=1"):  # noqa: SIM117
+        with asking_for(runner.client, {"GPU": 1}):
+            pass
+
+
+def test_outside_of_a_cluster_a_process_is_number_0():
+    assert worker_number() == 0
+
+
+def test_runs_take_turns_on_gpus_where_somebody_has_said_how_many_there_are(prefect_api):
+    with gpu_turn("cuda"):
+        pass  # nobody has, and nothing waits
+    client = prefect_api.client()
+    limit = client.create_global_concurrency_limit(GlobalConcurrencyLimitCreate(name="gpu", limit=1))
+    try:
+        with gpu_turn("cuda"):
+            assert client.read_global_concurrency_limit_by_name("gpu").active_slots == 1
+        assert client.read_global_concurrency_limit_by_name("gpu").active_slots == 0
+        with gpu_turn("cpu"):
+            assert client.read_global_concurrency_limit_by_name("gpu").active_slots == 0
+    finally:
+        client.delete_global_concurrency_limit_by_name("gpu")
+    assert limit
+
+
+def test_a_gpu_that_is_not_there_is_an_error_that_says_so(prefect_api, folder, tmp_path):
+    chosen = {**settings(folder, "nll"), "device": "cuda", "workers": 1}
+    state = score_candidates(str(folder / "out"), str(tmp_path / "out"), "nll", return_state=True, **chosen)
+    with pytest.raises(RunError, match="device=cuda: this worker sees no GPU"):
+        state.result()

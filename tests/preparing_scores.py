@@ -1,0 +1,128 @@
+"""Whole scorings in this process, without a Prefect server or Dask, of tiny models that are saved to be found.
+
+The models that read Harmony have its vocabulary in full and nothing else that is large, so that a token is scored in a
+tenth of a millisecond.
+"""
+
+import time
+from pathlib import Path
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+import torch
+from transformers import LlamaConfig, LlamaForCausalLM
+
+from tasks.errors import RunError
+from tasks.harmony.vocabulary import encoding
+from tasks.score.planning import plan_scores
+from tasks.score.preparation import build_score_shard, publish_scores, score_header
+from tasks.score.publication import failure_noted
+from tasks.score.settings import EmbedSettings, NllSettings
+from tasks.score.sources import scored_blend
+from tasks.shards.build import build_batch
+from tasks.shards.plan import shard_record
+from tasks.strict import parse
+from tests import preparing_harmony
+from tests.preparing_rl import write_rows
+
+HARMONY_VOCABULARY = 201_088
+RARE = "zebra"
+"""A word that stands in one row only."""
+
+SETTINGS = {"nll": NllSettings, "embed": EmbedSettings}
+
+
+def plan(what, source, output_dir, **settings):
+    """The plan, with slices of a kilobyte or a row group, and whatever else is chosen."""
+    chosen = {"shard_size": 1_000, **settings}
+    return plan_scores(scored_blend(source, what), parse(SETTINGS[what], chosen, "settings"), str(output_dir))
+
+
+def prepare(what, source, output_dir, **settings):
+    """Plan, score every pending slice in plan order, publish; returns the plan and the manifest."""
+    planned = plan(what, source, output_dir, **settings)
+    return planned, finish(planned)
+
+
+def finish(planned):
+    """Score what is pending, and publish; the manifest. A failure is noted as a flow does."""
+    with failure_noted(planned.output_dir, score_header(planned), planned.plan.store):
+        try:
+            build(planned, planned.plan.pending)
+        except ValueError as error:
+            raise RunError(str(error)) from error
+        return publish_scores(planned, time.time())
+
+
+def build(planned, shards):
+    """Score some of the planned slices, one after the other."""
+    return build_batch(
+        [shard_record(shard) for shard in shards],
+        planned.plan.store,
+        lambda shard, store: build_score_shard(shard, store, planned.where, planned.settings.on_bad_row),
+        announce=lambda record: None,
+        rebuild=planned.settings.force,
+    )
+
+
+def harmony_model(folder, change=lambda model: None):
+    """A random model that reads Harmony, after `change`, saved in `folder`."""
+    torch.manual_seed(0)
+    model = LlamaForCausalLM(
+        LlamaConfig(
+            vocab_size=HARMONY_VOCABULARY, hidden_size=8, intermediate_size=16, num_hidden_layers=1,
+            num_attention_heads=2, num_key_value_heads=1, max_position_embeddings=256, initializer_range=0.5,
+        )
+    )  # fmt: skip
+    with torch.no_grad():
+        change(model)
+    model.save_pretrained(folder)
+    return str(folder)
+
+
+def without_knowledge(model):
+    """Zero the output layer: every token is as likely as any other."""
+    model.lm_head.weight.zero_()
+
+
+def confused_by_the_rare_word(model):
+    """Spoil the embedding of the tokens of RARE."""
+    model.model.embed_tokens.weight[encoding().encode(f" {RARE}")] = float("nan")
+
+
+def chat(number, *, split="train"):
+    """A conversation with a thought and an answer of some tokens."""
+    asked = f"What is {number} times {number}? ({split})"
+    thought = "Multiply. " * (number % 4 + 1)
+    answer = {"role": "assistant", "content": str(number**2), "reasoning_content": thought}
+    return {"messages": [{"role": "user", "content": asked}, answer]}
+
+
+def normalization(folder, count=60, shard_size=1_500, rare=None):
+    """The output folder of a normalization of conversations in two splits; number `rare` of the first has the word."""
+    sources = []
+    for split in ("easy", "hard"):
+        rows = [chat(number, split=split) for number in range(count)]
+        if rare is not None and split == "easy":
+            rows[rare]["messages"][0]["content"] += f" {RARE}"
+        path = write_rows(Path(folder) / f"in/{split}.jsonl", rows)
+        sources.append({"name": f"{split}-sums", "path": str(path)})
+    preparing_harmony.prepare({"datasets": sources}, Path(folder) / "out", shard_size=shard_size, dedup={"near": False})
+    return str(Path(folder) / "out")
+
+
+def table_of(folder):
+    """All rows of a folder of Parquet files, in the order of their names."""
+    return pa.concat_tables([pq.read_table(path) for path in sorted(Path(folder).glob("*.parquet"))])
+
+
+def rows_of(out):
+    """The rows of a normalization."""
+    return pa.concat_tables([pq.read_table(path) for path in sorted(Path(out).glob("data/*/*.parquet"))])
+
+
+def vectors_of(table):
+    """The embeddings of a table, float32 [rows, dimensions]."""
+    flat = table["embedding"].combine_chunks().flatten().to_numpy()
+    return flat.astype(np.float32).reshape(table.num_rows, -1)

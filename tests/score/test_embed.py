@@ -1,0 +1,311 @@
+"""Embeddings: vectors by hashing, vectors by tiny models, and what is stored."""
+
+import json
+import math
+import shutil
+import subprocess
+import sys
+
+import numpy as np
+import pyarrow as pa
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from tokenizers import Tokenizer
+from tokenizers.models import WordLevel
+from tokenizers.pre_tokenizers import Whitespace
+from tokenizers.processors import TemplateProcessing
+from transformers import BertConfig, BertModel, LlamaModel, PreTrainedTokenizerFast
+
+from tasks.errors import InputError
+from tasks.score.embed import HashEmbedder, as_stored, as_vectors, unit_vectors
+from tasks.score.engines import EMBEDDING_FILES, embedder
+from tasks.score.finite import NonFiniteError
+from tasks.score.pooling import PoolingEmbedder
+from tasks.score.weights import find_model
+from tests.score.tiny_models import SHAPE, VOCABULARY, llama
+
+WORDS = [f"w{number}" for number in range(400)]
+END, STOP = "<end>", "<stop>"
+
+
+def tokenizer(*, ends_with=None, eos=END):
+    """Words of WORDS; `ends_with` is put behind every text, `eos` is what it calls its end token."""
+    vocabulary = {word: number for number, word in enumerate(["<unk>", END, STOP, *WORDS])}
+    words = Tokenizer(WordLevel(vocabulary, unk_token="<unk>"))
+    words.pre_tokenizer = Whitespace()
+    if ends_with:
+        words.post_processor = TemplateProcessing(
+            single=f"$A {ends_with}", special_tokens=[(ends_with, vocabulary[ends_with])]
+        )
+    names = {"eos_token": eos} if eos else {}
+    return PreTrainedTokenizerFast(tokenizer_object=words, unk_token="<unk>", additional_special_tokens=[STOP], **names)
+
+
+def decoder():
+    torch.manual_seed(1)
+    return LlamaModel(llama().config).eval()
+
+
+def encoder():
+    torch.manual_seed(1)
+    return BertModel(BertConfig(**SHAPE, max_position_embeddings=128)).eval()
+
+
+def texts(count, longest=60, seed=0):
+    generator = np.random.default_rng(seed)
+    return [" ".join(generator.choice(WORDS, length)) for length in generator.integers(1, longest, count)]
+
+
+def states(model, ids):
+    with torch.inference_mode():
+        return model(torch.tensor([ids])).last_hidden_state[0].double().numpy()
+
+
+def unit(vector):
+    return vector / np.linalg.norm(vector)
+
+
+def ids_of(text, *, end=None):
+    return [3 + WORDS.index(word) for word in text.split()] + ([] if end is None else [end])
+
+
+@given(st.lists(st.text(max_size=60), max_size=8), st.integers(1, 300))
+@settings(max_examples=60)
+def test_hashing_gives_vectors_that_can_be_stored(found, dimensions):
+    vectors = HashEmbedder(dimensions).encode(found)
+    assert vectors.shape == (len(found), dimensions)
+    assert vectors.dtype == np.float32
+    assert as_stored(vectors).type == pa.list_(pa.float16(), dimensions)
+
+
+@given(st.permutations(range(6)))
+def test_a_hashed_text_has_its_vector_whatever_stands_beside_it(order):
+    found = ["", "one", "one two", "two one", "One, TWO!", "three " * 50]
+    whole = HashEmbedder(64).encode(found)
+    assert np.array_equal(HashEmbedder(64).encode([found[each] for each in order]), whole[list(order)])
+
+
+def test_hashed_texts_are_alike_as_far_as_they_share_words():
+    base = WORDS[:40]
+    variants = [base, [*base[:36], *WORDS[100:104]], [*base[:20], *WORDS[100:120]], WORDS[200:240]]
+    one, close, half, other = HashEmbedder(1024).encode([" ".join(words) for words in variants])
+    assert one @ close == pytest.approx(0.9, abs=0.06)
+    assert one @ half == pytest.approx(0.5, abs=0.1)
+    assert one @ other == pytest.approx(0, abs=0.12)
+
+
+def test_the_order_of_words_is_seen():
+    one, other = HashEmbedder(1024).encode([" ".join(WORDS[:30]), " ".join(WORDS[:30][::-1])])
+    assert 0.3 < one @ other < 0.7
+
+
+def test_hashing_is_the_same_everywhere():
+    code = "from tasks.score.embed import HashEmbedder as H; print(H(16).encode(['to be or not to be']).tolist())"
+    found = {subprocess.check_output([sys.executable, "-c", code], env={"PYTHONHASHSEED": seed}) for seed in "12"}
+    assert len(found) == 1
+    assert json.loads(found.pop()) == HashEmbedder(16).encode(["to be or not to be"]).tolist()
+
+
+def test_hashing_counts_words():
+    assert HashEmbedder().token_counts(["", "one", "one two  one"]).tolist() == [0, 1, 3]
+    assert HashEmbedder().dimensions == HashEmbedder().encode(["a"]).shape[1] == 256
+
+
+def test_last_takes_the_state_of_the_end_token():
+    model, found = decoder(), texts(9)
+    vectors = PoolingEmbedder(model, tokenizer(), "last").encode(found)
+    for vector, text in zip(vectors, found, strict=True):
+        np.testing.assert_allclose(vector, unit(states(model, ids_of(text, end=1))[-1]), atol=1e-5)
+
+
+@pytest.mark.parametrize(("ends_with", "eos", "end"), [(END, END, 1), (STOP, END, 2), (STOP, None, 2)])
+def test_a_tokenizer_that_ends_texts_itself_is_left_alone(ends_with, eos, end):
+    model, found = decoder(), texts(4)
+    engine = PoolingEmbedder(model, tokenizer(ends_with=ends_with, eos=eos), "last")
+    for vector, text in zip(engine.encode(found), found, strict=True):
+        np.testing.assert_allclose(vector, unit(states(model, ids_of(text, end=end))[-1]), atol=1e-5)
+
+
+def test_last_needs_an_end_token():
+    with pytest.raises(InputError, match="pooling=last needs an end token"):
+        PoolingEmbedder(decoder(), tokenizer(eos=None), "last")
+
+
+@pytest.mark.parametrize("made", [decoder, encoder])
+def test_mean_averages_the_states_of_the_text_and_not_of_the_padding(made):
+    model, found = made(), texts(9)
+    vectors = PoolingEmbedder(model, tokenizer(), "mean").encode(found)
+    for vector, text in zip(vectors, found, strict=True):
+        np.testing.assert_allclose(vector, unit(states(model, ids_of(text)).mean(axis=0)), atol=1e-5)
+
+
+@pytest.mark.parametrize("pooling", ["last", "mean"])
+@pytest.mark.parametrize("made", [decoder, encoder])
+def test_vectors_do_not_depend_on_batches_or_order(made, pooling):
+    model, found = made(), texts(12)
+    alone = PoolingEmbedder(model, tokenizer(), pooling, token_budget=1).encode(found)
+    for budget in (50, 1000):
+        engine = PoolingEmbedder(model, tokenizer(), pooling, token_budget=budget)
+        np.testing.assert_allclose(engine.encode(found), alone, atol=1e-5)
+        np.testing.assert_allclose(engine.encode(found[::-1])[::-1], alone, atol=1e-5)
+    np.testing.assert_allclose(np.linalg.norm(alone, axis=1), 1, atol=1e-6)
+
+
+@pytest.mark.parametrize("pooling", ["last", "mean"])
+def test_vectors_are_cut_to_their_first_dimensions_and_made_long_one_again(pooling):
+    model, found = decoder(), texts(5)
+    whole = PoolingEmbedder(model, tokenizer(), pooling).encode(found)
+    engine = PoolingEmbedder(model, tokenizer(), pooling, dimensions=12)
+    assert engine.dimensions == 12
+    expected = whole[:, :12] / np.linalg.norm(whole[:, :12], axis=1, keepdims=True)
+    np.testing.assert_allclose(engine.encode(found), expected, atol=1e-6)
+
+
+def test_more_dimensions_than_there_are_cannot_be_had():
+    with pytest.raises(InputError, match="dimensions=33: the model's vectors have 32"):
+        PoolingEmbedder(decoder(), tokenizer(), "mean", dimensions=33)
+
+
+@pytest.mark.parametrize("options", [{}, {"ends_with": STOP}])
+def test_a_long_text_is_cut_and_keeps_its_end_token(options):
+    model, text = decoder(), " ".join(WORDS[:50])
+    engine = PoolingEmbedder(model, tokenizer(**options), "last", max_tokens=10)
+    expected = states(model, [*ids_of(text)[:9], 2 if options else 1])[-1]
+    np.testing.assert_allclose(engine.encode([text])[0], unit(expected), atol=1e-5)
+    assert engine.token_counts([text, "w1"]).tolist() == [51, 2]
+
+
+def test_no_more_is_read_than_the_model_can():
+    engine = PoolingEmbedder(encoder(), tokenizer(), "mean", max_tokens=1000)
+    assert engine.max_tokens == 128
+    assert engine.encode([" ".join(WORDS)]).shape == (1, 32)
+
+
+def test_a_text_without_tokens_is_refused():
+    with pytest.raises(InputError, match="text 1 has no tokens"):
+        PoolingEmbedder(decoder(), tokenizer(), "mean").encode(["w1", " ", "w2"])
+
+
+def test_no_texts_are_no_vectors():
+    assert PoolingEmbedder(decoder(), tokenizer(), "mean").encode([]).shape == (0, 32)
+    assert HashEmbedder(8).encode([]).shape == (0, 8)
+    assert len(as_stored(np.empty((0, 8), np.float32))) == 0
+
+
+@pytest.mark.parametrize("pooling", ["last", "mean"])
+def test_a_model_from_a_folder_embeds_as_before(tmp_path, pooling):
+    model, words = decoder(), tokenizer()
+    model.save_pretrained(tmp_path)
+    words.save_pretrained(tmp_path)
+    engine = embedder("transformers", find_model(str(tmp_path)), pooling=pooling, dimensions=16, device="cpu")
+    assert np.array_equal(engine.encode(texts(7)), PoolingEmbedder(model, words, pooling, 16).encode(texts(7)))
+
+
+def test_a_model_with_an_output_layer_embeds_without_it(tmp_path):
+    model, words = llama(), tokenizer()
+    model.save_pretrained(tmp_path)
+    words.save_pretrained(tmp_path)
+    engine = embedder("transformers", find_model(str(tmp_path)), pooling="last", device="cpu")
+    assert np.array_equal(engine.encode(texts(3)), PoolingEmbedder(model.model, words, "last").encode(texts(3)))
+
+
+def test_a_folder_without_a_tokenizer_is_an_error_that_helps(tmp_path):
+    decoder().save_pretrained(tmp_path)
+    with pytest.raises(InputError, match=r"the tokenizer of .* cannot be loaded"):
+        embedder("transformers", find_model(str(tmp_path)), pooling="mean", device="cpu")
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [(("transformers", None), "needs a model"), (("transformers", "here"), "needs pooling=last or pooling=mean")],
+)
+def test_an_engine_says_what_it_needs(tmp_path, arguments, message):
+    engine, model = arguments
+    (tmp_path / "config.json").write_text("{}")
+    with pytest.raises(InputError, match=message):
+        embedder(engine, find_model(str(tmp_path)) if model else None)
+
+
+def test_sentence_transformers_pools_as_the_model_says(tmp_path):
+    package = pytest.importorskip("sentence_transformers")
+    modules = pytest.importorskip("sentence_transformers.sentence_transformer.modules")
+    model, words = encoder(), tokenizer()
+    words.pad_token = "<unk>"
+    model.save_pretrained(tmp_path / "plain")
+    words.save_pretrained(tmp_path / "plain")
+    parts = [modules.Transformer(str(tmp_path / "plain")), modules.Pooling(32, "mean")]
+    package.SentenceTransformer(modules=parts, device="cpu").save(str(tmp_path / "whole"))
+    files = find_model(str(tmp_path / "whole"))
+    engine = embedder("sentence-transformers", files, dimensions=12, max_tokens=20, device="cpu")
+    expected = PoolingEmbedder(model, words, "mean", 12, 20).encode(texts(7))
+    np.testing.assert_allclose(engine.encode(texts(7)), expected, atol=1e-5)
+    assert engine.token_counts(["w1 w2"]).tolist() == [2]
+    assert engine.encode([]).shape == (0, 12)
+    before = files.digest(EMBEDDING_FILES)
+    settings = tmp_path / "whole" / "1_Pooling" / "config.json"
+    settings.write_text(settings.read_text().replace("mean", "max"))
+    assert files.digest(EMBEDDING_FILES) != before
+    shutil.rmtree(tmp_path / "whole")
+
+
+def test_what_is_stored_comes_back_but_for_the_rounding():
+    vectors = unit_vectors(np.random.default_rng(0).normal(size=(200, 64)), 64)
+    stored = as_stored(vectors)
+    assert stored.type == pa.list_(pa.float16(), 64)
+    assert stored.null_count == 0
+    assert np.array_equal(np.stack(stored.to_numpy(zero_copy_only=False)), vectors.astype(np.float16))
+    back = as_vectors(pa.chunked_array([stored.slice(0, 50), stored.slice(50)]))
+    assert back.dtype == np.float32
+    np.testing.assert_allclose(back, vectors, atol=1e-3)
+    np.testing.assert_allclose(np.linalg.norm(back, axis=1), 1, atol=1e-6)
+    np.testing.assert_allclose(back @ back.T, vectors @ vectors.T, atol=5e-4)
+
+
+def test_rows_without_a_vector_cannot_be_read():
+    stored = pa.chunked_array([pa.array([[1.0, 0.0], None], pa.list_(pa.float16(), 2))])
+    with pytest.raises(InputError, match="1 rows have no embedding"):
+        as_vectors(stored)
+
+
+@pytest.mark.parametrize("value", [math.nan, math.inf, -math.inf])
+def test_a_number_that_is_none_is_found_and_its_row_named(value):
+    vectors = unit_vectors(np.random.default_rng(0).normal(size=(30, 8)), 8)
+    vectors[17, 3] = value
+    with pytest.raises(NonFiniteError, match=rf"part-00000\.parquet: row 117: the embedding is {value}"):
+        as_stored(vectors, lambda row: f"part-00000.parquet: row {row + 100}")
+
+
+def test_a_number_too_large_for_half_precision_is_not_stored_as_infinity():
+    vectors = np.full((2, 4), 0.5, np.float32)
+    vectors[1] *= 200_000
+    with pytest.raises(NonFiniteError, match="row 1: the embedding has the length 200000 and must have 1"):
+        as_stored(vectors)
+
+
+@pytest.mark.parametrize(
+    ("length", "stored"), [(1.0009, True), (1.0011, False), (0.9991, True), (0.998, False), (0, False)]
+)
+def test_only_vectors_of_length_one_are_stored(length, stored):
+    vectors = np.array([[1, 0], [0.6 * length, 0.8 * length]], np.float32)
+    if stored:
+        assert len(as_stored(vectors)) == 2
+    else:
+        with pytest.raises(NonFiniteError, match="row 1"):
+            as_stored(vectors)
+
+
+def test_weights_that_are_no_numbers_stop_the_run_and_name_the_row():
+    model = decoder()
+    with torch.no_grad():
+        model.embed_tokens.weight[3 + 17] = math.nan
+    assert model.embed_tokens.weight.shape[0] == VOCABULARY
+    vectors = PoolingEmbedder(model, tokenizer(), "last").encode([f"w{number}" for number in range(30)])
+    with pytest.raises(NonFiniteError, match="row 17: the embedding is nan"):
+        as_stored(vectors)
+
+
+def test_a_vector_of_zeros_has_no_direction():
+    with pytest.raises(NonFiniteError, match="row 1: the embedding is nan"):
+        as_stored(unit_vectors(np.array([[1.0, 0], [0, 0]]), 2))

@@ -1,0 +1,210 @@
+"""Models on disk: what names them, what is refused, and that what is loaded is what was saved."""
+
+import json
+import os
+import shutil
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+
+from tasks.errors import InputError
+from tasks.score import weights
+from tasks.score.causal import CausalScorer, load_scorer
+from tasks.score.engines import embedder, scorer
+from tasks.score.weights import TEXT, WEIGHTS, find_model
+from tests.score.tiny_models import completions, corpus, gpt_oss, llama
+
+
+@pytest.fixture(scope="module")
+def saved(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("models") / "saved"
+    llama().save_pretrained(folder)
+    return folder
+
+
+@pytest.fixture
+def folder(saved, tmp_path):
+    return Path(shutil.copytree(saved, tmp_path / "model"))
+
+
+def digest(folder, patterns=WEIGHTS):
+    return find_model(str(folder)).digest(patterns)
+
+
+def flip(path, place=-1):
+    content = bytearray(path.read_bytes())
+    content[place] ^= 1
+    path.write_bytes(content)
+
+
+def tied():
+    return llama(tie_word_embeddings=True)
+
+
+@pytest.mark.parametrize("model", [llama, tied, gpt_oss])
+def test_a_model_that_was_saved_scores_as_before(tmp_path, model):
+    model().save_pretrained(tmp_path)
+    found = scorer("transformers", find_model(str(tmp_path)), device="cpu")
+    assert found.score(completions(*corpus())) == CausalScorer(model()).score(completions(*corpus()))
+
+
+def test_precision_is_chosen(saved):
+    coarse = load_scorer(find_model(str(saved)), device="cpu", precision="bfloat16").score(completions(*corpus()))
+    fine = load_scorer(find_model(str(saved)), device="cpu").score(completions(*corpus()))
+    assert coarse["nll_mean"] != fine["nll_mean"]
+    np.testing.assert_allclose(coarse["nll_mean"].to_numpy(), fine["nll_mean"].to_numpy(), rtol=1e-2)
+
+
+def test_a_copy_elsewhere_is_the_same_model(saved, folder):
+    assert digest(saved) == digest(folder)
+    assert digest(saved).startswith("xxh3_128:")
+
+
+@pytest.mark.parametrize("name", ["model.safetensors", "config.json"])
+def test_every_byte_of_weights_and_configuration_counts(folder, name):
+    before = digest(folder)
+    flip(folder / name)
+    assert digest(folder) != before
+
+
+def test_the_names_of_files_count(folder):
+    before = digest(folder)
+    (folder / "model.safetensors").rename(folder / "other.safetensors")
+    assert digest(folder) != before
+
+
+def test_what_is_not_loaded_does_not_count(folder):
+    before = digest(folder), digest(folder, (*WEIGHTS, *TEXT))
+    (folder / "README.md").write_text("A model.")
+    (folder / "original").mkdir()
+    shutil.copy(folder / "model.safetensors", folder / "original")
+    assert (digest(folder), digest(folder, (*WEIGHTS, *TEXT))) == before
+
+
+def test_the_tokenizer_counts_where_text_is_read(folder):
+    before = digest(folder), digest(folder, (*WEIGHTS, *TEXT))
+    (folder / "tokenizer.json").write_text("{}")
+    assert digest(folder) == before[0]
+    assert digest(folder, (*WEIGHTS, *TEXT)) != before[1]
+
+
+def test_hashes_are_remembered_until_a_file_changes(folder, monkeypatch):
+    read = []
+    hashed = weights._hashed  # noqa: SLF001 - to count what is read
+    monkeypatch.setattr(weights, "_hashed", lambda path: read.append(path.name) or hashed(path))
+    for path in folder.iterdir():
+        os.utime(path, (1e9, 1e9))
+    first = digest(folder)
+    assert sorted(read) == ["config.json", "model.safetensors"]
+    assert digest(folder) == first
+    assert len(read) == 2
+    flip(folder / "model.safetensors")
+    os.utime(folder / "model.safetensors", (1e9 + 5, 1e9 + 5))
+    assert digest(folder) != first
+    assert read[2:] == ["model.safetensors"]
+
+
+def test_the_hash_of_a_file_that_has_just_changed_is_not_trusted(folder):
+    for path in folder.iterdir():
+        path.touch()
+    before, status = digest(folder), (folder / "config.json").stat()
+    flip(folder / "config.json")
+    os.utime(folder / "config.json", ns=(status.st_atime_ns, status.st_mtime_ns))
+    assert digest(folder) != before
+
+
+def test_pickled_weights_are_refused(folder):
+    torch.save(load_file(folder / "model.safetensors"), folder / "pytorch_model.bin")
+    (folder / "model.safetensors").unlink()
+    with pytest.raises(InputError, match="other weights are pickles"):
+        digest(folder)
+    with pytest.raises(InputError, match="cannot be loaded"):
+        load_scorer(find_model(str(folder)), device="cpu")
+
+
+def test_a_checkpoint_that_lacks_weights_is_refused(folder):
+    tensors = load_file(folder / "model.safetensors")
+    del tensors["model.layers.1.mlp.up_proj.weight"]
+    save_file(tensors, folder / "model.safetensors", {"format": "pt"})
+    with pytest.raises(
+        InputError, match=r"lacks 1 of the weights of a LlamaForCausalLM, model\.layers\.1\.mlp\.up_proj"
+    ):
+        load_scorer(find_model(str(folder)), device="cpu")
+
+
+@pytest.mark.parametrize("name", ["model.safetensors", "config.json"])
+def test_a_file_that_was_cut_short_is_refused(folder, name):
+    content = (folder / name).read_bytes()
+    (folder / name).write_bytes(content[: len(content) // 2])
+    with pytest.raises(InputError, match="cannot be loaded"):
+        load_scorer(find_model(str(folder)), device="cpu")
+
+
+def test_code_of_a_repository_is_not_run(folder):
+    config = json.loads((folder / "config.json").read_text())
+    mine = {"AutoConfig": "mine.Config", "AutoModelForCausalLM": "mine.Model"}
+    (folder / "config.json").write_text(json.dumps({**config, "model_type": "mine", "auto_map": mine}))
+    (folder / "mine.py").write_text(f"open({str(folder / 'ran')!r}, 'w')")
+    with pytest.raises(InputError, match="cannot be loaded"):
+        load_scorer(find_model(str(folder)), device="cpu")
+    assert not (folder / "ran").exists()
+
+
+@pytest.mark.parametrize(
+    ("name", "message"),
+    [
+        ("./nowhere/at/all", "there is no folder './nowhere/at/all'; check the path"),
+        ("nowhere", "there is no folder 'nowhere'; check the path, or give a hub id"),
+        ("{empty}", "holds no config.json"),
+    ],
+)
+def test_a_model_that_is_not_there_is_an_error_that_helps(tmp_path, name, message):
+    with pytest.raises(InputError, match=message):
+        find_model(name.format(empty=tmp_path))
+
+
+def test_a_model_of_the_hub_is_pinned_by_its_commit(monkeypatch, saved, tmp_path):
+    repository, commit = tmp_path / "models--some--model", "0123456789abcdef0123456789abcdef01234567"
+    shutil.copytree(saved, repository / "snapshots" / commit)
+    (repository / "refs").mkdir()
+    (repository / "refs" / "v1").write_text(commit)
+    monkeypatch.setattr("huggingface_hub.constants.HF_HUB_CACHE", str(tmp_path))
+    monkeypatch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", True)
+    found = find_model("some/model", "v1")
+    assert (found.name, found.revision) == ("some/model", commit)
+    assert found.digest() == digest(saved)
+
+
+def test_a_model_of_the_hub_that_cannot_be_fetched_is_an_error_that_helps(monkeypatch):
+    monkeypatch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", True)
+    with pytest.raises(InputError, match=r"'some/model' \(revision v1\) cannot be fetched from the hub.*HF_TOKEN"):
+        find_model("some/model", "v1")
+
+
+@pytest.mark.parametrize("package", ["torch", "transformers"])
+def test_without_torch_the_error_says_how_to_install_it(monkeypatch, saved, package):
+    monkeypatch.setitem(sys.modules, package, None)
+    remedy = rf"{package} cannot be imported .*; install it with: pip install 'tokenmill\[score\]'"
+    with pytest.raises(InputError, match=remedy):
+        scorer("transformers", find_model(str(saved)))
+    with pytest.raises(InputError, match=remedy):
+        embedder("transformers", find_model(str(saved)), pooling="mean")
+
+
+@pytest.mark.parametrize(
+    ("engine", "package"), [("sentence-transformers", "sentence_transformers"), ("sglang", "sglang")]
+)
+def test_without_the_package_of_an_engine_the_error_says_how_to_install_it(monkeypatch, saved, engine, package):
+    monkeypatch.setitem(sys.modules, package, None)
+    with pytest.raises(InputError, match=f"{package} cannot be imported .*; install it with: pip install"):
+        embedder(engine, find_model(str(saved)))
+
+
+def test_vllm_is_asked_for_by_name(monkeypatch, saved):
+    monkeypatch.setitem(sys.modules, "vllm", None)
+    with pytest.raises(InputError, match=r"vllm cannot be imported .* environment of its own"):
+        scorer("vllm", find_model(str(saved)))
