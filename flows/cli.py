@@ -8,17 +8,23 @@ Prefect and Dask are imported only by the commands that run a flow; `plan`, `ver
 import os
 import sys
 from collections.abc import Callable
-from typing import Annotated, Any, cast
+from functools import partial
+from typing import TYPE_CHECKING, Annotated, Any, cast
 
 import orjson
 from cyclopts import App, CycloptsError, Parameter
 from rich.console import Console
 
-from flows.options import CommonOptions, settings_of
+from flows.options import CommonOptions, choices_of, settings_of
 from tasks.blend.load import load_blend
 from tasks.blend.models import Blend
 from tasks.errors import InputError, RunError
 from tasks.shards.settings import PreparationSettings
+from tasks.storage import join
+
+if TYPE_CHECKING:
+    from tasks.score.settings import EmbedSettings, NllSettings
+    from tasks.score.sources import What
 
 DONE, FAILED, WRONG_CALL, INTERRUPTED = 0, 1, 2, 130
 
@@ -104,10 +110,10 @@ def sft(
         planned = plan_sft(loaded, settings, output_dir)
         print_plan(planned, terminal)
         return plan_record(planned)
-    from tasks.chat.load import load_template
+    from tasks.pack.formats import find_template
     from tasks.tokenize.load import find_vocabulary
 
-    load_template(settings.chat_template, find_vocabulary(settings.tokenizer), settings.template_variables)
+    find_template(settings, find_vocabulary(settings.tokenizer))
     _be_quiet()
     from flows.sft import sft_data_prep
 
@@ -150,15 +156,17 @@ def harmony(
     dry_run: Annotated[bool, Parameter(negative="", help="Only plan.")] = False,
     options: CommonOptions | None = None,
 ) -> dict[str, Any]:
-    """Bring chat data of many shapes into one strict format: Parquet of Harmony text, with metadata and quality."""
+    """Bring chat data into one strict format: Parquet of Harmony text, without duplicates, in pools, ready to be scored."""
     from tasks.harmony.planning import plan_harmony, require_choices
-    from tasks.harmony.settings import HarmonySettings
     from tasks.report.plan import plan_record, print_plan
+    from tasks.select.planning import require_selectable
+    from tasks.select.settings import NormalizationSettings
     from tasks.shards.usable import require_usable
 
-    settings = settings_of(HarmonySettings, options or CommonOptions(), overrides)
+    settings = settings_of(NormalizationSettings, options or CommonOptions(), overrides)
     loaded = load_blend(blend)
     require_usable(loaded, settings.store, output_dir)
+    require_selectable(settings.selection)
     if dry_run:
         planned = plan_harmony(loaded, settings, output_dir)
         print_plan(planned, terminal)
@@ -168,6 +176,93 @@ def harmony(
     from flows.harmony import harmony_normalize
 
     return _run_preparation(harmony_normalize, loaded, output_dir, settings)
+
+
+@app.command
+def dedup(
+    blend: BlendPath,
+    *overrides: Overrides,
+    output_dir: OutputDir,
+    dry_run: Annotated[bool, Parameter(negative="", help="Only plan.")] = False,
+    options: CommonOptions | None = None,
+) -> dict[str, Any]:
+    """Take out of a blend of text what it says twice, and what evaluations ask; rows stay as they stand."""
+    from tasks.dedup.evaluations import find_evaluations
+    from tasks.dedup.planning import plan_dedup
+    from tasks.dedup.settings import DedupSettings
+    from tasks.report.plan import plan_record, print_plan
+    from tasks.shards.usable import require_usable
+
+    settings = settings_of(DedupSettings, options or CommonOptions(), overrides)
+    loaded = load_blend(blend)
+    require_usable(loaded, settings.store, output_dir)
+    if dry_run:
+        planned = plan_dedup(loaded, settings, output_dir)
+        print_plan(planned, terminal)
+        return plan_record(planned)
+    find_evaluations(settings.evaluations)
+    _be_quiet()
+    from flows.dedup import deduplicate_blend
+
+    return _run_preparation(deduplicate_blend, loaded, output_dir, settings)
+
+
+score = App(name="score", help="Score rows with models: completions by their NLL, texts by embeddings.")
+app.command(score)
+
+Scored = Annotated[str, Parameter(help="Folder of a normalization, a blend, or a file, folder or glob of rows.")]
+
+
+@score.command
+def nll(
+    source: Scored,
+    *overrides: Overrides,
+    output_dir: OutputDir,
+    dry_run: Annotated[bool, Parameter(negative="", help="Only plan.")] = False,
+    options: CommonOptions | None = None,
+) -> dict[str, Any]:
+    """How surprised a causal language model is by what the assistant says: NLL and perplexity, row by row."""
+    from tasks.score.settings import NllSettings
+    from tasks.score.sources import scored_blend
+
+    settings = settings_of(NllSettings, options or CommonOptions(), overrides)
+    return _score("nll", scored_blend(source, "nll"), settings, output_dir, dry_run=dry_run)
+
+
+@score.command
+def embed(
+    source: Scored,
+    *overrides: Overrides,
+    output_dir: OutputDir,
+    dry_run: Annotated[bool, Parameter(negative="", help="Only plan.")] = False,
+    options: CommonOptions | None = None,
+) -> dict[str, Any]:
+    """A vector for every candidate, by which texts that are alike are found."""
+    from tasks.score.settings import EmbedSettings
+    from tasks.score.sources import scored_blend
+
+    settings = settings_of(EmbedSettings, options or CommonOptions(), overrides)
+    return _score("embed", scored_blend(source, "embed"), settings, output_dir, dry_run=dry_run)
+
+
+def _score(
+    what: "What", blend: Blend, settings: "NllSettings | EmbedSettings", output_dir: str, *, dry_run: bool
+) -> dict[str, Any]:
+    """Plan, or run the flow, of either score."""
+    from tasks.report.plan import plan_record, print_plan
+    from tasks.score.planning import plan_scores, require_model
+    from tasks.shards.usable import require_usable
+
+    require_usable(blend, settings.store, output_dir)
+    if dry_run:
+        planned = plan_scores(blend, settings, output_dir)
+        print_plan(planned, terminal)
+        return plan_record(planned)
+    require_model(settings)
+    _be_quiet()
+    from flows.score import score_candidates
+
+    return _run_preparation(partial(score_candidates, what=what), blend, output_dir, settings)
 
 
 def _be_quiet() -> None:
@@ -227,6 +322,75 @@ def view(
     elif sys.stdout.isatty():
         print_view(found, Console())
     return view_record(found)
+
+
+@app.command
+def choose(
+    embeddings: Annotated[str, Parameter(help="Output folder of `tokenmill score embed`.")],
+    *overrides: Annotated[str, Parameter(help="Settings as key=value, for example rows=10000.")],
+    output_dir: OutputDir,
+    plot: Annotated[bool, Parameter(help="Draw the choice as well, which needs matplotlib.")] = True,
+) -> dict[str, Any]:
+    """Choose rows that are spread over what there is, no two of them nearly the same, and say why these."""
+    from tasks.score.choice import ChoiceSettings, choice_record, choose_rows
+
+    settings = choices_of(ChoiceSettings, overrides)
+    draw = None
+    if plot:
+        from tasks.report.plots import choice_map as draw
+    manifest = choose_rows(embeddings, output_dir, settings, draw)
+    record = choice_record(manifest)
+    totals = manifest["totals"]
+    terminal.print(
+        f"{totals['documents']:,} of {totals['rows']:,} rows chosen; why: {record['choice']['path']}/report.md"
+    )
+    for reason, count in totals["dropped"].items():
+        terminal.print(f"  left out {count:,} rows: {reason}")
+    return record
+
+
+@app.command
+def report(
+    output_dir: Annotated[str, Parameter(help="Output folder of scores, or of a Harmony normalization.")],
+    *,
+    scores: Annotated[list[str] | None, Parameter(help="Another such folder, drawn together with it.")] = None,
+    html: Annotated[str | None, Parameter(help="Where the page goes; report.html in the folder by default.")] = None,
+) -> dict[str, Any]:
+    """Draw scores on a static page: NLL, NLL against correctness, and a map of embeddings by pool."""
+    from tasks.report.score_page import PAGE, publish_page, report_page
+
+    places = [output_dir, *(scores or [])]
+    plots = report_page(places)
+    written = publish_page(places, plots, html or join(output_dir, PAGE))
+    terminal.print(f"written to {written.path}", markup=False)
+    return {
+        "report": {"path": output_dir, "type": "report", "page": written.path, "plots": [plot.title for plot in plots]}
+    }
+
+
+@app.command
+def push(
+    output_dir: Annotated[str, Parameter(help="Output folder of a preparation.")],
+    repository: Annotated[str, Parameter(help="Data set repository of the hub, as ORG/NAME; made when it is missing.")],
+    *,
+    public: Annotated[
+        bool, Parameter(negative="", help="Everyone may read it; without, a public one is refused.")
+    ] = False,
+    dry_run: Annotated[bool, Parameter(negative="", help="Only list what would be pushed.")] = False,
+) -> dict[str, Any]:
+    """Push a preparation to the Hugging Face hub, private unless asked otherwise; HF_TOKEN has to allow it."""
+    from tasks.report.parcel import parcel_of
+    from tasks.report.push import print_plan, print_pushed, push_record, stale_names, target_of
+    from tasks.report.push import push as push_parcel
+
+    parcel = parcel_of(output_dir)
+    target = target_of(repository, public=public)
+    if dry_run:
+        print_plan(parcel, target, stale_names(parcel, target), terminal)
+        return push_record(parcel, target, None)
+    commit = push_parcel(parcel, target)
+    print_pushed(parcel, target, commit, terminal)
+    return push_record(parcel, target, commit)
 
 
 @app.command

@@ -13,7 +13,7 @@ from cyclopts import Parameter
 
 from tasks.errors import InputError
 from tasks.shards.settings import PreparationSettings, Scale
-from tasks.strict import parse
+from tasks.strict import Strict, parse
 
 
 @Parameter(name="*")
@@ -33,6 +33,7 @@ JINJA = ("{{", "{%", "{#")
 """How a chat template may begin, which is text."""
 
 Settings = TypeVar("Settings", bound=PreparationSettings)
+Choices = TypeVar("Choices", bound=Strict)
 
 
 def settings_of(kind: type[Settings], options: CommonOptions, overrides: Sequence[str]) -> Settings:
@@ -43,9 +44,17 @@ def settings_of(kind: type[Settings], options: CommonOptions, overrides: Sequenc
     }  # fmt: skip
     written = _read_yaml(options.config) if options.config else {}
     merged = _merge(written, {name: value for name, value in given.items() if value is not None})
+    return choices_of(kind, overrides, merged, str(options.config or "settings"))
+
+
+def choices_of(
+    kind: type[Choices], overrides: Sequence[str], under: Mapping[str, Any] | None = None, where: str = "settings"
+) -> Choices:
+    """Choices of any kind: overrides, over what was written `under` them. Raises InputError as `settings_of` does."""
+    merged = dict(under or {})
     for override in overrides:
         merged = _merge(merged, _override(override))
-    return parse(kind, merged, str(options.config or "settings"))
+    return parse(kind, merged, where)
 
 
 def _read_yaml(path: Path) -> dict[str, Any]:

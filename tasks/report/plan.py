@@ -8,7 +8,7 @@ from rich.console import Console
 from rich.table import Table
 
 from tasks.blend.models import Blend
-from tasks.shards.manifest import identities, read_manifest
+from tasks.shards.manifest import identities, published_manifest
 from tasks.shards.plan import Plan, PlannedShard, reasons
 from tasks.tokenize.gate import Verdict
 
@@ -49,7 +49,7 @@ class Planned(Protocol):
 
 def pending_reasons(planned: Planned) -> Counter[str]:
     """Why shards have to be built, counted, compared with the last published manifest."""
-    return reasons(planned.plan, identities(read_manifest(planned.output_dir)))
+    return reasons(planned.plan, identities(published_manifest(planned.output_dir)))
 
 
 def plan_record(planned: Planned) -> dict[str, Any]:

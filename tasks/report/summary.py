@@ -7,8 +7,13 @@ from rich.console import Console
 from rich.table import Table
 
 from tasks.report.packing import packing_lines
+from tasks.report.scores import score_lines
+from tasks.report.selection import selection_lines
 
 HINTS = {
+    "dedup": "use:   tokenmill pretrain {0}/blend.json --output-dir DIR",
+    "embeddings": "use:   tokenmill choose {0} --output-dir DIR",
+    "nll": "use:   tokenmill harmony BLEND --output-dir DIR selection.scores=[{0}]",
     "pretrain": "train: point Megatron's per-split blend at {0}/blend.json",
     "harmony": "load:  datasets.load_dataset('parquet', data_dir='{0}/data')",
     "rl": "train: data.train.data_path={manifest[train]}\n       data.validation.data_path={manifest[val]}",
@@ -86,6 +91,7 @@ def markdown(manifest: Mapping[str, Any], output_dir: str) -> str:
         *(f"| {name} | {part['documents']:,} | {part['tokens']:,} |" for name, part in totals["splits"].items()),
         "",
         *packing_lines(manifest),
+        *(f"* {line}" for line in [*selection_lines(manifest), *score_lines(manifest)]),
         "",
         "| dropped because | rows |",
         "|---|---:|",
@@ -110,6 +116,7 @@ def warnings(manifest: Mapping[str, Any]) -> list[str]:
     ]
     found += manifest.get("template", {}).get("warnings", [])
     found += manifest.get("sampling", {}).get("warnings", [])
+    found += manifest.get("duplicates", {}).get("warnings", [])
     if manifest["missing"]:
         found.append(f"partial: {len(manifest['missing'])} planned shards are missing from this output")
     return found
@@ -125,7 +132,7 @@ def print_summary(manifest: Mapping[str, Any], output_dir: str, console: Console
     totals, shards = manifest["totals"], manifest["volatile"]["shards"]
     for split, part in totals["splits"].items():
         console.print(f"  {split:<6} {part['documents']:>12,} documents  {part['tokens']:>15,} tokens")
-    for line in packing_lines(manifest):
+    for line in [*packing_lines(manifest), *selection_lines(manifest), *score_lines(manifest)]:
         console.print(f"  {line}")
     for reason, count in sorted(totals["dropped"].items()):
         console.print(f"  dropped {count:,} rows: {reason}")

@@ -22,10 +22,18 @@ def inspector_of(output_dir: str) -> Inspect:
         from tasks.rl.inspect import inspect_rl_shard
 
         return inspect_rl_shard
-    if kind == "harmony":
-        from tasks.harmony.inspect import inspect_harmony_shard
+    if kind == "dedup":
+        from tasks.dedup.inspect import inspect_dedup_shard
 
-        return inspect_harmony_shard
+        return inspect_dedup_shard
+    if kind == "harmony":
+        from tasks.select.inspect import inspect_normalization_shard
+
+        return inspect_normalization_shard
+    if kind in {"nll", "embeddings"}:
+        from tasks.score.inspect import inspect_score_shard
+
+        return inspect_score_shard
     from tasks.tokenize.inspect import inspect_pretrain_shard
 
     return inspect_pretrain_shard

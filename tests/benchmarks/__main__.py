@@ -12,6 +12,7 @@ from rich.console import Console
 from rich.markup import escape
 
 from tests.benchmarks import (
+    dedup_speed,
     harmony_speed,
     long_conversations,
     memory,
@@ -40,6 +41,7 @@ BENCHMARKS: dict[str, ModuleType] = {
     "long_conversations": long_conversations,
     "rl_speed": rl_speed,
     "harmony_speed": harmony_speed,
+    "dedup_speed": dedup_speed,
 }
 
 
