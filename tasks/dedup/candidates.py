@@ -16,6 +16,7 @@ from collections.abc import Iterable, Iterator
 import numpy as np
 import pyarrow as pa
 
+from tasks.dedup.distinct import distinct
 from tasks.dedup.partitions import NONE, SliceFile, partitioned, read_numbered, read_partition
 from tasks.dedup.shingles import combined
 from tasks.shards.publish import Output
@@ -83,7 +84,7 @@ def _buckets(bands: pa.Table) -> tuple[np.ndarray, np.ndarray]:
     """The documents of all buckets of two or more, bucket by bucket, best first, and the place of each in its bucket."""
     key = bands["key"].to_numpy()
     ascending = np.sort(key)
-    shared = np.unique(ascending[1:][ascending[1:] == ascending[:-1]])
+    shared = distinct(ascending[1:][ascending[1:] == ascending[:-1]])
     if not shared.size:
         return np.empty(0, np.int64), np.empty(0, np.int64)
     nearest = np.minimum(np.searchsorted(shared, key), len(shared) - 1)

@@ -11,6 +11,7 @@ from dataclasses import dataclass
 import numpy as np
 import pyarrow as pa
 
+from tasks.dedup.distinct import distinct
 from tasks.dedup.shingles import Shingles
 
 SHIFT = np.uint64(32)
@@ -37,7 +38,7 @@ def sets_of(shingles: Shingles) -> Sets:
     """The sets of some documents. Raises ValueError when they hold more than 2**31 different shingles."""
     codes = pa.array(shingles.hashes).dictionary_encode().indices.to_numpy()
     owners = np.repeat(np.arange(len(shingles.counts), dtype=np.uint64), shingles.counts)
-    both = np.unique(owners << SHIFT | codes.astype(np.uint64))
+    both = distinct(owners << SHIFT | codes.astype(np.uint64))
     sizes = np.bincount((both >> SHIFT).astype(np.int64), minlength=len(shingles.counts))
     return Sets(both & np.uint64(0xFFFFFFFF), np.concatenate([np.zeros(1, np.int64), np.cumsum(sizes)]))
 

@@ -26,6 +26,7 @@ import numpy as np
 import pyarrow as pa
 
 from tasks.dedup.candidates import band_table, read_candidates
+from tasks.dedup.distinct import distinct
 from tasks.dedup.documents import Documents
 from tasks.dedup.edges import edge_table
 from tasks.dedup.jaccard import sets_of, similarities
@@ -69,7 +70,7 @@ def verify(
     documents in question, 8 bytes each.
     """
     pairs = read_candidates(candidates, partition, partitions)
-    numbers = np.unique(pairs)
+    numbers = distinct(pairs)
     found = np.searchsorted(numbers, pairs)
     sets = sets_of(_shingles_of(shingled, numbers))
     sizes = sets.sizes[found]

@@ -24,6 +24,7 @@ import numpy as np
 import orjson
 from xxhash import xxh3_128_hexdigest
 
+from tasks.dedup.distinct import distinct
 from tasks.dedup.partitions import ROWS_PER_SLICE, SliceFile
 from tasks.dedup.settings import RoundRecipe, Step
 from tasks.shards.identity import shard_identity
@@ -144,4 +145,4 @@ def rounds_of(shard: PlannedShard, store: Store) -> Rounds:
 
 def sorted_union(*arrays: np.ndarray) -> np.ndarray:
     """Numbers of documents out of several arrays, int64, ascending, each once."""
-    return np.unique(np.concatenate([np.empty(0, np.int64), *arrays]))
+    return distinct(np.concatenate([np.empty(0, np.int64), *arrays]))

@@ -147,7 +147,10 @@ def _first_bad_row(name: str, finished: Sequence[Finished], store: Store) -> str
     return f"{item.shard.part.file.uri}:{line}: {row['reason']}: {row['detail']}"
 
 
-BENIGN = {"blank_line", "empty_document", "too_short", "filtered", "oversize"}
+BENIGN = {
+    *("blank_line", "empty_document", "too_short", "filtered", "oversize"),
+    *("exact_duplicate", "near_duplicate", "contaminated", "beyond_cap"),
+}
 """Drops that are choices or conventions, not damage."""
 
 
