@@ -159,14 +159,14 @@ def harmony(
     """Bring chat data into one strict format: Parquet of Harmony text, without duplicates, in pools, ready to be scored."""
     from tasks.harmony.planning import plan_harmony, require_choices
     from tasks.report.plan import plan_record, print_plan
-    from tasks.select.planning import require_selectable
+    from tasks.select.planning import require_fitting
     from tasks.select.settings import NormalizationSettings
     from tasks.shards.usable import require_usable
 
     settings = settings_of(NormalizationSettings, options or CommonOptions(), overrides)
     loaded = load_blend(blend)
     require_usable(loaded, settings.store, output_dir)
-    require_selectable(settings.selection)
+    require_fitting(settings)
     if dry_run:
         planned = plan_harmony(loaded, settings, output_dir)
         print_plan(planned, terminal)

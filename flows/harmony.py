@@ -18,6 +18,7 @@ from tasks.harmony.preparation import normalized_shards
 from tasks.harmony.stage import normalize_shards, plan, publish
 from tasks.harmony.turns import Effort, ParallelCalls, SpecialStrings, Thoughts, Trailing
 from tasks.report.stage import report
+from tasks.select.planning import require_fitting
 from tasks.select.publication import beside, require_variety
 from tasks.select.settings import NormalizationSettings, SelectionChoices
 from tasks.select.stage import select
@@ -68,15 +69,17 @@ def harmony_normalize(
     settings = parse(NormalizationSettings, chosen, "settings")
     started = time.time()
 
+    require_fitting(settings)
     prepared = plan(load_blend(blend), settings, output_dir)
     place = prepared.plan.store
     common = {"store": place.place, "on_bad_row": settings.on_bad_row, "rebuild": settings.force}
     with shard_workers(settings.cluster, settings.workers) as build_shards:
         build_shards(normalize_shards, prepared.plan.pending, common)
-        rows, missing = normalized_shards(prepared)
-        final, edges = without_duplicates(rows, settings.dedup, place, build_shards, rebuild=settings.force)
-        selected = select(final, settings.selection, place, build_shards, rebuild=settings.force)
-    manifest = publish(prepared, final, missing, beside(selected, final, settings.selection, place, edges), started)
+        normalized, missing = normalized_shards(prepared)
+        rows = without_duplicates(normalized, settings.dedup, place, build_shards, rebuild=settings.force)
+        selected = select(rows.final, settings.selection, place, build_shards, rebuild=settings.force)
+    made = beside(selected, rows, settings.selection, place)
+    manifest = publish(prepared, rows.final, missing, made, started)
     record = report(manifest, prepared.output_dir)
     require_variety(manifest, prepared.output_dir)
     return record

@@ -31,11 +31,16 @@ def prepare(blend, output_dir, **settings):
 def finish(planned, build_shards=build_here):
     """Everything after normalization; the manifest."""
     settings, store = planned.settings, planned.plan.store
-    rows, missing = normalized_shards(planned)
-    final, files = without_duplicates(rows, settings.dedup, store, build_shards, rebuild=settings.force)
-    selected = select(final, settings.selection, store, build_shards, rebuild=settings.force)
-    made = beside(selected, final, settings.selection, store, files)
-    return publish_harmony(planned, final, missing, made, time.time())
+    normalized, missing = normalized_shards(planned)
+    rows = without_duplicates(normalized, settings.dedup, store, build_shards, rebuild=settings.force)
+    selected = select(rows.final, settings.selection, store, build_shards, rebuild=settings.force)
+    made = beside(selected, rows, settings.selection, store)
+    return publish_harmony(planned, rows.final, missing, made, time.time())
+
+
+def left_behind(manifest):
+    """How many rows do not stay, by reason; nothing where duplicates were left alone."""
+    return {reason: count for reason, count in manifest["dedup"].get("tally", {}).items() if reason != "kept"}
 
 
 def build(planned, shards):

@@ -21,7 +21,7 @@ from tasks.errors import InputError
 from tasks.shards.planning import require_no
 from tasks.sources.content import ContentIndex
 from tasks.sources.cut import cut
-from tasks.sources.discovery import discover
+from tasks.sources.discovery import discover, name_within
 from tasks.sources.files import Slice, SourceFile
 from tasks.sources.locate import first_row
 from tasks.sources.parquet import require_text
@@ -86,13 +86,9 @@ def _files(name: str, source: DataSource) -> list[EvaluationFile]:
         raise InputError(
             f"evaluations: data set {source.name!r}: {source.path} holds no rows; mend the path or remove it"
         )
-    folder = source.path.rstrip("/") + "/"
-    return [EvaluationFile(f"{name}/{within(part.file.uri, folder)}", source.text_field, part) for part in slices]
-
-
-def within(uri: str, folder: str) -> str:
-    """What a file is called in its folder; its own name where it lies elsewhere."""
-    return uri.removeprefix(folder) if uri.startswith(folder) else uri.rpartition("/")[2]
+    return [
+        EvaluationFile(f"{name}/{name_within(source.path, part.file.uri)}", source.text_field, part) for part in slices
+    ]
 
 
 def fingerprint(files: Sequence[EvaluationFile]) -> str | None:

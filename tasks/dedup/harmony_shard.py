@@ -8,7 +8,7 @@ the other data sets. Rows go from Arrow to Arrow, so that this costs no more tha
 
 import time
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, field
 from socket import gethostname
@@ -40,15 +40,24 @@ DUPLICATES = pa.array(["exact_duplicate", "near_duplicate"])
 """The outcomes of rows that say what another one says."""
 
 
+@dataclass(frozen=True, slots=True)
+class Deduplicated:
+    """Shards after deduplication, in their order; the files that say who went for whom, with their places in the store;
+    and what is told of it: how many documents of each outcome, and what they were held against.
+    """
+
+    final: Sequence[Finished]
+    files: Sequence[tuple[str, Output]] = ()
+    facts: Mapping[str, Any] = field(default_factory=dict[str, Any])
+
+
 def document_slices(normalized: Sequence[Finished], store: Store) -> list[DocumentSlice]:
     """The rows of normalized shards, all of which have some, as documents."""
     slices: list[DocumentSlice] = []
     for item in normalized:
         (rows,) = (output for output in item.receipt.outputs if output.path == FILE)
         file = SourceFile(store.path(item.key, FILE), rows.size, "parquet")
-        slices.append(
-            DocumentSlice("harmony", Slice(file, 0, item.receipt.facts["row_groups"], item.key, size=rows.size))
-        )
+        slices.append(DocumentSlice("harmony", Slice(file, 0, rows.size, item.key, size=rows.size)))
     return slices
 
 

@@ -12,12 +12,12 @@ from typing import Any
 from tasks.blend.models import SPLITS, Blend, DataSource
 from tasks.dedup.decisions import Decisions
 from tasks.dedup.deduplication import DocumentSlice, planned_rounds
-from tasks.dedup.evaluations import within
 from tasks.dedup.rounds import FORMAT_VERSION, KIND
 from tasks.dedup.settings import DedupSettings
 from tasks.shards.plan import Plan
 from tasks.shards.planning import output_place, plan_shards, require_no, store_place
 from tasks.shards.store import Store
+from tasks.sources.discovery import name_within
 from tasks.sources.files import Slice
 from tasks.sources.opening import open_source
 from tasks.sources.parquet import open_parquet, require_any, require_text
@@ -92,4 +92,4 @@ def _documents(source: DataSource, split: str, part: Slice, settings: DedupSetti
         "cap_by": settings.cap_by,
     }
     name = f"{split}/{source.name}" if split in SPLITS else source.name
-    return DocumentSlice("text", part, options, f"{name}/{within(part.file.uri, f'{source.path}/')}@{part.start}")
+    return DocumentSlice("text", part, options, f"{name}/{name_within(source.path, part.file.uri)}@{part.start}")

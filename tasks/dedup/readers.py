@@ -8,20 +8,21 @@ short conversations alike.
 
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
 import orjson
 import pyarrow as pa
+import pyarrow.parquet as pq
 
 from tasks.dedup.settings import NearOn
 from tasks.errors import RunError
 from tasks.harmony.grammar import Fault, parse
+from tasks.shards.store import read_vouched
 from tasks.sources.content import require_unchanged
 from tasks.sources.files import Slice
-from tasks.sources.opening import open_source
-from tasks.sources.parquet import column_batches, open_parquet, require_any
+from tasks.sources.parquet import MAX_BATCH_ROWS
 from tasks.sources.read import read_texts
 from tasks.sources.records import read_records
 from tasks.sources.text_field import field_path
@@ -94,12 +95,14 @@ def _spelt(value: Any, path: list[str]) -> str | None:  # noqa: ANN401 - whateve
 
 def read_harmony(part: Slice, options: Mapping[str, Any], near_on: NearOn) -> Iterator[Signable]:  # noqa: ARG001 - as any reader
     """Documents that are normalized conversations, called by their `row_id`; the more often its question was answered
-    correctly, the better one is. The file is read whole, wherever the slice ends.
+    correctly, the better one is. The file is one of a store and is read whole, wherever the slice ends: a signature of
+    what it was not would outlive its repair.
+
+    Raises RunError when the file is gone or damaged.
     """
-    with open_source(part.file) as stream:
-        part = replace(part, start=0, stop=open_parquet(part.file, stream).metadata.num_row_groups)
+    file = pq.ParquetFile(pa.BufferReader(read_vouched(part.file.uri)))
     fields, first = ["text", "row_id", "prompt_id", "meta_correctness_own"], 0
-    for batch in column_batches(part, fields, require_any):
+    for batch in file.iter_batches(MAX_BATCH_ROWS, columns=fields, use_threads=False):
         texts, names, prompts = (batch[name].cast(pa.large_string()) for name in fields[:3])
         views = [_view(text, near_on) for text in texts.to_pylist()]
         yield Signable(

@@ -18,7 +18,7 @@ from tasks.dedup.apply import apply_decisions
 from tasks.dedup.decisions import Decisions
 from tasks.dedup.deduplication import DocumentSlice, decide
 from tasks.dedup.evaluations import evaluations_from
-from tasks.dedup.harmony_shard import document_slices, mark_shard, plan_marked
+from tasks.dedup.harmony_shard import Deduplicated, document_slices, mark_shard, plan_marked
 from tasks.dedup.planning import DedupPlan, plan_dedup
 from tasks.dedup.preparation import publish_dedup
 from tasks.dedup.rounds import CONCERNS, KIND
@@ -28,7 +28,6 @@ from tasks.shards.books import OnBadRow
 from tasks.shards.manifest import Finished
 from tasks.shards.plan import PlannedShard
 from tasks.shards.publication import collect
-from tasks.shards.publish import Output
 from tasks.shards.stage import BuildShards, build_and_announce, shard_task
 from tasks.shards.store import Store
 
@@ -81,13 +80,13 @@ def publish(prepared: DedupPlan, decisions: Decisions, started: float) -> dict[s
 
 def without_duplicates(
     normalized: Sequence[Finished], choices: DedupChoices, store: Store, build_shards: BuildShards, *, rebuild: bool
-) -> tuple[list[Finished], list[tuple[str, Output]]]:
-    """Normalized Harmony shards as deduplication leaves them, and the files that say who went for whom, with their
-    places in the store. A shard without rows stays as it is, and so do all where duplicates are left alone.
+) -> Deduplicated:
+    """Normalized Harmony shards as deduplication leaves them. A shard without rows stays as it is, and so do all where
+    duplicates are left alone.
     """
     with_rows = [item for item in normalized if item.receipt.documents]
     if choices.mode == "off" or not with_rows:
-        return list(normalized), []
+        return Deduplicated(normalized)
     slices = document_slices(with_rows, store)
     decisions = deduplicate(slices, choices, store.place, build_shards, rebuild=rebuild)
     plan = plan_marked(with_rows, decisions.digests, choices.mode, store, rebuild=rebuild)
@@ -95,7 +94,8 @@ def without_duplicates(
     build_shards(mark_shards, plan.pending, common)
     marked, _ = collect(plan, allow_partial=False)
     of_place = {item.shard.place: item for item in marked}
-    return [of_place.get(item.shard.place, item) for item in normalized], decisions.files
+    final = [of_place.get(item.shard.place, item) for item in normalized]
+    return Deduplicated(final, decisions.files, decisions.facts)
 
 
 @shard_task(name="mark-shards")

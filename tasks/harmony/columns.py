@@ -93,7 +93,8 @@ MORE = pa.schema([
     ("dup_jaccard", NUMBER),
 ])  # fmt: skip
 """The columns after them. `stats_completion_tokens` counts the messages by the assistant, headers and ends included.
-`dup_of` is the `row_id` of the row that stays in this one's stead."""
+`dup_of` is the `row_id` of the row that stayed in this one's stead when duplicates were looked for; should that be
+contaminated or beyond the cap, its own `dedup_outcome` says so."""
 
 SCHEMA = pa.schema([*FIRST, *MORE])
 
@@ -102,12 +103,13 @@ JUDGED = [each.name for each in fields(Quality)]
 
 @dataclass(frozen=True, slots=True)
 class Place:
-    """Where a row stood in its source; `row` counts from 0."""
+    """Where a row stood in its source; `row` counts from 0, `blend_split` is None where a blend has none."""
 
     dataset: str
     split: str
     file: str
     row: int
+    blend_split: str | None = None
 
 
 def row(
@@ -142,7 +144,7 @@ def row(
         "messages_json": _json(messages) if structured else None,
         "source_row": place.row,
         "source_file": place.file,
-        "row_id": sha1(json.dumps([place.dataset, place.file, place.row, TEMPLATE_VERSION])),
+        "row_id": sha1(json.dumps([*_place(place), TEMPLATE_VERSION])),
     }  # fmt: skip
 
 
@@ -154,6 +156,12 @@ def table(rows: Sequence[Mapping[str, Any]]) -> pa.Table:
 def sha1(text: str) -> str:
     """The SHA-1 of a text in UTF-8, 40 hexadecimal digits: a name, not a seal."""
     return hashlib.sha1(text.encode(), usedforsecurity=False).hexdigest()
+
+
+def _place(place: Place) -> list[str | int]:
+    """What tells a row from all others."""
+    within = [place.dataset, place.file, place.row]
+    return within if place.blend_split is None else [place.blend_split, *within]
 
 
 def _prompt_end(text: str, messages: Sequence[ParsedMessage]) -> int:

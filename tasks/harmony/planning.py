@@ -3,7 +3,7 @@
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 
-from tasks.blend.models import Blend, DataSource
+from tasks.blend.models import SPLITS, Blend, DataSource
 from tasks.errors import InputError, nearest
 from tasks.harmony.converters import CONVERTERS, PROOF_TASKS, converter_for
 from tasks.harmony.semantics import CODES
@@ -12,6 +12,7 @@ from tasks.harmony.turns import TEMPLATE_VERSION
 from tasks.shards.plan import Plan
 from tasks.shards.planning import output_place, plan_shards, require_no, store_place
 from tasks.shards.store import Store
+from tasks.sources.discovery import name_within
 from tasks.sources.files import Slice
 from tasks.sources.filters import row_filter
 from tasks.sources.parquet import require_any
@@ -45,8 +46,8 @@ def plan_harmony(blend: Blend, settings: HarmonySettings, output_dir: str | None
     require_choices(blend, settings)
     blend = _with_converters(blend, settings)
 
-    def recipes(source: DataSource, split: str, slices: Sequence[Slice]) -> list[HarmonyRecipe]:  # noqa: ARG001 - of any plan
-        return [_recipe(source, settings, part) for part in slices]
+    def recipes(source: DataSource, split: str, slices: Sequence[Slice]) -> list[HarmonyRecipe]:
+        return [_recipe(source, split, settings, part) for part in slices]
 
     plan = plan_shards(blend, settings, store, FORMAT_VERSION, lambda _: EVERY_FIELD, require_any, recipes)
     return HarmonyPlan(blend, settings, output_dir, plan, {})
@@ -85,10 +86,11 @@ def _converted(source: DataSource, settings: HarmonySettings) -> list[DataSource
     ]
 
 
-def _recipe(source: DataSource, settings: HarmonySettings, part: Slice) -> HarmonyRecipe:
-    file = part.file.uri.rpartition("/")[2]
+def _recipe(source: DataSource, split: str, settings: HarmonySettings, part: Slice) -> HarmonyRecipe:
+    file = name_within(source.path, part.file.uri)
     return HarmonyRecipe(
         dataset=source.name,
+        blend_split=split if split in SPLITS else None,
         split=split_of(source, part),
         file=f"{file}@{part.start}" if part.start else file,
         converter=source.converter or "",

@@ -48,11 +48,13 @@ class HarmonySettings(PreparationSettings, frozen=True):
 class HarmonyRecipe:
     """Every choice that can change a byte of a shard, and nothing else.
 
-    `dataset`, `split` and `file` are columns of its rows; `file` is a name without its folder, and for a later slice
-    ends in the offset that rows are counted from. `policy` is that of the composition.
+    `dataset`, `split` and `file` are columns of its rows; `file` is a path within the data set, and for a later slice
+    ends in the offset that rows are counted from. `blend_split` is None in a flat blend: a file that stands in two splits
+    of a blend gives two rows of each. `policy` is that of the composition.
     """
 
     dataset: str
+    blend_split: str | None
     split: str
     file: str
     converter: str

@@ -78,7 +78,7 @@ class Normalizer:
         if not quality.quality_completion_nonempty:
             return Rejected("empty_completion", "the last message is no answer by the assistant on channel final")
         self._note_tools(found, composed)
-        place = Place(recipe.dataset, recipe.split, recipe.file, number)
+        place = Place(recipe.dataset, recipe.split, recipe.file, number, recipe.blend_split)
         return parsed, row(place, text, parsed, quality, composed.facts, structured=recipe.messages_json)
 
     def _is_checked(self, text: str) -> bool:
@@ -99,7 +99,7 @@ def normalize_shard(shard: PlannedShard, recipe: HarmonyRecipe, store: Store, on
     """
     started, cpu = time.time(), time.process_time()
     normalizer, chosen = Normalizer.of(recipe), RowFilter(recipe.filters)
-    documents = tokens = row_groups = 0
+    documents = tokens = 0
     licences: Counter[str] = Counter()
     fields: dict[str, Any] = {}
     coverage: dict[str, Any] = {}
@@ -116,7 +116,6 @@ def normalize_shard(shard: PlannedShard, recipe: HarmonyRecipe, store: Store, on
                 writer = stack.enter_context(pq.ParquetWriter(file, SCHEMA, compression="zstd"))
             written = table(rows)
             writer.write_table(written)
-            row_groups += 1
             documents += len(rows)
             tokens += sum(each["stats_token_len"] for each in rows)
             licences.update(licences_of(written))
@@ -136,7 +135,6 @@ def normalize_shard(shard: PlannedShard, recipe: HarmonyRecipe, store: Store, on
             "licences": dict(sorted(licences.items())),
             "fields": bounded(fields),
             "coverage": coverage,
-            "row_groups": row_groups,
         },
         volatile={
             "built_at": started, "seconds": time.time() - started, "cpu_seconds": time.process_time() - cpu,

@@ -8,8 +8,9 @@ MOST_POOLS = 8
 
 def selection_lines(manifest: Mapping[str, Any]) -> Iterator[str]:
     """Lines for a summary; none for a preparation that selects nothing."""
-    for outcome, count in sorted(manifest.get("outcomes", {}).items()):
-        yield f"{outcome.replace('_', ' ')}: {count:,} rows"
+    for outcome, count in manifest.get("dedup", {}).get("tally", {}).items():
+        if outcome != "kept":
+            yield f"{outcome.replace('_', ' ')}: {count:,} rows"
     selection = manifest.get("selection", {})
     pools = sorted(selection.get("pools", {}).items(), key=lambda pool: -pool[1]["rows"])
     filled = [f"{name} {pool['rows']:,}" for name, pool in pools if pool["rows"]]

@@ -5,12 +5,13 @@ from dataclasses import asdict
 
 import pyarrow as pa
 
+from tasks.dedup.evaluations import find_evaluations
 from tasks.harmony.columns import SCHEMA
 from tasks.select.expression import parse_predicate
 from tasks.select.pools import BUNDLED, Pools, load_pools
 from tasks.select.score_folders import FoundScores, score_columns, score_folder
 from tasks.select.scores import score_fields
-from tasks.select.settings import SelectionChoices, SelectionRecipe
+from tasks.select.settings import NormalizationSettings, SelectionChoices, SelectionRecipe
 from tasks.shards.manifest import Finished
 from tasks.shards.plan import Plan, PlannedShard
 from tasks.shards.store import Store
@@ -40,6 +41,12 @@ def require_selectable(choices: SelectionChoices) -> None:
     require = parse_predicate(choices.require, "selection.require")
     for predicate in [*pools.base, *(pool.predicate for pool in pools.pools), require]:
         predicate.on(schema)
+
+
+def require_fitting(settings: NormalizationSettings) -> None:
+    """Raises InputError for what the stages after normalization would refuse: it is known before anything is built."""
+    require_selectable(settings.selection)
+    find_evaluations(settings.dedup.evaluations)
 
 
 def plan_selection(

@@ -6,12 +6,12 @@ OUT/candidates/part-00000-1a2b3c4d.parquet      a text per row to embed
 OUT/behaviours.md, behaviours.json              what the candidates do, and whether that has collapsed
 """
 
-from collections import Counter
 from collections.abc import Mapping, Sequence
 from typing import Any
 
 import orjson
 
+from tasks.dedup.harmony_shard import Deduplicated
 from tasks.errors import RunError
 from tasks.harmony.publication import Beside
 from tasks.harmony.shard import FILE
@@ -22,20 +22,14 @@ from tasks.select.shard import PART, SURVEY, pool_part
 from tasks.select.tally import Tally
 from tasks.select.tally import manifest as pools_manifest
 from tasks.shards.manifest import Finished
-from tasks.shards.publish import Output
 from tasks.shards.store import Store
 
 POOLS, BEHAVIOURS = "pools", "behaviours"
 
 
-def beside(
-    selected: Sequence[Finished],
-    final: Sequence[Finished],
-    choices: SelectionChoices,
-    store: Store,
-    files: Sequence[tuple[str, Output]],
-) -> Beside:
-    """The shards of a selection, made from the `final` ones, with their folders and reports; `files` are others."""
+def beside(selected: Sequence[Finished], deduplicated: Deduplicated, choices: SelectionChoices, store: Store) -> Beside:
+    """The shards of a selection, made from the final ones, with their folders and reports, and who went for whom."""
+    final = deduplicated.final
     pools = pools_of(choices)
     books = sum(
         (Tally.of_record(item.receipt.facts["tally"]) for item in selected if "tally" in item.receipt.facts),
@@ -52,9 +46,7 @@ def beside(
         documents[f"{POOLS}.json"] = _json(listed)
     folders = {pool_part(number): f"{POOLS}/{name}" for number, name in enumerate(pools.names)}
     header = {
-        "outcomes": dict(
-            sorted(sum((Counter(item.receipt.facts.get("outcomes", {})) for item in final), Counter[str]()).items())
-        ),
+        "dedup": dict(deduplicated.facts),
         "selection": {
             "pools": {name: {"rows": pool["rows"], "tokens": pool["tokens"]} for name, pool in listed["pools"].items()},
             "candidates": sum(item.receipt.documents for item in selected),
@@ -62,7 +54,7 @@ def beside(
             "collapsed": list(found.problems) if choices.limits.structures or choices.limits.calls else [],
         },
     }
-    return Beside(selected, {PART: PART, **folders}, files, documents, header)
+    return Beside(selected, {PART: PART, **folders}, deduplicated.files, documents, header)
 
 
 def _without_score(selected: Sequence[Finished], scores: Sequence[str]) -> dict[str, int]:

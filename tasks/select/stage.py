@@ -9,7 +9,7 @@ from typing import Any
 
 from prefect.client.schemas.objects import State
 
-from tasks.select.planning import plan_selection
+from tasks.select.planning import plan_selection, require_selectable
 from tasks.select.preparation import build_selection_shard
 from tasks.select.score_folders import find_scores
 from tasks.select.settings import SelectionChoices
@@ -22,7 +22,11 @@ from tasks.shards.store import Store
 def select(
     final: Sequence[Finished], choices: SelectionChoices, store: Store, build_shards: BuildShards, *, rebuild: bool
 ) -> list[Finished]:
-    """The shards of pools and candidates, one for each final shard that has rows, every one proven."""
+    """The shards of pools and candidates, one for each final shard that has rows, every one proven.
+
+    Raises InputError for choices that do not fit the columns, and for scores that are of other rows.
+    """
+    require_selectable(choices)
     with_rows = [item for item in final if item.receipt.documents]
     scores = find_scores(choices.scores, with_rows, store)
     plan = plan_selection(with_rows, choices, scores, store, rebuild=rebuild)

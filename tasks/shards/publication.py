@@ -13,6 +13,7 @@ says so. Two publications of one local folder take turns and the last one wins w
 there it is the caller who sees to it.
 """
 
+import os
 import re
 from collections import Counter, defaultdict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -312,7 +313,7 @@ def _quarantined(item: Finished, store: Store, before: int) -> bytes:
 
 
 def _remove_stale(output_dir: str, own: Mapping[str, re.Pattern[str]], current: set[str]) -> None:
-    """Remove names that an earlier publication made and this one does not have, and local folders left empty by that.
+    """Remove names that an earlier publication made and this one does not have, and local folders left empty by that, with those above them.
 
     `current` are paths relative to the output folder, or the prefixes that they begin with.
     """
@@ -330,4 +331,4 @@ def _remove_stale(output_dir: str, own: Mapping[str, re.Pattern[str]], current: 
         for name in stale:
             system.rm_file(f"{path}/{name}")
         if is_local(place) and folder and stale and len(stale) == len(names):
-            system.rmdir(path)
+            os.removedirs(path)

@@ -115,6 +115,19 @@ class Store:
             system.rm_file(path)
 
 
+def read_vouched(uri: str) -> bytes:
+    """The content of a file of a store, named by its place alone, as `Store.read` gives it.
+
+    Raises RunError when its shard is not proven, or the file is not what it was.
+    """
+    place, kind, key, name = uri.rsplit("/", 3)
+    store = Store(place, kind)
+    receipt = store.receipt(key)
+    if receipt is None:
+        raise RunError(f"{uri}: the shard is gone; run the same command again to build it")
+    return store.read(receipt, name)
+
+
 def read_bytes(uri: str) -> bytes | None:
     """The content of a small file, or None where there is none."""
     system, path = filesystem(uri)

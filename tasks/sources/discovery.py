@@ -11,6 +11,7 @@ left. A file that is named outright must be one we can read. Hidden files and fo
 
 import difflib
 import os
+import re
 import sys
 from collections import deque
 from collections.abc import Generator, Mapping
@@ -31,6 +32,9 @@ from tasks.storage import absolute, filesystem, is_local
 
 CHECKSUMS = ("md5Hash", "ETag", "etag", "generation")
 """What stores call the checksum of an object: of the content where they give one, else of the object's version."""
+
+COMMIT = re.compile(r"@[0-9a-f]{40}/")
+"""What stands between a repository of the hub and a path inside it."""
 
 UNAUTHORIZED = 401
 CLIENT_ERRORS = {
@@ -115,6 +119,17 @@ def _below(root: Path, depth: int = sys.maxsize) -> list[str]:
             elif name.count("/") + 1 < depth:
                 (folders.append if entry.is_symlink() else folders.appendleft)(f"{name}/")
     return names
+
+
+def name_within(path: str, uri: str) -> str:
+    """What a file is called in the data set at `path`: its path below the folder that is named there, or inside its
+    repository, so that no two files of a data set are called the same. A file that is named itself is called by its name.
+    """
+    folder = f"{_divided(path)[0].rstrip('/')}/"
+    if uri.startswith(folder):
+        return uri.removeprefix(folder)
+    commit = COMMIT.search(uri)
+    return uri[commit.end() :] if commit else uri.rpartition("/")[2]
 
 
 def _divided(path: str) -> tuple[str, str]:

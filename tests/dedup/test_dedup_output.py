@@ -330,3 +330,29 @@ def test_store_and_output_may_lie_in_an_object_store(tmp_path):
     (local,) = published(tmp_path / "out")
     assert lines_of(local) == [*CLEAN, ROWS[5]]
     assert verify(str(tmp_path / "out"), inspect_dedup_shard).problems == []
+
+
+@pytest.mark.parametrize(
+    ("content", "problem"),
+    [
+        (b'{"text": 1}\n[]\n{"text": 2}\n', "holds 2 rows, its receipt says 3"),
+        (b'{"a": 1}\n{broken\n', "cannot be read"),
+    ],
+)
+def test_rows_that_are_no_objects_are_told_of(tmp_path, content, problem):
+    decided, _ = prepare(blend_of(write_rows(tmp_path / "a.jsonl", ROWS)), tmp_path / "out")
+    (key,), store = decided.plan.keys, decided.plan.store
+    receipt = store.receipt(key)
+    assert inspect_dedup_shard(store, receipt) == []
+    Path(store.path(key, "all.jsonl")).write_bytes(content)
+    (found,) = inspect_dedup_shard(store, receipt)
+    assert problem in found
+
+
+def test_decisions_that_are_not_what_they_were_are_not_applied(tmp_path):
+    decided, _ = prepare(blend_of(write_rows(tmp_path / "a.jsonl", ROWS)), tmp_path / "out")
+    decisions = decisions_of(decided)
+    path = Path(decisions.uri)
+    path.write_bytes(path.read_bytes().replace(b"near_duplicate", b"fear_duplicate"))
+    with pytest.raises(RunError, match="holds no decisions"):
+        rows_decided(decisions.uri, decisions.digest(0))

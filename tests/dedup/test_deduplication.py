@@ -3,7 +3,6 @@
 import random
 import shutil
 
-import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
@@ -19,10 +18,9 @@ from tasks.shards.store import Store
 from tasks.sources.content import ContentIndex
 from tasks.sources.cut import cut
 from tasks.sources.discovery import discover
-from tasks.sources.files import Slice, SourceFile
 from tests.dedup.test_near import corpus, edited, from_the_best_down, prose, truth
 from tests.preparing import write_lines
-from tests.preparing_dedup import Run
+from tests.preparing_dedup import Run, stored_conversations
 from tests.preparing_rl import write_rows
 
 ROUNDS = ("sign", "exact", "pairs", "verify", "settle", "decide")
@@ -379,9 +377,8 @@ def harmony_slice(folder, rows):
     """A slice of normalized rows: id, text, prompt, correctness."""
     columns = zip(*rows, strict=True)
     names = ("row_id", "text", "prompt_id", "meta_correctness_own")
-    pq.write_table(pa.table(dict(zip(names, map(list, columns), strict=True))), folder / "all.parquet")
-    file = SourceFile(str(folder / "all.parquet"), (folder / "all.parquet").stat().st_size, "parquet")
-    return DocumentSlice("harmony", Slice(file, 0, 1, content="harmony:0"))
+    named = dict(zip(names, map(list, columns), strict=True))
+    return DocumentSlice("harmony", stored_conversations(folder, named))
 
 
 def test_conversations_are_compared_by_what_was_said_and_the_most_correct_stay(tmp_path):

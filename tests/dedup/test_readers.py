@@ -1,6 +1,7 @@
 """Rows of text and of Harmony as documents."""
 
 from collections import Counter
+from pathlib import Path
 
 import pyarrow as pa
 import pyarrow.parquet as pq
@@ -11,9 +12,12 @@ from tasks.dedup.readers import read_harmony, read_text
 from tasks.errors import InputError, RunError
 from tasks.harmony.message import HarmonyMessage
 from tasks.harmony.render import render
+from tasks.shards.store import Store
 from tasks.sources.cut import cut
 from tasks.sources.discovery import discover
+from tests.preparing_dedup import stored_conversations
 from tests.preparing_rl import write_rows
+from tests.shards.damage import DAMAGES
 
 ROWS = [
     {"text": "one", "id": "a", "at": {"topic": 1}},
@@ -100,14 +104,14 @@ CONVERSATION = [
 
 
 def harmony_file(tmp_path, texts):
+    """A file of normalized rows in a store, and a slice that names it."""
     columns = {
         "row_id": [f"row{number}" for number in range(len(texts))],
         "text": texts,
         "prompt_id": ["p"] * len(texts),
         "meta_correctness_own": pa.array([None, 0.5, 1.0][: len(texts)], pa.float64()),
     }
-    pq.write_table(pa.table(columns), tmp_path / "all.parquet", row_group_size=2)
-    return tmp_path / "all.parquet"
+    return stored_conversations(tmp_path, columns)
 
 
 @pytest.mark.parametrize(
@@ -119,7 +123,7 @@ def harmony_file(tmp_path, texts):
 )
 def test_a_conversation_is_compared_by_what_was_said(tmp_path, near_on, view):
     text = render(CONVERSATION)
-    found = list(read_harmony(part_of(harmony_file(tmp_path, [text] * 3), 1), {}, near_on))
+    found = list(read_harmony(harmony_file(tmp_path, [text] * 3), {}, near_on))
     assert texts_in(found, "names") == ["row0", "row1", "row2"]
     assert listed(found, "rows") == [0, 1, 2]
     assert [str(value) for value in listed(found, "qualities")] == ["nan", "0.5", "1.0"]
@@ -131,4 +135,14 @@ def test_a_conversation_is_compared_by_what_was_said(tmp_path, near_on, view):
 
 def test_a_text_that_is_no_harmony_is_an_error(tmp_path):
     with pytest.raises(RunError, match="a normalized row is no Harmony"):
-        list(read_harmony(part_of(harmony_file(tmp_path, ["plain"])), {}, "conversation"))
+        list(read_harmony(harmony_file(tmp_path, ["plain"]), {}, "conversation"))
+
+
+@pytest.mark.parametrize("damage", DAMAGES)
+def test_a_damaged_file_of_normalized_rows_is_not_signed_and_loses_its_receipt(tmp_path, damage):
+    part = harmony_file(tmp_path, [render(CONVERSATION)] * 3)
+    DAMAGES[damage](Path(part.file.uri))
+    with pytest.raises(RunError, match=r"all\.parquet: .*run the same command again"):
+        next(read_harmony(part, {}, "conversation"))
+    kind, key = part.file.uri.split("/")[-3:-1]
+    assert Store(str(tmp_path), kind).receipt(key) is None

@@ -11,6 +11,7 @@ import pyarrow.parquet as pq
 import pytest
 import yaml
 
+from flows.cli import run
 from tasks.errors import InputError, RunError
 from tasks.harmony import shard
 from tasks.harmony.card import strictest
@@ -269,3 +270,32 @@ def test_a_wrong_choice_is_refused_before_anything_is_read(tmp_path, keys, setti
     one = {**source(tmp_path, "chat", "openai_messages", *rows_of_messages(1)), **keys}
     with pytest.raises(InputError, match=words.replace("?", r"\?")):
         plan({"datasets": [one]}, tmp_path / "out", **settings)
+
+
+def test_no_two_rows_have_one_name_though_files_do(tmp_path):
+    for folder in ("x", "y"):
+        write_rows(tmp_path / "chats" / folder / "train.jsonl", rows_of_messages(3))
+    chats = {"name": "chats", "path": str(tmp_path / "chats"), "converter": "openai_messages"}
+    prepare({"train": [chats], "valid": [chats]}, tmp_path / "out")
+    found = [row for rows in published(tmp_path / "out").values() for row in rows]
+    assert len({row["row_id"] for row in found}) == len(found) == 12
+    assert {row["source_file"] for row in found} == {"x/train.jsonl", "y/train.jsonl"}
+    assert [row["dup_of"] for row in found if row["dup_of"] == row["row_id"]] == []
+
+
+@pytest.mark.parametrize(
+    ("wrong", "said"),
+    [
+        ("dedup.evaluations=missing.json", "missing.json"),
+        ("selection.pools=missing.yaml", "missing.yaml"),
+        ("selection.require=meta_domian is null", "meta_domain"),
+    ],
+)
+def test_what_a_later_stage_would_refuse_is_said_before_anything_is_built(tmp_path, capsys, wrong, said):
+    one = source(tmp_path, "chat", "openai_messages", *rows_of_messages(3))
+    (tmp_path / "blend.json").write_text(json.dumps({"datasets": [one]}))
+    assert (
+        run(["harmony", str(tmp_path / "blend.json"), wrong, "--output-dir", str(tmp_path / "out"), "--dry-run"]) == 2
+    )
+    assert said in capsys.readouterr().err
+    assert not (tmp_path / "out").exists()

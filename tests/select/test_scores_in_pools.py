@@ -13,6 +13,7 @@ from hypothesis import strategies as st
 from tasks.errors import InputError, RunError
 from tasks.harmony.columns import SCHEMA as ROWS
 from tasks.report.selection import selection_lines
+from tasks.score.choice import ChoiceSettings, choose_rows
 from tasks.select.expression import masks, parse_predicate
 from tasks.select.planning import require_selectable
 from tasks.select.score_folders import score_columns, score_folder
@@ -243,6 +244,25 @@ def test_embeddings_of_candidates_are_of_the_rows_they_were_made_from(blend, tmp
         assert not {path.name for path in files} & {path.name for path in (out / "candidates").iterdir()}
 
 
+def test_a_choice_of_rows_is_a_pool(blend, tmp_path):
+    out = tmp_path / "out"
+    selected(blend, out)
+    ids = [row["row_id"] for rows in rows_by_file(out).values() for row in rows]
+    vectors = np.random.default_rng(1).normal(size=(len(ids), 8))
+    vectors /= np.linalg.norm(vectors, axis=1, keepdims=True)
+    tables = [("candidates/part-00000-00000000.parquet", embeddings_table(ids, vectors))]
+    embedded = publish_scores(tmp_path / "vectors", "embeddings", tables)
+    choose_rows(embedded, str(tmp_path / "picked"), ChoiceSettings(rows=7, clusters=3))
+    chosen = pq.read_table(tmp_path / "picked/chosen.parquet").to_pylist()
+    pools = write_pools(tmp_path / "pools.yaml", {"chosen": "place is not null", "others": "cluster is null"})
+    _, manifest = selected(blend, out, scores=[str(tmp_path / "picked")], pools=pools)
+    found = pool(out, "chosen").select(["row_id", "cluster", "distance", "place"]).to_pylist()
+    assert sorted(found, key=lambda row: row["row_id"]) == sorted(chosen, key=lambda row: row["row_id"])
+    assert len(chosen) == 7
+    assert {*pool(out, "others")["row_id"].to_pylist()} == {*ids} - {row["row_id"] for row in chosen}
+    assert manifest["selection"]["without_score"] == {str(tmp_path / "picked"): 17}
+
+
 def test_names_that_several_folders_have_are_told_apart_by_the_folder(blend, tmp_path):
     out = tmp_path / "out"
     selected(blend, out)
@@ -275,6 +295,8 @@ def test_a_misspelt_column_is_refused_with_the_nearest_name(blend, tmp_path):
         require_selectable(SelectionChoices(require="nll_mean < 1"))
     with pytest.raises(InputError, match="column 'nll_mean' is a number"):
         require_selectable(SelectionChoices(require="nll_mean == 'high'", scores=[place]))
+    with pytest.raises(InputError, match="no column 'nll_meen'"):
+        selected(blend, tmp_path / "out", pools=pools, scores=[place])
     require_selectable(SelectionChoices(require="nll_mean < 1", scores=[place]))
 
 

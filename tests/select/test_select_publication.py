@@ -24,7 +24,7 @@ from tests.harmony.test_harmony_shard import rows_of_messages, source
 from tests.preparing import tree
 from tests.preparing_harmony import build, finish, plan, prepare
 from tests.select.test_select_shard import POOLS, folder_of, mixed, predicates, write_pools
-from tests.shards.damage import DAMAGES, names_of, proofs
+from tests.shards.damage import DAMAGES, flip, names_of, proofs
 
 
 def folders(out):
@@ -42,6 +42,9 @@ def test_pools_that_are_gone_leave_nothing_and_strangers_stay(tmp_path):
     files = {"all": write_pools(tmp_path / "all.yaml", predicates()), "few": write_pools(tmp_path / "few.yaml", fewer)}
     prepare(blend, out, selection={"pools": files["all"]})
     assert "pools/tools" in folders(out)
+    prepare(blend, out, selection={"pools": "none"})
+    assert not (out / "pools").exists()
+    prepare(blend, out, selection={"pools": files["all"]})
     (out / "pools/long/notes.txt").write_text("not ours")
     prepare(blend, out, selection={"pools": files["few"]})
     assert "pools/tools" not in folders(out)
@@ -121,18 +124,9 @@ def test_there_is_something_of_everything(prepared):
 @pytest.mark.parametrize("damage", DAMAGES)
 def test_damage_to_whatever_is_published_is_named_and_mended_by_the_next_run(prepared, damage):
     out, again, whole = prepared
-    for path in published(
-        out,
-        "data/train/*",
-        "data/valid/*",
-        "pools/*/*",
-        "candidates/*valid*",
-        "candidates/*0-*",
-        "tools/*0-*",
-        "inventory.json",
-        "pools.json",
-        "behaviours.md",
-    ):
+    beside = ("tools/*0-*", "[!m]*.json", "behaviours.md")  # all but the manifest, without which nothing is verified
+    found = published(out, "data/train/*", "data/valid/*", "pools/*/*", "candidates/*0-*", *beside)
+    for path in [*found, min(out.glob("shards/harmony/*/survey.json"))]:
         links = names_of(path, out)
         DAMAGES[damage](path)
         damaged = links if path.exists() and path.stat().st_nlink > 1 else {str(path)}
@@ -182,6 +176,25 @@ def test_damage_below_a_damaged_shard_is_mended_as_well(prepared, damage):
             again()
     again()
     assert tree(out) == whole
+
+
+def test_damage_to_normalized_rows_leaves_no_trace_in_what_is_decided_about_them(tmp_path):
+    blend = mixed(tmp_path / "in")
+    prepare(blend, tmp_path / "whole/out")
+    expected = tree(tmp_path / "whole/out")
+    for share in (0.02, 0.3, 0.6):
+        out = tmp_path / str(share) / "out"
+        planned = plan(blend, out)
+        build(planned, planned.plan.pending)
+        (key,) = (shard.key for shard in planned.plan.shards if shard.part.file.uri.endswith("train.jsonl"))
+        file = Path(planned.plan.store.path(key, "all.parquet"))
+        group = pq.ParquetFile(file).metadata.row_group(0)
+        (texts,) = (each for each in map(group.column, range(group.num_columns)) if each.path_in_schema == "text")
+        flip(file, int((texts.dictionary_page_offset or texts.data_page_offset) + share * texts.total_compressed_size))
+        with pytest.raises(RunError, match="damaged since it was built; its receipt is withdrawn"):
+            prepare(blend, out)
+        prepare(blend, out)
+        assert tree(out) == expected
 
 
 @pytest.mark.parametrize("change", ["fewer", "none"])
