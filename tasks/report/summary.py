@@ -4,6 +4,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from rich.console import Console
+from rich.markup import escape
 from rich.table import Table
 
 from tasks.report.packing import packing_lines
@@ -141,5 +142,5 @@ def print_summary(manifest: Mapping[str, Any], output_dir: str, console: Console
     console.print(
         f"{shards['built']} shards built, {shards['reused']} reused, in {manifest['volatile']['seconds']:.1f} s\n"
         f"next:  tokenmill verify {output_dir}\n"
-        f"{_hint(manifest, output_dir)}"
+        f"{escape(_hint(manifest, output_dir))}"
     )

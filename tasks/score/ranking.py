@@ -17,10 +17,12 @@ from tasks.errors import RunError
 from tasks.score.percentile import percentile_within_split
 from tasks.score.shard import FILE
 from tasks.score.tables import NLL, PERCENTILE
+from tasks.shards.build import build_batch
 from tasks.shards.manifest import WHOLE, Finished
-from tasks.shards.plan import Plan, PlannedShard
+from tasks.shards.plan import Plan, PlannedShard, shard_record
 from tasks.shards.publication import collect
 from tasks.shards.publish import publish, publish_bytes
+from tasks.shards.receipt import Receipt
 from tasks.shards.store import Store
 
 SPLIT = ("dataset", "split")
@@ -35,11 +37,14 @@ def ranked(scored: Sequence[Finished], store: Store, *, rebuild: bool) -> list[F
         for item, column in zip(scored, percentiles, strict=True)
     ]
     plan = Plan.of(store, shards, rebuild=rebuild)
-    pending = {shard.key for shard in plan.pending}
-    for item, shard, column in zip(scored, shards, percentiles, strict=True):
-        if shard.key in pending:
-            pending.remove(shard.key)
-            _write(item, shard, column, store)
+    made_of = {shard.key: (item, column) for shard, item, column in zip(shards, scored, percentiles, strict=True)}
+    build_batch(
+        map(shard_record, plan.pending),
+        store,
+        lambda shard, _: _rank_shard(shard, *made_of[shard.key], store),
+        announce=lambda _: None,
+        rebuild=rebuild,
+    )
     finished, _ = collect(plan, allow_partial=False)
     return finished
 
@@ -80,7 +85,7 @@ def _identity(item: Finished, column: pa.Array) -> dict[str, object]:
     return {**item.receipt.identity, "decided": {"percentiles": f"xxh3_128:{digest}"}}
 
 
-def _write(item: Finished, shard: PlannedShard, column: pa.Array, store: Store) -> None:
+def _rank_shard(shard: PlannedShard, item: Finished, column: pa.Array, store: Store) -> Receipt:
     """The scored shard `item` again, with percentiles."""
     receipt = item.receipt
     outputs = [
@@ -101,7 +106,7 @@ def _write(item: Finished, shard: PlannedShard, column: pa.Array, store: Store) 
                 writer.write_table(rows.set_column(NLL.get_field_index(PERCENTILE), NLL.field(PERCENTILE), filled))
                 start += rows.num_rows
         outputs.append(file.output)
-    store.issue(
+    return store.issue(
         shard.identity, outputs=outputs, rows_in=receipt.rows_in, parts=receipt.parts, drops=receipt.drops,
         quarantined=receipt.quarantined, truncated=receipt.truncated, facts=receipt.facts, volatile=receipt.volatile,
     )  # fmt: skip

@@ -29,8 +29,8 @@ from tests.publishing_scores import embeddings_table, nll_table, publish_scores
 
 REPOSITORY = Path(__file__).parents[2]
 SVG = "{http://www.w3.org/2000/svg}"
-NAMES = ["a$_b^{", "<script>alert(1)</script>", "_hidden", "two\nlines\x1b[0m", "n" * 60]
-SHOWN = ["a$_b^{", "<script>alert(1)</script>", "_hidden", "two↵lines␛[0m", "n" * 31 + "…"]
+NAMES = ["$a_b$", "<script>alert(1)</script>", "_hidden", "two\nlines\x1b[0m", "n" * 60]
+SHOWN = ["$a_b$", "<script>alert(1)</script>", "_hidden", "two↵lines␛[0m", "n" * 31 + "…"]
 
 
 def texts(svg):
@@ -73,6 +73,15 @@ def test_directions_do_not_turn_with_the_rows():
     one, _ = plots.principal_plane(vectors)
     other, _ = plots.principal_plane(vectors[::-1])
     np.testing.assert_allclose(one, other[::-1], atol=1e-5)
+
+
+@given(st.integers(0, 10_000))
+@settings(max_examples=20, deadline=None)
+def test_the_largest_weight_of_a_direction_is_positive(seed):
+    vectors = np.random.default_rng(seed).normal(size=(50, 6)) * [5, 3, 1, 1, 1, 1]
+    found, _ = plots.principal_plane(vectors.astype(np.float32))
+    weights = (vectors - vectors.mean(axis=0)).T @ found  # in proportion to those of each direction
+    assert (weights[np.abs(weights).argmax(axis=0), [0, 1]] > 0).all()
 
 
 @pytest.mark.parametrize("vectors", [np.ones((5, 1)), np.ones((1, 8)), np.tile([[0.6, 0.8]], (9, 1))])
@@ -302,6 +311,26 @@ def test_scores_alone_are_drawn_beside_themselves(published, capfd):
     assert "a/a (24)" in texts(scatter)
     _, _, (bars,) = report(capfd, folder / "out")
     assert "hard" in texts(bars)
+
+
+def test_data_sets_and_folders_keep_their_names_and_their_rows(tmp_path, capfd):
+    names = [("z", "train"), ("a", "train"), ("z", "valid"), ("m", "train")]
+    counts = {"z/train": 5, "a/train": 9, "z/valid": 2, "m/train": 7}
+    rows = [
+        {"row_id": f"{dataset}{split}{number}", "id": "x", "dataset": dataset, "split": split}
+        for dataset, split in names
+        for number in range(counts[f"{dataset}/{split}"])
+    ]
+    nll = [float("zam".index(row["dataset"])) + len(row["split"]) for row in rows]
+    publish_scores(tmp_path / "<b>nll", "nll", [("data/part-00000-00000000.parquet", nll_table(rows, nll))])
+    record, page, (histogram,) = report(capfd, tmp_path / "<b>nll", "--html", tmp_path / "page.html")
+    told = " ".join(texts(histogram))
+    found = re.findall(r"(\w/\w+) (\d+) rows, median (\d\.\d+)", told)
+    assert found == [
+        ("a/train", "9", "6.000"), ("m/train", "7", "7.000"), ("z/train", "5", "5.000"), ("z/valid", "2", "5.000"),
+    ]  # fmt: skip
+    assert "<b>" in record["plots"][0]
+    assert "<b>" not in page
 
 
 def test_the_same_report_is_the_same_bytes(published):

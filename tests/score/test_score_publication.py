@@ -1,5 +1,6 @@
 """What is published of scores: side tables that join one to one, percentiles, the same bytes always, and no half of it."""
 
+import itertools
 import json
 import random
 import shutil
@@ -111,6 +112,21 @@ def test_percentiles_are_of_the_split(folder, whole):
         below = sum(other < row["nll_mean"] for other in rivals) + sum(other == row["nll_mean"] for other in rivals) / 2
         assert row["percentile_within_split"] == pytest.approx(100 * below / len(rivals))
     assert {row["split"] for row in table} == {"easy", "hard"}
+
+
+def test_splits_of_one_name_are_told_apart_by_their_data_sets_and_the_other_way_round(folder, tmp_path):
+    texts = rows_of(folder / "out")["text"].to_pylist()
+    rows = [
+        {"row_id": str(number), "text": text, "dataset": "ab"[number % 2], "split": "xyz"[number % 3]}
+        for number, text in enumerate(texts)
+    ]
+    prepare("nll", str(write_rows(tmp_path / "rows.jsonl", rows)), tmp_path / "out", model=str(folder / "random"))
+    found = table_of(tmp_path / "out/nll").to_pylist()
+    for dataset, split in itertools.product("ab", "xyz"):
+        of = [row for row in found if (row["dataset"], row["split"]) == (dataset, split)]
+        assert np.mean([row["percentile_within_split"] for row in of]) == pytest.approx(50)
+        order = sorted(of, key=lambda row: row["nll_mean"])
+        assert order == sorted(of, key=lambda row: row["percentile_within_split"])
 
 
 def test_any_order_and_repetition_gives_the_same_bytes(folder, whole, tmp_path):

@@ -10,13 +10,15 @@ import pytest
 import torch
 from transformers import AutoModelForCausalLM, LlamaConfig, LlamaForCausalLM, LlamaModel
 
-from tasks.errors import InputError
+from tasks.errors import InputError, RunError
 from tasks.harmony.message import HarmonyMessage
 from tasks.harmony.render import render
 from tasks.harmony.vocabulary import encoding
+from tasks.score import machine
 from tasks.score.causal import CausalScorer
 from tasks.score.chats import chat_of
 from tasks.score.embed import HashEmbedder
+from tasks.score.machine import device_for_worker
 from tasks.score.nll import SCHEMA
 from tasks.score.tables import NLL, summed
 from tests import preparing_sft
@@ -358,3 +360,24 @@ def test_rows_without_ids_or_texts_are_refused_where_that_can_be_seen(folder, tm
         plan("embed", str(tmp_path / "nameless.parquet"), tmp_path / "out")
     with pytest.raises(InputError, match="none of the fields 'embed_text', 'text'"):
         plan("embed", str(tmp_path / "silent.parquet"), tmp_path / "out")
+
+
+# What there is to compute with.
+
+
+def test_gpus_are_dealt_out_to_workers_in_turn(monkeypatch):
+    monkeypatch.setattr(machine, "gpus", lambda: 4)
+    assert [device_for_worker("cuda", number) for number in (0, 3, 4, 10)] == ["cuda:0", "cuda:3", "cuda:0", "cuda:2"]
+    assert device_for_worker("cpu", 3) == "cpu"
+    monkeypatch.setattr(machine, "gpus", lambda: 0)
+    with pytest.raises(RunError, match="device=cuda: this worker sees no GPU"):
+        device_for_worker("cuda", 0)
+
+
+@pytest.mark.parametrize(("count", "device", "precision"), [(0, "cpu", "float32"), (2, "cuda", "bfloat16")])
+def test_a_model_is_on_the_gpus_where_there_are_any(folder, tmp_path, monkeypatch, count, device, precision):
+    monkeypatch.setattr(machine, "gpus", lambda: count)
+    planned = plan("nll", str(folder / "out"), tmp_path / "out", model=str(folder / "random"))
+    recipe = planned.plan.shards[0].identity["recipe"]
+    assert (recipe["device"], recipe["precision"]) == (device, precision)
+    assert plan("embed", str(folder / "out"), tmp_path / "out").device == "cpu"

@@ -1,0 +1,82 @@
+"""Scorings that are interrupted anywhere, then repeated: every row once, and the bytes of an undisturbed run.
+
+Embeddings of two files in some four slices make a hundred file-system operations, and each of them is hit once: by a
+full disk, an input/output error, a power cut or a SIGKILL. NLL, which is ranked after it is scored, is hit at every
+seventh by what needs no process of its own.
+"""
+
+import errno
+import os
+
+import pytest
+
+from tests.faults.injection import PowerOff, count_operations, killed_at
+from tests.faults.interruptions import Repeatable, assert_mended, survive
+from tests.preparing import tree
+from tests.preparing_rl import write_rows
+from tests.preparing_scores import harmony_model, prepare, table_of
+from tests.score.test_score_shard import ANSWERED
+
+SOME = 40
+
+
+class Scoring(Repeatable):
+    """Two files of rows, one of which has a bad one."""
+
+    def __init__(self, folder, what, **settings):
+        self.out, self.what, self.settings = folder / "out", what, settings
+        for name, first in (("a", 0), ("b", SOME // 2)):
+            rows = [{"row_id": str(first + number), "text": ANSWERED} for number in range(SOME // 2)]
+            bad = [{"text": "nameless"}] if name == "b" else []
+            os.utime(write_rows(folder / f"rows/{name}.jsonl", [*rows, *bad]), (1_000_000_000, 1_000_000_000))
+        self.source = str(folder / "rows")
+
+    def run(self):
+        return prepare(self.what, self.source, self.out, shard_size=1_200, bad_row_ceiling=1.0, **self.settings)
+
+
+def undisturbed(scoring):
+    """What the folder holds after an undisturbed run, and how many operations that took."""
+    scoring.run()  # warm: the model is loaded now
+    scoring.clear()
+    with count_operations() as log:
+        planned, _ = scoring.run()
+    assert len(planned.plan.shards) >= 4
+    (folder,) = [path for path in scoring.out.iterdir() if path.name in {"nll", "embeddings"}]
+    assert sorted(map(int, table_of(folder)["row_id"].to_pylist())) == list(range(SOME))
+    return tree(scoring.out), len(log.operations)
+
+
+@pytest.fixture(scope="module")
+def embeddings(tmp_path_factory):
+    return Scoring(tmp_path_factory.mktemp("embeddings"), "embed", dimensions=4)
+
+
+@pytest.fixture(scope="module")
+def undisturbed_embeddings(embeddings):
+    return undisturbed(embeddings)
+
+
+FAULTS = [OSError(errno.ENOSPC, "No space left on device"), OSError(errno.EIO, "Input/output error"), PowerOff()]
+
+
+@pytest.mark.parametrize("kind", range(len(FAULTS)))
+def test_a_fault_at_every_fourth_operation(embeddings, undisturbed_embeddings, kind):
+    whole, operations = undisturbed_embeddings
+    for number in range(1 + kind, operations + 1, 4):
+        survive(embeddings, whole, number, FAULTS[kind])
+
+
+def test_a_kill_at_every_fourth_operation(embeddings, undisturbed_embeddings):
+    whole, operations = undisturbed_embeddings
+    for number in range(4, operations + 1, 4):
+        embeddings.clear()
+        assert killed_at(number, embeddings.run)
+        assert_mended(embeddings, whole, number)
+
+
+def test_ranking_is_interrupted_and_repeated(tmp_path):
+    scoring = Scoring(tmp_path, "nll", model=harmony_model(tmp_path / "model"))
+    whole, operations = undisturbed(scoring)
+    for number in range(1, operations + 1, 7):
+        survive(scoring, whole, number, FAULTS[number % len(FAULTS)])
