@@ -265,13 +265,15 @@ def test_a_model_with_another_template_scores_what_it_would_be_trained_on(folder
     else:
         given = [{"row_id": str(number), **row} for number, row in enumerate(chats)]
         trained = chats
-    _, manifest = prepare(
-        "nll", messy(tmp_path, given), tmp_path / "out", model=other_model, chat_template=preparing_sft.CHATML
-    )
+    chosen = {"model": other_model, "chat_template": preparing_sft.CHATML, "shard_size": "1MB"}
+    _, manifest = prepare("nll", messy(tmp_path, given), tmp_path / "out", **chosen)
     rows = table_of(tmp_path / "out/nll")
     np.testing.assert_allclose(rows["nll_mean"].to_numpy(), math.log(512), atol=1e-5)
     assert manifest["totals"]["documents"] == len(given)
     assert rows["final_token_count"].to_pylist() == [0] * len(given)
+    prepare("nll", messy(tmp_path, given[7:8]), tmp_path / "one", model=other_model, chat_template=preparing_sft.CHATML)
+    (one,) = table_of(tmp_path / "one/nll").drop_columns("percentile_within_split").to_pylist()
+    assert one in rows.drop_columns("percentile_within_split").to_pylist()
     source = {"name": "a", "path": str(write_rows(tmp_path / "sft.jsonl", trained))}
     _, packed = preparing_sft.prepare({"datasets": [source]}, tmp_path / "sft", tokenizer={"model": other_model})
     (entry,) = packed["shards"]
@@ -290,7 +292,8 @@ def test_harmony_becomes_a_chat_with_thoughts_calls_and_results():
         HarmonyMessage("functions.weather", "rain", "assistant", "commentary"),
         HarmonyMessage("assistant", "print(1)", "python", "analysis", terminator="call"),
         HarmonyMessage("python", "1", "assistant", "analysis"),
-        HarmonyMessage("assistant", "Rain.", channel="final", terminator="return"),
+        HarmonyMessage("assistant", "Rain.", channel="final"),
+        HarmonyMessage("assistant", "Take a coat.", channel="final", terminator="return"),
     ]
     calls = [
         {"type": "function", "function": {"name": "weather", "arguments": '{"at": "home"}'}},
@@ -304,6 +307,7 @@ def test_harmony_becomes_a_chat_with_thoughts_calls_and_results():
         {"role": "assistant", "content": "", "tool_calls": calls[1:]},
         {"role": "tool", "name": "python", "content": "1"},
         {"role": "assistant", "content": "Rain."},
+        {"role": "assistant", "content": "Take a coat."},
     ]
 
 
