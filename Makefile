@@ -3,13 +3,18 @@ PYTHON ?= python3
 BIN := .venv/bin
 PIP := $(BIN)/pip --disable-pip-version-check install --quiet --constraint constraints.txt
 
-.PHONY: demo test check bench lock clean
+.PHONY: demo test test-all check bench lock clean
 
 demo: .venv/installed ## the whole journey, offline
 	$(BIN)/tokenmill demo
 
-test: .venv/installed-dev ## all tests
-	$(BIN)/python -m pytest --numprocesses auto --dist loadfile --no-loadscope-reorder
+TESTS := -m pytest --numprocesses auto --dist loadfile --no-loadscope-reorder
+
+test: .venv/installed-dev ## all tests but the slow ones
+	$(BIN)/python $(TESTS) -m "not slow"
+
+test-all: .venv/installed-dev ## all tests, with kills, faults at every step and many workers
+	$(BIN)/python $(TESTS)
 
 check: .venv/installed-dev ## style and types
 	$(BIN)/ruff check

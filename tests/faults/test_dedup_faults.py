@@ -24,6 +24,8 @@ from tests.preparing import tree
 from tests.preparing_dedup import Run, build, decisions_of, plan, prepare
 from tests.preparing_rl import write_rows
 
+pytestmark = pytest.mark.slow
+
 STRIDE = 16
 """The four ways take turns. All rounds write in one way, so that every fourth operation is enough."""
 

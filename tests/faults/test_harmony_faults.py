@@ -23,6 +23,8 @@ from tests.preparing import tree, write_lines
 from tests.preparing_harmony import left_behind, prepare
 from tests.preparing_rl import write_rows
 
+pytestmark = pytest.mark.slow
+
 STRIDE = 17
 LONG_AGO = (1_000_000_000, 1_000_000_000)
 QUESTION = "A mill grinds twelve sacks of wheat in three hours; how many sacks does it grind in seven?"

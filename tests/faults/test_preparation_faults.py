@@ -28,6 +28,8 @@ from tests.faults.interruptions import Repeatable, assert_mended, survive
 from tests.preparing import blend_of, build_pending, prepare, tree, write_lines
 from tests.tokenize.small_vocabularies import byte_level_bpe
 
+pytestmark = pytest.mark.slow
+
 STRIDE = 4
 TEXTS = [f"document {number} says hello to the {number * 7919 % 1000}th world" for number in range(120)]
 

@@ -28,6 +28,8 @@ from tests.preparing import tree
 from tests.preparing_rl import build, plan, prepare, write_rows
 from tests.shards.damage import DAMAGES, names_of, proofs, shard_of
 
+pytestmark = pytest.mark.slow
+
 STRIDE = 4
 TINY = Path(__file__).parents[2] / "blends/tiny"
 LONG_AGO = (1_000_000_000, 1_000_000_000)

@@ -17,6 +17,8 @@ from tests.preparing_rl import write_rows
 from tests.preparing_scores import harmony_model, prepare, table_of
 from tests.score.test_score_shard import ANSWERED
 
+pytestmark = pytest.mark.slow
+
 SOME = 40
 
 

@@ -33,6 +33,8 @@ from tests.peers.conversations import assistant, talk, thinking, user
 from tests.preparing import blend_of, tree
 from tests.preparing_sft import build, chat_vocabulary, plan, prepare, probing_once, write_rows
 
+pytestmark = pytest.mark.slow
+
 STRIDE = 4
 ROWS = [
     talk(user(f"Question {number}?"), thinking("Hm.", f"Answer {number * 7919 % 1000}."), user("So?"), assistant("So."))

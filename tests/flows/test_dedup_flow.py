@@ -93,7 +93,9 @@ def expected_in_partitions(folder, tmp_path_factory):
     return tree(out)
 
 
-@pytest.mark.parametrize("workers", [1, 2, 4])
+@pytest.mark.parametrize(
+    "workers", [pytest.param(1, marks=pytest.mark.slow), 2, pytest.param(4, marks=pytest.mark.slow)]
+)
 def test_any_number_of_workers_completes_with_the_same_bytes(
     workers, folder, expected, expected_in_partitions, tmp_path, prefect_api, monkeypatch
 ):
@@ -171,6 +173,7 @@ def named(folder):
     return found
 
 
+@pytest.mark.slow
 def test_a_killed_worker_costs_nothing_but_time(folder, expected, tmp_path, prefect_api):
     out, killed = tmp_path / "out", []
 
@@ -188,6 +191,7 @@ def test_a_killed_worker_costs_nothing_but_time(folder, expected, tmp_path, pref
     assert tree(out) == expected
 
 
+@pytest.mark.slow
 def test_a_killed_run_is_finished_by_the_same_command_even_twice_at_once(folder, expected, tmp_path, prefect_server):
     out = tmp_path / "out"
     process = start(folder, out, prefect_server)
@@ -212,6 +216,7 @@ def test_a_changed_weight_builds_nothing(folder, expected, tmp_path, prefect_api
     assert json.loads((out / "blend.json").read_bytes())["train"][0]["weight"] == 7
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("rounds", [0, 3])
 def test_a_run_with_gaps_cannot_end_completed(folder, tmp_path, prefect_api, monkeypatch, rounds):
     out = tmp_path / "out"

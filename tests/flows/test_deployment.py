@@ -96,6 +96,7 @@ def test_the_bare_name_runs_the_deployment_to_completion(prepared, prefect_serve
     assert prefect_server.client().read_flow_run(run).state.is_completed()
 
 
+@pytest.mark.slow
 def test_the_sft_deployment_runs_by_its_bare_name_too(clone, prefect_server, deployed):
     output = clone.with_name("prepared-sft")
     result = prefect(
@@ -108,6 +109,7 @@ def test_the_sft_deployment_runs_by_its_bare_name_too(clone, prefect_server, dep
     assert {str(path) for path in (output / "splits" / "train").iterdir()} == set(listed)
 
 
+@pytest.mark.slow
 def test_the_rl_deployment_runs_by_its_bare_name_too(clone, prefect_server, deployed):
     output = clone.with_name("prepared-rl")
     result = prefect(

@@ -53,7 +53,9 @@ def expected(folder, tmp_path_factory):
     return tree(out)
 
 
-@pytest.mark.parametrize("workers", [1, 2, 4])
+@pytest.mark.parametrize(
+    "workers", [pytest.param(1, marks=pytest.mark.slow), 2, pytest.param(4, marks=pytest.mark.slow)]
+)
 def test_any_number_of_workers_gives_the_same_bytes(prefect_api, folder, expected, tmp_path, workers):
     out = tmp_path / "out"
     record = harmony_normalize(str(folder / "blend.json"), str(out), workers=workers, **settings_of(folder))
@@ -86,6 +88,7 @@ def wait_for(out, name, count, runs):
         time.sleep(0.01)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("name", "count"), [("harmony", 3), ("marked", 2)])
 def test_a_run_that_is_killed_at_any_step_is_finished_by_the_next(
     prefect_server, folder, expected, tmp_path, name, count
@@ -103,6 +106,7 @@ def test_a_run_that_is_killed_at_any_step_is_finished_by_the_next(
     assert {path: path.stat().st_mtime_ns for path in before} == before
 
 
+@pytest.mark.slow
 def test_behaviours_that_have_collapsed_are_published_and_the_command_fails(prefect_server, tmp_path):
     rows = [talk(f"What is {number} times {number}?", f"It is {number**2}.") for number in range(300)]
     write_rows(tmp_path / "train.jsonl", rows)

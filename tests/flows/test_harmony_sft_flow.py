@@ -46,6 +46,7 @@ def test_one_command_makes_packs_of_what_a_normalization_published(normal, tmp_p
     assert tree(tmp_path / "out") == tree(tmp_path / "expected")
 
 
+@pytest.mark.slow
 def test_chat_needs_no_normalization(blend, tmp_path, prefect_server):
     process = preparation_runs.start("sft", blend, tmp_path / "out", prefect_server, "chat_template=harmony", "--workers", "1")  # fmt: skip
     assert finish(process)["documents"] == ROWS

@@ -52,7 +52,9 @@ def start(blend, out, server, *arguments):
     return preparation_runs.start("pretrain", blend, out, server, "shard_size=20kB", *arguments)
 
 
-@pytest.mark.parametrize("workers", [1, 2, 4])
+@pytest.mark.parametrize(
+    "workers", [pytest.param(1, marks=pytest.mark.slow), 2, pytest.param(4, marks=pytest.mark.slow)]
+)
 def test_any_number_of_workers_gives_the_same_bytes(workers, blend, expected, tmp_path, prefect_server):
     record = finish(start(blend, tmp_path / "out", prefect_server, "--workers", str(workers)))
     assert record["shards"]["built"] == record["shards"]["total"] > 50
@@ -60,6 +62,7 @@ def test_any_number_of_workers_gives_the_same_bytes(workers, blend, expected, tm
     assert tree(tmp_path / "out") == expected
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("after", [1, 25])
 def test_a_killed_worker_costs_nothing_but_time(after, blend, expected, tmp_path, prefect_server):
     out = tmp_path / "out"
@@ -70,6 +73,7 @@ def test_a_killed_worker_costs_nothing_but_time(after, blend, expected, tmp_path
     assert tree(out) == expected
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("share", [0.0, 0.3, 0.99])
 def test_a_killed_run_is_finished_by_the_same_command(share, blend, expected, tmp_path, prefect_server):
     out = tmp_path / "out"
@@ -83,6 +87,7 @@ def test_a_killed_run_is_finished_by_the_same_command(share, blend, expected, tm
     assert tree(out) == expected
 
 
+@pytest.mark.slow
 def test_two_runs_of_one_folder_at_once_make_one_result(blend, expected, tmp_path, prefect_server):
     out = tmp_path / "out"
     both = [start(blend, out, prefect_server, "--workers", "1") for _ in range(2)]
@@ -188,6 +193,7 @@ def run_mapped(mapped, plan, **arguments):
     return mapped_flow(return_state=True)
 
 
+@pytest.mark.slow
 def test_a_run_whose_worker_dies_again_and_again_fails_and_says_so(blend, tmp_path, prefect_api):
     state = run_mapped(kill, planned(blend, tmp_path / "out"))
     assert state.type == StateType.FAILED

@@ -102,7 +102,7 @@ def start(folder, out, server, *arguments):
     return preparation_runs.start("rl", folder / "blend.json", out, server, "--workers", "1", *arguments)
 
 
-@pytest.mark.parametrize("workers", [1, 4])
+@pytest.mark.parametrize("workers", [1, pytest.param(4, marks=pytest.mark.slow)])
 def test_any_number_of_workers_completes_with_the_same_bytes(workers, folder, expected, tmp_path, prefect_api):
     out = tmp_path / "out"
     state = run(folder, out, workers=workers)
@@ -150,6 +150,7 @@ def test_every_row_is_published_once_as_it_should_be_and_the_record_says_so(fold
     assert {split: (part["documents"], part["tokens"]) for split, part in record["splits"].items()} == books
 
 
+@pytest.mark.slow
 def test_a_killed_worker_costs_nothing_but_time(folder, expected, tmp_path, prefect_api):
     out, killed = tmp_path / "out", []
 
@@ -168,6 +169,7 @@ def test_a_killed_worker_costs_nothing_but_time(folder, expected, tmp_path, pref
     assert tree(out) == expected
 
 
+@pytest.mark.slow
 def test_a_killed_run_is_finished_by_the_same_command_even_twice_at_once(folder, expected, tmp_path, prefect_server):
     """Of the two, one has its transforms from the command line and one from a file."""
     out, file = tmp_path / "out", tmp_path / "settings.yaml"

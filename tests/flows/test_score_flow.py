@@ -59,7 +59,9 @@ def expected(folder, tmp_path_factory):
     return {what: tree(out / what) for what in FOLDERS}
 
 
-@pytest.mark.parametrize(("what", "workers"), [("nll", 2), ("embed", 1), ("embed", 2)])
+@pytest.mark.parametrize(
+    ("what", "workers"), [pytest.param("nll", 2, marks=pytest.mark.slow), ("embed", 1), ("embed", 2)]
+)
 def test_any_number_of_workers_gives_the_same_bytes(prefect_api, folder, expected, tmp_path, what, workers):
     out = tmp_path / "out"
     record = score_candidates(str(folder / "out"), str(out), what, workers=workers, **settings(folder, what))
@@ -95,6 +97,7 @@ def start(folder, what, out, server, *arguments, model="random"):
     )
 
 
+@pytest.mark.slow
 def test_a_killed_run_is_finished_by_the_next_and_one_worker_gives_the_bytes_that_two_give(
     prefect_server, folder, expected, tmp_path
 ):
@@ -110,6 +113,7 @@ def test_a_killed_run_is_finished_by_the_next_and_one_worker_gives_the_bytes_tha
     assert sorted(ids) == sorted(rows_of(folder / "out")["row_id"].to_pylist())
 
 
+@pytest.mark.slow
 def test_a_number_that_is_none_fails_the_command_publishes_nothing_and_is_noted(prefect_server, folder, tmp_path):
     out = tmp_path / "out"
     process = start(folder, "nll", out, prefect_server, model="confused")
@@ -128,6 +132,7 @@ def test_a_number_that_is_none_fails_the_command_publishes_nothing_and_is_noted(
     assert "the run failed and published nothing" in checked.stderr.replace("\n", " ")
 
 
+@pytest.mark.slow
 def test_a_model_that_knows_nothing_through_the_whole_flow(prefect_api, folder, tmp_path):
     out = tmp_path / "out"
     score_candidates(str(folder / "out"), str(out), "nll", **settings(folder, "nll", "ignorant"))
@@ -202,6 +207,7 @@ def numbered(number):
     return worker_number()
 
 
+@pytest.mark.slow
 def test_workers_of_a_local_cluster_have_what_is_asked_for_and_numbers_of_their_own(prefect_api):
     with task_runner("local", 2, {"GPU": 1}) as runner, asking_for(runner.client, {"GPU": 1}):
         futures = [runner.submit(numbered, {"number": number}) for number in range(8)]

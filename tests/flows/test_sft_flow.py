@@ -124,6 +124,7 @@ def real_tokens(row):
     return sum(end - start for start, end, role in runs if role != PADDING_ROLE)
 
 
+@pytest.mark.slow
 def test_a_killed_worker_costs_nothing_but_time(folder, expected, tmp_path, prefect_api):
     out, killed = tmp_path / "out", []
 
@@ -142,6 +143,7 @@ def test_a_killed_worker_costs_nothing_but_time(folder, expected, tmp_path, pref
     assert tree(out) == expected
 
 
+@pytest.mark.slow
 def test_a_killed_run_is_finished_by_the_same_command(folder, expected, tmp_path, prefect_api):
     out = tmp_path / "out"
     process = start(folder, out, prefect_api, workers=1)
@@ -154,6 +156,7 @@ def test_a_killed_run_is_finished_by_the_same_command(folder, expected, tmp_path
     assert tree(out) == expected
 
 
+@pytest.mark.slow
 def test_two_runs_of_one_folder_at_once_make_one_result(folder, expected, tmp_path, prefect_server):
     out = tmp_path / "out"
     both = [start(folder, out, prefect_server, 1) for _ in range(2)]
