@@ -1,4 +1,4 @@
-"""Run the benchmarks: `python -m tests.benchmarks [NAME …]`, all of them by default (some 25 minutes).
+"""Run the benchmarks: `python -m tests.benchmarks [NAME …]`, all of them by default (some 30 minutes).
 
 Prints a table and adds one JSON record to `bench/results.jsonl`. A target that is missed is shown and is no error; a
 benchmark that could not run is shown, recorded, and makes the exit code 1.
@@ -16,6 +16,7 @@ from tests.benchmarks import (
     harmony_speed,
     long_conversations,
     memory,
+    nll_speed,
     orchestration,
     packing,
     pretrain_speed,
@@ -42,6 +43,7 @@ BENCHMARKS: dict[str, ModuleType] = {
     "rl_speed": rl_speed,
     "harmony_speed": harmony_speed,
     "dedup_speed": dedup_speed,
+    "nll_speed": nll_speed,
 }
 
 

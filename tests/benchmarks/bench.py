@@ -1,7 +1,7 @@
 """What a run of benchmarks shares: where it keeps things, how much text it uses, and which vocabularies.
 
-Set from the environment: `BENCH_MEGABYTES` (500), `BENCH_TOKENIZERS` (o200k_harmony,deepseek) and `BENCH_FOLDER`
-(bench, in the repository; ignored by git). Corpus and vocabularies are kept there, and every measured output is
+Set from the environment: `BENCH_MEGABYTES` (500), `BENCH_TOKENIZERS` (o200k_harmony,deepseek), `BENCH_DOCUMENTS`
+(1000000, of deduplication) and `BENCH_FOLDER` (bench, in the repository; ignored by git). Corpus and vocabularies are kept there, and every measured output is
 written there and removed again, so that all sides write to the same disk.
 """
 

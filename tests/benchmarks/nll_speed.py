@@ -1,0 +1,29 @@
+"""NLL of conversations under a causal model, beside a plain loop of `transformers`, on a GPU or, small, on the CPU.
+
+The loop (`tests/peers/nll_loop.py`) pads batches in the order of the file and computes the logits of all positions, as
+scripts do. Both score the same sequences in the same process; their sums are compared. The device is named in the title:
+what a CPU shows of a small model says nothing about a GPU.
+"""
+
+import json
+
+from tests.benchmarks import child
+from tests.benchmarks.bench import Bench
+from tests.benchmarks.record import Measure
+
+FASTER = 2.0
+"""Times the loop."""
+
+
+def measure(bench: Bench) -> list[Measure]:
+    """Tokens a second."""
+    facts = json.loads(child.python("tests.benchmarks.nll_worker").stdout)
+    speeds = [facts["tokens"] / facts[side]["seconds"] for side in ("ours", "loop")]
+    share = f", {facts['share_of_peak']:.0%} of the peak" if facts["share_of_peak"] else ""
+    peaks = [
+        f", {facts[side]['peak_bytes'] / 1e9:.1f} GB" if facts[side]["peak_bytes"] else "" for side in ("ours", "loop")
+    ]
+    title = f"NLL on {facts['device']}, {facts['sequences']:,} sequences, {facts['parameters'] / 1e6:,.0f} M parameters"
+    ours = f"{speeds[0]:,.0f} tokens/s{share}{peaks[0]}"
+    loop = f"{speeds[1]:,.0f} tokens/s (loop){peaks[1]}"
+    return [Measure(title, ours, loop, speeds[0] / speeds[1], "x", FASTER, at_least=True, facts=facts)]
