@@ -19,7 +19,7 @@ from rich.table import Table
 
 PACKAGES = (
     "tokenmill", "gigatoken", "tokenizers", "megatron-core", "torch", "orjson", "pyarrow", "numpy", "xxhash",
-    "prefect", "prefect-dask", "distributed", "jinja2", "transformers", "trl",
+    "prefect", "prefect-dask", "distributed", "jinja2", "transformers", "trl", "rensa", "datasketch",
 )  # fmt: skip
 
 
