@@ -14,8 +14,8 @@ nothing. So a group is not merged into its best document. From the best down, a 
 stays already is its near-duplicate, and no document is lost without a witness. A group in which all are alike keeps
 one either way.
 
-A million documents of 60 words, a tenth of them copies with another word, take 40 s on one core (half of it sketches),
-1.3 GB on disk and, with 16 partitions, 0.4 GB of memory.
+A million documents of 60 words, a tenth of them exact and a tenth near copies, take 59 s of CPU from JSON Lines to
+decisions, 1.3 GB on disk, and 1 GB of memory in each of two processes.
 
 Exact duplicates should be gone before: they would fill buckets and say nothing new.
 """
