@@ -21,7 +21,7 @@ from pyarrow import compute
 
 from tasks.dedup.decisions import rows_decided
 from tasks.dedup.deduplication import DocumentSlice
-from tasks.dedup.outcome import KEPT
+from tasks.dedup.outcome import KEPT, REASONS
 from tasks.dedup.settings import Mode
 from tasks.errors import RunError
 from tasks.harmony.card import licences_of
@@ -36,7 +36,7 @@ from tasks.shards.receipt import PartCount, Receipt
 from tasks.shards.store import Store
 from tasks.sources.files import Slice, SourceFile
 
-DUPLICATES = pa.array(["exact_duplicate", "near_duplicate"])
+DUPLICATES = pa.array(REASONS[:2])
 """The outcomes of rows that say what another one says."""
 
 
