@@ -12,7 +12,7 @@ killed multipart upload stays pending on the store until the bucket's own lifecy
 """
 
 # Locks and syncs need descriptors, and names are strings because they may be URLs: hence `os`, not `pathlib`.
-# ruff: noqa: PTH102, PTH105, PTH108, PTH110, PTH112, PTH118, PTH120, PTH121, PTH208
+# ruff: noqa: PTH102, PTH104, PTH105, PTH108, PTH110, PTH112, PTH118, PTH120, PTH121, PTH208
 
 import errno
 import fcntl
@@ -183,6 +183,59 @@ def join_files(sources: Iterable[str], target: str) -> Output:
             with cast("BinaryIO", system.open(path, "rb")) as stream:
                 shutil.copyfileobj(stream, publication, PART)
     return publication.output
+
+
+@contextmanager
+def publish_folder(folder: str) -> Generator[str]:
+    """A new local folder, which takes the name `folder`, with all that was written into it, when the `with` block ends well.
+
+    For what other libraries write by themselves, file by file (checkpoints, models). A folder of that name is replaced; for
+    the time of two renames there is none. If anything is raised, it stays as it was. Raises OSError as `publish` does.
+    """
+    target = absolute(folder)
+    directory, temporary, former = os.path.dirname(target), _temporary_name(target), _temporary_name(target)
+    with _naming(target):
+        _make_directory(directory)
+        os.mkdir(temporary)
+    try:
+        yield temporary
+        with _naming(target):
+            _sync_tree(temporary)
+            with suppress(FileNotFoundError):
+                os.rename(target, former)
+            os.rename(temporary, target)
+            _sync_directory(directory)
+    finally:
+        shutil.rmtree(temporary, ignore_errors=True)
+        shutil.rmtree(former, ignore_errors=True)
+
+
+def _sync_tree(directory: str) -> None:
+    """Sync every file and folder below `directory`, and itself."""
+    for place, _, names in os.walk(directory):
+        for name in names:
+            descriptor = os.open(os.path.join(place, name), os.O_RDONLY)
+            try:
+                os.fsync(descriptor)
+            finally:
+                os.close(descriptor)
+        _sync_directory(place)
+
+
+def sweep_folders(directory: str) -> list[str]:
+    """Remove the temporary folders that killed writers left in a local directory, and return their paths.
+
+    Folders cannot be locked: only who is known to be alone with `directory` may sweep it.
+    """
+    try:
+        names = sorted(os.listdir(directory))
+    except FileNotFoundError:
+        return []
+    paths = [os.path.join(directory, name) for name in names if TEMPORARY.fullmatch(name)]
+    folders = [path for path in paths if os.path.isdir(path)]
+    for folder in folders:
+        shutil.rmtree(folder)
+    return folders
 
 
 def sweep(directory: str) -> list[str]:

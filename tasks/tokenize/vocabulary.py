@@ -24,6 +24,7 @@ from gigatoken._load.sentencepiece import (  # the pinned version has no public 
 
 from tasks.errors import InputError
 from tasks.tokenize.encoders import Encoder, GigatokenEncoder, ReferenceEncoder
+from tasks.tokenize.tiktoken_json import tiktoken_definition
 
 EncoderMaker = Callable[[bool], Encoder]
 """Makes an encoder; the argument is `literal`."""
@@ -41,7 +42,8 @@ class Vocabulary:
 
     `controls` maps every control string and other added token to its id; `special_tokens` are those that `literal`
     takes for ordinary text. `guarding(tokens)` is the same vocabulary with more of the added tokens among these.
-    `decode` writes ids out as text, control strings too. `chat_template` is the model's own, where there is one.
+    `decode` writes ids out as text, control strings too. `definition` is this vocabulary as a tokenizer.json, and
+    `chat_template` the model's own, where there is one.
     """
 
     fingerprint: str
@@ -54,6 +56,7 @@ class Vocabulary:
     controls: Mapping[str, int]
     decode: Callable[[Sequence[int]], str]
     guarding: "Callable[[frozenset[str]], Vocabulary]"
+    definition: Callable[[], bytes]
     chat_template: str | None = None
 
 
@@ -119,6 +122,7 @@ def _from_definition(
         controls={token["content"]: token["id"] for token in added},
         decode=lambda ids: loaded().decode(list(ids), skip_special_tokens=False),
         guarding=cache(guarding),
+        definition=lambda: definition,
         chat_template=_chat_template(config),
     )
     return vocabulary
@@ -200,6 +204,7 @@ def tiktoken_vocabulary(
         controls=special,
         decode=lambda ids: tiktoken.get_encoding(name).decode(ids),
         guarding=lambda _: vocabulary,  # every control string of an encoding is special already
+        definition=lambda: tiktoken_definition(tiktoken.get_encoding(name)),
     )
     return vocabulary
 
@@ -221,6 +226,7 @@ def sentencepiece_vocabulary(model: bytes) -> Vocabulary:
         controls=controls,
         decode=lambda ids: _spelled(processor, controls, ids),
         guarding=lambda _: vocabulary,
+        definition=lambda: sentencepiece_to_tokenizer_json(model).encode(),
     )
     return vocabulary
 

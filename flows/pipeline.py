@@ -1,0 +1,54 @@
+"""The pipeline: from blends to a model that was pretrained, then trained on conversations, and to rows for RL.
+
+pretrain data ─► train ─► evaluate ─► SFT data ─► train further ─► evaluate ─► RL data
+"""
+
+from typing import Any
+
+from prefect import flow
+
+from flows.pretrain import pretrain_data_prep
+from flows.rl import rl_data_prep
+from flows.sft import sft_data_prep
+from flows.train import evaluate_model, train_model
+from tasks.storage import join
+from tasks.strict import Strict
+from tasks.train.pipeline_settings import PipelineSettings, PretrainStage, SftStage, blend_place
+
+
+@flow(name="pipeline", persist_result=False)
+def pipeline(settings: PipelineSettings, output_dir: str) -> dict[str, Any]:
+    """Run the stages one after the other; each finds what an earlier run has finished, and goes on from there.
+
+    Args:
+        settings: The stages.
+        output_dir: A folder per stage goes there.
+    """
+    data: Any = pretrain_data_prep(
+        blend_place(settings.pretrain.blend), join(output_dir, "pretrain/data"), **_chosen(settings.pretrain.data)
+    )
+    stages: list[Any] = [data, *_trained(settings.pretrain, settings, join(output_dir, "pretrain"))]
+    if settings.sft:
+        data = sft_data_prep(
+            blend_place(settings.sft.blend), join(output_dir, "sft/data"), **_chosen(settings.sft.data)
+        )
+        begun = settings.sft.train.model_copy(update={"start_from": join(output_dir, "pretrain/model")})
+        stage = settings.sft.model_copy(update={"train": begun})
+        stages += [data, *_trained(stage, settings, join(output_dir, "sft"))]
+    if settings.rl:
+        stages.append(
+            rl_data_prep(blend_place(settings.rl.blend), join(output_dir, "rl/data"), **_chosen(settings.rl.data))
+        )
+    made = [{name: record[name] for name in ("type", "path")} for stage in stages for record in stage.values()]
+    return {"pipeline": {"path": output_dir, "type": "pipeline", "stages": stages, "made_from": made}}
+
+
+def _trained(stage: PretrainStage | SftStage, settings: PipelineSettings, folder: str) -> list[Any]:
+    """Train on the data of a stage, and evaluate what was trained."""
+    model = train_model(join(folder, "data"), join(folder, "model"), stage.train)
+    return [model, evaluate_model(join(folder, "model"), join(folder, "results"), settings.evaluate)]
+
+
+def _chosen(settings: Strict) -> dict[str, Any]:
+    """The settings that somebody chose; a flow knows the others."""
+    return {name: getattr(settings, name) for name in settings.model_fields_set}

@@ -1,0 +1,306 @@
+"""Benchmarks of training: what a run's events come to, kept as a baseline, and compared with one.
+
+    BASELINES/<device>-<configuration>.json     a record, as JSON
+
+A figure is worth something only beside another of the same configuration on the same device, so both make the name of a
+baseline, and records that differ in either are never compared. The first steps (two by default) warm up: libraries
+choose kernels, allocators grow; they are counted and left out. The spread of single steps is why the median and the 90th
+percentile are kept beside the mean rate, and why a threshold below a few per cent finds noise.
+"""
+
+import hashlib
+import math
+import os
+import platform
+import re
+import statistics
+from collections.abc import Iterator, Mapping, Sequence
+from datetime import UTC, datetime
+from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path
+from typing import Any, Literal, cast
+
+import numpy as np
+import orjson
+from rich.console import Console
+from rich.markup import escape
+from rich.table import Table
+
+from tasks.errors import InputError
+from tasks.shards.publish import publish_bytes
+from tasks.shards.store import read_bytes
+from tasks.storage import join
+from tasks.strict import Strict, parse
+from tasks.train.events import Started, Step
+from tasks.train.job import Job
+from tasks.train.results import perplexity
+
+WARMUP = 2
+THRESHOLD = 0.05
+LOSS_BOUND = 0.02
+"""Nats per token by which two runs of one configuration may differ: order of sums, precision."""
+
+APART = {
+    "launcher", "retries", "checkpoint_every", "keep_checkpoints", "validate_every", "validation_batches", "max_epochs",
+    "device", "processes",
+}  # fmt: skip
+"""Settings that change neither a step nor its loss, or of which the run itself says what they came to."""
+
+LIBRARIES = ("tokenmill", "torch", "megatron-core", "transformers")
+DRIVER = Path("/proc/driver/nvidia/version")
+
+
+class Environment(Strict, frozen=True):
+    """The machine that made the record. `driver` is NVIDIA's, None where there is none."""
+
+    python: str
+    cpus: int
+    driver: str | None
+    versions: dict[str, str]
+
+
+class BenchmarkRecord(Strict, frozen=True):
+    """What a training run came to, in its steady state.
+
+    `configuration` are the settings that a step depends on, and the data, by dotted name; `key` names it and the device.
+    `steps` were measured, after `warmup` that were not, and took `seconds`. Rates are tokens a second over all processes,
+    of all tokens (padding too) and of those trained on. `waited` and `padding` are shares, of time and of tokens. `mfu` is
+    the median, None where the device's peak is unknown, and `memory` the peak in bytes of the fullest process. `loss` is
+    that of all measured steps, weighted by tokens, in nats.
+    """
+
+    key: str
+    engine: str
+    device: str
+    processes: int
+    parameters: int
+    configuration: dict[str, Any]
+    warmup: int
+    steps: int
+    seconds: float
+    tokens: int
+    loss_tokens: int
+    tokens_per_second: float
+    loss_tokens_per_second: float
+    step_seconds_median: float
+    step_seconds_p90: float
+    waited: float
+    padding: float
+    mfu: float | None
+    memory: int
+    loss: float
+    perplexity: float | None
+    final_loss: float
+    environment: Environment
+    recorded_at: str
+
+
+def summarise(job: Job, started: Started, steps: Sequence[Step], warmup: int = WARMUP) -> BenchmarkRecord:
+    """The record of a run: `started` is its last start, `steps` all steps it told of, those before that start too.
+
+    Raises InputError unless more steps than `warmup` were done since.
+    """
+    since = {step.step: step for step in steps if step.step > started.step}  # the last word on a step that was repeated
+    measured = list(since.values())[warmup:]
+    if not measured:
+        raise InputError(
+            f"steps: {len(since)} were done since the start, of which the first {warmup} warm up and are not measured; "
+            f"train {warmup + 1} at least"
+        )
+    seconds = math.fsum(step.seconds for step in measured)
+    tokens, loss_tokens = sum(step.tokens for step in measured), sum(step.loss_tokens for step in measured)
+    nll = math.fsum(step.loss * step.loss_tokens for step in measured)
+    each, rates = [step.seconds for step in measured], [step.mfu for step in measured if step.mfu is not None]
+    configuration = _configuration(job)
+    return BenchmarkRecord(
+        key=_key(configuration, started), engine=started.engine, device=started.device, processes=started.processes,
+        parameters=started.parameters, configuration=configuration, warmup=warmup, steps=len(measured), seconds=seconds,
+        tokens=tokens, loss_tokens=loss_tokens,
+        tokens_per_second=tokens / seconds, loss_tokens_per_second=loss_tokens / seconds,
+        step_seconds_median=statistics.median(each), step_seconds_p90=float(np.quantile(each, 0.9)),
+        waited=math.fsum(step.waited for step in measured) / seconds,
+        padding=sum(step.padding for step in measured) / tokens,
+        mfu=statistics.median(rates) if rates else None, memory=max(step.memory for step in measured),
+        loss=nll / loss_tokens if loss_tokens else 0.0, perplexity=perplexity(nll, loss_tokens),
+        final_loss=measured[-1].loss, environment=_environment(),
+        recorded_at=datetime.now(UTC).isoformat(timespec="seconds"),
+    )  # fmt: skip
+
+
+def _configuration(job: Job) -> dict[str, Any]:
+    """What a step and its loss depend on, by dotted name: settings, and the data, by what is in it: prepared again it
+    has another seal.
+    """
+    data = job.data
+    sources = {
+        source.dataset: {"tokens": source.tokens, "weight": math.fsum(source.weights)} for source in data.of("train")
+    }
+    return dict(
+        _flat(
+            {
+                **job.settings.model_dump(mode="json", exclude=APART),
+                "data": {"kind": data.kind, "tokenizer": data.fingerprint, "pack_size": data.pack_size},
+                "source": sources,
+            }
+        )
+    )
+
+
+def _flat(values: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:
+    for name, value in values.items():
+        if isinstance(value, dict):
+            yield from _flat(cast("dict[str, Any]", value), f"{prefix}{name}.")
+        else:
+            yield f"{prefix}{name}", value
+
+
+def _key(configuration: Mapping[str, Any], started: Started) -> str:
+    device = re.sub(r"[^a-z0-9]+", "-", started.device.lower()).strip("-")
+    digest = hashlib.sha256(orjson.dumps(dict(configuration), option=orjson.OPT_SORT_KEYS)).hexdigest()
+    return f"{device}-x{started.processes}-{digest[:16]}"
+
+
+def _environment() -> Environment:
+    described = DRIVER.read_text("utf-8") if DRIVER.is_file() else ""
+    driver = re.search(r"Module\s+(?:for \S+\s+)?([\d.]+)", described)
+    return Environment(
+        python=platform.python_version(), cpus=os.cpu_count() or 1, driver=driver.group(1) if driver else None,
+        versions={name: found for name in LIBRARIES if (found := _version(name))},
+    )  # fmt: skip
+
+
+def _version(name: str) -> str | None:
+    """The version of a package, without importing it; None where it is not installed."""
+    try:
+        return version(name)
+    except PackageNotFoundError:
+        return None
+
+
+def record(found: BenchmarkRecord, folder: str) -> str:
+    """Keep a record as the baseline of its configuration and device, in place of an older one; its path."""
+    content = orjson.dumps(found.model_dump(), option=orjson.OPT_INDENT_2 | orjson.OPT_SORT_KEYS)
+    return publish_bytes(_place(folder, found.key), content).path
+
+
+def baseline_of(found: BenchmarkRecord, folder: str) -> BenchmarkRecord:
+    """The baseline of the same configuration and device. Raises InputError where none was recorded."""
+    place = _place(folder, found.key)
+    if read_bytes(place) is None:
+        raise InputError(
+            f"{folder}: there is no baseline of this configuration on {found.processes} x {found.device}, which would be "
+            f"{found.key}.json; record one first"
+        )
+    return read_record(place)
+
+
+def read_record(path: str) -> BenchmarkRecord:
+    """The record in a file. Raises InputError when there is none."""
+    content = read_bytes(path)
+    if content is None:
+        raise InputError(f"{path}: there is no such file; give a record that tokenmill benchmark wrote")
+    try:
+        return parse(BenchmarkRecord, orjson.loads(content), path)
+    except orjson.JSONDecodeError as error:
+        raise InputError(f"{path}: is not JSON: {error}; record the baseline again") from error
+
+
+def _place(folder: str, key: str) -> str:
+    return join(folder, f"{key}.json")
+
+
+Better = Literal["higher", "lower"]
+COMPARED: dict[str, Better] = {
+    "tokens_per_second": "higher",
+    "loss_tokens_per_second": "higher",
+    "step_seconds_median": "lower",
+    "step_seconds_p90": "lower",
+    "memory": "lower",
+}
+"""What is compared, and which side is the good one."""
+
+
+class Change(Strict, frozen=True):
+    """A figure beside its baseline. `change` is relative (0.1 is a tenth more), None where the baseline is nothing;
+    `regressed`: it is worse by the threshold or more.
+    """
+
+    name: str
+    ours: float
+    baseline: float
+    change: float | None
+    regressed: bool
+
+
+class Comparison(Strict, frozen=True):
+    """A run beside its baseline. `loss_difference` is in nats per token; `loss_differs`: by more than the bound, to
+    either side, so that the two did not compute the same.
+    """
+
+    key: str
+    threshold: float
+    changes: list[Change]
+    loss_difference: float
+    loss_differs: bool
+
+    @property
+    def regressed(self) -> list[str]:
+        """The names of what became worse by the threshold or more."""
+        return [change.name for change in self.changes if change.regressed]
+
+
+def compare(
+    found: BenchmarkRecord, baseline: BenchmarkRecord, threshold: float = THRESHOLD, loss_bound: float = LOSS_BOUND
+) -> Comparison:
+    """A record beside a baseline; `threshold` is relative, 0.05 is a twentieth.
+
+    Raises InputError, which names what differs, unless both are of one configuration on one device.
+    """
+    _require_same(found, baseline)
+    difference = found.loss - baseline.loss
+    return Comparison(
+        key=found.key,
+        threshold=threshold,
+        changes=[_change(name, better, found, baseline, threshold) for name, better in COMPARED.items()],
+        loss_difference=difference,
+        loss_differs=abs(difference) > loss_bound,
+    )
+
+
+def _change(name: str, better: Better, found: BenchmarkRecord, baseline: BenchmarkRecord, threshold: float) -> Change:
+    ours, theirs = float(getattr(found, name)), float(getattr(baseline, name))
+    change = (ours - theirs) / theirs if theirs else None
+    worse = 0.0 if change is None else -change if better == "higher" else change
+    return Change(name=name, ours=ours, baseline=theirs, change=change, regressed=0 < worse >= threshold)
+
+
+def _require_same(found: BenchmarkRecord, baseline: BenchmarkRecord) -> None:
+    ours, theirs = _compared(found), _compared(baseline)
+    differing = [name for name in sorted({*ours, *theirs}) if ours.get(name) != theirs.get(name)]
+    if differing:
+        named = ", ".join(f"{name} ({ours.get(name)!r} here, {theirs.get(name)!r} there)" for name in differing)
+        raise InputError(
+            f"baseline: it was recorded with another {named}; benchmark the same configuration on the same device, or "
+            "record a new baseline"
+        )
+
+
+def _compared(found: BenchmarkRecord) -> dict[str, Any]:
+    """All that must be the same in two records."""
+    return {"device": found.device, "processes": found.processes, "warmup": found.warmup, **found.configuration}
+
+
+def print_comparison(comparison: Comparison, console: Console) -> None:
+    """A comparison for a terminal."""
+    table = Table(title=f"against the baseline {escape(comparison.key)}", title_justify="left")
+    table.add_column("measure")
+    for heading in ("now", "baseline", "change"):
+        table.add_column(heading, justify="right")
+    table.add_column("")
+    for change in comparison.changes:
+        share = "-" if change.change is None else f"{change.change:+.1%}"
+        verdict = "[red]regressed[/]" if change.regressed else "[green]ok[/]"
+        table.add_row(change.name, f"{change.ours:,.6g}", f"{change.baseline:,.6g}", share, verdict)
+    verdict = "[yellow]differs[/]" if comparison.loss_differs else "[green]ok[/]"
+    table.add_row("loss", "", "", f"{comparison.loss_difference:+.4f} nats", verdict)
+    console.print(table)

@@ -1,0 +1,67 @@
+"""Lets megatron-core train on a machine without a GPU.
+
+megatron-core is written for CUDA: it asks for the current device, makes tensors with `device="cuda"`, moves them by
+`.cuda()`, checks that gradients are `torch.cuda.FloatTensor`, and reads and sets the state of CUDA's random numbers. Where
+there is no CUDA each of these is given the CPU's answer. That is enough for its models, optimizers, schedules and
+checkpoints with the backend gloo, in the versions that this package allows (0.16.1 up to 0.20); whatever runs on the
+CPU then is the very code that runs on GPUs, which is what a rehearsal is for.
+
+The change is one of the whole process: only a trainer, which is a process of its own, may make it. On a machine with a
+GPU it must not be made.
+"""
+
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import nullcontext
+from types import SimpleNamespace
+from typing import Any
+
+import torch
+from megatron.core.tensor_parallel import random
+
+CPU = torch.device("cpu")
+
+
+class CudaToCpu(torch.overrides.TorchFunctionMode):
+    """While this is entered, what is asked of CUDA is done on the CPU."""
+
+    def __torch_function__(
+        self,
+        func: Callable[..., Any],
+        types: Sequence[type],
+        args: Sequence[Any] = (),
+        kwargs: Mapping[str, Any] | None = None,
+    ) -> Any:  # noqa: ANN401 - whatever the function returns
+        """See torch.overrides.TorchFunctionMode."""
+        named = dict(kwargs or {})
+        if func is torch.Tensor.cuda:
+            return args[0]
+        if func is torch.Tensor.type and len(args) == 1 and not named:
+            return func(*args).replace("torch.", "torch.cuda.", 1)
+        if _is_cuda(named.get("device")):
+            named["device"] = CPU
+        if func is torch.Tensor.to:
+            args = [CPU if _is_cuda(each) else each for each in args]
+        return func(*args, **named)
+
+
+def _is_cuda(place: object) -> bool:
+    return isinstance(place, str | torch.device) and str(place).startswith("cuda")
+
+
+def compute_on_cpu() -> None:
+    """Answer for CUDA from now on, in all of this process."""
+    CudaToCpu().__enter__()
+    stream = SimpleNamespace(wait_stream=lambda _: None, synchronize=lambda: None)
+    answers: dict[str, Callable[..., Any]] = {
+        "current_device": lambda: CPU,
+        "synchronize": lambda *_: None,
+        "empty_cache": lambda: None,
+        "Stream": lambda *_, **__: stream,
+        "current_stream": lambda *_: stream,
+        "default_stream": lambda *_: stream,
+        "stream": lambda *_: nullcontext(),
+    }
+    for name, answer in answers.items():
+        setattr(torch.cuda, name, answer)
+    setattr(random, "_get_cuda_rng_state", lambda *_, **__: torch.get_rng_state())  # noqa: B010 - a private name
+    setattr(random, "_set_cuda_rng_state", lambda state, *_, **__: torch.set_rng_state(state))  # noqa: B010

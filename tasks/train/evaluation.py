@@ -1,0 +1,18 @@
+"""What is to be evaluated, as the one JSON file that an evaluator is started with."""
+
+from pydantic import Field
+
+from tasks.strict import Strict
+from tasks.train.evaluation_settings import EvaluateSettings
+from tasks.train.job import TrainData
+
+REQUEST = "request.json"
+
+
+class Evaluation(Strict, frozen=True):
+    """A model to be evaluated: its folder, the data whose held-out documents it is asked about, and where results go."""
+
+    model: str = Field(min_length=1)
+    data: TrainData
+    settings: EvaluateSettings
+    output_dir: str = Field(min_length=1)

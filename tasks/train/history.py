@@ -1,0 +1,110 @@
+"""What a trainer told, kept: the steps of a training over all its starts, and the record of what came of it.
+
+    OUT/metrics.jsonl    a line per step: the last word on each, whichever start it was done in
+    OUT/training.json    sealed; written once the model is, and therefore the proof that training ended
+
+A run that was killed did some steps after its last checkpoint; the next start does them again, with the same losses, and
+what it says of them replaces what was said before.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+import orjson
+
+from tasks.errors import InputError
+from tasks.seal import sealed, unsealed
+from tasks.shards.publish import publish_bytes
+from tasks.shards.store import read_bytes
+from tasks.storage import join
+from tasks.strict import parse
+from tasks.train.events import Event, Started, Step, Validated
+from tasks.train.job import MODEL, Job
+
+METRICS = "metrics.jsonl"
+TRAINING = "training.json"
+
+
+@dataclass(slots=True)
+class History:
+    """The steps and losses of a training by the number of the step; `started` is its last start."""
+
+    output_dir: str
+    steps: dict[int, Step] = field(default_factory=dict[int, Step])
+    validated: dict[int, Validated] = field(default_factory=dict[int, Validated])
+    started: Started | None = None
+
+    def add(self, event: Event) -> None:
+        """Take in what the trainer said."""
+        if isinstance(event, Started):
+            self.started = event
+            self.steps = {number: step for number, step in self.steps.items() if number <= event.step}
+        elif isinstance(event, Step):
+            self.steps[event.step] = event
+        elif isinstance(event, Validated):
+            self.validated[event.step] = event
+
+    def publish(self) -> None:
+        """Write the steps so far. Raises OSError."""
+        events = [*self.steps.values(), *self.validated.values()]
+        lines = [orjson.dumps(event.model_dump()) for event in sorted(events, key=lambda event: event.step)]
+        publish_bytes(join(self.output_dir, METRICS), b"".join(line + b"\n" for line in lines))
+
+
+def history_of(output_dir: str) -> History:
+    """What was told of the training in a folder, in earlier starts. Raises InputError for a damaged file."""
+    found, place = History(output_dir), join(output_dir, METRICS)
+    for line in (read_bytes(place) or b"").splitlines():
+        kind = Step if b'"event":"step"' in line else Validated
+        found.add(parse(kind, orjson.loads(line), place))
+    return found
+
+
+def publish_training(job: Job, history: History, seconds: float) -> dict[str, Any]:
+    """Write the record of a training that ended, and return it. `seconds` is the time since its last start."""
+    first, last = history.steps[min(history.steps)], history.steps[max(history.steps)]
+    record: dict[str, Any] = {
+        "type": "model",
+        "model": join(job.output_dir, MODEL),
+        "made_from": made_from(job),
+        "steps": last.step,
+        "tokens": sum(step.tokens for step in history.steps.values()),
+        "loss_tokens": sum(step.loss_tokens for step in history.steps.values()),
+        "first_loss": first.loss,
+        "final_loss": last.loss,
+        "validated": {str(number): event.loss for number, event in sorted(history.validated.items())},
+        "settings": job.settings.model_dump(),
+        "volatile": {
+            "seconds": seconds,
+            "started": history.started.model_dump() if history.started else None,
+            "seconds_per_step": sum(step.seconds for step in history.steps.values()) / len(history.steps),
+        },
+    }
+    publish_bytes(join(job.output_dir, TRAINING), sealed(record))
+    return record
+
+
+def made_from(job: Job) -> list[dict[str, str]]:
+    """What a training is made from: the preparation, and the model it begins with."""
+    data = {"type": job.data.kind, "path": job.data.path, "digest": job.data.made_from}
+    start = job.settings.start_from
+    return [data, {"type": "model", "path": start}] if start else [data]
+
+
+def read_training(output_dir: str) -> dict[str, Any]:
+    """The record of a training that ended. Raises InputError when there is none, or a damaged one."""
+    place = join(output_dir, TRAINING)
+    content = read_bytes(place)
+    if content is None:
+        raise InputError(f"{place}: no training has ended there; run it to its end: tokenmill train")
+    try:
+        return unsealed(content)
+    except ValueError as error:
+        raise InputError(f"{place}: {error}; train again") from error
+
+
+def training_record(record: Mapping[str, Any], output_dir: str) -> dict[str, Any]:
+    """The one line that the next program reads."""
+    names = ("type", "model", "steps", "tokens", "loss_tokens", "first_loss", "final_loss", "made_from")
+    return {"train": {"path": output_dir, **{name: record[name] for name in names}}}

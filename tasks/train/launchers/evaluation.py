@@ -1,0 +1,12 @@
+"""An evaluation: one process of this machine, with all of its cores."""
+
+import sys
+
+from tasks.train.launchers.launch import Launch
+
+EVALUATOR = ("-m", "tasks.train.evaluator")
+
+
+def evaluation_launch(request: str) -> Launch:
+    """What evaluates the request in a file."""
+    return Launch({}, [sys.executable, *EVALUATOR, request], runs=True)

@@ -1,0 +1,47 @@
+"""What the trainers of others ask for, whichever they are: a tokenizer by a name that they know, and a script."""
+
+import shlex
+
+from tasks.errors import InputError
+from tasks.train.job import Job
+from tasks.train.launchers.torchrun import on_one_machine
+
+HUGGING_FACE, NULL = "HuggingFaceTokenizer", "NullTokenizer"
+NOT_FOLDERS = (".json", ".model", ".tiktoken")
+
+SCRIPT = "train.sh"
+
+
+def hugging_face_name(job: Job) -> str | None:
+    """The data's tokenizer as Hugging Face's libraries find it, a folder or a hub id; None for encodings and single files.
+
+    A pinned revision is a name that only we know.
+    """
+    name, revision = str(job.data.tokenizer["model"]), job.data.tokenizer.get("revision")
+    return name if "/" in name and not name.endswith(NOT_FOLDERS) and revision is None else None
+
+
+def integral_rope_base(job: Job) -> int:
+    """Megatron's base of rotary positions. Raises InputError unless it is a whole number, all that its options take."""
+    base = job.settings.model.rope_base
+    if not base.is_integer():
+        raise InputError(
+            f"model.rope_base={base}: launcher={job.settings.launcher} takes whole numbers only; round it, or set launcher=local"
+        )
+    return int(base)
+
+
+def torchrun_words(job: Job, processes: int) -> str:
+    """The words of a bash script that start a program in the processes of one machine of the job."""
+    if job.settings.nodes == 1:
+        return " ".join(on_one_machine(processes, []))
+    return (
+        f"-m torch.distributed.run --nnodes={job.settings.nodes} --nproc-per-node={processes} --max-restarts=0 "
+        '--node-rank="${NODE_RANK:?number this machine from 0}" --master-addr="${MASTER_ADDR:?name the first machine}" '
+        '--master-port="${MASTER_PORT:-29500}"'
+    )
+
+
+def data_place(job: Job, name: str) -> str:
+    """A path within the preparation, for bash."""
+    return shlex.quote(f"{job.data.path.rstrip('/')}/{name}")

@@ -1,0 +1,196 @@
+"""Kubernetes: a Job with one pod per machine, and a script that starts it, shows its log and ends with its result.
+
+Pods have names of their own in an Indexed Job, so that the processes of several machines meet at the first of them, by way
+of a Service without an address. Nothing is started again there: a retry is a new Job that goes on from the checkpoint.
+
+What is a matter of the cluster comes from the environment: TOKENMILL_IMAGE is an image with this package and its extra
+`train`, TOKENMILL_CLAIM the persistent volume claim that holds data and output and where it is mounted, as
+`claim:/mount/path`; it must be the same path on the machine that plans. kubectl takes cluster and namespace from its context.
+"""
+
+import hashlib
+import os
+import shlex
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import yaml
+
+from tasks.errors import InputError
+from tasks.storage import is_local, join
+from tasks.train.job import JOB, Job
+from tasks.train.launchers.launch import Launch, local_folder
+from tasks.train.launchers.torchrun import RUN, TRAINER, on_one_machine
+
+IMAGE, CLAIM = "TOKENMILL_IMAGE", "TOKENMILL_CLAIM"
+MANIFEST, SCRIPT = "job.yaml", "job.sh"
+PORT = 29500
+"""Where processes of several machines meet. A pod has an address of its own, so nobody else is there."""
+
+INSTANCE = "app.kubernetes.io/instance"
+INDEX = "batch.kubernetes.io/job-completion-index"
+A_DAY = 86_400
+
+HEADING = """\
+# A training as a Job of Kubernetes; {script} beside this file runs it. kubectl apply --filename {manifest} does, too.
+"""
+
+SCRIPT_TEXT = """\
+#!/bin/sh
+# Runs the training as a Job of Kubernetes: starts it, shows its log, and ends with its result. Ended by a signal, it removes
+# the Job. Cluster and namespace are those of kubectl's context.
+set -eu
+manifest={manifest}
+job={name}
+first={instance}={name},{index}=0
+
+remove() {{ kubectl delete --ignore-not-found --filename "$manifest"; }}
+
+# The log is followed in the background, because a shell sees a signal only between commands, or while it waits.
+log=
+trap 'trap "" TERM INT HUP; [ -z "$log" ] || kill "$log" 2>/dev/null || true; remove; exit 143' TERM INT HUP
+follow() {{
+    kubectl logs --follow --tail="$1" --selector "$first" &
+    log=$!
+    wait "$log" || true
+    log=
+}}
+phase() {{ kubectl get pods --selector "$first" --output 'jsonpath={{.items[*].status.phase}}' || true; }}
+state() {{
+    conditions='jsonpath=found {{.status.conditions[?(@.status=="True")].type}} '
+    kubectl get job "$job" --ignore-not-found --output "$conditions" || echo "found " # the cluster may answer later
+}}
+
+remove # what an earlier attempt has left
+kubectl create --filename "$manifest"
+lines=-1
+while :; do
+    case "$(phase)" in
+    *Running* | *Succeeded* | *Failed*)
+        follow "$lines" # until the container ends, or the connection does
+        lines=0 # a log that is taken up again is not repeated
+        ;;
+    esac
+    case "$(state)" in
+    *" Complete "*) exit 0 ;;
+    *" Failed "*)
+        echo "the Job $job failed: kubectl describe job $job" >&2
+        exit 1
+        ;;
+    found*) sleep 2 ;;
+    *)
+        echo "the Job $job was removed by someone else" >&2
+        exit 1
+        ;;
+    esac
+done
+"""
+
+
+@dataclass(frozen=True, slots=True)
+class _Place:
+    """What a cluster is asked to run in."""
+
+    image: str
+    claim: str
+    mount: str
+
+
+def kubernetes_launch(job: Job, processes: int) -> Launch:
+    """Raises InputError when the environment says too little, or when a path is not in the claim."""
+    folder, place = local_folder(job), _place(os.environ)
+    _require_mounted(job, place)
+    name = f"tokenmill-train-{hashlib.sha256(folder.encode()).hexdigest()[:8]}"
+    parts = [_service(name)] * (job.settings.nodes > 1) + [_job(job, processes, name, place)]
+    heading = HEADING.format(script=SCRIPT, manifest=MANIFEST)
+    script = SCRIPT_TEXT.format(manifest=shlex.quote(join(folder, MANIFEST)), name=name, instance=INSTANCE, index=INDEX)
+    files = {MANIFEST: heading + yaml.safe_dump_all(parts, sort_keys=False), SCRIPT: script}
+    return Launch(files, ["sh", join(folder, SCRIPT)], True)
+
+
+def _place(environment: Mapping[str, str]) -> _Place:
+    image = environment.get(IMAGE)
+    if not image:
+        raise InputError(f"{IMAGE} is not set: launcher=kubernetes needs the name of an image with this package in it")
+    claim, colon, mount = environment.get(CLAIM, "").partition(":")
+    if not (claim and colon and mount.startswith("/")):
+        raise InputError(
+            f"{CLAIM}={environment.get(CLAIM, '')!r}: launcher=kubernetes needs the persistent volume claim with data and output, "
+            "and its place in both this machine and the pods; set it to claim:/mount/path"
+        )
+    return _Place(image, claim, mount.rstrip("/"))
+
+
+def _require_mounted(job: Job, place: _Place) -> None:
+    paths = {"output_dir": job.output_dir, "the data": job.data.path, "start_from": job.settings.start_from}
+    for what, path in paths.items():
+        if path and path.startswith("/") and is_local(path) and not path.startswith(f"{place.mount}/"):
+            raise InputError(
+                f"{what} {path} does not lie in {place.mount}, which is where {CLAIM} is mounted; move it there, or name "
+                "another claim"
+            )
+
+
+def _service(name: str) -> dict[str, Any]:
+    """Gives pods names that others find, before they are ready too."""
+    return {
+        "apiVersion": "v1",
+        "kind": "Service",
+        "metadata": {"name": name, "labels": {INSTANCE: name}},
+        "spec": {"clusterIP": "None", "publishNotReadyAddresses": True, "selector": {INSTANCE: name}},
+    }
+
+
+def _job(job: Job, processes: int, name: str, place: _Place) -> dict[str, Any]:
+    nodes = job.settings.nodes
+    return {
+        "apiVersion": "batch/v1",
+        "kind": "Job",
+        "metadata": {"name": name, "labels": {INSTANCE: name}},
+        "spec": {
+            "completionMode": "Indexed",
+            "completions": nodes,
+            "parallelism": nodes,
+            "backoffLimit": 0,
+            "ttlSecondsAfterFinished": A_DAY,
+            "template": {"metadata": {"labels": {INSTANCE: name}}, "spec": _pod(job, processes, name, place)},
+        },
+    }
+
+
+def _pod(job: Job, processes: int, name: str, place: _Place) -> dict[str, Any]:
+    index = {"fieldRef": {"fieldPath": f"metadata.annotations['{INDEX}']"}}
+    container = {
+        "name": "trainer",
+        "image": place.image,
+        "command": ["python", *_torchrun(job, processes, name)],
+        "env": [{"name": "NODE_RANK", "valueFrom": index}],
+        "resources": _resources(job, processes),
+        "volumeMounts": [
+            {"name": "files", "mountPath": place.mount},
+            {"name": "memory", "mountPath": "/dev/shm"},  # noqa: S108 - what processes and NCCL share; 64 MB by default
+        ],
+    }
+    volumes = [
+        {"name": "files", "persistentVolumeClaim": {"claimName": place.claim}},
+        {"name": "memory", "emptyDir": {"medium": "Memory"}},
+    ]
+    alone = {"restartPolicy": "Never", "containers": [container], "volumes": volumes}
+    return alone if job.settings.nodes == 1 else {**alone, "subdomain": name}
+
+
+def _torchrun(job: Job, processes: int, name: str) -> list[str]:
+    program = [*TRAINER, join(job.output_dir, JOB)]
+    if job.settings.nodes == 1:
+        return on_one_machine(processes, program)
+    return [
+        *RUN, f"--nnodes={job.settings.nodes}", f"--nproc-per-node={processes}", "--max-restarts=0",
+        "--node-rank=$(NODE_RANK)", f"--master-addr={name}-0.{name}", f"--master-port={PORT}", *program,
+    ]  # fmt: skip
+
+
+def _resources(job: Job, processes: int) -> dict[str, Any]:
+    if job.settings.device == "cpu":
+        return {"requests": {"cpu": processes}}
+    return {"limits": {"nvidia.com/gpu": processes}}

@@ -1,0 +1,31 @@
+"""On one machine: torchrun, with one process per GPU or as many as were asked for."""
+
+import os
+import sys
+
+from tasks.errors import InputError
+from tasks.storage import join
+from tasks.train.job import JOB, Job
+from tasks.train.launchers.launch import Launch
+from tasks.train.launchers.torchrun import TRAINER, on_one_machine
+
+THREADS = "OMP_NUM_THREADS"
+
+
+def local_launch(job: Job, processes: int) -> Launch:
+    """Raises InputError for more than one machine."""
+    if job.settings.nodes > 1:
+        raise InputError(
+            f"nodes={job.settings.nodes}: launcher=local starts processes on this machine alone; set nodes=1, or "
+            "launcher=slurm or launcher=kubernetes"
+        )
+    program = [*TRAINER, join(job.output_dir, JOB)]
+    return Launch({}, [sys.executable, *on_one_machine(processes, program)], True, {THREADS: _threads(processes)})
+
+
+def _threads(processes: int) -> str:
+    """What each process computes with, unless the environment says so: its share of the cores.
+
+    Without it every process takes all cores, and torchrun, to prevent that, gives each a single one.
+    """
+    return os.environ.get(THREADS) or str(max(1, len(os.sched_getaffinity(0)) // processes))

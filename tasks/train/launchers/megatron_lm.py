@@ -1,0 +1,175 @@
+"""Megatron-LM: a script that gives pretrain_gpt.py this job's model, data and schedule.
+
+The names of arguments are those of Megatron-LM with megatron-core 0.19 (megatron/training/arguments.py), where Megatron's
+defaults are not ours they are stated: it drops out a tenth of activations and ties embeddings unless it is told otherwise.
+"""
+
+import shlex
+from collections.abc import Iterable, Mapping
+
+from tasks.errors import InputError
+from tasks.storage import join
+from tasks.train.job import CHECKPOINTS, Job
+from tasks.train.launchers.handed_over import (
+    HUGGING_FACE,
+    NULL,
+    SCRIPT,
+    hugging_face_name,
+    integral_rope_base,
+    torchrun_words,
+)
+from tasks.train.launchers.launch import Launch, local_folder
+
+Arguments = Mapping[str, str | int | float | bool]
+"""Values by argument; True stands for an argument without a value, False for none."""
+
+TEXT = """\
+#!/usr/bin/env bash
+# Trains with Megatron-LM: MEGATRON_LM=<its folder> bash {script}{more}
+# More arguments may follow; the last word counts.
+set -euo pipefail
+program="${{MEGATRON_LM:?set it to the folder of Megatron-LM, in which pretrain_gpt.py is}}/pretrain_gpt.py"
+export CUDA_DEVICE_MAX_CONNECTIONS="${{CUDA_DEVICE_MAX_CONNECTIONS:-1}}" # else it cannot overlap what processes share
+
+{arrays}
+exec python {torchrun} "$program" \\
+    {expanded} "$@"
+"""
+
+
+def megatron_lm_launch(job: Job, processes: int) -> Launch:
+    """Raises InputError for packed data, and for weights to begin with, neither of which Megatron-LM reads."""
+    if job.data.kind != "pretrain":
+        raise InputError(
+            f"launcher=megatron-lm: {job.data.path} holds packed conversations, which pretrain_gpt.py does not read; set "
+            "launcher=megatron-bridge"
+        )
+    if job.settings.start_from is not None:
+        raise InputError(
+            f"start_from={job.settings.start_from}: Megatron-LM begins with checkpoints of its own only; set "
+            "launcher=megatron-bridge, which converts"
+        )
+    folder, groups = local_folder(job), argument_groups(job)
+    text = TEXT.format(
+        script=shlex.quote(join(folder, SCRIPT)),
+        more="" if job.settings.nodes == 1 else " on every machine, with NODE_RANK and MASTER_ADDR",
+        arrays="\n".join(_array(name, arguments) for name, arguments in groups.items()),
+        torchrun=torchrun_words(job, processes),
+        expanded=" ".join(f'"${{{name}[@]}}"' for name in groups),
+    )
+    return Launch({SCRIPT: text}, ["bash", join(folder, SCRIPT)], False)
+
+
+def argument_groups(job: Job) -> dict[str, Arguments]:
+    """The arguments of pretrain_gpt.py, by what they are about."""
+    return {
+        "model": _model(job),
+        "data": _data(job),
+        "training": _training(job),
+        "optimizer": _optimizer(job),
+        "parallel": _parallel(job),
+        "checkpoints": _checkpoints(job),
+    }
+
+
+def _array(name: str, arguments: Arguments) -> str:
+    """The arguments as an array of bash, quoted, one to a line."""
+    return "\n".join([f"{name}=(", *(f"    {line}" for line in _words(arguments)), ")"])
+
+
+def _words(arguments: Arguments) -> Iterable[str]:
+    for name, value in arguments.items():
+        if value is True:
+            yield name
+        elif value is not False:
+            yield f"{name} {shlex.quote(str(value))}"
+
+
+def _model(job: Job) -> Arguments:
+    model = job.settings.model
+    return {
+        "--num-layers": model.layers,
+        "--hidden-size": model.hidden,
+        "--ffn-hidden-size": model.feed_forward,
+        "--num-attention-heads": model.heads,
+        "--group-query-attention": True,
+        "--num-query-groups": model.key_value_heads,
+        "--max-position-embeddings": job.settings.sequence_length,
+        "--position-embedding-type": "rope",
+        "--rotary-base": integral_rope_base(job),
+        "--normalization": "RMSNorm",
+        "--norm-epsilon": model.norm_epsilon,
+        "--swiglu": True,
+        "--disable-bias-linear": True,
+        "--untie-embeddings-and-output-weights": not model.tied_embeddings,
+        "--attention-dropout": 0.0,
+        "--hidden-dropout": 0.0,
+        "--make-vocab-size-divisible-by": model.vocabulary_multiple,
+    }
+
+
+def _data(job: Job) -> Arguments:
+    name = hugging_face_name(job)
+    tokenizer: Arguments = (
+        {"--tokenizer-type": NULL, "--vocab-size": job.data.vocabulary_size}
+        if name is None
+        else {"--tokenizer-type": HUGGING_FACE, "--tokenizer-model": name}
+    )
+    return {
+        "--per-split-data-args-path": join(job.data.path, "blend.json"),
+        "--data-cache-path": join(job.output_dir, "cache"),
+        "--seq-length": job.settings.sequence_length,
+        **tokenizer,
+    }
+
+
+def _training(job: Job) -> Arguments:
+    settings = job.settings
+    validated = settings.validate_every is not None and bool(job.data.of("valid"))
+    return {
+        "--train-iters": settings.steps,
+        "--micro-batch-size": settings.micro_batch,
+        "--global-batch-size": settings.global_batch,
+        "--bf16": settings.precision != "float32",
+        "--seed": settings.seed,
+        "--eval-iters": settings.validation_batches if validated else 0,
+        "--eval-interval": settings.validate_every or settings.steps,
+        "--log-interval": 1,
+    }
+
+
+def _optimizer(job: Job) -> Arguments:
+    optimizer = job.settings.optimizer
+    return {
+        "--lr": optimizer.learning_rate,
+        "--min-lr": optimizer.minimum_learning_rate,
+        "--lr-decay-style": optimizer.decay,
+        "--lr-decay-iters": job.settings.steps,
+        "--lr-warmup-iters": optimizer.warmup_steps,
+        "--weight-decay": optimizer.weight_decay,
+        "--adam-beta1": optimizer.beta1,
+        "--adam-beta2": optimizer.beta2,
+        "--adam-eps": optimizer.epsilon,
+        "--clip-grad": optimizer.clip,
+        "--use-distributed-optimizer": optimizer.distributed,
+    }
+
+
+def _parallel(job: Job) -> Arguments:
+    parallel = job.settings.parallel
+    return {
+        "--tensor-model-parallel-size": parallel.tensor,
+        "--pipeline-model-parallel-size": parallel.pipeline,
+        "--context-parallel-size": parallel.context,
+        "--sequence-parallel": parallel.sequence,
+    }
+
+
+def _checkpoints(job: Job) -> Arguments:
+    place = join(job.output_dir, CHECKPOINTS)
+    return {
+        "--save": place,
+        "--load": place,
+        "--save-interval": job.settings.checkpoint_every or job.settings.steps,
+        "--ckpt-format": "torch_dist",
+    }

@@ -1,0 +1,168 @@
+"""NeMo-RL: a configuration on top of one of its own examples, and the script of it that fits the rows.
+
+`tokenmill rl` checks rows against a target, which decides what reads them and so what runs: supervised fine-tuning, DPO, or
+GRPO with problems of mathematics or with NeMo-Gym. Only what is this run's is stated (model, data, places); all the rest
+stays as in the example of the checkout at NEMO_RL that the configuration inherits from, so that it fits its version.
+"""
+
+import shlex
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any, cast
+
+import orjson
+import yaml
+
+from tasks.errors import InputError
+from tasks.rl.targets import Target
+from tasks.storage import filesystem, join
+from tasks.train.launchers.handed_over import SCRIPT
+from tasks.train.launchers.launch import Launch
+
+CONFIG = "nemo_rl.yaml"
+
+HEADING = """\
+# Settings of NeMo-RL; {script} beside this file runs them. What is not here is as in the file it inherits from.
+"""
+
+GYM_HEADING = """\
+# Add the configurations of the resources servers that the rows' agent_ref name to env.nemo_gym.config_paths.
+"""
+
+TEXT = """\
+#!/usr/bin/env bash
+# Trains with NeMo-RL: NEMO_RL=<its folder> bash {script}; settings may follow, as in cluster.gpus_per_node=8.
+set -euo pipefail
+cd "${{NEMO_RL:?set it to the folder of NeMo-RL}}"
+export NEMO_RL="$PWD" # the settings inherit from a file in it
+exec uv run {program} --config {config} "$@"
+"""
+
+
+@dataclass(frozen=True, slots=True)
+class _Recipe:
+    """What of NeMo-RL reads rows of a target: its script, the example to inherit from, the section of its algorithm, how
+    data sets are read, and what else it needs.
+    """
+
+    program: str
+    example: str
+    algorithm: str
+    reader: Mapping[str, Any]
+    more: Mapping[str, Any] = field(default_factory=dict[str, Any])
+
+
+ADDED = {"sft": {"add_bos": True, "add_eos": True, "add_generation_prompt": False}}
+"""What an algorithm asks of its data section besides; nothing is added that the template has written already."""
+
+OWN_TEMPLATE = {"chat_template": "default"}
+"""The tokenizer's template instead of the example's, which was made for questions with a context."""
+
+GYM = {
+    "env": {
+        "should_use_nemo_gym": True,
+        "nemo_gym": {"config_paths": ["responses_api_models/vllm_model/configs/vllm_model_for_training.yaml"]},
+    }
+}
+
+SFT, SFT_EXAMPLE = "examples/run_sft.py", "examples/configs/sft.yaml"
+GRPO, GRPO_EXAMPLE = "examples/run_grpo.py", "examples/configs/grpo_math_1B.yaml"
+
+RECIPES: Mapping[Target, _Recipe] = {
+    "nemo_rl_sft": _Recipe(SFT, SFT_EXAMPLE, "sft", {"dataset_name": "ResponseDataset", "processor": "sft_processor"}),
+    "nemo_rl_chat": _Recipe(
+        SFT,
+        SFT_EXAMPLE,
+        "sft",
+        {
+            "dataset_name": "openai_format", "chat_key": "messages", "tool_key": "tools",
+            "use_preserving_dataset": True, "processor": "sft_processor",
+        },
+    ),
+    "nemo_rl_dpo": _Recipe("examples/run_dpo.py", "examples/configs/dpo.yaml", "dpo", {}),
+    "nemo_rl_grpo_math": _Recipe(
+        GRPO,
+        GRPO_EXAMPLE,
+        "grpo",
+        {"dataset_name": "ResponseDataset", "processor": "math_hf_data_processor", "env_name": "math"},
+    ),
+    "nemo_gym": _Recipe(
+        "examples/nemo_gym/run_grpo_nemo_gym.py",
+        "examples/nemo_gym/grpo_workplace_assistant_nemotron_nano_v2_9b.yaml",
+        "grpo",
+        {"dataset_name": "NemoGymDataset", "processor": "nemo_gym_data_processor", "env_name": "nemo_gym"},
+        GYM,
+    ),
+}  # fmt: skip
+
+
+def nemo_rl_launch(manifest: Mapping[str, Any], output_dir: str, model: str) -> Launch:
+    """How NeMo-RL trains `model`, a hub id or folder, on the preparation of `tokenmill rl` with this manifest.
+
+    Of preferences the first row is read, which tells their form. Raises InputError when the preparation is not one that
+    NeMo-RL reads.
+    """
+    target: Target = manifest["settings"]["target"]
+    _require_readable(manifest, target)
+    recipe = RECIPES[target]
+    place = join(output_dir, CONFIG)
+    heading = HEADING.format(script=SCRIPT) + (GYM_HEADING if target == "nemo_gym" else "")
+    script = TEXT.format(
+        script=shlex.quote(join(output_dir, SCRIPT)), program=recipe.program, config=shlex.quote(place)
+    )
+    settings = _settings(manifest, recipe, output_dir, model)
+    files = {CONFIG: heading + yaml.safe_dump(settings, sort_keys=False, allow_unicode=True), SCRIPT: script}
+    return Launch(files, ["bash", join(output_dir, SCRIPT)], False)
+
+
+def _require_readable(manifest: Mapping[str, Any], target: Target) -> None:
+    if target not in RECIPES:
+        raise InputError(
+            f"launcher=nemo-rl: the preparation was made with target={target}, so nobody knows what reads its rows; prepare it with "
+            f"one of {', '.join(RECIPES)}"
+        )
+    if not manifest["train"]:
+        raise InputError(
+            "launcher=nemo-rl: the preparation has no training split; hold less out, or choose other sources"
+        )
+    if manifest["train"].endswith(".zst"):
+        raise InputError("launcher=nemo-rl: NeMo-RL reads plain JSON Lines only; prepare again with compression=none")
+
+
+def _settings(manifest: Mapping[str, Any], recipe: _Recipe, output_dir: str, model: str) -> dict[str, Any]:
+    validates = bool(manifest["val"])
+    reader = recipe.reader or _preferences(manifest["train"])
+    template = OWN_TEMPLATE if recipe.algorithm == "sft" else {}
+    none: dict[str, Any] = {recipe.algorithm: {"val_period": 0, "val_at_start": False, "val_at_end": False}}
+    return {
+        "defaults": f"${{oc.env:NEMO_RL}}/{recipe.example}",
+        **({} if validates else none),
+        "checkpointing": {
+            "checkpoint_dir": join(output_dir, "checkpoints"),
+            **({} if validates else {"metric_name": None}),
+        },
+        "policy": {"model_name": model, "tokenizer": {"name": model, **template}},
+        "data": {
+            "_override_": True,  # what the example reads goes, all of it
+            "max_input_seq_length": "${policy.max_total_sequence_length}",
+            "shuffle": True,
+            "num_workers": 1,
+            **ADDED.get(recipe.algorithm, {}),
+            "train": {**reader, "data_path": manifest["train"]},
+            "validation": {**reader, "data_path": manifest["val"]} if validates else None,
+            "default": {"prompt_file": None, "system_prompt_file": None},
+        },
+        **recipe.more,
+        "logger": {"log_dir": join(output_dir, "logs"), "wandb_enabled": False},
+    }
+
+
+def _preferences(path: str) -> dict[str, Any]:
+    """What reads the preferences in a file: two ranked completions, or an answer chosen and one rejected."""
+    system, place = filesystem(path)
+    with system.open(place, "rb") as file:
+        row = cast("dict[str, Any]", orjson.loads(file.readline()))
+    if row.get("completions") is not None:
+        return {"dataset_name": "PreferenceDataset"}
+    keys = {"prompt_key": "prompt", "chosen_key": "chosen", "rejected_key": "rejected"}
+    return {"dataset_name": "BinaryPreferenceDataset", **keys}

@@ -1,0 +1,98 @@
+"""Slurm: one `srun`, which waits for its machines, shows the log as it comes, and ends the job when it is ended.
+
+`sbatch --wait` would need a second process that follows a file of a shared file system, seconds late, and a third that
+cancels the job. `srun` is one child that is all of it: it allocates, carries the output of the tasks to its own, hands
+SIGTERM on to them, and exits with the highest of their codes. The same line works within an allocation (`salloc`), whose
+machines it then uses. job.sbatch runs it for those who rather queue a job and leave.
+
+What a site asks for beside that (partition, account, time, cores per GPU) is not repeated in settings: `srun` reads
+SLURM_PARTITION, SLURM_ACCOUNT, SLURM_TIMELIMIT and SLURM_CPUS_PER_GPU, `sbatch` the same with SBATCH_ in front (SBATCH_TIMELIMIT and so
+on), both from the environment. The output folder and the data must lie where all machines see them.
+"""
+
+import shlex
+import sys
+
+from tasks.storage import join
+from tasks.train.job import JOB, Job
+from tasks.train.launchers.launch import Launch, local_folder, script_lines
+from tasks.train.launchers.torchrun import TRAINER
+
+NODE, BATCH = "node.sh", "job.sbatch"
+PYTHON = "TOKENMILL_PYTHON"
+
+NODE_SCRIPT = """\
+#!/usr/bin/env bash
+# Runs on every machine of the Slurm job, once: torchrun, whose processes meet at the job's first machine.
+set -euo pipefail
+
+machines=$(scontrol show hostnames "${{SLURM_STEP_NODELIST:-$SLURM_JOB_NODELIST}}")
+first=${{machines%%$'\n'*}}
+port=$((15000 + SLURM_JOB_ID % 15000)) # below the ports that systems hand out by themselves, and another for each job
+is_host=$([ "$SLURM_PROCID" -eq 0 ] && echo true || echo false)
+
+# The cores that Slurm gives are shared by the processes.
+cores=${{SLURM_CPUS_ON_NODE:-1}}
+export OMP_NUM_THREADS="${{OMP_NUM_THREADS:-$((cores > {processes} ? cores / {processes} : 1))}}"
+
+exec "${{TOKENMILL_PYTHON:-python}}" -m torch.distributed.run \\
+    --nnodes={nodes} \\
+    --nproc-per-node={processes} \\
+    --max-restarts=0 \\
+    --rdzv-backend=c10d \\
+    --rdzv-endpoint="$first:$port" \\
+    --rdzv-id="$SLURM_JOB_ID" \\
+    --rdzv-conf="is_host=$is_host" \\
+    {program}
+"""
+
+BATCH_SCRIPT = """\
+#!/usr/bin/env bash
+# The same training as a batch job: sbatch {batch}
+# It takes the `python` of the environment it is sent from, or that of TOKENMILL_PYTHON.
+# Two minutes before its time is up it is queued again, and goes on from its last checkpoint.
+#SBATCH --job-name=tokenmill-train
+{options}
+#SBATCH --requeue
+#SBATCH --signal=B:USR1@120
+#SBATCH --open-mode=append
+#SBATCH --output={output}
+set -uo pipefail
+
+# USR1 and not TERM, which is what `scancel` sends too: a job that is cancelled must not come back.
+again() {{
+    kill -TERM $(jobs -p)
+    wait
+    scontrol requeue "$SLURM_JOB_ID"
+    exit 0
+}}
+trap again USR1
+trap 'kill -TERM $(jobs -p); wait; exit 143' TERM
+
+# In the background, because a shell sees a signal only between commands, or while it waits.
+{srun} &
+wait $!
+"""
+
+
+def slurm_launch(job: Job, processes: int) -> Launch:
+    """Raises InputError when the output folder is not in a file system."""
+    folder, settings = local_folder(job), job.settings
+    node = join(folder, NODE)
+    asked = [f"--nodes={settings.nodes}", "--ntasks-per-node=1", _devices(job, processes)]
+    srun = ["srun", "--job-name=tokenmill-train", *asked, "--kill-on-bad-exit=1", "bash", node]
+    program = script_lines([*TRAINER, join(folder, JOB)])
+    files = {
+        NODE: NODE_SCRIPT.format(nodes=settings.nodes, processes=processes, program=program),
+        BATCH: BATCH_SCRIPT.format(
+            batch=shlex.quote(join(folder, BATCH)),
+            options="\n".join(f"#SBATCH {option}" for option in asked),
+            output=shlex.quote(join(folder, "slurm-%j.log")),
+            srun=script_lines(srun),
+        ),
+    }
+    return Launch(files, srun, True, {PYTHON: sys.executable})
+
+
+def _devices(job: Job, processes: int) -> str:
+    return f"--cpus-per-task={processes}" if job.settings.device == "cpu" else f"--gpus-per-node={processes}"

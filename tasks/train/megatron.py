@@ -1,0 +1,244 @@
+"""The engine of megatron-core: tensor, pipeline and data parallelism, a distributed optimizer, bfloat16, and checkpoints
+that can be loaded by another number of processes.
+
+On a CPU everything goes through the same code (see `cuda_on_cpu`). Fusions are off, because they need kernels that torch
+does not bring along. Gradients are added up and reduced in float32, and divided by the number of tokens trained on in the
+whole global batch, so that a step does not depend on how rows are dealt out to replicas and micro-batches.
+"""
+
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any, cast
+
+import torch
+from megatron.core import dist_checkpointing, parallel_state
+from megatron.core.distributed import DistributedDataParallel, DistributedDataParallelConfig, finalize_model_grads
+from megatron.core.models.gpt import GPTModel
+from megatron.core.models.gpt.gpt_layer_specs import get_gpt_layer_local_spec
+from megatron.core.optimizer import OptimizerConfig, get_megatron_optimizer
+from megatron.core.pipeline_parallel import get_forward_backward_func
+from megatron.core.transformer.module import Float16Module
+from megatron.core.transformer.spec_utils import ModuleSpec
+from megatron.core.transformer.transformer_config import TransformerConfig
+from torch import distributed
+
+from tasks.train.attention import TorchAttention
+from tasks.train.batch import Batch
+from tasks.train.cuda_on_cpu import compute_on_cpu
+from tasks.train.engine import Losses, Shape, attended
+from tasks.train.llama import Weights
+from tasks.train.megatron_names import joined_slices, name_in_layer, of_llama, slice_of, to_llama
+from tasks.train.settings import Precision, TrainSettings
+from tasks.train.world import World
+
+DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16}
+
+
+class MegatronEngine:
+    """See Engine. One per process, and one in a process's life: megatron-core's groups are global."""
+
+    def __init__(
+        self, settings: TrainSettings, precision: Precision, world: World, vocabulary: int, weights: Weights
+    ) -> None:
+        if world.device.type == "cpu":
+            compute_on_cpu()
+        _share_out(settings)
+        self._settings, self._world = settings, world
+        replicas = parallel_state.get_data_parallel_world_size()
+        self.shape = Shape(
+            parallel_state.get_data_parallel_rank(), replicas, settings.micro_batch,
+            settings.global_batch // (settings.micro_batch * replicas),
+        )  # fmt: skip
+        config = _transformer(settings, precision)
+        self._bare = _model(settings, config, vocabulary).to(world.device)
+        self._first_layer = _first_layer(self._bare)
+        self._take(weights)
+        self._model = _replicated(self._bare, config, settings)
+        self._optimizer = get_megatron_optimizer(_optimizer(settings, precision), [self._model])
+        config.finalize_model_grads_func = finalize_model_grads
+        config.grad_scale_func = self._optimizer.scale_loss
+
+    def step(self, batches: Sequence[Batch], learning_rate: float) -> tuple[Losses, float]:
+        """See Engine."""
+        self._model.train()
+        self._model.zero_grad_buffer()
+        self._optimizer.zero_grad()
+        for group in self._optimizer.param_groups:
+            group["lr"] = learning_rate
+        losses = self._run(batches, forward_only=False)
+        _, norm, _ = cast("tuple[bool, float, Any]", self._optimizer.step())
+        return losses, float(norm)
+
+    def losses(self, batches: Sequence[Batch]) -> Losses:
+        """See Engine."""
+        self._model.eval()
+        with torch.no_grad():
+            return self._run(batches, forward_only=True)
+
+    def save(self, folder: str) -> None:
+        """See Engine. The format is that of `megatron.core.dist_checkpointing`."""
+        dist_checkpointing.save(self._state(loading=False), folder)
+
+    def load(self, folder: str) -> None:
+        """See Engine."""
+        state = cast("dict[str, Any]", dist_checkpointing.load(self._state(loading=True), folder))
+        self._bare.load_state_dict(state["model"])
+        self._optimizer.load_state_dict(state["optimizer"])
+
+    def weights(self) -> Mapping[str, torch.Tensor]:
+        """See Engine."""
+        found: dict[str, torch.Tensor] = {}
+        for full_name, parameter in self._bare.named_parameters():
+            name, layer = name_in_layer(full_name, self._first_layer)
+            tensor = self._whole(name, parameter)
+            if name == "output_layer.weight" and self._settings.model.tied_embeddings:
+                continue
+            found |= to_llama(name, layer, tensor.cpu().contiguous(), self._settings.model)
+        return self._of_all_stages(found)
+
+    def _whole(self, name: str, parameter: torch.Tensor) -> torch.Tensor:
+        if not getattr(parameter, "tensor_model_parallel", False):
+            return parameter.detach()
+        own = parameter.detach().contiguous()
+        slices = [torch.empty_like(own) for _ in range(parallel_state.get_tensor_model_parallel_world_size())]
+        distributed.all_gather(slices, own, parallel_state.get_tensor_model_parallel_group())
+        return joined_slices(name, slices, int(getattr(parameter, "partition_dim")))  # noqa: B009 - torch knows none
+
+    def _of_all_stages(self, found: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
+        stages = parallel_state.get_pipeline_model_parallel_world_size()
+        if stages == 1:
+            return found
+        gathered: list[Any] = [None] * stages
+        distributed.all_gather_object(gathered, found, parallel_state.get_pipeline_model_parallel_group())
+        return {name: tensor for part in gathered for name, tensor in part.items()}
+
+    def _take(self, weights: Weights) -> None:
+        """Give the model its first weights."""
+        rank = parallel_state.get_tensor_model_parallel_rank()
+        size = parallel_state.get_tensor_model_parallel_world_size()
+        for full_name, parameter in self._bare.named_parameters():
+            name, layer = name_in_layer(full_name, self._first_layer)
+            tensor = of_llama(name, layer, weights, self._settings.model)
+            if getattr(parameter, "tensor_model_parallel", False):
+                tensor = slice_of(name, tensor, int(getattr(parameter, "partition_dim")), rank, size)  # noqa: B009
+            with torch.no_grad():
+                parameter.copy_(tensor)
+
+    def _state(self, *, loading: bool) -> dict[str, Any]:
+        model = self._bare.sharded_state_dict()
+        metadata = {"distrib_optim_sharding_type": "fully_reshardable"}
+        return {
+            "model": model,
+            "optimizer": self._optimizer.sharded_state_dict(model, is_loading=loading, metadata=metadata),
+        }
+
+    def _run(self, batches: Sequence[Batch], *, forward_only: bool) -> Losses:
+        rows, length = batches[0].tokens.shape
+        parts = get_forward_backward_func()(
+            forward_step_func=self._forward,
+            data_iterator=iter(batches),
+            model=[self._model],
+            num_microbatches=len(batches),
+            seq_length=length,
+            micro_batch_size=rows,
+            forward_only=forward_only,
+        )
+        spoken = parallel_state.get_tensor_model_parallel_rank() == 0  # its peers hold the same losses
+        total = [sum(float(part[name]) for part in parts if spoken) for name in ("loss", "tokens")]
+        loss, tokens = self._world.reduced(total, "sum")
+        return Losses(loss, int(tokens))
+
+    def _forward(self, batches: Iterator[Batch], model: DistributedDataParallel) -> tuple[torch.Tensor, Any]:
+        batch = next(batches)
+        device = self._world.device
+        tokens, labels, mask = (
+            torch.from_numpy(each).to(device, non_blocking=True)
+            for each in (batch.tokens, batch.labels, batch.loss_mask)
+        )
+        positions = torch.from_numpy(batch.positions.copy()).to(device)
+        output = model(tokens, positions, attended(batch, device), labels=labels)
+
+        def summed(output: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor, dict[str, torch.Tensor]]:
+            loss, count = (output.float() * mask).sum(), mask.sum()
+            return loss, count.int(), {"loss": loss.detach().clone(), "tokens": count}
+
+        return output, summed
+
+
+def _first_layer(model: GPTModel) -> int:
+    """The number, from 0, of the first layer that this process has."""
+    numbers = [int(getattr(layer, "layer_number")) for layer in model.decoder.layers]  # noqa: B009 - torch knows none
+    return min(numbers) - 1
+
+
+def _share_out(settings: TrainSettings) -> None:
+    parallel_state.initialize_model_parallel(settings.parallel.tensor, settings.parallel.pipeline)
+
+
+def _transformer(settings: TrainSettings, precision: Precision) -> TransformerConfig:
+    model, dtype = settings.model, DTYPES[precision]
+    return TransformerConfig(
+        num_layers=model.layers,
+        hidden_size=model.hidden,
+        ffn_hidden_size=model.feed_forward,
+        num_attention_heads=model.heads,
+        num_query_groups=model.key_value_heads,
+        normalization="RMSNorm",
+        layernorm_epsilon=model.norm_epsilon,
+        gated_linear_unit=True,
+        activation_func=torch.nn.functional.silu,
+        add_bias_linear=False,
+        hidden_dropout=0.0,
+        attention_dropout=0.0,
+        tensor_model_parallel_size=settings.parallel.tensor,
+        pipeline_model_parallel_size=settings.parallel.pipeline,
+        pipeline_dtype=dtype,
+        params_dtype=dtype,
+        bf16=precision == "bfloat16",
+        use_cpu_initialization=True,
+        calculate_per_token_loss=True,
+        bias_activation_fusion=False,
+        bias_dropout_fusion=False,
+        masked_softmax_fusion=False,
+        gradient_accumulation_fusion=False,
+    )
+
+
+def _model(settings: TrainSettings, config: TransformerConfig, vocabulary: int) -> GPTModel:
+    layer: Any = get_gpt_layer_local_spec(normalization="RMSNorm")
+    layer.submodules.self_attention.submodules.core_attention = ModuleSpec(TorchAttention)
+    return GPTModel(
+        config,
+        layer,
+        vocab_size=vocabulary,
+        max_sequence_length=settings.sequence_length,
+        pre_process=parallel_state.is_pipeline_first_stage(),
+        post_process=parallel_state.is_pipeline_last_stage(),
+        share_embeddings_and_output_weights=settings.model.tied_embeddings,
+        position_embedding_type="rope",
+        rotary_base=int(settings.model.rope_base),
+    )
+
+
+def _replicated(bare: GPTModel, config: TransformerConfig, settings: TrainSettings) -> DistributedDataParallel:
+    wrapped = Float16Module(config, bare) if config.bf16 else bare
+    replication = DistributedDataParallelConfig(
+        use_distributed_optimizer=settings.optimizer.distributed, grad_reduce_in_fp32=True
+    )
+    return DistributedDataParallel(config, replication, wrapped)
+
+
+def _optimizer(settings: TrainSettings, precision: Precision) -> OptimizerConfig:
+    chosen = settings.optimizer
+    return OptimizerConfig(
+        optimizer="adam",
+        lr=chosen.learning_rate,
+        min_lr=chosen.minimum_learning_rate,
+        weight_decay=chosen.weight_decay,
+        adam_beta1=chosen.beta1,
+        adam_beta2=chosen.beta2,
+        adam_eps=chosen.epsilon,
+        clip_grad=chosen.clip,
+        bf16=precision == "bfloat16",
+        params_dtype=DTYPES[precision],
+        use_distributed_optimizer=chosen.distributed,
+    )

@@ -1,0 +1,76 @@
+"""What a person can choose about a pipeline: the settings of its stages, under the names of the stages.
+
+`configs/pipeline-tiny.yaml` is a whole example, of seconds per stage on the blends that come with the project.
+"""
+
+from pathlib import Path
+from typing import Self
+
+from pydantic import Field, model_validator
+
+from tasks.errors import InputError
+from tasks.pack.settings import SftSettings
+from tasks.rl.settings import RlSettings
+from tasks.strict import Strict
+from tasks.tokenize.settings import PretrainSettings
+from tasks.train.evaluation_settings import EvaluateSettings
+from tasks.train.settings import TrainSettings
+
+CONFIGS = Path(__file__).parent / "configs"
+BLENDS = Path(__file__).parents[2] / "blends"
+
+
+class PretrainStage(Strict, frozen=True):
+    """Documents, and a model trained on them from nothing."""
+
+    blend: str = Field(min_length=1, description="Path or URI of the blend; a bare name is one of the project's own.")
+    data: PretrainSettings = PretrainSettings()
+    train: TrainSettings = TrainSettings()
+
+
+class SftStage(Strict, frozen=True):
+    """Conversations, and the model trained on them further."""
+
+    blend: str = Field(min_length=1, description="Path or URI of the blend; a bare name is one of the project's own.")
+    data: SftSettings = SftSettings()
+    train: TrainSettings = TrainSettings()
+
+    @model_validator(mode="after")
+    def _goes_on(self) -> Self:
+        if self.train.start_from is not None:
+            raise ValueError("train.start_from is the model of the stage before; leave it out")
+        return self
+
+
+class RlStage(Strict, frozen=True):
+    """Rows for reinforcement learning, to be handed over."""
+
+    blend: str = Field(min_length=1, description="Path or URI of the blend; a bare name is one of the project's own.")
+    data: RlSettings = RlSettings()
+
+
+class PipelineSettings(Strict, frozen=True):
+    """Everything a person can choose about a pipeline; a stage that is left out is not run, but the first always is."""
+
+    pretrain: PretrainStage
+    sft: SftStage | None = None
+    rl: RlStage | None = None
+    evaluate: EvaluateSettings = EvaluateSettings()
+
+
+def blend_place(name: str) -> str:
+    """Where a blend is: the project's own for a bare name, else what is said."""
+    return str(BLENDS / name) if "/" not in name and (BLENDS / name).is_file() else name
+
+
+def config_place(name: str) -> Path:
+    """The YAML file of a configuration: one of the project's own by its bare name, or a path.
+
+    Raises InputError when there is none.
+    """
+    own = CONFIGS / f"{name}.yaml"
+    found = own if own.is_file() else Path(name)
+    if not found.is_file():
+        known = ", ".join(sorted(path.stem for path in CONFIGS.glob("*.yaml")))
+        raise InputError(f"--config {name}: neither a YAML file nor one of {known}")
+    return found

@@ -1,0 +1,334 @@
+"""Perplexities of held-out documents, held against the model's own loss of one document at a time."""
+
+import json
+import math
+
+import numpy as np
+import pyarrow.parquet as pq
+import pytest
+import torch
+from megatron.core.datasets.indexed_dataset import IndexedDataset
+from transformers import LlamaForCausalLM
+
+from tasks.errors import InputError, RunError
+from tasks.train import held_out as held_out_module
+from tasks.train.evaluate import evaluate
+from tasks.train.evaluation_settings import EvaluateSettings
+from tasks.train.held_out import held_out
+from tasks.train.results import artifact_record, markdown, publish_results, read_results
+from tests import preparing, preparing_sft
+from tests.train.small_training import saved_model, train_data
+
+torch.set_num_threads(1)
+
+QUIET = EvaluateSettings(documents=0)
+VOCABULARY = 700
+WORDS = ["the", "shard", "of", "a", "document", "is", "counted", "as", "it", "was", "written", "and", "read"]
+
+
+def sentences(seed, count, longest=60):
+    generator = np.random.default_rng(seed)
+    return [" ".join(generator.choice(WORDS, size)) for size in generator.integers(1, longest, count).tolist()]
+
+
+def conversations(seed, count):
+    asked, answered = sentences(seed, 2 * count, 12), sentences(seed + 1, 2 * count, 25)
+    roles = ("user", "assistant") * 2
+    return [
+        {
+            "messages": [
+                {"role": role, "content": text}
+                for role, text in zip(roles, (asked[n], answered[n], asked[-n], answered[-n]), strict=True)
+            ]
+        }
+        for n in range(count)
+    ]
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory):
+    return tmp_path_factory.mktemp("evaluated")
+
+
+@pytest.fixture(scope="module")
+def tokenizer(folder):
+    return preparing_sft.chat_vocabulary(folder / "tokenizer", VOCABULARY)
+
+
+@pytest.fixture(scope="module")
+def pretrain(folder, tokenizer):
+    texts = [[f"{text} {number:x}" for number, text in enumerate(sentences(seed, 120))] for seed in (1, 2)]
+    files = [preparing.write_lines(folder / f"{name}.jsonl", each) for each, name in zip(texts, "ab", strict=True)]
+    preparing.prepare(
+        preparing.blend_of(*files), folder / "pre", tokenizer={"model": str(tokenizer)},
+        holdout={"valid": 0.2, "test": 0.1}, shard_size=6000,
+    )  # fmt: skip
+    return train_data("pretrain", folder / "pre", tokenizer)
+
+
+@pytest.fixture(scope="module")
+def sft_made(folder, tokenizer):
+    files = [
+        preparing_sft.write_rows(folder / f"{name}.jsonl", conversations(seed, 60))
+        for seed, name in ((5, "c"), (9, "d"))
+    ]
+    with preparing_sft.probing_once():
+        _, manifest = preparing_sft.prepare(
+            preparing.blend_of(*files), folder / "sft", tokenizer={"model": str(tokenizer)}, pack_size=400,
+            pad_seq_to_mult=8, holdout={"valid": 0.3, "test": 0.1},
+        )  # fmt: skip
+    return train_data("sft", folder / "sft", tokenizer, pack_size=400, pad_seq_to_mult=8), manifest
+
+
+@pytest.fixture(scope="module")
+def sft(sft_made):
+    return sft_made[0]
+
+
+@pytest.fixture(scope="module")
+def model(folder):
+    return saved_model(folder / "model", VOCABULARY)
+
+
+def documents_by_megatron(prefix):
+    read = IndexedDataset(prefix)
+    return [(np.array(read[number]), np.array(read[number])) for number in range(len(read))]
+
+
+def documents_by_row(path):
+    """Each sequence of each pack with its labels, as a trainer that shifts would take them: token by token."""
+    found = []
+    for pack in pq.read_table(path).to_pylist():
+        ends = [*pack["seq_start_id"][1:], len(pack["input_ids"])]
+        for start, end in zip(pack["seq_start_id"], ends, strict=True):
+            ids, mask = pack["input_ids"][start:end], pack["loss_mask"][start:end]
+            labels = [-100] + [ids[place + 1] if mask[place] else -100 for place in range(len(ids) - 1)]
+            found.append((np.array(ids), np.array(labels)))
+    return found
+
+
+READ = {"pretrain": documents_by_megatron, "sft": documents_by_row}
+
+
+def truth(folder, data, split, limit=None):
+    """Per data set: the sum of the model's own losses, and of how many tokens."""
+    model = LlamaForCausalLM.from_pretrained(folder).eval()
+    found = {}
+    for source in data.of(split):
+        nll = tokens = documents = 0
+        for pair in (pair for file in source.files for pair in READ[data.kind](file)):
+            documents += 1
+            ids, labels = (torch.from_numpy(each.astype(np.int64))[None, :limit] for each in pair)
+            count = int((labels[0, 1:] != -100).sum())
+            if count:
+                with torch.inference_mode():
+                    nll += float(model(ids, labels=labels).loss) * count
+                tokens += count
+        before = found.get(source.dataset, (0, 0, 0))
+        found[source.dataset] = tuple(a + b for a, b in zip(before, (nll, tokens, documents), strict=True))
+    return found
+
+
+@pytest.mark.parametrize("kind", ["pretrain", "sft"])
+@pytest.mark.parametrize("split", ["valid", "test"])
+def test_perplexity_is_that_of_the_models_own_loss(request, model, kind, split):
+    data = request.getfixturevalue(kind)
+    found, wanted = evaluate(model, data, EvaluateSettings(documents=0, split=split)), truth(model, data, split)
+    assert len(wanted) > 1
+    assert {each.dataset: (each.tokens, each.documents) for each in found.sources} == {
+        name: (tokens, documents) for name, (_, tokens, documents) in wanted.items()
+    }
+    for source in found.sources:
+        nll, tokens, _ = wanted[source.dataset]
+        assert source.nll == pytest.approx(nll, rel=1e-5)
+        assert source.perplexity == pytest.approx(math.exp(nll / tokens), rel=1e-5)
+    nll, tokens, documents = map(sum, zip(*wanted.values(), strict=True))
+    assert found.overall.perplexity == pytest.approx(math.exp(nll / tokens), rel=1e-5)
+    assert (found.overall.tokens, found.overall.documents) == (tokens, documents)
+    assert found.overall.truncated == found.overall.cut_tokens == 0
+
+
+def test_exactly_the_tokens_are_scored_that_the_shards_say_are_trained_on(sft_made, model, folder):
+    data, _ = sft_made
+    receipts = [json.loads(path.read_text()) for path in (folder / "sft/shards/sft").glob("*/receipt.json")]
+    facts = [receipt["facts"]["valid"] for receipt in receipts]
+    scored = evaluate(model, data, QUIET)
+    assert scored.overall.tokens == sum(each["loss_tokens"] for each in facts) > 500
+    assert scored.overall.documents == sum(each["sequences"] for each in facts)
+
+
+def test_padding_is_no_part_of_a_document(sft_made):
+    data, manifest = sft_made
+    read = sum(len(documents.ids) for _, documents in held_out(data, "valid"))
+    assert read == manifest["totals"]["splits"]["valid"]["tokens"]
+    stored = sum(len(ids) for source in data.of("valid") for ids, _ in documents_by_row(source.files[0]))
+    assert stored > read
+
+
+def test_every_document_with_its_last_token_is_read(pretrain):
+    read = {}
+    for dataset, documents in held_out(pretrain, "valid"):
+        read.setdefault(dataset, []).extend(np.split(documents.ids, documents.offsets[1:-1]))
+    for source in pretrain.of("valid"):
+        wanted = [ids.tolist() for ids, _ in documents_by_megatron(source.files[0])]
+        assert [ids.tolist() for ids in read[source.dataset]] == wanted
+
+
+@pytest.mark.parametrize("kind", ["pretrain", "sft"])
+def test_windows_change_nothing(request, kind, monkeypatch):
+    data = request.getfixturevalue(kind)
+
+    def joined():
+        batches = [documents for _, documents in held_out(data, "valid")]
+        lengths = np.concatenate([documents.lengths for documents in batches])
+        return (
+            len(batches),
+            lengths.tolist(),
+            *(np.concatenate([getattr(documents, name) for documents in batches]).tolist() for name in ("ids", "loss")),
+        )
+
+    whole = joined()
+    monkeypatch.setattr(held_out_module, "WINDOW", 64)
+    monkeypatch.setattr(held_out_module, "PACKS", 1)
+    cut = joined()
+    assert cut[0] > whole[0]
+    assert cut[1:] == whole[1:]
+
+
+@pytest.mark.parametrize("kind", ["pretrain", "sft"])
+@pytest.mark.parametrize("window", [50, 1 << 20])
+def test_whole_documents_are_read_up_to_a_limit(request, kind, window, monkeypatch):
+    monkeypatch.setattr(held_out_module, "WINDOW", window)
+    monkeypatch.setattr(held_out_module, "PACKS", 1)
+    data = request.getfixturevalue(kind)
+    lengths = {}
+    for dataset, documents in held_out(data, "valid"):
+        lengths.setdefault(dataset, []).extend(documents.lengths.tolist())
+    for limit in (1, 100, 257, sum(lengths["set-0"])):
+        read = {}
+        for dataset, documents in held_out(data, "valid", limit):
+            read.setdefault(dataset, []).extend(documents.lengths.tolist())
+        for dataset, whole in lengths.items():
+            fitting = sum(1 for total in np.cumsum(whole) if total <= limit)
+            assert read[dataset] == whole[: max(1, fitting)]
+
+
+def test_longer_documents_than_the_model_reads_are_cut_and_counted(folder, pretrain):
+    short = saved_model(folder / "short", VOCABULARY, longest=40)
+    found = evaluate(short, pretrain, QUIET)
+    wanted = truth(short, pretrain, "valid", limit=40)
+    lengths = [len(ids) for source in pretrain.of("valid") for ids, _ in documents_by_megatron(source.files[0])]
+    assert found.overall.truncated == sum(length > 40 for length in lengths) > 3
+    assert found.overall.cut_tokens == sum(max(0, length - 40) for length in lengths)
+    assert found.overall.nll == pytest.approx(sum(nll for nll, _, _ in wanted.values()), rel=1e-5)
+    assert "longer than the 40 tokens" in markdown(found)
+
+
+@pytest.mark.parametrize("kind", ["pretrain", "sft"])
+def test_a_model_that_knows_nothing_is_as_perplexed_as_its_vocabulary_is_large(request, folder, kind):
+    ignorant = saved_model(
+        folder / "ignorant", VOCABULARY, change=lambda model: torch.nn.init.zeros_(model.lm_head.weight)
+    )
+    found = evaluate(ignorant, request.getfixturevalue(kind), QUIET)
+    for each in (found.overall, *found.sources):
+        assert each.perplexity == pytest.approx(VOCABULARY, rel=1e-3)
+
+
+def test_what_is_no_number_is_named_by_its_document(folder, pretrain, monkeypatch):
+    source = pretrain.of("valid")[0]
+    documents = [ids.tolist() for ids, _ in documents_by_megatron(source.files[0])]
+    number = len(documents) - 2
+    rare = next(token for token in documents[number][:-1] if sum(token in document for document in documents) == 1)
+
+    def broken(model):
+        with torch.no_grad():
+            model.model.embed_tokens.weight[rare] = torch.nan
+
+    monkeypatch.setattr(held_out_module, "WINDOW", 50)
+    with pytest.raises(RunError, match=rf"set-0: document {number} of split valid, .* no number"):
+        evaluate(saved_model(folder / "broken", VOCABULARY, change=broken), pretrain, QUIET)
+
+
+def test_data_of_another_vocabulary_is_refused(pretrain, model):
+    with pytest.raises(InputError, match=r"not what .* was prepared with"):
+        evaluate(model, pretrain.model_copy(update={"fingerprint": "sha256:0"}), QUIET)
+
+
+def test_a_model_that_is_too_small_for_the_data_is_refused(folder, pretrain):
+    with pytest.raises(InputError, match=r"token \d+ is not among the 300 of the model"):
+        evaluate(saved_model(folder / "narrow", 300), pretrain, QUIET)
+
+
+def test_nothing_held_out_is_an_error_with_a_remedy(pretrain, model):
+    nothing = pretrain.model_copy(update={"sources": pretrain.of("train")})
+    with pytest.raises(InputError, match=r"no documents are in split test; prepare it with holdout\.test"):
+        evaluate(model, nothing, EvaluateSettings(split="test"))
+
+
+@pytest.mark.parametrize(("kind", "file"), [("pretrain", "gone"), ("sft", "gone.parquet")])
+def test_a_missing_file_is_an_error_with_a_remedy(request, folder, kind, file):
+    data = request.getfixturevalue(kind)
+    source = data.of("valid")[0].model_copy(update={"files": [str(folder / file)]})
+    with pytest.raises(InputError, match=r"gone.*run the preparation again"):
+        list(held_out(data.model_copy(update={"sources": [source]}), "valid"))
+
+
+def test_a_damaged_index_is_an_error(folder, pretrain):
+    prefix = folder / "damaged"
+    for ending in (".bin", ".idx"):
+        content = bytearray((folder / f"{pretrain.of('valid')[0].files[0]}{ending}").read_bytes())
+        content[40] ^= 1
+        prefix.with_suffix(ending).write_bytes(content)
+    source = pretrain.of("valid")[0].model_copy(update={"files": [str(prefix)]})
+    with pytest.raises(InputError, match=r"damaged\.idx"):
+        list(held_out(pretrain.model_copy(update={"sources": [source]}), "valid"))
+
+
+@pytest.fixture(scope="module")
+def results(model, sft):
+    return evaluate(model, sft, EvaluateSettings(documents=1, new_tokens=6))
+
+
+def test_results_are_read_as_they_were_written(results, tmp_path):
+    path = publish_results(results, str(tmp_path), {"seconds": 1.5})
+    assert path == str(tmp_path / "results.json")
+    assert read_results(path) == read_results(str(tmp_path)) == results
+    assert (tmp_path / "results.md").read_text() == markdown(results)
+    assert json.loads((tmp_path / "results.json").read_text())["volatile"]["seconds"] == 1.5
+
+
+def test_changed_results_are_refused(results, tmp_path):
+    publish_results(results, str(tmp_path), {})
+    file = tmp_path / "results.json"
+    file.write_bytes(file.read_bytes().replace(b'"truncated": 0', b'"truncated": 1', 1))
+    with pytest.raises(InputError, match="evaluate again"):
+        read_results(str(tmp_path))
+    with pytest.raises(InputError, match="there are no results"):
+        read_results(str(tmp_path / "nowhere"))
+
+
+def test_the_artifact_record_is_flat_and_names_what_it_was_made_from(results, model, sft):
+    record = artifact_record(results, "/out")["evaluate"]
+    assert record["path"] == "/out/results.json"
+    assert record["type"] == "results"
+    assert record["perplexity"] == results.overall.perplexity
+    assert record["made_from"]["data"] == sft.made_from
+    assert record["made_from"]["model"].startswith("xxh3_128:")
+    assert record["sources"] == {each.dataset: each.perplexity for each in results.sources}
+    json.dumps(record)
+
+
+def test_another_model_has_another_digest(results, folder, sft):
+    other = saved_model(folder / "other", VOCABULARY, change=lambda model: model.lm_head.weight.data.mul_(1.5))
+    assert evaluate(other, sft, QUIET).made_from.model != results.made_from.model
+    assert evaluate(other, sft, QUIET) == evaluate(other, sft, QUIET)
+
+
+def test_the_page_shows_every_source_and_every_continuation(results):
+    page = markdown(results)
+    assert "up to 1,000,000 tokens" in page
+    for source in results.sources:
+        assert f"| {source.dataset} | {source.documents:,} | {source.tokens:,} |" in page
+    assert len(results.generations) == len(results.sources)
+    for generation in results.generations:
+        assert json.dumps(generation.text, ensure_ascii=False) in page

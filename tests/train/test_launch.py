@@ -1,0 +1,367 @@
+"""Watching a trainer: what it says, why it failed, and that nobody is left, whoever ended it and how."""
+
+import ctypes
+import json
+import os
+import signal
+import subprocess
+import sys
+import threading
+import time
+from pathlib import Path
+
+import psutil
+import pytest
+
+from tasks.errors import InputError, RunError
+from tasks.train import launch as launch_module
+from tasks.train import orphans
+from tasks.train.events import Failed, Saved, Validated
+from tasks.train.launch import LONGEST, run
+from tasks.train.launchers.launch import Launch
+from tasks.train.launchers.torchrun import on_one_machine
+
+SOON = 20.0
+"""Seconds after which a test fails instead of waiting."""
+
+PARENT_OF_A_SESSION = """
+    import subprocess, sys
+    child = subprocess.Popen([sys.executable, "-c", CHILD], start_new_session=True)
+"""
+SILENT = "import signal; print('ready', flush=True); signal.pause()"
+DEAF = "import signal; signal.signal(signal.SIGTERM, signal.SIG_IGN); print('ready', flush=True); signal.pause()"
+
+
+class Cancelled(BaseException):
+    """What an orchestrator raises in a task that is to end."""
+
+
+@pytest.fixture
+def trainer(tmp_path):
+    """Makes a launch of a Python program, which names its process to `pid` when it begins."""
+
+    def make(program, **names):
+        beginning = f"import os, sys\nprint('pid', os.getpid(), flush=True)\n{assigned(names)}"
+        script = tmp_path / "trainer.py"
+        script.write_text(beginning + "\n".join(line.removeprefix("    ") for line in program.splitlines()))
+        return Launch({}, [sys.executable, str(script)], True)
+
+    return make
+
+
+def assigned(names):
+    return "".join(f"{name} = {value!r}\n" for name, value in names.items())
+
+
+def told(event):
+    """The statement by which a trainer tells of an event."""
+    return f"print({json.dumps(event.model_dump())!r}, flush=True)"
+
+
+def watched(launch):
+    """Everything a launch tells, in order."""
+    said = []
+    run(launch, said.append, said.append)
+    return [each for each in said if not (isinstance(each, str) and each.startswith("pid "))]
+
+
+class Pids(list):
+    """The process ids in lines such as `pid 12`."""
+
+    def hear(self, line):
+        if line.startswith("pid "):
+            self.append(int(line.split()[1]))
+
+
+def is_alive(pid):
+    try:
+        return psutil.Process(pid).status() != psutil.STATUS_ZOMBIE
+    except psutil.NoSuchProcess:
+        return False
+
+
+def wait_until(condition, what):
+    deadline = time.monotonic() + SOON
+    while not condition():
+        assert time.monotonic() < deadline, f"waited {SOON} s for {what}"
+        time.sleep(0.01)
+
+
+def test_events_and_lines_of_both_streams_come_in_the_order_they_were_written(trainer):
+    one, other = Validated(step=1, loss=2.5), Saved(step=2, path="checkpoints/step_000002")
+    program = f"""
+    print("before", flush=True)
+    {told(one)}
+    print("a warning", file=sys.stderr, flush=True)
+    print('{{"event": "unknown"}}', flush=True)
+    {told(other)}
+    print("last", end="", flush=True)
+    """
+    assert watched(trainer(program)) == ["before", one, "a warning", '{"event": "unknown"}', other, "last"]
+
+
+def test_an_event_behind_an_unfinished_progress_bar_is_heard(trainer):
+    event = Validated(step=1, loss=2.5)
+    line = event.model_dump_json()
+    assert watched(trainer(f"print('\\r 10%\\r 50% ' + {line!r})")) == [" 50% ", event]
+
+
+def test_an_event_is_heard_while_the_trainer_still_runs(trainer, tmp_path):
+    answer = tmp_path / "answer"
+    program = f"""
+    import time
+    from pathlib import Path
+    {told(Saved(step=1, path="x"))}
+    end = time.monotonic() + {SOON}
+    while not Path({str(answer)!r}).exists():
+        assert time.monotonic() < end
+    """
+    run(trainer(program), lambda event: answer.touch(), lambda line: None)
+
+
+def test_a_very_long_line_is_cut_and_the_next_one_is_whole(trainer):
+    long, after = watched(trainer("print('x' * 3_000_000); print('after')"))
+    assert long == "x" * LONGEST + " … (cut)"
+    assert after == "after"
+
+
+def test_lines_are_text_whatever_their_bytes_are(trainer):
+    program = "sys.stdout.buffer.write('é\\r\\n'.encode() + b'\\xff\\n\\n10%\\r90%\\r\\n')"
+    assert watched(trainer(program)) == ["é", "\ufffd", "", "90%"]
+
+
+def test_characters_that_arrive_in_halves_are_whole(trainer):
+    program = "import time\nfor byte in 'aé𝄞\\n'.encode(): os.write(1, bytes([byte]))"
+    assert watched(trainer(program)) == ["aé𝄞"]
+
+
+TORCHRUN_SAYS = """\
+E0101 12:00:00.000000 4242 torch/distributed/elastic/multiprocessing/api.py:988] failed (exitcode: 1) local_rank: 1
+Traceback (most recent call last):
+  File "run.py", line 7, in main
+torch.distributed.elastic.multiprocessing.errors.ChildFailedError:\x20
+traceback : Signal 9 (SIGKILL) received by PID 4242
+"""
+PEER = "RuntimeError: [../third_party/gloo/gloo/transport/tcp/pair.cc:544] Connection closed by peer [127.0.0.1]:4242"
+
+FAILURES = {
+    "a reason that it names": (told(Failed(reason="data/x.bin: the file is cut short")), RunError, "^data/x.bin: the file is cut short$"),
+    "a call that is wrong": (told(Failed(reason="steps: too many", wrong_call=True)), InputError, "^steps: too many$"),
+    "an exception": ("print('fine'); {}['loss']", RunError, "KeyError: 'loss'"),
+    "an exception of a module": ("import json; json.loads('{')", RunError, "json.decoder.JSONDecodeError: Expecting"),
+    "the first of two": (f"print('ValueError: cause')\nprint({PEER!r})\nsys.exit(1)", RunError, "ValueError: cause"),
+    "what torchrun wraps": (f"print('ZeroDivisionError: cause')\nprint({TORCHRUN_SAYS!r})\nsys.exit(1)", RunError, "ZeroDivisionError: cause"),
+    "a worker that was killed": (f"print({PEER!r})\nprint({TORCHRUN_SAYS!r})\nsys.exit(1)", RunError, "SIGKILL, perhaps because memory"),
+    "only a consequence": (f"print({PEER!r})\nsys.exit(1)", RunError, "Connection closed by peer"),
+    "memory that ran out": ("import signal; os.kill(os.getpid(), signal.SIGKILL)", RunError, "ended by SIGKILL, perhaps because memory"),
+    "a crash": ("import signal; os.kill(os.getpid(), signal.SIGSEGV)", RunError, "ended by SIGSEGV; "),
+    "nothing": ("sys.exit(7)", RunError, "exit code 7"),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", FAILURES)
+def test_a_failure_says_what_it_was(trainer, name):
+    program, kind, reason = FAILURES[name]
+    exits = "sys.exit(1)" if "print" in program and "exit" not in program and "{}" not in program else ""
+    with pytest.raises(kind, match=reason):
+        run(trainer(f"{program}\n{exits}"), lambda event: None, lambda line: None)
+
+
+def test_a_trainer_that_says_it_failed_has_failed_whatever_its_exit_code(trainer):
+    with pytest.raises(RunError, match=r"^no$"):
+        run(trainer(told(Failed(reason="no"))), lambda event: None, lambda line: None)
+
+
+def test_an_exception_in_the_log_of_a_training_that_ended_well_is_only_a_line(trainer):
+    assert watched(trainer("print('ValueError: ignored')")) == ["ValueError: ignored"]
+
+
+def test_a_command_that_is_not_installed_is_a_wrong_call():
+    with pytest.raises(InputError, match="no no-such-srun on this machine's PATH"):
+        run(Launch({}, ["no-such-srun"], True), lambda event: None, lambda line: None)
+
+
+def test_the_environment_is_that_of_the_watcher_and_the_launchs(trainer, monkeypatch):
+    monkeypatch.setenv("OF_THE_WATCHER", "here")
+    made = trainer("print(os.environ['OF_THE_WATCHER'], os.environ['OF_THE_LAUNCH'], sys.stdin.read() == '')")
+    assert watched(Launch({}, made.command, True, {"OF_THE_LAUNCH": "too"})) == ["here too True"]
+
+
+def raise_cancelled(_):
+    raise Cancelled
+
+
+def press_ctrl_c(_):
+    os.kill(os.getpid(), signal.SIGINT)
+
+
+@pytest.mark.parametrize("end", [raise_cancelled, press_ctrl_c])
+@pytest.mark.parametrize("child", [SILENT, DEAF], ids=["silent", "deaf"])
+def test_who_stops_watching_leaves_nobody_behind(trainer, monkeypatch, end, child):
+    monkeypatch.setattr(launch_module, "GRACE", 0.3)
+    pids = Pids()
+
+    def on_line(line):
+        pids.hear(line)
+        if line == "ready":
+            end(line)
+
+    program = PARENT_OF_A_SESSION + "\n    print('pid', child.pid, flush=True)\n    child.wait()"
+    with pytest.raises((Cancelled, KeyboardInterrupt)):
+        run(trainer(program, CHILD=child), lambda event: None, on_line)
+    assert len(pids) == 2
+    assert not any(map(is_alive, pids))
+
+
+def test_a_trainer_that_ignores_being_told_is_killed(trainer, monkeypatch):
+    monkeypatch.setattr(launch_module, "GRACE", 0.3)
+    pids = Pids()
+
+    def on_line(line):
+        pids.hear(line)
+        if line == "ready":
+            raise Cancelled
+
+    with pytest.raises(Cancelled):
+        run(trainer(DEAF), lambda event: None, on_line)
+    assert not is_alive(pids[0])
+
+
+def test_a_trainer_that_is_told_to_end_may_clean_up_and_talk(trainer, tmp_path):
+    cleaned = tmp_path / "cleaned"
+    program = f"""
+    import signal
+    from pathlib import Path
+    def end(*_):
+        print("x" * 1_000_000, flush=True)
+        Path({str(cleaned)!r}).touch()
+        sys.exit()
+    signal.signal(signal.SIGTERM, end)
+    {told(Saved(step=1, path="x"))}
+    signal.pause()
+    """
+    started = time.monotonic()
+    with pytest.raises(Cancelled):
+        run(trainer(program), raise_cancelled, lambda line: None)
+    assert cleaned.exists()
+    assert time.monotonic() - started < launch_module.GRACE
+
+
+def test_a_watcher_is_interrupted_while_the_trainer_says_nothing(trainer):
+    pids, ready, ended = Pids(), threading.Event(), []
+
+    def on_line(line):
+        pids.hear(line)
+        if line == "ready":
+            ready.set()
+
+    def watch():
+        try:
+            run(trainer(SILENT), lambda event: None, on_line)
+        except Cancelled:
+            ended.append(not is_alive(pids[0]))
+
+    thread = threading.Thread(target=watch)
+    thread.start()
+    assert ready.wait(SOON)
+    ctypes.pythonapi.PyThreadState_SetAsyncExc(ctypes.c_ulong(thread.ident), ctypes.py_object(Cancelled))
+    thread.join(SOON)
+    assert ended == [True]
+
+
+def test_a_process_that_outlives_the_trainer_is_ended_and_not_waited_for(trainer):
+    pids = Pids()
+    program = PARENT_OF_A_SESSION + "\n    print('pid', child.pid, flush=True)"
+    run(trainer(program, CHILD=DEAF), lambda event: None, pids.hear)
+    assert len(pids) == 2
+    assert not any(map(is_alive, pids))
+
+
+def test_a_trainer_that_closes_its_output_is_waited_for(trainer, tmp_path):
+    proof = tmp_path / "proof"
+    program = f"""
+    import time
+    from pathlib import Path
+    os.close(1), os.close(2)
+    time.sleep(0.3)
+    Path({str(proof)!r}).touch()
+    os._exit(5)
+    """
+    with pytest.raises(RunError, match="exit code 5"):
+        run(trainer(program), lambda event: None, lambda line: None)
+    assert proof.exists()
+
+
+WATCHER = """
+from tasks.train.launch import run
+from tasks.train.launchers.launch import Launch
+run(Launch({{}}, {command!r}, True), print, lambda line: print(line, flush=True))
+"""
+
+
+def kill_the_watcher(command, count):
+    """Watch a command in a process of its own until so many pids are told, kill the watcher, and see all of them gone."""
+    watcher = subprocess.Popen([sys.executable, "-c", WATCHER.format(command=list(command))], stdout=subprocess.PIPE, text=True)  # fmt: skip
+    pids = Pids()
+    for line in watcher.stdout:
+        pids.hear(line)
+        if len(pids) == count:
+            break
+    assert len(pids) == count
+    assert all(map(is_alive, pids))
+    watcher.kill()
+    watcher.wait()
+    watcher.stdout.close()
+    wait_until(lambda: not any(map(is_alive, pids)), f"the end of {pids}")
+
+
+ORPHAN = "import os, signal; from tasks.train.orphans import die_with_parent; die_with_parent(); os.write(1, b'pid %d\\n' % os.getpid()); signal.pause()"
+
+
+def test_a_killed_watcher_takes_trainers_in_other_sessions_with_it(trainer):
+    kill_the_watcher(trainer(PARENT_OF_A_SESSION + "\n    child.wait()", CHILD=ORPHAN).command, 2)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    "worker", [ORPHAN, "import os, signal; os.write(1, b'pid %d\\n' % os.getpid()); signal.pause()"]
+)
+def test_a_killed_watcher_takes_torchrun_and_its_workers_with_it(tmp_path, worker):
+    script = tmp_path / "worker.py"
+    script.write_text(
+        f"{worker.replace('signal.pause()', '')}\nos.write(1, b'pid %d\\n' % os.getppid())\nsignal.pause()"
+    )
+    kill_the_watcher([sys.executable, *on_one_machine(2, [str(script)])], 4)
+
+
+@pytest.mark.slow
+def test_a_killed_torchrun_leaves_no_trainer(tmp_path):
+    script, pids = tmp_path / "worker.py", Pids()
+    script.write_text(ORPHAN)
+
+    def on_line(line):
+        pids.hear(line)
+        if len(pids) == 2:
+            os.kill(psutil.Process(pids[0]).ppid(), signal.SIGKILL)
+
+    with pytest.raises(RunError, match="ended by SIGKILL"):
+        run(Launch({}, [sys.executable, *on_one_machine(2, [str(script)])], True), lambda event: None, on_line)
+    assert not any(map(is_alive, pids))
+
+
+def test_a_command_whose_parent_is_gone_already_is_not_run():
+    stranger = str(os.getppid())
+    command = [sys.executable, "-I", orphans.__file__, stranger, sys.executable, "-c", "print('ran')"]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert (done.returncode, done.stdout) == (128 + signal.SIGTERM, "")
+
+
+def test_a_process_that_is_killed_with_its_parent_cannot_say_no(tmp_path):
+    deaf = ORPHAN.replace("die_with_parent();", "die_with_parent(); signal.signal(signal.SIGTERM, signal.SIG_IGN);")
+    parent = f"import subprocess, sys, os; subprocess.Popen([sys.executable, '-c', {deaf!r}]).wait()"
+    process = subprocess.Popen([sys.executable, "-c", parent], stdout=subprocess.PIPE, text=True, cwd=Path.cwd())
+    pid = int(process.stdout.readline().split()[1])
+    process.kill()
+    process.wait()
+    process.stdout.close()
+    wait_until(lambda: not is_alive(pid), f"the end of {pid}")

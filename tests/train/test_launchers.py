@@ -1,0 +1,678 @@
+"""Launchers: what they write is what shells, clusters and the trainers of others read, and what they run starts."""
+
+import argparse
+import ast
+import os
+import shlex
+import signal
+import stat
+import subprocess
+import sys
+from pathlib import Path
+
+import orjson
+import pytest
+import yaml
+
+from tasks.errors import InputError
+from tasks.strict import parse
+from tasks.train.events import Saved
+from tasks.train.job import Job, Source, TrainData
+from tasks.train.launch import run
+from tasks.train.launchers import launch_of, nemo_rl_launch
+from tasks.train.launchers.launch import Launch
+from tasks.train.launchers.torchrun import on_one_machine
+from tasks.train.settings import TrainSettings
+
+FOLDER = "/data/runs/it's $HOME and 100%"
+"""What shells, templates and string formats would all like to change."""
+
+HUB = {"model": "org/tokenizer", "revision": None, "trust_remote_code": False}
+ENCODING = {"model": "o200k_harmony", "revision": None, "trust_remote_code": False}
+
+
+def job(kind="pretrain", tokenizer=ENCODING, output_dir=FOLDER, path="/data/pre pared", **settings):
+    """A job on one data set with train and valid."""
+    ending = ".parquet" if kind == "sft" else ""
+    sources = [
+        Source(dataset="a", split=split, files=[f"{path}/{split}/00{ending}"], weights=[1.0], tokens=1000)
+        for split in ("train", "valid")
+    ]
+    data = TrainData(
+        path=path, kind=kind, made_from="xxh3_128:00", tokenizer=tokenizer, fingerprint="sha256:00", vocabulary_size=1000,
+        eos=7, sources=sources, pack_size=512 if kind == "sft" else None, pad_seq_to_mult=4 if kind == "sft" else None,
+    )  # fmt: skip
+    return Job(settings=parse(TrainSettings, settings, "settings"), data=data, output_dir=output_dir)
+
+
+@pytest.fixture
+def written(tmp_path):
+    """Writes the files of a launch to a folder, and names it."""
+
+    def write(launch, folder=tmp_path / "written"):
+        folder.mkdir(exist_ok=True)
+        for name, text in launch.files.items():
+            (folder / name).write_text(text)
+        return folder
+
+    return write
+
+
+@pytest.fixture
+def shell(tmp_path):
+    """Runs a script with programs of ours in front of those of the system."""
+    programs = tmp_path / "bin"
+    programs.mkdir()
+
+    def program(name, text):
+        place = programs / name
+        place.write_text(text)
+        place.chmod(place.stat().st_mode | stat.S_IXUSR)
+
+    def environment(**more):
+        return {**os.environ, "PATH": f"{programs}:{os.environ['PATH']}", **more}
+
+    def run_script(script, *arguments, **more):
+        return subprocess.run(
+            ["bash", str(script), *arguments], env=environment(**more), capture_output=True, text=True, check=False
+        )
+
+    run_script.program, run_script.environment = program, environment
+    return run_script
+
+
+SAYS_ITS_ARGUMENTS = f"#!{sys.executable}\nimport json, sys\nprint(json.dumps(sys.argv[1:]))\n"
+
+
+@pytest.mark.parametrize(
+    "made",
+    [
+        job(launcher="slurm"),
+        job(launcher="slurm", nodes=3, device="cpu"),
+        job(launcher="megatron-lm"),
+        job(launcher="megatron-lm", nodes=3),
+        job(launcher="megatron-bridge", nodes=3),
+        job(launcher="megatron-bridge", kind="sft", tokenizer=HUB),
+        job(launcher="kubernetes"),
+    ],
+    ids=lambda made: f"{made.settings.launcher}-{made.settings.nodes}-{made.data.kind}",
+)
+def test_every_script_is_one_for_its_interpreter(made, written, monkeypatch):
+    monkeypatch.setenv("TOKENMILL_IMAGE", "image")
+    monkeypatch.setenv("TOKENMILL_CLAIM", "claim:/data")
+    launch = launch_of(made, 4)
+    folder = written(launch)
+    assert launch.files
+    for name, text in launch.files.items():
+        if name.endswith((".sh", ".sbatch")):
+            interpreter = text.splitlines()[0].rpartition("/")[2].split()[-1]
+            done = subprocess.run([interpreter, "-n", str(folder / name)], capture_output=True, text=True, check=False)
+            assert (done.returncode, done.stderr) == (0, "")
+        elif name.endswith(".py"):
+            compile(text, name, "exec")
+        else:
+            assert list(yaml.safe_load_all(text))
+
+
+# On one machine
+
+
+def test_a_local_training_is_torchrun_with_the_job_on_this_python():
+    launch = launch_of(job(), 3)
+    assert launch.runs
+    assert launch.command[0] == sys.executable
+    assert launch.command[-3:] == ["-m", "tasks.train.trainer", f"{FOLDER}/job.json"]
+    assert {"--nproc-per-node=3", "--max-restarts=0"} <= set(launch.command)
+
+
+def test_processes_share_the_cores_and_what_the_environment_says_stays(monkeypatch):
+    monkeypatch.delenv("OMP_NUM_THREADS", raising=False)
+    cores = len(os.sched_getaffinity(0))
+    assert launch_of(job(), 1).environment == {"OMP_NUM_THREADS": str(cores)}
+    assert launch_of(job(), cores * 8).environment == {"OMP_NUM_THREADS": "1"}
+    monkeypatch.setenv("OMP_NUM_THREADS", "77")
+    assert launch_of(job(), 1).environment == {"OMP_NUM_THREADS": "77"}
+
+
+def test_several_machines_are_not_one_machine():
+    with pytest.raises(InputError, match="nodes=2: launcher=local"):
+        launch_of(job(nodes=2), 1)
+
+
+def test_two_processes_on_one_machine_start_and_meet(tmp_path):
+    script = tmp_path / "meets.py"
+    script.write_text(
+        "import os, socket, sys\n"
+        "socket.create_connection((os.environ['MASTER_ADDR'], int(os.environ['MASTER_PORT'])), 10).close()\n"
+        "rank, size = int(os.environ['RANK']), int(os.environ['WORLD_SIZE'])\n"
+        "assert size == 2\n"
+        "sys.stdout.write(f'rank {rank}\\n')\n"
+        f"if rank == 0: print({Saved(step=2, path='x').model_dump_json()!r})\n"
+        "assert sys.argv[1:] == ['an argument']\n"
+    )
+    events, lines = [], []
+    command = [sys.executable, *on_one_machine(2, [str(script), "an argument"])]
+    run(Launch({}, command, True), events.append, lines.append)
+    assert events == [Saved(step=2, path="x")]
+    assert {"rank 0", "rank 1"} <= set(lines)
+
+
+# Slurm
+
+
+def test_slurm_is_one_srun_that_runs_a_script_on_every_machine():
+    launch = launch_of(job(launcher="slurm", nodes=3), 4)
+    assert launch.runs
+    assert launch.command[0] == "srun"
+    assert {"--nodes=3", "--ntasks-per-node=1", "--gpus-per-node=4", "--kill-on-bad-exit=1"} <= set(launch.command)
+    assert list(launch.command[-2:]) == ["bash", f"{FOLDER}/node.sh"]
+    assert launch.environment == {"TOKENMILL_PYTHON": sys.executable}
+
+
+def test_slurm_is_not_asked_for_gpus_that_nobody_uses():
+    command = launch_of(job(launcher="slurm", device="cpu"), 4).command
+    assert "--cpus-per-task=4" in command
+    assert not any("gpu" in word for word in command)
+
+
+@pytest.mark.parametrize(("procid", "is_host"), [(0, "true"), (2, "false")])
+def test_the_machines_of_a_slurm_job_meet_at_its_first(written, shell, procid, is_host):
+    folder = written(launch_of(job(launcher="slurm", nodes=3), 4))
+    shell.program(
+        "scontrol", '#!/bin/sh\n[ "$*" = "show hostnames node[07-09]" ] && printf "node07\\nnode08\\nnode09\\n"\n'
+    )
+    shell.program("a-python", SAYS_ITS_ARGUMENTS)
+    slurm = {"SLURM_JOB_NODELIST": "node[01-99]", "SLURM_STEP_NODELIST": "node[07-09]"}
+    slurm |= {"SLURM_JOB_ID": "123456", "SLURM_PROCID": str(procid)}
+    said = shell(folder / "node.sh", TOKENMILL_PYTHON="a-python", **slurm)
+    arguments = orjson.loads(said.stdout)
+    assert arguments[:2] == ["-m", "torch.distributed.run"]
+    assert arguments[-3:] == ["-m", "tasks.train.trainer", f"{FOLDER}/job.json"]
+    values = dict(word[2:].split("=", 1) for word in arguments[2:-3])
+    host, port = values.pop("rdzv-endpoint").split(":")
+    assert host == "node07"
+    assert 1024 < int(port) < 32768
+    assert values == {
+        "nnodes": "3", "nproc-per-node": "4", "max-restarts": "0", "rdzv-backend": "c10d", "rdzv-id": "123456",
+        "rdzv-conf": f"is_host={is_host}",
+    }  # fmt: skip
+
+
+@pytest.mark.parametrize(("cores", "threads"), [("16", "4"), ("2", "1")])
+def test_processes_of_a_slurm_job_share_the_cores_they_were_given(written, shell, cores, threads):
+    folder = written(launch_of(job(launcher="slurm"), 4))
+    shell.program("scontrol", "#!/bin/sh\necho here\n")
+    shell.program("python", '#!/bin/sh\necho "$OMP_NUM_THREADS"\n')
+    slurm = {"SLURM_JOB_NODELIST": "here", "SLURM_JOB_ID": "1", "SLURM_PROCID": "0", "SLURM_CPUS_ON_NODE": cores}
+    assert shell(folder / "node.sh", OMP_NUM_THREADS="", **slurm).stdout == f"{threads}\n"
+
+
+SRUN = """#!/bin/bash
+trap 'echo told; exit 143' TERM
+echo "$@"
+[ "$SRUN_ENDS" = at-once ] && exit 3
+echo ready >&2
+while :; do sleep 0.05; done
+"""
+
+
+def batch(folder, shell):
+    shell.program("srun", SRUN)
+    shell.program("scontrol", '#!/bin/sh\necho scontrol "$@"\n')
+    return folder / "job.sbatch"
+
+
+def test_a_batch_job_asks_for_the_same_and_ends_as_srun_does(written, shell):
+    launch = launch_of(job(launcher="slurm", nodes=3), 4)
+    script = batch(written(launch), shell)
+    options = [shlex.split(line)[1] for line in script.read_text().splitlines() if line.startswith("#SBATCH")]
+    assert {"--nodes=3", "--ntasks-per-node=1", "--gpus-per-node=4", "--requeue", "--signal=B:USR1@120"} <= set(options)
+    done = shell(script, SRUN_ENDS="at-once")
+    assert (done.returncode, done.stdout.strip()) == (3, " ".join(launch.command[1:]))
+
+
+@pytest.mark.parametrize(("how", "again"), [(signal.SIGUSR1, True), (signal.SIGTERM, False)])
+def test_a_batch_job_comes_back_when_its_time_is_up_and_not_when_it_is_cancelled(written, shell, how, again):
+    script = batch(written(launch_of(job(launcher="slurm"), 1)), shell)
+    environment = shell.environment(SLURM_JOB_ID="42", SRUN_ENDS="when-told")
+    process = subprocess.Popen(
+        ["bash", str(script)], env=environment, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+    )
+    assert process.stderr.readline() == "ready\n"
+    process.send_signal(how)
+    said = process.communicate(timeout=20)[0]
+    assert "told" in said
+    assert ("scontrol requeue 42" in said) is again
+
+
+# Kubernetes
+
+
+@pytest.fixture
+def cluster(monkeypatch):
+    monkeypatch.setenv("TOKENMILL_IMAGE", "registry/image:1")
+    monkeypatch.setenv("TOKENMILL_CLAIM", "files:/data")
+
+
+def manifests(**settings):
+    launch = launch_of(job(launcher="kubernetes", **settings), 8)
+    return list(yaml.safe_load_all(launch.files["job.yaml"]))
+
+
+def test_one_machine_is_a_job_of_one_pod_with_its_gpus(cluster):
+    (one,) = manifests()
+    assert (one["apiVersion"], one["kind"]) == ("batch/v1", "Job")
+    spec, pod = one["spec"], one["spec"]["template"]["spec"]
+    assert (spec["completions"], spec["parallelism"], spec["backoffLimit"]) == (1, 1, 0)
+    assert pod["restartPolicy"] == "Never"
+    (container,) = pod["containers"]
+    assert container["image"] == "registry/image:1"
+    assert container["resources"] == {"limits": {"nvidia.com/gpu": 8}}
+    assert container["command"][-1] == f"{FOLDER}/job.json"
+    mounted = {each["name"]: each["mountPath"] for each in container["volumeMounts"]}
+    assert {mounted[each["name"]]: each for each in pod["volumes"]} == {
+        "/data": {"name": "files", "persistentVolumeClaim": {"claimName": "files"}},
+        "/dev/shm": {"name": "memory", "emptyDir": {"medium": "Memory"}},
+    }
+
+
+def test_several_machines_find_the_first_by_its_name(cluster):
+    service, several = manifests(nodes=3)
+    name = several["metadata"]["name"]
+    assert (service["kind"], service["metadata"]["name"], service["spec"]["clusterIP"]) == ("Service", name, "None")
+    labels = several["spec"]["template"]["metadata"]["labels"]
+    assert service["spec"]["selector"].items() <= labels.items()
+    assert (several["spec"]["completions"], several["spec"]["completionMode"]) == (3, "Indexed")
+    pod = several["spec"]["template"]["spec"]
+    assert pod["subdomain"] == name
+    (container,) = pod["containers"]
+    assert {f"--master-addr={name}-0.{name}", "--nnodes=3", "--node-rank=$(NODE_RANK)"} <= set(container["command"])
+    assert [each["name"] for each in container["env"]] == ["NODE_RANK"]
+
+
+def test_pods_without_gpus_ask_for_cores(cluster):
+    (one,) = manifests(device="cpu")
+    assert one["spec"]["template"]["spec"]["containers"][0]["resources"] == {"requests": {"cpu": 8}}
+
+
+@pytest.mark.parametrize(
+    ("image", "claim", "changed", "reason"),
+    [
+        ("", "files:/data", {}, "TOKENMILL_IMAGE is not set"),
+        ("image", "", {}, "TOKENMILL_CLAIM=''"),
+        ("image", "files", {}, "TOKENMILL_CLAIM='files'"),
+        ("image", "files:data", {}, "TOKENMILL_CLAIM='files:data'"),
+        ("image", "files:/data", {"output_dir": "/home/me/out"}, "output_dir /home/me/out does not lie in /data"),
+        ("image", "files:/data", {"path": "/database/x"}, "the data /database/x does not lie in /data"),
+        ("image", "files:/data", {"start_from": "/models/x"}, "start_from /models/x does not lie in /data"),
+        ("image", "files:/data", {"output_dir": "s3://bucket/out"}, "output_dir=s3://bucket/out: launcher=kubernetes"),
+    ],
+)
+def test_what_kubernetes_lacks_is_asked_for(monkeypatch, image, claim, changed, reason):
+    monkeypatch.setenv("TOKENMILL_IMAGE", image)
+    monkeypatch.setenv("TOKENMILL_CLAIM", claim)
+    with pytest.raises(InputError, match=reason):
+        launch_of(job(launcher="kubernetes", **changed), 8)
+
+
+def test_data_in_a_store_of_objects_needs_no_claim(cluster):
+    assert launch_of(job(launcher="kubernetes", path="s3://bucket/data", start_from="org/model"), 8).runs
+
+
+KUBECTL = """#!/bin/sh
+# A cluster of one Job: $CLUSTER/calls is what was asked, and $RESULT how the Job ends once its log was shown.
+echo "$@" >> "$CLUSTER/calls"
+case "$1 $2" in
+"delete "*) rm -f "$CLUSTER/job" ;;
+"create "*) echo created; touch "$CLUSTER/job" ;;
+"get pods") [ -e "$CLUSTER/asked" ] && echo Running; touch "$CLUSTER/asked" ;;
+"logs "*)
+    echo "a line"
+    [ "$RESULT" = silent ] && exec sleep 60
+    touch "$CLUSTER/ended"
+    ;;
+"get job")
+    [ "$RESULT" = unreachable ] && [ ! -e "$CLUSTER/tried" ] && touch "$CLUSTER/tried" && exit 1
+    [ "$RESULT" = removed ] && [ -e "$CLUSTER/ended" ] && exit 0
+    [ -e "$CLUSTER/ended" ] && echo "found $RESULT " || echo "found "
+    ;;
+esac
+"""
+
+
+@pytest.fixture
+def kubectl(cluster, written, shell, tmp_path):
+    """Makes a launch whose script talks to a cluster of ours, and names the file with what it was asked."""
+    shell.program("kubectl", KUBECTL)
+    shell.program("sleep", '#!/bin/sh\n[ "$1" -gt 10 ] && exec /bin/sleep "$1"\nexit 0\n')
+
+    def make(result):
+        folder = written(launch_of(job(launcher="kubernetes"), 1))
+        environment = shell.environment(CLUSTER=str(tmp_path), RESULT=result)
+        return Launch({}, ["sh", str(folder / "job.sh")], True, environment), tmp_path / "calls"
+
+    return make
+
+
+@pytest.mark.parametrize("result", ["Complete", "SuccessCriteriaMet Complete"])
+def test_a_job_of_kubernetes_is_waited_for_and_its_log_shown(kubectl, result):
+    launch, calls = kubectl(result)
+    lines = []
+    run(launch, lines.append, lines.append)
+    assert lines == ["created", "a line"]
+    asked = [line.split()[0] for line in calls.read_text().splitlines()]
+    assert asked[:2] == ["delete", "create"]
+    assert f"--filename {FOLDER}/job.yaml" in calls.read_text()
+
+
+@pytest.mark.parametrize(("result", "reason"), [("FailureTarget Failed", "failed: kubectl describe job"), ("removed", "removed by someone else")])  # fmt: skip
+def test_a_job_of_kubernetes_that_fails_has_failed(kubectl, result, reason):
+    lines = []
+    with pytest.raises(RuntimeError, match="exit code 1"):
+        run(kubectl(result)[0], lines.append, lines.append)
+    assert reason in lines[-1]
+
+
+def test_a_job_of_kubernetes_that_is_no_longer_watched_is_removed(kubectl):
+    launch, calls = kubectl("silent")
+
+    def on_line(line):
+        if line == "a line":
+            raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        run(launch, lambda event: None, on_line)
+    assert calls.read_text().splitlines()[-1].startswith("delete ")
+
+
+# Megatron-LM
+
+MEGATRON_LM = {
+    **dict.fromkeys(
+        [
+            "--num-layers", "--hidden-size", "--ffn-hidden-size", "--num-attention-heads", "--num-query-groups",
+            "--max-position-embeddings", "--rotary-base", "--make-vocab-size-divisible-by", "--vocab-size", "--seq-length",
+            "--train-iters", "--micro-batch-size", "--global-batch-size", "--seed", "--eval-iters", "--eval-interval",
+            "--log-interval", "--lr-decay-iters", "--lr-warmup-iters", "--tensor-model-parallel-size",
+            "--pipeline-model-parallel-size", "--context-parallel-size", "--save-interval",
+        ],
+        int,
+    ),
+    **dict.fromkeys(
+        [
+            "--norm-epsilon", "--attention-dropout", "--hidden-dropout", "--lr", "--min-lr", "--weight-decay",
+            "--adam-beta1", "--adam-beta2", "--adam-eps", "--clip-grad",
+        ],
+        float,
+    ),
+    **dict.fromkeys(["--tokenizer-model", "--per-split-data-args-path", "--data-cache-path", "--save", "--load"], str),
+    "--position-embedding-type": ["learned_absolute", "rope", "yarn", "mrope", "relative", "none"],
+    "--normalization": ["LayerNorm", "RMSNorm"],
+    "--tokenizer-type": ["HuggingFaceTokenizer", "NullTokenizer"],
+    "--lr-decay-style": ["constant", "linear", "cosine", "inverse-square-root", "WSD"],
+    "--ckpt-format": ["torch", "torch_dist", "torch_dcp", "fsdp_dtensor"],
+    **dict.fromkeys(
+        [
+            "--group-query-attention", "--swiglu", "--disable-bias-linear", "--untie-embeddings-and-output-weights", "--bf16",
+            "--use-distributed-optimizer", "--sequence-parallel",
+        ]
+    ),
+}  # fmt: skip
+"""Arguments of megatron/training/arguments.py in megatron-core 0.19.2, as far as they are used: a type, choices, or none."""
+
+
+def megatron_parser():
+    parser = argparse.ArgumentParser(allow_abbrev=False, exit_on_error=False)
+    for name, kind in MEGATRON_LM.items():
+        if kind is None:
+            parser.add_argument(name, action="store_true")
+        elif isinstance(kind, list):
+            parser.add_argument(name, choices=kind)
+        else:
+            parser.add_argument(name, type=kind)
+    return parser
+
+
+def megatron_lm(made, written, shell, **environment):
+    """The words for torchrun, and what Megatron-LM reads, when the script runs."""
+    shell.program("python", SAYS_ITS_ARGUMENTS)
+    done = shell(written(launch_of(made, 8)) / "train.sh", MEGATRON_LM="/opt/Megatron LM", **environment)
+    assert done.returncode == 0, done.stderr
+    words = orjson.loads(done.stdout)
+    program = words.index("/opt/Megatron LM/pretrain_gpt.py")
+    return words[:program], megatron_parser().parse_args(words[program + 1 :])
+
+
+def test_megatron_lm_gets_the_job_in_its_own_words(written, shell):
+    model = {"layers": 3, "hidden": 48, "heads": 6, "key_value_heads": 2, "feed_forward": 96, "rope_base": 500_000.0}
+    optimizer = {
+        "learning_rate": 1e-3,
+        "minimum_learning_rate": 1e-5,
+        "warmup_steps": 2,
+        "decay": "linear",
+        "distributed": True,
+    }
+    made = job(
+        launcher="megatron-lm", model=model, optimizer=optimizer, parallel={"tensor": 2, "sequence": True}, steps=30,
+        sequence_length=64, global_batch=16, micro_batch=4, validate_every=10, validation_batches=3,
+    )  # fmt: skip
+    torchrun, said = megatron_lm(made, written, shell)
+    assert torchrun == on_one_machine(8, [])
+    chosen = {
+        "num_layers": 3, "hidden_size": 48, "num_attention_heads": 6, "num_query_groups": 2, "ffn_hidden_size": 96,
+        "rotary_base": 500_000, "group_query_attention": True, "swiglu": True, "normalization": "RMSNorm",
+        "position_embedding_type": "rope", "disable_bias_linear": True, "untie_embeddings_and_output_weights": True,
+        "attention_dropout": 0, "hidden_dropout": 0, "seq_length": 64, "max_position_embeddings": 64,
+        "per_split_data_args_path": "/data/pre pared/blend.json", "tokenizer_type": "NullTokenizer", "vocab_size": 1000,
+        "train_iters": 30, "global_batch_size": 16, "micro_batch_size": 4, "eval_interval": 10, "eval_iters": 3,
+        "lr": 1e-3, "min_lr": 1e-5, "lr_warmup_iters": 2, "lr_decay_style": "linear", "use_distributed_optimizer": True,
+        "tensor_model_parallel_size": 2, "sequence_parallel": True, "bf16": True, "save": f"{FOLDER}/checkpoints",
+        "data_cache_path": f"{FOLDER}/cache",
+    }  # fmt: skip
+    assert {name: getattr(said, name) for name in chosen} == chosen
+
+
+def test_megatron_lm_is_not_told_what_was_not_chosen(written, shell):
+    _, said = megatron_lm(
+        job(launcher="megatron-lm", precision="float32", model={"tied_embeddings": True}), written, shell
+    )
+    assert not any([said.bf16, said.untie_embeddings_and_output_weights, said.use_distributed_optimizer])
+    assert said.eval_iters == 0
+
+
+@pytest.mark.parametrize(
+    ("tokenizer", "name"),
+    [
+        (HUB, "org/tokenizer"),
+        ({"model": "/models/folder", "revision": None}, "/models/folder"),
+        ({"model": "/models/tokenizer.json", "revision": None}, None),
+        ({"model": "org/tokenizer", "revision": "abc"}, None),
+        (ENCODING, None),
+    ],
+)
+def test_megatron_lm_is_given_a_tokenizer_that_it_can_find(written, shell, tokenizer, name):
+    _, said = megatron_lm(job(launcher="megatron-lm", tokenizer=tokenizer), written, shell)
+    assert said.tokenizer_model == name
+    assert said.vocab_size == (None if name else 1000)
+
+
+def test_several_machines_of_megatron_lm_are_numbered_by_who_starts_them(written, shell):
+    torchrun, _ = megatron_lm(job(launcher="megatron-lm", nodes=2), written, shell, NODE_RANK="1", MASTER_ADDR="first")
+    assert {"--nnodes=2", "--node-rank=1", "--master-addr=first"} <= set(torchrun)
+
+
+def test_more_arguments_of_megatron_lm_have_the_last_word(written, shell):
+    shell.program("python", SAYS_ITS_ARGUMENTS)
+    folder = written(launch_of(job(launcher="megatron-lm"), 1))
+    assert orjson.loads(shell(folder / "train.sh", "--lr", "1", MEGATRON_LM="x").stdout)[-2:] == ["--lr", "1"]
+
+
+@pytest.mark.parametrize(
+    ("made", "reason"),
+    [
+        (job(launcher="megatron-lm", kind="sft"), "packed conversations.*set launcher=megatron-bridge"),
+        (job(launcher="megatron-lm", start_from="org/model"), "start_from=org/model.*set launcher=megatron-bridge"),
+        (job(launcher="megatron-lm", model={"rope_base": 0.5}), "model.rope_base=0.5"),
+        (job(launcher="megatron-bridge", kind="sft"), "'o200k_harmony' is none"),
+        (job(launcher="nemo-rl"), "launcher=nemo-rl: .* holds pretrain data"),
+        (job(launcher="slurm", output_dir="s3://bucket/out"), "output_dir=s3://bucket/out: launcher=slurm"),
+    ],
+    ids=lambda each: None if isinstance(each, str) else f"{each.settings.launcher}-{each.data.kind}",
+)
+def test_what_a_trainer_cannot_do_is_said_with_what_can(made, reason):
+    with pytest.raises(InputError, match=f"(?s){reason}"):
+        launch_of(made, 1)
+
+
+# Megatron-Bridge
+
+
+def calls(program):
+    """The keyword arguments of every call in a program, by the name that is called."""
+    found = {}
+    for node in ast.walk(ast.parse(program)):
+        if isinstance(node, ast.Call) and isinstance(node.func, ast.Name):
+            found[node.func.id] = {each.arg: value(each.value) for each in node.keywords}
+    return found
+
+
+def value(node):
+    return (
+        ast.literal_eval(node)
+        if not any(isinstance(each, ast.Name | ast.Attribute) for each in ast.walk(node))
+        else ast.unparse(node)
+    )
+
+
+def assignments(program):
+    """What is assigned to attributes."""
+    nodes = [node for node in ast.walk(ast.parse(program)) if isinstance(node, ast.Assign)]
+    return {node.targets[0].attr: value(node.value) for node in nodes if isinstance(node.targets[0], ast.Attribute)}
+
+
+def test_megatron_bridge_pretrains_on_the_blend():
+    made = job(launcher="megatron-bridge", steps=30, global_batch=16, micro_batch=4, parallel={"tensor": 2}, seed=5)
+    launch = launch_of(made, 8)
+    assert not launch.runs
+    said = calls(launch.files["train.py"])
+    assert said["get_blend_fields_from_data_paths"] == {"per_split_data_args_path": "/data/pre pared/blend.json"}
+    assert said["TrainingConfig"] == {"train_iters": 30, "global_batch_size": 16, "micro_batch_size": 4}
+    assert said["TokenizerConfig"] == {"tokenizer_type": "NullTokenizer", "vocab_size": 1000}
+    assert said["CheckpointConfig"]["save"] == said["CheckpointConfig"]["load"] == f"{FOLDER}/checkpoints"
+    assert said["GPTModelProvider"]["vocab_size"] == 1000
+    assert said["RNGConfig"] == {"seed": 5}
+    assert "GPTSFTDatasetConfig" not in said
+    assert assignments(launch.files["train.py"])["tensor_model_parallel_size"] == 2
+
+
+def test_megatron_bridge_reads_packs_one_at_a_time_at_the_size_they_have():
+    made = job(launcher="megatron-bridge", kind="sft", tokenizer=HUB, micro_batch=8, validate_every=2)
+    program = launch_of(made, 8).files["train.py"]
+    said = calls(program)
+    assert said["TrainingConfig"]["micro_batch_size"] == 1
+    assert said["PackedSequenceSpecs"] == {
+        "packed_sequence_size": 512,
+        "packed_train_data_path": "/data/pre pared/train",
+        "packed_val_data_path": "/data/pre pared/valid",
+        "pad_seq_to_mult": 4,
+    }
+    assert said["GPTSFTDatasetConfig"]["seq_length"] == assignments(program)["seq_length"] == 512
+    assert (said["GPTSFTDatasetConfig"]["do_validation"], said["GPTSFTDatasetConfig"]["do_test"]) == (True, False)
+    assert assignments(program)["calculate_per_token_loss"] is True
+    assert said["TokenizerConfig"]["tokenizer_model"] == "org/tokenizer"
+
+
+def test_megatron_bridge_begins_with_weights_and_their_tokenizer():
+    made = job(launcher="megatron-bridge", kind="sft", start_from="/models/it's")
+    said = calls(launch_of(made, 8).files["train.py"])
+    assert said["TokenizerConfig"] == {"tokenizer_type": "HuggingFaceTokenizer", "tokenizer_model": "START_FROM"}
+    assert said["CheckpointConfig"]["pretrained_checkpoint"] == "START_FROM"
+    assert 'START_FROM = "/models/it\'s"' in launch_of(made, 8).files["train.py"]
+
+
+def test_packs_in_several_folders_are_not_for_megatron_bridge():
+    made = job(launcher="megatron-bridge", kind="sft", tokenizer=HUB)
+    other = made.data.sources[0].model_copy(update={"files": ["/elsewhere/00.parquet"]})
+    data = made.data.model_copy(update={"sources": [*made.data.sources, other]})
+    with pytest.raises(InputError, match="packs of train lie in 2 folders"):
+        launch_of(made.model_copy(update={"data": data}), 8)
+
+
+# NeMo-RL
+
+
+def manifest(target, train="/data/splits/train_1.jsonl", val="/data/splits/valid_1.jsonl"):
+    return {"settings": {"target": target}, "train": train, "val": val, "test": ""}
+
+
+NEMO_RL = {
+    "nemo_rl_sft": ("examples/run_sft.py", "sft.yaml", "ResponseDataset", "sft_processor", None),
+    "nemo_rl_chat": ("examples/run_sft.py", "sft.yaml", "openai_format", "sft_processor", None),
+    "nemo_rl_grpo_math": ("examples/run_grpo.py", "grpo_math_1B.yaml", "ResponseDataset", "math_hf_data_processor", "math"),
+    "nemo_gym": (
+        "examples/nemo_gym/run_grpo_nemo_gym.py", "grpo_workplace_assistant_nemotron_nano_v2_9b.yaml", "NemoGymDataset",
+        "nemo_gym_data_processor", "nemo_gym",
+    ),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("target", NEMO_RL)
+def test_nemo_rl_reads_rows_with_what_they_were_checked_for(target):
+    program, example, reader, processor, environment = NEMO_RL[target]
+    launch = nemo_rl_launch(manifest(target), FOLDER, "org/model")
+    assert not launch.runs
+    assert f"uv run {program} " in launch.files["train.sh"]
+    said = yaml.safe_load(launch.files["nemo_rl.yaml"])
+    assert said["defaults"].startswith("${oc.env:NEMO_RL}/examples/")
+    assert said["defaults"].endswith(f"/{example}")
+    assert said["policy"]["model_name"] == said["policy"]["tokenizer"]["name"] == "org/model"
+    for split, path in (("train", "/data/splits/train_1.jsonl"), ("validation", "/data/splits/valid_1.jsonl")):
+        data = said["data"][split]
+        assert (data["data_path"], data["dataset_name"], data["processor"]) == (path, reader, processor)
+        assert data.get("env_name") == environment
+    assert said["checkpointing"]["checkpoint_dir"] == f"{FOLDER}/checkpoints"
+
+
+PREFERENCES = [
+    ({"context": [], "completions": [{"rank": 0, "completion": []}]}, "PreferenceDataset"),
+    ({"prompt": "p", "chosen": "c", "rejected": "r"}, "BinaryPreferenceDataset"),
+    ({"prompt": "p", "chosen": "c", "rejected": "r", "completions": None}, "BinaryPreferenceDataset"),
+]
+
+
+@pytest.mark.parametrize(("row", "reader"), PREFERENCES)
+def test_nemo_rl_reads_preferences_in_the_form_that_they_have(tmp_path, row, reader):
+    file = tmp_path / "train.jsonl"
+    file.write_bytes(orjson.dumps(row) + b"\n{}\n")
+    launch = nemo_rl_launch(manifest("nemo_rl_dpo", train=str(file)), FOLDER, "org/model")
+    assert yaml.safe_load(launch.files["nemo_rl.yaml"])["data"]["train"]["dataset_name"] == reader
+    assert "uv run examples/run_dpo.py " in launch.files["train.sh"]
+
+
+@pytest.mark.parametrize(("target", "section"), [("nemo_rl_sft", "sft"), ("nemo_rl_grpo_math", "grpo")])
+def test_nemo_rl_does_not_validate_on_what_is_not_there(target, section):
+    said = yaml.safe_load(nemo_rl_launch(manifest(target, val=""), FOLDER, "m").files["nemo_rl.yaml"])
+    assert said["data"]["validation"] is None
+    assert said[section] == {"val_period": 0, "val_at_start": False, "val_at_end": False}
+    assert said["checkpointing"]["metric_name"] is None
+
+
+def test_the_script_of_nemo_rl_finds_its_settings_from_another_folder(written, shell, tmp_path):
+    shell.program("uv", '#!/bin/sh\necho "$NEMO_RL"\nprintf "%s\\n" "$@"\n')
+    folder = written(nemo_rl_launch(manifest("nemo_rl_chat"), FOLDER, "m"))
+    said = shell(folder / "train.sh", "cluster.gpus_per_node=8", NEMO_RL=os.path.relpath(tmp_path)).stdout.splitlines()
+    expected = ["run", "examples/run_sft.py", "--config", f"{FOLDER}/nemo_rl.yaml", "cluster.gpus_per_node=8"]
+    assert said == [str(Path(tmp_path).resolve()), *expected]
+
+
+@pytest.mark.parametrize(
+    ("given", "reason"),
+    [
+        (manifest("none"), "target=none"),
+        (manifest("nemo_rl_sft", train=""), "no training split"),
+        (manifest("nemo_rl_sft", train="/x.jsonl.zst"), "compression=none"),
+    ],
+)
+def test_rows_that_nemo_rl_does_not_read_are_refused(given, reason):
+    with pytest.raises(InputError, match=reason):
+        nemo_rl_launch(given, FOLDER, "org/model")

@@ -1,0 +1,585 @@
+"""Whatever would stop a training, or make it one of something else, is refused before it starts, and with what to do."""
+
+import json
+import shutil
+import subprocess
+import sys
+from fractions import Fraction
+from pathlib import Path
+
+import fsspec
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from tasks.errors import InputError
+from tasks.seal import sealed, unsealed
+from tasks.strict import parse
+from tasks.tokenize.binidx import index, read_index
+from tasks.train.job import Job, Source, TrainData
+from tasks.train.planning import plan_training
+from tasks.train.preflight import WHERE_NOT_WHAT, check, epochs_of
+from tasks.train.processes import process_count
+from tasks.train.settings import TrainSettings
+from tests.preparing_sft import chat_vocabulary
+from tests.tokenize.small_vocabularies import byte_level_bpe
+from tests.train.small_data import packs, texts
+
+SMALL = {
+    "sequence_length": 64, "steps": 3, "global_batch": 4, "micro_batch": 2, "max_epochs": None, "processes": 1,
+    "model": {"heads": 4, "key_value_heads": 2, "layers": 4},
+}  # fmt: skip
+
+
+@pytest.fixture(scope="module")
+def vocabulary(tmp_path_factory):
+    return chat_vocabulary(tmp_path_factory.mktemp("vocabulary"))
+
+
+@pytest.fixture(scope="module")
+def store(tmp_path_factory):
+    return str(tmp_path_factory.mktemp("store"))
+
+
+@pytest.fixture(scope="module")
+def prepared(tmp_path_factory, vocabulary, store):
+    """A preparation of each kind, which tests leave as it is; the packs are padded to a multiple of 4."""
+    folder = tmp_path_factory.mktemp("prepared")
+    return {
+        "pretrain": texts(folder / "texts", vocabulary, store=store)[0],
+        "sft": packs(folder / "packs", vocabulary, pad_seq_to_mult=4, store=store)[0],
+    }
+
+
+@pytest.fixture
+def job(prepared, tmp_path):
+    """Makes the job of a small training, which passes all checks, with some other settings."""
+    return lambda kind="pretrain", **settings: planned(prepared[kind], tmp_path / "trained", **settings)
+
+
+def planned(path, output_dir, **settings):
+    return plan_training(str(path), parse(TrainSettings, merged(SMALL, settings), "settings"), str(output_dir))
+
+
+def merged(base, settings):
+    both = {name: {**base.get(name, {}), **value} for name, value in settings.items() if isinstance(value, dict)}
+    return {**base, **settings, **both}
+
+
+def refusal(chosen):
+    with pytest.raises(InputError) as caught:
+        check(chosen)
+    return str(caught.value)
+
+
+@pytest.mark.parametrize("kind", ["pretrain", "sft"])
+def test_a_small_training_passes_and_nothing_is_written(job, kind):
+    chosen = job(kind)
+    assert check(chosen)
+    assert not Path(chosen.output_dir).exists()
+
+
+ANYWHERE = {"launcher": "megatron-bridge"}
+SETTINGS = [
+    ("pretrain", {"parallel": {"context": 2}, "processes": 2, "micro_batch": 1}, ANYWHERE, "hand the job to launcher=megatron-bridge"),
+    ("pretrain", {"parallel": {"sequence": True}}, ANYWHERE, "parallel.sequence=true: launcher=local does not cut sequences"),
+    ("pretrain", {"parallel": {"sequence": True}, "launcher": "slurm"}, ANYWHERE, "launcher=slurm does not cut"),
+    ("pretrain", {"engine": "transformers", "parallel": {"tensor": 2}, "processes": 2}, {"engine": "megatron-core"}, "parallel.tensor=2: engine=transformers keeps a model whole; use engine=megatron-core"),
+    ("pretrain", {"engine": "transformers", "parallel": {"pipeline": 2}, "processes": 2}, {"engine": "megatron-core"}, "parallel.pipeline=2: engine=transformers"),
+    ("pretrain", {"engine": "transformers", "optimizer": {"distributed": True}}, {"engine": "megatron-core"}, "optimizer.distributed=true: engine=transformers"),
+    ("pretrain", {"processes": 3, "parallel": {"tensor": 2}}, {"processes": 4}, "set nodes and processes to make a multiple of 2"),
+    ("pretrain", {"nodes": 1, "parallel": {"tensor": 2}}, {"nodes": 2}, "1 machine(s) of 1 process(es) cannot be shared evenly by replicas of 2"),
+    ("pretrain", {"processes": 3, "parallel": {"tensor": 3}, "model": {"heads": 4, "key_value_heads": 4, "hidden": 48, "feed_forward": 96, "vocabulary_multiple": 96}}, {"model": {"heads": 6, "key_value_heads": 6, "hidden": 48, "feed_forward": 96, "vocabulary_multiple": 96}}, "model.heads=4 cannot be shared evenly by 3 processes"),
+    ("pretrain", {"processes": 4, "parallel": {"tensor": 4}}, {"model": {"key_value_heads": 4}}, "parallel.tensor=4: model.key_value_heads=2 cannot be shared evenly by 4 processes"),
+    ("pretrain", {"processes": 2, "parallel": {"tensor": 2}, "model": {"feed_forward": 175}}, {"model": {"feed_forward": 176}}, "model.feed_forward=175"),
+    ("pretrain", {"processes": 2, "parallel": {"tensor": 2}, "model": {"vocabulary_multiple": 501}}, {"model": {"vocabulary_multiple": 502}}, "the padded vocabulary=501 cannot be shared evenly by 2 processes; choose a divisor of it, or a model.vocabulary_multiple that is"),
+    ("pretrain", {"processes": 3, "parallel": {"pipeline": 3}}, {"model": {"layers": 6}}, "parallel.pipeline=3: model.layers=4"),
+    ("pretrain", {"global_batch": 6, "micro_batch": 4}, {"global_batch": 8}, "set global_batch=8"),
+    ("pretrain", {"processes": 4, "micro_batch": 2}, {"micro_batch": 1}, "global_batch=4 is no multiple of 8, the micro_batch=2 of 4 replica(s)"),
+    ("sft", {"sequence_length": 62}, {"sequence_length": 63}, "set sequence_length=64, or prepare with pack_size=62"),
+    ("sft", {"processes": 4, "parallel": {"context": 4}, **ANYWHERE}, {"processes": 2, "parallel": {"context": 2}}, "has pad_seq_to_mult=4; prepare it again with pad_seq_to_mult=8"),
+    ("sft", {"processes": 6, "parallel": {"context": 2, "tensor": 3, "sequence": True}, "model": {"heads": 6, "key_value_heads": 6, "hidden": 48, "feed_forward": 96, "vocabulary_multiple": 96}, **ANYWHERE}, {"parallel": {"context": 2, "tensor": 3, "sequence": False}}, "prepare it again with pad_seq_to_mult=12"),
+    ("sft", {"processes": 8, "parallel": {"tensor": 8, "sequence": True}, "model": {"heads": 8, "key_value_heads": 8}, **ANYWHERE}, {"processes": 4, "parallel": {"tensor": 4, "sequence": True}}, "prepare it again with pad_seq_to_mult=8"),
+    ("pretrain", {"processes": 3, "parallel": {"context": 3}, **ANYWHERE}, {"sequence_length": 66}, "sequence_length=64 must be a multiple of 6; set it to 66"),
+    ("pretrain", {"steps": 1000, "max_epochs": 4.0}, {"max_epochs": 400.0}, "epochs"),
+    ("sft", {"steps": 1000, "max_epochs": 4.0}, {"max_epochs": None}, "more than max_epochs=4"),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("kind", "bad", "better", "remedy"), SETTINGS, ids=[case[3][:60] for case in SETTINGS])
+def test_settings_that_cannot_work_are_refused_and_their_neighbours_are_not(job, kind, bad, better, remedy):
+    assert remedy in refusal(job(kind, **bad))
+    check(job(kind, **merged(bad, better)))
+
+
+def train_tokens(path):
+    """The tokens of each data set of the train split, by the sizes of the files."""
+    manifest = unsealed((Path(path) / "manifest.json").read_bytes())
+    counts = {}
+    for entry in manifest["shards"]:
+        for name in entry["published"].get("train", []):
+            size = (Path(path) / f"{name}.bin").stat().st_size
+            counts[entry["dataset"]] = counts.get(entry["dataset"], 0) + size // 2
+    return counts
+
+
+def test_one_source_has_to_fill_a_row(job, prepared):
+    most = max(train_tokens(prepared["pretrain"]).values())
+    assert f"set sequence_length={most - 1} or less, or prepare more data" in refusal(job(sequence_length=most))
+    check(job(sequence_length=most - 1))
+
+
+def test_what_is_too_short_for_a_row_of_validation_is_told(job):
+    by_length = [source.tokens for source in job().data.of("valid")]
+    shorter = min(by_length)
+    assert len(set(by_length)) == 2
+    told = [line for line in check(job(sequence_length=shorter, validate_every=1)) if "valid split" in line]
+    assert len(told) == 1
+    assert f"{shorter:,} tokens of the valid split, repeated to fill rows of {shorter:,}" in told[0]
+    assert not [line for line in check(job(sequence_length=shorter)) if "valid split" in line]
+    assert not [line for line in check(job(sequence_length=shorter - 1, validate_every=1)) if "valid split" in line]
+
+
+def data_of(kind, sources):
+    return TrainData(
+        path="/prepared", kind=kind, made_from="xxh3_128:0", tokenizer={}, fingerprint="sha256:0", vocabulary_size=10,
+        eos=0, sources=sources,
+    )  # fmt: skip
+
+
+WEIGHTED = st.lists(st.tuples(st.integers(1, 10**9), st.lists(st.integers(1, 40), min_size=1, max_size=3)), min_size=1, max_size=5)  # fmt: skip
+
+
+@given(WEIGHTED, st.integers(1, 10**6), st.integers(1, 4096), st.integers(2, 8192))
+def test_texts_are_drawn_by_weight(sources, steps, batch, length):
+    listed = [
+        Source(dataset=f"d{number}", split="train", files=["x"] * len(weights), weights=weights, tokens=tokens)
+        for number, (tokens, weights) in enumerate(sources)
+    ]
+    other = Source(dataset="d0", split="valid", files=["y"], weights=[1000.0], tokens=1)
+    settings = TrainSettings(steps=steps, global_batch=batch, sequence_length=length)
+    found = epochs_of(Job(settings=settings, data=data_of("pretrain", [*listed, other]), output_dir="/out"))
+    whole = sum(sum(weights) for _, weights in sources)
+    wanted = [Fraction(steps * batch * length) * sum(weights) / whole / tokens for tokens, weights in sources]
+    assert [each.source for each in found] == [source.dataset for source in listed]
+    assert [each.often for each in found] == pytest.approx([float(often) for often in wanted])
+
+
+@given(st.lists(st.integers(1, 30), min_size=1, max_size=4), st.integers(1, 40), st.integers(1, 9))
+def test_packs_are_all_read_before_one_is_read_again(rows, steps, batch):
+    listed = [
+        Source(dataset=f"d{number}", split="train", files=["x"], weights=[float(count)], tokens=count * 60, rows=count)
+        for number, count in enumerate(rows)
+    ]
+    settings = TrainSettings(steps=steps, global_batch=batch)
+    (found,) = epochs_of(Job(settings=settings, data=data_of("sft", listed), output_dir="/out"))
+    read = [0] * sum(rows)
+    for number in range(steps * batch):
+        read[number % len(read)] += 1
+    assert min(read) <= found.often <= max(read)
+    assert found.often == pytest.approx(sum(read) / len(read))
+
+
+def test_epochs_are_told_by_source(job, prepared):
+    held = train_tokens(prepared["pretrain"])
+    drawn = {"a": 3 * 4 * 64 * 3 / 4, "b": 3 * 4 * 64 / 4}
+    assert check(job()) == [
+        f"{name}: {drawn[name] / held[name]:.2f} epochs ({drawn[name]:,.0f} tokens drawn, it has {held[name]:,})"
+        for name in ("a", "b")
+    ]
+
+
+def test_the_steps_that_a_refusal_names_pass_and_one_more_does_not(job):
+    words = refusal(job(steps=1000, max_epochs=1.5))
+    steps = int(words.partition("set steps=")[2].partition(" ")[0])
+    check(job(steps=steps, max_epochs=1.5))
+    refusal(job(steps=steps + 1, max_epochs=1.5))
+
+
+@pytest.mark.parametrize("kind", ["pretrain", "sft"])
+def test_without_a_train_split_nothing_is_trained(job, kind):
+    chosen = job(kind)
+    data = chosen.data.model_copy(update={"sources": chosen.data.of("valid")})
+    assert "nothing is in the train split; prepare data sets under" in refusal(chosen.model_copy(update={"data": data}))
+
+
+@pytest.fixture
+def own(tmp_path, vocabulary, store):
+    """Makes a preparation of a kind whose published files a test may replace; the shards are those of the others."""
+    return lambda kind: Path((texts if kind == "pretrain" else packs)(tmp_path / kind, vocabulary, store=store)[0])
+
+
+def test_a_partial_preparation_is_refused(own, tmp_path):
+    out = own("pretrain")
+    manifest = out / "manifest.json"
+    manifest.write_bytes(sealed({**unsealed(manifest.read_bytes()), "missing": ["datasets/a/x@0", "datasets/a/x@9"]}))
+    words = refusal(planned(out, tmp_path / "trained"))
+    assert "published without 2 of its shards, datasets/a/x@0 among them" in words
+    assert "again without allow_partial" in words
+
+
+def test_a_preparation_that_changed_since_the_job_was_planned_is_refused(tmp_path, vocabulary):
+    out, _ = texts(tmp_path, vocabulary)
+    chosen = planned(out, tmp_path / "trained")
+    check(chosen)
+    texts(tmp_path, vocabulary, holdout={"valid": 0.3, "test": 0})
+    assert "prepared anew since this job was planned; start again" in refusal(chosen)
+
+
+def spoil(path, content):
+    """Put another file in its place, which leaves that of the store as it is."""
+    path.unlink()
+    if content is not None:
+        path.write_bytes(content)
+
+
+SPOILT = [
+    ("pretrain", ".bin", lambda data: None, "missing"),
+    ("pretrain", ".bin", lambda data: data[:-2], "bytes instead of"),
+    ("pretrain", ".bin", lambda data: data + b"\0\0", "bytes instead of"),
+    ("pretrain", ".idx", lambda data: None, "missing"),
+    ("pretrain", ".idx", lambda data: data[:-8], "bytes instead of"),
+    ("pretrain", ".idx", lambda data: b"NOTINDEX0" + data[9:], "its header is not that of"),
+    ("pretrain", ".idx", lambda data: data[:17] + b"\x04" + data[18:], "its header is not that of"),
+    ("pretrain", ".idx", lambda data: data[:18] + bytes([data[18] ^ 1]) + data[19:], "its header is not that of"),
+    ("sft", ".parquet", lambda data: None, "missing"),
+    ("sft", ".parquet", lambda data: data[:-9], "cannot be read as Parquet"),
+    ("sft", ".parquet", lambda data: b"", "cannot be read as Parquet"),
+]
+
+
+@pytest.mark.parametrize(("kind", "ending", "damage", "problem"), SPOILT)
+def test_files_that_are_not_whole_are_refused_by_name(own, tmp_path, kind, ending, damage, problem):
+    out = own(kind)
+    chosen = planned(out, tmp_path / "trained")
+    check(chosen)
+    splits = out / "splits" if kind == "sft" else out
+    path = min((splits / "valid").glob(f"*{ending}"))
+    spoil(path, damage(path.read_bytes()))
+    words = refusal(chosen)
+    assert words.startswith(f"{path}: ")
+    assert problem in words
+    files = sum(len(source.files) for source in chosen.data.sources)
+    assert (
+        f"with 1 of {files} files: see all with `tokenmill verify {out}`, then run the same preparation again" in words
+    )
+
+
+def test_ids_of_four_bytes_are_as_good_as_those_of_two(own, tmp_path):
+    out = own("pretrain")
+    for place in out.glob("*/*.bin"):
+        lengths = read_index(place.with_suffix(".idx").read_bytes(), place.stat().st_size).lengths
+        spoil(place.with_suffix(".idx"), index(lengths, np.dtype("<i4")))
+        spoil(place, np.fromfile(place, "<u2").astype("<i4").tobytes())
+    chosen = planned(out, tmp_path / "trained")
+    assert "bytes instead of" in refusal(chosen)
+    manifest = unsealed((out / "manifest.json").read_bytes())
+    manifest["tokenizer"]["dtype"] = "int32"
+    (out / "manifest.json").write_bytes(sealed(manifest))
+    check(chosen)
+
+
+def test_a_file_of_other_packs_is_refused(own, tmp_path):
+    out = own("sft")
+    chosen = planned(out, tmp_path / "trained")
+    valid, train = (min((out / "splits" / split).glob("*.parquet")) for split in ("valid", "train"))
+    spoil(train, valid.read_bytes())
+    assert f"{train}: " in refusal(chosen)
+    assert " packs instead of " in refusal(chosen)
+
+
+def test_all_files_that_are_not_whole_are_counted(own, tmp_path):
+    out = own("pretrain")
+    chosen = planned(out, tmp_path / "trained")
+    for path in (out / "train").glob("*.bin"):
+        path.unlink()
+    count = len(list((out / "train").glob("*.idx")))
+    assert f"so with {count} of " in refusal(chosen)
+
+
+@pytest.mark.parametrize("kind", ["pretrain", "sft"])
+def test_files_in_an_object_store_are_looked_at_as_well(tmp_path, vocabulary, kind):
+    make = texts if kind == "pretrain" else packs
+    out, _ = make(tmp_path, vocabulary, out=f"memory://{tmp_path.name}/out")
+    chosen = planned(out, tmp_path / "trained")
+    check(chosen)
+    file = chosen.data.of("train")[0].files[0] + (".idx" if kind == "pretrain" else "")
+    fsspec.filesystem("memory").rm(file)
+    assert refusal(chosen).startswith(f"{file}: missing")
+
+
+CONFIG = {
+    "architectures": ["LlamaForCausalLM"], "attention_bias": False, "attention_dropout": 0.0, "bos_token_id": None,
+    "dtype": "float32", "eos_token_id": 497, "head_dim": 16, "hidden_act": "silu", "hidden_size": 64,
+    "initializer_range": 0.02, "intermediate_size": 176, "max_position_embeddings": 64, "mlp_bias": False,
+    "model_type": "llama", "num_attention_heads": 4, "num_hidden_layers": 4, "num_key_value_heads": 2,
+    "pretraining_tp": 1, "rms_norm_eps": 1e-05, "rope_parameters": {"rope_theta": 10000.0, "rope_type": "default"},
+    "tie_word_embeddings": False, "transformers_version": "5.23.0", "use_cache": True, "vocab_size": 512,
+}  # fmt: skip
+"""A config.json as transformers 5 writes it, of the model in SMALL."""
+
+OF_FOUR = {name: value for name, value in CONFIG.items() if name not in {"rope_parameters", "head_dim", "mlp_bias"}} | {
+    "rope_theta": 10000.0, "rope_scaling": None, "torch_dtype": "float32", "transformers_version": "4.40.0",
+}  # fmt: skip
+"""The same as transformers 4 wrote it."""
+
+
+@pytest.fixture
+def model(tmp_path, vocabulary):
+    """Makes the folder of a model with a config.json and the tokenizer of the data."""
+
+    def made(config=CONFIG, tokenizer=vocabulary):
+        folder = tmp_path / "model"
+        shutil.copytree(tokenizer, folder)
+        (folder / "config.json").write_text(json.dumps(config))
+        return folder
+
+    return made
+
+
+@pytest.mark.parametrize("config", [CONFIG, OF_FOUR, {**CONFIG, "vocab_size": 500}], ids=["v5", "v4", "unpadded"])
+@pytest.mark.parametrize("kind", ["pretrain", "sft"])
+def test_a_model_with_the_datas_tokenizer_and_the_same_shape_may_begin(job, model, kind, config):
+    check(job(kind, start_from=str(model(config))))
+
+
+OTHER_MODELS = [
+    ({"hidden_size": 128}, "hidden_size is 128, model.hidden asks for 64"),
+    ({"num_hidden_layers": 2}, "num_hidden_layers is 2, model.layers asks for 4"),
+    ({"num_attention_heads": 8}, "num_attention_heads is 8, model.heads asks for 4"),
+    ({"num_key_value_heads": 4}, "num_key_value_heads is 4, model.key_value_heads asks for 2"),
+    ({"num_key_value_heads": None}, "num_key_value_heads is 4, model.key_value_heads asks for 2"),
+    ({"head_dim": 32}, "head_dim is 32, model.hidden asks for 16"),
+    ({"intermediate_size": 64}, "intermediate_size is 64, model.feed_forward asks for 176"),
+    ({"rope_parameters": {"rope_theta": 5e5, "rope_type": "default"}}, "rope_theta is 500000.0, model.rope_base"),
+    ({"rope_parameters": {"rope_theta": 1e4, "rope_type": "llama3", "factor": 8.0}}, "rope_type is 'llama3', only 'default'"),
+    ({"rope_parameters": None, "rope_theta": 5e5}, "rope_theta is 500000.0, model.rope_base asks for 10000.0"),
+    ({"rope_parameters": None, "rope_scaling": {"type": "linear", "factor": 2.0}}, "rope_type is 'linear'"),
+    ({"rms_norm_eps": 1e-6}, "rms_norm_eps is 1e-06, model.norm_epsilon asks for 1e-05"),
+    ({"tie_word_embeddings": True}, "tie_word_embeddings is True, model.tied_embeddings asks for False"),
+    ({"model_type": "mistral"}, "model_type is 'mistral', only 'llama' is trained"),
+    ({"attention_bias": True}, "attention_bias is True, only False is trained"),
+    ({"mlp_bias": True}, "mlp_bias is True, only False is trained"),
+    ({"hidden_act": "gelu"}, "hidden_act is 'gelu', only 'silu' is trained"),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("change", "words"), OTHER_MODELS, ids=[words for _, words in OTHER_MODELS])
+def test_a_model_of_another_shape_is_refused_field_by_field(job, model, change, words):
+    told = refusal(job(start_from=str(model({**CONFIG, **change}))))
+    assert words in told
+    assert told.endswith("; set model as these weights have it")
+
+
+def test_all_that_differs_is_listed(job, model):
+    told = refusal(job(start_from=str(model({**CONFIG, "hidden_size": 128, "num_hidden_layers": 2}))))
+    assert "hidden_size is 128" in told
+    assert "num_hidden_layers is 2" in told
+
+
+def test_an_embedding_without_rows_for_all_ids_is_refused(job, model):
+    folder = model({**CONFIG, "vocab_size": 499})
+    assert "vocab_size is 499, and the data has ids up to 499; take a model" in refusal(job(start_from=str(folder)))
+
+
+def test_an_embedding_of_more_rows_than_are_trained_is_refused_with_how_to_have_them(job, model):
+    folder = str(model({**CONFIG, "vocab_size": 640}))
+    assert refusal(job(start_from=folder)).endswith("set model.vocabulary_multiple=640")
+    check(job(start_from=folder, model={"vocabulary_multiple": 640}))
+
+
+def test_a_model_of_another_tokenizer_is_refused(job, model, tmp_path):
+    folder = model(tokenizer=byte_level_bpe(tmp_path / "other", size=500))
+    told = refusal(job(start_from=str(folder)))
+    assert "its tokenizer is sha256:" in told
+    assert "prepare the data with the tokenizer of these weights" in told
+
+
+def test_a_model_without_a_tokenizer_is_refused(job, model):
+    folder = model()
+    (folder / "tokenizer.json").unlink()
+    assert refusal(job(start_from=str(folder))).endswith("put the model's tokenizer.json beside its config.json")
+
+
+@pytest.mark.parametrize(("content", "words"), [(None, "holds no config.json"), (b"[", "is not a JSON object")])
+def test_a_folder_that_is_no_model_is_refused(job, model, content, words):
+    folder = model()
+    spoil(folder / "config.json", content)
+    told = refusal(job(start_from=str(folder)))
+    assert told.startswith("start_from: ")
+    assert words in told
+
+
+def test_a_folder_that_is_not_there_is_refused(job, tmp_path):
+    assert "there is no folder" in refusal(job(start_from=str(tmp_path / "nowhere")))
+
+
+def finished(chosen, folder):
+    """What a training leaves that these checks look at."""
+    (folder / "model").mkdir(parents=True)
+    (folder / "job.json").write_text(chosen.model_dump_json())
+    (folder / "model/config.json").write_text(json.dumps(CONFIG))
+    return folder
+
+
+def test_an_earlier_training_of_the_same_model_may_begin(job, tmp_path):
+    earlier = finished(job("pretrain", steps=99), tmp_path / "earlier")
+    check(job("sft", start_from=str(earlier)))
+
+
+def test_an_earlier_training_of_another_model_is_refused(job, tmp_path):
+    earlier = finished(job(model={"layers": 2, "rope_base": 5e5}), tmp_path / "earlier")
+    told = refusal(job(start_from=str(earlier)))
+    assert "another model: model.layers is 2, not 4; model.rope_base is 500000.0, not 10000.0; set model as" in told
+
+
+def test_an_earlier_training_with_another_tokenizer_is_refused(job, tmp_path):
+    chosen = job()
+    data = chosen.data.model_copy(update={"fingerprint": "sha256:0"})
+    earlier = finished(chosen.model_copy(update={"data": data}), tmp_path / "earlier")
+    assert "prepare the data with the tokenizer of these weights" in refusal(job(start_from=str(earlier)))
+
+
+def test_an_earlier_training_that_has_not_ended_is_refused(job, tmp_path):
+    earlier = finished(job(), tmp_path / "earlier")
+    shutil.rmtree(earlier / "model")
+    assert refusal(job(start_from=str(earlier))).endswith("has written no model yet; let it finish first")
+
+
+def test_places_here_are_made_absolute(prepared, tmp_path, monkeypatch):
+    (tmp_path / "earlier").mkdir()
+    monkeypatch.chdir(tmp_path)
+    chosen = plan_training(prepared["sft"], TrainSettings(start_from="earlier"), "trained")
+    assert chosen.settings.start_from == str(tmp_path / "earlier")
+    assert chosen.output_dir == str(tmp_path / "trained")
+    hub = plan_training(prepared["sft"], TrainSettings(start_from="org/name"), "s3://bucket/trained")
+    assert hub.settings.start_from == "org/name"
+    assert hub.output_dir == "s3://bucket/trained"
+
+
+@pytest.mark.parametrize("kind", ["sft", "pretrain"])
+def test_a_preparation_is_not_written_into_whether_it_is_this_or_another(prepared, kind):
+    told = refusal(planned(prepared["sft"], prepared[kind]))
+    assert told.endswith("its manifest.json is that of a preparation; give training an --output-dir of its own")
+
+
+def begun(chosen):
+    Path(chosen.output_dir).mkdir()
+    (Path(chosen.output_dir) / "job.json").write_text(chosen.model_dump_json())
+
+
+ELSEWHERE = {
+    "launcher": "slurm", "nodes": 2, "processes": 2, "micro_batch": 1, "retries": 0, "checkpoint_every": 2,
+    "keep_checkpoints": 7, "validate_every": 2, "validation_batches": 3, "max_epochs": 1000.0,
+}  # fmt: skip
+
+
+def test_the_same_job_goes_on_wherever_it_runs(job):
+    begun(job(micro_batch=1))
+    assert set(ELSEWHERE) - {"micro_batch"} == WHERE_NOT_WHAT
+    for chosen in (job(micro_batch=1), job(**ELSEWHERE)):
+        assert (
+            check(chosen)[-1] == f"{chosen.output_dir}: this job was begun before, and goes on from its last checkpoint"
+        )
+
+
+@pytest.mark.parametrize(
+    ("change", "words"),
+    [
+        ({"steps": 4}, "steps was 3, now 4"),
+        ({"seed": 1}, "seed was 42, now 1"),
+        ({"engine": "transformers"}, "engine was 'megatron-core', now 'transformers'"),
+        ({"model": {"layers": 2}}, "model.layers was 4, now 2"),
+        ({"optimizer": {"learning_rate": 0.1}}, "optimizer.learning_rate was 0.003, now 0.1"),
+        ({"precision": "bfloat16"}, "precision was None, now 'bfloat16'"),
+        ({"device": "cpu"}, "device was None, now 'cpu'"),
+        ({"global_batch": 8}, "global_batch was 4, now 8"),
+        ({"sequence_length": 32}, "sequence_length was 64, now 32"),
+    ],
+    ids=str,
+)
+def test_another_job_does_not_go_on_in_its_place(job, change, words):
+    begun(job())
+    told = refusal(job(**change))
+    assert f"another training was begun there: {words}; choose another --output-dir, or delete this one" in told
+
+
+def test_other_data_does_not_go_on_in_its_place_but_the_same_data_elsewhere_does(job, tmp_path, vocabulary, store):
+    chosen = job()
+    begun(chosen)
+    same, _ = texts(tmp_path / "same", vocabulary, store=store)
+    assert "goes on" in check(planned(same, chosen.output_dir))[-1]
+    other, _ = texts(tmp_path / "same", vocabulary, weights={"a": 1.0}, store=store)
+    assert "data.content was 'xxh3_128:" in refusal(planned(other, chosen.output_dir))
+
+
+@pytest.mark.parametrize("content", ["{", "[]", '{"settings": {"step": 3}}'])
+def test_what_is_no_job_is_not_written_over(job, content):
+    chosen = job()
+    begun(chosen)
+    (Path(chosen.output_dir) / "job.json").write_text(content)
+    assert "is not a job of this version: name another folder, or delete it" in refusal(chosen)
+
+
+@pytest.fixture
+def machine(tmp_path, monkeypatch):
+    """A machine on which nvidia-smi says what a test wants it to."""
+    monkeypatch.setenv("PATH", str(tmp_path))
+    monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
+
+    def says(lines, code=0):
+        tool = tmp_path / "nvidia-smi"
+        tool.write_text(f'#!/bin/sh\n[ "$1" = -L ] || exit 9\nprintf "{lines}"\nexit {code}\n')
+        tool.chmod(0o755)
+
+    return says
+
+
+EIGHT = "".join(f"GPU {number}: NVIDIA H100 80GB HBM3 (UUID: GPU-{number})\\n" for number in range(8))
+SLICED = (
+    "GPU 0: NVIDIA H100 (UUID: GPU-0)\\n  MIG 1g.10gb Device 0: (UUID: MIG-0)\\nGPU 1: NVIDIA H100 (UUID: GPU-1)\\n"
+)
+
+
+@pytest.mark.parametrize(
+    ("lines", "visible", "count"),
+    [
+        (EIGHT, None, 8),
+        (EIGHT, "0,1", 2),
+        (EIGHT, "3", 1),
+        (EIGHT, "5, 6,7", 3),
+        (EIGHT, "0,9,1", 1),
+        (EIGHT, "GPU-3,GPU-4", 2),
+        (EIGHT, "-1", 1),
+        (EIGHT, "", 1),
+        (SLICED, None, 2),
+        ("", None, 1),
+    ],
+)
+def test_there_is_a_process_for_each_gpu_that_may_be_used_and_one_without(machine, monkeypatch, lines, visible, count):
+    machine(lines)
+    if visible is not None:
+        monkeypatch.setenv("CUDA_VISIBLE_DEVICES", visible)
+    assert process_count(TrainSettings()) == count
+    assert process_count(TrainSettings(device="cuda")) == count
+    assert process_count(TrainSettings(device="cpu")) == 1
+    assert process_count(TrainSettings(processes=3)) == 3
+    assert process_count(TrainSettings(processes=3, device="cpu")) == 3
+
+
+def test_a_machine_without_the_tool_or_a_driver_has_no_gpus(machine):
+    assert process_count(TrainSettings()) == 1
+    machine("NVIDIA-SMI has failed because it could not communicate with the NVIDIA driver.", 9)
+    assert process_count(TrainSettings()) == 1
+
+
+def test_gpus_that_were_counted_are_said_to_be(machine, job):
+    machine(EIGHT)
+    told = refusal(job(processes=None, parallel={"pipeline": 3}, model={"layers": 6}))
+    assert "1 machine(s) of 8 process(es) (one per GPU found here, or one) cannot be shared" in told
+
+
+def test_nothing_that_computes_is_imported():
+    code = "import sys, tasks.train.planning, tasks.train.preflight; print({'torch', 'megatron'} & set(sys.modules))"
+    assert subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout == "set()\n"

@@ -1,0 +1,295 @@
+"""What training sees of a preparation is what lies there, and nothing is trained on that no manifest vouches for."""
+
+import json
+import shutil
+from collections import Counter
+from dataclasses import replace
+from pathlib import Path
+
+import fsspec
+import numpy as np
+import pyarrow.parquet as pq
+import pytest
+from tokenizers import Tokenizer
+
+from tasks.chat.pieces import ROLE_NUMBERS
+from tasks.errors import InputError
+from tasks.seal import sealed, unsealed
+from tasks.tokenize.load import find_vocabulary
+from tasks.tokenize.settings import TokenizerSource
+from tasks.train.prepared import ListedFile, content_digest, prepared_data
+from tests.preparing_sft import chat_vocabulary
+from tests.tokenize.small_vocabularies import EOS
+from tests.train.small_data import packs, texts
+
+
+@pytest.fixture(scope="module")
+def vocabulary(tmp_path_factory):
+    return chat_vocabulary(tmp_path_factory.mktemp("vocabulary"))
+
+
+@pytest.fixture(scope="module")
+def store(tmp_path_factory):
+    return str(tmp_path_factory.mktemp("store"))
+
+
+@pytest.fixture(scope="module")
+def of_texts(tmp_path_factory, vocabulary, store):
+    return texts(tmp_path_factory.mktemp("texts"), vocabulary, store=store)
+
+
+@pytest.fixture(scope="module")
+def of_packs(tmp_path_factory, vocabulary, store):
+    return packs(tmp_path_factory.mktemp("packs"), vocabulary, store=store)
+
+
+@pytest.fixture
+def own(tmp_path, vocabulary, store):
+    """A preparation whose published files a test may replace; the shards are those of the others."""
+    return Path(texts(tmp_path, vocabulary, store=store)[0])
+
+
+def listed(out, split):
+    """The names of blend.json and their weights."""
+    entries = json.loads((Path(out) / "blend.json").read_bytes())[split] or []
+    return list(zip(entries[1::2], map(float, entries[0::2]), strict=True))
+
+
+def seen(data, split):
+    return [pair for source in data.of(split) for pair in zip(source.files, source.weights, strict=True)]
+
+
+@pytest.mark.parametrize("split", ["train", "valid", "test"])
+def test_texts_are_the_pairs_of_blend_json_with_their_weights_and_tokens(of_texts, split):
+    out, _ = of_texts
+    data = prepared_data(out)
+    assert seen(data, split) == listed(out, split)
+    for source in data.of(split):
+        assert source.tokens == sum(Path(f"{file}.bin").stat().st_size // 2 for file in source.files)
+        assert source.rows is None
+    names = [source.dataset for source in data.of(split)]
+    assert names == ([] if split == "test" else ["a", "b"])
+
+
+def test_several_shards_of_a_data_set_are_one_source(of_texts):
+    train = prepared_data(of_texts[0]).of("train")
+    assert len(train[0].files) > 1
+    assert [sum(source.weights) for source in train] == pytest.approx([3, 1])
+
+
+@pytest.mark.parametrize("kind", [texts, packs])
+def test_the_tokenizer_is_the_one_that_was_prepared_with(request, vocabulary, kind):
+    out, _ = request.getfixturevalue("of_texts" if kind is texts else "of_packs")
+    known = Tokenizer.from_file(str(vocabulary / "tokenizer.json"))
+    data = prepared_data(out)
+    assert data.eos == known.token_to_id(EOS)
+    assert data.vocabulary_size == max(known.get_vocab().values()) + 1
+    assert data.fingerprint == find_vocabulary(TokenizerSource(model=str(vocabulary))).fingerprint
+    assert data.tokenizer == {"model": str(vocabulary), "revision": None, "trust_remote_code": False}
+
+
+def test_without_eos_in_documents_the_tokenizer_says_what_it_is(tmp_path, vocabulary):
+    out, _ = texts(tmp_path, vocabulary, tokenizer={"model": str(vocabulary), "add_eos": False})
+    ids = np.concatenate([np.fromfile(f"{file}.bin", np.uint16) for file, _ in listed(out, "train")])
+    data = prepared_data(out)
+    assert data.eos == Tokenizer.from_file(str(vocabulary / "tokenizer.json")).token_to_id(EOS)
+    assert data.eos not in ids
+
+
+def tokens_in(file):
+    """The tokens of a file of packs that are not padding."""
+    counted = 0
+    for row in pq.read_table(file).to_pylist():
+        ends = [*row["role_start"][1:], len(row["input_ids"])]
+        counted += sum(
+            end - start
+            for role, start, end in zip(row["role"], row["role_start"], ends, strict=True)
+            if role != ROLE_NUMBERS["padding"]
+        )
+    return counted
+
+
+@pytest.mark.parametrize("sampling", ["none", "down", "up"])
+def test_packs_are_the_files_of_blend_json_whole_repeated_or_cut(tmp_path, vocabulary, sampling):
+    out, _ = packs(tmp_path, vocabulary, sampling=sampling, pad_seq_to_mult=4)
+    data = prepared_data(out)
+    assert (data.kind, data.pack_size, data.pad_seq_to_mult) == ("sft", 64, 4)
+    for split in ("train", "valid"):
+        assert sorted(seen(data, split)) == sorted(listed(out, split))
+        for source in data.of(split):
+            assert source.rows == sum(pq.read_metadata(file).num_rows for file in source.files)
+            assert source.tokens == sum(tokens_in(file) for file in source.files)
+    names = Counter("_leading_" in file for file, _ in seen(data, "train"))
+    assert bool(names[True]) == (sampling != "none")
+
+
+def test_sources_come_in_the_order_of_blend_json(of_packs):
+    out, _ = of_packs
+    order = list(dict.fromkeys(Path(file).name.split("__")[1] for file, _ in listed(out, "train")))
+    assert [source.dataset for source in prepared_data(out).of("train")] == order
+
+
+def test_the_same_content_is_the_same_wherever_and_whenever_it_was_made(tmp_path, vocabulary, of_texts, of_packs):
+    for kind, (out, manifest) in ((texts, of_texts), (packs, of_packs)):
+        again, other = kind(tmp_path / kind.__name__, vocabulary, out="elsewhere")
+        assert other["volatile"] != manifest["volatile"]
+        assert prepared_data(again).made_from == prepared_data(out).made_from
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"weights": {"a": 2.0}},
+        {"holdout": {"valid": 0.2, "test": 0, "seed": 7}},
+        {"min_doc_chars": 45},
+    ],
+    ids=str,
+)
+def test_other_content_is_known_for_it(tmp_path, vocabulary, of_texts, change):
+    out, _ = texts(tmp_path, vocabulary, **change)
+    assert prepared_data(out).made_from != prepared_data(of_texts[0]).made_from
+
+
+def test_other_leading_packs_are_other_content(tmp_path, vocabulary, store):
+    made = {
+        prepared_data(packs(tmp_path / sampling, vocabulary, sampling=sampling, store=store)[0]).made_from
+        for sampling in ("none", "down", "up")
+    }
+    assert len(made) == 3
+
+
+LISTED = ListedFile("train", "/out/a", 1.5, "a", "0" * 32, "train", packs=3)
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"split": "valid"},
+        {"weight": 1.25},
+        {"dataset": "b"},
+        {"key": "1" * 32},
+        {"part": "train, leading"},
+        {"packs": 2},
+    ],
+    ids=str,
+)
+def test_all_that_decides_what_is_read_makes_the_digest_and_places_do_not(change):
+    both = [LISTED, replace(LISTED, key="2" * 32)]
+    assert content_digest([replace(LISTED, **change), both[1]]) != content_digest(both)
+    assert content_digest(both[::-1]) != content_digest(both)
+    assert content_digest([replace(each, path="s3://elsewhere/a") for each in both]) == content_digest(both)
+
+
+def test_texts_that_end_in_eos_need_no_tokenizer_to_be_trained_on_and_packs_do(tmp_path, vocabulary):
+    mine = Path(shutil.copytree(vocabulary, tmp_path / "mine"))
+    ended, packed = texts(tmp_path / "t", mine)[0], packs(tmp_path / "p", mine)[0]
+    known = prepared_data(packed).eos
+    shutil.rmtree(mine)
+    assert prepared_data(ended).eos == known
+    assert f"{packed}: was prepared with a tokenizer that is not found here" in refusal(packed)
+
+
+def test_a_tokenizer_at_a_relative_path_is_named_by_its_absolute_one(tmp_path, vocabulary, monkeypatch):
+    shutil.copytree(vocabulary, tmp_path / "mine")
+    monkeypatch.chdir(tmp_path)
+    out, manifest = packs(tmp_path, "mine")
+    assert manifest["settings"]["tokenizer"]["model"] == "mine"
+    data = prepared_data(out)
+    assert data.tokenizer["model"] == str(tmp_path / "mine")
+    monkeypatch.chdir(tmp_path.parent)
+    with pytest.raises(InputError, match=r"relative path.*start training there"):
+        prepared_data(out)
+
+
+@pytest.mark.parametrize("kind", [texts, packs])
+def test_a_preparation_in_an_object_store_is_seen_as_one_here(tmp_path, vocabulary, kind):
+    here, _ = kind(tmp_path / "here", vocabulary)
+    there, _ = kind(tmp_path / "there", vocabulary, out=f"memory://{tmp_path.name}/out")
+    local, remote = prepared_data(here), prepared_data(there + "/")
+    assert remote.path == there
+    assert remote.made_from == local.made_from
+    assert [source.tokens for source in remote.sources] == [source.tokens for source in local.sources]
+    ending = ".bin" if kind is texts else ""
+    assert all(
+        fsspec.filesystem("memory").exists(f"{file}{ending}") for source in remote.sources for file in source.files
+    )
+
+
+def test_a_relative_folder_is_seen_by_its_absolute_path(of_texts, monkeypatch):
+    out = Path(of_texts[0])
+    monkeypatch.chdir(out.parent)
+    assert prepared_data(out.name) == prepared_data(str(out))
+
+
+def refusal(path):
+    with pytest.raises(InputError) as caught:
+        prepared_data(str(path))
+    return str(caught.value)
+
+
+def edit(out, **changes):
+    """Write the manifest anew with other fields."""
+    place = Path(out) / "manifest.json"
+    place.write_bytes(sealed({**unsealed(place.read_bytes()), **changes}))
+
+
+def test_an_empty_folder_is_refused(tmp_path):
+    assert "no manifest.json here; train on the --output-dir of tokenmill pretrain" in refusal(tmp_path)
+
+
+def test_a_blend_made_by_hand_is_refused(own):
+    (own / "manifest.json").unlink()
+    assert "blend.json has no manifest.json beside it that vouches for it; train on the --output-dir" in refusal(own)
+
+
+@pytest.mark.parametrize("change", [lambda blend: blend.replace(b'"3.0', b'"9.0').replace(b'"1', b'"2'), None])
+def test_a_blend_that_was_edited_or_removed_is_refused(own, change):
+    place = own / "blend.json"
+    before = place.read_bytes()
+    if change is None:
+        place.unlink()
+        assert "blend.json: missing; change weights" in refusal(own)
+        return
+    assert change(before) != before
+    place.write_bytes(change(before))
+    assert "blend.json: not the one that was published; change weights and data sets in the blend" in refusal(own)
+
+
+@pytest.mark.parametrize(
+    ("kind", "remedy"),
+    [
+        ("harmony", "pack it first: tokenmill sft {}/blend.json --output-dir PACKS chat_template=harmony"),
+        ("rl", "NeMo-RL is what reads it: hand it over with launcher=nemo-rl"),
+        ("dedup", "prepare what it kept: tokenmill pretrain, or tokenmill sft, with {}/blend.json"),
+        ("nll", "train on the --output-dir of tokenmill pretrain or tokenmill sft"),
+    ],
+)
+def test_other_kinds_of_data_are_refused_with_what_to_do(own, kind, remedy):
+    edit(own, type=kind)
+    assert refusal(own) == f"{own}: holds {kind} data, which is not trained on as it is; {remedy.format(own)}"
+
+
+def test_a_run_that_failed_is_refused(own):
+    edit(own, status="failed", error="out of disk")
+    assert "the run failed and published nothing: out of disk; mend that and prepare the data again" in refusal(own)
+
+
+def test_a_damaged_manifest_is_refused(own):
+    place = own / "manifest.json"
+    place.write_bytes(place.read_bytes().replace(b'"vocabulary_size": 500', b'"vocabulary_size": 501'))
+    assert "does not fit its seal" in refusal(own)
+
+
+def test_a_folder_that_was_copied_is_refused(own, tmp_path):
+    copied = shutil.copytree(own, tmp_path / "copied")
+    assert refusal(copied).endswith("run the same preparation again with this --output-dir")
+    assert "was moved or copied" in refusal(copied)
+    prepared_data(str(own))
+
+
+def test_another_tokenizer_under_the_same_name_is_refused(tmp_path, vocabulary):
+    mine = Path(shutil.copytree(vocabulary, tmp_path / "mine"))
+    out, _ = packs(tmp_path, mine)
+    prepared_data(out)
+    (mine / "tokenizer.json").write_bytes((mine / "tokenizer.json").read_bytes() + b"\n")
+    assert refusal(out).endswith("put back the files it was, or prepare the data again")
