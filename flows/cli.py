@@ -5,7 +5,6 @@ and a following command reads its folder from there. Exit codes: 0 done, 1 the r
 Prefect and Dask are imported only by the commands that run a flow; `plan`, `verify` and `--help` start at once.
 """
 
-import os
 import sys
 from collections.abc import Callable
 from functools import partial
@@ -16,6 +15,8 @@ from cyclopts import App, CycloptsError, Parameter
 from rich.console import Console
 
 from flows.options import CommonOptions, choices_of, settings_of
+from flows.terminal import OutputDir, Overrides, be_quiet, piped, terminal
+from flows.training_commands import benchmark, evaluate, pipeline, train
 from tasks.blend.load import load_blend
 from tasks.blend.models import Blend
 from tasks.errors import InputError, RunError
@@ -28,22 +29,11 @@ if TYPE_CHECKING:
 
 DONE, FAILED, WRONG_CALL, INTERRUPTED = 0, 1, 2, 130
 
-QUIET = {
-    "PREFECT_LOGGING_HANDLERS_CONSOLE_LEVEL": "CRITICAL",
-    "PREFECT_SERVER_ANALYTICS_ENABLED": "false",
-    "PREFECT_SERVER_EPHEMERAL_STARTUP_TIMEOUT_SECONDS": "120",
-    "PREFECT_RESULTS_DEFAULT_SERIALIZER": "json",
-    "DO_NOT_TRACK": "1",
-    "DASK_LOGGING__DISTRIBUTED": "error",
-}
-"""For a person at a terminal: the progress line instead of two log streams, and no call home."""
-
 app = App(name="tokenmill", help="Blends of raw text in, training-ready token shards out.", help_on_error=False)
-terminal = Console(stderr=True)
+for command in (train, evaluate, benchmark, pipeline):
+    app.command(command)
 
 BlendPath = Annotated[str, Parameter(help="Path or URI of a blend JSON file.")]
-OutputDir = Annotated[str, Parameter(help="Folder or URI to publish in.")]
-Overrides = Annotated[str, Parameter(help="Settings as key.sub=value, for example tokenizer.model=o200k_base.")]
 Prepared = Annotated[
     str | None, Parameter(help="Output folder; read from stdin when a command is piped into this one.")
 ]
@@ -83,7 +73,7 @@ def pretrain(
     loaded = load_blend(blend)
     require_usable(loaded, settings.store, output_dir)
     load_vocabulary(settings.tokenizer)
-    _be_quiet()
+    be_quiet()
     from flows.pretrain import pretrain_data_prep
 
     return _run_preparation(pretrain_data_prep, loaded, output_dir, settings)
@@ -114,7 +104,7 @@ def sft(
     from tasks.tokenize.load import find_vocabulary
 
     find_template(settings, find_vocabulary(settings.tokenizer))
-    _be_quiet()
+    be_quiet()
     from flows.sft import sft_data_prep
 
     return _run_preparation(sft_data_prep, loaded, output_dir, settings)
@@ -142,7 +132,7 @@ def rl(
         print_plan(planned, terminal)
         return plan_record(planned)
     require_choices(loaded, settings)
-    _be_quiet()
+    be_quiet()
     from flows.rl import rl_data_prep
 
     return _run_preparation(rl_data_prep, loaded, output_dir, settings)
@@ -172,7 +162,7 @@ def harmony(
         print_plan(planned, terminal)
         return plan_record(planned)
     require_choices(loaded, settings)
-    _be_quiet()
+    be_quiet()
     from flows.harmony import harmony_normalize
 
     return _run_preparation(harmony_normalize, loaded, output_dir, settings)
@@ -201,7 +191,7 @@ def dedup(
         print_plan(planned, terminal)
         return plan_record(planned)
     find_evaluations(settings.evaluations)
-    _be_quiet()
+    be_quiet()
     from flows.dedup import deduplicate_blend
 
     return _run_preparation(deduplicate_blend, loaded, output_dir, settings)
@@ -259,14 +249,10 @@ def _score(
         print_plan(planned, terminal)
         return plan_record(planned)
     require_model(settings)
-    _be_quiet()
+    be_quiet()
     from flows.score import score_candidates
 
     return _run_preparation(partial(score_candidates, what=what), blend, output_dir, settings)
-
-
-def _be_quiet() -> None:
-    os.environ.update({name: value for name, value in QUIET.items() if name not in os.environ})
 
 
 def _run_preparation(
@@ -291,7 +277,7 @@ def verify(output_dir: Prepared = None) -> dict[str, Any]:
     from tasks.report.verification import inspector_of, print_verification, verification_record
     from tasks.shards.verify import verify as verify_output
 
-    place = output_dir or _piped_path("verify")
+    place = output_dir or piped("verify").path
     verification = verify_output(place, inspector_of(place))
     print_verification(verification, place, terminal)
     if verification.problems:
@@ -315,7 +301,7 @@ def view(
     from tasks.report.view_html import publish_html
     from tasks.report.view_terminal import print_view
 
-    place = output_dir or _piped_path("view")
+    place = output_dir or piped("view").path
     found = view_output(place, doc=doc, dataset=dataset, seed=seed if random else None, rows=rows)
     if html is not None:
         terminal.print(f"written to {publish_html(found, html).path}", markup=False)
@@ -414,19 +400,6 @@ def demo(*, output_dir: OutputDir = "demo") -> dict[str, Any]:
     harmony(HARMONY_BLEND, output_dir=f"{output_dir}/harmony")
     print_next_steps(f"{output_dir}/prepared", blend, terminal)
     return record
-
-
-def _piped_path(command: str) -> str:
-    """The folder in the artifact record that the command before this one printed."""
-    if sys.stdin.isatty():
-        raise InputError(f"{command}: name the output folder of a preparation, or pipe a preparation into this command")
-    try:
-        (record,) = orjson.loads(sys.stdin.buffer.read()).values()
-        return record["path"]
-    except (orjson.JSONDecodeError, AttributeError, ValueError, KeyError, TypeError) as error:
-        raise InputError(
-            f"{command}: stdin holds no artifact record; name the output folder of a preparation"
-        ) from error
 
 
 def run(arguments: list[str]) -> int:

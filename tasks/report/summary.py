@@ -44,6 +44,10 @@ def artifact_record(manifest: Mapping[str, Any], output_dir: str) -> dict[str, A
         "tokens": totals["tokens"],
         "splits": totals["splits"],
         "missing": len(manifest["missing"]),
+        "made_from": [
+            {"type": "data", "path": path}
+            for path in dict.fromkeys(source["path"] for split in manifest["blend"].values() for source in split)
+        ],
     }
     return {manifest["type"]: record}
 

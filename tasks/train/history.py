@@ -20,7 +20,7 @@ from tasks.shards.store import read_bytes
 from tasks.storage import join
 from tasks.strict import parse
 from tasks.train.events import Event, Started, Step, Validated
-from tasks.train.job import MODEL, Job
+from tasks.train.job import JOB, MODEL, Job
 
 METRICS = "metrics.jsonl"
 TRAINING = "training.json"
@@ -94,14 +94,34 @@ def made_from(job: Job) -> list[dict[str, str]]:
 
 def read_training(output_dir: str) -> dict[str, Any]:
     """The record of a training that ended. Raises InputError when there is none, or a damaged one."""
+    record = ended_training(output_dir)
+    if record is None:
+        raise InputError(
+            f"{join(output_dir, TRAINING)}: no training has ended there; run it to its end: tokenmill train"
+        )
+    return record
+
+
+def ended_training(output_dir: str) -> dict[str, Any] | None:
+    """The record of a training, or None where none has ended. Raises InputError for a damaged one."""
     place = join(output_dir, TRAINING)
     content = read_bytes(place)
     if content is None:
-        raise InputError(f"{place}: no training has ended there; run it to its end: tokenmill train")
+        return None
     try:
         return unsealed(content)
     except ValueError as error:
-        raise InputError(f"{place}: {error}; train again") from error
+        raise InputError(
+            f"{place}: {error}; delete it and train again, which goes on from the last checkpoint"
+        ) from error
+
+
+def recorded_run(output_dir: str) -> tuple[Job, Started, list[Step]]:
+    """The job of a training that ended, its last start, and its steps in order. Raises InputError when none has ended."""
+    record, place = read_training(output_dir), join(output_dir, JOB)
+    job = parse(Job, orjson.loads(read_bytes(place) or b"null"), place)
+    started = parse(Started, record["volatile"]["started"], join(output_dir, TRAINING))
+    return job, started, [step for _, step in sorted(history_of(output_dir).steps.items())]
 
 
 def training_record(record: Mapping[str, Any], output_dir: str) -> dict[str, Any]:

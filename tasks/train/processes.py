@@ -17,9 +17,13 @@ SECONDS = 60
 
 
 def process_count(settings: TrainSettings) -> int:
-    """Processes per machine. Raises InputError when the GPUs of this one cannot be counted."""
+    """Processes per machine. Raises InputError when the GPUs cannot be counted, as those of other machines."""
     if settings.processes is not None:
         return settings.processes
+    if settings.launcher != "local" and settings.device != "cpu":
+        raise InputError(
+            f"processes: how many GPUs the machines of launcher={settings.launcher} have cannot be told from here; set processes"
+        )
     return 1 if settings.device == "cpu" else max(1, gpu_count())
 
 

@@ -32,7 +32,15 @@ from tasks.storage import join
 from tasks.train.evaluation import REQUEST, Evaluation
 from tasks.train.evaluation_settings import EvaluateSettings
 from tasks.train.events import Event, Saved, Started, Step, Validated
-from tasks.train.history import History, history_of, made_from, publish_training, read_training, training_record
+from tasks.train.history import (
+    History,
+    ended_training,
+    history_of,
+    made_from,
+    publish_training,
+    read_training,
+    training_record,
+)
 from tasks.train.job import JOB, MODEL, Job
 from tasks.train.launch import run
 from tasks.train.launchers import launch_of
@@ -42,6 +50,7 @@ from tasks.train.launchers.nemo_rl import nemo_rl_launch
 from tasks.train.planning import plan_training
 from tasks.train.preflight import check
 from tasks.train.processes import process_count
+from tasks.train.progress import TrainingProgress
 from tasks.train.results import artifact_record, markdown, read_results
 from tasks.train.settings import TrainSettings
 from tasks.train.start_check import job_of
@@ -79,8 +88,13 @@ def train_task(job: Job) -> "Task[..., dict[str, Any]]":
 def train(job: Job) -> dict[str, Any]:
     """Run a job's training to its end, from its last checkpoint on; the artifact record.
 
-    Where the launcher only writes files for another trainer, they are written, and the command is told.
+    One that has ended is not run again. Where the launcher only writes files for another trainer, they are written, and the
+    command is told.
     """
+    ended = ended_training(job.output_dir)
+    if ended is not None:
+        get_run_logger().info("%s: this training has ended before", job.output_dir)
+        return training_record(ended, job.output_dir)
     launch = launch_of(job, process_count(job.settings))
     publish_bytes(join(job.output_dir, JOB), orjson.dumps(job.model_dump(), option=orjson.OPT_INDENT_2))
     write_files(job.output_dir, launch)
@@ -88,7 +102,8 @@ def train(job: Job) -> dict[str, Any]:
         return handed_over(job.output_dir, launch, made_from(job))
     watched, began = _Watched(job, history_of(job.output_dir)), time.time()
     try:
-        run(launch, watched.hear, get_run_logger().info)
+        with watched.progress:
+            run(launch, watched.hear, get_run_logger().info)
     finally:
         watched.history.publish()
     record = publish_training(job, watched.history, time.time() - began)
@@ -131,12 +146,14 @@ class _Watched:
 
     def __init__(self, job: Job, history: History) -> None:
         self.history, self._job = history, job
+        self.progress = TrainingProgress()
         self._shown = 0.0
-        self._progress = cast("UUID", create_progress_artifact(0.0, key="training", description="share of steps done"))
+        self._artifact = cast("UUID", create_progress_artifact(0.0, key="training", description="share of steps done"))
 
     def hear(self, event: Event) -> None:
         """Keep an event, and show it."""
         self.history.add(event)
+        self.progress.hear(event)
         get_run_logger().info(sentence(event))
         if isinstance(event, Saved):
             self.history.publish()
@@ -149,7 +166,7 @@ class _Watched:
         self._show(self._job.settings.steps)
 
     def _show(self, step: int) -> None:
-        update_progress_artifact(self._progress, round(100 * step / self._job.settings.steps, 1))
+        update_progress_artifact(self._artifact, round(100 * step / self._job.settings.steps, 1))
         latest = list(self.history.steps.values())[-SHOWN_STEPS:]
         create_table_artifact(step_rows(latest), key="steps", description="the last steps of the training")
 

@@ -297,6 +297,24 @@ def test_results_are_read_as_they_were_written(results, tmp_path):
     assert json.loads((tmp_path / "results.json").read_text())["volatile"]["seconds"] == 1.5
 
 
+def test_of_a_conversation_all_before_the_first_answer_is_the_prompt(results, pretrain, model):
+    for generation in results.generations:
+        assert generation.prompt.endswith("<|im_start|>assistant\n")
+        assert generation.prompt.count("<|im_start|>") == 2
+    plain = evaluate(model, pretrain, EvaluateSettings(documents=1, prompt_tokens=3, new_tokens=2))
+    texts = [text for seed in (1, 2) for text in sentences(seed, 120)]
+    for generation in plain.generations:
+        assert any(text.startswith(generation.prompt) for text in texts)
+
+
+def test_given_prompts_take_the_place_of_documents(model, pretrain):
+    found = evaluate(model, pretrain, EvaluateSettings(prompts=["the shard", "a"], new_tokens=2)).generations
+    assert [(each.dataset, each.prompt, each.matched) for each in found] == [
+        (None, "the shard", None),
+        (None, "a", None),
+    ]
+
+
 def test_changed_results_are_refused(results, tmp_path):
     publish_results(results, str(tmp_path), {})
     file = tmp_path / "results.json"

@@ -115,9 +115,9 @@ def test_a_baseline_is_found_by_configuration_and_device(base, tmp_path):
 
 
 def test_what_no_step_depends_on_does_not_make_another_configuration(base):
-    apart = job(
-        {"path": "/elsewhere", "made_from": "2"}, retries=5, checkpoint_every=1, validate_every=3, max_epochs=None
-    )
+    sources = [each.model_copy(update={"tokens": 11} if each.split == "valid" else {}) for each in job().data.sources]
+    elsewhere = {"path": "/elsewhere", "made_from": "2", "sources": sources}
+    apart = job(elsewhere, retries=5, checkpoint_every=1, validate_every=3, max_epochs=None)
     assert summarise(apart, STARTED, steps()).key == base.key
 
 
@@ -140,6 +140,11 @@ def test_other_configurations_are_not_compared(base, changes, name):
     assert other.key != base.key
     with pytest.raises(InputError, match=rf"another {name} \("):
         compare(other, base)
+
+
+def test_records_that_leave_out_other_steps_are_not_compared(base):
+    with pytest.raises(InputError, match=r"another warmup \(3 here, 2 there\)"):
+        compare(summarise(job(), STARTED, steps(), warmup=3), base)
 
 
 def test_other_devices_are_not_compared(base):

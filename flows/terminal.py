@@ -1,0 +1,39 @@
+"""What all commands have in common: the terminal they print to, and the artifact that is piped into them."""
+
+import os
+import sys
+from collections.abc import Collection
+from typing import Annotated
+
+from cyclopts import Parameter
+from rich.console import Console
+
+from tasks.artifact import Artifact, read_artifact
+from tasks.errors import InputError
+
+QUIET = {
+    "PREFECT_LOGGING_HANDLERS_CONSOLE_LEVEL": "CRITICAL",
+    "PREFECT_SERVER_ANALYTICS_ENABLED": "false",
+    "PREFECT_SERVER_EPHEMERAL_STARTUP_TIMEOUT_SECONDS": "120",
+    "PREFECT_RESULTS_DEFAULT_SERIALIZER": "json",
+    "DO_NOT_TRACK": "1",
+    "DASK_LOGGING__DISTRIBUTED": "error",
+}
+"""For a person at a terminal: the progress line instead of two log streams, and no call home."""
+
+terminal = Console(stderr=True)
+
+OutputDir = Annotated[str, Parameter(help="Folder or URI to publish in.")]
+Overrides = Annotated[str, Parameter(help="Settings as key.sub=value, for example tokenizer.model=o200k_base.")]
+
+
+def be_quiet() -> None:
+    """Leave the terminal to progress lines and summaries; what somebody set in the environment stays."""
+    os.environ.update({name: value for name, value in QUIET.items() if name not in os.environ})
+
+
+def piped(command: str, kinds: Collection[str] = ()) -> Artifact:
+    """The artifact that the command before this one printed. Raises InputError when there is none of these `kinds`."""
+    if sys.stdin.isatty():
+        raise InputError(f"{command}: name the output folder of a command, or pipe one into this command")
+    return read_artifact(sys.stdin.buffer.read(), kinds, command)

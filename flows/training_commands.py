@@ -1,0 +1,157 @@
+"""Commands from prepared data on: train, evaluate, benchmark, and all stages at once.
+
+Each reads the folder that it works on from stdin where a command is piped into it:
+`tokenmill pretrain … | tokenmill train … | tokenmill evaluate …`.
+"""
+
+import shlex
+from collections.abc import Collection, Sequence
+from pathlib import Path
+from typing import Annotated, Any
+
+import yaml
+from cyclopts import Parameter
+
+from flows.options import choices_of
+from flows.terminal import OutputDir, Overrides, be_quiet, piped, terminal
+from tasks.errors import InputError, RunError
+from tasks.storage import join
+from tasks.train.settings import TrainSettings
+
+Config = Annotated[str, Parameter(help="Settings: tiny, small, or a YAML file.")]
+Data = Annotated[str | None, Parameter(help="Output folder of a preparation; read from stdin when one is piped in.")]
+DryRun = Annotated[bool, Parameter(negative="", help="Only check, and say how it would be started.")]
+
+
+def train(
+    data: Data = None,
+    *overrides: Overrides,
+    output_dir: OutputDir,
+    config: Config = "tiny",
+    dry_run: DryRun = False,
+) -> dict[str, Any]:
+    """Train a model on prepared data, or hand it to Slurm, Kubernetes, Megatron-LM, Megatron-Bridge or NeMo-RL."""
+    from tasks.train.progress import print_training
+
+    place, chosen = _place("train", (data, *overrides), {"pretrain", "sft", "rl"})
+    settings = _settings(config, chosen)
+    if dry_run:
+        return _checked(place, settings, output_dir)
+    record = _trained(place, settings, output_dir)
+    print_training(record["train"], terminal)
+    return record
+
+
+def evaluate(
+    training: Annotated[
+        str | None, Parameter(help="Output folder of a training; read from stdin when one is piped in.")
+    ] = None,
+    *overrides: Annotated[str, Parameter(help="Settings as key=value, for example split=test.")],
+    output_dir: Annotated[str | None, Parameter(help="Where results go; results in the training by default.")] = None,
+) -> dict[str, Any]:
+    """Ask a trained model about the documents that its data holds out: perplexity by source, and continuations."""
+    from tasks.train.evaluation_settings import EvaluateSettings
+    from tasks.train.results import markdown, read_results
+
+    place, chosen = _place("evaluate", (training, *overrides), {"model"})
+    settings = choices_of(EvaluateSettings, chosen)
+    be_quiet()
+    from flows.train import evaluate_model
+
+    record = evaluate_model(place, output_dir or join(place, "results"), settings)
+    terminal.print(markdown(read_results(record["evaluate"]["path"])), markup=False, highlight=False)
+    return record
+
+
+def benchmark(
+    data: Data = None,
+    *overrides: Overrides,
+    output_dir: OutputDir,
+    config: Config = "tiny",
+    record: Annotated[bool, Parameter(negative="", help="Keep the figures as the baseline to compare with.")] = False,
+    compare: Annotated[bool, Parameter(negative="", help="Fail where a figure is worse than the baseline's.")] = False,
+    threshold: Annotated[float, Parameter(help="By this share, at least.")] = 0.05,
+    baselines: Annotated[str, Parameter(help="Folder of baselines.")] = "baselines",
+) -> dict[str, Any]:
+    """Train some steps for their speed: tokens per second, MFU, padding, time spent waiting for data, memory."""
+    from tasks.train import benchmark as measure
+    from tasks.train.history import recorded_run
+
+    place, chosen = _place("benchmark", (data, *overrides), {"pretrain", "sft"})
+    settings = _settings(config, chosen)
+    if Path(output_dir, "job.json").exists():
+        raise InputError(f"--output-dir {output_dir}: a training was run there; a benchmark needs a folder of its own")
+    _trained(place, settings.model_copy(update={"retries": 0}), output_dir)
+    found = measure.summarise(*recorded_run(output_dir))
+    measure.print_record(found, terminal)
+    written = measure.record(found, baselines if record else join(output_dir, "benchmark"))
+    if compare:
+        comparison = measure.compare(found, measure.baseline_of(found, baselines), threshold)
+        measure.print_comparison(comparison, terminal)
+        if comparison.regressed:
+            raise RunError(f"worse than the baseline by more than {threshold:.0%}: {', '.join(comparison.regressed)}")
+    return {"benchmark": {"path": written, "type": "benchmark", **found.model_dump()}}
+
+
+def pipeline(
+    *overrides: Overrides,
+    output_dir: OutputDir,
+    scale: Annotated[str, Parameter(help="tiny: minutes on a laptop; small: hours on a GPU.")] = "tiny",
+    config: Annotated[str | None, Parameter(help="YAML file with the settings of all stages instead.")] = None,
+) -> dict[str, Any]:
+    """From blends to an evaluated model: pretrain, then SFT on top of it, then rows for reinforcement learning."""
+    from tasks.train.pipeline_settings import PipelineSettings, config_place
+
+    chosen = config_place(config or f"pipeline-{scale}")
+    settings = choices_of(PipelineSettings, overrides, yaml.safe_load(chosen.read_text("utf-8")), str(chosen))
+    be_quiet()
+    from flows.pipeline import pipeline as run_pipeline
+    from tasks.train.progress import print_training
+
+    found = run_pipeline(settings, output_dir)
+    for stage in found["pipeline"]["stages"]:
+        ((name, artifact),) = stage.items()
+        terminal.print(f"[bold]{name}[/] {artifact['path']}")
+        if name == "train":
+            print_training(artifact, terminal)
+    return found
+
+
+def _settings(config: str, overrides: Sequence[str]) -> TrainSettings:
+    from tasks.train.pipeline_settings import config_place
+
+    chosen = config_place(config)
+    return choices_of(TrainSettings, overrides, yaml.safe_load(chosen.read_text("utf-8")), str(chosen))
+
+
+def _place(command: str, words: Sequence[str | None], kinds: Collection[str]) -> tuple[str, list[str]]:
+    """The folder that is named first, or piped in, and the settings behind it."""
+    first, *overrides = [word for word in words if word is not None] or ["="]
+    if "=" not in first:
+        return first, overrides
+    return piped(command, kinds).path, [word for word in (first, *overrides) if word != "="]
+
+
+def _checked(data: str, settings: TrainSettings, output_dir: str) -> dict[str, Any]:
+    """What a training would be, without starting it."""
+    from tasks.train.launchers import launch_of
+    from tasks.train.planning import plan_training
+    from tasks.train.preflight import check
+    from tasks.train.processes import process_count
+
+    job = plan_training(data, settings, output_dir)
+    for line in check(job):
+        terminal.print(line, markup=False)
+    launch = launch_of(job, process_count(settings))
+    command = shlex.join(launch.command)
+    terminal.print(f"would {'run' if launch.runs else 'tell'}: {command}", markup=False)
+    return {"train": {"path": output_dir, "type": "plan", "command": command, "files": list(launch.files)}}
+
+
+def _trained(data: str, settings: TrainSettings, output_dir: str) -> dict[str, Any]:
+    be_quiet()
+    from flows.train import train_model
+    from tasks.shards.stage import require_server
+
+    require_server()
+    return train_model(data, output_dir, settings)

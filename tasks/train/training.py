@@ -1,0 +1,108 @@
+"""A training, in one process of those that train together.
+
+It goes on from the newest checkpoint of the job's folder, trains to the last step, and writes the model as Hugging Face's
+libraries read it.
+"""
+
+from functools import partial
+from typing import cast
+
+from tasks.train import checkpoints
+from tasks.train.batch import Rows
+from tasks.train.documents import document_rows
+from tasks.train.engine import Engine
+from tasks.train.events import Event, Exported, Started, tell
+from tasks.train.job import MODEL, Job
+from tasks.train.llama import Weights, configuration, fresh, parameters, publish_model, stored
+from tasks.train.loop import Training, train
+from tasks.train.packed import PackedRows, flat_packs, lay_out
+from tasks.train.peaks import flops_per_token, peak
+from tasks.train.settings import Precision
+from tasks.train.start import start_folder
+from tasks.train.tokenizer_files import tokenizer_files
+from tasks.train.world import World, joined
+
+
+def run(job: Job) -> None:
+    """Train. Raises InputError and RunError, whose messages are for people."""
+    with joined(job.settings.device) as world:
+        speak = tell if world.first else _silent
+        precision: Precision = job.settings.precision or ("bfloat16" if world.device.type == "cuda" else "float32")
+        engine = _engine(job, world, precision)
+        rows, validation = _rows(job, world)
+        done = checkpoints.resume(engine, world, job.output_dir)
+        model, vocabulary = job.settings.model, _vocabulary(job)
+        speak(
+            Started(
+                step=done, steps=job.settings.steps, parameters=parameters(model, vocabulary),
+                device=world.device_name(), processes=world.size, engine=job.settings.engine,
+            )
+        )  # fmt: skip
+        save = partial(_save, engine, world, job)
+        work = flops_per_token(model, vocabulary, job.settings.sequence_length)
+        best = peak(world.device_name())
+        speed = best * world.size if best else None
+        train(Training(job.settings, engine, world, rows, validation, work, speed, speak, save), done)
+        _export(job, engine, world)
+
+
+def _silent(event: Event) -> None:
+    """Processes but the first say nothing."""
+
+
+def _vocabulary(job: Job) -> int:
+    return job.settings.model.vocabulary(job.data.vocabulary_size)
+
+
+def _engine(job: Job, world: World, precision: Precision) -> Engine:
+    settings, vocabulary = job.settings, _vocabulary(job)
+    weights = _weights(job)
+    if settings.engine == "transformers":
+        from tasks.train.plain import PlainEngine
+
+        config = configuration(settings.model, vocabulary, settings.sequence_length, job.data.eos)
+        return PlainEngine(settings, precision, world, config, weights)
+    from tasks.train.megatron import MegatronEngine
+
+    return MegatronEngine(settings, precision, world, vocabulary, weights)
+
+
+def _weights(job: Job) -> Weights:
+    settings, vocabulary = job.settings, _vocabulary(job)
+    if settings.start_from is None:
+        return fresh(settings.model, vocabulary, settings.seed)
+    return stored(start_folder(settings.start_from), settings.model, vocabulary)
+
+
+def _rows(job: Job, world: World) -> tuple[Rows, Rows | None]:
+    settings, data = job.settings, job.data
+    folder = f"{job.output_dir}/cache"
+    if data.kind == "sft":
+        return _packs(job, world, "train", folder), _packs(job, world, "valid", folder) if data.of("valid") else None
+    validated = settings.global_batch * settings.validation_batches if settings.validate_every else 0
+    sizes = (settings.steps * settings.global_batch, validated)
+    found = document_rows(data, settings.sequence_length, sizes, settings.seed, folder)
+    return cast("Rows", found[0]), found[1]
+
+
+def _packs(job: Job, world: World, split: str, folder: str) -> PackedRows:
+    place = f"{folder}/{split}-{job.data.made_from.partition(':')[2][:16]}"
+    if world.first:
+        lay_out([file for source in job.data.of(split) for file in source.files], place)
+    world.wait()
+    return PackedRows(flat_packs(place), job.settings.sequence_length, job.data.eos or 0, job.settings.seed)
+
+
+def _save(engine: Engine, world: World, job: Job, step: int) -> str:
+    return checkpoints.save(engine, world, job.output_dir, step, job.settings.keep_checkpoints)
+
+
+def _export(job: Job, engine: Engine, world: World) -> None:
+    """Write the model, once training has ended."""
+    weights = engine.weights()
+    if world.first:
+        config = configuration(job.settings.model, _vocabulary(job), job.settings.sequence_length, job.data.eos)
+        folder = f"{job.output_dir}/{MODEL}"
+        publish_model(folder, config, weights, tokenizer_files(job.data))
+        tell(Exported(path=folder))
+    world.wait()
