@@ -11,6 +11,8 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+import orjson
+
 from tasks.blend.models import SPLITS
 from tasks.errors import InputError, RunError
 from tasks.seal import sealed, unsealed
@@ -95,15 +97,16 @@ def _manifest(output_dir: str) -> dict[str, Any] | None:
 
 def shard_entries(finished: Sequence[Finished], published: Names) -> dict[str, Any]:
     """The manifest's `recipes` and `shards`; `published` maps a shard's place to its names in each split."""
-    recipes: list[Mapping[str, Any]] = []
+    recipes: dict[bytes, Mapping[str, Any]] = {}
+    numbers: dict[bytes, int] = {}
     entries: list[dict[str, Any]] = []
     for item in finished:
-        identity = dict(item.receipt.identity)
-        recipe = {name: value for name, value in identity.items() if name not in {"source", "decided"}}
-        if recipe not in recipes:
-            recipes.append(recipe)
-        entries.append(_entry(item, recipes.index(recipe), published.get(item.shard.place, {})))
-    return {"recipes": recipes, "shards": entries}
+        recipe = {name: value for name, value in item.receipt.identity.items() if name not in {"source", "decided"}}
+        canonical = orjson.dumps(recipe, option=orjson.OPT_SORT_KEYS)
+        recipes.setdefault(canonical, recipe)
+        number = numbers.setdefault(canonical, len(numbers))
+        entries.append(_entry(item, number, published.get(item.shard.place, {})))
+    return {"recipes": list(recipes.values()), "shards": entries}
 
 
 def _entry(item: Finished, recipe: int, published: Mapping[str, Sequence[str]]) -> dict[str, Any]:

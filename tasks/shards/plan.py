@@ -51,7 +51,7 @@ class Plan:
     def of(cls, store: Store, shards: list[PlannedShard], *, rebuild: bool) -> "Plan":
         """The plan for `shards`; with `rebuild`, nothing counts as proven."""
         keys = tuple(shard.key for shard in shards)
-        return cls(store, tuple(shards), keys, {} if rebuild else store.proven(keys))
+        return cls(store, tuple(shards), keys, {} if rebuild else store.proven(store.begun(keys)))
 
     @property
     def pending(self) -> list[PlannedShard]:

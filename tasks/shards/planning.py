@@ -11,7 +11,7 @@ import pyarrow.parquet as pq
 
 from tasks.blend.models import SPLITS, Blend, DataSource
 from tasks.errors import InputError
-from tasks.shards.identity import Recipe, shard_identity
+from tasks.shards.identity import Recipe, shard_identities
 from tasks.shards.plan import Plan, PlannedShard
 from tasks.shards.publish import publish_bytes
 from tasks.shards.settings import SHARES, TINY_ROWS, Holdout, PreparationSettings
@@ -65,9 +65,10 @@ def plan_shards(
             if not slices:
                 raise InputError(f"data set {source.name!r}: {source.path} holds no rows; mend the path or remove it")
             recipes = recipes_of(source, split, slices)
+            identities = shard_identities(store.kind, format_version, recipes, slices)
             shards += [
-                PlannedShard(source.name, split, part, shard_identity(store.kind, format_version, recipe, part))
-                for part, recipe in zip(slices, recipes, strict=True)
+                PlannedShard(source.name, split, part, identity)
+                for part, identity in zip(slices, identities, strict=True)
             ]
     if index.changed:
         publish_bytes(index_place, index.dump())

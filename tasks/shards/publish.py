@@ -201,13 +201,23 @@ def publish_folder(folder: str) -> Generator[str]:
         yield temporary
         with _naming(target):
             _sync_tree(temporary)
-            with suppress(FileNotFoundError):
-                os.rename(target, former)
-            os.rename(temporary, target)
+            _replace_folder(target, temporary, former)
             _sync_directory(directory)
     finally:
         shutil.rmtree(temporary, ignore_errors=True)
         shutil.rmtree(former, ignore_errors=True)
+
+
+def _replace_folder(target: str, temporary: str, former: str) -> None:
+    """Give `temporary` the name `target`, and what had it the name `former`; it gets its own back if that fails."""
+    with suppress(FileNotFoundError):
+        os.rename(target, former)
+    try:
+        os.rename(temporary, target)
+    except OSError:
+        with suppress(FileNotFoundError):
+            os.rename(former, target)
+        raise
 
 
 def _sync_tree(directory: str) -> None:

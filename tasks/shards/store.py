@@ -6,7 +6,6 @@ output is there with the recorded size; `verify` goes further and hashes them.
 """
 
 from collections.abc import Iterable, Mapping
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
 from typing import Any, cast
 
@@ -17,9 +16,13 @@ from tasks.shards.identity import Identity, shard_key
 from tasks.shards.publish import Output, publish_bytes
 from tasks.shards.receipt import RECEIPT, InvalidReceiptError, PartCount, Receipt
 from tasks.storage import filesystem, join
+from tasks.threads import in_threads
 
 THREADS = 16
 """Receipts are read this many at a time: on an object store each costs a round trip of some 30 ms."""
+
+LISTED = 1_000
+"""From this many keys on, folders are listed before receipts are read. A page of an object store's listing is as long."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -88,9 +91,25 @@ class Store:
     def proven(self, keys: Iterable[str]) -> dict[str, Receipt]:
         """The receipts of those keys whose shards are proven."""
         unique = list(dict.fromkeys(keys))
-        with ThreadPoolExecutor(THREADS) as pool:
-            receipts = zip(unique, pool.map(self.receipt, unique), strict=True)
-            return {key: receipt for key, receipt in receipts if receipt is not None}
+        receipts = zip(unique, in_threads(self.receipt, unique, THREADS), strict=True)
+        return {key: receipt for key, receipt in receipts if receipt is not None}
+
+    def begun(self, keys: Iterable[str]) -> list[str]:
+        """Those of the keys that have a folder here; of a few, all, because asking for each is cheaper than a listing.
+
+        A listing may be a moment old on a network file system: what it lacks may be built already, but not the reverse.
+        """
+        unique = list(dict.fromkeys(keys))
+        if len(unique) < LISTED:
+            return unique
+        system, path = filesystem(join(self.place, self.kind))
+        system.invalidate_cache(path)
+        try:
+            folders = cast("list[str]", system.ls(path, detail=False))
+        except (FileNotFoundError, NotADirectoryError):
+            return []
+        there = {folder.rstrip("/").rpartition("/")[2] for folder in folders}
+        return [key for key in unique if key in there]
 
     def read(self, receipt: Receipt, name: str) -> bytes:
         """The content of one file of a shard, as its receipt vouches for it.

@@ -13,7 +13,6 @@ file then counts as new.
 import os
 import time
 from collections.abc import Iterable, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from typing import BinaryIO
 
@@ -27,6 +26,7 @@ from tasks.sources.json_lines import row_start
 from tasks.sources.opening import open_source
 from tasks.sources.parquet import layout, open_parquet, require_any, row_groups
 from tasks.storage import SourceIdentity, filesystem, is_local
+from tasks.threads import in_threads
 
 CHUNK_BYTES = 4 << 20
 THREADS = min(32, (os.cpu_count() or 1) * 2)
@@ -66,26 +66,31 @@ class ContentIndex:
 
     def identify(self, slices: Iterable[Slice], fields: Sequence[str], identity: SourceIdentity) -> list[Slice]:
         """The slices with their contents filled in, in order; slices that own no rows are left out."""
-        with ThreadPoolExecutor(THREADS) as pool:
-            contents = pool.map(lambda part: (part, self._content(part, fields, identity)), slices)
-            return [replace(part, content=content) for part, content in contents if content != NOTHING]
+        parts = list(slices)
+        known = [self._known(part, fields, identity) for part in parts]
+        unknown = [part for part, content in zip(parts, known, strict=True) if content is None]
+        read = in_threads(lambda part: self._read(part, fields), unknown, THREADS)
+        contents = (next(read) if content is None else content for content in known)
+        found = zip(parts, contents, strict=True)
+        return [replace(part, content=content) for part, content in found if content != NOTHING]
 
-    def _content(self, part: Slice, fields: Sequence[str], identity: SourceIdentity) -> str:
+    def _known(self, part: Slice, fields: Sequence[str], identity: SourceIdentity) -> str | None:
+        """The content as far as it can be told without reading."""
         if part.file.version is not None:
             return f"{part.file.version}[{part.start}:{part.stop}]"
-        if identity == "stat" and is_local(part.file.uri):
-            return f"stat:{_tag(part, fields)}"
         if not is_local(part.file.uri):
-            return content_hash(part, fields)
+            return None
         tag = _tag(part, fields)
-        if tag not in self.entries:
-            read_at = time.time_ns()
-            content = content_hash(part, fields)
-            if read_at - (part.file.modified_ns or 0) < RACY_NANOSECONDS:
-                return content
-            self.entries[tag] = content
+        return f"stat:{tag}" if identity == "stat" else self.entries.get(tag)
+
+    def _read(self, part: Slice, fields: Sequence[str]) -> str:
+        """The content as the data has it, remembered for a local file that was left alone for a while."""
+        read_at = time.time_ns()
+        content = content_hash(part, fields)
+        if is_local(part.file.uri) and read_at - (part.file.modified_ns or 0) >= RACY_NANOSECONDS:
+            self.entries[_tag(part, fields)] = content
             self.changed = True
-        return self.entries[tag]
+        return content
 
 
 def _tag(part: Slice, fields: Sequence[str]) -> str:

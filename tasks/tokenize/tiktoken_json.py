@@ -36,12 +36,16 @@ def tiktoken_definition(encoding: tiktoken.Encoding) -> bytes:
         ]
     )
     tokenizer.decoder = decoders.ByteLevel()
-    added = [
-        {"id": encoding.encode_single_token(token), "content": token, "special": True, **dict.fromkeys(FLAGS, False)}
-        for token in encoding.special_tokens_set
-    ]
+    # Of two strings for one id, which a tokenizer.json cannot have, the one that the id is written out as.
+    numbers = sorted({encoding.encode_single_token(token) for token in encoding.special_tokens_set})
+    control = {encoding.decode([number]): number for number in numbers}
     definition = orjson.loads(tokenizer.to_str())
-    return orjson.dumps({**definition, "added_tokens": sorted(added, key=lambda token: token["id"])})
+    definition["model"]["vocab"] |= control  # or each would get the first id that is free, and encodings have gaps
+    definition["added_tokens"] = [
+        {"id": number, "content": token, "special": True, **dict.fromkeys(FLAGS, False)}
+        for token, number in control.items()
+    ]
+    return orjson.dumps(definition)
 
 
 FLAGS = ("single_word", "lstrip", "rstrip", "normalized")

@@ -290,6 +290,22 @@ def _compared(found: BenchmarkRecord) -> dict[str, Any]:
     return {"device": found.device, "processes": found.processes, "warmup": found.warmup, **found.configuration}
 
 
+def print_record(found: BenchmarkRecord, console: Console) -> None:
+    """A record for a terminal."""
+    used = "" if found.mfu is None else f", {found.mfu:.1%} of the peak"
+    measured = f"{found.steps} steps measured after {found.warmup} that warmed up"
+    step = f"step {found.step_seconds_median:.4g} s (median), {found.step_seconds_p90:.4g} s (90th percentile)"
+    lines = (
+        f"{found.engine} on {found.processes} x {found.device}, {found.parameters:,} parameters: {measured}",
+        f"  {found.tokens_per_second:,.0f} tokens/s, {found.loss_tokens_per_second:,.0f} of them trained on{used}",
+        f"  {step}, {found.waited:.1%} of the time waiting for data",
+        f"  {found.padding:.1%} padding, {found.memory / 1e9:.2f} GB at the peak of the fullest process",
+        f"  loss {found.loss:.4f} over these steps, {found.final_loss:.4f} in the last",
+    )
+    for line in lines:
+        console.print(escape(line), highlight=False)
+
+
 def print_comparison(comparison: Comparison, console: Console) -> None:
     """A comparison for a terminal."""
     table = Table(title=f"against the baseline {escape(comparison.key)}", title_justify="left")

@@ -64,6 +64,7 @@ class MegatronEngine:
         self._optimizer.zero_grad()
         for group in self._optimizer.param_groups:
             group["lr"] = learning_rate
+            group["weight_decay"] = self._settings.optimizer.weight_decay * group["wd_mult"]  # 0 for norms
         losses = self._run(batches, forward_only=False)
         _, norm, _ = cast("tuple[bool, float, Any]", self._optimizer.step())
         return losses, float(norm)
@@ -215,7 +216,7 @@ def _model(settings: TrainSettings, config: TransformerConfig, vocabulary: int) 
         post_process=parallel_state.is_pipeline_last_stage(),
         share_embeddings_and_output_weights=settings.model.tied_embeddings,
         position_embedding_type="rope",
-        rotary_base=int(settings.model.rope_base),
+        rotary_base=cast("int", settings.model.rope_base),  # any number will do
     )
 
 

@@ -139,7 +139,10 @@ def artifact_record(results: Results, output_dir: str) -> dict[str, Any]:
         "perplexity": whole.perplexity,
         "truncated": whole.truncated,
         "sources": {source.dataset: source.perplexity for source in results.sources},
-        "made_from": results.made_from.model_dump(),
+        "made_from": [
+            {"type": "model", "path": results.model, "digest": results.made_from.model},
+            {"type": "data", "path": results.data, "digest": results.made_from.data},
+        ],
     }
     return {"evaluate": record}
 

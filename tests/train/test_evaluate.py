@@ -330,8 +330,10 @@ def test_the_artifact_record_is_flat_and_names_what_it_was_made_from(results, mo
     assert record["path"] == "/out/results.json"
     assert record["type"] == "results"
     assert record["perplexity"] == results.overall.perplexity
-    assert record["made_from"]["data"] == sft.made_from
-    assert record["made_from"]["model"].startswith("xxh3_128:")
+    made_from = {source["type"]: source for source in record["made_from"]}
+    assert (made_from["data"]["path"], made_from["data"]["digest"]) == (sft.path, sft.made_from)
+    assert made_from["model"]["path"] == str(model)
+    assert made_from["model"]["digest"].startswith("xxh3_128:")
     assert record["sources"] == {each.dataset: each.perplexity for each in results.sources}
     json.dumps(record)
 

@@ -13,7 +13,7 @@ from torch.utils.flop_counter import FlopCounterMode
 from transformers import LlamaConfig, LlamaForCausalLM
 
 from tasks.errors import InputError
-from tasks.train.benchmark import baseline_of, compare, print_comparison, read_record, record, summarise
+from tasks.train.benchmark import baseline_of, compare, print_comparison, print_record, read_record, record, summarise
 from tasks.train.events import Started, Step
 from tasks.train.job import Job, Source, TrainData
 from tasks.train.peaks import flops_per_token, peak
@@ -183,6 +183,19 @@ def test_another_loss_is_told_to_either_side(base, difference, differs):
     assert found.loss_differs is differs
     assert found.loss_difference == pytest.approx(difference)
     assert found.regressed == []
+
+
+def test_a_record_is_told_in_figures():
+    out = io.StringIO()
+    print_record(summarise(job(), STARTED, steps(seconds=0.5)), Console(file=out, width=200))
+    for said in (
+        "2 x NVIDIA H200", "10 steps measured after 2", "2,000 tokens/s, 1,600 of them trained on, 40.0% of the peak",
+        "20.0% of the time waiting for data", "10.0% padding", "loss 3.0000",
+    ):  # fmt: skip
+        assert said in out.getvalue()
+    unknown = summarise(job(), STARTED, steps(mfu=None))
+    print_record(unknown, Console(file=out, width=200))
+    assert out.getvalue().count("of the peak") == 1
 
 
 def test_the_table_says_what_regressed(base):

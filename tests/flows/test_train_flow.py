@@ -1,0 +1,168 @@
+"""Training through Prefect: watched, killed, retried, evaluated; and the commands that are piped into each other."""
+
+import json
+import os
+import signal
+import subprocess
+import threading
+import time
+from pathlib import Path
+
+import orjson
+import psutil
+import pytest
+from prefect.client.schemas.filters import ArtifactFilter, ArtifactFilterFlowRunId
+
+from flows.train import evaluate_model, train_model
+from tasks.errors import InputError
+from tasks.strict import parse
+from tasks.train.evaluation_settings import EvaluateSettings
+from tasks.train.settings import TrainSettings
+from tests.flows.preparation_runs import TOKENMILL
+from tests.preparing_sft import chat_vocabulary
+from tests.train import small_data
+
+MODEL = {"hidden": 32, "heads": 4, "key_value_heads": 2, "feed_forward": 64}
+SETTINGS = {
+    "model": MODEL,
+    "steps": 8,
+    "sequence_length": 64,
+    "global_batch": 4,
+    "micro_batch": 2,
+    "optimizer": {"learning_rate": 0.01, "minimum_learning_rate": 0.001, "warmup_steps": 2},
+    "max_epochs": None,
+    "device": "cpu",
+}
+
+
+@pytest.fixture(scope="module")
+def vocabulary(tmp_path_factory):
+    return chat_vocabulary(tmp_path_factory.mktemp("vocabulary"))
+
+
+@pytest.fixture(scope="module")
+def texts(vocabulary, tmp_path_factory):
+    return small_data.texts(tmp_path_factory.mktemp("texts"), vocabulary)[0]
+
+
+def steps_in(out):
+    """What metrics.jsonl says of each step."""
+    lines = [orjson.loads(line) for line in Path(out, "metrics.jsonl").read_bytes().splitlines()]
+    return {line["step"]: line for line in lines if line["event"] == "step"}
+
+
+def losses_in(out):
+    return {step: (line["loss"], line["gradient_norm"]) for step, line in steps_in(out).items()}
+
+
+def settings(**chosen):
+    return parse(TrainSettings, {**SETTINGS, **chosen}, "settings")
+
+
+@pytest.fixture(scope="module")
+def undisturbed(texts, tmp_path_factory, prefect_server, prefect_home):
+    """A training that nothing happened to."""
+    out = tmp_path_factory.mktemp("undisturbed") / "model"
+    result = command(prefect_server, "train", texts, *words(checkpoint_every=2), "--output-dir", out)
+    return out, result
+
+
+def words(**chosen):
+    """Settings as the command line takes them."""
+    flat = {**SETTINGS, **chosen}
+    model = {f"model.{name}": value for name, value in flat.pop("model").items()}
+    optimizer = {f"optimizer.{name}": value for name, value in flat.pop("optimizer").items()}
+    return [f"{name}={'null' if value is None else value}" for name, value in {**flat, **model, **optimizer}.items()]
+
+
+def command(server, *arguments, piped=None):
+    """The record that a command printed."""
+    done = subprocess.run(
+        [TOKENMILL, *map(str, arguments)],
+        input=piped,
+        capture_output=True,
+        text=True,
+        env=server.environment,
+        timeout=200,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr
+    return done.stdout
+
+
+@pytest.mark.slow
+def test_commands_piped_into_each_other_name_what_they_were_made_from(texts, undisturbed, prefect_server, tmp_path):
+    out, printed = undisturbed
+    (trained,) = json.loads(printed).values()
+    assert trained["final_loss"] < trained["first_loss"] - 0.5
+    assert trained["path"] == str(out)
+    assert [source["type"] for source in trained["made_from"]] == ["pretrain"]
+    assert trained["made_from"][0]["path"] == texts
+    (results,) = json.loads(command(prefect_server, "evaluate", "documents=1", piped=printed)).values()
+    assert results["type"] == "results"
+    assert Path(results["path"]) == out / "results/results.json"
+    assert set(results["sources"]) == {"a", "b"}
+    made_from = {source["type"]: source for source in results["made_from"]}
+    assert made_from["model"]["path"] == trained["model"]
+    assert made_from["data"]["digest"] == trained["made_from"][0]["digest"]
+
+
+@pytest.mark.slow
+def test_a_training_that_was_killed_goes_on_from_its_checkpoint_with_the_same_losses(
+    prefect_api, texts, undisturbed, tmp_path
+):
+    out = tmp_path / "model"
+    killer = threading.Thread(target=kill_trainer_after, args=(out, 4))
+    killer.start()
+    record = train_model(texts, str(out), settings(checkpoint_every=2, retries=2))
+    killer.join()
+    assert record["train"]["steps"] == SETTINGS["steps"]
+    assert losses_in(out) == losses_in(undisturbed[0])
+    shown = {artifact.key for artifact in artifacts(prefect_api)}
+    assert {"training", "steps"} <= shown
+
+
+def kill_trainer_after(out, step):
+    """SIGKILL the trainer as soon as a checkpoint of that step is there."""
+    deadline = time.monotonic() + 100
+    while not Path(out, f"checkpoints/step_{step:08d}").exists():
+        assert time.monotonic() < deadline
+        time.sleep(0.01)
+    trainers = [
+        process
+        for process in psutil.Process().children(recursive=True)
+        if "tasks.train.trainer" in process.cmdline() and str(Path(out, "job.json")) in process.cmdline()
+    ]
+    os.kill(trainers[-1].pid, signal.SIGKILL)
+
+
+def artifacts(server):
+    with server.client() as client:
+        return client.read_artifacts(artifact_filter=ArtifactFilter(flow_run_id=ArtifactFilterFlowRunId(any_=None)))
+
+
+def test_a_training_that_says_what_to_mend_is_not_tried_again(prefect_api, texts, tmp_path):
+    with pytest.raises(InputError, match="more than max_epochs"):
+        train_model(texts, str(tmp_path / "model"), settings(steps=100_000, max_epochs=1.0))
+
+
+def test_an_evaluation_needs_a_training_that_ended(prefect_api, texts, tmp_path):
+    with pytest.raises(InputError, match="no training has ended there"):
+        evaluate_model(str(tmp_path), str(tmp_path / "results"), EvaluateSettings())
+
+
+@pytest.mark.slow
+def test_the_whole_pipeline_from_blends_to_evaluated_models_offline(prefect_server, tmp_path):
+    out = tmp_path / "pipeline"
+    (record,) = json.loads(command(prefect_server, "pipeline", "--output-dir", out, "--scale", "tiny")).values()
+    stages = [(name, stage) for each in record["stages"] for name, stage in each.items()]
+    assert [name for name, _ in stages] == ["pretrain", "train", "evaluate", "sft", "train", "evaluate", "rl"]
+    by_path = {stage["path"]: stage for _, stage in stages}
+    for of in ("pretrain", "sft"):
+        trained = by_path[str(out / of / "model")]
+        assert trained["steps"] >= 20
+        assert trained["final_loss"] < trained["first_loss"] - 2
+        results = by_path[str(out / of / "results/results.json")]
+        assert 1 < results["perplexity"] < 100_000
+    begun = by_path[str(out / "sft/model")]["made_from"]
+    assert {source["type"]: source["path"] for source in begun}["model"] == str(out / "pretrain/model")

@@ -1,0 +1,96 @@
+"""Trainings in processes of their own: whole ones by the trainer, and engines one after the other by a script.
+
+A process that computes with megatron-core on a CPU has CUDA replaced for good, and its start costs some seconds of
+imports; so no test does it in its own process, and as many cases as possible share one.
+"""
+
+import json
+import os
+import subprocess
+import sys
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+
+from tasks.train.events import Failed, Started, Step, Validated, heard
+from tasks.train.job import JOB
+from tasks.train.launchers.torchrun import TRAINER, on_one_machine
+
+REPOSITORY = Path(__file__).parents[2]
+ENGINES_IN_TURN = REPOSITORY / "tests/train/engines_in_turn.py"
+
+
+@dataclass(frozen=True)
+class Ended:
+    """What a training has told, and its exit code."""
+
+    events: list
+    code: int
+
+    def of(self, kind):
+        return [event for event in self.events if isinstance(event, kind)]
+
+    @property
+    def started(self):
+        (started,) = self.of(Started)
+        return started
+
+    @property
+    def losses(self):
+        """The loss of each step, by step."""
+        return {event.step: event.loss for event in self.of(Step)}
+
+    @property
+    def validated(self):
+        return {event.step: event.loss for event in self.of(Validated)}
+
+    @property
+    def reasons(self):
+        return [event.reason for event in self.of(Failed)]
+
+
+@contextmanager
+def started(program, processes=1):
+    """A running program of so many processes, whose output is a pipe of lines; it is gone afterwards."""
+    python = [sys.executable, *(program if processes == 1 else on_one_machine(processes, program))]
+    environment = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": str(REPOSITORY), "PYTHONWARNINGS": "ignore"}
+    running = subprocess.Popen(python, stdout=subprocess.PIPE, text=True, env=environment, cwd=REPOSITORY)
+    try:
+        with running:
+            yield running
+    finally:
+        running.kill()
+
+
+@contextmanager
+def training(job, processes=1):
+    """A running trainer, as `started` has it. One process alone is not started by torchrun."""
+    place = Path(job.output_dir, JOB)
+    place.parent.mkdir(parents=True, exist_ok=True)
+    place.write_text(job.model_dump_json())
+    with started([*TRAINER, str(place)], processes) as running:
+        yield running
+
+
+def train(job, processes=1):
+    """Run a job to its end."""
+    with training(job, processes) as running:
+        events = [event for line in running.stdout if (event := heard(line))]
+    return Ended(events, running.returncode)
+
+
+@contextmanager
+def engines_in_turn(folder, cases, processes=1):
+    """A running script that does `cases`, one after the other, and leaves what each has found in `folder`."""
+    folder.mkdir(parents=True, exist_ok=True)
+    plan = folder / f"cases-{processes}.json"
+    plan.write_text(json.dumps(cases))
+    with started([str(ENGINES_IN_TURN), str(plan)], processes) as running:
+        yield running
+        running.communicate()
+        assert running.returncode == 0, "an engine failed; see its traceback on stderr"
+
+
+def found(folder, case):
+    """What a case has found."""
+    return json.loads((folder / case / "found.json").read_text())
