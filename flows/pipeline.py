@@ -13,17 +13,18 @@ from flows.sft import sft_data_prep
 from flows.train import evaluate_model, train_model
 from tasks.storage import join
 from tasks.strict import Strict
-from tasks.train.pipeline_settings import PipelineSettings, PretrainStage, SftStage, blend_place
+from tasks.train.pipeline_settings import PipelineSettings, PretrainStage, SftStage, blend_place, load_settings
 
 
 @flow(name="pipeline", persist_result=False)
-def pipeline(settings: PipelineSettings, output_dir: str) -> dict[str, Any]:
+def pipeline(output_dir: str, settings: PipelineSettings | str = "pipeline-tiny") -> dict[str, Any]:
     """Run the stages one after the other; each finds what an earlier run has finished, and goes on from there.
 
     Args:
-        settings: The stages.
         output_dir: A folder per stage goes there.
+        settings: The stages, or the YAML file that holds them: a path, or the name of one of the project's own.
     """
+    settings = load_settings(settings) if isinstance(settings, str) else settings
     data: Any = pretrain_data_prep(
         blend_place(settings.pretrain.blend), join(output_dir, "pretrain/data"), **_chosen(settings.pretrain.data)
     )

@@ -108,7 +108,7 @@ def pipeline(
     from flows.pipeline import pipeline as run_pipeline
     from tasks.train.progress import print_training
 
-    found = run_pipeline(settings, output_dir)
+    found = run_pipeline(output_dir, settings)
     for stage in found["pipeline"]["stages"]:
         ((name, artifact),) = stage.items()
         terminal.print(f"[bold]{name}[/] {artifact['path']}")

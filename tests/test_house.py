@@ -24,6 +24,7 @@ LEVELS = [
     ["score"],
     ["train"],
     ["report"],
+    ["nightly"],
 ]
 """The rooms of `tasks/`, lowest first. The modules directly in `tasks/` lie below all, the flows above."""
 

@@ -6,12 +6,13 @@
 from pathlib import Path
 from typing import Self
 
+import yaml
 from pydantic import Field, model_validator
 
 from tasks.errors import InputError
 from tasks.pack.settings import SftSettings
 from tasks.rl.settings import RlSettings
-from tasks.strict import Strict
+from tasks.strict import Strict, parse
 from tasks.tokenize.settings import PretrainSettings
 from tasks.train.evaluation_settings import EvaluateSettings
 from tasks.train.settings import TrainSettings
@@ -61,6 +62,12 @@ class PipelineSettings(Strict, frozen=True):
 def blend_place(name: str) -> str:
     """Where a blend is: the project's own for a bare name, else what is said."""
     return str(BLENDS / name) if "/" not in name and (BLENDS / name).is_file() else name
+
+
+def load_settings(name: str) -> PipelineSettings:
+    """The settings in a YAML file, found as `config_place` finds it. Raises InputError."""
+    place = config_place(name)
+    return parse(PipelineSettings, yaml.safe_load(place.read_text("utf-8")), str(place))
 
 
 def config_place(name: str) -> Path:

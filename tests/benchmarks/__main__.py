@@ -19,6 +19,7 @@ from tests.benchmarks import (
     nll_speed,
     orchestration,
     packing,
+    planning_scale,
     pretrain_speed,
     record,
     rl_speed,
@@ -26,6 +27,7 @@ from tests.benchmarks import (
     scaling,
     sft_speed,
     startup,
+    train_speed,
 )
 from tests.benchmarks.bench import Bench
 from tests.benchmarks.child import ChildFailedError
@@ -36,6 +38,7 @@ BENCHMARKS: dict[str, ModuleType] = {
     "memory": memory,
     "orchestration": orchestration,
     "scaling": scaling,
+    "planning_scale": planning_scale,
     "pretrain_speed": pretrain_speed,
     "packing": packing,
     "sft_speed": sft_speed,
@@ -44,6 +47,7 @@ BENCHMARKS: dict[str, ModuleType] = {
     "harmony_speed": harmony_speed,
     "dedup_speed": dedup_speed,
     "nll_speed": nll_speed,
+    "train_speed": train_speed,
 }
 
 

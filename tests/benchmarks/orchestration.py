@@ -1,12 +1,14 @@
 """What Prefect and Dask cost: tiny shards through the real flow, against the same shards in a plain loop.
 
-100 and 1,000 files of some 20 kB, one shard each, so that building them is next to nothing. The loop is one process
+100, 1,000 and 10,000 files of some 20 kB, one shard each, so that building them is next to nothing. The loop is one process
 that plans, gates and builds the same shards (`one_worker`), and the flow has one worker too. The flow's wall time less the loop's is the price of
 orchestration: a constant (server, cluster, artifacts, publication) and a slope, the milliseconds that one more shard
 adds. Prefect's server runs, as it does for whoever operates this; a command that starts a server of its own is measured
-beside it. The faster of two runs counts, since anything else on the machine only ever adds.
+beside it. The faster of two runs counts, since anything else on the machine only ever adds; 10,000 shards run once, for
+some five minutes, and not at all with `BENCH_SHARDS=1000`.
 """
 
+import os
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -16,22 +18,25 @@ from tests.benchmarks.bench import Bench
 from tests.benchmarks.child import Child
 from tests.benchmarks.record import Measure
 
-FEW, MANY = 100, 1000
+FEW, MANY, MOST = 100, 1000, 10_000
 SHARD_BYTES = 20_000
 RUNS = 2
 MOST_SECONDS = 10.0
 MOST_MILLISECONDS = 25.0
+MOST_PER_SHARD = {FEW: 100.0, MANY: 25.0, MOST: 25.0}
+"""Milliseconds of orchestration for each shard: the constant, shared by so many, and the slope."""
 
 
 def measure(bench: Bench) -> list[Measure]:
-    """Three rows: the constant, with a server running and without; and the slope."""
+    """The constant, with a server running and without; the slope; and for each number of shards, what one of them costs."""
     flow.warm_up(bench)
-    flows: dict[int, list[Child]] = {FEW: [], MANY: []}
-    loops: dict[int, list[Child]] = {FEW: [], MANY: []}
+    most = [MOST] if int(os.environ.get("BENCH_SHARDS", MOST)) >= MOST else []
+    flows: dict[int, list[Child]] = {count: [] for count in (FEW, MANY, *most)}
+    loops: dict[int, list[Child]] = {count: [] for count in (FEW, MANY, *most)}
     with bench.scratch() as folder:
-        sources = {count: _write_files(bench, folder / str(count), count) for count in (FEW, MANY)}
+        sources = {count: _write_files(bench, folder / str(count), count) for count in flows}
         with flow.server(bench) as api:
-            for count in (FEW, MANY) * RUNS:  # in turns, so that a busy moment of the machine meets both
+            for count in [*(FEW, MANY) * RUNS, *most]:  # in turns, so that a busy moment of the machine meets both
                 flows[count].append(_flow(bench, sources[count], api))
                 loops[count].append(_loop(bench, sources[count]))
         own_server = [_flow(bench, sources[FEW], None) for _ in range(RUNS)]
@@ -53,7 +58,17 @@ def _rows(flow_runs: dict[int, list[Child]], loop_runs: dict[int, list[Child]], 
             f"each shard more, {FEW} to {MANY}", f"{flows[MANY]:.1f} s for {MANY}",
             f"{loops[MANY]:.1f} s (plain loop)", slope, "ms", MOST_MILLISECONDS, at_least=False, facts=facts,
         ),
+        *(_per_shard(count, flows[count], loops[count]) for count in flows),
     ]  # fmt: skip
+
+
+def _per_shard(count: int, flow_seconds: float, loop_seconds: float) -> Measure:
+    added = flow_seconds - loop_seconds
+    return Measure(
+        f"orchestration per shard, of {count:,}", f"{flow_seconds:.1f} s, {added / flow_seconds:.0%} of it orchestration",
+        f"{loop_seconds:.1f} s (plain loop)", 1000 * added / count, "ms", MOST_PER_SHARD[count], at_least=False,
+        facts={"shards": count, "share": added / flow_seconds},
+    )  # fmt: skip
 
 
 def _fastest(runs: list[Child]) -> float:
@@ -79,7 +94,7 @@ def _write_files(bench: Bench, folder: Path, count: int) -> Path:
     folder.mkdir()
     with Path(bench.corpus().path).open("rb") as lines:
         for number in range(count):
-            (folder / f"{number:04}.jsonl").write_bytes(b"".join(_some(lines)))
+            (folder / f"{number:05}.jsonl").write_bytes(b"".join(_some(lines)))
     return folder
 
 

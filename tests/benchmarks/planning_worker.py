@@ -30,9 +30,7 @@ DOCUMENTS = 1_000
 
 def plan(source: str, tokenizer: str, out: str) -> PretrainPlan:
     """The plan of one data set that is all training data, a shard a file."""
-    settings = PretrainSettings(
-        tokenizer=TokenizerSettings(model=tokenizer), shard_size=synthetic_store.OBJECT_BYTES, source_identity="stat"
-    )
+    settings = PretrainSettings(tokenizer=TokenizerSettings(model=tokenizer), shard_size=synthetic_store.OBJECT_BYTES)
     return plan_pretrain(Blend(train=[DataSource(name="synthetic", path=source)]), settings, out)
 
 

@@ -29,7 +29,7 @@ class SyntheticStore(AbstractFileSystem):
 
     protocol = "synthetic"
 
-    def find(self, path: str, detail: bool = False, **_: object) -> dict[str, dict[str, Any]] | list[str]:  # noqa: FBT001, FBT002 - fsspec's own
+    def find(self, path: str, detail: bool = False, **_: object) -> dict[str, dict[str, Any]] | list[str]:
         """All objects of a bucket, in one go."""
         bucket = path.split("/", 1)[0]
         names = [f"{bucket}/{number // 1000:05}/part-{number:08}.jsonl" for number in range(int(bucket.split("-")[1]))]

@@ -73,6 +73,8 @@ def deployed(clone, prefect_server):
     log = clone.with_name("worker.log")
     with running([PREFECT, "worker", "start", "--pool", "tokenmill"], environment, clone, log):
         wait_until(lambda: "started!" in log.read_text(), 60, log)
+        result = prefect(clone, prefect_server, "work-pool", "create", "gpu", "--type", "process")
+        assert result.returncode == 0, result.stdout + result.stderr
         result = prefect(clone, prefect_server, "--no-prompt", "deploy", "--all")
         assert result.returncode == 0, result.stdout + result.stderr
         yield prefect_server.client().read_deployment_by_name(f"{NAME}/{NAME}")
@@ -329,7 +331,8 @@ def test_entrypoint_and_default_parameters_fit_the_flow(deployment, monkeypatch)
     flow = load_flow_from_entrypoint(deployment["entrypoint"])
     defaults = {name: parameter.default for name, parameter in inspect.signature(flow.fn).parameters.items()}
     flow.validate_parameters(defaults | deployment["parameters"])
-    load_blend(deployment["parameters"]["blend"])
+    if "blend" in deployment["parameters"]:
+        load_blend(deployment["parameters"]["blend"])
     assert flow.name == deployment["name"]
 
 

@@ -57,7 +57,12 @@ def texts(vocabulary):
 
 
 @settings(deadline=None)
-@given(text=st.text() | st.text("aA1é中😀 \n\t\u0301'.<|>") | st.lists(st.sampled_from(NASTY), max_size=4).map("".join))
+@given(
+    text=st.text()
+    | st.text("aA1é中😀 \n\r\t\u0301\u2028'.<|>/")
+    | st.text("'\u2019sS\u017ftTrReEvVlLmMdD1ß\u212a ")
+    | st.lists(st.sampled_from(NASTY), max_size=4).map("".join)
+)
 def test_any_text_is_encoded_as_tiktoken_does_and_comes_back(encoding, converted, text):
     (ids,) = encoded(converted, [text], literal=True)
     assert ids == encoding.encode_ordinary(text)
@@ -89,10 +94,6 @@ def test_every_control_string_has_the_id_that_it_has_in_tiktoken(vocabulary, enc
     added = converted.get_added_tokens_decoder()
     assert set(added) == set(vocabulary.controls.values())
     assert all(token.special for token in added.values())
-
-
-def test_bytes_are_the_same_every_time(vocabulary, encoding):
-    assert vocabulary.definition() == tiktoken_definition(encoding)
 
 
 def test_of_all_merges_that_are_possible_the_one_to_the_lowest_rank_comes_first():

@@ -1,17 +1,22 @@
 """The script that makes engines, one after the other, and writes down what each of them computes.
 
-    python [-m torch.distributed.run …] tests/train/engines_in_turn.py CASES.json
+    python tests/train/engines_in_turn.py CASES.json
 
 A case has a `name`, the `settings` that differ from SETTINGS, a `precision`, the `rows` it reads, and `what` is done: see
 DOINGS. What was found goes to NAME/found.json beside the file of cases, and the model to NAME/model.
 
-megatron-core says that its groups are there once in a process; here they are taken down after each case, and CUDA is
-replaced once only. Nothing heavy is imported before `main`: a checkpoint is written by a process that imports this again.
+Cases of as many `processes` share these, and all are forked from one that has imported everything, which takes longer than
+a dozen cases do. megatron-core says that its groups are there once in a process; here they are taken down after each
+case, and CUDA is replaced once only. Nothing heavy is imported at the top: a checkpoint is written by a process that
+imports this again.
 """
 
 import json
+import os
+import signal
+import socket
 import sys
-from functools import cache
+from functools import cache, partial
 from pathlib import Path
 
 import numpy as np
@@ -20,17 +25,26 @@ from tasks.train.batch import Batch
 from tasks.train.packed import FlatPacks, PackedRows
 from tasks.train.schedule import learning_rate
 from tasks.train.settings import TrainSettings
+from tests.forking import fork
 
 VOCABULARY, LENGTH, PAD = 200, 32, 7
 SETTINGS = {
     "steps": 6, "sequence_length": LENGTH, "global_batch": 4, "micro_batch": 2, "seed": 1,
-    "model": {"layers": 2, "hidden": 32, "heads": 4, "key_value_heads": 2, "feed_forward": 48},
-    "optimizer": {"warmup_steps": 2},
+    "model": {
+        "layers": 2, "hidden": 32, "heads": 4, "key_value_heads": 2, "feed_forward": 48, "rope_base": 500.5,
+        "norm_epsilon": 1e-3,
+    },
+    "optimizer": {
+        "warmup_steps": 2, "weight_decay": 0.5, "clip": 0.4, "beta1": 0.8, "beta2": 0.9, "epsilon": 1e-7,
+    },
 }  # fmt: skip
 
 
 def settings_of(case):
-    return TrainSettings.model_validate({**SETTINGS, **case.get("settings", {})})
+    """The settings of a case; it names those of the model and the optimizer that differ."""
+    given = case.get("settings", {})
+    parts = {part: {**SETTINGS[part], **given.get(part, {})} for part in ("model", "optimizer")}
+    return TrainSettings.model_validate({**SETTINGS, **given, **parts})
 
 
 class Progressions:
@@ -209,19 +223,52 @@ def take_down():
 DOINGS = {"train": trained, "isolate": isolated, "resume": resumed}
 
 
-def main():
+def do_all(cases, folder):
+    """What each of the processes does that share some cases."""
     from tasks.train.world import joined  # noqa: PLC0415
 
-    plan = Path(sys.argv[1])
     with joined("cpu") as world:
-        for case in json.loads(plan.read_text()):
-            folder = plan.parent / case["name"]
-            folder.mkdir(exist_ok=True)
-            result = DOINGS[case.get("what", "train")](case, world, folder)
+        for case in cases:
+            place = folder / case["name"]
+            place.mkdir(exist_ok=True)
+            result = DOINGS[case.get("what", "train")](case, world, place)
             if world.first:
-                (folder / "found.json").write_text(json.dumps(result))
+                (place / "found.json").write_text(json.dumps(result))
             world.wait()
             take_down()
+
+
+def as_one_of(processes, rank, port, cases, folder):
+    """A process of a world, made known to it as torchrun would."""
+    if processes > 1:
+        known = {"RANK": rank, "WORLD_SIZE": processes, "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port}
+        os.environ.update({name: str(value) for name, value in known.items()})
+    do_all(cases, folder)
+
+
+def free_port():
+    with socket.socket() as listening:
+        listening.bind(("127.0.0.1", 0))
+        return listening.getsockname()[1]
+
+
+def main():
+    from tasks.train import checkpoints, llama, megatron, plain, world  # noqa: F401, PLC0415 - for all that are forked
+
+    plan = Path(sys.argv[1])
+    cases = json.loads(plan.read_text())
+    children = []
+    for processes in sorted({case.get("processes", 1) for case in cases}):
+        own, port = [case for case in cases if case.get("processes", 1) == processes], free_port()
+        for rank in range(processes):
+            children.append(fork(partial(as_one_of, processes, rank, port, own, plan.parent)))
+    while children:
+        child, status = os.wait()
+        children.remove(child)
+        if status:  # the others would wait for this one
+            for other in children:
+                os.kill(other, signal.SIGKILL)
+            sys.exit(1)
 
 
 if __name__ == "__main__":

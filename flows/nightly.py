@@ -1,0 +1,97 @@
+"""A night: every blend whose sources or settings changed is prepared again, as its next version.
+
+compare ─► prepare ─► latest.json    for each blend, one after the other
+prune ─► summary
+
+Nights that overlap take turns: the later one waits for the store, then finds the work done. A blend that fails stops no
+other; the run fails in the end and names it, and `latest.json` still leads to the version before.
+"""
+
+import time
+from typing import Any, cast
+
+from prefect import Flow, flow
+from prefect.client.schemas.objects import State
+from pydantic import Field
+
+from flows.harmony import harmony_normalize
+from flows.pretrain import pretrain_data_prep
+from flows.rl import rl_data_prep
+from flows.sft import sft_data_prep
+from tasks.errors import RunError
+from tasks.nightly.blends import NightlyBlend, find_blends
+from tasks.nightly.compare import Comparison, store_of
+from tasks.nightly.outcome import Outcome, failures, night_record
+from tasks.nightly.prune import GRACE_SECONDS, alone_with
+from tasks.nightly.stage import announce, compare, error_of, follow_version, prune, summarize
+from tasks.storage import absolute
+
+PREPARATIONS: dict[str, Flow[..., dict[str, Any]]] = {
+    "pretrain": pretrain_data_prep,
+    "sft": sft_data_prep,
+    "rl": rl_data_prep,
+    "harmony": harmony_normalize,
+}
+
+
+@flow(name="reprep-changed-blends", persist_result=False)
+def reprep_changed_blends(
+    blends: str,
+    output_dir: str,
+    keep: int = Field(default=7, ge=1),
+    grace_seconds: float = Field(default=GRACE_SECONDS, ge=0),
+    cluster: str = "local",
+    workers: int | None = None,
+) -> dict[str, Any]:
+    """Prepare the next version of every blend that changed, and remove what is out of date.
+
+    Args:
+        blends: Folder or URI with blends in folders named after their kind: pretrain, sft, rl, harmony.
+        output_dir: Where `<kind>/<blend>/<version>/` and the shards that all share go.
+        keep: How many versions of each blend stay.
+        grace_seconds: How old a shard that no version refers to must be before it is removed.
+        cluster: Where blends are prepared that do not say so themselves.
+        workers: Worker processes for those.
+    """
+    output_dir = absolute(output_dir)
+    under = {"cluster": cluster, "workers": workers}
+    found = find_blends(blends)
+    with alone_with(store_of(output_dir)):
+        outcomes = [_brought_up_to_date(blend, output_dir, under) for blend in found]
+        pruned = error_of(prune(output_dir, keep, grace_seconds, return_state=True))
+    summarize(outcomes)
+    if failed := "; ".join(filter(None, [failures(outcomes), pruned and f"nothing was pruned: {pruned}"])):
+        raise RunError(failed)
+    return night_record(outcomes, output_dir)
+
+
+def _brought_up_to_date(blend: NightlyBlend, output_dir: str, under: dict[str, Any]) -> Outcome:
+    """What became of a blend; whatever goes wrong ends in the state of a task or flow run, and not here."""
+    state = compare(blend, output_dir, under, time.time(), return_state=True)
+    if error := error_of(state):
+        return _failed(blend, error)
+    compared: Comparison = state.result()
+    if not compared.reasons:
+        return Outcome(blend, "unchanged", compared.before)
+    announce(blend, "changed", compared.version, compared.reasons)
+    return _prepared(compared)
+
+
+def _prepared(compared: Comparison) -> Outcome:
+    blend = compared.blend
+    prepare = PREPARATIONS[blend.kind].with_options(flow_run_name=f"{blend.name}-{compared.version}")
+    state = cast("State[Any]", prepare(blend.path, compared.path, return_state=True, **compared.chosen))
+    if error := error_of(state):
+        return _failed(blend, error, compared)
+    record = state.result()
+    if error := error_of(follow_version(compared, record, return_state=True)):
+        return _failed(blend, error, compared)
+    shards = record[blend.kind]["shards"]
+    announce(blend, "prepared", compared.version, compared.reasons, path=compared.path, shards=shards)
+    return Outcome(blend, "prepared", compared.version, compared.reasons, shards)
+
+
+def _failed(blend: NightlyBlend, error: str, compared: Comparison | None = None) -> Outcome:
+    version, reasons = (compared.before, compared.reasons) if compared else (None, [])
+    announce(blend, "failed", version or "-", reasons, error=error)
+    return Outcome(blend, "failed", version, reasons, error=error)

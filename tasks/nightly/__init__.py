@@ -1,0 +1,7 @@
+"""Keeping prepared data up to date: what changed since the last version of a blend, why, the next version, and what may go.
+
+    BLENDS/<kind>/<name>.json + settings ─► compare ─► prepare OUTPUT/<kind>/<name>/<version>/ ─► latest.json ─► prune
+
+A blend that did not change costs its listing: everything is known by what the last manifest says of it. One that did
+costs its new shards, because all versions of all blends share one store.
+"""

@@ -1,0 +1,99 @@
+"""The blends that are kept up to date: a folder for each kind of preparation, with blends and, beside them, settings.
+
+    BLENDS/pretrain/web.json        a blend, called pretrain/web
+    BLENDS/pretrain/web.yaml        its settings, those that `tokenmill pretrain --config` takes; may be left out
+    BLENDS/pretrain/defaults.yaml   settings of every blend in this folder; may be left out
+    BLENDS/sft/chat.json            …
+
+The folder says what is done, so that a blend stays what it is everywhere else, and nothing is written twice. Whatever
+does not fit this layout is found all the same and fails by name: a misspelt folder must not be a night without data.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any, cast
+
+import yaml
+
+from tasks.errors import InputError, nearest
+from tasks.nightly.kinds import KINDS
+from tasks.shards.settings import PreparationSettings
+from tasks.shards.store import read_bytes
+from tasks.storage import absolute, filesystem, join
+from tasks.strict import parse
+
+DEFAULTS = "defaults"
+
+
+@dataclass(frozen=True, slots=True)
+class NightlyBlend:
+    """A blend below `prefix`; `name` is its path there without the ending: `pretrain/web`."""
+
+    prefix: str
+    name: str
+
+    @property
+    def kind(self) -> str:
+        """How it is prepared: the name of its folder."""
+        return self.name.rpartition("/")[0]
+
+    @property
+    def path(self) -> str:
+        """Where its JSON file is."""
+        return join(self.prefix, f"{self.name}.json")
+
+
+def find_blends(prefix: str) -> list[NightlyBlend]:
+    """Every blend below a folder or URI, by name. Settings without a blend count as one: their blend is missing.
+
+    Raises InputError when there is none.
+    """
+    prefix = absolute(prefix)
+    system, path = filesystem(prefix)
+    system.invalidate_cache()
+    patterns = [f"{path}{depth}/*.{ending}" for depth in ("", "/*") for ending in ("json", "yaml")]
+    found = [cast("str", each) for pattern in patterns for each in system.glob(pattern)]
+    names = {each[len(path) :].strip("/").rpartition(".")[0] for each in found}
+    blends = [NightlyBlend(prefix, name) for name in sorted(names) if name.rpartition("/")[2] != DEFAULTS]
+    if not blends:
+        raise InputError(f"{prefix}: no blends here; put them into folders named {', '.join(KINDS)}, as NAME.json")
+    return blends
+
+
+def settings_of(blend: NightlyBlend, store: str, under: Mapping[str, Any]) -> PreparationSettings:
+    """The settings of a blend: its own, over the defaults of its folder, over those given `under` all of them.
+
+    Raises InputError for a folder that is no kind of preparation, and for settings that are none.
+    """
+    if blend.kind not in KINDS:
+        where = f"in {blend.kind!r}, which" if blend.kind else f"in {blend.prefix} itself, which"
+        raise InputError(
+            f"{blend.path}: stands {where} is no kind of preparation; {nearest(blend.kind, KINDS)}; move it there"
+        )
+    written = dict(under)
+    for name in (join(blend.kind, DEFAULTS), blend.name):
+        written = _merged(written, _read_yaml(join(blend.prefix, f"{name}.yaml")))
+    if "store" in written:
+        raise InputError(f"{blend.name}: all blends share the store {store}; leave 'store' out of the settings")
+    return parse(KINDS[blend.kind].settings, {**written, "store": store}, f"settings of {blend.name}")
+
+
+def _read_yaml(place: str) -> dict[str, Any]:
+    try:
+        found = yaml.safe_load(read_bytes(place) or b"{}")
+    except yaml.YAMLError as error:
+        raise InputError(f"{place}: not valid YAML: {' '.join(str(error).split())}") from error
+    if found is None:
+        return {}
+    if not isinstance(found, dict):
+        raise InputError(f"{place}: must hold a mapping of settings")
+    return cast("dict[str, Any]", found)
+
+
+def _merged(under: Mapping[str, Any], over: Mapping[str, Any]) -> dict[str, Any]:
+    both = {name: _merged(under[name], value) for name, value in over.items() if _are_mappings(under.get(name), value)}
+    return {**under, **over, **both}
+
+
+def _are_mappings(*values: object) -> bool:
+    return all(isinstance(value, Mapping) for value in values)

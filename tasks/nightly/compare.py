@@ -1,0 +1,72 @@
+"""Comparing a blend with its latest version: what changed, and what the next version will be called."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from tasks.blend.load import load_blend
+from tasks.nightly.blends import NightlyBlend, settings_of
+from tasks.nightly.kinds import KINDS, planned_now
+from tasks.nightly.reasons import file_changes, new_data_sets, reasons
+from tasks.nightly.versions import latest, lineage, next_version
+from tasks.shards.manifest import published_manifest
+from tasks.shards.settings import PreparationSettings
+from tasks.storage import absolute, join
+
+STORE = "shards"
+"""The folder of the store that all blends share; it is called like no kind of preparation."""
+
+
+@dataclass(frozen=True, slots=True)
+class Comparison:
+    """A blend and its latest version: why there has to be another (no reasons: it is up to date), and what that will be.
+
+    `before` is the latest version, None before the first; `named_files` are digests of what the settings name.
+    """
+
+    blend: NightlyBlend
+    settings: PreparationSettings
+    output_dir: str
+    before: str | None
+    version: str
+    reasons: list[str]
+    named_files: Mapping[str, str]
+
+    @property
+    def path(self) -> str:
+        """The folder of the next version."""
+        return join(self.output_dir, self.version)
+
+    @property
+    def chosen(self) -> dict[str, Any]:
+        """The settings that somebody chose, for a flow that knows the others."""
+        return {name: getattr(self.settings, name) for name in self.settings.model_fields_set}
+
+
+def store_of(output_dir: str) -> str:
+    """Where the shards of all blends live."""
+    return join(absolute(output_dir), STORE)
+
+
+def compare_blend(blend: NightlyBlend, output_dir: str, under: Mapping[str, Any], now: float) -> Comparison:
+    """Compare a blend with its latest version below `output_dir`; `under` are settings where it has none of its own.
+
+    It costs the listing of its sources, the footers of Parquet files, and a hash of local files that are new or touched. `now`
+    is a Unix time. Raises InputError for anything that a person must mend first.
+    """
+    settings = settings_of(blend, store_of(output_dir), under)
+    loaded = load_blend(blend.path)
+    of_blend = join(absolute(output_dir), blend.name)
+    newest = latest(of_blend)
+    named_files = KINDS[blend.kind].named_files(settings)
+    planned = planned_now(blend.kind, loaded, settings, of_blend)
+    manifest = published_manifest(newest.path) if newest else None
+    if newest is None:
+        why = new_data_sets(loaded)
+    elif manifest is None:
+        why = [f"the latest version, {newest.version}, is no longer there"]
+    else:
+        why = [*reasons(manifest, planned), *file_changes(newest.named_files, named_files)]
+    before = newest.version if newest else None
+    version = next_version([*lineage(of_blend), *([before] if before else [])], now)
+    return Comparison(blend, settings, of_blend, before, version, why, named_files)

@@ -1,0 +1,47 @@
+"""What a night does around its preparations, in plain functions: `stage.py` wraps them for Prefect."""
+
+from collections.abc import Mapping
+from typing import Any
+
+from tasks.nightly.compare import Comparison, store_of
+from tasks.nightly.kinds import KINDS
+from tasks.nightly.prune import Leftovers, leftovers, remove
+from tasks.nightly.versions import folders_in, follow, lineage, prune_versions
+from tasks.storage import absolute, join
+
+NOTHING = Leftovers(0, [], 0)
+
+
+def follow_prepared(compared: Comparison, record: Mapping[str, Any]) -> None:
+    """Lead readers to the next version: `record` is that of its preparation."""
+    follow(
+        compared.output_dir,
+        record,
+        version=compared.version,
+        before=compared.before,
+        reasons=compared.reasons,
+        named_files=dict(compared.named_files),
+    )
+
+
+def prune_night(output_dir: str, keep: int, grace_seconds: float) -> tuple[list[str], Leftovers]:
+    """Remove all but the `keep` newest versions of each blend, then what no version refers to; the folders and the shards.
+
+    Versions of blends that are gone stay by the same rule. The store's lock must be held.
+    """
+    kept: list[str] = []
+    gone: list[str] = []
+    for of_blend in _blends_of(absolute(output_dir)):
+        gone += [join(of_blend, version) for version in prune_versions(of_blend, keep)]
+        kept += [join(of_blend, version) for version in lineage(of_blend)]
+    if not kept:
+        return gone, NOTHING
+    store = store_of(output_dir)
+    found = leftovers(store, kept, grace_seconds)
+    remove(store, found)
+    return gone, found
+
+
+def _blends_of(output_dir: str) -> list[str]:
+    """The folders of blends, by kind, of those that are there now and of those that were."""
+    return [join(output_dir, kind, name) for kind in KINDS for name in folders_in(join(output_dir, kind))]

@@ -1,0 +1,54 @@
+"""What became of each blend in a night, for tables, for programs, and in one sentence for the state of the run."""
+
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Literal
+
+from tasks.nightly.blends import NightlyBlend
+
+Result = Literal["unchanged", "prepared", "failed"]
+
+
+@dataclass(frozen=True, slots=True)
+class Outcome:
+    """What became of a blend: the version that is the latest now (None where there is none), why there is a new one, how many
+    shards were built and reused for it, or what it failed of.
+    """
+
+    blend: NightlyBlend
+    result: Result
+    version: str | None = None
+    reasons: Sequence[str] = ()
+    shards: Mapping[str, int] = field(default_factory=dict[str, int])
+    error: str | None = None
+
+    @property
+    def row(self) -> dict[str, Any]:
+        """A row of the table of the night."""
+        return {
+            "blend": self.blend.name,
+            "result": self.result,
+            "version": self.version or "-",
+            "built": self.shards.get("built", 0),
+            "reused": self.shards.get("reused", 0),
+            "why": "; ".join([*([self.error] if self.error else []), *self.reasons]),
+        }
+
+
+def night_record(outcomes: Sequence[Outcome], output_dir: str) -> dict[str, Any]:
+    """The record of a night, as every command prints one."""
+    counts = Counter(outcome.result for outcome in outcomes)
+    made_from = [{"type": "blend", "path": outcome.blend.path} for outcome in outcomes]
+    blends = {row.pop("blend"): row for row in (outcome.row for outcome in outcomes)}
+    results = {result: counts[result] for result in ("unchanged", "prepared", "failed")}
+    return {"nightly": {"path": output_dir, "type": "nightly", **results, "blends": blends, "made_from": made_from}}
+
+
+def failures(outcomes: Sequence[Outcome]) -> str:
+    """Which blends failed, and of what; empty when none did."""
+    failed = [outcome for outcome in outcomes if outcome.result == "failed"]
+    if not failed:
+        return ""
+    named = "; ".join(f"{outcome.blend.name}: {outcome.error}" for outcome in failed)
+    return f"{len(failed)} of {len(outcomes)} blends failed, all others are up to date: {named}"

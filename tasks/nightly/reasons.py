@@ -1,0 +1,198 @@
+"""Why a blend has to be prepared again, in words: settings and data sets field by field, files one by one.
+
+    settings: pack_size 4096 -> 8192
+    web: weight 1.0 -> 2.0
+    web: 2 files new (b.jsonl, c.jsonl), 1 grown (a.jsonl: 10.3 MB -> 12.0 MB), 1 gone (z.jsonl)
+    14 shards: recipe.tokenizer 'xxh3_128:1…' -> 'xxh3_128:2…'
+
+Everything is told from two sides, the last manifest and the plan of now. Identities are compared by their keys, so that
+equal preparations cost one hash a shard. A file is known by the content of its slices, and measured by where the last
+one ends: in bytes, or in row groups of Parquet.
+"""
+
+from collections import Counter, defaultdict
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import orjson
+
+from tasks.blend.models import Blend
+from tasks.nightly.kinds import Planned
+from tasks.shards.identity import difference, shard_key
+from tasks.shards.manifest import identities
+from tasks.shards.settings import WHERE_NOT_WHAT
+
+MOST_NAMED = 3
+
+
+@dataclass(slots=True)
+class _File:
+    """What was taken of a file: the content of each slice by its place, and whether places count row groups."""
+
+    row_groups: bool
+    slices: dict[tuple[int, int], str] = field(default_factory=dict[tuple[int, int], str])
+
+    @property
+    def end(self) -> int:
+        return max(stop for _, stop in self.slices)
+
+
+Files = Mapping[str, Mapping[str, _File]]
+"""Files by data set (`split/name`) and URI."""
+
+
+def reasons(manifest: Mapping[str, Any], planned: Planned) -> list[str]:
+    """Why what is planned differs from what a manifest says is published; nothing when it does not."""
+    before, plan = identities(manifest), planned.plan
+    keys = {shard.place: key for shard, key in zip(plan.shards, plan.keys, strict=True)}
+    changed = {place for place, identity in before.items() if keys.get(place) != shard_key(identity)}
+    added = keys.keys() - before.keys()
+    settings = planned.settings.model_dump(exclude=WHERE_NOT_WHAT)
+    blend = _plain(planned.blend.model_dump(exclude_none=True))
+    said = [
+        *_fields("settings", manifest["settings"], _plain(settings)),
+        *_of_data_sets(manifest["blend"], blend),
+    ]
+    if changed or added:
+        after = {shard.place: shard.identity for shard in plan.shards if shard.place in changed}
+        said += [*_of_files(_published_files(manifest), _planned_files(planned)), *_of_recipes(before, after)]
+    if not said and (changed or added):
+        gone = len(changed - keys.keys())
+        return [f"shards: {len(added)} new, {len(changed) - gone} changed, {gone} gone"]
+    return said or (["the data sets stand in another order"] if _order(manifest["blend"]) != _order(blend) else [])
+
+
+def file_changes(before: Mapping[str, str], after: Mapping[str, str]) -> list[str]:
+    """What became of files that settings name, given the digest of each group of them."""
+    return [f"{name}: the files it names changed" for name in sorted(after) if before.get(name) != after[name]]
+
+
+def new_data_sets(blend: Blend) -> list[str]:
+    """The reason for a first version."""
+    count = sum(len(sources) for sources in blend.parts().values())
+    return [f"nothing was published before; data sets: {count}"]
+
+
+def _plain(value: object) -> Any:  # noqa: ANN401 - JSON of any shape
+    """As it reads once it was written: lists where there were tuples."""
+    return orjson.loads(orjson.dumps(value))
+
+
+def _fields(what: str, before: Mapping[str, Any], after: Mapping[str, Any]) -> Iterator[str]:
+    for name, (old, new) in difference(before, after).items():
+        yield f"{what}: {name} {old!r} -> {new!r}"
+
+
+def _sources(blend: Mapping[str, Sequence[Mapping[str, Any]]]) -> dict[str, Mapping[str, Any]]:
+    return {f"{split}/{source['name']}": source for split, sources in blend.items() for source in sources}
+
+
+def _order(blend: Mapping[str, Sequence[Mapping[str, Any]]]) -> list[str]:
+    return list(_sources(blend))
+
+
+def _of_data_sets(before: Mapping[str, Any], after: Mapping[str, Any]) -> Iterator[str]:
+    old, new = _sources(before), _sources(after)
+    for name in [*old, *(name for name in new if name not in old)]:
+        if name not in new:
+            yield f"{_called(name)}: the data set is gone"
+        elif name not in old:
+            yield f"{_called(name)}: the data set is new"
+        else:
+            yield from _fields(_called(name), old[name], new[name])
+
+
+def _called(dataset: str) -> str:
+    """`datasets/web` of a flat blend as `web`."""
+    return dataset.removeprefix("datasets/")
+
+
+def _published_files(manifest: Mapping[str, Any]) -> Files:
+    return _files(
+        (f"{entry['split']}/{entry['dataset']}", entry["file"], entry["start"], entry["stop"], entry["source"])
+        for entry in manifest["shards"]
+    )
+
+
+def _planned_files(planned: Planned) -> Files:
+    return _files(
+        (
+            f"{shard.split}/{shard.dataset}",
+            shard.part.file.uri,
+            shard.part.start,
+            shard.part.stop,
+            shard.identity["source"],
+        )
+        for shard in planned.plan.shards
+    )
+
+
+def _files(slices: Iterable[tuple[str, str, int, int, Mapping[str, Any]]]) -> Files:
+    found: defaultdict[str, dict[str, _File]] = defaultdict(dict)
+    for dataset, uri, start, stop, source in slices:
+        file = found[dataset].setdefault(uri, _File(row_groups=source["format"] == "parquet"))
+        file.slices[start, stop] = source["content"]
+    return found
+
+
+def _of_files(before: Files, after: Files) -> Iterator[str]:
+    """What became of the files of each data set that was there before and still is."""
+    for dataset in after:
+        if dataset not in before:
+            continue
+        old, new = before[dataset], after[dataset]
+        both = [uri for uri in new if uri in old]
+        said = [
+            *_count("new", [_base(uri) for uri in new if uri not in old], "files"),
+            *_count("grown", [_measured(uri, old[uri], new[uri]) for uri in both if new[uri].end > old[uri].end]),
+            *_count("shrunk", [_measured(uri, old[uri], new[uri]) for uri in both if new[uri].end < old[uri].end]),
+            *_count("changed", [_base(uri) for uri in both if _rewritten(old[uri], new[uri])]),
+            *_count("gone", [_base(uri) for uri in old if uri not in new]),
+        ]
+        if said:
+            yield f"{_called(dataset)}: {', '.join(said)}"
+
+
+def _count(what: str, names: Sequence[str], noun: str = "") -> Iterator[str]:
+    if names:
+        shown = ", ".join(names[:MOST_NAMED]) + (", …" if len(names) > MOST_NAMED else "")
+        counted = " ".join(filter(None, [f"{len(names):,}", noun[:-1] if len(names) == 1 else noun, what]))
+        yield f"{counted} ({shown})"
+
+
+def _base(uri: str) -> str:
+    return uri.rpartition("/")[2]
+
+
+def _measured(uri: str, old: _File, new: _File) -> str:
+    if new.row_groups:
+        return f"{_base(uri)}: {old.end} -> {new.end} row groups"
+    return f"{_base(uri)}: {_size(old.end)} -> {_size(new.end)}"
+
+
+def _size(count: int) -> str:
+    for unit, size in (("GB", 1e9), ("MB", 1e6), ("kB", 1e3)):
+        if count >= size:
+            return f"{count / size:.1f} {unit}"
+    return f"{count} bytes"
+
+
+def _rewritten(old: _File, new: _File) -> bool:
+    """Whether a file of the same length holds something else, as far as both are cut alike."""
+    return old.end == new.end and any(
+        content != new.slices.get(place, content) for place, content in old.slices.items()
+    )
+
+
+def _of_recipes(before: Mapping[str, Mapping[str, Any]], after: Mapping[str, Mapping[str, Any]]) -> Iterator[str]:
+    """What else makes other shards of the same slices, with how many."""
+    counts: Counter[str] = Counter()
+    for place, identity in after.items():
+        old, new = (
+            {name: value for name, value in each.items() if name != "source"}
+            for each in (before[place], _plain(identity))
+        )
+        counts.update(f"{name} {was!r} -> {now!r}" for name, (was, now) in difference(old, new).items())
+    for change, count in counts.most_common():
+        yield f"{count:,} shard{'s' * (count > 1)}: {change}"

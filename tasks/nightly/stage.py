@@ -1,0 +1,71 @@
+"""The front door of the room: compare, follow and prune as Prefect tasks, and what a night tells Prefect.
+
+An event per change is what other deployments can be triggered by: `tokenmill.blend.changed` before a blend is prepared,
+then `tokenmill.blend.prepared` or `tokenmill.blend.failed`, of the resource `tokenmill.blend.<kind>.<name>`.
+"""
+
+from collections.abc import Mapping, Sequence
+from logging import ERROR, INFO
+from typing import Any, Literal
+
+from prefect import get_run_logger, task
+from prefect.artifacts import create_table_artifact
+from prefect.cache_policies import NO_CACHE
+from prefect.client.schemas.objects import State
+from prefect.events import emit_event
+
+from tasks.nightly.blends import NightlyBlend
+from tasks.nightly.compare import Comparison, compare_blend
+from tasks.nightly.night import follow_prepared, prune_night
+from tasks.nightly.outcome import Outcome
+
+Happened = Literal["changed", "prepared", "failed"]
+
+
+@task(name="compare", task_run_name="compare-{blend.name}", cache_policy=NO_CACHE, persist_result=False)
+def compare(blend: NightlyBlend, output_dir: str, under: Mapping[str, Any], now: float) -> Comparison:
+    """Why a blend has to be prepared again, if it has to."""
+    return compare_blend(blend, output_dir, under, now)
+
+
+@task(name="follow", task_run_name="follow-{compared.blend.name}", cache_policy=NO_CACHE, persist_result=False)
+def follow_version(compared: Comparison, record: Mapping[str, Any]) -> None:
+    """Lead readers to the version that was just published."""
+    follow_prepared(compared, record)
+
+
+@task(name="prune", cache_policy=NO_CACHE, persist_result=False)
+def prune(output_dir: str, keep: int, grace_seconds: float) -> None:
+    """Remove old versions, then shards that no version refers to any more; the store's lock must be held."""
+    versions, shards = prune_night(output_dir, keep, grace_seconds)
+    get_run_logger().info(
+        f"removed {len(versions)} old versions, and {len(shards.removable)} shards of {shards.size / 1e9:,.3f} GB that no "
+        f"version refers to; {shards.young} such shards are younger than the grace"
+    )
+
+
+def announce(blend: NightlyBlend, happened: Happened, version: str, reasons: Sequence[str], **said: object) -> None:
+    """Emit an event of a blend, for triggers and for people."""
+    emit_event(
+        event=f"tokenmill.blend.{happened}",
+        resource={
+            "prefect.resource.id": f"tokenmill.blend.{blend.name.replace('/', '.')}",
+            "prefect.resource.name": blend.name,
+        },
+        payload={"kind": blend.kind, "blend": blend.path, "version": version, "reasons": list(reasons), **said},
+    )
+
+
+def error_of(state: State[Any]) -> str | None:
+    """What a task or flow run failed of, in words, or None when it ended well."""
+    return None if state.is_completed() else str(state.result(raise_on_failure=False))
+
+
+def summarize(outcomes: Sequence[Outcome]) -> None:
+    """Leave a table of the night with the run, and log a line per blend."""
+    create_table_artifact([outcome.row for outcome in outcomes], key="nightly", description="what became of each blend")
+    for outcome in outcomes:
+        row = outcome.row
+        get_run_logger().log(
+            ERROR if outcome.error else INFO, f"{row['blend']}: {row['result']}, {row['version']} {row['why']}".strip()
+        )

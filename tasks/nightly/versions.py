@@ -1,0 +1,119 @@
+"""The lineage of a blend: a folder per version, and a small file that says which one is the latest.
+
+    OUT/2026-11-21/     versions, each whole by itself: blend.json, manifest.json and names for the shards' files
+    OUT/2026-11-22/
+    OUT/2026-11-22.2/   the second of that day
+    OUT/latest.json     {"pretrain": {"path": "OUT/2026-11-22.2", "version": …, "reasons": […], "made_from": […], …}}
+
+`latest.json` is the record that the command of this kind prints, so that it can be piped into the next one. It is
+replaced last and in one step, on object stores as on disks: who follows it finds the last version or the one before,
+never a part. Dates are those of UTC. Versions only go up: should a clock go back, the day of the last version is
+continued. A version shares its shards with all others, so that it costs new shards and names; RL joins its rows
+into files of their own, which cost what they hold.
+"""
+
+import re
+from collections.abc import Iterable, Mapping
+from contextlib import suppress
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from typing import Any, cast
+
+import orjson
+
+from tasks.errors import InputError
+from tasks.shards.manifest import BLEND
+from tasks.shards.publish import publish_bytes
+from tasks.shards.store import read_bytes, size_of
+from tasks.storage import filesystem, join
+
+LATEST = "latest.json"
+VERSION = re.compile(r"(\d{4}-\d{2}-\d{2})(?:\.([1-9]\d*))?")
+
+
+@dataclass(frozen=True, slots=True)
+class Latest:
+    """The version that readers are led to: its name, its folder, and digests of the files that its settings name."""
+
+    version: str
+    path: str
+    named_files: Mapping[str, str]
+
+
+def latest(output_dir: str) -> Latest | None:
+    """What the latest version of a blend is, or None before the first. Raises InputError when the file does not say."""
+    place = join(output_dir, LATEST)
+    data = read_bytes(place)
+    if data is None:
+        return None
+    try:
+        (record,) = orjson.loads(data).values()
+        return Latest(record["version"], join(output_dir, record["version"]), record["named_files"])
+    except (ValueError, AttributeError, TypeError, KeyError) as error:
+        raise InputError(f"{place}: does not name a version; remove it, and the next run publishes one anew") from error
+
+
+def follow(output_dir: str, record: Mapping[str, Any], **said: object) -> None:
+    """Lead readers to the version that `record` is of: the record of a preparation, and what else is `said` of it."""
+    ((kind, fields),) = record.items()
+    publish_bytes(join(output_dir, LATEST), orjson.dumps({kind: {**fields, **said}}, option=orjson.OPT_INDENT_2))
+
+
+def lineage(output_dir: str) -> list[str]:
+    """The versions of a blend that were published whole, oldest first."""
+    return [name for name in _version_folders(output_dir) if size_of(join(output_dir, name, BLEND)) is not None]
+
+
+def next_version(existing: Iterable[str], now: float) -> str:
+    """A name after all `existing` ones: the day of `now`, a Unix time, or the last day that there is."""
+    today = datetime.fromtimestamp(now, UTC).date().isoformat()
+    day, number = max(map(order, existing), default=("", 0))
+    if today > day:
+        return today
+    return f"{day}.{number + 1}"
+
+
+def order(version: str) -> tuple[str, int]:
+    """What versions are sorted by: day and number."""
+    found = cast("re.Match[str]", VERSION.fullmatch(version))
+    return found[1], int(found[2] or 1)
+
+
+def prune_versions(output_dir: str, keep: int) -> list[str]:
+    """Remove all versions but the `keep` newest and the latest, and what killed runs left before it; their names.
+
+    Shards stay where they are. Only folders that are called like versions are touched, and a version loses its
+    blend.json first: what is left of a removal that was cut short counts as none.
+    """
+    newest = latest(output_dir)
+    if newest is None:
+        return []
+    kept = {*lineage(output_dir)[-keep:], newest.version}
+    gone = [name for name in _version_folders(output_dir) if name not in kept and order(name) < order(newest.version)]
+    for name in gone:
+        _remove(join(output_dir, name))
+    return gone
+
+
+def _remove(folder: str) -> None:
+    system, path = filesystem(folder)
+    with suppress(FileNotFoundError):
+        system.rm_file(f"{path}/{BLEND}")
+    system.rm(path, recursive=True)
+
+
+def _version_folders(output_dir: str) -> list[str]:
+    """Folders that are called like versions, in order, whole or not."""
+    return sorted((name for name in folders_in(output_dir) if VERSION.fullmatch(name)), key=order)
+
+
+def folders_in(place: str) -> list[str]:
+    """The names of the folders in a folder, links left out; none where there is no such folder."""
+    system, path = filesystem(place)
+    system.invalidate_cache()
+    try:
+        entries = cast("list[dict[str, Any]]", system.ls(path, detail=True))
+    except (FileNotFoundError, NotADirectoryError):
+        return []
+    found = [entry for entry in entries if entry["type"] == "directory" and not entry.get("islink")]
+    return sorted(str(entry["name"]).rstrip("/").rpartition("/")[2] for entry in found)

@@ -1,0 +1,219 @@
+"""A real S3-speaking server on loopback that fails as stores do: it refuses, breaks off, and forgets to answer.
+
+Between moto and its clients stands a layer that, for some requests, does one of these instead:
+
+    slow     answers 503 SlowDown, and does nothing
+    cut      takes half of an upload, then closes the connection, and does nothing
+    unsaid   does what was asked, and closes the connection without an answer
+    torn     sends half of what was asked for, then closes the connection
+
+Whether a request fails depends on the seed, on what is asked for, and on how many times that was asked before: neither on
+the order in which workers ask, nor on times. No request fails more than `IN_A_ROW` times one after the other, so that a
+client that tries often enough comes through.
+
+    with flaky_server() as server:
+        server.faults.rate = 0.2
+        ...
+        server.faults.counts["slow"]
+
+The buckets that `server.bucket()` makes keep every version of every object: what any reader could ever have seen.
+"""
+
+import io
+import socket
+import threading
+from collections import Counter, defaultdict
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+from urllib.parse import parse_qsl
+
+import boto3
+from botocore.config import Config
+from moto.server import DomainDispatcherApplication, MotoRequestHandler, create_backend_app
+from werkzeug.serving import make_server
+from xxhash import xxh3_64_intdigest
+
+IN_A_ROW = 3
+ONE = 1 << 64
+SLOW_DOWN = (
+    b"<?xml version='1.0'?><Error><Code>SlowDown</Code><Message>Please reduce your request rate.</Message></Error>"
+)
+
+ENVIRONMENT = {
+    "AWS_ACCESS_KEY_ID": "key",
+    "AWS_SECRET_ACCESS_KEY": "secret",
+    "AWS_DEFAULT_REGION": "us-east-1",
+    "AWS_EC2_METADATA_DISABLED": "true",
+}
+
+
+@dataclass
+class Faults:
+    """Which requests fail, at what rate, and what was done so far. `methods` are those that may fail."""
+
+    rate: float = 0.0
+    seed: int = 0
+    kinds: tuple[str, ...] = ("slow", "cut", "unsaid", "torn")
+    in_a_row: int = IN_A_ROW
+    counts: Counter = field(default_factory=Counter)
+    log: list = field(default_factory=list)
+    _asked: Counter = field(default_factory=Counter)
+    _failed: Counter = field(default_factory=Counter)
+    _lock: threading.Lock = field(default_factory=threading.Lock)
+
+    def of(self, environ):
+        """What is to go wrong with a request, or None."""
+        asked = request_of(environ)
+        possible = [kind for kind in self.kinds if kind in kinds_for(environ)]
+        with self._lock:
+            self.counts["requests"] += 1
+            time = self._asked[asked]
+            self._asked[asked] += 1
+            kind = self._chosen(asked, time, possible) if possible and self._failed[asked] < self.in_a_row else None
+            self._failed[asked] = self._failed[asked] + 1 if kind else 0
+            if kind:
+                self.counts[kind] += 1
+                self.log.append((kind, asked))
+        return kind
+
+    def _chosen(self, asked, time, possible):
+        drawn = xxh3_64_intdigest(f"{self.seed} {time} {asked}".encode())
+        return possible[drawn % len(possible)] if drawn < self.rate * ONE else None
+
+
+def request_of(environ):
+    """What is asked for, the same in every run: the ids of uploads are drawn at random."""
+    query = [(name, value) for name, value in parse_qsl(environ["QUERY_STRING"], keep_blank_values=True)]
+    named = sorted(f"{name}={value}" for name, value in query if name != "uploadId")
+    return " ".join([environ["REQUEST_METHOD"], environ["PATH_INFO"], *named, environ.get("HTTP_RANGE", "")])
+
+
+def kinds_for(environ):
+    """What can go wrong with a request: only uploads can be cut, only downloads torn."""
+    if environ["REQUEST_METHOD"] == "GET":
+        return {"slow", "torn"}
+    return {"slow", "unsaid", "cut"} if int(environ.get("CONTENT_LENGTH") or 0) > 1 else {"slow", "unsaid"}
+
+
+class FlakyApplication:
+    """moto, seen through `faults`."""
+
+    def __init__(self, faults):
+        self.faults = faults
+        self.moto = DomainDispatcherApplication(create_backend_app)
+
+    def __call__(self, environ, start_response):
+        kind = self.faults.of(environ)
+        if kind is None:
+            return self.moto(environ, start_response)
+        return getattr(self, kind)(environ, start_response)
+
+    def slow(self, environ, start_response):
+        body_of(environ)
+        start_response("503 Slow Down", [("Content-Type", "application/xml"), ("Content-Length", str(len(SLOW_DOWN)))])
+        return [SLOW_DOWN] if environ["REQUEST_METHOD"] != "HEAD" else []
+
+    def cut(self, environ, start_response):
+        environ["wsgi.input"].read(int(environ["CONTENT_LENGTH"]) // 2)
+        hang_up(environ)
+
+    def unsaid(self, environ, start_response):
+        environ["wsgi.input"] = io.BytesIO(body_of(environ))
+        close(self.moto(environ, lambda *_: None))
+        hang_up(environ)
+
+    def torn(self, environ, start_response):
+        sent = self.moto(environ, start_response)
+        content = b"".join(sent)
+        close(sent)
+        yield content[: len(content) // 2]
+        hang_up(environ)
+
+
+def body_of(environ):
+    length = environ.get("CONTENT_LENGTH")
+    return environ["wsgi.input"].read(int(length)) if length else environ["wsgi.input"].read()
+
+
+def close(sent):
+    for _ in sent:
+        pass
+    if hasattr(sent, "close"):
+        sent.close()
+
+
+def hang_up(environ):
+    environ["werkzeug.socket"].shutdown(socket.SHUT_RDWR)
+    raise ConnectionAbortedError
+
+
+class Handler(MotoRequestHandler):
+    def log_request(self, *arguments):
+        pass
+
+
+@dataclass(frozen=True)
+class FlakyServer:
+    """Where the server is, and what goes wrong with it."""
+
+    url: str
+    faults: Faults
+
+    def client(self):
+        """A client that sees nothing of the faults, as long as they are `paused`."""
+        return boto3.client("s3", endpoint_url=self.url, config=Config(retries={"total_max_attempts": 1}))
+
+    @contextmanager
+    def paused(self):
+        """A context in which nothing fails."""
+        rate, self.faults.rate = self.faults.rate, 0.0
+        try:
+            yield self.client()
+        finally:
+            self.faults.rate = rate
+
+    def bucket(self, name):
+        """A new bucket that keeps every version of every object; its URL."""
+        with self.paused() as client:
+            client.create_bucket(Bucket=name)
+            client.put_bucket_versioning(Bucket=name, VersioningConfiguration={"Status": "Enabled"})
+        return f"s3://{name}"
+
+    def upload(self, folder, place):
+        """Put the files of a local folder, and of those in it, below `place`."""
+        bucket, _, prefix = place.removeprefix("s3://").partition("/")
+        with self.paused() as client:
+            for path in sorted(Path(folder).rglob("*")):
+                if path.is_file():
+                    client.put_object(Bucket=bucket, Key=f"{prefix}/{path.relative_to(folder)}", Body=path.read_bytes())
+
+    def versions(self, bucket):
+        """Every content that any object of a bucket ever had, by its key, the latest first."""
+        found = defaultdict(list)
+        with self.paused() as client:
+            for page in client.get_paginator("list_object_versions").paginate(Bucket=bucket):
+                for each in page.get("Versions", []):
+                    asked = {"Bucket": bucket, "Key": each["Key"], "VersionId": each["VersionId"]}
+                    found[each["Key"]].append(client.get_object(**asked)["Body"].read())
+        return found
+
+    def pending(self, bucket):
+        """The uploads that were begun and neither completed nor given up."""
+        with self.paused() as client:
+            return client.list_multipart_uploads(Bucket=bucket).get("Uploads", [])
+
+
+@contextmanager
+def flaky_server(**faults):
+    """A server of its own on a free port; `faults` as in `Faults`."""
+    application = FlakyApplication(Faults(**faults))
+    server = make_server("127.0.0.1", 0, application, threaded=True, request_handler=Handler)
+    thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.02}, daemon=True)
+    thread.start()
+    try:
+        yield FlakyServer(f"http://127.0.0.1:{server.server_port}", application.faults)
+    finally:
+        server.shutdown()
+        server.server_close()
+        thread.join()

@@ -1,0 +1,257 @@
+"""Nights prepare what changed, say why, and touch nothing else."""
+
+import json
+import os
+import shutil
+from pathlib import Path
+
+import pytest
+from nights import FIRST, SECOND, SHARD_SIZE, THIRD, Nights, at, texts, whereabouts, write
+
+from tasks.artifact import read_artifact
+from tasks.errors import InputError
+from tasks.nightly.blends import find_blends
+from tasks.nightly.compare import compare_blend, store_of
+from tasks.shards.verify import verify
+from tasks.tokenize.inspect import inspect_pretrain_shard
+from tests.forking import in_processes
+from tests.preparing import tree
+
+NEWS, WEB, BOOKS = "pretrain/news", "pretrain/web", "pretrain/books"
+
+
+@pytest.fixture(scope="module")
+def first_night(tmp_path_factory):
+    """A first night's output, to be copied."""
+    nights = Nights(tmp_path_factory.mktemp("first"))
+    nights.run(FIRST)
+    return nights
+
+
+@pytest.fixture
+def nights(first_night):
+    """The evening after the first night; what a test changes is put back, because plans go by paths."""
+    kept = first_night.folder.with_name("kept")
+    shutil.copytree(first_night.folder, kept, copy_function=os.link)
+    for path in [*(kept / "data").rglob("*.jsonl"), *(kept / "blends").rglob("*.*")]:
+        content, status = path.read_bytes(), path.stat()  # written in place by tests, so links would not do
+        path.unlink()
+        path.write_bytes(content)
+        os.utime(path, ns=(status.st_atime_ns, status.st_mtime_ns))
+    yield first_night
+    shutil.rmtree(first_night.folder)
+    kept.rename(first_night.folder)
+
+
+def test_a_first_night_publishes_every_blend_and_each_shared_shard_is_built_once(nights):
+    manifests = {
+        name: json.loads(Path(nights.latest(name)["path"], "manifest.json").read_bytes()) for name in (NEWS, WEB, BOOKS)
+    }
+    assert {name: nights.versions(name) for name in manifests} == dict.fromkeys(manifests, [FIRST])
+    used = [entry["key"] for manifest in manifests.values() for entry in manifest["shards"]]
+    built = sum(manifest["volatile"]["shards"]["built"] for manifest in manifests.values())
+    assert built == len(set(used)) == len(nights.receipts()) < len(used)
+    assert all("nothing was published before" in nights.latest(name)["reasons"][0] for name in manifests)
+
+
+def test_an_appended_file_builds_the_new_slices_once_and_leaves_other_blends_alone(nights):
+    before, untouched = nights.receipts(), whereabouts(f"{nights.out}/{BOOKS}")
+    file = nights.data / "recent/first.jsonl"
+    old_size = file.stat().st_size
+    nights.append("recent", texts("later", 70))
+    new_size = file.stat().st_size
+    made = nights.run(SECOND)
+    assert set(made) == {NEWS, WEB}
+    slices = -(-new_size // SHARD_SIZE) - old_size // SHARD_SIZE
+    assert slices > 3
+    new = {key: receipt for key, receipt in nights.receipts().items() if key not in before}
+    assert len(new) == slices
+    assert [manifest["volatile"]["shards"]["built"] for manifest in made.values()] == [slices, 0]
+    new_rows = sum(receipt.rows_in for receipt in new.values())
+    kept_rows = sum(entry["rows"] for entry in made[WEB]["shards"] if entry["dataset"] == "recent") - new_rows
+    assert kept_rows + new_rows == 120
+    assert whereabouts(f"{nights.out}/{BOOKS}") == untouched
+    for name in (NEWS, WEB):
+        assert nights.latest(name)["reasons"] == [
+            f"recent: 1 grown (first.jsonl: {old_size / 1e3:.1f} kB -> {new_size / 1e3:.1f} kB)"
+        ]
+        assert nights.versions(name) == [FIRST, SECOND]
+        assert (nights.latest(name)["version"], nights.latest(name)["before"]) == (SECOND, FIRST)
+    for name, version in ((NEWS, FIRST), (NEWS, SECOND), (WEB, FIRST), (WEB, SECOND), (BOOKS, FIRST)):
+        assert verify(f"{nights.out}/{name}/{version}", inspect_pretrain_shard).problems == []
+
+
+def test_a_version_is_what_a_preparation_from_nothing_would_be(nights, tmp_path):
+    nights.append("recent", texts("later", 70))
+    nights.run(SECOND)
+    alone = Nights.__new__(Nights)
+    alone.__dict__ |= nights.__dict__ | {"out": str(tmp_path / "alone")}
+    alone.run(SECOND)
+    one, other = (Path(out) / NEWS / SECOND for out in (nights.out, alone.out))
+    assert tree(one) == tree(other)
+
+
+def test_an_unchanged_night_reads_neither_data_nor_receipts_and_writes_nothing(nights):
+    for file in nights.data.rglob("*.jsonl"):
+        status = file.stat()
+        file.write_bytes(bytes(status.st_size))
+        os.utime(file, ns=(status.st_atime_ns, status.st_mtime_ns))
+    shutil.rmtree(f"{store_of(nights.out)}/pretrain")
+    before = whereabouts(nights.out)
+    assert [compared.reasons for compared in nights.compare(SECOND).values()] == [[], [], []]
+    assert whereabouts(nights.out) == before
+
+
+def test_touched_files_are_no_reason(nights):
+    for file in nights.data.rglob("*.jsonl"):
+        os.utime(file, (1_500_000_000, 1_500_000_000))
+    assert nights.run(SECOND) == {}
+
+
+def test_files_that_came_went_shrank_and_were_rewritten_are_told_apart(nights):
+    nights.append("recent", texts("more", 3), file="second")
+    nights.append("recent", texts("more", 3), file="third")
+    nights.run(SECOND)
+    old = nights.data / "recent"
+    (old / "third.jsonl").unlink()
+    write(old / "fourth.jsonl", texts("new", 2))
+    write(old / "second.jsonl", texts("lore", 3))
+    sizes = (old / "first.jsonl").stat().st_size, write(old / "first.jsonl", texts("recent", 2)).stat().st_size
+    assert nights.compare(THIRD)[WEB].reasons == [
+        "recent: 1 file new (fourth.jsonl), 1 shrunk (first.jsonl: "
+        f"{sizes[0] / 1e3:.1f} kB -> {sizes[1]} bytes), 1 changed (second.jsonl), 1 gone (third.jsonl)"
+    ]
+
+
+def test_a_changed_setting_is_named_with_its_old_and_new_value_and_other_blends_keep_theirs(nights):
+    nights.settings("web", holdout={"valid": 0.25})
+    made = nights.run(SECOND)
+    assert set(made) == {WEB}
+    shards = len(made[WEB]["shards"])
+    assert nights.latest(WEB)["reasons"] == [
+        "settings: holdout.valid 0.1 -> 0.25", f"{shards} shards: recipe.holdout_valid 0.1 -> 0.25",
+    ]  # fmt: skip
+    assert made[WEB]["settings"]["shard_size"] == SHARD_SIZE, "the defaults of the folder hold for the rest"
+
+
+def test_another_cut_is_a_setting_and_no_change_of_files(nights):
+    nights.settings("web", shard_size=1500)
+    assert nights.compare(SECOND)[WEB].reasons == [f"settings: shard_size {SHARD_SIZE} -> 1500"]
+
+
+def test_a_changed_weight_makes_a_version_and_no_shards(nights):
+    nights.blend("news", "common", "recent", recent=3.0)
+    before = nights.receipts().keys()
+    made = nights.run(SECOND)
+    assert nights.latest(NEWS)["reasons"] == ["recent: weight 1.0 -> 3.0"]
+    assert set(made) == {NEWS}
+    assert nights.receipts().keys() == before
+
+
+def test_data_sets_that_came_went_or_changed_places_are_named(nights):
+    nights.blend("news", "common", "old")
+    nights.blend("web", "recent", "common")
+    reasons = {name: compared.reasons for name, compared in nights.compare(SECOND).items()}
+    assert reasons[NEWS] == ["recent: the data set is gone", "old: the data set is new"]
+    assert reasons[WEB] == ["the data sets stand in another order"]
+    assert reasons[BOOKS] == []
+
+
+def test_another_tokenizer_under_the_same_name_is_seen(nights):
+    file = nights.folder / "vocabulary/tokenizer.json"
+    tokenizer = json.loads(file.read_text())
+    file.unlink()
+    file.write_text(json.dumps({**tokenizer, "normalizer": {**tokenizer["normalizer"], "lowercase": False}}))
+    (reason,) = nights.compare(SECOND)[BOOKS].reasons
+    shards, said = reason.split(": ")
+    assert (
+        shards
+        == f"{len(json.loads(Path(nights.latest(BOOKS)['path'], 'manifest.json').read_bytes())['shards'])} shards"
+    )
+    assert said.startswith("recipe.tokenizer ")
+
+
+def test_a_version_that_somebody_removed_is_published_anew(nights):
+    shutil.rmtree(f"{nights.out}/{WEB}/{FIRST}")
+    assert set(nights.run(FIRST)) == {WEB}
+    assert nights.latest(WEB)["reasons"] == [f"the latest version, {FIRST}, is no longer there"]
+    assert nights.latest(WEB)["version"] == f"{FIRST}.2"
+
+
+def test_a_night_killed_before_readers_were_led_to_its_version_is_repeated_beside_it(nights):
+    nights.append("recent", texts("later", 70))
+    nights.run(SECOND)
+    latest = Path(nights.out, WEB, "latest.json")
+    latest.write_bytes(latest.read_bytes().replace(SECOND.encode(), FIRST.encode()))
+    made = nights.run(SECOND)
+    assert made[WEB]["volatile"]["shards"]["built"] == 0
+    assert nights.latest(WEB)["version"] == f"{SECOND}.2"
+    assert verify(nights.latest(WEB)["path"], inspect_pretrain_shard).problems == []
+
+
+def test_the_latest_version_can_be_piped_into_the_next_command(nights):
+    artifact = read_artifact(Path(nights.out, WEB, "latest.json").read_bytes(), ["pretrain"], "train")
+    assert artifact.path == f"{nights.out}/{WEB}/{FIRST}"
+    assert {source.path for source in artifact.made_from} == {str(nights.data / name) for name in ("common", "recent")}
+
+
+@pytest.mark.slow
+def test_two_nights_at_once_take_turns_and_make_one_version(nights):
+    nights.append("recent", texts("later", 70))
+    logs = [nights.folder / f"night-{number}" for number in range(2)]
+
+    def night(log):
+        made = nights.run(SECOND)
+        log.write_text(json.dumps({name: manifest["volatile"]["shards"]["built"] for name, manifest in made.items()}))
+
+    for _ in in_processes(*(lambda log=log: night(log) for log in logs)):
+        pass
+    made = sorted((json.loads(log.read_text()) for log in logs), key=len)
+    assert made[0] == {}
+    assert set(made[1]) == {NEWS, WEB}
+    assert nights.versions(NEWS) == nights.versions(WEB) == [FIRST, SECOND]
+
+
+@pytest.mark.parametrize(
+    ("name", "content", "said"),
+    [
+        ("pretrain/broken.json", "{", "not valid JSON"),
+        ("pretrian/typo.json", "{}", "did you mean 'pretrain'?"),
+        ("lost.json", "{}", "no kind of preparation"),
+        ("pretrain/wbe.yaml", "{}", "did you mean 'web.json'?"),
+    ],
+)  # fmt: skip
+def test_what_cannot_be_prepared_fails_by_name_and_is_not_passed_over(nights, name, content, said):
+    path = nights.blends / name
+    path.parent.mkdir(exist_ok=True)
+    path.write_text(content)
+    (blend,) = (blend for blend in find_blends(str(nights.blends)) if blend.name == name.rpartition(".")[0])
+    with pytest.raises(InputError, match=said.replace("?", r"\?")):
+        compare_blend(blend, nights.out, {}, at(SECOND))
+
+
+@pytest.mark.parametrize(
+    ("settings", "said"),
+    [
+        ("shard_sise: 3", "did you mean 'shard_size'"),
+        ("store: /elsewhere", "leave 'store' out"),
+        ("- 1", "must hold a mapping"),
+        ("a: [", "not valid YAML"),
+    ],
+)
+def test_settings_that_are_none_fail_by_name(nights, settings, said):
+    (nights.blends / "pretrain/web.yaml").write_text(settings)
+    (blend,) = (blend for blend in find_blends(str(nights.blends)) if blend.name == WEB)
+    with pytest.raises(InputError, match=said):
+        compare_blend(blend, nights.out, {}, at(SECOND))
+
+
+def test_a_prefix_without_blends_is_refused(tmp_path):
+    with pytest.raises(InputError, match="no blends here"):
+        find_blends(str(tmp_path))
+
+
+def test_a_damaged_latest_file_is_named_with_the_remedy(nights):
+    Path(nights.out, WEB, "latest.json").write_text('{"pretrain": {}}')
+    with pytest.raises(InputError, match=r"web/latest\.json: does not name a version; remove it"):
+        nights.compare(SECOND)

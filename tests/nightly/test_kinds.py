@@ -1,0 +1,122 @@
+"""A blend of every kind is up to date once it was prepared, and no longer once anything it was made from changed."""
+
+import json
+import os
+import uuid
+
+import fsspec
+import pytest
+import yaml
+from nights import FIRST, SECOND, Nights, at, texts
+
+from tasks.nightly.blends import find_blends
+from tasks.nightly.compare import compare_blend, store_of
+from tasks.nightly.night import follow_prepared
+from tasks.report.summary import artifact_record
+from tests import preparing_harmony, preparing_rl, preparing_sft
+from tests.preparing_sft import CHATML, chat_vocabulary, probing_once, write_rows
+
+CHAT = [
+    {"messages": [{"role": "user", "content": f"q {n}"}, {"role": "assistant", "content": "yes"}]} for n in range(20)
+]
+
+
+class OneBlend:
+    """A blend of a kind over one file of conversations, with settings."""
+
+    def __init__(self, folder, kind, prepare, settings, **source):
+        self.folder, self.out, self.prepare = folder, str(folder / "out"), prepare
+        self.blends = folder / "blends"
+        (self.blends / kind).mkdir(parents=True)
+        self.write_rows(CHAT, 1_000_000_000)
+        data_set = {"name": "chat", "path": str(folder / "chat.jsonl"), **source}
+        (self.blends / kind / "chat.json").write_text(json.dumps({"datasets": [data_set]}))
+        (self.blends / kind / "chat.yaml").write_text(yaml.safe_dump(settings))
+
+    def write_rows(self, rows, moment):
+        os.utime(write_rows(self.folder / "chat.jsonl", rows), (moment, moment))
+
+    def compare(self):
+        (blend,) = find_blends(str(self.blends))
+        return compare_blend(blend, self.out, {}, at(FIRST))
+
+    def bring_up_to_date(self):
+        compared = self.compare()
+        assert compared.reasons
+        _, manifest = self.prepare(compared.blend.path, compared.path, **compared.chosen)
+        follow_prepared(compared, artifact_record(manifest, compared.path))
+
+
+def unchanged_until_data_changes(blend):
+    blend.bring_up_to_date()
+    assert blend.compare().reasons == []
+    blend.write_rows([*CHAT[1:], CHAT[0]], 1_100_000_000)
+    assert blend.compare().reasons == ["chat: 1 changed (chat.jsonl)"]
+    blend.bring_up_to_date()
+    assert blend.compare().reasons == []
+
+
+def test_rl_is_up_to_date_until_its_data_changes(tmp_path):
+    settings = {"holdout": {"valid": 0, "test": 0}, "bad_row_ceiling": 1.0, "transforms": [{"select": ["messages"]}]}
+    unchanged_until_data_changes(OneBlend(tmp_path, "rl", preparing_rl.prepare, settings))
+
+
+def test_sft_is_up_to_date_until_data_or_template_change(tmp_path):
+    template = tmp_path / "chat.jinja"
+    template.write_text(CHATML)
+    settings = {
+        "tokenizer": {"model": str(chat_vocabulary(tmp_path / "vocabulary"))}, "chat_template": str(template),
+        "holdout": {"valid": 0, "test": 0}, "bad_row_ceiling": 1.0, "pack_size": 256,
+    }  # fmt: skip
+    blend = OneBlend(tmp_path, "sft", preparing_sft.prepare, settings)
+    with probing_once():
+        unchanged_until_data_changes(blend)
+    template.write_text(CHATML.replace("<think>", "<thought>").replace("</think>", "</thought>"))
+    assert any("recipe.template " in reason for reason in blend.compare().reasons)
+
+
+@pytest.mark.slow
+def test_harmony_is_up_to_date_until_data_pools_or_evaluations_change(tmp_path):
+    pools, evaluations = tmp_path / "pools.yaml", write_rows(tmp_path / "exam.jsonl", [{"text": "who is it? " * 20}])
+    pools.write_text(
+        yaml.safe_dump({"pools": [{"name": "all", "description": "all", "predicate": "stats_token_len > 0"}]})
+    )
+    exam = {"datasets": [{"name": "exam", "path": str(evaluations)}]}
+    settings = {
+        "bad_row_ceiling": 1.0, "selection": {"pools": str(pools), "view": "none"}, "dedup": {"evaluations": exam},
+    }  # fmt: skip
+    blend = OneBlend(tmp_path, "harmony", preparing_harmony.prepare, settings, converter="openai_messages")
+    unchanged_until_data_changes(blend)
+    pools.write_text(pools.read_text().replace("> 0", "> 1"))
+    assert blend.compare().reasons == ["selection.pools: the files it names changed"]
+    write_rows(evaluations, [{"text": "who was it? " * 20}])
+    assert blend.compare().reasons == [
+        "dedup.evaluations: the files it names changed", "selection.pools: the files it names changed",
+    ]  # fmt: skip
+
+
+def test_nights_work_on_an_object_store_too(tmp_path):
+    root = f"memory://nights-{uuid.uuid4().hex}"
+    nights = Nights(tmp_path, out=f"{root}/out")
+    store = fsspec.filesystem("memory")
+    for path in nights.blends.rglob("*.*"):
+        store.pipe(f"{root}/blends/pretrain/{path.name}", path.read_bytes())
+    nights.blends = f"{root}/blends"
+
+    def record(name):
+        return json.loads(store.cat(f"{root}/out/pretrain/{name}/latest.json"))["pretrain"]
+
+    assert len(nights.run(FIRST, grace_seconds=-1.0)) == 3
+    nights.append("recent", texts("later", 70))
+    assert set(nights.run(SECOND, keep=1, grace_seconds=-1.0)) == {"pretrain/news", "pretrain/web"}
+    assert record("web")["version"] == SECOND
+    assert record("books")["version"] == FIRST
+    assert len(nights.leftovers.removable) == 1, "the slice that has grown"
+    assert nights.versions_gone == [f"{root}/out/pretrain/{name}/{FIRST}" for name in ("news", "web")]
+    named = [
+        store.cat(f"{root}/out/pretrain/{name}/{record(name)['version']}/blend.json") for name in ("news", "books")
+    ]
+    prefixes = [path for blend in named for split in json.loads(blend).values() for path in (split or [])[1::2]]
+    assert prefixes
+    assert all(store.exists(f"{prefix}.bin") and prefix.startswith(store_of(nights.out)) for prefix in prefixes)
+    assert nights.run(SECOND) == {}

@@ -1,0 +1,195 @@
+"""Shards that no kept manifest refers to go, and only those."""
+
+import json
+import os
+import shutil
+from pathlib import Path
+
+import pytest
+from fsspec.implementations.local import LocalFileSystem
+from nights import FIRST, SECOND, THIRD, Nights, texts, whereabouts
+
+from tasks.errors import InputError
+from tasks.nightly.compare import store_of
+from tasks.nightly.prune import leftovers, prune
+from tasks.shards.store import Store
+from tasks.shards.verify import verify
+from tasks.tokenize.inspect import inspect_pretrain_shard
+from tests import preparing_harmony
+from tests.preparing_sft import write_rows
+
+NEWS, WEB, BOOKS = "pretrain/news", "pretrain/web", "pretrain/books"
+
+
+@pytest.fixture(scope="module")
+def two_nights(tmp_path_factory):
+    """Two versions of two blends, with shards that only the first one has, and one of a third blend."""
+    nights = Nights(tmp_path_factory.mktemp("nights"))
+    nights.run(FIRST)
+    nights.append("recent", texts("later", 70))
+    nights.run(SECOND)
+    nights.grow_old()
+    return nights
+
+
+@pytest.fixture
+def nights(two_nights):
+    """The same, put back after each test."""
+    kept = Path(two_nights.out).with_name("kept")
+    shutil.copytree(two_nights.out, kept)
+    yield two_nights
+    shutil.rmtree(two_nights.out)
+    kept.rename(two_nights.out)
+
+
+def versions(nights, *names):
+    return [f"{nights.out}/{name}" for name in names]
+
+
+def everything(nights):
+    return versions(nights, *(f"{name}/{version}" for name in (NEWS, WEB, BOOKS) for version in nights.versions(name)))
+
+
+def keys(output_dir):
+    return {entry["key"] for entry in json.loads(Path(output_dir, "manifest.json").read_bytes())["shards"]}
+
+
+def test_what_every_version_together_refers_to_all_stays(nights):
+    before = whereabouts(store_of(nights.out))
+    found = prune(store_of(nights.out), everything(nights))
+    assert found.removable == []
+    assert found.referenced == len(nights.receipts())
+    assert whereabouts(store_of(nights.out)) == before
+
+
+def test_a_night_removes_old_versions_and_the_shards_that_only_they_had(nights):
+    old, stay = keys(f"{nights.out}/{NEWS}/{FIRST}"), [f"{nights.out}/{NEWS}/{SECOND}", f"{nights.out}/{BOOKS}/{FIRST}"]
+    only_old = old - set.union(*map(keys, stay))
+    assert only_old
+    nights.run(THIRD, keep=1)
+    assert sorted(nights.versions_gone) == sorted(versions(nights, f"{NEWS}/{FIRST}", f"{WEB}/{FIRST}"))
+    assert {shard.key for shard in nights.leftovers.removable} == only_old
+    assert nights.receipts().keys() == set.union(*map(keys, stay))
+    for output_dir in everything(nights):
+        assert verify(output_dir, inspect_pretrain_shard).problems == []
+    assert nights.run(THIRD) == {}, "and all are still up to date"
+
+
+def test_looking_counts_what_pruning_removes_and_removes_nothing(nights):
+    keep, before = versions(nights, f"{NEWS}/{SECOND}"), whereabouts(nights.out)
+    looked = leftovers(store_of(nights.out), keep)
+    assert whereabouts(nights.out) == before
+    folders = [Path(Store(store_of(nights.out), shard.kind).folder(shard.key)) for shard in looked.removable]
+    assert looked.size == sum(path.stat().st_size for folder in folders for path in folder.iterdir()) > 0
+    assert prune(store_of(nights.out), keep) == looked
+    assert not any(folder.exists() for folder in folders)
+
+
+def test_a_shard_younger_than_the_grace_may_be_of_a_run_under_way(nights):
+    keep = versions(nights, f"{NEWS}/{SECOND}")
+    store = Path(store_of(nights.out))
+    unreferenced = leftovers(str(store), keep).removable
+    young = store / "pretrain" / unreferenced[0].key
+    os.utime(next(young.glob("*.bin")))
+    found = prune(str(store), keep)
+    assert found.young == 1
+    assert {shard.key for shard in found.removable} == {shard.key for shard in unreferenced[1:]}
+    assert (young / "receipt.json").exists()
+
+
+def test_nothing_outside_of_the_layout_is_touched(nights, tmp_path):
+    store, key = Path(store_of(nights.out)), "0123456789abcdef" * 2
+    strangers = [
+        store / "notes.txt", store / "gates" / key, store / "pretrain/README", store / "pretrain" / key[:31] / "x",
+        store / "pretrain" / key.upper() / "x", store / "elsewhere" / key / "receipt.json", tmp_path / "precious",
+    ]  # fmt: skip
+    for path in strangers:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text("mine")
+        os.utime(path, (0, 0))
+    (store / "pretrain" / key).symlink_to(tmp_path)
+    found = prune(str(store), everything(nights))
+    assert found.removable == []
+    assert all(path.read_text() == "mine" for path in strangers)
+
+
+def test_a_folder_inside_of_a_shard_is_left_where_it_is(nights):
+    store, keep = Path(store_of(nights.out)), versions(nights, f"{NEWS}/{SECOND}")
+    shard = store / "pretrain" / leftovers(str(store), keep).removable[0].key
+    (shard / "notes").mkdir()
+    (shard / "notes/mine.txt").write_text("mine")
+    prune(str(store), keep)
+    assert [path.name for path in shard.iterdir()] == ["notes"]
+
+
+def test_an_output_that_cannot_be_read_or_is_of_another_store_stops_everything(nights, tmp_path):
+    store, before = store_of(nights.out), whereabouts(nights.out)
+    shutil.copytree(nights.out, tmp_path / "copy")
+    with pytest.raises(InputError, match="nothing to keep was named"):
+        prune(store, [])
+    with pytest.raises(InputError, match=r"nowhere: no manifest\.json of a publication"):
+        prune(store, [*everything(nights), str(tmp_path / "nowhere")])
+    with pytest.raises(InputError, match=f"its shards are in {store}, not in {tmp_path}/copy/shards"):
+        prune(str(tmp_path / "copy/shards"), everything(nights))
+    with pytest.raises(InputError, match="there is no store"):
+        prune(str(tmp_path / "nothing"), everything(nights))
+    assert not (tmp_path / "nothing").exists()
+    assert whereabouts(nights.out) == before
+
+
+def test_a_removal_cut_short_anywhere_leaves_no_receipt_without_its_files(nights, monkeypatch):
+    store, keep = store_of(nights.out), versions(nights, f"{BOOKS}/{FIRST}")
+    whole, number, original = leftovers(store, keep), 0, LocalFileSystem.rm_file
+
+    def cut_short(self, path):
+        nonlocal left
+        if not left:
+            raise OSError("power cut")
+        left -= 1
+        original(self, path)
+
+    with monkeypatch.context() as patched:
+        patched.setattr(LocalFileSystem, "rm_file", cut_short)
+        for number in range(7):
+            left = number
+            with pytest.raises(OSError, match="power cut"):
+                prune(store, keep)
+            proven = Store(store, "pretrain").proven(nights.receipts())
+            assert proven.keys() == nights.receipts().keys()
+    prune(store, keep)
+    assert nights.receipts().keys() == keys(keep[0])
+    assert len(whole.removable) > number // 3
+
+
+def test_what_was_pruned_is_built_again_when_it_is_needed_again(nights):
+    file = nights.data / "recent/first.jsonl"
+    status, content = file.stat(), file.read_bytes()
+    nights.run(THIRD, keep=1)
+    nights.append("recent", [])
+    file.write_bytes(content[: content.index(b"later") - len('{"text": "')])
+    os.utime(file, (1_400_000_000, 1_400_000_000))
+    made = nights.run(THIRD)
+    file.write_bytes(content)
+    os.utime(file, ns=(status.st_atime_ns, status.st_mtime_ns))
+    assert made[NEWS]["volatile"]["shards"]["built"] == 1
+    for output_dir in everything(nights):
+        assert verify(output_dir, inspect_pretrain_shard).problems == []
+
+
+@pytest.mark.slow
+def test_shards_that_marked_ones_were_made_from_stay(tmp_path):
+    rows = [
+        {"messages": [{"role": "user", "content": f"question {n}"}, {"role": "assistant", "content": "yes"}]}
+        for n in (1, 2, 2)
+    ]
+    write_rows(tmp_path / "chat.jsonl", rows)
+    blend = {"datasets": [{"name": "chat", "path": str(tmp_path / "chat.jsonl"), "converter": "openai_messages"}]}
+    settings = {"store": str(tmp_path / "store"), "source_identity": "stat"}
+    planned, manifest = preparing_harmony.prepare(blend, tmp_path / "out", **settings)
+    marked = {entry["key"] for entry in manifest["shards"]}
+    assert marked.isdisjoint(planned.plan.keys)
+    prune(str(tmp_path / "store"), [str(tmp_path / "out")], grace_seconds=-1.0)
+    replanned = preparing_harmony.plan(blend, tmp_path / "out", **settings)
+    assert replanned.plan.pending == []
+    assert Store(str(tmp_path / "store"), "harmony").proven(marked).keys() == marked
+    assert list((tmp_path / "store/dedup").glob("*/receipt.json")), "rounds are no one's to remove"

@@ -1,0 +1,110 @@
+"""Versions only go up, readers are led to whole ones, and old ones go by the policy."""
+
+import shutil
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from nights import at
+
+from tasks.nightly.versions import follow, latest, lineage, next_version, order, prune_versions
+
+days = st.dates().map(lambda day: day.isoformat()).filter(lambda day: day >= "1971")
+versions = st.tuples(days, st.integers(1, 30)).map(lambda pair: pair[0] + (f".{pair[1]}" if pair[1] > 1 else ""))
+
+
+@pytest.mark.parametrize(
+    ("existing", "today", "expected"),
+    [
+        ([], "2026-11-22", "2026-11-22"),
+        (["2026-11-21"], "2026-11-22", "2026-11-22"),
+        (["2026-11-22"], "2026-11-22", "2026-11-22.2"),
+        (["2026-11-22.9", "2026-11-22.10", "2026-11-22"], "2026-11-22", "2026-11-22.11"),
+        (["2026-11-23", "2026-11-21"], "2026-11-22", "2026-11-23.2"),
+    ],
+    ids=["first", "next day", "same day", "more than nine a day", "the clock went back"],
+)
+def test_the_next_version_is_the_day_or_continues_the_last_one(existing, today, expected):
+    assert next_version(existing, at(today)) == expected
+
+
+@given(st.lists(versions, max_size=8), st.floats(0, 4e9))
+def test_the_next_version_comes_after_all_others_whatever_the_clock_says(existing, now):
+    following = next_version(existing, now)
+    assert all(order(version) < order(following) for version in existing)
+
+
+def published(folder, *names):
+    for name in names:
+        (folder / name / "train").mkdir(parents=True)
+        (folder / name / "train/data.bin").write_bytes(b"data")
+        (folder / name / "blend.json").write_text("{}")
+    return str(folder)
+
+
+def lead(folder, version):
+    follow(folder, {"pretrain": {"path": f"{folder}/{version}"}}, version=version, named_files={})
+
+
+def names_in(folder):
+    return sorted(path.name for path in Path(folder).iterdir())
+
+
+DAYS = ("2026-11-20", "2026-11-21", "2026-11-21.2", "2026-11-21.10")
+
+
+def test_the_newest_stay_and_nothing_else_of_the_folder_is_touched(tmp_path):
+    folder = published(tmp_path, *DAYS, "notes", "2026", "2026-11-19.backup")
+    lead(folder, DAYS[-1])
+    assert prune_versions(folder, 2) == [*DAYS[:2]]
+    assert names_in(folder) == ["2026", "2026-11-19.backup", *sorted(DAYS[2:]), "latest.json", "notes"]
+
+
+def test_what_readers_are_led_to_stays_however_old(tmp_path):
+    folder = published(tmp_path, *DAYS)
+    lead(folder, DAYS[1])
+    assert prune_versions(folder, 1) == [DAYS[0]]
+    assert lineage(folder) == [*DAYS[1:]]
+    assert latest(folder).version == DAYS[1]
+
+
+def test_without_a_latest_version_nothing_goes(tmp_path):
+    folder = published(tmp_path, *DAYS)
+    assert prune_versions(folder, 1) == []
+
+
+def test_what_is_not_whole_is_no_version_and_goes_once_there_is_a_later_one(tmp_path):
+    folder = published(tmp_path, *DAYS)
+    (tmp_path / DAYS[0] / "blend.json").unlink()
+    (tmp_path / DAYS[3] / "blend.json").unlink()
+    lead(folder, DAYS[2])
+    assert lineage(folder) == [DAYS[1], DAYS[2]]
+    assert prune_versions(folder, 7) == [DAYS[0]]
+    assert lineage(folder) == [DAYS[1], DAYS[2]]
+    assert (tmp_path / DAYS[3]).exists(), "it may be on its way"
+
+
+def test_a_removal_cut_short_leaves_no_half_version(tmp_path, monkeypatch):
+    folder = published(tmp_path, *DAYS)
+    lead(folder, DAYS[-1])
+
+    def cut_short(place, *_, **__):
+        Path(place, "train/data.bin").unlink()
+        raise OSError("power cut")
+
+    with monkeypatch.context() as patched:
+        patched.setattr(shutil, "rmtree", cut_short)
+        with pytest.raises(OSError, match="power cut"):
+            prune_versions(folder, 2)
+    assert DAYS[0] not in lineage(folder)
+    assert prune_versions(folder, 2) == [*DAYS[:2]]
+
+
+def test_a_link_is_no_version(tmp_path):
+    folder = published(tmp_path / "out", *DAYS[1:])
+    elsewhere = published(tmp_path / "elsewhere", "precious")
+    (tmp_path / "out" / DAYS[0]).symlink_to(f"{elsewhere}/precious")
+    lead(folder, DAYS[-1])
+    prune_versions(folder, 1)
+    assert names_in(f"{elsewhere}/precious") == ["blend.json", "train"]

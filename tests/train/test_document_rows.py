@@ -1,0 +1,130 @@
+"""Documents as rows: what megatron-core makes of .bin/.idx pairs, in the shares that the blend asks for."""
+
+import itertools
+from collections import Counter
+
+import numpy as np
+import pytest
+from megatron.core.datasets.indexed_dataset import IndexedDatasetBuilder, get_bin_path, get_idx_path
+
+from tasks.train.documents import document_rows
+from tasks.train.job import Source, TrainData
+from tasks.train.world import joined
+
+LENGTH = 16
+STRIDE = 10_000
+"""The tokens of pair number n count on from n times this, through all of its documents."""
+
+WEIGHTS = {"a": [1.5, 0.5], "b": [1.0]}
+DOCUMENTS = [30, 40, 20]
+
+
+@pytest.fixture(scope="module", autouse=True)
+def _alone():
+    with joined("cpu"):
+        yield
+
+
+@pytest.fixture(scope="module")
+def lengths():
+    generator = np.random.default_rng(1)
+    return [generator.integers(3, 60, count).tolist() for count in (*DOCUMENTS, 12)]
+
+
+@pytest.fixture(scope="module")
+def data(tmp_path_factory, lengths):
+    """Three pairs to train on, of two data sets, and one that is held out."""
+    folder = tmp_path_factory.mktemp("pairs")
+    pairs = [str(folder / str(number)) for number in range(4)]
+    for number, prefix in enumerate(pairs):
+        builder, begin = IndexedDatasetBuilder(get_bin_path(prefix), dtype=np.int32), number * STRIDE
+        for length in lengths[number]:
+            builder.add_document(list(range(begin, begin + length)), [length])
+            begin += length
+        builder.finalize(get_idx_path(prefix))
+    places = {("a", "train"): pairs[:2], ("b", "train"): pairs[2:3], ("b", "valid"): pairs[3:]}
+    return TrainData(
+        path=str(folder), kind="pretrain", made_from="xxh3_128:1", tokenizer={}, fingerprint="sha256:1",
+        vocabulary_size=4 * STRIDE, eos=0,
+        sources=[
+            Source(dataset=name, split=split, files=files, weights=WEIGHTS[name][: len(files)], tokens=1)
+            for (name, split), files in places.items()
+        ],
+    )  # fmt: skip
+
+
+def read(rows, count, first=0):
+    """Rows, by number, as the tokens of each with the one that follows the last."""
+    batch = rows.batch(range(first, first + count))
+    assert batch.loss_mask.all()
+    assert batch.segments is None
+    assert (batch.tokens[:, 1:] == batch.labels[:, :-1]).all()
+    return np.concatenate([batch.tokens, batch.labels[:, -1:]], 1)
+
+
+@pytest.fixture(scope="module")
+def rows(data, tmp_path_factory):
+    return document_rows(data, LENGTH, (240, 8), 1, str(tmp_path_factory.mktemp("cache")))
+
+
+def test_the_mix_is_exactly_what_the_blend_asks_for(rows):
+    found = Counter((read(rows[0], 240)[:, 0] // STRIDE).tolist())
+    assert found == {0: 120, 1: 40, 2: 80}
+
+
+def test_any_beginning_is_mixed_as_well(rows):
+    found = Counter((read(rows[0], 24)[:, 0] // STRIDE).tolist())
+    assert [found[number] for number in range(3)] == pytest.approx([12, 4, 8], abs=1)
+
+
+def test_a_row_holds_documents_of_one_pair_from_end_to_end(rows, lengths):
+    last = {number * STRIDE + end - 1 for number in range(4) for end in np.cumsum(lengths[number]).tolist()}
+    first = {number * STRIDE + begin for number in range(4) for begin in [0, *np.cumsum(lengths[number]).tolist()]}
+    borders = 0
+    for row in read(rows[0], 240).tolist():
+        assert len({token // STRIDE for token in row}) == 1
+        for token, following in itertools.pairwise(row):
+            if token in last:
+                assert following in first
+                borders += 1
+            else:
+                assert following == token + 1
+    assert borders > 100
+
+
+def test_no_document_is_read_twice_before_all_were_read(rows, lengths):
+    for number in range(3):
+        own = [row[:-1] for row in read(rows[0], 240) if row[0] // STRIDE == number]
+        tokens = sum(lengths[number])
+        once = Counter(np.concatenate(own).tolist())
+        epochs = len(own) * LENGTH / (tokens - 1)
+        assert max(once.values()) <= np.ceil(epochs)
+        assert len(once) > 0.9 * min(tokens, len(own) * LENGTH)
+
+
+def test_what_is_held_out_is_read_from_its_own_pair(rows):
+    held_out = read(rows[1], 8)
+    assert set((held_out // STRIDE).ravel().tolist()) == {3}
+    assert (read(rows[1], 8, first=len(rows[1].samples)) == held_out).all()
+
+
+def test_rows_are_the_same_from_the_cache_and_others_with_another_seed(data, rows, tmp_path):
+    first = read(rows[0], 40)
+    for _ in ("built", "from the cache"):
+        again = document_rows(data, LENGTH, (240, 8), 1, str(tmp_path))[0]
+        assert (read(again, 40) == first).all()
+    other = document_rows(data, LENGTH, (240, 8), 2, str(tmp_path))[0]
+    assert (read(other, 40) != first).any()
+
+
+def test_nothing_is_written_beside_the_data(data, rows, tmp_path):
+    document_rows(data, LENGTH, (240, 8), 1, str(tmp_path))
+    names = {path.name for path in type(tmp_path)(data.path).iterdir()}
+    assert names == {f"{number}.{kind}" for number in range(4) for kind in ("bin", "idx")}
+    assert any((tmp_path / "indices").rglob("*.npy"))
+
+
+def test_a_split_that_nothing_is_asked_of_or_that_is_not_there_is_none(data, tmp_path):
+    assert document_rows(data, LENGTH, (8, 0), 1, str(tmp_path))[1] is None
+    train_alone = data.model_copy(update={"sources": data.of("train")})
+    assert document_rows(train_alone, LENGTH, (8, 8), 1, str(tmp_path))[1] is None

@@ -1,0 +1,236 @@
+"""Both engines, cut over processes in every way, compute the same; and plain PyTorch computes it, too."""
+
+import math
+
+import numpy as np
+import pytest
+import torch
+from safetensors.torch import load_file
+from transformers import LlamaForCausalLM
+
+from tasks.errors import RunError
+from tasks.train.batch import Batch
+from tasks.train.engine import Shape
+from tasks.train.llama import configuration, fresh
+from tasks.train.loop import Training, train
+from tasks.train.plain import PlainEngine
+from tasks.train.schedule import learning_rate
+from tasks.train.world import joined
+from tests.train.engines_in_turn import LENGTH, PAD, SETTINGS, VOCABULARY, Progressions, settings_of
+from tests.train.training_runs import engines_in_turn, found
+
+torch.set_num_threads(1)
+
+EXACT = 1e-5
+"""How far figures may be from each other that are the same but for the order of additions."""
+
+PLAIN = {"engine": "transformers"}
+TIED = {"model": {"key_value_heads": 4, "tied_embeddings": True}}
+DISTRIBUTED = {"optimizer": {"distributed": True}}
+TENSOR, PIPELINE = ({"parallel": {name: 2}} for name in ("tensor", "pipeline"))
+
+
+def case(name, *settings, **fields):
+    return {"name": name, "settings": {key: value for each in settings for key, value in each.items()}, **fields}
+
+
+ONE = [
+    case("plain", PLAIN),
+    case("plain tied", PLAIN, TIED),
+    case("plain packed", PLAIN, rows="packed"),
+    case("plain alone", PLAIN, rows="alone"),
+    case("plain isolated", PLAIN, what="isolate"),
+    case("megatron"),
+    case("megatron tied", TIED),
+    case("megatron packed", rows="packed"),
+    case("megatron alone", rows="alone"),
+    case("megatron isolated", what="isolate"),
+    case("row by row", {"micro_batch": 1}),
+    case("at once", {"micro_batch": 4}),
+    case("in bfloat16", precision="bfloat16"),
+    case("plain in bfloat16", PLAIN, precision="bfloat16"),
+]
+TWO = [
+    {**each, "processes": 2}
+    for each in [
+        case("replicas of plain", PLAIN),
+        case("replicas of plain, packed", PLAIN, rows="packed"),
+        case("replicas"),
+        case("replicas, packed", rows="packed"),
+        case("replicas, distributed optimizer", DISTRIBUTED),
+        case("replicas, distributed optimizer, packed", DISTRIBUTED, rows="packed"),
+        case("tensor", TENSOR),
+        case("tensor, tied", TENSOR, TIED),
+        case("tensor, packed", TENSOR, rows="packed"),
+        case("pipeline", PIPELINE),
+        case("pipeline, tied", PIPELINE, TIED),
+        case("pipeline, packed", PIPELINE, rows="packed"),
+    ]
+]
+
+
+def alone_case(name):
+    """The case of one process that a case of two must equal."""
+    kind = "plain" if "plain" in name else "megatron"
+    return kind + next((f" {word}" for word in ("tied", "packed") if name.endswith(word)), "")
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory):
+    """What all engines have found."""
+    folder = tmp_path_factory.mktemp("engines")
+    engines_in_turn(folder, [*ONE, *TWO])
+    return folder
+
+
+def trajectory(folder, name):
+    """The loss and the gradient's norm of each step, and the loss afterwards."""
+    known = found(folder, name)
+    return np.array([figure for loss, _, norm in known["steps"] for figure in (loss, norm)] + [known["after"]])
+
+
+def weights(folder, name):
+    return load_file(folder / name / "model" / "model.safetensors")
+
+
+def assert_same(folder, one, other):
+    assert trajectory(folder, one) == pytest.approx(trajectory(folder, other), abs=EXACT)
+    assert [tokens for _, tokens, _ in found(folder, one)["steps"]] == [
+        tokens for _, tokens, _ in found(folder, other)["steps"]
+    ]
+    left, right = weights(folder, one), weights(folder, other)
+    assert left.keys() == right.keys()
+    for name, tensor in left.items():
+        assert torch.allclose(tensor, right[name], rtol=0, atol=EXACT), name
+
+
+@pytest.mark.parametrize("kind", ["", " tied", " packed"])
+def test_both_engines_train_alike(folder, kind):
+    assert_same(folder, f"megatron{kind}", f"plain{kind}")
+    losses = [loss for loss, _, _ in found(folder, f"megatron{kind}")["steps"]]
+    assert losses[0] == pytest.approx(math.log(VOCABULARY + 56), abs=0.1)  # nothing is known, of so many rows
+    assert losses[-1] < losses[0]
+
+
+@pytest.mark.parametrize("name", [each["name"] for each in TWO])
+def test_two_processes_train_as_one_does(folder, name):
+    assert_same(folder, name, alone_case(name))
+
+
+@pytest.mark.parametrize("engine", ["plain", "megatron"])
+def test_packs_train_as_their_sequences_do_alone(folder, engine):
+    assert_same(folder, f"{engine} packed", f"{engine} alone")
+
+
+@pytest.mark.parametrize("engine", ["plain", "megatron"])
+def test_sequences_of_a_pack_do_not_see_each_other(folder, engine):
+    known = found(folder, f"{engine} isolated")
+    assert known["sequences"] > 1
+    assert known["apart"][0] == known["apart"][1]
+    assert abs(known["together"][0] - known["together"][1]) > 1e-4
+
+
+@pytest.mark.parametrize("name", ["row by row", "at once"])
+def test_micro_batches_change_nothing(folder, name):
+    assert_same(folder, name, "megatron")
+
+
+@pytest.mark.parametrize(("name", "whole"), [("in bfloat16", "megatron"), ("plain in bfloat16", "plain")])
+def test_bfloat16_is_near_float32(folder, name, whole):
+    difference = np.abs(trajectory(folder, name) - trajectory(folder, whole))
+    assert 0 < difference.max() < 0.05
+
+
+@pytest.mark.parametrize("name", ["plain", "plain tied", "megatron", "megatron tied"])
+def test_the_exported_model_says_what_the_trained_one_does(folder, name):
+    model = LlamaForCausalLM.from_pretrained(folder / name / "model")
+    tokens = torch.from_numpy(Progressions().batch([999]).tokens)
+    with torch.inference_mode():
+        said = model(tokens).logits[0]
+    assert torch.allclose(said, torch.tensor(found(folder, name)["logits"]), rtol=0, atol=EXACT)
+
+
+@pytest.mark.parametrize("name", ["in bfloat16", "plain in bfloat16"])
+def test_a_model_is_exported_in_the_precision_of_its_weights(folder, name):
+    wanted = torch.float32 if "plain" in name else torch.bfloat16
+    assert {tensor.dtype for tensor in weights(folder, name).values()} == {wanted}
+    assert LlamaForCausalLM.from_pretrained(folder / name / "model").dtype == wanted
+
+
+@pytest.fixture
+def world():
+    with joined("cpu") as world:
+        yield world
+
+
+def plain_engine(world, **settings):
+    chosen = settings_of({"settings": {**PLAIN, **settings}})
+    vocabulary = chosen.model.vocabulary(VOCABULARY)
+    return PlainEngine(
+        chosen, "float32", world, configuration(chosen.model, vocabulary, LENGTH, PAD),
+        fresh(chosen.model, vocabulary, chosen.seed),
+    )  # fmt: skip
+
+
+@pytest.mark.parametrize("kind", ["plain", "plain tied"])
+def test_training_is_what_a_loop_in_plain_pytorch_does(folder, kind):
+    settings = settings_of(next(each for each in ONE if each["name"] == kind))
+    vocabulary = settings.model.vocabulary(VOCABULARY)
+    model = LlamaForCausalLM(configuration(settings.model, vocabulary, LENGTH + 1, PAD))
+    beginning = fresh(settings.model, vocabulary, settings.seed)
+    model.load_state_dict({name: beginning(name) for name, _ in model.named_parameters()}, strict=False)
+    decayed = [each for name, each in model.named_parameters() if "norm" not in name]
+    spared = [each for name, each in model.named_parameters() if "norm" in name]
+    chosen = settings.optimizer
+    optimizer = torch.optim.AdamW(
+        [{"params": decayed, "weight_decay": chosen.weight_decay}, {"params": spared, "weight_decay": 0}],
+        betas=(chosen.beta1, chosen.beta2), eps=chosen.epsilon,
+    )  # fmt: skip
+    for step, (loss, _, norm) in enumerate(found(folder, kind)["steps"]):
+        batch = Progressions().batch(range(step * settings.global_batch, (step + 1) * settings.global_batch))
+        ids = torch.from_numpy(np.concatenate([batch.tokens, batch.labels[:, -1:]], 1))
+        own = model(ids, labels=ids).loss  # shifts by itself, and is the mean
+        optimizer.zero_grad()
+        own.backward()
+        for group in optimizer.param_groups:
+            group["lr"] = learning_rate(step + 1, settings.steps, chosen)
+        assert float(torch.nn.utils.clip_grad_norm_(model.parameters(), chosen.clip)) == pytest.approx(norm, abs=EXACT)
+        assert float(own) == pytest.approx(loss, abs=EXACT)
+        optimizer.step()
+    norms = [norm for _, _, norm in found(folder, kind)["steps"]]
+    assert min(norms) < chosen.clip < max(norms)
+
+
+def test_only_what_the_mask_says_is_trained_on(world):
+    engine, batch = plain_engine(world), Progressions().batch([1, 2])
+    mask = np.random.default_rng(1).random(batch.tokens.shape) < 0.3
+    labels = np.where(mask, batch.labels, (batch.labels + 1) % VOCABULARY)
+    half, other = (engine.losses([Batch(batch.tokens, each, mask, None)]) for each in (batch.labels, labels))
+    assert half == other
+    assert half.tokens == mask.sum()
+    nothing = engine.losses([Batch(batch.tokens, batch.labels, np.zeros_like(mask), None)])
+    assert (nothing.tokens, nothing.mean) == (0, 0)
+
+
+def test_losses_do_not_train(world):
+    engine, batches = plain_engine(world), [Progressions().batch([1, 2])]
+    assert engine.losses(batches) == engine.losses(batches) == engine.step(batches, 1e-3)[0]
+    assert engine.losses(batches).total < engine.step(batches, 1e-3)[0].total + EXACT
+
+
+def test_every_row_of_a_global_batch_is_read_once_whatever_the_shape():
+    for replicas, micro_batch, accumulated in [(1, 1, 8), (2, 2, 2), (4, 2, 1), (8, 1, 1), (2, 1, 4)]:
+        for step in range(3):
+            shapes = [Shape(replica, replicas, micro_batch, accumulated) for replica in range(replicas)]
+            numbers = [number for shape in shapes for turn in shape.numbers(step) for number in turn]
+            assert sorted(numbers) == list(range(8 * step, 8 * step + 8))
+
+
+def test_a_loss_that_is_no_number_ends_the_training_and_names_the_step(world):
+    engine, said = plain_engine(world, optimizer={"learning_rate": 1e30, "warmup_steps": 0}), []
+    settings = settings_of({"settings": {**PLAIN, "optimizer": {"learning_rate": 1e30, "warmup_steps": 0}}})
+    training = Training(settings, engine, world, Progressions(), None, 1.0, None, said.append, lambda step: "")
+    with pytest.raises(RunError, match=r"step 2: the loss is .*nan.* lower optimizer\.learning_rate"):
+        train(training, 0)
+    assert [event.step for event in said] == [1]
+    assert SETTINGS["steps"] > 2
