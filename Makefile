@@ -3,10 +3,16 @@ PYTHON ?= python3
 BIN := .venv/bin
 PIP := $(BIN)/pip --disable-pip-version-check install --quiet --constraint constraints.txt
 
-.PHONY: demo test test-all check bench lock clean
+.PHONY: demo up down test test-all check bench lock clean
 
 demo: .venv/installed ## the whole journey, offline
 	$(BIN)/tokenmill demo
+
+up: .venv/installed ## a Prefect server with workers and a Dask cluster on this machine, everything deployed
+	BIN=$(BIN) deployments/local.sh up
+
+down: ## stop what `make up` has started
+	BIN=$(BIN) deployments/local.sh down
 
 TESTS := -m pytest --numprocesses auto --dist loadfile --no-loadscope-reorder
 

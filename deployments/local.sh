@@ -1,0 +1,87 @@
+#!/bin/sh
+# A Prefect server, its workers and a Dask cluster on this machine, for a person: `make up` and `make down`.
+# Logs and process ids are kept in RUN. Everything listens on 127.0.0.1 alone.
+set -eu
+
+BIN=${BIN:-.venv/bin}
+RUN=${RUN:-output/run}
+PORT=${PREFECT_PORT:-4200}
+DASK_PORT=${DASK_PORT:-8786}
+export PREFECT_API_URL="http://127.0.0.1:$PORT/api"
+export PREFECT_SERVER_API_PORT="$PORT" # the option --port alone leaves the UI calling another port
+export DASK_LOGGING__DISTRIBUTED=warning
+
+start() { # NAME COMMAND…: in a session of its own, unless it runs already
+    name=$1
+    shift
+    if running "$name"; then
+        return
+    fi
+    setsid nohup "$@" >"$RUN/$name.log" 2>&1 </dev/null &
+    echo $! >"$RUN/$name.pid"
+}
+
+running() {
+    [ -f "$RUN/$1.pid" ] && kill -0 "$(cat "$RUN/$1.pid")" 2>/dev/null
+}
+
+wait_for() { # NAME COMMAND…: until it succeeds, two minutes at most
+    name=$1
+    shift
+    tries=0
+    until "$@" >/dev/null 2>&1; do
+        tries=$((tries + 1))
+        if [ $tries -gt 240 ] || ! running "$name"; then
+            echo "$name did not start; the end of $RUN/$name.log:" >&2
+            tail -20 "$RUN/$name.log" >&2
+            exit 1
+        fi
+        sleep 0.5
+    done
+}
+
+up() {
+    mkdir -p "$RUN"
+    start server "$BIN/prefect" server start --host 127.0.0.1
+    wait_for server "$BIN/python" -c "import urllib.request; urllib.request.urlopen('$PREFECT_API_URL/health', timeout=2)"
+    start scheduler "$BIN/dask" scheduler --host 127.0.0.1 --port "$DASK_PORT" --dashboard-address 127.0.0.1:0
+    start workers "$BIN/dask" worker "tcp://127.0.0.1:$DASK_PORT" --host 127.0.0.1 --nworkers "${WORKERS:-auto}" \
+        --nthreads 1 --no-dashboard
+    for pool in tokenmill gpu; do
+        "$BIN/prefect" work-pool inspect $pool >/dev/null 2>&1 || "$BIN/prefect" work-pool create $pool --type process
+    done
+    start worker "$BIN/prefect" worker start --pool tokenmill
+    start gpu-worker "$BIN/prefect" worker start --pool gpu
+    "$BIN/prefect" --no-prompt deploy --all
+    cat <<END
+
+UI:       http://127.0.0.1:$PORT
+run:      PREFECT_API_URL=$PREFECT_API_URL $BIN/prefect deployment run pretrain-data-prep
+on Dask:  … -p cluster=tcp://127.0.0.1:$DASK_PORT
+stop:     make down
+END
+}
+
+down() {
+    for name in gpu-worker worker workers scheduler server; do
+        if running $name; then
+            pid=$(cat "$RUN/$name.pid")
+            kill -s TERM -- "-$pid" # the whole session: workers have children
+            tries=0
+            while kill -0 "-$pid" 2>/dev/null && [ $tries -lt 60 ]; do
+                tries=$((tries + 1))
+                sleep 0.5
+            done
+            kill -s KILL -- "-$pid" 2>/dev/null || true
+        fi
+        rm -f "$RUN/$name.pid"
+    done
+}
+
+case ${1:-} in
+up | down) "$1" ;;
+*)
+    echo "usage: $0 up|down" >&2
+    exit 2
+    ;;
+esac
