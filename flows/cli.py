@@ -380,6 +380,75 @@ def push(
 
 
 @app.command
+def nightly(
+    blends: Annotated[str, Parameter(help="Folder or URI with blends in folders named after their kind.")],
+    *,
+    output_dir: OutputDir,
+    keep: Annotated[int, Parameter(help="Versions of each blend that stay.")] = 7,
+    workers: Annotated[int | None, Parameter(help="Worker processes.")] = None,
+) -> dict[str, Any]:
+    """Prepare the next version of every blend that changed, say why, and remove what is out of date."""
+    from tasks.nightly.blends import find_blends
+
+    find_blends(blends)
+    be_quiet()
+    from flows.nightly import reprep_changed_blends
+
+    return reprep_changed_blends(blends, output_dir, keep=keep, workers=workers)
+
+
+@app.command
+def prune(
+    store: Annotated[str, Parameter(help="A store that preparations share.")],
+    *,
+    keep: Annotated[list[str], Parameter(help="An output folder whose shards stay; name all there are.")],
+    grace_days: Annotated[float, Parameter(help="Younger shards stay: they may be of a run under way.")] = 2.0,
+    dry_run: Annotated[bool, Parameter(negative="", help="Only count.")] = False,
+) -> dict[str, Any]:
+    """Remove shards that no kept output refers to."""
+    from tasks.nightly.prune import leftovers, prune_record
+    from tasks.nightly.prune import prune as prune_store
+
+    found = (leftovers if dry_run else prune_store)(store, keep, grace_days * 86_400)
+    terminal.print(
+        f"{len(found.removable):,} shards of {found.size / 1e9:,.3f} GB {'would go' if dry_run else 'removed'}; "
+        f"{found.young:,} are too young, {found.referenced:,} are referenced"
+    )
+    return prune_record(found, store, keep)
+
+
+@app.command
+def register(
+    name: Annotated[str, Parameter(help="What it is called from now on: art://NAME.")],
+    folder: Annotated[
+        str | None, Parameter(help="Output folder of a command; read from stdin when one is piped in.")
+    ] = None,
+) -> dict[str, Any]:
+    """Give what a command made a name and a version, by which other commands find it: art://NAME, art://NAME:v2."""
+    from tasks.report.registry import artifact_in
+    from tasks.report.registry import register as register_artifact
+
+    found = register_artifact(name, artifact_in(folder or piped("register").path))
+    terminal.print(f"{found.reference} is {found.artifact.path}", markup=False)
+    return {"registered": {"reference": found.reference, **found.artifact.model_dump()}}
+
+
+@app.command
+def lineage(
+    folder: Annotated[
+        str | None, Parameter(help="Output folder or art:// name; read from stdin when a command is piped in.")
+    ] = None,
+) -> dict[str, Any]:
+    """What something was made from, and that from what, down to data sets."""
+    from tasks.report.registry import lineage as trace
+    from tasks.report.registry import print_lineage
+
+    found = trace(folder or piped("lineage").path)
+    print_lineage(found, terminal)
+    return {"lineage": found}
+
+
+@app.command
 def demo(*, output_dir: OutputDir = "demo") -> dict[str, Any]:
     """The whole journey on text this machine already has, offline: plan, prepare, verify, and where to look."""
     from tasks.report.demo import CHAT_BLEND, HARMONY_BLEND, QUESTIONS_BLEND, print_next_steps, write_demo_blend

@@ -8,7 +8,7 @@ other; the run fails in the end and names it, and `latest.json` still leads to t
 """
 
 import time
-from typing import Any, cast
+from typing import Annotated, Any, cast
 
 from prefect import Flow, flow
 from prefect.client.schemas.objects import State
@@ -24,7 +24,10 @@ from tasks.nightly.compare import Comparison, store_of
 from tasks.nightly.outcome import Outcome, failures, night_record
 from tasks.nightly.prune import GRACE_SECONDS, alone_with
 from tasks.nightly.stage import announce, compare, error_of, follow_version, prune, summarize
+from tasks.shards.settings import PreparationSettings
 from tasks.storage import absolute
+
+DEFAULT = PreparationSettings()
 
 PREPARATIONS: dict[str, Flow[..., dict[str, Any]]] = {
     "pretrain": pretrain_data_prep,
@@ -38,10 +41,10 @@ PREPARATIONS: dict[str, Flow[..., dict[str, Any]]] = {
 def reprep_changed_blends(
     blends: str,
     output_dir: str,
-    keep: int = Field(default=7, ge=1),
-    grace_seconds: float = Field(default=GRACE_SECONDS, ge=0),
-    cluster: str = "local",
-    workers: int | None = None,
+    keep: Annotated[int, Field(ge=1)] = 7,
+    grace_seconds: Annotated[float, Field(ge=0)] = GRACE_SECONDS,
+    cluster: str = DEFAULT.cluster,
+    workers: Annotated[int | None, Field(ge=1)] = DEFAULT.workers,
 ) -> dict[str, Any]:
     """Prepare the next version of every blend that changed, and remove what is out of date.
 
@@ -60,7 +63,7 @@ def reprep_changed_blends(
         outcomes = [_brought_up_to_date(blend, output_dir, under) for blend in found]
         pruned = error_of(prune(output_dir, keep, grace_seconds, return_state=True))
     summarize(outcomes)
-    if failed := "; ".join(filter(None, [failures(outcomes), pruned and f"nothing was pruned: {pruned}"])):
+    if failed := "; ".join(filter(None, [failures(outcomes), pruned and f"pruning failed: {pruned}"])):
         raise RunError(failed)
     return night_record(outcomes, output_dir)
 

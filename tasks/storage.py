@@ -1,6 +1,7 @@
-"""One place that turns a path or URI into a file system: local paths, s3://, gs://, memory://, hf://.
+"""One place that turns a path or URI into a file system: local paths, s3://, gs://, memory://, hf://, art://.
 
-fsspec does the work. Its instances are cached per process and configured from the environment (credentials, end
+`art://NAME`, `art://NAME:v3` and `art://NAME/file` stand for what was registered under a name (`tokenmill register`), wherever
+a place is read. fsspec does the rest. Its instances are cached per process and configured from the environment (credentials, end
 points), never from blends or command lines.
 """
 
@@ -8,6 +9,7 @@ import os
 from typing import Literal, cast
 
 import fsspec
+import orjson
 from fsspec.implementations.local import LocalFileSystem
 from fsspec.spec import AbstractFileSystem
 
@@ -19,6 +21,9 @@ SourceIdentity = Literal["content", "stat"]
 EXTRAS = {"s3": "s3", "s3a": "s3", "gs": "gcs", "gcs": "gcs"}
 
 
+ART, LATEST = "art://", "latest"
+
+
 def is_local(uri: str) -> bool:
     """Whether `uri` is a path of this machine rather than a URL."""
     return "://" not in uri or uri.startswith("file://")
@@ -26,6 +31,8 @@ def is_local(uri: str) -> bool:
 
 def absolute(uri: str) -> str:
     """The one spelling of a place: an absolute local path without `file://`, or the URL without a trailing slash."""
+    if uri.startswith(ART):
+        return located(uri)
     if is_local(uri):
         return os.path.abspath(os.path.expanduser(uri.removeprefix("file://")))  # noqa: PTH100, PTH111 - `..` is resolved, links are kept
     return uri.rstrip("/")
@@ -53,6 +60,8 @@ def filesystem(uri: str) -> tuple[AbstractFileSystem, str]:
 
     Raises InputError when the scheme is unknown or the extra that serves it is not installed.
     """
+    if uri.startswith(ART):
+        return filesystem(located(uri))
     if is_local(uri):
         return LocalFileSystem(), absolute(uri)
     scheme = uri.split("://", 1)[0]
@@ -67,3 +76,28 @@ def filesystem(uri: str) -> tuple[AbstractFileSystem, str]:
             f"{uri}: unknown scheme {scheme!r}; use a local path, s3://, gs://, memory:// or hf://"
         ) from error
     return cast("tuple[AbstractFileSystem, str]", found)
+
+
+def registry() -> str:
+    """Where names are kept: TOKENMILL_ARTIFACTS, a folder or URI, or a folder of the user's."""
+    return absolute(os.environ.get("TOKENMILL_ARTIFACTS") or "~/.tokenmill/artifacts")
+
+
+def located(reference: str) -> str:
+    """The place that `art://NAME[:VERSION][/PATH]` stands for; the latest version without one.
+
+    Raises InputError when nothing is registered under that name, or no such version.
+    """
+    named, _, rest = reference.removeprefix(ART).partition("/")
+    name, _, version = named.partition(":")
+    system, folder = filesystem(join(registry(), name))
+    try:
+        newest = version in {"", LATEST}
+        chosen = cast("bytes", system.cat_file(join(folder, LATEST))).decode().strip() if newest else version
+        place = orjson.loads(cast("bytes", system.cat_file(join(folder, f"{chosen}.json"))))["path"]
+    except FileNotFoundError as error:
+        raise InputError(
+            f"{reference}: nothing is registered as {named!r} in {registry()}; register it with: tokenmill register "
+            f"{name} FOLDER, or set TOKENMILL_ARTIFACTS"
+        ) from error
+    return join(place, rest) if rest else place

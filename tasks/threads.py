@@ -1,6 +1,6 @@
 """One function over many items in a few threads, for work that waits: small reads, requests to a store.
 
-A future for each item costs 60 µs and 2 kB, which is 2 GB for a million receipts, so items travel in runs of up to
+A future for each item costs 22 µs and 1.6 kB, which is 1.6 GB for a million, so items travel in runs of up to
 64. Where there are few, each travels alone: four large files keep four threads busy.
 """
 

@@ -132,8 +132,11 @@ class FlakyApplication:
 
 
 def body_of(environ):
-    length = environ.get("CONTENT_LENGTH")
-    return environ["wsgi.input"].read(int(length)) if length else environ["wsgi.input"].read()
+    """What was sent, whose length is told unless it comes in chunks."""
+    stream = environ["wsgi.input"]
+    return (
+        stream.read() if environ.get("wsgi.input_terminated") else stream.read(int(environ.get("CONTENT_LENGTH") or 0))
+    )
 
 
 def close(sent):
@@ -149,7 +152,11 @@ def hang_up(environ):
 
 
 class Handler(MotoRequestHandler):
-    def log_request(self, *arguments):
+    def run_wsgi(self):
+        super().run_wsgi()
+        self.close_connection = True
+
+    def log(self, *arguments):
         pass
 
 

@@ -14,7 +14,7 @@ from pydantic import JsonValue
 
 from tasks.blend.models import Blend, DataSource, TransformSpec
 from tasks.errors import InputError, nearest
-from tasks.storage import absolute, filesystem, is_local, join
+from tasks.storage import ART, absolute, filesystem, is_local, join, located
 from tasks.strict import parse
 
 READS_TABLES = "resolve_placeholders"
@@ -96,6 +96,8 @@ def _anchor_table(table: JsonValue, base: str) -> JsonValue:
 
 
 def _anchor_path(path: str, base: str) -> str:
+    if path.startswith(ART):
+        return located(path)
     if not is_local(path):
         return path
     plain = path.removeprefix("file://")

@@ -2,6 +2,6 @@
 
     BLENDS/<kind>/<name>.json + settings ─► compare ─► prepare OUTPUT/<kind>/<name>/<version>/ ─► latest.json ─► prune
 
-A blend that did not change costs its listing: everything is known by what the last manifest says of it. One that did
-costs its new shards, because all versions of all blends share one store.
+A blend that did not change costs its listing (0.4 s for 10,000 local files): the last manifest says by content what it
+was made from. One that did costs its new shards, because all versions of all blends share one store.
 """

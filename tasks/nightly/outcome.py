@@ -12,7 +12,7 @@ Result = Literal["unchanged", "prepared", "failed"]
 
 @dataclass(frozen=True, slots=True)
 class Outcome:
-    """What became of a blend: the version that is the latest now (None where there is none), why there is a new one, how many
+    """What became of a blend: the version that is the latest now, where that is known, why there is a new one, how many
     shards were built and reused for it, or what it failed of.
     """
 

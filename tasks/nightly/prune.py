@@ -104,6 +104,20 @@ def leftovers(store: str, keep: Iterable[str], grace_seconds: float = GRACE_SECO
     return Leftovers(sum(map(len, kept.values())), removable, len(unreferenced) - len(removable))
 
 
+def prune_record(found: Leftovers, store: str, keep: Iterable[str]) -> dict[str, Any]:
+    """The record of what was removed, or would be, as every command prints one."""
+    record = {
+        "path": absolute(store),
+        "type": "prune",
+        "shards": len(found.removable),
+        "bytes": found.size,
+        "young": found.young,
+        "referenced": found.referenced,
+        "made_from": [{"type": "publication", "path": absolute(output_dir)} for output_dir in keep],
+    }
+    return {"prune": record}
+
+
 def references(store: str, keep: Iterable[str]) -> References:
     """The shards that the manifests of output folders refer to."""
     found: defaultdict[str, set[str]] = defaultdict(set)
@@ -159,9 +173,9 @@ def _stored(store: str, kind: str) -> Iterable[StoredShard]:
     folders = {key for key in folders_in(join(store, kind)) if KEY.fullmatch(key)}
     system, path = filesystem(join(store, kind))
     files: defaultdict[str, dict[str, int]] = defaultdict(dict)
-    for place, entry in cast("dict[str, dict[str, Any]]", system.find(path, maxdepth=2, detail=True)).items():
+    for place, entry in cast("dict[str, dict[str, Any]]", system.find(path, detail=True)).items():
         key, _, name = place[len(path) :].strip("/").partition("/")
-        if key in folders and name:
+        if key in folders and name and "/" not in name:
             files[key][name] = entry["size"]
     return [StoredShard(kind, key, sorted(files[key]), sum(files[key].values())) for key in sorted(folders)]
 

@@ -88,7 +88,7 @@ def prune_versions(output_dir: str, keep: int) -> list[str]:
     newest = latest(output_dir)
     if newest is None:
         return []
-    kept = {*lineage(output_dir)[-keep:], newest.version}
+    kept = lineage(output_dir)[-keep:]
     gone = [name for name in _version_folders(output_dir) if name not in kept and order(name) < order(newest.version)]
     for name in gone:
         _remove(join(output_dir, name))
@@ -115,5 +115,5 @@ def folders_in(place: str) -> list[str]:
         entries = cast("list[dict[str, Any]]", system.ls(path, detail=True))
     except (FileNotFoundError, NotADirectoryError):
         return []
-    found = [entry for entry in entries if entry["type"] == "directory" and not entry.get("islink")]
+    found = [entry for entry in entries if entry["type"] == "directory"]  # a link to one is none
     return sorted(str(entry["name"]).rstrip("/").rpartition("/")[2] for entry in found)

@@ -7,7 +7,9 @@ from prefect import get_run_logger, task
 from prefect.artifacts import create_markdown_artifact, create_table_artifact
 from prefect.cache_policies import NO_CACHE
 
+from tasks.errors import InputError, RunError
 from tasks.report.summary import artifact_record, data_set_rows, markdown, warnings
+from tasks.report.weights_and_biases import is_asked_for, log_preparation
 
 
 @task(name="report", cache_policy=NO_CACHE, persist_result=False)
@@ -19,4 +21,9 @@ def report(manifest: Mapping[str, Any], output_dir: str) -> dict[str, Any]:
     create_markdown_artifact(markdown(manifest, output_dir), key="summary", description="what was prepared")
     for warning in warnings(manifest):
         get_run_logger().warning(warning)
+    if is_asked_for():
+        try:
+            log_preparation(manifest, output_dir)
+        except (InputError, RunError) as error:  # what is published is published, whoever hears of it
+            get_run_logger().warning("not logged to Weights & Biases: %s", error)
     return artifact_record(manifest, output_dir)

@@ -36,7 +36,7 @@ def shard_identities(
 ) -> list[dict[str, Any]]:
     """The identity of the shard that each recipe makes of its slice.
 
-    Slices that share a recipe share one dict of it, which nobody changes: a million copies would take 100 s and 1 GB.
+    Slices that share a recipe share one dict of it, which nobody changes: a million copies would take a minute and 1 GB.
     """
     plain = {id(recipe): asdict(recipe) for recipe in {id(recipe): recipe for recipe in recipes}.values()}
     return [

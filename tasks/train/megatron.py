@@ -54,6 +54,8 @@ class MegatronEngine:
         self._take(weights)
         self._model = _replicated(self._bare, config, settings)
         self._optimizer = get_megatron_optimizer(_optimizer(settings, precision), [self._model])
+        if settings.optimizer.distributed:
+            _begin(self._optimizer)
         config.finalize_model_grads_func = finalize_model_grads
         config.grad_scale_func = self._optimizer.scale_loss
 
@@ -83,7 +85,7 @@ class MegatronEngine:
         """See Engine."""
         state = cast("dict[str, Any]", dist_checkpointing.load(self._state(loading=True), folder))
         self._bare.load_state_dict(state["model"])
-        self._optimizer.load_state_dict(state["optimizer"])
+        _take_up(self._optimizer, state["optimizer"])
 
     def weights(self) -> Mapping[str, torch.Tensor]:
         """See Engine."""
@@ -243,3 +245,32 @@ def _optimizer(settings: TrainSettings, precision: Precision) -> OptimizerConfig
         params_dtype=DTYPES[precision],
         use_distributed_optimizer=chosen.distributed,
     )
+
+
+def _states(optimizer: Any) -> list[tuple[torch.Tensor, dict[str, torch.Tensor]]]:  # noqa: ANN401 - one of several kinds
+    """Each parameter with what torch's own optimizer knows of it; nothing where Transformer Engine's or Apex's is used."""
+    parts = [part.optimizer for part in optimizer.chained_optimizers if isinstance(part.optimizer, torch.optim.AdamW)]
+    groups = [(part.state, group["params"]) for part in parts for group in part.param_groups]
+    return [(parameter, state[parameter]) for state, parameters in groups for parameter in parameters]
+
+
+def _begin(optimizer: Any) -> None:  # noqa: ANN401
+    """Do what torch's optimizer does at its first step: a distributed one can take up no state before it has one."""
+    for parameter, known in _states(optimizer):
+        known["step"] = torch.zeros(())
+        known |= {name: torch.zeros_like(parameter) for name in ("exp_avg", "exp_avg_sq")}
+
+
+def _take_up(optimizer: Any, state: dict[str, Any]) -> None:  # noqa: ANN401
+    """Load the state of an optimizer.
+
+    Of a distributed one megatron-core loads torch's own counters of steps as one that all parameters share, which would
+    count each step once for each of them, and then looks for them among the tensors of its checkpoint, where they are not.
+    """
+    shared_out = state.pop("param_state", None)
+    optimizer.load_state_dict(state)
+    counters = [(known, known.pop("step").clone()) for _, known in _states(optimizer)]
+    if shared_out is not None:
+        optimizer.chained_optimizers[0].load_parameter_state_from_fully_reshardable(shared_out)
+    for known, step in counters:
+        known["step"] = step

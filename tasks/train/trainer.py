@@ -34,5 +34,7 @@ def main() -> int:
     return 0
 
 
+if __name__ == "__mp_main__":  # the process of megatron-core, which would live on when this one is killed
+    die_with_parent()
 if __name__ == "__main__":
     sys.exit(main())

@@ -29,7 +29,9 @@ class SyntheticStore(AbstractFileSystem):
 
     protocol = "synthetic"
 
-    def find(self, path: str, detail: bool = False, **_: object) -> dict[str, dict[str, Any]] | list[str]:
+    def find(
+        self, path: str, maxdepth: int | None = None, withdirs: bool = False, detail: bool = False, **_: object
+    ) -> dict[str, dict[str, Any]] | list[str]:
         """All objects of a bucket, in one go."""
         bucket = path.split("/", 1)[0]
         names = [f"{bucket}/{number // 1000:05}/part-{number:08}.jsonl" for number in range(int(bucket.split("-")[1]))]

@@ -77,12 +77,11 @@ class Nights:
         """A night: the manifest of each blend that got a new version, by name."""
         made = {}
         with alone_with(store_of(self.out)):
-            for name, compared in ((blend.name, blend) for blend in find_blends(str(self.blends))):
-                compared = compare_blend(compared, self.out, {}, at(day))
+            for blend in find_blends(str(self.blends)):
+                compared = compare_blend(blend, self.out, {}, at(day))
                 if compared.reasons:
-                    settings = {key: getattr(compared.settings, key) for key in compared.settings.model_fields_set}
-                    _, made[name] = prepare(compared.blend.path, compared.path, **settings)
-                    follow_prepared(compared, artifact_record(made[name], compared.path))
+                    _, made[blend.name] = prepare(blend.path, compared.path, **compared.chosen)
+                    follow_prepared(compared, artifact_record(made[blend.name], compared.path))
             self.versions_gone, self.leftovers = prune_night(self.out, keep, grace_seconds)
         return made
 

@@ -61,6 +61,7 @@ def test_rl_is_up_to_date_until_its_data_changes(tmp_path):
     unchanged_until_data_changes(OneBlend(tmp_path, "rl", preparing_rl.prepare, settings))
 
 
+@pytest.mark.slow
 def test_sft_is_up_to_date_until_data_or_template_change(tmp_path):
     template = tmp_path / "chat.jinja"
     template.write_text(CHATML)

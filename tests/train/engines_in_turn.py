@@ -22,6 +22,7 @@ from pathlib import Path
 import numpy as np
 
 from tasks.train.batch import Batch
+from tasks.train.orphans import die_with_parent
 from tasks.train.packed import FlatPacks, PackedRows
 from tasks.train.schedule import learning_rate
 from tasks.train.settings import TrainSettings
@@ -240,6 +241,7 @@ def do_all(cases, folder):
 
 def as_one_of(processes, rank, port, cases, folder):
     """A process of a world, made known to it as torchrun would."""
+    die_with_parent()
     if processes > 1:
         known = {"RANK": rank, "WORLD_SIZE": processes, "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port}
         os.environ.update({name: str(value) for name, value in known.items()})
@@ -260,8 +262,7 @@ def main():
     children = []
     for processes in sorted({case.get("processes", 1) for case in cases}):
         own, port = [case for case in cases if case.get("processes", 1) == processes], free_port()
-        for rank in range(processes):
-            children.append(fork(partial(as_one_of, processes, rank, port, own, plan.parent)))
+        children += [fork(partial(as_one_of, processes, rank, port, own, plan.parent)) for rank in range(processes)]
     while children:
         child, status = os.wait()
         children.remove(child)
@@ -271,5 +272,7 @@ def main():
             sys.exit(1)
 
 
+if __name__ == "__mp_main__":  # the process that writes checkpoints
+    die_with_parent()
 if __name__ == "__main__":
     main()

@@ -1,0 +1,152 @@
+"""Names for what was made: versions under a name, each of which says where it is and what it was made from.
+
+    ROOT/NAME/v1.json, v2.json …   a record per version, never written again
+    ROOT/NAME/latest               the newest version, as text
+
+Nothing is copied: a record points at a folder, and `art://NAME:v2` can be read wherever a folder can. ROOT is
+TOKENMILL_ARTIFACTS, on a disk or an object store that all who use the names can reach. Following what each was made from
+back, through other names, gives the lineage of a model down to its data sets.
+"""
+
+import re
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from typing import Any
+
+import orjson
+from rich.console import Console
+from rich.markup import escape
+from rich.tree import Tree
+
+from tasks.artifact import Artifact, MadeFrom
+from tasks.errors import InputError
+from tasks.shards.lock import locked
+from tasks.shards.manifest import read_manifest
+from tasks.shards.publish import publish_bytes
+from tasks.shards.store import read_bytes
+from tasks.storage import ART, LATEST, absolute, filesystem, is_local, join, located, registry
+
+NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.-]{0,127}")
+VERSION = re.compile(r"v(\d+)\.json")
+
+RECORDS = ("training.json", "results.json")
+"""What says of a folder without a manifest what it is and was made from."""
+
+DEEPEST = 20
+
+
+@dataclass(frozen=True, slots=True)
+class Registered:
+    """A version under a name."""
+
+    name: str
+    version: str
+    artifact: Artifact
+
+    @property
+    def reference(self) -> str:
+        """How it is called."""
+        return f"{ART}{self.name}:{self.version}"
+
+
+def register(name: str, artifact: Artifact) -> Registered:
+    """Give `artifact` the next version of a name; a version that points at the same content stays the latest.
+
+    Raises InputError for a name that could not be one part of a path.
+    """
+    if not NAME.fullmatch(name):
+        raise InputError(
+            f"{name!r}: a name is letters, digits, '.', '_' and '-', at most 128, and begins with a letter or digit"
+        )
+    folder = join(registry(), name)
+    if not is_local(folder):
+        return _registered(name, folder, artifact)
+    with locked(folder):
+        return _registered(name, folder, artifact)
+
+
+def _registered(name: str, folder: str, artifact: Artifact) -> Registered:
+    numbers = sorted(_numbers(folder))
+    if numbers and _read(folder, numbers[-1]) == artifact.model_dump():
+        return Registered(name, f"v{numbers[-1]}", artifact)
+    version = f"v{numbers[-1] + 1 if numbers else 1}"
+    record = {**artifact.model_dump(), "registered_at": datetime.now(UTC).isoformat(timespec="seconds")}
+    publish_bytes(join(folder, f"{version}.json"), orjson.dumps(record, option=orjson.OPT_INDENT_2))
+    publish_bytes(join(folder, LATEST), version.encode())
+    return Registered(name, version, artifact)
+
+
+def _numbers(folder: str) -> Iterator[int]:
+    system, path = filesystem(folder)
+    names = system.ls(path, detail=False) if system.exists(path) else []
+    for match in (VERSION.fullmatch(str(name).rpartition("/")[2]) for name in names):
+        if match:
+            yield int(match[1])
+
+
+def _read(folder: str, number: int) -> Mapping[str, Any]:
+    record = orjson.loads(read_bytes(join(folder, f"v{number}.json")) or b"{}")
+    return {name: value for name, value in record.items() if name != "registered_at"}
+
+
+def artifact_in(place: str) -> Artifact:
+    """What is in a folder: a preparation, a training, or results. Raises InputError when it is none of these."""
+    folder = absolute(place)
+    for name in RECORDS:
+        content = read_bytes(join(folder, name))
+        if content is not None:
+            return _described(orjson.loads(content), folder)
+    manifest = read_manifest(folder)
+    if manifest is None:
+        raise InputError(
+            f"{place}: neither prepared data, nor a training, nor results; point at the output folder of a command"
+        )
+    sources = dict.fromkeys(source["path"] for split in manifest["blend"].values() for source in split)
+    made_from = [MadeFrom(type="data", path=path) for path in sources]
+    return Artifact(path=folder, type=manifest["type"], made_from=made_from)
+
+
+def _described(record: Mapping[str, Any], folder: str) -> Artifact:
+    if record["type"] == "results":
+        model = MadeFrom(type="model", path=record["model"].removesuffix("/model"))
+        return Artifact(path=folder, type="results", made_from=[model, MadeFrom(type="data", path=record["data"])])
+    return Artifact(path=folder, type=record["type"], made_from=[MadeFrom(**source) for source in record["made_from"]])
+
+
+def lineage(place: str) -> dict[str, Any]:
+    """An artifact and, nested, all that it was made from. Raises InputError as `artifact_in` does."""
+    return _traced(artifact_in(place), DEEPEST)
+
+
+def _traced(artifact: Artifact, deeper: int) -> dict[str, Any]:
+    sources = [
+        _traced(found, deeper - 1) if deeper and (found := _known(source)) else {**source.model_dump(), "made_from": []}
+        for source in artifact.made_from
+    ]
+    return {"type": artifact.type, "path": artifact.path, "made_from": sources}
+
+
+def _known(source: MadeFrom) -> Artifact | None:
+    """What a source was made from in turn, where it says so."""
+    if source.type == "data" and any(character in source.path for character in "*?["):
+        return None
+    try:
+        return artifact_in(located(source.path) if source.path.startswith(ART) else source.path)
+    except (InputError, OSError):
+        return None
+
+
+def print_lineage(found: Mapping[str, Any], console: Console) -> None:
+    """A lineage for a terminal, as a tree."""
+    console.print(_branch(Tree(_label(found)), found))
+
+
+def _branch(tree: Tree, found: Mapping[str, Any]) -> Tree:
+    for source in found["made_from"]:
+        _branch(tree.add(_label(source)), source)
+    return tree
+
+
+def _label(found: Mapping[str, Any]) -> str:
+    return f"[bold]{escape(found['type'])}[/] {escape(found['path'])}"

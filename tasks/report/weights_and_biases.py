@@ -1,0 +1,105 @@
+"""Lineage in Weights & Biases, where WANDB_PROJECT asks for it: data sets and tokenizer in, a preparation out, and tables.
+
+Nothing is uploaded but `blend.json`, `manifest.json` and small tables; data sets and shards are references. WANDB_ENTITY,
+WANDB_NAME, WANDB_GROUP, WANDB_TAGS and WANDB_MODE (`offline` writes to ./wandb, for `wandb sync` later) mean what they always do.
+"""
+
+import os
+import re
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from tasks.errors import InputError, RunError
+from tasks.report.summary import data_set_rows
+from tasks.shards.manifest import BLEND, MANIFEST
+from tasks.shards.store import read_bytes
+from tasks.storage import absolute, is_local, join
+
+PROJECT = "WANDB_PROJECT"
+LONGEST = 128
+
+
+def is_asked_for() -> bool:
+    """Whether the environment names a project."""
+    return bool(os.environ.get(PROJECT))
+
+
+def log_preparation(manifest: Mapping[str, Any], output_dir: str) -> None:
+    """Log a preparation as a run of its own.
+
+    Raises InputError where the package is not installed, and RunError where it cannot log.
+    """
+    try:
+        import wandb
+        from wandb.errors import Error as WandbError
+    except ImportError as error:
+        raise InputError(
+            f"{PROJECT} is set, and wandb is not installed: pip install 'tokenmill[wandb]', or unset it"
+        ) from error
+    try:
+        _log(wandb, manifest, output_dir)
+    except (WandbError, OSError) as error:
+        raise RunError(f"{error}; check WANDB_API_KEY and the network, or set WANDB_MODE=offline") from error
+
+
+def _log(wandb: Any, manifest: Mapping[str, Any], output_dir: str) -> None:  # noqa: ANN401 - wandb is imported late
+    with wandb.init(job_type="data-prep", tags=["data-prep", manifest["type"]], config=manifest["settings"]) as run:
+        for source in _sources(manifest):
+            _take(run, _data_set(wandb, source))
+        tokenizer = manifest["settings"].get("tokenizer")
+        if "tokenizer" in manifest:
+            _take(run, wandb.Artifact(artifact_name(tokenizer["model"]), "tokenizer", metadata=tokenizer))
+        run.log_artifact(_output(wandb, manifest, output_dir), aliases=["latest"])
+        rows = data_set_rows(manifest)
+        run.log({f"{manifest['type']}/data_sets": wandb.Table(list(rows[0]), [list(row.values()) for row in rows])})
+        run.summary.update({name: manifest["totals"][name] for name in ("rows", "documents", "tokens")})
+
+
+def _take(run: Any, artifact: Any) -> None:  # noqa: ANN401 - wandb is imported late
+    """Name an input of a run. Offline, where inputs cannot be looked up, it is logged beside the output."""
+    if run.offline:
+        run.log_artifact(artifact)
+    else:
+        run.use_artifact(artifact)
+
+
+def artifact_name(uri: str) -> str:
+    """A URI as the name of an artifact: without scheme, and with what a name may hold."""
+    return re.sub(r"[^A-Za-z0-9_.-]+", "-", uri.partition("://")[2] or uri).strip("-")[-LONGEST:]
+
+
+def _sources(manifest: Mapping[str, Any]) -> list[Mapping[str, Any]]:
+    return [source for split in manifest["blend"].values() for source in split]
+
+
+def _data_set(wandb: Any, source: Mapping[str, Any]) -> Any:  # noqa: ANN401 - wandb is imported late
+    metadata = {name: value for name, value in source.items() if value is not None}
+    artifact = wandb.Artifact(
+        artifact_name(f"{source['path']}-{source.get('subset') or ''}"), "dataset", metadata=metadata
+    )
+    _refer(artifact, source["path"])
+    return artifact
+
+
+def _output(wandb: Any, manifest: Mapping[str, Any], output_dir: str) -> Any:  # noqa: ANN401 - wandb is imported late
+    metadata = {
+        "path": output_dir,
+        **{name: manifest["totals"][name] for name in ("rows", "documents", "tokens", "splits")},
+    }
+    artifact = wandb.Artifact(artifact_name(f"{manifest['type']}-{output_dir}"), manifest["type"], metadata=metadata)
+    for name in (BLEND, MANIFEST):
+        content = read_bytes(join(output_dir, name))
+        if content is not None:
+            with artifact.new_file(name, "wb") as file:
+                file.write(content)
+    _refer(artifact, join(output_dir, MANIFEST))
+    return artifact
+
+
+def _refer(artifact: Any, place: str) -> None:  # noqa: ANN401 - wandb is imported late
+    """Add a reference to a file or URI. A local folder or glob stands in the metadata alone: its files would all be listed."""
+    if not is_local(place):
+        artifact.add_reference(place, checksum=False)
+    elif Path(absolute(place)).is_file():
+        artifact.add_reference(f"file://{absolute(place)}", name="location", checksum=False)

@@ -1,0 +1,146 @@
+"""Nights as flow runs on a real Prefect server: what it is told of each blend, and how a night with a failure ends."""
+
+import json
+import os
+from pathlib import Path
+from urllib.request import Request, urlopen
+
+import pytest
+import yaml
+from prefect.client.schemas.filters import ArtifactFilter, ArtifactFilterFlowRunId, FlowRunFilter, FlowRunFilterName
+from prefect.client.schemas.objects import StateType
+from prefect_commands import wait_until
+
+from flows.nightly import reprep_changed_blends
+from tasks.shards.verify import verify
+from tasks.tokenize.inspect import inspect_pretrain_shard
+from tests.preparing import write_lines
+from tests.preparing_rl import write_rows
+from tests.tokenize.small_vocabularies import word_piece
+
+pytestmark = pytest.mark.slow
+
+WEB, BOOKS, BAD, QUESTIONS, TYPO = "pretrain/web", "pretrain/books", "pretrain/bad", "rl/questions", "rl/typo"
+
+
+class Blends:
+    """Two blends of text with a data set in common, one whose rows are bad, one of rows for RL, and settings of none."""
+
+    def __init__(self, folder):
+        self.folder, self.out = folder, folder / "out"
+        self.text("common", "abc" * 300)
+        self.text("more", "xyz" * 100)
+        write_rows(folder / "questions.jsonl", [{"prompt": f"question {number}"} for number in range(50)])
+        self.blend(WEB, "common", "more")
+        self.blend(BOOKS, "common")
+        self.text("bad", [b"{broken"] * 30)
+        self.blend(BAD, "bad")
+        self.blend(QUESTIONS, "questions")
+        tokenizer = {"tokenizer": {"model": str(word_piece(folder / "vocabulary"))}, "workers": 1}
+        (folder / "blends/pretrain/defaults.yaml").write_text(yaml.safe_dump(tokenizer))
+        (folder / "blends/rl/typo.yaml").write_text("")
+        (folder / "blends/rl/questions.yaml").write_text("transforms: [{select: [prompt]}]\nworkers: 1\n")
+
+    def text(self, name, words):
+        os.utime(write_lines(self.folder / f"{name}.jsonl", list(words)), (1_000_000_000, 1_000_000_000))
+
+    def blend(self, name, *datasets):
+        path = self.folder / "blends" / f"{name}.json"
+        path.parent.mkdir(parents=True, exist_ok=True)
+        sources = [{"name": each, "path": f"../../{each}.jsonl"} for each in datasets]
+        path.write_text(json.dumps({"datasets": sources}))
+
+    def run(self):
+        """A night; its final state."""
+        return reprep_changed_blends(str(self.folder / "blends"), str(self.out), return_state=True)
+
+    def latest(self, name):
+        ((_, record),) = json.loads((self.out / name / "latest.json").read_bytes()).items()
+        return record
+
+
+@pytest.fixture(scope="module")
+def blends(tmp_path_factory):
+    return Blends(tmp_path_factory.mktemp("nightly"))
+
+
+def events(server, count):
+    """The first `count` events of blends, oldest first: what happened to which, and what is said of it."""
+    body = json.dumps({"filter": {"event": {"prefix": ["tokenmill.blend."]}, "order": "ASC"}}).encode()
+    request = Request(f"{server.url}/events/filter", body, {"Content-Type": "application/json"})
+
+    def enough():
+        with urlopen(request, timeout=10) as response:
+            found = json.load(response)["events"]
+        return found if len(found) >= count else None
+
+    found = wait_until(enough, 30)
+    return [
+        (event["event"].rpartition(".")[2], event["resource"]["prefect.resource.id"], event["payload"])
+        for event in found
+    ]
+
+
+def table_of(server, flow_run):
+    """The table that a night left with its run, by blend."""
+    of_run = ArtifactFilter(flow_run_id=ArtifactFilterFlowRunId(any_=[flow_run]))
+    (table,) = (each for each in server.client().read_artifacts(artifact_filter=of_run) if each.key == "nightly")
+    return {row["blend"]: row for row in json.loads(table.data)}
+
+
+def test_failures_stop_no_other_blend_and_are_named_in_the_end_and_the_next_night_finds_them_mended(
+    blends, prefect_api
+):
+    state = blends.run()
+    assert state.type == StateType.FAILED
+    error = str(state.result(raise_on_failure=False))
+    assert error.startswith(
+        "2 of 5 blends failed, all others are up to date: pretrain/bad: data set 'bad': 30 of 30 rows are"
+    )
+    assert "rl/typo: " in error
+    assert "did you mean 'questions.json'?" in error
+    table = table_of(prefect_api, state.state_details.flow_run_id)
+    assert {name: row["result"] for name, row in table.items()} == {
+        WEB: "prepared", BOOKS: "prepared", QUESTIONS: "prepared", BAD: "failed", TYPO: "failed",
+    }  # fmt: skip
+    assert [(table[name]["built"], table[name]["reused"]) for name in (BOOKS, WEB)] == [(1, 0), (1, 1)]
+    assert "30 of 30 rows are bad" in table[BAD]["why"]
+    assert not (blends.out / BAD / "latest.json").exists()
+    first = {name: blends.latest(name)["version"] for name in (WEB, BOOKS, QUESTIONS)}
+    for name in (WEB, BOOKS):
+        assert verify(blends.latest(name)["path"], inspect_pretrain_shard).problems == []
+
+    blends.text("bad", "mno" * 100)
+    blends.text("more", "xyz" * 200)
+    (blends.folder / "blends/rl/typo.yaml").unlink()
+    state = blends.run()
+    assert state.is_completed()
+    record = state.result()["nightly"]
+    assert (record["prepared"], record["unchanged"], record["failed"]) == (2, 2, 0)
+    assert {source["path"] for source in record["made_from"]} == {
+        str(blends.folder / "blends" / f"{name}.json") for name in (WEB, BOOKS, QUESTIONS, BAD)
+    }
+    assert blends.latest(WEB)["before"] == first[WEB]
+    assert {name: blends.latest(name)["version"] for name in (BOOKS, QUESTIONS)} == {
+        name: first[name] for name in (BOOKS, QUESTIONS)
+    }
+    grown = ["more: 1 grown (more.jsonl: 4.2 kB -> 8.4 kB)"]
+    assert record["blends"][WEB]["why"] == grown[0]
+
+    told = events(prefect_api, 13)
+    assert [(what, resource.removeprefix("tokenmill.blend.")) for what, resource, _ in told] == [
+        ("changed", "pretrain.bad"), ("failed", "pretrain.bad"),
+        ("changed", "pretrain.books"), ("prepared", "pretrain.books"),
+        ("changed", "pretrain.web"), ("prepared", "pretrain.web"),
+        ("changed", "rl.questions"), ("prepared", "rl.questions"), ("failed", "rl.typo"),
+        ("changed", "pretrain.bad"), ("prepared", "pretrain.bad"),
+        ("changed", "pretrain.web"), ("prepared", "pretrain.web"),
+    ]  # fmt: skip
+    *_, changed, prepared = (payload for *_, payload in told)
+    assert changed["reasons"] == prepared["reasons"] == grown
+    assert prepared["path"] == blends.latest(WEB)["path"]
+    assert prepared["shards"] == {"total": 2, "built": 1, "reused": 1}
+    assert Path(changed["blend"]) == blends.folder / "blends/pretrain/web.json"
+    of_web = FlowRunFilter(name=FlowRunFilterName(any_=[f"{WEB}-{blends.latest(WEB)['version']}"]))
+    runs = prefect_api.client().read_flow_runs(flow_run_filter=of_web)
+    assert [run.state.name for run in runs] == ["Completed"], "its preparation is a run of its own"

@@ -1,0 +1,119 @@
+"""Names and versions of what was made, found again wherever a place is read; and the lineage back to data sets."""
+
+import json
+import threading
+
+import pytest
+
+from flows.cli import run
+from tasks.artifact import Artifact, MadeFrom, read_artifact
+from tasks.blend.load import load_blend
+from tasks.errors import InputError
+from tasks.report.registry import artifact_in, lineage, register
+from tasks.shards.manifest import read_manifest
+from tasks.shards.publish import publish_bytes
+from tasks.storage import absolute, located
+from tests.preparing import blend_of, prepare, write_lines
+
+
+@pytest.fixture(autouse=True)
+def root(tmp_path, monkeypatch):
+    monkeypatch.setenv("TOKENMILL_ARTIFACTS", str(tmp_path / "names"))
+    return tmp_path / "names"
+
+
+@pytest.fixture
+def prepared(tmp_path):
+    path = write_lines(tmp_path / "a.jsonl", ["some text", "and more"])
+    prepare(blend_of(path), tmp_path / "out", tokenizer={"model": "cl100k_base"})
+    return tmp_path / "out"
+
+
+def artifact(path, **facts):
+    return Artifact(path=str(path), type="pretrain", **facts)
+
+
+def test_versions_count_up_and_the_newest_is_the_latest(root):
+    assert [register("corpus", artifact(place)).version for place in ("/a", "/b", "/c")] == ["v1", "v2", "v3"]
+    assert [located(f"art://corpus{version}") for version in ("", ":latest", ":v1", ":v2")] == ["/c", "/c", "/a", "/b"]
+    assert located("art://corpus:v2/blend.json") == absolute("art://corpus:v2/blend.json") == "/b/blend.json"
+
+
+def test_the_same_again_makes_no_new_version():
+    assert register("corpus", artifact("/a", tokens=1)).version == "v1"
+    assert register("corpus", artifact("/a", tokens=1)).version == "v1"
+    assert register("corpus", artifact("/a", tokens=2)).version == "v2"
+
+
+def test_registrations_at_the_same_time_get_versions_of_their_own(root):
+    versions = []
+    threads = [
+        threading.Thread(target=lambda place=place: versions.append(register("corpus", artifact(place)).version))
+        for place in map(str, range(8))
+    ]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert sorted(versions) == [f"v{number}" for number in range(1, 9)]
+
+
+@pytest.mark.parametrize("name", ["", "a/b", "../a", ".hidden", "a b", "x" * 129])
+def test_a_name_is_one_part_of_a_path(name):
+    with pytest.raises(InputError, match="a name is letters"):
+        register(name, artifact("/a"))
+
+
+def test_an_unknown_name_or_version_is_refused_with_the_remedy():
+    register("corpus", artifact("/a"))
+    for reference in ("art://corpse", "art://corpus:v7", "art://corpus:v7/blend.json"):
+        with pytest.raises(InputError, match="register it with"):
+            located(reference)
+
+
+def test_nothing_is_written_through_a_name():
+    register("corpus", artifact("/a"))
+    with pytest.raises(InputError, match="cannot publish"):
+        publish_bytes("art://corpus/file", b"")
+
+
+def test_a_name_stands_for_its_folder_wherever_one_is_read(prepared):
+    register("corpus", artifact_in(str(prepared)))
+    assert read_manifest("art://corpus") == read_manifest(str(prepared))
+    blend = load_blend({"datasets": [{"name": "a", "path": "art://corpus/train"}]})
+    assert [source.path for source in blend.datasets or []] == [str(prepared / "train")]
+    assert run(["verify", "art://corpus"]) == 0
+
+
+def test_the_lineage_of_results_goes_back_to_the_data_sets(tmp_path, prepared):
+    model, results = tmp_path / "model", tmp_path / "results"
+    training = {"type": "model", "made_from": [{"type": "pretrain", "path": str(prepared)}]}
+    publish_bytes(str(model / "training.json"), json.dumps(training).encode())
+    found = {"type": "results", "model": f"{model}/model", "data": str(prepared)}
+    publish_bytes(str(results / "results.json"), json.dumps(found).encode())
+    register("results", artifact_in(str(results)))
+    data = {
+        "type": "pretrain",
+        "path": str(prepared),
+        "made_from": [{"type": "data", "path": f"{tmp_path}/a.jsonl", "made_from": []}],
+    }
+    assert lineage("art://results") == {
+        "type": "results",
+        "path": str(results),
+        "made_from": [{"type": "model", "path": str(model), "made_from": [data]}, data],
+    }
+
+
+@pytest.mark.parametrize(
+    "line", [b"", b"[]", b"{}", b'{"a": 1}', b'{"a": {}, "b": {}}', b'{"a": {"path": "", "type": "x"}}', b"\xff"]
+)
+def test_what_is_no_artifact_is_refused(line):
+    with pytest.raises(InputError, match="holds no artifact record"):
+        read_artifact(line, set(), "train")
+
+
+def test_an_artifact_of_another_kind_is_refused():
+    line = b'{"harmony": {"path": "/x", "type": "harmony", "made_from": [{"type": "data", "path": "y"}], "rows": 3}}'
+    assert read_artifact(line, {"harmony"}, "score").made_from == [MadeFrom(type="data", path="y")]
+    with pytest.raises(InputError, match="of type 'harmony', and this needs pretrain or sft"):
+        read_artifact(line, {"sft", "pretrain"}, "train")

@@ -1,0 +1,113 @@
+"""Lineage in Weights & Biases, offline: what the run's own file says of it."""
+
+import json
+import struct
+import time
+from pathlib import Path
+
+import pytest
+
+from tasks.errors import InputError
+from tasks.report.weights_and_biases import artifact_name, is_asked_for, log_preparation
+from tests.preparing import blend_of, prepare, write_lines
+
+pb2 = pytest.importorskip("wandb.proto.wandb_internal_pb2")
+
+BLOCK, HEADER = 32 * 1024, 7
+FULL, FIRST, LAST = 1, 2, 4
+
+
+def records(file):
+    """The records of a .wandb file: seven bytes of its own, then LevelDB's log format, each a protobuf message."""
+    data, at, gathered = file.read_bytes(), HEADER, b""
+    while at + HEADER <= len(data):
+        if BLOCK - at % BLOCK < HEADER:
+            at += BLOCK - at % BLOCK
+        _, length, kind = struct.unpack("<IHB", data[at : at + HEADER])
+        piece, at = data[at + HEADER : at + HEADER + length], at + HEADER + length
+        gathered = piece if kind in {FULL, FIRST} else gathered + piece
+        if kind in {FULL, LAST}:
+            record = pb2.Record()
+            record.ParseFromString(gathered)
+            yield record
+
+
+@pytest.fixture(scope="module")
+def logged(tmp_path_factory):
+    """A preparation of two data sets, and the records of the run that logged it."""
+    folder = tmp_path_factory.mktemp("logged")
+    paths = [write_lines(folder / f"{name}.jsonl", ["some text", "and more"]) for name in "ab"]
+    _, manifest = prepare(blend_of(*paths), folder / "out", tokenizer={"model": "cl100k_base"})
+    with pytest.MonkeyPatch.context() as patched:
+        patched.chdir(folder)
+        for name, value in {"PROJECT": "mill", "MODE": "offline", "SILENT": "true", "DIR": str(folder)}.items():
+            patched.setenv(f"WANDB_{name}", value)
+        assert is_asked_for()
+        log_preparation(manifest, str(folder / "out"))
+    (file,) = folder.glob("wandb/offline-run-*/*.wandb")
+    return folder, manifest, ended(file)
+
+
+def ended(file):
+    """The records, once the last is there: wandb's own process writes them, and has its own pace."""
+    deadline = time.monotonic() + 60
+    while time.monotonic() < deadline:
+        found = list(records(file))
+        if found and found[-1].HasField("exit"):
+            return found
+        time.sleep(0.01)
+    raise AssertionError("the run has not ended")
+
+
+def artifacts(logged):
+    found = [record.artifact for record in logged[2] if record.HasField("artifact")]
+    return {artifact.type: [each for each in found if each.type == artifact.type] for artifact in found}
+
+
+def test_data_sets_tokenizer_and_output_are_artifacts(logged):
+    folder, _, _ = logged
+    found = artifacts(logged)
+    assert {kind: len(each) for kind, each in found.items() if not kind.startswith("run")} == {
+        "dataset": 2,
+        "tokenizer": 1,
+        "pretrain": 1,
+    }
+    (output,) = found["pretrain"]
+    entries = {entry.path: entry for entry in output.manifest.contents}
+    assert set(entries) == {"blend.json", "manifest.json", "location"}
+    assert entries["location"].ref == f"file://{folder / 'out/manifest.json'}"
+    references = {entry.ref for data_set in found["dataset"] for entry in data_set.manifest.contents}
+    assert references == {f"file://{folder / name}.jsonl" for name in "ab"}
+    assert json.loads(found["tokenizer"][0].metadata)["model"] == "cl100k_base"
+
+
+def test_the_summary_has_the_totals(logged):
+    _, manifest, found = logged
+    summary = {}
+    for record in found:
+        if record.HasField("summary"):
+            summary |= {
+                item.key or ".".join(item.nested_key): json.loads(item.value_json) for item in record.summary.update
+            }
+    assert {name: summary[name] for name in ("rows", "documents", "tokens")} == {
+        name: manifest["totals"][name] for name in ("rows", "documents", "tokens")
+    }
+
+
+@pytest.mark.parametrize(
+    ("uri", "name"),
+    [
+        ("hf://org/name@main", "org-name-main"),
+        ("s3://bucket/a b/*.jsonl", "bucket-a-b-.jsonl"),
+        ("/data/x.jsonl", "data-x.jsonl"),
+    ],
+)
+def test_a_uri_becomes_a_name_that_is_allowed(uri, name):
+    assert artifact_name(uri) == name
+    assert len(artifact_name("x" * 500)) == 128
+
+
+def test_without_the_package_the_remedy_is_told(logged, monkeypatch):
+    monkeypatch.setitem(__import__("sys").modules, "wandb", None)
+    with pytest.raises(InputError, match=r"pip install 'tokenmill\[wandb\]'"):
+        log_preparation(logged[1], str(Path("/out")))

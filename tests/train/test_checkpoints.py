@@ -1,0 +1,246 @@
+"""Training that goes on from a checkpoint is, bit by bit, training that was never interrupted."""
+
+import json
+import os
+import shutil
+import signal
+
+import psutil
+import pytest
+import torch
+from safetensors.torch import load_file
+
+from tasks.train import checkpoints
+from tasks.train.events import Exported, Saved, Step
+from tasks.train.job import Job
+from tasks.train.llama import configuration, fresh
+from tasks.train.loop import Training, train
+from tasks.train.plain import PlainEngine
+from tasks.train.prepared import prepared_data
+from tasks.train.settings import TrainSettings
+from tasks.train.world import joined
+from tests.preparing_sft import chat_vocabulary
+from tests.train import training_runs
+from tests.train.engines_in_turn import LENGTH, PAD, VOCABULARY, Progressions, settings_of
+from tests.train.small_data import texts
+from tests.train.training_runs import engines_in_turn, found
+
+torch.set_num_threads(1)
+
+PLAIN = {"engine": "transformers", "steps": 8, "checkpoint_every": 4, "model": {"tied_embeddings": True}}
+
+
+@pytest.fixture
+def world():
+    with joined("cpu") as world:
+        yield world
+
+
+def plain_engine(world, **settings):
+    chosen = settings_of({"settings": {**PLAIN, **settings}})
+    vocabulary = chosen.model.vocabulary(VOCABULARY)
+    return PlainEngine(
+        chosen, "float32", world, configuration(chosen.model, vocabulary, LENGTH, PAD),
+        fresh(chosen.model, vocabulary, chosen.seed),
+    )  # fmt: skip
+
+
+def trained(world, folder, keep=9, **settings):
+    """Train from the newest checkpoint of a folder to the end; where that was, what was told, and the engine."""
+    engine, told = plain_engine(world, **settings), []
+    done = checkpoints.resume(engine, world, str(folder))
+    training = Training(
+        settings_of({"settings": {**PLAIN, **settings}}), engine, world, Progressions(), None, 1.0, None, told.append,
+        lambda step: checkpoints.save(engine, world, str(folder), step, keep),
+    )  # fmt: skip
+    train(training, done)
+    return done, told, engine
+
+
+def figures(told):
+    """Of each step all that does not depend on time."""
+    return [
+        (event.step, event.loss, event.gradient_norm, event.learning_rate) for event in told if event.event == "step"
+    ]
+
+
+def assert_same_bits(left, right):
+    assert left.keys() == right.keys()
+    for name, tensor in left.items():
+        assert torch.equal(tensor, right[name]), name
+
+
+def names(folder):
+    return sorted(path.name for path in (folder / "checkpoints").iterdir())
+
+
+def test_plain_training_goes_on_bit_by_bit(world, tmp_path):
+    done, whole, engine = trained(world, tmp_path)
+    assert done == 0
+    assert names(tmp_path) == ["step_00000004", "step_00000008"]
+    shutil.rmtree(tmp_path / "checkpoints/step_00000008")
+    done, rest, resumed = trained(world, tmp_path)
+    assert done == 4
+    assert figures(rest) == figures(whole)[4:]
+    assert_same_bits(resumed.weights(), engine.weights())
+
+
+def test_a_training_that_is_done_has_nothing_left_to_do(world, tmp_path):
+    _, _, engine = trained(world, tmp_path)
+    done, told, again = trained(world, tmp_path)
+    assert (done, told) == (8, [])
+    assert_same_bits(again.weights(), engine.weights())
+
+
+def test_a_checkpoint_is_told_of_when_it_is_there_and_the_last_step_has_one(world, tmp_path):
+    _, told, _ = trained(world, tmp_path, steps=7, checkpoint_every=3)
+    order = [(event.event, event.step) for event in told]
+    assert [pair for pair in order if pair[0] == "saved"] == [("saved", 3), ("saved", 6), ("saved", 7)]
+    assert order.index(("saved", 3)) == order.index(("step", 3)) + 1
+    saved = next(event for event in told if event.event == "saved")
+    assert saved == Saved(step=3, path=str(tmp_path / "checkpoints/step_00000003"))
+    facts = json.loads((tmp_path / "checkpoints/step_00000003/checkpoint.json").read_text())
+    assert facts == {"step": 3, "processes": 1}
+
+
+def test_older_checkpoints_are_removed_when_the_new_one_is_there(world, tmp_path):
+    trained(world, tmp_path, keep=2, checkpoint_every=2)
+    assert names(tmp_path) == ["step_00000006", "step_00000008"]
+
+
+def test_what_a_killed_process_has_half_written_is_removed_and_not_taken_up(world, tmp_path):
+    trained(world, tmp_path)
+    half = tmp_path / "checkpoints/.step_00000012.0123456789abcdef.tmp"
+    half.mkdir()
+    (half / "state.safetensors").write_bytes(b"half")
+    assert checkpoints.resume(plain_engine(world), world, str(tmp_path)) == 8
+    assert names(tmp_path) == ["step_00000004", "step_00000008"]
+
+
+def test_a_checkpoint_that_fails_leaves_nothing_and_those_before_it(world, tmp_path):
+    class Full:
+        def save(self, folder):
+            (tmp_path / folder / "state.safetensors").write_bytes(b"half")
+            raise OSError("no room")
+
+    trained(world, tmp_path)
+    with pytest.raises(OSError, match="no room"):
+        checkpoints.save(Full(), world, str(tmp_path), 12, keep=1)
+    assert names(tmp_path) == ["step_00000004", "step_00000008"]
+
+
+def test_only_what_is_named_like_a_checkpoint_is_one(tmp_path):
+    assert checkpoints.steps_in(str(tmp_path)) == []
+    for name in ("step_00000020", "step_123456789", "step_00000003", "step_1", "step_00000004.old", "notes"):
+        (tmp_path / "checkpoints" / name).mkdir(parents=True)
+    assert checkpoints.steps_in(str(tmp_path)) == [3, 20, 123456789]
+
+
+def case(name, processes, **fields):
+    settings = {"steps": 8, **fields.pop("settings", {})}
+    return {"name": name, "what": "resume", "processes": processes, "settings": settings, **fields}
+
+
+DISTRIBUTED = {"optimizer": {"distributed": True}}
+RESUMED = [
+    case("one", 1),
+    case("in bfloat16", 1, precision="bfloat16"),
+    case("tied, packed", 1, rows="packed", settings={"model": {"tied_embeddings": True}}),
+    case("one, distributed optimizer", 1, settings=DISTRIBUTED),
+    case("replicas", 2),
+    case("replicas, distributed optimizer", 2, settings=DISTRIBUTED),
+    case("replicas, distributed optimizer, bfloat16", 2, settings=DISTRIBUTED, precision="bfloat16"),
+    case("replicas of plain", 2, settings={"engine": "transformers"}),
+    case("tensor", 2, settings={"parallel": {"tensor": 2}}),
+    case("pipeline", 2, settings={"parallel": {"pipeline": 2}}),
+    case("pipeline, tied", 2, settings={"parallel": {"pipeline": 2}, "model": {"tied_embeddings": True}}),
+]
+TAKEN_OVER = [
+    ("one", 2, {}),
+    ("one, distributed optimizer", 2, DISTRIBUTED),
+    ("one", 2, {"parallel": {"tensor": 2}}),
+    ("one", 2, {"parallel": {"pipeline": 2}}),
+    ("replicas", 1, {}),
+    ("replicas, distributed optimizer", 1, DISTRIBUTED),
+    ("tensor", 1, {}),
+    ("tensor", 2, {}),
+    ("pipeline", 1, {}),
+]
+"""Whose checkpoint is taken up, by how many processes, and how these are cut."""
+
+
+def taker(number):
+    giver, processes, settings = TAKEN_OVER[number]
+    return case(f"taker {number}", processes, settings=settings) | {"from": giver}
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("resumed")
+    engines_in_turn(folder, RESUMED)
+    engines_in_turn(folder, [taker(number) for number in range(len(TAKEN_OVER))])
+    return folder
+
+
+def weights(folder):
+    return load_file(folder / "model" / "model.safetensors")
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", [each["name"] for each in RESUMED])
+def test_engines_go_on_bit_by_bit(folder, name):
+    known = found(folder, name)
+    assert known["done"] == 4
+    assert known["resumed"] == known["whole"][4:]
+    assert_same_bits(weights(folder / name), weights(folder / name / "whole"))
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("number", range(len(TAKEN_OVER)))
+def test_a_checkpoint_is_taken_up_by_processes_that_are_cut_otherwise(folder, number):
+    giver, name = TAKEN_OVER[number][0], f"taker {number}"
+    losses, wanted = (
+        [loss for loss, _, _ in steps] for steps in (found(folder, name)["resumed"], found(folder, giver)["whole"][4:])
+    )
+    assert losses == pytest.approx(wanted, abs=1e-5)
+    for tensor, other in zip(weights(folder / name).values(), weights(folder / giver).values(), strict=True):
+        assert torch.allclose(tensor, other, rtol=0, atol=1e-5)
+
+
+@pytest.fixture(scope="module")
+def data(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("data")
+    return prepared_data(texts(folder, chat_vocabulary(folder / "vocabulary"))[0])
+
+
+def job(data, folder, **settings):
+    chosen = {
+        "steps": 8, "sequence_length": 32, "global_batch": 4, "micro_batch": 2, "device": "cpu", "keep_checkpoints": 3,
+        "model": {"layers": 1, "hidden": 32, "heads": 2, "key_value_heads": 1, "feed_forward": 64}, **settings,
+    }  # fmt: skip
+    return Job(settings=TrainSettings.model_validate(chosen), data=data, output_dir=str(folder))
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("processes", "settings"),
+    [(1, {"precision": "bfloat16"}), (2, {"optimizer": {"distributed": True}}), (1, {"engine": "transformers"})],
+)
+def test_a_trainer_that_was_killed_goes_on_as_if_it_had_not_been(data, tmp_path, processes, settings):
+    whole = training_runs.train(job(data, tmp_path / "whole", **settings), processes)
+    interrupted = job(data, tmp_path / "killed", checkpoint_every=4, **settings)
+    with training_runs.training(interrupted, processes) as running:
+        for line in running.stdout:
+            event = training_runs.heard(line)
+            if isinstance(event, Step) and event.step == 6:
+                break
+        trainers = psutil.Process(running.pid).children() if processes > 1 else [running]
+        os.kill(trainers[0].pid, signal.SIGKILL)
+        running.communicate()
+    assert running.returncode != 0
+    assert names(tmp_path / "killed") == ["step_00000004"]
+    again = training_runs.train(interrupted, processes)
+    assert (again.code, again.started.step) == (0, 4)
+    assert again.losses == {step: loss for step, loss in whole.losses.items() if step > 4}
+    assert len(again.of(Exported)) == 1
+    assert_same_bits(weights(tmp_path / "killed"), weights(tmp_path / "whole"))
