@@ -45,8 +45,9 @@ up() {
     start server "$BIN/prefect" server start --host 127.0.0.1
     wait_for server "$BIN/python" -c "import urllib.request; urllib.request.urlopen('$PREFECT_API_URL/health', timeout=2)"
     start scheduler "$BIN/dask" scheduler --host 127.0.0.1 --port "$DASK_PORT" --dashboard-address 127.0.0.1:0
-    start workers "$BIN/dask" worker "tcp://127.0.0.1:$DASK_PORT" --host 127.0.0.1 --nworkers "${WORKERS:-auto}" \
-        --nthreads 1 --no-dashboard
+    # Prefect's plugins serve commands; workers import Prefect where they cannot start.
+    start workers env PREFECT_PLUGINS_ENABLED=false "$BIN/dask" worker "tcp://127.0.0.1:$DASK_PORT" --host 127.0.0.1 --nworkers "${WORKERS:-auto}" \
+        --nthreads 1 --dashboard-address 127.0.0.1:0
     for pool in tokenmill gpu; do
         "$BIN/prefect" work-pool inspect $pool >/dev/null 2>&1 || "$BIN/prefect" work-pool create $pool --type process
     done
@@ -66,9 +67,10 @@ down() {
     for name in gpu-worker worker workers scheduler server; do
         if running $name; then
             pid=$(cat "$RUN/$name.pid")
-            kill -s TERM -- "-$pid" # the whole session: workers have children
             tries=0
-            while kill -0 "-$pid" 2>/dev/null && [ $tries -lt 60 ]; do
+            while kill -s 0 -- "-$pid" 2>/dev/null && [ $tries -lt 60 ]; do
+                # The whole session, because workers have children; again, because a Prefect worker goes at the second.
+                [ $((tries % 10)) -ne 0 ] || kill -s TERM -- "-$pid"
                 tries=$((tries + 1))
                 sleep 0.5
             done

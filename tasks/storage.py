@@ -24,6 +24,10 @@ EXTRAS = {"s3": "s3", "s3a": "s3", "gs": "gcs", "gcs": "gcs"}
 ART, LATEST = "art://", "latest"
 
 
+fsspec.register_implementation("s3", "tasks.s3.S3", clobber=True)
+fsspec.register_implementation("s3a", "tasks.s3.S3", clobber=True)
+
+
 def is_local(uri: str) -> bool:
     """Whether `uri` is a path of this machine rather than a URL."""
     return "://" not in uri or uri.startswith("file://")

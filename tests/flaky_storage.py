@@ -11,8 +11,8 @@ Whether a request fails depends on the seed, on what is asked for, and on how ma
 the order in which workers ask, nor on times. No request fails more than `IN_A_ROW` times one after the other, so that a
 client that tries often enough comes through.
 
-    with flaky_server() as server:
-        server.faults.rate = 0.2
+    with flaky_server() as server, used_here(server):
+        server.faults.clear(rate=0.2, seed=1)
         ...
         server.faults.counts["slow"]
 
@@ -29,11 +29,18 @@ from pathlib import Path
 from urllib.parse import parse_qsl
 
 import boto3
-from botocore.config import Config
+import botocore.retryhandler
+import fsspec
+import moto.s3.models
+import pytest
 from moto.server import DomainDispatcherApplication, MotoRequestHandler, create_backend_app
+from s3fs.core import S3File
 from werkzeug.serving import make_server
 from xxhash import xxh3_64_intdigest
 
+from tasks.shards import publish as publish_module
+
+KINDS = ("slow", "cut", "unsaid", "torn")
 IN_A_ROW = 3
 ONE = 1 << 64
 SLOW_DOWN = (
@@ -46,16 +53,21 @@ ENVIRONMENT = {
     "AWS_DEFAULT_REGION": "us-east-1",
     "AWS_EC2_METADATA_DISABLED": "true",
 }
+OTHERWISE = ("AWS_PROFILE", "AWS_SESSION_TOKEN", "AWS_ENDPOINT_URL_S3", "AWS_MAX_ATTEMPTS", "AWS_RETRY_MODE")
+"""What would make another user of the same environment."""
 
 
 @dataclass
 class Faults:
-    """Which requests fail, at what rate, and what was done so far. `methods` are those that may fail."""
+    """Which requests fail, at what rate, and what was done so far: how many of each kind, and each with its request.
+
+    From request number `down_from` on, all fail for which there is a kind.
+    """
 
     rate: float = 0.0
     seed: int = 0
-    kinds: tuple[str, ...] = ("slow", "cut", "unsaid", "torn")
-    in_a_row: int = IN_A_ROW
+    kinds: tuple[str, ...] = KINDS
+    down_from: int | None = None
     counts: Counter = field(default_factory=Counter)
     log: list = field(default_factory=list)
     _asked: Counter = field(default_factory=Counter)
@@ -68,18 +80,25 @@ class Faults:
         possible = [kind for kind in self.kinds if kind in kinds_for(environ)]
         with self._lock:
             self.counts["requests"] += 1
-            time = self._asked[asked]
             self._asked[asked] += 1
-            kind = self._chosen(asked, time, possible) if possible and self._failed[asked] < self.in_a_row else None
+            kind = self._chosen(asked, possible) if possible else None
             self._failed[asked] = self._failed[asked] + 1 if kind else 0
             if kind:
                 self.counts[kind] += 1
                 self.log.append((kind, asked))
         return kind
 
-    def _chosen(self, asked, time, possible):
-        drawn = xxh3_64_intdigest(f"{self.seed} {time} {asked}".encode())
-        return possible[drawn % len(possible)] if drawn < self.rate * ONE else None
+    def _chosen(self, asked, possible):
+        drawn = xxh3_64_intdigest(f"{self.seed} {self._asked[asked]} {asked}".encode())
+        unlucky = drawn < self.rate * ONE and self._failed[asked] < IN_A_ROW
+        down = self.down_from is not None and self.counts["requests"] >= self.down_from
+        return possible[drawn % len(possible)] if unlucky or down else None
+
+    def clear(self, **chosen):
+        """Forget what was done, and go on with what is `chosen` now."""
+        fresh = Faults(**chosen)
+        for name in ("rate", "seed", "kinds", "down_from", "counts", "log", "_asked", "_failed"):
+            setattr(self, name, getattr(fresh, name))
 
 
 def request_of(environ):
@@ -92,7 +111,7 @@ def request_of(environ):
 def kinds_for(environ):
     """What can go wrong with a request: only uploads can be cut, only downloads torn."""
     if environ["REQUEST_METHOD"] == "GET":
-        return {"slow", "torn"}
+        return {"slow", "unsaid", "torn"}
     return {"slow", "unsaid", "cut"} if int(environ.get("CONTENT_LENGTH") or 0) > 1 else {"slow", "unsaid"}
 
 
@@ -167,18 +186,14 @@ class FlakyServer:
     url: str
     faults: Faults
 
-    def client(self):
-        """A client that sees nothing of the faults, as long as they are `paused`."""
-        return boto3.client("s3", endpoint_url=self.url, config=Config(retries={"total_max_attempts": 1}))
-
     @contextmanager
     def paused(self):
-        """A context in which nothing fails."""
-        rate, self.faults.rate = self.faults.rate, 0.0
+        """A client, in a context in which nothing fails."""
+        kinds, self.faults.kinds = self.faults.kinds, ()
         try:
-            yield self.client()
+            yield boto3.client("s3", endpoint_url=self.url)
         finally:
-            self.faults.rate = rate
+            self.faults.kinds = kinds
 
     def bucket(self, name):
         """A new bucket that keeps every version of every object; its URL."""
@@ -224,3 +239,38 @@ def flaky_server(**faults):
         server.shutdown()
         server.server_close()
         thread.join()
+
+
+@contextmanager
+def used_here(server):
+    """A context in which this process and its children are users of `server`, and do not wait before they try again."""
+    with pytest.MonkeyPatch.context() as patched:
+        for name, value in {**ENVIRONMENT, "AWS_ENDPOINT_URL": server.url}.items():
+            patched.setenv(name, value)
+        for name in OTHERWISE:
+            patched.delenv(name, raising=False)
+        patched.setattr(botocore.retryhandler, "delay_exponential", lambda **_: 0.0)
+        forget_connections()
+        yield
+        forget_connections()
+
+
+def forget_connections():
+    fsspec.get_filesystem_class("s3").clear_instance_cache()
+
+
+@contextmanager
+def small_parts(size):
+    """A context in which this process, and `server`, upload in parts of `size` bytes what is longer, instead of 50 MiB."""
+    initialize = S3File.__init__
+
+    def with_small_parts(self, *arguments, **keywords):
+        initialize(self, *arguments, **keywords)
+        if self.writable():
+            self.blocksize = size
+
+    with pytest.MonkeyPatch.context() as patched:
+        patched.setattr(S3File, "__init__", with_small_parts)
+        patched.setattr(publish_module, "PART", size // 2)
+        patched.setattr(moto.s3.models, "S3_UPLOAD_PART_MIN_SIZE", 1)
+        yield

@@ -28,6 +28,10 @@ ROWS_PER_SLICE = 1 << 32
 WAITING_BYTES = 32 << 20
 """Rows that are gathered before they are cut: a batch of a partition should hold more than a handful."""
 
+REMOTE_BLOCK_BYTES = 64 << 10
+"""What is read beyond what is asked for: a batch is asked for in three pieces, and the next one is of no use here. With the
+50 MiB that s3fs reads ahead, 1 of 64 partitions of 83 MB costs 53 MB instead of 1.4."""
+
 NONE = np.empty(0, np.int64)
 
 
@@ -152,5 +156,5 @@ def _opened(uri: str) -> Generator[pa.RecordBatchFileReader]:
             yield pa.ipc.open_file(mapped)
         return
     system, path = filesystem(uri)
-    with cast("BinaryIO", system.open(path, "rb")) as stream:
+    with cast("BinaryIO", system.open(path, "rb", block_size=REMOTE_BLOCK_BYTES)) as stream:
         yield pa.ipc.open_file(stream)

@@ -7,51 +7,115 @@ standing cluster. A YAML file names a profile: the arguments of Prefect's DaskTa
     cluster_class: dask_jobqueue.SLURMCluster
     cluster_kwargs: {cores: 32, processes: 32, memory: 128GB, queue: cpu}
     adapt_kwargs: {minimum: 1, maximum: 20}
+
+TLS, timeouts and whatever else Dask can be told come from its own configuration (DASK_DISTRIBUTED__…). A worker whose
+network is cut is given up after `distributed.comm.timeouts.tcp`, 30 s, and one that hangs with its connections open
+after one to two times `distributed.scheduler.worker-ttl`, 5 minutes; what it was building is then built by another.
 """
 
+import asyncio
 import os
 import re
 from collections.abc import Callable, Generator, Mapping
 from contextlib import contextmanager
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any, cast
 
 import dask
 import yaml
-from distributed import Client, get_worker
+from dask import config  # pyright: ignore[reportPrivateImportUsage]
+from distributed import Client, Security, get_worker
+from distributed.comm.core import connect
 from prefect_dask.task_runners import DaskTaskRunner
+from pydantic import Field
 
 from tasks.errors import InputError
-
-CONNECT_TIMEOUT = "30s"
+from tasks.strict import Strict, parse
 
 LOCAL: dict[str, Any] = {
     "threads_per_worker": 1,
     "dashboard_address": "127.0.0.1:0",  # any free port: two runs on one machine must not want the same one
-    "env": {"PREFECT_PLUGINS_ENABLED": "false"},  # plugins serve commands; Dask imports Prefect where they cannot start
 }
+
+# Prefect's plugins serve commands, and workers import Prefect where plugins cannot start.
+config.update_defaults({"distributed": {"nanny": {"environ": {"PREFECT_PLUGINS_ENABLED": "false"}}}})
+
+
+class Profile(Strict, frozen=True):
+    """Arguments of Prefect's DaskTaskRunner, as a YAML file has them."""
+
+    address: str | None = None
+    cluster_class: str | None = None
+    cluster_kwargs: dict[str, Any] = Field(default_factory=dict)
+    adapt_kwargs: dict[str, Any] = Field(default_factory=dict)
+    client_kwargs: dict[str, Any] = Field(default_factory=dict)
+    performance_report_path: str | None = None
 
 
 def task_runner(cluster: str, workers: int | None, resources: Mapping[str, float]) -> DaskTaskRunner:
     """The Prefect task runner for a `cluster` setting; workers of a local one have `resources` each.
 
-    Raises InputError for a profile that is not there or is not a mapping.
+    Raises InputError for a profile that cannot be used, and for an address where no scheduler answers.
     """
     if cluster == "local":
         return DaskTaskRunner(cluster_kwargs={**LOCAL, "n_workers": workers or cores(), "resources": dict(resources)})
     if "://" in cluster:
-        return DaskTaskRunner(address=cluster, client_kwargs={"timeout": CONNECT_TIMEOUT})
-    return DaskTaskRunner(**_profile(Path(cluster)))
+        return _standing(Profile(address=cluster))
+    return _named(Path(cluster))
 
 
-def _profile(path: Path) -> dict[str, Any]:
+def _standing(profile: Profile) -> DaskTaskRunner:
+    asyncio.run(_reach(str(profile.address)))
+    return DaskTaskRunner(**profile.model_dump())
+
+
+async def _reach(address: str) -> None:
+    """Shake hands with the scheduler. Raises InputError when that fails within Dask's timeout for connections, 30 s."""
+    try:
+        comm = await connect(address, **cast("dict[str, Any]", Security().get_connection_args("client")))
+    except (OSError, TypeError, ValueError) as error:  # nobody there; no certificates; no address
+        raise InputError(
+            f"cluster: no Dask scheduler answers at {address} ({error}); start it with `dask scheduler`, check host "
+            "and port, and where it speaks TLS, a tls:// address and the certificates in DASK_DISTRIBUTED__COMM__TLS__…"
+        ) from error
+    await comm.close()
+
+
+def _named(path: Path) -> DaskTaskRunner:
+    profile = _profile(path)
+    if profile.address:
+        return _standing(profile)
+    package = str(profile.cluster_class).split(".", maxsplit=1)[0].replace("_", "-")
+    if profile.cluster_class == "distributed.SSHCluster" and not find_spec("asyncssh"):  # imported when it is used
+        raise _not_installed(path, profile, "asyncssh", "it needs asyncssh")
+    try:
+        return DaskTaskRunner(**profile.model_dump())
+    except (ImportError, AttributeError) as error:
+        raise _not_installed(path, profile, package, str(error)) from error
+
+
+def _not_installed(path: Path, profile: Profile, package: str, why: str) -> InputError:
+    return InputError(
+        f"cluster: {path}: cluster_class {profile.cluster_class!r} cannot be used ({why}); check its name, and install "
+        f"what it is in: pip install {package}"
+    )
+
+
+def _profile(path: Path) -> Profile:
     if not path.is_file():
         raise InputError(
             f"cluster: {str(path)!r} is neither 'local', a scheduler address nor a YAML profile that exists"
         )
-    profile = yaml.safe_load(path.read_bytes())
-    if not isinstance(profile, dict):
+    try:
+        written = yaml.safe_load(path.read_bytes())
+    except yaml.YAMLError as error:
+        raise InputError(f"cluster: {path}: not valid YAML: {' '.join(str(error).split())}") from error
+    if not isinstance(written, dict):
         raise InputError(f"cluster: {path} must hold a mapping of DaskTaskRunner arguments")
+    profile = parse(Profile, cast("dict[str, Any]", written), f"cluster: {path}")
+    if bool(profile.address) == bool(profile.cluster_class):
+        raise InputError(f"cluster: {path}: name either a cluster_class, which is started for the run, or an address")
     return profile
 
 

@@ -8,7 +8,8 @@ take 0.16 s instead of 0.06 s. Bytes are hashed (xxh3_128, 28 GB/s) as they pass
 what is in it; a write of 2 kB costs 1.3 µs.
 
 A killed writer leaves its temporary behind. Writers hold a lock on theirs, and `sweep` removes those nobody holds. A
-killed multipart upload stays pending on the store until the bucket's own lifecycle rule ends it.
+multipart upload that is killed, or whose beginning the store confirmed to nobody, stays pending there, seen by no reader,
+until the bucket's own lifecycle rule ends it.
 """
 
 # Locks and syncs need descriptors, and names are strings because they may be URLs: hence `os`, not `pathlib`.
@@ -306,7 +307,8 @@ def _stored_object(uri: str) -> Generator[Put]:
             stream.close()  # sends the one PUT, or the last part and the completion
     except BaseException:
         stream.closed = True  # or its finalizer would send what is left
-        stream.discard()
+        with suppress(OSError):  # as for a local file; an upload that stays pending is seen by nobody
+            stream.discard()
         raise
 
 

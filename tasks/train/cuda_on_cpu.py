@@ -1,10 +1,11 @@
 """Lets megatron-core train on a machine without a GPU.
 
 megatron-core is written for CUDA: it asks for the current device, makes tensors with `device="cuda"`, moves them by
-`.cuda()`, checks that gradients are `torch.cuda.FloatTensor`, and reads and sets the state of CUDA's random numbers. Where
-there is no CUDA each of these is given the CPU's answer. That is enough for its models, optimizers, schedules and
-checkpoints with the backend gloo, in the versions that this package allows (0.16.1 up to 0.20); whatever runs on the
-CPU then is the very code that runs on GPUs, which is what a rehearsal is for.
+`.cuda()`, and checks that gradients are `torch.cuda.FloatTensor`. Where there is no CUDA each of these is given the CPU's
+answer. That is enough for its models, optimizers, schedules and checkpoints with the backend gloo, in the versions that
+this package allows (0.16.1 up to 0.20); whatever runs on the CPU then is the very code that runs on GPUs, which is what a
+rehearsal is for. CUDA's random numbers are not replaced: what would draw them here is dropout in megatron-core's own
+attention, which `TorchAttention` stands in for.
 
 The change is one of the whole process: only a trainer, which is a process of its own, may make it. On a machine with a
 GPU it must not be made.
@@ -16,7 +17,6 @@ from types import SimpleNamespace
 from typing import Any
 
 import torch
-from megatron.core.tensor_parallel import random
 
 CPU = torch.device("cpu")
 
@@ -63,5 +63,3 @@ def compute_on_cpu() -> None:
     }
     for name, answer in answers.items():
         setattr(torch.cuda, name, answer)
-    setattr(random, "_get_cuda_rng_state", lambda *_, **__: torch.get_rng_state())  # noqa: B010 - a private name
-    setattr(random, "_set_cuda_rng_state", lambda state, *_, **__: torch.set_rng_state(state))  # noqa: B010

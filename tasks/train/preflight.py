@@ -8,6 +8,7 @@ tell, such as whether a model fits into a GPU, is left to it.
 import math
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
+from importlib.util import find_spec
 from typing import Any
 
 from tasks.errors import InputError
@@ -29,6 +30,9 @@ WHERE_NOT_WHAT = {
 are by then. Steps are not among them, as the learning rate decays over all of them, and neither is the device, as it decides
 the precision."""
 
+PACKAGES = ("torch", "megatron", "transformers")
+"""What a trainer imports: both engines read documents through megatron-core."""
+
 OWN_LAUNCHERS = {"local", "slurm", "kubernetes"}
 """Those that start the engines of this room; the others write files for trainers of others."""
 
@@ -44,6 +48,7 @@ def check(job: Job) -> list[str]:
         )
     there_is_something_to_train_on(job)
     rows_are_long_enough(job)
+    engine_is_installed(job)
     engine_can_be_cut(job)
     rows_can_be_cut(job)
     model_can_be_cut(job)
@@ -100,6 +105,18 @@ def _repeated_in_validation(job: Job) -> Iterator[str]:
     for source in job.data.of("valid"):
         if source.tokens <= length:
             yield f"{source.dataset}: {source.tokens:,} tokens of the valid split, repeated to fill rows of {length:,}"
+
+
+def engine_is_installed(job: Job) -> None:
+    """Raises InputError where this machine is to train and lacks a package for it."""
+    if job.settings.launcher != "local":
+        return
+    missing = [name for name in PACKAGES if find_spec(name) is None]
+    if missing:
+        raise InputError(
+            f"engine={job.settings.engine}: {' and '.join(missing)} must be installed: pip install 'tokenmill[train]', or "
+            "choose a launcher that trains elsewhere"
+        )
 
 
 def engine_can_be_cut(job: Job) -> None:

@@ -375,6 +375,7 @@ def readable(out):
     return blend, {name: Path(name).read_bytes() for name in names}
 
 
+@pytest.mark.slow
 def test_a_kill_at_any_moment_leaves_the_earlier_publication_or_the_new_one(tmp_path):
     store, finished = build(tmp_path / "shards", {"math": [12, 20], "code": [25]}, parts=("train", "valid"))
     weights = {("datasets", "math"): 1.0, ("datasets", "code"): 1.5}

@@ -245,6 +245,7 @@ def readable(out):
     return blend, {name: Path(name).read_bytes() for name in names}
 
 
+@pytest.mark.slow
 def test_a_kill_at_any_moment_leaves_the_earlier_publication_or_the_new_one(tmp_path):
     store, finished = made(tmp_path / "shards", {"math": [3, 2], "code": [4]}, parts=("train", "valid"))
     out = tmp_path / "out"

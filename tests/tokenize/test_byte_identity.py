@@ -65,6 +65,7 @@ def ours(source, output, model, **settings):
     return files, {verdict["backend"] for verdict in manifest["tokenizer"]["gate"].values()}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("treatment", ["literal", "allow"])
 @pytest.mark.parametrize("family", vocabularies.FAMILIES)
 def test_real_vocabularies_give_megatrons_bytes(directory, nasty, tmp_path, family, treatment):

@@ -54,6 +54,7 @@ def test_texts_that_the_fast_encoder_gets_wrong_come_out_right(name, folders):
     assert same(encoder.encode(column(texts)), expected)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", ["deepseek", "qwen"])
 def test_every_character_in_use_is_encoded_like_the_reference_in_other_surroundings(name, folders):
     known = vocabulary(folders[name])

@@ -87,12 +87,12 @@ def packed_rows():
 
 def alone(batch):
     """The sequences of a batch, each as a batch of its own, filled up behind and read without any mask of attention."""
-    found = []
+    found, length = [], batch.tokens.shape[1]
     for row, segments in enumerate(batch.segments):
         for number in np.unique(segments[segments >= 0]):
             own = segments == number
-            tokens, labels = np.full((2, 1, LENGTH), PAD)
-            loss = np.zeros((1, LENGTH), bool)
+            tokens, labels = np.full((2, 1, length), PAD)
+            loss = np.zeros((1, length), bool)
             for filled, array in ((tokens, batch.tokens), (labels, batch.labels), (loss, batch.loss_mask)):
                 filled[0, : own.sum()] = array[row, own]
             found.append(Batch(tokens, labels, loss, None))

@@ -13,15 +13,13 @@ from safetensors.torch import load_file
 from tasks.train import checkpoints
 from tasks.train.events import Exported, Saved, Step
 from tasks.train.job import Job
-from tasks.train.llama import configuration, fresh
 from tasks.train.loop import Training, train
-from tasks.train.plain import PlainEngine
 from tasks.train.prepared import prepared_data
 from tasks.train.settings import TrainSettings
 from tasks.train.world import joined
 from tests.preparing_sft import chat_vocabulary
 from tests.train import training_runs
-from tests.train.engines_in_turn import LENGTH, PAD, VOCABULARY, Progressions, settings_of
+from tests.train.engines_in_turn import Progressions, engine_of, settings_of
 from tests.train.small_data import texts
 from tests.train.training_runs import engines_in_turn, found
 
@@ -36,21 +34,16 @@ def world():
         yield world
 
 
-def plain_engine(world, **settings):
-    chosen = settings_of({"settings": {**PLAIN, **settings}})
-    vocabulary = chosen.model.vocabulary(VOCABULARY)
-    return PlainEngine(
-        chosen, "float32", world, configuration(chosen.model, vocabulary, LENGTH, PAD),
-        fresh(chosen.model, vocabulary, chosen.seed),
-    )  # fmt: skip
+def plain(**settings):
+    return {"settings": {**PLAIN, **settings}}
 
 
 def trained(world, folder, keep=9, **settings):
     """Train from the newest checkpoint of a folder to the end; where that was, what was told, and the engine."""
-    engine, told = plain_engine(world, **settings), []
+    engine, told = engine_of(plain(**settings), world), []
     done = checkpoints.resume(engine, world, str(folder))
     training = Training(
-        settings_of({"settings": {**PLAIN, **settings}}), engine, world, Progressions(), None, 1.0, None, told.append,
+        settings_of(plain(**settings)), engine, world, Progressions(), None, 1.0, None, told.append,
         lambda step: checkpoints.save(engine, world, str(folder), step, keep),
     )  # fmt: skip
     train(training, done)
@@ -113,7 +106,7 @@ def test_what_a_killed_process_has_half_written_is_removed_and_not_taken_up(worl
     half = tmp_path / "checkpoints/.step_00000012.0123456789abcdef.tmp"
     half.mkdir()
     (half / "state.safetensors").write_bytes(b"half")
-    assert checkpoints.resume(plain_engine(world), world, str(tmp_path)) == 8
+    assert checkpoints.resume(engine_of(plain(), world), world, str(tmp_path)) == 8
     assert names(tmp_path) == ["step_00000004", "step_00000008"]
 
 
@@ -215,7 +208,7 @@ def data(tmp_path_factory):
 
 def job(data, folder, **settings):
     chosen = {
-        "steps": 8, "sequence_length": 32, "global_batch": 4, "micro_batch": 2, "device": "cpu", "keep_checkpoints": 3,
+        "steps": 120, "sequence_length": 32, "global_batch": 4, "micro_batch": 2, "device": "cpu", "max_epochs": None, "keep_checkpoints": 3,
         "model": {"layers": 1, "hidden": 32, "heads": 2, "key_value_heads": 1, "feed_forward": 64}, **settings,
     }  # fmt: skip
     return Job(settings=TrainSettings.model_validate(chosen), data=data, output_dir=str(folder))
@@ -228,19 +221,19 @@ def job(data, folder, **settings):
 )
 def test_a_trainer_that_was_killed_goes_on_as_if_it_had_not_been(data, tmp_path, processes, settings):
     whole = training_runs.train(job(data, tmp_path / "whole", **settings), processes)
-    interrupted = job(data, tmp_path / "killed", checkpoint_every=4, **settings)
+    interrupted = job(data, tmp_path / "killed", checkpoint_every=50, **settings)
     with training_runs.training(interrupted, processes) as running:
         for line in running.stdout:
             event = training_runs.heard(line)
-            if isinstance(event, Step) and event.step == 6:
+            if isinstance(event, Step) and event.step == 53:
                 break
         trainers = psutil.Process(running.pid).children() if processes > 1 else [running]
         os.kill(trainers[0].pid, signal.SIGKILL)
-        running.communicate()
+        running.communicate()  # ends when nobody is left who could write
     assert running.returncode != 0
-    assert names(tmp_path / "killed") == ["step_00000004"]
     again = training_runs.train(interrupted, processes)
-    assert (again.code, again.started.step) == (0, 4)
-    assert again.losses == {step: loss for step, loss in whole.losses.items() if step > 4}
+    assert again.code == 0
+    assert again.started.step in {50, 100}  # it may have run on while it was aimed at
+    assert again.losses == {step: loss for step, loss in whole.losses.items() if step > again.started.step}
     assert len(again.of(Exported)) == 1
     assert_same_bits(weights(tmp_path / "killed"), weights(tmp_path / "whole"))

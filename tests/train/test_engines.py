@@ -13,10 +13,9 @@ from tasks.train.batch import Batch
 from tasks.train.engine import Shape
 from tasks.train.llama import configuration, fresh
 from tasks.train.loop import Training, train
-from tasks.train.plain import PlainEngine
 from tasks.train.schedule import learning_rate
 from tasks.train.world import joined
-from tests.train.engines_in_turn import LENGTH, PAD, SETTINGS, VOCABULARY, Progressions, settings_of
+from tests.train.engines_in_turn import LENGTH, PAD, VOCABULARY, Progressions, engine_of, settings_of
 from tests.train.training_runs import engines_in_turn, found
 
 torch.set_num_threads(1)
@@ -50,22 +49,25 @@ ONE = [
     case("in bfloat16", precision="bfloat16"),
     case("plain in bfloat16", PLAIN, precision="bfloat16"),
 ]
+
+
+def shared(name, *settings, **fields):
+    return case(name, *settings, processes=2, **fields)
+
+
 TWO = [
-    {**each, "processes": 2}
-    for each in [
-        case("replicas of plain", PLAIN),
-        case("replicas of plain, packed", PLAIN, rows="packed"),
-        case("replicas"),
-        case("replicas, packed", rows="packed"),
-        case("replicas, distributed optimizer", DISTRIBUTED),
-        case("replicas, distributed optimizer, packed", DISTRIBUTED, rows="packed"),
-        case("tensor", TENSOR),
-        case("tensor, tied", TENSOR, TIED),
-        case("tensor, packed", TENSOR, rows="packed"),
-        case("pipeline", PIPELINE),
-        case("pipeline, tied", PIPELINE, TIED),
-        case("pipeline, packed", PIPELINE, rows="packed"),
-    ]
+    shared("replicas of plain", PLAIN),
+    shared("replicas of plain, packed", PLAIN, rows="packed"),
+    shared("replicas"),
+    shared("replicas, packed", rows="packed"),
+    shared("replicas, distributed optimizer", DISTRIBUTED),
+    shared("replicas, distributed optimizer, packed", DISTRIBUTED, rows="packed"),
+    shared("tensor", TENSOR),
+    shared("tensor, tied", TENSOR, TIED),
+    shared("tensor, packed", TENSOR, rows="packed"),
+    shared("pipeline", PIPELINE),
+    shared("pipeline, tied", PIPELINE, TIED),
+    shared("pipeline, packed", PIPELINE, rows="packed"),
 ]
 
 
@@ -163,15 +165,6 @@ def world():
         yield world
 
 
-def plain_engine(world, **settings):
-    chosen = settings_of({"settings": {**PLAIN, **settings}})
-    vocabulary = chosen.model.vocabulary(VOCABULARY)
-    return PlainEngine(
-        chosen, "float32", world, configuration(chosen.model, vocabulary, LENGTH, PAD),
-        fresh(chosen.model, vocabulary, chosen.seed),
-    )  # fmt: skip
-
-
 @pytest.mark.parametrize("kind", ["plain", "plain tied"])
 def test_training_is_what_a_loop_in_plain_pytorch_does(folder, kind):
     settings = settings_of(next(each for each in ONE if each["name"] == kind))
@@ -195,14 +188,14 @@ def test_training_is_what_a_loop_in_plain_pytorch_does(folder, kind):
         for group in optimizer.param_groups:
             group["lr"] = learning_rate(step + 1, settings.steps, chosen)
         assert float(torch.nn.utils.clip_grad_norm_(model.parameters(), chosen.clip)) == pytest.approx(norm, abs=EXACT)
-        assert float(own) == pytest.approx(loss, abs=EXACT)
+        assert own.item() == pytest.approx(loss, abs=EXACT)
         optimizer.step()
     norms = [norm for _, _, norm in found(folder, kind)["steps"]]
     assert min(norms) < chosen.clip < max(norms)
 
 
 def test_only_what_the_mask_says_is_trained_on(world):
-    engine, batch = plain_engine(world), Progressions().batch([1, 2])
+    engine, batch = engine_of(case("plain", PLAIN), world), Progressions().batch([1, 2])
     mask = np.random.default_rng(1).random(batch.tokens.shape) < 0.3
     labels = np.where(mask, batch.labels, (batch.labels + 1) % VOCABULARY)
     half, other = (engine.losses([Batch(batch.tokens, each, mask, None)]) for each in (batch.labels, labels))
@@ -213,7 +206,7 @@ def test_only_what_the_mask_says_is_trained_on(world):
 
 
 def test_losses_do_not_train(world):
-    engine, batches = plain_engine(world), [Progressions().batch([1, 2])]
+    engine, batches = engine_of(case("plain", PLAIN), world), [Progressions().batch([1, 2])]
     assert engine.losses(batches) == engine.losses(batches) == engine.step(batches, 1e-3)[0]
     assert engine.losses(batches).total < engine.step(batches, 1e-3)[0].total + EXACT
 
@@ -227,10 +220,9 @@ def test_every_row_of_a_global_batch_is_read_once_whatever_the_shape():
 
 
 def test_a_loss_that_is_no_number_ends_the_training_and_names_the_step(world):
-    engine, said = plain_engine(world, optimizer={"learning_rate": 1e30, "warmup_steps": 0}), []
-    settings = settings_of({"settings": {**PLAIN, "optimizer": {"learning_rate": 1e30, "warmup_steps": 0}}})
+    broken, said = case("broken", PLAIN, {"optimizer": {"learning_rate": 1e30, "warmup_steps": 0}}), []
+    engine, settings = engine_of(broken, world), settings_of(broken)
     training = Training(settings, engine, world, Progressions(), None, 1.0, None, said.append, lambda step: "")
     with pytest.raises(RunError, match=r"step 2: the loss is .*nan.* lower optimizer\.learning_rate"):
         train(training, 0)
     assert [event.step for event in said] == [1]
-    assert SETTINGS["steps"] > 2

@@ -583,3 +583,9 @@ def test_gpus_that_were_counted_are_said_to_be(machine, job):
 def test_nothing_that_computes_is_imported():
     code = "import sys, tasks.train.planning, tasks.train.preflight; print({'torch', 'megatron'} & set(sys.modules))"
     assert subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout == "set()\n"
+
+
+def test_a_machine_that_is_to_train_has_what_trains(job, monkeypatch):
+    monkeypatch.setattr("tasks.train.preflight.find_spec", lambda name: None if name == "megatron" else name)
+    assert "megatron must be installed: pip install 'tokenmill[train]'" in refusal(job())
+    check(job(launcher="megatron-lm", processes=1))

@@ -1,0 +1,195 @@
+"""Preparations from a bucket to a bucket that refuses, breaks off and forgets to answer: the bytes of an undisturbed run
+into a local folder, nothing ever seen half-written, and receipts that prove.
+
+Every fourth request fails, in the four ways of `flaky_storage`, and what is longer than 4 kB is uploaded in parts. The
+sources are those of the other fault tests.
+"""
+
+import json
+from pathlib import Path
+
+import pytest
+from xxhash import xxh3_128_hexdigest
+
+from tasks.report.verification import inspector_of
+from tasks.seal import unsealed
+from tasks.shards.receipt import Receipt
+from tasks.shards.verify import verify
+from tests.faults import (
+    test_dedup_faults,
+    test_harmony_faults,
+    test_preparation_faults,
+    test_rl_faults,
+    test_score_faults,
+    test_sft_faults,
+)
+from tests.flaky_storage import KINDS, flaky_server, small_parts, used_here
+from tests.preparing import tree
+from tests.preparing_scores import harmony_model
+from tests.preparing_sft import probing_once
+
+PREPARATIONS = {
+    "pretrain": test_preparation_faults.Preparation,
+    "sft": test_sft_faults.Preparation,
+    "rl": test_rl_faults.Preparation,
+    "harmony": test_harmony_faults.Preparation,
+    "dedup": test_dedup_faults.Preparation,
+    "embed": lambda folder: test_score_faults.Scoring(folder, "embed", dimensions=4),
+    "nll": lambda folder: test_score_faults.Scoring(folder, "nll", model=harmony_model(folder / "model")),
+}
+"""Makes the sources of a preparation in a local folder; `run` runs it, into `out`."""
+
+STAYS = ("out", "folder", "model")
+
+
+@pytest.fixture(scope="module")
+def server():
+    with flaky_server() as server, used_here(server), small_parts(4_000):
+        yield server
+
+
+@pytest.fixture(scope="module", autouse=True)
+def _quickly():
+    with probing_once():
+        yield
+
+
+@pytest.fixture
+def kind(request, monkeypatch):
+    """A kind of preparations; deduplication has two partitions."""
+    if request.param == "dedup":
+        monkeypatch.setattr("tasks.dedup.rounds.PARTITION_BYTES", 5_000)
+    return request.param
+
+
+class Stored:
+    """A preparation whose sources lie in a bucket, into a folder of that bucket or another place."""
+
+    def __init__(self, kind, folder, server):
+        self.server, self.bucket, self.place = server, f"bucket-{folder.name}".replace("_", "-"), None
+        self.place = server.bucket(self.bucket)
+        self.preparation = PREPARATIONS[kind](folder)
+        server.upload(folder, f"{self.place}/in")
+        for name, value in vars(self.preparation).items():
+            if name not in STAYS and isinstance(value, str | dict):
+                setattr(self.preparation, name, moved(value, str(folder), f"{self.place}/in"))
+
+    def run(self, out):
+        self.preparation.out = out
+        return self.preparation.run()
+
+    def versions(self, name):
+        """Every content that any file of the folder `name` ever had."""
+        found = self.server.versions(self.bucket)
+        return {key.removeprefix(f"{name}/"): each for key, each in found.items() if key.startswith(f"{name}/")}
+
+    def tree(self, name, folder):
+        """`tree` of the folder `name` of the bucket, as if it lay in `folder`, an empty local one."""
+        for path, (content, *_) in self.versions(name).items():
+            place = Path(folder, path)
+            place.parent.mkdir(parents=True, exist_ok=True)
+            is_text = path in {"blend.json", "manifest.json"}
+            place.write_bytes(
+                content.replace(f"{self.place}/{name}".encode(), str(folder).encode()) if is_text else content
+            )
+        return tree(folder)
+
+
+def moved(value, old, new):
+    """Settings in which another place is named, except for that of a model."""
+    if isinstance(value, dict):
+        return {name: each if name in STAYS else moved(each, old, new) for name, each in value.items()}
+    return json.loads(json.dumps(value).replace(old, new))
+
+
+def resolved(found):
+    """A tree in which the names of shards are what they name: where nothing can be linked, some are the shards' own."""
+    entries = json.loads(found["manifest.json"])["shards"]
+    names = sorted(name for entry in entries for listed in entry["published"].values() for name in listed)
+    contents = {name: b"".join(found[path] for path in sorted(found) if path.startswith(name)) for name in names}
+    texts = {path: found[path] for path in ("blend.json", "manifest.json")}
+    for name, content in contents.items():
+        assert content
+        texts = {
+            path: text.replace(name.encode(), xxh3_128_hexdigest(content).encode()) for path, text in texts.items()
+        }
+    others = {path: found[path] for path in found if path.startswith("shards/") or not path.startswith(tuple(names))}
+    return others | texts
+
+
+def assert_never_half(versions):
+    """What a reader could ever have seen was whole: what vouches for other files fits its own seal, and every other file
+    always had the bytes that it has now.
+    """
+    for path, contents in versions.items():
+        for content in contents:
+            if path.endswith("receipt.json"):
+                Receipt.load(content)
+            elif path == "manifest.json":
+                unsealed(content)
+            else:
+                assert content == contents[0], path
+
+
+def assert_none_pending(stored):
+    """No upload is left but those that were begun without an answer, which nobody but the store knows of."""
+    begun = [asked for kind, asked in stored.server.faults.log if kind == "unsaid" and "uploads=" in asked]
+    assert len(stored.server.pending(stored.bucket)) <= len(begun)
+
+
+def assert_proven(out):
+    verification = verify(out, inspector_of(out))
+    assert verification.shards > 1
+    assert verification.problems == []
+
+
+@pytest.mark.parametrize(
+    "kind",
+    ["pretrain", *(pytest.param(kind, marks=pytest.mark.slow) for kind in list(PREPARATIONS)[1:])],
+    indirect=True,
+)
+def test_every_preparation_from_a_bucket_to_a_bucket_has_the_bytes_of_a_local_run(kind, server, tmp_path):
+    stored = Stored(kind, tmp_path, server)
+    out = f"{stored.place}/out"
+    server.faults.clear()
+    stored.run(tmp_path / "local")
+    server.faults.clear(rate=0.25, seed=1)
+    stored.run(out)
+    assert all(server.faults.counts[each] > 0 for each in KINDS)
+    assert_none_pending(stored)
+    server.faults.clear()
+    assert resolved(stored.tree("out", tmp_path / "fetched")) == resolved(tree(tmp_path / "local"))
+    versions = stored.versions("out")
+    assert_never_half(versions)
+    assert_proven(out)
+    stored.run(out)
+    again = stored.versions("out")
+    assert {path: len(each) for path, each in again.items() if path.startswith("shards/")} == {
+        path: len(each) for path, each in versions.items() if path.startswith("shards/")
+    }
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("kind", "failing"),
+    [("pretrain", "slow"), ("pretrain", "cut"), ("pretrain", "unsaid"), ("dedup", "unsaid")],
+    indirect=["kind"],
+)
+def test_a_store_that_goes_down_anywhere_fails_the_run_and_the_next_one_mends_it(kind, failing, server, tmp_path):
+    stored = Stored(kind, tmp_path, server)
+    server.faults.clear()
+    stored.run(tmp_path / "local")
+    expected = resolved(tree(tmp_path / "local"))
+    stored.run(f"{stored.place}/whole")
+    requests = server.faults.counts["requests"]
+    for number in range(1, 4):
+        out = f"{stored.place}/{number}"
+        server.faults.clear(down_from=number * requests // 8, kinds=(failing,))
+        with pytest.raises(OSError, match=rf"s3://{stored.bucket}/"):
+            stored.run(out)
+        assert_none_pending(stored)
+        server.faults.clear()
+        assert_never_half(stored.versions(str(number)))
+        stored.run(out)
+        assert_proven(out)
+        assert resolved(stored.tree(str(number), tmp_path / f"fetched-{number}")) == expected

@@ -1,0 +1,160 @@
+"""The whole flow on clusters that are made of several hosts, one of which is lost, and on one that speaks TLS.
+
+Hosts are network namespaces, so that a cable can be cut: no connection is closed, packets just do not arrive any more.
+"""
+
+import asyncio
+import json
+import os
+import shutil
+from contextlib import ExitStack
+from types import SimpleNamespace
+
+import psutil
+import pytest
+from distributed import Client, Security
+from distributed.comm.core import connect
+from prefect_commands import PREFECT, clean_environment, free_port, healthy, running, wait_until
+
+from tests.flows import preparation_runs
+from tests.flows.preparation_runs import DEADLINE, finish, wait_for_receipts
+from tests.flows.standing_clusters import network, scheduler, worker
+from tests.preparing import blend_of, prepare, tree, write_lines
+
+pytestmark = pytest.mark.slow
+
+HOSTS = [2, 3]
+TCP_SECONDS = 12
+"""What Dask waits for a peer that does not answer, 30 s by default and 11 at least."""
+
+
+@pytest.fixture(scope="module")
+def blend(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("data")
+    rye = write_lines(folder / "rye.jsonl", [f"rye {number} " + "grain " * 40 for number in range(5_000)])
+    path = folder / "blend.json"
+    path.write_text(json.dumps(blend_of(rye, write_lines(folder / "oats.jsonl", ["oats " * 9] * 99))))
+    return path
+
+
+@pytest.fixture(scope="module")
+def expected(blend, tmp_path_factory):
+    """The output of one undisturbed preparation in this process."""
+    out = tmp_path_factory.mktemp("expected") / "out"
+    prepare(str(blend), out, shard_size=20_000)
+    return tree(out)
+
+
+@pytest.fixture(scope="module")
+def hosts():
+    if os.geteuid() or not shutil.which("ip"):
+        pytest.skip("network namespaces need root and the command ip")
+    with network(HOSTS) as found:
+        yield found
+
+
+@pytest.fixture(scope="module")
+def server(hosts, tmp_path_factory):
+    """A Prefect server that the hosts reach, as workers report to it."""
+    home, port = tmp_path_factory.mktemp("home"), free_port()
+    url = f"http://{hosts.address}:{port}/api"
+    environment = clean_environment() | {
+        "PREFECT_HOME": str(home),
+        "PREFECT_API_URL": url,
+        "PREFECT_SERVER_API_PORT": str(port),
+        "PREFECT_SERVER_ANALYTICS_ENABLED": "false",
+    }
+    command = [PREFECT, "server", "start", "--host", hosts.address]
+    with running(command, environment, home, home / "server.log") as process:
+        wait_until(lambda: process.poll() is None and healthy(url), DEADLINE, home / "server.log")
+        yield SimpleNamespace(environment=environment)
+
+
+def start(blend, out, server, address):
+    return preparation_runs.start("pretrain", blend, out, server, "shard_size=20kB", "--scheduler", address)
+
+
+def names(address):
+    with Client(address, set_as_default=False) as client:
+        return {worker["name"] for worker in client.scheduler_info()["workers"].values()}
+
+
+@pytest.fixture
+def cluster(hosts, tmp_path):
+    """A scheduler here, and a worker on each host; their addresses and processes."""
+    patience = {
+        "DASK_DISTRIBUTED__COMM__TIMEOUTS__TCP": f"{TCP_SECONDS}s",
+        "DASK_DISTRIBUTED__SCHEDULER__WORKER_TTL": "500s",
+    }
+    with ExitStack() as stack:
+        address, _ = stack.enter_context(scheduler(tmp_path, hosts.address, settings=patience))
+        processes = [
+            stack.enter_context(
+                worker(address, tmp_path, f"host-{host}", hosts.host(host), hosts.on(host), settings=patience)
+            )
+            for host in HOSTS
+        ]
+        yield address, processes
+
+
+def test_a_host_that_hangs_with_its_connections_open_is_given_up(cluster, blend, expected, tmp_path, server):
+    address, (lost, _) = cluster
+    process = start(blend, tmp_path / "out", server, address)
+    wait_for_receipts(tmp_path / "out", 5, lambda: process.poll() is None)
+    of_host = [psutil.Process(lost.pid), *psutil.Process(lost.pid).children(recursive=True)]
+    for stopped in of_host:
+        stopped.suspend()
+    try:
+        finish(process)
+        assert names(address) == {"host-3"}
+    finally:
+        for stopped in of_host:
+            stopped.resume()
+    assert tree(tmp_path / "out") == expected
+
+
+def test_a_host_whose_cable_is_cut_mid_run_costs_nothing_but_time(cluster, blend, expected, tmp_path, server, hosts):
+    address, _ = cluster
+    process = start(blend, tmp_path / "out", server, address)
+    wait_for_receipts(tmp_path / "out", 5, lambda: process.poll() is None)
+    hosts.cut(2)
+    finish(process)
+    assert names(address) == {"host-3"}
+    assert tree(tmp_path / "out") == expected
+
+
+@pytest.fixture(scope="module")
+def certificates(tmp_path_factory):
+    """Dask's environment variables for TLS, with files of an authority of their own."""
+    folder, made = tmp_path_factory.mktemp("tls"), Security.temporary()
+    variables = {"DASK_DISTRIBUTED__COMM__REQUIRE_ENCRYPTION": "true"}
+    for part in [
+        "ca_file",
+        *(f"{role}_{kind}" for role in ("scheduler", "worker", "client") for kind in ("cert", "key")),
+    ]:
+        (folder / part).write_text(getattr(made, f"tls_{part}"))
+        role, _, kind = part.partition("_")
+        variable = "CA_FILE" if part == "ca_file" else f"{role}__{kind}".upper()
+        variables[f"DASK_DISTRIBUTED__COMM__TLS__{variable}"] = str(folder / part)
+    return variables
+
+
+def test_tls_by_dasks_environment_and_nobody_without_a_certificate(
+    certificates, blend, expected, tmp_path, prefect_server
+):
+    with (
+        scheduler(tmp_path, "tls://127.0.0.1", settings=certificates) as (address, _),
+        worker(address, tmp_path, "safe", "tls://127.0.0.1", settings=certificates),
+    ):
+        trusted = SimpleNamespace(environment=prefect_server.environment | certificates)
+        finish(start(blend, tmp_path / "out", trusted, address))
+        assert tree(tmp_path / "out") == expected
+
+        stranger = start(blend, tmp_path / "other", prefect_server, address)
+        _, complaint = stranger.communicate(timeout=DEADLINE)
+        assert stranger.returncode == 2
+        assert "DASK_DISTRIBUTED__COMM__TLS" in complaint
+        assert "Traceback" not in complaint
+        for way, security in {"tls": Security.temporary(), "tcp": Security()}.items():
+            with pytest.raises(OSError, match=r"TLS|certificate|SSL|Timed out|closed"):
+                asyncio.run(connect(f"{way}{address[3:]}", timeout=2, **security.get_connection_args("client")))

@@ -1,0 +1,127 @@
+"""`make up` and `make down`, as a person runs them in a fresh clone: the deployments are there, one runs on the Dask
+cluster beside the server, and nothing is left running.
+"""
+
+import re
+import shutil
+import socket
+import subprocess
+import sys
+from pathlib import Path
+from uuid import UUID
+
+import psutil
+import pytest
+from prefect.client.orchestration import SyncPrefectClient
+from prefect_commands import clean_environment, free_port
+
+pytestmark = pytest.mark.slow
+
+REPOSITORY = Path(__file__).parents[2]
+CLONED = ["flows", "tasks", "blends", "deployments", "prefect.yaml", "prefect.toml"]
+UP_SECONDS = 240
+
+
+@pytest.fixture(scope="module")
+def clone(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("clone")
+    for name in CLONED:
+        if (REPOSITORY / name).is_dir():
+            shutil.copytree(REPOSITORY / name, folder / name, ignore=shutil.ignore_patterns("__pycache__"))
+        else:
+            shutil.copyfile(REPOSITORY / name, folder / name)
+    return folder
+
+
+@pytest.fixture(scope="module")
+def environment(clone):
+    return clean_environment() | {
+        "BIN": str(Path(sys.executable).parent),
+        "RUN": str(clone / "run"),
+        "PREFECT_HOME": str(clone / "home"),
+        "PREFECT_PORT": str(free_port()),
+        "DASK_PORT": str(free_port()),
+        "WORKERS": "1",
+    }
+
+
+def local(clone, environment, command):
+    """What `make up` or `make down` printed."""
+    done = subprocess.run(
+        [clone / "deployments/local.sh", command],
+        cwd=clone,
+        env=environment,
+        capture_output=True,
+        text=True,
+        timeout=UP_SECONDS,
+        check=False,
+    )
+    assert done.returncode == 0, done.stdout + done.stderr
+    return done.stdout
+
+
+def started(clone):
+    """Processes that run in the clone."""
+    found = []
+    for process in psutil.process_iter():
+        try:
+            if Path(process.cwd()) == clone and process.status() != psutil.STATUS_ZOMBIE:
+                found.append(process)
+        except (psutil.NoSuchProcess, psutil.AccessDenied):
+            continue
+    return found
+
+
+@pytest.fixture(scope="module")
+def printed(clone, environment):
+    try:
+        yield local(clone, environment, "up")
+    finally:
+        local(clone, environment, "down")
+
+
+def test_what_it_prints_runs_a_deployment_on_the_dask_cluster(printed, clone, environment):
+    url, command = re.search(r"run: +PREFECT_API_URL=(\S+) (.*)", printed).groups()
+    address = re.search(r"-p (cluster=\S+)", printed)[1]
+    output = clone / "prepared"
+    done = subprocess.run(
+        [*command.split(), "--watch", "-p", address, "-p", f"output_dir={output}"],
+        cwd=clone,
+        env=environment | {"PREFECT_API_URL": url},
+        capture_output=True,
+        text=True,
+        timeout=UP_SECONDS,
+        check=False,
+    )
+    assert done.returncode == 0, done.stdout + done.stderr
+    with SyncPrefectClient(api=url) as client:
+        run = client.read_flow_run(UUID(re.search(r"UUID: (\S+)", done.stdout)[1]))
+    assert run.state.is_completed()
+    assert run.parameters["cluster"] == address.partition("=")[2]
+    assert (output / "blend.json").exists()
+
+
+def test_everything_listens_on_this_machine_alone(printed, clone):
+    listening = {
+        connection.laddr.ip
+        for process in started(clone)
+        for connection in process.net_connections("tcp")
+        if connection.status == psutil.CONN_LISTEN
+    }
+    assert listening == {"127.0.0.1"}
+
+
+def test_up_again_starts_nothing_twice(printed, clone, environment):
+    before = {path.name: path.read_text() for path in (clone / "run").glob("*.pid")}
+    assert set(before) == {f"{name}.pid" for name in ("server", "scheduler", "workers", "worker", "gpu-worker")}
+    local(clone, environment, "up")
+    assert {path.name: path.read_text() for path in (clone / "run").glob("*.pid")} == before
+
+
+def test_down_leaves_nothing_running(printed, clone, environment):
+    assert len(started(clone)) >= 5
+    local(clone, environment, "down")
+    assert started(clone) == []
+    assert not list((clone / "run").glob("*.pid"))
+    with pytest.raises(ConnectionRefusedError):
+        socket.create_connection(("127.0.0.1", int(environment["PREFECT_PORT"])))

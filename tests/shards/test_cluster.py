@@ -1,0 +1,91 @@
+"""What a `cluster` setting may be, and what a person is told when it cannot be used."""
+
+import os
+import socket
+
+import pytest
+from dask import config
+from distributed import Client, LocalCluster
+
+from tasks.errors import InputError
+from tasks.shards.cluster import LOCAL, task_runner
+
+
+def profile(folder, text):
+    path = folder / "cluster.yaml"
+    path.write_text(text)
+    return str(path)
+
+
+@pytest.fixture
+def impatient():
+    with config.set({"distributed.comm.timeouts.connect": "200ms"}):
+        yield
+
+
+@pytest.fixture
+def nobody():
+    """An address that nobody listens at, because it is taken by a socket that does not listen."""
+    with socket.socket() as taken:
+        taken.bind(("127.0.0.1", 0))
+        yield f"127.0.0.1:{taken.getsockname()[1]}"
+
+
+def test_an_address_where_nobody_answers_is_named_with_the_remedy(nobody, impatient):
+    with pytest.raises(InputError, match=rf"no Dask scheduler answers at tcp://{nobody} .*`dask scheduler`"):
+        task_runner(f"tcp://{nobody}", None, {})
+
+
+def test_an_address_in_a_profile_is_tried_too(nobody, impatient, tmp_path):
+    with pytest.raises(InputError, match=rf"no Dask scheduler answers at tcp://{nobody}"):
+        task_runner(profile(tmp_path, f"address: tcp://{nobody}"), None, {})
+
+
+def test_tls_without_certificates_and_unknown_schemes_are_told_apart_from_silence(nobody, impatient):
+    with pytest.raises(InputError, match=r"TLS configuration.*DASK_DISTRIBUTED__COMM__TLS"):
+        task_runner(f"tls://{nobody}", None, {})
+    with pytest.raises(InputError, match="unknown address scheme 'http'"):
+        task_runner(f"http://{nobody}", None, {})
+
+
+@pytest.mark.parametrize(
+    ("text", "complaint"),
+    [
+        ("cluster_clas: distributed.LocalCluster", "unknown key; did you mean 'cluster_class'"),
+        ("cluster_class: distributed.LocalCluster\ncluster_kwargs: 3", "cluster_kwargs: .*dictionary"),
+        ("- distributed.LocalCluster", "must hold a mapping"),
+        ("{", "not valid YAML"),
+        ("adapt_kwargs: {maximum: 3}", "either a cluster_class"),
+        ("cluster_class: distributed.LocalCluster\naddress: tcp://a:1", "either a cluster_class"),
+        ("cluster_class: no_such_cloud.Cluster", "No module named 'no_such_cloud'.*pip install no-such-cloud"),
+        ("cluster_class: distributed.LocalClutser", "LocalClutser.*check its name"),
+    ],
+)
+def test_a_profile_that_cannot_be_used_says_why(text, complaint, tmp_path):
+    with pytest.raises(InputError, match=complaint):
+        task_runner(profile(tmp_path, text), None, {})
+
+
+def test_an_ssh_cluster_asks_for_its_package(tmp_path, monkeypatch):
+    monkeypatch.setattr("tasks.shards.cluster.find_spec", lambda name: None)
+    with pytest.raises(InputError, match="pip install asyncssh"):
+        task_runner(profile(tmp_path, "cluster_class: distributed.SSHCluster"), None, {})
+
+
+def test_a_profile_reaches_the_task_runner_whole(tmp_path):
+    text = "cluster_class: distributed.LocalCluster\ncluster_kwargs: {n_workers: 3}\nadapt_kwargs: {maximum: 9}"
+    runner = task_runner(profile(tmp_path, f"{text}\nclient_kwargs: {{timeout: 7s}}\n_why: a comment"), None, {})
+    assert runner.resolved_cluster_class is LocalCluster
+    assert (runner.cluster_kwargs, runner.adapt_kwargs) == ({"n_workers": 3}, {"maximum": 9})
+    assert runner.client_kwargs["timeout"] == "7s"
+
+
+def test_workers_of_any_local_cluster_leave_prefects_plugins_alone():
+    """They are for commands, and workers import Prefect where plugins cannot start."""
+    with (
+        LocalCluster(**LOCAL, n_workers=1, env={"OTHER": "kept"}, host="127.0.0.1") as cluster,
+        Client(cluster, set_as_default=False) as client,
+    ):
+        (environment,) = client.run(lambda: dict(os.environ)).values()
+    assert environment["PREFECT_PLUGINS_ENABLED"] == "false"
+    assert environment["OTHER"] == "kept"

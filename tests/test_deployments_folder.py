@@ -1,0 +1,309 @@
+"""deployments/: every profile, manifest and image file is parsed, rendered where that is possible, and what it refers to
+is looked up: console scripts, options of Dask's commands, settings of Prefect and Dask, files, fields of resources.
+"""
+
+import re
+import shlex
+import subprocess
+import sys
+import tomllib
+from functools import cache
+from itertools import chain
+from pathlib import Path
+
+import pytest
+import yaml
+from dask import config
+from distributed.cli import dask_scheduler, dask_worker
+from prefect.settings import Settings
+from prefect.settings.legacy import _get_settings_fields  # the names of all settings as environment variables
+
+from tasks.shards.cluster import Profile, task_runner
+from tasks.strict import parse
+
+REPOSITORY = Path(__file__).parents[1]
+FOLDER = REPOSITORY / "deployments"
+PROFILES = sorted((FOLDER / "clusters").glob("*.yaml"))
+PROJECT = tomllib.loads((REPOSITORY / "pyproject.toml").read_text())["project"]
+IMAGE = f"tokenmill:{PROJECT['version']}"
+
+COMMANDS = {"worker": dask_worker.main, "scheduler": dask_scheduler.main}
+OURS = {"HF_TOKEN", "AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY", "AWS_ENDPOINT_URL"}
+OF_CONTAINERS = {"PYTHONUNBUFFERED", "DO_NOT_TRACK"}
+
+
+def written(name):
+    return yaml.safe_load((FOLDER / name).read_text())
+
+
+def profile(name):
+    return parse(Profile, written(f"clusters/{name}.yaml"), name)
+
+
+def accepted(command):
+    """Options of a `dask worker` or `dask scheduler` command, as Dask itself parses them."""
+    dask, kind, *arguments = command
+    assert dask == "dask"
+    return COMMANDS[kind].make_context(kind, list(arguments)).params
+
+
+@pytest.mark.parametrize("path", PROFILES, ids=lambda path: path.stem)
+def test_every_profile_has_only_known_keys_and_names_a_class(path):
+    assert parse(Profile, yaml.safe_load(path.read_text()), path.name).cluster_class
+
+
+@pytest.mark.parametrize("path", PROFILES, ids=lambda path: path.stem)
+def test_the_readme_lists_every_profile(path):
+    assert f"`{path.name}`" in (REPOSITORY / "README.md").read_text()
+
+
+def test_the_laptop_profile_is_a_task_runner():
+    runner = task_runner(str(FOLDER / "clusters/laptop.yaml"), None, {})
+    assert runner.cluster_kwargs["n_workers"] == 2
+
+
+def job_script(name):
+    jobqueue = pytest.importorskip("dask_jobqueue")
+    with jobqueue.SLURMCluster(**profile(name).cluster_kwargs | {"interface": "lo"}) as cluster:
+        return cluster.job_script()
+
+
+def worker_options(script):
+    """Of the job's last line, read by Dask's own command."""
+    arguments = shlex.split(script.strip().splitlines()[-1])
+    assert arguments[1:3] == ["-m", "distributed.cli.dask_worker"]
+    return dask_worker.main.make_context("worker", arguments[3:]).params
+
+
+@pytest.mark.parametrize("name", ["ssh", "slurm", "slurm-gpu"])
+def test_the_pages_of_schedulers_are_for_their_own_machine_alone(name):
+    """`--no-dashboard` leaves the list of workers and the counts of tasks to be read by anyone."""
+    address = profile(name).cluster_kwargs["scheduler_options"]["dashboard_address"]
+    assert address.startswith("127.0.0.1:")
+
+
+def test_a_slurm_job_is_a_process_per_core():
+    script = job_script("slurm")
+    options = worker_options(script)
+    assert (options["n_workers"], options["nthreads"]) == ("32", 1)
+    assert re.search(r"#SBATCH -p cpu\b", script)
+    assert re.search(r"#SBATCH --cpus-per-task=32\b", script)
+
+
+def test_a_slurm_gpu_job_is_one_process_with_one_gpu_that_says_so():
+    script = job_script("slurm-gpu")
+    options = worker_options(script)
+    assert (options["n_workers"], options["nthreads"], options["resources"]) == (None, 1, "GPU=1")  # one process
+    assert "#SBATCH --gpus-per-node=1\n" in script
+    assert "#SBATCH --cpus-per-task=8\n" in script
+
+
+@pytest.mark.parametrize("name", ["slurm", "slurm-gpu"])
+def test_slurm_workers_leave_before_their_job_is_ended(name):
+    script = job_script(name)
+    options = worker_options(script)
+    hours, minutes, seconds = map(int, re.search(r"#SBATCH -t (\d+):(\d+):(\d+)", script).groups())
+    lifetime, stagger = (int(options[key].removesuffix("m")) for key in ("lifetime", "lifetime_stagger"))
+    assert lifetime + stagger < hours * 60 + minutes + seconds / 60
+
+
+@pytest.mark.parametrize("name", ["slurm", "slurm-gpu"])
+def test_slurm_workers_leave_prefects_plugins_alone(name):
+    script = job_script(name)
+    before, _, _ = script.rpartition("\n")
+    printed = subprocess.run(
+        ["bash", "-c", f"{before.rpartition(chr(10))[0]}\nenv"], capture_output=True, text=True, check=True
+    ).stdout
+    assert "PREFECT_PLUGINS_ENABLED=false" in printed.splitlines()
+
+
+def test_kubernetes_workers_are_single_threaded():
+    chosen = profile("kubernetes").cluster_kwargs
+    options = accepted(chosen["worker_command"])
+    assert options["nthreads"] == 1
+    assert chosen["resources"]["limits"]["cpu"] == "1"
+
+
+def gpu_cluster():
+    return profile("kubernetes-gpu").cluster_kwargs["custom_cluster_spec"]
+
+
+def container(part):
+    (found,) = gpu_cluster()["spec"][part]["spec"]["containers"]
+    return found
+
+
+def test_a_kubernetes_gpu_worker_has_one_gpu_and_says_so_and_the_scheduler_has_none():
+    options = accepted(container("worker")["args"])
+    assert (options["nthreads"], options["resources"], options["name"]) == (1, "GPU=1", "$(DASK_WORKER_NAME)")
+    assert container("worker")["resources"]["limits"]["nvidia.com/gpu"] == 1
+    assert "nvidia.com/gpu" not in str(container("scheduler"))
+
+
+def test_the_service_leads_to_the_schedulers_ports():
+    resource = gpu_cluster()
+    service = resource["spec"]["scheduler"]["service"]
+    ports = {port["name"]: port["containerPort"] for port in container("scheduler")["ports"]}
+    assert service["selector"] == {
+        "dask.org/cluster-name": resource["metadata"]["name"],
+        "dask.org/component": "scheduler",
+    }
+    assert {port["targetPort"]: port["port"] for port in service["ports"]} == ports
+    assert ports == {"tcp-comm": 8786, "http-dashboard": 8787}  # where `dask scheduler` listens by itself
+    assert container("scheduler")["readinessProbe"]["httpGet"]["port"] in ports
+    assert accepted(container("scheduler")["args"])["host"] == "0.0.0.0"
+
+
+def manifests():
+    documents = yaml.safe_load_all((FOLDER / "kubernetes/prefect-worker.yaml").read_text())
+    return {document["kind"]: document for document in documents}
+
+
+def test_the_manifests_refer_to_each_other():
+    found = manifests()
+    names = {(kind, document["metadata"]["name"]) for kind, document in found.items()}
+    binding, deployment = found["RoleBinding"], found["Deployment"]["spec"]
+    assert (binding["roleRef"]["kind"], binding["roleRef"]["name"]) in names
+    assert [(subject["kind"], subject["name"]) in names for subject in binding["subjects"]] == [True]
+    pod = deployment["template"]
+    assert ("ServiceAccount", pod["spec"]["serviceAccountName"]) in names
+    assert deployment["selector"]["matchLabels"].items() <= pod["metadata"]["labels"].items()
+    assert {document["metadata"]["namespace"] for document in found.values()} == {
+        profile(name).cluster_kwargs["namespace"] for name in ("kubernetes", "kubernetes-gpu")
+    }
+
+
+def images():
+    (worker,) = manifests()["Deployment"]["spec"]["template"]["spec"]["containers"]
+    services = written("compose.yaml")["services"].values()
+    return {
+        worker["image"],
+        container("worker")["image"],
+        container("scheduler")["image"],
+        profile("kubernetes").cluster_kwargs["image"],
+        *(service["image"] for service in services),
+    }
+
+
+def test_everything_runs_the_image_of_this_version():
+    assert {image.removeprefix("registry.example/") for image in images()} == {IMAGE}
+    assert f"-t {IMAGE} " in (FOLDER / "Dockerfile").read_text()
+
+
+def dockerfile():
+    """Instructions and their arguments, continued lines joined."""
+    text = re.sub(r"^\s*#.*\n", "", (FOLDER / "Dockerfile").read_text(), flags=re.MULTILINE).replace("\\\n", " ")
+    return [tuple(line.split(maxsplit=1)) for line in text.splitlines() if line.strip()]
+
+
+def test_the_image_copies_what_is_there_and_all_that_the_package_is():
+    copied = set(chain.from_iterable(rest.split()[:-1] for word, rest in dockerfile() if word == "COPY"))
+    assert {name for name in copied if not (REPOSITORY / name).exists()} == set()
+    hatch = tomllib.loads((REPOSITORY / "pyproject.toml").read_text())["tool"]["hatch"]
+    assert {*hatch["build"]["targets"]["wheel"]["packages"], "pyproject.toml", "constraints.txt"} <= copied
+    let_in = {line[1:] for line in (FOLDER / "Dockerfile.dockerignore").read_text().split() if line.startswith("!")}
+    assert let_in == copied
+
+
+def test_the_image_runs_as_nobody_special_with_the_versions_of_the_constraints():
+    words = dockerfile()
+    users = [rest for word, rest in words if word == "USER"]
+    assert users == ["tokenmill"]
+    (install,) = [rest for word, rest in words if word == "RUN" and rest.startswith("pip ")]
+    assert "--constraint constraints.txt" in install
+    assert words.index(("USER", "tokenmill")) > words.index(("RUN", install))
+    extras = re.search(r"EXTRAS=(\S+)", (FOLDER / "Dockerfile").read_text())[1].split(",")
+    assert set(extras) <= PROJECT["optional-dependencies"].keys()
+
+
+def environments():
+    """Names of environment variables, by where they are set."""
+    yield from re.findall(r"(\w+)=\S+", next(rest for word, rest in dockerfile() if word == "ENV"))
+    for service in written("compose.yaml")["services"].values():
+        yield from service["environment"]
+    for found in [profile("kubernetes").cluster_kwargs["env"], *containers_environment()]:
+        yield from (variable["name"] for variable in found)
+    yield from re.findall(r"export (\w+)=", (FOLDER / "local.sh").read_text())
+
+
+def containers_environment():
+    return [found["env"] for found in manifests()["Deployment"]["spec"]["template"]["spec"]["containers"]]
+
+
+def dask_knows(name):
+    """Whether a DASK_A__B variable is a setting that Dask has; logging levels are by logger."""
+    keys = name.removeprefix("DASK_").lower().replace("__", ".")
+    return keys.startswith("logging.") or config.get(keys, "unknown") != "unknown"
+
+
+def test_every_variable_is_a_setting_that_prefect_or_dask_knows():
+    names = set(environments()) - OURS - OF_CONTAINERS
+    prefect, dask = ({name for name in names if name.startswith(prefix)} for prefix in ("PREFECT_", "DASK_"))
+    assert names == prefect | dask
+    assert prefect <= _get_settings_fields(Settings).keys()
+    assert len(prefect) > 4
+    assert [name for name in dask if not dask_knows(name)] == []
+    assert not dask_knows("DASK_DISTRIBUTED__COMM__TSL__CA_FILE")
+
+
+def commands():
+    for service in written("compose.yaml")["services"].values():
+        if service["command"][:2] == ["sh", "-c"]:
+            yield from (shlex.split(command) for command in service["command"][2].split("&&"))
+        else:
+            yield service["command"]
+    yield manifests()["Deployment"]["spec"]["template"]["spec"]["containers"][0]["command"]
+
+
+def test_commands_are_scripts_of_the_image_and_dasks_options_are_right():
+    found = list(commands())
+    assert {command[0] for command in found} == {"prefect", "dask"}
+    assert [accepted(command)["nthreads"] for command in found if command[:2] == ["dask", "worker"]] == [1]
+    assert [accepted(command)["host"] for command in found if command[:2] == ["dask", "scheduler"]] == ["0.0.0.0"]
+
+
+@pytest.mark.slow
+def test_prefects_options_are_in_its_help():
+    for command in commands():
+        if command[0] == "prefect":
+            assert unknown_to_prefect(command) == set()
+    assert unknown_to_prefect(["prefect", "worker", "start", "--pol", "tokenmill"]) == {"--pol"}
+
+
+@cache
+def help_of(*command):
+    arguments = [str(Path(sys.executable).with_name("prefect")), *command, "--help"]
+    return subprocess.run(arguments, capture_output=True, text=True, check=True).stdout
+
+
+def unknown_to_prefect(command):
+    """Options that the help of the subcommand does not list; `--no-prompt` is one of `prefect` itself."""
+    subcommand = [word for word in command[1:] if re.fullmatch(r"[a-z-]+", word) and not word.startswith("-")][:2]
+    options = {word for word in command if word.startswith("--")} - {"--no-prompt"}
+    subcommand = ["deploy"] if "deploy" in command else subcommand
+    return {option for option in options if not re.search(rf"{option}\b", help_of(*subcommand))}
+
+
+def test_passwords_and_secrets_come_from_outside():
+    for service in written("compose.yaml")["services"].values():
+        for name, value in service["environment"].items():
+            if "AUTH" in name:
+                assert value.startswith("${PREFECT_AUTH:?")
+            if name in OURS:
+                assert value is None
+    assert all("valueFrom" in variable for variable in profile("kubernetes").cluster_kwargs["env"])
+
+
+def test_only_the_server_is_reachable_and_only_from_this_machine():
+    services = written("compose.yaml")["services"]
+    published = {name: service["ports"] for name, service in services.items() if "ports" in service}
+    assert published == {"server": ["127.0.0.1:4200:4200"]}
+    assert services["scheduler"]["networks"] == ["inside"]
+    assert written("compose.yaml")["networks"]["inside"] == {"internal": True}
+
+
+def test_services_wait_for_services_that_are_there():
+    services = written("compose.yaml")["services"]
+    assert {name for service in services.values() for name in service.get("depends_on", [])} <= services.keys()
+    mounted = {volume.split(":")[0] for service in services.values() for volume in service.get("volumes", [])}
+    assert mounted == written("compose.yaml")["volumes"].keys()

@@ -1,0 +1,109 @@
+"""What a request to a store comes to that does not answer as it should: so many tries, then an OSError that names the object."""
+
+import errno
+import os
+
+import pytest
+from prefect.states import Failed
+
+from tasks.shards.publish import publish, publish_bytes
+from tasks.shards.stage import transient
+from tasks.shards.store import read_bytes
+from tasks.storage import filesystem
+from tests.flaky_storage import flaky_server, forget_connections, small_parts, used_here
+
+LARGE = os.urandom(30_000)
+ALWAYS = {"down_from": 0}
+
+
+@pytest.fixture(scope="module")
+def server():
+    with flaky_server() as server, used_here(server), small_parts(8_000):
+        server.bucket("bucket")
+        yield server
+        server.faults.clear()
+
+
+@pytest.fixture(autouse=True)
+def _undisturbed(server):
+    server.faults.clear()
+    publish_bytes("s3://bucket/there", LARGE)
+    forget_connections()
+
+
+def opened(uri):
+    system, path = filesystem(uri)
+    with system.open(path, "rb") as stream:
+        return stream.read()
+
+
+def listed(uri):
+    system, path = filesystem(uri)
+    return system.find(path)
+
+
+REQUESTS = {
+    "put": lambda: publish_bytes("s3://bucket/there", b"small"),
+    "upload": lambda: publish_bytes("s3://bucket/there", LARGE),
+    "read": lambda: read_bytes("s3://bucket/there"),
+    "open": lambda: opened("s3://bucket/there"),
+    "list": lambda: listed("s3://bucket/there"),
+}
+
+
+@pytest.mark.parametrize("attempts", [5, 2])
+@pytest.mark.parametrize("asked", REQUESTS)
+def test_a_store_that_is_asked_too_much_gets_no_more_requests_than_botocore_sends(server, monkeypatch, asked, attempts):
+    if attempts != 5:  # botocore's own
+        monkeypatch.setenv("AWS_MAX_ATTEMPTS", str(attempts))
+    server.faults.clear(kinds=("slow",), **ALWAYS)
+    with pytest.raises(OSError, match="s3://bucket/there") as raised:
+        REQUESTS[asked]()
+    assert raised.value.errno == errno.EBUSY
+    assert transient(None, None, Failed(data=raised.value))
+    assert server.faults.counts["slow"] == attempts
+
+
+@pytest.mark.parametrize("asked", REQUESTS)
+def test_a_lost_connection_is_an_error_of_the_storage_like_any_other(server, asked):
+    server.faults.clear(kinds=("unsaid",), **ALWAYS)
+    with pytest.raises(OSError, match="s3://bucket/there") as raised:
+        REQUESTS[asked]()
+    assert raised.value.errno == errno.EIO
+    assert transient(None, None, Failed(data=raised.value))
+    assert server.faults.counts["requests"] <= 10  # what a closed connection lost, aiohttp sends once more by itself
+
+
+def test_a_store_that_is_gone_is_an_error_that_names_the_object():
+    with flaky_server() as gone:
+        pass
+    with used_here(gone):
+        for asked in REQUESTS.values():
+            with pytest.raises(OSError, match="s3://bucket/there") as raised:
+                asked()
+            assert raised.value.errno == errno.EIO
+    forget_connections()
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("kind", ["slow", "cut", "unsaid", "torn"])
+def test_one_failure_in_three_is_not_noticed(server, kind):
+    failed = 0
+    for seed in range(5):
+        server.faults.clear(rate=0.34, seed=seed, kinds=(kind,))
+        for name in "abc":
+            publish_bytes(f"s3://bucket/{name}", LARGE[seed:])
+            assert read_bytes(f"s3://bucket/{name}") == LARGE[seed:]
+            assert opened(f"s3://bucket/{name}") == LARGE[seed:]
+        assert len(listed("s3://bucket")) == 4
+        failed += server.faults.counts[kind]
+    assert failed > 5
+
+
+def test_an_interruption_stays_one_though_the_store_does_not_take_the_upload_back(server):
+    with pytest.raises(KeyboardInterrupt), publish("s3://bucket/there") as publication:  # noqa: PT012 - the block is what is left
+        publication.write(LARGE[::-1])
+        server.faults.clear(kinds=("slow",), **ALWAYS)
+        raise KeyboardInterrupt
+    server.faults.clear()
+    assert read_bytes("s3://bucket/there") == LARGE
