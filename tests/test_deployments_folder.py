@@ -14,6 +14,7 @@ from pathlib import Path
 import pytest
 import yaml
 from dask import config
+from dask_jobqueue import SLURMCluster
 from distributed.cli import dask_scheduler, dask_worker
 from prefect.settings import Settings
 from prefect.settings.legacy import _get_settings_fields  # the names of all settings as environment variables
@@ -63,8 +64,7 @@ def test_the_laptop_profile_is_a_task_runner():
 
 
 def job_script(name):
-    jobqueue = pytest.importorskip("dask_jobqueue")
-    with jobqueue.SLURMCluster(**profile(name).cluster_kwargs | {"interface": "lo"}) as cluster:
+    with SLURMCluster(**profile(name).cluster_kwargs | {"interface": "lo"}) as cluster:
         return cluster.job_script()
 
 
