@@ -196,7 +196,7 @@ class FlakyServer:
             self.faults.kinds = kinds
 
     def bucket(self, name):
-        """A new bucket that keeps every version of every object; its URL."""
+        """A new bucket that keeps every version of every object; its URL. All servers of a process share their buckets."""
         with self.paused() as client:
             client.create_bucket(Bucket=name)
             client.put_bucket_versioning(Bucket=name, VersioningConfiguration={"Status": "Enabled"})

@@ -19,7 +19,7 @@ ALWAYS = {"down_from": 0}
 @pytest.fixture(scope="module")
 def server():
     with flaky_server() as server, used_here(server), small_parts(8_000):
-        server.bucket("bucket")
+        server.bucket("requests")
         yield server
         server.faults.clear()
 
@@ -27,7 +27,7 @@ def server():
 @pytest.fixture(autouse=True)
 def _undisturbed(server):
     server.faults.clear()
-    publish_bytes("s3://bucket/there", LARGE)
+    publish_bytes("s3://requests/there", LARGE)
     forget_connections()
 
 
@@ -43,11 +43,11 @@ def listed(uri):
 
 
 REQUESTS = {
-    "put": lambda: publish_bytes("s3://bucket/there", b"small"),
-    "upload": lambda: publish_bytes("s3://bucket/there", LARGE),
-    "read": lambda: read_bytes("s3://bucket/there"),
-    "open": lambda: opened("s3://bucket/there"),
-    "list": lambda: listed("s3://bucket/there"),
+    "put": lambda: publish_bytes("s3://requests/there", b"small"),
+    "upload": lambda: publish_bytes("s3://requests/there", LARGE),
+    "read": lambda: read_bytes("s3://requests/there"),
+    "open": lambda: opened("s3://requests/there"),
+    "list": lambda: listed("s3://requests/there"),
 }
 
 
@@ -57,7 +57,7 @@ def test_a_store_that_is_asked_too_much_gets_no_more_requests_than_botocore_send
     if attempts != 5:  # botocore's own
         monkeypatch.setenv("AWS_MAX_ATTEMPTS", str(attempts))
     server.faults.clear(kinds=("slow",), **ALWAYS)
-    with pytest.raises(OSError, match="s3://bucket/there") as raised:
+    with pytest.raises(OSError, match="s3://requests/there") as raised:
         REQUESTS[asked]()
     assert raised.value.errno == errno.EBUSY
     assert transient(None, None, Failed(data=raised.value))
@@ -67,7 +67,7 @@ def test_a_store_that_is_asked_too_much_gets_no_more_requests_than_botocore_send
 @pytest.mark.parametrize("asked", REQUESTS)
 def test_a_lost_connection_is_an_error_of_the_storage_like_any_other(server, asked):
     server.faults.clear(kinds=("unsaid",), **ALWAYS)
-    with pytest.raises(OSError, match="s3://bucket/there") as raised:
+    with pytest.raises(OSError, match="s3://requests/there") as raised:
         REQUESTS[asked]()
     assert raised.value.errno == errno.EIO
     assert transient(None, None, Failed(data=raised.value))
@@ -79,7 +79,7 @@ def test_a_store_that_is_gone_is_an_error_that_names_the_object():
         pass
     with used_here(gone):
         for asked in REQUESTS.values():
-            with pytest.raises(OSError, match="s3://bucket/there") as raised:
+            with pytest.raises(OSError, match="s3://requests/there") as raised:
                 asked()
             assert raised.value.errno == errno.EIO
     forget_connections()
@@ -92,18 +92,18 @@ def test_one_failure_in_three_is_not_noticed(server, kind):
     for seed in range(5):
         server.faults.clear(rate=0.34, seed=seed, kinds=(kind,))
         for name in "abc":
-            publish_bytes(f"s3://bucket/{name}", LARGE[seed:])
-            assert read_bytes(f"s3://bucket/{name}") == LARGE[seed:]
-            assert opened(f"s3://bucket/{name}") == LARGE[seed:]
-        assert len(listed("s3://bucket")) == 4
+            publish_bytes(f"s3://requests/{name}", LARGE[seed:])
+            assert read_bytes(f"s3://requests/{name}") == LARGE[seed:]
+            assert opened(f"s3://requests/{name}") == LARGE[seed:]
+        assert len(listed("s3://requests")) == 4
         failed += server.faults.counts[kind]
     assert failed > 5
 
 
 def test_an_interruption_stays_one_though_the_store_does_not_take_the_upload_back(server):
-    with pytest.raises(KeyboardInterrupt), publish("s3://bucket/there") as publication:  # noqa: PT012 - the block is what is left
+    with pytest.raises(KeyboardInterrupt), publish("s3://requests/there") as publication:  # noqa: PT012 - the block is what is left
         publication.write(LARGE[::-1])
         server.faults.clear(kinds=("slow",), **ALWAYS)
         raise KeyboardInterrupt
     server.faults.clear()
-    assert read_bytes("s3://bucket/there") == LARGE
+    assert read_bytes("s3://requests/there") == LARGE

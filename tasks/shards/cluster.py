@@ -17,6 +17,7 @@ import asyncio
 import os
 import re
 from collections.abc import Callable, Generator, Mapping
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from importlib.util import find_spec
 from pathlib import Path
@@ -66,7 +67,8 @@ def task_runner(cluster: str, workers: int | None, resources: Mapping[str, float
 
 
 def _standing(profile: Profile) -> DaskTaskRunner:
-    asyncio.run(_reach(str(profile.address)))
+    with ThreadPoolExecutor(1) as thread:  # a notebook's own thread has an event loop already
+        thread.submit(asyncio.run, _reach(str(profile.address))).result()
     return DaskTaskRunner(**profile.model_dump())
 
 

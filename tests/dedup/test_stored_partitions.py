@@ -10,13 +10,13 @@ from tests.flaky_storage import flaky_server, used_here
 
 PARTITIONS, ROWS = 16, 200_000
 SCHEMA = pa.schema([("key", pa.uint64())])
-FILE = "s3://bucket/keys.arrow"
+FILE = "s3://partitions/keys.arrow"
 
 
 @pytest.fixture
 def keys():
     with flaky_server() as server, used_here(server):
-        server.bucket("bucket")
+        server.bucket("partitions")
         keys = np.random.default_rng(0).integers(0, 1 << 63, ROWS, dtype=np.uint64) << np.uint64(1)
         with partitioned(FILE, SCHEMA, PARTITIONS) as file:
             file.write(pa.Table.from_arrays([pa.array(keys)], schema=SCHEMA), keys)

@@ -84,7 +84,7 @@ def cluster(hosts, tmp_path):
     """A scheduler here, and a worker on each host; their addresses and processes."""
     patience = {
         "DASK_DISTRIBUTED__COMM__TIMEOUTS__TCP": f"{TCP_SECONDS}s",
-        "DASK_DISTRIBUTED__SCHEDULER__WORKER_TTL": "500s",
+        "DASK_DISTRIBUTED__SCHEDULER__WORKER_TTL": "5s",
     }
     with ExitStack() as stack:
         address, _ = stack.enter_context(scheduler(tmp_path, hosts.address, settings=patience))

@@ -1,5 +1,6 @@
 """What a `cluster` setting may be, and what a person is told when it cannot be used."""
 
+import asyncio
 import os
 import socket
 
@@ -34,6 +35,14 @@ def nobody():
 def test_an_address_where_nobody_answers_is_named_with_the_remedy(nobody, impatient):
     with pytest.raises(InputError, match=rf"no Dask scheduler answers at tcp://{nobody} .*`dask scheduler`"):
         task_runner(f"tcp://{nobody}", None, {})
+
+
+def test_a_notebook_may_ask_from_inside_its_event_loop(nobody, impatient):
+    async def cell():
+        task_runner(f"tcp://{nobody}", None, {})
+
+    with pytest.raises(InputError, match="no Dask scheduler answers"):
+        asyncio.run(cell())
 
 
 def test_an_address_in_a_profile_is_tried_too(nobody, impatient, tmp_path):

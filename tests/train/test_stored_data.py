@@ -22,7 +22,7 @@ SIZES = (120, 20)
 @pytest.fixture(scope="module", autouse=True)
 def _stored():
     with joined("cpu"), flaky_server() as server, used_here(server):
-        server.bucket("bucket")
+        server.bucket("trained-on")
         server.faults.clear(rate=0.2, seed=1, kinds=("slow",))  # megatron-core reads no answer twice that breaks off
         yield
         assert server.faults.counts["slow"] > 20
@@ -36,7 +36,7 @@ def vocabulary(tmp_path_factory):
 @pytest.fixture(scope="module", params=[texts, packs])
 def both(request, tmp_path_factory, vocabulary):
     """The same preparation in a folder and in the bucket."""
-    folder, out = tmp_path_factory.mktemp("data"), f"s3://bucket/{request.param.__name__}"
+    folder, out = tmp_path_factory.mktemp("data"), f"s3://trained-on/{request.param.__name__}"
     local, _ = request.param(folder, vocabulary)
     stored, _ = request.param(folder, vocabulary, out=out)
     return prepared_data(local), prepared_data(stored)
@@ -45,7 +45,7 @@ def both(request, tmp_path_factory, vocabulary):
 def test_what_is_trained_on_is_the_same(both):
     local, stored = both
     assert stored.made_from == local.made_from
-    assert all(file.startswith("s3://bucket/") for source in stored.sources for file in source.files)
+    assert all(file.startswith("s3://trained-on/") for source in stored.sources for file in source.files)
 
 
 @pytest.mark.parametrize("both", [texts], indirect=True)
