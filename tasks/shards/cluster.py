@@ -126,10 +126,10 @@ def cores() -> int:
     return len(os.sched_getaffinity(0))
 
 
-def slots(client: Client) -> int:
-    """Tasks that the cluster runs at once right now; an adaptive one may not have started any worker yet."""
+def slots(client: Client, most_workers: int = 0) -> int:
+    """Tasks that the cluster runs at once: with the workers that there are, or the `most_workers` that it may come to have."""
     threads = cast("dict[str, int]", client.nthreads())
-    return max(1, sum(threads.values()))
+    return max(1, sum(threads.values()), most_workers)
 
 
 @contextmanager

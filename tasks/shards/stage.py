@@ -118,7 +118,10 @@ def _build(
     client = runner.client
     topic = f"shards-{uuid4()}"  # a standing cluster may carry other runs
     listen(client, topic, tally.add)
-    work = [[shard_record(shard) for shard in batch] for batch in batches(pending, slots(client))]
+    work = [
+        [shard_record(shard) for shard in batch]
+        for batch in batches(pending, slots(client, runner.adapt_kwargs.get("maximum", 0)))
+    ]
     get_run_logger().info(
         "%s: %d shards (%.2f GB) in %d batches", build.name, len(pending), tally.source_bytes / 1e9, len(work)
     )
