@@ -6,12 +6,12 @@ WANDB_NAME, WANDB_GROUP, WANDB_TAGS and WANDB_MODE (`offline` writes to ./wandb,
 
 import os
 import re
+from collections import Counter
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 from tasks.errors import InputError, RunError
-from tasks.report.summary import data_set_rows
 from tasks.shards.manifest import BLEND, MANIFEST
 from tasks.shards.store import read_bytes
 from tasks.storage import absolute, is_local, join
@@ -51,9 +51,51 @@ def _log(wandb: Any, manifest: Mapping[str, Any], output_dir: str) -> None:  # n
         if "tokenizer" in manifest:
             _take(run, wandb.Artifact(artifact_name(tokenizer["model"]), "tokenizer", metadata=tokenizer))
         run.log_artifact(_output(wandb, manifest, output_dir), aliases=["latest"])
-        rows = data_set_rows(manifest)
-        run.log({f"{manifest['type']}/data_sets": wandb.Table(list(rows[0]), [list(row.values()) for row in rows])})
+        tables = {"plan_table": plan_rows(manifest), "progress_table": progress_rows(manifest)}
+        for name, rows in tables.items():
+            run.log({f"{manifest['type']}/{name}": wandb.Table(list(rows[0]), [list(row.values()) for row in rows])})
         run.summary.update({name: manifest["totals"][name] for name in ("rows", "documents", "tokens")})
+
+
+def plan_rows(manifest: Mapping[str, Any]) -> list[dict[str, Any]]:
+    """What was to be prepared, a row per data set; sizes in bytes."""
+    shards, settings = _shards(manifest), manifest["settings"]
+    return [
+        {
+            "dataset_name": source["name"],
+            "path": source["path"],
+            "size": manifest["totals"]["datasets"].get(f"{split}/{source['name']}", {}).get("source_bytes", 0),
+            "weight": source["weight"],
+            "split": source.get("split") or split,
+            "subset": source.get("subset") or "",
+            "num_shards": shards[split, source["name"]],
+            **{name: str(settings.get(name, "")) for name in ("scale", "sample")},
+        }
+        for split, sources in manifest["blend"].items()
+        for source in sources
+    ]
+
+
+def progress_rows(manifest: Mapping[str, Any]) -> list[dict[str, Any]]:
+    """What came of it, a row per data set."""
+    shards = _shards(manifest)
+    return [
+        {
+            "dataset_name": name.partition("/")[2],
+            "size": books["source_bytes"],
+            "total_shards": shards[tuple(name.split("/", 1))],
+            "total_tokens": books["tokens"],
+            "total_sequences": books["documents"],
+            "dropped": sum(books["dropped"].values()),
+            "status": "completed" if books["documents"] else "empty",
+        }
+        for name, books in manifest["totals"]["datasets"].items()
+    ]
+
+
+def _shards(manifest: Mapping[str, Any]) -> Counter[tuple[str, ...]]:
+    """Shards by split of the blend and data set."""
+    return Counter((entry["split"], entry["dataset"]) for entry in manifest["shards"])
 
 
 def _take(run: Any, artifact: Any) -> None:  # noqa: ANN401 - wandb is imported late

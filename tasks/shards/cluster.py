@@ -16,6 +16,8 @@ after one to two times `distributed.scheduler.worker-ttl`, 5 minutes; what it wa
 import asyncio
 import os
 import re
+import signal
+import threading
 from collections.abc import Callable, Generator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
@@ -92,9 +94,21 @@ def _named(path: Path) -> DaskTaskRunner:
     if profile.cluster_class == "distributed.SSHCluster" and not find_spec("asyncssh"):  # imported when it is used
         raise _not_installed(path, profile, "asyncssh", "it needs asyncssh")
     try:
-        return DaskTaskRunner(**profile.model_dump())
+        with _keeping_ctrl_c():
+            return DaskTaskRunner(**profile.model_dump())
     except (ImportError, AttributeError) as error:
         raise _not_installed(path, profile, package, str(error)) from error
+
+
+@contextmanager
+def _keeping_ctrl_c() -> Generator[None]:
+    """Undo what packages do to Ctrl-C when they are imported: dask_jobqueue makes it end the process as if all were well."""
+    handler = signal.getsignal(signal.SIGINT)
+    try:
+        yield
+    finally:
+        if threading.current_thread() is threading.main_thread():
+            signal.signal(signal.SIGINT, handler)
 
 
 def _not_installed(path: Path, profile: Profile, package: str, why: str) -> InputError:

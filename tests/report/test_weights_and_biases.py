@@ -94,6 +94,22 @@ def test_the_summary_has_the_totals(logged):
     }
 
 
+def test_the_tables_say_what_was_planned_and_what_came_of_it(logged):
+    folder, manifest, _ = logged
+    tables = {}
+    for file in folder.glob("wandb/offline-run-*/files/media/table/pretrain/*.table.json"):
+        table = json.loads(file.read_text())
+        tables[file.name.partition("_table")[0]] = [
+            dict(zip(table["columns"], row, strict=True)) for row in table["data"]
+        ]
+    assert [(row["dataset_name"], row["path"], row["num_shards"]) for row in tables["plan"]] == [
+        (name, f"{folder}/{name}.jsonl", 1) for name in "ab"
+    ]
+    assert sum(row["total_tokens"] for row in tables["progress"]) == manifest["totals"]["tokens"]
+    assert [row["status"] for row in tables["progress"]] == ["completed", "completed"]
+    assert [row["size"] for row in tables["plan"]] == [(folder / f"{name}.jsonl").stat().st_size for name in "ab"]
+
+
 @pytest.mark.parametrize(
     ("uri", "name"),
     [

@@ -3,6 +3,8 @@
 import asyncio
 import os
 import socket
+import subprocess
+import sys
 
 import pytest
 from dask import config
@@ -98,3 +100,13 @@ def test_workers_of_any_local_cluster_leave_prefects_plugins_alone():
         (environment,) = client.run(lambda: dict(os.environ)).values()
     assert environment["PREFECT_PLUGINS_ENABLED"] == "false"
     assert environment["OTHER"] == "kept"
+
+
+def test_a_profile_leaves_ctrl_c_alone(tmp_path):
+    program = (
+        "import signal; from tasks.shards.cluster import task_runner; before = signal.getsignal(signal.SIGINT);"
+        f"task_runner({str(tmp_path / 'slurm.yaml')!r}, None, {{}});"
+        "assert signal.getsignal(signal.SIGINT) is before"
+    )
+    (tmp_path / "slurm.yaml").write_text("cluster_class: dask_jobqueue.SLURMCluster\ncluster_kwargs: {cores: 1}\n")
+    subprocess.run([sys.executable, "-c", program], check=True, timeout=60)

@@ -15,7 +15,6 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
-import s3fs
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from moto.server import ThreadedMotoServer
@@ -261,10 +260,10 @@ def bucket():
         for name in ("AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY"):
             environment.setenv(name, "test")
         environment.setenv("AWS_DEFAULT_REGION", "us-east-1")
-        s3fs.S3FileSystem.clear_instance_cache()
+        fsspec.get_filesystem_class("s3").clear_instance_cache()
         fsspec.filesystem("s3").mkdir("test-read")
         yield "s3://test-read"
-        s3fs.S3FileSystem.clear_instance_cache()
+        fsspec.get_filesystem_class("s3").clear_instance_cache()
     server.stop()
 
 

@@ -1,0 +1,119 @@
+"""What the README promises of a machine on a network: a password that counts, ports of this machine alone, no pickles."""
+
+import json
+import pickletools
+import subprocess
+import urllib.error
+import urllib.request
+from pathlib import Path
+
+import psutil
+import pytest
+from prefect_commands import PREFECT, clean_environment, free_port, running, wait_until
+
+from tests.flows.preparation_runs import TOKENMILL, finish, start
+from tests.preparing import write_lines
+
+PASSWORD = "mill:stone"
+
+
+@pytest.fixture(scope="module")
+def guarded(tmp_path_factory):
+    """A server with a password: its process, address and the environment of who does not know it."""
+    home, port = tmp_path_factory.mktemp("guarded"), free_port()
+    url = f"http://127.0.0.1:{port}/api"
+    environment = clean_environment() | {
+        "PREFECT_HOME": str(home),
+        "PREFECT_API_URL": url,
+        "PREFECT_SERVER_API_PORT": str(port),
+        "PREFECT_SERVER_ANALYTICS_ENABLED": "false",
+        "DO_NOT_TRACK": "1",
+    }
+    command = [PREFECT, "server", "start", "--host", "127.0.0.1"]
+    log = home / "server.log"
+    with running(command, environment | {"PREFECT_SERVER_API_AUTH_STRING": PASSWORD}, home, log) as process:
+        wait_until(lambda: process.poll() is None and answer(f"{url}/version") in {200, 401}, 120, log)
+        yield process, url, environment
+
+
+def answer(url):
+    """The status that a request without a password gets, None when nobody answers."""
+    try:
+        with urllib.request.urlopen(url, timeout=5) as response:
+            return response.status
+    except urllib.error.HTTPError as error:
+        return error.code
+    except urllib.error.URLError:
+        return None
+
+
+@pytest.fixture(scope="module")
+def blend(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("blend")
+    write_lines(folder / "a.jsonl", ["some text", "and more"])
+    (folder / "blend.json").write_text(json.dumps({"datasets": [{"name": "a", "path": "a.jsonl"}]}))
+    return folder / "blend.json"
+
+
+@pytest.mark.slow
+def test_without_the_password_nothing_is_run(guarded, blend, tmp_path):
+    _, url, environment = guarded
+    assert answer(f"{url}/version") == 401
+    refused = subprocess.run(
+        [TOKENMILL, "pretrain", str(blend), "--output-dir", str(tmp_path / "out")],
+        env=environment,
+        capture_output=True,
+        text=True,
+        timeout=120,
+        check=False,
+    )
+    assert refused.returncode == 2
+    assert not (tmp_path / "out/blend.json").exists()
+
+
+@pytest.mark.slow
+def test_with_the_password_it_runs_listens_on_this_machine_alone_and_leaves_no_pickle(guarded, blend, tmp_path):
+    server, _, environment = guarded
+
+    class Known:
+        environment = guarded[2] | {"PREFECT_API_AUTH_STRING": PASSWORD}
+
+    process = start("pretrain", blend, tmp_path / "out", Known)
+    heard = set()
+    while process.poll() is None:
+        heard |= listening(process.pid)
+    assert finish(process)["documents"] == 2
+    assert heard, "Dask's scheduler and workers listen while they run"
+    assert heard | listening(server.pid) <= {"127.0.0.1", "::1"}
+    kept = [
+        path for place in (Path(environment["PREFECT_HOME"]), tmp_path) for path in place.rglob("*") if path.is_file()
+    ]
+    assert [path for path in kept if is_pickle(path.read_bytes())] == []
+
+
+def listening(pid):
+    """The addresses that a process and all it has started listen on."""
+    found = set()
+    try:
+        processes = [psutil.Process(pid), *psutil.Process(pid).children(recursive=True)]
+    except psutil.NoSuchProcess:
+        return found
+    for process in processes:
+        try:
+            found |= {each.laddr.ip for each in process.net_connections("tcp") if each.status == psutil.CONN_LISTEN}
+        except psutil.Error:
+            continue
+    return found
+
+
+def is_pickle(data):
+    """Whether the bytes, or a value in them if they are JSON, are a pickle of protocol 2 or newer."""
+    if data[:1] == b"\x80":
+        try:
+            return bool(list(pickletools.genops(data)))
+        except ValueError:
+            return False
+    try:
+        return json.loads(data).get("metadata", {}).get("serializer", {}).get("type") == "pickle"
+    except (ValueError, AttributeError):
+        return False
