@@ -8,13 +8,16 @@ batches are allowed to finish so that their receipts are kept, and then one erro
 from collections.abc import Callable, Generator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from functools import cache, partial
+from http import HTTPStatus
 from typing import Any, cast
 from uuid import UUID, uuid4
 
 from prefect import Task, get_client, get_run_logger, task
 from prefect.artifacts import create_progress_artifact, update_progress_artifact
 from prefect.cache_policies import NO_CACHE
+from prefect.client.orchestration import SyncPrefectClient
 from prefect.client.schemas.objects import State
+from prefect.exceptions import PrefectHTTPStatusError
 from prefect.settings import PREFECT_API_URL, temporary_settings
 from prefect.states import Completed
 from prefect.tasks import exponential_backoff
@@ -74,17 +77,31 @@ def build_and_announce(
 
 
 def require_server() -> None:
-    """Raises InputError when a Prefect server is configured and does not answer."""
+    """Raises InputError when a Prefect server is configured and does not answer, or not to this process."""
     address = PREFECT_API_URL.value()
     if address is None:
         return
     with get_client(sync_client=True) as client:
         error = client.api_healthcheck()
+        if error is None:
+            _require_password(client, address)
     if error is not None:
         raise InputError(
             f"PREFECT_API_URL: no Prefect server answers at {address}; start it with `prefect server start`, or unset "
             "the address (`prefect config unset PREFECT_API_URL`) to run with a temporary one"
         )
+
+
+def _require_password(client: SyncPrefectClient, address: str) -> None:
+    try:
+        client.api_version()
+    except PrefectHTTPStatusError as error:
+        if error.response.status_code != HTTPStatus.UNAUTHORIZED:
+            raise
+        raise InputError(
+            f"PREFECT_API_AUTH_STRING: the Prefect server at {address} has a password, and this is not it; set what its "
+            "PREFECT_SERVER_API_AUTH_STRING is"
+        ) from error
 
 
 @contextmanager

@@ -67,7 +67,8 @@ def test_without_the_password_nothing_is_run(guarded, blend, tmp_path):
         timeout=120,
         check=False,
     )
-    assert refused.returncode == 2
+    assert refused.returncode == 2, refused.stderr
+    assert "has a password" in refused.stderr
     assert not (tmp_path / "out/blend.json").exists()
 
 
