@@ -28,7 +28,7 @@ from tasks.errors import InputError
 from tasks.shards.manifest import read_manifest
 from tasks.shards.publish import publish_bytes
 from tasks.shards.store import read_bytes
-from tasks.storage import join
+from tasks.storage import absolute, join
 from tasks.train.evaluation import REQUEST, Evaluation
 from tasks.train.evaluation_settings import EvaluateSettings
 from tasks.train.events import Event, Saved, Started, Step, Validated
@@ -203,7 +203,8 @@ def step_rows(steps: Sequence[Step]) -> list[dict[str, Any]]:
 @task(name="evaluate", cache_policy=NO_CACHE, persist_result=False, retries=0)
 def evaluate(training: str, settings: EvaluateSettings, output_dir: str) -> dict[str, Any]:
     """Evaluate the model of a training that ended on what its data holds out; the artifact record."""
-    asked = evaluation_of(training, settings, output_dir)
+    output_dir = absolute(output_dir)
+    asked = evaluation_of(absolute(training), settings, output_dir)
     publish_bytes(join(output_dir, REQUEST), orjson.dumps(asked.model_dump()))
     run(evaluation_launch(join(output_dir, REQUEST)), lambda _: None, get_run_logger().info)
     results = read_results(output_dir)
