@@ -393,7 +393,9 @@ def nightly(
     find_blends(blends)
     be_quiet()
     from flows.nightly import reprep_changed_blends
+    from tasks.shards.stage import require_server
 
+    require_server()
     return reprep_changed_blends(blends, output_dir, keep=keep, workers=workers)
 
 

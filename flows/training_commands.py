@@ -57,7 +57,9 @@ def evaluate(
     settings = choices_of(EvaluateSettings, chosen)
     be_quiet()
     from flows.train import evaluate_model
+    from tasks.shards.stage import require_server
 
+    require_server()
     record = evaluate_model(place, output_dir or join(place, "results"), settings)
     terminal.print(markdown(read_results(record["evaluate"]["path"])), markup=False, highlight=False)
     return record
@@ -84,12 +86,12 @@ def benchmark(
     _trained(place, settings.model_copy(update={"retries": 0}), output_dir)
     found = measure.summarise(*recorded_run(output_dir))
     measure.print_record(found, terminal)
-    written = measure.record(found, baselines if record else join(output_dir, "benchmark"))
-    if compare:
+    if compare:  # before it is recorded, or it would be compared with itself
         comparison = measure.compare(found, measure.baseline_of(found, baselines), threshold)
         measure.print_comparison(comparison, terminal)
         if comparison.regressed:
-            raise RunError(f"worse than the baseline by more than {threshold:.0%}: {', '.join(comparison.regressed)}")
+            raise RunError(f"worse than the baseline by {threshold:.0%} or more: {', '.join(comparison.regressed)}")
+    written = measure.record(found, baselines if record else join(output_dir, "benchmark"))
     return {"benchmark": {"path": written, "type": "benchmark", **found.model_dump()}}
 
 
@@ -106,8 +108,10 @@ def pipeline(
     settings = choices_of(PipelineSettings, overrides, yaml.safe_load(chosen.read_text("utf-8")), str(chosen))
     be_quiet()
     from flows.pipeline import pipeline as run_pipeline
+    from tasks.shards.stage import require_server
     from tasks.train.progress import print_training
 
+    require_server()
     found = run_pipeline(output_dir, settings)
     for stage in found["pipeline"]["stages"]:
         ((name, artifact),) = stage.items()

@@ -41,7 +41,7 @@ class MegatronEngine:
     ) -> None:
         if world.device.type == "cpu":
             compute_on_cpu()
-        _share_out(settings)
+        parallel_state.initialize_model_parallel(settings.parallel.tensor, settings.parallel.pipeline)
         self._settings, self._world = settings, world
         replicas = parallel_state.get_data_parallel_world_size()
         self.shape = Shape(
@@ -171,10 +171,6 @@ def _first_layer(model: GPTModel) -> int:
     """The number, from 0, of the first layer that this process has."""
     numbers = [int(getattr(layer, "layer_number")) for layer in model.decoder.layers]  # noqa: B009 - torch knows none
     return min(numbers) - 1
-
-
-def _share_out(settings: TrainSettings) -> None:
-    parallel_state.initialize_model_parallel(settings.parallel.tensor, settings.parallel.pipeline)
 
 
 def _transformer(settings: TrainSettings, precision: Precision) -> TransformerConfig:

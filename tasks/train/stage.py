@@ -200,7 +200,7 @@ def step_rows(steps: Sequence[Step]) -> list[dict[str, Any]]:
     ]
 
 
-@task(name="evaluate", cache_policy=NO_CACHE, persist_result=False, retries=0)
+@task(name="evaluate", cache_policy=NO_CACHE, persist_result=False)
 def evaluate(training: str, settings: EvaluateSettings, output_dir: str) -> dict[str, Any]:
     """Evaluate the model of a training that ended on what its data holds out; the artifact record."""
     output_dir = absolute(output_dir)

@@ -152,6 +152,27 @@ def test_an_evaluation_needs_a_training_that_ended(prefect_api, texts, tmp_path)
 
 
 @pytest.mark.slow
+def test_a_benchmark_is_compared_with_the_baseline_that_was_there_before(texts, prefect_server, tmp_path):
+    chosen = [texts, *words(checkpoint_every=8), "--baselines", tmp_path / "baselines"]
+    printed = command(prefect_server, "benchmark", *chosen, "--output-dir", tmp_path / "first", "--record")
+    baseline = Path(json.loads(printed)["benchmark"]["path"])
+    faster = json.loads(baseline.read_text()) | {"tokens_per_second": 1e12}
+    baseline.write_text(json.dumps(faster))
+    again = subprocess.run(
+        [TOKENMILL, "benchmark", *map(str, chosen), "--output-dir", str(tmp_path / "again"), "--record", "--compare"],
+        capture_output=True,
+        text=True,
+        env=prefect_server.environment,
+        timeout=200,
+        check=False,
+    )
+    assert again.returncode == 1
+    assert "worse than the baseline" in again.stderr
+    assert "tokens_per_second" in again.stderr
+    assert json.loads(baseline.read_text()) == faster, "what is worse takes no baseline's place"
+
+
+@pytest.mark.slow
 def test_the_whole_pipeline_from_blends_to_evaluated_models_offline(prefect_server, tmp_path):
     out = tmp_path / "pipeline"
     (record,) = json.loads(command(prefect_server, "pipeline", "--output-dir", out, "--scale", "tiny")).values()
