@@ -24,6 +24,8 @@ def records(file):
         if BLOCK - at % BLOCK < HEADER:
             at += BLOCK - at % BLOCK
         _, length, kind = struct.unpack("<IHB", data[at : at + HEADER])
+        if at + HEADER + length > len(data):
+            return  # still being written
         piece, at = data[at + HEADER : at + HEADER + length], at + HEADER + length
         gathered = piece if kind in {FULL, FIRST} else gathered + piece
         if kind in {FULL, LAST}:
