@@ -261,11 +261,11 @@ def _run_preparation(
     """Run a flow and print what it prepared."""
     from tasks.report.summary import print_summary
     from tasks.shards.manifest import read_manifest
-    from tasks.shards.stage import require_server
+    from tasks.shards.stage import prefect_server
 
-    require_server()
     chosen = {name: getattr(settings, name) for name in settings.model_fields_set}
-    record = cast("dict[str, Any]", preparation(blend, output_dir, **chosen))
+    with prefect_server():
+        record = cast("dict[str, Any]", preparation(blend, output_dir, **chosen))
     (artifact,) = record.values()
     print_summary(read_manifest(artifact["path"]) or {}, artifact["path"], terminal)
     return record
@@ -393,10 +393,10 @@ def nightly(
     find_blends(blends)
     be_quiet()
     from flows.nightly import reprep_changed_blends
-    from tasks.shards.stage import require_server
+    from tasks.shards.stage import prefect_server
 
-    require_server()
-    return reprep_changed_blends(blends, output_dir, keep=keep, workers=workers)
+    with prefect_server():
+        return reprep_changed_blends(blends, output_dir, keep=keep, workers=workers)
 
 
 @app.command

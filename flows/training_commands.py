@@ -57,10 +57,10 @@ def evaluate(
     settings = choices_of(EvaluateSettings, chosen)
     be_quiet()
     from flows.train import evaluate_model
-    from tasks.shards.stage import require_server
+    from tasks.shards.stage import prefect_server
 
-    require_server()
-    record = evaluate_model(place, output_dir or join(place, "results"), settings)
+    with prefect_server():
+        record = evaluate_model(place, output_dir or join(place, "results"), settings)
     terminal.print(markdown(read_results(record["evaluate"]["path"])), markup=False, highlight=False)
     return record
 
@@ -108,11 +108,11 @@ def pipeline(
     settings = choices_of(PipelineSettings, overrides, yaml.safe_load(chosen.read_text("utf-8")), str(chosen))
     be_quiet()
     from flows.pipeline import pipeline as run_pipeline
-    from tasks.shards.stage import require_server
+    from tasks.shards.stage import prefect_server
     from tasks.train.progress import print_training
 
-    require_server()
-    found = run_pipeline(output_dir, settings)
+    with prefect_server():
+        found = run_pipeline(output_dir, settings)
     for stage in found["pipeline"]["stages"]:
         ((name, artifact),) = stage.items()
         terminal.print(f"[bold]{name}[/] {artifact['path']}")
@@ -155,7 +155,7 @@ def _checked(data: str, settings: TrainSettings, output_dir: str) -> dict[str, A
 def _trained(data: str, settings: TrainSettings, output_dir: str) -> dict[str, Any]:
     be_quiet()
     from flows.train import train_model
-    from tasks.shards.stage import require_server
+    from tasks.shards.stage import prefect_server
 
-    require_server()
-    return train_model(data, output_dir, settings)
+    with prefect_server():
+        return train_model(data, output_dir, settings)

@@ -22,9 +22,9 @@ from tasks.dedup.apply import file_of
 from tasks.dedup.decisions import Decisions
 from tasks.shards.manifest import WHOLE, Finished
 from tasks.shards.publication import Published
-from tasks.shards.publish import copy, link
+from tasks.shards.publish import place_files
 from tasks.shards.store import Store
-from tasks.storage import is_local, join
+from tasks.storage import join
 
 FOLDER = "data"
 PART = re.compile(r"part-\d{5,}-[0-9a-f]{8}\.(jsonl|parquet)")
@@ -45,19 +45,18 @@ class RowsLayout:
 
     def lay_out(self, output_dir: str, store: Store, finished: Sequence[Finished]) -> Published:
         """Link every file on a local disk; on an object store the store copies it."""
-        place = link if is_local(output_dir) and is_local(store.place) else copy
         names: dict[str, dict[str, list[str]]] = {}
         numbers: Counter[str] = Counter()
+        pairs = [(stored, join(output_dir, output.path)) for stored, output in self.decisions.files]
         for item in finished:
             if WHOLE not in item.receipt.parts:
                 continue
             file, folder = file_of(item.shard.part), _folder(item.shard.split, item.shard.dataset)
             name = join(output_dir, folder, f"part-{numbers[folder]:05d}-{item.key[:8]}.{file.partition('.')[2]}")
-            place(store.path(item.key, file), name)
+            pairs.append((store.path(item.key, file), name))
             numbers[folder] += 1
             names.setdefault(item.shard.place, {}).setdefault(WHOLE, []).append(name)
-        for stored, output in self.decisions.files:
-            place(stored, join(output_dir, output.path))
+        place_files(pairs)
         return Published(names, self._blend(output_dir, numbers), [output for _, output in self.decisions.files])
 
     def _blend(self, output_dir: str, numbers: Mapping[str, int]) -> bytes:

@@ -11,7 +11,7 @@ What later rooms make of the rows (pools, candidates, reports) is laid out with 
 
 import re
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -20,9 +20,9 @@ import orjson
 from tasks.harmony.card import Contents, card
 from tasks.harmony.inventory import Entry, coverage_markdown, inventory
 from tasks.harmony.shard import CATALOG, FILE
-from tasks.shards.manifest import WHOLE, Finished, Names
+from tasks.shards.manifest import WHOLE, Finished
 from tasks.shards.publication import Published
-from tasks.shards.publish import Output, copy, link, publish_bytes
+from tasks.shards.publish import Output, place_files, publish_bytes
 from tasks.shards.store import Store
 from tasks.storage import is_local, join
 
@@ -63,16 +63,16 @@ class DataLayout:
 
     def lay_out(self, output_dir: str, store: Store, finished: Sequence[Finished]) -> Published:
         """Link every shard on a local disk; on an object store the store copies it."""
-        place = link if is_local(output_dir) and is_local(store.place) else copy
         names: dict[str, dict[str, list[str]]] = {}
         numbers: Counter[str] = Counter()
         splits: dict[str, Counter[str]] = {}
+        pairs: list[tuple[str, str]] = []
         for item in finished:
             if WHOLE not in item.receipt.parts:
                 continue
             split, count = str(item.receipt.identity["recipe"]["split"]), item.receipt.parts[WHOLE]
             name = join(output_dir, FOLDER, split, f"part-{numbers[split]:05d}-{item.key[:8]}.parquet")
-            place(store.path(item.key, FILE), name)
+            pairs.append((store.path(item.key, FILE), name))
             numbers[split] += 1
             names.setdefault(item.shard.place, {}).setdefault(WHOLE, []).append(name)
             splits.setdefault(split, Counter()).update(rows=count.documents, tokens=count.tokens)
@@ -86,29 +86,27 @@ class DataLayout:
             **self._beside.documents,
         }
         written = [_write(output_dir, name, data) for name, data in documents.items()]
-        written += _catalogs(output_dir, store, finished, place)
-        for source, output in self._beside.files:
-            place(source, join(output_dir, output.path))
-            written.append(output)
-        derived = self._derived_names(output_dir, store, place)
+        files = [*_catalogs(store, finished), *self._beside.files]
+        derived: dict[str, dict[str, list[str]]] = {}
+        for item, part, stored, name in self._derived(output_dir):
+            pairs.append((store.path(item.key, stored), name))
+            derived.setdefault(item.shard.place, {})[part] = [name]
+        place_files([*pairs, *((stored, join(output_dir, output.path)) for stored, output in files)])
+        written += [output for _, output in files]
         blend = _blend(output_dir, sorted(splits))
         return Published(names, blend, written, facts, self._beside.derived, derived)
 
-    def _derived_names(self, output_dir: str, store: Store, place: Callable[[str, str], None]) -> Names:
-        """Give the files of shards that were made from the rows their names."""
+    def _derived(self, output_dir: str) -> Iterator[tuple[Finished, str, str, str]]:
+        """The shards that were made from the rows, each with a part, its file in the store, and the name it gets."""
         numbers: Counter[str] = Counter()
-        names: dict[str, dict[str, list[str]]] = {}
         for item in self._beside.derived:
             for output in item.receipt.outputs:
                 part = output.path.partition(".")[0]
                 if part not in self._beside.folders:
                     continue
                 folder = join(output_dir, self._beside.folders[part])
-                name = join(folder, f"part-{numbers[part]:05d}-{item.key[:8]}.parquet")
-                place(store.path(item.key, output.path), name)
+                yield item, part, output.path, join(folder, f"part-{numbers[part]:05d}-{item.key[:8]}.parquet")
                 numbers[part] += 1
-                names.setdefault(item.shard.place, {})[part] = [name]
-        return names
 
     def _pool_folders(self) -> list[str]:
         """The folders of what was made from the rows that hold anything."""
@@ -144,17 +142,14 @@ def _public_name(uri: str) -> str:
     return uri.rpartition("/")[2] if is_local(uri) else uri
 
 
-def _catalogs(
-    output_dir: str, store: Store, finished: Sequence[Finished], place: Callable[[str, str], None]
-) -> list[Output]:
-    """Give the catalogs of shards that have one a name in the output folder."""
-    found: list[Output] = []
+def _catalogs(store: Store, finished: Sequence[Finished]) -> list[tuple[str, Output]]:
+    """The catalogs of shards that have one, each with its name in the output folder."""
+    found: list[tuple[str, Output]] = []
     for item in finished:
         for output in item.receipt.outputs:
             if output.path == CATALOG:
                 name = join(TOOLS, f"tools-{len(found):05d}-{item.key[:8]}.json")
-                place(store.path(item.key, CATALOG), join(output_dir, name))
-                found.append(replace(output, path=name))
+                found.append((store.path(item.key, CATALOG), replace(output, path=name)))
     return found
 
 

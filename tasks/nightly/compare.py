@@ -51,7 +51,7 @@ def store_of(output_dir: str) -> str:
 def compare_blend(blend: NightlyBlend, output_dir: str, under: Mapping[str, Any], now: float) -> Comparison:
     """Compare a blend with its latest version below `output_dir`; `under` are settings where it has none of its own.
 
-    It costs the listing of its sources, the footers of Parquet files, and a hash of local files that are new or touched. `now`
+    It costs the listing of its sources, and of what is new or touched the footers of Parquet and a hash of local files. `now`
     is a Unix time. Raises InputError for anything that a person must mend first.
     """
     settings = settings_of(blend, store_of(output_dir), under)

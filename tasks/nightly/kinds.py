@@ -93,7 +93,7 @@ KINDS: Mapping[str, Kind] = {
 
 
 def planned_now(kind: str, blend: Blend, settings: PreparationSettings, output_dir: str) -> Planned:
-    """The plan of a blend without a look at what is built: a listing, footers of Parquet files, and a hash of what is new.
+    """The plan of a blend without a look at what is built: a listing, and footers and hashes of what is new.
 
     Receipts are not read, because whether a version is up to date is between its manifest and the sources.
     """

@@ -15,7 +15,6 @@ read.
 import re
 from collections import Counter
 from collections.abc import Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -26,9 +25,9 @@ from tasks.pack.leading import PackFacts, leading_packs, write_leading
 from tasks.pack.sampling import DataSet, PackedFile, Sampling, account, draw, order, warnings
 from tasks.shards.manifest import Finished
 from tasks.shards.publication import Listed, Published, Weights, blend_json, parts_with_tokens
-from tasks.shards.publish import Output, copy, link, publish_bytes
-from tasks.shards.store import THREADS, Store
-from tasks.storage import is_local, join
+from tasks.shards.publish import Output, place_files, publish_bytes
+from tasks.shards.store import Store
+from tasks.storage import join
 
 FOLDER = "splits"
 PACKS = re.compile(r"\d{6,}__.+__[0-9a-f]{8}(__\d+(_leading_\d+)?)?\.parquet")
@@ -175,13 +174,7 @@ def _listed(output_dir: str, folders: Mapping[str, _Folder]) -> list[Listed]:
 def _place(output_dir: str, store: Store, folder: _Folder) -> list[Output]:
     """Put the files of one split into its folder; the outputs are those that were written anew."""
     sources = {place: store.path(file.item.key, file.output) for place, file in folder.items()}
-    whole = [(sources[place], join(output_dir, place)) for place, file in folder.items() if not file.leading]
-    if is_local(output_dir) and is_local(store.place):
-        for source, target in whole:
-            link(source, target)
-    else:
-        with ThreadPoolExecutor(THREADS) as pool:
-            list(pool.map(lambda pair: copy(*pair), whole))
+    place_files([(sources[place], join(output_dir, place)) for place, file in folder.items() if not file.leading])
     return [
         replace(write_leading(sources[place], join(output_dir, place), file.facts.packs), path=place)
         for place, file in folder.items()

@@ -23,7 +23,7 @@ from tasks.rl.lines import ENDINGS
 from tasks.rl.settings import Compression
 from tasks.shards.manifest import Finished
 from tasks.shards.publication import Listed, Published, Weights, blend_json
-from tasks.shards.publish import Output, join_files, link
+from tasks.shards.publish import Output, join_files, link, place_files
 from tasks.shards.store import Store
 from tasks.storage import is_local, join
 
@@ -65,9 +65,8 @@ class JsonLinesLayout:
         written: list[Output] = []
         whole = dict.fromkeys(KEYS.values(), "")
         for split, files in splits.items():
+            place_files([(file.stored, file.name) for file in files if file.name != file.stored])
             for file in files:
-                if file.name != file.stored:
-                    link(file.stored, file.name)
                 names.setdefault(file.item.shard.place, {})[split] = [file.name]
                 listed.append(Listed(split, file.item.dataset, file.name, file.documents))
             output = self._join(output_dir, split, files)

@@ -21,9 +21,9 @@ from tasks.errors import RunError
 from tasks.score.shard import FILE
 from tasks.shards.manifest import FAILED, MANIFEST, WHOLE, Finished, manifest_bytes, published_manifest
 from tasks.shards.publication import Published
-from tasks.shards.publish import copy, link, publish_bytes
+from tasks.shards.publish import place_files, publish_bytes
 from tasks.shards.store import Store
-from tasks.storage import is_local, join
+from tasks.storage import join
 
 PART = re.compile(r"part-\d{5,}-[0-9a-f]{8}\.parquet")
 
@@ -41,13 +41,14 @@ class ScoresLayout:
 
     def lay_out(self, output_dir: str, store: Store, finished: Sequence[Finished]) -> Published:
         """Link every shard that holds a score on a local disk; on an object store the store copies it."""
-        place = link if is_local(output_dir) and is_local(store.place) else copy
         names: dict[str, dict[str, list[str]]] = {}
+        pairs: list[tuple[str, str]] = []
         for item in finished:
             if WHOLE in item.receipt.parts:
                 name = join(output_dir, self.folder, f"part-{len(names):05d}-{item.key[:8]}.parquet")
-                place(store.path(item.key, FILE), name)
+                pairs.append((store.path(item.key, FILE), name))
                 names[item.shard.place] = {WHOLE: [name]}
+        place_files(pairs)
         sources = [{"name": self.folder, "path": join(output_dir, self.folder)}]
         blend = orjson.dumps({"datasets": sources}, option=orjson.OPT_INDENT_2)
         return Published(names, blend)

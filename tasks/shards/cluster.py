@@ -17,6 +17,7 @@ import asyncio
 import os
 import re
 import signal
+import socket
 import threading
 from collections.abc import Callable, Generator, Mapping
 from concurrent.futures import ThreadPoolExecutor
@@ -24,6 +25,7 @@ from contextlib import contextmanager
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any, cast
+from urllib.parse import urlsplit
 
 import dask
 import yaml
@@ -40,6 +42,8 @@ LOCAL: dict[str, Any] = {
     "threads_per_worker": 1,
     "dashboard_address": "127.0.0.1:0",  # any free port: two runs on one machine must not want the same one
 }
+
+LOOPBACK = ("127.0.0.1", "localhost", "::1")
 
 # Prefect's plugins serve commands, and workers import Prefect where plugins cannot start.
 config.update_defaults({"distributed": {"nanny": {"environ": {"PREFECT_PLUGINS_ENABLED": "false"}}}})
@@ -165,6 +169,32 @@ def asking_for(client: Client, resources: Mapping[str, float]) -> Generator[None
 
 def _declares(worker: Mapping[str, Any], resources: Mapping[str, float]) -> bool:
     return all(worker["resources"].get(name, 0) >= amount for name, amount in resources.items())
+
+
+def require_reached(client: Client, server: str) -> None:
+    """Raises InputError when workers look for the Prefect `server` on their own machine, and it is not there.
+
+    They tell it of each task; without it they would fail one by one, half a minute later.
+    """
+    place = urlsplit(server)
+    if place.hostname not in LOOPBACK:
+        return
+    answers = cast("dict[str, bool]", client.run(_reaches, place.hostname, place.port, on_error="ignore"))
+    alone = [worker for worker, reached in answers.items() if not reached]
+    if alone:
+        raise InputError(
+            f"PREFECT_API_URL: {len(alone)} of {len(answers)} workers, among them {alone[0]}, find no Prefect server at "
+            f"{server}, an address that every machine has for itself; start one with `prefect server start --host` and "
+            "an address that they see, and set PREFECT_API_URL to it"
+        )
+
+
+def _reaches(host: str, port: int) -> bool:
+    try:
+        socket.create_connection((host, port), timeout=5).close()
+    except OSError:
+        return False
+    return True
 
 
 def worker_number() -> int:

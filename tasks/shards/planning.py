@@ -1,13 +1,11 @@
 """Planning any preparation: blend and settings in, every shard with its identity out. No Prefect, no Dask.
 
-Reading happens here only as far as identity needs it: directory listings, footers of Parquet files, and one pass of
-hashing over local files that are not remembered. What else a kind of preparation asks of the data before it can say
+Reading happens here only as far as identity needs it: directory listings, and of files that are not remembered the
+footers of Parquet and one pass of hashing over local ones. What else a kind of preparation asks of the data before it can say
 how it will be prepared, it asks in `recipe`.
 """
 
 from collections.abc import Callable, Sequence
-
-import pyarrow.parquet as pq
 
 from tasks.blend.models import SPLITS, Blend, DataSource
 from tasks.errors import InputError
@@ -17,16 +15,14 @@ from tasks.shards.publish import publish_bytes
 from tasks.shards.settings import SHARES, TINY_ROWS, Holdout, PreparationSettings
 from tasks.shards.store import Store, read_bytes
 from tasks.sources.content import ContentIndex
-from tasks.sources.cut import cut, leading_rows, leading_share
+from tasks.sources.cut import leading_rows, leading_share
 from tasks.sources.discovery import discover
 from tasks.sources.files import Slice
+from tasks.sources.parquet import Require
 from tasks.storage import absolute, join, user_cache
 
 FieldsOf = Callable[[DataSource], Sequence[str]]
 """The fields of a data set that its shards are made from."""
-
-Require = Callable[[pq.FileMetaData, Sequence[str], str], None]
-"""What is asked of the columns of a Parquet file before it is cut: metadata, fields, and the file's name for messages."""
 
 RecipesOf = Callable[[DataSource, str, Sequence[Slice]], Sequence[Recipe]]
 """The recipe for each slice of a data set of a split of the blend."""
@@ -61,7 +57,7 @@ def plan_shards(
     for split, sources in blend.parts().items():
         for source in sources:
             fields = fields_of(source)
-            slices = index.identify(_slices(source, settings, fields, require), fields, settings.source_identity)
+            slices = index.identify(_slices(source, settings, fields, require, index), fields, settings.source_identity)
             if not slices:
                 raise InputError(f"data set {source.name!r}: {source.path} holds no rows; mend the path or remove it")
             recipes = recipes_of(source, split, slices)
@@ -75,9 +71,11 @@ def plan_shards(
     return Plan.of(store, shards, rebuild=settings.force)
 
 
-def _slices(source: DataSource, settings: PreparationSettings, fields: Sequence[str], require: Require) -> list[Slice]:
+def _slices(
+    source: DataSource, settings: PreparationSettings, fields: Sequence[str], require: Require, index: ContentIndex
+) -> list[Slice]:
     """The slices of a data set, in order, down to the leading part that a scale or a sample asks for."""
-    slices = [part for file in discover(source) for part in cut(file, settings.shard_size, fields, require)]
+    slices = index.slices(discover(source), settings.shard_size, fields, require)
     if SHARES[settings.scale] < 1:
         slices = leading_share(slices, SHARES[settings.scale])
     limits = [rows for rows in (settings.sample, TINY_ROWS if settings.scale == "tiny" else None) if rows is not None]

@@ -22,7 +22,7 @@ import os
 import re
 import secrets
 import shutil
-from collections.abc import Callable, Generator, Iterable
+from collections.abc import Callable, Generator, Iterable, Sequence
 from contextlib import AbstractContextManager, contextmanager, suppress
 from dataclasses import dataclass
 from functools import partial
@@ -33,6 +33,7 @@ from fsspec.spec import AbstractBufferedFile
 
 from tasks.errors import InputError
 from tasks.storage import absolute, filesystem, is_local
+from tasks.threads import in_threads
 
 if TYPE_CHECKING:
     from _typeshed import ReadableBuffer
@@ -45,6 +46,9 @@ ATOMIC = {"s3", "s3a", "gs", "gcs"}
 
 COPYING = {*ATOMIC, "memory"}
 """Schemes whose stores copy an object by themselves, whole or not at all."""
+
+COPIES = 16
+"""Requests to copy an object that are under way at once."""
 
 TEMPORARY = re.compile(r"\..+\.[0-9a-f]{16}\.tmp")
 
@@ -148,6 +152,27 @@ def link(source: str, target: str) -> None:
     Replaces `target`, and does nothing when it already is the same file. Raises OSError with `target` as its
     `filename`, or FileNotFoundError when there is no `source`.
     """
+    _give_name(source, target)
+    _sync_names([target])
+
+
+def place_files(pairs: Sequence[tuple[str, str]]) -> None:
+    """Make the content of every source its target as well: by `link` where both are local, else by `copy`, in threads.
+
+    A directory is synced once, after its last name: a sync takes 0.5 ms and more, and 100,000 shards have 200,000 names.
+    Names that are there from a run that was killed are synced with the others. Errors as in `link` and `copy`.
+    """
+    local = [pair for pair in pairs if all(map(is_local, pair))]
+    for source, target in local:
+        _give_name(source, target)
+    _sync_names([target for _, target in local])
+    distant = [pair for pair in pairs if not all(map(is_local, pair))]
+    for _ in in_threads(lambda pair: copy(*pair), distant, COPIES):
+        pass
+
+
+def _give_name(source: str, target: str) -> None:
+    """Link or copy the local file `source` to `target`, unless that already is the same file."""
     source, target = absolute(source), absolute(target)
     if os.path.exists(target) and os.path.samefile(source, target):
         return
@@ -159,6 +184,13 @@ def link(source: str, target: str) -> None:
             _copy(descriptor, target)
     finally:
         _release(descriptor)
+
+
+def _sync_names(targets: Iterable[str]) -> None:
+    """Sync the directories of `targets`, so that these names outlast a power cut."""
+    for directory, target in {os.path.dirname(absolute(target)): target for target in targets}.items():
+        with _naming(target):
+            _sync_directory(directory)
 
 
 def copy(source: str, target: str) -> None:
@@ -418,7 +450,6 @@ def _linked(source: str, target: str) -> bool:
             return False
         try:
             os.replace(temporary, target)
-            _sync_directory(directory)
         finally:
             # A rename onto the same inode, made meanwhile by a rival, does nothing and leaves both names.
             with suppress(FileNotFoundError):

@@ -12,6 +12,7 @@ from http import HTTPStatus
 from typing import Any, cast
 from uuid import UUID, uuid4
 
+import httpx
 from prefect import Task, get_client, get_run_logger, task
 from prefect.artifacts import create_progress_artifact, update_progress_artifact
 from prefect.cache_policies import NO_CACHE
@@ -26,7 +27,7 @@ from prefect_dask.task_runners import DaskTaskRunner, PrefectDaskFuture
 from tasks.errors import InputError, RunError
 from tasks.shards.batches import batches
 from tasks.shards.build import BuildShard, build_batch
-from tasks.shards.cluster import announce, asking_for, listen, slots, task_runner
+from tasks.shards.cluster import announce, asking_for, listen, require_reached, slots, task_runner
 from tasks.shards.plan import PlannedShard, shard_record
 from tasks.shards.progress import ProgressDisplay, Tally
 from tasks.shards.store import Store
@@ -76,11 +77,25 @@ def build_and_announce(
     return Completed(message=message, name="Completed" if built else "Cached")
 
 
-def require_server() -> None:
-    """Raises InputError when a Prefect server is configured and does not answer, or not to this process."""
+@contextmanager
+def prefect_server() -> Generator[None]:
+    """What flows run within: the Prefect server that is configured, if any.
+
+    Raises InputError when it does not answer, or not to this process, and RunError when it is lost on the way.
+    """
     address = PREFECT_API_URL.value()
-    if address is None:
-        return
+    if address is not None:
+        _require_server(address)
+    try:
+        yield
+    except httpx.HTTPError as error:  # data comes by other clients
+        raise RunError(
+            f"the Prefect server at {address or 'a temporary address'} was lost ({type(error).__name__}: {error}); what "
+            "was built has its receipts: when the server is back, run the same command again to go on from there"
+        ) from error
+
+
+def _require_server(address: str) -> None:
     with get_client(sync_client=True) as client:
         error = client.api_healthcheck()
         if error is None:
@@ -118,7 +133,9 @@ def shard_workers(
         @cache
         def runner() -> DaskTaskRunner:
             stack.enter_context(_one_server())
-            return stack.enter_context(task_runner(cluster, workers, needed))
+            started = stack.enter_context(task_runner(cluster, workers, needed))
+            require_reached(started.client, str(PREFECT_API_URL.value()))
+            return started
 
         def build_shards(build: "Task[Any, Any]", pending: Sequence[PlannedShard], common: Mapping[str, Any]) -> None:
             if pending:

@@ -6,6 +6,9 @@ core), and remembered by path, size and modification time, the way git's index d
 `stat` alone, a touched file is hashed again but not tokenized again, and a file that grew keeps its full slices,
 because a slice's hash covers exactly the bytes of the rows it owns.
 
+Where a Parquet file may be cut, its footer says, two or three requests to a store each. Footers are read in threads, and
+the cuts remembered likewise: an unchanged tree of them costs its listing as well.
+
 `source_identity=stat` trusts path, size and modification time instead of reading: cheaper, but a moved or touched
 file then counts as new.
 """
@@ -20,11 +23,12 @@ import xxhash
 
 from tasks.errors import RunError
 from tasks.seal import sealed, unsealed
+from tasks.sources.cut import cut
 from tasks.sources.discovery import stored_version
 from tasks.sources.files import Slice, SourceFile
 from tasks.sources.json_lines import row_start
 from tasks.sources.opening import open_source
-from tasks.sources.parquet import layout, open_parquet, require_any, row_groups
+from tasks.sources.parquet import Require, layout, open_parquet, require_any, row_groups
 from tasks.storage import SourceIdentity, filesystem, is_local
 from tasks.threads import in_threads
 
@@ -40,29 +44,63 @@ NOTHING = "empty"
 
 Ranges = list[tuple[int, int]]
 
+Cuts = list[tuple[int, int, int]]
+"""The slices of a file: start, stop and size of each."""
+
 
 class ContentIndex:
-    """Hashes of local slices, remembered by `(path, size, modification time, range, fields)`.
+    """Hashes of local slices, remembered by `(path, size, modification time, range, fields)`, and cuts of Parquet files.
 
-    `entries` maps that tuple, as one string, to the content; `load` and `dump` turn it into JSON bytes. A lost or
-    damaged index costs one read of the data and nothing else.
+    `entries` maps that tuple, as one string, to the content; `cuts` maps a file and all that decides where it is cut to
+    the `(start, stop, size)` of its slices. `load` and `dump` turn both into JSON bytes. A lost or damaged index costs one
+    read of the data and nothing else.
     """
 
-    def __init__(self, entries: dict[str, str] | None = None) -> None:
+    def __init__(self, entries: dict[str, str] | None = None, cuts: dict[str, Cuts] | None = None) -> None:
         self.entries = entries or {}
+        self.cuts = cuts or {}
         self.changed = False
 
     @classmethod
     def load(cls, data: bytes) -> "ContentIndex":
         """The index in `data`; a damaged one is an empty one."""
         try:
-            return cls(unsealed(data)["entries"])
+            document = unsealed(data)
+            return cls(document["entries"], document["cuts"])
         except (ValueError, KeyError):
             return cls()
 
     def dump(self) -> bytes:
         """The index as sealed JSON; equal indexes are equal bytes."""
-        return sealed({"entries": self.entries, "volatile": {}})
+        return sealed({"entries": self.entries, "cuts": self.cuts, "volatile": {}})
+
+    def slices(
+        self, files: Sequence[SourceFile], shard_size: int, fields: Sequence[str], require: Require = require_any
+    ) -> list[Slice]:
+        """The slices of files, in order, as `cut` makes them, which also says what is raised."""
+        known = [self._cuts_known(file, shard_size, fields, require) for file in files]
+        unknown = [file for file, parts in zip(files, known, strict=True) if parts is None]
+        read = in_threads(lambda file: self._cut(file, shard_size, fields, require), unknown, THREADS)
+        return [part for parts in known for part in (next(read) if parts is None else parts)]
+
+    def _cuts_known(
+        self, file: SourceFile, shard_size: int, fields: Sequence[str], require: Require
+    ) -> list[Slice] | None:
+        """The slices of a file as far as they can be told without opening it."""
+        if file.format != "parquet":
+            return cut(file, shard_size, fields, require)
+        cuts = self.cuts.get(_cut_tag(file, shard_size, fields, require))
+        return None if cuts is None else [Slice(file, start, stop, size=size) for start, stop, size in cuts]
+
+    def _cut(self, file: SourceFile, shard_size: int, fields: Sequence[str], require: Require) -> list[Slice]:
+        """The slices as the footer has them, remembered where a change of the file would be seen."""
+        read_at = time.time_ns()
+        parts = cut(file, shard_size, fields, require)
+        if file.version is not None or _left_alone(file, read_at):
+            tag = _cut_tag(file, shard_size, fields, require)
+            self.cuts[tag] = [(part.start, part.stop, part.size) for part in parts]
+            self.changed = True
+        return parts
 
     def identify(self, slices: Iterable[Slice], fields: Sequence[str], identity: SourceIdentity) -> list[Slice]:
         """The slices with their contents filled in, in order; slices that own no rows are left out."""
@@ -87,10 +125,20 @@ class ContentIndex:
         """The content as the data has it, remembered for a local file that was left alone for a while."""
         read_at = time.time_ns()
         content = content_hash(part, fields)
-        if is_local(part.file.uri) and read_at - (part.file.modified_ns or 0) >= RACY_NANOSECONDS:
+        if _left_alone(part.file, read_at):
             self.entries[_tag(part, fields)] = content
             self.changed = True
         return content
+
+
+def _left_alone(file: SourceFile, read_at: int) -> bool:
+    """Whether a local file is old enough that size and modification time tell of every change since `read_at`."""
+    return is_local(file.uri) and read_at - (file.modified_ns or 0) >= RACY_NANOSECONDS
+
+
+def _cut_tag(file: SourceFile, shard_size: int, fields: Sequence[str], require: Require) -> str:
+    state = file.version or f"{file.size}:{file.modified_ns}"
+    return ":".join([file.uri, state, str(shard_size), require.__name__, *fields])
 
 
 def _tag(part: Slice, fields: Sequence[str]) -> str:

@@ -8,9 +8,9 @@ looks (a few GB/s); a batch that fails is gone through row by row. Whatever hold
 string_view, the same in a dictionary, and binary that is UTF-8) comes out as large_string.
 """
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from typing import BinaryIO
+from typing import BinaryIO, Protocol
 
 import numpy as np
 import orjson
@@ -30,8 +30,15 @@ MAX_BATCH_ROWS = 8192
 
 BUFFER_BYTES = 8 << 20
 
-Require = Callable[[pq.FileMetaData, Sequence[str], str], None]
-"""Raises InputError unless the footer has what is wanted of some fields; the text is the file's URI, for the error."""
+
+class Require(Protocol):
+    """What is asked of a footer; its name tells it from others where the answer is remembered."""
+
+    __name__: str
+
+    def __call__(self, metadata: pq.FileMetaData, fields: Sequence[str], uri: str, /) -> None:
+        """Raises InputError unless the footer has what is wanted of some fields; `uri` is the file's, for the error."""
+        ...
 
 
 @dataclass(frozen=True, slots=True)

@@ -10,7 +10,7 @@ blend.json points into the store.
 
 import re
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
@@ -31,7 +31,7 @@ from tasks.shards.publication import (
     parts_with_tokens,
     publish_preparation,
 )
-from tasks.shards.publish import link
+from tasks.shards.publish import place_files
 from tasks.shards.receipt import Receipt
 from tasks.shards.settings import WHERE_NOT_WHAT
 from tasks.shards.store import Store
@@ -65,22 +65,25 @@ class PairLayout:
         names: dict[str, dict[str, list[str]]] = {}
         listed: list[Listed] = []
         numbers: Counter[str] = Counter()
+        pairs: list[tuple[str, str]] = []
         for item, part, split in parts_with_tokens(finished):
             prefix = store.path(item.key, part)
             if linked:
                 prefix = join(output_dir, split, f"data_{numbers[split]:05d}_{item.key[:8]}")
-                _link_pair(store, item, part, prefix)
+                pairs += _named_files(store, item, part, prefix)
             numbers[split] += 1
             names.setdefault(item.shard.place, {})[split] = [prefix]
             listed.append(Listed(split, item.dataset, prefix, item.receipt.parts[part].tokens))
+        place_files(pairs)
         return Published(names, blend_json(listed, self.weights))
 
 
-def _link_pair(store: Store, item: Finished, part: str, prefix: str) -> None:
+def _named_files(store: Store, item: Finished, part: str, prefix: str) -> Iterator[tuple[str, str]]:
+    """The files of a part in the store, each with the name that it is published under."""
     for output in item.receipt.outputs:
         stem, _, ending = output.path.rpartition(".")
         if stem == part:
-            link(store.path(item.key, output.path), f"{prefix}.{ending}")
+            yield store.path(item.key, output.path), f"{prefix}.{ending}"
 
 
 def build_pretrain_shard(

@@ -123,6 +123,18 @@ def test_a_host_whose_cable_is_cut_mid_run_costs_nothing_but_time(cluster, blend
     assert tree(tmp_path / "out") == expected
 
 
+def test_workers_that_would_look_for_the_prefect_server_on_their_own_hosts_are_refused_at_once(
+    cluster, blend, tmp_path, prefect_server, hosts
+):
+    address, _ = cluster
+    process = start(blend, tmp_path / "out", prefect_server, address)
+    _, complaint = process.communicate(timeout=DEADLINE)
+    assert process.returncode == 2
+    assert f"PREFECT_API_URL: 2 of 2 workers, among them tcp://{hosts.subnet}." in complaint
+    assert "Traceback" not in complaint
+    assert not list((tmp_path / "out").rglob("receipt.json"))
+
+
 @pytest.fixture(scope="module")
 def certificates(tmp_path_factory):
     """Dask's environment variables for TLS, with files of an authority of their own."""

@@ -96,7 +96,9 @@ def test_a_killed_prefect_server_fails_the_run_and_the_same_command_finishes_it(
         run = start(blend, out, hasty, "--workers", "2")
         wait_for_receipts(out, 5, lambda: run.poll() is None)
         os.killpg(process.pid, signal.SIGKILL)
-        failed(run)
+        complaint = failed(run)
+    assert f"tokenmill: the Prefect server at {server.environment['PREFECT_API_URL']} was lost" in complaint
+    assert "Traceback" not in complaint
     assert not (out / "blend.json").exists()
     with prefect(home, port) as (server, _):
         record = finish(start(blend, out, server, "--workers", "2"))

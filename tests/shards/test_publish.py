@@ -3,8 +3,10 @@ import contextlib
 import errno
 import fcntl
 import gc
+import itertools
 import os
 import resource
+import shutil
 import tempfile
 from pathlib import Path
 from unittest import mock
@@ -23,7 +25,7 @@ from s3fs import S3FileSystem
 
 from tasks.errors import InputError
 from tasks.shards import publish as publish_module
-from tasks.shards.publish import Output, copy, link, publish, publish_bytes, sweep
+from tasks.shards.publish import Output, copy, link, place_files, publish, publish_bytes, sweep
 from tests.faults.injection import PowerOff, count_operations, fail_operation, intercept, killed_at
 from tests.forking import in_processes
 
@@ -295,7 +297,7 @@ def test_a_link_is_the_same_file_under_a_second_name(source, target):
     assert target.samefile(source)
     link(str(source), str(source.parent / "new" / "name.bin"))
     assert (source.parent / "new" / "name.bin").samefile(source)
-    assert operations_of(lambda: link(str(source), str(target))) == []
+    assert {"link", "replace"}.isdisjoint(operations_of(lambda: link(str(source), str(target))))
     assert temporaries(target.parent) == []
 
 
@@ -346,6 +348,70 @@ def target_for_links(target):
             return super().write_bytes(data)
 
     return Unlinked(target)
+
+
+@pytest.fixture
+def pairs(tmp_path):
+    """Files of a store, and the names that they are to have in two folders."""
+    folder = tmp_path / "store"
+    folder.mkdir()
+    for number in range(6):
+        (folder / str(number)).write_bytes(b"%d" % number)
+    return [(str(folder / str(number)), str(tmp_path / "out" / "ab"[number % 2] / f"{number}")) for number in range(6)]
+
+
+def placed(pairs):
+    return all(Path(target).samefile(source) for source, target in pairs)
+
+
+def unsynced(log):
+    """The folders in which a name was given after they were last synced."""
+    found = set()
+    for operation, following in itertools.pairwise(log.operations):
+        if operation.name == "replace":
+            found.add(str(Path(operation.subject).parent))
+        elif operation.name == "open" and following.name == "fsync":
+            found.discard(str(operation.subject))
+    return found
+
+
+def test_many_names_take_one_sync_for_each_folder_after_its_last(pairs):
+    with count_operations() as log:
+        place_files(pairs)
+    assert placed(pairs)
+    assert unsynced(log) == set()
+    folders = {str(Path(target).parent) for _, target in pairs}
+    assert [each.subject for each in log.operations if each.name == "open" and each.subject in folders] == list(
+        dict.fromkeys(str(Path(target).parent) for _, target in pairs)
+    )
+
+
+def test_names_that_a_killed_run_gave_are_synced_by_the_next(pairs):
+    total = len(operations_of(lambda: place_files(pairs)))
+    for number in range(1, total + 1):
+        shutil.rmtree(Path(pairs[0][1]).parents[1])
+        assert killed_at(number, lambda: place_files(pairs))
+        with count_operations() as log:
+            place_files(pairs)
+        assert placed(pairs)
+        assert {str(each.subject) for each in log.operations if each.name == "open"} >= {
+            str(Path(target).parent) for _, target in pairs
+        }
+        assert unsynced(log) == set()
+
+
+def test_files_of_a_store_are_copied_and_local_ones_linked(bucket, pairs):
+    stored_pairs = [(source, f"s3://shards/out/{Path(target).name}") for source, target in pairs]
+    place_files([*stored_pairs, *pairs])
+    assert placed(pairs)
+    assert [stored(bucket, f"out/{Path(target).name}") for _, target in pairs] == [b"%d" % n for n in range(6)]
+
+
+def test_a_name_that_cannot_be_given_is_told(bucket, pairs):
+    Path(pairs[3][0]).unlink()
+    for missing in (pairs, [(source, f"s3://shards/{source[-1]}") for source, _ in pairs]):
+        with pytest.raises(FileNotFoundError, match="store/3"):
+            place_files(missing)
 
 
 def test_a_rival_that_links_first_leaves_no_temporary(source, target):
