@@ -4,7 +4,6 @@ import inspect
 import itertools
 import json
 import re
-import shutil
 import subprocess
 import sys
 import tomllib
@@ -35,22 +34,14 @@ from pydantic import BaseModel
 
 from flows.deployment_names import setup_environment
 from tasks.blend.load import load_blend
+from tests.flows.cloning import REPOSITORY, clone_into
 
-REPOSITORY = Path(__file__).parents[2]
 NAME = "pretrain-data-prep"
-CLONED = ["flows", "tasks", "blends", "prefect.yaml", "prefect.toml"]
 
 
 @pytest.fixture(scope="module")
 def clone(tmp_path_factory):
-    """The files that a deployment needs, in a folder that nothing else knows of."""
-    folder = tmp_path_factory.mktemp("clone")
-    for name in CLONED:
-        if (REPOSITORY / name).is_dir():
-            shutil.copytree(REPOSITORY / name, folder / name, ignore=shutil.ignore_patterns("__pycache__"))
-        else:
-            shutil.copyfile(REPOSITORY / name, folder / name)
-    return folder
+    return clone_into(tmp_path_factory.mktemp("clone"))
 
 
 def prefect(clone, server, *arguments):

@@ -3,7 +3,6 @@ cluster beside the server, and nothing is left running.
 """
 
 import re
-import shutil
 import socket
 import subprocess
 import sys
@@ -15,22 +14,16 @@ import pytest
 from prefect.client.orchestration import SyncPrefectClient
 from prefect_commands import clean_environment, free_port
 
+from tests.flows.cloning import clone_into
+
 pytestmark = pytest.mark.slow
 
-REPOSITORY = Path(__file__).parents[2]
-CLONED = ["flows", "tasks", "blends", "deployments", "prefect.yaml", "prefect.toml"]
 UP_SECONDS = 240
 
 
 @pytest.fixture(scope="module")
 def clone(tmp_path_factory):
-    folder = tmp_path_factory.mktemp("clone")
-    for name in CLONED:
-        if (REPOSITORY / name).is_dir():
-            shutil.copytree(REPOSITORY / name, folder / name, ignore=shutil.ignore_patterns("__pycache__"))
-        else:
-            shutil.copyfile(REPOSITORY / name, folder / name)
-    return folder
+    return clone_into(tmp_path_factory.mktemp("clone"))
 
 
 @pytest.fixture(scope="module")

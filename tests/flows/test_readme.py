@@ -1,0 +1,217 @@
+"""The commands of the README, as they stand there: each is one that exists, with options and settings that exist, and those
+about a Prefect server run in a clone, on a host of its own, where nobody else listens on the ports they name.
+"""
+
+import json
+import os
+import re
+import shlex
+import shutil
+import subprocess
+import sys
+import tomllib
+from contextlib import ExitStack
+from pathlib import Path
+
+import pytest
+from prefect_commands import clean_environment, running, wait_until
+
+from flows.cli import app
+from flows.options import choices_of
+from tasks.dedup.settings import DedupSettings
+from tasks.pack.settings import SftSettings
+from tasks.rl.settings import RlSettings
+from tasks.score.choice import ChoiceSettings
+from tasks.score.settings import EmbedSettings, NllSettings
+from tasks.select.settings import NormalizationSettings
+from tasks.tokenize.settings import PretrainSettings
+from tasks.train.settings import TrainSettings
+from tests.flows.cloning import REPOSITORY, clone_into
+from tests.flows.standing_clusters import network
+from tests.preparing import blend_of, write_lines
+
+README = (REPOSITORY / "README.md").read_text()
+PROGRAMS = ("make", "pip", "prefect", "tokenmill")
+START_SECONDS = 120
+RUN_SECONDS = 240
+
+SETTINGS = {
+    "plan": PretrainSettings,
+    "pretrain": PretrainSettings,
+    "sft": SftSettings,
+    "rl": RlSettings,
+    "harmony": NormalizationSettings,
+    "dedup": DedupSettings,
+    "score nll": NllSettings,
+    "score embed": EmbedSettings,
+    "choose": ChoiceSettings,
+    "train": TrainSettings,
+}
+
+
+def blocks(text):
+    """The lines of each block that names no language, without their remarks."""
+    found = re.findall(r"^```(.*?)\n(.*?)^```$", text, re.MULTILINE | re.DOTALL)
+    return [
+        [re.sub(r"\s+#.*", "", line).strip() for line in block.splitlines()]
+        for language, block in found
+        if not language
+    ]
+
+
+def commands(text):
+    """The command lines in blocks, and those in the running text that have arguments."""
+    standing = [line for block in blocks(text) for line in block]
+    inline = [found.replace(" …", "") for found in re.findall(r"`([^`\n]+)`", text) if found.count(" ") > 1]
+    return [line for line in [*standing, *inline] if line.split(" ", 1)[0] in PROGRAMS]
+
+
+def of_tokenmill():
+    """The words of each `tokenmill` command, also of those behind a pipe."""
+    parts = [part.strip() for line in commands(README) for part in line.split(" | ")]
+    return list(dict.fromkeys(part for part in parts if part.startswith("tokenmill ")))
+
+
+def test_the_readme_shows_every_command():
+    shown = {shlex.split(line)[1] for line in of_tokenmill()}
+    names = {name for name in app if not name.startswith("-")}
+    assert shown | {"demo"} == names, "demo is what `make demo` runs"
+
+
+@pytest.mark.parametrize("line", of_tokenmill())
+def test_what_the_readme_calls_is_a_command_with_these_options_and_settings(line):
+    words = shlex.split(line)[1:]
+    app.parse_args(words, exit_on_error=False, print_error=False)
+    overrides = [word for word in words if re.match(r"[a-z_.]+=", word)]
+    if overrides:
+        name = " ".join(words[: 2 if words[0] == "score" else 1])
+        choices_of(SETTINGS[name], overrides)
+
+
+def test_make_targets_are_there():
+    targets = re.findall(r"^([a-z-]+):", (REPOSITORY / "Makefile").read_text(), re.MULTILINE)
+    inline = re.findall(r"`make ([a-z-]+)`", README)
+    standing = [line.split()[1] for line in commands(README) if line.startswith("make ")]
+    assert {"demo", "test", "up", "down"} <= {*inline, *standing} <= {*targets}
+
+
+def test_extras_are_there():
+    extras = {name for found in re.findall(r"\.\[([a-z0-9,]+)\]'", README) for name in found.split(",")}
+    known = tomllib.loads((REPOSITORY / "pyproject.toml").read_text())["project"]["optional-dependencies"]
+    assert {"s3", "train"} <= extras <= known.keys()
+
+
+SERVER, OTHER_DATA = blocks(re.search(r"^## With a Prefect server\n(.*?)^## ", README, re.MULTILINE | re.DOTALL)[1])
+"""The commands from a fresh clone to a run, and one with parameters of its own."""
+
+
+@pytest.fixture(scope="module")
+def host():
+    """What a command is put after to run on a host on which nothing listens."""
+    if os.geteuid() or not shutil.which("ip"):
+        pytest.skip("network namespaces need root and the command ip")
+    with network([2]) as found:
+        yield found.on(2)
+
+
+@pytest.fixture(scope="module")
+def terminal(host, tmp_path_factory):
+    """A shell on the host, in a clone, with the virtual environment active."""
+    return Terminal(host, clone_into(tmp_path_factory.mktemp("clone")), tmp_path_factory.mktemp("home"))
+
+
+class Terminal:
+    def __init__(self, host, clone, home):
+        self.host, self.clone, self.home = host, clone, home
+        path = f"{Path(sys.executable).parent}:{os.environ['PATH']}"
+        self.environment = clean_environment() | {"PREFECT_HOME": str(home), "PATH": path}
+
+    def run(self, line):
+        """What a command printed that ended well."""
+        done = subprocess.run(
+            [*self.host, "bash", "-c", line],
+            cwd=self.clone,
+            env=self.environment,
+            stdin=subprocess.DEVNULL,
+            capture_output=True,
+            text=True,
+            timeout=RUN_SECONDS,
+            check=False,
+        )
+        assert done.returncode == 0, f"{line}:\n{done.stdout}{done.stderr}"
+        return done.stdout
+
+    def keep_running(self, line):
+        """The context of a command that runs until it is stopped, and its log."""
+        log = self.home / f"{'-'.join(line.split()[:2])}.log"
+        return running([*self.host, "bash", "-c", f"exec {line}"], self.environment, self.clone, log), log
+
+    def get(self, url):
+        """The body at a URL of the host, or None where nobody answers."""
+        asking = "import sys, urllib.request; print(urllib.request.urlopen(sys.argv[1], timeout=5).read().decode())"
+        done = subprocess.run(
+            [*self.host, sys.executable, "-c", asking, url], capture_output=True, text=True, check=False
+        )
+        return done.stdout if done.returncode == 0 else None
+
+
+URL = "http://127.0.0.1:4200"
+
+
+def started(terminal, line, process, log):
+    """Wait until the server answers, or the worker is ready."""
+    if line.startswith("prefect server"):
+        wait_until(lambda: process.poll() is None and terminal.get(f"{URL}/api/health"), START_SECONDS, log)
+    else:
+        wait_until(lambda: "started!" in log.read_text(), START_SECONDS, log)
+
+
+@pytest.fixture(scope="module")
+def printed(terminal):
+    """What each command of the first block printed; server and worker are running."""
+    found = {}
+    with ExitStack() as stack:
+        for line in SERVER:
+            if " start" in line:
+                context, log = terminal.keep_running(line)
+                started(terminal, line, stack.enter_context(context), log)
+            else:
+                found[line] = terminal.run(line)
+        yield found
+
+
+def run_of(terminal, output):
+    """The flow run that a command made, once it has ended."""
+    run = re.search(r"UUID: (\S+)", output)[1]
+
+    def ended():
+        found = json.loads(terminal.get(f"{URL}/api/flow_runs/{run}"))
+        return found if found["state_type"] in {"COMPLETED", "FAILED", "CRASHED", "CANCELLED"} else None
+
+    return wait_until(ended, RUN_SECONDS)
+
+
+@pytest.mark.slow
+def test_from_a_fresh_clone_to_a_completed_run(terminal, printed):
+    assert f"{URL}/api" in README
+    (last,) = [line for line in SERVER if line.startswith("prefect deployment run")]
+    found = run_of(terminal, printed[last])
+    assert found["state_type"] == "COMPLETED", found["state"]
+    assert (terminal.clone / found["parameters"]["output_dir"] / "blend.json").exists()
+
+
+@pytest.mark.slow
+def test_the_ui_is_where_the_readme_says_and_calls_this_server(terminal, printed):
+    assert "<title>Prefect" in terminal.get(f"{URL}/")
+    assert json.loads(terminal.get(f"{URL}/ui-settings"))["api_url"] == f"{URL}/api"
+
+
+@pytest.mark.slow
+def test_other_data_and_settings_are_parameters(terminal, printed, tmp_path):
+    path = tmp_path / "blend.json"
+    path.write_text(json.dumps(blend_of(write_lines(tmp_path / "rye.jsonl", ["a grain of rye"] * 40))))
+    (line,) = OTHER_DATA
+    found = run_of(terminal, terminal.run(line.replace("/data/", f"{tmp_path}/")))
+    assert found["state_type"] == "COMPLETED", found["state"]
+    assert found["parameters"]["shard_size"] == "64MB"
+    assert json.loads((tmp_path / "out/manifest.json").read_text())["totals"]["rows"] == 40
