@@ -51,7 +51,11 @@ def _log(wandb: Any, manifest: Mapping[str, Any], output_dir: str) -> None:  # n
         if "tokenizer" in manifest:
             _take(run, wandb.Artifact(artifact_name(tokenizer["model"]), "tokenizer", metadata=tokenizer))
         run.log_artifact(_output(wandb, manifest, output_dir), aliases=["latest"])
-        tables = {"plan_table": plan_rows(manifest), "progress_table": progress_rows(manifest)}
+        tables = {
+            "plan_table": plan_rows(manifest),
+            "progress_table": progress_rows(manifest),
+            "stage_table": stage_rows(manifest),
+        }
         for name, rows in tables.items():
             run.log({f"{manifest['type']}/{name}": wandb.Table(list(rows[0]), [list(row.values()) for row in rows])})
         run.summary.update({name: manifest["totals"][name] for name in ("rows", "documents", "tokens")})
@@ -90,6 +94,25 @@ def progress_rows(manifest: Mapping[str, Any]) -> list[dict[str, Any]]:
             "status": "completed" if books["documents"] else "empty",
         }
         for name, books in manifest["totals"]["datasets"].items()
+    ]
+
+
+def stage_rows(manifest: Mapping[str, Any]) -> list[dict[str, Any]]:
+    """How the work went, in one row: all stages of a shard are one task, so there are no queues between them.
+
+    `seconds` are those of the whole run, `speed` is shards built per second of them.
+    """
+    shards, seconds = manifest["volatile"]["shards"], manifest["volatile"]["seconds"]
+    return [
+        {
+            "stage": manifest["type"],
+            "tasks": shards["total"],
+            "built": shards["built"],
+            "reused": shards["reused"],
+            "seconds": round(seconds, 3),
+            "speed": round(shards["built"] / seconds, 3),
+            "workers": manifest["volatile"]["settings"].get("workers") or "all",
+        }
     ]
 
 
