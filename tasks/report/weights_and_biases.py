@@ -109,8 +109,8 @@ def stage_rows(manifest: Mapping[str, Any]) -> list[dict[str, Any]]:
             "tasks": shards["total"],
             "built": shards["built"],
             "reused": shards["reused"],
-            "seconds": round(seconds, 3),
-            "speed": round(shards["built"] / seconds, 3),
+            "seconds": seconds,
+            "speed": shards["built"] / seconds,
             "workers": manifest["volatile"]["settings"].get("workers") or "all",
         }
     ]
