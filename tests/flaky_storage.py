@@ -70,7 +70,7 @@ class Faults:
     down_from: int | None = None
     counts: Counter = field(default_factory=Counter)
     log: list = field(default_factory=list)
-    _asked: Counter = field(default_factory=Counter)
+    asked: Counter = field(default_factory=Counter)
     _failed: Counter = field(default_factory=Counter)
     _lock: threading.Lock = field(default_factory=threading.Lock)
 
@@ -80,7 +80,7 @@ class Faults:
         possible = [kind for kind in self.kinds if kind in kinds_for(environ)]
         with self._lock:
             self.counts["requests"] += 1
-            self._asked[asked] += 1
+            self.asked[asked] += 1
             kind = self._chosen(asked, possible) if possible else None
             self._failed[asked] = self._failed[asked] + 1 if kind else 0
             if kind:
@@ -89,7 +89,7 @@ class Faults:
         return kind
 
     def _chosen(self, asked, possible):
-        drawn = xxh3_64_intdigest(f"{self.seed} {self._asked[asked]} {asked}".encode())
+        drawn = xxh3_64_intdigest(f"{self.seed} {self.asked[asked]} {asked}".encode())
         unlucky = drawn < self.rate * ONE and self._failed[asked] < IN_A_ROW
         down = self.down_from is not None and self.counts["requests"] >= self.down_from
         return possible[drawn % len(possible)] if unlucky or down else None
@@ -97,7 +97,7 @@ class Faults:
     def clear(self, **chosen):
         """Forget what was done, and go on with what is `chosen` now."""
         fresh = Faults(**chosen)
-        for name in ("rate", "seed", "kinds", "down_from", "counts", "log", "_asked", "_failed"):
+        for name in ("rate", "seed", "kinds", "down_from", "counts", "log", "asked", "_failed"):
             setattr(self, name, getattr(fresh, name))
 
 

@@ -99,7 +99,8 @@ def _remove(folder: str) -> None:
     system, path = filesystem(folder)
     with suppress(FileNotFoundError):
         system.rm_file(f"{path}/{BLEND}")
-    system.rm(path, recursive=True)
+    with suppress(FileNotFoundError):  # object stores may list folders for a while of which nothing is left
+        system.rm(path, recursive=True)
 
 
 def _version_folders(output_dir: str) -> list[str]:

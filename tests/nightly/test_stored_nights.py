@@ -1,0 +1,116 @@
+"""Nights whose blends, data and output lie in a bucket, of a store that fails every fifth request."""
+
+import json
+import shutil
+from uuid import uuid4
+
+import fsspec
+import pytest
+from nights import FIRST, SECOND, THIRD, Nights, texts, write
+
+from tasks.shards.verify import verify
+from tasks.tokenize.inspect import inspect_pretrain_shard
+from tests.flaky_storage import flaky_server, used_here
+
+NEWS, WEB, BOOKS = "pretrain/news", "pretrain/web", "pretrain/books"
+
+
+@pytest.fixture(scope="module")
+def server():
+    with flaky_server(rate=0.2) as server, used_here(server):
+        yield server
+
+
+class StoredNights(Nights):
+    """The same, in a bucket: what is written into `folder` gets there by `upload`."""
+
+    def __init__(self, folder, server):
+        super().__init__(folder)
+        bucket = server.bucket(f"bucket-{uuid4()}")
+        self.server, self.place = server, f"{bucket}/kept"
+        self.upload()
+        self.blends, self.out = f"{self.place}/blends", f"{self.place}/out"
+
+    def upload(self, name=""):
+        """Put what lies in the folder `name` into the bucket; blends name the data that is there."""
+        there = self.folder.with_name("uploaded")
+        shutil.rmtree(there, ignore_errors=True)
+        shutil.copytree(self.folder / name, there)
+        for blend in there.rglob("*.json"):
+            if blend.parent.name == "pretrain":
+                blend.write_text(blend.read_text().replace(str(self.folder), self.place))
+        self.server.upload(there, f"{self.place}/{name}".rstrip("/"))
+
+    def latest(self, name):
+        with fsspec.open(f"{self.out}/{name}/latest.json") as file:
+            return json.load(file)["pretrain"]
+
+    def versions(self, name):
+        system, path = fsspec.url_to_fs(f"{self.out}/{name}")
+        system.invalidate_cache()
+        return sorted({found[len(path) :].split("/")[1] for found in system.find(path)} - {"latest.json"})
+
+    def keys(self):
+        """The keys of all shards that have a receipt."""
+        system, path = fsspec.url_to_fs(f"{self.out}/shards")
+        system.invalidate_cache()
+        return {name.split("/")[-2] for name in system.glob(f"{path}/*/*/receipt.json")}
+
+
+@pytest.fixture
+def nights(server, tmp_path):
+    found = StoredNights(tmp_path / "nights", server)
+    found.run(FIRST)
+    return found
+
+
+def proven(nights, name, version):
+    verification = verify(f"{nights.out}/{name}/{version}", inspect_pretrain_shard)
+    return verification.shards > 1 and verification.problems == []
+
+
+def test_a_new_object_builds_its_own_slices_once_and_leaves_other_blends_alone(nights):
+    before = nights.keys()
+    write(nights.data / "recent/second.jsonl", texts("later", 70))
+    nights.upload("data/recent")
+    made = nights.run(SECOND)
+    assert set(made) == {NEWS, WEB}
+    new = nights.keys() - before
+    assert [manifest["volatile"]["shards"]["built"] for manifest in made.values()] == [len(new), 0]
+    of_new = [entry for entry in made[WEB]["shards"] if entry["key"] in new]
+    assert {entry["file"] for entry in of_new} == {f"{nights.place}/data/recent/second.jsonl"}
+    assert sum(entry["rows"] for entry in of_new) == 70
+    assert nights.latest(NEWS)["reasons"] == ["recent: 1 file new (second.jsonl)"]
+    assert {name: nights.versions(name) for name in (NEWS, WEB, BOOKS)} == {
+        NEWS: [FIRST, SECOND],
+        WEB: [FIRST, SECOND],
+        BOOKS: [FIRST],
+    }
+    assert all(proven(nights, name, nights.latest(name)["version"]) for name in (NEWS, WEB, BOOKS))
+    assert nights.server.faults.counts["slow"] > 10
+
+
+def test_an_unchanged_night_asks_for_no_data_and_no_receipts(nights):
+    nights.server.faults.asked.clear()
+    assert [compared.reasons for compared in nights.compare(SECOND).values()] == [[], [], []]
+    bucket = nights.place.removeprefix("s3:/")
+    read = {
+        asked.split()[1].removeprefix(f"{bucket}/") for asked in nights.server.faults.asked if asked.startswith("GET")
+    }
+    assert not {name for name in read if name.endswith((".jsonl", "receipt.json", ".bin", ".idx"))}
+    assert "blends/pretrain/news.json" in read
+
+
+def test_pruned_versions_take_their_own_shards_and_nothing_else(nights):
+    write(nights.data / "recent/first.jsonl", texts("other", 60))
+    nights.upload("data/recent")
+    before = nights.keys()
+    nights.run(SECOND, keep=1, grace_seconds=-60)
+    assert {name: nights.versions(name) for name in (NEWS, WEB, BOOKS)} == {
+        NEWS: [SECOND],
+        WEB: [SECOND],
+        BOOKS: [FIRST],
+    }
+    assert before - nights.keys()
+    assert all(proven(nights, name, nights.latest(name)["version"]) for name in (NEWS, WEB, BOOKS))
+    assert nights.run(THIRD) == {}
