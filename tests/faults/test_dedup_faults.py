@@ -5,7 +5,6 @@ Three data sets in a slice each, two partitions, a cap and an evaluation: every 
 file-system operations. Every fourth of them is hit, in one of the four ways of `test_preparation_faults`.
 """
 
-import errno
 import json
 import os
 import random
@@ -17,8 +16,8 @@ from tasks.dedup.inspect import inspect_dedup_shard
 from tasks.errors import RunError
 from tasks.shards.verify import verify
 from tests.dedup.test_near import edited, prose
-from tests.faults.injection import PowerOff, count_operations, killed_at
-from tests.faults.interruptions import Repeatable, assert_mended, survive
+from tests.faults.injection import count_operations, killed_at
+from tests.faults.interruptions import FAULTS, Repeatable, survive_each
 from tests.forking import fork
 from tests.preparing import tree
 from tests.preparing_dedup import Run, build, decisions_of, plan, prepare
@@ -83,30 +82,10 @@ def undisturbed(preparation):
     return whole, len(log.operations)
 
 
-def test_a_full_disk_at_every_sixteenth_operation(preparation, undisturbed):
+@pytest.mark.parametrize("fault", FAULTS)
+def test_faults_at_every_sixteenth_operation(preparation, undisturbed, fault):
     whole, operations = undisturbed
-    for number in range(1, operations + 1, STRIDE):
-        survive(preparation, whole, number, OSError(errno.ENOSPC, "No space left on device"))
-
-
-def test_an_input_output_error_at_every_sixteenth_operation(preparation, undisturbed):
-    whole, operations = undisturbed
-    for number in range(5, operations + 1, STRIDE):
-        survive(preparation, whole, number, OSError(errno.EIO, "Input/output error"))
-
-
-def test_a_power_cut_at_every_sixteenth_operation(preparation, undisturbed):
-    whole, operations = undisturbed
-    for number in range(9, operations + 1, STRIDE):
-        survive(preparation, whole, number, PowerOff())
-
-
-def test_a_kill_at_every_sixteenth_operation(preparation, undisturbed):
-    whole, operations = undisturbed
-    for number in range(13, operations + 1, STRIDE):
-        preparation.clear()
-        assert killed_at(number, preparation.run)
-        assert_mended(preparation, whole, number)
+    survive_each(fault, preparation, whole, operations, STRIDE)
 
 
 def published(found):

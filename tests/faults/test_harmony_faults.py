@@ -8,15 +8,14 @@ input/output error, and so on. Publishing a file takes six to eight operations, 
 upon every kind of operation.
 """
 
-import errno
 import json
 import os
 import shutil
 
 import pytest
 
-from tests.faults.injection import PowerOff, count_operations, killed_at
-from tests.faults.interruptions import Repeatable, assert_mended, survive
+from tests.faults.injection import count_operations, killed_at
+from tests.faults.interruptions import FAULTS, Repeatable, survive_each
 from tests.harmony.rows import AGENTIC
 from tests.peers.conversations import talk, thinking, user
 from tests.preparing import tree, write_lines
@@ -103,26 +102,9 @@ def rows_of(found):
     return {name: found[name] for name in found if name.startswith(("data/", "pools/", "candidates/"))}
 
 
-def test_a_full_disk_anywhere(preparation, operations):
-    for number in range(1, operations + 1, STRIDE):
-        survive(preparation, preparation.whole, number, OSError(errno.ENOSPC, "No space left on device"))
-
-
-def test_an_input_output_error_anywhere(preparation, operations):
-    for number in range(5, operations + 1, STRIDE):
-        survive(preparation, preparation.whole, number, OSError(errno.EIO, "Input/output error"))
-
-
-def test_a_power_cut_anywhere(preparation, operations):
-    for number in range(9, operations + 1, STRIDE):
-        survive(preparation, preparation.whole, number, PowerOff())
-
-
-def test_a_kill_anywhere(preparation, operations):
-    for number in range(13, operations + 1, STRIDE):
-        preparation.clear()
-        assert killed_at(number, preparation.run)
-        assert_mended(preparation, preparation.whole, number)
+@pytest.mark.parametrize("fault", FAULTS)
+def test_faults_anywhere(preparation, operations, fault):
+    survive_each(fault, preparation, preparation.whole, operations, STRIDE)
 
 
 def test_a_kill_while_an_earlier_output_is_replaced(preparation, operations, tmp_path, monkeypatch):

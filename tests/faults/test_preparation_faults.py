@@ -6,7 +6,6 @@ input/output error, every fourth by a power cut, which loses what was not synced
 whole process.
 """
 
-import errno
 import os
 import random
 import time
@@ -23,8 +22,8 @@ from tasks.tokenize.inspect import inspect_pretrain_shard
 from tasks.tokenize.planning import plan_pretrain
 from tasks.tokenize.preparation import build_pretrain_shard, publish_pretrain
 from tasks.tokenize.settings import PretrainSettings
-from tests.faults.injection import PowerOff, count_operations, killed_at
-from tests.faults.interruptions import Repeatable, assert_mended, survive
+from tests.faults.injection import count_operations, killed_at
+from tests.faults.interruptions import FAULTS, Repeatable, survive_each
 from tests.preparing import blend_of, build_pending, prepare, tree, write_lines
 from tests.tokenize.small_vocabularies import byte_level_bpe
 
@@ -73,30 +72,10 @@ def undisturbed(preparation):
     return tree(preparation.out), len(log.operations)
 
 
-def test_a_full_disk_at_every_fourth_operation(preparation, undisturbed):
+@pytest.mark.parametrize("fault", FAULTS)
+def test_faults_at_every_fourth_operation(preparation, undisturbed, fault):
     whole, operations = undisturbed
-    for number in range(1, operations + 1, STRIDE):
-        survive(preparation, whole, number, OSError(errno.ENOSPC, "No space left on device"))
-
-
-def test_an_input_output_error_at_every_fourth_operation(preparation, undisturbed):
-    whole, operations = undisturbed
-    for number in range(2, operations + 1, STRIDE):
-        survive(preparation, whole, number, OSError(errno.EIO, "Input/output error"))
-
-
-def test_a_power_cut_at_every_fourth_operation(preparation, undisturbed):
-    whole, operations = undisturbed
-    for number in range(3, operations + 1, STRIDE):
-        survive(preparation, whole, number, PowerOff())
-
-
-def test_a_kill_at_every_fourth_operation(preparation, undisturbed):
-    whole, operations = undisturbed
-    for number in range(4, operations + 1, STRIDE):
-        preparation.clear()
-        assert killed_at(number, preparation.run)
-        assert_mended(preparation, whole, number)
+    survive_each(fault, preparation, whole, operations, STRIDE)
 
 
 def test_a_kill_while_an_earlier_output_is_replaced(preparation, undisturbed):

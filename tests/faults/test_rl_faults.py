@@ -5,7 +5,6 @@ A preparation of three data sets in a shard each, with questions out of tables, 
 some 200 file-system operations. Each of them is hit once, in the four ways of `test_preparation_faults`.
 """
 
-import errno
 import json
 import os
 import random
@@ -21,8 +20,8 @@ from tasks.errors import InputError, RunError
 from tasks.rl.inspect import inspect_rl_shard
 from tasks.rl.preparation import publish_rl
 from tasks.shards.verify import verify
-from tests.faults.injection import PowerOff, count_operations, killed_at
-from tests.faults.interruptions import Repeatable, assert_mended, survive
+from tests.faults.injection import count_operations, killed_at
+from tests.faults.interruptions import FAULTS, Repeatable, survive_each
 from tests.forking import fork
 from tests.preparing import tree
 from tests.preparing_rl import build, plan, prepare, write_rows
@@ -118,30 +117,10 @@ def shards_of(whole, split):
     return [content for name, content in sorted(whole.items()) if name.startswith(f"{split}/")]
 
 
-def test_a_full_disk_at_every_fourth_operation(preparation, undisturbed):
+@pytest.mark.parametrize("fault", FAULTS)
+def test_faults_at_every_fourth_operation(preparation, undisturbed, fault):
     whole, operations = undisturbed
-    for number in range(1, operations + 1, STRIDE):
-        survive(preparation, whole, number, OSError(errno.ENOSPC, "No space left on device"))
-
-
-def test_an_input_output_error_at_every_fourth_operation(preparation, undisturbed):
-    whole, operations = undisturbed
-    for number in range(2, operations + 1, STRIDE):
-        survive(preparation, whole, number, OSError(errno.EIO, "Input/output error"))
-
-
-def test_a_power_cut_at_every_fourth_operation(preparation, undisturbed):
-    whole, operations = undisturbed
-    for number in range(3, operations + 1, STRIDE):
-        survive(preparation, whole, number, PowerOff())
-
-
-def test_a_kill_at_every_fourth_operation(preparation, undisturbed):
-    whole, operations = undisturbed
-    for number in range(4, operations + 1, STRIDE):
-        preparation.clear()
-        assert killed_at(number, preparation.run)
-        assert_mended(preparation, whole, number)
+    survive_each(fault, preparation, whole, operations, STRIDE)
 
 
 def published(found):

@@ -5,13 +5,12 @@ full disk, an input/output error, a power cut or a SIGKILL. NLL, which is ranked
 seventh by what needs no process of its own.
 """
 
-import errno
 import os
 
 import pytest
 
-from tests.faults.injection import PowerOff, count_operations, killed_at
-from tests.faults.interruptions import Repeatable, assert_mended, survive
+from tests.faults.injection import count_operations
+from tests.faults.interruptions import FAULTS, Repeatable, survive, survive_each
 from tests.preparing import tree
 from tests.preparing_rl import write_rows
 from tests.preparing_scores import harmony_model, prepare, table_of
@@ -59,26 +58,15 @@ def undisturbed_embeddings(embeddings):
     return undisturbed(embeddings)
 
 
-FAULTS = [OSError(errno.ENOSPC, "No space left on device"), OSError(errno.EIO, "Input/output error"), PowerOff()]
-
-
-@pytest.mark.parametrize("kind", range(len(FAULTS)))
-def test_a_fault_at_every_fourth_operation(embeddings, undisturbed_embeddings, kind):
+@pytest.mark.parametrize("fault", FAULTS)
+def test_faults_at_every_fourth_operation(embeddings, undisturbed_embeddings, fault):
     whole, operations = undisturbed_embeddings
-    for number in range(1 + kind, operations + 1, 4):
-        survive(embeddings, whole, number, FAULTS[kind])
-
-
-def test_a_kill_at_every_fourth_operation(embeddings, undisturbed_embeddings):
-    whole, operations = undisturbed_embeddings
-    for number in range(4, operations + 1, 4):
-        embeddings.clear()
-        assert killed_at(number, embeddings.run)
-        assert_mended(embeddings, whole, number)
+    survive_each(fault, embeddings, whole, operations, stride=4)
 
 
 def test_ranking_is_interrupted_and_repeated(tmp_path):
     scoring = Scoring(tmp_path, "nll", model=harmony_model(tmp_path / "model"))
     whole, operations = undisturbed(scoring)
+    errors = [error for error in FAULTS.values() if error]
     for number in range(1, operations + 1, 7):
-        survive(scoring, whole, number, FAULTS[number % len(FAULTS)])
+        survive(scoring, whole, number, errors[number % len(errors)])

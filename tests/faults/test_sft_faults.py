@@ -26,8 +26,8 @@ from tasks.pack.spool import Spool
 from tasks.shards.books import BadRowError
 from tasks.shards.publish import TEMPORARY
 from tasks.shards.verify import verify
-from tests.faults.injection import PowerOff, count_operations, fail_operation, killed_at
-from tests.faults.interruptions import Repeatable, assert_mended, survive
+from tests.faults.injection import count_operations, fail_operation, killed_at
+from tests.faults.interruptions import FAULTS, Repeatable, assert_mended, survive_each
 from tests.forking import fork
 from tests.peers.conversations import assistant, talk, thinking, user
 from tests.preparing import blend_of, tree
@@ -90,30 +90,10 @@ def undisturbed(preparation):
     return whole, len(log.operations)
 
 
-def test_a_full_disk_at_every_fourth_operation(preparation, undisturbed):
+@pytest.mark.parametrize("fault", FAULTS)
+def test_faults_at_every_fourth_operation(preparation, undisturbed, fault):
     whole, operations = undisturbed
-    for number in range(1, operations + 1, STRIDE):
-        survive(preparation, whole, number, OSError(errno.ENOSPC, "No space left on device"))
-
-
-def test_an_input_output_error_at_every_fourth_operation(preparation, undisturbed):
-    whole, operations = undisturbed
-    for number in range(2, operations + 1, STRIDE):
-        survive(preparation, whole, number, OSError(errno.EIO, "Input/output error"))
-
-
-def test_a_power_cut_at_every_fourth_operation(preparation, undisturbed):
-    whole, operations = undisturbed
-    for number in range(3, operations + 1, STRIDE):
-        survive(preparation, whole, number, PowerOff())
-
-
-def test_a_kill_at_every_fourth_operation(preparation, undisturbed):
-    whole, operations = undisturbed
-    for number in range(4, operations + 1, STRIDE):
-        preparation.clear()
-        assert killed_at(number, preparation.run)
-        assert_mended(preparation, whole, number)
+    survive_each(fault, preparation, whole, operations, STRIDE)
 
 
 def published(found):
