@@ -7,14 +7,17 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from urllib.error import URLError
 from urllib.request import urlopen
 
 import pytest
+from prefect.client.orchestration import SyncPrefectClient
 
 PREFECT = str(Path(sys.executable).with_name("prefect"))
+START_SECONDS = 120
 STOP_SECONDS = 20
 
 
@@ -35,6 +38,36 @@ def healthy(url):
             return response.status == 200
     except (URLError, OSError):
         return False
+
+
+@dataclass(frozen=True)
+class PrefectServer:
+    """Where a server is, and the environment of commands that are to use it."""
+
+    url: str
+    environment: dict[str, str]
+    process: subprocess.Popen[bytes]
+
+    def client(self):
+        return SyncPrefectClient(api=self.url)
+
+
+@contextmanager
+def serving(home, host="127.0.0.1", port=None, **own):
+    """A Prefect server that keeps its data in the folder `home`; `own` are further variables that it alone is given."""
+    port = port or free_port()
+    url = f"http://{host}:{port}/api"
+    environment = clean_environment() | {
+        "PREFECT_HOME": str(home),
+        "PREFECT_API_URL": url,
+        "PREFECT_SERVER_API_PORT": str(port),  # the option --port alone leaves the UI calling another port
+        "PREFECT_SERVER_ANALYTICS_ENABLED": "false",
+        "DO_NOT_TRACK": "1",
+    }
+    log = home / "server.log"
+    with running([PREFECT, "server", "start", "--host", host], environment | own, home, log) as process:
+        wait_until(lambda: process.poll() is None and healthy(url), START_SECONDS, log)
+        yield PrefectServer(url, environment, process)
 
 
 @dataclass

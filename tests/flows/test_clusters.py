@@ -14,7 +14,7 @@ import psutil
 import pytest
 from distributed import Client, Security
 from distributed.comm.core import connect
-from prefect_commands import PREFECT, clean_environment, free_port, healthy, running, wait_until
+from prefect_commands import serving
 
 from tests.flows import preparation_runs
 from tests.flows.preparation_runs import DEADLINE, finish, wait_for_receipts
@@ -56,18 +56,8 @@ def hosts():
 @pytest.fixture(scope="module")
 def server(hosts, tmp_path_factory):
     """A Prefect server that the hosts reach, as workers report to it."""
-    home, port = tmp_path_factory.mktemp("home"), free_port()
-    url = f"http://{hosts.address}:{port}/api"
-    environment = clean_environment() | {
-        "PREFECT_HOME": str(home),
-        "PREFECT_API_URL": url,
-        "PREFECT_SERVER_API_PORT": str(port),
-        "PREFECT_SERVER_ANALYTICS_ENABLED": "false",
-    }
-    command = [PREFECT, "server", "start", "--host", hosts.address]
-    with running(command, environment, home, home / "server.log") as process:
-        wait_until(lambda: process.poll() is None and healthy(url), DEADLINE, home / "server.log")
-        yield SimpleNamespace(environment=environment)
+    with serving(tmp_path_factory.mktemp("home"), host=hosts.address) as found:
+        yield found
 
 
 def start(blend, out, server, address):
@@ -97,6 +87,18 @@ def cluster(hosts, tmp_path):
         yield address, processes
 
 
+def test_workers_that_would_look_for_the_prefect_server_on_their_own_hosts_are_refused_at_once(
+    cluster, blend, tmp_path, prefect_server, hosts
+):
+    address, _ = cluster
+    process = start(blend, tmp_path / "out", prefect_server, address)
+    _, complaint = process.communicate(timeout=DEADLINE)
+    assert process.returncode == 2
+    assert f"PREFECT_API_URL: 2 of 2 workers, among them tcp://{hosts.subnet}." in complaint
+    assert "Traceback" not in complaint
+    assert not list((tmp_path / "out").rglob("receipt.json"))
+
+
 def test_a_host_that_hangs_with_its_connections_open_is_given_up(cluster, blend, expected, tmp_path, server):
     address, (lost, _) = cluster
     process = start(blend, tmp_path / "out", server, address)
@@ -121,18 +123,6 @@ def test_a_host_whose_cable_is_cut_mid_run_costs_nothing_but_time(cluster, blend
     finish(process)
     assert names(address) == {"host-3"}
     assert tree(tmp_path / "out") == expected
-
-
-def test_workers_that_would_look_for_the_prefect_server_on_their_own_hosts_are_refused_at_once(
-    cluster, blend, tmp_path, prefect_server, hosts
-):
-    address, _ = cluster
-    process = start(blend, tmp_path / "out", prefect_server, address)
-    _, complaint = process.communicate(timeout=DEADLINE)
-    assert process.returncode == 2
-    assert f"PREFECT_API_URL: 2 of 2 workers, among them tcp://{hosts.subnet}." in complaint
-    assert "Traceback" not in complaint
-    assert not list((tmp_path / "out").rglob("receipt.json"))
 
 
 @pytest.fixture(scope="module")

@@ -9,7 +9,7 @@ from contextlib import ExitStack, contextmanager
 from types import SimpleNamespace
 
 import pytest
-from prefect_commands import PREFECT, clean_environment, free_port, healthy, running, wait_until
+from prefect_commands import free_port, serving
 
 from tests.flows import preparation_runs
 from tests.flows.preparation_runs import DEADLINE, finish, wait_for_receipts
@@ -71,36 +71,19 @@ def test_a_killed_scheduler_fails_the_run_and_another_finishes_it(blend, expecte
     assert tree(out) == expected
 
 
-@contextmanager
-def prefect(home, port):
-    """A Prefect server of the test's own, and what runs that use it need."""
-    url = f"http://127.0.0.1:{port}/api"
-    environment = clean_environment() | {
-        "PREFECT_HOME": str(home),
-        "PREFECT_API_URL": url,
-        "PREFECT_SERVER_API_PORT": str(port),
-        "PREFECT_SERVER_ANALYTICS_ENABLED": "false",
-    }
-    with running(
-        [PREFECT, "server", "start", "--host", "127.0.0.1"], environment, home, home / "server.log"
-    ) as process:
-        wait_until(lambda: process.poll() is None and healthy(url), DEADLINE, home / "server.log")
-        yield SimpleNamespace(environment=environment), process
-
-
 def test_a_killed_prefect_server_fails_the_run_and_the_same_command_finishes_it(blend, expected, tmp_path):
     out, home, port = tmp_path / "out", tmp_path / "home", free_port()
     home.mkdir()
-    with prefect(home, port) as (server, process):
+    with serving(home, port=port) as server:
         hasty = SimpleNamespace(environment=server.environment | {"PREFECT_CLIENT_MAX_RETRIES": "1"})
         run = start(blend, out, hasty, "--workers", "2")
         wait_for_receipts(out, 5, lambda: run.poll() is None)
-        os.killpg(process.pid, signal.SIGKILL)
+        os.killpg(server.process.pid, signal.SIGKILL)
         complaint = failed(run)
     assert f"tokenmill: the Prefect server at {server.environment['PREFECT_API_URL']} was lost" in complaint
     assert "Traceback" not in complaint
     assert not (out / "blend.json").exists()
-    with prefect(home, port) as (server, _):
+    with serving(home, port=port) as server:
         record = finish(start(blend, out, server, "--workers", "2"))
     assert record["shards"]["reused"] >= 1
     assert tree(out) == expected
@@ -109,11 +92,11 @@ def test_a_killed_prefect_server_fails_the_run_and_the_same_command_finishes_it(
 def test_a_prefect_server_that_is_back_in_time_is_not_missed(blend, expected, tmp_path):
     out, home, port = tmp_path / "out", tmp_path / "home", free_port()
     home.mkdir()
-    with prefect(home, port) as (server, process):
+    with serving(home, port=port) as server:
         run = start(blend, out, server, "--workers", "2")
         wait_for_receipts(out, 5, lambda: run.poll() is None)
-        os.killpg(process.pid, signal.SIGKILL)
-        process.wait()
-    with prefect(home, port):
+        os.killpg(server.process.pid, signal.SIGKILL)
+        server.process.wait()
+    with serving(home, port=port):
         finish(run)
     assert tree(out) == expected

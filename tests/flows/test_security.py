@@ -9,7 +9,7 @@ from pathlib import Path
 
 import psutil
 import pytest
-from prefect_commands import PREFECT, clean_environment, free_port, running, wait_until
+from prefect_commands import serving
 
 from tests.flows.preparation_runs import TOKENMILL, finish, start
 from tests.preparing import write_lines
@@ -20,20 +20,9 @@ PASSWORD = "mill:stone"
 @pytest.fixture(scope="module")
 def guarded(tmp_path_factory):
     """A server with a password: its process, address and the environment of who does not know it."""
-    home, port = tmp_path_factory.mktemp("guarded"), free_port()
-    url = f"http://127.0.0.1:{port}/api"
-    environment = clean_environment() | {
-        "PREFECT_HOME": str(home),
-        "PREFECT_API_URL": url,
-        "PREFECT_SERVER_API_PORT": str(port),
-        "PREFECT_SERVER_ANALYTICS_ENABLED": "false",
-        "DO_NOT_TRACK": "1",
-    }
-    command = [PREFECT, "server", "start", "--host", "127.0.0.1"]
-    log = home / "server.log"
-    with running(command, environment | {"PREFECT_SERVER_API_AUTH_STRING": PASSWORD}, home, log) as process:
-        wait_until(lambda: process.poll() is None and answer(f"{url}/version") in {200, 401}, 120, log)
-        yield process, url, environment
+    home = tmp_path_factory.mktemp("guarded")
+    with serving(home, PREFECT_SERVER_API_AUTH_STRING=PASSWORD) as server:
+        yield server.process, server.url, server.environment
 
 
 def answer(url):
