@@ -19,7 +19,8 @@ from tasks.shards.publish import publish_bytes
 from tasks.shards.store import read_bytes
 from tasks.storage import join
 from tasks.strict import parse
-from tasks.train.events import Event, Started, Step, Validated
+from tasks.train.checkpoint_folders import told_before
+from tasks.train.events import Event, Started, Step, Validated, heard
 from tasks.train.job import JOB, MODEL, Job
 
 METRICS = "metrics.jsonl"
@@ -53,11 +54,22 @@ class History:
 
 
 def history_of(output_dir: str) -> History:
-    """What was told of the training in a folder, in earlier starts. Raises InputError for a damaged file."""
+    """What was told of the training in a folder, in earlier starts. Raises InputError for a damaged file.
+
+    What its watcher had no time to write down is in the checkpoints.
+    """
     found, place = History(output_dir), join(output_dir, METRICS)
-    for line in (read_bytes(place) or b"").splitlines():
-        kind = Step if b'"event":"step"' in line else Validated
-        found.add(parse(kind, orjson.loads(line), place))
+    for line in (read_bytes(place) or b"").decode(errors="replace").splitlines():
+        event = heard(line)
+        if event is None:
+            raise InputError(
+                f"{place}: damaged ({line[:40]!r} is no step); remove it: what the checkpoints hold stays known"
+            )
+        found.add(event)
+    for event in told_before(output_dir):
+        written = found.steps if isinstance(event, Step) else found.validated
+        if event.step not in written:
+            found.add(event)
     return found
 
 

@@ -4,6 +4,7 @@ It goes on from the newest checkpoint of the job's folder, trains to the last st
 libraries read it.
 """
 
+from dataclasses import dataclass, field
 from functools import partial
 from typing import cast
 
@@ -26,28 +27,37 @@ from tasks.train.world import World, joined
 def run(job: Job) -> None:
     """Train. Raises InputError and RunError, whose messages are for people."""
     with joined(job.settings.device) as world:
-        speak = tell if world.first else _silent
+        voice = _Voice(aloud=world.first)
         precision: Precision = job.settings.precision or ("bfloat16" if world.device.type == "cuda" else "float32")
         engine = _engine(job, world, precision)
         rows, validation = _rows(job, world)
         done = checkpoints.resume(engine, world, job.output_dir)
         model, vocabulary = job.settings.model, _vocabulary(job)
-        speak(
+        voice.tell(
             Started(
                 step=done, steps=job.settings.steps, parameters=parameters(model, vocabulary),
                 device=world.device_name(), processes=world.size, engine=job.settings.engine,
             )
         )  # fmt: skip
-        save = partial(_save, engine, world, job)
+        save = partial(_save, engine, world, job, voice)
         work = flops_per_token(model, vocabulary, job.settings.sequence_length)
         best = peak(world.device_name())
         speed = best * world.size if best else None
-        train(Training(job.settings, engine, world, rows, validation, work, speed, speak, save), done)
+        train(Training(job.settings, engine, world, rows, validation, work, speed, voice.tell, save), done)
         _export(job, engine, world)
 
 
-def _silent(event: Event) -> None:
-    """Processes but the first say nothing."""
+@dataclass(slots=True)
+class _Voice:
+    """Tells what happens, in the first process alone, and knows what of it no checkpoint holds yet."""
+
+    aloud: bool
+    unsaved: list[Event] = field(default_factory=list[Event])
+
+    def tell(self, event: Event) -> None:
+        if self.aloud:
+            tell(event)
+            self.unsaved.append(event)
 
 
 def _vocabulary(job: Job) -> int:
@@ -93,8 +103,10 @@ def _packs(job: Job, world: World, split: str, folder: str) -> PackedRows:
     return PackedRows(flat_packs(place), job.settings.sequence_length, job.data.eos or 0, job.settings.seed)
 
 
-def _save(engine: Engine, world: World, job: Job, step: int) -> str:
-    return checkpoints.save(engine, world, job.output_dir, step, job.settings.keep_checkpoints)
+def _save(engine: Engine, world: World, job: Job, voice: _Voice, step: int) -> str:
+    folder = checkpoints.save(engine, world, job.output_dir, step, job.settings.keep_checkpoints, voice.unsaved)
+    voice.unsaved.clear()
+    return folder
 
 
 def _export(job: Job, engine: Engine, world: World) -> None:

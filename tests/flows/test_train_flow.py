@@ -2,6 +2,7 @@
 
 import json
 import os
+import shutil
 import signal
 import subprocess
 import threading
@@ -139,6 +140,24 @@ def kill_trainer_after(out, step):
 def artifacts(server):
     with server.client() as client:
         return client.read_artifacts(artifact_filter=ArtifactFilter(flow_run_id=ArtifactFilterFlowRunId(any_=None)))
+
+
+@pytest.mark.slow
+def test_a_watcher_that_was_killed_before_it_wrote_the_last_steps_down_loses_none(
+    texts, undisturbed, prefect_server, tmp_path
+):
+    """Both are killed behind the last checkpoint: its steps are never done again, and stand in no metrics.jsonl."""
+    out = tmp_path / "model"
+    arguments = ["train", texts, *words(checkpoint_every=4), "--output-dir", out]
+    command(prefect_server, *arguments)
+    lines = (out / "metrics.jsonl").read_bytes().splitlines(keepends=True)
+    (out / "metrics.jsonl").write_bytes(b"".join(lines[:4]))
+    (out / "training.json").unlink()
+    shutil.rmtree(out / "model")
+    (record,) = json.loads(command(prefect_server, *arguments)).values()
+    assert record["steps"] == SETTINGS["steps"]
+    assert losses_in(out) == losses_in(undisturbed[0])
+    assert record["tokens"] == sum(line["tokens"] for line in steps_in(undisturbed[0]).values())
 
 
 def test_a_training_that_says_what_to_mend_is_not_tried_again(prefect_api, texts, tmp_path):

@@ -11,6 +11,7 @@ import torch
 from safetensors.torch import load_file
 
 from tasks.train import checkpoints
+from tasks.train.checkpoint_folders import steps_in
 from tasks.train.events import Exported, Saved, Step
 from tasks.train.job import Job
 from tasks.train.loop import Training, train
@@ -93,7 +94,7 @@ def test_a_checkpoint_is_told_of_when_it_is_there_and_the_last_step_has_one(worl
     saved = next(event for event in told if event.event == "saved")
     assert saved == Saved(step=3, path=str(tmp_path / "checkpoints/step_00000003"))
     facts = json.loads((tmp_path / "checkpoints/step_00000003/checkpoint.json").read_text())
-    assert facts == {"step": 3, "processes": 1}
+    assert facts == {"step": 3, "processes": 1, "events": []}
 
 
 def test_older_checkpoints_are_removed_when_the_new_one_is_there(world, tmp_path):
@@ -123,10 +124,10 @@ def test_a_checkpoint_that_fails_leaves_nothing_and_those_before_it(world, tmp_p
 
 
 def test_only_what_is_named_like_a_checkpoint_is_one(tmp_path):
-    assert checkpoints.steps_in(str(tmp_path)) == []
+    assert steps_in(str(tmp_path)) == []
     for name in ("step_00000020", "step_123456789", "step_00000003", "step_1", "step_00000004.old", "notes"):
         (tmp_path / "checkpoints" / name).mkdir(parents=True)
-    assert checkpoints.steps_in(str(tmp_path)) == [3, 20, 123456789]
+    assert steps_in(str(tmp_path)) == [3, 20, 123456789]
 
 
 def case(name, processes, **fields):
