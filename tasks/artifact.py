@@ -16,21 +16,23 @@ from tasks.errors import InputError
 
 
 class MadeFrom(BaseModel, frozen=True):
-    """Something that an artifact was made from; further keys, such as a digest, say which version of it."""
+    """Something that an artifact was made from; `digest` says which version of it."""
 
     model_config = ConfigDict(extra="allow")
 
     type: str = Field(min_length=1)
     path: str = Field(min_length=1)
+    digest: str | None = None
 
 
 class Artifact(BaseModel, frozen=True):
-    """What a command made: a folder or file, of a type, from others."""
+    """What a command made: a folder or file, of a type, from others; `digest` is of what is in it."""
 
     model_config = ConfigDict(extra="allow")
 
     path: str = Field(min_length=1)
     type: str = Field(min_length=1)
+    digest: str | None = None
     made_from: list[MadeFrom] = []
 
 

@@ -6,7 +6,8 @@ points), never from blends or command lines.
 """
 
 import os
-from typing import Literal, cast
+from collections.abc import Mapping
+from typing import Any, Literal, cast
 
 import fsspec
 import orjson
@@ -88,20 +89,26 @@ def registry() -> str:
 
 
 def located(reference: str) -> str:
-    """The place that `art://NAME[:VERSION][/PATH]` stands for; the latest version without one.
+    """The place that `art://NAME[:VERSION][/PATH]` stands for; the latest version without one. Raises as `record_of` does."""
+    rest = reference.removeprefix(ART).partition("/")[2]
+    place = str(record_of(reference)["path"])
+    return join(place, rest) if rest else place
 
-    Raises InputError when nothing is registered under that name, or no such version.
+
+def record_of(reference: str) -> Mapping[str, Any]:
+    """What was registered under the name in a reference: at least its `path`.
+
+    Raises InputError when nothing was, or no such version.
     """
-    named, _, rest = reference.removeprefix(ART).partition("/")
+    named = reference.removeprefix(ART).partition("/")[0]
     name, _, version = named.partition(":")
     system, folder = filesystem(join(registry(), name))
     try:
         newest = version in {"", LATEST}
         chosen = cast("bytes", system.cat_file(join(folder, LATEST))).decode().strip() if newest else version
-        place = orjson.loads(cast("bytes", system.cat_file(join(folder, f"{chosen}.json"))))["path"]
+        return cast("Mapping[str, Any]", orjson.loads(cast("bytes", system.cat_file(join(folder, f"{chosen}.json")))))
     except FileNotFoundError as error:
         raise InputError(
             f"{reference}: nothing is registered as {named!r} in {registry()}; register it with: tokenmill register "
             f"{name} FOLDER, or set TOKENMILL_ARTIFACTS"
         ) from error
-    return join(place, rest) if rest else place

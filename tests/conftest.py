@@ -1,11 +1,15 @@
-"""Tests keep their caches to themselves: a folder of the session stands in for the user's."""
+"""Tests keep their caches to themselves: a folder of the session stands in for the user's. And Ctrl-C works in all of them:
+a shell that starts them in the background has them, and all that they start, ignore it.
+"""
 
 import os
 import shutil
+import signal
 import tempfile
 
 
 def pytest_configure(config):
+    signal.signal(signal.SIGINT, signal.default_int_handler)
     config.own_cache = tempfile.mkdtemp(prefix="tokenmill-cache-")
     os.environ["XDG_CACHE_HOME"] = config.own_cache
 

@@ -3,9 +3,11 @@
     ROOT/NAME/v1.json, v2.json …   a record per version, never written again
     ROOT/NAME/latest               the newest version, as text
 
-Nothing is copied: a record points at a folder, and `art://NAME:v2` can be read wherever a folder can. ROOT is
-TOKENMILL_ARTIFACTS, on a disk or an object store that all who use the names can reach. Following what each was made from
-back, through other names, gives the lineage of a model down to its data sets.
+Nothing is copied: a record points at a folder, and `art://NAME:v2` can be read wherever a folder can. It also holds a
+digest of what was in the folder then, so that another preparation in the same folder is another version, and lineage tells
+which versions and makings are of something that is no longer there. ROOT is TOKENMILL_ARTIFACTS, on a disk or an object
+store that all who use the names can reach. Following what each was made from back, through other names, gives the lineage
+of a model down to its data sets.
 """
 
 import re
@@ -18,6 +20,7 @@ import orjson
 from rich.console import Console
 from rich.markup import escape
 from rich.tree import Tree
+from xxhash import xxh3_128_hexdigest
 
 from tasks.artifact import Artifact, MadeFrom
 from tasks.errors import InputError
@@ -25,7 +28,8 @@ from tasks.shards.lock import locked
 from tasks.shards.manifest import read_manifest
 from tasks.shards.publish import publish_bytes
 from tasks.shards.store import read_bytes
-from tasks.storage import ART, LATEST, absolute, filesystem, is_local, join, located, registry
+from tasks.storage import ART, LATEST, absolute, filesystem, is_local, join, located, record_of, registry
+from tasks.train.prepared import content_digest, listed_files, prepared_manifest
 
 NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.-]{0,127}")
 VERSION = re.compile(r"v(\d+)\.json")
@@ -96,7 +100,8 @@ def artifact_in(place: str) -> Artifact:
     for name in RECORDS:
         content = read_bytes(join(folder, name))
         if content is not None:
-            return _described(orjson.loads(content), folder)
+            record = orjson.loads(content)
+            return Artifact(path=folder, type=record["type"], made_from=_sources(record), digest=_digest(record))
     manifest = read_manifest(folder)
     if manifest is None:
         raise InputError(
@@ -104,27 +109,62 @@ def artifact_in(place: str) -> Artifact:
         )
     sources = dict.fromkeys(source["path"] for split in manifest["blend"].values() for source in split)
     made_from = [MadeFrom(type="data", path=path) for path in sources]
-    return Artifact(path=folder, type=manifest["type"], made_from=made_from)
+    return Artifact(path=folder, type=manifest["type"], made_from=made_from, digest=_digest(manifest))
 
 
-def _described(record: Mapping[str, Any], folder: str) -> Artifact:
-    if record["type"] == "results":
-        model = MadeFrom(type="model", path=record["model"].removesuffix("/model"))
-        return Artifact(path=folder, type="results", made_from=[model, MadeFrom(type="data", path=record["data"])])
-    return Artifact(path=folder, type=record["type"], made_from=[MadeFrom(**source) for source in record["made_from"]])
+def _sources(record: Mapping[str, Any]) -> list[MadeFrom]:
+    """What a training, or results, were made from."""
+    if record["type"] != "results":
+        return [MadeFrom(**source) for source in record["made_from"]]
+    digests = record["made_from"]
+    return [
+        MadeFrom(type="model", path=record["model"].removesuffix("/model"), digest=digests["model"]),
+        MadeFrom(type="data", path=record["data"], digest=digests["data"]),
+    ]
+
+
+def _digest(record: Mapping[str, Any]) -> str:
+    """A digest of a record but for what may differ between equal ones."""
+    lasting = {name: value for name, value in record.items() if name != "volatile"}
+    return f"xxh3_128:{xxh3_128_hexdigest(orjson.dumps(lasting, option=orjson.OPT_SORT_KEYS))}"
 
 
 def lineage(place: str) -> dict[str, Any]:
-    """An artifact and, nested, all that it was made from. Raises InputError as `artifact_in` does."""
-    return _traced(artifact_in(place), DEEPEST)
+    """An artifact and, nested, all that it was made from. Raises InputError as `artifact_in` does.
+
+    `changed` stands where something else is there by now than what was registered, or than what was made something from.
+    """
+    artifact = artifact_in(place)
+    registered = record_of(place) if place.startswith(ART) else None
+    changed = registered is not None and registered["path"] == artifact.path and not _same(registered, artifact)
+    return _traced(artifact, DEEPEST, changed=changed)
 
 
-def _traced(artifact: Artifact, deeper: int) -> dict[str, Any]:
-    sources = [
-        _traced(found, deeper - 1) if deeper and (found := _known(source)) else {**source.model_dump(), "made_from": []}
-        for source in artifact.made_from
-    ]
-    return {"type": artifact.type, "path": artifact.path, "made_from": sources}
+def _same(registered: Mapping[str, Any], artifact: Artifact) -> bool:
+    return registered["digest"] == artifact.digest
+
+
+def _traced(artifact: Artifact, deeper: int, *, changed: bool) -> dict[str, Any]:
+    sources: list[dict[str, Any]] = []
+    for source in artifact.made_from:
+        found = _known(source) if deeper else None
+        if found:
+            sources.append(_traced(found, deeper - 1, changed=_has_changed(source)))
+        else:
+            sources.append({"type": source.type, "path": source.path, "made_from": []})
+    told = {"changed": True} if changed else {}
+    return {"type": artifact.type, "path": artifact.path, **told, "made_from": sources}
+
+
+def _has_changed(source: MadeFrom) -> bool:
+    """Whether a preparation holds something else by now than when something was made from it."""
+    if source.digest is None or source.type == "model":
+        return False
+    try:
+        path = absolute(source.path)
+        return content_digest(listed_files(path, prepared_manifest(path))) != source.digest
+    except InputError:
+        return True
 
 
 def _known(source: MadeFrom) -> Artifact | None:
@@ -149,4 +189,5 @@ def _branch(tree: Tree, found: Mapping[str, Any]) -> Tree:
 
 
 def _label(found: Mapping[str, Any]) -> str:
-    return f"[bold]{escape(found['type'])}[/] {escape(found['path'])}"
+    changed = " [red](changed since)[/]" if "changed" in found else ""
+    return f"[bold]{escape(found['type'])}[/] {escape(found['path'])}{changed}"

@@ -13,6 +13,7 @@ from tasks.report.registry import artifact_in, lineage, register
 from tasks.shards.manifest import read_manifest
 from tasks.shards.publish import publish_bytes
 from tasks.storage import absolute, located
+from tasks.train.prepared import prepared_data
 from tests.preparing import blend_of, prepare, write_lines
 
 
@@ -87,12 +88,14 @@ def test_a_name_stands_for_its_folder_wherever_one_is_read(prepared):
 
 def test_the_lineage_of_results_goes_back_to_the_data_sets(tmp_path, prepared):
     model, results = tmp_path / "model", tmp_path / "results"
-    training = {"type": "model", "made_from": [{"type": "pretrain", "path": str(prepared)}]}
+    data = prepared_data(str(prepared)).made_from
+    training = {"type": "model", "made_from": [{"type": "pretrain", "path": str(prepared), "digest": data}]}
     publish_bytes(str(model / "training.json"), json.dumps(training).encode())
     found = {"type": "results", "model": f"{model}/model", "data": str(prepared)}
+    found["made_from"] = {"model": "xxh3_128:1", "data": data}
     publish_bytes(str(results / "results.json"), json.dumps(found).encode())
     register("results", artifact_in(str(results)))
-    data = {
+    there = {
         "type": "pretrain",
         "path": str(prepared),
         "made_from": [{"type": "data", "path": f"{tmp_path}/a.jsonl", "made_from": []}],
@@ -100,8 +103,34 @@ def test_the_lineage_of_results_goes_back_to_the_data_sets(tmp_path, prepared):
     assert lineage("art://results") == {
         "type": "results",
         "path": str(results),
-        "made_from": [{"type": "model", "path": str(model), "made_from": [data]}, data],
+        "made_from": [{"type": "model", "path": str(model), "made_from": [there]}, there],
     }
+    prepare_other_data(tmp_path)
+    changed = there | {"changed": True}
+    assert lineage("art://results")["made_from"] == [
+        {"type": "model", "path": str(model), "made_from": [changed]},
+        changed,
+    ]
+
+
+def prepare_other_data(folder):
+    """Other data of the same name, into the same folder."""
+    path = write_lines(folder / "a.jsonl", ["some text", "and more", "and more of it"])
+    prepare(blend_of(path), folder / "out", tokenizer={"model": "cl100k_base"})
+
+
+def test_another_preparation_in_the_same_folder_is_another_version(tmp_path, prepared, capsys):
+    assert register("corpus", artifact_in(str(prepared))).version == "v1"
+    path = str(tmp_path / "a.jsonl")
+    prepare(blend_of(path), prepared, tokenizer={"model": "cl100k_base"})
+    assert register("corpus", artifact_in(str(prepared))).version == "v1", "the same once more"
+    assert "changed" not in lineage("art://corpus")
+    prepare_other_data(tmp_path)
+    assert lineage("art://corpus")["changed"]
+    assert register("corpus", artifact_in(str(prepared))).version == "v2"
+    assert "changed" not in lineage("art://corpus:v2")
+    assert run(["lineage", "art://corpus:v1"]) == 0
+    assert "changed since" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize(
