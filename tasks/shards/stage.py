@@ -165,6 +165,7 @@ def _build(
     ]
     failures = _wait(futures, tally)
     if failures:
+        require_reached(client, str(PREFECT_API_URL.value()))  # workers that came later have not been asked
         shown = "; ".join(failures[:MOST_REPORTED])
         raise RunError(f"{len(failures)} of {len(work)} batches failed: {shown}")
     get_run_logger().info(tally.sentence())

@@ -14,7 +14,7 @@ import psutil
 import pytest
 from distributed import Client, Security
 from distributed.comm.core import connect
-from prefect_commands import serving
+from prefect_commands import serving, wait_until
 
 from tests.flows import preparation_runs
 from tests.flows.preparation_runs import DEADLINE, finish, wait_for_receipts
@@ -97,6 +97,19 @@ def test_workers_that_would_look_for_the_prefect_server_on_their_own_hosts_are_r
     assert f"PREFECT_API_URL: 2 of 2 workers, among them tcp://{hosts.subnet}." in complaint
     assert "Traceback" not in complaint
     assert not list((tmp_path / "out").rglob("receipt.json"))
+
+
+def test_workers_that_come_later_and_find_no_prefect_server_are_named_with_the_remedy(
+    hosts, blend, tmp_path, prefect_server
+):
+    with scheduler(tmp_path, hosts.address) as (address, _):
+        process = start(blend, tmp_path / "out", prefect_server, address)
+        wait_until((tmp_path / "out/shards/index.json").exists, DEADLINE)  # planned
+        with worker(address, tmp_path, "late", hosts.host(2), hosts.on(2)):
+            _, complaint = process.communicate(timeout=2 * DEADLINE)
+    assert process.returncode == 2
+    assert f"PREFECT_API_URL: 1 of 1 workers, among them tcp://{hosts.subnet}.2:" in complaint
+    assert "Traceback" not in complaint
 
 
 def test_a_host_that_hangs_with_its_connections_open_is_given_up(cluster, blend, expected, tmp_path, server):
