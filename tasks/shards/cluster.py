@@ -177,7 +177,7 @@ def require_reached(client: Client, server: str) -> None:
     They tell it of each task; without it they would fail one by one, half a minute later.
     """
     place = urlsplit(server)
-    if place.hostname not in LOOPBACK:
+    if place.hostname not in LOOPBACK or client.status != "running":  # without a scheduler, nobody can be asked
         return
     answers = cast("dict[str, bool]", client.run(_reaches, place.hostname, place.port, on_error="ignore"))
     alone = [worker for worker, reached in answers.items() if not reached]
