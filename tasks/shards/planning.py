@@ -1,8 +1,8 @@
 """Planning any preparation: blend and settings in, every shard with its identity out. No Prefect, no Dask.
 
 Reading happens here only as far as identity needs it: directory listings, and of files that are not remembered the
-footers of Parquet and one pass of hashing over local ones. What else a kind of preparation asks of the data before it can say
-how it will be prepared, it asks in `recipe`.
+footers of Parquet and one pass of hashing over local ones. What else a kind of preparation asks of the data before it
+can say how it will be prepared, it asks in `recipe`.
 """
 
 from collections.abc import Callable, Sequence

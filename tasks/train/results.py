@@ -64,7 +64,7 @@ class Generation(Strict, frozen=True):
 
 
 class MadeFrom(Strict, frozen=True):
-    """What results were made from: the digest of the model's files, and the seal of the preparation's manifest."""
+    """What results were made from: a digest of the model's files, and one of what the preparation lists."""
 
     model: str
     data: str
