@@ -167,7 +167,10 @@ def _build(
     if failures:
         require_reached(client, str(PREFECT_API_URL.value()))  # workers that came later have not been asked
         shown = "; ".join(failures[:MOST_REPORTED])
-        raise RunError(f"{len(failures)} of {len(work)} batches failed: {shown}")
+        raise RunError(
+            f"{len(failures)} of {len(work)} batches failed: {shown}; what was built has its receipts: once the cause is "
+            "mended, run the same command again to go on from there"
+        )
     get_run_logger().info(tally.sentence())
 
 

@@ -72,7 +72,10 @@ def serving(home, host="127.0.0.1", port=None, **own):
 
 @dataclass
 class running:  # noqa: N801 - used as `with running(...)`
-    """A command in a session of its own, interrupted at the end as Ctrl-C would, and killed if that is not enough."""
+    """A command in a session of its own, interrupted at the end as Ctrl-C would, and killed if that is not enough.
+
+    The end of its log is then printed, which pytest shows beside a test that has failed.
+    """
 
     command: list[str]
     environment: dict[str, str]
@@ -99,6 +102,11 @@ class running:  # noqa: N801 - used as `with running(...)`
         except subprocess.TimeoutExpired:
             os.killpg(self.process.pid, signal.SIGKILL)
             self.process.wait()
+        print(f"{self.log}:\n{end_of(self.log)}")
+
+
+def end_of(log: Path):
+    return log.read_text(errors="replace")[-4000:]
 
 
 def wait_until(condition: Callable[[], object], seconds: float, log: Path | None = None):
@@ -106,6 +114,6 @@ def wait_until(condition: Callable[[], object], seconds: float, log: Path | None
     deadline = time.monotonic() + seconds
     while not (value := condition()):
         if time.monotonic() > deadline:
-            pytest.fail(f"not within {seconds} s" + (f":\n{log.read_text()[-4000:]}" if log else ""))
+            pytest.fail(f"not within {seconds} s" + (f":\n{end_of(log)}" if log else ""))
         time.sleep(0.2)
     return value

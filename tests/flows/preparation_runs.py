@@ -23,9 +23,9 @@ def start(command, blend, out, server, *arguments):
     )
 
 
-def finish(process):
+def finish(process, seconds=DEADLINE):
     """The artifact record that the command printed, once it has ended well."""
-    stdout, stderr = process.communicate(timeout=DEADLINE)
+    stdout, stderr = process.communicate(timeout=seconds)
     assert process.returncode == 0, stderr
     (record,) = json.loads(stdout).values()
     return record

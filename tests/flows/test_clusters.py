@@ -27,6 +27,11 @@ HOSTS = [2, 3]
 TCP_SECONDS = 12
 """What Dask waits for a peer that does not answer, 30 s by default and 11 at least."""
 
+HEARTBEAT_SECONDS = 15
+"""After which a worker without a heartbeat is given up: some seconds more than a healthy one is silent on busy cores, as
+four that were given up fail their batch.
+"""
+
 
 @pytest.fixture(scope="module")
 def blend(tmp_path_factory):
@@ -74,7 +79,7 @@ def cluster(hosts, tmp_path):
     """A scheduler here, and a worker on each host; their addresses and processes."""
     patience = {
         "DASK_DISTRIBUTED__COMM__TIMEOUTS__TCP": f"{TCP_SECONDS}s",
-        "DASK_DISTRIBUTED__SCHEDULER__WORKER_TTL": "5s",
+        "DASK_DISTRIBUTED__SCHEDULER__WORKER_TTL": f"{HEARTBEAT_SECONDS}s",
     }
     with ExitStack() as stack:
         address, _ = stack.enter_context(scheduler(tmp_path, hosts.address, settings=patience))
@@ -120,7 +125,7 @@ def test_a_host_that_hangs_with_its_connections_open_is_given_up(cluster, blend,
     for stopped in of_host:
         stopped.suspend()
     try:
-        finish(process)
+        finish(process, 2 * DEADLINE)  # the scheduler waits for the nanny, too
         assert names(address) == {"host-3"}
     finally:
         for stopped in of_host:

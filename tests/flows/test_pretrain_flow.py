@@ -200,6 +200,7 @@ def test_a_run_whose_worker_dies_again_and_again_fails_and_says_so(blend, tmp_pa
     error = state.result(raise_on_failure=False)
     assert isinstance(error, RunError)
     assert "KilledWorker" in str(error)
+    assert "run the same command again" in str(error)
 
 
 def test_storage_errors_are_tried_again_and_defects_are_not(blend, tmp_path, prefect_api):
