@@ -3,7 +3,7 @@
 s3fs repeats what botocore has repeated already: a store that answers 503 SlowDown gets 25 requests instead of 5, and one
 that hangs up 50, just when it asks for fewer. Here a request is left to botocore alone, which waits longer each time, by
 chance: 5 attempts and some 8 s, or whatever AWS_MAX_ATTEMPTS and AWS_RETRY_MODE say (`adaptive` slows a worker down
-before it is told to). What botocore cannot see, an answer that breaks off while it is read, s3fs asks for again.
+before it is told to). What botocore cannot see, an answer that breaks off while it is read, s3fs asks for again, 5 times in all.
 
 What is left is an OSError with the name of the object: a connection that is lost is worth another try of the whole batch
 as much as a disk is, and botocore's own errors are none.
@@ -13,10 +13,32 @@ import errno
 from typing import Any
 
 from aiohttp import ClientError as BrokenAnswerError
+from aiohttp import ClientPayloadError
 from botocore.exceptions import ClientError, ConnectionError, HTTPClientError  # noqa: A004 - botocore's own name
 from fsspec.asyn import sync_wrapper
 from s3fs import S3FileSystem
 from s3fs.errors import translate_boto_error
+
+
+class TornAnswerError(OSError, ClientPayloadError):
+    """An answer that broke off: by its second parent s3fs knows that it may ask again."""
+
+
+class Body:
+    """The body of an answer as aiobotocore has it, read with errors that name the object."""
+
+    def __init__(self, body: Any, place: str) -> None:  # noqa: ANN401 - a proxy
+        self._body, self._place = body, place
+
+    def __getattr__(self, name: str) -> Any:  # noqa: ANN401 - whatever it has
+        return getattr(self._body, name)
+
+    async def read(self, *size: int) -> bytes:
+        """What is left, or the next `size` bytes of it. Raises TornAnswerError."""
+        try:
+            return await self._body.read(*size)
+        except ClientPayloadError as error:
+            raise TornAnswerError(errno.EIO, f"{type(error).__name__}: {error}", self._place) from error
 
 
 class S3(S3FileSystem):
@@ -28,7 +50,7 @@ class S3(S3FileSystem):
         call = getattr(await self.get_s3(kwargs.get("Bucket")), method)
         place = "/".join(["s3:/", *(kwargs[part] for part in ("Bucket", "Prefix", "Key") if part in kwargs)])
         try:
-            return await call(**self._get_s3_method_kwargs(call, *akwarglist, **kwargs))
+            answer = await call(**self._get_s3_method_kwargs(call, *akwarglist, **kwargs))
         except ClientError as error:
             refusal = translate_boto_error(error)
             if refusal.errno is not None:
@@ -36,5 +58,8 @@ class S3(S3FileSystem):
             raise refusal from error
         except (ConnectionError, HTTPClientError, BrokenAnswerError) as error:
             raise OSError(errno.EIO, f"{type(error).__name__}: {error}", place) from error
+        if "Body" in answer:
+            answer["Body"] = Body(answer["Body"], place)
+        return answer
 
     call_s3 = sync_wrapper(_call_s3)

@@ -6,6 +6,7 @@ points), never from blends or command lines.
 """
 
 import os
+import re
 from collections.abc import Mapping
 from typing import Any, Literal, cast
 
@@ -22,8 +23,8 @@ SourceIdentity = Literal["content", "stat"]
 EXTRAS = {"s3": "s3", "s3a": "s3", "gs": "gcs", "gcs": "gcs"}
 
 
-ART, LATEST = "art://", "latest"
-
+ART = "art://"
+VERSION = re.compile(r"v(\d+)\.json")
 
 fsspec.register_implementation("s3", "tasks.s3.S3", clobber=True)
 fsspec.register_implementation("s3a", "tasks.s3.S3", clobber=True)
@@ -102,13 +103,25 @@ def record_of(reference: str) -> Mapping[str, Any]:
     """
     named = reference.removeprefix(ART).partition("/")[0]
     name, _, version = named.partition(":")
-    system, folder = filesystem(join(registry(), name))
+    if version in {"", "latest"}:
+        version = f"v{max(versions(name), default=0)}"
+    system, place = filesystem(join(registry(), name, f"{version}.json"))
     try:
-        newest = version in {"", LATEST}
-        chosen = cast("bytes", system.cat_file(join(folder, LATEST))).decode().strip() if newest else version
-        return cast("Mapping[str, Any]", orjson.loads(cast("bytes", system.cat_file(join(folder, f"{chosen}.json")))))
+        return cast("Mapping[str, Any]", orjson.loads(cast("bytes", system.cat_file(place))))
     except FileNotFoundError as error:
         raise InputError(
             f"{reference}: nothing is registered as {named!r} in {registry()}; register it with: tokenmill register "
             f"{name} FOLDER, or set TOKENMILL_ARTIFACTS"
         ) from error
+
+
+def versions(name: str) -> list[int]:
+    """The numbers of the versions that are registered under a name, which others may add to at any time."""
+    system, folder = filesystem(join(registry(), name))
+    system.invalidate_cache(folder)
+    try:
+        listed = cast("list[str]", system.ls(folder, detail=False))
+    except FileNotFoundError:
+        return []
+    found = (VERSION.fullmatch(path.rpartition("/")[2]) for path in listed)
+    return [int(match[1]) for match in found if match]

@@ -120,13 +120,20 @@ class FlakyApplication:
 
     def __init__(self, faults):
         self.faults = faults
-        self.moto = DomainDispatcherApplication(create_backend_app)
+        self.application = DomainDispatcherApplication(create_backend_app)
+        self.turns = threading.Lock()
 
     def __call__(self, environ, start_response):
         kind = self.faults.of(environ)
         if kind is None:
             return self.moto(environ, start_response)
         return getattr(self, kind)(environ, start_response)
+
+    def moto(self, environ, start_response):
+        """What moto does, one request at a time: `If-None-Match` is no promise where two may ask at once."""
+        environ["wsgi.input"] = io.BytesIO(body_of(environ))
+        with self.turns:
+            return self.application(environ, start_response)
 
     def slow(self, environ, start_response):
         body_of(environ)
@@ -138,7 +145,6 @@ class FlakyApplication:
         hang_up(environ)
 
     def unsaid(self, environ, start_response):
-        environ["wsgi.input"] = io.BytesIO(body_of(environ))
         close(self.moto(environ, lambda *_: None))
         hang_up(environ)
 

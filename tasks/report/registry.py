@@ -1,7 +1,6 @@
 """Names for what was made: versions under a name, each of which says where it is and what it was made from.
 
-    ROOT/NAME/v1.json, v2.json …   a record per version, never written again
-    ROOT/NAME/latest               the newest version, as text
+    ROOT/NAME/v1.json, v2.json …   a record per version, never written again; the highest number is the latest
 
 Nothing is copied: a record points at a folder, and `art://NAME:v2` can be read wherever a folder can. It also holds a
 digest of what was in the folder then, so that another preparation in the same folder is another version, and lineage tells
@@ -11,7 +10,8 @@ of a model down to its data sets.
 """
 
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
+from contextlib import nullcontext
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from typing import Any
@@ -26,13 +26,12 @@ from tasks.artifact import Artifact, MadeFrom
 from tasks.errors import InputError
 from tasks.shards.lock import locked
 from tasks.shards.manifest import read_manifest
-from tasks.shards.publish import publish_bytes
+from tasks.shards.publish import publish_new
 from tasks.shards.store import read_bytes
-from tasks.storage import ART, LATEST, absolute, filesystem, is_local, join, located, record_of, registry
+from tasks.storage import ART, absolute, is_local, join, located, record_of, registry, versions
 from tasks.train.prepared import content_digest, listed_files, prepared_manifest
 
 NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.-]{0,127}")
-VERSION = re.compile(r"v(\d+)\.json")
 
 RECORDS = ("training.json", "results.json")
 """What says of a folder without a manifest what it is and was made from."""
@@ -64,29 +63,21 @@ def register(name: str, artifact: Artifact) -> Registered:
             f"{name!r}: a name is letters, digits, '.', '_' and '-', at most 128, and begins with a letter or digit"
         )
     folder = join(registry(), name)
-    if not is_local(folder):
-        return _registered(name, folder, artifact)
-    with locked(folder):
+    with locked(folder) if is_local(folder) else nullcontext():
         return _registered(name, folder, artifact)
 
 
 def _registered(name: str, folder: str, artifact: Artifact) -> Registered:
-    numbers = sorted(_numbers(folder))
-    if numbers and _read(folder, numbers[-1]) == artifact.model_dump():
-        return Registered(name, f"v{numbers[-1]}", artifact)
-    version = f"v{numbers[-1] + 1 if numbers else 1}"
+    newest = max(versions(name), default=0)
+    if newest and _read(folder, newest) == artifact.model_dump():
+        return Registered(name, f"v{newest}", artifact)
+    version = f"v{newest + 1}"
     record = {**artifact.model_dump(), "registered_at": datetime.now(UTC).isoformat(timespec="seconds")}
-    publish_bytes(join(folder, f"{version}.json"), orjson.dumps(record, option=orjson.OPT_INDENT_2))
-    publish_bytes(join(folder, LATEST), version.encode())
+    try:
+        publish_new(join(folder, f"{version}.json"), orjson.dumps(record, option=orjson.OPT_INDENT_2))
+    except FileExistsError:  # another's by now, or ours and the store's answer was lost
+        return _registered(name, folder, artifact)
     return Registered(name, version, artifact)
-
-
-def _numbers(folder: str) -> Iterator[int]:
-    system, path = filesystem(folder)
-    names = system.ls(path, detail=False) if system.exists(path) else []
-    for match in (VERSION.fullmatch(str(name).rpartition("/")[2]) for name in names):
-        if match:
-            yield int(match[1])
 
 
 def _read(folder: str, number: int) -> Mapping[str, Any]:

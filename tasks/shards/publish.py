@@ -146,6 +146,22 @@ def publish_bytes(uri: str, data: bytes) -> Output:
     return publication.output
 
 
+def publish_new(uri: str, data: bytes) -> None:
+    """Publish `data` as the file `uri` if there is none, which a store decides in one step, and a disk under its folder's lock.
+
+    Raises FileExistsError when there is one, and whatever `publish` raises. A store that does not know `If-None-Match`,
+    as some that only speak like S3, replaces what is there.
+    """
+    if not is_local(uri) and uri.split("://", 1)[0] in COPYING:
+        system, path = filesystem(uri)
+        with _naming(uri):
+            system.pipe_file(path, data, mode="create")
+        return
+    if os.path.lexists(absolute(uri)):
+        raise FileExistsError(errno.EEXIST, os.strerror(errno.EEXIST), uri)
+    publish_bytes(uri, data)
+
+
 def link(source: str, target: str) -> None:
     """Give the local file `source` the second name `target` in one atomic step; a copy where a hard link is impossible.
 

@@ -1,7 +1,7 @@
 """Names and versions of what was made, found again wherever a place is read; and the lineage back to data sets."""
 
 import json
-import threading
+from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 
@@ -14,6 +14,7 @@ from tasks.shards.manifest import read_manifest
 from tasks.shards.publish import publish_bytes
 from tasks.storage import absolute, located
 from tasks.train.prepared import prepared_data
+from tests.flaky_storage import flaky_server, used_here
 from tests.preparing import blend_of, prepare, write_lines
 
 
@@ -46,17 +47,29 @@ def test_the_same_again_makes_no_new_version():
     assert register("corpus", artifact("/a", tokens=2)).version == "v2"
 
 
-def test_registrations_at_the_same_time_get_versions_of_their_own(root):
-    versions = []
-    threads = [
-        threading.Thread(target=lambda place=place: versions.append(register("corpus", artifact(place)).version))
-        for place in map(str, range(8))
-    ]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
-    assert sorted(versions) == [f"v{number}" for number in range(1, 9)]
+@pytest.fixture(params=["disk", "store"])
+def shared(request, monkeypatch, tmp_path):
+    """Names where others can reach them too; requests to the store fail now and then, some of them after they were served."""
+    if request.param == "disk":
+        yield
+        return
+    with flaky_server() as server, used_here(server):
+        monkeypatch.setenv("TOKENMILL_ARTIFACTS", server.bucket(tmp_path.name.replace("_", "-")))
+        server.faults.clear(rate=0.2, seed=1)
+        yield
+        assert server.faults.counts["unsaid"]
+
+
+@pytest.mark.usefixtures("shared")
+def test_registrations_at_the_same_time_get_versions_of_their_own():
+    with ThreadPoolExecutor(8) as threads:
+        found = list(threads.map(lambda place: register("corpus", artifact(place)), map(str, range(8))))
+    assert sorted(registered.version for registered in found) == [f"v{number}" for number in range(1, 9)]
+    for registered in found:
+        assert located(registered.reference) == registered.artifact.path
+    newest = max(found, key=lambda registered: registered.version)
+    assert located("art://corpus") == newest.artifact.path
+    assert register("corpus", newest.artifact).version == newest.version
 
 
 @pytest.mark.parametrize("name", ["", "a/b", "../a", ".hidden", "a b", "x" * 129])
