@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Annotated, Any, cast
 
 import orjson
 from cyclopts import App, CycloptsError, Parameter
+from cyclopts.validators import Number
 from rich.console import Console
 
 from flows.options import CommonOptions, choices_of, settings_of
@@ -274,6 +275,7 @@ def _run_preparation(
 @app.command
 def verify(output_dir: Prepared = None) -> dict[str, Any]:
     """Hash, open and count everything a preparation published; damaged shards are built again by the next run."""
+    from tasks.nightly.versions import remedy_for
     from tasks.report.verification import inspector_of, print_verification, verification_record
     from tasks.shards.verify import verify as verify_output
 
@@ -281,7 +283,7 @@ def verify(output_dir: Prepared = None) -> dict[str, Any]:
     verification = verify_output(place, inspector_of(place))
     print_verification(verification, place, terminal)
     if verification.problems:
-        raise RunError(f"{place}: {len(verification.problems)} problems; run the preparation again to mend them")
+        raise RunError(f"{place}: {len(verification.problems)} problems; {remedy_for(place)}")
     return verification_record(verification, place)
 
 
@@ -384,7 +386,11 @@ def nightly(
     blends: Annotated[str, Parameter(help="Folder or URI with blends in folders named after their kind.")],
     *,
     output_dir: OutputDir,
-    keep: Annotated[int, Parameter(help="Versions of each blend that stay.")] = 7,
+    keep: Annotated[int, Parameter(help="Versions of each blend that stay.", validator=Number(gte=1))] = 7,
+    also_keep: Annotated[
+        list[str] | None,
+        Parameter(help="A version, a name of one (art://NAME), or another output of this store that stays, too."),
+    ] = None,
     workers: Annotated[int | None, Parameter(help="Worker processes.")] = None,
 ) -> dict[str, Any]:
     """Prepare the next version of every blend that changed, say why, and remove what is out of date."""
@@ -396,7 +402,7 @@ def nightly(
     from tasks.shards.stage import prefect_server
 
     with prefect_server():
-        return reprep_changed_blends(blends, output_dir, keep=keep, workers=workers)
+        return reprep_changed_blends(blends, output_dir, keep=keep, also_keep=also_keep, workers=workers)
 
 
 @app.command

@@ -3,8 +3,9 @@
 compare ─► prepare ─► latest.json    for each blend, one after the other
 prune ─► summary
 
-Nights that overlap take turns: the later one waits for the store, then finds the work done. A blend that fails stops no
-other; the run fails in the end and names it, and `latest.json` still leads to the version before.
+Nights that overlap take turns: the later one waits for the store, then finds the work done. An object store cannot make
+anybody wait: there, each makes a version of its own. A blend that fails stops no other; the run fails in the end and names
+it, and `latest.json` still leads to the version before.
 """
 
 import time
@@ -23,7 +24,7 @@ from tasks.nightly.blends import NightlyBlend, find_blends
 from tasks.nightly.compare import Comparison, store_of
 from tasks.nightly.outcome import Outcome, failures, night_record
 from tasks.nightly.prune import GRACE_SECONDS, alone_with
-from tasks.nightly.stage import announce, compare, error_of, follow_version, prune, summarize
+from tasks.nightly.stage import announce, claim, compare, error_of, follow_version, prune, summarize
 from tasks.shards.settings import PreparationSettings
 from tasks.storage import absolute
 
@@ -43,6 +44,7 @@ def reprep_changed_blends(
     output_dir: str,
     keep: Annotated[int, Field(ge=1)] = 7,
     grace_seconds: Annotated[float, Field(ge=0)] = GRACE_SECONDS,
+    also_keep: list[str] | None = None,
     cluster: str = DEFAULT.cluster,
     workers: Annotated[int | None, Field(ge=1)] = DEFAULT.workers,
 ) -> dict[str, Any]:
@@ -53,6 +55,7 @@ def reprep_changed_blends(
         output_dir: Where `<kind>/<blend>/<version>/` and the shards that all share go.
         keep: How many versions of each blend stay.
         grace_seconds: How old a shard that no version refers to must be before it is removed.
+        also_keep: Versions, names of versions (art://), and other outputs of the same store that stay with their shards.
         cluster: Where blends are prepared that do not say so themselves.
         workers: Worker processes for those.
     """
@@ -61,7 +64,7 @@ def reprep_changed_blends(
     found = find_blends(blends)
     with alone_with(store_of(output_dir)):
         outcomes = [_brought_up_to_date(blend, output_dir, under) for blend in found]
-        pruned = error_of(prune(output_dir, keep, grace_seconds, return_state=True))
+        pruned = error_of(prune(output_dir, keep, grace_seconds, also_keep or [], return_state=True))
     summarize(outcomes)
     if failed := "; ".join(filter(None, [failures(outcomes), pruned and f"pruning failed: {pruned}"])):
         raise RunError(failed)
@@ -76,6 +79,10 @@ def _brought_up_to_date(blend: NightlyBlend, output_dir: str, under: dict[str, A
     compared: Comparison = state.result()
     if not compared.reasons:
         return Outcome(blend, "unchanged", compared.before)
+    state = claim(compared, time.time(), return_state=True)
+    if error := error_of(state):
+        return _failed(blend, error, compared)
+    compared = state.result()
     announce(blend, "changed", compared.version, compared.reasons)
     return _prepared(compared)
 

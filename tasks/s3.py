@@ -14,7 +14,13 @@ from typing import Any
 
 from aiohttp import ClientError as BrokenAnswerError
 from aiohttp import ClientPayloadError
-from botocore.exceptions import ClientError, ConnectionError, HTTPClientError  # noqa: A004 - botocore's own name
+from botocore.exceptions import (
+    BotoCoreError,
+    ClientError,
+    CredentialRetrievalError,
+    NoCredentialsError,
+    PartialCredentialsError,
+)
 from fsspec.asyn import sync_wrapper
 from s3fs import S3FileSystem
 from s3fs.errors import translate_boto_error
@@ -56,7 +62,10 @@ class S3(S3FileSystem):
             if refusal.errno is not None:
                 refusal.filename = place
             raise refusal from error
-        except (ConnectionError, HTTPClientError, BrokenAnswerError) as error:
+        except (NoCredentialsError, PartialCredentialsError, CredentialRetrievalError) as error:
+            said = f"{error}; put credentials of AWS into the environment, or into ~/.aws"
+            raise PermissionError(errno.EACCES, said, place) from error
+        except (BotoCoreError, BrokenAnswerError) as error:
             raise OSError(errno.EIO, f"{type(error).__name__}: {error}", place) from error
         if "Body" in answer:
             answer["Body"] = Body(answer["Body"], place)

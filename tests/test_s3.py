@@ -117,3 +117,20 @@ def test_an_interruption_stays_one_though_the_store_does_not_take_the_upload_bac
         raise KeyboardInterrupt
     server.faults.clear()
     assert read_bytes("s3://requests/there") == LARGE
+
+
+@pytest.mark.parametrize("asked", REQUESTS)
+def test_missing_credentials_are_a_refusal_with_the_remedy(server, monkeypatch, tmp_path, asked):
+    for name in ("AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY"):
+        monkeypatch.delenv(name)
+    monkeypatch.setenv("AWS_SHARED_CREDENTIALS_FILE", str(tmp_path / "none"))
+    monkeypatch.setenv("AWS_CONFIG_FILE", str(tmp_path / "none"))
+    forget_connections()
+    with pytest.raises(PermissionError, match="put credentials of AWS into the environment"):
+        REQUESTS[asked]()
+    forget_connections()
+
+
+def test_a_bucket_that_can_be_none_is_an_error_that_names_it(server):
+    with pytest.raises(OSError, match="Invalid bucket name"):
+        read_bytes("s3://Not_A_Bucket!/x")

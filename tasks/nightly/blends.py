@@ -6,11 +6,13 @@
     BLENDS/sft/chat.json            …
 
 The folder says what is done, so that a blend stays what it is everywhere else, and nothing is written twice. Whatever
-does not fit this layout is found all the same and fails by name: a misspelt folder must not be a night without data.
+JSON or YAML does not fit this layout is found all the same and fails by name: a misspelt folder must not be a night
+without data, and settings in a file `web.yml` must not be passed over.
 """
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass
+from glob import glob
 from typing import Any, cast
 
 import yaml
@@ -19,18 +21,24 @@ from tasks.errors import InputError, nearest
 from tasks.nightly.kinds import KINDS
 from tasks.shards.settings import PreparationSettings
 from tasks.shards.store import read_bytes
-from tasks.storage import absolute, filesystem, join
+from tasks.storage import absolute, filesystem, is_local, join
 from tasks.strict import parse
 
 DEFAULTS = "defaults"
 
+ENDINGS = ("json", "yaml", "yml")
+
 
 @dataclass(frozen=True, slots=True)
 class NightlyBlend:
-    """A blend below `prefix`; `name` is its path there without the ending: `pretrain/web`."""
+    """A blend below `prefix`; `name` is its path there without the ending: `pretrain/web`.
+
+    `misnamed` is a file that would be its settings, were it called right.
+    """
 
     prefix: str
     name: str
+    misnamed: str | None = None
 
     @property
     def kind(self) -> str:
@@ -49,15 +57,31 @@ def find_blends(prefix: str) -> list[NightlyBlend]:
     Raises InputError when there is none.
     """
     prefix = absolute(prefix)
-    system, path = filesystem(prefix)
-    system.invalidate_cache()
-    patterns = [f"{path}{depth}/*.{ending}" for depth in ("", "/*") for ending in ("json", "yaml")]
-    found = [cast("str", each) for pattern in patterns for each in system.glob(pattern)]
-    names = {each[len(path) :].strip("/").rpartition(".")[0] for each in found}
-    blends = [NightlyBlend(prefix, name) for name in sorted(names) if name.rpartition("/")[2] != DEFAULTS]
+    found = _listed(prefix)
+    visible = (each for each in found if not each.startswith(".") and "/." not in each)
+    names = {name for name, _, ending in (each.rpartition(".") for each in visible) if ending in ENDINGS}
+    blends = [
+        NightlyBlend(prefix, name, _misnamed(prefix, name, found))
+        for name in sorted(names)
+        if name.rpartition("/")[2] != DEFAULTS
+    ]
     if not blends:
         raise InputError(f"{prefix}: no blends here; put them into folders named {', '.join(KINDS)}, as NAME.json")
     return blends
+
+
+def _listed(prefix: str) -> set[str]:
+    """The paths of all files below `prefix`; links to folders are followed."""
+    system, path = filesystem(prefix)
+    if is_local(prefix):
+        return set(glob("**/*", root_dir=path, recursive=True))  # noqa: PTH207 - that of Path follows no links
+    system.invalidate_cache()
+    return {each[len(path) :].strip("/") for each in cast("list[str]", system.find(path))}
+
+
+def _misnamed(prefix: str, name: str, found: Collection[str]) -> str | None:
+    settings = (name, join(name.rpartition("/")[0], DEFAULTS))
+    return next((join(prefix, f"{each}.yml") for each in settings if f"{each}.yml" in found), None)
 
 
 def settings_of(blend: NightlyBlend, store: str, under: Mapping[str, Any]) -> PreparationSettings:
@@ -70,6 +94,8 @@ def settings_of(blend: NightlyBlend, store: str, under: Mapping[str, Any]) -> Pr
         raise InputError(
             f"{blend.path}: stands {where} is no kind of preparation; {nearest(blend.kind, KINDS)}; move it there"
         )
+    if blend.misnamed:
+        raise InputError(f"{blend.misnamed}: settings are read from files that end in .yaml; rename it")
     written = dict(under)
     for name in (join(blend.kind, DEFAULTS), blend.name):
         written = _merged(written, _read_yaml(join(blend.prefix, f"{name}.yaml")))

@@ -1,19 +1,29 @@
 """What a night does around its preparations, in plain functions: `stage.py` wraps them for Prefect."""
 
-from collections.abc import Mapping
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
 from tasks.nightly.compare import Comparison, store_of
 from tasks.nightly.kinds import KINDS
-from tasks.nightly.prune import Leftovers, leftovers, remove
-from tasks.nightly.versions import folders_in, follow, lineage, prune_versions
+from tasks.nightly.prune import Leftovers, leftovers, references, remove
+from tasks.nightly.versions import claim, folders_in, follow, latest, lineage, order, prune_versions
 from tasks.storage import absolute, join
 
 NOTHING = Leftovers(0, [], 0)
 
 
+def claimed(compared: Comparison, now: float) -> Comparison:
+    """The same, with a version that no other night takes."""
+    return replace(compared, version=claim(compared.output_dir, compared.version, now))
+
+
 def follow_prepared(compared: Comparison, record: Mapping[str, Any]) -> None:
-    """Lead readers to the next version: `record` is that of its preparation."""
+    """Lead readers to the next version, unless a later night was faster: `record` is that of its preparation."""
+    newest = latest(compared.output_dir)
+    if newest and order(newest.version) > order(compared.version):
+        return
     follow(
         compared.output_dir,
         record,
@@ -24,15 +34,21 @@ def follow_prepared(compared: Comparison, record: Mapping[str, Any]) -> None:
     )
 
 
-def prune_night(output_dir: str, keep: int, grace_seconds: float) -> tuple[list[str], Leftovers]:
+def prune_night(
+    output_dir: str, keep: int, grace_seconds: float, also_keep: Sequence[str] = ()
+) -> tuple[list[str], Leftovers]:
     """Remove all but the `keep` newest versions of each blend, then what no version refers to; the folders and the shards.
 
-    Versions of blends that are gone stay by the same rule. The store's lock must be held.
+    Versions of blends that are gone stay by the same rule. `also_keep` are versions and other outputs that stay with their
+    shards. The store's lock must be held. Raises InputError where one of these is no output of this store.
     """
-    kept: list[str] = []
+    stay = [absolute(place) for place in also_keep]
+    if stay:
+        references(store_of(output_dir), stay)  # refused before anything is removed
+    kept, young_from = list(stay), time.time() - grace_seconds
     gone: list[str] = []
     for of_blend in _blends_of(absolute(output_dir)):
-        gone += [join(of_blend, version) for version in prune_versions(of_blend, keep)]
+        gone += [join(of_blend, version) for version in prune_versions(of_blend, keep, stay, young_from)]
         kept += [join(of_blend, version) for version in lineage(of_blend)]
     if not kept:
         return gone, NOTHING

@@ -27,7 +27,7 @@ from datetime import UTC, datetime
 from typing import Any, cast
 
 from tasks.errors import InputError
-from tasks.nightly.versions import folders_in
+from tasks.nightly.versions import folders_in, is_link
 from tasks.shards.identity import KEY_CHARACTERS, shard_key
 from tasks.shards.lock import locked
 from tasks.shards.manifest import MANIFEST, identities, published_manifest
@@ -170,8 +170,9 @@ def _named(manifest: Mapping[str, Any]) -> Iterable[tuple[str, str]]:
 
 def _stored(store: str, kind: str) -> Iterable[StoredShard]:
     """The shards of a kind, with the files that stand in their folders."""
-    folders = {key for key in folders_in(join(store, kind)) if KEY.fullmatch(key)}
-    system, path = filesystem(join(store, kind))
+    within = join(store, kind)
+    folders = {key for key in folders_in(within) if KEY.fullmatch(key) and not is_link(join(within, key))}
+    system, path = filesystem(within)
     files: defaultdict[str, dict[str, int]] = defaultdict(dict)
     for place, entry in cast("dict[str, dict[str, Any]]", system.find(path, detail=True)).items():
         key, _, name = place[len(path) :].strip("/").partition("/")

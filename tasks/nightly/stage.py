@@ -16,7 +16,7 @@ from prefect.events import emit_event
 
 from tasks.nightly.blends import NightlyBlend
 from tasks.nightly.compare import Comparison, compare_blend
-from tasks.nightly.night import follow_prepared, prune_night
+from tasks.nightly.night import claimed, follow_prepared, prune_night
 from tasks.nightly.outcome import Outcome
 
 Happened = Literal["changed", "prepared", "failed"]
@@ -28,6 +28,12 @@ def compare(blend: NightlyBlend, output_dir: str, under: Mapping[str, Any], now:
     return compare_blend(blend, output_dir, under, now)
 
 
+@task(name="claim", task_run_name="claim-{compared.blend.name}", cache_policy=NO_CACHE, persist_result=False)
+def claim(compared: Comparison, now: float) -> Comparison:
+    """Take the next version of a blend for this night."""
+    return claimed(compared, now)
+
+
 @task(name="follow", task_run_name="follow-{compared.blend.name}", cache_policy=NO_CACHE, persist_result=False)
 def follow_version(compared: Comparison, record: Mapping[str, Any]) -> None:
     """Lead readers to the version that was just published."""
@@ -35,9 +41,9 @@ def follow_version(compared: Comparison, record: Mapping[str, Any]) -> None:
 
 
 @task(name="prune", cache_policy=NO_CACHE, persist_result=False)
-def prune(output_dir: str, keep: int, grace_seconds: float) -> None:
+def prune(output_dir: str, keep: int, grace_seconds: float, also_keep: Sequence[str]) -> None:
     """Remove old versions, then shards that no version refers to any more; the store's lock must be held."""
-    versions, shards = prune_night(output_dir, keep, grace_seconds)
+    versions, shards = prune_night(output_dir, keep, grace_seconds, also_keep)
     get_run_logger().info(
         f"removed {len(versions)} old versions, and {len(shards.removable)} shards of {shards.size / 1e9:,.3f} GB that no "
         f"version refers to; {shards.young} such shards are younger than the grace"

@@ -5,6 +5,9 @@
     OUT/2026-11-22.2/   the second of that day
     OUT/latest.json     {"pretrain": {"path": "OUT/2026-11-22.2", "version": …, "reasons": […], "made_from": […], …}}
 
+On object stores, which have no locks, a version also holds `claim`, which says what night it is of: of nights that
+overlap, each makes a version of its own, and readers are led to the later one.
+
 `latest.json` is the record that the command of this kind prints, so that it can be piped into the next one. It is
 replaced last and in one step, on object stores as on disks: who follows it finds the last version or the one before,
 never a part. Dates are those of UTC. Versions only go up: should a clock go back, the day of the last version is
@@ -12,22 +15,26 @@ continued. A version shares its shards with all others, so that it costs new sha
 into files of their own, which cost what they hold.
 """
 
+import math
 import re
-from collections.abc import Iterable, Mapping
+import secrets
+from collections.abc import Collection, Iterable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass
 from datetime import UTC, datetime
+from pathlib import Path
 from typing import Any, cast
 
 import orjson
 
 from tasks.errors import InputError
 from tasks.shards.manifest import BLEND
-from tasks.shards.publish import publish_bytes
+from tasks.shards.publish import publish_bytes, publish_new
 from tasks.shards.store import read_bytes, size_of
-from tasks.storage import filesystem, join
+from tasks.storage import absolute, filesystem, is_local, join
 
 LATEST = "latest.json"
+CLAIM = "claim"
 VERSION = re.compile(r"(\d{4}-\d{2}-\d{2})(?:\.([1-9]\d*))?")
 
 
@@ -79,20 +86,62 @@ def order(version: str) -> tuple[str, int]:
     return found[1], int(found[2] or 1)
 
 
-def prune_versions(output_dir: str, keep: int) -> list[str]:
-    """Remove all versions but the `keep` newest and the latest, and what killed runs left before it; their names.
+def claim(output_dir: str, version: str, now: float) -> str:
+    """Take a version for the night that asks, so that no other writes into its folder; `version`, or the next that is free.
 
-    Shards stay where they are. Only folders that are called like versions are touched, and a version loses its
+    On a disk there is nothing to take, because nights hold the lock of the store they share.
+    """
+    if is_local(output_dir):
+        return version
+    place, night = join(output_dir, version, CLAIM), secrets.token_bytes(16)
+    try:
+        publish_new(place, night)
+    except FileExistsError:  # another night's, or ours where the store's answer was lost
+        if read_bytes(place) != night:
+            return claim(output_dir, next_version([version], now), now)
+    return version
+
+
+def remedy_for(output_dir: str) -> str:
+    """What mends a preparation that is damaged, a version or any other."""
+    folder, _, name = absolute(output_dir).rpartition("/")
+    if VERSION.fullmatch(name) is None or size_of(join(folder, LATEST)) is None:
+        return "run the preparation again to mend them"
+    return "remove this folder, and the next night prepares this blend again"
+
+
+def prune_versions(output_dir: str, keep: int, stay: Collection[str] = (), young_from: float = math.inf) -> list[str]:
+    """Remove versions that readers are no longer led to, and what killed and failed runs left; their names.
+
+    The latest stays, and of those up to it the `keep` newest that were published whole. Later ones are of runs that failed
+    after they had published, or are on their way: the newest stays. So do folders that `stay`, and versions claimed since
+    `young_from`, a Unix time. Shards are not touched, nor anything but folders that are called like versions; each loses its
     blend.json first: what is left of a removal that was cut short counts as none.
     """
     newest = latest(output_dir)
     if newest is None:
         return []
-    kept = lineage(output_dir)[-keep:]
-    gone = [name for name in _version_folders(output_dir) if name not in kept and order(name) < order(newest.version)]
+    reached = order(newest.version)
+    folders = [name for name in _version_folders(output_dir) if not is_link(join(output_dir, name))]
+    before = [name for name in lineage(output_dir) if order(name) <= reached][-keep:]
+    after = [name for name in folders if order(name) > reached][-1:]
+    kept = {*before, *after, newest.version}
+    gone = [name for name in folders if name not in kept and join(output_dir, name) not in stay]
+    gone = [name for name in gone if not _claimed_since(young_from, join(output_dir, name))]
     for name in gone:
         _remove(join(output_dir, name))
     return gone
+
+
+def _claimed_since(moment: float, folder: str) -> bool:
+    """Whether a version that is not published yet may be on its way."""
+    if is_local(folder) or size_of(join(folder, BLEND)) is not None:
+        return False
+    system, path = filesystem(join(folder, CLAIM))
+    try:
+        return cast("datetime", system.modified(path)).timestamp() >= moment
+    except FileNotFoundError:
+        return False
 
 
 def _remove(folder: str) -> None:
@@ -109,12 +158,21 @@ def _version_folders(output_dir: str) -> list[str]:
 
 
 def folders_in(place: str) -> list[str]:
-    """The names of the folders in a folder, links left out; none where there is no such folder."""
+    """The names of the folders in a folder, and of links to folders; none where there is no such folder."""
     system, path = filesystem(place)
     system.invalidate_cache()
     try:
         entries = cast("list[dict[str, Any]]", system.ls(path, detail=True))
     except (FileNotFoundError, NotADirectoryError):
         return []
-    found = [entry for entry in entries if entry["type"] == "directory"]  # a link to one is none
+    found = [
+        entry
+        for entry in entries
+        if entry["type"] == "directory" or (entry.get("islink") and system.isdir(entry["name"]))
+    ]
     return sorted(str(entry["name"]).rstrip("/").rpartition("/")[2] for entry in found)
+
+
+def is_link(place: str) -> bool:
+    """Whether a folder is a link to another: what it holds is counted, and never removed."""
+    return is_local(place) and Path(place).is_symlink()

@@ -23,18 +23,22 @@ from rich.tree import Tree
 from xxhash import xxh3_128_hexdigest
 
 from tasks.artifact import Artifact, MadeFrom
-from tasks.errors import InputError
+from tasks.errors import InputError, RunError
+from tasks.seal import unsealed
 from tasks.shards.lock import locked
 from tasks.shards.manifest import read_manifest
 from tasks.shards.publish import publish_new
-from tasks.shards.store import read_bytes
+from tasks.shards.store import read_bytes, size_of
 from tasks.storage import ART, absolute, is_local, join, located, record_of, registry, versions
 from tasks.train.prepared import content_digest, listed_files, prepared_manifest
 
 NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.-]{0,127}")
 
 RECORDS = ("training.json", "results.json")
-"""What says of a folder without a manifest what it is and was made from."""
+"""What says of a folder without a manifest what it is and was made from; sealed, as data of the same name is not."""
+
+MOST_BYTES = 64_000_000
+"""A larger file of such a name is data."""
 
 DEEPEST = 20
 
@@ -89,9 +93,8 @@ def artifact_in(place: str) -> Artifact:
     """What is in a folder: a preparation, a training, or results. Raises InputError when it is none of these."""
     folder = absolute(place)
     for name in RECORDS:
-        content = read_bytes(join(folder, name))
-        if content is not None:
-            record = orjson.loads(content)
+        record = _record_at(join(folder, name))
+        if record is not None:
             return Artifact(path=folder, type=record["type"], made_from=_sources(record), digest=_digest(record))
     manifest = read_manifest(folder)
     if manifest is None:
@@ -101,6 +104,16 @@ def artifact_in(place: str) -> Artifact:
     sources = dict.fromkeys(source["path"] for split in manifest["blend"].values() for source in split)
     made_from = [MadeFrom(type="data", path=path) for path in sources]
     return Artifact(path=folder, type=manifest["type"], made_from=made_from, digest=_digest(manifest))
+
+
+def _record_at(place: str) -> Mapping[str, Any] | None:
+    size = size_of(place)
+    if size is None or size > MOST_BYTES:
+        return None
+    try:
+        return unsealed(read_bytes(place) or b"")
+    except ValueError:
+        return None
 
 
 def _sources(record: Mapping[str, Any]) -> list[MadeFrom]:
@@ -164,7 +177,7 @@ def _known(source: MadeFrom) -> Artifact | None:
         return None
     try:
         return artifact_in(located(source.path) if source.path.startswith(ART) else source.path)
-    except (InputError, OSError):
+    except (InputError, RunError, OSError):
         return None
 
 

@@ -102,7 +102,8 @@ def test_a_prefect_server_that_does_not_answer_is_a_wrong_call(tmp_path, blend):
 
 
 def test_an_unknown_command_or_option_is_a_wrong_call(blend):
-    for arguments in (["pretrian"], ["plan", blend, "--outputdir", "x"], ["pretrain", blend], ["verify"]):
+    nightly = ["nightly", "blends", "--output-dir", "x", "--keep", "0"]
+    for arguments in (["pretrian"], ["plan", blend, "--outputdir", "x"], ["pretrain", blend], ["verify"], nightly):
         result = tokenmill(*arguments, stdin="")
         assert result.returncode == 2, (arguments, result.stderr)
         assert "Traceback" not in result.stderr

@@ -9,7 +9,7 @@ import yaml
 
 from tasks.nightly.blends import find_blends
 from tasks.nightly.compare import compare_blend, store_of
-from tasks.nightly.night import follow_prepared, prune_night
+from tasks.nightly.night import claimed, follow_prepared, prune_night
 from tasks.nightly.prune import alone_with
 from tasks.report.summary import artifact_record
 from tasks.shards.receipt import RECEIPT, Receipt
@@ -73,16 +73,17 @@ class Nights:
         """The comparison of each blend, by name."""
         return {blend.name: compare_blend(blend, self.out, {}, at(day)) for blend in find_blends(str(self.blends))}
 
-    def run(self, day, keep=7, grace_seconds=3600.0):
+    def run(self, day, keep=7, grace_seconds=3600.0, also_keep=()):
         """A night: the manifest of each blend that got a new version, by name."""
         made = {}
         with alone_with(store_of(self.out)):
             for blend in find_blends(str(self.blends)):
                 compared = compare_blend(blend, self.out, {}, at(day))
                 if compared.reasons:
+                    compared = claimed(compared, at(day))
                     _, made[blend.name] = prepare(blend.path, compared.path, **compared.chosen)
                     follow_prepared(compared, artifact_record(made[blend.name], compared.path))
-            self.versions_gone, self.leftovers = prune_night(self.out, keep, grace_seconds)
+            self.versions_gone, self.leftovers = prune_night(self.out, keep, grace_seconds, also_keep)
         return made
 
     def latest(self, name):

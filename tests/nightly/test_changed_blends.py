@@ -220,15 +220,27 @@ def test_two_nights_at_once_take_turns_and_make_one_version(nights):
         ("pretrian/typo.json", "{}", "did you mean 'pretrain'?"),
         ("lost.json", "{}", "no kind of preparation"),
         ("pretrain/wbe.yaml", "{}", "did you mean 'web.json'?"),
+        ("pretrain/news/local.json", "{}", "no kind of preparation"),
+        ("pretrain/web.yml", "{}", "web.yml: settings are read from files that end in .yaml"),
+        ("pretrain/wbe.yml", "{}", "wbe.yml: settings are read from files that end in .yaml"),
     ],
 )  # fmt: skip
 def test_what_cannot_be_prepared_fails_by_name_and_is_not_passed_over(nights, name, content, said):
     path = nights.blends / name
     path.parent.mkdir(exist_ok=True)
     path.write_text(content)
+    (nights.blends / "pretrain/.hidden.json").write_text("{")
+    assert len(find_blends(str(nights.blends))) == 4 - (name == "pretrain/web.yml")
     (blend,) = (blend for blend in find_blends(str(nights.blends)) if blend.name == name.rpartition(".")[0])
     with pytest.raises(InputError, match=said.replace("?", r"\?")):
         compare_blend(blend, nights.out, {}, at(SECOND))
+
+
+def test_misnamed_defaults_fail_every_blend_that_they_are_for(nights):
+    (nights.blends / "pretrain/defaults.yml").write_text("shard_size: 3")
+    for blend in find_blends(str(nights.blends)):
+        with pytest.raises(InputError, match=r"defaults\.yml: settings are read from files that end in \.yaml"):
+            compare_blend(blend, nights.out, {}, at(SECOND))
 
 
 @pytest.mark.parametrize(

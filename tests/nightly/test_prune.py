@@ -8,15 +8,19 @@ from pathlib import Path
 
 import pytest
 from fsspec.implementations.local import LocalFileSystem
-from nights import FIRST, SECOND, THIRD, Nights, texts, whereabouts
+from nights import FIRST, SECOND, THIRD, Nights, texts, whereabouts, write
 
 from tasks.errors import InputError
 from tasks.nightly.compare import store_of
+from tasks.nightly.night import prune_night
 from tasks.nightly.prune import leftovers, prune, prune_record
+from tasks.nightly.versions import remedy_for
+from tasks.report.registry import artifact_in, register
 from tasks.shards.store import Store
 from tasks.shards.verify import verify
 from tasks.tokenize.inspect import inspect_pretrain_shard
 from tests import preparing_harmony
+from tests.preparing import blend_of, prepare
 from tests.preparing_sft import write_rows
 
 NEWS, WEB, BOOKS = "pretrain/news", "pretrain/web", "pretrain/books"
@@ -199,3 +203,41 @@ def test_shards_that_marked_ones_were_made_from_stay(tmp_path):
     assert replanned.plan.pending == []
     assert Store(str(tmp_path / "store"), "harmony").proven(marked).keys() == marked
     assert list((tmp_path / "store/dedup").glob("*/receipt.json")), "rounds are no one's to remove"
+
+
+def test_what_else_is_to_be_kept_keeps_its_shards_too(nights, tmp_path, monkeypatch):
+    monkeypatch.setenv("TOKENMILL_ARTIFACTS", str(tmp_path / "names"))
+    release, before = tmp_path / "release", f"{nights.out}/{NEWS}/{FIRST}"
+    settings = nights.compare(SECOND)[WEB].chosen
+    write(nights.data / "own/first.jsonl", texts("own", 30))
+    prepare(blend_of(str(nights.data / "own")), release, **settings)
+    nights.grow_old()
+    register("corpus", artifact_in(before))
+    nights.run(THIRD, keep=1, also_keep=[str(release), "art://corpus"])
+    assert nights.versions(NEWS) == [FIRST, SECOND]
+    assert nights.versions(WEB) == [SECOND]
+    for output_dir in (str(release), before, f"{nights.out}/{NEWS}/{SECOND}"):
+        assert verify(output_dir, inspect_pretrain_shard).problems == []
+    with pytest.raises(InputError, match="no manifest"):
+        prune_night(nights.out, 1, 0, [str(tmp_path)])
+    assert nights.versions(NEWS) == [FIRST, SECOND]
+
+
+def test_versions_behind_a_link_keep_their_shards(nights, tmp_path):
+    moved = tmp_path / "books"
+    shutil.move(f"{nights.out}/{BOOKS}", moved)
+    Path(nights.out, BOOKS).symlink_to(moved)
+    nights.run(THIRD, grace_seconds=0)
+    assert verify(f"{nights.out}/{BOOKS}/{FIRST}", inspect_pretrain_shard).problems == []
+
+
+def test_a_damaged_version_is_prepared_again_by_the_remedy_that_verify_names(nights):
+    version = Path(nights.out, NEWS, SECOND)
+    damaged = next(Path(store_of(nights.out), "pretrain", min(keys(version))).glob("*.bin"))
+    damaged.write_bytes(damaged.read_bytes()[:-4] + b"\xff\xff\xff\xff")
+    assert verify(str(version), inspect_pretrain_shard).withdrawn
+    assert remedy_for(str(version)) == "remove this folder, and the next night prepares this blend again"
+    shutil.rmtree(version)
+    assert set(nights.run(THIRD)) == {NEWS}
+    assert verify(f"{nights.out}/{NEWS}/{THIRD}", inspect_pretrain_shard).problems == []
+    assert "run the preparation again" in remedy_for(nights.out)

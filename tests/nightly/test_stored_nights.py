@@ -6,11 +6,14 @@ from uuid import uuid4
 
 import fsspec
 import pytest
-from nights import FIRST, SECOND, THIRD, Nights, texts, write
+from nights import FIRST, SECOND, THIRD, Nights, at, texts, write
 
+from tasks.nightly.night import claimed, follow_prepared
+from tasks.report.summary import artifact_record
 from tasks.shards.verify import verify
 from tasks.tokenize.inspect import inspect_pretrain_shard
 from tests.flaky_storage import flaky_server, used_here
+from tests.preparing import prepare
 
 NEWS, WEB, BOOKS = "pretrain/news", "pretrain/web", "pretrain/books"
 
@@ -114,3 +117,16 @@ def test_pruned_versions_take_their_own_shards_and_nothing_else(nights):
     assert before - nights.keys()
     assert all(proven(nights, name, nights.latest(name)["version"]) for name in (NEWS, WEB, BOOKS))
     assert nights.run(THIRD) == {}
+
+
+def test_nights_that_overlap_each_make_a_whole_version_and_readers_are_led_to_the_later(nights):
+    write(nights.data / "recent/second.jsonl", texts("later", 70))
+    nights.upload("data/recent")
+    early, late = (claimed(nights.compare(SECOND)[NEWS], at(SECOND)) for _ in range(2))
+    assert [early.version, late.version] == [SECOND, f"{SECOND}.2"]
+    for compared in (late, early):
+        _, manifest = prepare(compared.blend.path, compared.path, **compared.chosen)
+        follow_prepared(compared, artifact_record(manifest, compared.path))
+    assert nights.latest(NEWS)["version"] == late.version
+    assert all(proven(nights, NEWS, version) for version in (early.version, late.version))
+    assert set(nights.run(THIRD)) == {WEB}

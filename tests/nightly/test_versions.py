@@ -1,6 +1,9 @@
 """Versions only go up, readers are led to whole ones, and old ones go by the policy."""
 
 import shutil
+import time
+import uuid
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
@@ -8,7 +11,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from nights import at
 
-from tasks.nightly.versions import follow, latest, lineage, next_version, order, prune_versions
+from tasks.nightly.versions import claim, follow, latest, lineage, next_version, order, prune_versions
+from tasks.shards.publish import publish_bytes
 
 days = st.dates().map(lambda day: day.isoformat()).filter(lambda day: day >= "1971")
 versions = st.tuples(days, st.integers(1, 30)).map(lambda pair: pair[0] + (f".{pair[1]}" if pair[1] > 1 else ""))
@@ -64,8 +68,8 @@ def test_the_newest_stay_and_nothing_else_of_the_folder_is_touched(tmp_path):
 def test_what_readers_are_led_to_stays_however_old(tmp_path):
     folder = published(tmp_path, *DAYS)
     lead(folder, DAYS[1])
-    assert prune_versions(folder, 1) == [DAYS[0]]
-    assert lineage(folder) == [*DAYS[1:]]
+    assert prune_versions(folder, 1) == [DAYS[0], DAYS[2]]
+    assert lineage(folder) == [DAYS[1], DAYS[3]]
     assert latest(folder).version == DAYS[1]
 
 
@@ -101,10 +105,54 @@ def test_a_removal_cut_short_leaves_no_half_version(tmp_path, monkeypatch):
     assert prune_versions(folder, 2) == [*DAYS[:2]]
 
 
-def test_a_link_is_no_version(tmp_path):
+def test_links_to_versions_are_counted_and_never_removed(tmp_path):
     folder = published(tmp_path / "out", *DAYS[1:])
-    elsewhere = published(tmp_path / "elsewhere", "precious")
-    (tmp_path / "out" / DAYS[0]).symlink_to(f"{elsewhere}/precious")
+    (tmp_path / "out" / DAYS[0]).symlink_to(published(tmp_path / "elsewhere", "precious") + "/precious")
     lead(folder, DAYS[-1])
-    prune_versions(folder, 1)
-    assert names_in(f"{elsewhere}/precious") == ["blend.json", "train"]
+    assert lineage(folder) == [*DAYS]
+    assert prune_versions(folder, 1) == [*DAYS[1:3]]
+    assert lineage(folder) == [DAYS[0], DAYS[-1]]
+    assert names_in(tmp_path / "elsewhere/precious") == ["blend.json", "train"]
+
+
+def test_versions_that_failed_after_they_had_published_push_out_no_good_ones(tmp_path):
+    folder = published(tmp_path, *DAYS)
+    lead(folder, DAYS[0])
+    assert prune_versions(folder, 1) == [*DAYS[1:3]]
+    assert lineage(folder) == [DAYS[0], DAYS[3]], "what readers are led to, and the last one for a look at what failed"
+    lead(folder, DAYS[3])
+    assert prune_versions(folder, 2) == []
+
+
+def test_versions_that_are_to_stay_do_and_count_for_nothing(tmp_path):
+    folder = published(tmp_path, *DAYS)
+    lead(folder, DAYS[-1])
+    assert prune_versions(folder, 1, [f"{folder}/{DAYS[0]}"]) == [*DAYS[1:3]]
+    assert lineage(folder) == [DAYS[0], DAYS[-1]]
+
+
+@pytest.fixture
+def stored():
+    """A folder in a store that has no locks."""
+    return f"memory://{uuid.uuid4()}"
+
+
+def test_nights_at_the_same_time_take_versions_of_their_own(stored):
+    with ThreadPoolExecutor(4) as threads:
+        taken = list(threads.map(lambda _: claim(stored, DAYS[1], at(DAYS[1])), range(4)))
+    assert sorted(taken, key=order) == [DAYS[1], *(f"{DAYS[1]}.{number}" for number in (2, 3, 4))]
+    assert claim(stored, DAYS[0], at(DAYS[0])) == DAYS[0]
+
+
+def test_on_a_disk_the_lock_is_enough(tmp_path):
+    assert [claim(str(tmp_path), DAYS[0], at(DAYS[0])) for _ in range(2)] == [DAYS[0], DAYS[0]]
+    assert names_in(tmp_path) == []
+
+
+def test_a_version_that_another_night_is_writing_stays_until_it_is_old(stored):
+    claim(stored, DAYS[0], at(DAYS[0]))
+    publish_bytes(f"{stored}/{DAYS[2]}/blend.json", b"{}")
+    lead(stored, DAYS[2])
+    assert prune_versions(stored, 7, young_from=time.time() - 60) == []
+    assert prune_versions(stored, 7, young_from=time.time() + 60) == [DAYS[0]]
+    assert lineage(stored) == [DAYS[2]]

@@ -10,6 +10,7 @@ from tasks.artifact import Artifact, MadeFrom, read_artifact
 from tasks.blend.load import load_blend
 from tasks.errors import InputError
 from tasks.report.registry import artifact_in, lineage, register
+from tasks.seal import sealed
 from tasks.shards.manifest import read_manifest
 from tasks.shards.publish import publish_bytes
 from tasks.storage import absolute, located
@@ -102,11 +103,11 @@ def test_a_name_stands_for_its_folder_wherever_one_is_read(prepared):
 def test_the_lineage_of_results_goes_back_to_the_data_sets(tmp_path, prepared):
     model, results = tmp_path / "model", tmp_path / "results"
     data = prepared_data(str(prepared)).made_from
-    training = {"type": "model", "made_from": [{"type": "pretrain", "path": str(prepared), "digest": data}]}
-    publish_bytes(str(model / "training.json"), json.dumps(training).encode())
-    found = {"type": "results", "model": f"{model}/model", "data": str(prepared)}
+    source = {"type": "pretrain", "path": str(prepared), "digest": data}
+    publish_bytes(str(model / "training.json"), sealed({"type": "model", "made_from": [source], "volatile": {}}))
+    found = {"type": "results", "model": f"{model}/model", "data": str(prepared), "volatile": {}}
     found["made_from"] = {"model": "xxh3_128:1", "data": data}
-    publish_bytes(str(results / "results.json"), json.dumps(found).encode())
+    publish_bytes(str(results / "results.json"), sealed(found))
     register("results", artifact_in(str(results)))
     there = {
         "type": "pretrain",
@@ -159,3 +160,24 @@ def test_an_artifact_of_another_kind_is_refused():
     assert read_artifact(line, {"harmony"}, "score").made_from == [MadeFrom(type="data", path="y")]
     with pytest.raises(InputError, match="of type 'harmony', and this needs pretrain or sft"):
         read_artifact(line, {"sft", "pretrain"}, "train")
+
+
+def test_data_that_is_called_like_our_records_is_data(tmp_path):
+    source = tmp_path / "rows"
+    source.mkdir()
+    (source / "training.json").write_text('[{"text": "one"}, {"text": "two"}]')
+    prepare(blend_of(str(source)), tmp_path / "out", tokenizer={"model": "cl100k_base"})
+    (source / "results.json").write_text('{"type": "results", "volatile": {}}')
+    (from_it,) = lineage(str(tmp_path / "out"))["made_from"]
+    assert from_it == {"type": "data", "path": str(source), "made_from": []}
+    with pytest.raises(InputError, match="neither prepared data"):
+        artifact_in(str(source))
+
+
+def test_data_beside_a_run_that_failed_is_data(tmp_path, prepared):
+    manifest = json.loads((prepared / "manifest.json").read_bytes())
+    write_lines(tmp_path / "failed/rows.jsonl", ["some text"])
+    prepare(blend_of(str(tmp_path / "failed")), tmp_path / "next", tokenizer={"model": "cl100k_base"})
+    (tmp_path / "failed/manifest.json").write_bytes(sealed({**manifest, "status": "failed", "error": "no space"}))
+    (from_it,) = lineage(str(tmp_path / "next"))["made_from"]
+    assert from_it["made_from"] == []
