@@ -13,6 +13,7 @@ from flows.sft import sft_data_prep
 from flows.train import evaluate_model, train_model
 from tasks.storage import join
 from tasks.strict import Strict
+from tasks.train.launchers.launch import local_folder
 from tasks.train.pipeline_settings import PipelineSettings, PretrainStage, SftStage, blend_place, load_settings
 
 
@@ -25,6 +26,7 @@ def pipeline(output_dir: str, settings: PipelineSettings | str = "pipeline-tiny"
         settings: The stages, or the YAML file that holds them: a path, or the name of one of the project's own.
     """
     settings = load_settings(settings) if isinstance(settings, str) else settings
+    local_folder(output_dir, settings.pretrain.train.launcher)  # hours before a training would refuse another
     data: Any = pretrain_data_prep(
         blend_place(settings.pretrain.blend), join(output_dir, "pretrain/data"), **_chosen(settings.pretrain.data)
     )

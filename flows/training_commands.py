@@ -7,19 +7,23 @@ Each reads the folder that it works on from stdin where a command is piped into 
 import shlex
 from collections.abc import Collection, Sequence
 from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import yaml
 from cyclopts import Parameter
 
 from flows.options import choices_of
-from flows.terminal import OutputDir, Overrides, be_quiet, piped, terminal
+from flows.terminal import Overrides, be_quiet, piped, terminal
 from tasks.errors import InputError, RunError
 from tasks.storage import join
 from tasks.train.settings import TrainSettings
 
+if TYPE_CHECKING:
+    from tasks.train.launchers.launch import Launch
+
 Config = Annotated[str, Parameter(help="Settings: tiny, small, or a YAML file.")]
 Data = Annotated[str | None, Parameter(help="Output folder of a preparation; read from stdin when one is piped in.")]
+OutputDir = Annotated[str, Parameter(help="Folder of a file system to train in; no URI.")]
 DryRun = Annotated[bool, Parameter(negative="", help="Only check, and say how it would be started.")]
 
 
@@ -138,6 +142,15 @@ def _place(command: str, words: Sequence[str | None], kinds: Collection[str]) ->
 
 def _checked(data: str, settings: TrainSettings, output_dir: str) -> dict[str, Any]:
     """What a training would be, without starting it."""
+    from tasks.train.launchers.nemo_rl import rl_launch
+
+    launch = (rl_launch if settings.launcher == "nemo-rl" else _checked_launch)(data, settings, output_dir)
+    command = shlex.join(launch.command)
+    terminal.print(f"would {'run' if launch.runs else 'tell'}: {command}", markup=False)
+    return {"train": {"path": output_dir, "type": "plan", "command": command, "files": list(launch.files)}}
+
+
+def _checked_launch(data: str, settings: TrainSettings, output_dir: str) -> "Launch":
     from tasks.train.launchers import launch_of
     from tasks.train.planning import plan_training
     from tasks.train.preflight import check
@@ -146,10 +159,7 @@ def _checked(data: str, settings: TrainSettings, output_dir: str) -> dict[str, A
     job = plan_training(data, settings, output_dir)
     for line in check(job):
         terminal.print(line, markup=False)
-    launch = launch_of(job, process_count(settings))
-    command = shlex.join(launch.command)
-    terminal.print(f"would {'run' if launch.runs else 'tell'}: {command}", markup=False)
-    return {"train": {"path": output_dir, "type": "plan", "command": command, "files": list(launch.files)}}
+    return launch_of(job, process_count(settings))
 
 
 def _trained(data: str, settings: TrainSettings, output_dir: str) -> dict[str, Any]:

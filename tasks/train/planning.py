@@ -2,7 +2,7 @@
 
 from pathlib import Path
 
-from tasks.storage import absolute
+from tasks.storage import ART, absolute
 from tasks.train.job import Job
 from tasks.train.prepared import prepared_data
 from tasks.train.settings import TrainSettings
@@ -14,7 +14,12 @@ def plan_training(path: str, settings: TrainSettings, output_dir: str) -> Job:
     Nothing is written or started, and `preflight.check` tells whether the job can be. Raises InputError when there is
     nothing in `path` that can be trained on.
     """
-    start = settings.start_from
-    if start is not None and Path(start).expanduser().exists():
-        settings = settings.model_copy(update={"start_from": absolute(start)})
+    if settings.start_from is not None:
+        settings = settings.model_copy(update={"start_from": start_place(settings.start_from)})
     return Job(settings=settings, data=prepared_data(path), output_dir=absolute(output_dir))
+
+
+def start_place(start_from: str) -> str:
+    """Weights to begin with: the absolute path of a folder that is here or registered, or the name that the hub knows."""
+    here = start_from.startswith(ART) or Path(start_from).expanduser().exists()
+    return absolute(start_from) if here else start_from

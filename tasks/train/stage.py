@@ -25,7 +25,6 @@ from prefect.client.schemas.objects import State
 from prefect.tasks import exponential_backoff
 
 from tasks.errors import InputError
-from tasks.shards.manifest import read_manifest
 from tasks.shards.publish import publish_bytes
 from tasks.shards.store import read_bytes
 from tasks.storage import absolute, join
@@ -46,7 +45,7 @@ from tasks.train.launch import run
 from tasks.train.launchers import launch_of
 from tasks.train.launchers.evaluation import evaluation_launch
 from tasks.train.launchers.launch import Launch
-from tasks.train.launchers.nemo_rl import nemo_rl_launch
+from tasks.train.launchers.nemo_rl import rl_launch
 from tasks.train.planning import plan_training
 from tasks.train.preflight import check
 from tasks.train.processes import process_count
@@ -113,18 +112,13 @@ def train(job: Job) -> dict[str, Any]:
 
 @task(name="hand-over", cache_policy=NO_CACHE, persist_result=False)
 def hand_over_rl(data: str, settings: TrainSettings, output_dir: str) -> dict[str, Any]:
-    """Write what NeMo-RL needs to train on rows for reinforcement learning; the artifact record.
+    """Write what NeMo-RL needs to train on rows for reinforcement learning; the artifact record, of absolute places.
 
-    Raises InputError without `start_from`, the model that is trained further, and for rows that it cannot read.
+    Errors as in `rl_launch`.
     """
-    if settings.start_from is None:
-        raise InputError("start_from: reinforcement learning trains a model further; name it by its hub id or folder")
-    manifest = read_manifest(data)
-    if manifest is None:
-        raise InputError(f"{data}: nothing is prepared there; prepare rows with: tokenmill rl")
-    launch = nemo_rl_launch(manifest, output_dir, settings.start_from)
-    write_files(output_dir, launch)
-    return handed_over(output_dir, launch, [{"type": "rl", "path": data}])
+    launch, place = rl_launch(data, settings, output_dir), absolute(output_dir)
+    write_files(place, launch)
+    return handed_over(place, launch, [{"type": "rl", "path": absolute(data)}])
 
 
 def write_files(output_dir: str, launch: Launch) -> None:

@@ -14,8 +14,10 @@ import psutil
 import pytest
 from prefect.client.schemas.filters import ArtifactFilter, ArtifactFilterFlowRunId
 
+from flows.pipeline import pipeline
 from flows.train import evaluate_model, train_model
 from tasks.errors import InputError
+from tasks.storage import filesystem
 from tasks.strict import parse
 from tasks.train.evaluation_settings import EvaluateSettings
 from tasks.train.settings import TrainSettings
@@ -206,3 +208,9 @@ def test_the_whole_pipeline_from_blends_to_evaluated_models_offline(prefect_serv
         assert 1 < results["perplexity"] < 100_000
     begun = by_path[str(out / "sft/model")]["made_from"]
     assert {source["type"]: source["path"] for source in begun}["model"] == str(out / "pretrain/model")
+
+
+def test_a_pipeline_that_could_not_train_where_it_is_to_go_prepares_nothing(prefect_api):
+    with pytest.raises(InputError, match="output_dir=memory://pipeline"):
+        pipeline("memory://pipeline")
+    assert not filesystem("memory://pipeline")[0].exists("/pipeline")

@@ -16,7 +16,7 @@ import yaml
 
 from tasks.errors import InputError
 from tasks.strict import parse
-from tasks.train.events import Saved
+from tasks.train.events import Failed, Saved
 from tasks.train.job import Job, Source, TrainData
 from tasks.train.launch import run
 from tasks.train.launchers import launch_of, nemo_rl_launch
@@ -139,6 +139,12 @@ def test_several_machines_are_not_one_machine():
         launch_of(job(nodes=2), 1)
 
 
+@pytest.mark.parametrize("launcher", ["local", "slurm", "kubernetes", "megatron-lm", "megatron-bridge"])
+def test_a_training_is_a_folder_whoever_starts_it(cluster, launcher):
+    with pytest.raises(InputError, match=f"output_dir=s3://bucket/out: launcher={launcher} .* name a folder that all"):
+        launch_of(job(launcher=launcher, output_dir="s3://bucket/out"), 1)
+
+
 def test_two_processes_on_one_machine_start_and_meet(tmp_path):
     script = tmp_path / "meets.py"
     script.write_text(
@@ -208,7 +214,9 @@ def test_processes_of_a_slurm_job_share_the_cores_they_were_given(written, shell
 
 
 SRUN = """#!/bin/bash
-trap 'echo told; exit 143' TERM
+save() { for step; do mkdir -p "checkpoints/$step"; done; }
+trap 'save $SAVED_AT_THE_END; echo told; exit 143' TERM
+save $SAVED
 echo "$@"
 [ "$SRUN_ENDS" = at-once ] && exit 3
 echo ready >&2
@@ -231,18 +239,59 @@ def test_a_batch_job_asks_for_the_same_and_ends_as_srun_does(written, shell):
     assert (done.returncode, done.stdout.strip()) == (3, " ".join(launch.command[1:]))
 
 
-@pytest.mark.parametrize(("how", "again"), [(signal.SIGUSR1, True), (signal.SIGTERM, False)])
-def test_a_batch_job_comes_back_when_its_time_is_up_and_not_when_it_is_cancelled(written, shell, how, again):
-    script = batch(written(launch_of(job(launcher="slurm"), 1)), shell)
-    environment = shell.environment(SLURM_JOB_ID="42", SRUN_ENDS="when-told")
-    process = subprocess.Popen(
-        ["bash", str(script)], env=environment, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
-    )
-    assert process.stderr.readline() == "ready\n"
-    process.send_signal(how)
-    said = process.communicate(timeout=20)[0]
-    assert "told" in said
-    assert ("scontrol requeue 42" in said) is again
+@pytest.fixture
+def batch_job(written, shell, tmp_path):
+    """Runs a batch job that saves checkpoints until it is told to end: its exit code, whether it is queued again, and what it
+    complained of.
+    """
+    out = tmp_path / "it's $HOME and 100%"
+
+    def run_until(how, before=(), saved=(), at_the_end=()):
+        out.mkdir()
+        for name in before:
+            (out / "checkpoints" / name).mkdir(parents=True)
+        script = batch(written(launch_of(job(launcher="slurm", output_dir=str(out)), 1)), shell)
+        steps = {"SAVED": " ".join(saved), "SAVED_AT_THE_END": " ".join(at_the_end)}
+        environment = shell.environment(SLURM_JOB_ID="42", SRUN_ENDS="when-told", **steps)
+        process = subprocess.Popen(
+            ["bash", str(script)], cwd=out, env=environment, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+        )
+        assert process.stderr.readline() == "ready\n"
+        process.send_signal(how)
+        said, complained = process.communicate(timeout=20)
+        assert "told" in said
+        return process.returncode, "scontrol requeue 42" in said, complained
+
+    return run_until
+
+
+@pytest.mark.parametrize(
+    "steps",
+    [
+        {"saved": ["step_00000004"]},
+        {"at_the_end": ["step_00000004"]},
+        {"before": ["step_00000004"], "saved": ["step_00000008"]},
+        {"before": ["step_99999999"], "saved": ["step_100000000"]},
+    ],
+    ids=str,
+)
+def test_a_batch_job_comes_back_when_its_time_is_up_and_a_checkpoint_was_saved_in_it(batch_job, steps):
+    assert batch_job(signal.SIGUSR1, **steps) == (0, True, "")
+
+
+@pytest.mark.parametrize(
+    "steps",
+    [{}, {"before": ["step_00000004"]}, {"before": ["step_00000004"], "saved": [".step_00000008.tmp"]}],
+    ids=str,
+)
+def test_a_batch_job_that_would_do_the_same_steps_again_says_what_to_set(batch_job, tmp_path, steps):
+    code, again, complained = batch_job(signal.SIGUSR1, **steps)
+    assert (code, again) == (1, False)
+    assert f"set checkpoint_every in {tmp_path}/it's $HOME and 100%/job.json to fewer steps" in complained
+
+
+def test_a_batch_job_that_is_cancelled_does_not_come_back(batch_job):
+    assert batch_job(signal.SIGTERM, saved=["step_00000004"]) == (143, False, "")
 
 
 # Kubernetes
@@ -320,20 +369,31 @@ def test_data_in_a_store_of_objects_needs_no_claim(cluster):
 
 
 KUBECTL = """#!/bin/sh
-# A cluster of one Job: $CLUSTER/calls is what was asked, and $RESULT how the Job ends once its log was shown.
+# A cluster of one Job: $CLUSTER/calls is what was asked, and $RESULT how the Job ends once its log was shown. Pods are files
+# with their logs, all of which a selector matches. They go with the Job when it is deleted in the foreground; otherwise they
+# stay until their log was read.
 echo "$@" >> "$CLUSTER/calls"
 case "$1 $2" in
-"delete "*) rm -f "$CLUSTER/job" ;;
+"delete "*)
+    case "$*" in *--cascade=foreground*) rm -f "$CLUSTER"/*.pod ;; esac
+    rm -f "$CLUSTER/job"
+    ;;
 "create "*) echo created; touch "$CLUSTER/job" ;;
-"get pods") [ -e "$CLUSTER/asked" ] && echo Running; touch "$CLUSTER/asked" ;;
+"get pods")
+    [ -e "$CLUSTER/old.pod" ] && echo Failed
+    [ -e "$CLUSTER/asked" ] && echo Running && echo "a line" > "$CLUSTER/new.pod"
+    touch "$CLUSTER/asked"
+    ;;
 "logs "*)
-    case "$*" in *--tail=0*) ;; *) echo "a line" ;; esac
+    [ "$RESULT" = unanswered ] && [ ! -e "$CLUSTER/tried" ] && touch "$CLUSTER/tried" && exit 1
+    case "$*" in *--tail=0*) ;; *) cat "$CLUSTER"/*.pod ;; esac
+    rm -f "$CLUSTER/old.pod"
     [ "$RESULT" = silent ] && exec sleep 60
-    touch "$CLUSTER/ended"
+    [ -e "$CLUSTER/new.pod" ] && touch "$CLUSTER/ended"
     ;;
 "get job")
     [ "$RESULT" = unreachable ] && [ -e "$CLUSTER/ended" ] && [ ! -e "$CLUSTER/tried" ] && touch "$CLUSTER/tried" && exit 1
-    [ "$RESULT" = unreachable ] && RESULT=Complete
+    case "$RESULT" in unreachable | unanswered) RESULT=Complete ;; esac
     [ "$RESULT" = removed ] && [ -e "$CLUSTER/ended" ] && exit 0
     [ -e "$CLUSTER/ended" ] && echo "found $RESULT " || echo "found "
     ;;
@@ -355,7 +415,7 @@ def kubectl(cluster, written, shell, tmp_path):
     return make
 
 
-@pytest.mark.parametrize("result", ["Complete", "SuccessCriteriaMet Complete", "unreachable"])
+@pytest.mark.parametrize("result", ["Complete", "SuccessCriteriaMet Complete", "unreachable", "unanswered"])
 def test_a_job_of_kubernetes_is_waited_for_and_its_log_shown(kubectl, result):
     launch, calls = kubectl(result)
     lines = []
@@ -364,6 +424,14 @@ def test_a_job_of_kubernetes_is_waited_for_and_its_log_shown(kubectl, result):
     asked = [line.split()[0] for line in calls.read_text().splitlines()]
     assert asked[:2] == ["delete", "create"]
     assert f"--filename {FOLDER}/job.yaml" in calls.read_text()
+
+
+def test_a_job_of_kubernetes_does_not_hear_the_pod_of_the_attempt_before(kubectl, tmp_path):
+    (tmp_path / "old.pod").write_text(Failed(reason="the attempt before").model_dump_json() + "\n")
+    launch, _ = kubectl("Complete")
+    lines = []
+    run(launch, lines.append, lines.append)
+    assert lines == ["created", "a line"]
 
 
 @pytest.mark.parametrize(("result", "reason"), [("FailureTarget Failed", "failed: kubectl describe job"), ("removed", "removed by someone else")])  # fmt: skip
@@ -383,7 +451,9 @@ def test_a_job_of_kubernetes_that_is_no_longer_watched_is_removed(kubectl):
 
     with pytest.raises(KeyboardInterrupt):
         run(launch, lambda event: None, on_line)
-    assert calls.read_text().splitlines()[-1].startswith("delete ")
+    *_, last = calls.read_text().splitlines()
+    assert last.startswith("delete ")
+    assert "--wait=false" in last
 
 
 # Megatron-LM
@@ -516,12 +586,22 @@ def test_more_arguments_of_megatron_lm_have_the_last_word(written, shell):
         (job(launcher="megatron-lm", model={"rope_base": 0.5}), "model.rope_base=0.5"),
         (job(launcher="megatron-bridge", kind="sft"), "'o200k_harmony' is none"),
         (job(launcher="nemo-rl"), "launcher=nemo-rl: .* holds pretrain data"),
-        (job(launcher="slurm", output_dir="s3://bucket/out"), "output_dir=s3://bucket/out: launcher=slurm"),
     ],
     ids=lambda each: None if isinstance(each, str) else f"{each.settings.launcher}-{each.data.kind}",
 )
 def test_what_a_trainer_cannot_do_is_said_with_what_can(made, reason):
     with pytest.raises(InputError, match=f"(?s){reason}"):
+        launch_of(made, 1)
+
+
+@pytest.mark.parametrize("launcher", ["megatron-lm", "megatron-bridge"])
+@pytest.mark.parametrize(("path", "files"), [("s3://bucket/data", "/data/store"), ("/data/out", "s3://bucket/data")])
+def test_data_in_a_store_of_objects_is_not_for_trainers_that_open_files(launcher, path, files):
+    made = job(launcher=launcher, path=files)
+    made = made.model_copy(update={"data": made.data.model_copy(update={"path": path})})
+    with pytest.raises(
+        InputError, match=f"launcher={launcher}: .* s3://bucket/data.* prepare it again with --output-dir"
+    ):
         launch_of(made, 1)
 
 
@@ -672,8 +752,15 @@ def test_the_script_of_nemo_rl_finds_its_settings_from_another_folder(written, s
         (manifest("none"), "target=none"),
         (manifest("nemo_rl_sft", train=""), "no training split"),
         (manifest("nemo_rl_sft", train="/x.jsonl.zst"), "compression=none"),
+        (manifest("nemo_rl_dpo", train="s3://b/x.jsonl"), "opens files, and s3://b/x.jsonl is in a store"),
+        (manifest("nemo_rl_sft", val="s3://b/v.jsonl"), "opens files, and s3://b/v.jsonl is in a store"),
     ],
 )
 def test_rows_that_nemo_rl_does_not_read_are_refused(given, reason):
     with pytest.raises(InputError, match=reason):
         nemo_rl_launch(given, FOLDER, "org/model")
+
+
+def test_what_nemo_rl_is_handed_is_a_folder():
+    with pytest.raises(InputError, match="output_dir=s3://bucket/out: launcher=nemo-rl"):
+        nemo_rl_launch(manifest("nemo_rl_sft"), "s3://bucket/out", "org/model")

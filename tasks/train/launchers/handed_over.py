@@ -1,15 +1,34 @@
-"""What the trainers of others ask for, whichever they are: a tokenizer by a name that they know, and a script."""
+"""What the trainers of others ask for, whichever they are: data in files, a tokenizer by a name that they know, a script."""
 
-import shlex
+from collections.abc import Iterable
 
 from tasks.errors import InputError
+from tasks.storage import is_local
 from tasks.train.job import Job
 from tasks.train.launchers.torchrun import on_one_machine
+from tasks.train.settings import Launcher
 
 HUGGING_FACE, NULL = "HuggingFaceTokenizer", "NullTokenizer"
 NOT_FOLDERS = (".json", ".model", ".tiktoken")
 
 SCRIPT = "train.sh"
+
+
+def require_files(launcher: Launcher, places: Iterable[str]) -> None:
+    """Raises InputError unless all places of the data are paths, which is what trainers of others open."""
+    stored = next((place for place in places if not is_local(place)), None)
+    if stored is not None:
+        raise InputError(
+            f"launcher={launcher}: its trainer opens files, and {stored} is in a store of objects; prepare it again "
+            "with --output-dir, and store where that is set, in a file system that the nodes mount"
+        )
+
+
+def places_of(job: Job) -> Iterable[str]:
+    """Where the data of a job lies: its folder, and its files, which may be in a store elsewhere."""
+    yield job.data.path
+    for source in job.data.sources:
+        yield from source.files
 
 
 def hugging_face_name(job: Job) -> str | None:
@@ -40,8 +59,3 @@ def torchrun_words(job: Job, processes: int) -> str:
         '--node-rank="${NODE_RANK:?number this machine from 0}" --master-addr="${MASTER_ADDR:?name the first machine}" '
         '--master-port="${MASTER_PORT:-29500}"'
     )
-
-
-def data_place(job: Job, name: str) -> str:
-    """A path within the preparation, for bash."""
-    return shlex.quote(f"{job.data.path.rstrip('/')}/{name}")

@@ -45,32 +45,31 @@ manifest={manifest}
 job={name}
 first={instance}={name},{index}=0
 
-remove() {{ kubectl delete --ignore-not-found --filename "$manifest"; }}
+# The Job goes after its pods, so that no other begins beside them: it would hear their log, and share their checkpoints.
+remove() {{ kubectl delete --cascade=foreground --ignore-not-found --filename "$manifest" "$@"; }}
 
 # The log is followed in the background, because a shell sees a signal only between commands, or while it waits.
 log=
-trap 'trap "" TERM INT HUP; [ -z "$log" ] || kill "$log" 2>/dev/null || true; remove; exit 143' TERM INT HUP
+trap 'trap "" TERM INT HUP; [ -z "$log" ] || kill "$log" 2>/dev/null || true; remove --wait=false; exit 143' TERM INT HUP
+lines=-1
 follow() {{
-    kubectl logs --follow --tail="$1" --selector "$first" &
+    kubectl logs --follow --tail="$lines" --selector "$first" | show &
     log=$!
-    wait "$log" || true
+    if wait "$log"; then lines=0; fi # a log that is taken up again is not repeated
     log=
 }}
+show() {{ IFS= read -r line && printf '%s\\n' "$line" && exec cat; }} # fails where there is not one line
 phase() {{ kubectl get pods --selector "$first" --output 'jsonpath={{.items[*].status.phase}}' || true; }}
 state() {{
     conditions='jsonpath=found {{.status.conditions[?(@.status=="True")].type}} '
     kubectl get job "$job" --ignore-not-found --output "$conditions" || echo "found " # the cluster may answer later
 }}
 
-remove # what an earlier attempt has left
+remove # what an earlier attempt has left; this waits until it is gone
 kubectl create --filename "$manifest"
-lines=-1
 while :; do
     case "$(phase)" in
-    *Running* | *Succeeded* | *Failed*)
-        follow "$lines" # until the container ends, or the connection does
-        lines=0 # a log that is taken up again is not repeated
-        ;;
+    *Running* | *Succeeded* | *Failed*) follow ;; # until the container ends, or the connection does
     esac
     case "$(state)" in
     *" Complete "*) exit 0 ;;
@@ -99,7 +98,7 @@ class _Place:
 
 def kubernetes_launch(job: Job, processes: int) -> Launch:
     """Raises InputError when the environment says too little, or when a path is not in the claim."""
-    folder, place = local_folder(job), _place(os.environ)
+    folder, place = local_folder(job.output_dir, job.settings.launcher), _place(os.environ)
     _require_mounted(job, place)
     name = f"tokenmill-train-{hashlib.sha256(folder.encode()).hexdigest()[:8]}"
     parts = [_service(name)] * (job.settings.nodes > 1) + [_job(job, processes, name, place)]

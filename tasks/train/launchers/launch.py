@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 
 from tasks.errors import InputError
 from tasks.storage import is_local
-from tasks.train.job import Job
+from tasks.train.settings import Launcher
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,12 +36,11 @@ def script_lines(words: Sequence[str]) -> str:
     return " \\\n    ".join(lines)
 
 
-def local_folder(job: Job) -> str:
-    """The output folder. Raises InputError unless it is a path: scripts are run from it."""
-    if is_local(job.output_dir):
-        return job.output_dir
-    launcher = job.settings.launcher
+def local_folder(output_dir: str, launcher: Launcher) -> str:
+    """The output folder. Raises InputError unless it is a path: checkpoints are written there, and scripts are run from it."""
+    if is_local(output_dir):
+        return output_dir
     raise InputError(
-        f"output_dir={job.output_dir}: launcher={launcher} writes scripts there, which a shell has to find; name a folder of "
-        "a file system that all machines mount"
+        f"output_dir={output_dir}: launcher={launcher} keeps checkpoints and scripts in the folder of a training, which must "
+        "be in a file system; name a folder that all machines of the training mount"
     )

@@ -6,20 +6,20 @@ import sys
 from tasks.errors import InputError
 from tasks.storage import join
 from tasks.train.job import JOB, Job
-from tasks.train.launchers.launch import Launch
+from tasks.train.launchers.launch import Launch, local_folder
 from tasks.train.launchers.torchrun import TRAINER, on_one_machine
 
 THREADS = "OMP_NUM_THREADS"
 
 
 def local_launch(job: Job, processes: int) -> Launch:
-    """Raises InputError for more than one machine."""
+    """Raises InputError for more than one machine, and when the output folder is not in a file system."""
     if job.settings.nodes > 1:
         raise InputError(
             f"nodes={job.settings.nodes}: launcher=local starts processes on this machine alone; set nodes=1, or "
             "launcher=slurm or launcher=kubernetes"
         )
-    program = [*TRAINER, join(job.output_dir, JOB)]
+    program = [*TRAINER, join(local_folder(job.output_dir, job.settings.launcher), JOB)]
     return Launch({}, [sys.executable, *on_one_machine(processes, program)], True, {THREADS: _threads(processes)})
 
 

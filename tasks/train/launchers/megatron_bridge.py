@@ -18,9 +18,12 @@ from tasks.train.launchers.handed_over import (
     SCRIPT,
     hugging_face_name,
     integral_rope_base,
+    places_of,
+    require_files,
     torchrun_words,
 )
 from tasks.train.launchers.launch import Launch, local_folder
+from tasks.train.start import model_name
 
 PROGRAM = "train.py"
 
@@ -184,7 +187,8 @@ def dataset() -> GPTSFTDatasetConfig:
 
 def megatron_bridge_launch(job: Job, processes: int) -> Launch:
     """Raises InputError when Bridge cannot read the data as it lies, or has no name for its tokenizer."""
-    folder = local_folder(job)
+    require_files(job.settings.launcher, places_of(job))
+    folder = local_folder(job.output_dir, job.settings.launcher)
     data = (PACKS if job.data.kind == "sft" else DOCUMENTS).substitute(_data_values(job))
     tokenizer = ", ".join(f"{name}={value}" for name, value in _tokenizer(job).items())
     program = TEXT.substitute(_values(job), data=data, tokenizer=tokenizer)
@@ -198,7 +202,7 @@ def _values(job: Job) -> dict[str, str]:
     settings, packed = job.settings, job.data.kind == "sft"
     chosen: dict[str, Any] = {
         **settings.model.model_dump(), **settings.parallel.model_dump(), **settings.optimizer.model_dump(),
-        "start_from": settings.start_from,
+        "start_from": model_name(settings.start_from) if settings.start_from else None,
         "rope_base": integral_rope_base(job),
         "vocabulary_size": job.data.vocabulary_size,
         "sequence_length": job.data.pack_size if packed else settings.sequence_length,

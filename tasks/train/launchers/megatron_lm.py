@@ -16,6 +16,8 @@ from tasks.train.launchers.handed_over import (
     SCRIPT,
     hugging_face_name,
     integral_rope_base,
+    places_of,
+    require_files,
     torchrun_words,
 )
 from tasks.train.launchers.launch import Launch, local_folder
@@ -38,7 +40,7 @@ exec python {torchrun} "$program" \\
 
 
 def megatron_lm_launch(job: Job, processes: int) -> Launch:
-    """Raises InputError for packed data, and for weights to begin with, neither of which Megatron-LM reads."""
+    """Raises InputError for packed data, data in a store, and weights to begin with, none of which Megatron-LM reads."""
     if job.data.kind != "pretrain":
         raise InputError(
             f"launcher=megatron-lm: {job.data.path} holds packed conversations, which pretrain_gpt.py does not read; set "
@@ -49,7 +51,8 @@ def megatron_lm_launch(job: Job, processes: int) -> Launch:
             f"start_from={job.settings.start_from}: Megatron-LM begins with checkpoints of its own only; set "
             "launcher=megatron-bridge, which converts"
         )
-    folder, groups = local_folder(job), argument_groups(job)
+    require_files(job.settings.launcher, places_of(job))
+    folder, groups = local_folder(job.output_dir, job.settings.launcher), argument_groups(job)
     text = TEXT.format(
         script=shlex.quote(join(folder, SCRIPT)),
         more="" if job.settings.nodes == 1 else " on every machine, with NODE_RANK and MASTER_ADDR",

@@ -15,9 +15,13 @@ import yaml
 
 from tasks.errors import InputError
 from tasks.rl.targets import Target
-from tasks.storage import filesystem, join
-from tasks.train.launchers.handed_over import SCRIPT
-from tasks.train.launchers.launch import Launch
+from tasks.shards.manifest import read_manifest
+from tasks.storage import absolute, filesystem, join
+from tasks.train.launchers.handed_over import SCRIPT, require_files
+from tasks.train.launchers.launch import Launch, local_folder
+from tasks.train.planning import start_place
+from tasks.train.settings import TrainSettings
+from tasks.train.start import model_name
 
 CONFIG = "nemo_rl.yaml"
 
@@ -96,16 +100,29 @@ RECIPES: Mapping[Target, _Recipe] = {
 }  # fmt: skip
 
 
+def rl_launch(data: str, settings: TrainSettings, output_dir: str) -> Launch:
+    """How NeMo-RL trains on the preparation in `data`.
+
+    Raises InputError without `start_from`, the model that is trained further, and for rows that it cannot read.
+    """
+    if settings.start_from is None:
+        raise InputError("start_from: reinforcement learning trains a model further; name it by its hub id or folder")
+    manifest = read_manifest(absolute(data))
+    if manifest is None:
+        raise InputError(f"{data}: nothing is prepared there; prepare rows with: tokenmill rl")
+    return nemo_rl_launch(manifest, absolute(output_dir), model_name(start_place(settings.start_from)))
+
+
 def nemo_rl_launch(manifest: Mapping[str, Any], output_dir: str, model: str) -> Launch:
     """How NeMo-RL trains `model`, a hub id or folder, on the preparation of `tokenmill rl` with this manifest.
 
-    Of preferences the first row is read, which tells their form. Raises InputError when the preparation is not one that
-    NeMo-RL reads.
+    Places are absolute, as NeMo-RL runs in a folder of its own. Of preferences the first row is read, which tells their
+    form. Raises InputError when the preparation is not one that NeMo-RL reads, or the output folder not in a file system.
     """
     target: Target = manifest["settings"]["target"]
     _require_readable(manifest, target)
     recipe = RECIPES[target]
-    place = join(output_dir, CONFIG)
+    place = join(local_folder(output_dir, "nemo-rl"), CONFIG)
     heading = HEADING.format(script=SCRIPT) + (GYM_HEADING if target == "nemo_gym" else "")
     script = TEXT.format(
         script=shlex.quote(join(output_dir, SCRIPT)), program=recipe.program, config=shlex.quote(place)
@@ -127,6 +144,7 @@ def _require_readable(manifest: Mapping[str, Any], target: Target) -> None:
         )
     if manifest["train"].endswith(".zst"):
         raise InputError("launcher=nemo-rl: NeMo-RL reads plain JSON Lines only; prepare again with compression=none")
+    require_files("nemo-rl", [manifest["train"], manifest["val"]])
 
 
 def _settings(manifest: Mapping[str, Any], recipe: _Recipe, output_dir: str, model: str) -> dict[str, Any]:

@@ -14,7 +14,7 @@ import shlex
 import sys
 
 from tasks.storage import join
-from tasks.train.job import JOB, Job
+from tasks.train.job import CHECKPOINTS, JOB, Job
 from tasks.train.launchers.launch import Launch, local_folder, script_lines
 from tasks.train.launchers.torchrun import TRAINER
 
@@ -50,7 +50,8 @@ BATCH_SCRIPT = """\
 #!/usr/bin/env bash
 # The same training as a batch job: sbatch {batch}
 # It takes the `python` of the environment it is sent from, or that of TOKENMILL_PYTHON.
-# Two minutes before its time is up it is queued again, and goes on from its last checkpoint.
+# Two minutes before its time is up it is queued again, and goes on from its last checkpoint. Where none was saved since it
+# began it ends instead, because it would do the same steps for ever.
 #SBATCH --job-name=tokenmill-train
 {options}
 #SBATCH --requeue
@@ -59,10 +60,18 @@ BATCH_SCRIPT = """\
 #SBATCH --output={output}
 set -uo pipefail
 
+newest() {{ printf '%s\\n' {checkpoints}/step_* | sort --version-sort | tail --lines=1; }}
+before=$(newest)
+
 # USR1 and not TERM, which is what `scancel` sends too: a job that is cancelled must not come back.
 again() {{
     kill -TERM $(jobs -p)
     wait
+    if [ "$(newest)" = "$before" ]; then
+        echo "no checkpoint was saved in the time of this job, so it is not queued again: set checkpoint_every in" \\
+            {job} "to fewer steps than fit into that time, or ask for more of it" >&2
+        exit 1
+    fi
     scontrol requeue "$SLURM_JOB_ID"
     exit 0
 }}
@@ -77,7 +86,7 @@ wait $!
 
 def slurm_launch(job: Job, processes: int) -> Launch:
     """Raises InputError when the output folder is not in a file system."""
-    folder, settings = local_folder(job), job.settings
+    folder, settings = local_folder(job.output_dir, job.settings.launcher), job.settings
     node = join(folder, NODE)
     asked = [f"--nodes={settings.nodes}", "--ntasks-per-node=1", _devices(job, processes)]
     srun = ["srun", "--job-name=tokenmill-train", *asked, "--kill-on-bad-exit=1", "bash", node]
@@ -87,6 +96,8 @@ def slurm_launch(job: Job, processes: int) -> Launch:
         BATCH: BATCH_SCRIPT.format(
             batch=shlex.quote(join(folder, BATCH)),
             options="\n".join(f"#SBATCH {option}" for option in asked),
+            checkpoints=shlex.quote(join(folder, CHECKPOINTS)),
+            job=shlex.quote(join(folder, JOB)),
             output=shlex.quote(join(folder, "slurm-%j.log")),
             srun=script_lines(srun),
         ),
