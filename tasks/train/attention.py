@@ -4,6 +4,9 @@ The attention of megatron-core's local layers writes out all scores, length x le
 Transformer Engine. torch's `scaled_dot_product_attention` needs neither: on a GPU it is FlashAttention (Dao 2023), on a CPU
 a blocked kernel, and memory grows with the length instead of its square. A packed row comes with a mask of which tokens see
 which; then the kernel that takes masks is used, which computes the whole square, sequences or not.
+
+On a CPU the same step gives the same bits. FlashAttention's backward adds in no fixed order, unless torch is asked to be
+deterministic, which it is not: some kernels refuse that. So a step that is done again on a GPU gives the same to rounding.
 """
 
 import torch

@@ -56,7 +56,11 @@ class Engine(Protocol):
         ...
 
     def save(self, folder: str) -> None:
-        """Write all that `load` needs to go on bit by bit as if nothing had happened."""
+        """Write all that `load` needs to go on as if nothing had happened.
+
+        The state is restored exactly. What follows is the same bit by bit on a CPU, and to rounding on a GPU, where kernels
+        such as FlashAttention's backward add in no fixed order.
+        """
         ...
 
     def load(self, folder: str) -> None:

@@ -7,7 +7,8 @@ a pack of k sequences gives that many rows less. Nothing crosses from one sequen
 
 Packs are read in another order in every epoch, drawn from the whole split, because a file holds one data set only. Parquet
 cannot be read at random (a row costs its whole row group), so all packs are first laid out as flat arrays in the folder of
-the training, 5 bytes per token, at some 100 MB/s and once; from there a row is a few microseconds.
+the training, 5 bytes per token, at some 100 MB/s and once; from there a row is a few microseconds. Whoever is killed at it
+loses one column at most.
 """
 
 import hashlib
@@ -22,11 +23,15 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from tasks.errors import RunError
-from tasks.shards.publish import publish
+from tasks.shards.publish import publish, sweep
 from tasks.storage import filesystem, join
 from tasks.train.batch import Batch
+from tasks.train.job import TrainData
 
 COLUMNS = {"input_ids": np.int32, "loss_mask": np.int8, "seq_start_id": np.int32}
+BOUNDS = {"input_ids": "tokens", "seq_start_id": "sequences"}
+"""Where the part of each pack in a column begins: an array of its own, which is written after the column."""
+
 ROWS = 500
 
 
@@ -46,20 +51,34 @@ class FlatPacks:
         return len(self.token_offsets) - 1
 
 
+def layout_folder(data: TrainData, split: str, cache: str) -> str:
+    """The folder in `cache` for the flat arrays of a split.
+
+    It is named by the content of the data, weights and order included: what was laid out of any other is never taken for it.
+    """
+    return f"{cache}/{split}-{data.made_from.partition(':')[2][:16]}"
+
+
 def lay_out(files: Sequence[str], folder: str) -> None:
-    """Write the packs of `files`, in this order, as flat arrays into `folder`, unless they are there. Raises OSError."""
-    if Path(folder, "sequences").exists():  # written last
-        return
-    counts: dict[str, list[np.ndarray]] = {"input_ids": [], "seq_start_id": []}
-    for column, kind in COLUMNS.items():
-        with publish(join(folder, column)) as flat:
-            for lists in _lists(files, column):
-                flat.write(np.ascontiguousarray(lists.flatten().to_numpy(), kind).data)
-                if column in counts:
-                    counts[column].append(np.diff(lists.offsets.to_numpy()).astype(np.int64))
-    for name, column in (("tokens", "input_ids"), ("sequences", "seq_start_id")):
-        with publish(join(folder, name)) as flat:
-            flat.write(np.cumsum(np.concatenate([np.zeros(1, np.int64), *counts[column]])).data)
+    """Write the packs of `files`, in this order, as flat arrays into `folder`. Raises OSError.
+
+    Columns that are there stay: they are whole, as they are published, and of the same packs, as a folder is of no others.
+    """
+    sweep(folder)  # what whoever was killed at it has left
+    for column in COLUMNS:
+        if not Path(folder, BOUNDS.get(column, column)).exists():
+            _lay_out_column(files, column, folder)
+
+
+def _lay_out_column(files: Sequence[str], column: str, folder: str) -> None:
+    counts = [np.zeros(1, np.int64)]
+    with publish(join(folder, column)) as flat:
+        for lists in _lists(files, column):
+            flat.write(np.ascontiguousarray(lists.flatten().to_numpy(), COLUMNS[column]).data)
+            counts.append(np.diff(lists.offsets.to_numpy()).astype(np.int64))
+    if column in BOUNDS:
+        with publish(join(folder, BOUNDS[column])) as flat:
+            flat.write(np.cumsum(np.concatenate(counts)).data)
 
 
 def _lists(files: Iterable[str], column: str) -> Iterator[pa.ListArray]:

@@ -16,7 +16,7 @@ from tasks.shards.manifest import MANIFEST
 from tasks.shards.store import read_bytes
 from tasks.storage import absolute, join
 from tasks.train.job import JOB, Job
-from tasks.train.prepared import content_digest, listed_files, prepared_manifest
+from tasks.train.prepared import content_digest, listed_files, prepared_manifest, tokenizer_is_here
 from tasks.train.presence import every_file_is_whole
 from tasks.train.processes import process_count
 from tasks.train.settings import TrainSettings
@@ -55,6 +55,7 @@ def check(job: Job) -> list[str]:
     processes_share_the_batch(job.settings)
     resumption = output_is_free_or_of_this_job(job)
     epochs = no_source_is_repeated_too_often(job)
+    tokenizer_can_be_exported(job)
     every_file_is_whole(job.data.path, listed, manifest)
     weights_to_begin_with_fit(job)
     return [*epochs, *_repeated_in_validation(job), *resumption]
@@ -200,6 +201,15 @@ def processes_share_the_batch(settings: TrainSettings) -> None:
             f"{total // model} replica(s); set global_batch={-(-settings.global_batch // at_once) * at_once}, or a smaller "
             "micro_batch"
         )
+
+
+def tokenizer_can_be_exported(job: Job) -> None:
+    """Raises InputError where the trained model is to be written with the data's tokenizer and this is not found.
+
+    Trainers of others are given ids and a vocabulary's size, and know of no tokenizer.
+    """
+    if job.settings.launcher in OWN_LAUNCHERS:
+        tokenizer_is_here(job.data)
 
 
 @dataclass(frozen=True, slots=True)

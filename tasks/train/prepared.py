@@ -20,12 +20,15 @@ from xxhash import xxh3_128_hexdigest
 
 from tasks.blend.models import SPLITS, Split
 from tasks.errors import InputError, RunError
+from tasks.pack.formats import find_template
+from tasks.pack.settings import SftSettings
 from tasks.shards.manifest import BLEND, MANIFEST, WHOLE, read_manifest
 from tasks.shards.store import read_bytes
 from tasks.storage import absolute, is_local, join
 from tasks.strict import parse
 from tasks.tokenize.load import find_vocabulary
 from tasks.tokenize.settings import TokenizerSource
+from tasks.tokenize.vocabulary import Vocabulary
 from tasks.train.job import Source, TrainData
 
 INSTEAD = {
@@ -34,6 +37,12 @@ INSTEAD = {
     "dedup": "prepare what it kept: tokenmill pretrain, or tokenmill sft, with {path}/blend.json",
 }
 """What to do with preparations of other kinds."""
+
+FROM_ELSEWHERE = (
+    "a relative path is one from the folder that the preparation was started in: start training there as well, or prepare "
+    "with an absolute path that every machine which trains can read"
+)
+"""What to do when a file that was prepared with is not found."""
 
 LEADING = re.compile(
     r".+/(?P<split>\w+)/\d{6,}__(?P<dataset>.+)__(?P<key>[0-9a-f]{8})__\d+_leading_(?P<packs>\d+)\.parquet"
@@ -82,6 +91,22 @@ def prepared_data(path: str) -> TrainData:
         pack_size=manifest["settings"]["pack_size"] if is_packed else None,
         pad_seq_to_mult=manifest["settings"]["pad_seq_to_mult"] if is_packed else None,
     )
+
+
+def tokenizer_is_here(data: TrainData) -> None:
+    """Raises InputError unless what is exported with a trained model is found: the tokenizer that was prepared with, and
+    for packs the chat template.
+    """
+    vocabulary = _vocabulary(data.path, parse(TokenizerSource, data.tokenizer, "tokenizer"), data.fingerprint)
+    if data.kind != "sft":
+        return
+    settings = parse(SftSettings, prepared_manifest(data.path)["settings"], data.path)
+    try:
+        find_template(settings, vocabulary)
+    except InputError as error:
+        raise InputError(
+            f"{data.path}: was prepared with a chat template that is not found here: {error}; {FROM_ELSEWHERE}"
+        ) from error
 
 
 def prepared_manifest(path: str) -> dict[str, Any]:
@@ -206,17 +231,20 @@ def _eos(path: str, manifest: Mapping[str, Any], tokenizer: TokenizerSource) -> 
     added = next((each["recipe"].get("eos") for each in manifest["recipes"]), None)
     if added is not None:
         return added
-    fingerprint = manifest["tokenizer"]["fingerprint"]
+    return _vocabulary(path, tokenizer, manifest["tokenizer"]["fingerprint"]).eos
+
+
+def _vocabulary(path: str, tokenizer: TokenizerSource, fingerprint: str) -> Vocabulary:
+    """What `path` was prepared with."""
     try:
         vocabulary = find_vocabulary(tokenizer)
     except InputError as error:
         raise InputError(
-            f"{path}: was prepared with a tokenizer that is not found here: {error}; a relative path is one from the "
-            "folder that the preparation was started in: start training there as well, or prepare with an absolute path"
+            f"{path}: was prepared with a tokenizer that is not found here: {error}; {FROM_ELSEWHERE}"
         ) from error
     if vocabulary.fingerprint != fingerprint:
         raise InputError(
             f"{path}: was prepared with the tokenizer {tokenizer.model!r} of content {fingerprint}, and that is "
             f"{vocabulary.fingerprint} by now; put back the files it was, or prepare the data again"
         )
-    return vocabulary.eos
+    return vocabulary

@@ -16,8 +16,9 @@ from tasks.train.events import Event, Exported, Started, tell
 from tasks.train.job import MODEL, Job
 from tasks.train.llama import Weights, configuration, fresh, parameters, publish_model, stored
 from tasks.train.loop import Training, train
-from tasks.train.packed import PackedRows, flat_packs, lay_out
+from tasks.train.packed import PackedRows, flat_packs, lay_out, layout_folder
 from tasks.train.peaks import flops_per_token, peak
+from tasks.train.prepared import tokenizer_is_here
 from tasks.train.settings import Precision
 from tasks.train.start import start_folder
 from tasks.train.tokenizer_files import tokenizer_files
@@ -27,6 +28,8 @@ from tasks.train.world import World, joined
 def run(job: Job) -> None:
     """Train. Raises InputError and RunError, whose messages are for people."""
     with joined(job.settings.device) as world:
+        if world.first:
+            tokenizer_is_here(job.data)  # after the last step it is too late to learn that this machine has none
         voice = _Voice(aloud=world.first)
         precision: Precision = job.settings.precision or ("bfloat16" if world.device.type == "cuda" else "float32")
         engine = _engine(job, world, precision)
@@ -96,7 +99,7 @@ def _rows(job: Job, world: World) -> tuple[Rows, Rows | None]:
 
 
 def _packs(job: Job, world: World, split: str, folder: str) -> PackedRows:
-    place = f"{folder}/{split}-{job.data.made_from.partition(':')[2][:16]}"
+    place = layout_folder(job.data, split, folder)
     if world.first:
         lay_out([file for source in job.data.of(split) for file in source.files], place)
     world.wait()

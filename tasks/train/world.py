@@ -5,7 +5,8 @@ import resource
 from collections.abc import Generator
 from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import Literal
+from datetime import timedelta
+from typing import Literal, cast
 
 import torch
 from torch import distributed
@@ -17,14 +18,22 @@ from tasks.train.settings import Device
 Reduction = Literal["sum", "max"]
 OPERATIONS = {"sum": distributed.ReduceOp.SUM, "max": distributed.ReduceOp.MAX}
 
+PATIENCE = timedelta(days=1)
+"""How long processes wait for one that works alone. The 10 minutes in which NCCL takes a process for lost would be over
+before 60 GB of packs are laid out; a day is enough for 8 TB. A process that dies meanwhile ends the wait of the others.
+"""
+
 
 @dataclass(frozen=True, slots=True)
 class World:
-    """The number of this process among `size`, and the device it computes on."""
+    """The number of this process among `size`, the device it computes on, and the `patient` group of all in which they wait
+    for each other.
+    """
 
     rank: int
     size: int
     device: torch.device
+    patient: distributed.ProcessGroup
 
     @property
     def first(self) -> bool:
@@ -44,8 +53,8 @@ class World:
         return said[0] or ""
 
     def wait(self) -> None:
-        """Until all processes have come here."""
-        distributed.barrier()
+        """Until all processes have come here, though one of them has first to do what takes hours."""
+        distributed.barrier(self.patient)
 
     def synchronize(self) -> None:
         """Until the device has done what it was given."""
@@ -81,6 +90,7 @@ def joined(device: Device | None) -> Generator[World]:
     else:
         distributed.init_process_group(backend, store=HashStore(), rank=0, world_size=1)
     try:
-        yield World(distributed.get_rank(), distributed.get_world_size(), place)
+        patient = cast("distributed.ProcessGroup", distributed.new_group(timeout=PATIENCE, backend="gloo"))
+        yield World(distributed.get_rank(), distributed.get_world_size(), place, patient)
     finally:
         distributed.destroy_process_group()

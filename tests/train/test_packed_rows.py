@@ -13,9 +13,11 @@ from hypothesis import strategies as st
 
 from tasks.errors import RunError
 from tasks.pack.parquet import SCHEMA
-from tasks.shards.publish import sweep
-from tasks.train.packed import PackedRows, flat_packs, lay_out
+from tasks.train.packed import PackedRows, flat_packs, lay_out, layout_folder
+from tasks.train.prepared import prepared_data
 from tests.faults.injection import killed_at
+from tests.preparing_sft import chat_vocabulary
+from tests.train import small_data
 
 PAD = 2
 A = ([10, 11, 12, 50, 51, 2], [0, 0, 1, 1, 1, 0])
@@ -150,22 +152,74 @@ def test_packs_are_laid_out_once(tmp_path):
     assert again.tokens.tolist() == first.tokens.tolist()
 
 
-def test_laying_out_that_was_killed_at_any_moment_is_done_again(tmp_path):
+def whole(folder):
+    """The files of the columns that are laid out with their bounds, where they have some; each with its inode."""
+    names = {"loss_mask": ["loss_mask"], "tokens": ["input_ids", "tokens"], "sequences": ["seq_start_id", "sequences"]}
+    there = [name for last, both in names.items() if (folder / last).exists() for name in both]
+    return {name: (folder / name).stat().st_ino for name in there}
+
+
+def test_laying_out_that_was_killed_at_any_moment_goes_on_from_the_columns_that_are_whole(tmp_path):
     files = [write_packs(tmp_path / "0.parquet", [[A, B], [B]]), write_packs(tmp_path / "1.parquet", [[A]])]
     number = 1
     while True:
         flat = tmp_path / f"flat-{number}"
         killed = killed_at(number, lambda flat=flat: lay_out(files, str(flat)))
+        published = whole(flat)
         lay_out(files, str(flat))
+        assert published.items() <= whole(flat).items()
         packs = flat_packs(str(flat))
         assert packs.ids.tolist() == [*A[0], *B[0], *B[0], *A[0]]
         assert packs.loss.tolist() == [*A[1], *B[1], *B[1], *A[1]]
         assert packs.starts.tolist() == [0, 6, 0, 0]
         assert packs.token_offsets.tolist() == [0, 12, 18, 24]
         assert packs.sequence_offsets.tolist() == [0, 2, 3, 4]
-        sweep(str(flat))
         assert len(list(flat.iterdir())) == 5
         if not killed:
             break
         number += 1
     assert number > 5 * 4
+
+
+@pytest.fixture(scope="module")
+def preparations(tmp_path_factory):
+    """The same conversations prepared in several ways, and one of them at two places."""
+    folder = tmp_path_factory.mktemp("preparations")
+    vocabulary = chat_vocabulary(folder / "vocabulary")
+    ways = {"one": {}, "moved": {}, "longer": {"pack_size": 96}, "otherwise masked": {"loss_end_of_turn": False}}
+    return {
+        way: prepared_data(small_data.packs(folder / way, vocabulary, store=str(folder / "store"), **settings)[0])
+        for way, settings in ways.items()
+    }
+
+
+def test_what_was_laid_out_is_known_by_the_content_of_the_data_and_its_split(preparations):
+    folders = {way: layout_folder(data, "train", "/cache") for way, data in preparations.items()}
+    assert folders.pop("moved") == folders["one"]
+    assert len(set(folders.values())) == len(folders) == 3
+    assert layout_folder(preparations["one"], "valid", "/cache") not in folders.values()
+
+
+def test_a_column_that_was_left_by_other_data_is_not_taken(preparations, tmp_path):
+    left = Path(laid_out(preparations["one"], tmp_path))
+    for name in ("loss_mask", "seq_start_id", "sequences"):
+        (left / name).unlink()
+    kept, other = (left / "input_ids").read_bytes(), preparations["longer"]
+    place = laid_out(other, tmp_path)
+    assert flat_packs(place).ids.tolist() == [token for ids in stored(other) for token in ids]
+    assert (left / "input_ids").read_bytes() == kept
+
+
+def laid_out(data, cache):
+    place = layout_folder(data, "train", str(cache))
+    lay_out([file for source in data.of("train") for file in source.files], place)
+    return place
+
+
+def stored(data):
+    return [
+        ids
+        for source in data.of("train")
+        for file in source.files
+        for ids in pq.read_table(file)["input_ids"].to_pylist()
+    ]

@@ -22,7 +22,7 @@ from tasks.train.planning import plan_training
 from tasks.train.preflight import WHERE_NOT_WHAT, check, epochs_of
 from tasks.train.processes import process_count
 from tasks.train.settings import TrainSettings
-from tests.preparing_sft import chat_vocabulary
+from tests.preparing_sft import CHATML, chat_vocabulary
 from tests.tokenize.small_vocabularies import byte_level_bpe
 from tests.train.small_data import packs, texts
 
@@ -307,6 +307,68 @@ def test_files_in_an_object_store_are_looked_at_as_well(tmp_path, vocabulary, ki
     file = chosen.data.of("train")[0].files[0] + (".idx" if kind == "pretrain" else "")
     fsspec.filesystem("memory").rm(file)
     assert refusal(chosen).startswith(f"{file}: missing")
+
+
+OWN = ("local", "slurm", "kubernetes")
+OTHERS = ("megatron-lm", "megatron-bridge")
+
+
+@pytest.fixture
+def elsewhere(tmp_path, vocabulary, monkeypatch):
+    """Makes a preparation from a folder with a tokenizer `v` and a template `chat.jinja`, and goes to another folder."""
+    begun = tmp_path / "begun"
+    shutil.copytree(vocabulary, begun / "v")
+    (begun / "chat.jinja").write_text(CHATML)
+
+    def prepare(make, tokenizer, **settings):
+        monkeypatch.chdir(begun)
+        out, _ = make(tmp_path, tokenizer, **settings)
+        monkeypatch.chdir(tmp_path)
+        return out
+
+    return prepare
+
+
+@pytest.mark.parametrize("launcher", OWN)
+def test_documents_whose_tokenizer_is_not_found_are_refused_as_no_model_could_be_exported(elsewhere, launcher):
+    out = elsewhere(texts, "v")
+    told = refusal(planned(out, "trained", launcher=launcher))
+    assert told.startswith(f"{out}: was prepared with a tokenizer that is not found here: tokenizer.model: 'v' is not")
+    assert "start training there as well, or prepare with an absolute path" in told
+
+
+@pytest.mark.parametrize("launcher", OWN)
+def test_packs_whose_template_is_not_found_are_refused_as_no_model_could_be_exported(elsewhere, vocabulary, launcher):
+    out = elsewhere(packs, vocabulary, chat_template="chat.jinja")
+    told = refusal(planned(out, "trained", launcher=launcher))
+    assert told.startswith(
+        f"{out}: was prepared with a chat template that is not found here: chat_template: 'chat.jinja'"
+    )
+    assert "start training there as well, or prepare with an absolute path" in told
+
+
+@pytest.mark.parametrize("launcher", OTHERS)
+def test_trainers_of_others_need_no_tokenizer_to_export(elsewhere, launcher, vocabulary):
+    check(planned(elsewhere(texts, "v"), "trained", launcher=launcher))
+    packed = elsewhere(packs, vocabulary, out="packed", chat_template="chat.jinja")
+    check(planned(packed, "trained", launcher=launcher))
+
+
+@pytest.mark.parametrize("launcher", OWN)
+def test_in_the_folder_it_was_prepared_in_a_relative_tokenizer_is_found(elsewhere, tmp_path, monkeypatch, launcher):
+    out, packed = elsewhere(texts, "v"), elsewhere(packs, "v", out="packed", chat_template="chat.jinja")
+    monkeypatch.chdir(tmp_path / "begun")
+    for path in (out, packed):
+        check(planned(path, "trained", launcher=launcher))
+
+
+def test_a_tokenizer_that_is_another_by_now_is_refused_as_it_would_be_exported(tmp_path, vocabulary):
+    mine = Path(shutil.copytree(vocabulary, tmp_path / "mine"))
+    chosen = planned(texts(tmp_path, mine)[0], tmp_path / "trained")
+    check(chosen)
+    shutil.rmtree(mine)
+    byte_level_bpe(mine, size=400)
+    assert "put back the files it was, or prepare the data again" in refusal(chosen)
 
 
 CONFIG = {
