@@ -12,6 +12,7 @@ from tasks.blend.models import Blend
 from tasks.report.stage import report
 from tasks.score.embed import Pooling
 from tasks.score.engines import EmbedEngine, NllEngine
+from tasks.score.processes import workers_fit_for
 from tasks.score.settings import SHARD_BYTES, Device, EmbedSettings, LossMode, NllSettings
 from tasks.score.sources import What, scored_blend
 from tasks.score.stage import common_of, needs_of, noting_failure, plan, publish, score_slices
@@ -73,7 +74,10 @@ def score_candidates(
     prepared = plan(scored_blend(blend, what), settings, output_dir)
     needs = needs_of(prepared)
     with noting_failure(prepared):
-        with shard_workers(settings.cluster, needs.workers, needs.resources) as build_shards:
+        with (
+            workers_fit_for(settings.engine),
+            shard_workers(settings.cluster, needs.workers, needs.resources) as build_shards,
+        ):
             build_shards(score_slices, prepared.plan.pending, common_of(prepared, needs))
         manifest = publish(prepared, started)
     return report(manifest, prepared.output_dir)

@@ -10,6 +10,7 @@ from types import ModuleType
 from typing import Any, cast
 
 import numpy as np
+import orjson
 import pyarrow as pa
 
 from tasks.score.batches import TOKEN_BUDGET, batches
@@ -75,7 +76,9 @@ class SentenceTransformersEmbedder:
         self._model: Any = sentence_transformers.SentenceTransformer(
             str(files.folder), trust_remote_code=False, local_files_only=True, device=device
         )
-        self._model.max_seq_length = min(max_tokens, self._model.max_seq_length or max_tokens)
+        readable = _readable(files, max_tokens)
+        self.max_tokens: int = min(readable, self._model.max_seq_length or readable)
+        self._model.max_seq_length = self.max_tokens
         self._dimensions = wanted_dimensions(dimensions, self._encoded(["a"]).shape[1])
 
     @property
@@ -102,8 +105,9 @@ class SglangEmbedder:
     def __init__(
         self, sglang: ModuleType, files: ModelFiles, *, dimensions: int | None = None, max_tokens: int = MAX_TOKENS
     ) -> None:
+        self.max_tokens: int = _readable(files, max_tokens)
         self._engine: Any = sglang.Engine(
-            model_path=str(files.folder), is_embedding=True, trust_remote_code=False, context_length=max_tokens,
+            model_path=str(files.folder), is_embedding=True, trust_remote_code=False, context_length=self.max_tokens,
             allow_auto_truncate=True,
         )  # fmt: skip
         self._dimensions = wanted_dimensions(dimensions, self._encoded(["a"]).shape[1])
@@ -124,6 +128,13 @@ class SglangEmbedder:
 
     def _encoded(self, texts: Sequence[str]) -> np.ndarray:
         return np.asarray([each["embedding"] for each in self._engine.encode(list(texts))], np.float32)
+
+
+def _readable(files: ModelFiles, max_tokens: int) -> int:
+    """`max_tokens`, or as many as the model says it reads, whichever is less."""
+    config = orjson.loads((files.folder / "config.json").read_bytes())
+    text = config.get("text_config") or config
+    return min(max_tokens, int(text.get("max_position_embeddings") or max_tokens))
 
 
 def _token_counts(tokenizer: Any, texts: Sequence[str]) -> np.ndarray:  # noqa: ANN401 - transformers' tokenizers share no useful type

@@ -62,6 +62,6 @@ def _call(recipient: str, body: str) -> Mapping[str, Any]:
     """A call; what is no JSON object is the code that a built-in tool runs."""
     try:
         arguments = body if isinstance(json.loads(body), dict) else json.dumps({"code": body}, ensure_ascii=False)
-    except json.JSONDecodeError:
+    except (ValueError, RecursionError):  # no JSON, a number of too many digits, or nested too deeply
         arguments = json.dumps({"code": body}, ensure_ascii=False)
     return {"type": "function", "function": {"name": recipient.removeprefix(FUNCTIONS), "arguments": arguments}}

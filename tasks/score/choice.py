@@ -65,17 +65,16 @@ Draw = Callable[[np.ndarray, np.ndarray], bytes]
 def choose_rows(embeddings: str, output_dir: str, settings: ChoiceSettings, draw: Draw | None = None) -> dict[str, Any]:
     """Choose rows of a published folder of embeddings, publish the choice under `output_dir`, and return its manifest.
 
-    Raises InputError for a folder of anything else and for settings that make no sense, RunError for vectors that are none.
+    Raises InputError for a folder of anything else, for settings that make no sense and for a GPU that is not there,
+    RunError for vectors that are none.
     """
     started, output_dir = time.time(), absolute(output_dir)
     _require_own(output_dir)
+    nearest = nearest_engine(settings.device)
     folder = embeddings_folder(embeddings)
     found = read_embeddings(folder)
     clusters = settings.clusters or max(1, min(settings.rows, len(found.vectors)) // ROWS_PER_CLUSTER)
-    choice = choose(
-        found.vectors, settings.rows, clusters, settings.threshold, settings.seed, nearest_engine(settings.device),
-        settings.quota,
-    )  # fmt: skip
+    choice = choose(found.vectors, settings.rows, clusters, settings.threshold, settings.seed, nearest, settings.quota)
     facts = choice_facts(choice, found.names, settings.quota)
     documents = {
         f"{REPORT}.json": orjson.dumps(facts, option=orjson.OPT_INDENT_2),

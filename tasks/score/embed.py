@@ -37,6 +37,11 @@ class Embedder(Protocol):
         """Numbers per vector."""
         ...
 
+    @property
+    def max_tokens(self) -> int | None:
+        """The tokens of a text that are read, those that are added among them; None where all are."""
+        ...
+
     def encode(self, texts: Sequence[str]) -> np.ndarray:
         """A vector of length one for every text, float32 [texts, dimensions], in their order.
 
@@ -65,6 +70,11 @@ class HashEmbedder:
     def dimensions(self) -> int:
         """See Embedder."""
         return self._dimensions
+
+    @property
+    def max_tokens(self) -> None:
+        """See Embedder: a text is read whole."""
+        return
 
     def encode(self, texts: Sequence[str]) -> np.ndarray:
         """See Embedder. A text without words has a 1 in its first place."""

@@ -15,6 +15,9 @@ from tasks.score.weights import TEXT, WEIGHTS, ModelFiles, Precision
 NllEngine = Literal["transformers", "vllm"]
 EmbedEngine = Literal["hash", "transformers", "sentence-transformers", "sglang"]
 
+OWN_PROCESSES: frozenset[NllEngine | EmbedEngine] = frozenset({"vllm", "sglang"})
+"""Engines that run on GPUs, in processes of their own; see `processes`."""
+
 HASH_DIMENSIONS = 256
 EMBEDDING_FILES = (*WEIGHTS, *TEXT)
 """What decides an embedding, for `ModelFiles.digest`."""
@@ -40,10 +43,12 @@ def scorer(
     """An engine that scores with the model of `files`, which takes as long as the weights take to be read.
 
     Of a sequence at most `max_length` tokens are read, and `token_budget` padded tokens make a batch. Without `device` it
-    is the GPU where there is one, without `precision` bfloat16 there and float32 on a CPU; vLLM decides both itself.
-    Raises InputError for a package that is not installed and a model that cannot be used.
+    is the GPU where there is one, without `precision` bfloat16 there and float32 on a CPU; vLLM decides precision itself.
+    Raises InputError for a package that is not installed and a model that cannot be used, and RunError where this process
+    may not start those that vLLM needs.
     """
     if engine == "vllm":
+        _prepare_processes(engine, device)
         return VllmScorer(required("vllm"), files, max_length=max_length, token_budget=token_budget)
     _require_torch()
     from tasks.score.causal import load_scorer
@@ -75,6 +80,7 @@ def embedder(
         package = required("sentence_transformers")
         return SentenceTransformersEmbedder(package, files, dimensions=dimensions, max_tokens=max_tokens, device=device)
     if engine == "sglang":
+        _prepare_processes(engine, device)
         return SglangEmbedder(required("sglang"), files, dimensions=dimensions, max_tokens=max_tokens)
     if pooling is None:
         raise InputError("the engine 'transformers' needs pooling=last or pooling=mean; the model's card says which")
@@ -88,10 +94,14 @@ def embedder(
 
 
 def nearest_engine(device: str) -> Nearest:
-    """What finds the nearest centres: NumPy on a CPU, torch elsewhere. Raises InputError where that is not installed."""
+    """What finds the nearest centres: NumPy on a CPU, torch elsewhere.
+
+    Raises InputError where that is not installed, and where there is no GPU.
+    """
     if device == "cpu":
         return nearest_centres
-    required("torch")
+    if not required("torch").cuda.is_available():
+        raise InputError(f"device={device}: this machine sees no GPU; set device=cpu")
     from tasks.score.device import nearest_on
 
     return nearest_on(device)
@@ -103,6 +113,13 @@ def required(package: str) -> ModuleType:
         return importlib.import_module(package)
     except ImportError as error:
         raise InputError(f"{package} cannot be imported ({error}); install it with: {REMEDIES[package]}") from error
+
+
+def _prepare_processes(engine: NllEngine | EmbedEngine, device: str | None) -> None:
+    from tasks.score.processes import require_children, see_only
+
+    require_children(engine)
+    see_only(device)
 
 
 def _require_torch() -> None:

@@ -23,7 +23,7 @@ def load(auto: Any, files: ModelFiles, device: str | None, precision: Precision 
     """The model of `files`, made by one of the Auto classes, ready for inference.
 
     It passes through the memory of the machine on its way to a GPU. Raises InputError when the files are no such model,
-    or lack weights of it.
+    lack weights of it, or are written in a way that needs a package which is not installed.
     """
     chosen = chosen_device(device)
     try:
@@ -31,6 +31,11 @@ def load(auto: Any, files: ModelFiles, device: str | None, precision: Precision 
             files.folder, dtype=chosen_dtype(precision, chosen), trust_remote_code=False, local_files_only=True,
             use_safetensors=True, output_loading_info=True,
         )  # fmt: skip
+    except ImportError as error:
+        raise InputError(
+            f"model: {files.name!r} needs a package that is not installed here: {' '.join(str(error).split())}; install "
+            "it, or all that models are known to need: pip install 'tokenmill[score]'"
+        ) from error
     except (OSError, ValueError, KeyError, RuntimeError, SafetensorError) as error:
         raise InputError(f"model: {files.name!r} cannot be loaded: {' '.join(str(error).split())}") from error
     missing = sorted(name for name in cast("Mapping[str, Any]", notes)["missing_keys"] if not name.startswith(UNUSED))

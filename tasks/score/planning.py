@@ -43,7 +43,7 @@ PACKAGES: Mapping[NllEngine | EmbedEngine, Sequence[str]] = {
 }
 """What each engine imports."""
 
-FORMAT_VERSION = 1
+FORMAT_VERSIONS = {NLL_KIND: 1, EMBEDDINGS_KIND: 2}
 """Raised whenever the same recipe and source would give other bytes than before."""
 
 
@@ -100,7 +100,7 @@ def plan_scores(blend: Blend, settings: NllSettings | EmbedSettings, output_dir:
         require_no(source, ["converter", "transforms"], "scores")
         return [recipe_of(source, source.split or (split if split in SPLITS else None))] * len(slices)
 
-    plan = plan_shards(blend, settings, store, FORMAT_VERSION, fields, _require, recipes)
+    plan = plan_shards(blend, settings, store, FORMAT_VERSIONS[store.kind], fields, _require, recipes)
     return ScorePlan(blend, settings, output_dir, plan, where)
 
 

@@ -63,7 +63,7 @@ class PoolingEmbedder:
         self._model, self._tokenizer, self._pooling, self._budget = model, tokenizer, pooling, token_budget
         self._dimensions = wanted_dimensions(dimensions, int(text.hidden_size))
         self._end = _missing_end(tokenizer) if pooling == "last" else []
-        self.max_tokens: int = min(max_tokens, getattr(text, "max_position_embeddings", None) or max_tokens)
+        self.max_tokens: int = min([max_tokens, *_limits(model, tokenizer)])
 
     @property
     def dimensions(self) -> int:
@@ -112,6 +112,26 @@ class PoolingEmbedder:
                 f"{self._budget}, or max_tokens, or take a GPU with more memory"
             ) from error
         return unit_vectors(pooled.cpu().numpy(), self._dimensions)
+
+
+def _limits(model: PreTrainedModel, tokenizer: Any) -> list[int]:  # noqa: ANN401 - see PoolingEmbedder
+    """What there is that limits the tokens of a text: the positions that the model has, and the length its tokenizer names."""
+    positions = _counted_from_padding(model) or getattr(model.config.get_text_config(), "max_position_embeddings", None)
+    return [int(each) for each in (positions, getattr(tokenizer, "model_max_length", None)) if each]
+
+
+def _counted_from_padding(model: PreTrainedModel) -> int | None:
+    """How many positions there are in a model that counts them from the one behind the padding's, as RoBERTa and its kin do.
+
+    Their configuration names the whole table, which is longer than any text that they read.
+    """
+    tables = [module for name, module in model.named_modules() if name.endswith("position_embeddings")]
+    counts = [
+        table.num_embeddings - table.padding_idx - 1
+        for table in tables
+        if isinstance(table, torch.nn.Embedding) and table.padding_idx is not None
+    ]
+    return min(counts, default=None)
 
 
 def _missing_end(tokenizer: Any) -> list[int]:  # noqa: ANN401 - see PoolingEmbedder

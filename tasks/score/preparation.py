@@ -12,10 +12,11 @@ from tasks.pack.formats import Format, format_of
 from tasks.score.batches import TOKEN_BUDGET
 from tasks.score.conversations import Conversations, HarmonyTexts, TemplatedChats, policy_of
 from tasks.score.embed import MAX_TOKENS, Embedder, Pooling
-from tasks.score.engines import EMBEDDING_FILES, EmbedEngine, NllEngine, embedder, scorer
+from tasks.score.engines import EMBEDDING_FILES, OWN_PROCESSES, EmbedEngine, NllEngine, embedder, scorer
 from tasks.score.machine import device_for_worker, use_threads
 from tasks.score.nll import Scorer
 from tasks.score.planning import NLL_KIND, ScorePlan, Where
+from tasks.score.processes import device_for_good
 from tasks.score.publication import ScoresLayout
 from tasks.score.ranking import ranked, require_unique
 from tasks.score.settings import EmbedRecipe, LossMode, NllRecipe
@@ -36,7 +37,12 @@ LIBRARIES = ("tokenmill", "numpy", "pyarrow")
 
 
 def build_score_shard(
-    shard: PlannedShard, store: Store, where: Where, on_bad_row: OnBadRow, worker: int = 0, threads: int | None = None
+    shard: PlannedShard,
+    store: Store,
+    where: Where,
+    on_bad_row: OnBadRow,
+    worker: int | None = 0,
+    threads: int | None = None,
 ) -> Receipt:
     """Build one planned shard in this process, on the device of the worker of that number, with so many `threads`.
 
@@ -44,7 +50,8 @@ def build_score_shard(
     """
     given: dict[str, Any] = shard.identity["recipe"]
     recipe = NllRecipe(**given) if store.kind == NLL_KIND else EmbedRecipe(**given)
-    device = device_for_worker(recipe.device, worker)
+    deal = device_for_good if recipe.engine in OWN_PROCESSES else device_for_worker
+    device = deal(recipe.device, worker)
     if threads is not None and device == "cpu" and recipe.engine != "hash":
         use_threads(threads)
     scoring = _nll(recipe, where, device) if isinstance(recipe, NllRecipe) else _embeddings(recipe, where, device)

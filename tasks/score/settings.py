@@ -9,7 +9,7 @@ from tasks.blend.models import Value
 from tasks.harmony.training import HARMONY
 from tasks.score.batches import TOKEN_BUDGET
 from tasks.score.embed import MAX_TOKENS, Pooling
-from tasks.score.engines import EmbedEngine, NllEngine
+from tasks.score.engines import OWN_PROCESSES, EmbedEngine, NllEngine
 from tasks.score.weights import Precision
 from tasks.shards.settings import PreparationSettings
 from tasks.strict import Size
@@ -26,8 +26,12 @@ class ScoreSettings(PreparationSettings, frozen=True):
     """The choices that all scores have."""
 
     model_revision: str | None = Field(default=None, description="Commit, tag or branch of a hub id; pin a commit.")
-    token_budget: int = Field(default=TOKEN_BUDGET, ge=1, description="Padded tokens per batch of the model.")
-    precision: Precision | None = Field(default=None, description="bfloat16 on CUDA and float32 on a CPU by default.")
+    token_budget: int = Field(
+        default=TOKEN_BUDGET, ge=1, description="Padded tokens per batch; for transformers and vllm."
+    )
+    precision: Precision | None = Field(
+        default=None, description="For transformers; by default bfloat16 on CUDA and float32 on a CPU."
+    )
     device: Device | None = Field(default=None, description="The GPUs where there are any, else the CPU.")
     shard_size: Size = Field(default=SHARD_BYTES, description="Source bytes per shard, for example 16MB.")
 
@@ -52,6 +56,7 @@ class NllSettings(ScoreSettings, frozen=True):
 
     @model_validator(mode="after")
     def _fits_together(self) -> Self:
+        _require_heeded(self, self.engine)
         if self.chat_template == HARMONY and self.tokenizer is not None:
             raise ValueError("chat_template=harmony has a tokenizer of its own; leave tokenizer out")
         return self
@@ -71,6 +76,7 @@ class EmbedSettings(ScoreSettings, frozen=True):
 
     @model_validator(mode="after")
     def _fits_together(self) -> Self:
+        _require_heeded(self, self.engine)
         if (self.engine == "hash") == (self.model is not None):
             raise ValueError(
                 f"engine={self.engine} {'takes no' if self.model else 'needs a'} model; the other engines but hash do, hash not"
@@ -80,6 +86,20 @@ class EmbedSettings(ScoreSettings, frozen=True):
                 "pooling is for engine=transformers, which needs it: last or mean, as the model's card says"
             )
         return self
+
+
+def _require_heeded(settings: ScoreSettings, engine: NllEngine | EmbedEngine) -> None:
+    """Raises ValueError for a choice that `engine` would pass over."""
+    if settings.precision is not None and engine != "transformers":
+        raise ValueError(f"precision is for engine=transformers; leave it out, because {engine} decides it by itself")
+    if settings.device == "cuda" and engine == "hash":
+        raise ValueError(
+            "device=cuda is not for engine=hash, which runs on a CPU; leave it out, or choose another engine"
+        )
+    if settings.device == "cpu" and engine in OWN_PROCESSES:
+        raise ValueError(
+            f"device=cpu is not for engine={engine}, which runs on GPUs; leave it out, or choose another engine"
+        )
 
 
 @dataclass(frozen=True, slots=True)

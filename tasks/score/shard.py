@@ -168,7 +168,7 @@ class EmbedScoring:
     def scored(self, read: Sequence[Any], place: Place) -> Scored:
         """See Scoring."""
         counts = self.embedder.token_counts(read)
-        limit = getattr(self.embedder, "max_tokens", self.recipe.max_tokens)
+        limit = self.embedder.max_tokens
         columns = {
             "embedding": as_stored(self.embedder.encode(read), place),
             "token_count": pa.array(counts, pa.int32()),

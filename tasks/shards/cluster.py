@@ -22,7 +22,7 @@ import socket
 import threading
 from collections.abc import Callable, Generator, Mapping
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any, cast
@@ -161,8 +161,9 @@ def asking_for(client: Client, resources: Mapping[str, float]) -> Generator[None
     if known and not any(_declares(worker, resources) for worker in known):
         wanted = ",".join(f"{name}={amount:g}" for name, amount in resources.items())
         raise InputError(
-            f"cluster: none of its {len(known)} workers has the resources {wanted}; start them with "
-            f"`dask worker --nthreads 1 --resources {wanted}`, one per GPU, or name them in the profile"
+            f"cluster: none of its {len(known)} workers has the resources {wanted}; start them as "
+            f"`CUDA_VISIBLE_DEVICES=0 dask worker ADDRESS --nthreads 1 --resources {wanted} --name gpu-0` (0, 1, … one per "
+            "GPU), or name them in the profile"
         )
     with dask.annotate(**({"resources": dict(resources)} if resources else {})):  # pyright: ignore[reportPrivateImportUsage]
         yield
@@ -198,13 +199,22 @@ def _reaches(host: str, port: int) -> bool:
     return True
 
 
-def worker_number() -> int:
-    """The number of this process among the workers of a cluster, as its name ends in it; 0 where there is none."""
+def workers_with_children() -> AbstractContextManager[object]:
+    """A context in which local clusters start workers that may start processes themselves, which daemons may not."""
+    return config.set({"distributed.worker.daemon": False})
+
+
+def worker_number() -> int | None:
+    """The number of this process among the workers of a cluster, as its name ends in it; 0 outside of a cluster.
+
+    None where the name has no number. A worker that was given no name is called by its address, whose port is none.
+    """
     try:
-        found = re.search(r"\d+$", str(get_worker().name))
+        name = str(get_worker().name)
     except ValueError:
         return 0
-    return int(found[0]) if found else 0
+    found = None if "://" in name else re.search(r"\d+$", name)
+    return int(found[0]) if found else None
 
 
 def announce(topic: str, record: dict[str, Any]) -> None:

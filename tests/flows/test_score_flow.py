@@ -1,20 +1,26 @@
 """The scoring flow on a real Prefect server and real Dask workers: the same bytes whatever happens to it on the way."""
 
+import asyncio
 import json
 import math
 import os
 import signal
 import subprocess
 import sys
+from contextlib import contextmanager
 from pathlib import Path
+from types import ModuleType
 
 import numpy as np
 import pytest
+from dask import config
+from distributed import Client, Scheduler, Worker
 from prefect import task
 from prefect.client.schemas.actions import GlobalConcurrencyLimitCreate
 
+from flows import score
 from flows.score import score_candidates
-from tasks.errors import InputError
+from tasks.errors import InputError, RunError
 from tasks.score.stage import gpu_turn
 from tasks.shards.cluster import asking_for, task_runner, worker_number
 from tests.flows import preparation_runs
@@ -217,13 +223,48 @@ def test_workers_of_a_local_cluster_have_what_is_asked_for_and_numbers_of_their_
 
 
 def test_a_cluster_whose_workers_declare_no_gpu_is_refused_instead_of_waited_for(prefect_api):
-    with task_runner("local", 1, {}) as runner, pytest.raises(InputError, match="--resources GPU=1"):  # noqa: SIM117
+    command = "`CUDA_VISIBLE_DEVICES=0 dask worker ADDRESS --nthreads 1 --resources GPU=1 --name gpu-0`"
+    with task_runner("local", 1, {}) as runner, pytest.raises(InputError, match=command):  # noqa: SIM117
         with asking_for(runner.client, {"GPU": 1}):
             pass
 
 
 def test_outside_of_a_cluster_a_process_is_number_0():
     assert worker_number() == 0
+
+
+@pytest.mark.parametrize(("name", "number"), [("gpu-3", 3), (2, 2), ("gpu", None), (None, None)])
+def test_the_number_of_a_worker_is_of_its_name_and_never_of_its_address(name, number):
+    async def asked():
+        async with (
+            Scheduler(port=0, dashboard=False) as scheduler,
+            Worker(scheduler.address, name=name, nthreads=1) as worker,
+            Client(scheduler.address, asynchronous=True) as client,
+        ):
+            assert worker.address[-1].isdecimal()
+            return await client.submit(worker_number)
+
+    assert asyncio.run(asked()) == number
+
+
+@pytest.mark.parametrize(("engine", "daemons"), [("sglang", False), ("hash", True)])
+def test_workers_of_local_clusters_may_start_processes_where_the_engine_has_its_own(
+    prefect_api, folder, tmp_path, monkeypatch, engine, daemons
+):
+    found = []
+
+    @contextmanager
+    def workers(*_):
+        found.append(config.get("distributed.worker.daemon"))
+        yield lambda *_: None
+
+    monkeypatch.setattr(score, "shard_workers", workers)
+    monkeypatch.setitem(sys.modules, "sglang", ModuleType("sglang"))
+    chosen = {"engine": engine, "workers": 1, "model": None if engine == "hash" else str(folder / "random")}
+    state = score_candidates(str(folder / "out"), str(tmp_path), "embed", **chosen, return_state=True)
+    with pytest.raises(RunError):  # nothing was built
+        state.result()
+    assert found == [daemons]
 
 
 def test_runs_take_turns_on_gpus_where_somebody_has_said_how_many_there_are(prefect_api):

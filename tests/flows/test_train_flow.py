@@ -78,7 +78,7 @@ def words(**chosen):
     return [f"{name}={'null' if value is None else value}" for name, value in {**flat, **model, **optimizer}.items()]
 
 
-def command(server, *arguments, piped=None):
+def command(server, *arguments, piped=None, seconds=200):
     """The record that a command printed."""
     done = subprocess.run(
         [TOKENMILL, *map(str, arguments)],
@@ -86,7 +86,7 @@ def command(server, *arguments, piped=None):
         capture_output=True,
         text=True,
         env=server.environment,
-        timeout=200,
+        timeout=seconds,
         check=False,
     )
     assert done.returncode == 0, done.stderr
@@ -194,9 +194,11 @@ def test_a_benchmark_is_compared_with_the_baseline_that_was_there_before(texts, 
 
 
 @pytest.mark.slow
+@pytest.mark.timeout(900)  # a minute on quiet cores
 def test_the_whole_pipeline_from_blends_to_evaluated_models_offline(prefect_server, tmp_path):
     out = tmp_path / "pipeline"
-    (record,) = json.loads(command(prefect_server, "pipeline", "--output-dir", out, "--scale", "tiny")).values()
+    printed = command(prefect_server, "pipeline", "--output-dir", out, "--scale", "tiny", seconds=800)
+    (record,) = json.loads(printed).values()
     stages = [(name, stage) for each in record["stages"] for name, stage in each.items()]
     assert [name for name, _ in stages] == ["pretrain", "train", "evaluate", "sft", "train", "evaluate", "rl"]
     by_path = {stage["path"]: stage for _, stage in stages}

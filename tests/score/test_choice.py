@@ -231,3 +231,9 @@ def test_without_a_plot_there_is_none(tmp_path):
     place = publish(tmp_path / "in", around(np.random.default_rng(9), [30])[0])
     assert run(["choose", place, "rows=5", "--no-plot", "--output-dir", str(tmp_path / "out")]) == 0
     assert {path.name for path in (tmp_path / "out").iterdir()} == FILES
+
+
+def test_a_gpu_that_is_not_there_is_refused_before_anything_is_read(tmp_path, monkeypatch):
+    monkeypatch.setattr("torch.cuda.is_available", lambda: False)
+    with pytest.raises(InputError, match="device=cuda: this machine sees no GPU; set device=cpu"):
+        choose_rows(str(tmp_path / "nowhere"), str(tmp_path / "out"), ChoiceSettings(device="cuda"))

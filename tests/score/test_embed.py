@@ -16,7 +16,7 @@ from tokenizers import Tokenizer
 from tokenizers.models import WordLevel
 from tokenizers.pre_tokenizers import Whitespace
 from tokenizers.processors import TemplateProcessing
-from transformers import BertConfig, BertModel, LlamaModel, PreTrainedTokenizerFast
+from transformers import BertConfig, BertModel, LlamaModel, PreTrainedTokenizerFast, XLMRobertaConfig, XLMRobertaModel
 
 from tasks.errors import InputError
 from tasks.score.embed import HashEmbedder, as_stored, as_vectors, unit_vectors
@@ -181,6 +181,25 @@ def test_no_more_is_read_than_the_model_can():
     engine = PoolingEmbedder(encoder(), tokenizer(), "mean", max_tokens=1000)
     assert engine.max_tokens == 128
     assert engine.encode([" ".join(WORDS)]).shape == (1, 32)
+
+
+@pytest.mark.parametrize("padding", [0, 1])
+def test_a_model_that_counts_positions_from_its_padding_reads_fewer_than_its_table_has(padding):
+    torch.manual_seed(1)
+    model = XLMRobertaModel(XLMRobertaConfig(**SHAPE, max_position_embeddings=66, pad_token_id=padding)).eval()
+    engine = PoolingEmbedder(model, tokenizer(), "mean")
+    readable = 66 - padding - 1
+    assert engine.max_tokens == readable
+    for length in (readable - 1, readable, readable + 1, 400):
+        text = " ".join(WORDS[:length])
+        expected = unit(states(model, ids_of(text)[:readable]).mean(axis=0))
+        np.testing.assert_allclose(engine.encode([text])[0], expected, atol=1e-5)
+
+
+def test_no_more_is_read_than_the_tokenizer_says():
+    words = tokenizer()
+    words.model_max_length = 20
+    assert PoolingEmbedder(encoder(), words, "mean").max_tokens == 20
 
 
 def test_a_text_without_tokens_is_refused():

@@ -16,7 +16,7 @@ from tasks.score import weights
 from tasks.score.causal import CausalScorer, load_scorer
 from tasks.score.engines import embedder, scorer
 from tasks.score.weights import TEXT, WEIGHTS, find_model
-from tests.score.tiny_models import completions, corpus, gpt_oss, llama
+from tests.score.tiny_models import completions, corpus, gpt_oss, llama, save_mxfp4
 
 
 @pytest.fixture(scope="module")
@@ -50,6 +50,24 @@ def test_a_model_that_was_saved_scores_as_before(tmp_path, model):
     model().save_pretrained(tmp_path)
     found = scorer("transformers", find_model(str(tmp_path)), device="cpu")
     assert found.score(completions(*corpus())) == CausalScorer(model()).score(completions(*corpus()))
+
+
+@pytest.fixture(scope="module")
+def quantized(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("models") / "mxfp4"
+    return folder, save_mxfp4(folder)
+
+
+def test_a_gpt_oss_in_mxfp4_scores_as_its_weights_say(quantized):
+    folder, model = quantized
+    found = load_scorer(find_model(str(folder)), device="cpu")
+    assert found.score(completions(*corpus())) == CausalScorer(model).score(completions(*corpus()))
+
+
+def test_a_model_that_needs_a_package_which_is_missing_says_which(quantized, monkeypatch):
+    monkeypatch.setattr("transformers.quantizers.quantizer_mxfp4.is_accelerate_available", lambda: False)
+    with pytest.raises(InputError, match=r"needs a package .*[Aa]ccelerate.*pip install 'tokenmill\[score\]'"):
+        load_scorer(find_model(str(quantized[0])), device="cpu")
 
 
 def test_precision_is_chosen(saved):

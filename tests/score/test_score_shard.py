@@ -311,6 +311,15 @@ def test_harmony_becomes_a_chat_with_thoughts_calls_and_results():
     ]
 
 
+@pytest.mark.parametrize(
+    "body", ['{"number": ' + "9" * 5_000 + "}", '{"deep": ' + "[" * 100_000], ids=["a long number", "deep nesting"]
+)
+def test_a_call_that_no_parser_takes_is_code(body):
+    call = HarmonyMessage("assistant", body, "functions.weather", "commentary", "json", terminator="call")
+    ((said,),) = (turn["tool_calls"] for turn in chat_of([call])["messages"])
+    assert json.loads(said["function"]["arguments"]) == {"code": body}
+
+
 def test_the_score_of_several_sequences_is_that_of_all_their_tokens():
     sequences = corpus(count=9)
     table = CausalScorer(llama()).score(completions(*sequences))
@@ -346,6 +355,11 @@ def test_the_score_of_several_sequences_is_that_of_all_their_tokens():
         ("embed", {"engine": "transformers", "pooling": "mean"}, "needs a model"),
         ("embed", {"engine": "transformers", "model": "small"}, "needs it: last or mean"),
         ("embed", {"loss_mode": "final_only"}, "loss_mode: unknown key"),
+        ("embed", {"device": "cuda"}, "device=cuda is not for engine=hash"),
+        ("embed", {"precision": "float32"}, "precision is for engine=transformers; .* hash decides"),
+        ("nll", {"model": "small", "engine": "vllm", "precision": "float32"}, "precision is for .* vllm decides"),
+        ("nll", {"model": "small", "engine": "vllm", "device": "cpu"}, "device=cpu is not for engine=vllm"),
+        ("embed", {"model": "small", "engine": "sglang", "device": "cpu"}, "device=cpu is not for engine=sglang"),
     ],
 )
 def test_a_wrong_choice_is_refused_before_anything_is_read(tmp_path, monkeypatch, what, settings, words):
@@ -373,6 +387,10 @@ def test_gpus_are_dealt_out_to_workers_in_turn(monkeypatch):
     monkeypatch.setattr(machine, "gpus", lambda: 4)
     assert [device_for_worker("cuda", number) for number in (0, 3, 4, 10)] == ["cuda:0", "cuda:3", "cuda:0", "cuda:2"]
     assert device_for_worker("cpu", 3) == "cpu"
+    with pytest.raises(RunError, match=r"sees 4 GPUs and its name has no number .* --resources GPU=1 --name gpu-0`"):
+        device_for_worker("cuda", None)
+    monkeypatch.setattr(machine, "gpus", lambda: 1)
+    assert device_for_worker("cuda", None) == "cuda:0"
     monkeypatch.setattr(machine, "gpus", lambda: 0)
     with pytest.raises(RunError, match="device=cuda: this worker sees no GPU"):
         device_for_worker("cuda", 0)
