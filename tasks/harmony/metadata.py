@@ -80,15 +80,22 @@ def of_evaluation(record: Mapping[str, Any], effort: Effort | None, *, tools: bo
     return {
         "meta_correctness": None if best is None else rates[best],
         "meta_eval_best_setting": best,
-        "meta_pass_k": None if best is None else _if(int, given[best].get("count")),
-        "meta_correct_count": None if best is None else _if(int, given[best].get("pass")),
+        "meta_pass_k": None if best is None else _count(given[best].get("count")),
+        "meta_correct_count": None if best is None else _count(given[best].get("pass")),
         **{f"meta_correctness_{each}": _best(rates, f"reason_{each}") for each in EFFORTS},
         "meta_correctness_high_with_tool": rates.get("reason_high_with_tool"),
         "meta_correctness_high_no_tool": rates.get("reason_high_no_tool"),
         "meta_correctness_own": own,
         "meta_difficulty": None if own is None else _difficulty(own),
-        "meta_eval_json": orjson.dumps(given).decode() if given else None,
+        "meta_eval_json": _json(given) if given else None,
     }
+
+
+def _json(given: Mapping[str, Any]) -> str | None:
+    try:
+        return orjson.dumps(given).decode()
+    except TypeError:  # integers beyond 64 bits, or what Parquet holds and JSON does not
+        return None
 
 
 def _difficulty(rate: float) -> str:
@@ -112,7 +119,7 @@ def _blocks(given: Mapping[str, Any]) -> dict[str, Block]:
 
 
 def _is_rate(value: object) -> bool:
-    return type(value) is int or (isinstance(value, float) and math.isfinite(value))
+    return _count(value) is not None or (isinstance(value, float) and math.isfinite(value))
 
 
 def _object(value: object) -> Mapping[str, Any]:
@@ -128,6 +135,12 @@ def _object(value: object) -> Mapping[str, Any]:
 def _if(wanted: type[Value], value: object) -> Value | None:
     """The value if it is of that very type: a boolean is no number."""
     return value if type(value) is wanted else None
+
+
+def _count(value: object) -> int | None:
+    """The value if it is an integer that a column holds."""
+    found = _if(int, value)
+    return found if found is not None and -(1 << 63) <= found < 1 << 63 else None
 
 
 def _strings(value: object) -> list[str] | None:

@@ -4,7 +4,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from tasks.harmony.planning import KIND, HarmonyPlan
-from tasks.harmony.publication import Beside, DataLayout
+from tasks.harmony.publication import Beside, DataLayout, published_split
 from tasks.harmony.settings import HarmonyRecipe
 from tasks.harmony.shard import normalize_shard
 from tasks.harmony.turns import TEMPLATE_VERSION
@@ -51,6 +51,6 @@ def publish_harmony(
         "template_version": TEMPLATE_VERSION,
         "missing": list(missing),
     }
-    layout = DataLayout([str(shard.identity["recipe"]["split"]) for shard in plan.plan.shards], beside)
+    layout = DataLayout([published_split(shard.identity["recipe"]) for shard in plan.plan.shards], beside)
     volatile = circumstances(plan.plan, settings, started, LIBRARIES)
     return publish_preparation(plan.output_dir, plan.plan.store, final, layout, header, volatile)

@@ -1,6 +1,7 @@
 """Publication of Harmony rows: a folder per split of the sources, which `datasets` loads as it is.
 
     OUT/data/<split>/part-00000-1a2b3c4d.parquet   the shards' files, in the order of the plan (hard links on a local disk)
+    OUT/data/train-<split>/…                       where the blend has train, valid or test, which stay apart
     OUT/blend.json                                 the output as a blend, for what comes next
     OUT/README.md                                  the card: licences, counts, sources, columns
     OUT/tools/tools-00000-1a2b3c4d.json            the tools that the rows of a shard were offered, by `source_tools_id`
@@ -31,6 +32,7 @@ CARD, TOOLS = "README.md", "tools"
 INVENTORY, COVERAGE = "inventory.json", "coverage.md"
 TOOLS_OF_SHARD = re.compile(r"tools-\d{5,}-[0-9a-f]{8}\.json")
 PART = re.compile(r"part-\d{5,}-[0-9a-f]{8}\.parquet")
+UNSAFE = re.compile(r"[^A-Za-z0-9_.-]")
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,7 +72,7 @@ class DataLayout:
         for item in finished:
             if WHOLE not in item.receipt.parts:
                 continue
-            split, count = str(item.receipt.identity["recipe"]["split"]), item.receipt.parts[WHOLE]
+            split, count = published_split(item.receipt.identity["recipe"]), item.receipt.parts[WHOLE]
             name = join(output_dir, FOLDER, split, f"part-{numbers[split]:05d}-{item.key[:8]}.parquet")
             pairs.append((store.path(item.key, FILE), name))
             numbers[split] += 1
@@ -93,7 +95,7 @@ class DataLayout:
             derived.setdefault(item.shard.place, {})[part] = [name]
         place_files([*pairs, *((stored, join(output_dir, output.path)) for stored, output in files)])
         written += [output for _, output in files]
-        blend = _blend(output_dir, sorted(splits))
+        blend = _blend(output_dir, finished)
         return Published(names, blend, written, facts, self._beside.derived, derived)
 
     def _derived(self, output_dir: str) -> Iterator[tuple[Finished, str, str, str]]:
@@ -132,7 +134,7 @@ def _contents(finished: Sequence[Finished], splits: Mapping[str, Mapping[str, in
 def _entry(item: Finished) -> Entry:
     """What a shard counted, for the inventory."""
     receipt = item.receipt
-    split = str(receipt.identity["recipe"]["split"])
+    split = published_split(receipt.identity["recipe"])
     books = (receipt.rows_in, receipt.documents, receipt.tokens, receipt.drops)
     return Entry(item.shard.dataset, split, *books, receipt.facts["fields"], receipt.facts["coverage"])
 
@@ -157,7 +159,21 @@ def _write(output_dir: str, name: str, data: bytes) -> Output:
     return replace(publish_bytes(join(output_dir, name), data), path=name)
 
 
-def _blend(output_dir: str, splits: Sequence[str]) -> bytes:
-    """The output as a blend of its splits."""
-    sources = [{"name": split, "path": join(output_dir, FOLDER, split)} for split in splits]
-    return orjson.dumps({"datasets": sources}, option=orjson.OPT_INDENT_2)
+def published_split(recipe: Mapping[str, Any]) -> str:
+    """What the rows of a recipe are published as: their split, behind that of the blend where it has some, as a safe name."""
+    of_blend = f"{recipe['blend_split']}-" if recipe["blend_split"] else ""
+    name = UNSAFE.sub("_", f"{of_blend}{recipe['split']}")
+    return name if name[:1].isalnum() else f"rows{name}"
+
+
+def _blend(output_dir: str, finished: Sequence[Finished]) -> bytes:
+    """The output as a blend of its splits, under train, valid and test where these were told apart."""
+    recipes = [item.receipt.identity["recipe"] for item in finished if WHOLE in item.receipt.parts]
+    parts: dict[str, set[str]] = {}
+    for recipe in recipes:
+        parts.setdefault(recipe["blend_split"] or "datasets", set()).add(published_split(recipe))
+    sources = {
+        part: [{"name": split, "path": join(output_dir, FOLDER, split)} for split in sorted(splits)]
+        for part, splits in parts.items()
+    }
+    return orjson.dumps(sources or {"datasets": []}, option=orjson.OPT_INDENT_2)

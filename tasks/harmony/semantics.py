@@ -209,7 +209,9 @@ def violation(value: object, schema: Mapping[str, Any], place: str) -> str | Non
     Other keywords, and values of another kind than their keyword takes, ask nothing: schemas in data are loose.
     """
     kinds = schema.get("type")
-    named = [kind for kind in (kinds if isinstance(kinds, list) else [kinds]) if kind in TYPES]
+    named = [
+        kind for kind in (kinds if isinstance(kinds, list) else [kinds]) if isinstance(kind, str) and kind in TYPES
+    ]
     if named and not (value is None and schema.get("nullable")) and not any(_is_kind(value, kind) for kind in named):
         return f"{place} is not of type {' or '.join(named)}"
     choices = schema.get("enum")
@@ -233,7 +235,7 @@ def _is_kind(value: object, kind: str) -> bool:
 def _object_violation(value: dict[str, Any], schema: Mapping[str, Any], place: str) -> str | None:
     required, properties = schema.get("required"), schema.get("properties")
     for name in required if isinstance(required, list) else []:
-        if name not in value:
+        if isinstance(name, str) and name not in value:
             return f"{place}.{name} is missing"
     known: Mapping[str, Any] = properties if isinstance(properties, Mapping) else {}
     for name, each in value.items():

@@ -12,6 +12,7 @@ import pytest
 import yaml
 
 from flows.cli import run
+from tasks.blend.load import load_blend
 from tasks.errors import InputError, RunError
 from tasks.harmony import shard
 from tasks.harmony.card import strictest
@@ -281,6 +282,36 @@ def test_no_two_rows_have_one_name_though_files_do(tmp_path):
     assert len({row["row_id"] for row in found}) == len(found) == 12
     assert {row["source_file"] for row in found} == {"x/train.jsonl", "y/train.jsonl"}
     assert [row["dup_of"] for row in found if row["dup_of"] == row["row_id"]] == []
+
+
+def test_splits_of_a_blend_stay_apart(tmp_path):
+    sources = {}
+    for split, count in (("train", 5), ("valid", 2)):
+        write_rows(tmp_path / split / "chats.jsonl", rows_of_messages(5)[:count])
+        path = str(tmp_path / split / "chats.jsonl")
+        sources[split] = [{"name": "chats", "path": path, "converter": "openai_messages"}]
+    prepare(sources, tmp_path / "out", dedup={"mode": "tag"})
+    assert {split: len(found) for split, found in published(tmp_path / "out").items()} == {
+        "train-chats": 5,
+        "valid-chats": 2,
+    }
+    blend = load_blend(str(tmp_path / "out/blend.json"))
+    assert {split: [source.path for source in of] for split, of in blend.parts().items() if of} == {
+        split: [f"{tmp_path}/out/data/{split}-chats"] for split in sources
+    }
+
+
+@pytest.mark.parametrize("name", ["a b.jsonl", "x[1].jsonl", "_é.jsonl"])
+def test_a_file_of_any_name_becomes_a_blend_that_can_be_read(tmp_path, name):
+    path = str(write_rows(tmp_path / "rows" / name, rows_of_messages(3)))
+    prepare(
+        {"datasets": [{"name": "rows", "path": str(tmp_path / "rows"), "converter": "openai_messages"}]},
+        tmp_path / "out",
+    )
+    (source,) = load_blend(str(tmp_path / "out/blend.json")).datasets
+    ((split, found),) = published(tmp_path / "out").items()
+    assert (source.name, source.path) == (split, f"{tmp_path}/out/data/{split}")
+    assert {row["split"] for row in found} == {Path(path).stem}
 
 
 @pytest.mark.parametrize(

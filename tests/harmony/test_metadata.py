@@ -2,6 +2,7 @@
 
 import hashlib
 import json
+from decimal import Decimal
 
 import pytest
 
@@ -172,3 +173,18 @@ def test_offered_tools_are_those_of_the_source():
     assert found.tools == [rows.PYTHON_TOOL]
     assert found.metadata["source_tools_count"] == 1
     assert found.metadata["source_tools_id"] == of_tools([rows.PYTHON_TOOL])["source_tools_id"]
+
+
+@pytest.mark.parametrize(
+    ("odd", "correctness", "passes"),
+    [
+        ({"accuracy": 0.5, "count": 1 << 63}, 0.5, None),
+        ({"accuracy": 10**400, "count": 8}, None, None),
+        ({"accuracy": Decimal("0.5"), "count": 8}, None, None),
+        ({"accuracy": 0.5, "count": 8, "seen": b"bytes"}, 0.5, 8),
+    ],
+)
+def test_what_no_column_holds_is_null(odd, correctness, passes):
+    found = evaluation({"reason_high_no_tool": odd})
+    assert (found["meta_correctness"], found["meta_pass_k"]) == (correctness, passes)
+    assert found["meta_eval_json"] is None or json.loads(found["meta_eval_json"]) == {"reason_high_no_tool": odd}

@@ -205,6 +205,10 @@ def test_a_violation_is_named(value, schema, says):
         {"properties": []},
         {"properties": {"a": "string"}},
         {"enum": "a"},
+        {"type": {"x": 1}},
+        {"type": [{"type": "object"}, ["null"]]},
+        {"required": [{"name": "a"}, ["a"]]},
+        {"properties": {"a": {"type": [{"type": "string"}]}}},
     ],
 )
 def test_a_schema_that_means_nothing_asks_nothing(schema):
