@@ -3,15 +3,20 @@
 Before a byte goes out, the repository is looked up, or created, and asked whether it is private: what was not meant to be
 public is never sent to a public place, and no repository changes between the two. All files go in one commit, as far as
 the hub takes them in one (1,000 files here, and 100 MB of those that it keeps in git); of several commits, the last one
-brings blend.json, manifest.json and README.md, and removes what an earlier push brought and this one does not have. So
-what a finished commit names is all there, and a push that was interrupted is finished by another: the hub is sent only
-what it does not have, and a push that changes nothing makes no commit.
+brings blend.json, manifest.json and README.md, and removes what earlier pushes brought and this one does not have. Those
+that were finished left a manifest that names their files; the files of one that broke are known by lying beside files of
+this one under names that differ from theirs in nothing but numbers and keys. Where new files come before the last commit,
+the first one takes away the blend.json and README.md of the push before, which name folders and would have them read
+beside the old ones. So whoever reads by these two reads what one finished push brought, all of it and nothing else, and a
+push that was interrupted is finished by another: the hub is sent only what it does not have, and a push that changes
+nothing makes no commit.
 
 The token is that of the environment (HF_TOKEN) or of the saved login, the hub that of HF_ENDPOINT.
 """
 
 import os
-from collections.abc import Generator, Sequence
+import re
+from collections.abc import Collection, Generator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
@@ -30,7 +35,7 @@ from rich.console import Console
 from tasks.errors import InputError, RunError
 from tasks.report.parcel import Parcel, require_unchanged
 from tasks.seal import unsealed
-from tasks.shards.manifest import MANIFEST
+from tasks.shards.manifest import BLEND, MANIFEST
 from tasks.shards.store import read_bytes
 from tasks.storage import join
 
@@ -41,6 +46,9 @@ LARGE = 10_000_000
 
 LAST = ("README.md",)
 """Files that tell what the others are; with the documents of the parcel they go in the last commit."""
+
+READ_BY = (BLEND, *LAST)
+"""Files by which the rows are found."""
 
 NOT_FOUND, SERVER_ERRORS = 404, 500
 
@@ -121,16 +129,30 @@ def _checked(api: HfApi, repository: str, info: DatasetInfo, *, public: bool) ->
 
 
 def stale_names(parcel: Parcel, target: Target) -> list[str]:
-    """Files that an earlier push brought to the repository, by the manifest there, and this one does not have."""
+    """Files that earlier pushes brought to the repository, by the manifest there or by names like those of the parcel, and
+    this one does not have.
+    """
+    shapes = {_shape(name) for name in parcel.sizes}
+    alike = {name for name in target.names if _shape(name) in shapes}
+    return sorted((_names_in_manifest(target) & target.names | alike) - parcel.sizes.keys())
+
+
+def _shape(name: str) -> tuple[str, str]:
+    """The folder of a file, and its name there without the numbers and keys in it."""
+    folder, _, own = name.rpartition("/")
+    return folder, re.sub(r"[0-9a-f]{8,}|\d+", "#", own)
+
+
+def _names_in_manifest(target: Target) -> set[str]:
+    """The files of the last push that was finished."""
     if target.head is None:
-        return []
+        return set()
     with _in_words(target.repository):
         data = read_bytes(f"hf://datasets/{target.repository}@{target.head}/{MANIFEST}")
     try:
-        earlier = {file["path"] for file in unsealed(data or b"{}").get("files", [])}
+        return {file["path"] for file in unsealed(data or b"{}").get("files", [])}
     except ValueError:  # not the manifest of a push
-        return []
-    return sorted((earlier & target.names) - parcel.sizes.keys())
+        return set()
 
 
 def push(parcel: Parcel, target: Target) -> str:
@@ -144,12 +166,23 @@ def push(parcel: Parcel, target: Target) -> str:
         if target.head is None:
             target = _created(target)
         *first, last = _batches(parcel)
+        hidden = _hidden(target, first, parcel.sizes.keys() | stale)
         head = target.head
-        for names in first:
-            head = _commit(target, parcel, head, names, ())
-        head = _commit(target, parcel, head, last, stale)
+        for number, names in enumerate(first):
+            head = _commit(target, parcel, head, names, () if number else hidden)
+        head = _commit(target, parcel, head, last, [name for name in stale if name not in hidden])
         _require_there(target, parcel, head)
     return head
+
+
+def _hidden(target: Target, first: Sequence[Sequence[str]], ours: Collection[str]) -> list[str]:
+    """What of the push before must go with the first commit, because the commits before the last bring new files.
+
+    It is of `ours` alone: a README.md that no push brought stays.
+    """
+    if not any(name not in target.names for names in first for name in names):
+        return []
+    return [name for name in READ_BY if name in target.names and name in ours]
 
 
 def _commit(target: Target, parcel: Parcel, head: str | None, names: Sequence[str], stale: Sequence[str]) -> str:

@@ -2,9 +2,10 @@
 
 Stores that know their content say so themselves (an etag, an LFS sha256), and nothing is read. For local files every
 slice is hashed once with xxh3_128, in parallel, at the speed of the disk (the hash itself runs at some 30 GB/s a
-core), and remembered by path, size and modification time, the way git's index does: an unchanged tree is planned by
-`stat` alone, a touched file is hashed again but not tokenized again, and a file that grew keeps its full slices,
-because a slice's hash covers exactly the bytes of the rows it owns.
+core), and remembered by path, size and the times of modification and change, the way git's index does: an unchanged tree
+is planned by `stat` alone, a touched file is hashed again but not tokenized again, and a file that grew keeps its full
+slices, because a slice's hash covers exactly the bytes of the rows it owns. The time of change is the kernel's own: `cp -p`,
+rsync and archives set the other back, and a file that they put in the place of another of the same size is seen.
 
 Where a Parquet file may be cut, its footer says, two or three requests to a store each. Footers are read in threads, and
 the cuts remembered likewise: an unchanged tree of them costs its listing as well.
@@ -49,7 +50,7 @@ Cuts = list[tuple[int, int, int]]
 
 
 class ContentIndex:
-    """Hashes of local slices, remembered by `(path, size, modification time, range, fields)`, and cuts of Parquet files.
+    """Hashes of local slices, remembered by `(path, size, times, range, fields)`, and cuts of Parquet files.
 
     `entries` maps that tuple, as one string, to the content; `cuts` maps a file and all that decides where it is cut to
     the `(start, stop, size)` of its slices. `load` and `dump` turn both into JSON bytes. A lost or damaged index costs one
@@ -119,14 +120,14 @@ class ContentIndex:
         if not is_local(part.file.uri):
             return None
         tag = _tag(part, fields)
-        return f"stat:{tag}" if identity == "stat" else self.entries.get(tag)
+        return f"stat:{tag}" if identity == "stat" else self.entries.get(_now(part, tag))
 
     def _read(self, part: Slice, fields: Sequence[str]) -> str:
         """The content as the data has it, remembered for a local file that was left alone for a while."""
         read_at = time.time_ns()
         content = content_hash(part, fields)
         if _left_alone(part.file, read_at):
-            self.entries[_tag(part, fields)] = content
+            self.entries[_now(part, _tag(part, fields))] = content
             self.changed = True
         return content
 
@@ -137,7 +138,7 @@ def _left_alone(file: SourceFile, read_at: int) -> bool:
 
 
 def _cut_tag(file: SourceFile, shard_size: int, fields: Sequence[str], require: Require) -> str:
-    state = file.version or f"{file.size}:{file.modified_ns}"
+    state = file.version or f"{file.size}:{file.modified_ns}:{file.changed_ns}"
     return ":".join([file.uri, state, str(shard_size), require.__name__, *fields])
 
 
@@ -145,6 +146,11 @@ def _tag(part: Slice, fields: Sequence[str]) -> str:
     file = part.file
     places = [file.uri, str(file.size), str(file.modified_ns), str(part.start), str(part.stop)]
     return ":".join([*places, *(fields if file.format == "parquet" else [])])
+
+
+def _now(part: Slice, tag: str) -> str:
+    """A tag that no other content has later."""
+    return f"{tag}@{part.file.changed_ns}"
 
 
 def content_hash(part: Slice, fields: Sequence[str]) -> str:

@@ -48,7 +48,8 @@ def discover(source: DataSource) -> list[SourceFile]:
     """Every file of `source`, sorted by URI; empty files are kept, with size 0.
 
     A local file carries `modified_ns`, any other `version`, where its store gives one. A symbolic link to a folder is
-    followed, and a folder that can be reached twice is read once. Raises InputError when there is nothing to read.
+    followed, and a folder that can be reached twice is read once, as is a file and a link to it beside it. Raises InputError
+    when there is nothing to read.
     """
     if source.path.startswith("hf://"):
         from tasks.sources.hub import hub_files  # the hub's client takes 0.15 s to import
@@ -73,15 +74,30 @@ def _local_files(source: DataSource) -> list[SourceFile]:
         if path.is_file():
             return [_local_file(path)]
         folder, names = _local_names(path)
-        chosen = choose(data_names(names, source.path), source)
+        chosen = _named_once(folder, choose(data_names(names, source.path), source))
         return [_local_file(folder / name) for name in chosen]
     except (FileNotFoundError, PermissionError) as error:
         raise InputError(f"{source.path}: {error.filename} cannot be read: {error.strerror}") from error
 
 
+def _named_once(folder: Path, names: list[str]) -> list[str]:
+    """The names without links to files that are among them: a file is read once, whatever else it is called."""
+    links = {name for name in names if (folder / name).is_symlink()}
+    if not links:
+        return names
+    real = {_inode(folder / name) for name in names if name not in links}
+    return [name for name in names if name not in links or _inode(folder / name) not in real]
+
+
+def _inode(path: Path) -> tuple[int, int]:
+    status = path.stat()
+    return status.st_dev, status.st_ino
+
+
 def _local_file(path: Path) -> SourceFile:
     status = path.stat()
-    return SourceFile(str(path), status.st_size, *_kind(str(path)), modified_ns=status.st_mtime_ns)
+    kind = _kind(str(path))
+    return SourceFile(str(path), status.st_size, *kind, modified_ns=status.st_mtime_ns, changed_ns=status.st_ctime_ns)
 
 
 def _local_names(path: Path) -> tuple[Path, list[str]]:

@@ -17,7 +17,8 @@ class SourceFile:
     """A file that discovery found.
 
     `uri` is an absolute local path or a URL that fsspec opens. `version` is what the store itself says of the content
-    (an etag, an LFS sha256): it changes whenever a byte does. Local files have none; they have `modified_ns`.
+    (an etag, an LFS sha256): it changes whenever a byte does. Local files have none; they have `modified_ns`, and
+    `changed_ns`, when the kernel last noted a change of any kind, which no program can set back.
     """
 
     uri: str
@@ -26,6 +27,7 @@ class SourceFile:
     compression: Compression | None = None
     version: str | None = None
     modified_ns: int | None = None
+    changed_ns: int | None = None
 
 
 @dataclass(frozen=True, slots=True)

@@ -8,6 +8,7 @@ looks (a few GB/s); a batch that fails is gone through row by row. Whatever hold
 string_view, the same in a dictionary, and binary that is UTF-8) comes out as large_string.
 """
 
+from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import BinaryIO, Protocol
@@ -108,9 +109,16 @@ def _column_range(column: pq.ColumnChunkMetaData) -> tuple[int, int]:
 
 
 def require_any(metadata: pq.FileMetaData, fields: Sequence[str], uri: str) -> None:
-    """Raises InputError unless at least one of `fields` is a column, or a field inside structs."""
+    """Raises InputError unless at least one of `fields` is a column, or a field inside structs, and each in one column only."""
+    columns = metadata.schema.to_arrow_schema().names
+    counts, asked = Counter(columns), [field_path(field)[0] for field in fields] or columns
+    twice = next((name for name in asked if counts[name] > 1), None)
+    if twice is not None:
+        raise InputError(
+            f"{uri}: {counts[twice]} columns are called {twice!r}; which of them is meant cannot be said: write the file "
+            "again with a name for each"
+        )
     if not _leaves(metadata, fields):
-        columns = metadata.schema.to_arrow_schema().names
         raise InputError(
             f"{uri}: has none of the fields {', '.join(map(repr, fields))}; "
             f"name one that it has (columns: {', '.join(columns) or 'none'})"
@@ -125,23 +133,35 @@ def require_text(metadata: pq.FileMetaData, fields: Sequence[str], uri: str) -> 
 
 
 def _require_text(schema: pa.Schema, text_field: str, uri: str) -> None:
-    known: dict[str, pa.DataType] = {each.name: each.type for each in schema}
+    fields: list[pa.Field] = [*schema]
     place = "the file"
     found: pa.DataType = pa.null()
     for key in field_path(text_field):
-        if key not in known:
-            raise InputError(
-                f"{uri}: text_field {text_field!r}: {place} has no column {key!r}; {nearest(key, known)} "
-                f"(columns: {', '.join(known) or 'none'})"
-            )
-        found = known[key]
+        types = [each.type for each in fields if each.name == key]
+        if len(types) != 1:
+            names = [each.name for each in fields]
+            problem = f"{len(types)} columns {key!r}" if types else f"no column {key!r}"
+            remedy = _remedy(schema, text_field, key, names)
+            columns = ", ".join(names) or "none"
+            raise InputError(f"{uri}: text_field {text_field!r}: {place} has {problem}; {remedy} (columns: {columns})")
+        found = types[0]
         place = f"column {key!r}"
-        known = {each.name: each.type for each in found} if pa.types.is_struct(found) else {}
+        fields = [*found] if pa.types.is_struct(found) else []
     if not _is_text(found):
         columns = ", ".join(f"{each.name}: {each.type}" for each in schema)
         raise InputError(
             f"{uri}: text_field {text_field!r} is of type {found}, which is no text; name a column of text ({columns})"
         )
+
+
+def _remedy(schema: pa.Schema, text_field: str, key: str, names: Sequence[str]) -> str:
+    """What to do where not exactly one of `names` is `key`, a part of `text_field`."""
+    if key in names:
+        return "which of them is meant cannot be said: write the file again with a name for each"
+    dotted = [name for name in (*names, *schema.names) if "." in name and f".{name}." in f".{text_field}."]
+    if dotted:
+        return f"a dot leads into a struct: rename column {dotted[0]!r} to a name without one, and write the file again"
+    return nearest(key, names)
 
 
 def _is_text(found: pa.DataType) -> bool:

@@ -11,11 +11,11 @@ from itertools import chain
 from typing import BinaryIO
 
 from tasks.sources.files import Slice, TextBatch
-from tasks.sources.json_array import split_elements
+from tasks.sources.json_array import BrokenArray, split_elements
 from tasks.sources.json_lines import slice_blocks, split_lines
 from tasks.sources.json_rows import BYTE_ORDER_MARK, Row
 from tasks.sources.leading import leading
-from tasks.sources.opening import BLOCK_BYTES, blocks, open_source
+from tasks.sources.opening import BLOCK_BYTES, SourceCorrupt, blocks, open_source
 from tasks.sources.parquet import parquet_rows, parquet_texts
 from tasks.sources.text_field import field_path, pick_texts
 
@@ -44,9 +44,17 @@ def count_rows(part: Slice, limit: int) -> int:
 
 
 def blocks_of_rows(part: Slice) -> Iterator[list[Row]]:
-    """The rows of a slice of JSON, in order, unparsed, in lists of those that each block of the file completes."""
-    with open_source(part.file) as stream:
-        yield from leading(_split(part, stream), part.rows)
+    """The rows of a slice of JSON, in order, unparsed, in lists of those that each block of the file completes.
+
+    Raises SourceCorrupt when the file is cut short or damaged.
+    """
+    try:
+        with open_source(part.file) as stream:
+            yield from leading(_split(part, stream), part.rows)
+    except BrokenArray as error:
+        raise SourceCorrupt(
+            f"{part.file.uri}: {error}; fetch or write the file again, as one array or as JSON Lines"
+        ) from error
 
 
 def _json_texts(part: Slice, text_field: str) -> Iterator[TextBatch]:

@@ -16,6 +16,7 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
 from dataclasses import asdict, dataclass
 from importlib.metadata import version
+from unicodedata import normalize
 
 import numpy as np
 import orjson
@@ -36,7 +37,7 @@ SAMPLED_DOCUMENTS = 16
 SAMPLED_CHARACTERS = 16_384
 """Per sampled slice; three slices of 16 documents cost the reference at most a quarter of a second."""
 
-SPECIAL_TOKENS_TRIED = 64
+ADDED_TOKENS_TRIED = 2_000
 
 
 @dataclass(frozen=True, slots=True)
@@ -114,13 +115,16 @@ def texts_of(text_field: str, part: Slice) -> Iterator[str]:
 
 
 def nasty_strings(vocabulary: Vocabulary) -> list[str]:
-    """Strings that have broken tokenizers before, with this vocabulary's own control strings among them."""
-    special = vocabulary.special_tokens[:SPECIAL_TOKENS_TRIED]
+    """Strings that have broken tokenizers before, with this vocabulary's own control strings among them, and all others that
+    were added to it: whether these are found within words, or in another normal form, is up to a tokenizer.
+    """
+    added = list(dict.fromkeys([*vocabulary.special_tokens, *vocabulary.controls]))[:ADDED_TOKENS_TRIED]
+    forms = dict.fromkeys(form for token in added for form in (token, normalize("NFC", token), normalize("NFD", token)))
     return [
         *NASTY,
-        *special,
-        *(f"before{token}after {token} {token}{token}\n" for token in special),
-        *(token[:-1] for token in special),
+        *forms,
+        *(f"before{form}after {form} {form}{form}\n" for form in forms),
+        *(token[:-1] for token in added),
     ]
 
 

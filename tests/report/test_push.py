@@ -46,10 +46,11 @@ def chats(start, stop):
     ]
 
 
-def harmony(folder):
+def harmony(folder, first=0):
     """A published normalization of two splits, one of them in several shards and with a bad row."""
     sources = []
-    for name, of in {"chats": [*chats(0, 40), {"messages": []}], "more": chats(90, 95)}.items():
+    splits = {"chats": [*chats(first, first + 40), {"messages": []}], "more": chats(first + 90, first + 95)}
+    for name, of in splits.items():
         path = preparing_rl.write_rows(folder / f"secret place/{name}.jsonl", of)
         sources.append({"name": name, "path": str(path), "converter": "openai_messages"})
     preparing_harmony.prepare({"datasets": sources}, folder / "out", shard_size=1500)
@@ -404,6 +405,91 @@ def test_a_push_in_parts_that_broke_goes_on(hub, outputs, monkeypatch):
     send(outputs("rl"))
     assert set(repository.files) == {".gitattributes", *parcel_of(str(outputs("rl"))).sizes}
     assert hub.received == size(repository.files)
+
+
+def pushed_rows(commit):
+    return rows_of(load_blend(f"hf://datasets/org/name@{commit}/blend.json").datasets)
+
+
+def published_rows(output):
+    return rows_of(load_blend(str(output / "blend.json")).datasets)
+
+
+def break_off(hub, output, commits=1):
+    """Push no more than the first commits."""
+    hub.failures["commit"] = [*[None] * commits, 500]
+    refusal(lambda: send(output), RunError)
+
+
+def test_what_a_broken_push_left_goes_with_the_push_of_another_preparation(hub, outputs, tmp_path, monkeypatch):
+    monkeypatch.setattr(pushing, "MOST_FILES", 3)
+    repository = hub.create("org/name", files={"LICENSE": b"y"})
+    break_off(hub, outputs("harmony"))
+    left = {name for name in repository.files if name.startswith("data/chats/part-")}
+    assert len(left) == 3
+    other = harmony(tmp_path, 500)
+    parcel, target = parcel_of(str(other)), target_of("org/name", public=False)
+    assert set(stale_names(parcel, target)) == left
+    commit = push(parcel, target)
+    assert set(repository.files) == {*parcel.sizes, ".gitattributes", "LICENSE"}
+    assert len(published_rows(other)) == 45
+    assert pushed_rows(commit) == published_rows(other)
+
+
+@pytest.mark.parametrize(("first", "second"), [("harmony", "rl"), ("rl", "harmony")])
+def test_a_broken_push_takes_nothing_of_others_along(hub, outputs, monkeypatch, first, second):
+    monkeypatch.setattr(pushing, "MOST_FILES", 3)
+    theirs = {"data/chats/mine.parquet": b"x", "train/mine_1.jsonl": b"x", "data/part-00000-1234abcd.parquet": b"x"}
+    repository = hub.create("org/name", files=theirs)
+    break_off(hub, outputs(first))
+    send(outputs(second))
+    assert theirs.items() <= repository.files.items()
+
+
+def test_what_is_there_by_halves_cannot_be_read(hub, outputs, tmp_path, monkeypatch):
+    monkeypatch.setattr(pushing, "MOST_FILES", 3)
+    send(outputs("harmony"))
+    repository = hub.repositories["org/name"]
+    break_off(hub, harmony(tmp_path / "broken", 500))
+    assert "manifest.json" in repository.files
+    assert not {"blend.json", "README.md"} & repository.files.keys()
+    assert "no such blend file" in refusal(lambda: pushed_rows(repository.head))
+    third = harmony(tmp_path / "third", 900)
+    commit = send(third)
+    assert set(repository.files) == {".gitattributes", *parcel_of(str(third)).sizes}
+    assert pushed_rows(commit) == published_rows(third)
+
+
+def test_a_push_that_broke_over_another_goes_on(hub, outputs, tmp_path, monkeypatch):
+    monkeypatch.setattr(pushing, "MOST_FILES", 3)
+    send(outputs("harmony"))
+    repository = hub.repositories["org/name"]
+    before, other = len(repository.messages), harmony(tmp_path, 500)
+    break_off(hub, other, 2)
+    commit = send(other)
+    received, commits = hub.received, len(repository.messages)
+    assert pushed_rows(commit) == published_rows(other)
+    assert send(other) == commit
+    assert (hub.received, len(repository.messages)) == (received, commits)
+    send(other, "org/new")
+    assert commits - before == len(hub.repositories["org/new"].messages) - 1  # one made the repository
+
+
+def test_a_card_that_no_push_brought_stays_all_the_time(hub, outputs, tmp_path, monkeypatch):
+    monkeypatch.setattr(pushing, "MOST_FILES", 3)
+    repository = hub.create("org/name", files={"README.md": b"mine"})
+    send(outputs("rl"))
+    send(rl(tmp_path, chats(500, 540)))
+    assert all(files["README.md"] == b"mine" for files in repository.commits.values())
+
+
+def test_a_card_of_a_push_that_the_next_has_none_of_goes_with_its_first_commit(hub, outputs, monkeypatch):
+    monkeypatch.setattr(pushing, "MOST_FILES", 3)
+    send(outputs("harmony"))
+    repository = hub.repositories["org/name"]
+    before = set(repository.commits)
+    send(outputs("rl"))
+    assert not any("README.md" in files for commit, files in repository.commits.items() if commit not in before)
 
 
 def test_a_commit_by_someone_else_in_between_is_told(hub, outputs):

@@ -444,3 +444,12 @@ def test_a_missing_file_is_the_storage_speaking(tmp_path):
     Path(path).unlink()
     with pytest.raises(FileNotFoundError):
         content_hash(part, ["text"])
+
+
+def test_another_file_of_the_same_size_and_modification_time_is_another_content(tmp_path):
+    index = ContentIndex()
+    path = write(tmp_path / "a.jsonl", b"before\n")
+    assert contents(path, 1000, index) == contents(path, 1000)
+    write(tmp_path / "b.jsonl", b"behind\n").replace(path)
+    assert file_of(path).modified_ns == LONG_AGO
+    assert contents(path, 1000, index) == {0: f"xxh3_128:{xxhash.xxh3_128_hexdigest(b'behind' + bytes([10]))}"}

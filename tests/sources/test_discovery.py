@@ -55,6 +55,7 @@ def test_a_local_file_carries_what_the_disk_says_of_it(tmp_path):
         format="jsonl",
         compression="gzip",
         modified_ns=1_700_000_000_123_456_789,
+        changed_ns=(tmp_path / "x.jsonl.gz").stat().st_ctime_ns,
     )
     assert discover(source(tmp_path / "x.jsonl.gz")) == [expected]
     assert discover(source(f"file://{tmp_path}/x.jsonl.gz")) == [expected]
@@ -98,9 +99,9 @@ def test_linked_folders_are_followed_and_none_is_read_twice(tmp_path):
     (root / "z/circle").symlink_to(root)
     (root / "out").symlink_to(tmp_path / "elsewhere")
     (root / "file.jsonl").symlink_to(tmp_path / "elsewhere/far.jsonl")
-    assert found(root) == ["file.jsonl", "out/far.jsonl", "z/real.jsonl"]
+    assert found(root) == ["out/far.jsonl", "z/real.jsonl"]
     (tmp_path / "door").symlink_to(root)
-    assert found(tmp_path, "door") == ["door/file.jsonl", "door/out/far.jsonl", "door/z/real.jsonl"]
+    assert found(tmp_path, "door") == ["door/out/far.jsonl", "door/z/real.jsonl"]
 
 
 def test_a_broken_link_is_refused_rather_than_left_out(tmp_path):
@@ -268,3 +269,16 @@ def test_a_store_s_files_are_chosen_and_refused_like_local_ones(memory):
     assert "no files" in refusal("memory://corpus/abc")
     memory.pipe("/corpus/n.csv", b"")
     assert "n.csv: files of this type" in refusal("memory://corpus/n.csv")
+
+
+def test_a_link_to_a_file_beside_it_is_not_read_twice(tmp_path):
+    real, elsewhere = tmp_path / "data/a.jsonl", tmp_path / "elsewhere.jsonl"
+    real.parent.mkdir()
+    real.write_text('{"text": "a"}\n')
+    elsewhere.write_text('{"text": "b"}\n')
+    for name, target in {"latest": real, "b": elsewhere, "c": elsewhere}.items():
+        (tmp_path / f"data/{name}.jsonl").symlink_to(target)
+    found = discover(DataSource(name="data", path=str(tmp_path / "data")))
+    assert [Path(file.uri).name for file in found] == ["a.jsonl", "b.jsonl", "c.jsonl"]
+    (alone,) = discover(DataSource(name="data", path=str(tmp_path / "data/latest*.jsonl")))
+    assert Path(alone.uri).name == "latest.jsonl"

@@ -143,6 +143,67 @@ def test_a_field_that_is_no_text_is_refused_with_the_columns_there_are(tmp_path,
         cut(part.file, 1000, [text_field], require_text)
 
 
+@pytest.mark.parametrize(
+    ("columns", "text_field", "dotted"),
+    [
+        ({"a.b": ["x"]}, "a.b", "a.b"),
+        ({"a.b": ["x"], "a": ["y"]}, "a.b", "a.b"),
+        ({"a.b": ["x"], "a": [{"c": "y"}]}, "a.b", "a.b"),
+        ({"a.b": [{"text": "x"}]}, "a.b.text", "a.b"),
+        ({"in": [{"a.b": "x"}]}, "in.a.b", "a.b"),
+    ],
+)
+def test_a_column_with_a_dot_in_its_name_has_to_be_renamed(tmp_path, columns, text_field, dotted):
+    part = stored(tmp_path / "x.parquet", pa.table(columns))
+    with pytest.raises(InputError) as error:
+        cut(part.file, 1000, [text_field], require_text)
+    assert f"x.parquet: text_field {text_field!r}: " in str(error.value)
+    assert f"a dot leads into a struct: rename column {dotted!r}" in str(error.value)
+    assert "did you mean" not in str(error.value)
+
+
+def test_a_field_of_a_struct_is_read_although_a_column_has_the_same_name_with_a_dot(tmp_path):
+    part = stored(tmp_path / "x.parquet", pa.table({"a.b": ["x"], "a": [{"b": "y"}]}))
+    assert read(part, "a.b") == ({0: "y"}, {})
+
+
+def twice(name, column, other):
+    return pa.Table.from_arrays([pa.array([column]), pa.array([other]), pa.array(["z"])], [name, name, "own"])
+
+
+@pytest.mark.parametrize(
+    ("table", "text_field", "problem"),
+    [
+        (twice("text", "x", "y"), "text", "the file has 2 columns 'text'"),
+        (twice("in", {"text": "x"}, {"text": "y"}), "in.text", "the file has 2 columns 'in'"),
+        (
+            pa.table({"in": pa.StructArray.from_arrays([pa.array(["x"]), pa.array(["y"])], ["text", "text"])}),
+            "in.text",
+            "column 'in' has 2 columns 'text'",
+        ),
+    ],
+    ids=["columns", "structs", "in a struct"],
+)
+def test_of_two_columns_with_one_name_none_is_taken(tmp_path, table, text_field, problem):
+    part = stored(tmp_path / "x.parquet", table)
+    for refused in (lambda: read(part, text_field), lambda: cut(part.file, 1000, [text_field], require_text)):
+        with pytest.raises(InputError) as error:
+            refused()
+        assert f"x.parquet: text_field {text_field!r}: {problem}; " in str(error.value)
+        assert "a name for each" in str(error.value)
+
+
+@pytest.mark.parametrize("fields", [(), ("text", "own")])
+def test_of_two_columns_with_one_name_no_record_takes_one(tmp_path, fields):
+    part = stored(tmp_path / "x.parquet", twice("text", "x", "y"))
+    with pytest.raises(InputError, match=r"x\.parquet: 2 columns are called 'text'; .* a name for each"):
+        list(column_batches(part, fields, require_any))
+
+
+def test_columns_with_one_name_do_not_matter_where_another_is_asked_for(tmp_path):
+    assert read(stored(tmp_path / "x.parquet", twice("id", 1, 2)), "own") == ({0: "z"}, {})
+
+
 def test_the_ranges_of_row_groups_are_all_that_reading_the_text_needs(tmp_path):
     path = tmp_path / "x.parquet"
     texts = [f"text {number % 7}" for number in range(1000)]

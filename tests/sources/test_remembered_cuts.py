@@ -144,3 +144,16 @@ def test_an_unchanged_bucket_costs_its_listing(tmp_path):
         files_in(f"{place}/in")
     assert (len(after), after) == (24, before)
     assert listing == server.faults.counts["requests"]
+
+
+def test_another_file_of_the_same_size_and_modification_time_is_cut_anew(tmp_path, opened):
+    index, path = ContentIndex(), write(tmp_path / "a.parquet", 2)
+    for _ in range(2):
+        index.slices(files_in(path), 1, TEXT, require_text)
+    assert opened == ["a.parquet"]
+    (before,) = files_in(path)
+    write(tmp_path / "b.parquet", 2).replace(path)
+    (after,) = files_in(path)
+    assert (after.size, after.modified_ns) == (before.size, before.modified_ns)
+    index.slices([after], 1, TEXT, require_text)
+    assert opened == ["a.parquet"] * 2

@@ -4,10 +4,13 @@ import json
 import os
 import shutil
 from dataclasses import dataclass, replace
+from unicodedata import normalize
 
 import numpy as np
 import pytest
 from small_vocabularies import byte_level_bpe, ids_of, reference, word_piece
+from tokenizers import AddedToken, Tokenizer
+from tokenizers.normalizers import NFC
 
 from tasks.blend.load import load_blend
 from tasks.shards.receipt import Receipt
@@ -241,3 +244,18 @@ def test_a_tokenizer_that_changed_in_its_place_is_seen(source, model, tmp_path):
     [content] = [path.read_bytes() for path in (tmp_path / "out/train").glob("*.bin")]
     expected = [number for ids in ids_of(reference(model), TEXTS) for number in [*ids, eos]]
     assert np.frombuffer(content, np.uint16).tolist() == expected
+
+
+@pytest.mark.parametrize(
+    "added",
+    [AddedToken("foo", single_word=True, normalized=False), AddedToken("café", normalized=True)],
+    ids=["whole words only", "in any normal form"],
+)
+def test_tokens_that_were_added_are_tried_within_words_and_in_other_normal_forms(source, model, tmp_path, added):
+    tokenizer = Tokenizer.from_file(str(model / "tokenizer.json"))
+    tokenizer.normalizer = NFC()
+    assert tokenizer.add_tokens([added]) == 1
+    tokenizer.save(str(model / "tokenizer.json"))
+    verdict = verdict_of(plan(source, tmp_path / "out", model))
+    assert verdict.backend == "reference"
+    assert repr(added.content)[1:-1] in normalize("NFC", verdict.difference)

@@ -190,14 +190,6 @@ def test_rows_longer_than_a_block_are_read_or_counted(small, tokenizer, tmp_path
     assert_conserved(given, tmp_path / "out", manifest, tokenizer)
 
 
-def test_a_cut_off_array_is_one_bad_row_more(small, tokenizer, tmp_path):
-    path = tmp_path / "some.json"
-    path.write_bytes(b'[{"text": "one"}, {"text": "two"}, {"te')
-    given = Corpus(path, 3, ["one", "two"], [(3, "malformed_json")], {"malformed_json": 1})
-    _, manifest = prepared(given, tmp_path / "out", small)
-    assert_conserved(given, tmp_path / "out", manifest, tokenizer)
-
-
 @pytest.mark.parametrize("shard_size", [25, 90, 10**9])
 @pytest.mark.parametrize("name", MAKERS)
 def test_a_slice_with_a_bad_row_fails_and_proves_nothing(small, tmp_path, name, shard_size):
