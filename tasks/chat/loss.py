@@ -29,8 +29,9 @@ class LossPolicy:
     """Which tokens are trained on.
 
     `assistant_all`: all that the assistant generates; `last_turn`: what it generates after the last user message;
-    `final_only`: its last answer alone, without reasoning and tool calls. `assistant_bodies` is for formats that tell
-    what is said from what introduces it, and leaves that out. The three others leave parts out everywhere.
+    `final_only`: its last answer alone, without reasoning and tool calls, and nothing where it only calls tools.
+    `assistant_bodies` is for formats that tell what is said from what introduces it, and leaves that out. The three
+    others leave parts out everywhere.
     """
 
     on: LossOn = "assistant_all"
@@ -44,7 +45,7 @@ class LossPolicy:
         if self.on == "assistant_all":
             return answers
         if self.on == "final_only":
-            return answers[-1:]
+            return [number for number in answers[-1:] if not _calls_alone(messages[number])]
         last_user = max((number for number, message in enumerate(messages) if message["role"] == "user"), default=-1)
         return [number for number in answers if number > last_user]
 
@@ -67,6 +68,11 @@ class LossPolicy:
                 start = ranges.pop()[0]  # noqa: PLW2901 - grown to the left
             ranges.append((start, stop))
         return ranges
+
+
+def _calls_alone(message: Message) -> bool:
+    """Whether a message calls tools and answers nothing."""
+    return bool(message.get("tool_calls")) and not (message["content"] or "").strip()
 
 
 class Completion(NamedTuple):
@@ -226,7 +232,7 @@ def _completion(text: str, start: int, extent: Range, parts: _Parts, controls: C
     ending, stop = controls.last(text, last, limit) or (last, limit)
     if parts.generated:
         stop = limit
-    calls = _calls_start(start, ending, parts)
+    calls = _calls_start(text, start, ending, parts, controls)
     answer = calls
     if parts.content and parts.content[0] <= calls:
         answer = max(start, parts.content[0])
@@ -240,10 +246,23 @@ def _without_reasoning(text: str, completion: Completion) -> Completion:
     return completion
 
 
-def _calls_start(start: int, ending: int, parts: _Parts) -> int:
-    """Where tool calls begin, with the template's words before them: behind the answer, or where there is nothing else."""
+def _calls_start(text: str, start: int, ending: int, parts: _Parts, controls: Controls) -> int:
+    """Where tool calls begin, with the template's words before them: behind the answer, or, where there is nothing else,
+    behind empty tags of reasoning.
+    """
     if not parts.call:
         return ending
     if parts.content and parts.content[1] <= parts.call[1]:
         return max(start, parts.content[1])
-    return max(start, parts.call[0]) if parts.reasoning or parts.content else start
+    if parts.reasoning or parts.content:
+        return max(start, parts.call[0])
+    return _behind_tags(text, start, parts.call[0], controls)
+
+
+def _behind_tags(text: str, start: int, stop: int, controls: Controls) -> int:
+    """Where the last tag in `[start, stop)` that closes another ends, or `start`: there ends reasoning that is written
+    though there is none. A token that closes nothing may be what introduces calls.
+    """
+    closing = [token for token in controls.ids if "/" in token and token.replace("/", "", 1) in controls.ids]
+    places = [(text.rfind(token, start, stop), len(token)) for token in closing]
+    return max((place + length for place, length in places if place >= 0), default=start)

@@ -60,7 +60,7 @@ class _Waiting:
 @dataclass(slots=True)
 class _Fates:
     """What became of conversations, as sets of rows: of which there were sequences, of which at least one was kept,
-    was too long, was cut and kept.
+    was too long (also where a cut left nothing to learn), was cut and kept.
     """
 
     seen: set[int] = field(default_factory=set[int])
@@ -183,21 +183,24 @@ class ShardBuilder:
     def _spool(self, part: _Part, waiting: _Waiting) -> None:
         """Encode what waits, spool what fits, and note what became of it."""
         sequences = waiting.batch.encode(self._encoder)
-        too_long_by_then = padded(sequences.lengths, self._recipe.pad_seq_to_mult) > self._recipe.pack_size
+        too_long_by_then, learned_by_then = self._too_long(sequences), _learned_tokens(sequences) > 0
         sequences = self._fitted(sequences, np.flatnonzero(too_long_by_then), waiting)
         check_ids(sequences, self._recipe.vocabulary_size)
-        stored = padded(sequences.lengths, self._recipe.pad_seq_to_mult)
-        fits = stored <= self._recipe.pack_size
-        kept = np.flatnonzero(fits & (_learned_tokens(sequences) > 0))
+        learned = _learned_tokens(sequences) > 0
+        oversize = self._too_long(sequences) | (learned_by_then & ~learned)
+        kept = np.flatnonzero(~oversize & learned)
         rows = np.asarray(waiting.rows, np.int64)
         part.fates.seen.update(waiting.rows)
         part.fates.kept.update(rows[kept].tolist())
-        part.fates.too_long.update(rows[~fits].tolist())
+        part.fates.too_long.update(rows[oversize].tolist())
         part.fates.truncated.update(rows[kept[too_long_by_then[kept]]].tolist())
-        self._counts["oversize"] += int(np.count_nonzero(~fits))
+        self._counts["oversize"] += int(np.count_nonzero(oversize))
         self._counts["straddled"] += int(sequences.straddled[kept].sum())
         if kept.size:
             _spool(part.spool, sequences, kept, rows[kept])
+
+    def _too_long(self, sequences: Sequences) -> np.ndarray:
+        return padded(sequences.lengths, self._recipe.pad_seq_to_mult) > self._recipe.pack_size
 
     def _fitted(self, sequences: Sequences, long: np.ndarray, waiting: _Waiting) -> Sequences:
         """The sequences, those numbered in `long` cut where the policy is to truncate; raises RunError where it is `error`."""

@@ -154,7 +154,8 @@ def _answer(text: str) -> Any:  # noqa: ANN401 - JSON may be anything
         return text
     try:
         value = json.loads(text)  # orjson makes floats of integers beyond 64 bits
-        orjson.dumps(value)
+        if b"null" in orjson.dumps(value):
+            json.dumps(value, allow_nan=False)  # orjson writes null for NaN and the infinities
     except (TypeError, ValueError, RecursionError):
         return text
     values = list(cast("dict[str, Any]", value).values()) if isinstance(value, dict) else value

@@ -172,17 +172,34 @@ def _line(record: Record, found: Record | Rejected, raw: bytes | None, work: Wor
         return found
     if raw is not None and found is record:
         return _on_one_line(raw.removeprefix(BYTE_ORDER_MARK))
-    if raw is not None and LONG_INTEGER.search(raw):
-        return _with_long_integers(raw.removeprefix(BYTE_ORDER_MARK), work)
     try:
-        return orjson.dumps(found)
-    except TypeError as error:  # Parquet holds kinds of values that JSON has not, such as bytes
+        line = orjson.dumps(found)
+        if raw is not None and LONG_INTEGER.search(raw):
+            return _with_long_integers(raw.removeprefix(BYTE_ORDER_MARK), work)
+    except (TypeError, RecursionError) as error:  # kinds of values that only Parquet has, such as bytes; many levels
         return Rejected("not_json", f"the row holds a value that cannot be written as JSON: {error}; leave it out")
+    if raw is None and b"null" in line and not _finite(found):
+        return Rejected("not_json", "the row holds NaN or an infinity, which JSON cannot say; leave it out")
+    return line
 
 
-def _with_long_integers(raw: bytes, work: Work) -> bytes:
-    """The bytes of a row that is changed, written without orjson, which makes floats of integers beyond 64 bits."""
-    return json.dumps(work.done(json.loads(raw)), ensure_ascii=False, separators=(",", ":")).encode()
+def _with_long_integers(raw: bytes, work: Work) -> bytes | Rejected:
+    """The bytes of a row that is changed, written without orjson, which makes floats of integers beyond 64 bits: two
+    that differ can be the same float, so what becomes of the row can be something else.
+    """
+    found = work.done(json.loads(raw))
+    if isinstance(found, Rejected):
+        return found
+    return json.dumps(found, ensure_ascii=False, separators=(",", ":")).encode()
+
+
+def _finite(record: Record) -> bool:
+    """Whether no number of a row is NaN or infinite, for which orjson writes null."""
+    try:
+        json.dumps(record, allow_nan=False, default=str)
+    except ValueError:
+        return False
+    return True
 
 
 def _on_one_line(raw: bytes) -> bytes:

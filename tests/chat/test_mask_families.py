@@ -233,10 +233,14 @@ POLICIES = {
 def learned_numbers(messages, on):
     answers = [number for number, message in enumerate(messages) if message["role"] == "assistant"]
     if on == "final_only":
-        return answers[-1:]
+        return [number for number in answers[-1:] if not calls_alone(messages[number])]
     if on == "last_turn":
         return [number for number in answers if "user" not in [message["role"] for message in messages[number:]]]
     return answers
+
+
+def calls_alone(message):
+    return "tool_calls" in message and not (message["content"] or "").strip()
 
 
 def names(policy):

@@ -448,7 +448,7 @@ def test_a_conversation_of_many_sequences_is_encoded_bit_by_bit_and_counted_once
     assert manifest["totals"]["documents"] == 4
     assert manifest["totals"]["truncated"] == (2 if oversize == "truncate" else 0)
     lost = sum(shard["facts"]["oversize_sequences"] for shard in manifest["shards"])
-    assert (lost > 0) == (oversize == "drop")
+    assert lost > 0
     most, encode = [], Batch.encode
     monkeypatch.setattr(Batch, "encode", lambda batch, encoder: most.append(batch.characters) or encode(batch, encoder))
     monkeypatch.setattr(shard_module, "BATCH_CHARACTERS", 400)
@@ -713,8 +713,32 @@ def test_a_sequence_that_has_nothing_left_to_learn_once_it_is_cut_is_dropped(tmp
     rows = [talk(user("word " * 300), assistant("Yes.")), marked(2)]
     source = write_rows(tmp_path / "some.jsonl", rows)
     _, manifest = prepare(blend_of(source), tmp_path / "out", **chosen | {"pack_size": 100, "oversize": "truncate"})
-    assert manifest["totals"]["dropped"] == {"nothing_trained": 1}
+    assert manifest["totals"]["dropped"] == {"oversize": 1}
     assert numbers_in(sequences_of(tmp_path / "out"), tokenizer) == [2]
+
+
+def test_a_sequence_whose_answer_lies_behind_the_cut_is_counted_also_where_its_conversation_stays(
+    tmp_path, chosen, tokenizer
+):
+    record = talk(user("#1#"), thinking("Hm.", "A."), user("word " * 300), thinking("Well.", "B."))
+    source = write_rows(tmp_path / "some.jsonl", [record])
+    chosen |= {"pack_size": 100, "oversize": "truncate"}
+    planned, manifest = prepare(blend_of(source), tmp_path / "out", **chosen)
+    (receipt,) = planned.plan.store.proven(planned.plan.keys).values()
+    assert receipt.facts["oversize_sequences"] == 1
+    assert (manifest["totals"]["dropped"], manifest["totals"]["truncated"]) == ({}, 0)
+    first, _ = by_turn(tokenizer, record)
+    assert [sequence.learnable for sequence in sequences_of(tmp_path / "out")] == [shifted(first)]
+
+
+def test_a_long_sequence_without_anything_to_learn_is_not_lost_by_its_cut(tmp_path, chosen):
+    """Only its first token is trained on, which nothing predicts."""
+    template = "{% for m in messages %}{{ m.content ~ '<|im_end|>' }}{% endfor %}"
+    source = write_rows(tmp_path / "some.jsonl", [talk(assistant(""), user("word " * 300))])
+    chosen |= {"chat_template": template, "pack_size": 100, "oversize": "truncate"}
+    _, manifest = prepare(blend_of(source), tmp_path / "out", **chosen)
+    assert manifest["totals"]["dropped"] == {"nothing_trained": 1}
+    assert manifest["shards"][0]["facts"]["oversize_sequences"] == 0
 
 
 def test_long_sequences_are_dropped_and_their_conversation_only_with_the_last_of_them(tmp_path, chosen, tokenizer):

@@ -1,0 +1,101 @@
+"""Messages that call tools and say nothing: what of them is trained on where a policy leaves parts out."""
+
+import itertools
+from dataclasses import replace
+
+import pytest
+
+from tasks.chat.check import renderer_of
+from tasks.chat.conversation import Arguments, Conversation, Rejected
+from tasks.chat.loss import LossPolicy
+from tasks.chat.template import ChatTemplate
+from tasks.tokenize.load import find_vocabulary
+from tasks.tokenize.settings import TokenizerSource
+from tests.peers import chat_templates
+from tests.tokenize.small_vocabularies import BOS, EOS, byte_level_bpe
+
+TOKENS = (
+    BOS, EOS, "<|im_start|>", "<|im_end|>", "<think>", "</think>", "<tool_call>", "</tool_call>", "[TOOL_CALLS]",
+    "[gMASK]", "<sop>", "<|user|>", "<|assistant|>", "<|observation|>", "<|system|>",
+)  # fmt: skip
+INTRODUCED = (
+    "{% for m in messages %}{{ '<|im_start|>' ~ m.role ~ '\n' ~ (m.content or '') }}"
+    "{% if m.tool_calls %}{{ '[TOOL_CALLS][' }}{% for c in m.tool_calls %}{{ c.function.name }}{% endfor %}{{ ']' }}{% endif %}"
+    "{{ '<|im_end|>\n' }}{% endfor %}{{ '<|im_start|>assistant\n' if add_generation_prompt }}"
+)  # fmt: skip
+"""Calls have a token of their own before the loop over them."""
+WITHOUT_REASONING, WITHOUT_CALLS = LossPolicy(reasoning=False), LossPolicy(tool_calls=False)
+
+
+@pytest.fixture(scope="module")
+def vocabulary(tmp_path_factory):
+    return find_vocabulary(TokenizerSource(model=str(byte_level_bpe(tmp_path_factory.mktemp("v"), special=TOKENS))))
+
+
+@pytest.fixture(scope="module")
+def trained(vocabulary):
+    """`trained(source, messages, policy)`: the text that is trained on, or the reason for none."""
+    names = {number: token for token, number in vocabulary.controls.items()}
+    probed = {}
+
+    def text(source, messages, policy):
+        if source not in probed:
+            template = ChatTemplate(source, {"bos_token": BOS, "eos_token": EOS})
+            probed[source] = renderer_of(template, vocabulary, LossPolicy(), "never", "literal")
+        found = replace(probed[source], policy=policy).sequences(Conversation(messages, []))
+        if isinstance(found, Rejected):
+            return found.reason
+        (pieces,) = found
+        return "".join(_learned(piece, names) for piece in pieces)
+
+    return text
+
+
+def _learned(piece, names):
+    text = names[piece.token] if piece.text is None else piece.text
+    if not isinstance(piece.learned, tuple):
+        return text if piece.learned else ""
+    ends = list(itertools.accumulate(piece.learned, initial=0))
+    return "".join(text[start:stop] for start, stop in list(itertools.pairwise(ends))[1::2])
+
+
+def asked(content, reasoning=None):
+    """A question, and an answer that calls `f`."""
+    function = {"name": "f", "arguments": Arguments({}, "{}")}
+    answer = {"role": "assistant", "content": content, "tool_calls": [{"type": "function", "function": function}]}
+    thought = {"reasoning_content": reasoning} if reasoning else {}
+    return [{"role": "user", "content": "q"}, {**answer, **thought}]
+
+
+NANO, GLM = (chat_templates.template(f"{name}_training") for name in ("nemotron_3_nano", "glm4moe"))
+NANO_CALL = "\n<tool_call>\n<function=f>\n</function>\n</tool_call>\n"
+GLM_CALL = "\n<tool_call>f\n</tool_call>"
+
+
+@pytest.mark.parametrize("content", [None, ""])
+@pytest.mark.parametrize(
+    ("source", "tags", "call", "end"),
+    [
+        (NANO, "<think></think>", NANO_CALL, "<|im_end|>\n"),
+        (GLM, "\n<think></think>", GLM_CALL, "<|observation|>"),
+        (INTRODUCED, "", "[TOOL_CALLS][f]", "<|im_end|>"),
+    ],
+    ids=["nemotron", "glm", "introduced"],
+)
+def test_empty_tags_of_reasoning_are_reasoning_and_what_introduces_calls_is_a_call(
+    trained, source, tags, call, end, content
+):
+    assert trained(source, asked(content), LossPolicy()) == tags + call + end
+    assert trained(source, asked(content), WITHOUT_REASONING) == call + end
+    assert trained(source, asked(content), WITHOUT_CALLS) == tags + end
+
+
+@pytest.mark.parametrize("content", [None, "", " \n"])
+@pytest.mark.parametrize("reasoning", [None, "why"])
+@pytest.mark.parametrize("source", [NANO, GLM, INTRODUCED], ids=["nemotron", "glm", "introduced"])
+def test_calls_alone_are_no_final_answer(trained, source, reasoning, content):
+    final = LossPolicy("final_only")
+    assert trained(source, asked(content, reasoning), final) == "nothing_trained"
+    before = [{"role": "user", "content": "p"}, {"role": "assistant", "content": "a"}]
+    assert trained(source, [*before, *asked(content, reasoning)], final) == "nothing_trained"
+    assert trained(source, asked("Look:", reasoning), final).startswith("Look:")
