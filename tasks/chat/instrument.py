@@ -2,10 +2,11 @@
 
 Every loop that writes marks its turns, with the message or tool call that the turn is about, and its end; loops that
 write nothing only count their steps. `~` becomes a filter that keeps origins. And the tag `generation`, by which some
-templates say themselves what the model generates, becomes a pair of marks.
+templates say themselves what the model generates, becomes a pair of marks. Slices become a filter too, because what they
+copy costs steps.
 """
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sized
 from typing import Any, cast
 
 from jinja2 import nodes
@@ -17,7 +18,7 @@ from jinja2.utils import pass_context
 from jinja2.visitor import NodeTransformer
 
 from tasks.chat.filters import together
-from tasks.chat.limits import text_of
+from tasks.chat.limits import CHARACTERS_PER_STEP, text_of
 from tasks.chat.records import MessageRecord, ToolCallRecord
 from tasks.chat.traced import Kind, mark
 
@@ -71,6 +72,13 @@ class _Instrumenter(NodeTransformer):
         self.generic_visit(node)
         return nodes.Filter(nodes.List(node.nodes), "__written__", [], [], None, None)
 
+    def visit_Getitem(self, node: nodes.Getitem) -> nodes.Expr:  # noqa: N802 - same
+        self.generic_visit(node)
+        if not isinstance(node.arg, nodes.Slice):
+            return node
+        places = [each or nodes.Const(None) for each in (node.arg.start, node.arg.stop, node.arg.step)]
+        return nodes.Filter(node.node, "__sliced__", places, [], None, None)
+
 
 def instrumented(tree: nodes.Template) -> nodes.Template:
     """The template with its marks written in."""
@@ -82,7 +90,7 @@ def _output(value: nodes.Expr, name: str, *arguments: nodes.Expr, line: int) -> 
     return nodes.Output([nodes.Filter(value, name, list(arguments), [], None, None)], lineno=line)
 
 
-def marking(step: Callable[[], None]) -> Mapping[str, Callable[..., str]]:
+def marking(step: Callable[[int], None]) -> Mapping[str, Callable[..., str]]:
     """The filters that are written into templates; `step` spends the budget of a rendering.
 
     They take the context so that Jinja does not evaluate them while it compiles.
@@ -90,7 +98,7 @@ def marking(step: Callable[[], None]) -> Mapping[str, Callable[..., str]]:
 
     @pass_context
     def opened(_: Context, value: object, loop: int) -> str:
-        step()
+        step(1)
         if type(value) is MessageRecord:
             return mark((loop, "loop"), (value.number, "message"))
         if type(value) is ToolCallRecord:
@@ -99,8 +107,14 @@ def marking(step: Callable[[], None]) -> Mapping[str, Callable[..., str]]:
 
     @pass_context
     def stepped(_: Context, text: str) -> str:
-        step()
+        step(1)
         return text
+
+    @pass_context
+    def sliced(_: Context, value: Any, *places: int | None) -> Any:  # noqa: ANN401 - whatever can be sliced
+        found = value[slice(*places)]
+        step(len(found) // CHARACTERS_PER_STEP if isinstance(found, Sized) else 0)
+        return found
 
     return {
         "__opened__": opened,
@@ -108,6 +122,7 @@ def marking(step: Callable[[], None]) -> Mapping[str, Callable[..., str]]:
         "__ended__": _ended,
         "__marked__": _marked,
         "__written__": _written,
+        "__sliced__": sliced,
     }
 
 

@@ -13,7 +13,7 @@ variable. The environment otherwise is that of Hugging Face transformers (blocks
 
 from collections.abc import Sized
 from functools import lru_cache
-from typing import Any, NoReturn
+from typing import Any, NoReturn, cast
 
 from jinja2 import TemplateError
 from jinja2.exceptions import SecurityError
@@ -41,6 +41,12 @@ LOOP_FIELDS = frozenset({"index", "index0", "first", "last", "previtem", "nextit
 
 GROWING = frozenset({"join", "replace"})
 """Methods of text whose result may be longer than it."""
+
+BACKWARD = frozenset({"rfind", "rindex", "rpartition", "rsplit"})
+"""Methods that compare what is looked for at every place, which forward search does not."""
+
+COMPARISONS_PER_STEP = 1 << 17
+PARTS_PER_STEP = 8
 
 LOCAL_VARIABLES = frozenset({"_loop_vars", "_block_vars"})
 """What Jinja hands on with a call, for functions that take a context."""
@@ -84,7 +90,7 @@ def _concatenated(parts: Any) -> str:  # noqa: ANN401 - whatever Jinja has gathe
 class Sandbox(ImmutableSandboxedEnvironment):
     """Jinja's immutable sandbox with a budget, and with text whose origin stays known."""
 
-    intercepted_binops = frozenset({"+", "*", "**", "%"})
+    intercepted_binops = frozenset({"+", "*", "**", "%", "//"})
     concat = staticmethod(_concatenated)
     code_generator_class = OutputCode
 
@@ -124,7 +130,19 @@ class Sandbox(ImmutableSandboxedEnvironment):
             if function.__name__ == "join":
                 return together([_text(part) for part in args[0]], owner)
             require_size(replaced_size(owner, *args[:2]))
-        return function(*args, **kwargs)
+        return self._spent(owner, function, *args, **kwargs)
+
+    def _spent(self, owner: Any, function: Any, *args: Any, **kwargs: Any) -> Any:  # noqa: ANN401 - same
+        """Call a method of text for as many steps as it looks at and makes parts; or what makes a namespace."""
+        if not isinstance(owner, str):
+            return function(*args, **kwargs)
+        self.budget.step(len(owner) // CHARACTERS_PER_STEP)
+        if function.__name__ in BACKWARD and args and isinstance(args[0], str):
+            self.budget.step(len(owner) * len(args[0]) // COMPARISONS_PER_STEP)
+        found = function(*args, **kwargs)
+        if isinstance(found, list):
+            self.budget.step(len(cast("list[str]", found)) // PARTS_PER_STEP)
+        return found
 
     def getattr(self, obj: Any, attribute: str) -> Any:  # noqa: ANN401 - same
         """What templates ask for most, without the sandbox's detours: fields of messages, and where a loop is."""
@@ -150,8 +168,8 @@ class Sandbox(ImmutableSandboxedEnvironment):
 
 def _require_number(operator: str, left: int, right: int) -> None:
     bits = left.bit_length() * abs(right) if operator == "**" else left.bit_length() + right.bit_length()
-    if operator in {"*", "**"} and bits > MOST_BITS:
-        raise TemplateLimitError(f"the template makes a number of more than {MOST_BITS:,} bits")
+    if operator in {"*", "**", "//", "%"} and bits > MOST_BITS:
+        raise TemplateLimitError(f"the template computes with a number of more than {MOST_BITS:,} bits")
 
 
 @lru_cache(maxsize=64)

@@ -236,6 +236,14 @@ RUNAWAY = {
     "a text that escapes to five times as much": ("{{ ('&' * N) | e | length }}", 3_000_000),
     "a long text many times, in capitals": ("{{ (['x' * N * 100] * N) | map('upper') | list | length }}", 15_000),
     "a long text many times, cut": ("{% set t = 'x' * N * 100 %}{% set ns = namespace(l=[]) %}{% for i in range(N) %}{% set ns.l = ns.l + [t[1:]] %}{% endfor %}{{ ns.l | length }}", 15_000),
+    "a long text many times, cut into parts": (
+        "{% set t = 'ab' * N * 100 %}{% set ns = namespace(l=[]) %}{% for i in range(N) %}{% set ns.l = ns.l + [t.split('a')] %}{% endfor %}{{ ns.l | length }}", 10_000
+    ),
+    "a long text many times, turned": (
+        "{% set t = 'x' * N * 100 %}{% set ns = namespace(l=[]) %}{% for i in range(N) %}{% set ns.l = ns.l + [t.upper()] %}{% endfor %}{{ ns.l | length }}", 15_000
+    ),
+    "a search from behind": ("{{ ('a' * (N * 2)).rfind('ab' + 'a' * N) }}", 400_000),
+    "a number by another": ("{{ (('f' * (N * 2)) | int(0, 16)) // (('f' * N) | int(0, 16)) > 1 }}", 400_000),
     "output": ("{% for i in range(N) %}{{ 'x' * N }}{% endfor %}", 30_000),
     "texts that are kept": ("{% set ns = namespace(l=[]) %}{% for i in range(N) %}{% set ns.l = ns.l + ['x' * (N * 60 + i)] %}{% endfor %}{{ ns.l | length }}", 10_000),
     "a power": ("{{ 2 ** N > 1 }}", 10**10),

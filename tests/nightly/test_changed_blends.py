@@ -13,6 +13,7 @@ from tasks.errors import InputError
 from tasks.nightly.blends import find_blends
 from tasks.nightly.compare import compare_blend, store_of
 from tasks.shards.verify import verify
+from tasks.sources import content, cut
 from tasks.tokenize.inspect import inspect_pretrain_shard
 from tests.forking import in_processes
 from tests.preparing import tree
@@ -91,17 +92,23 @@ def test_a_version_is_what_a_preparation_from_nothing_would_be(nights, tmp_path)
     assert tree(one) == tree(other)
 
 
-def test_an_unchanged_night_reads_neither_data_nor_receipts_and_writes_nothing(nights):
-    for file in nights.data.rglob("*.jsonl"):
-        status = file.stat()
-        file.write_bytes(bytes(status.st_size))
-        os.utime(file, ns=(status.st_atime_ns, status.st_mtime_ns))
+def test_an_unchanged_night_reads_neither_data_nor_receipts_and_writes_nothing(nights, monkeypatch):
+    nights.compare(FIRST)  # the data was put back, which is looked into once
+    for module in (content, cut):
+        monkeypatch.setattr(module, "open_source", refuse)
     for receipt in Path(store_of(nights.out)).glob("*/*/receipt.json"):
         receipt.unlink()
         receipt.mkdir()  # which cannot be read
     before = whereabouts(nights.out)
     assert [compared.reasons for compared in nights.compare(SECOND).values()] == [[], [], []]
     assert whereabouts(nights.out) == before
+    nights.append("common", ["a new row"])
+    with pytest.raises(AssertionError, match=r"common/first\.jsonl"):
+        nights.compare(SECOND)
+
+
+def refuse(file):
+    raise AssertionError(file.uri)
 
 
 def test_touched_files_are_no_reason(nights):
