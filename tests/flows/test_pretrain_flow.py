@@ -109,6 +109,7 @@ def test_a_changed_weight_tokenizes_nothing_and_a_standing_cluster_is_used(blend
     assert sum(map(float, weights)) == pytest.approx(8.0)
 
 
+@pytest.mark.slow
 def test_a_profile_names_any_cluster_class(blend, expected, tmp_path, prefect_api):
     profile = Path(__file__).parents[2] / "deployments" / "clusters" / "laptop.yaml"
     pretrain_data_prep(str(blend), str(tmp_path / "out"), cluster=str(profile), **SETTINGS)

@@ -15,6 +15,8 @@ from tasks.tokenize.inspect import inspect_pretrain_shard
 from tests.flaky_storage import flaky_server, used_here
 from tests.preparing import prepare
 
+pytestmark = pytest.mark.slow
+
 NEWS, WEB, BOOKS = "pretrain/news", "pretrain/web", "pretrain/books"
 
 

@@ -24,6 +24,7 @@ def test_only_waiting_takes_longer():
         assert timeout(distributed.group.WORLD) == distributed_c10d.default_pg_timeout < PATIENCE
 
 
+@pytest.mark.slow
 def test_a_process_is_waited_for_though_it_takes_longer_than_all_processes_may_take_together(tmp_path):
     with started([__file__, str(tmp_path)], processes=2) as running:
         running.communicate()
