@@ -194,7 +194,7 @@ def test_a_benchmark_is_compared_with_the_baseline_that_was_there_before(texts, 
 
 
 @pytest.mark.slow
-@pytest.mark.timeout(900)  # a minute on quiet cores
+@pytest.mark.timeout(900)  # on busy cores
 def test_the_whole_pipeline_from_blends_to_evaluated_models_offline(prefect_server, tmp_path):
     out = tmp_path / "pipeline"
     printed = command(prefect_server, "pipeline", "--output-dir", out, "--scale", "tiny", seconds=800)
