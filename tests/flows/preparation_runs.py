@@ -1,15 +1,38 @@
-"""Preparations as commands of their own, as a person at a terminal would run them, and how far they are."""
+"""Commands: called in this process, or as processes of their own, as a person at a terminal would run them."""
 
+import contextlib
+import io
 import json
+import os
 import subprocess
 import sys
 import time
 from pathlib import Path
+from unittest.mock import patch
 
 import psutil
 
+from flows.cli import run
+
 TOKENMILL = str(Path(sys.executable).parent / "tokenmill")
 DEADLINE = 120
+
+
+def called(*arguments, stdin=None):
+    """A command that starts no flow, called in this process: what it printed, and its exit status.
+
+    A new interpreter would cost a second more.
+    """
+    given = [str(argument) for argument in arguments]
+    standard_input = io.TextIOWrapper(io.BytesIO((stdin or "").encode()))
+    with (
+        contextlib.redirect_stdout(io.StringIO()) as stdout,
+        contextlib.redirect_stderr(io.StringIO()) as stderr,
+        patch("sys.stdin", standard_input),
+        patch.dict(os.environ),
+    ):
+        status = run(given)
+    return subprocess.CompletedProcess(given, status, stdout.getvalue(), stderr.getvalue())
 
 
 def start(command, blend, out, server, *arguments):

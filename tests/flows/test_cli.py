@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 
 from tests import preparing_rl
+from tests.flows.preparation_runs import called
 from tests.preparing import blend_of, prepare, tree, write_lines
 
 TOKENMILL = str(Path(sys.executable).parent / "tokenmill")
@@ -14,7 +15,7 @@ TINY = Path(__file__).parents[2] / "blends/tiny"
 NOWHERE = {"PREFECT_API_URL": "http://127.0.0.1:1/api"}
 
 
-def tokenmill(*arguments, stdin=None, cwd=None, env=None):
+def tokenmill(*arguments, stdin=None, env=None):
     return subprocess.run(
         [TOKENMILL, *map(str, arguments)],
         input=stdin,
@@ -22,7 +23,6 @@ def tokenmill(*arguments, stdin=None, cwd=None, env=None):
         capture_output=True,
         text=True,
         timeout=120,
-        cwd=cwd,
         env={**os.environ, **(env or {})},
         check=False,
     )
@@ -74,7 +74,7 @@ def test_a_wrong_call_is_one_clear_complaint_and_leaves_nothing(case, tmp_path, 
     if name == "wrong.json":
         (tmp_path / name).write_text(content if isinstance(content, str) else json.dumps(content))
     before = sorted(tmp_path.rglob("*"))
-    result = tokenmill("pretrain", tmp_path / name, "--output-dir", tmp_path / "out", *arguments)
+    result = called("pretrain", tmp_path / name, "--output-dir", tmp_path / "out", *arguments)
     assert result.returncode == 2, result.stderr
     assert "Traceback" not in result.stderr
     assert len(result.stderr.strip().splitlines()) == 1, result.stderr
@@ -84,9 +84,10 @@ def test_a_wrong_call_is_one_clear_complaint_and_leaves_nothing(case, tmp_path, 
 
 
 @pytest.mark.parametrize("place", ["a_file/out", "/proc/tokenmill", "/sys/tokenmill"])
-def test_an_output_that_cannot_be_written_is_a_wrong_call(place, tmp_path, blend):
+def test_an_output_that_cannot_be_written_is_a_wrong_call(place, tmp_path, blend, monkeypatch):
     (tmp_path / "a_file").write_text("")
-    result = tokenmill("pretrain", blend, "--output-dir", place, cwd=tmp_path)
+    monkeypatch.chdir(tmp_path)
+    result = called("pretrain", blend, "--output-dir", place)
     assert result.returncode == 2, result.stderr
     assert result.stderr.startswith("tokenmill: ")
     assert "choose another --output-dir" in result.stderr
@@ -104,7 +105,7 @@ def test_a_prefect_server_that_does_not_answer_is_a_wrong_call(tmp_path, blend):
 def test_an_unknown_command_or_option_is_a_wrong_call(blend):
     nightly = ["nightly", "blends", "--output-dir", "x", "--keep", "0"]
     for arguments in (["pretrian"], ["plan", blend, "--outputdir", "x"], ["pretrain", blend], ["verify"], nightly):
-        result = tokenmill(*arguments, stdin="")
+        result = called(*arguments, stdin="")
         assert result.returncode == 2, (arguments, result.stderr)
         assert "Traceback" not in result.stderr
 
@@ -131,7 +132,7 @@ def test_verify_fails_with_exit_code_1_and_names_the_file(tmp_path, blend):
     content = bytearray(damaged.read_bytes())
     content[7] ^= 1
     damaged.write_bytes(content)
-    result = tokenmill("verify", tmp_path / "out")
+    result = called("verify", tmp_path / "out")
     assert result.returncode == 1
     assert str(damaged) in result.stderr.replace("\n", "")
     assert "Traceback" not in result.stderr
@@ -140,12 +141,12 @@ def test_verify_fails_with_exit_code_1_and_names_the_file(tmp_path, blend):
 def test_options_override_the_config_file_and_overrides_override_both(tmp_path, blend):
     config = tmp_path / "settings.yaml"
     config.write_text("sample: 50\nshard_size: 1kB\ntokenizer: {add_bos: true}\n")
-    planned = tokenmill("plan", blend, "--config", config, "--sample", "20", "tokenizer.add_bos=false")
+    planned = called("plan", blend, "--config", config, "--sample", "20", "tokenizer.add_bos=false")
     assert planned.returncode == 0, planned.stderr
     one = json.loads(planned.stdout)["plan"]
-    all_rows = json.loads(tokenmill("plan", blend, "shard_size=1kB").stdout)["plan"]
+    all_rows = json.loads(called("plan", blend, "shard_size=1kB").stdout)["plan"]
     assert 0 < one["shards"]["total"] < all_rows["shards"]["total"]
-    wrong = tokenmill("plan", blend, "--config", config, "smaple=3")
+    wrong = called("plan", blend, "--config", config, "smaple=3")
     assert wrong.returncode == 2
     assert "sample" in wrong.stderr
 
@@ -199,7 +200,7 @@ def test_a_wrong_call_for_rl_is_one_clear_complaint_before_anything_starts(case,
     transforms, overrides, expected = WRONG_RL[case]
     blend = write_blend(tmp_path, *transforms)
     before = sorted(tmp_path.rglob("*"))
-    result = tokenmill("rl", blend, "--output-dir", tmp_path / "out", *overrides, env=NOWHERE)
+    result = called("rl", blend, "--output-dir", tmp_path / "out", *overrides)
     assert result.returncode == 2, result.stderr
     assert "Traceback" not in result.stderr
     assert len(result.stderr.strip().splitlines()) == 1, result.stderr
@@ -217,7 +218,7 @@ def test_transforms_are_the_same_wherever_they_are_written_and_a_dry_run_tells_b
     config.write_text(json.dumps({"transforms": uuid, "holdout": {"valid": 0, "test": 0}, "bad_row_ceiling": 1.0}))
 
     def planned(*arguments):
-        result = tokenmill("rl", questions, "--output-dir", out, "--dry-run", *arguments)
+        result = called("rl", questions, "--output-dir", out, "--dry-run", *arguments)
         assert result.returncode == 0, result.stderr
         ((kind, record),) = json.loads(result.stdout).items()
         assert (kind, record["path"]) == ("plan", str(out))
@@ -237,11 +238,11 @@ def test_verify_knows_rows_for_rl_by_the_record_that_a_preparation_printed(tmp_p
     out = tmp_path / "out"
     preparing_rl.prepare(str(questions), out, holdout={"valid": 0.3, "test": 0})
     printed = json.dumps({"rl": {"path": str(out), "type": "rl"}})
-    whole = tokenmill("verify", stdin=printed)
+    whole = called("verify", stdin=printed)
     assert whole.returncode == 0, whole.stderr
     assert json.loads(whole.stdout)["verify"]["path"] == str(out)
     (joined,) = out.glob("splits/train_*")
     joined.write_bytes(joined.read_bytes().replace(b"7 + 8", b"7 + 9"))
-    broken = tokenmill("verify", stdin=printed)
+    broken = called("verify", stdin=printed)
     assert broken.returncode == 1
     assert str(joined) in broken.stderr.replace("\n", "")

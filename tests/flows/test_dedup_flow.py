@@ -93,9 +93,8 @@ def expected_in_partitions(folder, tmp_path_factory):
     return tree(out)
 
 
-@pytest.mark.parametrize(
-    "workers", [pytest.param(1, marks=pytest.mark.slow), 2, pytest.param(4, marks=pytest.mark.slow)]
-)
+@pytest.mark.slow
+@pytest.mark.parametrize("workers", [1, 2, 4])
 def test_any_number_of_workers_completes_with_the_same_bytes(
     workers, folder, expected, expected_in_partitions, tmp_path, prefect_api, monkeypatch
 ):

@@ -53,9 +53,8 @@ def expected(folder, tmp_path_factory):
     return tree(out)
 
 
-@pytest.mark.parametrize(
-    "workers", [pytest.param(1, marks=pytest.mark.slow), 2, pytest.param(4, marks=pytest.mark.slow)]
-)
+@pytest.mark.slow
+@pytest.mark.parametrize("workers", [1, 2, 4])
 def test_any_number_of_workers_gives_the_same_bytes(prefect_api, folder, expected, tmp_path, workers):
     out = tmp_path / "out"
     record = harmony_normalize(str(folder / "blend.json"), str(out), workers=workers, **settings_of(folder))

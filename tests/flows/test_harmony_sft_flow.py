@@ -1,14 +1,13 @@
 """Harmony text and chat become packs by one command, and what does not fit Harmony is told before anything starts."""
 
 import json
-import subprocess
 from pathlib import Path
 
 import pytest
 
 from tests import preparing_harmony
 from tests.flows import preparation_runs
-from tests.flows.preparation_runs import DEADLINE, TOKENMILL, finish
+from tests.flows.preparation_runs import called, finish
 from tests.peers.conversations import assistant, talk, thinking, user
 from tests.preparing import tree
 from tests.preparing_sft import chat_vocabulary, prepare, write_rows
@@ -37,6 +36,7 @@ def normal(blend, tmp_path_factory):
     return out
 
 
+@pytest.mark.slow
 def test_one_command_makes_packs_of_what_a_normalization_published(normal, tmp_path, prefect_server):
     arguments = ["chat_template=harmony", "shard_size=2KB", "holdout.valid=0.1", "holdout.test=0", "--workers", "2"]
     record = finish(preparation_runs.start("sft", normal / "blend.json", tmp_path / "out", prefect_server, *arguments))
@@ -50,14 +50,9 @@ def test_one_command_makes_packs_of_what_a_normalization_published(normal, tmp_p
 def test_chat_needs_no_normalization(blend, tmp_path, prefect_server):
     process = preparation_runs.start("sft", blend, tmp_path / "out", prefect_server, "chat_template=harmony", "--workers", "1")  # fmt: skip
     assert finish(process)["documents"] == ROWS
-    viewed = tokenmill("view", tmp_path / "out")
+    viewed = called("view", tmp_path / "out")
     (pack,) = json.loads(viewed.stdout)["view"]["packs"]
     assert {passage["role"] for each in pack["sequences"] for passage in each["passages"]} == {"system", "user", "assistant"}  # fmt: skip
-
-
-def tokenmill(*arguments):
-    command = [TOKENMILL, *map(str, arguments)]
-    return subprocess.run(command, capture_output=True, text=True, timeout=DEADLINE, check=False)
 
 
 @pytest.mark.parametrize(
@@ -73,7 +68,7 @@ def tokenmill(*arguments):
 def test_a_wrong_call_is_told_before_anything_starts(blend, tmp_path, arguments, remedy):
     model = str(chat_vocabulary(tmp_path / "small"))
     given = [argument.replace("SMALL", model) for argument in arguments]
-    done = tokenmill("sft", blend, "--output-dir", tmp_path / "out", *given)
+    done = called("sft", blend, "--output-dir", tmp_path / "out", *given)
     assert done.returncode == 2
     assert remedy in done.stderr
     assert not Path(tmp_path / "out").exists()

@@ -52,9 +52,8 @@ def start(blend, out, server, *arguments):
     return preparation_runs.start("pretrain", blend, out, server, "shard_size=20kB", *arguments)
 
 
-@pytest.mark.parametrize(
-    "workers", [pytest.param(1, marks=pytest.mark.slow), 2, pytest.param(4, marks=pytest.mark.slow)]
-)
+@pytest.mark.slow
+@pytest.mark.parametrize("workers", [1, 2, 4])
 def test_any_number_of_workers_gives_the_same_bytes(workers, blend, expected, tmp_path, prefect_server):
     record = finish(start(blend, tmp_path / "out", prefect_server, "--workers", str(workers)))
     assert record["shards"]["built"] == record["shards"]["total"] > 50
@@ -145,6 +144,7 @@ def wait_for_task_runs(server, flow_run_id, enough):
         return runs
 
 
+@pytest.mark.slow
 def test_a_batch_whose_shards_are_all_proven_shows_as_cached(blend, tmp_path, prefect_api):
     plan = planned(blend, tmp_path / "out")
     build_pending(plan)
@@ -204,6 +204,7 @@ def test_a_run_whose_worker_dies_again_and_again_fails_and_says_so(blend, tmp_pa
     assert "run the same command again" in str(error)
 
 
+@pytest.mark.slow
 def test_storage_errors_are_tried_again_and_defects_are_not(blend, tmp_path, prefect_api):
     plan = planned(blend, tmp_path / "out")
     assert run_mapped(sulk, plan, marker=str(tmp_path / "sulked")).is_completed()

@@ -88,6 +88,7 @@ def start(folder, out, server, workers):
     return preparation_runs.start("sft", folder / "blend.json", out, server, *arguments)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("workers", [1, 2])
 def test_any_number_of_workers_completes_with_the_same_bytes_and_a_record_of_them(
     workers, folder, expected, tmp_path, prefect_api
