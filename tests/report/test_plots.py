@@ -185,6 +185,7 @@ print(hashlib.sha256(b"".join(drawn)).hexdigest())
 """
 
 
+@pytest.mark.slow
 def test_the_same_numbers_give_the_same_bytes_whatever_is_configured(tmp_path):
     (tmp_path / "matplotlibrc").write_text("font.size: 20\nsvg.fonttype: path\nlines.linewidth: 5\ntext.usetex: true\n")
     configured = {"PYTHONHASHSEED": "2", "MATPLOTLIBRC": str(tmp_path), "TZ": "Asia/Tokyo"}

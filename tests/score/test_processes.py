@@ -63,6 +63,7 @@ def test_a_worker_that_is_started_as_it_is_written_starts_processes_and_has_a_nu
     assert found == (3, 0)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("visible", "device", "expected"),
     [

@@ -18,6 +18,8 @@ from tasks.train.world import joined
 from tests.train.engines_in_turn import LENGTH, PAD, VOCABULARY, Progressions, engine_of, settings_of
 from tests.train.training_runs import engines_in_turn, found
 
+pytestmark = pytest.mark.slow
+
 torch.set_num_threads(1)
 
 EXACT = 1e-5

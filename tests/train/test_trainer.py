@@ -27,6 +27,8 @@ from tests.train.engines_in_turn import alone
 from tests.train.small_data import TALKS, packs, texts
 from tests.train.training_runs import train
 
+pytestmark = pytest.mark.slow
+
 torch.set_num_threads(1)
 
 EXACT = 1e-5
@@ -175,7 +177,7 @@ def sequences_of(batch):
     )
 
 
-@pytest.fixture(params=[pytest.param("other", marks=pytest.mark.slow), "finetuning"])
+@pytest.fixture(params=["other", "finetuning"])
 def finetuned(request):
     """The job that weights came from, the one that began with them, and what that told."""
     return request.getfixturevalue(request.param)
@@ -223,7 +225,6 @@ def test_the_template_that_was_trained_with_is_exported(finetuned, vocabulary):
     assert said == "<|im_start|>user\nQuestion 0?<|im_end|>\n<|im_start|>assistant\nAnswer 0, and so on.<|im_end|>\n"
 
 
-@pytest.mark.slow
 def test_a_loss_that_is_no_number_ends_all_processes_and_names_the_step(documents, tmp_path):
     ended = train(job(documents, tmp_path, optimizer={"learning_rate": 1e30}), processes=2)
     assert ended.code == 1
@@ -233,7 +234,6 @@ def test_a_loss_that_is_no_number_ends_all_processes_and_names_the_step(document
     assert {event.wrong_call for event in ended.of(Failed)} == {False}
 
 
-@pytest.mark.slow
 @pytest.mark.skipif(torch.cuda.is_available(), reason="there is a GPU")
 def test_a_job_that_must_be_mended_says_so(documents, tmp_path):
     ended = train(job(documents, tmp_path, device="cuda"))
@@ -245,7 +245,6 @@ def test_a_job_that_must_be_mended_says_so(documents, tmp_path):
     ]
 
 
-@pytest.mark.slow
 def test_a_training_that_is_done_is_exported_again_and_nothing_else(finetuning):
     _, asked, _ = finetuning
     before = LlamaForCausalLM.from_pretrained(f"{asked.output_dir}/model").state_dict()
