@@ -5,9 +5,11 @@ and a following command reads its folder from there. Exit codes: 0 done, 1 the r
 Prefect and Dask are imported only by the commands that run a flow; `plan`, `verify` and `--help` start at once.
 """
 
+import re
 import sys
 from collections.abc import Callable
 from functools import partial
+from itertools import pairwise
 from typing import TYPE_CHECKING, Annotated, Any, cast
 
 import orjson
@@ -27,6 +29,9 @@ from tasks.storage import join
 if TYPE_CHECKING:
     from tasks.score.settings import EmbedSettings, NllSettings
     from tasks.score.sources import What
+
+EMPTY = re.compile(r"(--[\w-]+=)?\s*")
+"""An argument, or an option with one, that says nothing."""
 
 DONE, FAILED, WRONG_CALL, INTERRUPTED = 0, 1, 2, 130
 
@@ -157,7 +162,7 @@ def harmony(
     settings = settings_of(NormalizationSettings, options or CommonOptions(), overrides)
     loaded = load_blend(blend)
     require_usable(loaded, settings.store, output_dir)
-    require_fitting(settings)
+    require_fitting(settings, output_dir)
     if dry_run:
         planned = plan_harmony(loaded, settings, output_dir)
         print_plan(planned, terminal)
@@ -395,7 +400,9 @@ def nightly(
 ) -> dict[str, Any]:
     """Prepare the next version of every blend that changed, say why, and remove what is out of date."""
     from tasks.nightly.blends import find_blends
+    from tasks.sources.apart import require_apart
 
+    require_apart("blends", blends, {"the output folder": output_dir})
     find_blends(blends)
     be_quiet()
     from flows.nightly import reprep_changed_blends
@@ -482,6 +489,7 @@ def demo(*, output_dir: OutputDir = "demo") -> dict[str, Any]:
 def run(arguments: list[str]) -> int:
     """Run one command and return the exit code."""
     try:
+        _require_values(arguments)
         result = app(arguments, exit_on_error=False, print_error=False, result_action="return_value")
     except (CycloptsError, InputError) as error:
         return _complain(error, WRONG_CALL)
@@ -492,6 +500,13 @@ def run(arguments: list[str]) -> int:
     if isinstance(result, dict) and not sys.stdout.isatty():
         sys.stdout.write(orjson.dumps(result).decode() + "\n")
     return DONE
+
+
+def _require_values(arguments: list[str]) -> None:
+    """Raises InputError for an empty argument, such as a script's variable that is not set."""
+    for before, argument in pairwise(["tokenmill", *arguments]):
+        if EMPTY.fullmatch(argument):
+            raise InputError(f"the argument after {before!r} is empty; give it a value, or leave the option out")
 
 
 def _complain(error: object, code: int) -> int:

@@ -17,7 +17,7 @@ from tasks.shards.books import OnBadRow
 from tasks.shards.settings import Scale
 from tasks.shards.stage import shard_workers
 from tasks.storage import SourceIdentity
-from tasks.strict import Size, parse
+from tasks.strict import Place, Size, parse
 
 DEFAULT = DedupSettings()
 
@@ -25,7 +25,7 @@ DEFAULT = DedupSettings()
 @flow(name="deduplicate-blend", persist_result=False)
 def deduplicate_blend(
     blend: Blend | str,
-    output_dir: str,
+    output_dir: Place,
     mode: Mode = DEFAULT.mode,
     near: bool = DEFAULT.near,
     threshold: float = DEFAULT.threshold,
@@ -34,7 +34,7 @@ def deduplicate_blend(
     id_field: str | None = DEFAULT.id_field,
     evaluations: Blend | str | None = DEFAULT.evaluations,
     shard_size: Size = DEFAULT.shard_size,
-    store: str | None = DEFAULT.store,
+    store: Place | None = DEFAULT.store,
     source_identity: SourceIdentity = DEFAULT.source_identity,
     on_bad_row: OnBadRow = DEFAULT.on_bad_row,
     bad_row_ceiling: float = DEFAULT.bad_row_ceiling,

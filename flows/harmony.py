@@ -26,7 +26,7 @@ from tasks.shards.books import OnBadRow
 from tasks.shards.settings import Scale
 from tasks.shards.stage import shard_workers
 from tasks.storage import SourceIdentity
-from tasks.strict import Size, parse
+from tasks.strict import Place, Size, parse
 
 DEFAULT = NormalizationSettings()
 
@@ -34,7 +34,7 @@ DEFAULT = NormalizationSettings()
 @flow(name="harmony-normalize", persist_result=False)
 def harmony_normalize(
     blend: Blend | str,
-    output_dir: str,
+    output_dir: Place,
     effort: Effort = DEFAULT.effort,
     thoughts: Thoughts = DEFAULT.thoughts,
     parallel_calls: ParallelCalls = DEFAULT.parallel_calls,
@@ -48,7 +48,7 @@ def harmony_normalize(
     dedup: DedupChoices = DEFAULT.dedup,
     selection: SelectionChoices = DEFAULT.selection,
     shard_size: Size = DEFAULT.shard_size,
-    store: str | None = DEFAULT.store,
+    store: Place | None = DEFAULT.store,
     source_identity: SourceIdentity = DEFAULT.source_identity,
     on_bad_row: OnBadRow = DEFAULT.on_bad_row,
     bad_row_ceiling: float = DEFAULT.bad_row_ceiling,
@@ -69,7 +69,7 @@ def harmony_normalize(
     settings = parse(NormalizationSettings, chosen, "settings")
     started = time.time()
 
-    require_fitting(settings)
+    require_fitting(settings, output_dir)
     prepared = plan(load_blend(blend), settings, output_dir)
     place = prepared.plan.store
     common = {"store": place.place, "on_bad_row": settings.on_bad_row, "rebuild": settings.force}

@@ -26,7 +26,9 @@ from tasks.nightly.outcome import Outcome, failures, night_record
 from tasks.nightly.prune import GRACE_SECONDS, alone_with
 from tasks.nightly.stage import announce, claim, compare, error_of, follow_version, prune, summarize
 from tasks.shards.settings import PreparationSettings
+from tasks.sources.apart import require_apart
 from tasks.storage import absolute
+from tasks.strict import Place
 
 DEFAULT = PreparationSettings()
 
@@ -40,11 +42,11 @@ PREPARATIONS: dict[str, Flow[..., dict[str, Any]]] = {
 
 @flow(name="reprep-changed-blends", persist_result=False)
 def reprep_changed_blends(
-    blends: str,
-    output_dir: str,
+    blends: Place,
+    output_dir: Place,
     keep: Annotated[int, Field(ge=1)] = 7,
     grace_seconds: Annotated[float, Field(ge=0)] = GRACE_SECONDS,
-    also_keep: list[str] | None = None,
+    also_keep: list[Place] | None = None,
     cluster: str = DEFAULT.cluster,
     workers: Annotated[int | None, Field(ge=1)] = DEFAULT.workers,
 ) -> dict[str, Any]:
@@ -61,6 +63,7 @@ def reprep_changed_blends(
     """
     output_dir = absolute(output_dir)
     under = {"cluster": cluster, "workers": workers}
+    require_apart("blends", blends, {"the output folder": output_dir})
     found = find_blends(blends)
     with alone_with(store_of(output_dir)):
         outcomes = [_brought_up_to_date(blend, output_dir, under) for blend in found]

@@ -74,11 +74,14 @@ def _on_one_line(error: Exception) -> str:
 
 
 def _override(text: str) -> dict[str, Any]:
-    """`tokenizer.model=x` as `{"tokenizer": {"model": "x"}}`; `null` is no value, and lists and objects are YAML."""
+    """`tokenizer.model=x` as `{"tokenizer": {"model": "x"}}`; `null` is no value, and lists and objects are YAML.
+
+    `~` is a home folder here, not YAML's other word for null.
+    """
     name, equals, value = text.partition("=")
     if not equals or not name:
         raise InputError(f"{text!r}: not an override; write key=value, for example tokenizer.model=o200k_base")
-    nested: Any = None if value.lower() in {"null", "~"} else _value(text, value)
+    nested: Any = None if value.lower() == "null" else _value(text, value)
     for part in reversed(name.split(".")):
         nested = {part: nested}
     return nested

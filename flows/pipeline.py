@@ -12,13 +12,13 @@ from flows.rl import rl_data_prep
 from flows.sft import sft_data_prep
 from flows.train import evaluate_model, train_model
 from tasks.storage import join
-from tasks.strict import Strict
+from tasks.strict import Place, Strict
 from tasks.train.launchers.launch import local_folder
 from tasks.train.pipeline_settings import PipelineSettings, PretrainStage, SftStage, blend_place, load_settings
 
 
 @flow(name="pipeline", persist_result=False)
-def pipeline(output_dir: str, settings: PipelineSettings | str = "pipeline-tiny") -> dict[str, Any]:
+def pipeline(output_dir: Place, settings: PipelineSettings | str = "pipeline-tiny") -> dict[str, Any]:
     """Run the stages one after the other; each finds what an earlier run has finished, and goes on from there.
 
     Args:

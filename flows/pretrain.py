@@ -15,7 +15,7 @@ from tasks.shards.books import OnBadRow
 from tasks.shards.settings import Holdout, Scale
 from tasks.shards.stage import shard_workers
 from tasks.storage import SourceIdentity
-from tasks.strict import Size, parse
+from tasks.strict import Place, Size, parse
 from tasks.tokenize.settings import PretrainSettings, SpecialTokens, TokenizerSettings
 from tasks.tokenize.stage import plan, publish, tokenize_shards
 
@@ -25,11 +25,11 @@ DEFAULT = PretrainSettings()
 @flow(name="pretrain-data-prep", persist_result=False)
 def pretrain_data_prep(
     blend: Blend | str,
-    output_dir: str,
+    output_dir: Place,
     tokenizer: TokenizerSettings = DEFAULT.tokenizer,
     special_tokens_in_text: SpecialTokens = DEFAULT.special_tokens_in_text,
     shard_size: Size = DEFAULT.shard_size,
-    store: str | None = DEFAULT.store,
+    store: Place | None = DEFAULT.store,
     holdout: Holdout = DEFAULT.holdout,
     source_identity: SourceIdentity = DEFAULT.source_identity,
     on_bad_row: OnBadRow = DEFAULT.on_bad_row,

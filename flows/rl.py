@@ -19,7 +19,7 @@ from tasks.shards.books import OnBadRow
 from tasks.shards.settings import Holdout, Scale
 from tasks.shards.stage import shard_workers
 from tasks.storage import SourceIdentity
-from tasks.strict import Size, parse
+from tasks.strict import Place, Size, parse
 from tasks.tokenize.settings import TokenizerSource
 
 DEFAULT = RlSettings()
@@ -28,7 +28,7 @@ DEFAULT = RlSettings()
 @flow(name="rl-data-prep", persist_result=False)
 def rl_data_prep(
     blend: Blend | str,
-    output_dir: str,
+    output_dir: Place,
     transforms: list[TransformSpec] = DEFAULT.transforms,
     target: Target = DEFAULT.target,
     splits: Splits = DEFAULT.splits,
@@ -37,7 +37,7 @@ def rl_data_prep(
     max_tokens: int | None = DEFAULT.max_tokens,
     tokenizer: TokenizerSource = DEFAULT.tokenizer,
     shard_size: Size = DEFAULT.shard_size,
-    store: str | None = DEFAULT.store,
+    store: Place | None = DEFAULT.store,
     holdout: Holdout = DEFAULT.holdout,
     source_identity: SourceIdentity = DEFAULT.source_identity,
     on_bad_row: OnBadRow = DEFAULT.on_bad_row,

@@ -21,7 +21,7 @@ from tasks.shards.books import OnBadRow
 from tasks.shards.settings import Scale
 from tasks.shards.stage import shard_workers
 from tasks.storage import SourceIdentity
-from tasks.strict import Size, parse
+from tasks.strict import Place, Size, parse
 from tasks.tokenize.settings import TokenizerSource
 
 DEFAULT = EmbedSettings()
@@ -31,7 +31,7 @@ SETTINGS: dict[What, type[NllSettings] | type[EmbedSettings]] = {"nll": NllSetti
 @flow(name="score-candidates", persist_result=False)
 def score_candidates(
     blend: Blend | str,
-    output_dir: str,
+    output_dir: Place,
     what: What,
     model: str | None = None,
     model_revision: str | None = None,
@@ -48,7 +48,7 @@ def score_candidates(
     max_tokens: int | None = None,
     field: str | None = None,
     shard_size: Size = SHARD_BYTES,
-    store: str | None = DEFAULT.store,
+    store: Place | None = DEFAULT.store,
     source_identity: SourceIdentity = DEFAULT.source_identity,
     on_bad_row: OnBadRow = DEFAULT.on_bad_row,
     bad_row_ceiling: float = DEFAULT.bad_row_ceiling,

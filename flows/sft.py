@@ -23,7 +23,7 @@ from tasks.shards.books import OnBadRow
 from tasks.shards.settings import Holdout, Scale
 from tasks.shards.stage import shard_workers
 from tasks.storage import SourceIdentity
-from tasks.strict import Size, parse
+from tasks.strict import Place, Size, parse
 from tasks.tokenize.settings import SpecialTokens, TokenizerSource
 
 DEFAULT = SftSettings()
@@ -32,7 +32,7 @@ DEFAULT = SftSettings()
 @flow(name="sft-data-prep", persist_result=False)
 def sft_data_prep(
     blend: Blend | str,
-    output_dir: str,
+    output_dir: Place,
     tokenizer: TokenizerSource = DEFAULT.tokenizer,
     special_tokens_in_text: SpecialTokens = DEFAULT.special_tokens_in_text,
     chat_template: str = DEFAULT.chat_template,
@@ -49,7 +49,7 @@ def sft_data_prep(
     sampling: Sampling = DEFAULT.sampling,
     seed: int = DEFAULT.seed,
     shard_size: Size = DEFAULT.shard_size,
-    store: str | None = DEFAULT.store,
+    store: Place | None = DEFAULT.store,
     holdout: Holdout = DEFAULT.holdout,
     source_identity: SourceIdentity = DEFAULT.source_identity,
     on_bad_row: OnBadRow = DEFAULT.on_bad_row,

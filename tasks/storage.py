@@ -35,8 +35,27 @@ def is_local(uri: str) -> bool:
     return "://" not in uri or uri.startswith("file://")
 
 
+def require_place(uri: str) -> str:
+    """`uri` as it is.
+
+    Raises InputError for a blank one, which would mean the working directory, and for a `~` without a home folder, which
+    would mean a folder of that name.
+    """
+    if not uri.strip():
+        raise InputError(f"{uri!r} is not a path; name a file, a folder or a URI")
+    if os.path.expanduser(uri).startswith("~"):  # noqa: PTH111 - a URI, perhaps
+        raise InputError(
+            f"{uri!r}: there is no such home folder; write the path out, or ./{uri} for a file of that name"
+        )
+    return uri
+
+
 def absolute(uri: str) -> str:
-    """The one spelling of a place: an absolute local path without `file://`, or the URL without a trailing slash."""
+    """The one spelling of a place: an absolute local path without `file://`, or the URL without a trailing slash.
+
+    Raises InputError as `require_place` and `located` do.
+    """
+    require_place(uri)
     if uri.startswith(ART):
         return located(uri)
     if is_local(uri):
@@ -57,8 +76,8 @@ def _options(scheme: str) -> dict[str, str]:
 
 def user_cache(*parts: str) -> str:
     """A place for what is cheap to lose and dear to make again, per user and machine."""
-    base = os.environ.get("XDG_CACHE_HOME") or "~/.cache"
-    return join(absolute(base), "tokenmill", *parts)
+    base = os.path.expanduser(os.environ.get("XDG_CACHE_HOME") or "~/.cache")  # noqa: PTH111 - see `absolute`
+    return join(os.path.abspath(base), "tokenmill", *parts)  # noqa: PTH100
 
 
 def filesystem(uri: str) -> tuple[AbstractFileSystem, str]:

@@ -10,6 +10,7 @@ from collections.abc import Mapping
 from typing import Annotated, Any, TypeVar, cast, get_args
 
 from pydantic import (
+    AfterValidator,
     BaseModel,
     BeforeValidator,
     ByteSize,
@@ -22,6 +23,7 @@ from pydantic import (
 from pydantic_core import ErrorDetails
 
 from tasks.errors import InputError, nearest
+from tasks.storage import require_place
 
 Model = TypeVar("Model", bound="Strict")
 
@@ -54,6 +56,10 @@ Size = Annotated[
     int, BeforeValidator(_bytes), WithJsonSchema({"anyOf": [{"type": "string"}, {"type": "integer", "minimum": 1}]})
 ]
 """A number of bytes, written as 256MB (decimal), 1GiB (binary) or a plain integer."""
+
+
+Place = Annotated[str, AfterValidator(require_place), WithJsonSchema({"type": "string", "pattern": r"\S"})]
+"""A path or URI: never blank, and `~` only where it stands for a home folder."""
 
 
 def parse(model: type[Model], data: object, where: str) -> Model:

@@ -77,6 +77,12 @@ def find_evaluations(blend: Blend | str | None) -> tuple[EvaluationFile, ...]:
     return tuple(found)
 
 
+def evaluation_sources(blend: Blend | str | None) -> list[tuple[str, str]]:
+    """What messages call each evaluation of a blend of them, and its path."""
+    parts = {} if blend is None else load_blend(blend).parts()
+    return [(f"evaluation {source.name!r}", source.path) for sources in parts.values() for source in sources]
+
+
 def _files(name: str, source: DataSource) -> list[EvaluationFile]:
     require_no(source, ["used_in", "filters", "converter", "transforms"], "evaluations")
     fields = [source.text_field]

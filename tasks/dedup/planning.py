@@ -12,11 +12,12 @@ from typing import Any
 from tasks.blend.models import SPLITS, Blend, DataSource
 from tasks.dedup.decisions import Decisions
 from tasks.dedup.deduplication import DocumentSlice, planned_rounds
+from tasks.dedup.evaluations import evaluation_sources
 from tasks.dedup.rounds import FORMAT_VERSION, KIND
 from tasks.dedup.settings import DedupSettings
 from tasks.shards.plan import Plan
-from tasks.shards.planning import output_place, plan_shards, require_no, store_place
-from tasks.shards.store import Store
+from tasks.shards.planning import places, plan_shards, require_no
+from tasks.shards.usable import require_separate
 from tasks.sources.discovery import name_within
 from tasks.sources.files import Slice
 from tasks.sources.opening import open_source
@@ -58,8 +59,8 @@ def plan_dedup(blend: Blend, settings: DedupSettings, output_dir: str | None) ->
 
     Raises InputError for anything that a person must mend first.
     """
-    output_dir = output_place(output_dir)
-    store = Store(store_place(settings, output_dir), KIND)
+    output_dir, store = places(blend, settings, output_dir, KIND)
+    require_separate(evaluation_sources(settings.evaluations), store.place, output_dir)
 
     def recipes(source: DataSource, split: str, slices: Sequence[Slice]) -> list[_TextRecipe]:  # noqa: ARG001 - of any plan
         require_no(source, ["used_in", "filters", "converter", "transforms"], "deduplication")

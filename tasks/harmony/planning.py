@@ -10,8 +10,7 @@ from tasks.harmony.semantics import CODES
 from tasks.harmony.settings import HarmonyRecipe, HarmonySettings, policy_of
 from tasks.harmony.turns import TEMPLATE_VERSION
 from tasks.shards.plan import Plan
-from tasks.shards.planning import output_place, plan_shards, require_no, store_place
-from tasks.shards.store import Store
+from tasks.shards.planning import places, plan_shards, require_no
 from tasks.sources.discovery import name_within
 from tasks.sources.files import Slice
 from tasks.sources.filters import row_filter
@@ -41,8 +40,7 @@ def plan_harmony(blend: Blend, settings: HarmonySettings, output_dir: str | None
 
     Raises InputError for anything that a person must mend first.
     """
-    output_dir = output_place(output_dir)
-    store = Store(store_place(settings, output_dir), KIND)
+    output_dir, store = places(blend, settings, output_dir, KIND)
     require_choices(blend, settings)
     blend = _with_converters(blend, settings)
 

@@ -18,8 +18,7 @@ from tasks.errors import InputError
 from tasks.pack.formats import CheckedFormat, Rows, Template, checked_format
 from tasks.pack.settings import SftRecipe, SftSettings
 from tasks.shards.plan import Plan
-from tasks.shards.planning import holdout_of, output_place, plan_shards, require_no, store_place
-from tasks.shards.store import Store
+from tasks.shards.planning import holdout_of, places, plan_shards, require_no
 from tasks.sources.files import Slice
 from tasks.sources.filters import row_filter
 from tasks.sources.parquet import require_any
@@ -58,8 +57,7 @@ def plan_sft(blend: Blend, settings: SftSettings, output_dir: str | None) -> Sft
 
     Raises InputError for anything that a person must mend first: a template whose masks cannot be trusted, too.
     """
-    output_dir = output_place(output_dir)
-    store = Store(store_place(settings, output_dir), KIND)
+    output_dir, store = places(blend, settings, output_dir, KIND)
     vocabulary = find_vocabulary(settings.tokenizer)
     checked = checked_format(settings, vocabulary, policy(settings), store.place)
     chat, controls = checked.format, frozenset(checked.format.controls.ids)

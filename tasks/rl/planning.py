@@ -20,9 +20,10 @@ from tasks.rl.splits import by_source_splits, held_out_from
 from tasks.rl.tables import TableFiles, TableSource, find_table, table_slices
 from tasks.rl.targets import check_of, texts_of
 from tasks.shards.plan import Plan
-from tasks.shards.planning import holdout_of, output_place, plan_shards, store_place
+from tasks.shards.planning import holdout_of, places, plan_shards
 from tasks.shards.publish import publish_bytes
-from tasks.shards.store import Store, read_bytes
+from tasks.shards.store import read_bytes
+from tasks.shards.usable import require_separate
 from tasks.sources.content import ContentIndex
 from tasks.sources.files import Slice
 from tasks.sources.filters import row_filter
@@ -98,14 +99,21 @@ def require_choices(blend: Blend, settings: RlSettings) -> None:
         )
 
 
+def _tables_of(blend: Blend, settings: RlSettings) -> list[tuple[str, str]]:
+    """What messages call each table that placeholders point into, and its path."""
+    specs = [settings.transforms, *(source.transforms for part in blend.parts().values() for source in part)]
+    found = [table for each in specs for table in tables_asked_for(each).items()]
+    return [(f"table {name!r}", table.path) for name, table in found]
+
+
 def plan_rl(blend: Blend, settings: RlSettings, output_dir: str | None) -> RlPlan:
     """Plan `blend` for `output_dir`; without one, nothing counts as built and hashes are remembered per user.
 
     Raises InputError for anything that a person must mend first.
     """
-    output_dir = output_place(output_dir)
-    store = Store(store_place(settings, output_dir), KIND)
+    output_dir, store = places(blend, settings, output_dir, KIND)
     require_choices(blend, settings)
+    require_separate(_tables_of(blend, settings), store.place, output_dir)
     blend = by_source_splits(blend) if settings.splits == "source" else blend
     vocabulary = find_vocabulary(settings.tokenizer) if settings.max_tokens is not None else None
     tables = _Tables(store.place, settings.source_identity)

@@ -24,7 +24,7 @@ from tasks.score.settings import Device, EmbedRecipe, EmbedSettings, NllRecipe, 
 from tasks.score.shard import IDS, NAMED
 from tasks.score.weights import WEIGHTS, ModelFiles, find_model
 from tasks.shards.plan import Plan
-from tasks.shards.planning import output_place, plan_shards, require_no, store_place
+from tasks.shards.planning import places, plan_shards, require_no
 from tasks.shards.store import Store
 from tasks.sources.files import Slice
 from tasks.sources.filters import row_filter
@@ -83,8 +83,7 @@ def plan_scores(blend: Blend, settings: NllSettings | EmbedSettings, output_dir:
 
     Raises InputError for anything that a person must mend first: a model that is not there, too.
     """
-    output_dir = output_place(output_dir)
-    store = Store(store_place(settings, output_dir), kind_of(settings))
+    output_dir, store = places(blend, settings, output_dir, kind_of(settings))
     model = find_model(settings.model, settings.model_revision) if settings.model else None
     where = Where(model.name, model.revision) if model else Where()
     if isinstance(settings, NllSettings):

@@ -25,7 +25,9 @@ SHARD_BYTES = 16_000_000
 class ScoreSettings(PreparationSettings, frozen=True):
     """The choices that all scores have."""
 
-    model_revision: str | None = Field(default=None, description="Commit, tag or branch of a hub id; pin a commit.")
+    model_revision: str | None = Field(
+        default=None, min_length=1, description="Commit, tag or branch of a hub id; pin a commit."
+    )
     token_budget: int = Field(
         default=TOKEN_BUDGET, ge=1, description="Padded tokens per batch; for transformers and vllm."
     )

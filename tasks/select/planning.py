@@ -5,7 +5,8 @@ from dataclasses import asdict
 
 import pyarrow as pa
 
-from tasks.dedup.evaluations import find_evaluations
+from tasks.dedup.evaluations import evaluation_sources, find_evaluations
+from tasks.errors import InputError
 from tasks.harmony.columns import SCHEMA
 from tasks.select.expression import parse_predicate
 from tasks.select.pools import BUNDLED, Pools, load_pools
@@ -15,6 +16,8 @@ from tasks.select.settings import NormalizationSettings, SelectionChoices, Selec
 from tasks.shards.manifest import Finished
 from tasks.shards.plan import Plan, PlannedShard
 from tasks.shards.store import Store
+from tasks.shards.usable import require_separate, store_place
+from tasks.storage import absolute
 
 KIND = "harmony-selection"
 FORMAT_VERSION = 1
@@ -43,10 +46,16 @@ def require_selectable(choices: SelectionChoices) -> None:
         predicate.on(schema)
 
 
-def require_fitting(settings: NormalizationSettings) -> None:
+def require_fitting(settings: NormalizationSettings, output_dir: str) -> None:
     """Raises InputError for what the stages after normalization would refuse: it is known before anything is built."""
+    output_dir = absolute(output_dir)
     require_selectable(settings.selection)
+    for place in settings.selection.scores:
+        if absolute(place) == output_dir:
+            raise InputError(f"selection.scores: {place} would be replaced by the output; choose another output folder")
     find_evaluations(settings.dedup.evaluations)
+    sources = evaluation_sources(settings.dedup.evaluations)
+    require_separate(sources, store_place(settings.store, output_dir), output_dir)
 
 
 def plan_selection(

@@ -14,6 +14,7 @@ from tasks.shards.plan import Plan, PlannedShard
 from tasks.shards.publish import publish_bytes
 from tasks.shards.settings import SHARES, TINY_ROWS, Holdout, PreparationSettings
 from tasks.shards.store import Store, read_bytes
+from tasks.shards.usable import data_sets, require_separate, store_place
 from tasks.sources.content import ContentIndex
 from tasks.sources.cut import leading_rows, leading_share
 from tasks.sources.discovery import discover
@@ -28,14 +29,16 @@ RecipesOf = Callable[[DataSource, str, Sequence[Slice]], Sequence[Recipe]]
 """The recipe for each slice of a data set of a split of the blend."""
 
 
-def output_place(output_dir: str | None) -> str:
-    """The output folder as an absolute path; without one, a folder of the user's in which plans are remembered."""
-    return absolute(output_dir) if output_dir else user_cache("plan")
+def places(blend: Blend, settings: PreparationSettings, output_dir: str | None, kind: str) -> tuple[str, Store]:
+    """The output folder as an absolute path, and the store of the shards: the one that is named, or one in that folder.
 
-
-def store_place(settings: PreparationSettings, output_dir: str) -> str:
-    """Where shards live: the store that was named, or one in the output folder."""
-    return absolute(settings.store) if settings.store else join(output_dir, "shards")
+    Without an output folder (None), plans are remembered in a folder of the user's. Raises InputError as
+    `require_separate` does.
+    """
+    output_dir = user_cache("plan") if output_dir is None else absolute(output_dir)
+    store = store_place(settings.store, output_dir)
+    require_separate(data_sets(blend), store, output_dir)
+    return output_dir, Store(store, kind)
 
 
 def plan_shards(

@@ -11,7 +11,7 @@ from pydantic import Field, model_validator
 
 from tasks.shards.books import OnBadRow
 from tasks.storage import SourceIdentity
-from tasks.strict import Size, Strict
+from tasks.strict import Place, Size, Strict
 
 Scale = Literal["tiny", "small", "medium", "full"]
 
@@ -40,7 +40,7 @@ class PreparationSettings(Strict, frozen=True):
     """The choices that every preparation has; the defaults prepare a laptop-sized blend."""
 
     shard_size: Size = Field(default=256_000_000, description="Source bytes per shard, for example 256MB.")
-    store: str | None = Field(default=None, description="Where shards live; share it between preparations.")
+    store: Place | None = Field(default=None, description="Where shards live; share it between preparations.")
     holdout: Holdout = Holdout()
     source_identity: SourceIdentity = Field(default="content", description="Know local files by content, or by stat.")
     on_bad_row: OnBadRow = Field(default="quarantine", description="What a row that cannot be read does.")

@@ -1,22 +1,56 @@
 """What can be known to be wrong before anything is started."""
 
+from collections.abc import Iterable
 from pathlib import Path
 from tempfile import TemporaryFile
 
 from tasks.blend.models import Blend
 from tasks.errors import InputError
+from tasks.shards.manifest import BLEND, MANIFEST
+from tasks.shards.store import size_of
+from tasks.sources.apart import require_apart
 from tasks.sources.discovery import discover
-from tasks.storage import absolute, is_local
+from tasks.storage import absolute, is_local, join, user_cache
 
 
 def require_usable(blend: Blend, store: str | None, output_dir: str) -> None:
-    """Raises InputError for local sources that are not there, and for a store or output folder that cannot be written."""
+    """Raises InputError for local sources that are not there, for a store or output folder that cannot be written, and
+    as `require_separate` does.
+    """
+    output_dir = absolute(output_dir)
     for sources in blend.parts().values():
         for source in sources:
             if is_local(source.path):
                 discover(source)
-    for place in (store or output_dir, output_dir):
-        _require_writable(absolute(place))
+    for place in (store_place(store, output_dir), output_dir):
+        _require_writable(place)
+    require_separate(data_sets(blend), store_place(store, output_dir), output_dir)
+
+
+def store_place(store: str | None, output_dir: str) -> str:
+    """Where shards live: the store that was named, or one in the output folder."""
+    return join(output_dir, "shards") if store is None else absolute(store)
+
+
+def data_sets(blend: Blend) -> list[tuple[str, str]]:
+    """What messages call each data set of a blend, and its path."""
+    return [(f"data set {source.name!r}", source.path) for sources in blend.parts().values() for source in sources]
+
+
+def require_separate(sources: Iterable[tuple[str, str]], store: str, output_dir: str) -> None:
+    """Raises InputError unless what is read and what is written lie apart.
+
+    `sources` are names for messages, and paths. No source may contain a folder that a preparation writes in or lie in its
+    output folder, and a blend.json there must be that of a preparation: publishing replaces it.
+    """
+    written = {"the output folder": output_dir, "the store": store, "the cache (XDG_CACHE_HOME)": user_cache()}
+    for name, source in sources:
+        require_apart(name, source, written, output_dir)
+    if size_of(join(output_dir, BLEND)) is not None and size_of(join(output_dir, MANIFEST)) is None:
+        raise InputError(
+            f"{join(output_dir, BLEND)}: not written by a preparation, and publishing here would replace it; move it, or "
+            "choose another output folder"
+        )
 
 
 def _require_writable(place: str) -> None:

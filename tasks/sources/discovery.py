@@ -104,7 +104,7 @@ def _local_names(path: Path) -> tuple[Path, list[str]]:
     """A folder, and the files below it that `path`, a folder or a glob, names."""
     if path.is_dir():
         return path, _below(path)
-    folder, pattern = _divided(str(path))
+    folder, pattern = divided(str(path))
     if not pattern or not Path(folder).is_dir():
         raise InputError(f"{path} does not exist; {_nearest_there(path)}")
     matches = glob_pattern(pattern).match
@@ -141,14 +141,14 @@ def name_within(path: str, uri: str) -> str:
     """What a file is called in the data set at `path`: its path below the folder that is named there, or inside its
     repository, so that no two files of a data set are called the same. A file that is named itself is called by its name.
     """
-    folder = f"{_divided(path)[0].rstrip('/')}/"
+    folder = f"{divided(path)[0].rstrip('/')}/"
     if uri.startswith(folder):
         return uri.removeprefix(folder)
     commit = COMMIT.search(uri)
     return uri[commit.end() :] if commit else uri.rpartition("/")[2]
 
 
-def _divided(path: str) -> tuple[str, str]:
+def divided(path: str) -> tuple[str, str]:
     """The part of a glob before its first wildcard component, and the rest; the rest is empty when it is no glob."""
     parts = path.split("/")
     first = next((index for index, part in enumerate(parts) if has_magic(part)), len(parts))
@@ -174,7 +174,7 @@ def _stored_files(source: DataSource) -> list[SourceFile]:
         listed = _listing(store, path)
     if set(listed) == {path}:
         return [_stored_file(scheme, path, listed[path])]
-    folder = _divided(path)[0].rstrip("/") + "/"
+    folder = divided(path)[0].rstrip("/") + "/"
     relative = {name.removeprefix(folder): name for name in listed}
     chosen = choose(data_names(relative, source.path), source)
     return [_stored_file(scheme, relative[name], listed[relative[name]]) for name in chosen]

@@ -9,8 +9,7 @@ from functools import partial
 
 from tasks.blend.models import Blend, DataSource
 from tasks.shards.plan import Plan
-from tasks.shards.planning import holdout_of, output_place, plan_shards, require_no, store_place
-from tasks.shards.store import Store
+from tasks.shards.planning import holdout_of, places, plan_shards, require_no
 from tasks.sources.files import Slice
 from tasks.sources.parquet import require_text
 from tasks.tokenize.gate import Verdict, judge, texts_of
@@ -40,8 +39,7 @@ def plan_pretrain(blend: Blend, settings: PretrainSettings, output_dir: str | No
 
     Raises InputError for anything that a person must mend first.
     """
-    output_dir = output_place(output_dir)
-    store = Store(store_place(settings, output_dir), KIND)
+    output_dir, store = places(blend, settings, output_dir, KIND)
     vocabulary = load_vocabulary(settings.tokenizer)
     verdicts: dict[str, Verdict] = {}
 

@@ -20,7 +20,9 @@ class TokenizerSource(Strict, frozen=True):
         min_length=1,
         description="Hub id, folder, tokenizer.json, SentencePiece .model, or the name of a tiktoken encoding.",
     )
-    revision: str | None = Field(default=None, description="Commit, tag or branch of a hub id; pin a commit.")
+    revision: str | None = Field(
+        default=None, min_length=1, description="Commit, tag or branch of a hub id; pin a commit."
+    )
     trust_remote_code: bool = Field(default=False, description="Code from a repository is never run; must be false.")
 
     @model_validator(mode="after")

@@ -4,7 +4,7 @@ from typing import Literal, Self
 
 from pydantic import Field, model_validator
 
-from tasks.strict import Strict
+from tasks.strict import Place, Strict
 
 Engine = Literal["megatron-core", "transformers"]
 Launcher = Literal["local", "slurm", "kubernetes", "megatron-lm", "megatron-bridge", "nemo-rl"]
@@ -79,7 +79,7 @@ class TrainSettings(Strict, frozen=True):
     model: ModelSettings = ModelSettings()
     parallel: ParallelSettings = ParallelSettings()
     optimizer: OptimizerSettings = OptimizerSettings()
-    start_from: str | None = Field(
+    start_from: Place | None = Field(
         default=None, description="Weights to begin with: an earlier training, or the folder of a Llama-like model."
     )
     steps: int = Field(default=20, ge=1, description="Optimizer steps.")

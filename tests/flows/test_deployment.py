@@ -23,12 +23,14 @@ from prefect.client.schemas.filters import (
     LogFilter,
     LogFilterFlowRunId,
 )
-from prefect.exceptions import PrefectHTTPStatusError
+from prefect.exceptions import ParameterTypeError, PrefectHTTPStatusError
 from prefect.flows import load_flow_from_entrypoint
 from prefect.settings import Settings
 from prefect.states import Scheduled
 from prefect.types._datetime import now
+from prefect.utilities.callables import parameter_schema
 from prefect.utilities.importtools import from_qualified_name
+from prefect.utilities.schema_tools.validation import ValidationError, validate
 from prefect_commands import PREFECT, clean_environment, running, wait_until
 from pydantic import BaseModel
 
@@ -325,6 +327,20 @@ def test_entrypoint_and_default_parameters_fit_the_flow(deployment, monkeypatch)
     if "blend" in deployment["parameters"]:
         load_blend(deployment["parameters"]["blend"])
     assert flow.name == deployment["name"]
+
+
+@pytest.mark.parametrize("deployment", deployments(), ids=lambda deployment: deployment["name"])
+def test_an_empty_output_folder_is_refused_by_the_server_and_by_the_flow(deployment, monkeypatch):
+    monkeypatch.chdir(REPOSITORY)
+    flow = load_flow_from_entrypoint(deployment["entrypoint"])
+    defaults = {name: parameter.default for name, parameter in inspect.signature(flow.fn).parameters.items()}
+    for blank in ("", "  "):
+        with pytest.raises(ParameterTypeError, match=r"output_dir: .*not a path"):
+            flow.validate_parameters(defaults | deployment["parameters"] | {"output_dir": blank})
+        schema = parameter_schema(flow).model_dump_for_openapi()
+        with pytest.raises(ValidationError, match="does not match"):
+            validate({"output_dir": blank}, schema, raise_on_error=True, ignore_required=True)
+    validate({"output_dir": "output"}, schema, raise_on_error=True, ignore_required=True)
 
 
 def unknown_keys(written):

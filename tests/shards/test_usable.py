@@ -1,0 +1,152 @@
+"""What is refused before anything is written, for every kind of preparation, by planning and by the command line."""
+
+import json
+
+import pytest
+
+from flows.cli import run
+from tasks.blend.load import load_blend
+from tasks.dedup.planning import plan_dedup
+from tasks.dedup.settings import DedupSettings
+from tasks.errors import InputError
+from tasks.harmony.planning import plan_harmony
+from tasks.harmony.settings import HarmonySettings
+from tasks.pack.planning import plan_sft
+from tasks.pack.settings import SftSettings
+from tasks.rl.planning import plan_rl
+from tasks.rl.settings import RlSettings
+from tasks.score.planning import plan_scores
+from tasks.score.settings import EmbedSettings, NllSettings
+from tasks.select.planning import require_fitting
+from tasks.select.settings import NormalizationSettings
+from tasks.strict import parse
+from tasks.tokenize.planning import plan_pretrain
+from tasks.tokenize.settings import PretrainSettings
+from tests.preparing import blend_of, prepare, write_lines
+from tests.tokenize.small_vocabularies import byte_level_bpe
+
+KINDS = {
+    "pretrain": (plan_pretrain, PretrainSettings, {}),
+    "sft": (plan_sft, SftSettings, {}),
+    "rl": (plan_rl, RlSettings, {}),
+    "harmony": (plan_harmony, HarmonySettings, {}),
+    "dedup": (plan_dedup, DedupSettings, {}),
+    "nll": (plan_scores, NllSettings, {"model": "nowhere"}),
+    "embed": (plan_scores, EmbedSettings, {}),
+}
+
+
+@pytest.fixture
+def data(tmp_path):
+    write_lines(tmp_path / "data/a.jsonl", [f"document {number}" for number in range(20)])
+    return tmp_path / "data"
+
+
+def refusal(kind, blend, output_dir, **settings):
+    """What a plan of this kind is refused with."""
+    plan, model, given = KINDS[kind]
+    with pytest.raises(InputError) as error:
+        plan(load_blend(blend), parse(model, {**given, **settings}, "settings"), output_dir)
+    return str(error.value)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_no_kind_writes_into_what_it_reads(kind, data):
+    blend = blend_of(data)
+    before = sorted(data.parent.rglob("*"))
+    assert "the output folder" in refusal(kind, blend, f"{data}/out")
+    assert "the store" in refusal(kind, blend, f"{data.parent}/out", store=f"{data}/shards")
+    assert "the store" in refusal(kind, blend, None, store=f"{data}/shards")
+    assert f"lies in the output folder {data.parent}" in refusal(kind, blend, str(data.parent))
+    assert sorted(data.parent.rglob("*")) == before
+
+
+def test_a_cache_among_the_data_is_refused(data, monkeypatch):
+    monkeypatch.setenv("XDG_CACHE_HOME", f"{data}/cache")
+    assert "XDG_CACHE_HOME" in refusal("pretrain", blend_of(data), f"{data.parent}/out")
+    monkeypatch.setenv("XDG_CACHE_HOME", f"{data}/.cache")
+    out = prepare(blend_of(data), data.parent / "out", tokenizer={"model": str(byte_level_bpe(data.parent, 400))})
+    assert out[1]["totals"]["documents"] == 20
+
+
+def test_what_is_looked_up_beside_the_data_lies_apart_as_well(data):
+    beside = data.parent / "beside"
+    write_lines(beside / "b.jsonl", ["one two three"])
+    evaluations = {"datasets": [{"name": "exam", "path": str(beside)}]}
+    assert "evaluation 'exam'" in refusal("dedup", blend_of(data), f"{beside}/out", evaluations=evaluations)
+    chosen = parse(NormalizationSettings, {"dedup": {"evaluations": evaluations}}, "settings")
+    with pytest.raises(InputError, match="evaluation 'exam'"):
+        require_fitting(chosen, f"{beside}/out")
+    tables = [{"resolve_placeholders": {"questions": {"path": str(beside), "style": "dapo"}}}]
+    assert "table 'questions'" in refusal("rl", blend_of(data), f"{beside}/out", transforms=tables)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_blend_file_is_not_replaced_by_what_is_published(kind, data, tmp_path):
+    mine = tmp_path / "project/blend.json"
+    mine.parent.mkdir()
+    mine.write_text(json.dumps(blend_of(data)))
+    assert str(mine) in refusal(kind, str(mine), str(mine.parent))
+
+
+def test_what_a_preparation_published_is_replaced_by_the_next(data, tmp_path):
+    tokenizer = {"model": str(byte_level_bpe(tmp_path, 400))}
+    for _ in range(2):
+        prepare(blend_of(data), tmp_path / "out", tokenizer=tokenizer)
+
+
+COMMANDS = [
+    ["pretrain", "BLEND", "--output-dir", ""],
+    ["sft", "BLEND", "--output-dir", "  "],
+    ["rl", "BLEND", "--output-dir="],
+    ["harmony", "", "--output-dir", "OUT"],
+    ["dedup", "BLEND", "--output-dir", "OUT", "store="],
+    ["dedup", "BLEND", "--output-dir", "OUT", "store= "],
+    ["score", "embed", "", "--output-dir", "OUT"],
+    ["score", "embed", "BLEND", "--output-dir", "OUT", "store="],
+    ["plan", "BLEND", "--output-dir", ""],
+    ["plan", "BLEND", "tokenizer.revision="],
+    ["plan", "BLEND", "store=~nobody-of-this-name/store"],
+    ["pretrain", "BLEND", "--output-dir", "~nobody-of-this-name/out"],
+    ["nightly", "BLENDS", "--output-dir", ""],
+    ["verify", ""],
+    ["view", "OUT", "--html", ""],
+    ["lineage", ""],
+    ["prune", "", "--keep", "OUT"],
+    ["train", "OUT", "--output-dir", ""],
+    ["train", "OUT", "start_from=", "--output-dir", "OUT"],
+    ["evaluate", "OUT", "--output-dir", ""],
+]
+
+
+@pytest.mark.parametrize("command", COMMANDS, ids=" ".join)
+def test_an_empty_place_is_a_wrong_call_and_leaves_nothing(command, data, tmp_path, capsys, monkeypatch):
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "blend.json").write_text(json.dumps(blend_of(data)))
+    places = {"BLEND": str(tmp_path / "blend.json"), "OUT": str(tmp_path / "out"), "BLENDS": str(data)}
+    before = sorted(tmp_path.rglob("*"))
+    assert run([places.get(word, word) for word in command]) == 2
+    complaint = capsys.readouterr().err
+    assert complaint.startswith("tokenmill: ")
+    assert len(complaint.splitlines()) == 1, complaint
+    assert sorted(tmp_path.rglob("*")) == before
+
+
+def test_nights_do_not_publish_among_their_blends(data, tmp_path, capsys):
+    (tmp_path / "blends/pretrain").mkdir(parents=True)
+    (tmp_path / "blends/pretrain/web.json").write_text(json.dumps(blend_of(data)))
+    assert run(["nightly", f"{tmp_path}/blends", "--output-dir", f"{tmp_path}/blends/out"]) == 2
+    assert f"the output folder {tmp_path}/blends/out lies in it" in capsys.readouterr().err
+
+
+def test_a_home_folder_is_where_it_is_wherever_it_is_named(data, tmp_path, monkeypatch):
+    monkeypatch.setenv("HOME", str(tmp_path / "home"))
+    monkeypatch.chdir(tmp_path)
+    tokenizer = {"model": str(byte_level_bpe(tmp_path, 400))}
+    for place in ("~/out", "~"):
+        prepare(blend_of(data), place, tokenizer=tokenizer, store="~/store")
+    assert (tmp_path / "home/out/blend.json").exists()
+    assert (tmp_path / "home/blend.json").exists()
+    assert (tmp_path / "home/store/pretrain").exists()
+    assert not (tmp_path / "~").exists()
