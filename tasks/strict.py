@@ -20,6 +20,7 @@ from pydantic import (
     TypeAdapter,
     ValidationError,
     WithJsonSchema,
+    field_validator,
     model_validator,
 )
 from pydantic_core import ErrorDetails
@@ -38,6 +39,13 @@ class Strict(BaseModel, frozen=True):
         allow_inf_nan=False,
         json_schema_extra={"patternProperties": {"^_": {}}},
     )
+
+    @field_validator("*")
+    @classmethod
+    def _fits_into_64_bits(cls, value: Any) -> Any:  # noqa: ANN401 - of any field
+        if isinstance(value, int) and not -(2**63) <= value < 2**64:
+            raise ValueError("more than 64 bits, which is all that a manifest can hold; choose a smaller number")
+        return value
 
     @model_validator(mode="before")
     @classmethod
