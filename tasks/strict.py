@@ -55,8 +55,11 @@ class Strict(BaseModel, frozen=True):
         return {key: value for key, value in cast("Mapping[Any, Any]", data).items() if not str(key).startswith("_")}
 
 
-SIZE = r"^[0-9]*\.?[0-9]+ ?([kKmMgGtTpPeE]([iI]?[bB])?|[bB])?$"
-"""How a size is written, in the regular expressions that Python, JSON Schema and browsers share."""
+SIZE = r"^[0-9]*\.?[0-9]+ ?((k|K|m|M|g|G|t|T|p|P|e|E)((i|I)?(b|B))?|b|B)?$"
+"""How a size is written, in the regular expressions that Python, JSON Schema and browsers share.
+
+Without brackets around letters, because Prefect's commands print it, and rich takes those for markup.
+"""
 
 
 def _bytes(value: object) -> int:
