@@ -10,6 +10,7 @@ import sys
 from collections.abc import Callable
 from functools import partial
 from itertools import pairwise
+from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, cast
 
 import orjson
@@ -410,6 +411,27 @@ def nightly(
 
     with prefect_server():
         return reprep_changed_blends(blends, output_dir, keep=keep, also_keep=also_keep, workers=workers)
+
+
+@app.command
+def deploy(
+    *,
+    write: Annotated[bool, Parameter(negative="", help="Only write the files that are missing, for review.")] = False,
+) -> dict[str, Any]:
+    """Deploy all flows to a Prefect server as this folder's prefect.yaml says, which is written where there is none."""
+    from flows.deploying import deploy as apply
+    from flows.deploying import print_deployments, require_server, write_project
+
+    if not write:
+        require_server()
+    folder = Path.cwd()
+    written = write_project(folder)
+    if written:
+        terminal.print(f"{len(written)} files written to {folder}: prefect.yaml and what it names", markup=False)
+    deployments = {} if write else apply(folder)
+    if deployments:
+        print_deployments(deployments, terminal)
+    return {"deploy": {"path": str(folder), "type": "deployments", "written": written, "deployed": [*deployments]}}
 
 
 @app.command

@@ -3,7 +3,7 @@
 Prefect wants FLOW/DEPLOYMENT and answers a bare name with a traceback. This Prefect plugin, switched on in
 prefect.toml, widens one public method of Prefect's client, and only in `prefect deployment …` commands. It imports
 nothing that `import prefect` has not loaded already. Should a later Prefect look deployments up in another way,
-nothing here has an effect, and FLOW/DEPLOYMENT works as ever.
+nothing here has an effect, and FLOW/DEPLOYMENT works as ever. For `prefect deploy` see `flows.deployed_choices`.
 """
 
 import sys
@@ -15,8 +15,6 @@ from prefect.client.schemas.filters import DeploymentFilter, DeploymentFilterNam
 from prefect.client.schemas.responses import DeploymentResponse
 from prefect.plugins import HookContext, register_hook
 
-COMMANDS = {"deployment", "deployments"}
-
 Read = Callable[[PrefectClient, str], Coroutine[Any, Any, DeploymentResponse]]
 
 
@@ -24,8 +22,12 @@ Read = Callable[[PrefectClient, str], Coroutine[Any, Any, DeploymentResponse]]
 def setup_environment(*, ctx: HookContext) -> None:  # noqa: ARG001 - Prefect passes it by this name
     """Called by Prefect while it is imported; whatever it raises is logged, and Prefect goes on."""
     read: Read | None = getattr(PrefectClient, "read_deployment_by_name", None)
-    if read and not COMMANDS.isdisjoint(sys.argv):
+    if read and not {"deployment", "deployments"}.isdisjoint(sys.argv):
         PrefectClient.read_deployment_by_name = with_bare_names(read)  # pyright: ignore[reportAttributeAccessIssue]
+    if "deploy" in sys.argv:
+        from flows.deployed_choices import keep_choices  # noqa: PLC0415 - for this command alone
+
+        keep_choices()
 
 
 def with_bare_names(read: Read) -> Read:

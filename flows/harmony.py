@@ -11,61 +11,27 @@ from prefect import flow
 
 from tasks.blend.load import load_blend
 from tasks.blend.models import Blend
-from tasks.dedup.settings import DedupChoices
 from tasks.dedup.stage import without_duplicates
-from tasks.harmony.converters import ProofTask
 from tasks.harmony.preparation import normalized_shards
 from tasks.harmony.stage import normalize_shards, plan, publish
-from tasks.harmony.turns import Effort, ParallelCalls, SpecialStrings, Thoughts, Trailing
 from tasks.report.stage import report
 from tasks.select.planning import require_fitting
 from tasks.select.publication import beside, require_variety
-from tasks.select.settings import NormalizationSettings, SelectionChoices
+from tasks.select.settings import NormalizationSettings
 from tasks.select.stage import select
-from tasks.shards.books import OnBadRow
-from tasks.shards.settings import Scale
 from tasks.shards.stage import shard_workers
-from tasks.storage import SourceIdentity
-from tasks.strict import Place, Size, parse
-
-DEFAULT = NormalizationSettings()
+from tasks.strict import Place, parse, with_parameters_of
 
 
 @flow(name="harmony-normalize", persist_result=False)
-def harmony_normalize(
-    blend: Blend | str,
-    output_dir: Place,
-    effort: Effort = DEFAULT.effort,
-    thoughts: Thoughts = DEFAULT.thoughts,
-    parallel_calls: ParallelCalls = DEFAULT.parallel_calls,
-    special_strings: SpecialStrings = DEFAULT.special_strings,
-    trailing: Trailing = DEFAULT.trailing,
-    proofs: ProofTask = DEFAULT.proofs,
-    rules_off: list[str] = DEFAULT.rules_off,
-    min_completion_chars: int = DEFAULT.min_completion_chars,
-    cross_check: float = DEFAULT.cross_check,
-    messages_json: bool = DEFAULT.messages_json,
-    dedup: DedupChoices = DEFAULT.dedup,
-    selection: SelectionChoices = DEFAULT.selection,
-    shard_size: Size = DEFAULT.shard_size,
-    store: Place | None = DEFAULT.store,
-    source_identity: SourceIdentity = DEFAULT.source_identity,
-    on_bad_row: OnBadRow = DEFAULT.on_bad_row,
-    bad_row_ceiling: float = DEFAULT.bad_row_ceiling,
-    scale: Scale = DEFAULT.scale,
-    sample: int | None = DEFAULT.sample,
-    force: bool = DEFAULT.force,
-    allow_partial: bool = DEFAULT.allow_partial,
-    cluster: str = DEFAULT.cluster,
-    workers: int | None = DEFAULT.workers,
-) -> dict[str, Any]:
+@with_parameters_of(NormalizationSettings, without={"holdout"})
+def harmony_normalize(blend: Blend | str, output_dir: Place, **chosen: object) -> dict[str, Any]:
     """Bring a blend of chat data into Harmony.
 
     Args:
         blend: The blend, or the path or URI of its JSON file.
         output_dir: Where the folders of rows, pools and candidates, blend.json and the manifest go.
     """
-    chosen = {name: value for name, value in locals().items() if name in NormalizationSettings.model_fields}
     settings = parse(NormalizationSettings, chosen, "settings")
     started = time.time()
 

@@ -9,53 +9,24 @@ from typing import Any
 from prefect import flow
 
 from tasks.blend.load import load_blend
-from tasks.blend.models import Blend, TransformSpec
+from tasks.blend.models import Blend
 from tasks.report.stage import report
 from tasks.rl.preparation import chain_records
-from tasks.rl.settings import Compression, RlSettings, Splits
+from tasks.rl.settings import RlSettings
 from tasks.rl.stage import plan, publish, transform_shards
-from tasks.rl.targets import Target
-from tasks.shards.books import OnBadRow
-from tasks.shards.settings import Holdout, Scale
 from tasks.shards.stage import shard_workers
-from tasks.storage import SourceIdentity
-from tasks.strict import Place, Size, parse
-from tasks.tokenize.settings import TokenizerSource
-
-DEFAULT = RlSettings()
+from tasks.strict import Place, parse, with_parameters_of
 
 
 @flow(name="rl-data-prep", persist_result=False)
-def rl_data_prep(
-    blend: Blend | str,
-    output_dir: Place,
-    transforms: list[TransformSpec] = DEFAULT.transforms,
-    target: Target = DEFAULT.target,
-    splits: Splits = DEFAULT.splits,
-    val_holdout: int | None = DEFAULT.val_holdout,
-    compression: Compression = DEFAULT.compression,
-    max_tokens: int | None = DEFAULT.max_tokens,
-    tokenizer: TokenizerSource = DEFAULT.tokenizer,
-    shard_size: Size = DEFAULT.shard_size,
-    store: Place | None = DEFAULT.store,
-    holdout: Holdout = DEFAULT.holdout,
-    source_identity: SourceIdentity = DEFAULT.source_identity,
-    on_bad_row: OnBadRow = DEFAULT.on_bad_row,
-    bad_row_ceiling: float = DEFAULT.bad_row_ceiling,
-    scale: Scale = DEFAULT.scale,
-    sample: int | None = DEFAULT.sample,
-    force: bool = DEFAULT.force,
-    allow_partial: bool = DEFAULT.allow_partial,
-    cluster: str = DEFAULT.cluster,
-    workers: int | None = DEFAULT.workers,
-) -> dict[str, Any]:
+@with_parameters_of(RlSettings)
+def rl_data_prep(blend: Blend | str, output_dir: Place, **chosen: object) -> dict[str, Any]:
     """Prepare a blend of rows for reinforcement learning.
 
     Args:
         blend: The blend, or the path or URI of its JSON file.
         output_dir: Where the files of rows, blend.json and the manifest go.
     """
-    chosen = {name: value for name, value in locals().items() if name in RlSettings.model_fields}
     settings = parse(RlSettings, chosen, "settings")
     started = time.time()
 

@@ -10,54 +10,23 @@ from prefect import flow
 
 from tasks.blend.models import Blend
 from tasks.report.stage import report
-from tasks.score.embed import Pooling
-from tasks.score.engines import EmbedEngine, NllEngine
 from tasks.score.processes import workers_fit_for
-from tasks.score.settings import SHARD_BYTES, Device, EmbedSettings, LossMode, NllSettings
+from tasks.score.settings import EmbedSettings, NllSettings
 from tasks.score.sources import What, scored_blend
 from tasks.score.stage import common_of, needs_of, noting_failure, plan, publish, score_slices
-from tasks.score.weights import Precision
-from tasks.shards.books import OnBadRow
-from tasks.shards.settings import Scale
 from tasks.shards.stage import shard_workers
-from tasks.storage import SourceIdentity
-from tasks.strict import Place, Size, parse
-from tasks.tokenize.settings import TokenizerSource
+from tasks.strict import Place, parse, with_parameters_of
 
-DEFAULT = EmbedSettings()
 SETTINGS: dict[What, type[NllSettings] | type[EmbedSettings]] = {"nll": NllSettings, "embed": EmbedSettings}
 
 
 @flow(name="score-candidates", persist_result=False)
+@with_parameters_of(NllSettings, EmbedSettings, without={"holdout"})
 def score_candidates(
     blend: Blend | str,
     output_dir: Place,
     what: What,
-    model: str | None = None,
-    model_revision: str | None = None,
-    engine: NllEngine | EmbedEngine | None = None,
-    token_budget: int = DEFAULT.token_budget,
-    precision: Precision | None = None,
-    device: Device | None = None,
-    loss_mode: LossMode | None = None,
-    max_length: int | None = None,
-    chat_template: str | None = None,
-    tokenizer: TokenizerSource | None = None,
-    pooling: Pooling | None = None,
-    dimensions: int | None = None,
-    max_tokens: int | None = None,
-    field: str | None = None,
-    shard_size: Size = SHARD_BYTES,
-    store: Place | None = DEFAULT.store,
-    source_identity: SourceIdentity = DEFAULT.source_identity,
-    on_bad_row: OnBadRow = DEFAULT.on_bad_row,
-    bad_row_ceiling: float = DEFAULT.bad_row_ceiling,
-    scale: Scale = DEFAULT.scale,
-    sample: int | None = DEFAULT.sample,
-    force: bool = DEFAULT.force,
-    allow_partial: bool = DEFAULT.allow_partial,
-    cluster: str = DEFAULT.cluster,
-    workers: int | None = DEFAULT.workers,
+    **chosen: object,
 ) -> dict[str, Any]:
     """Score rows: the settings of the other score than `what` must be left out.
 
@@ -66,9 +35,8 @@ def score_candidates(
         output_dir: Where the folder of scores, blend.json and the manifest go.
         what: nll, or embed.
     """
-    given = {name: value for name, value in locals().items() if name not in {"blend", "output_dir", "what"}}
-    chosen = {name: value for name, value in given.items() if value is not None}
-    settings = parse(SETTINGS[what], chosen, "settings")
+    given = {name: value for name, value in chosen.items() if value is not None}
+    settings = parse(SETTINGS[what], given, "settings")
     started = time.time()
 
     prepared = plan(scored_blend(blend, what), settings, output_dir)

@@ -6,8 +6,10 @@ frozen. Keys that start with `_` are comments, at any level; the JSON schema all
 accepts the same blend that the command line does.
 """
 
-from collections.abc import Mapping
-from typing import Annotated, Any, TypeVar, cast, get_args
+import inspect
+import re
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from typing import Annotated, Any, TypeVar, Union, cast, get_args
 
 from pydantic import (
     AfterValidator,
@@ -15,9 +17,11 @@ from pydantic import (
     BeforeValidator,
     ByteSize,
     ConfigDict,
+    Field,
     TypeAdapter,
     ValidationError,
     WithJsonSchema,
+    field_validator,
     model_validator,
 )
 from pydantic_core import ErrorDetails
@@ -26,6 +30,7 @@ from tasks.errors import InputError, nearest
 from tasks.storage import require_place
 
 Model = TypeVar("Model", bound="Strict")
+Function = TypeVar("Function", bound=Callable[..., Any])
 
 
 class Strict(BaseModel, frozen=True):
@@ -37,6 +42,13 @@ class Strict(BaseModel, frozen=True):
         json_schema_extra={"patternProperties": {"^_": {}}},
     )
 
+    @field_validator("*")
+    @classmethod
+    def _fits_into_64_bits(cls, value: Any) -> Any:  # noqa: ANN401 - of any field
+        if isinstance(value, int) and not -(2**63) <= value < 2**64:
+            raise ValueError("more than 64 bits, which is all that a manifest can hold; choose a smaller number")
+        return value
+
     @model_validator(mode="before")
     @classmethod
     def _drop_comments(cls, data: Any) -> Any:  # noqa: ANN401 - pydantic hands over whatever was written
@@ -45,7 +57,16 @@ class Strict(BaseModel, frozen=True):
         return {key: value for key, value in cast("Mapping[Any, Any]", data).items() if not str(key).startswith("_")}
 
 
+SIZE = r"^[0-9]*\.?[0-9]+ ?((k|K|m|M|g|G|t|T|p|P|e|E)((i|I)?(b|B))?|b|B)?$"
+"""How a size is written, in the regular expressions that Python, JSON Schema and browsers share.
+
+Without brackets around letters, because Prefect's commands print it, and rich takes those for markup.
+"""
+
+
 def _bytes(value: object) -> int:
+    if isinstance(value, str) and not re.fullmatch(SIZE, value):
+        raise ValueError("not a size; write 256MB, 1GiB or a number of bytes")
     size = int(TypeAdapter(ByteSize).validate_python(value))
     if size < 1:
         raise ValueError("a size must be at least 1 byte")
@@ -53,9 +74,21 @@ def _bytes(value: object) -> int:
 
 
 Size = Annotated[
-    int, BeforeValidator(_bytes), WithJsonSchema({"anyOf": [{"type": "string"}, {"type": "integer", "minimum": 1}]})
+    int,
+    BeforeValidator(_bytes),
+    WithJsonSchema(
+        {
+            "anyOf": [
+                {"type": "string", "pattern": SIZE, "not": {"pattern": r"^[0.]+\D*$"}},
+                {"type": "integer", "minimum": 1},
+            ]
+        }
+    ),
 ]
 """A number of bytes, written as 256MB (decimal), 1GiB (binary) or a plain integer."""
+
+Seed = Annotated[int, Field(ge=0, le=2**64 - 1)]
+"""A seed of 64 bits. The bound is part of it: JSON encoders refuse integers that do not fit into 64 bits."""
 
 
 Place = Annotated[str, AfterValidator(require_place), WithJsonSchema({"type": "string", "pattern": r"\S"})]
@@ -72,6 +105,44 @@ def parse(model: type[Model], data: object, where: str) -> Model:
     except ValidationError as error:
         lines = [_sentence(model, detail) for detail in error.errors()]
         raise InputError("\n".join(f"{where}: {line}" for line in dict.fromkeys(lines))) from error
+
+
+def with_parameters_of(*kinds: type[Strict], without: Collection[str] = ()) -> Callable[[Function], Function]:
+    """Let a function that takes `**chosen` declare one parameter per setting of `kinds`, for Prefect to read.
+
+    Each has the type, bounds, default and description of the setting. A setting that the kinds do not share, or share
+    with another default, may be left out: its default is None.
+    """
+
+    def declare(function: Function) -> Function:
+        signature = inspect.signature(function)
+        own = [each for each in signature.parameters.values() if each.kind is not each.VAR_KEYWORD]
+        settings = [each for each in _parameters(kinds) if each[0].name not in without]
+        function.__signature__ = signature.replace(parameters=[*own, *(parameter for parameter, _ in settings)])
+        described = [f"    {parameter.name}: {description}" for parameter, description in settings if description]
+        function.__doc__ = "\n".join([inspect.cleandoc(function.__doc__ or ""), *described])
+        return function
+
+    return declare
+
+
+def _parameters(kinds: Sequence[type[Strict]]) -> Iterator[tuple[inspect.Parameter, str]]:
+    """A parameter per setting, with its description; a kind's own settings come before those that it inherits."""
+    owners = [each for kind in kinds for each in kind.__mro__]
+    for name in dict.fromkeys(name for owner in owners for name in inspect.get_annotations(owner)):
+        fields = [kind.model_fields[name] for kind in kinds if name in kind.model_fields]
+        if not fields:
+            continue
+        defaults = [field.get_default(call_default_factory=True) for field in fields]
+        annotations = [field.rebuild_annotation() for field in fields]
+        shared = len(fields) == len(kinds) and all(default == defaults[0] for default in defaults)
+        default = defaults[0] if shared else None
+        annotation = Union[*annotations] if shared else Union[*annotations, None]
+        description = " ".join(dict.fromkeys(field.description for field in fields if field.description))
+        yield (
+            inspect.Parameter(name, inspect.Parameter.KEYWORD_ONLY, default=default, annotation=annotation),
+            description,
+        )
 
 
 def _sentence(model: type[Strict], detail: ErrorDetails) -> str:

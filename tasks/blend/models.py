@@ -8,26 +8,26 @@ systems of laptops often have none).
 import re
 from typing import Annotated, Literal, Self, cast
 
-from pydantic import AfterValidator, BeforeValidator, Field, JsonValue, model_validator
+from pydantic import AfterValidator, BeforeValidator, Field, JsonValue, WithJsonSchema, model_validator
 
 from tasks.strict import Strict
 
 Split = Literal["train", "valid", "test"]
 SPLITS: tuple[Split, ...] = ("train", "valid", "test")
 
-_SEGMENT = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,127}")
+_SEGMENT = "^[A-Za-z0-9][A-Za-z0-9._-]{0,127}$"
 _RESERVED = re.compile(r"(con|prn|aux|nul|com\d|lpt\d)(\..*)?", re.IGNORECASE)
 
 
 def _path_segment(name: str) -> str:
-    if not _SEGMENT.fullmatch(name) or name.endswith(".") or _RESERVED.fullmatch(name):
+    if not re.fullmatch(_SEGMENT, name) or name.endswith(".") or _RESERVED.fullmatch(name):
         raise ValueError(
             "not a safe name; use 1 to 128 ASCII letters, digits, '.', '_' or '-', starting with a letter or digit"
         )
     return name
 
 
-Name = Annotated[str, AfterValidator(_path_segment)]
+Name = Annotated[str, AfterValidator(_path_segment), WithJsonSchema({"type": "string", "pattern": _SEGMENT})]
 
 
 def _plain_values(wanted: object) -> object:

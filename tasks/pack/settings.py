@@ -12,6 +12,7 @@ from tasks.chat.sequences import SplitTurns
 from tasks.pack.algorithms import Packing
 from tasks.pack.sampling import Sampling
 from tasks.shards.settings import PreparationSettings
+from tasks.strict import Seed
 from tasks.tokenize.settings import Backend, SpecialTokens, TokenizerSource
 
 Oversize = Literal["drop", "truncate", "error"]
@@ -20,7 +21,7 @@ Oversize = Literal["drop", "truncate", "error"]
 class SftSettings(PreparationSettings, frozen=True):
     """Everything a person can choose about an SFT preparation."""
 
-    tokenizer: TokenizerSource = TokenizerSource()
+    tokenizer: TokenizerSource = Field(default=TokenizerSource(), description="What conversations are encoded with.")
     special_tokens_in_text: SpecialTokens = Field(
         default="literal", description="Control strings in text: plain text, control ids, or quarantine the row."
     )
@@ -46,7 +47,7 @@ class SftSettings(PreparationSettings, frozen=True):
         default=1, ge=1, description="Pad sequences to a multiple plus one, for context parallelism (2 x CP)."
     )
     sampling: Sampling = Field(default="none", description="Realise weights by leaving out, or by repeating, packs.")
-    seed: int = Field(default=42, ge=0, lt=2**64, description="Another seed gives packs and files another order.")
+    seed: Seed = Field(default=42, description="Another seed gives packs and files another order.")
 
     @field_validator("template_variables")
     @classmethod

@@ -36,7 +36,7 @@ from tasks.shards.manifest import MANIFEST, manifest_bytes, published_manifest
 from tasks.shards.publish import Output, publish, publish_bytes
 from tasks.shards.verify import file_hash
 from tasks.storage import absolute, is_local, join
-from tasks.strict import Strict
+from tasks.strict import Seed, Strict
 
 REJECTED = "rejected.parquet"
 REPORT = "report"
@@ -54,7 +54,7 @@ class ChoiceSettings(Strict, frozen=True):
     threshold: float = Field(
         default=0.95, gt=0, description="No two rows with this cosine or more are chosen; above 1 all may be."
     )
-    seed: int = Field(default=42, ge=0, description="Another seed chooses others.")
+    seed: Seed = Field(default=42, description="Another seed chooses others.")
     device: Literal["cpu", "cuda"] = Field(default="cpu", description="Where clusters are found.")
 
 

@@ -53,8 +53,8 @@ class SelectionChoices(Strict, frozen=True):
 class NormalizationSettings(HarmonySettings, frozen=True):
     """Everything a person can choose about a Harmony normalization and what comes after it."""
 
-    dedup: DedupChoices = DedupChoices()
-    selection: SelectionChoices = SelectionChoices()
+    dedup: DedupChoices = Field(default=DedupChoices(), description="How duplicates are found and treated.")
+    selection: SelectionChoices = Field(default=SelectionChoices(), description="Which rows are worth scoring.")
 
 
 @dataclass(frozen=True, slots=True)

@@ -11,7 +11,7 @@ from pydantic import Field, model_validator
 
 from tasks.shards.books import OnBadRow
 from tasks.storage import SourceIdentity
-from tasks.strict import Place, Size, Strict
+from tasks.strict import Place, Seed, Size, Strict
 
 Scale = Literal["tiny", "small", "medium", "full"]
 
@@ -27,7 +27,7 @@ class Holdout(Strict, frozen=True):
 
     valid: float = Field(default=0.01, ge=0, lt=1, description="Share of documents for validation.")
     test: float = Field(default=0.01, ge=0, lt=1, description="Share of documents for testing.")
-    seed: int = Field(default=42, ge=0, lt=2**64, description="Another seed chooses other documents.")
+    seed: Seed = Field(default=42, description="Another seed chooses other documents.")
 
     @model_validator(mode="after")
     def _leaves_something(self) -> Self:
@@ -41,7 +41,7 @@ class PreparationSettings(Strict, frozen=True):
 
     shard_size: Size = Field(default=256_000_000, description="Source bytes per shard, for example 256MB.")
     store: Place | None = Field(default=None, description="Where shards live; share it between preparations.")
-    holdout: Holdout = Holdout()
+    holdout: Holdout = Field(default=Holdout(), description="Documents held out of a flat blend.")
     source_identity: SourceIdentity = Field(default="content", description="Know local files by content, or by stat.")
     on_bad_row: OnBadRow = Field(default="quarantine", description="What a row that cannot be read does.")
     bad_row_ceiling: float = Field(default=0.001, ge=0, le=1, description="Share of a data set's rows that may be bad.")

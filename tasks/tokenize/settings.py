@@ -23,7 +23,11 @@ class TokenizerSource(Strict, frozen=True):
     revision: str | None = Field(
         default=None, min_length=1, description="Commit, tag or branch of a hub id; pin a commit."
     )
-    trust_remote_code: bool = Field(default=False, description="Code from a repository is never run; must be false.")
+    trust_remote_code: bool = Field(
+        default=False,
+        description="Code from a repository is never run; must be false.",
+        json_schema_extra={"const": False},
+    )
 
     @model_validator(mode="after")
     def _runs_no_foreign_code(self) -> Self:
@@ -42,7 +46,7 @@ class TokenizerSettings(TokenizerSource, frozen=True):
 class PretrainSettings(PreparationSettings, frozen=True):
     """Everything a person can choose about a pretraining preparation."""
 
-    tokenizer: TokenizerSettings = TokenizerSettings()
+    tokenizer: TokenizerSettings = Field(default=TokenizerSettings(), description="What documents are encoded with.")
     special_tokens_in_text: SpecialTokens = Field(
         default="literal", description="Control strings in text: plain text, control ids, or quarantine the row."
     )

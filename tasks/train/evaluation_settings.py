@@ -3,7 +3,7 @@
 from pydantic import Field
 
 from tasks.score.batches import TOKEN_BUDGET
-from tasks.strict import Strict
+from tasks.strict import Seed, Strict
 from tasks.train.held_out import HeldOut
 from tasks.train.settings import Device, Precision
 
@@ -26,4 +26,4 @@ class EvaluateSettings(Strict, frozen=True):
     device: Device | None = Field(default=None, description="The GPU where there is one, else the CPU.")
     precision: Precision | None = Field(default=None, description="bfloat16 on CUDA and float32 on a CPU by default.")
     token_budget: int = Field(default=TOKEN_BUDGET, ge=1, description="Padded tokens per batch of the model.")
-    seed: int = Field(default=42, ge=0, description="Of the choice of documents that are continued.")
+    seed: Seed = Field(default=42, description="Of the choice of documents that are continued.")

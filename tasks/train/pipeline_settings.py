@@ -25,16 +25,16 @@ class PretrainStage(Strict, frozen=True):
     """Documents, and a model trained on them from nothing."""
 
     blend: str = Field(min_length=1, description="Path or URI of the blend; a bare name is one of the project's own.")
-    data: PretrainSettings = PretrainSettings()
-    train: TrainSettings = TrainSettings()
+    data: PretrainSettings = Field(default=PretrainSettings(), description="How documents are prepared.")
+    train: TrainSettings = Field(default=TrainSettings(), description="What is trained on them.")
 
 
 class SftStage(Strict, frozen=True):
     """Conversations, and the model trained on them further."""
 
     blend: str = Field(min_length=1, description="Path or URI of the blend; a bare name is one of the project's own.")
-    data: SftSettings = SftSettings()
-    train: TrainSettings = TrainSettings()
+    data: SftSettings = Field(default=SftSettings(), description="How conversations are prepared.")
+    train: TrainSettings = Field(default=TrainSettings(), description="What is trained on them.")
 
     @model_validator(mode="after")
     def _goes_on(self) -> Self:
@@ -47,16 +47,16 @@ class RlStage(Strict, frozen=True):
     """Rows for reinforcement learning, to be handed over."""
 
     blend: str = Field(min_length=1, description="Path or URI of the blend; a bare name is one of the project's own.")
-    data: RlSettings = RlSettings()
+    data: RlSettings = Field(default=RlSettings(), description="How rows are prepared.")
 
 
 class PipelineSettings(Strict, frozen=True):
     """Everything a person can choose about a pipeline; a stage that is left out is not run, but the first always is."""
 
-    pretrain: PretrainStage
-    sft: SftStage | None = None
-    rl: RlStage | None = None
-    evaluate: EvaluateSettings = EvaluateSettings()
+    pretrain: PretrainStage = Field(description="The first stage: pretraining.")
+    sft: SftStage | None = Field(default=None, description="The second stage: SFT of the pretrained model.")
+    rl: RlStage | None = Field(default=None, description="The third stage: rows for reinforcement learning.")
+    evaluate: EvaluateSettings = Field(default=EvaluateSettings(), description="How each model is evaluated.")
 
 
 def blend_place(name: str) -> str:

@@ -59,9 +59,9 @@ class OptimizerSettings(Strict, frozen=True):
     warmup_steps: int = Field(default=0, ge=0, description="Steps of linear growth.")
     decay: Decay = Field(default="cosine", description="From the highest to the lowest, over all steps.")
     weight_decay: float = Field(default=0.1, ge=0, description="Of matrices; norms are spared.")
-    beta1: float = Field(default=0.9, ge=0, lt=1)
-    beta2: float = Field(default=0.95, ge=0, lt=1)
-    epsilon: float = Field(default=1e-8, gt=0)
+    beta1: float = Field(default=0.9, ge=0, lt=1, description="Decay of the mean of gradients.")
+    beta2: float = Field(default=0.95, ge=0, lt=1, description="Decay of the mean of squared gradients.")
+    epsilon: float = Field(default=1e-8, gt=0, description="Added to the denominator of an update.")
     clip: float = Field(default=1.0, gt=0, description="Largest norm of the gradient.")
     distributed: bool = Field(default=False, description="Replicas share the optimizer's state.")
 
@@ -76,9 +76,9 @@ class TrainSettings(Strict, frozen=True):
     """Everything a person can choose about a training run."""
 
     engine: Engine = Field(default="megatron-core", description="What trains.")
-    model: ModelSettings = ModelSettings()
-    parallel: ParallelSettings = ParallelSettings()
-    optimizer: OptimizerSettings = OptimizerSettings()
+    model: ModelSettings = Field(default=ModelSettings(), description="Shape of the model.")
+    parallel: ParallelSettings = Field(default=ParallelSettings(), description="How the model is cut over processes.")
+    optimizer: OptimizerSettings = Field(default=OptimizerSettings(), description="How its weights are updated.")
     start_from: Place | None = Field(
         default=None, description="Weights to begin with: an earlier training, or the folder of a Llama-like model."
     )
@@ -98,7 +98,12 @@ class TrainSettings(Strict, frozen=True):
     max_epochs: float | None = Field(
         default=4.0, gt=0, description="Most often that a source may be repeated; null for any number."
     )
-    seed: int = Field(default=42, ge=0, description="Of weights and of the order of rows.")
+    seed: int = Field(
+        default=42,
+        ge=0,
+        le=2**32 - 1,
+        description="Of weights and of the order of rows; NumPy and Megatron take 32 bits.",
+    )
     retries: int = Field(default=2, ge=0, description="Times that a run which died goes on from its checkpoint.")
 
     @property

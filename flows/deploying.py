@@ -1,0 +1,123 @@
+"""`tokenmill deploy`: the deployments of prefect.yaml, on a Prefect server, from a clone or an installed tokenmill.
+
+A folder without a prefect.yaml becomes what a clone is to Prefect: it gets prefect.yaml, prefect.toml and the small
+blends that prefect.yaml names, for a person to change. `prefect deploy --all` does the rest.
+"""
+
+import os
+import subprocess
+import sys
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any, cast
+
+import yaml
+from prefect.client.orchestration import SyncPrefectClient, get_client
+from prefect.client.schemas.actions import WorkPoolCreate
+from prefect.client.schemas.filters import DeploymentFilter, DeploymentFilterName
+from prefect.client.schemas.responses import DeploymentResponse
+from prefect.exceptions import ObjectNotFound
+from prefect.settings import PREFECT_API_URL
+from prefect.workers.process import ProcessWorker
+from rich.console import Console
+
+from tasks.errors import InputError, RunError
+from tasks.shards.publish import publish_bytes
+from tasks.shards.stage import prefect_server
+
+DECLARED = "prefect.yaml"
+SETTINGS = "prefect.toml"
+BLENDS = ("blends/tiny*.json", "blends/tiny/*", "blends/nightly/*/*")
+
+INSTALLED, CLONED = Path(__file__).parent, Path(__file__).parents[1]
+"""Where prefect.yaml and prefect.toml are: a wheel keeps them beside this file, a clone in its root."""
+
+
+def write_project(folder: Path) -> list[str]:
+    """Write prefect.yaml, prefect.toml and blends into a folder without prefect.yaml; the names of what was written.
+
+    Files that are there already stay as they are. prefect.yaml comes last, so that a run that was cut off is made good.
+    """
+    if (folder / DECLARED).exists():
+        return []
+    own = INSTALLED if (INSTALLED / DECLARED).is_file() else CLONED
+    blends = [path for pattern in BLENDS for path in sorted(CLONED.glob(pattern)) if path.is_file()]
+    files = {str(path.relative_to(CLONED)): path for path in blends}
+    files |= {name: own / name for name in (SETTINGS, DECLARED)}
+    missing = {name: path for name, path in files.items() if not (folder / name).exists()}
+    for name, path in missing.items():
+        publish_bytes(str(folder / name), path.read_bytes())
+    return list(missing)
+
+
+def require_server() -> None:
+    """Raise InputError unless a Prefect server is named."""
+    if PREFECT_API_URL.value() is None:
+        raise InputError(
+            "PREFECT_API_URL: no Prefect server is named; start one with `prefect server start`, then run "
+            "`prefect config set PREFECT_API_URL=http://127.0.0.1:4200/api`"
+        )
+
+
+def deploy(folder: Path) -> dict[str, DeploymentResponse]:
+    """Apply the prefect.yaml of a folder, after making the work pools that are missing; the deployments by full name.
+
+    What people changed on the server stays, see `flows.deployed_choices`. Raises InputError where no server answers and for a
+    prefect.yaml without deployments, RunError where Prefect fails.
+    """
+    declared = _declared(folder)
+    with prefect_server(), get_client(sync_client=True) as client:
+        _make_pools(client, declared)
+        _run_prefect(folder)
+        named = DeploymentFilter(name=DeploymentFilterName(any_=[each["name"] for each in declared]))
+        flows = {flow.id: flow.name for flow in client.read_flows(deployment_filter=named)}
+        found = client.read_deployments(deployment_filter=named)
+    return {f"{flows[each.flow_id]}/{each.name}": each for each in found}
+
+
+def _declared(folder: Path) -> Sequence[Mapping[str, Any]]:
+    try:
+        found: Any = yaml.safe_load((folder / DECLARED).read_text("utf-8"))
+    except (yaml.YAMLError, UnicodeDecodeError) as error:
+        raise InputError(f"{folder / DECLARED}: not valid YAML: {' '.join(str(error).split())}") from error
+    deployments = found.get("deployments") if isinstance(found, dict) else None
+    if not isinstance(deployments, list) or not all(isinstance(each, dict) and "name" in each for each in deployments):
+        raise InputError(f"{folder / DECLARED}: declares no deployments with names; see Prefect's documentation")
+    return cast("Sequence[Mapping[str, Any]]", deployments)
+
+
+def _make_pools(client: SyncPrefectClient, declared: Sequence[Mapping[str, Any]]) -> None:
+    """Make the work pools that deployments name and the server lacks; runs are processes of their workers."""
+    for name in {each["work_pool"]["name"] for each in declared if each.get("work_pool", {}).get("name")}:
+        try:
+            client.read_work_pool(name)
+        except ObjectNotFound:
+            template = ProcessWorker.get_default_base_job_template()
+            client.create_work_pool(WorkPoolCreate(name=name, type=ProcessWorker.type, base_job_template=template))
+
+
+def _run_prefect(folder: Path) -> None:
+    """`prefect deploy --all`, with the plugin that keeps people's choices; what it prints is shown if it fails."""
+    done = subprocess.run(
+        [sys.executable, "-P", "-m", "prefect", "--no-prompt", "deploy", "--all"],
+        cwd=folder,
+        env=os.environ | {"PREFECT_PLUGINS_ENABLED": "true"},
+        stdout=subprocess.PIPE,
+        text=True,
+        check=False,
+    )
+    if done.returncode:
+        raise RunError(f"prefect deploy --all failed in {folder}:\n{done.stdout.strip()[-2000:]}")
+
+
+def print_deployments(deployments: Mapping[str, DeploymentResponse], terminal: Console) -> None:
+    """Say how workers are started, and how schedules that are off are switched on."""
+    terminal.print(f"{len(deployments)} deployments at {PREFECT_API_URL.value()}; start a worker for each pool here:")
+    for pool in sorted({each.work_pool_name for each in deployments.values() if each.work_pool_name}):
+        terminal.print(f"  prefect worker start --pool {pool}")
+    for name, deployment in deployments.items():
+        for schedule in deployment.schedules:
+            if not schedule.active:
+                terminal.print(f"a schedule of {deployment.name} is off; to switch it on:", markup=False)
+                command = f"  prefect deployment schedule resume {name} {schedule.id}"
+                terminal.print(command, markup=False, highlight=False, soft_wrap=True)

@@ -1,0 +1,200 @@
+"""What a Prefect server checks before it makes a run: the parameters, against the schema that a deployment sends it.
+
+Wrong values are taken from the settings themselves: whatever value a field refuses, the server must refuse as well.
+Prefect's own validation is asked, as the server asks it.
+"""
+
+import os
+import re
+from functools import cache
+from pathlib import Path
+from typing import get_args
+
+import orjson
+import pytest
+import yaml
+from prefect.flows import load_flow_from_entrypoint
+from prefect.utilities.schema_tools.validation import ValidationError as Refused
+from prefect.utilities.schema_tools.validation import preprocess_schema, validate
+from pydantic import BaseModel, TypeAdapter, ValidationError
+
+from tasks.dedup.settings import DedupSettings
+from tasks.pack.settings import SftSettings
+from tasks.rl.settings import RlSettings
+from tasks.score.settings import EmbedSettings, NllSettings
+from tasks.select.settings import NormalizationSettings
+from tasks.shards.settings import Holdout
+from tasks.strict import Size
+from tasks.tokenize.settings import PretrainSettings
+from tasks.train.evaluation_settings import EvaluateSettings
+from tasks.train.pipeline_settings import PipelineSettings, load_settings
+from tasks.train.settings import TrainSettings
+
+REPOSITORY = Path(__file__).parents[2]
+DEPLOYMENTS = {each["name"]: each for each in yaml.safe_load((REPOSITORY / "prefect.yaml").read_text())["deployments"]}
+
+SETTINGS = {
+    "pretrain-data-prep": ((), [PretrainSettings]),
+    "sft-data-prep": ((), [SftSettings]),
+    "rl-data-prep": ((), [RlSettings]),
+    "harmony-normalize": ((), [NormalizationSettings]),
+    "deduplicate-blend": ((), [DedupSettings]),
+    "score-candidates": ((), [NllSettings, EmbedSettings]),
+    "train-model": (("settings",), [TrainSettings]),
+    "evaluate-model": (("settings",), [EvaluateSettings]),
+    "pipeline": (("settings",), [PipelineSettings]),
+}
+"""Of each deployment, the parameter that holds its settings (none where each is a parameter), and their types."""
+
+VALUES = [
+    *(None, True, -1, 0, 1, 7, 1.5, 2**32, -0.5, [], [5], [""], {"zzz": 1}),
+    *("", "banana", "0", "0MB", "-5MB", "1,000MB", "64MB more", "64MB", "../a", "null"),
+]
+
+
+@pytest.fixture(autouse=True)
+def _in_the_repository(monkeypatch):
+    monkeypatch.chdir(REPOSITORY)
+
+
+@cache
+def schema_of(name):
+    """What a deployment sends to the server."""
+    os.chdir(REPOSITORY)
+    flow = load_flow_from_entrypoint(DEPLOYMENTS[name]["entrypoint"])
+    return flow.parameters.model_dump_for_openapi()
+
+
+@cache
+def ready(name):
+    return preprocess_schema(schema_of(name))
+
+
+def refused(name, chosen):
+    """What the server says against a run with these parameters besides those of the deployment."""
+    return [each.message for each in validate(DEPLOYMENTS[name]["parameters"] | chosen, ready(name), preprocess=False)]
+
+
+def fields_of(model, place=()):
+    """The path of every field, through models that it holds; 0 stands for the first of a list."""
+    for name, field in model.model_fields.items():
+        yield (*place, name)
+        for inner, deeper in models_in(field.annotation):
+            yield from fields_of(inner, (*place, name, *deeper))
+
+
+def models_in(annotation):
+    if isinstance(annotation, type) and issubclass(annotation, BaseModel):
+        yield annotation, ()
+    deeper = (0,) if getattr(annotation, "__origin__", None) is list else ()
+    for argument in get_args(annotation):
+        yield from ((inner, (*deeper, *place)) for inner, place in models_in(argument))
+
+
+def nested(place, value):
+    for part in reversed(place):
+        value = [value] if part == 0 else {part: value}
+    return value
+
+
+def refuses(model, place, value):
+    """Whether the field itself refuses the value, not a rule that needs other fields too."""
+    try:
+        model.model_validate(nested(place, value))
+    except ValidationError as error:
+        return any(is_of(place, detail["loc"]) for detail in error.errors())
+    return False
+
+
+def is_of(place, location):
+    """Whether an error at `location` is of the field at `place`; pydantic puts names of types in between."""
+    found = iter(location)
+    return all(part in found for part in place)
+
+
+@pytest.mark.parametrize("name", SETTINGS)
+def test_the_server_refuses_what_a_setting_refuses(name):
+    parameter, models = SETTINGS[name]
+    missed, caught = [], 0
+    for place in dict.fromkeys(place for model in models for place in fields_of(model)):
+        if not parameter and place[0] not in schema_of(name)["properties"]:
+            continue
+        for value in VALUES:
+            of = [model for model in models if place[0] in model.model_fields]
+            may_be_left_out = value is None and len(models) > 1
+            if may_be_left_out or not all(refuses(model, place, value) for model in of):
+                continue
+            caught += 1
+            if not refused(name, nested((*parameter, *place), value)):
+                missed.append((".".join(map(str, place)), value))
+    assert missed == []
+    assert caught > 100
+
+
+EXAMPLES = [
+    ("pretrain-data-prep", PretrainSettings(holdout=Holdout(seed=2**64 - 1))),
+    ("sft-data-prep", SftSettings(seed=2**64 - 1)),
+    ("rl-data-prep", RlSettings()),
+    ("harmony-normalize", NormalizationSettings()),
+    ("deduplicate-blend", DedupSettings()),
+    ("score-candidates", NllSettings(model="org/name")),
+    ("score-candidates", EmbedSettings()),
+    ("train-model", TrainSettings()),
+    ("evaluate-model", EvaluateSettings(seed=2**64 - 1)),
+    ("pipeline", load_settings("pipeline-tiny")),
+]
+
+
+@pytest.mark.parametrize(
+    ("name", "settings"), EXAMPLES, ids=[f"{name}-{type(each).__name__}" for name, each in EXAMPLES]
+)
+def test_the_server_accepts_every_default_and_large_seeds(name, settings):
+    parameter, _ = SETTINGS[name]
+    written = nested(parameter, settings.model_dump(mode="json"))
+    assert refused(name, {key: value for key, value in written.items() if key in schema_of(name)["properties"]}) == []
+
+
+@pytest.mark.parametrize("size", ["256MB", "1GiB", "1.5 kB", "0.5GB", ".5MB", "7", 7, "64mb", "64M", "010"])
+def test_the_server_accepts_every_way_to_write_a_size(size):
+    assert TypeAdapter(Size).validate_python(size) > 0
+    assert refused("pretrain-data-prep", {"shard_size": size}) == []
+
+
+@pytest.mark.parametrize(
+    ("chosen", "sentence"),
+    [
+        ({"bad_row_ceiling": 7}, "7 is greater than the maximum of 1"),
+        ({"shard_size": "banana"}, "'banana' does not match"),
+        ({"workers": 0}, "0 is less than the minimum of 1"),
+        ({"scale": "huge"}, "'huge' is not one of ['tiny', 'small', 'medium', 'full']"),
+        ({"tokenizer": {"trust_remote_code": True}}, "False was expected"),
+        ({"holdout": {"seed": 2**64}}, f"{2**64} is greater than the maximum of {2**64 - 1}"),
+        ({"blend": {"datasets": [{"name": "../up", "path": "a"}]}}, "'../up' does not match"),
+    ],
+)
+def test_the_server_says_what_is_wrong(chosen, sentence):
+    with pytest.raises(Refused, match=re.escape(sentence)):
+        validate(
+            DEPLOYMENTS["pretrain-data-prep"]["parameters"] | chosen,
+            schema_of("pretrain-data-prep"),
+            raise_on_error=True,
+        )
+
+
+@pytest.mark.parametrize("chosen", [{"keep": 0}, {"grace_seconds": -1}, {"workers": 0}, {"keep": "seven"}])
+def test_the_server_refuses_wrong_parameters_of_nights(chosen):
+    assert refused("reprep-changed-blends", chosen)
+
+
+@pytest.mark.parametrize("name", DEPLOYMENTS)
+def test_prefect_can_write_the_schema_as_json(name):
+    """`prefect deployment inspect -o json` writes it with orjson, which takes no integer of more than 64 bits."""
+    assert orjson.loads(orjson.dumps(schema_of(name))) == schema_of(name)
+
+
+@pytest.mark.parametrize("name", DEPLOYMENTS)
+def test_the_form_describes_every_parameter_and_every_setting(name):
+    schema = schema_of(name)
+    ours = [each for each in schema.get("definitions", {}).values() if "properties" in each]
+    fields = [field for part in [schema, *ours] for field in part["properties"].items()]
+    assert {name for name, field in fields if not field.get("description")} == set()
