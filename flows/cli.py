@@ -9,6 +9,7 @@ import re
 import sys
 from collections.abc import Callable
 from functools import partial
+from importlib.metadata import version
 from itertools import pairwise
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, cast
@@ -19,6 +20,7 @@ from cyclopts.validators import Number
 from rich.console import Console
 
 from flows.options import CommonOptions, choices_of, settings_of
+from flows.process import INTERRUPTED, end_when_interrupted, interrupted, lost_output, open_streams
 from flows.terminal import OutputDir, Overrides, be_quiet, piped, terminal
 from flows.training_commands import benchmark, evaluate, pipeline, train
 from tasks.blend.load import load_blend
@@ -34,9 +36,15 @@ if TYPE_CHECKING:
 EMPTY = re.compile(r"(--[\w-]+=)?\s*")
 """An argument, or an option with one, that says nothing."""
 
-DONE, FAILED, WRONG_CALL, INTERRUPTED = 0, 1, 2, 130
+DONE, FAILED, WRONG_CALL = 0, 1, 2
 
-app = App(name="tokenmill", help="Blends of raw text in, training-ready token shards out.", help_on_error=False)
+app = App(
+    name="tokenmill",
+    help="Blends of raw text in, training-ready token shards out.",
+    version=partial(version, "tokenmill"),
+    help_on_error=False,
+    suppress_keyboard_interrupt=False,
+)
 for command in (train, evaluate, benchmark, pipeline):
     app.command(command)
 
@@ -268,11 +276,9 @@ def _run_preparation(
     """Run a flow and print what it prepared."""
     from tasks.report.summary import print_summary
     from tasks.shards.manifest import read_manifest
-    from tasks.shards.stage import prefect_server
 
     chosen = {name: getattr(settings, name) for name in settings.model_fields_set}
-    with prefect_server():
-        record = cast("dict[str, Any]", preparation(blend, output_dir, **chosen))
+    record = cast("dict[str, Any]", preparation(blend, output_dir, **chosen))
     (artifact,) = record.values()
     print_summary(read_manifest(artifact["path"]) or {}, artifact["path"], terminal)
     return record
@@ -407,10 +413,8 @@ def nightly(
     find_blends(blends)
     be_quiet()
     from flows.nightly import reprep_changed_blends
-    from tasks.shards.stage import prefect_server
 
-    with prefect_server():
-        return reprep_changed_blends(blends, output_dir, keep=keep, also_keep=also_keep, workers=workers)
+    return reprep_changed_blends(blends, output_dir, keep=keep, also_keep=also_keep, workers=workers)
 
 
 @app.command
@@ -539,4 +543,9 @@ def _complain(error: object, code: int) -> int:
 
 def main() -> None:
     """Run the command line and exit with its code."""
-    sys.exit(run(sys.argv[1:]))
+    open_streams()
+    end_when_interrupted()
+    code = run(sys.argv[1:])
+    if lost := lost_output():
+        code = code or _complain(f"stdout: {lost.strerror}; the command is done, but its output is lost", FAILED)
+    sys.exit(INTERRUPTED if interrupted() else code)

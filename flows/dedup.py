@@ -6,8 +6,7 @@ plan ─► find duplicates (sign slices, then rounds by partition, mapped over 
 import time
 from typing import Any
 
-from prefect import flow
-
+from flows.prefect_server import flow
 from tasks.blend.load import load_blend
 from tasks.blend.models import Blend
 from tasks.dedup.settings import DedupSettings

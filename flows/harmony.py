@@ -7,8 +7,7 @@ plan ─► normalize shards ─► find duplicates ─► mark shards ─► se
 import time
 from typing import Any
 
-from prefect import flow
-
+from flows.prefect_server import flow
 from tasks.blend.load import load_blend
 from tasks.blend.models import Blend
 from tasks.dedup.stage import without_duplicates

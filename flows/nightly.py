@@ -11,11 +11,12 @@ it, and `latest.json` still leads to the version before.
 import time
 from typing import Annotated, Any, cast
 
-from prefect import Flow, flow
+from prefect import Flow
 from prefect.client.schemas.objects import State
 from pydantic import Field
 
 from flows.harmony import harmony_normalize
+from flows.prefect_server import flow
 from flows.pretrain import pretrain_data_prep
 from flows.rl import rl_data_prep
 from flows.sft import sft_data_prep

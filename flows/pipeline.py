@@ -5,8 +5,7 @@ pretrain data ─► train ─► evaluate ─► SFT data ─► train further 
 
 from typing import Any
 
-from prefect import flow
-
+from flows.prefect_server import flow
 from flows.pretrain import pretrain_data_prep
 from flows.rl import rl_data_prep
 from flows.sft import sft_data_prep

@@ -6,8 +6,7 @@ plan ─► tokenize shards (mapped over Dask) ─► publish ─► report
 import time
 from typing import Any
 
-from prefect import flow
-
+from flows.prefect_server import flow
 from tasks.blend.load import load_blend
 from tasks.blend.models import Blend
 from tasks.report.stage import report

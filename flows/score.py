@@ -6,8 +6,7 @@ plan ─► score slices (mapped over Dask, one worker per GPU) ─► rank and 
 import time
 from typing import Any
 
-from prefect import flow
-
+from flows.prefect_server import flow
 from tasks.blend.models import Blend
 from tasks.report.stage import report
 from tasks.score.processes import workers_fit_for

@@ -3,6 +3,7 @@
 import os
 import sys
 from collections.abc import Collection
+from pathlib import Path
 from typing import Annotated
 
 from cyclopts import Parameter
@@ -10,6 +11,7 @@ from rich.console import Console
 
 from tasks.artifact import Artifact, read_artifact
 from tasks.errors import InputError
+from tasks.storage import absolute, is_writable, join, temporary_folder
 
 QUIET = {
     "PREFECT_LOGGING_HANDLERS_CONSOLE_LEVEL": "CRITICAL",
@@ -29,7 +31,18 @@ Overrides = Annotated[str, Parameter(help="Settings as key.sub=value, for exampl
 
 def be_quiet() -> None:
     """Leave the terminal to progress lines and summaries; what somebody set in the environment stays."""
-    os.environ.update({name: value for name, value in QUIET.items() if name not in os.environ})
+    chosen = QUIET | _prefect_home()
+    os.environ.update({name: value for name, value in chosen.items() if name not in os.environ})
+
+
+def _prefect_home() -> dict[str, str]:
+    """Another home for Prefect where the user's cannot be written; the profiles in it stay in use."""
+    home = absolute("~/.prefect")
+    if is_writable(home):
+        return {}
+    profiles = join(home, "profiles.toml")
+    kept = {"PREFECT_PROFILES_PATH": profiles} if Path(profiles).exists() else {}
+    return {"PREFECT_HOME": join(temporary_folder(), "prefect"), **kept}
 
 
 def piped(command: str, kinds: Collection[str] = ()) -> Artifact:

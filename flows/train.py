@@ -6,8 +6,7 @@ evaluate-model:  evaluate (a process)
 
 from typing import Any
 
-from prefect import flow
-
+from flows.prefect_server import flow
 from tasks.strict import Place
 from tasks.train.evaluation_settings import EvaluateSettings
 from tasks.train.settings import TrainSettings

@@ -61,10 +61,8 @@ def evaluate(
     settings = choices_of(EvaluateSettings, chosen)
     be_quiet()
     from flows.train import evaluate_model
-    from tasks.shards.stage import prefect_server
 
-    with prefect_server():
-        record = evaluate_model(place, output_dir or join(place, "results"), settings)
+    record = evaluate_model(place, output_dir or join(place, "results"), settings)
     terminal.print(markdown(read_results(record["evaluate"]["path"])), markup=False, highlight=False)
     return record
 
@@ -112,11 +110,9 @@ def pipeline(
     settings = choices_of(PipelineSettings, overrides, yaml.safe_load(chosen.read_text("utf-8")), str(chosen))
     be_quiet()
     from flows.pipeline import pipeline as run_pipeline
-    from tasks.shards.stage import prefect_server
     from tasks.train.progress import print_training
 
-    with prefect_server():
-        found = run_pipeline(output_dir, settings)
+    found = run_pipeline(output_dir, settings)
     for stage in found["pipeline"]["stages"]:
         ((name, artifact),) = stage.items()
         terminal.print(f"[bold]{name}[/] {artifact['path']}")
@@ -165,7 +161,5 @@ def _checked_launch(data: str, settings: TrainSettings, output_dir: str) -> "Lau
 def _trained(data: str, settings: TrainSettings, output_dir: str) -> dict[str, Any]:
     be_quiet()
     from flows.train import train_model
-    from tasks.shards.stage import prefect_server
 
-    with prefect_server():
-        return train_model(data, output_dir, settings)
+    return train_model(data, output_dir, settings)

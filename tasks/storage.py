@@ -7,7 +7,11 @@ points), never from blends or command lines.
 
 import os
 import re
+import stat
+import tempfile
 from collections.abc import Mapping
+from functools import cache
+from pathlib import Path
 from typing import Any, Literal, cast
 
 import fsspec
@@ -75,9 +79,41 @@ def _options(scheme: str) -> dict[str, str]:
 
 
 def user_cache(*parts: str) -> str:
-    """A place for what is cheap to lose and dear to make again, per user and machine."""
-    base = os.path.expanduser(os.environ.get("XDG_CACHE_HOME") or "~/.cache")  # noqa: PTH111 - see `absolute`
-    return join(os.path.abspath(base), "tokenmill", *parts)  # noqa: PTH100
+    """A place for what is cheap to lose and dear to make again, per user and machine.
+
+    What a cache that cannot be written does not hold yet goes to the folder for temporary files. Errors as in
+    `temporary_folder`.
+    """
+    home = os.path.expanduser(os.environ.get("XDG_CACHE_HOME") or "~/.cache")  # noqa: PTH111 - see `absolute`
+    base = join(os.path.abspath(home), "tokenmill")  # noqa: PTH100
+    place = join(base, *parts)
+    return place if Path(place).exists() or is_writable(base) else join(temporary_folder(), *parts)
+
+
+@cache
+def is_writable(folder: str) -> bool:
+    """Whether files can be written in a local folder, which is made if it is not there."""
+    try:
+        Path(folder).mkdir(parents=True, exist_ok=True)
+    except OSError:
+        return False
+    return os.access(folder, os.W_OK | os.X_OK)
+
+
+def temporary_folder() -> str:
+    """A folder of the user among the temporary files, the same for every process.
+
+    Raises InputError when it is somebody else's, who could change what is read from it.
+    """
+    folder = Path(tempfile.gettempdir(), f"tokenmill-{os.getuid()}")
+    folder.mkdir(mode=0o700, exist_ok=True)
+    found = folder.lstat()
+    if not stat.S_ISDIR(found.st_mode) or found.st_uid != os.getuid() or found.st_mode & 0o022:
+        raise InputError(
+            f"{folder} is not this user's own folder, and no other place for caches can be written; set XDG_CACHE_HOME and "
+            "PREFECT_HOME to folders that can"
+        )
+    return str(folder)
 
 
 def filesystem(uri: str) -> tuple[AbstractFileSystem, str]:

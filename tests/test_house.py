@@ -143,7 +143,12 @@ def writes_only_through_publish(module):
 
 
 def opens_for_writing(call, name):
-    """Whether the mode or the flags of an `open` say more than reading, or cannot be read off the source."""
+    """Whether the mode or the flags of an `open` say more than reading, or cannot be read off the source.
+
+    Nothing is written to the null device.
+    """
+    if call.args and dotted(call.args[0], {}) == "os.devnull":
+        return False
     if name == "os.open":
         return any(isinstance(node, ast.Attribute) and node.attr in WRITING_FLAGS for node in ast.walk(call))
     modes = [keyword.value for keyword in call.keywords if keyword.arg == "mode"] + call.args[1:2]
@@ -357,6 +362,7 @@ GOOD = [
         "fs.open(path)",
         "fs.open('wax', 'rb')",
         "import os\nos.open('x', os.O_RDONLY)",
+        "import os\nos.open(os.devnull, os.O_WRONLY)",
         "'text'.replace('x', 'y')",
         "import dataclasses\ndataclasses.replace(record, size=1)",
         "queue.put(item)",

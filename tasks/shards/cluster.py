@@ -15,23 +15,26 @@ busy machines healthy workers can be silent for seconds too, and four that are g
 """
 
 import asyncio
+import multiprocessing
 import os
 import re
 import signal
 import socket
+import sys
 import threading
 from collections.abc import Callable, Generator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import AbstractContextManager, contextmanager
 from importlib.util import find_spec
 from pathlib import Path
+from types import TracebackType
 from typing import Any, cast
 from urllib.parse import urlsplit
 
 import dask
 import yaml
 from dask import config  # pyright: ignore[reportPrivateImportUsage]
-from distributed import Client, Security, get_worker
+from distributed import Client, LocalCluster, Security, get_worker
 from distributed.comm.core import connect
 from prefect_dask.task_runners import DaskTaskRunner
 from pydantic import Field
@@ -45,6 +48,9 @@ LOCAL: dict[str, Any] = {
 }
 
 LOOPBACK = ("127.0.0.1", "localhost", "::1")
+
+CALLED_WHILE_IMPORTED = 99
+"""Exit code of a worker that found itself running a flow, because the script it imports calls one when it is imported."""
 
 # Prefect's plugins serve commands, and workers import Prefect where plugins cannot start.
 config.update_defaults({"distributed": {"nanny": {"environ": {"PREFECT_PLUGINS_ENABLED": "false"}}}})
@@ -67,10 +73,61 @@ def task_runner(cluster: str, workers: int | None, resources: Mapping[str, float
     Raises InputError for a profile that cannot be used, and for an address where no scheduler answers.
     """
     if cluster == "local":
-        return DaskTaskRunner(cluster_kwargs={**LOCAL, "n_workers": workers or cores(), "resources": dict(resources)})
+        chosen = {**LOCAL, "n_workers": workers or cores(), "resources": dict(resources)}
+        return DaskTaskRunner(cluster_class=_started, cluster_kwargs=chosen)
     if "://" in cluster:
         return _standing(Profile(address=cluster))
     return _named(Path(cluster))
+
+
+class _Workers(LocalCluster):
+    """A local cluster that does not wait for its workers when the run is interrupted."""
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        """Close the cluster. Ctrl-C and SIGTERM kill the workers; what they were building is built again by the next run."""
+        if kind is not None and not issubclass(kind, Exception):
+            for nanny in self.workers.values():
+                nanny.close_gracefully()  # it starts no other worker
+                if nanny.pid is not None:
+                    os.kill(nanny.pid, signal.SIGKILL)
+        super().__exit__(kind, error, trace)
+
+
+def _started(**kwargs: Any) -> _Workers:  # noqa: ANN401 - the arguments of LocalCluster
+    """A local cluster whose workers do not hear Ctrl-C, which a terminal sends to all processes: the run ends them.
+
+    Processes inherit the blocked signals of the thread that starts them. Raises InputError when the script that runs here
+    calls a flow whenever it is imported, as workers import it.
+    """
+    thread = ThreadPoolExecutor(1, initializer=_block_interrupts)
+    start = thread.submit(_Workers, **kwargs)
+    thread.shutdown(wait=False)
+    try:
+        return start.result()
+    except KeyboardInterrupt:
+        start.add_done_callback(lambda late: late.exception() or late.result().close())
+        raise
+    except RuntimeError:
+        if _main_module_calls_a_flow():
+            raise InputError(
+                f"{sys.argv[0]}: the script calls a flow when it is imported, and each worker imports it; put the call "
+                'under `if __name__ == "__main__":`'
+            ) from None
+        raise
+
+
+def _block_interrupts() -> None:
+    signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
+
+
+def _main_module_calls_a_flow() -> bool:
+    """Whether a process that imports this one's main module, as a worker does, finds itself running a flow."""
+    process = multiprocessing.get_context("spawn").Process(target=int)
+    process.start()
+    process.join()
+    return process.exitcode == CALLED_WHILE_IMPORTED
 
 
 def _standing(profile: Profile) -> DaskTaskRunner:

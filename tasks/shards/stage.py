@@ -8,23 +8,19 @@ batches are allowed to finish so that their receipts are kept, and then one erro
 from collections.abc import Callable, Generator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from functools import cache, partial
-from http import HTTPStatus
 from typing import Any, cast
 from uuid import UUID, uuid4
 
-import httpx
-from prefect import Task, get_client, get_run_logger, task
+from prefect import Task, get_run_logger, task
 from prefect.artifacts import create_progress_artifact, update_progress_artifact
 from prefect.cache_policies import NO_CACHE
-from prefect.client.orchestration import SyncPrefectClient
 from prefect.client.schemas.objects import State
-from prefect.exceptions import PrefectHTTPStatusError
 from prefect.settings import PREFECT_API_URL, temporary_settings
 from prefect.states import Completed
 from prefect.tasks import exponential_backoff
 from prefect_dask.task_runners import DaskTaskRunner, PrefectDaskFuture
 
-from tasks.errors import InputError, RunError
+from tasks.errors import RunError
 from tasks.shards.batches import batches
 from tasks.shards.build import BuildShard, build_batch
 from tasks.shards.cluster import announce, asking_for, listen, require_reached, slots, task_runner
@@ -75,48 +71,6 @@ def build_and_announce(
     message = f"{built} shards built in {seconds:.1f} s, {len(done) - built} had valid receipts; {tokens:,} tokens"
     get_run_logger().info(message)
     return Completed(message=message, name="Completed" if built else "Cached")
-
-
-@contextmanager
-def prefect_server() -> Generator[None]:
-    """What flows run within: the Prefect server that is configured, if any.
-
-    Raises InputError when it does not answer, or not to this process, and RunError when it is lost on the way.
-    """
-    address = PREFECT_API_URL.value()
-    if address is not None:
-        _require_server(address)
-    try:
-        yield
-    except httpx.HTTPError as error:  # data comes by other clients
-        raise RunError(
-            f"the Prefect server at {address or 'a temporary address'} was lost ({type(error).__name__}: {error}); what "
-            "was built has its receipts: when the server is back, run the same command again to go on from there"
-        ) from error
-
-
-def _require_server(address: str) -> None:
-    with get_client(sync_client=True) as client:
-        error = client.api_healthcheck()
-        if error is None:
-            _require_password(client, address)
-    if error is not None:
-        raise InputError(
-            f"PREFECT_API_URL: no Prefect server answers at {address}; start it with `prefect server start`, or unset "
-            "the address (`prefect config unset PREFECT_API_URL`) to run with a temporary one"
-        )
-
-
-def _require_password(client: SyncPrefectClient, address: str) -> None:
-    try:
-        client.api_version()
-    except PrefectHTTPStatusError as error:
-        if error.response.status_code != HTTPStatus.UNAUTHORIZED:
-            raise
-        raise InputError(
-            f"PREFECT_API_AUTH_STRING: the Prefect server at {address} has a password, and this is not it; set what its "
-            "PREFECT_SERVER_API_AUTH_STRING is"
-        ) from error
 
 
 @contextmanager

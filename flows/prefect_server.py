@@ -1,0 +1,111 @@
+"""The Prefect server of a run: the one that is configured, or a temporary one.
+
+All flows here are made by `flow`, so that a flow that is called, by a command or by a script, has a server that answers before
+it starts. (A flow that a Prefect worker runs is not called; the worker has a server.)
+"""
+
+import multiprocessing
+import sys
+from collections.abc import Callable, Generator
+from contextlib import contextmanager
+from http import HTTPStatus
+from typing import Any, ParamSpec, TypeVar
+
+import httpx
+from prefect import Flow, get_client
+from prefect.client.orchestration import SyncPrefectClient
+from prefect.context import FlowRunContext
+from prefect.exceptions import PrefectHTTPStatusError
+from prefect.settings import PREFECT_API_URL, PREFECT_SERVER_EPHEMERAL_ENABLED, get_current_settings
+
+from tasks.errors import InputError, RunError
+from tasks.shards.cluster import CALLED_WHILE_IMPORTED
+from tasks.storage import is_writable
+
+P = ParamSpec("P")
+R = TypeVar("R")
+
+
+class ServedFlow(Flow[P, R]):
+    """A flow that sees to its Prefect server when it is called."""
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:  # noqa: ANN401 - the flow's own parameters and result
+        """Run the flow. Errors as in `prefect_server`, and those of the flow."""
+        if FlowRunContext.get() is not None:
+            return super().__call__(*args, **kwargs)
+        _leave_if_imported()
+        with prefect_server():
+            return super().__call__(*args, **kwargs)
+
+
+def flow(*, name: str, persist_result: bool) -> Callable[[Callable[P, R]], ServedFlow[P, R]]:
+    """Makes a function a flow; as Prefect's own decorator, with a server."""
+    return lambda function: ServedFlow(function, name=name, persist_result=persist_result)
+
+
+def _leave_if_imported() -> None:
+    """End a worker that calls a flow while it imports the script which started it; the script itself then tells why.
+
+    Python marks a process as `_inheriting` while it imports the main module of the one that started it, and refuses to start
+    processes meanwhile.
+    """
+    if getattr(multiprocessing.current_process(), "_inheriting", False):
+        sys.exit(CALLED_WHILE_IMPORTED)
+
+
+@contextmanager
+def prefect_server() -> Generator[None]:
+    """A Prefect server for what runs within.
+
+    Raises InputError when the configured one does not answer, or not to this process, and RunError when none can be started
+    or it is lost on the way.
+    """
+    address = PREFECT_API_URL.value()
+    if address is not None:
+        _require_server(address)
+    elif PREFECT_SERVER_EPHEMERAL_ENABLED.value():
+        _start_temporary()
+    try:
+        yield
+    except httpx.HTTPError as error:  # data comes by other clients
+        raise RunError(
+            f"the Prefect server at {address or 'a temporary address'} was lost ({type(error).__name__}: {error}); finished "
+            "shards are kept: when the server is back, run the same command again"
+        ) from error
+
+
+def _start_temporary() -> None:
+    settings = get_current_settings()
+    elsewhere = settings.server.database.model_fields_set & {"connection_url", "host"}
+    if not elsewhere and not is_writable(str(settings.home)):
+        raise InputError(
+            f"PREFECT_HOME: {settings.home} cannot be written, and a temporary Prefect server keeps its database there; set "
+            "PREFECT_HOME to another folder, or PREFECT_API_URL to the address of a server"
+        )
+    from flows.temporary_server import TemporaryServer  # 2 s to import
+
+    TemporaryServer().start()
+
+
+def _require_server(address: str) -> None:
+    with get_client(sync_client=True) as client:
+        error = client.api_healthcheck()
+        if error is None:
+            _require_password(client, address)
+    if error is not None:
+        raise InputError(
+            f"PREFECT_API_URL: no Prefect server answers at {address}; start it with `prefect server start`, or unset "
+            "the address (`prefect config unset PREFECT_API_URL`) to run with a temporary one"
+        )
+
+
+def _require_password(client: SyncPrefectClient, address: str) -> None:
+    try:
+        client.api_version()
+    except PrefectHTTPStatusError as error:
+        if error.response.status_code != HTTPStatus.UNAUTHORIZED:
+            raise
+        raise InputError(
+            f"PREFECT_API_AUTH_STRING: the Prefect server at {address} has a password, and this is not it; set what its "
+            "PREFECT_SERVER_API_AUTH_STRING is"
+        ) from error

@@ -1,0 +1,133 @@
+"""The process of a command: its standard streams, and how it ends when somebody stops it.
+
+The first Ctrl-C raises KeyboardInterrupt, so that the run reports how it ended and closes what it has started; after GRACE
+seconds, or at the second Ctrl-C, all that it has started is killed instead. Both ways end in exit code 130. A shell that
+starts a command in the background has it ignore Ctrl-C, and so it stays.
+
+Standard streams may be closed, full, or a pipe that nobody reads. Work must not fail of that, so what can no longer be written
+goes nowhere; whether stdout was lost is asked in the end, because results go there.
+"""
+
+import atexit
+import io
+import os
+import signal
+import sys
+from contextlib import suppress
+from threading import Event, Thread
+from typing import TextIO
+
+import psutil
+
+from flows.terminal import terminal
+
+INTERRUPTED = 128 + signal.SIGINT
+
+GRACE = 3.0
+"""Seconds that a run has to end by itself after Ctrl-C."""
+
+_pressed, _pressed_again = Event(), Event()
+
+
+class Stream(io.TextIOWrapper):
+    """Standard output or error. When it can no longer be written to, `lost` says why, and the rest goes nowhere."""
+
+    lost: OSError | None = None
+
+    def write(self, text: str, /) -> int:
+        """Write text."""
+        try:
+            return super().write(text)
+        except OSError as error:
+            self._lose(error)
+            return len(text)
+
+    def flush(self) -> None:
+        """Write what waits to be written."""
+        try:
+            super().flush()
+        except OSError as error:
+            self._lose(error)
+
+    def _lose(self, error: OSError) -> None:
+        self.lost = self.lost or error
+        nowhere = os.open(os.devnull, os.O_WRONLY)
+        os.dup2(nowhere, self.fileno())
+        os.close(nowhere)
+
+
+def open_streams() -> None:
+    """Open the standard streams that are closed, and keep the others from failing.
+
+    A closed one would otherwise be the number of the next file that is opened, and data and messages would mix in it.
+    """
+    for number in range(3):
+        try:
+            os.fstat(number)
+        except OSError:
+            os.open(os.devnull, os.O_RDWR)  # takes the lowest number that is free
+    sys.stdin = sys.stdin or open(0)  # noqa: SIM115 - open as long as the process
+    sys.stdout, sys.stderr = _stream(sys.stdout, 1), _stream(sys.stderr, 2)
+
+
+def _stream(given: TextIO | None, number: int) -> Stream:
+    buffer = io.BufferedWriter(io.FileIO(number, "w", closefd=False))
+    encoding, errors = (given.encoding, given.errors) if given else ("utf-8", "backslashreplace")
+    return Stream(buffer, encoding, errors, line_buffering=True)
+
+
+def lost_output() -> OSError | None:
+    """Why stdout lost something that somebody was to read; a reader that closes its pipe has read all that it wants."""
+    sys.stdout.flush()
+    lost = sys.stdout.lost if isinstance(sys.stdout, Stream) else None
+    return None if isinstance(lost, BrokenPipeError) else lost
+
+
+def end_when_interrupted() -> None:
+    """Let Ctrl-C end this process and all that it has started."""
+    if signal.getsignal(signal.SIGINT) is not signal.SIG_IGN:
+        signal.signal(signal.SIGINT, _interrupt)
+        atexit.register(_leave)  # the first to register is the last to be called
+        Thread(target=_see_it_end, daemon=True).start()
+
+
+def interrupted() -> bool:
+    """Whether Ctrl-C was pressed."""
+    return _pressed.is_set()
+
+
+def _interrupt(_number: int, _frame: object) -> None:
+    if _pressed.is_set():
+        _pressed_again.set()
+        return
+    _pressed.set()
+    raise KeyboardInterrupt
+
+
+def _see_it_end() -> None:
+    _pressed.wait()
+    _pressed_again.wait(GRACE)
+    _end()
+
+
+def _leave() -> None:
+    if interrupted():
+        _end()
+
+
+def _end() -> None:
+    """Kill all that this process has started, and end without clearing up memory, which can take another second."""
+    try:
+        for child in psutil.Process().children(recursive=True):
+            with suppress(psutil.NoSuchProcess):
+                child.kill()
+        farewell = Thread(target=_flush, daemon=True)  # a terminal that is stopped (Ctrl-S) would not take it
+        farewell.start()
+        farewell.join(0.2)
+    finally:
+        os._exit(INTERRUPTED)
+
+
+def _flush() -> None:
+    terminal.show_cursor()
+    sys.stdout.flush()

@@ -1,0 +1,32 @@
+"""The temporary Prefect server of a run, as a process: it serves on a socket that it is given, and ends with its parent.
+
+Its stdin is a pipe that nobody writes to. The pipe closes when the parent ends, however it ends, so the server outlives no
+run, not even one that was killed. `python -P server_process.py DESCRIPTOR`; it imports nothing of this project.
+"""
+
+import os
+import socket
+import sys
+from threading import Thread
+
+import uvicorn
+
+STDIN = 0
+
+
+def serve(listening: socket.socket) -> None:
+    """Serve Prefect's API on a socket until SIGTERM, or until the parent is gone."""
+    Thread(target=_end_with_parent, daemon=True).start()
+    from prefect.server.api.server import create_app  # takes seconds, in which the parent is watched
+
+    config = uvicorn.Config(create_app, factory=True, log_level="error", lifespan="on")
+    uvicorn.Server(config).run(sockets=[listening])
+
+
+def _end_with_parent() -> None:
+    os.read(STDIN, 1)
+    os._exit(1)  # its database is safe: SQLite undoes what was not committed
+
+
+if __name__ == "__main__":
+    serve(socket.socket(fileno=int(sys.argv[1])))

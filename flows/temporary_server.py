@@ -1,0 +1,72 @@
+"""The Prefect server that a run starts for itself where none is configured.
+
+Prefect starts one as a child in the run's own process group. There, Ctrl-C ends the server first, and the run then waits for
+minutes for an answer. This one is in a session of its own, and Prefect, which asks its class for the one server of the
+process, finds it.
+"""
+
+import atexit
+import os
+import socket
+import subprocess
+import sys
+from pathlib import Path
+
+import httpx
+from prefect.server.api.server import SubprocessASGIServer
+from prefect.settings import PREFECT_SERVER_EPHEMERAL_STARTUP_TIMEOUT_SECONDS, get_current_settings
+
+from tasks.errors import RunError
+
+LOOPBACK = "127.0.0.1"
+PATIENCE = 120
+"""Seconds. The first start builds a database: 10 s on an idle laptop, and Prefect's default gives up after 20."""
+
+PROGRAM = Path(__file__).with_name("server_process.py")
+
+ENVIRONMENT = {
+    "PREFECT_SERVER_UI_ENABLED": "false",
+    "PREFECT_PLUGINS_ENABLED": "false",
+    "PREFECT__SERVER_EPHEMERAL": "1",
+    "PREFECT__SERVER_FINAL": "1",
+}
+"""A server without pages or plugins; the last two are Prefect's own marks of a temporary one."""
+
+
+class TemporaryServer(SubprocessASGIServer):
+    """Prefect's temporary server, in a session of its own and bound to the life of this process."""
+
+    def start(self, timeout: int | None = None) -> None:
+        """Start the server, once, and wait until it answers: `timeout` seconds, or PATIENCE, or longer if Prefect's setting says so.
+
+        Raises RunError when it ends instead, or does not answer in time.
+        """
+        if self.running:
+            return
+        with socket.create_server((LOOPBACK, 0)) as listening:  # requests queue up until the server takes them
+            self.port = listening.getsockname()[1]
+            self.server_process = _started(listening.fileno())
+        self.running = True
+        atexit.register(self.stop)
+        self._wait(timeout or max(PATIENCE, PREFECT_SERVER_EPHEMERAL_STARTUP_TIMEOUT_SECONDS.value()))
+
+    def _wait(self, seconds: float) -> None:
+        try:
+            httpx.get(f"{self.api_url}/health", timeout=seconds, trust_env=False).raise_for_status()
+        except httpx.HTTPError as error:
+            self.stop()
+            raise RunError(
+                f"the temporary Prefect server did not start ({type(error).__name__}: {error}); see what it says above, "
+                "or start one with `prefect server start` and set PREFECT_API_URL to its address"
+            ) from error
+
+
+def _started(listening: int) -> "subprocess.Popen[bytes]":
+    return subprocess.Popen(  # noqa: S603 - this Python, with no shell between
+        [sys.executable, "-P", str(PROGRAM), str(listening)],
+        env={**os.environ, **get_current_settings().to_environment_variables(exclude_unset=True), **ENVIRONMENT},
+        stdin=subprocess.PIPE,
+        stdout=subprocess.DEVNULL,
+        pass_fds=[listening],
+        start_new_session=True,
+    )
