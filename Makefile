@@ -42,9 +42,12 @@ clean:
 	$(PIP) --no-compile --editable .
 	touch $@
 
-# torch by exact version and first, so that nothing pulls in a larger build of it.
+# torch by exact version and first, so that nothing pulls in a larger build of it. The peers are read by tests alone, which
+# ask their parser and their configurations; they are built for one version of Python and need a GPU for anything else.
 .venv/installed-dev: .venv/installed
 	$(PIP) torch==2.13.0
 	$(PIP) --no-deps trl==1.16.0 # models' own chat templates, as files; none of its code is run
+	$(BIN)/pip --disable-pip-version-check install --quiet --upgrade --target .venv/peers --no-deps \
+		--only-binary :all: --python-version 3.12 --ignore-requires-python megatron-core==0.19.2 megatron-bridge==0.6.2
 	$(PIP) --editable '.[dev]'
 	touch $@

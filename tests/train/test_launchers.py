@@ -1,6 +1,5 @@
 """Launchers: what they write is what shells, clusters and the trainers of others read, and what they run starts."""
 
-import argparse
 import ast
 import os
 import shlex
@@ -15,34 +14,13 @@ import pytest
 import yaml
 
 from tasks.errors import InputError
-from tasks.strict import parse
 from tasks.train.events import Failed, Saved
-from tasks.train.job import Job, Source, TrainData
 from tasks.train.launch import run
 from tasks.train.launchers import launch_of, nemo_rl_launch
 from tasks.train.launchers.launch import Launch
 from tasks.train.launchers.torchrun import on_one_machine
-from tasks.train.settings import TrainSettings
-
-FOLDER = "/data/runs/it's $HOME and 100%"
-"""What shells, templates and string formats would all like to change."""
-
-HUB = {"model": "org/tokenizer", "revision": None, "trust_remote_code": False}
-ENCODING = {"model": "o200k_harmony", "revision": None, "trust_remote_code": False}
-
-
-def job(kind="pretrain", tokenizer=ENCODING, output_dir=FOLDER, path="/data/pre pared", **settings):
-    """A job on one data set with train and valid."""
-    ending = ".parquet" if kind == "sft" else ""
-    sources = [
-        Source(dataset="a", split=split, files=[f"{path}/{split}/00{ending}"], weights=[1.0], tokens=1000)
-        for split in ("train", "valid")
-    ]
-    data = TrainData(
-        path=path, kind=kind, made_from="xxh3_128:00", tokenizer=tokenizer, fingerprint="sha256:00", vocabulary_size=1000,
-        eos=7, sources=sources, pack_size=512 if kind == "sft" else None, pad_seq_to_mult=4 if kind == "sft" else None,
-    )  # fmt: skip
-    return Job(settings=parse(TrainSettings, settings, "settings"), data=data, output_dir=output_dir)
+from tests.peers import nemo_rl_configs
+from tests.train.launcher_jobs import ENCODING, FOLDER, HUB, job
 
 
 @pytest.fixture
@@ -458,97 +436,29 @@ def test_a_job_of_kubernetes_that_is_no_longer_watched_is_removed(kubectl):
 
 # Megatron-LM
 
-MEGATRON_LM = {
-    **dict.fromkeys(
-        [
-            "--num-layers", "--hidden-size", "--ffn-hidden-size", "--num-attention-heads", "--num-query-groups",
-            "--max-position-embeddings", "--rotary-base", "--make-vocab-size-divisible-by", "--vocab-size", "--seq-length",
-            "--train-iters", "--micro-batch-size", "--global-batch-size", "--seed", "--eval-iters", "--eval-interval",
-            "--log-interval", "--lr-decay-iters", "--lr-warmup-iters", "--tensor-model-parallel-size",
-            "--pipeline-model-parallel-size", "--context-parallel-size", "--save-interval",
-        ],
-        int,
-    ),
-    **dict.fromkeys(
-        [
-            "--norm-epsilon", "--attention-dropout", "--hidden-dropout", "--lr", "--min-lr", "--weight-decay",
-            "--adam-beta1", "--adam-beta2", "--adam-eps", "--clip-grad",
-        ],
-        float,
-    ),
-    **dict.fromkeys(["--tokenizer-model", "--per-split-data-args-path", "--data-cache-path", "--save", "--load"], str),
-    "--position-embedding-type": ["learned_absolute", "rope", "yarn", "mrope", "relative", "none"],
-    "--normalization": ["LayerNorm", "RMSNorm"],
-    "--tokenizer-type": ["HuggingFaceTokenizer", "NullTokenizer"],
-    "--lr-decay-style": ["constant", "linear", "cosine", "inverse-square-root", "WSD"],
-    "--ckpt-format": ["torch", "torch_dist", "torch_dcp", "fsdp_dtensor"],
-    **dict.fromkeys(
-        [
-            "--group-query-attention", "--swiglu", "--disable-bias-linear", "--untie-embeddings-and-output-weights", "--bf16",
-            "--use-distributed-optimizer", "--sequence-parallel",
-        ]
-    ),
-}  # fmt: skip
-"""Arguments of megatron/training/arguments.py in megatron-core 0.19.2, as far as they are used: a type, choices, or none."""
-
-
-def megatron_parser():
-    parser = argparse.ArgumentParser(allow_abbrev=False, exit_on_error=False)
-    for name, kind in MEGATRON_LM.items():
-        if kind is None:
-            parser.add_argument(name, action="store_true")
-        elif isinstance(kind, list):
-            parser.add_argument(name, choices=kind)
-        else:
-            parser.add_argument(name, type=kind)
-    return parser
-
 
 def megatron_lm(made, written, shell, **environment):
-    """The words for torchrun, and what Megatron-LM reads, when the script runs."""
+    """The words for torchrun, and those for Megatron-LM, when the script runs; its own parser reads them in
+    test_launchers_and_peers.py.
+    """
     shell.program("python", SAYS_ITS_ARGUMENTS)
     done = shell(written(launch_of(made, 8)) / "train.sh", MEGATRON_LM="/opt/Megatron LM", **environment)
     assert done.returncode == 0, done.stderr
     words = orjson.loads(done.stdout)
     program = words.index("/opt/Megatron LM/pretrain_gpt.py")
-    return words[:program], megatron_parser().parse_args(words[program + 1 :])
+    return words[:program], words[program + 1 :]
 
 
-def test_megatron_lm_gets_the_job_in_its_own_words(written, shell):
-    model = {"layers": 3, "hidden": 48, "heads": 6, "key_value_heads": 2, "feed_forward": 96, "rope_base": 500_000.0}
-    optimizer = {
-        "learning_rate": 1e-3,
-        "minimum_learning_rate": 1e-5,
-        "warmup_steps": 2,
-        "decay": "linear",
-        "distributed": True,
-    }
-    made = job(
-        launcher="megatron-lm", model=model, optimizer=optimizer, parallel={"tensor": 2, "sequence": True}, steps=30,
-        sequence_length=64, global_batch=16, micro_batch=4, validate_every=10, validation_batches=3,
-    )  # fmt: skip
-    torchrun, said = megatron_lm(made, written, shell)
+def value_of(option, words):
+    """The word behind an option, None where it is not among the words."""
+    return words[words.index(option) + 1] if option in words else None
+
+
+def test_megatron_lm_is_started_in_processes_that_meet_and_reads_the_blend(written, shell):
+    torchrun, said = megatron_lm(job(launcher="megatron-lm"), written, shell)
     assert torchrun == on_one_machine(8, [])
-    chosen = {
-        "num_layers": 3, "hidden_size": 48, "num_attention_heads": 6, "num_query_groups": 2, "ffn_hidden_size": 96,
-        "rotary_base": 500_000, "group_query_attention": True, "swiglu": True, "normalization": "RMSNorm",
-        "position_embedding_type": "rope", "disable_bias_linear": True, "untie_embeddings_and_output_weights": True,
-        "attention_dropout": 0, "hidden_dropout": 0, "seq_length": 64, "max_position_embeddings": 64,
-        "per_split_data_args_path": "/data/pre pared/blend.json", "tokenizer_type": "NullTokenizer", "vocab_size": 1000,
-        "train_iters": 30, "global_batch_size": 16, "micro_batch_size": 4, "eval_interval": 10, "eval_iters": 3,
-        "lr": 1e-3, "min_lr": 1e-5, "lr_warmup_iters": 2, "lr_decay_style": "linear", "use_distributed_optimizer": True,
-        "tensor_model_parallel_size": 2, "sequence_parallel": True, "bf16": True, "save": f"{FOLDER}/checkpoints",
-        "data_cache_path": f"{FOLDER}/cache",
-    }  # fmt: skip
-    assert {name: getattr(said, name) for name in chosen} == chosen
-
-
-def test_megatron_lm_is_not_told_what_was_not_chosen(written, shell):
-    _, said = megatron_lm(
-        job(launcher="megatron-lm", precision="float32", model={"tied_embeddings": True}), written, shell
-    )
-    assert not any([said.bf16, said.untie_embeddings_and_output_weights, said.use_distributed_optimizer])
-    assert said.eval_iters == 0
+    assert value_of("--per-split-data-args-path", said) == "/data/pre pared/blend.json"
+    assert value_of("--save", said) == value_of("--load", said) == f"{FOLDER}/checkpoints"
 
 
 @pytest.mark.parametrize(
@@ -563,8 +473,8 @@ def test_megatron_lm_is_not_told_what_was_not_chosen(written, shell):
 )
 def test_megatron_lm_is_given_a_tokenizer_that_it_can_find(written, shell, tokenizer, name):
     _, said = megatron_lm(job(launcher="megatron-lm", tokenizer=tokenizer), written, shell)
-    assert said.tokenizer_model == name
-    assert said.vocab_size == (None if name else 1000)
+    assert value_of("--tokenizer-model", said) == name
+    assert value_of("--vocab-size", said) == (None if name else "1000")
 
 
 def test_several_machines_of_megatron_lm_are_numbered_by_who_starts_them(written, shell):
@@ -689,6 +599,7 @@ def manifest(target, train="/data/splits/train_1.jsonl", val="/data/splits/valid
 NEMO_RL = {
     "nemo_rl_sft": ("examples/run_sft.py", "sft.yaml", "ResponseDataset", "sft_processor", None),
     "nemo_rl_chat": ("examples/run_sft.py", "sft.yaml", "openai_format", "sft_processor", None),
+    "nemo_rl_dpo": ("examples/run_dpo.py", "dpo.yaml", "BinaryPreferenceDataset", None, None),
     "nemo_rl_grpo_math": ("examples/run_grpo.py", "grpo_math_1B.yaml", "ResponseDataset", "math_hf_data_processor", "math"),
     "nemo_gym": (
         "examples/nemo_gym/run_grpo_nemo_gym.py", "grpo_workplace_assistant_nemotron_nano_v2_9b.yaml", "NemoGymDataset",
@@ -697,21 +608,54 @@ NEMO_RL = {
 }  # fmt: skip
 
 
+@pytest.fixture
+def nemo_rl(tmp_path, written, monkeypatch):
+    """Starts NeMo-RL with what was written for a target, as far as its data."""
+    monkeypatch.setenv("NEMO_RL", str(tmp_path / "NeMo RL"))
+    nemo_rl_configs.write_examples(tmp_path / "NeMo RL")
+    rows = tmp_path / "${rows}" / "train.jsonl"
+    rows.parent.mkdir()
+    rows.write_text('{"prompt": "p", "chosen": "c", "rejected": "r"}\n')
+
+    def start(target, val="", model="org/model"):
+        launch = nemo_rl_launch(manifest(target, str(rows), val), str(tmp_path / "${out}"), model)
+        program = NEMO_RL[target][0]
+        assert f"uv run {program} " in launch.files["train.sh"]
+        return nemo_rl_configs.start(program, written(launch) / "nemo_rl.yaml"), rows
+
+    return start
+
+
+@pytest.mark.parametrize("val", ["/data/${splits}/valid_1.jsonl", ""], ids=["validated", "not validated"])
 @pytest.mark.parametrize("target", NEMO_RL)
-def test_nemo_rl_reads_rows_with_what_they_were_checked_for(target):
-    program, example, reader, processor, environment = NEMO_RL[target]
-    launch = nemo_rl_launch(manifest(target), FOLDER, "org/model")
-    assert not launch.runs
-    assert f"uv run {program} " in launch.files["train.sh"]
-    said = yaml.safe_load(launch.files["nemo_rl.yaml"])
-    assert said["defaults"].startswith("${oc.env:NEMO_RL}/examples/")
-    assert said["defaults"].endswith(f"/{example}")
-    assert said["policy"]["model_name"] == said["policy"]["tokenizer"]["name"] == "org/model"
-    for split, path in (("train", "/data/splits/train_1.jsonl"), ("validation", "/data/splits/valid_1.jsonl")):
-        data = said["data"][split]
-        assert (data["data_path"], data["dataset_name"], data["processor"]) == (path, reader, processor)
-        assert data.get("env_name") == environment
-    assert said["checkpointing"]["checkpoint_dir"] == f"{FOLDER}/checkpoints"
+def test_nemo_rl_starts_with_the_rows_and_the_model_and_all_else_as_in_its_example(nemo_rl, tmp_path, target, val):
+    _, example, reader, processor, environment = NEMO_RL[target]
+    said, rows = nemo_rl(target, val, str(tmp_path / "a ${model}"))
+    read = [(each["data_path"], each["dataset_name"]) for each in [*said.train, *said.validation]]
+    assert read == [(path, reader) for path in (str(rows), val) if path]
+    assert {each.get("processor") for each in said.train} == {processor}
+    assert {each.get("env_name") for each in said.train} == {environment}
+    config = said.config
+    assert config["policy"]["model_name"] == config["policy"]["tokenizer"]["name"] == str(tmp_path / "a ${model}")
+    assert config["checkpointing"]["checkpoint_dir"] == str(tmp_path / "${out}/checkpoints")
+    assert config["logger"]["log_dir"] == str(tmp_path / "${out}/logs")
+    (inherited,) = (each for name, each in nemo_rl_configs.EXAMPLES.items() if name.endswith(f"/{example}"))
+    assert said.max_input_seq_length == inherited["policy"]["max_total_sequence_length"]
+    assert config["policy"]["train_global_batch_size"] == (1024 if target == "nemo_gym" else 32)
+    assert config["checkpointing"]["save_period"] == inherited["checkpointing"]["save_period"]
+    assert (config["checkpointing"]["metric_name"] is None) == (not val)
+
+
+def test_nemo_rl_trains_on_conversations_with_their_own_template_and_tools(nemo_rl):
+    said, _ = nemo_rl("nemo_rl_chat")
+    (read,) = said.train
+    assert (read["chat_key"], read["tool_key"], read["use_preserving_dataset"]) == ("messages", "tools", True)
+    assert said.config["policy"]["tokenizer"]["chat_template"] == "default"
+
+
+def test_nemo_gym_is_given_its_model_server_and_no_environment_of_the_examples(nemo_rl):
+    (server,) = nemo_rl("nemo_gym")[0].config["env"]["nemo_gym"]["config_paths"]
+    assert server.endswith("vllm_model_for_training.yaml")
 
 
 PREFERENCES = [
@@ -727,15 +671,6 @@ def test_nemo_rl_reads_preferences_in_the_form_that_they_have(tmp_path, row, rea
     file.write_bytes(orjson.dumps(row) + b"\n{}\n")
     launch = nemo_rl_launch(manifest("nemo_rl_dpo", train=str(file)), FOLDER, "org/model")
     assert yaml.safe_load(launch.files["nemo_rl.yaml"])["data"]["train"]["dataset_name"] == reader
-    assert "uv run examples/run_dpo.py " in launch.files["train.sh"]
-
-
-@pytest.mark.parametrize(("target", "section"), [("nemo_rl_sft", "sft"), ("nemo_rl_grpo_math", "grpo")])
-def test_nemo_rl_does_not_validate_on_what_is_not_there(target, section):
-    said = yaml.safe_load(nemo_rl_launch(manifest(target, val=""), FOLDER, "m").files["nemo_rl.yaml"])
-    assert said["data"]["validation"] is None
-    assert said[section] == {"val_period": 0, "val_at_start": False, "val_at_end": False}
-    assert said["checkpointing"]["metric_name"] is None
 
 
 def test_the_script_of_nemo_rl_finds_its_settings_from_another_folder(written, shell, tmp_path):

@@ -5,6 +5,7 @@ GRPO with problems of mathematics or with NeMo-Gym. Only what is this run's is s
 stays as in the example of the checkout at NEMO_RL that the configuration inherits from, so that it fits its version.
 """
 
+import re
 import shlex
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -24,6 +25,7 @@ from tasks.train.settings import TrainSettings
 from tasks.train.start import model_name
 
 CONFIG = "nemo_rl.yaml"
+INTERPOLATION = re.compile(r"(\\*)\$\{")
 
 HEADING = """\
 # Settings of NeMo-RL; {script} beside this file runs them. What is not here is as in the file it inherits from.
@@ -56,8 +58,14 @@ class _Recipe:
     more: Mapping[str, Any] = field(default_factory=dict[str, Any])
 
 
-ADDED = {"sft": {"add_bos": True, "add_eos": True, "add_generation_prompt": False}}
-"""What an algorithm asks of its data section besides; nothing is added that the template has written already."""
+ASKED: Mapping[str, Mapping[str, bool]] = {
+    "sft": {"add_bos": True, "add_eos": True, "add_generation_prompt": False},
+    "grpo": {"use_multiple_dataloader": False},
+    "dpo": {},
+}
+"""Keys that an algorithm reads from its data section beside those that all read (`nemo_rl/algorithms/*.py`). SFT adds no
+token that the chat template has already written.
+"""
 
 OWN_TEMPLATE = {"chat_template": "default"}
 """The tokenizer's template instead of the example's, which was made for questions with a context."""
@@ -156,23 +164,28 @@ def _settings(manifest: Mapping[str, Any], recipe: _Recipe, output_dir: str, mod
         "defaults": f"${{oc.env:NEMO_RL}}/{recipe.example}",
         **({} if validates else none),
         "checkpointing": {
-            "checkpoint_dir": join(output_dir, "checkpoints"),
+            "checkpoint_dir": _literal(join(output_dir, "checkpoints")),
             **({} if validates else {"metric_name": None}),
         },
-        "policy": {"model_name": model, "tokenizer": {"name": model, **template}},
+        "policy": {"model_name": _literal(model), "tokenizer": {"name": _literal(model), **template}},
         "data": {
-            "_override_": True,  # what the example reads goes, all of it
+            "_override_": True,  # drops the example's whole data section, so every key that is read must stand here
             "max_input_seq_length": "${policy.max_total_sequence_length}",
             "shuffle": True,
             "num_workers": 1,
-            **ADDED.get(recipe.algorithm, {}),
-            "train": {**reader, "data_path": manifest["train"]},
-            "validation": {**reader, "data_path": manifest["val"]} if validates else None,
+            **ASKED[recipe.algorithm],
+            "train": {**reader, "data_path": _literal(manifest["train"])},
+            "validation": {**reader, "data_path": _literal(manifest["val"])} if validates else None,
             "default": {"prompt_file": None, "system_prompt_file": None},
         },
         **recipe.more,
-        "logger": {"log_dir": join(output_dir, "logs"), "wandb_enabled": False},
+        "logger": {"log_dir": _literal(join(output_dir, "logs")), "wandb_enabled": False},
     }
+
+
+def _literal(text: str) -> str:
+    r"""`text` as OmegaConf reads it back: `${` begins an interpolation unless a backslash stands before it."""
+    return INTERPOLATION.sub(lambda found: found[1] * 2 + r"\${", text)
 
 
 def _preferences(path: str) -> dict[str, Any]:

@@ -1,0 +1,25 @@
+"""Jobs that launchers are given."""
+
+from tasks.strict import parse
+from tasks.train.job import Job, Source, TrainData
+from tasks.train.settings import TrainSettings
+
+FOLDER = "/data/runs/it's $HOME and 100%"
+"""What shells, templates and string formats would all like to change."""
+
+HUB = {"model": "org/tokenizer", "revision": None, "trust_remote_code": False}
+ENCODING = {"model": "o200k_harmony", "revision": None, "trust_remote_code": False}
+
+
+def job(kind="pretrain", tokenizer=ENCODING, output_dir=FOLDER, path="/data/pre pared", **settings):
+    """A job on one data set with train and valid."""
+    ending = ".parquet" if kind == "sft" else ""
+    sources = [
+        Source(dataset="a", split=split, files=[f"{path}/{split}/00{ending}"], weights=[1.0], tokens=1000)
+        for split in ("train", "valid")
+    ]
+    data = TrainData(
+        path=path, kind=kind, made_from="xxh3_128:00", tokenizer=tokenizer, fingerprint="sha256:00", vocabulary_size=1000,
+        eos=7, sources=sources, pack_size=512 if kind == "sft" else None, pad_seq_to_mult=4 if kind == "sft" else None,
+    )  # fmt: skip
+    return Job(settings=parse(TrainSettings, settings, "settings"), data=data, output_dir=output_dir)
