@@ -10,7 +10,6 @@ import re
 import tempfile
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 import gigatoken
@@ -21,6 +20,8 @@ import tiktoken
 import tokenizers
 from tokenizers import normalizers
 
+from tasks.shards.publish import publish_bytes
+from tasks.storage import join
 from tasks.tokenize.encoders import Encoder, GigatokenEncoder, ReferenceEncoder
 from tasks.tokenize.tiktoken_json import byte_level_bpe
 
@@ -76,9 +77,10 @@ def tiktoken_splitting(encoding: tiktoken.Encoding, pretokenizer: str) -> Splitt
 
     def encoders(ranks: Mapping[bytes, int]) -> tuple[Encoder, Encoder]:
         reference = tiktoken.Encoding("artificial", pat_str=pattern, mergeable_ranks=dict(ranks), special_tokens={})
+        lines = [base64.b64encode(token) + b" %d\n" % rank for token, rank in ranks.items()]
         with tempfile.TemporaryDirectory() as folder:
-            place = Path(folder) / "artificial.tiktoken"
-            place.write_bytes(b"".join(base64.b64encode(token) + b" %d\n" % rank for token, rank in ranks.items()))
+            place = join(folder, "artificial.tiktoken")  # gigatoken reads ranks from files only
+            publish_bytes(place, b"".join(lines))
             fast = gigatoken.Tokenizer.from_tiktoken(place, pretokenizer, {})
         return GigatokenEncoder(fast), ReferenceEncoder(lambda texts: list(map(reference.encode_ordinary, texts)))
 
