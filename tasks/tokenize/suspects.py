@@ -1,0 +1,243 @@
+"""Suspects: the characters of which two libraries that run one tokenizer know different things.
+
+Tokenizers normalize and split text by Unicode tables, and two libraries rarely ship the same year's. Around a letter,
+digit or mark that only one of them knows, they cut different pieces, and the ids differ where a neighbour would have
+merged. Which neighbours do depends on the vocabulary, so the pieces themselves are compared:
+
+*   Both libraries get the tokenizer's own pre-tokenizer with an artificial vocabulary, in which a border between two
+    pieces shows in the ids.
+*   The reference cuts one character of each of Unicode's classes in every context that the expressions of the
+    pre-tokenizer give (`tasks.tokenize.contexts`). Of these contexts some five to ten are kept, which together tell
+    apart all classes that any of them tells apart, each pair of classes twice.
+*   Both libraries cut every code point in use in the contexts that were kept. Where all pieces agree, both put the
+    character into the same class, and so treat it alike in any other context too.
+*   Normal forms are compared as text: of each character alone, doubled and among marks, and of letters and marks
+    together with their block and with every mark that combines with some letter.
+
+A tokenizer that does not split by expressions, such as SentencePiece's, is compared by its ids in a few contexts.
+
+The sweep takes 2 to 10 CPU-seconds for a tokenizer, nearly all of them the reference's.
+"""
+
+import itertools
+import unicodedata
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+
+import numpy as np
+import pyarrow as pa
+
+from tasks.tokenize.contexts import Context, contexts
+from tasks.tokenize.encoders import Encoder, Tokens
+from tasks.tokenize.splitting import NormalForms, Splitting
+from tasks.tokenize.vocabulary import Vocabulary
+
+SWEEP_VERSION = 2
+"""Raised whenever the sweep looks at more: what earlier sweeps found is not used again."""
+
+SWEPT = (range(0x80, 0xD800), range(0xE000, 0x34000), range(0xE0000, 0xE0200))
+"""The code points beyond ASCII that are or may soon be assigned, without surrogates and the last two private planes."""
+
+CLASSES = (
+    "ÀàǅʰªƻᎠ中あア가ا\u0301\u0903\u20dd\u0334٣Ⅷ½‿\u2013„⁆«»¡±£\u00b4©"
+    "\u00a0\u1680\u2028\u2029\x85\x9f\u00ad\u200d\u06dd\ue000\u0378\ufffd\u017f\u212a"
+)
+"""Characters of every general category, and of scripts that expressions name. Each takes several bytes in UTF-8."""
+
+TIMES = 2
+"""How many contexts tell each pair of classes apart, where there are as many."""
+
+GROUP = 256
+"""Characters per text: whole texts are compared, and only those that differ are divided."""
+
+LEADS, CONTINUATIONS = range(0xC2, 0xF5), range(0x80, 0xC0)
+"""The first and the other bytes of characters of several bytes in UTF-8 (RFC 3629)."""
+
+IDEOGRAPHS = 0x20000
+"""From here on there are planes of ideographs, which combine with nothing."""
+
+BLOCK = 128
+"""New characters combine with characters of their own block, or with marks that older versions of Unicode have."""
+
+Writing = Callable[[str], str]
+"""Writes a text around a character."""
+
+Alike = Callable[[list[str]], Sequence[bool]]
+"""Whether two libraries treat each of the texts alike."""
+
+UNSPLIT: tuple[Writing, ...] = (
+    " {0}{0}b".format,
+    "{0}a\n".format,
+    "1{0}1\n".format,
+    "e{0}\u0334\n".format,
+    "{0}\u0301\n".format,
+    "\u200d{0}\n".format,
+)
+"""For tokenizers without expressions: between letters, between digits, and before, among and behind marks."""
+
+ALONE: Writing = "\n{0}{0}\n{0}\u0301\ne{0}\u0334\n\u0301{0}\n".format
+"""Shows what becomes of a character, and its combining class: the lowest, an overlay's, and the commonest are near."""
+
+
+def suspects(vocabulary: Vocabulary, *, literal: bool) -> list[int]:
+    """The code points of SWEPT that the fast encoder and the reference treat differently, ascending.
+
+    Raises ValueError when the fast encoder does not support the vocabulary.
+    """
+    splitting = vocabulary.splitting()
+    if splitting is None:
+        return sorted(found_in(UNSPLIT, _same_ids(vocabulary.fast(literal), vocabulary.reference(literal))))
+    found = cut_differently(splitting)
+    if splitting.normal_forms is not None:
+        found |= normalized_differently(*splitting.normal_forms())
+    return sorted(found)
+
+
+def cut_differently(splitting: Splitting) -> set[int]:
+    """The code points around which the fast encoder and the reference cut different pieces."""
+    candidates = contexts(splitting.patterns)
+    ranks = showing_borders(candidates)
+    fast, reference = splitting.encoders(ranks)
+    return found_in([each.around for each in telling(candidates, reference, ranks)], _same_ids(fast, reference))
+
+
+def normalized_differently(fast: NormalForms, reference: NormalForms) -> set[int]:
+    """The code points that make the normal forms of a text differ.
+
+    The normal form of assigned characters never changes (Unicode Standard Annex 15, stability), so only characters that
+    are newer than the older of the two tables can differ. They are met in order with all that they may combine with.
+    """
+
+    def alike(texts: list[str]) -> Sequence[bool]:
+        return [one == other for one, other in zip(fast(texts), reference(texts), strict=True)]
+
+    found = found_in([ALONE], alike)
+    marks = _combining_marks()
+
+    def with_companions(character: str) -> str:
+        number = ord(character)
+        block = range(number, number - number % BLOCK + BLOCK)
+        others = (other for other in (*block, *marks) if other not in found)
+        return "".join(f"{character}{chr(other)}" for other in others) + "\n"
+
+    young = [number for number in _swept() if _may_be_new_letter_or_mark(number) and number not in found]
+    return found | set(differing(with_companions, young, alike))
+
+
+def found_in(writings: Iterable[Writing], alike: Alike) -> set[int]:
+    """The code points of SWEPT that are treated differently in one of the texts written around them."""
+    found: set[int] = set()
+    for writing in writings:
+        found.update(differing(writing, [number for number in _swept() if number not in found], alike))
+    return found
+
+
+def differing(writing: Writing, numbers: Sequence[int], alike: Alike) -> Iterator[int]:
+    """The code points among `numbers` that are treated differently in the text written around them."""
+    groups = [numbers[start : start + GROUP] for start in range(0, len(numbers), GROUP)]
+    while groups:
+        same = alike(["".join(writing(chr(number)) for number in group) for group in groups])
+        different = [group for group, each in zip(groups, same, strict=True) if not each]
+        yield from (group[0] for group in different if len(group) == 1)
+        groups = [part for group in different if len(group) > 1 for part in _quarters(group)]
+
+
+def _quarters(group: Sequence[int]) -> list[Sequence[int]]:
+    size = max(1, len(group) // 4)
+    return [group[start : start + size] for start in range(0, len(group), size)]
+
+
+def _swept() -> Iterator[int]:
+    return (number for planes in SWEPT for number in planes)
+
+
+def _same_ids(fast: Encoder, reference: Encoder) -> Alike:
+    def alike(texts: list[str]) -> Sequence[bool]:
+        column = pa.array(texts, pa.large_string())
+        pairs = zip(_documents(fast.encode(column)), _documents(reference.encode(column)), strict=True)
+        return [np.array_equal(one, other) for one, other in pairs]
+
+    return alike
+
+
+def _documents(tokens: Tokens) -> list[np.ndarray]:
+    return np.split(tokens.ids, tokens.offsets[1:-1])
+
+
+def showing_borders(candidates: Iterable[Context]) -> dict[bytes, int]:
+    """Ranks by which whatever stands in one piece beside a character of several bytes merges with its edge.
+
+    A character's first byte merges with the ASCII before it, and its last byte with the ASCII behind it or with the
+    first byte of the next such character; the ASCII merges first. So the border of two pieces shows in the ids, whatever
+    the character.
+    """
+    runs = {run for context in candidates for side in (context.before, context.behind) for run in _ascii_runs(side)}
+    written = sorted(runs, key=lambda run: (len(run), run))
+    singles = [bytes([byte]) for byte in range(256)]
+    leads, continuations = ([singles[byte] for byte in edge] for edge in (LEADS, CONTINUATIONS))
+    tokens = [
+        *singles,
+        *(run for run in written if len(run) > 1),
+        *(last + first for last in continuations for first in leads),
+        *(last + run for run in written for last in continuations),
+        *(run + first for run in written for first in leads),
+    ]
+    return {token: rank for rank, token in enumerate(tokens)}
+
+
+def _ascii_runs(text: str) -> Iterator[bytes]:
+    """One or two characters of ASCII that stand together in `text`, or where its line begins or ends."""
+    line = f"\n{text}\n"
+    parts = (*line, *map("".join, itertools.pairwise(line)))
+    return (part.encode() for part in parts if part.isascii())
+
+
+def telling(candidates: Sequence[Context], reference: Encoder, ranks: Mapping[bytes, int]) -> list[Context]:
+    """A few contexts that tell apart all of CLASSES that any of the candidates tells apart."""
+    outcomes = _outcomes(candidates, reference, ranks)
+    apart = outcomes[:, :, None] != outcomes[:, None, :]
+    wanted = np.minimum(apart.sum(axis=0), TIMES)
+    chosen: list[Context] = []
+    while wanted.any():
+        best = int((apart & (wanted > 0)).sum(axis=(1, 2)).argmax())
+        chosen.append(candidates[best])
+        wanted = np.maximum(wanted - apart[best], 0)
+        apart[best] = False
+    return chosen
+
+
+def _outcomes(candidates: Sequence[Context], reference: Encoder, ranks: Mapping[bytes, int]) -> np.ndarray:
+    """A number for every way to cut a context, int64 [contexts, CLASSES]."""
+    texts = [context.around(character) for context in candidates for character in CLASSES]
+    lengths = np.array([len(token) for token in ranks], np.int64)
+    documents = _documents(reference.encode(pa.array(texts, pa.large_string())))
+    starts = (len(f"\n{context.before}".encode()) for context in candidates for _ in CLASSES)
+    sizes = [len(character.encode()) for character in CLASSES] * len(candidates)
+    known: dict[tuple[tuple[int, ...], tuple[int, ...]], int] = {}
+    numbers = [
+        known.setdefault(_borders(np.cumsum(lengths[ids]), start, size), len(known))
+        for ids, start, size in zip(documents, starts, sizes, strict=True)
+    ]
+    return np.array(numbers, np.int64).reshape(len(candidates), len(CLASSES))
+
+
+def _borders(ends: np.ndarray, start: int, size: int) -> tuple[tuple[int, ...], tuple[int, ...]]:
+    """Where tokens end, up to the character at byte `start` and, counted from its end, behind it."""
+    before, behind = ends[ends <= start], ends[ends >= start + size] - size
+    return tuple(before.tolist()), tuple(behind.tolist())
+
+
+def _combining_marks() -> list[int]:
+    """What is second in the canonical decomposition of some character that Python knows."""
+    decompositions = (unicodedata.decomposition(chr(number)) for number in _swept() if number < IDEOGRAPHS)
+    pairs = (each.split() for each in decompositions if each and not each.startswith("<"))
+    return sorted({int(pair[1], 16) for pair in pairs if len(pair) == 2})  # noqa: PLR2004 - of one or two
+
+
+def _may_be_new_letter_or_mark(number: int) -> bool:
+    """Whether a code point may be a letter or a mark that was not yet assigned in 2002, which every table covers."""
+    character = chr(number)
+    return (
+        number < IDEOGRAPHS
+        and unicodedata.ucd_3_2_0.category(character) == "Cn"
+        and unicodedata.category(character)[0] in "LMC"
+    )
