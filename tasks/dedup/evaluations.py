@@ -22,7 +22,7 @@ from tasks.shards.planning import require_no
 from tasks.sources.content import ContentIndex
 from tasks.sources.cut import cut
 from tasks.sources.discovery import discover, name_within
-from tasks.sources.files import Slice, SourceFile
+from tasks.sources.files import Slice, slice_of
 from tasks.sources.locate import first_row
 from tasks.sources.parquet import require_text
 from tasks.sources.read import read_texts
@@ -110,12 +110,7 @@ def evaluation_records(files: Sequence[EvaluationFile]) -> list[dict[str, Any]]:
 
 def evaluations_from(records: Sequence[Mapping[str, Any]]) -> tuple[EvaluationFile, ...]:
     """The files of records that `evaluation_records` made."""
-    return tuple(EvaluationFile(each["name"], each["text_field"], _slice(each["part"])) for each in records)
-
-
-def _slice(record: Mapping[str, Any]) -> Slice:
-    fields = dict(record)
-    return Slice(SourceFile(**fields.pop("file")), **fields)
+    return tuple(EvaluationFile(each["name"], each["text_field"], slice_of(each["part"])) for each in records)
 
 
 @lru_cache(maxsize=1)

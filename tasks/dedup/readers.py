@@ -9,6 +9,7 @@ short conversations alike.
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
+from itertools import chain
 from typing import Any
 
 import numpy as np
@@ -20,9 +21,8 @@ from tasks.dedup.settings import NearOn
 from tasks.errors import RunError
 from tasks.harmony.grammar import Fault, parse
 from tasks.shards.store import read_vouched
-from tasks.sources.content import require_unchanged
 from tasks.sources.files import Slice
-from tasks.sources.parquet import MAX_BATCH_ROWS
+from tasks.sources.parquet import group_batches
 from tasks.sources.read import read_texts
 from tasks.sources.records import read_records
 from tasks.sources.text_field import field_path
@@ -71,7 +71,6 @@ def read_text(part: Slice, options: Mapping[str, Any], near_on: NearOn) -> Itera
             None if prompts is None else prompts.take(wanted),
             Counter(row.reason for row in batch.bad) + Counter(blank_line=batch.blank),
         )
-    require_unchanged(part.file)
 
 
 def _values(part: Slice, name: str) -> pa.LargeStringArray:
@@ -102,7 +101,7 @@ def read_harmony(part: Slice, options: Mapping[str, Any], near_on: NearOn) -> It
     """
     file = pq.ParquetFile(pa.BufferReader(read_vouched(part.file.uri)))
     fields, first = ["text", "row_id", "prompt_id", "meta_correctness_own"], 0
-    for batch in file.iter_batches(MAX_BATCH_ROWS, columns=fields, use_threads=False):
+    for batch in chain.from_iterable(group_batches(file, group, fields) for group in range(file.num_row_groups)):
         texts, names, prompts = (batch[name].cast(pa.large_string()) for name in fields[:3])
         views = [_view(text, near_on) for text in texts.to_pylist()]
         yield Signable(

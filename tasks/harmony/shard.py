@@ -34,7 +34,6 @@ from tasks.shards.manifest import WHOLE
 from tasks.shards.plan import PlannedShard
 from tasks.shards.receipt import PartCount, Receipt
 from tasks.shards.store import Store
-from tasks.sources.content import require_unchanged
 from tasks.sources.files import BadRow
 from tasks.sources.filters import RowFilter
 from tasks.sources.records import RecordBatch, excerpt_of, read_records
@@ -120,7 +119,6 @@ def normalize_shard(shard: PlannedShard, recipe: HarmonyRecipe, store: Store, on
             tokens += sum(each["stats_token_len"] for each in rows)
             licences.update(licences_of(written))
             coverage = merged(coverage, coverage_of(written))
-        require_unchanged(shard.part.file)
         if normalizer.catalog:
             books.open(CATALOG).write(catalog_bytes(normalizer.catalog))
     return store.issue(

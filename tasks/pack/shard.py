@@ -31,7 +31,6 @@ from tasks.shards.holdout import part_of
 from tasks.shards.plan import PlannedShard
 from tasks.shards.receipt import PartCount, Receipt
 from tasks.shards.store import Store
-from tasks.sources.content import require_unchanged
 from tasks.sources.files import BadRow
 from tasks.sources.filters import RowFilter
 from tasks.sources.locate import first_row
@@ -108,7 +107,6 @@ class ShardBuilder:
                 self._take(batch, books, stack)
             for part in self._parts.values():
                 self._encode(part, books)
-            require_unchanged(self._shard.part.file)
             parts = {name: part for name, part in sorted(self._parts.items()) if part.documents}
             facts = {name: self._write(name, part, books) for name, part in parts.items()}
         return self._store.issue(

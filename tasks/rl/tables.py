@@ -27,10 +27,10 @@ from pydantic import Field, JsonValue
 
 from tasks.blend.models import DataSource
 from tasks.errors import InputError, RunError, nearest
-from tasks.sources.content import ContentIndex, require_unchanged
+from tasks.sources.content import ContentIndex
 from tasks.sources.cut import cut
 from tasks.sources.discovery import discover
-from tasks.sources.files import Slice, SourceFile
+from tasks.sources.files import Slice, SourceFile, slice_of
 from tasks.sources.opening import SourceCorrupt
 from tasks.sources.parquet import column_batches, parquet_rows
 from tasks.storage import SourceIdentity
@@ -117,8 +117,7 @@ class TableFiles:
     @classmethod
     def from_record(cls, record: Mapping[str, Any]) -> "TableFiles":
         """The files of a record that `record` made."""
-        parts = [dict(part) for part in record["slices"]]
-        return cls(record["style"], tuple(Slice(file=SourceFile(**part.pop("file")), **part) for part in parts))
+        return cls(record["style"], tuple(map(slice_of, record["slices"])))
 
 
 def find_table(source: TableSource, name: str, index: ContentIndex, identity: SourceIdentity) -> TableFiles:
@@ -220,19 +219,14 @@ def load_table(files: TableFiles) -> Table:
     """
     questions, answers = _Encoder(), _Encoder()
     for part in files.slices:
-        _require_planned(part.file)
-        for batch in column_batches(part, FIELDS, _require_questions):
-            questions.add(_first_contents(batch.column("prompt")), part.file)
-            answers.add(_as_text(_field(batch.column("reward_model"), "ground_truth")), part.file)
-        _require_planned(part.file)
+        try:
+            for batch in column_batches(part, FIELDS, _require_questions):
+                questions.add(_first_contents(batch.column("prompt")), part.file)
+                answers.add(_as_text(_field(batch.column("reward_model"), "ground_truth")), part.file)
+        except FileNotFoundError as error:
+            gone = f"{part.file.uri}: was planned and is gone; put it back and run the same command again"
+            raise RunError(gone) from error
     return Table(files.style, questions.column(), answers.column())
-
-
-def _require_planned(file: SourceFile) -> None:
-    try:
-        require_unchanged(file)
-    except FileNotFoundError as error:
-        raise RunError(f"{file.uri}: was planned and is gone; put it back and run the same command again") from error
 
 
 def _first_contents(prompts: pa.ListArray) -> pa.Array:

@@ -30,7 +30,6 @@ from tasks.shards.manifest import WHOLE
 from tasks.shards.plan import PlannedShard
 from tasks.shards.receipt import PartCount, Receipt
 from tasks.shards.store import Store
-from tasks.sources.content import require_unchanged
 from tasks.sources.files import BadRow, Slice
 from tasks.sources.filters import RowFilter
 from tasks.sources.locate import first_row
@@ -214,7 +213,6 @@ def score_shard(
             rows = _taken(batch, chosen, recipe, scoring, books)
             if rows.read:
                 _write(rows, scoring, written, books)
-        require_unchanged(shard.part.file)
     return store.issue(
         shard.identity,
         outputs=books.outputs,

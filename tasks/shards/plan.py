@@ -12,7 +12,7 @@ from typing import Any
 from tasks.shards.identity import difference, shard_key
 from tasks.shards.receipt import Receipt
 from tasks.shards.store import Store
-from tasks.sources.files import Slice, SourceFile
+from tasks.sources.files import Slice, slice_of
 
 
 @dataclass(frozen=True, slots=True)
@@ -94,6 +94,4 @@ def shard_record(shard: PlannedShard) -> dict[str, Any]:
 
 def shard_from_record(record: Mapping[str, Any]) -> PlannedShard:
     """The planned shard of a record that `shard_record` made."""
-    part = dict(record["part"])
-    file = SourceFile(**part.pop("file"))
-    return PlannedShard(record["dataset"], record["split"], Slice(file=file, **part), record["identity"])
+    return PlannedShard(record["dataset"], record["split"], slice_of(record["part"]), record["identity"])

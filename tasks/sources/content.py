@@ -11,7 +11,9 @@ Where a Parquet file may be cut, its footer says, two or three requests to a sto
 the cuts remembered likewise: an unchanged tree of them costs its listing as well.
 
 `source_identity=stat` trusts path, size and modification time instead of reading: cheaper, but a moved or touched
-file then counts as new.
+file then counts as new, and one that was replaced between two runs by another of its size and time does not.
+
+Whoever reads a slice later is told if it holds other bytes than these (`planned`).
 """
 
 import os
@@ -22,15 +24,14 @@ from typing import BinaryIO
 
 import xxhash
 
-from tasks.errors import RunError
 from tasks.seal import sealed, unsealed
 from tasks.sources.cut import cut
-from tasks.sources.discovery import stored_version
 from tasks.sources.files import Slice, SourceFile
 from tasks.sources.json_lines import row_start
 from tasks.sources.opening import open_source
-from tasks.sources.parquet import Require, layout, open_parquet, require_any, row_groups
-from tasks.storage import SourceIdentity, filesystem, is_local
+from tasks.sources.parquet import Require, layout, open_parquet, require_any, slice_ranges
+from tasks.sources.planned import HASHED, Ranges, range_blocks, unchanged
+from tasks.storage import SourceIdentity, is_local
 from tasks.threads import in_threads
 
 CHUNK_BYTES = 4 << 20
@@ -42,8 +43,6 @@ its hash is not remembered."""
 
 NOTHING = "empty"
 """The content of a slice that owns no rows (the middle of one enormous row)."""
-
-Ranges = list[tuple[int, int]]
 
 Cuts = list[tuple[int, int, int]]
 """The slices of a file: start, stop and size of each."""
@@ -110,8 +109,11 @@ class ContentIndex:
         unknown = [part for part, content in zip(parts, known, strict=True) if content is None]
         read = in_threads(lambda part: self._read(part, fields), unknown, THREADS)
         contents = (next(read) if content is None else content for content in known)
-        found = zip(parts, contents, strict=True)
-        return [replace(part, content=content) for part, content in found if content != NOTHING]
+        return [
+            replace(part, content=content, fields=tuple(fields) if part.file.format == "parquet" else ())
+            for part, content in zip(parts, contents, strict=True)
+            if content != NOTHING
+        ]
 
     def _known(self, part: Slice, fields: Sequence[str], identity: SourceIdentity) -> str | None:
         """The content as far as it can be told without reading."""
@@ -160,13 +162,12 @@ def content_hash(part: Slice, fields: Sequence[str]) -> str:
 
     Raises RunError when the file changes while it is read, and InputError when a Parquet file has none of `fields`.
     """
-    with open_source(part.file) as stream:
+    with open_source(part.file) as stream, unchanged(part.file, stream):
         meaning, ranges = _owned(part, stream, fields)
         hasher = xxhash.xxh3_128(meaning)
-        for start, stop in ranges:
-            _hash_range(hasher, stream, start, stop)
-    require_unchanged(part.file)
-    return f"xxh3_128:{hasher.hexdigest()}" if any(stop > start for start, stop in ranges) else NOTHING
+        for _, block in range_blocks(stream, ranges, CHUNK_BYTES):
+            hasher.update(block)
+    return f"{HASHED}{hasher.hexdigest()}" if any(stop > start for start, stop in ranges) else NOTHING
 
 
 def _owned(part: Slice, stream: BinaryIO, fields: Sequence[str]) -> tuple[bytes, Ranges]:
@@ -174,40 +175,7 @@ def _owned(part: Slice, stream: BinaryIO, fields: Sequence[str]) -> tuple[bytes,
     if part.file.format == "parquet":
         metadata = open_parquet(part.file, stream).metadata
         require_any(metadata, fields, part.file.uri)
-        groups = row_groups(metadata, fields)[part.start : part.stop]
-        ranges = [(offset, offset + length) for group in groups for offset, length in group.ranges]
-        return layout(metadata, fields), ranges
+        return layout(metadata, fields), slice_ranges(part, metadata, fields)
     if part.file.format == "json" or part.file.compression:
         return b"", [(part.start, part.stop)]
     return b"", [(row_start(stream, part.start), row_start(stream, part.stop))]
-
-
-def _hash_range(hasher: xxhash.xxh3_128, stream: BinaryIO, start: int, stop: int) -> None:
-    stream.seek(start)
-    while start < stop:
-        chunk = stream.read(min(CHUNK_BYTES, stop - start))
-        if not chunk:
-            return
-        hasher.update(chunk)
-        start += len(chunk)
-
-
-def require_unchanged(file: SourceFile) -> None:
-    """Raises RunError unless the file still is the one that was planned. A hub file is pinned by its commit."""
-    if file.uri.startswith("hf://"):
-        return
-    if not (_same_object(file) if file.modified_ns is None else _same_local(file, file.modified_ns)):
-        raise RunError(f"{file.uri}: changed while it was being prepared; run the same command again")
-
-
-def _same_local(file: SourceFile, modified_ns: int) -> bool:
-    now = os.stat(file.uri)  # noqa: PTH116 - a million of these are planned at once
-    return (now.st_size, now.st_mtime_ns) == (file.size, modified_ns)
-
-
-def _same_object(file: SourceFile) -> bool:
-    """Whether the store still says the same of the object; what it said before is not taken from memory."""
-    system, path = filesystem(file.uri)
-    system.invalidate_cache()
-    entry = system.info(path)
-    return (entry["size"], stored_version(entry)) == (file.size, file.version)

@@ -14,7 +14,7 @@ import os
 import re
 import sys
 from collections import deque
-from collections.abc import Generator, Mapping
+from collections.abc import Generator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from glob import has_magic
@@ -27,11 +27,9 @@ from tasks.blend.models import DataSource
 from tasks.errors import InputError
 from tasks.sources.files import Compression, Format, SourceFile
 from tasks.sources.formats import ENDINGS, describe, sniff
+from tasks.sources.planned import stored_version
 from tasks.sources.selection import choose, data_names, glob_pattern, shortened
 from tasks.storage import absolute, filesystem, is_local
-
-CHECKSUMS = ("md5Hash", "ETag", "etag", "generation")
-"""What stores call the checksum of an object: of the content where they give one, else of the object's version."""
 
 COMMIT = re.compile(r"@[0-9a-f]{40}/")
 """What stands between a repository of the hub and a path inside it."""
@@ -196,11 +194,6 @@ def _listing(store: AbstractFileSystem, path: str) -> dict[str, dict[str, Any]]:
 def _stored_file(scheme: str, name: str, entry: dict[str, Any]) -> SourceFile:
     uri = f"{scheme}://{name.lstrip('/')}"
     return SourceFile(uri, int(entry["size"]), *_kind(uri), version=stored_version(entry))
-
-
-def stored_version(entry: Mapping[str, Any]) -> str | None:
-    """What a store says of an object's content in a listing entry, or None when it says nothing."""
-    return next((str(entry[key]).strip('"') for key in CHECKSUMS if entry.get(key)), None)
 
 
 def _kind(name: str) -> tuple[Format, Compression | None]:

@@ -1,7 +1,8 @@
 """The nouns of this room: a file that was found, a slice of it, a batch of its rows, a row that could not be read."""
 
+from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Literal
+from typing import Any, Literal
 
 import numpy as np
 import pyarrow as pa
@@ -35,8 +36,8 @@ class Slice:
     """Part of a file: the rows whose first byte lies in `[start, stop)`, or row groups `[start, stop)` of a Parquet file.
 
     A JSON array and a compressed file are always one slice, `[0, size)`. `rows`, when set, ends the slice after that
-    many rows (a sample). `content` names exactly the bytes of the rows that the slice owns. `size` is how many source
-    bytes it takes to read, for balancing and progress.
+    many rows (a sample). `content` names exactly the bytes of the rows that the slice owns; of Parquet, those of the
+    columns `fields` (all, if it is empty). `size` is how many source bytes it takes to read, for balancing and progress.
     """
 
     file: SourceFile
@@ -45,6 +46,13 @@ class Slice:
     content: str = ""
     rows: int | None = None
     size: int = 0
+    fields: tuple[str, ...] = ()
+
+
+def slice_of(record: Mapping[str, Any]) -> Slice:
+    """The slice that `dataclasses.asdict` made `record` from, which may have been JSON meanwhile."""
+    part: dict[str, Any] = {**record, "file": SourceFile(**record["file"]), "fields": tuple(record["fields"])}
+    return Slice(**part)
 
 
 @dataclass(frozen=True, slots=True)

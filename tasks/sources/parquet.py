@@ -3,6 +3,11 @@
 Only the bytes of those columns are fetched, through a buffer, so that memory is bounded by a batch and not by a row
 group (which may be a gigabyte). Page checksums are verified where the writer left them.
 
+How much a batch takes cannot be told from the footer: a dictionary spells a gigabyte in a few bytes, and long rows may
+follow short ones. So rows are decoded a few at a time, 64 at most and one at first in every row group, fewer the longer
+they are, and a batch ends early where it would take more than 64 MB. A file of some kilobytes takes as little memory as
+a large one; what bounds it is 64 of the longest rows where they follow short ones, and one page.
+
 Arrow trusts the UTF-8 of a string column without looking, so every batch of texts is cast by way of binary, which
 looks (a few GB/s); a batch that fails is gone through row by row. Whatever holds text (string, large_string,
 string_view, the same in a dictionary, and binary that is UTF-8) comes out as large_string.
@@ -11,23 +16,36 @@ string_view, the same in a dictionary, and binary that is UTF-8) comes out as la
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from typing import BinaryIO, Protocol
+from typing import BinaryIO, Protocol, cast
 
 import numpy as np
 import orjson
 import pyarrow as pa
 import pyarrow.parquet as pq
+from pyarrow import compute
+from xxhash import xxh3_128
 
 from tasks.errors import InputError, nearest
 from tasks.sources.files import BadRow, Slice, SourceFile, TextBatch
+from tasks.sources.json_lines import MAX_ROW_BYTES
 from tasks.sources.json_rows import excerpt
 from tasks.sources.leading import leading
 from tasks.sources.opening import SourceCorrupt, is_decoder_error, open_source
+from tasks.sources.planned import ComparedStream, Ranges, as_planned, is_hashed
 from tasks.sources.text_field import field_path
 
 BATCH_BYTES = 4 << 20
 MAX_BATCH_ROWS = 8192
-"""A dictionary can spell a gigabyte in a few bytes, so a small column does not mean small rows."""
+
+MAX_BATCH_BYTES = 64 << 20
+"""What a batch of several rows may decode to. It is far above BATCH_BYTES, so that only files that swell are cut here:
+the places where others are cut decide where the row groups of some outputs end."""
+
+PIECE_ROWS = 64
+"""Rows that are decoded at a time, at most."""
+
+NO_TEXTS = pa.array([], pa.large_string())
+NO_ROWS = np.empty(0, np.int64)
 
 BUFFER_BYTES = 8 << 20
 
@@ -59,6 +77,12 @@ def row_groups(metadata: pq.FileMetaData, fields: Sequence[str]) -> list[RowGrou
     """The row groups of a file, in order, with the places of `fields`."""
     leaves = _leaves(metadata, fields)
     return [_row_group(metadata.row_group(number), leaves) for number in range(metadata.num_row_groups)]
+
+
+def slice_ranges(part: Slice, metadata: pq.FileMetaData, fields: Sequence[str]) -> Ranges:
+    """The places of the bytes of `fields` in the row groups of a slice, in the order in which its content is hashed."""
+    groups = row_groups(metadata, fields)[part.start : part.stop]
+    return [(offset, offset + length) for group in groups for offset, length in group.ranges]
 
 
 def layout(metadata: pq.FileMetaData, fields: Sequence[str]) -> bytes:
@@ -176,8 +200,20 @@ def parquet_texts(part: Slice, text_field: str) -> Iterator[TextBatch]:
     """
     first = 0
     for batch in column_batches(part, [text_field], require_text):
-        yield _texts(_column(batch, text_field), first)
+        too_long = row_too_long(batch, first)
+        yield TextBatch(NO_TEXTS, NO_ROWS, [too_long]) if too_long else _texts(_column(batch, text_field), first)
         first += len(batch)
+
+
+def row_too_long(batch: pa.RecordBatch, row: int) -> BadRow | None:
+    """The row of a batch, whose number is `row`, as a bad one if it is longer than rows of JSON may be.
+
+    Several rows are never: they are no more than MAX_BATCH_BYTES together.
+    """
+    size = decoded_bytes(batch)
+    if size <= MAX_ROW_BYTES:
+        return None
+    return BadRow(row, "row_too_long", f"{size:,} bytes; at most {MAX_ROW_BYTES:,} are read", "")
 
 
 def column_batches(part: Slice, fields: Sequence[str], require: Require) -> Iterator[pa.RecordBatch]:
@@ -186,10 +222,20 @@ def column_batches(part: Slice, fields: Sequence[str], require: Require) -> Iter
 
     Raises the InputError of `require`, and SourceCorrupt when the file is damaged.
     """
-    with open_source(part.file, cache="none") as stream:
+    with open_source(part.file, cache="none") as stream, as_planned(part, stream) as hasher:
         opened = open_parquet(part.file, stream)
         require(opened.metadata, fields, part.file.uri)
+        if is_hashed(part):
+            opened = _compared(part, stream, opened.metadata, hasher)
         yield from leading(_batches(part, opened, fields), part.rows)
+
+
+def _compared(part: Slice, stream: BinaryIO, metadata: pq.FileMetaData, hasher: xxh3_128) -> pq.ParquetFile:
+    """The file, of which only those bytes are read that `hasher` was given, as `content.content_hash` does it."""
+    require_any(metadata, part.fields, part.file.uri)
+    hasher.update(layout(metadata, part.fields))
+    compared = ComparedStream(stream, slice_ranges(part, metadata, part.fields), hasher, part.file.uri)
+    return open_parquet(part.file, cast("BinaryIO", compared), metadata)
 
 
 def parquet_rows(part: Slice) -> int:
@@ -200,31 +246,115 @@ def parquet_rows(part: Slice) -> int:
     return rows if part.rows is None else min(rows, part.rows)
 
 
-def open_parquet(file: SourceFile, stream: BinaryIO) -> pq.ParquetFile:
-    """The footer, read. Raises SourceCorrupt when there is none."""
+def open_parquet(file: SourceFile, stream: BinaryIO, metadata: pq.FileMetaData | None = None) -> pq.ParquetFile:
+    """The file with its footer, which is read unless it is given. Raises SourceCorrupt when there is none."""
     try:
-        return pq.ParquetFile(stream, buffer_size=BUFFER_BYTES, page_checksum_verification=True)
+        return pq.ParquetFile(stream, metadata=metadata, buffer_size=BUFFER_BYTES, page_checksum_verification=True)
     except (pa.ArrowException, OSError) as error:
         raise _named(file, "its footer", error) from error
 
 
 def _batches(part: Slice, opened: pq.ParquetFile, fields: Sequence[str]) -> Iterator[pa.RecordBatch]:
-    leaves = _leaves(opened.metadata, fields)
     for group in range(part.start, part.stop):
-        metadata = opened.metadata.row_group(group)
-        size = sum(metadata.column(leaf).total_uncompressed_size for leaf in leaves)
-        rows = min(MAX_BATCH_ROWS, max(1, BATCH_BYTES * metadata.num_rows // max(1, size)))
         try:
-            yield from opened.iter_batches(rows, row_groups=[group], columns=[*fields] or None, use_threads=False)
+            yield from group_batches(opened, group, fields)
         except (pa.ArrowException, OSError) as error:
             where = f"row group {group}, column {', '.join(map(repr, fields)) or 'unknown'}"
             raise _named(part.file, where, error) from error
 
 
+def group_batches(opened: pq.ParquetFile, group: int, fields: Sequence[str]) -> Iterator[pa.RecordBatch]:
+    """The rows of a row group, in order, in batches of about BATCH_BYTES and never more than MAX_BATCH_BYTES, unless one
+    row takes more. Raises what Arrow raises.
+    """
+    metadata, leaves = opened.metadata.row_group(group), _leaves(opened.metadata, fields)
+    size = sum(metadata.column(leaf).total_uncompressed_size for leaf in leaves)
+    rows = min(MAX_BATCH_ROWS, max(1, BATCH_BYTES * metadata.num_rows // max(1, size)))
+    return _regrouped(_pieces(opened, group, fields, rows), rows)
+
+
+def _pieces(opened: pq.ParquetFile, group: int, fields: Sequence[str], rows: int) -> Iterator[tuple[pa.RecordBatch, int]]:
+    """The rows of a row group, a few at a time and never across a multiple of `rows`, and the bytes that they decode to.
+
+    As many are decoded as the last ones let expect to take BATCH_BYTES at most.
+    """
+    wanted, seen = 1, 0
+    for piece in opened.iter_batches(wanted, row_groups=[group], columns=[*fields] or None, use_threads=False):
+        size, seen = decoded_bytes(piece), seen + len(piece)
+        yield piece, size
+        # Every piece comes with a copy of the dictionaries, which takes longer than the rows if these are few.
+        most = PIECE_ROWS if _dictionary_bytes(piece) < BATCH_BYTES // PIECE_ROWS else rows
+        wanted = max(1, min(2 * wanted, most, BATCH_BYTES * len(piece) // max(1, size)))
+        opened.reader.set_batch_size(min(wanted, rows - seen % rows))  # counts from the next piece on
+
+
+def _dictionary_bytes(batch: pa.RecordBatch) -> int:
+    return sum(column.dictionary.nbytes for column in batch.columns if pa.types.is_dictionary(column.type))
+
+
+def _regrouped(pieces: Iterator[tuple[pa.RecordBatch, int]], rows: int) -> Iterator[pa.RecordBatch]:
+    """The same rows in batches that end at each multiple of `rows`, and before they take more than MAX_BATCH_BYTES."""
+    held: list[pa.RecordBatch] = []
+    held_bytes = seen = 0
+    for piece, size in (portion for pair in pieces for portion in _portions(*pair)):
+        if held and held_bytes + size > MAX_BATCH_BYTES:
+            yield _joined(held)
+            held_bytes = 0
+        held.append(piece)
+        held_bytes, seen = held_bytes + size, seen + len(piece)
+        if seen % rows == 0:
+            yield _joined(held)
+            held_bytes = 0
+    if held:
+        yield _joined(held)
+
+
+def _joined(held: list[pa.RecordBatch]) -> pa.RecordBatch:
+    """One batch of those that are held, which are let go of."""
+    batch = pa.concat_batches(held)
+    held.clear()
+    return batch
+
+
+def _portions(piece: pa.RecordBatch, size: int) -> Iterator[tuple[pa.RecordBatch, int]]:
+    """A piece, halved until each part takes MAX_BATCH_BYTES at most or is one row."""
+    if size <= MAX_BATCH_BYTES or len(piece) == 1:
+        yield piece, size
+        return
+    half = len(piece) // 2
+    for part in (piece[:half], piece[half:]):
+        yield from _portions(part, decoded_bytes(part))
+
+
+def decoded_bytes(batch: pa.RecordBatch) -> int:
+    """How many bytes the rows of a batch take when every dictionary is spelled out."""
+    return sum(map(_decoded, batch.columns))
+
+
+def _decoded(array: pa.Array) -> int:
+    if not _holds_dictionary(array.type):
+        return array.nbytes
+    if pa.types.is_struct(array.type):
+        return sum(map(_decoded, array.flatten()))
+    if not pa.types.is_dictionary(array.type):
+        return _decoded(array.flatten())  # a kind of list
+    if not _is_text(array.type):
+        return array.indices.nbytes
+    lengths = compute.call_function("binary_length", [array.dictionary])
+    return compute.call_function("sum", [lengths.take(array.indices)]).as_py() or 0
+
+
+def _holds_dictionary(kind: pa.DataType) -> bool:
+    inner = (kind.field(number).type for number in range(kind.num_fields))
+    return pa.types.is_dictionary(kind) or any(map(_holds_dictionary, inner))
+
+
 def _named(file: SourceFile, where: str, error: Exception) -> Exception:
-    """The error to raise for `error`: the store's own, or SourceCorrupt when the content is wrong."""
+    """The error to raise for `error`: the store's or the machine's own, or what is wrong with the content."""
     if not is_decoder_error(error):
         return error
+    if isinstance(error, pa.ArrowNotImplementedError):
+        return InputError(f"{file.uri}: {where} cannot be read: {error}; write the file again in another way")
     return SourceCorrupt(
         f"{file.uri}: {where} cannot be read: {error}; the file is cut short or damaged: "
         "fetch it or write it again, or take it out of the blend"

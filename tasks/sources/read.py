@@ -10,6 +10,8 @@ from collections.abc import Iterator
 from itertools import chain
 from typing import BinaryIO
 
+from xxhash import xxh3_128
+
 from tasks.sources.files import Slice, TextBatch
 from tasks.sources.json_array import BrokenArray, split_elements
 from tasks.sources.json_lines import slice_blocks, split_lines
@@ -17,6 +19,7 @@ from tasks.sources.json_rows import BYTE_ORDER_MARK, Row
 from tasks.sources.leading import leading
 from tasks.sources.opening import BLOCK_BYTES, SourceCorrupt, blocks, open_source
 from tasks.sources.parquet import parquet_rows, parquet_texts
+from tasks.sources.planned import HashingStream, as_planned, hashing
 from tasks.sources.text_field import field_path, pick_texts
 
 
@@ -46,11 +49,11 @@ def count_rows(part: Slice, limit: int) -> int:
 def blocks_of_rows(part: Slice) -> Iterator[list[Row]]:
     """The rows of a slice of JSON, in order, unparsed, in lists of those that each block of the file completes.
 
-    Raises SourceCorrupt when the file is cut short or damaged.
+    Raises SourceCorrupt when the file is cut short or damaged, and RunError when it is not what was planned.
     """
     try:
-        with open_source(part.file) as stream:
-            yield from leading(_split(part, stream), part.rows)
+        with open_source(part.file) as stream, as_planned(part, stream) as hasher:
+            yield from leading(_split(part, stream, hasher), part.rows)
     except BrokenArray as error:
         raise SourceCorrupt(
             f"{part.file.uri}: {error}; fetch or write the file again, as one array or as JSON Lines"
@@ -65,12 +68,11 @@ def _json_texts(part: Slice, text_field: str) -> Iterator[TextBatch]:
         first += len(rows)
 
 
-def _split(part: Slice, stream: BinaryIO) -> Iterator[list[Row]]:
-    if part.file.format == "json":
-        return _array_or_lines(blocks(part.file, stream))
-    if part.file.compression:
-        return split_lines(blocks(part.file, stream))
-    return split_lines(slice_blocks(stream, part.start, part.stop))
+def _split(part: Slice, stream: BinaryIO, hasher: xxh3_128) -> Iterator[list[Row]]:
+    if part.file.format == "jsonl" and not part.file.compression:
+        return split_lines(hashing(slice_blocks(stream, part.start, part.stop), hasher))
+    content = blocks(part.file, HashingStream(stream, hasher))
+    return _array_or_lines(content) if part.file.format == "json" else split_lines(content)
 
 
 def _array_or_lines(content: Iterator[bytes]) -> Iterator[list[Row]]:

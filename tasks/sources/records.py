@@ -6,7 +6,7 @@ collector, which looks at all that is held. Of Parquet only the columns that are
 Python objects, at about the cost of JSON. Structs spell all of their fields in every row, those that a row does not
 have as null: nulls are left out, so that a record is the same whether it was stored as JSON or as Parquet.
 
-The reasons for bad rows are those of `json_rows`, and for Parquet invalid_utf8 and unreadable_value.
+The reasons for bad rows are those of `json_rows`, and for Parquet invalid_utf8, unreadable_value and row_too_long.
 """
 
 from collections.abc import Iterator, Mapping, Sequence
@@ -20,7 +20,7 @@ import pyarrow as pa
 
 from tasks.sources.files import BadRow, Slice
 from tasks.sources.json_rows import Refused, Row, each_row, excerpt, from_row, kind_of
-from tasks.sources.parquet import column_batches, require_any
+from tasks.sources.parquet import NO_ROWS, column_batches, require_any, row_too_long
 from tasks.sources.read import blocks_of_rows
 
 Record = dict[str, Any]
@@ -113,7 +113,9 @@ def _parquet_records(part: Slice, fields: Sequence[str]) -> Iterator[RecordBatch
 
 
 def _spelt(batch: pa.RecordBatch, first: int) -> RecordBatch:
-    """A batch of columns as records; rows with what Python cannot spell become bad rows."""
+    """A batch of columns as records; rows that are too long, or hold what Python cannot spell, become bad rows."""
+    if too_long := row_too_long(batch, first):
+        return RecordBatch([], NO_ROWS, bad=[too_long])
     try:
         return RecordBatch(_objects(batch), np.arange(first, first + len(batch), dtype=np.int64))
     except (ValueError, OverflowError):  # text that is not UTF-8, or a time outside of what `datetime` knows

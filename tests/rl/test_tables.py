@@ -222,8 +222,9 @@ def test_a_file_that_changes_while_it_is_loaded_is_refused(tmp_path, monkeypatch
     files = found(path)
 
     def read_and_touch(*arguments):
-        yield from parquet.column_batches(*arguments)
-        os.utime(path, ns=(1, 1))
+        for batch in parquet.column_batches(*arguments):
+            yield batch
+            os.utime(path, ns=(1, 1))
 
     monkeypatch.setattr(tables, "column_batches", read_and_touch)
     with pytest.raises(RunError, match=r"a\.parquet: changed"):

@@ -19,10 +19,12 @@ from moto.server import ThreadedMotoServer
 from tasks.blend.models import DataSource
 from tasks.errors import InputError, RunError
 from tasks.sources import content as content_module
-from tasks.sources.content import ContentIndex, content_hash, require_unchanged
+from tasks.sources.content import ContentIndex, content_hash
 from tasks.sources.cut import cut
 from tasks.sources.discovery import discover
 from tasks.sources.files import SourceFile
+from tasks.sources.opening import open_source
+from tasks.sources.planned import unchanged
 
 LONG_AGO = 1_000_000_000 * 10**9
 """A modification time that no clock tick can touch any more, in nanoseconds."""
@@ -374,6 +376,11 @@ def test_what_the_store_says_of_its_content_is_taken_with_the_range(no_reading):
     assert [part.content for part in found] == ["d41d8cd9[0:100]", "d41d8cd9[100:200]", "d41d8cd9[200:250]"]
     other = ContentIndex().identify(cut(replace(file, version="00"), 100, ["text"]), ["text"], "stat")
     assert not {part.content for part in found} & {part.content for part in other}
+
+
+def require_unchanged(file):
+    with open_source(file) as stream, unchanged(file, stream):
+        pass
 
 
 @pytest.mark.parametrize(
