@@ -37,7 +37,7 @@ def publish_dedup(plan: DedupPlan, decisions: Decisions, started: float) -> dict
     }
     volatile = circumstances(plan.plan, settings, started, LIBRARIES)
     layout = RowsLayout(plan.blend, decisions)
-    return publish_preparation(plan.output_dir, plan.plan.store, finished, layout, header, volatile)
+    return publish_preparation(plan.output_dir, plan.plan.store, finished, layout, settings, header, volatile)
 
 
 def _require_all_decided(finished: Sequence[Finished], decisions: Decisions) -> None:

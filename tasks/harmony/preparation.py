@@ -53,4 +53,4 @@ def publish_harmony(
     }
     layout = DataLayout([published_split(shard.identity["recipe"]) for shard in plan.plan.shards], beside)
     volatile = circumstances(plan.plan, settings, started, LIBRARIES)
-    return publish_preparation(plan.output_dir, plan.plan.store, final, layout, header, volatile)
+    return publish_preparation(plan.output_dir, plan.plan.store, final, layout, settings, header, volatile)

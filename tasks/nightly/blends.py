@@ -101,6 +101,10 @@ def settings_of(blend: NightlyBlend, store: str, under: Mapping[str, Any]) -> Pr
         written = _merged(written, _read_yaml(join(blend.prefix, f"{name}.yaml")))
     if "store" in written:
         raise InputError(f"{blend.name}: all blends share the store {store}; leave 'store' out of the settings")
+    if "previous" in written:
+        raise InputError(
+            f"{blend.name}: a night compares with its latest version; leave 'previous' out of the settings"
+        )
     return parse(KINDS[blend.kind].settings, {**written, "store": store}, f"settings of {blend.name}")
 
 

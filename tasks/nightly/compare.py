@@ -21,13 +21,15 @@ STORE = "shards"
 class Comparison:
     """A blend and its latest version: why there has to be another (no reasons: it is up to date), and what that will be.
 
-    `before` is the latest version, None before the first; `named_files` are digests of what the settings name.
+    `before` is the latest version, None before the first; `previous` is its folder if it is there; `named_files` are
+    digests of what the settings name.
     """
 
     blend: NightlyBlend
     settings: PreparationSettings
     output_dir: str
     before: str | None
+    previous: str | None
     version: str
     reasons: list[str]
     named_files: Mapping[str, str]
@@ -39,8 +41,9 @@ class Comparison:
 
     @property
     def chosen(self) -> dict[str, Any]:
-        """The settings that somebody chose, for a flow that knows the others."""
-        return {name: getattr(self.settings, name) for name in self.settings.model_fields_set}
+        """The settings that somebody chose, for a flow that knows the others, and the version to compare with."""
+        chosen = {name: getattr(self.settings, name) for name in self.settings.model_fields_set}
+        return {**chosen, "previous": self.previous}
 
 
 def store_of(output_dir: str) -> str:
@@ -67,6 +70,6 @@ def compare_blend(blend: NightlyBlend, output_dir: str, under: Mapping[str, Any]
         why = [f"the latest version, {newest.version}, is no longer there"]
     else:
         why = [*reasons(manifest, planned), *file_changes(newest.named_files, named_files)]
-    before = newest.version if newest else None
+    before, previous = (newest.version, newest.path if manifest else None) if newest else (None, None)
     version = next_version([*lineage(of_blend), *([before] if before else [])], now)
-    return Comparison(blend, settings, of_blend, before, version, why, named_files)
+    return Comparison(blend, settings, of_blend, before, previous, version, why, named_files)

@@ -90,4 +90,4 @@ def publish_sft(plan: SftPlan, started: float) -> dict[str, Any]:
         blend_weights(plan.blend), settings.sampling, settings.seed, settings.pack_size, settings.pad_seq_to_mult
     )
     volatile = circumstances(plan.plan, settings, started, LIBRARIES)
-    return publish_preparation(plan.output_dir, plan.plan.store, finished, layout, header, volatile)
+    return publish_preparation(plan.output_dir, plan.plan.store, finished, layout, settings, header, volatile)

@@ -82,7 +82,7 @@ def publish_rl(plan: RlPlan, started: float) -> dict[str, Any]:
         header["tokenizer"] = {"fingerprint": plan.vocabulary.fingerprint, "gate": gate}
     layout = JsonLinesLayout(blend_weights(plan.blend), settings.compression)
     volatile = circumstances(plan.plan, settings, started, LIBRARIES)
-    return publish_preparation(plan.output_dir, plan.plan.store, finished, layout, header, volatile)
+    return publish_preparation(plan.output_dir, plan.plan.store, finished, layout, settings, header, volatile)
 
 
 def _require_one_form(finished: Sequence[Finished]) -> None:

@@ -161,4 +161,4 @@ def publish_scores(plan: ScorePlan, started: float) -> dict[str, Any]:
         "scored_at": [min(times, default=0.0), max(times, default=0.0)],
     }
     header = {**score_header(plan), "missing": missing}
-    return publish_preparation(plan.output_dir, store, final, ScoresLayout(store.kind), header, volatile)
+    return publish_preparation(plan.output_dir, store, final, ScoresLayout(store.kind), settings, header, volatile)

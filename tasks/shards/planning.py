@@ -10,6 +10,7 @@ from collections.abc import Callable, Sequence
 from tasks.blend.models import SPLITS, Blend, DataSource
 from tasks.errors import InputError
 from tasks.shards.identity import Recipe, shard_identities
+from tasks.shards.manifest import published_manifest
 from tasks.shards.plan import Plan, PlannedShard
 from tasks.shards.publish import publish_bytes
 from tasks.shards.settings import SHARES, TINY_ROWS, Holdout, PreparationSettings
@@ -33,11 +34,13 @@ def places(blend: Blend, settings: PreparationSettings, output_dir: str | None, 
     """The output folder as an absolute path, and the store of the shards: the one that is named, or one in that folder.
 
     Without an output folder (None), plans are remembered in a folder of the user's. Raises InputError as
-    `require_separate` does.
+    `require_separate` does, and for a `previous` version that is not there.
     """
     output_dir = user_cache("plan") if output_dir is None else absolute(output_dir)
     store = store_place(settings.store, output_dir)
     require_separate(data_sets(blend), store, output_dir)
+    if settings.previous is not None and published_manifest(settings.previous) is None:
+        raise InputError(f"previous: there is no published output in {settings.previous}; check the path")
     return output_dir, Store(store, kind)
 
 

@@ -39,6 +39,8 @@ from tasks.shards.manifest import (
 )
 from tasks.shards.plan import Plan
 from tasks.shards.publish import Output, publish, publish_bytes, sweep
+from tasks.shards.settings import PreparationSettings
+from tasks.shards.shrinkage import check_shrinkage
 from tasks.shards.store import Store, read_bytes
 from tasks.sources.locate import first_row
 from tasks.storage import filesystem, is_local, join
@@ -165,14 +167,18 @@ def publish_preparation(
     store: Store,
     finished: Sequence[Finished],
     layout: Layout,
+    settings: PreparationSettings,
     header: Mapping[str, Any],
     volatile: Mapping[str, Any],
 ) -> dict[str, Any]:
     """Publish the finished shards under `output_dir` and return the manifest.
 
     `header` is what the manifest says of the preparation as a whole, `volatile` what may differ between equal runs.
+    Raises RunError, before anything is published, as `check_shrinkage` does.
     """
     with locked(output_dir) if is_local(output_dir) else nullcontext():
+        books = totals(finished)
+        check_shrinkage(output_dir, settings, header, books)
         own = {**layout.own, QUARANTINE: QUARANTINES}
         own |= _published_before(output_dir, own)
         _sweep(output_dir, own, store)
@@ -186,7 +192,7 @@ def publish_preparation(
             **published.header,
             **shard_entries(finished, names),
             **derived,
-            "totals": totals(finished),
+            "totals": books,
             "files": [asdict(file) for file in [described(BLEND, published.blend), *files]],
             "volatile": dict(volatile),
         }

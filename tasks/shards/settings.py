@@ -18,8 +18,11 @@ Scale = Literal["tiny", "small", "medium", "full"]
 SHARES: dict[Scale, float] = {"tiny": 0.01, "small": 0.1, "medium": 0.3, "full": 1.0}
 TINY_ROWS = 10_000
 
-WHERE_NOT_WHAT = {"cluster", "workers", "force", "allow_partial", "store"}
-"""Settings that say where and how a preparation runs; equal preparations may differ in them."""
+WHERE_NOT_WHAT = {
+    *("cluster", "workers", "force", "allow_partial", "store"),
+    *("shrink_ceiling", "allow_shrink", "previous"),
+}
+"""Settings that say where and how a preparation runs, and what may be published; equal preparations may differ in them."""
 
 
 class Holdout(Strict, frozen=True):
@@ -45,6 +48,13 @@ class PreparationSettings(Strict, frozen=True):
     source_identity: SourceIdentity = Field(default="content", description="Know local files by content, or by stat.")
     on_bad_row: OnBadRow = Field(default="quarantine", description="What a row that cannot be read does.")
     bad_row_ceiling: float = Field(default=0.001, ge=0, le=1, description="Share of a data set's rows that may be bad.")
+    shrink_ceiling: float = Field(
+        default=0.5, ge=0, le=1, description="Share of a data set's documents that may be lost since the last version."
+    )
+    allow_shrink: list[str] = Field(default=[], description="Data sets that may lose more than that, or all.")
+    previous: Place | None = Field(
+        default=None, description="Output folder of the last version; what output_dir holds where left out."
+    )
     scale: Scale = Field(default="full", description="Leading share of each data set: 1 %, 10 %, 30 % or all.")
     sample: int | None = Field(default=None, ge=1, description="Leading rows of each data set.")
     force: bool = Field(default=False, description="Build every shard again, whatever receipts say.")

@@ -125,4 +125,4 @@ def publish_pretrain(plan: PretrainPlan, started: float) -> dict[str, Any]:
     }
     layout = PairLayout(blend_weights(plan.blend))
     volatile = circumstances(plan.plan, settings, started, LIBRARIES)
-    return publish_preparation(plan.output_dir, plan.plan.store, finished, layout, header, volatile)
+    return publish_preparation(plan.output_dir, plan.plan.store, finished, layout, settings, header, volatile)

@@ -9,7 +9,7 @@ import pytest
 from nights import FIRST, SECOND, SHARD_SIZE, THIRD, Nights, at, texts, whereabouts, write
 
 from tasks.artifact import read_artifact
-from tasks.errors import InputError
+from tasks.errors import InputError, RunError
 from tasks.nightly.blends import find_blends
 from tasks.nightly.compare import compare_blend, store_of
 from tasks.shards.verify import verify
@@ -197,6 +197,20 @@ def test_a_night_killed_before_readers_were_led_to_its_version_is_repeated_besid
     assert verify(nights.latest(WEB)["path"], inspect_pretrain_shard).problems == []
 
 
+def test_a_night_that_lost_most_of_a_data_set_publishes_nothing_until_it_is_allowed_by_name(nights):
+    write(nights.data / "old/first.jsonl", texts("old", 15))
+    with pytest.raises(RunError, match=f"data set 'old': 15 documents, 62% fewer than the 40 .*{BOOKS}/{FIRST}"):
+        nights.run(SECOND)
+    assert nights.latest(BOOKS)["version"] == FIRST
+    assert not Path(nights.out, BOOKS, SECOND, "blend.json").exists()
+    nights.settings("books", allow_shrink=["old"])
+    assert list(nights.run(THIRD)) == [BOOKS]
+    assert nights.latest(BOOKS)["version"] == THIRD
+    assert nights.run(THIRD) == {}
+    nights.settings("books", allow_shrink=[])
+    assert nights.run(THIRD) == {}, "what may be published is no reason for a version"
+
+
 def test_the_latest_version_can_be_piped_into_the_next_command(nights):
     artifact = read_artifact(Path(nights.out, WEB, "latest.json").read_bytes(), ["pretrain"], "train")
     assert artifact.path == f"{nights.out}/{WEB}/{FIRST}"
@@ -255,6 +269,7 @@ def test_misnamed_defaults_fail_every_blend_that_they_are_for(nights):
     [
         ("shard_sise: 3", "did you mean 'shard_size'"),
         ("store: /elsewhere", "leave 'store' out"),
+        ("previous: /elsewhere", "leave 'previous' out"),
         ("- 1", "must hold a mapping"),
         ("a: [", "not valid YAML"),
     ],

@@ -14,6 +14,7 @@ import pytest
 from tasks.errors import RunError
 from tasks.pack.publication import PackedLayout
 from tasks.shards.publication import publish_preparation
+from tasks.shards.settings import PreparationSettings
 from tasks.shards.store import Store
 from tasks.shards.verify import verify
 from tests.faults.injection import PowerOff, count_operations, fail_operation, killed_at
@@ -28,8 +29,8 @@ def layout(weights=WEIGHTS, sampling="none", seed=42):
 
 
 def publish(out, store, finished, **choices):
-    header, volatile = {"type": "sft", "missing": []}, {"store": store.place}
-    return publish_preparation(str(out), store, finished, layout(**choices), header, volatile)
+    header, volatile = {"type": "sft", "blend": {}, "missing": []}, {"store": store.place}
+    return publish_preparation(str(out), store, finished, layout(**choices), PreparationSettings(), header, volatile)
 
 
 def build(place, counts=COUNTS, parts=("train",)):

@@ -19,6 +19,7 @@ from tasks.shards.plan import PlannedShard
 from tasks.shards.publication import publish_preparation
 from tasks.shards.publish import publish_bytes
 from tasks.shards.receipt import PartCount
+from tasks.shards.settings import PreparationSettings
 from tasks.shards.store import Store
 from tasks.shards.verify import verify
 from tasks.sources.files import Slice, SourceFile
@@ -63,8 +64,9 @@ def made(place, counts=COUNTS, parts=("train",), **choices):
 
 
 def publish(out, store, finished, weights=WEIGHTS, compression="none"):
-    header, volatile = {"type": "rl", "missing": []}, {"store": store.place}
-    return publish_preparation(str(out), store, finished, JsonLinesLayout(weights, compression), header, volatile)
+    header, volatile = {"type": "rl", "blend": {}, "missing": []}, {"store": store.place}
+    layout = JsonLinesLayout(weights, compression)
+    return publish_preparation(str(out), store, finished, layout, PreparationSettings(), header, volatile)
 
 
 @pytest.fixture(scope="module")

@@ -22,6 +22,7 @@ from tasks.shards.plan import PlannedShard
 from tasks.shards.publication import Published, check_bad_rows, publish_preparation
 from tasks.shards.publish import publish_bytes
 from tasks.shards.receipt import PartCount, Receipt
+from tasks.shards.settings import PreparationSettings
 from tasks.shards.store import Store
 from tasks.shards.verify import verify
 from tasks.sources.files import Slice, SourceFile
@@ -262,11 +263,16 @@ class Folders:
         return {folder: [publish_bytes(f"{output_dir}/{folder}/part-0.txt", b"rows").path] for folder in folders}
 
 
+def publish_folders(out, store, item, *layout):
+    header = {"blend": {}, "missing": []}
+    publish_preparation(str(out), store, [item], Folders(*layout), PreparationSettings(), header, {})
+
+
 def test_what_the_last_publication_made_elsewhere_disappears_and_nothing_else_does(tmp_path):
     out, store = tmp_path / "out", Store(str(tmp_path / "store"), "pretrain")
 
     def publish_as(*layout):
-        publish_preparation(str(out), store, [finished("a", 0, {"train": 1})], Folders(*layout), {"missing": []}, {})
+        publish_folders(out, store, finished("a", 0, {"train": 1}), *layout)
         return {str(path.relative_to(out)) for path in out.rglob("*") if path.is_file()} - {
             "manifest.json",
             "blend.json",
@@ -291,10 +297,10 @@ def test_what_the_last_publication_made_elsewhere_disappears_and_nothing_else_do
 @pytest.mark.parametrize("damage", [b"", b"{}", b"no JSON"])
 def test_a_damaged_manifest_of_the_last_publication_is_no_trouble(tmp_path, damage):
     out, store, item = tmp_path / "out", Store(str(tmp_path / "store"), "pretrain"), finished("a", 0, {"train": 1})
-    publish_preparation(str(out), store, [item], Folders(["data"], ["pools/a"]), {"missing": []}, {})
+    publish_folders(out, store, item, ["data"], ["pools/a"])
     whole = visible(out)
     (out / "manifest.json").write_bytes(damage)
-    publish_preparation(str(out), store, [item], Folders(["data"], ["pools/a"]), {"missing": []}, {})
+    publish_folders(out, store, item, ["data"], ["pools/a"])
     assert visible(out) == whole
 
 

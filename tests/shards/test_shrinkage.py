@@ -1,0 +1,193 @@
+"""A preparation of nothing, or of far less than last time, publishes nothing and says so, whatever its kind."""
+
+import json
+from contextlib import nullcontext
+from functools import partial
+from pathlib import Path
+
+import pytest
+
+from tasks.errors import InputError, RunError
+from tests import preparing, preparing_dedup, preparing_harmony, preparing_rl, preparing_scores, preparing_sft
+from tests.preparing import blend_of, tree
+from tests.preparing_rl import write_rows
+from tests.tokenize.small_vocabularies import word_piece
+
+
+def row(name, number):
+    """A row that every kind of preparation takes."""
+    text = f"{name} document {number}: " + " ".join(f"{name}{number}word{place}" for place in range(12))
+    messages = [{"role": "user", "content": text}, {"role": "assistant", "content": f"answer {number}"}]
+    return {"row_id": f"{name}{number}", "text": text, "messages": messages}
+
+
+def write(path, count):
+    return write_rows(path, [row(Path(path).stem, number) for number in range(count)])
+
+
+@pytest.fixture(scope="module")
+def tokenizer(tmp_path_factory):
+    return {"model": str(word_piece(tmp_path_factory.mktemp("vocabulary")))}
+
+
+@pytest.fixture(scope="module")
+def chat_tokenizer(tmp_path_factory):
+    return {"model": str(preparing_sft.chat_vocabulary(tmp_path_factory.mktemp("chats")))}
+
+
+@pytest.fixture
+def prepare(tokenizer):
+    return partial(preparing.prepare, tokenizer=tokenizer)
+
+
+@pytest.fixture(params=["pretrain", "sft", "rl", "harmony", "dedup", "embed"])
+def any_kind(request, tokenizer, chat_tokenizer):
+    """Prepares a blend of two files by one of the kinds."""
+    return {
+        "pretrain": partial(preparing.prepare, tokenizer=tokenizer),
+        "sft": partial(preparing_sft.prepare, tokenizer=chat_tokenizer),
+        "rl": preparing_rl.prepare,
+        "harmony": preparing_harmony.prepare,
+        "dedup": preparing_dedup.prepare,
+        "embed": partial(preparing_scores.prepare, "embed"),
+    }[request.param]
+
+
+def blend(folder, kind=""):
+    sources = [{"name": name, "path": str(folder / f"{name}.jsonl")} for name in ("web", "code")]
+    return {
+        "datasets": [source | ({"converter": "openai_messages"} if kind == "harmony" else {}) for source in sources]
+    }
+
+
+def test_every_kind_refuses_a_data_set_that_lost_more_than_half_and_publishes_nothing(any_kind, tmp_path, request):
+    chosen = blend(tmp_path, request.node.callspec.params["any_kind"])
+    write(tmp_path / "web.jsonl", 20), write(tmp_path / "code.jsonl", 40)
+    any_kind(chosen, tmp_path / "out")
+    before = published(tmp_path / "out")
+    write(tmp_path / "web.jsonl", 9)
+    with pytest.raises(RunError, match=r"data set 'web': 9 documents, 55% fewer than the 20 .*allow_shrink=\[web\]"):
+        any_kind(chosen, tmp_path / "out")
+    assert published(tmp_path / "out") == before
+    any_kind(chosen, tmp_path / "out", allow_shrink=["web"])
+    assert published(tmp_path / "out") != before
+    any_kind(chosen, tmp_path / "out")
+
+
+def test_every_kind_refuses_to_publish_nothing_at_all(any_kind, tmp_path, request):
+    chosen = blend(tmp_path, request.node.callspec.params["any_kind"])
+    for name in ("web", "code"):
+        (tmp_path / f"{name}.jsonl").write_text("\n\n")
+    with pytest.raises(RunError, match=r"no documents came of 4 rows \(.*4.*allow_shrink=\[web, code\]"):
+        any_kind(chosen, tmp_path / "out")
+    assert not (tmp_path / "out/blend.json").exists()
+    with pytest.raises(RunError, match="no documents"):
+        any_kind(chosen, tmp_path / "out", allow_shrink=["web"])
+    any_kind(chosen, tmp_path / "out", allow_shrink=["web", "code"])
+    assert (tmp_path / "out/blend.json").exists()
+
+
+def published(out):
+    return {name: content for name, content in tree(out).items() if not name.startswith("shards/")}
+
+
+def documents(out, name="datasets/web"):
+    return json.loads((out / "manifest.json").read_bytes())["totals"]["datasets"][name]["documents"]
+
+
+@pytest.mark.parametrize(
+    ("ceiling", "left", "refused"),
+    [
+        (0.5, 10, False),
+        (0.5, 9, True),
+        (0.0, 20, False),
+        (0.0, 19, True),
+        (0.9, 2, False),
+        (0.9, 1, True),
+        (1, 0, False),
+    ],
+)
+def test_the_ceiling_is_the_share_that_may_be_lost(ceiling, left, refused, prepare, tmp_path):
+    write(tmp_path / "code.jsonl", 5), write(tmp_path / "web.jsonl", 20)
+    prepare(blend(tmp_path), tmp_path / "out", shrink_ceiling=ceiling)
+    write(tmp_path / "web.jsonl", left) if left else (tmp_path / "web.jsonl").write_text("\n")
+    with pytest.raises(RunError, match=f"more than {ceiling:.0%}") if refused else nullcontext():
+        prepare(blend(tmp_path), tmp_path / "out", shrink_ceiling=ceiling)
+    assert documents(tmp_path / "out") == (20 if refused else left)
+
+
+def test_a_folder_that_lost_files_is_refused_and_one_that_is_empty_too(prepare, tmp_path):
+    for name in ("a", "b", "c"):
+        write(tmp_path / f"web/{name}.jsonl", 10)
+    prepare(blend_of(tmp_path / "web"), tmp_path / "out")
+    (tmp_path / "web/a.jsonl").unlink()
+    prepare(blend_of(tmp_path / "web"), tmp_path / "out")
+    (tmp_path / "web/b.jsonl").unlink()
+    prepare(blend_of(tmp_path / "web"), tmp_path / "out")
+    write(tmp_path / "web/c.jsonl", 4)
+    with pytest.raises(RunError, match="4 documents, 60% fewer than the 10"):
+        prepare(blend_of(tmp_path / "web"), tmp_path / "out")
+    (tmp_path / "web/c.jsonl").unlink()
+    with pytest.raises(InputError, match="no files"):
+        prepare(blend_of(tmp_path / "web"), tmp_path / "out")
+    assert documents(tmp_path / "out") == 10
+
+
+def test_a_sample_is_not_compared_with_the_whole_nor_the_whole_with_a_sample(prepare, tmp_path):
+    write(tmp_path / "web.jsonl", 100), write(tmp_path / "code.jsonl", 100)
+    for settings in ({}, {"sample": 10}, {"scale": "small"}, {}, {"sample": 5}, {"sample": 4}):
+        prepare(blend(tmp_path), tmp_path / "out", **settings)
+    assert documents(tmp_path / "out") == 4
+    write(tmp_path / "web.jsonl", 1)
+    with pytest.raises(RunError, match="1 document, 75% fewer than the 4"):
+        prepare(blend(tmp_path), tmp_path / "out", sample=4)
+
+
+def test_a_data_set_that_the_blend_no_longer_lists_and_an_empty_split_are_no_loss(prepare, tmp_path):
+    write(tmp_path / "web.jsonl", 20), write(tmp_path / "code.jsonl", 20)
+    prepare(blend(tmp_path), tmp_path / "out", holdout={"valid": 0.4, "test": 0})
+    prepare(blend_of(tmp_path / "code.jsonl"), tmp_path / "out", holdout={"valid": 0, "test": 0})
+    splits = json.loads((tmp_path / "out/blend.json").read_bytes())
+    assert splits["train"]
+    assert splits["valid"] is None
+
+
+def test_one_of_several_data_sets_may_be_empty_from_the_beginning(prepare, tmp_path):
+    write(tmp_path / "code.jsonl", 5)
+    (tmp_path / "web.jsonl").write_text("\n")
+    prepare(blend(tmp_path), tmp_path / "out")
+    assert documents(tmp_path / "out") == 0
+
+
+def test_shards_that_are_missing_from_a_partial_output_are_a_loss(prepare, tmp_path):
+    write(tmp_path / "web.jsonl", 20), write(tmp_path / "code.jsonl", 20)
+    planned, _ = prepare(blend(tmp_path), tmp_path / "out")
+    planned.plan.store.withdraw(planned.plan.keys[0])
+    plan, parsed = preparing.plan_pretrain, preparing.parse
+    settings = {**planned.settings.model_dump(), "allow_partial": True}
+    again = plan(planned.blend, parsed(preparing.PretrainSettings, settings, "settings"), str(tmp_path / "out"))
+    with pytest.raises(RunError, match="data set 'web': 0 documents, 100% fewer than the 20"):
+        preparing.publish_pretrain(again, 0.0)
+
+
+def test_another_kind_or_a_damaged_manifest_is_nothing_to_compare_with(prepare, tmp_path):
+    write(tmp_path / "web.jsonl", 50), write(tmp_path / "code.jsonl", 50)
+    preparing_rl.prepare(blend(tmp_path), tmp_path / "out")
+    write(tmp_path / "web.jsonl", 10)
+    prepare(blend(tmp_path), tmp_path / "out")
+    manifest = tmp_path / "out/manifest.json"
+    manifest.write_bytes(manifest.read_bytes().replace(b'"documents": 10', b'"documents": 90'))
+    prepare(blend(tmp_path), tmp_path / "out")
+    assert documents(tmp_path / "out") == 10
+
+
+def test_another_folder_may_hold_the_last_version(prepare, tmp_path):
+    write(tmp_path / "web.jsonl", 20), write(tmp_path / "code.jsonl", 20)
+    prepare(blend(tmp_path), tmp_path / "monday")
+    write(tmp_path / "web.jsonl", 5)
+    with pytest.raises(RunError, match=f"the last version is {tmp_path}/monday"):
+        prepare(blend(tmp_path), tmp_path / "tuesday", previous=str(tmp_path / "monday"))
+    assert not (tmp_path / "tuesday/blend.json").exists()
+    with pytest.raises(InputError, match="previous: there is no published output"):
+        prepare(blend(tmp_path), tmp_path / "tuesday", previous=str(tmp_path / "sunday"))
+    prepare(blend(tmp_path), tmp_path / "tuesday")
