@@ -15,7 +15,7 @@ from tasks.dedup.stage import deduplicate, plan, publish, write_shards
 from tasks.report.stage import report
 from tasks.shards.books import OnBadRow
 from tasks.shards.settings import Scale
-from tasks.shards.stage import shard_workers
+from tasks.shards.stage import publishing, shard_workers
 from tasks.storage import SourceIdentity
 from tasks.strict import Size, parse
 
@@ -23,6 +23,7 @@ DEFAULT = DedupSettings()
 
 
 @flow(name="deduplicate-blend", persist_result=False)
+@publishing
 def deduplicate_blend(
     blend: Blend | str,
     output_dir: str,

@@ -24,7 +24,7 @@ from tasks.select.settings import NormalizationSettings, SelectionChoices
 from tasks.select.stage import select
 from tasks.shards.books import OnBadRow
 from tasks.shards.settings import Scale
-from tasks.shards.stage import shard_workers
+from tasks.shards.stage import publishing, shard_workers
 from tasks.storage import SourceIdentity
 from tasks.strict import Size, parse
 
@@ -32,6 +32,7 @@ DEFAULT = NormalizationSettings()
 
 
 @flow(name="harmony-normalize", persist_result=False)
+@publishing
 def harmony_normalize(
     blend: Blend | str,
     output_dir: str,

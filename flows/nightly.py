@@ -26,6 +26,7 @@ from tasks.nightly.outcome import Outcome, failures, night_record
 from tasks.nightly.prune import GRACE_SECONDS, alone_with
 from tasks.nightly.stage import announce, claim, compare, error_of, follow_version, prune, summarize
 from tasks.shards.settings import PreparationSettings
+from tasks.shards.stage import publishing
 from tasks.storage import absolute
 
 DEFAULT = PreparationSettings()
@@ -39,6 +40,7 @@ PREPARATIONS: dict[str, Flow[..., dict[str, Any]]] = {
 
 
 @flow(name="reprep-changed-blends", persist_result=False)
+@publishing
 def reprep_changed_blends(
     blends: str,
     output_dir: str,

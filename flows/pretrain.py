@@ -13,7 +13,7 @@ from tasks.blend.models import Blend
 from tasks.report.stage import report
 from tasks.shards.books import OnBadRow
 from tasks.shards.settings import Holdout, Scale
-from tasks.shards.stage import shard_workers
+from tasks.shards.stage import publishing, shard_workers
 from tasks.storage import SourceIdentity
 from tasks.strict import Size, parse
 from tasks.tokenize.settings import PretrainSettings, SpecialTokens, TokenizerSettings
@@ -23,6 +23,7 @@ DEFAULT = PretrainSettings()
 
 
 @flow(name="pretrain-data-prep", persist_result=False)
+@publishing
 def pretrain_data_prep(
     blend: Blend | str,
     output_dir: str,

@@ -17,7 +17,7 @@ from tasks.rl.stage import plan, publish, transform_shards
 from tasks.rl.targets import Target
 from tasks.shards.books import OnBadRow
 from tasks.shards.settings import Holdout, Scale
-from tasks.shards.stage import shard_workers
+from tasks.shards.stage import publishing, shard_workers
 from tasks.storage import SourceIdentity
 from tasks.strict import Size, parse
 from tasks.tokenize.settings import TokenizerSource
@@ -26,6 +26,7 @@ DEFAULT = RlSettings()
 
 
 @flow(name="rl-data-prep", persist_result=False)
+@publishing
 def rl_data_prep(
     blend: Blend | str,
     output_dir: str,

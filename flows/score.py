@@ -19,7 +19,7 @@ from tasks.score.stage import common_of, needs_of, noting_failure, plan, publish
 from tasks.score.weights import Precision
 from tasks.shards.books import OnBadRow
 from tasks.shards.settings import Scale
-from tasks.shards.stage import shard_workers
+from tasks.shards.stage import publishing, shard_workers
 from tasks.storage import SourceIdentity
 from tasks.strict import Size, parse
 from tasks.tokenize.settings import TokenizerSource
@@ -29,6 +29,7 @@ SETTINGS: dict[What, type[NllSettings] | type[EmbedSettings]] = {"nll": NllSetti
 
 
 @flow(name="score-candidates", persist_result=False)
+@publishing
 def score_candidates(
     blend: Blend | str,
     output_dir: str,

@@ -21,7 +21,7 @@ from tasks.pack.stage import pack_shards, plan, publish
 from tasks.report.stage import report
 from tasks.shards.books import OnBadRow
 from tasks.shards.settings import Holdout, Scale
-from tasks.shards.stage import shard_workers
+from tasks.shards.stage import publishing, shard_workers
 from tasks.storage import SourceIdentity
 from tasks.strict import Size, parse
 from tasks.tokenize.settings import SpecialTokens, TokenizerSource
@@ -30,6 +30,7 @@ DEFAULT = SftSettings()
 
 
 @flow(name="sft-data-prep", persist_result=False)
+@publishing
 def sft_data_prep(
     blend: Blend | str,
     output_dir: str,

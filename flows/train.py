@@ -8,6 +8,7 @@ from typing import Any
 
 from prefect import flow
 
+from tasks.shards.stage import publishing
 from tasks.train.evaluation_settings import EvaluateSettings
 from tasks.train.settings import TrainSettings
 from tasks.train.stage import checked_job, evaluate, hand_over_rl, train_task
@@ -16,6 +17,7 @@ DEFAULT, DEFAULT_EVALUATION = TrainSettings(), EvaluateSettings()
 
 
 @flow(name="train-model", persist_result=False)
+@publishing
 def train_model(data: str, output_dir: str, settings: TrainSettings = DEFAULT) -> dict[str, Any]:
     """Train a model on a preparation, or hand it to another trainer.
 
@@ -31,6 +33,7 @@ def train_model(data: str, output_dir: str, settings: TrainSettings = DEFAULT) -
 
 
 @flow(name="evaluate-model", persist_result=False)
+@publishing
 def evaluate_model(training: str, output_dir: str, settings: EvaluateSettings = DEFAULT_EVALUATION) -> dict[str, Any]:
     """Evaluate the model of a training on the documents that its data holds out.
 

@@ -22,7 +22,7 @@ import socket
 import threading
 from collections.abc import Callable, Generator, Mapping
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import AbstractContextManager, contextmanager
+from contextlib import AbstractContextManager, ExitStack, contextmanager
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any, cast
@@ -36,8 +36,13 @@ from distributed.comm.core import connect
 from prefect_dask.task_runners import DaskTaskRunner
 from pydantic import Field
 
-from tasks.errors import InputError
+from tasks.console import log_errors_as_sentences, never_end_by_printing
+from tasks.errors import InputError, RunError
 from tasks.strict import Strict, parse
+
+# Workers, too: they import this module with the first task that they are sent.
+never_end_by_printing()
+log_errors_as_sentences()
 
 LOCAL: dict[str, Any] = {
     "threads_per_worker": 1,
@@ -48,6 +53,10 @@ LOOPBACK = ("127.0.0.1", "localhost", "::1")
 
 # Prefect's plugins serve commands, and workers import Prefect where plugins cannot start.
 config.update_defaults({"distributed": {"nanny": {"environ": {"PREFECT_PLUGINS_ENABLED": "false"}}}})
+
+
+class ClusterLostError(RunError):
+    """The client of a cluster has ended, so that the cluster cannot be asked to close either."""
 
 
 class Profile(Strict, frozen=True):
@@ -71,6 +80,18 @@ def task_runner(cluster: str, workers: int | None, resources: Mapping[str, float
     if "://" in cluster:
         return _standing(Profile(address=cluster))
     return _named(Path(cluster))
+
+
+@contextmanager
+def started(runner: DaskTaskRunner) -> Generator[DaskTaskRunner]:
+    """The runner with its cluster, which is closed in the end; the workers of one that is lost end with this process."""
+    with ExitStack() as stack:
+        stack.enter_context(runner)
+        try:
+            yield runner
+        except ClusterLostError:
+            stack.pop_all()
+            raise
 
 
 def _standing(profile: Profile) -> DaskTaskRunner:
@@ -158,8 +179,8 @@ def asking_for(client: Client, resources: Mapping[str, float]) -> Generator[None
     Raises InputError when there are workers and none declares them: the tasks would wait for ever.
     """
     known = cast("Mapping[str, Any]", client.scheduler_info()["workers"]).values()
-    if known and not any(_declares(worker, resources) for worker in known):
-        wanted = ",".join(f"{name}={amount:g}" for name, amount in resources.items())
+    if known and not any(declares(worker, resources) for worker in known):
+        wanted = listed(resources)
         raise InputError(
             f"cluster: none of its {len(known)} workers has the resources {wanted}; start them as "
             f"`CUDA_VISIBLE_DEVICES=0 dask worker ADDRESS --nthreads 1 --resources {wanted} --name gpu-0` (0, 1, … one per "
@@ -169,7 +190,13 @@ def asking_for(client: Client, resources: Mapping[str, float]) -> Generator[None
         yield
 
 
-def _declares(worker: Mapping[str, Any], resources: Mapping[str, float]) -> bool:
+def listed(resources: Mapping[str, float]) -> str:
+    """Resources as `dask worker --resources` takes them."""
+    return ",".join(f"{name}={amount:g}" for name, amount in resources.items())
+
+
+def declares(worker: Mapping[str, Any], resources: Mapping[str, float]) -> bool:
+    """Whether a worker, as the scheduler knows it, has as much of all `resources`."""
     return all(worker["resources"].get(name, 0) >= amount for name, amount in resources.items())
 
 
