@@ -12,11 +12,12 @@ from tasks.blend.models import Blend
 from tasks.dedup.settings import DedupSettings
 from tasks.dedup.stage import deduplicate, plan, publish, write_shards
 from tasks.report.stage import report
-from tasks.shards.stage import shard_workers
+from tasks.shards.stage import publishing, shard_workers
 from tasks.strict import Place, parse, with_parameters_of
 
 
 @flow(name="deduplicate-blend", persist_result=False)
+@publishing
 @with_parameters_of(DedupSettings, without={"holdout"})
 def deduplicate_blend(blend: Blend | str, output_dir: Place, **chosen: object) -> dict[str, Any]:
     """Take out of a blend of text what it says twice.

@@ -18,11 +18,12 @@ from tasks.select.planning import require_fitting
 from tasks.select.publication import beside, require_variety
 from tasks.select.settings import NormalizationSettings
 from tasks.select.stage import select
-from tasks.shards.stage import shard_workers
+from tasks.shards.stage import publishing, shard_workers
 from tasks.strict import Place, parse, with_parameters_of
 
 
 @flow(name="harmony-normalize", persist_result=False)
+@publishing
 @with_parameters_of(NormalizationSettings, without={"holdout"})
 def harmony_normalize(blend: Blend | str, output_dir: Place, **chosen: object) -> dict[str, Any]:
     """Bring a blend of chat data into Harmony.

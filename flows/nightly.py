@@ -27,6 +27,7 @@ from tasks.nightly.outcome import Outcome, failures, night_record
 from tasks.nightly.prune import GRACE_SECONDS, alone_with
 from tasks.nightly.stage import announce, claim, compare, error_of, follow_version, prune, summarize
 from tasks.shards.settings import PreparationSettings
+from tasks.shards.stage import publishing
 from tasks.sources.apart import require_apart
 from tasks.storage import absolute
 from tasks.strict import Place
@@ -42,6 +43,7 @@ PREPARATIONS: dict[str, Flow[..., dict[str, Any]]] = {
 
 
 @flow(name="reprep-changed-blends", persist_result=False)
+@publishing
 def reprep_changed_blends(
     blends: Place,
     output_dir: Place,

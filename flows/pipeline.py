@@ -10,6 +10,7 @@ from flows.pretrain import pretrain_data_prep
 from flows.rl import rl_data_prep
 from flows.sft import sft_data_prep
 from flows.train import evaluate_model, train_model
+from tasks.shards.stage import publishing
 from tasks.storage import join
 from tasks.strict import Place, Strict
 from tasks.train.launchers.launch import local_folder
@@ -17,6 +18,7 @@ from tasks.train.pipeline_settings import PipelineSettings, PretrainStage, SftSt
 
 
 @flow(name="pipeline", persist_result=False)
+@publishing
 def pipeline(output_dir: Place, settings: PipelineSettings | str = "pipeline-tiny") -> dict[str, Any]:
     """Run the stages one after the other; each finds what an earlier run has finished, and goes on from there.
 

@@ -10,13 +10,14 @@ from flows.prefect_server import flow
 from tasks.blend.load import load_blend
 from tasks.blend.models import Blend
 from tasks.report.stage import report
-from tasks.shards.stage import shard_workers
+from tasks.shards.stage import publishing, shard_workers
 from tasks.strict import Place, parse, with_parameters_of
 from tasks.tokenize.settings import PretrainSettings
 from tasks.tokenize.stage import plan, publish, tokenize_shards
 
 
 @flow(name="pretrain-data-prep", persist_result=False)
+@publishing
 @with_parameters_of(PretrainSettings)
 def pretrain_data_prep(blend: Blend | str, output_dir: Place, **chosen: object) -> dict[str, Any]:
     """Prepare a blend for pretraining.

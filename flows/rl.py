@@ -13,11 +13,12 @@ from tasks.report.stage import report
 from tasks.rl.preparation import chain_records
 from tasks.rl.settings import RlSettings
 from tasks.rl.stage import plan, publish, transform_shards
-from tasks.shards.stage import shard_workers
+from tasks.shards.stage import publishing, shard_workers
 from tasks.strict import Place, parse, with_parameters_of
 
 
 @flow(name="rl-data-prep", persist_result=False)
+@publishing
 @with_parameters_of(RlSettings)
 def rl_data_prep(blend: Blend | str, output_dir: Place, **chosen: object) -> dict[str, Any]:
     """Prepare a blend of rows for reinforcement learning.

@@ -13,13 +13,14 @@ from tasks.score.processes import workers_fit_for
 from tasks.score.settings import EmbedSettings, NllSettings
 from tasks.score.sources import What, scored_blend
 from tasks.score.stage import common_of, needs_of, noting_failure, plan, publish, score_slices
-from tasks.shards.stage import shard_workers
+from tasks.shards.stage import publishing, shard_workers
 from tasks.strict import Place, parse, with_parameters_of
 
 SETTINGS: dict[What, type[NllSettings] | type[EmbedSettings]] = {"nll": NllSettings, "embed": EmbedSettings}
 
 
 @flow(name="score-candidates", persist_result=False)
+@publishing
 @with_parameters_of(NllSettings, EmbedSettings, without={"holdout"})
 def score_candidates(
     blend: Blend | str,

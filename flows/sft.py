@@ -13,11 +13,12 @@ from tasks.pack.planning import template_record
 from tasks.pack.settings import SftSettings
 from tasks.pack.stage import pack_shards, plan, publish
 from tasks.report.stage import report
-from tasks.shards.stage import shard_workers
+from tasks.shards.stage import publishing, shard_workers
 from tasks.strict import Place, parse, with_parameters_of
 
 
 @flow(name="sft-data-prep", persist_result=False)
+@publishing
 @with_parameters_of(SftSettings)
 def sft_data_prep(blend: Blend | str, output_dir: Place, **chosen: object) -> dict[str, Any]:
     """Prepare a blend of conversations for supervised fine-tuning.

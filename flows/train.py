@@ -7,6 +7,7 @@ evaluate-model:  evaluate (a process)
 from typing import Any
 
 from flows.prefect_server import flow
+from tasks.shards.stage import publishing
 from tasks.strict import Place
 from tasks.train.evaluation_settings import EvaluateSettings
 from tasks.train.settings import TrainSettings
@@ -16,6 +17,7 @@ DEFAULT, DEFAULT_EVALUATION = TrainSettings(), EvaluateSettings()
 
 
 @flow(name="train-model", persist_result=False)
+@publishing
 def train_model(data: Place, output_dir: Place, settings: TrainSettings = DEFAULT) -> dict[str, Any]:
     """Train a model on a preparation, or hand it to another trainer.
 
@@ -31,6 +33,7 @@ def train_model(data: Place, output_dir: Place, settings: TrainSettings = DEFAUL
 
 
 @flow(name="evaluate-model", persist_result=False)
+@publishing
 def evaluate_model(
     training: Place, output_dir: Place, settings: EvaluateSettings = DEFAULT_EVALUATION
 ) -> dict[str, Any]:

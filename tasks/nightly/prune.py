@@ -31,6 +31,7 @@ from tasks.nightly.versions import folders_in, is_link
 from tasks.shards.identity import KEY_CHARACTERS, shard_key
 from tasks.shards.lock import locked
 from tasks.shards.manifest import MANIFEST, identities, published_manifest
+from tasks.shards.progress import say
 from tasks.shards.store import Store
 from tasks.storage import absolute, filesystem, is_local, join
 
@@ -73,7 +74,7 @@ def alone_with(store: str) -> Generator[None]:
     if not is_local(store):
         yield
         return
-    with locked(store):
+    with locked(store, lambda holder: say(f"waiting for {holder}, which works with {store}")):
         yield
 
 

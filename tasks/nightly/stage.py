@@ -18,6 +18,7 @@ from tasks.nightly.blends import NightlyBlend
 from tasks.nightly.compare import Comparison, compare_blend
 from tasks.nightly.night import claimed, follow_prepared, prune_night
 from tasks.nightly.outcome import Outcome
+from tasks.shards.stage import artifact_key
 
 Happened = Literal["changed", "prepared", "failed"]
 
@@ -69,7 +70,7 @@ def error_of(state: State[Any]) -> str | None:
 
 def summarize(outcomes: Sequence[Outcome]) -> None:
     """Leave a table of the night with the run, and log a line per blend."""
-    create_table_artifact([outcome.row for outcome in outcomes], key="nightly", description="what became of each blend")
+    create_table_artifact([outcome.row for outcome in outcomes], artifact_key("blends"), "what became of each blend")
     for outcome in outcomes:
         row = outcome.row
         get_run_logger().log(

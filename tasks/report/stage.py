@@ -10,15 +10,14 @@ from prefect.cache_policies import NO_CACHE
 from tasks.errors import InputError, RunError
 from tasks.report.summary import artifact_record, data_set_rows, markdown, warnings
 from tasks.report.weights_and_biases import is_asked_for, log_preparation
+from tasks.shards.stage import artifact_key
 
 
 @task(name="report", cache_policy=NO_CACHE, persist_result=False)
 def report(manifest: Mapping[str, Any], output_dir: str) -> dict[str, Any]:
     """Leave a table and a summary with the run, log what needs attention, and return the artifact record."""
-    create_table_artifact(
-        data_set_rows(manifest), key="data-sets", description="rows, documents and tokens per data set"
-    )
-    create_markdown_artifact(markdown(manifest, output_dir), key="summary", description="what was prepared")
+    create_table_artifact(data_set_rows(manifest), artifact_key("data-sets"), "rows, documents and tokens per data set")
+    create_markdown_artifact(markdown(manifest, output_dir), artifact_key("summary"), "what was prepared")
     for warning in warnings(manifest):
         get_run_logger().warning(warning)
     if is_asked_for():

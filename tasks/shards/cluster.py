@@ -24,7 +24,7 @@ import sys
 import threading
 from collections.abc import Callable, Generator, Mapping
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import AbstractContextManager, contextmanager
+from contextlib import AbstractContextManager, ExitStack, contextmanager
 from importlib.util import find_spec
 from pathlib import Path
 from types import TracebackType
@@ -39,8 +39,13 @@ from distributed.comm.core import connect
 from prefect_dask.task_runners import DaskTaskRunner
 from pydantic import Field
 
-from tasks.errors import InputError
+from tasks.console import log_errors_as_sentences, never_end_by_printing
+from tasks.errors import InputError, RunError
 from tasks.strict import Strict, parse
+
+# Workers, too: they import this module with the first task that they are sent.
+never_end_by_printing()
+log_errors_as_sentences()
 
 LOCAL: dict[str, Any] = {
     "threads_per_worker": 1,
@@ -54,6 +59,10 @@ CALLED_WHILE_IMPORTED = 99
 
 # Prefect's plugins serve commands, and workers import Prefect where plugins cannot start.
 config.update_defaults({"distributed": {"nanny": {"environ": {"PREFECT_PLUGINS_ENABLED": "false"}}}})
+
+
+class ClusterLostError(RunError):
+    """The client of a cluster has ended, so that the cluster cannot be asked to close either."""
 
 
 class Profile(Strict, frozen=True):
@@ -74,10 +83,22 @@ def task_runner(cluster: str, workers: int | None, resources: Mapping[str, float
     """
     if cluster == "local":
         chosen = {**LOCAL, "n_workers": workers or cores(), "resources": dict(resources)}
-        return DaskTaskRunner(cluster_class=_started, cluster_kwargs=chosen)
+        return DaskTaskRunner(cluster_class=_start_local, cluster_kwargs=chosen)
     if "://" in cluster:
         return _standing(Profile(address=cluster))
     return _named(Path(cluster))
+
+
+@contextmanager
+def started(runner: DaskTaskRunner) -> Generator[DaskTaskRunner]:
+    """The runner with its cluster, which is closed in the end; the workers of one that is lost end with this process."""
+    with ExitStack() as stack:
+        stack.enter_context(runner)
+        try:
+            yield runner
+        except ClusterLostError:
+            stack.pop_all()
+            raise
 
 
 class _Workers(LocalCluster):
@@ -95,7 +116,7 @@ class _Workers(LocalCluster):
         super().__exit__(kind, error, trace)
 
 
-def _started(**kwargs: Any) -> _Workers:  # noqa: ANN401 - the arguments of LocalCluster
+def _start_local(**kwargs: Any) -> _Workers:  # noqa: ANN401 - the arguments of LocalCluster
     """A local cluster whose workers do not hear Ctrl-C, which a terminal sends to all processes: the run ends them.
 
     Processes inherit the blocked signals of the thread that starts them. Raises InputError when the script that runs here
@@ -215,8 +236,8 @@ def asking_for(client: Client, resources: Mapping[str, float]) -> Generator[None
     Raises InputError when there are workers and none declares them: the tasks would wait for ever.
     """
     known = cast("Mapping[str, Any]", client.scheduler_info()["workers"]).values()
-    if known and not any(_declares(worker, resources) for worker in known):
-        wanted = ",".join(f"{name}={amount:g}" for name, amount in resources.items())
+    if known and not any(declares(worker, resources) for worker in known):
+        wanted = listed(resources)
         raise InputError(
             f"cluster: none of its {len(known)} workers has the resources {wanted}; start them as "
             f"`CUDA_VISIBLE_DEVICES=0 dask worker ADDRESS --nthreads 1 --resources {wanted} --name gpu-0` (0, 1, … one per "
@@ -226,7 +247,13 @@ def asking_for(client: Client, resources: Mapping[str, float]) -> Generator[None
         yield
 
 
-def _declares(worker: Mapping[str, Any], resources: Mapping[str, float]) -> bool:
+def listed(resources: Mapping[str, float]) -> str:
+    """Resources as `dask worker --resources` takes them."""
+    return ",".join(f"{name}={amount:g}" for name, amount in resources.items())
+
+
+def declares(worker: Mapping[str, Any], resources: Mapping[str, float]) -> bool:
+    """Whether a worker, as the scheduler knows it, has as much of all `resources`."""
     return all(worker["resources"].get(name, 0) >= amount for name, amount in resources.items())
 
 

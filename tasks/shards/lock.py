@@ -1,35 +1,110 @@
-"""Taking turns: one publication of a folder at a time.
+"""Taking turns in a folder: one run at a time, and one publication.
 
 The lock is the kernel's (`flock` on the folder itself): it leaves no file behind and is gone the moment its holder
 is, however it ended. On file systems without locks (some network mounts) publication goes ahead without one; every
-single file is replaced atomically all the same.
+single file is replaced atomically all the same. In place of a folder of an object store, runs of one user and machine
+lock one of the user's cache.
 """
 
 import errno
 import fcntl
 import os
-from collections.abc import Generator
-from contextlib import contextmanager
+import shlex
+from collections.abc import Callable, Generator
+from contextlib import contextmanager, suppress
+from contextvars import ContextVar
 from pathlib import Path
 
-UNSUPPORTED = {errno.ENOSYS, errno.ENOTSUP, errno.ENOLCK}
+import psutil
+from xxhash import xxh3_128_hexdigest
+
+from tasks.errors import InputError
+from tasks.storage import absolute, is_local, user_cache
+
+UNSUPPORTED = {errno.ENOSYS, errno.ENOTSUP, errno.ENOLCK, errno.EBADF}
+"""What the kernel says where folders cannot be locked; NFS says EBADF."""
+
+LOCKS = Path("/proc/locks")
+FLOW_RUN = "PREFECT__FLOW_RUN_ID"
+LONGEST_COMMAND = 100
+
+Tell = Callable[[str], object]
+
+Inode = tuple[int, int]
+"""What a folder is to the kernel: its device, and its number there."""
+
+_held: ContextVar[frozenset[Inode]] = ContextVar("_held", default=frozenset())
+"""The folders that this run has locked: it does not wait for itself."""
 
 
 @contextmanager
-def locked(folder: str) -> Generator[None]:
-    """Hold the exclusive lock of a local folder, waiting for whoever has it; the folder is made when missing."""
-    Path(folder).mkdir(parents=True, exist_ok=True)
-    descriptor = os.open(folder, os.O_RDONLY)
-    try:
-        _lock(descriptor)
+def turn_in(output_dir: str, tell: Tell) -> Generator[None]:
+    """Run alone in an output folder, waiting for the run that is there, if any. Errors as in `locked`."""
+    place = absolute(output_dir)
+    folder = place if is_local(place) else user_cache("outputs", xxh3_128_hexdigest(place.encode()))
+    with locked(folder, lambda holder: tell(f"waiting for {holder}, which works in {place}")):
         yield
+
+
+@contextmanager
+def locked(folder: str, tell: Tell = lambda _: None) -> Generator[None]:
+    """Hold the exclusive lock of a local folder; the folder is made when missing.
+
+    Waits for whoever has the lock, after `tell` was called with who that is. Raises InputError when the folder cannot be
+    made.
+    """
+    descriptor = _opened(folder)
+    try:
+        status = os.fstat(descriptor)
+        inode, held = (status.st_dev, status.st_ino), _held.get()
+        if inode not in held:
+            _lock(descriptor, lambda: tell(_holder(inode)))
+        token = _held.set(held | {inode})
+        try:
+            yield
+        finally:
+            _held.reset(token)
     finally:
         os.close(descriptor)
 
 
-def _lock(descriptor: int) -> None:
+def _opened(folder: str) -> int:
     try:
+        Path(folder).mkdir(parents=True, exist_ok=True)
+        return os.open(folder, os.O_RDONLY)
+    except OSError as error:
+        raise InputError(f"{folder}: cannot be used as a folder ({error.strerror}); choose another") from error
+
+
+def _lock(descriptor: int, before_waiting: Callable[[], object]) -> None:
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        before_waiting()
         fcntl.flock(descriptor, fcntl.LOCK_EX)
     except OSError as error:
         if error.errno not in UNSUPPORTED:
             raise
+
+
+def _holder(inode: Inode) -> str:
+    """Who holds a lock, in words, as far as this machine knows.
+
+    Lines of /proc/locks: `1: FLOCK ADVISORY WRITE <process> <major>:<minor>:<inode> 0 EOF` (proc_locks(5)).
+    """
+    device, number = inode
+    place = f"{os.major(device):02x}:{os.minor(device):02x}:{number}"
+    with suppress(OSError):
+        for fields in map(str.split, LOCKS.read_text().splitlines()):
+            if fields[1] == "FLOCK" and fields[5] == place:
+                return _described(int(fields[4]))
+    return "another run"
+
+
+def _described(process: int) -> str:
+    try:
+        found = psutil.Process(process)
+        run, command = found.environ().get(FLOW_RUN), shlex.join(found.cmdline())
+    except psutil.Error:
+        return f"process {process}"
+    return f"flow run {run} (process {process})" if run else f"process {process} ({command[:LONGEST_COMMAND]})"

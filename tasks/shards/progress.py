@@ -1,11 +1,12 @@
 """Progress for people: shards, documents, bytes and tokens a second, time left, drops, and the slowest shard.
 
 A terminal gets a live display on stderr; anything else gets nothing there (Prefect's log has the same figures). The
-tally is what both are made of.
+tally is what both are made of. A server is told at most every UPDATE_SECONDS, and only what has changed.
 """
 
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
+from contextlib import suppress
 from dataclasses import dataclass, field
 from threading import Lock
 from typing import Any, Self
@@ -14,6 +15,8 @@ from rich.console import Console, Group
 from rich.live import Live
 from rich.progress import BarColumn, Progress, SpinnerColumn, TaskProgressColumn, TimeRemainingColumn
 from rich.text import Text
+
+UPDATE_SECONDS = 5.0
 
 
 @dataclass
@@ -62,6 +65,25 @@ class Tally:
         return f"{line}  slowest {slowest:.1f} s ({source.rpartition('/')[2]})" if source else line
 
 
+class ProgressBar:
+    """A progress bar on a server. `send` sets its percentage, which is 0 at first; times are in seconds."""
+
+    def __init__(self, send: Callable[[float], object], now: float) -> None:
+        self._send, self._sent, self._percent = send, now, 0.0
+
+    def show(self, share: float, now: float) -> None:
+        """Show a share, 0 to 1, unless the last request is younger than UPDATE_SECONDS."""
+        if now - self._sent >= UPDATE_SECONDS:
+            self.end(share, now)
+
+    def end(self, share: float, now: float) -> None:
+        """Show the last share, whenever it comes."""
+        percent = round(100 * share, 1)
+        if percent != self._percent:
+            self._send(percent)
+            self._percent, self._sent = percent, now
+
+
 class ProgressDisplay:
     """A bar with the time left, and the tally below it, live on stderr; nothing when stderr is not a terminal."""
 
@@ -79,10 +101,19 @@ class ProgressDisplay:
 
     def __exit__(self, *_: object) -> None:
         if self._live:
-            self._live.stop()
+            with suppress(OSError):  # the terminal is gone
+                self._live.stop()
 
     def refresh(self) -> None:
         """Show the tally as it is now."""
         self._bar.update(self._task, completed=self._tally.share)
         if self._live:
             self._live.update(Group(self._bar, Text(self._tally.sentence())))
+
+
+def say(sentence: str) -> None:
+    """Print a sentence on stderr where that is a terminal."""
+    console = Console(stderr=True)
+    if console.is_terminal:
+        with suppress(OSError):
+            console.print(sentence, markup=False, highlight=False)

@@ -5,31 +5,42 @@ of every future is asked for (a task whose worker died again and again never rea
 batches are allowed to finish so that their receipts are kept, and then one error names everything that failed.
 """
 
+import re
+import time
 from collections.abc import Callable, Generator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
-from functools import cache, partial
-from typing import Any, cast
+from functools import cache, partial, wraps
+from inspect import signature
+from typing import Any, ParamSpec, cast
 from uuid import UUID, uuid4
 
 from prefect import Task, get_run_logger, task
 from prefect.artifacts import create_progress_artifact, update_progress_artifact
 from prefect.cache_policies import NO_CACHE
 from prefect.client.schemas.objects import State
+from prefect.context import FlowRunContext
+from prefect.exceptions import MissingContextError
 from prefect.settings import PREFECT_API_URL, temporary_settings
-from prefect.states import Completed
+from prefect.states import Completed, Failed
 from prefect.tasks import exponential_backoff
 from prefect_dask.task_runners import DaskTaskRunner, PrefectDaskFuture
+from xxhash import xxh3_64_hexdigest
 
-from tasks.errors import RunError
+from tasks.console import never_end_by_printing
+from tasks.errors import InputError, RunError
 from tasks.shards.batches import batches
 from tasks.shards.build import BuildShard, build_batch
-from tasks.shards.cluster import announce, asking_for, listen, require_reached, slots, task_runner
+from tasks.shards.cluster import announce, asking_for, listen, require_reached, slots, started, task_runner
+from tasks.shards.lock import turn_in
 from tasks.shards.plan import PlannedShard, shard_record
-from tasks.shards.progress import ProgressDisplay, Tally
+from tasks.shards.progress import ProgressBar, ProgressDisplay, Tally, say
 from tasks.shards.store import Store
+from tasks.shards.wait import ClusterWatch, wait_for
+from tasks.storage import absolute
 
-REFRESH_SECONDS = 1.0
 MOST_REPORTED = 5
+
+P = ParamSpec("P")
 
 BuildShards = Callable[["Task[Any, Any]", Sequence[PlannedShard], Mapping[str, Any]], None]
 """Maps a task over batches of shards, and waits for all of them.
@@ -45,6 +56,42 @@ def transient(_task: object, _run: object, state: State[Any]) -> bool:
     """Whether a failed batch is worth another try: storage and network errors are, everything else is not."""
     error = state.result(raise_on_failure=False)
     return isinstance(error, (OSError, TimeoutError)) and not isinstance(error, PERMANENT)
+
+
+def publishing(function: Callable[P, dict[str, Any]]) -> Callable[P, dict[str, Any]]:
+    """What all flows that publish in an `output_dir` have in common.
+
+    Runs with the same output folder take turns, and the one that waits says for whom. An error that teaches becomes the
+    message of the failed run, as it is; whoever calls the flow gets the error itself.
+    """
+
+    @wraps(function)
+    def run(*args: P.args, **kwargs: P.kwargs) -> dict[str, Any]:
+        never_end_by_printing()
+        output_dir = signature(function).bind(*args, **kwargs).arguments["output_dir"]
+        try:
+            with turn_in(output_dir, _tell):
+                return function(*args, **kwargs)
+        except (InputError, RunError) as error:
+            return cast("dict[str, Any]", Failed(message=str(error), data=error))
+
+    return run
+
+
+def artifact_key(what: str) -> str:
+    """The key of an artifact of this flow run, which tells flow and output folder apart: each has a history of its own."""
+    context = FlowRunContext.get()
+    if context is None or context.flow is None or context.parameters is None:
+        raise MissingContextError("an artifact's key is that of a flow run")
+    place = absolute(context.parameters["output_dir"])
+    words = re.findall(r"[a-z0-9]+", "/".join(place.split("/")[-2:]).lower())
+    return "-".join([context.flow.name, *words, xxh3_64_hexdigest(place.encode())[:8], what])
+
+
+def _tell(sentence: str) -> None:
+    """Say in the run's log, and at the terminal if there is one, what the run waits for."""
+    get_run_logger().warning(sentence)
+    say(sentence)
 
 
 def shard_task(name: str) -> "Callable[[Callable[..., State[Any]]], Task[..., State[Any]]]":
@@ -87,20 +134,24 @@ def shard_workers(
         @cache
         def runner() -> DaskTaskRunner:
             stack.enter_context(_one_server())
-            started = stack.enter_context(task_runner(cluster, workers, needed))
-            require_reached(started.client, str(PREFECT_API_URL.value()))
-            return started
+            runner = stack.enter_context(started(task_runner(cluster, workers, needed)))
+            require_reached(runner.client, str(PREFECT_API_URL.value()))
+            return runner
 
         def build_shards(build: "Task[Any, Any]", pending: Sequence[PlannedShard], common: Mapping[str, Any]) -> None:
             if pending:
                 with asking_for(runner().client, needed):
-                    _build(runner(), build, pending, common)
+                    _build(runner(), build, pending, common, needed)
 
         yield build_shards
 
 
 def _build(
-    runner: DaskTaskRunner, build: "Task[Any, Any]", pending: Sequence[PlannedShard], common: Mapping[str, Any]
+    runner: DaskTaskRunner,
+    build: "Task[Any, Any]",
+    pending: Sequence[PlannedShard],
+    common: Mapping[str, Any],
+    resources: Mapping[str, float],
 ) -> None:
     tally = Tally(len(pending), sum(shard.part.size for shard in pending))
     client = runner.client
@@ -117,13 +168,14 @@ def _build(
         runner.submit(build, {"number": number, "batch": batch, "topic": topic, **common})
         for number, batch in enumerate(work, 1)
     ]
-    failures = _wait(futures, tally)
+    watch = ClusterWatch(client, resources, bool(runner.adapt_kwargs), _tell)
+    failures = _wait(futures, tally, watch, build.name)
     if failures:
         require_reached(client, str(PREFECT_API_URL.value()))  # workers that came later have not been asked
         shown = "; ".join(failures[:MOST_REPORTED])
         raise RunError(
-            f"{len(failures)} of {len(work)} batches failed: {shown}; what was built has its receipts: once the cause is "
-            "mended, run the same command again to go on from there"
+            f"{len(failures)} of {len(work)} batches failed: {shown}; finished shards are kept: fix the cause and run the "
+            "same command again"
         )
     get_run_logger().info(tally.sentence())
 
@@ -146,20 +198,19 @@ def _one_server() -> Generator[None]:
         yield
 
 
-def _wait(futures: Sequence[PrefectDaskFuture[Any]], tally: Tally) -> list[str]:
-    """Wait for every batch, showing progress; the failures, in words."""
-    artifact = cast("UUID", create_progress_artifact(0.0, key="shards", description="share of source bytes built"))
-    failures: list[str] = []
+def _wait(futures: Sequence[PrefectDaskFuture[Any]], tally: Tally, watch: ClusterWatch, name: str) -> list[str]:
+    """Wait for every batch, showing progress; the failures, in words. Raises as `ClusterWatch.look`."""
+    artifact = cast("UUID", create_progress_artifact(0.0, artifact_key(name), "share of source bytes built"))
+    bar = ProgressBar(partial(update_progress_artifact, artifact), time.monotonic())
     with ProgressDisplay(tally) as display:
-        for number, future in enumerate(futures, 1):
-            while not future.wrapped_future.done():
-                future.wait(timeout=REFRESH_SECONDS)
-                display.refresh()
-                update_progress_artifact(artifact, round(100 * tally.share, 1))
-            failure = _failure(future)
-            if failure:
-                failures.append(f"batch {number}: {failure}")
-        update_progress_artifact(artifact, 100.0)
+
+        def show() -> None:
+            display.refresh()
+            bar.show(tally.share, time.monotonic())
+
+        wait_for([future.wrapped_future for future in futures], watch.look, show)
+    failures = [f"batch {number}: {failure}" for number, failure in enumerate(map(_failure, futures), 1) if failure]
+    bar.end(tally.share if failures else 1.0, time.monotonic())
     return failures
 
 

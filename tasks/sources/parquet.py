@@ -273,7 +273,9 @@ def group_batches(opened: pq.ParquetFile, group: int, fields: Sequence[str]) -> 
     return _regrouped(_pieces(opened, group, fields, rows), rows)
 
 
-def _pieces(opened: pq.ParquetFile, group: int, fields: Sequence[str], rows: int) -> Iterator[tuple[pa.RecordBatch, int]]:
+def _pieces(
+    opened: pq.ParquetFile, group: int, fields: Sequence[str], rows: int
+) -> Iterator[tuple[pa.RecordBatch, int]]:
     """The rows of a row group, a few at a time and never across a multiple of `rows`, and the bytes that they decode to.
 
     As many are decoded as the last ones let expect to take BATCH_BYTES at most.

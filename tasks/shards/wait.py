@@ -1,0 +1,136 @@
+"""Waiting for batches on Dask: until all have ended, or until no worker can build the others.
+
+A client hears nothing when its own thread has ended, when the scheduler hangs with its connections open, or when no
+worker is left. So the wait looks at the cluster every LOOK_SECONDS, and fails when it is lost.
+
+How long a run waits for a worker is Dask's setting `distributed.scheduler.no-workers-timeout`. Where it is not set, that
+is ten minutes, or a day on a cluster that was started for the run on other machines, whose jobs may have to queue.
+"""
+
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from threading import Event
+from typing import Any, cast
+
+from dask import config  # pyright: ignore[reportPrivateImportUsage]
+from dask.utils import parse_timedelta
+from distributed import Client, Future, LocalCluster, Status
+
+from tasks.errors import RunError
+from tasks.shards.cluster import ClusterLostError, declares, listed
+
+REFRESH_SECONDS = 1.0
+LOOK_SECONDS = 5.0
+
+ANSWER_SECONDS = 30.0
+"""How long a look waits for the scheduler, which may be busy."""
+
+SILENT_SECONDS = 300.0
+"""When a scheduler that does not answer is given up. It gives up its workers as soon (`worker-ttl`)."""
+
+LONGEST_SECONDS, QUEUE_SECONDS = 600.0, 86_400.0
+
+ALIVE = {Status.undefined, Status.created, Status.init, Status.starting, Status.running, Status.paused}
+
+KEPT = "finished shards are kept: run the same command again to go on from there"
+
+
+@dataclass
+class ClusterWatch:
+    """Looks at the cluster of a run, which may be `adaptive`: start and stop workers as needed.
+
+    `tell` is called with a sentence when the run has to wait for a worker that has the `resources`.
+    """
+
+    client: Client
+    resources: Mapping[str, float]
+    adaptive: bool
+    tell: Callable[[str], None]
+    _looked: float = field(default_factory=time.monotonic, init=False)
+    _answered: float = field(default_factory=time.monotonic, init=False)
+    _staffed: float = field(default_factory=time.monotonic, init=False)
+    _told: bool = field(default=False, init=False)
+
+    def look(self) -> None:
+        """Look at the cluster, at most once in LOOK_SECONDS.
+
+        Raises RunError when the scheduler is silent, and when there is no such worker for too long or for good;
+        ClusterLostError when the client has ended.
+        """
+        if time.monotonic() - self._looked < LOOK_SECONDS:
+            return
+        self._require_client()
+        workers = self._workers()
+        self._looked = time.monotonic()
+        if workers is None:
+            self._require_answer()
+            return
+        self._answered = self._looked
+        if any(declares(worker, self.resources) for worker in workers.values()):
+            self._staffed, self._told = self._looked, False
+            return
+        self._require_more_to_come()
+
+    @property
+    def _client(self) -> Any:  # noqa: ANN401 - distributed says little of its types
+        return self.client
+
+    def _require_client(self) -> None:
+        if self._client.status not in {"running", "connecting"} or self._client.loop.asyncio_loop.is_closed():
+            raise ClusterLostError(f"the connection to the Dask cluster of this run is lost; {KEPT}")
+
+    def _workers(self) -> Mapping[str, Any] | None:
+        """What the scheduler knows of each worker, or None when it does not answer."""
+        try:
+            identity = self._client.sync(self._client.scheduler.identity, n_workers=-1, callback_timeout=ANSWER_SECONDS)
+        except OSError:  # a TimeoutError is one
+            return None
+        return cast("Mapping[str, Any]", identity["workers"])
+
+    def _require_answer(self) -> None:
+        silent = time.monotonic() - self._answered
+        if silent > SILENT_SECONDS:
+            raise RunError(
+                f"the Dask scheduler at {self._client.scheduler.address} has not answered for {silent:,.0f} s; {KEPT}"
+            )
+
+    def _require_more_to_come(self) -> None:
+        cluster, address = self._client.cluster, self._client.scheduler.address
+        wanted = f"a worker with the resources {listed(self.resources)}" if self.resources else "a worker"
+        if isinstance(cluster, LocalCluster) and not self.adaptive and not _can_restart(cluster):
+            raise RunError(f"all Dask workers of this run have ended; {KEPT}")
+        queued = cluster is not None and not isinstance(cluster, LocalCluster)
+        patience, waited = _patience(queued=queued), self._looked - self._staffed
+        if waited > patience:
+            raise RunError(
+                f"the Dask cluster at {address} has not had {wanted} for {waited:,.0f} s; {KEPT}, when it has workers again, "
+                "or give them more time: DASK_DISTRIBUTED__SCHEDULER__NO_WORKERS_TIMEOUT=2h"
+            )
+        if not self._told:
+            self.tell(f"waiting for {wanted} of the Dask cluster at {address}, for {patience:,.0f} s at most")
+            self._told = True
+
+
+def _can_restart(cluster: LocalCluster) -> bool:
+    """Whether any worker, or nanny that restarts one, is alive."""
+    return any(worker.status in ALIVE for worker in cluster.workers.values())
+
+
+def _patience(*, queued: bool) -> float:
+    """Seconds to wait for a worker."""
+    chosen = config.get("distributed.scheduler.no-workers-timeout", None)
+    return parse_timedelta(chosen) if chosen else QUEUE_SECONDS if queued else LONGEST_SECONDS
+
+
+def wait_for(futures: Sequence[Future[Any]], look: Callable[[], None], show: Callable[[], None]) -> None:
+    """Wait until all futures have ended, well or not. About every second, `look` may raise, and `show` what is done."""
+    woken = Event()
+    for future in futures:
+        future.add_done_callback(lambda _: woken.set())
+    pending = list(futures)
+    while pending := [future for future in pending if not future.done()]:
+        if not woken.wait(REFRESH_SECONDS):
+            look()
+        woken.clear()
+        show()
