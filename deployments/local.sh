@@ -52,7 +52,7 @@ up() {
         "$BIN/prefect" work-pool inspect $pool >/dev/null 2>&1 || "$BIN/prefect" work-pool create $pool --type process
     done
     start worker "$BIN/prefect" worker start --pool tokenmill
-    start gpu-worker "$BIN/prefect" worker start --pool gpu
+    start gpu-worker "$BIN/prefect" worker start --pool gpu --limit 1
     "$BIN/prefect" --no-prompt deploy --all
     cat <<END
 

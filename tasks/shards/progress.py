@@ -6,7 +6,6 @@ tally is what both are made of. A server is told at most every UPDATE_SECONDS, a
 
 import time
 from collections.abc import Callable, Mapping
-from contextlib import suppress
 from dataclasses import dataclass, field
 from threading import Lock
 from typing import Any, Self
@@ -101,8 +100,7 @@ class ProgressDisplay:
 
     def __exit__(self, *_: object) -> None:
         if self._live:
-            with suppress(OSError):  # the terminal is gone
-                self._live.stop()
+            self._live.stop()
 
     def refresh(self) -> None:
         """Show the tally as it is now."""
@@ -115,5 +113,4 @@ def say(sentence: str) -> None:
     """Print a sentence on stderr where that is a terminal."""
     console = Console(stderr=True)
     if console.is_terminal:
-        with suppress(OSError):
-            console.print(sentence, markup=False, highlight=False)
+        console.print(sentence, markup=False, highlight=False)

@@ -1,4 +1,7 @@
-from tasks.shards.progress import Tally
+import os
+from itertools import pairwise
+
+from tasks.shards.progress import UPDATE_SECONDS, ProgressBar, ProgressDisplay, Tally, say
 
 
 def done(key, **changes):
@@ -17,3 +20,34 @@ def test_a_tally_adds_up_and_counts_a_shard_once():
     assert tally.share == 200 / 300
     assert "2/3 shards" in tally.sentence()
     assert "slowest 7.5 s (a.jsonl@0)" in tally.sentence()
+
+
+def test_a_server_is_told_of_changes_alone_and_at_most_once_in_a_while():
+    sent = []
+    bar = ProgressBar(lambda percent: sent.append((now, percent)), now=0.0)
+    for now in [*range(32), *range(132, 164)]:
+        bar.show(now % 100 / 64, now)
+        bar.show(now % 100 / 64, now)
+    times, percents = zip(*sent, strict=True)
+    assert all(after - before >= UPDATE_SECONDS for before, after in pairwise([0, *times]))
+    assert len(times) >= 64 / UPDATE_SECONDS - 2
+    assert all(before < after for before, after in pairwise([0, *percents]))
+    bar.end(1.0, now := 165)
+    bar.end(1.0, now := 166)
+    assert sent[len(times) :] == [(165, 100.0)], "the end is told at once, and once"
+
+
+def test_a_display_outlives_its_terminal(monkeypatch):
+    controlling, terminal = os.openpty()
+    with os.fdopen(terminal, "w") as stderr:
+        monkeypatch.setattr("sys.stderr", stderr)
+        for name, value in {"TERM": "xterm", "COLUMNS": "80", "LINES": "24"}.items():
+            monkeypatch.setenv(name, value)
+        tally = Tally(shards=1, source_bytes=100)
+        with ProgressDisplay(tally) as display:
+            assert os.read(controlling, 1), "it shows something"
+            os.close(controlling)
+            tally.add(done("one"))
+            display.refresh()
+        say("waiting")
+        monkeypatch.undo()
