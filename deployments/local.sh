@@ -48,12 +48,9 @@ up() {
     # Prefect's plugins serve commands; workers import Prefect where they cannot start.
     start workers env PREFECT_PLUGINS_ENABLED=false "$BIN/dask" worker "tcp://127.0.0.1:$DASK_PORT" --host 127.0.0.1 --nworkers "${WORKERS:-auto}" \
         --nthreads 1 --dashboard-address 127.0.0.1:0
-    for pool in tokenmill gpu; do
-        "$BIN/prefect" work-pool inspect $pool >/dev/null 2>&1 || "$BIN/prefect" work-pool create $pool --type process
-    done
+    "$BIN/tokenmill" deploy >/dev/null # what it says goes to stderr
     start worker "$BIN/prefect" worker start --pool tokenmill
     start gpu-worker "$BIN/prefect" worker start --pool gpu --limit 1
-    "$BIN/prefect" --no-prompt deploy --all
     cat <<END
 
 UI:       http://127.0.0.1:$PORT

@@ -83,8 +83,8 @@ def merged(declared: Values, noted: Values | None, standing: Values) -> dict[str
 
 
 def _merged(declared: Mapping[str, Any], noted: Mapping[str, str], standing: Mapping[str, Any]) -> dict[str, Any]:
-    digests = _digests(declared)
-    anew = {name for name in {**digests, **noted} if digests.get(name) != noted.get(name)}
+    now = digests(declared)
+    anew = {name for name in {**now, **noted} if now.get(name) != noted.get(name)}
     stays = {name: value for name, value in standing.items() if name not in anew}
     return stays | {name: value for name, value in declared.items() if name in anew}
 
@@ -104,14 +104,15 @@ def _declares_other_schedules(deployment: DeploymentUpdate, current: DeploymentR
     return bool(there) and any(schedule.schedule not in there for schedule in deployment.schedules or [])
 
 
-def _digests(values: Mapping[str, Any]) -> dict[str, str]:
+def digests(values: Mapping[str, Any]) -> dict[str, str]:
+    """What is noted of values, because a variable holds 5,000 characters at most."""
     written = {name: json.dumps(value, sort_keys=True).encode() for name, value in values.items()}
     return {name: sha256(data).hexdigest()[:16] for name, data in written.items()}
 
 
 async def _note(deployment_id: UUID, name: str, declared: Values) -> None:
-    digests = {part: _digests(values) for part, values in declared.items()}
-    await Variable.aset(_variable(deployment_id), cast("Any", digests), tags=["prefect.yaml", name], overwrite=True)
+    noted = {part: digests(values) for part, values in declared.items()}
+    await Variable.aset(_variable(deployment_id), cast("Any", noted), tags=["prefect.yaml", name], overwrite=True)
 
 
 async def _noted(deployment_id: UUID) -> Values | None:

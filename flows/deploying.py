@@ -111,10 +111,10 @@ def _run_prefect(folder: Path) -> None:
 
 
 def print_deployments(deployments: Mapping[str, DeploymentResponse], terminal: Console) -> None:
-    """Say how workers are started, and how schedules that are off are switched on."""
-    terminal.print(f"{len(deployments)} deployments at {PREFECT_API_URL.value()}; start a worker for each pool here:")
+    """Say what runs wait for, and how schedules that are off are switched on."""
+    terminal.print(f"{len(deployments)} deployments at {PREFECT_API_URL.value()}; their runs wait for workers:")
     for pool in sorted({each.work_pool_name for each in deployments.values() if each.work_pool_name}):
-        terminal.print(f"  prefect worker start --pool {pool}")
+        terminal.print(f"  prefect worker start --pool {pool}", markup=False)
     for name, deployment in deployments.items():
         for schedule in deployment.schedules:
             if not schedule.active:

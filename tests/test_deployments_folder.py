@@ -19,6 +19,7 @@ from distributed.cli import dask_scheduler, dask_worker
 from prefect.settings import Settings
 from prefect.settings.legacy import _get_settings_fields  # the names of all settings as environment variables
 
+from flows.cli import app
 from tasks.shards.cluster import Profile, task_runner
 from tasks.strict import parse
 
@@ -252,16 +253,16 @@ def test_every_variable_is_a_setting_that_prefect_or_dask_knows():
 
 def commands():
     for service in written("compose.yaml")["services"].values():
-        if service["command"][:2] == ["sh", "-c"]:
-            yield from (shlex.split(command) for command in service["command"][2].split("&&"))
-        else:
-            yield service["command"]
+        yield service["command"]
     yield manifests()["Deployment"]["spec"]["template"]["spec"]["containers"][0]["command"]
 
 
 def test_commands_are_scripts_of_the_image_and_dasks_options_are_right():
     found = list(commands())
-    assert {command[0] for command in found} == {"prefect", "dask"}
+    assert {command[0] for command in found} == {"prefect", "dask", "tokenmill"}
+    for command in found:
+        if command[0] == "tokenmill":
+            app.parse_args(command[1:], exit_on_error=False, print_error=False)
     assert [accepted(command)["nthreads"] for command in found if command[:2] == ["dask", "worker"]] == [1]
     assert [accepted(command)["host"] for command in found if command[:2] == ["dask", "scheduler"]] == ["0.0.0.0"]
 

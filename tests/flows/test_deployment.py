@@ -15,6 +15,7 @@ import pytest
 import yaml
 from prefect.cli.deploy._models import ConcurrencyLimitSpec, DeploymentConfig, PrefectYamlModel, WorkPoolConfig
 from prefect.client.orchestration import PrefectClient
+from prefect.client.schemas.actions import DeploymentScheduleCreate, DeploymentUpdate
 from prefect.client.schemas.filters import (
     ArtifactFilter,
     ArtifactFilterFlowRunId,
@@ -23,6 +24,7 @@ from prefect.client.schemas.filters import (
     LogFilter,
     LogFilterFlowRunId,
 )
+from prefect.client.schemas.schedules import CronSchedule
 from prefect.exceptions import ParameterTypeError, PrefectHTTPStatusError
 from prefect.flows import load_flow_from_entrypoint
 from prefect.settings import Settings
@@ -59,6 +61,21 @@ def prefect(clone, server, *arguments):
     )
 
 
+def tokenmill_deploy(clone, server):
+    """The record of `tokenmill deploy`, and what it said."""
+    done = subprocess.run(
+        [Path(PREFECT).with_name("tokenmill"), "deploy"],
+        cwd=clone,
+        env=server.environment,
+        capture_output=True,
+        text=True,
+        timeout=240,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr
+    return json.loads(done.stdout)["deploy"], done.stderr
+
+
 @pytest.fixture(scope="module")
 def deployed(clone, prefect_server):
     """The deployment as the server knows it, with a worker that waits for runs."""
@@ -66,10 +83,7 @@ def deployed(clone, prefect_server):
     log = clone.with_name("worker.log")
     with running([PREFECT, "worker", "start", "--pool", "tokenmill"], environment, clone, log):
         wait_until(lambda: "started!" in log.read_text(), 60, log)
-        result = prefect(clone, prefect_server, "work-pool", "create", "gpu", "--type", "process")
-        assert result.returncode == 0, result.stdout + result.stderr
-        result = prefect(clone, prefect_server, "--no-prompt", "deploy", "--all")
-        assert result.returncode == 0, result.stdout + result.stderr
+        tokenmill_deploy(clone, prefect_server)
         yield prefect_server.client().read_deployment_by_name(f"{NAME}/{NAME}")
 
 
@@ -267,10 +281,10 @@ def one_source(**fields):
     return {"datasets": [{"name": "a", "path": "a.jsonl", **fields}]}
 
 
-def create_run(server, deployment, blend):
+def create_run(server, deployment, **parameters):
     """A run for tomorrow, so that the server checks the parameters and no worker takes it."""
     tomorrow = Scheduled(scheduled_time=now() + timedelta(days=1))
-    return server.client().create_flow_run_from_deployment(deployment.id, parameters={"blend": blend}, state=tomorrow)
+    return server.client().create_flow_run_from_deployment(deployment.id, parameters=parameters, state=tomorrow)
 
 
 @pytest.mark.parametrize(
@@ -285,7 +299,7 @@ def create_run(server, deployment, blend):
 )
 def test_the_server_refuses_a_wrong_blend_at_once(deployed, prefect_server, blend, complaint):
     with pytest.raises(PrefectHTTPStatusError) as refused:
-        create_run(prefect_server, deployed, blend)
+        create_run(prefect_server, deployed, blend=blend)
     assert re.search(complaint, refused.value.response.json()["detail"])
 
 
@@ -294,9 +308,87 @@ def test_the_server_refuses_a_wrong_blend_at_once(deployed, prefect_server, blen
     ["s3://bucket/blend.json", one_source(weight=0.5, _comment="why"), one_source() | {"_missing": {"code": 14}}],
 )
 def test_the_server_accepts_paths_objects_and_comments(deployed, prefect_server, blend):
-    run = create_run(prefect_server, deployed, blend)
+    run = create_run(prefect_server, deployed, blend=blend)
     prefect_server.client().delete_flow_run(run.id)
     assert run.parameters["blend"] == blend
+
+
+@pytest.mark.parametrize("seed", [2**63, 2**64 - 1])
+def test_seeds_of_64_bits_pass_the_server_whole(deployed, prefect_server, seed):
+    run = create_run(prefect_server, deployed, holdout={"seed": seed})
+    read = prefect_server.client().read_flow_run(run.id)
+    prefect_server.client().delete_flow_run(run.id)
+    assert read.parameters["holdout"] == {"seed": seed}
+
+
+def test_a_wrong_setting_is_refused_with_a_sentence_before_there_is_a_run(deployed, clone, prefect_server):
+    result = prefect(clone, prefect_server, "deployment", "run", NAME, "-p", "shard_size=banana")
+    assert result.returncode == 1
+    assert "Validation failed for field 'shard_size'" in " ".join(result.stdout.split())
+    assert "UUID" not in result.stdout
+    assert "Traceback" not in result.stdout + result.stderr
+
+
+def test_prefect_prints_a_deployment_as_json(deployed, clone, prefect_server):
+    result = prefect(clone, prefect_server, "deployment", "inspect", f"{NAME}/{NAME}", "-o", "json")
+    assert result.returncode == 0, result.stdout + result.stderr
+    assert json.loads(result.stdout)["parameter_openapi_schema"] == deployed.parameter_openapi_schema
+
+
+NIGHTLY, EVALUATE = "reprep-changed-blends/reprep-changed-blends", "evaluate-model/evaluate-model"
+
+
+@pytest.mark.slow
+def test_deploying_again_keeps_what_people_changed_and_applies_what_prefect_yaml_changed(
+    deployed, clone, prefect_server
+):
+    client = prefect_server.client()
+    nightly = client.read_deployment_by_name(NIGHTLY)
+    (schedule,) = nightly.schedules
+    assert not schedule.active
+    resumed = prefect(clone, prefect_server, "deployment", "schedule", "resume", NIGHTLY, str(schedule.id))
+    assert resumed.returncode == 0, resumed.stdout
+    own = DeploymentScheduleCreate(schedule=CronSchedule(cron="0 5 * * 1", timezone="UTC"), active=True)
+    client.create_deployment_schedules(nightly.id, [own])
+    client.update_deployment_schedule(nightly.id, schedule.id, schedule=CronSchedule(cron="30 3 * * *", timezone="UTC"))
+    chosen = DeploymentUpdate(
+        parameters={**nightly.parameters, "blends": "s3://bucket/nights", "keep": 3}, tags=["ours"], concurrency_limit=5
+    )
+    client.update_deployment(nightly.id, chosen)
+    client.pause_deployment(nightly.id)
+    before = choices(client, NIGHTLY)
+
+    again = prefect(clone, prefect_server, "--no-prompt", "deploy", "--all")
+    assert again.returncode == 0, again.stdout + again.stderr
+    assert choices(client, NIGHTLY) == before
+    record, said = tokenmill_deploy(clone, prefect_server)
+    assert record["written"] == []
+    assert choices(client, NIGHTLY) == before
+    assert "reprep-changed-blends keeps its schedules" in said
+
+    changed = yaml.safe_load((clone / "prefect.yaml").read_text())
+    named = {each["name"]: each for each in changed["deployments"]}
+    named["reprep-changed-blends"]["parameters"]["output_dir"] = "output/nights"
+    named["evaluate-model"] |= {"schedules": [{"cron": "0 1 * * *", "timezone": "UTC"}], "tags": ["scores"]}
+    (clone / "changed.yaml").write_text(yaml.safe_dump(changed))
+    done = prefect(clone, prefect_server, "--no-prompt", "deploy", "--all", "--prefect-file", "changed.yaml")
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert choices(client, NIGHTLY) == before | {"parameters": before["parameters"] | {"output_dir": "output/nights"}}
+    evaluate = choices(client, EVALUATE)
+    assert [(cron, active) for _, cron, active in evaluate["schedules"]] == [("0 1 * * *", True)]
+    assert evaluate["tags"] == ["scores"]
+
+
+def choices(client, name):
+    """What people can change of a deployment."""
+    found = client.read_deployment_by_name(name)
+    return {
+        "paused": found.paused,
+        "schedules": sorted((str(each.id), each.schedule.cron, each.active) for each in found.schedules),
+        "parameters": found.parameters,
+        "tags": found.tags,
+        "limit": found.global_concurrency_limit.limit,
+    }
 
 
 def test_the_form_explains_itself(deployed):

@@ -107,7 +107,12 @@ def test_everything_listens_on_this_machine_alone(printed, clone):
 def test_up_again_starts_nothing_twice(printed, clone, environment):
     before = {path.name: path.read_text() for path in (clone / "run").glob("*.pid")}
     assert set(before) == {f"{name}.pid" for name in ("server", "scheduler", "workers", "worker", "gpu-worker")}
-    local(clone, environment, "up")
+    with SyncPrefectClient(api=f"http://127.0.0.1:{environment['PREFECT_PORT']}/api") as client:
+        nightly = client.read_deployment_by_name("reprep-changed-blends/reprep-changed-blends")
+        client.update_deployment_schedule(nightly.id, nightly.schedules[0].id, active=True)
+        local(clone, environment, "up")
+        (schedule,) = client.read_deployment_by_name("reprep-changed-blends/reprep-changed-blends").schedules
+    assert schedule.active, "what a person switched on stays on"
     assert {path.name: path.read_text() for path in (clone / "run").glob("*.pid")} == before
 
 

@@ -1,0 +1,131 @@
+"""`tokenmill deploy`: what it writes into a folder, what it refuses, and a deployment made by an installed wheel."""
+
+import json
+import subprocess
+import sys
+import sysconfig
+from pathlib import Path
+
+import pytest
+import yaml
+from prefect.settings import PREFECT_API_URL, temporary_settings
+from prefect_commands import running, wait_until
+
+from flows.cli import run
+from flows.deployed_choices import digests, merged
+from flows.deploying import write_project
+from tasks.blend.load import load_blend
+from tasks.nightly.blends import find_blends
+from tests.flows.cloning import REPOSITORY
+
+SECONDS = 240
+
+
+def test_an_empty_folder_gets_all_that_prefect_yaml_names(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    written = write_project(tmp_path)
+    assert {str(path.relative_to(tmp_path)) for path in tmp_path.rglob("*") if path.is_file()} == {*written}
+    for name in ("prefect.yaml", "prefect.toml"):
+        assert (tmp_path / name).read_bytes() == (REPOSITORY / name).read_bytes()
+    parameters = [each["parameters"] for each in yaml.safe_load(Path("prefect.yaml").read_text())["deployments"]]
+    blends = [load_blend(each["blend"]) for each in parameters if "blend" in each]
+    nights = [
+        load_blend(found.path) for each in parameters if "blends" in each for found in find_blends(each["blends"])
+    ]
+    sources = [source for blend in [*blends, *nights] for part in blend.parts().values() for source in part]
+    assert {Path(source.path).exists() for source in sources} == {True}
+    assert all(Path(source.path).is_relative_to(tmp_path) for source in sources)
+
+
+def test_what_is_there_is_left_alone(tmp_path):
+    (tmp_path / "prefect.toml").write_text("[results]\n")
+    assert "prefect.toml" not in write_project(tmp_path)
+    assert (tmp_path / "prefect.toml").read_text() == "[results]\n"
+    (tmp_path / "prefect.yaml").write_text("deployments: []\n")
+    (tmp_path / "blends/tiny.json").unlink()
+    assert write_project(tmp_path) == []
+
+
+@pytest.mark.parametrize("declared", ["deployments: {", "- a", "deployments:\n- {entrypoint: a.b}", "", "\0"])
+def test_a_prefect_yaml_that_declares_nothing_is_refused(declared, tmp_path, monkeypatch, capsys):
+    (tmp_path / "prefect.yaml").write_text(declared)
+    assert called_in(tmp_path, monkeypatch, "http://127.0.0.1:1/api") == 2
+    assert "prefect.yaml: " in capsys.readouterr().err
+
+
+def called_in(folder, monkeypatch, url):
+    """The exit code of `tokenmill deploy` in a folder, with the server at a URL."""
+    monkeypatch.chdir(folder)
+    with temporary_settings({PREFECT_API_URL: url}):
+        return run(["deploy"])
+
+
+@pytest.mark.parametrize(
+    ("url", "remedy"), [(None, "prefect server start"), ("http://127.0.0.1:1/api", "no Prefect server answers")]
+)
+def test_without_a_server_nothing_is_deployed(url, remedy, tmp_path, monkeypatch, capsys):
+    assert called_in(tmp_path, monkeypatch, url) == 2
+    assert remedy in capsys.readouterr().err
+    if url is None:
+        assert not list(tmp_path.iterdir())
+
+
+def test_only_what_is_declared_anew_is_applied():
+    noted = {
+        "parameters": digests({"same": 1, "changed": 1, "gone": 1, "back": 1}),
+        "fields": digests({"tags": ["a"]}),
+    }
+    declared = {"parameters": {"same": 1, "changed": 2, "new": 3, "back": 1}, "fields": {"tags": ["a"]}}
+    standing = {"parameters": {"same": 9, "changed": 9, "gone": 9, "own": 9}, "fields": {"tags": ["b"]}}
+    assert merged(declared, noted, standing) == {
+        "parameters": {"same": 9, "changed": 2, "new": 3, "own": 9},
+        "fields": {"tags": ["b"]},
+    }
+    assert merged(declared, None, standing) == declared
+
+
+@pytest.fixture(scope="module")
+def installed(tmp_path_factory):
+    """The Python of a virtual environment in which a wheel is installed; its dependencies are those of this one."""
+    pytest.importorskip("hatchling")
+    folder = tmp_path_factory.mktemp("wheel")
+    build = [sys.executable, "-m", "pip", "wheel", "--quiet", "--no-deps", "--no-build-isolation"]
+    subprocess.run([*build, "--wheel-dir", folder, REPOSITORY], check=True, timeout=SECONDS)
+    subprocess.run([sys.executable, "-m", "venv", "--without-pip", folder / "venv"], check=True, timeout=SECONDS)
+    (packages,) = (folder / "venv").glob("lib/python*/site-packages")
+    (packages / "dependencies.pth").write_text(sysconfig.get_paths()["purelib"] + "\n")
+    (wheel,) = folder.glob("*.whl")
+    into = ["install", "--quiet", "--no-deps", "--no-index", "--target", packages]
+    subprocess.run([sys.executable, "-m", "pip", *into, wheel], check=True, timeout=SECONDS)
+    return folder / "venv/bin/python"
+
+
+@pytest.mark.slow
+def test_a_wheel_deploys_into_an_empty_folder_and_a_worker_runs_it(installed, prefect_server, tmp_path):
+    environment = prefect_server.environment | {"PREFECT_WORKER_QUERY_SECONDS": "1"}
+
+    def of_the_wheel(*words):
+        done = subprocess.run(
+            [installed, "-P", *words],
+            cwd=tmp_path,
+            env=environment,
+            capture_output=True,
+            text=True,
+            check=False,
+            timeout=SECONDS,
+        )
+        assert done.returncode == 0, done.stdout + done.stderr
+        return done.stdout
+
+    where = of_the_wheel("-c", "import flows; print(flows.__file__)")
+    assert Path(where.strip()).is_relative_to(installed.parents[1])
+    record = json.loads(of_the_wheel("-c", "from flows.cli import main; main()", "deploy"))["deploy"]
+    declared = yaml.safe_load((REPOSITORY / "prefect.yaml").read_text())["deployments"]
+    assert {*record["deployed"]} == {f"{each['name']}/{each['name']}" for each in declared}
+    log = tmp_path.with_name("worker.log")
+    command = [str(installed), "-P", "-m", "prefect", "worker", "start", "--pool", "tokenmill"]
+    with running(command, environment, tmp_path, log):
+        wait_until(lambda: "started!" in log.read_text(), 60, log)
+        of_the_wheel("-m", "prefect", "deployment", "run", "pretrain-data-prep", "--watch")
+    assert (tmp_path / "output/pretrain/blend.json").exists()
+    assert json.loads((tmp_path / "output/pretrain/blend.json").read_text())["train"]
