@@ -8,9 +8,10 @@ from typing import Any
 
 from prefect import flow
 
+from flows.lost_runs import alone_in
 from tasks.train.evaluation_settings import EvaluateSettings
 from tasks.train.settings import TrainSettings
-from tasks.train.stage import checked_job, evaluate, hand_over_rl, train_task
+from tasks.train.stage import checked_job, evaluate, evaluation_of, hand_over_rl, train_task
 
 DEFAULT, DEFAULT_EVALUATION = TrainSettings(), EvaluateSettings()
 
@@ -27,7 +28,8 @@ def train_model(data: str, output_dir: str, settings: TrainSettings = DEFAULT) -
     if settings.launcher == "nemo-rl":
         return hand_over_rl(data, settings, output_dir)
     job = checked_job(data, settings, output_dir)
-    return train_task(job)(job)
+    with alone_in(job.output_dir):
+        return train_task(job)(job)
 
 
 @flow(name="evaluate-model", persist_result=False)
@@ -39,4 +41,6 @@ def evaluate_model(training: str, output_dir: str, settings: EvaluateSettings = 
         output_dir: Where results.json and results.md go.
         settings: What is asked of the model.
     """
-    return evaluate(training, settings, output_dir)
+    asked = evaluation_of(training, settings, output_dir)
+    with alone_in(asked.output_dir):
+        return evaluate(asked)

@@ -27,9 +27,24 @@ def locked(folder: str) -> Generator[None]:
         os.close(descriptor)
 
 
-def _lock(descriptor: int) -> None:
+@contextmanager
+def locked_if_free(folder: str) -> Generator[bool]:
+    """Hold the exclusive lock of a local folder unless another holds it; whether it is held. The folder is made when missing."""
+    Path(folder).mkdir(parents=True, exist_ok=True)
+    descriptor = os.open(folder, os.O_RDONLY)
     try:
-        fcntl.flock(descriptor, fcntl.LOCK_EX)
+        yield _lock(descriptor, fcntl.LOCK_NB)
+    finally:
+        os.close(descriptor)
+
+
+def _lock(descriptor: int, how: int = 0) -> bool:
+    """Whether the lock was had, or there are none; only without waiting (LOCK_NB) can it be another's."""
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_EX | how)
+    except BlockingIOError:
+        return False
     except OSError as error:
         if error.errno not in UNSUPPORTED:
             raise
+    return True
