@@ -7,6 +7,7 @@ plan ─► normalize shards ─► find duplicates ─► mark shards ─► se
 import time
 from typing import Any
 
+from flows.output_folder import publishing
 from flows.prefect_server import flow
 from tasks.blend.load import load_blend
 from tasks.blend.models import Blend
@@ -18,7 +19,7 @@ from tasks.select.planning import require_fitting
 from tasks.select.publication import beside, require_variety
 from tasks.select.settings import NormalizationSettings
 from tasks.select.stage import select
-from tasks.shards.stage import publishing, shard_workers
+from tasks.shards.stage import shard_workers
 from tasks.strict import Place, parse, with_parameters_of
 
 

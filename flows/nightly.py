@@ -16,6 +16,7 @@ from prefect.client.schemas.objects import State
 from pydantic import Field
 
 from flows.harmony import harmony_normalize
+from flows.output_folder import publishing
 from flows.prefect_server import flow
 from flows.pretrain import pretrain_data_prep
 from flows.rl import rl_data_prep
@@ -27,7 +28,6 @@ from tasks.nightly.outcome import Outcome, failures, night_record
 from tasks.nightly.prune import GRACE_SECONDS, alone_with
 from tasks.nightly.stage import announce, claim, compare, error_of, follow_version, prune, summarize
 from tasks.shards.settings import PreparationSettings
-from tasks.shards.stage import publishing
 from tasks.sources.apart import require_apart
 from tasks.storage import absolute
 from tasks.strict import Place

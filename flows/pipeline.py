@@ -5,15 +5,15 @@ pretrain data ─► train ─► evaluate ─► SFT data ─► train further 
 
 from typing import Any
 
+from flows.output_folder import publishing
 from flows.prefect_server import flow
 from flows.pretrain import pretrain_data_prep
 from flows.rl import rl_data_prep
 from flows.sft import sft_data_prep
 from flows.train import evaluate_model, train_model
-from tasks.shards.stage import publishing
 from tasks.storage import join
 from tasks.strict import Place, Strict
-from tasks.train.launchers.launch import local_folder
+from tasks.train.launchers.launch import local_folder, require_program
 from tasks.train.pipeline_settings import PipelineSettings, PretrainStage, SftStage, blend_place, load_settings
 
 
@@ -27,7 +27,16 @@ def pipeline(output_dir: Place, settings: PipelineSettings | str = "pipeline-tin
         settings: The stages, or the YAML file that holds them: a path, or the name of one of the project's own.
     """
     settings = load_settings(settings) if isinstance(settings, str) else settings
-    local_folder(output_dir, settings.pretrain.train.launcher)  # hours before a training would refuse another
+    for stage in filter(None, (settings.pretrain, settings.sft)):  # hours before training would refuse them
+        local_folder(output_dir, stage.train.launcher)
+        require_program(stage.train.launcher)
+    stages = _stages(output_dir, settings)
+    made = [{name: record[name] for name in ("type", "path")} for stage in stages for record in stage.values()]
+    return {"pipeline": {"path": output_dir, "type": "pipeline", "stages": stages, "made_from": made}}
+
+
+def _stages(output_dir: str, settings: PipelineSettings) -> list[Any]:
+    """Run all stages; their artifact records."""
     data: Any = pretrain_data_prep(
         blend_place(settings.pretrain.blend), join(output_dir, "pretrain/data"), **_chosen(settings.pretrain.data)
     )
@@ -43,8 +52,7 @@ def pipeline(output_dir: Place, settings: PipelineSettings | str = "pipeline-tin
         stages.append(
             rl_data_prep(blend_place(settings.rl.blend), join(output_dir, "rl/data"), **_chosen(settings.rl.data))
         )
-    made = [{name: record[name] for name in ("type", "path")} for stage in stages for record in stage.values()]
-    return {"pipeline": {"path": output_dir, "type": "pipeline", "stages": stages, "made_from": made}}
+    return stages
 
 
 def _trained(stage: PretrainStage | SftStage, settings: PipelineSettings, folder: str) -> list[Any]:

@@ -6,6 +6,7 @@ plan (with the tables that placeholders point into) ─► transform shards (map
 import time
 from typing import Any
 
+from flows.output_folder import publishing
 from flows.prefect_server import flow
 from tasks.blend.load import load_blend
 from tasks.blend.models import Blend
@@ -13,7 +14,7 @@ from tasks.report.stage import report
 from tasks.rl.preparation import chain_records
 from tasks.rl.settings import RlSettings
 from tasks.rl.stage import plan, publish, transform_shards
-from tasks.shards.stage import publishing, shard_workers
+from tasks.shards.stage import shard_workers
 from tasks.strict import Place, parse, with_parameters_of
 
 

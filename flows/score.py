@@ -6,6 +6,7 @@ plan ─► score slices (mapped over Dask, one worker per GPU) ─► rank and 
 import time
 from typing import Any
 
+from flows.output_folder import publishing
 from flows.prefect_server import flow
 from tasks.blend.models import Blend
 from tasks.report.stage import report
@@ -13,7 +14,7 @@ from tasks.score.processes import workers_fit_for
 from tasks.score.settings import EmbedSettings, NllSettings
 from tasks.score.sources import What, scored_blend
 from tasks.score.stage import common_of, needs_of, noting_failure, plan, publish, score_slices
-from tasks.shards.stage import publishing, shard_workers
+from tasks.shards.stage import shard_workers
 from tasks.strict import Place, parse, with_parameters_of
 
 SETTINGS: dict[What, type[NllSettings] | type[EmbedSettings]] = {"nll": NllSettings, "embed": EmbedSettings}

@@ -6,6 +6,7 @@ plan (with the template's self-check) ─► pack shards (mapped over Dask) ─�
 import time
 from typing import Any
 
+from flows.output_folder import publishing
 from flows.prefect_server import flow
 from tasks.blend.load import load_blend
 from tasks.blend.models import Blend
@@ -13,7 +14,7 @@ from tasks.pack.planning import template_record
 from tasks.pack.settings import SftSettings
 from tasks.pack.stage import pack_shards, plan, publish
 from tasks.report.stage import report
-from tasks.shards.stage import publishing, shard_workers
+from tasks.shards.stage import shard_workers
 from tasks.strict import Place, parse, with_parameters_of
 
 

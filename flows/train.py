@@ -6,12 +6,12 @@ evaluate-model:  evaluate (a process)
 
 from typing import Any
 
+from flows.output_folder import publishing
 from flows.prefect_server import flow
-from tasks.shards.stage import publishing
 from tasks.strict import Place
 from tasks.train.evaluation_settings import EvaluateSettings
 from tasks.train.settings import TrainSettings
-from tasks.train.stage import checked_job, evaluate, hand_over_rl, train_task
+from tasks.train.stage import checked_job, evaluate, evaluation_of, hand_over_rl, train_task
 
 DEFAULT, DEFAULT_EVALUATION = TrainSettings(), EvaluateSettings()
 
@@ -44,4 +44,4 @@ def evaluate_model(
         output_dir: Where results.json and results.md go.
         settings: What is asked of the model.
     """
-    return evaluate(training, settings, output_dir)
+    return evaluate(evaluation_of(training, settings, output_dir))

@@ -15,7 +15,7 @@ from cyclopts import Parameter
 from flows.options import choices_of
 from flows.terminal import Overrides, be_quiet, piped, terminal
 from tasks.errors import InputError, RunError
-from tasks.storage import join
+from tasks.storage import absolute, join
 from tasks.train.settings import TrainSettings
 
 if TYPE_CHECKING:
@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 Config = Annotated[str, Parameter(help="Settings: tiny, small, or a YAML file.")]
 Data = Annotated[str | None, Parameter(help="Output folder of a preparation; read from stdin when one is piped in.")]
 OutputDir = Annotated[str, Parameter(help="Folder of a file system to train in; no URI.")]
-DryRun = Annotated[bool, Parameter(negative="", help="Only check, and say how it would be started.")]
+DryRun = Annotated[bool, Parameter(negative="", help="Only check, and write job, manifest and scripts for review.")]
 
 
 def train(
@@ -137,13 +137,16 @@ def _place(command: str, words: Sequence[str | None], kinds: Collection[str]) ->
 
 
 def _checked(data: str, settings: TrainSettings, output_dir: str) -> dict[str, Any]:
-    """What a training would be, without starting it."""
+    """Check a training and write what it would be started with, without starting it."""
+    from tasks.train.launchers.launch import write_files
     from tasks.train.launchers.nemo_rl import rl_launch
 
     launch = (rl_launch if settings.launcher == "nemo-rl" else _checked_launch)(data, settings, output_dir)
-    command = shlex.join(launch.command)
+    place, command = absolute(output_dir), shlex.join(launch.command)
+    write_files(launch, place)
+    terminal.print(f"written for review to {place}: {', '.join(launch.files)}", markup=False)
     terminal.print(f"would {'run' if launch.runs else 'tell'}: {command}", markup=False)
-    return {"train": {"path": output_dir, "type": "plan", "command": command, "files": list(launch.files)}}
+    return {"train": {"path": place, "type": "plan", "command": command, "files": list(launch.files)}}
 
 
 def _checked_launch(data: str, settings: TrainSettings, output_dir: str) -> "Launch":
@@ -159,6 +162,9 @@ def _checked_launch(data: str, settings: TrainSettings, output_dir: str) -> "Lau
 
 
 def _trained(data: str, settings: TrainSettings, output_dir: str) -> dict[str, Any]:
+    from tasks.train.launchers.launch import require_program
+
+    require_program(settings.launcher)
     be_quiet()
     from flows.train import train_model
 

@@ -6,13 +6,16 @@ A command whose input is piped reads the record of the one before it, checks tha
 and goes on with the folder that it names. What else a record says is for people and programs to read.
 """
 
+import re
 from collections.abc import Collection
 from typing import Any
 
 import orjson
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
+from xxhash import xxh3_64_hexdigest
 
 from tasks.errors import InputError
+from tasks.storage import absolute
 
 
 class MadeFrom(BaseModel, frozen=True):
@@ -54,3 +57,13 @@ def read_artifact(data: bytes, kinds: Collection[str], reader: str) -> Artifact:
             f"{reader}: stdin holds an artifact of type {artifact.type!r}, and this needs {' or '.join(sorted(kinds))}"
         )
     return artifact
+
+
+def artifact_key(kind: str, output_dir: str) -> str:
+    """The key of an artifact in Prefect: kind, name of the output folder, and a hash of the whole place.
+
+    Prefect keeps the versions of a key together, so outputs must not share one. A key has lowercase letters, digits and dashes.
+    """
+    place = absolute(output_dir)
+    name = re.sub("[^a-z0-9]+", "-", place.rpartition("/")[2].lower()).strip("-")[:40]
+    return "-".join(filter(None, [kind, name, xxh3_64_hexdigest(place.encode())[:8]]))

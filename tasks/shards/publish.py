@@ -162,6 +162,16 @@ def publish_new(uri: str, data: bytes) -> None:
     publish_bytes(uri, data)
 
 
+def open_log(path: str) -> io.FileIO:
+    """Open a local file to append to, unbuffered; the folder is made when missing. Raises OSError.
+
+    The exception to publishing: people follow a log while it grows, and want its last line after a crash.
+    """
+    target = absolute(path)
+    _make_directory(os.path.dirname(target))
+    return io.FileIO(target, "ab")
+
+
 def link(source: str, target: str) -> None:
     """Give the local file `source` the second name `target` in one atomic step; a copy where a hard link is impossible.
 

@@ -5,12 +5,10 @@ of every future is asked for (a task whose worker died again and again never rea
 batches are allowed to finish so that their receipts are kept, and then one error names everything that failed.
 """
 
-import re
 import time
 from collections.abc import Callable, Generator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
-from functools import cache, partial, wraps
-from inspect import signature
+from functools import cache, partial
 from typing import Any, ParamSpec, cast
 from uuid import UUID, uuid4
 
@@ -21,22 +19,19 @@ from prefect.client.schemas.objects import State
 from prefect.context import FlowRunContext
 from prefect.exceptions import MissingContextError
 from prefect.settings import PREFECT_API_URL, temporary_settings
-from prefect.states import Completed, Failed
+from prefect.states import Completed
 from prefect.tasks import exponential_backoff
 from prefect_dask.task_runners import DaskTaskRunner, PrefectDaskFuture
-from xxhash import xxh3_64_hexdigest
 
-from tasks.console import never_end_by_printing
-from tasks.errors import InputError, RunError
+from tasks import artifact
+from tasks.errors import RunError
 from tasks.shards.batches import batches
 from tasks.shards.build import BuildShard, build_batch
 from tasks.shards.cluster import announce, asking_for, listen, require_reached, slots, started, task_runner
-from tasks.shards.lock import turn_in
 from tasks.shards.plan import PlannedShard, shard_record
 from tasks.shards.progress import ProgressBar, ProgressDisplay, Tally, say
 from tasks.shards.store import Store
 from tasks.shards.wait import ClusterWatch, wait_for
-from tasks.storage import absolute
 
 MOST_REPORTED = 5
 
@@ -58,37 +53,15 @@ def transient(_task: object, _run: object, state: State[Any]) -> bool:
     return isinstance(error, (OSError, TimeoutError)) and not isinstance(error, PERMANENT)
 
 
-def publishing(function: Callable[P, dict[str, Any]]) -> Callable[P, dict[str, Any]]:
-    """What all flows that publish in an `output_dir` have in common.
-
-    Runs with the same output folder take turns, and the one that waits says for whom. An error that teaches becomes the
-    message of the failed run, as it is; whoever calls the flow gets the error itself.
-    """
-
-    @wraps(function)
-    def run(*args: P.args, **kwargs: P.kwargs) -> dict[str, Any]:
-        never_end_by_printing()
-        output_dir = signature(function).bind(*args, **kwargs).arguments["output_dir"]
-        try:
-            with turn_in(output_dir, _tell):
-                return function(*args, **kwargs)
-        except (InputError, RunError) as error:
-            return cast("dict[str, Any]", Failed(message=str(error), data=error))
-
-    return run
-
-
 def artifact_key(what: str) -> str:
     """The key of an artifact of this flow run, which tells flow and output folder apart: each has a history of its own."""
     context = FlowRunContext.get()
     if context is None or context.flow is None or context.parameters is None:
         raise MissingContextError("an artifact's key is that of a flow run")
-    place = absolute(context.parameters["output_dir"])
-    words = re.findall(r"[a-z0-9]+", "/".join(place.split("/")[-2:]).lower())
-    return "-".join([context.flow.name, *words, xxh3_64_hexdigest(place.encode())[:8], what])
+    return artifact.artifact_key(f"{context.flow.name}-{what}", context.parameters["output_dir"])
 
 
-def _tell(sentence: str) -> None:
+def tell(sentence: str) -> None:
     """Say in the run's log, and at the terminal if there is one, what the run waits for."""
     get_run_logger().warning(sentence)
     say(sentence)
@@ -168,7 +141,7 @@ def _build(
         runner.submit(build, {"number": number, "batch": batch, "topic": topic, **common})
         for number, batch in enumerate(work, 1)
     ]
-    watch = ClusterWatch(client, resources, bool(runner.adapt_kwargs), _tell)
+    watch = ClusterWatch(client, resources, bool(runner.adapt_kwargs), tell)
     failures = _wait(futures, tally, watch, build.name)
     if failures:
         require_reached(client, str(PREFECT_API_URL.value()))  # workers that came later have not been asked

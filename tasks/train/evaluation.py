@@ -7,6 +7,7 @@ from tasks.train.evaluation_settings import EvaluateSettings
 from tasks.train.job import TrainData
 
 REQUEST = "request.json"
+EVALUATION_LOG = "evaluation.log"
 
 
 class Evaluation(Strict, frozen=True):

@@ -12,7 +12,6 @@ killed, `orphans` sees to the rest. Watching costs a system call or two per line
 import os
 import re
 import selectors
-import shutil
 import signal
 import subprocess
 import time
@@ -52,9 +51,9 @@ WORKER_KILLED = re.compile(r"Signal \d+ \((SIG\w+)\) received by PID")
 def run(launch: Launch, on_event: Callable[[Event], None], on_line: Callable[[str], None]) -> None:
     """Run the command of `launch` to its end, telling of every event and of every other line.
 
-    Raises InputError when the command is not there or the trainer says that the call is wrong, and RunError when training
-    failed. Whatever is raised, here or by what is told, nothing of the launch is running any more (what even a kill does
-    not end, because a driver hangs, is told as a line).
+    Raises InputError when the trainer says that the call is wrong, and RunError when training failed. Whatever is raised,
+    here or by a callback, nothing of the launch is running afterwards (a process that survives a kill because its driver
+    hangs is told as a line).
     """
     mark = uuid.uuid4().hex
     heard_of = _Heard()
@@ -73,11 +72,6 @@ def run(launch: Launch, on_event: Callable[[Event], None], on_line: Callable[[st
 
 
 def _started(launch: Launch, mark: str) -> subprocess.Popen[bytes]:
-    if shutil.which(launch.command[0]) is None:
-        raise InputError(
-            f"launcher: there is no {launch.command[0]} on this machine's PATH; run this where it is installed, or choose "
-            "another launcher"
-        )
     return subprocess.Popen(  # noqa: S603 - the launcher's command, with no shell between
         with_parent(launch.command),
         stdin=subprocess.DEVNULL,
@@ -187,7 +181,7 @@ def _raise_for(code: int, said: _Heard) -> None:
     if said.failed is not None:
         raise (InputError if said.failed.wrong_call else RunError)(said.failed.reason)
     if code:
-        raise RunError(f"training failed: {_reason(code, said)}; its log tells more")
+        raise RunError(f"training failed: {_reason(code, said)}")
 
 
 def _reason(code: int, said: _Heard) -> str:

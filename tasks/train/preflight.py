@@ -14,8 +14,9 @@ from typing import Any
 from tasks.errors import InputError
 from tasks.shards.manifest import MANIFEST
 from tasks.shards.store import read_bytes
-from tasks.storage import absolute, join
-from tasks.train.job import JOB, Job
+from tasks.storage import absolute, filesystem, join
+from tasks.train.history import METRICS, TRAINING
+from tasks.train.job import CHECKPOINTS, JOB, MODEL, Job
 from tasks.train.prepared import content_digest, listed_files, prepared_manifest, tokenizer_is_here
 from tasks.train.presence import every_file_is_whole
 from tasks.train.processes import process_count
@@ -262,7 +263,10 @@ def no_source_is_repeated_too_often(job: Job) -> list[str]:
 
 
 def output_is_free_or_of_this_job(job: Job) -> list[str]:
-    """A line where the job was begun before. Raises InputError when the folder holds anything else."""
+    """A line where the job was begun before. Raises InputError when the folder holds anything else.
+
+    A job that was written for review only, by a dry run, may be replaced by another.
+    """
     place = absolute(job.output_dir)
     content = read_bytes(join(place, JOB))
     if content is None:
@@ -271,13 +275,22 @@ def output_is_free_or_of_this_job(job: Job) -> list[str]:
                 f"{place}: its {MANIFEST} is that of a preparation; give training an --output-dir of its own"
             )
         return []
-    differences = list(_differences(job, job_of(content, join(place, JOB))))
+    earlier = job_of(content, join(place, JOB))
+    if not _was_begun(place):
+        return []
+    differences = list(_differences(job, earlier))
     if differences:
         raise InputError(
             f"{join(place, JOB)}: another training was begun there: {'; '.join(differences)}; choose another --output-dir, "
             "or delete this one"
         )
     return [f"{place}: this job was begun before, and goes on from its last checkpoint"]
+
+
+def _was_begun(place: str) -> bool:
+    """Whether something of a training is in the folder, beside what a dry run writes."""
+    system, path = filesystem(place)
+    return any(system.exists(join(path, name)) for name in (CHECKPOINTS, METRICS, TRAINING, MODEL))
 
 
 def _differences(job: Job, earlier: Job) -> Iterator[str]:

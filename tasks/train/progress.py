@@ -1,12 +1,37 @@
-"""A training at the terminal: one line with the loss, tokens a second and the time that is left."""
+"""How far a training is: one line at the terminal with the loss, tokens a second and the time that is left, events in
+words, and rows for tables.
+"""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any, Self
 
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
-from tasks.train.events import Event, Started, Step
+from tasks.train.events import Event, Started, Step, Validated
+
+REFRESH_SECONDS = 5.0
+OF_ELAPSED = 1_000
+
+
+@dataclass(slots=True)
+class Rhythm:
+    """When a server is told of progress: at most every REFRESH_SECONDS, and after an hour and a half less and less often.
+
+    A server keeps something of each update (Prefect an event with the whole table, for a week). The time between two is at
+    least one OF_ELAPSED-th of the time since `began`, so ten days of training take 6,150 updates instead of 172,800.
+    """
+
+    began: float
+    shown: float = float("-inf")
+
+    def due(self, now: float) -> bool:
+        """Whether it is time to show something again, in seconds of the clock that `began` is of; if so, it is now shown."""
+        if now - self.shown < max(REFRESH_SECONDS, (now - self.began) / OF_ELAPSED):
+            return False
+        self.shown = now
+        return True
 
 
 class TrainingProgress:
@@ -47,3 +72,32 @@ def print_training(record: Mapping[str, Any], console: Console) -> None:
         f"{record['final_loss']:.4f}\nmodel: {record['model']}\nnext:  tokenmill evaluate {record['path']}",
         markup=False,
     )
+
+
+def sentence(event: Event) -> str:
+    """An event in words."""
+    if isinstance(event, Step):
+        row = step_rows([event])[0]
+        return ", ".join(f"{name} {value}" for name, value in row.items())
+    if isinstance(event, Started):
+        where = f"{event.processes} process(es) on {event.device}"
+        return f"{event.engine}: {event.parameters:,} parameters, {where}, from step {event.step} to {event.steps}"
+    if isinstance(event, Validated):
+        return f"step {event.step}: loss {event.loss:.4f} on the valid split"
+    return f"{event.event}: {getattr(event, 'path', '') or getattr(event, 'reason', '')}"
+
+
+def step_rows(steps: Sequence[Step]) -> list[dict[str, Any]]:
+    """One row per step, for tables."""
+    return [
+        {
+            "step": step.step,
+            "loss": round(step.loss, 4),
+            "gradient norm": round(step.gradient_norm, 3),
+            "tokens/s": round(step.tokens / step.seconds),
+            "MFU": "-" if step.mfu is None else f"{step.mfu:.1%}",
+            "waited": f"{step.waited / step.seconds:.1%}",
+            "memory": f"{step.memory / 1e9:.1f} GB",
+        }
+        for step in steps
+    ]

@@ -9,28 +9,26 @@ flow run while it trains.
 import shlex
 import time
 from collections.abc import Mapping, Sequence
+from datetime import datetime
 from typing import Any, cast
 from uuid import UUID
 
 import orjson
-from prefect import Task, get_run_logger, task
-from prefect.artifacts import (
-    create_markdown_artifact,
-    create_progress_artifact,
-    create_table_artifact,
-    update_progress_artifact,
-)
+from prefect import Task, get_client, get_run_logger, task
+from prefect.artifacts import create_markdown_artifact, create_table_artifact
 from prefect.cache_policies import NO_CACHE
+from prefect.client.schemas.actions import ArtifactUpdate
 from prefect.client.schemas.objects import State
 from prefect.tasks import exponential_backoff
 
-from tasks.errors import InputError
+from tasks.artifact import artifact_key
+from tasks.errors import InputError, RunError
 from tasks.shards.publish import publish_bytes
 from tasks.shards.store import read_bytes
-from tasks.storage import absolute, join
-from tasks.train.evaluation import REQUEST, Evaluation
+from tasks.storage import absolute, is_local, join
+from tasks.train.evaluation import EVALUATION_LOG, REQUEST, Evaluation
 from tasks.train.evaluation_settings import EvaluateSettings
-from tasks.train.events import Event, Saved, Started, Step, Validated
+from tasks.train.events import Event, Saved, Step
 from tasks.train.history import (
     History,
     ended_training,
@@ -44,18 +42,20 @@ from tasks.train.job import JOB, MODEL, Job
 from tasks.train.launch import run
 from tasks.train.launchers import launch_of
 from tasks.train.launchers.evaluation import evaluation_launch
-from tasks.train.launchers.launch import Launch
+from tasks.train.launchers.launch import Launch, require_program, write_files
 from tasks.train.launchers.nemo_rl import rl_launch
+from tasks.train.log import LOG, Log, logged
 from tasks.train.planning import plan_training
 from tasks.train.preflight import check
 from tasks.train.processes import process_count
-from tasks.train.progress import TrainingProgress
+from tasks.train.progress import Rhythm, TrainingProgress, sentence, step_rows
 from tasks.train.results import artifact_record, markdown, read_results
 from tasks.train.settings import TrainSettings
 from tasks.train.start_check import job_of
 
 SHOWN_STEPS = 20
-REFRESH_SECONDS = 5.0
+MOST_LINES = 1_000
+"""Lines of a trainer that Prefect's server is told; it keeps them for ever."""
 
 
 def worth_another_try(_task: object, _run: object, state: State[Any]) -> bool:
@@ -65,7 +65,8 @@ def worth_another_try(_task: object, _run: object, state: State[Any]) -> bool:
 
 @task(name="check", cache_policy=NO_CACHE, persist_result=False)
 def checked_job(data: str, settings: TrainSettings, output_dir: str) -> Job:
-    """The job, once everything about it that can be checked beforehand is."""
+    """The job, once everything about it that can be checked beforehand is. Raises InputError."""
+    require_program(settings.launcher)
     job = plan_training(data, settings, output_dir)
     for line in check(job):
         get_run_logger().info(line)
@@ -95,19 +96,28 @@ def train(job: Job) -> dict[str, Any]:
         get_run_logger().info("%s: this training has ended before", job.output_dir)
         return training_record(ended, job.output_dir)
     launch = launch_of(job, process_count(job.settings))
-    publish_bytes(join(job.output_dir, JOB), orjson.dumps(job.model_dump(), option=orjson.OPT_INDENT_2))
-    write_files(job.output_dir, launch)
+    write_files(launch, job.output_dir)
     if not launch.runs:
         return handed_over(job.output_dir, launch, made_from(job))
-    watched, began = _Watched(job, history_of(job.output_dir)), time.time()
+    with logged(join(job.output_dir, LOG)) as log:
+        return training_record(_trained(job, launch, log), job.output_dir)
+
+
+def _trained(job: Job, launch: Launch, log: Log) -> dict[str, Any]:
+    """Run a launch to its end; the record of the training."""
+    watched, began = _Watched(job, history_of(job.output_dir), log), time.time()
+    log.write(f"{datetime.now().astimezone().isoformat(timespec='seconds')} {shlex.join(launch.command)}")
     try:
         with watched.progress:
-            run(launch, watched.hear, get_run_logger().info)
+            run(launch, watched.hear, watched.lines.hear)
+    except RunError:
+        watched.leave()
+        raise
     finally:
         watched.history.publish()
     record = publish_training(job, watched.history, time.time() - began)
     watched.leave()
-    return training_record(record, job.output_dir)
+    return record
 
 
 @task(name="hand-over", cache_policy=NO_CACHE, persist_result=False)
@@ -117,14 +127,8 @@ def hand_over_rl(data: str, settings: TrainSettings, output_dir: str) -> dict[st
     Errors as in `rl_launch`.
     """
     launch, place = rl_launch(data, settings, output_dir), absolute(output_dir)
-    write_files(place, launch)
+    write_files(launch, place)
     return handed_over(place, launch, [{"type": "rl", "path": absolute(data)}])
-
-
-def write_files(output_dir: str, launch: Launch) -> None:
-    """Write what a launch needs into the output folder."""
-    for name, text in launch.files.items():
-        publish_bytes(join(output_dir, name), text.encode())
 
 
 def handed_over(output_dir: str, launch: Launch, sources: Sequence[Mapping[str, str]]) -> dict[str, Any]:
@@ -136,78 +140,93 @@ def handed_over(output_dir: str, launch: Launch, sources: Sequence[Mapping[str, 
 
 
 class _Watched:
-    """What a running training shows in Prefect."""
+    """What a running training shows: all in its log and metrics, and in Prefect as much as a server should keep."""
 
-    def __init__(self, job: Job, history: History) -> None:
-        self.history, self._job = history, job
-        self.progress = TrainingProgress()
-        self._shown = 0.0
-        self._artifact = cast("UUID", create_progress_artifact(0.0, key="training", description="share of steps done"))
+    def __init__(self, job: Job, history: History, log: Log) -> None:
+        self.history, self._log = history, log
+        self.progress, self.lines = TrainingProgress(), _Lines(log)
+        self._table = _Table(job)
 
     def hear(self, event: Event) -> None:
         """Keep an event, and show it."""
         self.history.add(event)
         self.progress.hear(event)
-        get_run_logger().info(sentence(event))
+        self._log.write(sentence(event))
+        if isinstance(event, Step):
+            self._table.offer(self.history)
+        else:
+            get_run_logger().info(sentence(event))
         if isinstance(event, Saved):
             self.history.publish()
-        if isinstance(event, Step) and time.monotonic() - self._shown > REFRESH_SECONDS:
-            self._shown = time.monotonic()
-            self._show(event.step)
 
     def leave(self) -> None:
         """Show how it ended."""
-        self._show(self._job.settings.steps)
-
-    def _show(self, step: int) -> None:
-        update_progress_artifact(self._artifact, round(100 * step / self._job.settings.steps, 1))
-        latest = list(self.history.steps.values())[-SHOWN_STEPS:]
-        create_table_artifact(step_rows(latest), key="steps", description="the last steps of the training")
+        self._table.show(self.history)
 
 
-def sentence(event: Event) -> str:
-    """An event in words."""
-    if isinstance(event, Step):
-        row = step_rows([event])[0]
-        return ", ".join(f"{name} {value}" for name, value in row.items())
-    if isinstance(event, Started):
-        where = f"{event.processes} process(es) on {event.device}"
-        return f"{event.engine}: {event.parameters:,} parameters, {where}, from step {event.step} to {event.steps}"
-    if isinstance(event, Validated):
-        return f"step {event.step}: loss {event.loss:.4f} on the valid split"
-    return f"{event.event}: {getattr(event, 'path', '') or getattr(event, 'reason', '')}"
+class _Lines:
+    """The lines of a process that are no events: all go to its log, and the first MOST_LINES to Prefect's."""
+
+    def __init__(self, log: Log) -> None:
+        self._log, self._count = log, 0
+
+    def hear(self, line: str) -> None:
+        """Keep a line."""
+        self._log.write(line)
+        self._count += 1
+        if self._count <= MOST_LINES:
+            get_run_logger().info(line)
+        if self._count == MOST_LINES:
+            get_run_logger().info("further lines are in %s only", self._log.path)
 
 
-def step_rows(steps: Sequence[Step]) -> list[dict[str, Any]]:
-    """One row per step, for tables."""
-    return [
-        {
-            "step": step.step,
-            "loss": round(step.loss, 4),
-            "gradient norm": round(step.gradient_norm, 3),
-            "tokens/s": round(step.tokens / step.seconds),
-            "MFU": "-" if step.mfu is None else f"{step.mfu:.1%}",
-            "waited": f"{step.waited / step.seconds:.1%}",
-            "memory": f"{step.memory / 1e9:.1f} GB",
-        }
-        for step in steps
-    ]
+class _Table:
+    """The last steps of a training in a table of the flow run: one, which is updated."""
+
+    def __init__(self, job: Job) -> None:
+        self._job, self._rhythm = job, Rhythm(time.monotonic())
+        self._shown: list[dict[str, Any]] = []
+        self._artifact: UUID | None = None
+
+    def offer(self, history: History) -> None:
+        """Show the steps, unless that was done a moment ago."""
+        if self._rhythm.due(time.monotonic()):
+            self.show(history)
+
+    def show(self, history: History) -> None:
+        """Show the last steps, unless they stand there already."""
+        rows = step_rows(list(history.steps.values())[-SHOWN_STEPS:])
+        if rows == self._shown:
+            return
+        self._shown = rows
+        title = f"step {rows[-1]['step']:,} of {self._job.settings.steps:,}"
+        if self._artifact is None:
+            key = artifact_key("training", self._job.output_dir)
+            self._artifact = cast("UUID", create_table_artifact(rows, key=key, description=title))
+            return
+        with get_client(sync_client=True) as client:
+            update = ArtifactUpdate(data=orjson.dumps(rows).decode(), description=title)
+            client.update_artifact(self._artifact, update)
 
 
 @task(name="evaluate", cache_policy=NO_CACHE, persist_result=False)
-def evaluate(training: str, settings: EvaluateSettings, output_dir: str) -> dict[str, Any]:
+def evaluate(asked: Evaluation) -> dict[str, Any]:
     """Evaluate the model of a training that ended on what its data holds out; the artifact record."""
-    output_dir = absolute(output_dir)
-    asked = evaluation_of(absolute(training), settings, output_dir)
+    output_dir = asked.output_dir
     publish_bytes(join(output_dir, REQUEST), orjson.dumps(asked.model_dump()))
-    run(evaluation_launch(join(output_dir, REQUEST)), lambda _: None, get_run_logger().info)
+    with logged(join(output_dir, EVALUATION_LOG)) as log:
+        run(evaluation_launch(join(output_dir, REQUEST)), lambda _: None, _Lines(log).hear)
     results = read_results(output_dir)
-    create_markdown_artifact(markdown(results), key="results", description="perplexity by source, and continuations")
+    key = artifact_key("results", output_dir)
+    create_markdown_artifact(markdown(results), key=key, description="perplexity by source, and continuations")
     return artifact_record(results, output_dir)
 
 
 def evaluation_of(training: str, settings: EvaluateSettings, output_dir: str) -> Evaluation:
-    """What is to be evaluated. Raises InputError unless `training` is the folder of one that ended."""
+    """What is to be evaluated. Raises InputError unless `training` is the folder of one that ended, and `output_dir` a path."""
+    training, output_dir = absolute(training), absolute(output_dir)
+    if not is_local(output_dir):
+        raise InputError(f"output_dir={output_dir}: an evaluation writes its results to a file system; name a folder")
     read_training(training)
     place = join(training, JOB)
     job = job_of(read_bytes(place) or b"", place)

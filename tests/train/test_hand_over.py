@@ -69,9 +69,12 @@ def test_the_model_of_a_training_is_the_one_that_it_published(here):
         assert handed_over(start_from=named)[1]["policy"]["model_name"] == str(here / "model/model")
 
 
-def test_a_dry_run_tells_the_command_and_writes_nothing(here, capsys):
+def test_a_dry_run_tells_the_command_and_writes_the_same_files_for_review(here, capsys):
     arguments = ["train", "rows", "--output-dir", "run", "--dry-run", "launcher=nemo-rl", "start_from=org/model"]
     assert run(arguments) == 0
     record = json.loads(capsys.readouterr().out)["train"]
     assert shlex.split(record["command"]) == ["bash", f"{here}/run/train.sh"]
-    assert not (here / "run").exists()
+    reviewed = {path.name: path.read_bytes() for path in (here / "run").iterdir()}
+    assert set(reviewed) == set(record["files"])
+    handed_over(start_from="org/model")
+    assert {path.name: path.read_bytes() for path in (here / "run").iterdir()} == reviewed

@@ -154,7 +154,7 @@ FAILURES = {
     "a worker that was killed": (f"print({PEER!r})\nprint({TORCHRUN_SAYS!r})\nsys.exit(1)", RunError, "SIGKILL, perhaps because memory"),
     "only a consequence": (f"print({PEER!r})\nsys.exit(1)", RunError, "Connection closed by peer"),
     "memory that ran out": ("import signal; os.kill(os.getpid(), signal.SIGKILL)", RunError, "ended by SIGKILL, perhaps because memory"),
-    "a crash": ("import signal; os.kill(os.getpid(), signal.SIGSEGV)", RunError, "ended by SIGSEGV; "),
+    "a crash": ("import signal; os.kill(os.getpid(), signal.SIGSEGV)", RunError, "ended by SIGSEGV$"),
     "nothing": ("sys.exit(7)", RunError, "exit code 7"),
 }  # fmt: skip
 
@@ -174,11 +174,6 @@ def test_a_trainer_that_says_it_failed_has_failed_whatever_its_exit_code(trainer
 
 def test_an_exception_in_the_log_of_a_training_that_ended_well_is_only_a_line(trainer):
     assert watched(trainer("print('ValueError: ignored')")) == ["ValueError: ignored"]
-
-
-def test_a_command_that_is_not_installed_is_a_wrong_call():
-    with pytest.raises(InputError, match="no no-such-srun on this machine's PATH"):
-        run(Launch({}, ["no-such-srun"], True), lambda event: None, lambda line: None)
 
 
 def test_the_environment_is_that_of_the_watcher_and_the_launchs(trainer, monkeypatch):

@@ -2,6 +2,7 @@
 
 import ast
 import os
+import re
 import shlex
 import signal
 import stat
@@ -13,11 +14,12 @@ import orjson
 import pytest
 import yaml
 
+from flows.cli import run as tokenmill
 from tasks.errors import InputError
 from tasks.train.events import Failed, Saved
 from tasks.train.launch import run
 from tasks.train.launchers import launch_of, nemo_rl_launch
-from tasks.train.launchers.launch import Launch
+from tasks.train.launchers.launch import Launch, require_program
 from tasks.train.launchers.torchrun import on_one_machine
 from tests.peers import nemo_rl_configs
 from tests.train.launcher_jobs import ENCODING, FOLDER, HUB, job
@@ -90,6 +92,30 @@ def test_every_script_is_one_for_its_interpreter(made, written, monkeypatch):
             compile(text, name, "exec")
         else:
             assert list(yaml.safe_load_all(text))
+
+
+@pytest.mark.parametrize(
+    ("launcher", "program", "remedy"),
+    [("slurm", "srun", "run this on a login node .* job.sbatch"), ("kubernetes", "kubectl", "install it, .* job.yaml")],
+)
+def test_a_program_that_is_not_installed_is_named_before_anything_starts(
+    launcher, program, remedy, tmp_path, monkeypatch, capsys
+):
+    monkeypatch.setenv("PATH", str(tmp_path))
+    out = tmp_path / "out"
+    for command in ("train", "benchmark"):
+        assert tokenmill([command, "data", "--output-dir", str(out), f"launcher={launcher}"]) == 2
+        (told,) = capsys.readouterr().err.splitlines()
+        assert re.fullmatch(
+            f"tokenmill: launcher={launcher}: {program} is not on this machine's PATH; {remedy} .*", told
+        )
+        assert not out.exists()
+
+
+def test_launchers_that_run_nothing_elsewhere_need_no_program(monkeypatch, tmp_path):
+    monkeypatch.setenv("PATH", str(tmp_path))
+    for launcher in ("local", "megatron-lm", "megatron-bridge", "nemo-rl"):
+        require_program(launcher)
 
 
 # On one machine

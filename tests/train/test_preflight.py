@@ -9,10 +9,12 @@ from pathlib import Path
 
 import fsspec
 import numpy as np
+import psutil
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from flows.cli import run
 from tasks.errors import InputError
 from tasks.seal import sealed, unsealed
 from tasks.strict import parse
@@ -526,9 +528,15 @@ def test_a_preparation_is_not_written_into_whether_it_is_this_or_another(prepare
     assert told.endswith("its manifest.json is that of a preparation; give training an --output-dir of its own")
 
 
-def begun(chosen):
+def reviewed(chosen):
+    """What a dry run leaves of a job."""
     Path(chosen.output_dir).mkdir()
     (Path(chosen.output_dir) / "job.json").write_text(chosen.model_dump_json())
+
+
+def begun(chosen):
+    reviewed(chosen)
+    (Path(chosen.output_dir) / "metrics.jsonl").touch()
 
 
 ELSEWHERE = {
@@ -576,12 +584,44 @@ def test_other_data_does_not_go_on_in_its_place_but_the_same_data_elsewhere_does
     assert "data.content was 'xxh3_128:" in refusal(planned(other, chosen.output_dir))
 
 
+def test_a_job_that_was_only_written_for_review_is_replaced(job):
+    reviewed(job())
+    assert not any("begun before" in line for line in check(job(steps=4)))
+
+
 @pytest.mark.parametrize("content", ["{", "[]", '{"settings": {"step": 3}}'])
 def test_what_is_no_job_is_not_written_over(job, content):
     chosen = job()
-    begun(chosen)
+    reviewed(chosen)
     (Path(chosen.output_dir) / "job.json").write_text(content)
     assert "is not a job of this version: name another folder, or delete it" in refusal(chosen)
+
+
+REVIEWED = {
+    "local": set(),
+    "slurm": {"node.sh", "job.sbatch"},
+    "kubernetes": {"job.yaml", "job.sh"},
+    "megatron-lm": {"train.sh"},
+    "megatron-bridge": {"train.sh", "train.py"},
+}
+
+
+@pytest.mark.parametrize("launcher", REVIEWED)
+def test_a_dry_run_writes_all_that_would_be_started_and_starts_nothing(
+    prepared, tmp_path, monkeypatch, capsys, launcher
+):
+    monkeypatch.setenv("PATH", str(tmp_path / "without srun and kubectl"))
+    monkeypatch.setenv("TOKENMILL_IMAGE", "image")
+    monkeypatch.setenv("TOKENMILL_CLAIM", "claim:/")
+    out = tmp_path / "out"
+    for steps in (3, 4):  # what was only reviewed may be changed
+        arguments = ["train", prepared["pretrain"], "--output-dir", str(out), "--dry-run", f"launcher={launcher}"]
+        assert run([*arguments, "processes=1", "sequence_length=64", f"steps={steps}"]) == 0
+        record = json.loads(capsys.readouterr().out)["train"]
+        assert (record["path"], record["type"]) == (str(out), "plan")
+        assert set(record["files"]) == {path.name for path in out.iterdir()} == {"job.json", *REVIEWED[launcher]}
+        assert json.loads((out / "job.json").read_bytes())["settings"]["steps"] == steps
+    assert not psutil.Process().children()
 
 
 @pytest.fixture

@@ -5,9 +5,12 @@ Each is a function from a job to the files and the command that start it, and to
 """
 
 from collections.abc import Callable, Mapping
+from dataclasses import replace
+
+import orjson
 
 from tasks.errors import InputError
-from tasks.train.job import Job
+from tasks.train.job import JOB, Job
 from tasks.train.launchers.kubernetes import kubernetes_launch
 from tasks.train.launchers.launch import Launch
 from tasks.train.launchers.local import local_launch
@@ -38,8 +41,10 @@ LAUNCHERS: Mapping[Launcher, Callable[[Job, int], Launch]] = {
 
 
 def launch_of(job: Job, processes: int) -> Launch:
-    """How the launcher that the job names starts it, with so many processes per machine.
+    """How the launcher that the job names starts it, with so many processes per machine; job.json is among the files.
 
     Raises InputError when the job is not one for that launcher, or when the environment lacks what it needs.
     """
-    return LAUNCHERS[job.settings.launcher](job, processes)
+    launch = LAUNCHERS[job.settings.launcher](job, processes)
+    text = orjson.dumps(job.model_dump(), option=orjson.OPT_INDENT_2).decode()
+    return replace(launch, files={JOB: text, **launch.files})

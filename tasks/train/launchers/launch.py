@@ -1,21 +1,29 @@
 """What a launcher makes of a job: files to write, and a command to run or to tell."""
 
 import shlex
+import shutil
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
 from tasks.errors import InputError
-from tasks.storage import is_local
+from tasks.shards.publish import publish_bytes
+from tasks.storage import is_local, join
 from tasks.train.settings import Launcher
+
+PROGRAMS: Mapping[Launcher, tuple[str, str]] = {
+    "slurm": ("srun", "run this on a login node of the cluster, or submit there the job.sbatch that --dry-run writes"),
+    "kubernetes": ("kubectl", "install it, or apply the job.yaml that --dry-run writes from a machine that has it"),
+}
+"""The program that a launcher runs, and what to do where it is not installed."""
 
 
 @dataclass(frozen=True, slots=True)
 class Launch:
     """How a training is started.
 
-    `files` are texts by their names in the output folder; job.json is not among them. `command` is what starts the training
-    once they are written, and `environment` what it needs beside the environment that there is. Where `runs`, it is run
-    and watched from here until it ends; otherwise it is for a person to run where it belongs.
+    `files` are texts by their names in the output folder. `command` starts the training once they are written, with
+    `environment` added to the environment that there is. If `runs`, it is run and watched from here until it ends;
+    otherwise a person runs it where it belongs.
     """
 
     files: Mapping[str, str]
@@ -44,3 +52,16 @@ def local_folder(output_dir: str, launcher: Launcher) -> str:
         f"output_dir={output_dir}: launcher={launcher} keeps checkpoints and scripts in the folder of a training, which must "
         "be in a file system; name a folder that all machines of the training mount"
     )
+
+
+def write_files(launch: Launch, output_dir: str) -> None:
+    """Write the files of a launch into the output folder. Raises OSError."""
+    for name, text in launch.files.items():
+        publish_bytes(join(output_dir, name), text.encode())
+
+
+def require_program(launcher: Launcher) -> None:
+    """Raises InputError when the program that the launcher runs is not installed on this machine."""
+    program, remedy = PROGRAMS.get(launcher, (None, ""))
+    if program is not None and shutil.which(program) is None:
+        raise InputError(f"launcher={launcher}: {program} is not on this machine's PATH; {remedy}")

@@ -1,0 +1,118 @@
+"""What all flows that publish in an output folder have in common: turns, the end of lost runs, errors as one sentence.
+
+    OUT/flow_run.json    the run at work in the folder; removed when that run ends by itself
+
+A process that is killed reports no end, so Prefect would show its run as Running for ever. The next run in the folder finds
+the file and reports the end of the lost run, of its tasks and of the flows that it called. The run is lost, and not at work
+elsewhere, because the folder's lock is free: the kernel takes it from a dead process.
+"""
+
+from collections.abc import Callable, Generator, Iterator
+from contextlib import contextmanager
+from functools import wraps
+from inspect import signature
+from pathlib import Path
+from typing import Any, ParamSpec, cast
+from uuid import UUID
+
+import orjson
+from prefect import get_client
+from prefect.client.orchestration import SyncPrefectClient
+from prefect.client.schemas.filters import (
+    FlowRunFilter,
+    FlowRunFilterId,
+    FlowRunFilterParentFlowRunId,
+    TaskRunFilter,
+    TaskRunFilterState,
+    TaskRunFilterStateType,
+)
+from prefect.client.schemas.objects import TERMINAL_STATES, StateType, TaskRun
+from prefect.exceptions import ObjectNotFound
+from prefect.runtime import flow_run
+from prefect.states import Crashed, Failed
+
+from tasks.console import never_end_by_printing
+from tasks.errors import InputError, RunError
+from tasks.shards.lock import turn_in
+from tasks.shards.publish import publish_bytes
+from tasks.shards.stage import tell
+from tasks.storage import absolute, is_local
+
+P = ParamSpec("P")
+
+RECORD = "flow_run.json"
+UNFINISHED = [each for each in StateType if each not in TERMINAL_STATES]
+
+
+def publishing(function: Callable[P, dict[str, Any]]) -> Callable[P, dict[str, Any]]:
+    """A flow that publishes in an `output_dir`.
+
+    Runs with the same output folder take turns, and the one that waits says for whom. An InputError or a RunError becomes
+    the message of the failed run, as it is; whoever calls the flow gets the error itself.
+    """
+
+    @wraps(function)
+    def run(*args: P.args, **kwargs: P.kwargs) -> dict[str, Any]:
+        never_end_by_printing()
+        output_dir = signature(function).bind(*args, **kwargs).arguments["output_dir"]
+        try:
+            with turn_in(output_dir, tell), _recorded_in(output_dir):
+                return function(*args, **kwargs)
+        except (InputError, RunError) as error:
+            return cast("dict[str, Any]", Failed(message=str(error), data=error))
+
+    return run
+
+
+@contextmanager
+def _recorded_in(output_dir: str) -> Generator[None]:
+    """Record this flow run in an output folder while it works there, and report the end of one that was killed there.
+
+    The folder's lock must be held. An object store gives none, so nothing is recorded there.
+    """
+    folder = absolute(output_dir)
+    if not is_local(folder):
+        yield
+        return
+    record = Path(folder, RECORD)
+    if record.exists():
+        _report_lost(UUID(orjson.loads(record.read_bytes())["id"]), folder)
+    publish_bytes(str(record), orjson.dumps({"id": flow_run.id}))
+    try:
+        yield
+    finally:
+        record.unlink(missing_ok=True)
+
+
+def _report_lost(lost: UUID, folder: str) -> None:
+    """Report that a run has crashed, unless the server knows its end, or does not know the run."""
+    if str(lost) == flow_run.id:  # the same run, retried
+        return
+    crashed = Crashed(message=f"The process of this run was killed; the next run in {folder} reports it.")
+    with get_client(sync_client=True) as client:
+        for run in _unfinished(client, lost):
+            for task in _unfinished_tasks(client, run):
+                client.set_task_run_state(task.id, crashed, force=True)
+            client.set_flow_run_state(run, crashed, force=True)
+
+
+def _unfinished(client: SyncPrefectClient, run: UUID) -> Iterator[UUID]:
+    """A run and all that it called, if it has not ended; called runs come first."""
+    try:
+        state = client.read_flow_run(run).state
+    except ObjectNotFound:  # the run of another server, or one that was deleted
+        return
+    if state is None or state.type in TERMINAL_STATES:
+        return
+    of_run = FlowRunFilter(parent_flow_run_id=FlowRunFilterParentFlowRunId(any_=[run]))
+    for called in client.read_flow_runs(flow_run_filter=of_run):
+        yield from _unfinished(client, called.id)
+    yield run
+
+
+def _unfinished_tasks(client: SyncPrefectClient, run: UUID) -> Iterator[TaskRun]:
+    """The task runs of a run that have not ended, page after page; they must be ended before the next is asked for."""
+    unfinished = TaskRunFilter(state=TaskRunFilterState(type=TaskRunFilterStateType(any_=UNFINISHED)))
+    of_run = FlowRunFilter(id=FlowRunFilterId(any_=[run]))
+    while found := client.read_task_runs(flow_run_filter=of_run, task_run_filter=unfinished):
+        yield from found

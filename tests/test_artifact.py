@@ -1,0 +1,20 @@
+"""Keys of artifacts in Prefect."""
+
+import re
+
+import pytest
+
+from tasks.artifact import artifact_key
+
+
+@pytest.mark.parametrize("place", ["/data/Out_1.b", "s3://bucket/Ünï", "/", "/data/" + "long " * 100])
+def test_a_key_is_one_that_prefect_takes(place):
+    assert re.fullmatch("training[a-z0-9-]+", artifact_key("training", place))
+
+
+def test_outputs_and_kinds_have_keys_of_their_own_and_a_place_has_one(tmp_path, monkeypatch):
+    places = [str(tmp_path / "a/model"), str(tmp_path / "b/model"), str(tmp_path / "b/model 2")]
+    assert len({artifact_key(kind, place) for kind in ("training", "results") for place in places}) == 6
+    monkeypatch.chdir(tmp_path)
+    assert artifact_key("training", "a/model/") == artifact_key("training", places[0])
+    assert artifact_key("training", places[0]).startswith("training-model-")

@@ -1,0 +1,45 @@
+"""The log of a training: whole, readable while it grows, and its end in the error when training failed."""
+
+import pytest
+
+from tasks.errors import InputError, RunError
+from tasks.train.log import LAST, logged
+
+
+def test_a_log_is_readable_while_it_grows_and_goes_on_where_it_stopped(tmp_path):
+    place = tmp_path / "out/training.log"
+    for start in ("first", "second"):
+        with logged(str(place)) as log:
+            log.write(f"é {start}")
+            assert place.read_text().splitlines()[-1] == f"é {start}"
+    assert place.read_text() == "é first\né second\n"
+
+
+def log_and_fail(place, lines, error):
+    with logged(str(place)) as log:
+        for line in lines:
+            log.write(line)
+        raise error
+
+
+def test_a_failure_shows_the_last_lines_and_where_all_are(tmp_path):
+    place = tmp_path / "training.log"
+    place.write_text("a line of an earlier start\n")
+    lines = [f"line {number}" for number in range(LAST + 2)]
+    with pytest.raises(RunError) as caught:
+        log_and_fail(place, lines, RunError("training failed: ValueError: cause"))
+    cause, heading, *shown = str(caught.value).splitlines()
+    assert cause == "training failed: ValueError: cause"
+    assert heading == f"The last lines of its log, {place}:"
+    assert [line.strip() for line in shown] == lines[2:]
+
+
+def test_a_failure_without_a_word_says_so(tmp_path):
+    place = tmp_path / "training.log"
+    with pytest.raises(RunError, match=f"^killed\nIt wrote nothing to its log, {place}$"):
+        log_and_fail(place, [], RunError("killed"))
+
+
+def test_what_a_person_must_change_first_needs_no_log(tmp_path):
+    with pytest.raises(InputError, match=r"^steps: too many$"):
+        log_and_fail(tmp_path / "training.log", ["a line"], InputError("steps: too many"))
