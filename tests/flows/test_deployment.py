@@ -163,13 +163,13 @@ def test_the_run_leaves_its_artifacts(prepared, prefect_server):
     found = prefect_server.client().read_artifacts(
         artifact_filter=ArtifactFilter(flow_run_id=ArtifactFilterFlowRunId(any_=[run]))
     )
-    artifacts = {artifact.key: artifact for artifact in found}
-    assert {key: artifact.type for key, artifact in artifacts.items()} == {
-        "shards": "progress",
+    artifacts = {re.fullmatch(rf"{NAME}-(.+)-prepared-[0-9a-f]{{8}}", artifact.key)[1]: artifact for artifact in found}
+    assert {what: artifact.type for what, artifact in artifacts.items()} == {
+        "tokenize-shards": "progress",
         "data-sets": "table",
         "summary": "markdown",
     }
-    assert artifacts["shards"].data == 100
+    assert artifacts["tokenize-shards"].data == 100
     assert str(output) in artifacts["summary"].data
     rows = {row["data set"]: row["rows"] for row in json.loads(artifacts["data-sets"].data)}
     assert rows == {source.name: lines(source.path) for source in tiny_blend().datasets}
