@@ -18,7 +18,7 @@ from tasks.sources.parquet import require_any
 from tasks.tokenize.gate import Verdict
 
 KIND = "harmony"
-FORMAT_VERSION = 1
+FORMAT_VERSION = 2
 """Raised whenever the same recipe and source would give other bytes than before."""
 
 EVERY_FIELD: Sequence[str] = ()

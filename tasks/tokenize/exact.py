@@ -117,18 +117,21 @@ def _replaced(tokens: Tokens, rows: np.ndarray, better: Tokens) -> Tokens:
 
 @lru_cache(maxsize=8)
 def exact_encoder(vocabulary: Vocabulary, *, literal: bool) -> ExactEncoder:
-    """The exact encoder of a vocabulary, made once. Raises ValueError when gigatoken does not support its kind."""
+    """The exact encoder of a vocabulary, made once.
+
+    Raises ValueError when gigatoken does not support the vocabulary, or differs in ways that no character explains.
+    """
     fast = vocabulary.fast(literal)
-    return ExactEncoder(fast, lambda: vocabulary.reference(literal), _suspects_of(vocabulary, literal=literal))
+    return ExactEncoder(fast, lambda: vocabulary.reference(literal), _suspects_of(vocabulary))
 
 
-def _suspects_of(vocabulary: Vocabulary, *, literal: bool) -> list[int]:
+def _suspects_of(vocabulary: Vocabulary) -> list[int]:
     """The suspects, from the user's cache where an earlier sweep of the same left them."""
-    question = [vocabulary.fingerprint, literal, SWEEP_VERSION, [version(library) for library in LIBRARIES]]
+    question = [vocabulary.fingerprint, SWEEP_VERSION, [version(library) for library in LIBRARIES]]
     place = user_cache("characters", f"{hashlib.sha256(orjson.dumps(question)).hexdigest()[:32]}.json")
     found = _remembered(place)
     if found is None:
-        found = suspects(vocabulary, literal=literal)
+        found = suspects(vocabulary)
         _remember(place, found)
     return found
 

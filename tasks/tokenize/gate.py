@@ -1,13 +1,17 @@
 """The exactness gate: the fast encoder is used only where it has been seen to equal the reference.
 
-Before a data set is tokenized, gigatoken and the reference encode the same texts: a set of strings chosen to break
-tokenizers (every control string of this vocabulary, runs of one character, combining marks, newest emoji, broken
-scripts, all kinds of white space), and documents from the beginning, middle and end of the data set itself. One
-difference anywhere, and the whole data set is encoded by the reference, a hundred times slower and right; the plan,
-the manifest and every receipt say so, because the backend is part of a shard's identity.
+Before a data set is tokenized, the exact encoder (gigatoken, with the reference for documents that hold a suspect
+character: `tasks.tokenize.exact`) and the reference alone encode the same texts: strings that break tokenizers (every
+control string of this vocabulary, runs of one character, combining marks, newest emoji, broken scripts, all kinds of
+white space), and documents from the beginning, middle and end of the data set itself.
+
+A character that the two libraries know differently is no difference here, wherever it stands: its document goes to the
+reference. Any difference that is left has a cause that nobody foresaw, so nothing says which other documents it
+touches. Then the reference encodes the whole data set, a hundred times slower and right; the plan, the manifest and
+every receipt say so, because the backend is part of a shard's identity.
 
 The reference needs half a second to load and 3 MB/s to encode, so a verdict is kept in the store, keyed by what was
-compared: an unchanged data set is never gated twice.
+compared and with which versions: an unchanged data set is never gated twice.
 """
 
 import hashlib
@@ -29,8 +33,9 @@ from tasks.sources.files import Slice
 from tasks.sources.read import read_texts
 from tasks.storage import join
 from tasks.tokenize.encoders import Encoder
-from tasks.tokenize.exact import exact_encoder
+from tasks.tokenize.exact import LIBRARIES, exact_encoder
 from tasks.tokenize.settings import Backend
+from tasks.tokenize.suspects import SWEEP_VERSION
 from tasks.tokenize.vocabulary import Vocabulary
 
 SAMPLED_DOCUMENTS = 16
@@ -63,7 +68,8 @@ def judge(
     sampled = _sampled(slices)
     question = [
         vocabulary.fingerprint, literal, which, [(part.content, part.rows) for part in sampled],
-        nasty_strings(vocabulary), SAMPLED_DOCUMENTS, SAMPLED_CHARACTERS, version("gigatoken"),
+        nasty_strings(vocabulary), SAMPLED_DOCUMENTS, SAMPLED_CHARACTERS, SWEEP_VERSION,
+        [version(library) for library in LIBRARIES],
     ]  # fmt: skip
     place = join(store, "gates", f"{hashlib.sha256(orjson.dumps(question)).hexdigest()[:32]}.json")
     with suppress(orjson.JSONDecodeError, TypeError):  # a damaged memory is no memory

@@ -18,7 +18,7 @@ from tasks.tokenize.settings import PretrainRecipe, PretrainSettings
 from tasks.tokenize.vocabulary import Vocabulary
 
 KIND = "pretrain"
-FORMAT_VERSION = 1
+FORMAT_VERSION = 2
 """Raised whenever the same recipe and source would give other bytes than before."""
 
 

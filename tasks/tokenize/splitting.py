@@ -10,6 +10,7 @@ import re
 import tempfile
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import gigatoken
@@ -32,8 +33,8 @@ BYTE_LEVEL = {"type": "ByteLevel", "add_prefix_space": False, "trim_offsets": Fa
 BYTE_LEVEL_PATTERN = r"'(?:[sdmt]|ll|ve|re)| ?\p{L}+| ?\p{N}+| ?[^\s\p{L}\p{N}]+|\s+(?!\S)|\s+"
 """What Hugging Face's ByteLevel cuts by without being told: GPT-2's expression (Radford et al. 2019)."""
 
-NormalForms = Callable[[list[str]], list[str]]
-"""Brings texts into the form that a tokenizer cuts."""
+NormalForm = Callable[[str], str]
+"""Brings a text into the form that a tokenizer cuts."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,7 +48,7 @@ class Splitting:
 
     patterns: Sequence[str]
     encoders: Callable[[Mapping[bytes, int]], tuple[Encoder, Encoder]]
-    normal_forms: Callable[[], tuple[NormalForms, NormalForms]] | None = None
+    normal_forms: Callable[[], tuple[NormalForm, NormalForm]] | None = None
 
 
 def huggingface_splitting(definition: Mapping[str, Any]) -> Splitting | None:
@@ -62,11 +63,11 @@ def huggingface_splitting(definition: Mapping[str, Any]) -> Splitting | None:
         made = _definition(ranks, cutting, None)
         return GigatokenEncoder(gigatoken.Tokenizer.from_json(made)), _reference(made)
 
-    def normal_forms() -> tuple[NormalForms, NormalForms]:
+    def normal_forms() -> tuple[NormalForm, NormalForm]:
         made = _definition(BYTES, BYTE_LEVEL, normalizer)
         fast = GigatokenEncoder(gigatoken.Tokenizer.from_json(made))
         reference: normalizers.Normalizer = tokenizers.Tokenizer.from_buffer(made).normalizer
-        return lambda texts: _decoded(fast, texts), lambda texts: [reference.normalize_str(text) for text in texts]
+        return partial(_decoded, fast), reference.normalize_str
 
     return Splitting(list(_patterns(steps)), encoders, normal_forms if normalizes else None)
 
@@ -119,8 +120,6 @@ def _reference(definition: bytes) -> ReferenceEncoder:
     )
 
 
-def _decoded(encoder: Encoder, texts: list[str]) -> list[str]:
-    """The texts as an encoder whose tokens are BYTES has normalized them."""
-    tokens = encoder.encode(pa.array(texts, pa.large_string()))
-    content = tokens.ids.astype(np.uint8).tobytes()
-    return [content[start:end].decode() for start, end in zip(tokens.offsets[:-1], tokens.offsets[1:], strict=True)]
+def _decoded(encoder: Encoder, text: str) -> str:
+    """The text as an encoder whose tokens are BYTES has normalized it."""
+    return encoder.encode(pa.array([text], pa.large_string())).ids.astype(np.uint8).tobytes().decode()
