@@ -3,6 +3,7 @@
 import inspect
 import itertools
 import json
+import os
 import re
 import subprocess
 import sys
@@ -28,7 +29,7 @@ from prefect.client.schemas.schedules import CronSchedule
 from prefect.exceptions import ParameterTypeError, PrefectHTTPStatusError
 from prefect.flows import load_flow_from_entrypoint
 from prefect.settings import Settings
-from prefect.states import Scheduled
+from prefect.states import Cancelling, Scheduled
 from prefect.types._datetime import now
 from prefect.utilities.callables import parameter_schema
 from prefect.utilities.importtools import from_qualified_name
@@ -38,6 +39,7 @@ from pydantic import BaseModel
 
 from flows.deployment_names import setup_environment
 from tasks.blend.load import load_blend
+from tasks.shards.lock import turn_in
 from tests.flows.cloning import REPOSITORY, clone_into
 
 NAME = "pretrain-data-prep"
@@ -223,9 +225,66 @@ def test_relative_paths_are_relative_to_the_deployed_folder(deployed, clone):
     assert deployed.parameters == {"blend": "blends/tiny.json", "output_dir": "output/pretrain"}
 
 
-def test_runs_wait_for_each_other(deployed):
-    assert deployed.global_concurrency_limit.limit == 1
-    assert deployed.concurrency_options.collision_strategy == "ENQUEUE"
+def test_only_nights_are_limited_by_their_deployment(deployed, prefect_server):
+    limits = {found.name: found.global_concurrency_limit for found in prefect_server.client().read_deployments()}
+    assert {name for name, limit in limits.items() if limit} == {"reprep-changed-blends"}
+
+
+def start(server, deployment, **parameters):
+    """The id of a new run of a deployment."""
+    return server.client().create_flow_run_from_deployment(deployment.id, parameters=parameters).id
+
+
+def messages_of(server, run):
+    """What the log of a run says, in one text."""
+    logs = server.client().read_logs(LogFilter(flow_run_id=LogFilterFlowRunId(any_=[run])))
+    return "\n".join(log.message for log in logs)
+
+
+@pytest.mark.slow
+def test_runs_wait_for_whoever_works_in_their_folder_and_for_nobody_else(deployed, clone, prefect_server):
+    taken, free = (str(clone.with_name(name)) for name in ("taken", "free"))
+    with turn_in(taken, print):
+        first = start(prefect_server, deployed, output_dir=taken)
+        told = f"waiting for process {os.getpid()} "
+        wait_until(lambda: told in messages_of(prefect_server, first), 90)
+        second = start(prefect_server, deployed, output_dir=taken)
+        wait_until(lambda: told in messages_of(prefect_server, second), 90)
+        other = start(prefect_server, deployed, output_dir=free)
+        assert wait_until(lambda: final_state(prefect_server, other), 120).is_completed()
+        assert not final_state(prefect_server, first)
+    ended = [wait_until(lambda run=run: final_state(prefect_server, run), 120) for run in (first, second)]
+    assert all(state.is_completed() for state in ended), ended
+    plans = [task_states(prefect_server, run) for run in (first, second)]
+    assert sum("tokenize-shards-1" in plan for plan in plans) == 1, "the later one finds the shards of the other"
+
+
+@pytest.mark.slow
+def test_a_cancelled_run_ends_without_a_traceback_at_the_worker(deployed, clone, prefect_server):
+    log, taken = clone.with_name("worker.log"), str(clone.with_name("cancelled"))
+    before = len(log.read_text())
+    with turn_in(taken, print):
+        run = start(prefect_server, deployed, output_dir=taken)
+        wait_until(lambda: "waiting for process" in messages_of(prefect_server, run), 90)
+        prefect_server.client().set_flow_run_state(run, Cancelling())
+        state = wait_until(lambda: final_state(prefect_server, run), 90)
+    assert state.is_cancelled(), state
+    wait_until(lambda: "Cancelled flow run" in log.read_text()[before:], 60)
+    assert "Traceback" not in log.read_text()[before:]
+    assert "initialize plugins" not in log.read_text()[before:]
+
+
+@pytest.mark.slow
+def test_an_error_of_the_caller_is_one_sentence_in_the_ui_and_at_the_worker(deployed, clone, prefect_server):
+    log = clone.with_name("worker.log")
+    before = len(log.read_text())
+    run = start(prefect_server, deployed, blend="none.json", output_dir=str(clone.with_name("failed")))
+    state = wait_until(lambda: final_state(prefect_server, run), 90)
+    assert state.is_failed()
+    assert state.message == f"{clone}/none.json: no such blend file"
+    assert "Traceback" not in messages_of(prefect_server, run)
+    wait_until(lambda: "exited with status code" in log.read_text()[before:], 60)
+    assert "Traceback" not in log.read_text()[before:]
 
 
 def test_a_bare_name_that_several_have_is_refused(deployed, clone, prefect_server):
