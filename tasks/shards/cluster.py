@@ -26,6 +26,7 @@ from collections.abc import Callable, Generator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import AbstractContextManager, ExitStack, contextmanager
 from importlib.util import find_spec
+from multiprocessing import resource_tracker
 from pathlib import Path
 from types import TracebackType
 from typing import Any, cast
@@ -140,6 +141,7 @@ def _start_local(**kwargs: Any) -> _Workers:  # noqa: ANN401 - the arguments of 
 
 
 def _block_interrupts() -> None:
+    resource_tracker.ensure_running()  # Python unblocks them when it starts it, and it starts with the first process
     signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
 
 

@@ -1,0 +1,325 @@
+"""How a command ends when somebody stops it, on a real terminal, and what it does without standard streams or a home.
+
+A process that a run has started is known by a variable of its environment, in whatever session it is.
+"""
+
+import json
+import os
+import pty
+import signal
+import subprocess
+import sys
+import tomllib
+import uuid
+from contextlib import contextmanager
+from pathlib import Path
+from threading import Thread
+
+import psutil
+import pytest
+from prefect_commands import clean_environment, wait_until
+
+from flows.process import INTERRUPTED, Stream
+from tests.flows.preparation_runs import DEADLINE, TOKENMILL, receipts
+from tests.preparing import blend_of, prepare, write_lines
+
+REPOSITORY = Path(__file__).parents[2]
+MARK = "TOKENMILL_TEST_RUN"
+CTRL_C = b"\x03"
+SHARDS = 40
+
+PATIENT = "import sys, flows.process; flows.process.GRACE = 1000; from flows.cli import main; sys.exit(main())"
+"""The command, but it would take a quarter of an hour to end after the first Ctrl-C."""
+
+
+def closed_in_the_end(descriptor):
+    """Bytes from a terminal until its last process has ended."""
+    try:
+        while piece := os.read(descriptor, 65_536):
+            yield piece
+    except OSError:
+        return
+
+
+class Terminal:
+    """A command as the foreground process of a terminal of its own."""
+
+    def __init__(self, command, environment):
+        self.mark = uuid.uuid4().hex
+        self.pid, self.keyboard = pty.fork()
+        if self.pid == 0:
+            os.execve(command[0], command, {**environment, MARK: self.mark})
+        self.shown = []
+        self.reader = Thread(target=lambda: self.shown.extend(closed_in_the_end(self.keyboard)), daemon=True)
+        self.reader.start()
+        self.status = None
+
+    def press(self, key):
+        os.write(self.keyboard, key)
+
+    def has(self, name):
+        return any(name in " ".join(process.info["cmdline"] or []) for process in marked(self.mark))
+
+    def runs(self):
+        if self.status is None:
+            ended, status = os.waitpid(self.pid, os.WNOHANG)
+            self.status = os.waitstatus_to_exitcode(status) if ended else None
+        return self.status is None
+
+    def wait(self):
+        """The exit code, and what was to be seen; nothing that was started may be left."""
+        wait_until(lambda: not self.runs(), DEADLINE)
+        wait_until(lambda: not marked(self.mark), DEADLINE)
+        self.reader.join(DEADLINE)
+        return self.status, b"".join(self.shown).decode(errors="replace")
+
+
+def marked(mark):
+    """The living processes of a run, in whatever session."""
+    found = psutil.process_iter(["environ", "cmdline", "status"])
+    return [each for each in found if (each.info["environ"] or {}).get(MARK) == mark]
+
+
+@pytest.fixture(scope="module")
+def blend(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("data")
+    rye = write_lines(folder / "rye.jsonl", [f"rye {number} " + "grain " * 400 for number in range(4_000)])
+    path = folder / "blend.json"
+    path.write_text(json.dumps(blend_of(rye)))
+    return path
+
+
+@pytest.fixture(scope="module")
+def environment(tmp_path_factory):
+    """No Prefect server is configured, so each run starts its own."""
+    return clean_environment() | {"HOME": str(tmp_path_factory.mktemp("home")), "TERM": "xterm"}
+
+
+def arguments(blend, out):
+    return ["pretrain", str(blend), "--output-dir", str(out), "--workers", "1", "shard_size=250kB"]
+
+
+@contextmanager
+def preparing(blend, out, environment, *command):
+    terminal = Terminal([*(command or [TOKENMILL]), *arguments(blend, out)], environment)
+    try:
+        yield terminal
+    finally:
+        for process in marked(terminal.mark):
+            process.kill()
+
+
+MOMENTS = {
+    "its server starts": lambda run, out: run.has("server_process.py"),
+    "its cluster starts": lambda run, out: run.has("spawn_main"),
+    "it builds shards": lambda run, out: receipts(out) >= 1,
+    "it publishes": lambda run, out: receipts(out) == SHARDS,
+}
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("moment", MOMENTS)
+def test_ctrl_c_ends_a_run_with_exit_code_130_and_leaves_no_process(moment, blend, environment, tmp_path):
+    with preparing(blend, tmp_path / "out", environment) as run:
+        wait_until(lambda: MOMENTS[moment](run, tmp_path / "out") or not run.runs(), DEADLINE)
+        kept = receipts(tmp_path / "out")
+        run.press(CTRL_C)
+        code, shown = run.wait()
+    assert code == INTERRUPTED, shown
+    assert "tokenmill: interrupted; run the same command again" in shown
+    assert "Traceback" not in shown
+    assert receipts(tmp_path / "out") >= kept
+
+
+@contextmanager
+def whose_server_hangs(blend, out, environment, *command):
+    """A run that has built a shard, and whose server then takes no more requests: it cannot report how it ended."""
+    with preparing(blend, out, environment, *command) as run:
+        wait_until(lambda: receipts(out) >= 1, DEADLINE)
+        (server,) = [each for each in marked(run.mark) if "server_process.py" in " ".join(each.info["cmdline"])]
+        server.suspend()
+        yield run
+
+
+@pytest.mark.slow
+def test_ctrl_c_ends_a_run_in_time_that_cannot_report_its_end(blend, environment, tmp_path):
+    with whose_server_hangs(blend, tmp_path / "out", environment) as run:
+        run.press(CTRL_C)
+        code, shown = run.wait()
+    assert code == INTERRUPTED, shown
+
+
+@pytest.mark.slow
+def test_a_second_ctrl_c_ends_a_run_at_once(blend, environment, tmp_path):
+    patient = [sys.executable, "-c", PATIENT]
+    with whose_server_hangs(blend, tmp_path / "out", environment, *patient) as run:
+        run.press(CTRL_C)
+        wait_until(lambda: not run.has("spawn_main"), DEADLINE)  # the first one has killed the workers
+        assert run.runs()
+        run.press(CTRL_C)
+        code, shown = run.wait()
+    assert code == INTERRUPTED, shown
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("how", [signal.SIGTERM, signal.SIGKILL, signal.SIGHUP])
+def test_a_run_that_a_signal_ends_leaves_no_process(how, blend, environment, tmp_path):
+    out, mark = tmp_path / "out", uuid.uuid4().hex
+    run = subprocess.Popen(
+        [TOKENMILL, *arguments(blend, out)],
+        env={**environment, MARK: mark},
+        stdout=subprocess.DEVNULL,
+        stderr=subprocess.DEVNULL,
+        start_new_session=True,
+    )
+    wait_until(lambda: receipts(out) >= 1, DEADLINE)
+    run.send_signal(how)
+    assert run.wait(DEADLINE) == -how
+    wait_until(lambda: not marked(mark), DEADLINE)
+
+
+@pytest.mark.slow
+def test_a_run_ends_when_its_terminal_is_closed(blend, environment, tmp_path):
+    with preparing(blend, tmp_path / "out", environment) as run:
+        wait_until(lambda: receipts(tmp_path / "out") >= 1, DEADLINE)
+        os.close(run.keyboard)
+        wait_until(lambda: not run.runs(), DEADLINE)
+        wait_until(lambda: not marked(run.mark), DEADLINE)
+
+
+SCRIPT = """
+from flows.pretrain import pretrain_data_prep
+pretrain_data_prep({blend!r}, {out!r}, workers=2)
+"""
+
+
+@pytest.mark.slow
+def test_a_script_that_calls_a_flow_when_it_is_imported_is_told_the_remedy(blend, environment, tmp_path):
+    script = tmp_path / "script.py"
+    script.write_text(SCRIPT.format(blend=str(blend), out=str(tmp_path / "out")))
+    run = subprocess.run(
+        [sys.executable, script], env=environment, capture_output=True, text=True, timeout=DEADLINE, check=False
+    )
+    assert run.returncode == 1
+    last = run.stderr.strip().splitlines()
+    assert any('put the call under `if __name__ == "__main__":`' in line and str(script) in line for line in last)
+    assert "Nanny failed to start" not in run.stderr
+    assert run.stderr.count("Beginning flow run") == 1
+
+
+# Standard streams.
+
+REDIRECTED = {
+    "closed": (">&-", 0),
+    "all closed": ("<&- >&- 2>&-", 0),
+    "full": (">/dev/full", 1),
+    "both full": (">/dev/full 2>/dev/full", 1),
+    "a pipe that nobody reads": ("| head -c 0", 0),
+    "both a pipe that nobody reads": ("2>&1 | head -c 0", 0),
+}
+
+
+def redirected(how, *words, environment=None):
+    """The exit code of a command, and what it says on stderr if that is not redirected."""
+    command = f"set -o pipefail; {TOKENMILL} {' '.join(map(str, words))} {REDIRECTED[how][0]}"
+    run = subprocess.run(
+        ["bash", "-c", command], stdin=subprocess.DEVNULL, capture_output=True, text=True, env=environment, check=False
+    )  # fmt: skip
+    return run.returncode, run.stderr
+
+
+@pytest.fixture(scope="module")
+def prepared(blend, tmp_path_factory):
+    out = tmp_path_factory.mktemp("prepared") / "out"
+    prepare(str(blend), out, shard_size=2_000_000)
+    return out
+
+
+@pytest.mark.parametrize("how", REDIRECTED)
+@pytest.mark.parametrize("command", ["--version", "plan"])
+def test_a_command_does_its_work_without_standard_streams(command, how, blend):
+    code, complaint = redirected(how, *([command, blend] if command == "plan" else [command]))
+    assert code == REDIRECTED[how][1], complaint
+    assert "Traceback" not in complaint
+    assert "Exception ignored" not in complaint
+    if how == "full":
+        assert complaint.strip().splitlines()[-1] == (
+            "tokenmill: stdout: No space left on device; the command is done, but its output is lost"
+        )
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("how", REDIRECTED)
+def test_every_command_does_its_work_without_standard_streams(how, prepared, tmp_path, blend):
+    for words in (["--help"], ["verify", prepared], ["view", prepared]):
+        code, complaint = redirected(how, *words)
+        assert code == REDIRECTED[how][1], (words, complaint)
+        assert "Traceback" not in complaint
+    assert redirected(how, "plan", tmp_path / "no_such.json")[0] == 2
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("how", REDIRECTED)
+def test_a_preparation_is_whole_without_standard_streams(how, blend, environment, tmp_path):
+    out = tmp_path / "out"
+    code, complaint = redirected(how, *arguments(blend, out), environment=environment)
+    assert code == REDIRECTED[how][1], complaint
+    assert "Traceback" not in complaint
+    assert receipts(out) == SHARDS
+    assert (out / "blend.json").exists()
+
+
+def test_a_stream_that_fails_says_why_once_and_takes_the_rest():
+    with Path("/dev/full").open("wb", buffering=0) as full, Stream(full, "utf-8", line_buffering=True) as stream:
+        stream.write("first\n")
+        lost = stream.lost
+        stream.write("second\n")
+        assert "No space left" in str(lost)
+        assert stream.lost is lost
+        assert os.fstat(stream.fileno()).st_rdev == Path(os.devnull).stat().st_rdev
+
+
+def test_a_run_in_the_background_of_a_shell_does_not_hear_ctrl_c():
+    heard = "import signal, flows.process as process; process.end_when_interrupted(); print(signal.getsignal(2).name)"
+    command = f"trap '' INT; exec {sys.executable} -c '{heard}'"
+    run = subprocess.run(["bash", "-c", command], capture_output=True, text=True, check=True)
+    assert run.stdout == "SIG_IGN\n"
+
+
+# A home that cannot be written.
+
+NOT_WRITABLE = "/proc"
+"""Not even by root."""
+
+
+def test_a_plan_needs_no_home(blend, environment, tmp_path):
+    homeless = environment | {"HOME": NOT_WRITABLE, "XDG_CACHE_HOME": "", "TMPDIR": str(tmp_path)}
+    run = subprocess.run([TOKENMILL, "plan", blend], capture_output=True, text=True, env=homeless, check=False)
+    assert run.returncode == 0, run.stderr
+    assert json.loads(run.stdout)["plan"]["shards"]["total"] > 0
+
+
+@pytest.mark.slow
+def test_a_preparation_needs_no_home(blend, environment, tmp_path):
+    homeless = environment | {"HOME": NOT_WRITABLE, "XDG_CACHE_HOME": "", "TMPDIR": str(tmp_path)}
+    command = [TOKENMILL, *arguments(blend, tmp_path / "out")]
+    run = subprocess.run(command, capture_output=True, text=True, env=homeless, timeout=2 * DEADLINE, check=False)
+    assert run.returncode == 0, run.stderr
+    assert "Warning" not in run.stderr
+    assert receipts(tmp_path / "out") == SHARDS
+
+
+@pytest.mark.slow
+def test_a_prefect_home_that_cannot_be_written_is_one_sentence(blend, environment, tmp_path):
+    command = [TOKENMILL, *arguments(blend, tmp_path / "out")]
+    chosen = environment | {"PREFECT_HOME": NOT_WRITABLE, "TMPDIR": str(tmp_path)}
+    run = subprocess.run(command, capture_output=True, text=True, env=chosen, timeout=DEADLINE, check=False)
+    assert run.returncode == 2, run.stderr
+    (complaint,) = run.stderr.strip().splitlines()
+    assert complaint.startswith(f"tokenmill: PREFECT_HOME: {NOT_WRITABLE} cannot be written")
+
+
+def test_the_version_is_the_projects():
+    declared = tomllib.loads((REPOSITORY / "pyproject.toml").read_text())["project"]["version"]
+    run = subprocess.run([TOKENMILL, "--version"], capture_output=True, text=True, check=True)
+    assert run.stdout.strip() == declared
