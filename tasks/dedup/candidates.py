@@ -1,17 +1,17 @@
 """Candidates: pairs of documents that share a band, of which there may be far too many to look at.
 
 A bucket, all documents with one band key, is small for ordinary text and huge for what a machine wrote to a pattern: a
-million of one kind would be half a trillion pairs. So each document is paired with the best 16 of its bucket and with
-no others: all pairs in buckets up to that size, and never more than 16 a document and band. If a bucket's documents are
-alike, the best of them is among the 16, and that is the one which stays. The loss only shows where very many differ by
-about the threshold: of 1,200 versions of one text with one to three words of 100 replaced, 472 go when all pairs are
-looked at, and 461, in a seventh of the time, with 16 leaders.
+million of one kind would be half a trillion pairs. So at first each document is paired with the best 16 of its bucket, its
+leaders. That is all pairs in buckets up to that size, and never more than 16 a document and band; and if the documents of
+a large bucket are alike, they are like its best one, which is a leader, and go. What is left of larger buckets is
+`crowded`: they are compared with each other once it is known who is left (`crowds`).
 
 Buckets are whole in a partition, so that the pairs follow from the documents alone. 24 bytes a band and document,
 768 a document, go through the disk.
 """
 
 from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
 
 import numpy as np
 import pyarrow as pa
@@ -27,8 +27,11 @@ BANDS_SCHEMA = pa.schema([pa.field("key", pa.uint64()), pa.field("number", pa.in
 PAIRS = pa.schema([pa.field("better", pa.int64()), pa.field("worse", pa.int64())])
 """Two documents, the one that would stay and the one that would go."""
 
+CROWDED = pa.schema([pa.field("bucket", pa.int64()), pa.field("number", pa.int64())])
+"""A document that is in a large bucket but none of its leaders; rows are bucket by bucket, the best document first."""
+
 LEADERS = 16
-"""The best documents of a bucket, with whom all its documents are compared."""
+"""The best documents of a bucket, with whom all its documents are compared at first."""
 
 PAIRS_AT_ONCE = 1 << 22
 """Pairs in memory, 16 bytes each and twice that while they are sorted."""
@@ -41,17 +44,41 @@ def band_table(keys: np.ndarray, numbers: np.ndarray, ranks: np.ndarray) -> pa.T
     return pa.Table.from_arrays([pa.array(column) for column in columns], schema=BANDS_SCHEMA)
 
 
-def write_candidates(
-    bands: Iterable[SliceFile], partition: int, uri: str, partitions: int, gone: np.ndarray = NONE
-) -> Output:
-    """Write the pairs of one partition of the files `bands`, cut into as many partitions by what they are.
-
-    Documents that are `gone` (int64, ascending) are left out before there are buckets, which they would fill. Raises
-    OSError and InputError as `publish` does.
+@dataclass(frozen=True, slots=True)
+class Buckets:
+    """The documents of all buckets of two or more, bucket by bucket and the best first: int64 arrays of one length, the
+    number of the bucket, that of the document, and its place in the bucket.
     """
-    rows = read_numbered(bands, partition, partitions, BANDS_SCHEMA, gone)
+
+    buckets: np.ndarray
+    numbers: np.ndarray
+    places: np.ndarray
+
+    @property
+    def crowded(self) -> pa.Table:
+        """Those who were not compared with all of their bucket, when its leaders were compared with all: a table of
+        `CROWDED`.
+        """
+        behind = np.flatnonzero(self.places >= LEADERS)
+        behind = behind[np.bincount(self.buckets)[self.buckets[behind]] > LEADERS + 1]
+        columns = [pa.array(each[behind]) for each in (self.buckets, self.numbers)]
+        return pa.Table.from_arrays(columns, schema=CROWDED)
+
+
+def read_buckets(bands: Iterable[SliceFile], partition: int, partitions: int, gone: np.ndarray = NONE) -> Buckets:
+    """The buckets of one partition of the files `bands`. Documents that are `gone` (int64, ascending) are left out before
+    there are buckets, which they would fill.
+    """
+    return buckets_of(read_numbered(bands, partition, partitions, BANDS_SCHEMA, gone))
+
+
+def write_candidates(buckets: Buckets, uri: str, partitions: int) -> Output:
+    """Write the pairs of leaders and others, cut into partitions by what they are.
+
+    Raises OSError and InputError as `publish` does.
+    """
     with partitioned(uri, PAIRS, partitions) as file:
-        for pairs in candidate_pairs(rows):
+        for pairs in candidate_pairs(buckets):
             better, worse = pairs[:, 0], pairs[:, 1]
             key = combined([better.astype(np.uint64), worse.astype(np.uint64)])
             file.write(pa.Table.from_arrays([pa.array(better), pa.array(worse)], schema=PAIRS), key)
@@ -64,9 +91,9 @@ def read_candidates(uris: Iterable[str], partition: int, partitions: int) -> np.
     return _distinct(table["better"].to_numpy(), table["worse"].to_numpy())
 
 
-def candidate_pairs(bands: pa.Table) -> Iterator[np.ndarray]:
-    """The pairs, int64 [pairs, 2], of a table of `BANDS_SCHEMA` that holds whole buckets; some pairs come repeatedly."""
-    numbers, places = _buckets(bands)
+def candidate_pairs(buckets: Buckets) -> Iterator[np.ndarray]:
+    """The pairs of leaders and others, int64 [pairs, 2], the better one first; some pairs come repeatedly."""
+    numbers, places = buckets.numbers, buckets.places
     leaders = np.minimum(places, LEADERS)
     ends = np.cumsum(leaders)
     start = 0
@@ -80,19 +107,20 @@ def candidate_pairs(bands: pa.Table) -> Iterator[np.ndarray]:
         start = stop
 
 
-def _buckets(bands: pa.Table) -> tuple[np.ndarray, np.ndarray]:
-    """The documents of all buckets of two or more, bucket by bucket, best first, and the place of each in its bucket."""
+def buckets_of(bands: pa.Table) -> Buckets:
+    """The buckets of a table of `BANDS_SCHEMA` that holds them whole."""
     key = bands["key"].to_numpy()
     ascending = np.sort(key)
     shared = distinct(ascending[1:][ascending[1:] == ascending[:-1]])
     if not shared.size:
-        return np.empty(0, np.int64), np.empty(0, np.int64)
+        return Buckets(NONE, NONE, NONE)
     nearest = np.minimum(np.searchsorted(shared, key), len(shared) - 1)
     rows = np.flatnonzero(shared[nearest] == key)
     number, bucket = bands["number"].to_numpy()[rows], nearest[rows]
     order = np.lexsort((number, ~bands["rank"].to_numpy()[rows], bucket))
+    bucket = bucket[order]
     starts = np.cumsum(np.bincount(bucket)) - np.bincount(bucket)
-    return number[order], np.arange(len(rows)) - starts[bucket[order]]
+    return Buckets(bucket, number[order], np.arange(len(rows)) - starts[bucket])
 
 
 def _distinct(better: np.ndarray, worse: np.ndarray) -> np.ndarray:

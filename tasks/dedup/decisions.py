@@ -9,7 +9,7 @@ whatever became of the others.
 """
 
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 from itertools import pairwise
@@ -22,16 +22,19 @@ import pyarrow.parquet as pq
 from pyarrow import compute
 from xxhash import xxh3_128
 
+from tasks.dedup.contamination import LEAST_WORDS
+from tasks.dedup.near import MADE_OF
 from tasks.dedup.outcome import KEPT, dropped
 from tasks.dedup.partitions import ROWS_PER_SLICE, partitioned, read_partition, tables
 from tasks.dedup.rounds import Roster, sorted_union
+from tasks.dedup.units import KINDS
 from tasks.errors import RunError
 from tasks.shards.publish import Output, publish
 from tasks.shards.receipt import RECEIPT, Receipt
 from tasks.shards.store import Store, read_bytes
 
 OUTCOMES_FILE, EDGES_FILE, HITS_FILE = "outcomes.arrow", "edges.parquet", "hits.parquet"
-NAMES_FILE = "names.arrow"
+NAMES_FILE, UNITS_FILE = "names.arrow", "units.arrow"
 
 OUTCOMES = pa.schema([
     pa.field("row", pa.int64()),
@@ -48,8 +51,10 @@ NAMED_EDGES = pa.schema([
     pa.field("jaccard", pa.float64()),
     pa.field("reason", pa.string()),
     pa.field("group", pa.large_string()),
+    *(pa.field(kind, pa.int32()) for kind in KINDS),
 ])  # fmt: skip
-"""Who went for whom; `group` is the first document of those that pairs connect."""
+"""Who went for whom; `group` is the first document of those that pairs connect. A near-duplicate that went was compared
+by so many words, characters, letters and pieces (`units`); null for exact duplicates."""
 
 NAMED_HITS = pa.schema([
     pa.field("document", pa.large_string()),
@@ -58,17 +63,23 @@ NAMED_HITS = pa.schema([
     pa.field("runs", pa.int64()),
     pa.field("words", pa.large_string()),
 ])  # fmt: skip
-"""A document, the file and row of an evaluation, how many runs of 13 words they share, and the first of them."""
+"""A document, the file and row of an evaluation, how many runs they share, and the first of them."""
+
+MOST_NAMED = 10
+"""Documents that were not compared with all, and are named."""
 
 
 @dataclass(frozen=True, slots=True)
 class Findings:
-    """What the rounds have found, documents being numbers; `hits` is None without evaluations."""
+    """What the rounds have found, documents being numbers; `hits` is None without evaluations. `unseen` (int64) are
+    documents that were not compared with all who may be like them.
+    """
 
     roster: Roster
     store: Store
     drops: Mapping[str, pa.Table]
     hits: pa.Table | None
+    unseen: np.ndarray
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,8 +88,9 @@ class Decisions:
 
     `uri` is that of the outcomes, from which `rows_decided` and `slice_decided` read in any process. `edges` and `hits`
     are files in `folder` with their sizes and hashes; there are no hits without evaluations. `facts` tell how many
-    documents there were of each outcome (`tally`), what documents were held against (`evaluations`), and how many had
-    no prompt.
+    documents there were of each outcome (`tally`), how many consist for the most part of each kind of unit (`units`),
+    how many stay that were not compared with all (`not_compared`, and the first of them), what documents were held
+    against (`evaluations`), how many had no prompt, and what a person should know of it (`warnings`).
     """
 
     folder: str
@@ -162,16 +174,41 @@ def write_decisions(findings: Findings, folder: str) -> tuple[list[Output], dict
     if len(receipts) < len(roster.signatures):
         raise RunError("signatures are gone since the rounds before; run the same command again to write them")
     table, edges = dropped(findings.drops), _edges(findings.drops)
-    named = [edges[name].to_numpy() for name in ("dropped", "kept", "group")]
+    unseen = np.setdiff1d(findings.unseen, table["number"].to_numpy())
+    named = [unseen[:MOST_NAMED], *(edges[name].to_numpy() for name in ("dropped", "kept", "group"))]
     names = _names(sorted_union(*named, *([] if hits is None else [hits["number"].to_numpy()])), findings, receipts)
-    outputs = [_write_parquet(f"{folder}/{EDGES_FILE}", _named_edges(edges, names))]
+    made_of = _made_of(edges, findings.store, receipts)
+    outputs = [_write_parquet(f"{folder}/{EDGES_FILE}", _named_edges(edges, made_of, names))]
     if hits is not None:
         outputs.append(_write_parquet(f"{folder}/{HITS_FILE}", _named_hits(hits, names)))
     outcomes, digests = _write_outcomes(f"{folder}/{OUTCOMES_FILE}", table, names, len(receipts))
     tally = Counter(table["outcome"].to_pylist())
     tally[KEPT] = sum(receipt.documents for receipt in receipts) - table.num_rows
-    without = sum(receipt.facts.get("without_prompt", 0) for receipt in receipts)
-    return [*outputs, outcomes], {"slices": digests, "tally": dict(sorted(tally.items())), "without_prompt": without}
+    facts = {
+        "slices": digests,
+        "tally": dict(sorted(tally.items())),
+        "units": dict(sum((Counter(receipt.facts.get("units", {})) for receipt in receipts), Counter[str]())),
+        "not_compared": {"documents": len(unseen), "first": names.of(pa.array(unseen[:MOST_NAMED])).to_pylist()},
+        "without_prompt": sum(receipt.facts.get("without_prompt", 0) for receipt in receipts),
+    }
+    return [*outputs, outcomes], facts
+
+
+def warnings_about(facts: Mapping[str, Any]) -> Iterator[str]:
+    """What a person should know of what was found, given the facts of decisions."""
+    for each in facts["evaluations"]:
+        if each["too_short"]:
+            yield (
+                f"evaluation {each['name']}: {each['too_short']:,} of {each['rows']:,} rows have fewer than "
+                f"{LEAST_WORDS} words and are not looked for"
+            )
+    if without := facts["without_prompt"]:
+        yield f"cap: {without:,} documents name no prompt, so they are not counted among any"
+    if count := facts["not_compared"]["documents"]:
+        yield (
+            f"near-duplicates: {count:,} documents that stay are too many of one kind to be compared with all of it, "
+            f"such as {', '.join(facts['not_compared']['first'])}; near-duplicates may be left among them"
+        )
 
 
 @dataclass(frozen=True, slots=True)
@@ -223,9 +260,25 @@ def _edges(drops: Mapping[str, pa.Table]) -> pa.Table:
     return pa.concat_tables(found).sort_by("dropped").combine_chunks()
 
 
-def _named_edges(edges: pa.Table, names: _Names) -> pa.Table:
+def _made_of(edges: pa.Table, store: Store, receipts: Sequence[Receipt]) -> list[pa.Array]:
+    """How many units of each kind the near-duplicates have that go, a column for each kind; null for exact duplicates."""
+    near = compute.call_function("equal", [edges["reason"], pa.scalar("near_duplicate")])
+    numbers = edges.filter(near)["dropped"].to_numpy()
+    slices = numbers // ROWS_PER_SLICE
+    found = [
+        _chosen(table, numbers[slices == number] - number * ROWS_PER_SLICE)
+        for number in np.unique(slices).tolist()
+        for table in tables(store.path(receipts[number].key, UNITS_FILE), 0, 1)
+    ]
+    table = pa.concat_tables([MADE_OF.empty_table(), *found]).combine_chunks()
+    places = np.cumsum(near.to_numpy()) - 1
+    rows = pa.array(places, mask=~near.to_numpy())
+    return [table[kind].combine_chunks().take(rows) for kind in KINDS]
+
+
+def _named_edges(edges: pa.Table, made_of: list[pa.Array], names: _Names) -> pa.Table:
     columns = [names.of(edges["dropped"]), names.of(edges["kept"]), edges["jaccard"], edges["reason"]]
-    return pa.Table.from_arrays([*columns, names.of(edges["group"])], schema=NAMED_EDGES)
+    return pa.Table.from_arrays([*columns, names.of(edges["group"]), *made_of], schema=NAMED_EDGES)
 
 
 def _named_hits(hits: pa.Table, names: _Names) -> pa.Table:

@@ -49,11 +49,11 @@ class Held:
 
     @property
     def books(self) -> list[dict[str, Any]]:
-        """For each file its name, its rows, and how many are too short to be found in any document."""
-        names, short = self.evaluations.names, self.evaluations.short
+        """For each file its name, its rows, and how many are looked for whole or too short to be looked for."""
+        found = self.evaluations
         return [
-            {"name": name, "rows": rows, "too_short": few}
-            for name, rows, few in zip(names, self.rows, short, strict=True)
+            {"name": name, "rows": rows, "whole": short, "too_short": few}
+            for name, rows, short, few in zip(found.names, self.rows, found.short, found.too_short, strict=True)
         ]
 
 

@@ -7,12 +7,14 @@ is what stands twice when both are sorted together under the number of their pai
 
 from collections.abc import Iterator
 from dataclasses import dataclass
+from typing import Self
 
 import numpy as np
 import pyarrow as pa
 
 from tasks.dedup.distinct import distinct
 from tasks.dedup.shingles import Shingles
+from tasks.dedup.units import ranges
 
 SHIFT = np.uint64(32)
 ELEMENTS = 1 << 16
@@ -33,6 +35,12 @@ class Sets:
         """Members per set, int64."""
         return np.diff(self.starts)
 
+    def of(self, chosen: np.ndarray) -> Self:
+        """The sets of some documents (int64 [n]), in their order."""
+        sizes = self.sizes[chosen]
+        members = self.members[ranges(self.starts[chosen], sizes)]
+        return type(self)(members, np.concatenate([np.zeros(1, np.int64), np.cumsum(sizes)]))
+
 
 def sets_of(shingles: Shingles) -> Sets:
     """The sets of some documents. Raises ValueError when they hold more than 2**31 different shingles."""
@@ -51,6 +59,21 @@ def similarities(sets: Sets, pairs: np.ndarray) -> np.ndarray:
     return np.concatenate([np.empty(0), *parts])
 
 
+def similarities_to_worse(sets: Sets, count: int) -> Iterator[np.ndarray]:
+    """For each of the first `count` sets, none of which is empty, its similarity to every set after it, float64 [sets
+    after it]. 2 ns a member of these.
+    """
+    _, codes = np.unique(sets.members, return_inverse=True)
+    sizes, starts = sets.sizes, sets.starts
+    owned = np.zeros(len(codes), np.int32)
+    for one in range(min(count, len(sizes) - 1)):
+        own, worse = codes[starts[one] : starts[one + 1]], codes[starts[one + 1] :]
+        owned[own] = 1
+        shared = np.add.reduceat(owned[worse], starts[one + 1 : -1] - starts[one + 1])
+        owned[own] = 0
+        yield shared / (sizes[one] + sizes[one + 1 :] - shared)
+
+
 def _similarities(sets: Sets, pairs: np.ndarray) -> np.ndarray:
     together = np.sort(np.concatenate([_members(sets, pairs[:, side]) for side in (0, 1)]))
     twice = together[1:][together[1:] == together[:-1]]
@@ -61,9 +84,7 @@ def _similarities(sets: Sets, pairs: np.ndarray) -> np.ndarray:
 def _members(sets: Sets, chosen: np.ndarray) -> np.ndarray:
     """The members of the chosen sets, each under the place of its set among the chosen."""
     sizes = sets.sizes[chosen]
-    ends = np.cumsum(sizes)
-    rows = np.arange(sizes.sum()) + np.repeat(sets.starts[chosen] - (ends - sizes), sizes)
-    return np.repeat(np.arange(len(chosen), dtype=np.uint64), sizes) << SHIFT | sets.members[rows]
+    return np.repeat(np.arange(len(chosen), dtype=np.uint64), sizes) << SHIFT | sets.of(chosen).members
 
 
 def _portions(sets: Sets, pairs: np.ndarray) -> Iterator[tuple[int, int]]:

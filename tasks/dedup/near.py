@@ -1,13 +1,14 @@
 """Near-duplicates: documents that share most of their runs of five words, verified before any is dropped.
 
-    sign              a slice of documents  ─► its bands, cut by key; its shingles
-    write_candidates  a partition of bands  ─► pairs, cut by what they are        (in candidates.py)
+    sign              a slice of documents  ─► its bands, cut by key; its shingles; how many units each is made of
+    write_candidates  a partition of bands  ─► pairs, cut by what they are; who is left in large buckets  (in candidates.py)
     verify            a partition of pairs  ─► those whose exact Jaccard similarity reaches the threshold
+    surely_gone       all verified pairs    ─► who goes, whatever else is found
+    compare_crowds    who is left           ─► more verified pairs, out of large buckets                  (in crowds.py)
     resolve           all verified pairs    ─► which document goes, and for which one that stays
 
-The first three can be mapped in any order; the last holds 24 bytes a verified pair. Who is a candidate is a matter of
-chance, but a chance of 5 in 10^8 to miss a pair at 0.8; who is dropped is not: every edge is a pair that was compared
-shingle by shingle.
+What a run of five words is where there are no words, `units` says. Who is a candidate is a matter of chance, but a chance
+of 5 in 10^8 to miss a pair at 0.8; who is dropped is not: every edge is a pair that was compared shingle by shingle.
 
 Pairs form groups, but likeness does not carry over: in a chain of ten versions the first and the last may share
 nothing. So a group is not merged into its best document. From the best down, a document stays unless one that
@@ -20,10 +21,13 @@ decisions, 1.3 GB on disk, and 1 GB of memory in each of two processes.
 Exact duplicates should be gone before: they would fill buckets and say nothing new.
 """
 
+from collections import Counter
 from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
 
 import numpy as np
 import pyarrow as pa
+from pyarrow import compute
 
 from tasks.dedup.candidates import band_table, read_candidates
 from tasks.dedup.distinct import distinct
@@ -32,29 +36,51 @@ from tasks.dedup.edges import edge_table
 from tasks.dedup.jaccard import sets_of, similarities
 from tasks.dedup.minhash import band_keys, signatures
 from tasks.dedup.partitions import ROWS_PER_SLICE, PartitionedFile, SliceFile, tables
-from tasks.dedup.shingles import Shingles, shingles
+from tasks.dedup.shingles import Length, Shingles, shingles
+from tasks.dedup.units import KINDS, units_of
 from tasks.errors import RunError
 
-WORDS = 5
+RUN = Length(words=5, letters=2)
+"""Five words, characters or pieces, or ten letters. Five letters of Thai are about one word: long texts that have nothing to
+do with each other share many such runs, and all of them would be candidates."""
+
 THRESHOLD = 0.8
 
 SHINGLED = pa.schema([pa.field("number", pa.int64()), pa.field("shingles", pa.large_list(pa.uint64()))])
 """A document and its shingles, documents in ascending order."""
 
+MADE_OF = pa.schema([pa.field("number", pa.int64()), *(pa.field(kind, pa.int32()) for kind in KINDS)])
+"""A document and how many units of each kind it has, documents in ascending order."""
+
 VERIFIED = pa.schema([pa.field("better", pa.int64()), pa.field("worse", pa.int64()), pa.field("jaccard", pa.float64())])
 """A pair of documents, the one that would stay and the one that would go, and how alike they are."""
 
 
-def sign(bands: PartitionedFile, shingled: PartitionedFile, documents: Documents) -> None:
-    """Append the bands and the shingles of some documents, whose texts are in normal form, to files of `BANDS_SCHEMA`
-    and, in one partition, of `SHINGLED`. A document without words has none.
+@dataclass(frozen=True, slots=True)
+class NearFiles:
+    """The files of one slice: of `BANDS_SCHEMA`, cut by key, and, in one partition, of `SHINGLED` and of `MADE_OF`."""
+
+    bands: PartitionedFile
+    shingles: PartitionedFile
+    units: PartitionedFile
+
+
+def sign(files: NearFiles, documents: Documents) -> Counter[str]:
+    """Append what is known of some documents, whose texts are in normal form, to the files of their slice; a document
+    without units has no bands and no shingles. How many documents consist of each kind of unit for the most part.
     """
+    mostly = Counter[str]()
     for batch in documents.batches():
-        found = shingles(batch.texts, WORDS)
+        units = units_of(batch.texts)
+        made_of, numbers = units.by_kind, pa.array(batch.numbers)
+        files.units.append(pa.Table.from_arrays([numbers, *map(pa.array, made_of.astype(np.int32).T)], schema=MADE_OF))
+        found = shingles(units, RUN)
         lists = pa.LargeListArray.from_arrays(pa.array(found.offsets), pa.array(found.hashes))
-        shingled.append(pa.Table.from_arrays([pa.array(batch.numbers), lists], schema=SHINGLED))
+        files.shingles.append(pa.Table.from_arrays([numbers, lists], schema=SHINGLED))
         keys, some = band_keys(signatures(found)), found.counts > 0
-        bands.write(band_table(keys[some], batch.numbers[some], batch.ranks[some]), keys[some].reshape(-1))
+        files.bands.write(band_table(keys[some], batch.numbers[some], batch.ranks[some]), keys[some].reshape(-1))
+        mostly.update(KINDS[kind] for kind in made_of[some].argmax(axis=1).tolist())
+    return mostly
 
 
 def verify(
@@ -72,7 +98,7 @@ def verify(
     pairs = read_candidates(candidates, partition, partitions)
     numbers = distinct(pairs)
     found = np.searchsorted(numbers, pairs)
-    sets = sets_of(_shingles_of(shingled, numbers))
+    sets = sets_of(shingles_of(shingled, numbers))
     sizes = sets.sizes[found]
     possible = sizes.min(axis=1) >= threshold * sizes.max(axis=1)
     pairs, jaccard = pairs[possible], similarities(sets, found[possible])
@@ -81,18 +107,28 @@ def verify(
     return pa.Table.from_arrays([pa.array(column) for column in columns], schema=VERIFIED)
 
 
+def surely_gone(verified: Iterable[pa.Table], crowded: np.ndarray) -> np.ndarray:
+    """The documents that go whatever else is found, int64, ascending, given the pairs that are verified so far and the
+    documents that were not compared with all better ones of their buckets.
+
+    Who was compared with all better ones stays if none of these is alike, or those that are surely go; and all that is
+    like one who surely stays goes.
+    """
+    graph = _graph(verified)
+    goes = _going(graph.pairs, len(graph.numbers), sure=~np.isin(graph.numbers, crowded))
+    return graph.numbers[goes]
+
+
 def resolve(verified: Iterable[pa.Table]) -> pa.Table:
-    """The near-duplicates, given the verified pairs of all partitions in any order: a table of `EDGES`, ascending.
+    """The near-duplicates, given all verified pairs in any order: a table of `EDGES`, ascending.
 
     Where several that stay are near-duplicates of one that goes, `kept` is the one most like it.
     """
-    table = pa.concat_tables([VERIFIED.empty_table(), *verified])
-    both = np.stack([table["better"].to_numpy(), table["worse"].to_numpy()], axis=1)
-    numbers, pairs = np.unique(both, return_inverse=True)
-    pairs, jaccard = pairs.reshape(-1, 2), table["jaccard"].to_numpy()
-    stays = _staying(pairs, len(numbers))
-    witness = stays[pairs[:, 0]] & ~stays[pairs[:, 1]]
-    better, worse, jaccard = pairs[witness, 0], pairs[witness, 1], jaccard[witness]
+    graph = _graph(verified)
+    numbers, pairs = graph.numbers, graph.pairs
+    goes = _going(pairs, len(numbers), sure=np.ones(len(numbers), np.bool_))
+    witness = ~goes[pairs[:, 0]] & goes[pairs[:, 1]]
+    better, worse, jaccard = pairs[witness, 0], pairs[witness, 1], graph.jaccard[witness]
     order = np.lexsort((better, -jaccard, worse))
     dropped, first = np.unique(worse[order], return_index=True)
     chosen = order[first]
@@ -100,9 +136,13 @@ def resolve(verified: Iterable[pa.Table]) -> pa.Table:
     return edge_table(numbers[dropped], numbers[better[chosen]], jaccard[chosen], group)
 
 
-def _shingles_of(files: Iterable[SliceFile], wanted: np.ndarray) -> Shingles:
-    """The shingles of the documents `wanted` (ascending), in their order."""
-    found = [table for file in files for table in _of_slice(file, wanted)]
+def shingles_of(files: Iterable[SliceFile], wanted: np.ndarray) -> Shingles:
+    """The shingles of the documents `wanted` (int64, ascending), in their order. Raises RunError if some are missing."""
+    found = [
+        pa.Table.from_arrays([pa.array(numbers), lists.take(pa.array(rows))], schema=SHINGLED)
+        for file in files
+        for numbers, rows, lists in _rows_in(file, wanted)
+    ]
     table = pa.concat_tables([SHINGLED.empty_table(), *found]).sort_by("number").combine_chunks()
     if table.num_rows != len(wanted):
         raise RunError(
@@ -114,8 +154,20 @@ def _shingles_of(files: Iterable[SliceFile], wanted: np.ndarray) -> Shingles:
     return Shingles(lists.flatten().to_numpy(), np.concatenate([np.zeros(1, np.int64), np.cumsum(lengths)]))
 
 
-def _of_slice(file: SliceFile, wanted: np.ndarray) -> Iterator[pa.Table]:
-    """The rows of those of the documents `wanted` that one file holds; a file that can hold none is not opened."""
+def sizes_of(files: Iterable[SliceFile], wanted: np.ndarray) -> np.ndarray:
+    """How many shingles the documents `wanted` (int64, ascending) have, int64, without a look at these."""
+    sizes = np.zeros(len(wanted), np.int64)
+    for file in files:
+        for numbers, rows, lists in _rows_in(file, wanted):
+            lengths = compute.call_function("list_value_length", [lists]).to_numpy()
+            sizes[np.searchsorted(wanted, numbers)] = lengths[rows]
+    return sizes
+
+
+def _rows_in(file: SliceFile, wanted: np.ndarray) -> Iterator[tuple[np.ndarray, np.ndarray, pa.ChunkedArray]]:
+    """Those of the documents `wanted` that one file holds: their numbers, and their rows in lists of shingles; a file that
+    can hold none is not opened.
+    """
     start, stop = np.searchsorted(wanted, [file.first, file.first + ROWS_PER_SLICE])
     if start == stop:
         return
@@ -123,24 +175,46 @@ def _of_slice(file: SliceFile, wanted: np.ndarray) -> Iterator[pa.Table]:
         there = table["number"].to_numpy() + file.first
         here = wanted[np.searchsorted(wanted, there[:1])[0] : np.searchsorted(wanted, there[-1:], side="right")[0]]
         rows = np.searchsorted(there, here)
-        chosen = pa.array(rows[there[rows] == here])
-        numbers = pa.array(there).take(chosen)
-        yield pa.Table.from_arrays([numbers, table["shingles"].take(chosen)], schema=SHINGLED)
+        found = there[rows] == here
+        yield here[found], rows[found], table["shingles"]
 
 
-def _staying(pairs: np.ndarray, count: int) -> np.ndarray:
-    """Which of `count` documents stay, from the best down: those that no better one which stays is like.
+@dataclass(frozen=True, slots=True)
+class _Graph:
+    """Verified pairs among the documents `numbers` (int64, ascending): `pairs` int64 [pairs, 2] are places in it, the
+    better document first, `jaccard` float64 [pairs] how alike they are.
+    """
+
+    numbers: np.ndarray
+    pairs: np.ndarray
+    jaccard: np.ndarray
+
+
+def _graph(verified: Iterable[pa.Table]) -> _Graph:
+    table = pa.concat_tables([VERIFIED.empty_table(), *verified])
+    both = np.stack([table["better"].to_numpy(), table["worse"].to_numpy()], axis=1)
+    numbers, pairs = np.unique(both, return_inverse=True)
+    return _Graph(numbers, pairs.reshape(-1, 2), table["jaccard"].to_numpy())
+
+
+def _going(pairs: np.ndarray, count: int, sure: np.ndarray) -> np.ndarray:
+    """Which of `count` documents go, from the best down: those that a better one which stays is like. Only those that are
+    `sure` (bool) stay; of the others it is not known yet.
 
     Whoever no undecided better one is like stays; all that it is like go; and so on. A round takes microseconds and
     there are few, except for a chain of versions, each like the next alone, which takes one for every two.
     """
-    stays = np.ones(count, np.bool_)
+    goes = np.zeros(count, np.bool_)
     while len(pairs):
         outranked = np.zeros(count, np.bool_)
         outranked[pairs[:, 1]] = True
-        stays[pairs[~outranked[pairs[:, 0]], 1]] = False
-        pairs = pairs[stays[pairs].all(axis=1)]
-    return stays
+        stays = sure & ~outranked
+        found = pairs[stays[pairs[:, 0]], 1]
+        if not found.size:
+            break
+        goes[found] = True
+        pairs = pairs[~goes[pairs].any(axis=1)]
+    return goes
 
 
 def _components(pairs: np.ndarray, count: int) -> np.ndarray:

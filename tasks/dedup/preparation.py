@@ -3,10 +3,9 @@ for Prefect.
 """
 
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from typing import Any
 
-from tasks.dedup.contamination import WORDS
 from tasks.dedup.decisions import Decisions
 from tasks.dedup.outcome import KEPT
 from tasks.dedup.planning import DedupPlan
@@ -32,7 +31,7 @@ def publish_dedup(plan: DedupPlan, decisions: Decisions, started: float) -> dict
         "type": KIND,
         "blend": plan.blend.model_dump(exclude_none=True),
         "settings": settings.model_dump(exclude=WHERE_NOT_WHAT),
-        "duplicates": {**decisions.facts, "warnings": list(_warnings(decisions))},
+        "duplicates": dict(decisions.facts),
         "missing": missing,
     }
     volatile = circumstances(plan.plan, settings, started, LIBRARIES)
@@ -48,14 +47,3 @@ def _require_all_decided(finished: Sequence[Finished], decisions: Decisions) -> 
         raise RunError(
             f"the shards account for {dict(found)}, but {wanted} was decided; run the same command with force=true"
         )
-
-
-def _warnings(decisions: Decisions) -> Iterator[str]:
-    for each in decisions.facts["evaluations"]:
-        if each["too_short"]:
-            yield (
-                f"evaluation {each['name']}: {each['too_short']:,} of {each['rows']:,} rows have fewer than {WORDS} words "
-                "and cannot be found"
-            )
-    if without := decisions.facts["without_prompt"]:
-        yield f"cap: {without:,} documents name no prompt, so they are not counted among any"

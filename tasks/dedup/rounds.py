@@ -4,6 +4,8 @@
     exact    per partition   edges of exact duplicates
     pairs    per partition   candidates, exact duplicates left out
     verify   per partition   the pairs that are alike, compared shingle by shingle
+    narrow   one shard       who surely goes, whatever large buckets hold
+    crowds   per partition   the pairs that are alike among those who are left in large buckets
     settle   one shard       who goes as a near-duplicate, and who is contaminated
     cap      per partition   who is beyond the cap of a prompt, of those that are left
     decide   one shard       what became of each document, by slice; edges and hits for people
@@ -35,7 +37,7 @@ from tasks.sources.files import Slice, SourceFile
 from tasks.storage import join
 
 KIND = "dedup"
-FORMAT_VERSION = 1
+FORMAT_VERSION = 2
 """Raised whenever the same recipe and source would give other bytes than before."""
 
 ROSTERS = "rosters"
@@ -46,14 +48,19 @@ CONCERNS: Mapping[Step, Sequence[str]] = {
     "exact": (),
     "pairs": (),
     "verify": ("threshold",),
+    "narrow": ("threshold",),
+    "crowds": ("threshold",),
     "settle": ("threshold", "evaluations"),
     "cap": ("threshold", "evaluations", "cap"),
     "decide": ("threshold", "evaluations", "cap"),
 }
 """The choices that have a say in what each step finds."""
 
-ONCE: Sequence[Step] = ("settle", "decide")
+ONCE: Sequence[Step] = ("narrow", "settle", "decide")
 """Steps that are one shard."""
+
+NEAR: Sequence[Step] = ("pairs", "verify", "narrow", "crowds")
+"""Steps that are taken where near-duplicates are looked for."""
 
 
 def partitions_for(source_bytes: int) -> int:
@@ -105,7 +112,7 @@ class Rounds:
     @property
     def steps(self) -> Iterator[Step]:
         """The steps that the choices ask for, in order."""
-        asked = {"pairs": self.recipe.threshold, "verify": self.recipe.threshold, "cap": self.recipe.cap}
+        asked = {**dict.fromkeys(NEAR, self.recipe.threshold), "cap": self.recipe.cap}
         return (step for step in CONCERNS if asked.get(step, 1) is not None)
 
     def shards(self, step: Step) -> list[PlannedShard]:

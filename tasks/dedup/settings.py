@@ -17,7 +17,7 @@ from tasks.strict import Strict
 
 Mode = Literal["tag", "drop"]
 NearOn = Literal["conversation", "prompt"]
-Step = Literal["exact", "pairs", "verify", "settle", "cap", "decide"]
+Step = Literal["exact", "pairs", "verify", "narrow", "crowds", "settle", "cap", "decide"]
 
 LEAST_THRESHOLD = 0.5
 """Of pairs that are less alike than this, one in eight would not even become a candidate."""

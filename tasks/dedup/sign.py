@@ -2,7 +2,8 @@
 
     exact.arrow      the hash of each text                       cut by key
     bands.arrow      32 keys of a MinHash sketch of each view    cut by key; where near-duplicates are looked for
-    shingles.arrow   the runs of five words of each view         the same
+    shingles.arrow   the runs of five words of each view         where near-duplicates are looked for
+    units.arrow      how many units each view is made of         the same
     prompts.arrow    the prompt of each document                 cut by key; where there is a cap
     names.arrow      what each document is called                where they have names of their own
     hits.arrow       the runs of words shared with evaluations   where there are any
@@ -17,6 +18,7 @@ from collections import Counter
 from contextlib import ExitStack
 from dataclasses import dataclass, field
 from socket import gethostname
+from typing import Any
 
 import numpy as np
 import pyarrow as pa
@@ -26,7 +28,7 @@ from tasks.dedup.candidates import BANDS_SCHEMA
 from tasks.dedup.contamination import HITS, Evaluations, hits
 from tasks.dedup.documents import Documents, content, ranks_of
 from tasks.dedup.keyed import KEYED
-from tasks.dedup.near import SHINGLED
+from tasks.dedup.near import MADE_OF, SHINGLED, NearFiles
 from tasks.dedup.normalize import normalized
 from tasks.dedup.partitions import PartitionedFile, partitioned
 from tasks.dedup.readers import READERS, Signable
@@ -59,7 +61,7 @@ def sign_slice(shard: PlannedShard, store: Store, evaluations: Evaluations | Non
         rows_in=count + signatures.left_out.total(),
         parts={WHOLE: PartCount(count, 0)} if count else {},
         drops=signatures.left_out,
-        facts={"without_prompt": signatures.without_prompt} if recipe.prompts else {},
+        facts=signatures.facts,
         volatile={
             "built_at": started, "seconds": time.time() - started, "cpu_seconds": time.process_time() - cpu,
             "host": gethostname(), "source": shard.part.file.uri, "source_bytes": shard.part.size,
@@ -79,12 +81,14 @@ class _Signatures:
     left_out: Counter[str] = field(default_factory=Counter[str])
     documents: int = 0
     without_prompt: int = 0
+    units: Counter[str] = field(default_factory=Counter[str])
 
     def __post_init__(self) -> None:
         self._open("exact", KEYED, self.recipe.partitions)
         if self.recipe.near:
             self._open("bands", BANDS_SCHEMA, self.recipe.partitions)
             self._open("shingles", SHINGLED, 1)
+            self._open("units", MADE_OF, 1)
         if self.recipe.prompts:
             self._open("prompts", KEYED, self.recipe.partitions)
         if self.evaluations is not None:
@@ -94,6 +98,12 @@ class _Signatures:
         if name not in self.files:
             self.files[name] = self.stack.enter_context(partitioned(f"{self.folder}/{name}.arrow", schema, partitions))
         return self.files[name]
+
+    @property
+    def facts(self) -> dict[str, Any]:
+        """What decisions tell of the documents: of which units they consist, and how many have no prompt."""
+        prompts = {"without_prompt": self.without_prompt} if self.recipe.prompts else {}
+        return {"units": dict(sorted(self.units.items())), **prompts} if self.recipe.near else prompts
 
     def add(self, some: Signable) -> None:
         """Sign some documents."""
@@ -107,7 +117,8 @@ class _Signatures:
         exact.sign(self.files["exact"], Documents(some.rows, texts, ranks))
         views = texts if some.views is some.texts else normalized(some.views)
         if self.recipe.near:
-            near.sign(self.files["bands"], self.files["shingles"], Documents(some.rows, views, ranks))
+            files = NearFiles(self.files["bands"], self.files["shingles"], self.files["units"])
+            self.units += near.sign(files, Documents(some.rows, views, ranks))
         if self.evaluations is not None:
             self.files["hits"].append(hits(Documents(some.rows, views, ranks), self.evaluations))
         if self.recipe.prompts and some.prompts is not None:

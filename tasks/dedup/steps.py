@@ -10,10 +10,12 @@ import numpy as np
 import pyarrow as pa
 
 from tasks.dedup import cap, exact, near
-from tasks.dedup.candidates import write_candidates
+from tasks.dedup.candidates import CROWDED, read_buckets, write_candidates
 from tasks.dedup.cap import CAPPED
 from tasks.dedup.contamination import HITS
-from tasks.dedup.decisions import Findings, write_decisions
+from tasks.dedup.crowds import compare_crowds
+from tasks.dedup.decisions import Findings, warnings_about, write_decisions
+from tasks.dedup.distinct import distinct
 from tasks.dedup.edges import EDGES
 from tasks.dedup.evaluations import EvaluationFile, held
 from tasks.dedup.near import VERIFIED
@@ -67,6 +69,10 @@ class _Work:
         return self.rounds.recipe.partitions
 
     @property
+    def threshold(self) -> float:
+        return self.rounds.recipe.threshold or near.THRESHOLD
+
+    @property
     def folder(self) -> str:
         return self.rounds.store.folder(self.shard.key)
 
@@ -89,24 +95,40 @@ def _exact(work: _Work) -> Found:
 
 def _pairs(work: _Work) -> Found:
     gone = sorted_union(_gone(work, "exact", "edges", EDGES))
-    place = f"{work.folder}/pairs.arrow"
-    output = write_candidates(work.rounds.signatures("bands"), work.partition, place, work.partitions, gone)
-    return [output], 0
+    buckets = read_buckets(work.rounds.signatures("bands"), work.partition, work.partitions, gone)
+    pairs = write_candidates(buckets, f"{work.folder}/pairs.arrow", work.partitions)
+    return [pairs, work.write("crowded", buckets.crowded)], 0
 
 
 def _verify(work: _Work) -> Found:
     pairs, shingled = work.rounds.results("pairs", "pairs"), work.rounds.signatures("shingles")
-    threshold = work.rounds.recipe.threshold or near.THRESHOLD
-    table = near.verify(pairs, shingled, work.partition, work.partitions, threshold)
+    table = near.verify(pairs, shingled, work.partition, work.partitions, work.threshold)
     return [work.write("verified", table)], table.num_rows
 
 
+def _narrow(work: _Work) -> Found:
+    crowded = (
+        distinct(read_partition([uri], 0, 1, CROWDED)["number"].to_numpy())
+        for uri in work.rounds.results("pairs", "crowded")
+    )
+    gone = near.surely_gone([work.result("verify", "verified", VERIFIED)], sorted_union(*crowded))
+    return [work.write("gone", _numbers(gone))], len(gone)
+
+
+def _crowds(work: _Work) -> Found:
+    crowded = read_partition([work.rounds.results("pairs", "crowded")[work.partition]], 0, 1, CROWDED)
+    gone = _gone(work, "narrow", "gone", CAPPED)
+    found = compare_crowds(crowded, gone, work.rounds.signatures("shingles"), work.threshold)
+    outputs = [work.write("verified", found.verified), work.write("unseen", _numbers(found.unseen))]
+    return outputs, found.verified.num_rows
+
+
 def _settle(work: _Work) -> Found:
-    edges = near.resolve([work.result("verify", "verified", VERIFIED)])
+    edges = near.resolve([work.result(step, "verified", VERIFIED) for step in ("verify", "crowds")])
     gone = sorted_union(_gone(work, "exact", "edges", EDGES), edges["dropped"].to_numpy())
     contaminated = np.setdiff1d(_hits(work)["number"].to_numpy(), gone)
-    table = pa.Table.from_arrays([pa.array(contaminated)], schema=CAPPED)
-    return [work.write("near", edges), work.write("contaminated", table)], edges.num_rows + table.num_rows
+    outputs = [work.write("near", edges), work.write("contaminated", _numbers(contaminated))]
+    return outputs, edges.num_rows + len(contaminated)
 
 
 def _cap(work: _Work) -> Found:
@@ -128,11 +150,16 @@ def _decide(work: _Work) -> Found:
         "beyond_cap": work.result("cap", "capped", CAPPED),
     }
     hits = _hits(work) if work.rounds.recipe.evaluations else None
-    findings = Findings(work.rounds.roster, work.rounds.store, drops, hits)
+    unseen = work.result("crowds", "unseen", CAPPED)["dropped"].to_numpy()
+    findings = Findings(work.rounds.roster, work.rounds.store, drops, hits, unseen)
     outputs, facts = write_decisions(findings, work.folder)
-    books = held(work.evaluations).books if work.evaluations else []
-    work.facts.update(facts, evaluations=books)
+    facts["evaluations"] = held(work.evaluations).books if work.evaluations else []
+    work.facts.update(facts, warnings=list(warnings_about(facts)))
     return outputs, sum(table.num_rows for table in drops.values())
+
+
+def _numbers(documents: np.ndarray) -> pa.Table:
+    return pa.Table.from_arrays([pa.array(documents)], schema=CAPPED)
 
 
 def _gone(work: _Work, step: Step, name: str, schema: pa.Schema) -> np.ndarray:
@@ -149,6 +176,8 @@ STEPS: Mapping[Step, Callable[[_Work], Found]] = {
     "exact": _exact,
     "pairs": _pairs,
     "verify": _verify,
+    "narrow": _narrow,
+    "crowds": _crowds,
     "settle": _settle,
     "cap": _cap,
     "decide": _decide,

@@ -122,6 +122,7 @@ def warnings(manifest: Mapping[str, Any]) -> list[str]:
     found += manifest.get("template", {}).get("warnings", [])
     found += manifest.get("sampling", {}).get("warnings", [])
     found += manifest.get("duplicates", {}).get("warnings", [])
+    found += manifest.get("dedup", {}).get("warnings", [])
     if manifest["missing"]:
         found.append(f"partial: {len(manifest['missing'])} planned shards are missing from this output")
     return found

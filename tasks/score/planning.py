@@ -43,7 +43,7 @@ PACKAGES: Mapping[NllEngine | EmbedEngine, Sequence[str]] = {
 }
 """What each engine imports."""
 
-FORMAT_VERSIONS = {NLL_KIND: 1, EMBEDDINGS_KIND: 2}
+FORMAT_VERSIONS = {NLL_KIND: 1, EMBEDDINGS_KIND: 3}
 """Raised whenever the same recipe and source would give other bytes than before."""
 
 

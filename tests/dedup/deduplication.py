@@ -1,7 +1,7 @@
 """The steps of deduplication wired in one process, in any order that a test asks for."""
 
 import random
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 
 import numpy as np
@@ -9,10 +9,11 @@ import pyarrow as pa
 
 from tasks.dedup import candidates, cap, exact, near
 from tasks.dedup.candidates import BANDS_SCHEMA
+from tasks.dedup.crowds import Compared, compare_crowds
 from tasks.dedup.documents import Documents
 from tasks.dedup.edges import EDGES
 from tasks.dedup.keyed import KEYED
-from tasks.dedup.near import SHINGLED
+from tasks.dedup.near import MADE_OF, SHINGLED, NearFiles
 from tasks.dedup.normalize import normalized
 from tasks.dedup.partitions import NONE, SliceFile, partitioned
 
@@ -36,6 +37,7 @@ class Wiring:
     partitions: int = 3
     slice_size: int = 10_000
     seed: int | None = None
+    crowds: list[Compared] = field(default_factory=list)
 
     def _shuffled(self, things):
         things = list(things)
@@ -66,7 +68,11 @@ class Wiring:
         return pa.concat_tables(exact.resolve(files, part, self.partitions) for part in parts)
 
     def verified(self, whole, threshold=0.8, gone=NONE):
-        bands, shingled, pairs = [], [], []
+        """The pairs of leaders, by partition, then those of the crowds."""
+        return [*self._leaders(whole, threshold, gone), *(each.verified for each in self.crowds)]
+
+    def _leaders(self, whole, threshold, gone):
+        bands, shingled, pairs, crowded = [], [], [], []
         for start, part in self._slices(whole):
             names = self._place(f"bands-{start}"), self._place(f"shingles-{start}")
             sign_near(self._local(part), *names, self.partitions)
@@ -75,11 +81,16 @@ class Wiring:
         parts = range(self.partitions)
         for part in self._shuffled(parts):
             name = self._place(f"pairs-{part}")
-            pairs.append(candidates.write_candidates(bands, part, name, self.partitions, gone).path)
-        return [
+            buckets = candidates.read_buckets(bands, part, self.partitions, gone)
+            pairs.append(candidates.write_candidates(buckets, name, self.partitions).path)
+            crowded.append(buckets.crowded)
+        found = [
             near.verify(pairs, self._shuffled(shingled), part, self.partitions, threshold)
             for part in self._shuffled(parts)
         ]
+        left = near.surely_gone(found, np.concatenate([table["number"].to_numpy() for table in crowded]))
+        self.crowds = [compare_crowds(table, left, self._shuffled(shingled), threshold) for table in crowded]
+        return found
 
     def near(self, whole, threshold=0.8):
         return near.resolve(self.verified(whole, threshold))
@@ -97,8 +108,12 @@ class Wiring:
 
 def sign_near(documents, bands, shingled, partitions):
     """Write the bands and the shingles of documents to the files of these names."""
-    with partitioned(bands, BANDS_SCHEMA, partitions) as band_file, partitioned(shingled, SHINGLED, 1) as shingle_file:
-        near.sign(band_file, shingle_file, documents)
+    with (
+        partitioned(bands, BANDS_SCHEMA, partitions) as band_file,
+        partitioned(shingled, SHINGLED, 1) as shingle_file,
+        partitioned(f"{shingled}.units", MADE_OF, 1) as unit_file,
+    ):
+        return near.sign(NearFiles(band_file, shingle_file, unit_file), documents)
 
 
 def left(whole, *drops):

@@ -200,7 +200,7 @@ def test_evaluations_and_prompts_that_cannot_be_held_are_told_of(tmp_path):
     _, manifest = prepare(blend, tmp_path / "out", evaluations=evaluations, cap=1, cap_by="topic")
     assert manifest["totals"]["dropped"] == {"beyond_cap": 1, "contaminated": 1}
     assert warnings(manifest) == [
-        "evaluation exam/exam.jsonl: 1 of 2 rows have fewer than 13 words and cannot be found",
+        "evaluation exam/exam.jsonl: 1 of 2 rows have fewer than 3 words and are not looked for",
         "cap: 1 documents name no prompt, so they are not counted among any",
     ]
     assert "| contaminated | 1 |" in markdown(manifest, "out")

@@ -23,7 +23,7 @@ from tests.preparing import write_lines
 from tests.preparing_dedup import Run, stored_conversations
 from tests.preparing_rl import write_rows
 
-ROUNDS = ("sign", "exact", "pairs", "verify", "settle", "decide")
+ROUNDS = ("sign", "exact", "pairs", "verify", "narrow", "crowds", "settle", "decide")
 
 
 def slices_of(folder, size=1 << 40, id_field=None, cap_by=None, **files):
@@ -209,9 +209,9 @@ def test_a_data_set_that_grew_signs_only_what_grew(tmp_path):
 @pytest.mark.parametrize(
     ("choices", "rounds"),
     [
-        ({"threshold": 0.9}, ["verify", "settle", "decide"]),
+        ({"threshold": 0.9}, ["verify", "narrow", "crowds", "settle", "decide"]),
         ({"near": False}, ["sign", "exact", "settle", "decide"]),
-        ({"cap": 1}, ["sign", *ROUNDS[1:5], "cap", "decide"]),
+        ({"cap": 1}, ["sign", *ROUNDS[1:7], "cap", "decide"]),
         ({"mode": "drop"}, []),
     ],
 )
@@ -279,8 +279,8 @@ def test_documents_that_hold_an_evaluation_go_and_every_hit_is_reported(tmp_path
         ("b@0#1", "exam/deep.jsonl", 2, 8),
     ]
     assert found.facts["evaluations"] == [
-        {"name": "exam/arms.jsonl", "rows": 1, "too_short": 0},
-        {"name": "exam/deep.jsonl", "rows": 2, "too_short": 1},
+        {"name": "exam/arms.jsonl", "rows": 1, "whole": 0, "too_short": 0},
+        {"name": "exam/deep.jsonl", "rows": 2, "whole": 0, "too_short": 1},
     ]
 
 

@@ -13,13 +13,14 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from tasks.dedup import near
-from tasks.dedup.candidates import BANDS_SCHEMA, LEADERS, band_table, candidate_pairs
+from tasks.dedup.candidates import BANDS_SCHEMA, LEADERS, band_table, buckets_of, candidate_pairs
 from tasks.dedup.minhash import BANDS
-from tasks.dedup.near import VERIFIED
+from tasks.dedup.near import MADE_OF, VERIFIED
 from tasks.dedup.partitions import SliceFile, read_partition
 from tasks.errors import RunError
 from tests.dedup.deduplication import Wiring, documents, edges, left, sign_near
-from tests.dedup.test_shingles import jaccard, shingled
+from tests.dedup.scripts import LANGUAGES, UNBROKEN, changed, jaccard, library, shingles, unbroken, units, written
+from tests.dedup.test_shingles import shingled
 
 VOCABULARY = [f"word{number}" for number in range(3000)]
 
@@ -88,6 +89,55 @@ def test_planted_pairs_are_found_and_no_other_is(tmp_path, seed):
     assert len(expected) > 60
     assert found.items() <= expected.items()
     assert len(found) >= 0.95 * len(expected)
+
+
+def versions(language, count=40):
+    """Texts of one language or of one kind without blanks, and of each three versions, the first with one edit."""
+    generator = random.Random(language)
+    for _ in range(count):
+        if language in UNBROKEN:
+            text = unbroken(generator, language, generator.randint(500, 1000))
+        else:
+            text = written(generator, language, generator.randint(70, 150))
+        yield [
+            text,
+            changed(generator, text, 1),
+            *(changed(generator, text, generator.randint(2, 9)) for _ in range(2)),
+        ]
+
+
+@pytest.mark.parametrize("language", [*LANGUAGES, *UNBROKEN])
+def test_versions_are_found_in_every_script_and_no_other_pair_is(tmp_path, language):
+    texts = [text for each in versions(language) for text in each]
+    sets = [shingles(text) for text in texts]
+    pairs = {pair: jaccard(*(sets[each] for each in pair)) for pair in combinations(range(len(texts)), 2)}
+    alike = {pair: similarity for pair, similarity in pairs.items() if similarity >= 0.8}
+    assert all((first, first + 1) in alike for first in range(0, len(texts), 4))
+    assert len(alike) > 44
+    assert pairs_of(Wiring(tmp_path).verified(documents(texts))) == alike
+
+
+def test_versions_that_are_cut_in_other_units_are_compared_by_those_they_share(tmp_path):
+    generator = random.Random(0)
+    chinese, code = written(generator, "Chinese", 100), unbroken(generator, "minified code", 300)
+    words = prose(generator, 60)
+    texts = [chinese, f"{chinese} {prose(generator, 3)}", f"{words} {code}", f"{words} {code[:150]} {code[150:]}"]
+    assert edges(Wiring(tmp_path).near(documents(texts))).keys() == {1, 3}
+
+
+def test_what_a_document_is_made_of_is_written_down(tmp_path):
+    texts = ["two words", "漢字 かな word", "", "ภาษา", library()[:100]]
+    mostly = sign_near(documents(texts), f"{tmp_path}/bands", f"{tmp_path}/shingles", 1)
+    found = read_partition([f"{tmp_path}/shingles.units"], 0, 1, MADE_OF).to_pylist()
+    assert [list(row.values())[:4] for row in found] == [
+        [0, 2, 0, 0],
+        [1, 1, 4, 0],
+        [2, 0, 0, 0],
+        [3, 0, 0, 4],
+        [4, 0, 0, 0],
+    ]
+    assert found[4]["pieces"] == len(units(texts[4])) > 15
+    assert mostly == {"words": 1, "characters": 1, "letters": 1, "pieces": 1}
 
 
 @pytest.mark.parametrize("seed", range(2))
@@ -208,13 +258,13 @@ def test_candidates_are_the_leaders_of_each_bucket_with_all_others(monkeypatch, 
         expected |= {(int(numbers[one]), int(numbers[other])) for one, other in pairs}
     shuffled = generator.permutation(len(keys))
     table = band_table(keys[shuffled, None], numbers[shuffled], ranks[shuffled])
-    found = [tuple(pair) for pairs in candidate_pairs(table) for pair in pairs.tolist()]
+    found = [tuple(pair) for pairs in candidate_pairs(buckets_of(table)) for pair in pairs.tolist()]
     assert len(found) == len({*found})
     assert {*found} == expected
 
 
 def test_without_documents_there_are_no_candidates(tmp_path):
-    assert list(candidate_pairs(BANDS_SCHEMA.empty_table())) == []
+    assert list(candidate_pairs(buckets_of(BANDS_SCHEMA.empty_table()))) == []
     assert Wiring(tmp_path).near(documents(["", "a"])).num_rows == 0
     assert near.resolve([]).num_rows == 0
 
@@ -223,6 +273,6 @@ def test_the_shingles_of_a_slice_that_are_missing_are_an_error(tmp_path):
     text = prose(random.Random(0), 60)
     wiring = Wiring(tmp_path, partitions=1, slice_size=1)
     wiring.near(documents([text, text]))
-    shingles = [SliceFile(str(tmp_path / "shingles-0.arrow"), 0)]
+    first = [SliceFile(str(tmp_path / "shingles-0.arrow"), 0)]
     with pytest.raises(RunError, match="the shingles of 2 documents are needed but those of 1 were found"):
-        near.verify([str(tmp_path / "pairs-0.arrow")], shingles, 0, 1)
+        near.verify([str(tmp_path / "pairs-0.arrow")], first, 0, 1)

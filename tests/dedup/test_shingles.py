@@ -11,11 +11,18 @@ from hypothesis import strategies as st
 from tasks.dedup.jaccard import sets_of, similarities
 from tasks.dedup.minhash import BANDS, ROWS, band_keys, signatures
 from tasks.dedup.normalize import normalized
-from tasks.dedup.shingles import Shingles, shingles
+from tasks.dedup.shingles import Length, Shingles
+from tasks.dedup.shingles import shingles as shingles_of
+from tasks.dedup.units import units_of
 from tests.dedup.deduplication import large
 
-WORDS = st.sampled_from(["a", "b", "aa", "ab", "ba", "é", "\x00", "a\x00", "北京", "x" * 300])
+WORDS = st.sampled_from(["a", "b", "aa", "ab", "ba", "é", "\x00", "a\x00", "-" * 8, "x" * 40])
 TEXTS = st.lists(st.lists(WORDS, max_size=20).map(" ".join), max_size=12)
+
+
+def shingles(texts, words):
+    """The shingles of texts, by runs of so many words."""
+    return shingles_of(units_of(texts), Length(words))
 
 
 def shingled(text, words):
