@@ -32,6 +32,7 @@ def publish_dedup(plan: DedupPlan, decisions: Decisions, started: float) -> dict
         "type": KIND,
         "blend": plan.blend.model_dump(exclude_none=True),
         "settings": settings.model_dump(exclude=WHERE_NOT_WHAT),
+        "skipped_files": plan.plan.skipped,
         "duplicates": {**decisions.facts, "warnings": list(_warnings(decisions))},
         "missing": missing,
     }
