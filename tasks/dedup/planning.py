@@ -44,7 +44,8 @@ class DedupPlan:
             replace(shard, identity={**shard.identity, "decided": {"mode": self.settings.mode, "outcomes": digest}})
             for shard, digest in zip(self.plan.shards, decisions.digests, strict=True)
         ]
-        return replace(self, plan=Plan.of(self.plan.store, shards, rebuild=self.settings.force))
+        plan = Plan.of(self.plan.store, shards, rebuild=self.settings.force)
+        return replace(self, plan=replace(plan, skipped=self.plan.skipped))
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,7 +76,8 @@ def plan_dedup(blend: Blend, settings: DedupSettings, output_dir: str | None) ->
     ]
     signed, _, _ = planned_rounds(slices, settings.choices, store)
     shards = [replace(one, identity=other.identity) for one, other in zip(found.shards, signed, strict=True)]
-    return DedupPlan(blend, settings, output_dir, Plan.of(store, shards, rebuild=settings.force), slices, {})
+    plan = replace(Plan.of(store, shards, rebuild=settings.force), skipped=found.skipped)
+    return DedupPlan(blend, settings, output_dir, plan, slices, {})
 
 
 def _require_text_in_first(source: DataSource, slices: Sequence[Slice]) -> None:

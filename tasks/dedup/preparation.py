@@ -31,6 +31,7 @@ def publish_dedup(plan: DedupPlan, decisions: Decisions, started: float) -> dict
         "type": KIND,
         "blend": plan.blend.model_dump(exclude_none=True),
         "settings": settings.model_dump(exclude=WHERE_NOT_WHAT),
+        "skipped_files": plan.plan.skipped,
         "duplicates": dict(decisions.facts),
         "missing": missing,
     }

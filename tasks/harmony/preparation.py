@@ -48,6 +48,7 @@ def publish_harmony(
         "type": KIND,
         "blend": plan.blend.model_dump(exclude_none=True),
         "settings": settings.model_dump(exclude=WHERE_NOT_WHAT),
+        "skipped_files": plan.plan.skipped,
         "template_version": TEMPLATE_VERSION,
         "missing": list(missing),
     }

@@ -63,6 +63,7 @@ def plan_record(planned: Planned) -> dict[str, Any]:
             "bytes": {"total": sum(shard.part.size for shard in plan.shards), "pending": plan.pending_bytes},
             "estimated_tokens": sum(estimated_tokens(planned).values()),
             "reasons": dict(pending_reasons(planned)),
+            "skipped_files": plan.skipped,
         }
     }
 
@@ -97,9 +98,18 @@ def print_plan(planned: Planned, console: Console) -> None:
     )
     for reason, count in pending_reasons(planned).most_common(MOST_REASONS):
         console.print(f"  {count:,} shards: {reason}", markup=False)
+    for name, kinds in plan.skipped.items():
+        console.print(f"  {name.removeprefix('datasets/')}: {skipped_files(kinds)}", markup=False)
     for name, verdict in planned.verdicts.items():
         if verdict.difference:
             console.print(f"  {name}: the reference tokenizer is used; {verdict.difference}", markup=False)
+
+
+def skipped_files(kinds: Mapping[str, int]) -> str:
+    """What is left unread beside the files of a data set, in words: the most frequent kinds first."""
+    listed = ", ".join(f"{count:,} {kind}" for kind, count in Counter(kinds).most_common(MOST_REASONS))
+    more = f" and {len(kinds) - MOST_REASONS} other kinds" if len(kinds) > MOST_REASONS else ""
+    return f"{sum(kinds.values()):,} files are skipped: {listed}{more}"
 
 
 def _rows(planned: Planned) -> list[tuple[str, ...]]:

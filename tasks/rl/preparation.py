@@ -73,6 +73,7 @@ def publish_rl(plan: RlPlan, started: float) -> dict[str, Any]:
         "type": KIND,
         "blend": plan.blend.model_dump(exclude_none=True),
         "settings": settings.model_dump(exclude=WHERE_NOT_WHAT),
+        "skipped_files": plan.plan.skipped,
         "mode": _mode(plan),
         "source_splits": _source_splits(plan),
         "missing": missing,

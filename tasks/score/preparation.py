@@ -142,6 +142,7 @@ def score_header(plan: ScorePlan) -> dict[str, Any]:
         "type": plan.plan.store.kind,
         "blend": plan.blend.model_dump(exclude_none=True),
         "settings": settings.model_dump(exclude=WHERE_NOT_WHAT),
+        "skipped_files": plan.plan.skipped,
     }
 
 

@@ -6,7 +6,7 @@ then only "make what is pending", and publication only "everything in the plan, 
 
 from collections import Counter
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
 from typing import Any
 
 from tasks.shards.identity import difference, shard_key
@@ -40,12 +40,15 @@ class PlannedShard:
 
 @dataclass(frozen=True, slots=True)
 class Plan:
-    """All shards of a preparation, and the receipts of those that are proven."""
+    """All shards of a preparation, the receipts of those that are proven, and how many files of each data set
+    (`split/name`) are not read, by kind.
+    """
 
     store: Store
     shards: tuple[PlannedShard, ...]
     keys: tuple[str, ...]
     proven: Mapping[str, Receipt]
+    skipped: Mapping[str, Mapping[str, int]] = field(default_factory=dict[str, Mapping[str, int]])
 
     @classmethod
     def of(cls, store: Store, shards: list[PlannedShard], *, rebuild: bool) -> "Plan":

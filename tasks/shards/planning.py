@@ -5,7 +5,8 @@ footers of Parquet and one pass of hashing over local ones. What else a kind of 
 can say how it will be prepared, it asks in `recipe`.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 
 from tasks.blend.models import SPLITS, Blend, DataSource
 from tasks.errors import InputError
@@ -18,8 +19,8 @@ from tasks.shards.store import Store, read_bytes
 from tasks.shards.usable import data_sets, require_separate, store_place
 from tasks.sources.content import ContentIndex
 from tasks.sources.cut import leading_rows, leading_share
-from tasks.sources.discovery import discover
-from tasks.sources.files import Slice
+from tasks.sources.discovery import find
+from tasks.sources.files import Found, Slice, SourceFile
 from tasks.sources.parquet import Require
 from tasks.storage import absolute, join, user_cache
 
@@ -55,17 +56,21 @@ def plan_shards(
 ) -> Plan:
     """The shards of a blend, and which of them are proven already.
 
-    Raises InputError for anything that a person must mend first.
+    Raises InputError for anything that a person must fix first.
     """
     index_place = join(store.place, "index.json")
     index = ContentIndex.load(read_bytes(index_place) or b"{}")
     shards: list[PlannedShard] = []
+    skipped: dict[str, Mapping[str, int]] = {}
     for split, sources in blend.parts().items():
         for source in sources:
-            fields = fields_of(source)
-            slices = index.identify(_slices(source, settings, fields, require, index), fields, settings.source_identity)
+            fields, found = fields_of(source), find(source)
+            slices = _slices(found.files, settings, fields, require, index)
+            slices = index.identify(slices, fields, settings.source_identity)
             if not slices:
-                raise InputError(f"data set {source.name!r}: {source.path} holds no rows; mend the path or remove it")
+                raise InputError(f"data set {source.name!r}: {_no_rows(source, found)}")
+            if found.skipped:
+                skipped[f"{split}/{source.name}"] = found.skipped
             recipes = recipes_of(source, split, slices)
             identities = shard_identities(store.kind, format_version, recipes, slices)
             shards += [
@@ -74,14 +79,25 @@ def plan_shards(
             ]
     if index.changed:
         publish_bytes(index_place, index.dump())
-    return Plan.of(store, shards, rebuild=settings.force)
+    return replace(Plan.of(store, shards, rebuild=settings.force), skipped=skipped)
+
+
+def _no_rows(source: DataSource, found: Found) -> str:
+    """That there is nothing to prepare, and why."""
+    size = sum(file.size for file in found.files)
+    held = f"{len(found.files)} files of {size:,} bytes" if len(found.files) > 1 else f"a file of {size:,} bytes"
+    return f"{source.path} holds no rows ({held}); fix the path, or take the data set out of the blend"
 
 
 def _slices(
-    source: DataSource, settings: PreparationSettings, fields: Sequence[str], require: Require, index: ContentIndex
+    files: Sequence[SourceFile],
+    settings: PreparationSettings,
+    fields: Sequence[str],
+    require: Require,
+    index: ContentIndex,
 ) -> list[Slice]:
     """The slices of a data set, in order, down to the leading part that a scale or a sample asks for."""
-    slices = index.slices(discover(source), settings.shard_size, fields, require)
+    slices = index.slices(files, settings.shard_size, fields, require)
     if SHARES[settings.scale] < 1:
         slices = leading_share(slices, SHARES[settings.scale])
     limits = [rows for rows in (settings.sample, TINY_ROWS if settings.scale == "tiny" else None) if rows is not None]

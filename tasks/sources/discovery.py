@@ -4,16 +4,19 @@ One listing per source, never a request per file: a bucket prefix of 100,000 obj
 answer, a folder of 100,000 local files 1.3 s. The listing already carries sizes and checksums, so nothing is read,
 except the first bytes of `.json` files (`formats`). Order is by URI: the same files always give the same plan.
 
-Folders, prefixes and globs are searched recursively for names we can read; the rest is ignored, unless nothing is
-left. A file that is named outright must be one we can read. Hidden files and folders (`.git`, `.cache`) are skipped.
+Folders, prefixes and globs are searched recursively for names we can read; the rest is counted, by ending, and an error
+only if nothing is left. A file that is named outright must be one we can read. Hidden files and folders (`.git`, `.cache`)
+and what is no regular file are skipped and counted too.
 `subset` and `split` choose among what was found (`selection`); a file that is named outright is taken as it is.
 """
 
 import difflib
+import errno
 import os
 import re
+import stat
 import sys
-from collections import deque
+from collections import Counter, deque
 from collections.abc import Generator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
@@ -25,14 +28,24 @@ from fsspec.spec import AbstractFileSystem
 
 from tasks.blend.models import DataSource
 from tasks.errors import InputError
-from tasks.sources.files import Compression, Format, SourceFile
+from tasks.sources.files import Compression, Format, Found, SourceFile
 from tasks.sources.formats import ENDINGS, describe, sniff
 from tasks.sources.planned import stored_version
-from tasks.sources.selection import choose, data_names, glob_pattern, shortened
+from tasks.sources.selection import choose, data_names, glob_pattern, kinds_skipped, shortened
 from tasks.storage import absolute, filesystem, is_local
 
 COMMIT = re.compile(r"@[0-9a-f]{40}/")
 """What stands between a repository of the hub and a path inside it."""
+
+REFUSED = frozenset({errno.ENOENT, errno.EACCES, errno.EPERM, errno.ELOOP, errno.ENOTDIR, errno.ENAMETOOLONG})
+"""What a person can do something about; any other error of a disk may pass."""
+
+SPECIAL = (
+    (stat.S_ISFIFO, "a named pipe"),
+    (stat.S_ISSOCK, "a socket"),
+    (stat.S_ISCHR, "a device"),
+    (stat.S_ISBLK, "a device"),
+)
 
 UNAUTHORIZED = 401
 CLIENT_ERRORS = {
@@ -43,7 +56,12 @@ CLIENT_ERRORS = {
 
 
 def discover(source: DataSource) -> list[SourceFile]:
-    """Every file of `source`, sorted by URI; empty files are kept, with size 0.
+    """The files of `source`, as `find` has them."""
+    return find(source).files
+
+
+def find(source: DataSource) -> Found:
+    """Every file of `source`, sorted by URI, and how many lie beside them unread. Empty files are kept, with size 0.
 
     A local file carries `modified_ns`, any other `version`, where its store gives one. A symbolic link to a folder is
     followed, and a folder that can be reached twice is read once, as is a file and a link to it beside it. Raises InputError
@@ -52,30 +70,37 @@ def discover(source: DataSource) -> list[SourceFile]:
     if source.path.startswith("hf://"):
         from tasks.sources.hub import hub_files  # the hub's client takes 0.15 s to import
 
-        files = hub_files(source)
+        found = hub_files(source)
     elif source.revision is not None:
         raise InputError(
             f"{source.path}: 'revision' {source.revision!r} means something for hf:// paths only; remove it"
         )
     elif is_local(source.path):
-        files = _local_files(source)
+        found = _local_files(source)
     else:
-        files = _stored_files(source)
+        found = _stored_files(source)
     with ThreadPoolExecutor(max_workers=8) as pool:
-        sniffed = [*pool.map(sniff, [file for file in files if file.format == "json"])]
-    return sorted([*sniffed, *(file for file in files if file.format != "json")], key=lambda file: file.uri)
+        sniffed = [*pool.map(sniff, [file for file in found.files if file.format == "json"])]
+    files = [*sniffed, *(file for file in found.files if file.format != "json")]
+    return Found(sorted(files, key=lambda file: file.uri), dict(sorted(found.skipped.items())))
 
 
-def _local_files(source: DataSource) -> list[SourceFile]:
+def _local_files(source: DataSource) -> Found:
     path = Path(absolute(source.path))
     try:
         if path.is_file():
-            return [_local_file(path)]
-        folder, names = _local_names(path)
+            return Found([_local_file(path)], {})
+        folder, names, special = _local_names(path)
         chosen = _named_once(folder, choose(data_names(names, source.path), source))
-        return [_local_file(folder / name) for name in chosen]
-    except (FileNotFoundError, PermissionError) as error:
-        raise InputError(f"{source.path}: {error.filename} cannot be read: {error.strerror}") from error
+        skipped = kinds_skipped(names, source.subset) + Counter({"no regular file": special} if special else {})
+        return Found([_local_file(folder / name) for name in chosen], skipped)
+    except OSError as error:
+        if error.errno not in REFUSED:
+            raise
+        reason = (
+            "is a link that leads back to itself" if error.errno == errno.ELOOP else f"cannot be read: {error.strerror}"
+        )
+        raise InputError(f"{error.filename}: {reason}; fix or remove it, or name another path") from error
 
 
 def _named_once(folder: Path, names: list[str]) -> list[str]:
@@ -98,24 +123,41 @@ def _local_file(path: Path) -> SourceFile:
     return SourceFile(str(path), status.st_size, *kind, modified_ns=status.st_mtime_ns, changed_ns=status.st_ctime_ns)
 
 
-def _local_names(path: Path) -> tuple[Path, list[str]]:
-    """A folder, and the files below it that `path`, a folder or a glob, names."""
+def _local_names(path: Path) -> tuple[Path, list[str], int]:
+    """A folder, the files below it that `path`, a folder or a glob, names, and the number of pipes and the like there."""
     if path.is_dir():
-        return path, _below(path)
+        return path, *_below(path)
     folder, pattern = divided(str(path))
     if not pattern or not Path(folder).is_dir():
-        raise InputError(f"{path} does not exist; {_nearest_there(path)}")
+        raise InputError(_why_no_file(path))
     matches = glob_pattern(pattern).match
     depth = sys.maxsize if "**" in pattern else pattern.count("/") + 1
-    return Path(folder), [name for name in _below(Path(folder), depth) if matches(name)]
+    names, special = _below(Path(folder), depth)
+    return Path(folder), [name for name in names if matches(name)], special
 
 
-def _below(root: Path, depth: int = sys.maxsize) -> list[str]:
-    """Files at most `depth` components below `root`, as relative names, hidden ones left out.
+def _why_no_file(path: Path) -> str:
+    """Why there is neither a file nor a folder at `path`, and what to do."""
+    try:
+        mode = path.stat().st_mode
+    except FileNotFoundError:
+        if path.is_symlink():
+            return f"{path}: is a link to {path.readlink()}, which does not exist; fix the link, or name another path"
+        return f"{path} does not exist; {_nearest_there(path)}"
+    except NotADirectoryError:
+        return f"{path} does not exist; {_nearest_there(path)}"
+    kind = next((name for is_kind, name in SPECIAL if is_kind(mode)), "no regular file")
+    return f"{path}: is {kind}, and sources are read more than once; write what it gives to a file and name that"
 
-    Links to folders are followed last and no folder is entered twice, so circles end and real names win.
+
+def _below(root: Path, depth: int = sys.maxsize) -> tuple[list[str], int]:
+    """Files at most `depth` components below `root`, as relative names, and the number of pipes, sockets and devices.
+
+    Hidden folders are named and not entered. Links to folders are followed last and no folder is entered twice, so circles
+    end and real names win.
     """
     names: list[str] = []
+    special = 0
     entered: set[tuple[int, int]] = set()
     folders = deque([""])
     while folders:
@@ -125,14 +167,16 @@ def _below(root: Path, depth: int = sys.maxsize) -> list[str]:
             continue
         entered.add((status.st_dev, status.st_ino))
         with os.scandir(root / folder) as entries:
-            visible = sorted((entry for entry in entries if entry.name[0] != "."), key=lambda entry: entry.name)
-        for entry in visible:
+            there = sorted(entries, key=lambda entry: entry.name)
+        for entry in there:
             name = f"{folder}{entry.name}"
-            if not entry.is_dir():
-                names += [name] if entry.is_file() or entry.is_symlink() else []
+            if entry.name[0] == "." or entry.is_file() or (entry.is_symlink() and not entry.is_dir()):
+                names.append(name)
+            elif not entry.is_dir():
+                special += 1
             elif name.count("/") + 1 < depth:
                 (folders.append if entry.is_symlink() else folders.appendleft)(f"{name}/")
-    return names
+    return names, special
 
 
 def name_within(path: str, uri: str) -> str:
@@ -164,18 +208,19 @@ def _nearest_there(path: Path) -> str:
     return f"{parent} holds {shortened(there)}" if there else f"{parent} is empty"
 
 
-def _stored_files(source: DataSource) -> list[SourceFile]:
+def _stored_files(source: DataSource) -> Found:
     place = absolute(source.path)
     scheme = place.split("://", 1)[0]
     store, path = filesystem(place)
     with _explained(place):
         listed = _listing(store, path)
     if set(listed) == {path}:
-        return [_stored_file(scheme, path, listed[path])]
+        return Found([_stored_file(scheme, path, listed[path])], {})
     folder = divided(path)[0].rstrip("/") + "/"
     relative = {name.removeprefix(folder): name for name in listed}
     chosen = choose(data_names(relative, source.path), source)
-    return [_stored_file(scheme, relative[name], listed[relative[name]]) for name in chosen]
+    files = [_stored_file(scheme, relative[name], listed[relative[name]]) for name in chosen]
+    return Found(files, kinds_skipped(relative, source.subset))
 
 
 def _listing(store: AbstractFileSystem, path: str) -> dict[str, dict[str, Any]]:

@@ -32,6 +32,14 @@ class SourceFile:
 
 
 @dataclass(frozen=True, slots=True)
+class Found:
+    """What a data set is made of: its files, sorted by URI, and how many files beside them are not read, by kind."""
+
+    files: list[SourceFile]
+    skipped: Mapping[str, int]
+
+
+@dataclass(frozen=True, slots=True)
 class Slice:
     """Part of a file: the rows whose first byte lies in `[start, stop)`, or row groups `[start, stop)` of a Parquet file.
 

@@ -1,6 +1,6 @@
 """What a file is, from its name; and for `.json`, which people use for two things, from its first byte.
 
-A `.jsonl` is always lines and a `.parquet` always Parquet: the name is believed, and a wrong name shows up as bad
+A `.jsonl` or `.ndjson` is always lines and a `.parquet` always Parquet: the name is believed, and a wrong name shows up as bad
 rows. A `.json` file is an array of rows when its first non-blank byte is `[`, else lines of objects. Finding that out
 costs one read of at most 1 MiB per `.json` file; other names cost nothing.
 """
@@ -15,6 +15,9 @@ ENDINGS: dict[str, tuple[Format, Compression | None]] = {
     ".jsonl": ("jsonl", None),
     ".jsonl.gz": ("jsonl", "gzip"),
     ".jsonl.zst": ("jsonl", "zstd"),
+    ".ndjson": ("jsonl", None),
+    ".ndjson.gz": ("jsonl", "gzip"),
+    ".ndjson.zst": ("jsonl", "zstd"),
     ".json": ("json", None),
     ".json.gz": ("json", "gzip"),
     ".json.zst": ("json", "zstd"),

@@ -29,9 +29,9 @@ from huggingface_hub.hf_api import DatasetInfo, RepoSibling
 
 from tasks.blend.models import DataSource
 from tasks.errors import InputError
-from tasks.sources.files import SourceFile
+from tasks.sources.files import Found, SourceFile
 from tasks.sources.formats import describe
-from tasks.sources.selection import choose, data_names, glob_pattern, missing
+from tasks.sources.selection import choose, data_names, glob_pattern, kinds_skipped, missing
 
 REFERENCE = re.compile(
     r"hf://(?:datasets/)?(?P<repository>[^/@]+/[^/@]+)"
@@ -57,8 +57,8 @@ class Configuration:
     patterns: dict[str | None, list[str]]
 
 
-def hub_files(source: DataSource) -> list[SourceFile]:
-    """The files of a hub data set that `source` asks for, at the commit its revision stands for now.
+def hub_files(source: DataSource) -> Found:
+    """The files of a hub data set that `source` asks for, at the commit its revision stands for now, and what is skipped.
 
     `uri` is `hf://datasets/org/name@commit/path`, `version` the SHA-256 of a large file or the git blob id of a small
     one. Raises InputError when the repository, revision, subset or split is not there or may not be read.
@@ -69,7 +69,8 @@ def hub_files(source: DataSource) -> list[SourceFile]:
     names = data_names(siblings, source.path)
     chosen = _inside(names, reference.inside, source) if reference.inside else _declared(names, info, source)
     root = f"hf://datasets/{reference.repository}@{info.sha}"
-    return [_file(root, siblings[name]) for name in chosen]
+    skipped = {} if reference.inside in names else kinds_skipped(siblings, None)
+    return Found([_file(root, siblings[name]) for name in chosen], skipped)
 
 
 def parse(source: DataSource) -> Reference:

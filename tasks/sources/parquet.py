@@ -31,7 +31,7 @@ from tasks.sources.json_lines import MAX_ROW_BYTES
 from tasks.sources.json_rows import excerpt
 from tasks.sources.leading import leading
 from tasks.sources.opening import SourceCorrupt, is_decoder_error, open_source
-from tasks.sources.planned import ComparedStream, Ranges, as_planned, is_hashed
+from tasks.sources.planned import ComparedStream, Ranges, as_planned, is_hashed, require_content
 from tasks.sources.text_field import field_path
 
 BATCH_BYTES = 4 << 20
@@ -235,6 +235,7 @@ def _compared(part: Slice, stream: BinaryIO, metadata: pq.FileMetaData, hasher: 
     require_any(metadata, part.fields, part.file.uri)
     hasher.update(layout(metadata, part.fields))
     compared = ComparedStream(stream, slice_ranges(part, metadata, part.fields), hasher, part.file.uri)
+    require_content(part, hasher)
     return open_parquet(part.file, cast("BinaryIO", compared), metadata)
 
 

@@ -58,7 +58,13 @@ def as_planned(part: Slice, stream: BinaryIO) -> Generator[xxh3_128]:
     hasher, hashed = xxh3_128(), is_hashed(part)
     with unchanged(part.file, stream, hashed=hashed):
         yield hasher
-    if hashed and part.content != HASHED + hasher.hexdigest():
+    if hashed:
+        require_content(part, hasher)
+
+
+def require_content(part: Slice, hasher: xxh3_128) -> None:
+    """Raises RunError unless the bytes that a hasher was given are those of the slice."""
+    if part.content != HASHED + hasher.hexdigest():
         raise _changed(part.file.uri)
 
 
@@ -142,10 +148,10 @@ class HashingStream:
 def range_blocks(stream: BinaryIO, ranges: Ranges, size: int) -> Iterator[tuple[int, bytes]]:
     """The bytes of some ranges of a file, in order, in blocks of at most `size`, each with its place."""
     for start, stop in ranges:
-        stream.seek(start)
-        while start < stop and (block := stream.read(min(size, stop - start))):
-            yield start, block
-            start += len(block)
+        place = stream.seek(start)
+        while place < stop and (block := stream.read(min(size, stop - place))):
+            yield place, block
+            place += len(block)
 
 
 class ComparedStream(RawIOBase):

@@ -10,6 +10,7 @@ like. Where no path has anything to do with splits at all, everything is `train`
 
 import difflib
 import re
+from collections import Counter
 from collections.abc import Iterable
 
 from fsspec.utils import glob_translate
@@ -24,6 +25,9 @@ SPLIT_WORDS = re.compile(
     r"(?<![a-z0-9])(?:train|training|validation|valid|val|dev|test|testing|eval|evaluation)(?![a-z0-9])",
     re.IGNORECASE,
 )
+
+ENDING = re.compile(r"(?<=.)\.[a-z][a-z0-9]{0,9}(?:\.(?:gz|zst|bz2|xz|lz4))?\Z")
+"""What the ending of a file is: letters and digits behind the last dot, with the dot before it if that is a compression."""
 
 
 class MissingSplitError(InputError):
@@ -50,6 +54,31 @@ def data_names(names: Iterable[str], place: str) -> list[str]:
         return data
     found = f"of {len(seen)} files none can be read: {shortened(seen)}" if seen else "there are no files"
     raise InputError(f"{place}: {found}; supported are {', '.join(ENDINGS)}")
+
+
+def kinds_skipped(names: Iterable[str], subset: str | None) -> Counter[str]:
+    """How many of `names` hold no rows for `data_names`, by kind: an ending, `hidden`, `metadata` or `no ending`.
+
+    What lies in a hidden folder counts as one. With a subset only names that belong to it count.
+    """
+    seen = {_up_to_hidden(name) for name in names if subset is None or in_subset(name, subset)}
+    return Counter(kind for name in seen if (kind := _kind_skipped(name)))
+
+
+def _up_to_hidden(name: str) -> str:
+    parts = name.split("/")
+    first = next((number for number, part in enumerate(parts, 1) if part.startswith(".")), len(parts))
+    return "/".join(parts[:first])
+
+
+def _kind_skipped(name: str) -> str | None:
+    base = name.rpartition("/")[2]
+    if base.startswith("."):
+        return "hidden"
+    if describe(name):
+        return "metadata" if base in METADATA else None
+    ending = ENDING.search(base.lower())
+    return ending[0] if ending else "no ending"
 
 
 def choose(names: list[str], source: DataSource, subsets: Iterable[str] = ()) -> list[str]:

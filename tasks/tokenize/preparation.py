@@ -115,6 +115,7 @@ def publish_pretrain(plan: PretrainPlan, started: float) -> dict[str, Any]:
         "type": KIND,
         "blend": plan.blend.model_dump(exclude_none=True),
         "settings": settings.model_dump(exclude=WHERE_NOT_WHAT),
+        "skipped_files": plan.plan.skipped,
         "tokenizer": {
             "fingerprint": plan.vocabulary.fingerprint,
             "vocabulary_size": plan.vocabulary.size,
