@@ -21,9 +21,9 @@ from prefect.settings import PREFECT_API_URL
 from prefect.workers.process import ProcessWorker
 from rich.console import Console
 
+from flows.prefect_server import prefect_server
 from tasks.errors import InputError, RunError
 from tasks.shards.publish import publish_bytes
-from tasks.shards.stage import prefect_server
 
 DECLARED = "prefect.yaml"
 SETTINGS = "prefect.toml"
