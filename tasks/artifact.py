@@ -60,10 +60,10 @@ def read_artifact(data: bytes, kinds: Collection[str], reader: str) -> Artifact:
 
 
 def artifact_key(kind: str, output_dir: str) -> str:
-    """The key of an artifact in Prefect: kind, name of the output folder, and a hash of the whole place.
+    """The key of an artifact in Prefect: kind, name of the output folder and the one above, and a hash of the whole place.
 
     Prefect keeps the versions of a key together, so outputs must not share one. A key has lowercase letters, digits and dashes.
     """
     place = absolute(output_dir)
-    name = re.sub("[^a-z0-9]+", "-", place.rpartition("/")[2].lower()).strip("-")[:40]
+    name = re.sub("[^a-z0-9]+", "-", "/".join(place.split("/")[-2:]).lower())[-40:].strip("-")
     return "-".join(filter(None, [kind, name, xxh3_64_hexdigest(place.encode())[:8]]))

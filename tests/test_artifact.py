@@ -17,4 +17,4 @@ def test_outputs_and_kinds_have_keys_of_their_own_and_a_place_has_one(tmp_path, 
     assert len({artifact_key(kind, place) for kind in ("training", "results") for place in places}) == 6
     monkeypatch.chdir(tmp_path)
     assert artifact_key("training", "a/model/") == artifact_key("training", places[0])
-    assert artifact_key("training", places[0]).startswith("training-model-")
+    assert artifact_key("training", places[0]).startswith("training-a-model-")
