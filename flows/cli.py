@@ -1,7 +1,8 @@
 """The `tokenmill` command: parses, calls, prints.
 
 Progress and summaries go to stderr. When stdout is not a terminal it carries one line of JSON, the artifact record,
-and a following command reads its folder from there. Exit codes: 0 done, 1 the run failed, 2 the call was wrong.
+and a following command reads its folder from there. Exit codes: 0 done, 1 the run failed, 2 the call was wrong,
+130 Ctrl-C was pressed.
 Prefect and Dask are imported only by the commands that run a flow; `plan`, `verify` and `--help` start at once.
 """
 

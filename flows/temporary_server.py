@@ -24,6 +24,9 @@ PATIENCE = 120
 
 PROGRAM = Path(__file__).with_name("server_process.py")
 
+DEFAULTS = {"PREFECT_SERVER_ANALYTICS_ENABLED": "false"}
+"""It does not call home unless somebody says so."""
+
 ENVIRONMENT = {
     "PREFECT_SERVER_UI_ENABLED": "false",
     "PREFECT_PLUGINS_ENABLED": "false",
@@ -56,15 +59,20 @@ class TemporaryServer(SubprocessASGIServer):
         except httpx.HTTPError as error:
             self.stop()
             raise RunError(
-                f"the temporary Prefect server did not start ({type(error).__name__}: {error}); see what it says above, "
-                "or start one with `prefect server start` and set PREFECT_API_URL to its address"
+                f"the temporary Prefect server did not start ({type(error).__name__}: {error}); run `prefect server start` "
+                "to see why, or set PREFECT_API_URL to the address of a server"
             ) from error
 
 
 def _started(listening: int) -> "subprocess.Popen[bytes]":
     return subprocess.Popen(  # noqa: S603 - this Python, with no shell between
         [sys.executable, "-P", str(PROGRAM), str(listening)],
-        env={**os.environ, **get_current_settings().to_environment_variables(exclude_unset=True), **ENVIRONMENT},
+        env={
+            **DEFAULTS,
+            **os.environ,
+            **get_current_settings().to_environment_variables(exclude_unset=True),
+            **ENVIRONMENT,
+        },
         stdin=subprocess.PIPE,
         stdout=subprocess.DEVNULL,
         pass_fds=[listening],

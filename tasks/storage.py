@@ -10,6 +10,7 @@ import re
 import stat
 import tempfile
 from collections.abc import Mapping
+from contextlib import suppress
 from functools import cache
 from pathlib import Path
 from typing import Any, Literal, cast
@@ -106,7 +107,8 @@ def temporary_folder() -> str:
     Raises InputError when it is somebody else's, who could change what is read from it.
     """
     folder = Path(tempfile.gettempdir(), f"tokenmill-{os.getuid()}")
-    folder.mkdir(mode=0o700, exist_ok=True)
+    with suppress(FileExistsError):
+        folder.mkdir(mode=0o700)
     found = folder.lstat()
     if not stat.S_ISDIR(found.st_mode) or found.st_uid != os.getuid() or found.st_mode & 0o022:
         raise InputError(

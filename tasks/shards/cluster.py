@@ -23,8 +23,8 @@ import socket
 import sys
 import threading
 from collections.abc import Callable, Generator, Mapping
-from concurrent.futures import ThreadPoolExecutor
-from contextlib import AbstractContextManager, ExitStack, contextmanager
+from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import AbstractContextManager, ExitStack, contextmanager, suppress
 from importlib.util import find_spec
 from multiprocessing import resource_tracker
 from pathlib import Path
@@ -84,7 +84,7 @@ def task_runner(cluster: str, workers: int | None, resources: Mapping[str, float
     """
     if cluster == "local":
         chosen = {**LOCAL, "n_workers": workers or cores(), "resources": dict(resources)}
-        return DaskTaskRunner(cluster_class=_start_local, cluster_kwargs=chosen)
+        return DaskTaskRunner(cluster_class=local_cluster, cluster_kwargs=chosen)
     if "://" in cluster:
         return _standing(Profile(address=cluster))
     return _named(Path(cluster))
@@ -113,11 +113,12 @@ class _Workers(LocalCluster):
             for nanny in self.workers.values():
                 nanny.close_gracefully()  # it starts no other worker
                 if nanny.pid is not None:
-                    os.kill(nanny.pid, signal.SIGKILL)
+                    with suppress(ProcessLookupError):
+                        os.kill(nanny.pid, signal.SIGKILL)
         super().__exit__(kind, error, trace)
 
 
-def _start_local(**kwargs: Any) -> _Workers:  # noqa: ANN401 - the arguments of LocalCluster
+def local_cluster(**kwargs: Any) -> _Workers:  # noqa: ANN401 - the arguments of LocalCluster
     """A local cluster whose workers do not hear Ctrl-C, which a terminal sends to all processes: the run ends them.
 
     Processes inherit the blocked signals of the thread that starts them. Raises InputError when the script that runs here
@@ -129,7 +130,7 @@ def _start_local(**kwargs: Any) -> _Workers:  # noqa: ANN401 - the arguments of 
     try:
         return start.result()
     except KeyboardInterrupt:
-        start.add_done_callback(lambda late: late.exception() or late.result().close())
+        start.add_done_callback(_close)
         raise
     except RuntimeError:
         if _main_module_calls_a_flow():
@@ -138,6 +139,11 @@ def _start_local(**kwargs: Any) -> _Workers:  # noqa: ANN401 - the arguments of 
                 'under `if __name__ == "__main__":`'
             ) from None
         raise
+
+
+def _close(start: "Future[_Workers]") -> None:
+    if start.exception() is None:
+        start.result().close()
 
 
 def _block_interrupts() -> None:

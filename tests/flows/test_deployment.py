@@ -165,7 +165,10 @@ def test_the_run_leaves_its_artifacts(prepared, prefect_server):
     found = prefect_server.client().read_artifacts(
         artifact_filter=ArtifactFilter(flow_run_id=ArtifactFilterFlowRunId(any_=[run]))
     )
-    artifacts = {re.fullmatch(rf"{NAME}-(\w+-\w+|summary)-.*prepared-[0-9a-f]{{8}}", artifact.key)[1]: artifact for artifact in found}
+    artifacts = {
+        re.fullmatch(rf"{NAME}-(\w+-\w+|summary)-.*prepared-[0-9a-f]{{8}}", artifact.key)[1]: artifact
+        for artifact in found
+    }
     assert {what: artifact.type for what, artifact in artifacts.items()} == {
         "tokenize-shards": "progress",
         "data-sets": "table",

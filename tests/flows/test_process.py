@@ -26,7 +26,8 @@ from tests.preparing import blend_of, prepare, write_lines
 REPOSITORY = Path(__file__).parents[2]
 MARK = "TOKENMILL_TEST_RUN"
 CTRL_C = b"\x03"
-SHARDS = 40
+SECONDS = 2 * DEADLINE
+SHARD_SIZE = 250_000
 
 PATIENT = "import sys, flows.process; flows.process.GRACE = 1000; from flows.cli import main; sys.exit(main())"
 """The command, but it would take a quarter of an hour to end after the first Ctrl-C."""
@@ -68,9 +69,9 @@ class Terminal:
 
     def wait(self):
         """The exit code, and what was to be seen; nothing that was started may be left."""
-        wait_until(lambda: not self.runs(), DEADLINE)
-        wait_until(lambda: not marked(self.mark), DEADLINE)
-        self.reader.join(DEADLINE)
+        wait_until(lambda: not self.runs(), SECONDS)
+        wait_until(lambda: not marked(self.mark), SECONDS)
+        self.reader.join(SECONDS)
         return self.status, b"".join(self.shown).decode(errors="replace")
 
 
@@ -95,25 +96,38 @@ def environment(tmp_path_factory):
     return clean_environment() | {"HOME": str(tmp_path_factory.mktemp("home")), "TERM": "xterm"}
 
 
+def shards(blend):
+    """How many the blend is cut into."""
+    ((source,),) = json.loads(blend.read_text()).values()
+    return -(-Path(source["path"]).stat().st_size // SHARD_SIZE)
+
+
 def arguments(blend, out):
-    return ["pretrain", str(blend), "--output-dir", str(out), "--workers", "1", "shard_size=250kB"]
+    return ["pretrain", str(blend), "--output-dir", str(out), "--workers", "1", f"shard_size={SHARD_SIZE}"]
+
+
+@contextmanager
+def ending(mark):
+    """Whatever is left of a run is killed after a test that has failed."""
+    try:
+        yield
+    finally:
+        for process in marked(mark):
+            process.kill()
 
 
 @contextmanager
 def preparing(blend, out, environment, *command):
     terminal = Terminal([*(command or [TOKENMILL]), *arguments(blend, out)], environment)
-    try:
+    with ending(terminal.mark):
         yield terminal
-    finally:
-        for process in marked(terminal.mark):
-            process.kill()
 
 
 MOMENTS = {
-    "its server starts": lambda run, out: run.has("server_process.py"),
-    "its cluster starts": lambda run, out: run.has("spawn_main"),
-    "it builds shards": lambda run, out: receipts(out) >= 1,
-    "it publishes": lambda run, out: receipts(out) == SHARDS,
+    "its server starts": lambda run, out, blend: run.has("server_process.py"),
+    "its cluster starts": lambda run, out, blend: run.has("spawn_main"),
+    "it builds shards": lambda run, out, blend: receipts(out) >= 1,
+    "it publishes": lambda run, out, blend: receipts(out) == shards(blend),
 }
 
 
@@ -121,7 +135,7 @@ MOMENTS = {
 @pytest.mark.parametrize("moment", MOMENTS)
 def test_ctrl_c_ends_a_run_with_exit_code_130_and_leaves_no_process(moment, blend, environment, tmp_path):
     with preparing(blend, tmp_path / "out", environment) as run:
-        wait_until(lambda: MOMENTS[moment](run, tmp_path / "out") or not run.runs(), DEADLINE)
+        wait_until(lambda: MOMENTS[moment](run, tmp_path / "out", blend) or not run.runs(), SECONDS)
         kept = receipts(tmp_path / "out")
         run.press(CTRL_C)
         code, shown = run.wait()
@@ -135,7 +149,7 @@ def test_ctrl_c_ends_a_run_with_exit_code_130_and_leaves_no_process(moment, blen
 def whose_server_hangs(blend, out, environment, *command):
     """A run that has built a shard, and whose server then takes no more requests: it cannot report how it ended."""
     with preparing(blend, out, environment, *command) as run:
-        wait_until(lambda: receipts(out) >= 1, DEADLINE)
+        wait_until(lambda: receipts(out) >= 1, SECONDS)
         (server,) = [each for each in marked(run.mark) if "server_process.py" in " ".join(each.info["cmdline"])]
         server.suspend()
         yield run
@@ -154,7 +168,7 @@ def test_a_second_ctrl_c_ends_a_run_at_once(blend, environment, tmp_path):
     patient = [sys.executable, "-c", PATIENT]
     with whose_server_hangs(blend, tmp_path / "out", environment, *patient) as run:
         run.press(CTRL_C)
-        wait_until(lambda: not run.has("spawn_main"), DEADLINE)  # the first one has killed the workers
+        wait_until(lambda: not run.has("spawn_main"), SECONDS)  # the first one has killed the workers
         assert run.runs()
         run.press(CTRL_C)
         code, shown = run.wait()
@@ -163,28 +177,26 @@ def test_a_second_ctrl_c_ends_a_run_at_once(blend, environment, tmp_path):
 
 @pytest.mark.slow
 @pytest.mark.parametrize("how", [signal.SIGTERM, signal.SIGKILL, signal.SIGHUP])
-def test_a_run_that_a_signal_ends_leaves_no_process(how, blend, environment, tmp_path):
+def test_a_run_without_a_terminal_that_a_signal_ends_leaves_no_process(how, blend, environment, tmp_path):
     out, mark = tmp_path / "out", uuid.uuid4().hex
-    run = subprocess.Popen(
-        [TOKENMILL, *arguments(blend, out)],
-        env={**environment, MARK: mark},
-        stdout=subprocess.DEVNULL,
-        stderr=subprocess.DEVNULL,
-        start_new_session=True,
-    )
-    wait_until(lambda: receipts(out) >= 1, DEADLINE)
-    run.send_signal(how)
-    assert run.wait(DEADLINE) == -how
-    wait_until(lambda: not marked(mark), DEADLINE)
+    quiet = {"stdout": subprocess.DEVNULL, "stderr": subprocess.DEVNULL, "start_new_session": True}
+    with (
+        ending(mark),
+        subprocess.Popen([TOKENMILL, *arguments(blend, out)], env={**environment, MARK: mark}, **quiet) as run,
+    ):
+        wait_until(lambda: receipts(out) >= 1, SECONDS)
+        run.send_signal(how)
+        assert run.wait(SECONDS) == -how
+        wait_until(lambda: not marked(mark), SECONDS)
 
 
 @pytest.mark.slow
 def test_a_run_ends_when_its_terminal_is_closed(blend, environment, tmp_path):
     with preparing(blend, tmp_path / "out", environment) as run:
-        wait_until(lambda: receipts(tmp_path / "out") >= 1, DEADLINE)
+        wait_until(lambda: receipts(tmp_path / "out") >= 1, SECONDS)
         os.close(run.keyboard)
-        wait_until(lambda: not run.runs(), DEADLINE)
-        wait_until(lambda: not marked(run.mark), DEADLINE)
+        wait_until(lambda: not run.runs(), SECONDS)
+        wait_until(lambda: not marked(run.mark), SECONDS)
 
 
 SCRIPT = """
@@ -198,7 +210,7 @@ def test_a_script_that_calls_a_flow_when_it_is_imported_is_told_the_remedy(blend
     script = tmp_path / "script.py"
     script.write_text(SCRIPT.format(blend=str(blend), out=str(tmp_path / "out")))
     run = subprocess.run(
-        [sys.executable, script], env=environment, capture_output=True, text=True, timeout=DEADLINE, check=False
+        [sys.executable, script], env=environment, capture_output=True, text=True, timeout=SECONDS, check=False
     )
     assert run.returncode == 1
     last = run.stderr.strip().splitlines()
@@ -265,7 +277,7 @@ def test_a_preparation_is_whole_without_standard_streams(how, blend, environment
     code, complaint = redirected(how, *arguments(blend, out), environment=environment)
     assert code == REDIRECTED[how][1], complaint
     assert "Traceback" not in complaint
-    assert receipts(out) == SHARDS
+    assert receipts(out) == shards(blend)
     assert (out / "blend.json").exists()
 
 
@@ -303,17 +315,17 @@ def test_a_plan_needs_no_home(blend, environment, tmp_path):
 def test_a_preparation_needs_no_home(blend, environment, tmp_path):
     homeless = environment | {"HOME": NOT_WRITABLE, "XDG_CACHE_HOME": "", "TMPDIR": str(tmp_path)}
     command = [TOKENMILL, *arguments(blend, tmp_path / "out")]
-    run = subprocess.run(command, capture_output=True, text=True, env=homeless, timeout=2 * DEADLINE, check=False)
+    run = subprocess.run(command, capture_output=True, text=True, env=homeless, timeout=SECONDS, check=False)
     assert run.returncode == 0, run.stderr
     assert "Warning" not in run.stderr
-    assert receipts(tmp_path / "out") == SHARDS
+    assert receipts(tmp_path / "out") == shards(blend)
 
 
 @pytest.mark.slow
 def test_a_prefect_home_that_cannot_be_written_is_one_sentence(blend, environment, tmp_path):
     command = [TOKENMILL, *arguments(blend, tmp_path / "out")]
     chosen = environment | {"PREFECT_HOME": NOT_WRITABLE, "TMPDIR": str(tmp_path)}
-    run = subprocess.run(command, capture_output=True, text=True, env=chosen, timeout=DEADLINE, check=False)
+    run = subprocess.run(command, capture_output=True, text=True, env=chosen, timeout=SECONDS, check=False)
     assert run.returncode == 2, run.stderr
     (complaint,) = run.stderr.strip().splitlines()
     assert complaint.startswith(f"tokenmill: PREFECT_HOME: {NOT_WRITABLE} cannot be written")

@@ -1,0 +1,57 @@
+"""Where caches go: the user's folder, or the one for temporary files where that cannot be written."""
+
+import tempfile
+from pathlib import Path
+
+import pytest
+
+from tasks.errors import InputError
+from tasks.storage import is_writable, temporary_folder, user_cache
+
+NOT_WRITABLE = "/proc"
+"""Not even by root."""
+
+
+@pytest.fixture
+def temporary(monkeypatch, tmp_path):
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
+    return tmp_path
+
+
+def test_a_cache_that_can_be_written_is_used(monkeypatch, temporary):
+    monkeypatch.setenv("XDG_CACHE_HOME", str(temporary / "cache"))
+    assert user_cache("a", "b") == str(temporary / "cache/tokenmill/a/b")
+    assert is_writable(str(temporary / "cache"))
+
+
+def test_a_cache_that_cannot_be_written_is_replaced_by_a_folder_that_nobody_else_can_write(monkeypatch, temporary):
+    monkeypatch.setenv("XDG_CACHE_HOME", NOT_WRITABLE)
+    place = Path(user_cache("a", "b"))
+    assert place.is_relative_to(temporary)
+    assert place.parents[1] == Path(temporary_folder())
+    assert place.parents[1].stat().st_mode & 0o077 == 0
+
+
+def test_what_a_cache_that_cannot_be_written_holds_is_used(monkeypatch, temporary):
+    folder = temporary / "cache/tokenmill"
+    folder.mkdir(parents=True)
+    (folder / "known").touch()
+    monkeypatch.setenv("XDG_CACHE_HOME", str(temporary / "cache"))
+    monkeypatch.setattr("tasks.storage.is_writable", lambda folder: False)
+    assert user_cache("known") == str(folder / "known")
+    assert not Path(user_cache("unknown")).is_relative_to(folder)
+
+
+@pytest.mark.parametrize("whose", ["a link", "a file", "open to others"])
+def test_a_temporary_folder_that_others_may_change_is_refused(whose, temporary):
+    folder = Path(temporary_folder())
+    folder.rmdir()
+    if whose == "a link":
+        folder.symlink_to(temporary)
+    elif whose == "a file":
+        folder.touch()
+    else:
+        folder.mkdir()
+        folder.chmod(0o777)
+    with pytest.raises(InputError, match=r"is not this user's own folder.*set XDG_CACHE_HOME"):
+        temporary_folder()
