@@ -124,17 +124,22 @@ def runs(text, words, sizes):
     """The runs of a text that are as long as so many words, as tuples of units, given how many of each kind count for one;
     a shorter text is one run.
     """
-    found, weights = units(text), []
+    found = units(text)
     weights = [1 / sizes.get(kind, 1) for _, kind in found]
-    runs = []
+    whole = []
     for start in range(len(found)):
         total, stop = 0, start
         while total < words and stop < len(found):
             total += weights[stop]
             stop += 1
         if total >= words:
-            runs.append(tuple(unit for unit, _ in found[start:stop]))
-    return runs or ([tuple(unit for unit, _ in found)] if found else [])
+            whole.append(tuple(unit for unit, _ in found[start:stop]))
+    return whole or ([tuple(unit for unit, _ in found)] if found else [])
+
+
+def size(text, sizes):
+    """How long a text is, in words, given how many units of each kind count for one."""
+    return sum(1 / sizes.get(kind, 1) for _, kind in units(text))
 
 
 def shingles(text):

@@ -41,7 +41,7 @@ def compared(texts):
 @pytest.fixture(scope="module")
 def filled():
     """Forms, and which of them are alike."""
-    texts = forms(VOCABULARY, 400)
+    texts = forms(VOCABULARY, 300)
     return texts, compared(texts)
 
 
@@ -49,7 +49,7 @@ def test_who_fills_one_form_is_compared_with_all_who_do(tmp_path, filled):
     texts, alike = filled
     wiring = Wiring(tmp_path)
     every = wiring.verified(documents(texts))
-    assert len(alike) == 200
+    assert len(alike) == 150
     assert pairs_of(every) == alike
     assert len(pairs_of(every[: wiring.partitions])) < len(alike)  # leaders alone miss some
     assert all(each.unseen.size == 0 for each in wiring.crowds)
@@ -57,7 +57,7 @@ def test_who_fills_one_form_is_compared_with_all_who_do(tmp_path, filled):
 
 @pytest.mark.parametrize("words", [8, 3000])
 def test_what_goes_is_what_goes_when_every_pair_is_compared(tmp_path, words):
-    texts = forms(VOCABULARY[:words], 400)
+    texts = forms(VOCABULARY[:words], 300)
     ranks = [number * 31 % 7 for number in range(len(texts))]
     found = edges(Wiring(tmp_path).near(documents(texts, ranks)))
     assert found.keys() == from_the_best_down(len(texts), ranks, compared(texts)).keys()

@@ -1,6 +1,7 @@
 """A blend of text in, a blend without duplicates out, in this process: every row as it stood, and accounted for."""
 
 import json
+import random
 from dataclasses import replace
 from pathlib import Path
 
@@ -21,7 +22,10 @@ from tasks.report.summary import artifact_record, markdown, warnings
 from tasks.shards.books import BadRowError
 from tasks.shards.verify import verify
 from tasks.strict import parse
-from tests.preparing import blend_of, tree
+from tests.dedup.scripts import changed, unbroken, units, written
+from tests.dedup.test_crowds import forms
+from tests.dedup.test_near import VOCABULARY
+from tests.preparing import blend_of, tree, write_lines
 from tests.preparing_dedup import build, decisions_of, plan, prepare
 from tests.preparing_rl import lines_of, write_rows
 from tests.shards.damage import DAMAGES
@@ -209,6 +213,44 @@ def test_evaluations_and_prompts_that_cannot_be_held_are_told_of(tmp_path):
     assert (hit["document"], hit["evaluation"], hit["row"], hit["runs"]) == ("a/a.jsonl@0#2", "exam/exam.jsonl", 1, 44)
     prepare(blend, tmp_path / "out")
     assert not (tmp_path / "out/hits.parquet").exists()
+
+
+def test_documents_without_blanks_are_compared_and_it_is_said_by_which_units(tmp_path):
+    generator = random.Random(0)
+    texts = [
+        written(generator, "Chinese", 60),
+        unbroken(generator, "minified code", 500),
+        written(generator, "Thai", 60),
+    ]
+    versions = [f"{changed(generator, text, 1)}{text[:1]}" for text in texts]
+    rows = [{"text": text} for text in [*texts, TEXT, *versions, f"{TEXT}\n", "?"]]
+    _, manifest = prepare(blend_of(write_rows(tmp_path / "a.jsonl", rows)), tmp_path / "out")
+    found = pq.read_table(tmp_path / "out/edges.parquet").to_pylist()
+    counts = [tuple(row[kind] for kind in ("words", "characters", "letters", "pieces")) for row in found]
+    made_of = [[kind for _, kind in units(text)] for text in texts]
+    assert [row["reason"] for row in found] == ["near_duplicate"] * 3 + ["exact_duplicate"]
+    assert counts[0] == (0, len(made_of[0]), 0, 0)
+    assert counts[1][3] == sum(counts[1]) == pytest.approx(len(made_of[1]), abs=3)
+    assert counts[2] == (0, 0, len(made_of[2]), 0)
+    assert counts[3] == (None, None, None, None)
+    duplicates = manifest["duplicates"]
+    assert duplicates["units"] == {"characters": 2, "letters": 2, "pieces": 2, "words": 3}
+    assert duplicates["not_compared"] == {"documents": 0, "first": []}
+
+
+def test_documents_that_meet_a_bound_and_stay_are_counted_and_named(tmp_path, monkeypatch):
+    monkeypatch.setattr("tasks.dedup.crowds.COMPARED", 3)
+    texts = forms(VOCABULARY, 120)
+    _, manifest = prepare(blend_of(write_lines(tmp_path / "a.jsonl", texts)), tmp_path / "out")
+    bound = manifest["duplicates"]["not_compared"]
+    (line,) = warnings(manifest)
+    assert bound["documents"] > len(bound["first"]) == 10
+    assert f"{bound['documents']:,} documents that stay" in line
+    edges = pq.read_table(tmp_path / "out/edges.parquet")["dropped"].to_pylist()
+    for name in bound["first"]:
+        assert name.startswith("a/a.jsonl@0#")
+        assert name in line
+        assert name not in edges
 
 
 def test_a_change_writes_only_the_shards_whose_rows_it_concerns(tmp_path):

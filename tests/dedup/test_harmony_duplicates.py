@@ -7,6 +7,7 @@ from collections import Counter
 import pyarrow.parquet as pq
 import pytest
 
+from tasks.report.summary import warnings
 from tests.building import build_here
 from tests.dedup.test_near import edited, prose
 from tests.dedup.test_shingles import jaccard, shingled
@@ -281,6 +282,9 @@ def test_rows_with_words_of_an_evaluation_are_marked_and_the_hits_say_where(tmp_
     assert by_name(tmp_path / "out")["guilty"]["quality_is_duplicate"] is False
     _, manifest = prepare(blend, tmp_path / "out", dedup=dedup | {"mode": "drop"})
     assert manifest["totals"]["dropped"] == {"contaminated": 1}
+    assert warnings(manifest) == [
+        "evaluation exam/exam.jsonl: 1 of 3 rows have fewer than 3 words and are not looked for"
+    ]
     assert {row["source_uuid"] for row in rows_of(tmp_path / "out")} == {"innocent", "told"}
     assert (tmp_path / "out/hits.parquet").exists()
 

@@ -91,7 +91,7 @@ def test_planted_pairs_are_found_and_no_other_is(tmp_path, seed):
     assert len(found) >= 0.95 * len(expected)
 
 
-def versions(language, count=40):
+def versions(language, count=25):
     """Texts of one language or of one kind without blanks, and of each three versions, the first with one edit."""
     generator = random.Random(language)
     for _ in range(count):
@@ -113,7 +113,7 @@ def test_versions_are_found_in_every_script_and_no_other_pair_is(tmp_path, langu
     pairs = {pair: jaccard(*(sets[each] for each in pair)) for pair in combinations(range(len(texts)), 2)}
     alike = {pair: similarity for pair, similarity in pairs.items() if similarity >= 0.8}
     assert all((first, first + 1) in alike for first in range(0, len(texts), 4))
-    assert len(alike) > 44
+    assert len(alike) > 26
     assert pairs_of(Wiring(tmp_path).verified(documents(texts))) == alike
 
 
