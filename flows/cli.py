@@ -8,7 +8,7 @@ Prefect and Dask are imported only by the commands that run a flow; `plan`, `ver
 
 import re
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from functools import partial
 from importlib.metadata import version
 from itertools import pairwise
@@ -26,7 +26,7 @@ from flows.terminal import OutputDir, Overrides, be_quiet, piped, terminal
 from flows.training_commands import benchmark, evaluate, pipeline, train
 from tasks.blend.load import load_blend
 from tasks.blend.models import Blend
-from tasks.errors import InputError, RunError
+from tasks.errors import InputError, PartlyFailedError, RunError
 from tasks.shards.settings import PreparationSettings
 from tasks.storage import join
 
@@ -520,12 +520,15 @@ def run(arguments: list[str]) -> int:
         result = app(arguments, exit_on_error=False, print_error=False, result_action="return_value")
     except (CycloptsError, InputError) as error:
         return _complain(error, WRONG_CALL)
+    except PartlyFailedError as error:
+        _print_record(error.record)
+        return _complain(error, FAILED)
     except (RunError, OSError) as error:
         return _complain(error, FAILED)
     except KeyboardInterrupt:
         return _complain("interrupted; run the same command again to go on from here", INTERRUPTED)
-    if isinstance(result, dict) and not sys.stdout.isatty():
-        sys.stdout.write(orjson.dumps(result).decode() + "\n")
+    if isinstance(result, dict):
+        _print_record(cast("dict[str, Any]", result))
     return DONE
 
 
@@ -534,6 +537,12 @@ def _require_values(arguments: list[str]) -> None:
     for before, argument in pairwise(["tokenmill", *arguments]):
         if EMPTY.fullmatch(argument):
             raise InputError(f"the argument after {before!r} is empty; give it a value, or leave the option out")
+
+
+def _print_record(record: Mapping[str, Any]) -> None:
+    """Print the artifact record as one line where another program may read it."""
+    if not sys.stdout.isatty():
+        sys.stdout.write(orjson.dumps(record).decode() + "\n")
 
 
 def _complain(error: object, code: int) -> int:

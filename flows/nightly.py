@@ -21,7 +21,7 @@ from flows.prefect_server import flow
 from flows.pretrain import pretrain_data_prep
 from flows.rl import rl_data_prep
 from flows.sft import sft_data_prep
-from tasks.errors import RunError
+from tasks.errors import PartlyFailedError
 from tasks.nightly.blends import NightlyBlend, find_blends
 from tasks.nightly.compare import Comparison, store_of
 from tasks.nightly.outcome import Outcome, failures, night_record
@@ -72,9 +72,10 @@ def reprep_changed_blends(
         outcomes = [_brought_up_to_date(blend, output_dir, under) for blend in found]
         pruned = error_of(prune(output_dir, keep, grace_seconds, also_keep or [], return_state=True))
     summarize(outcomes)
+    record = night_record(outcomes, output_dir, pruned)
     if failed := "; ".join(filter(None, [failures(outcomes), pruned and f"pruning failed: {pruned}"])):
-        raise RunError(failed)
-    return night_record(outcomes, output_dir)
+        raise PartlyFailedError(failed, record)
+    return record
 
 
 def _brought_up_to_date(blend: NightlyBlend, output_dir: str, under: dict[str, Any]) -> Outcome:

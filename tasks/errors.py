@@ -6,7 +6,8 @@ Everything else is a defect and keeps its traceback.
 """
 
 import difflib
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
+from typing import Any
 
 
 class InputError(ValueError):
@@ -15,6 +16,14 @@ class InputError(ValueError):
 
 class RunError(RuntimeError):
     """The work began but its result cannot be vouched for; the message names what failed and the remedy."""
+
+
+class PartlyFailedError(RunError):
+    """Some parts of the work failed and others did not; `record` says what became of each, as commands print it."""
+
+    def __init__(self, message: str, record: Mapping[str, Any]) -> None:
+        super().__init__(message)
+        self.record = record
 
 
 def nearest(name: str, known: Iterable[str]) -> str:

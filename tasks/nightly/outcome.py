@@ -36,13 +36,14 @@ class Outcome:
         }
 
 
-def night_record(outcomes: Sequence[Outcome], output_dir: str) -> dict[str, Any]:
-    """The record of a night, as every command prints one."""
+def night_record(outcomes: Sequence[Outcome], output_dir: str, prune_error: str | None) -> dict[str, Any]:
+    """The record of a night, as every command prints one; `prune_error` is what pruning failed of, None when it did not."""
     counts = Counter(outcome.result for outcome in outcomes)
     made_from = [{"type": "blend", "path": outcome.blend.path} for outcome in outcomes]
     blends = {row.pop("blend"): row for row in (outcome.row for outcome in outcomes)}
     results = {result: counts[result] for result in ("unchanged", "prepared", "failed")}
-    return {"nightly": {"path": output_dir, "type": "nightly", **results, "blends": blends, "made_from": made_from}}
+    what = {"path": output_dir, "type": "nightly", **results, "blends": blends, "prune_error": prune_error}
+    return {"nightly": {**what, "made_from": made_from}}
 
 
 def failures(outcomes: Sequence[Outcome]) -> str:

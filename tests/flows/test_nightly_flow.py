@@ -2,6 +2,7 @@
 
 import json
 import os
+import subprocess
 from pathlib import Path
 from urllib.request import Request, urlopen
 
@@ -14,6 +15,7 @@ from prefect_commands import wait_until
 from flows.nightly import reprep_changed_blends
 from tasks.shards.verify import verify
 from tasks.tokenize.inspect import inspect_pretrain_shard
+from tests.flows.preparation_runs import TOKENMILL
 from tests.preparing import write_lines
 from tests.preparing_rl import write_rows
 from tests.tokenize.small_vocabularies import word_piece
@@ -144,3 +146,20 @@ def test_failures_stop_no_other_blend_and_are_named_in_the_end_and_the_next_nigh
     of_web = FlowRunFilter(name=FlowRunFilterName(any_=[f"{WEB}-{blends.latest(WEB)['version']}"]))
     runs = prefect_api.client().read_flow_runs(flow_run_filter=of_web)
     assert [run.state.name for run in runs] == ["Completed"], "its preparation is a run of its own"
+
+
+def test_a_night_that_partly_failed_prints_what_became_of_each_blend_and_exits_with_one(prefect_server, tmp_path):
+    blends = Blends(tmp_path)
+    for name in (WEB, BOOKS, BAD):
+        (tmp_path / f"blends/{name}.json").unlink()
+    done = subprocess.run(
+        [TOKENMILL, "nightly", str(tmp_path / "blends"), "--output-dir", str(blends.out)],
+        capture_output=True, text=True, env=prefect_server.environment, timeout=200, check=False,
+    )  # fmt: skip
+    assert done.returncode == 1
+    assert done.stderr.startswith("tokenmill: 1 of 2 blends failed, all others are up to date: rl/typo: ")
+    night = json.loads(done.stdout)["nightly"]
+    assert (night["prepared"], night["failed"], night["prune_error"]) == (1, 1, None)
+    assert {name: row["result"] for name, row in night["blends"].items()} == {QUESTIONS: "prepared", TYPO: "failed"}
+    assert "did you mean 'questions.json'?" in night["blends"][TYPO]["why"]
+    assert not (blends.out / "flow_run.json").exists()

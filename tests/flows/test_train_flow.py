@@ -2,20 +2,25 @@
 
 import json
 import os
+import re
 import shutil
 import signal
 import subprocess
 import threading
 import time
 from pathlib import Path
+from uuid import UUID
 
 import orjson
 import psutil
 import pytest
-from prefect.client.schemas.filters import ArtifactFilter, ArtifactFilterFlowRunId
+from prefect.client.schemas.filters import ArtifactFilter, ArtifactFilterKey
+from prefect.client.schemas.objects import StateType
+from prefect_commands import wait_until
 
 from flows.pipeline import pipeline
 from flows.train import evaluate_model, train_model
+from tasks.artifact import artifact_key
 from tasks.errors import InputError
 from tasks.storage import filesystem
 from tasks.strict import parse
@@ -121,8 +126,11 @@ def test_a_training_that_was_killed_goes_on_from_its_checkpoint_with_the_same_lo
     killer.join()
     assert record["train"]["steps"] == SETTINGS["steps"]
     assert losses_in(out) == losses_in(undisturbed[0])
-    shown = {artifact.key for artifact in artifacts(prefect_api)}
-    assert {"training", "steps"} <= shown
+    tables = artifacts(prefect_api, artifact_key("training", str(out)))
+    assert len(tables) == 2, "one of each start"
+    last = max(tables, key=lambda table: table.created)
+    assert [row["step"] for row in json.loads(last.data)][-1] == SETTINGS["steps"]
+    assert last.description == "step 8 of 8"
 
 
 def kill_trainer_after(out, step):
@@ -139,9 +147,51 @@ def kill_trainer_after(out, step):
     os.kill(trainers[-1].pid, signal.SIGKILL)
 
 
-def artifacts(server):
+def artifacts(server, key):
     with server.client() as client:
-        return client.read_artifacts(artifact_filter=ArtifactFilter(flow_run_id=ArtifactFilterFlowRunId(any_=None)))
+        return client.read_artifacts(artifact_filter=ArtifactFilter(key=ArtifactFilterKey(any_=[key])))
+
+
+@pytest.mark.slow
+def test_a_command_that_was_killed_leaves_no_trainer_and_the_next_one_reports_its_end(
+    texts, undisturbed, prefect_server, tmp_path
+):
+    out = tmp_path / "model"
+    arguments = ["train", texts, *words(checkpoint_every=2), "--output-dir", str(out)]
+    killed = subprocess.Popen([TOKENMILL, *arguments], env=prefect_server.environment, stderr=subprocess.DEVNULL)
+    wait_until((out / "checkpoints/step_00000002").exists, 100)
+    os.kill(killed.pid, signal.SIGKILL)
+    killed.wait()
+    run = UUID(json.loads((out / "flow_run.json").read_bytes())["id"])
+    wait_until(lambda: not trainers_of(out), 20)
+    with prefect_server.client() as client:
+        assert client.read_flow_run(run).state.type == StateType.RUNNING
+        command(prefect_server, *arguments)
+        assert client.read_flow_run(run).state.type == StateType.CRASHED
+    assert losses_in(out) == losses_in(undisturbed[0])
+
+
+def trainers_of(out):
+    """The processes that train in a folder."""
+    job = str(out / "job.json")
+    return [process for process in psutil.process_iter(["cmdline"]) if job in (process.info["cmdline"] or [])]
+
+
+@pytest.mark.slow
+def test_a_training_that_failed_shows_the_last_lines_of_its_log_and_where_it_is(texts, prefect_server, tmp_path):
+    out = tmp_path / "model"
+    chosen = words(optimizer={"learning_rate": 1e30, "minimum_learning_rate": 1e30}, retries=0)
+    failed = subprocess.run(
+        [TOKENMILL, "train", texts, *chosen, "--output-dir", str(out)],
+        capture_output=True, text=True, env=prefect_server.environment, timeout=200, check=False,
+    )  # fmt: skip
+    assert failed.returncode == 1
+    cause, heading, *last = failed.stderr.splitlines()
+    assert re.match(r"tokenmill: step \d+: the loss is .*; lower optimizer.learning_rate", cause)
+    assert heading == f"tokenmill: The last lines of its log, {out}/training.log:"
+    log = (out / "training.log").read_text().splitlines()
+    assert [line.removeprefix("tokenmill:").strip() for line in last] == [line.strip() for line in log[-len(last) :]]
+    assert any(line.startswith("step 1, loss ") for line in log)
 
 
 @pytest.mark.slow

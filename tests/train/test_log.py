@@ -34,6 +34,21 @@ def test_a_failure_shows_the_last_lines_and_where_all_are(tmp_path):
     assert [line.strip() for line in shown] == lines[2:]
 
 
+TORCHRUN = """\
+E1122 17:27:02.934000 32154 .venv/lib/python3.11/site-packages/torch/distributed/elastic/multiprocessing/api.py:988] failed (exitcode: 1) local_rank: 0 (pid: 32170) of binary: python
+Traceback (most recent call last):
+torch.distributed.elastic.multiprocessing.errors.ChildFailedError:
+============================================================
+"""
+
+
+def test_the_report_of_torchrun_does_not_hide_the_last_lines_of_the_trainer(tmp_path):
+    place, lines = tmp_path / "training.log", ["step 7", "KeyError: 'loss'"]
+    with pytest.raises(RunError, match=r"^failed\n.*:\n  step 7\n  KeyError: 'loss'$"):
+        log_and_fail(place, [*lines, *TORCHRUN.splitlines()], RunError("failed"))
+    assert place.read_text() == "\n".join([*lines, TORCHRUN])
+
+
 def test_a_failure_without_a_word_says_so(tmp_path):
     place = tmp_path / "training.log"
     with pytest.raises(RunError, match=f"^killed\nIt wrote nothing to its log, {place}$"):
