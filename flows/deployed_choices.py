@@ -57,8 +57,8 @@ def keeping(update: Update) -> Update:
         current = await client.read_deployment(deployment_id)
         if _declares_other_schedules(deployment, current):
             sys.stderr.write(
-                f"{current.name} keeps its schedules, which are not those of prefect.yaml. To replace them, remove them "
-                "with `prefect deployment schedule clear` and deploy again.\n"
+                f"{current.name} keeps its schedules, which are not those of prefect.yaml. To take those, remove them with "
+                "`prefect deployment schedule clear`, then deploy again.\n"
             )
         declared = _declared(deployment)
         applied = merged(declared, await _noted(deployment_id), _standing(current))

@@ -36,7 +36,7 @@ INSTALLED, CLONED = Path(__file__).parent, Path(__file__).parents[1]
 def write_project(folder: Path) -> list[str]:
     """Write prefect.yaml, prefect.toml and blends into a folder without prefect.yaml; the names of what was written.
 
-    Files that are there already stay as they are. prefect.yaml comes last, so that a run that was cut off is made good.
+    Files that are there already stay as they are. prefect.yaml comes last, so that an interrupted call is finished by the next.
     """
     if (folder / DECLARED).exists():
         return []
@@ -62,8 +62,8 @@ def require_server() -> None:
 def deploy(folder: Path) -> dict[str, DeploymentResponse]:
     """Apply the prefect.yaml of a folder, after making the work pools that are missing; the deployments by full name.
 
-    What people changed on the server stays, see `flows.deployed_choices`. Raises InputError where no server answers and for a
-    prefect.yaml without deployments, RunError where Prefect fails.
+    What people changed on the server stays, see `flows.deployed_choices`. Raises InputError where no server answers and
+    for a prefect.yaml without deployments, RunError where Prefect fails.
     """
     declared = _declared(folder)
     with prefect_server(), get_client(sync_client=True) as client:
@@ -88,7 +88,7 @@ def _declared(folder: Path) -> Sequence[Mapping[str, Any]]:
 
 def _make_pools(client: SyncPrefectClient, declared: Sequence[Mapping[str, Any]]) -> None:
     """Make the work pools that deployments name and the server lacks; runs are processes of their workers."""
-    for name in {each["work_pool"]["name"] for each in declared if each.get("work_pool", {}).get("name")}:
+    for name in {pool["name"] for each in declared if (pool := each.get("work_pool")) and pool.get("name")}:
         try:
             client.read_work_pool(name)
         except ObjectNotFound:

@@ -57,7 +57,8 @@ class DataSource(Strict, frozen=True):
 
     name: Name = Field(description="Unique name; becomes part of file names.")
     path: str = Field(
-        min_length=1, description="File, folder (recursive), glob, s3://, gs:// or hf://org/name[@revision]."
+        min_length=1,
+        description="File, folder (recursive), glob, s3://, gs://, hf://org/name or hf://org/name@revision.",
     )
     weight: float = Field(
         default=1.0, ge=0, strict=True, description="Relative share of training tokens; 0 prepares it unused."

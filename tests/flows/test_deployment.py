@@ -58,7 +58,7 @@ def prefect(clone, server, *arguments):
         env=server.environment,
         capture_output=True,
         text=True,
-        timeout=120,
+        timeout=240,
         check=False,
     )
 
