@@ -148,8 +148,9 @@ def _unzstd(stored: Iterator[bytes]) -> Iterator[bytes]:
                 head = head if len(head) >= FRAME_HEADER_BYTES else (head + rest)[:FRAME_HEADER_BYTES]
                 try:
                     piece = frame.decompress(rest)
-                except ZstdError:
-                    _require_supported(head)
+                except ZstdError as error:
+                    if unsupported := _unsupported(head, error):
+                        raise unsupported from error
                     raise
                 yield piece
                 rest = frame.unused_data
@@ -157,22 +158,23 @@ def _unzstd(stored: Iterator[bytes]) -> Iterator[bytes]:
         raise BrokenStream("ends inside a zstd frame")
 
 
-def _require_supported(head: bytes) -> None:
-    """Raises UnsupportedFrame if a frame header asks for what cannot be given."""
+def _unsupported(head: bytes, error: ZstdError) -> UnsupportedFrame | None:
+    """What a frame whose header is `head` asks for and cannot be given, if that is why it failed."""
+    if "too much memory" in str(error):
+        return UnsupportedFrame(
+            f"needs more than {MAX_WINDOW_BYTES:,} bytes of memory to decompress, its zstd window; compress it again with "
+            "`zstd --long=31` or less"
+        )
     try:
-        parameters = get_frame_parameters(head)
+        dictionary = get_frame_parameters(head).dict_id
     except ZstdError:
-        return
-    if parameters.dict_id:
-        raise UnsupportedFrame(
-            f"was compressed with a zstd dictionary (id {parameters.dict_id}), which is not part of the file; decompress it "
-            "with `zstd -d -D DICTIONARY FILE` and compress it again without one"
-        )
-    if parameters.window_size > MAX_WINDOW_BYTES:
-        raise UnsupportedFrame(
-            f"needs {parameters.window_size:,} bytes of memory to decompress (the zstd window), and at most "
-            f"{MAX_WINDOW_BYTES:,} are given; compress it again with `zstd --long=31` or less"
-        )
+        return None
+    if not dictionary:
+        return None
+    return UnsupportedFrame(
+        f"was compressed with a zstd dictionary (id {dictionary}), which is not part of the file; decompress it with "
+        "`zstd -d -D DICTIONARY FILE` and compress it again without one"
+    )
 
 
 def is_decoder_error(error: Exception) -> bool:

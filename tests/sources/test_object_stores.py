@@ -8,8 +8,12 @@ import pytest
 from moto.server import ThreadedMotoServer
 
 from tasks.blend.models import DataSource
-from tasks.errors import InputError
+from tasks.errors import InputError, RunError
+from tasks.sources import opening
+from tasks.sources.content import ContentIndex
+from tasks.sources.cut import cut
 from tasks.sources.discovery import discover
+from tasks.sources.read import read_texts
 from tasks.storage import filesystem
 
 LINE = b'{"text": "a"}\n'
@@ -213,3 +217,56 @@ def test_a_refusal_of_s3_is_one_of_ours(s3, refusing, monkeypatch):
     monkeypatch.setenv("AWS_ENDPOINT_URL", f"http://127.0.0.1:{refusing.server_port}")
     assert "credentials" in refusal("s3://bucket/corpus")
     fsspec.get_filesystem_class("s3").clear_instance_cache()
+
+
+def rows(letter):
+    return b'{"text": "%s"}\n' % (letter * 100) * 30_000
+
+
+def reading(url):
+    """The batches of an object of 3 MB, of which the first was read in a request of its own."""
+    (file,) = found(url)
+    (part,) = ContentIndex().identify(cut(file, 1 << 30, ["text"]), ["text"], "content")
+    return read_texts(part, "text")
+
+
+@pytest.fixture
+def small_requests(monkeypatch):
+    monkeypatch.setattr(opening, "REMOTE_BLOCK_BYTES", 1 << 18)
+
+
+@pytest.mark.usefixtures("small_requests")
+def test_an_object_that_is_replaced_before_it_is_read_is_refused(bucket):
+    url = f"{bucket}/corpus/big.jsonl"
+    store, path = filesystem(url)
+    store.pipe(path, rows(b"a"))
+    batches = reading(url)
+    store.pipe(path, rows(b"b"))
+    with pytest.raises(RunError, match=r"big\.jsonl: changed while"):
+        next(batches)
+    store.pipe(path, rows(b"a"))
+    assert sum(batch.consumed for batch in reading(url)) == 30_000
+
+
+@pytest.mark.usefixtures("small_requests")
+def test_an_object_that_is_replaced_while_it_is_read_is_refused_even_if_the_first_is_put_back(bucket):
+    """Google Cloud Storage gives it a new generation; S3 refuses the request that asks for the first version."""
+    url = f"{bucket}/corpus/big.jsonl"
+    store, path = filesystem(url)
+    store.pipe(path, rows(b"a"))
+    batches = reading(url)
+    next(batches)
+    store.pipe(path, rows(b"b"))
+    with pytest.raises((RunError, OSError), match=r"big\.jsonl"):
+        for _ in batches:
+            pass
+    store.pipe(path, rows(b"a"))
+    batches = reading(url)
+    next(batches)
+    store.pipe(path, rows(b"b"))
+    if bucket.startswith("gs://"):
+        next(batches)
+        store.pipe(path, rows(b"a"))
+    with pytest.raises((RunError, OSError), match=r"big\.jsonl"):
+        for _ in batches:
+            pass

@@ -1,6 +1,8 @@
 """Parquet: every kind of text column, judged as UTF-8 and null row by row; damage is named."""
 
 import re
+import subprocess
+import sys
 
 import numpy as np
 import pyarrow as pa
@@ -13,6 +15,8 @@ from tasks.sources.cut import cut
 from tasks.sources.files import Slice, SourceFile
 from tasks.sources.opening import SourceCorrupt
 from tasks.sources.parquet import column_batches, parquet_rows, parquet_texts, require_any, require_text, row_groups
+from tasks.sources.records import read_records
+from tests.flows.cloning import REPOSITORY
 
 
 def stored(path, table, **options):
@@ -113,6 +117,130 @@ def test_batches_are_bounded_by_bytes(tmp_path):
     sizes = [batch.texts.nbytes for batch in parquet_texts(part, "text")]
     assert len(sizes) > 5
     assert max(sizes) < 2 * parquet.BATCH_BYTES
+
+
+def spelled(values, numbers, *, spelled_in_schema=False):
+    """A column of `values[number]`, which takes little more than its numbers."""
+    column = pa.DictionaryArray.from_arrays(pa.array(numbers, pa.int32()), pa.array(values))
+    return column, {"compression": "zstd", "store_schema": spelled_in_schema}
+
+
+def swollen(kind):
+    """A table that decodes to more than a gigabyte, and how it is written."""
+    value = "x" * 1_000_000
+    if kind == "messages":
+        content, options = spelled([value], [0] * 1_200)
+        messages = pa.StructArray.from_arrays([pa.array(["user"] * 1_200), content], ["role", "content"])
+        return pa.table({"text": pa.ListArray.from_arrays(pa.array(range(0, 1_201, 2), pa.int32()), messages)}), options
+    numbers = [1] * 5_000 + [0] * 1_200 if kind == "short, then long" else [0] * 1_200
+    column, options = spelled([value, "short"], numbers, spelled_in_schema=kind == "category")
+    return pa.table({"text": column}), options
+
+
+PEAKS = """
+import resource, sys
+from pathlib import Path
+import pyarrow.parquet as pq
+from tasks.sources.files import Slice, SourceFile
+from tasks.sources.read import read_texts
+from tasks.sources.records import read_records
+def peak():
+    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss // 1024
+before = peak()
+for path, reader in (each.split("=") for each in sys.argv[1:]):
+    part = Slice(SourceFile(path, Path(path).stat().st_size, "parquet"), 0, pq.read_metadata(path).num_row_groups)
+    batches = read_texts(part, "text") if reader == "texts" else read_records(part, ())
+    print(sum(batch.consumed for batch in batches), peak() - before)
+"""
+
+SWOLLEN = [
+    ("category", "texts"),
+    ("one value", "texts"),
+    ("short, then long", "texts"),
+    ("category", "records"),
+    ("one value", "records"),
+    ("messages", "records"),
+]
+
+
+def test_a_file_of_a_few_kilobytes_that_decodes_to_gigabytes_takes_a_few_hundred_megabytes(tmp_path):
+    arguments, rows = [], []
+    for kind, reader in SWOLLEN:
+        path = tmp_path / f"{kind}.parquet"
+        table, options = swollen(kind)
+        rows.append(len(table))
+        pq.write_table(table, path, **options)
+        assert path.stat().st_size < 10_000
+        arguments.append(f"{path}={reader}")
+    command = [sys.executable, "-c", PEAKS, *arguments]
+    done = subprocess.run(command, capture_output=True, text=True, check=True, cwd=REPOSITORY)
+    found = [tuple(map(int, line.split())) for line in done.stdout.splitlines()]
+    assert [count for count, _ in found] == rows
+    assert {case: megabytes for case, (_, megabytes) in zip(SWOLLEN, found, strict=True) if megabytes > 600} == {}
+
+
+ORDINARY = pa.table({
+    "text": [None if number % 50 == 7 else f"{number} " * (number * 37 % 300) for number in range(900)],
+    "view": pa.array([str(number) for number in range(900)], pa.string_view()),
+    "kind": pa.array(["one", "two", None] * 300).dictionary_encode(),
+    "large": pa.array([f"{number} " * 9 for number in range(900)]).dictionary_encode(),
+    "messages": [[{"role": "user", "content": f"{number}"}] * (number % 4) for number in range(900)],
+    "nothing": pa.nulls(900),
+})  # fmt: skip
+
+
+@pytest.mark.parametrize("group_rows", [900, 400, 50])
+def test_batches_of_ordinary_files_are_those_that_pyarrow_makes_of_as_many_rows(tmp_path, monkeypatch, group_rows):
+    """Where batches end decides about the row groups of some outputs: it must not depend on how rows are decoded."""
+    monkeypatch.setattr(parquet, "BATCH_BYTES", 40_000)
+    part = stored(tmp_path / "x.parquet", ORDINARY, row_group_size=group_rows)
+    file = pq.ParquetFile(part.file.uri)
+    for fields in ([], ["text"], ["large"], ["messages", "kind"]):
+        for group in range(file.num_row_groups):
+            found = list(parquet.group_batches(file, group, fields))
+            expected = list(file.iter_batches(len(found[0]), row_groups=[group], columns=fields or None))
+            assert [len(batch) for batch in found] == [len(batch) for batch in expected]
+            assert all(batch.equals(other) for batch, other in zip(found, expected, strict=True))
+
+
+@pytest.mark.parametrize(("rows", "most"), [(1, 1000), (3, 200), (64, 1), (64, 5000)])
+def test_rows_are_the_same_however_they_are_decoded(tmp_path, monkeypatch, rows, most):
+    monkeypatch.setattr(parquet, "PIECE_ROWS", rows)
+    monkeypatch.setattr(parquet, "MAX_BATCH_BYTES", most)
+    part = stored(tmp_path / "x.parquet", ORDINARY, row_group_size=400)
+    batches = list(column_batches(part, (), require_any))
+    assert pa.Table.from_batches(batches).to_pylist() == ORDINARY.to_pylist()
+    assert all(len(batch) == 1 or parquet.decoded_bytes(batch) <= most for batch in batches)
+    texts, bad = read(part)
+    assert texts == {row: text for row, text in enumerate(ORDINARY["text"].to_pylist()) if text is not None}
+    assert set(bad) == {row for row in range(900) if row % 50 == 7}
+
+
+@pytest.mark.parametrize("spelled_in_schema", [True, False])
+def test_a_row_that_is_longer_than_a_row_of_json_may_be_is_a_bad_one(tmp_path, monkeypatch, spelled_in_schema):
+    monkeypatch.setattr(parquet, "MAX_BATCH_BYTES", 1_000)
+    monkeypatch.setattr(parquet, "MAX_ROW_BYTES", 10_000)
+    column, options = spelled(
+        ["short", "x" * 9_000, "x" * 10_001], [0, 1, 2, 2, 0], spelled_in_schema=spelled_in_schema
+    )
+    part = stored(tmp_path / "x.parquet", pa.table({"text": column}), **options)
+    texts, bad = read(part)
+    assert {row: len(text) for row, text in texts.items()} == {0: 5, 1: 9_000, 4: 5}
+    assert bad == {2: "row_too_long", 3: "row_too_long"}
+    batches = list(read_records(part, ()))
+    assert sum(batch.consumed for batch in batches) == 5
+    assert [row.row for batch in batches for row in batch.bad] == [2, 3]
+
+
+def test_a_compression_that_cannot_be_read_is_no_damage(tmp_path, monkeypatch):
+    part = stored(tmp_path / "x.parquet", pa.table({"text": ["a"]}))
+
+    def refuse(*_):
+        raise pa.ArrowNotImplementedError("Unsupported compression: LZO")
+
+    monkeypatch.setattr(parquet, "group_batches", refuse)
+    with pytest.raises(InputError, match=r"x\.parquet: row group 0, .*LZO; write the file again"):
+        read(part)
 
 
 def test_a_dictionary_of_large_texts_does_not_swell_a_batch(tmp_path):

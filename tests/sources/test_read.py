@@ -4,8 +4,10 @@ import bz2
 import errno
 import gzip
 import io
+import itertools
 import json
 import os
+import tracemalloc
 from dataclasses import replace
 from itertools import pairwise
 from pathlib import Path
@@ -15,10 +17,12 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
+import zstandard
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from moto.server import ThreadedMotoServer
 
+from tasks.errors import InputError
 from tasks.sources import opening
 from tasks.sources.files import Slice, SourceFile
 from tasks.sources.opening import SourceCorrupt
@@ -213,6 +217,88 @@ def test_what_does_not_decompress_is_corrupt_and_placed(tmp_path, name, pack):
         part = stored(tmp_path / "a.part", damaged, compression=name)
         with pytest.raises(SourceCorrupt, match=rf"near byte \d+ of {len(damaged)}"):
             list(read_texts(part, "text"))
+
+
+@pytest.mark.parametrize("padding", [1, 3, 511, 3 << 20])
+def test_zero_bytes_after_or_between_gzip_members_are_padding(tmp_path, padding):
+    content = gzip.compress(b'{"text": "a"}\n{"te') + bytes(padding) + gzip.compress(b'xt": "b"}\n') + bytes(padding)
+    assert read(stored(tmp_path / "a", content, compression="gzip")) == ({0: "a", 1: "b"}, {}, 0)
+
+
+def test_what_gzip_would_leave_out_with_a_warning_is_refused_with_the_reason(tmp_path):
+    part = stored(tmp_path / "a", gzip.compress(b'{"text": "a"}\n') + bytes(20) + b"rows?", compression="gzip")
+    with pytest.raises(SourceCorrupt, match="bytes that are no gzip follow the last gzip member"):
+        read(part)
+
+
+@pytest.mark.parametrize("level", [0, 9])
+def test_content_that_ends_with_a_block_is_whole(tmp_path, level):
+    line = json.dumps({"text": "x" * (opening.BLOCK_BYTES - 13)}).encode() + b"\n"
+    assert len(line) == opening.BLOCK_BYTES
+    texts, reasons, blank = read(stored(tmp_path / "a", gzip.compress(line * 2, level), compression="gzip"))
+    assert ([len(text) for text in texts.values()], reasons, blank) == ([opening.BLOCK_BYTES - 13] * 2, {}, 0)
+
+
+def frame(content, window_log):
+    """A zstd frame of one raw block, whose header asks for a window of 2**window_log bytes (RFC 8878, 3.1.1)."""
+    last_raw_block = (len(content) << 3 | 1).to_bytes(3, "little")
+    return b"\x28\xb5\x2f\xfd\x00" + bytes([(window_log - 10) << 3]) + last_raw_block + content
+
+
+@pytest.mark.parametrize("window_log", [10, 27, 28, 30, 31])
+def test_zstd_is_read_up_to_the_longest_window_that_its_tools_make(tmp_path, window_log):
+    content = frame(b'{"text": "a"}\n{"te', 20) + frame(b'xt": "b"}\n', window_log)
+    assert read(stored(tmp_path / "a", content, compression="zstd")) == ({0: "a", 1: "b"}, {}, 0)
+
+
+@pytest.mark.slow
+def test_what_looks_back_further_than_128_mib_is_read(tmp_path):
+    """As dumps of Reddit are written, with `zstd --long=31`."""
+    head = json.dumps({"text": os.urandom(1 << 16).hex()}).encode() + b"\n"
+    content = head + b" " * (129 << 20) + b"\n" + head
+    parameters = zstandard.ZstdCompressionParameters.from_level(1, window_log=28, enable_ldm=True)
+    packed = zstandard.ZstdCompressor(compression_params=parameters).compress(content)
+    assert len(packed) < 1.5 * len(head)
+    texts, reasons, blank = read(stored(tmp_path / "a", packed, compression="zstd"))
+    assert (texts[0] == texts[2], len(texts), reasons, blank) == (True, 2, {}, 1)
+
+
+def test_a_window_that_no_tool_makes_is_refused_with_what_it_needs(tmp_path):
+    part = stored(tmp_path / "a.jsonl.zst", frame(b"{}", 32), compression="zstd")
+    with pytest.raises(InputError, match=r"a\.jsonl\.zst: needs more than 2,147,483,648 bytes of memory.*--long=31"):
+        read(part)
+
+
+@pytest.mark.parametrize("before", [b"", frame(b'{"text": "a"}\n', 20)])
+def test_a_dictionary_that_is_needed_is_named(tmp_path, before):
+    trained = zstandard.train_dictionary(
+        1 << 10, [json.dumps({"text": f"row {number}" * 9}).encode() for number in range(999)]
+    )
+    packed = zstandard.ZstdCompressor(dict_data=trained).compress(b'{"text": "row 5"}\n')
+    part = stored(tmp_path / "a.jsonl.zst", before + packed, compression="zstd")
+    with pytest.raises(InputError, match=rf"a\.jsonl\.zst: .*dictionary \(id {trained.dict_id()}\).*zstd -d -D"):
+        read(part)
+
+
+def test_frames_to_be_skipped_and_many_short_frames_are_read_over(tmp_path):
+    skipped = b"\x50\x2a\x4d\x18\x05\0\0\0notes"
+    rows = [b'{"text": "%d"}\n' % number for number in range(3000)]
+    content = skipped + b"".join(zstd(row) + skipped for row in rows)
+    texts, reasons, blank = read(stored(tmp_path / "a", content, compression="zstd"))
+    assert (list(texts.values()), reasons, blank) == ([str(number) for number in range(3000)], {}, 0)
+
+
+def test_a_bomb_is_decompressed_piece_by_piece():
+    """Runs of one byte: 4 bytes of zstd for every 128 KiB."""
+    run = (0x1FFFF << 3 | 2).to_bytes(3, "little") + b"\n"
+    content = b"\x28\xb5\x2f\xfd\x00" + bytes([(27 - 10) << 3]) + run * 40_000 + (1).to_bytes(3, "little")
+    tracemalloc.start()
+    try:
+        found = opening.blocks(SourceFile("a", len(content), "jsonl", "zstd"), io.BytesIO(content))
+        assert sum(map(len, itertools.islice(found, 100))) == 100 * opening.BLOCK_BYTES
+        assert tracemalloc.get_traced_memory()[1] < 256 << 20
+    finally:
+        tracemalloc.stop()
 
 
 def test_gzip_content_that_fails_its_checksum_is_corrupt(tmp_path):
