@@ -8,10 +8,12 @@ import re
 import subprocess
 import sys
 import tomllib
+from contextlib import suppress
 from datetime import timedelta
 from pathlib import Path
 from uuid import UUID
 
+import psutil
 import pytest
 import yaml
 from prefect.cli.deploy._models import ConcurrencyLimitSpec, DeploymentConfig, PrefectYamlModel, WorkPoolConfig
@@ -286,8 +288,18 @@ def test_an_error_of_the_caller_is_one_sentence_in_the_ui_and_at_the_worker(depl
     assert state.is_failed()
     assert state.message == f"{clone}/none.json: no such blend file"
     assert "Traceback" not in messages_of(prefect_server, run)
-    wait_until(lambda: "exited with status code" in log.read_text()[before:], 60)
+    wait_until(lambda: "Finished in state Failed" in log.read_text()[before:] and not processes_of(run), 60)
     assert "Traceback" not in log.read_text()[before:]
+
+
+def processes_of(run):
+    """The processes that work on a run."""
+    return [process for process in psutil.process_iter() if flow_run_of(process) == str(run)]
+
+
+def flow_run_of(process):
+    with suppress(psutil.Error):
+        return process.environ().get("PREFECT__FLOW_RUN_ID")
 
 
 def test_a_bare_name_that_several_have_is_refused(deployed, clone, prefect_server):

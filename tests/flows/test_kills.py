@@ -1,17 +1,28 @@
-"""What stands beside a run is killed in the middle of it, the Dask scheduler or the Prefect server: the run fails and
-says so, and the same command finishes with the same bytes. (Killed workers and runs: test_pretrain_flow.py.)
+"""What stands beside a run is killed in the middle of it. Without its Dask scheduler or its Prefect server a run fails and
+says so, and the same command finishes with the same bytes; without the Prefect worker that started it, it goes on.
+(Killed Dask workers and runs: test_pretrain_flow.py.)
 """
 
 import json
 import os
 import signal
+import subprocess
+import time
 from contextlib import ExitStack, contextmanager
 from types import SimpleNamespace
 
+import httpx
+import psutil
 import pytest
-from prefect_commands import free_port, serving
+from distributed import Client
+from prefect_commands import PREFECT, free_port, running, serving, wait_until
 
+from tasks.errors import RunError
+from tasks.shards import wait
+from tasks.shards.progress import UPDATE_SECONDS
+from tasks.shards.wait import ClusterWatch, wait_for
 from tests.flows import preparation_runs
+from tests.flows.cloning import clone_into
 from tests.flows.preparation_runs import DEADLINE, finish, wait_for_receipts
 from tests.flows.standing_clusters import scheduler, worker
 from tests.preparing import blend_of, prepare, tree, write_lines
@@ -100,3 +111,73 @@ def test_a_prefect_server_that_is_back_in_time_is_not_missed(blend, expected, tm
     with serving(home, port=port):
         finish(run)
     assert tree(out) == expected
+
+
+def test_a_run_whose_prefect_worker_is_killed_finishes_alone_and_frees_its_slot(blend, expected, tmp_path):
+    out, home, clone = (tmp_path / name for name in ("out", "home", "clone"))
+    home.mkdir()
+    clone.mkdir()
+    clone_into(clone)
+    with serving(home) as server:
+        prefect(server, clone, "work-pool", "create", "tokenmill", "--type", "process")
+        prefect(server, clone, "deploy", "--name", "pretrain-data-prep", "--concurrency-limit", "1")
+        with started_by_a_worker(server, clone, {"blend": str(blend), "output_dir": str(out)}) as (run, worker):
+            wait_for_receipts(out, 5, lambda: True)
+            began = time.monotonic()
+            processes = psutil.Process(worker.pid).children(recursive=True)
+            worker.kill()
+            state = wait_until(lambda: ended(server, run), DEADLINE)
+            seconds = time.monotonic() - began
+        assert state.is_completed(), state
+        assert tree(out) == expected
+        assert not psutil.wait_procs(processes, timeout=DEADLINE)[1]
+        assert slots_taken(server) == 0
+        assert artifact_updates(server) <= seconds / UPDATE_SECONDS + 2, "those until then, and the last"
+
+
+@contextmanager
+def started_by_a_worker(server, clone, parameters):
+    """A run of the deployment, and the process of the Prefect worker that started it."""
+    log = clone.with_name("worker.log")
+    environment = server.environment | {"PREFECT_WORKER_QUERY_SECONDS": "1"}
+    with running([PREFECT, "worker", "start", "--pool", "tokenmill"], environment, clone, log) as worker:
+        deployment = server.client().read_deployment_by_name("pretrain-data-prep/pretrain-data-prep")
+        chosen = parameters | {"shard_size": "20kB", "workers": 2}
+        yield server.client().create_flow_run_from_deployment(deployment.id, parameters=chosen).id, worker
+
+
+def prefect(server, clone, *arguments):
+    command = [PREFECT, "--no-prompt", *arguments]
+    done = subprocess.run(command, env=server.environment, cwd=clone, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stdout + done.stderr
+
+
+def ended(server, run):
+    state = server.client().read_flow_run(run).state
+    return state if state.is_final() else None
+
+
+def slots_taken(server):
+    """How many runs hold a slot of the one limit that there is, that of the deployment."""
+    (limit,) = server.client().read_global_concurrency_limits()
+    return limit.active_slots
+
+
+def artifact_updates(server):
+    """How often the server was told of artifacts that it knew; it records an event each time."""
+    wanted = {"filter": {"event": {"name": ["prefect.artifact-collection.updated"]}}}
+    return httpx.post(f"{server.url}/events/filter", json=wanted).raise_for_status().json()["total"]
+
+
+def test_a_scheduler_that_hangs_with_its_connections_open_is_given_up(tmp_path, monkeypatch):
+    for name, seconds in {"LOOK": 0.0, "ANSWER": 0.1, "SILENT": 1.0}.items():
+        monkeypatch.setattr(wait, f"{name}_SECONDS", seconds)
+    with scheduler(tmp_path) as (address, process), Client(address, set_as_default=False) as client:
+        future = client.submit(sum, [1, 2])
+        process.send_signal(signal.SIGSTOP)
+        watch = ClusterWatch(client, {}, False, print)
+        try:
+            with pytest.raises(RunError, match=rf"the Dask scheduler at {address} has not answered for"):
+                wait_for([future], watch.look, lambda: None)
+        finally:
+            process.send_signal(signal.SIGCONT)
