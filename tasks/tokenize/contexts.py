@@ -30,7 +30,7 @@ LOOKAROUND = re.compile(r"\(\?<?[=!]")
 NOTHING = re.compile(r"[+{^$]|\\[AbBGzZ]|\(\?[a-zA-Z-]+\)")
 """Pieces that take no character of their own: repetitions, anchors and flags."""
 
-END, BEGINNING = 2, 3
+END, BEGINNING = 3, 3
 """Characters of one alternative before a border, and of the next one behind it."""
 
 MOST_BORDERS = 4_000

@@ -76,8 +76,9 @@ class ExactEncoder:
 
     @cached_property
     def _any_suspect(self) -> compute.MatchSubstringOptions:
-        ranges = _ranges(np.flatnonzero(self._is_suspect).tolist())
-        characters = "".join(f"{chr(first)}-{chr(last)}" for first, last in ranges)
+        edges = np.flatnonzero(np.diff(self._is_suspect, prepend=False, append=False)).tolist()
+        ranges = zip(edges[::2], edges[1::2], strict=True)
+        characters = "".join(f"{chr(first)}-{chr(behind - 1)}" for first, behind in ranges)
         return compute.MatchSubstringOptions(f"[{characters}]")
 
     @cached_property

@@ -28,7 +28,7 @@ import numpy as np
 import pyarrow as pa
 
 from tasks.tokenize.contexts import Context, contexts
-from tasks.tokenize.encoders import Encoder, Tokens
+from tasks.tokenize.encoders import Encoder
 from tasks.tokenize.splitting import NormalForm, Splitting
 from tasks.tokenize.vocabulary import Vocabulary
 
@@ -98,11 +98,11 @@ def cut_differently(splitting: Splitting) -> set[int]:
     candidates = contexts(splitting.patterns)
     ranks = showing_borders(candidates)
     fast, reference = splitting.encoders(ranks)
-    same_ids = _same_ids(fast, reference)
-    found = found_in([each.around for each in telling(candidates, reference, ranks)], same_ids)
-    texts = [context.around(each) for context in candidates for each in CLASSES if ord(each) not in found]
-    for text, same in zip(texts, same_ids(texts), strict=True):
-        if not same:
+    plain = [context.around(character) for context in candidates for character in CLASSES]
+    cut, expected = _encoded(fast, plain), _encoded(reference, plain)
+    found = found_in([each.around for each in telling(candidates, expected, ranks)], _same_ids(fast, reference))
+    for text, character, one, other in zip(plain, itertools.cycle(CLASSES), cut, expected, strict=False):
+        if ord(character) not in found and not np.array_equal(one, other):
             raise ValueError(f"gigatoken cuts {text!r} into other pieces than the reference")
     return found
 
@@ -159,14 +159,15 @@ def _swept() -> Iterator[int]:
 
 def _same_ids(fast: Encoder, reference: Encoder) -> Alike:
     def alike(texts: list[str]) -> Sequence[bool]:
-        column = pa.array(texts, pa.large_string())
-        pairs = zip(_documents(fast.encode(column)), _documents(reference.encode(column)), strict=True)
+        pairs = zip(_encoded(fast, texts), _encoded(reference, texts), strict=True)
         return [np.array_equal(one, other) for one, other in pairs]
 
     return alike
 
 
-def _documents(tokens: Tokens) -> list[np.ndarray]:
+def _encoded(encoder: Encoder, texts: list[str]) -> list[np.ndarray]:
+    """The ids of each text."""
+    tokens = encoder.encode(pa.array(texts, pa.large_string()))
     return np.split(tokens.ids, tokens.offsets[1:-1])
 
 
@@ -198,9 +199,14 @@ def _ascii_runs(text: str) -> Iterator[bytes]:
     return (part.encode() for part in parts if part.isascii())
 
 
-def telling(candidates: Sequence[Context], reference: Encoder, ranks: Mapping[bytes, int]) -> list[Context]:
-    """A few contexts that tell apart all of CLASSES that any of the candidates tells apart."""
-    outcomes = _outcomes(candidates, reference, ranks)
+def telling(
+    candidates: Sequence[Context], documents: Sequence[np.ndarray], ranks: Mapping[bytes, int]
+) -> list[Context]:
+    """A few contexts that tell apart all of CLASSES that any of the candidates tells apart.
+
+    `documents` are the ids of each of CLASSES in each of the candidates, in order, by the reference with `ranks`.
+    """
+    outcomes = _outcomes(candidates, documents, ranks)
     apart = outcomes[:, :, None] != outcomes[:, None, :]
     chosen: list[Context] = []
     while apart.any():
@@ -210,11 +216,9 @@ def telling(candidates: Sequence[Context], reference: Encoder, ranks: Mapping[by
     return chosen
 
 
-def _outcomes(candidates: Sequence[Context], reference: Encoder, ranks: Mapping[bytes, int]) -> np.ndarray:
+def _outcomes(candidates: Sequence[Context], documents: Sequence[np.ndarray], ranks: Mapping[bytes, int]) -> np.ndarray:
     """A number for every way to cut a context, int64 [contexts, CLASSES]."""
-    texts = [context.around(character) for context in candidates for character in CLASSES]
     lengths = np.array([len(token) for token in ranks], np.int64)
-    documents = _documents(reference.encode(pa.array(texts, pa.large_string())))
     starts = (len(f"\n{context.before}".encode()) for context in candidates for _ in CLASSES)
     sizes = [len(character.encode()) for character in CLASSES] * len(candidates)
     known: dict[tuple[tuple[int, ...], tuple[int, ...]], int] = {}

