@@ -99,6 +99,8 @@ REBUILD = {
 }
 
 NEUTRAL = {
+    "shrink_ceiling": 1.0,
+    "allow_shrink": ["some"],
     "sampling": "up",
     "on_bad_row": "fail",
     "bad_row_ceiling": 0.5,
@@ -108,7 +110,7 @@ NEUTRAL = {
 }
 """Settings that change no byte of a shard, each with another value than the preparation's."""
 
-WHICH_ROWS_AND_WHERE = {"tokenizer", "shard_size", "store", "source_identity", "scale", "sample", "force"}
+WHICH_ROWS_AND_WHERE = {"tokenizer", "shard_size", "store", "source_identity", "scale", "sample", "force", "previous"}
 """Those that have tests of their own, here or with the shards of any kind."""
 
 

@@ -735,7 +735,7 @@ def test_a_long_sequence_without_anything_to_learn_is_not_lost_by_its_cut(tmp_pa
     """Only its first token is trained on, which nothing predicts."""
     template = "{% for m in messages %}{{ m.content ~ '<|im_end|>' }}{% endfor %}"
     source = write_rows(tmp_path / "some.jsonl", [talk(assistant(""), user("word " * 300))])
-    chosen |= {"chat_template": template, "pack_size": 100, "oversize": "truncate"}
+    chosen |= {"chat_template": template, "pack_size": 100, "oversize": "truncate", "allow_shrink": ["some"]}
     _, manifest = prepare(blend_of(source), tmp_path / "out", **chosen)
     assert manifest["totals"]["dropped"] == {"nothing_trained": 1}
     assert manifest["shards"][0]["facts"]["oversize_sequences"] == 0
@@ -773,7 +773,7 @@ def test_a_sequence_as_long_as_a_pack_is_kept_and_one_token_more_is_not(tmp_path
     ((ids, _),) = by_turn(tokenizer, marked(1))
     stored = next(size for size in range(len(ids), len(ids) + multiple) if (size - 1) % multiple == 0)
     assert (stored > len(ids)) == (multiple > 1)
-    chosen |= {"pad_seq_to_mult": multiple}
+    chosen |= {"pad_seq_to_mult": multiple, "allow_shrink": ["some"]}
     for size, documents in ((stored, 1), (stored - 1, 0)):
         _, manifest = prepare(blend_of(source), tmp_path / f"out{size}", **chosen | {"pack_size": size})
         assert manifest["totals"]["documents"] == documents

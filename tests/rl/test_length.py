@@ -52,7 +52,7 @@ def counting(vocabulary):
 def test_exactly_the_rows_with_more_tokens_are_left_out(tmp_path, counting, count, most):
     lengths = [count(row["input"], row["output"]) for row in QUESTIONS]
     path = write_rows(tmp_path / "some.jsonl", QUESTIONS)
-    _, manifest = prepare(blend_of(path), tmp_path / "out", max_tokens=most, shard_size=5000, **counting)
+    _, manifest = prepare(blend_of(path), tmp_path / "out", max_tokens=most, shard_size=5000, allow_shrink=["some"], **counting)
     assert kept(manifest) == [row for row, length in zip(QUESTIONS, lengths, strict=True) if length <= most]
     dropped = sum(length > most for length in lengths)
     assert manifest["totals"]["dropped"] == ({"oversize": dropped} if dropped else {})
@@ -64,7 +64,8 @@ def test_a_row_of_just_as_many_tokens_stays(tmp_path, counting, count):
     (row,) = rows = [{"input": text(17), "output": text(99)}]
     path, length = write_rows(tmp_path / "some.jsonl", rows), count(row["input"], row["output"])
     for most, expected in ((length - 1, []), (length, rows), (length + 1, rows)):
-        assert kept(prepare(blend_of(path), tmp_path / "out", max_tokens=most, **counting)[1]) == expected
+        _, manifest = prepare(blend_of(path), tmp_path / "out", max_tokens=most, allow_shrink=["some"], **counting)
+        assert kept(manifest) == expected
 
 
 def test_every_text_of_a_conversation_counts(tmp_path, vocabulary, count):

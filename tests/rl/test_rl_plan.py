@@ -84,6 +84,8 @@ REBUILD = {
 }
 
 NEUTRAL = {
+    "shrink_ceiling": 1.0,
+    "allow_shrink": ["some"],
     "on_bad_row": "fail",
     "bad_row_ceiling": 0.5,
     "allow_partial": True,
@@ -97,7 +99,7 @@ tokenizer is one of them."""
 SOME = {"val_holdout", "splits", "max_tokens"}
 """Those that rebuild some shards, or move them to other splits: tests of their own follow."""
 
-WHICH_ROWS_AND_WHERE = {"shard_size", "store", "source_identity", "scale", "sample", "force"}
+WHICH_ROWS_AND_WHERE = {"shard_size", "store", "source_identity", "scale", "sample", "force", "previous"}
 
 
 def test_every_setting_is_known_to_change_bytes_or_not_to():
@@ -128,7 +130,7 @@ def test_and_truly_changes_no_byte(own):
 
 
 def test_rows_that_are_counted_hang_on_the_limit_and_the_tokenizer(prepared, vocabulary, tmp_path):
-    out, chosen = tmp_path / "out", GIVEN | {"tokenizer": {"model": str(vocabulary)}}
+    out, chosen = tmp_path / "out", GIVEN | {"tokenizer": {"model": str(vocabulary)}, "allow_shrink": ["a", "b"]}
     prepare(blend(prepared / "corpus"), out, max_tokens=15, **chosen)
     assert pending(plan(blend(prepared / "corpus"), out, max_tokens=15, **chosen)) == []
     other = plan(blend(prepared / "corpus"), out, max_tokens=16, **chosen)

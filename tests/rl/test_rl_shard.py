@@ -274,7 +274,7 @@ def test_nor_do_keys_that_are_no_text(tmp_path):
     chosen = {"holdout": {"valid": 0.4, "test": 0.3}}
     found = prepared(transformed(path, {"select": ["id"]}), tmp_path / "out", **chosen)
     assert sorted(json.loads(line)["id"] for rows in found.values() for line in rows) == [*range(40)]
-    _, manifest = prepare(blend_of(path), tmp_path / "whole", **chosen)
+    _, manifest = prepare(blend_of(path), tmp_path / "whole", allow_shrink=["some"], **chosen)
     assert manifest["totals"]["dropped"] == {"not_json": 40}
 
 
@@ -430,9 +430,9 @@ def test_rows_that_are_filtered_out_do_not_count_as_bad(tmp_path):
     assert len(train(transformed(path, filters={"a": 0}), tmp_path / "out", bad_row_ceiling=0.0)) == 20
 
 
-def test_a_data_set_of_which_nothing_is_left_publishes_nothing(tmp_path):
+def test_a_data_set_of_which_nothing_may_be_left_publishes_nothing(tmp_path):
     path = write_rows(tmp_path / "some.jsonl", [{"a": 1}] * 3)
-    _, manifest = prepare(transformed(path, filters={"a": 2}), tmp_path / "out")
+    _, manifest = prepare(transformed(path, filters={"a": 2}), tmp_path / "out", allow_shrink=["some"])
     assert [manifest[key] for key in ("train", "val", "test")] == ["", "", ""]
     assert json.loads((tmp_path / "out/blend.json").read_bytes()) == {"train": None, "valid": None, "test": None}
 
