@@ -82,13 +82,18 @@ def publishing(function: Callable[P, dict[str, Any]]) -> Callable[P, dict[str, A
 
 
 def artifact_key(what: str) -> str:
-    """The key of an artifact of this flow run, which tells flow and output folder apart: each has a history of its own."""
+    """The key of an artifact of this flow run: names the flow and its output folder, so that each has its own history."""
     context = FlowRunContext.get()
-    if context is None or context.flow is None or context.parameters is None:
+    if context is None or context.flow is None:
         raise MissingContextError("an artifact's key is that of a flow run")
-    place = absolute(context.parameters["output_dir"])
+    output_dir = (context.parameters or {}).get("output_dir")
+    return "-".join([context.flow.name, *(_slug(absolute(output_dir)) if output_dir else []), what])
+
+
+def _slug(place: str) -> list[str]:
+    """A folder in the characters that keys may have: its last two names, and digits that tell it from others."""
     words = re.findall(r"[a-z0-9]+", "/".join(place.split("/")[-2:]).lower())
-    return "-".join([context.flow.name, *words, xxh3_64_hexdigest(place.encode())[:8], what])
+    return [*words, xxh3_64_hexdigest(place.encode())[:8]]
 
 
 def _tell(sentence: str) -> None:
