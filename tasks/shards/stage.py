@@ -54,11 +54,13 @@ def transient(_task: object, _run: object, state: State[Any]) -> bool:
 
 
 def artifact_key(what: str) -> str:
-    """The key of an artifact of this flow run, which tells flow and output folder apart: each has a history of its own."""
+    """The key of an artifact of this flow run: names the flow and its output folder, so that each has its own history."""
     context = FlowRunContext.get()
-    if context is None or context.flow is None or context.parameters is None:
+    if context is None or context.flow is None:
         raise MissingContextError("an artifact's key is that of a flow run")
-    return artifact.artifact_key(f"{context.flow.name}-{what}", context.parameters["output_dir"])
+    name = f"{context.flow.name}-{what}"
+    output_dir = (context.parameters or {}).get("output_dir")
+    return artifact.artifact_key(name, output_dir) if output_dir else name
 
 
 def tell(sentence: str) -> None:

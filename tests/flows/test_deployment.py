@@ -550,6 +550,20 @@ def test_prefect_toml_has_only_settings_that_prefect_knows():
     assert list(unknown_settings(Settings, {"server": {"analytics_enable": False}})) == ["analytics_enable"]
 
 
+def test_what_the_readme_sets_at_the_server_is_what_prefect_reads(monkeypatch):
+    """Prefect ignores variables that it does not know, and values that mean nothing are an error."""
+    block = re.search(
+        r"```\n(PREFECT_SERVER_SERVICES_DB_VACUUM.*?)```", (REPOSITORY / "README.md").read_text(), re.DOTALL
+    )[1]
+    for name, value in re.findall(r"^(\w+)=(\S+)", block, re.MULTILINE):
+        monkeypatch.setenv(name, value)
+    server = Settings().server
+    assert "flow_runs" in server.services.db_vacuum.enabled_vacuum_types
+    assert server.services.db_vacuum.retention_period == timedelta(days=30)
+    assert server.events.retention_period == timedelta(days=3)
+    assert server.database.connection_url.get_secret_value().startswith("postgresql+asyncpg://")
+
+
 def unknown_settings(model, written):
     for name, value in written.items():
         field = model.model_fields.get(name)

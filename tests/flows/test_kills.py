@@ -6,7 +6,6 @@ says so, and the same command finishes with the same bytes; without the Prefect 
 import json
 import os
 import signal
-import subprocess
 import time
 from contextlib import ExitStack, contextmanager
 from types import SimpleNamespace
@@ -15,6 +14,7 @@ import httpx
 import psutil
 import pytest
 from distributed import Client
+from prefect.client.schemas.actions import WorkPoolCreate
 from prefect_commands import PREFECT, free_port, running, serving, wait_until
 
 from tasks.errors import RunError
@@ -22,7 +22,7 @@ from tasks.shards import wait
 from tasks.shards.progress import UPDATE_SECONDS
 from tasks.shards.wait import ClusterWatch, wait_for
 from tests.flows import preparation_runs
-from tests.flows.cloning import clone_into
+from tests.flows.cloning import REPOSITORY
 from tests.flows.preparation_runs import DEADLINE, finish, wait_for_receipts
 from tests.flows.standing_clusters import scheduler, worker
 from tests.preparing import blend_of, prepare, tree, write_lines
@@ -113,60 +113,62 @@ def test_a_prefect_server_that_is_back_in_time_is_not_missed(blend, expected, tm
     assert tree(out) == expected
 
 
-def test_a_run_whose_prefect_worker_is_killed_finishes_alone_and_frees_its_slot(blend, expected, tmp_path):
-    out, home, clone = (tmp_path / name for name in ("out", "home", "clone"))
-    home.mkdir()
-    clone.mkdir()
-    clone_into(clone)
-    with serving(home) as server:
-        prefect(server, clone, "work-pool", "create", "tokenmill", "--type", "process")
-        prefect(server, clone, "deploy", "--name", "pretrain-data-prep", "--concurrency-limit", "1")
-        with started_by_a_worker(server, clone, {"blend": str(blend), "output_dir": str(out)}) as (run, worker):
-            wait_for_receipts(out, 5, lambda: True)
-            began = time.monotonic()
-            processes = psutil.Process(worker.pid).children(recursive=True)
-            worker.kill()
-            state = wait_until(lambda: ended(server, run), DEADLINE)
-            seconds = time.monotonic() - began
-        assert state.is_completed(), state
-        assert tree(out) == expected
-        assert not psutil.wait_procs(processes, timeout=DEADLINE)[1]
-        assert slots_taken(server) == 0
-        assert artifact_updates(server) <= seconds / UPDATE_SECONDS + 2, "those until then, and the last"
+@pytest.fixture
+def deployed(prefect_server):
+    """A deployment of the flow that runs once at a time, in a work pool of its own."""
+    client = prefect_server.client()
+    client.create_work_pool(WorkPoolCreate(name="to-be-killed", type="process"))
+    flow = client.create_flow_from_name("pretrain-data-prep")
+    folder = {"prefect.deployments.steps.set_working_directory": {"directory": str(REPOSITORY)}}
+    place = {"entrypoint": "flows/pretrain.py:pretrain_data_prep", "pull_steps": [folder]}
+    deployment = client.create_deployment(flow, "killed", work_pool_name="to-be-killed", concurrency_limit=1, **place)
+    yield client.read_deployment(deployment)
+    client.delete_deployment(deployment)
+    client.delete_work_pool("to-be-killed")
 
 
-@contextmanager
-def started_by_a_worker(server, clone, parameters):
-    """A run of the deployment, and the process of the Prefect worker that started it."""
-    log = clone.with_name("worker.log")
-    environment = server.environment | {"PREFECT_WORKER_QUERY_SECONDS": "1"}
-    with running([PREFECT, "worker", "start", "--pool", "tokenmill"], environment, clone, log) as worker:
-        deployment = server.client().read_deployment_by_name("pretrain-data-prep/pretrain-data-prep")
-        chosen = parameters | {"shard_size": "20kB", "workers": 2}
-        yield server.client().create_flow_run_from_deployment(deployment.id, parameters=chosen).id, worker
+@pytest.mark.timeout(600)
+def test_a_run_whose_prefect_worker_is_killed_finishes_alone_and_frees_its_slot(
+    blend, expected, tmp_path, prefect_server, deployed
+):
+    out, log = tmp_path / "out", tmp_path / "worker.log"
+    client = prefect_server.client()
+    environment = prefect_server.environment | {"PREFECT_WORKER_QUERY_SECONDS": "1"}
+    parameters = {"blend": str(blend), "output_dir": str(out), "shard_size": "20kB", "workers": 2}
+    with running([PREFECT, "worker", "start", "--pool", "to-be-killed"], environment, tmp_path, log) as worker:
+        run = client.create_flow_run_from_deployment(deployed.id, parameters=parameters).id
+        wait_until(lambda: state_of(client, run).is_running(), DEADLINE, log)
+        wait_for_receipts(out, 5, lambda: True)
+        assert slots_taken(client, deployed) == 1
+        processes, began = psutil.Process(worker.pid).children(recursive=True), time.monotonic()
+        worker.kill()
+        wait_until(lambda: state_of(client, run).is_final(), DEADLINE)
+        seconds = time.monotonic() - began
+    assert state_of(client, run).is_completed()
+    assert tree(out) == expected
+    assert not psutil.wait_procs(processes, timeout=DEADLINE)[1]
+    assert slots_taken(client, deployed) == 0
+    assert progress_updates(prefect_server, run) <= seconds / UPDATE_SECONDS + 2, "those until then, and the last"
 
 
-def prefect(server, clone, *arguments):
-    command = [PREFECT, "--no-prompt", *arguments]
-    done = subprocess.run(command, env=server.environment, cwd=clone, capture_output=True, text=True, check=False)
-    assert done.returncode == 0, done.stdout + done.stderr
+def state_of(client, run):
+    return client.read_flow_run(run).state
 
 
-def ended(server, run):
-    state = server.client().read_flow_run(run).state
-    return state if state.is_final() else None
+def slots_taken(client, deployment):
+    """How many runs of a deployment its limit counts."""
+    limits = {limit.id: limit for limit in client.read_global_concurrency_limits()}
+    return limits[deployment.global_concurrency_limit.id].active_slots
 
 
-def slots_taken(server):
-    """How many runs hold a slot of the one limit that there is, that of the deployment."""
-    (limit,) = server.client().read_global_concurrency_limits()
-    return limit.active_slots
-
-
-def artifact_updates(server):
-    """How often the server was told of artifacts that it knew; it records an event each time."""
-    wanted = {"filter": {"event": {"name": ["prefect.artifact-collection.updated"]}}}
-    return httpx.post(f"{server.url}/events/filter", json=wanted).raise_for_status().json()["total"]
+def progress_updates(server, run):
+    """How often the server was told of a run's artifacts that it knew; each time it records an event."""
+    wanted = {
+        "event": {"name": ["prefect.artifact-collection.updated"]},
+        "related": {"id": [f"prefect.flow-run.{run}"]},
+    }
+    answer = httpx.post(f"{server.url}/events/filter", json={"filter": wanted})
+    return answer.raise_for_status().json()["total"]
 
 
 def test_a_scheduler_that_hangs_with_its_connections_open_is_given_up(tmp_path, monkeypatch):

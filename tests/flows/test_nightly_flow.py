@@ -86,7 +86,7 @@ def events(server, count):
 def table_of(server, flow_run):
     """The table that a night left with its run, by blend."""
     of_run = ArtifactFilter(flow_run_id=ArtifactFilterFlowRunId(any_=[flow_run]))
-    (table,) = (each for each in server.client().read_artifacts(artifact_filter=of_run) if each.key == "nightly")
+    (table,) = (each for each in server.client().read_artifacts(artifact_filter=of_run) if each.type == "table")
     return {row["blend"]: row for row in json.loads(table.data)}
 
 

@@ -52,7 +52,9 @@ def counting(vocabulary):
 def test_exactly_the_rows_with_more_tokens_are_left_out(tmp_path, counting, count, most):
     lengths = [count(row["input"], row["output"]) for row in QUESTIONS]
     path = write_rows(tmp_path / "some.jsonl", QUESTIONS)
-    _, manifest = prepare(blend_of(path), tmp_path / "out", max_tokens=most, shard_size=5000, allow_shrink=["some"], **counting)
+    _, manifest = prepare(
+        blend_of(path), tmp_path / "out", max_tokens=most, shard_size=5000, allow_shrink=["some"], **counting
+    )
     assert kept(manifest) == [row for row, length in zip(QUESTIONS, lengths, strict=True) if length <= most]
     dropped = sum(length > most for length in lengths)
     assert manifest["totals"]["dropped"] == ({"oversize": dropped} if dropped else {})
