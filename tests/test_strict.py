@@ -90,6 +90,16 @@ def test_the_schema_allows_comments_and_nothing_else_unknown():
     assert json.loads(json.dumps(schema)) == schema
 
 
+@pytest.mark.parametrize("spare", [2**64, -(2**63) - 1])
+def test_a_number_of_more_than_64_bits_is_refused(spare):
+    class Bin(Strict, frozen=True):
+        grains: int | None = None
+
+    (mistake,) = mistakes({"grains": spare}, Bin)
+    assert mistake.startswith("mill.json: grains: more than 64 bits")
+    assert parse(Bin, {"grains": 2**64 - 1}, "mill.json").grains == 2**64 - 1
+
+
 def test_models_are_frozen():
     mill = parse(Mill, {"name": "a"}, "mill.json")
     with pytest.raises(ValueError, match="frozen"):
@@ -112,7 +122,13 @@ def test_a_size_is_decimal_binary_or_plain_bytes(written, size):
     assert parse(Mill, {"name": "a", "capacity": written}, "mill.json").capacity == size
 
 
-@pytest.mark.parametrize("written", [0, -1, "0", "-5MB", "0.1", "many", "", "MB", None, [], {}, float("nan")])
+@pytest.mark.parametrize(
+    "written",
+    [
+        *(0, -1, None, [], {}, float("nan")),
+        *("0", "-5MB", "0.1", "many", "", "MB", "1,000MB", "64MB more", "1.5.3", "8 bit", "٣MB"),
+    ],
+)
 def test_anything_else_is_no_size(written):
     (mistake,) = mistakes({"name": "a", "capacity": written})
     assert mistake.startswith("mill.json: capacity")
