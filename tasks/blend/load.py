@@ -36,11 +36,15 @@ def load_blend(blend: Blend | Mapping[str, Any] | str) -> Blend:
 
 def _read_json(place: str) -> object:
     system, path = filesystem(place)
+    if is_local(place) and Path(path).exists() and not (Path(path).is_file() or Path(path).is_dir()):
+        raise InputError(f"{place}: is a pipe, a socket or a device; write the blend to a file and name that")
     try:
         text = system.cat_file(path)
     except FileNotFoundError as error:
         raise InputError(f"{place}: no such blend file{_neighbour(place)}") from error
-    except (IsADirectoryError, PermissionError) as error:
+    except OSError as error:
+        if not (is_local(place) or isinstance(error, PermissionError)):
+            raise
         raise InputError(f"{place}: cannot be read as a blend file: {error.strerror or error}") from error
     try:
         return json.loads(text, object_pairs_hook=partial(_no_duplicates, place))

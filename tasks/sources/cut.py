@@ -12,8 +12,9 @@ import math
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import replace
 
+from tasks.errors import InputError
 from tasks.sources.files import Slice, SourceFile
-from tasks.sources.opening import SourceCorrupt, open_source
+from tasks.sources.opening import open_source
 from tasks.sources.parquet import Require, open_parquet, require_any, row_groups
 from tasks.sources.read import count_rows
 
@@ -24,8 +25,7 @@ def cut(file: SourceFile, shard_size: int, fields: Sequence[str], require: Requi
     `require` says what a Parquet file must have of the `fields` that will be read: one at least, or what
     `parquet.require_text` asks of columns of text.
 
-    Raises InputError when it has not, and SourceCorrupt for an empty file of a kind that never is: compressed text and
-    Parquet.
+    Raises InputError when it has not, and for an empty file of a kind that never is: compressed text and Parquet.
     """
     if file.size == 0:
         return _cut_empty(file)
@@ -42,7 +42,9 @@ def _cut_empty(file: SourceFile) -> list[Slice]:
     if file.compression is None and file.format != "parquet":
         return []
     kind = file.compression or file.format
-    raise SourceCorrupt(f"{file.uri}: is empty, and so no {kind} file; fetch it or write it again")
+    raise InputError(
+        f"{file.uri}: is empty (0 bytes), which no {kind} file is; fetch it or write it again, or take it out of the blend"
+    )
 
 
 def _cut_row_groups(file: SourceFile, shard_size: int, fields: Sequence[str], require: Require) -> Iterator[Slice]:

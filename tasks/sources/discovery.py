@@ -92,7 +92,7 @@ def _local_files(source: DataSource) -> Found:
             return Found([_local_file(path)], {})
         folder, names, special = _local_names(path)
         chosen = _named_once(folder, choose(data_names(names, source.path), source))
-        skipped = kinds_skipped(names, source.subset) + Counter({"no regular file": special} if special else {})
+        skipped = kinds_skipped(names, source.subset) + Counter("no regular file" for _ in special)
         return Found([_local_file(folder / name) for name in chosen], skipped)
     except OSError as error:
         if error.errno not in REFUSED:
@@ -123,8 +123,8 @@ def _local_file(path: Path) -> SourceFile:
     return SourceFile(str(path), status.st_size, *kind, modified_ns=status.st_mtime_ns, changed_ns=status.st_ctime_ns)
 
 
-def _local_names(path: Path) -> tuple[Path, list[str], int]:
-    """A folder, the files below it that `path`, a folder or a glob, names, and the number of pipes and the like there."""
+def _local_names(path: Path) -> tuple[Path, list[str], list[str]]:
+    """A folder, the files below it that `path`, a folder or a glob, names, and what is no regular file among them."""
     if path.is_dir():
         return path, *_below(path)
     folder, pattern = divided(str(path))
@@ -133,7 +133,7 @@ def _local_names(path: Path) -> tuple[Path, list[str], int]:
     matches = glob_pattern(pattern).match
     depth = sys.maxsize if "**" in pattern else pattern.count("/") + 1
     names, special = _below(Path(folder), depth)
-    return Path(folder), [name for name in names if matches(name)], special
+    return Path(folder), [*filter(matches, names)], [*filter(matches, special)]
 
 
 def _why_no_file(path: Path) -> str:
@@ -150,14 +150,14 @@ def _why_no_file(path: Path) -> str:
     return f"{path}: is {kind}, and sources are read more than once; write what it gives to a file and name that"
 
 
-def _below(root: Path, depth: int = sys.maxsize) -> tuple[list[str], int]:
-    """Files at most `depth` components below `root`, as relative names, and the number of pipes, sockets and devices.
+def _below(root: Path, depth: int = sys.maxsize) -> tuple[list[str], list[str]]:
+    """Files at most `depth` components below `root`, as relative names, and likewise pipes, sockets and devices.
 
     Hidden folders are named and not entered. Links to folders are followed last and no folder is entered twice, so circles
     end and real names win.
     """
     names: list[str] = []
-    special = 0
+    special: list[str] = []
     entered: set[tuple[int, int]] = set()
     folders = deque([""])
     while folders:
@@ -173,7 +173,7 @@ def _below(root: Path, depth: int = sys.maxsize) -> tuple[list[str], int]:
             if entry.name[0] == "." or entry.is_file() or (entry.is_symlink() and not entry.is_dir()):
                 names.append(name)
             elif not entry.is_dir():
-                special += 1
+                special.append(name)
             elif name.count("/") + 1 < depth:
                 (folders.append if entry.is_symlink() else folders.appendleft)(f"{name}/")
     return names, special

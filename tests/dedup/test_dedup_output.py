@@ -277,6 +277,14 @@ def test_a_weight_changes_no_byte_of_a_shard(tmp_path):
     assert json.loads((tmp_path / "out/blend.json").read_bytes())["datasets"][0]["weight"] == 5
 
 
+def test_files_that_are_skipped_are_counted_in_plan_and_manifest(tmp_path):
+    write_rows(tmp_path / "in/a.jsonl", ROWS)
+    (tmp_path / "in/b.csv").touch()
+    blend = {"datasets": [{"name": "a", "path": str(tmp_path / "in")}]}
+    assert plan_record(plan(blend, tmp_path / "out"))["plan"]["skipped_files"] == {"datasets/a": {".csv": 1}}
+    assert prepare(blend, tmp_path / "out")[1]["skipped_files"] == {"datasets/a": {".csv": 1}}
+
+
 def test_a_dry_run_tells_what_is_signed_and_why_not(tmp_path):
     blend = blend_of(write_rows(tmp_path / "a.jsonl", ROWS))
     first = plan_record(plan(blend, tmp_path / "out"))["plan"]

@@ -217,6 +217,16 @@ def test_a_file_that_changed_since_it_was_planned_is_refused(tmp_path):
         load_table(files)
 
 
+def test_a_table_in_the_place_of_another_of_its_size_and_time_is_refused(tmp_path):
+    path = write_pairs(tmp_path / "a.parquet", PAIRS, use_dictionary=False, compression="none")
+    files, content = found(path), path.read_bytes()
+    times = (path.stat().st_atime_ns, path.stat().st_mtime_ns)
+    path.write_bytes(content.replace(b"What is", b"That is"))
+    os.utime(path, ns=times)
+    with pytest.raises(RunError, match=r"a\.parquet: changed"):
+        load_table(files)
+
+
 def test_a_file_that_changes_while_it_is_loaded_is_refused(tmp_path, monkeypatch):
     path = write_pairs(tmp_path / "a.parquet", PAIRS)
     files = found(path)

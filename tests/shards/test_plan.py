@@ -1,6 +1,7 @@
 """Incremental work: a plan asks for what changed, says why, and reads nothing that it knows already."""
 
 import gzip
+import io
 import json
 import os
 import shutil
@@ -10,9 +11,11 @@ from pathlib import Path
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
+from rich.console import Console
 
 from tasks.blend.load import load_blend
-from tasks.report.plan import pending_reasons
+from tasks.errors import InputError
+from tasks.report.plan import pending_reasons, plan_record, print_plan
 from tasks.shards import planning
 from tasks.shards.plan import shard_from_record, shard_record
 from tasks.strict import parse
@@ -301,6 +304,31 @@ def test_a_lost_or_damaged_index_costs_a_read_and_nothing_else(corpus, tmp_path,
         index.write_bytes(damaged)
         assert pending(blend_of(corpus), tmp_path / "out", **chosen) == []
         assert index.read_bytes() == good
+
+
+def test_files_that_are_skipped_are_counted_in_plan_and_manifest(corpus, tmp_path, chosen):
+    for name in ("notes.txt", "more.csv", "most.csv", ".hidden.jsonl"):
+        (corpus / name).write_bytes(b"text")
+    expected = {"datasets/corpus": {".csv": 2, ".txt": 1, "hidden": 1}}
+    plan, manifest = prepare(blend_of(corpus), tmp_path / "out", **chosen)
+    assert plan_record(plan)["plan"]["skipped_files"] == manifest["skipped_files"] == expected
+    shown = io.StringIO()
+    print_plan(plan, Console(file=shown, width=200))
+    assert "  corpus: 4 files are skipped: 2 .csv, 1 .txt, 1 hidden\n" in shown.getvalue()
+
+
+def test_a_data_set_of_empty_files_is_refused_with_what_they_hold(tmp_path, chosen):
+    write_lines(tmp_path / "a.jsonl", [])
+    words = r"data set 'a': .*a\.jsonl holds no rows \(a file of 0 bytes\); fix the path"
+    with pytest.raises(InputError, match=words):
+        planned(blend_of(tmp_path / "a.jsonl"), tmp_path / "out", **chosen)
+
+
+@pytest.mark.parametrize("name", ["a.jsonl.gz", "a.json.zst", "a.parquet"])
+def test_an_empty_file_of_a_kind_that_never_is_is_refused(tmp_path, chosen, name):
+    (tmp_path / name).touch()
+    with pytest.raises(InputError, match=rf"{name}: is empty \(0 bytes\), which no \w+ file is; fetch it"):
+        planned(blend_of(tmp_path / name), tmp_path / "out", **chosen)
 
 
 def test_a_planned_shard_survives_the_journey_as_json(corpus, tmp_path, chosen):

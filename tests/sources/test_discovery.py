@@ -1,19 +1,24 @@
 import gzip
 import json
 import os
+import re
+import socket
 from pathlib import Path
 
 import fsspec
 import pyarrow as pa
 import pytest
+import zstandard
 from hypothesis import given
 from hypothesis import strategies as st
 
 from tasks.blend.models import DataSource
 from tasks.errors import InputError, RunError
-from tasks.sources.discovery import discover
+from tasks.sources.cut import cut
+from tasks.sources.discovery import discover, find
 from tasks.sources.files import SourceFile
 from tasks.sources.formats import describe, sniff
+from tasks.sources.read import read_texts
 from tasks.sources.selection import in_split, in_subset
 
 LINE = b'{"text": "a"}\n'
@@ -108,6 +113,73 @@ def test_a_broken_link_is_refused_rather_than_left_out(tmp_path):
     put(tmp_path, "a.jsonl")
     (tmp_path / "b.jsonl").symlink_to(tmp_path / "gone.jsonl")
     assert str(tmp_path / "b.jsonl") in refusal(tmp_path)
+
+
+@pytest.mark.parametrize(("ending", "pack"), [("", bytes), (".gz", gzip.compress), (".zst", zstandard.compress)])
+def test_newline_delimited_json_is_json_lines(tmp_path, ending, pack):
+    put(tmp_path, f"a.ndjson{ending}", content=pack(LINE))
+    (file,) = discover(source(tmp_path))
+    (part,) = cut(file, 100, ["text"])
+    assert [batch.texts.to_pylist() for batch in read_texts(part, "text")] == [["a"]]
+
+
+def test_what_is_left_unread_is_counted_by_ending(tmp_path):
+    put(
+        tmp_path,
+        "a.jsonl",
+        "x/b.parquet",
+        "x/c.csv",
+        "x/y/d.CSV",
+        "e.csv.gz",
+        "notes.txt",
+        "README",
+        "_SUCCESS",
+        "part.0001",
+    )
+    put(tmp_path, "x/dataset_info.json", ".e.jsonl", "x/.git/f.jsonl", "x/.git/g.jsonl", "h.jsonl.bz2", "i.tar.gz")
+    os.mkfifo(tmp_path / "x/pipe.jsonl")
+    assert find(source(tmp_path)).skipped == {
+        ".csv": 2, ".csv.gz": 1, ".jsonl.bz2": 1, ".tar.gz": 1, ".txt": 1, "hidden": 2, "metadata": 1,
+        "no ending": 3, "no regular file": 1,
+    }  # fmt: skip
+    assert find(source(tmp_path / "a.jsonl")).skipped == {}
+    assert find(source(tmp_path / "x/*")).skipped == {".csv": 1, "hidden": 1, "metadata": 1, "no regular file": 1}
+    assert find(source(tmp_path / "x/*.parquet")).skipped == {}
+    assert find(source(tmp_path, subset="x")).skipped == {".csv": 2, "hidden": 1, "metadata": 1, "no regular file": 1}
+
+
+def special(path, kind):
+    if kind == "pipe":
+        os.mkfifo(path)
+    elif kind == "socket":
+        with socket.socket(socket.AF_UNIX) as listening:
+            listening.bind(str(path))
+    else:
+        path.symlink_to(path if kind == "circle" else "gone.jsonl" if kind == "broken" else "/dev/zero")
+
+
+@pytest.mark.parametrize(
+    ("kind", "words"),
+    [
+        ("pipe", "is a named pipe, .*write what it gives to a file"),
+        ("socket", "is a socket, .*write what it gives to a file"),
+        ("device", "is a device, .*write what it gives to a file"),
+        ("circle", "is a link that leads back to itself; fix or remove it"),
+        ("broken", "is a link to gone.jsonl, which does not exist; fix the link"),
+    ],
+)
+def test_what_is_no_file_is_named_for_what_it_is(tmp_path, monkeypatch, kind, words):
+    monkeypatch.chdir(tmp_path)  # a socket's path must be short
+    special(Path("x.jsonl"), kind)
+    assert re.match(f"{tmp_path}/x.jsonl: {words}", refusal(tmp_path / "x.jsonl"))
+
+
+def test_a_circle_of_links_is_named_wherever_it_stands(tmp_path):
+    put(tmp_path, "in/a.jsonl")
+    (tmp_path / "in/b.jsonl").symlink_to("b.jsonl")
+    (tmp_path / "loop").symlink_to("loop")
+    for path, named in {"in": "in/b.jsonl", "loop": "loop", "loop/x.jsonl": "loop/x.jsonl"}.items():
+        assert refusal(tmp_path / path).startswith(f"{tmp_path}/{named}: is a link that leads back to itself")
 
 
 def test_a_pipe_is_not_waited_for(tmp_path):

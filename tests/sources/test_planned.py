@@ -15,7 +15,8 @@ import pytest
 import zstandard
 from xxhash import xxh3_128
 
-from tasks.blend.models import DataSource
+from tasks.blend.models import Blend, DataSource
+from tasks.dedup.evaluations import evaluation_records, evaluations_from, find_evaluations, held
 from tasks.errors import RunError
 from tasks.shards.identity import shard_identity
 from tasks.shards.plan import PlannedShard, shard_from_record, shard_record
@@ -258,3 +259,12 @@ def test_a_changed_byte_is_refused_by_every_read_that_gives_it(tmp_path):
                 compared.read(1)
             file.seek(place)
             file.write(b"\0")
+
+
+def test_evaluations_that_are_swapped_after_the_plan_are_refused(tmp_path, contents):
+    """What they share with documents would be recorded under the fingerprint of others."""
+    path = source(tmp_path, "jsonl", contents)
+    files = find_evaluations(Blend(datasets=[DataSource(name="a", path=str(path))]))
+    overwrite(path, contents["jsonl"][1])
+    with pytest.raises(RunError, match=CHANGED):
+        held(evaluations_from(json.loads(json.dumps(evaluation_records(files)))))
