@@ -183,11 +183,10 @@ def test_short_documents_are_dropped_and_counted(small, tmp_path, least):
 
 
 @pytest.mark.parametrize("share", [0, 0.4])
-def test_a_source_of_empty_documents_only_is_no_error(small, tmp_path, share):
+def test_a_source_of_empty_documents_may_be_allowed(small, tmp_path, share):
     source = write_lines(tmp_path / "some.jsonl", ["", "", ""])
-    _, manifest = prepare(
-        blend_of(source), tmp_path / "out", tokenizer={"model": str(small)}, holdout={"valid": share, "test": share}
-    )
+    chosen = {"holdout": {"valid": share, "test": share}, "allow_shrink": ["some"]}
+    _, manifest = prepare(blend_of(source), tmp_path / "out", tokenizer={"model": str(small)}, **chosen)
     assert manifest["totals"]["dropped"] == {"empty_document": 3}
     assert json.loads((tmp_path / "out/blend.json").read_bytes()) == {"train": None, "valid": None, "test": None}
 
