@@ -4,9 +4,10 @@ from collections.abc import Iterable
 from pathlib import Path
 from tempfile import TemporaryFile
 
+from tasks.blend.load import load_blend
 from tasks.blend.models import Blend
 from tasks.errors import InputError
-from tasks.shards.manifest import BLEND, MANIFEST
+from tasks.shards.manifest import BLEND
 from tasks.shards.store import size_of
 from tasks.sources.apart import require_apart
 from tasks.sources.discovery import discover
@@ -41,16 +42,28 @@ def require_separate(sources: Iterable[tuple[str, str]], store: str, output_dir:
     """Raises InputError unless what is read and what is written lie apart.
 
     `sources` are names for messages, and paths. No source may contain a folder that a preparation writes in or lie in its
-    output folder, and a blend.json there must be that of a preparation: publishing replaces it.
+    output folder, and a blend.json there must not be somebody's input: publishing replaces it.
     """
     written = {"the output folder": output_dir, "the store": store, "the cache (XDG_CACHE_HOME)": user_cache()}
     for name, source in sources:
         require_apart(name, source, written, output_dir)
-    if size_of(join(output_dir, BLEND)) is not None and size_of(join(output_dir, MANIFEST)) is None:
+    if _is_input(output_dir):
         raise InputError(
-            f"{join(output_dir, BLEND)}: not written by a preparation, and publishing here would replace it; move it, or "
+            f"{join(output_dir, BLEND)}: names data that lies elsewhere, and publishing here would replace it; move it, or "
             "choose another output folder"
         )
+
+
+def _is_input(output_dir: str) -> bool:
+    """Whether a blend.json in the output folder is a blend of data elsewhere: what is published there names that folder."""
+    place = join(output_dir, BLEND)
+    if size_of(place) is None:
+        return False
+    try:
+        paths = [path for _, path in data_sets(load_blend(place))]
+    except InputError:
+        return False
+    return not all(path.startswith(f"{output_dir}/") for path in paths)
 
 
 def _require_writable(place: str) -> None:

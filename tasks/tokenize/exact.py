@@ -14,7 +14,6 @@ decoding those that are high enough.
 import hashlib
 import sys
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import suppress
 from dataclasses import dataclass
 from functools import cached_property, lru_cache
 from importlib.metadata import version
@@ -23,8 +22,7 @@ import numpy as np
 import orjson
 import pyarrow as pa
 
-from tasks.shards.publish import publish_bytes
-from tasks.shards.store import read_bytes
+from tasks.shards.remembered import remembered
 from tasks.storage import user_cache
 from tasks.tokenize.encoders import Encoder, Tokens
 from tasks.tokenize.vocabulary import Vocabulary
@@ -41,6 +39,8 @@ OF_THREE_BYTES, OF_FOUR_BYTES = 0xE0, 0xF0
 
 GROUP = 256
 """Characters per string: the encoders are compared string by string, and only strings that differ are divided."""
+
+Ranges = list[tuple[int, int]]
 
 LIBRARIES = ("gigatoken", "tokenizers", "tiktoken", "sentencepiece")
 
@@ -93,14 +93,14 @@ def _code_points(content: np.ndarray, leads: np.ndarray) -> np.ndarray:
     return np.where(first < OF_THREE_BYTES, of_two, np.where(first < OF_FOUR_BYTES, of_three, of_four))
 
 
-def _ranges(numbers: Iterable[int]) -> list[list[int]]:
+def _ranges(numbers: Iterable[int]) -> Ranges:
     """Ascending numbers as inclusive ranges."""
-    ranges: list[list[int]] = []
+    ranges: Ranges = []
     for number in numbers:
         if ranges and ranges[-1][1] == number - 1:
-            ranges[-1][1] = number
+            ranges[-1] = (ranges[-1][0], number)
         else:
-            ranges.append([number, number])
+            ranges.append((number, number))
     return ranges
 
 
@@ -128,13 +128,10 @@ def _remembered_suspects(vocabulary: Vocabulary, *, literal: bool) -> list[int]:
     question = [vocabulary.fingerprint, literal, PATTERNS, [version(library) for library in LIBRARIES]]
     name = hashlib.sha256(orjson.dumps(question)).hexdigest()[:32]
     place = user_cache("characters", f"{name}.json")
-    with suppress(orjson.JSONDecodeError, TypeError, ValueError):
-        ranges = orjson.loads(read_bytes(place) or b"null")
-        return [number for first, last in ranges for number in range(first, last + 1)]
-    found = suspects(vocabulary.fast(literal), vocabulary.reference(literal))
-    with suppress(OSError):  # a machine without a home to write in sweeps again
-        publish_bytes(place, orjson.dumps(_ranges(found)))
-    return found
+    ranges = remembered(
+        place, Ranges, lambda: _ranges(suspects(vocabulary.fast(literal), vocabulary.reference(literal)))
+    )
+    return [number for first, last in ranges for number in range(first, last + 1)]
 
 
 def suspects(fast: Encoder, reference: Encoder) -> list[int]:
