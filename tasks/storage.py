@@ -16,11 +16,11 @@ from pathlib import Path
 from typing import Any, Literal, cast
 
 import fsspec
-import orjson
 from fsspec.implementations.local import LocalFileSystem
 from fsspec.spec import AbstractFileSystem
 
 from tasks.errors import InputError
+from tasks.seal import unsealed
 
 SourceIdentity = Literal["content", "stat"]
 """How a local file is known: by a hash of its content, or by path, size and modification time."""
@@ -164,7 +164,12 @@ def record_of(reference: str) -> Mapping[str, Any]:
         version = f"v{max(versions(name), default=0)}"
     system, place = filesystem(join(registry(), name, f"{version}.json"))
     try:
-        return cast("Mapping[str, Any]", orjson.loads(cast("bytes", system.cat_file(place))))
+        return unsealed(cast("bytes", system.cat_file(place)))
+    except ValueError as error:
+        raise InputError(
+            f"{reference}: the record {join(registry(), name, version)}.json is damaged ({error}); register the folder "
+            "again, which makes a new version"
+        ) from error
     except FileNotFoundError as error:
         raise InputError(
             f"{reference}: nothing is registered as {named!r} in {registry()}; register it with: tokenmill register "

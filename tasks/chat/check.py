@@ -9,7 +9,6 @@ a week later. It takes seconds, because the reference tokenizer has to be loaded
 import hashlib
 import itertools
 from collections.abc import Callable, Sequence
-from contextlib import suppress
 from dataclasses import asdict, dataclass, replace
 from importlib.metadata import version
 from typing import Any
@@ -27,8 +26,7 @@ from tasks.chat.probes import PROBES, Habits, habits
 from tasks.chat.sequences import Pieces, Renderer, SplitTurns
 from tasks.chat.template import ChatTemplate
 from tasks.errors import InputError
-from tasks.shards.publish import publish_bytes
-from tasks.shards.store import read_bytes
+from tasks.shards.remembered import remembered
 from tasks.storage import join
 from tasks.tokenize.encoders import Encoder
 from tasks.tokenize.exact import exact_encoder
@@ -86,19 +84,14 @@ def checked_renderer(
         "self-check", template.digest, template.variables, vocabulary.fingerprint, asdict(policy), split_turns, special,
         PROBES, version("tokenmill"), version("jinja2"), version("tokenizers"),
     ]  # fmt: skip
-    refused = remembered(question, store, lambda: refusals(renderer.sequences, found.controls, vocabulary))
+    refused = remembered_check(question, store, lambda: refusals(renderer.sequences, found.controls, vocabulary))
     return Checked(renderer, refused, _warnings(found.controls, writes_reasoning=found.writes_reasoning))
 
 
-def remembered(question: Sequence[Any], store: str, check: Callable[[], dict[str, str]]) -> dict[str, str]:
+def remembered_check(question: Sequence[Any], store: str, check: Callable[[], dict[str, str]]) -> dict[str, str]:
     """What a check found to be refused, from the store when the same `question` was asked before."""
     digest = hashlib.sha256(orjson.dumps(question, option=orjson.OPT_SORT_KEYS)).hexdigest()[:32]
-    place = join(store, "gates", f"{digest}.json")
-    with suppress(orjson.JSONDecodeError, TypeError):  # a damaged memory is no memory
-        return dict(orjson.loads(read_bytes(place) or b"null"))
-    refused = check()
-    publish_bytes(place, orjson.dumps(refused, option=orjson.OPT_INDENT_2))
-    return refused
+    return remembered(join(store, "gates", f"{digest}.json"), dict[str, str], check)
 
 
 def refusals(sequences_of: SequencesOf, controls: Controls, vocabulary: Vocabulary) -> dict[str, str]:

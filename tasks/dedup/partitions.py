@@ -4,6 +4,10 @@ A file is Arrow IPC whose batches are of partition 0, 1, … and so on again: on
 resolves a partition reads its batches out of every file and nothing else. A file for each pair of a slice and a
 partition would be a thousand times a thousand; this is one for each slice.
 
+Every batch carries the hash of what it holds, of its number and of the columns, and a last one without rows says that
+there are no more: files outlive the run that wrote them, and damage is found when a batch is read, at the speed of xxh3
+(28 GB/s), however little of a file that is.
+
 What a slice's file says of its documents, it says of its rows: it depends on nothing but the slice. They get the numbers
 that they have among all documents when the file is read (`SliceFile`).
 """
@@ -17,8 +21,11 @@ from typing import BinaryIO, cast
 import numpy as np
 import pyarrow as pa
 from pyarrow import compute
+from xxhash import xxh3_128
 
+from tasks.errors import RunError
 from tasks.shards.publish import Output, Publication, publish
+from tasks.shards.store import Store
 from tasks.storage import absolute, filesystem, is_local
 
 HALF = np.uint64(32)
@@ -31,6 +38,9 @@ WAITING_BYTES = 32 << 20
 REMOTE_BLOCK_BYTES = 64 << 10
 """What is read beyond what is asked for: a batch is asked for in three pieces, and the next one is of no use here. With the
 50 MiB that s3fs reads ahead, 1 of 64 partitions of 83 MB costs 53 MB instead of 1.4."""
+
+HASH, HASH_OF_LAST = b"xxh3_128", b"last_xxh3_128"
+"""What the hash of a batch is called in its metadata; of the last one, which has no rows, something else."""
 
 NONE = np.empty(0, np.int64)
 
@@ -49,9 +59,11 @@ class PartitionedFile:
 
     file: Publication
     writer: pa.RecordBatchFileWriter
+    schema: pa.Schema
     partitions: int
     _waiting: list[tuple[pa.Table, np.ndarray]] = field(default_factory=list[tuple[pa.Table, np.ndarray]])
     _size: int = 0
+    _written: int = 0
 
     @property
     def output(self) -> Output:
@@ -83,7 +95,17 @@ class PartitionedFile:
     def append(self, table: pa.Table) -> None:
         """Append the rows of one partition, the next in turn."""
         found = table.combine_chunks().to_batches()
-        self.writer.write_batch(found[0] if found else pa.RecordBatch.from_pylist([], schema=table.schema))
+        self._append(found[0] if found else pa.RecordBatch.from_pylist([], schema=table.schema), HASH)
+
+    def end(self) -> None:
+        """Append what is waiting, and the batch that says that there are no more."""
+        self.flush()
+        self._append(pa.RecordBatch.from_pylist([], schema=self.schema), HASH_OF_LAST)
+
+    def _append(self, batch: pa.RecordBatch, name: bytes) -> None:
+        whole = pa.ipc.read_record_batch(batch.serialize(), batch.schema)  # its buffers are those that will be read
+        self.writer.write_batch(whole, {name: _hash(whole, self._written)})
+        self._written += 1
 
 
 @contextmanager
@@ -93,9 +115,20 @@ def partitioned(uri: str, schema: pa.Schema, partitions: int) -> Generator[Parti
     Raises OSError and InputError as `publish` does.
     """
     with publish(uri) as file, pa.ipc.new_file(cast("BinaryIO", file), schema) as writer:
-        found = PartitionedFile(file, writer, partitions)
+        found = PartitionedFile(file, writer, schema, partitions)
         yield found
-        found.flush()
+        found.end()
+
+
+def _hash(batch: pa.RecordBatch, number: int) -> str:
+    """The xxh3_128 of a batch as it is written and read: its number, its columns, and its buffers byte by byte."""
+    hasher = xxh3_128(f"{number} {batch.num_rows} {batch.schema}".encode())
+    for column in batch.columns:
+        hasher.update(f"{len(column)} {column.null_count}".encode())
+        for buffer in column.buffers():
+            hasher.update(b"none" if buffer is None else f"{buffer.size}".encode())
+            hasher.update(b"" if buffer is None else memoryview(buffer))
+    return hasher.hexdigest()
 
 
 def read_partition(uris: Iterable[str], partition: int, partitions: int, schema: pa.Schema) -> pa.Table:
@@ -142,11 +175,38 @@ def write_table(uri: str, table: pa.Table) -> Output:
 def tables(uri: str, partition: int, partitions: int) -> Iterator[pa.Table]:
     """The rows of one partition of a file, a table for each that was written.
 
-    A local file is mapped, so that only what is looked at is read.
+    A local file is mapped, so that only what is looked at is read. Raises RunError, and withdraws the receipt of the shard
+    that the file is of, when it is not what was written.
     """
-    with _opened(uri) as reader:
-        for number in range(partition, reader.num_record_batches, partitions):
-            yield pa.Table.from_batches([reader.get_batch(number)])
+    with _vouched(uri), _opened(uri) as reader:
+        count = reader.num_record_batches - 1
+        _batch(reader, count, HASH_OF_LAST)
+        for number in range(partition, count, partitions):
+            yield pa.Table.from_batches([_batch(reader, number, HASH)])
+
+
+def _batch(reader: pa.RecordBatchFileReader, number: int, name: bytes) -> pa.RecordBatch:
+    """A batch of a file, whose hash is called `name`. Raises ArrowInvalid unless it is the one that was written."""
+    batch, metadata = reader.get_batch_with_custom_metadata(number)
+    if metadata is None or metadata.get(name) != _hash(batch, number).encode():
+        raise pa.ArrowInvalid(f"batch {number} does not have the content that was written")
+    return batch
+
+
+@contextmanager
+def _vouched(uri: str) -> Generator[None]:
+    """Turns what Arrow says of a damaged file into a RunError, and withdraws the receipt that it is whole."""
+    try:
+        yield
+    except (pa.ArrowException, ValueError, OSError) as error:
+        if isinstance(error, OSError) and (error.errno is not None or not is_local(uri)):
+            raise  # the storage's own; Arrow's has no number
+        place, kind, key, _ = uri.rsplit("/", 3)
+        Store(place, kind).withdraw(key)
+        raise RunError(
+            f"{uri}: damaged since it was built ({error}); its receipt is withdrawn, so run the same command again to "
+            "build it anew"
+        ) from error
 
 
 @contextmanager

@@ -29,6 +29,7 @@ from xxhash import xxh3_128_hexdigest
 from tasks.dedup.distinct import distinct
 from tasks.dedup.partitions import ROWS_PER_SLICE, SliceFile
 from tasks.dedup.settings import RoundRecipe, Step
+from tasks.errors import RunError
 from tasks.shards.identity import shard_identity
 from tasks.shards.plan import PlannedShard
 from tasks.shards.publish import publish_bytes
@@ -90,8 +91,11 @@ class Roster:
 
     @classmethod
     def load(cls, uri: str) -> "Roster":
-        """The roster in a file."""
-        fields = orjson.loads(read_bytes(uri) or b"{}")
+        """The roster in a file, which is called by the hash of its content. Raises RunError for any other content."""
+        data = read_bytes(uri) or b""
+        if uri.rpartition("/")[2] != f"{xxh3_128_hexdigest(data)}.json":
+            raise RunError(f"{uri}: gone or damaged since it was written; run the same command again to write it anew")
+        fields = orjson.loads(data)
         return cls(tuple(fields["signatures"]), tuple(fields["names"]))
 
     def publish(self, store: Store) -> str:

@@ -12,7 +12,7 @@ from importlib.metadata import version
 
 import numpy as np
 
-from tasks.chat.check import refusals, remembered, text_encoder
+from tasks.chat.check import refusals, remembered_check, text_encoder
 from tasks.chat.conversation import Conversation, Rejected
 from tasks.chat.encoding import Batch
 from tasks.chat.probes import PROBES
@@ -47,7 +47,7 @@ def checked(rows: HarmonyRows, vocabulary: Vocabulary, store: str) -> dict[str, 
         asdict(rows.renderer.policy), rows.renderer.splits_turns, rows.special, PROBES,
         *(version(library) for library in ("tokenmill", "openai-harmony", "tokenizers", "tiktoken")),
     ]  # fmt: skip
-    return remembered(question, store, lambda: _refused(rows, vocabulary))
+    return remembered_check(question, store, lambda: _refused(rows, vocabulary))
 
 
 def _refused(rows: HarmonyRows, vocabulary: Vocabulary) -> dict[str, str]:

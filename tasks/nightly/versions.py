@@ -28,6 +28,7 @@ from typing import Any, cast
 import orjson
 
 from tasks.errors import InputError
+from tasks.seal import sealed
 from tasks.shards.manifest import BLEND
 from tasks.shards.publish import publish_bytes, publish_new
 from tasks.shards.store import read_bytes, size_of
@@ -54,7 +55,9 @@ def latest(output_dir: str) -> Latest | None:
     if data is None:
         return None
     try:
-        (record,) = orjson.loads(data).values()
+        ((kind, record),) = orjson.loads(data).items()
+        if _sealed_record(kind, record) != data:
+            raise ValueError("its content does not fit its seal")  # noqa: TRY301 - one of the ways to be damaged
         return Latest(record["version"], join(output_dir, record["version"]), record["named_files"])
     except (ValueError, AttributeError, TypeError, KeyError) as error:
         raise InputError(f"{place}: does not name a version; remove it, and the next run publishes one anew") from error
@@ -63,7 +66,14 @@ def latest(output_dir: str) -> Latest | None:
 def follow(output_dir: str, record: Mapping[str, Any], **said: object) -> None:
     """Lead readers to the version that `record` is of: the record of a preparation, and what else is `said` of it."""
     ((kind, fields),) = record.items()
-    publish_bytes(join(output_dir, LATEST), orjson.dumps({kind: {**fields, **said}}, option=orjson.OPT_INDENT_2))
+    publish_bytes(join(output_dir, LATEST), _sealed_record(kind, {**fields, **said}))
+
+
+def _sealed_record(kind: str, fields: Mapping[str, Any]) -> bytes:
+    """The record of a kind, sealed within, so that it still is one that commands read from a pipe."""
+    lasting = {name: value for name, value in fields.items() if name != "volatile"}
+    seal = orjson.loads(sealed({kind: lasting, "volatile": {}}))["volatile"]
+    return orjson.dumps({kind: {**lasting, "volatile": seal}}, option=orjson.OPT_INDENT_2)
 
 
 def lineage(output_dir: str) -> list[str]:

@@ -24,7 +24,7 @@ from xxhash import xxh3_128_hexdigest
 
 from tasks.artifact import Artifact, MadeFrom
 from tasks.errors import InputError, RunError
-from tasks.seal import unsealed
+from tasks.seal import sealed, unsealed
 from tasks.shards.lock import locked
 from tasks.shards.manifest import read_manifest
 from tasks.shards.publish import publish_new
@@ -76,17 +76,18 @@ def _registered(name: str, folder: str, artifact: Artifact) -> Registered:
     if newest and _read(folder, newest) == artifact.model_dump():
         return Registered(name, f"v{newest}", artifact)
     version = f"v{newest + 1}"
-    record = {**artifact.model_dump(), "registered_at": datetime.now(UTC).isoformat(timespec="seconds")}
+    registered_at = datetime.now(UTC).isoformat(timespec="seconds")
+    record = {**artifact.model_dump(), "volatile": {"registered_at": registered_at}}
     try:
-        publish_new(join(folder, f"{version}.json"), orjson.dumps(record, option=orjson.OPT_INDENT_2))
+        publish_new(join(folder, f"{version}.json"), sealed(record))
     except FileExistsError:  # another's by now, or ours and the store's answer was lost
         return _registered(name, folder, artifact)
     return Registered(name, version, artifact)
 
 
 def _read(folder: str, number: int) -> Mapping[str, Any]:
-    record = orjson.loads(read_bytes(join(folder, f"v{number}.json")) or b"{}")
-    return {name: value for name, value in record.items() if name != "registered_at"}
+    record = _record_at(join(folder, f"v{number}.json")) or {}
+    return {name: value for name, value in record.items() if name != "volatile"}
 
 
 def artifact_in(place: str) -> Artifact:

@@ -11,7 +11,6 @@ Weights are safetensors. Other formats are pickles, which run code when they are
 import time
 from collections.abc import Iterable
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
@@ -21,8 +20,7 @@ from huggingface_hub import snapshot_download
 from huggingface_hub.errors import HfHubHTTPError, HFValidationError, LocalEntryNotFoundError
 
 from tasks.errors import InputError
-from tasks.shards.publish import publish_bytes
-from tasks.shards.store import read_bytes
+from tasks.shards.remembered import remembered
 from tasks.storage import user_cache
 
 Precision = Literal["bfloat16", "float32"]
@@ -108,15 +106,9 @@ def _content(path: Path) -> str:
     real = path.resolve()
     read_at, status = time.time_ns(), real.stat()
     tag = xxhash.xxh3_128_hexdigest(f"{real}\n{status.st_size}\n{status.st_mtime_ns}".encode())
-    place = user_cache("models", tag)
-    remembered = read_bytes(place)
-    if remembered is not None:
-        return remembered.decode()
-    digest = _hashed(real)
-    if read_at - status.st_mtime_ns >= RACY_NANOSECONDS:
-        with suppress(OSError):  # a machine without a home to write in reads it again
-            publish_bytes(place, digest.encode())
-    return digest
+    if read_at - status.st_mtime_ns < RACY_NANOSECONDS:
+        return _hashed(real)
+    return remembered(user_cache("models", f"{tag}.json"), str, lambda: _hashed(real))
 
 
 def _hashed(path: Path) -> str:

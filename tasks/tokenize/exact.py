@@ -13,7 +13,6 @@ are many of those, an expression finds them at some 450 MB/s.
 import hashlib
 import sys
 from collections.abc import Callable, Iterable, Sequence
-from contextlib import suppress
 from dataclasses import dataclass
 from functools import cached_property, lru_cache
 from importlib.metadata import version
@@ -23,8 +22,7 @@ import orjson
 import pyarrow as pa
 from pyarrow import compute
 
-from tasks.shards.publish import publish_bytes
-from tasks.shards.store import read_bytes
+from tasks.shards.remembered import remembered
 from tasks.storage import user_cache
 from tasks.tokenize.encoders import Encoder, Tokens
 from tasks.tokenize.suspects import SWEEP_VERSION, SWEPT, suspects
@@ -37,6 +35,8 @@ OF_THREE_BYTES, OF_FOUR_BYTES = 0xE0, 0xF0
 
 SPARSE = 16
 """Where fewer than one byte in so many may begin a suspect, each such character is looked up."""
+
+Ranges = list[tuple[int, int]]
 
 LIBRARIES = ("gigatoken", "tokenizers", "tiktoken", "sentencepiece")
 
@@ -103,6 +103,17 @@ def _code_points(content: np.ndarray, leads: np.ndarray) -> np.ndarray:
     return np.where(first < OF_THREE_BYTES, of_two, np.where(first < OF_FOUR_BYTES, of_three, of_four))
 
 
+def _ranges(numbers: Iterable[int]) -> Ranges:
+    """Ascending numbers as inclusive ranges."""
+    ranges: Ranges = []
+    for number in numbers:
+        if ranges and ranges[-1][1] == number - 1:
+            ranges[-1] = (ranges[-1][0], number)
+        else:
+            ranges.append((number, number))
+    return ranges
+
+
 def _replaced(tokens: Tokens, rows: np.ndarray, better: Tokens) -> Tokens:
     """`tokens` with the ids of the texts numbered `rows` (ascending) replaced by those of `better`, in order."""
     lengths = tokens.lengths
@@ -130,32 +141,5 @@ def _suspects_of(vocabulary: Vocabulary) -> list[int]:
     """The suspects, from the user's cache where an earlier sweep of the same left them."""
     question = [vocabulary.fingerprint, SWEEP_VERSION, [version(library) for library in LIBRARIES]]
     place = user_cache("characters", f"{hashlib.sha256(orjson.dumps(question)).hexdigest()[:32]}.json")
-    found = _remembered(place)
-    if found is None:
-        found = suspects(vocabulary)
-        _remember(place, found)
-    return found
-
-
-def _remembered(place: str) -> list[int] | None:
-    """The code points that were kept at `place`; None where nothing is, or nothing that can be read."""
-    with suppress(orjson.JSONDecodeError, TypeError, ValueError):
-        ranges = orjson.loads(read_bytes(place) or b"null")
-        return [number for first, last in ranges for number in range(first, last + 1)]
-    return None
-
-
-def _remember(place: str, numbers: Iterable[int]) -> None:
-    with suppress(OSError):  # a machine without a home to write in sweeps again
-        publish_bytes(place, orjson.dumps(_ranges(numbers)))
-
-
-def _ranges(numbers: Iterable[int]) -> list[list[int]]:
-    """Ascending numbers as inclusive ranges."""
-    ranges: list[list[int]] = []
-    for number in numbers:
-        if ranges and ranges[-1][1] == number - 1:
-            ranges[-1][1] = number
-        else:
-            ranges.append([number, number])
-    return ranges
+    ranges = remembered(place, Ranges, lambda: _ranges(suspects(vocabulary)))
+    return [number for first, last in ranges for number in range(first, last + 1)]

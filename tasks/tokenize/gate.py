@@ -17,8 +17,7 @@ compared and with which versions: an unchanged data set is never gated twice.
 import hashlib
 import itertools
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import suppress
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from importlib.metadata import version
 from unicodedata import normalize
 
@@ -27,8 +26,7 @@ import orjson
 import pyarrow as pa
 
 from tasks.errors import RunError
-from tasks.shards.publish import publish_bytes
-from tasks.shards.store import read_bytes
+from tasks.shards.remembered import remembered
 from tasks.sources.files import Slice
 from tasks.sources.read import read_texts
 from tasks.storage import join
@@ -72,12 +70,12 @@ def judge(
         [version(library) for library in LIBRARIES],
     ]  # fmt: skip
     place = join(store, "gates", f"{hashlib.sha256(orjson.dumps(question)).hexdigest()[:32]}.json")
-    with suppress(orjson.JSONDecodeError, TypeError):  # a damaged memory is no memory
-        return Verdict(**orjson.loads(read_bytes(place) or b"null"))
-    texts = nasty_strings(vocabulary) + [text for part in sampled for text in _beginnings(documents(part))]
-    verdict = compare(vocabulary, texts, literal=literal)
-    publish_bytes(place, orjson.dumps(asdict(verdict), option=orjson.OPT_INDENT_2))
-    return verdict
+
+    def compared() -> Verdict:
+        texts = nasty_strings(vocabulary) + [text for part in sampled for text in _beginnings(documents(part))]
+        return compare(vocabulary, texts, literal=literal)
+
+    return remembered(place, Verdict, compared)
 
 
 def compare(vocabulary: Vocabulary, texts: list[str], *, literal: bool) -> Verdict:

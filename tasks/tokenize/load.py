@@ -8,7 +8,6 @@ downloaded by tiktoken, other hub ids by huggingface_hub at a pinned revision. C
 import gzip
 import hashlib
 import os
-from contextlib import suppress
 from functools import lru_cache
 from importlib import resources
 from importlib.metadata import version
@@ -21,7 +20,7 @@ import tiktoken.registry
 
 from tasks.errors import InputError, nearest
 from tasks.shards.publish import publish_bytes
-from tasks.shards.store import read_bytes
+from tasks.shards.remembered import remembered
 from tasks.storage import user_cache
 from tasks.tokenize.settings import TokenizerSettings, TokenizerSource
 from tasks.tokenize.vocabulary import (
@@ -43,6 +42,9 @@ RANKS = {
 SHIPPED = ("o200k_base", "cl100k_base")
 PRETOKENIZERS = {"o200k_base": "o200k", "cl100k_base": "cl100k", "r50k_base": "r50k"}
 """gigatoken's name for the way each set of ranks splits text."""
+
+Facts = tuple[dict[str, int], int]
+"""The control strings of an encoding with their ids, and the size of its vocabulary."""
 
 Stamps = tuple[tuple[str, int, int], ...]
 
@@ -173,31 +175,36 @@ def _from_hub(repository: str, revision: str | None) -> Vocabulary:
 def _from_tiktoken(name: str) -> Vocabulary:
     ranks = RANKS.get(name, name)
     path = _ranks_cache() / hashlib.sha1(RANKS_URL.format(ranks).encode(), usedforsecurity=False).hexdigest()
-    if ranks in SHIPPED and not path.is_file():
-        packed = resources.files("bpe_openai.data").joinpath(f"{ranks}.tiktoken.gz").read_bytes()
-        publish_bytes(str(path), gzip.decompress(packed))
+    if ranks in SHIPPED:
+        _unpack(ranks, path)
     if not path.is_file():
         special, size = _facts(name)  # downloads what is not shipped into the same cache, or another file of it
         if not path.is_file():
             return tiktoken_vocabulary(name, "", name, None, special, size)
-    digest = hashlib.sha256(path.read_bytes()).hexdigest()
-    special, size = _remembered_facts(name, digest)
+    special, size = _remembered_facts(name, _sha256(path))  # where they are not known, tiktoken replaces a damaged file
+    digest = _sha256(path)
     return tiktoken_vocabulary(name, str(path), digest, PRETOKENIZERS.get(ranks), special, size)
 
 
-def _remembered_facts(name: str, digest: str) -> tuple[dict[str, int], int]:
+def _unpack(ranks: str, path: Path) -> None:
+    """Put shipped ranks into tiktoken's cache, unless they are there, whole."""
+    packed = resources.files("bpe_openai.data").joinpath(f"{ranks}.tiktoken.gz").read_bytes()
+    content = gzip.decompress(packed)
+    if not path.is_file() or path.read_bytes() != content:
+        publish_bytes(str(path), content)
+
+
+def _sha256(path: Path) -> str:
+    return hashlib.sha256(path.read_bytes()).hexdigest()
+
+
+def _remembered_facts(name: str, digest: str) -> Facts:
     """`_facts`, kept in the user's cache: building an encoding takes 0.3 s, and most commands only need these."""
     place = user_cache("encodings", f"{name}-{version('tiktoken')}-{digest[:16]}.json")
-    with suppress(orjson.JSONDecodeError, TypeError, ValueError):
-        special, size = orjson.loads(read_bytes(place) or b"null")
-        return special, size
-    facts = _facts(name)
-    with suppress(OSError):  # a machine without a home to write in builds it again
-        publish_bytes(place, orjson.dumps(facts))
-    return facts
+    return remembered(place, Facts, lambda: _facts(name))
 
 
-def _facts(name: str) -> tuple[dict[str, int], int]:
+def _facts(name: str) -> Facts:
     """The control strings of a tiktoken encoding with their ids, and the size of its vocabulary."""
     try:
         encoding = tiktoken.get_encoding(name)

@@ -1,5 +1,6 @@
 """Versions only go up, readers are led to whole ones, and old ones go by the policy."""
 
+import json
 import shutil
 import time
 import uuid
@@ -11,6 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from nights import at
 
+from tasks.errors import InputError
 from tasks.nightly.versions import claim, follow, latest, lineage, next_version, order, prune_versions
 from tasks.shards.publish import publish_bytes
 
@@ -156,3 +158,18 @@ def test_a_version_that_another_night_is_writing_stays_until_it_is_old(stored):
     assert prune_versions(stored, 7, young_from=time.time() - 60) == []
     assert prune_versions(stored, 7, young_from=time.time() + 60) == [DAYS[0]]
     assert lineage(stored) == [DAYS[2]]
+
+
+def test_no_bit_of_the_latest_file_leads_to_another_version(tmp_path):
+    follow(str(tmp_path), {"pretrain": {"path": "/out", "tokens": 5}}, version=DAYS[1], named_files={"a": "b"})
+    place = tmp_path / "latest.json"
+    whole, expected = place.read_bytes(), latest(str(tmp_path))
+    assert json.loads(whole)["pretrain"]["tokens"] == 5
+    for number in range(8 * len(whole)):
+        damaged = bytearray(whole)
+        damaged[number // 8] ^= 1 << number % 8
+        place.write_bytes(damaged)
+        with pytest.raises(InputError, match="remove it"):
+            latest(str(tmp_path))
+    place.write_bytes(whole)
+    assert latest(str(tmp_path)) == expected

@@ -48,6 +48,22 @@ def test_the_same_again_makes_no_new_version():
     assert register("corpus", artifact("/a", tokens=2)).version == "v2"
 
 
+def test_no_bit_of_a_record_leads_elsewhere(root):
+    register("corpus", artifact("/a"))
+    place = root / "corpus/v1.json"
+    whole = place.read_bytes()
+    for number in range(8 * len(whole)):
+        damaged = bytearray(whole)
+        damaged[number // 8] ^= 1 << number % 8
+        place.write_bytes(damaged)
+        with pytest.raises(
+            InputError, match=r"art://corpus: the record .*v1\.json is damaged .*register the folder again"
+        ):
+            located("art://corpus")
+    assert register("corpus", artifact("/a")).version == "v2"
+    assert located("art://corpus") == "/a"
+
+
 @pytest.fixture(params=["disk", "store"])
 def shared(request, monkeypatch, tmp_path):
     """Names where others can reach them too; requests to the store fail now and then, some of them after they were served."""

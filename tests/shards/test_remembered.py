@@ -1,0 +1,125 @@
+"""What is remembered is believed whole or not at all: no bit of it changes what is found."""
+
+import random
+
+import pytest
+
+from tasks.seal import sealed, unsealed
+from tasks.shards.remembered import remembered
+from tasks.tokenize import load
+from tasks.tokenize.exact import Ranges, exact_encoder
+from tasks.tokenize.gate import Verdict
+from tasks.tokenize.load import Facts, load_vocabulary
+from tasks.tokenize.settings import TokenizerSettings
+from tests.preparing import blend_of, prepare, tree, write_lines
+from tests.tokenize.small_vocabularies import word_piece
+
+ANSWERS = {
+    "an encoding": (Facts, ({"<|endoftext|>": 199999, "<|start|>": 200006}, 201088)),
+    "characters": (Ranges, [(0x100, 0x100), (0x1F600, 0x1F64F)]),
+    "a gate": (Verdict, Verdict("gigatoken", 312, None)),
+    "another gate": (Verdict, Verdict("reference", 312, "'a': gigatoken [1], reference [2]")),
+    "a self-check": (dict[str, str], {"tools": "no_tools: the template knows none"}),
+    "a model": (str, "99aa06d3014798d86001c324468d497f"),
+}
+
+
+def flips(content, count=None):
+    """`content` with one bit changed: every bit, or so many by chance."""
+    numbers = range(8 * len(content))
+    for number in numbers if count is None else random.Random(count).sample(numbers, count):
+        damaged = bytearray(content)
+        damaged[number // 8] ^= 1 << number % 8
+        yield bytes(damaged)
+
+
+def never():
+    raise AssertionError("found again")
+
+
+@pytest.mark.parametrize("name", ANSWERS)
+def test_no_bit_of_an_answer_changes_it_and_a_damaged_one_is_replaced(tmp_path, name):
+    shape, answer = ANSWERS[name]
+    place = tmp_path / "answer.json"
+    assert remembered(str(place), shape, lambda: answer) == answer
+    whole = place.read_bytes()
+    assert remembered(str(place), shape, never) == answer
+    for damaged in flips(whole):
+        with pytest.raises(ValueError):  # noqa: PT011 - of whatever is wrong first
+            unsealed(damaged)
+    for damaged in [*flips(whole, 10), b"", b"{}", b"null", whole[:-1], whole + b"\n"]:
+        place.write_bytes(damaged)
+        assert remembered(str(place), shape, lambda: answer) == answer
+        assert place.read_bytes() == whole
+
+
+@pytest.mark.parametrize("fields", [{"backend": "gigatokem"}, {"backend": None}, {"compared": "many"}, {"more": 1}])
+def test_a_verdict_that_names_what_does_not_exist_is_made_again_whatever_its_seal(tmp_path, fields):
+    place, verdict = tmp_path / "gate.json", Verdict("reference", 5, "a difference")
+    answer = {"backend": "gigatoken", "compared": 5, "difference": None}
+    place.write_bytes(sealed({"answer": answer, "volatile": {}}))
+    assert remembered(str(place), Verdict, never).backend == "gigatoken"
+    if "more" in fields:
+        answer = {"compared": 5}
+    place.write_bytes(sealed({"answer": answer | fields, "volatile": {}}))
+    assert remembered(str(place), Verdict, lambda: verdict) == verdict
+
+
+def test_a_place_that_can_be_neither_read_nor_written_costs_time_alone(tmp_path):
+    (tmp_path / "answer.json").mkdir()
+    (tmp_path / "file").write_text("")
+    for place in ("answer.json", "file/answer.json"):
+        assert remembered(str(tmp_path / place), str, lambda: "found") == "found"
+
+
+@pytest.fixture
+def caches(tmp_path, monkeypatch):
+    """An empty cache of the user's, and how to forget what this process knows of it."""
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    monkeypatch.delenv("TIKTOKEN_CACHE_DIR", raising=False)
+
+    def forget():
+        load._load.cache_clear()  # noqa: SLF001
+        exact_encoder.cache_clear()
+
+    forget()
+    yield tmp_path / "cache/tokenmill", forget
+    forget()
+    monkeypatch.delenv("TIKTOKEN_CACHE_DIR", raising=False)
+
+
+def test_no_bit_of_what_is_known_of_an_encoding_changes_an_id(caches):
+    cache, forget = caches
+    expected = load_vocabulary(TokenizerSettings())
+    known = expected.fingerprint, expected.size, expected.eos, dict(expected.controls)
+    assert known[1:3] == (201_088, 199_999)
+    (place,) = (cache / "encodings").iterdir()
+    for damaged in flips(place.read_bytes(), 8):
+        place.write_bytes(damaged)
+        forget()
+        found = load_vocabulary(TokenizerSettings())
+        assert (found.fingerprint, found.size, found.eos, dict(found.controls)) == known
+
+
+def test_shipped_ranks_that_were_damaged_in_the_cache_are_unpacked_again(caches):
+    cache, forget = caches
+    expected = load_vocabulary(TokenizerSettings()).fingerprint
+    (place,) = (cache / "tiktoken").iterdir()
+    whole = place.read_bytes()
+    for damaged in [*flips(whole, 3), b"", whole[:1000]]:
+        place.write_bytes(damaged)
+        forget()
+        assert load_vocabulary(TokenizerSettings()).fingerprint == expected
+        assert place.read_bytes() == whole
+
+
+def test_no_bit_of_a_gate_changes_a_byte_of_what_is_prepared(tmp_path):
+    source = write_lines(tmp_path / "a.jsonl", [f"document {number} has a \u1c89 or \ua7cb" for number in range(9)])
+    chosen = {"tokenizer": {"model": str(word_piece(tmp_path))}}
+    prepare(blend_of(source), tmp_path / "out", **chosen)
+    expected = tree(tmp_path / "out")
+    (place,) = (tmp_path / "out/shards/gates").iterdir()
+    for damaged in flips(place.read_bytes(), 10):
+        place.write_bytes(damaged)
+        prepare(blend_of(source), tmp_path / "out", force=True, **chosen)
+        assert tree(tmp_path / "out") == expected
