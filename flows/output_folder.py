@@ -31,7 +31,6 @@ from prefect.exceptions import ObjectNotFound
 from prefect.runtime import flow_run
 from prefect.states import Crashed, Failed
 
-from tasks.console import never_end_by_printing
 from tasks.errors import InputError, RunError
 from tasks.shards.lock import turn_in
 from tasks.shards.publish import publish_bytes
@@ -53,7 +52,6 @@ def publishing(function: Callable[P, dict[str, Any]]) -> Callable[P, dict[str, A
 
     @wraps(function)
     def run(*args: P.args, **kwargs: P.kwargs) -> dict[str, Any]:
-        never_end_by_printing()
         output_dir = signature(function).bind(*args, **kwargs).arguments["output_dir"]
         try:
             with turn_in(output_dir, tell), _recorded_in(output_dir):

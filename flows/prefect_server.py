@@ -18,6 +18,7 @@ from prefect.context import FlowRunContext
 from prefect.exceptions import PrefectHTTPStatusError
 from prefect.settings import PREFECT_API_URL, PREFECT_SERVER_EPHEMERAL_ENABLED, get_current_settings
 
+from tasks.console import never_end_by_printing
 from tasks.errors import InputError, RunError
 from tasks.shards.cluster import CALLED_WHILE_IMPORTED
 from tasks.storage import is_writable
@@ -34,6 +35,7 @@ class ServedFlow(Flow[P, R]):
         if FlowRunContext.get() is not None:
             return super().__call__(*args, **kwargs)
         _leave_if_imported()
+        never_end_by_printing()  # before the server's connections get the numbers of streams that were closed
         with prefect_server():
             return super().__call__(*args, **kwargs)
 

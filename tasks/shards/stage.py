@@ -9,7 +9,7 @@ import time
 from collections.abc import Callable, Generator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from functools import cache, partial
-from typing import Any, ParamSpec, cast
+from typing import Any, cast
 from uuid import UUID, uuid4
 
 from prefect import Task, get_run_logger, task
@@ -34,8 +34,6 @@ from tasks.shards.store import Store
 from tasks.shards.wait import ClusterWatch, wait_for
 
 MOST_REPORTED = 5
-
-P = ParamSpec("P")
 
 BuildShards = Callable[["Task[Any, Any]", Sequence[PlannedShard], Mapping[str, Any]], None]
 """Maps a task over batches of shards, and waits for all of them.
