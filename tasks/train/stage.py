@@ -144,8 +144,8 @@ class _Watched:
 
     def __init__(self, job: Job, history: History, log: Log) -> None:
         self.history, self._log = history, log
-        self.progress, self.lines = TrainingProgress(), _Lines(log)
-        self._table = _Table(job)
+        self.progress, self.lines = TrainingProgress(), Lines(log)
+        self._table = StepsTable(job)
 
     def hear(self, event: Event) -> None:
         """Keep an event, and show it."""
@@ -164,7 +164,7 @@ class _Watched:
         self._table.show(self.history)
 
 
-class _Lines:
+class Lines:
     """The lines of a process that are no events: all go to its log, and the first MOST_LINES to Prefect's."""
 
     def __init__(self, log: Log) -> None:
@@ -180,7 +180,7 @@ class _Lines:
             get_run_logger().info("further lines are in %s only", self._log.path)
 
 
-class _Table:
+class StepsTable:
     """The last steps of a training in a table of the flow run: one, which is updated."""
 
     def __init__(self, job: Job) -> None:
@@ -215,7 +215,7 @@ def evaluate(asked: Evaluation) -> dict[str, Any]:
     output_dir = asked.output_dir
     publish_bytes(join(output_dir, REQUEST), orjson.dumps(asked.model_dump()))
     with logged(join(output_dir, EVALUATION_LOG)) as log:
-        run(evaluation_launch(join(output_dir, REQUEST)), lambda _: None, _Lines(log).hear)
+        run(evaluation_launch(join(output_dir, REQUEST)), lambda _: None, Lines(log).hear)
     results = read_results(output_dir)
     key = artifact_key("results", output_dir)
     create_markdown_artifact(markdown(results), key=key, description="perplexity by source, and continuations")

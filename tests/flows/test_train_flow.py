@@ -1,6 +1,7 @@
 """Training through Prefect: watched, killed, retried, evaluated; and the commands that are piped into each other."""
 
 import json
+import logging
 import os
 import re
 import shutil
@@ -14,6 +15,8 @@ from uuid import UUID
 import orjson
 import psutil
 import pytest
+from prefect import flow
+from prefect.client.orchestration import SyncPrefectClient
 from prefect.client.schemas.filters import ArtifactFilter, ArtifactFilterKey
 from prefect.client.schemas.objects import StateType
 from prefect_commands import wait_until
@@ -24,12 +27,21 @@ from tasks.artifact import artifact_key
 from tasks.errors import InputError
 from tasks.storage import filesystem
 from tasks.strict import parse
+from tasks.train import stage
 from tasks.train.evaluation_settings import EvaluateSettings
+from tasks.train.events import Step
+from tasks.train.history import History
+from tasks.train.job import Job, TrainData
+from tasks.train.log import logged
 from tasks.train.settings import TrainSettings
 from tests.flows.preparation_runs import TOKENMILL
 from tests.preparing_sft import chat_vocabulary
 from tests.train import small_data
 
+DATA = TrainData(
+    path="/data", kind="pretrain", made_from="xxh3_128:00", tokenizer={"model": "o200k_harmony"}, fingerprint="sha256:00",
+    vocabulary_size=1000, eos=7, sources=[],
+)  # fmt: skip
 MODEL = {"hidden": 32, "heads": 4, "key_value_heads": 2, "feed_forward": 64}
 SETTINGS = {
     "model": MODEL,
@@ -150,6 +162,63 @@ def kill_trainer_after(out, step):
 def artifacts(server, key):
     with server.client() as client:
         return client.read_artifacts(artifact_filter=ArtifactFilter(key=ArtifactFilterKey(any_=[key])))
+
+
+@flow
+def shows_steps(job, number):
+    """Show so many steps, each twice, as if none came a moment after another."""
+    history, table = History(job.output_dir), stage.StepsTable(job)
+    for step in range(1, number + 1):
+        history.add(
+            Step(
+                step=step,
+                loss=2.5,
+                learning_rate=1e-3,
+                gradient_norm=1.0,
+                tokens=64,
+                loss_tokens=64,
+                padding=0,
+                seconds=0.5,
+                waited=0.0,
+                mfu=None,
+                memory=1,
+            )
+        )
+        table.show(history)
+        table.show(history)
+
+
+def test_steps_are_shown_in_one_table_that_is_updated_when_there_is_something_new(prefect_api, tmp_path, monkeypatch):
+    job = Job(settings=settings(), data=DATA, output_dir=str(tmp_path))
+    updates = []
+    monkeypatch.setattr(SyncPrefectClient, "update_artifact", recording(updates, SyncPrefectClient.update_artifact))
+    shows_steps(job, 4)
+    (table,) = artifacts(prefect_api, artifact_key("training", str(tmp_path)))
+    assert [row["step"] for row in json.loads(table.data)] == [1, 2, 3, 4]
+    assert table.description == "step 4 of 8"
+    assert len(updates) == 3
+
+
+def recording(calls, function):
+    def called(*arguments, **named):
+        calls.append(arguments)
+        return function(*arguments, **named)
+
+    return called
+
+
+def test_a_server_is_told_the_first_lines_of_a_trainer_and_the_log_has_all(tmp_path, monkeypatch, caplog):
+    monkeypatch.setattr(stage, "get_run_logger", lambda: logging.getLogger("of a run"))
+    caplog.set_level(logging.INFO, "of a run")
+    with logged(str(tmp_path / "training.log")) as log:
+        lines = stage.Lines(log)
+        for number in range(stage.MOST_LINES + 10):
+            lines.hear(f"line {number}")
+    assert len((tmp_path / "training.log").read_text().splitlines()) == stage.MOST_LINES + 10
+    *_, last, more = caplog.messages
+    assert len(caplog.messages) == stage.MOST_LINES + 1
+    assert last == f"line {stage.MOST_LINES - 1}"
+    assert more == f"further lines are in {tmp_path}/training.log only"
 
 
 @pytest.mark.slow
