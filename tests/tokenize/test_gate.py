@@ -172,17 +172,19 @@ def counted(swap):
 
 def test_a_verdict_is_remembered(source, model, tmp_path, counted):
     first = plan(source, tmp_path / "out", model)
-    assert counted == {"fast": 1, "reference": 1}
+    made = dict(counted)
+    assert all(made.values())
     second = plan(source, tmp_path / "out", model)
-    assert counted == {"fast": 1, "reference": 1}
+    assert counted == made
     assert second.verdicts == first.verdicts
 
 
 def test_a_moved_or_reweighted_source_is_not_compared_again(source, model, tmp_path, counted):
     plan(source, tmp_path / "out", model)
+    made = dict(counted)
     moved = source.rename(tmp_path / "elsewhere.jsonl")
     plan(moved, tmp_path / "out", model, holdout={"valid": 0.5, "test": 0.1}, max_doc_tokens=7)
-    assert counted["reference"] == 1
+    assert counted == made
 
 
 def test_a_verdict_about_wrong_ids_is_remembered_too(source, model, tmp_path, swap):
