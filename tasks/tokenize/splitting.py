@@ -41,12 +41,14 @@ NormalForm = Callable[[str], str]
 class Splitting:
     """The way from a text to its pieces.
 
-    `patterns` are the regular expressions that cut, in order. `encoders(ranks)` makes the fast encoder and the reference
+    `question` is what it is decided by: two tokenizers with the same one normalize and cut alike. `patterns()` are the
+    regular expressions that cut, in order. `encoders(ranks)` makes the fast encoder and the reference
     that cut so but know other tokens: bytes with their ranks, of which the lowest merge first. Neither normalizes.
     `normal_forms()` is how the fast encoder and the reference normalize; None where they leave text as it is.
     """
 
-    patterns: Sequence[str]
+    question: Sequence[Any]
+    patterns: Callable[[], Sequence[str]]
     encoders: Callable[[Mapping[bytes, int]], tuple[Encoder, Encoder]]
     normal_forms: Callable[[], tuple[NormalForm, NormalForm]] | None = None
 
@@ -69,14 +71,18 @@ def huggingface_splitting(definition: Mapping[str, Any]) -> Splitting | None:
         reference: normalizers.Normalizer = tokenizers.Tokenizer.from_buffer(made).normalizer
         return partial(_decoded, fast), reference.normalize_str
 
-    return Splitting(list(_patterns(steps)), encoders, normal_forms if normalizes else None)
+    question = [cutting, normalizer if normalizes else None]
+    return Splitting(question, lambda: list(_patterns(steps)), encoders, normal_forms if normalizes else None)
 
 
-def tiktoken_splitting(encoding: tiktoken.Encoding, pretokenizer: str) -> Splitting:
+def tiktoken_splitting(name: str, pretokenizer: str) -> Splitting:
     """The splitting of a tiktoken encoding; `pretokenizer` is gigatoken's name for it."""
-    pattern: str = encoding._pat_str  # noqa: SLF001 # pyright: ignore[reportPrivateUsage]
+
+    def patterns() -> list[str]:
+        return [tiktoken.get_encoding(name)._pat_str]  # noqa: SLF001 # pyright: ignore[reportPrivateUsage]
 
     def encoders(ranks: Mapping[bytes, int]) -> tuple[Encoder, Encoder]:
+        [pattern] = patterns()
         reference = tiktoken.Encoding("artificial", pat_str=pattern, mergeable_ranks=dict(ranks), special_tokens={})
         lines = [base64.b64encode(token) + b" %d\n" % rank for token, rank in ranks.items()]
         with tempfile.TemporaryDirectory() as folder:
@@ -85,7 +91,7 @@ def tiktoken_splitting(encoding: tiktoken.Encoding, pretokenizer: str) -> Splitt
             fast = gigatoken.Tokenizer.from_tiktoken(place, pretokenizer, {})
         return GigatokenEncoder(fast), ReferenceEncoder(lambda texts: list(map(reference.encode_ordinary, texts)))
 
-    return Splitting([pattern], encoders)
+    return Splitting([name, pretokenizer], patterns, encoders)
 
 
 def _steps(part: Mapping[str, Any], children: str) -> Iterator[Mapping[str, Any]]:

@@ -95,7 +95,7 @@ def cut_differently(splitting: Splitting) -> set[int]:
 
     Raises ValueError when they do so around one of CLASSES that they otherwise agree on.
     """
-    candidates = contexts(splitting.patterns)
+    candidates = contexts(splitting.patterns())
     ranks = showing_borders(candidates)
     fast, reference = splitting.encoders(ranks)
     plain = [context.around(character) for context in candidates for character in CLASSES]

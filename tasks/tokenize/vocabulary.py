@@ -205,7 +205,7 @@ def tiktoken_vocabulary(
         eos=special.get("<|endoftext|>"),
         fast=cache(fast),
         reference=cache(reference),
-        splitting=lambda: tiktoken_splitting(tiktoken.get_encoding(name), pretokenizer) if pretokenizer else None,
+        splitting=lambda: tiktoken_splitting(name, pretokenizer) if pretokenizer else None,
         controls=special,
         decode=lambda ids: tiktoken.get_encoding(name).decode(ids),
         guarding=lambda _: vocabulary,  # every control string of an encoding is special already
