@@ -1,8 +1,8 @@
 """Candidates: pairs of documents that share a band, of which there may be far too many to look at.
 
 A bucket, all documents with one band key, is small for ordinary text and huge for what a machine wrote to a pattern: a
-million of one kind would be half a trillion pairs. So at first each document is paired with the best 16 of its bucket, its
-leaders. That is all pairs in buckets up to that size, and never more than 16 a document and band; and if the documents of
+million of one kind would be half a trillion pairs. So at first each document is paired with the best 8 of its bucket, its
+leaders. That is all pairs in buckets up to that size, and never more than 8 a document and band; and if the documents of
 a large bucket are alike, they are like its best one, which is a leader, and go. What is left of larger buckets is
 `crowded`: they are compared with each other once it is known who is left (`crowds`).
 
@@ -17,7 +17,7 @@ import numpy as np
 import pyarrow as pa
 
 from tasks.dedup.distinct import distinct
-from tasks.dedup.partitions import NONE, SliceFile, partitioned, read_numbered, read_partition
+from tasks.dedup.partitions import NONE, SliceFile, partitioned, read_numbered, tables
 from tasks.dedup.shingles import combined
 from tasks.shards.publish import Output
 
@@ -30,7 +30,7 @@ PAIRS = pa.schema([pa.field("better", pa.int64()), pa.field("worse", pa.int64())
 CROWDED = pa.schema([pa.field("bucket", pa.int64()), pa.field("number", pa.int64())])
 """A document that is in a large bucket but none of its leaders; rows are bucket by bucket, the best document first."""
 
-LEADERS = 16
+LEADERS = 8
 """The best documents of a bucket, with whom all its documents are compared at first."""
 
 PAIRS_AT_ONCE = 1 << 22
@@ -86,9 +86,18 @@ def write_candidates(buckets: Buckets, uri: str, partitions: int) -> Output:
 
 
 def read_candidates(uris: Iterable[str], partition: int, partitions: int) -> np.ndarray:
-    """The pairs of one partition, each once, int64 [pairs, 2], ascending: the better document, the worse one."""
-    table = read_partition(uris, partition, partitions, PAIRS)
-    return _distinct(table["better"].to_numpy(), table["worse"].to_numpy())
+    """The pairs of one partition, each once, int64 [pairs, 2], ascending: the better document, the worse one.
+
+    Alike documents share many bands, and a pair is there for each; so what was read is put in order again and again, and
+    no more than twice the distinct pairs are in memory.
+    """
+    found, waiting, size = np.empty((0, 2), np.int64), list[np.ndarray](), 0
+    for table in (table for uri in uris for table in tables(uri, partition, partitions)):
+        waiting.append(np.stack([table["better"].to_numpy(), table["worse"].to_numpy()], axis=1))
+        size += table.num_rows
+        if size > max(PAIRS_AT_ONCE, len(found)):
+            found, waiting, size = _distinct(np.concatenate([found, *waiting])), [], 0
+    return _distinct(np.concatenate([found, *waiting]))
 
 
 def candidate_pairs(buckets: Buckets) -> Iterator[np.ndarray]:
@@ -103,7 +112,7 @@ def candidate_pairs(buckets: Buckets) -> Iterator[np.ndarray]:
         counts = leaders[start:stop]
         worse = np.repeat(np.arange(start, stop), counts)
         leader = np.arange(len(worse)) - np.repeat(ends[start:stop] - counts - before, counts)
-        yield _distinct(numbers[worse - places[worse] + leader], numbers[worse])
+        yield _distinct(np.stack([numbers[worse - places[worse] + leader], numbers[worse]], axis=1))
         start = stop
 
 
@@ -123,9 +132,8 @@ def buckets_of(bands: pa.Table) -> Buckets:
     return Buckets(bucket, number[order], np.arange(len(rows)) - starts[bucket])
 
 
-def _distinct(better: np.ndarray, worse: np.ndarray) -> np.ndarray:
-    order = np.lexsort((worse, better))
-    pairs = np.stack([better[order], worse[order]], axis=1)
+def _distinct(pairs: np.ndarray) -> np.ndarray:
+    pairs = pairs[np.lexsort((pairs[:, 1], pairs[:, 0]))]
     new = np.ones(len(pairs), np.bool_)
     new[1:] = np.any(pairs[1:] != pairs[:-1], axis=1)
     return pairs[new]

@@ -7,8 +7,8 @@ reach the threshold is left out in a pass over the bucket; texts that fill the s
 The rest are compared one by one with all that are worse, 2 ns a shingle: 0.2 s for a thousand of 400 words.
 
 Two things are bounded, and who meets a bound is named: a bucket is looked at as far as its best documents have 4 million
-shingles together (25 MB of text), and of those that may be alike the best 4,096 are compared with all. So a partition
-costs memory for 4 million shingles, some 400 MB, and a document at most 4,096 comparisons a band. A document is noted as
+shingles together (25 MB of text), and of those that may be alike the best 16,384 are compared with all. So a partition
+costs memory for 4 million shingles, some 400 MB, and a document at most 16,384 comparisons a band. A document is noted as
 like 16 better ones of a bucket at most; it would have to lose all of them to stay by mistake, and is named too.
 """
 
@@ -19,16 +19,18 @@ from itertools import pairwise
 import numpy as np
 import pyarrow as pa
 
-from tasks.dedup.candidates import LEADERS
 from tasks.dedup.distinct import distinct
-from tasks.dedup.jaccard import Sets, sets_of, similarities_to_worse
+from tasks.dedup.jaccard import Sets, alike_to_worse, sets_of
 from tasks.dedup.near import THRESHOLD, VERIFIED, shingles_of, sizes_of
 from tasks.dedup.partitions import NONE, SliceFile
 
-SHINGLES_AT_ONCE = 1 << 22
+SHINGLES_AT_ONCE = 1 << 23
 """Shingles of a bucket that are looked at, and of several buckets that are in memory together."""
 
-COMPARED = 4096
+WITNESSES = 16
+"""Better ones of a bucket that a document is noted to be like."""
+
+COMPARED = 16_384
 """The best documents of a bucket, of those that may be alike, with whom all others are compared."""
 
 
@@ -89,16 +91,15 @@ def _compared(sets: Sets, places: np.ndarray, numbers: np.ndarray, threshold: fl
     who = _possible(sets.of(places), threshold)
     noted = np.zeros(len(who), np.int64)
     better, worse, jaccard = [NONE], [NONE], [np.empty(0)]
-    for one, alike in enumerate(similarities_to_worse(sets.of(places[who]), COMPARED)):
-        found = one + 1 + np.flatnonzero(alike >= threshold)
+    for one, (found, similarity) in enumerate(alike_to_worse(sets.of(places[who]), threshold, COMPARED)):
         noted[found] += 1
-        found = found[noted[found] <= LEADERS]
-        better.append(np.full(len(found), one))
-        worse.append(found)
-        jaccard.append(alike[found - one - 1])
+        few = noted[found] <= WITNESSES
+        better.append(np.full(np.count_nonzero(few), one))
+        worse.append(found[few])
+        jaccard.append(similarity[few])
     columns = [numbers[who[np.concatenate(each)]] for each in (better, worse)]
     verified = pa.Table.from_arrays([*map(pa.array, columns), pa.array(np.concatenate(jaccard))], schema=VERIFIED)
-    unseen = noted > LEADERS
+    unseen = noted > WITNESSES
     unseen[COMPARED + 1 :] = True
     return Compared(verified, numbers[who[unseen]])
 

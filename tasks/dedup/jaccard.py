@@ -59,19 +59,69 @@ def similarities(sets: Sets, pairs: np.ndarray) -> np.ndarray:
     return np.concatenate([np.empty(0), *parts])
 
 
-def similarities_to_worse(sets: Sets, count: int) -> Iterator[np.ndarray]:
-    """For each of the first `count` sets, none of which is empty, its similarity to every set after it, float64 [sets
-    after it]. 2 ns a member of these.
+def alike_to_worse(sets: Sets, threshold: float, count: int) -> Iterator[tuple[np.ndarray, np.ndarray]]:
+    """For each of the first `count` sets, none of which is empty, the sets after it whose similarity is `threshold` or
+    more: their numbers, int64, and the similarity, float64.
+
+    Texts that fill one form differ in little, so that a set is told by its differences from what most of them hold: what
+    two sets have in common follows from the differences that they share. 4 ns a pair, and 2 ns a shared difference.
     """
-    _, codes = np.unique(sets.members, return_inverse=True)
-    sizes, starts = sets.sizes, sets.starts
-    owned = np.zeros(len(codes), np.int32)
+    sizes, differences = sets.sizes, _Differences.of(sets)
+    part = threshold / (1 + threshold)  # of both sizes together that two sets must have in common
+    wanted = part * sizes + differences.lacks - differences.usual / 2
     for one in range(min(count, len(sizes) - 1)):
-        own, worse = codes[starts[one] : starts[one + 1]], codes[starts[one + 1] :]
-        owned[own] = 1
-        shared = np.add.reduceat(owned[worse], starts[one + 1 : -1] - starts[one + 1])
-        owned[own] = 0
-        yield shared / (sizes[one] + sizes[one + 1 :] - shared)
+        same = differences.shared_with(one)[one + 1 :]
+        worse = one + 1 + np.flatnonzero(same > wanted[one + 1 :] + (wanted[one] - 0.5))  # counts; half for rounding
+        lacks = differences.lacks[one] + differences.lacks[worse]
+        common = differences.usual - lacks + same[worse - one - 1]
+        similarity = common / (sizes[one] + sizes[worse] - common)
+        alike = similarity >= threshold
+        yield worse[alike], similarity[alike]
+
+
+@dataclass(frozen=True, slots=True)
+class _Differences:
+    """How sets differ from the `usual` many members that more than half of them hold: of how many each one `lacks` (int64
+    [sets]), and which members it either lacks of these or has beside them: for set i `members[starts[i]:starts[i + 1]]`.
+    `owners[first[c]:first[c + 1]]` are the sets that differ in member c.
+    """
+
+    usual: int
+    lacks: np.ndarray
+    members: np.ndarray
+    starts: np.ndarray
+    owners: np.ndarray
+    first: np.ndarray
+
+    @classmethod
+    def of(cls, sets: Sets) -> Self:
+        """The differences of some sets; 8 bytes for each and for each member, several times."""
+        _, members, counts = np.unique(sets.members, return_inverse=True, return_counts=True)
+        owners = np.repeat(np.arange(len(sets.sizes)), sets.sizes)
+        usual = np.flatnonzero(2 * counts > len(sets.sizes))
+        place = np.full(len(counts), -1)
+        place[usual] = np.arange(len(usual))
+        column = place[members]
+        holds = np.zeros((len(sets.sizes), len(usual)), np.bool_)
+        holds[owners[column >= 0], column[column >= 0]] = True
+        lacking, lacked = np.nonzero(~holds)
+        owners = np.concatenate([owners[column < 0], lacking])
+        members = np.concatenate([members[column < 0], usual[lacked]])
+        by_set, by_member = np.argsort(owners, kind="stable"), np.lexsort((owners, members))
+        return cls(
+            len(usual),
+            np.bincount(lacking, minlength=len(sets.sizes)),
+            members[by_set],
+            np.searchsorted(owners[by_set], np.arange(len(sets.sizes) + 1)),
+            owners[by_member],
+            np.searchsorted(members[by_member], np.arange(len(counts) + 1)),
+        )
+
+    def shared_with(self, one: int) -> np.ndarray:
+        """How many differences each set has in common with one of them, int64 [sets]."""
+        mine = self.members[self.starts[one] : self.starts[one + 1]]
+        others = self.owners[ranges(self.first[mine], self.first[mine + 1] - self.first[mine])]
+        return np.bincount(others, minlength=len(self.lacks))
 
 
 def _similarities(sets: Sets, pairs: np.ndarray) -> np.ndarray:

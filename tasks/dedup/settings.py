@@ -29,7 +29,9 @@ class DedupChoices(Strict, frozen=True):
     mode: Literal["off", "tag", "drop"] = Field(
         default="tag", description="Leave duplicates alone, mark them, or leave them out."
     )
-    near: bool = Field(default=True, description="Also find near-duplicates, which share most runs of five words.")
+    near: bool = Field(
+        default=True, description="Also find near-duplicates, which share most runs of five words or characters."
+    )
     threshold: float = Field(
         default=THRESHOLD,
         ge=LEAST_THRESHOLD,
@@ -42,7 +44,8 @@ class DedupChoices(Strict, frozen=True):
     )
     cap: int | None = Field(default=None, ge=1, description="Most rows of one prompt; the best ones stay.")
     evaluations: Blend | str | None = Field(
-        default=None, description="Blend of evaluations; rows with 13 words in a row out of them are contaminated."
+        default=None,
+        description="Blend of evaluations; rows that hold 13 words in a row out of one, or a short one whole, are contaminated.",
     )
 
 
@@ -50,7 +53,9 @@ class DedupSettings(PreparationSettings, frozen=True):
     """Everything a person can choose about the deduplication of a blend of text."""
 
     mode: Mode = Field(default="drop", description="Leave duplicates out, or write every row with what became of it.")
-    near: bool = Field(default=True, description="Also find near-duplicates, which share most runs of five words.")
+    near: bool = Field(
+        default=True, description="Also find near-duplicates, which share most runs of five words or characters."
+    )
     threshold: float = Field(
         default=THRESHOLD,
         ge=LEAST_THRESHOLD,
@@ -63,7 +68,8 @@ class DedupSettings(PreparationSettings, frozen=True):
         default=None, min_length=1, description="Field that documents are called by; file and row where left out."
     )
     evaluations: Blend | str | None = Field(
-        default=None, description="Blend of evaluations; documents with 13 words in a row out of them are contaminated."
+        default=None,
+        description="Blend of evaluations; documents that hold 13 words in a row out of one, or a short one whole, are contaminated.",
     )
 
     @model_validator(mode="after")
