@@ -111,7 +111,7 @@ def _run_prefect(folder: Path) -> None:
 
 
 def print_deployments(deployments: Mapping[str, DeploymentResponse], terminal: Console) -> None:
-    """Say what runs wait for, and how schedules that are off are switched on."""
+    """Print how to start the workers, and how to switch on the schedules that are off."""
     terminal.print(f"{len(deployments)} deployments at {PREFECT_API_URL.value()}; their runs wait for workers:")
     for pool in sorted({each.work_pool_name for each in deployments.values() if each.work_pool_name}):
         terminal.print(f"  prefect worker start --pool {pool}", markup=False)
