@@ -3,8 +3,8 @@
 Local files are opened unbuffered, because readers ask for a mebibyte at a time and a second copy would be waste;
 remote ones read ahead by 8 MiB, because every request to an object store costs some tens of milliseconds. Gzip and zstd
 are decompressed as streams: several members or frames in one file are read one after the other, and memory does not grow
-with the file. zstd remembers a window of what it wrote, as long as the writer chose: 8 MiB at most unless `--long` asked
-for more, and up to 2 GiB with `--long=31`, the most that zstd makes. A worker that reads such a file needs that memory.
+with the file. zstd remembers a window of what it wrote, as long as the writer chose: 8 MiB at most up to level 19, more
+with `--ultra` and `--long`, and 2 GiB with `--long=31`, the most there is. A worker that reads such a file needs that memory.
 
 A stream that ends too early or does not decompress is an error. Gzip always carries a checksum; zstd only if its writer
 put one in, so that a flipped bit in a zstd file without checksums may pass. Zero bytes after a gzip member are padding
@@ -29,7 +29,6 @@ BLOCK_BYTES = 1 << 20
 640 MB/s from file to Arrow on one core, against 430 with 4 MiB and 240 with 16 MiB."""
 
 REMOTE_BLOCK_BYTES = 8 << 20
-
 
 MAX_WINDOW_BYTES = 1 << 31
 """The longest window that zstd makes (ZSTD_WINDOWLOG_MAX on 64 bits, `--long=31`), and the memory that reading it takes."""
@@ -95,7 +94,8 @@ def blocks(file: SourceFile, stream: Stream) -> Iterator[bytes]:
     except (BrokenStream, zlib.error, ZstdError) as error:
         raise SourceCorrupt(
             f"{file.uri}: {error}, near byte {stream.tell():,} of {file.size:,} ({file.compression}); "
-            "the file is cut short or damaged: fetch it or write it again, or take it out of the blend"
+            f"the file is cut short, damaged or not {file.compression} throughout: fetch it or write it again, or take it out "
+            "of the blend"
         ) from error
 
 

@@ -339,6 +339,8 @@ def _decoded(array: pa.Array) -> int:
         return array.nbytes
     if pa.types.is_struct(array.type):
         return sum(map(_decoded, array.flatten()))
+    if pa.types.is_map(array.type):
+        return _decoded(array.cast(pa.list_(array.type.field(0))))
     if not pa.types.is_dictionary(array.type):
         return _decoded(array.flatten())  # a kind of list
     if not _is_text(array.type):
@@ -357,7 +359,10 @@ def _named(file: SourceFile, where: str, error: Exception) -> Exception:
     if not is_decoder_error(error):
         return error
     if isinstance(error, pa.ArrowNotImplementedError):
-        return InputError(f"{file.uri}: {where} cannot be read: {error}; write the file again in another way")
+        return InputError(
+            f"{file.uri}: {where} cannot be read by Arrow: {error}; write the file again, with rows of less than 2 GiB and "
+            "a common compression such as zstd"
+        )
     return SourceCorrupt(
         f"{file.uri}: {where} cannot be read: {error}; the file is cut short or damaged: "
         "fetch it or write it again, or take it out of the blend"

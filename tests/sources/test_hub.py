@@ -9,7 +9,7 @@ from huggingface_hub.errors import HfHubHTTPError
 
 from tasks.blend.models import DataSource
 from tasks.errors import InputError
-from tasks.sources.discovery import discover
+from tasks.sources.discovery import discover, find
 from tasks.storage import filesystem
 
 ROWS = b'{"text": "a row of text"}\n'
@@ -62,6 +62,8 @@ def test_files_carry_the_commit_their_size_and_the_checksums_of_git(publish, tmp
     write(tmp_path / "org/name/data/large.jsonl", ROWS * LARGE)
     commit = publish("data/small.jsonl.gz", "LICENSE", ".gitattributes", ".cache/hidden.jsonl")
     large, small = discover(source())
+    assert find(source()).skipped == {"hidden": 2, "no ending": 1}
+    assert find(source("hf://org/name/data/small.jsonl.gz")).skipped == {}
     assert large.uri == f"hf://datasets/org/name@{commit}/data/large.jsonl"
     assert (large.size, large.version) == (len(ROWS) * LARGE, hashlib.sha256(ROWS * LARGE).hexdigest())
     blob = subprocess.run(["git", "hash-object", "--stdin"], input=ROWS, capture_output=True, check=True).stdout

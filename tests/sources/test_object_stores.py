@@ -12,7 +12,7 @@ from tasks.errors import InputError, RunError
 from tasks.sources import opening
 from tasks.sources.content import ContentIndex
 from tasks.sources.cut import cut
-from tasks.sources.discovery import discover
+from tasks.sources.discovery import discover, find
 from tasks.sources.read import read_texts
 from tasks.storage import filesystem
 
@@ -104,6 +104,7 @@ def refusal(url, **fields):
 def test_a_prefix_is_a_folder_a_file_or_a_glob(bucket):
     assert names(bucket, "corpus") == NAMES
     assert names(bucket, "") == NAMES
+    assert find(DataSource(name="some", path=f"{bucket}/corpus")).skipped == {".txt": 1, "hidden": 1}
     assert names(bucket, "corpus/High-Quality") == NAMES[1:3]
     assert names(bucket, "corpus/High-Quality/train.jsonl") == NAMES[2:3]
     assert names(bucket, "corpus/*/train.jsonl") == [NAMES[0], NAMES[2]]

@@ -216,6 +216,30 @@ def test_rows_are_the_same_however_they_are_decoded(tmp_path, monkeypatch, rows,
     assert set(bad) == {row for row in range(900) if row % 50 == 7}
 
 
+SPELLED = pa.array(["a" * 10, "b" * 1000, None] * 20).dictionary_encode()
+STARTS = range(0, 61, 3)
+
+
+@pytest.mark.parametrize(
+    "column",
+    [
+        SPELLED[:20],
+        pa.ListArray.from_arrays(pa.array(STARTS, pa.int32()), SPELLED),
+        pa.LargeListArray.from_arrays(pa.array(STARTS, pa.int64()), SPELLED),
+        pa.FixedSizeListArray.from_arrays(SPELLED, 3),
+        pa.MapArray.from_arrays(pa.array(STARTS, pa.int32()), pa.array(["key"] * 60), SPELLED),
+        pa.StructArray.from_arrays([SPELLED[:20], pa.array(range(20))], ["text", "n"]),
+        pa.array([1, 2] * 10).dictionary_encode(),
+    ],
+    ids=lambda column: str(column.type).partition("<")[0],
+)
+def test_a_batch_with_dictionaries_is_as_large_as_it_is_without(column):
+    batch = pa.record_batch({"column": column})
+    for part in (batch, batch[3:9]):
+        texts = sum(map(str(part.to_pylist()).count, ("aaaaaaaaaa", "bbbbbbbbbb"))) * 10
+        assert texts <= parquet.decoded_bytes(part) <= texts + 40 * len(part)
+
+
 @pytest.mark.parametrize("spelled_in_schema", [True, False])
 def test_a_row_that_is_longer_than_a_row_of_json_may_be_is_a_bad_one(tmp_path, monkeypatch, spelled_in_schema):
     monkeypatch.setattr(parquet, "MAX_BATCH_BYTES", 1_000)
@@ -239,7 +263,7 @@ def test_a_compression_that_cannot_be_read_is_no_damage(tmp_path, monkeypatch):
         raise pa.ArrowNotImplementedError("Unsupported compression: LZO")
 
     monkeypatch.setattr(parquet, "group_batches", refuse)
-    with pytest.raises(InputError, match=r"x\.parquet: row group 0, .*LZO; write the file again"):
+    with pytest.raises(InputError, match=r"x\.parquet: row group 0, .*LZO; write the file again, with"):
         read(part)
 
 
