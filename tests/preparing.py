@@ -1,8 +1,12 @@
 """A whole preparation in this process, without Prefect or Dask: what tests of its parts and guarantees stand on."""
 
+import gzip
 import json
 import time
 from pathlib import Path
+
+import numpy as np
+import pyarrow as pa
 
 from tasks.blend.load import load_blend
 from tasks.shards.build import build_batch
@@ -41,10 +45,31 @@ def write_lines(path, rows):
     return path
 
 
+def compressed(name, content):
+    """The content as a file of that name holds it."""
+    if name.endswith(".gz"):
+        return gzip.compress(content)
+    return pa.compress(content, "zstd", asbytes=True) if name.endswith(".zst") else content
+
+
 def blend_of(*paths, **weights):
     """A flat blend of files, named after their stems; weights by name, 1.0 otherwise."""
     sources = [{"name": Path(path).name.split(".")[0], "path": str(path)} for path in paths]
     return {"datasets": [{**source, "weight": weights.get(source["name"], 1.0)} for source in sources]}
+
+
+def documents_of(output, tokenizer, split="train"):
+    """The texts of a published split in order, and their lengths in tokens, read by NumPy alone."""
+    manifest = json.loads((Path(output) / "manifest.json").read_bytes())
+    texts = []
+    for shard in manifest["shards"]:
+        if split in shard["published"]:
+            prefix = Path(output) / shard["published"][split][0]
+            idx = Path(f"{prefix}.idx").read_bytes()
+            lengths = np.frombuffer(idx, "<i4", int.from_bytes(idx[18:26], "little"), 34)
+            pieces = np.split(np.fromfile(f"{prefix}.bin", "<u2"), np.cumsum(lengths)[:-1])
+            texts += tokenizer.decode_batch([piece[:-1].tolist() for piece in pieces], skip_special_tokens=False)
+    return texts
 
 
 def tree(folder):

@@ -7,7 +7,7 @@ from tempfile import TemporaryFile
 from tasks.blend.load import load_blend
 from tasks.blend.models import Blend
 from tasks.errors import InputError
-from tasks.shards.manifest import BLEND
+from tasks.shards.manifest import BLEND, MANIFEST
 from tasks.shards.store import size_of
 from tasks.sources.apart import require_apart
 from tasks.sources.discovery import discover
@@ -55,9 +55,12 @@ def require_separate(sources: Iterable[tuple[str, str]], store: str, output_dir:
 
 
 def _is_input(output_dir: str) -> bool:
-    """Whether a blend.json in the output folder is a blend of data elsewhere: what is published there names that folder."""
+    """Whether a blend.json in the output folder is a blend of data elsewhere, and not one that was published there.
+
+    A published one has a manifest beside it, and names the folder that it lies in unless that was copied or moved.
+    """
     place = join(output_dir, BLEND)
-    if size_of(place) is None:
+    if size_of(place) is None or size_of(join(output_dir, MANIFEST)) is not None:
         return False
     try:
         paths = [path for _, path in data_sets(load_blend(place))]

@@ -224,7 +224,10 @@ def _stored_files(source: DataSource) -> Found:
 
 
 def _listing(store: AbstractFileSystem, path: str) -> dict[str, dict[str, Any]]:
-    """Everything stored at, below or, for a glob, matching `path`: what the store says of each object, by its name."""
+    """The objects at, below or, for a glob, matching `path`: what the store says of each, by its name.
+
+    Objects that only mark a folder, whose names end with a slash, are left out.
+    """
     # Stores remember listings; a plan made of an old one would miss what arrived since.
     store.invalidate_cache()
     if has_magic(path):
@@ -233,7 +236,7 @@ def _listing(store: AbstractFileSystem, path: str) -> dict[str, dict[str, Any]]:
     else:
         listed = store.find(path, detail=True)
     entries = {name: entry or store.info(name) for name, entry in cast("dict[str, dict[str, Any]]", listed).items()}
-    return {name: entry for name, entry in entries.items() if entry["type"] == "file"}
+    return {name: entry for name, entry in entries.items() if entry["type"] == "file" and not name.endswith("/")}
 
 
 def _stored_file(scheme: str, name: str, entry: dict[str, Any]) -> SourceFile:

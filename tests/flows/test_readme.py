@@ -101,8 +101,9 @@ def test_extras_are_there():
     assert {"s3", "train"} <= extras <= known.keys()
 
 
-SERVER, OTHER_DATA = blocks(re.search(r"^## With a Prefect server\n(.*?)^## ", README, re.MULTILINE | re.DOTALL)[1])
-"""The commands from a fresh clone to a run, and one with parameters of its own."""
+SERVER, OTHER_DATA, _ = blocks(re.search(r"^## With a Prefect server\n(.*?)^## ", README, re.MULTILINE | re.DOTALL)[1])
+"""The commands from a fresh clone to a run, and one with parameters of its own. (What is set at the server is read in
+`test_deployment`.)"""
 
 
 @pytest.fixture(scope="module")

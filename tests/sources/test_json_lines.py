@@ -2,7 +2,6 @@
 
 import io
 import json
-import math
 import tracemalloc
 from itertools import pairwise
 from unittest.mock import patch
@@ -16,6 +15,7 @@ from tasks.sources import json_lines
 from tasks.sources.json_lines import row_start, slice_blocks, split_lines
 from tasks.sources.json_rows import Refused
 from tasks.sources.text_field import pick_texts, text_of
+from tests.peers.strict_json import judged
 
 BLOCK_SIZES = st.sampled_from([1, 2, 3, 7, 64, 1 << 20])
 
@@ -97,42 +97,7 @@ def test_a_line_beyond_the_limit_is_passed_over_without_being_held():
     assert peak < 12 << 20
 
 
-# What is in a line, judged by json.loads made as strict as RFC 8259.
-
-
-def refuse(_):
-    raise ValueError
-
-
-def finite(digits):
-    return refuse(digits) if math.isinf(float(digits)) else float(digits)
-
-
-def judged(row, path=("text",)):
-    """The text as `("text", it)`, or the reason, or `blank`."""
-    content = row.removeprefix(b"\xef\xbb\xbf")
-    if not content.strip():
-        return "blank"
-    try:
-        value = json.loads(content.decode(), parse_constant=refuse, parse_float=finite)
-        json.dumps(value, ensure_ascii=False).encode()
-    except ValueError as error:
-        return {UnicodeDecodeError: "invalid_utf8", UnicodeEncodeError: "lone_surrogate"}.get(
-            type(error), "malformed_json"
-        )
-    return descended(value, path)
-
-
-def descended(value, path):
-    for depth, key in enumerate(path):
-        if value is None and depth:
-            return "null_text"
-        if not isinstance(value, dict):
-            return "not_an_object"
-        if key not in value:
-            return "missing_field"
-        value = value[key]
-    return ("text", value) if isinstance(value, str) else "null_text" if value is None else "not_a_string"
+# What is in a line, judged by the standard library's parser.
 
 
 def picked(rows, path=("text",), first=0):

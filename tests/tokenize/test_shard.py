@@ -1,6 +1,5 @@
 """No row is lost, whatever is wrong with it; and what is held out depends on the document alone."""
 
-import gzip
 import json
 from collections import Counter
 from dataclasses import dataclass
@@ -22,7 +21,7 @@ from tasks.tokenize.load import load_vocabulary
 from tasks.tokenize.planning import plan_pretrain
 from tasks.tokenize.settings import PretrainRecipe, PretrainSettings, TokenizerSettings
 from tasks.tokenize.shard import tokenize_shard
-from tests.preparing import blend_of, prepare, write_lines
+from tests.preparing import blend_of, compressed, documents_of, prepare, write_lines
 
 NOTHING_HELD_OUT = {"valid": 0, "test": 0}
 
@@ -35,20 +34,6 @@ def small(tmp_path_factory):
 @pytest.fixture(scope="module")
 def tokenizer(small):
     return reference(small)
-
-
-def documents_of(output, tokenizer, split="train"):
-    """The texts of a published split in order, and their lengths in tokens, read by NumPy alone."""
-    manifest = json.loads((Path(output) / "manifest.json").read_bytes())
-    texts = []
-    for shard in manifest["shards"]:
-        if split in shard["published"]:
-            prefix = Path(output) / shard["published"][split][0]
-            idx = Path(f"{prefix}.idx").read_bytes()
-            lengths = np.frombuffer(idx, "<i4", int.from_bytes(idx[18:26], "little"), 34)
-            pieces = np.split(np.fromfile(f"{prefix}.bin", "<u2"), np.cumsum(lengths)[:-1])
-            texts += tokenizer.decode_batch([piece[:-1].tolist() for piece in pieces], skip_special_tokens=False)
-    return texts
 
 
 @dataclass(frozen=True)
@@ -116,12 +101,6 @@ REASONS = {
     BLANK, EMPTY, "malformed_json", "invalid_utf8", "lone_surrogate", "not_an_object", "missing_field", "null_text",
     "not_a_string", "row_too_long",
 }  # fmt: skip
-
-
-def compressed(name, content):
-    if name.endswith(".gz"):
-        return gzip.compress(content)
-    return pa.compress(content, "zstd", asbytes=True) if name.endswith(".zst") else content
 
 
 def lines(folder, name, rows=ROWS):

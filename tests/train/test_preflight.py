@@ -613,7 +613,7 @@ def test_a_dry_run_writes_all_that_would_be_started_and_starts_nothing(
     monkeypatch.setenv("PATH", str(tmp_path / "without srun and kubectl"))
     monkeypatch.setenv("TOKENMILL_IMAGE", "image")
     monkeypatch.setenv("TOKENMILL_CLAIM", "claim:/")
-    out = tmp_path / "out"
+    out, before = tmp_path / "out", set(psutil.Process().children())
     for steps in (3, 4):  # what was only reviewed may be changed
         arguments = ["train", prepared["pretrain"], "--output-dir", str(out), "--dry-run", f"launcher={launcher}"]
         assert run([*arguments, "processes=1", "sequence_length=64", f"steps={steps}"]) == 0
@@ -621,7 +621,7 @@ def test_a_dry_run_writes_all_that_would_be_started_and_starts_nothing(
         assert (record["path"], record["type"]) == (str(out), "plan")
         assert set(record["files"]) == {path.name for path in out.iterdir()} == {"job.json", *REVIEWED[launcher]}
         assert json.loads((out / "job.json").read_bytes())["settings"]["steps"] == steps
-    assert not psutil.Process().children()
+    assert set(psutil.Process().children()) <= before
 
 
 @pytest.fixture

@@ -141,7 +141,7 @@ def test_the_same_content_is_the_same_wherever_and_whenever_it_was_made(tmp_path
     [
         {"weights": {"a": 2.0}},
         {"holdout": {"valid": 0.2, "test": 0, "seed": 7}},
-        {"min_doc_chars": 45},
+        {"min_doc_chars": 20},
     ],
     ids=str,
 )
