@@ -6,6 +6,8 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pytest
+
 ROOT = Path(__file__).parent.parent
 MOST_LINES = 40
 
@@ -39,6 +41,7 @@ def example():
     return files
 
 
+@pytest.mark.slow
 def test_the_stage_in_the_contributing_guide_works(tmp_path):
     for folder in ("tasks", "tests"):
         shutil.copytree(ROOT / folder, tmp_path / folder, ignore=shutil.ignore_patterns("__pycache__", "benchmarks"))

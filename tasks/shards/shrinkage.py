@@ -5,8 +5,8 @@ wants to train on what is left. So a preparation without a document is refused, 
 lost more than `shrink_ceiling` of its documents since the last version; `allow_shrink` names the data sets that may.
 
 The last version is the publication that stands in the output folder, or the one that `previous` names. Only like is
-compared with like: the same kind of preparation, of the same share of the data (`scale`, `sample`). A data set that the
-blend no longer lists was removed on purpose.
+compared with like: the same kind of preparation, of the same share of the data (`scale`, `sample`), with duplicates or
+without them (`mode`). A data set that the blend no longer lists was removed on purpose.
 """
 
 from collections.abc import Iterable, Iterator, Mapping
@@ -16,6 +16,9 @@ from typing import Any
 from tasks.errors import InputError, RunError
 from tasks.shards.manifest import published_manifest
 from tasks.shards.settings import PreparationSettings
+
+COMPARED = ("scale", "sample", "mode")
+"""The settings that must be the same for two versions to be compared."""
 
 
 def check_shrinkage(
@@ -51,7 +54,7 @@ def _comparable(place: str, header: Mapping[str, Any], settings: PreparationSett
         before = published_manifest(place)
         if before is not None and before["type"] == header["type"]:
             chosen = before["settings"]
-            if (chosen["scale"], chosen["sample"]) == (settings.scale, settings.sample):
+            if all(chosen.get(name) == getattr(settings, name, None) for name in COMPARED):
                 return before["totals"]["datasets"]
     return {}
 

@@ -14,8 +14,9 @@ string_view, the same in a dictionary, and binary that is UTF-8) comes out as la
 """
 
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
+from io import BytesIO
 from typing import BinaryIO, Protocol, cast
 
 import numpy as np
@@ -48,6 +49,11 @@ NO_TEXTS = pa.array([], pa.large_string())
 NO_ROWS = np.empty(0, np.int64)
 
 BUFFER_BYTES = 8 << 20
+
+MAGIC = b"PAR1"
+
+ARROW_INDEX_BITS = 32
+"""The width of the numbers by which Arrow reads the dictionaries of Parquet; others are converted."""
 
 
 class Require(Protocol):
@@ -223,20 +229,19 @@ def column_batches(part: Slice, fields: Sequence[str], require: Require) -> Iter
     Raises the InputError of `require`, and SourceCorrupt when the file is damaged.
     """
     with open_source(part.file, cache="none") as stream, as_planned(part, stream) as hasher:
-        opened = open_parquet(part.file, stream)
-        require(opened.metadata, fields, part.file.uri)
-        if is_hashed(part):
-            opened = _compared(part, stream, opened.metadata, hasher)
-        yield from leading(_batches(part, opened, fields), part.rows)
+        metadata = _metadata(part.file, stream, fields)
+        require(metadata, fields, part.file.uri)
+        content = _compared(part, stream, metadata, hasher) if is_hashed(part) else stream
+        yield from leading(_batches(part, open_parquet(part.file, content, metadata), fields), part.rows)
 
 
-def _compared(part: Slice, stream: BinaryIO, metadata: pq.FileMetaData, hasher: xxh3_128) -> pq.ParquetFile:
+def _compared(part: Slice, stream: BinaryIO, metadata: pq.FileMetaData, hasher: xxh3_128) -> BinaryIO:
     """The file, of which only those bytes are read that `hasher` was given, as `content.content_hash` does it."""
     require_any(metadata, part.fields, part.file.uri)
     hasher.update(layout(metadata, part.fields))
     compared = ComparedStream(stream, slice_ranges(part, metadata, part.fields), hasher, part.file.uri)
     require_content(part, hasher)
-    return open_parquet(part.file, cast("BinaryIO", compared), metadata)
+    return cast("BinaryIO", compared)
 
 
 def parquet_rows(part: Slice) -> int:
@@ -253,6 +258,28 @@ def open_parquet(file: SourceFile, stream: BinaryIO, metadata: pq.FileMetaData |
         return pq.ParquetFile(stream, metadata=metadata, buffer_size=BUFFER_BYTES, page_checksum_verification=True)
     except (pa.ArrowException, OSError) as error:
         raise _named(file, "its footer", error) from error
+
+
+def _metadata(file: SourceFile, stream: BinaryIO, fields: Sequence[str]) -> pq.FileMetaData:
+    """The footer, by which `fields` can be read row by row."""
+    opened = open_parquet(file, stream)
+    asked = {field_path(field)[0] for field in fields}
+    converted = any(holds(column.type, _is_converted) for column in opened.schema_arrow if column.name in asked)
+    return _with_types_of_parquet(stream) if converted else opened.metadata
+
+
+def _is_converted(kind: pa.DataType) -> bool:
+    """Whether Arrow converts a dictionary while it is read: if one text is not UTF-8, all others are refused with it."""
+    return pa.types.is_dictionary(kind) and kind.index_type.bit_width != ARROW_INDEX_BITS and _is_text(kind)
+
+
+def _with_types_of_parquet(stream: BinaryIO) -> pq.FileMetaData:
+    """The footer without the Arrow types that its writer added. https://github.com/apache/parquet-format#file-format"""
+    size = stream.seek(-8, 2)
+    length = int.from_bytes(stream.read(4), "little")
+    stream.seek(size - length)
+    footer = stream.read(length).replace(b"ARROW:schema", b"arrow:schema")
+    return pq.read_metadata(BytesIO(b"".join([MAGIC, footer, length.to_bytes(4, "little"), MAGIC])))
 
 
 def _batches(part: Slice, opened: pq.ParquetFile, fields: Sequence[str]) -> Iterator[pa.RecordBatch]:
@@ -335,7 +362,7 @@ def decoded_bytes(batch: pa.RecordBatch) -> int:
 
 
 def _decoded(array: pa.Array) -> int:
-    if not _holds_dictionary(array.type):
+    if not holds(array.type, pa.types.is_dictionary):
         return array.nbytes
     if pa.types.is_struct(array.type):
         return sum(map(_decoded, array.flatten()))
@@ -349,9 +376,9 @@ def _decoded(array: pa.Array) -> int:
     return compute.call_function("sum", [lengths.take(array.indices)]).as_py() or 0
 
 
-def _holds_dictionary(kind: pa.DataType) -> bool:
-    inner = (kind.field(number).type for number in range(kind.num_fields))
-    return pa.types.is_dictionary(kind) or any(map(_holds_dictionary, inner))
+def holds(kind: pa.DataType, wanted: Callable[[pa.DataType], bool]) -> bool:
+    """Whether a type is one that is wanted, or has one inside."""
+    return wanted(kind) or any(holds(kind.field(number).type, wanted) for number in range(kind.num_fields))
 
 
 def _named(file: SourceFile, where: str, error: Exception) -> Exception:

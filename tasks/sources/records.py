@@ -20,7 +20,7 @@ import pyarrow as pa
 
 from tasks.sources.files import BadRow, Slice
 from tasks.sources.json_rows import Refused, Row, each_row, excerpt, from_row, kind_of
-from tasks.sources.parquet import NO_ROWS, column_batches, require_any, row_too_long
+from tasks.sources.parquet import NO_ROWS, column_batches, holds, require_any, row_too_long
 from tasks.sources.read import blocks_of_rows
 
 Record = dict[str, Any]
@@ -140,15 +140,10 @@ def _one_by_one(batch: pa.RecordBatch, first: int) -> RecordBatch:
 def _objects(batch: pa.RecordBatch) -> list[Record]:
     """The rows of a batch as Python objects, maps as dicts, without fields that are null."""
     # Asking for dicts makes Arrow five times slower, whether there are maps or not.
-    maps = "lossy" if any(_holds_map(kind) for kind in batch.schema.types) else None
+    maps = "lossy" if any(holds(kind, pa.types.is_map) for kind in batch.schema.types) else None
     records = batch.to_pylist(maps_as_pydicts=maps)
     _drop_nulls(records)
     return records
-
-
-def _holds_map(kind: pa.DataType) -> bool:
-    inner = (kind.field(number).type for number in range(kind.num_fields))
-    return pa.types.is_map(kind) or any(map(_holds_map, inner))
 
 
 def _drop_nulls(value: object) -> None:

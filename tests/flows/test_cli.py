@@ -94,6 +94,7 @@ def test_an_output_that_cannot_be_written_is_a_wrong_call(place, tmp_path, blend
     assert len(result.stderr.strip().splitlines()) == 1
 
 
+@pytest.mark.slow
 def test_a_prefect_server_that_does_not_answer_is_a_wrong_call(tmp_path, blend):
     result = tokenmill("pretrain", blend, "--output-dir", tmp_path / "out", env=NOWHERE)
     assert result.returncode == 2, result.stderr
@@ -110,6 +111,7 @@ def test_an_unknown_command_or_option_is_a_wrong_call(blend):
         assert "Traceback" not in result.stderr
 
 
+@pytest.mark.slow
 def test_plan_writes_one_line_of_json_and_verify_reads_what_a_preparation_printed(tmp_path, blend):
     result = tokenmill("plan", blend, "--output-dir", tmp_path / "out", "shard_size=1kB")
     (record,) = json.loads(result.stdout).values()

@@ -104,6 +104,7 @@ def created_run(printed):
     return UUID(re.search(r"UUID: (\S+)", printed)[1])
 
 
+@pytest.mark.slow
 def test_the_bare_name_runs_the_deployment_to_completion(prepared, prefect_server):
     _, run = prepared
     assert prefect_server.client().read_flow_run(run).state.is_completed()
@@ -138,6 +139,7 @@ def test_the_rl_deployment_runs_by_its_bare_name_too(clone, prefect_server, depl
     assert manifest["settings"]["target"] == "nemo_gym"
 
 
+@pytest.mark.slow
 def test_every_stage_is_a_completed_task_run(prepared, prefect_server):
     _, run = prepared
     states = task_states(prefect_server, run)
@@ -162,6 +164,7 @@ def plain(task_run_name):
     return task_run_name.rpartition("-")[0]
 
 
+@pytest.mark.slow
 def test_the_run_leaves_its_artifacts(prepared, prefect_server):
     output, run = prepared
     found = prefect_server.client().read_artifacts(
@@ -192,6 +195,7 @@ def lines(path):
     return unpacked.count(b"\n")
 
 
+@pytest.mark.slow
 def test_the_runs_log_reaches_the_server(prepared, prefect_server):
     _, run = prepared
     logs = prefect_server.client().read_logs(LogFilter(flow_run_id=LogFilterFlowRunId(any_=[run])))
@@ -200,6 +204,7 @@ def test_the_runs_log_reaches_the_server(prepared, prefect_server):
     assert any(re.match(r"(\d+)/\1 shards", message) for message in messages)
 
 
+@pytest.mark.slow
 def test_what_the_trainer_reads_is_published(prepared):
     output, _ = prepared
     blend = json.loads((output / "blend.json").read_text())
@@ -209,6 +214,7 @@ def test_what_the_trainer_reads_is_published(prepared):
         assert Path(prefix + suffix).stat().st_size > 0
 
 
+@pytest.mark.slow
 def test_flow_slash_deployment_runs_and_reuses_what_is_there(prepared, clone, prefect_server):
     output, _ = prepared
     result = prefect(clone, prefect_server, "deployment", "run", f"{NAME}/{NAME}", "-p", f"output_dir={output}")
@@ -224,12 +230,14 @@ def final_state(server, run):
     return state if state.is_final() else None
 
 
+@pytest.mark.slow
 def test_relative_paths_are_relative_to_the_deployed_folder(deployed, clone):
     (step,) = deployed.pull_steps
     assert step["prefect.deployments.steps.set_working_directory"]["directory"] == str(clone)
     assert deployed.parameters == {"blend": "blends/tiny.json", "output_dir": "output/pretrain"}
 
 
+@pytest.mark.slow
 def test_only_nights_are_limited_by_their_deployment(deployed, prefect_server):
     limits = {found.name: found.global_concurrency_limit for found in prefect_server.client().read_deployments()}
     assert {name for name, limit in limits.items() if limit} == {"reprep-changed-blends"}
@@ -302,6 +310,7 @@ def flow_run_of(process):
         return process.environ().get("PREFECT__FLOW_RUN_ID")
 
 
+@pytest.mark.slow
 def test_a_bare_name_that_several_have_is_refused(deployed, clone, prefect_server):
     client = prefect_server.client()
     flow = client.create_flow_from_name("another-flow")
@@ -315,6 +324,7 @@ def test_a_bare_name_that_several_have_is_refused(deployed, clone, prefect_serve
     assert "Traceback" not in result.stderr
 
 
+@pytest.mark.slow
 def test_a_bare_name_that_none_has_is_refused(deployed, clone, prefect_server):
     result = prefect(clone, prefect_server, "deployment", "run", "pretrain-data-perp")
     assert result.returncode == 1
@@ -337,6 +347,7 @@ def test_the_plugin_does_nothing_where_prefect_has_changed(monkeypatch):
     assert not hasattr(PrefectClient, "read_deployment_by_name")
 
 
+@pytest.mark.slow
 def test_the_plugin_loads_nothing_that_prefect_does_not(clone):
     """Prefect's own modules for plugins aside, because they are what switching plugins on costs."""
     code = "import prefect, sys; print(*sys.modules)"
@@ -361,6 +372,7 @@ def create_run(server, deployment, **parameters):
     return server.client().create_flow_run_from_deployment(deployment.id, parameters=parameters, state=tomorrow)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("blend", "complaint"),
     [
@@ -377,6 +389,7 @@ def test_the_server_refuses_a_wrong_blend_at_once(deployed, prefect_server, blen
     assert re.search(complaint, refused.value.response.json()["detail"])
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "blend",
     ["s3://bucket/blend.json", one_source(weight=0.5, _comment="why"), one_source() | {"_missing": {"code": 14}}],
@@ -387,6 +400,7 @@ def test_the_server_accepts_paths_objects_and_comments(deployed, prefect_server,
     assert run.parameters["blend"] == blend
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("seed", [2**63, 2**64 - 1])
 def test_seeds_of_64_bits_pass_the_server_whole(deployed, prefect_server, seed):
     run = create_run(prefect_server, deployed, holdout={"seed": seed})
@@ -395,6 +409,7 @@ def test_seeds_of_64_bits_pass_the_server_whole(deployed, prefect_server, seed):
     assert read.parameters["holdout"] == {"seed": seed}
 
 
+@pytest.mark.slow
 def test_a_wrong_setting_is_refused_with_a_sentence_before_there_is_a_run(deployed, clone, prefect_server):
     result = prefect(clone, prefect_server, "deployment", "run", NAME, "-p", "shard_size=banana")
     assert result.returncode == 1
@@ -403,6 +418,7 @@ def test_a_wrong_setting_is_refused_with_a_sentence_before_there_is_a_run(deploy
     assert "Traceback" not in result.stdout + result.stderr
 
 
+@pytest.mark.slow
 def test_prefect_prints_a_deployment_as_json(deployed, clone, prefect_server):
     result = prefect(clone, prefect_server, "deployment", "inspect", f"{NAME}/{NAME}", "-o", "json")
     assert result.returncode == 0, result.stdout + result.stderr
@@ -465,6 +481,7 @@ def choices(client, name):
     }
 
 
+@pytest.mark.slow
 def test_the_form_explains_itself(deployed):
     schema = deployed.parameter_openapi_schema
     blend = schema["properties"]["blend"]

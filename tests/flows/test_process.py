@@ -248,7 +248,7 @@ def prepared(blend, tmp_path_factory):
 
 
 @pytest.mark.parametrize("how", REDIRECTED)
-@pytest.mark.parametrize("command", ["--version", "plan"])
+@pytest.mark.parametrize("command", ["--version", pytest.param("plan", marks=pytest.mark.slow)])
 def test_a_command_does_its_work_without_standard_streams(command, how, blend):
     code, complaint = redirected(how, *([command, blend] if command == "plan" else [command]))
     assert code == REDIRECTED[how][1], complaint
@@ -304,6 +304,7 @@ NOT_WRITABLE = "/proc"
 """Not even by root."""
 
 
+@pytest.mark.slow
 def test_a_plan_needs_no_home(blend, environment, tmp_path):
     homeless = environment | {"HOME": NOT_WRITABLE, "XDG_CACHE_HOME": "", "TMPDIR": str(tmp_path)}
     run = subprocess.run([TOKENMILL, "plan", blend], capture_output=True, text=True, env=homeless, check=False)

@@ -181,6 +181,7 @@ def test_settings_of_the_other_score_are_refused_by_the_flow(prefect_api, folder
         state.result()
 
 
+@pytest.mark.slow
 def test_torch_is_not_needed_to_embed_by_hashing():
     code = (
         "import sys; sys.modules['torch'] = None; sys.modules['transformers'] = None\n"

@@ -82,6 +82,7 @@ def load(folder):
     return Tokenizer.from_file(str(folder / "tokenizer.json"))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("text", NASTY + CONTROL)
 def test_o200k_harmony_is_tiktokens(encode, reference, text):
     assert encode("o200k_harmony", text, literal=False) == reference.encode(text, allowed_special="all")

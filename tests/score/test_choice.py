@@ -131,7 +131,7 @@ def test_near_duplicates_make_room_within_the_most_a_cluster_may_give(tmp_path):
     assert np.bincount(groups[found.rows]).tolist() == [15, 15]
 
 
-@pytest.mark.parametrize("size", [3, 4096])
+@pytest.mark.parametrize("size", [3, pytest.param(4096, marks=pytest.mark.slow)])
 def test_the_same_bytes_come_out_in_another_process_and_however_rows_are_read(tmp_path, monkeypatch, size):
     vectors, _ = around(np.random.default_rng(4), [120, 80], 32, spread=1)
     publish(tmp_path / "in", vectors)

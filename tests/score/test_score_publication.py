@@ -138,7 +138,7 @@ def test_any_order_and_repetition_gives_the_same_bytes(folder, whole, tmp_path):
     assert tree(tmp_path / "out") == whole[1]
 
 
-@pytest.mark.parametrize("what", ["nll", "embed"])
+@pytest.mark.parametrize("what", [pytest.param("nll", marks=pytest.mark.slow), "embed"])
 def test_stopped_after_any_slice_and_run_again_no_row_is_missing_and_none_is_twice(folder, whole, tmp_path, what):
     chosen = {"model": str(folder / "random")} if what == "nll" else {}
     expected = whole[1]

@@ -102,6 +102,7 @@ def test_workers_of_any_local_cluster_leave_prefects_plugins_alone():
     assert environment["OTHER"] == "kept"
 
 
+@pytest.mark.slow
 def test_a_profile_leaves_ctrl_c_alone(tmp_path):
     program = (
         "import signal; from tasks.shards.cluster import task_runner; before = signal.getsignal(signal.SIGINT);"

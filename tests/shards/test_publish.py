@@ -386,6 +386,7 @@ def test_many_names_take_one_sync_for_each_folder_after_its_last(pairs):
     )
 
 
+@pytest.mark.slow
 def test_names_that_a_killed_run_gave_are_synced_by_the_next(pairs):
     total = len(operations_of(lambda: place_files(pairs)))
     for number in range(1, total + 1):

@@ -114,6 +114,7 @@ def test_any_operation_may_fail(target, code):
         restore(target)
 
 
+@pytest.mark.slow
 def test_a_writer_may_be_killed_at_any_operation(target):
     seen, number = [], 1
     while killed_at(number, lambda: published(target)):

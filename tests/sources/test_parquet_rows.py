@@ -71,15 +71,19 @@ def test_every_kind_of_text_is_read_and_a_null_is_a_bad_row(tmp_path, kind):
     assert bad == {1: "null_text"}
 
 
-@pytest.mark.parametrize("kind", ["string", "binary", "dictionary"])
+def spelled_by(numbers, values):
+    """A dictionary whose texts nobody looked at."""
+    return pa.DictionaryArray.from_arrays(pa.array([0, 1, None, 2, 3], numbers), unchecked([*filter(None, values)]))
+
+
+@pytest.mark.parametrize("kind", ["string", "binary", "dictionary", "dictionary of pandas"])
 def test_only_the_rows_that_are_not_utf8_are_bad(tmp_path, kind):
     values = [b"ok", b"\xff\xfe", None, b"\xc3\xa9", b"\xed\xa0\x80"]
     column = {
         "string": unchecked(values),
         "binary": pa.array(values, pa.binary()),
-        "dictionary": pa.DictionaryArray.from_arrays(
-            pa.array([0, 1, None, 2, 3], pa.int32()), unchecked([value for value in values if value is not None])
-        ),
+        "dictionary": spelled_by(pa.int32(), values),
+        "dictionary of pandas": spelled_by(pa.int8(), values),
     }[kind]
     part = stored(tmp_path / "x.parquet", pa.table({"text": column}), write_statistics=False)
     found, bad = read(part)
@@ -163,6 +167,7 @@ SWOLLEN = [
 ]
 
 
+@pytest.mark.slow
 def test_a_file_of_a_few_kilobytes_that_decodes_to_gigabytes_takes_a_few_hundred_megabytes(tmp_path):
     arguments, rows = [], []
     for kind, reader in SWOLLEN:

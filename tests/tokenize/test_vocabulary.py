@@ -276,7 +276,14 @@ else:
     return offline
 
 
-@pytest.mark.parametrize(("name", "eos"), [("o200k_harmony", 199_999), ("o200k_base", 199_999), ("cl100k_base", 100_257)])  # fmt: skip
+@pytest.mark.parametrize(
+    ("name", "eos"),
+    [
+        ("o200k_harmony", 199_999),
+        pytest.param("o200k_base", 199_999, marks=pytest.mark.slow),
+        pytest.param("cl100k_base", 100_257, marks=pytest.mark.slow),
+    ],
+)
 def test_shipped_encodings_need_no_network(offline, name, eos):
     from bpe_openai import get_encoding  # noqa: PLC0415 - half a second
 

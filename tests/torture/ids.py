@@ -1,23 +1,17 @@
 """Token ids against the references, on random documents that are rich in characters which libraries disagree about.
 
-    python -m tests.torture.ids [COUNT] [SEED]
-
-Encodes COUNT documents (5,000,000) with each of five vocabularies by the exact encoder and by the reference, and stops
-at the first difference. The documents know nothing of the sweep's contexts: they are pieces in random order, of words in
-every block of Unicode, letters and marks that are newer than Python's own tables, contractions, white space, digits and
-punctuation of all kinds, 20 to 60 characters long. Every batch has its own seed, so that a difference can be repeated.
+Documents are encoded with each of five vocabularies by the exact encoder and by the reference. They know nothing of the
+sweep's contexts: they are pieces in random order, of words in every block of Unicode, letters and marks that are newer
+than Python's own tables, contractions, white space, digits and punctuation of all kinds, 20 to 60 characters long. Every
+batch has its own seed, so that a difference can be repeated.
 """
 
-import os
 import random
-import sys
 import tempfile
 import unicodedata
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from concurrent.futures import ProcessPoolExecutor
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from functools import cache, partial
-from multiprocessing import get_context
 from pathlib import Path
 
 import numpy as np
@@ -29,8 +23,11 @@ from tasks.tokenize.exact import ExactEncoder, exact_encoder
 from tasks.tokenize.load import load_vocabulary
 from tasks.tokenize.settings import TokenizerSettings
 from tests.peers import vocabularies
+from tests.torture.processes import each
 
 VOCABULARIES = ("gpt2", "qwen", "cl100k_base", "o200k_harmony", "deepseek")
+
+COUNT = 5_000_000
 
 BATCH = 50_000
 """Documents per batch: some 5 MB."""
@@ -81,33 +78,25 @@ class Outcome:
     by_reference: int
     provoking: int
 
+    def __str__(self) -> str:
+        return f"({self.provoking:,} only by the {self.by_reference:,} that went to it)"
+
     def __add__(self, other: "Outcome") -> "Outcome":
         return Outcome(
             self.documents + other.documents, self.by_reference + other.by_reference, self.provoking + other.provoking
         )
 
 
-def run(count: int, seed: int) -> Mapping[str, Outcome]:
-    """Compare `count` documents for each vocabulary, on all cores. Raises AssertionError at the first difference."""
+def run(count: int, seed: int) -> str:
+    """Compare `count` documents for each vocabulary. Raises AssertionError with the first that differs."""
     with tempfile.TemporaryDirectory() as folder:
-        models = {name: model(name, Path(folder)) for name in VOCABULARIES}
-        return {name: _run(name, path, count, seed) for name, path in models.items()}
+        seen = [f"{name} {_run(model(name, Path(folder)), count, seed)}" for name in VOCABULARIES]
+    return f"{count:,} documents have the reference's ids with each of {', '.join(seen)}"
 
 
-def _run(name: str, path: str, count: int, seed: int) -> Outcome:
-    outcome = Outcome(0, 0, 0)
-    batches = -(-count // BATCH)
-    with ProcessPoolExecutor(os.cpu_count(), get_context("spawn"), initializer=_alone) as pool:
-        for done in pool.map(partial(compare, path), [f"{seed}-{name}-{number}" for number in range(batches)]):
-            outcome += done
-            print(f"\r{name}: {outcome}", end="", file=sys.stderr)
-    print(file=sys.stderr)
-    return outcome
-
-
-def _alone() -> None:
-    """One thread per process: the processes are as many as there are cores."""
-    os.environ["TOKENIZERS_PARALLELISM"] = "false"
+def _run(path: str, count: int, seed: int) -> Outcome:
+    batches = [f"{seed}-{number}" for number in range(-(-count // BATCH))]
+    return sum(each(partial(compare, path, count=min(count, BATCH)), batches), start=Outcome(0, 0, 0))
 
 
 def model(name: str, folder: Path) -> str:
@@ -258,8 +247,3 @@ def _few_ideographs(characters: Iterable[str]) -> list[list[str]]:
     blocks = _by_block(characters)
     ideographs = [block for block in blocks if regex.match(r"\p{Han}|\p{Hangul}|\p{Tangut}", block[0])]
     return [block for block in blocks if block not in ideographs] + ideographs[::20]
-
-
-if __name__ == "__main__":
-    given = [int(argument) for argument in sys.argv[1:]]
-    run(given[0] if given else 5_000_000, given[1] if given[1:] else random.SystemRandom().getrandbits(32))

@@ -159,6 +159,7 @@ def whole(folder):
     return {name: (folder / name).stat().st_ino for name in there}
 
 
+@pytest.mark.slow
 def test_laying_out_that_was_killed_at_any_moment_goes_on_from_the_columns_that_are_whole(tmp_path):
     files = [write_packs(tmp_path / "0.parquet", [[A, B], [B]]), write_packs(tmp_path / "1.parquet", [[A]])]
     number = 1
