@@ -57,8 +57,10 @@ COUNT = 10_000
 RERUN_ONE_IN = 20
 """How often a preparation is repeated over a flip that `verify` must report."""
 
-SOURCES_ONE_IN, CACHES_ONE_IN = 10, 50
-"""How many of the flips are in sources, and in the user's cache; the others are in preparations."""
+SOURCES_ONE_IN, CACHES_ONE_IN, BETWEEN_ONE_IN = 10, 250, 6
+"""How many of the flips are in sources, in the user's cache, and between the steps of a preparation, which must be repeated
+for each of these; the others are in what its manifest vouches for.
+"""
 
 ATTEMPTS = 10
 """A repeated preparation may say this often that something is damaged and to be built anew."""
@@ -101,7 +103,8 @@ def flip_each(seed: int, cases: Sequence[int]) -> Tally:
         for case in cases:
             source = random.Random(f"{seed}-{case}")
             subject = subjects.draw(source)
-            file, bit = _drawn(subject.files(), source)
+            file = subject.draw(source)
+            bit = source.randrange(8 * file.stat().st_size)
             name = str(file.relative_to(folder))
             try:
                 tally.outcomes[subject.judge(file, bit, source)] += 1
@@ -118,11 +121,6 @@ def own_caches(folder: Path) -> Iterator[None]:
         os.environ.pop("TIKTOKEN_CACHE_DIR", None)
         os.environ.pop("TIKTOKEN_ENCODINGS_BASE", None)
         yield
-
-
-def _drawn(files: Sequence[Path], source: random.Random) -> tuple[Path, int]:
-    file = source.choice(files)
-    return file, source.randrange(8 * file.stat().st_size)
 
 
 @contextmanager
@@ -152,13 +150,12 @@ class Subjects:
         self.folder = folder
 
     def draw(self, source: random.Random) -> "Preparation | Sources | Caches":
-        """One of them, preparations by how many files they have."""
+        """One of them."""
         if not source.randrange(CACHES_ONE_IN):
             return self.caches
         if not source.randrange(SOURCES_ONE_IN):
             return self.sources
-        weights = [len(preparation.files()) for preparation in self.preparations]
-        return source.choices(self.preparations, weights)[0]
+        return source.choice(self.preparations)
 
     @cached_property
     def preparations(self) -> "list[Preparation]":
@@ -185,15 +182,17 @@ class Preparation:
         self.prepare()
         self.expected = tree(out)
         self.keys = _keys_in(out / "manifest.json")
-        self._files = [path for path in sorted(out.rglob("*")) if path.is_file() and path.stat().st_size]
+        files = [path for path in sorted(out.rglob("*")) if path.is_file() and path.stat().st_size]
+        self.vouched = [path for path in files if self.is_vouched(str(path.relative_to(out)))]
+        self.between = sorted(set(files) - set(self.vouched))
 
-    def files(self) -> list[Path]:
-        """Every file that holds something, in the order of their names."""
-        return self._files
+    def draw(self, source: random.Random) -> Path:
+        """A file that holds something."""
+        return source.choice(self.vouched if source.randrange(BETWEEN_ONE_IN) else self.between)
 
     def judge(self, file: Path, bit: int, source: random.Random) -> str:
         """What becomes of a flip. Raises AssertionError when it is believed."""
-        if not self.is_vouched(str(file.relative_to(self.out))):
+        if file in self.between:
             return self.judge_unvouched(file, bit, source)
         with flipped(file, bit), self.receipts_kept():
             repeat = not source.randrange(RERUN_ONE_IN)
@@ -202,7 +201,9 @@ class Preparation:
                 assert self.reports(), "verify is content"
             if repeat:
                 self.finish(file, source, withdraw=not verified)
-                assert self.differing() == [] or (not verified and self.reports()), f"done with other {self.differing()}"
+                assert self.differing() == [] or (not verified and self.reports()), (
+                    f"done with other {self.differing()}"
+                )
         self.restore()
         return REFUSED
 
@@ -292,7 +293,7 @@ CHATS = [
         {"role": "user", "content": f"What is {number} times {number}, in sacks?"},
         {"role": "assistant", "content": f"{number**2}, so " + "to speak, " * (number % 5), "reasoning_content": "Hm."},
     ]}
-    for number in range(40)
+    for number in range(24)
 ]  # fmt: skip
 BROKEN = b'{"text": "unfinished'
 
@@ -312,7 +313,7 @@ def _aged(path: Path) -> Path:
     return path
 
 
-def _vocabulary(folder: Path) -> dict[str, str]:
+def vocabulary(folder: Path) -> Path:
     """A small vocabulary whose pre-tokenizer the fast engine refuses, so that no sweep of characters is needed."""
     place = folder / "vocabulary"
     if not place.exists():
@@ -321,29 +322,40 @@ def _vocabulary(folder: Path) -> dict[str, str]:
         digits = {"type": "Digits", "individual_digits": True}
         fields["pre_tokenizer"] = {"type": "Sequence", "pretokenizers": [digits, fields["pre_tokenizer"]]}
         definition.write_text(json.dumps(fields))
-    return {"model": str(place)}
+    return place
 
 
 def _pretrain(folder: Path) -> Callable[[Path], object]:
-    settings = {"shard_size": 2_000, "tokenizer": _vocabulary(folder), "holdout": {"valid": 0.2, "test": 0.1}}
+    settings = {
+        "shard_size": 2_000,
+        "tokenizer": {"model": str(vocabulary(folder))},
+        "holdout": {"valid": 0.2, "test": 0.1},
+    }
     return partial(preparing.prepare, _texts(folder), **settings)
 
 
 def _sft(folder: Path) -> Callable[[Path], object]:
-    settings = {"tokenizer": _vocabulary(folder), "pack_size": 128, "sampling": "down", "shard_size": 2_000}
+    settings = {
+        "tokenizer": {"model": str(vocabulary(folder))},
+        "pack_size": 128,
+        "sampling": "down",
+        "shard_size": 2_000,
+    }
     blend = _chats(folder)
     blend["datasets"][0]["weight"] = 0.7
     return partial(preparing_sft.prepare, blend, **settings)
 
 
 def _rl(folder: Path) -> Callable[[Path], object]:
-    rows = [{"question": f"What is {number} + 1?", "answer": str(number + 1), "table": number % 9} for number in range(40)]
+    rows = [
+        {"question": f"What is {number} + 1?", "answer": str(number + 1), "table": number % 9} for number in range(40)
+    ]
     path = _aged(write_rows(folder / "data/sums.jsonl", [*rows, b"broken"]))
     return partial(preparing_rl.prepare, blend_of(path), shard_size=1_000, holdout={"valid": 0.2, "test": 0.1})
 
 
 def _harmony(folder: Path) -> Callable[[Path], object]:
-    return partial(preparing_harmony.prepare, _chats(folder), shard_size=2_000, dedup={"cap": 1})
+    return partial(preparing_harmony.prepare, _chats(folder), shard_size=3_000, dedup={"cap": 1})
 
 
 def _dedup(folder: Path) -> Callable[[Path], object]:
@@ -371,9 +383,9 @@ class Sources:
             pq.write_table(table, place, compression=codec, row_group_size=20, write_page_checksum=True)
         self._files = sorted(folder.iterdir())
 
-    def files(self) -> list[Path]:
-        """One of each format."""
-        return self._files
+    def draw(self, source: random.Random) -> Path:
+        """A file of any format."""
+        return source.choice(self._files)
 
     def judge(self, file: Path, bit: int, source: random.Random) -> str:
         """What becomes of a flip. Raises AssertionError for rows that are read, and are not what they were."""
@@ -404,8 +416,12 @@ def read_all(file: Path) -> tuple[list[str], list[str]]:
     """The texts of a source as a preparation reads them, and what is wrong with each of its bad rows."""
     (found,) = discover(DataSource(name="a", path=str(file)))
     slices = ContentIndex().identify(cut(found, 2_000, ["text"]), ["text"], "content")
-    batches = [batch for part in slices for batch in read_texts(part, "text")]
-    return [text for batch in batches for text in batch.texts.to_pylist()], [row.reason for batch in batches for row in batch.bad]
+    texts: list[str] = []
+    bad: list[str] = []
+    for batch in (batch for part in slices for batch in read_texts(part, "text")):
+        texts += batch.texts.to_pylist()
+        bad += [row.reason for row in batch.bad]
+    return texts, bad
 
 
 def _first_other(texts: Sequence[str]) -> str:
@@ -420,9 +436,9 @@ class Caches:
         self.known = _known_of_vocabulary()
         self._files = sorted(path for path in Path(user_cache()).rglob("*") if path.is_file())
 
-    def files(self) -> list[Path]:
-        """All that there are."""
-        return self._files
+    def draw(self, source: random.Random) -> Path:
+        """Any of its files."""
+        return source.choice(self._files)
 
     def judge(self, file: Path, bit: int, source: random.Random) -> str:
         """What becomes of a flip. Raises AssertionError unless the same is known as before, and the file is whole again."""
