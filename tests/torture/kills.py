@@ -126,21 +126,17 @@ class Commands:
         kills = 1 if source.randrange(TWICE_ONE_IN) else 2
         while killed.total() < kills:
             process, way = self.start(kind, out), source.choice(WAYS)
-            seconds = undisturbed.moment(source)
-            if kill(process, way, seconds, source):
+            if kill(process, way, undisturbed.moment(source), source):
                 killed[way] += 1
                 self.late += bool(receipts(out))
-            if way == "a worker" or process.returncode == 0:
-                finish(process, END_SECONDS)
+            if process.returncode == -signal.SIGKILL:
+                continue
+            finish(process, END_SECONDS)
+            self.judge(out, undisturbed.expected)
+            shutil.rmtree(out)
         finish(self.start(kind, out), END_SECONDS)
         self.judge(out, undisturbed.expected)
-        shutil.rmtree(out)
-        return killed
-
-    def judge(self, out: Path, expected: Mapping[str, bytes]) -> None:
-        """Raises AssertionError unless a folder holds what is expected, whole, and nothing else."""
-        temporary = [str(path) for path in out.rglob("*") if TEMPORARY.fullmatch(path.name)]
-        assert not temporary, f"left behind: {temporary}"
+ot temporary, f"left behind: {temporary}"
         found = tree(out)
         different = sorted(name for name in found.keys() | expected.keys() if found.get(name) != expected.get(name))
         assert not different, f"not what an undisturbed run leaves: {different}"
