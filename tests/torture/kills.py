@@ -124,19 +124,24 @@ class Commands:
         undisturbed, out = self.undisturbed(kind), self.folder / f"{kind}-{case}"
         killed: Counter[str] = Counter()
         kills = 1 if source.randrange(TWICE_ONE_IN) else 2
-        while killed.total() < kills:
+        while True:
             process, way = self.start(kind, out), source.choice(WAYS)
             if kill(process, way, undisturbed.moment(source), source):
                 killed[way] += 1
                 self.late += bool(receipts(out))
-            if process.returncode == -signal.SIGKILL:
+            died = process.returncode == -signal.SIGKILL
+            if died and killed.total() < kills:
                 continue
-            finish(process, END_SECONDS)
+            finish(self.start(kind, out) if died else process, END_SECONDS)
             self.judge(out, undisturbed.expected)
             shutil.rmtree(out)
-        finish(self.start(kind, out), END_SECONDS)
-        self.judge(out, undisturbed.expected)
-ot temporary, f"left behind: {temporary}"
+            if killed.total() >= kills:
+                return killed
+
+    def judge(self, out: Path, expected: Mapping[str, bytes]) -> None:
+        """Raises AssertionError unless a folder holds what is expected, whole, and nothing else."""
+        temporary = [str(path) for path in out.rglob("*") if TEMPORARY.fullmatch(path.name)]
+        assert not temporary, f"left behind: {temporary}"
         found = tree(out)
         different = sorted(name for name in found.keys() | expected.keys() if found.get(name) != expected.get(name))
         assert not different, f"not what an undisturbed run leaves: {different}"
