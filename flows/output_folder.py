@@ -1,6 +1,6 @@
 """What all flows that publish in an output folder have in common: turns, the end of lost runs, errors as one sentence.
 
-    OUT/flow_run.json    the run at work in the folder; removed when that run ends by itself
+    OUT/flow_run.json    the run at work in the folder, sealed; removed when that run ends by itself
 
 A process that is killed reports no end, so Prefect would show its run as Running for ever. The next run in the folder finds
 the file and reports the end of the lost run, of its tasks and of the flows that it called. The run is lost, and not at work
@@ -8,14 +8,13 @@ elsewhere, because the folder's lock is free: the kernel takes it from a dead pr
 """
 
 from collections.abc import Callable, Generator, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from functools import wraps
 from inspect import signature
 from pathlib import Path
 from typing import Any, ParamSpec, cast
 from uuid import UUID
 
-import orjson
 from prefect import get_client
 from prefect.client.orchestration import SyncPrefectClient
 from prefect.client.schemas.filters import (
@@ -32,6 +31,7 @@ from prefect.runtime import flow_run
 from prefect.states import Crashed, Failed
 
 from tasks.errors import InputError, RunError
+from tasks.seal import sealed, unsealed
 from tasks.shards.lock import turn_in
 from tasks.shards.publish import publish_bytes
 from tasks.shards.stage import tell
@@ -73,13 +73,20 @@ def _recorded_in(output_dir: str) -> Generator[None]:
         yield
         return
     record = Path(folder, RECORD)
-    if record.exists():
-        _report_lost(UUID(orjson.loads(record.read_bytes())["id"]), folder)
-    publish_bytes(str(record), orjson.dumps({"id": flow_run.id}))
+    if lost := _lost_run(record):
+        _report_lost(lost, folder)
+    publish_bytes(str(record), sealed({"id": flow_run.id, "volatile": {}}))
     try:
         yield
     finally:
         record.unlink(missing_ok=True)
+
+
+def _lost_run(record: Path) -> UUID | None:
+    """The run that a record names, or None without a record. A damaged record names no run, and does not stop the next."""
+    with suppress(FileNotFoundError, ValueError, KeyError):
+        return UUID(unsealed(record.read_bytes())["id"])
+    return None
 
 
 def _report_lost(lost: UUID, folder: str) -> None:

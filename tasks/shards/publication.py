@@ -41,7 +41,7 @@ from tasks.shards.plan import Plan
 from tasks.shards.publish import Output, publish, publish_bytes, sweep
 from tasks.shards.settings import PreparationSettings
 from tasks.shards.shrinkage import check_shrinkage
-from tasks.shards.store import Store, read_bytes
+from tasks.shards.store import Store
 from tasks.sources.locate import first_row
 from tasks.storage import filesystem, is_local, join
 
@@ -49,7 +49,9 @@ MOST_SHOWN = 5
 TOLERATED_ROWS = 10
 """A data set may always have this many bad rows, however small it is."""
 
-QUARANTINE = "quarantine"
+QUARANTINE, QUARANTINED = "quarantine", "quarantine.jsonl"
+"""The published folder of bad rows, and the file of a shard that they come from."""
+
 QUARANTINES = re.compile(r".+\.jsonl")
 
 Weights = Mapping[tuple[str, str], float]
@@ -142,10 +144,9 @@ def check_bad_rows(finished: Sequence[Finished], store: Store, ceiling: float, *
 def _first_bad_row(name: str, finished: Sequence[Finished], store: Store) -> str:
     """The first bad row of a data set: file, line, and what is wrong with it."""
     item = next(item for item in finished if "/".join(item.dataset) == name and item.receipt.quarantined)
-    lines = (read_bytes(store.path(item.key, f"{QUARANTINE}.jsonl")) or b"").splitlines()
-    if not lines:
+    if not any(output.path == QUARANTINED for output in item.receipt.outputs):
         return f"in {item.shard.part.file.uri}"
-    row = orjson.loads(lines[0])
+    row = orjson.loads(store.read(item.receipt, QUARANTINED).splitlines()[0])
     line = first_row(item.shard.part) + row["row"] + 1
     return f"{item.shard.part.file.uri}:{line}: {row['reason']}: {row['detail']}"
 
@@ -309,9 +310,8 @@ def _rows_before(finished: Sequence[Finished]) -> dict[str, int]:
 
 
 def _quarantined(item: Finished, store: Store, before: int) -> bytes:
-    data = read_bytes(store.path(item.key, f"{QUARANTINE}.jsonl")) or b""
     lines: list[bytes] = []
-    for line in data.splitlines():
+    for line in store.read(item.receipt, QUARANTINED).splitlines():
         row = orjson.loads(line)
         place = {"file": item.shard.part.file.uri, "line": before + row.pop("row") + 1}
         lines.append(orjson.dumps({**place, **row}, option=orjson.OPT_APPEND_NEWLINE))

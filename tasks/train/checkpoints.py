@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from contextlib import ExitStack
 
 from tasks.shards.publish import publish_folder, sweep_folders
-from tasks.train.checkpoint_folders import folder_of, steps_in, write_facts
+from tasks.train.checkpoint_folders import folder_of, require_whole, steps_in, write_facts
 from tasks.train.engine import Engine
 from tasks.train.events import Event
 from tasks.train.job import CHECKPOINTS
@@ -24,6 +24,7 @@ def save(engine: Engine, world: World, output_dir: str, step: int, keep: int, to
     with ExitStack() as stack:
         place = world.agreed(stack.enter_context(publish_folder(folder)) if world.first else None)
         engine.save(place)
+        world.wait()
         if world.first:
             write_facts(place, step, world.size, told)
         world.wait()
@@ -35,10 +36,12 @@ def save(engine: Engine, world: World, output_dir: str, step: int, keep: int, to
 
 
 def resume(engine: Engine, world: World, output_dir: str) -> int:
-    """Take up the newest checkpoint; its step, 0 where there is none."""
+    """Take up the newest checkpoint; its step, 0 where there is none. Raises InputError for a damaged one."""
     if world.first:
         sweep_folders(f"{output_dir}/{CHECKPOINTS}")
     newest = int(world.agreed(str((steps_in(output_dir) or [0])[-1]) if world.first else None))
+    if newest and world.first:
+        require_whole(folder_of(output_dir, newest))
     if newest:
         engine.load(folder_of(output_dir, newest))
     return newest

@@ -1,6 +1,5 @@
 """A run whose process was killed: the next run in the same folder reports its end."""
 
-import json
 import os
 import signal
 import subprocess
@@ -14,6 +13,7 @@ from prefect.client.schemas.filters import FlowRunFilter, FlowRunFilterId, FlowR
 from prefect.runtime import flow_run
 
 from flows.output_folder import RECORD, publishing
+from tasks.seal import sealed, unsealed
 
 pytestmark = pytest.mark.slow
 
@@ -32,7 +32,7 @@ def calls_a_task_that_is_killed():
 @publishing
 def works_in(output_dir, kill=False):
     """Work in a folder as a pipeline does, whose stages are flows; the name of the run."""
-    assert json.loads(Path(output_dir, RECORD).read_bytes()) == {"id": flow_run.id}
+    assert recorded_in(output_dir) == flow_run.id
     if kill:
         calls_a_task_that_is_killed()
     return flow_run.id
@@ -43,7 +43,11 @@ def killed_in(folder, server):
     program = "import sys; from tests.flows.test_lost_runs import works_in; works_in(sys.argv[1], kill=True)"
     done = subprocess.run([sys.executable, "-c", program, str(folder)], env=server.environment, check=False)
     assert done.returncode == -signal.SIGKILL
-    return UUID(json.loads((folder / RECORD).read_bytes())["id"])
+    return UUID(recorded_in(folder))
+
+
+def recorded_in(folder):
+    return unsealed(Path(folder, RECORD).read_bytes())["id"]
 
 
 def states(client, run):
@@ -69,6 +73,16 @@ def test_the_next_run_in_a_folder_ends_the_one_that_was_killed_there_and_all_tha
 
 
 def test_a_run_that_another_server_knows_or_nobody_stands_in_no_ones_way(prefect_api, tmp_path):
-    (tmp_path / RECORD).write_text(json.dumps({"id": str(UUID(int=7))}))
+    (tmp_path / RECORD).write_bytes(sealed({"id": str(UUID(int=7)), "volatile": {}}))
     works_in(str(tmp_path))
     assert not (tmp_path / RECORD).exists()
+
+
+@pytest.mark.parametrize("bit", [0, 82, 300])
+def test_a_record_with_a_flipped_bit_reports_no_run_and_stops_none(prefect_api, tmp_path, bit):
+    record = tmp_path / RECORD
+    damaged = bytearray(sealed({"id": str(UUID(int=7)), "volatile": {}}))
+    damaged[bit // 8] ^= 1 << bit % 8
+    record.write_bytes(damaged)
+    works_in(str(tmp_path))
+    assert not record.exists()

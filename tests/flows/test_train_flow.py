@@ -25,6 +25,7 @@ from flows.pipeline import pipeline
 from flows.train import evaluate_model, train_model
 from tasks.artifact import artifact_key
 from tasks.errors import InputError
+from tasks.seal import unsealed
 from tasks.storage import filesystem
 from tasks.strict import parse
 from tasks.train import stage
@@ -231,7 +232,7 @@ def test_a_command_that_was_killed_leaves_no_trainer_and_the_next_one_reports_it
     wait_until((out / "checkpoints/step_00000002").exists, 100)
     os.kill(killed.pid, signal.SIGKILL)
     killed.wait()
-    run = UUID(json.loads((out / "flow_run.json").read_bytes())["id"])
+    run = UUID(unsealed((out / "flow_run.json").read_bytes())["id"])
     wait_until(lambda: not trainers_of(out), 20)
     with prefect_server.client() as client:
         assert client.read_flow_run(run).state.type == StateType.RUNNING

@@ -32,7 +32,8 @@ from tasks.tokenize.planning import plan_pretrain
 from tasks.tokenize.preparation import PairLayout, publish_pretrain
 from tasks.tokenize.settings import PretrainSettings
 from tests.forking import in_processes
-from tests.preparing import blend_of, build_pending, prepare, write_lines
+from tests.preparing import blend_of, build_pending, prepare, tree, write_lines
+from tests.shards.damage import flip
 from tests.tokenize.small_vocabularies import byte_level_bpe
 
 TEXTS = [f"document {number} says hello to the {number * 7919 % 1000}th world" for number in range(200)]
@@ -369,6 +370,18 @@ def test_the_quarantine_of_mended_data_disappears(tmp_path, chosen, damaged):
     write_lines(path, TEXTS)
     prepare(blend_of(path), tmp_path / "out", **chosen)
     assert not (tmp_path / "out" / "quarantine").exists()
+
+
+def test_a_flipped_bit_in_the_bad_rows_of_a_shard_is_not_published(tmp_path, chosen, damaged):
+    path, _ = damaged
+    prepare(blend_of(path), tmp_path / "out", **chosen)
+    expected = tree(tmp_path / "out")
+    stored = next(iter(sorted(tmp_path.glob("out/shards/pretrain/*/quarantine.jsonl"))))
+    flip(stored, stored.read_bytes().index(b'"detail":"') + 10)
+    with pytest.raises(RunError, match="damaged since it was built"):
+        prepare(blend_of(path), tmp_path / "out", **chosen)
+    prepare(blend_of(path), tmp_path / "out", **chosen)
+    assert tree(tmp_path / "out") == expected
 
 
 def with_bad_rows(rows_in, bad):

@@ -1,6 +1,5 @@
 """Training that goes on from a checkpoint is, bit by bit, training that was never interrupted."""
 
-import json
 import os
 import shutil
 import signal
@@ -9,7 +8,10 @@ import psutil
 import pytest
 import torch
 from safetensors.torch import load_file
+from xxhash import xxh3_128_hexdigest
 
+from tasks.errors import InputError
+from tasks.seal import unsealed
 from tasks.train import checkpoints
 from tasks.train.checkpoint_folders import steps_in
 from tasks.train.events import Exported, Saved, Step
@@ -19,6 +21,7 @@ from tasks.train.prepared import prepared_data
 from tasks.train.settings import TrainSettings
 from tasks.train.world import joined
 from tests.preparing_sft import chat_vocabulary
+from tests.shards.damage import flip
 from tests.train import training_runs
 from tests.train.engines_in_turn import Progressions, engine_of, settings_of
 from tests.train.small_data import texts
@@ -93,8 +96,27 @@ def test_a_checkpoint_is_told_of_when_it_is_there_and_the_last_step_has_one(worl
     assert order.index(("saved", 3)) == order.index(("step", 3)) + 1
     saved = next(event for event in told if event.event == "saved")
     assert saved == Saved(step=3, path=str(tmp_path / "checkpoints/step_00000003"))
-    facts = json.loads((tmp_path / "checkpoints/step_00000003/checkpoint.json").read_text())
-    assert facts == {"step": 3, "processes": 1, "events": []}
+    place = tmp_path / "checkpoints/step_00000003"
+    facts = unsealed((place / "checkpoint.json").read_bytes())
+    state = xxh3_128_hexdigest((place / "state.safetensors").read_bytes())
+    assert facts == {
+        "step": 3, "processes": 1, "events": [], "files": {"state.safetensors": state}, "volatile": {}
+    }  # fmt: skip
+
+
+def test_a_checkpoint_with_a_flipped_bit_is_not_taken_up_and_the_one_before_is(world, tmp_path):
+    _, whole, engine = trained(world, tmp_path)
+    newest = tmp_path / "checkpoints/step_00000008"
+    for file in sorted(newest.iterdir()):
+        flip(file, file.stat().st_size * 2 // 3)
+        with pytest.raises(InputError, match=rf"{file.name}: damaged; remove this checkpoint's folder"):
+            checkpoints.resume(engine_of(plain(), world), world, str(tmp_path))
+        flip(file, file.stat().st_size * 2 // 3)
+    shutil.rmtree(newest)
+    done, rest, resumed = trained(world, tmp_path)
+    assert done == 4
+    assert figures(rest) == figures(whole)[4:]
+    assert_same_bits(resumed.weights(), engine.weights())
 
 
 def test_older_checkpoints_are_removed_when_the_new_one_is_there(world, tmp_path):
