@@ -3,7 +3,7 @@ PYTHON ?= python3
 BIN := .venv/bin
 PIP := $(BIN)/pip --disable-pip-version-check install --quiet --constraint constraints.txt
 
-.PHONY: demo up down test test-all check bench lock clean
+.PHONY: demo up down test test-all check bench torture lock clean
 
 demo: .venv/installed ## the whole journey, offline
 	$(BIN)/tokenmill demo
@@ -29,6 +29,9 @@ check: .venv/installed-dev ## style and types
 
 bench: .venv/installed-dev ## ratios against peers and rooflines; appends to bench/results.jsonl
 	$(BIN)/python -m tests.benchmarks
+
+torture: .venv/installed-dev ## millions of odd rows, files and documents, flipped bits, kills: more than an hour
+	$(BIN)/python -m tests.torture
 
 lock: .venv/installed-dev ## write down the versions in use
 	(head -1 constraints.txt; $(BIN)/pip freeze --exclude-editable | sed 's/+cpu//') > constraints.new

@@ -21,11 +21,9 @@ import random
 import tempfile
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from concurrent.futures import ProcessPoolExecutor
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from functools import cached_property, partial
-from multiprocessing import get_context
 from pathlib import Path
 from unittest.mock import patch
 
@@ -51,8 +49,12 @@ from tasks.tokenize.settings import TokenizerSettings
 from tests import preparing, preparing_dedup, preparing_harmony, preparing_rl, preparing_sft
 from tests.preparing import blend_of, tree, write_lines
 from tests.preparing_rl import write_rows
+from tests.torture.processes import each
 
 COUNT = 10_000
+
+BATCH = 250
+"""Flips in the same preparations."""
 
 RERUN_ONE_IN = 20
 """How often a preparation is repeated over a flip that `verify` must report."""
@@ -83,14 +85,9 @@ class Tally:
 
 
 def run(count: int, seed: int) -> str:
-    """Flip `count` bits, on all cores when they are many. Raises AssertionError at the first that is believed."""
-    processes = (os.cpu_count() or 1) if count > 100 else 1
-    cases = [range(first, count, processes) for first in range(processes)]
-    if processes == 1:
-        tally = flip_each(seed, cases[0])
-    else:
-        with ProcessPoolExecutor(processes, get_context("spawn")) as pool:
-            tally = sum(pool.map(partial(flip_each, seed), cases), Tally())
+    """Flip `count` bits. Raises AssertionError at the first that is believed."""
+    cases = [range(first, min(first + BATCH, count)) for first in range(0, count, BATCH)]
+    tally = sum(each(partial(flip_each, seed), cases), Tally())
     outcomes = ", ".join(f"{tally.outcomes[outcome]:,} {outcome}" for outcome in (REFUSED, NO_EFFECT))
     return f"{count:,} flips in {len(tally.files):,} files of {len(KINDS)} preparations, sources and caches: {outcomes}"
 

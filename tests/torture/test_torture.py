@@ -1,0 +1,36 @@
+"""A few cases of each torture hold, and what the tortures look for is found; `make torture` runs them in full."""
+
+from dataclasses import replace
+
+import pytest
+from pyarrow import compute
+
+from tasks.sources import read
+from tasks.sources.parquet import parquet_texts
+from tasks.sources.text_field import pick_texts
+from tests.torture import flips, kills, parquet, rows
+from tests.torture.__main__ import main
+
+
+@pytest.mark.parametrize(
+    "torture",
+    [rows, parquet, pytest.param(flips, marks=pytest.mark.slow), pytest.param(kills, marks=pytest.mark.slow)],
+)
+def test_a_few_cases_hold(torture):
+    torture.run(2 if torture is kills else 1, seed=1)
+
+
+def trimmed(batch):
+    return replace(batch, texts=compute.utf8_trim_whitespace(batch.texts))
+
+
+def test_a_row_that_is_read_differently_is_found(monkeypatch, capsys):
+    monkeypatch.setattr(read, "pick_texts", lambda *given: trimmed(pick_texts(*given)))
+    assert main(["rows", "--seed", "1", "--count", "1"]) == 1
+    assert "rows: DOES NOT HOLD with seed 1" in capsys.readouterr().out
+
+
+def test_a_row_of_parquet_that_is_read_differently_is_found(monkeypatch):
+    monkeypatch.setattr(read, "parquet_texts", lambda *given: map(trimmed, parquet_texts(*given)))
+    with pytest.raises(AssertionError, match="the Parquet file of seed '1-"):
+        parquet.run(1, seed=1)
