@@ -93,12 +93,13 @@ def user_cache(*parts: str) -> str:
 
 @cache
 def is_writable(folder: str) -> bool:
-    """Whether files can be written in a local folder, which is made if it is not there."""
+    """Whether files can be written in a local folder, which is made if it is not there. Tried, because modes do not tell."""
     try:
         Path(folder).mkdir(parents=True, exist_ok=True)
+        tempfile.TemporaryFile(dir=folder).close()
     except OSError:
         return False
-    return os.access(folder, os.W_OK | os.X_OK)
+    return True
 
 
 def temporary_folder() -> str:

@@ -73,11 +73,13 @@ def documents_of(output, tokenizer, split="train"):
 
 
 def tree(folder):
-    """Every published and stored file with its content, except where it lies, what is declared volatile, and the
-    index of source hashes, which is a memory and not a result."""
+    """Every published and stored file with its content, except where it lies and what is declared volatile.
+
+    The index of source hashes and the verdicts of the gate are memories and no results: they are not here.
+    """
     found = {}
     for path in sorted(Path(folder).rglob("*")):
-        if path.is_file() and path.name != "index.json":
+        if path.is_file() and path.name != "index.json" and path.parent.name != "gates":
             content = path.read_bytes()
             if path.name == "blend.json":
                 content = content.replace(str(folder).encode(), b"OUT")

@@ -477,7 +477,7 @@ def choices(client, name):
         "schedules": sorted((str(each.id), each.schedule.cron, each.active) for each in found.schedules),
         "parameters": found.parameters,
         "tags": found.tags,
-        "limit": found.global_concurrency_limit.limit,
+        "limit": found.global_concurrency_limit and found.global_concurrency_limit.limit,
     }
 
 

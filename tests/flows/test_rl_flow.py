@@ -184,7 +184,7 @@ def test_a_killed_run_is_finished_by_the_same_command_even_twice_at_once(folder,
     for record in map(finish, both):
         assert (record["type"], record["path"]) == ("rl", str(out))
         assert record["documents"] == ASKED + PLAIN
-        assert 3 <= record["shards"]["reused"] < record["shards"]["total"]
+        assert 3 <= record["shards"]["reused"] <= record["shards"]["total"]
     assert tree(out) == expected
 
 
