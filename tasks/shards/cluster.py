@@ -55,6 +55,9 @@ LOCAL: dict[str, Any] = {
 
 LOOPBACK = ("127.0.0.1", "localhost", "::1")
 
+STARTS = 3
+"""How often a local cluster is started when its workers die meanwhile."""
+
 CALLED_WHILE_IMPORTED = 99
 """Exit code of a worker that found itself running a flow, because the script it imports calls one when it is imported."""
 
@@ -119,25 +122,40 @@ class _Workers(LocalCluster):
 
 
 def local_cluster(**kwargs: Any) -> _Workers:  # noqa: ANN401 - the arguments of LocalCluster
-    """A local cluster whose workers do not hear Ctrl-C, which a terminal sends to all processes: the run ends them.
+    """A local cluster; it is started again when a worker is killed while it starts.
 
-    Processes inherit the blocked signals of the thread that starts them. Raises InputError when the script that runs here
-    calls a flow whenever it is imported, as workers import it.
+    Raises InputError when the script that runs here calls a flow whenever it is imported, as workers import it, and
+    RunError when workers die while they start, STARTS times in a row.
+    """
+    deaths: list[RuntimeError] = []
+    while len(deaths) < STARTS:
+        try:
+            return _start(kwargs)
+        except RuntimeError as error:
+            if _main_module_calls_a_flow():
+                raise InputError(
+                    f"{sys.argv[0]}: the script calls a flow when it is imported, and each worker imports it; put the call "
+                    'under `if __name__ == "__main__":`'
+                ) from None
+            deaths.append(error)
+    raise RunError(
+        f"Dask workers died while they started, {STARTS} times in a row ({deaths[-1].__cause__ or deaths[-1]}); give them "
+        "more memory, or set workers to a smaller number"
+    ) from deaths[-1]
+
+
+def _start(arguments: Mapping[str, Any]) -> _Workers:
+    """Start workers that do not hear Ctrl-C, which a terminal sends to all processes: the run ends them.
+
+    Processes inherit the blocked signals of the thread that starts them.
     """
     thread = ThreadPoolExecutor(1, initializer=_block_interrupts)
-    start = thread.submit(_Workers, **kwargs)
+    start = thread.submit(_Workers, **arguments)
     thread.shutdown(wait=False)
     try:
         return start.result()
     except KeyboardInterrupt:
         start.add_done_callback(_close)
-        raise
-    except RuntimeError:
-        if _main_module_calls_a_flow():
-            raise InputError(
-                f"{sys.argv[0]}: the script calls a flow when it is imported, and each worker imports it; put the call "
-                'under `if __name__ == "__main__":`'
-            ) from None
         raise
 
 

@@ -10,8 +10,8 @@ import pytest
 from dask import config
 from distributed import Client, LocalCluster
 
-from tasks.errors import InputError
-from tasks.shards.cluster import LOCAL, task_runner
+from tasks.errors import InputError, RunError
+from tasks.shards.cluster import LOCAL, STARTS, local_cluster, task_runner
 
 
 def profile(folder, text):
@@ -111,3 +111,27 @@ def test_a_profile_leaves_ctrl_c_alone(tmp_path):
     )
     (tmp_path / "slurm.yaml").write_text("cluster_class: dask_jobqueue.SLURMCluster\ncluster_kwargs: {cores: 1}\n")
     subprocess.run([sys.executable, "-c", program], check=True, timeout=60)
+
+
+DIES = """\
+import os, pathlib, signal
+for place in sorted(pathlib.Path({folder!r}).glob("death-*"))[:1]:
+    place.unlink()
+    os.kill(os.getpid(), signal.SIGKILL)
+"""
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("deaths", [STARTS - 1, STARTS])
+def test_workers_that_are_killed_while_they_start_are_started_again_a_few_times(deaths, tmp_path):
+    """Each worker runs a file first that kills it, as often as there are deaths in the folder."""
+    (tmp_path / "dies.py").write_text(DIES.format(folder=str(tmp_path)))
+    for number in range(deaths):
+        (tmp_path / f"death-{number}").touch()
+    arguments = {**LOCAL, "n_workers": 1, "preload": [str(tmp_path / "dies.py")]}
+    if deaths < STARTS:
+        with local_cluster(**arguments) as cluster, Client(cluster) as client:
+            assert client.submit(sum, [1, 2]).result(60) == 3
+        return
+    with pytest.raises(RunError, match=f"died while they started, {STARTS} times in a row .*more memory"):
+        local_cluster(**arguments)
