@@ -42,7 +42,7 @@ clean:
 
 .venv/installed: pyproject.toml constraints.txt
 	test -x $(BIN)/python || $(PYTHON) -m venv .venv
-	$(PIP) --no-compile --editable .
+	$(PIP) --editable .
 	touch $@
 
 # torch by exact version and first, so that nothing pulls in a larger build of it. The peers are read by tests alone, which
