@@ -1,5 +1,6 @@
 """Tests keep their caches to themselves: a folder of the session stands in for the user's. And Ctrl-C works in all of them:
-a shell that starts them in the background has them, and all that they start, ignore it.
+a shell that starts them in the background has them, and all that they start, ignore it. No example has a deadline: timings
+never fail a test.
 """
 
 import os
@@ -7,8 +8,12 @@ import shutil
 import signal
 import tempfile
 
+from hypothesis import settings
+
 
 def pytest_configure(config):
+    settings.register_profile("without deadlines", deadline=None)
+    settings.load_profile("without deadlines")
     signal.signal(signal.SIGINT, signal.default_int_handler)
     config.own_cache = tempfile.mkdtemp(prefix="tokenmill-cache-")
     os.environ["XDG_CACHE_HOME"] = config.own_cache

@@ -552,7 +552,7 @@ def check_message(message):
 
 
 @given(st.dictionaries(texts, anything, max_size=4) | records)
-@settings(max_examples=400, deadline=None)
+@settings(max_examples=400)
 def test_any_record_becomes_a_conversation_or_a_reason_and_stays_as_it_was(record):
     before = repr(record)
     found = read(record)
@@ -591,7 +591,7 @@ answers = st.fixed_dictionaries(
 
 
 @given(st.lists(answers, min_size=1, max_size=2).map(lambda messages: read({"messages": messages})) | examples)
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=300)
 def test_a_conversation_is_its_own_openai_form(found):
     if isinstance(found, Rejected):
         return
@@ -601,7 +601,7 @@ def test_a_conversation_is_its_own_openai_form(found):
 
 
 @given(examples, st.data())
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=100)
 def test_nulls_are_the_same_as_nothing(found, data):
     record = openai_form(found)
 
@@ -655,7 +655,6 @@ lines = st.text(st.sampled_from("ab \n"), max_size=6)
 
 
 @given(lines, lines, st.sampled_from(["", "<think>", "\n<think>", " <think>\n"]))
-@settings(deadline=None)
 def test_inline_thinking_is_split_as_chat_templates_split_it(thoughts, rest, opening):
     content = f"{opening}{thoughts}</think>{rest}"
     # What Qwen 3's own template does with a content that holds `</think>`.

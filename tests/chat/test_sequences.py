@@ -199,7 +199,7 @@ MESSAGES = st.lists(
 
 
 @pytest.mark.parametrize("source", ["nano3", QWEN, *REWRITING.values()], ids=["nano3", "qwen", *REWRITING])
-@settings(max_examples=80, deadline=None)
+@settings(max_examples=80)
 @drawn(messages=MESSAGES, first=st.booleans(), tools=st.sampled_from([[], [WEATHER], [WEATHER, SEARCH]]))
 def test_any_conversation_put_together_is_the_same_as_rendered_one_by_one(renderer, source, messages, first, tools):
     given = read(talk(*([system("s")] if first else []), *messages, tools=tools))

@@ -20,7 +20,7 @@ def by_sorting(prompts, ranks, most):
     return {number for prompt, group in groups.items() if prompt is not None for number in group[most:]}
 
 
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=40)
 @given(
     rows=st.lists(st.tuples(st.sampled_from([None, "", "p", "q", "p "]), st.integers(0, 3)), min_size=1, max_size=30),
     most=st.integers(1, 4),

@@ -85,7 +85,7 @@ def test_runs_are_those_of_a_comparison():
     assert found(hits(documents(texts), evaluations(**files))) == expected
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 @given(
     texts=st.lists(st.lists(st.sampled_from("ab"), max_size=30).map(" ".join), max_size=5),
     rows=st.lists(st.lists(st.sampled_from("ab"), max_size=18).map(" ".join), max_size=5),

@@ -6,7 +6,7 @@ from itertools import combinations
 import numpy as np
 import pyarrow as pa
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from tasks.dedup import near
@@ -96,7 +96,6 @@ def test_buckets_that_are_compared_in_portions_are_compared_the_same(tmp_path, m
     assert wiring.crowds[0].unseen.tolist() == []
 
 
-@settings(deadline=None)
 @given(
     graph=st.integers(2, 12).flatmap(
         lambda count: st.tuples(

@@ -60,7 +60,7 @@ def test_the_best_stays_and_the_first_of_the_best(tmp_path):
     assert table["dropped"].to_pylist() == [0, 1, 2, 4, 5]
 
 
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=40)
 @given(
     rows=st.lists(
         st.tuples(st.sampled_from(["", " ", "a", "b", "a b", "a\nb", *VARIANTS]), st.integers(0, 2)), max_size=20

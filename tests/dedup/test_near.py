@@ -175,7 +175,7 @@ def cut_no_way(tmp_path_factory):
     return whole, Wiring(tmp_path_factory.mktemp("whole"), partitions=1).near(whole)
 
 
-@settings(max_examples=8, deadline=None)
+@settings(max_examples=8)
 @given(partitions=st.integers(1, 6), slice_size=st.integers(20, 300), seed=st.integers(0, 99))
 @example(partitions=6, slice_size=20, seed=0)
 def test_the_answer_does_not_depend_on_how_the_work_is_cut(cut_no_way, partitions, slice_size, seed):
@@ -185,7 +185,6 @@ def test_the_answer_does_not_depend_on_how_the_work_is_cut(cut_no_way, partition
         assert Wiring(Path(folder), partitions, slice_size, seed).near(whole).equals(expected)
 
 
-@settings(deadline=None)
 @given(
     graph=st.integers(1, 14).flatmap(
         lambda count: st.tuples(

@@ -5,7 +5,7 @@ from itertools import combinations, pairwise
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from tasks.dedup.jaccard import Sets, alike_to_worse, sets_of, similarities
@@ -36,7 +36,6 @@ def per_text(found):
 
 
 @pytest.mark.parametrize("words", [1, 2, 5, 13])
-@settings(deadline=None)
 @given(texts=TEXTS)
 def test_two_hashes_are_equal_where_the_words_are(words, texts):
     found = per_text(shingles(normalized(large(texts)), words))
@@ -46,7 +45,6 @@ def test_two_hashes_are_equal_where_the_words_are(words, texts):
     assert len(pairs) == len({text for text, _ in pairs}) == len({value for _, value in pairs})
 
 
-@settings(deadline=None)
 @given(texts=TEXTS, start=st.integers(0, 12), count=st.integers(0, 12))
 def test_hashes_do_not_depend_on_the_texts_around(texts, start, count):
     whole = normalized(large(texts))
@@ -63,7 +61,6 @@ def test_hashes_of_many_words_are_distinct_and_evenly_spread():
         assert ((counts - 1562.5) ** 2 / 1562.5).sum() < 255 + 6 * math.sqrt(2 * 255)  # chi-squared, six deviations
 
 
-@settings(deadline=None)
 @given(texts=TEXTS)
 def test_similarity_is_that_of_python_sets(texts):
     texts = [text for text in texts if text.strip()]
@@ -81,7 +78,6 @@ def test_many_pairs_are_compared_in_portions(monkeypatch):
     assert similarities(sets_of(shingles(large(texts), 2)), pairs).tolist() == expected
 
 
-@settings(deadline=None)
 @given(
     found=st.lists(st.sets(st.integers(0, 9), min_size=1) | st.just({*range(8)}), min_size=1, max_size=12),
     threshold=st.sampled_from([0.5, 0.7, 0.8, 1.0]),

@@ -6,7 +6,7 @@ from itertools import pairwise
 
 import pytest
 import regex
-from hypothesis import example, given, settings
+from hypothesis import example, given
 from hypothesis import strategies as st
 
 from tasks.dedup.documents import content
@@ -34,7 +34,6 @@ def cut(texts):
         yield list(zip(strings, (KINDS[kind] for kind in found.kinds[first:last]), strict=True))
 
 
-@settings(deadline=None)
 @given(texts=st.lists(st.lists(PARTS, max_size=12).map("".join), max_size=5))
 @example(texts=["", "中 文and ไทย", "", "中" * 50, "x" * 41 + "中" + "y" * 40, ""])
 def test_texts_are_cut_as_a_segmentation_by_characters_cuts_them(texts):
@@ -44,7 +43,6 @@ def test_texts_are_cut_as_a_segmentation_by_characters_cuts_them(texts):
     assert counts == [[sum(kind == each for _, kind in units(text)) for each in KINDS] for text in found.to_pylist()]
 
 
-@settings(deadline=None)
 @given(texts=st.lists(st.lists(PARTS, max_size=12).map("".join), max_size=5), start=st.integers(0, 4))
 def test_two_units_have_one_hash_where_they_are_the_same_string(texts, start):
     whole = normalized(large([*texts, "a", "a\x00", "ab", "\x00", "12345678", "123456789", "12345678\x00"]))

@@ -326,7 +326,8 @@ def test_the_whole_pipeline_from_blends_to_evaluated_models_offline(prefect_serv
     for of in ("pretrain", "sft"):
         trained = by_path[str(out / of / "model")]
         assert trained["steps"] >= 20
-        assert trained["final_loss"] < trained["first_loss"] - 2
+        losses = [loss for loss, _ in losses_in(out / of / "model").values()]
+        assert sum(losses[-6:]) / 6 < sum(losses[:6]) / 6 - 2, "one step is noisy"
         results = by_path[str(out / of / "results/results.json")]
         assert 1 < results["perplexity"] < 100_000
     begun = by_path[str(out / "sft/model")]["made_from"]

@@ -480,7 +480,6 @@ def conversations(draw):
     return Source(messages, tools=[tool(name) for name in ["f", "g", "a b", "x.y"]])
 
 
-@settings(deadline=None)
 @given(conversations(), POLICIES)
 def test_nothing_is_lost_and_nothing_is_invented(source, policy):
     found = compose(source, policy)
@@ -539,7 +538,7 @@ REASONS = {
 }  # fmt: skip
 
 
-@settings(deadline=None, max_examples=300)
+@settings(max_examples=300)
 @given(
     st.lists(ANY_TURN, max_size=6),
     st.booleans(),
@@ -564,7 +563,7 @@ def test_whatever_comes_is_harmony_or_has_its_reason(messages, python, policy):
     assert sum(message.terminator == "call" for message in found.messages) == made
 
 
-@settings(deadline=None, max_examples=30)
+@settings(max_examples=30)
 @given(conversations(), POLICIES)
 def test_the_source_stays_as_it_was(source, policy):
     before = json.dumps(source.messages)
@@ -572,7 +571,7 @@ def test_the_source_stays_as_it_was(source, policy):
     assert json.dumps(source.messages) == before
 
 
-@settings(deadline=None, max_examples=30)
+@settings(max_examples=30)
 @given(conversations())
 def test_the_same_comes_of_the_same(source):
     again = replace(source, messages=json.loads(json.dumps(source.messages)))

@@ -399,7 +399,7 @@ def odd_rows(draw):
     return name, row, split
 
 
-@settings(deadline=None, max_examples=300)
+@settings(max_examples=300)
 @drawn(odd_rows())
 def test_an_odd_row_is_harmony_or_has_its_reason(given_row):
     name, row, split = given_row

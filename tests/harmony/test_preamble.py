@@ -175,7 +175,7 @@ def test_nothing_to_say_is_nothing():
     st.text(st.characters(exclude_categories=["Cs"]), min_size=1),
     st.lists(st.sampled_from(["f", "g", "h_1"]), unique=True),
 )
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=100)
 def test_a_developer_message_is_the_references(instructions, names):
     content = DeveloperContent.new().with_instructions(instructions)
     tools = [tool(name, "d", parameters={"type": "object", "properties": {name: {"type": "string"}}}) for name in names]
@@ -229,7 +229,7 @@ ODD = st.recursive(
         st.sampled_from(["type", "properties", "items", "oneOf", "required", "title", "examples"]), ODD, max_size=5
     )
 )
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=150)
 def test_odd_schemas_are_declared_all_the_same(parameters):
     assert declaration(parameters).startswith("type f = (")
 

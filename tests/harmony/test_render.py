@@ -150,7 +150,7 @@ def test_the_golden_conversation():
 
 
 @given(conversations())
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 def test_a_conversation_is_read_back_and_is_the_references(messages):
     text = render(messages)
     assert [message.message for message in parse(text)] == messages == official(text)
@@ -163,7 +163,7 @@ def test_a_conversation_is_read_back_and_is_the_references(messages):
 
 
 @given(conversations())
-@settings(max_examples=50, deadline=None)
+@settings(max_examples=50)
 def test_spans_are_those_of_messages_rendered_one_by_one(messages):
     encoded = encode(messages)
     for number, message in enumerate(messages):
@@ -177,7 +177,7 @@ def test_spans_are_those_of_messages_rendered_one_by_one(messages):
 
 
 @given(st.lists(any_messages(), min_size=1, max_size=4))
-@settings(max_examples=120, deadline=None)
+@settings(max_examples=120)
 def test_whatever_can_be_written_is_read_back_and_read_alike(messages):
     text = render(messages)
     assert [message.message for message in parse(text)] == messages
@@ -199,7 +199,7 @@ WILD = st.sampled_from(
         st.none() | WILD,
     )
 )
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=300)
 def test_a_header_is_refused_or_read_back(message):
     try:
         text = render([message])

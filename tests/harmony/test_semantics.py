@@ -250,6 +250,6 @@ SCHEMAS = st.recursive(
 
 
 @given(VALUES, SCHEMAS)
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=300)
 def test_the_same_values_violate_a_schema_as_jsonschema_says(value, schema):
     assert (violation(value, schema, "value") is None) == Draft202012Validator(schema).is_valid(value)

@@ -107,7 +107,7 @@ def test_deepseek_is_the_packages_file(directory, name):
     assert (vocabularies.deepseek(directory) / name).read_bytes() == published.read_bytes()
 
 
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=200)
 @given(text=st.text(st.characters(codec="utf-8", exclude_categories=["Cn", "Co"]), max_size=80))
 def test_any_text_is_encoded_as_its_source_does(encode, reference, qwen_reference, text):
     assert encode("o200k_harmony", text, literal=True) == reference.encode_ordinary(text)

@@ -56,7 +56,7 @@ def by_svd(vectors):
 
 
 @given(st.integers(0, 10_000), st.sampled_from([7, 1000]))
-@settings(max_examples=20, deadline=None)
+@settings(max_examples=20)
 def test_the_plane_is_that_of_the_largest_singular_values(seed, size):
     generator = np.random.default_rng(seed)
     vectors = (generator.normal(size=(60, 5)) * [9, 5, 2, 1, 1] + 3).astype(np.float32)
@@ -76,7 +76,7 @@ def test_directions_do_not_turn_with_the_rows():
 
 
 @given(st.integers(0, 10_000))
-@settings(max_examples=20, deadline=None)
+@settings(max_examples=20)
 def test_the_largest_weight_of_a_direction_is_positive(seed):
     vectors = np.random.default_rng(seed).normal(size=(50, 6)) * [5, 3, 1, 1, 1, 1]
     found, _ = plots.principal_plane(vectors.astype(np.float32))

@@ -383,7 +383,7 @@ def stored(path, pairs):
 
 @given(case=st.sampled_from(["dapo", "skywork"]).flatmap(filled_rows))
 @example(case=("dapo", [("a\n\n\nb\n\nc", "0", {"prefix": "A"}, {})]))
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=150)
 def test_random_rows_become_what_a_plain_fill_makes_of_them(tmp_path_factory, case):
     style, rows = case
     path = tmp_path_factory.getbasetemp() / f"random{next(numbered)}.parquet"
@@ -411,7 +411,7 @@ def test_random_rows_become_what_a_plain_fill_makes_of_them(tmp_path_factory, ca
     ),
     max_leaves=6,
 )), style=st.sampled_from(["dapo", "skywork"]))  # fmt: skip
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=300)
 def test_any_row_is_returned_made_whole_or_rejected_with_a_sentence(given, style):
     given = {**given, "dataset": given.get("dataset") or "d"}
     found = resolved(given, ("q", "1"), style=style)

@@ -93,7 +93,7 @@ STORED = {
 }  # fmt: skip
 
 
-@settings(deadline=None, max_examples=25)
+@settings(max_examples=25)
 @given(
     st.lists(st.tuples(spelling, st.sampled_from([b"", b"\r", b" \t"])), min_size=1, max_size=12),
     st.sampled_from([*STORED]), st.booleans(), st.sampled_from([b"", b"\n", b" \r\n\n"]), st.integers(60, 400),
@@ -108,7 +108,7 @@ def test_a_row_that_nobody_changes_keeps_every_byte(tmp_path_factory, rows, name
     shutil.rmtree(folder)
 
 
-@settings(deadline=None, max_examples=20)
+@settings(max_examples=20)
 @given(st.lists(spelling, min_size=1, max_size=8), st.sampled_from([b",", b", ", b",\n", b",\r\n  "]), st.booleans())
 def test_so_does_an_element_of_an_array(tmp_path_factory, rows, comma, marked):
     folder = tmp_path_factory.mktemp("array")
@@ -164,7 +164,7 @@ def test_a_transform_with_nothing_to_do_changes_no_byte(tmp_path, transforms):
 # Rows that are changed.
 
 
-@settings(deadline=None, max_examples=20)
+@settings(max_examples=20)
 @given(st.lists(spelling, min_size=1, max_size=10))
 def test_a_changed_row_is_compact_json_that_says_the_same(tmp_path_factory, rows):
     folder = tmp_path_factory.mktemp("changed")

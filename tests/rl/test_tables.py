@@ -112,7 +112,7 @@ def first_content(prompt):
 
 
 @given(rows=rows, batch=st.integers(1, 7), group=st.integers(1, 12), large=st.booleans())
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=150)
 def test_any_rows_are_those_that_pyarrow_reads(tmp_path_factory, rows, batch, group, large):
     path = tmp_path_factory.getbasetemp() / f"any{next(numbered)}.parquet"
     kinds = {"prompt": pa.large_list(MESSAGE) if large else pa.list_(MESSAGE), "reward_model": SCHEMA.field(3).type}

@@ -381,7 +381,7 @@ def test_whatever_passes_is_read(target):
     passed = []
 
     @given(nearly_good(target))
-    @settings(max_examples=150, deadline=None)
+    @settings(max_examples=150)
     def passes_and_is_read(row):
         if check_of(target)(row) is None and can_be_told(target, row):
             passed.append(row)
@@ -408,7 +408,7 @@ ANYTHING = st.recursive(
 
 
 @given(st.dictionaries(st.sampled_from(["input", "messages", "context", "completions", "prompt", "chosen", "responses_create_params", "agent_ref"]), ANYTHING))  # fmt: skip
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=300)
 def test_nothing_in_data_raises(row):
     before = copy.deepcopy(row)
     for target in get_args(Target):

@@ -59,7 +59,7 @@ def chosen(out, **choices):
 
 
 @given(st.integers(0, 10_000), st.integers(1, 120), st.sampled_from([None, 1, 4]), st.sampled_from([0.6, 0.95, 1.1]))
-@settings(max_examples=15, deadline=None)
+@settings(max_examples=15)
 def test_every_row_is_chosen_or_left_out_for_a_reason(tmp_path_factory, seed, rows, quota, threshold):
     folder = tmp_path_factory.mktemp("choice")
     vectors, _ = around(np.random.default_rng(seed), [50, 30, 12], 8, spread=0.7)

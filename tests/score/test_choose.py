@@ -93,7 +93,7 @@ def test_quotas_are_as_even_as_sizes_allow(clusters, budget):
 
 
 @given(st.integers(0, 10_000), st.sampled_from([0.5, 0.9, 0.99, 1.1]), st.integers(1, 120), st.integers(1, 6))
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=40)
 def test_no_two_chosen_rows_are_alike_and_whoever_goes_has_a_witness(seed, threshold, budget, clusters):
     vectors, _ = around(np.random.default_rng(seed), [50, 30, 12], 8, spread=0.7)
     found = choose(vectors, budget, clusters, threshold, seed)

@@ -84,7 +84,7 @@ def test_batches_and_padding_do_not_matter(made):
 
 
 @given(order=st.permutations(range(12)), budget=st.integers(1, 2000))
-@settings(max_examples=15, deadline=None)
+@settings(max_examples=15)
 def test_order_does_not_matter(model, scorer, order, budget):
     sequences = corpus(3, 12)
     here = CausalScorer(model, token_budget=budget).score(completions(*(sequences[each] for each in order)))

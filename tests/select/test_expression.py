@@ -180,7 +180,7 @@ rows = st.lists(
 )
 
 
-@settings(max_examples=400, deadline=None)
+@settings(max_examples=400)
 @given(trees, rows)
 @example(("in", ("column", "x"), ("literal", 0.0)), [{"x": -0.0}])
 @example(("not", ("in", ("column", "a"), ("literal", 1))), [{}, {"a": 2}])
@@ -377,7 +377,7 @@ pieces = st.sampled_from(
 )
 
 
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=300)
 @given(st.lists(pieces, max_size=12).map(" ".join) | st.lists(pieces, max_size=12).map("".join) | st.text(max_size=12))
 def test_any_text_is_a_predicate_or_refused(text):
     try:

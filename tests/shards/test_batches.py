@@ -42,7 +42,7 @@ def test_loads_are_within_one_shard_of_each_other_and_the_heaviest_comes_first(s
     assert not sizes or loads[0] - loads[-1] <= max(sizes)
 
 
-@settings(max_examples=25, deadline=None)
+@settings(max_examples=25)
 @given(st.lists(st.integers(1, 30), min_size=4, max_size=7))
 def test_the_longest_batch_is_within_the_lpt_bound_of_the_best_possible(sizes):
     """R. L. Graham, Bounds on multiprocessing timing anomalies (1969): 4/3 - 1/(3m) for m batches."""

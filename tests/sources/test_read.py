@@ -136,7 +136,7 @@ def test_a_limit_of_rows_is_kept_exactly_and_counting_agrees_with_reading(tmp_pa
         assert count_rows(part, rows) == count_rows(limited, 1000) == min(rows, total)
 
 
-@settings(max_examples=25, deadline=None)
+@settings(max_examples=25)
 @given(st.lists(st.integers(1, 2000), max_size=4), st.integers(0, 2**32))
 def test_slices_of_one_file_account_for_it_together(tmp_path_factory, cuts, seed):
     rows = np.random.default_rng(seed).integers(0, len(LINES), 60)

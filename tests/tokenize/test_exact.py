@@ -6,7 +6,7 @@ import numpy as np
 import pyarrow as pa
 import pytest
 import regex
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from tasks.storage import user_cache
@@ -127,7 +127,6 @@ PLAIN = "plain text that is longer than any odd character in it" * 2
 
 
 @pytest.mark.parametrize("around", ["", PLAIN], ids=["all of one script", "rare"])
-@settings(deadline=None)
 @given(
     texts=st.lists(st.text("abcé中😀\U00011de7\U000f0001", max_size=6), max_size=12),
     characters=st.sets(st.sampled_from("é中😀\U00011de7")),

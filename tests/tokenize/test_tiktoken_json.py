@@ -4,7 +4,7 @@ import itertools
 
 import pytest
 import tiktoken
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from tokenizers import Tokenizer
 
@@ -56,7 +56,6 @@ def texts(vocabulary):
     return [text for text in nasty_strings(vocabulary) if not any(alias in text for alias in aliases)]
 
 
-@settings(deadline=None)
 @given(
     text=st.text()
     | st.text("aA1é中😀 \n\r\t\u0301\u2028'.<|>/")
@@ -69,7 +68,6 @@ def test_any_text_is_encoded_as_tiktoken_does_and_comes_back(encoding, converted
     assert converted.decode(ids, skip_special_tokens=False) == encoding.decode(ids)
 
 
-@settings(deadline=None)
 @given(data=st.data())
 def test_tokens_that_are_no_text_by_themselves_are_decoded_alike(encoding, converted, data):
     ids = data.draw(st.lists(st.integers(0, encoding.n_vocab - 1).filter(lambda number: is_token(encoding, number))))

@@ -146,7 +146,7 @@ def both(directory):
     return load(model).fast(True), sentencepiece.SentencePieceProcessor(model_file=str(model))
 
 
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=200)
 @given(text=st.text(st.characters(codec="utf-8", exclude_categories=["Cn", "Co"]), max_size=60))
 def test_gigatoken_reads_any_text_as_sentencepiece_does(both, text):
     fast, processor = both

@@ -5,7 +5,7 @@ import math
 
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from transformers import LlamaForCausalLM
 
@@ -162,7 +162,6 @@ def test_each_group_of_heads_has_its_queries_its_key_and_its_value_in_turn():
     assert found == [*range(6), 100, 101, 200, 201, *range(6, 12), 102, 103, 202, 203]
 
 
-@settings(deadline=None)
 @given(size=st.sampled_from([1, 2, 4]), rows=st.integers(1, 3), columns=st.integers(1, 3), dimension=st.integers(0, 1))
 def test_slices_make_the_tensor(size, rows, columns, dimension):
     tensor = torch.rand(rows * 8, columns * 8)

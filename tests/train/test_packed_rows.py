@@ -78,7 +78,7 @@ sequences = st.lists(st.tuples(tokens, st.integers(0, 1)), min_size=1, max_size=
 files = st.lists(st.lists(st.lists(sequences, min_size=1, max_size=4), min_size=1, max_size=5), min_size=1, max_size=3)
 
 
-@settings(deadline=None, max_examples=40)
+@settings(max_examples=40)
 @given(files=files, seed=st.integers(0, 3), epoch=st.integers(0, 2))
 def test_in_every_epoch_every_token_is_read_once_before_the_one_that_follows(files, seed, epoch):
     stored = [pack for packs in files for pack in packs]
