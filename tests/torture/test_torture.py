@@ -12,6 +12,7 @@ from tests.torture import flips, kills, parquet, rows
 from tests.torture.__main__ import main
 
 
+@pytest.mark.timeout(900)  # on busy cores
 @pytest.mark.parametrize(
     "torture",
     [rows, parquet, pytest.param(flips, marks=pytest.mark.slow), pytest.param(kills, marks=pytest.mark.slow)],
