@@ -6,8 +6,8 @@ Unicode 17), or one that was never compared: the unassigned planes and the last 
 same data set do not.
 
 Suspects are kept in the user's cache, keyed by how a tokenizer normalizes and cuts text, which many share, and by the
-versions of the libraries. Looking for them costs a comparison per byte and a look-up for each character that is high enough; where there
-are many of those, an expression finds them at some 450 MB/s.
+versions of the libraries. Looking for them costs a comparison per byte and a look-up for each character that is high
+enough; where there are many of those, an expression finds them at some 450 MB/s.
 """
 
 import hashlib

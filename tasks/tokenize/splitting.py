@@ -42,8 +42,8 @@ class Splitting:
     """The way from a text to its pieces.
 
     `question` is what it is decided by: two tokenizers with the same one normalize and cut alike. `patterns()` are the
-    regular expressions that cut, in order. `encoders(ranks)` makes the fast encoder and the reference
-    that cut so but know other tokens: bytes with their ranks, of which the lowest merge first. Neither normalizes.
+    regular expressions that cut, in order. `encoders(ranks)` makes the fast encoder and the reference that cut so but know
+    other tokens: bytes with their ranks, of which the lowest merge first. Neither normalizes.
     `normal_forms()` is how the fast encoder and the reference normalize; None where they leave text as it is.
     """
 
