@@ -40,7 +40,7 @@ def test_a_flow_from_a_bucket_to_a_bucket_has_the_bytes_of_a_local_run(kind, ser
     record = FLOWS[kind](stored.preparation, out)
     assert record["shards"]["built"] == record["shards"]["total"] > 1
     assert sum(server.faults.counts[each] > 0 for each in ("slow", "cut", "unsaid", "torn")) >= 3
-    assert_none_pending(stored)
+    assert_none_pending(stored, "out")
     server.faults.clear()
     assert resolved(stored.tree("out", tmp_path / "fetched")) == resolved(tree(tmp_path / "local"))
     assert_never_half(stored.versions("out"))
