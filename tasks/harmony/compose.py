@@ -17,8 +17,6 @@ from dataclasses import dataclass, replace
 from itertools import takewhile
 from typing import Any, cast
 
-import orjson
-
 from tasks.chat.conversation import Rejected, RejectionError
 from tasks.chat.json_values import kind, parsed, quoted
 from tasks.harmony.grammar import TAG
@@ -26,6 +24,7 @@ from tasks.harmony.message import FUNCTIONS, HarmonyMessage
 from tasks.harmony.preamble import PYTHON, developer_body, schemas, system_body
 from tasks.harmony.semantics import Schemas
 from tasks.harmony.turns import Call, Composed, Policy, RefusedError, Source, SpecialStrings, Turn
+from tasks.sources.exact_json import compact
 
 PYTHON_TOOLS = frozenset({PYTHON, "stateful_python_code_exec", "python_code_exec"})
 """Names that sources give to the Python tool which is built into Harmony."""
@@ -245,7 +244,7 @@ def _call(call: Call, recipient: str) -> HarmonyMessage:
     arguments = _arguments(call)
     if recipient == PYTHON:
         return HarmonyMessage("assistant", _code(arguments), PYTHON, "analysis", terminator="call")
-    return HarmonyMessage("assistant", _compact(arguments), recipient, "commentary", "json", terminator="call")
+    return HarmonyMessage("assistant", compact(arguments).decode(), recipient, "commentary", "json", terminator="call")
 
 
 def _arguments(call: Call) -> dict[str, Any] | list[Any]:
@@ -269,14 +268,6 @@ def _code(arguments: dict[str, Any] | list[Any]) -> str:
     if len(given) != 1 or not isinstance(code, str):
         raise RefusedError("bad_python_arguments", "Python is called with other arguments than its code, a string")
     return code
-
-
-def _compact(value: object) -> str:
-    """JSON without blanks, keys in their order."""
-    try:
-        return orjson.dumps(value).decode()
-    except TypeError:  # integers beyond 64 bits
-        return json.dumps(value, ensure_ascii=False, allow_nan=False, separators=(",", ":"))
 
 
 def _no_call(calls: int, identifier: str | None) -> str:

@@ -13,7 +13,6 @@ from dataclasses import dataclass, field
 from socket import gethostname
 from typing import Any, BinaryIO, cast
 
-import orjson
 import pyarrow.parquet as pq
 from xxhash import xxh3_64_intdigest
 
@@ -34,6 +33,7 @@ from tasks.shards.manifest import WHOLE
 from tasks.shards.plan import PlannedShard
 from tasks.shards.receipt import PartCount, Receipt
 from tasks.shards.store import Store
+from tasks.sources.exact_json import compact
 from tasks.sources.files import BadRow
 from tasks.sources.filters import RowFilter
 from tasks.sources.records import RecordBatch, excerpt_of, read_records
@@ -87,7 +87,7 @@ class Normalizer:
     def _note_tools(self, found: Source | Composed | Rejected, composed: Composed) -> None:
         name = composed.facts.get("source_tools_id")
         if isinstance(found, Source) and name is not None and name not in self.catalog:
-            self.catalog[name] = orjson.dumps(found.tools)
+            self.catalog[name] = compact(found.tools)
 
 
 def normalize_shard(shard: PlannedShard, recipe: HarmonyRecipe, store: Store, on_bad_row: OnBadRow) -> Receipt:

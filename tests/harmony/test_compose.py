@@ -9,11 +9,13 @@ from hypothesis import strategies as st
 
 from tasks.chat.conversation import Rejected
 from tasks.harmony.compose import compose
+from tasks.harmony.converters import CONVERTERS
 from tasks.harmony.grammar import parse
 from tasks.harmony.render import cross_check, render
 from tasks.harmony.semantics import WARNINGS, faults
 from tasks.harmony.turns import Composed, Policy, Source
 from tasks.harmony.vocabulary import SPECIAL_STRINGS
+from tasks.sources.exact_json import loads
 
 ASK = {"role": "user", "content": "q"}
 ANSWER = {"role": "assistant", "content": "a"}
@@ -578,3 +580,21 @@ def test_the_same_comes_of_the_same(source):
     again = replace(source, messages=json.loads(json.dumps(source.messages)))
     policy = Policy(special_strings="escape")
     assert compose(source, policy) == compose(again, policy)
+
+
+ODD = '{"n":9405511899223197000001,"x":1.50,"deep":[1E+05,-0,{"y":0.10}],"plain":2.5}'
+
+
+@pytest.mark.parametrize("given", [ODD, json.dumps(ODD)], ids=["an object", "JSON text"])
+def test_numbers_are_written_as_the_source_spells_them(given):
+    schema = '{"type": "object", "properties": {"n": {"type": "integer", "default": 9405511899223197000001}, "x": {"type": "number", "default": 1.50}}}'
+    tools = f'[{{"type": "function", "function": {{"name": "f", "description": "d", "parameters": {schema}}}}}]'
+    calling = f'{{"role": "assistant", "content": null, "tool_calls": [{{"name": "f", "arguments": {given}}}]}}'
+    record = loads(f'{{"messages": [{{"role": "user", "content": "q"}}, {calling}], "tools": {tools}}}')
+    source = CONVERTERS["openai_messages"](record, "train")
+    found = compose(source, Policy())
+    assert found.messages[-1].body == ODD
+    declared = next(each.body for each in found.messages if each.author == "developer")
+    assert "n?: number, // default: 9405511899223197000001" in declared
+    assert "x?: number, // default: 1.50" in declared
+    assert faults([*found.messages], found.declared, WARNINGS) == []
