@@ -8,6 +8,7 @@ from typing import Any
 
 from tasks.chat.conversation import Message, RejectionError, Role
 from tasks.chat.json_values import json_text, kind, listed, parsed, quoted, require_single_keys, require_utf8
+from tasks.chat.loss_flags import trained_characters
 from tasks.chat.reasoning import given_reasoning, split_thinking
 from tasks.chat.tool_calls import read_tool_calls, string_at
 from tasks.errors import nearest
@@ -82,6 +83,8 @@ def _message(role: Role, content: str | None, reasoning: str | None, fields: dic
         message["tool_call_id"] = identifier
     if name := string_at(fields, "name", "bad_message", "its"):
         message["name"] = name
+    if (trained := trained_characters(fields, role, content)) is not None:
+        message["trained"] = trained
     return message
 
 

@@ -72,8 +72,14 @@ def _composed(source: Source, policy: Policy, special_strings: SpecialStrings | 
         "meta_escaped_strings": escaped,
         "meta_dropped_thoughts": thoughts,
         "meta_dropped_trailing": trailing,
+        "untrained_messages": _untrained_numbers(messages),
     }
     return Composed(messages, facts, _declared(source, functions))
+
+
+def _untrained_numbers(messages: Sequence[HarmonyMessage]) -> list[int] | None:
+    numbers = [number for number, each in enumerate(messages) if each.author == "assistant" and not each.trained]
+    return numbers or None
 
 
 def function_of(tool: dict[str, Any]) -> dict[str, Any]:
@@ -163,7 +169,8 @@ class _Turns:
         while place < len(self.turns):
             end = self._end(place)
             try:
-                yield from self._turn(self.turns[place], self.turns[place + 1 : end], last=end == len(self.turns))
+                made = self._turn(self.turns[place], self.turns[place + 1 : end], last=end == len(self.turns))
+                yield from made if self.turns[place].get("trained", True) else map(_untrained, made)
             except RefusedError as refusal:
                 number, count = self.skipped + place + 1, self.skipped + len(self.turns)
                 raise RefusedError(refusal.reason, f"message {number} of {count}: {refusal.detail}") from refusal
@@ -227,6 +234,10 @@ class _Turns:
 
     def _recipient(self, name: str) -> str:
         return self.recipients.get(name) or _recipient(name, PYTHON in self.recipients.values())
+
+
+def _untrained(message: HarmonyMessage) -> HarmonyMessage:
+    return replace(message, trained=False)
 
 
 def _said(turn: Turn) -> Iterator[HarmonyMessage]:

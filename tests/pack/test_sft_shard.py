@@ -907,3 +907,24 @@ def test_a_plan_with_gaps_is_published_only_where_that_is_asked_for(tmp_path, ch
     manifest = publish_sft(plan(blend_of(source), tmp_path / "out", allow_partial=True, **chosen), time.time())
     assert manifest["missing"] == [gap.place]
     assert 10 < len(numbers_in(sequences_of(tmp_path / "out"), tokenizer)) == manifest["totals"]["documents"] < 30
+
+
+def test_messages_that_the_data_leaves_out_are_counted_and_not_trained_on(tmp_path, chosen, tokenizer):
+    flags = [
+        {"weight": 0},
+        {"train": False},
+        {"step_loss_mask": 0},
+        {"train_detail": [{"begin_offset": 0, "end_offset": 0, "train": True}]},
+    ]
+    plain = [talk(user("Q?"), assistant("A."), user("R?"), assistant("B.")) for _ in flags]
+    flagged = [talk(user("Q?"), {**assistant("A."), **flag}, user("R?"), assistant("B.")) for flag in flags]
+    source = write_rows(tmp_path / "some.jsonl", flagged)
+    _, manifest = prepare(blend_of(source), tmp_path / "out", **chosen)
+    assert sum(shard["facts"]["flagged_messages"] for shard in manifest["shards"]) == len(flags)
+    found = sorted(sequences_of(tmp_path / "out"), key=lambda sequence: sequence.document)
+    assert [list(sequence.ids) for sequence in found] == [whole(tokenizer, record)[0] for record in plain]
+    said = [
+        [tokenizer.decode([token for token, learned in zip(each.ids[1:], each.mask[:-1], strict=True) if learned])]
+        for each in found
+    ]
+    assert said == [["B.<|im_end|>"]] * 3 + [["A<|im_end|>B.<|im_end|>"]]
