@@ -10,6 +10,8 @@ import json
 from collections.abc import Iterable
 from typing import Any
 
+import orjson
+
 from tasks.chat.conversation import Reason, RejectionError
 from tasks.sources.exact_json import NumberRangeError, RepeatedKeys, SpelledFloat, apart, compact, loads, repeated_key
 
@@ -65,6 +67,7 @@ def json_text(value: object, reason: Reason, what: str) -> str:
     require_single_keys(value, reason, what)
     try:
         plain, restored = apart(value)
+        orjson.dumps(plain)
         return restored(json.dumps(plain, ensure_ascii=False, allow_nan=False))
     except (TypeError, ValueError) as error:
         raise _rejection(error, reason, what) from error

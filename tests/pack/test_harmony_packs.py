@@ -279,7 +279,13 @@ def test_columns_beside_the_messages_say_how_much_is_thought(tmp_path):
 FLAGGED = [
     talk(user("Ten?"), {**thinking("Hm.", "10."), "weight": 0}, user("Two?"), assistant("2.")),
     talk(user("One?"), assistant("1."), user("Two?"), {**assistant("2."), "train": False}),
-    talk(user("One?"), {**assistant("", call("f")), "step_loss_mask": 0}, tool("r"), assistant("1.")),
+    talk(
+        user("Six?"),
+        {**assistant("", call("f")), "step_loss_mask": 0},
+        tool("r"),
+        assistant("1."),
+        tools=[{"type": "function", "function": {"name": "f"}}],
+    ),
 ]
 
 
