@@ -100,7 +100,7 @@ by the assistant that the source keeps from being trained on."""
 
 SCHEMA = pa.schema([*FIRST, *MORE])
 
-JUDGED = [each.name for each in fields(Quality)]
+JUDGED = [each.name for each in fields(Quality) if each.name in SCHEMA.names]
 
 
 @dataclass(frozen=True, slots=True)

@@ -53,6 +53,7 @@ def _attempted(source: Source, policy: Policy, special_strings: SpecialStrings |
 
 
 def _composed(source: Source, policy: Policy, special_strings: SpecialStrings | None) -> Composed:
+    _require_no_names(source.messages)
     recipients = _recipients(source)
     functions = _functions(source, recipients)
     before, turns = _split(source.messages)
@@ -86,6 +87,17 @@ def function_of(tool: dict[str, Any]) -> dict[str, Any]:
     """What a tool's definition says of its function: under that key, or bare."""
     inner = tool.get("function")
     return cast("dict[str, Any]", inner) if isinstance(inner, dict) else tool
+
+
+def _require_no_names(messages: Sequence[Turn]) -> None:
+    """Raises RefusedError where somebody else than a tool has a name, which Harmony text has no place for."""
+    for number, message in enumerate(messages, 1):
+        name = message.get("name")
+        if name and message["role"] != "tool":
+            said = f"message {number} of {len(messages)}: the {message['role']} is named {quoted(name)}"
+            raise RefusedError(
+                "named_speaker", f"{said}, which would be lost; write the name into the content, or remove it"
+            )
 
 
 def _recipients(source: Source) -> dict[str, str]:
