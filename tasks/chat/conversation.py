@@ -13,6 +13,9 @@ from typing import Any, Literal, NotRequired, TypedDict
 
 Role = Literal["system", "developer", "user", "assistant", "tool"]
 
+Range = tuple[int, int]
+"""Characters of a text, from the first to before the second."""
+
 Reason = Literal[
     "no_messages",
     "bad_message",
@@ -27,6 +30,7 @@ Reason = Literal[
     "bad_tool_calls",
     "bad_tool_arguments",
     "bad_tools",
+    "bad_loss_flag",
     "no_assistant",
 ]
 """Why a record is no conversation."""
@@ -61,6 +65,8 @@ class Message(TypedDict):
     """One message. Absent keys are absent, never None; only `content` may be None, beside tool calls.
 
     `reasoning_content` is never blank and, like `tool_calls`, the assistant's alone; `tool_call_id` is a tool's.
+    `trained` is for the assistant's messages that the data keeps from being trained on, whole or in part: the characters
+    of the content that may be, in order (see `loss_flags.py`). Templates do not see it.
     """
 
     role: Role
@@ -69,6 +75,7 @@ class Message(TypedDict):
     tool_calls: NotRequired[list[ToolCall]]
     tool_call_id: NotRequired[str]
     name: NotRequired[str]
+    trained: NotRequired[tuple[Range, ...]]
 
 
 @dataclass(frozen=True, slots=True)

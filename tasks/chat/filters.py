@@ -16,6 +16,7 @@ from tasks.chat.conversation import Arguments
 from tasks.chat.limits import CHARACTERS_PER_STEP, require_plain, require_size, text_of
 from tasks.chat.records import ToolCallRecord
 from tasks.chat.traced import Traced, joined
+from tasks.sources.exact_json import apart
 
 Filter = Callable[..., Any]
 
@@ -76,11 +77,14 @@ def tojson(
     separators: tuple[str, str] | None = None,
     sort_keys: bool = False,
 ) -> str:
-    """JSON as transformers writes it for templates; of tool calls, with their origin."""
+    """JSON as transformers writes it for templates, but with numbers as the source spells them; of tool calls, with
+    their origin.
+    """
     if type(value) is not Arguments:
         require_plain(value)
     encoder = json.JSONEncoder(ensure_ascii=ensure_ascii, indent=indent, separators=separators, sort_keys=sort_keys)
-    text = encoder.encode(value) if indent is None else _indented(encoder, value, indent)
+    plain, restored = apart(value)
+    text = restored(encoder.encode(plain) if indent is None else _indented(encoder, plain, indent))
     calls = value if isinstance(value, list) else [value]
     if calls and isinstance(calls[0], ToolCallRecord):
         return Traced(text, ((0, len(text), (calls[0].message, "call")),))

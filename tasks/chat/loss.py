@@ -16,12 +16,10 @@ from dataclasses import dataclass
 from typing import Literal, NamedTuple
 
 from tasks.chat.controls import Controls
-from tasks.chat.conversation import Message, Rejected
+from tasks.chat.conversation import Message, Range, Rejected
 from tasks.chat.template import Rendering
 
 LossOn = Literal["assistant_all", "assistant_bodies", "last_turn", "final_only"]
-
-Range = tuple[int, int]
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,6 +39,10 @@ class LossPolicy:
 
     def learned(self, messages: Sequence[Message]) -> list[int]:
         """The numbers of the messages that are trained on."""
+        chosen = self._chosen(messages)
+        return [number for number in chosen if messages[number].get("trained") != ()]
+
+    def _chosen(self, messages: Sequence[Message]) -> list[int]:
         answers = [number for number, message in enumerate(messages) if message["role"] == "assistant"]
         if self.on == "assistant_all":
             return answers

@@ -7,7 +7,8 @@ text; everything that may be odd takes the long way, and says at its first fault
 from typing import Any
 
 from tasks.chat.conversation import Message, RejectionError, Role
-from tasks.chat.json_values import json_text, kind, listed, parsed, quoted, require_utf8
+from tasks.chat.json_values import json_text, kind, listed, parsed, quoted, require_single_keys, require_utf8
+from tasks.chat.loss_flags import trained_characters
 from tasks.chat.reasoning import given_reasoning, split_thinking
 from tasks.chat.tool_calls import read_tool_calls, string_at
 from tasks.errors import nearest
@@ -44,7 +45,7 @@ def read_message(value: object) -> Message:
 
     Raises RejectionError, which says what is wrong but not in which message.
     """
-    if isinstance(value, dict) and value.keys() == PLAIN:
+    if type(value) is dict and value.keys() == PLAIN:
         role, content = value["role"], value["content"]
         if isinstance(role, str) and role in ROLES and isinstance(content, str) and "think>" not in content:
             require_utf8(content, "its content")
@@ -56,6 +57,7 @@ def _read_any(value: object) -> Message:
     if not isinstance(value, dict):
         raise RejectionError("bad_message", f"it is {kind(value)}; make it an object with role and content")
     fields: dict[str, Any] = value
+    require_single_keys(fields, "bad_message", "it")
     if fields.get("role") is None and fields.get("from") is not None:
         fields = _openai_form(fields)
     role = _role(fields.get("role"), ROLES, fields)
@@ -81,6 +83,8 @@ def _message(role: Role, content: str | None, reasoning: str | None, fields: dic
         message["tool_call_id"] = identifier
     if name := string_at(fields, "name", "bad_message", "its"):
         message["name"] = name
+    if (trained := trained_characters(fields, role, content)) is not None:
+        message["trained"] = trained
     return message
 
 

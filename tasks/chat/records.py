@@ -34,6 +34,7 @@ def _record(number: int, message: Message) -> MessageRecord:
     content, reasoning = message["content"] or "", message.get("reasoning_content")
     record = MessageRecord(message if reasoning is None else {"thinking": "", **message})
     record.number = number
+    record.pop("trained", None)
     if message["role"] != "assistant":
         return record
     record["content"] = Traced(content, ((0, len(content), (number, "content")),))

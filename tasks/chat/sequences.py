@@ -11,12 +11,12 @@ check at the start of a run compares it with true prefixes (`check.py`); where i
 with system messages in later turns, prefixes are rendered one by one.
 """
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
 from tasks.chat.controls import Controls, broken, stranger_for
-from tasks.chat.conversation import Conversation, Message, Rejected
+from tasks.chat.conversation import Conversation, Message, Range, Rejected
 from tasks.chat.loss import Completion, LossPolicy, completions
 from tasks.chat.pieces import ROLE_NUMBERS, Passage, Piece, connected, cut
 from tasks.chat.template import ChatTemplate, Rendering
@@ -120,7 +120,14 @@ class Renderer:
         found = completions(rendering, messages, learned, self.prompts, self.controls)
         if isinstance(found, Rejected):
             return found
-        return cut(rendering.text, _passages(rendering, messages, found, self.policy), self.controls)
+        ranges: dict[int, list[Range]] = {}
+        for number, completion in found.items():
+            chosen = _ranges(number, messages[number], completion, rendering, self.policy)
+            if chosen is None:
+                detail = f"the chat template changes the content of message {number + 1}, so which of its characters to train on is not known"
+                return Rejected("train_detail_lost", detail)
+            ranges[number] = chosen
+        return cut(rendering.text, _passages(rendering, messages, found, ranges), self.controls)
 
 
 def answered_turns(messages: Sequence[Message]) -> list[tuple[int, int]]:
@@ -146,8 +153,32 @@ def _unusual(messages: Sequence[Message]) -> bool:
     )
 
 
+def _ranges(
+    number: int, message: Message, completion: Completion, rendering: Rendering, policy: LossPolicy
+) -> list[Range] | None:
+    """The characters of a rendering that are trained on of a message; None where its data names some of its content, and
+    the content is not written as it is.
+    """
+    trained = message.get("trained")
+    if trained is None:
+        return policy.ranges(completion)
+    content = message["content"] or ""
+    spans = [span for span in rendering.spans if span[2] == (number, "content") and span[0] < span[1]]
+    first, last = min(span[0] for span in spans), max(span[1] for span in spans)
+    written = rendering.text[first:last]
+    if written not in {content, content.strip()}:
+        return None
+    start = first - content.index(written)
+    ranges = [(max(first, start + begin), min(last, start + end)) for begin, end in trained]
+    ending = [(completion.ending, completion.stop)] if policy.end_of_turn else []
+    return [(begin, end) for begin, end in [*ranges, *ending] if begin < end]
+
+
 def _passages(
-    rendering: Rendering, messages: Sequence[Message], learned: dict[int, Completion], policy: LossPolicy
+    rendering: Rendering,
+    messages: Sequence[Message],
+    learned: Mapping[int, Completion],
+    ranges: Mapping[int, Sequence[Range]],
 ) -> list[Passage]:
     """Prologue, one passage a message (empty for those that are not written by themselves), epilogue."""
     start, stop = rendering.extents.get(0, (0, 0))
@@ -160,7 +191,7 @@ def _passages(
         if completion is None:
             passages.append(Passage(place, ROLE_NUMBERS[message["role"]]))
         else:
-            passages.append(Passage(place, ROLE_NUMBERS[message["role"]], policy.ranges(completion), completion.start))
+            passages.append(Passage(place, ROLE_NUMBERS[message["role"]], ranges[number], completion.start))
     return [*passages, Passage(len(rendering.text), 0)]
 
 

@@ -21,6 +21,7 @@ from tasks.dedup.settings import NearOn
 from tasks.errors import RunError
 from tasks.harmony.grammar import Fault, parse
 from tasks.shards.store import read_vouched
+from tasks.sources.exact_json import apart
 from tasks.sources.files import Slice
 from tasks.sources.parquet import group_batches
 from tasks.sources.read import read_texts
@@ -89,7 +90,10 @@ def _values(part: Slice, name: str) -> pa.LargeStringArray:
 def _spelt(value: Any, path: list[str]) -> str | None:  # noqa: ANN401 - whatever stands in a row
     for key in path:
         value = value.get(key) if isinstance(value, dict) else None
-    return value if value is None or isinstance(value, str) else orjson.dumps(value, default=str).decode()
+    if value is None or isinstance(value, str):
+        return value
+    plain, restored = apart(value)
+    return restored(orjson.dumps(plain, default=str).decode())
 
 
 def read_harmony(part: Slice, options: Mapping[str, Any], near_on: NearOn) -> Iterator[Signable]:  # noqa: ARG001 - as any reader

@@ -91,14 +91,16 @@ MORE = pa.schema([
     ("meta_dropped_trailing", COUNT),
     ("dedup_outcome", STRING),
     ("dup_jaccard", NUMBER),
+    ("untrained_messages", pa.list_(COUNT)),
 ])  # fmt: skip
 """The columns after them. `stats_completion_tokens` counts the messages by the assistant, headers and ends included.
 `dup_of` is the `row_id` of the row that stayed in this one's stead when duplicates were looked for; should that be
-contaminated or beyond the cap, its own `dedup_outcome` says so."""
+contaminated or beyond the cap, its own `dedup_outcome` says so. `untrained_messages` are the numbers, from 0, of messages
+by the assistant that the source keeps from being trained on."""
 
 SCHEMA = pa.schema([*FIRST, *MORE])
 
-JUDGED = [each.name for each in fields(Quality)]
+JUDGED = [each.name for each in fields(Quality) if each.name in SCHEMA.names]
 
 
 @dataclass(frozen=True, slots=True)
@@ -176,6 +178,7 @@ def _json(messages: Sequence[ParsedMessage]) -> str:
 
 def _fields(message: HarmonyMessage) -> dict[str, Any]:
     given = asdict(message)
+    del given["trained"]
     if message.content_type is None:
         del given["constrained"]
     return {key: value for key, value in given.items() if value is not None}

@@ -17,8 +17,6 @@ from dataclasses import dataclass, replace
 from itertools import takewhile
 from typing import Any, cast
 
-import orjson
-
 from tasks.chat.conversation import Rejected, RejectionError
 from tasks.chat.json_values import kind, parsed, quoted
 from tasks.harmony.grammar import TAG
@@ -26,6 +24,7 @@ from tasks.harmony.message import FUNCTIONS, HarmonyMessage
 from tasks.harmony.preamble import PYTHON, developer_body, schemas, system_body
 from tasks.harmony.semantics import Schemas
 from tasks.harmony.turns import Call, Composed, Policy, RefusedError, Source, SpecialStrings, Turn
+from tasks.sources.exact_json import compact
 
 PYTHON_TOOLS = frozenset({PYTHON, "stateful_python_code_exec", "python_code_exec"})
 """Names that sources give to the Python tool which is built into Harmony."""
@@ -54,6 +53,7 @@ def _attempted(source: Source, policy: Policy, special_strings: SpecialStrings |
 
 
 def _composed(source: Source, policy: Policy, special_strings: SpecialStrings | None) -> Composed:
+    _require_no_names(source.messages)
     recipients = _recipients(source)
     functions = _functions(source, recipients)
     before, turns = _split(source.messages)
@@ -73,14 +73,31 @@ def _composed(source: Source, policy: Policy, special_strings: SpecialStrings | 
         "meta_escaped_strings": escaped,
         "meta_dropped_thoughts": thoughts,
         "meta_dropped_trailing": trailing,
+        "untrained_messages": _untrained_numbers(messages),
     }
     return Composed(messages, facts, _declared(source, functions))
+
+
+def _untrained_numbers(messages: Sequence[HarmonyMessage]) -> list[int] | None:
+    numbers = [number for number, each in enumerate(messages) if each.author == "assistant" and not each.trained]
+    return numbers or None
 
 
 def function_of(tool: dict[str, Any]) -> dict[str, Any]:
     """What a tool's definition says of its function: under that key, or bare."""
     inner = tool.get("function")
     return cast("dict[str, Any]", inner) if isinstance(inner, dict) else tool
+
+
+def _require_no_names(messages: Sequence[Turn]) -> None:
+    """Raises RefusedError where somebody else than a tool has a name, which Harmony text has no place for."""
+    for number, message in enumerate(messages, 1):
+        name = message.get("name")
+        if name and message["role"] != "tool":
+            said = f"message {number} of {len(messages)}: the {message['role']} is named {quoted(name)}"
+            raise RefusedError(
+                "named_speaker", f"{said}, which would be lost; write the name into the content, or remove it"
+            )
 
 
 def _recipients(source: Source) -> dict[str, str]:
@@ -164,7 +181,8 @@ class _Turns:
         while place < len(self.turns):
             end = self._end(place)
             try:
-                yield from self._turn(self.turns[place], self.turns[place + 1 : end], last=end == len(self.turns))
+                made = self._turn(self.turns[place], self.turns[place + 1 : end], last=end == len(self.turns))
+                yield from made if self.turns[place].get("trained", True) else map(_untrained, made)
             except RefusedError as refusal:
                 number, count = self.skipped + place + 1, self.skipped + len(self.turns)
                 raise RefusedError(refusal.reason, f"message {number} of {count}: {refusal.detail}") from refusal
@@ -230,6 +248,10 @@ class _Turns:
         return self.recipients.get(name) or _recipient(name, PYTHON in self.recipients.values())
 
 
+def _untrained(message: HarmonyMessage) -> HarmonyMessage:
+    return replace(message, trained=False)
+
+
 def _said(turn: Turn) -> Iterator[HarmonyMessage]:
     """What the assistant thinks and says in a turn, before its calls if it makes any."""
     thoughts, content = turn.get("reasoning_content"), turn["content"] or ""
@@ -245,7 +267,7 @@ def _call(call: Call, recipient: str) -> HarmonyMessage:
     arguments = _arguments(call)
     if recipient == PYTHON:
         return HarmonyMessage("assistant", _code(arguments), PYTHON, "analysis", terminator="call")
-    return HarmonyMessage("assistant", _compact(arguments), recipient, "commentary", "json", terminator="call")
+    return HarmonyMessage("assistant", compact(arguments).decode(), recipient, "commentary", "json", terminator="call")
 
 
 def _arguments(call: Call) -> dict[str, Any] | list[Any]:
@@ -269,14 +291,6 @@ def _code(arguments: dict[str, Any] | list[Any]) -> str:
     if len(given) != 1 or not isinstance(code, str):
         raise RefusedError("bad_python_arguments", "Python is called with other arguments than its code, a string")
     return code
-
-
-def _compact(value: object) -> str:
-    """JSON without blanks, keys in their order."""
-    try:
-        return orjson.dumps(value).decode()
-    except TypeError:  # integers beyond 64 bits
-        return json.dumps(value, ensure_ascii=False, allow_nan=False, separators=(",", ":"))
 
 
 def _no_call(calls: int, identifier: str | None) -> str:

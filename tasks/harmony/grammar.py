@@ -5,7 +5,7 @@
     type         = word | "<|constrain|>" word
     terminator   = "<|end|>" | "<|call|>" | "<|return|>"
 
-Nothing stands before, between or after messages, and no body holds any of the 1,091 special strings. A recipient may
+Nothing stands before, between or after messages, and no body holds any of the 1,092 special strings. A recipient may
 also follow its channel, and the blank before `<|constrain|>` may be missing, as models write both; rendering mends
 that. All else is a fault, with the code and the offset of the first: the reference implementation reads past
 forgotten terminators, nested starts and stray tags, and takes a content type that has no recipient before it for the
@@ -24,7 +24,7 @@ from typing import NamedTuple
 from tasks.harmony.message import ROLES, HarmonyMessage, Terminator
 
 TAG = re.compile(
-    r"<\|(?:start|end|message|channel|return|call|constrain|startoftext|endoftext"
+    r"<\|(?:start|end|message|channel|return|call|constrain|startoftext|endoftext|endofprompt"
     r"|reserved_(?!20000[235678]|200012)20(?:0[0-9]{3}|10[0-7][0-9]|108[0-8]))\|>"
 )
 """Any of the special strings: those numbers that are excluded have names."""

@@ -16,6 +16,7 @@ import numpy as np
 import pyarrow as pa
 
 from tasks.harmony.columns import SCHEMA
+from tasks.sources.exact_json import RepeatedKeys, SpelledFloat
 
 TYPES: dict[type, str] = {
     dict: "object",
@@ -25,6 +26,8 @@ TYPES: dict[type, str] = {
     int: "integer",
     float: "number",
     type(None): "null",
+    SpelledFloat: "number",
+    RepeatedKeys: "object",
 }
 """How JSON calls what Python reads; what only Parquet has keeps Python's name."""
 

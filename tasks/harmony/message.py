@@ -8,7 +8,7 @@ itself: `render` refuses what cannot be written and `faults` judges what was. A 
 bytes beside its strings.
 """
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Literal
 
 Terminator = Literal["end", "call", "return"]
@@ -27,7 +27,8 @@ FUNCTIONS = "functions."
 @dataclass(frozen=True, slots=True)
 class HarmonyMessage:
     """A message. `author` is a role or a tool's name; `content_type` says what `body` is, such as json, and
-    `constrained` whether `<|constrain|>` stands before it (it says nothing where there is no content type).
+    `constrained` whether `<|constrain|>` stands before it (it says nothing where there is no content type). `trained` is
+    no part of what is written: false where the data keeps the message from being trained on.
     """
 
     author: str
@@ -37,3 +38,4 @@ class HarmonyMessage:
     content_type: str | None = None
     constrained: bool = True
     terminator: Terminator = "end"
+    trained: bool = field(default=True, compare=False)

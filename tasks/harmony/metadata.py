@@ -17,6 +17,7 @@ from typing import Any, TypeVar, cast
 import orjson
 
 from tasks.harmony.turns import Effort
+from tasks.sources.exact_json import apart, compact, loads
 
 DOMAINS = (
     ("proofs", "proof"),
@@ -65,8 +66,12 @@ def of_tools(tools: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
     """The id of a list of tools, by which a catalog holds it, and its length; no id for none."""
     if not tools:
         return {"source_tools_id": None, "source_tools_count": 0}
-    text = orjson.dumps(list(tools), option=orjson.OPT_SORT_KEYS)
-    return {"source_tools_id": hashlib.sha1(text, usedforsecurity=False).hexdigest(), "source_tools_count": len(tools)}
+    plain, restored = apart(list(tools))
+    text = restored(orjson.dumps(plain, option=orjson.OPT_SORT_KEYS).decode())
+    return {
+        "source_tools_id": hashlib.sha1(text.encode(), usedforsecurity=False).hexdigest(),
+        "source_tools_count": len(tools),
+    }
 
 
 def of_evaluation(record: Mapping[str, Any], effort: Effort | None, *, tools: bool) -> dict[str, Any]:
@@ -93,8 +98,8 @@ def of_evaluation(record: Mapping[str, Any], effort: Effort | None, *, tools: bo
 
 def _json(given: Mapping[str, Any]) -> str | None:
     try:
-        return orjson.dumps(given).decode()
-    except TypeError:  # integers beyond 64 bits, or what Parquet holds and JSON does not
+        return compact(given).decode()
+    except TypeError:  # what Parquet holds and JSON does not
         return None
 
 
@@ -126,8 +131,8 @@ def _object(value: object) -> Mapping[str, Any]:
     """An object, or the JSON text of one; anything else is an empty one."""
     if isinstance(value, str):
         try:
-            value = orjson.loads(value)
-        except orjson.JSONDecodeError:
+            value = loads(value)
+        except ValueError:
             return {}
     return cast("Mapping[str, Any]", value) if isinstance(value, Mapping) else {}
 

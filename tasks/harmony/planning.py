@@ -18,7 +18,7 @@ from tasks.sources.parquet import require_any
 from tasks.tokenize.gate import Verdict
 
 KIND = "harmony"
-FORMAT_VERSION = 2
+FORMAT_VERSION = 3
 """Raised whenever the same recipe and source would give other bytes than before."""
 
 EVERY_FIELD: Sequence[str] = ()

@@ -14,7 +14,6 @@ from collections.abc import Iterable, Mapping, Sequence
 from functools import cache, lru_cache
 from typing import Any, cast
 
-import orjson
 from openai_harmony import (
     DeveloperContent,
     Message,
@@ -30,6 +29,7 @@ from tasks.errors import InputError
 from tasks.harmony.grammar import MESSAGE, START
 from tasks.harmony.message import FUNCTIONS, HarmonyMessage
 from tasks.harmony.vocabulary import encoding
+from tasks.sources.exact_json import apart, compact, loads
 
 EFFORTS = {"low": ReasoningEffort.LOW, "medium": ReasoningEffort.MEDIUM, "high": ReasoningEffort.HIGH}
 
@@ -94,24 +94,25 @@ def _body(role: Role, content: SystemContent | DeveloperContent, *, functions: b
 def _known(tools: Sequence[Mapping[str, Any]]) -> bytes:
     """The tools as JSON, by which their declarations are remembered."""
     try:
-        return orjson.dumps(tools)
+        return compact(tools)
     except TypeError as error:
         raise RejectionError("bad_tools", f"the tools cannot be written as JSON: {error}") from error
 
 
 @lru_cache(maxsize=1024)
 def _declarations(tools: bytes) -> str:
-    described = [ToolDescription.new(**function) for function in _functions(tools)]
+    plain, restored = apart(_functions(tools))
+    described = [ToolDescription.new(**function) for function in plain]
     content = DeveloperContent.new().with_function_tools(described)
     try:
-        return _body(Role.DEVELOPER, content, functions=True)
+        return restored(_body(Role.DEVELOPER, content, functions=True))
     except ValueError as error:  # what the reference says of schemas that are nested too deep
         raise RejectionError("bad_tools", f"the tools cannot be declared: {error}") from error
 
 
 @lru_cache(maxsize=1024)
 def _functions(tools: bytes) -> list[dict[str, Any]]:
-    return [_function(tool) for tool in orjson.loads(tools)]
+    return [_function(tool) for tool in loads(tools)]
 
 
 def _function(tool: Mapping[str, Any]) -> dict[str, Any]:

@@ -6,7 +6,7 @@ some microseconds per message; the reference takes 1 ms per row and 0.7 ms per K
 """
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from tasks.harmony.grammar import Fault, ParsedMessage
 from tasks.harmony.message import ROLES, HarmonyMessage
@@ -21,7 +21,8 @@ TOOL_CODES = frozenset({"S11", "S12", "S13", "S14", "S15"})
 class Quality:
     """The flags and counts of a text, each under the name of its column.
 
-    `quality_error_code` is that of the first fault that makes the row invalid, `quality_error_offset` its character.
+    `quality_error_code` is that of the first fault that makes the row invalid, `quality_error_offset` its character and
+    `error_detail`, which is no column, what was found there.
     """
 
     quality_valid_harmony: bool = False
@@ -34,6 +35,7 @@ class Quality:
     num_messages: int = 0
     num_tool_calls: int = 0
     num_tool_results: int = 0
+    error_detail: str | None = field(default=None, compare=False)
 
 
 SecondOpinion = Callable[[str, Sequence[ParsedMessage]], Fault | None]
@@ -59,7 +61,7 @@ def judge(
     `second_opinion` says what another parser objects to; `no_opinion` asks none.
     """
     if isinstance(parsed, Fault):
-        return Quality(quality_error_code=parsed.code, quality_error_offset=parsed.offset)
+        return Quality(quality_error_code=parsed.code, quality_error_offset=parsed.offset, error_detail=parsed.detail)
     found = faults(parsed, declared, off, declared)
     errors = [fault for fault in found if fault.code not in WARNINGS]
     error = next(iter(errors), None) or second_opinion(text, parsed)
@@ -75,6 +77,7 @@ def judge(
         quality_valid_tool_schema=all(fault.code not in TOOL_CODES for fault in found),
         quality_error_code=error and error.code,
         quality_error_offset=error and error.offset,
+        error_detail=error and error.detail,
         num_messages=len(parsed),
         num_tool_calls=calls,
         num_tool_results=results,

@@ -8,10 +8,9 @@ that models break. A conversation costs 1.5 microseconds a message, and parsing 
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from typing import Any, cast
 
-import orjson
-
 from tasks.harmony.grammar import Fault, ParsedMessage
 from tasks.harmony.message import CHANNELS, FUNCTIONS, ROLES, HarmonyMessage
+from tasks.sources.exact_json import loads
 
 CODES = {
     "S01": "unknown_channel",
@@ -190,7 +189,7 @@ def _of_arguments(
     if not recipient.startswith(FUNCTIONS):
         return
     try:
-        arguments = orjson.loads(body)
+        arguments = loads(body)
     except ValueError as error:
         yield "S13", f"the arguments of {recipient} are not JSON: {error}"
         return

@@ -193,6 +193,8 @@ def _first_chosen(messages: Sequence[HarmonyMessage], policy: LossPolicy) -> int
 
 def _wanted(message: HarmonyMessage, policy: LossPolicy) -> bool:
     part = part_of(message)
+    if not message.trained:
+        return False
     if policy.on == "final_only":
         return part == ANSWER and message.channel == "final"
     return part == ANSWER or (part == ANALYSIS and policy.reasoning) or (part == CALL and policy.tool_calls)

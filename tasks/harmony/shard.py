@@ -13,18 +13,18 @@ from dataclasses import dataclass, field
 from socket import gethostname
 from typing import Any, BinaryIO, cast
 
-import orjson
 import pyarrow.parquet as pq
 from xxhash import xxh3_64_intdigest
 
 from tasks.chat.conversation import Rejected
+from tasks.harmony import grammar, semantics
 from tasks.harmony.card import licences_of
 from tasks.harmony.columns import SCHEMA, Place, row, table
 from tasks.harmony.compose import compose
 from tasks.harmony.converters import CONVERTERS, Converter
 from tasks.harmony.grammar import ParsedMessage, parse
 from tasks.harmony.inventory import bounded, coverage_of, fields_of, merged
-from tasks.harmony.quality import judge, no_opinion
+from tasks.harmony.quality import Quality, judge, no_opinion
 from tasks.harmony.render import cross_check, render
 from tasks.harmony.settings import HarmonyRecipe
 from tasks.harmony.tokens import token_counts
@@ -34,12 +34,16 @@ from tasks.shards.manifest import WHOLE
 from tasks.shards.plan import PlannedShard
 from tasks.shards.receipt import PartCount, Receipt
 from tasks.shards.store import Store
+from tasks.sources.exact_json import compact
 from tasks.sources.files import BadRow
 from tasks.sources.filters import RowFilter
 from tasks.sources.records import RecordBatch, excerpt_of, read_records
 
 FILE = f"{WHOLE}.parquet"
 CATALOG = "tools.json"
+
+RULES = {**grammar.CODES, **semantics.CODES}
+"""What each rule asks, by its code."""
 
 Row = dict[str, Any]
 
@@ -72,8 +76,7 @@ class Normalizer:
         off = frozenset(recipe.rules_off)
         quality = judge(text, parsed, composed.declared, off, recipe.min_completion_chars, opinion)
         if not quality.quality_valid_harmony or not isinstance(parsed, list):
-            code, place = quality.quality_error_code, quality.quality_error_offset
-            return Rejected(f"invalid_harmony_{code}", f"the Harmony text breaks rule {code} at character {place}")
+            return _invalid(quality)
         if not quality.quality_completion_nonempty:
             return Rejected("empty_completion", "the last message is no answer by the assistant on channel final")
         self._note_tools(found, composed)
@@ -87,7 +90,16 @@ class Normalizer:
     def _note_tools(self, found: Source | Composed | Rejected, composed: Composed) -> None:
         name = composed.facts.get("source_tools_id")
         if isinstance(found, Source) and name is not None and name not in self.catalog:
-            self.catalog[name] = orjson.dumps(found.tools)
+            self.catalog[name] = compact(found.tools)
+
+
+def _invalid(quality: Quality) -> Rejected:
+    """Which rule a text breaks, and how."""
+    code = str(quality.quality_error_code)
+    rule = RULES.get(code)
+    reason = f"invalid_harmony_{code}_{rule}" if rule else f"invalid_harmony_{code}"
+    where = f"character {quality.quality_error_offset} of the Harmony text"
+    return Rejected(reason, f"{where}: {quality.error_detail}; mend the row, or switch rule {code} off with rules_off")
 
 
 def normalize_shard(shard: PlannedShard, recipe: HarmonyRecipe, store: Store, on_bad_row: OnBadRow) -> Receipt:

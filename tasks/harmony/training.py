@@ -28,6 +28,9 @@ HARMONY = "harmony"
 TEXT = "text"
 """The field of Harmony text where a data set names no other."""
 
+UNTRAINED = "untrained_messages"
+"""The field beside a text that numbers the messages which are not to be trained on, as normalized rows have it."""
+
 OPTIONS: Mapping[str, Sequence[str]] = {
     "effort": get_args(Effort),
     "parallel_calls": get_args(ParallelCalls),
@@ -84,13 +87,14 @@ class HarmonyRows:
     def fields(self) -> list[str]:
         """The fields of a record that are looked at."""
         texts = [TEXT] if self.messages_field is None else []
-        return [*texts, *fields_read(self.messages_field, self.tools_field), "reasoning", "reasoning_effort"]
+        others = ["reasoning", "reasoning_effort", UNTRAINED]
+        return [*texts, *fields_read(self.messages_field, self.tools_field), *others]
 
     def read(self, record: Mapping[str, Any]) -> HarmonyConversation | Rejected:
         """The conversation in a record, or why there is none."""
         given = _at(record, self.messages_field or TEXT)
         if isinstance(given, str) and not (self.messages_field and given.lstrip().startswith("[")):
-            return _conversation(given, self.messages_field or TEXT)
+            return _conversation(given, self.messages_field or TEXT, record.get(UNTRAINED))
         return self._composed(record)
 
     def sequences(self, conversation: HarmonyConversation) -> list[Pieces] | Rejected:
@@ -105,6 +109,10 @@ class HarmonyRows:
     def texts(self, conversation: HarmonyConversation) -> Iterable[str]:
         """The texts of a conversation that are encoded, without headers."""
         return (message.body for message in conversation.messages if message.body)
+
+    def flagged(self, conversation: HarmonyConversation) -> int:
+        """How many messages the data itself keeps from being trained on."""
+        return sum(not message.trained for message in conversation.messages if message.author == "assistant")
 
     def _composed(self, record: Mapping[str, Any]) -> HarmonyConversation | Rejected:
         """Thoughts of earlier turns stay, since they may be learned in a sequence of their own."""
@@ -125,12 +133,15 @@ class HarmonyRows:
         return {**others, "messages": _at(record, self.messages_field), "tools": _at(record, self.tools_field)}
 
 
-def _conversation(text: str, field: str) -> HarmonyConversation | Rejected:
+def _conversation(text: str, field: str, untrained: object) -> HarmonyConversation | Rejected:
     found = parse(text)
     if isinstance(found, Fault):
         detail = f"{found.code} at character {found.offset} of {field}: {found.detail}"
         return Rejected(found.name, f"{detail}; if the conversation is elsewhere, name its messages_field")
-    return HarmonyConversation(found)
+    numbers = cast("list[object]", untrained) if isinstance(untrained, list) else []
+    return HarmonyConversation(
+        [replace(each, trained=number not in numbers) if numbers else each for number, each in enumerate(found)]
+    )
 
 
 def _at(record: Mapping[str, Any], path: str) -> object:

@@ -33,7 +33,9 @@ class Call(TypedDict):
 
 
 class Turn(TypedDict):
-    """One message of the source. `name` and `tool_call_id` say which call a tool answers."""
+    """One message of the source. `name` and `tool_call_id` say which call a tool answers; `trained` is false where the
+    source keeps the message from being trained on.
+    """
 
     role: Role
     content: str | None
@@ -41,6 +43,7 @@ class Turn(TypedDict):
     tool_calls: NotRequired[list[Call]]
     tool_call_id: NotRequired[str]
     name: NotRequired[str]
+    trained: NotRequired[bool]
 
 
 @dataclass(frozen=True, slots=True)

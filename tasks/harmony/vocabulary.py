@@ -41,8 +41,13 @@ IDS = {
 RESERVED = range(200000, 201089)
 """The ids of special tokens; those that have no name are called after their number."""
 
-SPECIAL_STRINGS = frozenset({*IDS, *(f"<|reserved_{number}|>" for number in set(RESERVED) - set(IDS.values()))})
-"""The 1,091 strings that are special tokens. In text none can be told from the token, so no body may hold one."""
+SECOND_NAME = "<|endofprompt|>"
+"""What tiktoken calls token 200018, which is <|reserved_200018|> as well; the reference takes it for text."""
+
+SPECIAL_STRINGS = frozenset(
+    {*IDS, SECOND_NAME, *(f"<|reserved_{number}|>" for number in set(RESERVED) - set(IDS.values()))}
+)
+"""The 1,092 strings that are special tokens. In text none can be told from the token, so no body may hold one."""
 
 
 def ensure_vocabulary() -> None:

@@ -52,6 +52,10 @@ class Rows(Protocol[Read]):
         """Texts that are encoded, for the exactness gate to try."""
         ...
 
+    def flagged(self, conversation: Read, /) -> int:
+        """How many messages the data itself keeps from being trained on, whole or in part."""
+        ...
+
 
 class Template(Protocol):
     """What makes a format."""
@@ -127,6 +131,10 @@ class ChatRows:
     def texts(self, conversation: Conversation) -> Iterable[str]:
         """See Rows: the contents of the messages."""
         return (message["content"] for message in conversation.messages if message["content"])
+
+    def flagged(self, conversation: Conversation) -> int:
+        """See Rows."""
+        return sum("trained" in message for message in conversation.messages)
 
 
 @dataclass(frozen=True, slots=True)

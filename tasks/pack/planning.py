@@ -28,7 +28,7 @@ from tasks.tokenize.load import find_vocabulary
 from tasks.tokenize.vocabulary import Vocabulary
 
 KIND = "sft"
-FORMAT_VERSION = 3
+FORMAT_VERSION = 4
 """Raised whenever the same recipe and source would give other bytes than before."""
 
 

@@ -117,7 +117,10 @@ class ShardBuilder:
             drops=books.drops,
             quarantined=books.quarantined,
             truncated=self._counts["truncated"],
-            facts={**facts, "oversize_sequences": self._counts["oversize"], "straddled_tokens": self._counts["straddled"]},
+            facts={
+                **facts, "oversize_sequences": self._counts["oversize"],
+                "straddled_tokens": self._counts["straddled"], "flagged_messages": self._counts["flagged"],
+            },
             volatile={
                 "built_at": started, "seconds": time.time() - started, "cpu_seconds": time.process_time() - cpu,
                 "host": gethostname(), "source": self._shard.part.file.uri, "source_bytes": self._shard.part.size,
@@ -138,6 +141,7 @@ class ShardBuilder:
                 bad.append(BadRow(row, found.reason, found.detail, excerpt_of(record)))
                 continue
             part = self._part(found[0], stack)
+            self._counts["flagged"] += self._rows.flagged(found[0])
             for pieces in found[1]:
                 part.waiting.add(row, pieces)
                 if part.waiting.batch.characters >= BATCH_CHARACTERS:

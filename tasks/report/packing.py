@@ -17,13 +17,19 @@ def packing_lines(manifest: Mapping[str, Any]) -> list[str]:
     for entry in manifest["shards"]:
         for name in entry["documents"]:
             splits.setdefault(_split(name, entry["split"]), Counter()).update(entry["facts"][name])
-        counts.update({name: entry["facts"][name] for name in ("oversize_sequences", "straddled_tokens")})
+        counts.update(
+            {name: entry["facts"][name] for name in ("oversize_sequences", "straddled_tokens", "flagged_messages")}
+        )
     size = manifest["settings"]["pack_size"]
     lines = [_sentence(split, splits[split], size) for split in SPLITS if split in splits]
     if counts["oversize_sequences"]:
         lines.append(f"{counts['oversize_sequences']:,} sequences do not fit into a pack and are left out")
     if counts["straddled_tokens"]:
         lines.append(f"{counts['straddled_tokens']:,} tokens lie across a border of the loss and are not trained on")
+    if counts["flagged_messages"]:
+        lines.append(
+            f"{counts['flagged_messages']:,} messages are not trained on, or only in part, because the data says so"
+        )
     return lines
 
 

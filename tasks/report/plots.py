@@ -62,6 +62,10 @@ STYLE = {
 }
 
 
+LEAST_WIDTH = 4.2
+"""The label below the histograms needs this much, in inches, also where there is but one."""
+
+
 def nll_histograms(groups: Sequence[str], values: np.ndarray, owners: np.ndarray) -> bytes:
     """A histogram of the NLL of each group, on one scale. `values` float64 [rows], finite, and `owners` int64 [rows], the
     number of the group of each. Groups without rows have none.
@@ -83,7 +87,8 @@ def nll_histograms(groups: Sequence[str], values: np.ndarray, owners: np.ndarray
         figure.supxlabel("mean NLL of the completion, nats per token")
         figure.supylabel("rows")
 
-    return _svg((PANEL * columns, 0.6 + 2.2 * -(-len(largest) // columns)), draw)
+    width = max(PANEL * columns, LEAST_WIDTH)
+    return _svg((width, 0.6 + 2.2 * -(-len(largest) // columns)), draw)
 
 
 def nll_by_correctness(correctness: np.ndarray, nll: np.ndarray) -> bytes:

@@ -24,17 +24,15 @@ placeholder_without_question, placeholder_without_answer, bad_request_params. Re
 where there is nothing to resolve.
 """
 
-import json
 from collections.abc import Callable, Mapping
 from typing import Any, Literal, cast
-
-import orjson
 
 from tasks.chat.conversation import Rejected
 from tasks.chat.json_values import kind, listed, quoted
 from tasks.errors import nearest
 from tasks.rl.record import Record, Transform
 from tasks.rl.tables import Table
+from tasks.sources.exact_json import compact, loads
 
 PLACEHOLDER = "_hf_placeholder"
 PARAMS = "responses_create_params"
@@ -148,15 +146,14 @@ def _empty(reason: Reason, number: int, what: str) -> _UnresolvedError:
 
 
 def _answer(text: str) -> Any:  # noqa: ANN401 - JSON may be anything
-    """The first value of a JSON list or object that orjson can write unchanged; any other answer is the text that it is."""
+    """The first value of a JSON list or object; any other answer is the text that it is."""
     text = text.strip()
     if not text.startswith(("[", "{")):
         return text
     try:
-        value = json.loads(text)  # orjson makes floats of integers beyond 64 bits
-        if b"null" in orjson.dumps(value):
-            json.dumps(value, allow_nan=False)  # orjson writes null for NaN and the infinities
-    except (TypeError, ValueError, RecursionError):
+        value = loads(text)
+        compact(value)
+    except (TypeError, ValueError):
         return text
     values = list(cast("dict[str, Any]", value).values()) if isinstance(value, dict) else value
     return values[0] if values else None

@@ -36,7 +36,7 @@ from tasks.tokenize.settings import Backend
 from tasks.tokenize.vocabulary import Vocabulary
 
 KIND = "rl"
-FORMAT_VERSION = 3
+FORMAT_VERSION = 4
 """Raised whenever the same recipe and source would give other bytes than before."""
 
 EVERY_FIELD: Sequence[str] = ()

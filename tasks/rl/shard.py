@@ -2,13 +2,12 @@
 
 A row is parsed, chosen, transformed and checked as a record, and written in one of two ways. A record that comes
 through as the very object that was parsed is written as the bytes that were read, to the last blank; any other is
-written anew, as compact JSON. So what nobody asked to change is not changed: number spellings, key order, duplicate
-keys and escapes stay. (Only a byte order mark goes, and line breaks within a row become blanks.) Parsing and writing run
+written anew, as compact JSON. So what nobody asked to change is not changed: numbers always keep their spelling, and in
+rows that come through, key order, duplicate keys and escapes stay as well. (Only a byte order mark goes, and line breaks within a row become blanks.) Parsing and writing run
 at the speed of orjson, and what is done to a row costs 1 to 4 microseconds.
 """
 
 import json
-import re
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import ExitStack
@@ -21,6 +20,7 @@ import orjson
 from xxhash import xxh3_64_intdigest
 
 from tasks.chat.conversation import Rejected
+from tasks.chat.json_values import quoted
 from tasks.rl.length import RowLengths
 from tasks.rl.lines import ENDINGS, JsonLines
 from tasks.rl.record import Check, Record, Transform
@@ -31,13 +31,11 @@ from tasks.shards.manifest import WHOLE
 from tasks.shards.plan import PlannedShard
 from tasks.shards.receipt import PartCount, Receipt
 from tasks.shards.store import Store
+from tasks.sources.exact_json import compact, repeated_key
 from tasks.sources.files import BadRow
 from tasks.sources.filters import RowFilter
 from tasks.sources.json_rows import BYTE_ORDER_MARK, excerpt
 from tasks.sources.records import RecordBatch, excerpt_of, read_records
-
-LONG_INTEGER = re.compile(rb"\d{19}")
-"""Stands in every row with an integer beyond 64 bits."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -155,7 +153,7 @@ def _take(batch: RecordBatch, chosen: RowFilter, work: Work, writer: _ShardWrite
             books.drop("filtered")
             continue
         found = work.done(record)
-        line = _line(record, found, batch.raw[place] if batch.raw else None, work)
+        line = _line(record, found, batch.raw[place] if batch.raw else None)
         if isinstance(line, Rejected):
             bad.append(_bad_row(batch, place, line))
         else:
@@ -164,31 +162,31 @@ def _take(batch: RecordBatch, chosen: RowFilter, work: Work, writer: _ShardWrite
     _write(rows, batch, work, writer)
 
 
-def _line(record: Record, found: Record | Rejected, raw: bytes | None, work: Work) -> bytes | Rejected:
+def _line(record: Record, found: Record | Rejected, raw: bytes | None) -> bytes | Rejected:
     """The bytes of a row that `record` has become: its own, `raw`, where it has any and is the same."""
     if isinstance(found, Rejected):
         return found
     if raw is not None and found is record:
         return _on_one_line(raw.removeprefix(BYTE_ORDER_MARK))
     try:
-        line = orjson.dumps(found)
-        if raw is not None and LONG_INTEGER.search(raw):
-            return _with_long_integers(raw.removeprefix(BYTE_ORDER_MARK), work)
+        line = _written(found)
     except (TypeError, RecursionError) as error:  # kinds of values that only Parquet has, such as bytes; many levels
         return Rejected("not_json", f"the row holds a value that cannot be written as JSON: {error}; leave it out")
-    if raw is None and b"null" in line and not _finite(found):
+    if raw is None and isinstance(line, bytes) and b"null" in line and not _finite(found):
         return Rejected("not_json", "the row holds NaN or an infinity, which JSON cannot say; leave it out")
     return line
 
 
-def _with_long_integers(raw: bytes, work: Work) -> bytes | Rejected:
-    """The bytes of a row that is changed, written without orjson, which makes floats of integers beyond 64 bits: two
-    that differ can be the same float, so what becomes of the row can be something else.
-    """
-    found = work.done(json.loads(raw))
-    if isinstance(found, Rejected):
-        return found
-    return json.dumps(found, ensure_ascii=False, separators=(",", ":")).encode()
+def _written(record: Record) -> bytes | Rejected:
+    """A row that is changed, as compact JSON with numbers as its source spells them."""
+    try:
+        return orjson.dumps(record, option=orjson.OPT_PASSTHROUGH_SUBCLASS)
+    except TypeError:
+        key = repeated_key(record)
+        if key is not None:
+            why = f"the row is written anew, and the key {quoted(key)} stands twice in one of its objects"
+            return Rejected("repeated_key", f"{why}; keep one, or leave the field out with select")
+        return compact(record)
 
 
 def _finite(record: Record) -> bool:

@@ -19,17 +19,17 @@ from tasks.chat.json_values import kind, listed, quoted
 from tasks.rl.placeholders import has_placeholder
 from tasks.rl.preferences import ranked
 from tasks.rl.record import Check, Record
+from tasks.rl.requests import PARAMS, request_fault
 
 Target = Literal["none", "nemo_rl_sft", "nemo_rl_chat", "nemo_rl_grpo_math", "nemo_rl_dpo", "nemo_gym"]
 
 ROLES = get_args(Role)
 
-PARAMS = "responses_create_params"
 GYM_ROLES = ("user", "assistant", "system", "developer")
 """Who may say a message of the Responses API; what a tool gave back is an item of its own there."""
 
-SET_BY_TRAINER = ("temperature", "top_p", "max_output_tokens")
-"""What NeMo-RL writes into the request of every row, from the settings of its generation."""
+SET_BY_TRAINER = ("temperature", "top_p")
+"""What NeMo-RL overwrites in the request of every row, from the settings of its generation."""
 
 READ = ("reasoning_content", "content", "tool_calls", "name", "arguments", "output")
 """The keys of a message, a call or a result whose values are read."""
@@ -178,13 +178,17 @@ def _role(message: dict[str, Any], known: tuple[str, ...], where: str) -> Reject
 
 
 def _tool_calls(calls: object, where: str) -> Rejected | None:
-    if calls is None or (isinstance(calls, list) and all(isinstance(call, dict) for call in calls)):
+    if not calls or (isinstance(calls, list) and all(isinstance(call, dict) for call in calls)):
         return None
     return Rejected("bad_tool_calls", f"tool_calls of {where} is {_contents(calls)}; make it an array of objects")
 
 
 def _tools(tools: object, field: str) -> Rejected | None:
-    if tools is None or (isinstance(tools, list) and all(isinstance(tool, dict) for tool in tools)):
+    if (
+        tools is None
+        or tools in ("", {})
+        or (isinstance(tools, list) and all(isinstance(tool, dict) for tool in tools))
+    ):
         return None
     return Rejected("bad_tools", f"{field} is {_contents(tools)}; make it an array of objects")
 
@@ -252,7 +256,14 @@ def _request(params: dict[str, Any]) -> Rejected | None:
     if reserved := [name for name in SET_BY_TRAINER if params.get(name) is not None]:
         why = f"{PARAMS}.{reserved[0]} is set by NeMo-RL from its own configuration"
         return Rejected("reserved_field", f"{why}; remove it here")
-    return _items(params.get("input")) or _tools_of_request(params)
+    most = params.get("max_output_tokens")
+    if isinstance(most, str):
+        return _wrong(f"{PARAMS}.max_output_tokens", most, "a number, which NeMo-RL compares with its own limit")
+    items = params.get("input")
+    if not isinstance(items, list) or not items:
+        return _items(items)
+    fault = request_fault(params)
+    return fault and (_items(items) or _tools_of_request(params) or fault)
 
 
 def _items(items: object) -> Rejected | None:
@@ -268,7 +279,7 @@ def _items(items: object) -> Rejected | None:
 
 
 def _item(item: object, where: str) -> Rejected | None:
-    """Messages are looked into; other items, calls of functions and what they gave back, name their type."""
+    """What can be said of messages in better words than a schema has."""
     if not isinstance(item, dict):
         return Rejected("bad_message", f"{where} is {kind(item)}; make it an object with role and content")
     fields: dict[str, Any] = item
@@ -301,7 +312,7 @@ def _agent(agent: object) -> Rejected | None:
     """Which agent of NeMo-Gym plays the row."""
     if not isinstance(agent, dict):
         return _wrong("agent_ref", agent, 'an object: {"type": "responses_api_agents", "name": "…"}')
-    return _filled(agent.get("type"), "agent_ref.type") or _filled(agent.get("name"), "agent_ref.name")
+    return _filled(agent.get("name"), "agent_ref.name")
 
 
 def _no_texts(_: Record) -> list[str]:

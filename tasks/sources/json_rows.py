@@ -4,11 +4,13 @@ Blocks of rows are parsed as if every row were good (`text_field`, `records`); w
 something is not as hoped. So the words for what is wrong cost nothing while nothing is wrong, and one bad row costs a
 few milliseconds.
 
-JSON is what orjson calls JSON (RFC 8259): `NaN`, `Infinity`, numbers beyond a double, half a surrogate pair and bytes
-that are not UTF-8 are refused, anywhere in the row. Of duplicate keys the last one counts.
+JSON is what orjson calls JSON (RFC 8259): `NaN`, `Infinity`, half a surrogate pair and bytes that are not UTF-8 are
+refused, anywhere in the row. So are numbers that JSON allows and Python cannot hold: floats beyond a double, such as
+`1e400`, and integers of more than 4,300 digits. Of duplicate keys the last one counts, except in messages, in calls of
+tools and in their definitions, which are rejected.
 
-The reasons that every reader knows: malformed_json, invalid_utf8, lone_surrogate, not_an_object, and row_too_long,
-which those who split the file give.
+The reasons that every reader knows: malformed_json, number_out_of_range, invalid_utf8, lone_surrogate, not_an_object,
+and row_too_long, which those who split the file give.
 """
 
 from collections.abc import Callable, Sequence
@@ -18,6 +20,7 @@ from typing import TypeVar
 import numpy as np
 import orjson
 
+from tasks.sources.exact_json import NumberRangeError
 from tasks.sources.files import BadRow
 
 BYTE_ORDER_MARK = b"\xef\xbb\xbf"
@@ -62,7 +65,9 @@ def each_row(
     return results, np.array(numbers, np.int64), bad
 
 
-def from_row(row: Row, take: Callable[[object], Found | tuple[str, str]]) -> Found | Refused | None:
+def from_row(
+    row: Row, parse: Callable[[bytes], object], take: Callable[[object], Found | tuple[str, str]]
+) -> Found | Refused | None:
     """What `take` takes from the value of one row; why there is nothing; or None for a blank row.
 
     `take` gives reason and detail where it finds nothing. A byte order mark before the row is skipped: files begin
@@ -74,7 +79,9 @@ def from_row(row: Row, take: Callable[[object], Found | tuple[str, str]]) -> Fou
     if not line or line.isspace():
         return None
     try:
-        found = take(orjson.loads(line))
+        found = take(parse(line))
+    except NumberRangeError as error:
+        found = "number_out_of_range", str(error)
     except orjson.JSONDecodeError as error:
         found = _fault(line, error)
     return Refused(*found, head=row[:HEAD_BYTES]) if isinstance(found, tuple) else found

@@ -18,6 +18,7 @@ import numpy as np
 import orjson
 import pyarrow as pa
 
+from tasks.sources.exact_json import NumberRangeError, loads
 from tasks.sources.files import BadRow, Slice
 from tasks.sources.json_rows import Refused, Row, each_row, excerpt, from_row, kind_of
 from tasks.sources.parquet import NO_ROWS, column_batches, holds, require_any, row_too_long
@@ -88,15 +89,15 @@ def pick_records(rows: Sequence[Row], first: int) -> RecordBatch:
 def _all_records(rows: Sequence[Row]) -> list[Record] | None:
     """The records of rows that are all good, otherwise None."""
     try:
-        records = [orjson.loads(cast("bytes", row)) for row in rows]
-    except orjson.JSONDecodeError:
+        records = [loads(cast("bytes", row)) for row in rows]
+    except (orjson.JSONDecodeError, NumberRangeError):
         return None
-    return records if set(map(type, records)) <= {dict} else None
+    return records if all(isinstance(record, dict) for record in records) else None
 
 
 def _record_of(row: Row) -> Record | Refused | None:
     """The record in one row, why there is none, or None for a blank row."""
-    return from_row(row, _object)
+    return from_row(row, loads, _object)
 
 
 def _object(value: object) -> Record | tuple[str, str]:

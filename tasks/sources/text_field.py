@@ -13,6 +13,7 @@ import orjson
 import pyarrow as pa
 
 from tasks.errors import nearest
+from tasks.sources.exact_json import rounded
 from tasks.sources.files import TextBatch
 from tasks.sources.json_rows import Refused, Row, each_row, from_row, kind_of
 
@@ -50,7 +51,7 @@ def _one_by_one(rows: Sequence[Row], path: Sequence[str], first: int) -> TextBat
 
 def text_of(row: Row, path: Sequence[str]) -> str | Refused | None:
     """The text at `path` in one row, why there is none, or None for a blank row."""
-    return from_row(row, lambda value: _walk(value, path))
+    return from_row(row, rounded, lambda value: _walk(value, path))
 
 
 def _walk(value: object, path: Sequence[str]) -> str | tuple[str, str]:

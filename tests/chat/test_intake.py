@@ -15,6 +15,7 @@ from pyarrow import parquet
 
 from tasks.chat.conversation import Arguments, Conversation, Reason, Rejected
 from tasks.chat.intake import conversation, fields_read
+from tasks.sources.exact_json import loads
 
 Q = {"role": "user", "content": "q"}
 A = {"role": "assistant", "content": "a"}
@@ -234,6 +235,11 @@ def test_records_become_messages(record, expected):
     assert record == before
 
 
+def calling_text(arguments):
+    call = f'{{"role": "assistant", "content": null, "tool_calls": [{{"name": "f", "arguments": {arguments}}}]}}'
+    return f'{{"messages": [{call}]}}'
+
+
 BAD = {
     "no record": ({}, "no_messages", "the fields with a value: none"),
     "another field": ({"text": "x", "meta": {}, "id": None}, "no_messages", "'text', 'meta'"),
@@ -335,6 +341,13 @@ BAD = {
     "a tool of nothing": ({"messages": [Q, A], "tools": [{}]}, "bad_tools", "tool 1 of 1"),
     "a tool of a text function": ({"messages": [Q, A], "tools": [{"function": "f", "name": "f"}]}, "bad_tools", "tool 1"),
     "a tool with a date": ({"messages": [Q, A], "tools": [{"name": "f", "at": datetime(2025, 1, 1, tzinfo=UTC)}]}, "bad_tools", "datetime"),
+    "arguments with a key twice": (loads(calling_text('{"a": 1, "a": 2}')), "bad_message", "the key 'a' stands twice"),
+    "arguments with a key twice deep in JSON text": (calling({"name": "f", "arguments": '{"x": [{"a": 1, "a": 1}]}'}), "bad_tool_arguments", "the key 'a' stands twice"),
+    "arguments beyond a double": (calling({"name": "f", "arguments": '{"a": 1e400}'}), "bad_tool_arguments", "1e400 is valid JSON, but no double holds it"),
+    "a tool with a key twice": (loads('{"messages": [{"role": "assistant", "content": "a"}], "tools": [{"name": "f", "name": "g"}]}'), "bad_tools", "'name' stands twice"),
+    "a message with two contents": (loads('{"messages": [{"role": "assistant", "content": "a", "content": "b"}]}'), "bad_message", "'content' stands twice"),
+    "a call with two names": (loads('{"messages": [{"role": "assistant", "content": null, "tool_calls": [{"name": "f", "name": "g"}]}]}'), "bad_message", "'name' stands twice"),
+    "a flag of loss in words": ({"messages": [Q, {**A, "train": "no"}]}, "bad_loss_flag", "train is a string"),
     "nobody answers": ({"messages": [Q, {"role": "tool", "content": "r"}]}, "no_assistant", "none of 2"),
 }  # fmt: skip
 
@@ -397,7 +410,6 @@ def test_every_reason_is_tried():
         ("", {}, "{}"),
         (None, {}, "{}"),
         ({"a": None}, {"a": None}, '{"a": null}'),
-        ('{"a": null, "a": 2}', {"a": 2}, '{"a": null, "a": 2}'),
         ('{"id": 123456789012345678901234567890}', {"id": 123456789012345678901234567890}, '{"id": 123456789012345678901234567890}'),
     ],
 )  # fmt: skip

@@ -1,13 +1,16 @@
 """A rendering knows which of its characters each message wrote, and which are the assistant's own words."""
 
 import hashlib
+import json
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from tasks.chat.conversation import Arguments, Rejected
+from tasks.chat.intake import conversation
 from tasks.chat.template import ChatTemplate, Rendering
+from tasks.sources.exact_json import loads
 from tests.peers import chat_templates
 
 CALL = {"type": "function", "function": {"name": "f", "arguments": Arguments({"a": 1}, '{"a": 1}')}}
@@ -260,3 +263,37 @@ def test_any_conversation_is_cut_where_its_messages_meet(messages):
     assert said(found) == [
         (n, message["content"]) for n, message in enumerate(messages) if message["role"] == "assistant"
     ]
+
+
+ODD = '{"n": 9405511899223197000001, "x": 1.50, "deep": [1E+05, -0, {"y": 0.10}], "plain": 2.5}'
+PRINTS = {
+    "the call as JSON": ("{{ m.tool_calls[0] | tojson }}", [ODD]),
+    "the arguments as JSON": ("{{ m.tool_calls[0].function.arguments | tojson }}", [ODD]),
+    "the arguments as JSON on many lines": (
+        "{{ m.tool_calls[0].function.arguments | tojson(indent=2) }}",
+        ['"n": 9405511899223197000001,', '"x": 1.50,', "1E+05,", "-0,", '"y": 0.10'],
+    ),
+    "the arguments as text": ("{{ m.tool_calls[0].function.arguments }}", [ODD]),
+    "one by one": (
+        "{% for k, v in m.tool_calls[0].function.arguments.items() %}{{ k ~ '=' ~ v ~ ';' }}{% endfor %}",
+        ["n=9405511899223197000001;", "x=1.50;", "1E+05, -0, ", "0.10"],
+    ),
+    "one as JSON": ("{{ m.tool_calls[0].function.arguments.deep | tojson }}", ['[1E+05, -0, {"y": 0.10}]']),
+}
+
+
+@pytest.mark.parametrize("arguments", [ODD, json.dumps(ODD)], ids=["an object", "JSON text"])
+@pytest.mark.parametrize(("expression", "words"), PRINTS.values(), ids=PRINTS)
+def test_numbers_are_written_as_the_source_spells_them(arguments, expression, words):
+    call = f'{{"role": "assistant", "content": null, "tool_calls": [{{"name": "f", "arguments": {arguments}}}]}}'
+    found = conversation(loads(f'{{"messages": [{call}]}}'), None, "tools")
+    text = render("{% for m in messages %}" + expression + "{% endfor %}", *found.messages).text
+    assert [word for word in words if word not in text] == []
+
+
+def test_numbers_in_definitions_of_tools_are_written_as_the_source_spells_them():
+    tools = f'[{{"type": "function", "function": {{"name": "f", "parameters": {{"default": {ODD}}}}}}}]'
+    for spelling in (tools, json.dumps(tools)):
+        row = f'{{"messages": [{{"role": "assistant", "content": "a"}}], "tools": {spelling}}}'
+        found = conversation(loads(row), None, "tools")
+        assert render("{{ tools | tojson }}", tools=found.tools).text == tools

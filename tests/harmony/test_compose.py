@@ -9,11 +9,15 @@ from hypothesis import strategies as st
 
 from tasks.chat.conversation import Rejected
 from tasks.harmony.compose import compose
+from tasks.harmony.converters import CONVERTERS
 from tasks.harmony.grammar import parse
 from tasks.harmony.render import cross_check, render
 from tasks.harmony.semantics import WARNINGS, faults
 from tasks.harmony.turns import Composed, Policy, Source
 from tasks.harmony.vocabulary import SPECIAL_STRINGS
+from tasks.sources.exact_json import loads
+from tasks.tokenize.load import find_vocabulary
+from tasks.tokenize.settings import TokenizerSource
 
 ASK = {"role": "user", "content": "q"}
 ANSWER = {"role": "assistant", "content": "a"}
@@ -421,7 +425,7 @@ def test_every_special_string_is_found():
         assert refused(asked, ANSWER).reason == "special_in_body", special
     everything = {**ASK, "content": "".join(sorted(SPECIAL_STRINGS))}
     found = composed(everything, ANSWER, policy={"special_strings": "escape"})
-    assert found.facts["meta_escaped_strings"] == 1091
+    assert found.facts["meta_escaped_strings"] == 1092
     assert found.messages[1].body.replace("\u200b", "") == everything["content"]
     is_harmony(found)
 
@@ -577,3 +581,45 @@ def test_the_same_comes_of_the_same(source):
     again = replace(source, messages=json.loads(json.dumps(source.messages)))
     policy = Policy(special_strings="escape")
     assert compose(source, policy) == compose(again, policy)
+
+
+ODD = '{"n":9405511899223197000001,"x":1.50,"deep":[1E+05,-0,{"y":0.10}],"plain":2.5}'
+
+
+@pytest.mark.parametrize("given", [ODD, json.dumps(ODD)], ids=["an object", "JSON text"])
+def test_numbers_are_written_as_the_source_spells_them(given):
+    schema = '{"type": "object", "properties": {"n": {"type": "integer", "default": 9405511899223197000001}, "x": {"type": "number", "default": 1.50}}}'
+    tools = f'[{{"type": "function", "function": {{"name": "f", "description": "d", "parameters": {schema}}}}}]'
+    calling = f'{{"role": "assistant", "content": null, "tool_calls": [{{"name": "f", "arguments": {given}}}]}}'
+    record = loads(f'{{"messages": [{{"role": "user", "content": "q"}}, {calling}], "tools": {tools}}}')
+    source = CONVERTERS["openai_messages"](record, "train")
+    found = compose(source, Policy())
+    assert found.messages[-1].body == ODD
+    declared = next(each.body for each in found.messages if each.author == "developer")
+    assert "n?: number, // default: 9405511899223197000001" in declared
+    assert "x?: number, // default: 1.50" in declared
+    assert faults([*found.messages], found.declared, WARNINGS) == []
+
+
+@pytest.mark.parametrize("role", ["user", "assistant", "system"])
+def test_the_name_of_a_speaker_is_not_lost_silently(role):
+    found = refused({"role": role, "content": "x", "name": "bob"}, ASK, ANSWER)
+    assert found.reason == "named_speaker"
+    assert "message 1 of 3" in found.detail
+    assert "'bob'" in found.detail
+    assert composed(ASK, calls(call("f")), result("r", name="f"), ANSWER, tools=[tool("f")])
+
+
+def test_the_second_name_of_a_reserved_token_is_structure_as_in_tiktoken():
+    vocabulary = find_vocabulary(TokenizerSource(model="o200k_harmony"))
+    assert vocabulary.controls["<|endofprompt|>"] == vocabulary.controls["<|reserved_200018|>"]
+    assert refused({**ASK, "content": "a<|endofprompt|>b"}, ANSWER).reason == "special_in_body"
+    escaped = composed({**ASK, "content": "a<|endofprompt|>b"}, ANSWER, policy={"special_strings": "escape"})
+    assert escaped.facts["meta_escaped_strings"] == 1
+
+
+@pytest.mark.parametrize("given", ['{"a": 1, "a": 2}', '{"a": 1e400}'])
+def test_arguments_that_would_change_are_refused_and_it_is_said_why(given):
+    found = refused(ASK, calls(call("f", given)), result("r"), ANSWER, tools=[tool("f")])
+    assert found.reason in {"call_args_not_json_object", "bad_tool_arguments"}
+    assert "stands twice" in found.detail or "no double holds it" in found.detail

@@ -181,6 +181,23 @@ def test_what_the_reference_objects_to_is_not_written(tmp_path, monkeypatch):
     assert manifest["totals"]["dropped"] == {"invalid_harmony_R02": 1}
 
 
+def test_a_drop_says_what_the_rule_is_and_who_breaks_it(tmp_path):
+    calling = {"role": "assistant", "content": None, "tool_calls": [{"name": "f", "arguments": {}}]}
+    undeclared = {
+        "messages": [
+            {"role": "user", "content": "q"},
+            calling,
+            {"role": "tool", "content": "r"},
+            {"role": "assistant", "content": "a"},
+        ]
+    }
+    one = source(tmp_path, "chat", "openai_messages", undeclared, *rows_of_messages(5))
+    _, manifest = prepare({"datasets": [one]}, tmp_path / "out")
+    assert manifest["totals"]["dropped"] == {"invalid_harmony_S14_call_to_undeclared_tool": 1}
+    (bad,) = [json.loads(line) for file in (tmp_path / "out/quarantine").rglob("*.jsonl") for line in file.open()]
+    assert "functions.f is called and not declared" in bad["detail"]
+
+
 def test_the_tools_of_every_row_are_in_a_catalog(tmp_path):
     blend = {"datasets": every_source(tmp_path)}
     prepare(blend, tmp_path / "out")

@@ -13,7 +13,16 @@ import pytest
 
 from tasks.errors import InputError
 from tasks.harmony import vocabulary
-from tasks.harmony.vocabulary import IDS, PLACE, RANKS, RANKS_SHA256, SPECIAL_STRINGS, encoding, ensure_vocabulary
+from tasks.harmony.vocabulary import (
+    IDS,
+    PLACE,
+    RANKS,
+    RANKS_SHA256,
+    SECOND_NAME,
+    SPECIAL_STRINGS,
+    encoding,
+    ensure_vocabulary,
+)
 
 NOWHERE = "http://127.0.0.1:9"
 """A proxy that nobody answers at."""
@@ -111,9 +120,10 @@ def test_processes_that_unpack_it_at_once_all_get_it(tmp_path):
     assert digest(tmp_path / "tokenmill/harmony" / RANKS) == RANKS_SHA256
 
 
-def test_the_special_strings_are_the_librarys():
-    assert encoding().special_tokens_set == SPECIAL_STRINGS
-    assert len(SPECIAL_STRINGS) == 1091
+def test_the_special_strings_are_those_of_the_library_and_of_tiktoken(tmp_path):
+    theirs = o200k_ranks(tmp_path).special
+    assert encoding().special_tokens_set | set(theirs) == SPECIAL_STRINGS
+    assert theirs.keys() - encoding().special_tokens_set == {SECOND_NAME}
 
 
 def test_the_ids_are_the_librarys():

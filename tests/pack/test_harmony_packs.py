@@ -276,6 +276,42 @@ def test_columns_beside_the_messages_say_how_much_is_thought(tmp_path):
     assert ["First." in text for text in texts_of(tmp_path / "out")] == [True, False, True]
 
 
+FLAGGED = [
+    talk(user("Ten?"), {**thinking("Hm.", "10."), "weight": 0}, user("Two?"), assistant("2.")),
+    talk(user("One?"), assistant("1."), user("Two?"), {**assistant("2."), "train": False}),
+    talk(
+        user("Six?"),
+        {**assistant("", call("f")), "step_loss_mask": 0},
+        tool("r"),
+        assistant("1."),
+        tools=[{"type": "function", "function": {"name": "f"}}],
+    ),
+]
+
+
+@pytest.mark.parametrize("normalized", [False, True], ids=["chat", "normalized text"])
+def test_messages_that_the_data_leaves_out_are_not_trained_on(tmp_path, normalized):
+    source = write_rows(tmp_path / "chat.jsonl", FLAGGED)
+    blend = blend_of(source)
+    if normalized:
+        chosen = {"datasets": [{"name": "chat", "path": str(source), "converter": "openai_messages"}]}
+        preparing_harmony.prepare(chosen, tmp_path / "normal")
+        blend = str(tmp_path / "normal/blend.json")
+    _, manifest = prepare(blend, tmp_path / "out")
+    final = "<|channel|>final<|message|>"
+    assert trained(tmp_path / "out") == [f"{final}2.<|return|>", f"{final}1.", f"{final}1.<|return|>"]
+    assert sum(shard["facts"]["flagged_messages"] for shard in manifest["shards"]) == (
+        3 if normalized else 4
+    )  # one is a thought of the past
+
+
+def test_harmony_refuses_to_train_on_part_of_a_message(tmp_path):
+    part = {**assistant("1."), "train_detail": [{"begin_offset": 0, "end_offset": 0, "train": True}]}
+    source = write_rows(tmp_path / "chat.jsonl", [talk(user("One?"), part), FLAGGED[1]])
+    _, manifest = prepare(blend_of(source), tmp_path / "out")
+    assert manifest["totals"]["dropped"] == {"bad_loss_flag": 1}
+
+
 SAID = "<|end|><|start|>assistant<|channel|>final<|message|>Free<|return|>"
 
 

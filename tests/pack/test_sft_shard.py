@@ -7,6 +7,8 @@ import itertools
 import json
 import random
 import re
+import subprocess
+import sys
 import time
 from collections import Counter
 from dataclasses import dataclass, replace
@@ -25,6 +27,7 @@ from tasks.pack.planning import template_record
 from tasks.pack.preparation import build_sft_shard, publish_sft
 from tasks.shards.books import BadRowError
 from tasks.tokenize.settings import TokenizerSource
+from tests.peers import conversations as conversations_of_peers
 from tests.peers.conversations import assistant, call, function, system, talk, thinking, tool, user
 from tests.preparing import blend_of, tree
 from tests.preparing_sft import CHATML, UNMARKED, build, chat_vocabulary, plan, prepare, write_rows
@@ -907,3 +910,43 @@ def test_a_plan_with_gaps_is_published_only_where_that_is_asked_for(tmp_path, ch
     manifest = publish_sft(plan(blend_of(source), tmp_path / "out", allow_partial=True, **chosen), time.time())
     assert manifest["missing"] == [gap.place]
     assert 10 < len(numbers_in(sequences_of(tmp_path / "out"), tokenizer)) == manifest["totals"]["documents"] < 30
+
+
+def test_messages_that_the_data_leaves_out_are_counted_and_not_trained_on(tmp_path, chosen, tokenizer):
+    flags = [
+        {"weight": 0},
+        {"train": False},
+        {"step_loss_mask": 0},
+        {"train_detail": [{"begin_offset": 0, "end_offset": 0, "train": True}]},
+    ]
+    plain = [talk(user("Q?"), assistant("A."), user("R?"), assistant("B.")) for _ in flags]
+    flagged = [talk(user("Q?"), {**assistant("A."), **flag}, user("R?"), assistant("B.")) for flag in flags]
+    source = write_rows(tmp_path / "some.jsonl", flagged)
+    _, manifest = prepare(blend_of(source), tmp_path / "out", **chosen)
+    assert sum(shard["facts"]["flagged_messages"] for shard in manifest["shards"]) == len(flags)
+    found = sorted(sequences_of(tmp_path / "out"), key=lambda sequence: sequence.document)
+    assert [list(sequence.ids) for sequence in found] == [whole(tokenizer, record)[0] for record in plain]
+    said = [
+        [tokenizer.decode([token for token, learned in zip(each.ids[1:], each.mask[:-1], strict=True) if learned])]
+        for each in found
+    ]
+    assert said == [["B.<|im_end|>"]] * 3 + [["A<|im_end|>B.<|im_end|>"]]
+
+
+@pytest.mark.slow
+def test_megatron_bridge_itself_reads_the_packs_and_collates_them_as_is_assumed_here(tmp_path, chosen):
+    conversations = [talk(user("Q " * number), assistant("A " * (40 - number))) for number in range(1, 30)]
+    source = write_rows(tmp_path / "some.jsonl", conversations)
+    prepare(blend_of(source), tmp_path / "out", **chosen | {"pack_size": 256})
+    peers, script = Path(sys.prefix) / "peers", Path(conversations_of_peers.__file__).with_name("bridge_in_turn.py")
+    pattern = str(tmp_path / "out/splits/train/*.parquet")
+    done = subprocess.run(
+        [sys.executable, script, peers, pattern, "256", "0"], capture_output=True, text=True, check=False
+    )
+    assert done.returncode == 0, done.stderr
+    packs, found = packs_of(tmp_path / "out"), json.loads(done.stdout)
+    assert len(found) == len(packs) > 1
+    for pack, batch in zip(packs, found, strict=True):
+        ours = collate(pack, 256, 0)
+        for name in ("tokens", "labels", "loss_mask", "position_ids"):
+            assert batch[name][0] == getattr(ours, name).tolist(), name

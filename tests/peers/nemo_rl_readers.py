@@ -2,7 +2,7 @@
 
 Facts of NeMo-RL's data sets (`nemo_rl/data/datasets`: ResponseDataset, OpenAIFormatDataset, PreferenceDataset,
 BinaryPreferenceDataset, NemoGymDataset), of its processors (`nemo_rl/data/processors.py`) and rollouts, and of the request
-that NeMo-Gym validates (`nemo_gym/openai_utils.py`). Written anew, without tokenizers: where NeMo-RL renders a chat template,
+that NeMo-Gym validates (`nemo_gym_request`). Written anew, without tokenizers: where NeMo-RL renders a chat template,
 a strict one is rendered here.
 
 Files go through `pyarrow.json`, which is what `datasets` loads them with: every row gets every field of the file, with
@@ -15,12 +15,13 @@ LookupError, NotImplementedError, TypeError, ValueError, jinja2.TemplateError.
 
 import io
 import json
-from typing import Any, Literal
+from typing import Any
 
 import jinja2
 import pyarrow as pa
 from pyarrow import json as arrow_json
-from pydantic import BaseModel
+
+from tests.peers.nemo_gym_request import Request
 
 Row = dict[str, Any]
 
@@ -50,7 +51,7 @@ _COMPILED = _ENVIRONMENT.from_string(TEMPLATE)
 
 def render(messages: list[Row], tools: list[Row] | None = None) -> str:
     """The conversation as text; tools must be mappings, as transformers asks."""
-    for tool in tools or []:
+    for tool in [] if tools is None else tools:
         if not isinstance(tool, dict):
             raise TypeError("tools should be JSON schemas")
     return _COMPILED.render(messages=[{"tool_calls": None, **message} for message in messages])
@@ -135,38 +136,6 @@ def preferred(row: Row) -> tuple[str, str]:
     return render(row["context"] + chosen["completion"]), render(row["context"] + rejected["completion"])
 
 
-class InputMessage(BaseModel):
-    role: Literal["user", "assistant", "system", "developer"]
-    content: str | list[dict[str, Any]]
-    type: Literal["message"] = "message"
-
-
-class FunctionCall(BaseModel):
-    type: Literal["function_call"]
-    call_id: str
-    name: str
-    arguments: str
-
-
-class FunctionCallOutput(BaseModel):
-    type: Literal["function_call_output"]
-    call_id: str
-    output: str
-
-
-class Request(BaseModel):
-    input: list[InputMessage | FunctionCall | FunctionCallOutput]
-    tools: list[dict[str, Any]] = []
-    temperature: float | None = None
-    top_p: float | None = None
-    max_output_tokens: int | None = None
-
-
-class AgentReference(BaseModel):
-    type: str
-    name: str
-
-
 def read_gym(rows: list[Row]) -> list[Row]:
     """NemoGymDataset, whose lines stay as they are, and the request that a rollout makes of each."""
     loaded = [json.loads(json.dumps(row)) for row in rows]
@@ -181,10 +150,12 @@ def rollout(row: Row, number: int) -> Row:
     params["max_output_tokens"] = most if asked is None else min(asked, most)
     row["_rowidx"] = number
     Request.model_validate(params)
-    if not all(AgentReference.model_validate(row["agent_ref"]).model_dump().values()):
+    if not isinstance(row["agent_ref"]["name"], str) or not row["agent_ref"]["name"]:
         raise ValueError("no agent answers to that")
     if not params["input"]:
         raise ValueError("nothing to answer")
+    if isinstance(params["input"], str):
+        raise TypeError("effort shaping and images look at items")
     return row
 
 

@@ -3,7 +3,16 @@
 import json
 import math
 
-REASONS = {UnicodeDecodeError: "invalid_utf8", UnicodeEncodeError: "lone_surrogate"}
+
+class OutOfRangeError(ValueError):
+    """A number that JSON allows and that Python does not hold."""
+
+
+REASONS = {
+    UnicodeDecodeError: "invalid_utf8",
+    UnicodeEncodeError: "lone_surrogate",
+    OutOfRangeError: "number_out_of_range",
+}
 
 
 def judged(row, path=("text",)):
@@ -30,14 +39,18 @@ def refuse(_):
 
 
 def finite(digits):
-    """A number of JSON as a double. Raises ValueError beyond its range."""
-    return refuse(digits) if math.isinf(float(digits)) else float(digits)
+    """A number of JSON as a double. Raises OutOfRangeError beyond its range."""
+    if math.isinf(float(digits)):
+        raise OutOfRangeError(digits)
+    return float(digits)
 
 
 def whole(digits):
-    """An integer of JSON: exact within 64 bits, beyond them the nearest double. Raises ValueError beyond its range."""
-    double = finite(digits)
-    return int(digits) if -(2**63) <= int(digits) < 2**64 else double
+    """An integer of JSON. Raises OutOfRangeError where it has more digits than Python reads."""
+    try:
+        return int(digits)
+    except ValueError as error:
+        raise OutOfRangeError(digits) from error
 
 
 def descended(value, path):

@@ -17,6 +17,7 @@ import yaml
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from matplotlib.axes import Axes
+from matplotlib.figure import Figure
 
 from flows.cli import run
 from tasks.errors import InputError
@@ -139,6 +140,18 @@ def test_a_histogram_counts_every_row_of_its_group(monkeypatch):
         assert name in told
         assert f"{len(values[rows])} rows, median {np.median(values[rows]):.3f}" in told
     assert "nothing" not in told
+
+
+@pytest.mark.parametrize("groups", [1, 2, 5])
+def test_labels_of_histograms_lie_within_the_figure(monkeypatch, groups):
+    labels, real = [], Figure.supxlabel
+    monkeypatch.setattr(Figure, "supxlabel", lambda self, text: labels.append(real(self, text)))
+    owners = np.arange(10 * groups) % groups
+    plots.nll_histograms([f"set{number}" for number in range(groups)], owners + 0.5, owners)
+    (label,) = labels
+    box, page = label.get_window_extent(), label.figure.bbox
+    assert page.x0 <= box.x0 < box.x1 <= page.x1
+    assert page.y0 <= box.y0 < box.y1 <= page.y1
 
 
 def test_only_the_largest_groups_have_histograms(monkeypatch):

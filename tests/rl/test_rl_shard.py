@@ -164,17 +164,25 @@ def test_a_transform_with_nothing_to_do_changes_no_byte(tmp_path, transforms):
 # Rows that are changed.
 
 
+def says_a_key_twice(row):
+    repeated = []
+    json.loads(row, object_pairs_hook=lambda pairs: repeated.append(len(dict(pairs)) < len(pairs)))
+    return any(repeated)
+
+
 @settings(max_examples=20)
 @given(st.lists(spelling, min_size=1, max_size=10))
 def test_a_changed_row_is_compact_json_that_says_the_same(tmp_path_factory, rows):
+    rows = [b"{}", *rows]  # one at least is kept
     folder = tmp_path_factory.mktemp("changed")
     wrapped = [b'{"old": ' + row + b', "other": 1.0}' for row in rows]
     path = write_rows(folder / "some.jsonl", wrapped)
     found = train(transformed(path, {"rename": {"new": "old"}}), folder / "out")
-    assert [json.loads(line) for line in found] == [{"new": json.loads(row)} for row in rows]
-    plain = [number for number, row in enumerate(rows) if not re.search(rb"\d{19}", row)]
+    kept = [row for row in rows if not says_a_key_twice(row)]
+    assert [exact(line) for line in found] == [[("new", exact(row))] for row in kept]
+    plain = [number for number, row in enumerate(kept) if not re.search(rb"\d{19}|\d[.eE]|-", row)]
     assert [found[number] for number in plain] == [
-        orjson.dumps({"new": orjson.loads(rows[number])}) for number in plain
+        orjson.dumps({"new": orjson.loads(kept[number])}) for number in plain
     ]
     shutil.rmtree(folder)
 
@@ -621,3 +629,20 @@ def test_an_integer_of_any_length_survives_a_transform(tmp_path, number):
     _, manifest = prepare({"datasets": [source]}, tmp_path / "out")
     (line,) = lines_of(manifest["train"])
     assert line == f'{{"in":{{"deep":[{number}]}},"text":"é","id":{number}}}'.encode()
+
+
+def test_numbers_of_a_changed_row_keep_their_spelling(tmp_path):
+    spelt = b'{"a":[1.50,1E+05,-0,-0.0,1e-400],"b":{"c":0.10},"d":2.5}'
+    path = write_rows(tmp_path / "a.jsonl", [b'{"x": %s, "gone": 1}' % spelt])
+    assert train(transformed(path, {"rename": {"y": "x"}}), tmp_path / "out") == [b'{"y":%s}' % spelt]
+
+
+def test_a_changed_row_never_loses_one_of_two_values(tmp_path):
+    """Rows that come through keep both values; where a row is written anew, it is set aside instead."""
+    twice, beside = b'{"x": {"a": 1, "a": 2}, "y": 3}', b'{"x": {"a": 1}, "y": 4, "y": 5, "z": 1}'
+    path = write_rows(tmp_path / "a.jsonl", [twice, beside])
+    assert train(blend_of(path), tmp_path / "same") == [twice, beside]
+    _, manifest = prepare(transformed(path, {"select": ["x"]}), tmp_path / "out")
+    assert lines_of(manifest["train"]) == [b'{"x":{"a":1}}']
+    (bad,) = [json.loads(line) for file in (tmp_path / "out/quarantine").rglob("*.jsonl") for line in file.open()]
+    assert (bad["reason"], "'a' stands twice" in bad["detail"]) == ("repeated_key", True)

@@ -199,6 +199,8 @@ def test_good_rows_read_the_same_alone_and_beside_a_bad_one(texts):
         (b'{"text": "a"', "malformed_json", "line 1 column"),
         (b'{"text": "\xff"}', "invalid_utf8", "0xff"),
         (b'{"text": "\\ud800"}', "lone_surrogate", "surrogate"),
+        (b'{"text": "a", "n": 1e400}', "number_out_of_range", "1e400 is valid JSON, but no double holds it"),
+        (b'{"text": "a", "n": %s}' % (b"9" * 5000), "number_out_of_range", "an integer of 5,000 digits"),
         (b"[1]", "not_an_object", "the row is an array"),
         (b'{"txt": "a"}', "missing_field", "did you mean 'txt'?"),
         (b'{"text": null}', "null_text", "'text' is null"),

@@ -4,10 +4,10 @@ The messages are read as for any chat template (`tasks.chat.intake`), with one d
 of a call to be an object, and some sources have arrays, which are handed over as they are.
 """
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any, cast
 
-from tasks.chat.conversation import Message, Rejected, RejectionError
+from tasks.chat.conversation import Message, Range, Rejected, RejectionError
 from tasks.chat.intake import conversation
 from tasks.chat.json_values import json_text, parsed
 from tasks.harmony.metadata import of_record, of_tools
@@ -36,8 +36,12 @@ def chat_source(
     if isinstance(found, Rejected):
         return found
     thinks = record.get("reasoning") != OFF
+    try:
+        turns = [_turn(number, message, arrays, thinks=thinks) for number, message in enumerate(found.messages)]
+    except RejectionError as error:
+        return Rejected(error.reason, error.detail)
     return Source(
-        messages=[_turn(number, message, arrays, thinks=thinks) for number, message in enumerate(found.messages)],
+        messages=turns,
         tools=found.tools,
         effort=effort if thinks else "low",
         metadata={**of_record(record), **of_tools(found.tools)},
@@ -54,6 +58,8 @@ def _turn(number: int, message: Message, arrays: Arrays, *, thinks: bool) -> Tur
     turn: Turn = {"role": message["role"], "content": message["content"]}
     if thinks and "reasoning_content" in message:
         turn["reasoning_content"] = message["reasoning_content"]
+    if "trained" in message:
+        turn["trained"] = _is_trained(number, message["trained"])
     if "name" in message:
         turn["name"] = message["name"]
     if "tool_call_id" in message:
@@ -65,6 +71,13 @@ def _turn(number: int, message: Message, arrays: Arrays, *, thinks: bool) -> Tur
             made: Call = {"name": function["name"], "arguments": arrays.get((number, place), function["arguments"])}
             turn["tool_calls"].append({**made, "id": call["id"]} if "id" in call else made)
     return turn
+
+
+def _is_trained(number: int, characters: Sequence[Range]) -> bool:
+    if characters:
+        why = f"message {number + 1} names characters to train on, and Harmony is trained on by whole messages"
+        raise RejectionError("bad_loss_flag", f"{why}; remove train_detail, or set train to false")
+    return False
 
 
 def _without_arrays(messages: object) -> tuple[object, Arrays]:
