@@ -1,0 +1,149 @@
+"""What a mask has to be, told from transformers' renderings and the words of `talks.py` alone.
+
+An answer is what follows the generation prompt. The prompt ends where the template, asked for one behind the messages
+before, ends its text; the answer ends with the first control token behind all of its own words. Where a template
+rewrites history the text before differs, and the prompt is looked for between the words of the message before and the
+first of the answer.
+"""
+
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from datetime import datetime
+from typing import Any
+from unittest import mock
+
+from transformers.utils import chat_template_utils
+
+from tests.peers.templates.talks import FOREIGN, LEARNED, Record
+
+TODAY = datetime(2026, 3, 1, 12)  # noqa: DTZ001 - transformers' own has no zone
+ASKED = ({}, {"enable_thinking": True}, {"enable_thinking": False}, {"thinking": True}, {"thinking": False})
+"""What the serving side may ask for; the first is what it asks for by default."""
+
+TOKEN = re.compile(
+    r"<\|[^<>|\s{}'\"]{1,40}\|?>|<[a-z_]{1,20}\|>|<｜[^<>{}'\"]{1,40}｜>|</?s>|</?(?:think|tool_call|tool_response|tool_calls|ifm\|\w+)>"
+    r"|<(?:start|end)_of_(?:turn|utterance|text)>|<(?:bos|eos|sep|row_sep|extra_id_\d+|unused\d+|SPECIAL_\d+|reserved_\d+)>"
+    r"|\[\|[^\[\]|\s]{1,30}\|\]|<seed:[\w/]+>|</seed:\w+>|\]~[!b]?b?\[?\]?|\[e~\["
+    r"|\[/?(?:INST|TOOL_CALLS|AVAILABLE_TOOLS|TOOL_RESULTS|TOOL_CONTENT|ARGS|CALL_ID|SYSTEM_PROMPT|THINK|MODEL_SETTINGS)\]"
+    r"|<(?:_[a-z]+|reserved_token_\d+|end_of_role|start_of_role|end_of_text|start_of_text|message|role_sep|message_sep)>"
+)
+"""What looks like a control token of some family."""
+
+
+class _Today(datetime):
+    @classmethod
+    def now(cls, tz: Any = None) -> datetime:
+        return TODAY
+
+
+def with_text_arguments(message: Mapping[str, Any], text: Any) -> Record:
+    """The message with the arguments of its calls as JSON text."""
+    if "tool_calls" not in message:
+        return dict(message)
+    calls = [
+        {**call, "function": {**call["function"], "arguments": text(call["function"]["arguments"])}}
+        for call in message["tool_calls"]
+    ]
+    return {**message, "tool_calls": calls}
+
+
+@dataclass
+class Reference:
+    """A template as transformers renders it."""
+
+    source: str
+    variables: dict[str, Any] = field(default_factory=dict)
+
+    def render(self, messages: Sequence[Record], tools: Any, prompt: bool = False, **asked: Any) -> str | None:
+        """The text, None where the template refuses."""
+        with mock.patch.object(chat_template_utils, "datetime", _Today):
+            try:
+                (text,), _ = chat_template_utils.render_jinja_template(
+                    [list(messages)], tools or None, None, self.source, add_generation_prompt=prompt,
+                    **self.variables, **asked,
+                )  # fmt: skip
+            except Exception:  # noqa: BLE001 - whatever a template dies of, it renders nothing
+                return None
+        return text
+
+    def tagged(self, messages: Sequence[Record], tools: Any) -> list[tuple[int, int]]:
+        """The characters inside the template's own generation tags."""
+        with mock.patch.object(chat_template_utils, "datetime", _Today):
+            _, ((*ranges,),) = chat_template_utils.render_jinja_template(
+                [list(messages)], tools or None, None, self.source, return_assistant_tokens_mask=True,
+                **self.variables,
+            )  # fmt: skip
+        return ranges
+
+
+def words_of(message: Mapping[str, Any]) -> list[str]:
+    """The words that only this message has."""
+    pattern = LEARNED if message["role"] == "assistant" else FOREIGN
+    return pattern.findall(str(dict(message)))
+
+
+@dataclass
+class Expected:
+    """Where an answer begins and ends in a text, None where that cannot be told, and where its words are."""
+
+    start: int | None
+    stop: int | None
+    words: tuple[int, int] | None
+
+
+class Judge:
+    """Tells what should be trained on in a rendering of `messages`, of which `text` is the whole."""
+
+    def __init__(self, reference: Reference, tokens: re.Pattern[str], ends: frozenset[str]) -> None:
+        self.reference, self.tokens, self.ends = reference, tokens, ends
+
+    def expected(self, text: str, messages: Sequence[Record], tools: Any, number: int) -> Expected:
+        """What is expected of one answer."""
+        places = [text.find(word) for word in words_of(messages[number])]
+        found = [(place, place + len(word)) for place, word in zip(places, words_of(messages[number]), strict=True) if place >= 0]
+        words = (min(found)[0], max(found)[1]) if found else None
+        start = self._start(text, messages, tools, number, words)
+        if start is None and words is None:
+            return Expected(None, None, None)
+        return Expected(start, self._stop(text, messages, tools, number, words or (start, start)), words)
+
+    def _start(self, text: str, messages: Sequence[Record], tools: Any, number: int, words: Any) -> int | None:
+        asked = [self.reference.render(messages[:number], tools, prompt=True, **each) for each in ASKED]
+        if asked[0] is not None and text.startswith(asked[0]):
+            return len(asked[0])
+        ends = [len(each) for each in asked if each is not None and text.startswith(each)]
+        if ends:
+            return max(ends)
+        if words is None:
+            return None
+        before = max((match.end() for match in re.finditer(f"{FOREIGN.pattern}|{LEARNED.pattern}", text[: words[0]])), default=0)
+        prompts: list[str] = []
+        for each, prompted in zip(ASKED, asked, strict=True):
+            plain = self.reference.render(messages[:number], tools, **each)
+            if prompted is not None and plain is not None and prompted.startswith(plain) and prompted != plain:
+                prompts.append(prompted[len(plain) :])
+        for prompt in [*prompts[:1], *sorted(prompts[1:], key=len, reverse=True)]:
+            place = text.rfind(prompt, before, words[0])
+            if place >= 0:
+                return place + len(prompt)
+        return None
+
+    def _stop(self, text: str, messages: Sequence[Record], tools: Any, number: int, words: tuple[int, int]) -> int | None:
+        later = [word for message in messages[number + 1 :] for word in words_of(message)]
+        nexts = [place for place in (text.find(word, words[1]) for word in later) if place >= 0]
+        limit = min(nexts, default=len(text))
+        tokens = list(self.tokens.finditer(text, words[1], limit))
+        if not tokens:
+            return None
+        own = [match for match in tokens if match[0] in self.ends]
+        if own:
+            return own[0].end()
+        if "tool_calls" not in messages[number]:
+            return tokens[0].end()
+        alone = self.reference.render(messages[: number + 1], tools)
+        tail = (alone or "")[words[1] :]
+        own = list(self.tokens.finditer(tail))
+        if own and text.startswith((alone or "")[: words[1] + own[-1].end()]):
+            return words[1] + own[-1].end()
+        return None
