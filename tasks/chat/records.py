@@ -26,7 +26,7 @@ class MessageRecord(dict[str, Any]):
 
 
 def records(messages: Sequence[Message]) -> list[MessageRecord]:
-    """The messages for a template: numbered, and what the assistant says with its origin."""
+    """The messages for a template: numbered, and what the assistant and its tools say with its origin."""
     return [_record(number, message) for number, message in enumerate(messages)]
 
 
@@ -34,6 +34,8 @@ def _record(number: int, message: Message) -> MessageRecord:
     content, reasoning = message["content"] or "", message.get("reasoning_content")
     record = MessageRecord(message if reasoning is None else {"thinking": "", **message})
     record.number = number
+    if message["role"] == "tool":  # some templates write it into the turn of the assistant
+        record["content"] = Traced(content, ((0, len(content), (number, "result")),))
     if message["role"] != "assistant":
         return record
     record["content"] = Traced(content, ((0, len(content), (number, "content")),))

@@ -145,7 +145,7 @@ PARTS = {
     "one of two prompts": (EITHER, says("yes", "why"), [HEAD + "<think>\n", "why</think>", "yes", "", "<|im_end|>", ""]),
     "the other of two prompts": (EITHER, says("yes"), [HEAD + "<think></think>", "", "yes", "", "<|im_end|>", ""]),
     "tags that a prompt does not hold": (NEVER_IN_PROMPT, says("yes", "why"), [HEAD, "<think>\nwhy</think>", "yes", "", "<|im_end|>", ""]),
-    "tags that another prompt holds whole": (NEVER_IN_PROMPT, says("yes"), [HEAD + "<think></think>", "", "yes", "", "<|im_end|>", ""]),
+    "tags that only another prompt holds": (NEVER_IN_PROMPT, says("yes"), [HEAD, "<think></think>", "yes", "", "<|im_end|>", ""]),
     "reasoning that reads like the rest of a prompt": (THINKS_CLOSE, says("yes", "</think>x"), [HEAD, "<think></think>x</think>", "yes", "", "<|im_end|>", ""]),
     "a header that the question ends with": (ASKED_BEFORE, says("yes"), [HEAD, "", "yes", "", "<|im_end|>", ""]),
     "calls as JSON": (JSON, says("I look.", None, "f"), [HEAD, "", "I look.", '[CALLS][{"type": "function", "id": "c0", "function": {"name": "f", "arguments": {}}}]', "<|im_end|>", "\n"]),

@@ -6,6 +6,7 @@ rewrites history the text before differs, and the prompt is looked for between t
 first of the answer.
 """
 
+import os
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
@@ -26,7 +27,7 @@ TOKEN = re.compile(
     r"|<(?:start|end)_of_(?:turn|utterance|text)>|<(?:bos|eos|sep|row_sep|extra_id_\d+|unused\d+|SPECIAL_\d+|reserved_\d+)>"
     r"|\[\|[^\[\]|\s]{1,30}\|\]|<seed:[\w/]+>|</seed:\w+>|\]~[!b]?b?\[?\]?|\[e~\["
     r"|\[/?(?:INST|TOOL_CALLS|AVAILABLE_TOOLS|TOOL_RESULTS|TOOL_CONTENT|ARGS|CALL_ID|SYSTEM_PROMPT|THINK|MODEL_SETTINGS)\]"
-    r"|<(?:_[a-z]+|reserved_token_\d+|end_of_role|start_of_role|end_of_text|start_of_text|message|role_sep|message_sep)>"
+    r"|<(?:end_of_sentence|beginning_of_sentence|begin_of_document|_[a-z]+|reserved_token_\d+|end_of_role|start_of_role|end_of_text|start_of_text|message|role_sep|message_sep)>"
 )
 """What looks like a control token of some family."""
 
@@ -54,9 +55,21 @@ class Reference:
 
     source: str
     variables: dict[str, Any] = field(default_factory=dict)
+    _known: dict[str, str | None] = field(default_factory=dict)
+
+    @property
+    def asked(self) -> list[dict[str, bool]]:
+        """What the serving side may ask of this template; the first is nothing."""
+        return [each for each in ASKED if all(name in self.source for name in each)]
 
     def render(self, messages: Sequence[Record], tools: Any, prompt: bool = False, **asked: Any) -> str | None:
         """The text, None where the template refuses."""
+        question = repr((messages, tools, prompt, asked))
+        if question not in self._known:
+            self._known[question] = self._rendered(messages, tools, prompt, **asked)
+        return self._known[question]
+
+    def _rendered(self, messages: Sequence[Record], tools: Any, prompt: bool, **asked: Any) -> str | None:
         with mock.patch.object(chat_template_utils, "datetime", _Today):
             try:
                 (text,), _ = chat_template_utils.render_jinja_template(
@@ -95,8 +108,8 @@ class Expected:
 class Judge:
     """Tells what should be trained on in a rendering of `messages`, of which `text` is the whole."""
 
-    def __init__(self, reference: Reference, tokens: re.Pattern[str], ends: frozenset[str]) -> None:
-        self.reference, self.tokens, self.ends = reference, tokens, ends
+    def __init__(self, reference: Reference, tokens: re.Pattern[str], *, open_ended: bool) -> None:
+        self.reference, self.tokens, self.open_ended = reference, tokens, open_ended
 
     def expected(self, text: str, messages: Sequence[Record], tools: Any, number: int) -> Expected:
         """What is expected of one answer."""
@@ -109,7 +122,10 @@ class Judge:
         return Expected(start, self._stop(text, messages, tools, number, words or (start, start)), words)
 
     def _start(self, text: str, messages: Sequence[Record], tools: Any, number: int, words: Any) -> int | None:
-        asked = [self.reference.render(messages[:number], tools, prompt=True, **each) for each in ASKED]
+        asked = [self.reference.render(messages[:number], tools, prompt=True, **each) for each in self.reference.asked]
+        plain = self.reference.render(messages[:number], tools)
+        if asked[0] == plain and (number == 0 or messages[number - 1]["role"] == "assistant"):
+            asked = [None for _ in asked]  # no prompt is written there
         if asked[0] is not None and text.startswith(asked[0]):
             return len(asked[0])
         ends = [len(each) for each in asked if each is not None and text.startswith(each)]
@@ -119,7 +135,7 @@ class Judge:
             return None
         before = max((match.end() for match in re.finditer(f"{FOREIGN.pattern}|{LEARNED.pattern}", text[: words[0]])), default=0)
         prompts: list[str] = []
-        for each, prompted in zip(ASKED, asked, strict=True):
+        for each, prompted in zip(self.reference.asked, asked, strict=True):
             plain = self.reference.render(messages[:number], tools, **each)
             if prompted is not None and plain is not None and prompted.startswith(plain) and prompted != plain:
                 prompts.append(prompted[len(plain) :])
@@ -130,20 +146,27 @@ class Judge:
         return None
 
     def _stop(self, text: str, messages: Sequence[Record], tools: Any, number: int, words: tuple[int, int]) -> int | None:
+        """The last token that belongs to the answer whether or not something follows it; or else the first that follows."""
         later = [word for message in messages[number + 1 :] for word in words_of(message)]
         nexts = [place for place in (text.find(word, words[1]) for word in later) if place >= 0]
-        limit = min(nexts, default=len(text))
-        tokens = list(self.tokens.finditer(text, words[1], limit))
-        if not tokens:
-            return None
-        own = [match for match in tokens if match[0] in self.ends]
-        if own:
-            return own[0].end()
-        if "tool_calls" not in messages[number]:
-            return tokens[0].end()
+        tail = text[words[1] : min(nexts, default=len(text))]
         alone = self.reference.render(messages[: number + 1], tools)
-        tail = (alone or "")[words[1] :]
-        own = list(self.tokens.finditer(tail))
-        if own and text.startswith((alone or "")[: words[1] + own[-1].end()]):
+        if self.open_ended:
+            following = self.tokens.match(text, len(alone or ""))
+            return following.end() if following and text.startswith(alone or "?") else len(text) if text == alone else None
+        follows = messages[number + 1 : number + 2] or [{"role": "user", "content": "And user0x?"}]
+        followed = self.reference.render([*messages[: number + 1], *follows], tools)
+        if alone == self.reference.render(messages[: number + 1], tools, prompt=True) and not nexts:
+            return None  # the next header is always written: where does it begin?
+        word = max((each for each in words_of(messages[number]) if each in text), key=text.rfind, default="")
+        others = [each[each.rfind(word) + len(word) :] for each in (alone, followed) if word and each is not None and word in each]
+        if not word:
+            others = [each[words[1] :] for each in (alone, followed) if each is not None and each[: words[1]] == text[: words[1]]]
+        common = os.path.commonprefix([tail, *others])
+        own = list(self.tokens.finditer(common))
+        if own:
             return words[1] + own[-1].end()
-        return None
+        first = self.tokens.search(tail)
+        if first is None:
+            return len(text) if not nexts and self.open_ended else None
+        return words[1] + first.end() if not tail[: first.start()].strip() or "tool_calls" in messages[number] else None

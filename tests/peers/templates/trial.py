@@ -24,6 +24,7 @@ from tests.peers.templates.oracle import TODAY, TOKEN, Judge, Reference, with_te
 from tests.peers.templates.packages import Template
 from tests.peers.templates.talks import FOREIGN, LEARNED, Record
 
+TAGS = re.compile(r"\{%-?\s*generation\s*-?%\}")
 BEGINS, ENDS = "<s>", "</s>"
 FAMILIES = {
     "｜": ("<｜begin▁of▁sentence｜>", "<｜end▁of▁sentence｜>"),
@@ -111,22 +112,17 @@ class Trial:
             outcome.reason = str(error)
             return outcome
         outcome.accepted = True
-        judge = Judge(self.reference, self.pattern, self._ends())
+        judge = Judge(self.reference, self.pattern, open_ended=self._open_ended())
         for name, talk in self.talks.items():
             self._try(name, talk, checked.renderer, judge, outcome)
         return outcome
 
-    def _ends(self) -> frozenset[str]:
-        """The tokens that end the answers of plain conversations."""
-        found: set[str] = set()
-        for name in ("one turn", "two turns"):
-            talk = self.talks[name]
-            text = self.theirs(talk["messages"], None)[0] or ""
-            for message in talk["messages"]:
-                if message["role"] == "assistant" and words_of(message)[0] in text:
-                    match = self.pattern.search(text, text.find(words_of(message)[0]))
-                    found |= {match[0]} if match else set()
-        return frozenset(found)
+    def _open_ended(self) -> bool:
+        """Whether the answer of one turn ends the text, and a token follows it where another turn comes."""
+        one, two = self.talks["one turn"]["messages"], self.talks["two turns"]["messages"]
+        alone, followed = self.theirs(one, None)[0] or "", self.theirs(two, None)[0] or ""
+        _, _, behind = followed.partition(two[1]["content"])
+        return alone.endswith(one[1]["content"]) and self.pattern.match(behind) is not None
 
     def _try(self, name: str, talk: Record, renderer: Renderer, judge: Judge, outcome: Outcome) -> None:
         given = conversation(talk, "messages", "tools")
@@ -172,8 +168,15 @@ class Trial:
         kept = messages if text == self.theirs(messages, tools)[0] else [
             with_text_arguments(message, lambda value: json.dumps(value, ensure_ascii=False)) for message in messages
         ]
+        tagged = TAGS.search(self.source) is not None
+        if tagged:
+            words = [message for message in messages[: span[0]] if message["role"] == "assistant"]
+            before = max((text.find(word) for message in words for word in words_of(message)), default=-1)
+            for start, stop in self.reference.tagged(kept, tools):
+                wanted[start:stop] |= stop > before and not any(word in text[start:stop] for message in words for word in words_of(message))
+                starts.append(start)
         for number, message in enumerate(messages):
-            if message["role"] != "assistant" or number < span[0]:
+            if message["role"] != "assistant" or number < span[0] or tagged:
                 continue
             expected = judge.expected(text, kept, tools, number)
             if expected.start is None or expected.stop is None:
