@@ -22,7 +22,7 @@ from tasks.chat.conversation import Conversation, Rejected
 from tasks.chat.encoding import Batch, Sequences
 from tasks.chat.loss import LossPolicy, completions
 from tasks.chat.pieces import Piece
-from tasks.chat.probes import PROBES, Habits, habits
+from tasks.chat.probes import PROBES, Habits, asked_for, habits
 from tasks.chat.sequences import Pieces, Renderer, SplitTurns
 from tasks.chat.template import ChatTemplate
 from tasks.errors import InputError
@@ -131,27 +131,17 @@ def _require_prompted(renderer: Renderer) -> None:
         rendering = template.render(probe.messages, probe.tools)
         if isinstance(rendering, Rejected) or any(kind == "generated" for _, _, (_, kind) in rendering.spans):
             continue
-        for number, message in enumerate(probe.messages):
-            prompted = _prompted(template, probe, number) if message["role"] == "assistant" else None
-            if prompted is None or not rendering.text.startswith(prompted):
+        for number in filter(lambda number: asked_for(probe.messages, number), range(len(probe.messages))):
+            prompted = template.render(probe.messages[:number], probe.tools, add_generation_prompt=True)
+            if isinstance(prompted, Rejected) or not rendering.text.startswith(prompted.text):
                 continue
             found = completions(rendering, probe.messages, [number], renderer.openings, renderer.controls)
-            if not isinstance(found, Rejected) and found[number].start != len(prompted):
+            if not isinstance(found, Rejected) and found[number].start != len(prompted.text):
                 raise InputError(
                     f"chat_template: in a conversation of {name}, message {number + 1} would be trained on from character "
-                    f"{found[number].start}, but the template's generation prompt ends at {len(prompted)}; "
+                    f"{found[number].start}, but the template's generation prompt ends at {len(prompted.text)}; "
                     "fix the template, or choose another"
                 )
-
-
-def _prompted(template: ChatTemplate, probe: Conversation, number: int) -> str | None:
-    """The text before an answer with the generation prompt; None where the template writes none there."""
-    before = probe.messages[:number]
-    asked = template.render(before, probe.tools, add_generation_prompt=True)
-    plain = template.render(before, probe.tools)
-    if isinstance(asked, Rejected) or isinstance(plain, Rejected) or asked.text == plain.text:
-        return None
-    return asked.text
 
 
 def _composes(renderer: Renderer) -> bool:

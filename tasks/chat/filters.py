@@ -9,6 +9,7 @@ from typing import Any
 
 import markupsafe
 from jinja2 import Environment
+from jinja2.exceptions import SecurityError
 from jinja2.filters import FILTERS, do_indent, do_round, do_sum
 from jinja2.utils import pass_environment
 
@@ -43,6 +44,7 @@ def filters(step: Callable[[int], None]) -> dict[str, Filter]:
     ours: dict[str, Filter] = {
         "e": escape, "escape": escape, "round": round_number, "sum": _counted(sum_of_numbers, step),
         "tojson": tojson, "join": join, "replace": replace, "indent": indent, "string": text_of, "safe": text_of,
+        "format": format_text,
     }  # fmt: skip
     return {**simple, **counted, **writing, **ours}
 
@@ -119,6 +121,16 @@ def replace(text: Any, old: str, new: str, count: int | None = None) -> str:  # 
     written = text_of(text)
     require_size(replaced_size(written, old, new))
     return written.replace(old, new, -1 if count is None else count)
+
+
+def format_text(text: Any, *values: Any) -> str:  # noqa: ANN401 - same
+    """`text` with the values in the place of every `%s`. Raises SecurityError for anything else: a width is any size."""
+    written = text_of(text)
+    if not values or "%" in written.replace("%%", "").replace("%s", ""):
+        raise SecurityError(f"{written[:40]!r}: only %s can be formatted in a chat template")
+    texts = [text_of(value) for value in values]
+    require_size(len(written) + sum(map(len, texts)))
+    return str.__str__(written) % tuple(texts)
 
 
 def replaced_size(text: str, old: str, new: str) -> int:

@@ -166,13 +166,18 @@ class _Answer:
     own: bool
 
 
+def asked_for(messages: Sequence[Message], number: int) -> bool:
+    """Whether a message is an answer that the serving side asks for: one to somebody else's message."""
+    return number > 0 and messages[number]["role"] == "assistant" != messages[number - 1]["role"]
+
+
 def _answers(template: ChatTemplate) -> Iterator[_Answer]:
     """What a template writes when it is asked for a generation prompt, in the place of every answer."""
     asked = [variables for variables in THINKING if all(name in template.source for name in variables)]
     for probe in PROBES.values():
         whole = template.render(probe.messages, probe.tools)
-        for number, message in enumerate(probe.messages):
-            if message["role"] != "assistant":
+        for number in range(len(probe.messages)):
+            if not asked_for(probe.messages, number):
                 continue
             cut_short = template.render(probe.messages[: number + 1], probe.tools)
             renderings = [each for each in (cut_short, whole) if isinstance(each, Rendering) and number in each.extents]
@@ -217,9 +222,7 @@ def _openings(template: ChatTemplate, answers: Sequence[_Answer], controls: Cont
     prompts |= {(not answer.own, answer.begun) for answer in answers if answer.begun is not None}
     ordered = [prompt for _, prompt in sorted(prompts, key=lambda each: (each[0], -len(each[1]), each[1]))]
     outside = _ends_in_next(template, controls)
-    asks = any(answer.prompts - {""} for answer in answers)
-    shown = [answer for answer in answers if answer.begun or answer.prompts != {""} or not asks]
-    leads = frozenset(lead for answer in shown for lead in _leads(answer, controls, outside=outside))
+    leads = frozenset(lead for answer in answers for lead in _leads(answer, controls, outside=outside))
     return Openings(tuple(dict.fromkeys(ordered)), leads | {""}, outside)
 
 

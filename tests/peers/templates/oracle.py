@@ -110,6 +110,8 @@ class Judge:
 
     def __init__(self, reference: Reference, tokens: re.Pattern[str], *, open_ended: bool) -> None:
         self.reference, self.tokens, self.open_ended = reference, tokens, open_ended
+        self.end: str | None = None
+        self.prompt, self.learned = "", False
 
     def expected(self, text: str, messages: Sequence[Record], tools: Any, number: int) -> Expected:
         """What is expected of one answer."""
@@ -129,21 +131,34 @@ class Judge:
         if asked[0] is not None and text.startswith(asked[0]):
             return len(asked[0])
         ends = [len(each) for each in asked if each is not None and text.startswith(each)]
+        if words is None:
+            return max(ends, default=None)
+        pattern = f"{FOREIGN.pattern}|{LEARNED.pattern}"
+        before = max((match.end() for match in re.finditer(pattern, text[: words[0]])), default=0)
+        own, *others = [self._added(messages[:number], tools, each) or "" for each in self.reference.asked]
+        own = own or (self.prompt if number == 0 else "")
+        if own and own in text[before : words[0]]:
+            return text.rfind(own, before, words[0]) + len(own)
         if ends:
             return max(ends)
-        if words is None:
-            return None
-        before = max((match.end() for match in re.finditer(f"{FOREIGN.pattern}|{LEARNED.pattern}", text[: words[0]])), default=0)
-        prompts: list[str] = []
-        for each, prompted in zip(self.reference.asked, asked, strict=True):
-            plain = self.reference.render(messages[:number], tools, **each)
-            if prompted is not None and plain is not None and prompted.startswith(plain) and prompted != plain:
-                prompts.append(prompted[len(plain) :])
-        for prompt in [*prompts[:1], *sorted(prompts[1:], key=len, reverse=True)]:
-            place = text.rfind(prompt, before, words[0])
-            if place >= 0:
-                return place + len(prompt)
+        for prompt in sorted(filter(None, others), key=len, reverse=True):
+            if prompt in text[before : words[0]]:
+                return text.rfind(prompt, before, words[0]) + len(prompt)
         return None
+
+    def _added(self, messages: Sequence[Record], tools: Any, asked: Mapping[str, bool]) -> str | None:
+        """What asking for a generation prompt adds to a text."""
+        plain = self.reference.render(messages, tools, **asked)
+        prompted = self.reference.render(messages, tools, prompt=True, **asked)
+        return prompted[len(plain) :] if plain is not None and prompted and prompted.startswith(plain) else None
+
+    def learn(self, messages: Sequence[Record]) -> None:
+        """Find out from a plain exchange which prompt, and which token at the end, this template has."""
+        text = self.reference.render(messages, None) or ""
+        self.prompt = self._added(messages[:1], None, {}) or ""
+        stop = self.expected(text, messages, None, 1).stop
+        self.end = next((match[0] for match in self.tokens.finditer(text) if match.end() == stop), None)
+        self.learned = True
 
     def _stop(self, text: str, messages: Sequence[Record], tools: Any, number: int, words: tuple[int, int]) -> int | None:
         """The last token that belongs to the answer whether or not something follows it; or else the first that follows."""
@@ -154,6 +169,8 @@ class Judge:
         if self.open_ended:
             following = self.tokens.match(text, len(alone or ""))
             return following.end() if following and text.startswith(alone or "?") else len(text) if text == alone else None
+        if self.learned and self.end is None:
+            return None
         follows = messages[number + 1 : number + 2] or [{"role": "user", "content": "And user0x?"}]
         followed = self.reference.render([*messages[: number + 1], *follows], tools)
         if alone == self.reference.render(messages[: number + 1], tools, prompt=True) and not nexts:
@@ -161,8 +178,12 @@ class Judge:
         word = max((each for each in words_of(messages[number]) if each in text), key=text.rfind, default="")
         others = [each[each.rfind(word) + len(word) :] for each in (alone, followed) if word and each is not None and word in each]
         if not word:
-            others = [each[words[1] :] for each in (alone, followed) if each is not None and each[: words[1]] == text[: words[1]]]
+            ends = [match for match in self.tokens.finditer(tail) if match[0] == self.end]
+            return words[1] + ends[0].end() if ends else None
         common = os.path.commonprefix([tail, *others])
+        again = self.tokens.search((others or [""])[0][len(common) - 2 :]) if not nexts else None
+        if again and again[0] in text[words[0] - 80 : words[0]]:
+            return None  # the next header is always written: where does it begin?
         own = list(self.tokens.finditer(common))
         if own:
             return words[1] + own[-1].end()

@@ -113,6 +113,7 @@ class Trial:
             return outcome
         outcome.accepted = True
         judge = Judge(self.reference, self.pattern, open_ended=self._open_ended())
+        judge.learn(self.talks["one turn"]["messages"])
         for name, talk in self.talks.items():
             self._try(name, talk, checked.renderer, judge, outcome)
         return outcome
@@ -170,10 +171,10 @@ class Trial:
         ]
         tagged = TAGS.search(self.source) is not None
         if tagged:
-            words = [message for message in messages[: span[0]] if message["role"] == "assistant"]
-            before = max((text.find(word) for message in words for word in words_of(message)), default=-1)
+            asked = messages[span[0]]
+            before = text.find(words_of(asked)[0]) if span[0] and asked["role"] == "user" else -1
             for start, stop in self.reference.tagged(kept, tools):
-                wanted[start:stop] |= stop > before and not any(word in text[start:stop] for message in words for word in words_of(message))
+                wanted[start:stop] |= start > before
                 starts.append(start)
         for number, message in enumerate(messages):
             if message["role"] != "assistant" or number < span[0] or tagged:
