@@ -131,16 +131,17 @@ def _require_prompted(renderer: Renderer) -> None:
         rendering = template.render(probe.messages, probe.tools)
         if isinstance(rendering, Rejected) or any(kind == "generated" for _, _, (_, kind) in rendering.spans):
             continue
-        for number in filter(lambda number: asked_for(probe.messages, number), range(len(probe.messages))):
+        learned = renderer.policy.learned(probe.messages)
+        found = completions(rendering, probe.messages, learned, renderer.openings, renderer.controls)
+        for number in learned if not isinstance(found, Rejected) else ():
             prompted = template.render(probe.messages[:number], probe.tools, add_generation_prompt=True)
-            if isinstance(prompted, Rejected) or not rendering.text.startswith(prompted.text):
+            if isinstance(prompted, Rejected) or not asked_for(probe.messages, number):
                 continue
-            found = completions(rendering, probe.messages, [number], renderer.openings, renderer.controls)
-            if not isinstance(found, Rejected) and found[number].start != len(prompted.text):
+            start, end = found[number].start, len(prompted.text)
+            if rendering.text.startswith(prompted.text) and rendering.text[end:start].strip() + rendering.text[start:end]:
                 raise InputError(
                     f"chat_template: in a conversation of {name}, message {number + 1} would be trained on from character "
-                    f"{found[number].start}, but the template's generation prompt ends at {len(prompted.text)}; "
-                    "fix the template, or choose another"
+                    f"{start}, but the template's generation prompt ends at {end}; fix the template, or choose another"
                 )
 
 

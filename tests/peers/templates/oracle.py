@@ -126,7 +126,7 @@ class Judge:
     def _start(self, text: str, messages: Sequence[Record], tools: Any, number: int, words: Any) -> int | None:
         asked = [self.reference.render(messages[:number], tools, prompt=True, **each) for each in self.reference.asked]
         plain = self.reference.render(messages[:number], tools)
-        if asked[0] == plain and (number == 0 or messages[number - 1]["role"] == "assistant"):
+        if asked[0] == plain and (number == 0 or messages[number - 1]["role"] not in {"user", "tool"}):
             asked = [None for _ in asked]  # no prompt is written there
         if asked[0] is not None and text.startswith(asked[0]):
             return len(asked[0])
@@ -136,7 +136,7 @@ class Judge:
         pattern = f"{FOREIGN.pattern}|{LEARNED.pattern}"
         before = max((match.end() for match in re.finditer(pattern, text[: words[0]])), default=0)
         own, *others = [self._added(messages[:number], tools, each) or "" for each in self.reference.asked]
-        own = own or (self.prompt if number == 0 else "")
+        own = own or (self.prompt if number == 0 or messages[number - 1]["role"] not in {"user", "tool"} else "")
         if own and own in text[before : words[0]]:
             return text.rfind(own, before, words[0]) + len(own)
         if ends:
@@ -175,9 +175,9 @@ class Judge:
         followed = self.reference.render([*messages[: number + 1], *follows], tools)
         if alone == self.reference.render(messages[: number + 1], tools, prompt=True) and not nexts:
             return None  # the next header is always written: where does it begin?
-        word = max((each for each in words_of(messages[number]) if each in text), key=text.rfind, default="")
-        others = [each[each.rfind(word) + len(word) :] for each in (alone, followed) if word and each is not None and word in each]
-        if not word:
+        word = max((each for each in words_of(messages[number]) if each in text), key=text.find, default="")
+        others = [each[each.find(word) + len(word) :] for each in (alone, followed) if word and each is not None and word in each]
+        if not word or alone is None:
             ends = [match for match in self.tokens.finditer(tail) if match[0] == self.end]
             return words[1] + ends[0].end() if ends else None
         common = os.path.commonprefix([tail, *others])

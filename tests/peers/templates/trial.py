@@ -93,7 +93,7 @@ class Trial:
         self.pattern = re.compile("|".join(map(re.escape, sorted(tokens, key=len, reverse=True))))
         self.variables: dict[str, Any] = {"bos_token": bos, "eos_token": eos}
         if "strftime_now" in source:
-            self.variables["date"] = TODAY.strftime("%Y-%m-%d")
+            self.variables["date"] = TODAY.isoformat()
 
     def theirs(self, messages: list[Record], tools: Any, stop: int | None = None) -> list[str | None]:
         """Transformers' renderings, with arguments as objects and as JSON text."""
