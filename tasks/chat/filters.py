@@ -43,7 +43,7 @@ def filters(step: Callable[[int], None]) -> dict[str, Filter]:
     writing = {name: _writing(FILTERS[name], step) for name in WRITING}
     ours: dict[str, Filter] = {
         "e": escape, "escape": escape, "round": round_number, "sum": _counted(sum_of_numbers, step),
-        "tojson": tojson, "join": join, "replace": replace, "indent": indent, "string": text_of, "safe": text_of,
+        "tojson": tojson, "join": join, "replace": replace, "indent": indent, "string": text_of, "safe": safe,
         "format": format_text,
     }  # fmt: skip
     return {**simple, **counted, **writing, **ours}
@@ -143,6 +143,11 @@ def escape(value: Any) -> str:  # noqa: ANN401 - same
     written = text_of(value)
     require_size(len(written) * len("&quot;"))
     return str(markupsafe.escape(str.__str__(written)))
+
+
+def safe(value: Any) -> str:  # noqa: ANN401 - same
+    """Text as it is; what is added to it with `+` is escaped, as everywhere in Jinja."""
+    return markupsafe.Markup(str.__str__(text_of(value)))
 
 
 def round_number(value: float, precision: int = 0, method: Any = "common") -> float:  # noqa: ANN401 - same

@@ -203,8 +203,8 @@ def _answers_at(
         start = written.extents[number][0]
         if written.text.startswith(asked.text) and len(asked.text) >= start:
             yield _Answer(prompts, written.text[start : len(asked.text)], number, written, own)
-        for prompt in prompts - {""}:
-            if written.text.startswith(prompt, start):
+        for prompt in {each.lstrip() for each in prompts} | prompts:
+            if prompt and written.text.startswith(prompt, start):
                 yield _Answer(prompts, prompt, number, written, own)
 
 

@@ -23,9 +23,10 @@ from jinja2.ext import loopcontrols
 from jinja2.runtime import Context, LoopContext, Macro, Undefined
 from jinja2.sandbox import ImmutableSandboxedEnvironment, safe_range
 from jinja2.utils import Namespace
+from markupsafe import Markup
 
 from tasks.chat.conversation import Arguments
-from tasks.chat.filters import filters, replaced_size, together
+from tasks.chat.filters import escape, filters, replaced_size, together
 from tasks.chat.instrument import Generation, OutputCode, marking
 from tasks.chat.limits import CHARACTERS_PER_STEP, MOST_BITS, Budget, TemplateLimitError, require_size, text_of
 from tasks.chat.records import MessageRecord, ToolCallRecord
@@ -113,6 +114,8 @@ class Sandbox(ImmutableSandboxedEnvironment):
     def call_binop(self, context: Context, operator: str, left: Any, right: Any) -> Any:  # noqa: ANN401 - a template's values
         """Add, multiply, raise or format within the limits; arguments of tool calls are their JSON beside text."""
         if operator == "+" and (isinstance(left, str) or isinstance(right, str)):
+            if isinstance(left, Markup) or isinstance(right, Markup):
+                return Markup(together([_escaped(left), _escaped(right)]))
             return together([_text(left), _text(right)])
         if operator == "%" and isinstance(left, str):
             raise SecurityError("text is not formatted with %; write texts side by side")
@@ -190,6 +193,11 @@ def _text(value: object) -> str:
     if isinstance(value, (str, Arguments)):
         return value if isinstance(value, str) else value.text
     raise TypeError(f"text and {type(value).__name__} cannot be added; write the value with a filter such as tojson")
+
+
+def _escaped(value: object) -> str:
+    """A text beside one that a template calls safe."""
+    return str(value) if isinstance(value, Markup) else escape(_text(value))
 
 
 def _size(operator: str, left: object, right: object) -> int:

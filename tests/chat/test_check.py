@@ -101,7 +101,6 @@ def test_the_bundled_template_is_taken_under_every_policy(vocabulary, tmp_path, 
 
 FAULTS = {
     "no loop over messages": ("{{ messages[0].content ~ '<|im_end|>' ~ messages[1].content ~ '<|im_end|>' }}" + ASKS, "does not write message"),
-    "a loop over numbers": ("{% for n in range(messages | length) %}{% set m = messages[n] %}" + HEAD + WORDS + END + "{% endfor %}" + ASKS, "does not write message"),
     "answers that are left out": (LOOP + "{% if m.role != 'assistant' %}" + HEAD + WORDS + END + "{% endif %}{% endfor %}" + ASKS, "does not write message 2"),
     "content that is left out": (LOOP + HEAD + "{{ m.content if m.role == 'user' }}" + END + "{% endfor %}" + ASKS, "content of message 2"),
     "content that is changed": (LOOP + HEAD + "{{ m.content | upper }}" + END + "{% endfor %}" + ASKS, "content of message 2"),
@@ -127,6 +126,7 @@ def test_a_template_without_right_masks_is_refused(checked, source, reason):
 
 
 ODD = {
+    "a loop over numbers": "{% for n in range(messages | length) %}{% set m = messages[n] %}" + HEAD + WORDS + END + "{% endfor %}" + ASKS,
     "a look at what follows, before the answer": LOOP + HEAD + "{% for n in messages[loop.index:] %}{{ n.missing }}{% endfor %}" + WORDS + END + "{% endfor %}" + ASKS,
     "a look at what follows, behind the answer": LOOP + HEAD + WORDS + "{% for n in messages[loop.index:] %}{{ n.missing }}{% endfor %}" + END + "{% endfor %}" + ASKS,
     "a look at what came before": LOOP + "{% for n in messages[:loop.index0] %}{{ n.missing }}{% endfor %}" + HEAD + WORDS + END + "{% endfor %}" + ASKS,
