@@ -84,6 +84,7 @@ def checked_renderer(
         "self-check", template.digest, template.variables, vocabulary.fingerprint, asdict(policy), split_turns, special,
         PROBES, version("tokenmill"), version("jinja2"), version("tokenizers"),
     ]  # fmt: skip
+
     def check() -> dict[str, str]:
         _require_prompted(renderer)
         return refusals(renderer.sequences, found.controls, vocabulary)
@@ -138,7 +139,10 @@ def _require_prompted(renderer: Renderer) -> None:
             if isinstance(prompted, Rejected) or not asked_for(probe.messages, number):
                 continue
             start, end = found[number].start, len(prompted.text)
-            if rendering.text.startswith(prompted.text) and rendering.text[end:start].strip() + rendering.text[start:end]:
+            if (
+                rendering.text.startswith(prompted.text)
+                and rendering.text[end:start].strip() + rendering.text[start:end]
+            ):
                 raise InputError(
                     f"chat_template: in a conversation of {name}, message {number + 1} would be trained on from character "
                     f"{start}, but the template's generation prompt ends at {end}; fix the template, or choose another"

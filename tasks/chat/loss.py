@@ -181,9 +181,7 @@ def completions(
     return found
 
 
-def _end(
-    rendering: Rendering, number: int, written: Parts, openings: Openings, controls: Controls
-) -> Range | None:
+def _end(rendering: Rendering, number: int, written: Parts, openings: Openings, controls: Controls) -> Range | None:
     """Where the end of a turn begins and ends: a control token, or what the vocabulary has for one as text. None where
     the template writes nothing but blanks behind the answer.
     """
@@ -236,7 +234,9 @@ def _left_out(
 ) -> tuple[str, str] | None:
     """Reason and detail when the template did not write what has to be learned."""
     start, stop = rendering.extents.get(number, (0, 0))
-    if start == stop and any(of == number and first < last for first, last, (of, kind) in rendering.spans if kind == "content"):
+    if start == stop and any(
+        of == number and first < last for first, last, (of, kind) in rendering.spans if kind == "content"
+    ):
         return "message_outside", f"the chat template does not write message {number + 1} in a loop over the messages"
     if start == stop:
         return "message_left_out", f"the chat template does not write message {number + 1}"

@@ -115,7 +115,7 @@ class Sandbox(ImmutableSandboxedEnvironment):
         """Add, multiply, raise or format within the limits; arguments of tool calls are their JSON beside text."""
         if operator == "+" and (isinstance(left, str) or isinstance(right, str)):
             if isinstance(left, Markup) or isinstance(right, Markup):
-                return Markup(together([_escaped(left), _escaped(right)]))
+                return Markup(together([_escaped(left), _escaped(right)]))  # noqa: S704 - as Jinja does
             return together([_text(left), _text(right)])
         if operator == "%" and isinstance(left, str):
             raise SecurityError("text is not formatted with %; write texts side by side")

@@ -96,7 +96,9 @@ class ChatTemplate:
             return Rendering(str.__str__(rendered), spans, extents(spans, len(rendered)))
         except FAULTS as error:
             if isinstance(error, UndefinedError) and CLOCK in str(error):
-                return Rejected("template_error", "the chat template asks for a date; set template_variables.date=2026-03-01")
+                return Rejected(
+                    "template_error", "the chat template asks for a date; set template_variables.date=2026-03-01"
+                )
             return Rejected("template_error", f"the chat template stops: {type(error).__name__}: {error}")
 
     def _written(self, given: Variables) -> str:

@@ -68,7 +68,9 @@ def _call(call: object, place: str) -> ToolCall:
     if identifier := string_at(call, "id", "bad_tool_calls", f"{place}'s"):
         made["id"] = identifier
     given = list(call)  # templates that write a call as JSON write its keys in the order of the source
-    return cast("ToolCall", dict(sorted(made.items(), key=lambda item: given.index(item[0]) if item[0] in given else -1)))
+    return cast(
+        "ToolCall", dict(sorted(made.items(), key=lambda item: given.index(item[0]) if item[0] in given else -1))
+    )
 
 
 def _function(outer: Mapping[str, Any]) -> object:

@@ -330,3 +330,34 @@ def test_the_templates_of_other_families_are_taken(checked, vocabulary, name):
     outcome = checked(chat_templates.template(name), bos_token="<s>", eos_token="<|endoftext|>")
     (written,) = trained(outcome.renderer, vocabulary, TALK)
     assert [words in written for words in ("6.", "12!", "24", "2 * 3?", "* 2?")] == [True] * 3 + [False] * 2
+
+
+def test_a_mask_that_begins_elsewhere_than_the_prompt_ends_is_refused(checked, monkeypatch):
+    """The check asks the template again, and does not trust what the probes have found."""
+    right = check.completions
+
+    def one_late(*args):
+        found = right(*args)
+        return (
+            found
+            if isinstance(found, Rejected)
+            else {n: each._replace(start=each.start + 1) for n, each in found.items()}
+        )
+
+    monkeypatch.setattr(check, "completions", one_late)
+    with pytest.raises(InputError, match="generation prompt ends at"):
+        checked(GOOD)
+
+
+def test_a_template_that_needs_tools_is_taken_with_tools(checked):
+    outcome = checked("{{ raise_exception('no tools') if not tools }}" + GOOD)
+    assert "no tools" in outcome.refused["one turn"]
+    assert "a tool call" not in outcome.refused
+
+
+def test_a_token_of_a_role_that_only_a_rendering_shows_is_a_control_token(tmp_path):
+    tokenizer = trained_bpe()
+    tokenizer.add_tokens([AddedToken("<|developer|>", normalized=False)])
+    used = found(saved(tokenizer, tmp_path / "tokenizer"))
+    source = GOOD.replace("'<|im_start|>' ~ m.role", "'<|' ~ m.role ~ '|>'")
+    assert "<|developer|>" in renderer_of(ChatTemplate(source, {}), used, LossPolicy(), "auto", "literal").controls.ids

@@ -23,7 +23,7 @@ ASKED = ({}, {"enable_thinking": True}, {"enable_thinking": False}, {"thinking":
 """What the serving side may ask for; the first is what it asks for by default."""
 
 TOKEN = re.compile(
-    r"<\|[^<>|\s{}'\"]{1,40}\|?>|<[a-z_]{1,20}\|>|<｜[^<>{}'\"]{1,40}｜>|</?s>|</?(?:think|tool_call|tool_response|tool_calls|ifm\|\w+)>"
+    r"<\|[^<>|\s{}'\"]{1,40}\|?>|<[a-z_]{1,20}\|>|<\uff5c[^<>{}'\"]{1,40}\uff5c>|</?s>|</?(?:think|tool_call|tool_response|tool_calls|ifm\|\w+)>"
     r"|<(?:start|end)_of_(?:turn|utterance|text)>|<(?:bos|eos|sep|row_sep|extra_id_\d+|unused\d+|SPECIAL_\d+|reserved_\d+)>"
     r"|\[\|[^\[\]|\s]{1,30}\|\]|<seed:[\w/]+>|</seed:\w+>|\]~[!b]?b?\[?\]?|\[e~\["
     r"|\[/?(?:INST|TOOL_CALLS|AVAILABLE_TOOLS|TOOL_RESULTS|TOOL_CONTENT|ARGS|CALL_ID|SYSTEM_PROMPT|THINK|MODEL_SETTINGS)\]"
@@ -116,7 +116,11 @@ class Judge:
     def expected(self, text: str, messages: Sequence[Record], tools: Any, number: int) -> Expected:
         """What is expected of one answer."""
         places = [text.find(word) for word in words_of(messages[number])]
-        found = [(place, place + len(word)) for place, word in zip(places, words_of(messages[number]), strict=True) if place >= 0]
+        found = [
+            (place, place + len(word))
+            for place, word in zip(places, words_of(messages[number]), strict=True)
+            if place >= 0
+        ]
         words = (min(found)[0], max(found)[1]) if found else None
         start = self._start(text, messages, tools, number, words)
         if start is None and words is None:
@@ -160,7 +164,9 @@ class Judge:
         self.end = next((match[0] for match in self.tokens.finditer(text) if match.end() == stop), None)
         self.learned = True
 
-    def _stop(self, text: str, messages: Sequence[Record], tools: Any, number: int, words: tuple[int, int]) -> int | None:
+    def _stop(
+        self, text: str, messages: Sequence[Record], tools: Any, number: int, words: tuple[int, int]
+    ) -> int | None:
         """The last token that belongs to the answer whether or not something follows it; or else the first that follows."""
         later = [word for message in messages[number + 1 :] for word in words_of(message)]
         nexts = [place for place in (text.find(word, words[1]) for word in later) if place >= 0]
@@ -168,21 +174,34 @@ class Judge:
         alone = self.reference.render(messages[: number + 1], tools)
         if self.open_ended:
             following = self.tokens.match(text, len(alone or ""))
-            return following.end() if following and text.startswith(alone or "?") else len(text) if text == alone else None
+            return (
+                following.end() if following and text.startswith(alone or "?") else len(text) if text == alone else None
+            )
         if self.learned and self.end is None:
             return None
         follows = messages[number + 1 : number + 2] or [{"role": "user", "content": "And user0x?"}]
         followed = self.reference.render([*messages[: number + 1], *follows], tools)
-        if alone == self.reference.render(messages[: number + 1], tools, prompt=True) and not nexts:
-            return None  # the next header is always written: where does it begin?
+        header = text[max(words[0] - 80, 0) : words[0]]
+        if (
+            alone is not None
+            and alone == self.reference.render(messages[: number + 1], tools, prompt=True)
+            and not nexts
+        ):
+            closing = self.tokens.findall(alone, words[1])
+            if closing and closing[-1] in header:
+                return None  # the next header is always written: where does it begin?
         word = max((each for each in words_of(messages[number]) if each in text), key=text.find, default="")
-        others = [each[each.find(word) + len(word) :] for each in (alone, followed) if word and each is not None and word in each]
+        others = [
+            each[each.find(word) + len(word) :]
+            for each in (alone, followed)
+            if word and each is not None and word in each
+        ]
         if not word or alone is None:
             ends = [match for match in self.tokens.finditer(tail) if match[0] == self.end]
             return words[1] + ends[0].end() if ends else None
-        common = os.path.commonprefix([tail, *others])
+        common = os.path.commonprefix([tail, *others])  # noqa: RUF071 - texts, not paths
         again = self.tokens.search((others or [""])[0][len(common) - 2 :]) if not nexts else None
-        if again and again[0] in text[words[0] - 80 : words[0]]:
+        if again and again[0] in header:
             return None  # the next header is always written: where does it begin?
         own = list(self.tokens.finditer(common))
         if own:

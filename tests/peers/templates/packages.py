@@ -46,10 +46,20 @@ def _archive(package: str, directory: Path) -> Path:
     name = package.replace("==", "-").replace("-", "_").lower()
     for _ in range(2):
         for path in directory.glob("*"):
-            if path.name.replace("-", "_").lower().startswith(name) and path.suffix in {".whl", ".gz"}:
+            kind = ".gz" if package in SOURCES else ".whl"
+            if path.name.replace("-", "_").lower().startswith(name) and path.suffix == kind:
                 return path
         kind = "--no-binary" if package in SOURCES else "--only-binary"
-        command = [sys.executable, "-m", "pip", "download", "--quiet", "--no-deps", kind, package.split("==")[0]]
+        command = [
+            sys.executable,
+            "-m",
+            "pip",
+            "download",
+            "--quiet",
+            "--no-deps",
+            kind,
+            package.split("==", maxsplit=1)[0],
+        ]
         subprocess.run([*command, "--dest", str(directory), package], check=True, timeout=600)
     raise FileNotFoundError(f"pip downloaded {package}, but {directory} does not hold it")
 

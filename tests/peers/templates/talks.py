@@ -77,7 +77,11 @@ def talks() -> dict[str, Record]:
     """All of them by name, with `messages` and perhaps `tools`."""
     both = _calls(_silent(), 2)
     first, second = _calls(_says("Look: {}.")), _calls(_silent())
-    again, thought, nested = _calls(_silent()), _calls(_thinks(_silent())), {"days": 2, "deep": {"list": [1, None, True]}}
+    again, thought, nested = (
+        _calls(_silent()),
+        _calls(_thinks(_silent())),
+        {"days": 2, "deep": {"list": [1, None, True]}},
+    )
     plain: dict[str, list[Record]] = {
         "one turn": [_user(), _says()],
         "two turns": [_user(), _says(), _user(), _says()],

@@ -11,8 +11,7 @@ import orjson
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
 
 from tasks.chat.check import checked_renderer, text_encoder
-from tasks.chat.controls import Controls
-from tasks.chat.conversation import Conversation, Rejected
+from tasks.chat.conversation import Rejected
 from tasks.chat.encoding import Batch
 from tasks.chat.intake import conversation
 from tasks.chat.loss import LossPolicy
@@ -22,12 +21,12 @@ from tasks.errors import InputError
 from tasks.tokenize.vocabulary import Vocabulary, huggingface_vocabulary
 from tests.peers.templates.oracle import TODAY, TOKEN, Judge, Reference, with_text_arguments, words_of
 from tests.peers.templates.packages import Template
-from tests.peers.templates.talks import FOREIGN, LEARNED, Record
+from tests.peers.templates.talks import FOREIGN, Record
 
 TAGS = re.compile(r"\{%-?\s*generation\s*-?%\}")
 BEGINS, ENDS = "<s>", "</s>"
 FAMILIES = {
-    "｜": ("<｜begin▁of▁sentence｜>", "<｜end▁of▁sentence｜>"),
+    "\uff5c": ("<\uff5cbegin▁of▁sentence\uff5c>", "<\uff5cend▁of▁sentence\uff5c>"),
     "<|eot_id|>": ("<|begin_of_text|>", "<|eot_id|>"),
     "<start_of_turn>": ("<bos>", "<eos>"),
     "<|turn>": ("<bos>", "<eos>"),
@@ -44,7 +43,9 @@ def base(texts: list[str]) -> dict[str, Any]:
     tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
     tokenizer.decoder = decoders.ByteLevel()
     alphabet = pre_tokenizers.ByteLevel.alphabet()
-    tokenizer.train_from_iterator(texts, trainers.BpeTrainer(vocab_size=800, initial_alphabet=alphabet, show_progress=False))
+    tokenizer.train_from_iterator(
+        texts, trainers.BpeTrainer(vocab_size=800, initial_alphabet=alphabet, show_progress=False)
+    )
     return json.loads(tokenizer.to_str())
 
 
@@ -61,6 +62,7 @@ class Outcome:
     wrong: dict[str, str] = field(default_factory=dict)
     ids: dict[str, str] = field(default_factory=dict)
     loose: dict[str, str] = field(default_factory=dict)
+    untrue: str = ""
 
 
 class Trial:
@@ -110,6 +112,7 @@ class Trial:
             )
         except InputError as error:
             outcome.reason = str(error)
+            outcome.untrue = "" if self.is_true(outcome.reason) else outcome.reason
             return outcome
         outcome.accepted = True
         judge = Judge(self.reference, self.pattern, open_ended=self._open_ended())
@@ -117,6 +120,21 @@ class Trial:
         for name, talk in self.talks.items():
             self._try(name, talk, checked.renderer, judge, outcome)
         return outcome
+
+    def is_true(self, reason: str) -> bool:
+        """Whether transformers' renderings of one turn bear a refusal out."""
+        talk = self.talks["one turn"]["messages"]
+        asked, answer = words_of(talk[0])[0], words_of(talk[1])[0]
+        text, prompted = self.reference.render(talk, None), self.reference.render(talk[:1], None, prompt=True)
+        if "(template_error)" in reason:
+            return text is None or ".format(" in self.source
+        if "(no_end_of_turn)" in reason:
+            return text is not None and not self.pattern.search(text, text.find(answer))
+        if "(no_generation_prompt)" in reason:
+            return text is not None and prompted is not None and not text.startswith(prompted) and asked in text
+        if "(message_outside)" in reason:
+            return "messages[:-1]" in self.source or "range(start_idx" in self.source
+        return False
 
     def _open_ended(self) -> bool:
         """Whether the answer of one turn ends the text, and a token follows it where another turn comes."""
@@ -150,7 +168,7 @@ class Trial:
             ours = encoded.ids[encoded.offsets[place] : encoded.offsets[place + 1]].tolist()
             self._judge(f"{name} [{place}]", talk, span, text, flags, ours, judge, outcome)
 
-    def _judge(self, name, talk, span, text, flags, ours, judge, outcome) -> None:
+    def _judge(self, name, talk, span, text, flags, ours, judge, outcome) -> None:  # noqa: C901 - the one place of judgement
         """One sequence."""
         tools = talk.get("tools")
         span = next(
@@ -166,9 +184,14 @@ class Trial:
             return
         messages = talk["messages"][: span[1]]
         wanted, loose, starts = np.zeros(len(text), bool), [], [0]
-        kept = messages if text == self.theirs(messages, tools)[0] else [
-            with_text_arguments(message, lambda value: json.dumps(value, ensure_ascii=False)) for message in messages
-        ]
+        kept = (
+            messages
+            if text == self.theirs(messages, tools)[0]
+            else [
+                with_text_arguments(message, lambda value: json.dumps(value, ensure_ascii=False))
+                for message in messages
+            ]
+        )
         tagged = TAGS.search(self.source) is not None
         if tagged:
             asked = messages[span[0]]
@@ -207,6 +230,7 @@ class Trial:
         if foreign or missing:
             outcome.wrong[name] = f"foreign {foreign} missing {missing} trained {trained} of {text!r}"
         elif loose:
+            outcome.counts["by words"] += 1
             outcome.loose[name] = f"{loose} trained {trained} of {text!r}"
         elif not np.array_equal(wanted, flags):
             outcome.wrong[name] = f"trained {trained} wanted {[text[a:b] for a, b in runs(wanted)]} of {text!r}"
