@@ -60,7 +60,7 @@ class ChatTemplate:
         """Raises InputError, with line and remedy, for what is no template, or for a `date` that is none."""
         self._sandbox = Sandbox()
         if CLOCK in source and "date" in variables:
-            self._sandbox.globals[CLOCK] = clock(variables["date"])
+            self._sandbox.globals = {**self._sandbox.globals, CLOCK: clock(variables["date"])}
         try:
             tree = instrumented(self._sandbox.parse(source))
             code = self._sandbox.compile(tree)
