@@ -20,9 +20,9 @@ import pyarrow as pa
 from tasks.chat.controls import Controls
 from tasks.chat.conversation import Conversation, Rejected
 from tasks.chat.encoding import Batch, Sequences
-from tasks.chat.loss import LossPolicy
+from tasks.chat.loss import LossPolicy, completions
 from tasks.chat.pieces import Piece
-from tasks.chat.probes import PROBES, Habits, habits
+from tasks.chat.probes import PROBES, Habits, asked_for, habits
 from tasks.chat.sequences import Pieces, Renderer, SplitTurns
 from tasks.chat.template import ChatTemplate
 from tasks.errors import InputError
@@ -62,7 +62,7 @@ def _renderer(
     template: ChatTemplate, found: Habits, policy: LossPolicy, split_turns: SplitTurns, special: SpecialTokens
 ) -> Renderer:
     splits, literal = split_turns == "auto" and found.strips_history, special != "allow"
-    renderer = Renderer(template, found.controls, found.prompts, policy, literal, splits, composes=False)
+    renderer = Renderer(template, found.controls, found.openings, policy, literal, splits, composes=False)
     return replace(renderer, composes=splits and _composes(renderer))
 
 
@@ -84,7 +84,12 @@ def checked_renderer(
         "self-check", template.digest, template.variables, vocabulary.fingerprint, asdict(policy), split_turns, special,
         PROBES, version("tokenmill"), version("jinja2"), version("tokenizers"),
     ]  # fmt: skip
-    refused = remembered_check(question, store, lambda: refusals(renderer.sequences, found.controls, vocabulary))
+
+    def check() -> dict[str, str]:
+        _require_prompted(renderer)
+        return refusals(renderer.sequences, found.controls, vocabulary)
+
+    refused = remembered_check(question, store, check)
     return Checked(renderer, refused, _warnings(found.controls, writes_reasoning=found.writes_reasoning))
 
 
@@ -102,7 +107,7 @@ def refusals(sequences_of: SequencesOf, controls: Controls, vocabulary: Vocabula
         sequences = sequences_of(probe)
         if not isinstance(sequences, Rejected):
             _require_right(name, sequences, controls, guarded)
-        elif name in REQUIRED:
+        elif name in REQUIRED and not _needs_tools(sequences, sequences_of):
             raise InputError(
                 f"chat_template: no loss mask for a conversation of {name}: {sequences.detail} ({sequences.reason}); "
                 "mend the template, or choose another template or loss policy"
@@ -110,6 +115,38 @@ def refusals(sequences_of: SequencesOf, controls: Controls, vocabulary: Vocabula
         else:
             refused[name] = f"{sequences.reason}: {sequences.detail}"
     return refused
+
+
+def _needs_tools(refusal: Rejected, sequences_of: SequencesOf) -> bool:
+    """Whether a template that refuses a conversation takes one with tools."""
+    return refusal.reason == "template_error" and not isinstance(sequences_of(PROBES["one turn with tools"]), Rejected)
+
+
+def _require_prompted(renderer: Renderer) -> None:
+    """Every answer must begin where the template's own generation prompt ends, as far as its rendering goes on from it.
+
+    Templates with generation tags say themselves where.
+    """
+    template = renderer.template
+    for name, probe in PROBES.items():
+        rendering = template.render(probe.messages, probe.tools)
+        if isinstance(rendering, Rejected) or any(kind == "generated" for _, _, (_, kind) in rendering.spans):
+            continue
+        learned = renderer.policy.learned(probe.messages)
+        found = completions(rendering, probe.messages, learned, renderer.openings, renderer.controls)
+        for number in learned if not isinstance(found, Rejected) else ():
+            prompted = template.render(probe.messages[:number], probe.tools, add_generation_prompt=True)
+            if isinstance(prompted, Rejected) or not asked_for(probe.messages, number):
+                continue
+            start, end = found[number].start, len(prompted.text)
+            if (
+                rendering.text.startswith(prompted.text)
+                and rendering.text[end:start].strip() + rendering.text[start:end]
+            ):
+                raise InputError(
+                    f"chat_template: in a conversation of {name}, message {number + 1} would be trained on from character "
+                    f"{start}, but the template's generation prompt ends at {end}; fix the template, or choose another"
+                )
 
 
 def _composes(renderer: Renderer) -> bool:

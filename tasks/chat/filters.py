@@ -9,6 +9,7 @@ from typing import Any
 
 import markupsafe
 from jinja2 import Environment
+from jinja2.exceptions import SecurityError
 from jinja2.filters import FILTERS, do_indent, do_round, do_sum
 from jinja2.utils import pass_environment
 
@@ -43,7 +44,8 @@ def filters(step: Callable[[int], None]) -> dict[str, Filter]:
     writing = {name: _writing(FILTERS[name], step) for name in WRITING}
     ours: dict[str, Filter] = {
         "e": escape, "escape": escape, "round": round_number, "sum": _counted(sum_of_numbers, step),
-        "tojson": tojson, "join": join, "replace": replace, "indent": indent, "string": text_of, "safe": text_of,
+        "tojson": tojson, "join": join, "replace": replace, "indent": indent, "string": text_of, "safe": safe,
+        "format": format_text,
     }  # fmt: skip
     return {**simple, **counted, **writing, **ours}
 
@@ -125,6 +127,16 @@ def replace(text: Any, old: str, new: str, count: int | None = None) -> str:  # 
     return written.replace(old, new, -1 if count is None else count)
 
 
+def format_text(text: Any, *values: Any) -> str:  # noqa: ANN401 - same
+    """`text` with the values in the place of every `%s`. Raises SecurityError for anything else: a width is any size."""
+    written = text_of(text)
+    if not values or "%" in written.replace("%%", "").replace("%s", ""):
+        raise SecurityError(f"{written[:40]!r}: only %s can be formatted in a chat template")
+    texts = [text_of(value) for value in values]
+    require_size(len(written) + sum(map(len, texts)))
+    return str.__str__(written) % tuple(texts)
+
+
 def replaced_size(text: str, old: str, new: str) -> int:
     """The most characters that replacing leaves."""
     return len(text) + (str.count(text, old) + 1) * len(new)
@@ -135,6 +147,11 @@ def escape(value: Any) -> str:  # noqa: ANN401 - same
     written = text_of(value)
     require_size(len(written) * len("&quot;"))
     return str(markupsafe.escape(str.__str__(written)))
+
+
+def safe(value: Any) -> str:  # noqa: ANN401 - same
+    """Text as it is; what is added to it with `+` is escaped, as everywhere in Jinja."""
+    return markupsafe.Markup(str.__str__(text_of(value)))  # noqa: S704 - nothing here is shown as HTML
 
 
 def round_number(value: float, precision: int = 0, method: Any = "common") -> float:  # noqa: ANN401 - same

@@ -64,7 +64,7 @@ class _Instrumenter(NodeTransformer):
             return [node]
         self._loops += 1
         loop, line = nodes.Const(self._loops), node.lineno
-        target = nodes.Name(node.target.name, "load") if isinstance(node.target, nodes.Name) else nodes.Const(None)
+        target = _subject(node) or nodes.Const(None)
         node.body.insert(0, _output(target, "__opened__", loop, line=line))
         return [node, _output(loop, "__ended__", line=line)]
 
@@ -78,6 +78,17 @@ class _Instrumenter(NodeTransformer):
             return node
         places = [each or nodes.Const(None) for each in (node.arg.start, node.arg.stop, node.arg.step)]
         return nodes.Filter(node.node, "__sliced__", places, [], None, None)
+
+
+def _subject(node: nodes.For) -> nodes.Expr | None:
+    """What a turn of a loop is about: its variable, or, where it counts with `range`, what it looks up at that place."""
+    if not isinstance(node.target, nodes.Name):
+        return None
+    name, counts = node.target.name, isinstance(node.iter, nodes.Call) and isinstance(node.iter.node, nodes.Name)
+    for each in node.find_all(nodes.Getitem) if counts else ():
+        if isinstance(each.node, nodes.Name) and isinstance(each.arg, nodes.Name) and each.arg.name == name:
+            return nodes.Getitem(nodes.Name(each.node.name, "load"), nodes.Name(name, "load"), "load")
+    return nodes.Name(name, "load")
 
 
 def instrumented(tree: nodes.Template) -> nodes.Template:

@@ -8,7 +8,10 @@ this order:
 
 Where each begins is known from the origin of the text (see `traced.py`): the answer is the message's content, tool
 calls begin with the loop over them, the turn ends with the last control token behind all of it. Template text goes with
-what it introduces: `<think>\n` and `\n</think>\n` are reasoning, `<tool_call>` is a tool call.
+what it introduces: `<think>\n` and `\n</think>\n` are reasoning, `<tool_call>` is a tool call. Some templates write the
+calls before the answer. Some (GLM) write no end: then the control token of the next header ends the turn.
+
+Template text is trained on only where probes of the template have shown that it follows a generation prompt (`Openings`).
 """
 
 from collections.abc import Mapping, Sequence
@@ -28,14 +31,16 @@ class LossPolicy:
 
     `assistant_all`: all that the assistant generates; `last_turn`: what it generates after the last user message;
     `final_only`: its last answer alone, without reasoning and tool calls, and nothing where it only calls tools.
-    `assistant_bodies` is for formats that tell what is said from what introduces it, and leaves that out. The three
-    others leave parts out everywhere.
+    `assistant_bodies` is for formats that tell what is said from what introduces it, and leaves that out. The
+    others leave parts out everywhere. `empty_reasoning` is what a template writes in place of the reasoning of an answer
+    without any, as far as it follows the generation prompt: the model has to generate it, or it would think.
     """
 
     on: LossOn = "assistant_all"
     reasoning: bool = True
     tool_calls: bool = True
     end_of_turn: bool = True
+    empty_reasoning: bool = True
 
     def learned(self, messages: Sequence[Message]) -> list[int]:
         """The numbers of the messages that are trained on."""
@@ -53,13 +58,17 @@ class LossPolicy:
 
     def ranges(self, completion: "Completion") -> list[Range]:
         """The characters of a completion that are trained on, neighbours in one."""
-        if self.reasoning and self.tool_calls and self.end_of_turn and self.on != "final_only":
+        reasoning = self.reasoning and (self.empty_reasoning or completion.reasons)
+        if reasoning and self.tool_calls and self.end_of_turn and self.on != "final_only":
             return [(completion.start, completion.stop)]
         final = self.on == "final_only"
+        first, second = sorted([(completion.answer, True), (completion.calls, self.tool_calls and not final)])
+        if completion.answer == completion.calls:
+            first, second = (completion.answer, True), (completion.calls, self.tool_calls and not final)
         wanted = [
-            (completion.start, completion.answer, self.reasoning and not final),
-            (completion.answer, completion.calls, True),
-            (completion.calls, completion.ending, self.tool_calls and not final),
+            (completion.start, first[0], reasoning and not final),
+            (first[0], second[0], first[1]),
+            (second[0], completion.ending, second[1]),
             (completion.ending, completion.stop, self.end_of_turn),
         ]
         ranges: list[Range] = []
@@ -81,7 +90,9 @@ class Completion(NamedTuple):
     """What the model generates of one message, as characters of a rendering.
 
     Reasoning is `[start, answer)`, the answer `[answer, calls)`, tool calls `[calls, ending)`, the end of the turn
-    `[ending, stop)`; each may be empty.
+    `[ending, stop)`; each may be empty. Where calls come first, `calls < answer`: reasoning is `[start, calls)`, calls are
+    `[calls, answer)`, the answer is `[answer, ending)`. `reasons` is False where reasoning is what the template
+    writes for none.
     """
 
     start: int
@@ -89,65 +100,116 @@ class Completion(NamedTuple):
     calls: int
     ending: int
     stop: int
+    reasons: bool = True
+
+
+@dataclass(frozen=True, slots=True)
+class Openings:
+    """How a template begins and ends answers, as its probes have shown.
+
+    `prompts` are the generation prompts, those of the template's own variables before others, long ones before short
+    ones. `unprompted` are the roles behind whose messages none is written. `leads` are the texts that were seen between a
+    prompt and what the message says. `ends_in_next` says that no answer ends with a token of its own: the first token of
+    what follows ends it.
+    """
+
+    prompts: tuple[str, ...]
+    unprompted: frozenset[str] = frozenset()
+    leads: frozenset[str] = frozenset({""})
+    ends_in_next: bool = False
+
+    def behind(self, before: Sequence[Message]) -> tuple[str, ...]:
+        """The prompts that may stand behind some messages. Tools' results have their own ways; others are as users'."""
+        role = "tool" if before and before[-1]["role"] == "tool" else "user"
+        return (*self.prompts, "") if role in self.unprompted else self.prompts
 
 
 @dataclass(slots=True)
-class _Parts:
-    """Where the parts of one message were written: first character and end of each, and of all of them."""
+class Parts:
+    """Where the parts of one message were written: first character and end of each, and of all of them.
+
+    `of_others` says that text of another message stands among them, `gap` that the generation tags leave a gap.
+    """
 
     content: Range | None = None
     reasoning: Range | None = None
     call: Range | None = None
     generated: Range | None = None
     of_others: bool = False
+    gap: bool = False
 
     @property
-    def first(self) -> list[int]:
-        """Where the text of the message itself begins; calls may have the header in their loop."""
-        return [part[0] for part in (self.content, self.reasoning) if part]
+    def all(self) -> list[Range]:
+        """Those that the message has."""
+        return [part for part in (self.content, self.reasoning, self.call) if part]
+
+    def begin(self, start: int, stop: int) -> int:
+        """Where, behind `start`, the first of them begins; `stop` where there is none."""
+        if self.call and self.call[0] <= start:
+            return start
+        return min((part[0] for part in self.all if part[0] >= start), default=stop)
 
 
 def completions(
     rendering: Rendering,
     messages: Sequence[Message],
     learned: Sequence[int],
-    prompts: Sequence[str],
+    openings: Openings,
     controls: Controls,
 ) -> dict[int, Completion] | Rejected:
     """The completions of the assistant messages numbered in `learned`, by number.
 
-    `prompts` are the generation prompts that the template may write. Rejected when the template leaves out a message,
-    its content or its tool calls, or begins a message with none of the prompts: then no mask would be right.
+    Rejected when the template leaves out a message, its content or its tool calls, begins it in a way that no probe has
+    shown, or does not end it: then no mask would be right.
     """
     found: dict[int, Completion] = {}
-    parts = _parts(rendering, learned) if learned else {}
+    parts = parts_of(rendering, learned) if learned else {}
     tagged = any(origin[1] == "generated" for _, _, origin in rendering.spans)
     for number in learned:
         wrong = _left_out(number, messages[number], rendering, parts)
         wrong = wrong or (_not_generated(number, parts[number]) if tagged else None)
         if wrong is not None:
             return Rejected(*wrong)
-        start, stop = rendering.extents[number]
-        generated = parts[number].generated
-        begun = (
-            generated[0]
-            if generated
-            else _generation_start(rendering.text, (start, stop), parts[number], prompts, controls)
-        )
-        if begun is None:
-            return Rejected("no_generation_prompt", f"message {number + 1} begins with no generation prompt")
-        completion = _completion(rendering.text, begun, (start, stop), parts[number], controls)
+        written = parts[number]
+        end = _end(rendering, number, written, openings, controls)
+        if end is None:
+            return Rejected("no_end_of_turn", f"message {number + 1} is not ended by a control token of the template")
+        if written.generated:
+            start = written.generated[0]
+        else:
+            prompts = openings.behind(messages[:number])
+            start = _generation_start(rendering, number, written, end[0], prompts, openings.leads, controls)
+        if start is None:
+            return Rejected(*_unprompted(number, messages[number], rendering))
+        if _mixed(rendering.text, start, written):
+            return Rejected("parts_mixed", f"message {number + 1} has its content between its tool calls")
+        completion = _completion(rendering.text, start, end, written, controls)
         if "reasoning_content" not in messages[number]:
             completion = _without_reasoning(rendering.text, completion)
-        if controls.ids and completion.ending == completion.stop:
-            return Rejected("no_end_of_turn", f"message {number + 1} is not ended by a control token of the template")
         found[number] = completion
     return found
 
 
-def _parts(rendering: Rendering, learned: Sequence[int]) -> dict[int, _Parts]:
+def _end(rendering: Rendering, number: int, written: Parts, openings: Openings, controls: Controls) -> Range | None:
+    """Where the end of a turn begins and ends: a control token, or what the vocabulary has for one as text. None where
+    the template writes nothing but blanks behind the answer.
+    """
+    text, (start, stop) = rendering.text, rendering.extents[number]
+    last = max([start, *(part[1] for part in written.all)])
+    if written.generated:
+        stop = written.generated[1]
+        found = controls.last(text, last, stop)
+        return (found[0], stop) if found else (last, stop) if text[last:stop].strip() else None
+    if openings.ends_in_next:
+        following = controls.pattern.match(text, stop)
+        return (stop, following.end()) if following else (stop, stop) if stop == len(text) else None
+    found = controls.last(text, last, stop)
+    return found or ((last, stop) if text[last:stop].strip() else None)
+
+
+def parts_of(rendering: Rendering, learned: Sequence[int]) -> dict[int, Parts]:
     """What is known of the characters of some messages, from the spans that lie in their extents."""
-    parts = {number: _Parts() for number in learned}
+    parts = {number: Parts() for number in learned}
     current, turn, end = None, -1, 0
     for start, stop, (number, kind) in rendering.spans:
         if kind == "message":
@@ -159,11 +221,12 @@ def _parts(rendering: Rendering, learned: Sequence[int]) -> dict[int, _Parts]:
             current.content = _hull(current.content, (start, stop))
         elif kind == "reasoning" and number == turn:
             current.reasoning = _hull(current.reasoning, (start, stop))
-        elif kind in {"content", "reasoning"}:
+        elif kind in {"content", "reasoning", "result"}:
             current.of_others = current.of_others or start < stop
         elif kind == "call" or (kind == "end" and current.call and start < end):
             current.call = _hull(current.call, (start, stop))
         elif kind != "end":
+            current.gap = current.gap or (kind == "generated" and (current.generated or (0, start))[1] < start)
             current.generated = _hull(current.generated, (start, stop))
     return parts
 
@@ -175,10 +238,14 @@ def _hull(known: Range | None, new: Range) -> Range:
 
 
 def _left_out(
-    number: int, message: Message, rendering: Rendering, parts: Mapping[int, _Parts]
+    number: int, message: Message, rendering: Rendering, parts: Mapping[int, Parts]
 ) -> tuple[str, str] | None:
     """Reason and detail when the template did not write what has to be learned."""
     start, stop = rendering.extents.get(number, (0, 0))
+    if start == stop and any(
+        of == number and first < last for first, last, (of, kind) in rendering.spans if kind == "content"
+    ):
+        return "message_outside", f"the chat template does not write message {number + 1} in a loop over the messages"
     if start == stop:
         return "message_left_out", f"the chat template does not write message {number + 1}"
     written = parts[number]
@@ -187,37 +254,57 @@ def _left_out(
         return "content_left_out", f"the chat template does not write the content of message {number + 1} as it is"
     if message.get("tool_calls") and written.call is None:
         return "tool_calls_left_out", f"the chat template does not write the tool calls of message {number + 1}"
-    if written.of_others:
+    if written.of_others and not written.generated:
         return "messages_mixed", f"the chat template writes the text of another message into message {number + 1}"
     return None
 
 
-def _not_generated(number: int, written: _Parts) -> tuple[str, str] | None:
+def _not_generated(number: int, written: Parts) -> tuple[str, str] | None:
     """Reason and detail when the template's `generation` tags leave out what the model would generate."""
     first, last = written.generated or (0, 0)
     parts = [part for part in (written.content, written.call) if part]
+    if written.gap:
+        return "not_generated", f"the generation tags of the chat template leave a gap in message {number + 1}"
     if written.generated and all(first <= start and stop <= last for start, stop in parts):
         return None
     return "not_generated", f"the generation tags of the chat template are not around what message {number + 1} says"
 
 
 def _generation_start(
-    text: str, extent: Range, parts: _Parts, prompts: Sequence[str], controls: Controls
+    rendering: Rendering,
+    number: int,
+    parts: Parts,
+    ending: int,
+    prompts: Sequence[str],
+    leads: frozenset[str],
+    controls: Controls,
 ) -> int | None:
-    """Where the generation prompt ends: the longest that the message begins with, as far as it is template text.
+    """Where the generation prompt ends: at the beginning of the message, or as near to what it says as there is one.
 
     A prompt may go on where the message does not (`<think>` before an answer without reasoning): then what both have in
-    common, up to its last control token or line end, but only where no prompt is there as a whole.
+    common, up to its last control token or line end. What is between it and the words of the message was seen there by
+    the probes, or else there is no telling whether it is generated.
     """
-    start = extent[0]
-    if not prompts:
-        return start
-    header = text[start : min(parts.first, default=extent[1])]
-    longest = max((len(prompt) for prompt in prompts if header.startswith(prompt)), default=0)
-    longest = longest or max(_common(header, prompt, controls) for prompt in prompts)
-    if longest or any(text.endswith(prompt, 0, start) for prompt in prompts):
-        return start + longest
+    text, extent = rendering.text, rendering.extents[number]
+    start, stop = extent[0], min((part[0] for part in (parts.content, parts.reasoning) if part), default=extent[1])
+    header = text[start:stop]
+    near = header[: parts.call[0] - start] if parts.call and parts.call[0] > start else header
+    places = [len(prompt) for prompt in prompts if header.startswith(prompt)]
+    places += [near.rfind(prompt) + len(prompt) for prompt in prompts if prompt and prompt in near]
+    places += sorted({_common(header, prompt, controls) for prompt in prompts} - {0}, reverse=True)
+    for place in places:
+        lead = text[start + place : parts.begin(start + place, ending)]
+        if lead.isspace() or lead in leads:
+            return start + place
     return None
+
+
+def _unprompted(number: int, message: Message, rendering: Rendering) -> tuple[str, str]:
+    """Reason and detail when it is not known where a message begins."""
+    if (message["content"] or "").strip() not in rendering.text[slice(*rendering.extents[number])]:
+        return "content_left_out", f"the chat template does not write the content of message {number + 1} as it is"
+    what = "begins with no generation prompt that the template writes by itself"
+    return "no_generation_prompt", f"message {number + 1} {what}"
 
 
 def _common(one: str, other: str, controls: Controls) -> int:
@@ -228,27 +315,32 @@ def _common(one: str, other: str, controls: Controls) -> int:
     return max(token[1] if token else 0, one.rfind("\n", 0, length) + 1)
 
 
-def _completion(text: str, start: int, extent: Range, parts: _Parts, controls: Controls) -> Completion:
-    last = max([start, *(part[1] for part in (parts.content, parts.reasoning, parts.call) if part)])
-    limit = parts.generated[1] if parts.generated else extent[1]
-    ending, stop = controls.last(text, last, limit) or (last, limit)
-    if parts.generated:
-        stop = limit
+def _completion(text: str, start: int, end: Range, parts: Parts, controls: Controls) -> Completion:
+    ending, stop = max(start, end[0]), max(start, end[1])
+    content, call = parts.content, parts.call
+    if content and call and call[1] <= content[0] < content[1]:
+        return Completion(start, content[0], max(start, call[0]), ending, stop)
     calls = _calls_start(text, start, ending, parts, controls)
-    answer = calls
-    if parts.content and parts.content[0] <= calls:
-        answer = max(start, parts.content[0])
-    return Completion(start, answer, calls, max(calls, ending), max(calls, ending, stop))
+    answer = max(start, content[0]) if content and content[0] <= calls else calls
+    return Completion(start, answer, calls, max(calls, ending), max(calls, stop))
+
+
+def _mixed(text: str, start: int, parts: Parts) -> bool:
+    """Whether content stands between tool calls; the loop over them may have written the header before it."""
+    content, call = parts.content, parts.call
+    if not content or not call or content[0] == content[1]:
+        return False
+    return max(start, call[0]) < content[0] < call[1] and bool(text[max(start, call[0]) : content[0]].strip())
 
 
 def _without_reasoning(text: str, completion: Completion) -> Completion:
     """The completion of a message that does not reason: a blank that the template puts before the answer belongs to it."""
     if text[completion.start : completion.answer].isspace():
         return completion._replace(answer=completion.start)
-    return completion
+    return completion._replace(reasons=False)
 
 
-def _calls_start(text: str, start: int, ending: int, parts: _Parts, controls: Controls) -> int:
+def _calls_start(text: str, start: int, ending: int, parts: Parts, controls: Controls) -> int:
     """Where tool calls begin, with the template's words before them: behind the answer, or, where there is nothing else,
     behind empty tags of reasoning.
     """

@@ -11,6 +11,7 @@ from typing import Any
 
 from tasks.chat.controls import Controls, controls_of
 from tasks.chat.conversation import Arguments, Conversation, Message, Rejected, ToolCall
+from tasks.chat.loss import Openings, parts_of
 from tasks.chat.template import ChatTemplate, Rendering
 
 TOOLS: list[dict[str, Any]] = [
@@ -94,6 +95,9 @@ PROBES: dict[str, Conversation] = {
         TOOLS,
     ),
     "two answers in a row": Conversation([_user("Go on."), _says("First."), _says("Second.")], []),
+    "one turn with tools": Conversation([_user("Is it late?"), _says("No.")], TOOLS),
+    "a developer message": Conversation([{"role": "developer", "content": "Be kind."}, _user("Hello?"), _says("Hi.")], []),
+    "an answer first": Conversation([_says("Ask me."), _user("Why?"), _says("So.")], []),
     "two questions in a row": Conversation([_user("First?"), _user("Second?"), _says("Both.")], []),
 }  # fmt: skip
 """Every shape of conversation that data sets hold; a template may refuse some of them."""
@@ -110,11 +114,11 @@ REASONING = {1, 3, 5}
 
 @dataclass(frozen=True, slots=True)
 class Habits:
-    """What a template does: the generation prompts it writes, longest first, the control tokens in its renderings, and
+    """What a template does: how it begins and ends answers, the control tokens in its renderings, and
     whether reasoning is written in the last turn and in earlier ones.
     """
 
-    prompts: tuple[str, ...]
+    openings: Openings
     controls: Controls
     writes_reasoning: bool
     keeps_reasoning: bool
@@ -129,11 +133,13 @@ def habits(template: ChatTemplate, added_tokens: Mapping[str, int]) -> Habits:
     """Ask a template. `added_tokens` are the control strings and other added tokens of the vocabulary, with ids."""
     renderings = [template.render(probe.messages, probe.tools) for probe in PROBES.values()]
     texts = [each.text for each in renderings if isinstance(each, Rendering)]
-    prompts = tuple(sorted(set(_prompts(template)), key=lambda prompt: (-len(prompt), prompt)))
+    answers = list(_answers(template))
+    prompts = {prompt for answer in answers for prompt in answer.prompts}
+    controls = controls_of([template.source, *texts, *prompts], added_tokens)
     written = _reasoned(template, "reasoning in three turns")
     return Habits(
-        prompts=prompts,
-        controls=controls_of([template.source, *texts, *prompts], added_tokens),
+        openings=_openings(template, answers, controls),
+        controls=controls,
         writes_reasoning=bool(written),
         keeps_reasoning=written == REASONING,
     )
@@ -147,19 +153,100 @@ def _reasoned(template: ChatTemplate, name: str) -> set[int]:
     return {number for start, stop, (number, kind) in rendering.spans if kind == "reasoning" and start < stop}
 
 
-def _prompts(template: ChatTemplate) -> Iterator[str]:
-    """What a template adds when it is asked for a generation prompt, behind every message that an answer may follow."""
+@dataclass(frozen=True, slots=True)
+class _Answer:
+    """An answer of a probe: all generation prompts that the template writes in its place, and those that its rendering
+    begins with, the number of its message, the role of the one before, and the rendering. `own` says that they are of the
+    template's own variables.
+    """
+
+    prompts: frozenset[str]
+    begun: str | None
+    number: int
+    behind: str
+    rendering: Rendering | None
+    own: bool
+
+
+def asked_for(messages: Sequence[Message], number: int) -> bool:
+    """Whether a message is an answer that the serving side asks for: one to somebody else's message."""
+    return number > 0 and messages[number]["role"] == "assistant" != messages[number - 1]["role"]
+
+
+def _answers(template: ChatTemplate) -> Iterator[_Answer]:
+    """What a template writes when it is asked for a generation prompt, in the place of every answer."""
+    asked = [variables for variables in THINKING if all(name in template.source for name in variables)]
     for probe in PROBES.values():
-        for stop in range(1, len(probe.messages) + 1):
-            for variables in THINKING:
-                yield from _prompt(template, probe.messages[:stop], probe.tools, variables)
+        whole = template.render(probe.messages, probe.tools)
+        for number in range(len(probe.messages)):
+            if not asked_for(probe.messages, number):
+                continue
+            cut_short = template.render(probe.messages[: number + 1], probe.tools)
+            renderings = [each for each in (cut_short, whole) if isinstance(each, Rendering) and number in each.extents]
+            for variables in asked:
+                yield from _answers_at(template, probe, number, variables, renderings)
 
 
-def _prompt(
-    template: ChatTemplate, messages: Sequence[Message], tools: Sequence[dict[str, Any]], variables: Mapping[str, Any]
-) -> Iterator[str]:
-    without = template.render(messages, tools, **variables)
-    asked = template.render(messages, tools, **variables, add_generation_prompt=True)
-    if isinstance(without, Rendering) and isinstance(asked, Rendering):
-        prompt = asked.text[asked.epilogue :]
-        yield from filter(None, {prompt, prompt.removeprefix(without.text[without.epilogue :])})
+def _answers_at(
+    template: ChatTemplate,
+    probe: Conversation,
+    number: int,
+    variables: Mapping[str, Any],
+    renderings: Sequence[Rendering],
+) -> Iterator[_Answer]:
+    before, own = probe.messages[:number], not variables
+    behind = before[-1]["role"]
+    asked = template.render(before, probe.tools, **variables, add_generation_prompt=True)
+    if not isinstance(asked, Rendering):
+        return
+    plain = template.render(before, probe.tools, **variables)
+    prompts = frozenset(_differences(plain, asked)) if isinstance(plain, Rendering) else frozenset[str]()
+    yield _Answer(prompts, None, number, behind, None, own)
+    for written in renderings:
+        start = written.extents[number][0]
+        if written.text.startswith(asked.text) and len(asked.text) >= start:
+            yield _Answer(prompts, written.text[start : len(asked.text)], number, behind, written, own)
+        for prompt in {each.lstrip() for each in prompts} | prompts:
+            if prompt and written.text.startswith(prompt, start):
+                yield _Answer(prompts, prompt, number, behind, written, own)
+
+
+def _differences(plain: Rendering, asked: Rendering) -> Iterator[str]:
+    """What asking for a generation prompt adds."""
+    if asked.text.startswith(plain.text):
+        yield asked.text[len(plain.text) :]
+    elif asked.epilogue < len(asked.text):
+        yield asked.text[asked.epilogue :]
+
+
+def _openings(template: ChatTemplate, answers: Sequence[_Answer], controls: Controls) -> Openings:
+    prompts = {(True, prompt) for answer in answers if not answer.own for prompt in answer.prompts - {""}}
+    prompts |= {(False, prompt) for answer in answers if answer.own for prompt in answer.prompts - {""}}
+    prompts |= {(not answer.own, answer.begun) for answer in answers if answer.begun}
+    unprompted = frozenset(answer.behind for answer in answers if answer.begun == "")
+    ordered = [prompt for _, prompt in sorted(prompts, key=lambda each: (each[0], -len(each[1]), each[1]))]
+    outside = _ends_in_next(template, controls)
+    leads = frozenset(lead for answer in answers for lead in _leads(answer, controls, outside=outside))
+    return Openings(tuple(dict.fromkeys(ordered)), unprompted, leads | {""}, outside)
+
+
+def _leads(answer: _Answer, controls: Controls, *, outside: bool) -> Iterator[str]:
+    """The text between the prompt and what the message says."""
+    if answer.begun is None or answer.rendering is None:
+        return
+    rendering, number = answer.rendering, answer.number
+    start, stop = rendering.extents[number]
+    start += len(answer.begun)
+    ending = stop if outside else (controls.last(rendering.text, start, stop) or (stop, stop))[0]
+    yield rendering.text[start : parts_of(rendering, [number])[number].begin(start, ending)]
+
+
+def _ends_in_next(template: ChatTemplate, controls: Controls) -> bool:
+    """Whether an answer ends with the first token of what follows, and with none of its own."""
+    rendering = template.render(PROBES["several turns"].messages, [])
+    if not isinstance(rendering, Rendering) or not controls.ids or 1 not in rendering.extents:
+        return False
+    content, stop = parts_of(rendering, [1])[1].content, rendering.extents[1][1]
+    if content is None or content[1] != stop:
+        return False
+    return controls.pattern.match(rendering.text, stop) is not None

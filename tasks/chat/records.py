@@ -26,7 +26,7 @@ class MessageRecord(dict[str, Any]):
 
 
 def records(messages: Sequence[Message]) -> list[MessageRecord]:
-    """The messages for a template: numbered, and what the assistant says with its origin."""
+    """The messages for a template: numbered, and what the assistant and its tools say with its origin."""
     return [_record(number, message) for number, message in enumerate(messages)]
 
 
@@ -35,6 +35,8 @@ def _record(number: int, message: Message) -> MessageRecord:
     record = MessageRecord(message if reasoning is None else {"thinking": "", **message})
     record.number = number
     record.pop("trained", None)
+    if message["role"] == "tool":  # some templates write it into the turn of the assistant
+        record["content"] = Traced(content, ((0, len(content), (number, "result")),))
     if message["role"] != "assistant":
         return record
     record["content"] = Traced(content, ((0, len(content), (number, "content")),))

@@ -6,12 +6,14 @@ steps (every turn of a loop, every call, every element that a filter looks at), 
 text (`limits.py`); whoever spends it is stopped with an error that names the limit. Filters, methods and functions are
 those on the lists here and in `filters.py`, and no others.
 
-Nothing in it changes with time, chance or machine: there is no `strftime_now`, no `random`; a date is a template
-variable. The environment otherwise is that of Hugging Face transformers (blocks trimmed, `break` and `continue`,
+Nothing in it changes with time, chance or machine: there is no `random`, and `strftime_now` writes the date that the
+template variable `date` names. The environment otherwise is that of Hugging Face transformers (blocks trimmed, `break` and `continue`,
 `tojson` that escapes nothing, `raise_exception`, the `generation` tag), so that a template means the same here and there.
 """
 
-from collections.abc import Sized
+import re
+from collections.abc import Callable, Sized
+from datetime import datetime
 from functools import lru_cache
 from typing import Any, NoReturn, cast
 
@@ -21,12 +23,14 @@ from jinja2.ext import loopcontrols
 from jinja2.runtime import Context, LoopContext, Macro, Undefined
 from jinja2.sandbox import ImmutableSandboxedEnvironment, safe_range
 from jinja2.utils import Namespace
+from markupsafe import Markup
 
 from tasks.chat.conversation import Arguments
-from tasks.chat.filters import filters, replaced_size, together
+from tasks.chat.filters import escape, filters, replaced_size, together
 from tasks.chat.instrument import Generation, OutputCode, marking
 from tasks.chat.limits import CHARACTERS_PER_STEP, MOST_BITS, Budget, TemplateLimitError, require_size, text_of
 from tasks.chat.records import MessageRecord, ToolCallRecord
+from tasks.errors import InputError
 
 TEXT_METHODS = frozenset({
     "capitalize", "casefold", "count", "endswith", "find", "index", "isalnum", "isalpha", "isascii", "isdecimal",
@@ -47,6 +51,10 @@ BACKWARD = frozenset({"rfind", "rindex", "rpartition", "rsplit"})
 
 COMPARISONS_PER_STEP = 1 << 17
 PARTS_PER_STEP = 8
+
+DIRECTIVE = re.compile(r"%-?[aAbBcdDeFgGhHIjklmMnpPrRsStTuUVwWxXyYzZ%]")
+"""Of `strftime`, those without a width: a width is any size."""
+LONGEST_DIRECTIVE = 32
 
 LOCAL_VARIABLES = frozenset({"_loop_vars", "_block_vars"})
 """What Jinja hands on with a call, for functions that take a context."""
@@ -106,6 +114,8 @@ class Sandbox(ImmutableSandboxedEnvironment):
     def call_binop(self, context: Context, operator: str, left: Any, right: Any) -> Any:  # noqa: ANN401 - a template's values
         """Add, multiply, raise or format within the limits; arguments of tool calls are their JSON beside text."""
         if operator == "+" and (isinstance(left, str) or isinstance(right, str)):
+            if isinstance(left, Markup) or isinstance(right, Markup):
+                return Markup(together([_escaped(left), _escaped(right)]))  # noqa: S704 - as Jinja does
             return together([_text(left), _text(right)])
         if operator == "%" and isinstance(left, str):
             raise SecurityError("text is not formatted with %; write texts side by side")
@@ -185,11 +195,36 @@ def _text(value: object) -> str:
     raise TypeError(f"text and {type(value).__name__} cannot be added; write the value with a filter such as tojson")
 
 
+def _escaped(value: object) -> str:
+    """A text beside one that a template calls safe."""
+    return str(value) if isinstance(value, Markup) else escape(_text(value))
+
+
 def _size(operator: str, left: object, right: object) -> int:
     """How large a list or text becomes by adding or multiplying; 0 for numbers."""
     sizes = [len(each) for each in (left, right) if isinstance(each, Sized)]
     counts = [each for each in (left, right) if isinstance(each, int)]
     return sum(sizes) if operator == "+" else max(sizes, default=0) * max(counts, default=0)
+
+
+def clock(date: object) -> Callable[[str], str]:
+    """What `strftime_now` is at a date, an ISO text such as `2026-03-01` or `2026-03-01T12:00`.
+
+    Raises InputError for anything else.
+    """
+    try:
+        moment = datetime.fromisoformat(date if isinstance(date, str) else repr(date))
+    except ValueError as error:
+        example = "write it as 2026-03-01"
+        raise InputError(f"template_variables.date: {date!r} is not a date ({error}); {example}") from error
+
+    def strftime_now(form: str) -> str:
+        if DIRECTIVE.sub("", form).count("%"):
+            raise SecurityError(f"{form[:40]!r}: a date is written with plain directives, such as %d %B %Y")
+        require_size(len(form) * LONGEST_DIRECTIVE)
+        return moment.strftime(form)
+
+    return strftime_now
 
 
 def _refuse(message: str) -> NoReturn:

@@ -17,7 +17,7 @@ from typing import Literal
 
 from tasks.chat.controls import Controls, broken, stranger_for
 from tasks.chat.conversation import Conversation, Message, Range, Rejected
-from tasks.chat.loss import Completion, LossPolicy, completions
+from tasks.chat.loss import Completion, LossPolicy, Openings, completions
 from tasks.chat.pieces import ROLE_NUMBERS, Passage, Piece, connected, cut
 from tasks.chat.template import ChatTemplate, Rendering
 
@@ -33,18 +33,23 @@ Pieces = list[Piece]
 class Renderer:
     """Conversations to sequences of pieces, with one template and one policy.
 
-    `prompts` are the template's generation prompts; `literal` says that control tokens spelled in data are plain text,
+    `openings` are the template's ways to begin and end an answer; `literal` says that control tokens spelled in data are plain text,
     `splits_turns` says that conversations with reasoning become one
     sequence per user turn, `composes` that these can be put together from parts.
     """
 
     template: ChatTemplate
     controls: Controls
-    prompts: tuple[str, ...]
+    openings: Openings
     policy: LossPolicy
     literal: bool
     splits_turns: bool
     composes: bool
+
+    @property
+    def prompts(self) -> tuple[str, ...]:
+        """The template's generation prompts."""
+        return self.openings.prompts
 
     def sequences(self, conversation: Conversation) -> list[Pieces] | Rejected:
         """The sequences of a conversation, none of them without anything to learn. Rejected, with a reason, when there is none."""
@@ -117,7 +122,7 @@ class Renderer:
         if isinstance(rendering, Rejected):
             return rendering
         learned = [number for number in self.policy.learned(messages) if number >= first_learned]
-        found = completions(rendering, messages, learned, self.prompts, self.controls)
+        found = completions(rendering, messages, learned, self.openings, self.controls)
         if isinstance(found, Rejected):
             return found
         ranges: dict[int, list[Range]] = {}
@@ -188,6 +193,7 @@ def _passages(
     for number, message in enumerate(messages):
         place = max(place, rendering.extents.get(number, (place, place))[1])
         completion = learned.get(number)
+        place = max(place, completion.stop if completion else place)
         if completion is None:
             passages.append(Passage(place, ROLE_NUMBERS[message["role"]]))
         else:

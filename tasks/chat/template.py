@@ -10,19 +10,22 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from jinja2 import Template, TemplateError, TemplateSyntaxError
+from jinja2 import Template, TemplateError, TemplateSyntaxError, UndefinedError
 
 from tasks.chat.conversation import Message, Rejected
 from tasks.chat.filters import together
 from tasks.chat.instrument import instrumented
 from tasks.chat.limits import Budget
 from tasks.chat.records import records
-from tasks.chat.sandbox import Sandbox
+from tasks.chat.sandbox import Sandbox, clock
 from tasks.chat.traced import Span, Traced
 from tasks.errors import InputError
 
 FAULTS = (TemplateError, TypeError, ValueError, LookupError, ArithmeticError, AttributeError, RecursionError)
 """What a template can die of when a conversation is not as it expects."""
+
+CLOCK = "strftime_now"
+"""The function by which templates ask for the date."""
 
 Variables = Mapping[str, Any]
 
@@ -54,8 +57,10 @@ class ChatTemplate:
     """A compiled template. `digest` names its source, `variables` are passed to it at every rendering."""
 
     def __init__(self, source: str, variables: Variables) -> None:
-        """Raises InputError, with line and remedy, for what is no template."""
+        """Raises InputError, with line and remedy, for what is no template, or for a `date` that is none."""
         self._sandbox = Sandbox()
+        if CLOCK in source and "date" in variables:
+            self._sandbox.globals = {**self._sandbox.globals, CLOCK: clock(variables["date"])}
         try:
             tree = instrumented(self._sandbox.parse(source))
             code = self._sandbox.compile(tree)
@@ -90,6 +95,10 @@ class ChatTemplate:
             spans = rendered.spans if isinstance(rendered, Traced) else ()
             return Rendering(str.__str__(rendered), spans, extents(spans, len(rendered)))
         except FAULTS as error:
+            if isinstance(error, UndefinedError) and CLOCK in str(error):
+                return Rejected(
+                    "template_error", "the chat template asks for a date; set template_variables.date=2026-03-01"
+                )
             return Rejected("template_error", f"the chat template stops: {type(error).__name__}: {error}")
 
     def _written(self, given: Variables) -> str:

@@ -8,7 +8,7 @@ Arguments and definitions are data, not structure: a null in them means null and
 """
 
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, cast
 
 from tasks.chat.conversation import Arguments, Reason, RejectionError, Role, ToolCall
 from tasks.chat.json_values import json_text, kind, listed, parsed, require_utf8
@@ -67,7 +67,10 @@ def _call(call: object, place: str) -> ToolCall:
     made: ToolCall = {"type": "function", "function": {"name": name, "arguments": _arguments(function, place)}}
     if identifier := string_at(call, "id", "bad_tool_calls", f"{place}'s"):
         made["id"] = identifier
-    return made
+    given = list(call)  # templates that write a call as JSON write its keys in the order of the source
+    return cast(
+        "ToolCall", dict(sorted(made.items(), key=lambda item: given.index(item[0]) if item[0] in given else -1))
+    )
 
 
 def _function(outer: Mapping[str, Any]) -> object:

@@ -11,7 +11,7 @@ from collections.abc import Iterable, Iterator
 from functools import lru_cache
 from typing import Literal, Self, SupportsIndex
 
-Kind = Literal["content", "reasoning", "call", "message", "loop", "end", "generated", "end_generated"]
+Kind = Literal["content", "reasoning", "call", "result", "message", "loop", "end", "generated", "end_generated"]
 
 Origin = tuple[int, Kind]
 """The number of a message (of a loop, for `loop` and `end`) and what of it this is."""

@@ -85,7 +85,13 @@ def plan_sft(blend: Blend, settings: SftSettings, output_dir: str | None) -> Sft
 
 def policy(settings: SftSettings) -> LossPolicy:
     """What is trained on."""
-    return LossPolicy(settings.loss_on, settings.loss_reasoning, settings.loss_tool_calls, settings.loss_end_of_turn)
+    return LossPolicy(
+        settings.loss_on,
+        settings.loss_reasoning,
+        settings.loss_tool_calls,
+        settings.loss_end_of_turn,
+        settings.loss_empty_reasoning,
+    )
 
 
 def _texts(rows: Rows[Any], fields: Sequence[str], part: Slice) -> Iterator[str]:
@@ -118,6 +124,7 @@ def _recipe(
         template_variables=template.variables,
         loss_on=settings.loss_on,
         loss_reasoning=settings.loss_reasoning,
+        loss_empty_reasoning=settings.loss_empty_reasoning,
         loss_tool_calls=settings.loss_tool_calls,
         loss_end_of_turn=settings.loss_end_of_turn,
         split_turns=settings.split_turns,

@@ -31,10 +31,14 @@ class SftSettings(PreparationSettings, frozen=True):
         description="nano3, harmony, tokenizer (the model's own), a file, or the Jinja text itself.",
     )
     template_variables: dict[str, JsonValue] = Field(
-        default_factory=dict, description="Further variables for the template, for example enable_thinking."
+        default_factory=dict,
+        description="Further variables for the template, for example enable_thinking; date is what strftime_now writes.",
     )
     loss_on: LossOn = Field(default="assistant_all", description="Which of the assistant's messages are trained on.")
     loss_reasoning: bool = Field(default=True, description="Train on reasoning.")
+    loss_empty_reasoning: bool = Field(
+        default=True, description="Train on empty reasoning, where the template writes it behind its generation prompt."
+    )
     loss_tool_calls: bool = Field(default=True, description="Train on tool calls.")
     loss_end_of_turn: bool = Field(default=True, description="Train on the token that ends a turn.")
     split_turns: SplitTurns = Field(
@@ -87,6 +91,7 @@ class SftRecipe:
     template_variables: Mapping[str, Any]
     loss_on: LossOn
     loss_reasoning: bool
+    loss_empty_reasoning: bool
     loss_tool_calls: bool
     loss_end_of_turn: bool
     split_turns: SplitTurns
@@ -103,7 +108,9 @@ class SftRecipe:
     @property
     def policy(self) -> LossPolicy:
         """What is trained on."""
-        return LossPolicy(self.loss_on, self.loss_reasoning, self.loss_tool_calls, self.loss_end_of_turn)
+        return LossPolicy(
+            self.loss_on, self.loss_reasoning, self.loss_tool_calls, self.loss_end_of_turn, self.loss_empty_reasoning
+        )
 
     @property
     def capacity(self) -> int:

@@ -101,7 +101,6 @@ def test_the_bundled_template_is_taken_under_every_policy(vocabulary, tmp_path, 
 
 FAULTS = {
     "no loop over messages": ("{{ messages[0].content ~ '<|im_end|>' ~ messages[1].content ~ '<|im_end|>' }}" + ASKS, "does not write message"),
-    "a loop over numbers": ("{% for n in range(messages | length) %}{% set m = messages[n] %}" + HEAD + WORDS + END + "{% endfor %}" + ASKS, "does not write message"),
     "answers that are left out": (LOOP + "{% if m.role != 'assistant' %}" + HEAD + WORDS + END + "{% endif %}{% endfor %}" + ASKS, "does not write message 2"),
     "content that is left out": (LOOP + HEAD + "{{ m.content if m.role == 'user' }}" + END + "{% endfor %}" + ASKS, "content of message 2"),
     "content that is changed": (LOOP + HEAD + "{{ m.content | upper }}" + END + "{% endfor %}" + ASKS, "content of message 2"),
@@ -127,6 +126,7 @@ def test_a_template_without_right_masks_is_refused(checked, source, reason):
 
 
 ODD = {
+    "a loop over numbers": "{% for n in range(messages | length) %}{% set m = messages[n] %}" + HEAD + WORDS + END + "{% endfor %}" + ASKS,
     "a look at what follows, before the answer": LOOP + HEAD + "{% for n in messages[loop.index:] %}{{ n.missing }}{% endfor %}" + WORDS + END + "{% endfor %}" + ASKS,
     "a look at what follows, behind the answer": LOOP + HEAD + WORDS + "{% for n in messages[loop.index:] %}{{ n.missing }}{% endfor %}" + END + "{% endfor %}" + ASKS,
     "a look at what came before": LOOP + "{% for n in messages[:loop.index0] %}{{ n.missing }}{% endfor %}" + HEAD + WORDS + END + "{% endfor %}" + ASKS,
@@ -169,7 +169,7 @@ def test_what_a_template_does_not_take_is_said(checked, source):
 
 def test_what_a_person_should_know_is_said(checked, vocabulary):
     assert ["reasoning" in warning for warning in checked(GOOD).warnings] == [True]
-    plain = GOOD.replace("<|im_start|>", "### ").replace("<|im_end|>", "\n")
+    plain = GOOD.replace("<|im_start|>", "### ").replace("<|im_end|>", "***")
     tokens, reasoning = checked(plain).warnings
     assert "control token" in tokens
     assert "reasoning" in reasoning
@@ -316,7 +316,6 @@ def _encode(encoder, words):
         "qwen3",
         "qwen2_5",
         "llama3",
-        "glm4moe",
         "gemma3",
         "phi3",
         "cohere2",
@@ -330,3 +329,34 @@ def test_the_templates_of_other_families_are_taken(checked, vocabulary, name):
     outcome = checked(chat_templates.template(name), bos_token="<s>", eos_token="<|endoftext|>")
     (written,) = trained(outcome.renderer, vocabulary, TALK)
     assert [words in written for words in ("6.", "12!", "24", "2 * 3?", "* 2?")] == [True] * 3 + [False] * 2
+
+
+def test_a_mask_that_begins_elsewhere_than_the_prompt_ends_is_refused(checked, monkeypatch):
+    """The check asks the template again, and does not trust what the probes have found."""
+    right = check.completions
+
+    def one_late(*args):
+        found = right(*args)
+        return (
+            found
+            if isinstance(found, Rejected)
+            else {n: each._replace(start=each.start + 1) for n, each in found.items()}
+        )
+
+    monkeypatch.setattr(check, "completions", one_late)
+    with pytest.raises(InputError, match="generation prompt ends at"):
+        checked(GOOD)
+
+
+def test_a_template_that_needs_tools_is_taken_with_tools(checked):
+    outcome = checked("{{ raise_exception('no tools') if not tools }}" + GOOD)
+    assert "no tools" in outcome.refused["one turn"]
+    assert "a tool call" not in outcome.refused
+
+
+def test_a_token_of_a_role_that_only_a_rendering_shows_is_a_control_token(tmp_path):
+    tokenizer = trained_bpe()
+    tokenizer.add_tokens([AddedToken("<|developer|>", normalized=False)])
+    used = found(saved(tokenizer, tmp_path / "tokenizer"))
+    source = GOOD.replace("'<|im_start|>' ~ m.role", "'<|' ~ m.role ~ '|>'")
+    assert "<|developer|>" in renderer_of(ChatTemplate(source, {}), used, LossPolicy(), "auto", "literal").controls.ids

@@ -106,7 +106,7 @@ HEADER_IN_CALLS = (
     + ASKS
 )
 INST = "{{ bos_token }}{% for m in messages %}{% if m.role == 'user' %}{{ '[INST] ' ~ m.content ~ ' [/INST]' }}{% else %}{{ ' ' ~ m.content ~ eos_token }}{% endif %}{% endfor %}"
-NO_TOKENS = "{% for m in messages %}{{ '### ' ~ m.role ~ ':\n' ~ m.content ~ '\n\n' }}{% endfor %}{{ '### assistant:\n' if add_generation_prompt }}"
+NO_TOKENS = "{% for m in messages %}{{ '### ' ~ m.role ~ ':\n' ~ m.content ~ '\n***\n' }}{% endfor %}{{ '### assistant:\n' if add_generation_prompt }}"
 ROLE_LAST = "{% for m in messages %}{{ ('User: ' if m.role == 'user' else 'Assistant: ') ~ m.content ~ eos_token }}{% endfor %}{{ 'Assistant:' if add_generation_prompt }}"
 TAGGED = (
     "{% for m in messages %}{% if m.role == 'assistant' %}{{ '<|im_start|>assistant\n' }}{% generation %}"
@@ -145,7 +145,7 @@ PARTS = {
     "one of two prompts": (EITHER, says("yes", "why"), [HEAD + "<think>\n", "why</think>", "yes", "", "<|im_end|>", ""]),
     "the other of two prompts": (EITHER, says("yes"), [HEAD + "<think></think>", "", "yes", "", "<|im_end|>", ""]),
     "tags that a prompt does not hold": (NEVER_IN_PROMPT, says("yes", "why"), [HEAD, "<think>\nwhy</think>", "yes", "", "<|im_end|>", ""]),
-    "tags that another prompt holds whole": (NEVER_IN_PROMPT, says("yes"), [HEAD + "<think></think>", "", "yes", "", "<|im_end|>", ""]),
+    "tags that only another prompt holds": (NEVER_IN_PROMPT, says("yes"), [HEAD, "<think></think>", "yes", "", "<|im_end|>", ""]),
     "reasoning that reads like the rest of a prompt": (THINKS_CLOSE, says("yes", "</think>x"), [HEAD, "<think></think>x</think>", "yes", "", "<|im_end|>", ""]),
     "a header that the question ends with": (ASKED_BEFORE, says("yes"), [HEAD, "", "yes", "", "<|im_end|>", ""]),
     "calls as JSON": (JSON, says("I look.", None, "f"), [HEAD, "", "I look.", '[CALLS][{"type": "function", "id": "c0", "function": {"name": "f", "arguments": {}}}]', "<|im_end|>", "\n"]),
@@ -154,7 +154,7 @@ PARTS = {
     "a header inside of the loop over calls, and no content": (HEADER_IN_CALLS, says(None, None, "f"), [HEAD, "", "", "<call>f</call>", "<|im_end|>", ""]),
     "no token but at the end": (ROLE_LAST, says("yes"), ["Assistant:", "", " yes", "", EOS, ""]),
     "no prompt": (INST, says("yes"), ["", "", " yes", "", EOS, ""]),
-    "no tokens at all": (NO_TOKENS, says("yes"), ["### assistant:\n", "", "yes", "", "\n\n", ""]),
+    "no tokens at all": (NO_TOKENS, says("yes"), ["### assistant:\n", "", "yes", "", "\n***\n", ""]),
     "generation tags": (TAGGED, says("yes"), [HEAD, "", "yes", "", "<|im_end|>\n", ""]),
     "generation tags around reasoning": (TAGGED, says("yes", "why"), [HEAD, "<think>why</think>", "yes", "", "<|im_end|>\n", ""]),
     "generation tags in two": (TWO_TAGS, says("yes", "why"), [HEAD, "<think>why</think>", "yes", "", "<|im_end|>\n", ""]),
@@ -309,3 +309,103 @@ def test_ranges_of_a_completion(policy, ranges):
 def test_empty_parts_are_no_ranges(policy):
     assert all(start < stop for start, stop in policy.ranges(Completion(10, 10, 10, 10, 12)))
     assert policy.ranges(Completion(10, 10, 15, 15, 15)) == [(10, 15)]
+
+
+# Prompts, ends and orders of other families.
+
+TURN = "{{ '<|im_start|>' ~ m.role ~ '\n' ~ m.content ~ '<|im_end|>\n' }}"
+ASKS_IN_LOOP = (
+    "{% for m in messages %}" + TURN + "{% if loop.last and add_generation_prompt %}{{ '<|im_start|>assistant\n' }}{% endif %}"
+    "{% endfor %}"
+)  # fmt: skip
+DEFAULT_SYSTEM = (
+    "{% for m in messages %}{% if loop.first and m.role != 'system' %}{{ '<|im_start|>system\nBe kind.<|im_end|>\n' }}"
+    "{% endif %}" + TURN + "{% endfor %}{{ '<|im_start|>assistant\n' if add_generation_prompt }}"
+)  # fmt: skip
+BARE_WHEN_EMPTY = (
+    "{% for m in messages %}{{ '<|im_start|>' ~ m.role ~ ('\n' ~ m.content if m.content) ~ '<|im_end|>\n' }}{% endfor %}"
+    "{{ '<|im_start|>assistant\n' if add_generation_prompt }}"
+)
+LINES = (
+    "{{ '<|im_start|>' }}{% for m in messages %}{{ m.role ~ ': ' ~ m.content ~ '\n' }}{% endfor %}"
+    "{{ 'assistant: ' if add_generation_prompt }}"
+)
+CALLS_FIRST = (
+    "{% for m in messages %}{{ '<|im_start|>' ~ m.role ~ '\n' }}{% for c in m.tool_calls or [] %}"
+    "{{ '<call>' ~ c.function.name ~ '</call>' }}{% endfor %}{{ m.content ~ '<|im_end|>\n' }}{% endfor %}"
+    "{{ '<|im_start|>assistant\n' if add_generation_prompt }}"
+)
+TAGGED_EPILOGUE = (
+    "{% for m in messages %}{% if m.role == 'assistant' %}{{ '<|im_start|>assistant\n' }}{% generation %}"
+    "{{ m.content ~ '<|im_end|>' }}{% endgeneration %}{% else %}" + TURN + "{% endif %}{% endfor %}"
+    "{% if messages[-1].role == 'assistant' %}{% generation %}{{ eos_token }}{% endgeneration %}{% endif %}"
+)  # fmt: skip
+NEXT_ENDS = (
+    "{% for m in messages %}{{ '<|im_start|>' ~ m.role ~ '\n' ~ m.content }}{% endfor %}"
+    "{{ '<|im_start|>assistant\n' if add_generation_prompt }}"
+)
+EMPTY_THOUGHTS = (
+    "{% for m in messages %}{{ '<|im_start|>' ~ m.role ~ '\n' }}{% if m.role == 'assistant' %}"
+    "{{ '<think>\n' ~ (m.reasoning_content or '') ~ '\n</think>\n' }}{% endif %}{{ m.content ~ '<|im_end|>\n' }}{% endfor %}"
+    "{{ '<|im_start|>assistant\n<think>\n' if add_generation_prompt }}"
+)
+RESULT_IN_CALL = (
+    "{% for m in messages if m.role != 'tool' %}{{ '<|im_start|>' ~ m.role ~ '\n' ~ m.content }}{% for c in m.tool_calls or [] %}"
+    "{{ '<call>' ~ c.function.name ~ '</call>' }}{% for r in messages if r.role == 'tool' %}{{ r.content }}{% endfor %}"
+    "{% endfor %}{{ '<|im_end|>\n' }}{% endfor %}{{ '<|im_start|>assistant\n' if add_generation_prompt }}"
+)
+
+
+def test_a_prompt_inside_of_the_loop_is_not_trained_on(marked):
+    assert "assistant\n«yes<|im_end|>»\n" in marked(ASKS_IN_LOOP, [user("q"), says("yes")])
+    assert "assistant\n«hi<|im_end|>»\n" in marked(ASKS_IN_LOOP, [says("hi"), user("q"), says("yes")])
+
+
+def test_a_default_system_text_is_not_trained_on(marked):
+    found = marked(DEFAULT_SYSTEM, [says("hi"), user("q"), says("yes")])
+    assert found.startswith("<|im_start|>system\nBe kind.<|im_end|>\n<|im_start|>assistant\n«hi<|im_end|>»\n")
+
+
+def test_a_header_that_no_probe_has_shown_is_not_trained_on(marked):
+    assert marked(BARE_WHEN_EMPTY, [user("q"), says("")]) == "no_generation_prompt"
+    assert "assistant\n«yes<|im_end|>»" in marked(BARE_WHEN_EMPTY, [user("q"), says("yes")])
+
+
+def test_blanks_are_no_end_of_a_turn(marked):
+    assert marked(LINES, [user("q"), says("yes")]) == "no_end_of_turn"
+
+
+@pytest.mark.parametrize(
+    ("policy", "expected"),
+    [
+        (LossPolicy(), "«<call>f</call>I look.<|im_end|>»"),
+        (LossPolicy(tool_calls=False), "<call>f</call>«I look.<|im_end|>»"),
+        (LossPolicy("final_only"), "<call>f</call>«I look.<|im_end|>»"),
+        (LossPolicy(end_of_turn=False), "«<call>f</call>I look.»<|im_end|>"),
+    ],
+)
+def test_calls_before_the_answer(marked, policy, expected):
+    assert expected in marked(CALLS_FIRST, [user("q"), says("I look.", None, "f")], policy)
+
+
+def test_generation_tags_behind_the_loop(marked):
+    assert marked(TAGGED_EPILOGUE, [user("q"), says("yes")]).endswith(f"«yes<|im_end|>{EOS}»")
+
+
+def test_a_turn_that_the_next_header_ends(marked):
+    found = marked(NEXT_ENDS, [user("q"), says("yes"), user("r"), says("no")])
+    assert found == ("<|im_start|>user\nq<|im_start|>assistant\n«yes<|im_start|>»user\nr<|im_start|>assistant\n«no»")
+
+
+def test_empty_reasoning_behind_the_prompt_is_a_policy(marked):
+    talk = [user("q"), says("yes")]
+    assert marked(EMPTY_THOUGHTS, talk).endswith("<think>\n«\n</think>\nyes<|im_end|>»\n")
+    left_out = marked(EMPTY_THOUGHTS, talk, LossPolicy(empty_reasoning=False))
+    assert left_out.endswith("<think>\n\n</think>\n«yes<|im_end|>»\n")
+    thinking = marked(EMPTY_THOUGHTS, [user("q"), says("yes", "why")], LossPolicy(empty_reasoning=False))
+    assert thinking.endswith("<think>\n«why\n</think>\nyes<|im_end|>»\n")
+
+
+def test_the_result_of_a_tool_in_the_turn_of_the_assistant_is_refused(marked):
+    talk = [user("q"), says("", None, "f"), tool("rain"), says("no")]
+    assert marked(RESULT_IN_CALL, talk) == "messages_mixed"

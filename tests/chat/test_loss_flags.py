@@ -123,6 +123,10 @@ def test_characters_are_found_where_a_template_trims_and_where_control_tokens_ar
 
 def test_characters_of_a_content_that_a_template_changes_are_refused(learned):
     found = learned(Q, {**A, **detail((0, 1, True))}, source=CHANGES)
+    assert found.reason == "content_left_out"
+    found = learned(
+        Q, {**A, **detail((0, 1, True))}, source=CHATML.replace("m.content", "(m.content | replace('.', '...'))")
+    )
     assert found.reason == "train_detail_lost"
     assert learned(Q, {**A, "train": False}, Q2, B, source=CHANGES)[0][0] == SECOND
 

@@ -31,7 +31,7 @@ from tasks.tokenize.settings import TokenizerSource
 from tests.peers import chat_templates
 from tests.peers.conversations import CHATML, CONVERSATIONS, DEEPSEEK, JINJA
 
-REASONING, ANSWER, CALLS, END = "reasoning", "answer", "calls", "end"
+REASONING, EMPTY, ANSWER, CALLS, END = "reasoning", "empty reasoning", "answer", "calls", "end"
 HEADER = -1
 
 
@@ -147,7 +147,7 @@ def qwen_answer(number, message, *, current):
         yield Part(reasoning.strip("\n"), number, REASONING, data=True)
         yield Part("\n</think>\n\n", number, REASONING)
     elif current:
-        yield Part("<think>\n\n</think>\n\n", number)  # a prompt without thinking ends here
+        yield Part("<think>\n\n</think>\n\n", number, EMPTY)
     yield Part(content.lstrip("\n") if current else content, number, ANSWER, data=True)
     for place, call in enumerate(message.get("tool_calls", [])):
         yield Part("\n" if content or place else "", number, CALLS)
@@ -220,6 +220,7 @@ POLICIES = {
     "last turn": LossPolicy("last_turn"),
     "final answer": LossPolicy("final_only"),
     "no reasoning": LossPolicy(reasoning=False),
+    "no empty reasoning": LossPolicy(empty_reasoning=False),
     "no tool calls": LossPolicy(tool_calls=False),
     "no end of turn": LossPolicy(end_of_turn=False),
     "answers alone": LossPolicy("assistant_all", reasoning=False, tool_calls=False, end_of_turn=False),
@@ -245,7 +246,14 @@ def calls_alone(message):
 
 def names(policy):
     """The parts that a policy trains on."""
-    wanted = {REASONING: policy.reasoning, CALLS: policy.tool_calls, ANSWER: True, END: policy.end_of_turn}
+    empty = policy.reasoning and policy.empty_reasoning
+    wanted = {
+        REASONING: policy.reasoning,
+        EMPTY: empty,
+        CALLS: policy.tool_calls,
+        ANSWER: True,
+        END: policy.end_of_turn,
+    }
     return {what for what, kept in wanted.items() if kept and (policy.on != "final_only" or what in {ANSWER, END})}
 
 

@@ -2,6 +2,7 @@
 
 import hashlib
 import json
+from datetime import datetime
 
 import pytest
 from hypothesis import given
@@ -10,6 +11,7 @@ from hypothesis import strategies as st
 from tasks.chat.conversation import Arguments, Rejected
 from tasks.chat.intake import conversation
 from tasks.chat.template import ChatTemplate, Rendering
+from tasks.errors import InputError
 from tasks.sources.exact_json import loads
 from tests.peers import chat_templates
 
@@ -297,3 +299,37 @@ def test_numbers_in_definitions_of_tools_are_written_as_the_source_spells_them()
         row = f'{{"messages": [{{"role": "assistant", "content": "a"}}], "tools": {spelling}}}'
         found = conversation(loads(row), None, "tools")
         assert render("{{ tools | tojson }}", tools=found.tools).text == tools
+
+
+def test_a_date_is_what_the_variable_says():
+    source = "{{ strftime_now('%d %B %Y, %H:%M') }}"
+    at = ChatTemplate(source, {"date": "2026-03-01T12:30"}).render([], [])
+    assert not isinstance(at, Rejected)
+    assert at.text == datetime(2026, 3, 1, 12, 30).strftime("%d %B %Y, %H:%M")  # noqa: DTZ001
+    guarded = ChatTemplate("{{ strftime_now('%Y') if strftime_now is defined else 'some day' }}", {}).render([], [])
+    assert not isinstance(guarded, Rejected)
+    assert guarded.text == "some day"
+
+
+def test_a_template_that_asks_for_a_date_says_so():
+    found = ChatTemplate("{{ strftime_now('%d') }}", {}).render([], [])
+    assert isinstance(found, Rejected)
+    assert "template_variables.date" in found.detail
+
+
+@pytest.mark.parametrize("date", ["today", "", 7, None])
+def test_a_date_is_a_date(date):
+    with pytest.raises(InputError, match=r"^template_variables\.date: "):
+        ChatTemplate("{{ strftime_now('%d') }}", {"date": date})
+
+
+def test_a_date_has_no_width():
+    found = ChatTemplate("{{ strftime_now('%9999999Y') }}", {"date": "2026-03-01"}).render([], [])
+    assert isinstance(found, Rejected)
+    assert "SecurityError" in found.detail
+
+
+def test_what_is_added_to_safe_text_is_escaped():
+    found = ChatTemplate("{{ '<b>' | safe + '<i>' }}{{ '%s and %s' | format('<b>', 1) }}", {}).render([], [])
+    assert not isinstance(found, Rejected)
+    assert found.text == "<b>&lt;i&gt;<b> and 1"

@@ -23,6 +23,7 @@ from tasks.harmony.vocabulary import (
     encoding,
     ensure_vocabulary,
 )
+from tests.peers.vocabularies import o200k_ranks
 
 NOWHERE = "http://127.0.0.1:9"
 """A proxy that nobody answers at."""
@@ -121,7 +122,7 @@ def test_processes_that_unpack_it_at_once_all_get_it(tmp_path):
 
 
 def test_the_special_strings_are_those_of_the_library_and_of_tiktoken(tmp_path):
-    theirs = o200k_ranks(tmp_path).special
+    theirs = o200k_ranks(tmp_path).special_tokens
     assert encoding().special_tokens_set | set(theirs) == SPECIAL_STRINGS
     assert theirs.keys() - encoding().special_tokens_set == {SECOND_NAME}
 

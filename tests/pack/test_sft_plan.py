@@ -84,6 +84,7 @@ REBUILD = {
     "template_variables": ({"keep_reasoning": True}, "recipe.template_variables.keep_reasoning changed: None -> True"),
     "loss_on": ("last_turn", "recipe.loss_on changed: 'assistant_all' -> 'last_turn'"),
     "loss_reasoning": (False, "recipe.loss_reasoning changed: True -> False"),
+    "loss_empty_reasoning": (False, "recipe.loss_empty_reasoning changed: True -> False"),
     "loss_tool_calls": (False, "recipe.loss_tool_calls changed: True -> False"),
     "loss_end_of_turn": (False, "recipe.loss_end_of_turn changed: True -> False"),
     "split_turns": ("never", "recipe.split_turns changed: 'auto' -> 'never'"),

@@ -1,0 +1,269 @@
+"""One template against all conversations: what came of each."""
+
+import json
+import re
+from collections import Counter
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+import orjson
+from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
+
+from tasks.chat.check import checked_renderer, text_encoder
+from tasks.chat.conversation import Rejected
+from tasks.chat.encoding import Batch
+from tasks.chat.intake import conversation
+from tasks.chat.loss import LossPolicy
+from tasks.chat.sequences import Renderer
+from tasks.chat.template import ChatTemplate
+from tasks.errors import InputError
+from tasks.tokenize.vocabulary import Vocabulary, huggingface_vocabulary
+from tests.peers.templates.oracle import TODAY, TOKEN, Judge, Reference, with_text_arguments, words_of
+from tests.peers.templates.packages import Template
+from tests.peers.templates.talks import FOREIGN, Record
+
+TAGS = re.compile(r"\{%-?\s*generation\s*-?%\}")
+BEGINS, ENDS = "<s>", "</s>"
+FAMILIES = {
+    "\uff5c": ("<\uff5cbegin▁of▁sentence\uff5c>", "<\uff5cend▁of▁sentence\uff5c>"),
+    "<|eot_id|>": ("<|begin_of_text|>", "<|eot_id|>"),
+    "<start_of_turn>": ("<bos>", "<eos>"),
+    "<|turn>": ("<bos>", "<eos>"),
+    "<|im_end|>": ("<|endoftext|>", "<|im_end|>"),
+    "<|end_of_text|>": ("<|end_of_text|>", "<|end_of_text|>"),
+    "<|endoftext|>": ("<|endoftext|>", "<|endoftext|>"),
+}
+"""What a family's tokenizer calls BOS and EOS, by a token that its templates hold."""
+
+
+def base(texts: list[str]) -> dict[str, Any]:
+    """A small byte-level tokenizer.json, with merges learned from some texts."""
+    tokenizer = Tokenizer(models.BPE())
+    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    tokenizer.decoder = decoders.ByteLevel()
+    alphabet = pre_tokenizers.ByteLevel.alphabet()
+    tokenizer.train_from_iterator(
+        texts, trainers.BpeTrainer(vocab_size=800, initial_alphabet=alphabet, show_progress=False)
+    )
+    return json.loads(tokenizer.to_str())
+
+
+@dataclass
+class Outcome:
+    """What came of a template: accepted or not, why, and of its conversations how many came out how."""
+
+    accepted: bool = False
+    reason: str = ""
+    is_chat: bool = True
+    ends: bool = True
+    equal: int = 0
+    counts: Counter[str] = field(default_factory=Counter)
+    refused: dict[str, str] = field(default_factory=dict)
+    wrong: dict[str, str] = field(default_factory=dict)
+    ids: dict[str, str] = field(default_factory=dict)
+    loose: dict[str, str] = field(default_factory=dict)
+    untrue: str = ""
+
+
+class Trial:
+    """A template with a vocabulary that has its control tokens."""
+
+    def __init__(self, template: Template, definition: dict[str, Any], talks: dict[str, Record]) -> None:
+        source = template.source
+        bos, eos = next((pair for mark, pair in FAMILIES.items() if mark in source), (BEGINS, ENDS))
+        self.reference = Reference(source, {"bos_token": bos, "eos_token": eos})
+        self.talks, self.source = talks, source
+        texts = [self.theirs(talk["messages"], talk.get("tools"))[0] or "" for talk in talks.values()]
+        self.is_chat = any(
+            all(word in text for word in words_of(talk["messages"][0]) + words_of(talk["messages"][1]))
+            for text, talk in zip(texts, talks.values(), strict=True)
+            if len(talk["messages"]) > 1 and text
+        )
+        found = {match for text in [source, *texts] for match in TOKEN.findall(text)} - {""}
+        tokens = sorted(found | {bos, eos})
+        size = len(definition["model"]["vocab"])
+        added = [
+            {"id": size + place, "content": token, "special": True, "single_word": False, "lstrip": False,
+             "rstrip": False, "normalized": False}
+            for place, token in enumerate(tokens)
+        ]  # fmt: skip
+        whole = {**definition, "added_tokens": added}
+        self.vocabulary: Vocabulary = huggingface_vocabulary(
+            orjson.dumps(whole), whole, {"bos_token": bos, "eos_token": eos}
+        )
+        self.tokenizer = Tokenizer.from_str(json.dumps(whole))
+        self.pattern = re.compile("|".join(map(re.escape, sorted(tokens, key=len, reverse=True))))
+        self.variables: dict[str, Any] = {"bos_token": bos, "eos_token": eos}
+        if "strftime_now" in source:
+            self.variables["date"] = TODAY.isoformat()
+
+    def theirs(self, messages: list[Record], tools: Any, stop: int | None = None) -> list[str | None]:
+        """Transformers' renderings, with arguments as objects and as JSON text."""
+        kept = messages[:stop]
+        texts = [with_text_arguments(message, lambda value: json.dumps(value, ensure_ascii=False)) for message in kept]
+        return [self.reference.render(kept, tools), self.reference.render(texts, tools)]
+
+    def run(self, store: str) -> Outcome:
+        """Try everything."""
+        outcome = Outcome(is_chat=self.is_chat, ends=self.ends)
+        try:
+            checked = checked_renderer(
+                ChatTemplate(self.source, self.variables), self.vocabulary, LossPolicy(), "auto", "literal", store
+            )
+        except InputError as error:
+            outcome.reason = str(error)
+            outcome.untrue = "" if self.is_true(outcome.reason) else outcome.reason
+            return outcome
+        outcome.accepted = True
+        judge = Judge(self.reference, self.pattern, open_ended=self._open_ended())
+        for name, talk in self.talks.items():
+            self._try(name, talk, checked.renderer, judge, outcome)
+        return outcome
+
+    def is_true(self, reason: str) -> bool:
+        """Whether transformers' renderings of one turn bear a refusal out."""
+        talk = self.talks["one turn"]["messages"]
+        asked = words_of(talk[0])[0]
+        text, prompted = self.reference.render(talk, None), self.reference.render(talk[:1], None, prompt=True)
+        if "(template_error)" in reason:
+            return text is None or ".format(" in self.source
+        if "(no_end_of_turn)" in reason:
+            return not self.ends
+        if "(no_generation_prompt)" in reason:
+            return text is not None and prompted is not None and not text.startswith(prompted) and asked in text
+        if "(message_outside)" in reason:
+            return "messages[:-1]" in self.source or "range(start_idx" in self.source
+        return False
+
+    @property
+    def ends(self) -> bool:
+        """Whether anything but blanks and the next header stands behind the answer of one turn, or a token behind that of
+        the first of two.
+        """
+        one = self.talks["one turn"]["messages"]
+        prompt = self.reference.render(one[:1], None, prompt=True) or ""
+        behind = (self.reference.render(one, None) or "").partition(one[1]["content"])[2].strip()
+        return self._open_ended() or (behind != "" and not prompt.strip().endswith(behind))
+
+    def _open_ended(self) -> bool:
+        """Whether the answer of one turn ends the text, and a token follows it where another turn comes."""
+        one, two = self.talks["one turn"]["messages"], self.talks["two turns"]["messages"]
+        alone, followed = self.theirs(one, None)[0] or "", self.theirs(two, None)[0] or ""
+        _, _, behind = followed.partition(two[1]["content"])
+        return alone.endswith(one[1]["content"]) and self.pattern.match(behind) is not None
+
+    def _try(self, name: str, talk: Record, renderer: Renderer, judge: Judge, outcome: Outcome) -> None:
+        given = conversation(talk, "messages", "tools")
+        if isinstance(given, Rejected):
+            outcome.counts["unread"] += 1
+            return
+        sequences = renderer.sequences(given)
+        if isinstance(sequences, Rejected):
+            outcome.counts["refused"] += 1
+            outcome.refused[name] = f"{sequences.reason}: {sequences.detail}"
+            return
+        outcome.counts["taken"] += 1
+        names = {number: token for token, number in renderer.controls.ids.items()}
+        turns = answered(talk["messages"])
+        batch = Batch()
+        for pieces in sequences:
+            batch.add(pieces)
+        encoded = batch.encode(text_encoder(self.vocabulary, renderer.controls, "reference", "literal"))
+        for place, pieces in enumerate(sequences):
+            texts = [names[piece.token] if piece.text is None else piece.text for piece in pieces]
+            text = "".join(texts)
+            flags = np.concatenate([flags_of(piece, each) for piece, each in zip(pieces, texts, strict=True)])
+            span = turns[place] if len(sequences) > 1 or len(turns) == 1 else (0, len(talk["messages"]))
+            ours = encoded.ids[encoded.offsets[place] : encoded.offsets[place + 1]].tolist()
+            self._judge(f"{name} [{place}]", talk, span, text, flags, ours, judge, outcome)
+
+    def _judge(self, name, talk, span, text, flags, ours, judge, outcome) -> None:  # noqa: C901 - the one place of judgement
+        """One sequence."""
+        tools = talk.get("tools")
+        span = next(
+            (
+                (span[0], stop)
+                for stop in [span[1], *range(len(talk["messages"]), 0, -1)]
+                if text in self.theirs(talk["messages"], tools, stop)
+            ),
+            None,
+        )
+        if span is None:
+            outcome.ids[name] = f"ours {text!r} theirs {self.theirs(talk['messages'], tools)[0]!r}"
+            return
+        messages = talk["messages"][: span[1]]
+        wanted, loose, starts = np.zeros(len(text), bool), [], [0]
+        kept = (
+            messages
+            if text == self.theirs(messages, tools)[0]
+            else [
+                with_text_arguments(message, lambda value: json.dumps(value, ensure_ascii=False))
+                for message in messages
+            ]
+        )
+        tagged = TAGS.search(self.source) is not None
+        if tagged:
+            asked = messages[span[0]]
+            before = text.find(words_of(asked)[0]) if span[0] and asked["role"] == "user" else -1
+            for start, stop in self.reference.tagged(kept, tools):
+                wanted[start:stop] |= start > before
+                starts.append(start)
+        for number, message in enumerate(messages):
+            if message["role"] != "assistant" or number < span[0] or tagged:
+                continue
+            expected = judge.expected(text, kept, tools, number)
+            if expected.start is None or expected.stop is None:
+                loose.append(f"{number}: {expected}")
+                continue
+            wanted[expected.start : expected.stop] = True
+            starts.append(expected.start)
+        trained = [text[start:stop] for start, stop in runs(flags)]
+        theirs = self.tokenizer.encode(text, add_special_tokens=False).ids
+        borders = sorted({*starts, *(start for start, _ in runs(flags)), len(text)})
+        apart = [
+            token
+            for start, stop in zip(sorted({*starts, len(text)}), sorted({*starts, len(text)})[1:], strict=False)
+            for token in self.tokenizer.encode(text[start:stop], add_special_tokens=False).ids
+        ]
+        if "markup" not in name and ours not in (theirs, apart) and not loose:
+            outcome.ids[name] = f"ids {text!r} borders {borders}"
+        foreign = [word for each in trained for word in FOREIGN.findall(each)]
+        need = [
+            word
+            for number, message in enumerate(messages)
+            if message["role"] == "assistant" and number >= span[0]
+            for word in words_of(message)
+            if word in text
+        ]
+        missing = [word for word in need if not any(word in each for each in trained)]
+        if foreign or missing:
+            outcome.wrong[name] = f"foreign {foreign} missing {missing} trained {trained} of {text!r}"
+        elif loose:
+            outcome.counts["by words"] += 1
+            outcome.loose[name] = f"{loose} trained {trained} of {text!r}"
+        elif not np.array_equal(wanted, flags):
+            outcome.wrong[name] = f"trained {trained} wanted {[text[a:b] for a, b in runs(wanted)]} of {text!r}"
+        else:
+            outcome.counts["right"] += 1
+
+
+def answered(messages: list[Record]) -> list[tuple[int, int]]:
+    """The user turns that hold an answer."""
+    starts = [number for number, message in enumerate(messages) if message["role"] == "user"]
+    starts = starts if starts[:1] == [0] else [0, *starts]
+    turns = zip(starts, [*starts[1:], len(messages)], strict=True)
+    return [turn for turn in turns if "assistant" in [message["role"] for message in messages[turn[0] : turn[1]]]]
+
+
+def flags_of(piece: Any, text: str) -> np.ndarray:
+    """Which characters of a piece are trained on."""
+    if not isinstance(piece.learned, tuple):
+        return np.full(len(text), piece.learned, bool)
+    return np.repeat([bool(place % 2) for place in range(len(piece.learned))], piece.learned)
+
+
+def runs(flags: np.ndarray) -> list[tuple[int, int]]:
+    """Where runs of truth begin and end."""
+    edges = np.flatnonzero(np.diff(np.concatenate([[0], flags.astype(np.int8), [0]])))
+    return [(int(start), int(stop)) for start, stop in edges.reshape(-1, 2)]
