@@ -127,26 +127,29 @@ def _require_prompted(renderer: Renderer) -> None:
 
     Templates with generation tags say themselves where.
     """
-    template = renderer.template
     for name, probe in PROBES.items():
-        rendering = template.render(probe.messages, probe.tools)
+        rendering = renderer.template.render(probe.messages, probe.tools)
         if isinstance(rendering, Rejected) or any(kind == "generated" for _, _, (_, kind) in rendering.spans):
             continue
         learned = renderer.policy.learned(probe.messages)
         found = completions(rendering, probe.messages, learned, renderer.openings, renderer.controls)
-        for number in learned if not isinstance(found, Rejected) else ():
-            prompted = template.render(probe.messages[:number], probe.tools, add_generation_prompt=True)
-            if isinstance(prompted, Rejected) or not asked_for(probe.messages, number):
-                continue
-            start, end = found[number].start, len(prompted.text)
-            if (
-                rendering.text.startswith(prompted.text)
-                and rendering.text[end:start].strip() + rendering.text[start:end]
-            ):
-                raise InputError(
-                    f"chat_template: in a conversation of {name}, message {number + 1} would be trained on from character "
-                    f"{start}, but the template's generation prompt ends at {end}; fix the template, or choose another"
+        starts = {} if isinstance(found, Rejected) else {number: each.start for number, each in found.items()}
+        for number, start in starts.items():
+            prompted = renderer.template.render(probe.messages[:number], probe.tools, add_generation_prompt=True)
+            if asked_for(probe.messages, number) and not isinstance(prompted, Rejected):
+                _require_start(
+                    f"in a conversation of {name}, message {number + 1}", rendering.text, start, prompted.text
                 )
+
+
+def _require_start(what: str, text: str, start: int, prompted: str) -> None:
+    """A text that goes on from a prompt is trained on from there; blanks may stand between."""
+    end = len(prompted)
+    if text.startswith(prompted) and (start < end or text[end:start].strip()):
+        raise InputError(
+            f"chat_template: {what} would be trained on from character {start}, but the template's generation prompt "
+            f"ends at {end}; fix the template, or choose another"
+        )
 
 
 def _composes(renderer: Renderer) -> bool:

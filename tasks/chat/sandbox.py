@@ -106,7 +106,12 @@ class Sandbox(ImmutableSandboxedEnvironment):
         super().__init__(trim_blocks=True, lstrip_blocks=True, extensions=[Generation, loopcontrols], finalize=text_of)
         self.budget = Budget()
         self.filters = {**filters(self._step), **marking(self._step)}
-        self.globals = {"range": safe_range, "dict": _new_dict, "namespace": SafeNamespace, "raise_exception": _refuse}
+        self.globals: dict[str, Any] = {
+            "range": safe_range,
+            "dict": _new_dict,
+            "namespace": SafeNamespace,
+            "raise_exception": _refuse,
+        }
 
     def _step(self, count: int = 1) -> None:
         self.budget.step(count)  # of this rendering; the next one has another

