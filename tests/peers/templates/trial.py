@@ -129,7 +129,7 @@ class Trial:
         if "(template_error)" in reason:
             return text is None or ".format(" in self.source
         if "(no_end_of_turn)" in reason:
-            return not self.ends
+            return not self._ended()
         if "(no_generation_prompt)" in reason:
             return text is not None and prompted is not None and not text.startswith(prompted) and asked in text
         if "(message_outside)" in reason:
@@ -138,19 +138,24 @@ class Trial:
 
     @property
     def ends(self) -> bool:
-        """Whether anything but blanks and the next header stands behind the answer of one turn, or a token behind that of
-        the first of two.
-        """
-        one = self.talks["one turn"]["messages"]
-        prompt = self.reference.render(one[:1], None, prompt=True) or ""
-        behind = (self.reference.render(one, None) or "").partition(one[1]["content"])[2].strip()
-        return self._open_ended() or (behind != "" and not prompt.strip().endswith(behind))
+        """Whether anything in a text shows where an answer ends."""
+        return self._ended() or self._open_ended()
+
+    def _ended(self) -> bool:
+        """Whether a token, or other text than the next header, stands behind the answer of one turn, if it is written."""
+        talk = self.talks["one turn"]["messages"]
+        text = self.reference.render(talk, None)
+        prompted = self.reference.render(talk[:1], None, prompt=True) or ""
+        if not text or talk[1]["content"] not in text:
+            return True
+        behind = text.partition(talk[1]["content"])[2].strip()
+        return self.pattern.search(behind) is not None or not prompted.strip().endswith(behind)
 
     def _open_ended(self) -> bool:
-        """Whether the answer of one turn ends the text, and a token follows it where another turn comes."""
+        """Whether nothing follows the answer of one turn, and a token follows it where another turn comes."""
         one, two = self.talks["one turn"]["messages"], self.talks["two turns"]["messages"]
         alone, followed = self.theirs(one, None)[0] or "", self.theirs(two, None)[0] or ""
-        _, _, behind = followed.partition(two[1]["content"])
+        behind = followed.partition(two[1]["content"])[2]
         return alone.endswith(one[1]["content"]) and self.pattern.match(behind) is not None
 
     def _try(self, name: str, talk: Record, renderer: Renderer, judge: Judge, outcome: Outcome) -> None:
