@@ -73,9 +73,9 @@ def keeping(update: Update) -> Update:
 
 
 def merged(declared: Values, noted: Values | None, standing: Values) -> dict[str, dict[str, Any]]:
-    """The `declared` values whose digest is not the one `noted`, over those that stand on the server.
+    """The `declared` values whose digest differs from the one `noted`, over those that the server has.
 
-    Without notes, which is before the first time, all that is declared.
+    Without notes, before the first deployment, all `declared` values.
     """
     if noted is None:
         return {part: dict(values) for part, values in declared.items()}

@@ -2,10 +2,10 @@
 
 The first Ctrl-C raises KeyboardInterrupt, so that the run reports how it ended and closes what it has started; after GRACE
 seconds, or at the second Ctrl-C, all that it has started is killed instead. Both ways end in exit code 130. A shell that
-starts a command in the background has it ignore Ctrl-C, and so it stays.
+starts a command in the background makes it ignore Ctrl-C; it still does.
 
-Standard streams may be closed, full, or a pipe that nobody reads. Work must not fail of that, so what can no longer be written
-goes nowhere; whether stdout was lost is asked in the end, because results go there.
+Standard streams may be closed, full, or a pipe that nobody reads. That must not stop the work, so output that cannot be
+written is dropped; the exit code says at the end whether stdout was lost, because results go there.
 """
 
 import atexit

@@ -25,7 +25,7 @@ PATIENCE = 120
 PROGRAM = Path(__file__).with_name("server_process.py")
 
 DEFAULTS = {"PREFECT_SERVER_ANALYTICS_ENABLED": "false"}
-"""It does not call home unless somebody says so."""
+"""It sends no analytics unless the user asks for them."""
 
 ENVIRONMENT = {
     "PREFECT_SERVER_UI_ENABLED": "false",

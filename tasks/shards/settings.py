@@ -51,7 +51,9 @@ class PreparationSettings(Strict, frozen=True):
     shrink_ceiling: float = Field(
         default=0.5, ge=0, le=1, description="Share of a data set's documents that may be lost since the last version."
     )
-    allow_shrink: list[str] = Field(default=[], description="Data sets that may lose more than that, or all.")
+    allow_shrink: list[str] = Field(
+        default=[], description="Names of data sets that may lose a larger share, or disappear."
+    )
     previous: Place | None = Field(
         default=None, description="Output folder of the last version; what output_dir holds where left out."
     )
