@@ -371,8 +371,16 @@ def test_a_header_that_no_probe_has_shown_is_not_trained_on(marked):
     assert "assistant\n«yes<|im_end|>»" in marked(BARE_WHEN_EMPTY, [user("q"), says("yes")])
 
 
-def test_blanks_are_no_end_of_a_turn(marked):
-    assert marked(LINES, [user("q"), says("yes")]) == "no_end_of_turn"
+ENDLESS = {
+    "lines": LINES,
+    "no tokens at all": NO_TOKENS.replace("***", ""),
+    "generation tags": TAGGED.replace("<|im_end|>\n' }}{% endgeneration %}", " ' }}{% endgeneration %}"),
+}
+
+
+@pytest.mark.parametrize("source", ENDLESS.values(), ids=ENDLESS)
+def test_blanks_are_no_end_of_a_turn(marked, source):
+    assert marked(source, [user("q"), says("yes")]) == "no_end_of_turn"
 
 
 @pytest.mark.parametrize(
