@@ -56,7 +56,7 @@ def test_every_profile_has_only_known_keys_and_names_a_class(path):
 
 @pytest.mark.parametrize("path", PROFILES, ids=lambda path: path.stem)
 def test_the_readme_lists_every_profile(path):
-    assert f"`{path.name}`" in (REPOSITORY / "README.md").read_text()
+    assert f"`{path.name}`" in (REPOSITORY / "docs/prefect.md").read_text()
 
 
 def test_the_laptop_profile_is_a_task_runner():

@@ -570,7 +570,7 @@ def test_prefect_toml_has_only_settings_that_prefect_knows():
 def test_what_the_readme_sets_at_the_server_is_what_prefect_reads(monkeypatch):
     """Prefect ignores variables that it does not know, and values that mean nothing are an error."""
     block = re.search(
-        r"```\n(PREFECT_SERVER_SERVICES_DB_VACUUM.*?)```", (REPOSITORY / "README.md").read_text(), re.DOTALL
+        r"```\n(PREFECT_SERVER_SERVICES_DB_VACUUM.*?)```", (REPOSITORY / "docs/prefect.md").read_text(), re.DOTALL
     )[1]
     for name, value in re.findall(r"^(\w+)=(\S+)", block, re.MULTILINE):
         monkeypatch.setenv(name, value)

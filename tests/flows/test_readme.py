@@ -1,4 +1,4 @@
-"""The commands of the README, as they stand there: each is one that exists, with options and settings that exist, and those
+"""The commands of the README and of `docs/`, as they stand there: each is one that exists, with options and settings that exist, and those
 about a Prefect server run in a clone, on a host of its own, where nobody else listens on the ports they name.
 """
 
@@ -30,7 +30,11 @@ from tests.flows.cloning import REPOSITORY, clone_into
 from tests.flows.standing_clusters import network
 from tests.preparing import blend_of, write_lines
 
-README = (REPOSITORY / "README.md").read_text()
+PAGES = {
+    path.relative_to(REPOSITORY): path.read_text("utf-8")
+    for path in [REPOSITORY / "README.md", *sorted((REPOSITORY / "docs").glob("*.md"))]
+}
+README = "\n".join(PAGES.values())
 PROGRAMS = ("make", "pip", "prefect", "tokenmill")
 START_SECONDS = 120
 RUN_SECONDS = 240
@@ -86,6 +90,31 @@ def test_what_the_readme_calls_is_a_command_with_these_options_and_settings(line
     if overrides:
         name = " ".join(words[: 2 if words[0] == "score" else 1])
         choices_of(SETTINGS[name], overrides)
+
+
+def anchors(text):
+    """What a heading is called in a link."""
+    return {
+        re.sub(r"[^a-z0-9 -]", "", line.lower()).replace(" ", "-")
+        for line in re.findall(r"^#+ (.*)$", text, re.MULTILINE)
+    }
+
+
+@pytest.mark.parametrize("page", PAGES, ids=str)
+def test_links_lead_somewhere(page):
+    for link in re.findall(r"\]\(([^)\s]+)\)", PAGES[page]):
+        if link.startswith("http"):
+            continue
+        place, _, anchor = link.partition("#")
+        target = (REPOSITORY / page).parent / place if place else REPOSITORY / page
+        assert target.exists(), link
+        assert not anchor or anchor in anchors(target.read_text("utf-8")), link
+
+
+def test_the_readme_is_short_and_names_every_page():
+    text = (REPOSITORY / "README.md").read_text("utf-8")
+    assert len(text.splitlines()) <= 180
+    assert {str(page) for page in PAGES if page.parent.name} <= set(re.findall(r"\]\(([^)#\s]+)", text))
 
 
 def test_make_targets_are_there():
