@@ -30,7 +30,7 @@ class Holdout(Strict, frozen=True):
 
     valid: float = Field(default=0.01, ge=0, lt=1, description="Share of documents for validation.")
     test: float = Field(default=0.01, ge=0, lt=1, description="Share of documents for testing.")
-    seed: Seed = Field(default=42, description="Another seed chooses other documents.")
+    seed: Seed = Field(default=42, description="Seed of the choice of documents.")
 
     @model_validator(mode="after")
     def _leaves_something(self) -> Self:
@@ -45,8 +45,10 @@ class PreparationSettings(Strict, frozen=True):
     shard_size: Size = Field(default=256_000_000, description="Source bytes per shard, for example 256MB.")
     store: Place | None = Field(default=None, description="Where shards live; share it between preparations.")
     holdout: Holdout = Field(default=Holdout(), description="Documents held out of a flat blend.")
-    source_identity: SourceIdentity = Field(default="content", description="Know local files by content, or by stat.")
-    on_bad_row: OnBadRow = Field(default="quarantine", description="What a row that cannot be read does.")
+    source_identity: SourceIdentity = Field(
+        default="content", description="Recognise local files by content, or by size and modification time (stat)."
+    )
+    on_bad_row: OnBadRow = Field(default="quarantine", description="What to do with a row that cannot be read.")
     bad_row_ceiling: float = Field(default=0.001, ge=0, le=1, description="Share of a data set's rows that may be bad.")
     shrink_ceiling: float = Field(
         default=0.5, ge=0, le=1, description="Share of a data set's documents that may be lost since the last version."
@@ -55,11 +57,13 @@ class PreparationSettings(Strict, frozen=True):
         default=[], description="Names of data sets that may lose a larger share, or disappear."
     )
     previous: Place | None = Field(
-        default=None, description="Output folder of the last version; what output_dir holds where left out."
+        default=None, description="Output folder of the last version; output_dir by default."
     )
     scale: Scale = Field(default="full", description="Leading share of each data set: 1 %, 10 %, 30 % or all.")
     sample: int | None = Field(default=None, ge=1, description="Leading rows of each data set.")
-    force: bool = Field(default=False, description="Build every shard again, whatever receipts say.")
-    allow_partial: bool = Field(default=False, description="Publish although shards are missing; it is recorded.")
+    force: bool = Field(default=False, description="Build every shard again, even if it has a valid receipt.")
+    allow_partial: bool = Field(
+        default=False, description="Publish even if shards are missing; the manifest lists them."
+    )
     cluster: str = Field(default="local", description="local, a scheduler address, or a YAML file with a profile.")
     workers: int | None = Field(default=None, ge=1, description="Worker processes; all cores by default.")

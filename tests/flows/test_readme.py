@@ -18,14 +18,7 @@ from prefect_commands import clean_environment, running, wait_until
 
 from flows.cli import app
 from flows.options import choices_of
-from tasks.dedup.settings import DedupSettings
-from tasks.pack.settings import SftSettings
-from tasks.rl.settings import RlSettings
-from tasks.score.choice import ChoiceSettings
-from tasks.score.settings import EmbedSettings, NllSettings
-from tasks.select.settings import NormalizationSettings
-from tasks.tokenize.settings import PretrainSettings
-from tasks.train.settings import TrainSettings
+from tests import settings_page
 from tests.flows.cloning import REPOSITORY, clone_into
 from tests.flows.standing_clusters import network
 from tests.preparing import blend_of, write_lines
@@ -39,18 +32,7 @@ PROGRAMS = ("make", "pip", "prefect", "tokenmill")
 START_SECONDS = 120
 RUN_SECONDS = 240
 
-SETTINGS = {
-    "plan": PretrainSettings,
-    "pretrain": PretrainSettings,
-    "sft": SftSettings,
-    "rl": RlSettings,
-    "harmony": NormalizationSettings,
-    "dedup": DedupSettings,
-    "score nll": NllSettings,
-    "score embed": EmbedSettings,
-    "choose": ChoiceSettings,
-    "train": TrainSettings,
-}
+SETTINGS = settings_page.SETTINGS | {"plan": settings_page.SETTINGS["pretrain"]}
 
 
 def blocks(text):
@@ -115,6 +97,10 @@ def test_the_readme_is_short_and_names_every_page():
     text = (REPOSITORY / "README.md").read_text("utf-8")
     assert len(text.splitlines()) <= 180
     assert {str(page) for page in PAGES if page.parent.name} <= set(re.findall(r"\]\(([^)#\s]+)", text))
+
+
+def test_the_page_of_settings_is_what_the_models_say():
+    assert settings_page.PAGE.read_text("utf-8") == settings_page.page(), "run python -m tests.settings_page"
 
 
 def test_make_targets_are_there():
