@@ -6,6 +6,7 @@ A process that a run has started is known by a variable of its environment, in w
 import json
 import os
 import pty
+import re
 import signal
 import subprocess
 import sys
@@ -175,6 +176,10 @@ def test_a_second_ctrl_c_ends_a_run_at_once(blend, environment, tmp_path):
     assert code == INTERRUPTED, shown
 
 
+HEEDING = ("env", "--default-signal=HUP")
+"""Tests that run under nohup ignore SIGHUP, and so would what they start."""
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("how", [signal.SIGTERM, signal.SIGKILL, signal.SIGHUP])
 def test_a_run_without_a_terminal_that_a_signal_ends_leaves_no_process(how, blend, environment, tmp_path):
@@ -270,13 +275,17 @@ def test_every_command_does_its_work_without_standard_streams(how, prepared, tmp
     assert redirected(how, "plan", tmp_path / "no_such.json")[0] == 2
 
 
+HEARTBEAT = re.compile(r"^.*Failed to communicate with scheduler during heartbeat\.\n(?:(?!\d{4}-).*\n)+", re.MULTILINE)
+"""What a Dask worker says when its cluster closes while it sends a heartbeat."""
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("how", REDIRECTED)
 def test_a_preparation_is_whole_without_standard_streams(how, blend, environment, tmp_path):
     out = tmp_path / "out"
     code, complaint = redirected(how, *arguments(blend, out), environment=environment)
     assert code == REDIRECTED[how][1], complaint
-    assert "Traceback" not in complaint
+    assert "Traceback" not in HEARTBEAT.sub("", complaint), complaint
     assert receipts(out) == shards(blend)
     assert (out / "blend.json").exists()
 
