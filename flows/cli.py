@@ -308,7 +308,7 @@ def view(
     dataset: Annotated[str | None, Parameter(help="Only this data set.")] = None,
     rows: Annotated[int, Parameter(help="How many packs or documents.")] = 1,
     random: Annotated[bool, Parameter(negative="", help="Choose them by chance instead of taking the first.")] = False,
-    seed: Annotated[int, Parameter(help="Another seed chooses others.")] = 42,
+    seed: Annotated[int, Parameter(help="Seed of the choice.")] = 42,
     html: Annotated[str | None, Parameter(help="Write a static page to this path instead.")] = None,
 ) -> dict[str, Any]:
     """Show what was published, decoded from the files themselves: packs coloured by loss mask, or documents."""

@@ -1,11 +1,11 @@
 """The process of a command: its standard streams, and how it ends when somebody stops it.
 
 The first Ctrl-C raises KeyboardInterrupt, so that the run reports how it ended and closes what it has started; after GRACE
-seconds, or at the second Ctrl-C, all that it has started is killed instead. Both ways end in exit code 130. A shell that
-starts a command in the background makes it ignore Ctrl-C; it still does.
+seconds, or at the second Ctrl-C, all that it has started is killed instead. Both ways end in exit code 130. A command
+that a shell starts in the background ignores Ctrl-C.
 
 Standard streams may be closed, full, or a pipe that nobody reads. That must not stop the work, so output that cannot be
-written is dropped; the exit code says at the end whether stdout was lost, because results go there.
+written is dropped. Results go to stdout, so the exit code says at the end whether any of it was lost.
 """
 
 import atexit

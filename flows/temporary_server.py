@@ -40,7 +40,7 @@ class TemporaryServer(SubprocessASGIServer):
     """Prefect's temporary server, in a session of its own and bound to the life of this process."""
 
     def start(self, timeout: int | None = None) -> None:
-        """Start the server, once, and wait until it answers: `timeout` seconds, or PATIENCE, or longer if Prefect's setting says so.
+        """Start the server once, and wait until it answers, for `timeout` seconds or, by default, PATIENCE or Prefect's setting.
 
         Raises RunError when it ends instead, or does not answer in time.
         """

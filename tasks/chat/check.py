@@ -110,7 +110,7 @@ def refusals(sequences_of: SequencesOf, controls: Controls, vocabulary: Vocabula
         elif name in REQUIRED and not _needs_tools(sequences, sequences_of):
             raise InputError(
                 f"chat_template: no loss mask for a conversation of {name}: {sequences.detail} ({sequences.reason}); "
-                "mend the template, or choose another template or loss policy"
+                "fix the template, or choose another template or loss policy"
             )
         else:
             refused[name] = f"{sequences.reason}: {sequences.detail}"

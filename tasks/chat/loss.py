@@ -62,9 +62,8 @@ class LossPolicy:
         if reasoning and self.tool_calls and self.end_of_turn and self.on != "final_only":
             return [(completion.start, completion.stop)]
         final = self.on == "final_only"
-        first, second = sorted([(completion.answer, True), (completion.calls, self.tool_calls and not final)])
-        if completion.answer == completion.calls:
-            first, second = (completion.answer, True), (completion.calls, self.tool_calls and not final)
+        answer, calls = (completion.answer, True), (completion.calls, self.tool_calls and not final)
+        first, second = (answer, calls) if completion.answer <= completion.calls else (calls, answer)
         wanted = [
             (completion.start, first[0], reasoning and not final),
             (first[0], second[0], first[1]),

@@ -52,8 +52,8 @@ BACKWARD = frozenset({"rfind", "rindex", "rpartition", "rsplit"})
 COMPARISONS_PER_STEP = 1 << 17
 PARTS_PER_STEP = 8
 
-DIRECTIVE = re.compile(r"%-?[aAbBcdDeFgGhHIjklmMnpPrRsStTuUVwWxXyYzZ%]")
-"""Of `strftime`, those without a width: a width is any size."""
+DIRECTIVE = re.compile(r"%-?[aAbBcdDeFgGhHIjklmMnpPrRStTuUVwWxXyYzZ%]")
+"""Of `strftime`, those without a width, which could be of any size, and but `%s`, which depends on the machine's zone."""
 LONGEST_DIRECTIVE = 32
 
 LOCAL_VARIABLES = frozenset({"_loop_vars", "_block_vars"})
@@ -218,7 +218,7 @@ def clock(date: object) -> Callable[[str], str]:
     Raises InputError for anything else.
     """
     try:
-        moment = datetime.fromisoformat(date if isinstance(date, str) else repr(date))
+        moment = datetime.fromisoformat(str(date))
     except ValueError as error:
         example = "write it as 2026-03-01"
         raise InputError(f"template_variables.date: {date!r} is not a date ({error}); {example}") from error

@@ -33,9 +33,9 @@ Pieces = list[Piece]
 class Renderer:
     """Conversations to sequences of pieces, with one template and one policy.
 
-    `openings` are the template's ways to begin and end an answer; `literal` says that control tokens spelled in data are plain text,
-    `splits_turns` says that conversations with reasoning become one
-    sequence per user turn, `composes` that these can be put together from parts.
+    `openings` are the template's ways to begin and end an answer; `literal` says that control tokens spelled in data are
+    plain text, `splits_turns` that conversations with reasoning become one sequence per user turn, `composes` that these
+    can be put together from parts.
     """
 
     template: ChatTemplate
@@ -45,11 +45,6 @@ class Renderer:
     literal: bool
     splits_turns: bool
     composes: bool
-
-    @property
-    def prompts(self) -> tuple[str, ...]:
-        """The template's generation prompts."""
-        return self.openings.prompts
 
     def sequences(self, conversation: Conversation) -> list[Pieces] | Rejected:
         """The sequences of a conversation, none of them without anything to learn. Rejected, with a reason, when there is none."""
@@ -169,6 +164,8 @@ def _ranges(
         return policy.ranges(completion)
     content = message["content"] or ""
     spans = [span for span in rendering.spans if span[2] == (number, "content") and span[0] < span[1]]
+    if not spans:
+        return None
     first, last = min(span[0] for span in spans), max(span[1] for span in spans)
     written = rendering.text[first:last]
     if written not in {content, content.strip()}:

@@ -65,14 +65,14 @@ class ChatTemplate:
             tree = instrumented(self._sandbox.parse(source))
             code = self._sandbox.compile(tree)
         except TemplateSyntaxError as error:
-            raise InputError(f"chat_template:{error.lineno}: {error.message}; mend the template") from error
+            raise InputError(f"chat_template:{error.lineno}: {error.message}; fix the template") from error
         except (
             TemplateError,
             SyntaxError,
             RecursionError,
             MemoryError,
         ) as error:  # loops in loops in loops are too much for Python
-            raise InputError(f"chat_template: {error}; mend the template") from error
+            raise InputError(f"chat_template: {error}; fix the template") from error
         self._template = Template.from_code(self._sandbox, code, self._sandbox.globals)
         self.source = source
         self.digest = f"sha256:{hashlib.sha256(source.encode()).hexdigest()}"

@@ -2,7 +2,8 @@
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any, Literal, Self
+from datetime import date
+from typing import Any, Literal, Self, cast
 
 import orjson
 from pydantic import Field, JsonValue, field_validator, model_validator
@@ -46,12 +47,20 @@ class SftSettings(PreparationSettings, frozen=True):
     )
     pack_size: int = Field(default=4096, ge=2, description="Most stored tokens of a pack.")
     packing: Packing = Field(default="best_fit_decreasing", description="How sequences are put into packs.")
-    oversize: Oversize = Field(default="drop", description="What becomes of sequences longer than a pack.")
+    oversize: Oversize = Field(default="drop", description="What to do with sequences longer than a pack.")
     pad_seq_to_mult: int = Field(
         default=1, ge=1, description="Pad sequences to a multiple plus one, for context parallelism (2 x CP)."
     )
     sampling: Sampling = Field(default="none", description="Realise weights by leaving out, or by repeating, packs.")
-    seed: Seed = Field(default=42, description="Another seed gives packs and files another order.")
+    seed: Seed = Field(default=42, description="Seed of the order of packs and files.")
+
+    @field_validator("template_variables", mode="before")
+    @classmethod
+    def _dates_as_text(cls, variables: object) -> object:
+        """YAML reads `date: 2026-03-01` as a date."""
+        given = cast("dict[str, object]", variables) if isinstance(variables, dict) else {}
+        dates = {name: value.isoformat() for name, value in given.items() if isinstance(value, date)}
+        return {**given, **dates} if dates else variables
 
     @field_validator("template_variables")
     @classmethod

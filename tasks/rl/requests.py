@@ -88,7 +88,7 @@ def _rejected(params: Mapping[str, Any], errors: list[ErrorDetails]) -> Rejected
     if error["type"] == "extra_forbidden" and len(error["loc"]) == 1:
         return Rejected("unknown_parameter", f"{where} is no parameter that NeMo-Gym knows; remove it")
     why = f"{where}: {said}, and NeMo-Gym refuses the request"
-    return Rejected(REASONS.get(name, "bad_parameter"), f"{why}; {REMEDIES.get(name, 'mend or remove it')}")
+    return Rejected(REASONS.get(name, "bad_parameter"), f"{why}; {REMEDIES.get(name, 'fix or remove it')}")
 
 
 def _meant(params: Mapping[str, Any], errors: list[ErrorDetails]) -> ErrorDetails:

@@ -3,8 +3,9 @@
 A row is parsed, chosen, transformed and checked as a record, and written in one of two ways. A record that comes
 through as the very object that was parsed is written as the bytes that were read, to the last blank; any other is
 written anew, as compact JSON. So what nobody asked to change is not changed: numbers always keep their spelling, and in
-rows that come through, key order, duplicate keys and escapes stay as well. (Only a byte order mark goes, and line breaks within a row become blanks.) Parsing and writing run
-at the speed of orjson, and what is done to a row costs 1 to 4 microseconds.
+rows that come through, key order, duplicate keys and escapes stay as well. (Only a byte order mark goes, and line breaks
+within a row become blanks.) Parsing and writing run at the speed of orjson, and what is done to a row costs 1 to 4
+microseconds.
 """
 
 import json

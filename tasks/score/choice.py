@@ -54,7 +54,7 @@ class ChoiceSettings(Strict, frozen=True):
     threshold: float = Field(
         default=0.95, gt=0, description="No two rows with this cosine or more are chosen; above 1 all may be."
     )
-    seed: Seed = Field(default=42, description="Another seed chooses others.")
+    seed: Seed = Field(default=42, description="Seed of the choice.")
     device: Literal["cpu", "cuda"] = Field(default="cpu", description="Where clusters are found.")
 
 

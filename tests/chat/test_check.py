@@ -87,7 +87,7 @@ def test_a_good_template_is_taken(checked, vocabulary):
     assert outcome.refused == {}
     assert trained(outcome.renderer, vocabulary, TALK) == ["6.<|im_end|>12!<|im_end|>24<|im_end|>"]
     assert dict(outcome.renderer.controls.ids) == {token: vocabulary.controls[token] for token in IM}
-    assert outcome.renderer.prompts == ("<|im_start|>assistant\n",)
+    assert outcome.renderer.openings.prompts == ("<|im_start|>assistant\n",)
 
 
 @pytest.mark.parametrize("policy", [LossPolicy(on, *flags) for on in ("assistant_all", "last_turn", "final_only") for flags in itertools.product([True, False], repeat=3)])  # fmt: skip

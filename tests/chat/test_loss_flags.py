@@ -128,6 +128,7 @@ def test_characters_of_a_content_that_a_template_changes_are_refused(learned):
         Q, {**A, **detail((0, 1, True))}, source=CHATML.replace("m.content", "(m.content | replace('.', '...'))")
     )
     assert found.reason == "train_detail_lost"
+    assert learned(Q, {**A, "content": "  ", **detail((0, 0, True))}, source=TRIMS).reason == "train_detail_lost"
     assert learned(Q, {**A, "train": False}, Q2, B, source=CHANGES)[0][0] == SECOND
 
 

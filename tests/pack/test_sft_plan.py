@@ -8,6 +8,7 @@ from pathlib import Path
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
+import yaml
 
 from tasks.pack.settings import SftSettings
 from tasks.report.plan import pending_reasons
@@ -266,3 +267,8 @@ def test_force_rebuilds_everything_to_the_same_bytes(own, given):
     planned, _ = prepare(blend(own / "corpus"), own / "out", force=True, **given)
     assert len(planned.plan.pending) == len(planned.plan.shards)
     assert tree(own / "out") == before
+
+
+def test_a_date_in_yaml_is_the_text_that_templates_take():
+    given = yaml.safe_load("template_variables: {date: 2026-03-01, enable_thinking: true}")
+    assert SftSettings(**given).template_variables == {"date": "2026-03-01", "enable_thinking": True}

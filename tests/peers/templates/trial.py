@@ -1,5 +1,6 @@
 """One template against all conversations: what came of each."""
 
+import itertools
 import json
 import re
 from collections import Counter
@@ -22,6 +23,9 @@ from tasks.tokenize.vocabulary import Vocabulary, huggingface_vocabulary
 from tests.peers.templates.oracle import TODAY, TOKEN, Judge, Reference, with_text_arguments, words_of
 from tests.peers.templates.packages import Template
 from tests.peers.templates.talks import FOREIGN, Record
+
+Turn = tuple[int, int]
+"""The first message of a turn, and the one behind its last."""
 
 TAGS = re.compile(r"\{%-?\s*generation\s*-?%\}")
 BEGINS, ENDS = "<s>", "</s>"
@@ -183,65 +187,30 @@ class Trial:
             ours = encoded.ids[encoded.offsets[place] : encoded.offsets[place + 1]].tolist()
             self._judge(f"{name} [{place}]", talk, span, text, flags, ours, judge, outcome)
 
-    def _judge(self, name, talk, span, text, flags, ours, judge, outcome) -> None:  # noqa: C901 - the one place of judgement
-        """One sequence."""
-        tools = talk.get("tools")
-        span = next(
-            (
-                (span[0], stop)
-                for stop in [span[1], *range(len(talk["messages"]), 0, -1)]
-                if text in self.theirs(talk["messages"], tools, stop)
-            ),
-            None,
-        )
-        if span is None:
-            outcome.ids[name] = f"ours {text!r} theirs {self.theirs(talk['messages'], tools)[0]!r}"
+    def _judge(
+        self,
+        name: str,
+        talk: Record,
+        span: Turn,
+        text: str,
+        flags: np.ndarray,
+        ours: list[int],
+        judge: Judge,
+        outcome: Outcome,
+    ) -> None:
+        """Judge one sequence, which is of the messages `span`."""
+        messages = self._messages(talk, span[1], text)
+        if messages is None:
+            outcome.ids[name] = f"ours {text!r} theirs {self.theirs(talk['messages'], talk.get('tools'))[0]!r}"
             return
-        messages = talk["messages"][: span[1]]
-        wanted, loose, starts = np.zeros(len(text), bool), [], [0]
-        kept = (
-            messages
-            if text == self.theirs(messages, tools)[0]
-            else [
-                with_text_arguments(message, lambda value: json.dumps(value, ensure_ascii=False))
-                for message in messages
-            ]
-        )
-        tagged = TAGS.search(self.source) is not None
-        if tagged:
-            asked = messages[span[0]]
-            before = text.find(words_of(asked)[0]) if span[0] and asked["role"] == "user" else -1
-            for start, stop in self.reference.tagged(kept, tools):
-                wanted[start:stop] |= start > before
-                starts.append(start)
-        for number, message in enumerate(messages):
-            if message["role"] != "assistant" or number < span[0] or tagged:
-                continue
-            expected = judge.expected(text, kept, tools, number)
-            if expected.start is None or expected.stop is None:
-                loose.append(f"{number}: {expected}")
-                continue
-            wanted[expected.start : expected.stop] = True
-            starts.append(expected.start)
+        wanted, starts, loose = self._wanted(text, messages, talk.get("tools"), span[0], judge)
+        begins = starts if not loose else [start for start, _ in runs(flags)]
+        if "markup" not in name and ours not in self._encodings(text, begins):
+            outcome.ids[name] = f"ids of {text!r}, begun at {begins}"
         trained = [text[start:stop] for start, stop in runs(flags)]
-        theirs = self.tokenizer.encode(text, add_special_tokens=False).ids
-        borders = sorted({*starts, *(start for start, _ in runs(flags)), len(text)})
-        apart = [
-            token
-            for start, stop in zip(sorted({*starts, len(text)}), sorted({*starts, len(text)})[1:], strict=False)
-            for token in self.tokenizer.encode(text[start:stop], add_special_tokens=False).ids
-        ]
-        if "markup" not in name and ours not in (theirs, apart) and not loose:
-            outcome.ids[name] = f"ids {text!r} borders {borders}"
         foreign = [word for each in trained for word in FOREIGN.findall(each)]
-        need = [
-            word
-            for number, message in enumerate(messages)
-            if message["role"] == "assistant" and number >= span[0]
-            for word in words_of(message)
-            if word in text
-        ]
-        missing = [word for word in need if not any(word in each for each in trained)]
+        own = [word for each in messages[span[0] :] if each["role"] == "assistant" for word in words_of(each)]
+        missing = [word for word in own if word in text and not any(word in each for each in trained)]
         if foreign or missing:
             outcome.wrong[name] = f"foreign {foreign} missing {missing} trained {trained} of {text!r}"
         elif loose:
@@ -251,6 +220,51 @@ class Trial:
             outcome.wrong[name] = f"trained {trained} wanted {[text[a:b] for a, b in runs(wanted)]} of {text!r}"
         else:
             outcome.counts["right"] += 1
+
+    def _messages(self, talk: Record, stop: int, text: str) -> list[Record] | None:
+        """The first messages of a talk, with arguments as they are in `text`, which transformers makes of them; or None."""
+        whole = talk["messages"]
+        for number in [stop, *range(len(whole), 0, -1)]:
+            given, spelled = self.theirs(whole, talk.get("tools"), number)
+            if text == given:
+                return whole[:number]
+            if text == spelled:
+                return [
+                    with_text_arguments(each, lambda value: json.dumps(value, ensure_ascii=False))
+                    for each in whole[:number]
+                ]
+        return None
+
+    def _wanted(
+        self, text: str, messages: list[Record], tools: Any, first: int, judge: Judge
+    ) -> tuple[np.ndarray, list[int], list[str]]:
+        """What is to be trained on of the messages from `first` on, where answers start, and those that nobody can judge."""
+        wanted, starts, loose = np.zeros(len(text), bool), list[int](), list[str]()
+        if TAGS.search(self.source):
+            asked = messages[first]
+            before = text.find(words_of(asked)[0]) if first and asked["role"] == "user" else -1
+            ranges = self.reference.tagged(messages, tools)
+            starts = [start for start, _ in ranges]
+            for start, stop in ranges:
+                wanted[start:stop] |= start > before
+            return wanted, starts, loose
+        for number, message in enumerate(messages):
+            if message["role"] != "assistant" or number < first:
+                continue
+            expected = judge.expected(text, messages, tools, number)
+            if expected.start is None or expected.stop is None:
+                loose.append(f"{number}: {expected}")
+                continue
+            wanted[expected.start : expected.stop] = True
+            starts.append(expected.start)
+        return wanted, starts, loose
+
+    def _encodings(self, text: str, starts: list[int]) -> list[list[int]]:
+        """The tokenizer's ids of a text: as one, and with every answer encoded apart."""
+        borders = sorted({0, *starts, len(text)})
+        parts = [text[start:stop] for start, stop in itertools.pairwise(borders)]
+        encoded = [self.tokenizer.encode(part, add_special_tokens=False).ids for part in [text, *parts]]
+        return [encoded[0], [token for each in encoded[1:] for token in each]]
 
 
 def answered(messages: list[Record]) -> list[tuple[int, int]]:
