@@ -25,6 +25,7 @@ test-all: .venv/installed-dev ## all tests, with kills, faults at every step and
 check: .venv/installed-dev ## style and types
 	$(BIN)/ruff check
 	$(BIN)/ruff format --check
+	mkdir -p build/types && ln -sfn ../.. build/types/tokenmill
 	$(BIN)/pyright
 
 bench: .venv/installed-dev ## ratios against peers and rooflines; appends to bench/results.jsonl

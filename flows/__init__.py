@@ -1,6 +1,6 @@
 """The flows, one file each: wiring that reads as prose from top to bottom. What they call lives in `tasks`."""
 
-from tasks.console import log_errors_as_sentences, never_end_by_printing
+from tokenmill.tasks.console import log_errors_as_sentences, never_end_by_printing
 
 never_end_by_printing()
 log_errors_as_sentences()

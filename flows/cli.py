@@ -19,20 +19,20 @@ import orjson
 from cyclopts import App, CycloptsError, Parameter
 from cyclopts.validators import Number
 from rich.console import Console
+from tokenmill.tasks.blend.load import load_blend
+from tokenmill.tasks.blend.models import Blend
+from tokenmill.tasks.errors import InputError, PartlyFailedError, RunError
+from tokenmill.tasks.shards.settings import PreparationSettings
+from tokenmill.tasks.storage import join
 
-from flows.options import CommonOptions, choices_of, settings_of
-from flows.process import INTERRUPTED, end_when_interrupted, interrupted, lost_output, open_streams
-from flows.terminal import OutputDir, Overrides, be_quiet, piped, terminal
-from flows.training_commands import benchmark, evaluate, pipeline, train
-from tasks.blend.load import load_blend
-from tasks.blend.models import Blend
-from tasks.errors import InputError, PartlyFailedError, RunError
-from tasks.shards.settings import PreparationSettings
-from tasks.storage import join
+from .options import CommonOptions, choices_of, settings_of
+from .process import INTERRUPTED, end_when_interrupted, interrupted, lost_output, open_streams
+from .terminal import OutputDir, Overrides, be_quiet, piped, terminal
+from .training_commands import benchmark, evaluate, pipeline, train
 
 if TYPE_CHECKING:
-    from tasks.score.settings import EmbedSettings, NllSettings
-    from tasks.score.sources import What
+    from tokenmill.tasks.score.settings import EmbedSettings, NllSettings
+    from tokenmill.tasks.score.sources import What
 
 EMPTY = re.compile(r"(--[\w-]+=)?\s*")
 """An argument, or an option with one, that says nothing."""
@@ -60,9 +60,9 @@ def plan(
     blend: BlendPath, *overrides: Overrides, output_dir: OutputDir | None = None, options: CommonOptions | None = None
 ) -> dict[str, Any]:
     """Dry run: shards, bytes, estimated tokens and epochs, what is cached and why not."""
-    from tasks.report.plan import plan_record, print_plan
-    from tasks.tokenize.planning import plan_pretrain
-    from tasks.tokenize.settings import PretrainSettings
+    from tokenmill.tasks.report.plan import plan_record, print_plan
+    from tokenmill.tasks.tokenize.planning import plan_pretrain
+    from tokenmill.tasks.tokenize.settings import PretrainSettings
 
     settings = settings_of(PretrainSettings, options or CommonOptions(), overrides)
     planned = plan_pretrain(load_blend(blend), settings, output_dir)
@@ -81,16 +81,16 @@ def pretrain(
     """Prepare a blend for pretraining: Megatron .bin/.idx and blend.json."""
     if dry_run:
         return plan(blend, *overrides, output_dir=output_dir, options=options)
-    from tasks.shards.usable import require_usable
-    from tasks.tokenize.load import load_vocabulary
-    from tasks.tokenize.settings import PretrainSettings
+    from tokenmill.tasks.shards.usable import require_usable
+    from tokenmill.tasks.tokenize.load import load_vocabulary
+    from tokenmill.tasks.tokenize.settings import PretrainSettings
 
     settings = settings_of(PretrainSettings, options or CommonOptions(), overrides)
     loaded = load_blend(blend)
     require_usable(loaded, settings.store, output_dir)
     load_vocabulary(settings.tokenizer)
     be_quiet()
-    from flows.pretrain import pretrain_data_prep
+    from .pretrain import pretrain_data_prep
 
     return _run_preparation(pretrain_data_prep, loaded, output_dir, settings)
 
@@ -104,10 +104,10 @@ def sft(
     options: CommonOptions | None = None,
 ) -> dict[str, Any]:
     """Prepare a blend of conversations for SFT: packed Parquet with exact loss masks, and blend.json."""
-    from tasks.pack.planning import plan_sft
-    from tasks.pack.settings import SftSettings
-    from tasks.report.plan import plan_record, print_plan
-    from tasks.shards.usable import require_usable
+    from tokenmill.tasks.pack.planning import plan_sft
+    from tokenmill.tasks.pack.settings import SftSettings
+    from tokenmill.tasks.report.plan import plan_record, print_plan
+    from tokenmill.tasks.shards.usable import require_usable
 
     settings = settings_of(SftSettings, options or CommonOptions(), overrides)
     loaded = load_blend(blend)
@@ -116,12 +116,12 @@ def sft(
         planned = plan_sft(loaded, settings, output_dir)
         print_plan(planned, terminal)
         return plan_record(planned)
-    from tasks.pack.formats import find_template
-    from tasks.tokenize.load import find_vocabulary
+    from tokenmill.tasks.pack.formats import find_template
+    from tokenmill.tasks.tokenize.load import find_vocabulary
 
     find_template(settings, find_vocabulary(settings.tokenizer))
     be_quiet()
-    from flows.sft import sft_data_prep
+    from .sft import sft_data_prep
 
     return _run_preparation(sft_data_prep, loaded, output_dir, settings)
 
@@ -135,10 +135,10 @@ def rl(
     options: CommonOptions | None = None,
 ) -> dict[str, Any]:
     """Prepare a blend of rows for reinforcement learning: JSON Lines that NeMo-RL and NeMo-Gym read as they are."""
-    from tasks.report.plan import plan_record, print_plan
-    from tasks.rl.planning import plan_rl, require_choices
-    from tasks.rl.settings import RlSettings
-    from tasks.shards.usable import require_usable
+    from tokenmill.tasks.report.plan import plan_record, print_plan
+    from tokenmill.tasks.rl.planning import plan_rl, require_choices
+    from tokenmill.tasks.rl.settings import RlSettings
+    from tokenmill.tasks.shards.usable import require_usable
 
     settings = settings_of(RlSettings, options or CommonOptions(), overrides)
     loaded = load_blend(blend)
@@ -149,7 +149,7 @@ def rl(
         return plan_record(planned)
     require_choices(loaded, settings)
     be_quiet()
-    from flows.rl import rl_data_prep
+    from .rl import rl_data_prep
 
     return _run_preparation(rl_data_prep, loaded, output_dir, settings)
 
@@ -163,11 +163,11 @@ def harmony(
     options: CommonOptions | None = None,
 ) -> dict[str, Any]:
     """Bring chat data into one strict format: Parquet of Harmony text, without duplicates, in pools, ready to be scored."""
-    from tasks.harmony.planning import plan_harmony, require_choices
-    from tasks.report.plan import plan_record, print_plan
-    from tasks.select.planning import require_fitting
-    from tasks.select.settings import NormalizationSettings
-    from tasks.shards.usable import require_usable
+    from tokenmill.tasks.harmony.planning import plan_harmony, require_choices
+    from tokenmill.tasks.report.plan import plan_record, print_plan
+    from tokenmill.tasks.select.planning import require_fitting
+    from tokenmill.tasks.select.settings import NormalizationSettings
+    from tokenmill.tasks.shards.usable import require_usable
 
     settings = settings_of(NormalizationSettings, options or CommonOptions(), overrides)
     loaded = load_blend(blend)
@@ -179,7 +179,7 @@ def harmony(
         return plan_record(planned)
     require_choices(loaded, settings)
     be_quiet()
-    from flows.harmony import harmony_normalize
+    from .harmony import harmony_normalize
 
     return _run_preparation(harmony_normalize, loaded, output_dir, settings)
 
@@ -193,11 +193,11 @@ def dedup(
     options: CommonOptions | None = None,
 ) -> dict[str, Any]:
     """Take out of a blend of text what it says twice, and what evaluations ask; rows stay as they stand."""
-    from tasks.dedup.evaluations import find_evaluations
-    from tasks.dedup.planning import plan_dedup
-    from tasks.dedup.settings import DedupSettings
-    from tasks.report.plan import plan_record, print_plan
-    from tasks.shards.usable import require_usable
+    from tokenmill.tasks.dedup.evaluations import find_evaluations
+    from tokenmill.tasks.dedup.planning import plan_dedup
+    from tokenmill.tasks.dedup.settings import DedupSettings
+    from tokenmill.tasks.report.plan import plan_record, print_plan
+    from tokenmill.tasks.shards.usable import require_usable
 
     settings = settings_of(DedupSettings, options or CommonOptions(), overrides)
     loaded = load_blend(blend)
@@ -208,7 +208,7 @@ def dedup(
         return plan_record(planned)
     find_evaluations(settings.evaluations)
     be_quiet()
-    from flows.dedup import deduplicate_blend
+    from .dedup import deduplicate_blend
 
     return _run_preparation(deduplicate_blend, loaded, output_dir, settings)
 
@@ -228,8 +228,8 @@ def nll(
     options: CommonOptions | None = None,
 ) -> dict[str, Any]:
     """How surprised a causal language model is by what the assistant says: NLL and perplexity, row by row."""
-    from tasks.score.settings import NllSettings
-    from tasks.score.sources import scored_blend
+    from tokenmill.tasks.score.settings import NllSettings
+    from tokenmill.tasks.score.sources import scored_blend
 
     settings = settings_of(NllSettings, options or CommonOptions(), overrides)
     return _score("nll", scored_blend(source, "nll"), settings, output_dir, dry_run=dry_run)
@@ -244,8 +244,8 @@ def embed(
     options: CommonOptions | None = None,
 ) -> dict[str, Any]:
     """A vector for every candidate, by which texts that are alike are found."""
-    from tasks.score.settings import EmbedSettings
-    from tasks.score.sources import scored_blend
+    from tokenmill.tasks.score.settings import EmbedSettings
+    from tokenmill.tasks.score.sources import scored_blend
 
     settings = settings_of(EmbedSettings, options or CommonOptions(), overrides)
     return _score("embed", scored_blend(source, "embed"), settings, output_dir, dry_run=dry_run)
@@ -255,9 +255,9 @@ def _score(
     what: "What", blend: Blend, settings: "NllSettings | EmbedSettings", output_dir: str, *, dry_run: bool
 ) -> dict[str, Any]:
     """Plan, or run the flow, of either score."""
-    from tasks.report.plan import plan_record, print_plan
-    from tasks.score.planning import plan_scores, require_model
-    from tasks.shards.usable import require_usable
+    from tokenmill.tasks.report.plan import plan_record, print_plan
+    from tokenmill.tasks.score.planning import plan_scores, require_model
+    from tokenmill.tasks.shards.usable import require_usable
 
     require_usable(blend, settings.store, output_dir)
     if dry_run:
@@ -266,7 +266,7 @@ def _score(
         return plan_record(planned)
     require_model(settings)
     be_quiet()
-    from flows.score import score_candidates
+    from .score import score_candidates
 
     return _run_preparation(partial(score_candidates, what=what), blend, output_dir, settings)
 
@@ -275,8 +275,8 @@ def _run_preparation(
     preparation: Callable[..., object], blend: Blend, output_dir: str, settings: PreparationSettings
 ) -> dict[str, Any]:
     """Run a flow and print what it prepared."""
-    from tasks.report.summary import print_summary
-    from tasks.shards.manifest import read_manifest
+    from tokenmill.tasks.report.summary import print_summary
+    from tokenmill.tasks.shards.manifest import read_manifest
 
     chosen = {name: getattr(settings, name) for name in settings.model_fields_set}
     record = cast("dict[str, Any]", preparation(blend, output_dir, **chosen))
@@ -288,9 +288,9 @@ def _run_preparation(
 @app.command
 def verify(output_dir: Prepared = None) -> dict[str, Any]:
     """Hash, open and count everything a preparation published; damaged shards are built again by the next run."""
-    from tasks.nightly.versions import remedy_for
-    from tasks.report.verification import inspector_of, print_verification, verification_record
-    from tasks.shards.verify import verify as verify_output
+    from tokenmill.tasks.nightly.versions import remedy_for
+    from tokenmill.tasks.report.verification import inspector_of, print_verification, verification_record
+    from tokenmill.tasks.shards.verify import verify as verify_output
 
     place = output_dir or piped("verify").path
     verification = verify_output(place, inspector_of(place))
@@ -312,9 +312,9 @@ def view(
     html: Annotated[str | None, Parameter(help="Write a static page to this path instead.")] = None,
 ) -> dict[str, Any]:
     """Show what was published, decoded from the files themselves: packs coloured by loss mask, or documents."""
-    from tasks.report.view import view_output, view_record
-    from tasks.report.view_html import publish_html
-    from tasks.report.view_terminal import print_view
+    from tokenmill.tasks.report.view import view_output, view_record
+    from tokenmill.tasks.report.view_html import publish_html
+    from tokenmill.tasks.report.view_terminal import print_view
 
     place = output_dir or piped("view").path
     found = view_output(place, doc=doc, dataset=dataset, seed=seed if random else None, rows=rows)
@@ -333,12 +333,12 @@ def choose(
     plot: Annotated[bool, Parameter(help="Draw the choice as well, which needs matplotlib.")] = True,
 ) -> dict[str, Any]:
     """Choose rows that are spread over what there is, no two of them nearly the same, and say why these."""
-    from tasks.score.choice import ChoiceSettings, choice_record, choose_rows
+    from tokenmill.tasks.score.choice import ChoiceSettings, choice_record, choose_rows
 
     settings = choices_of(ChoiceSettings, overrides)
     draw = None
     if plot:
-        from tasks.report.plots import choice_map as draw
+        from tokenmill.tasks.report.plots import choice_map as draw
     manifest = choose_rows(embeddings, output_dir, settings, draw)
     record = choice_record(manifest)
     totals = manifest["totals"]
@@ -358,7 +358,7 @@ def report(
     html: Annotated[str | None, Parameter(help="Where the page goes; report.html in the folder by default.")] = None,
 ) -> dict[str, Any]:
     """Draw scores on a static page: NLL, NLL against correctness, and a map of embeddings by pool."""
-    from tasks.report.score_page import PAGE, publish_page, report_page
+    from tokenmill.tasks.report.score_page import PAGE, publish_page, report_page
 
     places = [output_dir, *(scores or [])]
     plots = report_page(places)
@@ -380,9 +380,9 @@ def push(
     dry_run: Annotated[bool, Parameter(negative="", help="Only list what would be pushed.")] = False,
 ) -> dict[str, Any]:
     """Push a preparation to the Hugging Face hub, private unless asked otherwise; HF_TOKEN has to allow it."""
-    from tasks.report.parcel import parcel_of
-    from tasks.report.push import print_plan, print_pushed, push_record, stale_names, target_of
-    from tasks.report.push import push as push_parcel
+    from tokenmill.tasks.report.parcel import parcel_of
+    from tokenmill.tasks.report.push import print_plan, print_pushed, push_record, stale_names, target_of
+    from tokenmill.tasks.report.push import push as push_parcel
 
     parcel = parcel_of(output_dir)
     target = target_of(repository, public=public)
@@ -407,13 +407,13 @@ def nightly(
     workers: Annotated[int | None, Parameter(help="Worker processes.")] = None,
 ) -> dict[str, Any]:
     """Prepare the next version of every blend that changed, say why, and remove what is out of date."""
-    from tasks.nightly.blends import find_blends
-    from tasks.sources.apart import require_apart
+    from tokenmill.tasks.nightly.blends import find_blends
+    from tokenmill.tasks.sources.apart import require_apart
 
     require_apart("blends", blends, {"the output folder": output_dir})
     find_blends(blends)
     be_quiet()
-    from flows.nightly import reprep_changed_blends
+    from .nightly import reprep_changed_blends
 
     return reprep_changed_blends(blends, output_dir, keep=keep, also_keep=also_keep, workers=workers)
 
@@ -424,8 +424,8 @@ def deploy(
     write: Annotated[bool, Parameter(negative="", help="Only write the files that are missing, for review.")] = False,
 ) -> dict[str, Any]:
     """Deploy all flows to a Prefect server as this folder's prefect.yaml says, which is written where there is none."""
-    from flows.deploying import deploy as apply
-    from flows.deploying import print_deployments, require_server, write_project
+    from .deploying import deploy as apply
+    from .deploying import print_deployments, require_server, write_project
 
     if not write:
         require_server()
@@ -448,8 +448,8 @@ def prune(
     dry_run: Annotated[bool, Parameter(negative="", help="Only count.")] = False,
 ) -> dict[str, Any]:
     """Remove shards that no kept output refers to."""
-    from tasks.nightly.prune import leftovers, prune_record
-    from tasks.nightly.prune import prune as prune_store
+    from tokenmill.tasks.nightly.prune import leftovers, prune_record
+    from tokenmill.tasks.nightly.prune import prune as prune_store
 
     found = (leftovers if dry_run else prune_store)(store, keep, grace_days * 86_400)
     terminal.print(
@@ -467,8 +467,8 @@ def register(
     ] = None,
 ) -> dict[str, Any]:
     """Give what a command made a name and a version, by which other commands find it: art://NAME, art://NAME:v2."""
-    from tasks.report.registry import artifact_in
-    from tasks.report.registry import register as register_artifact
+    from tokenmill.tasks.report.registry import artifact_in
+    from tokenmill.tasks.report.registry import register as register_artifact
 
     found = register_artifact(name, artifact_in(folder or piped("register").path))
     terminal.print(f"{found.reference} is {found.artifact.path}", markup=False)
@@ -482,8 +482,8 @@ def lineage(
     ] = None,
 ) -> dict[str, Any]:
     """What something was made from, and that from what, down to data sets."""
-    from tasks.report.registry import lineage as trace
-    from tasks.report.registry import print_lineage
+    from tokenmill.tasks.report.registry import lineage as trace
+    from tokenmill.tasks.report.registry import print_lineage
 
     found = trace(folder or piped("lineage").path)
     print_lineage(found, terminal)
@@ -493,7 +493,13 @@ def lineage(
 @app.command
 def demo(*, output_dir: OutputDir = "demo") -> dict[str, Any]:
     """The whole journey on text this machine already has, offline: plan, prepare, verify, and where to look."""
-    from tasks.report.demo import CHAT_BLEND, HARMONY_BLEND, QUESTIONS_BLEND, print_next_steps, write_demo_blend
+    from tokenmill.tasks.report.demo import (
+        CHAT_BLEND,
+        HARMONY_BLEND,
+        QUESTIONS_BLEND,
+        print_next_steps,
+        write_demo_blend,
+    )
 
     blend = write_demo_blend(output_dir)
     terminal.print(f"[bold]1. a blend of Python's own source and documentation:[/] {blend}")

@@ -6,15 +6,16 @@ plan ─► find duplicates (sign slices, then rounds by partition, mapped over 
 import time
 from typing import Any
 
-from flows.output_folder import publishing
-from flows.prefect_server import flow
-from tasks.blend.load import load_blend
-from tasks.blend.models import Blend
-from tasks.dedup.settings import DedupSettings
-from tasks.dedup.stage import deduplicate, plan, publish, write_shards
-from tasks.report.stage import report
-from tasks.shards.stage import shard_workers
-from tasks.strict import Place, parse, with_parameters_of
+from tokenmill.tasks.blend.load import load_blend
+from tokenmill.tasks.blend.models import Blend
+from tokenmill.tasks.dedup.settings import DedupSettings
+from tokenmill.tasks.dedup.stage import deduplicate, plan, publish, write_shards
+from tokenmill.tasks.report.stage import report
+from tokenmill.tasks.shards.stage import shard_workers
+from tokenmill.tasks.strict import Place, parse, with_parameters_of
+
+from .output_folder import publishing
+from .prefect_server import flow
 
 
 @flow(name="deduplicate-blend", persist_result=False)

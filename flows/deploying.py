@@ -20,17 +20,17 @@ from prefect.exceptions import ObjectNotFound
 from prefect.settings import PREFECT_API_URL
 from prefect.workers.process import ProcessWorker
 from rich.console import Console
+from tokenmill.tasks.errors import InputError, RunError
+from tokenmill.tasks.shards.publish import publish_bytes
 
-from flows.prefect_server import prefect_server
-from tasks.errors import InputError, RunError
-from tasks.shards.publish import publish_bytes
+from .prefect_server import prefect_server
 
 DECLARED = "prefect.yaml"
 SETTINGS = "prefect.toml"
 BLENDS = ("blends/tiny*.json", "blends/tiny/*", "blends/nightly/*/*")
 
-INSTALLED, CLONED = Path(__file__).parent, Path(__file__).parents[1]
-"""Where prefect.yaml and prefect.toml are: a wheel keeps them beside this file, a clone in its root."""
+PACKAGE = Path(__file__).parents[1]
+"""The package has prefect.yaml, prefect.toml and the blends in its folder, as a clone has them in its root."""
 
 
 def write_project(folder: Path) -> list[str]:
@@ -40,10 +40,9 @@ def write_project(folder: Path) -> list[str]:
     """
     if (folder / DECLARED).exists():
         return []
-    own = INSTALLED if (INSTALLED / DECLARED).is_file() else CLONED
-    blends = [path for pattern in BLENDS for path in sorted(CLONED.glob(pattern)) if path.is_file()]
-    files = {str(path.relative_to(CLONED)): path for path in blends}
-    files |= {name: own / name for name in (SETTINGS, DECLARED)}
+    blends = [path for pattern in BLENDS for path in sorted(PACKAGE.glob(pattern)) if path.is_file()]
+    files = {str(path.relative_to(PACKAGE)): path for path in blends}
+    files |= {name: PACKAGE / name for name in (SETTINGS, DECLARED)}
     missing = {name: path for name, path in files.items() if not (folder / name).exists()}
     for name, path in missing.items():
         publish_bytes(str(folder / name), path.read_bytes())

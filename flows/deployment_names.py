@@ -25,7 +25,7 @@ def setup_environment(*, ctx: HookContext) -> None:  # noqa: ARG001 - Prefect pa
     if read and not {"deployment", "deployments"}.isdisjoint(sys.argv):
         PrefectClient.read_deployment_by_name = with_bare_names(read)  # pyright: ignore[reportAttributeAccessIssue]
     if "deploy" in sys.argv:
-        from flows.deployed_choices import keep_choices  # noqa: PLC0415 - for this command alone
+        from .deployed_choices import keep_choices  # noqa: PLC0415 - for this command alone
 
         keep_choices()
 

@@ -7,20 +7,21 @@ plan ─► normalize shards ─► find duplicates ─► mark shards ─► se
 import time
 from typing import Any
 
-from flows.output_folder import publishing
-from flows.prefect_server import flow
-from tasks.blend.load import load_blend
-from tasks.blend.models import Blend
-from tasks.dedup.stage import without_duplicates
-from tasks.harmony.preparation import normalized_shards
-from tasks.harmony.stage import normalize_shards, plan, publish
-from tasks.report.stage import report
-from tasks.select.planning import require_fitting
-from tasks.select.publication import beside, require_variety
-from tasks.select.settings import NormalizationSettings
-from tasks.select.stage import select
-from tasks.shards.stage import shard_workers
-from tasks.strict import Place, parse, with_parameters_of
+from tokenmill.tasks.blend.load import load_blend
+from tokenmill.tasks.blend.models import Blend
+from tokenmill.tasks.dedup.stage import without_duplicates
+from tokenmill.tasks.harmony.preparation import normalized_shards
+from tokenmill.tasks.harmony.stage import normalize_shards, plan, publish
+from tokenmill.tasks.report.stage import report
+from tokenmill.tasks.select.planning import require_fitting
+from tokenmill.tasks.select.publication import beside, require_variety
+from tokenmill.tasks.select.settings import NormalizationSettings
+from tokenmill.tasks.select.stage import select
+from tokenmill.tasks.shards.stage import shard_workers
+from tokenmill.tasks.strict import Place, parse, with_parameters_of
+
+from .output_folder import publishing
+from .prefect_server import flow
 
 
 @flow(name="harmony-normalize", persist_result=False)

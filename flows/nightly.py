@@ -14,23 +14,23 @@ from typing import Annotated, Any, cast
 from prefect import Flow
 from prefect.client.schemas.objects import State
 from pydantic import Field
+from tokenmill.tasks.errors import PartlyFailedError
+from tokenmill.tasks.nightly.blends import NightlyBlend, find_blends
+from tokenmill.tasks.nightly.compare import Comparison, store_of
+from tokenmill.tasks.nightly.outcome import Outcome, failures, night_record
+from tokenmill.tasks.nightly.prune import GRACE_SECONDS, alone_with
+from tokenmill.tasks.nightly.stage import announce, claim, compare, error_of, follow_version, prune, summarize
+from tokenmill.tasks.shards.settings import PreparationSettings
+from tokenmill.tasks.sources.apart import require_apart
+from tokenmill.tasks.storage import absolute
+from tokenmill.tasks.strict import Place
 
-from flows.harmony import harmony_normalize
-from flows.output_folder import publishing
-from flows.prefect_server import flow
-from flows.pretrain import pretrain_data_prep
-from flows.rl import rl_data_prep
-from flows.sft import sft_data_prep
-from tasks.errors import PartlyFailedError
-from tasks.nightly.blends import NightlyBlend, find_blends
-from tasks.nightly.compare import Comparison, store_of
-from tasks.nightly.outcome import Outcome, failures, night_record
-from tasks.nightly.prune import GRACE_SECONDS, alone_with
-from tasks.nightly.stage import announce, claim, compare, error_of, follow_version, prune, summarize
-from tasks.shards.settings import PreparationSettings
-from tasks.sources.apart import require_apart
-from tasks.storage import absolute
-from tasks.strict import Place
+from .harmony import harmony_normalize
+from .output_folder import publishing
+from .prefect_server import flow
+from .pretrain import pretrain_data_prep
+from .rl import rl_data_prep
+from .sft import sft_data_prep
 
 DEFAULT = PreparationSettings()
 

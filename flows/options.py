@@ -10,10 +10,9 @@ from typing import Annotated, Any, TypeVar
 
 import yaml
 from cyclopts import Parameter
-
-from tasks.errors import InputError
-from tasks.shards.settings import PreparationSettings, Scale
-from tasks.strict import Strict, parse
+from tokenmill.tasks.errors import InputError
+from tokenmill.tasks.shards.settings import PreparationSettings, Scale
+from tokenmill.tasks.strict import Strict, parse
 
 
 @Parameter(name="*")

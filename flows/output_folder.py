@@ -29,13 +29,12 @@ from prefect.client.schemas.objects import TERMINAL_STATES, StateType, TaskRun
 from prefect.exceptions import ObjectNotFound
 from prefect.runtime import flow_run
 from prefect.states import Crashed, Failed
-
-from tasks.errors import InputError, RunError
-from tasks.seal import sealed, unsealed
-from tasks.shards.lock import turn_in
-from tasks.shards.publish import publish_bytes
-from tasks.shards.stage import tell
-from tasks.storage import absolute, is_local
+from tokenmill.tasks.errors import InputError, RunError
+from tokenmill.tasks.seal import sealed, unsealed
+from tokenmill.tasks.shards.lock import turn_in
+from tokenmill.tasks.shards.publish import publish_bytes
+from tokenmill.tasks.shards.stage import tell
+from tokenmill.tasks.storage import absolute, is_local
 
 P = ParamSpec("P")
 

@@ -5,16 +5,23 @@ pretrain data ─► train ─► evaluate ─► SFT data ─► train further 
 
 from typing import Any
 
-from flows.output_folder import publishing
-from flows.prefect_server import flow
-from flows.pretrain import pretrain_data_prep
-from flows.rl import rl_data_prep
-from flows.sft import sft_data_prep
-from flows.train import evaluate_model, train_model
-from tasks.storage import join
-from tasks.strict import Place, Strict
-from tasks.train.launchers.launch import local_folder, require_program
-from tasks.train.pipeline_settings import PipelineSettings, PretrainStage, SftStage, blend_place, load_settings
+from tokenmill.tasks.storage import join
+from tokenmill.tasks.strict import Place, Strict
+from tokenmill.tasks.train.launchers.launch import local_folder, require_program
+from tokenmill.tasks.train.pipeline_settings import (
+    PipelineSettings,
+    PretrainStage,
+    SftStage,
+    blend_place,
+    load_settings,
+)
+
+from .output_folder import publishing
+from .prefect_server import flow
+from .pretrain import pretrain_data_prep
+from .rl import rl_data_prep
+from .sft import sft_data_prep
+from .train import evaluate_model, train_model
 
 
 @flow(name="pipeline", persist_result=False)

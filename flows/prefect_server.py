@@ -17,11 +17,10 @@ from prefect.client.orchestration import SyncPrefectClient
 from prefect.context import FlowRunContext
 from prefect.exceptions import PrefectHTTPStatusError
 from prefect.settings import PREFECT_API_URL, PREFECT_SERVER_EPHEMERAL_ENABLED, get_current_settings
-
-from tasks.console import never_end_by_printing
-from tasks.errors import InputError, RunError
-from tasks.shards.cluster import CALLED_WHILE_IMPORTED
-from tasks.storage import is_writable
+from tokenmill.tasks.console import never_end_by_printing
+from tokenmill.tasks.errors import InputError, RunError
+from tokenmill.tasks.shards.cluster import CALLED_WHILE_IMPORTED
+from tokenmill.tasks.storage import is_writable
 
 P = ParamSpec("P")
 R = TypeVar("R")
@@ -84,7 +83,7 @@ def _start_temporary() -> None:
             f"PREFECT_HOME: {settings.home} cannot be written, and a temporary Prefect server keeps its database there; set "
             "PREFECT_HOME to another folder, or PREFECT_API_URL to the address of a server"
         )
-    from flows.temporary_server import TemporaryServer  # 2 s to import
+    from .temporary_server import TemporaryServer  # 2 s to import
 
     TemporaryServer().start()
 

@@ -6,15 +6,16 @@ plan ─► tokenize shards (mapped over Dask) ─► publish ─► report
 import time
 from typing import Any
 
-from flows.output_folder import publishing
-from flows.prefect_server import flow
-from tasks.blend.load import load_blend
-from tasks.blend.models import Blend
-from tasks.report.stage import report
-from tasks.shards.stage import shard_workers
-from tasks.strict import Place, parse, with_parameters_of
-from tasks.tokenize.settings import PretrainSettings
-from tasks.tokenize.stage import plan, publish, tokenize_shards
+from tokenmill.tasks.blend.load import load_blend
+from tokenmill.tasks.blend.models import Blend
+from tokenmill.tasks.report.stage import report
+from tokenmill.tasks.shards.stage import shard_workers
+from tokenmill.tasks.strict import Place, parse, with_parameters_of
+from tokenmill.tasks.tokenize.settings import PretrainSettings
+from tokenmill.tasks.tokenize.stage import plan, publish, tokenize_shards
+
+from .output_folder import publishing
+from .prefect_server import flow
 
 
 @flow(name="pretrain-data-prep", persist_result=False)

@@ -19,7 +19,7 @@ from typing import TextIO
 
 import psutil
 
-from flows.terminal import terminal
+from .terminal import terminal
 
 INTERRUPTED = 128 + signal.SIGINT
 

@@ -6,16 +6,17 @@ plan (with the tables that placeholders point into) ─► transform shards (map
 import time
 from typing import Any
 
-from flows.output_folder import publishing
-from flows.prefect_server import flow
-from tasks.blend.load import load_blend
-from tasks.blend.models import Blend
-from tasks.report.stage import report
-from tasks.rl.preparation import chain_records
-from tasks.rl.settings import RlSettings
-from tasks.rl.stage import plan, publish, transform_shards
-from tasks.shards.stage import shard_workers
-from tasks.strict import Place, parse, with_parameters_of
+from tokenmill.tasks.blend.load import load_blend
+from tokenmill.tasks.blend.models import Blend
+from tokenmill.tasks.report.stage import report
+from tokenmill.tasks.rl.preparation import chain_records
+from tokenmill.tasks.rl.settings import RlSettings
+from tokenmill.tasks.rl.stage import plan, publish, transform_shards
+from tokenmill.tasks.shards.stage import shard_workers
+from tokenmill.tasks.strict import Place, parse, with_parameters_of
+
+from .output_folder import publishing
+from .prefect_server import flow
 
 
 @flow(name="rl-data-prep", persist_result=False)

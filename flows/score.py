@@ -6,16 +6,17 @@ plan ─► score slices (mapped over Dask, one worker per GPU) ─► rank and 
 import time
 from typing import Any
 
-from flows.output_folder import publishing
-from flows.prefect_server import flow
-from tasks.blend.models import Blend
-from tasks.report.stage import report
-from tasks.score.processes import workers_fit_for
-from tasks.score.settings import EmbedSettings, NllSettings
-from tasks.score.sources import What, scored_blend
-from tasks.score.stage import common_of, needs_of, noting_failure, plan, publish, score_slices
-from tasks.shards.stage import shard_workers
-from tasks.strict import Place, parse, with_parameters_of
+from tokenmill.tasks.blend.models import Blend
+from tokenmill.tasks.report.stage import report
+from tokenmill.tasks.score.processes import workers_fit_for
+from tokenmill.tasks.score.settings import EmbedSettings, NllSettings
+from tokenmill.tasks.score.sources import What, scored_blend
+from tokenmill.tasks.score.stage import common_of, needs_of, noting_failure, plan, publish, score_slices
+from tokenmill.tasks.shards.stage import shard_workers
+from tokenmill.tasks.strict import Place, parse, with_parameters_of
+
+from .output_folder import publishing
+from .prefect_server import flow
 
 SETTINGS: dict[What, type[NllSettings] | type[EmbedSettings]] = {"nll": NllSettings, "embed": EmbedSettings}
 

@@ -6,16 +6,17 @@ plan (with the template's self-check) ─► pack shards (mapped over Dask) ─�
 import time
 from typing import Any
 
-from flows.output_folder import publishing
-from flows.prefect_server import flow
-from tasks.blend.load import load_blend
-from tasks.blend.models import Blend
-from tasks.pack.planning import template_record
-from tasks.pack.settings import SftSettings
-from tasks.pack.stage import pack_shards, plan, publish
-from tasks.report.stage import report
-from tasks.shards.stage import shard_workers
-from tasks.strict import Place, parse, with_parameters_of
+from tokenmill.tasks.blend.load import load_blend
+from tokenmill.tasks.blend.models import Blend
+from tokenmill.tasks.pack.planning import template_record
+from tokenmill.tasks.pack.settings import SftSettings
+from tokenmill.tasks.pack.stage import pack_shards, plan, publish
+from tokenmill.tasks.report.stage import report
+from tokenmill.tasks.shards.stage import shard_workers
+from tokenmill.tasks.strict import Place, parse, with_parameters_of
+
+from .output_folder import publishing
+from .prefect_server import flow
 
 
 @flow(name="sft-data-prep", persist_result=False)

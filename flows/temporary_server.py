@@ -15,8 +15,7 @@ from pathlib import Path
 import httpx
 from prefect.server.api.server import SubprocessASGIServer
 from prefect.settings import PREFECT_SERVER_EPHEMERAL_STARTUP_TIMEOUT_SECONDS, get_current_settings
-
-from tasks.errors import RunError
+from tokenmill.tasks.errors import RunError
 
 LOOPBACK = "127.0.0.1"
 PATIENCE = 120

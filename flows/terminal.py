@@ -8,10 +8,9 @@ from typing import Annotated
 
 from cyclopts import Parameter
 from rich.console import Console
-
-from tasks.artifact import Artifact, read_artifact
-from tasks.errors import InputError
-from tasks.storage import absolute, is_writable, join, temporary_folder
+from tokenmill.tasks.artifact import Artifact, read_artifact
+from tokenmill.tasks.errors import InputError
+from tokenmill.tasks.storage import absolute, is_writable, join, temporary_folder
 
 QUIET = {
     "PREFECT_LOGGING_HANDLERS_CONSOLE_LEVEL": "CRITICAL",

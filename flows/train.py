@@ -6,12 +6,13 @@ evaluate-model:  evaluate (a process)
 
 from typing import Any
 
-from flows.output_folder import publishing
-from flows.prefect_server import flow
-from tasks.strict import Place
-from tasks.train.evaluation_settings import EvaluateSettings
-from tasks.train.settings import TrainSettings
-from tasks.train.stage import checked_job, evaluate, evaluation_of, hand_over_rl, train_task
+from tokenmill.tasks.strict import Place
+from tokenmill.tasks.train.evaluation_settings import EvaluateSettings
+from tokenmill.tasks.train.settings import TrainSettings
+from tokenmill.tasks.train.stage import checked_job, evaluate, evaluation_of, hand_over_rl, train_task
+
+from .output_folder import publishing
+from .prefect_server import flow
 
 DEFAULT, DEFAULT_EVALUATION = TrainSettings(), EvaluateSettings()
 

@@ -11,15 +11,15 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import yaml
 from cyclopts import Parameter
+from tokenmill.tasks.errors import InputError, RunError
+from tokenmill.tasks.storage import absolute, join
+from tokenmill.tasks.train.settings import TrainSettings
 
-from flows.options import choices_of
-from flows.terminal import Overrides, be_quiet, piped, terminal
-from tasks.errors import InputError, RunError
-from tasks.storage import absolute, join
-from tasks.train.settings import TrainSettings
+from .options import choices_of
+from .terminal import Overrides, be_quiet, piped, terminal
 
 if TYPE_CHECKING:
-    from tasks.train.launchers.launch import Launch
+    from tokenmill.tasks.train.launchers.launch import Launch
 
 Config = Annotated[str, Parameter(help="Settings: tiny, small, or a YAML file.")]
 Data = Annotated[str | None, Parameter(help="Output folder of a preparation; read from stdin when one is piped in.")]
@@ -35,7 +35,7 @@ def train(
     dry_run: DryRun = False,
 ) -> dict[str, Any]:
     """Train a model on prepared data, or hand it to Slurm, Kubernetes, Megatron-LM, Megatron-Bridge or NeMo-RL."""
-    from tasks.train.progress import print_training
+    from tokenmill.tasks.train.progress import print_training
 
     place, chosen = _place("train", (data, *overrides), {"pretrain", "sft", "rl"})
     settings = _settings(config, chosen)
@@ -54,13 +54,13 @@ def evaluate(
     output_dir: Annotated[str | None, Parameter(help="Where results go; results in the training by default.")] = None,
 ) -> dict[str, Any]:
     """Ask a trained model about the documents that its data holds out: perplexity by source, and continuations."""
-    from tasks.train.evaluation_settings import EvaluateSettings
-    from tasks.train.results import markdown, read_results
+    from tokenmill.tasks.train.evaluation_settings import EvaluateSettings
+    from tokenmill.tasks.train.results import markdown, read_results
 
     place, chosen = _place("evaluate", (training, *overrides), {"model"})
     settings = choices_of(EvaluateSettings, chosen)
     be_quiet()
-    from flows.train import evaluate_model
+    from .train import evaluate_model
 
     record = evaluate_model(place, output_dir or join(place, "results"), settings)
     terminal.print(markdown(read_results(record["evaluate"]["path"])), markup=False, highlight=False)
@@ -78,8 +78,8 @@ def benchmark(
     baselines: Annotated[str, Parameter(help="Folder of baselines.")] = "baselines",
 ) -> dict[str, Any]:
     """Train some steps for their speed: tokens per second, MFU, padding, time spent waiting for data, memory."""
-    from tasks.train import benchmark as measure
-    from tasks.train.history import recorded_run
+    from tokenmill.tasks.train import benchmark as measure
+    from tokenmill.tasks.train.history import recorded_run
 
     place, chosen = _place("benchmark", (data, *overrides), {"pretrain", "sft"})
     settings = _settings(config, chosen)
@@ -104,13 +104,14 @@ def pipeline(
     config: Annotated[str | None, Parameter(help="YAML file with the settings of all stages instead.")] = None,
 ) -> dict[str, Any]:
     """From blends to an evaluated model: pretrain, then SFT on top of it, then rows for reinforcement learning."""
-    from tasks.train.pipeline_settings import PipelineSettings, config_place
+    from tokenmill.tasks.train.pipeline_settings import PipelineSettings, config_place
 
     chosen = config_place(config or f"pipeline-{scale}")
     settings = choices_of(PipelineSettings, overrides, yaml.safe_load(chosen.read_text("utf-8")), str(chosen))
     be_quiet()
-    from flows.pipeline import pipeline as run_pipeline
-    from tasks.train.progress import print_training
+    from tokenmill.tasks.train.progress import print_training
+
+    from .pipeline import pipeline as run_pipeline
 
     found = run_pipeline(output_dir, settings)
     for stage in found["pipeline"]["stages"]:
@@ -122,7 +123,7 @@ def pipeline(
 
 
 def _settings(config: str, overrides: Sequence[str]) -> TrainSettings:
-    from tasks.train.pipeline_settings import config_place
+    from tokenmill.tasks.train.pipeline_settings import config_place
 
     chosen = config_place(config)
     return choices_of(TrainSettings, overrides, yaml.safe_load(chosen.read_text("utf-8")), str(chosen))
@@ -138,8 +139,8 @@ def _place(command: str, words: Sequence[str | None], kinds: Collection[str]) ->
 
 def _checked(data: str, settings: TrainSettings, output_dir: str) -> dict[str, Any]:
     """Check a training and write what it would be started with, without starting it."""
-    from tasks.train.launchers.launch import write_files
-    from tasks.train.launchers.nemo_rl import rl_launch
+    from tokenmill.tasks.train.launchers.launch import write_files
+    from tokenmill.tasks.train.launchers.nemo_rl import rl_launch
 
     launch = (rl_launch if settings.launcher == "nemo-rl" else _checked_launch)(data, settings, output_dir)
     place, command = absolute(output_dir), shlex.join(launch.command)
@@ -150,10 +151,10 @@ def _checked(data: str, settings: TrainSettings, output_dir: str) -> dict[str, A
 
 
 def _checked_launch(data: str, settings: TrainSettings, output_dir: str) -> "Launch":
-    from tasks.train.launchers import launch_of
-    from tasks.train.planning import plan_training
-    from tasks.train.preflight import check
-    from tasks.train.processes import process_count
+    from tokenmill.tasks.train.launchers import launch_of
+    from tokenmill.tasks.train.planning import plan_training
+    from tokenmill.tasks.train.preflight import check
+    from tokenmill.tasks.train.processes import process_count
 
     job = plan_training(data, settings, output_dir)
     for line in check(job):
@@ -162,10 +163,10 @@ def _checked_launch(data: str, settings: TrainSettings, output_dir: str) -> "Lau
 
 
 def _trained(data: str, settings: TrainSettings, output_dir: str) -> dict[str, Any]:
-    from tasks.train.launchers.launch import require_program
+    from tokenmill.tasks.train.launchers.launch import require_program
 
     require_program(settings.launcher)
     be_quiet()
-    from flows.train import train_model
+    from .train import train_model
 
     return train_model(data, output_dir, settings)

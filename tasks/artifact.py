@@ -12,10 +12,9 @@ from typing import Any
 
 import orjson
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
+from tokenmill.tasks.errors import InputError
+from tokenmill.tasks.storage import absolute
 from xxhash import xxh3_64_hexdigest
-
-from tasks.errors import InputError
-from tasks.storage import absolute
 
 
 class MadeFrom(BaseModel, frozen=True):

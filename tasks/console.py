@@ -9,8 +9,7 @@ import logging
 import os
 
 from rich.console import Console
-
-from tasks.errors import InputError, RunError
+from tokenmill.tasks.errors import InputError, RunError
 
 PREFECT_LOGGERS = ("prefect.flow_runs", "prefect.task_runs", "prefect.engine")
 

@@ -18,9 +18,8 @@ from typing import Any, Literal, cast
 import fsspec
 from fsspec.implementations.local import LocalFileSystem
 from fsspec.spec import AbstractFileSystem
-
-from tasks.errors import InputError
-from tasks.seal import unsealed
+from tokenmill.tasks.errors import InputError
+from tokenmill.tasks.seal import unsealed
 
 SourceIdentity = Literal["content", "stat"]
 """How a local file is known: by a hash of its content, or by path, size and modification time."""
@@ -31,8 +30,8 @@ EXTRAS = {"s3": "s3", "s3a": "s3", "gs": "gcs", "gcs": "gcs"}
 ART = "art://"
 VERSION = re.compile(r"v(\d+)\.json")
 
-fsspec.register_implementation("s3", "tasks.s3.S3", clobber=True)
-fsspec.register_implementation("s3a", "tasks.s3.S3", clobber=True)
+fsspec.register_implementation("s3", "tokenmill.tasks.s3.S3", clobber=True)
+fsspec.register_implementation("s3a", "tokenmill.tasks.s3.S3", clobber=True)
 
 
 def is_local(uri: str) -> bool:

@@ -25,9 +25,8 @@ from pydantic import (
     model_validator,
 )
 from pydantic_core import ErrorDetails
-
-from tasks.errors import InputError, nearest
-from tasks.storage import require_place
+from tokenmill.tasks.errors import InputError, nearest
+from tokenmill.tasks.storage import require_place
 
 Model = TypeVar("Model", bound="Strict")
 Function = TypeVar("Function", bound=Callable[..., Any])

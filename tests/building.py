@@ -1,8 +1,7 @@
 """What a mapped task does, in this process: no server, no cluster."""
 
 from prefect.logging import disable_run_logger
-
-from tasks.shards.plan import shard_record
+from tokenmill.tasks.shards.plan import shard_record
 
 
 def build_here(task, pending, common):

@@ -35,10 +35,9 @@ import moto.s3.models
 import pytest
 from moto.server import DomainDispatcherApplication, MotoRequestHandler, create_backend_app
 from s3fs.core import S3File
+from tokenmill.tasks.shards import publish as publish_module
 from werkzeug.serving import make_server
 from xxhash import xxh3_64_intdigest
-
-from tasks.shards import publish as publish_module
 
 KINDS = ("slow", "cut", "unsaid", "torn")
 IN_A_ROW = 3

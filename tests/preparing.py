@@ -7,14 +7,13 @@ from pathlib import Path
 
 import numpy as np
 import pyarrow as pa
-
-from tasks.blend.load import load_blend
-from tasks.shards.build import build_batch
-from tasks.shards.plan import shard_record
-from tasks.strict import parse
-from tasks.tokenize.planning import plan_pretrain
-from tasks.tokenize.preparation import build_pretrain_shard, publish_pretrain
-from tasks.tokenize.settings import PretrainSettings
+from tokenmill.tasks.blend.load import load_blend
+from tokenmill.tasks.shards.build import build_batch
+from tokenmill.tasks.shards.plan import shard_record
+from tokenmill.tasks.strict import parse
+from tokenmill.tasks.tokenize.planning import plan_pretrain
+from tokenmill.tasks.tokenize.preparation import build_pretrain_shard, publish_pretrain
+from tokenmill.tasks.tokenize.settings import PretrainSettings
 
 
 def prepare(blend, output_dir, **settings):

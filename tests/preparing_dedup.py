@@ -4,23 +4,22 @@ import time
 
 import pyarrow as pa
 import pyarrow.parquet as pq
-
-from tasks.blend.load import load_blend
-from tasks.dedup.apply import apply_decisions
-from tasks.dedup.deduplication import decide
-from tasks.dedup.evaluations import evaluations_from
-from tasks.dedup.planning import plan_dedup
-from tasks.dedup.preparation import publish_dedup
-from tasks.dedup.rounds import KIND
-from tasks.dedup.settings import DedupSettings
-from tasks.dedup.steps import build_shard
-from tasks.shards.build import build_batch
-from tasks.shards.identity import shard_key
-from tasks.shards.plan import shard_record
-from tasks.shards.publish import publish_bytes
-from tasks.shards.store import Store
-from tasks.sources.files import Slice, SourceFile
-from tasks.strict import parse
+from tokenmill.tasks.blend.load import load_blend
+from tokenmill.tasks.dedup.apply import apply_decisions
+from tokenmill.tasks.dedup.deduplication import decide
+from tokenmill.tasks.dedup.evaluations import evaluations_from
+from tokenmill.tasks.dedup.planning import plan_dedup
+from tokenmill.tasks.dedup.preparation import publish_dedup
+from tokenmill.tasks.dedup.rounds import KIND
+from tokenmill.tasks.dedup.settings import DedupSettings
+from tokenmill.tasks.dedup.steps import build_shard
+from tokenmill.tasks.shards.build import build_batch
+from tokenmill.tasks.shards.identity import shard_key
+from tokenmill.tasks.shards.plan import shard_record
+from tokenmill.tasks.shards.publish import publish_bytes
+from tokenmill.tasks.shards.store import Store
+from tokenmill.tasks.sources.files import Slice, SourceFile
+from tokenmill.tasks.strict import parse
 
 
 class Run:

@@ -2,16 +2,17 @@
 
 import time
 
-from tasks.blend.load import load_blend
-from tasks.dedup.stage import without_duplicates
-from tasks.harmony.planning import plan_harmony
-from tasks.harmony.preparation import build_harmony_shard, normalized_shards, publish_harmony
-from tasks.select.publication import beside
-from tasks.select.settings import NormalizationSettings
-from tasks.select.stage import select
-from tasks.shards.build import build_batch
-from tasks.shards.plan import shard_record
-from tasks.strict import parse
+from tokenmill.tasks.blend.load import load_blend
+from tokenmill.tasks.dedup.stage import without_duplicates
+from tokenmill.tasks.harmony.planning import plan_harmony
+from tokenmill.tasks.harmony.preparation import build_harmony_shard, normalized_shards, publish_harmony
+from tokenmill.tasks.select.publication import beside
+from tokenmill.tasks.select.settings import NormalizationSettings
+from tokenmill.tasks.select.stage import select
+from tokenmill.tasks.shards.build import build_batch
+from tokenmill.tasks.shards.plan import shard_record
+from tokenmill.tasks.strict import parse
+
 from tests.building import build_here
 
 

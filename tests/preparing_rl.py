@@ -4,13 +4,13 @@ import json
 import time
 from pathlib import Path
 
-from tasks.blend.load import load_blend
-from tasks.rl.planning import plan_rl
-from tasks.rl.preparation import build_rl_shard, chain_records, publish_rl
-from tasks.rl.settings import RlSettings
-from tasks.shards.build import build_batch
-from tasks.shards.plan import shard_record
-from tasks.strict import parse
+from tokenmill.tasks.blend.load import load_blend
+from tokenmill.tasks.rl.planning import plan_rl
+from tokenmill.tasks.rl.preparation import build_rl_shard, chain_records, publish_rl
+from tokenmill.tasks.rl.settings import RlSettings
+from tokenmill.tasks.shards.build import build_batch
+from tokenmill.tasks.shards.plan import shard_record
+from tokenmill.tasks.strict import parse
 
 NOTHING_HELD_OUT = {"valid": 0, "test": 0}
 

@@ -11,18 +11,18 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 import torch
+from tokenmill.tasks.errors import RunError
+from tokenmill.tasks.harmony.vocabulary import encoding
+from tokenmill.tasks.score.planning import plan_scores
+from tokenmill.tasks.score.preparation import build_score_shard, publish_scores, score_header
+from tokenmill.tasks.score.publication import failure_noted
+from tokenmill.tasks.score.settings import EmbedSettings, NllSettings
+from tokenmill.tasks.score.sources import scored_blend
+from tokenmill.tasks.shards.build import build_batch
+from tokenmill.tasks.shards.plan import shard_record
+from tokenmill.tasks.strict import parse
 from transformers import LlamaConfig, LlamaForCausalLM
 
-from tasks.errors import RunError
-from tasks.harmony.vocabulary import encoding
-from tasks.score.planning import plan_scores
-from tasks.score.preparation import build_score_shard, publish_scores, score_header
-from tasks.score.publication import failure_noted
-from tasks.score.settings import EmbedSettings, NllSettings
-from tasks.score.sources import scored_blend
-from tasks.shards.build import build_batch
-from tasks.shards.plan import shard_record
-from tasks.strict import parse
 from tests import preparing_harmony
 from tests.preparing_rl import write_rows
 

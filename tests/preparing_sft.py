@@ -10,14 +10,15 @@ from contextlib import contextmanager
 from pathlib import Path
 from unittest.mock import patch
 
-from tasks.blend.load import load_blend
-from tasks.chat import check
-from tasks.pack.planning import plan_sft, template_record
-from tasks.pack.preparation import build_sft_shard, publish_sft
-from tasks.pack.settings import SftSettings
-from tasks.shards.build import build_batch
-from tasks.shards.plan import shard_record
-from tasks.strict import parse
+from tokenmill.tasks.blend.load import load_blend
+from tokenmill.tasks.chat import check
+from tokenmill.tasks.pack.planning import plan_sft, template_record
+from tokenmill.tasks.pack.preparation import build_sft_shard, publish_sft
+from tokenmill.tasks.pack.settings import SftSettings
+from tokenmill.tasks.shards.build import build_batch
+from tokenmill.tasks.shards.plan import shard_record
+from tokenmill.tasks.strict import parse
+
 from tests.tokenize.small_vocabularies import BOS, EOS, byte_level_bpe
 
 START, END = "<|im_start|>", "<|im_end|>"

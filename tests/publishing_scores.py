@@ -2,8 +2,7 @@
 
 import pyarrow as pa
 import pyarrow.parquet as pq
-
-from tasks.shards.manifest import manifest_bytes
+from tokenmill.tasks.shards.manifest import manifest_bytes
 
 
 def publish_scores(out, kind, tables):

@@ -5,15 +5,14 @@ from pathlib import Path
 
 from pydantic import BaseModel
 from pydantic.fields import FieldInfo
-
-from tasks.dedup.settings import DedupSettings
-from tasks.pack.settings import SftSettings
-from tasks.rl.settings import RlSettings
-from tasks.score.choice import ChoiceSettings
-from tasks.score.settings import EmbedSettings, NllSettings
-from tasks.select.settings import NormalizationSettings
-from tasks.tokenize.settings import PretrainSettings
-from tasks.train.settings import TrainSettings
+from tokenmill.tasks.dedup.settings import DedupSettings
+from tokenmill.tasks.pack.settings import SftSettings
+from tokenmill.tasks.rl.settings import RlSettings
+from tokenmill.tasks.score.choice import ChoiceSettings
+from tokenmill.tasks.score.settings import EmbedSettings, NllSettings
+from tokenmill.tasks.select.settings import NormalizationSettings
+from tokenmill.tasks.tokenize.settings import PretrainSettings
+from tokenmill.tasks.train.settings import TrainSettings
 
 PAGE = Path(__file__).parents[1] / "docs" / "settings.md"
 

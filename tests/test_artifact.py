@@ -3,8 +3,7 @@
 import re
 
 import pytest
-
-from tasks.artifact import artifact_key
+from tokenmill.tasks.artifact import artifact_key
 
 
 @pytest.mark.parametrize("place", ["/data/Out_1.b", "s3://bucket/Ünï", "/", "/data/" + "long " * 100])

@@ -7,14 +7,13 @@ import sys
 from pathlib import Path
 
 import pytest
-
-from tasks.console import log_errors_as_sentences
-from tasks.errors import InputError, RunError
+from tokenmill.tasks.console import log_errors_as_sentences
+from tokenmill.tasks.errors import InputError, RunError
 
 PRINTING = """
 import logging, sys, threading
 from rich.console import Console
-from tasks.console import never_end_by_printing
+from tokenmill.tasks.console import never_end_by_printing
 
 class Handler(logging.StreamHandler):  # as Prefect's
     console = Console(file=sys.stderr)
@@ -69,7 +68,7 @@ def test_a_closed_stderr_ends_no_thread():
 def test_messages_of_children_do_not_get_into_files_when_stderr_was_closed(tmp_path):
     file = tmp_path / "shard.bin"
     program = (
-        "import subprocess, sys; from tasks.console import never_end_by_printing; never_end_by_printing();"
+        "import subprocess, sys; from tokenmill.tasks.console import never_end_by_printing; never_end_by_printing();"
         f"file = open({str(file)!r}, 'wb'); subprocess.run(['sh', '-c', 'echo a message >&2; echo a message'], check=True)"
     )
     subprocess.run(["sh", "-c", 'exec "$0" -c "$1" <&- >&- 2>&-', sys.executable, program], check=True, timeout=60)

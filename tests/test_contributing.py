@@ -1,5 +1,6 @@
 """The stage that CONTRIBUTING.md shows is real: its diff is applied to a copy of the rooms, and its test passes."""
 
+import os
 import re
 import shutil
 import subprocess
@@ -12,15 +13,15 @@ ROOT = Path(__file__).parent.parent
 MOST_LINES = 40
 
 IMPORTS = """
-from tasks.blend.models import DataSource
-from tasks.lengths.shard import LengthsRecipe, measure_shard
-from tasks.lengths.stage import measure
-from tasks.shards.identity import shard_identity
-from tasks.shards.plan import PlannedShard
-from tasks.shards.store import Store
-from tasks.sources.content import ContentIndex
-from tasks.sources.cut import cut
-from tasks.sources.discovery import discover
+from tokenmill.tasks.blend.models import DataSource
+from tokenmill.tasks.lengths.shard import LengthsRecipe, measure_shard
+from tokenmill.tasks.lengths.stage import measure
+from tokenmill.tasks.shards.identity import shard_identity
+from tokenmill.tasks.shards.plan import PlannedShard
+from tokenmill.tasks.shards.store import Store
+from tokenmill.tasks.sources.content import ContentIndex
+from tokenmill.tasks.sources.cut import cut
+from tokenmill.tasks.sources.discovery import discover
 from tests.preparing import write_lines
 """
 
@@ -43,15 +44,22 @@ def example():
 
 @pytest.mark.slow
 def test_the_stage_in_the_contributing_guide_works(tmp_path):
+    copied = tmp_path / "tokenmill"
     for folder in ("tasks", "tests"):
-        shutil.copytree(ROOT / folder, tmp_path / folder, ignore=shutil.ignore_patterns("__pycache__", "benchmarks"))
+        shutil.copytree(ROOT / folder, copied / folder, ignore=shutil.ignore_patterns("__pycache__", "benchmarks"))
     for path, content in example().items():
-        place = tmp_path / path
+        place = copied / path
         place.parent.mkdir(parents=True, exist_ok=True)
         place.write_text(content if "test" not in place.name else IMPORTS + content)
-    shutil.copy(ROOT / "pyproject.toml", tmp_path)
+    for name in ("__init__.py", "pyproject.toml"):
+        shutil.copy(ROOT / name, copied)
     result = subprocess.run(
-        [sys.executable, "-m", "pytest", "tests/lengths"], cwd=tmp_path, capture_output=True, text=True, check=False
+        [sys.executable, "-m", "pytest", "tests/lengths"],
+        cwd=copied,
+        env={**os.environ, "PYTHONPATH": str(tmp_path)},
+        capture_output=True,
+        text=True,
+        check=False,
     )
     assert result.returncode == 0, result.stdout + result.stderr
     assert "1 passed" in result.stdout

@@ -18,10 +18,9 @@ from dask import config
 from distributed.cli import dask_scheduler, dask_worker
 from prefect.settings import Settings
 from prefect.settings.legacy import _get_settings_fields  # the names of all settings as environment variables
-
-from flows.cli import app
-from tasks.shards.cluster import Profile, task_runner
-from tasks.strict import parse
+from tokenmill.flows.cli import app
+from tokenmill.tasks.shards.cluster import Profile, task_runner
+from tokenmill.tasks.strict import parse
 
 REPOSITORY = Path(__file__).parents[1]
 FOLDER = REPOSITORY / "deployments"
@@ -204,8 +203,9 @@ def dockerfile():
 def test_the_image_copies_what_is_there_and_all_that_the_package_is():
     copied = set(chain.from_iterable(rest.split()[:-1] for word, rest in dockerfile() if word == "COPY"))
     assert {name for name in copied if not (REPOSITORY / name).exists()} == set()
-    hatch = tomllib.loads((REPOSITORY / "pyproject.toml").read_text())["tool"]["hatch"]
-    assert {*hatch["build"]["targets"]["wheel"]["packages"], "pyproject.toml", "constraints.txt"} <= copied
+    packages = tomllib.loads((REPOSITORY / "pyproject.toml").read_text())["tool"]["setuptools"]["packages"]
+    folders = {package.split(".")[1] for package in packages if "." in package}
+    assert {*folders, "__init__.py", "pyproject.toml", "constraints.txt"} <= copied
     let_in = {line[1:] for line in (FOLDER / "Dockerfile.dockerignore").read_text().split() if line.startswith("!")}
     assert let_in == copied
 

@@ -89,7 +89,8 @@ class Module:
             if isinstance(node, ast.Import):
                 yield from ((node, alias.name) for alias in node.names)
             elif isinstance(node, ast.ImportFrom):
-                package = self.path.removesuffix(".py").split("/")[: -node.level] if node.level else []
+                own = ["tokenmill", *self.path.removesuffix(".py").split("/")]
+                package = own[: -node.level] if node.level else []
                 source = ".".join([*package, *filter(None, [node.module])])
                 yield from ((node, f"{source}.{alias.name}") for alias in node.names)
 
@@ -180,7 +181,12 @@ def imports_rooms_only_downwards(module):
         yield f"1: {module.room} is not a known room"
         return
     for node, name in module.imports():
-        top, _, rest = name.partition(".")
+        first, _, within = name.partition(".")
+        top, _, rest = within.partition(".")
+        if first in {"flows", "tasks"}:
+            yield at(node, f"{name} is imported without tokenmill")
+        if first != "tokenmill":
+            continue
         if top == "flows" and module.room != "flows":
             yield at(node, f"{name} lies above {module.room or 'tasks'}")
         if top != "tasks":
@@ -319,16 +325,17 @@ BAD = [
     (imports_dask_only_in_shards, "tasks/pack/stage.py", "import dask.array"),
     (imports_dask_only_in_shards, "flows/sft.py", "from prefect_dask import DaskTaskRunner"),
     (imports_dask_only_in_shards, "tasks/pack/a.py", "def f():\n    from distributed import get_worker"),
-    (imports_rooms_only_downwards, "tasks/blend/a.py", "from tasks.sources.files import Slice"),
-    (imports_rooms_only_downwards, "tasks/sources/a.py", "import tasks.shards.publish"),
-    (imports_rooms_only_downwards, "tasks/shards/a.py", "from tasks.tokenize import binidx"),
-    (imports_rooms_only_downwards, "tasks/tokenize/a.py", "from tasks.chat import template"),
-    (imports_rooms_only_downwards, "tasks/chat/a.py", "from tasks import pack"),
+    (imports_rooms_only_downwards, "tasks/blend/a.py", "from tokenmill.tasks.sources.files import Slice"),
+    (imports_rooms_only_downwards, "tasks/sources/a.py", "import tokenmill.tasks.shards.publish"),
+    (imports_rooms_only_downwards, "tasks/shards/a.py", "from tokenmill.tasks.tokenize import binidx"),
+    (imports_rooms_only_downwards, "tasks/tokenize/a.py", "from tokenmill.tasks.chat import template"),
+    (imports_rooms_only_downwards, "tasks/chat/a.py", "from tokenmill.tasks import pack"),
     (imports_rooms_only_downwards, "tasks/chat/a.py", "from ..pack import algorithms"),
-    (imports_rooms_only_downwards, "tasks/train/a.py", "from tasks.report.tables import table"),
-    (imports_rooms_only_downwards, "tasks/report/a.py", "from flows.sft import sft"),
-    (imports_rooms_only_downwards, "tasks/errors.py", "from tasks.blend import models"),
+    (imports_rooms_only_downwards, "tasks/train/a.py", "from tokenmill.tasks.report.tables import table"),
+    (imports_rooms_only_downwards, "tasks/report/a.py", "from tokenmill.flows.sft import sft"),
+    (imports_rooms_only_downwards, "tasks/errors.py", "from tokenmill.tasks.blend import models"),
     (imports_rooms_only_downwards, "tasks/attic/a.py", "import os"),
+    (imports_rooms_only_downwards, "flows/a.py", "from tasks.blend import models"),
     (catches_only_what_it_names, "tasks/pack/a.py", "try:\n    f()\nexcept:\n    pass"),
     (catches_only_what_it_names, "tasks/pack/a.py", "try:\n    f()\nexcept Exception:\n    raise"),
     (catches_only_what_it_names, "flows/cli.py", "try:\n    f()\nexcept (OSError, Exception) as e:\n    pass"),
@@ -376,9 +383,9 @@ GOOD = [
     (imports_prefect_only_in_stages_and_flows, "flows/sft.py", "from prefect import flow"),
     (imports_prefect_only_in_stages_and_flows, "tasks/shards/a.py", "import prefect_dask"),
     (imports_dask_only_in_shards, "tasks/shards/map.py", "import distributed"),
-    (imports_rooms_only_downwards, "tasks/chat/a.py", "from tasks.chat.b import c\nfrom . import d"),
-    (imports_rooms_only_downwards, "tasks/shards/a.py", "from tasks.sources import files\nfrom tasks.errors import InputError"),
-    (imports_rooms_only_downwards, "flows/sft.py", "from tasks.report import tables\nfrom flows.cli import main"),
+    (imports_rooms_only_downwards, "tasks/chat/a.py", "from tokenmill.tasks.chat.b import c\nfrom . import d"),
+    (imports_rooms_only_downwards, "tasks/shards/a.py", "from tokenmill.tasks.sources import files\nfrom tokenmill.tasks.errors import InputError"),
+    (imports_rooms_only_downwards, "flows/sft.py", "from tokenmill.tasks.report import tables\nfrom tokenmill.flows.cli import main"),
     (catches_only_what_it_names, "tasks/pack/a.py", "try:\n    f()\nexcept (OSError, ValueError):\n    pass"),
     (catches_only_what_it_names, "tasks/pack/a.py", "try:\n    f()\nexcept BaseException:\n    g()\n    raise"),
     (catches_only_what_it_names, BOUNDARY[0], "def _failure():\n    try:\n        f()\n    except Exception:\n        pass"),

@@ -5,11 +5,11 @@ import os
 
 import pytest
 from prefect.states import Failed
+from tokenmill.tasks.shards.publish import publish, publish_bytes
+from tokenmill.tasks.shards.stage import transient
+from tokenmill.tasks.shards.store import read_bytes
+from tokenmill.tasks.storage import filesystem
 
-from tasks.shards.publish import publish, publish_bytes
-from tasks.shards.stage import transient
-from tasks.shards.store import read_bytes
-from tasks.storage import filesystem
 from tests.flaky_storage import flaky_server, forget_connections, small_parts, used_here
 
 LARGE = os.urandom(30_000)

@@ -4,9 +4,8 @@ import tempfile
 from pathlib import Path
 
 import pytest
-
-from tasks.errors import InputError
-from tasks.storage import is_writable, temporary_folder, user_cache
+from tokenmill.tasks.errors import InputError
+from tokenmill.tasks.storage import is_writable, temporary_folder, user_cache
 
 NOT_WRITABLE = "/proc"
 """Not even by root."""
@@ -37,7 +36,7 @@ def test_what_a_cache_that_cannot_be_written_holds_is_used(monkeypatch, temporar
     folder.mkdir(parents=True)
     (folder / "known").touch()
     monkeypatch.setenv("XDG_CACHE_HOME", str(temporary / "cache"))
-    monkeypatch.setattr("tasks.storage.is_writable", lambda folder: False)
+    monkeypatch.setattr("tokenmill.tasks.storage.is_writable", lambda folder: False)
     assert user_cache("known") == str(folder / "known")
     assert not Path(user_cache("unknown")).is_relative_to(folder)
 

@@ -6,9 +6,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from pydantic import Field
-
-from tasks.errors import InputError
-from tasks.strict import Size, Strict, parse
+from tokenmill.tasks.errors import InputError
+from tokenmill.tasks.strict import Size, Strict, parse
 
 
 class Engine(Strict, frozen=True):

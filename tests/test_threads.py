@@ -5,8 +5,7 @@ from threading import Barrier, get_ident
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-
-from tasks.threads import in_threads
+from tokenmill.tasks.threads import in_threads
 
 PATIENCE = 30
 

@@ -11,11 +11,11 @@ from pathlib import Path
 from typing import Any
 
 from pydantic import JsonValue
+from tokenmill.tasks.errors import InputError, nearest
+from tokenmill.tasks.storage import ART, absolute, filesystem, is_local, join, located
+from tokenmill.tasks.strict import parse
 
-from tasks.blend.models import Blend, DataSource, TransformSpec
-from tasks.errors import InputError, nearest
-from tasks.storage import ART, absolute, filesystem, is_local, join, located
-from tasks.strict import parse
+from .models import Blend, DataSource, TransformSpec
 
 READS_TABLES = "resolve_placeholders"
 """The transform that needs data of its own."""

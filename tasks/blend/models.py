@@ -9,8 +9,7 @@ import re
 from typing import Annotated, Literal, Self, cast
 
 from pydantic import AfterValidator, BeforeValidator, Field, JsonValue, WithJsonSchema, model_validator
-
-from tasks.strict import Strict
+from tokenmill.tasks.strict import Strict
 
 Split = Literal["train", "valid", "test"]
 SPLITS: tuple[Split, ...] = ("train", "valid", "test")

@@ -16,22 +16,22 @@ from typing import Any
 import numpy as np
 import orjson
 import pyarrow as pa
+from tokenmill.tasks.errors import InputError
+from tokenmill.tasks.shards.remembered import remembered
+from tokenmill.tasks.storage import join
+from tokenmill.tasks.tokenize.encoders import Encoder
+from tokenmill.tasks.tokenize.exact import exact_encoder
+from tokenmill.tasks.tokenize.settings import Backend, SpecialTokens
+from tokenmill.tasks.tokenize.vocabulary import Vocabulary
 
-from tasks.chat.controls import Controls
-from tasks.chat.conversation import Conversation, Rejected
-from tasks.chat.encoding import Batch, Sequences
-from tasks.chat.loss import LossPolicy, completions
-from tasks.chat.pieces import Piece
-from tasks.chat.probes import PROBES, Habits, asked_for, habits
-from tasks.chat.sequences import Pieces, Renderer, SplitTurns
-from tasks.chat.template import ChatTemplate
-from tasks.errors import InputError
-from tasks.shards.remembered import remembered
-from tasks.storage import join
-from tasks.tokenize.encoders import Encoder
-from tasks.tokenize.exact import exact_encoder
-from tasks.tokenize.settings import Backend, SpecialTokens
-from tasks.tokenize.vocabulary import Vocabulary
+from .controls import Controls
+from .conversation import Conversation, Rejected
+from .encoding import Batch, Sequences
+from .loss import LossPolicy, completions
+from .pieces import Piece
+from .probes import PROBES, Habits, asked_for, habits
+from .sequences import Pieces, Renderer, SplitTurns
+from .template import ChatTemplate
 
 REQUIRED = ("one turn", "several turns")
 """Probes that no template may refuse."""

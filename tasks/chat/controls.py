@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from functools import cached_property
 from typing import Any, cast
 
-from tasks.chat.conversation import Arguments, Conversation, Message
+from .conversation import Arguments, Conversation, Message
 
 STRANGERS = "\ufdd0\ufdd1\ufdd2\ufdd3\ufdd4\ufdd5\ufdd6\ufdd7"
 """Code points that Unicode reserves for a program's own use, never for text (section 23.7 of the standard)."""

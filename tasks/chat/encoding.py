@@ -11,9 +11,9 @@ from dataclasses import dataclass, field
 
 import numpy as np
 import pyarrow as pa
+from tokenmill.tasks.tokenize.encoders import Encoder, Tokens
 
-from tasks.chat.pieces import Piece
-from tasks.tokenize.encoders import Encoder, Tokens
+from .pieces import Piece
 
 
 @dataclass(frozen=True, slots=True)

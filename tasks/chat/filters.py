@@ -12,12 +12,12 @@ from jinja2 import Environment
 from jinja2.exceptions import SecurityError
 from jinja2.filters import FILTERS, do_indent, do_round, do_sum
 from jinja2.utils import pass_environment
+from tokenmill.tasks.sources.exact_json import apart
 
-from tasks.chat.conversation import Arguments
-from tasks.chat.limits import CHARACTERS_PER_STEP, require_plain, require_size, text_of
-from tasks.chat.records import ToolCallRecord
-from tasks.chat.traced import Traced, joined
-from tasks.sources.exact_json import apart
+from .conversation import Arguments
+from .limits import CHARACTERS_PER_STEP, require_plain, require_size, text_of
+from .records import ToolCallRecord
+from .traced import Traced, joined
 
 Filter = Callable[..., Any]
 

@@ -17,10 +17,10 @@ from jinja2.runtime import Context
 from jinja2.utils import pass_context
 from jinja2.visitor import NodeTransformer
 
-from tasks.chat.filters import together
-from tasks.chat.limits import CHARACTERS_PER_STEP, text_of
-from tasks.chat.records import MessageRecord, ToolCallRecord
-from tasks.chat.traced import Kind, mark
+from .filters import together
+from .limits import CHARACTERS_PER_STEP, text_of
+from .records import MessageRecord, ToolCallRecord
+from .traced import Kind, mark
 
 
 class Generation(Extension):

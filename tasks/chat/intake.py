@@ -15,10 +15,10 @@ or with the nulls of Parquet, 5 µs per tool call, 14 µs per KB of tool definit
 from collections.abc import Mapping
 from typing import Any
 
-from tasks.chat.conversation import Conversation, Message, Reason, Rejected, RejectionError
-from tasks.chat.json_values import kind, listed, parsed, quoted
-from tasks.chat.messages import read_message
-from tasks.chat.tool_calls import read_tools
+from .conversation import Conversation, Message, Reason, Rejected, RejectionError
+from .json_values import kind, listed, parsed, quoted
+from .messages import read_message
+from .tool_calls import read_tools
 
 LISTS = ("messages", "conversations")
 PAIRS = (("input", "output"), ("prompt", "response"))

@@ -11,9 +11,17 @@ from collections.abc import Iterable
 from typing import Any
 
 import orjson
+from tokenmill.tasks.sources.exact_json import (
+    NumberRangeError,
+    RepeatedKeys,
+    SpelledFloat,
+    apart,
+    compact,
+    loads,
+    repeated_key,
+)
 
-from tasks.chat.conversation import Reason, RejectionError
-from tasks.sources.exact_json import NumberRangeError, RepeatedKeys, SpelledFloat, apart, compact, loads, repeated_key
+from .conversation import Reason, RejectionError
 
 KINDS: dict[type[object], str] = {
     bool: "a boolean",

@@ -11,7 +11,7 @@ from typing import Any, cast
 from jinja2 import TemplateError
 from jinja2.runtime import Undefined
 
-from tasks.chat.conversation import Arguments
+from .conversation import Arguments
 
 MOST_STEPS = 1_000_000
 MOST_SECONDS = 20.0

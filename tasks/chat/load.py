@@ -8,11 +8,12 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from tasks.chat.conversation import Rejected
-from tasks.chat.probes import PROBES
-from tasks.chat.template import ChatTemplate
-from tasks.errors import InputError, nearest
-from tasks.tokenize.vocabulary import Vocabulary
+from tokenmill.tasks.errors import InputError, nearest
+from tokenmill.tasks.tokenize.vocabulary import Vocabulary
+
+from .conversation import Rejected
+from .probes import PROBES
+from .template import ChatTemplate
 
 BUNDLED = Path(__file__).parents[2] / "blends" / "templates"
 

@@ -18,9 +18,9 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Literal, NamedTuple
 
-from tasks.chat.controls import Controls
-from tasks.chat.conversation import Message, Range, Rejected
-from tasks.chat.template import Rendering
+from .controls import Controls
+from .conversation import Message, Range, Rejected
+from .template import Rendering
 
 LossOn = Literal["assistant_all", "assistant_bodies", "last_turn", "final_only"]
 

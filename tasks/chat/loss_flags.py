@@ -15,8 +15,8 @@ can only leave out: what others than the assistant say is never trained on, and 
 from collections.abc import Mapping
 from typing import Any
 
-from tasks.chat.conversation import Range, RejectionError, Role
-from tasks.chat.json_values import kind
+from .conversation import Range, RejectionError, Role
+from .json_values import kind
 
 WHOLE = ("weight", "train", "step_loss_mask")
 DETAIL = "train_detail"

@@ -6,12 +6,13 @@ text; everything that may be odd takes the long way, and says at its first fault
 
 from typing import Any
 
-from tasks.chat.conversation import Message, RejectionError, Role
-from tasks.chat.json_values import json_text, kind, listed, parsed, quoted, require_single_keys, require_utf8
-from tasks.chat.loss_flags import trained_characters
-from tasks.chat.reasoning import given_reasoning, split_thinking
-from tasks.chat.tool_calls import read_tool_calls, string_at
-from tasks.errors import nearest
+from tokenmill.tasks.errors import nearest
+
+from .conversation import Message, RejectionError, Role
+from .json_values import json_text, kind, listed, parsed, quoted, require_single_keys, require_utf8
+from .loss_flags import trained_characters
+from .reasoning import given_reasoning, split_thinking
+from .tool_calls import read_tool_calls, string_at
 
 PLAIN = {"role", "content"}
 

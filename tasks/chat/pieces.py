@@ -11,9 +11,9 @@ from collections.abc import Sequence
 from functools import lru_cache
 from typing import Literal, NamedTuple
 
-from tasks.chat.controls import Controls
-from tasks.chat.conversation import Role
-from tasks.chat.loss import Range
+from .controls import Controls
+from .conversation import Role
+from .loss import Range
 
 ROLES: tuple[Literal["template", "padding"] | Role, ...] = (
     "template", "system", "developer", "user", "assistant", "tool", "padding",

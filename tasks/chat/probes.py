@@ -9,10 +9,10 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from tasks.chat.controls import Controls, controls_of
-from tasks.chat.conversation import Arguments, Conversation, Message, Rejected, ToolCall
-from tasks.chat.loss import Openings, parts_of
-from tasks.chat.template import ChatTemplate, Rendering
+from .controls import Controls, controls_of
+from .conversation import Arguments, Conversation, Message, Rejected, ToolCall
+from .loss import Openings, parts_of
+from .template import ChatTemplate, Rendering
 
 TOOLS: list[dict[str, Any]] = [
     {

@@ -8,8 +8,8 @@ it, at the very beginning; what is left of it elsewhere is text, and what could 
 from collections.abc import Mapping
 from typing import Any
 
-from tasks.chat.conversation import RejectionError, Role
-from tasks.chat.json_values import kind, require_utf8
+from .conversation import RejectionError, Role
+from .json_values import kind, require_utf8
 
 OPEN, CLOSE = "<think>", "</think>"
 

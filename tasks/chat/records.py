@@ -7,8 +7,8 @@ would print `None`, and be trained on it.
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from tasks.chat.conversation import Message
-from tasks.chat.traced import Traced
+from .conversation import Message
+from .traced import Traced
 
 
 class ToolCallRecord(dict[str, Any]):

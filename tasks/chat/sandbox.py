@@ -24,13 +24,13 @@ from jinja2.runtime import Context, LoopContext, Macro, Undefined
 from jinja2.sandbox import ImmutableSandboxedEnvironment, safe_range
 from jinja2.utils import Namespace
 from markupsafe import Markup
+from tokenmill.tasks.errors import InputError
 
-from tasks.chat.conversation import Arguments
-from tasks.chat.filters import escape, filters, replaced_size, together
-from tasks.chat.instrument import Generation, OutputCode, marking
-from tasks.chat.limits import CHARACTERS_PER_STEP, MOST_BITS, Budget, TemplateLimitError, require_size, text_of
-from tasks.chat.records import MessageRecord, ToolCallRecord
-from tasks.errors import InputError
+from .conversation import Arguments
+from .filters import escape, filters, replaced_size, together
+from .instrument import Generation, OutputCode, marking
+from .limits import CHARACTERS_PER_STEP, MOST_BITS, Budget, TemplateLimitError, require_size, text_of
+from .records import MessageRecord, ToolCallRecord
 
 TEXT_METHODS = frozenset({
     "capitalize", "casefold", "count", "endswith", "find", "index", "isalnum", "isalpha", "isascii", "isdecimal",

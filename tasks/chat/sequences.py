@@ -15,11 +15,11 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
-from tasks.chat.controls import Controls, broken, stranger_for
-from tasks.chat.conversation import Conversation, Message, Range, Rejected
-from tasks.chat.loss import Completion, LossPolicy, Openings, completions
-from tasks.chat.pieces import ROLE_NUMBERS, Passage, Piece, connected, cut
-from tasks.chat.template import ChatTemplate, Rendering
+from .controls import Controls, broken, stranger_for
+from .conversation import Conversation, Message, Range, Rejected
+from .loss import Completion, LossPolicy, Openings, completions
+from .pieces import ROLE_NUMBERS, Passage, Piece, connected, cut
+from .template import ChatTemplate, Rendering
 
 SplitTurns = Literal["auto", "never"]
 

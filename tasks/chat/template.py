@@ -11,15 +11,15 @@ from dataclasses import dataclass
 from typing import Any
 
 from jinja2 import Template, TemplateError, TemplateSyntaxError, UndefinedError
+from tokenmill.tasks.errors import InputError
 
-from tasks.chat.conversation import Message, Rejected
-from tasks.chat.filters import together
-from tasks.chat.instrument import instrumented
-from tasks.chat.limits import Budget
-from tasks.chat.records import records
-from tasks.chat.sandbox import Sandbox, clock
-from tasks.chat.traced import Span, Traced
-from tasks.errors import InputError
+from .conversation import Message, Rejected
+from .filters import together
+from .instrument import instrumented
+from .limits import Budget
+from .records import records
+from .sandbox import Sandbox, clock
+from .traced import Span, Traced
 
 FAULTS = (TemplateError, TypeError, ValueError, LookupError, ArithmeticError, AttributeError, RecursionError)
 """What a template can die of when a conversation is not as it expects."""

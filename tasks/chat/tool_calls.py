@@ -10,8 +10,8 @@ Arguments and definitions are data, not structure: a null in them means null and
 from collections.abc import Mapping
 from typing import Any, cast
 
-from tasks.chat.conversation import Arguments, Reason, RejectionError, Role, ToolCall
-from tasks.chat.json_values import json_text, kind, listed, parsed, require_utf8
+from .conversation import Arguments, Reason, RejectionError, Role, ToolCall
+from .json_values import json_text, kind, listed, parsed, require_utf8
 
 CALL_KEYS = {"name", "arguments", "id", "type", "index", "function"}
 

@@ -20,20 +20,20 @@ import orjson
 import pyarrow as pa
 import pyarrow.parquet as pq
 from pyarrow import compute
+from tokenmill.tasks.errors import RunError
+from tokenmill.tasks.shards.books import Books, OnBadRow
+from tokenmill.tasks.shards.manifest import WHOLE
+from tokenmill.tasks.shards.plan import PlannedShard
+from tokenmill.tasks.shards.receipt import PartCount, Receipt
+from tokenmill.tasks.shards.store import Store
+from tokenmill.tasks.sources.files import BadRow, Slice
+from tokenmill.tasks.sources.json_rows import BYTE_ORDER_MARK
+from tokenmill.tasks.sources.parquet import column_batches, require_any
+from tokenmill.tasks.sources.read import blocks_of_rows, read_texts
+from tokenmill.tasks.sources.text_field import field_path, pick_texts
 
-from tasks.dedup.decisions import OUTCOMES, rows_decided
-from tasks.dedup.outcome import KEPT
-from tasks.errors import RunError
-from tasks.shards.books import Books, OnBadRow
-from tasks.shards.manifest import WHOLE
-from tasks.shards.plan import PlannedShard
-from tasks.shards.receipt import PartCount, Receipt
-from tasks.shards.store import Store
-from tasks.sources.files import BadRow, Slice
-from tasks.sources.json_rows import BYTE_ORDER_MARK
-from tasks.sources.parquet import column_batches, require_any
-from tasks.sources.read import blocks_of_rows, read_texts
-from tasks.sources.text_field import field_path, pick_texts
+from .decisions import OUTCOMES, rows_decided
+from .outcome import KEPT
 
 MARKS = pa.schema([
     pa.field("dedup_outcome", pa.string()),

@@ -15,11 +15,11 @@ from dataclasses import dataclass
 
 import numpy as np
 import pyarrow as pa
+from tokenmill.tasks.shards.publish import Output
 
-from tasks.dedup.distinct import distinct
-from tasks.dedup.partitions import NONE, SliceFile, partitioned, read_numbered, tables
-from tasks.dedup.shingles import combined
-from tasks.shards.publish import Output
+from .distinct import distinct
+from .partitions import NONE, SliceFile, partitioned, read_numbered, tables
+from .shingles import combined
 
 BANDS_SCHEMA = pa.schema([pa.field("key", pa.uint64()), pa.field("number", pa.int64()), pa.field("rank", pa.uint64())])
 """A band of a document: its key, the document, and how good that is."""

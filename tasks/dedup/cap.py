@@ -10,8 +10,8 @@ from collections.abc import Iterable
 import numpy as np
 import pyarrow as pa
 
-from tasks.dedup.keyed import KEYED, grouped, keys, write_keyed
-from tasks.dedup.partitions import NONE, PartitionedFile, SliceFile, read_numbered
+from .keyed import KEYED, grouped, keys, write_keyed
+from .partitions import NONE, PartitionedFile, SliceFile, read_numbered
 
 CAPPED = pa.schema([pa.field("dropped", pa.int64())])
 

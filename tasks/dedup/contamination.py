@@ -21,10 +21,10 @@ from typing import Self
 import numpy as np
 import pyarrow as pa
 
-from tasks.dedup.documents import Documents, batches, content
-from tasks.dedup.normalize import bare
-from tasks.dedup.shingles import PARTS, Length, Sums, runs_of
-from tasks.dedup.units import Units, units_of
+from .documents import Documents, batches, content
+from .normalize import bare
+from .shingles import PARTS, Length, Sums, runs_of
+from .units import Units, units_of
 
 WORDS = 13
 RUN = Length(words=WORDS, characters=2, letters=4, pieces=2)

@@ -19,10 +19,10 @@ from itertools import pairwise
 import numpy as np
 import pyarrow as pa
 
-from tasks.dedup.distinct import distinct
-from tasks.dedup.jaccard import Sets, alike_to_worse, sets_of
-from tasks.dedup.near import THRESHOLD, VERIFIED, shingles_of, sizes_of
-from tasks.dedup.partitions import NONE, SliceFile
+from .distinct import distinct
+from .jaccard import Sets, alike_to_worse, sets_of
+from .near import THRESHOLD, VERIFIED, shingles_of, sizes_of
+from .partitions import NONE, SliceFile
 
 SHINGLES_AT_ONCE = 1 << 23
 """Shingles of a bucket that are looked at, and of several buckets that are in memory together."""

@@ -20,18 +20,18 @@ import orjson
 import pyarrow as pa
 import pyarrow.parquet as pq
 from pyarrow import compute
+from tokenmill.tasks.errors import RunError
+from tokenmill.tasks.shards.publish import Output, publish
+from tokenmill.tasks.shards.receipt import RECEIPT, Receipt
+from tokenmill.tasks.shards.store import Store, read_bytes
 from xxhash import xxh3_128
 
-from tasks.dedup.contamination import LEAST_WORDS
-from tasks.dedup.near import MADE_OF
-from tasks.dedup.outcome import KEPT, dropped
-from tasks.dedup.partitions import ROWS_PER_SLICE, partitioned, read_partition, tables
-from tasks.dedup.rounds import Roster, sorted_union
-from tasks.dedup.units import KINDS
-from tasks.errors import RunError
-from tasks.shards.publish import Output, publish
-from tasks.shards.receipt import RECEIPT, Receipt
-from tasks.shards.store import Store, read_bytes
+from .contamination import LEAST_WORDS
+from .near import MADE_OF
+from .outcome import KEPT, dropped
+from .partitions import ROWS_PER_SLICE, partitioned, read_partition, tables
+from .rounds import Roster, sorted_union
+from .units import KINDS
 
 OUTCOMES_FILE, EDGES_FILE, HITS_FILE = "outcomes.arrow", "edges.parquet", "hits.parquet"
 NAMES_FILE, UNITS_FILE = "names.arrow", "units.arrow"

@@ -4,18 +4,19 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from tasks.dedup.decisions import Decisions, decisions_in
-from tasks.dedup.evaluations import evaluation_records, find_evaluations, fingerprint
-from tasks.dedup.rounds import FORMAT_VERSION, KIND, ROSTERS, Roster, Rounds, partitions_for
-from tasks.dedup.settings import DedupChoices, RoundRecipe, SignRecipe
-from tasks.errors import RunError
-from tasks.shards.identity import shard_identity
-from tasks.shards.plan import Plan, PlannedShard
-from tasks.shards.publish import sweep
-from tasks.shards.store import Store
-from tasks.shards.verify import file_hash
-from tasks.sources.files import Slice
-from tasks.storage import is_local
+from tokenmill.tasks.errors import RunError
+from tokenmill.tasks.shards.identity import shard_identity
+from tokenmill.tasks.shards.plan import Plan, PlannedShard
+from tokenmill.tasks.shards.publish import sweep
+from tokenmill.tasks.shards.store import Store
+from tokenmill.tasks.shards.verify import file_hash
+from tokenmill.tasks.sources.files import Slice
+from tokenmill.tasks.storage import is_local
+
+from .decisions import Decisions, decisions_in
+from .evaluations import evaluation_records, find_evaluations, fingerprint
+from .rounds import FORMAT_VERSION, KIND, ROSTERS, Roster, Rounds, partitions_for
+from .settings import DedupChoices, RoundRecipe, SignRecipe
 
 RunRound = Callable[[str, Sequence[PlannedShard], Mapping[str, Any]], None]
 """Builds the pending shards of a round (its name, the shards, and what all of them need beside their records)."""

@@ -12,20 +12,20 @@ from typing import Any
 import numpy as np
 import orjson
 import pyarrow as pa
+from tokenmill.tasks.blend.load import load_blend
+from tokenmill.tasks.blend.models import SPLITS, Blend, DataSource
+from tokenmill.tasks.errors import InputError
+from tokenmill.tasks.shards.planning import require_no
+from tokenmill.tasks.sources.content import ContentIndex
+from tokenmill.tasks.sources.cut import cut
+from tokenmill.tasks.sources.discovery import discover, name_within
+from tokenmill.tasks.sources.files import Slice, slice_of
+from tokenmill.tasks.sources.locate import first_row
+from tokenmill.tasks.sources.parquet import require_text
+from tokenmill.tasks.sources.read import read_texts
 from xxhash import xxh3_128_hexdigest
 
-from tasks.blend.load import load_blend
-from tasks.blend.models import SPLITS, Blend, DataSource
-from tasks.dedup.contamination import Evaluations
-from tasks.errors import InputError
-from tasks.shards.planning import require_no
-from tasks.sources.content import ContentIndex
-from tasks.sources.cut import cut
-from tasks.sources.discovery import discover, name_within
-from tasks.sources.files import Slice, slice_of
-from tasks.sources.locate import first_row
-from tasks.sources.parquet import require_text
-from tasks.sources.read import read_texts
+from .contamination import Evaluations
 
 WHOLE_FILES = 1 << 62
 """Bytes per slice: each file is one."""

@@ -10,10 +10,10 @@ from collections.abc import Iterable
 import numpy as np
 import pyarrow as pa
 
-from tasks.dedup.documents import Documents
-from tasks.dedup.edges import edge_table
-from tasks.dedup.keyed import KEYED, grouped, keys, write_keyed
-from tasks.dedup.partitions import PartitionedFile, SliceFile, read_numbered
+from .documents import Documents
+from .edges import edge_table
+from .keyed import KEYED, grouped, keys, write_keyed
+from .partitions import PartitionedFile, SliceFile, read_numbered
 
 
 def sign(file: PartitionedFile, documents: Documents) -> None:

@@ -18,23 +18,23 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 from pyarrow import compute
+from tokenmill.tasks.errors import RunError
+from tokenmill.tasks.harmony.card import licences_of
+from tokenmill.tasks.harmony.columns import SCHEMA
+from tokenmill.tasks.harmony.inventory import coverage_of, merged
+from tokenmill.tasks.harmony.shard import FILE
+from tokenmill.tasks.shards.identity import shard_key
+from tokenmill.tasks.shards.manifest import WHOLE, Finished
+from tokenmill.tasks.shards.plan import Plan, PlannedShard
+from tokenmill.tasks.shards.publish import Output, Publication, publish, publish_bytes
+from tokenmill.tasks.shards.receipt import PartCount, Receipt
+from tokenmill.tasks.shards.store import Store
+from tokenmill.tasks.sources.files import Slice, SourceFile
 
-from tasks.dedup.decisions import rows_decided
-from tasks.dedup.deduplication import DocumentSlice
-from tasks.dedup.outcome import KEPT, REASONS
-from tasks.dedup.settings import Mode
-from tasks.errors import RunError
-from tasks.harmony.card import licences_of
-from tasks.harmony.columns import SCHEMA
-from tasks.harmony.inventory import coverage_of, merged
-from tasks.harmony.shard import FILE
-from tasks.shards.identity import shard_key
-from tasks.shards.manifest import WHOLE, Finished
-from tasks.shards.plan import Plan, PlannedShard
-from tasks.shards.publish import Output, Publication, publish, publish_bytes
-from tasks.shards.receipt import PartCount, Receipt
-from tasks.shards.store import Store
-from tasks.sources.files import Slice, SourceFile
+from .decisions import rows_decided
+from .deduplication import DocumentSlice
+from .outcome import KEPT, REASONS
+from .settings import Mode
 
 DUPLICATES = pa.array(REASONS[:2])
 """The outcomes of rows that say what another one says."""

@@ -5,13 +5,12 @@ from typing import BinaryIO, cast
 import orjson
 import pyarrow as pa
 import pyarrow.parquet as pq
-
-from tasks.shards.manifest import WHOLE
-from tasks.shards.receipt import Receipt
-from tasks.shards.store import Store
-from tasks.sources.json_lines import split_lines
-from tasks.sources.opening import BLOCK_BYTES
-from tasks.storage import filesystem
+from tokenmill.tasks.shards.manifest import WHOLE
+from tokenmill.tasks.shards.receipt import Receipt
+from tokenmill.tasks.shards.store import Store
+from tokenmill.tasks.sources.json_lines import split_lines
+from tokenmill.tasks.sources.opening import BLOCK_BYTES
+from tokenmill.tasks.storage import filesystem
 
 BATCH_ROWS = 8192
 

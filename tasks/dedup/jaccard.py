@@ -12,9 +12,9 @@ from typing import Self
 import numpy as np
 import pyarrow as pa
 
-from tasks.dedup.distinct import distinct
-from tasks.dedup.shingles import Shingles
-from tasks.dedup.units import ranges
+from .distinct import distinct
+from .shingles import Shingles
+from .units import ranges
 
 SHIFT = np.uint64(32)
 ELEMENTS = 1 << 16

@@ -11,8 +11,8 @@ import numpy as np
 import pyarrow as pa
 from xxhash import xxh3_128_digest
 
-from tasks.dedup.documents import content
-from tasks.dedup.partitions import PartitionedFile
+from .documents import content
+from .partitions import PartitionedFile
 
 KEYED = pa.schema(
     [

@@ -18,7 +18,7 @@ from itertools import pairwise
 import numpy as np
 from rensa import RMinHash  # pyright: ignore[reportAttributeAccessIssue] - its names are added by the extension
 
-from tasks.dedup.shingles import Shingles, combined
+from .shingles import Shingles, combined
 
 BANDS, ROWS = 32, 4
 PERMUTATIONS = BANDS * ROWS

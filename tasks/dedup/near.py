@@ -28,17 +28,17 @@ from dataclasses import dataclass
 import numpy as np
 import pyarrow as pa
 from pyarrow import compute
+from tokenmill.tasks.errors import RunError
 
-from tasks.dedup.candidates import band_table, read_candidates
-from tasks.dedup.distinct import distinct
-from tasks.dedup.documents import Documents
-from tasks.dedup.edges import edge_table
-from tasks.dedup.jaccard import sets_of, similarities
-from tasks.dedup.minhash import band_keys, signatures
-from tasks.dedup.partitions import ROWS_PER_SLICE, PartitionedFile, SliceFile, tables
-from tasks.dedup.shingles import Length, Shingles, shingles
-from tasks.dedup.units import KINDS, units_of
-from tasks.errors import RunError
+from .candidates import band_table, read_candidates
+from .distinct import distinct
+from .documents import Documents
+from .edges import edge_table
+from .jaccard import sets_of, similarities
+from .minhash import band_keys, signatures
+from .partitions import ROWS_PER_SLICE, PartitionedFile, SliceFile, tables
+from .shingles import Length, Shingles, shingles
+from .units import KINDS, units_of
 
 RUN = Length(words=5, letters=2)
 """Five words, characters or pieces, or ten letters. Five letters of Thai are about one word: long texts that have nothing to

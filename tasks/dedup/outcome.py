@@ -11,8 +11,7 @@ from collections.abc import Mapping
 
 import numpy as np
 import pyarrow as pa
-
-from tasks.errors import RunError
+from tokenmill.tasks.errors import RunError
 
 KEPT = "kept"
 REASONS = ("exact_duplicate", "near_duplicate", "contaminated", "beyond_cap")

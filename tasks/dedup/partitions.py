@@ -21,12 +21,11 @@ from typing import BinaryIO, cast
 import numpy as np
 import pyarrow as pa
 from pyarrow import compute
+from tokenmill.tasks.errors import RunError
+from tokenmill.tasks.shards.publish import Output, Publication, publish
+from tokenmill.tasks.shards.store import Store
+from tokenmill.tasks.storage import absolute, filesystem, is_local
 from xxhash import xxh3_128
-
-from tasks.errors import RunError
-from tasks.shards.publish import Output, Publication, publish
-from tasks.shards.store import Store
-from tasks.storage import absolute, filesystem, is_local
 
 HALF = np.uint64(32)
 ROWS_PER_SLICE = 1 << 32

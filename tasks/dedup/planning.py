@@ -9,20 +9,21 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
-from tasks.blend.models import SPLITS, Blend, DataSource
-from tasks.dedup.decisions import Decisions
-from tasks.dedup.deduplication import DocumentSlice, planned_rounds
-from tasks.dedup.evaluations import evaluation_sources
-from tasks.dedup.rounds import FORMAT_VERSION, KIND
-from tasks.dedup.settings import DedupSettings
-from tasks.shards.plan import Plan
-from tasks.shards.planning import places, plan_shards, require_no
-from tasks.shards.usable import require_separate
-from tasks.sources.discovery import name_within
-from tasks.sources.files import Slice
-from tasks.sources.opening import open_source
-from tasks.sources.parquet import open_parquet, require_any, require_text
-from tasks.tokenize.gate import Verdict
+from tokenmill.tasks.blend.models import SPLITS, Blend, DataSource
+from tokenmill.tasks.shards.plan import Plan
+from tokenmill.tasks.shards.planning import places, plan_shards, require_no
+from tokenmill.tasks.shards.usable import require_separate
+from tokenmill.tasks.sources.discovery import name_within
+from tokenmill.tasks.sources.files import Slice
+from tokenmill.tasks.sources.opening import open_source
+from tokenmill.tasks.sources.parquet import open_parquet, require_any, require_text
+from tokenmill.tasks.tokenize.gate import Verdict
+
+from .decisions import Decisions
+from .deduplication import DocumentSlice, planned_rounds
+from .evaluations import evaluation_sources
+from .rounds import FORMAT_VERSION, KIND
+from .settings import DedupSettings
 
 EVERY_FIELD: Sequence[str] = ()
 

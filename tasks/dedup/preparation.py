@@ -6,16 +6,17 @@ from collections import Counter
 from collections.abc import Sequence
 from typing import Any
 
-from tasks.dedup.decisions import Decisions
-from tasks.dedup.outcome import KEPT
-from tasks.dedup.planning import DedupPlan
-from tasks.dedup.publication import RowsLayout
-from tasks.dedup.rounds import KIND
-from tasks.errors import RunError
-from tasks.shards.circumstances import circumstances
-from tasks.shards.manifest import Finished
-from tasks.shards.publication import check_bad_rows, collect, publish_preparation
-from tasks.shards.settings import WHERE_NOT_WHAT
+from tokenmill.tasks.errors import RunError
+from tokenmill.tasks.shards.circumstances import circumstances
+from tokenmill.tasks.shards.manifest import Finished
+from tokenmill.tasks.shards.publication import check_bad_rows, collect, publish_preparation
+from tokenmill.tasks.shards.settings import WHERE_NOT_WHAT
+
+from .decisions import Decisions
+from .outcome import KEPT
+from .planning import DedupPlan
+from .publication import RowsLayout
+from .rounds import KIND
 
 LIBRARIES = ("tokenmill", "rensa", "orjson", "pyarrow")
 

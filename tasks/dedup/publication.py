@@ -16,15 +16,15 @@ from dataclasses import dataclass
 from typing import Any
 
 import orjson
+from tokenmill.tasks.blend.models import SPLITS, Blend, DataSource
+from tokenmill.tasks.shards.manifest import WHOLE, Finished
+from tokenmill.tasks.shards.publication import Published
+from tokenmill.tasks.shards.publish import place_files
+from tokenmill.tasks.shards.store import Store
+from tokenmill.tasks.storage import join
 
-from tasks.blend.models import SPLITS, Blend, DataSource
-from tasks.dedup.apply import file_of
-from tasks.dedup.decisions import Decisions
-from tasks.shards.manifest import WHOLE, Finished
-from tasks.shards.publication import Published
-from tasks.shards.publish import place_files
-from tasks.shards.store import Store
-from tasks.storage import join
+from .apply import file_of
+from .decisions import Decisions
 
 FOLDER = "data"
 PART = re.compile(r"part-\d{5,}-[0-9a-f]{8}\.(jsonl|parquet)")

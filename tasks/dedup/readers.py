@@ -16,17 +16,17 @@ import numpy as np
 import orjson
 import pyarrow as pa
 import pyarrow.parquet as pq
+from tokenmill.tasks.errors import RunError
+from tokenmill.tasks.harmony.grammar import Fault, parse
+from tokenmill.tasks.shards.store import read_vouched
+from tokenmill.tasks.sources.exact_json import apart
+from tokenmill.tasks.sources.files import Slice
+from tokenmill.tasks.sources.parquet import group_batches
+from tokenmill.tasks.sources.read import read_texts
+from tokenmill.tasks.sources.records import read_records
+from tokenmill.tasks.sources.text_field import field_path
 
-from tasks.dedup.settings import NearOn
-from tasks.errors import RunError
-from tasks.harmony.grammar import Fault, parse
-from tasks.shards.store import read_vouched
-from tasks.sources.exact_json import apart
-from tasks.sources.files import Slice
-from tasks.sources.parquet import group_batches
-from tasks.sources.read import read_texts
-from tasks.sources.records import read_records
-from tasks.sources.text_field import field_path
+from .settings import NearOn
 
 BOILERPLATE = {"system", "developer"}
 

@@ -24,18 +24,18 @@ from dataclasses import asdict, dataclass, replace
 
 import numpy as np
 import orjson
+from tokenmill.tasks.errors import RunError
+from tokenmill.tasks.shards.identity import shard_identity
+from tokenmill.tasks.shards.plan import PlannedShard
+from tokenmill.tasks.shards.publish import publish_bytes
+from tokenmill.tasks.shards.store import Store, read_bytes
+from tokenmill.tasks.sources.files import Slice, SourceFile
+from tokenmill.tasks.storage import join
 from xxhash import xxh3_128_hexdigest
 
-from tasks.dedup.distinct import distinct
-from tasks.dedup.partitions import ROWS_PER_SLICE, SliceFile
-from tasks.dedup.settings import RoundRecipe, Step
-from tasks.errors import RunError
-from tasks.shards.identity import shard_identity
-from tasks.shards.plan import PlannedShard
-from tasks.shards.publish import publish_bytes
-from tasks.shards.store import Store, read_bytes
-from tasks.sources.files import Slice, SourceFile
-from tasks.storage import join
+from .distinct import distinct
+from .partitions import ROWS_PER_SLICE, SliceFile
+from .settings import RoundRecipe, Step
 
 KIND = "dedup"
 FORMAT_VERSION = 2

@@ -9,11 +9,11 @@ from dataclasses import dataclass
 from typing import Any, Literal, Self
 
 from pydantic import Field, model_validator
+from tokenmill.tasks.blend.models import Blend
+from tokenmill.tasks.shards.settings import PreparationSettings
+from tokenmill.tasks.strict import Strict
 
-from tasks.blend.models import Blend
-from tasks.dedup.near import THRESHOLD
-from tasks.shards.settings import PreparationSettings
-from tasks.strict import Strict
+from .near import THRESHOLD
 
 Mode = Literal["tag", "drop"]
 NearOn = Literal["conversation", "prompt"]

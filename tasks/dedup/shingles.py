@@ -14,9 +14,9 @@ from dataclasses import dataclass
 from typing import Self
 
 import numpy as np
+from tokenmill.tasks.pack.algorithms import splitmix64
 
-from tasks.dedup.units import Units
-from tasks.pack.algorithms import splitmix64
+from .units import Units
 
 FACTORS = splitmix64(np.arange(256, 512, dtype=np.uint64)) | np.uint64(1)
 GOLDEN = np.uint64(0x9E3779B97F4A7C15)

@@ -22,21 +22,21 @@ from typing import Any
 
 import numpy as np
 import pyarrow as pa
+from tokenmill.tasks.shards.manifest import WHOLE
+from tokenmill.tasks.shards.plan import PlannedShard
+from tokenmill.tasks.shards.receipt import PartCount, Receipt
+from tokenmill.tasks.shards.store import Store
 
-from tasks.dedup import cap, exact, near
-from tasks.dedup.candidates import BANDS_SCHEMA
-from tasks.dedup.contamination import HITS, Evaluations, hits
-from tasks.dedup.documents import Documents, content, ranks_of
-from tasks.dedup.keyed import KEYED
-from tasks.dedup.near import MADE_OF, SHINGLED, NearFiles
-from tasks.dedup.normalize import normalized
-from tasks.dedup.partitions import PartitionedFile, partitioned
-from tasks.dedup.readers import READERS, Signable
-from tasks.dedup.settings import SignRecipe
-from tasks.shards.manifest import WHOLE
-from tasks.shards.plan import PlannedShard
-from tasks.shards.receipt import PartCount, Receipt
-from tasks.shards.store import Store
+from . import cap, exact, near
+from .candidates import BANDS_SCHEMA
+from .contamination import HITS, Evaluations, hits
+from .documents import Documents, content, ranks_of
+from .keyed import KEYED
+from .near import MADE_OF, SHINGLED, NearFiles
+from .normalize import normalized
+from .partitions import PartitionedFile, partitioned
+from .readers import READERS, Signable
+from .settings import SignRecipe
 
 NAMES = pa.schema([pa.field("number", pa.int64()), pa.field("name", pa.large_string())])
 """A document and what it is called, documents in ascending order."""

@@ -12,24 +12,24 @@ from typing import Any
 from prefect import Task, task
 from prefect.cache_policies import NO_CACHE
 from prefect.client.schemas.objects import State
+from tokenmill.tasks.blend.models import Blend
+from tokenmill.tasks.shards.books import OnBadRow
+from tokenmill.tasks.shards.manifest import Finished
+from tokenmill.tasks.shards.plan import PlannedShard
+from tokenmill.tasks.shards.publication import collect
+from tokenmill.tasks.shards.stage import BuildShards, build_and_announce, shard_task
+from tokenmill.tasks.shards.store import Store
 
-from tasks.blend.models import Blend
-from tasks.dedup.apply import apply_decisions
-from tasks.dedup.decisions import Decisions
-from tasks.dedup.deduplication import DocumentSlice, decide
-from tasks.dedup.evaluations import evaluations_from
-from tasks.dedup.harmony_shard import Deduplicated, document_slices, mark_shard, plan_marked
-from tasks.dedup.planning import DedupPlan, plan_dedup
-from tasks.dedup.preparation import publish_dedup
-from tasks.dedup.rounds import CONCERNS, KIND
-from tasks.dedup.settings import DedupChoices, DedupSettings
-from tasks.dedup.steps import build_shard
-from tasks.shards.books import OnBadRow
-from tasks.shards.manifest import Finished
-from tasks.shards.plan import PlannedShard
-from tasks.shards.publication import collect
-from tasks.shards.stage import BuildShards, build_and_announce, shard_task
-from tasks.shards.store import Store
+from .apply import apply_decisions
+from .decisions import Decisions
+from .deduplication import DocumentSlice, decide
+from .evaluations import evaluations_from
+from .harmony_shard import Deduplicated, document_slices, mark_shard, plan_marked
+from .planning import DedupPlan, plan_dedup
+from .preparation import publish_dedup
+from .rounds import CONCERNS, KIND
+from .settings import DedupChoices, DedupSettings
+from .steps import build_shard
 
 
 def deduplicate(

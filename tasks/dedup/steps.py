@@ -8,26 +8,26 @@ from typing import Any
 
 import numpy as np
 import pyarrow as pa
+from tokenmill.tasks.shards.manifest import WHOLE
+from tokenmill.tasks.shards.plan import PlannedShard
+from tokenmill.tasks.shards.publish import Output
+from tokenmill.tasks.shards.receipt import PartCount, Receipt
+from tokenmill.tasks.shards.store import Store
 
-from tasks.dedup import cap, exact, near
-from tasks.dedup.candidates import CROWDED, read_buckets, write_candidates
-from tasks.dedup.cap import CAPPED
-from tasks.dedup.contamination import HITS
-from tasks.dedup.crowds import compare_crowds
-from tasks.dedup.decisions import Findings, warnings_about, write_decisions
-from tasks.dedup.distinct import distinct
-from tasks.dedup.edges import EDGES
-from tasks.dedup.evaluations import EvaluationFile, held
-from tasks.dedup.near import VERIFIED
-from tasks.dedup.partitions import read_numbered, read_partition, write_table
-from tasks.dedup.rounds import Rounds, rounds_of, sorted_union
-from tasks.dedup.settings import Step
-from tasks.dedup.sign import sign_slice
-from tasks.shards.manifest import WHOLE
-from tasks.shards.plan import PlannedShard
-from tasks.shards.publish import Output
-from tasks.shards.receipt import PartCount, Receipt
-from tasks.shards.store import Store
+from . import cap, exact, near
+from .candidates import CROWDED, read_buckets, write_candidates
+from .cap import CAPPED
+from .contamination import HITS
+from .crowds import compare_crowds
+from .decisions import Findings, warnings_about, write_decisions
+from .distinct import distinct
+from .edges import EDGES
+from .evaluations import EvaluationFile, held
+from .near import VERIFIED
+from .partitions import read_numbered, read_partition, write_table
+from .rounds import Rounds, rounds_of, sorted_union
+from .settings import Step
+from .sign import sign_slice
 
 
 def build_shard(shard: PlannedShard, store: Store, evaluations: tuple[EvaluationFile, ...]) -> Receipt:

@@ -21,9 +21,9 @@ from dataclasses import dataclass
 
 import numpy as np
 import pyarrow as pa
+from tokenmill.tasks.pack.algorithms import splitmix64
 
-from tasks.dedup.documents import content
-from tasks.pack.algorithms import splitmix64
+from .documents import content
 
 KINDS = ("words", "characters", "letters", "pieces")
 WORD, CHARACTER, LETTER, PIECE = range(len(KINDS))

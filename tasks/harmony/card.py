@@ -12,9 +12,9 @@ from dataclasses import dataclass
 
 import pyarrow as pa
 
-from tasks.harmony.columns import SCHEMA
-from tasks.harmony.inventory import markdown_table
-from tasks.harmony.turns import TEMPLATE_VERSION
+from .columns import SCHEMA
+from .inventory import markdown_table
+from .turns import TEMPLATE_VERSION
 
 UNNAMED = "none named"
 

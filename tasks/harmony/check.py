@@ -11,18 +11,18 @@ from dataclasses import asdict
 from importlib.metadata import version
 
 import numpy as np
+from tokenmill.tasks.chat.check import refusals, remembered_check, text_encoder
+from tokenmill.tasks.chat.conversation import Conversation, Rejected
+from tokenmill.tasks.chat.encoding import Batch
+from tokenmill.tasks.chat.probes import PROBES
+from tokenmill.tasks.chat.sequences import Pieces
+from tokenmill.tasks.errors import InputError
+from tokenmill.tasks.tokenize.vocabulary import Vocabulary
 
-from tasks.chat.check import refusals, remembered_check, text_encoder
-from tasks.chat.conversation import Conversation, Rejected
-from tasks.chat.encoding import Batch
-from tasks.chat.probes import PROBES
-from tasks.chat.sequences import Pieces
-from tasks.errors import InputError
-from tasks.harmony.render import TAGS
-from tasks.harmony.sequences import CONTROLS
-from tasks.harmony.training import HarmonyRows
-from tasks.harmony.vocabulary import IDS, encoding
-from tasks.tokenize.vocabulary import Vocabulary
+from .render import TAGS
+from .sequences import CONTROLS
+from .training import HarmonyRows
+from .vocabulary import IDS, encoding
 
 
 def require_tokens(vocabulary: Vocabulary) -> None:

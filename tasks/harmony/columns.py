@@ -16,11 +16,11 @@ from typing import Any
 
 import pyarrow as pa
 
-from tasks.harmony.grammar import ParsedMessage
-from tasks.harmony.message import HarmonyMessage
-from tasks.harmony.metadata import domain_of, effort_of
-from tasks.harmony.quality import Quality
-from tasks.harmony.turns import TEMPLATE_VERSION
+from .grammar import ParsedMessage
+from .message import HarmonyMessage
+from .metadata import domain_of, effort_of
+from .quality import Quality
+from .turns import TEMPLATE_VERSION
 
 STRING, INTEGER, NUMBER, FLAG = pa.string(), pa.int64(), pa.float64(), pa.bool_()
 COUNT = pa.int32()

@@ -17,14 +17,15 @@ from dataclasses import dataclass, replace
 from itertools import takewhile
 from typing import Any, cast
 
-from tasks.chat.conversation import Rejected, RejectionError
-from tasks.chat.json_values import kind, parsed, quoted
-from tasks.harmony.grammar import TAG
-from tasks.harmony.message import FUNCTIONS, HarmonyMessage
-from tasks.harmony.preamble import PYTHON, developer_body, schemas, system_body
-from tasks.harmony.semantics import Schemas
-from tasks.harmony.turns import Call, Composed, Policy, RefusedError, Source, SpecialStrings, Turn
-from tasks.sources.exact_json import compact
+from tokenmill.tasks.chat.conversation import Rejected, RejectionError
+from tokenmill.tasks.chat.json_values import kind, parsed, quoted
+from tokenmill.tasks.sources.exact_json import compact
+
+from .grammar import TAG
+from .message import FUNCTIONS, HarmonyMessage
+from .preamble import PYTHON, developer_body, schemas, system_body
+from .semantics import Schemas
+from .turns import Call, Composed, Policy, RefusedError, Source, SpecialStrings, Turn
 
 PYTHON_TOOLS = frozenset({PYTHON, "stateful_python_code_exec", "python_code_exec"})
 """Names that sources give to the Python tool which is built into Harmony."""

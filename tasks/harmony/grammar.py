@@ -21,7 +21,7 @@ from dataclasses import dataclass
 from functools import lru_cache
 from typing import NamedTuple
 
-from tasks.harmony.message import ROLES, HarmonyMessage, Terminator
+from .message import ROLES, HarmonyMessage, Terminator
 
 TAG = re.compile(
     r"<\|(?:start|end|message|channel|return|call|constrain|startoftext|endoftext|endofprompt"

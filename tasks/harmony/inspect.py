@@ -4,13 +4,13 @@ from typing import BinaryIO, cast
 
 import pyarrow as pa
 import pyarrow.parquet as pq
+from tokenmill.tasks.shards.receipt import Receipt
+from tokenmill.tasks.shards.store import Store
+from tokenmill.tasks.storage import filesystem
 
-from tasks.harmony.columns import SCHEMA
-from tasks.harmony.grammar import Fault, parse
-from tasks.harmony.shard import FILE
-from tasks.shards.receipt import Receipt
-from tasks.shards.store import Store
-from tasks.storage import filesystem
+from .columns import SCHEMA
+from .grammar import Fault, parse
+from .shard import FILE
 
 BATCH_ROWS = 256
 

@@ -14,9 +14,9 @@ from typing import Any, cast
 
 import numpy as np
 import pyarrow as pa
+from tokenmill.tasks.sources.exact_json import RepeatedKeys, SpelledFloat
 
-from tasks.harmony.columns import SCHEMA
-from tasks.sources.exact_json import RepeatedKeys, SpelledFloat
+from .columns import SCHEMA
 
 TYPES: dict[type, str] = {
     dict: "object",

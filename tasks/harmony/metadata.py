@@ -15,9 +15,9 @@ from collections.abc import Mapping, Sequence
 from typing import Any, TypeVar, cast
 
 import orjson
+from tokenmill.tasks.sources.exact_json import apart, compact, loads
 
-from tasks.harmony.turns import Effort
-from tasks.sources.exact_json import apart, compact, loads
+from .turns import Effort
 
 DOMAINS = (
     ("proofs", "proof"),

@@ -3,19 +3,20 @@
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 
-from tasks.blend.models import SPLITS, Blend, DataSource
-from tasks.errors import InputError, nearest
-from tasks.harmony.converters import CONVERTERS, PROOF_TASKS, converter_for
-from tasks.harmony.semantics import CODES
-from tasks.harmony.settings import HarmonyRecipe, HarmonySettings, policy_of
-from tasks.harmony.turns import TEMPLATE_VERSION
-from tasks.shards.plan import Plan
-from tasks.shards.planning import places, plan_shards, require_no
-from tasks.sources.discovery import name_within
-from tasks.sources.files import Slice
-from tasks.sources.filters import row_filter
-from tasks.sources.parquet import require_any
-from tasks.tokenize.gate import Verdict
+from tokenmill.tasks.blend.models import SPLITS, Blend, DataSource
+from tokenmill.tasks.errors import InputError, nearest
+from tokenmill.tasks.shards.plan import Plan
+from tokenmill.tasks.shards.planning import places, plan_shards, require_no
+from tokenmill.tasks.sources.discovery import name_within
+from tokenmill.tasks.sources.files import Slice
+from tokenmill.tasks.sources.filters import row_filter
+from tokenmill.tasks.sources.parquet import require_any
+from tokenmill.tasks.tokenize.gate import Verdict
+
+from .converters import CONVERTERS, PROOF_TASKS, converter_for
+from .semantics import CODES
+from .settings import HarmonyRecipe, HarmonySettings, policy_of
+from .turns import TEMPLATE_VERSION
 
 KIND = "harmony"
 FORMAT_VERSION = 3

@@ -23,13 +23,13 @@ from openai_harmony import (
     SystemContent,
     ToolDescription,
 )
+from tokenmill.tasks.chat.conversation import RejectionError
+from tokenmill.tasks.errors import InputError
+from tokenmill.tasks.sources.exact_json import apart, compact, loads
 
-from tasks.chat.conversation import RejectionError
-from tasks.errors import InputError
-from tasks.harmony.grammar import MESSAGE, START
-from tasks.harmony.message import FUNCTIONS, HarmonyMessage
-from tasks.harmony.vocabulary import encoding
-from tasks.sources.exact_json import apart, compact, loads
+from .grammar import MESSAGE, START
+from .message import FUNCTIONS, HarmonyMessage
+from .vocabulary import encoding
 
 EFFORTS = {"low": ReasoningEffort.LOW, "medium": ReasoningEffort.MEDIUM, "high": ReasoningEffort.HIGH}
 

@@ -3,19 +3,20 @@
 from collections.abc import Sequence
 from typing import Any
 
-from tasks.harmony.planning import KIND, HarmonyPlan
-from tasks.harmony.publication import Beside, DataLayout, published_split
-from tasks.harmony.settings import HarmonyRecipe
-from tasks.harmony.shard import normalize_shard
-from tasks.harmony.turns import TEMPLATE_VERSION
-from tasks.shards.books import OnBadRow
-from tasks.shards.circumstances import circumstances
-from tasks.shards.manifest import Finished
-from tasks.shards.plan import PlannedShard
-from tasks.shards.publication import check_bad_rows, collect, publish_preparation
-from tasks.shards.receipt import Receipt
-from tasks.shards.settings import WHERE_NOT_WHAT
-from tasks.shards.store import Store
+from tokenmill.tasks.shards.books import OnBadRow
+from tokenmill.tasks.shards.circumstances import circumstances
+from tokenmill.tasks.shards.manifest import Finished
+from tokenmill.tasks.shards.plan import PlannedShard
+from tokenmill.tasks.shards.publication import check_bad_rows, collect, publish_preparation
+from tokenmill.tasks.shards.receipt import Receipt
+from tokenmill.tasks.shards.settings import WHERE_NOT_WHAT
+from tokenmill.tasks.shards.store import Store
+
+from .planning import KIND, HarmonyPlan
+from .publication import Beside, DataLayout, published_split
+from .settings import HarmonyRecipe
+from .shard import normalize_shard
+from .turns import TEMPLATE_VERSION
 
 LIBRARIES = ("tokenmill", "openai-harmony", "orjson", "pyarrow")
 

@@ -17,15 +17,15 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 import orjson
+from tokenmill.tasks.shards.manifest import WHOLE, Finished
+from tokenmill.tasks.shards.publication import Published
+from tokenmill.tasks.shards.publish import Output, place_files, publish_bytes
+from tokenmill.tasks.shards.store import Store
+from tokenmill.tasks.storage import is_local, join
 
-from tasks.harmony.card import Contents, card
-from tasks.harmony.inventory import Entry, coverage_markdown, inventory
-from tasks.harmony.shard import CATALOG, FILE
-from tasks.shards.manifest import WHOLE, Finished
-from tasks.shards.publication import Published
-from tasks.shards.publish import Output, place_files, publish_bytes
-from tasks.shards.store import Store
-from tasks.storage import is_local, join
+from .card import Contents, card
+from .inventory import Entry, coverage_markdown, inventory
+from .shard import CATALOG, FILE
 
 FOLDER = "data"
 CARD, TOOLS = "README.md", "tools"

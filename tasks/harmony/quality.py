@@ -8,10 +8,10 @@ some microseconds per message; the reference takes 1 ms per row and 0.7 ms per K
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
-from tasks.harmony.grammar import Fault, ParsedMessage
-from tasks.harmony.message import ROLES, HarmonyMessage
-from tasks.harmony.render import cross_check
-from tasks.harmony.semantics import NONE_OFF, WARNINGS, Schemas, faults
+from .grammar import Fault, ParsedMessage
+from .message import ROLES, HarmonyMessage
+from .render import cross_check
+from .semantics import NONE_OFF, WARNINGS, Schemas, faults
 
 TOOL_CODES = frozenset({"S11", "S12", "S13", "S14", "S15"})
 """The rules about calls and results."""

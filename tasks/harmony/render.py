@@ -13,9 +13,9 @@ from collections.abc import Sequence
 from functools import lru_cache
 
 from openai_harmony import HarmonyError, Message, Role, TextContent
+from tokenmill.tasks.errors import InputError
 
-from tasks.errors import InputError
-from tasks.harmony.grammar import (
+from .grammar import (
     CHANNEL,
     CONSTRAIN,
     MESSAGE,
@@ -28,8 +28,8 @@ from tasks.harmony.grammar import (
     check_characters,
     read_header,
 )
-from tasks.harmony.message import HarmonyMessage, Terminator
-from tasks.harmony.vocabulary import IDS, encoding
+from .message import HarmonyMessage, Terminator
+from .vocabulary import IDS, encoding
 
 TAGS = frozenset({START, MESSAGE, CHANNEL, CONSTRAIN, *TERMINATORS})
 """The special strings that a canonical text holds."""

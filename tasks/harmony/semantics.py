@@ -8,9 +8,10 @@ that models break. A conversation costs 1.5 microseconds a message, and parsing 
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from typing import Any, cast
 
-from tasks.harmony.grammar import Fault, ParsedMessage
-from tasks.harmony.message import CHANNELS, FUNCTIONS, ROLES, HarmonyMessage
-from tasks.sources.exact_json import loads
+from tokenmill.tasks.sources.exact_json import loads
+
+from .grammar import Fault, ParsedMessage
+from .message import CHANNELS, FUNCTIONS, ROLES, HarmonyMessage
 
 CODES = {
     "S01": "unknown_channel",

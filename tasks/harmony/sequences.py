@@ -28,23 +28,23 @@ from functools import cache, lru_cache
 from typing import NamedTuple
 
 import numpy as np
+from tokenmill.tasks.chat.check import text_encoder
+from tokenmill.tasks.chat.controls import Controls
+from tokenmill.tasks.chat.conversation import Rejected
+from tokenmill.tasks.chat.encoding import Batch
+from tokenmill.tasks.chat.loss import LossPolicy
+from tokenmill.tasks.chat.pieces import ROLE_NUMBERS, Piece
+from tokenmill.tasks.chat.sequences import Pieces
+from tokenmill.tasks.errors import InputError
+from tokenmill.tasks.tokenize.encoders import Encoder
+from tokenmill.tasks.tokenize.load import find_vocabulary
+from tokenmill.tasks.tokenize.settings import TokenizerSource
 
-from tasks.chat.check import text_encoder
-from tasks.chat.controls import Controls
-from tasks.chat.conversation import Rejected
-from tasks.chat.encoding import Batch
-from tasks.chat.loss import LossPolicy
-from tasks.chat.pieces import ROLE_NUMBERS, Piece
-from tasks.chat.sequences import Pieces
-from tasks.errors import InputError
-from tasks.harmony.grammar import Fault, Header, parse
-from tasks.harmony.message import ROLES, HarmonyMessage
-from tasks.harmony.render import ENDS, TAGS, render
-from tasks.harmony.tokens import VOCABULARY
-from tasks.harmony.vocabulary import IDS
-from tasks.tokenize.encoders import Encoder
-from tasks.tokenize.load import find_vocabulary
-from tasks.tokenize.settings import TokenizerSource
+from .grammar import Fault, Header, parse
+from .message import ROLES, HarmonyMessage
+from .render import ENDS, TAGS, render
+from .tokens import VOCABULARY
+from .vocabulary import IDS
 
 CONTROLS = Controls({tag: IDS[tag] for tag in sorted(TAGS)})
 """The control tokens of Harmony text."""

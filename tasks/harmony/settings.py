@@ -4,11 +4,11 @@ from dataclasses import asdict, dataclass
 from typing import Self
 
 from pydantic import Field, model_validator
+from tokenmill.tasks.blend.models import Value
+from tokenmill.tasks.shards.settings import PreparationSettings
 
-from tasks.blend.models import Value
-from tasks.harmony.converters import ProofTask
-from tasks.harmony.turns import Effort, ParallelCalls, Policy, SpecialStrings, Thoughts, Trailing
-from tasks.shards.settings import PreparationSettings
+from .converters import ProofTask
+from .turns import Effort, ParallelCalls, Policy, SpecialStrings, Thoughts, Trailing
 
 DEFAULT = Policy()
 

@@ -14,30 +14,30 @@ from socket import gethostname
 from typing import Any, BinaryIO, cast
 
 import pyarrow.parquet as pq
+from tokenmill.tasks.chat.conversation import Rejected
+from tokenmill.tasks.shards.books import Books, OnBadRow
+from tokenmill.tasks.shards.manifest import WHOLE
+from tokenmill.tasks.shards.plan import PlannedShard
+from tokenmill.tasks.shards.receipt import PartCount, Receipt
+from tokenmill.tasks.shards.store import Store
+from tokenmill.tasks.sources.exact_json import compact
+from tokenmill.tasks.sources.files import BadRow
+from tokenmill.tasks.sources.filters import RowFilter
+from tokenmill.tasks.sources.records import RecordBatch, excerpt_of, read_records
 from xxhash import xxh3_64_intdigest
 
-from tasks.chat.conversation import Rejected
-from tasks.harmony import grammar, semantics
-from tasks.harmony.card import licences_of
-from tasks.harmony.columns import SCHEMA, Place, row, table
-from tasks.harmony.compose import compose
-from tasks.harmony.converters import CONVERTERS, Converter
-from tasks.harmony.grammar import ParsedMessage, parse
-from tasks.harmony.inventory import bounded, coverage_of, fields_of, merged
-from tasks.harmony.quality import Quality, judge, no_opinion
-from tasks.harmony.render import cross_check, render
-from tasks.harmony.settings import HarmonyRecipe
-from tasks.harmony.tokens import token_counts
-from tasks.harmony.turns import Composed, Policy, Source
-from tasks.shards.books import Books, OnBadRow
-from tasks.shards.manifest import WHOLE
-from tasks.shards.plan import PlannedShard
-from tasks.shards.receipt import PartCount, Receipt
-from tasks.shards.store import Store
-from tasks.sources.exact_json import compact
-from tasks.sources.files import BadRow
-from tasks.sources.filters import RowFilter
-from tasks.sources.records import RecordBatch, excerpt_of, read_records
+from . import grammar, semantics
+from .card import licences_of
+from .columns import SCHEMA, Place, row, table
+from .compose import compose
+from .converters import CONVERTERS, Converter
+from .grammar import ParsedMessage, parse
+from .inventory import bounded, coverage_of, fields_of, merged
+from .quality import Quality, judge, no_opinion
+from .render import cross_check, render
+from .settings import HarmonyRecipe
+from .tokens import token_counts
+from .turns import Composed, Policy, Source
 
 FILE = f"{WHOLE}.parquet"
 CATALOG = "tools.json"

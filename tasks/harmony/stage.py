@@ -12,16 +12,16 @@ from typing import Any
 from prefect import task
 from prefect.cache_policies import NO_CACHE
 from prefect.client.schemas.objects import State
+from tokenmill.tasks.blend.models import Blend
+from tokenmill.tasks.shards.books import OnBadRow
+from tokenmill.tasks.shards.manifest import Finished
+from tokenmill.tasks.shards.stage import build_and_announce, shard_task
+from tokenmill.tasks.shards.store import Store
 
-from tasks.blend.models import Blend
-from tasks.harmony.planning import KIND, HarmonyPlan, plan_harmony
-from tasks.harmony.preparation import build_harmony_shard, publish_harmony
-from tasks.harmony.publication import Beside
-from tasks.harmony.settings import HarmonySettings
-from tasks.shards.books import OnBadRow
-from tasks.shards.manifest import Finished
-from tasks.shards.stage import build_and_announce, shard_task
-from tasks.shards.store import Store
+from .planning import KIND, HarmonyPlan, plan_harmony
+from .preparation import build_harmony_shard, publish_harmony
+from .publication import Beside
+from .settings import HarmonySettings
 
 
 @task(name="plan", cache_policy=NO_CACHE, persist_result=False)

@@ -10,12 +10,12 @@ from functools import cache
 
 import numpy as np
 import pyarrow as pa
+from tokenmill.tasks.tokenize.encoders import Encoder
+from tokenmill.tasks.tokenize.exact import exact_encoder
+from tokenmill.tasks.tokenize.load import find_vocabulary
+from tokenmill.tasks.tokenize.settings import TokenizerSource
 
-from tasks.harmony.grammar import ParsedMessage
-from tasks.tokenize.encoders import Encoder
-from tasks.tokenize.exact import exact_encoder
-from tasks.tokenize.load import find_vocabulary
-from tasks.tokenize.settings import TokenizerSource
+from .grammar import ParsedMessage
 
 VOCABULARY = "o200k_harmony"
 

@@ -11,16 +11,17 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from typing import Any, cast, get_args
 
-from tasks.chat.conversation import Rejected
-from tasks.chat.intake import fields_read
-from tasks.chat.sequences import Pieces
-from tasks.errors import InputError, nearest
-from tasks.harmony.compose import compose, compose_literally
-from tasks.harmony.converters import openai_messages
-from tasks.harmony.grammar import Fault, parse
-from tasks.harmony.sequences import HarmonyConversation, HarmonyRenderer
-from tasks.harmony.turns import TEMPLATE_VERSION, Effort, ParallelCalls, Policy, Thoughts, Trailing
-from tasks.tokenize.settings import SpecialTokens
+from tokenmill.tasks.chat.conversation import Rejected
+from tokenmill.tasks.chat.intake import fields_read
+from tokenmill.tasks.chat.sequences import Pieces
+from tokenmill.tasks.errors import InputError, nearest
+from tokenmill.tasks.tokenize.settings import SpecialTokens
+
+from .compose import compose, compose_literally
+from .converters import openai_messages
+from .grammar import Fault, parse
+from .sequences import HarmonyConversation, HarmonyRenderer
+from .turns import TEMPLATE_VERSION, Effort, ParallelCalls, Policy, Thoughts, Trailing
 
 HARMONY = "harmony"
 """The name of this chat template."""

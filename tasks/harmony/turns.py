@@ -8,9 +8,10 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any, Literal, NotRequired, TypedDict
 
-from tasks.chat.conversation import Role
-from tasks.harmony.message import HarmonyMessage
-from tasks.harmony.semantics import Schemas
+from tokenmill.tasks.chat.conversation import Role
+
+from .message import HarmonyMessage
+from .semantics import Schemas
 
 Effort = Literal["low", "medium", "high"]
 """How much the model is asked to reason."""

@@ -14,10 +14,9 @@ from importlib import resources
 from pathlib import Path
 
 import openai_harmony
-
-from tasks.errors import InputError
-from tasks.shards.publish import publish_bytes
-from tasks.storage import user_cache
+from tokenmill.tasks.errors import InputError
+from tokenmill.tasks.shards.publish import publish_bytes
+from tokenmill.tasks.storage import user_cache
 
 RANKS = "o200k_base.tiktoken"
 RANKS_SHA256 = "446a9538cb6c348e3516120d7c08b09f57c36495e2acfffe59a5bf8b0cfb1a2d"

@@ -16,13 +16,13 @@ from glob import glob
 from typing import Any, cast
 
 import yaml
+from tokenmill.tasks.errors import InputError, nearest
+from tokenmill.tasks.shards.settings import PreparationSettings
+from tokenmill.tasks.shards.store import read_bytes
+from tokenmill.tasks.storage import absolute, filesystem, is_local, join
+from tokenmill.tasks.strict import parse
 
-from tasks.errors import InputError, nearest
-from tasks.nightly.kinds import KINDS
-from tasks.shards.settings import PreparationSettings
-from tasks.shards.store import read_bytes
-from tasks.storage import absolute, filesystem, is_local, join
-from tasks.strict import parse
+from .kinds import KINDS
 
 DEFAULTS = "defaults"
 

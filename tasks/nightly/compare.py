@@ -4,14 +4,15 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from tasks.blend.load import load_blend
-from tasks.nightly.blends import NightlyBlend, settings_of
-from tasks.nightly.kinds import KINDS, planned_now
-from tasks.nightly.reasons import file_changes, new_data_sets, reasons
-from tasks.nightly.versions import latest, lineage, next_version
-from tasks.shards.manifest import published_manifest
-from tasks.shards.settings import PreparationSettings
-from tasks.storage import absolute, join
+from tokenmill.tasks.blend.load import load_blend
+from tokenmill.tasks.shards.manifest import published_manifest
+from tokenmill.tasks.shards.settings import PreparationSettings
+from tokenmill.tasks.storage import absolute, join
+
+from .blends import NightlyBlend, settings_of
+from .kinds import KINDS, planned_now
+from .reasons import file_changes, new_data_sets, reasons
+from .versions import latest, lineage, next_version
 
 STORE = "shards"
 """The folder of the store that all blends share; it is called like no kind of preparation."""

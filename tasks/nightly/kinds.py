@@ -9,24 +9,23 @@ from dataclasses import dataclass
 from typing import Any, Protocol
 
 import orjson
+from tokenmill.tasks.blend.models import Blend
+from tokenmill.tasks.dedup.evaluations import find_evaluations
+from tokenmill.tasks.harmony.planning import plan_harmony
+from tokenmill.tasks.pack.planning import plan_sft
+from tokenmill.tasks.pack.settings import SftSettings
+from tokenmill.tasks.rl.planning import plan_rl
+from tokenmill.tasks.rl.settings import RlSettings
+from tokenmill.tasks.select.planning import pools_of
+from tokenmill.tasks.select.settings import NormalizationSettings
+from tokenmill.tasks.shards.manifest import MANIFEST
+from tokenmill.tasks.shards.plan import Plan
+from tokenmill.tasks.shards.settings import PreparationSettings
+from tokenmill.tasks.shards.store import read_bytes
+from tokenmill.tasks.storage import absolute, join
+from tokenmill.tasks.tokenize.planning import plan_pretrain
+from tokenmill.tasks.tokenize.settings import PretrainSettings
 from xxhash import xxh3_128_hexdigest
-
-from tasks.blend.models import Blend
-from tasks.dedup.evaluations import find_evaluations
-from tasks.harmony.planning import plan_harmony
-from tasks.pack.planning import plan_sft
-from tasks.pack.settings import SftSettings
-from tasks.rl.planning import plan_rl
-from tasks.rl.settings import RlSettings
-from tasks.select.planning import pools_of
-from tasks.select.settings import NormalizationSettings
-from tasks.shards.manifest import MANIFEST
-from tasks.shards.plan import Plan
-from tasks.shards.settings import PreparationSettings
-from tasks.shards.store import read_bytes
-from tasks.storage import absolute, join
-from tasks.tokenize.planning import plan_pretrain
-from tasks.tokenize.settings import PretrainSettings
 
 
 class Planned(Protocol):

@@ -5,11 +5,12 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
-from tasks.nightly.compare import Comparison, store_of
-from tasks.nightly.kinds import KINDS
-from tasks.nightly.prune import Leftovers, leftovers, references, remove
-from tasks.nightly.versions import claim, folders_in, follow, latest, lineage, order, prune_versions
-from tasks.storage import absolute, join
+from tokenmill.tasks.storage import absolute, join
+
+from .compare import Comparison, store_of
+from .kinds import KINDS
+from .prune import Leftovers, leftovers, references, remove
+from .versions import claim, folders_in, follow, latest, lineage, order, prune_versions
 
 NOTHING = Leftovers(0, [], 0)
 

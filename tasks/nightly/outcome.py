@@ -5,7 +5,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
-from tasks.nightly.blends import NightlyBlend
+from .blends import NightlyBlend
 
 Result = Literal["unchanged", "prepared", "failed"]
 

@@ -26,14 +26,15 @@ from dataclasses import dataclass
 from datetime import UTC, datetime
 from typing import Any, cast
 
-from tasks.errors import InputError
-from tasks.nightly.versions import folders_in, is_link
-from tasks.shards.identity import KEY_CHARACTERS, shard_key
-from tasks.shards.lock import locked
-from tasks.shards.manifest import MANIFEST, identities, published_manifest
-from tasks.shards.progress import say
-from tasks.shards.store import Store
-from tasks.storage import absolute, filesystem, is_local, join
+from tokenmill.tasks.errors import InputError
+from tokenmill.tasks.shards.identity import KEY_CHARACTERS, shard_key
+from tokenmill.tasks.shards.lock import locked
+from tokenmill.tasks.shards.manifest import MANIFEST, identities, published_manifest
+from tokenmill.tasks.shards.progress import say
+from tokenmill.tasks.shards.store import Store
+from tokenmill.tasks.storage import absolute, filesystem, is_local, join
+
+from .versions import folders_in, is_link
 
 GRACE_SECONDS = 2 * 24 * 3600.0
 """How old an unreferenced shard must be, so that it cannot be one of a run that has not published yet."""

@@ -16,12 +16,12 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import orjson
+from tokenmill.tasks.blend.models import Blend
+from tokenmill.tasks.shards.identity import difference, shard_key
+from tokenmill.tasks.shards.manifest import identities
+from tokenmill.tasks.shards.settings import WHERE_NOT_WHAT
 
-from tasks.blend.models import Blend
-from tasks.nightly.kinds import Planned
-from tasks.shards.identity import difference, shard_key
-from tasks.shards.manifest import identities
-from tasks.shards.settings import WHERE_NOT_WHAT
+from .kinds import Planned
 
 MOST_NAMED = 3
 

@@ -13,12 +13,12 @@ from prefect.artifacts import create_table_artifact
 from prefect.cache_policies import NO_CACHE
 from prefect.client.schemas.objects import State
 from prefect.events import emit_event
+from tokenmill.tasks.shards.stage import artifact_key
 
-from tasks.nightly.blends import NightlyBlend
-from tasks.nightly.compare import Comparison, compare_blend
-from tasks.nightly.night import claimed, follow_prepared, prune_night
-from tasks.nightly.outcome import Outcome
-from tasks.shards.stage import artifact_key
+from .blends import NightlyBlend
+from .compare import Comparison, compare_blend
+from .night import claimed, follow_prepared, prune_night
+from .outcome import Outcome
 
 Happened = Literal["changed", "prepared", "failed"]
 

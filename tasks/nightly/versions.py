@@ -26,13 +26,12 @@ from pathlib import Path
 from typing import Any, cast
 
 import orjson
-
-from tasks.errors import InputError
-from tasks.seal import sealed
-from tasks.shards.manifest import BLEND
-from tasks.shards.publish import publish_bytes, publish_new
-from tasks.shards.store import read_bytes, size_of
-from tasks.storage import absolute, filesystem, is_local, join
+from tokenmill.tasks.errors import InputError
+from tokenmill.tasks.seal import sealed
+from tokenmill.tasks.shards.manifest import BLEND
+from tokenmill.tasks.shards.publish import publish_bytes, publish_new
+from tokenmill.tasks.shards.store import read_bytes, size_of
+from tokenmill.tasks.storage import absolute, filesystem, is_local, join
 
 LATEST = "latest.json"
 CLAIM = "claim"

@@ -8,21 +8,22 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol, TypeVar
 
-from tasks.chat.check import checked_renderer, renderer_of
-from tasks.chat.controls import Controls
-from tasks.chat.conversation import Conversation, Rejected
-from tasks.chat.intake import conversation, fields_read
-from tasks.chat.load import load_template
-from tasks.chat.loss import LossPolicy
-from tasks.chat.sequences import Pieces, Renderer, SplitTurns
-from tasks.chat.template import ChatTemplate
-from tasks.errors import InputError
-from tasks.harmony import check as harmony_check
-from tasks.harmony.sequences import CONTROLS, HarmonyRenderer
-from tasks.harmony.training import HARMONY, HarmonyRows, HarmonyTemplate
-from tasks.pack.settings import SftSettings
-from tasks.tokenize.settings import SpecialTokens
-from tasks.tokenize.vocabulary import Vocabulary
+from tokenmill.tasks.chat.check import checked_renderer, renderer_of
+from tokenmill.tasks.chat.controls import Controls
+from tokenmill.tasks.chat.conversation import Conversation, Rejected
+from tokenmill.tasks.chat.intake import conversation, fields_read
+from tokenmill.tasks.chat.load import load_template
+from tokenmill.tasks.chat.loss import LossPolicy
+from tokenmill.tasks.chat.sequences import Pieces, Renderer, SplitTurns
+from tokenmill.tasks.chat.template import ChatTemplate
+from tokenmill.tasks.errors import InputError
+from tokenmill.tasks.harmony import check as harmony_check
+from tokenmill.tasks.harmony.sequences import CONTROLS, HarmonyRenderer
+from tokenmill.tasks.harmony.training import HARMONY, HarmonyRows, HarmonyTemplate
+from tokenmill.tasks.tokenize.settings import SpecialTokens
+from tokenmill.tasks.tokenize.vocabulary import Vocabulary
+
+from .settings import SftSettings
 
 Read = TypeVar("Read")
 """What a format reads of a row."""

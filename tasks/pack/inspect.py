@@ -5,11 +5,11 @@ from typing import BinaryIO, cast
 import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
+from tokenmill.tasks.shards.receipt import Receipt
+from tokenmill.tasks.shards.store import Store
+from tokenmill.tasks.storage import filesystem
 
-from tasks.pack.parquet import SCHEMA
-from tasks.shards.receipt import Receipt
-from tasks.shards.store import Store
-from tasks.storage import filesystem
+from .parquet import SCHEMA
 
 
 def inspect_sft_shard(store: Store, receipt: Receipt) -> list[str]:

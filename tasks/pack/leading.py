@@ -13,12 +13,12 @@ from typing import Any, BinaryIO, Self, cast
 import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
+from tokenmill.tasks.errors import RunError
+from tokenmill.tasks.shards.publish import Output, publish
+from tokenmill.tasks.sources.opening import is_decoder_error
+from tokenmill.tasks.storage import filesystem
 
-from tasks.errors import RunError
-from tasks.pack.parquet import MOST_ROWS, PADDING, SCHEMA, parquet_writer
-from tasks.shards.publish import Output, publish
-from tasks.sources.opening import is_decoder_error
-from tasks.storage import filesystem
+from .parquet import MOST_ROWS, PADDING, SCHEMA, parquet_writer
 
 MEASURED = ["input_ids", "seq_start_id", "role_start", "role"]
 

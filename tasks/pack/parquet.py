@@ -20,12 +20,12 @@ import numpy as np
 import orjson
 import pyarrow as pa
 import pyarrow.parquet as pq
+from tokenmill.tasks.chat.pieces import ROLE_NUMBERS
+from tokenmill.tasks.shards.publish import Publication
 
-from tasks.chat.pieces import ROLE_NUMBERS
-from tasks.pack.algorithms import Packs
-from tasks.pack.settings import SftRecipe
-from tasks.pack.spool import Spooled
-from tasks.shards.publish import Publication
+from .algorithms import Packs
+from .settings import SftRecipe
+from .spool import Spooled
 
 MOST_ROWS = 500
 MOST_TOKENS = 8_000_000

@@ -10,22 +10,22 @@ from functools import partial
 from typing import Any
 
 import orjson
+from tokenmill.tasks.blend.models import Blend, DataSource
+from tokenmill.tasks.chat.conversation import Rejected
+from tokenmill.tasks.chat.loss import LossPolicy
+from tokenmill.tasks.errors import InputError
+from tokenmill.tasks.shards.plan import Plan
+from tokenmill.tasks.shards.planning import holdout_of, places, plan_shards, require_no
+from tokenmill.tasks.sources.files import Slice
+from tokenmill.tasks.sources.filters import row_filter
+from tokenmill.tasks.sources.parquet import require_any
+from tokenmill.tasks.sources.records import read_records
+from tokenmill.tasks.tokenize.gate import Verdict, judge
+from tokenmill.tasks.tokenize.load import find_vocabulary
+from tokenmill.tasks.tokenize.vocabulary import Vocabulary
 
-from tasks.blend.models import Blend, DataSource
-from tasks.chat.conversation import Rejected
-from tasks.chat.loss import LossPolicy
-from tasks.errors import InputError
-from tasks.pack.formats import CheckedFormat, Rows, Template, checked_format
-from tasks.pack.settings import SftRecipe, SftSettings
-from tasks.shards.plan import Plan
-from tasks.shards.planning import holdout_of, places, plan_shards, require_no
-from tasks.sources.files import Slice
-from tasks.sources.filters import row_filter
-from tasks.sources.parquet import require_any
-from tasks.sources.records import read_records
-from tasks.tokenize.gate import Verdict, judge
-from tasks.tokenize.load import find_vocabulary
-from tasks.tokenize.vocabulary import Vocabulary
+from .formats import CheckedFormat, Rows, Template, checked_format
+from .settings import SftRecipe, SftSettings
 
 KIND = "sft"
 FORMAT_VERSION = 4

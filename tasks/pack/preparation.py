@@ -6,26 +6,26 @@ from functools import lru_cache
 from typing import Any
 
 import orjson
+from tokenmill.tasks.chat.check import text_encoder
+from tokenmill.tasks.chat.loss import LossPolicy
+from tokenmill.tasks.chat.sequences import SplitTurns
+from tokenmill.tasks.errors import RunError
+from tokenmill.tasks.shards.books import OnBadRow
+from tokenmill.tasks.shards.circumstances import circumstances
+from tokenmill.tasks.shards.plan import PlannedShard
+from tokenmill.tasks.shards.publication import blend_weights, check_bad_rows, collect, publish_preparation
+from tokenmill.tasks.shards.receipt import Receipt
+from tokenmill.tasks.shards.settings import WHERE_NOT_WHAT
+from tokenmill.tasks.shards.store import Store
+from tokenmill.tasks.tokenize.load import find_vocabulary
+from tokenmill.tasks.tokenize.settings import SpecialTokens, TokenizerSource
+from tokenmill.tasks.tokenize.vocabulary import Vocabulary
 
-from tasks.chat.check import text_encoder
-from tasks.chat.loss import LossPolicy
-from tasks.chat.sequences import SplitTurns
-from tasks.errors import RunError
-from tasks.pack.formats import Format, format_of
-from tasks.pack.planning import KIND, SftPlan
-from tasks.pack.publication import PackedLayout
-from tasks.pack.settings import SftRecipe
-from tasks.pack.shard import ShardBuilder
-from tasks.shards.books import OnBadRow
-from tasks.shards.circumstances import circumstances
-from tasks.shards.plan import PlannedShard
-from tasks.shards.publication import blend_weights, check_bad_rows, collect, publish_preparation
-from tasks.shards.receipt import Receipt
-from tasks.shards.settings import WHERE_NOT_WHAT
-from tasks.shards.store import Store
-from tasks.tokenize.load import find_vocabulary
-from tasks.tokenize.settings import SpecialTokens, TokenizerSource
-from tasks.tokenize.vocabulary import Vocabulary
+from .formats import Format, format_of
+from .planning import KIND, SftPlan
+from .publication import PackedLayout
+from .settings import SftRecipe
+from .shard import ShardBuilder
 
 LIBRARIES = ("tokenmill", "gigatoken", "tokenizers", "tiktoken", "jinja2", "pyarrow", "numpy")
 

@@ -19,15 +19,15 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 import orjson
+from tokenmill.tasks.blend.models import SPLITS
+from tokenmill.tasks.shards.manifest import Finished
+from tokenmill.tasks.shards.publication import Listed, Published, Weights, blend_json, parts_with_tokens
+from tokenmill.tasks.shards.publish import Output, place_files, publish_bytes
+from tokenmill.tasks.shards.store import Store
+from tokenmill.tasks.storage import join
 
-from tasks.blend.models import SPLITS
-from tasks.pack.leading import PackFacts, leading_packs, write_leading
-from tasks.pack.sampling import DataSet, PackedFile, Sampling, account, draw, order, warnings
-from tasks.shards.manifest import Finished
-from tasks.shards.publication import Listed, Published, Weights, blend_json, parts_with_tokens
-from tasks.shards.publish import Output, place_files, publish_bytes
-from tasks.shards.store import Store
-from tasks.storage import join
+from .leading import PackFacts, leading_packs, write_leading
+from .sampling import DataSet, PackedFile, Sampling, account, draw, order, warnings
 
 FOLDER = "splits"
 PACKS = re.compile(r"\d{6,}__.+__[0-9a-f]{8}(__\d+(_leading_\d+)?)?\.parquet")

@@ -13,9 +13,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
+from tokenmill.tasks.shards.publication import Weights
 from xxhash import xxh3_64_intdigest
-
-from tasks.shards.publication import Weights
 
 Sampling = Literal["none", "down", "up"]
 

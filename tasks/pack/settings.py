@@ -7,14 +7,14 @@ from typing import Any, Literal, Self, cast
 
 import orjson
 from pydantic import Field, JsonValue, field_validator, model_validator
+from tokenmill.tasks.chat.loss import LossOn, LossPolicy
+from tokenmill.tasks.chat.sequences import SplitTurns
+from tokenmill.tasks.shards.settings import PreparationSettings
+from tokenmill.tasks.strict import Seed
+from tokenmill.tasks.tokenize.settings import Backend, SpecialTokens, TokenizerSource
 
-from tasks.chat.loss import LossOn, LossPolicy
-from tasks.chat.sequences import SplitTurns
-from tasks.pack.algorithms import Packing
-from tasks.pack.sampling import Sampling
-from tasks.shards.settings import PreparationSettings
-from tasks.strict import Seed
-from tasks.tokenize.settings import Backend, SpecialTokens, TokenizerSource
+from .algorithms import Packing
+from .sampling import Sampling
 
 Oversize = Literal["drop", "truncate", "error"]
 

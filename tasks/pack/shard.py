@@ -15,27 +15,27 @@ from socket import gethostname
 from typing import Any
 
 import numpy as np
+from tokenmill.tasks.chat.conversation import Rejected
+from tokenmill.tasks.chat.encoding import Batch, Sequences
+from tokenmill.tasks.chat.sequences import Pieces
+from tokenmill.tasks.errors import RunError
+from tokenmill.tasks.shards.books import Books, OnBadRow
+from tokenmill.tasks.shards.holdout import part_of
+from tokenmill.tasks.shards.plan import PlannedShard
+from tokenmill.tasks.shards.receipt import PartCount, Receipt
+from tokenmill.tasks.shards.store import Store
+from tokenmill.tasks.sources.files import BadRow
+from tokenmill.tasks.sources.filters import RowFilter
+from tokenmill.tasks.sources.locate import first_row
+from tokenmill.tasks.sources.records import RecordBatch, excerpt_of, read_records
+from tokenmill.tasks.tokenize.encoders import Encoder
 from xxhash import xxh3_64_intdigest
 
-from tasks.chat.conversation import Rejected
-from tasks.chat.encoding import Batch, Sequences
-from tasks.chat.sequences import Pieces
-from tasks.errors import RunError
-from tasks.pack.algorithms import pack
-from tasks.pack.formats import Rows
-from tasks.pack.parquet import FORMAT, PackWriter, padded
-from tasks.pack.settings import SftRecipe
-from tasks.pack.spool import Runs, Spool, spool_folder
-from tasks.shards.books import Books, OnBadRow
-from tasks.shards.holdout import part_of
-from tasks.shards.plan import PlannedShard
-from tasks.shards.receipt import PartCount, Receipt
-from tasks.shards.store import Store
-from tasks.sources.files import BadRow
-from tasks.sources.filters import RowFilter
-from tasks.sources.locate import first_row
-from tasks.sources.records import RecordBatch, excerpt_of, read_records
-from tasks.tokenize.encoders import Encoder
+from .algorithms import pack
+from .formats import Rows
+from .parquet import FORMAT, PackWriter, padded
+from .settings import SftRecipe
+from .spool import Runs, Spool, spool_folder
 
 WHOLE = "all"
 """The one part of a shard of which nothing is held out."""

@@ -13,9 +13,8 @@ from tempfile import TemporaryFile
 from typing import IO, TYPE_CHECKING, cast
 
 import numpy as np
+from tokenmill.tasks.storage import is_local
 from xxhash import xxh3_64_intdigest
-
-from tasks.storage import is_local
 
 if TYPE_CHECKING:
     from _typeshed import ReadableBuffer as Buffer

@@ -11,15 +11,15 @@ from typing import Any
 from prefect import task
 from prefect.cache_policies import NO_CACHE
 from prefect.client.schemas.objects import State
+from tokenmill.tasks.blend.models import Blend
+from tokenmill.tasks.shards.books import OnBadRow
+from tokenmill.tasks.shards.stage import build_and_announce, shard_task
+from tokenmill.tasks.shards.store import Store
+from tokenmill.tasks.tokenize.settings import TokenizerSource
 
-from tasks.blend.models import Blend
-from tasks.pack.planning import KIND, SftPlan, plan_sft
-from tasks.pack.preparation import build_sft_shard, publish_sft
-from tasks.pack.settings import SftSettings
-from tasks.shards.books import OnBadRow
-from tasks.shards.stage import build_and_announce, shard_task
-from tasks.shards.store import Store
-from tasks.tokenize.settings import TokenizerSource
+from .planning import KIND, SftPlan, plan_sft
+from .preparation import build_sft_shard, publish_sft
+from .settings import SftSettings
 
 
 @task(name="plan", cache_policy=NO_CACHE, persist_result=False)

@@ -10,8 +10,7 @@ from pathlib import Path
 
 import orjson
 from rich.console import Console
-
-from tasks.shards.publish import publish, publish_bytes
+from tokenmill.tasks.shards.publish import publish, publish_bytes
 
 MOST_BYTES = 24_000_000
 

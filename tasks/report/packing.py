@@ -4,8 +4,8 @@ from collections import Counter
 from collections.abc import Mapping
 from typing import Any
 
-from tasks.blend.models import SPLITS
-from tasks.shards.manifest import WHOLE
+from tokenmill.tasks.blend.models import SPLITS
+from tokenmill.tasks.shards.manifest import WHOLE
 
 
 def packing_lines(manifest: Mapping[str, Any]) -> list[str]:

@@ -17,14 +17,13 @@ from dataclasses import asdict, dataclass
 from typing import Any, cast
 
 import orjson
-
-from tasks.errors import InputError, RunError
-from tasks.shards.manifest import BLEND, MANIFEST, WHOLE, manifest_bytes, read_manifest
-from tasks.shards.publication import MOST_SHOWN, QUARANTINE, described
-from tasks.shards.publish import Output
-from tasks.shards.store import Store, read_bytes, size_of
-from tasks.shards.verify import THREADS, file_hash
-from tasks.storage import absolute, is_local, join
+from tokenmill.tasks.errors import InputError, RunError
+from tokenmill.tasks.shards.manifest import BLEND, MANIFEST, WHOLE, manifest_bytes, read_manifest
+from tokenmill.tasks.shards.publication import MOST_SHOWN, QUARANTINE, described
+from tokenmill.tasks.shards.publish import Output
+from tokenmill.tasks.shards.store import Store, read_bytes, size_of
+from tokenmill.tasks.shards.verify import THREADS, file_hash
+from tokenmill.tasks.storage import absolute, is_local, join
 
 AGAIN = "run the preparation again to mend it, then push"
 

@@ -6,11 +6,10 @@ from typing import Any, Protocol
 
 from rich.console import Console
 from rich.table import Table
-
-from tasks.blend.models import Blend
-from tasks.shards.manifest import identities, published_manifest
-from tasks.shards.plan import Plan, PlannedShard, reasons
-from tasks.tokenize.gate import Verdict
+from tokenmill.tasks.blend.models import Blend
+from tokenmill.tasks.shards.manifest import identities, published_manifest
+from tokenmill.tasks.shards.plan import Plan, PlannedShard, reasons
+from tokenmill.tasks.tokenize.gate import Verdict
 
 BYTES_PER_TOKEN = 4.0
 """English web text under a large vocabulary; code and other languages come to 2.5 to 4. Used where nothing is built."""

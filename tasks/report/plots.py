@@ -12,9 +12,9 @@ from collections.abc import Callable, Sequence
 from typing import cast
 
 import numpy as np
+from tokenmill.tasks.errors import InputError
 
-from tasks.errors import InputError
-from tasks.report.view_text import visible_line
+from .view_text import visible_line
 
 try:
     import matplotlib.style

@@ -31,13 +31,13 @@ from huggingface_hub.errors import (
 )
 from huggingface_hub.hf_api import DatasetInfo
 from rich.console import Console
+from tokenmill.tasks.errors import InputError, RunError
+from tokenmill.tasks.seal import unsealed
+from tokenmill.tasks.shards.manifest import BLEND, MANIFEST
+from tokenmill.tasks.shards.store import read_bytes
+from tokenmill.tasks.storage import join
 
-from tasks.errors import InputError, RunError
-from tasks.report.parcel import Parcel, require_unchanged
-from tasks.seal import unsealed
-from tasks.shards.manifest import BLEND, MANIFEST
-from tasks.shards.store import read_bytes
-from tasks.storage import join
+from .parcel import Parcel, require_unchanged
 
 MOST_FILES = 1_000
 MOST_BYTES = 100_000_000

@@ -20,17 +20,16 @@ import orjson
 from rich.console import Console
 from rich.markup import escape
 from rich.tree import Tree
+from tokenmill.tasks.artifact import Artifact, MadeFrom
+from tokenmill.tasks.errors import InputError, RunError
+from tokenmill.tasks.seal import sealed, unsealed
+from tokenmill.tasks.shards.lock import locked
+from tokenmill.tasks.shards.manifest import read_manifest
+from tokenmill.tasks.shards.publish import publish_new
+from tokenmill.tasks.shards.store import read_bytes, size_of
+from tokenmill.tasks.storage import ART, absolute, is_local, join, located, record_of, registry, versions
+from tokenmill.tasks.train.prepared import content_digest, listed_files, prepared_manifest
 from xxhash import xxh3_128_hexdigest
-
-from tasks.artifact import Artifact, MadeFrom
-from tasks.errors import InputError, RunError
-from tasks.seal import sealed, unsealed
-from tasks.shards.lock import locked
-from tasks.shards.manifest import read_manifest
-from tasks.shards.publish import publish_new
-from tasks.shards.store import read_bytes, size_of
-from tasks.storage import ART, absolute, is_local, join, located, record_of, registry, versions
-from tasks.train.prepared import content_digest, listed_files, prepared_manifest
 
 NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.-]{0,127}")
 

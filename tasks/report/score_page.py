@@ -14,16 +14,16 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 from pyarrow import compute
+from tokenmill.tasks.errors import InputError
+from tokenmill.tasks.score.embedded import read_embeddings
+from tokenmill.tasks.select.score_folders import ScoreFolder, score_folder
+from tokenmill.tasks.select.scores import ROW_ID, with_scores
+from tokenmill.tasks.shards.manifest import MANIFEST, read_manifest
+from tokenmill.tasks.shards.publish import Output, publish_bytes
+from tokenmill.tasks.storage import absolute, filesystem, join
 
-from tasks.errors import InputError
-from tasks.report.plots import bars, embedding_map, nll_by_correctness, nll_histograms
-from tasks.report.view_text import visible_line
-from tasks.score.embedded import read_embeddings
-from tasks.select.score_folders import ScoreFolder, score_folder
-from tasks.select.scores import ROW_ID, with_scores
-from tasks.shards.manifest import MANIFEST, read_manifest
-from tasks.shards.publish import Output, publish_bytes
-from tasks.storage import absolute, filesystem, join
+from .plots import bars, embedding_map, nll_by_correctness, nll_histograms
+from .view_text import visible_line
 
 PAGE = "report.html"
 

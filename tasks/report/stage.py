@@ -6,11 +6,11 @@ from typing import Any
 from prefect import get_run_logger, task
 from prefect.artifacts import create_markdown_artifact, create_table_artifact
 from prefect.cache_policies import NO_CACHE
+from tokenmill.tasks.errors import InputError, RunError
+from tokenmill.tasks.shards.stage import artifact_key
 
-from tasks.errors import InputError, RunError
-from tasks.report.summary import artifact_record, data_set_rows, markdown, warnings
-from tasks.report.weights_and_biases import is_asked_for, log_preparation
-from tasks.shards.stage import artifact_key
+from .summary import artifact_record, data_set_rows, markdown, warnings
+from .weights_and_biases import is_asked_for, log_preparation
 
 
 @task(name="report", cache_policy=NO_CACHE, persist_result=False)

@@ -7,9 +7,9 @@ from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
 
-from tasks.report.packing import packing_lines
-from tasks.report.scores import score_lines
-from tasks.report.selection import selection_lines
+from .packing import packing_lines
+from .scores import score_lines
+from .selection import selection_lines
 
 HINTS = {
     "dedup": "use:   tokenmill pretrain {0}/blend.json --output-dir DIR",

@@ -3,10 +3,9 @@
 from typing import Any
 
 from rich.console import Console
-
-from tasks.shards.manifest import read_manifest
-from tasks.shards.verify import Inspect, Verification
-from tasks.storage import absolute
+from tokenmill.tasks.shards.manifest import read_manifest
+from tokenmill.tasks.shards.verify import Inspect, Verification
+from tokenmill.tasks.storage import absolute
 
 MOST_PROBLEMS = 50
 
@@ -15,26 +14,26 @@ def inspector_of(output_dir: str) -> Inspect:
     """What checks the shards of a preparation beyond sizes and hashes, by its kind."""
     kind = (read_manifest(absolute(output_dir)) or {}).get("type")
     if kind == "sft":
-        from tasks.pack.inspect import inspect_sft_shard
+        from tokenmill.tasks.pack.inspect import inspect_sft_shard
 
         return inspect_sft_shard
     if kind == "rl":
-        from tasks.rl.inspect import inspect_rl_shard
+        from tokenmill.tasks.rl.inspect import inspect_rl_shard
 
         return inspect_rl_shard
     if kind == "dedup":
-        from tasks.dedup.inspect import inspect_dedup_shard
+        from tokenmill.tasks.dedup.inspect import inspect_dedup_shard
 
         return inspect_dedup_shard
     if kind == "harmony":
-        from tasks.select.inspect import inspect_normalization_shard
+        from tokenmill.tasks.select.inspect import inspect_normalization_shard
 
         return inspect_normalization_shard
     if kind in {"nll", "embeddings"}:
-        from tasks.score.inspect import inspect_score_shard
+        from tokenmill.tasks.score.inspect import inspect_score_shard
 
         return inspect_score_shard
-    from tasks.tokenize.inspect import inspect_pretrain_shard
+    from tokenmill.tasks.tokenize.inspect import inspect_pretrain_shard
 
     return inspect_pretrain_shard
 

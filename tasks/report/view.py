@@ -17,16 +17,16 @@ from random import Random
 from typing import Any
 
 import numpy as np
+from tokenmill.tasks.errors import InputError
+from tokenmill.tasks.shards.manifest import MANIFEST, read_manifest
+from tokenmill.tasks.storage import absolute
+from tokenmill.tasks.strict import parse
+from tokenmill.tasks.tokenize.load import find_vocabulary
+from tokenmill.tasks.tokenize.settings import TokenizerSource
+from tokenmill.tasks.tokenize.vocabulary import Vocabulary
 
-from tasks.errors import InputError
-from tasks.report.view_parts import DocumentId, Part, parts_of, parts_of_document
-from tasks.report.view_rows import PADDING, Row, read_row, rows_with
-from tasks.shards.manifest import MANIFEST, read_manifest
-from tasks.storage import absolute
-from tasks.strict import parse
-from tasks.tokenize.load import find_vocabulary
-from tasks.tokenize.settings import TokenizerSource
-from tasks.tokenize.vocabulary import Vocabulary
+from .view_parts import DocumentId, Part, parts_of, parts_of_document
+from .view_rows import PADDING, Row, read_row, rows_with
 
 Decode = Callable[[Sequence[int]], str]
 

@@ -7,11 +7,12 @@ might still load. A page costs about twice the bytes of its text.
 from collections.abc import Iterator
 from html import escape
 
-from tasks.report.view import Pack, Passage, SubSequence, View
-from tasks.report.view_rows import PADDING
-from tasks.report.view_text import describe_pack, describe_padding, describe_sequence, visible, visible_line
-from tasks.shards.publish import Output, publish_bytes
-from tasks.storage import absolute
+from tokenmill.tasks.shards.publish import Output, publish_bytes
+from tokenmill.tasks.storage import absolute
+
+from .view import Pack, Passage, SubSequence, View
+from .view_rows import PADDING
+from .view_text import describe_pack, describe_padding, describe_sequence, visible, visible_line
 
 STYLE = """
 :root { color-scheme: light dark; --back: #fff; --ink: #222; --aside: #666; --rule: #ccc; --trained: #d8f3dc; --edge: #2d6a4f; }

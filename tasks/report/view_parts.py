@@ -9,8 +9,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Self
 
-from tasks.errors import InputError, nearest
-from tasks.shards.store import Store
+from tokenmill.tasks.errors import InputError, nearest
+from tokenmill.tasks.shards.store import Store
 
 KEY_SHOWN = 8
 """Documents are named by this many characters of their shard's key, which tell some ten thousand shards apart."""

@@ -15,14 +15,14 @@ import numpy as np
 import orjson
 import pyarrow as pa
 from pyarrow import parquet
+from tokenmill.tasks.chat.pieces import ROLES
+from tokenmill.tasks.errors import RunError
+from tokenmill.tasks.pack.parquet import SCHEMA
+from tokenmill.tasks.shards.store import read_bytes, size_of
+from tokenmill.tasks.storage import filesystem
+from tokenmill.tasks.tokenize.binidx import BinIdxError, Index, read_index
 
-from tasks.chat.pieces import ROLES
-from tasks.errors import RunError
-from tasks.pack.parquet import SCHEMA
-from tasks.report.view_parts import Part
-from tasks.shards.store import read_bytes, size_of
-from tasks.storage import filesystem
-from tasks.tokenize.binidx import BinIdxError, Index, read_index
+from .view_parts import Part
 
 PADDING = "padding"
 

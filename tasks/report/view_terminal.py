@@ -11,9 +11,9 @@ from rich.rule import Rule
 from rich.table import Table
 from rich.text import Text
 
-from tasks.report.view import Passage, View
-from tasks.report.view_rows import PADDING
-from tasks.report.view_text import describe_pack, describe_padding, describe_sequence, visible, visible_line
+from .view import Passage, View
+from .view_rows import PADDING
+from .view_text import describe_pack, describe_padding, describe_sequence, visible, visible_line
 
 OPENING, CLOSING = "⟦", "⟧"
 ESCAPED_MARKS = {ord(mark): f"\\u{ord(mark):04x}" for mark in (OPENING, CLOSING)}

@@ -7,7 +7,7 @@ a line break. Each code point is looked up once; text then passes at some 15 MB 
 
 import unicodedata
 
-from tasks.report.view import Pack, Passage, SubSequence
+from .view import Pack, Passage, SubSequence
 
 UNSAFE = {"Cc", "Cf", "Cs", "Cn", "Zl", "Zp"}
 """Unicode's categories of code points that do something instead of showing something, or that nobody knows yet."""

@@ -11,10 +11,10 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from tasks.errors import InputError, RunError
-from tasks.shards.manifest import BLEND, MANIFEST
-from tasks.shards.store import read_bytes
-from tasks.storage import absolute, is_local, join
+from tokenmill.tasks.errors import InputError, RunError
+from tokenmill.tasks.shards.manifest import BLEND, MANIFEST
+from tokenmill.tasks.shards.store import read_bytes
+from tokenmill.tasks.storage import absolute, is_local, join
 
 PROJECT = "WANDB_PROJECT"
 LONGEST = 128

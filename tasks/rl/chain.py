@@ -9,11 +9,12 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
-from tasks.blend.models import TransformSpec
-from tasks.rl.placeholders import resolve_placeholders
-from tasks.rl.record import Transform
-from tasks.rl.tables import TableFiles, TableSource, load_table, table_sources
-from tasks.rl.transforms import RESOLVE, parse, passthrough
+from tokenmill.tasks.blend.models import TransformSpec
+
+from .placeholders import resolve_placeholders
+from .record import Transform
+from .tables import TableFiles, TableSource, load_table, table_sources
+from .transforms import RESOLVE, parse, passthrough
 
 
 def tables_asked_for(specs: Sequence[TransformSpec]) -> dict[str, TableSource]:

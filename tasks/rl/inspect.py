@@ -4,13 +4,13 @@ from typing import BinaryIO, cast
 
 import orjson
 import pyarrow as pa
+from tokenmill.tasks.shards.receipt import Receipt
+from tokenmill.tasks.shards.store import Store
+from tokenmill.tasks.sources.json_lines import split_lines
+from tokenmill.tasks.sources.opening import BLOCK_BYTES
+from tokenmill.tasks.storage import filesystem
 
-from tasks.rl.lines import ENDINGS
-from tasks.shards.receipt import Receipt
-from tasks.shards.store import Store
-from tasks.sources.json_lines import split_lines
-from tasks.sources.opening import BLOCK_BYTES
-from tasks.storage import filesystem
+from .lines import ENDINGS
 
 
 def inspect_rl_shard(store: Store, receipt: Receipt) -> list[str]:

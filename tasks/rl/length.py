@@ -10,9 +10,9 @@ from dataclasses import dataclass
 
 import numpy as np
 import pyarrow as pa
+from tokenmill.tasks.tokenize.encoders import Encoder
 
-from tasks.rl.record import Record
-from tasks.tokenize.encoders import Encoder
+from .record import Record
 
 
 @dataclass(frozen=True, slots=True)

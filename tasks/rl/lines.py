@@ -7,9 +7,9 @@ frame with a checksum, and frames in a row are one file again, so compressed sha
 from collections.abc import Sequence
 
 import zstandard
+from tokenmill.tasks.shards.publish import Publication
 
-from tasks.rl.settings import Compression
-from tasks.shards.publish import Publication
+from .settings import Compression
 
 ENDINGS: dict[Compression, str] = {"none": "jsonl", "zstd": "jsonl.zst"}
 """How the names of files end."""

@@ -27,12 +27,13 @@ where there is nothing to resolve.
 from collections.abc import Callable, Mapping
 from typing import Any, Literal, cast
 
-from tasks.chat.conversation import Rejected
-from tasks.chat.json_values import kind, listed, quoted
-from tasks.errors import nearest
-from tasks.rl.record import Record, Transform
-from tasks.rl.tables import Table
-from tasks.sources.exact_json import compact, loads
+from tokenmill.tasks.chat.conversation import Rejected
+from tokenmill.tasks.chat.json_values import kind, listed, quoted
+from tokenmill.tasks.errors import nearest
+from tokenmill.tasks.sources.exact_json import compact, loads
+
+from .record import Record, Transform
+from .tables import Table
 
 PLACEHOLDER = "_hf_placeholder"
 PARAMS = "responses_create_params"

@@ -9,31 +9,31 @@ from dataclasses import dataclass, field
 from functools import partial
 
 import orjson
+from tokenmill.tasks.blend.models import SPLITS, Blend, DataSource, TransformSpec
+from tokenmill.tasks.chat.conversation import Rejected
+from tokenmill.tasks.errors import InputError
+from tokenmill.tasks.shards.plan import Plan
+from tokenmill.tasks.shards.planning import holdout_of, places, plan_shards
+from tokenmill.tasks.shards.publish import publish_bytes
+from tokenmill.tasks.shards.store import read_bytes
+from tokenmill.tasks.shards.usable import require_separate
+from tokenmill.tasks.sources.content import ContentIndex
+from tokenmill.tasks.sources.files import Slice
+from tokenmill.tasks.sources.filters import row_filter
+from tokenmill.tasks.sources.parquet import require_any
+from tokenmill.tasks.sources.records import read_records
+from tokenmill.tasks.storage import SourceIdentity, is_local, join
+from tokenmill.tasks.tokenize.gate import Verdict, judge
+from tokenmill.tasks.tokenize.load import find_vocabulary
+from tokenmill.tasks.tokenize.settings import Backend
+from tokenmill.tasks.tokenize.vocabulary import Vocabulary
 
-from tasks.blend.models import SPLITS, Blend, DataSource, TransformSpec
-from tasks.chat.conversation import Rejected
-from tasks.errors import InputError
-from tasks.rl.chain import Chain, tables_asked_for
-from tasks.rl.settings import RlRecipe, RlSettings
-from tasks.rl.shard import Work
-from tasks.rl.splits import by_source_splits, held_out_from
-from tasks.rl.tables import TableFiles, TableSource, find_table, table_slices
-from tasks.rl.targets import check_of, texts_of
-from tasks.shards.plan import Plan
-from tasks.shards.planning import holdout_of, places, plan_shards
-from tasks.shards.publish import publish_bytes
-from tasks.shards.store import read_bytes
-from tasks.shards.usable import require_separate
-from tasks.sources.content import ContentIndex
-from tasks.sources.files import Slice
-from tasks.sources.filters import row_filter
-from tasks.sources.parquet import require_any
-from tasks.sources.records import read_records
-from tasks.storage import SourceIdentity, is_local, join
-from tasks.tokenize.gate import Verdict, judge
-from tasks.tokenize.load import find_vocabulary
-from tasks.tokenize.settings import Backend
-from tasks.tokenize.vocabulary import Vocabulary
+from .chain import Chain, tables_asked_for
+from .settings import RlRecipe, RlSettings
+from .shard import Work
+from .splits import by_source_splits, held_out_from
+from .tables import TableFiles, TableSource, find_table, table_slices
+from .targets import check_of, texts_of
 
 KIND = "rl"
 FORMAT_VERSION = 4

@@ -13,9 +13,10 @@ Some 3 µs a row.
 
 from typing import Any, cast
 
-from tasks.chat.conversation import Rejected
-from tasks.chat.json_values import kind, listed
-from tasks.rl.record import Record
+from tokenmill.tasks.chat.conversation import Rejected
+from tokenmill.tasks.chat.json_values import kind, listed
+
+from .record import Record
 
 Messages = list[Any]
 """Messages that nobody has looked at yet: the checks of the target do."""

@@ -4,25 +4,26 @@ from collections.abc import Mapping, Sequence
 from dataclasses import asdict
 from typing import Any
 
-from tasks.errors import RunError
-from tasks.rl.chain import Chain
-from tasks.rl.length import RowLengths
-from tasks.rl.planning import KIND, RlPlan
-from tasks.rl.publication import JsonLinesLayout
-from tasks.rl.settings import RlRecipe
-from tasks.rl.shard import Work, write_shard
-from tasks.rl.targets import check_of, form_of, texts_of
-from tasks.shards.books import OnBadRow
-from tasks.shards.circumstances import circumstances
-from tasks.shards.manifest import Finished
-from tasks.shards.plan import PlannedShard
-from tasks.shards.publication import blend_weights, check_bad_rows, collect, publish_preparation
-from tasks.shards.receipt import Receipt
-from tasks.shards.settings import WHERE_NOT_WHAT
-from tasks.shards.store import Store
-from tasks.tokenize.exact import exact_encoder
-from tasks.tokenize.load import find_vocabulary
-from tasks.tokenize.settings import TokenizerSource
+from tokenmill.tasks.errors import RunError
+from tokenmill.tasks.shards.books import OnBadRow
+from tokenmill.tasks.shards.circumstances import circumstances
+from tokenmill.tasks.shards.manifest import Finished
+from tokenmill.tasks.shards.plan import PlannedShard
+from tokenmill.tasks.shards.publication import blend_weights, check_bad_rows, collect, publish_preparation
+from tokenmill.tasks.shards.receipt import Receipt
+from tokenmill.tasks.shards.settings import WHERE_NOT_WHAT
+from tokenmill.tasks.shards.store import Store
+from tokenmill.tasks.tokenize.exact import exact_encoder
+from tokenmill.tasks.tokenize.load import find_vocabulary
+from tokenmill.tasks.tokenize.settings import TokenizerSource
+
+from .chain import Chain
+from .length import RowLengths
+from .planning import KIND, RlPlan
+from .publication import JsonLinesLayout
+from .settings import RlRecipe
+from .shard import Work, write_shard
+from .targets import check_of, form_of, texts_of
 
 LIBRARIES = ("tokenmill", "orjson", "zstandard", "pyarrow", "gigatoken", "tokenizers")
 

@@ -17,15 +17,15 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 import orjson
+from tokenmill.tasks.blend.models import SPLITS
+from tokenmill.tasks.shards.manifest import Finished
+from tokenmill.tasks.shards.publication import Listed, Published, Weights, blend_json
+from tokenmill.tasks.shards.publish import Output, join_files, link, place_files
+from tokenmill.tasks.shards.store import Store
+from tokenmill.tasks.storage import is_local, join
 
-from tasks.blend.models import SPLITS
-from tasks.rl.lines import ENDINGS
-from tasks.rl.settings import Compression
-from tasks.shards.manifest import Finished
-from tasks.shards.publication import Listed, Published, Weights, blend_json
-from tasks.shards.publish import Output, join_files, link, place_files
-from tasks.shards.store import Store
-from tasks.storage import is_local, join
+from .lines import ENDINGS
+from .settings import Compression
 
 FOLDER = "splits"
 SHARD = re.compile(r"data_\d{5,}_[0-9a-f]{8}\.jsonl(\.zst)?")

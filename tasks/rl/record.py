@@ -7,7 +7,7 @@ a row is written as the bytes it was read as.
 from collections.abc import Callable
 from typing import Any
 
-from tasks.chat.conversation import Rejected
+from tokenmill.tasks.chat.conversation import Rejected
 
 Record = dict[str, Any]
 

@@ -13,9 +13,9 @@ from typing import Any, cast
 
 import orjson
 from pydantic_core import ErrorDetails, SchemaValidator, ValidationError
+from tokenmill.tasks.chat.conversation import Rejected
 
-from tasks.chat.conversation import Rejected
-from tasks.rl.record import Record
+from .record import Record
 
 PARAMS = "responses_create_params"
 
@@ -49,7 +49,7 @@ def request_fault(params: Mapping[str, Any]) -> Rejected | None:
 
 @cache
 def _validator(name: str) -> SchemaValidator:
-    found = orjson.loads(resources.files("tasks.rl").joinpath(SCHEMAS).read_bytes())
+    found = orjson.loads(resources.files("tokenmill.tasks.rl").joinpath(SCHEMAS).read_bytes())
     return SchemaValidator(found[name])
 
 

@@ -4,11 +4,11 @@ from dataclasses import dataclass
 from typing import Any, Literal, Self
 
 from pydantic import Field, model_validator
+from tokenmill.tasks.blend.models import TransformSpec, Value
+from tokenmill.tasks.shards.settings import PreparationSettings
+from tokenmill.tasks.tokenize.settings import Backend, TokenizerSource
 
-from tasks.blend.models import TransformSpec, Value
-from tasks.rl.targets import Target
-from tasks.shards.settings import PreparationSettings
-from tasks.tokenize.settings import Backend, TokenizerSource
+from .targets import Target
 
 Compression = Literal["none", "zstd"]
 Splits = Literal["holdout", "source"]

@@ -18,25 +18,25 @@ from typing import cast
 
 import numpy as np
 import orjson
+from tokenmill.tasks.chat.conversation import Rejected
+from tokenmill.tasks.chat.json_values import quoted
+from tokenmill.tasks.shards.books import Books, OnBadRow
+from tokenmill.tasks.shards.holdout import PARTS, parts_of
+from tokenmill.tasks.shards.manifest import WHOLE
+from tokenmill.tasks.shards.plan import PlannedShard
+from tokenmill.tasks.shards.receipt import PartCount, Receipt
+from tokenmill.tasks.shards.store import Store
+from tokenmill.tasks.sources.exact_json import compact, repeated_key
+from tokenmill.tasks.sources.files import BadRow
+from tokenmill.tasks.sources.filters import RowFilter
+from tokenmill.tasks.sources.json_rows import BYTE_ORDER_MARK, excerpt
+from tokenmill.tasks.sources.records import RecordBatch, excerpt_of, read_records
 from xxhash import xxh3_64_intdigest
 
-from tasks.chat.conversation import Rejected
-from tasks.chat.json_values import quoted
-from tasks.rl.length import RowLengths
-from tasks.rl.lines import ENDINGS, JsonLines
-from tasks.rl.record import Check, Record, Transform
-from tasks.rl.settings import RlRecipe
-from tasks.shards.books import Books, OnBadRow
-from tasks.shards.holdout import PARTS, parts_of
-from tasks.shards.manifest import WHOLE
-from tasks.shards.plan import PlannedShard
-from tasks.shards.receipt import PartCount, Receipt
-from tasks.shards.store import Store
-from tasks.sources.exact_json import compact, repeated_key
-from tasks.sources.files import BadRow
-from tasks.sources.filters import RowFilter
-from tasks.sources.json_rows import BYTE_ORDER_MARK, excerpt
-from tasks.sources.records import RecordBatch, excerpt_of, read_records
+from .length import RowLengths
+from .lines import ENDINGS, JsonLines
+from .record import Check, Record, Transform
+from .settings import RlRecipe
 
 
 @dataclass(frozen=True, slots=True)

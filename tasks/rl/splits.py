@@ -4,13 +4,13 @@ import sys
 from collections.abc import Iterator, Sequence
 from glob import has_magic
 
-from tasks.blend.models import SPLITS, Blend, DataSource, Split
-from tasks.errors import InputError
-from tasks.sources.discovery import discover
-from tasks.sources.files import Slice
-from tasks.sources.formats import describe
-from tasks.sources.read import count_rows
-from tasks.sources.selection import MissingSplitError
+from tokenmill.tasks.blend.models import SPLITS, Blend, DataSource, Split
+from tokenmill.tasks.errors import InputError
+from tokenmill.tasks.sources.discovery import discover
+from tokenmill.tasks.sources.files import Slice
+from tokenmill.tasks.sources.formats import describe
+from tokenmill.tasks.sources.read import count_rows
+from tokenmill.tasks.sources.selection import MissingSplitError
 
 SOURCE_SPLITS: dict[Split, tuple[str, ...]] = {
     "train": ("train", "training"),

@@ -11,15 +11,15 @@ from typing import Any
 from prefect import task
 from prefect.cache_policies import NO_CACHE
 from prefect.client.schemas.objects import State
+from tokenmill.tasks.blend.models import Blend
+from tokenmill.tasks.shards.books import OnBadRow
+from tokenmill.tasks.shards.stage import build_and_announce, shard_task
+from tokenmill.tasks.shards.store import Store
+from tokenmill.tasks.tokenize.settings import TokenizerSource
 
-from tasks.blend.models import Blend
-from tasks.rl.planning import KIND, RlPlan, plan_rl
-from tasks.rl.preparation import build_rl_shard, publish_rl
-from tasks.rl.settings import RlSettings
-from tasks.shards.books import OnBadRow
-from tasks.shards.stage import build_and_announce, shard_task
-from tasks.shards.store import Store
-from tasks.tokenize.settings import TokenizerSource
+from .planning import KIND, RlPlan, plan_rl
+from .preparation import build_rl_shard, publish_rl
+from .settings import RlSettings
 
 
 @task(name="plan", cache_policy=NO_CACHE, persist_result=False)

@@ -24,17 +24,16 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 from pyarrow import compute
 from pydantic import Field, JsonValue
-
-from tasks.blend.models import DataSource
-from tasks.errors import InputError, RunError, nearest
-from tasks.sources.content import ContentIndex
-from tasks.sources.cut import cut
-from tasks.sources.discovery import discover
-from tasks.sources.files import Slice, SourceFile, slice_of
-from tasks.sources.opening import SourceCorrupt
-from tasks.sources.parquet import column_batches, parquet_rows
-from tasks.storage import SourceIdentity
-from tasks.strict import Strict, parse
+from tokenmill.tasks.blend.models import DataSource
+from tokenmill.tasks.errors import InputError, RunError, nearest
+from tokenmill.tasks.sources.content import ContentIndex
+from tokenmill.tasks.sources.cut import cut
+from tokenmill.tasks.sources.discovery import discover
+from tokenmill.tasks.sources.files import Slice, SourceFile, slice_of
+from tokenmill.tasks.sources.opening import SourceCorrupt
+from tokenmill.tasks.sources.parquet import column_batches, parquet_rows
+from tokenmill.tasks.storage import SourceIdentity
+from tokenmill.tasks.strict import Strict, parse
 
 Style = Literal["dapo", "skywork"]
 """How a question of a table and the template of a row become a prompt (`placeholders`)."""

@@ -14,12 +14,13 @@ import json
 from collections.abc import Callable
 from typing import Any, Literal, cast, get_args
 
-from tasks.chat.conversation import Rejected, Role
-from tasks.chat.json_values import kind, listed, quoted
-from tasks.rl.placeholders import has_placeholder
-from tasks.rl.preferences import ranked
-from tasks.rl.record import Check, Record
-from tasks.rl.requests import PARAMS, request_fault
+from tokenmill.tasks.chat.conversation import Rejected, Role
+from tokenmill.tasks.chat.json_values import kind, listed, quoted
+
+from .placeholders import has_placeholder
+from .preferences import ranked
+from .record import Check, Record
+from .requests import PARAMS, request_fault
 
 Target = Literal["none", "nemo_rl_sft", "nemo_rl_chat", "nemo_rl_grpo_math", "nemo_rl_dpo", "nemo_gym"]
 

@@ -14,14 +14,14 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Final
 
 from pydantic import JsonValue
+from tokenmill.tasks.chat.conversation import Rejected
+from tokenmill.tasks.chat.json_values import kind, listed
+from tokenmill.tasks.errors import InputError, nearest
+from tokenmill.tasks.sources.text_field import field_path
 
-from tasks.chat.conversation import Rejected
-from tasks.chat.json_values import kind, listed
-from tasks.errors import InputError, nearest
-from tasks.rl.preferences import to_completions, to_pairs
-from tasks.rl.record import Record, Transform
-from tasks.rl.targets import PARAMS
-from tasks.sources.text_field import field_path
+from .preferences import to_completions, to_pairs
+from .record import Record, Transform
+from .targets import PARAMS
 
 Maker = Callable[[JsonValue], Transform]
 """Makes a transform of its argument, None where it is asked for by name alone; InputError for a wrong argument."""

@@ -13,11 +13,11 @@ import numpy as np
 import orjson
 import pyarrow as pa
 
-from tasks.score.batches import TOKEN_BUDGET, batches
-from tasks.score.embed import MAX_TOKENS, unit_vectors, wanted_dimensions
-from tasks.score.finite import ROW, Place
-from tasks.score.nll import Completions, Targets, require_known, score_table, targets_of
-from tasks.score.weights import ModelFiles
+from .batches import TOKEN_BUDGET, batches
+from .embed import MAX_TOKENS, unit_vectors, wanted_dimensions
+from .finite import ROW, Place
+from .nll import Completions, Targets, require_known, score_table, targets_of
+from .weights import ModelFiles
 
 
 class VllmScorer:

@@ -20,14 +20,14 @@ from typing import cast
 import numpy as np
 import pyarrow as pa
 import torch
+from tokenmill.tasks.errors import InputError, RunError
 from transformers import AutoModelForCausalLM, PreTrainedModel
 
-from tasks.errors import InputError, RunError
-from tasks.score.batches import TOKEN_BUDGET, batches, padded, ranges
-from tasks.score.finite import ROW, Place, require_finite
-from tasks.score.loading import load
-from tasks.score.nll import Completions, Targets, require_known, score_table, targets_of
-from tasks.score.weights import ModelFiles, Precision
+from .batches import TOKEN_BUDGET, batches, padded, ranges
+from .finite import ROW, Place, require_finite
+from .loading import load
+from .nll import Completions, Targets, require_known, score_table, targets_of
+from .weights import ModelFiles, Precision
 
 LOGITS = 1 << 26
 """Logits that are in memory at once; a quarter of a gigabyte in float32."""

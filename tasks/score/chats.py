@@ -10,7 +10,7 @@ import json
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
-from tasks.harmony.message import FUNCTIONS, HarmonyMessage
+from tokenmill.tasks.harmony.message import FUNCTIONS, HarmonyMessage
 
 INSTRUCTIONS = "# Instructions\n\n"
 

@@ -23,20 +23,20 @@ import orjson
 import pyarrow as pa
 import pyarrow.parquet as pq
 from pydantic import Field
+from tokenmill.tasks.errors import InputError
+from tokenmill.tasks.select.score_folders import CHOICE, CHOSEN, ScoreFolder
+from tokenmill.tasks.select.scores import ROW_ID
+from tokenmill.tasks.shards.lock import locked
+from tokenmill.tasks.shards.manifest import MANIFEST, manifest_bytes, published_manifest
+from tokenmill.tasks.shards.publish import Output, publish, publish_bytes
+from tokenmill.tasks.shards.verify import file_hash
+from tokenmill.tasks.storage import absolute, is_local, join
+from tokenmill.tasks.strict import Seed, Strict
 
-from tasks.errors import InputError
-from tasks.score.choice_report import choice_facts, choice_markdown
-from tasks.score.choose import Choice, choose
-from tasks.score.embedded import embeddings_folder, read_embeddings
-from tasks.score.engines import nearest_engine
-from tasks.select.score_folders import CHOICE, CHOSEN, ScoreFolder
-from tasks.select.scores import ROW_ID
-from tasks.shards.lock import locked
-from tasks.shards.manifest import MANIFEST, manifest_bytes, published_manifest
-from tasks.shards.publish import Output, publish, publish_bytes
-from tasks.shards.verify import file_hash
-from tasks.storage import absolute, is_local, join
-from tasks.strict import Seed, Strict
+from .choice_report import choice_facts, choice_markdown
+from .choose import Choice, choose
+from .embedded import embeddings_folder, read_embeddings
+from .engines import nearest_engine
 
 REJECTED = "rejected.parquet"
 REPORT = "report"

@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 
-from tasks.score.choose import Choice, quotas
+from .choose import Choice, quotas
 
 MOST_LISTED = 50
 """Clusters and pairs that the text lists; the JSON has all clusters."""

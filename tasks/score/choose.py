@@ -20,9 +20,9 @@ from typing import Any
 
 import numpy as np
 import pyarrow as pa
+from tokenmill.tasks.errors import InputError
 
-from tasks.errors import InputError
-from tasks.score.batches import ranges
+from .batches import ranges
 
 ROUNDS = 20
 """Rounds of k-means at most; it ends before when no row changes its cluster."""

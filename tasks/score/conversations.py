@@ -11,20 +11,20 @@ from dataclasses import dataclass, replace
 from typing import Any, Protocol, cast
 
 import numpy as np
+from tokenmill.tasks.chat.conversation import Rejected
+from tokenmill.tasks.chat.encoding import Batch
+from tokenmill.tasks.chat.loss import LossPolicy
+from tokenmill.tasks.chat.sequences import Pieces
+from tokenmill.tasks.harmony.grammar import START, Fault, ParsedMessage, parse
+from tokenmill.tasks.harmony.message import HarmonyMessage
+from tokenmill.tasks.harmony.sequences import LOSS_MODES, encode
+from tokenmill.tasks.pack.formats import Rows
+from tokenmill.tasks.sources.text_field import field_path
+from tokenmill.tasks.tokenize.encoders import Encoder
 
-from tasks.chat.conversation import Rejected
-from tasks.chat.encoding import Batch
-from tasks.chat.loss import LossPolicy
-from tasks.chat.sequences import Pieces
-from tasks.harmony.grammar import START, Fault, ParsedMessage, parse
-from tasks.harmony.message import HarmonyMessage
-from tasks.harmony.sequences import LOSS_MODES, encode
-from tasks.pack.formats import Rows
-from tasks.score.chats import chat_of
-from tasks.score.nll import Completions
-from tasks.score.settings import LossMode
-from tasks.sources.text_field import field_path
-from tasks.tokenize.encoders import Encoder
+from .chats import chat_of
+from .nll import Completions
+from .settings import LossMode
 
 
 @dataclass(frozen=True, slots=True)

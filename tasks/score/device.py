@@ -3,8 +3,8 @@
 import numpy as np
 import torch
 
-from tasks.score.choose import CELLS, Nearest
-from tasks.score.weights import Precision
+from .choose import CELLS, Nearest
+from .weights import Precision
 
 
 def chosen_device(device: str | None) -> torch.device:

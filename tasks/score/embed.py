@@ -13,12 +13,12 @@ from typing import Literal, Protocol
 
 import numpy as np
 import pyarrow as pa
+from tokenmill.tasks.dedup.normalize import normalized
+from tokenmill.tasks.dedup.shingles import Length, shingles
+from tokenmill.tasks.dedup.units import Units, units_of
+from tokenmill.tasks.errors import InputError
 
-from tasks.dedup.normalize import normalized
-from tasks.dedup.shingles import Length, shingles
-from tasks.dedup.units import Units, units_of
-from tasks.errors import InputError
-from tasks.score.finite import ROW, NonFiniteError, Place, require_finite
+from .finite import ROW, NonFiniteError, Place, require_finite
 
 Pooling = Literal["last", "mean"]
 """How the vectors of a text's tokens become one: that of the last token, or the average."""

@@ -11,13 +11,13 @@ from typing import BinaryIO, cast
 import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
+from tokenmill.tasks.errors import InputError
+from tokenmill.tasks.select.score_folders import ScoreFolder, score_folder
+from tokenmill.tasks.select.scores import ROW_ID, require_joinable
+from tokenmill.tasks.storage import filesystem
 
-from tasks.errors import InputError
-from tasks.score.embed import as_vectors
-from tasks.score.finite import require_finite
-from tasks.select.score_folders import ScoreFolder, score_folder
-from tasks.select.scores import ROW_ID, require_joinable
-from tasks.storage import filesystem
+from .embed import as_vectors
+from .finite import require_finite
 
 NAMES = (ROW_ID, "dataset", "split")
 

@@ -4,13 +4,14 @@ import importlib
 from types import ModuleType
 from typing import Literal
 
-from tasks.errors import InputError
-from tasks.score.adapters import SentenceTransformersEmbedder, SglangEmbedder, VllmScorer
-from tasks.score.batches import TOKEN_BUDGET
-from tasks.score.choose import Nearest, nearest_centres
-from tasks.score.embed import MAX_TOKENS, Embedder, HashEmbedder, Pooling
-from tasks.score.nll import Scorer
-from tasks.score.weights import TEXT, WEIGHTS, ModelFiles, Precision
+from tokenmill.tasks.errors import InputError
+
+from .adapters import SentenceTransformersEmbedder, SglangEmbedder, VllmScorer
+from .batches import TOKEN_BUDGET
+from .choose import Nearest, nearest_centres
+from .embed import MAX_TOKENS, Embedder, HashEmbedder, Pooling
+from .nll import Scorer
+from .weights import TEXT, WEIGHTS, ModelFiles, Precision
 
 NllEngine = Literal["transformers", "vllm"]
 EmbedEngine = Literal["hash", "transformers", "sentence-transformers", "sglang"]
@@ -51,7 +52,7 @@ def scorer(
         _prepare_processes(engine, device)
         return VllmScorer(required("vllm"), files, max_length=max_length, token_budget=token_budget)
     _require_torch()
-    from tasks.score.causal import load_scorer
+    from .causal import load_scorer
 
     return load_scorer(files, max_length=max_length, token_budget=token_budget, device=device, precision=precision)
 
@@ -85,7 +86,7 @@ def embedder(
     if pooling is None:
         raise InputError("the engine 'transformers' needs pooling=last or pooling=mean; the model's card says which")
     _require_torch()
-    from tasks.score.pooling import load_embedder
+    from .pooling import load_embedder
 
     return load_embedder(
         files, pooling, dimensions=dimensions, max_tokens=max_tokens, token_budget=token_budget, device=device,
@@ -102,7 +103,7 @@ def nearest_engine(device: str) -> Nearest:
         return nearest_centres
     if not required("torch").cuda.is_available():
         raise InputError(f"device={device}: this machine sees no GPU; set device=cpu")
-    from tasks.score.device import nearest_on
+    from .device import nearest_on
 
     return nearest_on(device)
 
@@ -116,7 +117,7 @@ def required(package: str) -> ModuleType:
 
 
 def _prepare_processes(engine: NllEngine | EmbedEngine, device: str | None) -> None:
-    from tasks.score.processes import require_children, see_only
+    from .processes import require_children, see_only
 
     require_children(engine)
     see_only(device)

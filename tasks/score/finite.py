@@ -3,8 +3,7 @@
 from collections.abc import Callable
 
 import numpy as np
-
-from tasks.errors import RunError
+from tokenmill.tasks.errors import RunError
 
 Place = Callable[[int], str]
 """Where the row of a number is from, in words for an error: `data/part-00000.parquet: row 17`."""

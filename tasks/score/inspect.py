@@ -6,15 +6,15 @@ from typing import BinaryIO, cast
 import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
+from tokenmill.tasks.errors import InputError, RunError
+from tokenmill.tasks.shards.receipt import Receipt
+from tokenmill.tasks.shards.store import Store
+from tokenmill.tasks.storage import filesystem
 
-from tasks.errors import InputError, RunError
-from tasks.score.embed import LENGTH_TOLERANCE
-from tasks.score.nll import SCHEMA
-from tasks.score.shard import FILE
-from tasks.score.tables import NLL, PERCENTILE, embeddings
-from tasks.shards.receipt import Receipt
-from tasks.shards.store import Store
-from tasks.storage import filesystem
+from .embed import LENGTH_TOLERANCE
+from .nll import SCHEMA
+from .shard import FILE
+from .tables import NLL, PERCENTILE, embeddings
 
 HALF_TOLERANCE = LENGTH_TOLERANCE + 2e-3
 """How far from 1 the length of a stored vector may be; float16 is off by 0.05 % a number."""

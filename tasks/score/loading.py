@@ -9,11 +9,11 @@ from typing import Any, cast
 
 import torch
 from safetensors import SafetensorError
+from tokenmill.tasks.errors import InputError
 from transformers import PreTrainedModel
 
-from tasks.errors import InputError
-from tasks.score.device import chosen_device, chosen_dtype
-from tasks.score.weights import ModelFiles, Precision
+from .device import chosen_device, chosen_dtype
+from .weights import ModelFiles, Precision
 
 UNUSED = ("pooler.",)
 """Weights that a checkpoint may lack, because what they compute is not read."""

@@ -3,10 +3,11 @@
 GPUs are asked for only where an engine would use one, because importing torch takes seconds.
 """
 
-from tasks.errors import RunError
-from tasks.score.engines import OWN_PROCESSES, EmbedEngine, NllEngine, required
-from tasks.score.settings import Device, ScoreSettings
-from tasks.score.weights import Precision
+from tokenmill.tasks.errors import RunError
+
+from .engines import OWN_PROCESSES, EmbedEngine, NllEngine, required
+from .settings import Device, ScoreSettings
+from .weights import Precision
 
 LIMIT = "gpu"
 """The name of a concurrency limit of Prefect by which runs share GPUs."""

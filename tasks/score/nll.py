@@ -17,9 +17,9 @@ from typing import Protocol
 
 import numpy as np
 import pyarrow as pa
+from tokenmill.tasks.errors import InputError
 
-from tasks.errors import InputError
-from tasks.score.finite import ROW, Place, require_finite
+from .finite import ROW, Place, require_finite
 
 PARTS = ("analysis", "tool_call", "final")
 """What a token can be part of, numbered from 1; 0 is none of these."""

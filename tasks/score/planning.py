@@ -9,29 +9,29 @@ from typing import Any
 
 import orjson
 import pyarrow.parquet as pq
+from tokenmill.tasks.blend.models import SPLITS, Blend, DataSource
+from tokenmill.tasks.chat.intake import fields_read
+from tokenmill.tasks.errors import InputError
+from tokenmill.tasks.harmony.training import HARMONY
+from tokenmill.tasks.harmony.vocabulary import IDS as HARMONY_IDS
+from tokenmill.tasks.pack.formats import checked_format
+from tokenmill.tasks.pack.settings import SftSettings
+from tokenmill.tasks.shards.plan import Plan
+from tokenmill.tasks.shards.planning import places, plan_shards, require_no
+from tokenmill.tasks.shards.store import Store
+from tokenmill.tasks.sources.files import Slice
+from tokenmill.tasks.sources.filters import row_filter
+from tokenmill.tasks.sources.parquet import require_any
+from tokenmill.tasks.tokenize.gate import Verdict
+from tokenmill.tasks.tokenize.load import find_vocabulary
+from tokenmill.tasks.tokenize.settings import TokenizerSource
 
-from tasks.blend.models import SPLITS, Blend, DataSource
-from tasks.chat.intake import fields_read
-from tasks.errors import InputError
-from tasks.harmony.training import HARMONY
-from tasks.harmony.vocabulary import IDS as HARMONY_IDS
-from tasks.pack.formats import checked_format
-from tasks.pack.settings import SftSettings
-from tasks.score.conversations import policy_of
-from tasks.score.engines import EMBEDDING_FILES, HASH_DIMENSIONS, EmbedEngine, NllEngine, required
-from tasks.score.machine import device_of, precision_of
-from tasks.score.settings import Device, EmbedRecipe, EmbedSettings, NllRecipe, NllSettings
-from tasks.score.shard import IDS, NAMED
-from tasks.score.weights import WEIGHTS, ModelFiles, find_model
-from tasks.shards.plan import Plan
-from tasks.shards.planning import places, plan_shards, require_no
-from tasks.shards.store import Store
-from tasks.sources.files import Slice
-from tasks.sources.filters import row_filter
-from tasks.sources.parquet import require_any
-from tasks.tokenize.gate import Verdict
-from tasks.tokenize.load import find_vocabulary
-from tasks.tokenize.settings import TokenizerSource
+from .conversations import policy_of
+from .engines import EMBEDDING_FILES, HASH_DIMENSIONS, EmbedEngine, NllEngine, required
+from .machine import device_of, precision_of
+from .settings import Device, EmbedRecipe, EmbedSettings, NllRecipe, NllSettings
+from .shard import IDS, NAMED
+from .weights import WEIGHTS, ModelFiles, find_model
 
 NLL_KIND, EMBEDDINGS_KIND = "nll", "embeddings"
 PACKAGES: Mapping[NllEngine | EmbedEngine, Sequence[str]] = {

@@ -14,13 +14,13 @@ from typing import Any, cast
 
 import numpy as np
 import torch
+from tokenmill.tasks.errors import InputError, RunError
 from transformers import AutoModel, AutoTokenizer, PreTrainedModel
 
-from tasks.errors import InputError, RunError
-from tasks.score.batches import TOKEN_BUDGET, batches, padded
-from tasks.score.embed import MAX_TOKENS, Pooling, unit_vectors, wanted_dimensions
-from tasks.score.loading import load
-from tasks.score.weights import ModelFiles, Precision
+from .batches import TOKEN_BUDGET, batches, padded
+from .embed import MAX_TOKENS, Pooling, unit_vectors, wanted_dimensions
+from .loading import load
+from .weights import ModelFiles, Precision
 
 
 def load_embedder(

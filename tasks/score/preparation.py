@@ -5,33 +5,33 @@ from functools import lru_cache
 from typing import Any
 
 import orjson
+from tokenmill.tasks.chat.check import text_encoder
+from tokenmill.tasks.errors import RunError
+from tokenmill.tasks.pack.formats import Format, format_of
+from tokenmill.tasks.shards.books import OnBadRow
+from tokenmill.tasks.shards.circumstances import circumstances
+from tokenmill.tasks.shards.plan import PlannedShard
+from tokenmill.tasks.shards.publication import check_bad_rows, collect, publish_preparation
+from tokenmill.tasks.shards.receipt import Receipt
+from tokenmill.tasks.shards.settings import WHERE_NOT_WHAT
+from tokenmill.tasks.shards.store import Store
+from tokenmill.tasks.tokenize.encoders import Encoder
+from tokenmill.tasks.tokenize.load import find_vocabulary
+from tokenmill.tasks.tokenize.settings import TokenizerSource
 
-from tasks.chat.check import text_encoder
-from tasks.errors import RunError
-from tasks.pack.formats import Format, format_of
-from tasks.score.batches import TOKEN_BUDGET
-from tasks.score.conversations import Conversations, HarmonyTexts, TemplatedChats, policy_of
-from tasks.score.embed import MAX_TOKENS, Embedder, Pooling
-from tasks.score.engines import EMBEDDING_FILES, OWN_PROCESSES, EmbedEngine, NllEngine, embedder, scorer
-from tasks.score.machine import device_for_worker, use_threads
-from tasks.score.nll import Scorer
-from tasks.score.planning import NLL_KIND, ScorePlan, Where
-from tasks.score.processes import device_for_good
-from tasks.score.publication import ScoresLayout
-from tasks.score.ranking import ranked, require_unique
-from tasks.score.settings import EmbedRecipe, LossMode, NllRecipe
-from tasks.score.shard import EmbedScoring, NllScoring, Scoring, score_shard
-from tasks.score.weights import WEIGHTS, ModelFiles, Precision, find_model
-from tasks.shards.books import OnBadRow
-from tasks.shards.circumstances import circumstances
-from tasks.shards.plan import PlannedShard
-from tasks.shards.publication import check_bad_rows, collect, publish_preparation
-from tasks.shards.receipt import Receipt
-from tasks.shards.settings import WHERE_NOT_WHAT
-from tasks.shards.store import Store
-from tasks.tokenize.encoders import Encoder
-from tasks.tokenize.load import find_vocabulary
-from tasks.tokenize.settings import TokenizerSource
+from .batches import TOKEN_BUDGET
+from .conversations import Conversations, HarmonyTexts, TemplatedChats, policy_of
+from .embed import MAX_TOKENS, Embedder, Pooling
+from .engines import EMBEDDING_FILES, OWN_PROCESSES, EmbedEngine, NllEngine, embedder, scorer
+from .machine import device_for_worker, use_threads
+from .nll import Scorer
+from .planning import NLL_KIND, ScorePlan, Where
+from .processes import device_for_good
+from .publication import ScoresLayout
+from .ranking import ranked, require_unique
+from .settings import EmbedRecipe, LossMode, NllRecipe
+from .shard import EmbedScoring, NllScoring, Scoring, score_shard
+from .weights import WEIGHTS, ModelFiles, Precision, find_model
 
 LIBRARIES = ("tokenmill", "numpy", "pyarrow")
 

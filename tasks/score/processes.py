@@ -10,11 +10,12 @@ from contextlib import AbstractContextManager, nullcontext
 from functools import cache
 from multiprocessing import current_process
 
-from tasks.errors import RunError
-from tasks.score.engines import OWN_PROCESSES, EmbedEngine, NllEngine
-from tasks.score.machine import device_for_worker
-from tasks.score.settings import Device
-from tasks.shards.cluster import workers_with_children
+from tokenmill.tasks.errors import RunError
+from tokenmill.tasks.shards.cluster import workers_with_children
+
+from .engines import OWN_PROCESSES, EmbedEngine, NllEngine
+from .machine import device_for_worker
+from .settings import Device
 
 VISIBLE = "CUDA_VISIBLE_DEVICES"
 

@@ -16,14 +16,14 @@ from dataclasses import dataclass
 from typing import Any
 
 import orjson
+from tokenmill.tasks.errors import RunError
+from tokenmill.tasks.shards.manifest import FAILED, MANIFEST, WHOLE, Finished, manifest_bytes, published_manifest
+from tokenmill.tasks.shards.publication import Published
+from tokenmill.tasks.shards.publish import place_files, publish_bytes
+from tokenmill.tasks.shards.store import Store
+from tokenmill.tasks.storage import join
 
-from tasks.errors import RunError
-from tasks.score.shard import FILE
-from tasks.shards.manifest import FAILED, MANIFEST, WHOLE, Finished, manifest_bytes, published_manifest
-from tasks.shards.publication import Published
-from tasks.shards.publish import place_files, publish_bytes
-from tasks.shards.store import Store
-from tasks.storage import join
+from .shard import FILE
 
 PART = re.compile(r"part-\d{5,}-[0-9a-f]{8}\.parquet")
 

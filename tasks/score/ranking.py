@@ -12,18 +12,18 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 import xxhash
+from tokenmill.tasks.errors import RunError
+from tokenmill.tasks.shards.build import build_batch
+from tokenmill.tasks.shards.manifest import WHOLE, Finished
+from tokenmill.tasks.shards.plan import Plan, PlannedShard, shard_record
+from tokenmill.tasks.shards.publication import collect
+from tokenmill.tasks.shards.publish import publish, publish_bytes
+from tokenmill.tasks.shards.receipt import Receipt
+from tokenmill.tasks.shards.store import Store
 
-from tasks.errors import RunError
-from tasks.score.percentile import percentile_within_split
-from tasks.score.shard import FILE
-from tasks.score.tables import NLL, PERCENTILE
-from tasks.shards.build import build_batch
-from tasks.shards.manifest import WHOLE, Finished
-from tasks.shards.plan import Plan, PlannedShard, shard_record
-from tasks.shards.publication import collect
-from tasks.shards.publish import publish, publish_bytes
-from tasks.shards.receipt import Receipt
-from tasks.shards.store import Store
+from .percentile import percentile_within_split
+from .shard import FILE
+from .tables import NLL, PERCENTILE
 
 SPLIT = ("dataset", "split")
 """What rows have in common that are compared."""

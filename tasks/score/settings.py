@@ -4,16 +4,16 @@ from dataclasses import dataclass
 from typing import Literal, Self
 
 from pydantic import Field, model_validator
+from tokenmill.tasks.blend.models import Value
+from tokenmill.tasks.harmony.training import HARMONY
+from tokenmill.tasks.shards.settings import PreparationSettings
+from tokenmill.tasks.strict import Size
+from tokenmill.tasks.tokenize.settings import TokenizerSource
 
-from tasks.blend.models import Value
-from tasks.harmony.training import HARMONY
-from tasks.score.batches import TOKEN_BUDGET
-from tasks.score.embed import MAX_TOKENS, Pooling
-from tasks.score.engines import OWN_PROCESSES, EmbedEngine, NllEngine
-from tasks.score.weights import Precision
-from tasks.shards.settings import PreparationSettings
-from tasks.strict import Size
-from tasks.tokenize.settings import TokenizerSource
+from .batches import TOKEN_BUDGET
+from .embed import MAX_TOKENS, Pooling
+from .engines import OWN_PROCESSES, EmbedEngine, NllEngine
+from .weights import Precision
 
 Device = Literal["cpu", "cuda"]
 LossMode = Literal["assistant_all", "assistant_all_eot", "assistant_full", "assistant_last", "final_only"]

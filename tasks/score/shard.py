@@ -17,23 +17,23 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 from pyarrow import compute
+from tokenmill.tasks.chat.conversation import Rejected
+from tokenmill.tasks.shards.books import Books, OnBadRow
+from tokenmill.tasks.shards.manifest import WHOLE
+from tokenmill.tasks.shards.plan import PlannedShard
+from tokenmill.tasks.shards.receipt import PartCount, Receipt
+from tokenmill.tasks.shards.store import Store
+from tokenmill.tasks.sources.files import BadRow, Slice
+from tokenmill.tasks.sources.filters import RowFilter
+from tokenmill.tasks.sources.locate import first_row
+from tokenmill.tasks.sources.records import RecordBatch, excerpt_of, read_records
 
-from tasks.chat.conversation import Rejected
-from tasks.score.conversations import Conversations, text_at
-from tasks.score.embed import Embedder, as_stored
-from tasks.score.finite import Place
-from tasks.score.nll import Scorer
-from tasks.score.settings import EmbedRecipe, NllRecipe
-from tasks.score.tables import NLL, assembled, embeddings, summed
-from tasks.shards.books import Books, OnBadRow
-from tasks.shards.manifest import WHOLE
-from tasks.shards.plan import PlannedShard
-from tasks.shards.receipt import PartCount, Receipt
-from tasks.shards.store import Store
-from tasks.sources.files import BadRow, Slice
-from tasks.sources.filters import RowFilter
-from tasks.sources.locate import first_row
-from tasks.sources.records import RecordBatch, excerpt_of, read_records
+from .conversations import Conversations, text_at
+from .embed import Embedder, as_stored
+from .finite import Place
+from .nll import Scorer
+from .settings import EmbedRecipe, NllRecipe
+from .tables import NLL, assembled, embeddings, summed
 
 FILE = f"{WHOLE}.parquet"
 IDS = ("row_id", "id")

@@ -3,13 +3,13 @@
 from collections.abc import Mapping
 from typing import Any, Literal
 
-from tasks.blend.load import load_blend
-from tasks.blend.models import Blend
-from tasks.errors import InputError
-from tasks.harmony.planning import KIND as HARMONY
-from tasks.select.shard import PART as CANDIDATES
-from tasks.shards.manifest import BLEND, read_manifest
-from tasks.storage import absolute, join
+from tokenmill.tasks.blend.load import load_blend
+from tokenmill.tasks.blend.models import Blend
+from tokenmill.tasks.errors import InputError
+from tokenmill.tasks.harmony.planning import KIND as HARMONY
+from tokenmill.tasks.select.shard import PART as CANDIDATES
+from tokenmill.tasks.shards.manifest import BLEND, read_manifest
+from tokenmill.tasks.storage import absolute, join
 
 What = Literal["nll", "embed"]
 

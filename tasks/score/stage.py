@@ -15,17 +15,17 @@ from prefect import task
 from prefect.cache_policies import NO_CACHE
 from prefect.client.schemas.objects import State
 from prefect.concurrency.sync import concurrency
+from tokenmill.tasks.blend.models import Blend
+from tokenmill.tasks.shards.books import OnBadRow
+from tokenmill.tasks.shards.cluster import cores, worker_number
+from tokenmill.tasks.shards.stage import build_and_announce, shard_task
+from tokenmill.tasks.shards.store import Store
 
-from tasks.blend.models import Blend
-from tasks.score.machine import LIMIT, gpus
-from tasks.score.planning import ScorePlan, Where, plan_scores
-from tasks.score.preparation import build_score_shard, publish_scores, score_header
-from tasks.score.publication import failure_noted
-from tasks.score.settings import EmbedSettings, NllSettings
-from tasks.shards.books import OnBadRow
-from tasks.shards.cluster import cores, worker_number
-from tasks.shards.stage import build_and_announce, shard_task
-from tasks.shards.store import Store
+from .machine import LIMIT, gpus
+from .planning import ScorePlan, Where, plan_scores
+from .preparation import build_score_shard, publish_scores, score_header
+from .publication import failure_noted
+from .settings import EmbedSettings, NllSettings
 
 
 @dataclass(frozen=True, slots=True)

@@ -9,7 +9,7 @@ from collections.abc import Mapping, Sequence
 import numpy as np
 import pyarrow as pa
 
-from tasks.score.nll import MOST_PERPLEXING, PARTS, SCHEMA
+from .nll import MOST_PERPLEXING, PARTS, SCHEMA
 
 PERCENTILE = "percentile_within_split"
 

@@ -18,10 +18,9 @@ from typing import Literal
 import xxhash
 from huggingface_hub import snapshot_download
 from huggingface_hub.errors import HfHubHTTPError, HFValidationError, LocalEntryNotFoundError
-
-from tasks.errors import InputError
-from tasks.shards.remembered import remembered
-from tasks.storage import user_cache
+from tokenmill.tasks.errors import InputError
+from tokenmill.tasks.shards.remembered import remembered
+from tokenmill.tasks.storage import user_cache
 
 Precision = Literal["bfloat16", "float32"]
 """What weights are held in, and hidden states computed."""

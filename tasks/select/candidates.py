@@ -14,11 +14,11 @@ from dataclasses import dataclass
 
 import numpy as np
 import pyarrow as pa
+from tokenmill.tasks.errors import InputError
+from tokenmill.tasks.harmony.grammar import Fault, parse
 
-from tasks.errors import InputError
-from tasks.harmony.grammar import Fault, parse
-from tasks.select.expression import Predicate, masks
-from tasks.select.views import View, view_of
+from .expression import Predicate, masks
+from .views import View, view_of
 
 CARRIED = pa.schema(
     {

@@ -15,10 +15,10 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, fields
 from typing import Any, Self
 
+from tokenmill.tasks.harmony.grammar import Fault, parse
 from xxhash import xxh3_64_intdigest
 
-from tasks.harmony.grammar import Fault, parse
-from tasks.select.signature import Behaviour, behaviour_of
+from .signature import Behaviour, behaviour_of
 
 PERCENTILES = (50, 90, 99)
 MOST_LISTED = 20

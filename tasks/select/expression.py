@@ -23,9 +23,9 @@ from typing import Any, NoReturn
 import numpy as np
 import pyarrow as pa
 from pyarrow import acero, compute
+from tokenmill.tasks.errors import nearest
 
-from tasks.errors import nearest
-from tasks.select.syntax import (
+from .syntax import (
     Column,
     Comparison,
     Every,

@@ -5,13 +5,13 @@ from typing import BinaryIO, cast
 
 import pyarrow as pa
 import pyarrow.parquet as pq
+from tokenmill.tasks.harmony.inspect import inspect_harmony_shard
+from tokenmill.tasks.shards.receipt import Receipt
+from tokenmill.tasks.shards.store import Store
+from tokenmill.tasks.storage import filesystem
 
-from tasks.harmony.inspect import inspect_harmony_shard
-from tasks.select.planning import KIND
-from tasks.select.shard import PART, pool_part
-from tasks.shards.receipt import Receipt
-from tasks.shards.store import Store
-from tasks.storage import filesystem
+from .planning import KIND
+from .shard import PART, pool_part
 
 
 def inspect_normalization_shard(store: Store, receipt: Receipt) -> list[str]:

@@ -4,20 +4,20 @@ from collections.abc import Sequence
 from dataclasses import asdict
 
 import pyarrow as pa
+from tokenmill.tasks.dedup.evaluations import evaluation_sources, find_evaluations
+from tokenmill.tasks.errors import InputError
+from tokenmill.tasks.harmony.columns import SCHEMA
+from tokenmill.tasks.shards.manifest import Finished
+from tokenmill.tasks.shards.plan import Plan, PlannedShard
+from tokenmill.tasks.shards.store import Store
+from tokenmill.tasks.shards.usable import require_separate, store_place
+from tokenmill.tasks.storage import absolute
 
-from tasks.dedup.evaluations import evaluation_sources, find_evaluations
-from tasks.errors import InputError
-from tasks.harmony.columns import SCHEMA
-from tasks.select.expression import parse_predicate
-from tasks.select.pools import BUNDLED, Pools, load_pools
-from tasks.select.score_folders import FoundScores, score_columns, score_folder
-from tasks.select.scores import score_fields
-from tasks.select.settings import NormalizationSettings, SelectionChoices, SelectionRecipe
-from tasks.shards.manifest import Finished
-from tasks.shards.plan import Plan, PlannedShard
-from tasks.shards.store import Store
-from tasks.shards.usable import require_separate, store_place
-from tasks.storage import absolute
+from .expression import parse_predicate
+from .pools import BUNDLED, Pools, load_pools
+from .score_folders import FoundScores, score_columns, score_folder
+from .scores import score_fields
+from .settings import NormalizationSettings, SelectionChoices, SelectionRecipe
 
 KIND = "harmony-selection"
 FORMAT_VERSION = 1

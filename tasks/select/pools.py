@@ -20,13 +20,13 @@ import numpy as np
 import pyarrow as pa
 import yaml
 from pydantic import Field, model_validator
+from tokenmill.tasks.blend.models import Name
+from tokenmill.tasks.errors import InputError
+from tokenmill.tasks.storage import absolute, filesystem
+from tokenmill.tasks.strict import Strict, parse
 from yaml.constructor import ConstructorError
 
-from tasks.blend.models import Name
-from tasks.errors import InputError
-from tasks.select.expression import Predicate, masks, parse_predicate
-from tasks.storage import absolute, filesystem
-from tasks.strict import Strict, parse
+from .expression import Predicate, masks, parse_predicate
 
 BUNDLED = str(Path(__file__).parents[2] / "blends" / "pools.yaml")
 

@@ -2,11 +2,12 @@
 
 from collections.abc import Mapping
 
-from tasks.select.settings import SelectionRecipe
-from tasks.select.shard import select_shard
-from tasks.shards.plan import PlannedShard
-from tasks.shards.receipt import Receipt
-from tasks.shards.store import Store
+from tokenmill.tasks.shards.plan import PlannedShard
+from tokenmill.tasks.shards.receipt import Receipt
+from tokenmill.tasks.shards.store import Store
+
+from .settings import SelectionRecipe
+from .shard import select_shard
 
 
 def build_selection_shard(shard: PlannedShard, store: Store, scores: Mapping[str, str]) -> Receipt:

@@ -10,19 +10,19 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 import orjson
+from tokenmill.tasks.dedup.harmony_shard import Deduplicated
+from tokenmill.tasks.errors import RunError
+from tokenmill.tasks.harmony.publication import Beside
+from tokenmill.tasks.harmony.shard import FILE
+from tokenmill.tasks.shards.manifest import Finished
+from tokenmill.tasks.shards.store import Store
 
-from tasks.dedup.harmony_shard import Deduplicated
-from tasks.errors import RunError
-from tasks.harmony.publication import Beside
-from tasks.harmony.shard import FILE
-from tasks.select.collapse import Survey, collapse
-from tasks.select.planning import pools_of
-from tasks.select.settings import SelectionChoices
-from tasks.select.shard import PART, SURVEY, pool_part
-from tasks.select.tally import Tally
-from tasks.select.tally import manifest as pools_manifest
-from tasks.shards.manifest import Finished
-from tasks.shards.store import Store
+from .collapse import Survey, collapse
+from .planning import pools_of
+from .settings import SelectionChoices
+from .shard import PART, SURVEY, pool_part
+from .tally import Tally
+from .tally import manifest as pools_manifest
 
 POOLS, BEHAVIOURS = "pools", "behaviours"
 

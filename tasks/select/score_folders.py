@@ -16,14 +16,14 @@ from typing import Any, BinaryIO, cast
 
 import pyarrow as pa
 import pyarrow.parquet as pq
+from tokenmill.tasks.errors import InputError
+from tokenmill.tasks.harmony.columns import SCHEMA as ROWS
+from tokenmill.tasks.shards.manifest import MANIFEST, Finished, read_manifest
+from tokenmill.tasks.shards.store import Store
+from tokenmill.tasks.shards.verify import file_hash
+from tokenmill.tasks.storage import absolute, filesystem, join
 
-from tasks.errors import InputError
-from tasks.harmony.columns import SCHEMA as ROWS
-from tasks.select.scores import Column
-from tasks.shards.manifest import MANIFEST, Finished, read_manifest
-from tasks.shards.store import Store
-from tasks.shards.verify import file_hash
-from tasks.storage import absolute, filesystem, join
+from .scores import Column
 
 CHOICE, CHOSEN = "choice", "chosen.parquet"
 """The type of a folder that holds a choice of rows, and its table of those that were chosen."""

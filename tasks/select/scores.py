@@ -15,10 +15,9 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 from pyarrow import compute
+from tokenmill.tasks.errors import InputError, RunError
+from tokenmill.tasks.shards.store import read_bytes
 from xxhash import xxh3_128_hexdigest
-
-from tasks.errors import InputError, RunError
-from tasks.shards.store import read_bytes
 
 ROW_ID = "row_id"
 

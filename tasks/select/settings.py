@@ -5,13 +5,13 @@ from dataclasses import dataclass
 from typing import Literal
 
 from pydantic import Field
+from tokenmill.tasks.dedup.settings import DedupChoices
+from tokenmill.tasks.harmony.settings import HarmonySettings
+from tokenmill.tasks.strict import Strict
 
-from tasks.dedup.settings import DedupChoices
-from tasks.harmony.settings import HarmonySettings
-from tasks.select.collapse import Limits
-from tasks.select.scores import Column
-from tasks.select.views import View
-from tasks.strict import Strict
+from .collapse import Limits
+from .scores import Column
+from .views import View
 
 STAYS = 'dedup_outcome is null or dedup_outcome == "kept"'
 """Rows that are no duplicates, no part of an evaluation and not beyond the cap."""

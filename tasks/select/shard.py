@@ -20,22 +20,22 @@ from typing import Any, BinaryIO, cast
 import orjson
 import pyarrow as pa
 import pyarrow.parquet as pq
+from tokenmill.tasks.errors import RunError
+from tokenmill.tasks.harmony.columns import SCHEMA as ROWS
+from tokenmill.tasks.harmony.shard import FILE
+from tokenmill.tasks.shards.plan import PlannedShard
+from tokenmill.tasks.shards.publish import Output, Publication, publish, publish_bytes
+from tokenmill.tasks.shards.receipt import PartCount, Receipt
+from tokenmill.tasks.shards.store import Store
 
-from tasks.errors import RunError
-from tasks.harmony.columns import SCHEMA as ROWS
-from tasks.harmony.shard import FILE
-from tasks.select.candidates import SCHEMA as CANDIDATES
-from tasks.select.candidates import Candidates, Sample, candidates, sampled
-from tasks.select.collapse import Survey, survey
-from tasks.select.expression import Predicate, masks, parse_predicate
-from tasks.select.pools import Pool, Pools, assign
-from tasks.select.scores import read_scores, with_scores, without_score
-from tasks.select.settings import SelectionRecipe
-from tasks.select.tally import Tally, tally
-from tasks.shards.plan import PlannedShard
-from tasks.shards.publish import Output, Publication, publish, publish_bytes
-from tasks.shards.receipt import PartCount, Receipt
-from tasks.shards.store import Store
+from .candidates import SCHEMA as CANDIDATES
+from .candidates import Candidates, Sample, candidates, sampled
+from .collapse import Survey, survey
+from .expression import Predicate, masks, parse_predicate
+from .pools import Pool, Pools, assign
+from .scores import read_scores, with_scores, without_score
+from .settings import SelectionRecipe
+from .tally import Tally, tally
 
 PART = "candidates"
 SURVEY = "survey.json"

@@ -25,8 +25,7 @@ from dataclasses import dataclass
 from typing import Any, Literal, cast
 
 import orjson
-
-from tasks.harmony.message import FUNCTIONS, ROLES, HarmonyMessage
+from tokenmill.tasks.harmony.message import FUNCTIONS, ROLES, HarmonyMessage
 
 Status = Literal["ok", "error", "empty", "missing"]
 Answer = Literal["empty", "boxed", "code", "numeric", "json", "text"]

@@ -8,15 +8,15 @@ from functools import partial
 from typing import Any
 
 from prefect.client.schemas.objects import State
+from tokenmill.tasks.shards.manifest import Finished
+from tokenmill.tasks.shards.publication import collect
+from tokenmill.tasks.shards.stage import BuildShards, build_and_announce, shard_task
+from tokenmill.tasks.shards.store import Store
 
-from tasks.select.planning import plan_selection, require_selectable
-from tasks.select.preparation import build_selection_shard
-from tasks.select.score_folders import find_scores
-from tasks.select.settings import SelectionChoices
-from tasks.shards.manifest import Finished
-from tasks.shards.publication import collect
-from tasks.shards.stage import BuildShards, build_and_announce, shard_task
-from tasks.shards.store import Store
+from .planning import plan_selection, require_selectable
+from .preparation import build_selection_shard
+from .score_folders import find_scores
+from .settings import SelectionChoices
 
 
 def select(

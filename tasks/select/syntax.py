@@ -23,7 +23,7 @@ import re
 from dataclasses import dataclass
 from typing import NoReturn
 
-from tasks.errors import InputError
+from tokenmill.tasks.errors import InputError
 
 TOKEN = re.compile(
     r"""

@@ -13,7 +13,7 @@ import numpy as np
 import orjson
 import pyarrow as pa
 
-from tasks.select.pools import Assignment, Pools
+from .pools import Assignment, Pools
 
 TOKENS = "stats_token_len"
 """The column that says how many tokens a row has."""

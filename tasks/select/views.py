@@ -11,8 +11,9 @@ Texts are stripped and joined with a blank line. A view may be empty, and then t
 from collections.abc import Iterable, Sequence
 from typing import Literal
 
-from tasks.harmony.message import HarmonyMessage
-from tasks.select.signature import behaviour_of, is_call
+from tokenmill.tasks.harmony.message import HarmonyMessage
+
+from .signature import behaviour_of, is_call
 
 View = Literal["prompt", "reasoning_excerpt", "behavior"]
 

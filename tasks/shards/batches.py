@@ -9,7 +9,7 @@ import heapq
 import math
 from collections.abc import Sequence
 
-from tasks.shards.plan import PlannedShard
+from .plan import PlannedShard
 
 TARGET_BYTES = 6_000_000_000
 """A minute of one core at 100 MB/s."""

@@ -12,11 +12,11 @@ from dataclasses import dataclass, field
 from typing import Literal
 
 import orjson
+from tokenmill.tasks.errors import RunError
+from tokenmill.tasks.sources.files import BadRow, Slice
+from tokenmill.tasks.sources.locate import first_row
 
-from tasks.errors import RunError
-from tasks.shards.publish import Output, Publication, publish
-from tasks.sources.files import BadRow, Slice
-from tasks.sources.locate import first_row
+from .publish import Output, Publication, publish
 
 QUARANTINE = "quarantine.jsonl"
 

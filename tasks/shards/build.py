@@ -8,11 +8,12 @@ from collections.abc import Callable, Iterable, Mapping
 from dataclasses import asdict, dataclass
 from typing import Any
 
-from tasks.shards.plan import PlannedShard, shard_from_record
-from tasks.shards.publish import sweep
-from tasks.shards.receipt import Receipt
-from tasks.shards.store import Store
-from tasks.storage import is_local
+from tokenmill.tasks.storage import is_local
+
+from .plan import PlannedShard, shard_from_record
+from .publish import sweep
+from .receipt import Receipt
+from .store import Store
 
 BuildShard = Callable[[PlannedShard, Store], Receipt]
 Announce = Callable[[dict[str, Any]], None]

@@ -6,8 +6,8 @@ from collections.abc import Sequence
 from importlib.metadata import version
 from typing import Any
 
-from tasks.shards.plan import Plan
-from tasks.shards.settings import WHERE_NOT_WHAT, PreparationSettings
+from .plan import Plan
+from .settings import WHERE_NOT_WHAT, PreparationSettings
 
 
 def circumstances(

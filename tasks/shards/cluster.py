@@ -39,10 +39,9 @@ from distributed import Client, LocalCluster, Security, get_worker
 from distributed.comm.core import connect
 from prefect_dask.task_runners import DaskTaskRunner
 from pydantic import Field
-
-from tasks.console import log_errors_as_sentences, never_end_by_printing
-from tasks.errors import InputError, RunError
-from tasks.strict import Strict, parse
+from tokenmill.tasks.console import log_errors_as_sentences, never_end_by_printing
+from tokenmill.tasks.errors import InputError, RunError
+from tokenmill.tasks.strict import Strict, parse
 
 # Workers, too: they import this module with the first task that they are sent.
 never_end_by_printing()

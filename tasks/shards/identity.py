@@ -11,8 +11,7 @@ from dataclasses import Field, asdict
 from typing import Any, ClassVar, Protocol
 
 import orjson
-
-from tasks.sources.files import Slice
+from tokenmill.tasks.sources.files import Slice
 
 KEY_CHARACTERS = 32
 """128 bits of SHA-256, in hexadecimal: keys are file names, and sources may be hostile."""

@@ -16,10 +16,9 @@ from contextvars import ContextVar
 from pathlib import Path
 
 import psutil
+from tokenmill.tasks.errors import InputError
+from tokenmill.tasks.storage import absolute, is_local, user_cache
 from xxhash import xxh3_128_hexdigest
-
-from tasks.errors import InputError
-from tasks.storage import absolute, is_local, user_cache
 
 UNSUPPORTED = {errno.ENOSYS, errno.ENOTSUP, errno.ENOLCK, errno.EBADF}
 """What the kernel says where folders cannot be locked; NFS says EBADF."""

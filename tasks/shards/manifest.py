@@ -12,14 +12,14 @@ from dataclasses import dataclass
 from typing import Any
 
 import orjson
+from tokenmill.tasks.blend.models import SPLITS
+from tokenmill.tasks.errors import InputError, RunError
+from tokenmill.tasks.seal import sealed, unsealed
+from tokenmill.tasks.storage import join
 
-from tasks.blend.models import SPLITS
-from tasks.errors import InputError, RunError
-from tasks.seal import sealed, unsealed
-from tasks.shards.plan import PlannedShard
-from tasks.shards.receipt import Receipt
-from tasks.shards.store import read_bytes
-from tasks.storage import join
+from .plan import PlannedShard
+from .receipt import Receipt
+from .store import read_bytes
 
 MANIFEST = "manifest.json"
 BLEND = "blend.json"

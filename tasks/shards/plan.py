@@ -9,10 +9,11 @@ from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
-from tasks.shards.identity import difference, shard_key
-from tasks.shards.receipt import Receipt
-from tasks.shards.store import Store
-from tasks.sources.files import Slice, slice_of
+from tokenmill.tasks.sources.files import Slice, slice_of
+
+from .identity import difference, shard_key
+from .receipt import Receipt
+from .store import Store
 
 
 @dataclass(frozen=True, slots=True)

@@ -8,21 +8,22 @@ can say how it will be prepared, it asks in `recipe`.
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 
-from tasks.blend.models import SPLITS, Blend, DataSource
-from tasks.errors import InputError
-from tasks.shards.identity import Recipe, shard_identities
-from tasks.shards.manifest import published_manifest
-from tasks.shards.plan import Plan, PlannedShard
-from tasks.shards.publish import publish_bytes
-from tasks.shards.settings import SHARES, TINY_ROWS, Holdout, PreparationSettings
-from tasks.shards.store import Store, read_bytes
-from tasks.shards.usable import data_sets, require_separate, store_place
-from tasks.sources.content import ContentIndex
-from tasks.sources.cut import leading_rows, leading_share
-from tasks.sources.discovery import find
-from tasks.sources.files import Found, Slice, SourceFile
-from tasks.sources.parquet import Require
-from tasks.storage import absolute, join, user_cache
+from tokenmill.tasks.blend.models import SPLITS, Blend, DataSource
+from tokenmill.tasks.errors import InputError
+from tokenmill.tasks.sources.content import ContentIndex
+from tokenmill.tasks.sources.cut import leading_rows, leading_share
+from tokenmill.tasks.sources.discovery import find
+from tokenmill.tasks.sources.files import Found, Slice, SourceFile
+from tokenmill.tasks.sources.parquet import Require
+from tokenmill.tasks.storage import absolute, join, user_cache
+
+from .identity import Recipe, shard_identities
+from .manifest import published_manifest
+from .plan import Plan, PlannedShard
+from .publish import publish_bytes
+from .settings import SHARES, TINY_ROWS, Holdout, PreparationSettings
+from .store import Store, read_bytes
+from .usable import data_sets, require_separate, store_place
 
 FieldsOf = Callable[[DataSource], Sequence[str]]
 """The fields of a data set that its shards are made from."""

@@ -22,12 +22,14 @@ from dataclasses import asdict, dataclass, field, replace
 from typing import Any, Protocol, cast
 
 import orjson
+from tokenmill.tasks.blend.models import SPLITS, Blend
+from tokenmill.tasks.errors import InputError, RunError
+from tokenmill.tasks.sources.locate import first_row
+from tokenmill.tasks.storage import filesystem, is_local, join
 from xxhash import xxh3_128_hexdigest
 
-from tasks.blend.models import SPLITS, Blend
-from tasks.errors import InputError, RunError
-from tasks.shards.lock import locked
-from tasks.shards.manifest import (
+from .lock import locked
+from .manifest import (
     BLEND,
     MANIFEST,
     Finished,
@@ -37,13 +39,11 @@ from tasks.shards.manifest import (
     shard_entries,
     totals,
 )
-from tasks.shards.plan import Plan
-from tasks.shards.publish import Output, publish, publish_bytes, sweep
-from tasks.shards.settings import PreparationSettings
-from tasks.shards.shrinkage import check_shrinkage
-from tasks.shards.store import Store
-from tasks.sources.locate import first_row
-from tasks.storage import filesystem, is_local, join
+from .plan import Plan
+from .publish import Output, publish, publish_bytes, sweep
+from .settings import PreparationSettings
+from .shrinkage import check_shrinkage
+from .store import Store
 
 MOST_SHOWN = 5
 TOLERATED_ROWS = 10

@@ -30,10 +30,9 @@ from typing import TYPE_CHECKING, BinaryIO, cast
 
 import xxhash
 from fsspec.spec import AbstractBufferedFile
-
-from tasks.errors import InputError
-from tasks.storage import absolute, filesystem, is_local
-from tasks.threads import in_threads
+from tokenmill.tasks.errors import InputError
+from tokenmill.tasks.storage import absolute, filesystem, is_local
+from tokenmill.tasks.threads import in_threads
 
 if TYPE_CHECKING:
     from _typeshed import ReadableBuffer

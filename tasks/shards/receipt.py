@@ -10,9 +10,10 @@ every run.
 from dataclasses import asdict, dataclass, field
 from typing import Any, Self
 
-from tasks.seal import sealed, unsealed
-from tasks.shards.identity import shard_key
-from tasks.shards.publish import Output
+from tokenmill.tasks.seal import sealed, unsealed
+
+from .identity import shard_key
+from .publish import Output
 
 RECEIPT = "receipt.json"
 

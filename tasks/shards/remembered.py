@@ -9,10 +9,10 @@ from contextlib import suppress
 from typing import Any, TypeVar
 
 from pydantic import TypeAdapter
+from tokenmill.tasks.seal import sealed, unsealed
 
-from tasks.seal import sealed, unsealed
-from tasks.shards.publish import publish_bytes
-from tasks.shards.store import read_bytes
+from .publish import publish_bytes
+from .store import read_bytes
 
 Answer = TypeVar("Answer")
 

@@ -8,10 +8,10 @@ shard's identity; the rest (where, how many workers, how much of the data) never
 from typing import Literal, Self
 
 from pydantic import Field, model_validator
+from tokenmill.tasks.storage import SourceIdentity
+from tokenmill.tasks.strict import Place, Seed, Size, Strict
 
-from tasks.shards.books import OnBadRow
-from tasks.storage import SourceIdentity
-from tasks.strict import Place, Seed, Size, Strict
+from .books import OnBadRow
 
 Scale = Literal["tiny", "small", "medium", "full"]
 

@@ -13,9 +13,10 @@ from collections.abc import Iterable, Iterator, Mapping
 from contextlib import suppress
 from typing import Any
 
-from tasks.errors import InputError, RunError
-from tasks.shards.manifest import published_manifest
-from tasks.shards.settings import PreparationSettings
+from tokenmill.tasks.errors import InputError, RunError
+
+from .manifest import published_manifest
+from .settings import PreparationSettings
 
 COMPARED = ("scale", "sample", "mode")
 """The settings that must be the same for two versions to be compared."""

@@ -22,16 +22,16 @@ from prefect.settings import PREFECT_API_URL, temporary_settings
 from prefect.states import Completed
 from prefect.tasks import exponential_backoff
 from prefect_dask.task_runners import DaskTaskRunner, PrefectDaskFuture
+from tokenmill.tasks import artifact
+from tokenmill.tasks.errors import RunError
 
-from tasks import artifact
-from tasks.errors import RunError
-from tasks.shards.batches import batches
-from tasks.shards.build import BuildShard, build_batch
-from tasks.shards.cluster import announce, asking_for, listen, require_reached, slots, started, task_runner
-from tasks.shards.plan import PlannedShard, shard_record
-from tasks.shards.progress import ProgressBar, ProgressDisplay, Tally, say
-from tasks.shards.store import Store
-from tasks.shards.wait import ClusterWatch, wait_for
+from .batches import batches
+from .build import BuildShard, build_batch
+from .cluster import announce, asking_for, listen, require_reached, slots, started, task_runner
+from .plan import PlannedShard, shard_record
+from .progress import ProgressBar, ProgressDisplay, Tally, say
+from .store import Store
+from .wait import ClusterWatch, wait_for
 
 MOST_REPORTED = 5
 

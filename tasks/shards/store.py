@@ -9,14 +9,14 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
 from typing import Any, cast
 
+from tokenmill.tasks.errors import RunError
+from tokenmill.tasks.storage import filesystem, join
+from tokenmill.tasks.threads import in_threads
 from xxhash import xxh3_128_hexdigest
 
-from tasks.errors import RunError
-from tasks.shards.identity import Identity, shard_key
-from tasks.shards.publish import Output, publish_bytes
-from tasks.shards.receipt import RECEIPT, InvalidReceiptError, PartCount, Receipt
-from tasks.storage import filesystem, join
-from tasks.threads import in_threads
+from .identity import Identity, shard_key
+from .publish import Output, publish_bytes
+from .receipt import RECEIPT, InvalidReceiptError, PartCount, Receipt
 
 THREADS = 16
 """Receipts are read this many at a time: on an object store each costs a round trip of some 30 ms."""

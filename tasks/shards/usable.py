@@ -4,14 +4,15 @@ from collections.abc import Iterable
 from pathlib import Path
 from tempfile import TemporaryFile
 
-from tasks.blend.load import load_blend
-from tasks.blend.models import Blend
-from tasks.errors import InputError
-from tasks.shards.manifest import BLEND, MANIFEST
-from tasks.shards.store import size_of
-from tasks.sources.apart import require_apart
-from tasks.sources.discovery import discover
-from tasks.storage import absolute, is_local, join, user_cache
+from tokenmill.tasks.blend.load import load_blend
+from tokenmill.tasks.blend.models import Blend
+from tokenmill.tasks.errors import InputError
+from tokenmill.tasks.sources.apart import require_apart
+from tokenmill.tasks.sources.discovery import discover
+from tokenmill.tasks.storage import absolute, is_local, join, user_cache
+
+from .manifest import BLEND, MANIFEST
+from .store import size_of
 
 
 def require_usable(blend: Blend, store: str | None, output_dir: str) -> None:

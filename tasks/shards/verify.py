@@ -13,13 +13,13 @@ from dataclasses import dataclass
 from typing import Any, BinaryIO, cast
 
 import xxhash
+from tokenmill.tasks.errors import InputError
+from tokenmill.tasks.storage import absolute, filesystem, is_local, join
 
-from tasks.errors import InputError
-from tasks.shards.manifest import MANIFEST, WHOLE, read_manifest
-from tasks.shards.publish import Output
-from tasks.shards.receipt import RECEIPT, InvalidReceiptError, Receipt
-from tasks.shards.store import Store, read_bytes, size_of
-from tasks.storage import absolute, filesystem, is_local, join
+from .manifest import MANIFEST, WHOLE, read_manifest
+from .publish import Output
+from .receipt import RECEIPT, InvalidReceiptError, Receipt
+from .store import Store, read_bytes, size_of
 
 CHUNK_BYTES = 4 << 20
 THREADS = min(16, (os.cpu_count() or 1) * 2)

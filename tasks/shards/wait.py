@@ -16,9 +16,9 @@ from typing import Any, cast
 from dask import config  # pyright: ignore[reportPrivateImportUsage]
 from dask.utils import parse_timedelta
 from distributed import Client, Future, LocalCluster, Status
+from tokenmill.tasks.errors import RunError
 
-from tasks.errors import RunError
-from tasks.shards.cluster import ClusterLostError, declares, listed
+from .cluster import ClusterLostError, declares, listed
 
 REFRESH_SECONDS = 1.0
 LOOK_SECONDS = 5.0

@@ -14,11 +14,11 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 
 from fsspec.spec import AbstractFileSystem
+from tokenmill.tasks.errors import InputError
+from tokenmill.tasks.storage import absolute, filesystem, is_local
 
-from tasks.errors import InputError
-from tasks.sources.discovery import divided
-from tasks.sources.selection import glob_pattern
-from tasks.storage import absolute, filesystem, is_local
+from .discovery import divided
+from .selection import glob_pattern
 
 ANY_DEPTH = "**"
 

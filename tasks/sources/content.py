@@ -23,16 +23,16 @@ from dataclasses import replace
 from typing import BinaryIO
 
 import xxhash
+from tokenmill.tasks.seal import sealed, unsealed
+from tokenmill.tasks.storage import SourceIdentity, is_local
+from tokenmill.tasks.threads import in_threads
 
-from tasks.seal import sealed, unsealed
-from tasks.sources.cut import cut
-from tasks.sources.files import Slice, SourceFile
-from tasks.sources.json_lines import row_start
-from tasks.sources.opening import open_source
-from tasks.sources.parquet import Require, layout, open_parquet, require_any, slice_ranges
-from tasks.sources.planned import HASHED, Ranges, range_blocks, unchanged
-from tasks.storage import SourceIdentity, is_local
-from tasks.threads import in_threads
+from .cut import cut
+from .files import Slice, SourceFile
+from .json_lines import row_start
+from .opening import open_source
+from .parquet import Require, layout, open_parquet, require_any, slice_ranges
+from .planned import HASHED, Ranges, range_blocks, unchanged
 
 CHUNK_BYTES = 4 << 20
 THREADS = min(32, (os.cpu_count() or 1) * 2)

@@ -12,11 +12,12 @@ import math
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import replace
 
-from tasks.errors import InputError
-from tasks.sources.files import Slice, SourceFile
-from tasks.sources.opening import open_source
-from tasks.sources.parquet import Require, open_parquet, require_any, row_groups
-from tasks.sources.read import count_rows
+from tokenmill.tasks.errors import InputError
+
+from .files import Slice, SourceFile
+from .opening import open_source
+from .parquet import Require, open_parquet, require_any, row_groups
+from .read import count_rows
 
 
 def cut(file: SourceFile, shard_size: int, fields: Sequence[str], require: Require = require_any) -> list[Slice]:

@@ -25,14 +25,14 @@ from pathlib import Path
 from typing import Any, cast
 
 from fsspec.spec import AbstractFileSystem
+from tokenmill.tasks.blend.models import DataSource
+from tokenmill.tasks.errors import InputError
+from tokenmill.tasks.storage import absolute, filesystem, is_local
 
-from tasks.blend.models import DataSource
-from tasks.errors import InputError
-from tasks.sources.files import Compression, Format, Found, SourceFile
-from tasks.sources.formats import ENDINGS, describe, sniff
-from tasks.sources.planned import stored_version
-from tasks.sources.selection import choose, data_names, glob_pattern, kinds_skipped, shortened
-from tasks.storage import absolute, filesystem, is_local
+from .files import Compression, Format, Found, SourceFile
+from .formats import ENDINGS, describe, sniff
+from .planned import stored_version
+from .selection import choose, data_names, glob_pattern, kinds_skipped, shortened
 
 COMMIT = re.compile(r"@[0-9a-f]{40}/")
 """What stands between a repository of the hub and a path inside it."""
@@ -68,7 +68,7 @@ def find(source: DataSource) -> Found:
     when there is nothing to read.
     """
     if source.path.startswith("hf://"):
-        from tasks.sources.hub import hub_files  # the hub's client takes 0.15 s to import
+        from .hub import hub_files  # the hub's client takes 0.15 s to import
 
         found = hub_files(source)
     elif source.revision is not None:

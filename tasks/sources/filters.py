@@ -10,8 +10,9 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, cast
 
-from tasks.blend.models import DataSource, Value
-from tasks.sources.text_field import field_path
+from tokenmill.tasks.blend.models import DataSource, Value
+
+from .text_field import field_path
 
 USED_IN = "used_in"
 

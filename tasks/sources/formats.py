@@ -8,8 +8,8 @@ costs one read of at most 1 MiB per `.json` file; other names cost nothing.
 from collections.abc import Iterator
 from dataclasses import replace
 
-from tasks.sources.files import Compression, Format, SourceFile
-from tasks.sources.opening import blocks, open_source
+from .files import Compression, Format, SourceFile
+from .opening import blocks, open_source
 
 ENDINGS: dict[str, tuple[Format, Compression | None]] = {
     ".jsonl": ("jsonl", None),

@@ -26,12 +26,12 @@ from huggingface_hub.errors import (
     RevisionNotFoundError,
 )
 from huggingface_hub.hf_api import DatasetInfo, RepoSibling
+from tokenmill.tasks.blend.models import DataSource
+from tokenmill.tasks.errors import InputError
 
-from tasks.blend.models import DataSource
-from tasks.errors import InputError
-from tasks.sources.files import Found, SourceFile
-from tasks.sources.formats import describe
-from tasks.sources.selection import choose, data_names, glob_pattern, kinds_skipped, missing
+from .files import Found, SourceFile
+from .formats import describe
+from .selection import choose, data_names, glob_pattern, kinds_skipped, missing
 
 REFERENCE = re.compile(
     r"hf://(?:datasets/)?(?P<repository>[^/@]+/[^/@]+)"

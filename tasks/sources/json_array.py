@@ -14,8 +14,8 @@ from file to Arrow text on one core, where JSON Lines runs at 670. Large data is
 import re
 from collections.abc import Iterator
 
-from tasks.sources.json_lines import Pending
-from tasks.sources.json_rows import Row
+from .json_lines import Pending
+from .json_rows import Row
 
 TOKEN = re.compile(rb'"[^"]*+("?)|[\[\]{},]')
 QUOTE, COMMA, OPEN_ARRAY, CLOSE_ARRAY, OPEN_OBJECT, CLOSE_OBJECT = b'",[]{}'

@@ -11,8 +11,8 @@ held, and reported. Memory is a few times the larger of BLOCK_BYTES and the long
 from collections.abc import Iterator
 from typing import BinaryIO
 
-from tasks.sources.json_rows import HEAD_BYTES, Refused, Row
-from tasks.sources.opening import BLOCK_BYTES
+from .json_rows import HEAD_BYTES, Refused, Row
+from .opening import BLOCK_BYTES
 
 MAX_ROW_BYTES = 256 << 20
 """Rows longer than this are refused. It is never smaller than BLOCK_BYTES."""

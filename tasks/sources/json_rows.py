@@ -20,8 +20,8 @@ from typing import TypeVar
 import numpy as np
 import orjson
 
-from tasks.sources.exact_json import NumberRangeError
-from tasks.sources.files import BadRow
+from .exact_json import NumberRangeError
+from .files import BadRow
 
 BYTE_ORDER_MARK = b"\xef\xbb\xbf"
 

@@ -5,11 +5,11 @@ slice (some 5 GB/s once cached), which is why only errors ask; published line nu
 slices before.
 """
 
-from tasks.sources.content import CHUNK_BYTES
-from tasks.sources.files import Slice
-from tasks.sources.json_lines import row_start
-from tasks.sources.opening import open_source
-from tasks.sources.parquet import open_parquet
+from .content import CHUNK_BYTES
+from .files import Slice
+from .json_lines import row_start
+from .opening import open_source
+from .parquet import open_parquet
 
 
 def first_row(part: Slice) -> int:

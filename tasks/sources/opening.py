@@ -18,11 +18,11 @@ from pathlib import Path
 from typing import BinaryIO, Protocol, cast
 
 import pyarrow as pa
+from tokenmill.tasks.errors import InputError, RunError
+from tokenmill.tasks.storage import filesystem, is_local
 from zstandard import ZstdDecompressor, ZstdError, get_frame_parameters
 
-from tasks.errors import InputError, RunError
-from tasks.sources.files import SourceFile
-from tasks.storage import filesystem, is_local
+from .files import SourceFile
 
 BLOCK_BYTES = 1 << 20
 """What is read and parsed at a time. Rows of 1 MiB still lie in the processor's cache when they are parsed and copied:

@@ -24,16 +24,16 @@ import orjson
 import pyarrow as pa
 import pyarrow.parquet as pq
 from pyarrow import compute
+from tokenmill.tasks.errors import InputError, nearest
 from xxhash import xxh3_128
 
-from tasks.errors import InputError, nearest
-from tasks.sources.files import BadRow, Slice, SourceFile, TextBatch
-from tasks.sources.json_lines import MAX_ROW_BYTES
-from tasks.sources.json_rows import excerpt
-from tasks.sources.leading import leading
-from tasks.sources.opening import SourceCorrupt, is_decoder_error, open_source
-from tasks.sources.planned import ComparedStream, Ranges, as_planned, is_hashed, require_content
-from tasks.sources.text_field import field_path
+from .files import BadRow, Slice, SourceFile, TextBatch
+from .json_lines import MAX_ROW_BYTES
+from .json_rows import excerpt
+from .leading import leading
+from .opening import SourceCorrupt, is_decoder_error, open_source
+from .planned import ComparedStream, Ranges, as_planned, is_hashed, require_content
+from .text_field import field_path
 
 BATCH_BYTES = 4 << 20
 MAX_BATCH_ROWS = 8192

@@ -19,11 +19,11 @@ from dataclasses import dataclass
 from io import SEEK_END, RawIOBase
 from typing import Any, BinaryIO
 
+from tokenmill.tasks.errors import RunError
+from tokenmill.tasks.storage import filesystem, is_local
 from xxhash import xxh3_64_intdigest, xxh3_128
 
-from tasks.errors import RunError
-from tasks.sources.files import Slice, SourceFile
-from tasks.storage import filesystem, is_local
+from .files import Slice, SourceFile
 
 CHECKSUMS = ("md5Hash", "ETag", "etag", "generation")
 """What stores call the checksum of an object: of the content where they give one, else of the object's version."""

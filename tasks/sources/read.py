@@ -12,15 +12,15 @@ from typing import BinaryIO
 
 from xxhash import xxh3_128
 
-from tasks.sources.files import Slice, TextBatch
-from tasks.sources.json_array import BrokenArray, split_elements
-from tasks.sources.json_lines import slice_blocks, split_lines
-from tasks.sources.json_rows import BYTE_ORDER_MARK, Row
-from tasks.sources.leading import leading
-from tasks.sources.opening import BLOCK_BYTES, SourceCorrupt, blocks, open_source
-from tasks.sources.parquet import parquet_rows, parquet_texts
-from tasks.sources.planned import HashingStream, as_planned, hashing
-from tasks.sources.text_field import field_path, pick_texts
+from .files import Slice, TextBatch
+from .json_array import BrokenArray, split_elements
+from .json_lines import slice_blocks, split_lines
+from .json_rows import BYTE_ORDER_MARK, Row
+from .leading import leading
+from .opening import BLOCK_BYTES, SourceCorrupt, blocks, open_source
+from .parquet import parquet_rows, parquet_texts
+from .planned import HashingStream, as_planned, hashing
+from .text_field import field_path, pick_texts
 
 
 def read_texts(part: Slice, text_field: str) -> Iterator[TextBatch]:

@@ -18,11 +18,11 @@ import numpy as np
 import orjson
 import pyarrow as pa
 
-from tasks.sources.exact_json import NumberRangeError, loads
-from tasks.sources.files import BadRow, Slice
-from tasks.sources.json_rows import Refused, Row, each_row, excerpt, from_row, kind_of
-from tasks.sources.parquet import NO_ROWS, column_batches, holds, require_any, row_too_long
-from tasks.sources.read import blocks_of_rows
+from .exact_json import NumberRangeError, loads
+from .files import BadRow, Slice
+from .json_rows import Refused, Row, each_row, excerpt, from_row, kind_of
+from .parquet import NO_ROWS, column_batches, holds, require_any, row_too_long
+from .read import blocks_of_rows
 
 Record = dict[str, Any]
 

@@ -14,10 +14,10 @@ from collections import Counter
 from collections.abc import Iterable
 
 from fsspec.utils import glob_translate
+from tokenmill.tasks.blend.models import DataSource
+from tokenmill.tasks.errors import InputError
 
-from tasks.blend.models import DataSource
-from tasks.errors import InputError
-from tasks.sources.formats import ENDINGS, METADATA, describe, without_ending
+from .formats import ENDINGS, METADATA, describe, without_ending
 
 SHOWN = 12
 NUMBER = r"[-._]\d+(?:-of-\d+)?(?:-[0-9a-f]{16})?"

@@ -11,11 +11,11 @@ from typing import cast
 import numpy as np
 import orjson
 import pyarrow as pa
+from tokenmill.tasks.errors import nearest
 
-from tasks.errors import nearest
-from tasks.sources.exact_json import rounded
-from tasks.sources.files import TextBatch
-from tasks.sources.json_rows import Refused, Row, each_row, from_row, kind_of
+from .exact_json import rounded
+from .files import TextBatch
+from .json_rows import Refused, Row, each_row, from_row, kind_of
 
 
 def field_path(text_field: str) -> list[str]:

@@ -11,12 +11,12 @@ from dataclasses import dataclass
 import numpy as np
 import pyarrow as pa
 import xxhash
+from tokenmill.tasks.errors import RunError
+from tokenmill.tasks.shards.holdout import parts_of
 
-from tasks.errors import RunError
-from tasks.shards.holdout import parts_of
-from tasks.tokenize.binidx import token_dtype
-from tasks.tokenize.encoders import Tokens
-from tasks.tokenize.settings import PretrainRecipe
+from .binidx import token_dtype
+from .encoders import Tokens
+from .settings import PretrainRecipe
 
 WHOLE = "all"
 """The one part of a shard of which nothing is held out."""

@@ -21,12 +21,12 @@ import numpy as np
 import orjson
 import pyarrow as pa
 from pyarrow import compute
+from tokenmill.tasks.shards.remembered import remembered
+from tokenmill.tasks.storage import user_cache
 
-from tasks.shards.remembered import remembered
-from tasks.storage import user_cache
-from tasks.tokenize.encoders import Encoder, Tokens
-from tasks.tokenize.suspects import SWEEP_VERSION, SWEPT, suspects
-from tasks.tokenize.vocabulary import Vocabulary
+from .encoders import Encoder, Tokens
+from .suspects import SWEEP_VERSION, SWEPT, suspects
+from .vocabulary import Vocabulary
 
 ASCII, SURROGATES = range(0x80), range(0xD800, 0xE000)
 

@@ -24,17 +24,17 @@ from unicodedata import normalize
 import numpy as np
 import orjson
 import pyarrow as pa
+from tokenmill.tasks.errors import RunError
+from tokenmill.tasks.shards.remembered import remembered
+from tokenmill.tasks.sources.files import Slice
+from tokenmill.tasks.sources.read import read_texts
+from tokenmill.tasks.storage import join
 
-from tasks.errors import RunError
-from tasks.shards.remembered import remembered
-from tasks.sources.files import Slice
-from tasks.sources.read import read_texts
-from tasks.storage import join
-from tasks.tokenize.encoders import Encoder
-from tasks.tokenize.exact import LIBRARIES, exact_encoder
-from tasks.tokenize.settings import Backend
-from tasks.tokenize.suspects import SWEEP_VERSION
-from tasks.tokenize.vocabulary import Vocabulary
+from .encoders import Encoder
+from .exact import LIBRARIES, exact_encoder
+from .settings import Backend
+from .suspects import SWEEP_VERSION
+from .vocabulary import Vocabulary
 
 SAMPLED_DOCUMENTS = 16
 SAMPLED_CHARACTERS = 16_384

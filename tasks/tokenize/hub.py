@@ -4,8 +4,7 @@ from pathlib import Path
 
 from huggingface_hub import hf_hub_download
 from huggingface_hub.errors import EntryNotFoundError, HfHubHTTPError, HFValidationError, LocalEntryNotFoundError
-
-from tasks.errors import InputError
+from tokenmill.tasks.errors import InputError
 
 
 def download_tokenizer(repository: str, revision: str | None) -> Path:

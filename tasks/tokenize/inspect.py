@@ -1,8 +1,9 @@
 """What verification checks of a pretraining shard beyond sizes and hashes: that each pair really is a data set."""
 
-from tasks.shards.receipt import PartCount, Receipt
-from tasks.shards.store import Store, read_bytes, size_of
-from tasks.tokenize.binidx import BinIdxError, read_index
+from tokenmill.tasks.shards.receipt import PartCount, Receipt
+from tokenmill.tasks.shards.store import Store, read_bytes, size_of
+
+from .binidx import BinIdxError, read_index
 
 
 def inspect_pretrain_shard(store: Store, receipt: Receipt) -> list[str]:

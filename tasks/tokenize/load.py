@@ -17,13 +17,13 @@ from typing import Any
 import orjson
 import tiktoken
 import tiktoken.registry
+from tokenmill.tasks.errors import InputError, nearest
+from tokenmill.tasks.shards.publish import publish_bytes
+from tokenmill.tasks.shards.remembered import remembered
+from tokenmill.tasks.storage import user_cache
 
-from tasks.errors import InputError, nearest
-from tasks.shards.publish import publish_bytes
-from tasks.shards.remembered import remembered
-from tasks.storage import user_cache
-from tasks.tokenize.settings import TokenizerSettings, TokenizerSource
-from tasks.tokenize.vocabulary import (
+from .settings import TokenizerSettings, TokenizerSource
+from .vocabulary import (
     Vocabulary,
     huggingface_vocabulary,
     sentencepiece_vocabulary,
@@ -167,7 +167,7 @@ def _object(file: Path) -> dict[str, Any]:
 
 
 def _from_hub(repository: str, revision: str | None) -> Vocabulary:
-    from tasks.tokenize.hub import download_tokenizer  # the hub's client takes 0.15 s to import
+    from .hub import download_tokenizer  # the hub's client takes 0.15 s to import
 
     return _from_json(download_tokenizer(repository, revision))
 

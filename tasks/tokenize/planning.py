@@ -7,15 +7,16 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 
-from tasks.blend.models import Blend, DataSource
-from tasks.shards.plan import Plan
-from tasks.shards.planning import holdout_of, places, plan_shards, require_no
-from tasks.sources.files import Slice
-from tasks.sources.parquet import require_text
-from tasks.tokenize.gate import Verdict, judge, texts_of
-from tasks.tokenize.load import load_vocabulary
-from tasks.tokenize.settings import PretrainRecipe, PretrainSettings
-from tasks.tokenize.vocabulary import Vocabulary
+from tokenmill.tasks.blend.models import Blend, DataSource
+from tokenmill.tasks.shards.plan import Plan
+from tokenmill.tasks.shards.planning import holdout_of, places, plan_shards, require_no
+from tokenmill.tasks.sources.files import Slice
+from tokenmill.tasks.sources.parquet import require_text
+
+from .gate import Verdict, judge, texts_of
+from .load import load_vocabulary
+from .settings import PretrainRecipe, PretrainSettings
+from .vocabulary import Vocabulary
 
 KIND = "pretrain"
 FORMAT_VERSION = 2

@@ -14,13 +14,13 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
-from tasks.blend.models import SPLITS
-from tasks.errors import RunError
-from tasks.shards.books import OnBadRow
-from tasks.shards.circumstances import circumstances
-from tasks.shards.manifest import Finished
-from tasks.shards.plan import PlannedShard
-from tasks.shards.publication import (
+from tokenmill.tasks.blend.models import SPLITS
+from tokenmill.tasks.errors import RunError
+from tokenmill.tasks.shards.books import OnBadRow
+from tokenmill.tasks.shards.circumstances import circumstances
+from tokenmill.tasks.shards.manifest import Finished
+from tokenmill.tasks.shards.plan import PlannedShard
+from tokenmill.tasks.shards.publication import (
     Listed,
     Published,
     Weights,
@@ -31,17 +31,18 @@ from tasks.shards.publication import (
     parts_with_tokens,
     publish_preparation,
 )
-from tasks.shards.publish import place_files
-from tasks.shards.receipt import Receipt
-from tasks.shards.settings import WHERE_NOT_WHAT
-from tasks.shards.store import Store
-from tasks.storage import is_local, join
-from tasks.tokenize.binidx import token_dtype
-from tasks.tokenize.exact import exact_encoder
-from tasks.tokenize.load import load_vocabulary
-from tasks.tokenize.planning import KIND, PretrainPlan
-from tasks.tokenize.settings import PretrainRecipe, TokenizerSettings
-from tasks.tokenize.shard import tokenize_shard
+from tokenmill.tasks.shards.publish import place_files
+from tokenmill.tasks.shards.receipt import Receipt
+from tokenmill.tasks.shards.settings import WHERE_NOT_WHAT
+from tokenmill.tasks.shards.store import Store
+from tokenmill.tasks.storage import is_local, join
+
+from .binidx import token_dtype
+from .exact import exact_encoder
+from .load import load_vocabulary
+from .planning import KIND, PretrainPlan
+from .settings import PretrainRecipe, TokenizerSettings
+from .shard import tokenize_shard
 
 LIBRARIES = ("tokenmill", "gigatoken", "tokenizers", "tiktoken", "pyarrow", "numpy")
 

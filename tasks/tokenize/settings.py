@@ -4,9 +4,8 @@ from dataclasses import dataclass
 from typing import Literal, Self
 
 from pydantic import Field, model_validator
-
-from tasks.shards.settings import PreparationSettings
-from tasks.strict import Strict
+from tokenmill.tasks.shards.settings import PreparationSettings
+from tokenmill.tasks.strict import Strict
 
 Backend = Literal["gigatoken", "reference"]
 SpecialTokens = Literal["literal", "allow", "reject"]

@@ -16,19 +16,19 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 from pyarrow import compute
+from tokenmill.tasks.shards.books import Books, OnBadRow
+from tokenmill.tasks.shards.holdout import PARTS
+from tokenmill.tasks.shards.plan import PlannedShard
+from tokenmill.tasks.shards.publish import publish_bytes
+from tokenmill.tasks.shards.receipt import PartCount, Receipt
+from tokenmill.tasks.shards.store import Store
+from tokenmill.tasks.sources.files import BadRow, TextBatch
+from tokenmill.tasks.sources.read import read_texts
 
-from tasks.shards.books import Books, OnBadRow
-from tasks.shards.holdout import PARTS
-from tasks.shards.plan import PlannedShard
-from tasks.shards.publish import publish_bytes
-from tasks.shards.receipt import PartCount, Receipt
-from tasks.shards.store import Store
-from tasks.sources.files import BadRow, TextBatch
-from tasks.sources.read import read_texts
-from tasks.tokenize.binidx import BinIdxWriter, token_dtype
-from tasks.tokenize.documents import WHOLE, assemble, assign_parts, runs
-from tasks.tokenize.encoders import Encoder
-from tasks.tokenize.settings import PretrainRecipe
+from .binidx import BinIdxWriter, token_dtype
+from .documents import WHOLE, assemble, assign_parts, runs
+from .encoders import Encoder
+from .settings import PretrainRecipe
 
 
 @dataclass

@@ -20,11 +20,11 @@ import pyarrow as pa
 import tiktoken
 import tokenizers
 from tokenizers import normalizers
+from tokenmill.tasks.shards.publish import publish_bytes
+from tokenmill.tasks.storage import join
 
-from tasks.shards.publish import publish_bytes
-from tasks.storage import join
-from tasks.tokenize.encoders import Encoder, GigatokenEncoder, ReferenceEncoder
-from tasks.tokenize.tiktoken_json import byte_level_bpe
+from .encoders import Encoder, GigatokenEncoder, ReferenceEncoder
+from .tiktoken_json import byte_level_bpe
 
 BYTES = {bytes([byte]): byte for byte in range(256)}
 

@@ -11,14 +11,14 @@ from typing import Any
 from prefect import task
 from prefect.cache_policies import NO_CACHE
 from prefect.client.schemas.objects import State
+from tokenmill.tasks.blend.models import Blend
+from tokenmill.tasks.shards.books import OnBadRow
+from tokenmill.tasks.shards.stage import build_and_announce, shard_task
+from tokenmill.tasks.shards.store import Store
 
-from tasks.blend.models import Blend
-from tasks.shards.books import OnBadRow
-from tasks.shards.stage import build_and_announce, shard_task
-from tasks.shards.store import Store
-from tasks.tokenize.planning import KIND, PretrainPlan, plan_pretrain
-from tasks.tokenize.preparation import build_pretrain_shard, publish_pretrain
-from tasks.tokenize.settings import PretrainSettings, TokenizerSettings
+from .planning import KIND, PretrainPlan, plan_pretrain
+from .preparation import build_pretrain_shard, publish_pretrain
+from .settings import PretrainSettings, TokenizerSettings
 
 
 @task(name="plan", cache_policy=NO_CACHE, persist_result=False)

@@ -27,10 +27,10 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 import numpy as np
 import pyarrow as pa
 
-from tasks.tokenize.contexts import Context, contexts
-from tasks.tokenize.encoders import Encoder
-from tasks.tokenize.splitting import NormalForm, Splitting
-from tasks.tokenize.vocabulary import Vocabulary
+from .contexts import Context, contexts
+from .encoders import Encoder
+from .splitting import NormalForm, Splitting
+from .vocabulary import Vocabulary
 
 SWEEP_VERSION = 2
 """Raised whenever the sweep looks at more: what earlier sweeps found is not used again."""

@@ -21,11 +21,11 @@ import tokenizers
 from gigatoken._load.sentencepiece import (  # the pinned version has no public name for it
     sentencepiece_to_tokenizer_json,
 )
+from tokenmill.tasks.errors import InputError
 
-from tasks.errors import InputError
-from tasks.tokenize.encoders import Encoder, GigatokenEncoder, ReferenceEncoder
-from tasks.tokenize.splitting import Splitting, huggingface_splitting, tiktoken_splitting
-from tasks.tokenize.tiktoken_json import tiktoken_definition
+from .encoders import Encoder, GigatokenEncoder, ReferenceEncoder
+from .splitting import Splitting, huggingface_splitting, tiktoken_splitting
+from .tiktoken_json import tiktoken_definition
 
 EncoderMaker = Callable[[bool], Encoder]
 """Makes an encoder; the argument is `literal`."""

@@ -25,15 +25,15 @@ import orjson
 from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
+from tokenmill.tasks.errors import InputError
+from tokenmill.tasks.shards.publish import publish_bytes
+from tokenmill.tasks.shards.store import read_bytes
+from tokenmill.tasks.storage import join
+from tokenmill.tasks.strict import Strict, parse
 
-from tasks.errors import InputError
-from tasks.shards.publish import publish_bytes
-from tasks.shards.store import read_bytes
-from tasks.storage import join
-from tasks.strict import Strict, parse
-from tasks.train.events import Started, Step
-from tasks.train.job import Job
-from tasks.train.results import perplexity
+from .events import Started, Step
+from .job import Job
+from .results import perplexity
 
 WARMUP = 2
 THRESHOLD = 0.05

@@ -16,13 +16,14 @@ from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
-from tasks.errors import InputError
-from tasks.seal import sealed, unsealed
-from tasks.shards.publish import publish_bytes
-from tasks.shards.verify import file_hash
-from tasks.strict import parse
-from tasks.train.events import Event, Step, Validated
-from tasks.train.job import CHECKPOINTS
+from tokenmill.tasks.errors import InputError
+from tokenmill.tasks.seal import sealed, unsealed
+from tokenmill.tasks.shards.publish import publish_bytes
+from tokenmill.tasks.shards.verify import file_hash
+from tokenmill.tasks.strict import parse
+
+from .events import Event, Step, Validated
+from .job import CHECKPOINTS
 
 NAME = re.compile(r"step_(\d{8,})")
 FACTS = "checkpoint.json"

@@ -7,12 +7,13 @@ import shutil
 from collections.abc import Sequence
 from contextlib import ExitStack
 
-from tasks.shards.publish import publish_folder, sweep_folders
-from tasks.train.checkpoint_folders import folder_of, require_whole, steps_in, write_facts
-from tasks.train.engine import Engine
-from tasks.train.events import Event
-from tasks.train.job import CHECKPOINTS
-from tasks.train.world import World
+from tokenmill.tasks.shards.publish import publish_folder, sweep_folders
+
+from .checkpoint_folders import folder_of, require_whole, steps_in, write_facts
+from .engine import Engine
+from .events import Event
+from .job import CHECKPOINTS
+from .world import World
 
 
 def save(engine: Engine, world: World, output_dir: str, step: int, keep: int, told: Sequence[Event] = ()) -> str:

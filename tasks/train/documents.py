@@ -12,10 +12,10 @@ from typing import Any, cast
 import numpy as np
 from megatron.core.datasets.blended_megatron_dataset_builder import BlendedMegatronDatasetBuilder
 from megatron.core.datasets.gpt_dataset import GPTDataset, GPTDatasetConfig
+from tokenmill.tasks.storage import is_local, join
 
-from tasks.storage import is_local, join
-from tasks.train.batch import Batch
-from tasks.train.job import Source, TrainData
+from .batch import Batch
+from .job import Source, TrainData
 
 
 class _Tokens:

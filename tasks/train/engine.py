@@ -6,7 +6,7 @@ from typing import Protocol
 
 import torch
 
-from tasks.train.batch import Batch
+from .batch import Batch
 
 
 @dataclass(frozen=True, slots=True)

@@ -11,21 +11,21 @@ from functools import partial
 
 import numpy as np
 import pyarrow as pa
+from tokenmill.tasks.errors import InputError
+from tokenmill.tasks.score.causal import CausalScorer
+from tokenmill.tasks.score.loading import load
+from tokenmill.tasks.score.weights import find_model
+from tokenmill.tasks.strict import parse
+from tokenmill.tasks.tokenize.load import find_vocabulary
+from tokenmill.tasks.tokenize.settings import TokenizerSource
+from tokenmill.tasks.tokenize.vocabulary import Vocabulary
 from transformers import AutoModelForCausalLM
 
-from tasks.errors import InputError
-from tasks.score.causal import CausalScorer
-from tasks.score.loading import load
-from tasks.score.weights import find_model
-from tasks.strict import parse
-from tasks.tokenize.load import find_vocabulary
-from tasks.tokenize.settings import TokenizerSource
-from tasks.tokenize.vocabulary import Vocabulary
-from tasks.train.evaluation_settings import EvaluateSettings
-from tasks.train.generate import Openings, generations, given
-from tasks.train.held_out import held_out
-from tasks.train.job import TrainData
-from tasks.train.results import MadeFrom, Results, SourceResult, overall, perplexity
+from .evaluation_settings import EvaluateSettings
+from .generate import Openings, generations, given
+from .held_out import held_out
+from .job import TrainData
+from .results import MadeFrom, Results, SourceResult, overall, perplexity
 
 
 @dataclass(slots=True)

@@ -1,10 +1,10 @@
 """What is to be evaluated, as the one JSON file that an evaluator is started with."""
 
 from pydantic import Field
+from tokenmill.tasks.strict import Strict
 
-from tasks.strict import Strict
-from tasks.train.evaluation_settings import EvaluateSettings
-from tasks.train.job import TrainData
+from .evaluation_settings import EvaluateSettings
+from .job import TrainData
 
 REQUEST = "request.json"
 EVALUATION_LOG = "evaluation.log"

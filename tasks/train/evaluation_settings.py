@@ -1,11 +1,11 @@
 """What a person can choose about an evaluation."""
 
 from pydantic import Field
+from tokenmill.tasks.score.batches import TOKEN_BUDGET
+from tokenmill.tasks.strict import Seed, Strict
 
-from tasks.score.batches import TOKEN_BUDGET
-from tasks.strict import Seed, Strict
-from tasks.train.held_out import HeldOut
-from tasks.train.settings import Device, Precision
+from .held_out import HeldOut
+from .settings import Device, Precision
 
 
 class EvaluateSettings(Strict, frozen=True):

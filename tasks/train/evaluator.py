@@ -1,4 +1,4 @@
-"""The evaluator: `python -m tasks.train.evaluator REQUEST.json`, a process of its own, so that what it holds of a GPU is
+"""The evaluator: `python -m tokenmill.tasks.train.evaluator REQUEST.json`, a process of its own, so that what it holds of a GPU is
 given back when it ends.
 """
 
@@ -7,14 +7,14 @@ import time
 from pathlib import Path
 
 import orjson
+from tokenmill.tasks.errors import InputError, RunError
+from tokenmill.tasks.strict import parse
 
-from tasks.errors import InputError, RunError
-from tasks.strict import parse
-from tasks.train.evaluate import evaluate
-from tasks.train.evaluation import Evaluation
-from tasks.train.events import Failed, tell
-from tasks.train.orphans import die_with_parent
-from tasks.train.results import publish_results
+from .evaluate import evaluate
+from .evaluation import Evaluation
+from .events import Failed, tell
+from .orphans import die_with_parent
+from .results import publish_results
 
 
 def run(asked: Evaluation) -> None:

@@ -8,9 +8,8 @@ import sys
 from typing import Any, Literal
 
 import orjson
-
-from tasks.errors import InputError
-from tasks.strict import Strict, parse
+from tokenmill.tasks.errors import InputError
+from tokenmill.tasks.strict import Strict, parse
 
 
 class Started(Strict, frozen=True):

@@ -15,12 +15,12 @@ from typing import Any, cast
 import numpy as np
 import pyarrow as pa
 import torch
+from tokenmill.tasks.errors import InputError, RunError
+from tokenmill.tasks.score.nll import Completions, targets_of
+from tokenmill.tasks.tokenize.vocabulary import Vocabulary
 from transformers import GenerationConfig, LogitsProcessor, PreTrainedModel
 
-from tasks.errors import InputError, RunError
-from tasks.score.nll import Completions, targets_of
-from tasks.tokenize.vocabulary import Vocabulary
-from tasks.train.results import Generation
+from .results import Generation
 
 GRAM = 4
 """Tokens of a run that counts as repeated when it comes again."""

@@ -17,14 +17,14 @@ from typing import BinaryIO, Literal, cast
 import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
+from tokenmill.tasks.errors import InputError
+from tokenmill.tasks.pack.parquet import PADDING
+from tokenmill.tasks.score.nll import Completions
+from tokenmill.tasks.shards.store import read_bytes, size_of
+from tokenmill.tasks.storage import filesystem
+from tokenmill.tasks.tokenize.binidx import BinIdxError, Index, read_index
 
-from tasks.errors import InputError
-from tasks.pack.parquet import PADDING
-from tasks.score.nll import Completions
-from tasks.shards.store import read_bytes, size_of
-from tasks.storage import filesystem
-from tasks.tokenize.binidx import BinIdxError, Index, read_index
-from tasks.train.job import Source, TrainData
+from .job import Source, TrainData
 
 HeldOut = Literal["valid", "test"]
 

@@ -12,16 +12,16 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import orjson
+from tokenmill.tasks.errors import InputError
+from tokenmill.tasks.seal import sealed, unsealed
+from tokenmill.tasks.shards.publish import publish_bytes
+from tokenmill.tasks.shards.store import read_bytes
+from tokenmill.tasks.storage import join
+from tokenmill.tasks.strict import parse
 
-from tasks.errors import InputError
-from tasks.seal import sealed, unsealed
-from tasks.shards.publish import publish_bytes
-from tasks.shards.store import read_bytes
-from tasks.storage import join
-from tasks.strict import parse
-from tasks.train.checkpoint_folders import told_before
-from tasks.train.events import Event, Started, Step, Validated, heard
-from tasks.train.job import JOB, MODEL, Job
+from .checkpoint_folders import told_before
+from .events import Event, Started, Step, Validated, heard
+from .job import JOB, MODEL, Job
 
 METRICS = "metrics.jsonl"
 TRAINING = "training.json"

@@ -3,9 +3,9 @@
 from typing import Literal
 
 from pydantic import Field
+from tokenmill.tasks.strict import Strict
 
-from tasks.strict import Strict
-from tasks.train.settings import TrainSettings
+from .settings import TrainSettings
 
 JOB = "job.json"
 MODEL = "model"

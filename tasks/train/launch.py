@@ -21,11 +21,11 @@ from dataclasses import dataclass, field
 from typing import BinaryIO, cast
 
 import psutil
+from tokenmill.tasks.errors import InputError, RunError
 
-from tasks.errors import InputError, RunError
-from tasks.train.events import Event, Failed, heard
-from tasks.train.launchers.launch import Launch
-from tasks.train.orphans import with_parent
+from .events import Event, Failed, heard
+from .launchers.launch import Launch
+from .orphans import with_parent
 
 PATIENCE = 0.2
 GRACE = 15.0

@@ -18,11 +18,11 @@ import torch
 import xxhash
 from safetensors import safe_open
 from safetensors.torch import save_file
+from tokenmill.tasks.errors import InputError
+from tokenmill.tasks.shards.publish import publish_bytes, publish_folder
 from transformers import LlamaConfig
 
-from tasks.errors import InputError
-from tasks.shards.publish import publish_bytes, publish_folder
-from tasks.train.settings import ModelSettings
+from .settings import ModelSettings
 
 WIDTH = 0.02
 

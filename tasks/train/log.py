@@ -12,8 +12,8 @@ from collections.abc import Generator
 from contextlib import contextmanager
 from io import FileIO
 
-from tasks.errors import RunError
-from tasks.shards.publish import open_log
+from tokenmill.tasks.errors import RunError
+from tokenmill.tasks.shards.publish import open_log
 
 LOG = "training.log"
 LAST = 20

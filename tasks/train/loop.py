@@ -10,13 +10,14 @@ from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 
-from tasks.errors import RunError
-from tasks.train.batch import Batch, Rows
-from tasks.train.engine import Engine, Losses, Shape
-from tasks.train.events import Event, Saved, Step, Validated
-from tasks.train.schedule import learning_rate
-from tasks.train.settings import TrainSettings
-from tasks.train.world import World
+from tokenmill.tasks.errors import RunError
+
+from .batch import Batch, Rows
+from .engine import Engine, Losses, Shape
+from .events import Event, Saved, Step, Validated
+from .schedule import learning_rate
+from .settings import TrainSettings
+from .world import World
 
 
 @dataclass(frozen=True, slots=True)

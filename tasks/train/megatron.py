@@ -21,14 +21,14 @@ from megatron.core.transformer.spec_utils import ModuleSpec
 from megatron.core.transformer.transformer_config import TransformerConfig
 from torch import distributed
 
-from tasks.train.attention import TorchAttention
-from tasks.train.batch import Batch
-from tasks.train.cuda_on_cpu import compute_on_cpu
-from tasks.train.engine import Losses, Shape, attended
-from tasks.train.llama import Weights
-from tasks.train.megatron_names import joined_slices, name_in_layer, of_llama, slice_of, to_llama
-from tasks.train.settings import Precision, TrainSettings
-from tasks.train.world import World
+from .attention import TorchAttention
+from .batch import Batch
+from .cuda_on_cpu import compute_on_cpu
+from .engine import Losses, Shape, attended
+from .llama import Weights
+from .megatron_names import joined_slices, name_in_layer, of_llama, slice_of, to_llama
+from .settings import Precision, TrainSettings
+from .world import World
 
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16}
 

@@ -7,8 +7,8 @@ cut over processes each has a slice along one dimension; of a gate's, a slice of
 
 import torch
 
-from tasks.train.llama import EMBEDDING, HEAD, NORM, Weights
-from tasks.train.settings import ModelSettings
+from .llama import EMBEDDING, HEAD, NORM, Weights
+from .settings import ModelSettings
 
 WHOLE = {
     "embedding.word_embeddings.weight": EMBEDDING,

@@ -21,12 +21,12 @@ from pathlib import Path
 import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
+from tokenmill.tasks.errors import RunError
+from tokenmill.tasks.shards.publish import publish, sweep
+from tokenmill.tasks.storage import filesystem, join
 
-from tasks.errors import RunError
-from tasks.shards.publish import publish, sweep
-from tasks.storage import filesystem, join
-from tasks.train.batch import Batch
-from tasks.train.job import TrainData
+from .batch import Batch
+from .job import TrainData
 
 COLUMNS = {"input_ids": np.int32, "loss_mask": np.int8, "seq_start_id": np.int32}
 BOUNDS = {"input_ids": "tokens", "seq_start_id": "sequences"}

@@ -8,7 +8,7 @@ rather than a guessed one, and no MFU.
 
 import re
 
-from tasks.train.settings import ModelSettings
+from .settings import ModelSettings
 
 PEAKS: dict[frozenset[str], float] = {
     frozenset({"A100"}): 312e12,

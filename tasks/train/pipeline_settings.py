@@ -8,14 +8,14 @@ from typing import Self
 
 import yaml
 from pydantic import Field, model_validator
+from tokenmill.tasks.errors import InputError
+from tokenmill.tasks.pack.settings import SftSettings
+from tokenmill.tasks.rl.settings import RlSettings
+from tokenmill.tasks.strict import Strict, parse
+from tokenmill.tasks.tokenize.settings import PretrainSettings
 
-from tasks.errors import InputError
-from tasks.pack.settings import SftSettings
-from tasks.rl.settings import RlSettings
-from tasks.strict import Strict, parse
-from tasks.tokenize.settings import PretrainSettings
-from tasks.train.evaluation_settings import EvaluateSettings
-from tasks.train.settings import TrainSettings
+from .evaluation_settings import EvaluateSettings
+from .settings import TrainSettings
 
 CONFIGS = Path(__file__).parent / "configs"
 BLENDS = Path(__file__).parents[2] / "blends"

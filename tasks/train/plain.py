@@ -13,11 +13,11 @@ from safetensors.torch import load_file, save_file
 from torch import distributed
 from transformers import LlamaConfig, LlamaForCausalLM
 
-from tasks.train.batch import Batch
-from tasks.train.engine import Losses, Shape, attended
-from tasks.train.llama import Weights
-from tasks.train.settings import Precision, TrainSettings
-from tasks.train.world import World
+from .batch import Batch
+from .engine import Losses, Shape, attended
+from .llama import Weights
+from .settings import Precision, TrainSettings
+from .world import World
 
 
 class PlainEngine:

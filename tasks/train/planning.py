@@ -2,10 +2,11 @@
 
 from pathlib import Path
 
-from tasks.storage import ART, absolute
-from tasks.train.job import Job
-from tasks.train.prepared import prepared_data
-from tasks.train.settings import TrainSettings
+from tokenmill.tasks.storage import ART, absolute
+
+from .job import Job
+from .prepared import prepared_data
+from .settings import TrainSettings
 
 
 def plan_training(path: str, settings: TrainSettings, output_dir: str) -> Job:

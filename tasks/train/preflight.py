@@ -11,17 +11,18 @@ from dataclasses import dataclass
 from importlib.util import find_spec
 from typing import Any
 
-from tasks.errors import InputError
-from tasks.shards.manifest import MANIFEST
-from tasks.shards.store import read_bytes
-from tasks.storage import absolute, filesystem, join
-from tasks.train.history import METRICS, TRAINING
-from tasks.train.job import CHECKPOINTS, JOB, MODEL, Job
-from tasks.train.prepared import content_digest, listed_files, prepared_manifest, tokenizer_is_here
-from tasks.train.presence import every_file_is_whole
-from tasks.train.processes import process_count
-from tasks.train.settings import TrainSettings
-from tasks.train.start_check import job_of, weights_to_begin_with_fit
+from tokenmill.tasks.errors import InputError
+from tokenmill.tasks.shards.manifest import MANIFEST
+from tokenmill.tasks.shards.store import read_bytes
+from tokenmill.tasks.storage import absolute, filesystem, join
+
+from .history import METRICS, TRAINING
+from .job import CHECKPOINTS, JOB, MODEL, Job
+from .prepared import content_digest, listed_files, prepared_manifest, tokenizer_is_here
+from .presence import every_file_is_whole
+from .processes import process_count
+from .settings import TrainSettings
+from .start_check import job_of, weights_to_begin_with_fit
 
 WHERE_NOT_WHAT = {
     *("launcher", "nodes", "processes", "retries"),

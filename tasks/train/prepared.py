@@ -16,20 +16,20 @@ from pathlib import Path
 from typing import Any
 
 import orjson
+from tokenmill.tasks.blend.models import SPLITS, Split
+from tokenmill.tasks.errors import InputError, RunError
+from tokenmill.tasks.pack.formats import find_template
+from tokenmill.tasks.pack.settings import SftSettings
+from tokenmill.tasks.shards.manifest import BLEND, MANIFEST, WHOLE, read_manifest
+from tokenmill.tasks.shards.store import read_bytes
+from tokenmill.tasks.storage import absolute, is_local, join
+from tokenmill.tasks.strict import parse
+from tokenmill.tasks.tokenize.load import find_vocabulary
+from tokenmill.tasks.tokenize.settings import TokenizerSource
+from tokenmill.tasks.tokenize.vocabulary import Vocabulary
 from xxhash import xxh3_128_hexdigest
 
-from tasks.blend.models import SPLITS, Split
-from tasks.errors import InputError, RunError
-from tasks.pack.formats import find_template
-from tasks.pack.settings import SftSettings
-from tasks.shards.manifest import BLEND, MANIFEST, WHOLE, read_manifest
-from tasks.shards.store import read_bytes
-from tasks.storage import absolute, is_local, join
-from tasks.strict import parse
-from tasks.tokenize.load import find_vocabulary
-from tasks.tokenize.settings import TokenizerSource
-from tasks.tokenize.vocabulary import Vocabulary
-from tasks.train.job import Source, TrainData
+from .job import Source, TrainData
 
 INSTEAD = {
     "harmony": "pack it first: tokenmill sft {path}/blend.json --output-dir PACKS chat_template=harmony",

@@ -11,12 +11,12 @@ from typing import Any, BinaryIO, cast
 import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
+from tokenmill.tasks.errors import InputError
+from tokenmill.tasks.shards.store import THREADS, size_of
+from tokenmill.tasks.storage import filesystem
+from tokenmill.tasks.tokenize.binidx import DTYPES, HEADER, MAGIC, VERSION
 
-from tasks.errors import InputError
-from tasks.shards.store import THREADS, size_of
-from tasks.storage import filesystem
-from tasks.tokenize.binidx import DTYPES, HEADER, MAGIC, VERSION
-from tasks.train.prepared import ListedFile
+from .prepared import ListedFile
 
 
 def every_file_is_whole(path: str, listed: Sequence[ListedFile], manifest: Mapping[str, Any]) -> None:

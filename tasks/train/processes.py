@@ -9,8 +9,9 @@ import shutil
 import subprocess
 from itertools import takewhile
 
-from tasks.errors import InputError
-from tasks.train.settings import TrainSettings
+from tokenmill.tasks.errors import InputError
+
+from .settings import TrainSettings
 
 TOOL = "nvidia-smi"
 SECONDS = 60

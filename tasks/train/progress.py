@@ -9,7 +9,7 @@ from typing import Any, Self
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
-from tasks.train.events import Event, Started, Step, Validated
+from .events import Event, Started, Step, Validated
 
 REFRESH_SECONDS = 5.0
 OF_ELAPSED = 1_000

@@ -13,14 +13,15 @@ import math
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from tasks.errors import InputError
-from tasks.score.nll import MOST_PERPLEXING
-from tasks.seal import sealed, unsealed
-from tasks.shards.publish import publish_bytes
-from tasks.shards.store import read_bytes
-from tasks.storage import join
-from tasks.strict import Strict, parse
-from tasks.train.evaluation_settings import EvaluateSettings
+from tokenmill.tasks.errors import InputError
+from tokenmill.tasks.score.nll import MOST_PERPLEXING
+from tokenmill.tasks.seal import sealed, unsealed
+from tokenmill.tasks.shards.publish import publish_bytes
+from tokenmill.tasks.shards.store import read_bytes
+from tokenmill.tasks.storage import join
+from tokenmill.tasks.strict import Strict, parse
+
+from .evaluation_settings import EvaluateSettings
 
 RESULTS = "results.json"
 

@@ -2,7 +2,7 @@
 
 import math
 
-from tasks.train.settings import OptimizerSettings
+from .settings import OptimizerSettings
 
 
 def learning_rate(step: int, steps: int, settings: OptimizerSettings) -> float:

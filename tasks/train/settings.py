@@ -3,8 +3,7 @@
 from typing import Literal, Self
 
 from pydantic import Field, model_validator
-
-from tasks.strict import Place, Strict
+from tokenmill.tasks.strict import Place, Strict
 
 Engine = Literal["megatron-core", "transformers"]
 Launcher = Literal["local", "slurm", "kubernetes", "megatron-lm", "megatron-bridge", "nemo-rl"]

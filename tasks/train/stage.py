@@ -20,16 +20,16 @@ from prefect.cache_policies import NO_CACHE
 from prefect.client.schemas.actions import ArtifactUpdate
 from prefect.client.schemas.objects import State
 from prefect.tasks import exponential_backoff
+from tokenmill.tasks.artifact import artifact_key
+from tokenmill.tasks.errors import InputError, RunError
+from tokenmill.tasks.shards.publish import publish_bytes
+from tokenmill.tasks.shards.store import read_bytes
+from tokenmill.tasks.storage import absolute, is_local, join
 
-from tasks.artifact import artifact_key
-from tasks.errors import InputError, RunError
-from tasks.shards.publish import publish_bytes
-from tasks.shards.store import read_bytes
-from tasks.storage import absolute, is_local, join
-from tasks.train.evaluation import EVALUATION_LOG, REQUEST, Evaluation
-from tasks.train.evaluation_settings import EvaluateSettings
-from tasks.train.events import Event, Saved, Step
-from tasks.train.history import (
+from .evaluation import EVALUATION_LOG, REQUEST, Evaluation
+from .evaluation_settings import EvaluateSettings
+from .events import Event, Saved, Step
+from .history import (
     History,
     ended_training,
     history_of,
@@ -38,20 +38,20 @@ from tasks.train.history import (
     read_training,
     training_record,
 )
-from tasks.train.job import JOB, MODEL, Job
-from tasks.train.launch import run
-from tasks.train.launchers import launch_of
-from tasks.train.launchers.evaluation import evaluation_launch
-from tasks.train.launchers.launch import Launch, require_program, write_files
-from tasks.train.launchers.nemo_rl import rl_launch
-from tasks.train.log import LOG, Log, logged
-from tasks.train.planning import plan_training
-from tasks.train.preflight import check
-from tasks.train.processes import process_count
-from tasks.train.progress import Rhythm, TrainingProgress, sentence, step_rows
-from tasks.train.results import artifact_record, markdown, read_results
-from tasks.train.settings import TrainSettings
-from tasks.train.start_check import job_of
+from .job import JOB, MODEL, Job
+from .launch import run
+from .launchers import launch_of
+from .launchers.evaluation import evaluation_launch
+from .launchers.launch import Launch, require_program, write_files
+from .launchers.nemo_rl import rl_launch
+from .log import LOG, Log, logged
+from .planning import plan_training
+from .preflight import check
+from .processes import process_count
+from .progress import Rhythm, TrainingProgress, sentence, step_rows
+from .results import artifact_record, markdown, read_results
+from .settings import TrainSettings
+from .start_check import job_of
 
 SHOWN_STEPS = 20
 MOST_LINES = 1_000

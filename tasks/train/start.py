@@ -2,8 +2,9 @@
 
 from pathlib import Path
 
-from tasks.score.weights import find_model
-from tasks.train.job import JOB, MODEL
+from tokenmill.tasks.score.weights import find_model
+
+from .job import JOB, MODEL
 
 
 def model_name(place: str) -> str:

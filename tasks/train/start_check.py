@@ -10,14 +10,14 @@ from pathlib import Path
 from typing import Any
 
 import orjson
+from tokenmill.tasks.errors import InputError
+from tokenmill.tasks.strict import parse
+from tokenmill.tasks.tokenize.load import find_vocabulary
+from tokenmill.tasks.tokenize.settings import TokenizerSource
 
-from tasks.errors import InputError
-from tasks.strict import parse
-from tasks.tokenize.load import find_vocabulary
-from tasks.tokenize.settings import TokenizerSource
-from tasks.train.job import JOB, MODEL, Job, TrainData
-from tasks.train.settings import ModelSettings
-from tasks.train.start import start_folder
+from .job import JOB, MODEL, Job, TrainData
+from .settings import ModelSettings
+from .start import start_folder
 
 CONFIG = "config.json"
 

@@ -3,16 +3,16 @@
 from typing import Any
 
 import orjson
+from tokenmill.tasks.chat.template import ChatTemplate
+from tokenmill.tasks.pack.formats import find_template
+from tokenmill.tasks.pack.settings import SftSettings
+from tokenmill.tasks.shards.manifest import read_manifest
+from tokenmill.tasks.strict import parse
+from tokenmill.tasks.tokenize.load import find_vocabulary
+from tokenmill.tasks.tokenize.settings import TokenizerSource
+from tokenmill.tasks.tokenize.vocabulary import Vocabulary
 
-from tasks.chat.template import ChatTemplate
-from tasks.pack.formats import find_template
-from tasks.pack.settings import SftSettings
-from tasks.shards.manifest import read_manifest
-from tasks.strict import parse
-from tasks.tokenize.load import find_vocabulary
-from tasks.tokenize.settings import TokenizerSource
-from tasks.tokenize.vocabulary import Vocabulary
-from tasks.train.job import TrainData
+from .job import TrainData
 
 
 def tokenizer_files(data: TrainData) -> dict[str, bytes]:

@@ -1,4 +1,4 @@
-"""The trainer: `torchrun … -m tasks.train.trainer JOB.json`, one process of those that train together.
+"""The trainer: `torchrun … -m tokenmill.tasks.train.trainer JOB.json`, one process of those that train together.
 
 It tells what it does as lines of JSON (see `events`), and ends with exit code 0, 1 for a run that failed, and 2 for a job
 that has to be mended first.
@@ -12,19 +12,19 @@ import warnings
 from pathlib import Path
 
 import orjson
+from tokenmill.tasks.errors import InputError, RunError
+from tokenmill.tasks.strict import parse
 
-from tasks.errors import InputError, RunError
-from tasks.strict import parse
-from tasks.train.events import Failed, tell
-from tasks.train.job import Job
-from tasks.train.orphans import die_with_parent
+from .events import Failed, tell
+from .job import Job
+from .orphans import die_with_parent
 
 
 def main() -> int:
     """Run the job in the file that is named, and return the exit code."""
     die_with_parent()
     warnings.simplefilter("ignore")  # megatron-core warns a dozen times of libraries that it can do without
-    from tasks.train.training import run
+    from .training import run
 
     try:
         run(parse(Job, orjson.loads(Path(sys.argv[1]).read_bytes()), sys.argv[1]))

@@ -8,21 +8,21 @@ from dataclasses import dataclass, field
 from functools import partial
 from typing import cast
 
-from tasks.train import checkpoints
-from tasks.train.batch import Rows
-from tasks.train.documents import document_rows
-from tasks.train.engine import Engine
-from tasks.train.events import Event, Exported, Started, tell
-from tasks.train.job import MODEL, Job
-from tasks.train.llama import Weights, configuration, fresh, parameters, publish_model, stored
-from tasks.train.loop import Training, train
-from tasks.train.packed import PackedRows, flat_packs, lay_out, layout_folder
-from tasks.train.peaks import flops_per_token, peak
-from tasks.train.prepared import tokenizer_is_here
-from tasks.train.settings import Precision
-from tasks.train.start import start_folder
-from tasks.train.tokenizer_files import tokenizer_files
-from tasks.train.world import World, joined
+from . import checkpoints
+from .batch import Rows
+from .documents import document_rows
+from .engine import Engine
+from .events import Event, Exported, Started, tell
+from .job import MODEL, Job
+from .llama import Weights, configuration, fresh, parameters, publish_model, stored
+from .loop import Training, train
+from .packed import PackedRows, flat_packs, lay_out, layout_folder
+from .peaks import flops_per_token, peak
+from .prepared import tokenizer_is_here
+from .settings import Precision
+from .start import start_folder
+from .tokenizer_files import tokenizer_files
+from .world import World, joined
 
 
 def run(job: Job) -> None:
@@ -71,11 +71,11 @@ def _engine(job: Job, world: World, precision: Precision) -> Engine:
     settings, vocabulary = job.settings, _vocabulary(job)
     weights = _weights(job)
     if settings.engine == "transformers":
-        from tasks.train.plain import PlainEngine
+        from .plain import PlainEngine
 
         config = configuration(settings.model, vocabulary, settings.sequence_length, job.data.eos)
         return PlainEngine(settings, precision, world, config, weights)
-    from tasks.train.megatron import MegatronEngine
+    from .megatron import MegatronEngine
 
     return MegatronEngine(settings, precision, world, vocabulary, weights)
 

@@ -9,11 +9,11 @@ from datetime import timedelta
 from typing import Literal, cast
 
 import torch
+from tokenmill.tasks.errors import InputError
 from torch import distributed
 from torch.distributed import HashStore  # pyright: ignore[reportPrivateImportUsage] - part of its documented API
 
-from tasks.errors import InputError
-from tasks.train.settings import Device
+from .settings import Device
 
 Reduction = Literal["sum", "max"]
 OPERATIONS = {"sum": distributed.ReduceOp.SUM, "max": distributed.ReduceOp.MAX}

@@ -24,19 +24,18 @@ from pathlib import Path
 from typing import Any
 
 import pyarrow.parquet as pq
-
-from tasks.blend.models import DataSource
-from tasks.dedup.decisions import Decisions
-from tasks.dedup.deduplication import DocumentSlice, RunRound, decide
-from tasks.dedup.rounds import KIND, partitions_for
-from tasks.dedup.settings import DedupChoices
-from tasks.dedup.steps import build_shard
-from tasks.shards.build import build_batch
-from tasks.shards.plan import PlannedShard, shard_record
-from tasks.shards.store import Store
-from tasks.sources.content import ContentIndex
-from tasks.sources.cut import cut
-from tasks.sources.discovery import discover
+from tokenmill.tasks.blend.models import DataSource
+from tokenmill.tasks.dedup.decisions import Decisions
+from tokenmill.tasks.dedup.deduplication import DocumentSlice, RunRound, decide
+from tokenmill.tasks.dedup.rounds import KIND, partitions_for
+from tokenmill.tasks.dedup.settings import DedupChoices
+from tokenmill.tasks.dedup.steps import build_shard
+from tokenmill.tasks.shards.build import build_batch
+from tokenmill.tasks.shards.plan import PlannedShard, shard_record
+from tokenmill.tasks.shards.store import Store
+from tokenmill.tasks.sources.content import ContentIndex
+from tokenmill.tasks.sources.cut import cut
+from tokenmill.tasks.sources.discovery import discover
 
 WORKERS = 2
 SHARD_SIZE = 64_000_000

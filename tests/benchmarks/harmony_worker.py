@@ -9,10 +9,10 @@ import json
 import sys
 import time
 
-from tasks.blend.models import Blend, DataSource
-from tasks.harmony.planning import plan_harmony
-from tasks.harmony.preparation import build_harmony_shard
-from tasks.harmony.settings import HarmonySettings
+from tokenmill.tasks.blend.models import Blend, DataSource
+from tokenmill.tasks.harmony.planning import plan_harmony
+from tokenmill.tasks.harmony.preparation import build_harmony_shard
+from tokenmill.tasks.harmony.settings import HarmonySettings
 
 
 def main() -> None:

@@ -11,10 +11,10 @@ import time
 
 import numpy as np
 import torch
+from tokenmill.tasks.score.causal import CausalScorer
+from tokenmill.tasks.score.nll import Completions
 from transformers import LlamaConfig, LlamaForCausalLM
 
-from tasks.score.causal import CausalScorer
-from tasks.score.nll import Completions
 from tests.peers import nll_loop
 
 SIZES = {

@@ -14,10 +14,10 @@ import json
 import sys
 import time
 
-from tasks.blend.models import Blend, DataSource
-from tasks.tokenize.planning import PretrainPlan, plan_pretrain
-from tasks.tokenize.preparation import build_pretrain_shard
-from tasks.tokenize.settings import PretrainSettings, TokenizerSettings
+from tokenmill.tasks.blend.models import Blend, DataSource
+from tokenmill.tasks.tokenize.planning import PretrainPlan, plan_pretrain
+from tokenmill.tasks.tokenize.preparation import build_pretrain_shard
+from tokenmill.tasks.tokenize.settings import PretrainSettings, TokenizerSettings
 
 WHOLE = 1 << 40
 """A shard size that no file exceeds: one shard a file, as the peer makes."""

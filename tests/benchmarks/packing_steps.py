@@ -17,8 +17,7 @@ from collections.abc import Callable
 from typing import Any
 
 import numpy as np
-
-from tasks.pack.algorithms import Packs, lower_bound, pack
+from tokenmill.tasks.pack.algorithms import Packs, lower_bound, pack
 
 SEQUENCES = 1_000_000
 PEER_SEQUENCES = 16_000

@@ -16,12 +16,13 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from tasks.blend.models import Blend, DataSource
-from tasks.shards.publish import Output
-from tasks.shards.receipt import RECEIPT, PartCount, Receipt
-from tasks.tokenize.planning import PretrainPlan, plan_pretrain
-from tasks.tokenize.preparation import publish_pretrain
-from tasks.tokenize.settings import PretrainSettings, TokenizerSettings
+from tokenmill.tasks.blend.models import Blend, DataSource
+from tokenmill.tasks.shards.publish import Output
+from tokenmill.tasks.shards.receipt import RECEIPT, PartCount, Receipt
+from tokenmill.tasks.tokenize.planning import PretrainPlan, plan_pretrain
+from tokenmill.tasks.tokenize.preparation import publish_pretrain
+from tokenmill.tasks.tokenize.settings import PretrainSettings, TokenizerSettings
+
 from tests.benchmarks import synthetic_store
 
 PAIR = (("all.bin", b"tokens"), ("all.idx", b"index"))

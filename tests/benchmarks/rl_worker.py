@@ -14,11 +14,12 @@ import time
 from collections import Counter
 from typing import Any
 
-from tasks.blend.models import Blend, DataSource
-from tasks.rl.planning import RlPlan, plan_rl
-from tasks.rl.preparation import build_rl_shard, chain_records
-from tasks.rl.settings import RlSettings
-from tasks.shards.receipt import Receipt
+from tokenmill.tasks.blend.models import Blend, DataSource
+from tokenmill.tasks.rl.planning import RlPlan, plan_rl
+from tokenmill.tasks.rl.preparation import build_rl_shard, chain_records
+from tokenmill.tasks.rl.settings import RlSettings
+from tokenmill.tasks.shards.receipt import Receipt
+
 from tests.benchmarks.rl_corpus import TABLE
 
 

@@ -15,12 +15,12 @@ from collections import Counter
 from collections.abc import Sequence
 from typing import Any
 
-from tasks.blend.models import Blend, DataSource
-from tasks.pack.planning import SftPlan, plan_sft, template_record
-from tasks.pack.preparation import build_sft_shard
-from tasks.pack.settings import SftSettings
-from tasks.shards.receipt import Receipt
-from tasks.tokenize.settings import TokenizerSource
+from tokenmill.tasks.blend.models import Blend, DataSource
+from tokenmill.tasks.pack.planning import SftPlan, plan_sft, template_record
+from tokenmill.tasks.pack.preparation import build_sft_shard
+from tokenmill.tasks.pack.settings import SftSettings
+from tokenmill.tasks.shards.receipt import Receipt
+from tokenmill.tasks.tokenize.settings import TokenizerSource
 
 PACK_SIZE = SftSettings().pack_size
 

@@ -12,17 +12,17 @@ import tempfile
 from pathlib import Path
 
 import yaml
+from tokenmill.tasks.strict import parse
+from tokenmill.tasks.train.benchmark import BenchmarkRecord, summarise
+from tokenmill.tasks.train.events import Started, Step
+from tokenmill.tasks.train.job import JOB
+from tokenmill.tasks.train.launch import run
+from tokenmill.tasks.train.launchers import launch_of
+from tokenmill.tasks.train.pipeline_settings import config_place
+from tokenmill.tasks.train.planning import plan_training
+from tokenmill.tasks.train.processes import gpu_count, process_count
+from tokenmill.tasks.train.settings import TrainSettings
 
-from tasks.strict import parse
-from tasks.train.benchmark import BenchmarkRecord, summarise
-from tasks.train.events import Started, Step
-from tasks.train.job import JOB
-from tasks.train.launch import run
-from tasks.train.launchers import launch_of
-from tasks.train.pipeline_settings import config_place
-from tasks.train.planning import plan_training
-from tasks.train.processes import gpu_count, process_count
-from tasks.train.settings import TrainSettings
 from tests import preparing
 from tests.benchmarks.bench import Bench
 from tests.benchmarks.record import Measure

@@ -9,11 +9,10 @@ import jsonschema
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-
-from tasks.blend.load import load_blend
-from tasks.blend.models import Blend
-from tasks.errors import InputError
-from tasks.shards.publication import blend_weights
+from tokenmill.tasks.blend.load import load_blend
+from tokenmill.tasks.blend.models import Blend
+from tokenmill.tasks.errors import InputError
+from tokenmill.tasks.shards.publication import blend_weights
 
 REPOSITORY = Path(__file__).parents[2]
 A, B = {"name": "a", "path": "/data/a"}, {"name": "b", "path": "/data/b"}

@@ -7,15 +7,15 @@ from collections import Counter
 from pathlib import Path
 
 import pytest
+from tokenmill.tasks.blend.load import load_blend
+from tokenmill.tasks.chat.conversation import Conversation
+from tokenmill.tasks.chat.intake import conversation
+from tokenmill.tasks.rl.chain import tables_asked_for
+from tokenmill.tasks.sources.discovery import discover
+from tokenmill.tasks.sources.filters import row_filter
+from tokenmill.tasks.sources.hub import parse
+from tokenmill.tasks.sources.selection import in_split
 
-from tasks.blend.load import load_blend
-from tasks.chat.conversation import Conversation
-from tasks.chat.intake import conversation
-from tasks.rl.chain import tables_asked_for
-from tasks.sources.discovery import discover
-from tasks.sources.filters import row_filter
-from tasks.sources.hub import parse
-from tasks.sources.selection import in_split
 from tests.preparing_rl import prepare
 
 BLENDS = Path(__file__).parents[2] / "blends"

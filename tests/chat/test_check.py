@@ -5,18 +5,18 @@ import json
 
 import pytest
 from tokenizers import AddedToken, Tokenizer, decoders, models, normalizers, pre_tokenizers, trainers
+from tokenmill.tasks.chat import check
+from tokenmill.tasks.chat.check import checked_renderer, renderer_of, text_encoder
+from tokenmill.tasks.chat.conversation import Conversation, Rejected
+from tokenmill.tasks.chat.encoding import Batch
+from tokenmill.tasks.chat.load import load_template
+from tokenmill.tasks.chat.loss import LossPolicy
+from tokenmill.tasks.chat.probes import PROBES
+from tokenmill.tasks.chat.template import ChatTemplate
+from tokenmill.tasks.errors import InputError
+from tokenmill.tasks.tokenize.load import find_vocabulary
+from tokenmill.tasks.tokenize.settings import TokenizerSource
 
-from tasks.chat import check
-from tasks.chat.check import checked_renderer, renderer_of, text_encoder
-from tasks.chat.conversation import Conversation, Rejected
-from tasks.chat.encoding import Batch
-from tasks.chat.load import load_template
-from tasks.chat.loss import LossPolicy
-from tasks.chat.probes import PROBES
-from tasks.chat.template import ChatTemplate
-from tasks.errors import InputError
-from tasks.tokenize.load import find_vocabulary
-from tasks.tokenize.settings import TokenizerSource
 from tests.peers import chat_templates
 from tests.tokenize.small_vocabularies import TRAINING_TEXT, VERBATIM, byte_level_bpe, sentencepiece_model, word_piece
 

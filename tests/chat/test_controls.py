@@ -6,9 +6,8 @@ import json
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-
-from tasks.chat.controls import STRANGERS, Controls, broken, controls_of, stranger_for
-from tasks.chat.conversation import Arguments, Conversation
+from tokenmill.tasks.chat.controls import STRANGERS, Controls, broken, controls_of, stranger_for
+from tokenmill.tasks.chat.conversation import Arguments, Conversation
 
 IM = Controls({"<|im_start|>": 1, "<|im_end|>": 2})
 END = "<|im_end|>"

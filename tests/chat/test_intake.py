@@ -12,10 +12,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from pyarrow import parquet
-
-from tasks.chat.conversation import Arguments, Conversation, Reason, Rejected
-from tasks.chat.intake import conversation, fields_read
-from tasks.sources.exact_json import loads
+from tokenmill.tasks.chat.conversation import Arguments, Conversation, Reason, Rejected
+from tokenmill.tasks.chat.intake import conversation, fields_read
+from tokenmill.tasks.sources.exact_json import loads
 
 Q = {"role": "user", "content": "q"}
 A = {"role": "assistant", "content": "a"}

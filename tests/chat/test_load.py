@@ -3,14 +3,14 @@
 import json
 
 import pytest
+from tokenmill.tasks.chat.conversation import Conversation
+from tokenmill.tasks.chat.intake import conversation
+from tokenmill.tasks.chat.load import load_template
+from tokenmill.tasks.errors import InputError
+from tokenmill.tasks.tokenize.load import find_vocabulary
+from tokenmill.tasks.tokenize.settings import TokenizerSource
 from transformers.utils.chat_template_utils import render_jinja_template
 
-from tasks.chat.conversation import Conversation
-from tasks.chat.intake import conversation
-from tasks.chat.load import load_template
-from tasks.errors import InputError
-from tasks.tokenize.load import find_vocabulary
-from tasks.tokenize.settings import TokenizerSource
 from tests.peers import chat_templates
 from tests.peers.conversations import SEARCH, WEATHER, assistant, call, system, talk, tool, user
 from tests.tokenize.small_vocabularies import byte_level_bpe

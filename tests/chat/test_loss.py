@@ -4,13 +4,13 @@ import itertools
 from dataclasses import replace
 
 import pytest
+from tokenmill.tasks.chat.check import renderer_of
+from tokenmill.tasks.chat.conversation import Arguments, Conversation, Rejected
+from tokenmill.tasks.chat.loss import Completion, LossPolicy
+from tokenmill.tasks.chat.template import ChatTemplate
+from tokenmill.tasks.tokenize.load import find_vocabulary
+from tokenmill.tasks.tokenize.settings import TokenizerSource
 
-from tasks.chat.check import renderer_of
-from tasks.chat.conversation import Arguments, Conversation, Rejected
-from tasks.chat.loss import Completion, LossPolicy
-from tasks.chat.template import ChatTemplate
-from tasks.tokenize.load import find_vocabulary
-from tasks.tokenize.settings import TokenizerSource
 from tests.tokenize.small_vocabularies import BOS, EOS, byte_level_bpe
 
 TOKENS = (BOS, EOS, "<|im_start|>", "<|im_end|>", "[INST]", "[/INST]", "<|eot|>", "<call>", "</call>")

@@ -3,14 +3,14 @@
 import itertools
 
 import pytest
+from tokenmill.tasks.chat.check import renderer_of
+from tokenmill.tasks.chat.conversation import Rejected
+from tokenmill.tasks.chat.intake import conversation
+from tokenmill.tasks.chat.load import load_template
+from tokenmill.tasks.chat.loss import LossPolicy
+from tokenmill.tasks.tokenize.load import find_vocabulary
+from tokenmill.tasks.tokenize.settings import TokenizerSource
 
-from tasks.chat.check import renderer_of
-from tasks.chat.conversation import Rejected
-from tasks.chat.intake import conversation
-from tasks.chat.load import load_template
-from tasks.chat.loss import LossPolicy
-from tasks.tokenize.load import find_vocabulary
-from tasks.tokenize.settings import TokenizerSource
 from tests.peers import chat_templates
 from tests.tokenize.small_vocabularies import byte_level_bpe
 

@@ -17,17 +17,17 @@ import pytest
 from hypothesis import HealthCheck, assume, given, settings
 from hypothesis import strategies as st
 from tokenizers import Tokenizer
+from tokenmill.tasks.chat.check import renderer_of, text_encoder
+from tokenmill.tasks.chat.conversation import Conversation, Rejected
+from tokenmill.tasks.chat.encoding import Batch
+from tokenmill.tasks.chat.intake import conversation
+from tokenmill.tasks.chat.load import load_template
+from tokenmill.tasks.chat.loss import LossPolicy
+from tokenmill.tasks.tokenize.load import find_vocabulary
+from tokenmill.tasks.tokenize.settings import TokenizerSource
 from transformers import AutoTokenizer
 from transformers.utils.chat_template_utils import render_jinja_template
 
-from tasks.chat.check import renderer_of, text_encoder
-from tasks.chat.conversation import Conversation, Rejected
-from tasks.chat.encoding import Batch
-from tasks.chat.intake import conversation
-from tasks.chat.load import load_template
-from tasks.chat.loss import LossPolicy
-from tasks.tokenize.load import find_vocabulary
-from tasks.tokenize.settings import TokenizerSource
 from tests.peers import chat_templates
 from tests.peers.conversations import CHATML, CONVERSATIONS, DEEPSEEK, JINJA
 

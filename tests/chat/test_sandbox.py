@@ -7,13 +7,13 @@ import resource
 import signal
 
 import pytest
+from tokenmill.tasks.chat import limits
+from tokenmill.tasks.chat.conversation import Arguments, Conversation, Rejected
+from tokenmill.tasks.chat.intake import conversation
+from tokenmill.tasks.chat.template import ChatTemplate, Rendering
+from tokenmill.tasks.errors import InputError
 from transformers.utils.chat_template_utils import render_jinja_template
 
-from tasks.chat import limits
-from tasks.chat.conversation import Arguments, Conversation, Rejected
-from tasks.chat.intake import conversation
-from tasks.chat.template import ChatTemplate, Rendering
-from tasks.errors import InputError
 from tests.forking import fork
 from tests.peers import chat_templates
 from tests.peers.conversations import CONVERSATIONS

@@ -7,19 +7,19 @@ import pytest
 from hypothesis import assume, settings
 from hypothesis import given as drawn
 from hypothesis import strategies as st
+from tokenmill.tasks.chat.check import renderer_of
+from tokenmill.tasks.chat.controls import STRANGERS
+from tokenmill.tasks.chat.conversation import Conversation, Rejected
+from tokenmill.tasks.chat.intake import conversation
+from tokenmill.tasks.chat.load import load_template
+from tokenmill.tasks.chat.loss import LossPolicy
+from tokenmill.tasks.chat.pieces import ROLES
+from tokenmill.tasks.chat.sequences import answered_turns
+from tokenmill.tasks.chat.template import ChatTemplate
+from tokenmill.tasks.tokenize.load import find_vocabulary
+from tokenmill.tasks.tokenize.settings import TokenizerSource
 from transformers.utils.chat_template_utils import render_jinja_template
 
-from tasks.chat.check import renderer_of
-from tasks.chat.controls import STRANGERS
-from tasks.chat.conversation import Conversation, Rejected
-from tasks.chat.intake import conversation
-from tasks.chat.load import load_template
-from tasks.chat.loss import LossPolicy
-from tasks.chat.pieces import ROLES
-from tasks.chat.sequences import answered_turns
-from tasks.chat.template import ChatTemplate
-from tasks.tokenize.load import find_vocabulary
-from tasks.tokenize.settings import TokenizerSource
 from tests.peers import chat_templates
 from tests.peers.conversations import (
     CONVERSATIONS,

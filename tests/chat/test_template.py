@@ -7,12 +7,12 @@ from datetime import datetime
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from tokenmill.tasks.chat.conversation import Arguments, Rejected
+from tokenmill.tasks.chat.intake import conversation
+from tokenmill.tasks.chat.template import ChatTemplate, Rendering
+from tokenmill.tasks.errors import InputError
+from tokenmill.tasks.sources.exact_json import loads
 
-from tasks.chat.conversation import Arguments, Rejected
-from tasks.chat.intake import conversation
-from tasks.chat.template import ChatTemplate, Rendering
-from tasks.errors import InputError
-from tasks.sources.exact_json import loads
 from tests.peers import chat_templates
 
 CALL = {"type": "function", "function": {"name": "f", "arguments": Arguments({"a": 1}, '{"a": 1}')}}

@@ -3,8 +3,7 @@
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-
-from tasks.chat.traced import Traced, joined, mark
+from tokenmill.tasks.chat.traced import Traced, joined, mark
 
 TEXTS = st.text("ab \n\t\u3000é<|", max_size=14)
 PIECES = st.text("ab \n<|", min_size=1, max_size=2)

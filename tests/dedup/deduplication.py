@@ -6,16 +6,15 @@ from pathlib import Path
 
 import numpy as np
 import pyarrow as pa
-
-from tasks.dedup import candidates, cap, exact, near
-from tasks.dedup.candidates import BANDS_SCHEMA
-from tasks.dedup.crowds import Compared, compare_crowds
-from tasks.dedup.documents import Documents
-from tasks.dedup.edges import EDGES
-from tasks.dedup.keyed import KEYED
-from tasks.dedup.near import MADE_OF, SHINGLED, NearFiles
-from tasks.dedup.normalize import normalized
-from tasks.dedup.partitions import NONE, SliceFile, partitioned
+from tokenmill.tasks.dedup import candidates, cap, exact, near
+from tokenmill.tasks.dedup.candidates import BANDS_SCHEMA
+from tokenmill.tasks.dedup.crowds import Compared, compare_crowds
+from tokenmill.tasks.dedup.documents import Documents
+from tokenmill.tasks.dedup.edges import EDGES
+from tokenmill.tasks.dedup.keyed import KEYED
+from tokenmill.tasks.dedup.near import MADE_OF, SHINGLED, NearFiles
+from tokenmill.tasks.dedup.normalize import normalized
+from tokenmill.tasks.dedup.partitions import NONE, SliceFile, partitioned
 
 
 def large(texts):

@@ -7,8 +7,8 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from tokenmill.tasks.dedup.documents import ranks_of
 
-from tasks.dedup.documents import ranks_of
 from tests.dedup.deduplication import Wiring, documents, large
 
 

@@ -7,8 +7,8 @@ import pytest
 import regex
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from tokenmill.tasks.dedup.contamination import HITS, WORDS, Evaluations, hits
 
-from tasks.dedup.contamination import HITS, WORDS, Evaluations, hits
 from tests.dedup.deduplication import documents, large
 from tests.dedup.scripts import BLANK, LANGUAGES, runs, size, units, written
 from tests.dedup.test_near import prose

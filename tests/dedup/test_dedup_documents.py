@@ -6,8 +6,8 @@ import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from tokenmill.tasks.dedup.documents import BATCH_BYTES, LARGEST, batches, ranks_of
 
-from tasks.dedup.documents import BATCH_BYTES, LARGEST, batches, ranks_of
 from tests.dedup.deduplication import documents, large
 
 QUALITIES = st.floats(width=32)

@@ -10,18 +10,18 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 import zstandard
+from tokenmill.tasks.dedup.apply import tagged
+from tokenmill.tasks.dedup.decisions import OUTCOMES, rows_decided
+from tokenmill.tasks.dedup.inspect import inspect_dedup_shard
+from tokenmill.tasks.dedup.preparation import publish_dedup
+from tokenmill.tasks.dedup.settings import DedupSettings
+from tokenmill.tasks.errors import InputError, RunError
+from tokenmill.tasks.report.plan import plan_record
+from tokenmill.tasks.report.summary import artifact_record, markdown, warnings
+from tokenmill.tasks.shards.books import BadRowError
+from tokenmill.tasks.shards.verify import verify
+from tokenmill.tasks.strict import parse
 
-from tasks.dedup.apply import tagged
-from tasks.dedup.decisions import OUTCOMES, rows_decided
-from tasks.dedup.inspect import inspect_dedup_shard
-from tasks.dedup.preparation import publish_dedup
-from tasks.dedup.settings import DedupSettings
-from tasks.errors import InputError, RunError
-from tasks.report.plan import plan_record
-from tasks.report.summary import artifact_record, markdown, warnings
-from tasks.shards.books import BadRowError
-from tasks.shards.verify import verify
-from tasks.strict import parse
 from tests.dedup.scripts import changed, unbroken, units, written
 from tests.dedup.test_crowds import forms
 from tests.dedup.test_near import VOCABULARY
@@ -239,7 +239,7 @@ def test_documents_without_blanks_are_compared_and_it_is_said_by_which_units(tmp
 
 
 def test_documents_that_meet_a_bound_and_stay_are_counted_and_named(tmp_path, monkeypatch):
-    monkeypatch.setattr("tasks.dedup.crowds.COMPARED", 3)
+    monkeypatch.setattr("tokenmill.tasks.dedup.crowds.COMPARED", 3)
     texts = forms(VOCABULARY, 120)
     _, manifest = prepare(blend_of(write_lines(tmp_path / "a.jsonl", texts)), tmp_path / "out")
     bound = manifest["duplicates"]["not_compared"]
@@ -357,7 +357,7 @@ def test_rows_that_were_decided_and_are_not_there_are_an_error(tmp_path, monkeyp
     decided = planned.decided(decisions)
     (table,) = (rows_decided(decisions.uri, digest) for digest in decisions.digests)
     more = pa.Table.from_pylist([{"row": 99, "outcome": "exact_duplicate"}], schema=OUTCOMES)
-    monkeypatch.setattr("tasks.dedup.apply.rows_decided", lambda *_: pa.concat_tables([table, more]))
+    monkeypatch.setattr("tokenmill.tasks.dedup.apply.rows_decided", lambda *_: pa.concat_tables([table, more]))
     with pytest.raises(RunError, match="3 rows were decided to go, 2 of them are there"):
         build(decided, decisions, decided.plan.pending)
 

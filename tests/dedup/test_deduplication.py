@@ -5,19 +5,19 @@ import shutil
 
 import pyarrow.parquet as pq
 import pytest
+from tokenmill.tasks.blend.models import DataSource
+from tokenmill.tasks.dedup.decisions import digest_of, rows_decided
+from tokenmill.tasks.dedup.deduplication import DocumentSlice, decide, decided, planned_rounds
+from tokenmill.tasks.dedup.rounds import KIND, MOST_PARTITIONS, partitions_for
+from tokenmill.tasks.dedup.settings import DedupChoices
+from tokenmill.tasks.errors import InputError, RunError
+from tokenmill.tasks.harmony.message import HarmonyMessage
+from tokenmill.tasks.harmony.render import render
+from tokenmill.tasks.shards.store import Store
+from tokenmill.tasks.sources.content import ContentIndex
+from tokenmill.tasks.sources.cut import cut
+from tokenmill.tasks.sources.discovery import discover
 
-from tasks.blend.models import DataSource
-from tasks.dedup.decisions import digest_of, rows_decided
-from tasks.dedup.deduplication import DocumentSlice, decide, decided, planned_rounds
-from tasks.dedup.rounds import KIND, MOST_PARTITIONS, partitions_for
-from tasks.dedup.settings import DedupChoices
-from tasks.errors import InputError, RunError
-from tasks.harmony.message import HarmonyMessage
-from tasks.harmony.render import render
-from tasks.shards.store import Store
-from tasks.sources.content import ContentIndex
-from tasks.sources.cut import cut
-from tasks.sources.discovery import discover
 from tests.dedup.test_near import corpus, edited, from_the_best_down, prose, truth
 from tests.preparing import write_lines
 from tests.preparing_dedup import Run, stored_conversations
@@ -57,7 +57,7 @@ def outcomes(found, slices):
 @pytest.fixture
 def many_partitions(monkeypatch):
     """A partition for every 20 kilobytes."""
-    monkeypatch.setattr("tasks.dedup.rounds.PARTITION_BYTES", 20_000)
+    monkeypatch.setattr("tokenmill.tasks.dedup.rounds.PARTITION_BYTES", 20_000)
 
 
 def planted(seed):
@@ -113,7 +113,7 @@ def test_partitions_change_no_decision(tmp_path, monkeypatch):
     slices = slices_of(tmp_path, 15_000, a=texts)
     found = []
     for number, size in enumerate([1 << 40, 50_000, 10_000]):
-        monkeypatch.setattr("tasks.dedup.rounds.PARTITION_BYTES", size)
+        monkeypatch.setattr("tokenmill.tasks.dedup.rounds.PARTITION_BYTES", size)
         found.append(decisions_about(slices, tmp_path / str(number)))
     assert found[0].digests == found[1].digests == found[2].digests
     content = [(each.edges.xxh3_128, each.tally) for each in found]
@@ -133,7 +133,7 @@ def test_partitions_are_a_power_of_two_of_128_megabytes(source_bytes, partitions
     [(["blank"], 0), (["bad", "blank"], 0), (["wordless"], 3), (["blank", "wordless", "bad", "good"], 7)],
 )
 def test_slices_without_documents_are_no_trouble(tmp_path, monkeypatch, chosen, documents):
-    monkeypatch.setattr("tasks.dedup.rounds.PARTITION_BYTES", 20)
+    monkeypatch.setattr("tokenmill.tasks.dedup.rounds.PARTITION_BYTES", 20)
     files = {
         "blank": [b"", b" "],
         "bad": [b"{broken", b"[]", {"text": None}],

@@ -10,12 +10,12 @@ import pyarrow as pa
 import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
+from tokenmill.tasks.dedup import exact
+from tokenmill.tasks.dedup.documents import ranks_of
+from tokenmill.tasks.dedup.keyed import KEYED, grouped, keys
+from tokenmill.tasks.dedup.partitions import ROWS_PER_SLICE, SliceFile, partitioned
 from xxhash import xxh3_128_intdigest
 
-from tasks.dedup import exact
-from tasks.dedup.documents import ranks_of
-from tasks.dedup.keyed import KEYED, grouped, keys
-from tasks.dedup.partitions import ROWS_PER_SLICE, SliceFile, partitioned
 from tests.dedup.deduplication import Wiring, documents, edges, large
 
 VARIANTS = ["a caf\u00e9 by the mill", " a caf\u00e9\n by\tthe  mill", "a cafe\u0301\u00a0by the\u3000mill\r\n"]
@@ -105,7 +105,7 @@ def test_one_file_may_be_read_as_several_slices(tmp_path):
 
 @pytest.mark.parametrize("waiting", [1, 100_000, 1 << 40])
 def test_rows_meet_however_many_wait_to_be_cut(tmp_path, monkeypatch, waiting):
-    monkeypatch.setattr("tasks.dedup.partitions.WAITING_BYTES", waiting)
+    monkeypatch.setattr("tokenmill.tasks.dedup.partitions.WAITING_BYTES", waiting)
     texts = [f"document {number % 3000}" for number in range(6000)]
     with partitioned(str(tmp_path / "keys.arrow"), KEYED, 4) as file:
         for start in range(0, 6000, 100):

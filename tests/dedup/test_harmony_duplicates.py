@@ -6,8 +6,8 @@ from collections import Counter
 
 import pyarrow.parquet as pq
 import pytest
+from tokenmill.tasks.report.summary import warnings
 
-from tasks.report.summary import warnings
 from tests.building import build_here
 from tests.dedup.test_near import edited, prose
 from tests.dedup.test_shingles import jaccard, shingled
@@ -155,7 +155,7 @@ def test_duplicates_left_alone_are_the_normalized_rows_themselves(normalized):
 
 @pytest.mark.parametrize("mode", ["tag", "drop"])
 def test_rows_are_marked_alike_in_however_many_groups_they_lie(normalized, monkeypatch, tmp_path, mode):
-    monkeypatch.setattr("tasks.sources.json_lines.BLOCK_BYTES", 2_000)
+    monkeypatch.setattr("tokenmill.tasks.sources.json_lines.BLOCK_BYTES", 2_000)
     blend = planted(tmp_path / "in")
     prepare(blend, tmp_path / "out", shard_size="1MB", dedup={"mode": mode})
     files = list((tmp_path / "out/data").rglob("*.parquet"))

@@ -11,13 +11,13 @@ import pyarrow as pa
 import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
+from tokenmill.tasks.dedup import near
+from tokenmill.tasks.dedup.candidates import BANDS_SCHEMA, LEADERS, band_table, buckets_of, candidate_pairs
+from tokenmill.tasks.dedup.minhash import BANDS
+from tokenmill.tasks.dedup.near import MADE_OF, VERIFIED
+from tokenmill.tasks.dedup.partitions import SliceFile, read_partition
+from tokenmill.tasks.errors import RunError
 
-from tasks.dedup import near
-from tasks.dedup.candidates import BANDS_SCHEMA, LEADERS, band_table, buckets_of, candidate_pairs
-from tasks.dedup.minhash import BANDS
-from tasks.dedup.near import MADE_OF, VERIFIED
-from tasks.dedup.partitions import SliceFile, read_partition
-from tasks.errors import RunError
 from tests.dedup.deduplication import Wiring, documents, edges, left, sign_near
 from tests.dedup.scripts import LANGUAGES, UNBROKEN, changed, jaccard, library, shingles, unbroken, units, written
 from tests.dedup.test_shingles import shingled
@@ -244,7 +244,7 @@ def test_a_large_group_keeps_its_best_and_is_not_compared_pair_by_pair(tmp_path)
 
 @pytest.mark.parametrize("at_once", [1, 100, 1 << 22])
 def test_candidates_are_the_leaders_of_each_bucket_with_all_others(monkeypatch, at_once):
-    monkeypatch.setattr("tasks.dedup.candidates.PAIRS_AT_ONCE", at_once)
+    monkeypatch.setattr("tokenmill.tasks.dedup.candidates.PAIRS_AT_ONCE", at_once)
     generator = np.random.default_rng(0)
     buckets = {0: 2, 1: LEADERS, 2: LEADERS + 1, 3: 3 * LEADERS, 4: 1}
     keys = np.repeat(np.array([*buckets], np.uint64) << np.uint64(60), [*buckets.values()])

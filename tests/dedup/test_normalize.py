@@ -4,8 +4,8 @@ import unicodedata
 
 from hypothesis import given
 from hypothesis import strategies as st
+from tokenmill.tasks.dedup.normalize import bare, normalized
 
-from tasks.dedup.normalize import bare, normalized
 from tests.dedup.deduplication import large
 
 CODE_POINTS = [chr(code) for code in range(0x110000) if not 0xD800 <= code < 0xE000]

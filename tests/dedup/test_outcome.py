@@ -4,11 +4,11 @@ import random
 
 import pyarrow as pa
 import pytest
+from tokenmill.tasks.dedup.contamination import Evaluations, hits
+from tokenmill.tasks.dedup.edges import EDGES
+from tokenmill.tasks.dedup.outcome import DROPPED, dropped
+from tokenmill.tasks.errors import RunError
 
-from tasks.dedup.contamination import Evaluations, hits
-from tasks.dedup.edges import EDGES
-from tasks.dedup.outcome import DROPPED, dropped
-from tasks.errors import RunError
 from tests.dedup.deduplication import Wiring, documents, large, left
 from tests.dedup.test_near import edited, prose
 

@@ -5,13 +5,12 @@ from pathlib import Path
 import numpy as np
 import pyarrow as pa
 import pytest
-
-from tasks.dedup.partitions import partitioned, read_partition, tables
-from tasks.dedup.rounds import Roster
-from tasks.errors import RunError
-from tasks.shards.identity import shard_key
-from tasks.shards.publish import publish_bytes
-from tasks.shards.store import Store
+from tokenmill.tasks.dedup.partitions import partitioned, read_partition, tables
+from tokenmill.tasks.dedup.rounds import Roster
+from tokenmill.tasks.errors import RunError
+from tokenmill.tasks.shards.identity import shard_key
+from tokenmill.tasks.shards.publish import publish_bytes
+from tokenmill.tasks.shards.store import Store
 
 PARTITIONS, BITS = 4, 800
 SCHEMA = pa.schema([("key", pa.uint64()), ("name", pa.large_string()), ("share", pa.float32())])

@@ -7,13 +7,13 @@ import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from tokenmill.tasks.dedup.jaccard import Sets, alike_to_worse, sets_of, similarities
+from tokenmill.tasks.dedup.minhash import BANDS, ROWS, band_keys, signatures
+from tokenmill.tasks.dedup.normalize import normalized
+from tokenmill.tasks.dedup.shingles import Length, Shingles
+from tokenmill.tasks.dedup.shingles import shingles as shingles_of
+from tokenmill.tasks.dedup.units import units_of
 
-from tasks.dedup.jaccard import Sets, alike_to_worse, sets_of, similarities
-from tasks.dedup.minhash import BANDS, ROWS, band_keys, signatures
-from tasks.dedup.normalize import normalized
-from tasks.dedup.shingles import Length, Shingles
-from tasks.dedup.shingles import shingles as shingles_of
-from tasks.dedup.units import units_of
 from tests.dedup.deduplication import large
 
 WORDS = st.sampled_from(["a", "b", "aa", "ab", "ba", "é", "\x00", "a\x00", "-" * 8, "x" * 40])
@@ -71,7 +71,7 @@ def test_similarity_is_that_of_python_sets(texts):
 
 
 def test_many_pairs_are_compared_in_portions(monkeypatch):
-    monkeypatch.setattr("tasks.dedup.jaccard.ELEMENTS", 50)
+    monkeypatch.setattr("tokenmill.tasks.dedup.jaccard.ELEMENTS", 50)
     texts = [" ".join(str(number * step % 37) for number in range(15)) for step in range(1, 20)]
     pairs = np.array([*combinations(range(len(texts)), 2)])
     expected = [jaccard({*shingled(texts[one], 2)}, {*shingled(texts[other], 2)}) for one, other in pairs.tolist()]

@@ -4,8 +4,8 @@ import numpy as np
 import pyarrow as pa
 import pytest
 from s3fs.core import S3File
+from tokenmill.tasks.dedup.partitions import partitioned, read_partition
 
-from tasks.dedup.partitions import partitioned, read_partition
 from tests.flaky_storage import flaky_server, used_here
 
 PARTITIONS, ROWS = 16, 200_000

@@ -43,7 +43,8 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 
-from tasks.shards import publish as publish_module
+from tokenmill.tasks.shards import publish as publish_module
+
 from tests.forking import fork
 
 OPERATIONS = ("open", "write", "fsync", "replace", "link", "unlink", "mkdir")

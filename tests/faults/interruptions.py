@@ -4,7 +4,8 @@ import errno
 import shutil
 from pathlib import Path
 
-from tasks.shards import publish as publish_module
+from tokenmill.tasks.shards import publish as publish_module
+
 from tests.faults.injection import PowerOff, fail_operation, killed_at
 from tests.preparing import tree
 

@@ -11,10 +11,10 @@ import random
 import shutil
 
 import pytest
+from tokenmill.tasks.dedup.inspect import inspect_dedup_shard
+from tokenmill.tasks.errors import RunError
+from tokenmill.tasks.shards.verify import verify
 
-from tasks.dedup.inspect import inspect_dedup_shard
-from tasks.errors import RunError
-from tasks.shards.verify import verify
 from tests.dedup.test_near import edited, prose
 from tests.faults.injection import count_operations, killed_at
 from tests.faults.interruptions import FAULTS, Repeatable, survive_each
@@ -62,7 +62,7 @@ class Preparation(Repeatable):
 @pytest.fixture(scope="module")
 def preparation(tmp_path_factory):
     with pytest.MonkeyPatch.context() as patched:
-        patched.setattr("tasks.dedup.rounds.PARTITION_BYTES", 5_000)
+        patched.setattr("tokenmill.tasks.dedup.rounds.PARTITION_BYTES", 5_000)
         yield Preparation(tmp_path_factory.mktemp("faults"))
 
 

@@ -9,12 +9,12 @@ import json
 from pathlib import Path
 
 import pytest
+from tokenmill.tasks.report.verification import inspector_of
+from tokenmill.tasks.seal import unsealed
+from tokenmill.tasks.shards.receipt import Receipt
+from tokenmill.tasks.shards.verify import verify
 from xxhash import xxh3_128_hexdigest
 
-from tasks.report.verification import inspector_of
-from tasks.seal import unsealed
-from tasks.shards.receipt import Receipt
-from tasks.shards.verify import verify
 from tests.faults import (
     test_dedup_faults,
     test_harmony_faults,
@@ -58,7 +58,7 @@ def _quickly():
 def kind(request, monkeypatch):
     """A kind of preparations; deduplication has two partitions."""
     if request.param == "dedup":
-        monkeypatch.setattr("tasks.dedup.rounds.PARTITION_BYTES", 5_000)
+        monkeypatch.setattr("tokenmill.tasks.dedup.rounds.PARTITION_BYTES", 5_000)
     return request.param
 
 

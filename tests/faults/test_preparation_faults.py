@@ -12,16 +12,16 @@ import time
 from pathlib import Path
 
 import pytest
+from tokenmill.tasks.blend.load import load_blend
+from tokenmill.tasks.shards.build import build_batch
+from tokenmill.tasks.shards.plan import shard_record
+from tokenmill.tasks.shards.verify import verify
+from tokenmill.tasks.strict import parse
+from tokenmill.tasks.tokenize.inspect import inspect_pretrain_shard
+from tokenmill.tasks.tokenize.planning import plan_pretrain
+from tokenmill.tasks.tokenize.preparation import build_pretrain_shard, publish_pretrain
+from tokenmill.tasks.tokenize.settings import PretrainSettings
 
-from tasks.blend.load import load_blend
-from tasks.shards.build import build_batch
-from tasks.shards.plan import shard_record
-from tasks.shards.verify import verify
-from tasks.strict import parse
-from tasks.tokenize.inspect import inspect_pretrain_shard
-from tasks.tokenize.planning import plan_pretrain
-from tasks.tokenize.preparation import build_pretrain_shard, publish_pretrain
-from tasks.tokenize.settings import PretrainSettings
 from tests.faults.injection import count_operations, killed_at
 from tests.faults.interruptions import FAULTS, Repeatable, survive_each
 from tests.preparing import blend_of, build_pending, prepare, tree, write_lines

@@ -15,11 +15,11 @@ from pathlib import Path
 
 import pyarrow.parquet as pq
 import pytest
+from tokenmill.tasks.errors import InputError, RunError
+from tokenmill.tasks.rl.inspect import inspect_rl_shard
+from tokenmill.tasks.rl.preparation import publish_rl
+from tokenmill.tasks.shards.verify import verify
 
-from tasks.errors import InputError, RunError
-from tasks.rl.inspect import inspect_rl_shard
-from tasks.rl.preparation import publish_rl
-from tasks.shards.verify import verify
 from tests.faults.injection import count_operations, killed_at
 from tests.faults.interruptions import FAULTS, Repeatable, survive_each
 from tests.forking import fork

@@ -18,14 +18,14 @@ from pathlib import Path
 
 import fsspec
 import pytest
+from tokenmill.tasks.errors import RunError
+from tokenmill.tasks.pack.inspect import inspect_sft_shard
+from tokenmill.tasks.pack.preparation import publish_sft
+from tokenmill.tasks.pack.spool import Spool
+from tokenmill.tasks.shards.books import BadRowError
+from tokenmill.tasks.shards.publish import TEMPORARY
+from tokenmill.tasks.shards.verify import verify
 
-from tasks.errors import RunError
-from tasks.pack.inspect import inspect_sft_shard
-from tasks.pack.preparation import publish_sft
-from tasks.pack.spool import Spool
-from tasks.shards.books import BadRowError
-from tasks.shards.publish import TEMPORARY
-from tasks.shards.verify import verify
 from tests.faults.injection import count_operations, fail_operation, killed_at
 from tests.faults.interruptions import FAULTS, Repeatable, assert_mended, survive_each
 from tests.forking import fork

@@ -4,7 +4,7 @@ import shutil
 from pathlib import Path
 
 REPOSITORY = Path(__file__).parents[2]
-CLONED = ["flows", "tasks", "blends", "deployments", "prefect.yaml", "prefect.toml"]
+CLONED = ["blends", "deployments", "prefect.yaml", "prefect.toml"]
 
 
 def clone_into(folder):

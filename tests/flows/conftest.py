@@ -8,7 +8,8 @@ import pytest
 from prefect.events.worker import EventsWorker
 from prefect.logging.handlers import APILogWorker
 from prefect.settings import PREFECT_API_URL, PREFECT_FLOWS_HEARTBEAT_FREQUENCY, PREFECT_HOME, temporary_settings
-from prefect_commands import serving
+
+from tests.flows.prefect_commands import serving
 
 
 @pytest.fixture(scope="session")

@@ -11,8 +11,7 @@ from pathlib import Path
 from unittest.mock import patch
 
 import psutil
-
-from flows.cli import run
+from tokenmill.flows.cli import run
 
 TOKENMILL = str(Path(sys.executable).parent / "tokenmill")
 DEADLINE = 120

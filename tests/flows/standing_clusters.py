@@ -7,7 +7,7 @@ from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
-from prefect_commands import clean_environment, free_port, running, wait_until
+from tests.flows.prefect_commands import clean_environment, free_port, running, wait_until
 
 DASK = str(Path(sys.executable).with_name("dask"))
 START_SECONDS = 60

@@ -160,7 +160,7 @@ def test_commands_that_run_no_flow_import_neither_prefect_nor_dask(command, tmp_
         command
     ]
     script = (
-        "import sys; from flows.cli import run; code = run(sys.argv[1:]); "
+        "import sys; from tokenmill.flows.cli import run; code = run(sys.argv[1:]); "
         "heavy = {'prefect', 'dask', 'distributed'} & set(sys.modules); sys.exit(3 if heavy else code)"
     )
     result = subprocess.run([sys.executable, "-c", script, *arguments], capture_output=True, text=True, check=False)

@@ -14,9 +14,9 @@ import psutil
 import pytest
 from distributed import Client, Security
 from distributed.comm.core import connect
-from prefect_commands import serving, wait_until
 
 from tests.flows import preparation_runs
+from tests.flows.prefect_commands import serving, wait_until
 from tests.flows.preparation_runs import DEADLINE, finish, wait_for_receipts
 from tests.flows.standing_clusters import network, scheduler, worker
 from tests.preparing import blend_of, prepare, tree, write_lines

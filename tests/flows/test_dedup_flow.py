@@ -13,10 +13,10 @@ import pyarrow.parquet as pq
 import pytest
 import yaml
 from prefect.client.schemas.objects import StateType
+from tokenmill.flows.dedup import deduplicate_blend
+from tokenmill.tasks.dedup.inspect import inspect_dedup_shard
+from tokenmill.tasks.shards.verify import verify
 
-from flows.dedup import deduplicate_blend
-from tasks.dedup.inspect import inspect_dedup_shard
-from tasks.shards.verify import verify
 from tests.dedup.test_near import corpus, prose, truth
 from tests.flows import preparation_runs
 from tests.flows.preparation_runs import DEADLINE, finish, receipts, wait_for_receipts, workers_of
@@ -88,7 +88,7 @@ def expected_in_partitions(folder, tmp_path_factory):
     """The output of one undisturbed run in this process that is cut into several partitions."""
     out = tmp_path_factory.mktemp("partitions") / "out"
     with pytest.MonkeyPatch.context() as patched:
-        patched.setattr("tasks.dedup.rounds.PARTITION_BYTES", PARTITION_BYTES)
+        patched.setattr("tokenmill.tasks.dedup.rounds.PARTITION_BYTES", PARTITION_BYTES)
         prepare(str(folder / "blend.json"), out, **settings_of(folder))
     return tree(out)
 
@@ -98,7 +98,9 @@ def expected_in_partitions(folder, tmp_path_factory):
 def test_any_number_of_workers_completes_with_the_same_bytes(
     workers, folder, expected, expected_in_partitions, tmp_path, prefect_api, monkeypatch
 ):
-    monkeypatch.setattr("tasks.dedup.rounds.PARTITION_BYTES", PARTITION_BYTES)  # the plan decides, not the workers
+    monkeypatch.setattr(
+        "tokenmill.tasks.dedup.rounds.PARTITION_BYTES", PARTITION_BYTES
+    )  # the plan decides, not the workers
     out = tmp_path / "out"
     state = run(folder, out, workers=workers)
     assert state.is_completed()
@@ -225,7 +227,7 @@ def test_a_run_with_gaps_cannot_end_completed(folder, tmp_path, prefect_api, mon
             path.unlink()
         for name in ("blend.json", "manifest.json"):
             (out / name).unlink()
-    monkeypatch.setattr("flows.dedup.shard_workers", lambda *_: nullcontext(lambda *_: None))
+    monkeypatch.setattr("tokenmill.flows.dedup.shard_workers", lambda *_: nullcontext(lambda *_: None))
     state = run(folder, out)
     assert state.type == StateType.FAILED
     assert "have no receipt" in str(state.result(raise_on_failure=False))

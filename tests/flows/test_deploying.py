@@ -1,6 +1,7 @@
 """`tokenmill deploy`: what it writes into a folder, what it refuses, and a deployment made by an installed wheel."""
 
 import json
+import shutil
 import subprocess
 import sys
 import sysconfig
@@ -9,14 +10,14 @@ from pathlib import Path
 import pytest
 import yaml
 from prefect.settings import PREFECT_API_URL, temporary_settings
-from prefect_commands import running, wait_until
+from tokenmill.flows.cli import run
+from tokenmill.flows.deployed_choices import digests, merged
+from tokenmill.flows.deploying import write_project
+from tokenmill.tasks.blend.load import load_blend
+from tokenmill.tasks.nightly.blends import find_blends
 
-from flows.cli import run
-from flows.deployed_choices import digests, merged
-from flows.deploying import write_project
-from tasks.blend.load import load_blend
-from tasks.nightly.blends import find_blends
 from tests.flows.cloning import REPOSITORY
+from tests.flows.prefect_commands import running, wait_until
 
 SECONDS = 240
 
@@ -87,10 +88,11 @@ def test_only_what_is_declared_anew_is_applied():
 @pytest.fixture(scope="module")
 def installed(tmp_path_factory):
     """The Python of a virtual environment in which a wheel is installed; its dependencies are those of this one."""
-    pytest.importorskip("hatchling")
+    pytest.importorskip("setuptools")
     folder = tmp_path_factory.mktemp("wheel")
     build = [sys.executable, "-m", "pip", "wheel", "--quiet", "--no-deps", "--no-build-isolation"]
-    subprocess.run([*build, "--wheel-dir", folder, REPOSITORY], check=True, timeout=SECONDS)
+    source = shutil.copytree(REPOSITORY, folder / "source", ignore=shutil.ignore_patterns(".*", "build", "tests"))
+    subprocess.run([*build, "--wheel-dir", folder, source], check=True, timeout=SECONDS)
     subprocess.run([sys.executable, "-m", "venv", "--without-pip", folder / "venv"], check=True, timeout=SECONDS)
     (packages,) = (folder / "venv").glob("lib/python*/site-packages")
     (packages / "dependencies.pth").write_text(sysconfig.get_paths()["purelib"] + "\n")
@@ -117,9 +119,9 @@ def test_a_wheel_deploys_into_an_empty_folder_and_a_worker_runs_it(installed, pr
         assert done.returncode == 0, done.stdout + done.stderr
         return done.stdout
 
-    where = of_the_wheel("-c", "import flows; print(flows.__file__)")
+    where = of_the_wheel("-c", "import tokenmill.flows; print(tokenmill.flows.__file__)")
     assert Path(where.strip()).is_relative_to(installed.parents[1])
-    record = json.loads(of_the_wheel("-c", "from flows.cli import main; main()", "deploy"))["deploy"]
+    record = json.loads(of_the_wheel("-c", "from tokenmill.flows.cli import main; main()", "deploy"))["deploy"]
     declared = yaml.safe_load((REPOSITORY / "prefect.yaml").read_text())["deployments"]
     assert {*record["deployed"]} == {f"{each['name']}/{each['name']}" for each in declared}
     log = tmp_path.with_name("worker.log")

@@ -36,13 +36,13 @@ from prefect.types._datetime import now
 from prefect.utilities.callables import parameter_schema
 from prefect.utilities.importtools import from_qualified_name
 from prefect.utilities.schema_tools.validation import ValidationError, validate
-from prefect_commands import PREFECT, clean_environment, running, wait_until
 from pydantic import BaseModel
+from tokenmill.flows.deployment_names import setup_environment
+from tokenmill.tasks.blend.load import load_blend
+from tokenmill.tasks.shards.lock import turn_in
 
-from flows.deployment_names import setup_environment
-from tasks.blend.load import load_blend
-from tasks.shards.lock import turn_in
 from tests.flows.cloning import REPOSITORY, clone_into
+from tests.flows.prefect_commands import PREFECT, clean_environment, running, wait_until
 
 NAME = "pretrain-data-prep"
 
@@ -359,7 +359,7 @@ def test_the_plugin_loads_nothing_that_prefect_does_not(clone):
         ).stdout
         return {name.split(".")[0] for name in printed.split()}
 
-    assert loaded("true") - loaded("false") <= {"flows", "tasks", "pluggy"}
+    assert loaded("true") - loaded("false") <= {"tokenmill", "pluggy"}
 
 
 def one_source(**fields):

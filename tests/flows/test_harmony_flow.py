@@ -7,10 +7,10 @@ import time
 
 import pytest
 import yaml
+from tokenmill.flows.harmony import harmony_normalize
+from tokenmill.tasks.report.verification import inspector_of
+from tokenmill.tasks.shards.verify import verify
 
-from flows.harmony import harmony_normalize
-from tasks.report.verification import inspector_of
-from tasks.shards.verify import verify
 from tests.flows import preparation_runs
 from tests.flows.preparation_runs import DEADLINE, finish
 from tests.preparing import tree

@@ -15,14 +15,14 @@ import psutil
 import pytest
 from distributed import Client
 from prefect.client.schemas.actions import WorkPoolCreate
-from prefect_commands import PREFECT, free_port, running, serving, wait_until
+from tokenmill.tasks.errors import RunError
+from tokenmill.tasks.shards import wait
+from tokenmill.tasks.shards.progress import UPDATE_SECONDS
+from tokenmill.tasks.shards.wait import ClusterWatch, wait_for
 
-from tasks.errors import RunError
-from tasks.shards import wait
-from tasks.shards.progress import UPDATE_SECONDS
-from tasks.shards.wait import ClusterWatch, wait_for
 from tests.flows import preparation_runs
 from tests.flows.cloning import REPOSITORY
+from tests.flows.prefect_commands import PREFECT, free_port, running, serving, wait_until
 from tests.flows.preparation_runs import DEADLINE, finish, wait_for_receipts
 from tests.flows.standing_clusters import scheduler, worker
 from tests.preparing import blend_of, prepare, tree, write_lines

@@ -11,9 +11,8 @@ import pytest
 from prefect import flow, task
 from prefect.client.schemas.filters import FlowRunFilter, FlowRunFilterId, FlowRunFilterParentFlowRunId
 from prefect.runtime import flow_run
-
-from flows.output_folder import RECORD, publishing
-from tasks.seal import sealed, unsealed
+from tokenmill.flows.output_folder import RECORD, publishing
+from tokenmill.tasks.seal import sealed, unsealed
 
 pytestmark = pytest.mark.slow
 

@@ -12,9 +12,9 @@ from uuid import UUID
 import psutil
 import pytest
 from prefect.client.orchestration import SyncPrefectClient
-from prefect_commands import clean_environment, free_port
 
 from tests.flows.cloning import clone_into
+from tests.flows.prefect_commands import clean_environment, free_port
 
 pytestmark = pytest.mark.slow
 

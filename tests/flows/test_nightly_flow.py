@@ -10,11 +10,11 @@ import pytest
 import yaml
 from prefect.client.schemas.filters import ArtifactFilter, ArtifactFilterFlowRunId, FlowRunFilter, FlowRunFilterName
 from prefect.client.schemas.objects import StateType
-from prefect_commands import wait_until
+from tokenmill.flows.nightly import reprep_changed_blends
+from tokenmill.tasks.shards.verify import verify
+from tokenmill.tasks.tokenize.inspect import inspect_pretrain_shard
 
-from flows.nightly import reprep_changed_blends
-from tasks.shards.verify import verify
-from tasks.tokenize.inspect import inspect_pretrain_shard
+from tests.flows.prefect_commands import wait_until
 from tests.flows.preparation_runs import TOKENMILL
 from tests.preparing import write_lines
 from tests.preparing_rl import write_rows

@@ -3,9 +3,9 @@ undisturbed run into a local folder.
 """
 
 import pytest
+from tokenmill.flows.dedup import deduplicate_blend
+from tokenmill.flows.pretrain import pretrain_data_prep
 
-from flows.dedup import deduplicate_blend
-from flows.pretrain import pretrain_data_prep
 from tests.faults.test_object_storage import Stored, assert_never_half, assert_none_pending, assert_proven, resolved
 from tests.flaky_storage import flaky_server, used_here
 from tests.preparing import tree

@@ -7,11 +7,10 @@ from prefect import flow, task
 from prefect.artifacts import create_markdown_artifact
 from prefect.client.schemas.filters import ArtifactFilter, ArtifactFilterFlowRunId, LogFilter, LogFilterFlowRunId
 from prefect.logging.handlers import APILogWorker
-
-from flows.output_folder import publishing
-from flows.pretrain import pretrain_data_prep
-from tasks.errors import InputError, RunError
-from tasks.shards.stage import artifact_key
+from tokenmill.flows.output_folder import publishing
+from tokenmill.flows.pretrain import pretrain_data_prep
+from tokenmill.tasks.errors import InputError, RunError
+from tokenmill.tasks.shards.stage import artifact_key
 
 SENTENCE = "weight: -1 is negative; write 0 or more"
 

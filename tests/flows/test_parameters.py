@@ -17,18 +17,17 @@ from prefect.flows import load_flow_from_entrypoint
 from prefect.utilities.schema_tools.validation import ValidationError as Refused
 from prefect.utilities.schema_tools.validation import preprocess_schema, validate
 from pydantic import BaseModel, TypeAdapter, ValidationError
-
-from tasks.dedup.settings import DedupSettings
-from tasks.pack.settings import SftSettings
-from tasks.rl.settings import RlSettings
-from tasks.score.settings import EmbedSettings, NllSettings
-from tasks.select.settings import NormalizationSettings
-from tasks.shards.settings import Holdout
-from tasks.strict import Size
-from tasks.tokenize.settings import PretrainSettings
-from tasks.train.evaluation_settings import EvaluateSettings
-from tasks.train.pipeline_settings import PipelineSettings, load_settings
-from tasks.train.settings import TrainSettings
+from tokenmill.tasks.dedup.settings import DedupSettings
+from tokenmill.tasks.pack.settings import SftSettings
+from tokenmill.tasks.rl.settings import RlSettings
+from tokenmill.tasks.score.settings import EmbedSettings, NllSettings
+from tokenmill.tasks.select.settings import NormalizationSettings
+from tokenmill.tasks.shards.settings import Holdout
+from tokenmill.tasks.strict import Size
+from tokenmill.tasks.tokenize.settings import PretrainSettings
+from tokenmill.tasks.train.evaluation_settings import EvaluateSettings
+from tokenmill.tasks.train.pipeline_settings import PipelineSettings, load_settings
+from tokenmill.tasks.train.settings import TrainSettings
 
 REPOSITORY = Path(__file__).parents[2]
 DEPLOYMENTS = {each["name"]: each for each in yaml.safe_load((REPOSITORY / "prefect.yaml").read_text())["deployments"]}

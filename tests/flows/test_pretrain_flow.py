@@ -11,13 +11,13 @@ from distributed import LocalCluster
 from prefect import flow, task
 from prefect.client.schemas.filters import TaskRunFilter, TaskRunFilterFlowRunId
 from prefect.client.schemas.objects import StateType
+from tokenmill.flows.pretrain import pretrain_data_prep
+from tokenmill.tasks.blend.load import load_blend
+from tokenmill.tasks.errors import RunError
+from tokenmill.tasks.shards.stage import shard_workers, transient
+from tokenmill.tasks.tokenize.settings import PretrainSettings
+from tokenmill.tasks.tokenize.stage import tokenize_shards
 
-from flows.pretrain import pretrain_data_prep
-from tasks.blend.load import load_blend
-from tasks.errors import RunError
-from tasks.shards.stage import shard_workers, transient
-from tasks.tokenize.settings import PretrainSettings
-from tasks.tokenize.stage import tokenize_shards
 from tests.flows import preparation_runs
 from tests.flows.preparation_runs import DEADLINE, finish, wait_for_receipts, workers_of
 from tests.preparing import blend_of, build_pending, plan_pretrain, prepare, tree, write_lines
@@ -216,7 +216,7 @@ def test_storage_errors_are_tried_again_and_defects_are_not(blend, tmp_path, pre
 
 
 def test_a_run_with_gaps_cannot_end_completed(blend, tmp_path, prefect_api, monkeypatch):
-    monkeypatch.setattr("flows.pretrain.shard_workers", lambda *_: nullcontext(lambda *_: None))
+    monkeypatch.setattr("tokenmill.flows.pretrain.shard_workers", lambda *_: nullcontext(lambda *_: None))
     state = pretrain_data_prep(str(blend), str(tmp_path / "out"), **SETTINGS, return_state=True)
     assert state.type == StateType.FAILED
     assert "have no receipt" in str(state.result(raise_on_failure=False))

@@ -18,9 +18,9 @@ from threading import Thread
 
 import psutil
 import pytest
-from prefect_commands import clean_environment, wait_until
+from tokenmill.flows.process import INTERRUPTED, Stream
 
-from flows.process import INTERRUPTED, Stream
+from tests.flows.prefect_commands import clean_environment, wait_until
 from tests.flows.preparation_runs import DEADLINE, TOKENMILL, receipts
 from tests.preparing import blend_of, prepare, write_lines
 
@@ -30,7 +30,7 @@ CTRL_C = b"\x03"
 SECONDS = 2 * DEADLINE
 SHARD_SIZE = 250_000
 
-PATIENT = "import sys, flows.process; flows.process.GRACE = 1000; from flows.cli import main; sys.exit(main())"
+PATIENT = "import sys, tokenmill.flows.process; flows.process.GRACE = 1000; from tokenmill.flows.cli import main; sys.exit(main())"
 """The command, but it would take a quarter of an hour to end after the first Ctrl-C."""
 
 
@@ -205,7 +205,7 @@ def test_a_run_ends_when_its_terminal_is_closed(blend, environment, tmp_path):
 
 
 SCRIPT = """
-from flows.pretrain import pretrain_data_prep
+from tokenmill.flows.pretrain import pretrain_data_prep
 pretrain_data_prep({blend!r}, {out!r}, workers=2)
 """
 
@@ -301,7 +301,7 @@ def test_a_stream_that_fails_says_why_once_and_takes_the_rest():
 
 
 def test_a_run_in_the_background_of_a_shell_does_not_hear_ctrl_c():
-    heard = "import signal, flows.process as process; process.end_when_interrupted(); print(signal.getsignal(2).name)"
+    heard = "import signal, tokenmill.flows.process as process; process.end_when_interrupted(); print(signal.getsignal(2).name)"
     command = f"trap '' INT; exec {sys.executable} -c '{heard}'"
     run = subprocess.run(["bash", "-c", command], capture_output=True, text=True, check=True)
     assert run.stdout == "SIG_IGN\n"

@@ -14,12 +14,12 @@ from contextlib import ExitStack
 from pathlib import Path
 
 import pytest
-from prefect_commands import clean_environment, running, wait_until
+from tokenmill.flows.cli import app
+from tokenmill.flows.options import choices_of
 
-from flows.cli import app
-from flows.options import choices_of
 from tests import settings_page
 from tests.flows.cloning import REPOSITORY, clone_into
+from tests.flows.prefect_commands import clean_environment, running, wait_until
 from tests.flows.standing_clusters import network
 from tests.preparing import blend_of, write_lines
 

@@ -13,10 +13,10 @@ import yaml
 import zstandard
 from prefect.client.schemas.objects import StateType
 from tokenizers import Tokenizer
+from tokenmill.flows.rl import rl_data_prep
+from tokenmill.tasks.rl.inspect import inspect_rl_shard
+from tokenmill.tasks.shards.verify import verify
 
-from flows.rl import rl_data_prep
-from tasks.rl.inspect import inspect_rl_shard
-from tasks.shards.verify import verify
 from tests.flows import preparation_runs
 from tests.flows.preparation_runs import DEADLINE, finish, wait_for_receipts, workers_of
 from tests.peers.placeholder_fill import fill, read_rows
@@ -199,7 +199,7 @@ def test_a_changed_weight_builds_nothing(folder, expected, tmp_path, prefect_api
 
 
 def test_a_run_with_gaps_cannot_end_completed(folder, tmp_path, prefect_api, monkeypatch):
-    monkeypatch.setattr("flows.rl.shard_workers", lambda *_: nullcontext(lambda *_: None))
+    monkeypatch.setattr("tokenmill.flows.rl.shard_workers", lambda *_: nullcontext(lambda *_: None))
     state = run(folder, tmp_path / "out")
     assert state.type == StateType.FAILED
     assert "have no receipt" in str(state.result(raise_on_failure=False))

@@ -17,12 +17,12 @@ from dask import config
 from distributed import Client, Scheduler, Worker
 from prefect import task
 from prefect.client.schemas.actions import GlobalConcurrencyLimitCreate
+from tokenmill.flows import score
+from tokenmill.flows.score import score_candidates
+from tokenmill.tasks.errors import InputError, RunError
+from tokenmill.tasks.score.stage import gpu_turn
+from tokenmill.tasks.shards.cluster import asking_for, task_runner, worker_number
 
-from flows import score
-from flows.score import score_candidates
-from tasks.errors import InputError, RunError
-from tasks.score.stage import gpu_turn
-from tasks.shards.cluster import asking_for, task_runner, worker_number
 from tests.flows import preparation_runs
 from tests.flows.preparation_runs import DEADLINE, TOKENMILL, called, wait_for_receipts
 from tests.preparing import tree
@@ -185,8 +185,8 @@ def test_settings_of_the_other_score_are_refused_by_the_flow(prefect_api, folder
 def test_torch_is_not_needed_to_embed_by_hashing():
     code = (
         "import sys; sys.modules['torch'] = None; sys.modules['transformers'] = None\n"
-        "import flows.score, tasks.score.preparation, tasks.score.inspect\n"
-        "from tasks.score.engines import embedder\n"
+        "import tokenmill.flows.score, tokenmill.tasks.score.preparation, tokenmill.tasks.score.inspect\n"
+        "from tokenmill.tasks.score.engines import embedder\n"
         "print(embedder('hash').encode(['a']).shape)"
     )
     result = subprocess.run(

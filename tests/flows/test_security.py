@@ -9,8 +9,8 @@ from pathlib import Path
 
 import psutil
 import pytest
-from prefect_commands import serving
 
+from tests.flows.prefect_commands import serving
 from tests.flows.preparation_runs import TOKENMILL, finish, start
 from tests.preparing import write_lines
 

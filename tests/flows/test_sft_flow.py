@@ -10,8 +10,8 @@ import pyarrow.parquet as pq
 import pytest
 import yaml
 from prefect.client.schemas.objects import StateType
+from tokenmill.flows.sft import sft_data_prep
 
-from flows.sft import sft_data_prep
 from tests.flows import preparation_runs
 from tests.flows.preparation_runs import DEADLINE, finish, wait_for_receipts, workers_of
 from tests.peers.conversations import CLOCK, assistant, call, talk, thinking, tool, user
@@ -177,7 +177,7 @@ def test_a_changed_weight_packs_nothing(folder, tmp_path, prefect_api):
 
 
 def test_a_run_with_gaps_cannot_end_completed(folder, tmp_path, prefect_api, monkeypatch):
-    monkeypatch.setattr("flows.sft.shard_workers", lambda *_: nullcontext(lambda *_: None))
+    monkeypatch.setattr("tokenmill.flows.sft.shard_workers", lambda *_: nullcontext(lambda *_: None))
     blend = str(folder / "blend.json")
     state = sft_data_prep(blend, str(tmp_path / "out"), return_state=True, **settings_of(folder))
     assert state.type == StateType.FAILED

@@ -19,22 +19,22 @@ from prefect import flow
 from prefect.client.orchestration import SyncPrefectClient
 from prefect.client.schemas.filters import ArtifactFilter, ArtifactFilterKey
 from prefect.client.schemas.objects import StateType
-from prefect_commands import wait_until
+from tokenmill.flows.pipeline import pipeline
+from tokenmill.flows.train import evaluate_model, train_model
+from tokenmill.tasks.artifact import artifact_key
+from tokenmill.tasks.errors import InputError
+from tokenmill.tasks.seal import unsealed
+from tokenmill.tasks.storage import filesystem
+from tokenmill.tasks.strict import parse
+from tokenmill.tasks.train import stage
+from tokenmill.tasks.train.evaluation_settings import EvaluateSettings
+from tokenmill.tasks.train.events import Step
+from tokenmill.tasks.train.history import History
+from tokenmill.tasks.train.job import Job, TrainData
+from tokenmill.tasks.train.log import logged
+from tokenmill.tasks.train.settings import TrainSettings
 
-from flows.pipeline import pipeline
-from flows.train import evaluate_model, train_model
-from tasks.artifact import artifact_key
-from tasks.errors import InputError
-from tasks.seal import unsealed
-from tasks.storage import filesystem
-from tasks.strict import parse
-from tasks.train import stage
-from tasks.train.evaluation_settings import EvaluateSettings
-from tasks.train.events import Step
-from tasks.train.history import History
-from tasks.train.job import Job, TrainData
-from tasks.train.log import logged
-from tasks.train.settings import TrainSettings
+from tests.flows.prefect_commands import wait_until
 from tests.flows.preparation_runs import TOKENMILL
 from tests.preparing_sft import chat_vocabulary
 from tests.train import small_data
@@ -155,7 +155,7 @@ def kill_trainer_after(out, step):
     trainers = [
         process
         for process in psutil.Process().children(recursive=True)
-        if "tasks.train.trainer" in process.cmdline() and str(Path(out, "job.json")) in process.cmdline()
+        if "tokenmill.tasks.train.trainer" in process.cmdline() and str(Path(out, "job.json")) in process.cmdline()
     ]
     os.kill(trainers[-1].pid, signal.SIGKILL)
 

@@ -8,14 +8,14 @@ import re
 import pyarrow as pa
 import pytest
 from pyarrow import parquet
+from tokenmill.tasks.harmony.columns import SCHEMA, Place, row, table
+from tokenmill.tasks.harmony.compose import compose
+from tokenmill.tasks.harmony.converters import CONVERTERS
+from tokenmill.tasks.harmony.grammar import parse
+from tokenmill.tasks.harmony.quality import judge
+from tokenmill.tasks.harmony.render import render
+from tokenmill.tasks.harmony.turns import Policy, Source
 
-from tasks.harmony.columns import SCHEMA, Place, row, table
-from tasks.harmony.compose import compose
-from tasks.harmony.converters import CONVERTERS
-from tasks.harmony.grammar import parse
-from tasks.harmony.quality import judge
-from tasks.harmony.render import render
-from tasks.harmony.turns import Policy, Source
 from tests.harmony import rows
 
 PUBLISHED = """

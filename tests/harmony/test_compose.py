@@ -6,18 +6,17 @@ from dataclasses import replace
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-
-from tasks.chat.conversation import Rejected
-from tasks.harmony.compose import compose
-from tasks.harmony.converters import CONVERTERS
-from tasks.harmony.grammar import parse
-from tasks.harmony.render import cross_check, render
-from tasks.harmony.semantics import WARNINGS, faults
-from tasks.harmony.turns import Composed, Policy, Source
-from tasks.harmony.vocabulary import SPECIAL_STRINGS
-from tasks.sources.exact_json import loads
-from tasks.tokenize.load import find_vocabulary
-from tasks.tokenize.settings import TokenizerSource
+from tokenmill.tasks.chat.conversation import Rejected
+from tokenmill.tasks.harmony.compose import compose
+from tokenmill.tasks.harmony.converters import CONVERTERS
+from tokenmill.tasks.harmony.grammar import parse
+from tokenmill.tasks.harmony.render import cross_check, render
+from tokenmill.tasks.harmony.semantics import WARNINGS, faults
+from tokenmill.tasks.harmony.turns import Composed, Policy, Source
+from tokenmill.tasks.harmony.vocabulary import SPECIAL_STRINGS
+from tokenmill.tasks.sources.exact_json import loads
+from tokenmill.tasks.tokenize.load import find_vocabulary
+from tokenmill.tasks.tokenize.settings import TokenizerSource
 
 ASK = {"role": "user", "content": "q"}
 ANSWER = {"role": "assistant", "content": "a"}

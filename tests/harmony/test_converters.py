@@ -7,16 +7,16 @@ import pytest
 from hypothesis import given as drawn
 from hypothesis import settings
 from hypothesis import strategies as st
+from tokenmill.tasks.chat.conversation import Rejected
+from tokenmill.tasks.harmony.columns import SCHEMA
+from tokenmill.tasks.harmony.compose import compose
+from tokenmill.tasks.harmony.converters import CONVERTERS, PROOF_TASKS, converter_for
+from tokenmill.tasks.harmony.grammar import parse
+from tokenmill.tasks.harmony.quality import judge
+from tokenmill.tasks.harmony.render import cross_check, render
+from tokenmill.tasks.harmony.semantics import WARNINGS, faults
+from tokenmill.tasks.harmony.turns import Composed, Policy, Source
 
-from tasks.chat.conversation import Rejected
-from tasks.harmony.columns import SCHEMA
-from tasks.harmony.compose import compose
-from tasks.harmony.converters import CONVERTERS, PROOF_TASKS, converter_for
-from tasks.harmony.grammar import parse
-from tasks.harmony.quality import judge
-from tasks.harmony.render import cross_check, render
-from tasks.harmony.semantics import WARNINGS, faults
-from tasks.harmony.turns import Composed, Policy, Source
 from tests.harmony import rows
 
 EVERY_ROW = [

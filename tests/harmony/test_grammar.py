@@ -5,11 +5,10 @@ import re
 import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
-
-from tasks.harmony.grammar import CODES, TAG, Fault, ParsedMessage, parse
-from tasks.harmony.message import HarmonyMessage
-from tasks.harmony.render import cross_check, official, render
-from tasks.harmony.vocabulary import SPECIAL_STRINGS
+from tokenmill.tasks.harmony.grammar import CODES, TAG, Fault, ParsedMessage, parse
+from tokenmill.tasks.harmony.message import HarmonyMessage
+from tokenmill.tasks.harmony.render import cross_check, official, render
+from tokenmill.tasks.harmony.vocabulary import SPECIAL_STRINGS
 
 HERE = "‸"
 """Marks the offset of the fault; it is taken out before the text is parsed."""

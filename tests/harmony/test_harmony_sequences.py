@@ -7,17 +7,16 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-
-from tasks.chat.conversation import Rejected
-from tasks.chat.encoding import Batch
-from tasks.chat.loss import LossPolicy
-from tasks.chat.pieces import ROLES
-from tasks.errors import InputError
-from tasks.harmony.compose import compose, compose_literally
-from tasks.harmony.converters import openai_messages
-from tasks.harmony.message import HarmonyMessage
-from tasks.harmony.render import render
-from tasks.harmony.sequences import (
+from tokenmill.tasks.chat.conversation import Rejected
+from tokenmill.tasks.chat.encoding import Batch
+from tokenmill.tasks.chat.loss import LossPolicy
+from tokenmill.tasks.chat.pieces import ROLES
+from tokenmill.tasks.errors import InputError
+from tokenmill.tasks.harmony.compose import compose, compose_literally
+from tokenmill.tasks.harmony.converters import openai_messages
+from tokenmill.tasks.harmony.message import HarmonyMessage
+from tokenmill.tasks.harmony.render import render
+from tokenmill.tasks.harmony.sequences import (
     ANALYSIS,
     ANSWER,
     CALL,
@@ -28,8 +27,9 @@ from tasks.harmony.sequences import (
     encode,
     literal_encoder,
 )
-from tasks.harmony.turns import Policy
-from tasks.harmony.vocabulary import IDS, SPECIAL_STRINGS, encoding
+from tokenmill.tasks.harmony.turns import Policy
+from tokenmill.tasks.harmony.vocabulary import IDS, SPECIAL_STRINGS, encoding
+
 from tests.harmony.test_render import GOLDEN, any_messages, conversations, reference_tokens
 
 FULL = LossPolicy()

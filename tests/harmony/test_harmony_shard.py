@@ -10,18 +10,18 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 import yaml
+from tokenmill.flows.cli import run
+from tokenmill.tasks.blend.load import load_blend
+from tokenmill.tasks.errors import InputError, RunError
+from tokenmill.tasks.harmony import shard
+from tokenmill.tasks.harmony.card import strictest
+from tokenmill.tasks.harmony.columns import SCHEMA
+from tokenmill.tasks.harmony.grammar import Fault
+from tokenmill.tasks.harmony.inspect import inspect_harmony_shard
+from tokenmill.tasks.harmony.vocabulary import encoding
+from tokenmill.tasks.report.verification import inspector_of
+from tokenmill.tasks.shards.verify import verify
 
-from flows.cli import run
-from tasks.blend.load import load_blend
-from tasks.errors import InputError, RunError
-from tasks.harmony import shard
-from tasks.harmony.card import strictest
-from tasks.harmony.columns import SCHEMA
-from tasks.harmony.grammar import Fault
-from tasks.harmony.inspect import inspect_harmony_shard
-from tasks.harmony.vocabulary import encoding
-from tasks.report.verification import inspector_of
-from tasks.shards.verify import verify
 from tests.harmony import rows
 from tests.preparing import tree
 from tests.preparing_harmony import build, plan, prepare

@@ -1,13 +1,13 @@
 """Tokens of a batch of conversations, against the reference, one at a time."""
 
 import numpy as np
+from tokenmill.tasks.harmony.compose import compose
+from tokenmill.tasks.harmony.converters import CONVERTERS
+from tokenmill.tasks.harmony.grammar import parse
+from tokenmill.tasks.harmony.render import render
+from tokenmill.tasks.harmony.tokens import token_counts
+from tokenmill.tasks.harmony.turns import Policy, Source
 
-from tasks.harmony.compose import compose
-from tasks.harmony.converters import CONVERTERS
-from tasks.harmony.grammar import parse
-from tasks.harmony.render import render
-from tasks.harmony.tokens import token_counts
-from tasks.harmony.turns import Policy, Source
 from tests.harmony import rows
 from tests.peers.harmony_tokens import encode
 

@@ -10,10 +10,9 @@ from importlib import resources
 from pathlib import Path
 
 import pytest
-
-from tasks.errors import InputError
-from tasks.harmony import vocabulary
-from tasks.harmony.vocabulary import (
+from tokenmill.tasks.errors import InputError
+from tokenmill.tasks.harmony import vocabulary
+from tokenmill.tasks.harmony.vocabulary import (
     IDS,
     PLACE,
     RANKS,
@@ -23,13 +22,14 @@ from tasks.harmony.vocabulary import (
     encoding,
     ensure_vocabulary,
 )
+
 from tests.peers.vocabularies import o200k_ranks
 
 NOWHERE = "http://127.0.0.1:9"
 """A proxy that nobody answers at."""
 
 ENCODE = """
-from tasks.harmony.vocabulary import encoding
+from tokenmill.tasks.harmony.vocabulary import encoding
 print(encoding().encode("<|start|>hello<|end|>", allowed_special="all"))
 """
 

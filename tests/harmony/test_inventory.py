@@ -6,9 +6,8 @@ import pyarrow as pa
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-
-from tasks.harmony.columns import SCHEMA
-from tasks.harmony.inventory import (
+from tokenmill.tasks.harmony.columns import SCHEMA
+from tokenmill.tasks.harmony.inventory import (
     LONGEST_NAME,
     MOST_NAMES,
     OTHER,

@@ -6,14 +6,14 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from openai_harmony import DeveloperContent, Message, Role, SystemContent, ToolDescription
+from tokenmill.tasks.chat.conversation import RejectionError
+from tokenmill.tasks.errors import InputError
+from tokenmill.tasks.harmony.grammar import parse
+from tokenmill.tasks.harmony.message import HarmonyMessage
+from tokenmill.tasks.harmony.preamble import declared, developer_body, schemas, system_body
+from tokenmill.tasks.harmony.render import render
+from tokenmill.tasks.harmony.vocabulary import encoding
 
-from tasks.chat.conversation import RejectionError
-from tasks.errors import InputError
-from tasks.harmony.grammar import parse
-from tasks.harmony.message import HarmonyMessage
-from tasks.harmony.preamble import declared, developer_body, schemas, system_body
-from tasks.harmony.render import render
-from tasks.harmony.vocabulary import encoding
 from tests.peers.harmony_tokens import encode
 
 IDENTITY = "You are ChatGPT, a large language model trained by OpenAI.\nKnowledge cutoff: 2024-06"

@@ -1,9 +1,8 @@
 """A text is judged by what it says, whoever wrote it."""
 
 import pytest
-
-from tasks.harmony.grammar import Fault, parse
-from tasks.harmony.quality import Quality, judge
+from tokenmill.tasks.harmony.grammar import Fault, parse
+from tokenmill.tasks.harmony.quality import Quality, judge
 
 ASKED = "<|start|>user<|message|>q<|end|>"
 ANSWER = "<|start|>assistant<|channel|>final<|message|>4<|return|>"

@@ -8,13 +8,13 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from openai_harmony import Author, Conversation, Message, RenderConversationConfig, Role
+from tokenmill.tasks.errors import InputError
+from tokenmill.tasks.harmony.grammar import parse
+from tokenmill.tasks.harmony.message import ROLES, HarmonyMessage
+from tokenmill.tasks.harmony.render import cross_check, official, render
+from tokenmill.tasks.harmony.semantics import faults
+from tokenmill.tasks.harmony.vocabulary import SPECIAL_STRINGS, encoding
 
-from tasks.errors import InputError
-from tasks.harmony.grammar import parse
-from tasks.harmony.message import ROLES, HarmonyMessage
-from tasks.harmony.render import cross_check, official, render
-from tasks.harmony.semantics import faults
-from tasks.harmony.vocabulary import SPECIAL_STRINGS, encoding
 from tests.peers.harmony_tokens import encode
 
 KEEP = RenderConversationConfig(auto_drop_analysis=False)

@@ -6,11 +6,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from jsonschema import Draft202012Validator
-
-from tasks.harmony.grammar import parse
-from tasks.harmony.message import HarmonyMessage
-from tasks.harmony.render import render
-from tasks.harmony.semantics import CODES, WARNINGS, faults, violation
+from tokenmill.tasks.harmony.grammar import parse
+from tokenmill.tasks.harmony.message import HarmonyMessage
+from tokenmill.tasks.harmony.render import render
+from tokenmill.tasks.harmony.semantics import CODES, WARNINGS, faults, violation
 
 SYSTEM = HarmonyMessage("system", "s")
 DEVELOPER = HarmonyMessage("developer", "d")

@@ -6,13 +6,13 @@ import time
 from pathlib import Path
 
 import yaml
+from tokenmill.tasks.nightly.blends import find_blends
+from tokenmill.tasks.nightly.compare import compare_blend, store_of
+from tokenmill.tasks.nightly.night import claimed, follow_prepared, prune_night
+from tokenmill.tasks.nightly.prune import alone_with
+from tokenmill.tasks.report.summary import artifact_record
+from tokenmill.tasks.shards.receipt import RECEIPT, Receipt
 
-from tasks.nightly.blends import find_blends
-from tasks.nightly.compare import compare_blend, store_of
-from tasks.nightly.night import claimed, follow_prepared, prune_night
-from tasks.nightly.prune import alone_with
-from tasks.report.summary import artifact_record
-from tasks.shards.receipt import RECEIPT, Receipt
 from tests.preparing import prepare, write_lines
 from tests.tokenize.small_vocabularies import word_piece
 

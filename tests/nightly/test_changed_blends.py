@@ -6,16 +6,16 @@ import shutil
 from pathlib import Path
 
 import pytest
-from nights import FIRST, SECOND, SHARD_SIZE, THIRD, Nights, at, texts, whereabouts, write
+from tokenmill.tasks.artifact import read_artifact
+from tokenmill.tasks.errors import InputError, RunError
+from tokenmill.tasks.nightly.blends import find_blends
+from tokenmill.tasks.nightly.compare import compare_blend, store_of
+from tokenmill.tasks.shards.verify import verify
+from tokenmill.tasks.sources import content, cut
+from tokenmill.tasks.tokenize.inspect import inspect_pretrain_shard
 
-from tasks.artifact import read_artifact
-from tasks.errors import InputError, RunError
-from tasks.nightly.blends import find_blends
-from tasks.nightly.compare import compare_blend, store_of
-from tasks.shards.verify import verify
-from tasks.sources import content, cut
-from tasks.tokenize.inspect import inspect_pretrain_shard
 from tests.forking import in_processes
+from tests.nightly.nights import FIRST, SECOND, SHARD_SIZE, THIRD, Nights, at, texts, whereabouts, write
 from tests.preparing import tree
 
 NEWS, WEB, BOOKS = "pretrain/news", "pretrain/web", "pretrain/books"

@@ -7,13 +7,13 @@ import uuid
 import fsspec
 import pytest
 import yaml
-from nights import FIRST, SECOND, Nights, at, texts
+from tokenmill.tasks.nightly.blends import find_blends
+from tokenmill.tasks.nightly.compare import compare_blend, store_of
+from tokenmill.tasks.nightly.night import follow_prepared
+from tokenmill.tasks.report.summary import artifact_record
 
-from tasks.nightly.blends import find_blends
-from tasks.nightly.compare import compare_blend, store_of
-from tasks.nightly.night import follow_prepared
-from tasks.report.summary import artifact_record
 from tests import preparing_harmony, preparing_rl, preparing_sft
+from tests.nightly.nights import FIRST, SECOND, Nights, at, texts
 from tests.preparing_sft import CHATML, chat_vocabulary, probing_once, write_rows
 
 CHAT = [

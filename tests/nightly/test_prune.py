@@ -8,18 +8,18 @@ from pathlib import Path
 
 import pytest
 from fsspec.implementations.local import LocalFileSystem
-from nights import FIRST, SECOND, THIRD, Nights, texts, whereabouts, write
+from tokenmill.tasks.errors import InputError
+from tokenmill.tasks.nightly.compare import store_of
+from tokenmill.tasks.nightly.night import prune_night
+from tokenmill.tasks.nightly.prune import leftovers, prune, prune_record
+from tokenmill.tasks.nightly.versions import remedy_for
+from tokenmill.tasks.report.registry import artifact_in, register
+from tokenmill.tasks.shards.store import Store
+from tokenmill.tasks.shards.verify import verify
+from tokenmill.tasks.tokenize.inspect import inspect_pretrain_shard
 
-from tasks.errors import InputError
-from tasks.nightly.compare import store_of
-from tasks.nightly.night import prune_night
-from tasks.nightly.prune import leftovers, prune, prune_record
-from tasks.nightly.versions import remedy_for
-from tasks.report.registry import artifact_in, register
-from tasks.shards.store import Store
-from tasks.shards.verify import verify
-from tasks.tokenize.inspect import inspect_pretrain_shard
 from tests import preparing_harmony
+from tests.nightly.nights import FIRST, SECOND, THIRD, Nights, texts, whereabouts, write
 from tests.preparing import blend_of, prepare
 from tests.preparing_sft import write_rows
 

@@ -6,13 +6,13 @@ from uuid import uuid4
 
 import fsspec
 import pytest
-from nights import FIRST, SECOND, THIRD, Nights, at, texts, write
+from tokenmill.tasks.nightly.night import claimed, follow_prepared
+from tokenmill.tasks.report.summary import artifact_record
+from tokenmill.tasks.shards.verify import verify
+from tokenmill.tasks.tokenize.inspect import inspect_pretrain_shard
 
-from tasks.nightly.night import claimed, follow_prepared
-from tasks.report.summary import artifact_record
-from tasks.shards.verify import verify
-from tasks.tokenize.inspect import inspect_pretrain_shard
 from tests.flaky_storage import flaky_server, used_here
+from tests.nightly.nights import FIRST, SECOND, THIRD, Nights, at, texts, write
 from tests.preparing import prepare
 
 pytestmark = pytest.mark.slow

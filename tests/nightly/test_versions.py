@@ -10,11 +10,11 @@ from pathlib import Path
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from nights import at
+from tokenmill.tasks.errors import InputError
+from tokenmill.tasks.nightly.versions import claim, follow, latest, lineage, next_version, order, prune_versions
+from tokenmill.tasks.shards.publish import publish_bytes
 
-from tasks.errors import InputError
-from tasks.nightly.versions import claim, follow, latest, lineage, next_version, order, prune_versions
-from tasks.shards.publish import publish_bytes
+from tests.nightly.nights import at
 
 days = st.dates().map(lambda day: day.isoformat()).filter(lambda day: day >= "1971")
 versions = st.tuples(days, st.integers(1, 30)).map(lambda pair: pair[0] + (f".{pair[1]}" if pair[1] > 1 else ""))

@@ -6,14 +6,13 @@ import random
 
 import pyarrow as pa
 import pyarrow.parquet as pq
-
-from tasks.pack.parquet import ENCODINGS
-from tasks.shards.identity import shard_key
-from tasks.shards.manifest import Finished
-from tasks.shards.plan import PlannedShard
-from tasks.shards.publish import publish_bytes
-from tasks.shards.receipt import PartCount
-from tasks.sources.files import Slice, SourceFile
+from tokenmill.tasks.pack.parquet import ENCODINGS
+from tokenmill.tasks.shards.identity import shard_key
+from tokenmill.tasks.shards.manifest import Finished
+from tokenmill.tasks.shards.plan import PlannedShard
+from tokenmill.tasks.shards.publish import publish_bytes
+from tokenmill.tasks.shards.receipt import PartCount
+from tokenmill.tasks.sources.files import Slice, SourceFile
 
 PACK_SIZE, MULTIPLE = 64, 4
 USER, ASSISTANT, PADDING = 2, 4, 6

@@ -6,8 +6,7 @@ import numpy as np
 import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
-
-from tasks.pack.algorithms import Packs, lower_bound, pack, splitmix64
+from tokenmill.tasks.pack.algorithms import Packs, lower_bound, pack, splitmix64
 
 DECREASING = ("best_fit_decreasing", "first_fit_decreasing")
 ANY_ORDER = (*DECREASING, "first_fit_shuffle")

@@ -9,24 +9,24 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
+from tokenmill.tasks.chat.loss import LossPolicy
+from tokenmill.tasks.errors import InputError, RunError
+from tokenmill.tasks.harmony import turns
+from tokenmill.tasks.harmony.check import require_official, require_tokens
+from tokenmill.tasks.harmony.compose import compose, compose_literally
+from tokenmill.tasks.harmony.converters import CONVERTERS, openai_messages
+from tokenmill.tasks.harmony.message import HarmonyMessage
+from tokenmill.tasks.harmony.render import render
+from tokenmill.tasks.harmony.sequences import HarmonyConversation, HarmonyRenderer, encode
+from tokenmill.tasks.harmony.turns import Policy, Source
+from tokenmill.tasks.harmony.vocabulary import IDS, encoding
+from tokenmill.tasks.report.plan import pending_reasons
+from tokenmill.tasks.report.verification import inspector_of
+from tokenmill.tasks.report.view import view_output
+from tokenmill.tasks.shards.verify import verify
+from tokenmill.tasks.tokenize.load import find_vocabulary
+from tokenmill.tasks.tokenize.settings import TokenizerSource
 
-from tasks.chat.loss import LossPolicy
-from tasks.errors import InputError, RunError
-from tasks.harmony import turns
-from tasks.harmony.check import require_official, require_tokens
-from tasks.harmony.compose import compose, compose_literally
-from tasks.harmony.converters import CONVERTERS, openai_messages
-from tasks.harmony.message import HarmonyMessage
-from tasks.harmony.render import render
-from tasks.harmony.sequences import HarmonyConversation, HarmonyRenderer, encode
-from tasks.harmony.turns import Policy, Source
-from tasks.harmony.vocabulary import IDS, encoding
-from tasks.report.plan import pending_reasons
-from tasks.report.verification import inspector_of
-from tasks.report.view import view_output
-from tasks.shards.verify import verify
-from tasks.tokenize.load import find_vocabulary
-from tasks.tokenize.settings import TokenizerSource
 from tests import preparing_harmony, preparing_sft
 from tests.harmony import rows
 from tests.harmony.test_render import GOLDEN, reference_tokens
@@ -363,7 +363,7 @@ def test_nothing_is_built_twice_and_a_choice_that_changes_bytes_is_named(chats, 
         ({"special_tokens_in_text": "reject"}, "recipe.special_tokens_in_text changed: 'literal' -> 'reject'"),
     ]:
         assert pending_reasons(plan(blend, chats / "out", **settings)) == {reason: 1}
-    monkeypatch.setattr("tasks.harmony.training.TEMPLATE_VERSION", "next")
+    monkeypatch.setattr("tokenmill.tasks.harmony.training.TEMPLATE_VERSION", "next")
     assert pending_reasons(plan(blend, chats / "out")) == {
         f"recipe.template changed: 'harmony:{turns.TEMPLATE_VERSION}' -> 'harmony:next'": 1
     }
@@ -371,7 +371,7 @@ def test_nothing_is_built_twice_and_a_choice_that_changes_bytes_is_named(chats, 
 
 def test_a_worker_with_another_version_packs_nothing(chats, tmp_path, monkeypatch):
     planned = plan(blend_of(chats / "chat.jsonl"), tmp_path / "out")
-    monkeypatch.setattr("tasks.harmony.training.TEMPLATE_VERSION", "next")
+    monkeypatch.setattr("tokenmill.tasks.harmony.training.TEMPLATE_VERSION", "next")
     with pytest.raises(RunError, match="harmony:next on this worker"):
         build(planned, planned.plan.pending)
 
@@ -404,7 +404,7 @@ def test_a_tokenizer_with_other_words_between_the_control_tokens_is_refused():
 
 
 def test_the_self_check_stops_a_plan_whose_masks_would_be_wrong(chats, tmp_path, monkeypatch):
-    monkeypatch.setattr("tasks.harmony.check.encoding", lambda: pytest.fail("was looked at"))
+    monkeypatch.setattr("tokenmill.tasks.harmony.check.encoding", lambda: pytest.fail("was looked at"))
     plan(blend_of(chats / "chat.jsonl"), chats / "out")  # what is known is not asked again
     with pytest.raises(pytest.fail.Exception):
         plan(blend_of(chats / "chat.jsonl"), tmp_path / "out")

@@ -8,13 +8,13 @@ from pathlib import Path
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
+from tokenmill.tasks.pack.inspect import inspect_sft_shard
+from tokenmill.tasks.report.verification import inspector_of
+from tokenmill.tasks.shards.publish import publish_bytes
+from tokenmill.tasks.shards.receipt import PartCount
+from tokenmill.tasks.shards.store import Store
+from tokenmill.tasks.shards.verify import verify
 
-from tasks.pack.inspect import inspect_sft_shard
-from tasks.report.verification import inspector_of
-from tasks.shards.publish import publish_bytes
-from tasks.shards.receipt import PartCount
-from tasks.shards.store import Store
-from tasks.shards.verify import verify
 from tests.peers.conversations import assistant, talk, thinking, user
 from tests.preparing import blend_of, tree
 from tests.preparing_sft import chat_vocabulary, prepare, probing_once, write_rows

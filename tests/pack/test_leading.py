@@ -5,9 +5,9 @@ import random
 
 import pyarrow.parquet as pq
 import pytest
+from tokenmill.tasks.errors import RunError
+from tokenmill.tasks.pack.leading import leading_packs, write_leading
 
-from tasks.errors import RunError
-from tasks.pack.leading import leading_packs, write_leading
 from tests.pack.small_packs import METADATA, PADDING, facts_of, packs, parquet, tokens_of
 
 MADE = packs(1300, seed=5)

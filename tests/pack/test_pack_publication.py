@@ -10,13 +10,13 @@ from pathlib import Path
 import fsspec
 import pyarrow.parquet as pq
 import pytest
+from tokenmill.tasks.errors import RunError
+from tokenmill.tasks.pack.publication import PackedLayout
+from tokenmill.tasks.shards.publication import publish_preparation
+from tokenmill.tasks.shards.settings import PreparationSettings
+from tokenmill.tasks.shards.store import Store
+from tokenmill.tasks.shards.verify import verify
 
-from tasks.errors import RunError
-from tasks.pack.publication import PackedLayout
-from tasks.shards.publication import publish_preparation
-from tasks.shards.settings import PreparationSettings
-from tasks.shards.store import Store
-from tasks.shards.verify import verify
 from tests.faults.injection import PowerOff, count_operations, fail_operation, killed_at
 from tests.pack.small_packs import MULTIPLE, PACK_SIZE, PADDING, facts_of, packs, shard
 

@@ -3,8 +3,7 @@
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-
-from tasks.pack.sampling import Draw, PackedFile, account, draw, order, warnings
+from tokenmill.tasks.pack.sampling import Draw, PackedFile, account, draw, order, warnings
 
 SIZES = st.lists(st.integers(1, 10**9), min_size=1, max_size=6)
 BLENDS = st.lists(st.tuples(SIZES, st.floats(1e-3, 1e3)), min_size=1, max_size=4)

@@ -9,9 +9,9 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 import yaml
+from tokenmill.tasks.pack.settings import SftSettings
+from tokenmill.tasks.report.plan import pending_reasons
 
-from tasks.pack.settings import SftSettings
-from tasks.report.plan import pending_reasons
 from tests.peers.conversations import assistant, talk, thinking, user
 from tests.preparing import blend_of, tree
 from tests.preparing_sft import CHATML, chat_vocabulary, plan, prepare, write_rows

@@ -18,16 +18,16 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
+from tokenmill.tasks.chat.encoding import Batch
+from tokenmill.tasks.errors import InputError, RunError
+from tokenmill.tasks.pack import shard as shard_module
+from tokenmill.tasks.pack.planning import template_record
+from tokenmill.tasks.pack.preparation import build_sft_shard, publish_sft
+from tokenmill.tasks.shards.books import BadRowError
+from tokenmill.tasks.tokenize.settings import TokenizerSource
 from transformers import PreTrainedTokenizerFast
 
-from tasks.chat.encoding import Batch
-from tasks.errors import InputError, RunError
-from tasks.pack import shard as shard_module
-from tasks.pack.planning import template_record
-from tasks.pack.preparation import build_sft_shard, publish_sft
-from tasks.shards.books import BadRowError
-from tasks.tokenize.settings import TokenizerSource
-from tests.peers import conversations as conversations_of_peers
+from tests.flows.cloning import REPOSITORY
 from tests.peers.conversations import assistant, call, function, system, talk, thinking, tool, user
 from tests.preparing import blend_of, tree
 from tests.preparing_sft import CHATML, UNMARKED, build, chat_vocabulary, plan, prepare, write_rows
@@ -938,10 +938,14 @@ def test_megatron_bridge_itself_reads_the_packs_and_collates_them_as_is_assumed_
     conversations = [talk(user("Q " * number), assistant("A " * (40 - number))) for number in range(1, 30)]
     source = write_rows(tmp_path / "some.jsonl", conversations)
     prepare(blend_of(source), tmp_path / "out", **chosen | {"pack_size": 256})
-    peers, script = Path(sys.prefix) / "peers", Path(conversations_of_peers.__file__).with_name("bridge_in_turn.py")
+    peers, script = Path(sys.prefix) / "peers", "tests.peers.bridge_in_turn"
     pattern = str(tmp_path / "out/splits/train/*.parquet")
     done = subprocess.run(
-        [sys.executable, script, peers, pattern, "256", "0"], capture_output=True, text=True, check=False
+        [sys.executable, "-m", script, peers, pattern, "256", "0"],
+        cwd=REPOSITORY,
+        capture_output=True,
+        text=True,
+        check=False,
     )
     assert done.returncode == 0, done.stderr
     packs, found = packs_of(tmp_path / "out"), json.loads(done.stdout)

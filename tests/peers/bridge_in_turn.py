@@ -12,7 +12,7 @@ import sys
 from pathlib import Path
 from types import ModuleType, SimpleNamespace
 
-from megatron_in_turn import prepare
+from tests.peers.megatron_in_turn import prepare
 
 
 def main() -> None:

@@ -3,9 +3,8 @@
 from dataclasses import dataclass
 
 import numpy as np
-
-from tasks.harmony.render import TAGS, render
-from tasks.harmony.vocabulary import IDS, encoding
+from tokenmill.tasks.harmony.render import TAGS, render
+from tokenmill.tasks.harmony.vocabulary import IDS, encoding
 
 
 @dataclass(frozen=True, slots=True)

@@ -18,10 +18,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
+from tokenmill.flows.cli import run
+from tokenmill.tasks.errors import InputError
+from tokenmill.tasks.report import plots, score_page
 
-from flows.cli import run
-from tasks.errors import InputError
-from tasks.report import plots, score_page
 from tests.dedup.test_harmony_duplicates import data_set
 from tests.harmony.rows import MATH_PLAIN, block
 from tests.preparing_harmony import prepare
@@ -186,7 +186,7 @@ def test_names_are_text_and_nothing_else():
 CODE = """
 import hashlib
 import numpy as np
-from tasks.report import plots
+from tokenmill.tasks.report import plots
 generator = np.random.default_rng(7)
 vectors, owners = generator.normal(size=(300, 6)), generator.integers(-1, 4, 300)
 names, values = list("abcd"), generator.random(300)
@@ -372,7 +372,9 @@ def test_what_cannot_be_drawn_is_refused(published, tmp_path):
 
 def test_without_matplotlib_the_command_says_what_to_install(published):
     folder, _ = published
-    code = "import sys; sys.modules['matplotlib'] = None; from flows.cli import run; sys.exit(run(sys.argv[1:]))"
+    code = (
+        "import sys; sys.modules['matplotlib'] = None; from tokenmill.flows.cli import run; sys.exit(run(sys.argv[1:]))"
+    )
     command = [sys.executable, "-c", code, "report", str(folder / "nll")]
     done = subprocess.run(command, cwd=REPOSITORY, capture_output=True, text=True, check=False)
     assert done.returncode == 2

@@ -12,20 +12,20 @@ import pytest
 import xxhash
 from huggingface_hub import constants
 from huggingface_hub.utils import disable_progress_bars, enable_progress_bars
+from tokenmill.flows.cli import run
+from tokenmill.tasks.blend.load import load_blend
+from tokenmill.tasks.blend.models import DataSource
+from tokenmill.tasks.errors import InputError, RunError
+from tokenmill.tasks.report import push as pushing
+from tokenmill.tasks.report.parcel import parcel_of
+from tokenmill.tasks.report.push import push, push_record, stale_names, target_of
+from tokenmill.tasks.rl.preparation import publish_rl
+from tokenmill.tasks.seal import sealed
+from tokenmill.tasks.shards.manifest import read_manifest
+from tokenmill.tasks.sources.cut import cut
+from tokenmill.tasks.sources.discovery import discover
+from tokenmill.tasks.sources.records import read_records
 
-from flows.cli import run
-from tasks.blend.load import load_blend
-from tasks.blend.models import DataSource
-from tasks.errors import InputError, RunError
-from tasks.report import push as pushing
-from tasks.report.parcel import parcel_of
-from tasks.report.push import push, push_record, stale_names, target_of
-from tasks.rl.preparation import publish_rl
-from tasks.seal import sealed
-from tasks.shards.manifest import read_manifest
-from tasks.sources.cut import cut
-from tasks.sources.discovery import discover
-from tasks.sources.records import read_records
 from tests import preparing, preparing_harmony, preparing_rl, preparing_sft
 from tests.report.hub_writing_stand_in import READER, WRITER, serve
 from tests.sources.hub_stand_in import EXPIRED

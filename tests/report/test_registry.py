@@ -4,17 +4,17 @@ import json
 from concurrent.futures import ThreadPoolExecutor
 
 import pytest
+from tokenmill.flows.cli import run
+from tokenmill.tasks.artifact import Artifact, MadeFrom, read_artifact
+from tokenmill.tasks.blend.load import load_blend
+from tokenmill.tasks.errors import InputError
+from tokenmill.tasks.report.registry import artifact_in, lineage, register
+from tokenmill.tasks.seal import sealed
+from tokenmill.tasks.shards.manifest import read_manifest
+from tokenmill.tasks.shards.publish import publish_bytes
+from tokenmill.tasks.storage import absolute, located
+from tokenmill.tasks.train.prepared import prepared_data
 
-from flows.cli import run
-from tasks.artifact import Artifact, MadeFrom, read_artifact
-from tasks.blend.load import load_blend
-from tasks.errors import InputError
-from tasks.report.registry import artifact_in, lineage, register
-from tasks.seal import sealed
-from tasks.shards.manifest import read_manifest
-from tasks.shards.publish import publish_bytes
-from tasks.storage import absolute, located
-from tasks.train.prepared import prepared_data
 from tests.flaky_storage import flaky_server, used_here
 from tests.preparing import blend_of, prepare, write_lines
 

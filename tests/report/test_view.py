@@ -16,17 +16,17 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from rich.cells import cell_len
 from rich.console import Console
+from tokenmill.tasks.errors import InputError, RunError
+from tokenmill.tasks.report.view import view_output, view_record
+from tokenmill.tasks.report.view_html import publish_html, view_html
+from tokenmill.tasks.report.view_terminal import print_view
+from tokenmill.tasks.report.view_text import visible
+from tokenmill.tasks.seal import sealed
+from tokenmill.tasks.shards.manifest import read_manifest
+from tokenmill.tasks.strict import parse
+from tokenmill.tasks.tokenize.load import load_vocabulary
+from tokenmill.tasks.tokenize.settings import TokenizerSettings
 
-from tasks.errors import InputError, RunError
-from tasks.report.view import view_output, view_record
-from tasks.report.view_html import publish_html, view_html
-from tasks.report.view_terminal import print_view
-from tasks.report.view_text import visible
-from tasks.seal import sealed
-from tasks.shards.manifest import read_manifest
-from tasks.strict import parse
-from tasks.tokenize.load import load_vocabulary
-from tasks.tokenize.settings import TokenizerSettings
 from tests.preparing import blend_of, prepare, write_lines
 from tests.tokenize.small_vocabularies import EOS, byte_level_bpe, ids_of, reference
 

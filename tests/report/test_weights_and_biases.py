@@ -6,9 +6,9 @@ import time
 from pathlib import Path
 
 import pytest
+from tokenmill.tasks.errors import InputError
+from tokenmill.tasks.report.weights_and_biases import artifact_name, is_asked_for, log_preparation
 
-from tasks.errors import InputError
-from tasks.report.weights_and_biases import artifact_name, is_asked_for, log_preparation
 from tests.preparing import blend_of, prepare, write_lines
 
 pb2 = pytest.importorskip("wandb.proto.wandb_internal_pb2")

@@ -13,10 +13,10 @@ from importlib import resources
 import orjson
 import pyarrow as pa
 import pytest
+from tokenmill.tasks.chat.conversation import Rejected
+from tokenmill.tasks.rl.requests import SCHEMAS
+from tokenmill.tasks.rl.targets import check_of
 
-from tasks.chat.conversation import Rejected
-from tasks.rl.requests import SCHEMAS
-from tasks.rl.targets import check_of
 from tests.peers import nemo_gym_request
 from tests.peers import nemo_rl_readers as readers
 from tests.rl import test_targets as known
@@ -131,7 +131,9 @@ def test_what_is_kept_is_what_the_reader_reads(target):
 
 def test_the_schema_is_made_of_openais_types():
     """`python -m tests.peers.nemo_gym_request > tasks/rl/nemo_gym_request.json` writes it."""
-    assert orjson.loads(resources.files("tasks.rl").joinpath(SCHEMAS).read_bytes()) == nemo_gym_request.schemas()
+    assert (
+        orjson.loads(resources.files("tokenmill.tasks.rl").joinpath(SCHEMAS).read_bytes()) == nemo_gym_request.schemas()
+    )
 
 
 @pytest.mark.parametrize("target", MISREAD)

@@ -5,11 +5,11 @@ from pathlib import Path
 
 import pytest
 from tokenizers import Tokenizer
+from tokenmill.tasks.errors import InputError, RunError
+from tokenmill.tasks.rl.length import RowLengths
+from tokenmill.tasks.rl.preparation import build_rl_shard, chain_records
+from tokenmill.tasks.tokenize.settings import TokenizerSource
 
-from tasks.errors import InputError, RunError
-from tasks.rl.length import RowLengths
-from tasks.rl.preparation import build_rl_shard, chain_records
-from tasks.tokenize.settings import TokenizerSource
 from tests.peers.conversations import assistant, talk, user
 from tests.preparing import blend_of
 from tests.preparing_rl import plan, prepare, write_rows

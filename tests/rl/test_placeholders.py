@@ -11,12 +11,12 @@ import pyarrow.parquet as pq
 import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
+from tokenmill.tasks.chat.conversation import Rejected
+from tokenmill.tasks.rl.placeholders import has_placeholder, resolve_placeholders
+from tokenmill.tasks.rl.tables import Column, Table, TableSource, find_table, load_table
+from tokenmill.tasks.sources.content import ContentIndex
+from tokenmill.tasks.sources.exact_json import compact
 
-from tasks.chat.conversation import Rejected
-from tasks.rl.placeholders import has_placeholder, resolve_placeholders
-from tasks.rl.tables import Column, Table, TableSource, find_table, load_table
-from tasks.sources.content import ContentIndex
-from tasks.sources.exact_json import compact
 from tests.peers.placeholder_fill import fill, read_rows
 
 INSTRUCTION = "Solve the following math problem step by step."

@@ -1,8 +1,8 @@
 """A file that mixes two forms of rows is read as one table, half of it empty: such a split is refused."""
 
 import pytest
+from tokenmill.tasks.errors import RunError
 
-from tasks.errors import RunError
 from tests.preparing_rl import lines_of, prepare, write_rows
 
 PAIRS = [{"prompt": f"q{number}", "chosen": "a", "rejected": "b"} for number in range(3)]

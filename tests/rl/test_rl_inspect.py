@@ -8,13 +8,13 @@ import fsspec
 import orjson
 import pytest
 import zstandard
+from tokenmill.tasks.report.verification import inspector_of
+from tokenmill.tasks.rl.inspect import inspect_rl_shard
+from tokenmill.tasks.shards.publish import publish_bytes
+from tokenmill.tasks.shards.receipt import PartCount
+from tokenmill.tasks.shards.store import Store
+from tokenmill.tasks.shards.verify import verify
 
-from tasks.report.verification import inspector_of
-from tasks.rl.inspect import inspect_rl_shard
-from tasks.shards.publish import publish_bytes
-from tasks.shards.receipt import PartCount
-from tasks.shards.store import Store
-from tasks.shards.verify import verify
 from tests.preparing import blend_of, tree
 from tests.preparing_rl import prepare, write_rows
 from tests.shards.damage import DAMAGES, flip, names_of, proofs, replaced, shard_of, truncate

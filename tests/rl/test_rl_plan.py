@@ -8,12 +8,12 @@ from pathlib import Path
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
+from tokenmill.tasks.errors import InputError, RunError
+from tokenmill.tasks.report.plan import pending_reasons
+from tokenmill.tasks.rl.preparation import publish_rl
+from tokenmill.tasks.rl.settings import RlSettings
+from tokenmill.tasks.rl.tables import load_table
 
-from tasks.errors import InputError, RunError
-from tasks.report.plan import pending_reasons
-from tasks.rl.preparation import publish_rl
-from tasks.rl.settings import RlSettings
-from tasks.rl.tables import load_table
 from tests.preparing import blend_of, tree
 from tests.preparing_rl import build, plan, prepare, write_rows
 from tests.tokenize.small_vocabularies import byte_level_bpe

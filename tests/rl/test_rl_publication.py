@@ -8,21 +8,21 @@ from pathlib import Path
 import fsspec
 import pytest
 import zstandard
+from tokenmill.tasks.errors import RunError
+from tokenmill.tasks.report.verification import inspector_of
+from tokenmill.tasks.rl.preparation import publish_rl
+from tokenmill.tasks.rl.publication import JsonLinesLayout
+from tokenmill.tasks.shards.identity import shard_key
+from tokenmill.tasks.shards.manifest import Finished
+from tokenmill.tasks.shards.plan import PlannedShard
+from tokenmill.tasks.shards.publication import publish_preparation
+from tokenmill.tasks.shards.publish import publish_bytes
+from tokenmill.tasks.shards.receipt import PartCount
+from tokenmill.tasks.shards.settings import PreparationSettings
+from tokenmill.tasks.shards.store import Store
+from tokenmill.tasks.shards.verify import verify
+from tokenmill.tasks.sources.files import Slice, SourceFile
 
-from tasks.errors import RunError
-from tasks.report.verification import inspector_of
-from tasks.rl.preparation import publish_rl
-from tasks.rl.publication import JsonLinesLayout
-from tasks.shards.identity import shard_key
-from tasks.shards.manifest import Finished
-from tasks.shards.plan import PlannedShard
-from tasks.shards.publication import publish_preparation
-from tasks.shards.publish import publish_bytes
-from tasks.shards.receipt import PartCount
-from tasks.shards.settings import PreparationSettings
-from tasks.shards.store import Store
-from tasks.shards.verify import verify
-from tasks.sources.files import Slice, SourceFile
 from tests.faults.injection import PowerOff, count_operations, fail_operation, killed_at
 from tests.preparing import blend_of, tree
 from tests.preparing_rl import build, plan, prepare, write_rows

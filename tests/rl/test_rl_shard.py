@@ -18,11 +18,11 @@ import pytest
 import zstandard
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from tokenmill.tasks.errors import InputError, RunError
+from tokenmill.tasks.rl.preparation import publish_rl
+from tokenmill.tasks.shards.books import BadRowError
+from tokenmill.tasks.sources import json_lines
 
-from tasks.errors import InputError, RunError
-from tasks.rl.preparation import publish_rl
-from tasks.shards.books import BadRowError
-from tasks.sources import json_lines
 from tests.preparing import blend_of
 from tests.preparing_rl import build, lines_of, plan, prepare, write_rows
 

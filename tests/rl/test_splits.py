@@ -9,14 +9,14 @@ import pyarrow.parquet as pq
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from tokenmill.tasks.blend.load import load_blend
+from tokenmill.tasks.errors import InputError
+from tokenmill.tasks.rl.settings import RlSettings
+from tokenmill.tasks.rl.splits import by_source_splits, held_out_from
+from tokenmill.tasks.sources.cut import cut, leading_rows
+from tokenmill.tasks.sources.files import SourceFile
+from tokenmill.tasks.strict import parse
 
-from tasks.blend.load import load_blend
-from tasks.errors import InputError
-from tasks.rl.settings import RlSettings
-from tasks.rl.splits import by_source_splits, held_out_from
-from tasks.sources.cut import cut, leading_rows
-from tasks.sources.files import SourceFile
-from tasks.strict import parse
 from tests.preparing import blend_of
 from tests.preparing_rl import plan, prepare, write_rows
 

@@ -11,13 +11,13 @@ import pyarrow.parquet as pq
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from tokenmill.tasks.errors import InputError, RunError
+from tokenmill.tasks.rl import tables
+from tokenmill.tasks.rl.tables import KEY_SETS, TableFiles, TableSource, find_table, load_table, table_sources
+from tokenmill.tasks.sources import parquet
+from tokenmill.tasks.sources.content import ContentIndex
+from tokenmill.tasks.sources.opening import SourceCorrupt
 
-from tasks.errors import InputError, RunError
-from tasks.rl import tables
-from tasks.rl.tables import KEY_SETS, TableFiles, TableSource, find_table, load_table, table_sources
-from tasks.sources import parquet
-from tasks.sources.content import ContentIndex
-from tasks.sources.opening import SourceCorrupt
 from tests.peers.placeholder_fill import read_rows
 from tests.sources.hub_stand_in import serve
 

@@ -8,9 +8,9 @@ import pyarrow as pa
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from tokenmill.tasks.chat.conversation import Rejected
+from tokenmill.tasks.rl.targets import Target, check_of, texts_of
 
-from tasks.chat.conversation import Rejected
-from tasks.rl.targets import Target, check_of, texts_of
 from tests.peers import nemo_rl_readers as readers
 
 Q = {"role": "user", "content": "2 + 2?"}

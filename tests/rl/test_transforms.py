@@ -5,10 +5,10 @@ import copy
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from tokenmill.tasks.chat.conversation import Rejected
+from tokenmill.tasks.errors import InputError
+from tokenmill.tasks.rl.transforms import RESOLVE, TRANSFORMS, parse
 
-from tasks.chat.conversation import Rejected
-from tasks.errors import InputError
-from tasks.rl.transforms import RESOLVE, TRANSFORMS, parse
 from tests.peers import nemo_rl_readers as readers
 
 Q = {"role": "user", "content": "2 + 2?"}

@@ -12,13 +12,13 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 import torch
+from tokenmill.tasks.score.adapters import SentenceTransformersEmbedder, SglangEmbedder, VllmScorer
+from tokenmill.tasks.score.causal import CausalScorer
+from tokenmill.tasks.score.finite import ROW, NonFiniteError
+from tokenmill.tasks.score.settings import EmbedRecipe
+from tokenmill.tasks.score.shard import EmbedScoring
+from tokenmill.tasks.score.weights import find_model
 
-from tasks.score.adapters import SentenceTransformersEmbedder, SglangEmbedder, VllmScorer
-from tasks.score.causal import CausalScorer
-from tasks.score.finite import ROW, NonFiniteError
-from tasks.score.settings import EmbedRecipe
-from tasks.score.shard import EmbedScoring
-from tasks.score.weights import find_model
 from tests.score.tiny_models import VOCABULARY, completions, corpus, llama
 
 

@@ -13,17 +13,17 @@ import pyarrow.parquet as pq
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from tokenmill.flows.cli import run
+from tokenmill.tasks.errors import InputError, RunError
+from tokenmill.tasks.report.verification import inspector_of
+from tokenmill.tasks.score import embedded
+from tokenmill.tasks.score.choice import ChoiceSettings, choose_rows
+from tokenmill.tasks.score.choose import choose
+from tokenmill.tasks.score.embedded import read_embeddings
+from tokenmill.tasks.select.score_folders import score_folder
+from tokenmill.tasks.shards.verify import verify
 from xxhash import xxh3_128_hexdigest
 
-from flows.cli import run
-from tasks.errors import InputError, RunError
-from tasks.report.verification import inspector_of
-from tasks.score import embedded
-from tasks.score.choice import ChoiceSettings, choose_rows
-from tasks.score.choose import choose
-from tasks.score.embedded import read_embeddings
-from tasks.select.score_folders import score_folder
-from tasks.shards.verify import verify
 from tests.publishing_scores import embeddings_table, nll_table, publish_scores
 from tests.score.test_choose import around
 
@@ -136,7 +136,7 @@ def test_the_same_bytes_come_out_in_another_process_and_however_rows_are_read(tm
     vectors, _ = around(np.random.default_rng(4), [120, 80], 32, spread=1)
     publish(tmp_path / "in", vectors)
     command = ["choose", str(tmp_path / "in"), "rows=60", "--output-dir"]
-    code = f"from flows.cli import run; raise SystemExit(run({[*command, str(tmp_path / 'there')]!r}))"
+    code = f"from tokenmill.flows.cli import run; raise SystemExit(run({[*command, str(tmp_path / 'there')]!r}))"
     subprocess.run([sys.executable, "-c", code], check=True, cwd=REPOSITORY, capture_output=True)
     monkeypatch.setattr(embedded, "READ_ROWS", size)
     assert run([*command, str(tmp_path / "here")]) == 0

@@ -6,12 +6,11 @@ import numpy as np
 import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
-
-from tasks.errors import InputError
-from tasks.score import choose as choosing
-from tasks.score.choose import choose, kmeans, nearest_centres, quotas
-from tasks.score.device import nearest_on
-from tasks.score.embed import unit_vectors
+from tokenmill.tasks.errors import InputError
+from tokenmill.tasks.score import choose as choosing
+from tokenmill.tasks.score.choose import choose, kmeans, nearest_centres, quotas
+from tokenmill.tasks.score.device import nearest_on
+from tokenmill.tasks.score.embed import unit_vectors
 
 
 def around(generator, sizes, dimensions=16, spread=0.1):

@@ -16,14 +16,14 @@ from tokenizers import Tokenizer
 from tokenizers.models import WordLevel
 from tokenizers.pre_tokenizers import Whitespace
 from tokenizers.processors import TemplateProcessing
+from tokenmill.tasks.errors import InputError
+from tokenmill.tasks.score.embed import HashEmbedder, as_stored, as_vectors, unit_vectors
+from tokenmill.tasks.score.engines import EMBEDDING_FILES, embedder
+from tokenmill.tasks.score.finite import NonFiniteError
+from tokenmill.tasks.score.pooling import PoolingEmbedder
+from tokenmill.tasks.score.weights import find_model
 from transformers import BertConfig, BertModel, LlamaModel, PreTrainedTokenizerFast, XLMRobertaConfig, XLMRobertaModel
 
-from tasks.errors import InputError
-from tasks.score.embed import HashEmbedder, as_stored, as_vectors, unit_vectors
-from tasks.score.engines import EMBEDDING_FILES, embedder
-from tasks.score.finite import NonFiniteError
-from tasks.score.pooling import PoolingEmbedder
-from tasks.score.weights import find_model
 from tests.score.tiny_models import SHAPE, VOCABULARY, llama
 
 WORDS = [f"w{number}" for number in range(400)]
@@ -102,7 +102,7 @@ def test_the_order_of_words_is_seen():
 
 
 def test_hashing_is_the_same_everywhere():
-    code = "from tasks.score.embed import HashEmbedder as H; print(H(16).encode(['to be or not to be']).tolist())"
+    code = "from tokenmill.tasks.score.embed import HashEmbedder as H; print(H(16).encode(['to be or not to be']).tolist())"
     found = {subprocess.check_output([sys.executable, "-c", code], env={"PYTHONHASHSEED": seed}) for seed in "12"}
     assert len(found) == 1
     assert json.loads(found.pop()) == HashEmbedder(16).encode(["to be or not to be"]).tolist()

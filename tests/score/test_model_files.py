@@ -10,12 +10,12 @@ import numpy as np
 import pytest
 import torch
 from safetensors.torch import load_file, save_file
+from tokenmill.tasks.errors import InputError
+from tokenmill.tasks.score import weights
+from tokenmill.tasks.score.causal import CausalScorer, load_scorer
+from tokenmill.tasks.score.engines import embedder, scorer
+from tokenmill.tasks.score.weights import TEXT, WEIGHTS, find_model
 
-from tasks.errors import InputError
-from tasks.score import weights
-from tasks.score.causal import CausalScorer, load_scorer
-from tasks.score.engines import embedder, scorer
-from tasks.score.weights import TEXT, WEIGHTS, find_model
 from tests.score.tiny_models import completions, corpus, gpt_oss, llama, save_mxfp4
 
 

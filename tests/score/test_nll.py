@@ -8,13 +8,13 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from tokenmill.tasks.errors import InputError
+from tokenmill.tasks.score import causal
+from tokenmill.tasks.score.causal import CausalScorer
+from tokenmill.tasks.score.finite import NonFiniteError
+from tokenmill.tasks.score.nll import PARTS, SCHEMA, Completions, score_table, targets_of
 from transformers import BertConfig, BertLMHeadModel, Gemma2Config, Gemma2ForCausalLM
 
-from tasks.errors import InputError
-from tasks.score import causal
-from tasks.score.causal import CausalScorer
-from tasks.score.finite import NonFiniteError
-from tasks.score.nll import PARTS, SCHEMA, Completions, score_table, targets_of
 from tests.score.tiny_models import SHAPE, VOCABULARY, completions, corpus, gpt_oss, llama
 
 MEANS = ["nll_mean", *(f"nll_{part}" for part in PARTS)]

@@ -9,12 +9,12 @@ from types import SimpleNamespace
 
 import pytest
 from distributed import Client, LocalCluster
+from tokenmill.tasks.errors import RunError
+from tokenmill.tasks.score import machine, processes
+from tokenmill.tasks.score.preparation import build_score_shard
+from tokenmill.tasks.score.processes import device_for_good, require_children, workers_fit_for
+from tokenmill.tasks.shards.cluster import LOCAL, worker_number
 
-from tasks.errors import RunError
-from tasks.score import machine, processes
-from tasks.score.preparation import build_score_shard
-from tasks.score.processes import device_for_good, require_children, workers_fit_for
-from tasks.shards.cluster import LOCAL, worker_number
 from tests.preparing_rl import write_rows
 from tests.preparing_scores import plan
 from tests.score.test_embed import tokenizer
@@ -78,7 +78,7 @@ def test_what_a_process_starts_sees_the_gpu_that_it_was_dealt(visible, device, e
     child = "import os; print(os.environ.get('CUDA_VISIBLE_DEVICES'))"
     code = (
         "import subprocess, sys\n"
-        "from tasks.score.processes import see_only\n"
+        "from tokenmill.tasks.score.processes import see_only\n"
         f"see_only({device!r})\n"
         f"see_only({device!r})\n"
         f"subprocess.run([sys.executable, '-c', {child!r}], check=True)"

@@ -8,9 +8,9 @@ from importlib.util import find_spec
 from pathlib import Path
 
 import pytest
+from tokenmill.tasks.score.causal import CausalScorer
 from transformers import AutoModelForCausalLM, AutoTokenizer, LlamaForCausalLM
 
-from tasks.score.causal import CausalScorer
 from tests.score.tiny_models import completions
 
 QUESTIONS = [

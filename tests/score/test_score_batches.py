@@ -6,8 +6,7 @@ import sys
 import numpy as np
 from hypothesis import given
 from hypothesis import strategies as st
-
-from tasks.score.batches import batches, padded, ranges
+from tokenmill.tasks.score.batches import batches, padded, ranges
 
 LENGTHS = st.lists(st.integers(0, 50), max_size=40).map(lambda lengths: np.array(lengths, np.int64))
 
@@ -46,5 +45,5 @@ def test_ranges_are_those_of_python(spans):
 
 def test_what_plans_and_chooses_imports_no_torch():
     names = ["adapters", "batches", "choose", "embed", "engines", "finite", "nll", "percentile", "weights"]
-    code = f"import sys, {', '.join(f'tasks.score.{name}' for name in names)}; print('torch' in sys.modules)"
+    code = f"import sys, {', '.join(f'tokenmill.tasks.score.{name}' for name in names)}; print('torch' in sys.modules)"
     assert subprocess.check_output([sys.executable, "-c", code], text=True) == "False\n"

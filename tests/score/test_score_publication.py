@@ -10,16 +10,16 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
+from tokenmill.tasks.errors import InputError, RunError
+from tokenmill.tasks.report.plan import plan_record
+from tokenmill.tasks.report.summary import artifact_record, markdown
+from tokenmill.tasks.report.verification import inspector_of
+from tokenmill.tasks.score.inspect import inspect_score_shard
+from tokenmill.tasks.select.scores import with_scores
+from tokenmill.tasks.shards.manifest import read_manifest
+from tokenmill.tasks.shards.store import Store
+from tokenmill.tasks.shards.verify import verify
 
-from tasks.errors import InputError, RunError
-from tasks.report.plan import plan_record
-from tasks.report.summary import artifact_record, markdown
-from tasks.report.verification import inspector_of
-from tasks.score.inspect import inspect_score_shard
-from tasks.select.scores import with_scores
-from tasks.shards.manifest import read_manifest
-from tasks.shards.store import Store
-from tasks.shards.verify import verify
 from tests import preparing_harmony
 from tests.preparing import tree
 from tests.preparing_rl import write_rows

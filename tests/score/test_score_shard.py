@@ -8,19 +8,19 @@ import numpy as np
 import pyarrow.parquet as pq
 import pytest
 import torch
+from tokenmill.tasks.errors import InputError, RunError
+from tokenmill.tasks.harmony.message import HarmonyMessage
+from tokenmill.tasks.harmony.render import render
+from tokenmill.tasks.harmony.vocabulary import encoding
+from tokenmill.tasks.score import machine
+from tokenmill.tasks.score.causal import CausalScorer
+from tokenmill.tasks.score.chats import chat_of
+from tokenmill.tasks.score.embed import HashEmbedder
+from tokenmill.tasks.score.machine import device_for_worker
+from tokenmill.tasks.score.nll import SCHEMA
+from tokenmill.tasks.score.tables import NLL, summed
 from transformers import AutoModelForCausalLM, LlamaConfig, LlamaForCausalLM, LlamaModel
 
-from tasks.errors import InputError, RunError
-from tasks.harmony.message import HarmonyMessage
-from tasks.harmony.render import render
-from tasks.harmony.vocabulary import encoding
-from tasks.score import machine
-from tasks.score.causal import CausalScorer
-from tasks.score.chats import chat_of
-from tasks.score.embed import HashEmbedder
-from tasks.score.machine import device_for_worker
-from tasks.score.nll import SCHEMA
-from tasks.score.tables import NLL, summed
 from tests import preparing_sft
 from tests.preparing import write_lines
 from tests.preparing_rl import write_rows

@@ -5,9 +5,8 @@ import json
 import numpy as np
 import torch
 from safetensors.torch import load_file, save_file
+from tokenmill.tasks.score.nll import Completions
 from transformers import GptOssConfig, GptOssForCausalLM, LlamaConfig, LlamaForCausalLM
-
-from tasks.score.nll import Completions
 
 torch.set_num_threads(1)  # threads that wait for each other are slower on models as small as these
 

@@ -7,14 +7,13 @@ import pyarrow as pa
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-
-from tasks.errors import InputError
-from tasks.harmony.columns import SCHEMA as ROW_SCHEMA
-from tasks.harmony.message import HarmonyMessage
-from tasks.select.candidates import SCHEMA, Sample, candidates, sampled
-from tasks.select.expression import parse_predicate
-from tasks.select.signature import behaviour_of
-from tasks.select.views import view_of
+from tokenmill.tasks.errors import InputError
+from tokenmill.tasks.harmony.columns import SCHEMA as ROW_SCHEMA
+from tokenmill.tasks.harmony.message import HarmonyMessage
+from tokenmill.tasks.select.candidates import SCHEMA, Sample, candidates, sampled
+from tokenmill.tasks.select.expression import parse_predicate
+from tokenmill.tasks.select.signature import behaviour_of
+from tokenmill.tasks.select.views import view_of
 
 CALL = HarmonyMessage("assistant", "print()", recipient="python", channel="analysis", terminator="call")
 ALL = Sample()

@@ -6,8 +6,7 @@ import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-
-from tasks.select.collapse import Limits, Survey, collapse, survey
+from tokenmill.tasks.select.collapse import Limits, Survey, collapse, survey
 
 ANSWER = "<|start|>assistant<|channel|>final<|message|>{}<|return|>"
 THOUGHT = "<|start|>assistant<|channel|>analysis<|message|>{}<|end|>"

@@ -7,9 +7,8 @@ import pyarrow as pa
 import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
-
-from tasks.errors import InputError
-from tasks.select.expression import masks, parse_predicate
+from tokenmill.tasks.errors import InputError
+from tokenmill.tasks.select.expression import masks, parse_predicate
 
 TYPES = {
     "a": pa.int64(),

@@ -8,11 +8,10 @@ import pyarrow as pa
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-
-from tasks.errors import InputError
-from tasks.harmony.columns import SCHEMA
-from tasks.select.pools import Assignment, assign, load_pools
-from tasks.select.tally import manifest, tally
+from tokenmill.tasks.errors import InputError
+from tokenmill.tasks.harmony.columns import SCHEMA
+from tokenmill.tasks.select.pools import Assignment, assign, load_pools
+from tokenmill.tasks.select.tally import manifest, tally
 
 SOUND = {
     "quality_valid_harmony": True,

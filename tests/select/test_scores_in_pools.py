@@ -9,17 +9,17 @@ import pytest
 import yaml
 from hypothesis import given
 from hypothesis import strategies as st
+from tokenmill.tasks.errors import InputError, RunError
+from tokenmill.tasks.harmony.columns import SCHEMA as ROWS
+from tokenmill.tasks.report.selection import selection_lines
+from tokenmill.tasks.score.choice import ChoiceSettings, choose_rows
+from tokenmill.tasks.select.expression import masks, parse_predicate
+from tokenmill.tasks.select.planning import require_selectable
+from tokenmill.tasks.select.score_folders import score_columns, score_folder
+from tokenmill.tasks.select.scores import read_scores, require_joinable, with_scores, without_score
+from tokenmill.tasks.select.settings import SelectionChoices
+from tokenmill.tasks.shards.verify import file_hash
 
-from tasks.errors import InputError, RunError
-from tasks.harmony.columns import SCHEMA as ROWS
-from tasks.report.selection import selection_lines
-from tasks.score.choice import ChoiceSettings, choose_rows
-from tasks.select.expression import masks, parse_predicate
-from tasks.select.planning import require_selectable
-from tasks.select.score_folders import score_columns, score_folder
-from tasks.select.scores import read_scores, require_joinable, with_scores, without_score
-from tasks.select.settings import SelectionChoices
-from tasks.shards.verify import file_hash
 from tests.building import build_here
 from tests.preparing_harmony import build, finish, plan, prepare
 from tests.preparing_rl import write_rows

@@ -9,13 +9,13 @@ from pathlib import Path
 import fsspec
 import pyarrow.parquet as pq
 import pytest
+from tokenmill.tasks.errors import RunError
+from tokenmill.tasks.report.selection import selection_lines
+from tokenmill.tasks.report.verification import inspector_of
+from tokenmill.tasks.select.publication import require_variety
+from tokenmill.tasks.shards.store import Store
+from tokenmill.tasks.shards.verify import verify
 
-from tasks.errors import RunError
-from tasks.report.selection import selection_lines
-from tasks.report.verification import inspector_of
-from tasks.select.publication import require_variety
-from tasks.shards.store import Store
-from tasks.shards.verify import verify
 from tests.building import build_here
 from tests.dedup.test_harmony_duplicates import exam, rows_of, talks
 from tests.dedup.test_near import prose

@@ -9,12 +9,12 @@ from pathlib import Path
 import pyarrow.parquet as pq
 import pytest
 import yaml
+from tokenmill.tasks.errors import InputError, RunError
+from tokenmill.tasks.harmony.columns import SCHEMA as ROWS
+from tokenmill.tasks.select.planning import require_selectable
+from tokenmill.tasks.select.settings import SelectionChoices
 from xxhash import xxh3_128_hexdigest
 
-from tasks.errors import InputError, RunError
-from tasks.harmony.columns import SCHEMA as ROWS
-from tasks.select.planning import require_selectable
-from tasks.select.settings import SelectionChoices
 from tests.dedup.test_harmony_duplicates import built_by, copy, data_set, rows_of, talk, talks
 from tests.harmony import rows as sources
 from tests.preparing_harmony import prepare
@@ -199,7 +199,7 @@ def test_a_sample_of_the_rows_that_are_wanted_is_surveyed_where_there_are_many(t
     rows = [talk(str(number), f"What is {number} squared?", str(number**2)) for number in range(400)]
     blend, found = {"datasets": [data_set("a", write_rows(tmp_path / "a.jsonl", rows))]}, {}
     for most in (400, 399, 100):
-        monkeypatch.setattr("tasks.select.planning.SURVEYED_ROWS", most)
+        monkeypatch.setattr("tokenmill.tasks.select.planning.SURVEYED_ROWS", most)
         prepare(blend, tmp_path / "out", selection={"pools": "none", "share": 0.1})
         found[most] = json.loads((tmp_path / "out/behaviours.json").read_bytes())["rows"]
     assert found[400] == 400

@@ -1,10 +1,9 @@
 """Behaviour: the trace says what was done, by names that the conversation gives to tools and never by its data."""
 
 import pytest
-
-from tasks.harmony.grammar import parse
-from tasks.harmony.message import HarmonyMessage
-from tasks.select.signature import behaviour_of
+from tokenmill.tasks.harmony.grammar import parse
+from tokenmill.tasks.harmony.message import HarmonyMessage
+from tokenmill.tasks.select.signature import behaviour_of
 
 
 def says(body, channel="final"):

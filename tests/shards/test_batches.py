@@ -4,11 +4,10 @@ from itertools import product
 
 from hypothesis import given, settings
 from hypothesis import strategies as st
-
-from tasks.shards import batches as batches_module
-from tasks.shards.batches import batches
-from tasks.shards.plan import PlannedShard
-from tasks.sources.files import Slice, SourceFile
+from tokenmill.tasks.shards import batches as batches_module
+from tokenmill.tasks.shards.batches import batches
+from tokenmill.tasks.shards.plan import PlannedShard
+from tokenmill.tasks.sources.files import Slice, SourceFile
 
 sizes = st.lists(st.integers(1, 10**9), max_size=60)
 

@@ -7,9 +7,8 @@ from dataclasses import asdict, dataclass, replace
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-
-from tasks.shards.identity import difference, shard_identity, shard_key
-from tasks.sources.files import Slice, SourceFile
+from tokenmill.tasks.shards.identity import difference, shard_identity, shard_key
+from tokenmill.tasks.sources.files import Slice, SourceFile
 
 scalars = st.one_of(st.none(), st.booleans(), st.integers(-(2**53), 2**53), st.text("abc.:é", max_size=6))
 identities = st.recursive(

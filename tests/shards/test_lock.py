@@ -5,13 +5,12 @@ import sys
 from contextlib import contextmanager
 
 import pytest
-
-from tasks.errors import InputError
-from tasks.shards.lock import locked, turn_in
+from tokenmill.tasks.errors import InputError
+from tokenmill.tasks.shards.lock import locked, turn_in
 
 HOLD = """
 import sys
-from tasks.shards.lock import turn_in
+from tokenmill.tasks.shards.lock import turn_in
 with turn_in(sys.argv[1], print):
     print("held", flush=True)
     sys.stdin.read()

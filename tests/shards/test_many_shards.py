@@ -10,14 +10,13 @@ from hypothesis import given
 from hypothesis import strategies as st
 from moto.server import ThreadedMotoServer
 from s3fs import S3FileSystem
-
-from tasks.shards import store as store_module
-from tasks.shards.identity import shard_identities, shard_identity, shard_key
-from tasks.shards.manifest import Finished, identities, shard_entries
-from tasks.shards.plan import Plan, PlannedShard
-from tasks.shards.receipt import Receipt
-from tasks.shards.store import Store
-from tasks.sources.files import Slice, SourceFile
+from tokenmill.tasks.shards import store as store_module
+from tokenmill.tasks.shards.identity import shard_identities, shard_identity, shard_key
+from tokenmill.tasks.shards.manifest import Finished, identities, shard_entries
+from tokenmill.tasks.shards.plan import Plan, PlannedShard
+from tokenmill.tasks.shards.receipt import Receipt
+from tokenmill.tasks.shards.store import Store
+from tokenmill.tasks.sources.files import Slice, SourceFile
 
 
 @dataclass(frozen=True)

@@ -12,15 +12,15 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 from rich.console import Console
+from tokenmill.tasks.blend.load import load_blend
+from tokenmill.tasks.errors import InputError
+from tokenmill.tasks.report.plan import pending_reasons, plan_record, print_plan
+from tokenmill.tasks.shards import planning
+from tokenmill.tasks.shards.plan import shard_from_record, shard_record
+from tokenmill.tasks.strict import parse
+from tokenmill.tasks.tokenize.planning import plan_pretrain
+from tokenmill.tasks.tokenize.settings import PretrainSettings
 
-from tasks.blend.load import load_blend
-from tasks.errors import InputError
-from tasks.report.plan import pending_reasons, plan_record, print_plan
-from tasks.shards import planning
-from tasks.shards.plan import shard_from_record, shard_record
-from tasks.strict import parse
-from tasks.tokenize.planning import plan_pretrain
-from tasks.tokenize.settings import PretrainSettings
 from tests.preparing import blend_of, prepare, write_lines
 from tests.tokenize.small_vocabularies import byte_level_bpe
 

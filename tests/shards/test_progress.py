@@ -1,7 +1,7 @@
 import os
 from itertools import pairwise
 
-from tasks.shards.progress import UPDATE_SECONDS, ProgressBar, ProgressDisplay, Tally, say
+from tokenmill.tasks.shards.progress import UPDATE_SECONDS, ProgressBar, ProgressDisplay, Tally, say
 
 
 def done(key, **changes):

@@ -13,24 +13,24 @@ import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from tokenmill.tasks.blend.load import load_blend
+from tokenmill.tasks.errors import RunError
+from tokenmill.tasks.shards.identity import shard_key
+from tokenmill.tasks.shards.manifest import Finished
+from tokenmill.tasks.shards.plan import PlannedShard
+from tokenmill.tasks.shards.publication import Published, check_bad_rows, publish_preparation
+from tokenmill.tasks.shards.publish import publish_bytes
+from tokenmill.tasks.shards.receipt import PartCount, Receipt
+from tokenmill.tasks.shards.settings import PreparationSettings
+from tokenmill.tasks.shards.store import Store
+from tokenmill.tasks.shards.verify import verify
+from tokenmill.tasks.sources.files import Slice, SourceFile
+from tokenmill.tasks.strict import parse
+from tokenmill.tasks.tokenize.inspect import inspect_pretrain_shard
+from tokenmill.tasks.tokenize.planning import plan_pretrain
+from tokenmill.tasks.tokenize.preparation import PairLayout, publish_pretrain
+from tokenmill.tasks.tokenize.settings import PretrainSettings
 
-from tasks.blend.load import load_blend
-from tasks.errors import RunError
-from tasks.shards.identity import shard_key
-from tasks.shards.manifest import Finished
-from tasks.shards.plan import PlannedShard
-from tasks.shards.publication import Published, check_bad_rows, publish_preparation
-from tasks.shards.publish import publish_bytes
-from tasks.shards.receipt import PartCount, Receipt
-from tasks.shards.settings import PreparationSettings
-from tasks.shards.store import Store
-from tasks.shards.verify import verify
-from tasks.sources.files import Slice, SourceFile
-from tasks.strict import parse
-from tasks.tokenize.inspect import inspect_pretrain_shard
-from tasks.tokenize.planning import plan_pretrain
-from tasks.tokenize.preparation import PairLayout, publish_pretrain
-from tasks.tokenize.settings import PretrainSettings
 from tests.forking import in_processes
 from tests.preparing import blend_of, build_pending, prepare, tree, write_lines
 from tests.shards.damage import flip

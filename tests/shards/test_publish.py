@@ -22,10 +22,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 from moto.server import ThreadedMotoServer
 from s3fs import S3FileSystem
+from tokenmill.tasks.errors import InputError
+from tokenmill.tasks.shards import publish as publish_module
+from tokenmill.tasks.shards.publish import Output, copy, link, place_files, publish, publish_bytes, sweep
 
-from tasks.errors import InputError
-from tasks.shards import publish as publish_module
-from tasks.shards.publish import Output, copy, link, place_files, publish, publish_bytes, sweep
 from tests.faults.injection import PowerOff, count_operations, fail_operation, intercept, killed_at
 from tests.forking import in_processes
 

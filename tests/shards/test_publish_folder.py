@@ -5,8 +5,8 @@ import errno
 import os
 
 import pytest
+from tokenmill.tasks.shards.publish import publish_folder, sweep_folders
 
-from tasks.shards.publish import publish_folder, sweep_folders
 from tests.faults import injection
 from tests.faults.injection import count_operations, fail_operation, killed_at
 

@@ -3,14 +3,14 @@
 import random
 
 import pytest
+from tokenmill.tasks.seal import sealed, unsealed
+from tokenmill.tasks.shards.remembered import remembered
+from tokenmill.tasks.tokenize import load
+from tokenmill.tasks.tokenize.exact import Ranges, exact_encoder
+from tokenmill.tasks.tokenize.gate import Verdict
+from tokenmill.tasks.tokenize.load import Facts, load_vocabulary
+from tokenmill.tasks.tokenize.settings import TokenizerSettings
 
-from tasks.seal import sealed, unsealed
-from tasks.shards.remembered import remembered
-from tasks.tokenize import load
-from tasks.tokenize.exact import Ranges, exact_encoder
-from tasks.tokenize.gate import Verdict
-from tasks.tokenize.load import Facts, load_vocabulary
-from tasks.tokenize.settings import TokenizerSettings
 from tests.preparing import blend_of, prepare, tree, write_lines
 from tests.tokenize.small_vocabularies import word_piece
 

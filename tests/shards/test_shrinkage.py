@@ -6,8 +6,8 @@ from functools import partial
 from pathlib import Path
 
 import pytest
+from tokenmill.tasks.errors import InputError, RunError
 
-from tasks.errors import InputError, RunError
 from tests import preparing, preparing_dedup, preparing_harmony, preparing_rl, preparing_scores, preparing_sft
 from tests.preparing import blend_of, tree
 from tests.preparing_rl import write_rows

@@ -3,25 +3,25 @@
 import json
 
 import pytest
+from tokenmill.flows.cli import run
+from tokenmill.tasks.blend.load import load_blend
+from tokenmill.tasks.dedup.planning import plan_dedup
+from tokenmill.tasks.dedup.settings import DedupSettings
+from tokenmill.tasks.errors import InputError
+from tokenmill.tasks.harmony.planning import plan_harmony
+from tokenmill.tasks.harmony.settings import HarmonySettings
+from tokenmill.tasks.pack.planning import plan_sft
+from tokenmill.tasks.pack.settings import SftSettings
+from tokenmill.tasks.rl.planning import plan_rl
+from tokenmill.tasks.rl.settings import RlSettings
+from tokenmill.tasks.score.planning import plan_scores
+from tokenmill.tasks.score.settings import EmbedSettings, NllSettings
+from tokenmill.tasks.select.planning import require_fitting
+from tokenmill.tasks.select.settings import NormalizationSettings
+from tokenmill.tasks.strict import parse
+from tokenmill.tasks.tokenize.planning import plan_pretrain
+from tokenmill.tasks.tokenize.settings import PretrainSettings
 
-from flows.cli import run
-from tasks.blend.load import load_blend
-from tasks.dedup.planning import plan_dedup
-from tasks.dedup.settings import DedupSettings
-from tasks.errors import InputError
-from tasks.harmony.planning import plan_harmony
-from tasks.harmony.settings import HarmonySettings
-from tasks.pack.planning import plan_sft
-from tasks.pack.settings import SftSettings
-from tasks.rl.planning import plan_rl
-from tasks.rl.settings import RlSettings
-from tasks.score.planning import plan_scores
-from tasks.score.settings import EmbedSettings, NllSettings
-from tasks.select.planning import require_fitting
-from tasks.select.settings import NormalizationSettings
-from tasks.strict import parse
-from tasks.tokenize.planning import plan_pretrain
-from tasks.tokenize.settings import PretrainSettings
 from tests.preparing import blend_of, prepare, write_lines
 from tests.tokenize.small_vocabularies import byte_level_bpe
 

@@ -7,14 +7,14 @@ from pathlib import Path
 
 import fsspec
 import pytest
+from tokenmill.tasks.errors import InputError, RunError
+from tokenmill.tasks.seal import sealed, unsealed
+from tokenmill.tasks.shards.identity import shard_key
+from tokenmill.tasks.shards.publish import publish_bytes
+from tokenmill.tasks.shards.store import Store
+from tokenmill.tasks.shards.verify import verify
+from tokenmill.tasks.tokenize.inspect import inspect_pretrain_shard
 
-from tasks.errors import InputError, RunError
-from tasks.seal import sealed, unsealed
-from tasks.shards.identity import shard_key
-from tasks.shards.publish import publish_bytes
-from tasks.shards.store import Store
-from tasks.shards.verify import verify
-from tasks.tokenize.inspect import inspect_pretrain_shard
 from tests.preparing import blend_of, prepare, tree, write_lines
 from tests.shards.damage import DAMAGES, flip, names_of, proofs, replaced, shard_of
 from tests.tokenize.small_vocabularies import byte_level_bpe

@@ -8,10 +8,9 @@ from contextlib import contextmanager
 import pytest
 from dask import config
 from distributed import Client, LocalCluster
-
-from tasks.errors import RunError
-from tasks.shards import wait
-from tasks.shards.wait import ClusterWatch, wait_for
+from tokenmill.tasks.errors import RunError
+from tokenmill.tasks.shards import wait
+from tokenmill.tasks.shards.wait import ClusterWatch, wait_for
 
 
 @pytest.fixture(autouse=True)
@@ -99,8 +98,8 @@ def test_workers_without_the_resources_do_not_count():
 LOST_THREAD = """
 import sys, time
 from prefect_dask.task_runners import DaskTaskRunner
-from tasks.shards import wait
-from tasks.shards.cluster import LOCAL, started
+from tokenmill.tasks.shards import wait
+from tokenmill.tasks.shards.cluster import LOCAL, started
 wait.LOOK_SECONDS = 1.0
 shown = []
 with started(DaskTaskRunner(cluster_kwargs={**LOCAL, "processes": False, "n_workers": 1})) as runner:

@@ -7,11 +7,10 @@ from contextlib import suppress
 from pathlib import Path
 
 import pytest
-
-from tasks.blend.models import DataSource
-from tasks.errors import InputError
-from tasks.sources.apart import require_apart
-from tasks.sources.discovery import discover
+from tokenmill.tasks.blend.models import DataSource
+from tokenmill.tasks.errors import InputError
+from tokenmill.tasks.sources.apart import require_apart
+from tokenmill.tasks.sources.discovery import discover
 
 ROW = '{"text": "a"}\n'
 

@@ -15,16 +15,15 @@ import xxhash
 from hypothesis import given
 from hypothesis import strategies as st
 from moto.server import ThreadedMotoServer
-
-from tasks.blend.models import DataSource
-from tasks.errors import InputError, RunError
-from tasks.sources import content as content_module
-from tasks.sources.content import ContentIndex, content_hash
-from tasks.sources.cut import cut
-from tasks.sources.discovery import discover
-from tasks.sources.files import SourceFile
-from tasks.sources.opening import open_source
-from tasks.sources.planned import unchanged
+from tokenmill.tasks.blend.models import DataSource
+from tokenmill.tasks.errors import InputError, RunError
+from tokenmill.tasks.sources import content as content_module
+from tokenmill.tasks.sources.content import ContentIndex, content_hash
+from tokenmill.tasks.sources.cut import cut
+from tokenmill.tasks.sources.discovery import discover
+from tokenmill.tasks.sources.files import SourceFile
+from tokenmill.tasks.sources.opening import open_source
+from tokenmill.tasks.sources.planned import unchanged
 
 LONG_AGO = 1_000_000_000 * 10**9
 """A modification time that no clock tick can touch any more, in nanoseconds."""

@@ -10,13 +10,12 @@ import pyarrow.parquet as pq
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-
-from tasks.blend.models import DataSource
-from tasks.sources.cut import cut, leading_rows, leading_share
-from tasks.sources.discovery import discover
-from tasks.sources.files import SourceFile
-from tasks.sources.locate import first_row
-from tasks.sources.read import count_rows, read_texts
+from tokenmill.tasks.blend.models import DataSource
+from tokenmill.tasks.sources.cut import cut, leading_rows, leading_share
+from tokenmill.tasks.sources.discovery import discover
+from tokenmill.tasks.sources.files import SourceFile
+from tokenmill.tasks.sources.locate import first_row
+from tokenmill.tasks.sources.read import count_rows, read_texts
 
 ROWS = [f"row {number} " + "x" * (number * 37 % 90) for number in range(60)]
 

@@ -11,15 +11,14 @@ import pytest
 import zstandard
 from hypothesis import given
 from hypothesis import strategies as st
-
-from tasks.blend.models import DataSource
-from tasks.errors import InputError, RunError
-from tasks.sources.cut import cut
-from tasks.sources.discovery import discover, find
-from tasks.sources.files import SourceFile
-from tasks.sources.formats import describe, sniff
-from tasks.sources.read import read_texts
-from tasks.sources.selection import in_split, in_subset
+from tokenmill.tasks.blend.models import DataSource
+from tokenmill.tasks.errors import InputError, RunError
+from tokenmill.tasks.sources.cut import cut
+from tokenmill.tasks.sources.discovery import discover, find
+from tokenmill.tasks.sources.files import SourceFile
+from tokenmill.tasks.sources.formats import describe, sniff
+from tokenmill.tasks.sources.read import read_texts
+from tokenmill.tasks.sources.selection import in_split, in_subset
 
 LINE = b'{"text": "a"}\n'
 

@@ -7,8 +7,7 @@ import orjson
 import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
-
-from tasks.sources.exact_json import NumberRangeError, RepeatedKeys, apart, compact, loads, repeated_key
+from tokenmill.tasks.sources.exact_json import NumberRangeError, RepeatedKeys, apart, compact, loads, repeated_key
 
 DIGITS = st.text("0123456789", min_size=1, max_size=25)
 INTEGERS = st.one_of(

@@ -6,9 +6,8 @@ from dataclasses import asdict
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-
-from tasks.blend.models import DataSource
-from tasks.sources.filters import RowFilter, row_filter
+from tokenmill.tasks.blend.models import DataSource
+from tokenmill.tasks.sources.filters import RowFilter, row_filter
 
 
 def kept(record, used_in=None, **filters):

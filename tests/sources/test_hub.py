@@ -4,13 +4,13 @@ import subprocess
 from pathlib import Path
 
 import pytest
-from hub_stand_in import EXPIRED, LARGE, serve
 from huggingface_hub.errors import HfHubHTTPError
+from tokenmill.tasks.blend.models import DataSource
+from tokenmill.tasks.errors import InputError
+from tokenmill.tasks.sources.discovery import discover, find
+from tokenmill.tasks.storage import filesystem
 
-from tasks.blend.models import DataSource
-from tasks.errors import InputError
-from tasks.sources.discovery import discover, find
-from tasks.storage import filesystem
+from tests.sources.hub_stand_in import EXPIRED, LARGE, serve
 
 ROWS = b'{"text": "a row of text"}\n'
 

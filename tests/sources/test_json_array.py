@@ -6,12 +6,12 @@ from unittest.mock import patch
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from tokenmill.tasks.sources import json_lines
+from tokenmill.tasks.sources.json_array import BrokenArray, split_elements
+from tokenmill.tasks.sources.json_rows import Refused
+from tokenmill.tasks.sources.opening import SourceCorrupt
+from tokenmill.tasks.sources.text_field import pick_texts, text_of
 
-from tasks.sources import json_lines
-from tasks.sources.json_array import BrokenArray, split_elements
-from tasks.sources.json_rows import Refused
-from tasks.sources.opening import SourceCorrupt
-from tasks.sources.text_field import pick_texts, text_of
 from tests.preparing import blend_of, prepare
 
 

@@ -10,11 +10,11 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from tokenmill.tasks.sources import json_lines
+from tokenmill.tasks.sources.json_lines import row_start, slice_blocks, split_lines
+from tokenmill.tasks.sources.json_rows import Refused
+from tokenmill.tasks.sources.text_field import pick_texts, text_of
 
-from tasks.sources import json_lines
-from tasks.sources.json_lines import row_start, slice_blocks, split_lines
-from tasks.sources.json_rows import Refused
-from tasks.sources.text_field import pick_texts, text_of
 from tests.peers.strict_json import judged
 
 BLOCK_SIZES = st.sampled_from([1, 2, 3, 7, 64, 1 << 20])

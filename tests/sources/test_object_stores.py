@@ -6,15 +6,14 @@ import threading
 import fsspec
 import pytest
 from moto.server import ThreadedMotoServer
-
-from tasks.blend.models import DataSource
-from tasks.errors import InputError, RunError
-from tasks.sources import opening
-from tasks.sources.content import ContentIndex
-from tasks.sources.cut import cut
-from tasks.sources.discovery import discover, find
-from tasks.sources.read import read_texts
-from tasks.storage import filesystem
+from tokenmill.tasks.blend.models import DataSource
+from tokenmill.tasks.errors import InputError, RunError
+from tokenmill.tasks.sources import opening
+from tokenmill.tasks.sources.content import ContentIndex
+from tokenmill.tasks.sources.cut import cut
+from tokenmill.tasks.sources.discovery import discover, find
+from tokenmill.tasks.sources.read import read_texts
+from tokenmill.tasks.storage import filesystem
 
 LINE = b'{"text": "a"}\n'
 NAMES = [

@@ -8,14 +8,21 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
+from tokenmill.tasks.errors import InputError
+from tokenmill.tasks.sources import parquet
+from tokenmill.tasks.sources.cut import cut
+from tokenmill.tasks.sources.files import Slice, SourceFile
+from tokenmill.tasks.sources.opening import SourceCorrupt
+from tokenmill.tasks.sources.parquet import (
+    column_batches,
+    parquet_rows,
+    parquet_texts,
+    require_any,
+    require_text,
+    row_groups,
+)
+from tokenmill.tasks.sources.records import read_records
 
-from tasks.errors import InputError
-from tasks.sources import parquet
-from tasks.sources.cut import cut
-from tasks.sources.files import Slice, SourceFile
-from tasks.sources.opening import SourceCorrupt
-from tasks.sources.parquet import column_batches, parquet_rows, parquet_texts, require_any, require_text, row_groups
-from tasks.sources.records import read_records
 from tests.flows.cloning import REPOSITORY
 
 
@@ -145,9 +152,9 @@ PEAKS = """
 import resource, sys
 from pathlib import Path
 import pyarrow.parquet as pq
-from tasks.sources.files import Slice, SourceFile
-from tasks.sources.read import read_texts
-from tasks.sources.records import read_records
+from tokenmill.tasks.sources.files import Slice, SourceFile
+from tokenmill.tasks.sources.read import read_texts
+from tokenmill.tasks.sources.records import read_records
 def peak():
     return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss // 1024
 before = peak()

@@ -13,24 +13,23 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 import zstandard
+from tokenmill.tasks.blend.models import Blend, DataSource
+from tokenmill.tasks.dedup.evaluations import evaluation_records, evaluations_from, find_evaluations, held
+from tokenmill.tasks.errors import RunError
+from tokenmill.tasks.shards.identity import shard_identity
+from tokenmill.tasks.shards.plan import PlannedShard, shard_from_record, shard_record
+from tokenmill.tasks.shards.store import Store
+from tokenmill.tasks.sources import parquet, planned
+from tokenmill.tasks.sources.content import ContentIndex
+from tokenmill.tasks.sources.cut import cut
+from tokenmill.tasks.sources.discovery import discover
+from tokenmill.tasks.sources.planned import ComparedStream
+from tokenmill.tasks.sources.read import read_texts
+from tokenmill.tasks.sources.records import read_records
+from tokenmill.tasks.tokenize.encoders import Tokens
+from tokenmill.tasks.tokenize.settings import PretrainRecipe
+from tokenmill.tasks.tokenize.shard import tokenize_shard
 from xxhash import xxh3_128
-
-from tasks.blend.models import Blend, DataSource
-from tasks.dedup.evaluations import evaluation_records, evaluations_from, find_evaluations, held
-from tasks.errors import RunError
-from tasks.shards.identity import shard_identity
-from tasks.shards.plan import PlannedShard, shard_from_record, shard_record
-from tasks.shards.store import Store
-from tasks.sources import parquet, planned
-from tasks.sources.content import ContentIndex
-from tasks.sources.cut import cut
-from tasks.sources.discovery import discover
-from tasks.sources.planned import ComparedStream
-from tasks.sources.read import read_texts
-from tasks.sources.records import read_records
-from tasks.tokenize.encoders import Tokens
-from tasks.tokenize.settings import PretrainRecipe
-from tasks.tokenize.shard import tokenize_shard
 
 LONG_AGO = 1_000_000_000 * 10**9
 RECIPE = PretrainRecipe("text", "bytes", 256, "reference", None, None, "literal", None, None, 0, 0, None)

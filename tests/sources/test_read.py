@@ -21,12 +21,11 @@ import zstandard
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from moto.server import ThreadedMotoServer
-
-from tasks.errors import InputError
-from tasks.sources import opening
-from tasks.sources.files import Slice, SourceFile
-from tasks.sources.opening import SourceCorrupt
-from tasks.sources.read import count_rows, read_texts
+from tokenmill.tasks.errors import InputError
+from tokenmill.tasks.sources import opening
+from tokenmill.tasks.sources.files import Slice, SourceFile
+from tokenmill.tasks.sources.opening import SourceCorrupt
+from tokenmill.tasks.sources.read import count_rows, read_texts
 
 LINES = [
     b'\xef\xbb\xbf{"text": "first"}',

@@ -13,16 +13,15 @@ import pyarrow.parquet as pq
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-
-from tasks.errors import InputError
-from tasks.sources import json_lines, parquet
-from tasks.sources.content import content_hash
-from tasks.sources.cut import cut
-from tasks.sources.files import Slice, SourceFile
-from tasks.sources.opening import SourceCorrupt
-from tasks.sources.parquet import row_groups
-from tasks.sources.read import count_rows, read_texts
-from tasks.sources.records import read_records
+from tokenmill.tasks.errors import InputError
+from tokenmill.tasks.sources import json_lines, parquet
+from tokenmill.tasks.sources.content import content_hash
+from tokenmill.tasks.sources.cut import cut
+from tokenmill.tasks.sources.files import Slice, SourceFile
+from tokenmill.tasks.sources.opening import SourceCorrupt
+from tokenmill.tasks.sources.parquet import row_groups
+from tokenmill.tasks.sources.read import count_rows, read_texts
+from tokenmill.tasks.sources.records import read_records
 
 LINES = [
     b'\xef\xbb\xbf{"messages": [1], "text": "a"}',

@@ -7,15 +7,15 @@ import fsspec
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
+from tokenmill.tasks.blend.models import DataSource
+from tokenmill.tasks.errors import InputError
+from tokenmill.tasks.sources import cut as cut_module
+from tokenmill.tasks.sources.content import ContentIndex
+from tokenmill.tasks.sources.cut import cut
+from tokenmill.tasks.sources.discovery import discover
+from tokenmill.tasks.sources.opening import SourceCorrupt
+from tokenmill.tasks.sources.parquet import require_any, require_text
 
-from tasks.blend.models import DataSource
-from tasks.errors import InputError
-from tasks.sources import cut as cut_module
-from tasks.sources.content import ContentIndex
-from tasks.sources.cut import cut
-from tasks.sources.discovery import discover
-from tasks.sources.opening import SourceCorrupt
-from tasks.sources.parquet import require_any, require_text
 from tests.flaky_storage import flaky_server, used_here
 
 LONG_AGO = 1_000_000_000 * 10**9

@@ -12,8 +12,7 @@ from pathlib import Path
 
 import sentencepiece
 from tokenizers import AddedToken, Tokenizer, decoders, models, normalizers, pre_tokenizers, trainers
-
-from tasks.tokenize.gate import NASTY
+from tokenmill.tasks.tokenize.gate import NASTY
 
 BOS, EOS, TURN = "<s>", "<|endoftext|>", "<|turn|>"
 TRAINING_TEXT = [Path(json.decoder.__file__).read_text("utf-8"), Path(textwrap.__file__).read_text("utf-8"), *NASTY]

@@ -9,8 +9,7 @@ import torch
 from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 from megatron.core.datasets.indexed_dataset import DType, IndexedDataset, IndexedDatasetBuilder
-
-from tasks.tokenize.binidx import BinIdxError, BinIdxWriter, index, read_index, token_dtype
+from tokenmill.tasks.tokenize.binidx import BinIdxError, BinIdxWriter, index, read_index, token_dtype
 
 UINT16, INT32 = np.dtype(np.uint16), np.dtype(np.int32)
 

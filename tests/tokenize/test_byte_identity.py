@@ -11,11 +11,11 @@ from megatron.core.datasets.blended_megatron_dataset_builder import BlendedMegat
 from megatron.core.datasets.gpt_dataset import GPTDataset, GPTDatasetConfig
 from megatron.core.datasets.indexed_dataset import IndexedDataset
 from megatron.core.datasets.utils import get_blend_from_list
-from small_vocabularies import EOS, byte_level_bpe, ids_of, reference
+from tokenmill.tasks.tokenize.gate import NASTY
 
-from tasks.tokenize.gate import NASTY
 from tests.peers import megatron_loop, vocabularies
 from tests.preparing import blend_of, prepare, write_lines
+from tests.tokenize.small_vocabularies import EOS, byte_level_bpe, ids_of, reference
 
 NOTHING_HELD_OUT = {"valid": 0, "test": 0}
 CONTROL = [

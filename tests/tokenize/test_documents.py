@@ -11,15 +11,15 @@ import pytest
 import tiktoken
 from hypothesis import assume, given
 from hypothesis import strategies as st
-from small_vocabularies import byte_level_bpe, ids_of, reference
+from tokenmill.tasks.errors import InputError, RunError
+from tokenmill.tasks.shards.holdout import PARTS
+from tokenmill.tasks.tokenize.documents import assemble, assign_parts, runs
+from tokenmill.tasks.tokenize.encoders import Tokens
+from tokenmill.tasks.tokenize.settings import PretrainRecipe
 
-from tasks.errors import InputError, RunError
-from tasks.shards.holdout import PARTS
-from tasks.tokenize.documents import assemble, assign_parts, runs
-from tasks.tokenize.encoders import Tokens
-from tasks.tokenize.settings import PretrainRecipe
 from tests.peers import vocabularies
 from tests.preparing import blend_of, prepare, write_lines
+from tests.tokenize.small_vocabularies import byte_level_bpe, ids_of, reference
 
 NOTHING_HELD_OUT = {"valid": 0, "test": 0}
 

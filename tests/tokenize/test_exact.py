@@ -8,14 +8,14 @@ import pytest
 import regex
 from hypothesis import given
 from hypothesis import strategies as st
+from tokenmill.tasks.storage import user_cache
+from tokenmill.tasks.tokenize import exact
+from tokenmill.tasks.tokenize.exact import ExactEncoder, exact_encoder
+from tokenmill.tasks.tokenize.gate import compare
+from tokenmill.tasks.tokenize.load import load_vocabulary
+from tokenmill.tasks.tokenize.settings import TokenizerSettings
+from tokenmill.tasks.tokenize.suspects import SWEPT
 
-from tasks.storage import user_cache
-from tasks.tokenize import exact
-from tasks.tokenize.exact import ExactEncoder, exact_encoder
-from tasks.tokenize.gate import compare
-from tasks.tokenize.load import load_vocabulary
-from tasks.tokenize.settings import TokenizerSettings
-from tasks.tokenize.suspects import SWEPT
 from tests.peers import vocabularies
 from tests.preparing import blend_of, prepare, write_lines
 from tests.torture import ids

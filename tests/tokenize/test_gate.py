@@ -8,20 +8,20 @@ from unicodedata import normalize
 
 import numpy as np
 import pytest
-from small_vocabularies import byte_level_bpe, ids_of, reference, word_piece
 from tokenizers import AddedToken, Tokenizer
 from tokenizers.normalizers import NFC
+from tokenmill.tasks.blend.load import load_blend
+from tokenmill.tasks.shards.receipt import Receipt
+from tokenmill.tasks.strict import parse
+from tokenmill.tasks.tokenize import planning, preparation
+from tokenmill.tasks.tokenize.encoders import Encoder, Tokens
+from tokenmill.tasks.tokenize.load import load_vocabulary
+from tokenmill.tasks.tokenize.planning import plan_pretrain
+from tokenmill.tasks.tokenize.settings import PretrainSettings
 
-from tasks.blend.load import load_blend
-from tasks.shards.receipt import Receipt
-from tasks.strict import parse
-from tasks.tokenize import planning, preparation
-from tasks.tokenize.encoders import Encoder, Tokens
-from tasks.tokenize.load import load_vocabulary
-from tasks.tokenize.planning import plan_pretrain
-from tasks.tokenize.settings import PretrainSettings
 from tests.peers import vocabularies
 from tests.preparing import blend_of, prepare, tree, write_lines
+from tests.tokenize.small_vocabularies import byte_level_bpe, ids_of, reference, word_piece
 
 NOTHING_HELD_OUT = {"valid": 0, "test": 0}
 TEXTS = [f"document number {number} of the data" for number in range(40)]

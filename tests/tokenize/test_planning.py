@@ -3,12 +3,12 @@
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
+from tokenmill.tasks.blend.load import load_blend
+from tokenmill.tasks.errors import InputError
+from tokenmill.tasks.strict import parse
+from tokenmill.tasks.tokenize.planning import plan_pretrain
+from tokenmill.tasks.tokenize.settings import PretrainSettings
 
-from tasks.blend.load import load_blend
-from tasks.errors import InputError
-from tasks.strict import parse
-from tasks.tokenize.planning import plan_pretrain
-from tasks.tokenize.settings import PretrainSettings
 from tests.preparing import blend_of
 from tests.tokenize.small_vocabularies import byte_level_bpe
 

@@ -8,19 +8,19 @@ from pathlib import Path
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
-from small_vocabularies import byte_level_bpe, ids_of, reference
+from tokenmill.tasks.blend.load import load_blend
+from tokenmill.tasks.errors import RunError
+from tokenmill.tasks.shards.books import BadRowError
+from tokenmill.tasks.sources import json_lines
+from tokenmill.tasks.strict import parse
+from tokenmill.tasks.tokenize.encoders import GigatokenEncoder
+from tokenmill.tasks.tokenize.load import load_vocabulary
+from tokenmill.tasks.tokenize.planning import plan_pretrain
+from tokenmill.tasks.tokenize.settings import PretrainRecipe, PretrainSettings, TokenizerSettings
+from tokenmill.tasks.tokenize.shard import tokenize_shard
 
-from tasks.blend.load import load_blend
-from tasks.errors import RunError
-from tasks.shards.books import BadRowError
-from tasks.sources import json_lines
-from tasks.strict import parse
-from tasks.tokenize.encoders import GigatokenEncoder
-from tasks.tokenize.load import load_vocabulary
-from tasks.tokenize.planning import plan_pretrain
-from tasks.tokenize.settings import PretrainRecipe, PretrainSettings, TokenizerSettings
-from tasks.tokenize.shard import tokenize_shard
 from tests.preparing import blend_of, compressed, documents_of, prepare, write_lines
+from tests.tokenize.small_vocabularies import byte_level_bpe, ids_of, reference
 
 NOTHING_HELD_OUT = {"valid": 0, "test": 0}
 

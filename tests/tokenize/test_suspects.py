@@ -6,13 +6,12 @@ import orjson
 import pytest
 import tokenizers
 from tokenizers import Regex, Tokenizer, pre_tokenizers
-
-from tasks.tokenize import suspects
-from tasks.tokenize.contexts import Context, contexts, examples
-from tasks.tokenize.encoders import ReferenceEncoder
-from tasks.tokenize.splitting import BYTE_LEVEL_PATTERN, Splitting, huggingface_splitting
-from tasks.tokenize.suspects import cut_differently, differing, normalized_differently
-from tasks.tokenize.tiktoken_json import byte_level_bpe
+from tokenmill.tasks.tokenize import suspects
+from tokenmill.tasks.tokenize.contexts import Context, contexts, examples
+from tokenmill.tasks.tokenize.encoders import ReferenceEncoder
+from tokenmill.tasks.tokenize.splitting import BYTE_LEVEL_PATTERN, Splitting, huggingface_splitting
+from tokenmill.tasks.tokenize.suspects import cut_differently, differing, normalized_differently
+from tokenmill.tasks.tokenize.tiktoken_json import byte_level_bpe
 
 CL100K = r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}{1,3}| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]|\s+(?!\S)|\s+"
 O200K = (

@@ -7,11 +7,11 @@ import tiktoken
 from hypothesis import given
 from hypothesis import strategies as st
 from tokenizers import Tokenizer
+from tokenmill.tasks.tokenize.gate import NASTY, nasty_strings
+from tokenmill.tasks.tokenize.load import find_vocabulary
+from tokenmill.tasks.tokenize.settings import TokenizerSource
+from tokenmill.tasks.tokenize.tiktoken_json import tiktoken_definition
 
-from tasks.tokenize.gate import NASTY, nasty_strings
-from tasks.tokenize.load import find_vocabulary
-from tasks.tokenize.settings import TokenizerSource
-from tasks.tokenize.tiktoken_json import tiktoken_definition
 from tests.tokenize.small_vocabularies import ids_of
 
 LETTERS = {bytes([byte]): byte for byte in range(256)}

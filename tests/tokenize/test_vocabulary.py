@@ -13,7 +13,13 @@ import pytest
 import sentencepiece
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from small_vocabularies import (
+from tokenmill.tasks.errors import InputError
+from tokenmill.tasks.strict import parse
+from tokenmill.tasks.tokenize.load import load_vocabulary
+from tokenmill.tasks.tokenize.settings import PretrainSettings, TokenizerSettings
+
+from tests.preparing import blend_of, prepare, write_lines
+from tests.tokenize.small_vocabularies import (
     BOS,
     EOS,
     TRAINING_TEXT,
@@ -24,12 +30,6 @@ from small_vocabularies import (
     reference,
     sentencepiece_model,
 )
-
-from tasks.errors import InputError
-from tasks.strict import parse
-from tasks.tokenize.load import load_vocabulary
-from tasks.tokenize.settings import PretrainSettings, TokenizerSettings
-from tests.preparing import blend_of, prepare, write_lines
 
 TEXTS = [line for text in TRAINING_TEXT for line in [text, *text.splitlines()] if line]
 
@@ -249,9 +249,9 @@ def offline(nowhere, tmp_path):
 import json, sys, time
 import pyarrow as pa
 time.sleep = lambda seconds: None  # the hub's client waits 23 s between its attempts
-from tasks.errors import InputError
-from tasks.tokenize.load import load_vocabulary
-from tasks.tokenize.settings import TokenizerSettings
+from tokenmill.tasks.errors import InputError
+from tokenmill.tasks.tokenize.load import load_vocabulary
+from tokenmill.tasks.tokenize.settings import TokenizerSettings
 texts = pa.array(json.loads(sys.argv[2]), pa.large_string())
 try:
     vocabulary = load_vocabulary(TokenizerSettings(model=sys.argv[1], revision="0" * 40))

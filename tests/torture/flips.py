@@ -30,22 +30,22 @@ from unittest.mock import patch
 import pyarrow as pa
 import pyarrow.parquet as pq
 import zstandard
+from tokenmill.tasks.blend.models import DataSource
+from tokenmill.tasks.dedup import decisions
+from tokenmill.tasks.errors import InputError, RunError
+from tokenmill.tasks.harmony.vocabulary import ensure_vocabulary
+from tokenmill.tasks.report.verification import inspector_of
+from tokenmill.tasks.shards.verify import verify
+from tokenmill.tasks.sources.content import ContentIndex
+from tokenmill.tasks.sources.cut import cut
+from tokenmill.tasks.sources.discovery import discover
+from tokenmill.tasks.sources.read import read_texts
+from tokenmill.tasks.storage import user_cache
+from tokenmill.tasks.tokenize import load
+from tokenmill.tasks.tokenize.exact import exact_encoder
+from tokenmill.tasks.tokenize.load import load_vocabulary
+from tokenmill.tasks.tokenize.settings import TokenizerSettings
 
-from tasks.blend.models import DataSource
-from tasks.dedup import decisions
-from tasks.errors import InputError, RunError
-from tasks.harmony.vocabulary import ensure_vocabulary
-from tasks.report.verification import inspector_of
-from tasks.shards.verify import verify
-from tasks.sources.content import ContentIndex
-from tasks.sources.cut import cut
-from tasks.sources.discovery import discover
-from tasks.sources.read import read_texts
-from tasks.storage import user_cache
-from tasks.tokenize import load
-from tasks.tokenize.exact import exact_encoder
-from tasks.tokenize.load import load_vocabulary
-from tasks.tokenize.settings import TokenizerSettings
 from tests import preparing, preparing_dedup, preparing_harmony, preparing_rl, preparing_sft
 from tests.preparing import blend_of, tree, write_lines
 from tests.preparing_rl import write_rows

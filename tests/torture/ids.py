@@ -17,11 +17,11 @@ from pathlib import Path
 import numpy as np
 import pyarrow as pa
 import regex
+from tokenmill.tasks.tokenize.encoders import Tokens
+from tokenmill.tasks.tokenize.exact import ExactEncoder, exact_encoder
+from tokenmill.tasks.tokenize.load import load_vocabulary
+from tokenmill.tasks.tokenize.settings import TokenizerSettings
 
-from tasks.tokenize.encoders import Tokens
-from tasks.tokenize.exact import ExactEncoder, exact_encoder
-from tasks.tokenize.load import load_vocabulary
-from tasks.tokenize.settings import TokenizerSettings
 from tests.peers import vocabularies
 from tests.torture.processes import each
 

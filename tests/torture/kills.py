@@ -30,8 +30,8 @@ from pathlib import Path
 from unittest.mock import patch
 
 import psutil
+from tokenmill.tasks.shards.publish import TEMPORARY
 
-from tasks.shards.publish import TEMPORARY
 from tests.flows.prefect_commands import PrefectServer, serving
 from tests.flows.preparation_runs import called, finish, receipts, start, workers_of
 from tests.preparing import blend_of, tree, write_lines

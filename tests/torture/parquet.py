@@ -18,11 +18,11 @@ import duckdb
 import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
+from tokenmill.tasks.blend.models import DataSource
+from tokenmill.tasks.sources.cut import cut
+from tokenmill.tasks.sources.discovery import discover
+from tokenmill.tasks.sources.records import read_records
 
-from tasks.blend.models import DataSource
-from tasks.sources.cut import cut
-from tasks.sources.discovery import discover
-from tasks.sources.records import read_records
 from tests.torture.conservation import Verdict, assert_conserved
 from tests.torture.processes import each
 

@@ -16,10 +16,11 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
 
-from tasks.blend.models import DataSource
-from tasks.sources.cut import cut
-from tasks.sources.discovery import discover
-from tasks.sources.records import read_records
+from tokenmill.tasks.blend.models import DataSource
+from tokenmill.tasks.sources.cut import cut
+from tokenmill.tasks.sources.discovery import discover
+from tokenmill.tasks.sources.records import read_records
+
 from tests.peers.strict_json import judged, parsed
 from tests.preparing import compressed
 from tests.torture.conservation import assert_conserved

@@ -4,10 +4,10 @@ from dataclasses import replace
 
 import pytest
 from pyarrow import compute
+from tokenmill.tasks.sources import read
+from tokenmill.tasks.sources.parquet import parquet_texts
+from tokenmill.tasks.sources.text_field import pick_texts
 
-from tasks.sources import read
-from tasks.sources.parquet import parquet_texts
-from tasks.sources.text_field import pick_texts
 from tests.torture import flips, kills, parquet, rows
 from tests.torture.__main__ import main
 

@@ -20,12 +20,12 @@ from functools import cache, partial
 from pathlib import Path
 
 import numpy as np
+from tokenmill.tasks.train.batch import Batch
+from tokenmill.tasks.train.orphans import die_with_parent
+from tokenmill.tasks.train.packed import FlatPacks, PackedRows
+from tokenmill.tasks.train.schedule import learning_rate
+from tokenmill.tasks.train.settings import TrainSettings
 
-from tasks.train.batch import Batch
-from tasks.train.orphans import die_with_parent
-from tasks.train.packed import FlatPacks, PackedRows
-from tasks.train.schedule import learning_rate
-from tasks.train.settings import TrainSettings
 from tests.forking import fork
 
 VOCABULARY, LENGTH, PAD = 200, 32, 7
@@ -109,17 +109,17 @@ def batches_of(case, engine, step):
 
 
 def engine_of(case, world):
-    from tasks.train.llama import configuration, fresh  # noqa: PLC0415 - see the module's page
+    from tokenmill.tasks.train.llama import configuration, fresh  # noqa: PLC0415 - see the module's page
 
     settings = settings_of(case)
     vocabulary = settings.model.vocabulary(VOCABULARY)
     weights, precision = fresh(settings.model, vocabulary, settings.seed), case.get("precision", "float32")
     if settings.engine == "transformers":
-        from tasks.train.plain import PlainEngine  # noqa: PLC0415
+        from tokenmill.tasks.train.plain import PlainEngine  # noqa: PLC0415
 
         config = configuration(settings.model, vocabulary, LENGTH, PAD)
         return PlainEngine(settings, precision, world, config, weights)
-    from tasks.train import megatron  # noqa: PLC0415
+    from tokenmill.tasks.train import megatron  # noqa: PLC0415
 
     megatron.compute_on_cpu = once()
     return megatron.MegatronEngine(settings, precision, world, vocabulary, weights)
@@ -127,7 +127,7 @@ def engine_of(case, world):
 
 @cache
 def once():
-    from tasks.train.cuda_on_cpu import compute_on_cpu  # noqa: PLC0415
+    from tokenmill.tasks.train.cuda_on_cpu import compute_on_cpu  # noqa: PLC0415
 
     return cache(compute_on_cpu)
 
@@ -153,7 +153,7 @@ def trained(case, world, folder):
 
 
 def publish(case, engine, world, folder):
-    from tasks.train.llama import configuration, publish_model  # noqa: PLC0415
+    from tokenmill.tasks.train.llama import configuration, publish_model  # noqa: PLC0415
 
     settings, weights = settings_of(case), engine.weights()
     if world.first:
@@ -195,7 +195,7 @@ def isolated(case, world, folder):
 
 def resumed(case, world, folder):
     """All steps at once, and in two halves with a checkpoint between them; `saved` is where, `from` another's."""
-    from tasks.train import checkpoints  # noqa: PLC0415
+    from tokenmill.tasks.train import checkpoints  # noqa: PLC0415
 
     total = settings_of(case).steps
     half, place = total // 2, str(folder.parent / case.get("from", case["name"]))
@@ -226,7 +226,7 @@ DOINGS = {"train": trained, "isolate": isolated, "resume": resumed}
 
 def do_all(cases, folder):
     """What each of the processes does that share some cases."""
-    from tasks.train.world import joined  # noqa: PLC0415
+    from tokenmill.tasks.train.world import joined  # noqa: PLC0415
 
     with joined("cpu") as world:
         for case in cases:
@@ -255,7 +255,7 @@ def free_port():
 
 
 def main():
-    from tasks.train import checkpoints, llama, megatron, plain, world  # noqa: F401, PLC0415 - for all that are forked
+    from tokenmill.tasks.train import checkpoints, llama, megatron, plain, world  # noqa: F401, PLC0415 - for all that are forked
 
     plan = Path(sys.argv[1])
     cases = json.loads(plan.read_text())

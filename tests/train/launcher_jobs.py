@@ -1,8 +1,8 @@
 """Jobs that launchers are given."""
 
-from tasks.strict import parse
-from tasks.train.job import Job, Source, TrainData
-from tasks.train.settings import TrainSettings
+from tokenmill.tasks.strict import parse
+from tokenmill.tasks.train.job import Job, Source, TrainData
+from tokenmill.tasks.train.settings import TrainSettings
 
 FOLDER = "/data/runs/it's $HOME and 100%"
 """What shells, templates and string formats would all like to change."""

@@ -2,11 +2,10 @@
 
 import json
 
+from tokenmill.tasks.tokenize.load import find_vocabulary
+from tokenmill.tasks.tokenize.settings import TokenizerSource
+from tokenmill.tasks.train.job import Source, TrainData
 from transformers import LlamaConfig, LlamaForCausalLM, set_seed
-
-from tasks.tokenize.load import find_vocabulary
-from tasks.tokenize.settings import TokenizerSource
-from tasks.train.job import Source, TrainData
 
 
 def train_data(kind, folder, tokenizer, **changes):

@@ -8,18 +8,18 @@ import psutil
 import pytest
 import torch
 from safetensors.torch import load_file
+from tokenmill.tasks.errors import InputError
+from tokenmill.tasks.seal import unsealed
+from tokenmill.tasks.train import checkpoints
+from tokenmill.tasks.train.checkpoint_folders import steps_in
+from tokenmill.tasks.train.events import Exported, Saved, Step
+from tokenmill.tasks.train.job import Job
+from tokenmill.tasks.train.loop import Training, train
+from tokenmill.tasks.train.prepared import prepared_data
+from tokenmill.tasks.train.settings import TrainSettings
+from tokenmill.tasks.train.world import joined
 from xxhash import xxh3_128_hexdigest
 
-from tasks.errors import InputError
-from tasks.seal import unsealed
-from tasks.train import checkpoints
-from tasks.train.checkpoint_folders import steps_in
-from tasks.train.events import Exported, Saved, Step
-from tasks.train.job import Job
-from tasks.train.loop import Training, train
-from tasks.train.prepared import prepared_data
-from tasks.train.settings import TrainSettings
-from tasks.train.world import joined
 from tests.preparing_sft import chat_vocabulary
 from tests.shards.damage import flip
 from tests.train import training_runs

@@ -41,8 +41,7 @@ def types():
 
 def in_a_world(work):
     from megatron.core.parallel_state import destroy_model_parallel, initialize_model_parallel  # noqa: PLC0415
-
-    from tasks.train.world import joined  # noqa: PLC0415
+    from tokenmill.tasks.train.world import joined  # noqa: PLC0415
 
     with joined("cpu"):
         initialize_model_parallel()
@@ -100,7 +99,7 @@ def attention_of_megatron():
 
 
 def attention_of_torch():
-    from tasks.train.attention import TorchAttention  # noqa: PLC0415
+    from tokenmill.tasks.train.attention import TorchAttention  # noqa: PLC0415
 
     attention(TorchAttention)
 
@@ -109,7 +108,7 @@ OBSTACLES = {"current device": current_device, "named devices": named_devices, "
 
 
 def main():
-    from tasks.train.cuda_on_cpu import compute_on_cpu  # noqa: PLC0415
+    from tokenmill.tasks.train.cuda_on_cpu import compute_on_cpu  # noqa: PLC0415
 
     before = {name: outcome(obstacle) for name, obstacle in OBSTACLES.items()}
     compute_on_cpu()

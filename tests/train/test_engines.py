@@ -6,15 +6,15 @@ import numpy as np
 import pytest
 import torch
 from safetensors.torch import load_file
+from tokenmill.tasks.errors import RunError
+from tokenmill.tasks.train.batch import Batch
+from tokenmill.tasks.train.engine import Shape
+from tokenmill.tasks.train.llama import configuration, fresh
+from tokenmill.tasks.train.loop import Training, train
+from tokenmill.tasks.train.schedule import learning_rate
+from tokenmill.tasks.train.world import joined
 from transformers import LlamaForCausalLM
 
-from tasks.errors import RunError
-from tasks.train.batch import Batch
-from tasks.train.engine import Shape
-from tasks.train.llama import configuration, fresh
-from tasks.train.loop import Training, train
-from tasks.train.schedule import learning_rate
-from tasks.train.world import joined
 from tests.train.engines_in_turn import LENGTH, PAD, VOCABULARY, Progressions, engine_of, settings_of
 from tests.train.training_runs import engines_in_turn, found
 

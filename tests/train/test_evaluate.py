@@ -8,14 +8,14 @@ import pyarrow.parquet as pq
 import pytest
 import torch
 from megatron.core.datasets.indexed_dataset import IndexedDataset
+from tokenmill.tasks.errors import InputError, RunError
+from tokenmill.tasks.train import held_out as held_out_module
+from tokenmill.tasks.train.evaluate import evaluate
+from tokenmill.tasks.train.evaluation_settings import EvaluateSettings
+from tokenmill.tasks.train.held_out import held_out
+from tokenmill.tasks.train.results import artifact_record, markdown, publish_results, read_results
 from transformers import LlamaForCausalLM
 
-from tasks.errors import InputError, RunError
-from tasks.train import held_out as held_out_module
-from tasks.train.evaluate import evaluate
-from tasks.train.evaluation_settings import EvaluateSettings
-from tasks.train.held_out import held_out
-from tasks.train.results import artifact_record, markdown, publish_results, read_results
 from tests import preparing, preparing_sft
 from tests.train.small_training import saved_model, train_data
 

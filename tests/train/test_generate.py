@@ -5,13 +5,13 @@ import json
 import numpy as np
 import pytest
 import torch
+from tokenmill.tasks.errors import InputError, RunError
+from tokenmill.tasks.score.nll import Completions
+from tokenmill.tasks.tokenize.load import find_vocabulary
+from tokenmill.tasks.tokenize.settings import TokenizerSource
+from tokenmill.tasks.train.generate import Opening, Openings, generations, given
 from transformers import LlamaForCausalLM
 
-from tasks.errors import InputError, RunError
-from tasks.score.nll import Completions
-from tasks.tokenize.load import find_vocabulary
-from tasks.tokenize.settings import TokenizerSource
-from tasks.train.generate import Opening, Openings, generations, given
 from tests.tokenize.small_vocabularies import EOS, byte_level_bpe
 from tests.train.small_training import saved_model
 

@@ -7,14 +7,13 @@ from pathlib import Path
 import pytest
 import yaml
 from prefect.logging import disable_run_logger
-
-from flows.cli import run
-from tasks.artifact import Artifact
-from tasks.errors import InputError
-from tasks.report.registry import register
-from tasks.shards.manifest import manifest_bytes
-from tasks.train.settings import TrainSettings
-from tasks.train.stage import hand_over_rl
+from tokenmill.flows.cli import run
+from tokenmill.tasks.artifact import Artifact
+from tokenmill.tasks.errors import InputError
+from tokenmill.tasks.report.registry import register
+from tokenmill.tasks.shards.manifest import manifest_bytes
+from tokenmill.tasks.train.settings import TrainSettings
+from tokenmill.tasks.train.stage import hand_over_rl
 
 
 @pytest.fixture

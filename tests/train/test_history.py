@@ -1,11 +1,10 @@
 """The steps of a training, over all its starts: none is lost with who watched, and none is counted twice."""
 
 import pytest
-
-from tasks.errors import InputError
-from tasks.train.checkpoint_folders import folder_of, write_facts
-from tasks.train.events import Saved, Started, Step, Validated
-from tasks.train.history import METRICS, History, history_of
+from tokenmill.tasks.errors import InputError
+from tokenmill.tasks.train.checkpoint_folders import folder_of, write_facts
+from tokenmill.tasks.train.events import Saved, Started, Step, Validated
+from tokenmill.tasks.train.history import METRICS, History, history_of
 
 
 def step(number, loss=None):

@@ -12,14 +12,13 @@ from pathlib import Path
 
 import psutil
 import pytest
-
-from tasks.errors import InputError, RunError
-from tasks.train import launch as launch_module
-from tasks.train import orphans
-from tasks.train.events import Failed, Saved, Validated
-from tasks.train.launch import LONGEST, run
-from tasks.train.launchers.launch import Launch
-from tasks.train.launchers.torchrun import on_one_machine
+from tokenmill.tasks.errors import InputError, RunError
+from tokenmill.tasks.train import launch as launch_module
+from tokenmill.tasks.train import orphans
+from tokenmill.tasks.train.events import Failed, Saved, Validated
+from tokenmill.tasks.train.launch import LONGEST, run
+from tokenmill.tasks.train.launchers.launch import Launch
+from tokenmill.tasks.train.launchers.torchrun import on_one_machine
 
 SOON = 20.0
 """Seconds after which a test fails instead of waiting."""
@@ -288,8 +287,8 @@ def test_a_trainer_that_closes_its_output_is_waited_for(trainer, tmp_path):
 
 
 WATCHER = """
-from tasks.train.launch import run
-from tasks.train.launchers.launch import Launch
+from tokenmill.tasks.train.launch import run
+from tokenmill.tasks.train.launchers.launch import Launch
 run(Launch({{}}, {command!r}, True), print, lambda line: print(line, flush=True))
 """
 
@@ -310,7 +309,7 @@ def kill_the_watcher(command, count):
     wait_until(lambda: not any(map(is_alive, pids)), f"the end of {pids}")
 
 
-ORPHAN = "import os, signal; from tasks.train.orphans import die_with_parent; die_with_parent(); os.write(1, b'pid %d\\n' % os.getpid()); signal.pause()"
+ORPHAN = "import os, signal; from tokenmill.tasks.train.orphans import die_with_parent; die_with_parent(); os.write(1, b'pid %d\\n' % os.getpid()); signal.pause()"
 
 
 def test_a_killed_watcher_takes_trainers_in_other_sessions_with_it(trainer):

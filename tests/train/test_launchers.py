@@ -13,14 +13,14 @@ from pathlib import Path
 import orjson
 import pytest
 import yaml
+from tokenmill.flows.cli import run as tokenmill
+from tokenmill.tasks.errors import InputError
+from tokenmill.tasks.train.events import Failed, Saved
+from tokenmill.tasks.train.launch import run
+from tokenmill.tasks.train.launchers import launch_of, nemo_rl_launch
+from tokenmill.tasks.train.launchers.launch import Launch, require_program
+from tokenmill.tasks.train.launchers.torchrun import on_one_machine
 
-from flows.cli import run as tokenmill
-from tasks.errors import InputError
-from tasks.train.events import Failed, Saved
-from tasks.train.launch import run
-from tasks.train.launchers import launch_of, nemo_rl_launch
-from tasks.train.launchers.launch import Launch, require_program
-from tasks.train.launchers.torchrun import on_one_machine
 from tests.peers import nemo_rl_configs
 from tests.train.launcher_jobs import ENCODING, FOLDER, HUB, job
 
@@ -125,7 +125,7 @@ def test_a_local_training_is_torchrun_with_the_job_on_this_python():
     launch = launch_of(job(), 3)
     assert launch.runs
     assert launch.command[0] == sys.executable
-    assert launch.command[-3:] == ["-m", "tasks.train.trainer", f"{FOLDER}/job.json"]
+    assert launch.command[-3:] == ["-m", "tokenmill.tasks.train.trainer", f"{FOLDER}/job.json"]
     assert {"--nproc-per-node=3", "--max-restarts=0"} <= set(launch.command)
 
 
@@ -197,7 +197,7 @@ def test_the_machines_of_a_slurm_job_meet_at_its_first(written, shell, procid, i
     said = shell(folder / "node.sh", TOKENMILL_PYTHON="a-python", **slurm)
     arguments = orjson.loads(said.stdout)
     assert arguments[:2] == ["-m", "torch.distributed.run"]
-    assert arguments[-3:] == ["-m", "tasks.train.trainer", f"{FOLDER}/job.json"]
+    assert arguments[-3:] == ["-m", "tokenmill.tasks.train.trainer", f"{FOLDER}/job.json"]
     values = dict(word[2:].split("=", 1) for word in arguments[2:-3])
     host, port = values.pop("rdzv-endpoint").split(":")
     assert host == "node07"

@@ -13,8 +13,9 @@ import orjson
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
+from tokenmill.tasks.train.launchers import launch_of
 
-from tasks.train.launchers import launch_of
+from tests.flows.cloning import REPOSITORY
 from tests.peers import megatron_in_turn
 from tests.train.launcher_jobs import FOLDER, HUB, job
 
@@ -70,7 +71,8 @@ def found(cases, folder):
     )
     plan = [asked_of_peer(made, folder / str(number)) for number, made in enumerate(cases.values())]
     done = subprocess.run(
-        [sys.executable, megatron_in_turn.__file__, str(PEERS)],
+        [sys.executable, "-m", megatron_in_turn.__name__, str(PEERS)],
+        cwd=REPOSITORY,
         input=json.dumps(plan), capture_output=True, text=True, check=False,
     )  # fmt: skip
     assert done.returncode == 0, done.stderr

@@ -7,11 +7,9 @@ import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
-from transformers import LlamaForCausalLM
-
-from tasks.errors import InputError
-from tasks.train.llama import EMBEDDING, HEAD, configuration, fresh, parameters, publish_model, shapes, stored
-from tasks.train.megatron_names import (
+from tokenmill.tasks.errors import InputError
+from tokenmill.tasks.train.llama import EMBEDDING, HEAD, configuration, fresh, parameters, publish_model, shapes, stored
+from tokenmill.tasks.train.megatron_names import (
     GATE,
     LAYER,
     QUERIES,
@@ -22,7 +20,8 @@ from tasks.train.megatron_names import (
     slice_of,
     to_llama,
 )
-from tasks.train.settings import ModelSettings
+from tokenmill.tasks.train.settings import ModelSettings
+from transformers import LlamaForCausalLM
 
 torch.set_num_threads(1)
 

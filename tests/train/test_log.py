@@ -1,9 +1,8 @@
 """The log of a training: whole, readable while it grows, and its end in the error when training failed."""
 
 import pytest
-
-from tasks.errors import InputError, RunError
-from tasks.train.log import LAST, logged
+from tokenmill.tasks.errors import InputError, RunError
+from tokenmill.tasks.train.log import LAST, logged
 
 
 def test_a_log_is_readable_while_it_grows_and_goes_on_where_it_stopped(tmp_path):

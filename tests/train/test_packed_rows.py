@@ -10,11 +10,11 @@ import pyarrow.parquet as pq
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from tokenmill.tasks.errors import RunError
+from tokenmill.tasks.pack.parquet import SCHEMA
+from tokenmill.tasks.train.packed import PackedRows, flat_packs, lay_out, layout_folder
+from tokenmill.tasks.train.prepared import prepared_data
 
-from tasks.errors import RunError
-from tasks.pack.parquet import SCHEMA
-from tasks.train.packed import PackedRows, flat_packs, lay_out, layout_folder
-from tasks.train.prepared import prepared_data
 from tests.faults.injection import killed_at
 from tests.preparing_sft import chat_vocabulary
 from tests.train import small_data

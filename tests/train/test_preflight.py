@@ -13,17 +13,17 @@ import psutil
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from tokenmill.flows.cli import run
+from tokenmill.tasks.errors import InputError
+from tokenmill.tasks.seal import sealed, unsealed
+from tokenmill.tasks.strict import parse
+from tokenmill.tasks.tokenize.binidx import index, read_index
+from tokenmill.tasks.train.job import Job, Source, TrainData
+from tokenmill.tasks.train.planning import plan_training
+from tokenmill.tasks.train.preflight import WHERE_NOT_WHAT, check, epochs_of
+from tokenmill.tasks.train.processes import process_count
+from tokenmill.tasks.train.settings import TrainSettings
 
-from flows.cli import run
-from tasks.errors import InputError
-from tasks.seal import sealed, unsealed
-from tasks.strict import parse
-from tasks.tokenize.binidx import index, read_index
-from tasks.train.job import Job, Source, TrainData
-from tasks.train.planning import plan_training
-from tasks.train.preflight import WHERE_NOT_WHAT, check, epochs_of
-from tasks.train.processes import process_count
-from tasks.train.settings import TrainSettings
 from tests.preparing_sft import CHATML, chat_vocabulary
 from tests.tokenize.small_vocabularies import byte_level_bpe
 from tests.train.small_data import packs, texts
@@ -683,11 +683,11 @@ def test_gpus_that_were_counted_are_said_to_be(machine, job):
 
 
 def test_nothing_that_computes_is_imported():
-    code = "import sys, tasks.train.planning, tasks.train.preflight; print({'torch', 'megatron'} & set(sys.modules))"
+    code = "import sys, tokenmill.tasks.train.planning, tokenmill.tasks.train.preflight; print({'torch', 'megatron'} & set(sys.modules))"
     assert subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout == "set()\n"
 
 
 def test_a_machine_that_is_to_train_has_what_trains(job, monkeypatch):
-    monkeypatch.setattr("tasks.train.preflight.find_spec", lambda name: None if name == "megatron" else name)
+    monkeypatch.setattr("tokenmill.tasks.train.preflight.find_spec", lambda name: None if name == "megatron" else name)
     assert "megatron must be installed: pip install 'tokenmill[train]'" in refusal(job())
     check(job(launcher="megatron-lm", processes=1))

@@ -11,13 +11,13 @@ import numpy as np
 import pyarrow.parquet as pq
 import pytest
 from tokenizers import Tokenizer
+from tokenmill.tasks.chat.pieces import ROLE_NUMBERS
+from tokenmill.tasks.errors import InputError
+from tokenmill.tasks.seal import sealed, unsealed
+from tokenmill.tasks.tokenize.load import find_vocabulary
+from tokenmill.tasks.tokenize.settings import TokenizerSource
+from tokenmill.tasks.train.prepared import ListedFile, content_digest, prepared_data
 
-from tasks.chat.pieces import ROLE_NUMBERS
-from tasks.errors import InputError
-from tasks.seal import sealed, unsealed
-from tasks.tokenize.load import find_vocabulary
-from tasks.tokenize.settings import TokenizerSource
-from tasks.train.prepared import ListedFile, content_digest, prepared_data
 from tests.preparing_sft import chat_vocabulary
 from tests.tokenize.small_vocabularies import EOS
 from tests.train.small_data import packs, texts

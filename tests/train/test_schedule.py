@@ -4,10 +4,9 @@ import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
+from tokenmill.tasks.train.schedule import learning_rate
+from tokenmill.tasks.train.settings import OptimizerSettings
 from torch.optim.lr_scheduler import ConstantLR, CosineAnnealingLR, LinearLR, SequentialLR
-
-from tasks.train.schedule import learning_rate
-from tasks.train.settings import OptimizerSettings
 
 HIGHEST, LOWEST = 0.004, 0.0005
 

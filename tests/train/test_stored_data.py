@@ -4,11 +4,11 @@ import numpy as np
 import pytest
 from megatron.core.datasets.indexed_dataset import IndexedDataset
 from megatron.core.datasets.object_storage_utils import ObjectStorageConfig
+from tokenmill.tasks.train.documents import document_rows
+from tokenmill.tasks.train.packed import flat_packs, lay_out
+from tokenmill.tasks.train.prepared import prepared_data
+from tokenmill.tasks.train.world import joined
 
-from tasks.train.documents import document_rows
-from tasks.train.packed import flat_packs, lay_out
-from tasks.train.prepared import prepared_data
-from tasks.train.world import joined
 from tests.flaky_storage import flaky_server, used_here
 from tests.preparing_sft import chat_vocabulary
 from tests.train.small_data import packs, texts

@@ -5,12 +5,12 @@ from pathlib import Path
 
 import pytest
 import torch
+from tokenmill.tasks.errors import InputError
+from tokenmill.tasks.train.job import Job
+from tokenmill.tasks.train.prepared import prepared_data
+from tokenmill.tasks.train.settings import TrainSettings
+from tokenmill.tasks.train.training import run
 
-from tasks.errors import InputError
-from tasks.train.job import Job
-from tasks.train.prepared import prepared_data
-from tasks.train.settings import TrainSettings
-from tasks.train.training import run
 from tests.preparing_sft import CHATML, chat_vocabulary
 from tests.train.small_data import packs, texts
 

@@ -9,15 +9,22 @@ import sys
 import pytest
 import torch
 from rich.console import Console
+from tokenmill.tasks.errors import InputError
+from tokenmill.tasks.train.benchmark import (
+    baseline_of,
+    compare,
+    print_comparison,
+    print_record,
+    read_record,
+    record,
+    summarise,
+)
+from tokenmill.tasks.train.events import Started, Step
+from tokenmill.tasks.train.job import Job, Source, TrainData
+from tokenmill.tasks.train.peaks import flops_per_token, peak
+from tokenmill.tasks.train.settings import ModelSettings, TrainSettings
 from torch.utils.flop_counter import FlopCounterMode
 from transformers import LlamaConfig, LlamaForCausalLM
-
-from tasks.errors import InputError
-from tasks.train.benchmark import baseline_of, compare, print_comparison, print_record, read_record, record, summarise
-from tasks.train.events import Started, Step
-from tasks.train.job import Job, Source, TrainData
-from tasks.train.peaks import flops_per_token, peak
-from tasks.train.settings import ModelSettings, TrainSettings
 
 STARTED = Started(step=0, steps=12, parameters=1000, device="NVIDIA H200", processes=2, engine="megatron-core")
 
@@ -283,6 +290,6 @@ def test_peaks_are_those_of_the_data_sheets_or_none(name, teraflops):
 
 
 def test_benchmarks_and_results_are_read_without_torch():
-    modules = "tasks.train.benchmark, tasks.train.peaks, tasks.train.results, tasks.train.evaluation_settings"
+    modules = "tokenmill.tasks.train.benchmark, tokenmill.tasks.train.peaks, tokenmill.tasks.train.results, tokenmill.tasks.train.evaluation_settings"
     program = f"import sys, {modules}; sys.exit('torch' in sys.modules)"
     assert subprocess.run([sys.executable, "-c", program], check=False).returncode == 0

@@ -6,21 +6,21 @@ import numpy as np
 import pyarrow as pa
 import pytest
 import torch
+from tokenmill.tasks.score.causal import CausalScorer
+from tokenmill.tasks.score.nll import Completions
+from tokenmill.tasks.tokenize.load import find_vocabulary
+from tokenmill.tasks.tokenize.settings import TokenizerSource
+from tokenmill.tasks.train.batch import Batch
+from tokenmill.tasks.train.documents import document_rows
+from tokenmill.tasks.train.events import Exported, Failed, Saved, Started, Step
+from tokenmill.tasks.train.job import Job
+from tokenmill.tasks.train.packed import PackedRows, flat_packs, lay_out
+from tokenmill.tasks.train.prepared import prepared_data
+from tokenmill.tasks.train.schedule import learning_rate
+from tokenmill.tasks.train.settings import TrainSettings
+from tokenmill.tasks.train.world import joined
 from transformers import AutoModelForCausalLM, AutoTokenizer, LlamaForCausalLM
 
-from tasks.score.causal import CausalScorer
-from tasks.score.nll import Completions
-from tasks.tokenize.load import find_vocabulary
-from tasks.tokenize.settings import TokenizerSource
-from tasks.train.batch import Batch
-from tasks.train.documents import document_rows
-from tasks.train.events import Exported, Failed, Saved, Started, Step
-from tasks.train.job import Job
-from tasks.train.packed import PackedRows, flat_packs, lay_out
-from tasks.train.prepared import prepared_data
-from tasks.train.schedule import learning_rate
-from tasks.train.settings import TrainSettings
-from tasks.train.world import joined
 from tests.preparing_sft import CHATML, chat_vocabulary
 from tests.tokenize.small_vocabularies import EOS
 from tests.train.engines_in_turn import alone

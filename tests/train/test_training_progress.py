@@ -3,7 +3,7 @@
 import math
 from itertools import pairwise
 
-from tasks.train.progress import OF_ELAPSED, REFRESH_SECONDS, Rhythm
+from tokenmill.tasks.train.progress import OF_ELAPSED, REFRESH_SECONDS, Rhythm
 
 A_DAY = 86_400.0
 

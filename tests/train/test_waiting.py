@@ -5,10 +5,10 @@ from pathlib import Path
 
 import pytest
 import torch
+from tokenmill.tasks.train.world import PATIENCE, joined
 from torch import distributed
 from torch.distributed import distributed_c10d
 
-from tasks.train.world import PATIENCE, joined
 from tests.train.training_runs import started
 
 CPU = torch.device("cpu")

@@ -7,8 +7,10 @@ hand over what `chat_source` reads.
 from collections.abc import Callable, Mapping
 from typing import Any, Literal
 
-from tasks.chat.conversation import Rejected
-from tasks.harmony.converters import (
+from tokenmill.tasks.chat.conversation import Rejected
+from tokenmill.tasks.harmony.turns import Composed, Source
+
+from . import (
     agentic,
     harmony_text,
     instruction_following,
@@ -17,7 +19,6 @@ from tasks.harmony.converters import (
     openai_messages,
     science,
 )
-from tasks.harmony.turns import Composed, Source
 
 Converter = Callable[[Mapping[str, Any], str], Source | Composed | Rejected]
 """Of a record and the name of its split: a conversation, one that is in Harmony already, or why there is none."""

@@ -7,11 +7,11 @@ of a call to be an object, and some sources have arrays, which are handed over a
 from collections.abc import Mapping, Sequence
 from typing import Any, cast
 
-from tasks.chat.conversation import Message, Range, Rejected, RejectionError
-from tasks.chat.intake import conversation
-from tasks.chat.json_values import json_text, parsed
-from tasks.harmony.metadata import of_record, of_tools
-from tasks.harmony.turns import Call, Effort, Source, Turn
+from tokenmill.tasks.chat.conversation import Message, Range, Rejected, RejectionError
+from tokenmill.tasks.chat.intake import conversation
+from tokenmill.tasks.chat.json_values import json_text, parsed
+from tokenmill.tasks.harmony.metadata import of_record, of_tools
+from tokenmill.tasks.harmony.turns import Call, Effort, Source, Turn
 
 OFF = "off"
 """What `reasoning` says of a record whose answers are not reasoned about."""

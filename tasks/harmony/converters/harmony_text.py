@@ -8,11 +8,11 @@ public data sets of this kind leave declarations out.
 from collections.abc import Mapping
 from typing import Any
 
-from tasks.chat.conversation import Rejected
-from tasks.harmony.grammar import Fault, parse
-from tasks.harmony.metadata import of_record
-from tasks.harmony.preamble import declared
-from tasks.harmony.turns import Composed
+from tokenmill.tasks.chat.conversation import Rejected
+from tokenmill.tasks.harmony.grammar import Fault, parse
+from tokenmill.tasks.harmony.metadata import of_record
+from tokenmill.tasks.harmony.preamble import declared
+from tokenmill.tasks.harmony.turns import Composed
 
 
 def convert(record: Mapping[str, Any], split: str) -> Composed | Rejected:  # noqa: ARG001 - every converter is asked so

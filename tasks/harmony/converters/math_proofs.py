@@ -7,10 +7,11 @@ statement and its header. They are two conversions, because a row that has one m
 from collections.abc import Mapping
 from typing import Any
 
-from tasks.chat.conversation import Rejected
-from tasks.chat.json_values import kind
-from tasks.harmony.converters.chat_source import chat_source, single_turn
-from tasks.harmony.turns import Source
+from tokenmill.tasks.chat.conversation import Rejected
+from tokenmill.tasks.chat.json_values import kind
+from tokenmill.tasks.harmony.turns import Source
+
+from .chat_source import chat_source, single_turn
 
 INSTRUCTIONS = "State the problem as a theorem in Lean 4. Answer with Lean code alone."
 

@@ -8,11 +8,12 @@ from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
 
-from tasks.chat.conversation import Rejected
-from tasks.harmony.compose import PYTHON_TOOLS, function_of
-from tasks.harmony.converters.chat_source import chat_source
-from tasks.harmony.metadata import effort_of, of_evaluation
-from tasks.harmony.turns import Source
+from tokenmill.tasks.chat.conversation import Rejected
+from tokenmill.tasks.harmony.compose import PYTHON_TOOLS, function_of
+from tokenmill.tasks.harmony.metadata import effort_of, of_evaluation
+from tokenmill.tasks.harmony.turns import Source
+
+from .chat_source import chat_source
 
 INSTRUCTIONS = "Solve the problem and put the final answer within \\boxed{}. Do not guess."
 

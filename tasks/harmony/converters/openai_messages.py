@@ -6,9 +6,10 @@
 from collections.abc import Mapping
 from typing import Any
 
-from tasks.chat.conversation import Rejected
-from tasks.harmony.converters.chat_source import EFFORTS, chat_source
-from tasks.harmony.turns import Source
+from tokenmill.tasks.chat.conversation import Rejected
+from tokenmill.tasks.harmony.turns import Source
+
+from .chat_source import EFFORTS, chat_source
 
 
 def convert(record: Mapping[str, Any], split: str) -> Source | Rejected:  # noqa: ARG001 - every converter is asked so

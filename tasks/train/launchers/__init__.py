@@ -8,17 +8,17 @@ from collections.abc import Callable, Mapping
 from dataclasses import replace
 
 import orjson
+from tokenmill.tasks.errors import InputError
+from tokenmill.tasks.train.job import JOB, Job
+from tokenmill.tasks.train.settings import Launcher
 
-from tasks.errors import InputError
-from tasks.train.job import JOB, Job
-from tasks.train.launchers.kubernetes import kubernetes_launch
-from tasks.train.launchers.launch import Launch
-from tasks.train.launchers.local import local_launch
-from tasks.train.launchers.megatron_bridge import megatron_bridge_launch
-from tasks.train.launchers.megatron_lm import megatron_lm_launch
-from tasks.train.launchers.nemo_rl import nemo_rl_launch
-from tasks.train.launchers.slurm import slurm_launch
-from tasks.train.settings import Launcher
+from .kubernetes import kubernetes_launch
+from .launch import Launch
+from .local import local_launch
+from .megatron_bridge import megatron_bridge_launch
+from .megatron_lm import megatron_lm_launch
+from .nemo_rl import nemo_rl_launch
+from .slurm import slurm_launch
 
 __all__ = ["Launch", "launch_of", "nemo_rl_launch"]
 

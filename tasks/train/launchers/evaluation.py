@@ -2,9 +2,9 @@
 
 import sys
 
-from tasks.train.launchers.launch import Launch
+from .launch import Launch
 
-EVALUATOR = ("-m", "tasks.train.evaluator")
+EVALUATOR = ("-m", "tokenmill.tasks.train.evaluator")
 
 
 def evaluation_launch(request: str) -> Launch:

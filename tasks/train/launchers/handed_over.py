@@ -2,11 +2,12 @@
 
 from collections.abc import Iterable
 
-from tasks.errors import InputError
-from tasks.storage import is_local
-from tasks.train.job import Job
-from tasks.train.launchers.torchrun import on_one_machine
-from tasks.train.settings import Launcher
+from tokenmill.tasks.errors import InputError
+from tokenmill.tasks.storage import is_local
+from tokenmill.tasks.train.job import Job
+from tokenmill.tasks.train.settings import Launcher
+
+from .torchrun import on_one_machine
 
 HUGGING_FACE, NULL = "HuggingFaceTokenizer", "NullTokenizer"
 NOT_FOLDERS = (".json", ".model", ".tiktoken")

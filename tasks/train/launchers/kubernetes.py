@@ -16,12 +16,12 @@ from dataclasses import dataclass
 from typing import Any
 
 import yaml
+from tokenmill.tasks.errors import InputError
+from tokenmill.tasks.storage import is_local, join
+from tokenmill.tasks.train.job import JOB, Job
 
-from tasks.errors import InputError
-from tasks.storage import is_local, join
-from tasks.train.job import JOB, Job
-from tasks.train.launchers.launch import Launch, local_folder
-from tasks.train.launchers.torchrun import RUN, TRAINER, on_one_machine
+from .launch import Launch, local_folder
+from .torchrun import RUN, TRAINER, on_one_machine
 
 IMAGE, CLAIM = "TOKENMILL_IMAGE", "TOKENMILL_CLAIM"
 MANIFEST, SCRIPT = "job.yaml", "job.sh"

@@ -5,10 +5,10 @@ import shutil
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
-from tasks.errors import InputError
-from tasks.shards.publish import publish_bytes
-from tasks.storage import is_local, join
-from tasks.train.settings import Launcher
+from tokenmill.tasks.errors import InputError
+from tokenmill.tasks.shards.publish import publish_bytes
+from tokenmill.tasks.storage import is_local, join
+from tokenmill.tasks.train.settings import Launcher
 
 PROGRAMS: Mapping[Launcher, tuple[str, str]] = {
     "slurm": ("srun", "run this on a login node of the cluster, or submit there the job.sbatch that --dry-run writes"),

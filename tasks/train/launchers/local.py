@@ -3,11 +3,12 @@
 import os
 import sys
 
-from tasks.errors import InputError
-from tasks.storage import join
-from tasks.train.job import JOB, Job
-from tasks.train.launchers.launch import Launch, local_folder
-from tasks.train.launchers.torchrun import TRAINER, on_one_machine
+from tokenmill.tasks.errors import InputError
+from tokenmill.tasks.storage import join
+from tokenmill.tasks.train.job import JOB, Job
+
+from .launch import Launch, local_folder
+from .torchrun import TRAINER, on_one_machine
 
 THREADS = "OMP_NUM_THREADS"
 

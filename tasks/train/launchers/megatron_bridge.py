@@ -9,10 +9,12 @@ import os
 from string import Template
 from typing import Any
 
-from tasks.errors import InputError
-from tasks.storage import join
-from tasks.train.job import CHECKPOINTS, MODEL, Job
-from tasks.train.launchers.handed_over import (
+from tokenmill.tasks.errors import InputError
+from tokenmill.tasks.storage import join
+from tokenmill.tasks.train.job import CHECKPOINTS, MODEL, Job
+from tokenmill.tasks.train.start import model_name
+
+from .handed_over import (
     HUGGING_FACE,
     NULL,
     SCRIPT,
@@ -22,8 +24,7 @@ from tasks.train.launchers.handed_over import (
     require_files,
     torchrun_words,
 )
-from tasks.train.launchers.launch import Launch, local_folder
-from tasks.train.start import model_name
+from .launch import Launch, local_folder
 
 PROGRAM = "train.py"
 

@@ -7,10 +7,11 @@ defaults are not ours they are stated: it drops out a tenth of activations and t
 import shlex
 from collections.abc import Iterable, Mapping
 
-from tasks.errors import InputError
-from tasks.storage import join
-from tasks.train.job import CHECKPOINTS, Job
-from tasks.train.launchers.handed_over import (
+from tokenmill.tasks.errors import InputError
+from tokenmill.tasks.storage import join
+from tokenmill.tasks.train.job import CHECKPOINTS, Job
+
+from .handed_over import (
     HUGGING_FACE,
     NULL,
     SCRIPT,
@@ -20,7 +21,7 @@ from tasks.train.launchers.handed_over import (
     require_files,
     torchrun_words,
 )
-from tasks.train.launchers.launch import Launch, local_folder
+from .launch import Launch, local_folder
 
 Arguments = Mapping[str, str | int | float | bool]
 """Values by argument; True stands for an argument without a value, False for none."""

@@ -13,16 +13,16 @@ from typing import Any, cast
 
 import orjson
 import yaml
+from tokenmill.tasks.errors import InputError
+from tokenmill.tasks.rl.targets import Target
+from tokenmill.tasks.shards.manifest import read_manifest
+from tokenmill.tasks.storage import absolute, filesystem, join
+from tokenmill.tasks.train.planning import start_place
+from tokenmill.tasks.train.settings import TrainSettings
+from tokenmill.tasks.train.start import model_name
 
-from tasks.errors import InputError
-from tasks.rl.targets import Target
-from tasks.shards.manifest import read_manifest
-from tasks.storage import absolute, filesystem, join
-from tasks.train.launchers.handed_over import SCRIPT, require_files
-from tasks.train.launchers.launch import Launch, local_folder
-from tasks.train.planning import start_place
-from tasks.train.settings import TrainSettings
-from tasks.train.start import model_name
+from .handed_over import SCRIPT, require_files
+from .launch import Launch, local_folder
 
 CONFIG = "nemo_rl.yaml"
 INTERPOLATION = re.compile(r"(\\*)\$\{")

@@ -13,10 +13,11 @@ on), both from the environment. The output folder and the data must lie where al
 import shlex
 import sys
 
-from tasks.storage import join
-from tasks.train.job import CHECKPOINTS, JOB, Job
-from tasks.train.launchers.launch import Launch, local_folder, script_lines
-from tasks.train.launchers.torchrun import TRAINER
+from tokenmill.tasks.storage import join
+from tokenmill.tasks.train.job import CHECKPOINTS, JOB, Job
+
+from .launch import Launch, local_folder, script_lines
+from .torchrun import TRAINER
 
 NODE, BATCH = "node.sh", "job.sbatch"
 PYTHON = "TOKENMILL_PYTHON"

@@ -10,7 +10,7 @@ from collections.abc import Sequence
 RUN = ("-m", "torch.distributed.run")
 """What Python is told to run: `torchrun` itself may be another environment's."""
 
-TRAINER = ("-m", "tasks.train.trainer")
+TRAINER = ("-m", "tokenmill.tasks.train.trainer")
 
 
 def on_one_machine(processes: int, program: Sequence[str]) -> list[str]:

@@ -10,16 +10,16 @@ from typing import Any
 import numpy as np
 import orjson
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
+from tokenmill.tasks.chat.check import checked_renderer, text_encoder
+from tokenmill.tasks.chat.conversation import Rejected
+from tokenmill.tasks.chat.encoding import Batch
+from tokenmill.tasks.chat.intake import conversation
+from tokenmill.tasks.chat.loss import LossPolicy
+from tokenmill.tasks.chat.sequences import Renderer
+from tokenmill.tasks.chat.template import ChatTemplate
+from tokenmill.tasks.errors import InputError
+from tokenmill.tasks.tokenize.vocabulary import Vocabulary, huggingface_vocabulary
 
-from tasks.chat.check import checked_renderer, text_encoder
-from tasks.chat.conversation import Rejected
-from tasks.chat.encoding import Batch
-from tasks.chat.intake import conversation
-from tasks.chat.loss import LossPolicy
-from tasks.chat.sequences import Renderer
-from tasks.chat.template import ChatTemplate
-from tasks.errors import InputError
-from tasks.tokenize.vocabulary import Vocabulary, huggingface_vocabulary
 from tests.peers.templates.oracle import TODAY, TOKEN, Judge, Reference, with_text_arguments, words_of
 from tests.peers.templates.packages import Template
 from tests.peers.templates.talks import FOREIGN, Record
