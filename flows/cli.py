@@ -13,15 +13,15 @@ from functools import partial
 from importlib.metadata import version
 from itertools import pairwise
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, cast
+from typing import Annotated, Any, cast
 
 import orjson
 from cyclopts import App, CycloptsError, Parameter
 from cyclopts.validators import Number
 from rich.console import Console
-from tokenmill.tasks.blend.load import load_blend
 from tokenmill.tasks.blend.models import Blend
 from tokenmill.tasks.errors import InputError, PartlyFailedError, RunError
+from tokenmill.tasks.shards.preparation import KINDS, Preparation, preparation
 from tokenmill.tasks.shards.settings import PreparationSettings
 from tokenmill.tasks.storage import join
 
@@ -29,10 +29,6 @@ from .options import CommonOptions, choices_of, settings_of
 from .process import INTERRUPTED, end_when_interrupted, interrupted, lost_output, open_streams
 from .terminal import OutputDir, Overrides, be_quiet, piped, terminal
 from .training_commands import benchmark, evaluate, pipeline, train
-
-if TYPE_CHECKING:
-    from tokenmill.tasks.score.settings import EmbedSettings, NllSettings
-    from tokenmill.tasks.score.sources import What
 
 EMPTY = re.compile(r"(--[\w-]+=)?\s*")
 """An argument, or an option with one, that says nothing."""
@@ -49,7 +45,7 @@ app = App(
 for command in (train, evaluate, benchmark, pipeline):
     app.command(command)
 
-BlendPath = Annotated[str, Parameter(help="Path or URI of a blend JSON file.")]
+BlendPath = Annotated[str, Parameter(help="Path or URI of a blend; scores also take a normalization, or rows.")]
 Prepared = Annotated[
     str | None, Parameter(help="Output folder; read from stdin when a command is piped into this one.")
 ]
@@ -57,232 +53,74 @@ Prepared = Annotated[
 
 @app.command
 def plan(
-    blend: BlendPath, *overrides: Overrides, output_dir: OutputDir | None = None, options: CommonOptions | None = None
+    blend: BlendPath,
+    *overrides: Overrides,
+    kind: Annotated[str, Parameter(help=f"What it would be prepared for: {', '.join(KINDS)}.")] = "pretrain",
+    output_dir: OutputDir | None = None,
+    options: CommonOptions | None = None,
 ) -> dict[str, Any]:
     """Dry run: shards, bytes, estimated tokens and epochs, what is cached and why not."""
-    from tokenmill.tasks.report.plan import plan_record, print_plan
-    from tokenmill.tasks.tokenize.planning import plan_pretrain
-    from tokenmill.tasks.tokenize.settings import PretrainSettings
+    chosen = preparation(kind)
+    settings = settings_of(chosen.settings, options or CommonOptions(), overrides)
+    return _planned(chosen, chosen.read_blend(blend), settings, output_dir)
 
-    settings = settings_of(PretrainSettings, options or CommonOptions(), overrides)
-    planned = plan_pretrain(load_blend(blend), settings, output_dir)
+
+def _preparation_command(name: str) -> Callable[..., dict[str, Any]]:
+    """The command of a kind of preparation."""
+
+    def command(
+        blend: BlendPath,
+        *overrides: Overrides,
+        output_dir: OutputDir,
+        dry_run: Annotated[bool, Parameter(negative="", help="Only plan.")] = False,
+        options: CommonOptions | None = None,
+    ) -> dict[str, Any]:
+        kind = preparation(name)
+        settings = settings_of(kind.settings, options or CommonOptions(), overrides)
+        return (_planned if dry_run else _prepared)(kind, kind.read_blend(blend), settings, output_dir)
+
+    command.__doc__ = KINDS[name].summary
+    return command
+
+
+def _planned(
+    kind: Preparation[Any, Any], blend: Blend, settings: PreparationSettings, output_dir: str | None
+) -> dict[str, Any]:
+    from tokenmill.tasks.report.plan import plan_record, print_plan
+    from tokenmill.tasks.shards.usable import require_usable
+
+    if output_dir is not None:
+        require_usable(blend, settings.store, output_dir)
+    planned = kind.plan(blend, settings, output_dir)
     print_plan(planned, terminal)
     return plan_record(planned)
 
 
-@app.command
-def pretrain(
-    blend: BlendPath,
-    *overrides: Overrides,
-    output_dir: OutputDir,
-    dry_run: Annotated[bool, Parameter(negative="", help="Only plan.")] = False,
-    options: CommonOptions | None = None,
+def _prepared(
+    kind: Preparation[Any, Any], blend: Blend, settings: PreparationSettings, output_dir: str
 ) -> dict[str, Any]:
-    """Prepare a blend for pretraining: Megatron .bin/.idx and blend.json."""
-    if dry_run:
-        return plan(blend, *overrides, output_dir=output_dir, options=options)
-    from tokenmill.tasks.shards.usable import require_usable
-    from tokenmill.tasks.tokenize.load import load_vocabulary
-    from tokenmill.tasks.tokenize.settings import PretrainSettings
-
-    settings = settings_of(PretrainSettings, options or CommonOptions(), overrides)
-    loaded = load_blend(blend)
-    require_usable(loaded, settings.store, output_dir)
-    load_vocabulary(settings.tokenizer)
-    be_quiet()
-    from .pretrain import pretrain_data_prep
-
-    return _run_preparation(pretrain_data_prep, loaded, output_dir, settings)
-
-
-@app.command
-def sft(
-    blend: BlendPath,
-    *overrides: Overrides,
-    output_dir: OutputDir,
-    dry_run: Annotated[bool, Parameter(negative="", help="Only plan.")] = False,
-    options: CommonOptions | None = None,
-) -> dict[str, Any]:
-    """Prepare a blend of conversations for SFT: packed Parquet with exact loss masks, and blend.json."""
-    from tokenmill.tasks.pack.planning import plan_sft
-    from tokenmill.tasks.pack.settings import SftSettings
-    from tokenmill.tasks.report.plan import plan_record, print_plan
+    """Check what can be checked at once, run the flow, and print what it prepared."""
+    from tokenmill.tasks.report.summary import print_summary
+    from tokenmill.tasks.shards.manifest import read_manifest
     from tokenmill.tasks.shards.usable import require_usable
 
-    settings = settings_of(SftSettings, options or CommonOptions(), overrides)
-    loaded = load_blend(blend)
-    require_usable(loaded, settings.store, output_dir)
-    if dry_run:
-        planned = plan_sft(loaded, settings, output_dir)
-        print_plan(planned, terminal)
-        return plan_record(planned)
-    from tokenmill.tasks.pack.formats import find_template
-    from tokenmill.tasks.tokenize.load import find_vocabulary
-
-    find_template(settings, find_vocabulary(settings.tokenizer))
+    require_usable(blend, settings.store, output_dir)
+    kind.check(blend, settings, output_dir)
     be_quiet()
-    from .sft import sft_data_prep
+    chosen = {name: getattr(settings, name) for name in settings.model_fields_set}
+    from .preparation import preparation_flow
 
-    return _run_preparation(sft_data_prep, loaded, output_dir, settings)
-
-
-@app.command
-def rl(
-    blend: BlendPath,
-    *overrides: Overrides,
-    output_dir: OutputDir,
-    dry_run: Annotated[bool, Parameter(negative="", help="Only plan.")] = False,
-    options: CommonOptions | None = None,
-) -> dict[str, Any]:
-    """Prepare a blend of rows for reinforcement learning: JSON Lines that NeMo-RL and NeMo-Gym read as they are."""
-    from tokenmill.tasks.report.plan import plan_record, print_plan
-    from tokenmill.tasks.rl.planning import plan_rl, require_choices
-    from tokenmill.tasks.rl.settings import RlSettings
-    from tokenmill.tasks.shards.usable import require_usable
-
-    settings = settings_of(RlSettings, options or CommonOptions(), overrides)
-    loaded = load_blend(blend)
-    require_usable(loaded, settings.store, output_dir)
-    if dry_run:
-        planned = plan_rl(loaded, settings, output_dir)
-        print_plan(planned, terminal)
-        return plan_record(planned)
-    require_choices(loaded, settings)
-    be_quiet()
-    from .rl import rl_data_prep
-
-    return _run_preparation(rl_data_prep, loaded, output_dir, settings)
-
-
-@app.command
-def harmony(
-    blend: BlendPath,
-    *overrides: Overrides,
-    output_dir: OutputDir,
-    dry_run: Annotated[bool, Parameter(negative="", help="Only plan.")] = False,
-    options: CommonOptions | None = None,
-) -> dict[str, Any]:
-    """Bring chat data into one strict format: Parquet of Harmony text, without duplicates, in pools, ready to be scored."""
-    from tokenmill.tasks.harmony.planning import plan_harmony, require_choices
-    from tokenmill.tasks.report.plan import plan_record, print_plan
-    from tokenmill.tasks.select.planning import require_fitting
-    from tokenmill.tasks.select.settings import NormalizationSettings
-    from tokenmill.tasks.shards.usable import require_usable
-
-    settings = settings_of(NormalizationSettings, options or CommonOptions(), overrides)
-    loaded = load_blend(blend)
-    require_usable(loaded, settings.store, output_dir)
-    require_fitting(settings, output_dir)
-    if dry_run:
-        planned = plan_harmony(loaded, settings, output_dir)
-        print_plan(planned, terminal)
-        return plan_record(planned)
-    require_choices(loaded, settings)
-    be_quiet()
-    from .harmony import harmony_normalize
-
-    return _run_preparation(harmony_normalize, loaded, output_dir, settings)
-
-
-@app.command
-def dedup(
-    blend: BlendPath,
-    *overrides: Overrides,
-    output_dir: OutputDir,
-    dry_run: Annotated[bool, Parameter(negative="", help="Only plan.")] = False,
-    options: CommonOptions | None = None,
-) -> dict[str, Any]:
-    """Take out of a blend of text what it says twice, and what evaluations ask; rows stay as they stand."""
-    from tokenmill.tasks.dedup.evaluations import find_evaluations
-    from tokenmill.tasks.dedup.planning import plan_dedup
-    from tokenmill.tasks.dedup.settings import DedupSettings
-    from tokenmill.tasks.report.plan import plan_record, print_plan
-    from tokenmill.tasks.shards.usable import require_usable
-
-    settings = settings_of(DedupSettings, options or CommonOptions(), overrides)
-    loaded = load_blend(blend)
-    require_usable(loaded, settings.store, output_dir)
-    if dry_run:
-        planned = plan_dedup(loaded, settings, output_dir)
-        print_plan(planned, terminal)
-        return plan_record(planned)
-    find_evaluations(settings.evaluations)
-    be_quiet()
-    from .dedup import deduplicate_blend
-
-    return _run_preparation(deduplicate_blend, loaded, output_dir, settings)
+    record = preparation_flow(kind.name)(blend, output_dir, **chosen)
+    (artifact,) = record.values()
+    print_summary(read_manifest(artifact["path"]) or {}, artifact["path"], terminal)
+    return record
 
 
 score = App(name="score", help="Score rows with models: completions by their NLL, texts by embeddings.")
 app.command(score)
-
-Scored = Annotated[str, Parameter(help="Folder of a normalization, a blend, or a file, folder or glob of rows.")]
-
-
-@score.command
-def nll(
-    source: Scored,
-    *overrides: Overrides,
-    output_dir: OutputDir,
-    dry_run: Annotated[bool, Parameter(negative="", help="Only plan.")] = False,
-    options: CommonOptions | None = None,
-) -> dict[str, Any]:
-    """How surprised a causal language model is by what the assistant says: NLL and perplexity, row by row."""
-    from tokenmill.tasks.score.settings import NllSettings
-    from tokenmill.tasks.score.sources import scored_blend
-
-    settings = settings_of(NllSettings, options or CommonOptions(), overrides)
-    return _score("nll", scored_blend(source, "nll"), settings, output_dir, dry_run=dry_run)
-
-
-@score.command
-def embed(
-    source: Scored,
-    *overrides: Overrides,
-    output_dir: OutputDir,
-    dry_run: Annotated[bool, Parameter(negative="", help="Only plan.")] = False,
-    options: CommonOptions | None = None,
-) -> dict[str, Any]:
-    """A vector for every candidate, by which texts that are alike are found."""
-    from tokenmill.tasks.score.settings import EmbedSettings
-    from tokenmill.tasks.score.sources import scored_blend
-
-    settings = settings_of(EmbedSettings, options or CommonOptions(), overrides)
-    return _score("embed", scored_blend(source, "embed"), settings, output_dir, dry_run=dry_run)
-
-
-def _score(
-    what: "What", blend: Blend, settings: "NllSettings | EmbedSettings", output_dir: str, *, dry_run: bool
-) -> dict[str, Any]:
-    """Plan, or run the flow, of either score."""
-    from tokenmill.tasks.report.plan import plan_record, print_plan
-    from tokenmill.tasks.score.planning import plan_scores, require_model
-    from tokenmill.tasks.shards.usable import require_usable
-
-    require_usable(blend, settings.store, output_dir)
-    if dry_run:
-        planned = plan_scores(blend, settings, output_dir)
-        print_plan(planned, terminal)
-        return plan_record(planned)
-    require_model(settings)
-    be_quiet()
-    from .score import score_candidates
-
-    return _run_preparation(partial(score_candidates, what=what), blend, output_dir, settings)
-
-
-def _run_preparation(
-    preparation: Callable[..., object], blend: Blend, output_dir: str, settings: PreparationSettings
-) -> dict[str, Any]:
-    """Run a flow and print what it prepared."""
-    from tokenmill.tasks.report.summary import print_summary
-    from tokenmill.tasks.shards.manifest import read_manifest
-
-    chosen = {name: getattr(settings, name) for name in settings.model_fields_set}
-    record = cast("dict[str, Any]", preparation(blend, output_dir, **chosen))
-    (artifact,) = record.values()
-    print_summary(read_manifest(artifact["path"]) or {}, artifact["path"], terminal)
-    return record
+for name, kind in KINDS.items():
+    group, _, word = kind.command.rpartition(" ")
+    (score if group else app).command(_preparation_command(name), name=word)
 
 
 @app.command
@@ -504,19 +342,23 @@ def demo(*, output_dir: OutputDir = "demo") -> dict[str, Any]:
     blend = write_demo_blend(output_dir)
     terminal.print(f"[bold]1. a blend of Python's own source and documentation:[/] {blend}")
     terminal.print(f"[bold]2. tokenmill pretrain {blend} --output-dir {output_dir}/prepared[/]")
-    record = pretrain(blend, "shard_size=4MB", output_dir=f"{output_dir}/prepared")
+    record = _demonstrated("pretrain", blend, f"{output_dir}/prepared", "shard_size=4MB")
     terminal.print(f"[bold]3. tokenmill verify {output_dir}/prepared[/]")
     verify(f"{output_dir}/prepared")
     terminal.print(f"[bold]4. tokenmill sft {CHAT_BLEND} --output-dir {output_dir}/conversations pack_size=1024[/]")
-    sft(CHAT_BLEND, "pack_size=1024", output_dir=f"{output_dir}/conversations")
+    _demonstrated("sft", CHAT_BLEND, f"{output_dir}/conversations", "pack_size=1024")
     terminal.print(f"[bold]5. tokenmill view {output_dir}/conversations --html {output_dir}/conversations.html[/]")
     view(f"{output_dir}/conversations", rows=3, html=f"{output_dir}/conversations.html")
     terminal.print(f"[bold]6. tokenmill rl {QUESTIONS_BLEND} --output-dir {output_dir}/questions target=nemo_gym[/]")
-    rl(QUESTIONS_BLEND, "target=nemo_gym", output_dir=f"{output_dir}/questions")
+    _demonstrated("rl", QUESTIONS_BLEND, f"{output_dir}/questions", "target=nemo_gym")
     terminal.print(f"[bold]7. tokenmill harmony {HARMONY_BLEND} --output-dir {output_dir}/harmony[/]")
-    harmony(HARMONY_BLEND, output_dir=f"{output_dir}/harmony")
+    _demonstrated("harmony", HARMONY_BLEND, f"{output_dir}/harmony")
     print_next_steps(f"{output_dir}/prepared", blend, terminal)
     return record
+
+
+def _demonstrated(name: str, blend: str, output_dir: str, *overrides: str) -> dict[str, Any]:
+    return _preparation_command(name)(blend, *overrides, output_dir=output_dir)
 
 
 def run(arguments: list[str]) -> int:

@@ -11,7 +11,6 @@ it, and `latest.json` still leads to the version before.
 import time
 from typing import Annotated, Any, cast
 
-from prefect import Flow
 from prefect.client.schemas.objects import State
 from pydantic import Field
 from tokenmill.tasks.errors import PartlyFailedError
@@ -25,24 +24,14 @@ from tokenmill.tasks.sources.apart import require_apart
 from tokenmill.tasks.storage import absolute
 from tokenmill.tasks.strict import Place
 
-from .harmony import harmony_normalize
 from .output_folder import publishing
 from .prefect_server import flow
-from .pretrain import pretrain_data_prep
-from .rl import rl_data_prep
-from .sft import sft_data_prep
+from .preparation import preparation_flow
 
 DEFAULT = PreparationSettings()
 
-PREPARATIONS: dict[str, Flow[..., dict[str, Any]]] = {
-    "pretrain": pretrain_data_prep,
-    "sft": sft_data_prep,
-    "rl": rl_data_prep,
-    "harmony": harmony_normalize,
-}
 
-
-@flow(name="reprep-changed-blends", persist_result=False)
+@flow(name="reprep-changed-blends")
 @publishing
 def reprep_changed_blends(
     blends: Place,
@@ -96,7 +85,7 @@ def _brought_up_to_date(blend: NightlyBlend, output_dir: str, under: dict[str, A
 
 def _prepared(compared: Comparison) -> Outcome:
     blend = compared.blend
-    prepare = PREPARATIONS[blend.kind].with_options(flow_run_name=f"{blend.name}-{compared.version}")
+    prepare = preparation_flow(blend.kind).with_options(flow_run_name=f"{blend.name}-{compared.version}")
     state = cast("State[Any]", prepare(blend.path, compared.path, return_state=True, **compared.chosen))
     if error := error_of(state):
         return _failed(blend, error, compared)

@@ -24,7 +24,7 @@ from .sft import sft_data_prep
 from .train import evaluate_model, train_model
 
 
-@flow(name="pipeline", persist_result=False)
+@flow(name="pipeline")
 @publishing
 def pipeline(output_dir: Place, settings: PipelineSettings | str = "pipeline-tiny") -> dict[str, Any]:
     """Run the stages one after the other; each finds what an earlier run has finished, and goes on from there.

@@ -39,9 +39,9 @@ class ServedFlow(Flow[P, R]):
             return super().__call__(*args, **kwargs)
 
 
-def flow(*, name: str, persist_result: bool) -> Callable[[Callable[P, R]], ServedFlow[P, R]]:
-    """Makes a function a flow; as Prefect's own decorator, with a server."""
-    return lambda function: ServedFlow(function, name=name, persist_result=persist_result)
+def flow(*, name: str, description: str | None = None) -> Callable[[Callable[P, R]], ServedFlow[P, R]]:
+    """Makes a function a flow with a server. Its result is not stored; its description is by default the docstring."""
+    return lambda function: ServedFlow(function, name=name, description=description, persist_result=False)
 
 
 def _leave_if_imported() -> None:

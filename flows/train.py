@@ -17,7 +17,7 @@ from .prefect_server import flow
 DEFAULT, DEFAULT_EVALUATION = TrainSettings(), EvaluateSettings()
 
 
-@flow(name="train-model", persist_result=False)
+@flow(name="train-model")
 @publishing
 def train_model(data: Place, output_dir: Place, settings: TrainSettings = DEFAULT) -> dict[str, Any]:
     """Train a model on a preparation, or hand it to another trainer.
@@ -33,7 +33,7 @@ def train_model(data: Place, output_dir: Place, settings: TrainSettings = DEFAUL
     return train_task(job)(job)
 
 
-@flow(name="evaluate-model", persist_result=False)
+@flow(name="evaluate-model")
 @publishing
 def evaluate_model(
     training: Place, output_dir: Place, settings: EvaluateSettings = DEFAULT_EVALUATION

@@ -4,6 +4,7 @@ A future for each item costs 22 µs and 1.6 kB, which is 1.6 GB for a million, s
 64. Where there are few, each travels alone: four large files keep four threads busy.
 """
 
+import os
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from typing import TypeVar
@@ -14,6 +15,11 @@ RUNS_PER_THREAD = 8
 
 Item = TypeVar("Item")
 Result = TypeVar("Result")
+
+
+def cores() -> int:
+    """Cores this process may use."""
+    return len(os.sched_getaffinity(0))
 
 
 def in_threads(function: Callable[[Item], Result], items: Sequence[Item], threads: int) -> Iterator[Result]:

@@ -1,44 +1,191 @@
-"""The deduplication of a blend of text from decisions to its published folder, in plain functions: `stage.py` wraps them
-for Prefect.
+"""Deduplication of a blend of text: duplicates and documents that overlap evaluations are removed; rows stay as they stand.
+
+    sign slices ─► find duplicates, in rounds by partition ─► write the rows that stay ─► publish
+
+What is planned is the signing of slices. What becomes of their rows is known when duplicates are found, and so are the
+shards that are published: each is a signed slice and what was decided about it.
 """
 
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
 from typing import Any
 
+from tokenmill.tasks.blend.models import SPLITS, Blend, DataSource
 from tokenmill.tasks.errors import RunError
-from tokenmill.tasks.shards.circumstances import circumstances
 from tokenmill.tasks.shards.manifest import Finished
-from tokenmill.tasks.shards.publication import check_bad_rows, collect, publish_preparation
-from tokenmill.tasks.shards.settings import WHERE_NOT_WHAT
+from tokenmill.tasks.shards.plan import Plan, PlannedShard
+from tokenmill.tasks.shards.planning import places, plan_shards, require_no
+from tokenmill.tasks.shards.preparation import BuildShards, Planned, Preparation, Release, Step
+from tokenmill.tasks.shards.publication import collect
+from tokenmill.tasks.shards.receipt import Receipt
+from tokenmill.tasks.shards.store import Store
+from tokenmill.tasks.shards.usable import require_separate
+from tokenmill.tasks.sources.discovery import name_within
+from tokenmill.tasks.sources.files import Slice
+from tokenmill.tasks.sources.opening import open_source
+from tokenmill.tasks.sources.parquet import open_parquet, require_any, require_text
 
+from .apply import apply_decisions
 from .decisions import Decisions
+from .deduplication import DocumentSlice, decide, planned_rounds
+from .evaluations import evaluation_sources, evaluations_from, find_evaluations
+from .harmony_shard import Deduplicated, document_slices, mark_shard, plan_marked
+from .inspect import inspect_dedup_shard
 from .outcome import KEPT
-from .planning import DedupPlan
 from .publication import RowsLayout
-from .rounds import KIND
+from .rounds import FORMAT_VERSION, KIND
+from .settings import DedupChoices, DedupSettings
+from .steps import build_shard
 
-LIBRARIES = ("tokenmill", "rensa", "orjson", "pyarrow")
+EVERY_FIELD: Sequence[str] = ()
 
 
-def publish_dedup(plan: DedupPlan, decisions: Decisions, started: float) -> dict[str, Any]:
-    """Check that every decided shard is proven, publish, and return the manifest. `started` is a Unix time."""
-    settings = plan.settings
-    finished, missing = collect(plan.plan, allow_partial=settings.allow_partial)
-    check_bad_rows(finished, plan.plan.store, settings.bad_row_ceiling, tolerate=settings.on_bad_row == "quarantine")
-    if not missing:
-        _require_all_decided(finished, decisions)
-    header = {
-        "type": KIND,
-        "blend": plan.blend.model_dump(exclude_none=True),
-        "settings": settings.model_dump(exclude=WHERE_NOT_WHAT),
-        "skipped_files": plan.plan.skipped,
-        "duplicates": dict(decisions.facts),
-        "missing": missing,
+@dataclass(frozen=True)
+class DedupFound:
+    """The documents of each planned slice, and once it is decided, what becomes of them."""
+
+    slices: Sequence[DocumentSlice]
+    decisions: Decisions | None = None
+
+
+DedupPlan = Planned[DedupSettings, DedupFound]
+
+
+@dataclass(frozen=True, slots=True)
+class _TextRecipe:
+    """What tells slices apart before it is known how many partitions there are."""
+
+    text_field: str
+
+
+def plan_dedup(blend: Blend, settings: DedupSettings, output_dir: str | None) -> DedupPlan:
+    """Plan `blend` for `output_dir`; without one, nothing counts as built and hashes are remembered per user.
+
+    Raises InputError for anything that must be fixed first.
+    """
+    output_dir, store = places(blend, settings, output_dir, KIND)
+    require_separate(evaluation_sources(settings.evaluations), store.place, output_dir)
+
+    def recipes(source: DataSource, split: str, slices: Sequence[Slice]) -> list[_TextRecipe]:  # noqa: ARG001 - of any plan
+        require_no(source, ["used_in", "filters", "converter", "transforms"], "deduplication")
+        _require_text_in_first(source, slices)
+        return [_TextRecipe(source.text_field)] * len(slices)
+
+    unsigned = settings.model_copy(update={"force": True})  # these identities are of no shards that could be proven
+    found = plan_shards(blend, unsigned, store, FORMAT_VERSION, lambda _: EVERY_FIELD, require_any, recipes)
+    sources = {(split, source.name): source for split, listed in blend.parts().items() for source in listed}
+    slices = [
+        _documents(sources[shard.split, shard.dataset], shard.split, shard.part, settings) for shard in found.shards
+    ]
+    signed, _, _ = planned_rounds(slices, settings.choices, store)
+    shards = [replace(one, identity=other.identity) for one, other in zip(found.shards, signed, strict=True)]
+    plan = replace(Plan.of(store, shards, rebuild=settings.force), skipped=found.skipped)
+    return Planned(blend, settings, output_dir, plan, DedupFound(slices))
+
+
+def _require_text_in_first(source: DataSource, slices: Sequence[Slice]) -> None:
+    """Raises InputError unless the first file of Parquet has the text field; those who read the others see for themselves."""
+    part = next((part for part in slices if part.file.format == "parquet"), None)
+    if part is not None:
+        with open_source(part.file) as stream:
+            require_text(open_parquet(part.file, stream).metadata, [source.text_field], part.file.uri)
+
+
+def _documents(source: DataSource, split: str, part: Slice, settings: DedupSettings) -> DocumentSlice:
+    options: dict[str, Any] = {
+        "text_field": source.text_field,
+        "id_field": settings.id_field,
+        "cap_by": settings.cap_by,
     }
-    volatile = circumstances(plan.plan, settings, started, LIBRARIES)
-    layout = RowsLayout(plan.blend, decisions)
-    return publish_preparation(plan.output_dir, plan.plan.store, finished, layout, settings, header, volatile)
+    name = f"{split}/{source.name}" if split in SPLITS else source.name
+    return DocumentSlice("text", part, options, f"{name}/{name_within(source.path, part.file.uri)}@{part.start}")
+
+
+def require_evaluations(_blend: Blend, settings: DedupSettings, _output_dir: str) -> None:
+    """Raises InputError for evaluations that are not there."""
+    find_evaluations(settings.evaluations)
+
+
+def worker_arguments(planned: DedupPlan) -> dict[str, Any]:
+    """What workers need beside a shard to write the rows that stay."""
+    decisions = planned.found.decisions
+    return {"outcomes": decisions.uri if decisions else "", "on_bad_row": planned.settings.on_bad_row}
+
+
+def deduplicate_rows(planned: DedupPlan, build_shards: BuildShards) -> DedupPlan:
+    """Decide what becomes of every row, and build the shards of those that stay; the plan of what is published."""
+    settings, store = planned.settings, planned.plan.store
+    decisions = deduplicate(planned.found.slices, settings.choices, store.place, build_shards, rebuild=settings.force)
+    decided = decided_plan(planned, decisions)
+    DEDUP.build_pending(decided, build_shards)
+    return decided
+
+
+def decided_plan(planned: DedupPlan, decisions: Decisions) -> DedupPlan:
+    """The plan of what is published once it is decided what becomes of each row."""
+    shards = [
+        replace(shard, identity={**shard.identity, "decided": {"mode": planned.settings.mode, "outcomes": digest}})
+        for shard, digest in zip(planned.plan.shards, decisions.digests, strict=True)
+    ]
+    plan = Plan.of(planned.plan.store, shards, rebuild=planned.settings.force)
+    plan = replace(plan, skipped=planned.plan.skipped)
+    return replace(planned, plan=plan, found=replace(planned.found, decisions=decisions))
+
+
+def deduplicate(
+    slices: Sequence[DocumentSlice],
+    choices: DedupChoices,
+    store_place: str,
+    build_shards: BuildShards,
+    *,
+    rebuild: bool,
+) -> Decisions:
+    """Decide what becomes of every document of the slices; what the store at `store_place` proves is not done again.
+
+    Raises InputError for evaluations that cannot be read, RunError when a round failed.
+    """
+
+    def run(name: str, pending: Sequence[PlannedShard], common: Mapping[str, Any]) -> None:
+        arguments = {"evaluations": common["evaluations"]}
+        build_shards(Step(f"dedup-{name}", build_round), pending, Store(store_place, KIND), arguments, rebuild=rebuild)
+
+    return decide(slices, choices, store_place, run, rebuild=rebuild)
+
+
+def build_round(shard: PlannedShard, store: Store, evaluations: Sequence[Mapping[str, Any]]) -> Receipt:
+    """Build one shard of a round in this process; `evaluations` are records."""
+    return build_shard(shard, store, evaluations_from(evaluations))
+
+
+def without_duplicates(
+    normalized: Sequence[Finished], choices: DedupChoices, store: Store, build_shards: BuildShards, *, rebuild: bool
+) -> Deduplicated:
+    """Normalized Harmony shards after deduplication. Shards without rows stay as they are; with mode=off, all do."""
+    with_rows = [item for item in normalized if item.receipt.documents]
+    if choices.mode == "off" or not with_rows:
+        return Deduplicated(normalized)
+    slices = document_slices(with_rows, store)
+    decisions = deduplicate(slices, choices, store.place, build_shards, rebuild=rebuild)
+    plan = plan_marked(with_rows, decisions.digests, choices.mode, store, rebuild=rebuild)
+    build_shards(MARK, plan.pending, store, {"decisions": decisions.uri}, rebuild=rebuild)
+    marked, _ = collect(plan, allow_partial=False)
+    of_place = {item.shard.place: item for item in marked}
+    final = [of_place.get(item.shard.place, item) for item in normalized]
+    return Deduplicated(final, decisions.files, decisions.facts)
+
+
+MARK = Step("mark-shards", mark_shard)
+
+
+def release_dedup(planned: DedupPlan, finished: Sequence[Finished]) -> Release:
+    """Folders of rows, and what the manifest says of duplicates. Raises RunError unless shards and decisions agree."""
+    decisions = planned.found.decisions
+    if decisions is None:
+        raise RunError("nothing is decided about duplicates yet; build the preparation before publishing it")
+    if len(finished) == len(planned.plan.shards):
+        _require_all_decided(finished, decisions)
+    return Release(RowsLayout(planned.blend, decisions), {"duplicates": dict(decisions.facts)})
 
 
 def _require_all_decided(finished: Sequence[Finished], decisions: Decisions) -> None:
@@ -49,3 +196,20 @@ def _require_all_decided(finished: Sequence[Finished], decisions: Decisions) -> 
         raise RunError(
             f"the shards account for {dict(found)}, but {wanted} was decided; run the same command with force=true"
         )
+
+
+DEDUP = Preparation(
+    name=KIND,
+    settings=DedupSettings,
+    libraries=("tokenmill", "rensa", "orjson", "pyarrow"),
+    plan=plan_dedup,
+    check=require_evaluations,
+    step=Step("apply-decisions", apply_decisions),
+    arguments=worker_arguments,
+    rounds=deduplicate_rows,
+    release=release_dedup,
+    inspect=inspect_dedup_shard,
+    next_steps="use:   tokenmill pretrain {0}/blend.json --output-dir DIR",
+    training_advice="prepare what it kept: tokenmill pretrain, or tokenmill sft, with {path}/blend.json",
+    hidden=frozenset({"holdout"}),
+)

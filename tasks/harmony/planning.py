@@ -1,17 +1,16 @@
 """Planning a Harmony normalization: blend and settings in, every shard with its identity out. No Prefect, no Dask."""
 
-from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass
+from collections.abc import Sequence
+from dataclasses import asdict
 
 from tokenmill.tasks.blend.models import SPLITS, Blend, DataSource
 from tokenmill.tasks.errors import InputError, nearest
-from tokenmill.tasks.shards.plan import Plan
 from tokenmill.tasks.shards.planning import places, plan_shards, require_no
+from tokenmill.tasks.shards.preparation import Planned
 from tokenmill.tasks.sources.discovery import name_within
 from tokenmill.tasks.sources.files import Slice
 from tokenmill.tasks.sources.filters import row_filter
 from tokenmill.tasks.sources.parquet import require_any
-from tokenmill.tasks.tokenize.gate import Verdict
 
 from .converters import CONVERTERS, PROOF_TASKS, converter_for
 from .semantics import CODES
@@ -25,21 +24,13 @@ FORMAT_VERSION = 3
 EVERY_FIELD: Sequence[str] = ()
 
 
-@dataclass(frozen=True)
-class HarmonyPlan:
-    """The plan and the settings it was made with. The gate has nothing to say: the reference counts the tokens."""
-
-    blend: Blend
-    settings: HarmonySettings
-    output_dir: str
-    plan: Plan
-    verdicts: Mapping[str, Verdict]
+HarmonyPlan = Planned[HarmonySettings, None]
 
 
 def plan_harmony(blend: Blend, settings: HarmonySettings, output_dir: str | None) -> HarmonyPlan:
     """Plan `blend` for `output_dir`; without one, nothing counts as built and hashes are remembered per user.
 
-    Raises InputError for anything that a person must mend first.
+    Raises InputError for anything that must be fixed first.
     """
     output_dir, store = places(blend, settings, output_dir, KIND)
     require_choices(blend, settings)
@@ -49,7 +40,7 @@ def plan_harmony(blend: Blend, settings: HarmonySettings, output_dir: str | None
         return [_recipe(source, split, settings, part) for part in slices]
 
     plan = plan_shards(blend, settings, store, FORMAT_VERSION, lambda _: EVERY_FIELD, require_any, recipes)
-    return HarmonyPlan(blend, settings, output_dir, plan, {})
+    return Planned(blend, settings, output_dir, plan, None)
 
 
 def require_choices(blend: Blend, settings: HarmonySettings) -> None:

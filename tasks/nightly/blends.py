@@ -17,12 +17,15 @@ from typing import Any, cast
 
 import yaml
 from tokenmill.tasks.errors import InputError, nearest
+from tokenmill.tasks.shards.preparation import KINDS as PREPARATIONS
+from tokenmill.tasks.shards.preparation import preparation
 from tokenmill.tasks.shards.settings import PreparationSettings
 from tokenmill.tasks.shards.store import read_bytes
 from tokenmill.tasks.storage import absolute, filesystem, is_local, join
 from tokenmill.tasks.strict import parse
 
-from .kinds import KINDS
+KINDS = [name for name, kind in PREPARATIONS.items() if kind.nightly]
+"""The kinds of preparation that nights keep up to date."""
 
 DEFAULTS = "defaults"
 
@@ -105,7 +108,7 @@ def settings_of(blend: NightlyBlend, store: str, under: Mapping[str, Any]) -> Pr
         raise InputError(
             f"{blend.name}: a night compares with its latest version; leave 'previous' out of the settings"
         )
-    return parse(KINDS[blend.kind].settings, {**written, "store": store}, f"settings of {blend.name}")
+    return parse(preparation(blend.kind).settings, {**written, "store": store}, f"settings of {blend.name}")
 
 
 def _read_yaml(place: str) -> dict[str, Any]:

@@ -6,11 +6,11 @@ from typing import Any
 
 from tokenmill.tasks.blend.load import load_blend
 from tokenmill.tasks.shards.manifest import published_manifest
+from tokenmill.tasks.shards.preparation import preparation
 from tokenmill.tasks.shards.settings import PreparationSettings
 from tokenmill.tasks.storage import absolute, join
 
 from .blends import NightlyBlend, settings_of
-from .kinds import KINDS, planned_now
 from .reasons import file_changes, new_data_sets, reasons
 from .versions import latest, lineage, next_version
 
@@ -56,14 +56,16 @@ def compare_blend(blend: NightlyBlend, output_dir: str, under: Mapping[str, Any]
     """Compare a blend with its latest version below `output_dir`; `under` are settings where it has none of its own.
 
     It costs the listing of its sources, and of what is new or touched the footers of Parquet and a hash of local files. `now`
-    is a Unix time. Raises InputError for anything that a person must mend first.
+    is a Unix time. Raises InputError for anything that must be fixed first.
     """
     settings = settings_of(blend, store_of(output_dir), under)
     loaded = load_blend(blend.path)
     of_blend = join(absolute(output_dir), blend.name)
     newest = latest(of_blend)
-    named_files = KINDS[blend.kind].named_files(settings)
-    planned = planned_now(blend.kind, loaded, settings, of_blend)
+    kind = preparation(blend.kind)
+    named_files = kind.named_files(settings)
+    # Whether a version is up to date is between its manifest and the sources, so no receipt is read.
+    planned = kind.plan(loaded, settings.model_copy(update={"force": True}), of_blend)
     manifest = published_manifest(newest.path) if newest else None
     if newest is None:
         why = new_data_sets(loaded)

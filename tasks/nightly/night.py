@@ -7,8 +7,8 @@ from typing import Any
 
 from tokenmill.tasks.storage import absolute, join
 
+from .blends import KINDS
 from .compare import Comparison, store_of
-from .kinds import KINDS
 from .prune import Leftovers, leftovers, references, remove
 from .versions import claim, folders_in, follow, latest, lineage, order, prune_versions
 

@@ -19,9 +19,8 @@ import orjson
 from tokenmill.tasks.blend.models import Blend
 from tokenmill.tasks.shards.identity import difference, shard_key
 from tokenmill.tasks.shards.manifest import identities
-from tokenmill.tasks.shards.settings import WHERE_NOT_WHAT
-
-from .kinds import Planned
+from tokenmill.tasks.shards.preparation import Planned
+from tokenmill.tasks.shards.settings import RUNTIME_SETTINGS
 
 MOST_NAMED = 3
 
@@ -42,13 +41,13 @@ Files = Mapping[str, Mapping[str, _File]]
 """Files by data set (`split/name`) and URI."""
 
 
-def reasons(manifest: Mapping[str, Any], planned: Planned) -> list[str]:
+def reasons(manifest: Mapping[str, Any], planned: Planned[Any, Any]) -> list[str]:
     """Why what is planned differs from what a manifest says is published; nothing when it does not."""
     before, plan = identities(manifest), planned.plan
     keys = {shard.place: key for shard, key in zip(plan.shards, plan.keys, strict=True)}
     changed = {place for place, identity in before.items() if keys.get(place) != shard_key(identity)}
     added = keys.keys() - before.keys()
-    settings = planned.settings.model_dump(exclude=WHERE_NOT_WHAT)
+    settings = planned.settings.model_dump(exclude=RUNTIME_SETTINGS)
     blend = _plain(planned.blend.model_dump(exclude_none=True))
     said = [
         *_fields("settings", manifest["settings"], _plain(settings)),
@@ -115,7 +114,7 @@ def _published_files(manifest: Mapping[str, Any]) -> Files:
     )
 
 
-def _planned_files(planned: Planned) -> Files:
+def _planned_files(planned: Planned[Any, Any]) -> Files:
     return _files(
         (
             f"{shard.split}/{shard.dataset}",

@@ -1,49 +1,184 @@
-"""An SFT preparation from its plan to its published folder, in plain functions: `stage.py` wraps them for Prefect."""
+"""SFT: conversations become packed Parquet with exact loss masks.
 
-from collections.abc import Mapping
-from dataclasses import asdict
-from functools import lru_cache
+Planning checks template and tokenizer (`tasks.chat.check`, for Harmony `tasks.harmony.check`), and reads a sample of the
+text of each data set for the exactness gate.
+"""
+
+from collections import Counter
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass
+from functools import lru_cache, partial
 from typing import Any
 
 import orjson
+from tokenmill.tasks.blend.models import SPLITS, Blend, DataSource
 from tokenmill.tasks.chat.check import text_encoder
+from tokenmill.tasks.chat.conversation import Rejected
 from tokenmill.tasks.chat.loss import LossPolicy
 from tokenmill.tasks.chat.sequences import SplitTurns
-from tokenmill.tasks.errors import RunError
+from tokenmill.tasks.errors import InputError, RunError
 from tokenmill.tasks.shards.books import OnBadRow
-from tokenmill.tasks.shards.circumstances import circumstances
+from tokenmill.tasks.shards.manifest import WHOLE, Finished
 from tokenmill.tasks.shards.plan import PlannedShard
-from tokenmill.tasks.shards.publication import blend_weights, check_bad_rows, collect, publish_preparation
+from tokenmill.tasks.shards.planning import holdout_of, places, plan_shards, require_no
+from tokenmill.tasks.shards.preparation import Planned, Preparation, Release, Step
+from tokenmill.tasks.shards.publication import blend_weights
 from tokenmill.tasks.shards.receipt import Receipt
-from tokenmill.tasks.shards.settings import WHERE_NOT_WHAT
 from tokenmill.tasks.shards.store import Store
-from tokenmill.tasks.tokenize.load import find_vocabulary
+from tokenmill.tasks.sources.files import Slice
+from tokenmill.tasks.sources.filters import row_filter
+from tokenmill.tasks.sources.parquet import require_any
+from tokenmill.tasks.sources.records import read_records
+from tokenmill.tasks.tokenize.gate import Verdict, gate_notes, judge
+from tokenmill.tasks.tokenize.load import find_vocabulary, planned_vocabulary
 from tokenmill.tasks.tokenize.settings import SpecialTokens, TokenizerSource
 from tokenmill.tasks.tokenize.vocabulary import Vocabulary
 
-from .formats import Format, format_of
-from .planning import KIND, SftPlan
+from .formats import CheckedFormat, Format, Rows, Template, checked_format, find_template, format_of
+from .inspect import inspect_sft_shard
 from .publication import PackedLayout
-from .settings import SftRecipe
+from .settings import SftRecipe, SftSettings
 from .shard import ShardBuilder
 
-LIBRARIES = ("tokenmill", "gigatoken", "tokenizers", "tiktoken", "jinja2", "pyarrow", "numpy")
+FORMAT_VERSION = 4
+"""Raised whenever the same recipe and source would give other bytes than before."""
+
+
+@dataclass(frozen=True)
+class SftFound:
+    """The vocabulary, the template after its self-check, and the gate's verdict on each data set (by `split/name`)."""
+
+    vocabulary: Vocabulary
+    checked: CheckedFormat
+    verdicts: Mapping[str, Verdict]
+
+    @property
+    def template(self) -> Template:
+        """The chat template."""
+        return self.checked.format.template
+
+
+SftPlan = Planned[SftSettings, SftFound]
+
+
+def plan_sft(blend: Blend, settings: SftSettings, output_dir: str | None) -> SftPlan:
+    """Plan `blend` for `output_dir`; without one, nothing counts as built and hashes are remembered per user.
+
+    Raises InputError for anything that must be fixed first, such as a template whose masks cannot be trusted.
+    """
+    output_dir, store = places(blend, settings, output_dir, "sft")
+    vocabulary = find_vocabulary(settings.tokenizer)
+    checked = checked_format(settings, vocabulary, policy(settings), store.place)
+    chat, controls = checked.format, frozenset(checked.format.controls.ids)
+    guarded = vocabulary.guarding(controls)
+    verdicts: dict[str, Verdict] = {}
+
+    def rows_of(source: DataSource) -> Rows[Any]:
+        return chat.rows(source.messages_field, source.tools_field)
+
+    def fields(source: DataSource) -> list[str]:
+        return [*rows_of(source).fields, *row_filter(source).fields]
+
+    def recipes(source: DataSource, split: str, slices: Sequence[Slice]) -> list[SftRecipe]:
+        require_no(source, ["converter", "transforms"], "SFT")
+        rows, literal = rows_of(source), settings.special_tokens_in_text != "allow"
+        which = orjson.dumps([rows.fields, sorted(controls)])
+        texts = partial(_texts, rows, fields(source))
+        verdict = judge(guarded, slices, texts, which.decode(), store.place, literal=literal)
+        verdicts[f"{split}/{source.name}"] = verdict
+        return [_recipe(source, split, settings, vocabulary, chat.template, verdict)] * len(slices)
+
+    plan = plan_shards(blend, settings, store, FORMAT_VERSION, fields, require_any, recipes)
+    return Planned(blend, settings, output_dir, plan, SftFound(vocabulary, checked, verdicts), gate_notes(verdicts))
+
+
+def policy(settings: SftSettings) -> LossPolicy:
+    """What is trained on."""
+    return LossPolicy(
+        settings.loss_on,
+        settings.loss_reasoning,
+        settings.loss_tool_calls,
+        settings.loss_end_of_turn,
+        settings.loss_empty_reasoning,
+    )
+
+
+def _texts(rows: Rows[Any], fields: Sequence[str], part: Slice) -> Iterator[str]:
+    """The texts of the conversations of a slice."""
+    for batch in read_records(part, fields):
+        for record in batch.records:
+            found = rows.read(record)
+            if not isinstance(found, Rejected):
+                yield from rows.texts(found)
+
+
+def _recipe(
+    source: DataSource,
+    split: str,
+    settings: SftSettings,
+    vocabulary: Vocabulary,
+    template: Template,
+    verdict: Verdict,
+) -> SftRecipe:
+    holdout = holdout_of(settings, split)
+    return SftRecipe(
+        messages_field=source.messages_field,
+        tools_field=source.tools_field,
+        filters=row_filter(source).wanted,
+        tokenizer=vocabulary.fingerprint,
+        vocabulary_size=vocabulary.size,
+        backend=verdict.backend,
+        special_tokens_in_text=settings.special_tokens_in_text,
+        template=template.digest,
+        template_variables=template.variables,
+        loss_on=settings.loss_on,
+        loss_reasoning=settings.loss_reasoning,
+        loss_empty_reasoning=settings.loss_empty_reasoning,
+        loss_tool_calls=settings.loss_tool_calls,
+        loss_end_of_turn=settings.loss_end_of_turn,
+        split_turns=settings.split_turns,
+        pack_size=settings.pack_size,
+        packing=settings.packing,
+        oversize=settings.oversize,
+        pad_seq_to_mult=settings.pad_seq_to_mult,
+        pad_id=_pad_id(settings, vocabulary),
+        seed=settings.seed,
+        holdout_valid=holdout.valid if holdout else 0.0,
+        holdout_test=holdout.test if holdout else 0.0,
+        holdout_seed=holdout.seed if holdout else None,
+    )
+
+
+def _pad_id(settings: SftSettings, vocabulary: Vocabulary) -> int | None:
+    if settings.pad_seq_to_mult == 1:
+        return None
+    if vocabulary.eos is None:
+        raise InputError(
+            f"pad_seq_to_mult={settings.pad_seq_to_mult}: sequences are padded with EOS, and {settings.tokenizer.model!r} "
+            "does not say which token that is; name it as eos_token in a tokenizer_config.json beside it"
+        )
+    return vocabulary.eos
+
+
+def worker_arguments(planned: SftPlan) -> dict[str, Any]:
+    """What workers need beside a shard."""
+    template, settings = planned.found.template, planned.settings
+    return {
+        "tokenizer": settings.tokenizer.model_dump(),
+        "template": {"source": template.source, "variables": template.variables},
+        "on_bad_row": settings.on_bad_row,
+    }
 
 
 def build_sft_shard(
-    shard: PlannedShard, store: Store, tokenizer: TokenizerSource, template: Mapping[str, Any], on_bad_row: OnBadRow
+    shard: PlannedShard, store: Store, tokenizer: Mapping[str, Any], template: Mapping[str, Any], on_bad_row: OnBadRow
 ) -> Receipt:
-    """Build one planned shard in this process; `template` is a record of it (`planning.template_record`).
+    """Build one planned shard in this process; `template` has a `source` and `variables`.
 
-    Raises RunError when tokenizer or template found here are not those that were planned with.
+    Raises RunError when tokenizer or template found here are not those of the plan.
     """
     recipe = SftRecipe(**shard.identity["recipe"])
-    vocabulary = find_vocabulary(tokenizer)
-    if vocabulary.fingerprint != recipe.tokenizer:
-        raise RunError(
-            f"tokenizer.model: {tokenizer.model!r} is {vocabulary.fingerprint} on this worker but {recipe.tokenizer} in "
-            "the plan; give all workers the same files, or pin tokenizer.revision"
-        )
+    vocabulary = planned_vocabulary(TokenizerSource.model_validate(tokenizer), recipe.tokenizer)
     variables = orjson.dumps(template["variables"], option=orjson.OPT_SORT_KEYS)
     chat = _format(
         template["source"], variables, vocabulary, recipe.policy, recipe.split_turns, recipe.special_tokens_in_text
@@ -64,31 +199,82 @@ def _format(
     return format_of(source, orjson.loads(variables), vocabulary, policy, split_turns, special)
 
 
-def publish_sft(plan: SftPlan, started: float) -> dict[str, Any]:
-    """Check that every planned shard is proven, publish, and return the manifest. `started` is a Unix time."""
-    settings = plan.settings
-    finished, missing = collect(plan.plan, allow_partial=settings.allow_partial)
-    check_bad_rows(finished, plan.plan.store, settings.bad_row_ceiling, tolerate=settings.on_bad_row == "quarantine")
+def release_sft(planned: SftPlan, finished: Sequence[Finished]) -> Release:  # noqa: ARG001 - as for any kind
+    """Folders of packs, and what the manifest says of tokenizer and template."""
+    found, settings = planned.found, planned.settings
+    layout = PackedLayout(
+        blend_weights(planned.blend), settings.sampling, settings.seed, settings.pack_size, settings.pad_seq_to_mult
+    )
     header = {
-        "type": KIND,
-        "blend": plan.blend.model_dump(exclude_none=True),
-        "settings": settings.model_dump(exclude=WHERE_NOT_WHAT),
-        "skipped_files": plan.plan.skipped,
         "tokenizer": {
-            "fingerprint": plan.vocabulary.fingerprint,
-            "vocabulary_size": plan.vocabulary.size,
-            "gate": {name: asdict(verdict) for name, verdict in plan.verdicts.items()},
+            "fingerprint": found.vocabulary.fingerprint,
+            "vocabulary_size": found.vocabulary.size,
+            "gate": {name: asdict(verdict) for name, verdict in found.verdicts.items()},
         },
         "template": {
-            "digest": plan.template.digest,
-            "controls": dict(plan.checked.format.controls.ids),
-            "refused": plan.checked.refused,
-            "warnings": plan.checked.warnings,
+            "digest": found.template.digest,
+            "controls": dict(found.checked.format.controls.ids),
+            "refused": found.checked.refused,
+            "warnings": found.checked.warnings,
         },
-        "missing": missing,
     }
-    layout = PackedLayout(
-        blend_weights(plan.blend), settings.sampling, settings.seed, settings.pack_size, settings.pad_seq_to_mult
+    return Release(layout, header)
+
+
+def require_template(_blend: Blend, settings: SftSettings, _output_dir: str) -> None:
+    """Raises InputError for a tokenizer or a template that is not there."""
+    find_template(settings, find_vocabulary(settings.tokenizer))
+
+
+def packing_lines(manifest: Mapping[str, Any]) -> list[str]:
+    """How well each split is packed and how much of it is trained on, and what else is not trained on."""
+    splits: dict[str, Counter[str]] = {}
+    counts: Counter[str] = Counter()
+    for entry in manifest["shards"]:
+        for name in entry["documents"]:
+            splits.setdefault(_split(name, entry["split"]), Counter()).update(entry["facts"][name])
+        counts.update(
+            {name: entry["facts"][name] for name in ("oversize_sequences", "straddled_tokens", "flagged_messages")}
+        )
+    size = manifest["settings"]["pack_size"]
+    lines = [_sentence(split, splits[split], size) for split in SPLITS if split in splits]
+    if counts["oversize_sequences"]:
+        lines.append(f"{counts['oversize_sequences']:,} sequences do not fit into a pack and are left out")
+    if counts["straddled_tokens"]:
+        lines.append(f"{counts['straddled_tokens']:,} tokens lie across a border of the loss and are not trained on")
+    if counts["flagged_messages"]:
+        lines.append(
+            f"{counts['flagged_messages']:,} messages are not trained on, or only in part, because the data says so"
+        )
+    return lines
+
+
+def _split(part: str, planned: str) -> str:
+    if part != WHOLE:
+        return part
+    return planned if planned in SPLITS else "train"
+
+
+def _sentence(split: str, facts: Counter[str], pack_size: int) -> str:
+    full = (facts["tokens"] + facts["padding"]) / (facts["packs"] * pack_size)
+    return (
+        f"{split}: {facts['packs']:,} packs of {facts['sequences']:,} sequences, {full:.2%} full, "
+        f"{facts['loss_tokens'] / facts['tokens']:.1%} of the tokens trained on"
     )
-    volatile = circumstances(plan.plan, settings, started, LIBRARIES)
-    return publish_preparation(plan.output_dir, plan.plan.store, finished, layout, settings, header, volatile)
+
+
+SFT = Preparation(
+    name="sft",
+    settings=SftSettings,
+    libraries=("tokenmill", "gigatoken", "tokenizers", "tiktoken", "jinja2", "pyarrow", "numpy"),
+    plan=plan_sft,
+    check=require_template,
+    step=Step("pack-shards", build_sft_shard),
+    arguments=worker_arguments,
+    release=release_sft,
+    inspect=inspect_sft_shard,
+    summary=packing_lines,
+    tokens="packs",
+    next_steps="look:  tokenmill view {0} --random\n"
+    "train: packed_train_data_path={0}/splits/train, packed_val_data_path={0}/splits/valid",
+)

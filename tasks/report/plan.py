@@ -2,14 +2,13 @@
 
 from collections import Counter
 from collections.abc import Mapping
-from typing import Any, Protocol
+from typing import Any
 
 from rich.console import Console
 from rich.table import Table
-from tokenmill.tasks.blend.models import Blend
 from tokenmill.tasks.shards.manifest import identities, published_manifest
-from tokenmill.tasks.shards.plan import Plan, PlannedShard, reasons
-from tokenmill.tasks.tokenize.gate import Verdict
+from tokenmill.tasks.shards.plan import PlannedShard, reasons
+from tokenmill.tasks.shards.preparation import Planned
 
 BYTES_PER_TOKEN = 4.0
 """English web text under a large vocabulary; code and other languages come to 2.5 to 4. Used where nothing is built."""
@@ -22,36 +21,12 @@ MOST_REASONS = 8
 COLUMNS = ("data set", "share", "shards", "cached", "GB", "M tokens", "epochs")
 
 
-class Planned(Protocol):
-    """What every kind of preparation plans."""
-
-    @property
-    def blend(self) -> Blend:
-        """The blend, its paths absolute."""
-        ...
-
-    @property
-    def output_dir(self) -> str:
-        """Where it will be published."""
-        ...
-
-    @property
-    def plan(self) -> Plan:
-        """The shards, and the receipts there are."""
-        ...
-
-    @property
-    def verdicts(self) -> Mapping[str, Verdict]:
-        """What the exactness gate said of each data set, by `split/name`."""
-        ...
-
-
-def pending_reasons(planned: Planned) -> Counter[str]:
+def pending_reasons(planned: Planned[Any, Any]) -> Counter[str]:
     """Why shards have to be built, counted, compared with the last published manifest."""
     return reasons(planned.plan, identities(published_manifest(planned.output_dir)))
 
 
-def plan_record(planned: Planned) -> dict[str, Any]:
+def plan_record(planned: Planned[Any, Any]) -> dict[str, Any]:
     """The plan as the JSON line for the next program."""
     plan = planned.plan
     return {
@@ -67,7 +42,7 @@ def plan_record(planned: Planned) -> dict[str, Any]:
     }
 
 
-def estimated_tokens(planned: Planned) -> dict[str, int]:
+def estimated_tokens(planned: Planned[Any, Any]) -> dict[str, int]:
     """Tokens per data set (`split/name`): counted where a shard is built and was tokenized, else estimated from its bytes."""
     found: Counter[str] = Counter()
     for shard, key in zip(planned.plan.shards, planned.plan.keys, strict=True):
@@ -81,7 +56,7 @@ def _name(shard: PlannedShard) -> str:
     return f"{shard.split}/{shard.dataset}"
 
 
-def print_plan(planned: Planned, console: Console) -> None:
+def print_plan(planned: Planned[Any, Any], console: Console) -> None:
     """The plan for a terminal: a line per data set, then what is pending and why."""
     table = Table(*COLUMNS, title="plan", title_justify="left")
     table.columns[0].no_wrap = True
@@ -99,9 +74,8 @@ def print_plan(planned: Planned, console: Console) -> None:
         console.print(f"  {count:,} shards: {reason}", markup=False)
     for name, kinds in plan.skipped.items():
         console.print(f"  {name.removeprefix('datasets/')}: {skipped_files(kinds)}", markup=False)
-    for name, verdict in planned.verdicts.items():
-        if verdict.difference:
-            console.print(f"  {name}: the reference tokenizer is used; {verdict.difference}", markup=False)
+    for name, note in planned.notes.items():
+        console.print(f"  {name}: {note}", markup=False)
 
 
 def skipped_files(kinds: Mapping[str, int]) -> str:
@@ -111,7 +85,7 @@ def skipped_files(kinds: Mapping[str, int]) -> str:
     return f"{sum(kinds.values()):,} files are skipped: {listed}{more}"
 
 
-def _rows(planned: Planned) -> list[tuple[str, ...]]:
+def _rows(planned: Planned[Any, Any]) -> list[tuple[str, ...]]:
     tokens = estimated_tokens(planned)
     rows: list[tuple[str, ...]] = []
     for split, sources in planned.blend.parts().items():
@@ -129,7 +103,7 @@ def _rows(planned: Planned) -> list[tuple[str, ...]]:
     return rows
 
 
-def _books(planned: Planned, name: str) -> tuple[int, int, int]:
+def _books(planned: Planned[Any, Any], name: str) -> tuple[int, int, int]:
     """Shards, cached shards and source bytes of a data set."""
     plan = planned.plan
     pairs = [(shard, key) for shard, key in zip(plan.shards, plan.keys, strict=True) if _name(shard) == name]

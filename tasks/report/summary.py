@@ -6,28 +6,14 @@ from typing import Any
 from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
-
-from .packing import packing_lines
-from .scores import score_lines
-from .selection import selection_lines
-
-HINTS = {
-    "dedup": "use:   tokenmill pretrain {0}/blend.json --output-dir DIR",
-    "embeddings": "use:   tokenmill choose {0} --output-dir DIR",
-    "nll": "use:   tokenmill harmony BLEND --output-dir DIR selection.scores=[{0}]",
-    "pretrain": "train: point Megatron's per-split blend at {0}/blend.json",
-    "harmony": "load:  datasets.load_dataset('parquet', data_dir='{0}/data')",
-    "rl": "train: data.train.data_path={manifest[train]}\n       data.validation.data_path={manifest[val]}",
-    "sft": "look:  tokenmill view {0} --random\ntrain: packed_train_data_path={0}/splits/train, packed_val_data_path={0}/splits/valid",
-}
-"""What to do with the output of each kind."""
+from tokenmill.tasks.shards.preparation import preparation
 
 COLUMNS = ("data set", "share", "rows", "documents", "dropped", "tokens")
 
 
 def _hint(manifest: Mapping[str, Any], output_dir: str) -> str:
     """What to do next; settings that would be empty, of a split that nothing is in, are left out."""
-    lines = HINTS[manifest["type"]].format(output_dir, manifest=manifest).split("\n")
+    lines = preparation(manifest["type"]).next_steps.format(output_dir, manifest=manifest).split("\n")
     return "\n".join(line for line in lines if not line.endswith("="))
 
 
@@ -95,8 +81,7 @@ def markdown(manifest: Mapping[str, Any], output_dir: str) -> str:
         "|---|---:|---:|",
         *(f"| {name} | {part['documents']:,} | {part['tokens']:,} |" for name, part in totals["splits"].items()),
         "",
-        *packing_lines(manifest),
-        *(f"* {line}" for line in [*selection_lines(manifest), *score_lines(manifest)]),
+        *(f"* {line}" for line in preparation(manifest["type"]).summary(manifest)),
         "",
         "| dropped because | rows |",
         "|---|---:|",
@@ -138,7 +123,7 @@ def print_summary(manifest: Mapping[str, Any], output_dir: str, console: Console
     totals, shards = manifest["totals"], manifest["volatile"]["shards"]
     for split, part in totals["splits"].items():
         console.print(f"  {split:<6} {part['documents']:>12,} documents  {part['tokens']:>15,} tokens")
-    for line in [*packing_lines(manifest), *selection_lines(manifest), *score_lines(manifest)]:
+    for line in preparation(manifest["type"]).summary(manifest):
         console.print(f"  {line}")
     for reason, count in sorted(totals["dropped"].items()):
         console.print(f"  dropped {count:,} rows: {reason}")

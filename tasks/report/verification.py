@@ -4,6 +4,7 @@ from typing import Any
 
 from rich.console import Console
 from tokenmill.tasks.shards.manifest import read_manifest
+from tokenmill.tasks.shards.preparation import preparation
 from tokenmill.tasks.shards.verify import Inspect, Verification
 from tokenmill.tasks.storage import absolute
 
@@ -11,31 +12,9 @@ MOST_PROBLEMS = 50
 
 
 def inspector_of(output_dir: str) -> Inspect:
-    """What checks the shards of a preparation beyond sizes and hashes, by its kind."""
-    kind = (read_manifest(absolute(output_dir)) or {}).get("type")
-    if kind == "sft":
-        from tokenmill.tasks.pack.inspect import inspect_sft_shard
-
-        return inspect_sft_shard
-    if kind == "rl":
-        from tokenmill.tasks.rl.inspect import inspect_rl_shard
-
-        return inspect_rl_shard
-    if kind == "dedup":
-        from tokenmill.tasks.dedup.inspect import inspect_dedup_shard
-
-        return inspect_dedup_shard
-    if kind == "harmony":
-        from tokenmill.tasks.select.inspect import inspect_normalization_shard
-
-        return inspect_normalization_shard
-    if kind in {"nll", "embeddings"}:
-        from tokenmill.tasks.score.inspect import inspect_score_shard
-
-        return inspect_score_shard
-    from tokenmill.tasks.tokenize.inspect import inspect_pretrain_shard
-
-    return inspect_pretrain_shard
+    """What checks the shards of a preparation beyond sizes and hashes."""
+    manifest = read_manifest(absolute(output_dir))
+    return preparation(manifest["type"]).inspect if manifest else lambda _store, _receipt: []
 
 
 def verification_record(verification: Verification, output_dir: str) -> dict[str, Any]:

@@ -19,6 +19,7 @@ from typing import Any
 import numpy as np
 from tokenmill.tasks.errors import InputError
 from tokenmill.tasks.shards.manifest import MANIFEST, read_manifest
+from tokenmill.tasks.shards.preparation import preparation
 from tokenmill.tasks.storage import absolute
 from tokenmill.tasks.strict import parse
 from tokenmill.tasks.tokenize.load import find_vocabulary
@@ -29,8 +30,6 @@ from .view_parts import DocumentId, Part, parts_of, parts_of_document
 from .view_rows import PADDING, Row, read_row, rows_with
 
 Decode = Callable[[Sequence[int]], str]
-
-TYPES = ("sft", "pretrain")
 
 
 @dataclass(frozen=True, slots=True)
@@ -114,8 +113,8 @@ def view_output(
     manifest = read_manifest(path)
     if manifest is None:
         raise InputError(f"{path}: no {MANIFEST} here; point at the --output-dir of a preparation")
-    if manifest["type"] not in TYPES:
-        raise InputError(f"{path}: holds a preparation of type {manifest['type']!r}; view shows {' and '.join(TYPES)}")
+    if preparation(manifest["type"]).tokens is None:
+        raise InputError(f"{path}: holds a preparation of type {manifest['type']!r}; view shows pretrain and sft")
     parts = parts_of(manifest, dataset)
     decode = _vocabulary(manifest).decode
     packs = _chosen(parts, rows, seed, decode) if doc is None else _holding(parts, DocumentId.parse(doc), decode)

@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from typing import Any, Self
 
 from tokenmill.tasks.errors import InputError, nearest
+from tokenmill.tasks.shards.preparation import preparation
 from tokenmill.tasks.shards.store import Store
 
 KEY_SHOWN = 8
@@ -93,7 +94,7 @@ def parts_of(manifest: Mapping[str, Any], dataset: str | None) -> list[Part]:
 
 
 def _parts(manifest: Mapping[str, Any], entry: Mapping[str, Any], rows_before: int | None) -> list[Part]:
-    packed = manifest["type"] == "sft"
+    packed = preparation(manifest["type"]).tokens == "packs"
     store = Store(manifest["volatile"]["store"], manifest["type"])
     return [
         Part(

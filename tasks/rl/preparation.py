@@ -1,43 +1,205 @@
-"""An RL preparation from its plan to its published folder, in plain functions: `stage.py` wraps them for Prefect."""
+"""RL: rows become JSON Lines that NeMo-RL and NeMo-Gym read, after transforms and with questions filled in from tables.
 
-from collections.abc import Mapping, Sequence
-from dataclasses import asdict
+Planning finds the tables that placeholders point into, which names them by content. Where rows are limited in tokens, it
+also reads a sample of the text of each data set for the exactness gate.
+"""
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass
+from functools import partial
 from typing import Any
 
-from tokenmill.tasks.errors import RunError
+import orjson
+from tokenmill.tasks.blend.models import SPLITS, Blend, DataSource, TransformSpec
+from tokenmill.tasks.chat.conversation import Rejected
+from tokenmill.tasks.errors import InputError, RunError
 from tokenmill.tasks.shards.books import OnBadRow
-from tokenmill.tasks.shards.circumstances import circumstances
 from tokenmill.tasks.shards.manifest import Finished
 from tokenmill.tasks.shards.plan import PlannedShard
-from tokenmill.tasks.shards.publication import blend_weights, check_bad_rows, collect, publish_preparation
+from tokenmill.tasks.shards.planning import holdout_of, places, plan_shards
+from tokenmill.tasks.shards.preparation import Planned, Preparation, Release, Step
+from tokenmill.tasks.shards.publication import blend_weights
+from tokenmill.tasks.shards.publish import publish_bytes
 from tokenmill.tasks.shards.receipt import Receipt
-from tokenmill.tasks.shards.settings import WHERE_NOT_WHAT
-from tokenmill.tasks.shards.store import Store
+from tokenmill.tasks.shards.store import Store, read_bytes
+from tokenmill.tasks.shards.usable import require_separate
+from tokenmill.tasks.sources.content import ContentIndex
+from tokenmill.tasks.sources.files import Slice
+from tokenmill.tasks.sources.filters import row_filter
+from tokenmill.tasks.sources.parquet import require_any
+from tokenmill.tasks.sources.records import read_records
+from tokenmill.tasks.storage import SourceIdentity, is_local, join
 from tokenmill.tasks.tokenize.exact import exact_encoder
-from tokenmill.tasks.tokenize.load import find_vocabulary
-from tokenmill.tasks.tokenize.settings import TokenizerSource
+from tokenmill.tasks.tokenize.gate import Verdict, gate_notes, judge
+from tokenmill.tasks.tokenize.load import find_vocabulary, planned_vocabulary
+from tokenmill.tasks.tokenize.settings import Backend, TokenizerSource
+from tokenmill.tasks.tokenize.vocabulary import Vocabulary
 
-from .chain import Chain
+from .chain import Chain, tables_asked_for
+from .inspect import inspect_rl_shard
 from .length import RowLengths
-from .planning import KIND, RlPlan
 from .publication import JsonLinesLayout
-from .settings import RlRecipe
+from .settings import RlRecipe, RlSettings
 from .shard import Work, write_shard
+from .splits import by_source_splits, held_out_from
+from .tables import TableFiles, TableSource, find_table, table_slices
 from .targets import check_of, form_of, texts_of
 
-LIBRARIES = ("tokenmill", "orjson", "zstandard", "pyarrow", "gigatoken", "tokenizers")
+FORMAT_VERSION = 4
+"""Raised whenever the same recipe and source would give other bytes than before."""
+
+EVERY_FIELD: Sequence[str] = ()
+
+
+@dataclass(frozen=True)
+class RlFound:
+    """The vocabulary where tokens are counted, and by `split/name` the transforms of each data set and the gate's verdict."""
+
+    vocabulary: Vocabulary | None
+    chains: Mapping[str, Chain]
+    verdicts: Mapping[str, Verdict]
+
+
+RlPlan = Planned[RlSettings, RlFound]
+
+
+class _Tables:
+    """Finds tables, each once for a plan; what local ones contain is remembered in the store."""
+
+    def __init__(self, store: str, identity: SourceIdentity) -> None:
+        self._place = join(store, "tables.json")
+        self._identity: SourceIdentity = identity
+        self._index = ContentIndex.load(read_bytes(self._place) or b"{}")
+        self._found: dict[TableSource, TableFiles] = {}
+
+    def of(self, specs: Sequence[TransformSpec]) -> dict[str, TableFiles]:
+        """The tables that some transforms need. Raises InputError for what is no transform and for a table that is not there."""
+        return {name: self._find(source, name) for name, source in tables_asked_for(specs).items()}
+
+    def _find(self, source: TableSource, name: str) -> TableFiles:
+        if source not in self._found:
+            self._found[source] = find_table(source, name, self._index, self._identity)
+        return self._found[source]
+
+    def remember(self) -> None:
+        """Write down what was hashed."""
+        if self._index.changed:
+            publish_bytes(self._place, self._index.dump())
+
+
+def require_choices(blend: Blend, settings: RlSettings, _output_dir: str | None = None) -> None:
+    """Raises InputError for what a look at the choices alone shows: what is no transform, in the blend or the settings,
+    local tables and a tokenizer that are not there, and transforms that no data set takes up.
+    """
+    sources = [source for part in blend.parts().values() for source in part]
+    for specs in [settings.transforms, *(source.transforms for source in sources)]:
+        for name, table in tables_asked_for(specs).items():
+            if is_local(table.path):
+                table_slices(table, name)
+    if settings.max_tokens is not None:
+        find_vocabulary(settings.tokenizer)
+    if settings.transforms and all(source.transforms for source in sources):
+        raise InputError(
+            "transforms: every data set of this blend names its own, so these would be passed over; leave them out, or "
+            "change the blend"
+        )
+
+
+def _tables_of(blend: Blend, settings: RlSettings) -> list[tuple[str, str]]:
+    """What messages call each table that placeholders point into, and its path."""
+    specs = [settings.transforms, *(source.transforms for part in blend.parts().values() for source in part)]
+    found = [table for each in specs for table in tables_asked_for(each).items()]
+    return [(f"table {name!r}", table.path) for name, table in found]
+
+
+def plan_rl(blend: Blend, settings: RlSettings, output_dir: str | None) -> RlPlan:
+    """Plan `blend` for `output_dir`; without one, nothing counts as built and hashes are remembered per user.
+
+    Raises InputError for anything that must be fixed first.
+    """
+    output_dir, store = places(blend, settings, output_dir, "rl")
+    require_choices(blend, settings)
+    require_separate(_tables_of(blend, settings), store.place, output_dir)
+    blend = by_source_splits(blend) if settings.splits == "source" else blend
+    vocabulary = find_vocabulary(settings.tokenizer) if settings.max_tokens is not None else None
+    tables = _Tables(store.place, settings.source_identity)
+    chains: dict[str, Chain] = {}
+    verdicts: dict[str, Verdict] = {}
+
+    def recipes(source: DataSource, split: str, slices: Sequence[Slice]) -> list[RlRecipe]:
+        name, specs = f"{split}/{source.name}", source.transforms or settings.transforms
+        chains[name] = Chain(specs, tables.of(specs))
+        if vocabulary is not None:
+            verdicts[name] = _judged(source, slices, settings, chains[name], vocabulary, store.place)
+        backend = verdicts[name].backend if vocabulary is not None else None
+        held_out = [None] * len(slices)
+        if settings.val_holdout is not None and split not in SPLITS:
+            held_out = held_out_from(slices, settings.val_holdout)
+        return [_recipe(source, split, settings, chains[name], vocabulary, backend, row) for row in held_out]
+
+    plan = plan_shards(blend, settings, store, FORMAT_VERSION, lambda _: EVERY_FIELD, require_any, recipes)
+    tables.remember()
+    found = RlFound(vocabulary, chains, verdicts)
+    return Planned(blend, settings, output_dir, plan, found, gate_notes(verdicts))
+
+
+def _judged(
+    source: DataSource, slices: Sequence[Slice], settings: RlSettings, chain: Chain, vocabulary: Vocabulary, store: str
+) -> Verdict:
+    texts = partial(_texts, source, settings, chain)
+    which = orjson.dumps([chain.identity(), row_filter(source).wanted, settings.target]).decode()
+    return judge(vocabulary, slices, texts, which, store, literal=True)
+
+
+def _texts(source: DataSource, settings: RlSettings, chain: Chain, part: Slice) -> Iterator[str]:
+    """The texts of a slice that will be counted."""
+    work, chosen = Work(chain.functions(), check_of(settings.target), None), row_filter(source)
+    for batch in read_records(part, EVERY_FIELD):
+        for record in batch.records:
+            found = work.done(record) if chosen.keeps(record) else None
+            if found is not None and not isinstance(found, Rejected):
+                yield from texts_of(settings.target)(found)
+
+
+def _recipe(
+    source: DataSource, split: str, settings: RlSettings, chain: Chain, vocabulary: Vocabulary | None,
+    backend: Backend | None, valid_from: int | None,
+) -> RlRecipe:  # fmt: skip
+    by_hash = holdout_of(settings, split) if settings.val_holdout is None else None
+    return RlRecipe(
+        filters=row_filter(source).wanted,
+        transforms=chain.identity(),
+        target=settings.target,
+        max_tokens=settings.max_tokens,
+        tokenizer=vocabulary.fingerprint if vocabulary else None,
+        backend=backend,
+        compression=settings.compression,
+        holdout_valid=by_hash.valid if by_hash else 0.0,
+        holdout_test=by_hash.test if by_hash else 0.0,
+        holdout_seed=by_hash.seed if by_hash else None,
+        valid_from=valid_from,
+    )
+
+
+def worker_arguments(planned: RlPlan) -> dict[str, Any]:
+    """What workers need beside a shard: the transforms of every data set among it."""
+    return {
+        "chains": {name: chain.record() for name, chain in planned.found.chains.items()},
+        "tokenizer": planned.settings.tokenizer.model_dump(),
+        "on_bad_row": planned.settings.on_bad_row,
+    }
 
 
 def build_rl_shard(
     shard: PlannedShard,
     store: Store,
     chains: Mapping[str, Mapping[str, Any]],
-    tokenizer: TokenizerSource,
+    tokenizer: Mapping[str, Any],
     on_bad_row: OnBadRow,
 ) -> Receipt:
     """Build one planned shard in this process; `chains` has a record of the Chain of each `split/name`.
 
-    Raises RunError when tables or tokenizer found here are not those that were planned with.
+    Raises RunError when tables or tokenizer found here are not those of the plan.
     """
     recipe = RlRecipe(**shard.identity["recipe"])
     chain = Chain.from_record(chains[f"{shard.split}/{shard.dataset}"])
@@ -45,46 +207,24 @@ def build_rl_shard(
     return write_shard(shard, recipe, work, store, on_bad_row)
 
 
-def _lengths(recipe: RlRecipe, tokenizer: TokenizerSource) -> RowLengths | None:
+def _lengths(recipe: RlRecipe, tokenizer: Mapping[str, Any]) -> RowLengths | None:
     if recipe.max_tokens is None:
         return None
-    vocabulary = find_vocabulary(tokenizer)
-    if vocabulary.fingerprint != recipe.tokenizer:
-        raise RunError(
-            f"tokenizer.model: {tokenizer.model!r} is {vocabulary.fingerprint} on this worker but {recipe.tokenizer} in "
-            "the plan; give all workers the same files, or pin tokenizer.revision"
-        )
+    vocabulary = planned_vocabulary(TokenizerSource.model_validate(tokenizer), recipe.tokenizer)
     fast = recipe.backend == "gigatoken"
     encoder = exact_encoder(vocabulary, literal=True) if fast else vocabulary.reference(True)
     return RowLengths(texts_of(recipe.target), encoder, recipe.max_tokens)
 
 
-def chain_records(plan: RlPlan) -> dict[str, Any]:
-    """The transforms of every data set, as plain JSON, for workers."""
-    return {name: chain.record() for name, chain in plan.chains.items()}
-
-
-def publish_rl(plan: RlPlan, started: float) -> dict[str, Any]:
-    """Check that every planned shard is proven, publish, and return the manifest. `started` is a Unix time."""
-    settings = plan.settings
-    finished, missing = collect(plan.plan, allow_partial=settings.allow_partial)
-    check_bad_rows(finished, plan.plan.store, settings.bad_row_ceiling, tolerate=settings.on_bad_row == "quarantine")
+def release_rl(planned: RlPlan, finished: Sequence[Finished]) -> Release:
+    """Files of rows, and what the manifest says of their making. Raises RunError where a split would mix forms of rows."""
     _require_one_form(finished)
-    header: dict[str, Any] = {
-        "type": KIND,
-        "blend": plan.blend.model_dump(exclude_none=True),
-        "settings": settings.model_dump(exclude=WHERE_NOT_WHAT),
-        "skipped_files": plan.plan.skipped,
-        "mode": _mode(plan),
-        "source_splits": _source_splits(plan),
-        "missing": missing,
-    }
-    if plan.vocabulary is not None:
-        gate = {name: asdict(verdict) for name, verdict in plan.verdicts.items()}
-        header["tokenizer"] = {"fingerprint": plan.vocabulary.fingerprint, "gate": gate}
-    layout = JsonLinesLayout(blend_weights(plan.blend), settings.compression)
-    volatile = circumstances(plan.plan, settings, started, LIBRARIES)
-    return publish_preparation(plan.output_dir, plan.plan.store, finished, layout, settings, header, volatile)
+    found = planned.found
+    header: dict[str, Any] = {"mode": _mode(planned), "source_splits": _source_splits(planned)}
+    if found.vocabulary is not None:
+        gate = {name: asdict(verdict) for name, verdict in found.verdicts.items()}
+        header["tokenizer"] = {"fingerprint": found.vocabulary.fingerprint, "gate": gate}
+    return Release(JsonLinesLayout(blend_weights(planned.blend), planned.settings.compression), header)
 
 
 def _require_one_form(finished: Sequence[Finished]) -> None:
@@ -102,17 +242,33 @@ def _require_one_form(finished: Sequence[Finished]) -> None:
             )
 
 
-def _mode(plan: RlPlan) -> str:
+def _mode(planned: RlPlan) -> str:
     """How rows came about, in the words of manifests that trainers' tools know: `resolve`, else `local_split` where
     the last rows are held out, else `transform` or `passthrough`.
     """
-    if any(chain.tables for chain in plan.chains.values()):
+    found = planned.found
+    if any(chain.tables for chain in found.chains.values()):
         return "resolve"
-    if plan.settings.val_holdout is not None:
+    if planned.settings.val_holdout is not None:
         return "local_split"
-    return "transform" if any(chain.specs for chain in plan.chains.values()) else "passthrough"
+    return "transform" if any(chain.specs for chain in found.chains.values()) else "passthrough"
 
 
-def _source_splits(plan: RlPlan) -> list[str]:
+def _source_splits(planned: RlPlan) -> list[str]:
     """The splits of the sources that rows were taken from, by the sources' own names."""
-    return sorted({source.split for sources in plan.blend.parts().values() for source in sources if source.split})
+    return sorted({source.split for sources in planned.blend.parts().values() for source in sources if source.split})
+
+
+RL = Preparation(
+    name="rl",
+    settings=RlSettings,
+    libraries=("tokenmill", "orjson", "zstandard", "pyarrow", "gigatoken", "tokenizers"),
+    plan=plan_rl,
+    check=require_choices,
+    step=Step("transform-shards", build_rl_shard),
+    arguments=worker_arguments,
+    release=release_rl,
+    inspect=inspect_rl_shard,
+    next_steps="train: data.train.data_path={manifest[train]}\n       data.validation.data_path={manifest[val]}",
+    training_advice="NeMo-RL is what reads it: hand it over with launcher=nemo-rl",
+)

@@ -4,7 +4,7 @@ A model is known by the content of its files, which are hashed here; it is loade
 """
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from typing import Any
 
 import orjson
@@ -16,13 +16,12 @@ from tokenmill.tasks.harmony.training import HARMONY
 from tokenmill.tasks.harmony.vocabulary import IDS as HARMONY_IDS
 from tokenmill.tasks.pack.formats import checked_format
 from tokenmill.tasks.pack.settings import SftSettings
-from tokenmill.tasks.shards.plan import Plan
 from tokenmill.tasks.shards.planning import places, plan_shards, require_no
+from tokenmill.tasks.shards.preparation import Planned
 from tokenmill.tasks.shards.store import Store
 from tokenmill.tasks.sources.files import Slice
 from tokenmill.tasks.sources.filters import row_filter
 from tokenmill.tasks.sources.parquet import require_any
-from tokenmill.tasks.tokenize.gate import Verdict
 from tokenmill.tasks.tokenize.load import find_vocabulary
 from tokenmill.tasks.tokenize.settings import TokenizerSource
 
@@ -57,21 +56,12 @@ class Where:
     template: Mapping[str, Any] | None = None
 
 
-@dataclass(frozen=True)
-class ScorePlan:
-    """The plan and the settings it was made with. The gate has nothing to say: the reference encodes what is scored."""
+ScorePlan = Planned[NllSettings | EmbedSettings, Where]
 
-    blend: Blend
-    settings: NllSettings | EmbedSettings
-    output_dir: str
-    plan: Plan
-    where: Where
-    verdicts: Mapping[str, Verdict] = field(default_factory=dict[str, Verdict])
 
-    @property
-    def device(self) -> Device:
-        """What the shards are computed on."""
-        return self.plan.shards[0].identity["recipe"]["device"]
+def device_of_plan(planned: ScorePlan) -> Device:
+    """What the shards are computed on."""
+    return planned.plan.shards[0].identity["recipe"]["device"]
 
 
 RecipeOf = Callable[[DataSource, str | None], NllRecipe | EmbedRecipe]
@@ -81,7 +71,7 @@ RecipeOf = Callable[[DataSource, str | None], NllRecipe | EmbedRecipe]
 def plan_scores(blend: Blend, settings: NllSettings | EmbedSettings, output_dir: str | None) -> ScorePlan:
     """Plan the scores of a blend for `output_dir`; without one, nothing counts as built and hashes are remembered per user.
 
-    Raises InputError for anything that a person must mend first: a model that is not there, too.
+    Raises InputError for anything that must be fixed first, such as a model that is not there.
     """
     output_dir, store = places(blend, settings, output_dir, kind_of(settings))
     model = find_model(settings.model, settings.model_revision) if settings.model else None
@@ -100,10 +90,10 @@ def plan_scores(blend: Blend, settings: NllSettings | EmbedSettings, output_dir:
         return [recipe_of(source, source.split or (split if split in SPLITS else None))] * len(slices)
 
     plan = plan_shards(blend, settings, store, FORMAT_VERSIONS[store.kind], fields, _require, recipes)
-    return ScorePlan(blend, settings, output_dir, plan, where)
+    return Planned(blend, settings, output_dir, plan, where)
 
 
-def require_model(settings: NllSettings | EmbedSettings) -> None:
+def require_model(_blend: Blend, settings: NllSettings | EmbedSettings, _output_dir: str) -> None:
     """Raises InputError for an engine that is not installed, and for a model that is not there or cannot be used."""
     for package in PACKAGES[settings.engine]:
         required(package)

@@ -1,7 +1,10 @@
-"""Scores from their plan to their published folder, in plain functions: `stage.py` wraps them for Prefect."""
+"""Scores: NLL of completions, or embeddings of texts, in tables beside the rows, joined by `row_id`."""
 
-from collections.abc import Sequence
-from functools import lru_cache
+import math
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, replace
+from functools import lru_cache, partial
 from typing import Any
 
 import orjson
@@ -9,12 +12,13 @@ from tokenmill.tasks.chat.check import text_encoder
 from tokenmill.tasks.errors import RunError
 from tokenmill.tasks.pack.formats import Format, format_of
 from tokenmill.tasks.shards.books import OnBadRow
-from tokenmill.tasks.shards.circumstances import circumstances
+from tokenmill.tasks.shards.manifest import Finished
 from tokenmill.tasks.shards.plan import PlannedShard
-from tokenmill.tasks.shards.publication import check_bad_rows, collect, publish_preparation
+from tokenmill.tasks.shards.preparation import Needs, Preparation, Release, Step
 from tokenmill.tasks.shards.receipt import Receipt
-from tokenmill.tasks.shards.settings import WHERE_NOT_WHAT
 from tokenmill.tasks.shards.store import Store
+from tokenmill.tasks.shards.worker import worker_number
+from tokenmill.tasks.threads import cores
 from tokenmill.tasks.tokenize.encoders import Encoder
 from tokenmill.tasks.tokenize.load import find_vocabulary
 from tokenmill.tasks.tokenize.settings import TokenizerSource
@@ -23,38 +27,62 @@ from .batches import TOKEN_BUDGET
 from .conversations import Conversations, HarmonyTexts, TemplatedChats, policy_of
 from .embed import MAX_TOKENS, Embedder, Pooling
 from .engines import EMBEDDING_FILES, OWN_PROCESSES, EmbedEngine, NllEngine, embedder, scorer
-from .machine import device_for_worker, use_threads
+from .inspect import inspect_score_shard
+from .machine import LIMIT, device_for_worker, gpus, use_threads
 from .nll import Scorer
-from .planning import NLL_KIND, ScorePlan, Where
+from .planning import EMBEDDINGS_KIND, NLL_KIND, ScorePlan, Where, device_of_plan, plan_scores, require_model
 from .processes import device_for_good
 from .publication import ScoresLayout
 from .ranking import ranked, require_unique
-from .settings import EmbedRecipe, LossMode, NllRecipe
+from .settings import EmbedRecipe, EmbedSettings, LossMode, NllRecipe, NllSettings
 from .shard import EmbedScoring, NllScoring, Scoring, score_shard
+from .sources import scored_blend
 from .weights import WEIGHTS, ModelFiles, Precision, find_model
 
 LIBRARIES = ("tokenmill", "numpy", "pyarrow")
 
 
+def needs_of(planned: ScorePlan) -> Needs:
+    """One worker per GPU; on a CPU one worker for a model, which uses all cores, and one per core where there is none.
+
+    Runs share GPUs by the concurrency limit `gpu`, where somebody made one (`prefect gcl create gpu --limit 8`).
+    """
+    settings = planned.settings
+    if device_of_plan(planned) == "cuda":
+        return Needs(settings.workers or (gpus() if settings.cluster == "local" else 1), {"GPU": 1}, LIMIT)
+    return Needs(settings.workers or (1 if settings.model else cores()))
+
+
+def worker_arguments(planned: ScorePlan) -> dict[str, Any]:
+    """What workers need beside a shard. `threads` is what each computes with on a local CPU cluster."""
+    settings, workers = planned.settings, needs_of(planned).workers or 1
+    shares_cores = device_of_plan(planned) != "cuda" and settings.cluster == "local"
+    return {
+        "where": asdict(planned.found),
+        "on_bad_row": settings.on_bad_row,
+        "threads": max(1, cores() // workers) if shares_cores else None,
+    }
+
+
 def build_score_shard(
     shard: PlannedShard,
     store: Store,
-    where: Where,
+    where: Mapping[str, Any],
     on_bad_row: OnBadRow,
-    worker: int | None = 0,
     threads: int | None = None,
 ) -> Receipt:
-    """Build one planned shard in this process, on the device of the worker of that number, with so many `threads`.
+    """Build one planned shard in this process, on the device of this worker, with so many `threads`.
 
-    Raises RunError when model or tokenizer found here are not those that were planned with.
+    Raises RunError when model or tokenizer found here are not those of the plan.
     """
+    found = Where(**where)
     given: dict[str, Any] = shard.identity["recipe"]
     recipe = NllRecipe(**given) if store.kind == NLL_KIND else EmbedRecipe(**given)
     deal = device_for_good if recipe.engine in OWN_PROCESSES else device_for_worker
-    device = deal(recipe.device, worker)
+    device = deal(recipe.device, worker_number())
     if threads is not None and device == "cpu" and recipe.engine != "hash":
         use_threads(threads)
-    scoring = _nll(recipe, where, device) if isinstance(recipe, NllRecipe) else _embeddings(recipe, where, device)
+    scoring = _nll(recipe, found, device) if isinstance(recipe, NllRecipe) else _embeddings(recipe, found, device)
     return score_shard(shard, recipe, scoring, store, on_bad_row)
 
 
@@ -135,31 +163,64 @@ def _format(where: bytes, mode: LossMode) -> tuple[Format, Encoder]:
     return found, text_encoder(vocabulary, found.controls, "reference", "literal")
 
 
-def score_header(plan: ScorePlan) -> dict[str, Any]:
-    """What the manifest says of the preparation as a whole."""
-    settings = plan.settings
-    return {
-        "type": plan.plan.store.kind,
-        "blend": plan.blend.model_dump(exclude_none=True),
-        "settings": settings.model_dump(exclude=WHERE_NOT_WHAT),
-        "skipped_files": plan.plan.skipped,
-    }
+SCORE = Step("score-slices", build_score_shard)
 
 
-def publish_scores(plan: ScorePlan, started: float) -> dict[str, Any]:
-    """Check that every planned shard is proven, rank NLL, publish, and return the manifest. `started` is a Unix time.
-
-    Raises RunError for gaps, too many bad rows, and a row that is scored twice.
-    """
-    settings, store = plan.settings, plan.plan.store
-    finished, missing = collect(plan.plan, allow_partial=settings.allow_partial)
-    check_bad_rows(finished, store, settings.bad_row_ceiling, tolerate=settings.on_bad_row == "quarantine")
+def release_scores(planned: ScorePlan, finished: Sequence[Finished]) -> Release:
+    """One folder of tables, NLL with percentiles. Raises RunError for a row that is scored twice."""
+    store = planned.plan.store
     require_unique(finished, store)
-    final = ranked(finished, store, rebuild=settings.force) if store.kind == NLL_KIND else finished
+    final = ranked(finished, store, rebuild=planned.settings.force) if store.kind == NLL_KIND else finished
     times = [item.receipt.volatile["built_at"] for item in final]
-    volatile = {
-        **circumstances(plan.plan, settings, started, LIBRARIES),
-        "scored_at": [min(times, default=0.0), max(times, default=0.0)],
-    }
-    header = {**score_header(plan), "missing": missing}
-    return publish_preparation(plan.output_dir, store, final, ScoresLayout(store.kind), settings, header, volatile)
+    volatile = {"scored_at": [min(times, default=0.0), max(times, default=0.0)]}
+    return Release(ScoresLayout(store.kind), {}, shards=final, volatile=volatile)
+
+
+def score_lines(manifest: Mapping[str, Any]) -> list[str]:
+    """The mean NLL of each data set, and how many rows were cut."""
+    sums: dict[str, Counter[str]] = {}
+    for entry in manifest["shards"]:
+        counts = {"truncated": entry["truncated"], **entry.get("facts", {})}
+        sums.setdefault(entry["dataset"], Counter()).update(counts)
+    return [line for name, found in sums.items() for line in _lines(name, found)]
+
+
+def _lines(name: str, found: Counter[str]) -> list[str]:
+    lines: list[str] = []
+    if tokens := found["completion_token_count"]:
+        mean = found["nll_sum"] / tokens
+        lines.append(f"{name}: NLL {mean:.4f} per token over {tokens:,} tokens, a perplexity of {_perplexity(mean)}")
+    if found["truncated"]:
+        lines.append(f"{name}: {found['truncated']:,} rows are longer than what was read of them")
+    return lines
+
+
+def _perplexity(mean: float) -> str:
+    return f"{math.exp(mean):,.2f}" if mean < math.log(1e9) else "a billion and more"
+
+
+NLL = Preparation(
+    name=NLL_KIND,
+    settings=NllSettings,
+    libraries=LIBRARIES,
+    plan=plan_scores,
+    read_blend=partial(scored_blend, what="nll"),
+    check=require_model,
+    needs=needs_of,
+    step=SCORE,
+    arguments=worker_arguments,
+    release=release_scores,
+    inspect=inspect_score_shard,
+    summary=score_lines,
+    next_steps="use:   tokenmill harmony BLEND --output-dir DIR selection.scores=[{0}]",
+    hidden=frozenset({"holdout"}),
+    records_failure=True,
+)
+
+EMBEDDINGS = replace(
+    NLL,
+    name=EMBEDDINGS_KIND,
+    settings=EmbedSettings,
+    read_blend=partial(scored_blend, what="embed"),
+    next_steps="use:   tokenmill choose {0} --output-dir DIR",
+)

@@ -1,25 +1,20 @@
-"""Publication of scores: side tables in one folder, and a note where a run failed.
+"""Publication of scores: side tables in one folder.
 
     OUT/nll/part-00000-1a2b3c4d.parquet          a score per row, joined to the rows by `row_id`
     OUT/embeddings/part-00000-1a2b3c4d.parquet   instead, a vector per row
     OUT/blend.json                               the folder as a blend
 
-The manifest tells for each part which file was scored (`file`). A run that fails publishes nothing; where nothing was
-published before, it leaves a manifest that says so, and why, until one succeeds.
+The manifest tells for each part which file was scored (`file`).
 """
 
 import re
-import time
-from collections.abc import Generator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
 
 import orjson
-from tokenmill.tasks.errors import RunError
-from tokenmill.tasks.shards.manifest import FAILED, MANIFEST, WHOLE, Finished, manifest_bytes, published_manifest
+from tokenmill.tasks.shards.manifest import WHOLE, Finished
 from tokenmill.tasks.shards.publication import Published
-from tokenmill.tasks.shards.publish import place_files, publish_bytes
+from tokenmill.tasks.shards.publish import place_files
 from tokenmill.tasks.shards.store import Store
 from tokenmill.tasks.storage import join
 
@@ -52,17 +47,3 @@ class ScoresLayout:
         sources = [{"name": self.folder, "path": join(output_dir, self.folder)}]
         blend = orjson.dumps({"datasets": sources}, option=orjson.OPT_INDENT_2)
         return Published(names, blend)
-
-
-@contextmanager
-def failure_noted(output_dir: str, header: Mapping[str, Any], store: Store) -> Generator[None]:
-    """Leave a manifest of a failed run when what is done within fails, unless an earlier publication stands there."""
-    started = time.time()
-    try:
-        yield
-    except RunError as error:
-        if published_manifest(output_dir) is None:
-            circumstances = {"created_at": time.time(), "seconds": time.time() - started, "store": store.place}
-            note = {**header, "status": FAILED, "error": str(error), "shards": [], "volatile": circumstances}
-            publish_bytes(join(output_dir, MANIFEST), manifest_bytes(note))
-        raise

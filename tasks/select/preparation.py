@@ -1,15 +1,180 @@
-"""A selection in plain functions: `stage.py` wraps them for Prefect."""
+"""Harmony normalization: chat data of many shapes becomes one strict format, without duplicates, in pools.
 
-from collections.abc import Mapping
+    normalize shards ─► find duplicates ─► mark shards ─► select pools and candidates ─► publish
 
+All of it runs on one cluster: a normalized shard is the source of the shards that are marked and selected.
+"""
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+import orjson
+from tokenmill.tasks.blend.models import Blend
+from tokenmill.tasks.dedup.evaluations import find_evaluations
+from tokenmill.tasks.dedup.preparation import without_duplicates
+from tokenmill.tasks.harmony.planning import plan_harmony, require_choices
+from tokenmill.tasks.harmony.publication import Beside, DataLayout, published_split
+from tokenmill.tasks.harmony.settings import HarmonyRecipe
+from tokenmill.tasks.harmony.shard import normalize_shard
+from tokenmill.tasks.harmony.turns import TEMPLATE_VERSION
+from tokenmill.tasks.shards.books import OnBadRow
+from tokenmill.tasks.shards.manifest import MANIFEST, Finished
 from tokenmill.tasks.shards.plan import PlannedShard
+from tokenmill.tasks.shards.preparation import BuildShards, Planned, Preparation, Release, Step, proven_shards
+from tokenmill.tasks.shards.publication import collect
 from tokenmill.tasks.shards.receipt import Receipt
-from tokenmill.tasks.shards.store import Store
+from tokenmill.tasks.shards.store import Store, read_bytes
+from tokenmill.tasks.storage import absolute, join
+from xxhash import xxh3_128_hexdigest
 
-from .settings import SelectionRecipe
+from .inspect import inspect_normalization_shard
+from .planning import plan_selection, pools_of, require_fitting, require_selectable
+from .publication import beside, require_variety
+from .score_folders import find_scores
+from .settings import NormalizationSettings, SelectionChoices, SelectionRecipe
 from .shard import select_shard
+
+MOST_POOLS = 8
+"""Pools that a summary names."""
+
+
+@dataclass(frozen=True)
+class Normalized:
+    """The shards after deduplication, and what is published beside them."""
+
+    final: Sequence[Finished]
+    beside: Beside
+
+
+NormalizationPlan = Planned[NormalizationSettings, Normalized | None]
+
+
+def plan_normalization(blend: Blend, settings: NormalizationSettings, output_dir: str | None) -> NormalizationPlan:
+    """Plan `blend` for `output_dir`, after a check of what later steps need. Raises InputError as `plan_harmony`."""
+    if output_dir is not None:
+        require_fitting(settings, output_dir)
+    planned = plan_harmony(blend, settings, output_dir)
+    return Planned(planned.blend, settings, planned.output_dir, planned.plan, None)
+
+
+def require_normalizable(blend: Blend, settings: NormalizationSettings, output_dir: str) -> None:
+    """Raises InputError for choices that normalization or a later step refuses."""
+    require_fitting(settings, output_dir)
+    require_choices(blend, settings)
+
+
+def worker_arguments(planned: NormalizationPlan) -> dict[str, Any]:
+    """What workers need beside a shard."""
+    return {"on_bad_row": planned.settings.on_bad_row}
+
+
+def build_harmony_shard(shard: PlannedShard, store: Store, on_bad_row: OnBadRow) -> Receipt:
+    """Build one planned shard in this process."""
+    return normalize_shard(shard, HarmonyRecipe(**shard.identity["recipe"]), store, on_bad_row)
+
+
+def normalize(planned: NormalizationPlan, build_shards: BuildShards) -> NormalizationPlan:
+    """Normalize, remove duplicates, and select; the plan with what was found."""
+    settings, store = planned.settings, planned.plan.store
+    HARMONY.build_pending(planned, build_shards)
+    normalized, _ = proven_shards(planned)
+    rows = without_duplicates(normalized, settings.dedup, store, build_shards, rebuild=settings.force)
+    selected = select(rows.final, settings.selection, store, build_shards, rebuild=settings.force)
+    found = Normalized(rows.final, beside(selected, rows, settings.selection, store))
+    return replace(planned, found=found)
+
+
+def select(
+    final: Sequence[Finished], choices: SelectionChoices, store: Store, build_shards: BuildShards, *, rebuild: bool
+) -> list[Finished]:
+    """The shards of pools and candidates, one for each final shard that has rows, every one proven.
+
+    Raises InputError for choices that do not fit the columns, and for scores of other rows.
+    """
+    require_selectable(choices)
+    with_rows = [item for item in final if item.receipt.documents]
+    scores = find_scores(choices.scores, with_rows, store)
+    plan = plan_selection(with_rows, choices, scores, store, rebuild=rebuild)
+    build_shards(SELECT, plan.pending, store, {"scores": dict(scores.places)}, rebuild=rebuild)
+    finished, _ = collect(plan, allow_partial=False)
+    return finished
 
 
 def build_selection_shard(shard: PlannedShard, store: Store, scores: Mapping[str, str]) -> Receipt:
-    """Build one planned shard in this process; `scores` are places by content."""
+    """Build one planned shard of a selection in this process; `scores` are places by content."""
     return select_shard(shard, SelectionRecipe(**shard.identity["recipe"]), store, scores)
+
+
+SELECT = Step("select-rows", build_selection_shard)
+
+
+def release_normalization(planned: NormalizationPlan, finished: Sequence[Finished]) -> Release:
+    """Folders of rows, with pools, candidates and reports beside them."""
+    found = planned.found or Normalized(finished, Beside())
+    layout = DataLayout([published_split(shard.identity["recipe"]) for shard in planned.plan.shards], found.beside)
+    return Release(layout, {"template_version": TEMPLATE_VERSION}, shards=found.final)
+
+
+def named_files(settings: NormalizationSettings) -> Mapping[str, str]:
+    """The pools, the evaluations (read whole, a few megabytes as a rule), and the manifests of folders of scores."""
+    pools, scores = pools_of(settings.selection), settings.selection.scores
+    evaluations = find_evaluations(settings.dedup.evaluations)
+    return {
+        "selection.pools": _digest(
+            [
+                [predicate.text for predicate in pools.base],
+                [[pool.name, pool.predicate.text] for pool in pools.pools],
+            ]
+        ),
+        "selection.scores": _digest(
+            [xxh3_128_hexdigest(read_bytes(join(absolute(place), MANIFEST)) or b"") for place in scores]
+        ),
+        "dedup.evaluations": _digest([[file.name, file.text_field, file.part.content] for file in evaluations]),
+    }
+
+
+def _digest(value: object) -> str:
+    return xxh3_128_hexdigest(orjson.dumps(value))
+
+
+def selection_lines(manifest: Mapping[str, Any]) -> list[str]:
+    """Marked duplicates, pools and candidates, for a summary."""
+    return [*_marked(manifest["dedup"].get("tally", {})), *_selected(manifest["selection"])]
+
+
+def _marked(tally: Mapping[str, int]) -> Iterator[str]:
+    for outcome, count in tally.items():
+        if outcome != "kept":
+            yield f"{outcome.replace('_', ' ')}: {count:,} rows"
+
+
+def _selected(selection: Mapping[str, Any]) -> Iterator[str]:
+    pools = sorted(selection["pools"].items(), key=lambda pool: -pool[1]["rows"])
+    filled = [f"{name} {pool['rows']:,}" for name, pool in pools if pool["rows"]]
+    if filled:
+        more = f" and {len(filled) - MOST_POOLS} more" if len(filled) > MOST_POOLS else ""
+        yield f"pools: {', '.join(filled[:MOST_POOLS])}{more}"
+    yield f"candidates to embed: {selection['candidates']:,}"
+    for place, count in selection["without_score"].items():
+        yield f"without a score of {place}: {count:,} rows"
+
+
+HARMONY = Preparation(
+    name="harmony",
+    settings=NormalizationSettings,
+    libraries=("tokenmill", "openai-harmony", "orjson", "pyarrow"),
+    plan=plan_normalization,
+    check=require_normalizable,
+    step=Step("normalize-shards", build_harmony_shard),
+    arguments=worker_arguments,
+    rounds=normalize,
+    release=release_normalization,
+    inspect=inspect_normalization_shard,
+    accept=require_variety,
+    named_files=named_files,
+    summary=selection_lines,
+    next_steps="load:  datasets.load_dataset('parquet', data_dir='{0}/data')",
+    training_advice="pack it first: tokenmill sft {path}/blend.json --output-dir PACKS chat_template=harmony",
+    hidden=frozenset({"holdout"}),
+)

@@ -17,7 +17,6 @@ busy machines healthy workers can be silent for seconds too, and four that are g
 import asyncio
 import multiprocessing
 import os
-import re
 import signal
 import socket
 import sys
@@ -35,13 +34,14 @@ from urllib.parse import urlsplit
 import dask
 import yaml
 from dask import config  # pyright: ignore[reportPrivateImportUsage]
-from distributed import Client, LocalCluster, Security, get_worker
+from distributed import Client, LocalCluster, Security
 from distributed.comm.core import connect
 from prefect_dask.task_runners import DaskTaskRunner
 from pydantic import Field
 from tokenmill.tasks.console import log_errors_as_sentences, never_end_by_printing
 from tokenmill.tasks.errors import InputError, RunError
 from tokenmill.tasks.strict import Strict, parse
+from tokenmill.tasks.threads import cores
 
 # Workers, too: they import this module with the first task that they are sent.
 never_end_by_printing()
@@ -243,11 +243,6 @@ def _profile(path: Path) -> Profile:
     return profile
 
 
-def cores() -> int:
-    """Cores this process may use."""
-    return len(os.sched_getaffinity(0))
-
-
 def slots(client: Client, most_workers: int = 0) -> int:
     """Tasks that the cluster runs at once: with the workers that there are, or the `most_workers` that it may come to have."""
     threads = cast("dict[str, int]", client.nthreads())
@@ -311,28 +306,6 @@ def _reaches(host: str, port: int) -> bool:
 def workers_with_children() -> AbstractContextManager[object]:
     """A context in which local clusters start workers that may start processes themselves, which daemons may not."""
     return config.set({"distributed.worker.daemon": False})
-
-
-def worker_number() -> int | None:
-    """The number of this process among the workers of a cluster, as its name ends in it; 0 outside of a cluster.
-
-    None where the name has no number. A worker that was given no name is called by its address, whose port is none.
-    """
-    try:
-        name = str(get_worker().name)
-    except ValueError:
-        return 0
-    found = None if "://" in name else re.search(r"\d+$", name)
-    return int(found[0]) if found else None
-
-
-def announce(topic: str, record: dict[str, Any]) -> None:
-    """Tell whoever watches the run that a shard is done; nothing when this process is not a Dask worker."""
-    try:
-        worker = get_worker()
-    except ValueError:
-        return
-    worker.log_event(topic, record)
 
 
 def listen(client: Client, topic: str, heard: Callable[[dict[str, Any]], None]) -> None:

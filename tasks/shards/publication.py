@@ -15,9 +15,10 @@ there it is the caller who sees to it.
 
 import os
 import re
+import time
 from collections import Counter, defaultdict
-from collections.abc import Iterable, Iterator, Mapping, Sequence
-from contextlib import nullcontext, suppress
+from collections.abc import Generator, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, nullcontext, suppress
 from dataclasses import asdict, dataclass, field, replace
 from typing import Any, Protocol, cast
 
@@ -31,6 +32,7 @@ from xxhash import xxh3_128_hexdigest
 from .lock import locked
 from .manifest import (
     BLEND,
+    FAILED,
     MANIFEST,
     Finished,
     Names,
@@ -203,6 +205,20 @@ def publish_preparation(
         current = {name for of in everything for listed in of.values() for name in listed}
         _remove_stale(output_dir, own, current | {BLEND} | {file.path for file in files})
     return manifest
+
+
+@contextmanager
+def failure_recorded(output_dir: str, header: Mapping[str, Any], store: str) -> Generator[None]:
+    """If what runs within fails and nothing was published in `output_dir` before, leave a manifest that says so."""
+    started = time.time()
+    try:
+        yield
+    except RunError as error:
+        if published_manifest(output_dir) is None:
+            volatile = {"created_at": time.time(), "seconds": time.time() - started, "store": store}
+            failed = {**header, "status": FAILED, "error": str(error), "shards": [], "volatile": volatile}
+            publish_bytes(join(output_dir, MANIFEST), manifest_bytes(failed))
+        raise
 
 
 def _published_before(output_dir: str, own: Iterable[str]) -> dict[str, re.Pattern[str]]:

@@ -18,7 +18,7 @@ Scale = Literal["tiny", "small", "medium", "full"]
 SHARES: dict[Scale, float] = {"tiny": 0.01, "small": 0.1, "medium": 0.3, "full": 1.0}
 TINY_ROWS = 10_000
 
-WHERE_NOT_WHAT = {
+RUNTIME_SETTINGS = {
     *("cluster", "workers", "force", "allow_partial", "store"),
     *("shrink_ceiling", "allow_shrink", "previous"),
 }

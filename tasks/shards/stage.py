@@ -1,4 +1,4 @@
-"""The front door of the room: run a mapped Prefect task over batches of shards, and publish what they made.
+"""Run the steps of a preparation as Prefect tasks: plan, shards mapped over a Dask cluster, publication.
 
 One Prefect task per batch, on Dask. The wait is where a run can go wrong without a word, so it is strict: the result
 of every future is asked for (a task whose worker died again and again never reaches a failed state by itself), all
@@ -7,15 +7,16 @@ batches are allowed to finish so that their receipts are kept, and then one erro
 
 import time
 from collections.abc import Callable, Generator, Mapping, Sequence
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager, nullcontext
 from functools import cache, partial
-from typing import Any, cast
+from typing import Any, ParamSpec, TypeVar, cast
 from uuid import UUID, uuid4
 
 from prefect import Task, get_run_logger, task
 from prefect.artifacts import create_progress_artifact, update_progress_artifact
 from prefect.cache_policies import NO_CACHE
 from prefect.client.schemas.objects import State
+from prefect.concurrency.sync import concurrency
 from prefect.context import FlowRunContext
 from prefect.exceptions import MissingContextError
 from prefect.settings import PREFECT_API_URL, temporary_settings
@@ -26,21 +27,19 @@ from tokenmill.tasks import artifact
 from tokenmill.tasks.errors import RunError
 
 from .batches import batches
-from .build import BuildShard, build_batch
-from .cluster import announce, asking_for, listen, require_reached, slots, started, task_runner
+from .build import build_batch
+from .cluster import asking_for, listen, require_reached, slots, started, task_runner
 from .plan import PlannedShard, shard_record
+from .preparation import BuildShards, Needs, Step
 from .progress import ProgressBar, ProgressDisplay, Tally, say
 from .store import Store
 from .wait import ClusterWatch, wait_for
+from .worker import announce
+
+P = ParamSpec("P")
+R = TypeVar("R")
 
 MOST_REPORTED = 5
-
-BuildShards = Callable[["Task[Any, Any]", Sequence[PlannedShard], Mapping[str, Any]], None]
-"""Maps a task over batches of shards, and waits for all of them.
-
-Each call of the task gets its `number`, its `batch` of records, the `topic` to announce finished shards under, and what
-all calls have in common. Raises RunError naming the batches that failed, after all others have finished.
-"""
 
 PERMANENT = (FileNotFoundError, PermissionError, IsADirectoryError, NotADirectoryError)
 
@@ -67,25 +66,37 @@ def tell(sentence: str) -> None:
     say(sentence)
 
 
-def shard_task(name: str) -> "Callable[[Callable[..., State[Any]]], Task[..., State[Any]]]":
-    """Makes the task of a kind of shards, which `build_shards` maps over batches."""
+def step_task(name: str) -> Callable[[Callable[P, R]], Task[P, R]]:
+    """Makes a function that plans or publishes a task of that name; its result is neither cached nor stored."""
+    return task(name=name, cache_policy=NO_CACHE, persist_result=False)
+
+
+def _batch_task(step: Step) -> Task[..., State[Any]]:
     return task(
-        name=name,
-        task_run_name=f"{name}-{{number}}",
+        name=step.name,
+        task_run_name=f"{step.name}-{{number}}",
         cache_policy=NO_CACHE,
         persist_result=False,
         retries=3,
         retry_delay_seconds=exponential_backoff(2),
         retry_jitter_factor=0.5,
         retry_condition_fn=transient,
-    )
+    )(_build_batch)
 
 
-def build_and_announce(
-    batch: Sequence[Mapping[str, Any]], store: Store, build: BuildShard, topic: str, *, rebuild: bool
+def _build_batch(
+    number: int,  # noqa: ARG001 - names the task run
+    batch: Sequence[Mapping[str, Any]],
+    topic: str,
+    step: Step,
+    store: Store,
+    arguments: Mapping[str, Any],
+    limit: str | None,
+    rebuild: bool,
 ) -> State[Any]:
-    """The body of such a task: build what has no receipt, tell the run after each, and end as `Cached` if nothing was."""
-    done = build_batch(batch, store, build, partial(announce, topic), rebuild=rebuild)
+    """Build what has no receipt, tell the run after each shard, and end as `Cached` if nothing was built."""
+    with concurrency(limit, occupy=1, strict=False) if limit else nullcontext():
+        done = build_batch(batch, store, step.building(arguments), partial(announce, topic), rebuild=rebuild)
     built = sum(not shard.reused for shard in done)
     tokens, seconds = sum(shard.tokens for shard in done), sum(shard.seconds for shard in done)
     message = f"{built} shards built in {seconds:.1f} s, {len(done) - built} had valid receipts; {tokens:,} tokens"
@@ -94,34 +105,37 @@ def build_and_announce(
 
 
 @contextmanager
-def shard_workers(
-    cluster: str, workers: int | None, resources: Mapping[str, float] | None = None
-) -> Generator[BuildShards]:
-    """What builds shards, on one cluster for all rounds of a run; it starts when there is a first shard to build.
-
-    `resources` are what a worker must have to build, such as `{"GPU": 1}`.
-    """
-    needed = resources or {}
+def shard_workers(cluster: str, needs: Needs) -> Generator[BuildShards]:
+    """What builds shards, on one cluster for all steps of a run; it starts when there is a first shard to build."""
     with ExitStack() as stack:
 
         @cache
         def runner() -> DaskTaskRunner:
             stack.enter_context(_one_server())
-            runner = stack.enter_context(started(task_runner(cluster, workers, needed)))
+            runner = stack.enter_context(started(task_runner(cluster, needs.workers, needs.resources)))
             require_reached(runner.client, str(PREFECT_API_URL.value()))
             return runner
 
-        def build_shards(build: "Task[Any, Any]", pending: Sequence[PlannedShard], common: Mapping[str, Any]) -> None:
+        def build_shards(
+            step: Step, pending: Sequence[PlannedShard], store: Store, arguments: Mapping[str, Any], *, rebuild: bool
+        ) -> None:
             if pending:
-                with asking_for(runner().client, needed):
-                    _build(runner(), build, pending, common, needed)
+                common = {
+                    "step": step,
+                    "store": store,
+                    "arguments": arguments,
+                    "limit": needs.limit,
+                    "rebuild": rebuild,
+                }
+                with asking_for(runner().client, needs.resources):
+                    _build(runner(), step, pending, common, needs.resources)
 
         yield build_shards
 
 
 def _build(
     runner: DaskTaskRunner,
-    build: "Task[Any, Any]",
+    step: Step,
     pending: Sequence[PlannedShard],
     common: Mapping[str, Any],
     resources: Mapping[str, float],
@@ -135,14 +149,15 @@ def _build(
         for batch in batches(pending, slots(client, runner.adapt_kwargs.get("maximum", 0)))
     ]
     get_run_logger().info(
-        "%s: %d shards (%.2f GB) in %d batches", build.name, len(pending), tally.source_bytes / 1e9, len(work)
+        "%s: %d shards (%.2f GB) in %d batches", step.name, len(pending), tally.source_bytes / 1e9, len(work)
     )
+    build = _batch_task(step)
     futures = [
         runner.submit(build, {"number": number, "batch": batch, "topic": topic, **common})
         for number, batch in enumerate(work, 1)
     ]
     watch = ClusterWatch(client, resources, bool(runner.adapt_kwargs), tell)
-    failures = _wait(futures, tally, watch, build.name)
+    failures = _wait(futures, tally, watch, step.name)
     if failures:
         require_reached(client, str(PREFECT_API_URL.value()))  # workers that came later have not been asked
         shown = "; ".join(failures[:MOST_REPORTED])

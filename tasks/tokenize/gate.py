@@ -16,7 +16,7 @@ compared and with which versions: an unchanged data set is never gated twice.
 
 import hashlib
 import itertools
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from importlib.metadata import version
 from unicodedata import normalize
@@ -50,6 +50,15 @@ class Verdict:
     backend: Backend
     compared: int
     difference: str | None
+
+
+def gate_notes(verdicts: Mapping[str, Verdict]) -> dict[str, str]:
+    """Why data sets (by `split/name`) are encoded by the reference tokenizer, for people."""
+    return {
+        name: f"the reference tokenizer is used; {verdict.difference}"
+        for name, verdict in verdicts.items()
+        if verdict.difference
+    }
 
 
 Documents = Callable[[Slice], Iterator[str]]

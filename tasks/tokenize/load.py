@@ -17,7 +17,7 @@ from typing import Any
 import orjson
 import tiktoken
 import tiktoken.registry
-from tokenmill.tasks.errors import InputError, nearest
+from tokenmill.tasks.errors import InputError, RunError, nearest
 from tokenmill.tasks.shards.publish import publish_bytes
 from tokenmill.tasks.shards.remembered import remembered
 from tokenmill.tasks.storage import user_cache
@@ -71,6 +71,17 @@ def load_vocabulary(settings: TokenizerSettings) -> Vocabulary:
                 f"tokenizer.{name}: {settings.model!r} does not say which token is {token.upper()}; "
                 f"name it as {token}_token in a tokenizer_config.json beside it, or set tokenizer.{name}=false"
             )
+    return vocabulary
+
+
+def planned_vocabulary(source: TokenizerSource, fingerprint: str | None) -> Vocabulary:
+    """The vocabulary that a shard was planned with, on this worker. Raises RunError when the one found is another."""
+    vocabulary = find_vocabulary(source)
+    if vocabulary.fingerprint != fingerprint:
+        raise RunError(
+            f"tokenizer.model: {source.model!r} is {vocabulary.fingerprint} on this worker but {fingerprint} in the plan; "
+            "give all workers the same files, or pin tokenizer.revision"
+        )
     return vocabulary
 
 

@@ -1,50 +1,121 @@
-"""A pretraining preparation from its plan to its published folder, in plain functions: `stage.py` wraps them for Prefect.
-
-What is published are bin/idx pairs:
+"""Pretraining: documents become token ids in Megatron `.bin/.idx` pairs.
 
     OUT/train|valid|test/data_00000_1a2b3c4d.bin/.idx   names for the shards' files (hard links on a local disk)
 
-Megatron caches its sample index by path: hence the digits of the key. On an object store nothing is renamed or copied:
-blend.json points into the store.
+Megatron caches its sample index by path, so a name carries digits of its shard's key. On an object store nothing is renamed
+or copied: blend.json points into the store. Planning reads a sample of each data set for the exactness gate.
 """
 
 import re
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
+from functools import partial
 from typing import Any
 
-from tokenmill.tasks.blend.models import SPLITS
-from tokenmill.tasks.errors import RunError
+from tokenmill.tasks.blend.models import SPLITS, Blend, DataSource
 from tokenmill.tasks.shards.books import OnBadRow
-from tokenmill.tasks.shards.circumstances import circumstances
 from tokenmill.tasks.shards.manifest import Finished
 from tokenmill.tasks.shards.plan import PlannedShard
+from tokenmill.tasks.shards.planning import holdout_of, places, plan_shards, require_no
+from tokenmill.tasks.shards.preparation import Planned, Preparation, Release, Step
 from tokenmill.tasks.shards.publication import (
     Listed,
     Published,
     Weights,
     blend_json,
     blend_weights,
-    check_bad_rows,
-    collect,
     parts_with_tokens,
-    publish_preparation,
 )
 from tokenmill.tasks.shards.publish import place_files
-from tokenmill.tasks.shards.receipt import Receipt
-from tokenmill.tasks.shards.settings import WHERE_NOT_WHAT
-from tokenmill.tasks.shards.store import Store
+from tokenmill.tasks.shards.receipt import PartCount, Receipt
+from tokenmill.tasks.shards.store import Store, read_bytes, size_of
+from tokenmill.tasks.sources.files import Slice
+from tokenmill.tasks.sources.parquet import require_text
 from tokenmill.tasks.storage import is_local, join
 
-from .binidx import token_dtype
+from .binidx import BinIdxError, read_index, token_dtype
 from .exact import exact_encoder
-from .load import load_vocabulary
-from .planning import KIND, PretrainPlan
-from .settings import PretrainRecipe, TokenizerSettings
+from .gate import Verdict, gate_notes, judge, texts_of
+from .load import load_vocabulary, planned_vocabulary
+from .settings import PretrainRecipe, PretrainSettings, TokenizerSettings
 from .shard import tokenize_shard
+from .vocabulary import Vocabulary
 
-LIBRARIES = ("tokenmill", "gigatoken", "tokenizers", "tiktoken", "pyarrow", "numpy")
+FORMAT_VERSION = 2
+"""Raised whenever the same recipe and source would give other bytes than before."""
+
+
+@dataclass(frozen=True)
+class PretrainFound:
+    """The vocabulary, and the gate's verdict on each data set (by `split/name`)."""
+
+    vocabulary: Vocabulary
+    verdicts: Mapping[str, Verdict]
+
+
+PretrainPlan = Planned[PretrainSettings, PretrainFound]
+
+
+def plan_pretrain(blend: Blend, settings: PretrainSettings, output_dir: str | None) -> PretrainPlan:
+    """Plan `blend` for `output_dir`; without one, nothing counts as built and hashes are remembered per user.
+
+    Raises InputError for anything that must be fixed first.
+    """
+    output_dir, store = places(blend, settings, output_dir, "pretrain")
+    vocabulary = load_vocabulary(settings.tokenizer)
+    verdicts: dict[str, Verdict] = {}
+
+    def recipes(source: DataSource, split: str, slices: Sequence[Slice]) -> list[PretrainRecipe]:
+        require_no(source, ["used_in", "filters", "converter", "transforms"], "pretraining")
+        literal = settings.special_tokens_in_text != "allow"
+        texts, field_name = partial(texts_of, source.text_field), source.text_field
+        verdict = judge(vocabulary, slices, texts, field_name, store.place, literal=literal)
+        verdicts[f"{split}/{source.name}"] = verdict
+        return [_recipe(source, split, settings, vocabulary, verdict)] * len(slices)
+
+    plan = plan_shards(
+        blend, settings, store, FORMAT_VERSION, lambda source: [source.text_field], require_text, recipes
+    )
+    return Planned(blend, settings, output_dir, plan, PretrainFound(vocabulary, verdicts), gate_notes(verdicts))
+
+
+def _recipe(
+    source: DataSource, split: str, settings: PretrainSettings, vocabulary: Vocabulary, verdict: Verdict
+) -> PretrainRecipe:
+    holdout = holdout_of(settings, split)
+    return PretrainRecipe(
+        text_field=source.text_field,
+        tokenizer=vocabulary.fingerprint,
+        vocabulary_size=vocabulary.size,
+        backend=verdict.backend,
+        bos=vocabulary.bos if settings.tokenizer.add_bos else None,
+        eos=vocabulary.eos if settings.tokenizer.add_eos else None,
+        special_tokens_in_text=settings.special_tokens_in_text,
+        min_doc_chars=settings.min_doc_chars,
+        max_doc_tokens=settings.max_doc_tokens,
+        holdout_valid=holdout.valid if holdout else 0.0,
+        holdout_test=holdout.test if holdout else 0.0,
+        holdout_seed=holdout.seed if holdout else None,
+    )
+
+
+def worker_arguments(planned: PretrainPlan) -> dict[str, Any]:
+    """What workers need beside a shard."""
+    return {"tokenizer": planned.settings.tokenizer.model_dump(), "on_bad_row": planned.settings.on_bad_row}
+
+
+def build_pretrain_shard(
+    shard: PlannedShard, store: Store, tokenizer: Mapping[str, Any], on_bad_row: OnBadRow
+) -> Receipt:
+    """Build one planned shard in this process. Raises RunError as `planned_vocabulary` does."""
+    recipe = PretrainRecipe(**shard.identity["recipe"])
+    vocabulary = planned_vocabulary(TokenizerSettings.model_validate(tokenizer), recipe.tokenizer)
+    literal = recipe.special_tokens_in_text != "allow"
+    fast = recipe.backend == "gigatoken"
+    encoder = exact_encoder(vocabulary, literal=literal) if fast else vocabulary.reference(literal)
+    return tokenize_shard(shard, recipe, encoder, vocabulary.special_tokens, store, on_bad_row)
+
 
 PAIR = re.compile(r"data_\d{5,}_[0-9a-f]{8}\.\w+")
 
@@ -87,44 +158,51 @@ def _named_files(store: Store, item: Finished, part: str, prefix: str) -> Iterat
             yield store.path(item.key, output.path), f"{prefix}.{ending}"
 
 
-def build_pretrain_shard(
-    shard: PlannedShard, store: Store, tokenizer: TokenizerSettings, on_bad_row: OnBadRow
-) -> Receipt:
-    """Build one planned shard in this process.
-
-    Raises RunError when the tokenizer found here is not the one that was planned with.
-    """
-    recipe = PretrainRecipe(**shard.identity["recipe"])
-    vocabulary = load_vocabulary(tokenizer)
-    if vocabulary.fingerprint != recipe.tokenizer:
-        raise RunError(
-            f"tokenizer.model: {tokenizer.model!r} is {vocabulary.fingerprint} on this worker but {recipe.tokenizer} in "
-            "the plan; give all workers the same files, or pin tokenizer.revision"
-        )
-    literal = recipe.special_tokens_in_text != "allow"
-    fast = recipe.backend == "gigatoken"
-    encoder = exact_encoder(vocabulary, literal=literal) if fast else vocabulary.reference(literal)
-    return tokenize_shard(shard, recipe, encoder, vocabulary.special_tokens, store, on_bad_row)
-
-
-def publish_pretrain(plan: PretrainPlan, started: float) -> dict[str, Any]:
-    """Check that every planned shard is proven, publish, and return the manifest. `started` is a Unix time."""
-    settings = plan.settings
-    finished, missing = collect(plan.plan, allow_partial=settings.allow_partial)
-    check_bad_rows(finished, plan.plan.store, settings.bad_row_ceiling, tolerate=settings.on_bad_row == "quarantine")
-    header = {
-        "type": KIND,
-        "blend": plan.blend.model_dump(exclude_none=True),
-        "settings": settings.model_dump(exclude=WHERE_NOT_WHAT),
-        "skipped_files": plan.plan.skipped,
-        "tokenizer": {
-            "fingerprint": plan.vocabulary.fingerprint,
-            "vocabulary_size": plan.vocabulary.size,
-            "dtype": token_dtype(plan.vocabulary.size).name,
-            "gate": {name: asdict(verdict) for name, verdict in plan.verdicts.items()},
-        },
-        "missing": missing,
+def release_pretrain(planned: PretrainPlan, finished: Sequence[Finished]) -> Release:  # noqa: ARG001 - as for any kind
+    """The pairs, and what the manifest says of the tokenizer."""
+    found = planned.found
+    tokenizer = {
+        "fingerprint": found.vocabulary.fingerprint,
+        "vocabulary_size": found.vocabulary.size,
+        "dtype": token_dtype(found.vocabulary.size).name,
+        "gate": {name: asdict(verdict) for name, verdict in found.verdicts.items()},
     }
-    layout = PairLayout(blend_weights(plan.blend))
-    volatile = circumstances(plan.plan, settings, started, LIBRARIES)
-    return publish_preparation(plan.output_dir, plan.plan.store, finished, layout, settings, header, volatile)
+    return Release(PairLayout(blend_weights(planned.blend)), {"tokenizer": tokenizer})
+
+
+def inspect_pretrain_shard(store: Store, receipt: Receipt) -> list[str]:
+    """Problems of the `.bin/.idx` pairs of a shard: format, bounds, and counts against the receipt."""
+    return [problem for part, count in receipt.parts.items() for problem in _pair(store, receipt.key, part, count)]
+
+
+def _pair(store: Store, key: str, part: str, recorded: PartCount) -> list[str]:
+    place = store.path(key, f"{part}.idx")
+    data, size = read_bytes(place), size_of(store.path(key, f"{part}.bin"))
+    if data is None or size is None:
+        return [f"{place}: the pair is incomplete"]
+    try:
+        index = read_index(data, size)
+    except BinIdxError as error:
+        return [f"{place}: {error}"]
+    found = PartCount(index.documents, index.tokens)
+    return [] if found == recorded else [f"{place}: holds {found}, its receipt says {recorded}"]
+
+
+def require_tokenizer(_blend: Blend, settings: PretrainSettings, _output_dir: str) -> None:
+    """Raises InputError for a tokenizer that is not there or cannot encode documents."""
+    load_vocabulary(settings.tokenizer)
+
+
+PRETRAIN = Preparation(
+    name="pretrain",
+    settings=PretrainSettings,
+    libraries=("tokenmill", "gigatoken", "tokenizers", "tiktoken", "pyarrow", "numpy"),
+    plan=plan_pretrain,
+    check=require_tokenizer,
+    step=Step("tokenize-shards", build_pretrain_shard),
+    arguments=worker_arguments,
+    release=release_pretrain,
+    inspect=inspect_pretrain_shard,
+    tokens="documents",
+    next_steps="train: point Megatron's per-split blend at {0}/blend.json",
+)

@@ -21,6 +21,7 @@ from tokenmill.tasks.errors import InputError, RunError
 from tokenmill.tasks.pack.formats import find_template
 from tokenmill.tasks.pack.settings import SftSettings
 from tokenmill.tasks.shards.manifest import BLEND, MANIFEST, WHOLE, read_manifest
+from tokenmill.tasks.shards.preparation import preparation
 from tokenmill.tasks.shards.store import read_bytes
 from tokenmill.tasks.storage import absolute, is_local, join
 from tokenmill.tasks.strict import parse
@@ -30,13 +31,6 @@ from tokenmill.tasks.tokenize.vocabulary import Vocabulary
 from xxhash import xxh3_128_hexdigest
 
 from .job import Source, TrainData
-
-INSTEAD = {
-    "harmony": "pack it first: tokenmill sft {path}/blend.json --output-dir PACKS chat_template=harmony",
-    "rl": "NeMo-RL is what reads it: hand it over with launcher=nemo-rl",
-    "dedup": "prepare what it kept: tokenmill pretrain, or tokenmill sft, with {path}/blend.json",
-}
-"""What to do with preparations of other kinds."""
 
 FROM_ELSEWHERE = (
     "a relative path is one from the folder that the preparation was started in: start training there as well, or prepare "
@@ -78,7 +72,7 @@ def prepared_data(path: str) -> TrainData:
     manifest = prepared_manifest(path)
     listed = listed_files(path, manifest)
     tokenizer = _tokenizer(manifest)
-    is_packed = manifest["type"] == "sft"
+    is_packed = preparation(manifest["type"]).tokens == "packs"
     return TrainData(
         path=path,
         kind=manifest["type"],
@@ -125,9 +119,9 @@ def prepared_manifest(path: str) -> dict[str, Any]:
             "train on the --output-dir of tokenmill pretrain or tokenmill sft"
         )
     kind = manifest["type"]
-    if kind not in {"pretrain", "sft"}:
-        instead = INSTEAD.get(kind, "train on the --output-dir of tokenmill pretrain or tokenmill sft")
-        raise InputError(f"{path}: holds {kind} data, which is not trained on as it is; {instead.format(path=path)}")
+    if preparation(kind).tokens is None:
+        advice = preparation(kind).training_advice.format(path=path)
+        raise InputError(f"{path}: holds {kind} data, which is not trained on as it is; {advice}")
     return manifest
 
 
@@ -204,7 +198,7 @@ def _sources(listed: Sequence[ListedFile], manifest: Mapping[str, Any]) -> list[
 
 def _source(files: Sequence[ListedFile], manifest: Mapping[str, Any]) -> Source:
     split, dataset = files[0].split, files[0].dataset
-    is_packed = manifest["type"] == "sft"
+    is_packed = preparation(manifest["type"]).tokens == "packs"
     return Source(
         dataset=dataset,
         split=split,

@@ -21,7 +21,8 @@ from tokenmill.flows import score
 from tokenmill.flows.score import score_candidates
 from tokenmill.tasks.errors import InputError, RunError
 from tokenmill.tasks.score.stage import gpu_turn
-from tokenmill.tasks.shards.cluster import asking_for, task_runner, worker_number
+from tokenmill.tasks.shards.cluster import asking_for, task_runner
+from tokenmill.tasks.shards.worker import worker_number
 
 from tests.flows import preparation_runs
 from tests.flows.preparation_runs import DEADLINE, TOKENMILL, called, wait_for_receipts

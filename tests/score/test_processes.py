@@ -13,7 +13,8 @@ from tokenmill.tasks.errors import RunError
 from tokenmill.tasks.score import machine, processes
 from tokenmill.tasks.score.preparation import build_score_shard
 from tokenmill.tasks.score.processes import device_for_good, require_children, workers_fit_for
-from tokenmill.tasks.shards.cluster import LOCAL, worker_number
+from tokenmill.tasks.shards.cluster import LOCAL
+from tokenmill.tasks.shards.worker import worker_number
 
 from tests.preparing_rl import write_rows
 from tests.preparing_scores import plan

@@ -1,0 +1,301 @@
+"""A kind of preparation is one record: `Preparation`. Flows, commands, verification, nights, viewing and training ask it.
+
+Every preparation runs the same way, whatever it makes:
+
+    plan ─► build pending shards (and rounds over them, on the same cluster) ─► publish ─► report
+
+A kind says how it plans, how one shard is built, and how finished shards lie in the output folder. `KINDS` lists the kinds
+with what a command line must know before it imports anything; a row names the record by its import path, so that
+`tokenmill --help` and `tokenmill verify` load no kind that they do not need.
+"""
+
+import platform
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from importlib import import_module
+from importlib.metadata import version
+from typing import Any, Generic, Literal, Protocol, TypeVar
+
+from tokenmill.tasks.blend.load import load_blend
+from tokenmill.tasks.blend.models import Blend
+from tokenmill.tasks.errors import InputError, nearest
+
+from .build import BuildShard
+from .manifest import Finished
+from .plan import Plan, PlannedShard
+from .publication import Layout, check_bad_rows, collect, publish_preparation
+from .receipt import Receipt
+from .settings import RUNTIME_SETTINGS, PreparationSettings
+from .store import Store
+
+Settings = TypeVar("Settings", bound=PreparationSettings)
+Found = TypeVar("Found")
+
+
+@dataclass(frozen=True)
+class Planned(Generic[Settings, Found]):
+    """A planned preparation: its blend, settings and shards, and what else its kind found out while planning.
+
+    `found` holds what building and publishing need: a vocabulary, a checked template, tables. `notes` are what a person
+    should know of a data set (by `split/name`) before the run.
+    """
+
+    blend: Blend
+    settings: Settings
+    output_dir: str
+    plan: Plan
+    found: Found = field(repr=False)
+    notes: Mapping[str, str] = field(default_factory=dict[str, str])
+
+
+@dataclass(frozen=True, slots=True)
+class Step:
+    """A name for the mapped task in Prefect, and the function that builds one shard of it.
+
+    `build(shard, store, **arguments)` is a function of a module, because workers import it by name.
+    """
+
+    name: str
+    build: Callable[..., Receipt]
+
+    def building(self, arguments: Mapping[str, Any]) -> BuildShard:
+        """The function with its arguments."""
+        return lambda shard, store: self.build(shard, store, **arguments)
+
+
+class BuildShards(Protocol):
+    """Builds shards that are pending, wherever the workers are, and returns when all have been tried."""
+
+    def __call__(
+        self, step: Step, pending: Sequence[PlannedShard], store: Store, arguments: Mapping[str, Any], *, rebuild: bool
+    ) -> None:
+        """Build `pending`. `arguments` are JSON. Raises RunError that names the batches which failed."""
+        ...
+
+
+@dataclass(frozen=True, slots=True)
+class Needs:
+    """What building needs: the number of workers of a local cluster (None: one per core), the resources each worker must
+    have, such as `{"GPU": 1}`, and the Prefect concurrency limit that a batch holds, if there is one of that name.
+    """
+
+    workers: int | None
+    resources: Mapping[str, float] = field(default_factory=dict[str, float])
+    limit: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Release:
+    """What is published of finished shards: how they lie, and what the manifest says of them.
+
+    `shards` replace the shards of the plan where others were made from them; `volatile` joins the run metadata.
+    """
+
+    layout: Layout
+    header: Mapping[str, Any]
+    shards: Sequence[Finished] | None = None
+    volatile: Mapping[str, Any] = field(default_factory=dict[str, Any])
+
+
+def _nothing(*_: object) -> None: ...
+
+
+def _no_files(_settings: PreparationSettings) -> Mapping[str, str]:
+    return {}
+
+
+def _no_lines(_manifest: Mapping[str, Any]) -> Sequence[str]:
+    return ()
+
+
+def _all_cores(planned: Planned[Any, Any]) -> Needs:
+    return Needs(planned.settings.workers)
+
+
+@dataclass(frozen=True)
+class Preparation(Generic[Settings, Found]):
+    """Everything that makes a kind of preparation.
+
+    Required:
+        name: The kind of its shards, and the `type` of its manifest.
+        settings: What a person can choose.
+        libraries: Packages whose versions matter to the bytes; the manifest records them.
+        plan: Blend, settings and output folder (None: nothing counts as built) to a plan. Raises InputError.
+        step: Builds one shard.
+        arguments: What the workers need beside the shard, as JSON.
+        release: Finished shards to what is published of them. Raises RunError for shards that do not fit together.
+        inspect: Problems of a stored shard beyond sizes and hashes, for `verify`.
+        next_steps: What to do with the output, one line each; `{0}` is its folder, `{manifest}` its manifest.
+
+    With a default:
+        read_blend: What is named to the blend it stands for.
+        check: Raises InputError for what a look at blend, settings and output folder shows, before anything starts.
+        rounds: Builds the shards in another way than "all that are pending"; returns the plan of what is published.
+        needs: What building needs of a cluster.
+        accept: Raises RunError for a published manifest that breaks a limit which somebody set.
+        named_files: A digest of each group of files that settings name and shards do not depend on, for nights.
+        summary: Lines about a manifest that only this kind has.
+        tokens: How tokens lie in the published files, for `view` and training; None where there are none.
+        training_advice: What to do instead of training on the output; `{path}` is its folder.
+        hidden: Settings that the flow does not offer, because the kind refuses them.
+        records_failure: A failed run leaves a manifest that says so where nothing was published before.
+    """
+
+    name: str
+    settings: type[Settings]
+    libraries: Sequence[str]
+    plan: Callable[[Blend, Settings, str | None], Planned[Settings, Found]]
+    step: Step
+    arguments: Callable[[Planned[Settings, Found]], Mapping[str, Any]]
+    release: Callable[[Planned[Settings, Found], Sequence[Finished]], Release]
+    inspect: Callable[[Store, Receipt], list[str]]
+    next_steps: str
+    read_blend: Callable[[Blend | Mapping[str, Any] | str], Blend] = load_blend
+    check: Callable[[Blend, Settings, str], None] = _nothing
+    rounds: Callable[[Planned[Settings, Found], BuildShards], Planned[Settings, Found]] | None = None
+    needs: Callable[[Planned[Settings, Found]], Needs] = _all_cores
+    accept: Callable[[Mapping[str, Any], str], None] = _nothing
+    named_files: Callable[[Settings], Mapping[str, str]] = _no_files
+    summary: Callable[[Mapping[str, Any]], Sequence[str]] = _no_lines
+    tokens: Literal["packs", "documents"] | None = None
+    training_advice: str = "train on the --output-dir of tokenmill pretrain or tokenmill sft"
+    hidden: frozenset[str] = frozenset()
+    records_failure: bool = False
+
+    def build(self, planned: Planned[Settings, Found], build_shards: BuildShards) -> Planned[Settings, Found]:
+        """Build everything that is pending; returns the plan of what is published. Raises RunError as `build_shards`."""
+        if self.rounds is not None:
+            return self.rounds(planned, build_shards)
+        self.build_pending(planned, build_shards)
+        return planned
+
+    def build_pending(self, planned: Planned[Settings, Found], build_shards: BuildShards) -> None:
+        """Build the pending shards of the plan."""
+        plan, arguments = planned.plan, self.arguments(planned)
+        build_shards(self.step, plan.pending, plan.store, arguments, rebuild=planned.settings.force)
+
+    def publish(self, planned: Planned[Settings, Found], started: float) -> dict[str, Any]:
+        """Check every planned shard against its receipt, publish, and return the manifest. `started` is a Unix time.
+
+        Raises RunError for gaps, for too many bad rows, and as `release` and `publish_preparation` do.
+        """
+        finished, missing = proven_shards(planned)
+        release = self.release(planned, finished)
+        header = {**self.header(planned), **release.header, "missing": missing}
+        return publish_preparation(
+            planned.output_dir,
+            planned.plan.store,
+            finished if release.shards is None else release.shards,
+            release.layout,
+            planned.settings,
+            header,
+            {**self._run_metadata(planned, started), **release.volatile},
+        )
+
+    def header(self, planned: Planned[Settings, Found]) -> dict[str, Any]:
+        """What every manifest says of its preparation."""
+        return {
+            "type": self.name,
+            "blend": planned.blend.model_dump(exclude_none=True),
+            "settings": planned.settings.model_dump(exclude=RUNTIME_SETTINGS),
+            "skipped_files": planned.plan.skipped,
+        }
+
+    def _run_metadata(self, planned: Planned[Settings, Found], started: float) -> dict[str, Any]:
+        """When, where, how much was reused, and with which versions: what may differ between equal preparations."""
+        plan = planned.plan
+        total, built = len(set(plan.keys)), len(plan.pending)
+        return {
+            "created_at": time.time(),
+            "seconds": time.time() - started,
+            "store": plan.store.place,
+            "shards": {"total": total, "built": built, "reused": total - built},
+            "settings": planned.settings.model_dump(include=RUNTIME_SETTINGS),
+            "versions": {"python": platform.python_version(), **{name: version(name) for name in self.libraries}},
+        }
+
+
+def proven_shards(planned: Planned[Any, Any]) -> tuple[list[Finished], list[str]]:
+    """Every planned shard with its receipt, and the places of those without one.
+
+    Raises RunError when any is missing, unless a partial output was asked for, and for too many bad rows.
+    """
+    settings = planned.settings
+    finished, missing = collect(planned.plan, allow_partial=settings.allow_partial)
+    tolerate = settings.on_bad_row == "quarantine"
+    check_bad_rows(finished, planned.plan.store, settings.bad_row_ceiling, tolerate=tolerate)
+    return finished, missing
+
+
+@dataclass(frozen=True, slots=True)
+class Kind:
+    """A row of the registry: what is known of a kind before its record is imported.
+
+    `command` is what follows `tokenmill`, `flow` the name of the flow and of its deployment, `summary` one sentence for
+    both, `record` where the record is (`module:NAME`), `nightly` whether nights prepare blends of this kind.
+    """
+
+    command: str
+    flow: str
+    summary: str
+    record: str
+    nightly: bool = True
+
+
+KINDS: Mapping[str, Kind] = {
+    "pretrain": Kind(
+        "pretrain",
+        "pretrain-data-prep",
+        "Prepare a blend for pretraining: Megatron .bin/.idx and blend.json.",
+        "tokenmill.tasks.tokenize.preparation:PRETRAIN",
+    ),
+    "sft": Kind(
+        "sft",
+        "sft-data-prep",
+        "Prepare a blend of conversations for SFT: packed Parquet with exact loss masks, and blend.json.",
+        "tokenmill.tasks.pack.preparation:SFT",
+    ),
+    "rl": Kind(
+        "rl",
+        "rl-data-prep",
+        "Prepare a blend of rows for reinforcement learning: JSON Lines that NeMo-RL and NeMo-Gym read.",
+        "tokenmill.tasks.rl.preparation:RL",
+    ),
+    "harmony": Kind(
+        "harmony",
+        "harmony-normalize",
+        "Normalize chat data into Harmony: deduplicated Parquet in pools, ready to be scored.",
+        "tokenmill.tasks.select.preparation:HARMONY",
+    ),
+    "dedup": Kind(
+        "dedup",
+        "deduplicate-blend",
+        "Remove duplicate documents from a blend of text, and documents that overlap evaluations.",
+        "tokenmill.tasks.dedup.preparation:DEDUP",
+        nightly=False,
+    ),
+    "nll": Kind(
+        "score nll",
+        "score-candidates",
+        "Score the assistant's tokens under a causal language model: NLL and perplexity per row.",
+        "tokenmill.tasks.score.preparation:NLL",
+        nightly=False,
+    ),
+    "embeddings": Kind(
+        "score embed",
+        "score-candidates",
+        "Embed every candidate, so that similar texts can be found.",
+        "tokenmill.tasks.score.preparation:EMBEDDINGS",
+        nightly=False,
+    ),
+}
+"""Every kind of preparation, by the `type` of its manifest."""
+
+
+def preparation(name: str) -> Preparation[Any, Any]:
+    """The record of a kind. Raises InputError for a name that no kind has."""
+    if name not in KINDS:
+        raise InputError(f"{name!r} is no kind of preparation; {nearest(name, KINDS)}")
+    module, _, attribute = KINDS[name].record.partition(":")
+    return getattr(import_module(module), attribute)
