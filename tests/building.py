@@ -1,11 +1,40 @@
-"""What a mapped task does, in this process: no server, no cluster."""
+"""Whole preparations in this process, without Prefect or Dask: what tests of their parts and guarantees stand on."""
 
-from prefect.logging import disable_run_logger
+import time
+
+from tokenmill.tasks.blend.load import load_blend
+from tokenmill.tasks.shards.build import build_batch
 from tokenmill.tasks.shards.plan import shard_record
+from tokenmill.tasks.shards.preparation import preparation
+from tokenmill.tasks.strict import parse
 
 
-def build_here(task, pending, common):
-    """Build the pending shards one after the other, as one batch of the task."""
-    if pending:
-        with disable_run_logger():
-            task.fn(number=1, batch=[shard_record(shard) for shard in pending], topic="here", **common)
+def build_here(step, pending, store, arguments, *, rebuild=False):
+    """Build the pending shards one after the other, as one batch of a mapped task; a record of each."""
+    records = [shard_record(shard) for shard in pending]
+    return build_batch(records, store, step.building(arguments), announce=lambda record: None, rebuild=rebuild)
+
+
+def plan_here(kind, blend, output_dir, **settings):
+    """The plan of `blend` for a kind of preparation."""
+    chosen = parse(preparation(kind).settings, settings, "settings")
+    return preparation(kind).plan(load_blend(blend), chosen, str(output_dir))
+
+
+def build_shards(kind, planned, shards):
+    """Build some of the planned shards of a kind, one after the other; a record of each."""
+    record = preparation(kind)
+    return build_here(
+        record.step, shards, planned.plan.store, record.arguments(planned), rebuild=planned.settings.force
+    )
+
+
+def publish_here(kind, planned, started=None):
+    """Publish what is built; the manifest."""
+    return preparation(kind).publish(planned, time.time() if started is None else started)
+
+
+def prepare_here(kind, blend, output_dir, build=build_here, **settings):
+    """Plan, build every pending shard in plan order, publish; returns the plan of what is published and the manifest."""
+    planned = preparation(kind).build(plan_here(kind, blend, output_dir, **settings), build)
+    return planned, publish_here(kind, planned)

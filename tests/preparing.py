@@ -2,37 +2,22 @@
 
 import gzip
 import json
-import time
 from pathlib import Path
 
 import numpy as np
 import pyarrow as pa
-from tokenmill.tasks.blend.load import load_blend
-from tokenmill.tasks.shards.build import build_batch
-from tokenmill.tasks.shards.plan import shard_record
-from tokenmill.tasks.strict import parse
-from tokenmill.tasks.tokenize.planning import plan_pretrain
-from tokenmill.tasks.tokenize.preparation import build_pretrain_shard, publish_pretrain
-from tokenmill.tasks.tokenize.settings import PretrainSettings
+
+from tests.building import build_shards, prepare_here
 
 
 def prepare(blend, output_dir, **settings):
     """Plan, build every pending shard in plan order, publish; returns the plan and the manifest."""
-    chosen = parse(PretrainSettings, settings, "settings")
-    planned = plan_pretrain(load_blend(blend), chosen, str(output_dir))
-    build_pending(planned)
-    return planned, publish_pretrain(planned, time.time())
+    return prepare_here("pretrain", blend, output_dir, **settings)
 
 
 def build_pending(planned):
-    settings = planned.settings
-    return build_batch(
-        [shard_record(shard) for shard in planned.plan.pending],
-        planned.plan.store,
-        lambda shard, store: build_pretrain_shard(shard, store, settings.tokenizer, settings.on_bad_row),
-        announce=lambda record: None,
-        rebuild=settings.force,
-    )
+    """Build every pending shard in plan order; a record of each."""
+    return build_shards("pretrain", planned, planned.plan.pending)
 
 
 def write_lines(path, rows):

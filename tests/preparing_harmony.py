@@ -1,42 +1,26 @@
 """A whole Harmony normalization in this process, without a Prefect server or Dask."""
 
-import time
+from dataclasses import replace
 
-from tokenmill.tasks.blend.load import load_blend
-from tokenmill.tasks.dedup.stage import without_duplicates
-from tokenmill.tasks.harmony.planning import plan_harmony
-from tokenmill.tasks.harmony.preparation import build_harmony_shard, normalized_shards, publish_harmony
-from tokenmill.tasks.select.publication import beside
-from tokenmill.tasks.select.settings import NormalizationSettings
-from tokenmill.tasks.select.stage import select
-from tokenmill.tasks.shards.build import build_batch
-from tokenmill.tasks.shards.plan import shard_record
-from tokenmill.tasks.strict import parse
+from tokenmill.tasks.select.preparation import HARMONY
 
-from tests.building import build_here
+from tests.building import build_here, build_shards, plan_here, prepare_here, publish_here
 
 
 def plan(blend, output_dir, **settings):
     """The plan of `blend`, with any share of bad rows, and whatever else is chosen."""
-    chosen = {"bad_row_ceiling": 1.0, **settings}
-    return plan_harmony(load_blend(blend), parse(NormalizationSettings, chosen, "settings"), str(output_dir))
+    return plan_here("harmony", blend, output_dir, **{"bad_row_ceiling": 1.0, **settings})
 
 
 def prepare(blend, output_dir, **settings):
     """Plan, build every pending shard in plan order, publish; returns the plan and the manifest."""
-    planned = plan(blend, output_dir, **settings)
-    build(planned, planned.plan.pending)
-    return planned, finish(planned)
+    return prepare_here("harmony", blend, output_dir, **{"bad_row_ceiling": 1.0, **settings})
 
 
-def finish(planned, build_shards=build_here):
-    """Everything after normalization; the manifest."""
-    settings, store = planned.settings, planned.plan.store
-    normalized, missing = normalized_shards(planned)
-    rows = without_duplicates(normalized, settings.dedup, store, build_shards, rebuild=settings.force)
-    selected = select(rows.final, settings.selection, store, build_shards, rebuild=settings.force)
-    made = beside(selected, rows, settings.selection, store)
-    return publish_harmony(planned, rows.final, missing, made, time.time())
+def finish(planned, build=build_here):
+    """Everything after normalization, whose shards are built; the manifest."""
+    pending = replace(planned, plan=replace(planned.plan, proven=planned.plan.store.proven(planned.plan.keys)))
+    return publish_here("harmony", HARMONY.build(pending, build))
 
 
 def left_behind(manifest):
@@ -46,10 +30,4 @@ def left_behind(manifest):
 
 def build(planned, shards):
     """Build some of the planned shards, one after the other, in this process."""
-    return build_batch(
-        [shard_record(shard) for shard in shards],
-        planned.plan.store,
-        lambda shard, store: build_harmony_shard(shard, store, planned.settings.on_bad_row),
-        announce=lambda record: None,
-        rebuild=planned.settings.force,
-    )
+    return build_shards("harmony", planned, shards)

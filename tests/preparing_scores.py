@@ -4,7 +4,6 @@ The models that read Harmony have its vocabulary in full and nothing else that i
 tenth of a millisecond.
 """
 
-import time
 from pathlib import Path
 
 import numpy as np
@@ -13,30 +12,27 @@ import pyarrow.parquet as pq
 import torch
 from tokenmill.tasks.errors import RunError
 from tokenmill.tasks.harmony.vocabulary import encoding
-from tokenmill.tasks.score.planning import plan_scores
-from tokenmill.tasks.score.preparation import build_score_shard, publish_scores, score_header
-from tokenmill.tasks.score.publication import failure_noted
-from tokenmill.tasks.score.settings import EmbedSettings, NllSettings
-from tokenmill.tasks.score.sources import scored_blend
-from tokenmill.tasks.shards.build import build_batch
-from tokenmill.tasks.shards.plan import shard_record
+from tokenmill.tasks.shards.preparation import preparation
+from tokenmill.tasks.shards.publication import failure_recorded
 from tokenmill.tasks.strict import parse
 from transformers import LlamaConfig, LlamaForCausalLM
 
 from tests import preparing_harmony
+from tests.building import build_shards, publish_here
 from tests.preparing_rl import write_rows
 
 HARMONY_VOCABULARY = 201_088
 RARE = "zebra"
 """A word that stands in one row only."""
 
-SETTINGS = {"nll": NllSettings, "embed": EmbedSettings}
+KINDS = {"nll": "nll", "embed": "embeddings"}
 
 
 def plan(what, source, output_dir, **settings):
     """The plan, with slices of a kilobyte or a row group, and whatever else is chosen."""
-    chosen = {"shard_size": 1_000, **settings}
-    return plan_scores(scored_blend(source, what), parse(SETTINGS[what], chosen, "settings"), str(output_dir))
+    kind = preparation(KINDS[what])
+    chosen = parse(kind.settings, {"shard_size": 1_000, **settings}, "settings")
+    return kind.plan(kind.read_blend(source), chosen, str(output_dir))
 
 
 def prepare(what, source, output_dir, **settings):
@@ -46,24 +42,19 @@ def prepare(what, source, output_dir, **settings):
 
 
 def finish(planned):
-    """Score what is pending, and publish; the manifest. A failure is noted as a flow does."""
-    with failure_noted(planned.output_dir, score_header(planned), planned.plan.store):
+    """Score what is pending, and publish; the manifest. A failure is recorded as a flow does."""
+    kind, store = planned.plan.store.kind, planned.plan.store
+    with failure_recorded(planned.output_dir, preparation(kind).header(planned), store.place):
         try:
             build(planned, planned.plan.pending)
         except ValueError as error:
             raise RunError(str(error)) from error
-        return publish_scores(planned, time.time())
+        return publish_here(kind, planned)
 
 
 def build(planned, shards):
     """Score some of the planned slices, one after the other."""
-    return build_batch(
-        [shard_record(shard) for shard in shards],
-        planned.plan.store,
-        lambda shard, store: build_score_shard(shard, store, planned.where, planned.settings.on_bad_row),
-        announce=lambda record: None,
-        rebuild=planned.settings.force,
-    )
+    return build_shards(planned.plan.store.kind, planned, shards)
 
 
 def harmony_model(folder, change=lambda model: None):

@@ -5,20 +5,13 @@ otherwise, and marks what the assistant generates, so that `transformers` can sa
 """
 
 import json
-import time
 from contextlib import contextmanager
 from pathlib import Path
 from unittest.mock import patch
 
-from tokenmill.tasks.blend.load import load_blend
 from tokenmill.tasks.chat import check
-from tokenmill.tasks.pack.planning import plan_sft, template_record
-from tokenmill.tasks.pack.preparation import build_sft_shard, publish_sft
-from tokenmill.tasks.pack.settings import SftSettings
-from tokenmill.tasks.shards.build import build_batch
-from tokenmill.tasks.shards.plan import shard_record
-from tokenmill.tasks.strict import parse
 
+from tests.building import build_shards, plan_here, prepare_here
 from tests.tokenize.small_vocabularies import BOS, EOS, byte_level_bpe
 
 START, END = "<|im_start|>", "<|im_end|>"
@@ -65,29 +58,22 @@ def chat_vocabulary(folder, size=500):
     return byte_level_bpe(folder, size, special=(BOS, EOS, START, END))
 
 
+CHOSEN = {"chat_template": CHATML, "holdout": NOTHING_HELD_OUT, "bad_row_ceiling": 1.0}
+
+
 def plan(blend, output_dir, **settings):
     """The plan of `blend` with ChatML, nothing held out, any share of bad rows, and whatever else is chosen."""
-    chosen = {"chat_template": CHATML, "holdout": NOTHING_HELD_OUT, "bad_row_ceiling": 1.0, **settings}
-    return plan_sft(load_blend(blend), parse(SftSettings, chosen, "settings"), str(output_dir))
+    return plan_here("sft", blend, output_dir, **CHOSEN | settings)
 
 
 def prepare(blend, output_dir, **settings):
     """Plan, build every pending shard in plan order, publish; returns the plan and the manifest."""
-    planned = plan(blend, output_dir, **settings)
-    build(planned, planned.plan.pending)
-    return planned, publish_sft(planned, time.time())
+    return prepare_here("sft", blend, output_dir, **CHOSEN | settings)
 
 
 def build(planned, shards):
     """Build some of the planned shards, one after the other, in this process."""
-    settings, template = planned.settings, template_record(planned.template)
-    return build_batch(
-        [shard_record(shard) for shard in shards],
-        planned.plan.store,
-        lambda shard, store: build_sft_shard(shard, store, settings.tokenizer, template, settings.on_bad_row),
-        announce=lambda record: None,
-        rebuild=settings.force,
-    )
+    return build_shards("sft", planned, shards)
 
 
 def write_rows(path, rows):

@@ -7,7 +7,7 @@ batches are allowed to finish so that their receipts are kept, and then one erro
 
 import time
 from collections.abc import Callable, Generator, Mapping, Sequence
-from contextlib import ExitStack, contextmanager, nullcontext
+from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
 from functools import cache, partial
 from typing import Any, ParamSpec, TypeVar, cast
 from uuid import UUID, uuid4
@@ -84,6 +84,11 @@ def _batch_task(step: Step) -> Task[..., State[Any]]:
     )(_build_batch)
 
 
+def holding(limit: str | None) -> AbstractContextManager[object]:
+    """A context that holds one slot of a Prefect concurrency limit, and waits for it, if there is one of that name."""
+    return concurrency(limit, occupy=1, strict=False) if limit else nullcontext()
+
+
 def _build_batch(
     number: int,  # noqa: ARG001 - names the task run
     batch: Sequence[Mapping[str, Any]],
@@ -95,7 +100,7 @@ def _build_batch(
     rebuild: bool,
 ) -> State[Any]:
     """Build what has no receipt, tell the run after each shard, and end as `Cached` if nothing was built."""
-    with concurrency(limit, occupy=1, strict=False) if limit else nullcontext():
+    with holding(limit):
         done = build_batch(batch, store, step.building(arguments), partial(announce, topic), rebuild=rebuild)
     built = sum(not shard.reused for shard in done)
     tokens, seconds = sum(shard.tokens for shard in done), sum(shard.seconds for shard in done)

@@ -11,8 +11,8 @@ import time
 
 from tokenmill.tasks.blend.models import Blend, DataSource
 from tokenmill.tasks.harmony.planning import plan_harmony
-from tokenmill.tasks.harmony.preparation import build_harmony_shard
 from tokenmill.tasks.harmony.settings import HarmonySettings
+from tokenmill.tasks.select.preparation import HARMONY, build_harmony_shard
 
 
 def main() -> None:
@@ -23,7 +23,7 @@ def main() -> None:
     planned = plan_harmony(blend, HarmonySettings(thoughts="keep_all"), out)
     at_work = time.process_time()
     receipts = [
-        build_harmony_shard(shard, planned.plan.store, planned.settings.on_bad_row) for shard in planned.plan.pending
+        build_harmony_shard(shard, planned.plan.store, **HARMONY.arguments(planned)) for shard in planned.plan.pending
     ]
     built = time.process_time()
     found = {

@@ -15,8 +15,7 @@ import sys
 import time
 
 from tokenmill.tasks.blend.models import Blend, DataSource
-from tokenmill.tasks.tokenize.planning import PretrainPlan, plan_pretrain
-from tokenmill.tasks.tokenize.preparation import build_pretrain_shard
+from tokenmill.tasks.tokenize.preparation import PRETRAIN, PretrainPlan, build_pretrain_shard, plan_pretrain
 from tokenmill.tasks.tokenize.settings import PretrainSettings, TokenizerSettings
 
 WHOLE = 1 << 40
@@ -36,13 +35,13 @@ def main() -> None:
     planned = plan(source, tokenizer, out, int(rest[0]) if rest else WHOLE)
     gated = time.process_time()
     for shard in planned.plan.pending:
-        build_pretrain_shard(shard, planned.plan.store, planned.settings.tokenizer, planned.settings.on_bad_row)
+        build_pretrain_shard(shard, planned.plan.store, **PRETRAIN.arguments(planned))
     built = time.process_time()
     phases = {"import": imported, "plan_and_gate": gated - imported, "build": built - gated}
     print(
         json.dumps(
             {
-                "backend": [verdict.backend for verdict in planned.verdicts.values()],
+                "backend": [verdict.backend for verdict in planned.found.verdicts.values()],
                 "shards": len(planned.plan.shards),
                 "cpu_seconds": phases,
             }

@@ -19,11 +19,11 @@ from typing import Any
 from tokenmill.tasks.blend.models import Blend, DataSource
 from tokenmill.tasks.shards.publish import Output
 from tokenmill.tasks.shards.receipt import RECEIPT, PartCount, Receipt
-from tokenmill.tasks.tokenize.planning import PretrainPlan, plan_pretrain
-from tokenmill.tasks.tokenize.preparation import publish_pretrain
+from tokenmill.tasks.tokenize.preparation import PretrainPlan, plan_pretrain
 from tokenmill.tasks.tokenize.settings import PretrainSettings, TokenizerSettings
 
 from tests.benchmarks import synthetic_store
+from tests.building import publish_here
 
 PAIR = (("all.bin", b"tokens"), ("all.idx", b"index"))
 DOCUMENTS = 1_000
@@ -54,7 +54,7 @@ def prove(planned: PretrainPlan) -> dict[str, Any]:
 
 def publish(planned: PretrainPlan) -> dict[str, Any]:
     """Publish what is proven: how large the manifest is."""
-    publish_pretrain(planned, time.time())
+    publish_here("pretrain", planned)
     return {"manifest_bytes": (Path(planned.output_dir) / "manifest.json").stat().st_size}
 
 

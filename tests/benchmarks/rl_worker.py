@@ -15,8 +15,7 @@ from collections import Counter
 from typing import Any
 
 from tokenmill.tasks.blend.models import Blend, DataSource
-from tokenmill.tasks.rl.planning import RlPlan, plan_rl
-from tokenmill.tasks.rl.preparation import build_rl_shard, chain_records
+from tokenmill.tasks.rl.preparation import RL, RlPlan, build_rl_shard, plan_rl
 from tokenmill.tasks.rl.settings import RlSettings
 from tokenmill.tasks.shards.receipt import Receipt
 
@@ -33,11 +32,7 @@ def plan(source: str, out: str, table: str | None) -> RlPlan:
 
 def build(planned: RlPlan) -> list[Receipt]:
     """Every shard, one after the other."""
-    settings, chains = planned.settings, chain_records(planned)
-    return [
-        build_rl_shard(shard, planned.plan.store, chains, settings.tokenizer, settings.on_bad_row)
-        for shard in planned.plan.pending
-    ]
+    return [build_rl_shard(shard, planned.plan.store, **RL.arguments(planned)) for shard in planned.plan.pending]
 
 
 def main() -> None:

@@ -16,8 +16,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from tokenmill.tasks.blend.models import Blend, DataSource
-from tokenmill.tasks.pack.planning import SftPlan, plan_sft, template_record
-from tokenmill.tasks.pack.preparation import build_sft_shard
+from tokenmill.tasks.pack.preparation import SFT, SftPlan, build_sft_shard, plan_sft
 from tokenmill.tasks.pack.settings import SftSettings
 from tokenmill.tasks.shards.receipt import Receipt
 from tokenmill.tasks.tokenize.settings import TokenizerSource
@@ -33,11 +32,7 @@ def plan(source: str, tokenizer: str, out: str, pack_size: int) -> SftPlan:
 
 def build(planned: SftPlan) -> list[Receipt]:
     """Every shard, one after the other."""
-    settings, template = planned.settings, template_record(planned.template)
-    return [
-        build_sft_shard(shard, planned.plan.store, settings.tokenizer, template, settings.on_bad_row)
-        for shard in planned.plan.pending
-    ]
+    return [build_sft_shard(shard, planned.plan.store, **SFT.arguments(planned)) for shard in planned.plan.pending]
 
 
 def counted(receipts: Sequence[Receipt]) -> dict[str, Any]:
@@ -61,7 +56,7 @@ def main() -> None:
     gated = time.process_time()
     found = counted(build(planned))
     built = time.process_time()
-    found["backend"] = [verdict.backend for verdict in planned.verdicts.values()]
+    found["backend"] = [verdict.backend for verdict in planned.found.verdicts.values()]
     found["cpu_seconds"] = {"import": imported, "plan_check_and_gate": gated - imported, "build": built - gated}
     print(json.dumps(found))
 

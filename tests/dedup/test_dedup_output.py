@@ -13,7 +13,7 @@ import zstandard
 from tokenmill.tasks.dedup.apply import tagged
 from tokenmill.tasks.dedup.decisions import OUTCOMES, rows_decided
 from tokenmill.tasks.dedup.inspect import inspect_dedup_shard
-from tokenmill.tasks.dedup.preparation import publish_dedup
+from tokenmill.tasks.dedup.preparation import decided_plan
 from tokenmill.tasks.dedup.settings import DedupSettings
 from tokenmill.tasks.errors import InputError, RunError
 from tokenmill.tasks.report.plan import plan_record
@@ -22,6 +22,7 @@ from tokenmill.tasks.shards.books import BadRowError
 from tokenmill.tasks.shards.verify import verify
 from tokenmill.tasks.strict import parse
 
+from tests.building import publish_here
 from tests.dedup.scripts import changed, unbroken, units, written
 from tests.dedup.test_crowds import forms
 from tests.dedup.test_near import VOCABULARY
@@ -354,7 +355,7 @@ def test_damage_is_named_and_mended_by_the_next_run(tmp_path, damage):
 def test_rows_that_were_decided_and_are_not_there_are_an_error(tmp_path, monkeypatch):
     planned = plan(blend_of(write_rows(tmp_path / "a.jsonl", ROWS)), tmp_path / "out")
     decisions = decisions_of(planned)
-    decided = planned.decided(decisions)
+    decided = decided_plan(planned, decisions)
     (table,) = (rows_decided(decisions.uri, digest) for digest in decisions.digests)
     more = pa.Table.from_pylist([{"row": 99, "outcome": "exact_duplicate"}], schema=OUTCOMES)
     monkeypatch.setattr("tokenmill.tasks.dedup.apply.rows_decided", lambda *_: pa.concat_tables([table, more]))
@@ -364,10 +365,10 @@ def test_rows_that_were_decided_and_are_not_there_are_an_error(tmp_path, monkeyp
 
 def test_shards_that_do_not_add_up_to_what_was_decided_are_not_published(tmp_path):
     decided, _ = prepare(blend_of(write_rows(tmp_path / "a.jsonl", ROWS)), tmp_path / "out")
-    decisions = decisions_of(decided)
+    decisions = decided.found.decisions
     other = replace(decisions, facts={**decisions.facts, "tally": {"kept": 4, "exact_duplicate": 1}})
     with pytest.raises(RunError, match=r"but \{.exact_duplicate.: 1\} was decided"):
-        publish_dedup(decided, other, 0.0)
+        publish_here("dedup", replace(decided, found=replace(decided.found, decisions=other)))
 
 
 def test_store_and_output_may_lie_in_an_object_store(tmp_path):

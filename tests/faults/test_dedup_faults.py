@@ -12,6 +12,7 @@ import shutil
 
 import pytest
 from tokenmill.tasks.dedup.inspect import inspect_dedup_shard
+from tokenmill.tasks.dedup.preparation import decided_plan
 from tokenmill.tasks.errors import RunError
 from tokenmill.tasks.shards.verify import verify
 
@@ -131,7 +132,7 @@ def test_order_and_duplicates_change_no_byte(preparation, undisturbed, seed):
 
     planned = preparation.plan()
     decisions = decisions_of(planned, disorderly)
-    decided = planned.decided(decisions)
+    decided = decided_plan(planned, decisions)
     build(decided, decisions, list(reversed(decided.plan.pending)))
     again, _ = preparation.run()
     assert again.plan.pending == []
@@ -168,7 +169,7 @@ def test_a_source_that_changes_while_it_is_prepared_proves_nothing(tmp_path):
     own.clear()
     planned = own.plan()
     decisions = decisions_of(planned)
-    decided = planned.decided(decisions)
+    decided = decided_plan(planned, decisions)
     write_rows(tmp_path / "one.jsonl", [{"text": "another text"}] * 7)
     with pytest.raises(RunError, match=r"one\.jsonl: changed"):
         build(decided, decisions, decided.plan.pending)

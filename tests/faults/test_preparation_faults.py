@@ -13,15 +13,12 @@ from pathlib import Path
 
 import pytest
 from tokenmill.tasks.blend.load import load_blend
-from tokenmill.tasks.shards.build import build_batch
-from tokenmill.tasks.shards.plan import shard_record
 from tokenmill.tasks.shards.verify import verify
 from tokenmill.tasks.strict import parse
-from tokenmill.tasks.tokenize.inspect import inspect_pretrain_shard
-from tokenmill.tasks.tokenize.planning import plan_pretrain
-from tokenmill.tasks.tokenize.preparation import build_pretrain_shard, publish_pretrain
+from tokenmill.tasks.tokenize.preparation import PRETRAIN, build_pretrain_shard, inspect_pretrain_shard, plan_pretrain
 from tokenmill.tasks.tokenize.settings import PretrainSettings
 
+from tests.building import build_shards, publish_here
 from tests.faults.injection import count_operations, killed_at
 from tests.faults.interruptions import FAULTS, Repeatable, survive_each
 from tests.preparing import blend_of, build_pending, prepare, tree, write_lines
@@ -121,14 +118,7 @@ def test_a_clock_that_jumps_between_runs_changes_nothing(preparation, undisturbe
 
 def build(planned, shards):
     """One batch in this process."""
-    settings = planned.settings
-    return build_batch(
-        [shard_record(shard) for shard in shards],
-        planned.plan.store,
-        lambda shard, store: build_pretrain_shard(shard, store, settings.tokenizer, settings.on_bad_row),
-        announce=lambda record: None,
-        rebuild=False,
-    )
+    return build_shards("pretrain", planned, shards)
 
 
 @pytest.mark.parametrize("seed", range(5))
@@ -150,7 +140,7 @@ def test_order_batches_and_duplicates_change_no_byte(preparation, seed):
         done += build(planned, batch)
     assert sum(shard.reused for shard in done) == len(twice)
     assert len(done) == len(planned.plan.pending) + len(twice)
-    publish_pretrain(planned, time.time())
+    publish_here("pretrain", planned)
     assert tree(preparation.out) == expected
 
 
@@ -172,10 +162,9 @@ def test_a_shard_that_is_built_again_has_the_same_bytes(preparation, undisturbed
     whole, _ = undisturbed
     preparation.clear()
     planned, _ = preparation.run()
-    settings = planned.settings
     for shard in planned.plan.shards:
-        build_pretrain_shard(shard, planned.plan.store, settings.tokenizer, settings.on_bad_row)
-    publish_pretrain(planned, time.time())
+        build_pretrain_shard(shard, planned.plan.store, **PRETRAIN.arguments(planned))
+    publish_here("pretrain", planned)
     assert tree(preparation.out) == whole
 
 

@@ -17,9 +17,9 @@ import pyarrow.parquet as pq
 import pytest
 from tokenmill.tasks.errors import InputError, RunError
 from tokenmill.tasks.rl.inspect import inspect_rl_shard
-from tokenmill.tasks.rl.preparation import publish_rl
 from tokenmill.tasks.shards.verify import verify
 
+from tests.building import publish_here
 from tests.faults.injection import count_operations, killed_at
 from tests.faults.interruptions import FAULTS, Repeatable, survive_each
 from tests.forking import fork
@@ -181,7 +181,7 @@ def test_order_batches_duplicates_and_a_stop_between_change_no_byte(preparation,
         done += build(planned, batch)
     assert sum(shard.reused for shard in done) == len(twice)
     with pytest.raises(RunError, match=r"3 of \d+ planned shards have no receipt"):
-        publish_rl(planned, time.time())
+        publish_here("rl", planned)
     assert not published(tree(preparation.out))
     again, _ = preparation.run(shard_size=1_000)
     assert len(again.plan.pending) == 3

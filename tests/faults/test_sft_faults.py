@@ -20,12 +20,12 @@ import fsspec
 import pytest
 from tokenmill.tasks.errors import RunError
 from tokenmill.tasks.pack.inspect import inspect_sft_shard
-from tokenmill.tasks.pack.preparation import publish_sft
 from tokenmill.tasks.pack.spool import Spool
 from tokenmill.tasks.shards.books import BadRowError
 from tokenmill.tasks.shards.publish import TEMPORARY
 from tokenmill.tasks.shards.verify import verify
 
+from tests.building import publish_here
 from tests.faults.injection import count_operations, fail_operation, killed_at
 from tests.faults.interruptions import FAULTS, Repeatable, assert_mended, survive_each
 from tests.forking import fork
@@ -140,7 +140,7 @@ def test_order_batches_and_duplicates_change_no_byte(preparation, seed):
         batch, work = work[:size], work[size:]
         done += build(planned, batch)
     assert sum(shard.reused for shard in done) == len(twice)
-    publish_sft(planned, time.time())
+    publish_here("sft", planned)
     assert tree(preparation.out) == expected
 
 

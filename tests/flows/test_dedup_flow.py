@@ -227,7 +227,7 @@ def test_a_run_with_gaps_cannot_end_completed(folder, tmp_path, prefect_api, mon
             path.unlink()
         for name in ("blend.json", "manifest.json"):
             (out / name).unlink()
-    monkeypatch.setattr("tokenmill.flows.dedup.shard_workers", lambda *_: nullcontext(lambda *_: None))
+    monkeypatch.setattr("tokenmill.flows.preparation.shard_workers", lambda *_: nullcontext(lambda *_, **__: None))
     state = run(folder, out)
     assert state.type == StateType.FAILED
     assert "have no receipt" in str(state.result(raise_on_failure=False))

@@ -12,7 +12,7 @@ from prefect.client.schemas.filters import ArtifactFilter, ArtifactFilterFlowRun
 from prefect.client.schemas.objects import StateType
 from tokenmill.flows.nightly import reprep_changed_blends
 from tokenmill.tasks.shards.verify import verify
-from tokenmill.tasks.tokenize.inspect import inspect_pretrain_shard
+from tokenmill.tasks.tokenize.preparation import inspect_pretrain_shard
 
 from tests.flows.prefect_commands import wait_until
 from tests.flows.preparation_runs import TOKENMILL

@@ -8,19 +8,20 @@ from pathlib import Path
 
 import pytest
 from distributed import LocalCluster
-from prefect import flow, task
+from prefect import flow
 from prefect.client.schemas.filters import TaskRunFilter, TaskRunFilterFlowRunId
 from prefect.client.schemas.objects import StateType
 from tokenmill.flows.pretrain import pretrain_data_prep
 from tokenmill.tasks.blend.load import load_blend
 from tokenmill.tasks.errors import RunError
-from tokenmill.tasks.shards.stage import shard_workers, transient
+from tokenmill.tasks.shards.preparation import Needs, Step
+from tokenmill.tasks.shards.stage import shard_workers
+from tokenmill.tasks.tokenize.preparation import PRETRAIN, plan_pretrain
 from tokenmill.tasks.tokenize.settings import PretrainSettings
-from tokenmill.tasks.tokenize.stage import tokenize_shards
 
 from tests.flows import preparation_runs
 from tests.flows.preparation_runs import DEADLINE, finish, wait_for_receipts, workers_of
-from tests.preparing import blend_of, build_pending, plan_pretrain, prepare, tree, write_lines
+from tests.preparing import blend_of, build_pending, prepare, tree, write_lines
 
 SETTINGS = {"shard_size": 20_000}
 
@@ -119,17 +120,6 @@ def planned(blend, out):
     return plan_pretrain(load_blend(str(blend)), PretrainSettings(**SETTINGS, workers=1), str(out))
 
 
-def common(plan, **changes):
-    tokenizer = plan.settings.tokenizer.model_dump()
-    return {
-        "store": plan.plan.store.place,
-        "tokenizer": tokenizer,
-        "on_bad_row": "quarantine",
-        "rebuild": False,
-        **changes,
-    }
-
-
 def task_runs(client, flow_run_id):
     return client.read_task_runs(task_run_filter=TaskRunFilter(flow_run_id=TaskRunFilterFlowRunId(any_=[flow_run_id])))
 
@@ -148,12 +138,12 @@ def wait_for_task_runs(server, flow_run_id, enough):
 def test_a_batch_whose_shards_are_all_proven_shows_as_cached(blend, tmp_path, prefect_api):
     plan = planned(blend, tmp_path / "out")
     build_pending(plan)
-    pending, arguments = plan.plan.pending, common(plan)
+    pending, arguments = plan.plan.pending, PRETRAIN.arguments(plan)
 
     @flow(name="again")
     def again():
-        with shard_workers("local", 1) as build_shards:
-            build_shards(tokenize_shards, pending, arguments)
+        with shard_workers("local", Needs(1)) as build_shards:
+            build_shards(PRETRAIN.step, pending, plan.plan.store, arguments, rebuild=False)
 
     state = again(return_state=True)
     assert state.is_completed()
@@ -164,32 +154,30 @@ def test_a_batch_whose_shards_are_all_proven_shows_as_cached(blend, tmp_path, pr
     assert {run.state.name for run in runs} == {"Cached"}
 
 
-@task(name="kill")
-def kill(number, batch, topic):
+def kill(shard, store):
     os.kill(os.getpid(), signal.SIGKILL)
 
 
-@task(name="sulk", retries=1, retry_delay_seconds=0, retry_condition_fn=transient)
-def sulk(number, batch, topic, marker):
-    """Fails with a storage error the first time, and with a defect's error when told to."""
+def fail_once(shard, store, marker):
+    """Build a shard, after a storage error the first time."""
     if not Path(marker).exists():
         Path(marker).write_text("failed once")
         raise OSError(5, "the disk hiccuped")
+    return store.issue(shard.identity, outputs=[], rows_in=0, parts={}, drops={}, volatile={"seconds": 0.0})
 
 
-@task(name="break", retries=5, retry_delay_seconds=0, retry_condition_fn=transient)
-def break_down(number, batch, topic, marker):
+def break_down(shard, store, marker):
     Path(marker).write_text(Path(marker).read_text() + "x" if Path(marker).exists() else "x")
     raise ValueError("a defect")
 
 
-def run_mapped(mapped, plan, **arguments):
-    pending = plan.plan.pending[:1]
+def run_mapped(build, planned, **arguments):
+    pending = planned.plan.pending[:1]
 
     @flow(name="mapped")
     def mapped_flow():
-        with shard_workers("local", 1) as build_shards:
-            build_shards(mapped, pending, arguments)
+        with shard_workers("local", Needs(1)) as build_shards:
+            build_shards(Step(build.__name__, build), pending, planned.plan.store, arguments, rebuild=False)
 
     return mapped_flow(return_state=True)
 
@@ -207,8 +195,8 @@ def test_a_run_whose_worker_dies_again_and_again_fails_and_says_so(blend, tmp_pa
 @pytest.mark.slow
 def test_storage_errors_are_tried_again_and_defects_are_not(blend, tmp_path, prefect_api):
     plan = planned(blend, tmp_path / "out")
-    assert run_mapped(sulk, plan, marker=str(tmp_path / "sulked")).is_completed()
-    assert (tmp_path / "sulked").exists()
+    assert run_mapped(fail_once, plan, marker=str(tmp_path / "failed")).is_completed()
+    assert (tmp_path / "failed").exists()
     state = run_mapped(break_down, plan, marker=str(tmp_path / "broken"))
     assert state.type == StateType.FAILED
     assert (tmp_path / "broken").read_text() == "x"
@@ -216,7 +204,7 @@ def test_storage_errors_are_tried_again_and_defects_are_not(blend, tmp_path, pre
 
 
 def test_a_run_with_gaps_cannot_end_completed(blend, tmp_path, prefect_api, monkeypatch):
-    monkeypatch.setattr("tokenmill.flows.pretrain.shard_workers", lambda *_: nullcontext(lambda *_: None))
+    monkeypatch.setattr("tokenmill.flows.preparation.shard_workers", lambda *_: nullcontext(lambda *_, **__: None))
     state = pretrain_data_prep(str(blend), str(tmp_path / "out"), **SETTINGS, return_state=True)
     assert state.type == StateType.FAILED
     assert "have no receipt" in str(state.result(raise_on_failure=False))

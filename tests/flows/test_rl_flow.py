@@ -199,7 +199,7 @@ def test_a_changed_weight_builds_nothing(folder, expected, tmp_path, prefect_api
 
 
 def test_a_run_with_gaps_cannot_end_completed(folder, tmp_path, prefect_api, monkeypatch):
-    monkeypatch.setattr("tokenmill.flows.rl.shard_workers", lambda *_: nullcontext(lambda *_: None))
+    monkeypatch.setattr("tokenmill.flows.preparation.shard_workers", lambda *_: nullcontext(lambda *_, **__: None))
     state = run(folder, tmp_path / "out")
     assert state.type == StateType.FAILED
     assert "have no receipt" in str(state.result(raise_on_failure=False))

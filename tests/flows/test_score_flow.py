@@ -7,21 +7,17 @@ import os
 import signal
 import subprocess
 import sys
-from contextlib import contextmanager
 from pathlib import Path
-from types import ModuleType
 
 import numpy as np
 import pytest
-from dask import config
 from distributed import Client, Scheduler, Worker
 from prefect import task
 from prefect.client.schemas.actions import GlobalConcurrencyLimitCreate
-from tokenmill.flows import score
 from tokenmill.flows.score import score_candidates
-from tokenmill.tasks.errors import InputError, RunError
-from tokenmill.tasks.score.stage import gpu_turn
+from tokenmill.tasks.errors import InputError
 from tokenmill.tasks.shards.cluster import asking_for, task_runner
+from tokenmill.tasks.shards.stage import holding
 from tokenmill.tasks.shards.worker import worker_number
 
 from tests.flows import preparation_runs
@@ -238,36 +234,16 @@ def test_the_number_of_a_worker_is_of_its_name_and_never_of_its_address(name, nu
     assert asyncio.run(asked()) == number
 
 
-@pytest.mark.parametrize(("engine", "daemons"), [("sglang", False), ("hash", True)])
-def test_workers_of_local_clusters_may_start_processes_where_the_engine_has_its_own(
-    prefect_api, folder, tmp_path, monkeypatch, engine, daemons
-):
-    found = []
-
-    @contextmanager
-    def workers(*_):
-        found.append(config.get("distributed.worker.daemon"))
-        yield lambda *_: None
-
-    monkeypatch.setattr(score, "shard_workers", workers)
-    monkeypatch.setitem(sys.modules, "sglang", ModuleType("sglang"))
-    chosen = {"engine": engine, "workers": 1, "model": None if engine == "hash" else str(folder / "random")}
-    state = score_candidates(str(folder / "out"), str(tmp_path), "embed", **chosen, return_state=True)
-    with pytest.raises(RunError):  # nothing was built
-        state.result()
-    assert found == [daemons]
-
-
 def test_runs_take_turns_on_gpus_where_somebody_has_said_how_many_there_are(prefect_api):
-    with gpu_turn("cuda"):
+    with holding("gpu"):
         pass  # nobody has, and nothing waits
     client = prefect_api.client()
     limit = client.create_global_concurrency_limit(GlobalConcurrencyLimitCreate(name="gpu", limit=1))
     try:
-        with gpu_turn("cuda"):
+        with holding("gpu"):
             assert client.read_global_concurrency_limit_by_name("gpu").active_slots == 1
         assert client.read_global_concurrency_limit_by_name("gpu").active_slots == 0
-        with gpu_turn("cpu"):
+        with holding(None):
             assert client.read_global_concurrency_limit_by_name("gpu").active_slots == 0
     finally:
         client.delete_global_concurrency_limit_by_name("gpu")

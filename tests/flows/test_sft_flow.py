@@ -177,7 +177,7 @@ def test_a_changed_weight_packs_nothing(folder, tmp_path, prefect_api):
 
 
 def test_a_run_with_gaps_cannot_end_completed(folder, tmp_path, prefect_api, monkeypatch):
-    monkeypatch.setattr("tokenmill.flows.sft.shard_workers", lambda *_: nullcontext(lambda *_: None))
+    monkeypatch.setattr("tokenmill.flows.preparation.shard_workers", lambda *_: nullcontext(lambda *_, **__: None))
     blend = str(folder / "blend.json")
     state = sft_data_prep(blend, str(tmp_path / "out"), return_state=True, **settings_of(folder))
     assert state.type == StateType.FAILED

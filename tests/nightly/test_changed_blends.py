@@ -12,7 +12,7 @@ from tokenmill.tasks.nightly.blends import find_blends
 from tokenmill.tasks.nightly.compare import compare_blend, store_of
 from tokenmill.tasks.shards.verify import verify
 from tokenmill.tasks.sources import content, cut
-from tokenmill.tasks.tokenize.inspect import inspect_pretrain_shard
+from tokenmill.tasks.tokenize.preparation import inspect_pretrain_shard
 
 from tests.forking import in_processes
 from tests.nightly.nights import FIRST, SECOND, SHARD_SIZE, THIRD, Nights, at, texts, whereabouts, write

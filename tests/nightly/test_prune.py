@@ -16,7 +16,7 @@ from tokenmill.tasks.nightly.versions import remedy_for
 from tokenmill.tasks.report.registry import artifact_in, register
 from tokenmill.tasks.shards.store import Store
 from tokenmill.tasks.shards.verify import verify
-from tokenmill.tasks.tokenize.inspect import inspect_pretrain_shard
+from tokenmill.tasks.tokenize.preparation import inspect_pretrain_shard
 
 from tests import preparing_harmony
 from tests.nightly.nights import FIRST, SECOND, THIRD, Nights, texts, whereabouts, write

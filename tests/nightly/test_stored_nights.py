@@ -9,7 +9,7 @@ import pytest
 from tokenmill.tasks.nightly.night import claimed, follow_prepared
 from tokenmill.tasks.report.summary import artifact_record
 from tokenmill.tasks.shards.verify import verify
-from tokenmill.tasks.tokenize.inspect import inspect_pretrain_shard
+from tokenmill.tasks.tokenize.preparation import inspect_pretrain_shard
 
 from tests.flaky_storage import flaky_server, used_here
 from tests.nightly.nights import FIRST, SECOND, THIRD, Nights, at, texts, write

@@ -9,7 +9,6 @@ import random
 import re
 import subprocess
 import sys
-import time
 from collections import Counter
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -21,12 +20,12 @@ import pytest
 from tokenmill.tasks.chat.encoding import Batch
 from tokenmill.tasks.errors import InputError, RunError
 from tokenmill.tasks.pack import shard as shard_module
-from tokenmill.tasks.pack.planning import template_record
-from tokenmill.tasks.pack.preparation import build_sft_shard, publish_sft
+from tokenmill.tasks.pack.preparation import SFT, build_sft_shard
 from tokenmill.tasks.shards.books import BadRowError
 from tokenmill.tasks.tokenize.settings import TokenizerSource
 from transformers import PreTrainedTokenizerFast
 
+from tests.building import publish_here
 from tests.flows.cloning import REPOSITORY
 from tests.peers.conversations import assistant, call, function, system, talk, thinking, tool, user
 from tests.preparing import blend_of, tree
@@ -878,13 +877,13 @@ def test_a_source_that_changes_after_the_plan_is_not_packed(tmp_path, chosen):
 
 def test_a_worker_with_another_template_or_tokenizer_packs_nothing(tmp_path, chosen):
     planned = plan(blend_of(write_rows(tmp_path / "some.jsonl", [marked(1)])), tmp_path / "out", **chosen)
-    [shard], store, template = planned.plan.pending, planned.plan.store, template_record(planned.template)
-    other = TokenizerSource(model=str(chat_vocabulary(tmp_path / "other", size=501)))
+    [shard], store, arguments = planned.plan.pending, planned.plan.store, SFT.arguments(planned)
+    other = TokenizerSource(model=str(chat_vocabulary(tmp_path / "other", size=501))).model_dump()
     with pytest.raises(RunError, match=r"^tokenizer\.model: .* on this worker but .* in the plan"):
-        build_sft_shard(shard, store, other, template, "quarantine")
-    changed = {**template, "source": template["source"] + " "}
+        build_sft_shard(shard, store, **arguments | {"tokenizer": other})
+    changed = {**arguments["template"], "source": arguments["template"]["source"] + " "}
     with pytest.raises(RunError, match=r"^chat_template: .* on this worker but .* in the plan"):
-        build_sft_shard(shard, store, planned.settings.tokenizer, changed, "quarantine")
+        build_sft_shard(shard, store, **arguments | {"template": changed})
     assert not list((tmp_path / "out").rglob("receipt.json"))
 
 
@@ -905,9 +904,9 @@ def test_a_plan_with_gaps_is_published_only_where_that_is_asked_for(tmp_path, ch
     gap = planned.plan.pending[1]
     build(planned, [shard for shard in planned.plan.pending if shard is not gap])
     with pytest.raises(RunError, match=f"1 of {len(planned.plan.shards)} planned shards have no receipt"):
-        publish_sft(planned, time.time())
+        publish_here("sft", planned)
     assert not (tmp_path / "out/blend.json").exists()
-    manifest = publish_sft(plan(blend_of(source), tmp_path / "out", allow_partial=True, **chosen), time.time())
+    manifest = publish_here("sft", plan(blend_of(source), tmp_path / "out", allow_partial=True, **chosen))
     assert manifest["missing"] == [gap.place]
     assert 10 < len(numbers_in(sequences_of(tmp_path / "out"), tokenizer)) == manifest["totals"]["documents"] < 30
 

@@ -19,7 +19,6 @@ from tokenmill.tasks.errors import InputError, RunError
 from tokenmill.tasks.report import push as pushing
 from tokenmill.tasks.report.parcel import parcel_of
 from tokenmill.tasks.report.push import push, push_record, stale_names, target_of
-from tokenmill.tasks.rl.preparation import publish_rl
 from tokenmill.tasks.seal import sealed
 from tokenmill.tasks.shards.manifest import read_manifest
 from tokenmill.tasks.sources.cut import cut
@@ -27,6 +26,7 @@ from tokenmill.tasks.sources.discovery import discover
 from tokenmill.tasks.sources.records import read_records
 
 from tests import preparing, preparing_harmony, preparing_rl, preparing_sft
+from tests.building import publish_here
 from tests.report.hub_writing_stand_in import READER, WRITER, serve
 from tests.sources.hub_stand_in import EXPIRED
 
@@ -553,7 +553,7 @@ def test_a_partial_output_is_refused(hub, tmp_path):
     path = preparing_rl.write_rows(tmp_path / "rows.jsonl", chats(0, 40))
     planned = preparing_rl.plan(preparing.blend_of(path), tmp_path / "out", shard_size=1500, allow_partial=True)
     preparing_rl.build(planned, planned.plan.pending[1:])
-    publish_rl(planned, time.time())
+    publish_here("rl", planned)
     said = refusal(lambda: send(tmp_path / "out"))
     assert "1 planned shards are missing" in said
     assert writes(hub) == 0

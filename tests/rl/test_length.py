@@ -7,7 +7,7 @@ import pytest
 from tokenizers import Tokenizer
 from tokenmill.tasks.errors import InputError, RunError
 from tokenmill.tasks.rl.length import RowLengths
-from tokenmill.tasks.rl.preparation import build_rl_shard, chain_records
+from tokenmill.tasks.rl.preparation import RL, build_rl_shard
 from tokenmill.tasks.tokenize.settings import TokenizerSource
 
 from tests.peers.conversations import assistant, talk, user
@@ -145,9 +145,9 @@ def test_a_limit_needs_a_target_to_know_what_is_read(tmp_path, counting):
 def test_a_worker_with_another_tokenizer_refuses(tmp_path, counting):
     path = write_rows(tmp_path / "some.jsonl", QUESTIONS)
     planned = plan(blend_of(path), tmp_path / "out", max_tokens=5, **counting)
-    other = TokenizerSource(model=str(byte_level_bpe(tmp_path / "other", size=400)))
+    other = TokenizerSource(model=str(byte_level_bpe(tmp_path / "other", size=400))).model_dump()
     with pytest.raises(RunError, match=r"tokenizer\.model: .* in the plan; give all workers the same files"):
-        build_rl_shard(planned.plan.pending[0], planned.plan.store, chain_records(planned), other, "quarantine")
+        build_rl_shard(planned.plan.pending[0], planned.plan.store, **RL.arguments(planned) | {"tokenizer": other})
 
 
 class Lengths:

@@ -10,10 +10,10 @@ import pyarrow.parquet as pq
 import pytest
 from tokenmill.tasks.errors import InputError, RunError
 from tokenmill.tasks.report.plan import pending_reasons
-from tokenmill.tasks.rl.preparation import publish_rl
 from tokenmill.tasks.rl.settings import RlSettings
 from tokenmill.tasks.rl.tables import load_table
 
+from tests.building import publish_here
 from tests.preparing import blend_of, tree
 from tests.preparing_rl import build, plan, prepare, write_rows
 from tests.tokenize.small_vocabularies import byte_level_bpe
@@ -356,7 +356,7 @@ def test_tables_that_settings_name_lie_where_the_command_is_given(tmp_path, reso
     planned = plan(resolving, tmp_path / "other", transforms=here)
     monkeypatch.chdir("/")
     build(planned, planned.plan.pending)
-    assert answers(publish_rl(planned, 0.0)) == ["Ten", "Two", "Far"] * 3
+    assert answers(publish_here("rl", planned, 0.0)) == ["Ten", "Two", "Far"] * 3
 
 
 def test_a_table_that_changes_between_plan_and_work_proves_nothing(tmp_path, resolving):

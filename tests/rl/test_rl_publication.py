@@ -10,7 +10,6 @@ import pytest
 import zstandard
 from tokenmill.tasks.errors import RunError
 from tokenmill.tasks.report.verification import inspector_of
-from tokenmill.tasks.rl.preparation import publish_rl
 from tokenmill.tasks.rl.publication import JsonLinesLayout
 from tokenmill.tasks.shards.identity import shard_key
 from tokenmill.tasks.shards.manifest import Finished
@@ -23,6 +22,7 @@ from tokenmill.tasks.shards.store import Store
 from tokenmill.tasks.shards.verify import verify
 from tokenmill.tasks.sources.files import Slice, SourceFile
 
+from tests.building import publish_here
 from tests.faults.injection import PowerOff, count_operations, fail_operation, killed_at
 from tests.preparing import blend_of, tree
 from tests.preparing_rl import build, plan, prepare, write_rows
@@ -364,9 +364,9 @@ def test_a_missing_shard_stops_publication_or_is_named(tmp_path):
     planned = plan(blend_of(path), tmp_path / "out", shard_size=2000)
     build(planned, [*planned.plan.pending[:1], *planned.plan.pending[2:]])
     with pytest.raises(RunError, match="1 of 5 planned shards have no receipt"):
-        publish_rl(planned, 0.0)
+        publish_here("rl", planned, 0.0)
     partly = plan(blend_of(path), tmp_path / "out", shard_size=2000, allow_partial=True)
-    manifest = publish_rl(partly, 0.0)
+    manifest = publish_here("rl", partly, 0.0)
     assert manifest["missing"] == [planned.plan.shards[1].place]
     missing = {row["id"] for row in ROWS} - {json.loads(line)["id"] for line in lines(manifest["train"])}
     assert missing

@@ -19,10 +19,10 @@ import zstandard
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from tokenmill.tasks.errors import InputError, RunError
-from tokenmill.tasks.rl.preparation import publish_rl
 from tokenmill.tasks.shards.books import BadRowError
 from tokenmill.tasks.sources import json_lines
 
+from tests.building import publish_here
 from tests.preparing import blend_of
 from tests.preparing_rl import build, lines_of, plan, prepare, write_rows
 
@@ -581,7 +581,7 @@ def test_no_order_and_no_repetition_and_no_size_of_a_block_changes_a_byte(tmp_pa
         shards = random.Random(attempt).sample(again.plan.pending, k=len(again.plan.pending))
         with patch.object(json_lines, "BLOCK_BYTES", 50 + 400 * attempt), patch.object(json_lines, "PROBE_BYTES", 31):
             build(again, shards)
-        publish_rl(again, 0.0)
+        publish_here("rl", again, 0.0)
         assert published(tmp_path / f"{attempt}") == expected
     _, repeated = prepare(blend, tmp_path / "out", force=True, **chosen)
     assert published(tmp_path / "out") == expected

@@ -3,6 +3,7 @@
 import os
 import subprocess
 import sys
+from dataclasses import asdict
 from multiprocessing import get_context
 from pathlib import Path
 from types import SimpleNamespace
@@ -122,5 +123,5 @@ def test_an_engine_is_made_once_for_all_slices_on_the_gpu_of_its_worker(of_four_
     planned = plan("embed", source, tmp_path / "out", engine="sglang", model=str(tmp_path / "model"))
     assert len(planned.plan.pending) > 1
     for shard in planned.plan.pending:
-        build_score_shard(shard, planned.plan.store, planned.where, "fail", worker=6)
+        build_score_shard(shard, planned.plan.store, asdict(planned.found), "fail")
     assert made == ["6"]

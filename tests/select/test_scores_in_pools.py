@@ -11,10 +11,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 from tokenmill.tasks.errors import InputError, RunError
 from tokenmill.tasks.harmony.columns import SCHEMA as ROWS
-from tokenmill.tasks.report.selection import selection_lines
 from tokenmill.tasks.score.choice import ChoiceSettings, choose_rows
 from tokenmill.tasks.select.expression import masks, parse_predicate
 from tokenmill.tasks.select.planning import require_selectable
+from tokenmill.tasks.select.preparation import selection_lines
 from tokenmill.tasks.select.score_folders import score_columns, score_folder
 from tokenmill.tasks.select.scores import read_scores, require_joinable, with_scores, without_score
 from tokenmill.tasks.select.settings import SelectionChoices

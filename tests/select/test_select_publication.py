@@ -10,8 +10,8 @@ import fsspec
 import pyarrow.parquet as pq
 import pytest
 from tokenmill.tasks.errors import RunError
-from tokenmill.tasks.report.selection import selection_lines
 from tokenmill.tasks.report.verification import inspector_of
+from tokenmill.tasks.select.preparation import selection_lines
 from tokenmill.tasks.select.publication import require_variety
 from tokenmill.tasks.shards.store import Store
 from tokenmill.tasks.shards.verify import verify

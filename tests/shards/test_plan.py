@@ -18,7 +18,7 @@ from tokenmill.tasks.report.plan import pending_reasons, plan_record, print_plan
 from tokenmill.tasks.shards import planning
 from tokenmill.tasks.shards.plan import shard_from_record, shard_record
 from tokenmill.tasks.strict import parse
-from tokenmill.tasks.tokenize.planning import plan_pretrain
+from tokenmill.tasks.tokenize.preparation import plan_pretrain
 from tokenmill.tasks.tokenize.settings import PretrainSettings
 
 from tests.preparing import blend_of, prepare, write_lines

@@ -3,7 +3,6 @@
 import json
 import math
 import re
-import time
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -26,11 +25,10 @@ from tokenmill.tasks.shards.store import Store
 from tokenmill.tasks.shards.verify import verify
 from tokenmill.tasks.sources.files import Slice, SourceFile
 from tokenmill.tasks.strict import parse
-from tokenmill.tasks.tokenize.inspect import inspect_pretrain_shard
-from tokenmill.tasks.tokenize.planning import plan_pretrain
-from tokenmill.tasks.tokenize.preparation import PairLayout, publish_pretrain
+from tokenmill.tasks.tokenize.preparation import PairLayout, inspect_pretrain_shard, plan_pretrain
 from tokenmill.tasks.tokenize.settings import PretrainSettings
 
+from tests.building import publish_here
 from tests.forking import in_processes
 from tests.preparing import blend_of, build_pending, prepare, tree, write_lines
 from tests.shards.damage import flip
@@ -180,7 +178,7 @@ def test_a_gap_is_refused_and_named_and_nothing_is_published(tmp_path, chosen):
     build_pending(plan)
     gone = lose(plan, 1)
     with pytest.raises(RunError) as refusal:
-        publish_pretrain(plan, time.time())
+        publish_here("pretrain", plan)
     message = str(refusal.value)
     assert f"datasets/a/{tmp_path}/a.jsonl@{gone.part.start}" in message
     assert f"1 of {len(plan.plan.shards)}" in message
@@ -194,7 +192,7 @@ def test_a_gap_leaves_what_was_published_before_as_it_was(tmp_path, chosen):
     before = visible(tmp_path / "out")
     plan = planned(blend_of(path), tmp_path / "out", **chosen | {"shard_size": 900})
     with pytest.raises(RunError):
-        publish_pretrain(plan, time.time())
+        publish_here("pretrain", plan)
     assert visible(tmp_path / "out") == before
 
 
@@ -203,7 +201,7 @@ def test_a_partial_output_is_published_on_request_and_says_what_is_missing(tmp_p
     plan = planned(blend_of(write_lines(tmp_path / "a.jsonl", TEXTS)), tmp_path / "out", **chosen)
     build_pending(plan)
     gone = lose(plan, 1)
-    manifest = publish_pretrain(plan, time.time())
+    manifest = publish_here("pretrain", plan)
     assert manifest["missing"] == [gone.place]
     assert gone.place not in {entry["place"] for entry in manifest["shards"]}
     blend = read_blend(tmp_path / "out")
@@ -307,7 +305,7 @@ def test_a_damaged_manifest_of_the_last_publication_is_no_trouble(tmp_path, dama
 
 def publish_again_and_again(plan):
     for _ in range(10):
-        publish_pretrain(plan, time.time())
+        publish_here("pretrain", plan)
 
 
 def test_of_two_publications_at_once_exactly_one_wins_whole(tmp_path, chosen):
@@ -357,7 +355,7 @@ def test_lines_are_right_even_when_slices_before_them_are_missing(tmp_path, chos
     plan = planned(blend_of(path), tmp_path / "out", allow_partial=True, **chosen | {"shard_size": 1000})
     build_pending(plan)
     lost = lose(plan, gone)
-    publish_pretrain(plan, time.time())
+    publish_here("pretrain", plan)
     content = path.read_bytes()
     begins = {line: sum(len(row) + 1 for row in content.split(b"\n")[: line - 1]) for line in lines}
     kept = [line for line, begin in begins.items() if not lost.part.start <= begin < lost.part.stop]

@@ -9,6 +9,7 @@ import pytest
 from tokenmill.tasks.errors import InputError, RunError
 
 from tests import preparing, preparing_dedup, preparing_harmony, preparing_rl, preparing_scores, preparing_sft
+from tests.building import publish_here
 from tests.preparing import blend_of, tree
 from tests.preparing_rl import write_rows
 from tests.tokenize.small_vocabularies import word_piece
@@ -167,7 +168,7 @@ def test_shards_that_are_missing_from_a_partial_output_are_a_loss(prepare, tmp_p
     settings = {**planned.settings.model_dump(), "allow_partial": True}
     again = plan(planned.blend, parsed(preparing.PretrainSettings, settings, "settings"), str(tmp_path / "out"))
     with pytest.raises(RunError, match="data set 'web': 0 documents, 100% fewer than the 20"):
-        preparing.publish_pretrain(again, 0.0)
+        publish_here("pretrain", again, 0.0)
 
 
 def test_another_kind_or_a_damaged_manifest_is_nothing_to_compare_with(prepare, tmp_path):

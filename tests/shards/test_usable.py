@@ -5,21 +5,21 @@ import json
 import pytest
 from tokenmill.flows.cli import run
 from tokenmill.tasks.blend.load import load_blend
-from tokenmill.tasks.dedup.planning import plan_dedup
+from tokenmill.tasks.dedup.preparation import plan_dedup
 from tokenmill.tasks.dedup.settings import DedupSettings
 from tokenmill.tasks.errors import InputError
 from tokenmill.tasks.harmony.planning import plan_harmony
 from tokenmill.tasks.harmony.settings import HarmonySettings
-from tokenmill.tasks.pack.planning import plan_sft
+from tokenmill.tasks.pack.preparation import plan_sft
 from tokenmill.tasks.pack.settings import SftSettings
-from tokenmill.tasks.rl.planning import plan_rl
+from tokenmill.tasks.rl.preparation import plan_rl
 from tokenmill.tasks.rl.settings import RlSettings
 from tokenmill.tasks.score.planning import plan_scores
 from tokenmill.tasks.score.settings import EmbedSettings, NllSettings
 from tokenmill.tasks.select.planning import require_fitting
 from tokenmill.tasks.select.settings import NormalizationSettings
 from tokenmill.tasks.strict import parse
-from tokenmill.tasks.tokenize.planning import plan_pretrain
+from tokenmill.tasks.tokenize.preparation import plan_pretrain
 from tokenmill.tasks.tokenize.settings import PretrainSettings
 
 from tests.preparing import blend_of, prepare, write_lines

@@ -13,7 +13,7 @@ from tokenmill.tasks.shards.identity import shard_key
 from tokenmill.tasks.shards.publish import publish_bytes
 from tokenmill.tasks.shards.store import Store
 from tokenmill.tasks.shards.verify import verify
-from tokenmill.tasks.tokenize.inspect import inspect_pretrain_shard
+from tokenmill.tasks.tokenize.preparation import inspect_pretrain_shard
 
 from tests.preparing import blend_of, prepare, tree, write_lines
 from tests.shards.damage import DAMAGES, flip, names_of, proofs, replaced, shard_of

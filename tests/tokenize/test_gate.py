@@ -13,10 +13,10 @@ from tokenizers.normalizers import NFC
 from tokenmill.tasks.blend.load import load_blend
 from tokenmill.tasks.shards.receipt import Receipt
 from tokenmill.tasks.strict import parse
-from tokenmill.tasks.tokenize import planning, preparation
+from tokenmill.tasks.tokenize import preparation
 from tokenmill.tasks.tokenize.encoders import Encoder, Tokens
 from tokenmill.tasks.tokenize.load import load_vocabulary
-from tokenmill.tasks.tokenize.planning import plan_pretrain
+from tokenmill.tasks.tokenize.preparation import plan_pretrain
 from tokenmill.tasks.tokenize.settings import PretrainSettings
 
 from tests.peers import vocabularies
@@ -66,8 +66,8 @@ def swap(monkeypatch):
             vocabulary = load_vocabulary(settings)
             return replace(vocabulary, **{name: make(vocabulary) for name, make in fields.items()})
 
-        monkeypatch.setattr(planning, "load_vocabulary", load)
         monkeypatch.setattr(preparation, "load_vocabulary", load)
+        monkeypatch.setattr(preparation, "planned_vocabulary", lambda source, _: load(source))
 
     return swap
 
@@ -82,7 +82,7 @@ def plan(source, output, model, **settings):
 
 
 def verdict_of(planned):
-    [verdict] = planned.verdicts.values()
+    [verdict] = planned.found.verdicts.values()
     return verdict
 
 

@@ -6,7 +6,7 @@ import pytest
 from tokenmill.tasks.blend.load import load_blend
 from tokenmill.tasks.errors import InputError
 from tokenmill.tasks.strict import parse
-from tokenmill.tasks.tokenize.planning import plan_pretrain
+from tokenmill.tasks.tokenize.preparation import plan_pretrain
 from tokenmill.tasks.tokenize.settings import PretrainSettings
 
 from tests.preparing import blend_of

@@ -15,7 +15,7 @@ from tokenmill.tasks.sources import json_lines
 from tokenmill.tasks.strict import parse
 from tokenmill.tasks.tokenize.encoders import GigatokenEncoder
 from tokenmill.tasks.tokenize.load import load_vocabulary
-from tokenmill.tasks.tokenize.planning import plan_pretrain
+from tokenmill.tasks.tokenize.preparation import plan_pretrain
 from tokenmill.tasks.tokenize.settings import PretrainRecipe, PretrainSettings, TokenizerSettings
 from tokenmill.tasks.tokenize.shard import tokenize_shard
 
@@ -253,7 +253,7 @@ def test_an_id_that_the_vocabulary_does_not_have_stops_the_shard(small, tmp_path
     [shard] = planned.plan.shards
     recipe = PretrainRecipe(**{**shard.identity["recipe"], "vocabulary_size": 200})
     largest = max(max(ids) for ids in ids_of(reference(small), ["plain", "wörd"]))
-    encoder = GigatokenEncoder(planned.vocabulary.fast(True).tokenizer)
+    encoder = GigatokenEncoder(planned.found.vocabulary.fast(True).tokenizer)
     with pytest.raises(RunError, match=f"id {largest} in text . of the batch is outside the vocabulary of 200 ids"):
         tokenize_shard(shard, recipe, encoder, [], planned.plan.store, "quarantine")
     assert planned.plan.store.receipt(shard.key) is None

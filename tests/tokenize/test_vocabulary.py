@@ -132,7 +132,7 @@ def test_sentencepiece_is_read_as_sentencepiece_reads_it(model, tmp_path):
         blend_of(source), tmp_path / "out", tokenizer={"model": str(model), "add_bos": True},
         holdout={"valid": 0, "test": 0},
     )  # fmt: skip
-    assert [verdict.backend for verdict in planned.verdicts.values()] == [MODELS[model.stem][2]]
+    assert [verdict.backend for verdict in planned.found.verdicts.values()] == [MODELS[model.stem][2]]
     [content] = [path.read_bytes() for path in (tmp_path / "out/train").glob("*.bin")]
     documents = [[processor.bos_id(), *ids, processor.eos_id()] for ids in expected if ids]
     assert np.frombuffer(content, np.uint16).tolist() == [number for document in documents for number in document]
