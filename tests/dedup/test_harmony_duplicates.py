@@ -305,9 +305,9 @@ def built_by(blend, out, **choices):
     planned, built = plan(blend, out, **choices), Counter()
     build(planned, planned.plan.pending)
 
-    def counting(task, pending, common):
-        built.update((task.name, shard.dataset) for shard in pending)
-        build_here(task, pending, common)
+    def counting(step, pending, store, arguments, *, rebuild):
+        built.update((step.name, shard.dataset) for shard in pending)
+        build_here(step, pending, store, arguments, rebuild=rebuild)
 
     finish(planned, counting)
     return built

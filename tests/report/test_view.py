@@ -302,7 +302,7 @@ def test_what_cannot_be_viewed_says_so(tmp_path, chat, vocabulary):
     with pytest.raises(InputError, match="--rows: 0"):
         view_output(out, rows=0)
     write_manifest(out, [entry_of(KEYS[0], {"all": 1})], vocabulary, type="rl")
-    with pytest.raises(InputError, match="type 'rl'; view shows sft and pretrain"):
+    with pytest.raises(InputError, match="type 'rl'; view shows pretrain and sft"):
         view_output(out)
     write_manifest(out, [], vocabulary)
     with pytest.raises(InputError, match="nothing to view"):

@@ -136,9 +136,9 @@ def selected(blend, out, **selection):
     planned, built = plan(blend, out, **CHOICES, selection=selection), []
     build(planned, planned.plan.pending)
 
-    def counting(task, pending, common):
-        built.extend((task.name, shard.key) for shard in pending)
-        build_here(task, pending, common)
+    def counting(step, pending, store, arguments, *, rebuild):
+        built.extend((step.name, shard.key) for shard in pending)
+        build_here(step, pending, store, arguments, rebuild=rebuild)
 
     return built, finish(planned, counting)
 

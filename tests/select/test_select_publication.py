@@ -66,9 +66,9 @@ def test_any_order_cut_and_repetition_gives_the_same_bytes(tmp_path):
     prepare(blend, tmp_path / "one/out", shard_size=6000, **chosen)
     planned, shuffled = plan(blend, tmp_path / "other/out", shard_size=6000, **chosen), random.Random(3)
 
-    def in_another_order(task, pending, common):
-        build_here(task, shuffled.sample(pending, len(pending))[: len(pending) // 2], common)
-        build_here(task, shuffled.sample(pending, len(pending)), common)
+    def in_another_order(step, pending, *rest, **options):
+        build_here(step, shuffled.sample(pending, len(pending))[: len(pending) // 2], *rest, **options)
+        build_here(step, shuffled.sample(pending, len(pending)), *rest, **options)
 
     build(planned, shuffled.sample(planned.plan.shards, len(planned.plan.shards)))
     finish(planned, in_another_order)

@@ -9,7 +9,7 @@ import pytest
 from tokenmill.tasks.errors import InputError, RunError
 
 from tests import preparing, preparing_dedup, preparing_harmony, preparing_rl, preparing_scores, preparing_sft
-from tests.building import publish_here
+from tests.building import plan_here, publish_here
 from tests.preparing import blend_of, tree
 from tests.preparing_rl import write_rows
 from tests.tokenize.small_vocabularies import word_piece
@@ -164,9 +164,8 @@ def test_shards_that_are_missing_from_a_partial_output_are_a_loss(prepare, tmp_p
     write(tmp_path / "web.jsonl", 20), write(tmp_path / "code.jsonl", 20)
     planned, _ = prepare(blend(tmp_path), tmp_path / "out")
     planned.plan.store.withdraw(planned.plan.keys[0])
-    plan, parsed = preparing.plan_pretrain, preparing.parse
     settings = {**planned.settings.model_dump(), "allow_partial": True}
-    again = plan(planned.blend, parsed(preparing.PretrainSettings, settings, "settings"), str(tmp_path / "out"))
+    again = plan_here("pretrain", planned.blend, tmp_path / "out", **settings)
     with pytest.raises(RunError, match="data set 'web': 0 documents, 100% fewer than the 20"):
         publish_here("pretrain", again, 0.0)
 

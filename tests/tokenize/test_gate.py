@@ -176,7 +176,7 @@ def test_a_verdict_is_remembered(source, model, tmp_path, counted):
     assert min(made.values()) > 0
     second = plan(source, tmp_path / "out", model)
     assert counted == made
-    assert second.verdicts == first.verdicts
+    assert second.found.verdicts == first.found.verdicts
 
 
 def test_a_moved_or_reweighted_source_is_not_compared_again(source, model, tmp_path, counted):
@@ -191,7 +191,7 @@ def test_a_verdict_about_wrong_ids_is_remembered_too(source, model, tmp_path, sw
     swap(fast=lying_about(TEXTS[3]))
     first = plan(source, tmp_path / "out", model)
     swap(reference=lambda _: pytest.fail)
-    assert plan(source, tmp_path / "out", model).verdicts == first.verdicts
+    assert plan(source, tmp_path / "out", model).found.verdicts == first.found.verdicts
 
 
 def other_content(source, model):
@@ -241,7 +241,7 @@ def test_a_tokenizer_that_changed_in_its_place_is_seen(source, model, tmp_path):
     byte_level_bpe(model, size=500)
     second, _ = prepare(blend_of(source), tmp_path / "out", **settings_of(model))
     assert len(second.plan.pending) == len(second.plan.keys)
-    assert first.vocabulary.fingerprint != second.vocabulary.fingerprint
+    assert first.found.vocabulary.fingerprint != second.found.vocabulary.fingerprint
     eos = vocabularies.end_of_document(model)
     [content] = [path.read_bytes() for path in (tmp_path / "out/train").glob("*.bin")]
     expected = [number for ids in ids_of(reference(model), TEXTS) for number in [*ids, eos]]
