@@ -7,15 +7,21 @@ descriptions.
 """
 
 import time
+from collections.abc import Callable, Iterable, Mapping
 from contextlib import nullcontext
-from typing import Any
+from typing import Any, cast
 
+import orjson
 from tokenmill.tasks.blend.models import Blend
+from tokenmill.tasks.errors import InputError
 from tokenmill.tasks.report.stage import report
 from tokenmill.tasks.shards.preparation import KINDS, Preparation, preparation
 from tokenmill.tasks.shards.publication import failure_recorded
+from tokenmill.tasks.shards.publish import publish
 from tokenmill.tasks.shards.settings import PreparationSettings
 from tokenmill.tasks.shards.stage import shard_workers, step_task
+from tokenmill.tasks.shards.usable import require_usable
+from tokenmill.tasks.storage import absolute
 from tokenmill.tasks.strict import Place, parse, with_parameters_of
 
 from .output_folder import publishing
@@ -38,13 +44,49 @@ def prepare(
     return record
 
 
+def function_of(name: str) -> Callable[..., dict[str, Any]]:
+    """The function that prepares a blend or rows from Python. Raises InputError and RunError as the command does."""
+
+    def prepare_data(
+        data: Blend | Mapping[str, Any] | str | Iterable[Mapping[str, Any]], output_dir: str, **settings: object
+    ) -> dict[str, Any]:
+        whole = isinstance(data, (str, Blend, Mapping))
+        blend = preparation(name).read_blend(data if whole else blend_of_rows(data, output_dir))
+        require_usable(blend, cast("str | None", settings.get("store")), output_dir)
+        return preparation_flow(name)(blend, output_dir, **settings)
+
+    prepare_data.__name__, prepare_data.__doc__ = name, KINDS[name].summary
+    return prepare_data
+
+
+def blend_of_rows(rows: Iterable[Mapping[str, Any]], output_dir: str) -> dict[str, Any]:
+    """A blend of one data set, `rows`, which are written beside the output folder: OUT.rows.jsonl.
+
+    Raises InputError for a row that is no object of JSON.
+    """
+    place = f"{absolute(output_dir)}.rows.jsonl"
+    with publish(place) as file:
+        for number, row in enumerate(rows, 1):
+            file.write(_line(row, number))
+    return {"datasets": [{"name": "rows", "path": place}]}
+
+
+def _line(row: Mapping[str, Any], number: int) -> bytes:
+    try:
+        if isinstance(row, Mapping):
+            return orjson.dumps(row, option=orjson.OPT_APPEND_NEWLINE | orjson.OPT_SERIALIZE_NUMPY)
+    except TypeError as error:
+        raise InputError(f"row {number}: {error}; rows must hold JSON values") from error
+    raise InputError(f"row {number}: {type(row).__name__}, not a dict; give rows as dicts, such as {{'text': '…'}}")
+
+
 def preparation_flow(name: str) -> ServedFlow[..., dict[str, Any]]:
     """The flow of a kind."""
     kind = preparation(name)
 
     @publishing
     @with_parameters_of(kind.settings, without=kind.hidden)
-    def run(blend: Blend | str, output_dir: Place, **chosen: object) -> dict[str, Any]:  # noqa: D417 - settings describe themselves
+    def run(blend: Blend | str, output_dir: Place, **chosen: object) -> dict[str, Any]:
         """Prepare a blend.
 
         Args:

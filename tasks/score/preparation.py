@@ -1,4 +1,11 @@
-"""Scores: NLL of completions, or embeddings of texts, in tables beside the rows, joined by `row_id`."""
+"""Scores: NLL of completions, or embeddings of texts, in tables beside the rows, joined by `row_id`.
+
+    OUT/nll/part-00000-1a2b3c4d.parquet          a score per row
+    OUT/embeddings/part-00000-1a2b3c4d.parquet   instead, a vector per row
+    OUT/blend.json                               the folder as a blend
+
+The manifest tells for each part which file was scored (`file`).
+"""
 
 import math
 from collections import Counter
@@ -15,6 +22,7 @@ from tokenmill.tasks.shards.books import OnBadRow
 from tokenmill.tasks.shards.manifest import Finished
 from tokenmill.tasks.shards.plan import PlannedShard
 from tokenmill.tasks.shards.preparation import Needs, Preparation, Release, Step
+from tokenmill.tasks.shards.publication import FolderLayout
 from tokenmill.tasks.shards.receipt import Receipt
 from tokenmill.tasks.shards.store import Store
 from tokenmill.tasks.shards.worker import worker_number
@@ -32,7 +40,6 @@ from .machine import LIMIT, device_for_worker, gpus, use_threads
 from .nll import Scorer
 from .planning import EMBEDDINGS_KIND, NLL_KIND, ScorePlan, Where, device_of_plan, plan_scores, require_model
 from .processes import device_for_good
-from .publication import ScoresLayout
 from .ranking import ranked, require_unique
 from .settings import EmbedRecipe, EmbedSettings, LossMode, NllRecipe, NllSettings
 from .shard import EmbedScoring, NllScoring, Scoring, score_shard
@@ -173,7 +180,7 @@ def release_scores(planned: ScorePlan, finished: Sequence[Finished]) -> Release:
     final = ranked(finished, store, rebuild=planned.settings.force) if store.kind == NLL_KIND else finished
     times = [item.receipt.volatile["built_at"] for item in final]
     volatile = {"scored_at": [min(times, default=0.0), max(times, default=0.0)]}
-    return Release(ScoresLayout(store.kind), {}, shards=final, volatile=volatile)
+    return Release(FolderLayout(store.kind), {}, shards=final, volatile=volatile)
 
 
 def score_lines(manifest: Mapping[str, Any]) -> list[str]:

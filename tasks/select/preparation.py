@@ -64,11 +64,6 @@ def require_normalizable(blend: Blend, settings: NormalizationSettings, output_d
     require_choices(blend, settings)
 
 
-def worker_arguments(planned: NormalizationPlan) -> dict[str, Any]:
-    """What workers need beside a shard."""
-    return {"on_bad_row": planned.settings.on_bad_row}
-
-
 def build_harmony_shard(shard: PlannedShard, store: Store, on_bad_row: OnBadRow) -> Receipt:
     """Build one planned shard in this process."""
     return normalize_shard(shard, HarmonyRecipe(**shard.identity["recipe"]), store, on_bad_row)
@@ -167,7 +162,6 @@ HARMONY = Preparation(
     plan=plan_normalization,
     check=require_normalizable,
     step=Step("normalize-shards", build_harmony_shard),
-    arguments=worker_arguments,
     rounds=normalize,
     release=release_normalization,
     inspect=inspect_normalization_shard,

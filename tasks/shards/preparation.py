@@ -109,6 +109,14 @@ def _no_lines(_manifest: Mapping[str, Any]) -> Sequence[str]:
     return ()
 
 
+def _no_problems(_store: Store, _receipt: Receipt) -> list[str]:
+    return []
+
+
+def _bad_row_policy(planned: Planned[Any, Any]) -> Mapping[str, Any]:
+    return {"on_bad_row": planned.settings.on_bad_row}
+
+
 def _all_cores(planned: Planned[Any, Any]) -> Needs:
     return Needs(planned.settings.workers)
 
@@ -123,12 +131,12 @@ class Preparation(Generic[Settings, Found]):
         libraries: Packages whose versions matter to the bytes; the manifest records them.
         plan: Blend, settings and output folder (None: nothing counts as built) to a plan. Raises InputError.
         step: Builds one shard.
-        arguments: What the workers need beside the shard, as JSON.
         release: Finished shards to what is published of them. Raises RunError for shards that do not fit together.
-        inspect: Problems of a stored shard beyond sizes and hashes, for `verify`.
         next_steps: What to do with the output, one line each; `{0}` is its folder, `{manifest}` its manifest.
 
     With a default:
+        arguments: What workers need beside a shard, as JSON; the bad-row policy.
+        inspect: Problems of a stored shard beyond sizes and hashes, for `verify`.
         read_blend: What is named to the blend it stands for.
         check: Raises InputError for what a look at blend, settings and output folder shows, before anything starts.
         rounds: Builds the shards in another way than "all that are pending"; returns the plan of what is published.
@@ -147,10 +155,10 @@ class Preparation(Generic[Settings, Found]):
     libraries: Sequence[str]
     plan: Callable[[Blend, Settings, str | None], Planned[Settings, Found]]
     step: Step
-    arguments: Callable[[Planned[Settings, Found]], Mapping[str, Any]]
     release: Callable[[Planned[Settings, Found], Sequence[Finished]], Release]
-    inspect: Callable[[Store, Receipt], list[str]]
     next_steps: str
+    arguments: Callable[[Planned[Settings, Found]], Mapping[str, Any]] = _bad_row_policy
+    inspect: Callable[[Store, Receipt], list[str]] = _no_problems
     read_blend: Callable[[Blend | Mapping[str, Any] | str], Blend] = load_blend
     check: Callable[[Blend, Settings, str], None] = _nothing
     rounds: Callable[[Planned[Settings, Found], BuildShards], Planned[Settings, Found]] | None = None

@@ -34,6 +34,7 @@ from .manifest import (
     BLEND,
     FAILED,
     MANIFEST,
+    WHOLE,
     Finished,
     Names,
     manifest_bytes,
@@ -42,7 +43,7 @@ from .manifest import (
     totals,
 )
 from .plan import Plan
-from .publish import Output, publish, publish_bytes, sweep
+from .publish import Output, place_files, publish, publish_bytes, sweep
 from .settings import PreparationSettings
 from .shrinkage import check_shrinkage
 from .store import Store
@@ -55,6 +56,8 @@ QUARANTINE, QUARANTINED = "quarantine", "quarantine.jsonl"
 """The published folder of bad rows, and the file of a shard that they come from."""
 
 QUARANTINES = re.compile(r".+\.jsonl")
+
+PART = re.compile(r"part-\d{5,}-[0-9a-f]{8}\.\w+")
 
 Weights = Mapping[tuple[str, str], float]
 """The weight of each data set, by `(split of the plan, name)`."""
@@ -88,6 +91,36 @@ class Layout(Protocol):
     def lay_out(self, output_dir: str, store: Store, finished: Sequence[Finished]) -> Published:
         """Give the shards their names, without changing what an earlier name means, and say what blend.json is to be."""
         ...
+
+
+@dataclass(frozen=True, slots=True)
+class FolderLayout:
+    """All shards in one folder, which blend.json names as a data set: OUT/<folder>/part-00000-1a2b3c4d.<ending>.
+
+    A shard's file is its output called `all`. Files are linked on a local disk, and copied by an object store.
+    """
+
+    folder: str
+
+    @property
+    def own(self) -> Mapping[str, re.Pattern[str]]:
+        """The parts."""
+        return {self.folder: PART}
+
+    def lay_out(self, output_dir: str, store: Store, finished: Sequence[Finished]) -> Published:
+        """Name the file of every shard that holds a document."""
+        names: dict[str, dict[str, list[str]]] = {}
+        pairs: list[tuple[str, str]] = []
+        for item in finished:
+            if WHOLE in item.receipt.parts:
+                (file,) = (each.path for each in item.receipt.outputs if each.path.partition(".")[0] == WHOLE)
+                part = f"part-{len(names):05d}-{item.key[:8]}.{file.partition('.')[2]}"
+                name = join(output_dir, self.folder, part)
+                pairs.append((store.path(item.key, file), name))
+                names[item.shard.place] = {WHOLE: [name]}
+        place_files(pairs)
+        sources = [{"name": self.folder, "path": join(output_dir, self.folder)}]
+        return Published(names, orjson.dumps({"datasets": sources}, option=orjson.OPT_INDENT_2))
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,0 +1,67 @@
+"""Preparations from Python: `from tokenmill import pretrain`."""
+
+import json
+import subprocess
+import sys
+
+import numpy as np
+import pytest
+import tokenmill
+from tokenmill.flows.preparation import blend_of_rows
+from tokenmill.tasks.errors import InputError
+from tokenmill.tasks.shards.preparation import KINDS
+
+from tests.flows.preparation_runs import TOKENMILL
+from tests.preparing import write_lines
+
+
+def test_every_kind_is_a_function():
+    for name, kind in KINDS.items():
+        function = getattr(tokenmill, name)
+        assert (function.__name__, function.__doc__) == (name, kind.summary)
+    with pytest.raises(ImportError):
+        from tokenmill import pretrian  # noqa: F401, PLC0415
+
+
+def test_rows_are_written_beside_the_output_folder(tmp_path):
+    rows = ({"text": f"row {number}", "score": np.float32(0.5)} for number in range(3))
+    blend = blend_of_rows(rows, str(tmp_path / "out"))
+    place = tmp_path / "out.rows.jsonl"
+    assert blend == {"datasets": [{"name": "rows", "path": str(place)}]}
+    assert [json.loads(line) for line in place.read_text().splitlines()] == [
+        {"text": f"row {number}", "score": 0.5} for number in range(3)
+    ]
+
+
+@pytest.mark.parametrize(
+    ("row", "message"),
+    [("some text", "row 2: str, not a dict"), ({"text": {1, 2}}, "row 2: .*set.*; rows must hold JSON values")],
+)
+def test_rows_that_are_no_json_objects_are_refused(tmp_path, row, message):
+    with pytest.raises(InputError, match=message):
+        blend_of_rows([{"text": "good"}, row], str(tmp_path / "out"))
+    assert not list(tmp_path.iterdir())
+
+
+@pytest.mark.slow
+def test_rows_and_a_dict_are_prepared_as_the_command_prepares_a_file(tmp_path):
+    texts = [f"{number} sacks of flour" for number in range(200)]
+    source = write_lines(tmp_path / "rows.jsonl", texts)
+    (tmp_path / "blend.json").write_text(json.dumps({"datasets": [{"name": "rows", "path": str(source)}]}))
+    command = [TOKENMILL, "pretrain", str(tmp_path / "blend.json"), "--output-dir", str(tmp_path / "command")]
+    subprocess.run([*command, "workers=1"], check=True, capture_output=True)
+    program = f"""
+if __name__ == "__main__":
+    from tokenmill import pretrain
+    rows = ({{"text": text}} for text in {texts!r})
+    record = pretrain(rows, {str(tmp_path / "rows")!r}, workers=1)
+    assert record["pretrain"]["documents"] == 200, record
+    pretrain({{"datasets": [{{"name": "rows", "path": {str(source)!r}}}]}}, {str(tmp_path / "dict")!r}, workers=1)
+"""
+    (tmp_path / "program.py").write_text(program)
+    done = subprocess.run([sys.executable, tmp_path / "program.py"], capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    assert "INFO" not in done.stderr
+    pairs = {place: sorted((tmp_path / place).glob("train/*")) for place in ("command", "rows", "dict")}
+    contents = [[(path.name, path.read_bytes()) for path in found] for found in pairs.values()]
+    assert contents[0] == contents[1] == contents[2] != []
