@@ -63,5 +63,5 @@ if __name__ == "__main__":
     assert done.returncode == 0, done.stderr
     assert "INFO" not in done.stderr
     pairs = {place: sorted((tmp_path / place).glob("train/*")) for place in ("command", "rows", "dict")}
-    contents = [[(path.name, path.read_bytes()) for path in found] for found in pairs.values()]
+    contents = [[path.read_bytes() for path in found] for found in pairs.values()]
     assert contents[0] == contents[1] == contents[2] != []
