@@ -31,7 +31,7 @@ from .terminal import OutputDir, Overrides, be_quiet, piped, terminal
 from .training_commands import benchmark, evaluate, pipeline, train
 
 EMPTY = re.compile(r"(--[\w-]+=)?\s*")
-"""An argument, or an option with one, that says nothing."""
+"""An empty argument, or an option with an empty value."""
 
 DONE, FAILED, WRONG_CALL = 0, 1, 2
 
@@ -125,7 +125,7 @@ for name, kind in KINDS.items():
 
 @app.command
 def verify(output_dir: Prepared = None) -> dict[str, Any]:
-    """Hash, open and count everything a preparation published; damaged shards are built again by the next run."""
+    """Hash, open and count everything that was published; the next run rebuilds damaged shards."""
     from tokenmill.tasks.nightly.versions import remedy_for
     from tokenmill.tasks.report.verification import inspector_of, print_verification, verification_record
     from tokenmill.tasks.shards.verify import verify as verify_output
@@ -144,12 +144,12 @@ def view(
     *,
     doc: Annotated[str | None, Parameter(help="Show one document, by the id that this command prints.")] = None,
     dataset: Annotated[str | None, Parameter(help="Only this data set.")] = None,
-    rows: Annotated[int, Parameter(help="How many packs or documents.")] = 1,
-    random: Annotated[bool, Parameter(negative="", help="Choose them by chance instead of taking the first.")] = False,
-    seed: Annotated[int, Parameter(help="Seed of the choice.")] = 42,
+    rows: Annotated[int, Parameter(help="Number of packs or documents.")] = 1,
+    random: Annotated[bool, Parameter(negative="", help="Choose at random instead of taking the first.")] = False,
+    seed: Annotated[int, Parameter(help="Seed of the random choice.")] = 42,
     html: Annotated[str | None, Parameter(help="Write a static page to this path instead.")] = None,
 ) -> dict[str, Any]:
-    """Show what was published, decoded from the files themselves: packs coloured by loss mask, or documents."""
+    """Show published packs, coloured by loss mask, or documents, decoded from the files themselves."""
     from tokenmill.tasks.report.view import view_output, view_record
     from tokenmill.tasks.report.view_html import publish_html
     from tokenmill.tasks.report.view_terminal import print_view
@@ -168,9 +168,9 @@ def choose(
     embeddings: Annotated[str, Parameter(help="Output folder of `tokenmill score embed`.")],
     *overrides: Annotated[str, Parameter(help="Settings as key=value, for example rows=10000.")],
     output_dir: OutputDir,
-    plot: Annotated[bool, Parameter(help="Draw the choice as well, which needs matplotlib.")] = True,
+    plot: Annotated[bool, Parameter(help="Also plot the choice; needs matplotlib.")] = True,
 ) -> dict[str, Any]:
-    """Choose rows that are spread over what there is, no two of them nearly the same, and say why these."""
+    """Choose diverse rows without near-duplicates, and explain the choice."""
     from tokenmill.tasks.score.choice import ChoiceSettings, choice_record, choose_rows
 
     settings = choices_of(ChoiceSettings, overrides)
@@ -192,10 +192,10 @@ def choose(
 def report(
     output_dir: Annotated[str, Parameter(help="Output folder of scores, or of a Harmony normalization.")],
     *,
-    scores: Annotated[list[str] | None, Parameter(help="Another such folder, drawn together with it.")] = None,
-    html: Annotated[str | None, Parameter(help="Where the page goes; report.html in the folder by default.")] = None,
+    scores: Annotated[list[str] | None, Parameter(help="Another such folder to plot with it.")] = None,
+    html: Annotated[str | None, Parameter(help="Path of the page; report.html in the folder by default.")] = None,
 ) -> dict[str, Any]:
-    """Draw scores on a static page: NLL, NLL against correctness, and a map of embeddings by pool."""
+    """Plot scores on a static page: NLL, NLL against correctness, and a map of embeddings by pool."""
     from tokenmill.tasks.report.score_page import PAGE, publish_page, report_page
 
     places = [output_dir, *(scores or [])]
@@ -210,14 +210,14 @@ def report(
 @app.command
 def push(
     output_dir: Annotated[str, Parameter(help="Output folder of a preparation.")],
-    repository: Annotated[str, Parameter(help="Data set repository of the hub, as ORG/NAME; made when it is missing.")],
+    repository: Annotated[str, Parameter(help="Data set repository on the hub, as ORG/NAME; created if missing.")],
     *,
     public: Annotated[
-        bool, Parameter(negative="", help="Everyone may read it; without, a public one is refused.")
+        bool, Parameter(negative="", help="Make it readable by everyone; otherwise a public repository is refused.")
     ] = False,
     dry_run: Annotated[bool, Parameter(negative="", help="Only list what would be pushed.")] = False,
 ) -> dict[str, Any]:
-    """Push a preparation to the Hugging Face hub, private unless asked otherwise; HF_TOKEN has to allow it."""
+    """Push a preparation to the Hugging Face hub, private by default; HF_TOKEN must allow it."""
     from tokenmill.tasks.report.parcel import parcel_of
     from tokenmill.tasks.report.push import print_plan, print_pushed, push_record, stale_names, target_of
     from tokenmill.tasks.report.push import push as push_parcel
@@ -237,14 +237,14 @@ def nightly(
     blends: Annotated[str, Parameter(help="Folder or URI with blends in folders named after their kind.")],
     *,
     output_dir: OutputDir,
-    keep: Annotated[int, Parameter(help="Versions of each blend that stay.", validator=Number(gte=1))] = 7,
+    keep: Annotated[int, Parameter(help="Versions to keep of each blend.", validator=Number(gte=1))] = 7,
     also_keep: Annotated[
         list[str] | None,
-        Parameter(help="A version, a name of one (art://NAME), or another output of this store that stays, too."),
+        Parameter(help="Also keep this version, name (art://NAME), or other output of this store."),
     ] = None,
     workers: Annotated[int | None, Parameter(help="Worker processes.")] = None,
 ) -> dict[str, Any]:
-    """Prepare the next version of every blend that changed, say why, and remove what is out of date."""
+    """Prepare a new version of every blend that changed, say why, and remove outdated versions."""
     from tokenmill.tasks.nightly.blends import find_blends
     from tokenmill.tasks.sources.apart import require_apart
 
@@ -259,9 +259,9 @@ def nightly(
 @app.command
 def deploy(
     *,
-    write: Annotated[bool, Parameter(negative="", help="Only write the files that are missing, for review.")] = False,
+    write: Annotated[bool, Parameter(negative="", help="Only write missing files, for review.")] = False,
 ) -> dict[str, Any]:
-    """Deploy all flows to a Prefect server as this folder's prefect.yaml says, which is written where there is none."""
+    """Deploy all flows to a Prefect server by this folder's prefect.yaml, which is written if missing."""
     from .deploying import deploy as apply
     from .deploying import print_deployments, require_server, write_project
 
@@ -281,11 +281,11 @@ def deploy(
 def prune(
     store: Annotated[str, Parameter(help="A store that preparations share.")],
     *,
-    keep: Annotated[list[str], Parameter(help="An output folder whose shards stay; name all there are.")],
-    grace_days: Annotated[float, Parameter(help="Younger shards stay: they may be of a run under way.")] = 2.0,
+    keep: Annotated[list[str], Parameter(help="An output folder whose shards are kept; name every one.")],
+    grace_days: Annotated[float, Parameter(help="Keep younger shards: a run may be writing them.")] = 2.0,
     dry_run: Annotated[bool, Parameter(negative="", help="Only count.")] = False,
 ) -> dict[str, Any]:
-    """Remove shards that no kept output refers to."""
+    """Remove shards that no kept output uses."""
     from tokenmill.tasks.nightly.prune import leftovers, prune_record
     from tokenmill.tasks.nightly.prune import prune as prune_store
 
@@ -299,12 +299,12 @@ def prune(
 
 @app.command
 def register(
-    name: Annotated[str, Parameter(help="What it is called from now on: art://NAME.")],
+    name: Annotated[str, Parameter(help="The name: art://NAME.")],
     folder: Annotated[
         str | None, Parameter(help="Output folder of a command; read from stdin when one is piped in.")
     ] = None,
 ) -> dict[str, Any]:
-    """Give what a command made a name and a version, by which other commands find it: art://NAME, art://NAME:v2."""
+    """Register an output under a name and a version for other commands: art://NAME, art://NAME:v2."""
     from tokenmill.tasks.report.registry import artifact_in
     from tokenmill.tasks.report.registry import register as register_artifact
 
@@ -319,7 +319,7 @@ def lineage(
         str | None, Parameter(help="Output folder or art:// name; read from stdin when a command is piped in.")
     ] = None,
 ) -> dict[str, Any]:
-    """What something was made from, and that from what, down to data sets."""
+    """Show what an output was made from, down to its data sets."""
     from tokenmill.tasks.report.registry import lineage as trace
     from tokenmill.tasks.report.registry import print_lineage
 
@@ -330,7 +330,7 @@ def lineage(
 
 @app.command
 def demo(*, output_dir: OutputDir = "demo") -> dict[str, Any]:
-    """The whole journey on text this machine already has, offline: plan, prepare, verify, and where to look."""
+    """Run every step offline on text this machine already has: plan, prepare, verify, view."""
     from tokenmill.tasks.report.demo import (
         CHAT_BLEND,
         HARMONY_BLEND,
@@ -374,21 +374,21 @@ def run(arguments: list[str]) -> int:
     except (RunError, OSError) as error:
         return _complain(error, FAILED)
     except KeyboardInterrupt:
-        return _complain("interrupted; run the same command again to go on from here", INTERRUPTED)
+        return _complain("interrupted; run the same command again to continue", INTERRUPTED)
     if isinstance(result, dict):
         _print_record(cast("dict[str, Any]", result))
     return DONE
 
 
 def _require_values(arguments: list[str]) -> None:
-    """Raises InputError for an empty argument, such as a script's variable that is not set."""
+    """Raises InputError for an empty argument, such as an unset variable of a script."""
     for before, argument in pairwise(["tokenmill", *arguments]):
         if EMPTY.fullmatch(argument):
-            raise InputError(f"the argument after {before!r} is empty; give it a value, or leave the option out")
+            raise InputError(f"the argument after {before!r} is empty; give it a value or omit the option")
 
 
 def _print_record(record: Mapping[str, Any]) -> None:
-    """Print the artifact record as one line where another program may read it."""
+    """Print the artifact record as one line for the next program."""
     if not sys.stdout.isatty():
         sys.stdout.write(orjson.dumps(record).decode() + "\n")
 

@@ -1,10 +1,10 @@
-"""`prefect deploy` on a server that has the deployments already: what people changed there stays.
+"""`prefect deploy` on a server that has the deployments already: changes made there are kept.
 
-Prefect makes a deployment all that prefect.yaml says, each time: it resumes what was paused, switches off a schedule that
-is declared with `active: false`, and resets parameters. Here only what has changed in prefect.yaml since it was last
-applied is applied anew. Pauses stay, and so do the schedules of a deployment that has any.
+Prefect resets a deployment to prefect.yaml every time: it resumes paused deployments, switches off schedules declared
+with `active: false`, and resets parameters. This module applies only what changed in prefect.yaml since the last
+deployment. Pauses stay, and so do existing schedules.
 
-Digests of what was applied are kept on the server, in a Prefect variable per deployment.
+A Prefect variable per deployment stores digests of what was applied.
 """
 
 import json
@@ -20,17 +20,17 @@ from prefect.client.schemas.responses import DeploymentResponse
 from prefect.variables import Variable
 
 FIELDS = {"tags", "concurrency_limit", "concurrency_options", "job_variables"}
-"""What else people can change, besides parameters, schedules and the pause."""
+"""What else people can change on a server, beside parameters, schedules and the pause."""
 
 Values = Mapping[str, Mapping[str, Any]]
-"""Of `parameters` and of `fields`, values by name."""
+"""Values by name, for `parameters` and for `fields`."""
 
 Create = Callable[..., Coroutine[Any, Any, UUID]]
 Update = Callable[[PrefectClient, UUID, DeploymentUpdate], Coroutine[Any, Any, None]]
 
 
 def keep_choices() -> None:
-    """Widen the methods of Prefect's client by which `prefect deploy` creates and updates deployments."""
+    """Wrap the methods of Prefect's client that create and update deployments."""
     create: Create | None = getattr(PrefectClient, "create_deployment", None)
     update: Update | None = getattr(PrefectClient, "update_deployment", None)
     if create and update:
@@ -39,7 +39,7 @@ def keep_choices() -> None:
 
 
 def noting(create: Create) -> Create:
-    """`create`, which also notes what is declared."""
+    """`create`, recording what is declared."""
 
     async def create_deployment(client: PrefectClient, **fields: Any) -> UUID:  # noqa: ANN401 - those of Prefect
         deployment_id = await create(client, **fields)
@@ -51,14 +51,14 @@ def noting(create: Create) -> Create:
 
 
 def keeping(update: Update) -> Update:
-    """`update`, which applies what is declared anew, and notes it."""
+    """`update`, applying only declarations that changed, and recording them."""
 
     async def update_deployment(client: PrefectClient, deployment_id: UUID, deployment: DeploymentUpdate) -> None:
         current = await client.read_deployment(deployment_id)
         if _declares_other_schedules(deployment, current):
             sys.stderr.write(
-                f"{current.name} keeps its schedules, which are not those of prefect.yaml. To take those, remove them with "
-                "`prefect deployment schedule clear`, then deploy again.\n"
+                f"{current.name} keeps its schedules, which differ from prefect.yaml. To apply prefect.yaml, run "
+                "`prefect deployment schedule clear` and deploy again.\n"
             )
         declared = _declared(deployment)
         applied = merged(declared, await _noted(deployment_id), _standing(current))
@@ -73,9 +73,9 @@ def keeping(update: Update) -> Update:
 
 
 def merged(declared: Values, noted: Values | None, standing: Values) -> dict[str, dict[str, Any]]:
-    """The `declared` values whose digest differs from the one `noted`, over those that the server has.
+    """`standing` values of the server, overwritten by `declared` values whose digest is not the one `noted`.
 
-    Without notes, before the first deployment, all `declared` values.
+    Before the first deployment (`noted` is None), all `declared` values.
     """
     if noted is None:
         return {part: dict(values) for part, values in declared.items()}
@@ -105,7 +105,7 @@ def _declares_other_schedules(deployment: DeploymentUpdate, current: DeploymentR
 
 
 def digests(values: Mapping[str, Any]) -> dict[str, str]:
-    """What is noted of values, because a variable holds 5,000 characters at most."""
+    """A digest per value, because a Prefect variable holds at most 5,000 characters."""
     written = {name: json.dumps(value, sort_keys=True).encode() for name, value in values.items()}
     return {name: sha256(data).hexdigest()[:16] for name, data in written.items()}
 

@@ -1,7 +1,7 @@
 """`tokenmill deploy`: the deployments of prefect.yaml, on a Prefect server, from a clone or an installed tokenmill.
 
-A folder without a prefect.yaml becomes what a clone is to Prefect: it gets prefect.yaml, prefect.toml and the small
-blends that prefect.yaml names, for a person to change. `prefect deploy --all` does the rest.
+A folder without a prefect.yaml gets prefect.yaml, prefect.toml and the small blends they name, ready to edit.
+`prefect deploy --all` does the rest.
 """
 
 import os
@@ -34,9 +34,9 @@ PACKAGE = Path(__file__).parents[1]
 
 
 def write_project(folder: Path) -> list[str]:
-    """Write prefect.yaml, prefect.toml and blends into a folder without prefect.yaml; the names of what was written.
+    """Write prefect.yaml, prefect.toml and blends into a folder without prefect.yaml; returns the written names.
 
-    Files that are there already stay as they are. prefect.yaml comes last, so that an interrupted call is finished by the next.
+    Existing files stay. prefect.yaml is written last, so that the next call completes an interrupted one.
     """
     if (folder / DECLARED).exists():
         return []
@@ -50,19 +50,19 @@ def write_project(folder: Path) -> list[str]:
 
 
 def require_server() -> None:
-    """Raise InputError unless a Prefect server is named."""
+    """Raises InputError unless a Prefect server is configured."""
     if PREFECT_API_URL.value() is None:
         raise InputError(
-            "PREFECT_API_URL: no Prefect server is named; start one with `prefect server start`, then run "
+            "PREFECT_API_URL: no Prefect server is configured; start one with `prefect server start`, then run "
             "`prefect config set PREFECT_API_URL=http://127.0.0.1:4200/api`"
         )
 
 
 def deploy(folder: Path) -> dict[str, DeploymentResponse]:
-    """Apply the prefect.yaml of a folder, after making the work pools that are missing; the deployments by full name.
+    """Create missing work pools and apply the prefect.yaml of a folder; returns the deployments by full name.
 
-    What people changed on the server stays, see `flows.deployed_choices`. Raises InputError where no server answers and
-    for a prefect.yaml without deployments, RunError where Prefect fails.
+    Changes made on the server stay (see `flows.deployed_choices`). Raises InputError when no server answers or
+    prefect.yaml lists no deployments, and RunError when Prefect fails.
     """
     declared = _declared(folder)
     with prefect_server(), get_client(sync_client=True) as client:

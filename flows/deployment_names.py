@@ -1,9 +1,9 @@
-"""`prefect deployment run pretrain-data-prep`: the bare name of a deployment is enough where only one has it.
+"""`prefect deployment run pretrain-data-prep`: the bare name of a deployment is enough if it is unique.
 
 Prefect wants FLOW/DEPLOYMENT and answers a bare name with a traceback. This Prefect plugin, switched on in
 prefect.toml, widens one public method of Prefect's client, and only in `prefect deployment …` commands. It imports
-nothing that `import prefect` has not loaded already. Should a later Prefect look deployments up in another way,
-nothing here has an effect, and FLOW/DEPLOYMENT works as ever. For `prefect deploy` see `flows.deployed_choices`.
+nothing that `import prefect` has not loaded already. If a later Prefect looks deployments up in another way,
+this has no effect, and FLOW/DEPLOYMENT still works. For `prefect deploy` see `flows.deployed_choices`.
 """
 
 import sys
@@ -25,7 +25,7 @@ def setup_environment(*, ctx: HookContext) -> None:  # noqa: ARG001 - Prefect pa
     if read and not {"deployment", "deployments"}.isdisjoint(sys.argv):
         PrefectClient.read_deployment_by_name = with_bare_names(read)  # pyright: ignore[reportAttributeAccessIssue]
     if "deploy" in sys.argv:
-        from .deployed_choices import keep_choices  # noqa: PLC0415 - for this command alone
+        from .deployed_choices import keep_choices  # noqa: PLC0415 - only for this command
 
         keep_choices()
 
@@ -48,6 +48,6 @@ def with_bare_names(read: Read) -> Read:
 def _which(name: str, flows: list[str]) -> str:
     if not flows:
         return (
-            f"No deployment is called {name!r}; see `prefect deployment ls`, or make ours with `prefect deploy --all`."
+            f"No deployment is called {name!r}; list them with `prefect deployment ls`, or create ours with `tokenmill deploy`."
         )
     return f"Several deployments are called {name!r}; name one of: {', '.join(f'{flow}/{name}' for flow in flows)}"

@@ -1,11 +1,11 @@
-"""A night: every blend whose sources or settings changed is prepared again, as its next version.
+"""A night: prepare a new version of every blend whose sources or settings changed.
 
 compare ─► prepare ─► latest.json    for each blend, one after the other
 prune ─► summary
 
-Nights that overlap take turns: the later one waits for the store, then finds the work done. An object store cannot make
-anybody wait: there, each makes a version of its own. A blend that fails stops no other; the run fails in the end and names
-it, and `latest.json` still leads to the version before.
+Overlapping nights take turns: the later one waits for the store, then finds the work done. Object stores have no locks, so
+there each makes its own version. A failed blend stops no other; the run fails at the end and names it, and `latest.json`
+still points to the previous version.
 """
 
 import time
@@ -42,16 +42,16 @@ def reprep_changed_blends(
     cluster: str = DEFAULT.cluster,
     workers: Annotated[int | None, Field(ge=1)] = DEFAULT.workers,
 ) -> dict[str, Any]:
-    """Prepare the next version of every blend that changed, and remove what is out of date.
+    """Prepare a new version of every blend that changed, and remove outdated versions.
 
     Args:
         blends: Folder or URI with blends in folders named after their kind: pretrain, sft, rl, harmony.
-        output_dir: Where `<kind>/<blend>/<version>/` and the shards that all share go.
-        keep: How many versions of each blend stay.
-        grace_seconds: How old a shard that no version refers to must be before it is removed.
-        also_keep: Versions, names of versions (art://), and other outputs of the same store that stay with their shards.
-        cluster: Where blends are prepared that do not say so themselves.
-        workers: Worker processes for those.
+        output_dir: Where `<kind>/<blend>/<version>/` and the shared shards go.
+        keep: Versions to keep of each blend.
+        grace_seconds: Keep unused shards that are younger than this.
+        also_keep: Other versions, names (art://) and outputs of the same store to keep with their shards.
+        cluster: The cluster of blends that name none.
+        workers: Worker processes for blends that set none.
     """
     output_dir = absolute(output_dir)
     under = {"cluster": cluster, "workers": workers}
@@ -68,7 +68,7 @@ def reprep_changed_blends(
 
 
 def _brought_up_to_date(blend: NightlyBlend, output_dir: str, under: dict[str, Any]) -> Outcome:
-    """What became of a blend; whatever goes wrong ends in the state of a task or flow run, and not here."""
+    """The outcome for a blend; failures end in the state of a task or flow run."""
     state = compare(blend, output_dir, under, time.time(), return_state=True)
     if error := error_of(state):
         return _failed(blend, error)

@@ -1,6 +1,6 @@
-"""What a person typed, as settings: a YAML file, then options, then `key.sub=value`, each over the one before.
+"""Command-line input as settings: a YAML file, then options, then `key.sub=value`; later ones win.
 
-Everything ends in the same typed model as a flow's parameters, so a misspelt key is an error wherever it is written.
+All of it is parsed by the same model as a flow's parameters, so a misspelt key is an error wherever it is written.
 """
 
 from collections.abc import Mapping, Sequence
@@ -18,7 +18,7 @@ from tokenmill.tasks.strict import Strict, parse
 @Parameter(name="*")
 @dataclass(frozen=True)
 class CommonOptions:
-    """Options that every preparation understands."""
+    """Options of every preparation."""
 
     config: Annotated[Path | None, Parameter(help="YAML file with settings.")] = None
     scale: Annotated[Scale | None, Parameter(help="Leading share of each data set.")] = None
@@ -29,14 +29,14 @@ class CommonOptions:
 
 
 JINJA = ("{{", "{%", "{#")
-"""How a chat template may begin, which is text."""
+"""What a chat template may begin with; such a value is text."""
 
 Settings = TypeVar("Settings", bound=PreparationSettings)
 Choices = TypeVar("Choices", bound=Strict)
 
 
 def settings_of(kind: type[Settings], options: CommonOptions, overrides: Sequence[str]) -> Settings:
-    """The settings of a kind of preparation. Raises InputError for anything unknown or out of bounds."""
+    """The settings of a preparation. Raises InputError for anything unknown or out of bounds."""
     given = {
         "scale": options.scale, "sample": options.sample, "force": options.force,
         "workers": options.workers, "cluster": options.scheduler,
@@ -49,7 +49,7 @@ def settings_of(kind: type[Settings], options: CommonOptions, overrides: Sequenc
 def choices_of(
     kind: type[Choices], overrides: Sequence[str], under: Mapping[str, Any] | None = None, where: str = "settings"
 ) -> Choices:
-    """Choices of any kind: overrides, over what was written `under` them. Raises InputError as `settings_of` does."""
+    """Settings of any model: overrides over those written `under` them. Raises InputError as `settings_of` does."""
     merged = dict(under or {})
     for override in overrides:
         merged = _merge(merged, _override(override))
@@ -73,9 +73,9 @@ def _on_one_line(error: Exception) -> str:
 
 
 def _override(text: str) -> dict[str, Any]:
-    """`tokenizer.model=x` as `{"tokenizer": {"model": "x"}}`; `null` is no value, and lists and objects are YAML.
+    """`tokenizer.model=x` as `{"tokenizer": {"model": "x"}}`; `null` is None, and lists and objects are YAML.
 
-    `~` is a home folder here, not YAML's other word for null.
+    `~` is a home folder here, not YAML's null.
     """
     name, equals, value = text.partition("=")
     if not equals or not name:
@@ -86,7 +86,7 @@ def _override(text: str) -> dict[str, Any]:
     return nested
 
 
-def _value(text: str, value: str) -> Any:  # noqa: ANN401 - whatever a person wrote
+def _value(text: str, value: str) -> Any:  # noqa: ANN401 - anything YAML holds
     if not value.startswith(("[", "{")) or value.startswith(JINJA):
         return value
     try:

@@ -1,10 +1,10 @@
-"""What all flows that publish in an output folder have in common: turns, the end of lost runs, errors as one sentence.
+"""Flows that publish in an output folder: one run at a time, killed runs reported, errors as one sentence.
 
-    OUT/flow_run.json    the run at work in the folder, sealed; removed when that run ends by itself
+    OUT/flow_run.json    the run in progress, sealed; removed when that run ends by itself
 
-A process that is killed reports no end, so Prefect would show its run as Running for ever. The next run in the folder finds
-the file and reports the end of the lost run, of its tasks and of the flows that it called. The run is lost, and not at work
-elsewhere, because the folder's lock is free: the kernel takes it from a dead process.
+A killed process reports no end, so Prefect would show its run as Running for ever. The next run in the folder finds the
+file and reports the killed run, its tasks and its subflows as crashed. The folder's lock proves that the run is dead: the
+kernel releases it with the process.
 """
 
 from collections.abc import Callable, Generator, Iterator
@@ -45,8 +45,8 @@ UNFINISHED = [each for each in StateType if each not in TERMINAL_STATES]
 def publishing(function: Callable[P, dict[str, Any]]) -> Callable[P, dict[str, Any]]:
     """A flow that publishes in an `output_dir`.
 
-    Runs with the same output folder take turns, and the one that waits says for whom. An InputError or a RunError becomes
-    the message of the failed run, as it is; whoever calls the flow gets the error itself.
+    Runs with the same output folder take turns; a waiting run names the other. The message of an InputError or RunError
+    becomes the message of the failed run; the caller gets the error itself.
     """
 
     @wraps(function)
@@ -63,9 +63,9 @@ def publishing(function: Callable[P, dict[str, Any]]) -> Callable[P, dict[str, A
 
 @contextmanager
 def _recorded_in(output_dir: str) -> Generator[None]:
-    """Record this flow run in an output folder while it works there, and report the end of one that was killed there.
+    """Record this flow run in its output folder, and report a run that was killed there.
 
-    The folder's lock must be held. An object store gives none, so nothing is recorded there.
+    The folder's lock must be held. Object stores have no locks, so nothing is recorded there.
     """
     folder = absolute(output_dir)
     if not is_local(folder):
@@ -82,14 +82,14 @@ def _recorded_in(output_dir: str) -> Generator[None]:
 
 
 def _lost_run(record: Path) -> UUID | None:
-    """The run that a record names, or None without a record. A damaged record names no run, and does not stop the next."""
+    """The recorded run, or None without a valid record."""
     with suppress(FileNotFoundError, ValueError, KeyError):
         return UUID(unsealed(record.read_bytes())["id"])
     return None
 
 
 def _report_lost(lost: UUID, folder: str) -> None:
-    """Report that a run has crashed, unless the server knows its end, or does not know the run."""
+    """Report a run as crashed, unless the server knows its end or does not know the run."""
     if str(lost) == flow_run.id:  # the same run, retried
         return
     crashed = Crashed(message=f"The process of this run was killed; the next run in {folder} reports it.")
@@ -101,10 +101,10 @@ def _report_lost(lost: UUID, folder: str) -> None:
 
 
 def _unfinished(client: SyncPrefectClient, run: UUID) -> Iterator[UUID]:
-    """A run and all that it called, if it has not ended; called runs come first."""
+    """A run and its subflows, if it has not ended; subflows first."""
     try:
         state = client.read_flow_run(run).state
-    except ObjectNotFound:  # the run of another server, or one that was deleted
+    except ObjectNotFound:  # a run of another server, or deleted
         return
     if state is None or state.type in TERMINAL_STATES:
         return
@@ -115,7 +115,7 @@ def _unfinished(client: SyncPrefectClient, run: UUID) -> Iterator[UUID]:
 
 
 def _unfinished_tasks(client: SyncPrefectClient, run: UUID) -> Iterator[TaskRun]:
-    """The task runs of a run that have not ended, page after page; they must be ended before the next is asked for."""
+    """Unfinished task runs of a run. End those of one page before asking for the next."""
     unfinished = TaskRunFilter(state=TaskRunFilterState(type=TaskRunFilterStateType(any_=UNFINISHED)))
     of_run = FlowRunFilter(id=FlowRunFilterId(any_=[run]))
     while found := client.read_task_runs(flow_run_filter=of_run, task_run_filter=unfinished):

@@ -1,4 +1,4 @@
-"""The pipeline: from blends to a model that was pretrained, then trained on conversations, and to rows for RL.
+"""The pipeline: from blends to a model, pretrained and then trained on conversations, and to rows for RL.
 
 pretrain data ─► train ─► evaluate ─► SFT data ─► train further ─► evaluate ─► RL data
 """
@@ -27,14 +27,14 @@ from .train import evaluate_model, train_model
 @flow(name="pipeline")
 @publishing
 def pipeline(output_dir: Place, settings: PipelineSettings | str = "pipeline-tiny") -> dict[str, Any]:
-    """Run the stages one after the other; each finds what an earlier run has finished, and goes on from there.
+    """Run the stages in order; each reuses what an earlier run finished.
 
     Args:
-        output_dir: A folder per stage goes there.
-        settings: The stages, or the YAML file that holds them: a path, or the name of one of the project's own.
+        output_dir: Where the folder of each stage goes.
+        settings: The stages, or a YAML file with them: a path, or the name of a bundled one.
     """
     settings = load_settings(settings) if isinstance(settings, str) else settings
-    for stage in filter(None, (settings.pretrain, settings.sft)):  # hours before training would refuse them
+    for stage in filter(None, (settings.pretrain, settings.sft)):  # before hours of work, not after
         local_folder(output_dir, stage.train.launcher)
         require_program(stage.train.launcher)
     stages = _stages(output_dir, settings)
@@ -69,5 +69,5 @@ def _trained(stage: PretrainStage | SftStage, settings: PipelineSettings, folder
 
 
 def _chosen(settings: Strict) -> dict[str, Any]:
-    """The settings that somebody chose; a flow knows the others."""
+    """The settings that were set; flows default the others."""
     return {name: getattr(settings, name) for name in settings.model_fields_set}

@@ -1,7 +1,7 @@
 """The Prefect server of a run: the one that is configured, or a temporary one.
 
-All flows here are made by `flow`, so that a flow that is called, by a command or by a script, has a server that answers before
-it starts. (A flow that a Prefect worker runs is not called; the worker has a server.)
+`flow` makes all flows here, so that a flow called by a command or a script has a server before it starts. (A Prefect
+worker does not call flows this way, and has a server.)
 """
 
 import multiprocessing
@@ -27,14 +27,14 @@ R = TypeVar("R")
 
 
 class ServedFlow(Flow[P, R]):
-    """A flow that sees to its Prefect server when it is called."""
+    """A flow that provides its own Prefect server when called."""
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:  # noqa: ANN401 - the flow's own parameters and result
         """Run the flow. Errors as in `prefect_server`, and those of the flow."""
         if FlowRunContext.get() is not None:
             return super().__call__(*args, **kwargs)
         _leave_if_imported()
-        never_end_by_printing()  # before the server's connections get the numbers of streams that were closed
+        never_end_by_printing()  # before server connections take the numbers of closed streams
         with prefect_server():
             return super().__call__(*args, **kwargs)
 
@@ -45,10 +45,9 @@ def flow(*, name: str, description: str | None = None) -> Callable[[Callable[P, 
 
 
 def _leave_if_imported() -> None:
-    """End a worker that calls a flow while it imports the script which started it; the script itself then tells why.
+    """End a worker that calls a flow while importing the script that started it; the script reports the reason.
 
-    Python marks a process as `_inheriting` while it imports the main module of the one that started it, and refuses to start
-    processes meanwhile.
+    Python marks a process as `_inheriting` while it imports its parent's main module, and refuses to start processes then.
     """
     if getattr(multiprocessing.current_process(), "_inheriting", False):
         sys.exit(CALLED_WHILE_IMPORTED)
@@ -56,10 +55,10 @@ def _leave_if_imported() -> None:
 
 @contextmanager
 def prefect_server() -> Generator[None]:
-    """A Prefect server for what runs within.
+    """A Prefect server for the `with` block.
 
-    Raises InputError when the configured one does not answer, or not to this process, and RunError when none can be started
-    or it is lost on the way.
+    Raises InputError when the configured server does not answer or refuses this process, and RunError when none can be
+    started or the connection is lost.
     """
     address = PREFECT_API_URL.value()
     if address is not None:
@@ -68,10 +67,10 @@ def prefect_server() -> Generator[None]:
         _start_temporary()
     try:
         yield
-    except httpx.HTTPError as error:  # data comes by other clients
+    except httpx.HTTPError as error:  # other clients fetch data
         raise RunError(
             f"the Prefect server at {address or 'a temporary address'} was lost ({type(error).__name__}: {error}); finished "
-            "shards are kept: when the server is back, run the same command again"
+            "shards are kept: start the server and run the same command again"
         ) from error
 
 
@@ -107,6 +106,6 @@ def _require_password(client: SyncPrefectClient, address: str) -> None:
         if error.response.status_code != HTTPStatus.UNAUTHORIZED:
             raise
         raise InputError(
-            f"PREFECT_API_AUTH_STRING: the Prefect server at {address} has a password, and this is not it; set what its "
-            "PREFECT_SERVER_API_AUTH_STRING is"
+            f"PREFECT_API_AUTH_STRING: the Prefect server at {address} rejects this password; use the value of its "
+            "PREFECT_SERVER_API_AUTH_STRING"
         ) from error

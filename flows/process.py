@@ -1,11 +1,11 @@
-"""The process of a command: its standard streams, and how it ends when somebody stops it.
+"""The process of a command: its standard streams, and how Ctrl-C ends it.
 
-The first Ctrl-C raises KeyboardInterrupt, so that the run reports how it ended and closes what it has started; after GRACE
-seconds, or at the second Ctrl-C, all that it has started is killed instead. Both ways end in exit code 130. A command
-that a shell starts in the background ignores Ctrl-C.
+The first Ctrl-C raises KeyboardInterrupt, so that the run can report its end and close what it started. After GRACE
+seconds, or at the second Ctrl-C, its child processes are killed. Either way the exit code is 130. A command that a shell
+starts in the background ignores Ctrl-C.
 
-Standard streams may be closed, full, or a pipe that nobody reads. That must not stop the work, so output that cannot be
-written is dropped. Results go to stdout, so the exit code says at the end whether any of it was lost.
+A standard stream may be closed, full, or a pipe without a reader. Work continues, and output that cannot be written is
+dropped. Results go to stdout, so the exit code reports lost output.
 """
 
 import atexit
@@ -24,13 +24,13 @@ from .terminal import terminal
 INTERRUPTED = 128 + signal.SIGINT
 
 GRACE = 3.0
-"""Seconds that a run has to end by itself after Ctrl-C."""
+"""Seconds a run may take to end by itself after Ctrl-C."""
 
 _pressed, _pressed_again = Event(), Event()
 
 
 class Stream(io.TextIOWrapper):
-    """Standard output or error. When it can no longer be written to, `lost` says why, and the rest goes nowhere."""
+    """Standard output or error. When a write fails, `lost` holds the error and later output is discarded."""
 
     lost: OSError | None = None
 
@@ -57,15 +57,15 @@ class Stream(io.TextIOWrapper):
 
 
 def open_streams() -> None:
-    """Open the standard streams that are closed, and keep the others from failing.
+    """Open standard streams that are closed, and keep the others from failing.
 
-    A closed one would otherwise be the number of the next file that is opened, and data and messages would mix in it.
+    The next file opened would get the number of a closed stream, and data and messages would mix in it.
     """
     for number in range(3):
         try:
             os.fstat(number)
         except OSError:
-            os.open(os.devnull, os.O_RDWR)  # takes the lowest number that is free
+            os.open(os.devnull, os.O_RDWR)  # takes the lowest free number
     sys.stdin = sys.stdin or open(0)  # noqa: SIM115 - open as long as the process
     sys.stdout, sys.stderr = _stream(sys.stdout, 1), _stream(sys.stderr, 2)
 
@@ -77,14 +77,14 @@ def _stream(given: TextIO | None, number: int) -> Stream:
 
 
 def lost_output() -> OSError | None:
-    """Why stdout lost something that somebody was to read; a reader that closes its pipe has read all that it wants."""
+    """The error that lost output on stdout, or None. A reader that closes its pipe has read all it wants."""
     sys.stdout.flush()
     lost = sys.stdout.lost if isinstance(sys.stdout, Stream) else None
     return None if isinstance(lost, BrokenPipeError) else lost
 
 
 def end_when_interrupted() -> None:
-    """Let Ctrl-C end this process and all that it has started."""
+    """Let Ctrl-C end this process and its children."""
     if signal.getsignal(signal.SIGINT) is not signal.SIG_IGN:
         signal.signal(signal.SIGINT, _interrupt)
         atexit.register(_leave)  # the first to register is the last to be called
@@ -116,12 +116,12 @@ def _leave() -> None:
 
 
 def _end() -> None:
-    """Kill all that this process has started, and end without clearing up memory, which can take another second."""
+    """Kill all child processes, and exit without freeing memory, which can take another second."""
     try:
         for child in psutil.Process().children(recursive=True):
             with suppress(psutil.NoSuchProcess):
                 child.kill()
-        farewell = Thread(target=_flush, daemon=True)  # a terminal that is stopped (Ctrl-S) would not take it
+        farewell = Thread(target=_flush, daemon=True)  # a stopped terminal (Ctrl-S) blocks
         farewell.start()
         farewell.join(0.2)
     finally:

@@ -1,7 +1,7 @@
-"""The temporary Prefect server of a run, as a process: it serves on a socket that it is given, and ends with its parent.
+"""The temporary Prefect server of a run, as a process: it serves on an inherited socket and ends with its parent.
 
-Its stdin is a pipe that nobody writes to. The pipe closes when the parent ends, however it ends, so the server outlives no
-run, not even one that was killed. `python -P server_process.py DESCRIPTOR`; it imports nothing of this project.
+Its stdin is a pipe that stays empty. The pipe closes when the parent ends, even when it is killed, and then the server
+ends too. `python -P server_process.py DESCRIPTOR`; it imports nothing of this project.
 """
 
 import os
@@ -17,7 +17,7 @@ STDIN = 0
 def serve(listening: socket.socket) -> None:
     """Serve Prefect's API on a socket until SIGTERM, or until the parent is gone."""
     Thread(target=_end_with_parent, daemon=True).start()
-    from prefect.server.api.server import create_app  # takes seconds, in which the parent is watched
+    from prefect.server.api.server import create_app  # takes seconds; the parent is watched meanwhile
 
     config = uvicorn.Config(create_app, factory=True, log_level="error", lifespan="on")
     uvicorn.Server(config).run(sockets=[listening])
@@ -25,7 +25,7 @@ def serve(listening: socket.socket) -> None:
 
 def _end_with_parent() -> None:
     os.read(STDIN, 1)
-    os._exit(1)  # its database is safe: SQLite undoes what was not committed
+    os._exit(1)  # SQLite rolls back what was not committed
 
 
 if __name__ == "__main__":

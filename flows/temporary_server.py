@@ -1,8 +1,7 @@
 """The Prefect server that a run starts for itself where none is configured.
 
-Prefect starts one as a child in the run's own process group. There, Ctrl-C ends the server first, and the run then waits for
-minutes for an answer. This one is in a session of its own, and Prefect, which asks its class for the one server of the
-process, finds it.
+Prefect starts one in the run's own process group, where Ctrl-C ends the server first and the run then waits minutes for
+an answer. This one has a session of its own. Prefect finds it by asking its class for the server of the process.
 """
 
 import atexit
@@ -19,12 +18,12 @@ from tokenmill.tasks.errors import RunError
 
 LOOPBACK = "127.0.0.1"
 PATIENCE = 120
-"""Seconds. The first start builds a database: 10 s on an idle laptop, and Prefect's default gives up after 20."""
+"""Seconds. The first start builds a database: 10 s on an idle laptop; Prefect's default gives up after 20."""
 
 PROGRAM = Path(__file__).with_name("server_process.py")
 
 DEFAULTS = {"PREFECT_SERVER_ANALYTICS_ENABLED": "false"}
-"""It sends no analytics unless the user asks for them."""
+"""No analytics unless the user asks for them."""
 
 ENVIRONMENT = {
     "PREFECT_SERVER_UI_ENABLED": "false",
@@ -32,20 +31,20 @@ ENVIRONMENT = {
     "PREFECT__SERVER_EPHEMERAL": "1",
     "PREFECT__SERVER_FINAL": "1",
 }
-"""A server without pages or plugins; the last two are Prefect's own marks of a temporary one."""
+"""No UI and no plugins; the last two are Prefect's own marks of a temporary server."""
 
 
 class TemporaryServer(SubprocessASGIServer):
-    """Prefect's temporary server, in a session of its own and bound to the life of this process."""
+    """Prefect's temporary server, in its own session, ending with this process."""
 
     def start(self, timeout: int | None = None) -> None:
-        """Start the server once, and wait until it answers, for `timeout` seconds or, by default, PATIENCE or Prefect's setting.
+        """Start the server once, and wait until it answers: `timeout` seconds, by default PATIENCE or Prefect's setting.
 
-        Raises RunError when it ends instead, or does not answer in time.
+        Raises RunError when it ends, or does not answer in time.
         """
         if self.running:
             return
-        with socket.create_server((LOOPBACK, 0)) as listening:  # requests queue up until the server takes them
+        with socket.create_server((LOOPBACK, 0)) as listening:  # requests queue until the server accepts them
             self.port = listening.getsockname()[1]
             self.server_process = _started(listening.fileno())
         self.running = True
@@ -64,7 +63,7 @@ class TemporaryServer(SubprocessASGIServer):
 
 
 def _started(listening: int) -> "subprocess.Popen[bytes]":
-    return subprocess.Popen(  # noqa: S603 - this Python, with no shell between
+    return subprocess.Popen(  # noqa: S603 - this Python, no shell
         [sys.executable, "-P", str(PROGRAM), str(listening)],
         env={
             **DEFAULTS,

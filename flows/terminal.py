@@ -1,4 +1,4 @@
-"""What all commands have in common: the terminal they print to, and the artifact that is piped into them."""
+"""What commands share: the terminal, and the artifact piped into them."""
 
 import os
 import sys
@@ -20,22 +20,22 @@ QUIET = {
     "DO_NOT_TRACK": "1",
     "DASK_LOGGING__DISTRIBUTED": "error",
 }
-"""For a person at a terminal: the progress line instead of two log streams, and no call home."""
+"""For people at a terminal: a progress line instead of two log streams, and no telemetry."""
 
 terminal = Console(stderr=True)
 
-OutputDir = Annotated[str, Parameter(help="Folder or URI to publish in.")]
+OutputDir = Annotated[str, Parameter(help="Output folder or URI.")]
 Overrides = Annotated[str, Parameter(help="Settings as key.sub=value, for example tokenizer.model=o200k_base.")]
 
 
 def be_quiet() -> None:
-    """Leave the terminal to progress lines and summaries; what somebody set in the environment stays."""
+    """Keep log streams off the terminal. Variables that are set already stay."""
     chosen = QUIET | _prefect_home()
     os.environ.update({name: value for name, value in chosen.items() if name not in os.environ})
 
 
 def _prefect_home() -> dict[str, str]:
-    """Another home for Prefect where the user's cannot be written; the profiles in it stay in use."""
+    """A temporary home for Prefect if the user's is not writable; its profiles stay in use."""
     home = absolute("~/.prefect")
     if is_writable(home):
         return {}
@@ -45,7 +45,7 @@ def _prefect_home() -> dict[str, str]:
 
 
 def piped(command: str, kinds: Collection[str] = ()) -> Artifact:
-    """The artifact that the command before this one printed. Raises InputError when there is none of these `kinds`."""
+    """The artifact printed by the previous command. Raises InputError unless there is one of these `kinds`."""
     if sys.stdin.isatty():
-        raise InputError(f"{command}: name the output folder of a command, or pipe one into this command")
+        raise InputError(f"{command}: name an output folder, or pipe a command into this one")
     return read_artifact(sys.stdin.buffer.read(), kinds, command)
