@@ -1,18 +1,17 @@
-"""The lineage of a blend: a folder per version, and a small file that says which one is the latest.
+"""The versions of a blend: a folder for each, and a small file that names the latest.
 
-    OUT/2026-11-21/     versions, each whole by itself: blend.json, manifest.json and names for the shards' files
+    OUT/2026-11-21/     versions, each complete: blend.json, manifest.json and links to the shards' files
     OUT/2026-11-22/
     OUT/2026-11-22.2/   the second of that day
     OUT/latest.json     {"pretrain": {"path": "OUT/2026-11-22.2", "version": …, "reasons": […], "made_from": […], …}}
 
-On object stores, which have no locks, a version also holds `claim`, which says what night it is of: of nights that
-overlap, each makes a version of its own, and readers are led to the later one.
+On object stores, which have no locks, a version also holds `claim`, which names its night: each of two overlapping nights
+makes its own version, and `latest.json` names the later one.
 
-`latest.json` is the record that the command of this kind prints, so that it can be piped into the next one. It is
-replaced last and in one step, on object stores as on disks: who follows it finds the last version or the one before,
-never a part. Dates are those of UTC. Versions only go up: should a clock go back, the day of the last version is
-continued. A version shares its shards with all others, so that it costs new shards and names; RL joins its rows
-into files of their own, which cost what they hold.
+`latest.json` is the artifact record of the preparation, so that it can be piped into the next command. It is replaced last
+and atomically: a reader finds the latest version or the one before, never a part. Dates are UTC. Versions only go up: if a
+clock goes back, the day of the last version continues. Versions share shards, so each costs its new shards and some links;
+RL also writes one joined file per split.
 """
 
 import math
@@ -40,7 +39,7 @@ VERSION = re.compile(r"(\d{4}-\d{2}-\d{2})(?:\.([1-9]\d*))?")
 
 @dataclass(frozen=True, slots=True)
 class Latest:
-    """The version that readers are led to: its name, its folder, and digests of the files that its settings name."""
+    """The latest version: its name, its folder, and digests of the files that its settings name."""
 
     version: str
     path: str
@@ -48,7 +47,7 @@ class Latest:
 
 
 def latest(output_dir: str) -> Latest | None:
-    """What the latest version of a blend is, or None before the first. Raises InputError when the file does not say."""
+    """The latest version of a blend, or None before the first. Raises InputError when the file is damaged."""
     place = join(output_dir, LATEST)
     data = read_bytes(place)
     if data is None:
@@ -56,32 +55,32 @@ def latest(output_dir: str) -> Latest | None:
     try:
         ((kind, record),) = orjson.loads(data).items()
         if _sealed_record(kind, record) != data:
-            raise ValueError("its content does not fit its seal")  # noqa: TRY301 - one of the ways to be damaged
+            raise ValueError("its content does not match its seal")  # noqa: TRY301 - handled below
         return Latest(record["version"], join(output_dir, record["version"]), record["named_files"])
     except (ValueError, AttributeError, TypeError, KeyError) as error:
-        raise InputError(f"{place}: does not name a version; remove it, and the next run publishes one anew") from error
+        raise InputError(f"{place}: does not name a version; remove it, and the next run publishes a new one") from error
 
 
 def follow(output_dir: str, record: Mapping[str, Any], **said: object) -> None:
-    """Lead readers to the version that `record` is of: the record of a preparation, and what else is `said` of it."""
+    """Make the version of `record` the latest; `said` are fields to add to the record."""
     ((kind, fields),) = record.items()
     publish_bytes(join(output_dir, LATEST), _sealed_record(kind, {**fields, **said}))
 
 
 def _sealed_record(kind: str, fields: Mapping[str, Any]) -> bytes:
-    """The record of a kind, sealed within, so that it still is one that commands read from a pipe."""
+    """The record with its seal inside, so that commands can still read it from a pipe."""
     lasting = {name: value for name, value in fields.items() if name != "volatile"}
     seal = orjson.loads(sealed({kind: lasting, "volatile": {}}))["volatile"]
     return orjson.dumps({kind: {**lasting, "volatile": seal}}, option=orjson.OPT_INDENT_2)
 
 
 def lineage(output_dir: str) -> list[str]:
-    """The versions of a blend that were published whole, oldest first."""
+    """The complete versions of a blend, oldest first."""
     return [name for name in _version_folders(output_dir) if size_of(join(output_dir, name, BLEND)) is not None]
 
 
 def next_version(existing: Iterable[str], now: float) -> str:
-    """A name after all `existing` ones: the day of `now`, a Unix time, or the last day that there is."""
+    """A name after all `existing` ones: the day of `now` (a Unix time), or another of the last day."""
     today = datetime.fromtimestamp(now, UTC).date().isoformat()
     day, number = max(map(order, existing), default=("", 0))
     if today > day:
@@ -90,42 +89,41 @@ def next_version(existing: Iterable[str], now: float) -> str:
 
 
 def order(version: str) -> tuple[str, int]:
-    """What versions are sorted by: day and number."""
+    """The sort key of a version: day and number."""
     found = cast("re.Match[str]", VERSION.fullmatch(version))
     return found[1], int(found[2] or 1)
 
 
 def claim(output_dir: str, version: str, now: float) -> str:
-    """Take a version for the night that asks, so that no other writes into its folder; `version`, or the next that is free.
+    """Claim a version for this night, so that no other writes to its folder; `version`, or the next free one.
 
-    On a disk there is nothing to take, because nights hold the lock of the store they share.
+    On a disk nothing is claimed, because nights hold the lock of the shared store.
     """
     if is_local(output_dir):
         return version
     place, night = join(output_dir, version, CLAIM), secrets.token_bytes(16)
     try:
         publish_new(place, night)
-    except FileExistsError:  # another night's, or ours where the store's answer was lost
+    except FileExistsError:  # another night's, or our own if the store's answer was lost
         if read_bytes(place) != night:
             return claim(output_dir, next_version([version], now), now)
     return version
 
 
 def remedy_for(output_dir: str) -> str:
-    """What mends a preparation that is damaged, a version or any other."""
+    """How to repair a damaged output: a version, or any other."""
     folder, _, name = absolute(output_dir).rpartition("/")
     if VERSION.fullmatch(name) is None or size_of(join(folder, LATEST)) is None:
-        return "run the preparation again to mend them"
+        return "run the preparation again to repair them"
     return "remove this folder, and the next night prepares this blend again"
 
 
 def prune_versions(output_dir: str, keep: int, stay: Collection[str] = (), young_from: float = math.inf) -> list[str]:
-    """Remove versions that readers are no longer led to, and what killed and failed runs left; their names.
+    """Remove old versions and the remains of killed and failed runs; returns their names.
 
-    The latest stays, and of those up to it the `keep` newest that were published whole. Later ones are of runs that failed
-    after they had published, or are on their way: the newest stays. So do folders that `stay`, and versions claimed since
-    `young_from`, a Unix time. Shards are not touched, nor anything but folders that are called like versions; each loses its
-    blend.json first: what is left of a removal that was cut short counts as none.
+    Kept are the latest, the `keep` newest complete versions up to it, the newest later one (its run may be in progress, or
+    failed after publishing), folders in `stay`, and versions claimed since `young_from`, a Unix time. Only folders named like
+    versions are removed, never shards. Each loses its blend.json first, so that an interrupted removal leaves no version.
     """
     newest = latest(output_dir)
     if newest is None:
@@ -143,7 +141,7 @@ def prune_versions(output_dir: str, keep: int, stay: Collection[str] = (), young
 
 
 def _claimed_since(moment: float, folder: str) -> bool:
-    """Whether a version that is not published yet may be on its way."""
+    """Whether an unpublished version may be in progress."""
     if is_local(folder) or size_of(join(folder, BLEND)) is not None:
         return False
     system, path = filesystem(join(folder, CLAIM))
@@ -157,17 +155,17 @@ def _remove(folder: str) -> None:
     system, path = filesystem(folder)
     with suppress(FileNotFoundError):
         system.rm_file(f"{path}/{BLEND}")
-    with suppress(FileNotFoundError):  # object stores may list folders for a while of which nothing is left
+    with suppress(FileNotFoundError):  # object stores may still list empty folders for a while
         system.rm(path, recursive=True)
 
 
 def _version_folders(output_dir: str) -> list[str]:
-    """Folders that are called like versions, in order, whole or not."""
+    """Folders named like versions, in order, complete or not."""
     return sorted((name for name in folders_in(output_dir) if VERSION.fullmatch(name)), key=order)
 
 
 def folders_in(place: str) -> list[str]:
-    """The names of the folders in a folder, and of links to folders; none where there is no such folder."""
+    """The names of folders, and of links to folders, in a folder; empty if it does not exist."""
     system, path = filesystem(place)
     system.invalidate_cache()
     try:
@@ -183,5 +181,5 @@ def folders_in(place: str) -> list[str]:
 
 
 def is_link(place: str) -> bool:
-    """Whether a folder is a link to another: what it holds is counted, and never removed."""
+    """Whether a folder is a link to another; its content is never removed."""
     return is_local(place) and Path(place).is_symlink()

@@ -1,6 +1,6 @@
-"""The demo: a blend of text that every machine with Python has, and what to look at afterwards.
+"""The demo: a blend of text that every machine with Python has.
 
-The text is the standard library's own: the source of its modules, and their documentation strings.
+The text is the standard library's own: the source of its modules, and their docstrings.
 """
 
 import ast
@@ -16,7 +16,7 @@ MOST_BYTES = 24_000_000
 
 BLENDS = Path(__file__).parents[2] / "blends"
 CHAT_BLEND, QUESTIONS_BLEND, HARMONY_BLEND = (str(BLENDS / f"tiny-{kind}.json") for kind in ("sft", "rl", "harmony"))
-"""Blends of toy conversations and questions that come with the project."""
+"""Bundled blends of toy conversations and questions."""
 
 
 def write_demo_blend(folder: str) -> str:
@@ -38,7 +38,7 @@ def write_demo_blend(folder: str) -> str:
 
 
 def _sources(modules: Iterable[Path]) -> Iterator[str]:
-    """The text of each module, up to MOST_BYTES in all; the few that are not UTF-8 on purpose are passed over."""
+    """The text of each module, up to MOST_BYTES in all; the few that are not UTF-8 are skipped."""
     total = 0
     for module in modules:
         try:
@@ -67,11 +67,11 @@ def _write(place: str, texts: Iterable[str]) -> None:
 
 
 def print_next_steps(prepared: str, blend: str, console: Console) -> None:
-    """Point at the files that matter and at three commands that show what preparations are like."""
+    """Name the files to look at, and three commands to try."""
     console.print(
         f"\n[bold]Look at[/]\n"
         f"  {prepared}/blend.json      what Megatron reads: weight and prefix of every shard\n"
-        f"  {prepared}/manifest.json   what each shard is made of, and the books\n"
+        f"  {prepared}/manifest.json   what each shard is made of, and its row counts\n"
         f"  {prepared}/shards/         the shards, each with its receipt\n"
         f"  {prepared.removesuffix('prepared')}conversations.html   packs of conversations, coloured by loss mask\n"
         f"[bold]Try[/]\n"

@@ -1,4 +1,4 @@
-"""Where Dask runs, and how workers tell of their progress.
+"""Where Dask runs, and how workers report progress.
 
 `local` starts one single-threaded process per core, for this run only. An address (`tcp://…`, `tls://…`) uses a
 standing cluster. A YAML file names a profile: the arguments of Prefect's DaskTaskRunner, so that any cluster class
@@ -8,10 +8,10 @@ standing cluster. A YAML file names a profile: the arguments of Prefect's DaskTa
     cluster_kwargs: {cores: 32, processes: 32, memory: 128GB, queue: cpu}
     adapt_kwargs: {minimum: 1, maximum: 20}
 
-TLS, timeouts and whatever else Dask can be told come from its own configuration (DASK_DISTRIBUTED__…). A worker whose
-network is cut is given up after `distributed.comm.timeouts.tcp`, 30 s, and one that hangs with its connections open
-after one to two times `distributed.scheduler.worker-ttl`, 5 minutes; what it was building is then built by another. On
-busy machines healthy workers can be silent for seconds too, and four that are given up fail a batch: not below 15 s.
+TLS, timeouts and all other options come from Dask's own configuration (DASK_DISTRIBUTED__…). Dask gives up a worker whose
+network is cut after `distributed.comm.timeouts.tcp` (30 s), and a worker that hangs with open connections after one to two
+times `distributed.scheduler.worker-ttl` (5 minutes); another worker then builds its shards. Healthy workers on busy machines
+can be silent for seconds, and four lost workers fail a batch, so keep both above 15 s.
 """
 
 import asyncio
@@ -49,27 +49,27 @@ log_errors_as_sentences()
 
 LOCAL: dict[str, Any] = {
     "threads_per_worker": 1,
-    "dashboard_address": "127.0.0.1:0",  # any free port: two runs on one machine must not want the same one
+    "dashboard_address": "127.0.0.1:0",  # any free port, so that two runs on one machine do not collide
 }
 
 LOOPBACK = ("127.0.0.1", "localhost", "::1")
 
 STARTS = 3
-"""How often a local cluster is started when its workers die meanwhile."""
+"""Attempts to start a local cluster whose workers die during startup."""
 
 CALLED_WHILE_IMPORTED = 99
-"""Exit code of a worker that found itself running a flow, because the script it imports calls one when it is imported."""
+"""Exit code of a worker whose imported main script calls a flow at import time."""
 
-# Prefect's plugins serve commands, and workers import Prefect where plugins cannot start.
+# Plugins serve commands only, and cannot start where workers import Prefect.
 config.update_defaults({"distributed": {"nanny": {"environ": {"PREFECT_PLUGINS_ENABLED": "false"}}}})
 
 
 class ClusterLostError(RunError):
-    """The client of a cluster has ended, so that the cluster cannot be asked to close either."""
+    """The client of a cluster has ended, so that the cluster cannot be closed either."""
 
 
 class Profile(Strict, frozen=True):
-    """Arguments of Prefect's DaskTaskRunner, as a YAML file has them."""
+    """Arguments of Prefect's DaskTaskRunner, from a YAML file."""
 
     address: str | None = None
     cluster_class: str | None = None
@@ -94,7 +94,7 @@ def task_runner(cluster: str, workers: int | None, resources: Mapping[str, float
 
 @contextmanager
 def started(runner: DaskTaskRunner) -> Generator[DaskTaskRunner]:
-    """The runner with its cluster, which is closed in the end; the workers of one that is lost end with this process."""
+    """The runner with its cluster, which is closed at the end; workers of a lost cluster end with this process."""
     with ExitStack() as stack:
         stack.enter_context(runner)
         try:
@@ -110,10 +110,10 @@ class _Workers(LocalCluster):
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        """Close the cluster. Ctrl-C and SIGTERM kill the workers; what they were building is built again by the next run."""
+        """Close the cluster. Ctrl-C and SIGTERM kill the workers; the next run rebuilds their unfinished shards."""
         if kind is not None and not issubclass(kind, Exception):
             for nanny in self.workers.values():
-                nanny.close_gracefully()  # it starts no other worker
+                nanny.close_gracefully()  # it starts no new worker
                 if nanny.pid is not None:
                     with suppress(ProcessLookupError):
                         os.kill(nanny.pid, signal.SIGKILL)
@@ -121,10 +121,10 @@ class _Workers(LocalCluster):
 
 
 def local_cluster(**kwargs: Any) -> _Workers:  # noqa: ANN401 - the arguments of LocalCluster
-    """A local cluster; it is started again when a worker is killed while it starts.
+    """A local cluster, started again if a worker is killed during startup.
 
-    Raises InputError when the script that runs here calls a flow whenever it is imported, as workers import it, and
-    RunError when workers die while they start, STARTS times in a row.
+    Raises InputError when the main script, which workers import, calls a flow at import time, and RunError when workers die
+    during startup STARTS times in a row.
     """
     deaths: list[RuntimeError] = []
     while len(deaths) < STARTS:
@@ -144,7 +144,7 @@ def local_cluster(**kwargs: Any) -> _Workers:  # noqa: ANN401 - the arguments of
 
 
 def _start(arguments: Mapping[str, Any]) -> _Workers:
-    """Start workers that do not hear Ctrl-C, which a terminal sends to all processes: the run ends them.
+    """Start workers that ignore Ctrl-C, which a terminal sends to all processes: the run ends them itself.
 
     Processes inherit the blocked signals of the thread that starts them.
     """
@@ -164,12 +164,12 @@ def _close(start: "Future[_Workers]") -> None:
 
 
 def _block_interrupts() -> None:
-    resource_tracker.ensure_running()  # Python unblocks them when it starts it, and it starts with the first process
+    resource_tracker.ensure_running()  # it would start with the first process and unblock the signals
     signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
 
 
 def _main_module_calls_a_flow() -> bool:
-    """Whether a process that imports this one's main module, as a worker does, finds itself running a flow."""
+    """Whether importing this process's main module, as a worker does, calls a flow."""
     process = multiprocessing.get_context("spawn").Process(target=int)
     process.start()
     process.join()
@@ -186,7 +186,7 @@ async def _reach(address: str) -> None:
     """Shake hands with the scheduler. Raises InputError when that fails within Dask's timeout for connections, 30 s."""
     try:
         comm = await connect(address, **cast("dict[str, Any]", Security().get_connection_args("client")))
-    except (OSError, TypeError, ValueError) as error:  # nobody there; no certificates; no address
+    except (OSError, TypeError, ValueError) as error:  # no server, no certificates, or no address
         raise InputError(
             f"cluster: no Dask scheduler answers at {address} ({error}); start it with `dask scheduler`, check host "
             "and port, and where it speaks TLS, a tls:// address and the certificates in DASK_DISTRIBUTED__COMM__TLS__…"
@@ -210,7 +210,7 @@ def _named(path: Path) -> DaskTaskRunner:
 
 @contextmanager
 def _keeping_ctrl_c() -> Generator[None]:
-    """Undo what packages do to Ctrl-C when they are imported: dask_jobqueue makes it end the process as if all were well."""
+    """Restore the Ctrl-C handler that importing a package replaced: dask_jobqueue's exits with code 0."""
     handler = signal.getsignal(signal.SIGINT)
     try:
         yield
@@ -244,14 +244,14 @@ def _profile(path: Path) -> Profile:
 
 
 def slots(client: Client, most_workers: int = 0) -> int:
-    """Tasks that the cluster runs at once: with the workers that there are, or the `most_workers` that it may come to have."""
+    """Tasks that the cluster runs at once, with its current workers or the `most_workers` it may grow to."""
     threads = cast("dict[str, int]", client.nthreads())
     return max(1, sum(threads.values()), most_workers)
 
 
 @contextmanager
 def asking_for(client: Client, resources: Mapping[str, float]) -> Generator[None]:
-    """What is submitted within runs on workers that have `resources`, each of them one task at a time.
+    """Within this context, submitted tasks run on workers that have `resources`, one task per worker at a time.
 
     Raises InputError when there are workers and none declares them: the tasks would wait for ever.
     """
@@ -273,17 +273,17 @@ def listed(resources: Mapping[str, float]) -> str:
 
 
 def declares(worker: Mapping[str, Any], resources: Mapping[str, float]) -> bool:
-    """Whether a worker, as the scheduler knows it, has as much of all `resources`."""
+    """Whether a worker, as recorded by the scheduler, has enough of all `resources`."""
     return all(worker["resources"].get(name, 0) >= amount for name, amount in resources.items())
 
 
 def require_reached(client: Client, server: str) -> None:
     """Raises InputError when workers look for the Prefect `server` on their own machine, and it is not there.
 
-    They tell it of each task; without it they would fail one by one, half a minute later.
+    They report each task to it; without it they would fail one by one, half a minute later.
     """
     place = urlsplit(server)
-    if place.hostname not in LOOPBACK or client.status != "running":  # without a scheduler, nobody can be asked
+    if place.hostname not in LOOPBACK or client.status != "running":  # without a scheduler, workers cannot be asked
         return
     answers = cast("dict[str, bool]", client.run(_reaches, place.hostname, place.port, on_error="ignore"))
     alone = [worker for worker, reached in answers.items() if not reached]
@@ -304,7 +304,7 @@ def _reaches(host: str, port: int) -> bool:
 
 
 def workers_with_children() -> AbstractContextManager[object]:
-    """A context in which local clusters start workers that may start processes themselves, which daemons may not."""
+    """A context in which local clusters start workers that may start processes, which daemons may not."""
     return config.set({"distributed.worker.daemon": False})
 
 

@@ -1,17 +1,17 @@
-"""Which part of a shard a document goes to: by a hash of its content, never by its position.
+"""Assign documents to train, valid and test by a hash of their content, never by position.
 
-So every source is represented at the asked share, equal documents stay together, and no document changes sides when
-data is added. A hash is taken as a fraction of 2**64: the lowest go to test, the next to valid.
+So every source is represented at the chosen share, equal documents stay together, and added data moves no document to
+another split. A hash is read as a fraction of 2**64: the lowest go to test, the next to valid.
 """
 
 import numpy as np
 
 PARTS = ("train", "valid", "test")
-"""The parts of a shard that something is held out of."""
+"""The parts of a shard with held-out documents."""
 
 
 def part_of(digest: int, valid: float, test: float) -> str:
-    """The part of one document, as `parts_of` has it."""
+    """The part of one document, as in `parts_of`."""
     return "test" if digest < int(test * 2**64) else "valid" if digest < int((valid + test) * 2**64) else "train"
 
 

@@ -1,8 +1,9 @@
-"""A shard's name: the hash of everything that can change a byte of it, and of nothing else.
+"""A shard's key: the hash of everything that can change a byte of it, and of nothing else.
 
-An identity is a small JSON object with two parts, `recipe` (every byte-relevant choice) and `source` (the content of
-the slice); where other shards have a say in what becomes of its rows, a third, `decided`, names that. Weights, worker counts, paths, times and output locations are never part of it. When a key changes, the
-identities are compared field by field, so that the plan can say *why* work has to be done again.
+An identity is a small JSON object of `recipe` (every choice that changes bytes) and `source` (the content of the slice).
+Where other shards decide about its rows, a third part, `decided`, names the decision. Weights, worker counts, paths, times
+and output locations are never part of it. When a key changes, the identities are compared field by field, so that the plan
+can say why work is repeated.
 """
 
 import hashlib
@@ -20,22 +21,22 @@ Identity = Mapping[str, Any]
 
 
 class Recipe(Protocol):
-    """A frozen dataclass of plain values: what a kind of shard is made by."""
+    """A frozen dataclass of plain values: every choice that can change a byte of a shard."""
 
     __dataclass_fields__: ClassVar[dict[str, Field[Any]]]
 
 
 def shard_identity(kind: str, format_version: int, recipe: Recipe, part: Slice) -> dict[str, Any]:
-    """The identity of the shard that `recipe` makes of a slice."""
+    """The identity of the shard that `recipe` makes from a slice."""
     return {"kind": kind, "format_version": format_version, "recipe": asdict(recipe), "source": _source(part)}
 
 
 def shard_identities(
     kind: str, format_version: int, recipes: Sequence[Recipe], parts: Sequence[Slice]
 ) -> list[dict[str, Any]]:
-    """The identity of the shard that each recipe makes of its slice.
+    """The identity of the shard that each recipe makes from its slice.
 
-    Slices that share a recipe share one dict of it, which nobody changes: a million copies would take a minute and 1 GB.
+    Slices with the same recipe share one dict of it: a million copies would take a minute and 1 GB.
     """
     plain = {id(recipe): asdict(recipe) for recipe in {id(recipe): recipe for recipe in recipes}.values()}
     return [

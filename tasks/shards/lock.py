@@ -1,9 +1,9 @@
-"""Taking turns in a folder: one run at a time, and one publication.
+"""Take turns in a folder: one run at a time, and one publication.
 
-The lock is the kernel's (`flock` on the folder itself): it leaves no file behind and is gone the moment its holder
-is, however it ended. On file systems without locks (some network mounts) publication goes ahead without one; every
-single file is replaced atomically all the same. In place of a folder of an object store, runs of one user and machine
-lock one of the user's cache.
+The lock is the kernel's (`flock` on the folder itself): it leaves no file behind, and the kernel releases it when its
+holder ends, even when killed. On file systems without locks (some network mounts) publication proceeds without one; every
+file is still replaced atomically. For a folder of an object store, runs of one user on one machine lock a folder in the
+user's cache.
 """
 
 import errno
@@ -21,7 +21,7 @@ from tokenmill.tasks.storage import absolute, is_local, user_cache
 from xxhash import xxh3_128_hexdigest
 
 UNSUPPORTED = {errno.ENOSYS, errno.ENOTSUP, errno.ENOLCK, errno.EBADF}
-"""What the kernel says where folders cannot be locked; NFS says EBADF."""
+"""Errors where folders cannot be locked; NFS gives EBADF."""
 
 LOCKS = Path("/proc/locks")
 FLOW_RUN = "PREFECT__FLOW_RUN_ID"
@@ -30,15 +30,15 @@ LONGEST_COMMAND = 100
 Tell = Callable[[str], object]
 
 Inode = tuple[int, int]
-"""What a folder is to the kernel: its device, and its number there."""
+"""A folder's device and inode number."""
 
 _held: ContextVar[frozenset[Inode]] = ContextVar("_held", default=frozenset())
-"""The folders that this run has locked: it does not wait for itself."""
+"""The folders that this run has locked, so that it does not wait for itself."""
 
 
 @contextmanager
 def turn_in(output_dir: str, tell: Tell) -> Generator[None]:
-    """Run alone in an output folder, waiting for the run that is there, if any. Errors as in `locked`."""
+    """Run alone in an output folder, waiting for a run that is there. Errors as in `locked`."""
     place = absolute(output_dir)
     folder = place if is_local(place) else user_cache("outputs", xxh3_128_hexdigest(place.encode()))
     with locked(folder, lambda holder: tell(f"waiting for {holder}, which works in {place}")):
@@ -49,7 +49,7 @@ def turn_in(output_dir: str, tell: Tell) -> Generator[None]:
 def locked(folder: str, tell: Tell = lambda _: None) -> Generator[None]:
     """Hold the exclusive lock of a local folder; the folder is made when missing.
 
-    Waits for whoever has the lock, after `tell` was called with who that is. Raises InputError when the folder cannot be
+    Waits for the current holder, after calling `tell` with a description of it. Raises InputError when the folder cannot be
     made.
     """
     descriptor = _opened(folder)
@@ -87,7 +87,7 @@ def _lock(descriptor: int, before_waiting: Callable[[], object]) -> None:
 
 
 def _holder(inode: Inode) -> str:
-    """Who holds a lock, in words, as far as this machine knows.
+    """A description of a lock's holder, as far as this machine knows.
 
     Lines of /proc/locks: `1: FLOCK ADVISORY WRITE <process> <major>:<minor>:<inode> 0 EOF` (proc_locks(5)).
     """

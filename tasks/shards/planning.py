@@ -1,8 +1,7 @@
 """Planning any preparation: blend and settings in, every shard with its identity out. No Prefect, no Dask.
 
-Reading happens here only as far as identity needs it: directory listings, and of files that are not remembered the
-footers of Parquet and one pass of hashing over local ones. What else a kind of preparation asks of the data before it
-can say how it will be prepared, it asks in `recipe`.
+Planning reads only what identity needs: directory listings, and for new files the footers of Parquet and one hashing pass
+over local files. A kind that must look at data to choose its recipe does so in `recipes_of`.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -26,17 +25,17 @@ from .store import Store, read_bytes
 from .usable import data_sets, require_separate, store_place
 
 FieldsOf = Callable[[DataSource], Sequence[str]]
-"""The fields of a data set that its shards are made from."""
+"""The fields of a data set that its shards need."""
 
 RecipesOf = Callable[[DataSource, str, Sequence[Slice]], Sequence[Recipe]]
-"""The recipe for each slice of a data set of a split of the blend."""
+"""The recipe of each slice of a data set, which is in a split of the blend."""
 
 
 def places(blend: Blend, settings: PreparationSettings, output_dir: str | None, kind: str) -> tuple[str, Store]:
-    """The output folder as an absolute path, and the store of the shards: the one that is named, or one in that folder.
+    """The output folder as an absolute path, and the store of its shards: the one named, or one in that folder.
 
-    Without an output folder (None), plans are remembered in a folder of the user's. Raises InputError as
-    `require_separate` does, and for a `previous` version that is not there.
+    Without an output folder (None), hashes are kept in the user's cache. Raises InputError as `require_separate` does, and
+    for a `previous` version that does not exist.
     """
     output_dir = user_cache("plan") if output_dir is None else absolute(output_dir)
     store = store_place(settings.store, output_dir)
@@ -55,9 +54,9 @@ def plan_shards(
     require: Require,
     recipes_of: RecipesOf,
 ) -> Plan:
-    """The shards of a blend, and which of them are proven already.
+    """The shards of a blend, and the receipts of those that are built.
 
-    Raises InputError for anything that a person must fix first.
+    Raises InputError for anything that must be fixed first.
     """
     index_place = join(store.place, "index.json")
     index = ContentIndex.load(read_bytes(index_place) or b"{}")
@@ -84,10 +83,10 @@ def plan_shards(
 
 
 def _no_rows(source: DataSource, found: Found) -> str:
-    """That there is nothing to prepare, and why."""
+    """Why there is nothing to prepare."""
     size = sum(file.size for file in found.files)
     held = f"{len(found.files)} files of {size:,} bytes" if len(found.files) > 1 else f"a file of {size:,} bytes"
-    return f"{source.path} holds no rows ({held}); fix the path, or take the data set out of the blend"
+    return f"{source.path} holds no rows ({held}); fix the path, or remove the data set from the blend"
 
 
 def _slices(
@@ -97,7 +96,7 @@ def _slices(
     require: Require,
     index: ContentIndex,
 ) -> list[Slice]:
-    """The slices of a data set, in order, down to the leading part that a scale or a sample asks for."""
+    """The slices of a data set, in order, limited by scale and sample."""
     slices = index.slices(files, settings.shard_size, fields, require)
     if SHARES[settings.scale] < 1:
         slices = leading_share(slices, SHARES[settings.scale])
@@ -106,16 +105,16 @@ def _slices(
 
 
 def holdout_of(settings: PreparationSettings, split: str) -> Holdout | None:
-    """What is held out of a data set: nothing where the blend itself names the split, or no share is asked for."""
+    """What is held out of a data set; None if the blend names the split itself, or the shares are 0."""
     holdout = settings.holdout
     return holdout if split not in SPLITS and (holdout.valid or holdout.test) else None
 
 
 def require_no(source: DataSource, keys: Sequence[str], kind: str) -> None:
-    """Raises InputError when a data set has one of `keys`, which a preparation of this kind would pass over."""
+    """Raises InputError when a data set has one of `keys`, which this kind of preparation ignores."""
     for key in keys:
         if getattr(source, key):
             raise InputError(
-                f"data set {source.name!r}: {key!r} means nothing for {kind}, which takes rows as they are; leave it out, "
-                "or prepare the data with it first"
+                f"data set {source.name!r}: {key!r} has no effect on {kind}, which takes rows as they are; remove it, "
+                "or apply it in an earlier preparation"
             )

@@ -1,7 +1,7 @@
-"""Answers that are kept because they take time to find: small, sealed, each at a place named after its question.
+"""A cache of small answers that take time to compute, each sealed in a file named after its question.
 
-What is kept decides which ids a text gets, so it is believed whole or not at all: an answer that was damaged or edited,
-has another shape, or cannot be read is found again and replaced. Losing one costs time and nothing else.
+An answer can decide which ids a text gets, so a damaged, edited or unreadable one is computed again and replaced. Losing an
+answer costs only time.
 """
 
 from collections.abc import Callable
@@ -18,9 +18,9 @@ Answer = TypeVar("Answer")
 
 
 def remembered(place: str, shape: type[Answer], find: Callable[[], Answer]) -> Answer:
-    """What `find()` says, kept at `place`; `shape` is its type, which JSON can hold.
+    """The result of `find()`, cached at `place`; `shape` is its type, which JSON must be able to hold.
 
-    Where nothing can be written, it is found every time.
+    Where nothing can be written, it is computed every time.
     """
     adapter: TypeAdapter[Any] = TypeAdapter(shape)
     with suppress(OSError, ValueError, KeyError):

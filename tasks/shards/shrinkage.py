@@ -1,12 +1,12 @@
-"""A data set that shrank: what must not pass for done although every row that was read is accounted for.
+"""Refuse to publish when a data set shrank.
 
-A mount that failed, a folder half copied or a filter that matches nothing loses no row that is there, and yet nobody
-wants to train on what is left. So a preparation without a document is refused, and so is one in which a data set has
-lost more than `shrink_ceiling` of its documents since the last version; `allow_shrink` names the data sets that may.
+After a failed mount, a partial copy or a filter that matches nothing, every row read is accounted for, and yet the result
+is useless for training. So a preparation without documents is refused, and so is one in which a data set lost more than
+`shrink_ceiling` of its documents since the last version. `allow_shrink` names exceptions.
 
-The last version is the publication that stands in the output folder, or the one that `previous` names. Only like is
-compared with like: the same kind of preparation, of the same share of the data (`scale`, `sample`), with duplicates or
-without them (`mode`). A data set that the blend no longer lists was removed on purpose.
+The last version is the publication in the output folder, or the one that `previous` names. Only equal preparations are
+compared: same kind, same share of the data (`scale`, `sample`), same `mode` of deduplication. A data set that the blend no
+longer lists was removed on purpose.
 """
 
 from collections.abc import Iterable, Iterator, Mapping
@@ -25,9 +25,9 @@ COMPARED = ("scale", "sample", "mode")
 def check_shrinkage(
     output_dir: str, settings: PreparationSettings, header: Mapping[str, Any], totals: Mapping[str, Any]
 ) -> None:
-    """Raises RunError when nothing is left, or less of a data set than the last version lets expect.
+    """Raises RunError when nothing is left, or a data set lost too much since the last version.
 
-    `header` and `totals` are those of the manifest to be.
+    `header` and `totals` are those of the new manifest.
     """
     listed = {f"{split}/{each['name']}": each["name"] for split, sources in header["blend"].items() for each in sources}
     watched = {dataset: name for dataset, name in listed.items() if name not in settings.allow_shrink}
@@ -35,8 +35,8 @@ def check_shrinkage(
         return
     if not totals["documents"]:
         raise RunError(
-            f"no documents came of {totals['rows']:,} rows ({_dropped(totals)}), so nothing was published; check the "
-            f"sources, fields and filters, or set allow_shrink={_named(listed.values())} to publish all the same"
+            f"{totals['rows']:,} rows gave no documents ({_dropped(totals)}), so nothing was published; check the "
+            f"sources, fields and filters, or set allow_shrink={_named(listed.values())} to publish anyway"
         )
     place = settings.previous or output_dir
     before = _comparable(place, header, settings)
@@ -45,13 +45,13 @@ def check_shrinkage(
         raise RunError(
             f"{'; '.join(lost.values())}; the last version is {place}, and more than {settings.shrink_ceiling:.0%} "
             f"(shrink_ceiling) may not be lost, so nothing was published; check the sources, fields and filters, or set "
-            f"allow_shrink={_named(lost)} to publish all the same"
+            f"allow_shrink={_named(lost)} to publish anyway"
         )
 
 
 def _comparable(place: str, header: Mapping[str, Any], settings: PreparationSettings) -> Mapping[str, Any]:
-    """The books of each data set of the publication at `place`, by `split/name`; none where it says nothing of this one."""
-    with suppress(InputError):  # a damaged manifest tells nothing, and publishing replaces it
+    """The totals of each data set published at `place`, by `split/name`; empty if the two are not comparable."""
+    with suppress(InputError):  # a damaged manifest is replaced by publishing
         before = published_manifest(place)
         if before is not None and before["type"] == header["type"]:
             chosen = before["settings"]
@@ -63,7 +63,7 @@ def _comparable(place: str, header: Mapping[str, Any], settings: PreparationSett
 def _loss(
     dataset: str, before: Mapping[str, Any], totals: Mapping[str, Any], settings: PreparationSettings
 ) -> Iterator[str]:
-    """What a data set lost, in words, where that is too much."""
+    """The loss of a data set, if it is too large."""
     was = before[dataset]["documents"] if dataset in before else 0
     found = totals["datasets"].get(dataset, {}).get("documents", 0)
     if was - found > settings.shrink_ceiling * was:
@@ -73,7 +73,7 @@ def _loss(
 
 
 def _dropped(totals: Mapping[str, Any]) -> str:
-    return ", ".join(f"{reason} {count:,}" for reason, count in totals["dropped"].items()) or "there were none"
+    return ", ".join(f"{reason} {count:,}" for reason, count in totals["dropped"].items()) or "none dropped"
 
 
 def _named(names: Iterable[str]) -> str:

@@ -1,8 +1,8 @@
 """Run the steps of a preparation as Prefect tasks: plan, shards mapped over a Dask cluster, publication.
 
-One Prefect task per batch, on Dask. The wait is where a run can go wrong without a word, so it is strict: the result
-of every future is asked for (a task whose worker died again and again never reaches a failed state by itself), all
-batches are allowed to finish so that their receipts are kept, and then one error names everything that failed.
+One Prefect task per batch, on Dask. The run asks for the result of every future, because a task whose worker keeps dying
+never reaches a failed state by itself. It lets all batches finish, so that their receipts are kept, and then raises one
+error that names every failure.
 """
 
 import time
@@ -45,23 +45,23 @@ PERMANENT = (FileNotFoundError, PermissionError, IsADirectoryError, NotADirector
 
 
 def transient(_task: object, _run: object, state: State[Any]) -> bool:
-    """Whether a failed batch is worth another try: storage and network errors are, everything else is not."""
+    """Whether to retry a failed batch: storage and network errors may pass, everything else does not."""
     error = state.result(raise_on_failure=False)
     return isinstance(error, (OSError, TimeoutError)) and not isinstance(error, PERMANENT)
 
 
 def artifact_key(what: str) -> str:
-    """The key of an artifact of this flow run: names the flow and its output folder, so that each has its own history."""
+    """The key of a Prefect artifact: it names the flow and its output folder, so that each has its own history."""
     context = FlowRunContext.get()
     if context is None or context.flow is None:
-        raise MissingContextError("an artifact's key is that of a flow run")
+        raise MissingContextError("an artifact key needs a flow run")
     name = f"{context.flow.name}-{what}"
     output_dir = (context.parameters or {}).get("output_dir")
     return artifact.artifact_key(name, output_dir) if output_dir else name
 
 
 def tell(sentence: str) -> None:
-    """Say in the run's log, and at the terminal if there is one, what the run waits for."""
+    """Log a sentence, and show it at the terminal if there is one."""
     get_run_logger().warning(sentence)
     say(sentence)
 
@@ -147,7 +147,7 @@ def _build(
 ) -> None:
     tally = Tally(len(pending), sum(shard.part.size for shard in pending))
     client = runner.client
-    topic = f"shards-{uuid4()}"  # a standing cluster may carry other runs
+    topic = f"shards-{uuid4()}"  # a standing cluster may serve other runs
     listen(client, topic, tally.add)
     work = [
         [shard_record(shard) for shard in batch]
@@ -164,7 +164,7 @@ def _build(
     watch = ClusterWatch(client, resources, bool(runner.adapt_kwargs), tell)
     failures = _wait(futures, tally, watch, step.name)
     if failures:
-        require_reached(client, str(PREFECT_API_URL.value()))  # workers that came later have not been asked
+        require_reached(client, str(PREFECT_API_URL.value()))  # also ask workers that joined later
         shown = "; ".join(failures[:MOST_REPORTED])
         raise RunError(
             f"{len(failures)} of {len(work)} batches failed: {shown}; finished shards are kept: fix the cause and run the "
@@ -177,13 +177,13 @@ def _build(
 def _one_server() -> Generator[None]:
     """Make all workers report to the Prefect server of this run.
 
-    Without a configured address Prefect starts a server for this process, and then another one in every process of
-    the cluster (some 5 CPU-seconds each), so the address is handed on with the settings that travel with each task.
+    Without a configured address Prefect would start another server in every worker process (some 5 CPU-seconds each), so the
+    address travels with the settings of each task.
     """
     if PREFECT_API_URL.value() is not None:
         yield
         return
-    from prefect.server.api.server import SubprocessASGIServer  # 2 s to import; no worker needs it
+    from prefect.server.api.server import SubprocessASGIServer  # 2 s to import, and workers do not need it
 
     server = SubprocessASGIServer()
     server.start()
@@ -192,7 +192,7 @@ def _one_server() -> Generator[None]:
 
 
 def _wait(futures: Sequence[PrefectDaskFuture[Any]], tally: Tally, watch: ClusterWatch, name: str) -> list[str]:
-    """Wait for every batch, showing progress; the failures, in words. Raises as `ClusterWatch.look`."""
+    """Wait for every batch, showing progress; returns the failures. Raises as `ClusterWatch.look`."""
     artifact = cast("UUID", create_progress_artifact(0.0, artifact_key(name), "share of source bytes built"))
     bar = ProgressBar(partial(update_progress_artifact, artifact), time.monotonic())
     with ProgressDisplay(tally) as display:
@@ -208,8 +208,8 @@ def _wait(futures: Sequence[PrefectDaskFuture[Any]], tally: Tally, watch: Cluste
 
 
 def _failure(future: PrefectDaskFuture[Any]) -> str | None:
-    """Why the batch failed, or None. The one place where any exception at all is turned into words: it comes from
-    another process, may be of any kind, and every other batch must still be waited for.
+    """Why the batch failed, or None. This is the one place that catches every exception: it comes from another process and may be
+    of any kind, and the other batches must still be awaited.
     """
     try:
         future.result()

@@ -1,8 +1,8 @@
 """Where shards live: `STORE/<kind>/<key>/`, one folder per shard, its receipt written last.
 
-A store may be shared by any number of preparations and written by any number of workers at once: two that build the
-same shard write the same bytes, each file replaced atomically. A shard is proven when its receipt is valid and every
-output is there with the recorded size; `verify` goes further and hashes them.
+Any number of preparations may share a store, and any number of workers may write to it: two that build the same shard
+write the same bytes, each file replaced atomically. A shard is proven when its receipt is valid and every output has the
+recorded size; `verify` also hashes them.
 """
 
 from collections.abc import Iterable, Mapping
@@ -19,10 +19,10 @@ from .publish import Output, publish_bytes
 from .receipt import RECEIPT, InvalidReceiptError, PartCount, Receipt
 
 THREADS = 16
-"""Receipts are read this many at a time: on an object store each costs a round trip of some 30 ms."""
+"""Receipts read at a time: on an object store each costs a round trip of some 30 ms."""
 
 LISTED = 1_000
-"""From this many keys on, folders are listed before receipts are read. A page of an object store's listing is as long."""
+"""From this many keys on, list folders before reading receipts: as long as a page of an object store's listing."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -135,20 +135,20 @@ class Store:
 
 
 def read_vouched(uri: str) -> bytes:
-    """The content of a file of a store, named by its place alone, as `Store.read` gives it.
+    """The content of a file of a store, checked as in `Store.read`, by its path alone.
 
-    Raises RunError when its shard is not proven, or the file is not what it was.
+    Raises RunError when its shard is not proven, or the file has changed.
     """
     place, kind, key, name = uri.rsplit("/", 3)
     store = Store(place, kind)
     receipt = store.receipt(key)
     if receipt is None:
-        raise RunError(f"{uri}: the shard is gone; run the same command again to build it")
+        raise RunError(f"{uri}: the shard is missing; run the same command again to build it")
     return store.read(receipt, name)
 
 
 def read_bytes(uri: str) -> bytes | None:
-    """The content of a small file, or None where there is none."""
+    """The content of a small file, or None if it does not exist."""
     system, path = filesystem(uri)
     try:
         return cast("bytes", system.cat_file(path))
@@ -157,7 +157,7 @@ def read_bytes(uri: str) -> bytes | None:
 
 
 def size_of(uri: str) -> int | None:
-    """The size of a file in bytes, or None where there is none."""
+    """The size of a file in bytes, or None if it does not exist."""
     system, path = filesystem(uri)
     try:
         return cast("int", system.info(path)["size"])

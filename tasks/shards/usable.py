@@ -1,4 +1,4 @@
-"""What can be known to be wrong before anything is started."""
+"""Input checks that need no worker: sources exist, outputs are writable, and inputs and outputs do not overlap."""
 
 from collections.abc import Iterable
 from pathlib import Path
@@ -16,8 +16,8 @@ from .store import size_of
 
 
 def require_usable(blend: Blend, store: str | None, output_dir: str) -> None:
-    """Raises InputError for local sources that are not there, for a store or output folder that cannot be written, and
-    as `require_separate` does.
+    """Raises InputError for missing local sources, for a store or output folder that is not writable, and as
+    `require_separate` does.
     """
     output_dir = absolute(output_dir)
     for sources in blend.parts().values():
@@ -30,35 +30,35 @@ def require_usable(blend: Blend, store: str | None, output_dir: str) -> None:
 
 
 def store_place(store: str | None, output_dir: str) -> str:
-    """Where shards live: the store that was named, or one in the output folder."""
+    """Where shards live: the named store, or one in the output folder."""
     return join(output_dir, "shards") if store is None else absolute(store)
 
 
 def data_sets(blend: Blend) -> list[tuple[str, str]]:
-    """What messages call each data set of a blend, and its path."""
+    """A name for messages and the path of each data set."""
     return [(f"data set {source.name!r}", source.path) for sources in blend.parts().values() for source in sources]
 
 
 def require_separate(sources: Iterable[tuple[str, str]], store: str, output_dir: str) -> None:
-    """Raises InputError unless what is read and what is written lie apart.
+    """Raises InputError if inputs and outputs overlap.
 
-    `sources` are names for messages, and paths. No source may contain a folder that a preparation writes in or lie in its
-    output folder, and a blend.json there must not be somebody's input: publishing replaces it.
+    `sources` are names for messages, and paths. No source may contain a folder that a preparation writes to, or lie in its
+    output folder. A blend.json in the output folder must not be an input blend, because publishing replaces it.
     """
     written = {"the output folder": output_dir, "the store": store, "the cache (XDG_CACHE_HOME)": user_cache()}
     for name, source in sources:
         require_apart(name, source, written, output_dir)
     if _is_input(output_dir):
         raise InputError(
-            f"{join(output_dir, BLEND)}: names data that lies elsewhere, and publishing here would replace it; move it, or "
+            f"{join(output_dir, BLEND)}: is a blend of data elsewhere, and publishing here would replace it; move it, or "
             "choose another output folder"
         )
 
 
 def _is_input(output_dir: str) -> bool:
-    """Whether a blend.json in the output folder is a blend of data elsewhere, and not one that was published there.
+    """Whether blend.json in the output folder is an input blend, not a published one.
 
-    A published one has a manifest beside it, and names the folder that it lies in unless that was copied or moved.
+    A published one has a manifest beside it, and names its own folder unless that was copied or moved.
     """
     place = join(output_dir, BLEND)
     if size_of(place) is None or size_of(join(output_dir, MANIFEST)) is not None:
@@ -81,5 +81,5 @@ def _require_writable(place: str) -> None:
     try:
         TemporaryFile(dir=folder).close()
     except OSError as error:
-        reason = f"{folder} does not take files ({error.strerror})"
+        reason = f"{folder} is not writable ({error.strerror})"
         raise InputError(f"{place}: cannot be written, because {reason}; choose another --output-dir") from error

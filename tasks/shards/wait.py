@@ -1,10 +1,10 @@
-"""Waiting for batches on Dask: until all have ended, or until no worker can build the others.
+"""Wait for batches on Dask until all have ended, or until no worker can build the rest.
 
-A client hears nothing when its own thread has ended, when the scheduler hangs with its connections open, or when no
-worker is left. So the wait looks at the cluster every LOOK_SECONDS, and fails when it is lost.
+A Dask client reports nothing when its own thread ends, when the scheduler hangs with open connections, or when no worker
+is left. So this checks the cluster every LOOK_SECONDS, and fails when it is lost.
 
-How long a run waits for a worker is Dask's setting `distributed.scheduler.no-workers-timeout`. Where it is not set, that
-is ten minutes, or a day on a cluster that was started for the run on other machines, whose jobs may have to queue.
+Dask's setting `distributed.scheduler.no-workers-timeout` limits the wait for a worker. Without it the limit is ten
+minutes, or a day on a cluster started for the run on other machines, whose jobs may queue.
 """
 
 import time
@@ -24,23 +24,23 @@ REFRESH_SECONDS = 1.0
 LOOK_SECONDS = 5.0
 
 ANSWER_SECONDS = 30.0
-"""How long a look waits for the scheduler, which may be busy."""
+"""How long a check waits for a busy scheduler."""
 
 SILENT_SECONDS = 300.0
-"""When a scheduler that does not answer is given up. It gives up its workers as soon (`worker-ttl`)."""
+"""How long a scheduler may not answer. It gives its workers as long (`worker-ttl`)."""
 
 LONGEST_SECONDS, QUEUE_SECONDS = 600.0, 86_400.0
 
 ALIVE = {Status.undefined, Status.created, Status.init, Status.starting, Status.running, Status.paused}
 
-KEPT = "finished shards are kept: run the same command again to go on from there"
+KEPT = "finished shards are kept: run the same command again to continue"
 
 
 @dataclass
 class ClusterWatch:
-    """Looks at the cluster of a run, which may be `adaptive`: start and stop workers as needed.
+    """Watches the cluster of a run; an `adaptive` cluster starts and stops workers as needed.
 
-    `tell` is called with a sentence when the run has to wait for a worker that has the `resources`.
+    `tell` gets a sentence when the run waits for a worker with the `resources`.
     """
 
     client: Client
@@ -53,9 +53,9 @@ class ClusterWatch:
     _told: bool = field(default=False, init=False)
 
     def look(self) -> None:
-        """Look at the cluster, at most once in LOOK_SECONDS.
+        """Check the cluster, at most once in LOOK_SECONDS.
 
-        Raises RunError when the scheduler is silent, and when there is no such worker for too long or for good;
+        Raises RunError when the scheduler does not answer, or there has been no suitable worker for too long, and
         ClusterLostError when the client has ended.
         """
         if time.monotonic() - self._looked < LOOK_SECONDS:
@@ -73,7 +73,7 @@ class ClusterWatch:
         self._require_more_to_come()
 
     @property
-    def _client(self) -> Any:  # noqa: ANN401 - distributed says little of its types
+    def _client(self) -> Any:  # noqa: ANN401 - distributed is barely typed
         return self.client
 
     def _require_client(self) -> None:
@@ -81,7 +81,7 @@ class ClusterWatch:
             raise ClusterLostError(f"the connection to the Dask cluster of this run is lost; {KEPT}")
 
     def _workers(self) -> Mapping[str, Any] | None:
-        """What the scheduler knows of each worker, or None when it does not answer."""
+        """The scheduler's record of each worker, or None when it does not answer."""
         try:
             identity = self._client.sync(self._client.scheduler.identity, n_workers=-1, callback_timeout=ANSWER_SECONDS)
         except OSError:  # a TimeoutError is one
@@ -104,8 +104,8 @@ class ClusterWatch:
         patience, waited = _patience(queued=queued), self._looked - self._staffed
         if waited > patience:
             raise RunError(
-                f"the Dask cluster at {address} has not had {wanted} for {waited:,.0f} s; {KEPT}, when it has workers again, "
-                "or give them more time: DASK_DISTRIBUTED__SCHEDULER__NO_WORKERS_TIMEOUT=2h"
+                f"the Dask cluster at {address} has not had {wanted} for {waited:,.0f} s; {KEPT} once it has workers, "
+                "or allow more time: DASK_DISTRIBUTED__SCHEDULER__NO_WORKERS_TIMEOUT=2h"
             )
         if not self._told:
             self.tell(f"waiting for {wanted} of the Dask cluster at {address}, for {patience:,.0f} s at most")
@@ -113,7 +113,7 @@ class ClusterWatch:
 
 
 def _can_restart(cluster: LocalCluster) -> bool:
-    """Whether any worker, or nanny that restarts one, is alive."""
+    """Whether any worker, or a nanny that restarts one, is alive."""
     return any(worker.status in ALIVE for worker in cluster.workers.values())
 
 
@@ -124,7 +124,7 @@ def _patience(*, queued: bool) -> float:
 
 
 def wait_for(futures: Sequence[Future[Any]], look: Callable[[], None], show: Callable[[], None]) -> None:
-    """Wait until all futures have ended, well or not. About every second, `look` may raise, and `show` what is done."""
+    """Wait until all futures have ended, in success or failure. About every second, call `look`, which may raise, and `show`."""
     woken = Event()
     for future in futures:
         future.add_done_callback(lambda _: woken.set())

@@ -281,7 +281,7 @@ def test_a_file_whose_texts_are_no_harmony_is_found(tmp_path):
         ({"converter": "math_v3"}, {}, "no converter 'math_v3'; did you mean 'math_v2'?"),
         ({}, {"rules_off": ["S99"]}, "rules_off: 'S99' is no rule"),
         ({}, {"holdout": {"valid": 0.1}}, "holdout means nothing here"),
-        ({"transforms": ["passthrough"]}, {}, "'transforms' means nothing for Harmony"),
+        ({"transforms": ["passthrough"]}, {}, "'transforms' has no effect on Harmony"),
     ],
 )
 def test_a_wrong_choice_is_refused_before_anything_is_read(tmp_path, keys, settings, words):

@@ -79,7 +79,7 @@ def test_every_kind_refuses_to_publish_nothing_at_all(any_kind, tmp_path, reques
     chosen = blend(tmp_path, request.node.callspec.params["any_kind"])
     for name in ("web", "code"):
         (tmp_path / f"{name}.jsonl").write_text("\n\n")
-    with pytest.raises(RunError, match=r"no documents came of 4 rows \(.*4.*allow_shrink=\[web, code\]"):
+    with pytest.raises(RunError, match=r"4 rows gave no documents \(.*4.*allow_shrink=\[web, code\]"):
         any_kind(chosen, tmp_path / "out")
     assert not (tmp_path / "out/blend.json").exists()
     with pytest.raises(RunError, match="no documents"):

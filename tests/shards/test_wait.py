@@ -121,6 +121,6 @@ def test_a_thread_of_dask_that_has_ended_ends_the_wait_and_the_process():
     assert ended.returncode == 1
     assert ended.stderr.rstrip().endswith(
         "ClusterLostError: the connection to the Dask cluster of this run is lost; finished shards are kept: run the same "
-        "command again to go on from there"
+        "command again to continue"
     ), ended.stderr
     assert int(ended.stdout) < 10, "it sleeps between looks"
