@@ -193,7 +193,7 @@ def dedup(
     options: CommonOptions | None = None,
 ) -> dict[str, Any]:
     """Take out of a blend of text what it says twice, and what evaluations ask; rows stay as they stand."""
-    from tokenmill.tasks.dedup.evaluations import find_evaluations
+    from tokenmill.tasks.dedup.contamination import find_evaluations
     from tokenmill.tasks.dedup.planning import plan_dedup
     from tokenmill.tasks.dedup.settings import DedupSettings
     from tokenmill.tasks.report.plan import plan_record, print_plan

@@ -6,11 +6,10 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 from tokenmill.tasks.blend.load import load_blend
 from tokenmill.tasks.dedup.apply import apply_decisions
-from tokenmill.tasks.dedup.deduplication import decide
-from tokenmill.tasks.dedup.evaluations import evaluations_from
+from tokenmill.tasks.dedup.contamination import evaluations_from
 from tokenmill.tasks.dedup.planning import plan_dedup
 from tokenmill.tasks.dedup.preparation import publish_dedup
-from tokenmill.tasks.dedup.rounds import KIND
+from tokenmill.tasks.dedup.rounds import KIND, decide
 from tokenmill.tasks.dedup.settings import DedupSettings
 from tokenmill.tasks.dedup.steps import build_shard
 from tokenmill.tasks.shards.build import build_batch

@@ -26,9 +26,8 @@ from tokenmill.tasks.tokenize.vocabulary import Vocabulary
 
 from .controls import Controls
 from .conversation import Conversation, Rejected
-from .encoding import Batch, Sequences
+from .encoding import Batch, Piece, Sequences
 from .loss import LossPolicy, completions
-from .pieces import Piece
 from .probes import PROBES, Habits, asked_for, habits
 from .sequences import Pieces, Renderer, SplitTurns
 from .template import ChatTemplate

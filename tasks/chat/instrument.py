@@ -17,10 +17,8 @@ from jinja2.runtime import Context
 from jinja2.utils import pass_context
 from jinja2.visitor import NodeTransformer
 
-from .filters import together
-from .limits import CHARACTERS_PER_STEP, text_of
-from .records import MessageRecord, ToolCallRecord
-from .traced import Kind, mark
+from .filters import CHARACTERS_PER_STEP, text_of, together
+from .traced import Kind, MessageRecord, ToolCallRecord, mark
 
 
 class Generation(Extension):

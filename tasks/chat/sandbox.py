@@ -27,10 +27,20 @@ from markupsafe import Markup
 from tokenmill.tasks.errors import InputError
 
 from .conversation import Arguments
-from .filters import escape, filters, replaced_size, together
+from .filters import (
+    CHARACTERS_PER_STEP,
+    MOST_BITS,
+    Budget,
+    TemplateLimitError,
+    escape,
+    filters,
+    replaced_size,
+    require_size,
+    text_of,
+    together,
+)
 from .instrument import Generation, OutputCode, marking
-from .limits import CHARACTERS_PER_STEP, MOST_BITS, Budget, TemplateLimitError, require_size, text_of
-from .records import MessageRecord, ToolCallRecord
+from .traced import MessageRecord, ToolCallRecord
 
 TEXT_METHODS = frozenset({
     "capitalize", "casefold", "count", "endswith", "find", "index", "isalnum", "isalpha", "isascii", "isdecimal",

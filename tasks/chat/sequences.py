@@ -17,8 +17,8 @@ from typing import Literal
 
 from .controls import Controls, broken, stranger_for
 from .conversation import Conversation, Message, Range, Rejected
+from .encoding import ROLE_NUMBERS, Passage, Piece, connected, cut
 from .loss import Completion, LossPolicy, Openings, completions
-from .pieces import ROLE_NUMBERS, Passage, Piece, connected, cut
 from .template import ChatTemplate, Rendering
 
 SplitTurns = Literal["auto", "never"]

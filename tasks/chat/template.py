@@ -14,12 +14,10 @@ from jinja2 import Template, TemplateError, TemplateSyntaxError, UndefinedError
 from tokenmill.tasks.errors import InputError
 
 from .conversation import Message, Rejected
-from .filters import together
+from .filters import Budget, together
 from .instrument import instrumented
-from .limits import Budget
-from .records import records
 from .sandbox import Sandbox, clock
-from .traced import Span, Traced
+from .traced import Span, Traced, records
 
 FAULTS = (TemplateError, TypeError, ValueError, LookupError, ArithmeticError, AttributeError, RecursionError)
 """What a template can die of when a conversation is not as it expects."""

@@ -5,11 +5,18 @@ templates use on text (strip, split, slice, replace, join, `+`) carries the span
 whose origin is then unknown, never wrong. Marks are spans of no length: "here begins message 3". So a rendering knows
 what it is made of, and nothing has to be searched for in it. An operation costs about a microsecond, and only the
 contents of assistant messages are traced.
+
+Messages and tool calls as templates see them: plain dicts that know which message they are or belong to.
+
+An assistant that calls tools and says nothing has an empty content here, and not None: templates that print contents
+would print `None`, and be trained on it.
 """
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from functools import lru_cache
-from typing import Literal, Self, SupportsIndex
+from typing import Any, Literal, Self, SupportsIndex
+
+from .conversation import Message
 
 Kind = Literal["content", "reasoning", "call", "result", "message", "loop", "end", "generated", "end_generated"]
 
@@ -122,3 +129,46 @@ def joined(parts: Iterable[str], between: str = "") -> str:
 def mark(*origins: Origin) -> Traced:
     """No text, and spans that say what begins or ends here."""
     return Traced("", tuple((0, 0, origin) for origin in origins))
+
+
+class ToolCallRecord(dict[str, Any]):
+    """A tool call; `message` is the number of the message that makes it."""
+
+    __slots__ = ("message",)
+    message: int
+
+
+class MessageRecord(dict[str, Any]):
+    """A message; `number` is its place in the conversation."""
+
+    __slots__ = ("number",)
+    number: int
+
+
+def records(messages: Sequence[Message]) -> list[MessageRecord]:
+    """The messages for a template: numbered, and what the assistant and its tools say with its origin."""
+    return [_record(number, message) for number, message in enumerate(messages)]
+
+
+def _record(number: int, message: Message) -> MessageRecord:
+    content, reasoning = message["content"] or "", message.get("reasoning_content")
+    record = MessageRecord(message if reasoning is None else {"thinking": "", **message})
+    record.number = number
+    record.pop("trained", None)
+    if message["role"] == "tool":  # some templates write it into the turn of the assistant
+        record["content"] = Traced(content, ((0, len(content), (number, "result")),))
+    if message["role"] != "assistant":
+        return record
+    record["content"] = Traced(content, ((0, len(content), (number, "content")),))
+    if reasoning is not None:
+        traced = Traced(reasoning, ((0, len(reasoning), (number, "reasoning")),))
+        record["thinking"] = record["reasoning_content"] = traced  # newer templates of OpenAI's read `thinking`
+    if "tool_calls" in message:
+        record["tool_calls"] = [_call(number, call) for call in message["tool_calls"]]
+    return record
+
+
+def _call(number: int, call: Mapping[str, Any]) -> ToolCallRecord:
+    record = ToolCallRecord(call)
+    record.message = number
+    return record

@@ -1,4 +1,12 @@
-"""Decisions: what became of each document, for whoever writes the rows and for people.
+"""What became of each document that does not stay, and that none is dropped twice.
+
+Steps follow one another, and each sees only what the one before has left: exact duplicates, near-duplicates,
+contamination, the cap. So a document is dropped once, for one reason, or kept.
+
+The document that stays in its stead is the one that its step kept. A later step may have dropped that one too; what
+became of it then stands in its own row.
+
+Decisions: what became of each document, for whoever writes the rows and for people.
 
     outcomes.arrow   a batch per slice with its rows that do not stay: the row, why, for whom, how alike
     edges.parquet    who went for whom, by name
@@ -27,11 +35,50 @@ from tokenmill.tasks.shards.store import Store, read_bytes
 from xxhash import xxh3_128
 
 from .contamination import LEAST_WORDS
+from .documents import sorted_union
 from .near import MADE_OF
-from .outcome import KEPT, dropped
 from .partitions import ROWS_PER_SLICE, partitioned, read_partition, tables
-from .rounds import Roster, sorted_union
-from .units import KINDS
+from .shingles import KINDS
+
+KEPT = "kept"
+REASONS = ("exact_duplicate", "near_duplicate", "contaminated", "beyond_cap")
+"""Why documents are dropped, in the order of the steps."""
+
+DROPPED = pa.schema([
+    pa.field("number", pa.int64()),
+    pa.field("outcome", pa.string()),
+    pa.field("kept", pa.int64()),
+    pa.field("jaccard", pa.float64()),
+])  # fmt: skip
+"""A document that does not stay, the reason, the document that stays in its stead (null for none), and how alike the
+two are (null for none)."""
+
+
+def dropped(drops: Mapping[str, pa.Table]) -> pa.Table:
+    """The documents that do not stay, a table of `DROPPED`, ascending.
+
+    `drops` gives for each reason a table with a column `dropped` and, for duplicates, `kept` and `jaccard`. Raises
+    RunError for a document dropped twice. 50 bytes a document.
+    """
+    table = pa.concat_tables([DROPPED.empty_table(), *(_reasoned(name, found) for name, found in drops.items())])
+    table = table.take(pa.array(np.argsort(table["number"].to_numpy(), kind="stable"))).combine_chunks()
+    numbers = table["number"].to_numpy()
+    twice = np.flatnonzero(numbers[1:] == numbers[:-1])
+    if twice.size:
+        number, reason = numbers[twice[0]], table["outcome"][int(twice[0]) + 1]
+        raise RunError(
+            f"document {number} is dropped twice, the second time as {reason} ({twice.size} such documents); "
+            "give each step only what the steps before it have kept"
+        )
+    return table
+
+
+def _reasoned(reason: str, table: pa.Table) -> pa.Table:
+    nothing = pa.nulls(table.num_rows)
+    kept, jaccard = (table[name] if name in table.column_names else nothing for name in ("kept", "jaccard"))
+    columns = [table["dropped"], pa.array([reason] * table.num_rows, pa.string()), kept, jaccard]
+    return pa.table(columns, names=DROPPED.names).cast(DROPPED)
+
 
 OUTCOMES_FILE, EDGES_FILE, HITS_FILE = "outcomes.arrow", "edges.parquet", "hits.parquet"
 NAMES_FILE, UNITS_FILE = "names.arrow", "units.arrow"
@@ -75,7 +122,8 @@ class Findings:
     documents that were not compared with all who may be like them.
     """
 
-    roster: Roster
+    signatures: Sequence[str]
+    names: Sequence[str]
     store: Store
     drops: Mapping[str, pa.Table]
     hits: pa.Table | None
@@ -168,10 +216,10 @@ def write_decisions(findings: Findings, folder: str) -> tuple[list[Output], dict
     Raises RunError for a document that is dropped twice, or when signatures are gone, OSError and InputError as
     `publish` does.
     """
-    roster, hits = findings.roster, findings.hits
-    signed = findings.store.proven(roster.signatures)
-    receipts = [signed[key] for key in roster.signatures if key in signed]
-    if len(receipts) < len(roster.signatures):
+    hits = findings.hits
+    signed = findings.store.proven(findings.signatures)
+    receipts = [signed[key] for key in findings.signatures if key in signed]
+    if len(receipts) < len(findings.signatures):
         raise RunError("signatures are gone since the rounds before; run the same command again to write them")
     table, edges = dropped(findings.drops), _edges(findings.drops)
     unseen = np.setdiff1d(findings.unseen, table["number"].to_numpy())
@@ -231,7 +279,7 @@ def _names(numbers: np.ndarray, findings: Findings, receipts: Sequence[Receipt])
     for slice_number in np.unique(numbers // ROWS_PER_SLICE).tolist():
         first = slice_number * ROWS_PER_SLICE
         rows = numbers[slice(*np.searchsorted(numbers, [first, first + ROWS_PER_SLICE]))] - first
-        prefix = findings.roster.names[slice_number]
+        prefix = findings.names[slice_number]
         places = pa.array([f"{prefix}#{row}" for row in rows.tolist()], pa.large_string())
         own = _own_names(findings.store, receipts[slice_number], rows)
         parts.append(places if own is None else compute.call_function("coalesce", [own, places]))

@@ -7,6 +7,13 @@ partitions or the order of arrival.
 Of duplicates the best one stays: the one of the highest quality, then of the largest size, then of the source with the
 lowest priority number, then the one that comes first. All but the last are one number of 64 bits, which travels with
 every key that is written down: 8 bytes instead of 20.
+
+Edges: which document goes, and which one stays in its stead.
+
+Distinct numbers of large arrays, by sorting.
+
+`np.unique` puts them in a hash table first: of ten million, nearly all distinct, that takes 16 s and 500 MB, where
+sorting takes one second and 160 MB.
 """
 
 from collections.abc import Iterator
@@ -86,3 +93,33 @@ def batches(texts: pa.LargeStringArray) -> Iterator[tuple[int, int]]:
         stop = max(stop, start + 1)
         yield start, stop
         start = stop
+
+
+EDGES = pa.schema(
+    [
+        pa.field("dropped", pa.int64()),
+        pa.field("kept", pa.int64()),
+        pa.field("jaccard", pa.float64()),
+        pa.field("group", pa.int64()),
+    ]
+)
+"""Numbers of documents, how alike the two are (1 for exact duplicates), and the lowest number in their group."""
+
+
+def edge_table(dropped: np.ndarray, kept: np.ndarray, jaccard: np.ndarray, group: np.ndarray) -> pa.Table:
+    """A table of `EDGES`, ascending by `dropped`."""
+    order = np.argsort(dropped, kind="stable")
+    return pa.Table.from_arrays([pa.array(each[order]) for each in (dropped, kept, jaccard, group)], schema=EDGES)
+
+
+def distinct(values: np.ndarray) -> np.ndarray:
+    """The distinct numbers of an array of any shape, ascending."""
+    ascending = np.sort(values, axis=None)
+    last = np.ones(len(ascending), np.bool_)
+    last[:-1] = ascending[:-1] != ascending[1:]
+    return ascending[last]
+
+
+def sorted_union(*arrays: np.ndarray) -> np.ndarray:
+    """Numbers of documents out of several arrays, int64, ascending, each once."""
+    return distinct(np.concatenate([np.empty(0, np.int64), *arrays]))

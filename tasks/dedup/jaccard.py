@@ -12,9 +12,8 @@ from typing import Self
 import numpy as np
 import pyarrow as pa
 
-from .distinct import distinct
-from .shingles import Shingles
-from .units import ranges
+from .documents import distinct
+from .shingles import Shingles, ranges
 
 SHIFT = np.uint64(32)
 ELEMENTS = 1 << 16

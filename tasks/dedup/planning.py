@@ -19,10 +19,9 @@ from tokenmill.tasks.sources.opening import open_source
 from tokenmill.tasks.sources.parquet import open_parquet, require_any, require_text
 from tokenmill.tasks.tokenize.gate import Verdict
 
+from .contamination import evaluation_sources
 from .decisions import Decisions
-from .deduplication import DocumentSlice, planned_rounds
-from .evaluations import evaluation_sources
-from .rounds import FORMAT_VERSION, KIND
+from .rounds import FORMAT_VERSION, KIND, DocumentSlice, planned_rounds
 from .settings import DedupSettings
 
 EVERY_FIELD: Sequence[str] = ()

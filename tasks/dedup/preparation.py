@@ -12,8 +12,7 @@ from tokenmill.tasks.shards.manifest import Finished
 from tokenmill.tasks.shards.publication import check_bad_rows, collect, publish_preparation
 from tokenmill.tasks.shards.settings import WHERE_NOT_WHAT
 
-from .decisions import Decisions
-from .outcome import KEPT
+from .decisions import KEPT, Decisions
 from .planning import DedupPlan
 from .publication import RowsLayout
 from .rounds import KIND

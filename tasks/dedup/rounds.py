@@ -17,25 +17,29 @@ signatures, so that planning knows them all before anything is built.
 A partition takes the memory of its rows (768 bytes of bands a document, some 0.4 GB where a partition stands for 128 MB
 of text); to settle takes some 100 bytes a verified pair, to decide some 200 a document that does not stay. A partition
 opens a file of every slice, so that slices should be large.
+
+Deduplication from slices to decisions, whoever maps the rounds: `stage.py` does so on Dask.
 """
 
-from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass, replace
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass, field, replace
+from typing import Any
 
-import numpy as np
 import orjson
 from tokenmill.tasks.errors import RunError
 from tokenmill.tasks.shards.identity import shard_identity
-from tokenmill.tasks.shards.plan import PlannedShard
-from tokenmill.tasks.shards.publish import publish_bytes
+from tokenmill.tasks.shards.plan import Plan, PlannedShard
+from tokenmill.tasks.shards.publish import publish_bytes, sweep
 from tokenmill.tasks.shards.store import Store, read_bytes
+from tokenmill.tasks.shards.verify import file_hash
 from tokenmill.tasks.sources.files import Slice, SourceFile
-from tokenmill.tasks.storage import join
+from tokenmill.tasks.storage import is_local, join
 from xxhash import xxh3_128_hexdigest
 
-from .distinct import distinct
+from .contamination import evaluation_records, find_evaluations, fingerprint
+from .decisions import Decisions, decisions_in
 from .partitions import ROWS_PER_SLICE, SliceFile
-from .settings import RoundRecipe, Step
+from .settings import DedupChoices, RoundRecipe, SignRecipe, Step
 
 KIND = "dedup"
 FORMAT_VERSION = 2
@@ -73,7 +77,7 @@ def partitions_for(source_bytes: int) -> int:
 
 
 @dataclass(frozen=True, slots=True)
-class Roster:
+class SignedSlices:
     """The slices whose documents are held against each other, in the order of their numbers: the keys of their
     signatures, and what their documents are called before `#row`, where they have no names of their own.
     """
@@ -90,7 +94,7 @@ class Roster:
         return join(store.folder(ROSTERS), f"{xxh3_128_hexdigest(self.dump())}.json")
 
     @classmethod
-    def load(cls, uri: str) -> "Roster":
+    def load(cls, uri: str) -> "SignedSlices":
         """The roster in a file, which is called by the hash of its content. Raises RunError for any other content."""
         data = read_bytes(uri) or b""
         if uri.rpartition("/")[2] != f"{xxh3_128_hexdigest(data)}.json":
@@ -108,7 +112,7 @@ class Rounds:
     """All rounds over one roster; `uri` is where it lies, `recipe` holds the choices, `size` the bytes of the sources."""
 
     store: Store
-    roster: Roster
+    slices: SignedSlices
     uri: str
     recipe: RoundRecipe
     size: int = 0
@@ -126,7 +130,7 @@ class Rounds:
         recipe = RoundRecipe(
             step, self.recipe.partitions, **{name: getattr(self.recipe, name) for name in CONCERNS[step]}
         )
-        whole = self.roster if step == "decide" else replace(self.roster, names=())
+        whole = self.slices if step == "decide" else replace(self.slices, names=())
         content = xxh3_128_hexdigest(whole.dump())
         count = 1 if step in ONCE else self.recipe.partitions
         file = SourceFile(self.uri, self.size, "json")
@@ -140,7 +144,7 @@ class Rounds:
         """The files of that name of all slices."""
         return [
             SliceFile(self.store.path(key, f"{name}.arrow"), number * ROWS_PER_SLICE)
-            for number, key in enumerate(self.roster.signatures)
+            for number, key in enumerate(self.slices.signatures)
         ]
 
     def results(self, step: Step, name: str) -> list[str]:
@@ -151,9 +155,111 @@ class Rounds:
 def rounds_of(shard: PlannedShard, store: Store) -> Rounds:
     """The rounds that a shard of one is of, as far as they concern it."""
     recipe, uri = RoundRecipe(**shard.identity["recipe"]), shard.part.file.uri
-    return Rounds(store, Roster.load(uri), uri, recipe)
+    return Rounds(store, SignedSlices.load(uri), uri, recipe)
 
 
-def sorted_union(*arrays: np.ndarray) -> np.ndarray:
-    """Numbers of documents out of several arrays, int64, ascending, each once."""
-    return distinct(np.concatenate([np.empty(0, np.int64), *arrays]))
+RunRound = Callable[[str, Sequence[PlannedShard], Mapping[str, Any]], None]
+"""Builds the pending shards of a round (its name, the shards, and what all of them need beside their records)."""
+
+
+@dataclass(frozen=True, slots=True)
+class DocumentSlice:
+    """Documents of a slice, in the order in which they are told apart where nothing else does.
+
+    `reader` is one of `READERS` and says how rows become documents, `options` are its own and part of the identity, as
+    is `part.content`. Documents without a name of their own are called `name#row`; names have no part in signatures.
+    """
+
+    reader: str
+    part: Slice
+    options: Mapping[str, Any] = field(default_factory=dict[str, Any])
+    name: str = ""
+
+
+def planned_rounds(
+    slices: Sequence[DocumentSlice], choices: DedupChoices, store: Store
+) -> tuple[list[PlannedShard], Rounds, dict[str, Any]]:
+    """The shards that sign the slices, in their order, the rounds over them, and what building any of them needs."""
+    evaluations = find_evaluations(choices.evaluations)
+    size = sum(each.part.size for each in slices)
+    partitions = partitions_for(size)
+    signed: list[PlannedShard] = []
+    for each in slices:
+        near_on = choices.near_on if choices.near or evaluations else "conversation"
+        recipe = SignRecipe(
+            reader=each.reader,
+            options=each.options,
+            partitions=partitions,
+            near=choices.near,
+            near_on=near_on,
+            prompts=choices.cap is not None,
+            evaluations=fingerprint(evaluations),
+        )
+        identity = shard_identity(KIND, FORMAT_VERSION, recipe, each.part)
+        signed.append(PlannedShard(each.name or "all", "sign", each.part, identity))
+    all_slices = SignedSlices(tuple(shard.key for shard in signed), tuple(each.name for each in slices))
+    recipe = RoundRecipe(
+        "decide", partitions, choices.threshold if choices.near else None, bool(evaluations), choices.cap
+    )
+    rounds = Rounds(store, all_slices, all_slices.place(store), recipe, size)
+    return signed, rounds, {"store": store.place, "evaluations": evaluation_records(evaluations)}
+
+
+def decided(slices: Sequence[DocumentSlice], choices: DedupChoices, store_place: str) -> Decisions | None:
+    """The decisions about documents if they are proven in the store already, else None."""
+    store = Store(store_place, KIND)
+    _, rounds, _ = planned_rounds(slices, choices, store)
+    return _proven(rounds, store)
+
+
+def _proven(rounds: Rounds, store: Store) -> Decisions | None:
+    """The decisions, if they are there and what they were: published files are names of these, and are mended here."""
+    (last,) = rounds.shards("decide")
+    receipt = store.receipt(last.key)
+    if receipt is None:
+        return None
+    if any(file_hash(store.path(last.key, output.path)) != output.xxh3_128 for output in receipt.outputs):
+        store.withdraw(last.key)
+        return None
+    return decisions_in(store, receipt)
+
+
+def decide(
+    slices: Sequence[DocumentSlice], choices: DedupChoices, store_place: str, run: RunRound, *, rebuild: bool
+) -> Decisions:
+    """Decide what becomes of every document of the slices, round by round; nothing is run for what is proven.
+
+    Raises RunError when a shard of a round is not proven after it was run.
+    """
+    store = Store(store_place, KIND)
+    signed, rounds, common = planned_rounds(slices, choices, store)
+    found = None if rebuild else _proven(rounds, store)
+    if found is not None:
+        return found
+    if is_local(store.place):
+        sweep(store.folder(ROSTERS))
+    rounds.slices.publish(store)
+    _run("sign", signed, store, run, common, rebuild=rebuild)
+    for step in rounds.steps:
+        _run(step, rounds.shards(step), store, run, common, rebuild=rebuild)
+    found = _proven(rounds, store)
+    if found is None:
+        raise RunError("the decisions about duplicates are gone; run the same command again")
+    return found
+
+
+def _run(
+    name: str, shards: list[PlannedShard], store: Store, run: RunRound, common: Mapping[str, Any], *, rebuild: bool
+) -> None:
+    """Build what is pending of a round. Raises RunError unless all of it is proven then."""
+    pending = Plan.of(store, shards, rebuild=rebuild).pending
+    if not pending:
+        return
+    run(name, pending, {**common, "rebuild": rebuild})
+    proven = store.proven(shard.key for shard in pending)
+    missing = [shard.place for shard in pending if shard.key not in proven]
+    if missing:
+        raise RunError(
+            f"{len(missing)} of {len(pending)} shards of the round {name!r} have no receipt, the first {missing[0]}; "
+            "run the same command again to build them"
+        )

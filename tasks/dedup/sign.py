@@ -27,16 +27,16 @@ from tokenmill.tasks.shards.plan import PlannedShard
 from tokenmill.tasks.shards.receipt import PartCount, Receipt
 from tokenmill.tasks.shards.store import Store
 
-from . import cap, exact, near
+from . import exact, near
 from .candidates import BANDS_SCHEMA
 from .contamination import HITS, Evaluations, hits
 from .documents import Documents, content, ranks_of
-from .keyed import KEYED
+from .exact import KEYED
 from .near import MADE_OF, SHINGLED, NearFiles
-from .normalize import normalized
 from .partitions import PartitionedFile, partitioned
 from .readers import READERS, Signable
 from .settings import SignRecipe
+from .shingles import normalized
 
 NAMES = pa.schema([pa.field("number", pa.int64()), pa.field("name", pa.large_string())])
 """A document and what it is called, documents in ascending order."""
@@ -123,7 +123,7 @@ class _Signatures:
             self.files["hits"].append(hits(Documents(some.rows, views, ranks), self.evaluations))
         if self.recipe.prompts and some.prompts is not None:
             shortest = ranks_of(some.qualities, -sizes, nobody)
-            self.without_prompt += cap.sign(self.files["prompts"], some.rows, some.prompts, shortest)
+            self.without_prompt += exact.sign_prompts(self.files["prompts"], some.rows, some.prompts, shortest)
         if some.names is not None:
             table = pa.Table.from_arrays([pa.array(some.rows), some.names], schema=NAMES)
             self._open("names", NAMES, 1).append(table)

@@ -21,13 +21,12 @@ from tokenmill.tasks.shards.stage import BuildShards, build_and_announce, shard_
 from tokenmill.tasks.shards.store import Store
 
 from .apply import apply_decisions
+from .contamination import evaluations_from
 from .decisions import Decisions
-from .deduplication import DocumentSlice, decide
-from .evaluations import evaluations_from
 from .harmony_shard import Deduplicated, document_slices, mark_shard, plan_marked
 from .planning import DedupPlan, plan_dedup
 from .preparation import publish_dedup
-from .rounds import CONCERNS, KIND
+from .rounds import CONCERNS, KIND, DocumentSlice, decide
 from .settings import DedupChoices, DedupSettings
 from .steps import build_shard
 

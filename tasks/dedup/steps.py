@@ -14,18 +14,15 @@ from tokenmill.tasks.shards.publish import Output
 from tokenmill.tasks.shards.receipt import PartCount, Receipt
 from tokenmill.tasks.shards.store import Store
 
-from . import cap, exact, near
+from . import exact, near
 from .candidates import CROWDED, read_buckets, write_candidates
-from .cap import CAPPED
-from .contamination import HITS
-from .crowds import compare_crowds
+from .contamination import HITS, EvaluationFile, held
 from .decisions import Findings, warnings_about, write_decisions
-from .distinct import distinct
-from .edges import EDGES
-from .evaluations import EvaluationFile, held
-from .near import VERIFIED
+from .documents import EDGES, distinct, sorted_union
+from .exact import CAPPED
+from .near import VERIFIED, compare_crowds
 from .partitions import read_numbered, read_partition, write_table
-from .rounds import Rounds, rounds_of, sorted_union
+from .rounds import Rounds, rounds_of
 from .settings import Step
 from .sign import sign_slice
 
@@ -138,7 +135,7 @@ def _cap(work: _Work) -> Found:
         _gone(work, "settle", "contaminated", CAPPED),
     )
     most = work.rounds.recipe.cap or 0
-    table = cap.resolve(work.rounds.signatures("prompts"), work.partition, work.partitions, most, gone)
+    table = exact.beyond_cap(work.rounds.signatures("prompts"), work.partition, work.partitions, most, gone)
     return [work.write("capped", table)], table.num_rows
 
 
@@ -151,7 +148,8 @@ def _decide(work: _Work) -> Found:
     }
     hits = _hits(work) if work.rounds.recipe.evaluations else None
     unseen = work.result("crowds", "unseen", CAPPED)["dropped"].to_numpy()
-    findings = Findings(work.rounds.roster, work.rounds.store, drops, hits, unseen)
+    slices = work.rounds.slices
+    findings = Findings(slices.signatures, slices.names, work.rounds.store, drops, hits, unseen)
     outputs, facts = write_decisions(findings, work.folder)
     facts["evaluations"] = held(work.evaluations).books if work.evaluations else []
     work.facts.update(facts, warnings=list(warnings_about(facts)))

@@ -10,7 +10,7 @@ from typing import Any, Protocol
 
 import orjson
 from tokenmill.tasks.blend.models import Blend
-from tokenmill.tasks.dedup.evaluations import find_evaluations
+from tokenmill.tasks.dedup.contamination import find_evaluations
 from tokenmill.tasks.harmony.planning import plan_harmony
 from tokenmill.tasks.pack.planning import plan_sft
 from tokenmill.tasks.pack.settings import SftSettings

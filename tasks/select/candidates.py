@@ -17,8 +17,8 @@ import pyarrow as pa
 from tokenmill.tasks.errors import InputError
 from tokenmill.tasks.harmony.grammar import Fault, parse
 
-from .expression import Predicate, masks
-from .views import View, view_of
+from .predicates import Predicate, masks
+from .signature import View, view_of
 
 CARRIED = pa.schema(
     {

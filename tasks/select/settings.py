@@ -11,7 +11,7 @@ from tokenmill.tasks.strict import Strict
 
 from .collapse import Limits
 from .scores import Column
-from .views import View
+from .signature import View
 
 STAYS = 'dedup_outcome is null or dedup_outcome == "kept"'
 """Rows that are no duplicates, no part of an evaluation and not beyond the cap."""

@@ -17,6 +17,15 @@ message closes all calls. Results that nobody asked for stand after those of cal
 as `*`, since objects are also keyed by data. Of calls, results and keys the first sixteen of each show, then `…`.
 
 A conversation of ten messages with two calls takes 40 microseconds.
+
+What of a conversation is embedded: the question, the reasoning, or the behaviour.
+
+* `prompt`: all that the user says.
+* `reasoning_excerpt`: what the assistant thinks, up to 50,000 characters; where it does not think, its answers; where
+  there are none, whatever it says that is no call.
+* `behavior`: the trace of `signature`.
+
+Texts are stripped and joined with a blank line. A view may be empty, and then there is nothing to embed.
 """
 
 import re
@@ -289,3 +298,30 @@ def _joined(values: Iterable[object]) -> str:
 def _shown(values: Iterable[str]) -> list[str]:
     listed = list(values)
     return listed if len(listed) <= MOST_SHOWN else [*listed[:MOST_SHOWN], "…"]
+
+
+View = Literal["prompt", "reasoning_excerpt", "behavior"]
+
+LONGEST_REASONING = 50_000
+BLANK_LINE = "\n\n"
+
+
+def view_of(messages: Sequence[HarmonyMessage], view: View) -> str:
+    """The text that is embedded for a conversation, empty where the view shows nothing."""
+    if view == "prompt":
+        return _stripped(message.body for message in messages if message.author == "user")
+    if view == "reasoning_excerpt":
+        return _reasoning(messages)[:LONGEST_REASONING]
+    return behaviour_of(messages).trace
+
+
+def _reasoning(messages: Sequence[HarmonyMessage]) -> str:
+    """The text of the best kind of message that says anything at all."""
+    spoken = [message for message in messages if message.author == "assistant" and not is_call(message)]
+    thoughts = _stripped(message.body for message in spoken if message.channel == "analysis")
+    answers = _stripped(message.body for message in spoken if message.channel in {"final", None})
+    return thoughts or answers or _stripped(message.body for message in spoken)
+
+
+def _stripped(bodies: Iterable[str]) -> str:
+    return BLANK_LINE.join(filter(None, map(str.strip, bodies)))

@@ -15,7 +15,7 @@ from tokenmill.tasks.shards.store import Store
 
 from .planning import plan_selection, require_selectable
 from .preparation import build_selection_shard
-from .score_folders import find_scores
+from .scores import find_scores
 from .settings import SelectionChoices
 
 

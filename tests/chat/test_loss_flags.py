@@ -5,9 +5,9 @@ import itertools
 import pytest
 from tokenmill.tasks.chat.check import renderer_of
 from tokenmill.tasks.chat.conversation import Rejected
-from tokenmill.tasks.chat.intake import conversation
 from tokenmill.tasks.chat.load import load_template
 from tokenmill.tasks.chat.loss import LossPolicy
+from tokenmill.tasks.chat.parse import conversation
 from tokenmill.tasks.tokenize.load import find_vocabulary
 from tokenmill.tasks.tokenize.settings import TokenizerSource
 

@@ -10,10 +10,10 @@ from hypothesis import strategies as st
 from tokenmill.tasks.chat.check import renderer_of
 from tokenmill.tasks.chat.controls import STRANGERS
 from tokenmill.tasks.chat.conversation import Conversation, Rejected
-from tokenmill.tasks.chat.intake import conversation
+from tokenmill.tasks.chat.encoding import ROLES
 from tokenmill.tasks.chat.load import load_template
 from tokenmill.tasks.chat.loss import LossPolicy
-from tokenmill.tasks.chat.pieces import ROLES
+from tokenmill.tasks.chat.parse import conversation
 from tokenmill.tasks.chat.sequences import answered_turns
 from tokenmill.tasks.chat.template import ChatTemplate
 from tokenmill.tasks.tokenize.load import find_vocabulary

@@ -239,7 +239,7 @@ def test_documents_without_blanks_are_compared_and_it_is_said_by_which_units(tmp
 
 
 def test_documents_that_meet_a_bound_and_stay_are_counted_and_named(tmp_path, monkeypatch):
-    monkeypatch.setattr("tokenmill.tasks.dedup.crowds.COMPARED", 3)
+    monkeypatch.setattr("tokenmill.tasks.dedup.near.COMPARED", 3)
     texts = forms(VOCABULARY, 120)
     _, manifest = prepare(blend_of(write_lines(tmp_path / "a.jsonl", texts)), tmp_path / "out")
     bound = manifest["duplicates"]["not_compared"]

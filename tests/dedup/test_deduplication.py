@@ -7,8 +7,15 @@ import pyarrow.parquet as pq
 import pytest
 from tokenmill.tasks.blend.models import DataSource
 from tokenmill.tasks.dedup.decisions import digest_of, rows_decided
-from tokenmill.tasks.dedup.deduplication import DocumentSlice, decide, decided, planned_rounds
-from tokenmill.tasks.dedup.rounds import KIND, MOST_PARTITIONS, partitions_for
+from tokenmill.tasks.dedup.rounds import (
+    KIND,
+    MOST_PARTITIONS,
+    DocumentSlice,
+    decide,
+    decided,
+    partitions_for,
+    planned_rounds,
+)
 from tokenmill.tasks.dedup.settings import DedupChoices
 from tokenmill.tasks.errors import InputError, RunError
 from tokenmill.tasks.harmony.message import HarmonyMessage

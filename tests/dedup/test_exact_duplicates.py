@@ -12,7 +12,7 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 from tokenmill.tasks.dedup import exact
 from tokenmill.tasks.dedup.documents import ranks_of
-from tokenmill.tasks.dedup.keyed import KEYED, grouped, keys
+from tokenmill.tasks.dedup.exact import KEYED, grouped, keys
 from tokenmill.tasks.dedup.partitions import ROWS_PER_SLICE, SliceFile, partitioned
 from xxhash import xxh3_128_intdigest
 

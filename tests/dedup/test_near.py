@@ -12,8 +12,7 @@ import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 from tokenmill.tasks.dedup import near
-from tokenmill.tasks.dedup.candidates import BANDS_SCHEMA, LEADERS, band_table, buckets_of, candidate_pairs
-from tokenmill.tasks.dedup.minhash import BANDS
+from tokenmill.tasks.dedup.candidates import BANDS, BANDS_SCHEMA, LEADERS, band_table, buckets_of, candidate_pairs
 from tokenmill.tasks.dedup.near import MADE_OF, VERIFIED
 from tokenmill.tasks.dedup.partitions import SliceFile, read_partition
 from tokenmill.tasks.errors import RunError

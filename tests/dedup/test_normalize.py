@@ -4,7 +4,7 @@ import unicodedata
 
 from hypothesis import given
 from hypothesis import strategies as st
-from tokenmill.tasks.dedup.normalize import bare, normalized
+from tokenmill.tasks.dedup.shingles import bare, normalized
 
 from tests.dedup.deduplication import large
 

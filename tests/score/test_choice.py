@@ -20,7 +20,7 @@ from tokenmill.tasks.score import embedded
 from tokenmill.tasks.score.choice import ChoiceSettings, choose_rows
 from tokenmill.tasks.score.choose import choose
 from tokenmill.tasks.score.embedded import read_embeddings
-from tokenmill.tasks.select.score_folders import score_folder
+from tokenmill.tasks.select.scores import score_folder
 from tokenmill.tasks.shards.verify import verify
 from xxhash import xxh3_128_hexdigest
 

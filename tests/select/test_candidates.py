@@ -11,9 +11,8 @@ from tokenmill.tasks.errors import InputError
 from tokenmill.tasks.harmony.columns import SCHEMA as ROW_SCHEMA
 from tokenmill.tasks.harmony.message import HarmonyMessage
 from tokenmill.tasks.select.candidates import SCHEMA, Sample, candidates, sampled
-from tokenmill.tasks.select.expression import parse_predicate
-from tokenmill.tasks.select.signature import behaviour_of
-from tokenmill.tasks.select.views import view_of
+from tokenmill.tasks.select.predicates import parse_predicate
+from tokenmill.tasks.select.signature import behaviour_of, view_of
 
 CALL = HarmonyMessage("assistant", "print()", recipient="python", channel="analysis", terminator="call")
 ALL = Sample()

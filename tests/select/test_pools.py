@@ -10,8 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from tokenmill.tasks.errors import InputError
 from tokenmill.tasks.harmony.columns import SCHEMA
-from tokenmill.tasks.select.pools import Assignment, assign, load_pools
-from tokenmill.tasks.select.tally import manifest, tally
+from tokenmill.tasks.select.pools import Assignment, assign, load_pools, manifest, tally
 
 SOUND = {
     "quality_valid_harmony": True,

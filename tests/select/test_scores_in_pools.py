@@ -13,10 +13,16 @@ from tokenmill.tasks.errors import InputError, RunError
 from tokenmill.tasks.harmony.columns import SCHEMA as ROWS
 from tokenmill.tasks.report.selection import selection_lines
 from tokenmill.tasks.score.choice import ChoiceSettings, choose_rows
-from tokenmill.tasks.select.expression import masks, parse_predicate
 from tokenmill.tasks.select.planning import require_selectable
-from tokenmill.tasks.select.score_folders import score_columns, score_folder
-from tokenmill.tasks.select.scores import read_scores, require_joinable, with_scores, without_score
+from tokenmill.tasks.select.predicates import masks, parse_predicate
+from tokenmill.tasks.select.scores import (
+    read_scores,
+    require_joinable,
+    score_columns,
+    score_folder,
+    with_scores,
+    without_score,
+)
 from tokenmill.tasks.select.settings import SelectionChoices
 from tokenmill.tasks.shards.verify import file_hash
 

@@ -14,7 +14,7 @@ import pyarrow.parquet as pq
 import pytest
 import zstandard
 from tokenmill.tasks.blend.models import Blend, DataSource
-from tokenmill.tasks.dedup.evaluations import evaluation_records, evaluations_from, find_evaluations, held
+from tokenmill.tasks.dedup.contamination import evaluation_records, evaluations_from, find_evaluations, held
 from tokenmill.tasks.errors import RunError
 from tokenmill.tasks.shards.identity import shard_identity
 from tokenmill.tasks.shards.plan import PlannedShard, shard_from_record, shard_record

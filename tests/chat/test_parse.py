@@ -13,7 +13,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from pyarrow import parquet
 from tokenmill.tasks.chat.conversation import Arguments, Conversation, Reason, Rejected
-from tokenmill.tasks.chat.intake import conversation, fields_read
+from tokenmill.tasks.chat.parse import conversation, fields_read
 from tokenmill.tasks.sources.exact_json import loads
 
 Q = {"role": "user", "content": "q"}

@@ -17,8 +17,7 @@ from typing import Any
 
 from .conversation import Conversation, Message, Reason, Rejected, RejectionError
 from .json_values import kind, listed, parsed, quoted
-from .messages import read_message
-from .tool_calls import read_tools
+from .messages import read_message, read_tools
 
 LISTS = ("messages", "conversations")
 PAIRS = (("input", "output"), ("prompt", "response"))

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 from tokenmill.tasks.errors import InputError
-from tokenmill.tasks.select.expression import masks, parse_predicate
+from tokenmill.tasks.select.predicates import masks, parse_predicate
 
 TYPES = {
     "a": pa.int64(),
@@ -312,26 +312,26 @@ REFUSED = [
     ("b and", "at its end: expected a column"),
     ("a -1", "character 3, before '-1': expected and, or, or the end"),
     ("a + 1 > 2", "character 3, before '+ 1 > 2': '+' has no meaning here"),
-    ("s.x == 1", "character 2, before '.x == 1': '.' has no meaning here; put a column's name between backticks"),
+    ("s.x == 1", "character 2, before '.x == 1': '.' has no meaning here; write column names with characters other than letters, digits and _ in backticks"),
     ("s == 'x", "character 6, before \"'x\": the closing ' is missing"),
     ('s == "x\'', "character 6, before '\"x\\'': the closing \" is missing"),
     ("`a == 1", "character 1, before '`a == 1': the closing ` is missing"),
-    (r"s == 'a\nb'", "character 8, before \"\\\\nb'\": \\ stands only before a quote or another \\; write \\\\ for itself"),
+    (r"s == 'a\nb'", "character 8, before \"\\\\nb'\": \\ may only precede a quote or another \\; write \\\\ for one"),
     ("a == 9223372036854775808", "character 6, before '9223372036854775808': too large for a whole number of 64 bits"),
     ("a > -9223372036854775809", "character 5, before '-9223372036854775809': too large for a whole number"),
     ("a > 1e999", "character 5, before '1e999': too large for a number of 64 bits"),
     ("a == 3abc", "character 7, before 'abc': expected and, or, or the end"),
     ("a == ٣", "character 6, before '٣': '٣' has no meaning here"),
-    ("s", "character 1, before 's': column 's' is text, which is neither true nor false; compare it"),
-    ("b or 1", "character 6, before '1': 1 is a number, which is neither true nor false; compare it"),
-    ("s == 1", "character 6, before '1': column 's' is text and 1 is a number; only like can be compared with like"),
-    ("a == 'é'", "character 6, before \"'é'\": column 'a' is a number and \"é\" is text; only like"),
-    ("a == true", "character 6, before 'true': column 'a' is a number and true is a boolean; only like"),
-    ("a in [1, '1']", "character 10, before \"'1']\": column 'a' is a number and \"1\" is text; only like"),
+    ("s", "character 1, before 's': column 's' is text, which is neither true nor false; compare it with a value"),
+    ("b or 1", "character 6, before '1': 1 is a number, which is neither true nor false; compare it with a value"),
+    ("s == 1", "character 6, before '1': column 's' is text and 1 is a number; compare values of one type"),
+    ("a == 'é'", "character 6, before \"'é'\": column 'a' is a number and \"é\" is text; compare values"),
+    ("a == true", "character 6, before 'true': column 'a' is a number and true is a boolean; compare values"),
+    ("a in [1, '1']", "character 10, before \"'1']\": column 'a' is a number and \"1\" is text; compare values"),
     ("b < true", "character 5, before 'true': true is a boolean, which has no order; write == or !="),
     ("false <= b", "character 10, before 'b': column 'b' is a boolean, which has no order; write == or !="),
-    ("(" * 51 + "b" + ")" * 51, "character 52, before 'b)))))))))))))))))))))))…': parentheses within parentheses, 51 deep"),
-    ("b or " * 2001 + "b", "a predicate of 10006 characters; 10000 are the most"),
+    ("(" * 51 + "b" + ")" * 51, "character 52, before 'b)))))))))))))))))))))))…': parentheses are nested 51 deep; at most 50 are allowed"),
+    ("b or " * 2001 + "b", "the predicate has 10006 characters; at most 10000 are allowed"),
     ("__import__('os').getcwd()", "character 17, before '.getcwd()': '.' has no meaning here"),
     ("__import__('os')", "character 11, before \"('os')\": expected and, or, or the end; there are no functions"),
 ]  # fmt: skip
