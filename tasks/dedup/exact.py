@@ -1,19 +1,7 @@
-"""Documents that share a key: what exact duplicates and the cap per prompt have in common.
+"""Documents that share a key: exact duplicates by their normalized text, and the cap per prompt.
 
-A key is the xxh3_128 of a text. The odds that any two of a billion texts share one by chance are 1 in 10^21. A row is
-32 bytes; hashing and grouping a million takes half a second.
-
-Exact duplicates: documents whose normalized texts are the same.
-
-Two steps that can be mapped: `sign` for each slice of documents, `resolve` for each partition; the tables of all
-partitions together are the answer. 4 s a million documents of 480 bytes on one core, nearly all of it normalization;
-memory is one batch of text, then one partition's rows of 32 bytes.
-
-At most `k` documents of one prompt: the best ones.
-
-Data sets of reasoning hold many answers to one question, and a question with a hundred weighs a hundred times as much.
-Which are the best is the caller's to say: `ranks_of` of correctness and of negative lengths keeps correct and short
-ones. 1 s a million documents.
+A key is the xxh3_128 of a text; two of a billion texts collide with odds of 1 in 10^21. Exact duplicates take 4 s per
+million documents of 480 bytes on one core, nearly all of it normalization.
 """
 
 from collections.abc import Iterable
@@ -46,7 +34,7 @@ class Groups:
 
     @property
     def places(self) -> np.ndarray:
-        """The place of each document in its group, int64 [documents], from 0."""
+        """The position of each document in its group, int64 [documents], from 0."""
         return np.arange(len(self.numbers)) - np.repeat(self.starts[:-1], np.diff(self.starts))
 
 
@@ -59,13 +47,15 @@ def keys(texts: pa.LargeStringArray) -> np.ndarray:
 
 
 def write_keyed(file: PartitionedFile, both: np.ndarray, numbers: np.ndarray, ranks: np.ndarray) -> None:
-    """Append documents to a file of `KEYED`, cut by key: `both` uint64 [n, 2], `numbers` int64 [n], `ranks` uint64 [n]."""
+    """Append documents to a file of `KEYED`, partitioned by key: `both` uint64 [n, 2], `numbers` int64 [n], `ranks`
+    uint64 [n].
+    """
     columns = [pa.array(each) for each in (both[:, 0], both[:, 1], numbers, ranks)]
     file.write(pa.Table.from_arrays(columns, schema=KEYED), both[:, 0])
 
 
 def grouped(table: pa.Table) -> Groups:
-    """The groups of a table of `KEYED` that holds all documents of each of its keys, whatever the order of its rows."""
+    """The groups of a table of `KEYED` that holds all documents of each of its keys, in any order."""
     high, low, number, rank = (table[name].to_numpy() for name in KEYED.names)
     order = np.lexsort((number, ~rank, low, high))
     high, low = high[order], low[order]
@@ -75,13 +65,13 @@ def grouped(table: pa.Table) -> Groups:
 
 
 def sign(file: PartitionedFile, documents: Documents) -> None:
-    """Append the keys of some documents, whose texts are in normal form, to a file of `KEYED`."""
+    """Append the keys of documents with normalized texts to a file of `KEYED`."""
     for batch in documents.batches():
         write_keyed(file, keys(batch.texts), batch.numbers, batch.ranks)
 
 
 def resolve(files: Iterable[SliceFile], partition: int, partitions: int) -> pa.Table:
-    """The duplicates of one partition, given the files of all slices: a table of `EDGES`, ascending by `dropped`."""
+    """The exact duplicates of one partition, given the files of all slices: a table of `EDGES`, ascending by `dropped`."""
     groups = grouped(read_numbered(files, partition, partitions, KEYED))
     sizes = np.diff(groups.starts)
     best = np.repeat(groups.numbers[groups.starts[:-1]], sizes)
@@ -94,8 +84,8 @@ CAPPED = pa.schema([pa.field("dropped", pa.int64())])
 
 
 def sign_prompts(file: PartitionedFile, numbers: np.ndarray, prompts: pa.LargeStringArray, ranks: np.ndarray) -> int:
-    """Append the prompts of some documents to a file of `KEYED`: `numbers` int64 [n], the prompt id of each, `ranks`
-    uint64 [n]. The number of those without a prompt (null), which are not counted among any.
+    """Append the prompts of documents (`numbers` int64 [n], `ranks` uint64 [n]) to a file of `KEYED`. Returns how many
+    have none (null); these are not counted.
     """
     known = prompts.is_valid().to_numpy(zero_copy_only=False)
     write_keyed(file, keys(prompts.drop_null()), numbers[known], ranks[known])
@@ -105,9 +95,8 @@ def sign_prompts(file: PartitionedFile, numbers: np.ndarray, prompts: pa.LargeSt
 def beyond_cap(
     files: Iterable[SliceFile], partition: int, partitions: int, most: int, gone: np.ndarray = NONE
 ) -> pa.Table:
-    """The documents of one partition that are beyond the best `most` of their prompt: a table of `CAPPED`, ascending.
-
-    Documents that are `gone` (int64, ascending) are not counted.
+    """The documents of one partition beyond the best `most` of their prompt: a table of `CAPPED`, ascending. Documents
+    already `gone` (int64, ascending) are not counted.
     """
     groups = grouped(read_numbered(files, partition, partitions, KEYED, gone))
     return pa.Table.from_arrays([pa.array(np.sort(groups.numbers[groups.places >= most]))], schema=CAPPED)

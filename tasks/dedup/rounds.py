@@ -1,24 +1,22 @@
-"""The rounds of deduplication: which shards each has, and what building one of them does.
+"""The rounds of deduplication: the shards of each, and running them in order.
 
-    sign     per slice       what the other rounds ask of its documents      (in sign.py)
+    sign     per slice       signatures of the documents
     exact    per partition   edges of exact duplicates
-    pairs    per partition   candidates, exact duplicates left out
-    verify   per partition   the pairs that are alike, compared shingle by shingle
-    narrow   one shard       who surely goes, whatever large buckets hold
-    crowds   per partition   the pairs that are alike among those who are left in large buckets
-    settle   one shard       who goes as a near-duplicate, and who is contaminated
-    cap      per partition   who is beyond the cap of a prompt, of those that are left
-    decide   one shard       what became of each document, by slice; edges and hits for people
+    pairs    per partition   candidate pairs without exact duplicates
+    verify   per partition   the pairs that are near-duplicates, compared shingle by shingle
+    narrow   one shard       documents that are certainly dropped, whatever large buckets hold
+    crowds   per partition   near-duplicates among the rest of large buckets
+    settle   one shard       near-duplicates and contaminated documents to drop
+    cap      per partition   documents beyond the cap of their prompt, among the rest
+    decide   one shard       the outcome of each document, by slice; edges and hits to publish
 
-Every part of a round is a shard like any other: with a key, a folder in the store, and a receipt written last. A round
-starts when the one before is proven, and builds only what has no receipt. The keys follow from the keys of the
-signatures, so that planning knows them all before anything is built.
+Each part of a round is a shard with a key, a folder and a receipt. A round starts when the one before is proven and
+builds only shards without a receipt. Keys follow from the keys of the signatures, so all are known before anything is
+built.
 
-A partition takes the memory of its rows (768 bytes of bands a document, some 0.4 GB where a partition stands for 128 MB
-of text); to settle takes some 100 bytes a verified pair, to decide some 200 a document that does not stay. A partition
-opens a file of every slice, so that slices should be large.
-
-Deduplication from slices to decisions, whoever maps the rounds: `stage.py` does so on Dask.
+A partition takes the memory of its rows (768 bytes of bands per document, some 0.4 GB per 128 MB of text), `settle` 100
+bytes per verified pair, `decide` 200 bytes per dropped document. Every partition opens a file of every slice, so slices
+should be large.
 """
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -43,7 +41,7 @@ from .settings import DedupChoices, RoundRecipe, SignRecipe, Step
 
 KIND = "dedup"
 FORMAT_VERSION = 2
-"""Raised whenever the same recipe and source would give other bytes than before."""
+"""Raised whenever the same recipe and source would give other bytes."""
 
 ROSTERS = "rosters"
 PARTITION_BYTES = 128_000_000
@@ -59,18 +57,18 @@ CONCERNS: Mapping[Step, Sequence[str]] = {
     "cap": ("threshold", "evaluations", "cap"),
     "decide": ("threshold", "evaluations", "cap"),
 }
-"""The choices that have a say in what each step finds."""
+"""The settings that affect each step."""
 
 ONCE: Sequence[Step] = ("narrow", "settle", "decide")
-"""Steps that are one shard."""
+"""Steps of a single shard."""
 
 NEAR: Sequence[Step] = ("pairs", "verify", "narrow", "crowds")
-"""Steps that are taken where near-duplicates are looked for."""
+"""Steps that run only for near-duplicates."""
 
 
 def partitions_for(source_bytes: int) -> int:
-    """How many partitions: the power of two that gives each at most 128 MB of the sources, up to 1024. It changes only
-    when the data doubles, so that signatures outlive what is added.
+    """The number of partitions: the power of two that gives each at most 128 MB of source, up to 1024. It changes only
+    when the data doubles, so signatures survive additions.
     """
     wanted = max(1, -(-source_bytes // PARTITION_BYTES))
     return min(MOST_PARTITIONS, 1 << (wanted - 1).bit_length())
@@ -78,38 +76,40 @@ def partitions_for(source_bytes: int) -> int:
 
 @dataclass(frozen=True, slots=True)
 class SignedSlices:
-    """The slices whose documents are held against each other, in the order of their numbers: the keys of their
-    signatures, and what their documents are called before `#row`, where they have no names of their own.
+    """The slices that are compared, in order: the keys of their signatures, and the names of their documents before
+    `#row`.
     """
 
     signatures: tuple[str, ...]
     names: tuple[str, ...]
 
     def dump(self) -> bytes:
-        """The roster as JSON."""
+        """The list as JSON."""
         return orjson.dumps(asdict(self), option=orjson.OPT_INDENT_2)
 
     def place(self, store: Store) -> str:
-        """Where it lies in the store."""
+        """Its place in the store."""
         return join(store.folder(ROSTERS), f"{xxh3_128_hexdigest(self.dump())}.json")
 
     @classmethod
     def load(cls, uri: str) -> "SignedSlices":
-        """The roster in a file, which is called by the hash of its content. Raises RunError for any other content."""
+        """Read a list; its file is named by the hash of the content. Raises RunError for any other content."""
         data = read_bytes(uri) or b""
         if uri.rpartition("/")[2] != f"{xxh3_128_hexdigest(data)}.json":
-            raise RunError(f"{uri}: gone or damaged since it was written; run the same command again to write it anew")
+            raise RunError(f"{uri}: missing or damaged; rerun the same command to rewrite it")
         fields = orjson.loads(data)
         return cls(tuple(fields["signatures"]), tuple(fields["names"]))
 
     def publish(self, store: Store) -> str:
-        """Write it, and say where."""
+        """Write it and return its place."""
         return publish_bytes(self.place(store), self.dump()).path
 
 
 @dataclass(frozen=True, slots=True)
 class Rounds:
-    """All rounds over one roster; `uri` is where it lies, `recipe` holds the choices, `size` the bytes of the sources."""
+    """All rounds over one list of slices; `uri` is its place, `recipe` holds the settings, `size` is the bytes of the
+    sources.
+    """
 
     store: Store
     slices: SignedSlices
@@ -119,12 +119,12 @@ class Rounds:
 
     @property
     def steps(self) -> Iterator[Step]:
-        """The steps that the choices ask for, in order."""
+        """The steps that the settings need, in order."""
         asked = {**dict.fromkeys(NEAR, self.recipe.threshold), "cap": self.recipe.cap}
         return (step for step in CONCERNS if asked.get(step, 1) is not None)
 
     def shards(self, step: Step) -> list[PlannedShard]:
-        """The shards of a step; none where it is not asked for."""
+        """The shards of a step; none if the step is not needed."""
         if step not in self.steps:
             return []
         recipe = RoundRecipe(
@@ -141,33 +141,31 @@ class Rounds:
         return [PlannedShard("all", step, part, shard_identity(KIND, FORMAT_VERSION, recipe, part)) for part in parts]
 
     def signatures(self, name: str) -> list[SliceFile]:
-        """The files of that name of all slices."""
+        """The files of this name of all slices."""
         return [
             SliceFile(self.store.path(key, f"{name}.arrow"), number * ROWS_PER_SLICE)
             for number, key in enumerate(self.slices.signatures)
         ]
 
     def results(self, step: Step, name: str) -> list[str]:
-        """The files of that name that a step has written; none where it is not asked for."""
+        """The files of this name that a step has written; none if the step is not needed."""
         return [self.store.path(shard.key, f"{name}.arrow") for shard in self.shards(step)]
 
 
 def rounds_of(shard: PlannedShard, store: Store) -> Rounds:
-    """The rounds that a shard of one is of, as far as they concern it."""
+    """The rounds that a shard belongs to, as far as the shard needs them."""
     recipe, uri = RoundRecipe(**shard.identity["recipe"]), shard.part.file.uri
     return Rounds(store, SignedSlices.load(uri), uri, recipe)
 
 
 RunRound = Callable[[str, Sequence[PlannedShard], Mapping[str, Any]], None]
-"""Builds the pending shards of a round (its name, the shards, and what all of them need beside their records)."""
+"""Builds the pending shards of a round: its name, the shards, and arguments that all of them share."""
 
 
 @dataclass(frozen=True, slots=True)
 class DocumentSlice:
-    """Documents of a slice, in the order in which they are told apart where nothing else does.
-
-    `reader` is one of `READERS` and says how rows become documents, `options` are its own and part of the identity, as
-    is `part.content`. Documents without a name of their own are called `name#row`; names have no part in signatures.
+    """The documents of a slice. `reader` is one of `READERS`, `options` are its settings; both, and `part.content`, are
+    part of the identity. Documents without a name of their own are called `name#row`; names do not affect signatures.
     """
 
     reader: str
@@ -179,7 +177,7 @@ class DocumentSlice:
 def planned_rounds(
     slices: Sequence[DocumentSlice], choices: DedupChoices, store: Store
 ) -> tuple[list[PlannedShard], Rounds, dict[str, Any]]:
-    """The shards that sign the slices, in their order, the rounds over them, and what building any of them needs."""
+    """The shards that sign the slices, the rounds over them, and the arguments that building them needs."""
     evaluations = find_evaluations(choices.evaluations)
     size = sum(each.part.size for each in slices)
     partitions = partitions_for(size)
@@ -205,15 +203,8 @@ def planned_rounds(
     return signed, rounds, {"store": store.place, "evaluations": evaluation_records(evaluations)}
 
 
-def decided(slices: Sequence[DocumentSlice], choices: DedupChoices, store_place: str) -> Decisions | None:
-    """The decisions about documents if they are proven in the store already, else None."""
-    store = Store(store_place, KIND)
-    _, rounds, _ = planned_rounds(slices, choices, store)
-    return _proven(rounds, store)
-
-
 def _proven(rounds: Rounds, store: Store) -> Decisions | None:
-    """The decisions, if they are there and what they were: published files are names of these, and are mended here."""
+    """The decisions, if the store proves them; files that changed are rebuilt, because published files link to them."""
     (last,) = rounds.shards("decide")
     receipt = store.receipt(last.key)
     if receipt is None:
@@ -227,9 +218,8 @@ def _proven(rounds: Rounds, store: Store) -> Decisions | None:
 def decide(
     slices: Sequence[DocumentSlice], choices: DedupChoices, store_place: str, run: RunRound, *, rebuild: bool
 ) -> Decisions:
-    """Decide what becomes of every document of the slices, round by round; nothing is run for what is proven.
-
-    Raises RunError when a shard of a round is not proven after it was run.
+    """Decide about every document of the slices, round by round, reusing what the store proves. Raises RunError if a
+    shard of a round is missing after it ran.
     """
     store = Store(store_place, KIND)
     signed, rounds, common = planned_rounds(slices, choices, store)
@@ -244,14 +234,14 @@ def decide(
         _run(step, rounds.shards(step), store, run, common, rebuild=rebuild)
     found = _proven(rounds, store)
     if found is None:
-        raise RunError("the decisions about duplicates are gone; run the same command again")
+        raise RunError("the decisions about duplicates are missing; rerun the same command")
     return found
 
 
 def _run(
     name: str, shards: list[PlannedShard], store: Store, run: RunRound, common: Mapping[str, Any], *, rebuild: bool
 ) -> None:
-    """Build what is pending of a round. Raises RunError unless all of it is proven then."""
+    """Build the pending shards of a round. Raises RunError if any is missing afterwards."""
     pending = Plan.of(store, shards, rebuild=rebuild).pending
     if not pending:
         return
@@ -261,5 +251,5 @@ def _run(
     if missing:
         raise RunError(
             f"{len(missing)} of {len(pending)} shards of the round {name!r} have no receipt, the first {missing[0]}; "
-            "run the same command again to build them"
+            "rerun the same command to build them"
         )

@@ -1,7 +1,6 @@
-"""What a person can choose about deduplication, and what of it makes the recipes of its steps.
+"""Settings of deduplication, and the recipes they become.
 
-The same choices serve two front ends: `DedupChoices` stands in the settings of a Harmony normalization, `DedupSettings`
-are those of a blend of text on its own.
+`DedupChoices` is part of the settings of a Harmony normalization; `DedupSettings` are those of a blend of text.
 """
 
 from collections.abc import Mapping
@@ -20,11 +19,11 @@ NearOn = Literal["conversation", "prompt"]
 Step = Literal["exact", "pairs", "verify", "narrow", "crowds", "settle", "cap", "decide"]
 
 LEAST_THRESHOLD = 0.5
-"""Of pairs that are less alike than this, one in eight would not even become a candidate."""
+"""Below this similarity, candidate search misses more than one pair in eight."""
 
 
 class DedupChoices(Strict, frozen=True):
-    """Everything a person can choose about how duplicates are found among conversations, and what becomes of them."""
+    """How to find duplicates among conversations, and what to do with them."""
 
     mode: Literal["off", "tag", "drop"] = Field(
         default="tag", description="Leave duplicates alone, mark them, or leave them out."
@@ -50,7 +49,7 @@ class DedupChoices(Strict, frozen=True):
 
 
 class DedupSettings(PreparationSettings, frozen=True):
-    """Everything a person can choose about the deduplication of a blend of text."""
+    """Settings of the deduplication of a blend of text."""
 
     mode: Mode = Field(default="drop", description="Leave duplicates out, or write every row with what became of it.")
     near: bool = Field(
@@ -82,7 +81,7 @@ class DedupSettings(PreparationSettings, frozen=True):
 
     @property
     def choices(self) -> DedupChoices:
-        """How duplicates are found."""
+        """The settings that find duplicates."""
         return DedupChoices(
             mode=self.mode, near=self.near, threshold=self.threshold, cap=self.cap, evaluations=self.evaluations
         )
@@ -90,8 +89,8 @@ class DedupSettings(PreparationSettings, frozen=True):
 
 @dataclass(frozen=True, slots=True)
 class SignRecipe:
-    """Every choice that can change a byte of the signatures of a slice. `options` are those of the reader, `near` and
-    `prompts` say whether views and prompts are signed, and `evaluations` is the hash of their contents, or None.
+    """Every setting that can change a byte of a slice's signatures. `options` are the reader's, `prompts` says whether
+    prompts are signed, `evaluations` is the hash of their content, or None.
     """
 
     reader: str
@@ -105,8 +104,8 @@ class SignRecipe:
 
 @dataclass(frozen=True, slots=True)
 class RoundRecipe:
-    """Every choice that can change what a step finds, None where it is of no concern to the step. `threshold` is None
-    where near-duplicates stay, `cap` where any number does.
+    """Every setting that can change what a step finds, None where it does not affect the step. `threshold` is also None
+    without near-duplicates, and `cap` without a cap.
     """
 
     step: Step

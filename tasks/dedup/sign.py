@@ -111,8 +111,8 @@ class _Signatures:
         self.documents += len(some.rows)
         if not len(some.rows):
             return
-        nobody, sizes = np.zeros(len(some.rows), np.int64), np.diff(content(some.texts)[1])
-        ranks = ranks_of(some.qualities, sizes, nobody)
+        sizes = np.diff(content(some.texts)[1])
+        ranks = ranks_of(some.qualities, sizes)
         texts = normalized(some.texts)
         exact.sign(self.files["exact"], Documents(some.rows, texts, ranks))
         views = texts if some.views is some.texts else normalized(some.views)
@@ -122,7 +122,7 @@ class _Signatures:
         if self.evaluations is not None:
             self.files["hits"].append(hits(Documents(some.rows, views, ranks), self.evaluations))
         if self.recipe.prompts and some.prompts is not None:
-            shortest = ranks_of(some.qualities, -sizes, nobody)
+            shortest = ranks_of(some.qualities, -sizes)
             self.without_prompt += exact.sign_prompts(self.files["prompts"], some.rows, some.prompts, shortest)
         if some.names is not None:
             table = pa.Table.from_arrays([pa.array(some.rows), some.names], schema=NAMES)

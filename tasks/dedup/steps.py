@@ -16,11 +16,11 @@ from tokenmill.tasks.shards.store import Store
 
 from . import exact, near
 from .candidates import CROWDED, read_buckets, write_candidates
-from .contamination import HITS, EvaluationFile, held
+from .contamination import HITS, EvaluationFile, load_evaluations
 from .decisions import Findings, warnings_about, write_decisions
 from .documents import EDGES, distinct, sorted_union
 from .exact import CAPPED
-from .near import VERIFIED, compare_crowds
+from .near import VERIFIED, compare_large_buckets
 from .partitions import read_numbered, read_partition, write_table
 from .rounds import Rounds, rounds_of
 from .settings import Step
@@ -30,7 +30,7 @@ from .sign import sign_slice
 def build_shard(shard: PlannedShard, store: Store, evaluations: tuple[EvaluationFile, ...]) -> Receipt:
     """Build one shard of any round in this process."""
     if "step" not in shard.identity["recipe"]:
-        return sign_slice(shard, store, held(evaluations).evaluations if evaluations else None)
+        return sign_slice(shard, store, load_evaluations(evaluations).evaluations if evaluations else None)
     started, cpu = time.time(), time.process_time()
     work = _Work(rounds_of(shard, store), shard, evaluations)
     outputs, count = STEPS[shard.identity["recipe"]["step"]](work)
@@ -108,14 +108,14 @@ def _narrow(work: _Work) -> Found:
         distinct(read_partition([uri], 0, 1, CROWDED)["number"].to_numpy())
         for uri in work.rounds.results("pairs", "crowded")
     )
-    gone = near.surely_gone([work.result("verify", "verified", VERIFIED)], sorted_union(*crowded))
+    gone = near.certain_drops([work.result("verify", "verified", VERIFIED)], sorted_union(*crowded))
     return [work.write("gone", _numbers(gone))], len(gone)
 
 
 def _crowds(work: _Work) -> Found:
     crowded = read_partition([work.rounds.results("pairs", "crowded")[work.partition]], 0, 1, CROWDED)
     gone = _gone(work, "narrow", "gone", CAPPED)
-    found = compare_crowds(crowded, gone, work.rounds.signatures("shingles"), work.threshold)
+    found = compare_large_buckets(crowded, gone, work.rounds.signatures("shingles"), work.threshold)
     outputs = [work.write("verified", found.verified), work.write("unseen", _numbers(found.unseen))]
     return outputs, found.verified.num_rows
 
@@ -151,7 +151,7 @@ def _decide(work: _Work) -> Found:
     slices = work.rounds.slices
     findings = Findings(slices.signatures, slices.names, work.rounds.store, drops, hits, unseen)
     outputs, facts = write_decisions(findings, work.folder)
-    facts["evaluations"] = held(work.evaluations).books if work.evaluations else []
+    facts["evaluations"] = load_evaluations(work.evaluations).row_counts if work.evaluations else []
     work.facts.update(facts, warnings=list(warnings_about(facts)))
     return outputs, sum(table.num_rows for table in drops.values())
 

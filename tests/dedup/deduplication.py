@@ -10,7 +10,7 @@ from tokenmill.tasks.dedup import candidates, exact, near
 from tokenmill.tasks.dedup.candidates import BANDS_SCHEMA
 from tokenmill.tasks.dedup.documents import EDGES, Documents
 from tokenmill.tasks.dedup.exact import KEYED
-from tokenmill.tasks.dedup.near import MADE_OF, SHINGLED, Compared, NearFiles, compare_crowds
+from tokenmill.tasks.dedup.near import MADE_OF, SHINGLED, Compared, NearFiles, compare_large_buckets
 from tokenmill.tasks.dedup.partitions import NONE, SliceFile, partitioned
 from tokenmill.tasks.dedup.shingles import normalized
 
@@ -85,8 +85,8 @@ class Wiring:
             near.verify(pairs, self._shuffled(shingled), part, self.partitions, threshold)
             for part in self._shuffled(parts)
         ]
-        left = near.surely_gone(found, np.concatenate([table["number"].to_numpy() for table in crowded]))
-        self.crowds = [compare_crowds(table, left, self._shuffled(shingled), threshold) for table in crowded]
+        left = near.certain_drops(found, np.concatenate([table["number"].to_numpy() for table in crowded]))
+        self.crowds = [compare_large_buckets(table, left, self._shuffled(shingled), threshold) for table in crowded]
         return found
 
     def near(self, whole, threshold=0.8):

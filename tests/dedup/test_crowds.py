@@ -115,7 +115,9 @@ def test_who_surely_goes_goes_whatever_the_crowds_hold(graph):
         for one, other in [sorted(pair, key=lambda number: (-ranks[number], number))]
     ]
     known = [row for row in rows if not {row["better"], row["worse"]} <= crowded]
-    gone = {*near.surely_gone([pa.Table.from_pylist(known, schema=VERIFIED)], np.array([*crowded], np.int64)).tolist()}
+    gone = {
+        *near.certain_drops([pa.Table.from_pylist(known, schema=VERIFIED)], np.array([*crowded], np.int64)).tolist()
+    }
     expected = from_the_best_down(len(ranks), ranks, dict.fromkeys(alike, 0.9))
     assert gone <= expected.keys()
     rest = [row for row in rows if row not in known and not {row["better"], row["worse"]} & gone]
