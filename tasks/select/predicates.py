@@ -153,10 +153,10 @@ class Predicate:
         return frozenset(column.name for column in self.named)
 
     def on(self, schema: pa.Schema, absent: Collection[str] = ()) -> compute.Expression:
-        """The predicate as a boolean Arrow expression over tables of `schema`; null where its value is unknown.
+        """The predicate as a boolean Arrow expression over tables of `schema`, null where its value is unknown.
 
-        `absent` names columns that rows may have: those not in `schema` are null in every row. Raises InputError for
-        any other column and for a comparison of unlike types.
+        `absent` names further columns that rows may have; they are null in every row. Raises InputError for any other
+        column and for a comparison of unlike types.
         """
         return self.tree(_Binding(self, schema, absent))
 

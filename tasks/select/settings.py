@@ -1,4 +1,4 @@
-"""What a person can choose about pools and candidates, and what of it makes a shard's recipe."""
+"""Settings of pools and candidates, and the recipe they become."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -14,15 +14,15 @@ from .scores import Column
 from .signature import View
 
 STAYS = 'dedup_outcome is null or dedup_outcome == "kept"'
-"""Rows that are no duplicates, no part of an evaluation and not beyond the cap."""
+"""Rows that are neither duplicates, nor contaminated, nor beyond the cap."""
 
 
 DISTINCT = {"behavior": Limits().structures}
-"""The views of which distances mean nothing once behaviours have collapsed, and how distinct these must be."""
+"""Default of `least_structures` by view: distances in this view mean nothing once behaviors have collapsed."""
 
 
 class SelectionChoices(Strict, frozen=True):
-    """Everything a person can choose about which rows are worth scoring."""
+    """Which rows go into pools and become candidates."""
 
     pools: str = Field(default="bundled", description="YAML file of pools; bundled for those that come along, or none.")
     scores: list[str] = Field(
@@ -45,13 +45,13 @@ class SelectionChoices(Strict, frozen=True):
 
     @property
     def limits(self) -> Limits:
-        """What the behaviours of the candidates must keep."""
+        """The limits that the behaviors of the candidates must keep."""
         least = DISTINCT.get(self.view, 0.0) if self.least_structures is None else self.least_structures
         return Limits(least, self.least_calls)
 
 
 class NormalizationSettings(HarmonySettings, frozen=True):
-    """Everything a person can choose about a Harmony normalization and what comes after it."""
+    """Settings of a Harmony normalization, deduplication and selection included."""
 
     dedup: DedupChoices = Field(default=DedupChoices(), description="How duplicates are found and treated.")
     selection: SelectionChoices = Field(default=SelectionChoices(), description="Which rows are worth scoring.")
@@ -59,9 +59,9 @@ class NormalizationSettings(HarmonySettings, frozen=True):
 
 @dataclass(frozen=True, slots=True)
 class SelectionRecipe:
-    """Every choice that can change a byte of a shard. `pools` are names and predicates; `scores` are the columns that are
-    joined to rows, of each folder; `view` is None for no candidates; `sample` and `survey` keep the rows whose hash modulo
-    the first number is below the second.
+    """Every setting that can change a byte of a shard. `pools` are names and predicates; `scores` are the joined
+    columns of each folder; `view` is None for no candidates; `sample` and `survey` keep rows whose hash modulo the
+    first number is below the second.
     """
 
     base: list[str]

@@ -204,8 +204,8 @@ def test_evaluations_and_prompts_that_cannot_be_held_are_told_of(tmp_path):
     _, manifest = prepare(blend, tmp_path / "out", evaluations=evaluations, cap=1, cap_by="topic")
     assert manifest["totals"]["dropped"] == {"beyond_cap": 1, "contaminated": 1}
     assert warnings(manifest) == [
-        "evaluation exam/exam.jsonl: 1 of 2 rows have fewer than 3 words and are not looked for",
-        "cap: 1 documents name no prompt, so they are not counted among any",
+        "evaluation exam/exam.jsonl: 1 of 2 rows have fewer than 3 words and are not searched for",
+        "cap: 1 documents have no prompt, so the cap does not apply to them",
     ]
     assert "| contaminated | 1 |" in markdown(manifest, "out")
     assert artifact_record(manifest, "out")["dedup"]["dropped"] == {"beyond_cap": 1, "contaminated": 1}
@@ -245,7 +245,7 @@ def test_documents_that_meet_a_bound_and_stay_are_counted_and_named(tmp_path, mo
     bound = manifest["duplicates"]["not_compared"]
     (line,) = warnings(manifest)
     assert bound["documents"] > len(bound["first"]) == 10
-    assert f"{bound['documents']:,} documents that stay" in line
+    assert f"{bound['documents']:,} kept documents" in line
     edges = pq.read_table(tmp_path / "out/edges.parquet")["dropped"].to_pylist()
     for name in bound["first"]:
         assert name.startswith("a/a.jsonl@0#")
@@ -405,4 +405,4 @@ def test_decisions_that_are_not_what_they_were_are_not_applied(tmp_path):
     path = Path(decisions.uri)
     path.write_bytes(path.read_bytes().replace(b"near_duplicate", b"fear_duplicate"))
     with pytest.raises(RunError, match="damaged since it was built"):
-        rows_decided(decisions.uri, decisions.digest(0))
+        rows_decided(decisions.uri, decisions.digests[0])

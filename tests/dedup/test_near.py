@@ -272,5 +272,5 @@ def test_the_shingles_of_a_slice_that_are_missing_are_an_error(tmp_path):
     wiring = Wiring(tmp_path, partitions=1, slice_size=1)
     wiring.near(documents([text, text]))
     first = [SliceFile(str(tmp_path / "shingles-0.arrow"), 0)]
-    with pytest.raises(RunError, match="the shingles of 2 documents are needed but those of 1 were found"):
+    with pytest.raises(RunError, match="the shingles of 2 documents are needed, but only 1 were found"):
         near.verify([str(tmp_path / "pairs-0.arrow")], first, 0, 1)
