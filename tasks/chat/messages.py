@@ -1,34 +1,25 @@
-"""Reasoning, wherever a source keeps it: under a key of its own, or inline between `<think>` and `</think>`.
+"""Parse one message: reasoning, tool calls, tools and loss flags, in the forms that sources use.
 
-Templates treat reasoning and answers differently (they leave old reasoning out, say), which they can only do when they
-are told which is which. Guessing would put thoughts into answers, so inline thinking counts only where generation puts
-it, at the very beginning; what is left of it elsewhere is text, and what could be read in two ways is rejected.
+Plain messages (a role and a string) take a fast path; all others are checked in full and rejected at the first fault.
 
-Tool calls and tool definitions, in the forms that sources give them.
+Reasoning is a key of its own or inline between `<think>` and `</think>`. Inline thinking counts only at the very
+beginning, where generation puts it; elsewhere it is text, and ambiguous cases are rejected.
 
-A call is `{"function": {"name", "arguments"}}` or the bare inside of it, arguments are an object or JSON text, and
-older rows have one `function_call` instead of a list. What comes out is one form, and nothing is dropped on the way: a
-call that cannot be read rejects its conversation, because the result of a call that is gone teaches the wrong thing.
+A tool call is `{"function": {"name", "arguments"}}` or the inner object alone; arguments are an object or JSON text,
+and older rows have one `function_call`. A call that cannot be read rejects its conversation, because a result without
+its call teaches the wrong thing. Nulls in arguments and definitions are data and stay.
 
-Arguments and definitions are data, not structure: a null in them means null and stays.
+Loss flags in the data restrict training:
 
-What data itself says about the loss: messages, or parts of their text, that are not to be trained on.
-
-| key | of | value |
+| key | source | value |
 |---|---|---|
 | `weight` | OpenAI's fine-tuning API, older ShareGPT data | 0 or 1 |
 | `train` | axolotl | true or false |
-| `train_detail` | axolotl | `[{"begin_offset", "end_offset", "train"}, …]`, characters of the content, the end included |
+| `train_detail` | axolotl | `[{"begin_offset", "end_offset", "train"}, …]`, characters of the content, end included |
 | `step_loss_mask` | slime | 0 or 1 |
 
-axolotl's parts of content carry `train` or `weight` as well. A message is left out where any of its flags says so. With
-a detail, the characters that it names are trained on and the end of the turn, and nothing else of the message. Flags
-can only leave out: what others than the assistant say is never trained on, and data that asks for it is rejected.
-
-One message, from the form its source gave it.
-
-Most messages are plain: a role and a string. They pass on a path of their own that asks a few questions and copies no
-text; everything that may be odd takes the long way, and says at its first fault what is wrong and what to do about it.
+axolotl's content parts have `train` or `weight` as well. A message is left out if any flag says so. With a detail, only
+its characters and the end of turn are trained on. Data that asks to train on other roles is rejected.
 """
 
 from collections.abc import Mapping
@@ -42,11 +33,11 @@ from .json_values import json_text, kind, listed, parsed, quoted, require_single
 OPEN, CLOSE = "<think>", "</think>"
 
 SPELLINGS = ("reasoning_content", "reasoning", "thinking")
-"""The keys that reasoning goes by. Only the first is always text; `thinking: true` is a setting and says no thoughts."""
+"""The keys of reasoning. Only the first is always text; `thinking: true` is a setting."""
 
 
 def given_reasoning(message: Mapping[str, Any], role: Role) -> str | None:
-    """The reasoning that stands under a key of its own, None where it is absent or blank."""
+    """The reasoning under a key of its own, None if absent or blank."""
     value = message.get(SPELLINGS[0])
     if value is not None and not isinstance(value, str):
         raise RejectionError("bad_reasoning", f"its {SPELLINGS[0]} is {kind(value)}; make it a string, or leave it out")
@@ -63,7 +54,7 @@ def given_reasoning(message: Mapping[str, Any], role: Role) -> str | None:
 
 
 def split_thinking(content: str) -> tuple[str | None, str]:
-    """Inline thinking, None where there is none or it is blank, and the answer that follows it.
+    """Inline thinking, None if absent or blank, and the answer after it.
 
     Raises RejectionError for thinking that never ends, and for an answer that begins with thinking again.
     """
@@ -75,13 +66,13 @@ def split_thinking(content: str) -> tuple[str | None, str]:
         return None, content
     answer = answer.lstrip("\n")
     if _thinks(answer):
-        raise RejectionError("reasoning_twice", f"what follows its first {CLOSE} is thinking again")
+        raise RejectionError("reasoning_twice", f"thinking follows its first {CLOSE} again")
     thoughts = (thoughts.lstrip().removeprefix(OPEN) if opened else thoughts).strip("\n")
     return (None if _blank(thoughts) else thoughts), answer
 
 
 def _thinks(content: str) -> bool:
-    """Whether content begins with thinking: it opens it, or it closes what nothing opened."""
+    """Whether content begins with thinking: it opens it, or closes what nothing opened."""
     before, closed, _ = content.partition(CLOSE)
     return content.lstrip().startswith(OPEN) or (bool(closed) and OPEN not in before)
 
@@ -94,7 +85,7 @@ CALL_KEYS = {"name", "arguments", "id", "type", "index", "function"}
 
 
 def string_at(fields: Mapping[str, Any], key: str, reason: Reason, whose: str) -> str | None:
-    """The string under `key`, None where it is absent or empty. Raises RejectionError for anything else."""
+    """The string under `key`, None if absent or empty. Raises RejectionError for anything else."""
     value = fields.get(key)
     if value is None or value == "":
         return None
@@ -105,9 +96,8 @@ def string_at(fields: Mapping[str, Any], key: str, reason: Reason, whose: str) -
 
 
 def read_tool_calls(message: Mapping[str, Any], role: Role) -> list[ToolCall]:
-    """The calls in a message, an older `function_call` like any other; most often there are none.
-
-    Raises RejectionError for calls that cannot be read, or that are not by the assistant.
+    """The calls in a message, including an older `function_call`. Raises RejectionError for calls that cannot be read
+    or are not by the assistant.
     """
     calls, older = message.get("tool_calls"), message.get("function_call")
     if calls is None and older is None:
@@ -151,7 +141,7 @@ def _call(call: object, place: str) -> ToolCall:
 
 
 def _function(outer: Mapping[str, Any]) -> object:
-    """What a call or a tool says of its function: under that key, or bare."""
+    """The function of a call or a tool: under that key, or the object itself."""
     inner = outer.get("function")
     return outer if inner is None else inner
 
@@ -172,9 +162,8 @@ def _arguments(function: Mapping[str, Any], place: str) -> Arguments:
 
 
 def read_tools(value: object) -> list[dict[str, Any]]:
-    """The tools that a record offers, each as it was given: `{"type", "function": {…}}` or the bare function.
-
-    Raises RejectionError unless `value` is null, empty, or an array of objects with a name, or the JSON text of one.
+    """The tools of a record as given: `{"type", "function": {…}}` or the function itself. Raises RejectionError unless
+    `value` is null, empty, or an array of named objects, or the JSON text of one.
     """
     tools = _array(value, "bad_tools", "tools")
     for number, tool in enumerate(tools, 1):
@@ -194,11 +183,11 @@ NOTHING: tuple[Range, ...] = ()
 
 
 def trained_characters(fields: Mapping[str, Any], role: Role, content: str | None) -> tuple[Range, ...] | None:
-    """The characters of `content` that may be trained on, as ranges in order; none at all leave out the whole message.
-    None where the data says nothing against any of it.
+    """The characters of `content` that may be trained on, as ranges in order; none if the message is left out, None if
+    nothing restricts training.
 
-    `fields` is the message as its source gave it, `content` its text. Raises RejectionError for flags that cannot be
-    read or followed.
+    `fields` is the message in its source, `content` its text. Raises RejectionError for flags that cannot be read or
+    followed.
     """
     flags = [flag for name in WHOLE if (flag := _flag(fields, name)) is not None]
     detail = _of_parts(fields.get("content"))
@@ -206,19 +195,21 @@ def trained_characters(fields: Mapping[str, Any], role: Role, content: str | Non
         detail = _of_detail(fields.get(DETAIL))
     if role != "assistant":
         if fields.get("train") or detail:
-            raise _bad("asks to be trained on, and only the assistant's messages are; remove train and train_detail")
+            raise _bad("asks to be trained on, which is for the assistant only; remove train and train_detail")
         return None
     if not all(flags):
         return NOTHING
     if detail is None:
         return None
     if _given(fields.get("content")) != (content or ""):
-        raise _bad("says which characters to train on, and thinking stands among them; put it under reasoning_content")
+        raise _bad(
+            "says which characters to train on, and its content includes thinking; move that to reasoning_content"
+        )
     return _joined(detail, len(content or ""))
 
 
 def _given(content: object) -> str:
-    """The text of a content, which has been read before, in whatever form it is given."""
+    """The text of a content in any form."""
     if isinstance(content, list):
         return "".join(part if isinstance(part, str) else str(part.get("text")) for part in content)
     return content if isinstance(content, str) else ""
@@ -234,7 +225,7 @@ def _flag(fields: Mapping[str, Any], name: str) -> bool | None:
 
 
 def _of_parts(content: object) -> list[Range] | None:
-    """The ranges of the parts that are trained on, None where no part says anything."""
+    """The ranges of the parts trained on, None if no part has a flag."""
     parts = [part for part in content if isinstance(part, dict)] if isinstance(content, list) else []
     if not any(_part_flags(part) for part in parts):
         return None
@@ -271,7 +262,7 @@ def _entry(entry: object, number: int) -> tuple[int, int, bool]:
 
 
 def _joined(ranges: list[Range], size: int) -> tuple[Range, ...]:
-    """Ranges in order, within `size` characters, neighbours in one."""
+    """Ranges in order, within `size` characters, adjacent ranges merged."""
     made: list[Range] = []
     for start, stop in sorted((start, min(stop, size)) for start, stop in ranges if start < size):
         if made and start <= made[-1][1]:
@@ -306,17 +297,14 @@ SPEAKERS: dict[str, Role] = {
     "observation": "tool",
     "function_response": "tool",
 }
-"""Who speaks in ShareGPT's turns."""
+"""The speakers of ShareGPT's turns."""
 
 PARTS = ("text", "image_url", "input_audio", "file", "refusal")
-"""The types of content parts in OpenAI's API; each part has its content under the name of its type."""
+"""The types of content parts in OpenAI's API; a part's content is under the name of its type."""
 
 
 def read_message(value: object) -> Message:
-    """`value` as a message.
-
-    Raises RejectionError, which says what is wrong but not in which message.
-    """
+    """Parse a message. Raises RejectionError without the number of the message."""
     if type(value) is dict and value.keys() == PLAIN:
         role, content = value["role"], value["content"]
         if isinstance(role, str) and role in ROLES and isinstance(content, str) and "think>" not in content:
@@ -361,7 +349,7 @@ def _message(role: Role, content: str | None, reasoning: str | None, fields: dic
 
 
 def _openai_form(turn: dict[str, Any]) -> dict[str, Any]:
-    """A ShareGPT turn under OpenAI's keys; what else it has stays."""
+    """A ShareGPT turn under OpenAI's keys; other keys stay."""
     value = turn.get("value")
     role = _role(turn["from"], SPEAKERS, turn)
     if turn["from"] != "function_call":
@@ -381,7 +369,7 @@ def _role(name: object, known: dict[str, Role], fields: dict[str, Any]) -> Role:
 
 
 def _text(value: object, role: Role) -> str | None:
-    """Content as text. What a tool gave back may be anything, and is its JSON where it is no text."""
+    """Content as text; a tool's result that is not text becomes JSON."""
     if value is None:
         return None
     if isinstance(value, str):
@@ -397,7 +385,7 @@ def _text(value: object, role: Role) -> str | None:
 
 
 def _has_part(items: list[Any]) -> bool:
-    """Whether an array from a tool holds content parts, instead of being what the tool gave back."""
+    """Whether an array from a tool holds content parts instead of a result."""
     objects = [item for item in items if isinstance(item, dict)]
     return any(item.get("type") == name and item.get(name) is not None for item in objects for name in PARTS)
 

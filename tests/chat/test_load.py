@@ -82,7 +82,7 @@ def test_the_tokenizers_own_in_its_config(vocabulary, tmp_path, field):
 
 
 def test_a_tokenizer_without_one(vocabulary):
-    with pytest.raises(InputError, match=r"chat_template: the tokenizer has none of its own .*nano3"):
+    with pytest.raises(InputError, match=r"chat_template: the tokenizer has no template .*nano3"):
         load_template("tokenizer", vocabulary(), {})
 
 
