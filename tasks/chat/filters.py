@@ -26,8 +26,7 @@ from .traced import ToolCallRecord, Traced, joined
 
 MOST_STEPS = 1_000_000
 """Limits of a rendering: steps and seconds; of a text or list: characters or elements; of a number: bits. A long
-agentic conversation takes 50,000 steps, 0.1 s and 1 M characters.
-"""
+agentic conversation takes 50,000 steps, 0.1 s and 1 M characters."""
 MOST_SECONDS = 20.0
 MOST_CHARACTERS = 64 << 20
 MOST_BITS = 4096

@@ -63,8 +63,7 @@ PARTS_PER_STEP = 8
 
 DIRECTIVE = re.compile(r"%-?[aAbBcdDeFgGhHIjklmMnpPrRStTuUVwWxXyYzZ%]")
 """Directives of `strftime` without a width, which could be of any size, and without `%s`, which depends on the
-machine's zone.
-"""
+machine's zone."""
 LONGEST_DIRECTIVE = 32
 
 LOCAL_VARIABLES = frozenset({"_loop_vars", "_block_vars"})

@@ -57,8 +57,7 @@ HITS = pa.schema(
     ]
 )
 """A document, an evaluation and a row in it, the number of shared runs, and the words of the first. A short row found
-whole is one run. A run that several rows hold counts for the first of them.
-"""
+whole is one run. A run that several rows hold counts for the first of them."""
 
 SLOTS_PER_RUN = 16
 """Slots of the table per run: one in 16 unknown hashes passes it and is looked up in vain."""

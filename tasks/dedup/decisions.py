@@ -83,8 +83,7 @@ OUTCOMES = pa.schema([
     pa.field("jaccard", pa.float64()),
 ])  # fmt: skip
 """A dropped row of a slice, the reason, the name of the document kept instead (null if none), and their similarity
-(null if none). Rows ascend.
-"""
+(null if none). Rows ascend."""
 
 NAMED_EDGES = pa.schema([
     pa.field("dropped", pa.large_string()),
@@ -95,8 +94,7 @@ NAMED_EDGES = pa.schema([
     *(pa.field(kind, pa.int32()) for kind in KINDS),
 ])  # fmt: skip
 """A dropped and a kept document; `group` is the first document of their connected component. The unit counts are those
-of the dropped near-duplicate; null for exact duplicates.
-"""
+of the dropped near-duplicate; null for exact duplicates."""
 
 NAMED_HITS = pa.schema([
     pa.field("document", pa.large_string()),

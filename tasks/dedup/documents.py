@@ -80,8 +80,7 @@ EDGES = pa.schema(
     ]
 )
 """A dropped document and the one kept in its place, their similarity (1 for exact duplicates), and the lowest number in
-their group.
-"""
+their group."""
 
 
 def edge_table(dropped: np.ndarray, kept: np.ndarray, jaccard: np.ndarray, group: np.ndarray) -> pa.Table:

@@ -41,8 +41,7 @@ from .shingles import KINDS, Length, Shingles, shingles, units_of
 
 RUN = Length(words=5, letters=2)
 """Five words, characters or pieces, or ten letters: five letters of Thai are about one word, and unrelated long texts
-share many such runs.
-"""
+share many such runs."""
 
 THRESHOLD = 0.8
 

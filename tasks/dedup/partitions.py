@@ -34,8 +34,7 @@ WAITING_BYTES = 32 << 20
 
 REMOTE_BLOCK_BYTES = 64 << 10
 """Read-ahead on object stores: with the 50 MiB of s3fs, reading 1 of 64 partitions of 83 MB transfers 53 MB instead of
-1.4.
-"""
+1.4."""
 
 HASH, HASH_OF_LAST = b"xxh3_128", b"last_xxh3_128"
 """The metadata keys of a batch's hash: of any batch, and of the last one, which has no rows."""

@@ -60,8 +60,7 @@ WIDE = (
     (0x16FE0, 0x1B2FB), (0x20000, 0x3FFFF),
 )  # fmt: skip
 """Code points of characters, both ends included: letters, marks and numbers whose East_Asian_Width (UAX #11) is wide,
-full or half, without Hangul, which has blanks. Ranges span unassigned code points, symbols and punctuation.
-"""
+full or half, without Hangul, which has blanks. Ranges span unassigned code points, symbols and punctuation."""
 
 WITHOUT_BLANKS = (
     (0x0E01, 0x109F), (0x1780, 0x17F9), (0x1950, 0x19FF), (0x1A20, 0x1AAD), (0x1B00, 0x1B7F), (0x1BC0, 0x1BFF),
@@ -69,8 +68,7 @@ WITHOUT_BLANKS = (
     (0x11EE0, 0x11F5A), (0x16100, 0x16139),
 )  # fmt: skip
 """Code points of letters: every script with letters of the Line_Break classes SA, AK or AS (UAX #14), and Tibetan. They
-are listed here so that a new version of a Unicode library changes no signature.
-"""
+are listed here so that a new version of a Unicode library changes no signature."""
 
 TABLE = np.zeros(0x40000, np.uint8)
 for _kind, _ranges in ((CHARACTER, WIDE), (LETTER, WITHOUT_BLANKS)):
