@@ -192,8 +192,6 @@ class _Parser:
             tree = _python("".join(f"{cell:{WIDTH}}" for cell in self._cells))
         except SyntaxError:
             self._refuse_syntax()
-        except (RecursionError, MemoryError) as error:
-            raise InputError(f"{self.where}: the predicate is nested too deeply; simplify it") from error
         return self._node(tree)
 
     def _split(self) -> list[_Token]:
@@ -266,9 +264,8 @@ class _Parser:
         if isinstance(node, ast.Compare):
             return self._test(node)
         if isinstance(node, ast.BoolOp):
-            return _combination(
-                [self._node(each) for each in node.values], and_ if isinstance(node.op, ast.And) else or_
-            )
+            join = and_ if isinstance(node.op, ast.And) else or_
+            return _combination([self._node(each) for each in node.values], join)
         if isinstance(node, ast.Set):
             return self._node(node.elts[0])
         operand = self._operand(node)
@@ -295,34 +292,28 @@ class _Parser:
 
     def _membership(self, operand: Operand, values: ast.expr) -> Node:
         if isinstance(values, ast.List):
-            return _combination([_comparison("==", operand, self._literal(each)) for each in values.elts], or_)
+            return _combination([_comparison("==", operand, self._operand(each, LITERAL)) for each in values.elts], or_)
         if not isinstance(values, ast.BinOp):
-            self._unexpected(
-                self._behind(values) if isinstance(values, ast.Name) else values.col_offset // WIDTH, "and"
-            )
+            number = self._behind(values) if isinstance(values, ast.Name) else values.col_offset // WIDTH
+            self._unexpected(number, "and")
         low, high = self._operand(values.left), self._operand(values.right)
         return _combination([_comparison(">=", operand, low), _comparison("<=", operand, high)], and_)
 
-    def _operand(self, node: ast.expr) -> Operand:
-        number = node.col_offset // WIDTH
-        if not isinstance(node, ast.Name):
-            self._unexpected(number, OPERAND)
-        token = self.tokens[number]
-        return Column(token.text.strip("`"), token.position) if token.is_column else self._value(token)
-
-    def _literal(self, node: ast.expr) -> Literal:
+    def _operand(self, node: ast.expr, wanted: str = OPERAND) -> Operand:
         token = self.tokens[node.col_offset // WIDTH]
-        if not isinstance(node, ast.Name) or token.is_column:
-            self._unexpected(node.col_offset // WIDTH, LITERAL)
-        return self._value(token)
-
-    def _value(self, token: _Token) -> Literal:
+        if not isinstance(node, ast.Name) or (token.is_column and wanted == LITERAL):
+            self._unexpected(node.col_offset // WIDTH, wanted)
+        if token.is_column:
+            return Column(token.text.strip("`"), token.position)
         if token.kind == "number":
             return Literal(self._number(token), token.position)
         return Literal(self._unescaped(token) if token.kind == "text" else token.keyword == "true", token.position)
 
     def _number(self, token: _Token) -> int | float:
-        value = int(token.text) if token.text.lstrip("-").isdecimal() else float(token.text)
+        try:
+            value = int(token.text)
+        except ValueError:  # a fraction, or too many digits for int
+            value = float(token.text)
         if isinstance(value, float) and math.isinf(value):
             _refuse(self.text, self.where, token.position, "too large for a number of 64 bits")
         if isinstance(value, int) and not -INT64_END <= value < INT64_END:
@@ -362,7 +353,11 @@ def _comparison(sign: str, left: Operand, right: Operand) -> Node:
 
 
 def _python(line: str) -> ast.expr:
-    return ast.parse(line, mode="eval").body
+    """Parse a line of Python. Raises SyntaxError, also for a line that exhausts the parser's stack."""
+    try:
+        return ast.parse(line, mode="eval").body
+    except (RecursionError, MemoryError) as error:
+        raise SyntaxError from error
 
 
 def _closing(cells: Sequence[str]) -> list[str]:
