@@ -158,8 +158,8 @@ def _warnings(controls: Controls, *, writes_reasoning: bool) -> list[str]:
     warnings: list[str] = []
     if not controls.ids:
         warnings.append(
-            "none of the template's markers is a control token of this tokenizer: they are encoded as ordinary text, "
-            "and text of the data that spells one cannot be told from them"
+            "none of the template's markers is a control token of this tokenizer: they are encoded as plain text, "
+            "so markers spelled in the data cannot be distinguished from them"
         )
     if not writes_reasoning:
         warnings.append("the chat template does not write reasoning: reasoning_content of the data is left out")

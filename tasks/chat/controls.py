@@ -101,25 +101,25 @@ def unused_noncharacter(conversation: Conversation) -> str | None:
 def escape_controls(conversation: Conversation, controls: Controls, noncharacter: str) -> Conversation:
     """The conversation with `noncharacter` after the first character of every control token in its data."""
 
-    def mend(value: Any) -> Any:  # noqa: ANN401 - JSON
+    def escaped(value: Any) -> Any:  # noqa: ANN401 - JSON
         if isinstance(value, str):
             return controls.beginning.sub(rf"\1{noncharacter}", value)
         if isinstance(value, Arguments):
-            return Arguments({mend(key): mend(inner) for key, inner in value.items()}, mend(value.text))
+            return Arguments({escaped(key): escaped(inner) for key, inner in value.items()}, escaped(value.text))
         if isinstance(value, dict):
-            return {mend(key): mend(inner) for key, inner in cast("dict[str, Any]", value).items()}
+            return {escaped(key): escaped(inner) for key, inner in cast("dict[str, Any]", value).items()}
         if isinstance(value, list):
-            return [mend(inner) for inner in cast("list[Any]", value)]
+            return [escaped(inner) for inner in cast("list[Any]", value)]
         return value
 
     return Conversation(
-        [_broken_message(message, mend) for message in conversation.messages],
-        cast("list[dict[str, Any]]", mend(conversation.tools)),
+        [_escaped_message(message, escaped) for message in conversation.messages],
+        cast("list[dict[str, Any]]", escaped(conversation.tools)),
     )
 
 
-def _broken_message(message: Message, mend: Any) -> Message:  # noqa: ANN401 - a function over JSON
-    made = cast("Message", {name: value if name == "role" else mend(value) for name, value in message.items()})
+def _escaped_message(message: Message, escaped: Any) -> Message:  # noqa: ANN401 - a function over JSON
+    made = cast("Message", {name: value if name == "role" else escaped(value) for name, value in message.items()})
     if "trained" in message:
         content, longer = message["content"] or "", made["content"] or ""
         places = _places(content, longer)

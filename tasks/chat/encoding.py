@@ -94,9 +94,9 @@ def _cut_text(text: str, place: int, passage: Passage) -> list[Piece]:
     """A text without control tokens, in two if generation begins inside it."""
     if not passage.learned and passage.generation < 0:
         return [_line_end(passage.role) if text == "\n" else Piece(text, -1, passage.role, False)]
-    border = passage.generation - place
-    if 0 < border < len(text):
-        return [_text_piece(text[:border], place, passage), _text_piece(text[border:], passage.generation, passage)]
+    boundary = passage.generation - place
+    if 0 < boundary < len(text):
+        return [_text_piece(text[:boundary], place, passage), _text_piece(text[boundary:], passage.generation, passage)]
     return [_text_piece(text, place, passage)]
 
 
@@ -114,10 +114,10 @@ def _learned(ranges: Sequence[Range], start: int, stop: int) -> bool | tuple[int
         return False
     if inside == [(start, stop)]:
         return True
-    borders = [border for each in inside for border in each]
-    if borders[-1] < stop:
-        borders.append(stop)
-    return tuple(border - before for before, border in zip([start, *borders], borders, strict=False))
+    boundaries = [boundary for each in inside for boundary in each]
+    if boundaries[-1] < stop:
+        boundaries.append(stop)
+    return tuple(boundary - before for before, boundary in zip([start, *boundaries], boundaries, strict=False))
 
 
 def connected(passages: Sequence[Sequence[Piece]]) -> list[Piece]:
@@ -215,8 +215,8 @@ class Batch:
 
     def _mix(self, text: str, lengths: tuple[int, ...]) -> None:
         """Note a text that is trained on in part, and its parts."""
-        borders = [0, *itertools.accumulate(lengths)]
-        parts = [self._text(text[start:stop]) for start, stop in itertools.pairwise(borders)]
+        boundaries = [0, *itertools.accumulate(lengths)]
+        parts = [self._text(text[start:stop]) for start, stop in itertools.pairwise(boundaries)]
         self.mixed.append((len(self.sources) - 1, parts))
 
     def encode(self, encoder: Encoder) -> Sequences:

@@ -37,7 +37,7 @@ CHARACTERS_PER_STEP = 1024
 """Repeating or rewriting this many characters costs a step, which limits their total."""
 
 STEPS_PER_LOOK = 256
-"""Steps between looks at the clock."""
+"""Steps between checks of the clock."""
 
 
 class TemplateLimitError(TemplateError):

@@ -184,7 +184,7 @@ def _hits(documents: Documents, evaluations: Evaluations) -> pa.Table:
     keys = np.stack([documents_hit, evaluations.files[runs], evaluations.rows[runs]], axis=1)
     distinct, first, counts = np.unique(keys, axis=0, return_index=True, return_counts=True)
     document, file, row = distinct.T
-    words = _spelt(texts, units, starts[places[first]], ends[places[first]])
+    words = _text_of(texts, units, starts[places[first]], ends[places[first]])
     names = [evaluations.names[each] for each in file.tolist()]
     return pa.Table.from_arrays(
         [
@@ -211,7 +211,7 @@ def _candidates(units: Units, sums: Sums, evaluations: Evaluations) -> tuple[np.
     return np.concatenate([starts, open_at[place]]), np.concatenate([ends, short_ends[number, place]])
 
 
-def _spelt(texts: pa.LargeStringArray, units: Units, starts: np.ndarray, ends: np.ndarray) -> list[str]:
+def _text_of(texts: pa.LargeStringArray, units: Units, starts: np.ndarray, ends: np.ndarray) -> list[str]:
     """The text of runs of units."""
     characters, _ = content(texts)
     first_bytes = np.append(units.starts, len(characters))

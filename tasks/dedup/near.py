@@ -11,7 +11,7 @@ A pair at a similarity of 0.8 is missed with odds of 5 in 10^8; nothing is dropp
 pair that was compared shingle by shingle.
 
 Similarity is not transitive, so a group of connected pairs is not merged into its best document. From the best down, a
-document stays unless a near-duplicate of it stays already: every dropped document has a kept near-duplicate.
+document is kept unless a near-duplicate of it is kept already: every dropped document has a kept near-duplicate.
 
 Large buckets hold forms, logs and shop pages, which share most of their text without being duplicates. Documents that
 are certainly dropped are left out. A pass over the bucket excludes those that share too few shingles with others to
@@ -92,7 +92,7 @@ def verify(
     """The pairs of one partition with a similarity of `threshold` or more: a table of `VERIFIED`, ascending.
 
     `candidates` are the files of all partitions, `shingled` those of all slices. Memory is 8 bytes per shingle of the
-    documents in question.
+    documents in the pairs.
     """
     pairs = read_candidates(candidates, partition, partitions)
     numbers = distinct(pairs)
@@ -110,8 +110,8 @@ def certain_drops(verified: Iterable[pa.Table], crowded: np.ndarray) -> np.ndarr
     """The documents that are dropped whatever else is found, int64, ascending, given the verified pairs so far and the
     documents not yet compared with all better ones of their buckets.
 
-    A document that was compared with all better ones is kept if none is similar, or if the similar ones are certainly
-    dropped; its near-duplicates are then certainly dropped.
+    A document compared with all better ones is kept if none of them is similar, or if those that are similar are
+    certainly dropped. All near-duplicates of a kept document are certainly dropped.
     """
     graph = _graph(verified)
     goes = _going(graph.pairs, len(graph.numbers), sure=~np.isin(graph.numbers, crowded))
@@ -206,8 +206,8 @@ def _going(pairs: np.ndarray, count: int, sure: np.ndarray) -> np.ndarray:
     while len(pairs):
         outranked = np.zeros(count, np.bool_)
         outranked[pairs[:, 1]] = True
-        stays = sure & ~outranked
-        found = pairs[stays[pairs[:, 0]], 1]
+        kept = sure & ~outranked
+        found = pairs[kept[pairs[:, 0]], 1]
         if not found.size:
             break
         goes[found] = True

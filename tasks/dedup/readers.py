@@ -36,7 +36,7 @@ class Signable:
 
     `rows` int64 [n], ascending, are their rows in the slice, `texts` [n] their texts, `views` [n] what near-duplicates
     and evaluations are compared by, `qualities` float64 [n] their quality, NaN if unknown. `names` [n] and `prompts`
-    [n] are None if documents have none. `left_out` counts rows that are no documents, by reason.
+    [n] are None if documents have none. `left_out` counts rows that are not documents, by reason.
     """
 
     rows: np.ndarray
@@ -78,13 +78,13 @@ def _values(part: Slice, name: str) -> pa.LargeStringArray:
     for batch in read_records(part, [name]):
         values: list[str | None] = [None] * batch.consumed
         for row, record in zip(batch.rows.tolist(), batch.records, strict=True):
-            values[row - first] = _spelt(record, path)
+            values[row - first] = _as_text(record, path)
         found.append(pa.array(values, pa.large_string()))
         first += batch.consumed
     return pa.concat_arrays(found)
 
 
-def _spelt(value: Any, path: list[str]) -> str | None:  # noqa: ANN401 - whatever stands in a row
+def _as_text(value: Any, path: list[str]) -> str | None:  # noqa: ANN401 - any JSON value
     for key in path:
         value = value.get(key) if isinstance(value, dict) else None
     if value is None or isinstance(value, str):

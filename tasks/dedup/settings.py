@@ -5,7 +5,7 @@
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any, Literal, Self
+from typing import Annotated, Any, Literal, Self
 
 from pydantic import Field, model_validator
 from tokenmill.tasks.blend.models import Blend
@@ -22,61 +22,58 @@ LEAST_THRESHOLD = 0.5
 """Below this similarity, candidate search misses more than one pair in eight."""
 
 
+Near = Annotated[
+    bool,
+    Field(description="Also find near-duplicates: texts that share most of their runs of five words or characters."),
+]
+Threshold = Annotated[
+    float, Field(ge=LEAST_THRESHOLD, le=1, description="Least Jaccard similarity of near-duplicates.")
+]
+
+
 class DedupChoices(Strict, frozen=True):
     """How to find duplicates among conversations, and what to do with them."""
 
     mode: Literal["off", "tag", "drop"] = Field(
-        default="tag", description="Leave duplicates alone, mark them, or leave them out."
+        default="tag", description="tag duplicates, drop them, or turn deduplication off."
     )
-    near: bool = Field(
-        default=True, description="Also find near-duplicates, which share most runs of five words or characters."
-    )
-    threshold: float = Field(
-        default=THRESHOLD,
-        ge=LEAST_THRESHOLD,
-        le=1,
-        description="Jaccard similarity from which two are near-duplicates.",
-    )
+    near: Near = True
+    threshold: Threshold = THRESHOLD
     near_on: NearOn = Field(
         default="conversation",
-        description="What near-duplicates and evaluations are compared by: all, or what users say.",
+        description="Text to compare for near-duplicates and contamination: the conversation or only its prompt.",
     )
-    cap: int | None = Field(default=None, ge=1, description="Most rows of one prompt; the best ones stay.")
+    cap: int | None = Field(default=None, ge=1, description="Maximum rows per prompt; the best are kept.")
     evaluations: Blend | str | None = Field(
         default=None,
-        description="Blend of evaluations; rows that hold 13 words in a row out of one, or a short one whole, are contaminated.",
+        description="Blend of evaluations; rows that share 13 consecutive words with one, or contain a shorter one, are contaminated.",
     )
 
 
 class DedupSettings(PreparationSettings, frozen=True):
     """Settings of the deduplication of a blend of text."""
 
-    mode: Mode = Field(default="drop", description="Leave duplicates out, or write every row with what became of it.")
-    near: bool = Field(
-        default=True, description="Also find near-duplicates, which share most runs of five words or characters."
-    )
-    threshold: float = Field(
-        default=THRESHOLD,
-        ge=LEAST_THRESHOLD,
-        le=1,
-        description="Jaccard similarity from which two are near-duplicates.",
-    )
-    cap: int | None = Field(default=None, ge=1, description="Most documents of one prompt; the shortest ones stay.")
-    cap_by: str | None = Field(default=None, min_length=1, description="Field that names the prompt of a document.")
+    mode: Mode = Field(default="drop", description="drop duplicates, or tag every row with its outcome.")
+    near: Near = True
+    threshold: Threshold = THRESHOLD
+    cap: int | None = Field(default=None, ge=1, description="Maximum documents per prompt; the shortest are kept.")
+    cap_by: str | None = Field(default=None, min_length=1, description="Field with the prompt of a document.")
     id_field: str | None = Field(
-        default=None, min_length=1, description="Field that documents are called by; file and row where left out."
+        default=None, min_length=1, description="Field that names documents; without it, their file and row."
     )
     evaluations: Blend | str | None = Field(
         default=None,
-        description="Blend of evaluations; documents that hold 13 words in a row out of one, or a short one whole, are contaminated.",
+        description="Blend of evaluations; documents that share 13 consecutive words with one, or contain a shorter one, are contaminated.",
     )
 
     @model_validator(mode="after")
     def _fits_together(self) -> Self:
         if "holdout" in self.model_fields_set:
-            raise ValueError("holdout means nothing here, because rows are not split; leave it out")
+            raise ValueError("holdout does not apply to deduplication, which splits no rows; remove it")
         if (self.cap is None) != (self.cap_by is None):
-            raise ValueError("cap and cap_by go together: how many documents, and the field that names their prompt")
+            raise ValueError(
+                "cap and cap_by need each other: the maximum number of documents, and the field with their prompt"
+            )
         return self
 
     @property

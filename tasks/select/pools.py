@@ -35,16 +35,16 @@ BUNDLED = str(Path(__file__).parents[2] / "blends" / "pools.yaml")
 class PoolDefinition(Strict, frozen=True):
     """A pool in the file."""
 
-    name: Name = Field(description="Unique name; becomes the name of a folder.")
-    description: str = Field(min_length=1, description="What the rows of the pool have in common.")
-    predicate: str = Field(min_length=1, description="Which rows it takes.")
+    name: Name = Field(description="Unique name, also the name of its folder.")
+    description: str = Field(min_length=1, description="What its rows have in common.")
+    predicate: str = Field(min_length=1, description="Predicate for its rows.")
 
 
 class PoolDefinitions(Strict, frozen=True):
     """A file of pools."""
 
-    base: list[str] = Field(default=[], description="Predicates that a row must meet to be in any pool.")
-    pools: list[PoolDefinition] = Field(min_length=1, description="Pools, in the order in which they take rows.")
+    base: list[str] = Field(default=[], description="Predicates that rows of every pool must meet.")
+    pools: list[PoolDefinition] = Field(min_length=1, description="Pools, in the order in which rows are assigned.")
 
     @model_validator(mode="after")
     def _names_are_unique(self) -> Self:

@@ -24,24 +24,28 @@ DISTINCT = {"behavior": Limits().structures}
 class SelectionChoices(Strict, frozen=True):
     """Which rows go into pools and become candidates."""
 
-    pools: str = Field(default="bundled", description="YAML file of pools; bundled for those that come along, or none.")
+    pools: str = Field(default="bundled", description="YAML file of pools, bundled, or none.")
     scores: list[str] = Field(
         default=[],
-        description="Folders of scores and choices, whose columns predicates may name; null without a score.",
+        description="Folders of scores and choices whose columns predicates may use; null for rows without a score.",
     )
-    unique: bool = Field(default=False, description="Give each row to the first pool that takes it, not to all.")
+    unique: bool = Field(default=False, description="Put each row only into the first pool that takes it.")
     view: View | Literal["none"] = Field(
-        default="prompt", description="What of a conversation is embedded; none for no candidates."
+        default="prompt", description="Part of a conversation to embed, or none for no candidates."
     )
-    require: str = Field(default=STAYS, description="Which rows become candidates.")
-    share: float = Field(default=1.0, gt=0, le=1, description="Share of those rows, chosen by a hash of their id.")
+    require: str = Field(default=STAYS, description="Predicate for the rows that become candidates.")
+    share: float = Field(
+        default=1.0, gt=0, le=1, description="Share of these rows to keep, chosen by a hash of their id."
+    )
     least_structures: float | None = Field(
         default=None,
         ge=0,
         le=1,
-        description="Least share of distinct behaviours, or the run fails; 0.01 for the view behavior, else 0.",
+        description="Minimum share of distinct behaviors, below which the run fails; by default 0.01 for the view behavior, else 0.",
     )
-    least_calls: float = Field(default=0.0, ge=0, le=1, description="Least share of rows that call, or the run fails.")
+    least_calls: float = Field(
+        default=0.0, ge=0, le=1, description="Minimum share of rows with tool calls, below which the run fails."
+    )
 
     @property
     def limits(self) -> Limits:
@@ -53,8 +57,10 @@ class SelectionChoices(Strict, frozen=True):
 class NormalizationSettings(HarmonySettings, frozen=True):
     """Settings of a Harmony normalization, deduplication and selection included."""
 
-    dedup: DedupChoices = Field(default=DedupChoices(), description="How duplicates are found and treated.")
-    selection: SelectionChoices = Field(default=SelectionChoices(), description="Which rows are worth scoring.")
+    dedup: DedupChoices = Field(default=DedupChoices(), description="How to find and treat duplicates.")
+    selection: SelectionChoices = Field(
+        default=SelectionChoices(), description="Which rows go into pools and become candidates."
+    )
 
 
 @dataclass(frozen=True, slots=True)

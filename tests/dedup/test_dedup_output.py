@@ -317,9 +317,9 @@ def test_a_column_that_is_not_there_is_known_before_anything_starts(tmp_path):
 @pytest.mark.parametrize(
     ("chosen", "message"),
     [
-        ({"cap": 3}, "cap and cap_by go together"),
-        ({"cap_by": "topic"}, "cap and cap_by go together"),
-        ({"holdout": {"valid": 0.1}}, "holdout means nothing here"),
+        ({"cap": 3}, "cap and cap_by need each other"),
+        ({"cap_by": "topic"}, "cap and cap_by need each other"),
+        ({"holdout": {"valid": 0.1}}, "holdout does not apply"),
         ({"threshold": 0.3}, "threshold"),
         ({"mode": "off"}, "mode"),
         ({"near_on": "prompt"}, "near_on: unknown key"),
