@@ -61,13 +61,13 @@ def band_keys(sketches: np.ndarray) -> np.ndarray:
     return combined([bands, *(wide[:, :, row] for row in range(ROWS))])
 
 
-BANDS_SCHEMA = pa.schema([pa.field("key", pa.uint64()), pa.field("number", pa.int64()), pa.field("rank", pa.uint64())])
+BANDS_SCHEMA = pa.schema({"key": pa.uint64(), "number": pa.int64(), "rank": pa.uint64()})
 """A band key, the document and its rank."""
 
-PAIRS = pa.schema([pa.field("better", pa.int64()), pa.field("worse", pa.int64())])
+PAIRS = pa.schema({"better": pa.int64(), "worse": pa.int64()})
 """A pair of documents, the better first."""
 
-CROWDED = pa.schema([pa.field("bucket", pa.int64()), pa.field("number", pa.int64())])
+CROWDED = pa.schema({"bucket": pa.int64(), "number": pa.int64()})
 """A document of a large bucket that is not one of its leaders; bucket by bucket, the best document first."""
 
 LEADERS = 8

@@ -48,13 +48,13 @@ FIRST_UNITS = 3
 """Units at the beginning of a short row by which its possible places are found; at most `LEAST_WORDS`."""
 
 HITS = pa.schema(
-    [
-        pa.field("number", pa.int64()),
-        pa.field("evaluation", pa.large_string()),
-        pa.field("row", pa.int64()),
-        pa.field("runs", pa.int64()),
-        pa.field("words", pa.large_string()),
-    ]
+    {
+        "number": pa.int64(),
+        "evaluation": pa.large_string(),
+        "row": pa.int64(),
+        "runs": pa.int64(),
+        "words": pa.large_string(),
+    }
 )
 """A document, an evaluation and a row in it, the number of shared runs, and the words of the first. A short row found
 whole is one run. A run that several rows hold counts for the first of them."""

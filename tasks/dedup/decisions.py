@@ -38,12 +38,7 @@ KEPT = "kept"
 REASONS = ("exact_duplicate", "near_duplicate", "contaminated", "beyond_cap")
 """Why documents are dropped, in the order of the steps."""
 
-DROPPED = pa.schema([
-    pa.field("number", pa.int64()),
-    pa.field("outcome", pa.string()),
-    pa.field("kept", pa.int64()),
-    pa.field("jaccard", pa.float64()),
-])  # fmt: skip
+DROPPED = pa.schema({"number": pa.int64(), "outcome": pa.string(), "kept": pa.int64(), "jaccard": pa.float64()})
 """A dropped document, the reason, the document kept instead (null if none), and their similarity (null if none)."""
 
 
@@ -76,12 +71,9 @@ def _reasoned(reason: str, table: pa.Table) -> pa.Table:
 OUTCOMES_FILE, EDGES_FILE, HITS_FILE = "outcomes.arrow", "edges.parquet", "hits.parquet"
 NAMES_FILE, UNITS_FILE = "names.arrow", "units.arrow"
 
-OUTCOMES = pa.schema([
-    pa.field("row", pa.int64()),
-    pa.field("outcome", pa.string()),
-    pa.field("duplicate_of", pa.large_string()),
-    pa.field("jaccard", pa.float64()),
-])  # fmt: skip
+OUTCOMES = pa.schema(
+    {"row": pa.int64(), "outcome": pa.string(), "duplicate_of": pa.large_string(), "jaccard": pa.float64()}
+)
 """A dropped row of a slice, the reason, the name of the document kept instead (null if none), and their similarity
 (null if none). Rows ascend."""
 
@@ -96,13 +88,15 @@ NAMED_EDGES = pa.schema([
 """A dropped and a kept document; `group` is the first document of their connected component. The unit counts are those
 of the dropped near-duplicate; null for exact duplicates."""
 
-NAMED_HITS = pa.schema([
-    pa.field("document", pa.large_string()),
-    pa.field("evaluation", pa.large_string()),
-    pa.field("row", pa.int64()),
-    pa.field("runs", pa.int64()),
-    pa.field("words", pa.large_string()),
-])  # fmt: skip
+NAMED_HITS = pa.schema(
+    {
+        "document": pa.large_string(),
+        "evaluation": pa.large_string(),
+        "row": pa.int64(),
+        "runs": pa.int64(),
+        "words": pa.large_string(),
+    }
+)
 """A document, the file and row of an evaluation, the number of shared runs, and the words of the first."""
 
 MOST_NAMED = 10

@@ -71,14 +71,7 @@ def batches(texts: pa.LargeStringArray) -> Iterator[tuple[int, int]]:
         start = stop
 
 
-EDGES = pa.schema(
-    [
-        pa.field("dropped", pa.int64()),
-        pa.field("kept", pa.int64()),
-        pa.field("jaccard", pa.float64()),
-        pa.field("group", pa.int64()),
-    ]
-)
+EDGES = pa.schema({"dropped": pa.int64(), "kept": pa.int64(), "jaccard": pa.float64(), "group": pa.int64()})
 """A dropped document and the one kept in its place, their similarity (1 for exact duplicates), and the lowest number in
 their group."""
 

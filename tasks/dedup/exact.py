@@ -15,14 +15,7 @@ from xxhash import xxh3_128_digest
 from .documents import Documents, content, edge_table
 from .partitions import NONE, PartitionedFile, SliceFile, read_numbered
 
-KEYED = pa.schema(
-    [
-        pa.field("high", pa.uint64()),
-        pa.field("low", pa.uint64()),
-        pa.field("number", pa.int64()),
-        pa.field("rank", pa.uint64()),
-    ]
-)
+KEYED = pa.schema({"high": pa.uint64(), "low": pa.uint64(), "number": pa.int64(), "rank": pa.uint64()})
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,7 +73,7 @@ def resolve(files: Iterable[SliceFile], partition: int, partitions: int) -> pa.T
     return edge_table(groups.numbers[worse], best[worse], np.ones(np.count_nonzero(worse)), first[worse])
 
 
-CAPPED = pa.schema([pa.field("dropped", pa.int64())])
+CAPPED = pa.schema({"dropped": pa.int64()})
 
 
 def sign_prompts(file: PartitionedFile, numbers: np.ndarray, prompts: pa.LargeStringArray, ranks: np.ndarray) -> int:

@@ -45,13 +45,13 @@ share many such runs."""
 
 THRESHOLD = 0.8
 
-SHINGLED = pa.schema([pa.field("number", pa.int64()), pa.field("shingles", pa.large_list(pa.uint64()))])
+SHINGLED = pa.schema({"number": pa.int64(), "shingles": pa.large_list(pa.uint64())})
 """A document and its shingles, documents ascending."""
 
 MADE_OF = pa.schema([pa.field("number", pa.int64()), *(pa.field(kind, pa.int32()) for kind in KINDS)])
 """A document and its units of each kind, documents ascending."""
 
-VERIFIED = pa.schema([pa.field("better", pa.int64()), pa.field("worse", pa.int64()), pa.field("jaccard", pa.float64())])
+VERIFIED = pa.schema({"better": pa.int64(), "worse": pa.int64(), "jaccard": pa.float64()})
 """A pair of documents, the better first, and their similarity."""
 
 

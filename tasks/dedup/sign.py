@@ -37,7 +37,7 @@ from .readers import READERS, Signable
 from .settings import SignRecipe
 from .shingles import normalized
 
-NAMES = pa.schema([pa.field("number", pa.int64()), pa.field("name", pa.large_string())])
+NAMES = pa.schema({"number": pa.int64(), "name": pa.large_string()})
 """A document and its name, documents ascending."""
 
 
