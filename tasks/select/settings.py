@@ -22,7 +22,7 @@ DISTINCT = {"behavior": Limits().structures}
 
 
 class SelectionChoices(Strict, frozen=True):
-    """Which rows go into pools and become candidates."""
+    """Pools, candidates and the limits of a selection."""
 
     pools: str = Field(default="bundled", description="YAML file of pools, bundled, or none.")
     scores: list[str] = Field(

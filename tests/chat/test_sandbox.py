@@ -328,7 +328,8 @@ def test_what_a_template_keeps_is_limited_in_all(small, monkeypatch, seconds):
     assert in_a_child(lambda: attempt(source))[0] == "template_error"
 
 
-def test_calls_are_steps(small):
+def test_calls_are_steps(small, monkeypatch):
+    monkeypatch.setattr(filters, "MOST_SECONDS", 60)
     source = "{% macro f(n) %}{{ n }}{% endmacro %}{% for a in range(N) %}" + "{{ f(1) }}" * 200 + "{% endfor %}"
     assert attempt(source.replace("N", "9"))[0] == "text"
     assert "20,000 steps" in attempt(source.replace("N", "150"))[1]

@@ -331,7 +331,7 @@ def test_folders_that_hold_no_scores_of_these_rows_are_refused(blend, tmp_path):
     prepare(blend, out, **CHOICES)
     with pytest.raises(InputError, match=r"no manifest\.json in this folder"):
         score_folder(str(tmp_path))
-    with pytest.raises(InputError, match="of type 'harmony'; scores are nll, embeddings, choice"):
+    with pytest.raises(InputError, match="of type 'harmony'; expected nll, embeddings, choice"):
         score_folder(str(out))
     other = publish_scores(tmp_path / "other", "nll", [("x-0123abcd.parquet", scores({"a": 1.0}))])
     with pytest.raises(InputError, match="has no scores of these rows; score the published rows again"):
