@@ -47,7 +47,5 @@ def with_bare_names(read: Read) -> Read:
 
 def _which(name: str, flows: list[str]) -> str:
     if not flows:
-        return (
-            f"No deployment is called {name!r}; list them with `prefect deployment ls`, or create ours with `tokenmill deploy`."
-        )
+        return f"No deployment is called {name!r}; list them with `prefect deployment ls`, or create ours with `tokenmill deploy`."
     return f"Several deployments are called {name!r}; name one of: {', '.join(f'{flow}/{name}' for flow in flows)}"

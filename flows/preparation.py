@@ -48,10 +48,10 @@ def function_of(name: str) -> Callable[..., dict[str, Any]]:
     """The function that prepares a blend or rows from Python. Raises InputError and RunError as the command does."""
 
     def prepare_data(
-        data: Blend | Mapping[str, Any] | str | Iterable[Mapping[str, Any]], output_dir: str, **settings: object
+        data: Blend | dict[str, Any] | str | Iterable[Mapping[str, Any]], output_dir: str, **settings: object
     ) -> dict[str, Any]:
-        whole = isinstance(data, (str, Blend, Mapping))
-        blend = preparation(name).read_blend(data if whole else blend_of_rows(data, output_dir))
+        named = data if isinstance(data, (str, Blend, dict)) else blend_of_rows(data, output_dir)
+        blend = preparation(name).read_blend(cast("Blend | Mapping[str, Any] | str", named))
         require_usable(blend, cast("str | None", settings.get("store")), output_dir)
         return preparation_flow(name)(blend, output_dir, **settings)
 
@@ -59,7 +59,7 @@ def function_of(name: str) -> Callable[..., dict[str, Any]]:
     return prepare_data
 
 
-def blend_of_rows(rows: Iterable[Mapping[str, Any]], output_dir: str) -> dict[str, Any]:
+def blend_of_rows(rows: Iterable[object], output_dir: str) -> dict[str, Any]:
     """A blend of one data set, `rows`, which are written beside the output folder: OUT.rows.jsonl.
 
     Raises InputError for a row that is no object of JSON.
@@ -71,7 +71,7 @@ def blend_of_rows(rows: Iterable[Mapping[str, Any]], output_dir: str) -> dict[st
     return {"datasets": [{"name": "rows", "path": place}]}
 
 
-def _line(row: Mapping[str, Any], number: int) -> bytes:
+def _line(row: object, number: int) -> bytes:
     try:
         if isinstance(row, Mapping):
             return orjson.dumps(row, option=orjson.OPT_APPEND_NEWLINE | orjson.OPT_SERIALIZE_NUMPY)

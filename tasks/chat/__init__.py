@@ -1,7 +1,7 @@
-"""Conversations to token ids with a loss mask that can be trusted.
+"""Conversations to token ids with an exact loss mask.
 
-    record ─► conversation ─► one rendering ─► which characters the model would generate ─► tokens and mask
+    record → conversation → one rendering → the characters the model would generate → tokens and mask
 
-The mask is made by construction: the template itself says, while it renders, which text comes from which message, and
-nothing is ever found again by searching for it.
+The mask is built during rendering: the template's own loop and tracked text say which message wrote which characters,
+so nothing is searched for afterwards.
 """

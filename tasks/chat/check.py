@@ -1,9 +1,9 @@
-"""The self-check: before a run, a template and a tokenizer must show on synthetic conversations that masks come out right.
+"""The self-check: before a run, a template and a tokenizer must produce correct masks on synthetic conversations.
 
-For every probe that the template does not refuse: the tokens written out are the rendering, the tokens that are trained
-on, written out, are the characters that the policy names, and the ids are those that the tokenizer itself gives to the
-rendering. A template under which nothing would be trained on stops the run here, with the reason, and not the training
-a week later. It takes seconds, because the reference tokenizer has to be loaded, so its outcome is remembered.
+For every probe that the template accepts: the decoded tokens equal the rendering, the decoded trained tokens equal the
+characters that the policy names, and the ids equal the tokenizer's own. A template under which nothing would be trained
+on fails here instead of in training. The check takes seconds, because it loads the reference tokenizer, so its result
+is cached.
 """
 
 import hashlib
@@ -26,15 +26,14 @@ from tokenmill.tasks.tokenize.vocabulary import Vocabulary
 
 from .controls import Controls
 from .conversation import Conversation, Rejected
-from .encoding import Batch, Sequences
+from .encoding import Batch, Piece, Sequences
 from .loss import LossPolicy, completions
-from .pieces import Piece
-from .probes import PROBES, Habits, asked_for, habits
+from .probes import PROBES, TemplateProfile, is_reply, profile_template
 from .sequences import Pieces, Renderer, SplitTurns
 from .template import ChatTemplate
 
 REQUIRED = ("one turn", "several turns")
-"""Probes that no template may refuse."""
+"""Probes that every template must accept."""
 
 SequencesOf = Callable[[Conversation], "list[Pieces] | Rejected"]
 """How a format makes sequences of a probe."""
@@ -42,9 +41,7 @@ SequencesOf = Callable[[Conversation], "list[Pieces] | Rejected"]
 
 @dataclass(frozen=True, slots=True)
 class Checked:
-    """A renderer that was seen to be right, and what a person should know about it: `refused` maps the kinds of
-    conversation that it does not take to the reason.
-    """
+    """A renderer that passed the check, the kinds of conversation it refuses with the reason, and warnings."""
 
     renderer: Renderer
     refused: dict[str, str]
@@ -54,12 +51,12 @@ class Checked:
 def renderer_of(
     template: ChatTemplate, vocabulary: Vocabulary, policy: LossPolicy, split_turns: SplitTurns, special: SpecialTokens
 ) -> Renderer:
-    """The renderer of a template for a vocabulary, made by probing the template; not checked."""
-    return _renderer(template, habits(template, vocabulary.controls), policy, split_turns, special)
+    """The renderer of a template for a vocabulary, from probes of the template, unchecked."""
+    return _renderer(template, profile_template(template, vocabulary.controls), policy, split_turns, special)
 
 
 def _renderer(
-    template: ChatTemplate, found: Habits, policy: LossPolicy, split_turns: SplitTurns, special: SpecialTokens
+    template: ChatTemplate, found: TemplateProfile, policy: LossPolicy, split_turns: SplitTurns, special: SpecialTokens
 ) -> Renderer:
     splits, literal = split_turns == "auto" and found.strips_history, special != "allow"
     renderer = Renderer(template, found.controls, found.openings, policy, literal, splits, composes=False)
@@ -74,11 +71,11 @@ def checked_renderer(
     special: SpecialTokens,
     store: str,
 ) -> Checked:
-    """The renderer of a template for a vocabulary, after its self-check, whose outcome is kept in the store.
+    """The renderer of a template for a vocabulary, after its self-check, which is cached in the store.
 
-    Raises InputError, saying which conversation went wrong and how, when its masks cannot be trusted.
+    Raises InputError, with the conversation and the difference, if its masks are wrong.
     """
-    found = habits(template, vocabulary.controls)
+    found = profile_template(template, vocabulary.controls)
     renderer = _renderer(template, found, policy, split_turns, special)
     question = [
         "self-check", template.digest, template.variables, vocabulary.fingerprint, asdict(policy), split_turns, special,
@@ -94,13 +91,13 @@ def checked_renderer(
 
 
 def remembered_check(question: Sequence[Any], store: str, check: Callable[[], dict[str, str]]) -> dict[str, str]:
-    """What a check found to be refused, from the store when the same `question` was asked before."""
+    """The conversations that a check found to be refused, from the store if the same `question` was asked before."""
     digest = hashlib.sha256(orjson.dumps(question, option=orjson.OPT_SORT_KEYS)).hexdigest()[:32]
     return remembered(join(store, "gates", f"{digest}.json"), dict[str, str], check)
 
 
 def refusals(sequences_of: SequencesOf, controls: Controls, vocabulary: Vocabulary) -> dict[str, str]:
-    """The probes that are refused, with the reason, after the others came out right. Raises InputError unless they do."""
+    """The refused probes with the reason. Raises InputError unless all others come out right."""
     guarded = vocabulary.guarding(frozenset(controls.ids))  # also for whole texts, so that one tokenizer is loaded
     refused: dict[str, str] = {}
     for name, probe in PROBES.items():
@@ -118,14 +115,13 @@ def refusals(sequences_of: SequencesOf, controls: Controls, vocabulary: Vocabula
 
 
 def _needs_tools(refusal: Rejected, sequences_of: SequencesOf) -> bool:
-    """Whether a template that refuses a conversation takes one with tools."""
+    """Whether a template that refuses a conversation accepts one with tools."""
     return refusal.reason == "template_error" and not isinstance(sequences_of(PROBES["one turn with tools"]), Rejected)
 
 
 def _require_prompted(renderer: Renderer) -> None:
-    """Every answer must begin where the template's own generation prompt ends, as far as its rendering goes on from it.
-
-    Templates with generation tags say themselves where.
+    """Require that every answer begins where the template's own generation prompt ends, if its rendering continues that
+    prompt. Templates with generation tags mark the place themselves.
     """
     for name, probe in PROBES.items():
         rendering = renderer.template.render(probe.messages, probe.tools)
@@ -136,14 +132,14 @@ def _require_prompted(renderer: Renderer) -> None:
         starts = {} if isinstance(found, Rejected) else {number: each.start for number, each in found.items()}
         for number, start in starts.items():
             prompted = renderer.template.render(probe.messages[:number], probe.tools, add_generation_prompt=True)
-            if asked_for(probe.messages, number) and not isinstance(prompted, Rejected):
+            if is_reply(probe.messages, number) and not isinstance(prompted, Rejected):
                 _require_start(
                     f"in a conversation of {name}, message {number + 1}", rendering.text, start, prompted.text
                 )
 
 
 def _require_start(what: str, text: str, start: int, prompted: str) -> None:
-    """A text that goes on from a prompt is trained on from there; blanks may stand between."""
+    """Require that training starts where the prompt ends, blanks aside."""
     end = len(prompted)
     if text.startswith(prompted) and (start < end or text[end:start].strip()):
         raise InputError(
@@ -153,7 +149,7 @@ def _require_start(what: str, text: str, start: int, prompted: str) -> None:
 
 
 def _composes(renderer: Renderer) -> bool:
-    """Whether sequences put together from parts equal those rendered as prefixes, on every probe."""
+    """Whether sequences composed of parts equal those rendered as prefixes, on every probe."""
     parts = replace(renderer, composes=True)
     return all(parts.sequences(probe) == renderer.sequences(probe) for probe in PROBES.values())
 
@@ -162,8 +158,8 @@ def _warnings(controls: Controls, *, writes_reasoning: bool) -> list[str]:
     warnings: list[str] = []
     if not controls.ids:
         warnings.append(
-            "none of the template's markers is a control token of this tokenizer: they are encoded as ordinary text, "
-            "and text of the data that spells one cannot be told from them"
+            "none of the template's markers is a control token of this tokenizer: they are encoded as plain text, "
+            "so markers spelled in the data cannot be distinguished from them"
         )
     if not writes_reasoning:
         warnings.append("the chat template does not write reasoning: reasoning_content of the data is left out")
@@ -171,7 +167,9 @@ def _warnings(controls: Controls, *, writes_reasoning: bool) -> list[str]:
 
 
 def text_encoder(vocabulary: Vocabulary, controls: Controls, backend: Backend, special: SpecialTokens) -> Encoder:
-    """The encoder of the text between control tokens, which takes none in it for one unless `special` is `allow`."""
+    """The encoder of text between control tokens; control tokens in the text are plain text unless `special` is
+    `allow`.
+    """
     literal = special != "allow"
     guarded = vocabulary.guarding(frozenset(controls.ids)) if literal else vocabulary
     return exact_encoder(guarded, literal=literal) if backend == "gigatoken" else guarded.reference(literal)
@@ -209,14 +207,14 @@ def _require_equal(name: str, what: str, found: str, expected: str) -> None:
     if found != expected:
         raise InputError(
             f"chat_template: in a conversation of {name}, {what} read {found!r}, but the template wrote {expected!r}; "
-            "this tokenizer and template do not fit together"
+            "this tokenizer cannot be used with this template"
         )
 
 
 def _require_own_ids(
     name: str, ids: np.ndarray, texts: Sequence[str], pieces: Sequence[Piece], vocabulary: Vocabulary
 ) -> None:
-    """The ids must be the tokenizer's own of the rendering, in one or as prompt and completions apart."""
+    """Require the ids that the tokenizer gives the rendering, whole or as prompt and completions."""
     whole = "".join(texts)
     starts = [0, *(place for place, piece in enumerate(pieces) if piece.breaks), len(texts)]
     apart = ["".join(texts[start:stop]) for start, stop in itertools.pairwise(starts)]
@@ -224,6 +222,6 @@ def _require_own_ids(
     encodings = (reference.encode(pa.array(each, pa.large_string())).ids for each in ([whole], apart))
     if not any(np.array_equal(ids, each) for each in encodings):
         raise InputError(
-            f"chat_template: a conversation of {name} is encoded to other ids than the tokenizer gives the whole text; "
-            "a tokenizer that adds a space in front of every text cannot be used with chat templates here"
+            f"chat_template: a conversation of {name} has other ids than the tokenizer gives the whole text; "
+            "a tokenizer that adds a space before every text cannot be used with chat templates"
         )

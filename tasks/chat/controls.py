@@ -1,12 +1,11 @@
-"""Control tokens: which of them a template writes, and keeping those that stand in the data from being taken for them.
+"""Control tokens: those that a template writes, and control tokens spelled in the data.
 
-A control token is worth a border only if nobody but the template can write one. So the added tokens that occur in a
-template, or in what it renders, are its controls. In a rendering they become single ids, and the text between them is
-encoded by an encoder that does not know them. Where the data itself spells one (`<|im_end|>` in a web page), it is
-broken by an invisible stranger, a noncharacter of Unicode, before the template sees it, and mended behind it: so it
-can neither end a turn nor move a border, whatever the template does with text.
+The added tokens that occur in a template or its renderings are its controls. They become single ids, and the text
+between them is encoded by an encoder that does not know them. If the data spells one (`<|im_end|>` in a web page), a
+Unicode noncharacter is inserted into it before rendering and removed afterwards, so data can neither end a turn nor
+move a boundary.
 
-Looking for a control in a text costs some 0.3 ns a character, because most texts have no `<` in them.
+Searching a text costs about 0.3 ns per character, because most texts have no `<`.
 """
 
 import re
@@ -17,8 +16,8 @@ from typing import Any, cast
 
 from .conversation import Arguments, Conversation, Message
 
-STRANGERS = "\ufdd0\ufdd1\ufdd2\ufdd3\ufdd4\ufdd5\ufdd6\ufdd7"
-"""Code points that Unicode reserves for a program's own use, never for text (section 23.7 of the standard)."""
+NONCHARACTERS = "\ufdd0\ufdd1\ufdd2\ufdd3\ufdd4\ufdd5\ufdd6\ufdd7"
+"""Code points that Unicode reserves for internal use (section 23.7 of the standard)."""
 
 
 @dataclass(frozen=True)
@@ -29,40 +28,40 @@ class Controls:
 
     @cached_property
     def pattern(self) -> re.Pattern[str]:
-        """Matches one of them, the longest first; matches nothing when there are none."""
+        """Matches a control token, the longest first; matches nothing if there are none."""
         longest_first = sorted(self.ids, key=lambda token: (-len(token), token))
         return re.compile(f"({'|'.join(map(re.escape, longest_first)) or '(?!)'})")
 
     @cached_property
     def beginning(self) -> re.Pattern[str]:
-        """Matches the first character of every one of them, also of those that overlap."""
+        """Matches the first character of every control token, overlapping ones included."""
         return re.compile(f"(?=(?:{'|'.join(map(re.escape, self.ids)) or '(?!)'}))(.)", re.DOTALL)
 
     @cached_property
     def _beginnings(self) -> list[str]:
-        """The characters without which a text holds none of them: looking for one costs a tenth of the pattern."""
+        """The first characters of control tokens: searching for these costs a tenth of the pattern."""
         return sorted({token[0] for token in self.ids})
 
     def occur_in(self, text: str) -> bool:
-        """Whether any of them stands in the text."""
+        """Whether the text contains a control token."""
         for first in self._beginnings:
             if first in text:
                 return self.pattern.search(text) is not None
         return False
 
     def last(self, text: str, start: int, stop: int) -> tuple[int, int] | None:
-        """First character and end of the last one within `[start, stop)`."""
+        """Beginning and end of the last control token in `[start, stop)`."""
         places = [(text.rfind(token, start, stop), len(token)) for token in self.ids]
         place, length = max(places, default=(-1, 0))
         return (place, place + length) if place >= 0 else None
 
     def spelled_in(self, conversation: Conversation) -> bool:
-        """Whether the data spells one of them anywhere."""
+        """Whether the data spells a control token anywhere."""
         return any(self.occur_in(text) for text in _texts(conversation))
 
 
 PLAIN = ("role", "content")
-"""The keys that every message has."""
+"""The keys of every message."""
 
 
 def _texts(conversation: Conversation) -> Iterable[str]:
@@ -93,34 +92,34 @@ def _strings(value: object) -> Iterable[str]:
             yield from _strings(inner)
 
 
-def stranger_for(conversation: Conversation) -> str | None:
-    """A code point that occurs nowhere in the conversation, or None where all of them do."""
+def unused_noncharacter(conversation: Conversation) -> str | None:
+    """A noncharacter that the conversation does not contain, or None."""
     everything = "".join(_texts(conversation))
-    return next((each for each in STRANGERS if each not in everything), None)
+    return next((each for each in NONCHARACTERS if each not in everything), None)
 
 
-def broken(conversation: Conversation, controls: Controls, stranger: str) -> Conversation:
-    """The conversation with `stranger` behind the first character of every control token that its data spells."""
+def escape_controls(conversation: Conversation, controls: Controls, noncharacter: str) -> Conversation:
+    """The conversation with `noncharacter` after the first character of every control token in its data."""
 
-    def mend(value: Any) -> Any:  # noqa: ANN401 - JSON
+    def escaped(value: Any) -> Any:  # noqa: ANN401 - JSON
         if isinstance(value, str):
-            return controls.beginning.sub(rf"\1{stranger}", value)
+            return controls.beginning.sub(rf"\1{noncharacter}", value)
         if isinstance(value, Arguments):
-            return Arguments({mend(key): mend(inner) for key, inner in value.items()}, mend(value.text))
+            return Arguments({escaped(key): escaped(inner) for key, inner in value.items()}, escaped(value.text))
         if isinstance(value, dict):
-            return {mend(key): mend(inner) for key, inner in cast("dict[str, Any]", value).items()}
+            return {escaped(key): escaped(inner) for key, inner in cast("dict[str, Any]", value).items()}
         if isinstance(value, list):
-            return [mend(inner) for inner in cast("list[Any]", value)]
+            return [escaped(inner) for inner in cast("list[Any]", value)]
         return value
 
     return Conversation(
-        [_broken_message(message, mend) for message in conversation.messages],
-        cast("list[dict[str, Any]]", mend(conversation.tools)),
+        [_escaped_message(message, escaped) for message in conversation.messages],
+        cast("list[dict[str, Any]]", escaped(conversation.tools)),
     )
 
 
-def _broken_message(message: Message, mend: Any) -> Message:  # noqa: ANN401 - a function over JSON
-    made = cast("Message", {name: value if name == "role" else mend(value) for name, value in message.items()})
+def _escaped_message(message: Message, escaped: Any) -> Message:  # noqa: ANN401 - a function over JSON
+    made = cast("Message", {name: value if name == "role" else escaped(value) for name, value in message.items()})
     if "trained" in message:
         content, longer = message["content"] or "", made["content"] or ""
         places = _places(content, longer)
@@ -129,7 +128,7 @@ def _broken_message(message: Message, mend: Any) -> Message:  # noqa: ANN401 - a
 
 
 def _places(text: str, longer: str) -> list[int]:
-    """Where each character of `text`, and its end, is in a text that has strangers in between."""
+    """The position in `longer` of each character of `text`, and of its end."""
     places: list[int] = []
     place = 0
     for character in text:
@@ -140,7 +139,7 @@ def _places(text: str, longer: str) -> list[int]:
 
 
 def controls_of(texts: Sequence[str], added: Mapping[str, int]) -> Controls:
-    """Those of the added tokens, single characters and runs of blanks apart, that occur in a template's source or renderings."""
+    """The added tokens that occur in a template's source or renderings, without single characters and blanks."""
     return Controls(
         {
             token: number

@@ -1,11 +1,10 @@
-"""A conversation as chat templates see it, whatever shape its row had.
+"""A conversation as chat templates see it.
 
-It is the OpenAI form, made strict: keys that say nothing are absent instead of null, reasoning stands apart from the
-answer, and the arguments of tool calls are objects. Messages are plain dicts, because templates take dicts and test
-keys with `is defined`; a class for each would cost a conversion on the way in and another on the way out.
+This is OpenAI's form, made strict: keys without a value are absent, reasoning is apart from the answer, and arguments
+of tool calls are objects. Messages are plain dicts, because templates need dicts and test keys with `is defined`.
 
-The arguments of a call come as an object or as JSON text, and templates want either. Both are kept, so that a template
-which prints the text prints the very text of the source, blanks and all, and not one that was parsed and written anew.
+Templates want arguments as an object or as JSON text. Both are kept, so a template that prints the text prints the
+source's own text.
 """
 
 from dataclasses import dataclass
@@ -14,7 +13,7 @@ from typing import Any, Literal, NotRequired, TypedDict
 Role = Literal["system", "developer", "user", "assistant", "tool"]
 
 Range = tuple[int, int]
-"""Characters of a text, from the first to before the second."""
+"""Characters of a text: first and end."""
 
 Reason = Literal[
     "no_messages",
@@ -33,11 +32,11 @@ Reason = Literal[
     "bad_loss_flag",
     "no_assistant",
 ]
-"""Why a record is no conversation."""
+"""Why a record is not a conversation."""
 
 
 class Arguments(dict[str, Any]):
-    """The arguments of a tool call; `text` is their JSON, the source's own where it gave a string."""
+    """The arguments of a tool call; `text` is their JSON, the source's own if it gave a string."""
 
     __slots__ = ("text",)
 
@@ -47,14 +46,14 @@ class Arguments(dict[str, Any]):
 
 
 class Function(TypedDict):
-    """Which function is called, and with what."""
+    """A called function and its arguments."""
 
     name: str
     arguments: Arguments
 
 
 class ToolCall(TypedDict):
-    """One call by the assistant."""
+    """A call by the assistant."""
 
     type: Literal["function"]
     function: Function
@@ -62,11 +61,11 @@ class ToolCall(TypedDict):
 
 
 class Message(TypedDict):
-    """One message. Absent keys are absent, never None; only `content` may be None, beside tool calls.
+    """One message. Keys without a value are absent; only `content` may be None, beside tool calls.
 
-    `reasoning_content` is never blank and, like `tool_calls`, the assistant's alone; `tool_call_id` is a tool's.
-    `trained` is for the assistant's messages that the data keeps from being trained on, whole or in part: the characters
-    of the content that may be, in order (see `loss_flags.py`). Templates do not see it.
+    `reasoning_content` is never blank; it and `tool_calls` are for the assistant, `tool_call_id` for tools. `trained`
+    restricts training to these characters of an assistant's content (see `messages.trained_characters`); templates do
+    not see it.
     """
 
     role: Role
@@ -80,7 +79,7 @@ class Message(TypedDict):
 
 @dataclass(frozen=True, slots=True)
 class Conversation:
-    """The messages, at least one of them by the assistant, and the tools that were offered, as the source has them."""
+    """The messages, at least one by the assistant, and the tools on offer, as in the source."""
 
     messages: list[Message]
     tools: list[dict[str, Any]]
@@ -88,14 +87,14 @@ class Conversation:
 
 @dataclass(frozen=True, slots=True)
 class Rejected:
-    """A record that is no conversation: a reason to count by, and what was found where and what to do about it."""
+    """Why a record is not a conversation: a reason to count by, and a detail with the remedy."""
 
     reason: str
     detail: str
 
 
 class RejectionError(ValueError):
-    """Raised while a record is read and caught where it began: what is wrong, before it is known in which message."""
+    """Raised while a record is read, and caught by its reader: what is wrong, without the number of the message."""
 
     def __init__(self, reason: Reason, detail: str) -> None:
         super().__init__(detail)

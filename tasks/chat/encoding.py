@@ -1,19 +1,159 @@
-"""Sequences of pieces to arrays of tokens, loss and roles, a whole batch in one call of the encoder.
+"""Renderings to arrays of tokens, loss and roles.
 
-Every text of a batch is encoded once, however often it occurs (the newline behind `<|im_end|>`, or a message that is
-history in a hundred sequences), so the cost of a long conversation is linear in its text although its sequences repeat
-it. Putting the ids in place is one gather of NumPy, some 10 ns a token.
+A rendering is cut into pieces: control tokens, which are ids, and the text between them, which is encoded as a whole.
+Text is also cut where generation begins, because a server encodes its prompt apart from the answer. Any other boundary
+of the loss lies inside text that the model generates in one go. That text is encoded whole; its parts are encoded as
+well, and tokens where the two disagree are not trained on and counted.
+
+Every text of a batch is encoded once, however often it occurs, so the cost of a long conversation is linear even if its
+sequences repeat it. Placing ids takes 10 ns per token.
 """
 
 import itertools
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from functools import lru_cache
+from typing import Literal, NamedTuple
 
 import numpy as np
 import pyarrow as pa
 from tokenmill.tasks.tokenize.encoders import Encoder, Tokens
 
-from .pieces import Piece
+from .controls import Controls
+from .conversation import Role
+from .loss import Range
+
+ROLES: tuple[Literal["template", "padding"] | Role, ...] = (
+    "template", "system", "developer", "user", "assistant", "tool", "padding",
+)  # fmt: skip
+"""Who wrote a token: the role's number is its index."""
+
+ROLE_NUMBERS: dict[str, int] = {role: number for number, role in enumerate(ROLES)}
+
+
+class Piece(NamedTuple):
+    """A control token (`token` is its id, `text` None) or a text.
+
+    `learned` says whether it is trained on; for a text with a loss boundary inside, the lengths of its parts in
+    characters, untrained first (possibly 0). `breaks`: never join it with the text before.
+    """
+
+    text: str | None
+    token: int
+    role: int
+    learned: bool | tuple[int, ...]
+    breaks: bool = False
+
+
+class Passage(NamedTuple):
+    """Part of a rendering: its end (it begins where the one before ends), its author, the characters trained on, and
+    where generation begins (-1: nowhere).
+    """
+
+    stop: int
+    role: int
+    learned: Sequence[Range] = ()
+    generation: int = -1
+
+
+def cut(text: str, passages: Sequence[Passage], controls: Controls) -> list[list[Piece]]:
+    """The pieces of each passage of a rendering, in order, without empty texts. The last passage ends the text."""
+    groups: list[list[Piece]] = [[] for _ in passages]
+    number, passage, group = 0, passages[0], groups[0]
+    place, is_control = 0, True
+    for found in controls.pattern.split(text):
+        is_control = not is_control  # texts and control tokens in turn, the first is a text
+        end = place + len(found)
+        while place < end:
+            while place >= passage.stop:
+                number += 1
+                passage, group = passages[number], groups[number]
+            if is_control:
+                learned = bool(passage.learned) and _learned(passage.learned, place, end) is True
+                group.append(_control(controls.ids[found], passage.role, learned))
+                place = end
+            else:
+                stop = min(end, passage.stop)
+                group += _cut_text(found if stop - place == len(found) else text[place:stop], place, passage)
+                place = stop
+    return groups
+
+
+@lru_cache(maxsize=4096)
+def _control(token: int, role: int, learned: bool) -> Piece:
+    return Piece(None, token, role, learned)
+
+
+@lru_cache(maxsize=16)
+def _line_end(role: int) -> Piece:
+    """What most templates write after every message."""
+    return Piece("\n", -1, role, False)
+
+
+def _cut_text(text: str, place: int, passage: Passage) -> list[Piece]:
+    """A text without control tokens, in two if generation begins inside it."""
+    if not passage.learned and passage.generation < 0:
+        return [_line_end(passage.role) if text == "\n" else Piece(text, -1, passage.role, False)]
+    boundary = passage.generation - place
+    if 0 < boundary < len(text):
+        return [_text_piece(text[:boundary], place, passage), _text_piece(text[boundary:], passage.generation, passage)]
+    return [_text_piece(text, place, passage)]
+
+
+def _text_piece(text: str, place: int, passage: Passage) -> Piece:
+    learned = _learned(passage.learned, place, place + len(text))
+    return Piece(text, -1, passage.role, learned, place == passage.generation)
+
+
+def _learned(ranges: Sequence[Range], start: int, stop: int) -> bool | tuple[int, ...]:
+    """Whether the characters `[start, stop)` are trained on, or which of them."""
+    if len(ranges) == 1 and ranges[0][0] <= start and stop <= ranges[0][1]:
+        return True
+    inside = [(max(first, start), min(last, stop)) for first, last in ranges if first < stop and last > start]
+    if not inside:
+        return False
+    if inside == [(start, stop)]:
+        return True
+    boundaries = [boundary for each in inside for boundary in each]
+    if boundaries[-1] < stop:
+        boundaries.append(stop)
+    return tuple(boundary - before for before, boundary in zip([start, *boundaries], boundaries, strict=False))
+
+
+def connected(passages: Sequence[Sequence[Piece]]) -> list[Piece]:
+    """The pieces of consecutive passages; adjacent texts are joined, because they are encoded as one."""
+    pieces: list[Piece] = []
+    for passage in passages:
+        if passage and pieces and _meet(pieces[-1], passage[0]):
+            pieces[-1] = _joined(pieces[-1], passage[0])
+            pieces += passage[1:]
+        else:
+            pieces += passage
+    return pieces
+
+
+def _meet(left: Piece, right: Piece) -> bool:
+    return left.text is not None and right.text is not None and not right.breaks
+
+
+def _joined(left: Piece, right: Piece) -> Piece:
+    one, other = left.text or "", right.text or ""
+    if left.learned is right.learned:
+        return left._replace(text=one + other)
+    lengths = [*_lengths(left.learned, len(one))]
+    for number, length in enumerate(_lengths(right.learned, len(other))):
+        if number % 2 == (len(lengths) - 1) % 2:
+            lengths[-1] += length
+        else:
+            lengths.append(length)
+    return left._replace(text=one + other, learned=tuple(lengths))
+
+
+def _lengths(learned: bool | tuple[int, ...], size: int) -> tuple[int, ...]:
+    """The lengths of untrained and trained parts in turn."""
+    if isinstance(learned, tuple):
+        return learned
+    return (0, size) if learned else (size,)
 
 
 @dataclass(frozen=True, slots=True)
@@ -21,9 +161,9 @@ class Sequences:
     """Encoded sequences, back to back; sequence i is `[offsets[i], offsets[i + 1])`.
 
     `ids` int32 [tokens]; `loss` int8 [tokens], 1 where the token itself is to be predicted (not shifted); `offsets`
-    int64 [sequences + 1]. Roles are runs: from token `role_starts[j]` (int64, counted from the first of the batch) on,
-    tokens are by `roles[j]` (int8, see ROLES); every sequence begins a run. `straddled` int64 [sequences] counts tokens
-    that a border of the loss falls into, which are not trained on.
+    int64 [sequences + 1]. Roles are runs: from token `role_starts[j]` (int64, counted over the batch) on, tokens are by
+    `roles[j]` (int8, see ROLES); every sequence begins a run. `straddled` int64 [sequences] counts tokens that a loss
+    boundary falls into, which are not trained on.
     """
 
     ids: np.ndarray
@@ -41,10 +181,10 @@ class Sequences:
 
 @dataclass(slots=True)
 class Batch:
-    """Sequences on their way to the encoder: every text once, and which text or control token each piece is.
+    """Sequences to encode: every text once, and for each piece its text or control token.
 
-    `sources` holds the number of a text, or -1 - id for a control token; `characters` counts those of all pieces, also
-    of texts that are repeated, because their tokens are.
+    `sources` holds the number of a text, or -1 - id for a control token; `characters` counts those of all pieces,
+    repeated texts included.
     """
 
     texts: dict[str, int] = field(default_factory=dict[str, int])
@@ -74,9 +214,9 @@ class Batch:
         return self.texts.setdefault(text, len(self.texts))
 
     def _mix(self, text: str, lengths: tuple[int, ...]) -> None:
-        """Note a text that is learned in part, whose parts have to be encoded as well."""
-        borders = [0, *itertools.accumulate(lengths)]
-        parts = [self._text(text[start:stop]) for start, stop in itertools.pairwise(borders)]
+        """Note a text that is trained on in part, and its parts."""
+        boundaries = [0, *itertools.accumulate(lengths)]
+        parts = [self._text(text[start:stop]) for start, stop in itertools.pairwise(boundaries)]
         self.mixed.append((len(self.sources) - 1, parts))
 
     def encode(self, encoder: Encoder) -> Sequences:
@@ -102,7 +242,7 @@ class Batch:
         return straddled
 
     def _role_runs(self, starts: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-        """Where the author changes, and who it is from there on; pieces without tokens begin nothing."""
+        """Where the author changes, and the new author; pieces without tokens start no run."""
         lengths = np.diff(starts)
         owners = np.repeat(np.arange(len(self.ends)), np.diff([0, *self.ends]))[lengths > 0]
         roles, places = np.asarray(self.roles, np.int8)[lengths > 0], starts[:-1][lengths > 0]
@@ -127,10 +267,10 @@ def _document(encoded: Tokens, number: int) -> np.ndarray:
 
 
 def _learned_tokens(whole: np.ndarray, parts: Sequence[np.ndarray]) -> tuple[np.ndarray, int]:
-    """Which tokens of a text are trained on, int8, and how many a border falls into.
+    """Which tokens of a text are trained on, int8, and how many a boundary falls into.
 
-    `parts` are the parts of the text, not trained and trained in turn, each encoded by itself. Where their tokens are
-    those of the whole, borders are exact. Else tokens count as a part's only as far as they agree from one end.
+    `parts` are its parts, untrained and trained in turn, each encoded alone. Where their tokens equal those of the
+    whole, boundaries are exact; otherwise only tokens that agree from either end count.
     """
     flags = np.concatenate([np.full(len(part), number % 2, np.int8) for number, part in enumerate(parts)])
     joined = np.concatenate(parts)

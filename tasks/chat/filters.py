@@ -1,37 +1,120 @@
-"""The filters of chat templates: Jinja's, as far as their result is no larger than what they are given, and our own for
-those that write text, so that sizes stay within limits and origins are kept.
+"""Filters and limits of chat templates.
+
+Filters are Jinja's own if their result is no larger than their input, and ours for those that write text, so that sizes
+are limited and origins kept.
+
+A template can build much from little: a list that holds itself twice, forty times over, takes a few hundred bytes until
+it is written. So values are measured, up to the limit, before they are written or repeated.
 """
 
 import json
-from collections.abc import Callable, Sized
+import time
+from collections.abc import Callable, Mapping, Sized
 from functools import wraps
-from typing import Any
+from typing import Any, cast
 
 import markupsafe
-from jinja2 import Environment
+from jinja2 import Environment, TemplateError
 from jinja2.exceptions import SecurityError
 from jinja2.filters import FILTERS, do_indent, do_round, do_sum
+from jinja2.runtime import Undefined
 from jinja2.utils import pass_environment
 from tokenmill.tasks.sources.exact_json import apart
 
 from .conversation import Arguments
-from .limits import CHARACTERS_PER_STEP, require_plain, require_size, text_of
-from .records import ToolCallRecord
-from .traced import Traced, joined
+from .traced import ToolCallRecord, Traced, joined
+
+MOST_STEPS = 1_000_000
+"""Limits of a rendering: steps and seconds; of a text or list: characters or elements; of a number: bits. A long
+agentic conversation takes 50,000 steps, 0.1 s and 1 M characters."""
+MOST_SECONDS = 20.0
+MOST_CHARACTERS = 64 << 20
+MOST_BITS = 4096
+"""Of a rendering: steps and seconds; of any text or list: characters or elements; of a number: bits. A long agentic
+conversation takes some 50,000 steps, 0.1 s and 1 M characters."""
+
+CHARACTERS_PER_STEP = 1024
+"""Repeating or rewriting this many characters costs a step, which limits their total."""
+
+STEPS_PER_LOOK = 256
+"""Steps between checks of the clock."""
+
+
+class TemplateLimitError(TemplateError):
+    """A rendering exceeded its budget of steps, seconds or characters."""
+
+
+class Budget:
+    """The remaining budget of one rendering."""
+
+    def __init__(self) -> None:
+        self.steps = MOST_STEPS
+        self.looked_at = self.steps
+        self.deadline = time.monotonic() + MOST_SECONDS
+
+    def step(self, count: int = 1) -> None:
+        """Spend steps."""
+        self.steps -= count
+        if self.steps < 0:
+            raise TemplateLimitError(f"the template takes more than {MOST_STEPS:,} steps")
+        if self.looked_at - self.steps >= STEPS_PER_LOOK:
+            self.looked_at = self.steps
+            if time.monotonic() > self.deadline:
+                raise TemplateLimitError(f"the template takes more than {MOST_SECONDS:g} seconds")
+
+
+def require_size(size: int) -> None:
+    """Raises TemplateLimitError for a text or list of more than MOST_CHARACTERS."""
+    if size > MOST_CHARACTERS:
+        raise TemplateLimitError(f"the template makes a text or list of {size:,}; {MOST_CHARACTERS:,} are the most")
+
+
+def require_plain(value: object) -> None:
+    """Raises TypeError for a value that holds anything but data, and TemplateLimitError for one that is too large.
+    Functions and the like would be written with their address, which changes.
+    """
+    size, steps = 0, 0
+    waiting = [value]
+    while waiting:
+        each = waiting.pop()
+        steps += 1
+        if steps > MOST_STEPS:
+            raise TemplateLimitError(f"the template writes a value of more than {MOST_STEPS:,} parts")
+        if isinstance(each, str):
+            size += len(each)
+        elif isinstance(each, Mapping):
+            pairs = cast("Mapping[object, object]", each)
+            waiting += [*pairs, *pairs.values()]
+        elif isinstance(each, (list, tuple)):
+            waiting += cast("list[object]", each)
+        elif each is not None and not isinstance(each, (bool, int, float, Undefined)):
+            raise TypeError(f"{type(each).__name__} is not written as text")
+        require_size(size)
+
+
+def text_of(value: Any) -> str:  # noqa: ANN401 - whatever a template writes
+    """A value as `{{ … }}` writes it; arguments of a tool call as their JSON."""
+    if isinstance(value, str):
+        return value
+    if type(value) is Arguments:
+        return value.text
+    require_plain(value)
+    return str(value)
+
 
 Filter = Callable[..., Any]
 
 SIMPLE = ("abs", "bool", "count", "d", "default", "first", "float", "int", "last", "length")
-"""Of Jinja's own, those that look at one value."""
+"""Jinja's filters of a single value."""
 
 COUNTED = (
     "dictsort", "items", "list", "map", "max", "min", "reject", "rejectattr", "reverse", "select", "selectattr", "sort",
     "unique",
 )  # fmt: skip
-"""Of Jinja's own, those that look at every element; each takes a step per element."""
+"""Jinja's filters of elements; each element costs a step."""
 
 WRITING = ("capitalize", "lower", "title", "trim", "upper")
-"""Of Jinja's own, those that take text."""
+"""Jinja's filters of text."""
 
 
 MOST_PLACES = 20
@@ -79,8 +162,8 @@ def tojson(
     separators: tuple[str, str] | None = None,
     sort_keys: bool = False,
 ) -> str:
-    """JSON as transformers writes it for templates, but with numbers as the source spells them; of tool calls, with
-    their origin.
+    """JSON as transformers writes it for templates, but with numbers spelled as in the source; tool calls keep their
+    origin.
     """
     if type(value) is not Arguments:
         require_plain(value)
@@ -94,7 +177,7 @@ def tojson(
 
 
 def _indented(encoder: json.JSONEncoder, value: Any, indent: int) -> str:  # noqa: ANN401 - same
-    """JSON on many lines, as far as it may go: what is deep is moved far to the right."""
+    """JSON on several lines, measured while it is written."""
     require_size(indent)
     chunks: list[str] = []
     size = 0
@@ -115,7 +198,7 @@ def join(environment: Environment, values: Any, d: str = "", attribute: str | No
 
 
 def together(parts: list[str], between: str = "") -> str:
-    """Texts in one, if that is not too long."""
+    """Texts in one, within the size limit."""
     require_size(sum(map(len, parts)) + len(between) * len(parts))
     return joined(parts, between)
 
@@ -128,7 +211,7 @@ def replace(text: Any, old: str, new: str, count: int | None = None) -> str:  # 
 
 
 def format_text(text: Any, *values: Any) -> str:  # noqa: ANN401 - same
-    """`text` with the values in the place of every `%s`. Raises SecurityError for anything else: a width is any size."""
+    """`text` with values for every `%s`. Raises SecurityError for other directives, because a width is any size."""
     written = text_of(text)
     if not values or "%" in written.replace("%%", "").replace("%s", ""):
         raise SecurityError(f"{written[:40]!r}: only %s can be formatted in a chat template")
@@ -138,19 +221,19 @@ def format_text(text: Any, *values: Any) -> str:  # noqa: ANN401 - same
 
 
 def replaced_size(text: str, old: str, new: str) -> int:
-    """The most characters that replacing leaves."""
+    """The largest size that replacing can produce."""
     return len(text) + (str.count(text, old) + 1) * len(new)
 
 
 def escape(value: Any) -> str:  # noqa: ANN401 - same
-    """Text with the five characters that HTML minds written as entities."""
+    """Text with the five special characters of HTML escaped."""
     written = text_of(value)
     require_size(len(written) * len("&quot;"))
     return str(markupsafe.escape(str.__str__(written)))
 
 
 def safe(value: Any) -> str:  # noqa: ANN401 - same
-    """Text as it is; what is added to it with `+` is escaped, as everywhere in Jinja."""
+    """Text as it is; text added to it with `+` is escaped, as in Jinja."""
     return markupsafe.Markup(str.__str__(text_of(value)))  # noqa: S704 - nothing here is shown as HTML
 
 
@@ -163,14 +246,14 @@ def round_number(value: float, precision: int = 0, method: Any = "common") -> fl
 
 @pass_environment
 def sum_of_numbers(environment: Environment, values: Any, attribute: str | None = None, start: Any = 0) -> Any:  # noqa: ANN401 - same
-    """The sum of numbers, and of nothing else: lists would grow."""
+    """The sum of numbers only; lists would grow."""
     if not isinstance(start, (int, float)):
         raise TypeError(f"numbers are summed, not {type(start).__name__}")
     return do_sum(environment, values, attribute, start)
 
 
 def indent(text: Any, width: int | str = 4, first: bool = False, blank: bool = False) -> str:  # noqa: ANN401 - same
-    """Every line but the first moved to the right."""
+    """Every line but the first indented."""
     written = text_of(text)
     lines = written.count("\n") + 2
     require_size(len(written) + lines * (width if isinstance(width, int) else len(width)))

@@ -1,9 +1,8 @@
-"""Marks written into a template's syntax tree, so that a rendering knows which message wrote what.
+"""Marks inserted into a template's syntax tree, so that a rendering records which message wrote which characters.
 
-Every loop that writes marks its turns, with the message or tool call that the turn is about, and its end; loops that
-write nothing only count their steps. `~` becomes a filter that keeps origins. And the tag `generation`, by which some
-templates say themselves what the model generates, becomes a pair of marks. Slices become a filter too, because what they
-copy costs steps.
+Every loop that writes marks its iterations, with the message or tool call they are about, and its end; other loops only
+count steps. `~` becomes a filter that keeps origins. The `generation` tag, by which some templates mark what the model
+generates, becomes two marks. Slices become a filter, because copying costs steps.
 """
 
 from collections.abc import Callable, Mapping, Sized
@@ -17,19 +16,17 @@ from jinja2.runtime import Context
 from jinja2.utils import pass_context
 from jinja2.visitor import NodeTransformer
 
-from .filters import together
-from .limits import CHARACTERS_PER_STEP, text_of
-from .records import MessageRecord, ToolCallRecord
-from .traced import Kind, mark
+from .filters import CHARACTERS_PER_STEP, text_of, together
+from .traced import Kind, MessageRecord, ToolCallRecord, mark
 
 
 class Generation(Extension):
-    """`{% generation %}…{% endgeneration %}`: what the model generates, in templates that say so themselves."""
+    """`{% generation %}…{% endgeneration %}`: marks what the model generates."""
 
     tags = {"generation"}  # noqa: RUF012 - as Jinja declares it
 
     def parse(self, parser: Parser) -> nodes.Node:
-        """The body, between two marks, in a scope of its own."""
+        """The body between two marks, in its own scope."""
         line = next(parser.stream).lineno
         body = parser.parse_statements(("name:endgeneration",), drop_needle=True)
         begin, end = (nodes.Const(kind) for kind in ("generated", "end_generated"))
@@ -38,7 +35,7 @@ class Generation(Extension):
 
 
 class OutputCode(CodeGenerator):
-    """Jinja's code generator, for an environment whose `finalize` makes text of every value: `str` is not called on it again."""
+    """Jinja's code generator for an environment whose `finalize` returns text, so `str` is not called on it again."""
 
     def _output_child_pre(self, node: nodes.Expr, frame: Frame, finalize: CodeGenerator._FinalizeInfo) -> None:
         super()._output_child_pre(node, frame, finalize) if _escapes(frame) else self.write("environment.finalize(")
@@ -48,7 +45,7 @@ class OutputCode(CodeGenerator):
 
 
 def _escapes(frame: Frame) -> bool:
-    """Whether the template asks for the escapes of HTML there."""
+    """Whether the template escapes HTML here."""
     return bool(frame.eval_ctx.autoescape or frame.eval_ctx.volatile)
 
 
@@ -81,7 +78,7 @@ class _Instrumenter(NodeTransformer):
 
 
 def _subject(node: nodes.For) -> nodes.Expr | None:
-    """What a turn of a loop is about: its variable, or, where it counts with `range`, what it looks up at that place."""
+    """What an iteration is about: its variable, or, if it counts with `range`, the item looked up at that index."""
     if not isinstance(node.target, nodes.Name):
         return None
     name, counts = node.target.name, isinstance(node.iter, nodes.Call) and isinstance(node.iter.node, nodes.Name)
@@ -92,7 +89,7 @@ def _subject(node: nodes.For) -> nodes.Expr | None:
 
 
 def instrumented(tree: nodes.Template) -> nodes.Template:
-    """The template with its marks written in."""
+    """The template with its marks."""
     marked: nodes.Template = _Instrumenter().visit(tree)
     return cast("nodes.Template", marked.set_environment(tree.environment))  # pyright: ignore[reportArgumentType]
 
@@ -102,9 +99,8 @@ def _output(value: nodes.Expr, name: str, *arguments: nodes.Expr, line: int) -> 
 
 
 def marking(step: Callable[[int], None]) -> Mapping[str, Callable[..., str]]:
-    """The filters that are written into templates; `step` spends the budget of a rendering.
-
-    They take the context so that Jinja does not evaluate them while it compiles.
+    """The filters inserted into templates; `step` spends the budget. They take the context so that Jinja does not
+    evaluate them at compile time.
     """
 
     @pass_context
@@ -148,5 +144,5 @@ def _marked(_: Context, kind: Kind) -> str:
 
 
 def _written(values: list[Any]) -> str:
-    """What `~` makes of its operands."""
+    """The result of `~`."""
     return together([text_of(value) for value in values])

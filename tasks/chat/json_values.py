@@ -1,9 +1,8 @@
-"""JSON as chat rows carry it: values that a template may print as JSON, and JSON text inside a string.
+"""JSON values and JSON text in chat rows.
 
-What is JSON is decided by orjson, here as where rows are read: no NaN, no half of a surrogate pair, at most 254 levels
-(a limit of its own, where that of `json` depends on how deep the caller stands, so that one row could fail in one
-worker and pass in another). Numbers keep the spelling of the source, and an object that says a key twice is rejected.
-All together takes some 4 ns per byte, and only tool calls, tool results and tool definitions pay.
+orjson decides what is JSON, as where rows are read: no NaN, no half surrogate pair, at most 254 levels (the limit of
+`json` depends on the caller's stack, so a row could fail in one worker only). Numbers keep their spelling, and
+duplicate keys are rejected. This takes 4 ns per byte, for tool calls, results and definitions only.
 """
 
 import json
@@ -36,28 +35,28 @@ KINDS: dict[type[object], str] = {
 }
 
 SHOWN_KEYS, SHOWN_CHARACTERS = 12, 40
-"""How much of a row a detail repeats."""
+"""Limits of what a detail quotes from a row."""
 
 
 def kind(value: object) -> str:
-    """What a value is, in the words of JSON."""
+    """The JSON type of a value."""
     return KINDS.get(type(value), f"a {type(value).__name__}")
 
 
 def quoted(value: object) -> str:
-    """A string's beginning in quotes, anything else by its kind."""
+    """The beginning of a string in quotes, or the type of another value."""
     return repr(value[:SHOWN_CHARACTERS]) if isinstance(value, str) else kind(value)
 
 
 def listed(keys: Iterable[str]) -> str:
-    """Keys for a sentence: the first of them."""
+    """The first keys, for a sentence."""
     known = list(keys)
     more = ["…"] if len(known) > SHOWN_KEYS else []
     return ", ".join([*map(quoted, known[:SHOWN_KEYS]), *more]) or "none"
 
 
 def require_utf8(text: str, what: str) -> None:
-    """Raises RejectionError unless UTF-8 can write `text`. Text that is ASCII knows it: 20 ns, however long it is."""
+    """Raises RejectionError unless `text` can be encoded as UTF-8. ASCII text takes 20 ns, whatever its length."""
     if text.isascii():
         return
     try:
@@ -67,10 +66,10 @@ def require_utf8(text: str, what: str) -> None:
 
 
 def json_text(value: object, reason: Reason, what: str) -> str:
-    """`value` as JSON, with `json`'s blanks and without escapes that UTF-8 does not need.
+    """`value` as JSON in `json`'s spacing, without escapes that UTF-8 does not need.
 
-    Raises RejectionError for what JSON cannot say (NaN, half a surrogate pair, dates and bytes, more than 254 levels) and
-    for a key that stands twice.
+    Raises RejectionError for values that are not JSON (NaN, half surrogate pairs, dates, bytes, more than 254 levels)
+    and for duplicate keys.
     """
     require_single_keys(value, reason, what)
     try:
@@ -82,7 +81,7 @@ def json_text(value: object, reason: Reason, what: str) -> str:
 
 
 def parsed(text: str, reason: Reason, what: str) -> Any:  # noqa: ANN401 - JSON may be anything
-    """The value of JSON text. Raises RejectionError where `text` is not JSON, or has a key twice in one object."""
+    """The value of JSON text. Raises RejectionError if `text` is not JSON or has a duplicate key."""
     try:
         value = loads(text)
         compact(value)
@@ -93,10 +92,10 @@ def parsed(text: str, reason: Reason, what: str) -> Any:  # noqa: ANN401 - JSON 
 
 
 def require_single_keys(value: object, reason: Reason, what: str) -> None:
-    """Raises RejectionError where an object in `value` has a key twice, of which only one value could be kept."""
+    """Raises RejectionError for an object in `value` with a duplicate key, because one of its values would be lost."""
     key = repeated_key(value)
     if key is not None:
-        raise RejectionError(reason, f"{what}: the key {quoted(key)} stands twice in one object; keep one")
+        raise RejectionError(reason, f"{what}: the key {quoted(key)} occurs twice in one object; keep one")
 
 
 def _rejection(error: Exception, reason: Reason, what: str) -> RejectionError:
@@ -108,5 +107,5 @@ def _rejection(error: Exception, reason: Reason, what: str) -> RejectionError:
 
 
 def _half_pair(where: str) -> RejectionError:
-    remedy = "half a surrogate pair is no character; write the whole one, or U+FFFD in its place"
+    remedy = "half a surrogate pair is not a character; write the whole pair, or U+FFFD instead"
     return RejectionError("lone_surrogate", f"{where}; {remedy}")

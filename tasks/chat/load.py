@@ -1,7 +1,5 @@
-"""Finding a chat template: by name, in the tokenizer, in a file, or written out.
-
-A name that is none of these is an error with the nearest known one: a misspelt name must never be rendered as if it
-were a template.
+"""Load a chat template: by name, from the tokenizer, from a file, or given as text. A name that is none of these is an
+error with the nearest known name; it is never rendered as a template.
 """
 
 from collections.abc import Mapping
@@ -18,16 +16,15 @@ from .template import ChatTemplate
 BUNDLED = Path(__file__).parents[2] / "blends" / "templates"
 
 OTHERS = ("harmony", "tokenizer")
-"""What can be chosen beside the bundled templates; the first is no Jinja, and has a room of its own."""
+"""Choices beside the bundled templates; `harmony` is not Jinja and is handled by the package harmony."""
 
 TOOLS_END, CALL_FORMAT, HEADER_END = "</tools>", "<function=", "<|im_end|>"
-"""What surrounds the instructions for tool calls in a header of the nano3 kind, and what only these instructions show."""
+"""The delimiters of tool-call instructions in a header like nano3's, and text that only such instructions contain."""
 
 
 def load_template(chosen: str, vocabulary: Vocabulary, variables: Mapping[str, Any]) -> ChatTemplate:
-    """The template that `chosen` names: `tokenizer`, a bundled one, a file, or Jinja text.
-
-    Raises InputError when there is none, or when it is no Jinja.
+    """The template named by `chosen`: `tokenizer`, a bundled one, a file, or Jinja text. Raises InputError if there is
+    none or it is not valid Jinja.
     """
     variables = {**_token_names(vocabulary), **variables}
     if chosen == "tokenizer":
@@ -42,13 +39,13 @@ def load_template(chosen: str, vocabulary: Vocabulary, variables: Mapping[str, A
         return ChatTemplate(_read(path), variables)
     known = [*bundled, *OTHERS]
     raise InputError(
-        f"chat_template: {chosen!r} is no known template, no file, and no Jinja text; {nearest(chosen, known)}, "
+        f"chat_template: {chosen!r} is not a known template, a file, or Jinja text; {nearest(chosen, known)}, "
         "or give the path of a .jinja file"
     )
 
 
 def _token_names(vocabulary: Vocabulary) -> dict[str, str]:
-    """`bos_token` and `eos_token`, by which templates call the tokens that a tokenizer has for the two."""
+    """`bos_token` and `eos_token`, as templates call the tokenizer's tokens."""
     names = {number: token for token, number in vocabulary.controls.items()}
     ids = {"bos_token": vocabulary.bos, "eos_token": vocabulary.eos}
     return {variable: names[number] for variable, number in ids.items() if number is not None and number in names}
@@ -57,7 +54,7 @@ def _token_names(vocabulary: Vocabulary) -> dict[str, str]:
 def _own_source(vocabulary: Vocabulary) -> str:
     if vocabulary.chat_template is None:
         raise InputError(
-            "chat_template: the tokenizer has none of its own (no chat_template.jinja, none in tokenizer_config.json); "
+            "chat_template: the tokenizer has no template (neither chat_template.jinja nor an entry in tokenizer_config.json); "
             "name one, for example chat_template=nano3, or give the path of a .jinja file"
         )
     return vocabulary.chat_template
@@ -71,7 +68,7 @@ def _read(path: Path) -> str:
 
 
 def _own_instructions(vocabulary: Vocabulary) -> dict[str, str]:
-    """The words in which the model itself was told how to call tools, where its own template is of the same kind."""
+    """The tool-call instructions of the model's own template, if that is of the same kind."""
     if vocabulary.chat_template is None or CALL_FORMAT not in vocabulary.chat_template:
         return {}
     probe = PROBES["a tool call"]

@@ -1,17 +1,16 @@
-r"""Which characters of a rendering are trained on: what the model itself would generate, and of that what a policy names.
+r"""Which characters of a rendering are trained on: of what the model would generate, what the policy names.
 
-An assistant message begins, in every template, with the generation prompt: text that the serving side writes and the
-model continues (`<|im_start|>assistant\n`). What follows it, up to the token that ends the turn, is the completion, in
-this order:
+In every template an assistant message begins with the generation prompt, which the server writes
+(`<|im_start|>assistant\n`). The completion follows, up to the token that ends the turn:
 
     reasoning │ answer │ tool calls │ end of turn
 
-Where each begins is known from the origin of the text (see `traced.py`): the answer is the message's content, tool
-calls begin with the loop over them, the turn ends with the last control token behind all of it. Template text goes with
-what it introduces: `<think>\n` and `\n</think>\n` are reasoning, `<tool_call>` is a tool call. Some templates write the
-calls before the answer. Some (GLM) write no end: then the control token of the next header ends the turn.
+Boundaries come from the origin of the text (see `traced`): the answer is the message's content, tool calls begin with
+the loop over them, and the last control token ends the turn. Template text belongs to what it introduces: `<think>\n`
+and `\n</think>\n` to reasoning, `<tool_call>` to a call. Some templates write calls before the answer. Some (GLM) write
+no end of turn; then the control token of the next header ends it.
 
-Template text is trained on only where probes of the template have shown that it follows a generation prompt (`Openings`).
+Template text is trained on only if probes showed that it follows a generation prompt (`Openings`).
 """
 
 from collections.abc import Mapping, Sequence
@@ -30,10 +29,10 @@ class LossPolicy:
     """Which tokens are trained on.
 
     `assistant_all`: all that the assistant generates; `last_turn`: what it generates after the last user message;
-    `final_only`: its last answer alone, without reasoning and tool calls, and nothing where it only calls tools.
-    `assistant_bodies` is for formats that tell what is said from what introduces it, and leaves that out. The
-    others leave parts out everywhere. `empty_reasoning` is what a template writes in place of the reasoning of an answer
-    without any, as far as it follows the generation prompt: the model has to generate it, or it would think.
+    `final_only`: its last answer, without reasoning and tool calls, and nothing if it only calls tools;
+    `assistant_bodies` (formats with separate headers): message bodies only. The other fields leave parts out.
+    `empty_reasoning` is what a template writes in place of missing reasoning, if it follows the generation prompt: the
+    model must generate it, or it would think.
     """
 
     on: LossOn = "assistant_all"
@@ -43,7 +42,7 @@ class LossPolicy:
     empty_reasoning: bool = True
 
     def learned(self, messages: Sequence[Message]) -> list[int]:
-        """The numbers of the messages that are trained on."""
+        """The numbers of the messages trained on."""
         chosen = self._chosen(messages)
         return [number for number in chosen if messages[number].get("trained") != ()]
 
@@ -52,12 +51,12 @@ class LossPolicy:
         if self.on == "assistant_all":
             return answers
         if self.on == "final_only":
-            return [number for number in answers[-1:] if not _calls_alone(messages[number])]
+            return [number for number in answers[-1:] if not _only_calls(messages[number])]
         last_user = max((number for number, message in enumerate(messages) if message["role"] == "user"), default=-1)
         return [number for number in answers if number > last_user]
 
     def ranges(self, completion: "Completion") -> list[Range]:
-        """The characters of a completion that are trained on, neighbours in one."""
+        """The characters of a completion that are trained on, adjacent ranges merged."""
         reasoning = self.reasoning and (self.empty_reasoning or completion.reasons)
         if reasoning and self.tool_calls and self.end_of_turn and self.on != "final_only":
             return [(completion.start, completion.stop)]
@@ -80,18 +79,18 @@ class LossPolicy:
         return ranges
 
 
-def _calls_alone(message: Message) -> bool:
-    """Whether a message calls tools and answers nothing."""
+def _only_calls(message: Message) -> bool:
+    """Whether a message calls tools without an answer."""
     return bool(message.get("tool_calls")) and not (message["content"] or "").strip()
 
 
 class Completion(NamedTuple):
     """What the model generates of one message, as characters of a rendering.
 
-    Reasoning is `[start, answer)`, the answer `[answer, calls)`, tool calls `[calls, ending)`, the end of the turn
-    `[ending, stop)`; each may be empty. Where calls come first, `calls < answer`: reasoning is `[start, calls)`, calls are
-    `[calls, answer)`, the answer is `[answer, ending)`. `reasons` is False where reasoning is what the template
-    writes for none.
+    Reasoning is `[start, answer)`, the answer `[answer, calls)`, tool calls `[calls, ending)`, the end of turn
+    `[ending, stop)`; each may be empty. If calls come first, `calls < answer`: reasoning is `[start, calls)`, calls
+    `[calls, answer)`, the answer `[answer, ending)`. `reasons` is False if the reasoning is the template's placeholder
+    for none.
     """
 
     start: int
@@ -104,12 +103,11 @@ class Completion(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Openings:
-    """How a template begins and ends answers, as its probes have shown.
+    """How a template begins and ends answers, from its probes.
 
-    `prompts` are the generation prompts, those of the template's own variables before others, long ones before short
-    ones. `unprompted` are the roles behind whose messages none is written. `leads` are the texts that were seen between a
-    prompt and what the message says. `ends_in_next` says that no answer ends with a token of its own: the first token of
-    what follows ends it.
+    `prompts` are the generation prompts, those of the template's own variables first, long ones first. `unprompted` are
+    roles whose messages are followed by none. `leads` are texts seen between a prompt and the message. `ends_in_next`:
+    answers have no end token; the first token of what follows ends them.
     """
 
     prompts: tuple[str, ...]
@@ -118,16 +116,15 @@ class Openings:
     ends_in_next: bool = False
 
     def behind(self, before: Sequence[Message]) -> tuple[str, ...]:
-        """The prompts that may stand behind some messages. Tools' results have their own ways; others are as users'."""
+        """The prompts that may follow some messages. Tool results have their own; all other roles count as users."""
         role = "tool" if before and before[-1]["role"] == "tool" else "user"
         return (*self.prompts, "") if role in self.unprompted else self.prompts
 
 
 @dataclass(slots=True)
 class Parts:
-    """Where the parts of one message were written: first character and end of each, and of all of them.
-
-    `of_others` says that text of another message stands among them, `gap` that the generation tags leave a gap.
+    """Where the parts of one message were written: beginning and end of each. `of_others` says that text of another
+    message is among them, `gap` that the generation tags leave a gap.
     """
 
     content: Range | None = None
@@ -139,11 +136,11 @@ class Parts:
 
     @property
     def all(self) -> list[Range]:
-        """Those that the message has."""
+        """The parts that the message has."""
         return [part for part in (self.content, self.reasoning, self.call) if part]
 
     def begin(self, start: int, stop: int) -> int:
-        """Where, behind `start`, the first of them begins; `stop` where there is none."""
+        """The beginning of the first part after `start`; `stop` if there is none."""
         if self.call and self.call[0] <= start:
             return start
         return min((part[0] for part in self.all if part[0] >= start), default=stop)
@@ -156,10 +153,10 @@ def completions(
     openings: Openings,
     controls: Controls,
 ) -> dict[int, Completion] | Rejected:
-    """The completions of the assistant messages numbered in `learned`, by number.
+    """The completions of the assistant messages in `learned`, by number.
 
-    Rejected when the template leaves out a message, its content or its tool calls, begins it in a way that no probe has
-    shown, or does not end it: then no mask would be right.
+    Rejected if the template omits a message, its content or its tool calls, begins it in an unknown way, or does not
+    end it: no mask would be right.
     """
     found: dict[int, Completion] = {}
     parts = parts_of(rendering, learned) if learned else {}
@@ -190,8 +187,8 @@ def completions(
 
 
 def _end(rendering: Rendering, number: int, written: Parts, openings: Openings, controls: Controls) -> Range | None:
-    """Where the end of a turn begins and ends: a control token, or what the vocabulary has for one as text. None where
-    the template writes nothing but blanks behind the answer.
+    """Beginning and end of the end of turn: a control token, or the text that the vocabulary has for one. None if the
+    template writes only blanks after the answer.
     """
     text, (start, stop) = rendering.text, rendering.extents[number]
     last = max([start, *(part[1] for part in written.all)])
@@ -207,7 +204,7 @@ def _end(rendering: Rendering, number: int, written: Parts, openings: Openings, 
 
 
 def parts_of(rendering: Rendering, learned: Sequence[int]) -> dict[int, Parts]:
-    """What is known of the characters of some messages, from the spans that lie in their extents."""
+    """The known characters of some messages, from the spans in their extents."""
     parts = {number: Parts() for number in learned}
     current, turn, end = None, -1, 0
     for start, stop, (number, kind) in rendering.spans:
@@ -239,7 +236,7 @@ def _hull(known: Range | None, new: Range) -> Range:
 def _left_out(
     number: int, message: Message, rendering: Rendering, parts: Mapping[int, Parts]
 ) -> tuple[str, str] | None:
-    """Reason and detail when the template did not write what has to be learned."""
+    """Reason and detail if the template omits what has to be trained on."""
     start, stop = rendering.extents.get(number, (0, 0))
     if start == stop and any(
         of == number and first < last for first, last, (of, kind) in rendering.spans if kind == "content"
@@ -259,7 +256,7 @@ def _left_out(
 
 
 def _not_generated(number: int, written: Parts) -> tuple[str, str] | None:
-    """Reason and detail when the template's `generation` tags leave out what the model would generate."""
+    """Reason and detail if the template's `generation` tags omit what the model would generate."""
     first, last = written.generated or (0, 0)
     parts = [part for part in (written.content, written.call) if part]
     if written.gap:
@@ -278,11 +275,11 @@ def _generation_start(
     leads: frozenset[str],
     controls: Controls,
 ) -> int | None:
-    """Where the generation prompt ends: at the beginning of the message, or as near to what it says as there is one.
+    """Where the generation prompt ends: at the beginning of the message, or as close to its text as a prompt occurs.
 
-    A prompt may go on where the message does not (`<think>` before an answer without reasoning): then what both have in
-    common, up to its last control token or line end. What is between it and the words of the message was seen there by
-    the probes, or else there is no telling whether it is generated.
+    A prompt may go on where the message does not (`<think>` before an answer without reasoning); then their common
+    beginning counts, up to its last control token or line end. The text between prompt and message must have been seen
+    there by the probes, or it is unknown whether it is generated.
     """
     text, extent = rendering.text, rendering.extents[number]
     start, stop = extent[0], min((part[0] for part in (parts.content, parts.reasoning) if part), default=extent[1])
@@ -299,7 +296,7 @@ def _generation_start(
 
 
 def _unprompted(number: int, message: Message, rendering: Rendering) -> tuple[str, str]:
-    """Reason and detail when it is not known where a message begins."""
+    """Reason and detail if the beginning of a message is unknown."""
     if (message["content"] or "").strip() not in rendering.text[slice(*rendering.extents[number])]:
         return "content_left_out", f"the chat template does not write the content of message {number + 1} as it is"
     what = "begins with no generation prompt that the template writes by itself"
@@ -307,7 +304,7 @@ def _unprompted(number: int, message: Message, rendering: Rendering) -> tuple[st
 
 
 def _common(one: str, other: str, controls: Controls) -> int:
-    """How many characters two texts have in common at their beginning, up to a control token or a line end."""
+    """The length of the common beginning of two texts, up to a control token or a line end."""
     pairs = enumerate(zip(one, other, strict=False))
     length = next((number for number, (left, right) in pairs if left != right), min(len(one), len(other)))
     token = controls.last(one, 0, length)
@@ -325,7 +322,7 @@ def _completion(text: str, start: int, end: Range, parts: Parts, controls: Contr
 
 
 def _mixed(text: str, start: int, parts: Parts) -> bool:
-    """Whether content stands between tool calls; the loop over them may have written the header before it."""
+    """Whether content is between tool calls; the loop over calls may have written the header before it."""
     content, call = parts.content, parts.call
     if not content or not call or content[0] == content[1]:
         return False
@@ -333,15 +330,15 @@ def _mixed(text: str, start: int, parts: Parts) -> bool:
 
 
 def _without_reasoning(text: str, completion: Completion) -> Completion:
-    """The completion of a message that does not reason: a blank that the template puts before the answer belongs to it."""
+    """The completion of a message without reasoning: a blank before the answer belongs to it."""
     if text[completion.start : completion.answer].isspace():
         return completion._replace(answer=completion.start)
     return completion._replace(reasons=False)
 
 
 def _calls_start(text: str, start: int, ending: int, parts: Parts, controls: Controls) -> int:
-    """Where tool calls begin, with the template's words before them: behind the answer, or, where there is nothing else,
-    behind empty tags of reasoning.
+    """Where tool calls begin, with the template's text before them: after the answer, or, if there is none, after empty
+    reasoning tags.
     """
     if not parts.call:
         return ending
@@ -353,8 +350,8 @@ def _calls_start(text: str, start: int, ending: int, parts: Parts, controls: Con
 
 
 def _behind_tags(text: str, start: int, stop: int, controls: Controls) -> int:
-    """Where the last tag in `[start, stop)` that closes another ends, or `start`: there ends reasoning that is written
-    though there is none. A token that closes nothing may be what introduces calls.
+    """The end of the last closing tag in `[start, stop)`, or `start`: empty reasoning ends there. A token that closes
+    nothing may introduce calls.
     """
     closing = [token for token in controls.ids if "/" in token and token.replace("/", "", 1) in controls.ids]
     places = [(text.rfind(token, start, stop), len(token)) for token in closing]

@@ -1,18 +1,280 @@
-"""One message, from the form its source gave it.
+"""Parse one message: reasoning, tool calls, tools and loss flags, in the forms that sources use.
 
-Most messages are plain: a role and a string. They pass on a path of their own that asks a few questions and copies no
-text; everything that may be odd takes the long way, and says at its first fault what is wrong and what to do about it.
+Plain messages (a role and a string) take a fast path; all others are checked in full and rejected at the first fault.
+
+Reasoning is a key of its own or inline between `<think>` and `</think>`. Inline thinking counts only at the very
+beginning, where generation puts it; elsewhere it is text, and ambiguous cases are rejected.
+
+A tool call is `{"function": {"name", "arguments"}}` or the inner object alone; arguments are an object or JSON text,
+and older rows have one `function_call`. A call that cannot be read rejects its conversation, because a result without
+its call teaches the wrong thing. Nulls in arguments and definitions are data and stay.
+
+Loss flags in the data restrict training:
+
+| key | source | value |
+|---|---|---|
+| `weight` | OpenAI's fine-tuning API, older ShareGPT data | 0 or 1 |
+| `train` | axolotl | true or false |
+| `train_detail` | axolotl | `[{"begin_offset", "end_offset", "train"}, …]`, characters of the content, end included |
+| `step_loss_mask` | slime | 0 or 1 |
+
+axolotl's content parts have `train` or `weight` as well. A message is left out if any flag says so. With a detail, only
+its characters and the end of turn are trained on. Data that asks to train on other roles is rejected.
 """
 
-from typing import Any
+from collections.abc import Mapping
+from typing import Any, cast
 
 from tokenmill.tasks.errors import nearest
 
-from .conversation import Message, RejectionError, Role
+from .conversation import Arguments, Message, Range, Reason, RejectionError, Role, ToolCall
 from .json_values import json_text, kind, listed, parsed, quoted, require_single_keys, require_utf8
-from .loss_flags import trained_characters
-from .reasoning import given_reasoning, split_thinking
-from .tool_calls import read_tool_calls, string_at
+
+OPEN, CLOSE = "<think>", "</think>"
+
+SPELLINGS = ("reasoning_content", "reasoning", "thinking")
+"""The keys of reasoning. Only the first is always text; `thinking: true` is a setting."""
+
+
+def given_reasoning(message: Mapping[str, Any], role: Role) -> str | None:
+    """The reasoning under a key of its own, None if absent or blank."""
+    value = message.get(SPELLINGS[0])
+    if value is not None and not isinstance(value, str):
+        raise RejectionError("bad_reasoning", f"its {SPELLINGS[0]} is {kind(value)}; make it a string, or leave it out")
+    found = {text for key in SPELLINGS if isinstance(text := message.get(key), str) and not _blank(text)}
+    if not found:
+        return None
+    if role != "assistant":
+        raise RejectionError("reasoning_not_by_assistant", "it has reasoning, which only the assistant can have")
+    if len(found) > 1:
+        raise RejectionError("reasoning_twice", f"it has different reasoning under more than one of {SPELLINGS}")
+    reasoning = found.pop()
+    require_utf8(reasoning, "its reasoning")
+    return reasoning
+
+
+def split_thinking(content: str) -> tuple[str | None, str]:
+    """Inline thinking, None if absent or blank, and the answer after it.
+
+    Raises RejectionError for thinking that never ends, and for an answer that begins with thinking again.
+    """
+    opened = content.lstrip().startswith(OPEN)
+    thoughts, closed, answer = content.partition(CLOSE)
+    if not closed and opened:
+        raise RejectionError("unclosed_think", f"its content opens {OPEN} and never closes it; was it cut short?")
+    if not _thinks(content):
+        return None, content
+    answer = answer.lstrip("\n")
+    if _thinks(answer):
+        raise RejectionError("reasoning_twice", f"thinking follows its first {CLOSE} again")
+    thoughts = (thoughts.lstrip().removeprefix(OPEN) if opened else thoughts).strip("\n")
+    return (None if _blank(thoughts) else thoughts), answer
+
+
+def _thinks(content: str) -> bool:
+    """Whether content begins with thinking: it opens it, or closes what nothing opened."""
+    before, closed, _ = content.partition(CLOSE)
+    return content.lstrip().startswith(OPEN) or (bool(closed) and OPEN not in before)
+
+
+def _blank(text: str) -> bool:
+    return not text or text.isspace()
+
+
+CALL_KEYS = {"name", "arguments", "id", "type", "index", "function"}
+
+
+def string_at(fields: Mapping[str, Any], key: str, reason: Reason, whose: str) -> str | None:
+    """The string under `key`, None if absent or empty. Raises RejectionError for anything else."""
+    value = fields.get(key)
+    if value is None or value == "":
+        return None
+    if not isinstance(value, str):
+        raise RejectionError(reason, f"{whose} {key} is {kind(value)}; make it a string")
+    require_utf8(value, f"{whose} {key}")
+    return value
+
+
+def read_tool_calls(message: Mapping[str, Any], role: Role) -> list[ToolCall]:
+    """The calls in a message, including an older `function_call`. Raises RejectionError for calls that cannot be read
+    or are not by the assistant.
+    """
+    calls, older = message.get("tool_calls"), message.get("function_call")
+    if calls is None and older is None:
+        return []
+    calls = _array(calls, "bad_tool_calls", "its tool_calls")
+    if older is not None and calls:
+        raise RejectionError("bad_tool_calls", "it has both tool_calls and function_call; keep tool_calls")
+    calls = calls if older is None else [older]
+    if calls and role != "assistant":
+        raise RejectionError("bad_tool_calls", "it has tool calls, which only the assistant can make")
+    return [_call(each, f"tool call {number}") for number, each in enumerate(calls, 1)]
+
+
+def _array(value: object, reason: Reason, what: str) -> list[Any]:
+    """An array, or the JSON text of one; null and an empty string are empty arrays."""
+    if isinstance(value, str) and value:
+        value = parsed(value, reason, f"{what}, a string,")
+    if value is None or value == "":
+        return []
+    if not isinstance(value, list):
+        raise RejectionError(reason, f"{what} is {kind(value)}; make it an array")
+    return value
+
+
+def _call(call: object, place: str) -> ToolCall:
+    if not isinstance(call, dict):
+        raise RejectionError("bad_tool_calls", f"{place} is {kind(call)}; make it an object with a function")
+    function = _function(call)
+    if not isinstance(function, dict):
+        raise RejectionError("bad_tool_calls", f"the function of {place} is {kind(function)}; make it an object")
+    name = string_at(function, "name", "bad_tool_calls", f"{place}'s")
+    if name is None:
+        raise RejectionError("bad_tool_calls", f"{place} has no function name; its keys: {listed(function)}")
+    made: ToolCall = {"type": "function", "function": {"name": name, "arguments": _arguments(function, place)}}
+    if identifier := string_at(call, "id", "bad_tool_calls", f"{place}'s"):
+        made["id"] = identifier
+    given = list(call)  # templates that write a call as JSON write its keys in the order of the source
+    return cast(
+        "ToolCall", dict(sorted(made.items(), key=lambda item: given.index(item[0]) if item[0] in given else -1))
+    )
+
+
+def _function(outer: Mapping[str, Any]) -> object:
+    """The function of a call or a tool: under that key, or the object itself."""
+    inner = outer.get("function")
+    return outer if inner is None else inner
+
+
+def _arguments(function: Mapping[str, Any], place: str) -> Arguments:
+    value, what = function.get("arguments"), f"the arguments of {place}"
+    if value is None or value == "":
+        if strange := [key for key in function if key not in CALL_KEYS and function[key] is not None]:
+            raise RejectionError("bad_tool_arguments", f"{place} has no arguments, but {listed(strange)}; rename it")
+        return Arguments({}, "{}")
+    if isinstance(value, str):
+        text, value = value, parsed(value, "bad_tool_arguments", what)
+    else:
+        text = json_text(value, "bad_tool_arguments", what)
+    if not isinstance(value, dict):
+        raise RejectionError("bad_tool_arguments", f"{what} are {kind(value)}; make them an object")
+    return Arguments(value, text)
+
+
+def read_tools(value: object) -> list[dict[str, Any]]:
+    """The tools of a record as given: `{"type", "function": {…}}` or the function itself. Raises RejectionError unless
+    `value` is null, empty, or an array of named objects, or the JSON text of one.
+    """
+    tools = _array(value, "bad_tools", "tools")
+    for number, tool in enumerate(tools, 1):
+        function = _function(tool) if isinstance(tool, dict) else None
+        name = function.get("name") if isinstance(function, dict) else None
+        if not isinstance(name, str) or not name:
+            raise RejectionError("bad_tools", f"tool {number} of {len(tools)} is no object with the name of a function")
+    if tools:
+        json_text(tools, "bad_tools", "tools")
+    return list(tools)
+
+
+WHOLE = ("weight", "train", "step_loss_mask")
+DETAIL = "train_detail"
+
+NOTHING: tuple[Range, ...] = ()
+
+
+def trained_characters(fields: Mapping[str, Any], role: Role, content: str | None) -> tuple[Range, ...] | None:
+    """The characters of `content` that may be trained on, as ranges in order; none if the message is left out, None if
+    nothing restricts training.
+
+    `fields` is the message in its source, `content` its text. Raises RejectionError for flags that cannot be read or
+    followed.
+    """
+    flags = [flag for name in WHOLE if (flag := _flag(fields, name)) is not None]
+    detail = _of_parts(fields.get("content"))
+    if detail is None:
+        detail = _of_detail(fields.get(DETAIL))
+    if role != "assistant":
+        if fields.get("train") or detail:
+            raise _bad("asks to be trained on, which is for the assistant only; remove train and train_detail")
+        return None
+    if not all(flags):
+        return NOTHING
+    if detail is None:
+        return None
+    if _given(fields.get("content")) != (content or ""):
+        raise _bad(
+            "says which characters to train on, and its content includes thinking; move that to reasoning_content"
+        )
+    return _joined(detail, len(content or ""))
+
+
+def _given(content: object) -> str:
+    """The text of a content in any form."""
+    if isinstance(content, list):
+        return "".join(part if isinstance(part, str) else str(part.get("text")) for part in content)
+    return content if isinstance(content, str) else ""
+
+
+def _flag(fields: Mapping[str, Any], name: str) -> bool | None:
+    value = fields.get(name)
+    if value is None:
+        return None
+    if not isinstance(value, int | float) or value not in (0, 1):
+        raise _bad(f"says {name} is {value if isinstance(value, int | float) else kind(value)}; make it 0 or 1")
+    return bool(value)
+
+
+def _of_parts(content: object) -> list[Range] | None:
+    """The ranges of the parts trained on, None if no part has a flag."""
+    parts = [part for part in content if isinstance(part, dict)] if isinstance(content, list) else []
+    if not any(_part_flags(part) for part in parts):
+        return None
+    ranges: list[Range] = []
+    place = 0
+    for part in content if isinstance(content, list) else []:
+        text = part if isinstance(part, str) else str(part.get("text"))
+        if isinstance(part, str) or all(_part_flags(part)):
+            ranges.append((place, place + len(text)))
+        place += len(text)
+    return ranges
+
+
+def _part_flags(part: Mapping[str, Any]) -> list[bool]:
+    return [flag for name in ("weight", "train") if (flag := _flag(part, name)) is not None]
+
+
+def _of_detail(detail: object) -> list[Range] | None:
+    if detail is None:
+        return None
+    if not isinstance(detail, list):
+        raise _bad(f"says {DETAIL} is {kind(detail)}; make it an array of begin_offset, end_offset and train")
+    entries = [_entry(each, number) for number, each in enumerate(detail, 1)]
+    return [(begin, end) for begin, end, train in entries if train]
+
+
+def _entry(entry: object, number: int) -> tuple[int, int, bool]:
+    fields: dict[str, Any] = entry if isinstance(entry, dict) else {}
+    begin, end, train = (fields.get(name) for name in ("begin_offset", "end_offset", "train"))
+    if type(begin) is not int or type(end) is not int or not 0 <= begin <= end or not isinstance(train, bool):
+        shape = '{"begin_offset": 0, "end_offset": 9, "train": true}'
+        raise _bad(f"has a {DETAIL} whose entry {number} is not of the form {shape}")
+    return begin, end + 1, train
+
+
+def _joined(ranges: list[Range], size: int) -> tuple[Range, ...]:
+    """Ranges in order, within `size` characters, adjacent ranges merged."""
+    made: list[Range] = []
+    for start, stop in sorted((start, min(stop, size)) for start, stop in ranges if start < size):
+        if made and start <= made[-1][1]:
+            start, stop = made[-1][0], max(made.pop()[1], stop)  # noqa: PLW2901 - grown to the left
+        if start < stop:
+            made.append((start, stop))
+    return tuple(made)
+
+
+def _bad(what: str) -> RejectionError:
+    return RejectionError("bad_loss_flag", f"it {what}")
+
 
 PLAIN = {"role", "content"}
 
@@ -35,17 +297,14 @@ SPEAKERS: dict[str, Role] = {
     "observation": "tool",
     "function_response": "tool",
 }
-"""Who speaks in ShareGPT's turns."""
+"""The speakers of ShareGPT's turns."""
 
 PARTS = ("text", "image_url", "input_audio", "file", "refusal")
-"""The types of content parts in OpenAI's API; each part has its content under the name of its type."""
+"""The types of content parts in OpenAI's API; a part's content is under the name of its type."""
 
 
 def read_message(value: object) -> Message:
-    """`value` as a message.
-
-    Raises RejectionError, which says what is wrong but not in which message.
-    """
+    """Parse a message. Raises RejectionError without the number of the message."""
     if type(value) is dict and value.keys() == PLAIN:
         role, content = value["role"], value["content"]
         if isinstance(role, str) and role in ROLES and isinstance(content, str) and "think>" not in content:
@@ -90,7 +349,7 @@ def _message(role: Role, content: str | None, reasoning: str | None, fields: dic
 
 
 def _openai_form(turn: dict[str, Any]) -> dict[str, Any]:
-    """A ShareGPT turn under OpenAI's keys; what else it has stays."""
+    """A ShareGPT turn under OpenAI's keys; other keys stay."""
     value = turn.get("value")
     role = _role(turn["from"], SPEAKERS, turn)
     if turn["from"] != "function_call":
@@ -110,7 +369,7 @@ def _role(name: object, known: dict[str, Role], fields: dict[str, Any]) -> Role:
 
 
 def _text(value: object, role: Role) -> str | None:
-    """Content as text. What a tool gave back may be anything, and is its JSON where it is no text."""
+    """Content as text; a tool's result that is not text becomes JSON."""
     if value is None:
         return None
     if isinstance(value, str):
@@ -126,7 +385,7 @@ def _text(value: object, role: Role) -> str | None:
 
 
 def _has_part(items: list[Any]) -> bool:
-    """Whether an array from a tool holds content parts, instead of being what the tool gave back."""
+    """Whether an array from a tool holds content parts instead of a result."""
     objects = [item for item in items if isinstance(item, dict)]
     return any(item.get("type") == name and item.get(name) is not None for item in objects for name in PARTS)
 

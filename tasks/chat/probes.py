@@ -1,8 +1,8 @@
-"""What a template does, found out by asking it: before a run, a few synthetic conversations are rendered with it.
+"""Probe a template: render synthetic conversations to see what it does.
 
-Templates do not say what their generation prompt is, which control tokens they write, or whether they strip reasoning
-from earlier turns; and a program cannot be read for it. But all of it shows in what they render. The answers decide how
-masks are made, and `check.py` then proves, on the same conversations, that the masks come out right. A few milliseconds.
+Templates do not declare their generation prompt, their control tokens, or whether they strip reasoning from earlier
+turns, but all of it shows in renderings. The results decide how masks are built, and `check` proves them on the same
+conversations. Takes a few milliseconds.
 """
 
 from collections.abc import Iterator, Mapping, Sequence
@@ -100,12 +100,12 @@ PROBES: dict[str, Conversation] = {
     "an answer first": Conversation([_says("Ask me."), _user("Why?"), _says("So.")], []),
     "two questions in a row": Conversation([_user("First?"), _user("Second?"), _says("Both.")], []),
 }  # fmt: skip
-"""Every shape of conversation that data sets hold; a template may refuse some of them."""
+"""Every shape of conversation that data sets hold; a template may refuse some."""
 
 THINKING: Sequence[Mapping[str, Any]] = (
     {}, {"enable_thinking": True}, {"enable_thinking": False}, {"thinking": True}, {"thinking": False},
 )  # fmt: skip
-"""The names under which templates are asked to think or not; each may change the generation prompt."""
+"""The variables by which templates are told to think or not; each may change the generation prompt."""
 
 
 REASONING = {1, 3, 5}
@@ -113,9 +113,9 @@ REASONING = {1, 3, 5}
 
 
 @dataclass(frozen=True, slots=True)
-class Habits:
-    """What a template does: how it begins and ends answers, the control tokens in its renderings, and
-    whether reasoning is written in the last turn and in earlier ones.
+class TemplateProfile:
+    """What a template does: how it begins and ends answers, its control tokens, and whether it writes reasoning in the
+    last turn and in earlier ones.
     """
 
     openings: Openings
@@ -125,19 +125,19 @@ class Habits:
 
     @property
     def strips_history(self) -> bool:
-        """Whether a turn looks different once another follows."""
+        """Whether a turn changes once another follows."""
         return self.writes_reasoning and not self.keeps_reasoning
 
 
-def habits(template: ChatTemplate, added_tokens: Mapping[str, int]) -> Habits:
-    """Ask a template. `added_tokens` are the control strings and other added tokens of the vocabulary, with ids."""
+def profile_template(template: ChatTemplate, added_tokens: Mapping[str, int]) -> TemplateProfile:
+    """Probe a template. `added_tokens` are the vocabulary's control strings and other added tokens, with ids."""
     renderings = [template.render(probe.messages, probe.tools) for probe in PROBES.values()]
     texts = [each.text for each in renderings if isinstance(each, Rendering)]
     answers = list(_answers(template))
     prompts = {prompt for answer in answers for prompt in answer.prompts}
     controls = controls_of([template.source, *texts, *prompts], added_tokens)
     written = _reasoned(template, "reasoning in three turns")
-    return Habits(
+    return TemplateProfile(
         openings=_openings(template, answers, controls),
         controls=controls,
         writes_reasoning=bool(written),
@@ -155,9 +155,9 @@ def _reasoned(template: ChatTemplate, name: str) -> set[int]:
 
 @dataclass(frozen=True, slots=True)
 class _Answer:
-    """An answer of a probe: all generation prompts that the template writes in its place, and those that its rendering
-    begins with, the number of its message, the role of the one before, and the rendering. `own` says that they are of the
-    template's own variables.
+    """An answer of a probe: the generation prompts that the template writes in its place, the prompt its rendering
+    begins with, its message number, the role before it, and the rendering. `own` says that the template's own variables
+    were used.
     """
 
     prompts: frozenset[str]
@@ -168,18 +168,18 @@ class _Answer:
     own: bool
 
 
-def asked_for(messages: Sequence[Message], number: int) -> bool:
-    """Whether a message is an answer that the serving side asks for: one to somebody else's message."""
+def is_reply(messages: Sequence[Message], number: int) -> bool:
+    """Whether a message is an answer to another role's message, as a server asks for."""
     return number > 0 and messages[number]["role"] == "assistant" != messages[number - 1]["role"]
 
 
 def _answers(template: ChatTemplate) -> Iterator[_Answer]:
-    """What a template writes when it is asked for a generation prompt, in the place of every answer."""
+    """What a template writes as a generation prompt in the place of every answer."""
     asked = [variables for variables in THINKING if all(name in template.source for name in variables)]
     for probe in PROBES.values():
         whole = template.render(probe.messages, probe.tools)
         for number in range(len(probe.messages)):
-            if not asked_for(probe.messages, number):
+            if not is_reply(probe.messages, number):
                 continue
             cut_short = template.render(probe.messages[: number + 1], probe.tools)
             renderings = [each for each in (cut_short, whole) if isinstance(each, Rendering) and number in each.extents]
@@ -231,7 +231,7 @@ def _openings(template: ChatTemplate, answers: Sequence[_Answer], controls: Cont
 
 
 def _leads(answer: _Answer, controls: Controls, *, outside: bool) -> Iterator[str]:
-    """The text between the prompt and what the message says."""
+    """The text between the prompt and the message."""
     if answer.begun is None or answer.rendering is None:
         return
     rendering, number = answer.rendering, answer.number
@@ -242,7 +242,7 @@ def _leads(answer: _Answer, controls: Controls, *, outside: bool) -> Iterator[st
 
 
 def _ends_in_next(template: ChatTemplate, controls: Controls) -> bool:
-    """Whether an answer ends with the first token of what follows, and with none of its own."""
+    """Whether an answer ends with the first token of what follows instead of one of its own."""
     rendering = template.render(PROBES["several turns"].messages, [])
     if not isinstance(rendering, Rendering) or not controls.ids or 1 not in rendering.extents:
         return False

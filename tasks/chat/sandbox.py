@@ -1,14 +1,13 @@
-"""Where chat templates run: programs from strangers, so with nothing to break and nothing to run away with.
+"""The sandbox of chat templates, which are untrusted programs.
 
-Jinja's immutable sandbox keeps a template from touching Python. What it lacks is an end: a template that loops for an
-hour or doubles a string forty times stops a cluster as surely as one that breaks out. So each rendering has a budget of
-steps (every turn of a loop, every call, every element that a filter looks at), of seconds, and of characters in any one
-text (`limits.py`); whoever spends it is stopped with an error that names the limit. Filters, methods and functions are
-those on the lists here and in `filters.py`, and no others.
+Jinja's immutable sandbox keeps a template from touching Python but does not bound its work. So each rendering has a
+budget of steps (every loop iteration, call, and element that a filter visits), seconds, and characters per text
+(`filters`); exceeding it is an error that names the limit. Only the filters, methods and functions listed here and in
+`filters` are available.
 
-Nothing in it changes with time, chance or machine: there is no `random`, and `strftime_now` writes the date that the
-template variable `date` names. The environment otherwise is that of Hugging Face transformers (blocks trimmed, `break` and `continue`,
-`tojson` that escapes nothing, `raise_exception`, the `generation` tag), so that a template means the same here and there.
+Nothing depends on time, chance or machine: there is no `random`, and `strftime_now` uses the template variable `date`.
+Otherwise the environment is that of Hugging Face transformers (trimmed blocks, `break` and `continue`, `tojson` without
+escapes, `raise_exception`, the `generation` tag).
 """
 
 import re
@@ -27,10 +26,20 @@ from markupsafe import Markup
 from tokenmill.tasks.errors import InputError
 
 from .conversation import Arguments
-from .filters import escape, filters, replaced_size, together
+from .filters import (
+    CHARACTERS_PER_STEP,
+    MOST_BITS,
+    Budget,
+    TemplateLimitError,
+    escape,
+    filters,
+    replaced_size,
+    require_size,
+    text_of,
+    together,
+)
 from .instrument import Generation, OutputCode, marking
-from .limits import CHARACTERS_PER_STEP, MOST_BITS, Budget, TemplateLimitError, require_size, text_of
-from .records import MessageRecord, ToolCallRecord
+from .traced import MessageRecord, ToolCallRecord
 
 TEXT_METHODS = frozenset({
     "capitalize", "casefold", "count", "endswith", "find", "index", "isalnum", "isalpha", "isascii", "isdecimal",
@@ -39,25 +48,26 @@ TEXT_METHODS = frozenset({
     "splitlines", "startswith", "strip", "swapcase", "title", "upper",
 })  # fmt: skip
 FIELDS = frozenset({"role", "content", "reasoning_content", "tool_calls", "function", "name", "arguments"})
-"""What nearly every template asks of a message or a call; no method of dict has such a name."""
+"""What most templates ask of a message or call; no method of dict has such a name."""
 LOOP_FIELDS = frozenset({"index", "index0", "first", "last", "previtem", "nextitem", "length"})
-"""Of a loop, what is a plain value."""
+"""Loop attributes that are plain values."""
 
 GROWING = frozenset({"join", "replace"})
-"""Methods of text whose result may be longer than it."""
+"""Methods of text whose result may be longer than the text."""
 
 BACKWARD = frozenset({"rfind", "rindex", "rpartition", "rsplit"})
-"""Methods that compare what is looked for at every place, which forward search does not."""
+"""Methods that compare at every position, which forward search does not."""
 
 COMPARISONS_PER_STEP = 1 << 17
 PARTS_PER_STEP = 8
 
 DIRECTIVE = re.compile(r"%-?[aAbBcdDeFgGhHIjklmMnpPrRStTuUVwWxXyYzZ%]")
-"""Of `strftime`, those without a width, which could be of any size, and but `%s`, which depends on the machine's zone."""
+"""Directives of `strftime` without a width, which could be of any size, and without `%s`, which depends on the
+machine's zone."""
 LONGEST_DIRECTIVE = 32
 
 LOCAL_VARIABLES = frozenset({"_loop_vars", "_block_vars"})
-"""What Jinja hands on with a call, for functions that take a context."""
+"""What Jinja passes with a call, for functions that take a context."""
 
 RECORDS = (MessageRecord, ToolCallRecord)
 ATTRIBUTES: tuple[tuple[type, frozenset[str]], ...] = (
@@ -68,11 +78,11 @@ ATTRIBUTES: tuple[tuple[type, frozenset[str]], ...] = (
     (LoopContext, LOOP_FIELDS | {"changed", "cycle", "depth", "depth0", "revindex", "revindex0"}),
     (Macro, frozenset({"name", "caller"})),
 )
-"""Of which values a template may ask what, beside what they hold."""
+"""The attributes that templates may ask of a value, by its type."""
 
 
 class SafeNamespace(Namespace):
-    """Jinja's namespace, without names that begin with an underscore."""
+    """Jinja's namespace without names that begin with an underscore."""
 
     def __init__(*args: Any, **kwargs: Any) -> None:  # noqa: ANN401 - `self` may be one of the names
         """See Jinja's."""
@@ -96,7 +106,7 @@ def _concatenated(parts: Any) -> str:  # noqa: ANN401 - whatever Jinja has gathe
 
 
 class Sandbox(ImmutableSandboxedEnvironment):
-    """Jinja's immutable sandbox with a budget, and with text whose origin stays known."""
+    """Jinja's immutable sandbox with a budget, and with text that keeps its origin."""
 
     intercepted_binops = frozenset({"+", "*", "**", "%", "//"})
     concat = staticmethod(_concatenated)
@@ -148,7 +158,7 @@ class Sandbox(ImmutableSandboxedEnvironment):
         return self._spent(owner, function, *args, **kwargs)
 
     def _spent(self, owner: Any, function: Any, *args: Any, **kwargs: Any) -> Any:  # noqa: ANN401 - same
-        """Call a method of text for as many steps as it looks at and makes parts; or what makes a namespace."""
+        """Call a method of text for as many steps as it visits and creates; or the constructor of a namespace."""
         if not isinstance(owner, str):
             return function(*args, **kwargs)
         self.budget.step(len(owner) // CHARACTERS_PER_STEP)
@@ -160,7 +170,7 @@ class Sandbox(ImmutableSandboxedEnvironment):
         return found
 
     def getattr(self, obj: Any, attribute: str) -> Any:  # noqa: ANN401 - same
-        """What templates ask for most, without the sandbox's detours: fields of messages, and where a loop is."""
+        """Fast paths for what templates ask most: fields of messages and loop state."""
         kind = type(obj)
         if kind in RECORDS and attribute in FIELDS:
             return obj[attribute] if attribute in obj else _absent(attribute)
@@ -171,10 +181,10 @@ class Sandbox(ImmutableSandboxedEnvironment):
         return super().getattr(obj, attribute)
 
     def wrap_str_format(self, value: Any) -> None:  # noqa: ANN401 - same
-        """Nothing is formatted: a width in a format string is a text of any size."""
+        """Disable formatting: a width makes a text of any size."""
 
     def is_safe_attribute(self, obj: Any, attr: str, value: Any) -> bool:  # noqa: ANN401 - same
-        """What is on the list for this kind of value, and harmless to Jinja's immutable sandbox as well."""
+        """Whether the attribute is listed for this type, and safe in Jinja's immutable sandbox."""
         if isinstance(obj, SafeNamespace):
             return not attr.startswith("_")
         allowed = next((names for kind, names in ATTRIBUTES if isinstance(obj, kind)), frozenset[str]())
@@ -189,33 +199,32 @@ def _require_number(operator: str, left: int, right: int) -> None:
 
 @lru_cache(maxsize=64)
 def _absent(name: str) -> Undefined:
-    """What a template gets for a field that is not there; made once, because half of the fields are not."""
+    """The value of an absent field; cached, because half of the fields are absent."""
     return Undefined(f"there is no {name!r} here", name=name)
 
 
 def _text(value: object) -> str:
-    """A text beside which another one is put; arguments of a tool call are their JSON."""
+    """A text to concatenate; arguments of a tool call are their JSON."""
     if isinstance(value, (str, Arguments)):
         return value if isinstance(value, str) else value.text
     raise TypeError(f"text and {type(value).__name__} cannot be added; write the value with a filter such as tojson")
 
 
 def _escaped(value: object) -> str:
-    """A text beside one that a template calls safe."""
+    """A text beside one marked safe."""
     return str(value) if isinstance(value, Markup) else escape(_text(value))
 
 
 def _size(operator: str, left: object, right: object) -> int:
-    """How large a list or text becomes by adding or multiplying; 0 for numbers."""
+    """The size of a list or text after adding or multiplying; 0 for numbers."""
     sizes = [len(each) for each in (left, right) if isinstance(each, Sized)]
     counts = [each for each in (left, right) if isinstance(each, int)]
     return sum(sizes) if operator == "+" else max(sizes, default=0) * max(counts, default=0)
 
 
 def clock(date: object) -> Callable[[str], str]:
-    """What `strftime_now` is at a date, an ISO text such as `2026-03-01` or `2026-03-01T12:00`.
-
-    Raises InputError for anything else.
+    """`strftime_now` at a date, an ISO text such as `2026-03-01` or `2026-03-01T12:00`. Raises InputError for anything
+    else.
     """
     try:
         moment = datetime.fromisoformat(str(date))

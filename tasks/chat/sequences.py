@@ -1,41 +1,39 @@
-"""A conversation to the sequences it is trained as: mostly one, and one per user turn where templates rewrite history.
+"""A conversation to its training sequences: usually one, or one per user turn if the template rewrites history.
 
-Templates of reasoning models strip the reasoning from earlier turns, because at inference it is gone by then. A turn
-can then be learned only in a sequence that ends with it. So a conversation of n turns becomes n sequences, each with
-the turns before it in their history form and one turn, the only one trained on, in full.
+Templates of reasoning models strip the reasoning from earlier turns, so a turn can be trained on only in a sequence
+that ends with it. A conversation of n turns becomes n sequences, each with the earlier turns in their history form and
+one full turn, the only one trained on.
 
-Rendering each of these prefixes would cost the square of the conversation. Instead every message is rendered twice:
-once in a conversation that goes on behind it (its history form), once in a conversation that consists of its turn alone
-(its current form), and the sequences are put together from these. Whether a template allows that is not assumed: the
-check at the start of a run compares it with true prefixes (`check.py`); where it does not hold, and in conversations
-with system messages in later turns, prefixes are rendered one by one.
+Rendering all prefixes would be quadratic. Instead every message is rendered twice, in its history form and in a
+conversation of its turn alone, and sequences are composed of both. The self-check compares this with true prefixes; if
+they differ, or for system messages in later turns, prefixes are rendered one by one.
 """
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
-from .controls import Controls, broken, stranger_for
+from .controls import Controls, escape_controls, unused_noncharacter
 from .conversation import Conversation, Message, Range, Rejected
+from .encoding import ROLE_NUMBERS, Passage, Piece, connected, cut
 from .loss import Completion, LossPolicy, Openings, completions
-from .pieces import ROLE_NUMBERS, Passage, Piece, connected, cut
 from .template import ChatTemplate, Rendering
 
 SplitTurns = Literal["auto", "never"]
 
 NEXT_TURN: Message = {"role": "user", "content": "…"}
-"""Stands behind a conversation to make all of it history."""
+"""Appended to a conversation to make all of it history."""
 
 Pieces = list[Piece]
 
 
 @dataclass(frozen=True, slots=True)
 class Renderer:
-    """Conversations to sequences of pieces, with one template and one policy.
+    """Conversations to sequences of pieces, with one template and policy.
 
-    `openings` are the template's ways to begin and end an answer; `literal` says that control tokens spelled in data are
-    plain text, `splits_turns` that conversations with reasoning become one sequence per user turn, `composes` that these
-    can be put together from parts.
+    `openings` say how the template begins and ends an answer; `literal`: control tokens in data are plain text;
+    `splits_turns`: conversations with reasoning become one sequence per user turn; `composes`: these can be composed of
+    parts.
     """
 
     template: ChatTemplate
@@ -47,14 +45,14 @@ class Renderer:
     composes: bool
 
     def sequences(self, conversation: Conversation) -> list[Pieces] | Rejected:
-        """The sequences of a conversation, none of them without anything to learn. Rejected, with a reason, when there is none."""
+        """The sequences of a conversation, each with something to train on; Rejected with a reason if there are none."""
         if not self.literal or not self.controls.spelled_in(conversation):
             return self._sequences(conversation)
-        stranger = stranger_for(conversation)
-        if stranger is None:
-            return Rejected("noncharacters", "the text holds all the noncharacters that keep control tokens apart")
-        found = self._sequences(broken(conversation, self.controls, stranger))
-        return found if isinstance(found, Rejected) else [_mended(sequence, stranger) for sequence in found]
+        noncharacter = unused_noncharacter(conversation)
+        if noncharacter is None:
+            return Rejected("noncharacters", "the text contains all noncharacters that could escape its control tokens")
+        found = self._sequences(escape_controls(conversation, self.controls, noncharacter))
+        return found if isinstance(found, Rejected) else [_unescaped(sequence, noncharacter) for sequence in found]
 
     def _sequences(self, conversation: Conversation) -> list[Pieces] | Rejected:
         found = self._turns(conversation) if self._by_turn(conversation) else self._prefixes(conversation, [(0, None)])
@@ -80,7 +78,7 @@ class Renderer:
         return self._prefixes(conversation, turns)
 
     def _prefixes(self, conversation: Conversation, turns: Sequence[tuple[int, int | None]]) -> list[Pieces] | Rejected:
-        """For each turn all messages up to its end, rendered as they are; of the turn itself the policy's share is learned."""
+        """For each turn all messages up to its end; of the turn itself, what the policy names is trained on."""
         sequences: list[Pieces] = []
         for start, stop in turns:
             groups = self._groups(conversation, conversation.messages[:stop], start)
@@ -90,9 +88,7 @@ class Renderer:
         return sequences
 
     def _composed(self, conversation: Conversation, turns: Sequence[tuple[int, int]]) -> list[Pieces] | None:
-        """The same, put together from messages in their history and in their current form; None where the template
-        refuses one of the two.
-        """
+        """The same, composed of messages in history form and in full form; None if the template refuses either."""
         messages = conversation.messages
         goes_on = messages if messages[-1]["role"] == "user" else [*messages, NEXT_TURN]
         before = self._groups(conversation, goes_on, len(goes_on))
@@ -112,7 +108,7 @@ class Renderer:
     def _groups(
         self, conversation: Conversation, messages: Sequence[Message], first_learned: int
     ) -> list[Pieces] | Rejected:
-        """The pieces of one rendering: those before the messages, those of each message, those behind them."""
+        """The pieces of one rendering: before the messages, of each message, after them."""
         rendering = self.template.render(messages, conversation.tools)
         if isinstance(rendering, Rejected):
             return rendering
@@ -131,7 +127,7 @@ class Renderer:
 
 
 def answered_turns(messages: Sequence[Message]) -> list[tuple[int, int]]:
-    """First message and end of every user turn that holds an answer; an answer before any user is a turn of its own."""
+    """Beginning and end of every user turn with an answer; an answer before any user message is a turn."""
     users = [number for number, message in enumerate(messages) if message["role"] == "user"]
     starts = users if users and users[0] == 0 else [0, *users]
     turns = zip(starts, [*starts[1:], len(messages)], strict=True)
@@ -143,8 +139,8 @@ def answered_turns(messages: Sequence[Message]) -> list[tuple[int, int]]:
 
 
 def _unusual(messages: Sequence[Message]) -> bool:
-    """Whether a turn may look different beside others: a template may move a later system message to the front, and not
-    count a user message of markup (the result of a tool, say) as the beginning of a turn.
+    """Whether a turn may look different beside others: a template may move a later system message to the front, or not
+    count a user message of markup (a tool result, say) as a turn.
     """
     return any(
         message["role"] in {"system", "developer"}
@@ -156,8 +152,8 @@ def _unusual(messages: Sequence[Message]) -> bool:
 def _ranges(
     number: int, message: Message, completion: Completion, rendering: Rendering, policy: LossPolicy
 ) -> list[Range] | None:
-    """The characters of a rendering that are trained on of a message; None where its data names some of its content, and
-    the content is not written as it is.
+    """The characters of a message that are trained on in a rendering; None if its data names some, and the template
+    changes the content.
     """
     trained = message.get("trained")
     if trained is None:
@@ -182,7 +178,7 @@ def _passages(
     learned: Mapping[int, Completion],
     ranges: Mapping[int, Sequence[Range]],
 ) -> list[Passage]:
-    """Prologue, one passage a message (empty for those that are not written by themselves), epilogue."""
+    """Prologue, one passage per message (empty if it is not written separately), epilogue."""
     start, stop = rendering.extents.get(0, (0, 0))
     in_header = messages[0]["role"] in {"system", "developer"} and start == stop
     place = rendering.prologue
@@ -198,18 +194,19 @@ def _passages(
     return [*passages, Passage(len(rendering.text), 0)]
 
 
-def _mended(pieces: Pieces, stranger: str) -> Pieces:
+def _unescaped(pieces: Pieces, noncharacter: str) -> Pieces:
     return [
-        piece if piece.text is None or stranger not in piece.text else _without(piece, stranger) for piece in pieces
+        piece if piece.text is None or noncharacter not in piece.text else _without(piece, noncharacter)
+        for piece in pieces
     ]
 
 
-def _without(piece: Piece, stranger: str) -> Piece:
-    """The piece without the stranger; the lengths of its parts shrink with it."""
+def _without(piece: Piece, noncharacter: str) -> Piece:
+    """The piece without the noncharacter; the lengths of its parts shrink with it."""
     text = piece.text or ""
     learned = piece.learned
     if isinstance(learned, tuple):
         ends = [sum(learned[: number + 1]) for number in range(len(learned))]
-        kept = [end - text.count(stranger, 0, end) for end in ends]
+        kept = [end - text.count(noncharacter, 0, end) for end in ends]
         learned = tuple(end - before for before, end in zip([0, *kept], kept, strict=False))
-    return piece._replace(text=text.replace(stranger, ""), learned=learned)
+    return piece._replace(text=text.replace(noncharacter, ""), learned=learned)

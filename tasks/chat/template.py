@@ -1,8 +1,8 @@
-"""A chat template at work: one conversation in, one rendering out that knows what it is made of.
+"""Render conversations with a chat template, and record the origin of the text.
 
-A rendering of a message costs 20 to 40 microseconds, most of it Jinja's. Nothing is rendered twice to find a border:
-the template's loop over the messages marks where each begins, and the contents of the assistant carry their origin
-through whatever the template does with them (`traced.py`, `sandbox.py`).
+Rendering a message takes 20 to 40 microseconds, most of it Jinja's. Nothing is rendered twice to find a boundary: the
+template's loop over the messages marks where each begins, and assistant contents carry their origin through the
+template (`traced`, `sandbox`).
 """
 
 import hashlib
@@ -14,15 +14,13 @@ from jinja2 import Template, TemplateError, TemplateSyntaxError, UndefinedError
 from tokenmill.tasks.errors import InputError
 
 from .conversation import Message, Rejected
-from .filters import together
+from .filters import Budget, together
 from .instrument import instrumented
-from .limits import Budget
-from .records import records
 from .sandbox import Sandbox, clock
-from .traced import Span, Traced
+from .traced import Span, Traced, records
 
 FAULTS = (TemplateError, TypeError, ValueError, LookupError, ArithmeticError, AttributeError, RecursionError)
-"""What a template can die of when a conversation is not as it expects."""
+"""What a template can raise for an unexpected conversation."""
 
 CLOCK = "strftime_now"
 """The function by which templates ask for the date."""
@@ -32,10 +30,10 @@ Variables = Mapping[str, Any]
 
 @dataclass(frozen=True, slots=True)
 class Rendering:
-    """A rendered conversation and what is known of its characters.
+    """A rendered conversation and the origin of its characters.
 
-    `extents` maps the number of a message to the characters `[start, stop)` that its turn of the loop wrote; messages
-    that the template writes elsewhere (a system text in a header) have none. `spans` are contents and marks.
+    `extents` maps a message's number to the characters `[start, stop)` its loop iteration wrote; messages written
+    elsewhere (a system text in a header) have none. `spans` are contents and marks.
     """
 
     text: str
@@ -44,7 +42,7 @@ class Rendering:
 
     @property
     def prologue(self) -> int:
-        """Where the first message begins; the length of the text when there is none."""
+        """Where the first message begins; the length of the text if there is none."""
         return min((start for start, _ in self.extents.values()), default=len(self.text))
 
     @property
@@ -54,10 +52,10 @@ class Rendering:
 
 
 class ChatTemplate:
-    """A compiled template. `digest` names its source, `variables` are passed to it at every rendering."""
+    """A compiled template. `digest` is the hash of its source; `variables` are passed to every rendering."""
 
     def __init__(self, source: str, variables: Variables) -> None:
-        """Raises InputError, with line and remedy, for what is no template, or for a `date` that is none."""
+        """Raises InputError, with line and remedy, for an invalid template or `date`."""
         self._sandbox = Sandbox()
         if CLOCK in source and "date" in variables:
             self._sandbox.globals = {**self._sandbox.globals, CLOCK: clock(variables["date"])}
@@ -81,10 +79,7 @@ class ChatTemplate:
     def render(
         self, messages: Sequence[Message], tools: Sequence[Mapping[str, Any]], **variables: object
     ) -> Rendering | Rejected:
-        """Render a conversation; Rejected when the template refuses it or dies of it.
-
-        Raises TemplateLimitError never: a rendering that spends its budget is rejected as well.
-        """
+        """Render a conversation; Rejected if the template refuses it, fails, or exceeds its budget."""
         self._sandbox.budget = Budget()
         given = {
             "messages": records(messages), "tools": list(tools) or None, "documents": None,
@@ -97,20 +92,19 @@ class ChatTemplate:
         except FAULTS as error:
             if isinstance(error, UndefinedError) and CLOCK in str(error):
                 return Rejected(
-                    "template_error", "the chat template asks for a date; set template_variables.date=2026-03-01"
+                    "template_error", "the chat template needs a date; set template_variables.date=2026-03-01"
                 )
-            return Rejected("template_error", f"the chat template stops: {type(error).__name__}: {error}")
+            return Rejected("template_error", f"the chat template fails: {type(error).__name__}: {error}")
 
     def _written(self, given: Variables) -> str:
-        """All that the template writes: pieces, of which there are as many as the budget has steps, put together once."""
+        """All that the template writes, joined once."""
         pieces = list(self._template.root_render_func(self._template.new_context(dict(given))))
         return together(pieces)
 
 
 def extents(spans: Sequence[Span], size: int) -> dict[int, tuple[int, int]]:
-    """The characters that each message's turn of the loop wrote, in a rendering of `size` characters.
-
-    Raises ValueError when a message is written in two places: then it has no one extent.
+    """The characters that each message's loop iteration wrote, in a rendering of `size` characters. Raises ValueError
+    for a message written in two places.
     """
     found: dict[int, tuple[int, int]] = {}
     for number, start, stop in _turns(spans, size):
@@ -123,9 +117,8 @@ def extents(spans: Sequence[Span], size: int) -> dict[int, tuple[int, int]]:
 
 
 def _turns(spans: Sequence[Span], size: int) -> Iterator[tuple[int, int, int]]:
-    """Every turn of every loop over messages: the number of the message, start and stop.
-
-    A loop over messages inside of a message's turn looks at others, and is part of the turn.
+    """Every iteration of every loop over messages: the number of the message, start and stop. A loop over messages
+    inside an iteration is part of it.
     """
     running = current = begun = -1  # the loop, the message of its turn, and where that begins
     for place, _, (number, kind) in spans:

@@ -1,20 +1,24 @@
-"""Text that remembers where it came from, while a template trims, splits and joins it.
+"""Text that keeps its origin while a template trims, splits and joins it.
 
-A `Traced` is a string with spans: which of its characters are the content of which message. Every operation that chat
-templates use on text (strip, split, slice, replace, join, `+`) carries the spans along; any other gives a plain string,
-whose origin is then unknown, never wrong. Marks are spans of no length: "here begins message 3". So a rendering knows
-what it is made of, and nothing has to be searched for in it. An operation costs about a microsecond, and only the
-contents of assistant messages are traced.
+A `Traced` is a string with spans: which of its characters are the content of which message. The operations that
+templates use (strip, split, slice, replace, join, `+`) keep the spans; any other returns a plain string, whose origin
+is unknown but never wrong. Marks are empty spans: "message 3 begins here". An operation takes a microsecond, and only
+assistant and tool contents are traced.
+
+Messages and tool calls are given to templates as dicts that know their number. An assistant that only calls tools has
+an empty content instead of None, because templates that print contents would print `None`.
 """
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from functools import lru_cache
-from typing import Literal, Self, SupportsIndex
+from typing import Any, Literal, Self, SupportsIndex
+
+from .conversation import Message
 
 Kind = Literal["content", "reasoning", "call", "result", "message", "loop", "end", "generated", "end_generated"]
 
 Origin = tuple[int, Kind]
-"""The number of a message (of a loop, for `loop` and `end`) and what of it this is."""
+"""The number of a message (of a loop, for `loop` and `end`), and what of it this is."""
 
 Span = tuple[int, int, Origin]
 """First character, end, and origin."""
@@ -27,7 +31,7 @@ class Traced(str):
     spans: tuple[Span, ...]
 
     def __new__(cls, text: str, spans: tuple[Span, ...] = ()) -> Self:
-        """`text`, of which `spans` are known."""
+        """`text` with known `spans`."""
         traced = str.__new__(cls, text)
         traced.spans = spans
         return traced
@@ -36,7 +40,7 @@ class Traced(str):
         return self
 
     def _cut(self, start: int, stop: int) -> "Traced":
-        """The characters `[start, stop)` with what is known of them; all that is cut away leaves an empty span."""
+        """The characters `[start, stop)` with their spans; a span cut away completely stays as an empty one."""
         if start == 0 and stop == len(self):
             return self
         kept = [
@@ -99,12 +103,12 @@ class Traced(str):
             start += len(part) + between
 
     def replace(self, old: str, new: str, count: SupportsIndex = -1, /) -> str:
-        """See str; what stands in the place of `old` is of unknown origin."""
+        """See str; the replacement has no known origin."""
         return joined(self.split(old, count), new) if old else str.replace(self, old, new, count)
 
 
 def joined(parts: Iterable[str], between: str = "") -> str:
-    """The parts in one, with the spans of all of them; plain where nothing is known of any."""
+    """The parts in one with all their spans; plain if no part has any."""
     texts = list(parts)
     if Traced not in map(type, texts):
         return between.join(texts)
@@ -120,5 +124,48 @@ def joined(parts: Iterable[str], between: str = "") -> str:
 
 @lru_cache(maxsize=4096)
 def mark(*origins: Origin) -> Traced:
-    """No text, and spans that say what begins or ends here."""
+    """An empty text whose spans say what begins or ends here."""
     return Traced("", tuple((0, 0, origin) for origin in origins))
+
+
+class ToolCallRecord(dict[str, Any]):
+    """A tool call; `message` is the number of its message."""
+
+    __slots__ = ("message",)
+    message: int
+
+
+class MessageRecord(dict[str, Any]):
+    """A message; `number` is its position in the conversation."""
+
+    __slots__ = ("number",)
+    number: int
+
+
+def records(messages: Sequence[Message]) -> list[MessageRecord]:
+    """The messages for a template: numbered, with traced contents."""
+    return [_record(number, message) for number, message in enumerate(messages)]
+
+
+def _record(number: int, message: Message) -> MessageRecord:
+    content, reasoning = message["content"] or "", message.get("reasoning_content")
+    record = MessageRecord(message if reasoning is None else {"thinking": "", **message})
+    record.number = number
+    record.pop("trained", None)
+    if message["role"] == "tool":  # some templates write it into the turn of the assistant
+        record["content"] = Traced(content, ((0, len(content), (number, "result")),))
+    if message["role"] != "assistant":
+        return record
+    record["content"] = Traced(content, ((0, len(content), (number, "content")),))
+    if reasoning is not None:
+        traced = Traced(reasoning, ((0, len(reasoning), (number, "reasoning")),))
+        record["thinking"] = record["reasoning_content"] = traced  # newer templates of OpenAI's read `thinking`
+    if "tool_calls" in message:
+        record["tool_calls"] = [_call(number, call) for call in message["tool_calls"]]
+    return record
+
+
+def _call(number: int, call: Mapping[str, Any]) -> ToolCallRecord:
+    record = ToolCallRecord(call)
+    record.message = number
+    return record

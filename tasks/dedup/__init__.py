@@ -1,1 +1,1 @@
-"""Documents that say the same twice, and documents that evaluations hold: found, verified, and accounted for."""
+"""Find duplicates, near-duplicates and contaminated documents, verify them, and count every one."""

@@ -32,8 +32,7 @@ from tokenmill.tasks.sources.parquet import column_batches, require_any
 from tokenmill.tasks.sources.read import blocks_of_rows, read_texts
 from tokenmill.tasks.sources.text_field import field_path, pick_texts
 
-from .decisions import OUTCOMES, rows_decided
-from .outcome import KEPT
+from .decisions import KEPT, OUTCOMES, rows_decided
 
 MARKS = pa.schema([
     pa.field("dedup_outcome", pa.string()),

@@ -1,44 +1,84 @@
-"""Candidates: pairs of documents that share a band, of which there may be far too many to look at.
+"""Candidate pairs of near-duplicates: documents whose MinHash sketches share a band.
 
-A bucket, all documents with one band key, is small for ordinary text and huge for what a machine wrote to a pattern: a
-million of one kind would be half a trillion pairs. So at first each document is paired with the best 8 of its bucket, its
-leaders. That is all pairs in buckets up to that size, and never more than 8 a document and band; and if the documents of
-a large bucket are alike, they are like its best one, which is a leader, and go. What is left of larger buckets is
-`crowded`: they are compared with each other once it is known who is left (`crowds`).
+A sketch holds 128 minima of random functions over a document's shingles; two sketches agree at a place with the
+probability of the Jaccard similarity J. Four places make a band, and documents that share one of 32 bands are
+candidates, with probability 1 - (1 - J^4)^32:
 
-Buckets are whole in a partition, so that the pairs follow from the documents alone. 24 bytes a band and document,
-768 a document, go through the disk.
+    J             0.3    0.4    0.5    0.6    0.7    0.8
+    probability   23 %   56 %   87 %   98.8 % 99.98% 99.999995 %
+
+Candidates are verified later, so only misses matter here.
+
+A bucket (all documents with one band key) is small for ordinary text and huge for machine-written text. So each
+document is first paired with the best 8 of its bucket, its leaders. Other pairs of larger buckets are compared later,
+once most duplicates are known (`near.compare_large_buckets`).
+
+`rensa` computes a million sketches of 60 shingles in 1.2 s per core; converting them from Python numbers takes another
+4 s. A document's bands take 768 bytes on disk.
 """
 
+from array import array
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
+from itertools import pairwise
 
 import numpy as np
 import pyarrow as pa
+from rensa import RMinHash  # pyright: ignore[reportAttributeAccessIssue] - its names are added by the extension
 from tokenmill.tasks.shards.publish import Output
 
-from .distinct import distinct
+from .documents import distinct
 from .partitions import NONE, SliceFile, partitioned, read_numbered, tables
-from .shingles import combined
+from .shingles import Shingles, combined
 
-BANDS_SCHEMA = pa.schema([pa.field("key", pa.uint64()), pa.field("number", pa.int64()), pa.field("rank", pa.uint64())])
-"""A band of a document: its key, the document, and how good that is."""
+BANDS, ROWS = 32, 4
+PERMUTATIONS = BANDS * ROWS
+SEED = 1
+"""Fixed: another seed gives other candidates."""
 
-PAIRS = pa.schema([pa.field("better", pa.int64()), pa.field("worse", pa.int64())])
-"""Two documents, the one that would stay and the one that would go."""
+AT_ONCE = 256
+"""Sketches converted at a time: 1 MB, which fits the cache and takes half as long as all at once."""
 
-CROWDED = pa.schema([pa.field("bucket", pa.int64()), pa.field("number", pa.int64())])
-"""A document that is in a large bucket but none of its leaders; rows are bucket by bucket, the best document first."""
+
+def signatures(shingles: Shingles) -> np.ndarray:
+    """The sketch of each document, uint32 [documents, 128]; that of a document without shingles has no meaning."""
+    offsets = shingles.offsets.astype(np.uint64)
+    bounds = [*range(0, len(offsets) - 1, AT_ONCE), len(offsets) - 1]
+    rows = [row for start, stop in pairwise(bounds) for row in _sketches(shingles.hashes, offsets[start : stop + 1])]
+    return np.frombuffer(b"".join(rows), np.uint32).reshape(-1, PERMUTATIONS)
+
+
+def _sketches(hashes: np.ndarray, offsets: np.ndarray) -> list[bytes]:
+    own = hashes[int(offsets[0]) : int(offsets[-1])]
+    matrix = RMinHash.digest_matrix_from_flat_token_hashes(own, offsets - offsets[0], PERMUTATIONS, SEED)
+    return [array("I", row).tobytes() for row in matrix.to_rows()]
+
+
+def band_keys(sketches: np.ndarray) -> np.ndarray:
+    """The keys of a sketch's bands, uint64 [documents, 32]; equal where band number and values are equal."""
+    wide = sketches.astype(np.uint64).reshape(-1, BANDS, ROWS)
+    bands = np.broadcast_to(np.arange(BANDS, dtype=np.uint64), wide.shape[:2])
+    return combined([bands, *(wide[:, :, row] for row in range(ROWS))])
+
+
+BANDS_SCHEMA = pa.schema({"key": pa.uint64(), "number": pa.int64(), "rank": pa.uint64()})
+"""A band key, the document and its rank."""
+
+PAIRS = pa.schema({"better": pa.int64(), "worse": pa.int64()})
+"""A pair of documents, the better first."""
+
+CROWDED = pa.schema({"bucket": pa.int64(), "number": pa.int64()})
+"""A document of a large bucket that is not one of its leaders; bucket by bucket, the best document first."""
 
 LEADERS = 8
-"""The best documents of a bucket, with whom all its documents are compared at first."""
+"""The best documents of a bucket, with which all its documents are compared first."""
 
 PAIRS_AT_ONCE = 1 << 22
 """Pairs in memory, 16 bytes each and twice that while they are sorted."""
 
 
 def band_table(keys: np.ndarray, numbers: np.ndarray, ranks: np.ndarray) -> pa.Table:
-    """A table of `BANDS_SCHEMA` from the band keys, uint64 [documents, bands], of some documents."""
+    """A table of `BANDS_SCHEMA` from band keys, uint64 [documents, bands]."""
     bands = keys.shape[1]
     columns = [keys.reshape(-1), np.repeat(numbers, bands), np.repeat(ranks, bands)]
     return pa.Table.from_arrays([pa.array(column) for column in columns], schema=BANDS_SCHEMA)
@@ -46,8 +86,8 @@ def band_table(keys: np.ndarray, numbers: np.ndarray, ranks: np.ndarray) -> pa.T
 
 @dataclass(frozen=True, slots=True)
 class Buckets:
-    """The documents of all buckets of two or more, bucket by bucket and the best first: int64 arrays of one length, the
-    number of the bucket, that of the document, and its place in the bucket.
+    """The documents of all buckets of two or more, bucket by bucket, the best first: int64 arrays of one length with
+    the number of the bucket, the document, and its place in the bucket.
     """
 
     buckets: np.ndarray
@@ -56,9 +96,7 @@ class Buckets:
 
     @property
     def crowded(self) -> pa.Table:
-        """Those who were not compared with all of their bucket, when its leaders were compared with all: a table of
-        `CROWDED`.
-        """
+        """The documents that were not compared with all of their bucket: a table of `CROWDED`."""
         behind = np.flatnonzero(self.places >= LEADERS)
         behind = behind[np.bincount(self.buckets)[self.buckets[behind]] > LEADERS + 1]
         columns = [pa.array(each[behind]) for each in (self.buckets, self.numbers)]
@@ -66,16 +104,13 @@ class Buckets:
 
 
 def read_buckets(bands: Iterable[SliceFile], partition: int, partitions: int, gone: np.ndarray = NONE) -> Buckets:
-    """The buckets of one partition of the files `bands`. Documents that are `gone` (int64, ascending) are left out before
-    there are buckets, which they would fill.
-    """
+    """The buckets of one partition, without the documents `gone` (int64, ascending)."""
     return buckets_of(read_numbered(bands, partition, partitions, BANDS_SCHEMA, gone))
 
 
 def write_candidates(buckets: Buckets, uri: str, partitions: int) -> Output:
-    """Write the pairs of leaders and others, cut into partitions by what they are.
-
-    Raises OSError and InputError as `publish` does.
+    """Write the pairs of leaders and other documents, partitioned by pair. Raises OSError and InputError as `publish`
+    does.
     """
     with partitioned(uri, PAIRS, partitions) as file:
         for pairs in candidate_pairs(buckets):
@@ -86,10 +121,10 @@ def write_candidates(buckets: Buckets, uri: str, partitions: int) -> Output:
 
 
 def read_candidates(uris: Iterable[str], partition: int, partitions: int) -> np.ndarray:
-    """The pairs of one partition, each once, int64 [pairs, 2], ascending: the better document, the worse one.
+    """The distinct pairs of one partition, int64 [pairs, 2], ascending, the better document first.
 
-    Alike documents share many bands, and a pair is there for each; so what was read is put in order again and again, and
-    no more than twice the distinct pairs are in memory.
+    Similar documents share many bands, so a pair occurs often; deduplicating while reading keeps at most twice the
+    distinct pairs in memory.
     """
     found, waiting, size = np.empty((0, 2), np.int64), list[np.ndarray](), 0
     for table in (table for uri in uris for table in tables(uri, partition, partitions)):
@@ -101,7 +136,7 @@ def read_candidates(uris: Iterable[str], partition: int, partitions: int) -> np.
 
 
 def candidate_pairs(buckets: Buckets) -> Iterator[np.ndarray]:
-    """The pairs of leaders and others, int64 [pairs, 2], the better one first; some pairs come repeatedly."""
+    """The pairs of leaders and other documents, int64 [pairs, 2], the better first; pairs may repeat."""
     numbers, places = buckets.numbers, buckets.places
     leaders = np.minimum(places, LEADERS)
     ends = np.cumsum(leaders)
@@ -117,7 +152,7 @@ def candidate_pairs(buckets: Buckets) -> Iterator[np.ndarray]:
 
 
 def buckets_of(bands: pa.Table) -> Buckets:
-    """The buckets of a table of `BANDS_SCHEMA` that holds them whole."""
+    """The buckets of a table of `BANDS_SCHEMA` that holds whole buckets."""
     key = bands["key"].to_numpy()
     ascending = np.sort(key)
     shared = distinct(ascending[1:][ascending[1:] == ascending[:-1]])

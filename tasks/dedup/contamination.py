@@ -1,73 +1,88 @@
-"""Contamination: documents that hold a run of words out of an evaluation.
+"""Contamination: documents that share a run of 13 words with an evaluation.
 
-A model that has read the questions is not tested by them. A run of 13 words that two texts share is rarely chance, and
-is the field's custom since GPT-3; here letters are lowered and punctuation is no part of words. In scripts without blanks
-two characters count for a word, or four letters of Thai and its like (`units`), because 13 characters of Chinese or Thai
-are phrases that thousands of texts share.
+Runs of 13 words are the field's convention since GPT-3. Case and punctuation are ignored. In scripts without blanks two
+characters count as a word, or four letters of Thai and the like (see `shingles`), because thousands of texts share
+phrases of 13 characters.
 
-A row of an evaluation that is shorter than a run is looked for whole: all of its units, in their order, wherever they
-begin in a document. One that is shorter than three words is a phrase like `New York` and says nothing about where a
-document is from; such rows are not looked for, and counted.
+An evaluation row shorter than 13 words is searched for whole. Rows shorter than three words say nothing about a
+document's origin; they are skipped and counted.
 
-Runs are hashes of 64 bits. Those of the evaluations lie sorted in memory, 24 bytes each; of a document's, a table
-of bits sets aside nearly all that are not among them. 20 s a million documents of 480 bytes on one core, nearly
-all of it normalization.
+Evaluations are a blend with a text field per data set, a few megabytes as a rule. A row that cannot be read is an
+error, because contamination would go unnoticed.
+
+Evaluation runs are sorted 64-bit hashes in memory, 24 bytes each, behind a table that rejects nearly all other hashes.
+Searching takes 20 s per million documents of 480 bytes on one core, nearly all of it normalization.
 """
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
-from typing import Self
+from dataclasses import asdict, dataclass, replace
+from functools import lru_cache
+from typing import Any, Self
 
 import numpy as np
+import orjson
 import pyarrow as pa
+from tokenmill.tasks.blend.load import load_blend
+from tokenmill.tasks.blend.models import SPLITS, Blend, DataSource
+from tokenmill.tasks.errors import InputError
+from tokenmill.tasks.shards.planning import require_no
+from tokenmill.tasks.sources.content import ContentIndex
+from tokenmill.tasks.sources.cut import cut
+from tokenmill.tasks.sources.discovery import discover, name_within
+from tokenmill.tasks.sources.files import Slice, slice_of
+from tokenmill.tasks.sources.locate import first_row
+from tokenmill.tasks.sources.parquet import require_text
+from tokenmill.tasks.sources.read import read_texts
+from xxhash import xxh3_128_hexdigest
 
 from .documents import Documents, batches, content
-from .normalize import bare
-from .shingles import PARTS, Length, Sums, runs_of
-from .units import Units, units_of
+from .shingles import PARTS, Length, Sums, Units, normalized_words, runs_of, units_of
 
 WORDS = 13
 RUN = Length(words=WORDS, characters=2, letters=4, pieces=2)
 
 LEAST_WORDS = 3
-"""What a row must have, in words or as much of other units, to be looked for."""
+"""The least length of a row that is searched for, in words or as much of other units."""
 
 FIRST_UNITS = 3
-"""Units at the beginning of a row that is looked for whole, by which places are found where it may stand: never more than
-`LEAST_WORDS` are."""
+"""Units at the beginning of a short row by which its possible places are found; at most `LEAST_WORDS`."""
 
 HITS = pa.schema(
-    [
-        pa.field("number", pa.int64()),
-        pa.field("evaluation", pa.large_string()),
-        pa.field("row", pa.int64()),
-        pa.field("runs", pa.int64()),
-        pa.field("words", pa.large_string()),
-    ]
+    {
+        "number": pa.int64(),
+        "evaluation": pa.large_string(),
+        "row": pa.int64(),
+        "runs": pa.int64(),
+        "words": pa.large_string(),
+    }
 )
-"""A document, the evaluation and the row in it that it shares runs with, how many, and the first of them; a row that was
-looked for whole is one run. What several rows hold, as instructions often are, counts for the first of them alone."""
+"""A document, an evaluation and a row in it, the number of shared runs, and the words of the first. A short row found
+whole is one run. A run that several rows hold counts for the first of them."""
 
 SLOTS_PER_RUN = 16
-"""Bytes of the table per run: of 16 runs that are not there, one seems to be, and is looked up in vain."""
+"""Slots of the table per run: one in 16 unknown hashes passes it and is looked up in vain."""
 
 
 @dataclass(frozen=True, slots=True)
 class Known:
-    """Hashes that are looked for: `hashes` uint64 [n], ascending and distinct; `likely` bool is the table."""
+    """A set of hashes: `hashes` uint64 [n], ascending and distinct; `likely` bool, a table indexed by their highest
+    bits.
+    """
 
     hashes: np.ndarray
     likely: np.ndarray
 
     @classmethod
     def of(cls, hashes: np.ndarray) -> Self:
-        """Hashes that are ascending and distinct."""
+        """A set of ascending, distinct hashes."""
         likely = np.zeros(1 << max(10, (SLOTS_PER_RUN * len(hashes)).bit_length()), np.bool_)
         likely[_slots(hashes, likely)] = True
         return cls(hashes, likely)
 
     def found(self, hashes: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-        """Which of `hashes` are known: their places, ascending, and the places of the same hashes here."""
+        """Which of `hashes` are in the set: their positions, ascending, and the positions of the same hashes in the
+        set.
+        """
         places = np.flatnonzero(self.likely[_slots(hashes, self.likely)])
         known = np.searchsorted(self.hashes, hashes[places])
         same = self.hashes[np.minimum(known, len(self.hashes) - 1)] == hashes[places] if places.size else known > 0
@@ -76,11 +91,11 @@ class Known:
 
 @dataclass(frozen=True, slots=True)
 class Evaluations:
-    """What documents are held against.
+    """The runs that documents are searched for.
 
-    `names` [files], how many rows of each are `short` and looked for whole, and how many are `too_short` to be looked
-    for. `runs` [n] are the runs of all other rows and the short ones, `files` int64 [n] and `rows` int64 [n] where each
-    occurs first. `openings` are the first units of short rows, and `lengths` int64 how many units such rows have.
+    For each of `names`, `short` counts rows that are searched for whole and `too_short` rows that are skipped. `runs`
+    [n] are the runs of the other rows and the whole short rows; `files` int64 [n] and `rows` int64 [n] say where each
+    occurs first. `openings` are the first units of short rows, and `lengths` int64 their lengths in units.
     """
 
     names: Sequence[str]
@@ -94,7 +109,7 @@ class Evaluations:
 
     @classmethod
     def of(cls, evaluations: Mapping[str, pa.LargeStringArray]) -> Self:
-        """The runs of some evaluations, by name; the order of the names decides which file holds a run first."""
+        """The runs of evaluations by name; of equal runs the first by order of names is kept."""
         found = [_Rows.of(texts) for texts in evaluations.values()]
         whole = _Rows.joined(found)
         files = np.repeat(np.arange(len(found)), [len(each.rows) for each in found])
@@ -113,8 +128,8 @@ class Evaluations:
 
 @dataclass(frozen=True, slots=True)
 class _Rows:
-    """What is looked for of the rows of a file: the `hashes` of runs and short rows with the number of the row of each,
-    and of the short rows the hashes of their `openings` and their `lengths` in units.
+    """What is searched for of the rows of a file: the `hashes` of runs and short rows with the row of each, and of
+    short rows the hashes of their `openings` and their `lengths` in units.
     """
 
     hashes: np.ndarray
@@ -139,7 +154,7 @@ class _Rows:
 
     @classmethod
     def _of_batch(cls, texts: pa.LargeStringArray, first: int) -> Self:
-        units = units_of(bare(texts))
+        units = units_of(normalized_words(texts))
         runs, sums = runs_of(units, RUN), Sums.of(units)
         sizes = np.append(np.cumsum(RUN.weights(units)), 0)
         enough = sizes[runs.ends - 1] - sizes[runs.starts - 1] >= LEAST_WORDS * PARTS
@@ -155,12 +170,12 @@ class _Rows:
 
 
 def hits(documents: Documents, evaluations: Evaluations) -> pa.Table:
-    """The runs that a slice of documents shares with evaluations: a table of `HITS`, by document, file and row."""
+    """The runs that documents share with evaluations: a table of `HITS`, by document, file and row."""
     return pa.concat_tables([HITS.empty_table(), *(_hits(batch, evaluations) for batch in documents.batches())])
 
 
 def _hits(documents: Documents, evaluations: Evaluations) -> pa.Table:
-    texts = bare(documents.texts)
+    texts = normalized_words(documents.texts)
     units = units_of(texts)
     sums = Sums.of(units)
     starts, ends = _candidates(units, sums, evaluations)
@@ -169,7 +184,7 @@ def _hits(documents: Documents, evaluations: Evaluations) -> pa.Table:
     keys = np.stack([documents_hit, evaluations.files[runs], evaluations.rows[runs]], axis=1)
     distinct, first, counts = np.unique(keys, axis=0, return_index=True, return_counts=True)
     document, file, row = distinct.T
-    words = _spelt(texts, units, starts[places[first]], ends[places[first]])
+    words = _text_of(texts, units, starts[places[first]], ends[places[first]])
     names = [evaluations.names[each] for each in file.tolist()]
     return pa.Table.from_arrays(
         [
@@ -181,8 +196,8 @@ def _hits(documents: Documents, evaluations: Evaluations) -> pa.Table:
 
 
 def _candidates(units: Units, sums: Sums, evaluations: Evaluations) -> tuple[np.ndarray, np.ndarray]:
-    """The runs of documents that may be known, where each starts and ends: those as long as a run, and as many units as
-    a short row has, wherever the first units of one stand.
+    """The beginnings and ends of runs of documents that may be known: runs of full length, and runs as long as a short
+    row wherever one may begin.
     """
     runs = runs_of(units, RUN)
     starts, ends = runs.starts[runs.whole], runs.ends[runs.whole]
@@ -196,8 +211,8 @@ def _candidates(units: Units, sums: Sums, evaluations: Evaluations) -> tuple[np.
     return np.concatenate([starts, open_at[place]]), np.concatenate([ends, short_ends[number, place]])
 
 
-def _spelt(texts: pa.LargeStringArray, units: Units, starts: np.ndarray, ends: np.ndarray) -> list[str]:
-    """What runs of units say."""
+def _text_of(texts: pa.LargeStringArray, units: Units, starts: np.ndarray, ends: np.ndarray) -> list[str]:
+    """The text of runs of units."""
     characters, _ = content(texts)
     first_bytes = np.append(units.starts, len(characters))
     bounds = zip(first_bytes[starts].tolist(), first_bytes[ends].tolist(), strict=True)
@@ -205,5 +220,109 @@ def _spelt(texts: pa.LargeStringArray, units: Units, starts: np.ndarray, ends: n
 
 
 def _slots(hashes: np.ndarray, likely: np.ndarray) -> np.ndarray:
-    """Where hashes stand in a table of 2**k slots: their highest k bits."""
+    """The slots of hashes in a table of 2**k slots: their highest k bits."""
     return hashes >> np.uint64(65 - len(likely).bit_length())
+
+
+WHOLE_FILES = 1 << 62
+"""Bytes per slice: each file is one."""
+
+
+@dataclass(frozen=True, slots=True)
+class EvaluationFile:
+    """A file of an evaluation: its name, its text field and its slice."""
+
+    name: str
+    text_field: str
+    part: Slice
+
+
+@dataclass(frozen=True, slots=True)
+class LoadedEvaluations:
+    """The content of evaluation files, and the number of `rows` of each."""
+
+    evaluations: Evaluations
+    rows: Sequence[int]
+
+    @property
+    def row_counts(self) -> list[dict[str, Any]]:
+        """For each file its name, its rows, and how many are searched for whole or are too short."""
+        found = self.evaluations
+        return [
+            {"name": name, "rows": rows, "whole": short, "too_short": few}
+            for name, rows, short, few in zip(found.names, self.rows, found.short, found.too_short, strict=True)
+        ]
+
+
+def find_evaluations(blend: Blend | str | None) -> tuple[EvaluationFile, ...]:
+    """The files of a blend of evaluations, in order; none for None. Raises InputError for a blend or file that cannot
+    be used.
+    """
+    if blend is None:
+        return ()
+    parts = load_blend(blend).parts()
+    found = [
+        file
+        for split, sources in parts.items()
+        for source in sources
+        for file in _files(f"{split}/{source.name}" if split in SPLITS else source.name, source)
+    ]
+    names = [file.name for file in found]
+    if twice := next((name for name in names if names.count(name) > 1), None):
+        raise InputError(f"evaluations: two files are called {twice!r}; list each as a data set of its own")
+    return tuple(found)
+
+
+def evaluation_sources(blend: Blend | str | None) -> list[tuple[str, str]]:
+    """Each evaluation's name in messages, and its path."""
+    parts = {} if blend is None else load_blend(blend).parts()
+    return [(f"evaluation {source.name!r}", source.path) for sources in parts.values() for source in sources]
+
+
+def _files(name: str, source: DataSource) -> list[EvaluationFile]:
+    require_no(source, ["used_in", "filters", "converter", "transforms"], "evaluations")
+    fields = [source.text_field]
+    slices = [part for file in discover(source) for part in cut(file, WHOLE_FILES, fields, require_text)]
+    slices = ContentIndex().identify(slices, fields, "content")
+    if not slices:
+        raise InputError(
+            f"evaluations: data set {source.name!r}: {source.path} holds no rows; fix the path or remove the data set"
+        )
+    return [
+        EvaluationFile(f"{name}/{name_within(source.path, part.file.uri)}", source.text_field, part) for part in slices
+    ]
+
+
+def fingerprint(files: Sequence[EvaluationFile]) -> str | None:
+    """A hash of the files' names and content; None for no files."""
+    content = [[file.name, file.text_field, file.part.content, file.part.file.compression] for file in files]
+    return xxh3_128_hexdigest(orjson.dumps(content)) if files else None
+
+
+def evaluation_records(files: Sequence[EvaluationFile]) -> list[dict[str, Any]]:
+    """The files as plain JSON, for workers."""
+    return [asdict(file) for file in files]
+
+
+def evaluations_from(records: Sequence[Mapping[str, Any]]) -> tuple[EvaluationFile, ...]:
+    """The files of records made by `evaluation_records`."""
+    return tuple(EvaluationFile(each["name"], each["text_field"], slice_of(each["part"])) for each in records)
+
+
+@lru_cache(maxsize=1)
+def load_evaluations(files: tuple[EvaluationFile, ...]) -> LoadedEvaluations:
+    """Read evaluation files, once per process. Raises InputError for a row that cannot be read."""
+    texts: dict[str, pa.LargeStringArray] = {}
+    numbers: list[np.ndarray] = []
+    for file in files:
+        batches = list(read_texts(file.part, file.text_field))
+        for row in (row for batch in batches for row in batch.bad):
+            place = f"{file.part.file.uri}:{first_row(file.part) + row.row + 1}"
+            raise InputError(f"evaluations: {place}: {row.reason}: {row.detail}; fix or remove the row")
+        texts[file.name] = pa.concat_arrays([pa.array([], pa.large_string()), *(batch.texts for batch in batches)])
+        numbers.append(np.concatenate([np.empty(0, np.int64), *(batch.rows for batch in batches)]))
+    counts = [len(rows) for rows in numbers]
+    found = Evaluations.of(texts)
+    starts = np.cumsum([0, *counts[:-1]])
+    rows = np.concatenate(numbers)[starts[found.files] + found.rows]
+    return LoadedEvaluations(replace(found, rows=rows), counts)

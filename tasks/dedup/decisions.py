@@ -1,11 +1,13 @@
-"""Decisions: what became of each document, for whoever writes the rows and for people.
+"""Decisions: whether each document is kept, and why not.
 
-    outcomes.arrow   a batch per slice with its rows that do not stay: the row, why, for whom, how alike
-    edges.parquet    who went for whom, by name
-    hits.parquet     what documents share with evaluations, where there are any
+    outcomes.arrow   per slice its rows that are not kept: the row, the reason, the document kept instead, the similarity
+    edges.parquet    which document was dropped for which, by name
+    hits.parquet     what documents share with evaluations, if there are any
 
-Slices read only their own batch, and know it by its hash: if a slice's decisions stay the same, so do its rows,
-whatever became of the others.
+Steps run in order (exact, near, contamination, cap), and each sees only what the earlier ones kept, so a document is
+dropped at most once. The document kept by its step may be dropped by a later one; its own row says so.
+
+A slice reads only its own batch, by its hash: if the decisions about a slice are unchanged, so are its rows.
 """
 
 from collections import Counter
@@ -27,23 +29,53 @@ from tokenmill.tasks.shards.store import Store, read_bytes
 from xxhash import xxh3_128
 
 from .contamination import LEAST_WORDS
+from .documents import sorted_union
 from .near import MADE_OF
-from .outcome import KEPT, dropped
 from .partitions import ROWS_PER_SLICE, partitioned, read_partition, tables
-from .rounds import Roster, sorted_union
-from .units import KINDS
+from .shingles import KINDS
+
+KEPT = "kept"
+REASONS = ("exact_duplicate", "near_duplicate", "contaminated", "beyond_cap")
+"""Why documents are dropped, in the order of the steps."""
+
+DROPPED = pa.schema({"number": pa.int64(), "outcome": pa.string(), "kept": pa.int64(), "jaccard": pa.float64()})
+"""A dropped document, the reason, the document kept instead (null if none), and their similarity (null if none)."""
+
+
+def dropped(drops: Mapping[str, pa.Table]) -> pa.Table:
+    """The dropped documents, a table of `DROPPED`, ascending.
+
+    `drops` has for each reason a table with a column `dropped` and, for duplicates, `kept` and `jaccard`. Raises
+    RunError for a document dropped twice. Memory is 50 bytes per document.
+    """
+    table = pa.concat_tables([DROPPED.empty_table(), *(_reasoned(name, found) for name, found in drops.items())])
+    table = table.take(pa.array(np.argsort(table["number"].to_numpy(), kind="stable"))).combine_chunks()
+    numbers = table["number"].to_numpy()
+    twice = np.flatnonzero(numbers[1:] == numbers[:-1])
+    if twice.size:
+        number, reason = numbers[twice[0]], table["outcome"][int(twice[0]) + 1]
+        raise RunError(
+            f"document {number} is dropped twice, the second time as {reason} ({twice.size} such documents); "
+            "this is a fault of tokenmill; report it"
+        )
+    return table
+
+
+def _reasoned(reason: str, table: pa.Table) -> pa.Table:
+    nothing = pa.nulls(table.num_rows)
+    kept, jaccard = (table[name] if name in table.column_names else nothing for name in ("kept", "jaccard"))
+    columns = [table["dropped"], pa.array([reason] * table.num_rows, pa.string()), kept, jaccard]
+    return pa.table(columns, names=DROPPED.names).cast(DROPPED)
+
 
 OUTCOMES_FILE, EDGES_FILE, HITS_FILE = "outcomes.arrow", "edges.parquet", "hits.parquet"
 NAMES_FILE, UNITS_FILE = "names.arrow", "units.arrow"
 
-OUTCOMES = pa.schema([
-    pa.field("row", pa.int64()),
-    pa.field("outcome", pa.string()),
-    pa.field("duplicate_of", pa.large_string()),
-    pa.field("jaccard", pa.float64()),
-])  # fmt: skip
-"""A row of a slice that does not stay, why, what the document is called that stays in its stead (null for none), and how
-alike the two are (null for none). Rows ascend."""
+OUTCOMES = pa.schema(
+    {"row": pa.int64(), "outcome": pa.string(), "duplicate_of": pa.large_string(), "jaccard": pa.float64()}
+)
+"""A dropped row of a slice, the reason, the name of the document kept instead (null if none), and their similarity
+(null if none). Rows ascend."""
 
 NAMED_EDGES = pa.schema([
     pa.field("dropped", pa.large_string()),
@@ -53,29 +85,32 @@ NAMED_EDGES = pa.schema([
     pa.field("group", pa.large_string()),
     *(pa.field(kind, pa.int32()) for kind in KINDS),
 ])  # fmt: skip
-"""Who went for whom; `group` is the first document of those that pairs connect. A near-duplicate that went was compared
-by so many words, characters, letters and pieces (`units`); null for exact duplicates."""
+"""A dropped and a kept document; `group` is the first document of their connected component. The unit counts are those
+of the dropped near-duplicate; null for exact duplicates."""
 
-NAMED_HITS = pa.schema([
-    pa.field("document", pa.large_string()),
-    pa.field("evaluation", pa.large_string()),
-    pa.field("row", pa.int64()),
-    pa.field("runs", pa.int64()),
-    pa.field("words", pa.large_string()),
-])  # fmt: skip
-"""A document, the file and row of an evaluation, how many runs they share, and the first of them."""
+NAMED_HITS = pa.schema(
+    {
+        "document": pa.large_string(),
+        "evaluation": pa.large_string(),
+        "row": pa.int64(),
+        "runs": pa.int64(),
+        "words": pa.large_string(),
+    }
+)
+"""A document, the file and row of an evaluation, the number of shared runs, and the words of the first."""
 
 MOST_NAMED = 10
-"""Documents that were not compared with all, and are named."""
+"""Documents that are named among those not compared with all."""
 
 
 @dataclass(frozen=True, slots=True)
 class Findings:
-    """What the rounds have found, documents being numbers; `hits` is None without evaluations. `unseen` (int64) are
-    documents that were not compared with all who may be like them.
+    """What the rounds found, by document number. `signatures` are the keys and `names` the names of the slices; `hits`
+    is None without evaluations; `unseen` (int64) are documents not compared with all candidates.
     """
 
-    roster: Roster
+    signatures: Sequence[str]
+    names: Sequence[str]
     store: Store
     drops: Mapping[str, pa.Table]
     hits: pa.Table | None
@@ -84,13 +119,11 @@ class Findings:
 
 @dataclass(frozen=True, slots=True)
 class Decisions:
-    """What was decided, where it lies and what it comes to; made by `decisions_in`.
+    """Decisions in the store, made by `decisions_in`. Read outcomes with `rows_decided(uri, digest)` in any process.
 
-    `uri` is that of the outcomes, from which `rows_decided` and `slice_decided` read in any process. `edges` and `hits`
-    are files in `folder` with their sizes and hashes; there are no hits without evaluations. `facts` tell how many
-    documents there were of each outcome (`tally`), how many consist for the most part of each kind of unit (`units`),
-    how many stay that were not compared with all (`not_compared`, and the first of them), what documents were held
-    against (`evaluations`), how many had no prompt, and what a person should know of it (`warnings`).
+    `edges` and `hits` are files in `folder`. `facts` holds the number of documents by outcome (`tally`), by their most
+    frequent kind of unit (`units`), those kept without a comparison with all (`not_compared`, and the first of them),
+    the `evaluations`, the number without a prompt, and `warnings`.
     """
 
     folder: str
@@ -101,26 +134,18 @@ class Decisions:
 
     @property
     def uri(self) -> str:
-        """Where the outcomes lie."""
+        """The file of outcomes."""
         return f"{self.folder}/{OUTCOMES_FILE}"
 
     @property
     def tally(self) -> Mapping[str, int]:
-        """How many documents there are of each outcome, those kept among them."""
+        """The number of documents by outcome, kept ones included."""
         return self.facts["tally"]
 
     @property
     def files(self) -> list[tuple[str, Output]]:
-        """The files for people: where each lies, and what it is."""
+        """The published files: the place of each, and its size and hash."""
         return [(f"{self.folder}/{output.path}", output) for output in (self.edges, self.hits) if output is not None]
-
-    def digest(self, number: int) -> str:
-        """The hash of what was decided about a slice."""
-        return self.digests[number]
-
-    def table(self, number: int) -> pa.Table:
-        """What was decided about a slice, a table of `OUTCOMES`."""
-        return slice_decided(self.uri, number)
 
 
 def decisions_in(store: Store, receipt: Receipt) -> Decisions:
@@ -130,20 +155,14 @@ def decisions_in(store: Store, receipt: Receipt) -> Decisions:
     return Decisions(store.folder(receipt.key), receipt.facts["slices"], files[EDGES_FILE], files.get(HITS_FILE), facts)
 
 
-def slice_decided(uri: str, number: int) -> pa.Table:
-    """What was decided about slice `number`, a table of `OUTCOMES`."""
-    return read_partition([uri], number, len(_digests(uri)), OUTCOMES)
-
-
 def rows_decided(uri: str, digest: str) -> pa.Table:
-    """What was decided about the slices whose decisions have this hash, a table of `OUTCOMES`.
-
-    Raises RunError when there are none, or the file is not what it was.
+    """The decisions about the slices with this hash, a table of `OUTCOMES`. Raises RunError if there are none or the
+    file changed.
     """
     known = _digests(uri)
-    table = slice_decided(uri, known.index(digest)) if digest in known else None
+    table = read_partition([uri], known.index(digest), len(known), OUTCOMES) if digest in known else None
     if table is None or digest_of(table) != digest:
-        raise RunError(f"{uri}: holds no decisions {digest}; run the same command again with force=true")
+        raise RunError(f"{uri}: holds no decisions {digest}; rerun the same command with force=true")
     return table
 
 
@@ -163,16 +182,15 @@ def digest_of(table: pa.Table) -> str:
 
 
 def write_decisions(findings: Findings, folder: str) -> tuple[list[Output], dict[str, Any]]:
-    """Write the files of decisions, and say what they come to.
+    """Write the files of decisions and return them with their facts.
 
-    Raises RunError for a document that is dropped twice, or when signatures are gone, OSError and InputError as
-    `publish` does.
+    Raises RunError for a document dropped twice or missing signatures, OSError and InputError as `publish` does.
     """
-    roster, hits = findings.roster, findings.hits
-    signed = findings.store.proven(roster.signatures)
-    receipts = [signed[key] for key in roster.signatures if key in signed]
-    if len(receipts) < len(roster.signatures):
-        raise RunError("signatures are gone since the rounds before; run the same command again to write them")
+    hits = findings.hits
+    signed = findings.store.proven(findings.signatures)
+    receipts = [signed[key] for key in findings.signatures if key in signed]
+    if len(receipts) < len(findings.signatures):
+        raise RunError("signatures are missing; rerun the same command to rebuild them")
     table, edges = dropped(findings.drops), _edges(findings.drops)
     unseen = np.setdiff1d(findings.unseen, table["number"].to_numpy())
     named = [unseen[:MOST_NAMED], *(edges[name].to_numpy() for name in ("dropped", "kept", "group"))]
@@ -195,25 +213,25 @@ def write_decisions(findings: Findings, folder: str) -> tuple[list[Output], dict
 
 
 def warnings_about(facts: Mapping[str, Any]) -> Iterator[str]:
-    """What a person should know of what was found, given the facts of decisions."""
+    """Warnings for the user, given the facts of decisions."""
     for each in facts["evaluations"]:
         if each["too_short"]:
             yield (
                 f"evaluation {each['name']}: {each['too_short']:,} of {each['rows']:,} rows have fewer than "
-                f"{LEAST_WORDS} words and are not looked for"
+                f"{LEAST_WORDS} words and are not searched for"
             )
     if without := facts["without_prompt"]:
-        yield f"cap: {without:,} documents name no prompt, so they are not counted among any"
+        yield f"cap: {without:,} documents have no prompt, so the cap does not apply to them"
     if count := facts["not_compared"]["documents"]:
         yield (
-            f"near-duplicates: {count:,} documents that stay are too many of one kind to be compared with all of it, "
-            f"such as {', '.join(facts['not_compared']['first'])}; near-duplicates may be left among them"
+            f"near-duplicates: {count:,} kept documents have too many similar ones to be compared with all of them, "
+            f"such as {', '.join(facts['not_compared']['first'])}; some near-duplicates may remain"
         )
 
 
 @dataclass(frozen=True, slots=True)
 class _Names:
-    """What the documents `numbers` (int64, ascending) are called."""
+    """The names of the documents `numbers` (int64, ascending)."""
 
     numbers: np.ndarray
     names: pa.LargeStringArray
@@ -226,12 +244,12 @@ class _Names:
 
 
 def _names(numbers: np.ndarray, findings: Findings, receipts: Sequence[Receipt]) -> _Names:
-    """The names of some documents: their own, else their row after the name of the slice."""
+    """The names of documents: their own, else the name of the slice and their row."""
     parts: list[pa.Array] = [pa.array([], pa.large_string())]
     for slice_number in np.unique(numbers // ROWS_PER_SLICE).tolist():
         first = slice_number * ROWS_PER_SLICE
         rows = numbers[slice(*np.searchsorted(numbers, [first, first + ROWS_PER_SLICE]))] - first
-        prefix = findings.roster.names[slice_number]
+        prefix = findings.names[slice_number]
         places = pa.array([f"{prefix}#{row}" for row in rows.tolist()], pa.large_string())
         own = _own_names(findings.store, receipts[slice_number], rows)
         parts.append(places if own is None else compute.call_function("coalesce", [own, places]))
@@ -239,7 +257,7 @@ def _names(numbers: np.ndarray, findings: Findings, receipts: Sequence[Receipt])
 
 
 def _own_names(store: Store, receipt: Receipt, rows: np.ndarray) -> pa.Array | None:
-    """The names that rows of a slice have, null where they have none; None where no row has."""
+    """The names of rows in their slice, null where a row has none; None where no row has one."""
     if NAMES_FILE not in {output.path for output in receipt.outputs}:
         return None
     found = [_chosen(table, rows) for table in tables(store.path(receipt.key, NAMES_FILE), 0, 1)]
@@ -251,7 +269,7 @@ def _chosen(table: pa.Table, rows: np.ndarray) -> pa.Table:
 
 
 def _edges(drops: Mapping[str, pa.Table]) -> pa.Table:
-    """The edges of all steps that have any, with the reason, by the document that goes."""
+    """The edges of all steps with their reason, by dropped document."""
     found = [
         table.append_column("reason", pa.array([reason] * table.num_rows, pa.string()))
         for reason, table in drops.items()
@@ -261,7 +279,7 @@ def _edges(drops: Mapping[str, pa.Table]) -> pa.Table:
 
 
 def _made_of(edges: pa.Table, store: Store, receipts: Sequence[Receipt]) -> list[pa.Array]:
-    """How many units of each kind the near-duplicates have that go, a column for each kind; null for exact duplicates."""
+    """Units by kind of the dropped near-duplicates, one column per kind; null for exact duplicates."""
     near = compute.call_function("equal", [edges["reason"], pa.scalar("near_duplicate")])
     numbers = edges.filter(near)["dropped"].to_numpy()
     slices = numbers // ROWS_PER_SLICE
@@ -292,7 +310,7 @@ def _write_parquet(place: str, table: pa.Table) -> Output:
 
 
 def _write_outcomes(place: str, table: pa.Table, names: _Names, slices: int) -> tuple[Output, list[str]]:
-    """Write what became of the documents that do not stay, slice by slice, and the hash of each slice's part."""
+    """Write the outcomes of dropped documents, slice by slice, and return the hash of each slice."""
     digests: list[str] = []
     bounds = np.searchsorted(table["number"].to_numpy(), np.arange(slices + 1) * ROWS_PER_SLICE).tolist()
     with partitioned(place, OUTCOMES, slices) as file:

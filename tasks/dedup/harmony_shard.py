@@ -31,9 +31,8 @@ from tokenmill.tasks.shards.receipt import PartCount, Receipt
 from tokenmill.tasks.shards.store import Store
 from tokenmill.tasks.sources.files import Slice, SourceFile
 
-from .decisions import rows_decided
-from .deduplication import DocumentSlice
-from .outcome import KEPT, REASONS
+from .decisions import KEPT, REASONS, rows_decided
+from .rounds import DocumentSlice
 from .settings import Mode
 
 DUPLICATES = pa.array(REASONS[:2])

@@ -1,8 +1,8 @@
-"""The Jaccard similarity of pairs of documents, exactly: what they share of the shingles that either has.
+"""Exact Jaccard similarity of pairs of documents: shared shingles over all shingles of the two.
 
-Shingles become small numbers, a document's shingles a sorted set of `document << 32 | shingle`, and what two sets share
-is what stands twice when both are sorted together under the number of their pair. No loop runs over pairs: 5 µs a pair of
-60 shingles each. Sets of Python's take 7, after they are built, and some 100 bytes a shingle instead of 8.
+Shingles become 32-bit codes, and a document's shingles a sorted set of `document << 32 | code`. Sorting both sets of a
+pair under the pair's number puts shared shingles side by side, so no Python loop runs over pairs: 5 µs per pair of 60
+shingles each, 8 bytes per shingle (Python sets: 7 µs, 100 bytes).
 """
 
 from collections.abc import Iterator
@@ -12,19 +12,18 @@ from typing import Self
 import numpy as np
 import pyarrow as pa
 
-from .distinct import distinct
-from .shingles import Shingles
-from .units import ranges
+from .documents import distinct
+from .shingles import Shingles, ranges
 
 SHIFT = np.uint64(32)
 ELEMENTS = 1 << 16
-"""Shingles of pairs that are sorted at a time, so few that they stay in the cache; a pair that has more is sorted alone."""
+"""Shingles of pairs sorted at a time, so that they fit the cache; a larger pair is sorted alone."""
 
 
 @dataclass(frozen=True, slots=True)
 class Sets:
-    """The sets of shingles of some documents: that of document i is `[starts[i], starts[i + 1])` of the uint64
-    `members`, distinct and below 2**32.
+    """The shingle sets of some documents: that of document i is `[starts[i], starts[i + 1])` of the uint64 `members`,
+    distinct and below 2**32.
     """
 
     members: np.ndarray
@@ -43,7 +42,7 @@ class Sets:
 
 
 def sets_of(shingles: Shingles) -> Sets:
-    """The sets of some documents. Raises ValueError when they hold more than 2**31 different shingles."""
+    """The sets of some documents. Raises ValueError if they hold more than 2**31 different shingles."""
     codes = pa.array(shingles.hashes).dictionary_encode().indices.to_numpy()
     owners = np.repeat(np.arange(len(shingles.counts), dtype=np.uint64), shingles.counts)
     both = distinct(owners << SHIFT | codes.astype(np.uint64))
@@ -52,19 +51,17 @@ def sets_of(shingles: Shingles) -> Sets:
 
 
 def similarities(sets: Sets, pairs: np.ndarray) -> np.ndarray:
-    """The similarity of each pair of documents, float64 [pairs]; `pairs` int64 [pairs, 2] are numbers of sets that are
-    not empty.
-    """
+    """The similarity of each pair, float64 [pairs]; `pairs` int64 [pairs, 2] are indices of sets that are not empty."""
     parts = [_similarities(sets, pairs[start:stop]) for start, stop in _portions(sets, pairs)]
     return np.concatenate([np.empty(0), *parts])
 
 
 def alike_to_worse(sets: Sets, threshold: float, count: int) -> Iterator[tuple[np.ndarray, np.ndarray]]:
-    """For each of the first `count` sets, none of which is empty, the sets after it whose similarity is `threshold` or
-    more: their numbers, int64, and the similarity, float64.
+    """For each of the first `count` sets, none empty, the indices (int64) of later sets with a similarity of
+    `threshold` or more, and the similarities (float64).
 
-    Texts that fill one form differ in little, so that a set is told by its differences from what most of them hold: what
-    two sets have in common follows from the differences that they share. 4 ns a pair, and 2 ns a shared difference.
+    Texts from one template differ little, so sets are compared by their differences from what most of them hold: 4 ns
+    per pair and 2 ns per shared difference.
     """
     sizes, differences = sets.sizes, _Differences.of(sets)
     part = threshold / (1 + threshold)  # of both sizes together that two sets must have in common
@@ -81,8 +78,8 @@ def alike_to_worse(sets: Sets, threshold: float, count: int) -> Iterator[tuple[n
 
 @dataclass(frozen=True, slots=True)
 class _Differences:
-    """How sets differ from the `usual` many members that more than half of them hold: of how many each one `lacks` (int64
-    [sets]), and which members it either lacks of these or has beside them: for set i `members[starts[i]:starts[i + 1]]`.
+    """How sets differ from the `usual` members that more than half of them hold: `lacks` (int64 [sets]) counts those
+    that a set does not have; `members[starts[i]:starts[i + 1]]` are the members that set i lacks or has in addition;
     `owners[first[c]:first[c + 1]]` are the sets that differ in member c.
     """
 
@@ -95,7 +92,7 @@ class _Differences:
 
     @classmethod
     def of(cls, sets: Sets) -> Self:
-        """The differences of some sets; 8 bytes for each and for each member, several times."""
+        """The differences of some sets; memory is a few times 8 bytes per difference and member."""
         _, members, counts = np.unique(sets.members, return_inverse=True, return_counts=True)
         owners = np.repeat(np.arange(len(sets.sizes)), sets.sizes)
         usual = np.flatnonzero(2 * counts > len(sets.sizes))
@@ -118,7 +115,7 @@ class _Differences:
         )
 
     def shared_with(self, one: int) -> np.ndarray:
-        """How many differences each set has in common with one of them, int64 [sets]."""
+        """The number of differences each set shares with one of them, int64 [sets]."""
         mine = self.members[self.starts[one] : self.starts[one + 1]]
         others = self.owners[ranges(self.first[mine], self.first[mine + 1] - self.first[mine])]
         return np.bincount(others, minlength=len(self.lacks))
@@ -132,13 +129,13 @@ def _similarities(sets: Sets, pairs: np.ndarray) -> np.ndarray:
 
 
 def _members(sets: Sets, chosen: np.ndarray) -> np.ndarray:
-    """The members of the chosen sets, each under the place of its set among the chosen."""
+    """The members of the chosen sets, each under its set's position among the chosen."""
     sizes = sets.sizes[chosen]
     return np.repeat(np.arange(len(chosen), dtype=np.uint64), sizes) << SHIFT | sets.of(chosen).members
 
 
 def _portions(sets: Sets, pairs: np.ndarray) -> Iterator[tuple[int, int]]:
-    """Ranges of pairs with about `ELEMENTS` shingles, and never less than one pair."""
+    """Ranges of pairs with about `ELEMENTS` shingles, at least one pair each."""
     ends = np.cumsum(sets.sizes[pairs].sum(axis=1))
     start = 0
     while start < len(pairs):

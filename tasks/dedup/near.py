@@ -1,64 +1,63 @@
 """Near-duplicates: documents that share most of their runs of five words, verified before any is dropped.
 
-    sign              a slice of documents  ─► its bands, cut by key; its shingles; how many units each is made of
-    write_candidates  a partition of bands  ─► pairs, cut by what they are; who is left in large buckets  (in candidates.py)
-    verify            a partition of pairs  ─► those whose exact Jaccard similarity reaches the threshold
-    surely_gone       all verified pairs    ─► who goes, whatever else is found
-    compare_crowds    who is left           ─► more verified pairs, out of large buckets                  (in crowds.py)
-    resolve           all verified pairs    ─► which document goes, and for which one that stays
+    sign                    a slice of documents  → bands, partitioned by key; shingles; units by kind
+    write_candidates        a partition of bands  → candidate pairs; the rest of large buckets
+    verify                  a partition of pairs  → pairs whose exact Jaccard similarity reaches the threshold
+    certain_drops           all verified pairs    → documents that are dropped whatever else is found
+    compare_large_buckets   the rest              → more verified pairs
+    resolve                 all verified pairs    → which document is dropped, and for which one
 
-What a run of five words is where there are no words, `units` says. Who is a candidate is a matter of chance, but a chance
-of 5 in 10^8 to miss a pair at 0.8; who is dropped is not: every edge is a pair that was compared shingle by shingle.
+A pair at a similarity of 0.8 is missed with odds of 5 in 10^8; nothing is dropped by chance, because every edge is a
+pair that was compared shingle by shingle.
 
-Pairs form groups, but likeness does not carry over: in a chain of ten versions the first and the last may share
-nothing. So a group is not merged into its best document. From the best down, a document stays unless one that
-stays already is its near-duplicate, and no document is lost without a witness. A group in which all are alike keeps
-one either way.
+Similarity is not transitive, so a group of connected pairs is not merged into its best document. From the best down, a
+document is kept unless a near-duplicate of it is kept already: every dropped document has a kept near-duplicate.
 
-A million documents of 60 words, a tenth of them exact and a tenth near copies, take 59 s of CPU from JSON Lines to
-decisions, 1.3 GB on disk, and 1 GB of memory in each of two processes.
+Large buckets hold forms, logs and shop pages, which share most of their text without being duplicates. Documents that
+are certainly dropped are left out. A pass over the bucket excludes those that share too few shingles with others to
+reach the threshold; the rest are compared one by one. Two bounds apply, and documents beyond them are reported: a
+bucket is read up to 8 million shingles, and its best 16,384 candidates are compared with all. A document is linked to
+at most 16 better ones per bucket; if it has more, it is reported too.
 
-Exact duplicates should be gone before: they would fill buckets and say nothing new.
+A million documents of 60 words, a tenth of them exact and a tenth near copies, take 59 s of CPU, 1.3 GB on disk and 1
+GB of memory in each of two processes.
 """
 
 from collections import Counter
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
+from itertools import pairwise
 
 import numpy as np
 import pyarrow as pa
 from pyarrow import compute
 from tokenmill.tasks.errors import RunError
 
-from .candidates import band_table, read_candidates
-from .distinct import distinct
-from .documents import Documents
-from .edges import edge_table
-from .jaccard import sets_of, similarities
-from .minhash import band_keys, signatures
-from .partitions import ROWS_PER_SLICE, PartitionedFile, SliceFile, tables
-from .shingles import Length, Shingles, shingles
-from .units import KINDS, units_of
+from .candidates import band_keys, band_table, read_candidates, signatures
+from .documents import Documents, distinct, edge_table
+from .jaccard import Sets, alike_to_worse, sets_of, similarities
+from .partitions import NONE, ROWS_PER_SLICE, PartitionedFile, SliceFile, tables
+from .shingles import KINDS, Length, Shingles, shingles, units_of
 
 RUN = Length(words=5, letters=2)
-"""Five words, characters or pieces, or ten letters. Five letters of Thai are about one word: long texts that have nothing to
-do with each other share many such runs, and all of them would be candidates."""
+"""Five words, characters or pieces, or ten letters: five letters of Thai are about one word, and unrelated long texts
+share many such runs."""
 
 THRESHOLD = 0.8
 
-SHINGLED = pa.schema([pa.field("number", pa.int64()), pa.field("shingles", pa.large_list(pa.uint64()))])
-"""A document and its shingles, documents in ascending order."""
+SHINGLED = pa.schema({"number": pa.int64(), "shingles": pa.large_list(pa.uint64())})
+"""A document and its shingles, documents ascending."""
 
 MADE_OF = pa.schema([pa.field("number", pa.int64()), *(pa.field(kind, pa.int32()) for kind in KINDS)])
-"""A document and how many units of each kind it has, documents in ascending order."""
+"""A document and its units of each kind, documents ascending."""
 
-VERIFIED = pa.schema([pa.field("better", pa.int64()), pa.field("worse", pa.int64()), pa.field("jaccard", pa.float64())])
-"""A pair of documents, the one that would stay and the one that would go, and how alike they are."""
+VERIFIED = pa.schema({"better": pa.int64(), "worse": pa.int64(), "jaccard": pa.float64()})
+"""A pair of documents, the better first, and their similarity."""
 
 
 @dataclass(frozen=True, slots=True)
 class NearFiles:
-    """The files of one slice: of `BANDS_SCHEMA`, cut by key, and, in one partition, of `SHINGLED` and of `MADE_OF`."""
+    """The files of one slice: bands, partitioned by key; shingles and units, each in one partition."""
 
     bands: PartitionedFile
     shingles: PartitionedFile
@@ -66,8 +65,8 @@ class NearFiles:
 
 
 def sign(files: NearFiles, documents: Documents) -> Counter[str]:
-    """Append what is known of some documents, whose texts are in normal form, to the files of their slice; a document
-    without units has no bands and no shingles. How many documents consist of each kind of unit for the most part.
+    """Append the signatures of documents with normalized texts to the files of their slice; a document without units
+    has no bands and no shingles. Returns the number of documents by their most frequent kind of unit.
     """
     mostly = Counter[str]()
     for batch in documents.batches():
@@ -90,10 +89,10 @@ def verify(
     partitions: int,
     threshold: float = THRESHOLD,
 ) -> pa.Table:
-    """The pairs of one partition whose similarity is `threshold` or more: a table of `VERIFIED`, ascending.
+    """The pairs of one partition with a similarity of `threshold` or more: a table of `VERIFIED`, ascending.
 
-    `candidates` and `shingled` are the files of all partitions and of all slices. In memory are the shingles of the
-    documents in question, 8 bytes each.
+    `candidates` are the files of all partitions, `shingled` those of all slices. Memory is 8 bytes per shingle of the
+    documents in the pairs.
     """
     pairs = read_candidates(candidates, partition, partitions)
     numbers = distinct(pairs)
@@ -107,12 +106,12 @@ def verify(
     return pa.Table.from_arrays([pa.array(column) for column in columns], schema=VERIFIED)
 
 
-def surely_gone(verified: Iterable[pa.Table], crowded: np.ndarray) -> np.ndarray:
-    """The documents that go whatever else is found, int64, ascending, given the pairs that are verified so far and the
-    documents that were not compared with all better ones of their buckets.
+def certain_drops(verified: Iterable[pa.Table], crowded: np.ndarray) -> np.ndarray:
+    """The documents that are dropped whatever else is found, int64, ascending, given the verified pairs so far and the
+    documents not yet compared with all better ones of their buckets.
 
-    Who was compared with all better ones stays if none of these is alike, or those that are surely go; and all that is
-    like one who surely stays goes.
+    A document compared with all better ones is kept if none of them is similar, or if those that are similar are
+    certainly dropped. All near-duplicates of a kept document are certainly dropped.
     """
     graph = _graph(verified)
     goes = _going(graph.pairs, len(graph.numbers), sure=~np.isin(graph.numbers, crowded))
@@ -120,9 +119,8 @@ def surely_gone(verified: Iterable[pa.Table], crowded: np.ndarray) -> np.ndarray
 
 
 def resolve(verified: Iterable[pa.Table]) -> pa.Table:
-    """The near-duplicates, given all verified pairs in any order: a table of `EDGES`, ascending.
-
-    Where several that stay are near-duplicates of one that goes, `kept` is the one most like it.
+    """The near-duplicates, given all verified pairs in any order: a table of `EDGES`, ascending. `kept` is the most
+    similar of the kept documents.
     """
     graph = _graph(verified)
     numbers, pairs = graph.numbers, graph.pairs
@@ -146,8 +144,8 @@ def shingles_of(files: Iterable[SliceFile], wanted: np.ndarray) -> Shingles:
     table = pa.concat_tables([SHINGLED.empty_table(), *found]).sort_by("number").combine_chunks()
     if table.num_rows != len(wanted):
         raise RunError(
-            f"the shingles of {len(wanted)} documents are needed but those of {table.num_rows} were found; "
-            "verify with the files of all slices that the candidates come from"
+            f"the shingles of {len(wanted)} documents are needed, but only {table.num_rows} were found; "
+            "rerun the same command with force=true"
         )
     lists = table["shingles"].combine_chunks()
     lengths = lists.value_lengths().to_numpy()
@@ -155,7 +153,7 @@ def shingles_of(files: Iterable[SliceFile], wanted: np.ndarray) -> Shingles:
 
 
 def sizes_of(files: Iterable[SliceFile], wanted: np.ndarray) -> np.ndarray:
-    """How many shingles the documents `wanted` (int64, ascending) have, int64, without a look at these."""
+    """The number of shingles of the documents `wanted` (int64, ascending), int64."""
     sizes = np.zeros(len(wanted), np.int64)
     for file in files:
         for numbers, rows, lists in _rows_in(file, wanted):
@@ -165,8 +163,8 @@ def sizes_of(files: Iterable[SliceFile], wanted: np.ndarray) -> np.ndarray:
 
 
 def _rows_in(file: SliceFile, wanted: np.ndarray) -> Iterator[tuple[np.ndarray, np.ndarray, pa.ChunkedArray]]:
-    """Those of the documents `wanted` that one file holds: their numbers, and their rows in lists of shingles; a file that
-    can hold none is not opened.
+    """The documents `wanted` that a file holds: their numbers, and their rows in lists of shingles. Files without any
+    are not opened.
     """
     start, stop = np.searchsorted(wanted, [file.first, file.first + ROWS_PER_SLICE])
     if start == stop:
@@ -181,8 +179,8 @@ def _rows_in(file: SliceFile, wanted: np.ndarray) -> Iterator[tuple[np.ndarray, 
 
 @dataclass(frozen=True, slots=True)
 class _Graph:
-    """Verified pairs among the documents `numbers` (int64, ascending): `pairs` int64 [pairs, 2] are places in it, the
-    better document first, `jaccard` float64 [pairs] how alike they are.
+    """Verified pairs among the documents `numbers` (int64, ascending): `pairs` int64 [pairs, 2] are indices into it,
+    the better first, `jaccard` float64 [pairs] their similarity.
     """
 
     numbers: np.ndarray
@@ -198,18 +196,18 @@ def _graph(verified: Iterable[pa.Table]) -> _Graph:
 
 
 def _going(pairs: np.ndarray, count: int, sure: np.ndarray) -> np.ndarray:
-    """Which of `count` documents go, from the best down: those that a better one which stays is like. Only those that are
-    `sure` (bool) stay; of the others it is not known yet.
+    """Which of `count` documents are dropped: from the best down, those similar to a better one that is kept. Only
+    documents that are `sure` (bool) are kept; others are undecided.
 
-    Whoever no undecided better one is like stays; all that it is like go; and so on. A round takes microseconds and
-    there are few, except for a chain of versions, each like the next alone, which takes one for every two.
+    A document that no undecided better one is similar to is kept, all similar to it are dropped, and so on. A round
+    takes microseconds; a chain of versions, each similar to the next only, takes one round for every two.
     """
     goes = np.zeros(count, np.bool_)
     while len(pairs):
         outranked = np.zeros(count, np.bool_)
         outranked[pairs[:, 1]] = True
-        stays = sure & ~outranked
-        found = pairs[stays[pairs[:, 0]], 1]
+        kept = sure & ~outranked
+        found = pairs[kept[pairs[:, 0]], 1]
         if not found.size:
             break
         goes[found] = True
@@ -218,7 +216,7 @@ def _going(pairs: np.ndarray, count: int, sure: np.ndarray) -> np.ndarray:
 
 
 def _components(pairs: np.ndarray, count: int) -> np.ndarray:
-    """The lowest number in the component of each of `count` documents: union-find, all pairs at a time."""
+    """The lowest index in the component of each of `count` documents, by union-find on all pairs at a time."""
     roots = np.arange(count)
     while True:
         joined = roots[pairs]
@@ -228,3 +226,94 @@ def _components(pairs: np.ndarray, count: int) -> np.ndarray:
         np.minimum.at(roots, high, low)
         while not np.array_equal(roots, roots[roots]):
             roots = roots[roots]
+
+
+SHINGLES_AT_ONCE = 1 << 23
+"""Shingles of a bucket that are compared, and of several buckets in memory together."""
+
+WITNESSES = 16
+"""Better documents of a bucket that a document is linked to."""
+
+COMPARED = 16_384
+"""The best candidates of a bucket, which are compared with all others."""
+
+
+@dataclass(frozen=True, slots=True)
+class Compared:
+    """A table of `VERIFIED`, and the documents (`unseen`, int64) that were not compared with all of their buckets."""
+
+    verified: pa.Table
+    unseen: np.ndarray
+
+
+def compare_large_buckets(
+    crowded: pa.Table, gone: np.ndarray, shingled: Sequence[SliceFile], threshold: float = THRESHOLD
+) -> Compared:
+    """Compare the documents of a table of `CROWDED`, without those `gone` (int64), bucket by bucket; `shingled` are the
+    files of all slices.
+    """
+    table = crowded.filter(pa.array(~np.isin(crowded["number"].to_numpy(), gone)))
+    numbers, buckets = table["number"].to_numpy(), table["bucket"].to_numpy()
+    documents = distinct(numbers)
+    sizes = sizes_of(shingled, documents)[np.searchsorted(documents, numbers)]
+    fits = _sums_within(buckets, sizes) <= SHINGLES_AT_ONCE
+    found = [Compared(VERIFIED.empty_table(), numbers[~fits])]
+    for some, bounds in _portions(numbers[fits], buckets[fits], sizes[fits]):
+        documents = distinct(some)
+        sets = sets_of(shingles_of(shingled, documents))
+        places = np.searchsorted(documents, some)
+        found += [_compared(sets, places[start:stop], some[start:stop], threshold) for start, stop in pairwise(bounds)]
+    verified = pa.concat_tables([each.verified for each in found]).combine_chunks()
+    return Compared(verified, distinct(np.concatenate([each.unseen for each in found])))
+
+
+def _sums_within(buckets: np.ndarray, sizes: np.ndarray) -> np.ndarray:
+    """Cumulative sizes within each bucket, each document included."""
+    sums = np.cumsum(sizes)
+    first = np.searchsorted(buckets, buckets)
+    return sums - sums[first] + sizes[first]
+
+
+def _portions(numbers: np.ndarray, buckets: np.ndarray, sizes: np.ndarray) -> Iterator[tuple[np.ndarray, list[int]]]:
+    """Documents of consecutive buckets with about `SHINGLES_AT_ONCE` shingles, at least one bucket, and the bounds of
+    the buckets.
+    """
+    bounds = np.flatnonzero(np.append(buckets[1:] != buckets[:-1], np.ones(1, np.bool_))) + 1
+    bounds = np.append(0, bounds) if len(buckets) else bounds[:0]
+    sums = np.append(0, np.cumsum(sizes))[bounds]
+    start = 0
+    while start < len(bounds) - 1:
+        stop = max(int(np.searchsorted(sums, sums[start] + SHINGLES_AT_ONCE, side="right")) - 1, start + 1)
+        yield numbers[bounds[start] : bounds[stop]], (bounds[start : stop + 1] - bounds[start]).tolist()
+        start = stop
+
+
+def _compared(sets: Sets, places: np.ndarray, numbers: np.ndarray, threshold: float) -> Compared:
+    """Compare the documents of one bucket, the best first, whose sets are at `places`."""
+    who = _possible(sets.of(places), threshold)
+    noted = np.zeros(len(who), np.int64)
+    better, worse, jaccard = [NONE], [NONE], [np.empty(0)]
+    for one, (found, similarity) in enumerate(alike_to_worse(sets.of(places[who]), threshold, COMPARED)):
+        noted[found] += 1
+        few = noted[found] <= WITNESSES
+        better.append(np.full(np.count_nonzero(few), one))
+        worse.append(found[few])
+        jaccard.append(similarity[few])
+    columns = [numbers[who[np.concatenate(each)]] for each in (better, worse)]
+    verified = pa.Table.from_arrays([*map(pa.array, columns), pa.array(np.concatenate(jaccard))], schema=VERIFIED)
+    unseen = noted > WITNESSES
+    unseen[COMPARED + 1 :] = True
+    return Compared(verified, numbers[who[unseen]])
+
+
+def _possible(crowd: Sets, threshold: float) -> np.ndarray:
+    """The documents of a bucket that share enough shingles with others to reach the threshold with one of them.
+
+    Sets of a and b shingles reach it with threshold / (1 + threshold) * (a + b) in common, which needs b >= threshold *
+    a. The smallest such b is looked up.
+    """
+    _, codes, counts = np.unique(crowd.members, return_inverse=True, return_counts=True)
+    shared = np.add.reduceat(counts[codes] > 1, crowd.starts[:-1], dtype=np.int64)
+    ascending = np.sort(crowd.sizes)
+    smallest = ascending[np.searchsorted(ascending, np.floor(threshold * crowd.sizes))]
+    return np.flatnonzero(shared >= np.floor(threshold / (1 + threshold) * (crowd.sizes + smallest)))

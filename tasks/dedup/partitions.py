@@ -1,15 +1,13 @@
-"""Tables on disk, cut by the hash of a key, so that what has one key meets in one place whoever wrote it.
+"""Tables on disk, partitioned by the hash of a key: rows with one key meet in one partition, whichever slice wrote
+them.
 
-A file is Arrow IPC whose batches are of partition 0, 1, … and so on again: one round for some 32 MB of rows. Whoever
-resolves a partition reads its batches out of every file and nothing else. A file for each pair of a slice and a
-partition would be a thousand times a thousand; this is one for each slice.
+A file is Arrow IPC with batches of partition 0, 1, … in turn, one turn per 32 MB of rows. One file per slice replaces
+one per slice and partition; a reader of a partition reads only its batches.
 
-Every batch carries the hash of what it holds, of its number and of the columns, and a last one without rows says that
-there are no more: files outlive the run that wrote them, and damage is found when a batch is read, at the speed of xxh3
-(28 GB/s), however little of a file that is.
+Every batch carries a hash of its number, columns and content, and an empty last batch marks the end, so damage is found
+whenever a batch is read (xxh3, 28 GB/s).
 
-What a slice's file says of its documents, it says of its rows: it depends on nothing but the slice. They get the numbers
-that they have among all documents when the file is read (`SliceFile`).
+Files identify documents by row, so they depend on their slice only; `SliceFile` maps rows to document numbers.
 """
 
 from collections.abc import Generator, Iterable, Iterator
@@ -29,24 +27,24 @@ from xxhash import xxh3_128
 
 HALF = np.uint64(32)
 ROWS_PER_SLICE = 1 << 32
-"""What the numbers of documents leave room for: row r of slice s has the number `s * ROWS_PER_SLICE + r`."""
+"""Row r of slice s is document `s * ROWS_PER_SLICE + r`."""
 
 WAITING_BYTES = 32 << 20
-"""Rows that are gathered before they are cut: a batch of a partition should hold more than a handful."""
+"""Rows buffered before they are partitioned, so that batches hold more than a few rows."""
 
 REMOTE_BLOCK_BYTES = 64 << 10
-"""What is read beyond what is asked for: a batch is asked for in three pieces, and the next one is of no use here. With the
-50 MiB that s3fs reads ahead, 1 of 64 partitions of 83 MB costs 53 MB instead of 1.4."""
+"""Read-ahead on object stores: with the 50 MiB of s3fs, reading 1 of 64 partitions of 83 MB transfers 53 MB instead of
+1.4."""
 
 HASH, HASH_OF_LAST = b"xxh3_128", b"last_xxh3_128"
-"""What the hash of a batch is called in its metadata; of the last one, which has no rows, something else."""
+"""The metadata keys of a batch's hash: of any batch, and of the last one, which has no rows."""
 
 NONE = np.empty(0, np.int64)
 
 
 @dataclass(frozen=True, slots=True)
 class SliceFile:
-    """A file about the documents of one slice; its row 0 has the number `first` among all documents."""
+    """A file about the documents of one slice; its row 0 is document `first`."""
 
     uri: str
     first: int
@@ -54,7 +52,7 @@ class SliceFile:
 
 @dataclass(slots=True)
 class PartitionedFile:
-    """A file that is being written; `partitioned` makes it and ends it."""
+    """A file being written; made and ended by `partitioned`."""
 
     file: Publication
     writer: pa.RecordBatchFileWriter
@@ -66,18 +64,20 @@ class PartitionedFile:
 
     @property
     def output(self) -> Output:
-        """The file, once it is there."""
+        """The finished file."""
         return self.file.output
 
     def write(self, table: pa.Table, keys: np.ndarray) -> None:
-        """Append rows, cut by `keys` (uint64 [rows], well mixed): equal keys are of one partition in all files."""
+        """Append rows, partitioned by `keys` (uint64 [rows], well mixed); equal keys go to the same partition in all
+        files.
+        """
         self._waiting.append((table, keys))
         self._size += table.nbytes
         if self._size >= WAITING_BYTES:
             self.flush()
 
     def flush(self) -> None:
-        """Cut and append the rows that are waiting."""
+        """Partition and append the buffered rows."""
         if not self._waiting:
             return
         table = pa.concat_tables([table for table, _ in self._waiting])
@@ -92,12 +92,12 @@ class PartitionedFile:
             self.append(rows.slice(start, stop - start))
 
     def append(self, table: pa.Table) -> None:
-        """Append the rows of one partition, the next in turn."""
+        """Append the rows of the next partition in turn."""
         found = table.combine_chunks().to_batches()
         self._append(found[0] if found else pa.RecordBatch.from_pylist([], schema=table.schema), HASH)
 
     def end(self) -> None:
-        """Append what is waiting, and the batch that says that there are no more."""
+        """Append buffered rows and the last batch."""
         self.flush()
         self._append(pa.RecordBatch.from_pylist([], schema=self.schema), HASH_OF_LAST)
 
@@ -109,9 +109,8 @@ class PartitionedFile:
 
 @contextmanager
 def partitioned(uri: str, schema: pa.Schema, partitions: int) -> Generator[PartitionedFile]:
-    """The file `uri` of tables of `schema`, there when the `with` block ends well.
-
-    Raises OSError and InputError as `publish` does.
+    """Write the file `uri` with tables of `schema`; it appears when the `with` block ends without an error. Raises
+    OSError and InputError as `publish` does.
     """
     with publish(uri) as file, pa.ipc.new_file(cast("BinaryIO", file), schema) as writer:
         found = PartitionedFile(file, writer, schema, partitions)
@@ -120,7 +119,7 @@ def partitioned(uri: str, schema: pa.Schema, partitions: int) -> Generator[Parti
 
 
 def _hash(batch: pa.RecordBatch, number: int) -> str:
-    """The xxh3_128 of a batch as it is written and read: its number, its columns, and its buffers byte by byte."""
+    """The xxh3_128 of a batch as stored: its number, columns and buffers."""
     hasher = xxh3_128(f"{number} {batch.num_rows} {batch.schema}".encode())
     for column in batch.columns:
         hasher.update(f"{len(column)} {column.null_count}".encode())
@@ -131,7 +130,7 @@ def _hash(batch: pa.RecordBatch, number: int) -> str:
 
 
 def read_partition(uris: Iterable[str], partition: int, partitions: int, schema: pa.Schema) -> pa.Table:
-    """The rows of one partition out of all files, in the order of the files."""
+    """The rows of one partition of all files, in the order of the files."""
     with_rows = [table for uri in uris for table in tables(uri, partition, partitions) if table.num_rows]
     return pa.concat_tables([schema.empty_table(), *with_rows]).combine_chunks()
 
@@ -139,8 +138,8 @@ def read_partition(uris: Iterable[str], partition: int, partitions: int, schema:
 def read_numbered(
     files: Iterable[SliceFile], partition: int, partitions: int, schema: pa.Schema, gone: np.ndarray = NONE
 ) -> pa.Table:
-    """The same out of files about slices: `number` is that among all documents. Those `gone` (int64, ascending) are left
-    out.
+    """The rows of one partition of slice files, with document numbers in `number`, without the documents `gone` (int64,
+    ascending).
     """
     found = [
         _left(_numbered(table, file.first), gone)
@@ -165,17 +164,16 @@ def _left(table: pa.Table, gone: np.ndarray) -> pa.Table:
 
 
 def write_table(uri: str, table: pa.Table) -> Output:
-    """Write a file of one table, which `read_partition` of one partition reads. Errors as in `publish`."""
+    """Write a file of one table, to be read as the only partition. Errors as in `publish`."""
     with partitioned(uri, table.schema, 1) as file:
         file.append(table)
     return file.output
 
 
 def tables(uri: str, partition: int, partitions: int) -> Iterator[pa.Table]:
-    """The rows of one partition of a file, a table for each that was written.
+    """The rows of one partition of a file, batch by batch; a local file is memory-mapped.
 
-    A local file is mapped, so that only what is looked at is read. Raises RunError, and withdraws the receipt of the shard
-    that the file is of, when it is not what was written.
+    Raises RunError for a damaged file and withdraws its shard's receipt.
     """
     with _vouched(uri), _opened(uri) as reader:
         count = reader.num_record_batches - 1
@@ -185,7 +183,7 @@ def tables(uri: str, partition: int, partitions: int) -> Iterator[pa.Table]:
 
 
 def _batch(reader: pa.RecordBatchFileReader, number: int, name: bytes) -> pa.RecordBatch:
-    """A batch of a file, whose hash is called `name`. Raises ArrowInvalid unless it is the one that was written."""
+    """A batch of a file whose hash is stored under `name`. Raises ArrowInvalid if it is not the one written."""
     batch, metadata = reader.get_batch_with_custom_metadata(number)
     if metadata is None or metadata.get(name) != _hash(batch, number).encode():
         raise pa.ArrowInvalid(f"batch {number} does not have the content that was written")
@@ -194,7 +192,7 @@ def _batch(reader: pa.RecordBatchFileReader, number: int, name: bytes) -> pa.Rec
 
 @contextmanager
 def _vouched(uri: str) -> Generator[None]:
-    """Turns what Arrow says of a damaged file into a RunError, and withdraws the receipt that it is whole."""
+    """Turns Arrow's errors about a damaged file into a RunError and withdraws the shard's receipt."""
     try:
         yield
     except (pa.ArrowException, ValueError, OSError) as error:
@@ -203,8 +201,8 @@ def _vouched(uri: str) -> Generator[None]:
         place, kind, key, _ = uri.rsplit("/", 3)
         Store(place, kind).withdraw(key)
         raise RunError(
-            f"{uri}: damaged since it was built ({error}); its receipt is withdrawn, so run the same command again to "
-            "build it anew"
+            f"{uri}: damaged since it was built ({error}); its receipt is withdrawn, so rerun the same command to "
+            "rebuild it"
         ) from error
 
 

@@ -27,14 +27,12 @@ from tokenmill.tasks.sources.opening import open_source
 from tokenmill.tasks.sources.parquet import open_parquet, require_any, require_text
 
 from .apply import apply_decisions
-from .decisions import Decisions
-from .deduplication import DocumentSlice, decide, planned_rounds
-from .evaluations import evaluation_sources, evaluations_from, find_evaluations
+from .contamination import evaluation_sources, evaluations_from, find_evaluations
+from .decisions import KEPT, Decisions
 from .harmony_shard import Deduplicated, document_slices, mark_shard, plan_marked
 from .inspect import inspect_dedup_shard
-from .outcome import KEPT
 from .publication import RowsLayout
-from .rounds import FORMAT_VERSION, KIND
+from .rounds import FORMAT_VERSION, KIND, DocumentSlice, decide, planned_rounds
 from .settings import DedupChoices, DedupSettings
 from .steps import build_shard
 

@@ -1,9 +1,8 @@
-"""How rows become documents: each reader knows one kind of rows, and the steps know only documents.
+"""Readers turn rows into documents; all later steps know only documents.
 
-A document is compared as a whole by its text, and by runs of words, of its view: what somebody wrote, without what any
-two documents of the kind share. A plain text is its own view. Of a conversation in Harmony that is everything but the
-system's and the developer's messages, which are the same in thousands of rows, declare tools at length, and would make
-short conversations alike.
+Exact duplicates compare the whole text, near-duplicates a view of it. The view of a plain text is the text. The view of
+a Harmony conversation leaves out system and developer messages: thousands of rows share them, and they would make short
+conversations look alike.
 """
 
 from collections import Counter
@@ -33,11 +32,11 @@ BOILERPLATE = {"system", "developer"}
 
 @dataclass(frozen=True, slots=True)
 class Signable:
-    """Some consecutive documents of a slice.
+    """Consecutive documents of a slice.
 
-    `rows` int64 [n], ascending, are their rows in the slice, `texts` [n] what they say, `views` [n] what of it is compared
-    by runs of words, `qualities` float64 [n] how good they are, NaN where nobody knows. `names` [n] and `prompts` [n] are
-    None where there are none. `left_out` counts the rows between them that are no documents, by reason.
+    `rows` int64 [n], ascending, are their rows in the slice, `texts` [n] their texts, `views` [n] what near-duplicates
+    and evaluations are compared by, `qualities` float64 [n] their quality, NaN if unknown. `names` [n] and `prompts`
+    [n] are None if documents have none. `left_out` counts rows that are not documents, by reason.
     """
 
     rows: np.ndarray
@@ -50,14 +49,12 @@ class Signable:
 
 
 Reader = Callable[[Slice, Mapping[str, Any], NearOn], Iterator[Signable]]
-"""Reads the documents of a slice, in order, in batches of some megabytes, with options of its own."""
+"""Reads the documents of a slice, in order, in batches of a few megabytes."""
 
 
 def read_text(part: Slice, options: Mapping[str, Any], near_on: NearOn) -> Iterator[Signable]:  # noqa: ARG001 - as any reader
-    """Documents that are the texts in the field `text_field` of rows, called what stands in `id_field`, and with the
-    prompt in `cap_by`, where these are named. Only then the slice is read once more for each.
-
-    Raises RunError when the source changed since the plan, and what `read_texts` raises.
+    """Documents from the field `text_field`, named by `id_field` and with the prompt in `cap_by` if these are set; each
+    costs another read of the slice. Raises RunError if the source changed since the plan, and what `read_texts` raises.
     """
     names = _values(part, options["id_field"]) if options["id_field"] else None
     prompts = _values(part, options["cap_by"]) if options["cap_by"] else None
@@ -75,19 +72,19 @@ def read_text(part: Slice, options: Mapping[str, Any], near_on: NearOn) -> Itera
 
 
 def _values(part: Slice, name: str) -> pa.LargeStringArray:
-    """What stands in a field of each row of a slice, as text; null where nothing does."""
+    """The values of a field of each row, as text; null where absent."""
     found: list[pa.Array] = [pa.array([], pa.large_string())]
     path, first = field_path(name), 0
     for batch in read_records(part, [name]):
         values: list[str | None] = [None] * batch.consumed
         for row, record in zip(batch.rows.tolist(), batch.records, strict=True):
-            values[row - first] = _spelt(record, path)
+            values[row - first] = _as_text(record, path)
         found.append(pa.array(values, pa.large_string()))
         first += batch.consumed
     return pa.concat_arrays(found)
 
 
-def _spelt(value: Any, path: list[str]) -> str | None:  # noqa: ANN401 - whatever stands in a row
+def _as_text(value: Any, path: list[str]) -> str | None:  # noqa: ANN401 - any JSON value
     for key in path:
         value = value.get(key) if isinstance(value, dict) else None
     if value is None or isinstance(value, str):
@@ -97,11 +94,9 @@ def _spelt(value: Any, path: list[str]) -> str | None:  # noqa: ANN401 - whateve
 
 
 def read_harmony(part: Slice, options: Mapping[str, Any], near_on: NearOn) -> Iterator[Signable]:  # noqa: ARG001 - as any reader
-    """Documents that are normalized conversations, called by their `row_id`; the more often its question was answered
-    correctly, the better one is. The file is one of a store and is read whole, wherever the slice ends: a signature of
-    what it was not would outlive its repair.
-
-    Raises RunError when the file is gone or damaged.
+    """Normalized conversations, named by `row_id`; quality is how often the question was answered correctly. The file
+    is read whole and its hash checked, because signatures of damaged content would survive a repair. Raises RunError if
+    the file is gone or damaged.
     """
     file = pq.ParquetFile(pa.BufferReader(read_vouched(part.file.uri)))
     fields, first = ["text", "row_id", "prompt_id", "meta_correctness_own"], 0
@@ -122,7 +117,9 @@ def read_harmony(part: Slice, options: Mapping[str, Any], near_on: NearOn) -> It
 def _view(text: str, near_on: NearOn) -> str:
     messages = parse(text)
     if isinstance(messages, Fault):
-        raise RunError(f"a normalized row is no Harmony: {messages.code} at character {messages.offset}; build it anew")
+        raise RunError(
+            f"a normalized row is not valid Harmony: {messages.code} at character {messages.offset}; rerun with force=true"
+        )
     return "\n\n".join(
         message.body
         for message in messages

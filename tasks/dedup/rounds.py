@@ -1,45 +1,47 @@
-"""The rounds of deduplication: which shards each has, and what building one of them does.
+"""The rounds of deduplication: the shards of each, and running them in order.
 
-    sign     per slice       what the other rounds ask of its documents      (in sign.py)
+    sign     per slice       signatures of the documents
     exact    per partition   edges of exact duplicates
-    pairs    per partition   candidates, exact duplicates left out
-    verify   per partition   the pairs that are alike, compared shingle by shingle
-    narrow   one shard       who surely goes, whatever large buckets hold
-    crowds   per partition   the pairs that are alike among those who are left in large buckets
-    settle   one shard       who goes as a near-duplicate, and who is contaminated
-    cap      per partition   who is beyond the cap of a prompt, of those that are left
-    decide   one shard       what became of each document, by slice; edges and hits for people
+    pairs    per partition   candidate pairs without exact duplicates
+    verify   per partition   the pairs that are near-duplicates, compared shingle by shingle
+    narrow   one shard       documents that are certainly dropped, whatever large buckets hold
+    crowds   per partition   near-duplicates among the rest of large buckets
+    settle   one shard       near-duplicates and contaminated documents to drop
+    cap      per partition   documents beyond the cap of their prompt, among the rest
+    decide   one shard       the outcome of each document, by slice; edges and hits to publish
 
-Every part of a round is a shard like any other: with a key, a folder in the store, and a receipt written last. A round
-starts when the one before is proven, and builds only what has no receipt. The keys follow from the keys of the
-signatures, so that planning knows them all before anything is built.
+Each part of a round is a shard with a key, a folder and a receipt. A round starts when the one before is proven and
+builds only shards without a receipt. Keys follow from the keys of the signatures, so all are known before anything is
+built.
 
-A partition takes the memory of its rows (768 bytes of bands a document, some 0.4 GB where a partition stands for 128 MB
-of text); to settle takes some 100 bytes a verified pair, to decide some 200 a document that does not stay. A partition
-opens a file of every slice, so that slices should be large.
+A partition takes the memory of its rows (768 bytes of bands per document, some 0.4 GB per 128 MB of text), `settle` 100
+bytes per verified pair, `decide` 200 bytes per dropped document. Every partition opens a file of every slice, so slices
+should be large.
 """
 
-from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass, replace
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass, field, replace
+from typing import Any
 
-import numpy as np
 import orjson
 from tokenmill.tasks.errors import RunError
 from tokenmill.tasks.shards.identity import shard_identity
-from tokenmill.tasks.shards.plan import PlannedShard
-from tokenmill.tasks.shards.publish import publish_bytes
+from tokenmill.tasks.shards.plan import Plan, PlannedShard
+from tokenmill.tasks.shards.publish import publish_bytes, sweep
 from tokenmill.tasks.shards.store import Store, read_bytes
+from tokenmill.tasks.shards.verify import file_hash
 from tokenmill.tasks.sources.files import Slice, SourceFile
-from tokenmill.tasks.storage import join
+from tokenmill.tasks.storage import is_local, join
 from xxhash import xxh3_128_hexdigest
 
-from .distinct import distinct
+from .contamination import evaluation_records, find_evaluations, fingerprint
+from .decisions import Decisions, decisions_in
 from .partitions import ROWS_PER_SLICE, SliceFile
-from .settings import RoundRecipe, Step
+from .settings import DedupChoices, RoundRecipe, SignRecipe, Step
 
 KIND = "dedup"
 FORMAT_VERSION = 2
-"""Raised whenever the same recipe and source would give other bytes than before."""
+"""Raised whenever the same recipe and source would give other bytes."""
 
 ROSTERS = "rosters"
 PARTITION_BYTES = 128_000_000
@@ -55,78 +57,80 @@ CONCERNS: Mapping[Step, Sequence[str]] = {
     "cap": ("threshold", "evaluations", "cap"),
     "decide": ("threshold", "evaluations", "cap"),
 }
-"""The choices that have a say in what each step finds."""
+"""The settings that affect each step."""
 
 ONCE: Sequence[Step] = ("narrow", "settle", "decide")
-"""Steps that are one shard."""
+"""Steps of a single shard."""
 
 NEAR: Sequence[Step] = ("pairs", "verify", "narrow", "crowds")
-"""Steps that are taken where near-duplicates are looked for."""
+"""Steps that run only for near-duplicates."""
 
 
 def partitions_for(source_bytes: int) -> int:
-    """How many partitions: the power of two that gives each at most 128 MB of the sources, up to 1024. It changes only
-    when the data doubles, so that signatures outlive what is added.
+    """The number of partitions: the power of two that gives each at most 128 MB of source, up to 1024. It changes only
+    when the data doubles, so signatures survive additions.
     """
     wanted = max(1, -(-source_bytes // PARTITION_BYTES))
     return min(MOST_PARTITIONS, 1 << (wanted - 1).bit_length())
 
 
 @dataclass(frozen=True, slots=True)
-class Roster:
-    """The slices whose documents are held against each other, in the order of their numbers: the keys of their
-    signatures, and what their documents are called before `#row`, where they have no names of their own.
+class SignedSlices:
+    """The slices that are compared, in order: the keys of their signatures, and the names of their documents before
+    `#row`.
     """
 
     signatures: tuple[str, ...]
     names: tuple[str, ...]
 
     def dump(self) -> bytes:
-        """The roster as JSON."""
+        """The list as JSON."""
         return orjson.dumps(asdict(self), option=orjson.OPT_INDENT_2)
 
     def place(self, store: Store) -> str:
-        """Where it lies in the store."""
+        """Its place in the store."""
         return join(store.folder(ROSTERS), f"{xxh3_128_hexdigest(self.dump())}.json")
 
     @classmethod
-    def load(cls, uri: str) -> "Roster":
-        """The roster in a file, which is called by the hash of its content. Raises RunError for any other content."""
+    def load(cls, uri: str) -> "SignedSlices":
+        """Read a list; its file is named by the hash of the content. Raises RunError for any other content."""
         data = read_bytes(uri) or b""
         if uri.rpartition("/")[2] != f"{xxh3_128_hexdigest(data)}.json":
-            raise RunError(f"{uri}: gone or damaged since it was written; run the same command again to write it anew")
+            raise RunError(f"{uri}: missing or damaged; rerun the same command to rewrite it")
         fields = orjson.loads(data)
         return cls(tuple(fields["signatures"]), tuple(fields["names"]))
 
     def publish(self, store: Store) -> str:
-        """Write it, and say where."""
+        """Write it and return its place."""
         return publish_bytes(self.place(store), self.dump()).path
 
 
 @dataclass(frozen=True, slots=True)
 class Rounds:
-    """All rounds over one roster; `uri` is where it lies, `recipe` holds the choices, `size` the bytes of the sources."""
+    """All rounds over one list of slices; `uri` is its place, `recipe` holds the settings, `size` is the bytes of the
+    sources.
+    """
 
     store: Store
-    roster: Roster
+    slices: SignedSlices
     uri: str
     recipe: RoundRecipe
     size: int = 0
 
     @property
     def steps(self) -> Iterator[Step]:
-        """The steps that the choices ask for, in order."""
+        """The steps that the settings need, in order."""
         asked = {**dict.fromkeys(NEAR, self.recipe.threshold), "cap": self.recipe.cap}
         return (step for step in CONCERNS if asked.get(step, 1) is not None)
 
     def shards(self, step: Step) -> list[PlannedShard]:
-        """The shards of a step; none where it is not asked for."""
+        """The shards of a step; none if the step is not needed."""
         if step not in self.steps:
             return []
         recipe = RoundRecipe(
             step, self.recipe.partitions, **{name: getattr(self.recipe, name) for name in CONCERNS[step]}
         )
-        whole = self.roster if step == "decide" else replace(self.roster, names=())
+        whole = self.slices if step == "decide" else replace(self.slices, names=())
         content = xxh3_128_hexdigest(whole.dump())
         count = 1 if step in ONCE else self.recipe.partitions
         file = SourceFile(self.uri, self.size, "json")
@@ -137,23 +141,115 @@ class Rounds:
         return [PlannedShard("all", step, part, shard_identity(KIND, FORMAT_VERSION, recipe, part)) for part in parts]
 
     def signatures(self, name: str) -> list[SliceFile]:
-        """The files of that name of all slices."""
+        """The files of this name of all slices."""
         return [
             SliceFile(self.store.path(key, f"{name}.arrow"), number * ROWS_PER_SLICE)
-            for number, key in enumerate(self.roster.signatures)
+            for number, key in enumerate(self.slices.signatures)
         ]
 
     def results(self, step: Step, name: str) -> list[str]:
-        """The files of that name that a step has written; none where it is not asked for."""
+        """The files of this name that a step has written; none if the step is not needed."""
         return [self.store.path(shard.key, f"{name}.arrow") for shard in self.shards(step)]
 
 
 def rounds_of(shard: PlannedShard, store: Store) -> Rounds:
-    """The rounds that a shard of one is of, as far as they concern it."""
+    """The rounds that a shard belongs to, as far as the shard needs them."""
     recipe, uri = RoundRecipe(**shard.identity["recipe"]), shard.part.file.uri
-    return Rounds(store, Roster.load(uri), uri, recipe)
+    return Rounds(store, SignedSlices.load(uri), uri, recipe)
 
 
-def sorted_union(*arrays: np.ndarray) -> np.ndarray:
-    """Numbers of documents out of several arrays, int64, ascending, each once."""
-    return distinct(np.concatenate([np.empty(0, np.int64), *arrays]))
+RunRound = Callable[[str, Sequence[PlannedShard], Mapping[str, Any]], None]
+"""Builds the pending shards of a round: its name, the shards, and arguments that all of them share."""
+
+
+@dataclass(frozen=True, slots=True)
+class DocumentSlice:
+    """The documents of a slice. `reader` is one of `READERS`, `options` are its settings; both, and `part.content`, are
+    part of the identity. Documents without a name of their own are called `name#row`; names do not affect signatures.
+    """
+
+    reader: str
+    part: Slice
+    options: Mapping[str, Any] = field(default_factory=dict[str, Any])
+    name: str = ""
+
+
+def planned_rounds(
+    slices: Sequence[DocumentSlice], choices: DedupChoices, store: Store
+) -> tuple[list[PlannedShard], Rounds, dict[str, Any]]:
+    """The shards that sign the slices, the rounds over them, and the arguments that building them needs."""
+    evaluations = find_evaluations(choices.evaluations)
+    size = sum(each.part.size for each in slices)
+    partitions = partitions_for(size)
+    signed: list[PlannedShard] = []
+    for each in slices:
+        near_on = choices.near_on if choices.near or evaluations else "conversation"
+        recipe = SignRecipe(
+            reader=each.reader,
+            options=each.options,
+            partitions=partitions,
+            near=choices.near,
+            near_on=near_on,
+            prompts=choices.cap is not None,
+            evaluations=fingerprint(evaluations),
+        )
+        identity = shard_identity(KIND, FORMAT_VERSION, recipe, each.part)
+        signed.append(PlannedShard(each.name or "all", "sign", each.part, identity))
+    all_slices = SignedSlices(tuple(shard.key for shard in signed), tuple(each.name for each in slices))
+    recipe = RoundRecipe(
+        "decide", partitions, choices.threshold if choices.near else None, bool(evaluations), choices.cap
+    )
+    rounds = Rounds(store, all_slices, all_slices.place(store), recipe, size)
+    return signed, rounds, {"store": store.place, "evaluations": evaluation_records(evaluations)}
+
+
+def _proven(rounds: Rounds, store: Store) -> Decisions | None:
+    """The decisions, if the store proves them; files that changed are rebuilt, because published files link to them."""
+    (last,) = rounds.shards("decide")
+    receipt = store.receipt(last.key)
+    if receipt is None:
+        return None
+    if any(file_hash(store.path(last.key, output.path)) != output.xxh3_128 for output in receipt.outputs):
+        store.withdraw(last.key)
+        return None
+    return decisions_in(store, receipt)
+
+
+def decide(
+    slices: Sequence[DocumentSlice], choices: DedupChoices, store_place: str, run: RunRound, *, rebuild: bool
+) -> Decisions:
+    """Decide about every document of the slices, round by round, reusing what the store proves. Raises RunError if a
+    shard of a round is missing after it ran.
+    """
+    store = Store(store_place, KIND)
+    signed, rounds, common = planned_rounds(slices, choices, store)
+    found = None if rebuild else _proven(rounds, store)
+    if found is not None:
+        return found
+    if is_local(store.place):
+        sweep(store.folder(ROSTERS))
+    rounds.slices.publish(store)
+    _run("sign", signed, store, run, common, rebuild=rebuild)
+    for step in rounds.steps:
+        _run(step, rounds.shards(step), store, run, common, rebuild=rebuild)
+    found = _proven(rounds, store)
+    if found is None:
+        raise RunError("the decisions about duplicates are missing; rerun the same command")
+    return found
+
+
+def _run(
+    name: str, shards: list[PlannedShard], store: Store, run: RunRound, common: Mapping[str, Any], *, rebuild: bool
+) -> None:
+    """Build the pending shards of a round. Raises RunError if any is missing afterwards."""
+    pending = Plan.of(store, shards, rebuild=rebuild).pending
+    if not pending:
+        return
+    run(name, pending, {**common, "rebuild": rebuild})
+    proven = store.proven(shard.key for shard in pending)
+    missing = [shard.place for shard in pending if shard.key not in proven]
+    if missing:
+        raise RunError(
+            f"{len(missing)} of {len(pending)} shards of the round {name!r} have no receipt, the first {missing[0]}; "
+            "rerun the same command to build them"
+        )

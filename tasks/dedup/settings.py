@@ -1,12 +1,11 @@
-"""What a person can choose about deduplication, and what of it makes the recipes of its steps.
+"""Settings of deduplication, and the recipes they become.
 
-The same choices serve two front ends: `DedupChoices` stands in the settings of a Harmony normalization, `DedupSettings`
-are those of a blend of text on its own.
+`DedupChoices` is part of the settings of a Harmony normalization; `DedupSettings` are those of a blend of text.
 """
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any, Literal, Self
+from typing import Annotated, Any, Literal, Self
 
 from pydantic import Field, model_validator
 from tokenmill.tasks.blend.models import Blend
@@ -20,69 +19,66 @@ NearOn = Literal["conversation", "prompt"]
 Step = Literal["exact", "pairs", "verify", "narrow", "crowds", "settle", "cap", "decide"]
 
 LEAST_THRESHOLD = 0.5
-"""Of pairs that are less alike than this, one in eight would not even become a candidate."""
+"""Below this similarity, candidate search misses more than one pair in eight."""
+
+
+Near = Annotated[
+    bool,
+    Field(description="Also find near-duplicates: texts that share most of their runs of five words or characters."),
+]
+Threshold = Annotated[
+    float, Field(ge=LEAST_THRESHOLD, le=1, description="Least Jaccard similarity of near-duplicates.")
+]
 
 
 class DedupChoices(Strict, frozen=True):
-    """Everything a person can choose about how duplicates are found among conversations, and what becomes of them."""
+    """How to find duplicates among conversations, and what to do with them."""
 
     mode: Literal["off", "tag", "drop"] = Field(
-        default="tag", description="Leave duplicates alone, mark them, or leave them out."
+        default="tag", description="tag duplicates, drop them, or turn deduplication off."
     )
-    near: bool = Field(
-        default=True, description="Also find near-duplicates, which share most runs of five words or characters."
-    )
-    threshold: float = Field(
-        default=THRESHOLD,
-        ge=LEAST_THRESHOLD,
-        le=1,
-        description="Jaccard similarity from which two are near-duplicates.",
-    )
+    near: Near = True
+    threshold: Threshold = THRESHOLD
     near_on: NearOn = Field(
         default="conversation",
-        description="What near-duplicates and evaluations are compared by: all, or what users say.",
+        description="Text to compare for near-duplicates and contamination: the conversation or only its prompt.",
     )
-    cap: int | None = Field(default=None, ge=1, description="Most rows of one prompt; the best ones stay.")
+    cap: int | None = Field(default=None, ge=1, description="Maximum rows per prompt; the best are kept.")
     evaluations: Blend | str | None = Field(
         default=None,
-        description="Blend of evaluations; rows that hold 13 words in a row out of one, or a short one whole, are contaminated.",
+        description="Blend of evaluations; rows that share 13 consecutive words with one, or contain a shorter one, are contaminated.",
     )
 
 
 class DedupSettings(PreparationSettings, frozen=True):
-    """Everything a person can choose about the deduplication of a blend of text."""
+    """Settings of the deduplication of a blend of text."""
 
-    mode: Mode = Field(default="drop", description="Leave duplicates out, or write every row with what became of it.")
-    near: bool = Field(
-        default=True, description="Also find near-duplicates, which share most runs of five words or characters."
-    )
-    threshold: float = Field(
-        default=THRESHOLD,
-        ge=LEAST_THRESHOLD,
-        le=1,
-        description="Jaccard similarity from which two are near-duplicates.",
-    )
-    cap: int | None = Field(default=None, ge=1, description="Most documents of one prompt; the shortest ones stay.")
-    cap_by: str | None = Field(default=None, min_length=1, description="Field that names the prompt of a document.")
+    mode: Mode = Field(default="drop", description="drop duplicates, or tag every row with its outcome.")
+    near: Near = True
+    threshold: Threshold = THRESHOLD
+    cap: int | None = Field(default=None, ge=1, description="Maximum documents per prompt; the shortest are kept.")
+    cap_by: str | None = Field(default=None, min_length=1, description="Field with the prompt of a document.")
     id_field: str | None = Field(
-        default=None, min_length=1, description="Field that documents are called by; file and row where left out."
+        default=None, min_length=1, description="Field that names documents; without it, their file and row."
     )
     evaluations: Blend | str | None = Field(
         default=None,
-        description="Blend of evaluations; documents that hold 13 words in a row out of one, or a short one whole, are contaminated.",
+        description="Blend of evaluations; documents that share 13 consecutive words with one, or contain a shorter one, are contaminated.",
     )
 
     @model_validator(mode="after")
     def _fits_together(self) -> Self:
         if "holdout" in self.model_fields_set:
-            raise ValueError("holdout means nothing here, because rows are not split; leave it out")
+            raise ValueError("holdout does not apply to deduplication, which splits no rows; remove it")
         if (self.cap is None) != (self.cap_by is None):
-            raise ValueError("cap and cap_by go together: how many documents, and the field that names their prompt")
+            raise ValueError(
+                "cap and cap_by need each other: the maximum number of documents, and the field with their prompt"
+            )
         return self
 
     @property
     def choices(self) -> DedupChoices:
-        """How duplicates are found."""
+        """The settings that find duplicates."""
         return DedupChoices(
             mode=self.mode, near=self.near, threshold=self.threshold, cap=self.cap, evaluations=self.evaluations
         )
@@ -90,8 +86,8 @@ class DedupSettings(PreparationSettings, frozen=True):
 
 @dataclass(frozen=True, slots=True)
 class SignRecipe:
-    """Every choice that can change a byte of the signatures of a slice. `options` are those of the reader, `near` and
-    `prompts` say whether views and prompts are signed, and `evaluations` is the hash of their contents, or None.
+    """Every setting that can change a byte of a slice's signatures. `options` are the reader's, `prompts` says whether
+    prompts are signed, `evaluations` is the hash of their content, or None.
     """
 
     reader: str
@@ -105,8 +101,8 @@ class SignRecipe:
 
 @dataclass(frozen=True, slots=True)
 class RoundRecipe:
-    """Every choice that can change what a step finds, None where it is of no concern to the step. `threshold` is None
-    where near-duplicates stay, `cap` where any number does.
+    """Every setting that can change what a step finds, None where it does not affect the step. `threshold` is also None
+    without near-duplicates, and `cap` without a cap.
     """
 
     step: Step

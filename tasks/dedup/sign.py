@@ -1,16 +1,15 @@
-"""Signing a slice: one pass over its documents writes everything that the later steps ask of it.
+"""Sign a slice: one pass over its documents writes everything that later steps need.
 
-    exact.arrow      the hash of each text                       cut by key
-    bands.arrow      32 keys of a MinHash sketch of each view    cut by key; where near-duplicates are looked for
-    shingles.arrow   the runs of five words of each view         where near-duplicates are looked for
-    units.arrow      how many units each view is made of         the same
-    prompts.arrow    the prompt of each document                 cut by key; where there is a cap
-    names.arrow      what each document is called                where they have names of their own
-    hits.arrow       the runs of words shared with evaluations   where there are any
+    exact.arrow      the hash of each text                          partitioned by key
+    bands.arrow      32 band keys of each document's MinHash        partitioned by key; for near-duplicates
+    shingles.arrow   the shingles of each document                  for near-duplicates
+    units.arrow      the number of units of each kind               for near-duplicates
+    prompts.arrow    the prompt of each document                    partitioned by key; for a cap
+    names.arrow      the name of each document                      if documents have names of their own
+    hits.arrow       runs shared with evaluations                   if there are evaluations
 
-All of it follows from the content of the slice and the recipe, documents being called by their rows: a slice is signed
-once, whatever stands beside it. A million documents of 480 bytes take some 25 s of a core, a fifth of it
-sketches, and 1.3 GB on disk.
+Signatures depend only on the content of the slice and the recipe, and name documents by row, so a slice is signed once.
+A million documents of 480 bytes take 25 s of a core, a fifth of it sketches, and 1.3 GB on disk.
 """
 
 import time
@@ -27,19 +26,19 @@ from tokenmill.tasks.shards.plan import PlannedShard
 from tokenmill.tasks.shards.receipt import PartCount, Receipt
 from tokenmill.tasks.shards.store import Store
 
-from . import cap, exact, near
+from . import exact, near
 from .candidates import BANDS_SCHEMA
 from .contamination import HITS, Evaluations, hits
 from .documents import Documents, content, ranks_of
-from .keyed import KEYED
+from .exact import KEYED
 from .near import MADE_OF, SHINGLED, NearFiles
-from .normalize import normalized
 from .partitions import PartitionedFile, partitioned
 from .readers import READERS, Signable
 from .settings import SignRecipe
+from .shingles import normalized
 
-NAMES = pa.schema([pa.field("number", pa.int64()), pa.field("name", pa.large_string())])
-"""A document and what it is called, documents in ascending order."""
+NAMES = pa.schema({"number": pa.int64(), "name": pa.large_string()})
+"""A document and its name, documents ascending."""
 
 
 def sign_slice(shard: PlannedShard, store: Store, evaluations: Evaluations | None) -> Receipt:
@@ -71,7 +70,7 @@ def sign_slice(shard: PlannedShard, store: Store, evaluations: Evaluations | Non
 
 @dataclass
 class _Signatures:
-    """The files of a slice that is being signed, and its books. A slice without documents has them too, empty."""
+    """The files of a slice being signed, and its counts. A slice without documents has empty files."""
 
     stack: ExitStack
     folder: str
@@ -101,7 +100,7 @@ class _Signatures:
 
     @property
     def facts(self) -> dict[str, Any]:
-        """What decisions tell of the documents: of which units they consist, and how many have no prompt."""
+        """The number of documents by their most frequent kind of unit, and of those without a prompt."""
         prompts = {"without_prompt": self.without_prompt} if self.recipe.prompts else {}
         return {"units": dict(sorted(self.units.items())), **prompts} if self.recipe.near else prompts
 
@@ -111,8 +110,8 @@ class _Signatures:
         self.documents += len(some.rows)
         if not len(some.rows):
             return
-        nobody, sizes = np.zeros(len(some.rows), np.int64), np.diff(content(some.texts)[1])
-        ranks = ranks_of(some.qualities, sizes, nobody)
+        sizes = np.diff(content(some.texts)[1])
+        ranks = ranks_of(some.qualities, sizes)
         texts = normalized(some.texts)
         exact.sign(self.files["exact"], Documents(some.rows, texts, ranks))
         views = texts if some.views is some.texts else normalized(some.views)
@@ -122,8 +121,8 @@ class _Signatures:
         if self.evaluations is not None:
             self.files["hits"].append(hits(Documents(some.rows, views, ranks), self.evaluations))
         if self.recipe.prompts and some.prompts is not None:
-            shortest = ranks_of(some.qualities, -sizes, nobody)
-            self.without_prompt += cap.sign(self.files["prompts"], some.rows, some.prompts, shortest)
+            shortest = ranks_of(some.qualities, -sizes)
+            self.without_prompt += exact.sign_prompts(self.files["prompts"], some.rows, some.prompts, shortest)
         if some.names is not None:
             table = pa.Table.from_arrays([pa.array(some.rows), some.names], schema=NAMES)
             self._open("names", NAMES, 1).append(table)

@@ -14,18 +14,15 @@ from tokenmill.tasks.shards.publish import Output
 from tokenmill.tasks.shards.receipt import PartCount, Receipt
 from tokenmill.tasks.shards.store import Store
 
-from . import cap, exact, near
+from . import exact, near
 from .candidates import CROWDED, read_buckets, write_candidates
-from .cap import CAPPED
-from .contamination import HITS
-from .crowds import compare_crowds
+from .contamination import HITS, EvaluationFile, load_evaluations
 from .decisions import Findings, warnings_about, write_decisions
-from .distinct import distinct
-from .edges import EDGES
-from .evaluations import EvaluationFile, held
-from .near import VERIFIED
+from .documents import EDGES, distinct, sorted_union
+from .exact import CAPPED
+from .near import VERIFIED, compare_large_buckets
 from .partitions import read_numbered, read_partition, write_table
-from .rounds import Rounds, rounds_of, sorted_union
+from .rounds import Rounds, rounds_of
 from .settings import Step
 from .sign import sign_slice
 
@@ -33,7 +30,7 @@ from .sign import sign_slice
 def build_shard(shard: PlannedShard, store: Store, evaluations: tuple[EvaluationFile, ...]) -> Receipt:
     """Build one shard of any round in this process."""
     if "step" not in shard.identity["recipe"]:
-        return sign_slice(shard, store, held(evaluations).evaluations if evaluations else None)
+        return sign_slice(shard, store, load_evaluations(evaluations).evaluations if evaluations else None)
     started, cpu = time.time(), time.process_time()
     work = _Work(rounds_of(shard, store), shard, evaluations)
     outputs, count = STEPS[shard.identity["recipe"]["step"]](work)
@@ -111,14 +108,14 @@ def _narrow(work: _Work) -> Found:
         distinct(read_partition([uri], 0, 1, CROWDED)["number"].to_numpy())
         for uri in work.rounds.results("pairs", "crowded")
     )
-    gone = near.surely_gone([work.result("verify", "verified", VERIFIED)], sorted_union(*crowded))
+    gone = near.certain_drops([work.result("verify", "verified", VERIFIED)], sorted_union(*crowded))
     return [work.write("gone", _numbers(gone))], len(gone)
 
 
 def _crowds(work: _Work) -> Found:
     crowded = read_partition([work.rounds.results("pairs", "crowded")[work.partition]], 0, 1, CROWDED)
     gone = _gone(work, "narrow", "gone", CAPPED)
-    found = compare_crowds(crowded, gone, work.rounds.signatures("shingles"), work.threshold)
+    found = compare_large_buckets(crowded, gone, work.rounds.signatures("shingles"), work.threshold)
     outputs = [work.write("verified", found.verified), work.write("unseen", _numbers(found.unseen))]
     return outputs, found.verified.num_rows
 
@@ -138,7 +135,7 @@ def _cap(work: _Work) -> Found:
         _gone(work, "settle", "contaminated", CAPPED),
     )
     most = work.rounds.recipe.cap or 0
-    table = cap.resolve(work.rounds.signatures("prompts"), work.partition, work.partitions, most, gone)
+    table = exact.beyond_cap(work.rounds.signatures("prompts"), work.partition, work.partitions, most, gone)
     return [work.write("capped", table)], table.num_rows
 
 
@@ -151,9 +148,10 @@ def _decide(work: _Work) -> Found:
     }
     hits = _hits(work) if work.rounds.recipe.evaluations else None
     unseen = work.result("crowds", "unseen", CAPPED)["dropped"].to_numpy()
-    findings = Findings(work.rounds.roster, work.rounds.store, drops, hits, unseen)
+    slices = work.rounds.slices
+    findings = Findings(slices.signatures, slices.names, work.rounds.store, drops, hits, unseen)
     outputs, facts = write_decisions(findings, work.folder)
-    facts["evaluations"] = held(work.evaluations).books if work.evaluations else []
+    facts["evaluations"] = load_evaluations(work.evaluations).row_counts if work.evaluations else []
     work.facts.update(facts, warnings=list(warnings_about(facts)))
     return outputs, sum(table.num_rows for table in drops.values())
 

@@ -31,9 +31,8 @@ import numpy as np
 from tokenmill.tasks.chat.check import text_encoder
 from tokenmill.tasks.chat.controls import Controls
 from tokenmill.tasks.chat.conversation import Rejected
-from tokenmill.tasks.chat.encoding import Batch
+from tokenmill.tasks.chat.encoding import ROLE_NUMBERS, Batch, Piece
 from tokenmill.tasks.chat.loss import LossPolicy
-from tokenmill.tasks.chat.pieces import ROLE_NUMBERS, Piece
 from tokenmill.tasks.chat.sequences import Pieces
 from tokenmill.tasks.errors import InputError
 from tokenmill.tasks.tokenize.encoders import Encoder

@@ -12,7 +12,7 @@ from dataclasses import asdict, dataclass, replace
 from typing import Any, cast, get_args
 
 from tokenmill.tasks.chat.conversation import Rejected
-from tokenmill.tasks.chat.intake import fields_read
+from tokenmill.tasks.chat.parse import fields_read
 from tokenmill.tasks.chat.sequences import Pieces
 from tokenmill.tasks.errors import InputError, nearest
 from tokenmill.tasks.tokenize.settings import SpecialTokens

@@ -58,7 +58,9 @@ def latest(output_dir: str) -> Latest | None:
             raise ValueError("its content does not match its seal")  # noqa: TRY301 - handled below
         return Latest(record["version"], join(output_dir, record["version"]), record["named_files"])
     except (ValueError, AttributeError, TypeError, KeyError) as error:
-        raise InputError(f"{place}: does not name a version; remove it, and the next run publishes a new one") from error
+        raise InputError(
+            f"{place}: does not name a version; remove it, and the next run publishes a new one"
+        ) from error
 
 
 def follow(output_dir: str, record: Mapping[str, Any], **said: object) -> None:

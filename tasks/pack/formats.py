@@ -11,9 +11,9 @@ from typing import Any, Protocol, TypeVar
 from tokenmill.tasks.chat.check import checked_renderer, renderer_of
 from tokenmill.tasks.chat.controls import Controls
 from tokenmill.tasks.chat.conversation import Conversation, Rejected
-from tokenmill.tasks.chat.intake import conversation, fields_read
 from tokenmill.tasks.chat.load import load_template
 from tokenmill.tasks.chat.loss import LossPolicy
+from tokenmill.tasks.chat.parse import conversation, fields_read
 from tokenmill.tasks.chat.sequences import Pieces, Renderer, SplitTurns
 from tokenmill.tasks.chat.template import ChatTemplate
 from tokenmill.tasks.errors import InputError

@@ -5,7 +5,7 @@
     seq_start_id  list<int32>  where each sequence begins; the first is 0, the end is not stored
     document      list<int64>  per sequence: the row, from 0, in the slice of the source that the shard is made of
     role_start    list<int32>  where the author of the tokens changes
-    role          list<int8>   who it is from there on, a number in `tasks.chat.pieces.ROLES`
+    role          list<int8>   who it is from there on, a number in `tasks.chat.encoding.ROLES`
 
 The first three are those of `GPTSFTPackedParquetDataset` (Megatron-Bridge 0.6.2), which ignores the others. Its reader
 keeps one row group in memory, so these are small. The schema's metadata says under `tokenmill` how the file was made.
@@ -20,7 +20,7 @@ import numpy as np
 import orjson
 import pyarrow as pa
 import pyarrow.parquet as pq
-from tokenmill.tasks.chat.pieces import ROLE_NUMBERS
+from tokenmill.tasks.chat.encoding import ROLE_NUMBERS
 from tokenmill.tasks.shards.publish import Publication
 
 from .algorithms import Packs

@@ -16,8 +16,7 @@ import pyarrow.parquet as pq
 from pyarrow import compute
 from tokenmill.tasks.errors import InputError
 from tokenmill.tasks.score.embedded import read_embeddings
-from tokenmill.tasks.select.score_folders import ScoreFolder, score_folder
-from tokenmill.tasks.select.scores import ROW_ID, with_scores
+from tokenmill.tasks.select.scores import ROW_ID, ScoreFolder, score_folder, with_scores
 from tokenmill.tasks.shards.manifest import MANIFEST, read_manifest
 from tokenmill.tasks.shards.publish import Output, publish_bytes
 from tokenmill.tasks.storage import absolute, filesystem, join

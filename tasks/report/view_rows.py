@@ -15,7 +15,7 @@ import numpy as np
 import orjson
 import pyarrow as pa
 from pyarrow import parquet
-from tokenmill.tasks.chat.pieces import ROLES
+from tokenmill.tasks.chat.encoding import ROLES
 from tokenmill.tasks.errors import RunError
 from tokenmill.tasks.pack.parquet import SCHEMA
 from tokenmill.tasks.shards.store import read_bytes, size_of

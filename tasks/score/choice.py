@@ -24,8 +24,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 from pydantic import Field
 from tokenmill.tasks.errors import InputError
-from tokenmill.tasks.select.score_folders import CHOICE, CHOSEN, ScoreFolder
-from tokenmill.tasks.select.scores import ROW_ID
+from tokenmill.tasks.select.scores import CHOICE, CHOSEN, ROW_ID, ScoreFolder
 from tokenmill.tasks.shards.lock import locked
 from tokenmill.tasks.shards.manifest import MANIFEST, manifest_bytes, published_manifest
 from tokenmill.tasks.shards.publish import Output, publish, publish_bytes

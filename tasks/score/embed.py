@@ -13,9 +13,7 @@ from typing import Literal, Protocol
 
 import numpy as np
 import pyarrow as pa
-from tokenmill.tasks.dedup.normalize import normalized
-from tokenmill.tasks.dedup.shingles import Length, shingles
-from tokenmill.tasks.dedup.units import Units, units_of
+from tokenmill.tasks.dedup.shingles import Length, Units, normalized, shingles, units_of
 from tokenmill.tasks.errors import InputError
 
 from .finite import ROW, NonFiniteError, Place, require_finite

@@ -12,8 +12,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 from tokenmill.tasks.errors import InputError
-from tokenmill.tasks.select.score_folders import ScoreFolder, score_folder
-from tokenmill.tasks.select.scores import ROW_ID, require_joinable
+from tokenmill.tasks.select.scores import ROW_ID, ScoreFolder, require_joinable, score_folder
 from tokenmill.tasks.storage import filesystem
 
 from .embed import as_vectors

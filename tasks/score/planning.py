@@ -10,7 +10,7 @@ from typing import Any
 import orjson
 import pyarrow.parquet as pq
 from tokenmill.tasks.blend.models import SPLITS, Blend, DataSource
-from tokenmill.tasks.chat.intake import fields_read
+from tokenmill.tasks.chat.parse import fields_read
 from tokenmill.tasks.errors import InputError
 from tokenmill.tasks.harmony.training import HARMONY
 from tokenmill.tasks.harmony.vocabulary import IDS as HARMONY_IDS

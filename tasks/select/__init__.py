@@ -1,7 +1,7 @@
-"""Which rows are worth scoring: pools of rows by what their columns say, and candidates by what they do.
+"""Select rows: pools by predicates on columns, and candidates to embed.
 
-    rows ─► base filter ─► pools (predicates on columns) ─► candidates: one text per row to embed ─► collapse report
+    rows → base filter → pools (predicates on columns) → candidates: one text per row to embed → report on collapse
 
-Predicates are data, in a small language of their own that is checked against the columns before a row is read. Rows
-are only filtered, so that part works on whole columns; Harmony text is parsed for the candidates alone.
+Predicates are data, checked against the columns before any row is read. Pools work on whole columns; only candidates
+parse Harmony text.
 """

@@ -1,8 +1,7 @@
-"""Candidates: of the rows that are wanted, the texts to embed, and the columns by which the result is read.
+"""Candidates: the texts to embed, and columns to read the results by.
 
-Rows are chosen by a predicate and by a hash of their id, before any text is parsed; the hash is of the id alone, so
-the same rows are chosen whatever the files, the order or the other rows. What is left is parsed as Harmony and shown
-in one of the views; rows that are no Harmony, or of which the view shows nothing, are dropped and counted.
+Rows are chosen by a predicate and a hash of their id before any text is parsed, so the choice does not depend on files,
+order or other rows. Rows that are invalid Harmony or have an empty view are dropped and counted.
 
 A conversation of ten messages takes 0.1 milliseconds, half of it parsing.
 """
@@ -14,11 +13,10 @@ from dataclasses import dataclass
 
 import numpy as np
 import pyarrow as pa
-from tokenmill.tasks.errors import InputError
 from tokenmill.tasks.harmony.grammar import Fault, parse
 
-from .expression import Predicate, masks
-from .views import View, view_of
+from .predicates import Predicate, masks
+from .signature import View, view_of
 
 CARRIED = pa.schema(
     {
@@ -27,7 +25,7 @@ CARRIED = pa.schema(
         "quality_valid_tool_schema": pa.bool_(),
     }
 )  # fmt: skip
-"""The columns that candidates take along; null where a file has them not."""
+"""Columns that candidates keep; null where a file lacks them."""
 
 SCHEMA = pa.schema(
     [
@@ -41,39 +39,28 @@ SCHEMA = pa.schema(
 
 @dataclass(frozen=True, slots=True)
 class Sample:
-    """Keeps the rows whose hash, modulo `modulus`, is below `keep`: about `keep` of `modulus` rows."""
+    """Keeps rows whose hash modulo `modulus` is below `keep`, about `keep` of `modulus` rows."""
 
     modulus: int = 1
     keep: int = 1
 
-    def __post_init__(self) -> None:
-        """Raises InputError for a sample that keeps nothing or more than all."""
-        if not 1 <= self.keep <= self.modulus:
-            raise InputError(
-                f"a sample of {self.keep} in {self.modulus} rows; keep at least 1, and no more than there are"
-            )
-
 
 @dataclass(frozen=True, slots=True)
 class Candidates:
-    """`rows` of SCHEMA, in the order of the table they come from, and how many others were dropped, by reason."""
+    """`rows` of SCHEMA in table order, and the number of dropped rows by reason."""
 
     rows: pa.Table
     drops: Counter[str]
 
 
 def candidates(
-    table: pa.Table, view: View, require: Predicate | None, sample: Sample, known: Collection[str] = ()
+    table: pa.Table, view: View, require: Predicate, sample: Sample, known: Collection[str] = ()
 ) -> Candidates:
-    """The candidates among the rows of `table`, which has `id` and `text`.
+    """The candidates among the rows of `table`, which has `id` and `text`. `known` names columns that rows may have.
 
-    `known` names the columns that the table might have and need not. Raises InputError for a predicate that does not
-    fit the columns, and for a table without ids or texts.
+    Raises InputError for a predicate that does not fit the columns.
     """
-    for name in ("id", "text"):
-        if name not in table.schema.names:
-            raise InputError(f"candidates need the column {name!r}; select from normalized Harmony rows")
-    wanted = masks(table, [require.on(table.schema, known)])[0] if require else np.ones(table.num_rows, np.bool_)
+    wanted = masks(table, [require.on(table.schema, known)])[0]
     kept = wanted.copy()
     kept[wanted] = sampled(table.column("id").filter(pa.array(wanted)).to_pylist(), sample)
     drops = Counter(not_required=int((~wanted).sum()), not_sampled=int((wanted & ~kept).sum()))
@@ -81,7 +68,7 @@ def candidates(
 
 
 def sampled(ids: Sequence[str | None], sample: Sample) -> np.ndarray:
-    """Which of `ids` are in the sample, bool [ids]: by the first 32 bits of the SHA-1 of the id in lower case."""
+    """Which of `ids` are in the sample, bool [ids]: by the first 32 bits of the SHA-1 of the lower-case id."""
     if sample.keep == sample.modulus:
         return np.ones(len(ids), np.bool_)
     digests = (hashlib.sha1((each or "").lower().encode(), usedforsecurity=False).digest() for each in ids)

@@ -1,12 +1,12 @@
-"""Whether behaviours have collapsed: a look at the traces before a GPU embeds them.
+"""Report on the diversity of behaviors, before a GPU embeds them.
 
-Where nearly all conversations do the same, their traces fall on a few points, and choosing among them by distance
-chooses nothing. The survey counts distinct traces, with and without the plan, distinct sequences of tools and sets of
-keys, and says which of its limits are not kept. One percent of distinct structures is the least by default; on
-conversations without tools, which have a dozen structures in all, that fails on purpose.
+If nearly all conversations do the same, their traces fall on a few points, and choosing among them by distance is
+useless. The survey counts distinct traces, with and without the plan, tool sequences and key sets, and checks limits.
+By default at least 1 % of structures must be distinct; conversations without tools have about a dozen structures and
+fail on purpose.
 
-Distinct values are counted exactly, at some 300 bytes each, and their share falls as rows are added, because behaviours
-repeat. So a survey is made of a sample of some 200,000 rows (`candidates.sampled`), and surveys of parts add up.
+Distinct values are counted exactly, about 300 bytes each. Their share falls as rows are added, so a survey covers a
+sample of about 200,000 rows (`candidates.sampled`). Surveys add up.
 """
 
 import re
@@ -23,6 +23,7 @@ from .signature import Behaviour, behaviour_of
 PERCENTILES = (50, 90, 99)
 MOST_LISTED = 20
 NUMBERED = ("traces", "structures", "calls", "words")
+"""Counts of a survey keyed by number, and those keyed by text."""
 NAMED = ("tools", "answers", "keysets", "authors")
 """The counts of a survey whose keys are numbers, and those whose keys are text."""
 
@@ -31,7 +32,7 @@ MARKUP = re.compile(r"[\\`*_|<>\[\]]")
 
 @dataclass(frozen=True, slots=True)
 class Limits:
-    """What a survey must keep: the least share of distinct structures among rows, and of rows with calls."""
+    """The least share of distinct structures among rows, and of rows with calls."""
 
     structures: float = 0.01
     calls: float = 0.0
@@ -39,9 +40,8 @@ class Limits:
 
 @dataclass(slots=True)
 class Survey:
-    """Counts over conversations. `empty` are those without a behaviour, because their text is no Harmony; the keys of
-    `traces` and `structures` are hashes of 64 bits, those of `calls` and `words` numbers per row. `keysets` and
-    `authors` count results, the others rows.
+    """Counts over conversations. `empty` counts invalid Harmony; `traces` and `structures` are keyed by 64-bit hashes,
+    `calls` and `words` by numbers per row. `keysets` and `authors` count results, the others rows.
     """
 
     rows: int = 0
@@ -57,7 +57,7 @@ class Survey:
     rows_with_keysets: int = 0
 
     def add(self, behaviour: Behaviour | None) -> None:
-        """Count one conversation, None for one whose text is no Harmony."""
+        """Count one conversation, None for invalid Harmony."""
         self.rows += 1
         if behaviour is None:
             self.empty += 1
@@ -81,7 +81,7 @@ class Survey:
 
     @classmethod
     def of_record(cls, record: Mapping[str, Any]) -> Self:
-        """The survey that `record` is of."""
+        """The survey in a record."""
         numbered = {name: Counter({int(key): count for key, count in record[name].items()}) for name in NUMBERED}
         named = {name: Counter(record[name]) for name in NAMED}
         return cls(record["rows"], record["empty"], **numbered, **named, rows_with_keysets=record["rows_with_keysets"])
@@ -96,7 +96,7 @@ def _plain(value: "int | Counter[Any]") -> int | dict[str, int]:
 
 
 def survey(texts: Iterable[str | None]) -> Survey:
-    """The survey of Harmony texts, one per row."""
+    """Survey Harmony texts, one per row."""
     found = Survey()
     for text in texts:
         messages = parse(text)
@@ -106,19 +106,14 @@ def survey(texts: Iterable[str | None]) -> Survey:
 
 @dataclass(frozen=True, slots=True)
 class Collapse:
-    """What a survey says: `facts`, plain JSON, and the limits that are not kept, a sentence each."""
+    """The report on a survey: `facts`, plain JSON, and a sentence per violated limit."""
 
     facts: dict[str, Any]
     problems: tuple[str, ...]
 
     @property
-    def status(self) -> int:
-        """The exit status: 0 where all limits are kept, 1 where one is not."""
-        return 1 if self.problems else 0
-
-    @property
     def markdown(self) -> str:
-        """The report for people."""
+        """The report in Markdown."""
         verdict = [f"**Collapsed:** {problem}" for problem in self.problems] or ["No collapse: all limits are kept."]
         numbers = [(_spaced(name), value) for name, value in self.facts.items() if isinstance(value, int | float)]
         counts = [(_spaced(name), value) for name, value in self.facts.items() if isinstance(value, dict)]
@@ -127,7 +122,7 @@ class Collapse:
 
 
 def collapse(found: Survey, limits: Limits) -> Collapse:
-    """The report on a survey. Shares are of all rows, between 0 and 1, and 0 where there are no rows."""
+    """Report on a survey. Shares are of all rows, between 0 and 1, and 0 without rows."""
     facts: dict[str, Any] = {
         "rows": found.rows,
         "share_empty": _share(found.empty, found.rows),
@@ -150,16 +145,16 @@ def collapse(found: Survey, limits: Limits) -> Collapse:
 
 def _problems(facts: dict[str, Any], limits: Limits) -> Iterable[str]:
     if not facts["rows"]:
-        yield "there are no rows to look at; check what was selected"
+        yield "there are no rows to survey; check the selection"
         return
     structures, calls = facts["share_distinct_structures"], facts["share_with_calls"]
     if structures < limits.structures:
         yield (
             f"{facts['distinct_structures']} distinct structures in {facts['rows']} rows are {structures:.3%}, "
-            f"and {limits.structures:.3%} are the least; embed another view, or select other rows"
+            f"below the limit of {limits.structures:.3%}; embed another view or select other rows"
         )
     if calls < limits.calls:
-        yield f"{calls:.3%} of rows call a tool, and {limits.calls:.3%} are the least; select rows with tools"
+        yield f"{calls:.3%} of rows call a tool, below the limit of {limits.calls:.3%}; select rows with tools"
 
 
 def _share(part: int, whole: int) -> float:
@@ -167,13 +162,13 @@ def _share(part: int, whole: int) -> float:
 
 
 def _percentiles(counts: Counter[int]) -> dict[str, int]:
-    """For each percentile the least number that this many percent of rows do not exceed; nothing without rows."""
+    """For each percentile the least number that this share of rows does not exceed; empty without rows."""
     ascending = sorted(counts.elements())
     return {f"p{each}": ascending[-(-len(ascending) * each // 100) - 1] for each in PERCENTILES if ascending}
 
 
 def _most_common(counts: Counter[str]) -> dict[str, int]:
-    """The most frequent, equal counts in alphabetical order."""
+    """The most frequent values, ties in alphabetical order."""
     return dict(sorted(counts.items(), key=lambda item: (-item[1], item[0]))[:MOST_LISTED])
 
 
@@ -187,5 +182,5 @@ def _table(rows: Iterable[tuple[str, Any]]) -> str:
 
 
 def _cell(value: object) -> str:
-    """A table's cell; what the data says stays in it, and stays text."""
+    """A cell of a table, with Markdown in the data escaped."""
     return f"{value:.4f}" if isinstance(value, float) else MARKUP.sub(r"\\\g<0>", str(value))

@@ -4,7 +4,7 @@ from collections.abc import Sequence
 from dataclasses import asdict
 
 import pyarrow as pa
-from tokenmill.tasks.dedup.evaluations import evaluation_sources, find_evaluations
+from tokenmill.tasks.dedup.contamination import evaluation_sources, find_evaluations
 from tokenmill.tasks.errors import InputError
 from tokenmill.tasks.harmony.columns import SCHEMA
 from tokenmill.tasks.shards.manifest import Finished
@@ -13,10 +13,9 @@ from tokenmill.tasks.shards.store import Store
 from tokenmill.tasks.shards.usable import require_separate, store_place
 from tokenmill.tasks.storage import absolute
 
-from .expression import parse_predicate
 from .pools import BUNDLED, Pools, load_pools
-from .score_folders import FoundScores, score_columns, score_folder
-from .scores import score_fields
+from .predicates import parse_predicate
+from .scores import FoundScores, score_columns, score_fields, score_folder
 from .settings import NormalizationSettings, SelectionChoices, SelectionRecipe
 
 KIND = "harmony-selection"

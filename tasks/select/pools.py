@@ -1,22 +1,23 @@
-"""Pools: named sets of rows, each a predicate on columns, written in a file that a person can change.
+"""Pools: named sets of rows, each a predicate on columns, defined in a YAML file; and their row counts.
 
-    base:  [PREDICATE, ...]                      # what every pool asks
+    base:  [PREDICATE, ...]                      # required of every pool's rows
     pools: [{name, description, predicate}, ...]
 
-A row may be in several pools, in none, or, after `unique`, in the first that takes it. A column that rows of this kind
-may have and a file has not is null there, so a pool that asks for it stays empty and one that asks for its absence
-takes all; of the base only what the columns allow is asked. A column that is not known at all is an error, because a
-misspelt name would make an empty pool.
+A row may be in several pools, in none, or, with `unique`, only in the first that takes it. A known column that the file
+lacks is null, and base predicates that name one are skipped. An unknown column is an error, because a misspelled name
+would make an empty pool.
 
-All nineteen bundled pools cost 0.3 microseconds per row: columns are compared whole, and texts are not touched.
+All 19 bundled pools take 0.3 microseconds per row. Row counts of tables add up in any order.
 """
 
-from collections.abc import Collection
-from dataclasses import dataclass
+import hashlib
+from collections.abc import Collection, Mapping
+from dataclasses import asdict, dataclass, fields
 from pathlib import Path
 from typing import Any, Self
 
 import numpy as np
+import orjson
 import pyarrow as pa
 import yaml
 from pydantic import Field, model_validator
@@ -26,24 +27,24 @@ from tokenmill.tasks.storage import absolute, filesystem
 from tokenmill.tasks.strict import Strict, parse
 from yaml.constructor import ConstructorError
 
-from .expression import Predicate, masks, parse_predicate
+from .predicates import Predicate, masks, parse_predicate
 
 BUNDLED = str(Path(__file__).parents[2] / "blends" / "pools.yaml")
 
 
 class PoolDefinition(Strict, frozen=True):
-    """A pool as it is written."""
+    """A pool in the file."""
 
-    name: Name = Field(description="Unique name; becomes the name of a folder.")
-    description: str = Field(min_length=1, description="What the rows of the pool have in common.")
-    predicate: str = Field(min_length=1, description="Which rows it takes.")
+    name: Name = Field(description="Unique name, also the name of its folder.")
+    description: str = Field(min_length=1, description="What its rows have in common.")
+    predicate: str = Field(min_length=1, description="Predicate for its rows.")
 
 
 class PoolDefinitions(Strict, frozen=True):
-    """A file of pools as it is written."""
+    """A file of pools."""
 
-    base: list[str] = Field(default=[], description="Predicates that a row must meet to be in any pool.")
-    pools: list[PoolDefinition] = Field(min_length=1, description="Pools, in the order in which they take rows.")
+    base: list[str] = Field(default=[], description="Predicates that rows of every pool must meet.")
+    pools: list[PoolDefinition] = Field(min_length=1, description="Pools, in the order in which rows are assigned.")
 
     @model_validator(mode="after")
     def _names_are_unique(self) -> Self:
@@ -51,27 +52,27 @@ class PoolDefinitions(Strict, frozen=True):
         for pool in self.pools:
             if pool.name.lower() in seen:
                 both = f"{seen[pool.name.lower()]!r} and {pool.name!r}"
-                raise ValueError(f"two pools are called {both}; names must differ by more than case")
+                raise ValueError(f"two pools are called {both}; choose names that differ by more than case")
             seen[pool.name.lower()] = pool.name
         return self
 
 
 class _Loader(yaml.SafeLoader):
-    """Reads YAML, and refuses a key that is written twice: a dash that was forgotten makes two pools one."""
+    """Reads YAML and rejects duplicate keys: without its dash, a pool would overwrite the one before."""
 
     def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Any, Any]:
         """See yaml. Raises ConstructorError with the line of the second key."""
         seen: set[str] = set()
         for key, _ in node.value:
             if key.value in seen:
-                raise ConstructorError(problem=f"the key {key.value!r} is written twice", problem_mark=key.start_mark)
+                raise ConstructorError(problem=f"the key {key.value!r} is duplicated", problem_mark=key.start_mark)
             seen.add(key.value)
         return super().construct_mapping(node, deep)
 
 
 @dataclass(frozen=True, slots=True)
 class Pool:
-    """A pool whose predicate has been parsed."""
+    """A pool with its parsed predicate."""
 
     name: str
     description: str
@@ -80,7 +81,7 @@ class Pool:
 
 @dataclass(frozen=True, slots=True)
 class Pools:
-    """The pools of a file, in its order, and what all of them ask."""
+    """The pools of a file, in order, and the predicates that all require."""
 
     base: tuple[Predicate, ...]
     pools: tuple[Pool, ...]
@@ -93,15 +94,11 @@ class Pools:
 
 @dataclass(frozen=True, slots=True)
 class Assignment:
-    """Which rows of a table are in which pools: `base` bool [rows] and `pools` bool [pools, rows]."""
+    """The rows of a table in each pool: `base` bool [rows] and `pools` bool [pools, rows]."""
 
     names: tuple[str, ...]
     base: np.ndarray
     pools: np.ndarray
-
-    def __getitem__(self, name: str) -> np.ndarray:
-        """The rows of the pool called `name`, bool [rows]."""
-        return self.pools[self.names.index(name)]
 
     def unique(self) -> "Assignment":
         """Every row in the first of its pools only."""
@@ -110,7 +107,7 @@ class Assignment:
         return Assignment(self.names, self.base, self.pools & ~earlier)
 
     def overlap(self) -> np.ndarray:
-        """How many rows any two pools share, int64 [pools, pools]; on the diagonal how many a pool has."""
+        """Rows that any two pools share, int64 [pools, pools]; the diagonal is the size of each pool."""
         packed = np.packbits(self.pools, axis=1)
         return np.array([np.bitwise_count(packed & row).sum(axis=1, dtype=np.int64) for row in packed])
 
@@ -118,7 +115,7 @@ class Assignment:
 def load_pools(place: str = BUNDLED) -> Pools:
     """The pools of a YAML file at a path or URI.
 
-    Raises InputError: a missing file, broken YAML, a key that is not known, or a predicate that cannot be parsed.
+    Raises InputError for a missing file, invalid YAML, an unknown key, or a predicate that cannot be parsed.
     """
     place = absolute(place)
     written = parse(PoolDefinitions, _read(place), place)
@@ -135,20 +132,20 @@ def _read(place: str) -> dict[str, Any]:
     try:
         found = yaml.load(system.cat_file(path), _Loader)  # noqa: S506 - the loader is a safe one
     except FileNotFoundError as error:
-        raise InputError(f"{place}: no such file of pools; check the path") from error
+        raise InputError(f"{place}: no such file; check the path of the pools") from error
     except (IsADirectoryError, PermissionError) as error:
-        raise InputError(f"{place}: cannot be read as a file of pools: {error.strerror or error}") from error
+        raise InputError(f"{place}: cannot read the pools: {error.strerror or error}") from error
     except (yaml.YAMLError, UnicodeDecodeError) as error:
-        raise InputError(f"{place}: not valid YAML: {' '.join(str(error).split())}") from error
+        raise InputError(f"{place}: invalid YAML: {' '.join(str(error).split())}") from error
     if not isinstance(found, dict):
-        raise InputError(f"{place}: must hold a mapping with `base` and `pools`")
+        raise InputError(f"{place}: must be a mapping with `base` and `pools`")
     return found
 
 
 def assign(table: pa.Table, pools: Pools, known: Collection[str] = ()) -> Assignment:
-    """Which rows of `table` are in which of `pools`. `known` names the columns that it might have and need not.
+    """Assign the rows of `table` to `pools`. `known` names columns that rows may have.
 
-    Raises InputError for a predicate that names another column or compares unlike kinds.
+    Raises InputError for a predicate that names another column or compares unlike types.
     """
     asked = [predicate for predicate in pools.base if predicate.columns.isdisjoint(_absent(predicate, table, known))]
     predicates = [*asked, *(pool.predicate for pool in pools.pools)]
@@ -158,5 +155,97 @@ def assign(table: pa.Table, pools: Pools, known: Collection[str] = ()) -> Assign
 
 
 def _absent(predicate: Predicate, table: pa.Table, known: Collection[str]) -> frozenset[str]:
-    """The columns that a predicate names and the table might have but has not."""
+    """Known columns that the predicate names and the table lacks."""
     return frozenset(predicate.columns.intersection(known).difference(table.schema.names))
+
+
+TOKENS = "stats_token_len"
+"""The column with the number of tokens of a row."""
+
+
+@dataclass(frozen=True, slots=True)
+class Tally:
+    """Row counts of pools: all `rows`, those that pass the base filter and those in any pool; int64 [pools] the rows of
+    each pool, their tokens, and its rows without a token count; int64 [pools, pools] the rows that two pools share
+    before `unique`.
+    """
+
+    rows: int
+    base_rows: int
+    pooled_rows: int
+    pool_rows: np.ndarray
+    pool_tokens: np.ndarray
+    pool_uncounted: np.ndarray
+    overlap: np.ndarray
+
+    @classmethod
+    def none(cls, pools: int) -> Self:
+        """No rows, with this many pools."""
+        nothing = np.zeros(pools, np.int64)
+        return cls(0, 0, 0, nothing, nothing, nothing, np.zeros((pools, pools), np.int64))
+
+    def record(self) -> dict[str, Any]:
+        """The counts as plain JSON."""
+        return {name: np.asarray(value).tolist() for name, value in asdict(self).items()}
+
+    @classmethod
+    def of_record(cls, record: Mapping[str, Any]) -> Self:
+        """The counts in a record."""
+        arrays = {name: np.array(value) for name, value in record.items() if isinstance(value, list)}
+        return cls(record["rows"], record["base_rows"], record["pooled_rows"], **arrays)
+
+    def __add__(self, other: "Tally") -> "Tally":
+        """The counts of both tables."""
+        return Tally(*(getattr(self, each.name) + getattr(other, each.name) for each in fields(Tally)))
+
+
+def tally(table: pa.Table, found: Assignment, taken: Assignment) -> Tally:
+    """Count the rows of one table. `found` is the result of `assign`; `taken` is the same, or its `unique()`."""
+    tokens, counted = _tokens(table)
+    return Tally(
+        rows=table.num_rows,
+        base_rows=int(found.base.sum()),
+        pooled_rows=int(found.pools.any(axis=0).sum()),
+        pool_rows=taken.pools.sum(axis=1, dtype=np.int64),
+        pool_tokens=np.array([tokens[rows].sum(dtype=np.int64) for rows in taken.pools]),
+        pool_uncounted=np.array([(~counted[rows]).sum(dtype=np.int64) for rows in taken.pools]),
+        overlap=found.overlap(),
+    )
+
+
+def _tokens(table: pa.Table) -> tuple[np.ndarray, np.ndarray]:
+    """Tokens per row, int64 [rows], 0 if unknown; and whether they are known, bool [rows]."""
+    if TOKENS not in table.schema.names:
+        return np.zeros(table.num_rows, np.int64), np.zeros(table.num_rows, np.bool_)
+    column = table.column(TOKENS)
+    return column.fill_null(0).to_numpy().astype(np.int64), column.is_valid().to_numpy()
+
+
+def manifest(pools: Pools, counts: Tally, inputs: Mapping[str, str]) -> dict[str, Any]:
+    """The content of pools.json. `inputs` are the hashes of the files read, by name."""
+    return {
+        "base": [predicate.text for predicate in pools.base],
+        "inputs": {"files": len(inputs), "sha256": _digest(inputs)},
+        "rows": counts.rows,
+        "base_rows": counts.base_rows,
+        "rows_in_no_pool": counts.base_rows - counts.pooled_rows,
+        "pools": {
+            pool.name: {
+                "description": pool.description,
+                "predicate": pool.predicate.text,
+                "rows": int(counts.pool_rows[number]),
+                "tokens": int(counts.pool_tokens[number]),
+                "rows_without_tokens": int(counts.pool_uncounted[number]),
+            }
+            for number, pool in enumerate(pools.pools)
+        },
+        "overlap": {
+            pool.name: dict(zip(pools.names, shared, strict=True))
+            for pool, shared in zip(pools.pools, counts.overlap.tolist(), strict=True)
+        },
+    }
+
+
+def _digest(inputs: Mapping[str, str]) -> str:
+    """One hash of names and hashes, whatever their order."""
+    return hashlib.sha256(orjson.dumps(dict(inputs), option=orjson.OPT_SORT_KEYS)).hexdigest()

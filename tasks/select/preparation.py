@@ -11,7 +11,7 @@ from typing import Any
 
 import orjson
 from tokenmill.tasks.blend.models import Blend
-from tokenmill.tasks.dedup.evaluations import find_evaluations
+from tokenmill.tasks.dedup.contamination import find_evaluations
 from tokenmill.tasks.dedup.preparation import without_duplicates
 from tokenmill.tasks.harmony.planning import plan_harmony, require_choices
 from tokenmill.tasks.harmony.publication import Beside, DataLayout, published_split
@@ -31,7 +31,7 @@ from xxhash import xxh3_128_hexdigest
 from .inspect import inspect_normalization_shard
 from .planning import plan_selection, pools_of, require_fitting, require_selectable
 from .publication import beside, require_variety
-from .score_folders import find_scores
+from .scores import find_scores
 from .settings import NormalizationSettings, SelectionChoices, SelectionRecipe
 from .shard import select_shard
 

@@ -19,10 +19,10 @@ from tokenmill.tasks.shards.store import Store
 
 from .collapse import Survey, collapse
 from .planning import pools_of
+from .pools import Tally
+from .pools import manifest as pools_manifest
 from .settings import SelectionChoices
 from .shard import PART, SURVEY, pool_part
-from .tally import Tally
-from .tally import manifest as pools_manifest
 
 POOLS, BEHAVIOURS = "pools", "behaviours"
 

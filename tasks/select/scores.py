@@ -1,42 +1,54 @@
-"""Scores beside the rows they are of, so that pools can name them.
+"""Scores joined to the rows they belong to, so that predicates can name them.
 
-Scores are side tables: one row per row scored, with its `row_id`. Joined to a table they are columns like any other, and
-a predicate of a pool may ask for a band of them:
+Scores are tables with a `row_id`, published in folders. All columns of numbers, booleans and text are joined, except
+those that rows already have; a name that several folders share gets the folder's name as a prefix (`small_nll_mean`,
+`large_nll_mean`):
 
     nll_mean >= 0.4 and nll_mean <= 1.2          percentile_within_split < 90 and not truncated
 
-A row without a score has null there, which no comparison takes. Joining keeps the rows and their order and takes 0.8
-microseconds a row.
+A row without a score has null there. The join keeps rows and their order and takes 0.8 microseconds per row.
+
+A table of scores belongs to one file of rows, whose name ends in the beginning of its shard's key: the shard of rows,
+or an earlier selection for scores of candidates. So new scores affect only the shards they belong to. A choice of rows
+may belong to any. Each table is hashed once, at disk speed.
 """
 
-from collections.abc import Iterable, Mapping, Sequence
+import re
+from collections import Counter, defaultdict
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, BinaryIO, cast
 
 import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 from pyarrow import compute
 from tokenmill.tasks.errors import InputError, RunError
-from tokenmill.tasks.shards.store import read_bytes
+from tokenmill.tasks.harmony.columns import SCHEMA as ROWS
+from tokenmill.tasks.shards.manifest import MANIFEST, Finished, read_manifest
+from tokenmill.tasks.shards.store import Store, read_bytes
+from tokenmill.tasks.shards.verify import file_hash
+from tokenmill.tasks.storage import absolute, filesystem, join
 from xxhash import xxh3_128_hexdigest
 
 ROW_ID = "row_id"
 
 Column = Sequence[str]
-"""A column as it is joined: its name in the table of scores, its name beside the rows, and its type there."""
+"""A joined column: its name in the table of scores, its name beside the rows, and its type."""
 
 
 def score_fields(columns: Iterable[Sequence[Column]]) -> list[pa.Field]:
-    """The columns of some folders as they stand beside the rows."""
+    """The columns of several folders, as joined."""
     return [pa.field(name, pa.type_for_alias(kind)) for of in columns for _, name, kind in of]
 
 
 def read_scores(
     columns: Sequence[Sequence[Column]], files: Iterable[tuple[int, str]], places: Mapping[str, str]
 ) -> list[pa.Table]:
-    """The scores of one shard of rows, a table for each folder, with the folder's `columns`.
+    """The scores of one shard of rows, a table per folder with the folder's `columns`.
 
-    `files` are the tables, each as the number of its folder and the hash of its content, and `places` says where a content
-    is. Raises RunError for a table that has changed since, and for a row that was scored twice.
+    `files` are (number of the folder, hash of the content), `places` maps hashes to files. Raises RunError for a file
+    that changed and for a row scored twice.
     """
     tables = [[_schema(of).empty_table()] for of in columns]
     for number, content in files:
@@ -54,7 +66,7 @@ def _schema(columns: Sequence[Column]) -> pa.Schema:
 def _read(place: str, content: str, columns: Sequence[Column]) -> pa.Table:
     data = read_bytes(place)
     if data is None or xxh3_128_hexdigest(data) != content:
-        raise RunError(f"{place}: the scores have changed since the run began; run the same command again")
+        raise RunError(f"{place}: the scores changed during the run; rerun the same command")
     names = [ROW_ID, *(name for name, _, _ in columns)]
     found = pq.read_table(pa.BufferReader(data), columns=names, use_threads=False).select(names)
     schema = _schema(columns)
@@ -62,9 +74,9 @@ def _read(place: str, content: str, columns: Sequence[Column]) -> pa.Table:
 
 
 def with_scores(table: pa.Table, sides: Iterable[pa.Table]) -> pa.Table:
-    """`table` with the columns of each of `sides`, joined by `row_id`; null where a row has no score.
+    """`table` with the columns of all `sides`, joined by `row_id`; null where a row has no score.
 
-    Each of `sides` is as `require_joinable` asks. Raises InputError for a table without `row_id` and for two columns of one
+    The `sides` must pass `require_joinable`. Raises InputError for a table without `row_id` and for two columns of one
     name.
     """
     _require_ids(table, "the rows")
@@ -78,29 +90,194 @@ def with_scores(table: pa.Table, sides: Iterable[pa.Table]) -> pa.Table:
 
 
 def without_score(table: pa.Table, side: pa.Table) -> int:
-    """How many rows of `table` have no score in `side`."""
+    """The number of rows without a score in `side`."""
     scored = compute.call_function("is_in", [table[ROW_ID]], compute.SetLookupOptions(side[ROW_ID]))
     return table.num_rows - int(scored.to_numpy().sum())
 
 
 def require_joinable(side: pa.Table) -> None:
-    """Raises InputError for scores without `row_id`, RunError unless they have one each."""
+    """Raises InputError for scores without `row_id`, RunError unless every row has one score."""
     _require_ids(side, "the scores")
     ids = side[ROW_ID].combine_chunks()
     if ids.null_count:
-        raise RunError(f"{ids.null_count} scores have no {ROW_ID}; score again, and join tables of one run only")
+        raise RunError(f"{ids.null_count} scores have no {ROW_ID}; score the rows again")
     counted = ids.value_counts()
     counts = counted.field("counts").to_numpy()
     if counts.max(initial=0) > 1:
         twice = counted.field("values")[int(np.argmax(counts))].as_py()
-        raise RunError(f"row {twice!r} was scored {counts.max()} times; join each table of scores once")
+        raise RunError(f"row {twice!r} has {counts.max()} scores; name each table of scores once")
 
 
 def _require_ids(table: pa.Table, what: str) -> None:
     if ROW_ID not in table.column_names:
-        raise InputError(f"{what} have no column {ROW_ID!r} to join by, only {', '.join(table.column_names)}")
+        raise InputError(f"{what} need the column {ROW_ID!r} to join by, but have only {', '.join(table.column_names)}")
 
 
 def _require_new(name: str, table: pa.Table) -> None:
     if name in table.column_names:
-        raise InputError(f"there are two columns {name!r}; name those of each model apart before they are joined")
+        raise InputError(f"there are two columns {name!r}; rename one")
+
+
+CHOICE, CHOSEN = "choice", "chosen.parquet"
+"""The type of a folder with a choice of rows, and its table of chosen rows."""
+
+TYPES = ("nll", "embeddings", CHOICE)
+"""The types of folders whose tables have `row_id`."""
+
+SCORED = re.compile(r"-([0-9a-f]{8})\.parquet$")
+"""The end of the name of a file of rows: the first digits of its shard's key."""
+
+ANY = "any"
+"""Stands for those digits if a table may belong to any file."""
+
+
+@dataclass(frozen=True, slots=True)
+class ScoreFile:
+    """A published table of scores, and the file of the rows it belongs to; None if that may be any."""
+
+    place: str
+    scored: str | None
+
+    @property
+    def digits(self) -> str:
+        """The first digits of the key of the scored shard, or ANY; empty if the file was named otherwise."""
+        if self.scored is None:
+            return ANY
+        found = SCORED.search(self.scored)
+        return found[1] if found else ""
+
+
+@dataclass(frozen=True, slots=True)
+class ScoreFolder:
+    """A published folder of scores: its place, one of TYPES, and its tables."""
+
+    place: str
+    type: str
+    files: tuple[ScoreFile, ...]
+
+    @property
+    def name(self) -> str:
+        """The prefix of its columns where names clash."""
+        return re.sub(r"\W", "_", self.place.rpartition("/")[2])
+
+    @property
+    def schema(self) -> pa.Schema:
+        """The columns of its tables. Raises InputError if there are no tables."""
+        if not self.files:
+            raise InputError(f"{self.place}: this folder has no scores; run `tokenmill score` first")
+        system, path = filesystem(self.files[0].place)
+        with cast("BinaryIO", system.open(path, "rb")) as stream:
+            return pq.read_schema(stream)
+
+
+@dataclass(frozen=True, slots=True)
+class FoundScores:
+    """The scores of the rows of a selection: `columns` of each folder; `files` by key of the shard of rows, as (number
+    of the folder, hash of the content); `places` of the files by hash.
+    """
+
+    columns: Sequence[Sequence[Column]]
+    files: Mapping[str, list[tuple[int, str]]]
+    places: Mapping[str, str]
+
+
+def score_folder(place: str) -> ScoreFolder:
+    """Read a folder of scores. Raises InputError for any other folder."""
+    place = absolute(place)
+    manifest = read_manifest(place)
+    if manifest is None:
+        raise InputError(
+            f"{place}: no {MANIFEST} in this folder; give the --output-dir of `tokenmill score` or `choose`"
+        )
+    if manifest["type"] not in TYPES:
+        raise InputError(f"{place}: holds a preparation of type {manifest['type']!r}; expected {', '.join(TYPES)}")
+    if manifest["type"] == CHOICE:
+        return ScoreFolder(place, CHOICE, (ScoreFile(join(place, CHOSEN), None),))
+    return ScoreFolder(place, manifest["type"], tuple(_files(place, manifest["shards"])))
+
+
+def _files(place: str, shards: Iterable[Mapping[str, Any]]) -> Iterator[ScoreFile]:
+    for shard in shards:
+        for name in (name for names in shard["published"].values() for name in names):
+            elsewhere = name.startswith("/") or "://" in name
+            yield ScoreFile(name if elsewhere else join(place, name), shard["file"])
+
+
+def score_columns(folders: Sequence[ScoreFolder]) -> Sequence[Sequence[Column]]:
+    """The columns of each folder that are joined. Raises InputError for two columns of one name."""
+    found = [_joinable(folder.schema) for folder in folders]
+    shared = {name for name, count in Counter(name for types in found for name in types).items() if count > 1}
+    columns = [
+        [(name, f"{folder.name}_{name}" if name in shared else name, kind) for name, kind in types.items()]
+        for folder, types in zip(folders, found, strict=True)
+    ]
+    for name, count in Counter([*ROWS.names, *(name for of in columns for _, name, _ in of)]).items():
+        if count > 1:
+            raise InputError(
+                f"selection.scores: there are two columns {name!r}; shared columns are prefixed by the folder's name, "
+                f"so give each folder once, with distinct names: {', '.join(folder.place for folder in folders)}"
+            )
+    return columns
+
+
+def _joinable(schema: pa.Schema) -> dict[str, str]:
+    """The columns of a table of scores that predicates can name, and the types they get."""
+    types = {field.name: _type(field.type) for field in schema if field.name not in ROWS.names}
+    return {name: kind for name, kind in types.items() if kind is not None}
+
+
+def _type(kept: pa.DataType) -> str | None:
+    """One type per kind of values; None for types that cannot be compared."""
+    if pa.types.is_boolean(kept):
+        return "bool"
+    if pa.types.is_integer(kept) and not pa.types.is_uint64(kept):
+        return "int64"
+    if pa.types.is_floating(kept):
+        return "double"
+    values = kept.value_type if pa.types.is_dictionary(kept) else kept
+    return "string" if pa.types.is_string(values) or pa.types.is_large_string(values) else None
+
+
+def find_scores(places: Sequence[str], final: Sequence[Finished], store: Store) -> FoundScores:
+    """The tables of scores of each shard of rows in `final`. Raises InputError for a folder without scores of these
+    rows.
+    """
+    folders = [score_folder(place) for place in places]
+    keys = _keys_by_digits(folders, [item.key for item in final], store)
+    files: defaultdict[str, list[tuple[int, str]]] = defaultdict(list)
+    contents: dict[str, str] = {}
+    for number, folder in enumerate(folders):
+        found = [(file, keys[file.digits]) for file in folder.files if file.digits in keys]
+        if final and not found:
+            raise InputError(
+                f"selection.scores: {folder.place} has no scores of these rows; score the published rows again"
+            )
+        for file, of in found:
+            content = file_hash(file.place)
+            contents[content] = file.place
+            for key in of:
+                files[key].append((number, content))
+    return FoundScores(score_columns(folders), files, contents)
+
+
+def _keys_by_digits(folders: Iterable[ScoreFolder], final: Sequence[str], store: Store) -> dict[str, list[str]]:
+    """The keys of the shards of rows a table belongs to, by the digits in the name of the scored file."""
+    keys: defaultdict[str, list[str]] = defaultdict(list, {ANY: list(final)})
+    for key in final:
+        keys[key[:8]].append(key)
+    asked = {file.digits for folder in folders for file in folder.files}
+    of_rows = set(final)
+    for key, content in _sources_of(asked.difference(keys, [""]), store):
+        if content in of_rows:
+            keys[key[:8]].append(content)
+    return dict(keys)
+
+
+def _sources_of(digits: set[str], store: Store) -> Iterator[tuple[str, str]]:
+    """The shards of the store whose keys begin with these digits, with the keys of their sources."""
+    if not digits:
+        return
+    system, path = filesystem(join(store.place, store.kind))
+    names = [name.rpartition("/")[2] for name in cast("list[str]", system.ls(path, detail=False))]
+    for key, receipt in store.proven(name for name in names if name[:8] in digits).items():
+        yield key, receipt.identity["source"]["content"]

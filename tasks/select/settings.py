@@ -1,4 +1,4 @@
-"""What a person can choose about pools and candidates, and what of it makes a shard's recipe."""
+"""Settings of pools and candidates, and the recipe they become."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -11,57 +11,63 @@ from tokenmill.tasks.strict import Strict
 
 from .collapse import Limits
 from .scores import Column
-from .views import View
+from .signature import View
 
 STAYS = 'dedup_outcome is null or dedup_outcome == "kept"'
-"""Rows that are no duplicates, no part of an evaluation and not beyond the cap."""
+"""Rows that are neither duplicates, nor contaminated, nor beyond the cap."""
 
 
 DISTINCT = {"behavior": Limits().structures}
-"""The views of which distances mean nothing once behaviours have collapsed, and how distinct these must be."""
+"""Default of `least_structures` by view: distances in this view mean nothing once behaviors have collapsed."""
 
 
 class SelectionChoices(Strict, frozen=True):
-    """Everything a person can choose about which rows are worth scoring."""
+    """Pools, candidates and the limits of a selection."""
 
-    pools: str = Field(default="bundled", description="YAML file of pools; bundled for those that come along, or none.")
+    pools: str = Field(default="bundled", description="YAML file of pools, bundled, or none.")
     scores: list[str] = Field(
         default=[],
-        description="Folders of scores and choices, whose columns predicates may name; null without a score.",
+        description="Folders of scores and choices whose columns predicates may use; null for rows without a score.",
     )
-    unique: bool = Field(default=False, description="Give each row to the first pool that takes it, not to all.")
+    unique: bool = Field(default=False, description="Put each row only into the first pool that takes it.")
     view: View | Literal["none"] = Field(
-        default="prompt", description="What of a conversation is embedded; none for no candidates."
+        default="prompt", description="Part of a conversation to embed, or none for no candidates."
     )
-    require: str = Field(default=STAYS, description="Which rows become candidates.")
-    share: float = Field(default=1.0, gt=0, le=1, description="Share of those rows, chosen by a hash of their id.")
+    require: str = Field(default=STAYS, description="Predicate for the rows that become candidates.")
+    share: float = Field(
+        default=1.0, gt=0, le=1, description="Share of these rows to keep, chosen by a hash of their id."
+    )
     least_structures: float | None = Field(
         default=None,
         ge=0,
         le=1,
-        description="Least share of distinct behaviours, or the run fails; 0.01 for the view behavior, else 0.",
+        description="Minimum share of distinct behaviors, below which the run fails; by default 0.01 for the view behavior, else 0.",
     )
-    least_calls: float = Field(default=0.0, ge=0, le=1, description="Least share of rows that call, or the run fails.")
+    least_calls: float = Field(
+        default=0.0, ge=0, le=1, description="Minimum share of rows with tool calls, below which the run fails."
+    )
 
     @property
     def limits(self) -> Limits:
-        """What the behaviours of the candidates must keep."""
+        """The limits that the behaviors of the candidates must keep."""
         least = DISTINCT.get(self.view, 0.0) if self.least_structures is None else self.least_structures
         return Limits(least, self.least_calls)
 
 
 class NormalizationSettings(HarmonySettings, frozen=True):
-    """Everything a person can choose about a Harmony normalization and what comes after it."""
+    """Settings of a Harmony normalization, deduplication and selection included."""
 
-    dedup: DedupChoices = Field(default=DedupChoices(), description="How duplicates are found and treated.")
-    selection: SelectionChoices = Field(default=SelectionChoices(), description="Which rows are worth scoring.")
+    dedup: DedupChoices = Field(default=DedupChoices(), description="How to find and treat duplicates.")
+    selection: SelectionChoices = Field(
+        default=SelectionChoices(), description="Which rows go into pools and become candidates."
+    )
 
 
 @dataclass(frozen=True, slots=True)
 class SelectionRecipe:
-    """Every choice that can change a byte of a shard. `pools` are names and predicates; `scores` are the columns that are
-    joined to rows, of each folder; `view` is None for no candidates; `sample` and `survey` keep the rows whose hash modulo
-    the first number is below the second.
+    """Every setting that can change a byte of a shard. `pools` are names and predicates; `scores` are the joined
+    columns of each folder; `view` is None for no candidates; `sample` and `survey` keep rows whose hash modulo the
+    first number is below the second.
     """
 
     base: list[str]

@@ -31,11 +31,10 @@ from tokenmill.tasks.shards.store import Store
 from .candidates import SCHEMA as CANDIDATES
 from .candidates import Candidates, Sample, candidates, sampled
 from .collapse import Survey, survey
-from .expression import Predicate, masks, parse_predicate
-from .pools import Pool, Pools, assign
+from .pools import Pool, Pools, Tally, assign, tally
+from .predicates import Predicate, masks, parse_predicate
 from .scores import read_scores, with_scores, without_score
 from .settings import SelectionRecipe
-from .tally import Tally, tally
 
 PART = "candidates"
 SURVEY = "survey.json"

@@ -1,20 +1,19 @@
-"""What a conversation does, as a short trace: which tools are called with which arguments, how they answer, what kind
-of answer comes of it, and how the model began to plan.
+"""Views of a conversation to embed: the prompt, the reasoning, or the behavior as a short trace.
 
-    TOOL_SEQ: get_order -> refund          the tools that are called, in order, or none
+    TOOL_SEQ: get_order -> refund          tools called, in order, or none
     CALLS: 2
-    ARGS: get_order[id] | refund[id,sum]   names of arguments, never their values
-    RETURNS: ok | error                    ok, error, empty or missing, for each call
-    RET_KEYS: state,sum | nonjson          names of what came back; dict_empty, list, nonjson, large or missing
+    ARGS: get_order[id] | refund[id,sum]   names of arguments, never values
+    RETURNS: ok | error                    ok, error, empty or missing, per call
+    RET_KEYS: state,sum | nonjson          keys of results; dict_empty, list, nonjson, large or missing
     RET_ROLES: functions.get_order | functions.refund
-    USED_TOOL_OUTPUT: no                   yes where the answer says that it draws on a tool
+    USED_TOOL_OUTPUT: no                   yes if the answer says that it draws on a tool
     ANSWER_TYPE: text                      empty, boxed, code, numeric, json or text
     PLAN_EXCERPT: Look it up first.
 
-The tool of a call is its recipient and nothing else: no value of a payload is ever taken for a name. A result answers
-the earliest open call of the tool that it comes from, so calls side by side each find their own; the user's next
-message closes all calls. Results that nobody asked for stand after those of calls. A key that is no identifier shows
-as `*`, since objects are also keyed by data. Of calls, results and keys the first sixteen of each show, then `…`.
+The tool of a call is its recipient; values of payloads are never read as names. A result answers the earliest open call
+of its tool, so parallel calls find their own results; a user message closes all calls. Results without a call come
+last. Keys that are not identifiers show as `*`, because some objects are keyed by data. At most 16 calls, results and
+keys are shown, then `…`.
 
 A conversation of ten messages with two calls takes 40 microseconds.
 """
@@ -33,16 +32,16 @@ Shape = Literal["dict", "dict_empty", "list", "nonjson", "large", "missing"]
 
 MOST_SHOWN = 16
 LONGEST_CALL, LONGEST_RESULT = 20_000, 50_000
-"""Characters of JSON beyond which it is not looked into."""
+"""JSON with more characters is not parsed."""
 
 PLAN_WORDS, PLAN_CHARACTERS = 128, 800
 LONGEST_KEY = 64
 
 CODE_TOOLS = frozenset({"python"})
-"""Tools that are called with code, not with JSON."""
+"""Tools called with code instead of JSON."""
 
 ERROR_KEYS = ("error", "errors", "exception", "traceback", "stderr")
-"""Keys whose value, if there is any, is what went wrong."""
+"""Keys whose value, if any, describes an error."""
 
 ERROR_FLAGS: tuple[tuple[str, frozenset[object]], ...] = (
     ("success", frozenset({False})),
@@ -51,7 +50,7 @@ ERROR_FLAGS: tuple[tuple[str, frozenset[object]], ...] = (
     ("isError", frozenset({True})),
     ("status", frozenset({"error", "failed", "failure"})),
 )
-"""Keys, and the values of them that say that it went wrong."""
+"""Keys, and their values that report an error."""
 
 NO_ERROR = frozenset({"", "none", "null", "false", "0", "ok", "no error", "no errors"})
 
@@ -65,7 +64,7 @@ ERROR_TEXT = re.compile(
     )""",
     re.IGNORECASE | re.MULTILINE | re.VERBOSE,
 )
-"""A line that reports an error. `no errors found` and `standard error: 0.3` are none."""
+"""A line that reports an error; not `no errors found` or `standard error: 0.3`."""
 
 NUMBER = re.compile(r"[-+]?[$€£]?(?:\d[\d,]*(?:\.\d*)?|\.\d+)(?:[eE][-+]?\d+)?\s*%?|[-+]?\d+/\d+")
 DRAWS_ON_TOOL = re.compile(r"tool output|based on the tool|according to the tool", re.IGNORECASE)
@@ -73,7 +72,7 @@ DRAWS_ON_TOOL = re.compile(r"tool output|based on the tool|according to the tool
 
 @dataclass(frozen=True, slots=True)
 class Payload:
-    """The outside of a call's arguments or of a result: what it is, and its keys where it is an object that has any."""
+    """The shape of a call's arguments or of a result, and the keys of an object."""
 
     shape: Shape
     keys: tuple[str, ...] = ()
@@ -97,7 +96,7 @@ class Call:
 
 @dataclass(frozen=True, slots=True)
 class Result:
-    """What came back of a call, or without one."""
+    """The result of a call, or one without a call."""
 
     status: Status
     payload: Payload
@@ -109,9 +108,7 @@ MISSING = Result("missing", Payload("missing"), "missing")
 
 @dataclass(frozen=True, slots=True)
 class Behaviour:
-    """What a conversation does. `results` has one entry for each of `calls`, in their order, and then those that no
-    call asked for.
-    """
+    """What a conversation does. `results` has one entry per call, in order, then those without a call."""
 
     calls: tuple[Call, ...]
     results: tuple[Result, ...]
@@ -121,7 +118,7 @@ class Behaviour:
 
     @property
     def tools(self) -> str:
-        """The tools that are called, in order, as in the trace."""
+        """The tools called, in order, as in the trace."""
         return " -> ".join(_shown(call.tool for call in self.calls)) or "none"
 
     @property
@@ -146,7 +143,7 @@ class Behaviour:
 
 
 def behaviour_of(messages: Sequence[HarmonyMessage]) -> Behaviour:
-    """What the conversation of `messages` does."""
+    """The behavior of a conversation."""
     calls, results = _exchanges(messages)
     final = next((each.body for each in reversed(messages) if _is_final(each)), "")
     draws = bool(results) and DRAWS_ON_TOOL.search(final) is not None
@@ -155,7 +152,7 @@ def behaviour_of(messages: Sequence[HarmonyMessage]) -> Behaviour:
 
 
 def is_call(message: HarmonyMessage) -> bool:
-    """Whether the assistant calls a tool by `message`."""
+    """Whether the assistant calls a tool in `message`."""
     return message.author == "assistant" and (message.recipient is not None or message.terminator == "call")
 
 
@@ -164,7 +161,7 @@ def _is_final(message: HarmonyMessage) -> bool:
 
 
 def _exchanges(messages: Iterable[HarmonyMessage]) -> tuple[list[HarmonyMessage], list[HarmonyMessage | None]]:
-    """The calls, and their results in the same order, None where there is none; then the results without a call."""
+    """The calls, and their results in the same order, None if missing; then results without a call."""
     calls: list[HarmonyMessage] = []
     answers: list[HarmonyMessage | None] = []
     unasked: list[HarmonyMessage] = []
@@ -198,7 +195,7 @@ def _result(message: HarmonyMessage) -> Result:
 
 
 class _Unread:
-    """What stands in the place of a value that was not read, and why."""
+    """Stands for a value that was not parsed, and says why."""
 
     def __init__(self, shape: Shape) -> None:
         self.shape: Shape = shape
@@ -208,7 +205,7 @@ NOT_JSON, TOO_LARGE = _Unread("nonjson"), _Unread("large")
 
 
 def _parsed(body: str, longest: int) -> object:
-    """The value of JSON text; NOT_JSON or TOO_LARGE where there is none to be had."""
+    """The value of JSON text; NOT_JSON or TOO_LARGE if there is none."""
     if len(body) > longest:
         return TOO_LARGE
     try:
@@ -275,7 +272,7 @@ def _answer(final: str) -> Answer:
 
 
 def _plan(messages: Sequence[HarmonyMessage]) -> str:
-    """How the model began to think, or else to speak: the first words on one line. A call is neither."""
+    """The first words of the first thought, or else of the first answer, on one line."""
     spoken = [message for message in messages if message.author == "assistant" and not is_call(message)]
     first = next((message for message in spoken if message.channel == "analysis"), spoken[0] if spoken else None)
     words = first.body.split(maxsplit=PLAN_WORDS) if first else []
@@ -289,3 +286,34 @@ def _joined(values: Iterable[object]) -> str:
 def _shown(values: Iterable[str]) -> list[str]:
     listed = list(values)
     return listed if len(listed) <= MOST_SHOWN else [*listed[:MOST_SHOWN], "…"]
+
+
+View = Literal["prompt", "reasoning_excerpt", "behavior"]
+
+LONGEST_REASONING = 50_000
+BLANK_LINE = "\n\n"
+
+
+def view_of(messages: Sequence[HarmonyMessage], view: View) -> str:
+    """The text to embed for a conversation, empty if the view has none.
+
+    `prompt` is all that the user says; `reasoning_excerpt` the assistant's analysis up to 50,000 characters, else its
+    answers, else anything it says besides calls; `behavior` the trace.
+    """
+    if view == "prompt":
+        return _stripped(message.body for message in messages if message.author == "user")
+    if view == "reasoning_excerpt":
+        return _reasoning(messages)[:LONGEST_REASONING]
+    return behaviour_of(messages).trace
+
+
+def _reasoning(messages: Sequence[HarmonyMessage]) -> str:
+    """The text of the first kind of message that has any."""
+    spoken = [message for message in messages if message.author == "assistant" and not is_call(message)]
+    thoughts = _stripped(message.body for message in spoken if message.channel == "analysis")
+    answers = _stripped(message.body for message in spoken if message.channel in {"final", None})
+    return thoughts or answers or _stripped(message.body for message in spoken)
+
+
+def _stripped(bodies: Iterable[str]) -> str:
+    return BLANK_LINE.join(filter(None, map(str.strip, bodies)))

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 from tokenmill.tasks.blend.load import load_blend
 from tokenmill.tasks.chat.conversation import Conversation
-from tokenmill.tasks.chat.intake import conversation
+from tokenmill.tasks.chat.parse import conversation
 from tokenmill.tasks.rl.chain import tables_asked_for
 from tokenmill.tasks.sources.discovery import discover
 from tokenmill.tasks.sources.filters import row_filter

@@ -6,7 +6,7 @@ import json
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from tokenmill.tasks.chat.controls import STRANGERS, Controls, broken, controls_of, stranger_for
+from tokenmill.tasks.chat.controls import NONCHARACTERS, Controls, controls_of, escape_controls, unused_noncharacter
 from tokenmill.tasks.chat.conversation import Arguments, Conversation
 
 IM = Controls({"<|im_start|>": 1, "<|im_end|>": 2})
@@ -68,11 +68,13 @@ def everything(conversation):
 def test_a_control_token_is_found_and_broken_wherever_it_stands(conversation):
     assert IM.spelled_in(conversation)
     before = copy.deepcopy(conversation)
-    mended = broken(conversation, IM, STRANGERS[0])
+    mended = escape_controls(conversation, IM, NONCHARACTERS[0])
     assert not IM.spelled_in(mended)
     assert not IM.occur_in(everything(mended))
-    assert everything(mended).count(STRANGERS[0]) == everything(before).count(END)
-    assert everything(mended).replace(STRANGERS[0], "") == everything(before), "without the stranger it is as it was"
+    assert everything(mended).count(NONCHARACTERS[0]) == everything(before).count(END)
+    assert everything(mended).replace(NONCHARACTERS[0], "") == everything(before), (
+        "without the stranger it is as it was"
+    )
     assert everything(conversation) == everything(before), "the conversation itself is left alone"
 
 
@@ -83,7 +85,7 @@ def test_what_is_no_control_token_is_left_alone():
         tools=[{"name": "<|im_end|"}],
     )
     assert not IM.spelled_in(conversation)
-    assert everything(broken(conversation, IM, STRANGERS[0])) == everything(conversation)
+    assert everything(escape_controls(conversation, IM, NONCHARACTERS[0])) == everything(conversation)
 
 
 def test_structure_stays_what_it_is():
@@ -91,7 +93,7 @@ def test_structure_stays_what_it_is():
         answer(None, tool_calls=[call(a=END, b=1, c=None, d=True, e=1.5, text='{"a": 1}')]),
         tools=[{"name": "f", "strict": True}],
     )
-    mended = broken(conversation, IM, STRANGERS[0])
+    mended = escape_controls(conversation, IM, NONCHARACTERS[0])
     (message,) = mended.messages
     (made,) = message["tool_calls"]
     arguments = made["function"]["arguments"]
@@ -105,7 +107,7 @@ def test_structure_stays_what_it_is():
 
 def test_a_role_is_never_broken():
     roles = Controls({"user": 1, "assistant": 2})
-    mended = broken(talk(user("the user"), answer("the assistant")), roles, "\ufdd0")
+    mended = escape_controls(talk(user("the user"), answer("the assistant")), roles, "\ufdd0")
     assert [message["role"] for message in mended.messages] == ["user", "assistant"]
     assert [message["content"] for message in mended.messages] == ["the u\ufdd0ser", "the a\ufdd0ssistant"]
 
@@ -131,7 +133,7 @@ def test_tokens_occur_where_they_are_substrings(drawn):
 def test_a_broken_text_holds_no_token_and_can_be_mended(drawn):
     tokens, text = drawn
     controls = Controls({token: number for number, token in enumerate(tokens)})
-    (message,) = broken(talk(answer(text)), controls, "\ufdd0").messages
+    (message,) = escape_controls(talk(answer(text)), controls, "\ufdd0").messages
     assert not controls.occur_in(message["content"])
     assert message["content"].replace("\ufdd0", "") == text
     assert controls.occur_in(text) or message["content"] == text
@@ -180,20 +182,20 @@ def test_characters_of_patterns_are_characters():
 
 @pytest.mark.parametrize("conversation", PLACES.values(), ids=PLACES)
 def test_a_stranger_is_one_that_occurs_nowhere(conversation):
-    assert stranger_for(conversation) == STRANGERS[0]
-    (first, second) = STRANGERS[:2]
-    inside = broken(conversation, IM, first)
-    assert stranger_for(inside) == second, "it stands somewhere by now"
+    assert unused_noncharacter(conversation) == NONCHARACTERS[0]
+    (first, second) = NONCHARACTERS[:2]
+    inside = escape_controls(conversation, IM, first)
+    assert unused_noncharacter(inside) == second, "it stands somewhere by now"
 
 
 def test_when_all_strangers_are_there_no_one_is_left():
-    assert stranger_for(talk(user(STRANGERS[:4]), answer(STRANGERS[4:]))) is None
-    assert stranger_for(talk(user(STRANGERS[:4]), answer(STRANGERS[5:]))) == STRANGERS[4]
+    assert unused_noncharacter(talk(user(NONCHARACTERS[:4]), answer(NONCHARACTERS[4:]))) is None
+    assert unused_noncharacter(talk(user(NONCHARACTERS[:4]), answer(NONCHARACTERS[5:]))) == NONCHARACTERS[4]
 
 
 def test_strangers_are_noncharacters():
-    assert len(set(STRANGERS)) == len(STRANGERS) >= 2
-    assert all(0xFDD0 <= ord(stranger) <= 0xFDEF for stranger in STRANGERS)
+    assert len(set(NONCHARACTERS)) == len(NONCHARACTERS) >= 2
+    assert all(0xFDD0 <= ord(stranger) <= 0xFDEF for stranger in NONCHARACTERS)
 
 
 def test_the_controls_of_a_template_are_the_added_tokens_that_it_writes():

@@ -8,8 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from tokenizers import AddedToken, Tokenizer, models, normalizers, pre_tokenizers
 from tokenmill.tasks.chat.controls import Controls
-from tokenmill.tasks.chat.encoding import Batch
-from tokenmill.tasks.chat.pieces import Passage, Piece, connected, cut
+from tokenmill.tasks.chat.encoding import Batch, Passage, Piece, connected, cut
 from tokenmill.tasks.tokenize.encoders import ReferenceEncoder
 
 from tests.tokenize.small_vocabularies import byte_level_bpe, reference

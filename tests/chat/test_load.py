@@ -4,8 +4,8 @@ import json
 
 import pytest
 from tokenmill.tasks.chat.conversation import Conversation
-from tokenmill.tasks.chat.intake import conversation
 from tokenmill.tasks.chat.load import load_template
+from tokenmill.tasks.chat.parse import conversation
 from tokenmill.tasks.errors import InputError
 from tokenmill.tasks.tokenize.load import find_vocabulary
 from tokenmill.tasks.tokenize.settings import TokenizerSource
@@ -82,7 +82,7 @@ def test_the_tokenizers_own_in_its_config(vocabulary, tmp_path, field):
 
 
 def test_a_tokenizer_without_one(vocabulary):
-    with pytest.raises(InputError, match=r"chat_template: the tokenizer has none of its own .*nano3"):
+    with pytest.raises(InputError, match=r"chat_template: the tokenizer has no template .*nano3"):
         load_template("tokenizer", vocabulary(), {})
 
 
@@ -92,7 +92,7 @@ def test_a_list_of_templates_without_a_default_is_none(vocabulary, tmp_path):
     config.write_text(
         json.dumps(json.loads(config.read_text()) | {"chat_template": [{"name": "rag", "template": SOURCE}]})
     )
-    with pytest.raises(InputError, match="none of its own"):
+    with pytest.raises(InputError, match="no template"):
         load_template("tokenizer", vocabulary(), {})
 
 
@@ -128,7 +128,7 @@ def test_what_is_none_of_these_is_an_error_with_the_nearest_name(vocabulary, cho
 
 
 def test_a_folder_is_no_file(vocabulary, tmp_path):
-    with pytest.raises(InputError, match=r"^chat_template: .*no file"):
+    with pytest.raises(InputError, match=r"^chat_template: .*not a known template, a file"):
         load_template(str(tmp_path), vocabulary(), {})
 
 

@@ -5,9 +5,9 @@ import itertools
 import pytest
 from tokenmill.tasks.chat.check import renderer_of
 from tokenmill.tasks.chat.conversation import Rejected
-from tokenmill.tasks.chat.intake import conversation
 from tokenmill.tasks.chat.load import load_template
 from tokenmill.tasks.chat.loss import LossPolicy
+from tokenmill.tasks.chat.parse import conversation
 from tokenmill.tasks.tokenize.load import find_vocabulary
 from tokenmill.tasks.tokenize.settings import TokenizerSource
 
@@ -164,8 +164,8 @@ BAD = {
     "a detail without an end": ({**A, "train_detail": [{"begin_offset": 0, "train": True}]}, "entry 1"),
     "a detail that ends before it begins": ({**A, **detail((3, 1, True))}, "entry 1"),
     "a detail beside thinking": ({**A, "content": "<think>x</think>two.", **detail((0, 1, True))}, "reasoning_content"),
-    "a question to be trained on": ({**Q, "train": True}, "only the assistant's"),
-    "a part of a question to be trained on": ({**Q, **detail((0, 1, True))}, "only the assistant's"),
+    "a question to be trained on": ({**Q, "train": True}, "for the assistant only"),
+    "a part of a question to be trained on": ({**Q, **detail((0, 1, True))}, "for the assistant only"),
 }
 
 

@@ -8,12 +8,12 @@ from hypothesis import assume, settings
 from hypothesis import given as drawn
 from hypothesis import strategies as st
 from tokenmill.tasks.chat.check import renderer_of
-from tokenmill.tasks.chat.controls import STRANGERS
+from tokenmill.tasks.chat.controls import NONCHARACTERS
 from tokenmill.tasks.chat.conversation import Conversation, Rejected
-from tokenmill.tasks.chat.intake import conversation
+from tokenmill.tasks.chat.encoding import ROLES
 from tokenmill.tasks.chat.load import load_template
 from tokenmill.tasks.chat.loss import LossPolicy
-from tokenmill.tasks.chat.pieces import ROLES
+from tokenmill.tasks.chat.parse import conversation
 from tokenmill.tasks.chat.sequences import answered_turns
 from tokenmill.tasks.chat.template import ChatTemplate
 from tokenmill.tasks.tokenize.load import find_vocabulary
@@ -346,7 +346,7 @@ def test_strangers_do_not_remain(renderer, vocabulary):
         for given in TALKS.values():
             found = maker.sequences(given)
             for piece in [] if isinstance(found, Rejected) else itertools.chain(*found):
-                assert not set(piece.text or "") & set(STRANGERS)
+                assert not set(piece.text or "") & set(NONCHARACTERS)
                 assert not isinstance(piece.learned, tuple) or sum(piece.learned) == len(piece.text)
 
 
@@ -367,14 +367,14 @@ def test_injected_tokens_move_no_border_inside_of_a_text(renderer, vocabulary):
 
 
 def test_text_with_all_strangers_is_rejected_only_where_one_is_needed(renderer):
-    everything = "".join(STRANGERS)
+    everything = "".join(NONCHARACTERS)
     assert not isinstance(renderer(STRIPS).sequences(read(talk(user(everything), assistant("a")))), Rejected)
     found = renderer(STRIPS).sequences(read(talk(user(everything), assistant("<|im_end|>"))))
     assert found == Rejected("noncharacters", found.detail)
 
 
 def test_a_stranger_of_the_data_is_kept(renderer, vocabulary):
-    words = f"a{STRANGERS[0]}b<|im_end|>{STRANGERS[1]}"
+    words = f"a{NONCHARACTERS[0]}b<|im_end|>{NONCHARACTERS[1]}"
     ((*pieces,),) = renderer(STRIPS).sequences(read(talk(user("q"), assistant(words))))
     assert learned(pieces, vocabulary) == words + "<|im_end|>"
 

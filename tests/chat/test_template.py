@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from tokenmill.tasks.chat.conversation import Arguments, Rejected
-from tokenmill.tasks.chat.intake import conversation
+from tokenmill.tasks.chat.parse import conversation
 from tokenmill.tasks.chat.template import ChatTemplate, Rendering
 from tokenmill.tasks.errors import InputError
 from tokenmill.tasks.sources.exact_json import loads

@@ -6,15 +6,13 @@ from pathlib import Path
 
 import numpy as np
 import pyarrow as pa
-from tokenmill.tasks.dedup import candidates, cap, exact, near
+from tokenmill.tasks.dedup import candidates, exact, near
 from tokenmill.tasks.dedup.candidates import BANDS_SCHEMA
-from tokenmill.tasks.dedup.crowds import Compared, compare_crowds
-from tokenmill.tasks.dedup.documents import Documents
-from tokenmill.tasks.dedup.edges import EDGES
-from tokenmill.tasks.dedup.keyed import KEYED
-from tokenmill.tasks.dedup.near import MADE_OF, SHINGLED, NearFiles
-from tokenmill.tasks.dedup.normalize import normalized
+from tokenmill.tasks.dedup.documents import EDGES, Documents
+from tokenmill.tasks.dedup.exact import KEYED
+from tokenmill.tasks.dedup.near import MADE_OF, SHINGLED, Compared, NearFiles, compare_large_buckets
 from tokenmill.tasks.dedup.partitions import NONE, SliceFile, partitioned
+from tokenmill.tasks.dedup.shingles import normalized
 
 
 def large(texts):
@@ -87,8 +85,8 @@ class Wiring:
             near.verify(pairs, self._shuffled(shingled), part, self.partitions, threshold)
             for part in self._shuffled(parts)
         ]
-        left = near.surely_gone(found, np.concatenate([table["number"].to_numpy() for table in crowded]))
-        self.crowds = [compare_crowds(table, left, self._shuffled(shingled), threshold) for table in crowded]
+        left = near.certain_drops(found, np.concatenate([table["number"].to_numpy() for table in crowded]))
+        self.crowds = [compare_large_buckets(table, left, self._shuffled(shingled), threshold) for table in crowded]
         return found
 
     def near(self, whole, threshold=0.8):
@@ -99,10 +97,10 @@ class Wiring:
         for start, part in self._slices(whole):
             local = part.numbers - part.numbers[0]
             with partitioned(self._place(f"cap-{start}"), KEYED, self.partitions) as file:
-                cap.sign(file, local, prompts.slice(start, len(local)), part.ranks)
+                exact.sign_prompts(file, local, prompts.slice(start, len(local)), part.ranks)
             files.append(SliceFile(file.output.path, int(part.numbers[0])))
         parts = self._shuffled(range(self.partitions))
-        return pa.concat_tables(cap.resolve(files, part, self.partitions, most, gone) for part in parts)
+        return pa.concat_tables(exact.beyond_cap(files, part, self.partitions, most, gone) for part in parts)
 
 
 def sign_near(documents, bands, shingled, partitions):

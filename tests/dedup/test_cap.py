@@ -40,6 +40,6 @@ def test_the_best_of_each_prompt_stay_however_the_work_is_cut(rows, most, partit
 @pytest.mark.parametrize(("most", "dropped"), [(1, [0, 1, 3]), (2, [0, 1]), (4, [])])
 def test_correct_and_short_answers_stay(tmp_path, most, dropped):
     lengths = np.array([900, 100, 300, 400])
-    ranks = ranks_of(np.array([1.0, 0.0, 1.0, 1.0]), -lengths, np.zeros(4, np.int64))
+    ranks = ranks_of(np.array([1.0, 0.0, 1.0, 1.0]), -lengths)
     table = Wiring(tmp_path, partitions=1).cap(documents([""] * 4, ranks), large(["p"] * 4), most)
     assert table["dropped"].to_pylist() == dropped

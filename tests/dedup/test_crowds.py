@@ -75,7 +75,7 @@ def test_versions_that_go_for_a_leader_are_not_compared_with_each_other(tmp_path
 @pytest.mark.parametrize(("bound", "value"), [("SHINGLES_AT_ONCE", 2000), ("COMPARED", 3)])
 def test_who_meets_a_bound_is_named(tmp_path, monkeypatch, filled, bound, value):
     texts, alike = filled
-    monkeypatch.setattr(f"tokenmill.tasks.dedup.crowds.{bound}", value)
+    monkeypatch.setattr(f"tokenmill.tasks.dedup.near.{bound}", value)
     wiring = Wiring(tmp_path)
     found, unseen = (
         pairs_of(wiring.verified(documents(texts))),
@@ -90,7 +90,7 @@ def test_who_meets_a_bound_is_named(tmp_path, monkeypatch, filled, bound, value)
 
 def test_buckets_that_are_compared_in_portions_are_compared_the_same(tmp_path, monkeypatch, filled):
     texts, alike = filled
-    monkeypatch.setattr("tokenmill.tasks.dedup.crowds.SHINGLES_AT_ONCE", 60_000)  # half a dozen portions
+    monkeypatch.setattr("tokenmill.tasks.dedup.near.SHINGLES_AT_ONCE", 60_000)  # half a dozen portions
     wiring = Wiring(tmp_path, partitions=1)
     assert pairs_of(wiring.verified(documents(texts))) == alike
     assert wiring.crowds[0].unseen.tolist() == []
@@ -115,7 +115,9 @@ def test_who_surely_goes_goes_whatever_the_crowds_hold(graph):
         for one, other in [sorted(pair, key=lambda number: (-ranks[number], number))]
     ]
     known = [row for row in rows if not {row["better"], row["worse"]} <= crowded]
-    gone = {*near.surely_gone([pa.Table.from_pylist(known, schema=VERIFIED)], np.array([*crowded], np.int64)).tolist()}
+    gone = {
+        *near.certain_drops([pa.Table.from_pylist(known, schema=VERIFIED)], np.array([*crowded], np.int64)).tolist()
+    }
     expected = from_the_best_down(len(ranks), ranks, dict.fromkeys(alike, 0.9))
     assert gone <= expected.keys()
     rest = [row for row in rows if row not in known and not {row["better"], row["worse"]} & gone]

@@ -205,8 +205,8 @@ def test_evaluations_and_prompts_that_cannot_be_held_are_told_of(tmp_path):
     _, manifest = prepare(blend, tmp_path / "out", evaluations=evaluations, cap=1, cap_by="topic")
     assert manifest["totals"]["dropped"] == {"beyond_cap": 1, "contaminated": 1}
     assert warnings(manifest) == [
-        "evaluation exam/exam.jsonl: 1 of 2 rows have fewer than 3 words and are not looked for",
-        "cap: 1 documents name no prompt, so they are not counted among any",
+        "evaluation exam/exam.jsonl: 1 of 2 rows have fewer than 3 words and are not searched for",
+        "cap: 1 documents have no prompt, so the cap does not apply to them",
     ]
     assert "| contaminated | 1 |" in markdown(manifest, "out")
     assert artifact_record(manifest, "out")["dedup"]["dropped"] == {"beyond_cap": 1, "contaminated": 1}
@@ -240,13 +240,13 @@ def test_documents_without_blanks_are_compared_and_it_is_said_by_which_units(tmp
 
 
 def test_documents_that_meet_a_bound_and_stay_are_counted_and_named(tmp_path, monkeypatch):
-    monkeypatch.setattr("tokenmill.tasks.dedup.crowds.COMPARED", 3)
+    monkeypatch.setattr("tokenmill.tasks.dedup.near.COMPARED", 3)
     texts = forms(VOCABULARY, 120)
     _, manifest = prepare(blend_of(write_lines(tmp_path / "a.jsonl", texts)), tmp_path / "out")
     bound = manifest["duplicates"]["not_compared"]
     (line,) = warnings(manifest)
     assert bound["documents"] > len(bound["first"]) == 10
-    assert f"{bound['documents']:,} documents that stay" in line
+    assert f"{bound['documents']:,} kept documents" in line
     edges = pq.read_table(tmp_path / "out/edges.parquet")["dropped"].to_pylist()
     for name in bound["first"]:
         assert name.startswith("a/a.jsonl@0#")
@@ -318,9 +318,9 @@ def test_a_column_that_is_not_there_is_known_before_anything_starts(tmp_path):
 @pytest.mark.parametrize(
     ("chosen", "message"),
     [
-        ({"cap": 3}, "cap and cap_by go together"),
-        ({"cap_by": "topic"}, "cap and cap_by go together"),
-        ({"holdout": {"valid": 0.1}}, "holdout means nothing here"),
+        ({"cap": 3}, "cap and cap_by need each other"),
+        ({"cap_by": "topic"}, "cap and cap_by need each other"),
+        ({"holdout": {"valid": 0.1}}, "holdout does not apply"),
         ({"threshold": 0.3}, "threshold"),
         ({"mode": "off"}, "mode"),
         ({"near_on": "prompt"}, "near_on: unknown key"),
@@ -406,4 +406,4 @@ def test_decisions_that_are_not_what_they_were_are_not_applied(tmp_path):
     path = Path(decisions.uri)
     path.write_bytes(path.read_bytes().replace(b"near_duplicate", b"fear_duplicate"))
     with pytest.raises(RunError, match="damaged since it was built"):
-        rows_decided(decisions.uri, decisions.digest(0))
+        rows_decided(decisions.uri, decisions.digests[0])

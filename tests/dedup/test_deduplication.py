@@ -7,8 +7,14 @@ import pyarrow.parquet as pq
 import pytest
 from tokenmill.tasks.blend.models import DataSource
 from tokenmill.tasks.dedup.decisions import digest_of, rows_decided
-from tokenmill.tasks.dedup.deduplication import DocumentSlice, decide, decided, planned_rounds
-from tokenmill.tasks.dedup.rounds import KIND, MOST_PARTITIONS, partitions_for
+from tokenmill.tasks.dedup.rounds import (
+    KIND,
+    MOST_PARTITIONS,
+    DocumentSlice,
+    decide,
+    partitions_for,
+    planned_rounds,
+)
 from tokenmill.tasks.dedup.settings import DedupChoices
 from tokenmill.tasks.errors import InputError, RunError
 from tokenmill.tasks.harmony.message import HarmonyMessage
@@ -50,7 +56,7 @@ def outcomes(found, slices):
     return {
         f"{each.name}#{row['row']}": (row["outcome"], row["duplicate_of"])
         for number, each in enumerate(slices)
-        for row in found.table(number).to_pylist()
+        for row in rows_decided(found.uri, found.digests[number]).to_pylist()
     }
 
 
@@ -172,7 +178,6 @@ def test_what_is_proven_is_not_built_again(tmp_path, many_partitions):
     assert list(dict.fromkeys(run.built)) == [*ROUNDS]
     again = Run()
     assert decisions_about(slices, tmp_path, again) == first
-    assert decided(slices, DedupChoices(), str(tmp_path / "store")) == first
     assert again.built == []
     forced = Run()
     assert decisions_about(slices, tmp_path, forced, rebuild=True) == first
@@ -311,12 +316,10 @@ def test_evaluations_that_are_not_there_are_an_error(tmp_path, blend):
 def test_decisions_are_found_by_their_hash_and_are_what_they_were(tmp_path):
     slices = slices_of(tmp_path, a=["one", "one"], b=["two", "two", "one"], c=["three"], d=["four"])
     found = decisions_about(slices, tmp_path)
-    assert found.digest(2) == found.digest(3)
+    assert found.digests[2] == found.digests[3]
     assert len({*found.digests}) == 3
     for number in range(4):
-        table = rows_decided(found.uri, found.digest(number))
-        assert table.equals(found.table(number))
-        assert digest_of(table) == found.digest(number)
+        assert digest_of(rows_decided(found.uri, found.digests[number])) == found.digests[number]
     with pytest.raises(RunError, match="holds no decisions 0000"):
         rows_decided(found.uri, "0000")
 
@@ -397,7 +400,8 @@ def test_conversations_are_compared_by_what_was_said_and_the_most_correct_stay(t
     slices = [harmony_slice(tmp_path, rows)]
 
     def found(**choices):
-        table = decisions_about(slices, tmp_path, **choices).table(0)
+        decisions = decisions_about(slices, tmp_path, **choices)
+        table = rows_decided(decisions.uri, decisions.digests[0])
         return {rows[row["row"]][0]: (row["outcome"], row["duplicate_of"]) for row in table.to_pylist()}
 
     alike = {"a": ("near_duplicate", "b"), "c": ("exact_duplicate", "d")}

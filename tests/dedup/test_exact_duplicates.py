@@ -12,7 +12,7 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 from tokenmill.tasks.dedup import exact
 from tokenmill.tasks.dedup.documents import ranks_of
-from tokenmill.tasks.dedup.keyed import KEYED, grouped, keys
+from tokenmill.tasks.dedup.exact import KEYED, grouped, keys
 from tokenmill.tasks.dedup.partitions import ROWS_PER_SLICE, SliceFile, partitioned
 from xxhash import xxh3_128_intdigest
 
@@ -53,9 +53,9 @@ def test_white_space_and_composition_make_no_difference(tmp_path):
 
 
 def test_the_best_stays_and_the_first_of_the_best(tmp_path):
-    rows = [(0.5, 10, 0), (0.9, 10, 2), (0.9, 12, 2), (0.9, 12, 1), (0.9, 12, 1), (float("nan"), 99, 0)]
-    quality, size, priority = (np.array(column) for column in zip(*rows, strict=True))
-    table = Wiring(tmp_path).exact(documents(["same"] * 6, ranks_of(quality, size, priority)))
+    rows = [(0.5, 10), (0.9, 10), (0.9, 11), (0.9, 12), (0.9, 12), (float("nan"), 99)]
+    quality, size = (np.array(column) for column in zip(*rows, strict=True))
+    table = Wiring(tmp_path).exact(documents(["same"] * 6, ranks_of(quality, size)))
     assert found(table) == dict.fromkeys((0, 1, 2, 4, 5), (3, 0))
     assert table["dropped"].to_pylist() == [0, 1, 2, 4, 5]
 

@@ -283,7 +283,7 @@ def test_rows_with_words_of_an_evaluation_are_marked_and_the_hits_say_where(tmp_
     _, manifest = prepare(blend, tmp_path / "out", dedup=dedup | {"mode": "drop"})
     assert manifest["totals"]["dropped"] == {"contaminated": 1}
     assert warnings(manifest) == [
-        "evaluation exam/exam.jsonl: 1 of 3 rows have fewer than 3 words and are not looked for"
+        "evaluation exam/exam.jsonl: 1 of 3 rows have fewer than 3 words and are not searched for"
     ]
     assert {row["source_uuid"] for row in rows_of(tmp_path / "out")} == {"innocent", "told"}
     assert (tmp_path / "out/hits.parquet").exists()

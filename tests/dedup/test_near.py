@@ -12,8 +12,7 @@ import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 from tokenmill.tasks.dedup import near
-from tokenmill.tasks.dedup.candidates import BANDS_SCHEMA, LEADERS, band_table, buckets_of, candidate_pairs
-from tokenmill.tasks.dedup.minhash import BANDS
+from tokenmill.tasks.dedup.candidates import BANDS, BANDS_SCHEMA, LEADERS, band_table, buckets_of, candidate_pairs
 from tokenmill.tasks.dedup.near import MADE_OF, VERIFIED
 from tokenmill.tasks.dedup.partitions import SliceFile, read_partition
 from tokenmill.tasks.errors import RunError
@@ -273,5 +272,5 @@ def test_the_shingles_of_a_slice_that_are_missing_are_an_error(tmp_path):
     wiring = Wiring(tmp_path, partitions=1, slice_size=1)
     wiring.near(documents([text, text]))
     first = [SliceFile(str(tmp_path / "shingles-0.arrow"), 0)]
-    with pytest.raises(RunError, match="the shingles of 2 documents are needed but those of 1 were found"):
+    with pytest.raises(RunError, match="the shingles of 2 documents are needed, but only 1 were found"):
         near.verify([str(tmp_path / "pairs-0.arrow")], first, 0, 1)

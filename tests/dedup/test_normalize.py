@@ -4,7 +4,7 @@ import unicodedata
 
 from hypothesis import given
 from hypothesis import strategies as st
-from tokenmill.tasks.dedup.normalize import bare, normalized
+from tokenmill.tasks.dedup.shingles import normalized, normalized_words
 
 from tests.dedup.deduplication import large
 
@@ -40,7 +40,7 @@ def test_normal_form_is_nfc_with_single_blanks(texts):
 def test_normal_form_is_stable(texts):
     once = normalized(large(texts))
     assert normalized(once).equals(once)
-    assert bare(bare(once)).equals(bare(once))
+    assert normalized_words(normalized_words(once)).equals(normalized_words(once))
 
 
 def test_a_slice_of_texts_is_normalized_as_the_whole_is():
@@ -52,4 +52,4 @@ def test_a_slice_of_texts_is_normalized_as_the_whole_is():
 def test_case_and_punctuation_stay_but_not_in_bare_words():
     texts = large(["The mill's wheel, (re)built in 1802:\nÉté!", "Cafe\u0301 - 北京。 \u0915\u093f"])
     assert normalized(texts).to_pylist() == ["The mill's wheel, (re)built in 1802: Été!", "Café - 北京。 \u0915\u093f"]
-    assert bare(texts).to_pylist() == ["the mill s wheel re built in 1802 été", "café 北京 \u0915\u093f"]
+    assert normalized_words(texts).to_pylist() == ["the mill s wheel re built in 1802 été", "café 北京 \u0915\u093f"]

@@ -6,7 +6,7 @@ import numpy as np
 import pyarrow as pa
 import pytest
 from tokenmill.tasks.dedup.partitions import partitioned, read_partition, tables
-from tokenmill.tasks.dedup.rounds import Roster
+from tokenmill.tasks.dedup.rounds import SignedSlices
 from tokenmill.tasks.errors import RunError
 from tokenmill.tasks.shards.identity import shard_key
 from tokenmill.tasks.shards.publish import publish_bytes
@@ -80,10 +80,10 @@ def test_a_file_of_other_batches_is_refused(tmp_path):
             [*tables(place, 0, 1)]
 
 
-def test_a_roster_is_what_its_name_says(tmp_path):
-    store, roster = Store(str(tmp_path), "dedup"), Roster(("key", "other"), ("a", "b"))
-    place = roster.publish(store)
-    assert Roster.load(place) == roster
-    publish_bytes(place, roster.dump().replace(b"other", b"othes"))
+def test_signed_slices_are_what_its_name_says(tmp_path):
+    store, slices = Store(str(tmp_path), "dedup"), SignedSlices(("key", "other"), ("a", "b"))
+    place = slices.publish(store)
+    assert SignedSlices.load(place) == slices
+    publish_bytes(place, slices.dump().replace(b"other", b"othes"))
     with pytest.raises(RunError, match="damaged"):
-        Roster.load(place)
+        SignedSlices.load(place)

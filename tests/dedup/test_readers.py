@@ -134,7 +134,7 @@ def test_a_conversation_is_compared_by_what_was_said(tmp_path, near_on, view):
 
 
 def test_a_text_that_is_no_harmony_is_an_error(tmp_path):
-    with pytest.raises(RunError, match="a normalized row is no Harmony"):
+    with pytest.raises(RunError, match="a normalized row is not valid Harmony"):
         list(read_harmony(harmony_file(tmp_path, ["plain"]), {}, "conversation"))
 
 

@@ -7,12 +7,10 @@ import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from tokenmill.tasks.dedup.candidates import BANDS, ROWS, band_keys, signatures
 from tokenmill.tasks.dedup.jaccard import Sets, alike_to_worse, sets_of, similarities
-from tokenmill.tasks.dedup.minhash import BANDS, ROWS, band_keys, signatures
-from tokenmill.tasks.dedup.normalize import normalized
-from tokenmill.tasks.dedup.shingles import Length, Shingles
+from tokenmill.tasks.dedup.shingles import Length, Shingles, normalized, units_of
 from tokenmill.tasks.dedup.shingles import shingles as shingles_of
-from tokenmill.tasks.dedup.units import units_of
 
 from tests.dedup.deduplication import large
 

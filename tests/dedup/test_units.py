@@ -9,8 +9,7 @@ import regex
 from hypothesis import example, given
 from hypothesis import strategies as st
 from tokenmill.tasks.dedup.documents import content
-from tokenmill.tasks.dedup.normalize import normalized
-from tokenmill.tasks.dedup.units import CHARACTER, KINDS, LETTER, WORD, units_of
+from tokenmill.tasks.dedup.shingles import CHARACTER, KINDS, LETTER, WORD, normalized, units_of
 
 from tests.dedup.deduplication import large
 from tests.dedup.scripts import UNBROKEN, unbroken, units

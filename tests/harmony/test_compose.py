@@ -621,4 +621,4 @@ def test_the_second_name_of_a_reserved_token_is_structure_as_in_tiktoken():
 def test_arguments_that_would_change_are_refused_and_it_is_said_why(given):
     found = refused(ASK, calls(call("f", given)), result("r"), ANSWER, tools=[tool("f")])
     assert found.reason in {"call_args_not_json_object", "bad_tool_arguments"}
-    assert "stands twice" in found.detail or "no double holds it" in found.detail
+    assert "occurs twice" in found.detail or "no double holds it" in found.detail

@@ -8,9 +8,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from tokenmill.tasks.chat.conversation import Rejected
-from tokenmill.tasks.chat.encoding import Batch
+from tokenmill.tasks.chat.encoding import ROLES, Batch
 from tokenmill.tasks.chat.loss import LossPolicy
-from tokenmill.tasks.chat.pieces import ROLES
 from tokenmill.tasks.errors import InputError
 from tokenmill.tasks.harmony.compose import compose, compose_literally
 from tokenmill.tasks.harmony.converters import openai_messages

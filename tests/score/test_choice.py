@@ -20,7 +20,7 @@ from tokenmill.tasks.score import embedded
 from tokenmill.tasks.score.choice import ChoiceSettings, choose_rows
 from tokenmill.tasks.score.choose import choose
 from tokenmill.tasks.score.embedded import read_embeddings
-from tokenmill.tasks.select.score_folders import score_folder
+from tokenmill.tasks.select.scores import score_folder
 from tokenmill.tasks.shards.verify import verify
 from xxhash import xxh3_128_hexdigest
 
@@ -222,7 +222,7 @@ def test_vectors_that_are_none_and_rows_that_stand_twice_stop_the_choice(tmp_pat
         choose_rows(publish(tmp_path / "nan", vectors), str(tmp_path / "out"), ChoiceSettings())
     table = embeddings_table(["a", "b", "a"], np.eye(3, dtype=np.float32))
     twice = publish_scores(tmp_path / "twice", "embeddings", [("x-00000000.parquet", table)])
-    with pytest.raises(RunError, match="row 'a' was scored 2 times"):
+    with pytest.raises(RunError, match="row 'a' has 2 scores"):
         choose_rows(twice, str(tmp_path / "out"), ChoiceSettings())
     assert not (tmp_path / "out").exists()
 

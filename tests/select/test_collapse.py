@@ -70,22 +70,25 @@ def test_a_word_is_what_stands_between_blanks():
     ("texts", "limits", "problems"),
     [
         ([plain()] * 100, Limits(), []),
-        ([plain()] * 101, Limits(), ["1 distinct structures in 101 rows are 0.990%, and 1.000% are the least"]),
+        ([plain()] * 101, Limits(), ["1 distinct structures in 101 rows are 0.990%, below the limit of 1.000%"]),
         ([plain(f"{number}") for number in range(101)], Limits(), ["1 distinct structures in 101 rows"]),
         ([plain()] * 101, Limits(structures=0), []),
         ([plain()] * 50 + [None] * 51, Limits(), ["1 distinct structures in 101 rows"]),
         ([plain(), with_tool("x")], Limits(calls=0.5), []),
-        ([plain(), plain(), with_tool("x")], Limits(calls=0.5), ["33.333% of rows call a tool, and 50.000% are"]),
+        (
+            [plain(), plain(), with_tool("x")],
+            Limits(calls=0.5),
+            ["33.333% of rows call a tool, below the limit of 50.000%"],
+        ),
         ([plain()] * 200, Limits(calls=0.1), ["1 distinct structures", "0.000% of rows call a tool"]),
-        ([], Limits(structures=0), ["there are no rows to look at"]),
+        ([], Limits(structures=0), ["there are no rows to survey"]),
         ([None], Limits(), ["0 distinct structures in 1 rows are 0.000%"]),
     ],
 )
-def test_the_status_is_not_zero_exactly_where_a_limit_is_not_kept(texts, limits, problems):
+def test_every_violated_limit_is_a_problem_and_no_other(texts, limits, problems):
     found = collapse(survey(texts), limits)
     assert len(found.problems) == len(problems)
     assert all(found.problems[place].startswith(problem) for place, problem in enumerate(problems))
-    assert found.status == (1 if problems else 0)
     for problem in problems:
         assert f"**Collapsed:** {problem}" in found.markdown
     assert ("No collapse" in found.markdown) == (not problems)

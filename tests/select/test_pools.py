@@ -10,8 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from tokenmill.tasks.errors import InputError
 from tokenmill.tasks.harmony.columns import SCHEMA
-from tokenmill.tasks.select.pools import Assignment, assign, load_pools
-from tokenmill.tasks.select.tally import manifest, tally
+from tokenmill.tasks.select.pools import Assignment, assign, load_pools, manifest, tally
 
 SOUND = {
     "quality_valid_harmony": True,
@@ -69,8 +68,12 @@ TABLE = pa.Table.from_pylist([SOUND | row for row, _ in ROWS], SCHEMA)
 WANTED = [names.split() for _, names in ROWS]
 
 
+def rows_of(assignment, pool):
+    return assignment.pools[assignment.names.index(pool)]
+
+
 def pools_of(found, row):
-    return [name for name in found.names if found[name][row]]
+    return [name for name in found.names if rows_of(found, name)[row]]
 
 
 def test_every_bundled_pool_takes_the_rows_it_describes():
@@ -95,10 +98,10 @@ def test_columns_that_a_file_has_not_are_null_in_pools_and_not_asked_in_the_base
     found = assign(small, load_pools(), SCHEMA.names)
     missing = [row != 13 for row in range(len(ROWS))]
     assert found.base.tolist() == missing
-    assert found["missing_correctness_meta"].tolist() == missing
-    assert not found["has_correctness_meta"].any()
-    assert not found["no_tool"].any()
-    assert np.flatnonzero(found["proof"]).tolist() == [12]
+    assert rows_of(found, "missing_correctness_meta").tolist() == missing
+    assert not rows_of(found, "has_correctness_meta").any()
+    assert not rows_of(found, "no_tool").any()
+    assert np.flatnonzero(rows_of(found, "proof")).tolist() == [12]
     with pytest.raises(InputError, match=r"pools\.yaml: base\[1\]: .*no column 'quality_completion_nonempty'"):
         assign(small, load_pools())
 
@@ -124,8 +127,8 @@ def test_a_person_writes_pools_of_their_own(tmp_path):
     table = pa.table({"b": [False, False, True, None], "c": [1, 2, 2, 2]})
     found = assign(table, pools)
     assert found.base.tolist() == [True, True, False, False]
-    assert found["x"].tolist() == [False, True, False, False]
-    assert found["y"].tolist() == [True, True, False, False]
+    assert rows_of(found, "x").tolist() == [False, True, False, False]
+    assert rows_of(found, "y").tolist() == [True, True, False, False]
     assert found.overlap().tolist() == [[1, 1], [1, 2]]
     assert load_pools(written(tmp_path, "pools:\n" + pool())).base == ()
 
@@ -143,13 +146,13 @@ def test_a_person_writes_pools_of_their_own(tmp_path):
         ("pools: []", "pools: .*at least 1"),
         ("base: [b]", "pools: missing"),
         ("pool:\n" + pool(), "pool: unknown key; did you mean 'pools'"),
-        ("- a", "must hold a mapping with `base` and `pools`"),
-        ("", "must hold a mapping"),
-        ("pools: [", "not valid YAML: .*line 1"),
-        ("pools: !!python/object/apply:os.getcwd []", "not valid YAML: could not determine a constructor"),
+        ("- a", "must be a mapping with `base` and `pools`"),
+        ("", "must be a mapping"),
+        ("pools: [", "invalid YAML: .*line 1"),
+        ("pools: !!python/object/apply:os.getcwd []", "invalid YAML: could not determine a constructor"),
         ("pools:\n- name: a\n  description: d\n  predicate: b\n  name: c\n  predicate: d",
-         "not valid YAML: the key 'name' is written twice.*line 5"),
-        ("pools:\n" + pool() + "pools:\n" + pool(), "the key 'pools' is written twice.*line 3"),
+         "invalid YAML: the key 'name' is duplicated.*line 5"),
+        ("pools:\n" + pool() + "pools:\n" + pool(), "the key 'pools' is duplicated.*line 3"),
     ],
 )  # fmt: skip
 def test_a_mistake_in_the_file_is_found_before_any_row_is_read(tmp_path, text, message):
@@ -158,9 +161,9 @@ def test_a_mistake_in_the_file_is_found_before_any_row_is_read(tmp_path, text, m
 
 
 def test_a_file_that_is_not_there_is_said_to_be_missing(tmp_path):
-    with pytest.raises(InputError, match=r"gone\.yaml: no such file of pools"):
+    with pytest.raises(InputError, match=r"gone\.yaml: no such file; check the path of the pools"):
         load_pools(str(tmp_path / "gone.yaml"))
-    with pytest.raises(InputError, match="cannot be read as a file of pools"):
+    with pytest.raises(InputError, match="cannot read the pools"):
         load_pools(str(tmp_path))
 
 

@@ -12,11 +12,17 @@ from hypothesis import strategies as st
 from tokenmill.tasks.errors import InputError, RunError
 from tokenmill.tasks.harmony.columns import SCHEMA as ROWS
 from tokenmill.tasks.score.choice import ChoiceSettings, choose_rows
-from tokenmill.tasks.select.expression import masks, parse_predicate
 from tokenmill.tasks.select.planning import require_selectable
+from tokenmill.tasks.select.predicates import masks, parse_predicate
 from tokenmill.tasks.select.preparation import selection_lines
-from tokenmill.tasks.select.score_folders import score_columns, score_folder
-from tokenmill.tasks.select.scores import read_scores, require_joinable, with_scores, without_score
+from tokenmill.tasks.select.scores import (
+    read_scores,
+    require_joinable,
+    score_columns,
+    score_folder,
+    with_scores,
+    without_score,
+)
 from tokenmill.tasks.select.settings import SelectionChoices
 from tokenmill.tasks.shards.verify import file_hash
 
@@ -69,16 +75,16 @@ def test_columns_of_one_name_are_an_error():
 
 
 def test_rows_without_ids_cannot_be_joined():
-    with pytest.raises(InputError, match="the rows have no column 'row_id' to join by, only id"):
+    with pytest.raises(InputError, match="the rows need the column 'row_id' to join by, but have only id"):
         with_scores(pa.table({"id": ["a"]}), [scores({})])
 
 
 @pytest.mark.parametrize(
     ("side", "kind", "words"),
     [
-        (pa.table({"id": ["a"]}), InputError, "the scores have no column 'row_id' to join by, only id"),
+        (pa.table({"id": ["a"]}), InputError, "the scores need the column 'row_id' to join by, but have only id"),
         (scores({None: 1.0}), RunError, "1 scores have no row_id"),
-        (pa.concat_tables([scores({"a": 1.0, "b": 1.0}), scores({"b": 1.0})]), RunError, "row 'b' was scored 2 times"),
+        (pa.concat_tables([scores({"a": 1.0, "b": 1.0}), scores({"b": 1.0})]), RunError, "row 'b' has 2 scores"),
     ],
 )
 def test_scores_that_are_not_one_for_each_row_are_an_error(side, kind, words):
@@ -323,15 +329,15 @@ def content(folder):
 def test_folders_that_hold_no_scores_of_these_rows_are_refused(blend, tmp_path):
     out = tmp_path / "out"
     prepare(blend, out, **CHOICES)
-    with pytest.raises(InputError, match=r"no manifest\.json here"):
+    with pytest.raises(InputError, match=r"no manifest\.json in this folder"):
         score_folder(str(tmp_path))
-    with pytest.raises(InputError, match="of type 'harmony'; scores are nll, embeddings, choice"):
+    with pytest.raises(InputError, match="of type 'harmony'; expected nll, embeddings, choice"):
         score_folder(str(out))
     other = publish_scores(tmp_path / "other", "nll", [("x-0123abcd.parquet", scores({"a": 1.0}))])
-    with pytest.raises(InputError, match="has no scores of these rows; score what is published now"):
+    with pytest.raises(InputError, match="has no scores of these rows; score the published rows again"):
         selected(blend, out, scores=[other])
     empty = publish_scores(tmp_path / "empty", "nll", [])
-    with pytest.raises(InputError, match="nothing was scored here"):
+    with pytest.raises(InputError, match="this folder has no scores"):
         require_selectable(SelectionChoices(scores=[empty]))
 
 
@@ -340,7 +346,7 @@ def test_scores_that_change_under_a_run_are_noticed(tmp_path):
     folder = score_folder(place)
     found = content(folder)
     publish_scores(tmp_path / "s", "nll", [("x-00000000.parquet", scores({"a": 2.0}))])
-    with pytest.raises(RunError, match="the scores have changed since the run began"):
+    with pytest.raises(RunError, match="the scores changed during the run"):
         read_scores(score_columns([folder]), [(0, found)], {found: folder.files[0].place})
 
 
@@ -350,5 +356,5 @@ def test_a_row_that_was_scored_twice_stops_the_selection(blend, tmp_path):
     path, rows_of_file = next(iter(rows_by_file(out).items()))
     table = nll_table(rows_of_file, map(nll_of, rows_of_file))
     place = publish_scores(tmp_path / "scores", "nll", [(path, table), (path, table.slice(0, 1))])
-    with pytest.raises(RunError, match="was scored 2 times"):
+    with pytest.raises(RunError, match="has 2 scores"):
         selected(blend, out, scores=[place])

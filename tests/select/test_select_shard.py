@@ -254,7 +254,7 @@ def test_a_damaged_shard_of_rows_is_made_anew_before_rows_are_selected(tmp_path)
         ({"require": "no_such_column == 1"}, "no_such_column"),
         ({"require": "text == 1"}, "text"),
         ({"require": "and"}, "selection.require"),
-        ({"pools": "/nowhere/pools.yaml"}, "no such file of pools"),
+        ({"pools": "/nowhere/pools.yaml"}, "no such file; check the path of the pools"),
     ],
 )
 def test_a_selection_that_means_nothing_is_refused(choices, words):

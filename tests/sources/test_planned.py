@@ -14,7 +14,7 @@ import pyarrow.parquet as pq
 import pytest
 import zstandard
 from tokenmill.tasks.blend.models import Blend, DataSource
-from tokenmill.tasks.dedup.evaluations import evaluation_records, evaluations_from, find_evaluations, held
+from tokenmill.tasks.dedup.contamination import evaluation_records, evaluations_from, find_evaluations, load_evaluations
 from tokenmill.tasks.errors import RunError
 from tokenmill.tasks.shards.identity import shard_identity
 from tokenmill.tasks.shards.plan import PlannedShard, shard_from_record, shard_record
@@ -266,4 +266,4 @@ def test_evaluations_that_are_swapped_after_the_plan_are_refused(tmp_path, conte
     files = find_evaluations(Blend(datasets=[DataSource(name="a", path=str(path))]))
     overwrite(path, contents["jsonl"][1])
     with pytest.raises(RunError, match=CHANGED):
-        held(evaluations_from(json.loads(json.dumps(evaluation_records(files)))))
+        load_evaluations(evaluations_from(json.loads(json.dumps(evaluation_records(files)))))

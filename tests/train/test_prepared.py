@@ -11,7 +11,7 @@ import numpy as np
 import pyarrow.parquet as pq
 import pytest
 from tokenizers import Tokenizer
-from tokenmill.tasks.chat.pieces import ROLE_NUMBERS
+from tokenmill.tasks.chat.encoding import ROLE_NUMBERS
 from tokenmill.tasks.errors import InputError
 from tokenmill.tasks.seal import sealed, unsealed
 from tokenmill.tasks.tokenize.load import find_vocabulary

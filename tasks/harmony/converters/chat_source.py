@@ -1,6 +1,6 @@
 """What all sources of chat have in common: messages, tools, and a few columns that go by the same names.
 
-The messages are read as for any chat template (`tasks.chat.intake`), with one difference: templates want the arguments
+The messages are read as for any chat template (`tasks.chat.parse`), with one difference: templates want the arguments
 of a call to be an object, and some sources have arrays, which are handed over as they are.
 """
 
@@ -8,8 +8,8 @@ from collections.abc import Mapping, Sequence
 from typing import Any, cast
 
 from tokenmill.tasks.chat.conversation import Message, Range, Rejected, RejectionError
-from tokenmill.tasks.chat.intake import conversation
 from tokenmill.tasks.chat.json_values import json_text, parsed
+from tokenmill.tasks.chat.parse import conversation
 from tokenmill.tasks.harmony.metadata import of_record, of_tools
 from tokenmill.tasks.harmony.turns import Call, Effort, Source, Turn
 

@@ -5,8 +5,8 @@ import random
 import pyarrow as pa
 import pytest
 from tokenmill.tasks.dedup.contamination import Evaluations, hits
-from tokenmill.tasks.dedup.edges import EDGES
-from tokenmill.tasks.dedup.outcome import DROPPED, dropped
+from tokenmill.tasks.dedup.decisions import DROPPED, dropped
+from tokenmill.tasks.dedup.documents import EDGES
 from tokenmill.tasks.errors import RunError
 
 from tests.dedup.deduplication import Wiring, documents, large, left

@@ -13,7 +13,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from pyarrow import parquet
 from tokenmill.tasks.chat.conversation import Arguments, Conversation, Reason, Rejected
-from tokenmill.tasks.chat.intake import conversation, fields_read
+from tokenmill.tasks.chat.parse import conversation, fields_read
 from tokenmill.tasks.sources.exact_json import loads
 
 Q = {"role": "user", "content": "q"}
@@ -300,8 +300,8 @@ BAD = {
     "reasoning, two of it": (answer(content="a", reasoning_content="x", reasoning="y"), "reasoning_twice", "different"),
     "reasoning and thinking": (answer(content="<think>y</think>a", reasoning_content="x"), "reasoning_twice", "keep one"),
     "reasoning and an end of thinking": (answer(content="y</think>a", thinking="x"), "reasoning_twice", "keep one"),
-    "thinking again": (answer(content="<think>x</think>\n<think>y</think>a"), "reasoning_twice", "thinking again"),
-    "thinking ends again": (answer(content="<think>x</think>y</think>a"), "reasoning_twice", "thinking again"),
+    "thinking again": (answer(content="<think>x</think>\n<think>y</think>a"), "reasoning_twice", "thinking follows its first"),
+    "thinking ends again": (answer(content="<think>x</think>y</think>a"), "reasoning_twice", "thinking follows its first"),
     "no thinking, then thinking": (answer(content="<think></think><think>x</think>a"), "reasoning_twice", "again"),
     "thinking cut short": (answer(content="<think>hmm"), "unclosed_think", "never closes it"),
     "thinking cut short, after blanks": (answer(content="\n <think>", reasoning_content="x"), "unclosed_think", ""),
@@ -340,14 +340,14 @@ BAD = {
     "a tool of nothing": ({"messages": [Q, A], "tools": [{}]}, "bad_tools", "tool 1 of 1"),
     "a tool of a text function": ({"messages": [Q, A], "tools": [{"function": "f", "name": "f"}]}, "bad_tools", "tool 1"),
     "a tool with a date": ({"messages": [Q, A], "tools": [{"name": "f", "at": datetime(2025, 1, 1, tzinfo=UTC)}]}, "bad_tools", "datetime"),
-    "arguments with a key twice": (loads(calling_text('{"a": 1, "a": 2}')), "bad_message", "the key 'a' stands twice"),
-    "arguments with a key twice deep in JSON text": (calling({"name": "f", "arguments": '{"x": [{"a": 1, "a": 1}]}'}), "bad_tool_arguments", "the key 'a' stands twice"),
+    "arguments with a key twice": (loads(calling_text('{"a": 1, "a": 2}')), "bad_message", "the key 'a' occurs twice"),
+    "arguments with a key twice deep in JSON text": (calling({"name": "f", "arguments": '{"x": [{"a": 1, "a": 1}]}'}), "bad_tool_arguments", "the key 'a' occurs twice"),
     "arguments beyond a double": (calling({"name": "f", "arguments": '{"a": 1e400}'}), "bad_tool_arguments", "1e400 is valid JSON, but no double holds it"),
-    "a tool with a key twice": (loads('{"messages": [{"role": "assistant", "content": "a"}], "tools": [{"name": "f", "name": "g"}]}'), "bad_tools", "'name' stands twice"),
-    "a message with two contents": (loads('{"messages": [{"role": "assistant", "content": "a", "content": "b"}]}'), "bad_message", "'content' stands twice"),
-    "a call with two names": (loads('{"messages": [{"role": "assistant", "content": null, "tool_calls": [{"name": "f", "name": "g"}]}]}'), "bad_message", "'name' stands twice"),
+    "a tool with a key twice": (loads('{"messages": [{"role": "assistant", "content": "a"}], "tools": [{"name": "f", "name": "g"}]}'), "bad_tools", "'name' occurs twice"),
+    "a message with two contents": (loads('{"messages": [{"role": "assistant", "content": "a", "content": "b"}]}'), "bad_message", "'content' occurs twice"),
+    "a call with two names": (loads('{"messages": [{"role": "assistant", "content": null, "tool_calls": [{"name": "f", "name": "g"}]}]}'), "bad_message", "'name' occurs twice"),
     "a flag of loss in words": ({"messages": [Q, {**A, "train": "no"}]}, "bad_loss_flag", "train is a string"),
-    "nobody answers": ({"messages": [Q, {"role": "tool", "content": "r"}]}, "no_assistant", "none of 2"),
+    "nobody answers": ({"messages": [Q, {"role": "tool", "content": "r"}]}, "no_assistant", "none of its 2 messages"),
 }  # fmt: skip
 
 
@@ -463,8 +463,14 @@ def test_fields_are_the_ones_that_are_named(record, messages_field, tools_field,
         ({"messages": [Q, A]}, "chat", "tools", "no_messages", "there is no chat; the fields with a value: 'messages'"),
         ({"input": "q", "output": "a"}, "messages", "tools", "no_messages", "there is no messages"),
         ({"data": {}}, "data.chat", "tools", "no_messages", "there is no data.chat"),
-        ({"data": "x"}, "data.chat", "tools", "no_messages", "chat is asked of a string"),
-        ({"messages": [Q, A], "data": [1]}, None, "data.tools", "bad_tools", "tools is asked of an array"),
+        ({"data": "x"}, "data.chat", "tools", "no_messages", "needs an object at chat, but finds a string"),
+        (
+            {"messages": [Q, A], "data": [1]},
+            None,
+            "data.tools",
+            "bad_tools",
+            "needs an object at tools, but finds an array",
+        ),
     ],
 )
 def test_a_named_field_that_is_not_there_is_named(record, messages_field, tools_field, reason, words):

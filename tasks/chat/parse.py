@@ -1,15 +1,14 @@
-"""From one record to a conversation, or to the reason why it is none.
+"""Parse a record into a conversation, or into the reason why it is none.
 
 Sources have three shapes: OpenAI's list of messages, ShareGPT's list of turns, and a question with its answer. All
-become the same strict form here, once, so that nothing after it has to ask. A record that can be read in two ways, or
-only by leaving something out, is rejected with a reason to count and a sentence about the first thing that is wrong;
-nothing is repaired, and data never raises.
+become one strict form. A record that is ambiguous, or readable only in part, is rejected with a reason and the first
+fault; nothing is repaired, and data never raises.
 
-A null is the same as an absent key, because Parquet gives every key of a struct to every row. Records are not changed:
-messages are made anew, tools and arguments share their values with the record.
+Null equals an absent key, because Parquet gives every key of a struct to every row. Records are not changed; tools and
+arguments share their values with the record.
 
-Cost: 0.7 µs per plain message of a long conversation and 1 µs more per record, 1.5 to 2 µs per message with reasoning
-or with the nulls of Parquet, 5 µs per tool call, 14 µs per KB of tool definitions.
+Cost: 0.7 µs per plain message and 1 µs per record, 1.5 to 2 µs per message with reasoning or nulls, 5 µs per tool call,
+14 µs per KB of tool definitions.
 """
 
 from collections.abc import Mapping
@@ -17,15 +16,14 @@ from typing import Any
 
 from .conversation import Conversation, Message, Reason, Rejected, RejectionError
 from .json_values import kind, listed, parsed, quoted
-from .messages import read_message
-from .tool_calls import read_tools
+from .messages import read_message, read_tools
 
 LISTS = ("messages", "conversations")
 PAIRS = (("input", "output"), ("prompt", "response"))
 
 
 def fields_read(messages_field: str | None, tools_field: str) -> list[str]:
-    """The fields of a record, dotted where they lie deeper, that `conversation` looks at."""
+    """The fields of a record that `conversation` reads, dotted if nested."""
     if messages_field is not None:
         return [messages_field, "system", tools_field]
     return [*LISTS, *(name for pair in PAIRS for name in pair), "instruction", "system", tools_field]
@@ -34,9 +32,9 @@ def fields_read(messages_field: str | None, tools_field: str) -> list[str]:
 def conversation(record: Mapping[str, Any], messages_field: str | None, tools_field: str) -> Conversation | Rejected:
     """The conversation in `record`, or why there is none.
 
-    `messages_field` names the field of the messages; None takes the first there is of `messages`, `conversations`,
-    `input` with `output` and `prompt` with `response`. Both fields may be dotted paths. Messages in a detail are
-    numbered from 1, a system prompt that stood beside them included.
+    `messages_field` names the field of the messages; None takes the first of `messages`, `conversations`, `input` with
+    `output` and `prompt` with `response`. Both fields may be dotted paths. Details number messages from 1, including a
+    separate system prompt.
     """
     try:
         given = _messages(record, messages_field)
@@ -50,7 +48,9 @@ def conversation(record: Mapping[str, Any], messages_field: str | None, tools_fi
         except RejectionError as error:
             return Rejected(error.reason, f"message {number} of {len(given)}{_speaker(each)}: {error.detail}")
     if not any(message["role"] == "assistant" for message in messages):
-        return Rejected("no_assistant", f"there is nothing to learn: none of {len(messages)} is by the assistant")
+        return Rejected(
+            "no_assistant", f"none of its {len(messages)} messages is by the assistant, so there is nothing to train on"
+        )
     return Conversation(messages, tools)
 
 
@@ -73,12 +73,11 @@ def _messages(record: Mapping[str, Any], field: str | None) -> list[Any]:
 
 
 def _pair(record: Mapping[str, Any], question: str, answer: str) -> list[Any]:
-    """The messages of a question, which may be the messages so far, and its answer."""
+    """The messages of a question (or the messages so far) and its answer."""
     if record.get("instruction"):
         raise RejectionError(
             "no_messages",
-            f"an instruction stands beside {question} and {answer}, and how they belong together is not known; "
-            "write the record as messages",
+            f"an instruction beside {question} and {answer} is ambiguous; write the record as messages",
         )
     asked = record[question]
     before = asked if isinstance(asked, list) else [{"role": "user", "content": asked}]
@@ -109,13 +108,13 @@ def _list(value: object, field: str, record: Mapping[str, Any]) -> list[Any]:
 
 
 def _field(record: Mapping[str, Any], path: str, reason: Reason) -> object:
-    """What stands at `path`, None where it is absent or null, or something on the way is."""
+    """The value at `path`, None if it or a parent is absent or null."""
     value: object = record
     for key in path.split("."):
         if value is None:
             return None
         if not isinstance(value, Mapping):
-            raise RejectionError(reason, f"on the way to {path}, {key} is asked of {kind(value)} instead of an object")
+            raise RejectionError(reason, f"the path {path} needs an object at {key}, but finds {kind(value)}")
         value = value.get(key)
     return value
 
