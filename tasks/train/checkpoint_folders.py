@@ -19,7 +19,7 @@ from typing import Any
 from tokenmill.tasks.errors import InputError
 from tokenmill.tasks.seal import sealed, unsealed
 from tokenmill.tasks.shards.publish import publish_bytes
-from tokenmill.tasks.shards.verify import file_hash
+from tokenmill.tasks.shards.published import file_hash
 from tokenmill.tasks.strict import parse
 
 from .events import Event, Step, Validated

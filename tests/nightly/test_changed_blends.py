@@ -137,7 +137,7 @@ def test_a_changed_setting_is_named_with_its_old_and_new_value_and_other_blends_
     assert set(made) == {WEB}
     shards = len(made[WEB]["shards"])
     assert nights.latest(WEB)["reasons"] == [
-        "settings: holdout.valid 0.1 -> 0.25", f"{shards} shards: recipe.holdout_valid 0.1 -> 0.25",
+        "settings: holdout.valid 0.1 -> 0.25", f"{shards} shards: recipe.holdout_valid changed: 0.1 -> 0.25",
     ]  # fmt: skip
     assert made[WEB]["settings"]["shard_size"] == SHARD_SIZE, "the defaults of the folder hold for the rest"
 

@@ -18,7 +18,7 @@ from tokenmill.tasks.select.planning import require_selectable
 from tokenmill.tasks.select.score_folders import score_columns, score_folder
 from tokenmill.tasks.select.scores import read_scores, require_joinable, with_scores, without_score
 from tokenmill.tasks.select.settings import SelectionChoices
-from tokenmill.tasks.shards.verify import file_hash
+from tokenmill.tasks.shards.published import file_hash
 
 from tests.building import build_here
 from tests.preparing_harmony import build, finish, plan, prepare
