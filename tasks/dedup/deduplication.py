@@ -8,8 +8,8 @@ from tokenmill.tasks.errors import RunError
 from tokenmill.tasks.shards.identity import shard_identity
 from tokenmill.tasks.shards.plan import Plan, PlannedShard
 from tokenmill.tasks.shards.publish import sweep
-from tokenmill.tasks.shards.store import Store
 from tokenmill.tasks.shards.published import file_hash
+from tokenmill.tasks.shards.store import Store
 from tokenmill.tasks.sources.files import Slice
 from tokenmill.tasks.storage import is_local
 

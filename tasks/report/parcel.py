@@ -27,6 +27,7 @@ from tokenmill.tasks.shards.published import (
     problems_in,
     published_files,
     read_publication,
+    recorded_outputs,
     size_problem,
 )
 from tokenmill.tasks.shards.store import read_bytes
@@ -85,13 +86,12 @@ def require_unchanged(parcel: Parcel) -> None:
 def _recorded(publication: Publication) -> list[PublishedFile]:
     """Every published file, once. Raises RunError for a shard without a valid receipt, InputError for a file elsewhere."""
     output_dir, entries = publication.output_dir, publication.entries
-    receipts = publication.store.proven(entry["key"] for entry in entries)
+    outputs = recorded_outputs(publication.store, (entry["key"] for entry in entries))
     for entry in entries:
-        if entry["key"] not in receipts:
+        if outputs[entry["key"]] is None:
             store = publication.store.place
             raise RunError(f"{output_dir}: the shard of {entry['place']} has no valid receipt in {store}; {AGAIN}")
-    found = published_files(publication, {key: receipt.outputs for key, receipt in receipts.items()})
-    files = {file.place: _inside(output_dir, file) for file in found}
+    files = {file.place: _inside(output_dir, file) for file in published_files(publication, outputs)}
     return list(files.values())
 
 

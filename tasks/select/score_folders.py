@@ -19,8 +19,8 @@ import pyarrow.parquet as pq
 from tokenmill.tasks.errors import InputError
 from tokenmill.tasks.harmony.columns import SCHEMA as ROWS
 from tokenmill.tasks.shards.manifest import MANIFEST, Finished, read_manifest
-from tokenmill.tasks.shards.store import Store
 from tokenmill.tasks.shards.published import file_hash
+from tokenmill.tasks.shards.store import Store
 from tokenmill.tasks.storage import absolute, filesystem, join
 
 from .scores import Column

@@ -15,8 +15,8 @@ from tokenmill.tasks.threads import in_threads
 
 from .manifest import MANIFEST, WHOLE, read_manifest
 from .publish import Output
-from .receipt import RECEIPT
-from .store import Store, size_of
+from .receipt import RECEIPT, InvalidReceiptError, Receipt
+from .store import Store, read_bytes, size_of
 
 CHUNK_BYTES = 4 << 20
 THREADS = min(16, (os.cpu_count() or 1) * 2)
@@ -94,6 +94,19 @@ def _files(publication: Publication, key: str, name: str, outputs: Sequence[Outp
     for ending, output in (whole or endings).items():
         original = publication.store.path(key, output.path)
         yield PublishedFile(full, full if whole else f"{full}{ending}", output, RECEIPT, original)
+
+
+def recorded_outputs(store: Store, keys: Iterable[str]) -> dict[str, Sequence[Output] | None]:
+    """The outputs in the receipt of each shard, None where it has no valid receipt."""
+    unique = list(dict.fromkeys(keys))
+    return dict(zip(unique, in_threads(lambda key: _outputs(store, key), unique, THREADS), strict=True))
+
+
+def _outputs(store: Store, key: str) -> Sequence[Output] | None:
+    try:
+        return Receipt.load(read_bytes(store.path(key, RECEIPT)) or b"").outputs
+    except InvalidReceiptError:
+        return None
 
 
 def problems_in(files: Iterable[PublishedFile], check: Callable[[str, Output, str], str | None]) -> list[str]:

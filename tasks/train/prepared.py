@@ -1,12 +1,10 @@
-"""What was prepared, as training sees it: the files of blend.json, and what the manifest says of each.
+"""Prepared data as training sees it: the files in blend.json, and what the manifest records of each.
 
-Only what a manifest vouches for is trained on: it knows the tokenizer, how much every file holds and whether something is
-missing, and tells a blend.json that was edited from the one that was published. A blend.json made by hand is refused, for
-a run of weeks is no place to find out that two tokenizers were mixed.
+Only files that a manifest vouches for are trained on. It records the tokenizer, the size of every file and what is
+missing, and reveals an edited blend.json. A blend.json without a manifest is refused, because it could mix tokenizers.
 
-A preparation is known by its content here, wherever it lies and whenever it was made: a digest of what each split lists,
-in order, with weights. The manifest's own seal would not do, as it covers times. Reading a manifest of 100,000 shards
-takes 1 s; no file of tokens is opened.
+The content of a preparation is identified by a digest of what each split lists, in order, with weights: it depends on
+neither place nor time, unlike the manifest's seal. Reading a manifest of 100,000 shards takes 1 s and opens no token file.
 """
 
 import re
@@ -17,11 +15,13 @@ from typing import Any
 
 import orjson
 from tokenmill.tasks.blend.models import SPLITS, Split
+from tokenmill.tasks.chat.template import ChatTemplate
 from tokenmill.tasks.errors import InputError, RunError
 from tokenmill.tasks.pack.formats import find_template
 from tokenmill.tasks.pack.settings import SftSettings
 from tokenmill.tasks.shards.manifest import BLEND, MANIFEST, WHOLE, read_manifest
-from tokenmill.tasks.shards.store import read_bytes
+from tokenmill.tasks.shards.published import Publication, problems_in, published_files, recorded_outputs, size_problem
+from tokenmill.tasks.shards.store import Store, read_bytes
 from tokenmill.tasks.storage import absolute, is_local, join
 from tokenmill.tasks.strict import parse
 from tokenmill.tasks.tokenize.load import find_vocabulary
@@ -31,31 +31,30 @@ from xxhash import xxh3_128_hexdigest
 
 from .job import Source, TrainData
 
-INSTEAD = {
+OTHER_KINDS = {
     "harmony": "pack it first: tokenmill sft {path}/blend.json --output-dir PACKS chat_template=harmony",
-    "rl": "NeMo-RL is what reads it: hand it over with launcher=nemo-rl",
-    "dedup": "prepare what it kept: tokenmill pretrain, or tokenmill sft, with {path}/blend.json",
+    "rl": "hand it to NeMo-RL with launcher=nemo-rl",
+    "dedup": "prepare its output: tokenmill pretrain or tokenmill sft with {path}/blend.json",
 }
-"""What to do with preparations of other kinds."""
+"""What to do with other kinds of preparations."""
 
-FROM_ELSEWHERE = (
-    "a relative path is one from the folder that the preparation was started in: start training there as well, or prepare "
-    "with an absolute path that every machine which trains can read"
+NOT_FOUND_HERE = (
+    "a relative path starts at the folder where the preparation ran: start training there too, or prepare with an absolute "
+    "path that every training machine can read"
 )
-"""What to do when a file that was prepared with is not found."""
 
 LEADING = re.compile(
     r".+/(?P<split>\w+)/\d{6,}__(?P<dataset>.+)__(?P<key>[0-9a-f]{8})__\d+_leading_(?P<packs>\d+)\.parquet"
 )
-"""The name of a file that holds the leading packs of a shard alone, which the manifest lists among its files."""
+"""The name of a file with only the leading packs of a shard, which the manifest lists among its files."""
 
 
 @dataclass(frozen=True, slots=True)
 class ListedFile:
-    """A name of blend.json, and what the manifest knows of it.
+    """A name in blend.json and what the manifest records of it.
 
-    `path` is the prefix of a .bin/.idx pair, or a Parquet file, `key` that of the shard and `part` what it is of it.
-    `documents` and `tokens` are those of the pair, None for packs; `packs` are the rows, None for pairs.
+    `path` is the prefix of a .bin/.idx pair, or a Parquet file; `key` is its shard, `part` the part of that shard. `tokens`
+    is None for packs, and `packs`, the number of rows, is None for pairs.
     """
 
     split: Split
@@ -64,15 +63,14 @@ class ListedFile:
     dataset: str
     key: str
     part: str
-    documents: int | None = None
     tokens: int | None = None
     packs: int | None = None
 
 
 def prepared_data(path: str) -> TrainData:
-    """The preparation in `path`, the output folder of `tokenmill pretrain` or `tokenmill sft`, local or in a store.
+    """Read the preparation in `path`, an output folder of `tokenmill pretrain` or `tokenmill sft`.
 
-    Raises InputError when there is none that can be trained on, or when its tokenizer is needed and not found.
+    Raises InputError when it cannot be trained on, or when its tokenizer is needed and not found.
     """
     path = absolute(path)
     manifest = prepared_manifest(path)
@@ -93,51 +91,35 @@ def prepared_data(path: str) -> TrainData:
     )
 
 
-def tokenizer_is_here(data: TrainData) -> None:
-    """Raises InputError unless what is exported with a trained model is found: the tokenizer that was prepared with, and
-    for packs the chat template.
-    """
-    vocabulary = _vocabulary(data.path, parse(TokenizerSource, data.tokenizer, "tokenizer"), data.fingerprint)
-    if data.kind != "sft":
-        return
-    settings = parse(SftSettings, prepared_manifest(data.path)["settings"], data.path)
-    try:
-        find_template(settings, vocabulary)
-    except InputError as error:
-        raise InputError(
-            f"{data.path}: was prepared with a chat template that is not found here: {error}; {FROM_ELSEWHERE}"
-        ) from error
-
-
 def prepared_manifest(path: str) -> dict[str, Any]:
-    """The manifest of what is to be trained on.
+    """The manifest of data to train on.
 
-    Raises InputError when there is none, when it is damaged or that of a failed run, and for other kinds of data.
+    Raises InputError when it is missing, damaged or that of a failed run, and for other kinds of data.
     """
     try:
         manifest = read_manifest(path)
     except RunError as error:
-        raise InputError(f"{error}; mend that and prepare the data again before training on it") from error
+        raise InputError(f"{error}; fix that and prepare the data again before training on it") from error
     if manifest is None:
-        alone = read_bytes(join(path, BLEND)) is not None
+        lonely = read_bytes(join(path, BLEND)) is not None
         raise InputError(
-            f"{path}: {f'{BLEND} has no {MANIFEST} beside it that vouches for it' if alone else f'no {MANIFEST} here'}; "
+            f"{path}: {f'{BLEND} has no {MANIFEST} beside it' if lonely else f'no {MANIFEST} here'}; "
             "train on the --output-dir of tokenmill pretrain or tokenmill sft"
         )
     kind = manifest["type"]
     if kind not in {"pretrain", "sft"}:
-        instead = INSTEAD.get(kind, "train on the --output-dir of tokenmill pretrain or tokenmill sft")
-        raise InputError(f"{path}: holds {kind} data, which is not trained on as it is; {instead.format(path=path)}")
+        remedy = OTHER_KINDS.get(kind, "train on the --output-dir of tokenmill pretrain or tokenmill sft")
+        raise InputError(f"{path}: holds {kind} data, which cannot be trained on directly; {remedy.format(path=path)}")
     return manifest
 
 
 def listed_files(path: str, manifest: Mapping[str, Any]) -> list[ListedFile]:
-    """Every name of blend.json, split by split, in its order. `path` is the absolute output folder.
+    """Every name in blend.json, split by split, in order. `path` is the absolute output folder.
 
-    Raises InputError when blend.json is not the one that was published with the manifest, or was made elsewhere.
+    Raises InputError when blend.json is not the one published with the manifest, or was made in another folder.
     """
-    blend: dict[str, list[str] | None] = orjson.loads(_vouched_blend(path, manifest))
-    published = _published(path, manifest)
+    blend: dict[str, list[str] | None] = orjson.loads(_published_blend(path, manifest))
+    published = _published_entries(path, manifest)
     listed: list[ListedFile] = []
     for split in SPLITS:
         entries = blend[split] or []
@@ -145,26 +127,26 @@ def listed_files(path: str, manifest: Mapping[str, Any]) -> list[ListedFile]:
             entry = published.get((split, name))
             if entry is None:
                 raise InputError(
-                    f"{join(path, BLEND)}: {name} is not of this folder, which was moved or copied since it was prepared; "
+                    f"{join(path, BLEND)}: {name} is not in this folder, which was moved or copied since it was prepared; "
                     "train where it was, or run the same preparation again with this --output-dir"
                 )
             listed.append(_listed(split, name, float(weight), entry))
     return listed
 
 
-def _vouched_blend(path: str, manifest: Mapping[str, Any]) -> bytes:
+def _published_blend(path: str, manifest: Mapping[str, Any]) -> bytes:
     place, recorded = join(path, BLEND), {file["path"]: file["xxh3_128"] for file in manifest["files"]}
     data = read_bytes(place)
     if data is None or xxh3_128_hexdigest(data) != recorded[BLEND]:
         raise InputError(
             f"{place}: {'missing' if data is None else 'not the one that was published'}; change weights and data sets in "
-            "the blend that was prepared, and run the preparation again: shards that stay are not built anew"
+            "the input blend and run the preparation again, which reuses unchanged shards"
         )
     return data
 
 
-def _published(path: str, manifest: Mapping[str, Any]) -> dict[tuple[str, str], Mapping[str, Any]]:
-    """The shards by split and name, as blend.json spells it."""
+def _published_entries(path: str, manifest: Mapping[str, Any]) -> dict[tuple[str, str], Mapping[str, Any]]:
+    """The manifest's shards by split and name, as blend.json spells it."""
     named = {
         (split, name if name.startswith("/") or not is_local(name) else join(path, name)): entry
         for entry in manifest["shards"]
@@ -180,7 +162,7 @@ def _listed(split: Split, name: str, weight: float, entry: Mapping[str, Any]) ->
     part = split if split in entry["tokens"] else WHOLE
     file = ListedFile(split, name, weight, entry["dataset"], entry["key"], part)
     if not name.endswith(".parquet"):
-        return replace(file, documents=entry["documents"][part], tokens=entry["tokens"][part])
+        return replace(file, tokens=entry["tokens"][part])
     leading = LEADING.fullmatch(name)
     if leading is None:
         return replace(file, packs=entry["facts"][part]["packs"])
@@ -188,11 +170,27 @@ def _listed(split: Split, name: str, weight: float, entry: Mapping[str, Any]) ->
 
 
 def content_digest(listed: Sequence[ListedFile]) -> str:
-    """`xxh3_128:…` of what is listed: shards by their keys, which stand for their bytes, with
-    split, weight, data set and order.
-    """
+    """`xxh3_128:…` of what is listed, in order, with weights; the keys of shards stand for their bytes."""
     content = [(file.split, file.weight, file.dataset, file.key, file.part, file.packs) for file in listed]
     return f"xxh3_128:{xxh3_128_hexdigest(orjson.dumps(content))}"
+
+
+def check_file_sizes(path: str, listed: Sequence[ListedFile], manifest: Mapping[str, Any]) -> None:
+    """Raises InputError unless every listed file has the size in its receipt. Costs a request or two per file.
+
+    A changed byte is found by `tokenmill verify`, which reads everything.
+    """
+    publication = Publication(path, manifest, Store(manifest["volatile"]["store"], manifest["type"]))
+    outputs = recorded_outputs(publication.store, (entry["key"] for entry in publication.entries))
+    names = {file.path for file in listed}
+    files = [file for file in published_files(publication, outputs) if file.name in names]
+    problems = [f"{file.path}: its shard has no valid receipt" for file in listed if outputs[file.key] is None]
+    problems += problems_in(files, size_problem)
+    if problems:
+        raise InputError(
+            f"{problems[0]}; {len(problems):,} of {len(files):,} files are wrong: see all with `tokenmill verify {path}`, "
+            "then run the same preparation again, which builds only what is missing"
+        )
 
 
 def _sources(listed: Sequence[ListedFile], manifest: Mapping[str, Any]) -> list[Source]:
@@ -218,7 +216,7 @@ def _source(files: Sequence[ListedFile], manifest: Mapping[str, Any]) -> Source:
 
 
 def _tokenizer(manifest: Mapping[str, Any]) -> TokenizerSource:
-    """The tokenizer that was prepared with; one that lies here is named by its absolute path."""
+    """The tokenizer of the preparation; a local one by its absolute path."""
     settings = manifest["settings"]["tokenizer"]
     known = {name: settings[name] for name in TokenizerSource.model_fields}
     if Path(known["model"]).expanduser().exists():
@@ -227,24 +225,64 @@ def _tokenizer(manifest: Mapping[str, Any]) -> TokenizerSource:
 
 
 def _eos(path: str, manifest: Mapping[str, Any], tokenizer: TokenizerSource) -> int | None:
-    """The id that ends a document: the one that was added to each, else what the tokenizer says."""
+    """The id that ends a document: the one added to each, else the tokenizer's."""
     added = next((each["recipe"].get("eos") for each in manifest["recipes"]), None)
     if added is not None:
         return added
     return _vocabulary(path, tokenizer, manifest["tokenizer"]["fingerprint"]).eos
 
 
+def vocabulary_of(data: TrainData) -> Vocabulary:
+    """The vocabulary of the preparation. Raises InputError when it is not found or has changed."""
+    return _vocabulary(data.path, parse(TokenizerSource, data.tokenizer, "tokenizer"), data.fingerprint)
+
+
 def _vocabulary(path: str, tokenizer: TokenizerSource, fingerprint: str) -> Vocabulary:
-    """What `path` was prepared with."""
     try:
         vocabulary = find_vocabulary(tokenizer)
     except InputError as error:
         raise InputError(
-            f"{path}: was prepared with a tokenizer that is not found here: {error}; {FROM_ELSEWHERE}"
+            f"{path}: was prepared with a tokenizer that is not found here: {error}; {NOT_FOUND_HERE}"
         ) from error
     if vocabulary.fingerprint != fingerprint:
         raise InputError(
-            f"{path}: was prepared with the tokenizer {tokenizer.model!r} of content {fingerprint}, and that is "
-            f"{vocabulary.fingerprint} by now; put back the files it was, or prepare the data again"
+            f"{path}: was prepared with the tokenizer {tokenizer.model!r} of content {fingerprint}, which is now "
+            f"{vocabulary.fingerprint}; restore its files, or prepare the data again"
         )
     return vocabulary
+
+
+def check_tokenizer(data: TrainData) -> None:
+    """Raises InputError unless what is exported with a trained model is found: tokenizer and, for packs, chat template."""
+    _template(data, vocabulary_of(data))
+
+
+def tokenizer_files(data: TrainData) -> dict[str, bytes]:
+    """tokenizer.json and tokenizer_config.json for a model trained on `data`, by name; with the chat template of packs.
+
+    Raises InputError when the tokenizer or the chat template of the preparation is not found.
+    """
+    vocabulary = vocabulary_of(data)
+    names = {number: token for token, number in vocabulary.controls.items()}
+    config: dict[str, Any] = {
+        "tokenizer_class": "PreTrainedTokenizerFast",
+        "bos_token": names.get(-1 if vocabulary.bos is None else vocabulary.bos),
+        "eos_token": names.get(-1 if vocabulary.eos is None else vocabulary.eos),
+        "chat_template": _template(data, vocabulary),
+    }
+    given = {name: value for name, value in config.items() if value is not None}
+    return {"tokenizer.json": vocabulary.definition(), "tokenizer_config.json": orjson.dumps(given)}
+
+
+def _template(data: TrainData, vocabulary: Vocabulary) -> str | None:
+    """The chat template of the conversations; the tokenizer's own for documents."""
+    if data.kind != "sft":
+        return vocabulary.chat_template
+    settings = parse(SftSettings, prepared_manifest(data.path)["settings"], data.path)
+    try:
+        template = find_template(settings, vocabulary)
+    except InputError as error:
+        raise InputError(
+            f"{data.path}: was prepared with a chat template that is not found here: {error}; {NOT_FOUND_HERE}"
+        ) from error
+    return template.source if isinstance(template, ChatTemplate) else None

@@ -27,12 +27,11 @@ from tokenmill.tasks.seal import unsealed
 from tokenmill.tasks.storage import filesystem
 from tokenmill.tasks.strict import parse
 from tokenmill.tasks.train import stage
-from tokenmill.tasks.train.evaluation_settings import EvaluateSettings
 from tokenmill.tasks.train.events import Step
 from tokenmill.tasks.train.history import History
 from tokenmill.tasks.train.job import Job, TrainData
-from tokenmill.tasks.train.log import logged
-from tokenmill.tasks.train.settings import TrainSettings
+from tokenmill.tasks.train.settings import EvaluateSettings, TrainSettings
+from tokenmill.tasks.train.watch import logged
 
 from tests.flows.prefect_commands import wait_until
 from tests.flows.preparation_runs import TOKENMILL

@@ -11,13 +11,13 @@ from safetensors.torch import load_file
 from tokenmill.tasks.errors import InputError
 from tokenmill.tasks.seal import unsealed
 from tokenmill.tasks.train import checkpoints
-from tokenmill.tasks.train.checkpoint_folders import steps_in
+from tokenmill.tasks.train.checkpoints import steps_in
+from tokenmill.tasks.train.engine import joined
 from tokenmill.tasks.train.events import Exported, Saved, Step
 from tokenmill.tasks.train.job import Job
 from tokenmill.tasks.train.loop import Training, train
 from tokenmill.tasks.train.prepared import prepared_data
 from tokenmill.tasks.train.settings import TrainSettings
-from tokenmill.tasks.train.world import joined
 from xxhash import xxh3_128_hexdigest
 
 from tests.preparing_sft import chat_vocabulary

@@ -14,7 +14,7 @@ from pathlib import Path
 
 from tokenmill.tasks.train.events import Failed, Started, Step, Validated, heard
 from tokenmill.tasks.train.job import JOB
-from tokenmill.tasks.train.launchers.torchrun import TRAINER, on_one_machine
+from tokenmill.tasks.train.launchers.launch import TRAINER, on_one_machine
 
 REPOSITORY = Path(__file__).parents[2]
 ENGINES_IN_TURN = REPOSITORY / "tests/train/engines_in_turn.py"
