@@ -169,7 +169,16 @@ def generations(
     )
     for opening in openings:
         prompt = opening.prompt if limit is None else opening.prompt[-max(1, limit - longest) :]
-        yield _generation(opening, prompt, _continued(model, prompt, vocabulary.size), vocabulary, eos)
+        ids = _continued(model, prompt, vocabulary.size)
+        yield Generation(
+            dataset=opening.dataset,
+            prompt=_text(vocabulary, prompt),
+            text=_text(vocabulary, ids),
+            tokens=len(ids),
+            ended=None if eos is None else bool(ids[-1] == eos),
+            repeated=_repeated(ids),
+            matched=None if opening.continuation is None else _matched(ids, opening.continuation),
+        )
 
 
 @torch.inference_mode()
@@ -198,20 +207,6 @@ class _OnlyVocabulary(LogitsProcessor):
             )
         scores[:, self._size :] = -torch.inf
         return scores
-
-
-def _generation(
-    opening: Opening, prompt: np.ndarray, ids: np.ndarray, vocabulary: Vocabulary, eos: int | None
-) -> Generation:
-    return Generation(
-        dataset=opening.dataset,
-        prompt=_text(vocabulary, prompt),
-        text=_text(vocabulary, ids),
-        tokens=len(ids),
-        ended=None if eos is None else bool(ids[-1] == eos),
-        repeated=_repeated(ids),
-        matched=None if opening.continuation is None else _matched(ids, opening.continuation),
-    )
 
 
 def _text(vocabulary: Vocabulary, ids: np.ndarray) -> str:

@@ -75,20 +75,20 @@ def prepared_data(path: str) -> TrainData:
     path = absolute(path)
     manifest = prepared_manifest(path)
     listed = listed_files(path, manifest)
-    tokenizer = _tokenizer(manifest)
     is_packed = manifest["type"] == "sft"
-    return TrainData(
+    data = TrainData(
         path=path,
         kind=manifest["type"],
         made_from=content_digest(listed),
-        tokenizer=tokenizer.model_dump(),
+        tokenizer=_tokenizer(manifest).model_dump(),
         fingerprint=manifest["tokenizer"]["fingerprint"],
         vocabulary_size=manifest["tokenizer"]["vocabulary_size"],
-        eos=_eos(path, manifest, tokenizer),
+        eos=next((each["recipe"].get("eos") for each in manifest["recipes"]), None),
         sources=_sources(listed, manifest),
         pack_size=manifest["settings"]["pack_size"] if is_packed else None,
         pad_seq_to_mult=manifest["settings"]["pad_seq_to_mult"] if is_packed else None,
     )
+    return data if data.eos is not None else data.model_copy(update={"eos": vocabulary_of(data).eos})
 
 
 def prepared_manifest(path: str) -> dict[str, Any]:
@@ -197,22 +197,20 @@ def _sources(listed: Sequence[ListedFile], manifest: Mapping[str, Any]) -> list[
     grouped: dict[tuple[Split, str], list[ListedFile]] = {}
     for file in listed:
         grouped.setdefault((file.split, file.dataset), []).append(file)
-    return [_source(files, manifest) for files in grouped.values()]
-
-
-def _source(files: Sequence[ListedFile], manifest: Mapping[str, Any]) -> Source:
-    split, dataset = files[0].split, files[0].dataset
     is_packed = manifest["type"] == "sft"
-    return Source(
-        dataset=dataset,
-        split=split,
-        files=[file.path for file in files],
-        weights=[file.weight for file in files],
-        tokens=manifest["sampling"]["splits"][split][dataset]["tokens"]
-        if is_packed
-        else sum(file.tokens or 0 for file in files),
-        rows=sum(file.packs or 0 for file in files) if is_packed else None,
-    )
+    return [
+        Source(
+            dataset=dataset,
+            split=split,
+            files=[file.path for file in files],
+            weights=[file.weight for file in files],
+            tokens=manifest["sampling"]["splits"][split][dataset]["tokens"]
+            if is_packed
+            else sum(file.tokens or 0 for file in files),
+            rows=sum(file.packs or 0 for file in files) if is_packed else None,
+        )
+        for (split, dataset), files in grouped.items()
+    ]
 
 
 def _tokenizer(manifest: Mapping[str, Any]) -> TokenizerSource:
@@ -224,30 +222,18 @@ def _tokenizer(manifest: Mapping[str, Any]) -> TokenizerSource:
     return parse(TokenizerSource, known, "tokenizer")
 
 
-def _eos(path: str, manifest: Mapping[str, Any], tokenizer: TokenizerSource) -> int | None:
-    """The id that ends a document: the one added to each, else the tokenizer's."""
-    added = next((each["recipe"].get("eos") for each in manifest["recipes"]), None)
-    if added is not None:
-        return added
-    return _vocabulary(path, tokenizer, manifest["tokenizer"]["fingerprint"]).eos
-
-
 def vocabulary_of(data: TrainData) -> Vocabulary:
     """The vocabulary of the preparation. Raises InputError when it is not found or has changed."""
-    return _vocabulary(data.path, parse(TokenizerSource, data.tokenizer, "tokenizer"), data.fingerprint)
-
-
-def _vocabulary(path: str, tokenizer: TokenizerSource, fingerprint: str) -> Vocabulary:
     try:
-        vocabulary = find_vocabulary(tokenizer)
+        vocabulary = find_vocabulary(parse(TokenizerSource, data.tokenizer, "tokenizer"))
     except InputError as error:
         raise InputError(
-            f"{path}: was prepared with a tokenizer that is not found here: {error}; {NOT_FOUND_HERE}"
+            f"{data.path}: was prepared with a tokenizer that is not found here: {error}; {NOT_FOUND_HERE}"
         ) from error
-    if vocabulary.fingerprint != fingerprint:
+    if vocabulary.fingerprint != data.fingerprint:
         raise InputError(
-            f"{path}: was prepared with the tokenizer {tokenizer.model!r} of content {fingerprint}, which is now "
-            f"{vocabulary.fingerprint}; restore its files, or prepare the data again"
+            f"{data.path}: was prepared with the tokenizer {data.tokenizer['model']!r} of content {data.fingerprint}, which "
+            f"is now {vocabulary.fingerprint}; restore its files, or prepare the data again"
         )
     return vocabulary
 

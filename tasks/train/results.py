@@ -85,7 +85,7 @@ class Results(Strict, frozen=True):
 
 
 def perplexity(nll: float, tokens: int) -> float | None:
-    """E to the mean NLL, which is capped at 30 to stay readable; None without tokens."""
+    """The perplexity: e to the mean NLL, capped at 30 to stay readable; None without tokens."""
     return math.exp(min(nll / tokens, MOST_PERPLEXING)) if tokens else None
 
 

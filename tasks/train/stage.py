@@ -20,7 +20,7 @@ from prefect.client.schemas.actions import ArtifactUpdate
 from prefect.client.schemas.objects import State
 from prefect.tasks import exponential_backoff
 from tokenmill.tasks.artifact import artifact_key
-from tokenmill.tasks.errors import InputError
+from tokenmill.tasks.errors import InputError, RunError
 from tokenmill.tasks.shards.publish import publish_bytes
 from tokenmill.tasks.shards.store import read_bytes
 from tokenmill.tasks.storage import absolute, is_local, join
@@ -96,10 +96,14 @@ def _trained(job: Job, launch: Launch, log: Log) -> dict[str, Any]:
     try:
         with watched.progress:
             run(launch, watched.hear, watched.lines.hear)
+    except RunError:
+        watched.table.show(watched.history)
+        raise
     finally:
         watched.history.publish()
-        watched.table.show(watched.history)
-    return publish_training(job, watched.history, time.time() - began)
+    record = publish_training(job, watched.history, time.time() - began)
+    watched.table.show(watched.history)
+    return record
 
 
 @task(name="hand-over", cache_policy=NO_CACHE, persist_result=False)

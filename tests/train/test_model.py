@@ -135,7 +135,7 @@ def test_weights_of_another_shape_or_none_are_refused(tmp_path):
     wider = model.model_copy(update={"feed_forward": 64})
     with pytest.raises(InputError, match=r"gate_proj.* is \(48, 32\), but the model of the settings has \(64, 32\)"):
         stored(tmp_path, wider, VOCABULARY)("model.layers.0.mlp.gate_proj.weight")
-    with pytest.raises(InputError, match=r"is \(96, 32\), and .* has \(80, 32\)"):
+    with pytest.raises(InputError, match=r"is \(96, 32\), but .* has \(80, 32\)"):
         stored(tmp_path, model, 80)(EMBEDDING)
     deeper = model.model_copy(update={"layers": 3})
     with pytest.raises(InputError, match=r"holds no model\.layers\.2\.mlp\.up_proj\.weight"):
