@@ -14,6 +14,7 @@ import platform
 import re
 import statistics
 from collections.abc import Iterator, Mapping, Sequence
+from contextlib import suppress
 from datetime import UTC, datetime
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
@@ -157,18 +158,14 @@ def _key(configuration: Mapping[str, Any], started: Started) -> str:
 def _environment() -> Environment:
     described = DRIVER.read_text("utf-8") if DRIVER.is_file() else ""
     driver = re.search(r"Module\s+(?:for \S+\s+)?([\d.]+)", described)
+    versions: dict[str, str] = {}
+    for name in LIBRARIES:
+        with suppress(PackageNotFoundError):
+            versions[name] = version(name)
     return Environment(
         python=platform.python_version(), cpus=os.cpu_count() or 1, driver=driver.group(1) if driver else None,
-        versions={name: found for name in LIBRARIES if (found := _version(name))},
+        versions=versions,
     )  # fmt: skip
-
-
-def _version(name: str) -> str | None:
-    """The version of a package, None if it is not installed."""
-    try:
-        return version(name)
-    except PackageNotFoundError:
-        return None
 
 
 def record(found: BenchmarkRecord, folder: str) -> str:
@@ -262,7 +259,7 @@ def compare(
 def _change(name: str, better: Better, found: BenchmarkRecord, baseline: BenchmarkRecord, threshold: float) -> Change:
     ours, theirs = float(getattr(found, name)), float(getattr(baseline, name))
     change = (ours - theirs) / theirs if theirs else None
-    worse = 0.0 if change is None else -change if better == "higher" else change
+    worse = (change or 0.0) * (-1 if better == "higher" else 1)
     return Change(name=name, ours=ours, baseline=theirs, change=change, regressed=0 < worse >= threshold)
 
 

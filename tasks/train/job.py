@@ -62,6 +62,11 @@ class Job(Strict, frozen=True):
     data: TrainData
     output_dir: str = Field(min_length=1)
 
+    @property
+    def validates(self) -> bool:
+        """Whether the training computes losses on the valid split."""
+        return self.settings.validate_every is not None and bool(self.data.of("valid"))
+
 
 class Evaluation(Strict, frozen=True):
     """An evaluation to run: the folder of a model, the data that holds documents out, and where results go."""

@@ -81,7 +81,7 @@ class MegatronEngine:
         )  # fmt: skip
         config = _transformer(settings, precision)
         self._bare = _model(settings, config, vocabulary).to(world.device)
-        self._first_layer = _first_layer(self._bare)
+        self._first_layer = min(int(layer.layer_number) for layer in cast("Any", self._bare).decoder.layers) - 1
         self._set(weights)
         self._model = _replicated(self._bare, config, settings)
         self._optimizer = get_megatron_optimizer(_optimizer(settings, precision), [self._model])
@@ -196,12 +196,6 @@ class MegatronEngine:
             return loss, count.int(), {"loss": loss.detach().clone(), "tokens": count}
 
         return output, summed
-
-
-def _first_layer(model: GPTModel) -> int:
-    """The number, from 0, of this process's first layer."""
-    numbers = [int(getattr(layer, "layer_number")) for layer in model.decoder.layers]  # noqa: B009 - torch knows none
-    return min(numbers) - 1
 
 
 def _transformer(settings: TrainSettings, precision: Precision) -> TransformerConfig:

@@ -254,7 +254,7 @@ def free_port():
 
 
 def main():
-    from tokenmill.tasks.train import checkpoints, llama, megatron, plain, world  # noqa: F401, PLC0415 - for all that are forked
+    from tokenmill.tasks.train import checkpoints, engine, megatron, model, plain  # noqa: F401, PLC0415 - for all that are forked
 
     plan = Path(sys.argv[1])
     cases = json.loads(plan.read_text())

@@ -45,20 +45,12 @@ def evaluation_launch(request: str) -> Launch:
     return Launch({}, [sys.executable, "-m", "tokenmill.tasks.train.evaluate", request], runs=True)
 
 
-def _rl_only(job: Job, _: int) -> Launch:
-    raise InputError(
-        f"launcher=nemo-rl: {job.data.path} holds {job.data.kind} data, but NeMo-RL takes preparations of `tokenmill rl`; choose "
-        "another launcher"
-    )
-
-
 LAUNCHERS: Mapping[Launcher, Callable[[Job, int], Launch]] = {
     "local": local_launch,
     "slurm": slurm_launch,
     "kubernetes": kubernetes_launch,
     "megatron-lm": megatron_lm_launch,
     "megatron-bridge": megatron_bridge_launch,
-    "nemo-rl": _rl_only,
 }
 
 
@@ -67,6 +59,11 @@ def launch_of(job: Job, processes: int) -> Launch:
 
     Raises InputError for a job that the launcher cannot run, or an environment that lacks what it needs.
     """
+    if job.settings.launcher == "nemo-rl":
+        raise InputError(
+            f"launcher=nemo-rl: {job.data.path} holds {job.data.kind} data, but NeMo-RL takes preparations of `tokenmill rl`; "
+            "choose another launcher"
+        )
     launch = LAUNCHERS[job.settings.launcher](job, processes)
     text = orjson.dumps(job.model_dump(), option=orjson.OPT_INDENT_2).decode()
     return replace(launch, files={JOB: text, **launch.files})

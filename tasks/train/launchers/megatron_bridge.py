@@ -213,7 +213,7 @@ def _values(job: Job) -> dict[str, str]:
         "global_batch": settings.global_batch,
         "micro_batch": 1 if packed else settings.micro_batch,
         "validate_every": settings.validate_every or settings.steps,
-        "validation_batches": settings.validation_batches if _validates(job) else 0,
+        "validation_batches": settings.validation_batches if job.validates else 0,
         "seed": settings.seed,
         "checkpoints": join(job.output_dir, CHECKPOINTS),
         "save_interval": settings.checkpoint_every or settings.steps,
@@ -232,15 +232,11 @@ def _data_values(job: Job) -> dict[str, str]:
         "root": data.path,
         "pack_size": data.pack_size,
         "pad_seq_to_mult": data.pad_seq_to_mult or 1,
-        "validates": _validates(job),
+        "validates": job.validates,
     }
     if data.kind == "sft":
-        chosen |= {"train": _folder(job, "train"), "valid": _folder(job, "valid") if _validates(job) else None}
+        chosen |= {"train": _folder(job, "train"), "valid": _folder(job, "valid") if job.validates else None}
     return {name: repr(value) for name, value in chosen.items()}
-
-
-def _validates(job: Job) -> bool:
-    return job.settings.validate_every is not None and bool(job.data.of("valid"))
 
 
 def _folder(job: Job, split: str) -> str:

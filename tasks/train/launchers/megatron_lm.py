@@ -130,14 +130,13 @@ def _data(job: Job) -> Arguments:
 
 def _training(job: Job) -> Arguments:
     settings = job.settings
-    validated = settings.validate_every is not None and bool(job.data.of("valid"))
     return {
         "--train-iters": settings.steps,
         "--micro-batch-size": settings.micro_batch,
         "--global-batch-size": settings.global_batch,
         "--bf16": settings.precision != "float32",
         "--seed": settings.seed,
-        "--eval-iters": settings.validation_batches if validated else 0,
+        "--eval-iters": settings.validation_batches if job.validates else 0,
         "--eval-interval": settings.validate_every or settings.steps,
         "--log-interval": 1,
     }
