@@ -11,7 +11,6 @@ The change affects the whole process, so only a trainer, a process of its own, m
 
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import nullcontext
-from types import SimpleNamespace
 from typing import Any
 
 import torch
@@ -46,17 +45,28 @@ def _is_cuda(place: object) -> bool:
     return isinstance(place, str | torch.device) and str(place).startswith("cuda")
 
 
+class CpuStream:
+    """A stream that does all work at once. A class, because modules imported later may use it as a type."""
+
+    def __init__(self, *_: object, **__: object) -> None: ...
+
+    def wait_stream(self, _stream: object) -> None:
+        """Return at once."""
+
+    def synchronize(self) -> None:
+        """Return at once."""
+
+
 def compute_on_cpu() -> None:
     """Replace CUDA by the CPU for the rest of this process."""
     CudaToCpu().__enter__()
-    stream = SimpleNamespace(wait_stream=lambda _: None, synchronize=lambda: None)
     answers: dict[str, Callable[..., Any]] = {
         "current_device": lambda: CPU,
         "synchronize": lambda *_: None,
         "empty_cache": lambda: None,
-        "Stream": lambda *_, **__: stream,
-        "current_stream": lambda *_: stream,
-        "default_stream": lambda *_: stream,
+        "Stream": CpuStream,
+        "current_stream": CpuStream,
+        "default_stream": CpuStream,
         "stream": lambda *_: nullcontext(),
     }
     for name, answer in answers.items():

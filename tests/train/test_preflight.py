@@ -269,6 +269,14 @@ def test_a_file_of_other_packs_is_refused(own, tmp_path):
     assert "bytes, but receipt.json says" in refusal(chosen)
 
 
+@pytest.mark.parametrize("damage", [Path.unlink, lambda path: path.write_bytes(b"{}")], ids=["missing", "damaged"])
+def test_a_shard_without_a_valid_receipt_is_refused(tmp_path, vocabulary, damage):
+    out, _ = texts(tmp_path, vocabulary)
+    chosen = planned(out, tmp_path / "trained")
+    damage(min(Path(out).glob("shards/pretrain/*/receipt.json")))
+    assert ": its shard has no valid receipt; " in refusal(chosen)
+
+
 def test_all_files_that_are_not_whole_are_counted(own, tmp_path):
     out = own("pretrain")
     chosen = planned(out, tmp_path / "trained")
