@@ -142,7 +142,7 @@ def _checked(data: str, settings: TrainSettings, output_dir: str) -> dict[str, A
     place, command = absolute(output_dir), shlex.join(launch.command)
     write_files(launch, place)
     terminal.print(f"written for review to {place}: {', '.join(launch.files)}", markup=False)
-    terminal.print(f"would {'run' if launch.runs else 'tell'}: {command}", markup=False)
+    terminal.print(f"would {'run' if launch.runs else 'print'}: {command}", markup=False)
     return {"train": {"path": place, "type": "plan", "command": command, "files": list(launch.files)}}
 
 

@@ -85,13 +85,13 @@ KINDS: dict[str, type[Event]] = {
 }  # fmt: skip
 
 
-def tell(event: Event) -> None:
+def emit(event: Event) -> None:
     """Write an event to the standard output at once."""
     sys.stdout.write(orjson.dumps(event.model_dump()).decode() + "\n")
     sys.stdout.flush()
 
 
-def heard(line: str) -> Event | None:
+def event_in(line: str) -> Event | None:
     """The event in a line of output, None for a line of the log."""
     if not line.startswith("{"):
         return None
@@ -111,6 +111,6 @@ def run_request(model: type[Model], work: Callable[[Model], None]) -> int:
     try:
         work(parse(model, orjson.loads(Path(sys.argv[1]).read_bytes()), sys.argv[1]))
     except (InputError, RunError) as error:
-        tell(Failed(reason=str(error), wrong_call=isinstance(error, InputError)))
+        emit(Failed(reason=str(error), wrong_call=isinstance(error, InputError)))
         return 2 if isinstance(error, InputError) else 1
     return 0

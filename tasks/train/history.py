@@ -19,7 +19,7 @@ from tokenmill.tasks.storage import join
 from tokenmill.tasks.strict import parse
 
 from .checkpoints import saved_events
-from .events import Event, Started, Step, Validated, heard
+from .events import Event, Started, Step, Validated, event_in
 from .job import JOB, MODEL, Job, job_of
 
 METRICS = "metrics.jsonl"
@@ -56,7 +56,7 @@ def history_of(output_dir: str) -> History:
     """The history of the training in a folder, with events that only its checkpoints have. Raises InputError."""
     found, place = History(output_dir), join(output_dir, METRICS)
     for line in (read_bytes(place) or b"").decode(errors="replace").splitlines():
-        event = heard(line)
+        event = event_in(line)
         if event is None:
             raise InputError(
                 f"{place}: damaged ({line[:40]!r} is not a step); remove it: the checkpoints still hold their steps"

@@ -46,7 +46,7 @@ class Training:
     validation: Rows | None
     flops_per_token: float
     peak_flops: float | None
-    tell: Callable[[Event], None]
+    report: Callable[[Event], None]
     save: Callable[[int], str]
 
 
@@ -94,7 +94,7 @@ def _report(
     longest, waiting, memory = world.reduced([seconds, waited, world.memory()], "max")
     tokens = settings.global_batch * settings.sequence_length
     flops = tokens * training.flops_per_token / longest
-    training.tell(
+    training.report(
         Step(
             step=step,
             loss=losses.mean,
@@ -116,9 +116,9 @@ def _finish_step(training: Training, step: int) -> None:
     settings = training.settings
     last = step == settings.steps
     if training.validation and settings.validate_every and (last or step % settings.validate_every == 0):
-        training.tell(Validated(step=step, loss=_validation_loss(training, training.validation)))
+        training.report(Validated(step=step, loss=_validation_loss(training, training.validation)))
     if last or (settings.checkpoint_every and step % settings.checkpoint_every == 0):
-        training.tell(Saved(step=step, path=training.save(step)))
+        training.report(Saved(step=step, path=training.save(step)))
 
 
 def _validation_loss(training: Training, rows: Rows) -> float:

@@ -50,7 +50,7 @@ class TrainingProgress:
     def __exit__(self, *_: object) -> None:
         self._progress.stop()
 
-    def hear(self, event: Event) -> None:
+    def handle(self, event: Event) -> None:
         """Show an event."""
         if isinstance(event, Started):
             self._progress.update(self._task, total=event.steps, completed=event.step)

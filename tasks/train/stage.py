@@ -95,7 +95,7 @@ def _trained(job: Job, launch: Launch, log: Log) -> dict[str, Any]:
     log.write(f"{datetime.now().astimezone().isoformat(timespec='seconds')} {shlex.join(launch.command)}")
     try:
         with watched.progress:
-            run(launch, watched.hear, watched.lines.hear)
+            run(launch, watched.handle, watched.lines.handle)
     except RunError:
         watched.table.show(watched.history)
         raise
@@ -130,10 +130,10 @@ class _Watched:
         self.progress, self.lines = TrainingProgress(), Lines(log)
         self.table = StepsTable(job)
 
-    def hear(self, event: Event) -> None:
+    def handle(self, event: Event) -> None:
         """Record and show an event."""
         self.history.add(event)
-        self.progress.hear(event)
+        self.progress.handle(event)
         self._log.write(sentence(event))
         if isinstance(event, Step):
             self.table.offer(self.history)
@@ -149,7 +149,7 @@ class Lines:
     def __init__(self, log: Log) -> None:
         self._log, self._count = log, 0
 
-    def hear(self, line: str) -> None:
+    def handle(self, line: str) -> None:
         """Log a line."""
         self._log.write(line)
         self._count += 1
@@ -195,7 +195,7 @@ def evaluate(asked: Evaluation) -> dict[str, Any]:
     request = join(output_dir, "request.json")
     publish_bytes(request, orjson.dumps(asked.model_dump()))
     with logged(join(output_dir, "evaluation.log")) as log:
-        run(evaluation_launch(request), lambda _: None, Lines(log).hear)
+        run(evaluation_launch(request), lambda _: None, Lines(log).handle)
     results = read_results(output_dir)
     key = artifact_key("results", output_dir)
     create_markdown_artifact(markdown(results), key=key, description="perplexity by source, and continuations")

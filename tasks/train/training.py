@@ -9,7 +9,7 @@ from typing import cast
 
 from . import checkpoints
 from .engine import Engine, World, joined
-from .events import Event, Exported, Started, tell
+from .events import Event, Exported, Started, emit
 from .initial_weights import start_folder
 from .job import MODEL, Job
 from .loop import Training, flops_per_token, peak_flops, train
@@ -41,21 +41,21 @@ def run(job: Job) -> None:
             settings=job.settings, engine=engine, world=world, rows=rows, validation=validation,
             flops_per_token=flops_per_token(model, vocabulary, job.settings.sequence_length),
             peak_flops=peak * world.size if peak else None,
-            tell=report, save=partial(_save, engine, world, job, unsaved),
+            report=report, save=partial(_save, engine, world, job, unsaved),
         )  # fmt: skip
         train(training, done)
         weights = engine.weights()
         if world.first:
             config = configuration(model, vocabulary, job.settings.sequence_length, job.data.eos)
             publish_model(f"{job.output_dir}/{MODEL}", config, weights, exported)
-            tell(Exported(path=f"{job.output_dir}/{MODEL}"))
+            emit(Exported(path=f"{job.output_dir}/{MODEL}"))
         world.wait()
 
 
 def _report(world: World, unsaved: list[Event], event: Event) -> None:
     """Report an event once, and keep it for the next checkpoint."""
     if world.first:
-        tell(event)
+        emit(event)
         unsaved.append(event)
 
 

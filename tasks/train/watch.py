@@ -27,7 +27,7 @@ import psutil
 from tokenmill.tasks.errors import InputError, RunError
 from tokenmill.tasks.shards.publish import open_log
 
-from .events import Event, Failed, heard
+from .events import Event, Failed, event_in
 from .launchers.launch import Launch
 from .orphans import with_parent
 
@@ -107,7 +107,7 @@ def run(launch: Launch, on_event: Callable[[Event], None], on_line: Callable[[st
             if event is not None:
                 on_event(event)
     except BaseException:
-        _tell_group(process, signal.SIGTERM)
+        _signal_group(process, signal.SIGTERM)
         for _ in _lines(process, time.monotonic() + GRACE):
             pass  # what it still writes is dropped
         raise
@@ -200,7 +200,7 @@ class _Output:
         An event can follow another process's unfinished line, such as a progress bar.
         """
         log, begins, rest = line.partition(EVENT)
-        event = heard(begins + rest)
+        event = event_in(begins + rest)
         log = line if event is None else log
         if log or event is None:
             if EXCEPTION.match(log):
@@ -235,14 +235,14 @@ def _killed(who: str, name: str) -> str:
     return f"{who} ended by {name}{memory}"
 
 
-def _tell_group(process: subprocess.Popen[bytes], how: signal.Signals) -> None:
+def _signal_group(process: subprocess.Popen[bytes], how: signal.Signals) -> None:
     if process.poll() is None:
         os.killpg(process.pid, how)
 
 
 def _kill_rest(process: subprocess.Popen[bytes], mark: str, on_line: Callable[[str], None]) -> None:
     """Kill everything left of a launch, and wait until it is gone."""
-    _tell_group(process, signal.SIGKILL)
+    _signal_group(process, signal.SIGKILL)
     until = time.monotonic() + GRACE
     while (left := _marked(mark)) and time.monotonic() < until:
         for each in left:

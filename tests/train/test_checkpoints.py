@@ -247,7 +247,7 @@ def test_a_trainer_that_was_killed_goes_on_as_if_it_had_not_been(data, tmp_path,
     interrupted = job(data, tmp_path / "killed", checkpoint_every=50, **settings)
     with training_runs.training(interrupted, processes) as running:
         for line in running.stdout:
-            event = training_runs.heard(line)
+            event = training_runs.event_in(line)
             if isinstance(event, Step) and event.step == 53:
                 break
         trainers = psutil.Process(running.pid).children() if processes > 1 else [running]
