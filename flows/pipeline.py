@@ -1,4 +1,4 @@
-"""The pipeline: from blends to a model, pretrained and then trained on conversations, and to rows for RL.
+"""The pipeline: pretrain a model, fine-tune it on conversations, and prepare rows for RL.
 
 pretrain data ─► train ─► evaluate ─► SFT data ─► train further ─► evaluate ─► RL data
 """
@@ -27,14 +27,14 @@ from .train import evaluate_model, train_model
 @flow(name="pipeline")
 @publishing
 def pipeline(output_dir: Place, settings: PipelineSettings | str = "pipeline-tiny") -> dict[str, Any]:
-    """Run the stages in order; each reuses what an earlier run finished.
+    """Run the stages in order, each reusing what an earlier run has finished.
 
     Args:
-        output_dir: Where the folder of each stage goes.
+        output_dir: Each stage gets a folder there.
         settings: The stages, or a YAML file with them: a path, or the name of a bundled one.
     """
     settings = load_settings(settings) if isinstance(settings, str) else settings
-    for stage in filter(None, (settings.pretrain, settings.sft)):  # before hours of work, not after
+    for stage in filter(None, (settings.pretrain, settings.sft)):  # fail now, not hours later
         local_folder(output_dir, stage.train.launcher)
         require_program(stage.train.launcher)
     stages = _stages(output_dir, settings)
@@ -43,7 +43,7 @@ def pipeline(output_dir: Place, settings: PipelineSettings | str = "pipeline-tin
 
 
 def _stages(output_dir: str, settings: PipelineSettings) -> list[Any]:
-    """Run all stages; their artifact records."""
+    """Run all stages, and return their artifact records."""
     data: Any = pretrain_data_prep(
         blend_place(settings.pretrain.blend), join(output_dir, "pretrain/data"), **_chosen(settings.pretrain.data)
     )
@@ -63,11 +63,11 @@ def _stages(output_dir: str, settings: PipelineSettings) -> list[Any]:
 
 
 def _trained(stage: PretrainStage | SftStage, settings: PipelineSettings, folder: str) -> list[Any]:
-    """Train on the data of a stage, and evaluate what was trained."""
+    """Train on the data of a stage, and evaluate the model."""
     model = train_model(join(folder, "data"), join(folder, "model"), stage.train)
     return [model, evaluate_model(join(folder, "model"), join(folder, "results"), settings.evaluate)]
 
 
 def _chosen(settings: Strict) -> dict[str, Any]:
-    """The settings that were set; flows default the others."""
+    """The settings that were set explicitly; a flow knows the defaults."""
     return {name: getattr(settings, name) for name in settings.model_fields_set}

@@ -1,4 +1,4 @@
-"""Training and evaluation: a preparation becomes a model, and a model becomes results.
+"""Train a model on a preparation, and evaluate it.
 
 train-model:     check ─► train (a process, watched and retried)
 evaluate-model:  evaluate (a process)
@@ -7,9 +7,8 @@ evaluate-model:  evaluate (a process)
 from typing import Any
 
 from tokenmill.tasks.strict import Place
-from tokenmill.tasks.train.evaluation_settings import EvaluateSettings
-from tokenmill.tasks.train.settings import TrainSettings
-from tokenmill.tasks.train.stage import checked_job, evaluate, evaluation_of, hand_over_rl, train_task
+from tokenmill.tasks.train.settings import EvaluateSettings, TrainSettings
+from tokenmill.tasks.train.stage import checked_job, evaluate, evaluation_of, hand_over_rl, train
 
 from .output_folder import publishing
 from .prefect_server import flow
@@ -25,12 +24,12 @@ def train_model(data: Place, output_dir: Place, settings: TrainSettings = DEFAUL
     Args:
         data: The output folder of a preparation for pretraining or SFT, or, for launcher=nemo-rl, for RL.
         output_dir: Where job, checkpoints, metrics and model go.
-        settings: What is trained, how and where.
+        settings: Model, optimizer, hardware and launcher.
     """
     if settings.launcher == "nemo-rl":
         return hand_over_rl(data, settings, output_dir)
     job = checked_job(data, settings, output_dir)
-    return train_task(job)(job)
+    return train.with_options(retries=job.settings.retries)(job)
 
 
 @flow(name="evaluate-model")
@@ -38,11 +37,11 @@ def train_model(data: Place, output_dir: Place, settings: TrainSettings = DEFAUL
 def evaluate_model(
     training: Place, output_dir: Place, settings: EvaluateSettings = DEFAULT_EVALUATION
 ) -> dict[str, Any]:
-    """Evaluate the model of a training on the documents that its data holds out.
+    """Evaluate the model of a training on its held-out documents.
 
     Args:
         training: The output folder of a training.
         output_dir: Where results.json and results.md go.
-        settings: What is asked of the model.
+        settings: What to evaluate.
     """
     return evaluate(evaluation_of(training, settings, output_dir))

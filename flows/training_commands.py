@@ -1,7 +1,6 @@
-"""Commands from prepared data on: train, evaluate, benchmark, and all stages at once.
+"""The commands train, evaluate, benchmark and pipeline.
 
-Each reads the folder that it works on from stdin where a command is piped into it:
-`tokenmill pretrain … | tokenmill train … | tokenmill evaluate …`.
+They read their input folder from a pipe: `tokenmill pretrain … | tokenmill train … | tokenmill evaluate …`.
 """
 
 import shlex
@@ -13,7 +12,7 @@ import yaml
 from cyclopts import Parameter
 from tokenmill.tasks.errors import InputError, RunError
 from tokenmill.tasks.storage import absolute, join
-from tokenmill.tasks.train.settings import TrainSettings
+from tokenmill.tasks.train.settings import EvaluateSettings, TrainSettings
 
 from .options import choices_of
 from .terminal import Overrides, be_quiet, piped, terminal
@@ -22,8 +21,8 @@ if TYPE_CHECKING:
     from tokenmill.tasks.train.launchers.launch import Launch
 
 Config = Annotated[str, Parameter(help="Settings: tiny, small, or a YAML file.")]
-Data = Annotated[str | None, Parameter(help="Output folder of a preparation; read from stdin when one is piped in.")]
-OutputDir = Annotated[str, Parameter(help="Folder of a file system to train in; no URI.")]
+Data = Annotated[str | None, Parameter(help="Output folder of a preparation; default: the one piped in.")]
+OutputDir = Annotated[str, Parameter(help="Folder to train in; not a URI.")]
 DryRun = Annotated[bool, Parameter(negative="", help="Only check, and write job, manifest and scripts for review.")]
 
 
@@ -47,14 +46,11 @@ def train(
 
 
 def evaluate(
-    training: Annotated[
-        str | None, Parameter(help="Output folder of a training; read from stdin when one is piped in.")
-    ] = None,
+    training: Annotated[str | None, Parameter(help="Output folder of a training; default: the one piped in.")] = None,
     *overrides: Annotated[str, Parameter(help="Settings as key=value, for example split=test.")],
-    output_dir: Annotated[str | None, Parameter(help="Where results go; results in the training by default.")] = None,
+    output_dir: Annotated[str | None, Parameter(help="Where results go; default: results/ in the training.")] = None,
 ) -> dict[str, Any]:
-    """Ask a trained model about the documents that its data holds out: perplexity by source, and continuations."""
-    from tokenmill.tasks.train.evaluation_settings import EvaluateSettings
+    """Evaluate a trained model on its held-out documents: perplexity by source, and continuations."""
     from tokenmill.tasks.train.results import markdown, read_results
 
     place, chosen = _place("evaluate", (training, *overrides), {"model"})
@@ -72,23 +68,23 @@ def benchmark(
     *overrides: Overrides,
     output_dir: OutputDir,
     config: Config = "tiny",
-    record: Annotated[bool, Parameter(negative="", help="Keep the figures as the baseline to compare with.")] = False,
-    compare: Annotated[bool, Parameter(negative="", help="Fail where a figure is worse than the baseline's.")] = False,
-    threshold: Annotated[float, Parameter(help="By this share, at least.")] = 0.05,
+    record: Annotated[bool, Parameter(negative="", help="Keep the figures as the baseline.")] = False,
+    compare: Annotated[bool, Parameter(negative="", help="Fail if a figure is worse than the baseline's.")] = False,
+    threshold: Annotated[float, Parameter(help="Relative change that counts as worse.")] = 0.05,
     baselines: Annotated[str, Parameter(help="Folder of baselines.")] = "baselines",
 ) -> dict[str, Any]:
-    """Train some steps for their speed: tokens per second, MFU, padding, time spent waiting for data, memory."""
+    """Measure training speed over some steps: tokens per second, MFU, padding, time spent waiting for data, memory."""
     from tokenmill.tasks.train import benchmark as measure
     from tokenmill.tasks.train.history import recorded_run
 
     place, chosen = _place("benchmark", (data, *overrides), {"pretrain", "sft"})
     settings = _settings(config, chosen)
     if Path(output_dir, "job.json").exists():
-        raise InputError(f"--output-dir {output_dir}: a training was run there; a benchmark needs a folder of its own")
+        raise InputError(f"--output-dir {output_dir}: holds a training; a benchmark needs its own folder")
     _trained(place, settings.model_copy(update={"retries": 0}), output_dir)
     found = measure.summarise(*recorded_run(output_dir))
     measure.print_record(found, terminal)
-    if compare:  # before it is recorded, or it would be compared with itself
+    if compare:  # before recording, or it would be compared with itself
         comparison = measure.compare(found, measure.baseline_of(found, baselines), threshold)
         measure.print_comparison(comparison, terminal)
         if comparison.regressed:
@@ -101,9 +97,9 @@ def pipeline(
     *overrides: Overrides,
     output_dir: OutputDir,
     scale: Annotated[str, Parameter(help="tiny: minutes on a laptop; small: hours on a GPU.")] = "tiny",
-    config: Annotated[str | None, Parameter(help="YAML file with the settings of all stages instead.")] = None,
+    config: Annotated[str | None, Parameter(help="YAML file with the settings of all stages.")] = None,
 ) -> dict[str, Any]:
-    """From blends to an evaluated model: pretrain, then SFT on top of it, then rows for reinforcement learning."""
+    """From blends to an evaluated model: pretrain, fine-tune, and prepare rows for reinforcement learning."""
     from tokenmill.tasks.train.pipeline_settings import PipelineSettings, config_place
 
     chosen = config_place(config or f"pipeline-{scale}")
@@ -130,7 +126,7 @@ def _settings(config: str, overrides: Sequence[str]) -> TrainSettings:
 
 
 def _place(command: str, words: Sequence[str | None], kinds: Collection[str]) -> tuple[str, list[str]]:
-    """The folder that is named first, or piped in, and the settings behind it."""
+    """The folder named first or piped in, and the settings after it."""
     first, *overrides = [word for word in words if word is not None] or ["="]
     if "=" not in first:
         return first, overrides
@@ -138,7 +134,7 @@ def _place(command: str, words: Sequence[str | None], kinds: Collection[str]) ->
 
 
 def _checked(data: str, settings: TrainSettings, output_dir: str) -> dict[str, Any]:
-    """Check a training and write what it would be started with, without starting it."""
+    """Check a training and write its files for review, without starting it."""
     from tokenmill.tasks.train.launchers.launch import write_files
     from tokenmill.tasks.train.launchers.nemo_rl import rl_launch
 
@@ -146,15 +142,14 @@ def _checked(data: str, settings: TrainSettings, output_dir: str) -> dict[str, A
     place, command = absolute(output_dir), shlex.join(launch.command)
     write_files(launch, place)
     terminal.print(f"written for review to {place}: {', '.join(launch.files)}", markup=False)
-    terminal.print(f"would {'run' if launch.runs else 'tell'}: {command}", markup=False)
+    terminal.print(f"would {'run' if launch.runs else 'print'}: {command}", markup=False)
     return {"train": {"path": place, "type": "plan", "command": command, "files": list(launch.files)}}
 
 
 def _checked_launch(data: str, settings: TrainSettings, output_dir: str) -> "Launch":
     from tokenmill.tasks.train.launchers import launch_of
-    from tokenmill.tasks.train.planning import plan_training
-    from tokenmill.tasks.train.preflight import check
-    from tokenmill.tasks.train.processes import process_count
+    from tokenmill.tasks.train.launchers.launch import process_count
+    from tokenmill.tasks.train.preflight import check, plan_training
 
     job = plan_training(data, settings, output_dir)
     for line in check(job):

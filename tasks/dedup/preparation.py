@@ -208,6 +208,6 @@ DEDUP = Preparation(
     release=release_dedup,
     inspect=inspect_dedup_shard,
     next_steps="use:   tokenmill pretrain {0}/blend.json --output-dir DIR",
-    training_advice="prepare what it kept: tokenmill pretrain, or tokenmill sft, with {path}/blend.json",
+    training_advice="prepare its output: tokenmill pretrain or tokenmill sft with {path}/blend.json",
     hidden=frozenset({"holdout"}),
 )

@@ -28,8 +28,8 @@ from tokenmill.tasks.errors import RunError
 from tokenmill.tasks.shards.identity import shard_identity
 from tokenmill.tasks.shards.plan import Plan, PlannedShard
 from tokenmill.tasks.shards.publish import publish_bytes, sweep
+from tokenmill.tasks.shards.published import file_hash
 from tokenmill.tasks.shards.store import Store, read_bytes
-from tokenmill.tasks.shards.verify import file_hash
 from tokenmill.tasks.sources.files import Slice, SourceFile
 from tokenmill.tasks.storage import is_local, join
 from xxhash import xxh3_128_hexdigest

@@ -1,13 +1,13 @@
-"""Why a blend has to be prepared again, in words: settings and data sets field by field, files one by one.
+"""Why the next version of a blend differs from the last: settings and data sets field by field, files one by one.
 
     settings: pack_size 4096 -> 8192
     web: weight 1.0 -> 2.0
     web: 2 files new (b.jsonl, c.jsonl), 1 grown (a.jsonl: 10.3 MB -> 12.0 MB), 1 gone (z.jsonl)
-    14 shards: recipe.tokenizer 'xxh3_128:1…' -> 'xxh3_128:2…'
+    14 shards: recipe.tokenizer changed: 'xxh3_128:1…' -> 'xxh3_128:2…'
 
-Everything is told from two sides, the last manifest and the plan of now. Identities are compared by their keys, so that
-equal preparations cost one hash a shard. A file is known by the content of its slices, and measured by where the last
-one ends: in bytes, or in row groups of Parquet.
+The last manifest is compared with the plan of now. Identities are compared by key, at the cost of one hash per shard. A
+file is identified by the content of its slices, and measured by the end of its last slice: in bytes, or in row groups of
+Parquet.
 """
 
 from collections import Counter, defaultdict
@@ -19,6 +19,7 @@ import orjson
 from tokenmill.tasks.blend.models import Blend
 from tokenmill.tasks.shards.identity import difference, shard_key
 from tokenmill.tasks.shards.manifest import identities
+from tokenmill.tasks.shards.plan import changes
 from tokenmill.tasks.shards.preparation import Planned
 from tokenmill.tasks.shards.settings import RUNTIME_SETTINGS
 
@@ -27,7 +28,7 @@ MOST_NAMED = 3
 
 @dataclass(slots=True)
 class _File:
-    """What was taken of a file: the content of each slice by its place, and whether places count row groups."""
+    """What a preparation read of a file: the content of each slice by its bounds, in bytes or in row groups."""
 
     row_groups: bool
     slices: dict[tuple[int, int], str] = field(default_factory=dict[tuple[int, int], str])
@@ -42,28 +43,29 @@ Files = Mapping[str, Mapping[str, _File]]
 
 
 def reasons(manifest: Mapping[str, Any], planned: Planned[Any, Any]) -> list[str]:
-    """Why what is planned differs from what a manifest says is published; nothing when it does not."""
+    """Why a plan differs from the published manifest; empty when it does not."""
     before, plan = identities(manifest), planned.plan
     keys = {shard.place: key for shard, key in zip(plan.shards, plan.keys, strict=True)}
     changed = {place for place, identity in before.items() if keys.get(place) != shard_key(identity)}
     added = keys.keys() - before.keys()
     settings = planned.settings.model_dump(exclude=RUNTIME_SETTINGS)
     blend = _plain(planned.blend.model_dump(exclude_none=True))
-    said = [
+    found = [
         *_fields("settings", manifest["settings"], _plain(settings)),
-        *_of_data_sets(manifest["blend"], blend),
+        *_data_set_changes(manifest["blend"], blend),
     ]
     if changed or added:
         after = {shard.place: shard.identity for shard in plan.shards if shard.place in changed}
-        said += [*_of_files(_published_files(manifest), _planned_files(planned)), *_of_recipes(before, after)]
-    if not said and (changed or added):
+        found += [*_file_changes(_published_files(manifest), _planned_files(planned)), *_recipe_changes(before, after)]
+    if not found and (changed or added):
         gone = len(changed - keys.keys())
         return [f"shards: {len(added)} new, {len(changed) - gone} changed, {gone} gone"]
-    return said or (["the data sets stand in another order"] if _order(manifest["blend"]) != _order(blend) else [])
+    reordered = list(_sources(manifest["blend"])) != list(_sources(blend))
+    return found or (["the data sets stand in another order"] if reordered else [])
 
 
 def file_changes(before: Mapping[str, str], after: Mapping[str, str]) -> list[str]:
-    """What became of files that settings name, given the digest of each group of them."""
+    """Which files named by settings changed, given the digest of each group of them."""
     return [f"{name}: the files it names changed" for name in sorted(after) if before.get(name) != after[name]]
 
 
@@ -74,7 +76,7 @@ def new_data_sets(blend: Blend) -> list[str]:
 
 
 def _plain(value: object) -> Any:  # noqa: ANN401 - JSON of any shape
-    """As it reads once it was written: lists where there were tuples."""
+    """A value as JSON gives it back: lists instead of tuples."""
     return orjson.loads(orjson.dumps(value))
 
 
@@ -87,22 +89,18 @@ def _sources(blend: Mapping[str, Sequence[Mapping[str, Any]]]) -> dict[str, Mapp
     return {f"{split}/{source['name']}": source for split, sources in blend.items() for source in sources}
 
 
-def _order(blend: Mapping[str, Sequence[Mapping[str, Any]]]) -> list[str]:
-    return list(_sources(blend))
-
-
-def _of_data_sets(before: Mapping[str, Any], after: Mapping[str, Any]) -> Iterator[str]:
+def _data_set_changes(before: Mapping[str, Any], after: Mapping[str, Any]) -> Iterator[str]:
     old, new = _sources(before), _sources(after)
     for name in [*old, *(name for name in new if name not in old)]:
         if name not in new:
-            yield f"{_called(name)}: the data set is gone"
+            yield f"{_label(name)}: the data set is gone"
         elif name not in old:
-            yield f"{_called(name)}: the data set is new"
+            yield f"{_label(name)}: the data set is new"
         else:
-            yield from _fields(_called(name), old[name], new[name])
+            yield from _fields(_label(name), old[name], new[name])
 
 
-def _called(dataset: str) -> str:
+def _label(dataset: str) -> str:
     """`datasets/web` of a flat blend as `web`."""
     return dataset.removeprefix("datasets/")
 
@@ -135,22 +133,22 @@ def _files(slices: Iterable[tuple[str, str, int, int, Mapping[str, Any]]]) -> Fi
     return found
 
 
-def _of_files(before: Files, after: Files) -> Iterator[str]:
-    """What became of the files of each data set that was there before and still is."""
+def _file_changes(before: Files, after: Files) -> Iterator[str]:
+    """Which files are new, grown, shrunk, changed or gone, for each data set that is in both."""
     for dataset in after:
         if dataset not in before:
             continue
         old, new = before[dataset], after[dataset]
         both = [uri for uri in new if uri in old]
-        said = [
+        found = [
             *_count("new", [_base(uri) for uri in new if uri not in old], "files"),
             *_count("grown", [_measured(uri, old[uri], new[uri]) for uri in both if new[uri].end > old[uri].end]),
             *_count("shrunk", [_measured(uri, old[uri], new[uri]) for uri in both if new[uri].end < old[uri].end]),
             *_count("changed", [_base(uri) for uri in both if _rewritten(old[uri], new[uri])]),
             *_count("gone", [_base(uri) for uri in old if uri not in new]),
         ]
-        if said:
-            yield f"{_called(dataset)}: {', '.join(said)}"
+        if found:
+            yield f"{_label(dataset)}: {', '.join(found)}"
 
 
 def _count(what: str, names: Sequence[str], noun: str = "") -> Iterator[str]:
@@ -178,20 +176,17 @@ def _size(count: int) -> str:
 
 
 def _rewritten(old: _File, new: _File) -> bool:
-    """Whether a file of the same length holds something else, as far as both are cut alike."""
+    """Whether a file of the same length has other content, as far as both are cut into the same slices."""
     return old.end == new.end and any(
         content != new.slices.get(place, content) for place, content in old.slices.items()
     )
 
 
-def _of_recipes(before: Mapping[str, Mapping[str, Any]], after: Mapping[str, Mapping[str, Any]]) -> Iterator[str]:
-    """What else makes other shards of the same slices, with how many."""
+def _recipe_changes(before: Mapping[str, Mapping[str, Any]], after: Mapping[str, Mapping[str, Any]]) -> Iterator[str]:
+    """What else makes other shards of the same slices, with the number of shards."""
     counts: Counter[str] = Counter()
     for place, identity in after.items():
-        old, new = (
-            {name: value for name, value in each.items() if name != "source"}
-            for each in (before[place], _plain(identity))
-        )
-        counts.update(f"{name} {was!r} -> {now!r}" for name, (was, now) in difference(old, new).items())
+        old, new = ({**each, "source": None} for each in (before[place], _plain(identity)))
+        counts.update(changes(old, new))
     for change, count in counts.most_common():
         yield f"{count:,} shard{'s' * (count > 1)}: {change}"

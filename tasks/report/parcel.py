@@ -1,131 +1,117 @@
-"""What of a preparation goes to the hub: the files that its manifest vouches for, and nothing that is this machine's.
+"""What `tokenmill push` uploads: the files that a preparation's manifest vouches for, and nothing of this machine.
 
-    data/… splits/… train/…   the shards under their published names, and the files beside them (README.md, tools/…)
-    blend.json                the published one, its paths relative to itself: it can be read wherever it lies
-    manifest.json             the published one without what is volatile, with size and hash of every file pushed
+    data/… splits/… train/…   the shards under their published names, and files beside them (README.md, tools/…)
+    blend.json                the published one, with paths relative to itself
+    manifest.json             the published one without its volatile part, with size and hash of every file pushed
 
-The folders of shards, receipts, temporary files and whatever else lies in the output folder stay here, and so does the
-quarantine: it holds rows that were set aside, with their places on this machine. In the manifest, local files are named
-without their folders. All of it is the same bytes for every push of the same preparation.
+Receipts, temporary files and anything else in the output folder stay here. So does the quarantine, which holds rejected
+rows with their places on this machine. The manifest names local files without their folders. Every push of the same
+preparation uploads the same bytes.
 """
 
 import os
 import re
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
-from dataclasses import asdict, dataclass
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import asdict, dataclass, replace
 from typing import Any, cast
 
 import orjson
 from tokenmill.tasks.errors import InputError, RunError
-from tokenmill.tasks.shards.manifest import BLEND, MANIFEST, WHOLE, manifest_bytes, read_manifest
+from tokenmill.tasks.shards.manifest import BLEND, MANIFEST, manifest_bytes
 from tokenmill.tasks.shards.publication import MOST_SHOWN, QUARANTINE, described
 from tokenmill.tasks.shards.publish import Output
-from tokenmill.tasks.shards.store import Store, read_bytes, size_of
-from tokenmill.tasks.shards.verify import THREADS, file_hash
+from tokenmill.tasks.shards.published import (
+    Publication,
+    PublishedFile,
+    content_problem,
+    problems_in,
+    published_files,
+    read_publication,
+    recorded_outputs,
+    size_problem,
+)
+from tokenmill.tasks.shards.store import read_bytes
 from tokenmill.tasks.storage import absolute, is_local, join
 
-AGAIN = "run the preparation again to mend it, then push"
+AGAIN = "run the preparation again to repair it, then push"
 
 
 @dataclass(frozen=True, slots=True)
 class Parcel:
-    """Files of an output folder, with paths relative to it, and the documents that are written for the repository."""
+    """What to push: published files, recorded with their paths in the output folder, and documents made for the hub."""
 
     output_dir: str
     kind: str
-    files: Sequence[Output]
+    files: Sequence[PublishedFile]
     documents: Mapping[str, bytes]
 
     @property
     def sizes(self) -> dict[str, int]:
-        """The size in bytes of everything that is pushed, by its path; documents come last."""
-        files = {file.path: file.size for file in self.files}
+        """The size in bytes of everything to push, by path; documents come last."""
+        files = {file.recorded.path: file.recorded.size for file in self.files}
         return files | {name: len(content) for name, content in self.documents.items()}
 
 
 def parcel_of(output_dir: str) -> Parcel:
-    """What is pushed of a published preparation; every file is there and has the size that was recorded.
+    """Collect what to push of a published preparation, and check that every file has its recorded size.
 
-    Raises InputError when the folder does not hold a whole preparation, RunError when a file is missing or has another
-    size.
+    Raises InputError when the folder does not hold a whole preparation, and RunError when a file is missing or has
+    another size.
     """
     output_dir = absolute(output_dir)
     if not is_local(output_dir):
         raise InputError(f"{output_dir}: only a local folder can be pushed; prepare the data with a local --output-dir")
-    manifest = read_manifest(output_dir)
-    if manifest is None:
-        raise InputError(f"{output_dir}: no {MANIFEST} here; point at the --output-dir of a preparation")
+    publication = read_publication(output_dir)
+    manifest = publication.manifest
     if manifest["missing"]:
         raise InputError(f"{output_dir}: {len(manifest['missing'])} planned shards are missing from it; {AGAIN}")
-    recorded = _recorded(output_dir, manifest)
-    _require(output_dir, recorded, _size_problem)
-    _require(output_dir, [file for file in recorded if file.path == BLEND], _content_problem)
+    files = _recorded(publication)
+    _require(output_dir, files, size_problem)
+    _require(output_dir, [file for file in files if file.recorded.path == BLEND], content_problem)
+    pushed = [file for file in files if file.recorded.path.partition("/")[0] not in {BLEND, QUARANTINE}]
     blend = _relative_blend(output_dir)
-    files = [file for file in recorded if file.path != BLEND and not file.path.startswith(f"{QUARANTINE}/")]
     public = {
-        **_without_folders(manifest, _folders(output_dir, manifest)),
-        "files": [asdict(file) for file in [*files, described(BLEND, blend)]],
+        **_without_folders(manifest, _folders(publication)),
+        "files": [asdict(file) for file in [*(file.recorded for file in pushed), described(BLEND, blend)]],
         "volatile": {},
     }
-    return Parcel(output_dir, manifest["type"], files, {BLEND: blend, MANIFEST: manifest_bytes(public)})
+    return Parcel(output_dir, manifest["type"], pushed, {BLEND: blend, MANIFEST: manifest_bytes(public)})
 
 
 def require_unchanged(parcel: Parcel) -> None:
-    """Read every file: raises RunError unless all hold what was recorded. It takes as long as the disk does."""
-    _require(parcel.output_dir, parcel.files, _content_problem)
+    """Hash every file of the parcel. Raises RunError unless all are as they were published."""
+    _require(parcel.output_dir, parcel.files, content_problem)
 
 
-def _recorded(output_dir: str, manifest: Mapping[str, Any]) -> list[Output]:
-    """Every published file with its path in the output folder, as its receipt or the manifest recorded it."""
-    place = manifest["volatile"].get("store")
-    if place is None:
-        raise InputError(f"{output_dir}: its manifest names no store; push the folder that a preparation published in")
-    entries = [*manifest["shards"], *manifest.get("derived", {}).get("shards", [])]
-    receipts = Store(place, manifest["type"]).proven(entry["key"] for entry in entries)
-    files: dict[str, Output] = {}
+def _recorded(publication: Publication) -> list[PublishedFile]:
+    """Every published file, once. Raises RunError for a shard without a valid receipt, InputError for a file elsewhere."""
+    output_dir, entries = publication.output_dir, publication.entries
+    outputs = recorded_outputs(publication.store, (entry["key"] for entry in entries))
     for entry in entries:
-        if entry["key"] not in receipts:
-            raise RunError(f"{output_dir}: the shard of {entry['place']} has no valid receipt in {place}; {AGAIN}")
-        for part, names in entry["published"].items():
-            for name in names:
-                if name.startswith("/") or not is_local(name):
-                    raise InputError(f"{name}: lies outside of {output_dir}; prepare the data with a local store")
-                files |= {file.path: file for file in _named(name, part, receipts[entry["key"]].outputs)}
-    return [*files.values(), *(Output(**file) for file in manifest["files"])]
+        if outputs[entry["key"]] is None:
+            store = publication.store.place
+            raise RunError(f"{output_dir}: the shard of {entry['place']} has no valid receipt in {store}; {AGAIN}")
+    files = {file.place: _inside(output_dir, file) for file in published_files(publication, outputs)}
+    return list(files.values())
 
 
-def _named(name: str, part: str, outputs: Sequence[Output]) -> Iterator[Output]:
-    """The files that a published name stands for: it is the path of one, or the prefix of all files of its part."""
-    own = [output for output in outputs if output.path.startswith(f"{part}.")]
-    for output in own or [output for output in outputs if output.path.startswith(f"{WHOLE}.")]:
-        ending = f".{output.path.partition('.')[2]}"
-        yield Output(name if name.endswith(ending) else f"{name}{ending}", output.size, output.xxh3_128)
+def _inside(output_dir: str, file: PublishedFile) -> PublishedFile:
+    """A file recorded with its path in the output folder. Raises InputError for one that lies elsewhere."""
+    path = file.place.removeprefix(f"{output_dir}/")
+    if path == file.place:
+        raise InputError(f"{file.place}: lies outside of {output_dir}; prepare the data with a local store")
+    return replace(file, recorded=replace(file.recorded, path=path))
 
 
-def _require(output_dir: str, files: Iterable[Output], problem_of: Callable[[str, Output], str | None]) -> None:
-    with ThreadPoolExecutor(THREADS) as pool:
-        found = list(pool.map(lambda file: problem_of(join(output_dir, file.path), file), files))
-    problems = [problem for problem in found if problem]
+def _require(output_dir: str, files: Iterable[PublishedFile], check: Callable[[str, Output, str], str | None]) -> None:
+    problems = problems_in(files, check)
     if problems:
         last = f"{output_dir}: {len(problems)} files are not what was published; {AGAIN}"
         raise RunError("\n".join([*problems[:MOST_SHOWN], last]))
 
 
-def _size_problem(place: str, recorded: Output) -> str | None:
-    size = size_of(place)
-    if size is None:
-        return f"{place}: missing"
-    return None if size == recorded.size else f"{place}: {size:,} bytes, but {recorded.size:,} were published"
-
-
-def _content_problem(place: str, recorded: Output) -> str | None:
-    found = file_hash(place)
-    return None if found == recorded.xxh3_128 else f"{place}: content changed (xxh3_128 {found})"
-
-
 def _relative_blend(output_dir: str) -> bytes:
-    """The blend with paths relative to the folder that it is in."""
+    """blend.json with paths relative to its folder."""
 
     def relative(value: object) -> object:
         if isinstance(value, Mapping):
@@ -134,7 +120,7 @@ def _relative_blend(output_dir: str) -> bytes:
             return [relative(each) for each in cast("list[object]", value)]
         if isinstance(value, str) and value.startswith("/"):
             if not value.startswith(f"{output_dir}/"):
-                raise InputError(f"{place}: {value} lies outside of this folder, which was moved perhaps; {AGAIN}")
+                raise InputError(f"{place}: {value} lies outside of this folder, which may have been moved; {AGAIN}")
             return value.removeprefix(f"{output_dir}/")
         return value
 
@@ -142,18 +128,20 @@ def _relative_blend(output_dir: str) -> bytes:
     return orjson.dumps(relative(orjson.loads(read_bytes(place) or b"")), option=orjson.OPT_INDENT_2)
 
 
-def _folders(output_dir: str, manifest: Mapping[str, Any]) -> re.Pattern[str]:
-    """The folders that the manifest may name: of the output, of its store, and of every local source file.
+def _folders(publication: Publication) -> re.Pattern[str]:
+    """Match the folders that the manifest may name: the output, its store, and those of local source files.
 
-    They are found inside of longer texts too, but neither within a URL nor as the end of a longer path.
+    They match inside longer texts too, but neither within a URL nor at the end of a longer path.
     """
-    sources = {os.path.dirname(entry["file"]) for entry in manifest["shards"] if is_local(entry["file"])}  # noqa: PTH120 - a string
-    folders = sorted({output_dir, manifest["volatile"]["store"], *sources} - {"", "/"}, key=len, reverse=True)
+    files = [entry["file"] for entry in publication.manifest["shards"]]
+    sources = {os.path.dirname(file) for file in files if is_local(file)}  # noqa: PTH120 - a string
+    known = {publication.output_dir, publication.store.place, *sources} - {"", "/"}
+    folders = sorted(known, key=len, reverse=True)
     return re.compile(rf"(?<![\w.-])(?<!:/)(?:{'|'.join(map(re.escape, folders))})/")
 
 
 def _without_folders(value: Any, folders: re.Pattern[str]) -> Any:  # noqa: ANN401 - any JSON
-    """JSON with local files named without their folders."""
+    """Strip the folders of local files from JSON."""
     if isinstance(value, Mapping):
         named = cast("Mapping[str, Any]", value)
         return {name: _without_folders(each, folders) for name, each in named.items()}

@@ -1,17 +1,15 @@
-"""Pushing a preparation to a data set repository of the Hugging Face hub: private unless asked otherwise, never by halves.
+"""Push a preparation to a dataset repository of the Hugging Face hub: private by default, and never half of it.
 
-Before a byte goes out, the repository is looked up, or created, and asked whether it is private: what was not meant to be
-public is never sent to a public place, and no repository changes between the two. All files go in one commit, as far as
-the hub takes them in one (1,000 files here, and 100 MB of those that it keeps in git); of several commits, the last one
-brings blend.json, manifest.json and README.md, and removes what earlier pushes brought and this one does not have. Those
-that were finished left a manifest that names their files; the files of one that broke are known by lying beside files of
-this one under names that differ from theirs in nothing but numbers and keys. Where new files come before the last commit,
-the first one takes away the blend.json and README.md of the push before, which name folders and would have them read
-beside the old ones. So whoever reads by these two reads what one finished push brought, all of it and nothing else, and a
-push that was interrupted is finished by another: the hub is sent only what it does not have, and a push that changes
-nothing makes no commit.
+The repository is looked up or created first, and asked whether it is private, so that private data never goes to a public
+place. All files go in one commit if the hub takes them in one (at most 1,000 files, and 100 MB of those that it keeps in
+git). Otherwise the last commit brings blend.json, manifest.json and README.md, and removes files of earlier pushes that
+this one does not have. A finished push left a manifest that names its files; files of an unfinished one are recognized by
+their folder and by names that differ from this push's in numbers and keys only. If new files come before the last commit,
+the first commit removes the old blend.json and README.md. So a reader who starts from those two always reads one
+finished push. To finish an interrupted push, run it again: only missing files are sent, and without changes there is no
+commit.
 
-The token is that of the environment (HF_TOKEN) or of the saved login, the hub that of HF_ENDPOINT.
+The token comes from HF_TOKEN or the saved login, the hub's address from HF_ENDPOINT.
 """
 
 import os
@@ -42,13 +40,13 @@ from .parcel import Parcel, require_unchanged
 MOST_FILES = 1_000
 MOST_BYTES = 100_000_000
 LARGE = 10_000_000
-"""Files from this size on are never kept in git, so that their content is not part of a commit."""
+"""Files of this size or more are never kept in git, so their content is not part of a commit."""
 
 LAST = ("README.md",)
-"""Files that tell what the others are; with the documents of the parcel they go in the last commit."""
+"""Files that describe the others; they go in the last commit, with the documents of the parcel."""
 
 READ_BY = (BLEND, *LAST)
-"""Files by which the rows are found."""
+"""Files that name the folders of the rows."""
 
 NOT_FOUND, SERVER_ERRORS = 404, 500
 
@@ -57,21 +55,19 @@ MISTAKES = {
     403: "the token may not write there; take one that may, or push to another name",
     NOT_FOUND: "the hub knows nothing of that name; check the organization, and what the token may see",
 }
-"""Answers of the hub that a person must mend, and how."""
+"""Statuses that the caller must fix, and how."""
 
 PASSING = {
     409: "it changed while this push went on; push again",
     412: "it changed while this push went on; push again",
     429: "too many requests; wait, then push again to go on from here",
 }
-"""Answers of the hub that pass."""
+"""Statuses that pass by themselves."""
 
 
 @dataclass(frozen=True, slots=True)
 class Target:
-    """A repository of the hub to push to. `head` is its latest commit, None where there is no such repository yet;
-    `names` are the files it has.
-    """
+    """A repository to push to. `head` is its latest commit, None if it does not exist yet; `names` are its files."""
 
     api: HfApi
     repository: str
@@ -81,20 +77,20 @@ class Target:
 
     @property
     def uri(self) -> str:
-        """The repository, as blends name it."""
+        """The repository as blends name it."""
         return f"hf://{self.repository}"
 
 
 def target_of(repository: str, *, public: bool) -> Target:
-    """Where to push to, and that it is as private as is asked for.
+    """Find the repository to push to, and check that it is as private as requested.
 
-    Raises InputError when the repository is public and may not be, or private and may not be; when there is no token,
-    or one that the hub refuses; RunError when the hub does not answer.
+    Raises InputError for a repository of the other visibility and for a missing or refused token, and RunError when the
+    hub does not answer.
     """
     if repository.count("/") != 1 or repository.startswith("/") or repository.endswith("/"):
-        raise InputError(f"{repository}: not the name of a repository; write ORG/NAME")
+        raise InputError(f"{repository}: not a repository name; write ORG/NAME")
     api = HfApi(endpoint=os.environ.get("HF_ENDPOINT") or None)
-    with _in_words(repository):
+    with _hub_errors(repository):
         if get_token() is None:
             raise InputError(f"hf://{repository}: pushing needs a token; set HF_TOKEN, or log in with: hf auth login")
         info = _found(api, repository)
@@ -104,7 +100,7 @@ def target_of(repository: str, *, public: bool) -> Target:
 
 
 def _found(api: HfApi, repository: str) -> DatasetInfo | None:
-    """What the hub says of the repository, None where there is none."""
+    """The hub's description of the repository, None if there is none."""
     try:
         return api.dataset_info(repository)
     except RepositoryNotFoundError as error:
@@ -118,7 +114,7 @@ def _checked(api: HfApi, repository: str, info: DatasetInfo, *, public: bool) ->
     if not private and not public:
         raise InputError(
             f"hf://{repository}: is public; push to another name, make it private in its settings on the hub, or "
-            "say --public if everyone may read this"
+            "pass --public if everyone may read this"
         )
     if private and public:
         raise InputError(
@@ -129,25 +125,23 @@ def _checked(api: HfApi, repository: str, info: DatasetInfo, *, public: bool) ->
 
 
 def stale_names(parcel: Parcel, target: Target) -> list[str]:
-    """Files that earlier pushes brought to the repository, by the manifest there or by names like those of the parcel, and
-    this one does not have.
-    """
+    """Files of earlier pushes that this one lacks: those in the repository's manifest, and those named like this push's."""
     shapes = {_shape(name) for name in parcel.sizes}
     alike = {name for name in target.names if _shape(name) in shapes}
     return sorted((_names_in_manifest(target) & target.names | alike) - parcel.sizes.keys())
 
 
 def _shape(name: str) -> tuple[str, str]:
-    """The folder of a file, and its name there without the numbers and keys in it."""
+    """The folder of a file, and its name without numbers and keys."""
     folder, _, own = name.rpartition("/")
     return folder, re.sub(r"[0-9a-f]{8,}|\d+", "#", own)
 
 
 def _names_in_manifest(target: Target) -> set[str]:
-    """The files of the last push that was finished."""
+    """The files of the last finished push."""
     if target.head is None:
         return set()
-    with _in_words(target.repository):
+    with _hub_errors(target.repository):
         data = read_bytes(f"hf://datasets/{target.repository}@{target.head}/{MANIFEST}")
     try:
         return {file["path"] for file in unsealed(data or b"{}").get("files", [])}
@@ -156,13 +150,13 @@ def _names_in_manifest(target: Target) -> set[str]:
 
 
 def push(parcel: Parcel, target: Target) -> str:
-    """Upload what the repository does not have, and return the commit that has all of it.
+    """Upload what the repository lacks, and return the commit that holds everything.
 
-    Raises RunError when a file is not what was published, or the hub fails; InputError when it refuses.
+    Raises RunError when a file changed since it was published or the hub fails, InputError when the hub refuses.
     """
     require_unchanged(parcel)
     stale = stale_names(parcel, target)
-    with _in_words(target.repository):
+    with _hub_errors(target.repository):
         if target.head is None:
             target = _created(target)
         *first, last = _batches(parcel)
@@ -176,9 +170,9 @@ def push(parcel: Parcel, target: Target) -> str:
 
 
 def _hidden(target: Target, first: Sequence[Sequence[str]], ours: Collection[str]) -> list[str]:
-    """What of the push before must go with the first commit, because the commits before the last bring new files.
+    """Files of the previous push to remove in the first commit, if commits before the last one bring new files.
 
-    It is of `ours` alone: a README.md that no push brought stays.
+    Only files in `ours` are removed: a README.md that no push brought stays.
     """
     if not any(name not in target.names for names in first for name in names):
         return []
@@ -186,7 +180,7 @@ def _hidden(target: Target, first: Sequence[Sequence[str]], ours: Collection[str
 
 
 def _commit(target: Target, parcel: Parcel, head: str | None, names: Sequence[str], stale: Sequence[str]) -> str:
-    """Add files to the repository, remove others, and return the commit; the one before must be `head`."""
+    """Add files to the repository, remove others, and return the commit; its parent must be `head`."""
     additions = [CommitOperationAdd(name, _content(parcel, name)) for name in names]
     commit = target.api.create_commit(
         target.repository,
@@ -199,14 +193,14 @@ def _commit(target: Target, parcel: Parcel, head: str | None, names: Sequence[st
 
 
 def _created(target: Target) -> Target:
-    """Create the repository, and read back whether it is as private as was asked for."""
+    """Create the repository, and check that it is as private as requested."""
     target.api.create_repo(target.repository, repo_type="dataset", private=target.private)
     info = target.api.dataset_info(target.repository)
     return _checked(target.api, target.repository, info, public=not target.private)
 
 
 def _require_there(target: Target, parcel: Parcel, commit: str) -> None:
-    """Raises RunError unless the commit has every file in its size: what a .gitignore there names, the hub leaves out."""
+    """Raises RunError unless the commit has every file at its size: the hub skips files named in a .gitignore there."""
     info = target.api.dataset_info(target.repository, revision=commit, files_metadata=True)
     there = {each.rfilename: each.size for each in info.siblings or []}
     if lost := [name for name, size in parcel.sizes.items() if there.get(name) != size]:
@@ -221,7 +215,7 @@ def _content(parcel: Parcel, name: str) -> bytes | str:
 
 
 def _batches(parcel: Parcel) -> list[list[str]]:
-    """What goes in which commit: as few as the hub's limits allow, what tells of the others in the last."""
+    """The files of each commit: as few commits as the hub's limits allow, with the describing files in the last."""
     last = [*(name for name in LAST if name in parcel.sizes), *parcel.documents]
     batches: list[list[str]] = [[]]
     weight = 0
@@ -239,24 +233,24 @@ def _batches(parcel: Parcel) -> list[list[str]]:
 
 
 @contextmanager
-def _in_words(repository: str) -> Generator[None]:
-    """Errors of the hub in words, with what a person can do about them."""
+def _hub_errors(repository: str) -> Generator[None]:
+    """Turn errors of the hub into ours, with a remedy."""
     try:
         yield
     except (HfHubHTTPError, HFValidationError, TransportError, ConnectionError) as error:
-        raise _told(f"hf://{repository}", error) from error
+        raise _as_ours(f"hf://{repository}", error) from error
     except (RuntimeError, ValueError) as error:
-        # The library wraps what goes wrong in its threads, and what the hub says of a card.
+        # The library wraps errors of its threads, and the hub's objections to a README.md.
         if isinstance(error.__cause__, (HfHubHTTPError, TransportError)):
-            raise _told(f"hf://{repository}", error.__cause__) from error
+            raise _as_ours(f"hf://{repository}", error.__cause__) from error
         raise
 
 
-def _told(
+def _as_ours(
     where: str, error: HfHubHTTPError | HFValidationError | TransportError | ConnectionError
 ) -> InputError | RunError:
     if isinstance(error, HFValidationError):
-        return InputError(f"{where}: not a valid name of a repository: {error}")
+        return InputError(f"{where}: not a valid repository name: {error}")
     if isinstance(error, OfflineModeIsEnabled):
         return InputError(f"{where}: HF_HUB_OFFLINE is set; unset it to push")
     if isinstance(error, (TransportError, ConnectionError)):
@@ -268,18 +262,18 @@ def _told(
 
 
 def _refusal(where: str, status: int, said: str) -> InputError | RunError:
-    """What a person can do about an answer of the hub; `said` is its own explanation."""
+    """The error for a status of the hub; `said` is the hub's own explanation."""
     if status in MISTAKES:
         return InputError(f"{where}: {MISTAKES[status]}: {said}")
     if status in PASSING:
         return RunError(f"{where}: {PASSING[status]}: {said}")
     if status >= SERVER_ERRORS:
         return RunError(f"{where}: the hub failed with {status}; push again to go on from here: {said}")
-    return RunError(f"{where}: the hub refused what was sent ({status}); mend what it names, then push again: {said}")
+    return RunError(f"{where}: the hub refused what was sent ({status}); fix what it names, then push again: {said}")
 
 
 def push_record(parcel: Parcel, target: Target, commit: str | None) -> dict[str, Any]:
-    """The push as the JSON line for the next program; without a commit, what it would be."""
+    """The push as the JSON line for the next program; `commit` is None for a dry run."""
     return {
         "push": {
             "path": f"{target.uri}@{commit}" if commit else target.uri,
@@ -293,7 +287,7 @@ def push_record(parcel: Parcel, target: Target, commit: str | None) -> dict[str,
 
 
 def print_plan(parcel: Parcel, target: Target, stale: Sequence[str], console: Console) -> None:
-    """What a push would do: every file with its size, and what would become of the repository."""
+    """Print what a push would do: every file with its size, and the repository."""
     for name, size in parcel.sizes.items():
         console.print(f"{size:>15,}  {name}", markup=False, highlight=False, soft_wrap=True)
     for name in stale:
@@ -309,7 +303,7 @@ def print_plan(parcel: Parcel, target: Target, stale: Sequence[str], console: Co
 
 
 def print_pushed(parcel: Parcel, target: Target, commit: str, console: Console) -> None:
-    """What was pushed, and how to read it."""
+    """Print what was pushed, and its address."""
     console.print(
         f"✓ {len(parcel.sizes):,} files, {sum(parcel.sizes.values()) / 1e6:,.1f} MB, "
         f"{'private' if target.private else 'public'}: {target.uri}@{commit}",

@@ -270,5 +270,5 @@ RL = Preparation(
     release=release_rl,
     inspect=inspect_rl_shard,
     next_steps="train: data.train.data_path={manifest[train]}\n       data.validation.data_path={manifest[val]}",
-    training_advice="NeMo-RL is what reads it: hand it over with launcher=nemo-rl",
+    training_advice="hand it to NeMo-RL with launcher=nemo-rl",
 )

@@ -26,8 +26,8 @@ from pyarrow import compute
 from tokenmill.tasks.errors import InputError, RunError
 from tokenmill.tasks.harmony.columns import SCHEMA as ROWS
 from tokenmill.tasks.shards.manifest import MANIFEST, Finished, read_manifest
+from tokenmill.tasks.shards.published import file_hash
 from tokenmill.tasks.shards.store import Store, read_bytes
-from tokenmill.tasks.shards.verify import file_hash
 from tokenmill.tasks.storage import absolute, filesystem, join
 from xxhash import xxh3_128_hexdigest
 

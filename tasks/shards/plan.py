@@ -1,7 +1,7 @@
-"""The plan: every shard of a preparation, which of them are proven already, and why the others are not.
+"""The plan of a preparation: every shard, which of them have a valid receipt, and why the others must be built.
 
-A plan is a value: data sets in blend order, files sorted, slices in order, each with identity and key. Building is
-then only "make what is pending", and publication only "everything in the plan, with a receipt each".
+A plan is a value: data sets in blend order, files sorted, slices in order, each with its identity and key. Building makes
+the pending shards; publication requires a receipt for every planned shard.
 """
 
 from collections import Counter
@@ -18,7 +18,7 @@ from .store import Store
 
 @dataclass(frozen=True, slots=True)
 class PlannedShard:
-    """One shard to be: the data set and split it belongs to, its slice, and its identity.
+    """A shard to build: its data set and split, its slice, and its identity.
 
     `split` is a split of the blend, or `datasets` in a flat blend.
     """
@@ -35,14 +35,14 @@ class PlannedShard:
 
     @property
     def place(self) -> str:
-        """Where the rows are, for people and for comparing plans: `split/dataset/uri@start`."""
+        """Where the rows are, for messages and for comparing plans: `split/dataset/uri@start`."""
         return f"{self.split}/{self.dataset}/{self.part.file.uri}@{self.part.start}"
 
 
 @dataclass(frozen=True, slots=True)
 class Plan:
-    """All shards of a preparation, the receipts of those that are proven, and how many files of each data set
-    (`split/name`) are not read, by kind.
+    """All shards of a preparation, the receipts of those already proven, and how many files of each data set
+    (`split/name`) are skipped, by kind.
     """
 
     store: Store
@@ -53,27 +53,27 @@ class Plan:
 
     @classmethod
     def of(cls, store: Store, shards: list[PlannedShard], *, rebuild: bool) -> "Plan":
-        """The plan for `shards`; with `rebuild`, nothing counts as proven."""
+        """Plan `shards`; with `rebuild`, ignore existing receipts."""
         keys = tuple(shard.key for shard in shards)
         return cls(store, tuple(shards), keys, {} if rebuild else store.proven(store.begun(keys)))
 
     @property
     def pending(self) -> list[PlannedShard]:
-        """The shards still to be built, each key once."""
+        """The shards to build, each key once."""
         waiting = {key: shard for key, shard in zip(self.keys, self.shards, strict=True) if key not in self.proven}
         return list(waiting.values())
 
     @property
     def pending_bytes(self) -> int:
-        """Source bytes that building will read."""
+        """Source bytes of the pending shards."""
         return sum(shard.part.size for shard in self.pending)
 
 
 def reasons(plan: Plan, previous: Mapping[str, Mapping[str, Any]]) -> Counter[str]:
-    """Why shards are pending, counted: `previous` maps the place of each shard of the last plan to its identity.
+    """Count the reasons why shards are pending; `previous` is the identity of each shard of the last plan by its place.
 
-    A shard at a place that the last plan knew is explained by the fields that changed, with old and new value for
-    choices; a shard at a new place is new; an unchanged one lost its receipt or an output.
+    A shard at a known place is pending because of the fields that changed, or because its receipt or an output is gone;
+    a shard at another place is new.
     """
     return Counter(_reason(shard, previous.get(shard.place)) for shard in plan.pending)
 
@@ -81,21 +81,22 @@ def reasons(plan: Plan, previous: Mapping[str, Mapping[str, Any]]) -> Counter[st
 def _reason(shard: PlannedShard, before: Mapping[str, Any] | None) -> str:
     if before is None:
         return "new"
-    changed = difference(before, shard.identity)
-    if not changed:
-        return "no valid receipt with all outputs"
-    return "; ".join(_change(name, old, new) for name, (old, new) in changed.items())
+    return "; ".join(changes(before, shard.identity)) or "no valid receipt with all outputs"
 
 
-def _change(name: str, old: object, new: object) -> str:
-    return "source content changed" if name == "source.content" else f"{name} changed: {old!r} -> {new!r}"
+def changes(before: Mapping[str, Any], after: Mapping[str, Any]) -> list[str]:
+    """The fields of an identity that changed, each with its old and new value."""
+    return [
+        "source content changed" if name == "source.content" else f"{name} changed: {old!r} -> {new!r}"
+        for name, (old, new) in difference(before, after).items()
+    ]
 
 
 def shard_record(shard: PlannedShard) -> dict[str, Any]:
-    """A planned shard as plain JSON, small enough to travel through a scheduler."""
+    """A planned shard as small, plain JSON, to be sent through a scheduler."""
     return {"dataset": shard.dataset, "split": shard.split, "identity": shard.identity, "part": asdict(shard.part)}
 
 
 def shard_from_record(record: Mapping[str, Any]) -> PlannedShard:
-    """The planned shard of a record that `shard_record` made."""
+    """The planned shard of a record by `shard_record`."""
     return PlannedShard(record["dataset"], record["split"], slice_of(record["part"]), record["identity"])

@@ -1,31 +1,32 @@
-"""Verification: is everything that the manifest promises there, whole, and accounted for?
+"""Verify a published preparation: hash every file, check the counts of every receipt, and compare both with the manifest.
 
-Every file is read and hashed again (xxh3_128 runs at disk speed), every receipt's books are added up again, and the
-published names, blend.json and the quarantine are compared with the manifest. A shard that fails loses its receipt: a
-receipt is a proof, and this one has turned out false. The next run of the same preparation then builds that shard, and
-only it.
+Hashing (xxh3_128) runs at the speed of the disk. A shard that fails loses its receipt, so that the next run of the same
+preparation builds that shard again, and no other.
 """
 
 import os
-from collections.abc import Callable, Iterable, Mapping
-from concurrent.futures import ThreadPoolExecutor
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import Any, BinaryIO, cast
+from typing import Any
 
-import xxhash
-from tokenmill.tasks.errors import InputError
-from tokenmill.tasks.storage import absolute, filesystem, is_local, join
+from tokenmill.tasks.storage import is_local
+from tokenmill.tasks.threads import in_threads
 
-from .manifest import MANIFEST, WHOLE, read_manifest
 from .publish import Output
+from .published import (
+    THREADS,
+    PublishedFile,
+    content_problem,
+    outputs_of,
+    problems_in,
+    published_files,
+    read_publication,
+)
 from .receipt import RECEIPT, InvalidReceiptError, Receipt
 from .store import Store, read_bytes, size_of
 
-CHUNK_BYTES = 4 << 20
-THREADS = min(16, (os.cpu_count() or 1) * 2)
-
 Inspect = Callable[[Store, Receipt], list[str]]
-"""Checks what only the shard's own room understands (its file format); returns problems in words."""
+"""Check a shard's files in their own format; returns the problems as sentences."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,32 +53,21 @@ class _Checked:
 def verify(output_dir: str, inspect: Inspect) -> Verification:
     """Verify a published preparation and withdraw the receipts of damaged shards.
 
-    Raises InputError when there is no manifest, or it is damaged itself.
+    Raises InputError when the manifest is missing or damaged, or names no store.
     """
-    output_dir = absolute(output_dir)
-    manifest = read_manifest(output_dir)
-    if manifest is None:
-        raise InputError(f"{output_dir}: no {MANIFEST} here; point at the --output-dir of a preparation")
-    if "store" not in manifest["volatile"]:
-        raise InputError(f"{output_dir}: a copy without its shards; verify the folder that it was copied from")
-    store = Store(manifest["volatile"]["store"], manifest["type"])
-    entries: dict[str, Mapping[str, Any]] = {entry["key"]: entry for entry in _entries(manifest)}
-    with ThreadPoolExecutor(THREADS) as pool:
-        checked = list(pool.map(lambda entry: _check_shard(store, entry, inspect), entries.values()))
+    publication = read_publication(output_dir)
+    store = publication.store
+    entries = list({entry["key"]: entry for entry in publication.entries}.values())
+    checked = list(in_threads(lambda entry: _check_shard(store, entry, inspect), entries, THREADS))
     withdrawn = [shard.key for shard in checked if shard.damaged]
     for key in withdrawn:
         store.withdraw(key)
+    published = published_files(publication, {shard.key: shard.outputs for shard in checked})
     problems = [problem for shard in checked for problem in shard.problems]
-    problems += _check_published(output_dir, manifest, store, {shard.key: shard.outputs for shard in checked})
-    problems += [f"{place}: planned, but missing from this partial output" for place in manifest["missing"]]
-    return Verification(
-        len(checked), sum(shard.files for shard in checked), sum(shard.size for shard in checked), problems, withdrawn
-    )
-
-
-def _entries(manifest: Mapping[str, Any]) -> list[Mapping[str, Any]]:
-    """The shards of a preparation, and those that were made from them."""
-    return [*manifest["shards"], *manifest.get("derived", {}).get("shards", [])]
+    problems += problems_in((file for file in published if not _was_read(file)), content_problem)
+    problems += [f"{place}: planned, but missing from this partial output" for place in publication.manifest["missing"]]
+    files, size = sum(shard.files for shard in checked), sum(shard.size for shard in checked)
+    return Verification(len(checked), files, size, problems, withdrawn)
 
 
 def _check_shard(store: Store, entry: Mapping[str, Any], inspect: Inspect) -> _Checked:
@@ -90,48 +80,22 @@ def _check_shard(store: Store, entry: Mapping[str, Any], inspect: Inspect) -> _C
         receipt = Receipt.load(data)
     except InvalidReceiptError as error:
         return _Checked(key, 1, 0, [f"{place}: {error}"], damaged=True)
-    problems = [
-        problem for output in receipt.outputs for problem in _check_file(store.path(key, output.path), output, RECEIPT)
-    ]
+    found = (content_problem(store.path(key, output.path), output, RECEIPT) for output in receipt.outputs)
+    problems = [problem for problem in found if problem]
     problems += [
         f"{place}: lists no file of its part {part!r}"
         for part, count in receipt.parts.items()
-        if count.documents and not _outputs_of(part, receipt.outputs)
+        if count.documents and not outputs_of(part, receipt.outputs)
     ]
     problems = problems or inspect(store, receipt)
-    problems += _check_books(place, entry, receipt)
+    problems += _count_problems(place, entry, receipt)
     size = sum(output.size for output in receipt.outputs)
     return _Checked(key, 1 + len(receipt.outputs), size, problems, bool(problems), receipt.outputs)
 
 
-def _outputs_of(part: str, outputs: Iterable[Output]) -> list[Output]:
-    return [output for output in outputs if output.path.partition(".")[0] == part]
-
-
-def _check_file(place: str, recorded: Output, witness: str) -> Iterable[str]:
-    """A file must have the size and the hash that its witness recorded."""
-    size = size_of(place)
-    if size is None:
-        yield f"{place}: missing"
-    elif size != recorded.size:
-        yield f"{place}: {size:,} bytes, but {witness} says {recorded.size:,}"
-    elif (found := file_hash(place)) != recorded.xxh3_128:
-        yield f"{place}: content changed (xxh3_128 is {found}, {witness} says {recorded.xxh3_128})"
-
-
-def file_hash(place: str) -> str:
-    """The xxh3_128 of a file, read in chunks."""
-    hasher = xxhash.xxh3_128()
-    system, path = filesystem(place)
-    with cast("BinaryIO", system.open(path, "rb")) as stream:
-        while chunk := stream.read(CHUNK_BYTES):
-            hasher.update(chunk)
-    return hasher.hexdigest()
-
-
-def _check_books(place: str, entry: Mapping[str, Any], receipt: Receipt) -> list[str]:
-    """The manifest's books for a shard must be its receipt's."""
-    books = {
+def _count_problems(place: str, entry: Mapping[str, Any], receipt: Receipt) -> list[str]:
+    """The manifest must record the same counts for a shard as its receipt."""
+    counts = {
         "rows": receipt.rows_in,
         "documents": {name: count.documents for name, count in receipt.parts.items()},
         "tokens": {name: count.tokens for name, count in receipt.parts.items()},
@@ -142,44 +106,16 @@ def _check_books(place: str, entry: Mapping[str, Any], receipt: Receipt) -> list
     }
     return [
         f"{place}: {name} are {found!r}, but the manifest says {entry.get(name, {})!r}"
-        for name, found in books.items()
+        for name, found in counts.items()
         if found != entry.get(name, {})
     ]
 
 
-def _check_published(
-    output_dir: str, manifest: Mapping[str, Any], store: Store, outputs: Mapping[str, list[Output] | None]
-) -> list[str]:
-    """The published names must be the shards' own files; blend.json and the other files, what was published.
-
-    The names of a shard without a readable receipt can be held against nothing, and that it has none is known by now.
-    """
-    checks = [(join(output_dir, file["path"]), Output(**file), MANIFEST) for file in manifest["files"]]
-    for entry in _entries(manifest):
-        recorded = outputs[entry["key"]] or []
-        for split, names in entry["published"].items():
-            own = _outputs_of(split, recorded) or _outputs_of(WHOLE, recorded)
-            for name in names:
-                place = name if name.startswith(("/", store.place)) else join(output_dir, name)
-                checks += [
-                    (each, output, RECEIPT)
-                    for each, output in _named(place, own)
-                    if not _is_same_file(each, store.path(entry["key"], output.path))
-                ]
-    with ThreadPoolExecutor(THREADS) as pool:
-        return [problem for found in pool.map(lambda check: list(_check_file(*check)), checks) for problem in found]
-
-
-def _named(name: str, outputs: list[Output]) -> list[tuple[str, Output]]:
-    """The files that a name stands for: it is the path of one output, or the prefix of all of them."""
-    endings = [f".{output.path.partition('.')[2]}" for output in outputs]
-    whole = [(name, output) for output, ending in zip(outputs, endings, strict=True) if name.endswith(ending)]
-    return whole or [(f"{name}{ending}", output) for output, ending in zip(outputs, endings, strict=True)]
-
-
-def _is_same_file(name: str, original: str) -> bool:
-    """Whether both are one file, perhaps under two names: it was read already."""
-    if name == original:
-        return True
-    both_here = is_local(name) and is_local(original) and size_of(name) is not None and size_of(original) is not None
-    return both_here and os.path.samefile(name, original)  # noqa: PTH121
+def _was_read(file: PublishedFile) -> bool:
+    """Whether a published name is the shard's own file, perhaps by a link, which was hashed with its shard."""
+    if file.original is None or file.place == file.original:
+        return file.original is not None
+    if not is_local(file.place) or not is_local(file.original):
+        return False
+    both_exist = size_of(file.place) is not None and size_of(file.original) is not None
+    return both_exist and os.path.samefile(file.place, file.original)  # noqa: PTH121

@@ -1,9 +1,7 @@
-"""Hand-off to training: what was prepared is checked, a trainer is started as a process of its own, and what came out of
-it is evaluated and measured.
+"""Training: check prepared data, start a trainer as a process, evaluate and benchmark its model.
 
     prepared ─► checks ─► job.json ─► launch (torchrun, Slurm, Kubernetes) ─► trainer ─► checkpoints, model/ ─► evaluate
 
-Torch is never imported by what plans and launches: a trainer may take a machine, hang or be killed, and the process that
-watches it must survive that. The two speak by files and by lines: a job goes in as JSON, and events come out as lines of
-JSON on the standard output, among whatever else libraries print there.
+The process that plans and watches never imports torch, and survives a trainer that hangs or is killed. A job goes in as
+JSON; events come out as lines of JSON on the standard output, among the log lines of libraries.
 """

@@ -1,11 +1,10 @@
-"""Benchmarks of training: what a run's events come to, kept as a baseline, and compared with one.
+"""Benchmarks of training: summarise a run's steps, keep the record as a baseline, and compare runs with it.
 
     BASELINES/<device>-<configuration>.json     a record, as JSON
 
-A figure is worth something only beside another of the same configuration on the same device, so both make the name of a
-baseline, and records that differ in either are never compared. The first steps (two by default) warm up: libraries
-choose kernels, allocators grow; they are counted and left out. The spread of single steps is why the median and the 90th
-percentile are kept beside the mean rate, and why a threshold below a few per cent finds noise.
+Only records of one configuration on one device are compared, so both make the name of a baseline. The first steps (two by
+default) are warm-up and not measured. Single steps vary, so the median and the 90th percentile stand beside the mean rate,
+and a threshold below a few per cent finds noise.
 """
 
 import hashlib
@@ -15,6 +14,7 @@ import platform
 import re
 import statistics
 from collections.abc import Iterator, Mapping, Sequence
+from contextlib import suppress
 from datetime import UTC, datetime
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
@@ -26,6 +26,7 @@ from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
 from tokenmill.tasks.errors import InputError
+from tokenmill.tasks.shards.identity import difference
 from tokenmill.tasks.shards.publish import publish_bytes
 from tokenmill.tasks.shards.store import read_bytes
 from tokenmill.tasks.storage import join
@@ -34,24 +35,22 @@ from tokenmill.tasks.strict import Strict, parse
 from .events import Started, Step
 from .job import Job
 from .results import perplexity
+from .settings import RUNTIME_SETTINGS
 
 WARMUP = 2
 THRESHOLD = 0.05
 LOSS_BOUND = 0.02
-"""Nats per token by which two runs of one configuration may differ: order of sums, precision."""
+"""Nats per token by which runs of one configuration may differ, through rounding."""
 
-APART = {
-    "launcher", "retries", "checkpoint_every", "keep_checkpoints", "validate_every", "validation_batches", "max_epochs",
-    "device", "processes",
-}  # fmt: skip
-"""Settings that change neither a step nor its loss, or of which the run itself says what they came to."""
+IGNORED = {*RUNTIME_SETTINGS - {"nodes"}, "device"}
+"""Settings that change neither a step nor its loss, and those that the run itself records."""
 
 LIBRARIES = ("tokenmill", "torch", "megatron-core", "transformers")
 DRIVER = Path("/proc/driver/nvidia/version")
 
 
 class Environment(Strict, frozen=True):
-    """The machine that made the record. `driver` is NVIDIA's, None where there is none."""
+    """The machine of a record. `driver` is NVIDIA's, None without one."""
 
     python: str
     cpus: int
@@ -60,13 +59,12 @@ class Environment(Strict, frozen=True):
 
 
 class BenchmarkRecord(Strict, frozen=True):
-    """What a training run came to, in its steady state.
+    """The steady state of a training run.
 
-    `configuration` are the settings that a step depends on, and the data, by dotted name; `key` names it and the device.
-    `steps` were measured, after `warmup` that were not, and took `seconds`. Rates are tokens a second over all processes,
-    of all tokens (padding too) and of those trained on. `waited` and `padding` are shares, of time and of tokens. `mfu` is
-    the median, None where the device's peak is unknown, and `memory` the peak in bytes of the fullest process. `loss` is
-    that of all measured steps, weighted by tokens, in nats.
+    `configuration` holds settings and data that a step depends on, by dotted name; `key` identifies it and the device.
+    `steps` were measured in `seconds`, after `warmup` others. Rates are per second over all processes, of all tokens and of
+    trained ones. `waited` and `padding` are shares, of time and of tokens. `mfu` is the median, None if the device's peak is
+    unknown; `memory` is the peak in bytes of the fullest process. `loss` is the mean per measured token, in nats.
     """
 
     key: str
@@ -96,16 +94,15 @@ class BenchmarkRecord(Strict, frozen=True):
 
 
 def summarise(job: Job, started: Started, steps: Sequence[Step], warmup: int = WARMUP) -> BenchmarkRecord:
-    """The record of a run: `started` is its last start, `steps` all steps it told of, those before that start too.
+    """Summarise a run: `started` is its last start, `steps` are those of all starts.
 
-    Raises InputError unless more steps than `warmup` were done since.
+    Raises InputError unless it did more than `warmup` steps since.
     """
-    since = {step.step: step for step in steps if step.step > started.step}  # the last word on a step that was repeated
+    since = {step.step: step for step in steps if step.step > started.step}  # the latest of repeated steps
     measured = list(since.values())[warmup:]
     if not measured:
         raise InputError(
-            f"steps: {len(since)} were done since the start, of which the first {warmup} warm up and are not measured; "
-            f"train {warmup + 1} at least"
+            f"steps: {len(since)} were done since the start, and the first {warmup} are warm-up; train at least {warmup + 1}"
         )
     seconds = math.fsum(step.seconds for step in measured)
     tokens, loss_tokens = sum(step.tokens for step in measured), sum(step.loss_tokens for step in measured)
@@ -128,9 +125,7 @@ def summarise(job: Job, started: Started, steps: Sequence[Step], warmup: int = W
 
 
 def _configuration(job: Job) -> dict[str, Any]:
-    """What a step and its loss depend on, by dotted name: settings, and the data, by what is in it: prepared again it
-    has another seal.
-    """
+    """What a step and its loss depend on, by dotted name: settings, and the content of the data."""
     data = job.data
     sources = {
         source.dataset: {"tokens": source.tokens, "weight": math.fsum(source.weights)} for source in data.of("train")
@@ -138,7 +133,7 @@ def _configuration(job: Job) -> dict[str, Any]:
     return dict(
         _flat(
             {
-                **job.settings.model_dump(mode="json", exclude=APART),
+                **job.settings.model_dump(mode="json", exclude=IGNORED),
                 "data": {"kind": data.kind, "tokenizer": data.fingerprint, "pack_size": data.pack_size},
                 "source": sources,
             }
@@ -163,46 +158,42 @@ def _key(configuration: Mapping[str, Any], started: Started) -> str:
 def _environment() -> Environment:
     described = DRIVER.read_text("utf-8") if DRIVER.is_file() else ""
     driver = re.search(r"Module\s+(?:for \S+\s+)?([\d.]+)", described)
+    versions: dict[str, str] = {}
+    for name in LIBRARIES:
+        with suppress(PackageNotFoundError):
+            versions[name] = version(name)
     return Environment(
         python=platform.python_version(), cpus=os.cpu_count() or 1, driver=driver.group(1) if driver else None,
-        versions={name: found for name in LIBRARIES if (found := _version(name))},
+        versions=versions,
     )  # fmt: skip
 
 
-def _version(name: str) -> str | None:
-    """The version of a package, without importing it; None where it is not installed."""
-    try:
-        return version(name)
-    except PackageNotFoundError:
-        return None
-
-
 def record(found: BenchmarkRecord, folder: str) -> str:
-    """Keep a record as the baseline of its configuration and device, in place of an older one; its path."""
+    """Write a record as the baseline of its configuration and device, and return its path."""
     content = orjson.dumps(found.model_dump(), option=orjson.OPT_INDENT_2 | orjson.OPT_SORT_KEYS)
     return publish_bytes(_place(folder, found.key), content).path
 
 
 def baseline_of(found: BenchmarkRecord, folder: str) -> BenchmarkRecord:
-    """The baseline of the same configuration and device. Raises InputError where none was recorded."""
+    """The baseline of the same configuration and device. Raises InputError if there is none."""
     place = _place(folder, found.key)
     if read_bytes(place) is None:
         raise InputError(
-            f"{folder}: there is no baseline of this configuration on {found.processes} x {found.device}, which would be "
-            f"{found.key}.json; record one first"
+            f"{folder}: no baseline of this configuration on {found.processes} x {found.device} ({found.key}.json); record "
+            "one first"
         )
     return read_record(place)
 
 
 def read_record(path: str) -> BenchmarkRecord:
-    """The record in a file. Raises InputError when there is none."""
+    """The record in a file. Raises InputError."""
     content = read_bytes(path)
     if content is None:
-        raise InputError(f"{path}: there is no such file; give a record that tokenmill benchmark wrote")
+        raise InputError(f"{path}: no such file; name a record that tokenmill benchmark wrote")
     try:
         return parse(BenchmarkRecord, orjson.loads(content), path)
     except orjson.JSONDecodeError as error:
-        raise InputError(f"{path}: is not JSON: {error}; record the baseline again") from error
+        raise InputError(f"{path}: not JSON: {error}; record the baseline again") from error
 
 
 def _place(folder: str, key: str) -> str:
@@ -217,13 +208,11 @@ COMPARED: dict[str, Better] = {
     "step_seconds_p90": "lower",
     "memory": "lower",
 }
-"""What is compared, and which side is the good one."""
+"""The compared figures, and which direction is better."""
 
 
 class Change(Strict, frozen=True):
-    """A figure beside its baseline. `change` is relative (0.1 is a tenth more), None where the baseline is nothing;
-    `regressed`: it is worse by the threshold or more.
-    """
+    """A figure and its baseline. `change` is relative, None for a baseline of 0; `regressed`: worse by the threshold."""
 
     name: str
     ours: float
@@ -233,9 +222,7 @@ class Change(Strict, frozen=True):
 
 
 class Comparison(Strict, frozen=True):
-    """A run beside its baseline. `loss_difference` is in nats per token; `loss_differs`: by more than the bound, to
-    either side, so that the two did not compute the same.
-    """
+    """A run and its baseline. `loss_differs`: by more than the bound in nats per token, in either direction."""
 
     key: str
     threshold: float
@@ -245,61 +232,52 @@ class Comparison(Strict, frozen=True):
 
     @property
     def regressed(self) -> list[str]:
-        """The names of what became worse by the threshold or more."""
+        """The names of figures worse by the threshold or more."""
         return [change.name for change in self.changes if change.regressed]
 
 
 def compare(
     found: BenchmarkRecord, baseline: BenchmarkRecord, threshold: float = THRESHOLD, loss_bound: float = LOSS_BOUND
 ) -> Comparison:
-    """A record beside a baseline; `threshold` is relative, 0.05 is a twentieth.
-
-    Raises InputError, which names what differs, unless both are of one configuration on one device.
-    """
-    _require_same(found, baseline)
-    difference = found.loss - baseline.loss
+    """Compare a record with a baseline; `threshold` is relative. Raises InputError unless their configurations are equal."""
+    if differing := difference(_compared(baseline), _compared(found)):
+        named = ", ".join(f"{name} ({ours!r} here, {theirs!r} there)" for name, (theirs, ours) in differing.items())
+        raise InputError(
+            f"baseline: it was recorded with another {named}; benchmark the same configuration on the same device, or "
+            "record a new baseline"
+        )
+    loss_difference = found.loss - baseline.loss
     return Comparison(
         key=found.key,
         threshold=threshold,
         changes=[_change(name, better, found, baseline, threshold) for name, better in COMPARED.items()],
-        loss_difference=difference,
-        loss_differs=abs(difference) > loss_bound,
+        loss_difference=loss_difference,
+        loss_differs=abs(loss_difference) > loss_bound,
     )
 
 
 def _change(name: str, better: Better, found: BenchmarkRecord, baseline: BenchmarkRecord, threshold: float) -> Change:
     ours, theirs = float(getattr(found, name)), float(getattr(baseline, name))
     change = (ours - theirs) / theirs if theirs else None
-    worse = 0.0 if change is None else -change if better == "higher" else change
+    worse = (change or 0.0) * (-1 if better == "higher" else 1)
     return Change(name=name, ours=ours, baseline=theirs, change=change, regressed=0 < worse >= threshold)
 
 
-def _require_same(found: BenchmarkRecord, baseline: BenchmarkRecord) -> None:
-    ours, theirs = _compared(found), _compared(baseline)
-    differing = [name for name in sorted({*ours, *theirs}) if ours.get(name) != theirs.get(name)]
-    if differing:
-        named = ", ".join(f"{name} ({ours.get(name)!r} here, {theirs.get(name)!r} there)" for name in differing)
-        raise InputError(
-            f"baseline: it was recorded with another {named}; benchmark the same configuration on the same device, or "
-            "record a new baseline"
-        )
-
-
 def _compared(found: BenchmarkRecord) -> dict[str, Any]:
-    """All that must be the same in two records."""
+    """What must be equal in two records."""
     return {"device": found.device, "processes": found.processes, "warmup": found.warmup, **found.configuration}
 
 
 def print_record(found: BenchmarkRecord, console: Console) -> None:
-    """A record for a terminal."""
+    """Print a record."""
     used = "" if found.mfu is None else f", {found.mfu:.1%} of the peak"
-    measured = f"{found.steps} steps measured after {found.warmup} that warmed up"
+    measured = f"{found.steps} steps measured after {found.warmup} of warm-up"
     step = f"step {found.step_seconds_median:.4g} s (median), {found.step_seconds_p90:.4g} s (90th percentile)"
     lines = (
         f"{found.engine} on {found.processes} x {found.device}, {found.parameters:,} parameters: {measured}",
         f"  {found.tokens_per_second:,.0f} tokens/s, {found.loss_tokens_per_second:,.0f} of them trained on{used}",
         f"  {step}, {found.waited:.1%} of the time waiting for data",
-        f"  {found.padding:.1%} padding, {found.memory / 1e9:.2f} GB at the peak of the fullest process",
+        f"  {found.padding:.1%} padding, {found.memory / 1e9:.2f} GB peak memory in the fullest process",
         f"  loss {found.loss:.4f} over these steps, {found.final_loss:.4f} in the last",
     )
     for line in lines:
@@ -307,7 +285,7 @@ def print_record(found: BenchmarkRecord, console: Console) -> None:
 
 
 def print_comparison(comparison: Comparison, console: Console) -> None:
-    """A comparison for a terminal."""
+    """Print a comparison."""
     table = Table(title=f"against the baseline {escape(comparison.key)}", title_justify="left")
     table.add_column("measure")
     for heading in ("now", "baseline", "change"):

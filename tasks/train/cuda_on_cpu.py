@@ -1,19 +1,16 @@
-"""Lets megatron-core train on a machine without a GPU.
+"""Let megatron-core train on a machine without a GPU.
 
-megatron-core is written for CUDA: it asks for the current device, makes tensors with `device="cuda"`, moves them by
-`.cuda()`, and checks that gradients are `torch.cuda.FloatTensor`. Where there is no CUDA each of these is given the CPU's
-answer. That is enough for its models, optimizers, schedules and checkpoints with the backend gloo, in the versions that
-this package allows (0.16.1 up to 0.20); whatever runs on the CPU then is the very code that runs on GPUs, which is what a
-rehearsal is for. CUDA's random numbers are not replaced: what would draw them here is dropout in megatron-core's own
-attention, which `TorchAttention` stands in for.
+megatron-core asks for the current CUDA device, creates tensors with `device="cuda"`, moves them by `.cuda()`, and checks
+that gradients are `torch.cuda.FloatTensor`. Without CUDA, the CPU answers each of these. That covers its models,
+optimizers, schedules and checkpoints with the backend gloo, from version 0.16.1 up to 0.20, so a rehearsal on a CPU runs
+the code of the GPU. CUDA's random numbers are not replaced: only dropout in megatron-core's own attention would draw them,
+and `TorchAttention` replaces that.
 
-The change is one of the whole process: only a trainer, which is a process of its own, may make it. On a machine with a
-GPU it must not be made.
+The change affects the whole process, so only a trainer, a process of its own, may make it, and never with a GPU.
 """
 
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import nullcontext
-from types import SimpleNamespace
 from typing import Any
 
 import torch
@@ -22,7 +19,7 @@ CPU = torch.device("cpu")
 
 
 class CudaToCpu(torch.overrides.TorchFunctionMode):
-    """While this is entered, what is asked of CUDA is done on the CPU."""
+    """Within this context, the CPU does what CUDA is asked for."""
 
     def __torch_function__(
         self,
@@ -48,17 +45,28 @@ def _is_cuda(place: object) -> bool:
     return isinstance(place, str | torch.device) and str(place).startswith("cuda")
 
 
+class CpuStream:
+    """A stream that does all work at once. A class, because modules imported later may use it as a type."""
+
+    def __init__(self, *_: object, **__: object) -> None: ...
+
+    def wait_stream(self, _stream: object) -> None:
+        """Return at once."""
+
+    def synchronize(self) -> None:
+        """Return at once."""
+
+
 def compute_on_cpu() -> None:
-    """Answer for CUDA from now on, in all of this process."""
+    """Replace CUDA by the CPU for the rest of this process."""
     CudaToCpu().__enter__()
-    stream = SimpleNamespace(wait_stream=lambda _: None, synchronize=lambda: None)
     answers: dict[str, Callable[..., Any]] = {
         "current_device": lambda: CPU,
         "synchronize": lambda *_: None,
         "empty_cache": lambda: None,
-        "Stream": lambda *_, **__: stream,
-        "current_stream": lambda *_: stream,
-        "default_stream": lambda *_: stream,
+        "Stream": CpuStream,
+        "current_stream": CpuStream,
+        "default_stream": CpuStream,
         "stream": lambda *_: nullcontext(),
     }
     for name, answer in answers.items():

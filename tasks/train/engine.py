@@ -1,17 +1,100 @@
-"""What trains a model, whichever library does it."""
+"""The interface of training engines, and the processes that they train with."""
 
-from collections.abc import Mapping, Sequence
+import os
+import resource
+from collections.abc import Generator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import Protocol
+from datetime import timedelta
+from typing import Literal, Protocol, cast
 
 import torch
+from tokenmill.tasks.errors import InputError
+from torch import distributed
+from torch.distributed import HashStore  # pyright: ignore[reportPrivateImportUsage] - part of its documented API
 
-from .batch import Batch
+from .rows import Batch
+from .settings import Device
+
+Reduction = Literal["sum", "max"]
+OPERATIONS = {"sum": distributed.ReduceOp.SUM, "max": distributed.ReduceOp.MAX}
+
+PATIENCE = timedelta(days=1)
+"""How long processes wait for one that works alone: laying out packs takes a day for 8 TB, and NCCL would give up after 10
+minutes. If that process dies, the others stop waiting at once.
+"""
+
+
+@dataclass(frozen=True, slots=True)
+class World:
+    """The rank of this process among `size`, its device, and the `patient` group of all processes for long waits."""
+
+    rank: int
+    size: int
+    device: torch.device
+    patient: distributed.ProcessGroup
+
+    @property
+    def first(self) -> bool:
+        """Whether this process reports and writes for all."""
+        return self.rank == 0
+
+    def reduced(self, values: list[float], how: Reduction) -> list[float]:
+        """The sum or maximum of each value over all processes, in float64."""
+        tensor = torch.tensor(values, dtype=torch.float64, device=self.device)
+        distributed.all_reduce(tensor, OPERATIONS[how])
+        return tensor.tolist()
+
+    def broadcast(self, text: str | None) -> str:
+        """The text of the first process, in every process."""
+        texts = [text]
+        distributed.broadcast_object_list(texts, src=0, device=self.device)
+        return texts[0] or ""
+
+    def wait(self) -> None:
+        """Wait for all processes, for up to PATIENCE."""
+        distributed.barrier(self.patient)
+
+    def synchronize(self) -> None:
+        """Wait for the device."""
+        if self.device.type == "cuda":
+            torch.cuda.synchronize(self.device)
+
+    def memory(self) -> int:
+        """Peak memory in bytes: of the device, or the resident memory on a CPU."""
+        if self.device.type == "cuda":
+            return torch.cuda.max_memory_allocated(self.device)
+        return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
+
+    def device_name(self) -> str:
+        """The name that the driver gives the device."""
+        return torch.cuda.get_device_name(self.device) if self.device.type == "cuda" else "cpu"
+
+
+@contextmanager
+def joined(device: Device | None) -> Generator[World]:
+    """Join the processes that `torchrun` started; without it, a world of one. Raises InputError for a missing GPU."""
+    chosen = device or ("cuda" if torch.cuda.is_available() else "cpu")
+    if chosen == "cuda" and not torch.cuda.is_available():
+        raise InputError("device=cuda: this machine has no GPU; set device=cpu, or train where there is one")
+    place = torch.device("cuda", int(os.environ.get("LOCAL_RANK", "0"))) if chosen == "cuda" else torch.device("cpu")
+    if chosen == "cuda":
+        torch.cuda.set_device(place)
+    backend = "nccl" if chosen == "cuda" else "gloo"
+    if "RANK" in os.environ:
+        distributed.init_process_group(backend)
+    else:
+        distributed.init_process_group(backend, store=HashStore(), rank=0, world_size=1)
+    try:
+        patient = cast("distributed.ProcessGroup", distributed.new_group(timeout=PATIENCE, backend="gloo"))
+        yield World(distributed.get_rank(), distributed.get_world_size(), place, patient)
+    finally:
+        distributed.destroy_process_group()
 
 
 @dataclass(frozen=True, slots=True)
 class Shape:
-    """How a step is cut: replicas, rows of a micro-batch, and how many of these a replica adds up."""
+    """How a step is split: replicas, rows per micro-batch, and micro-batches that a replica accumulates."""
 
     replica: int
     replicas: int
@@ -19,7 +102,7 @@ class Shape:
     accumulated: int
 
     def numbers(self, step: int) -> list[list[int]]:
-        """The rows, by number, of each micro-batch of this replica in a step, counted from 0."""
+        """The row numbers of each micro-batch of this replica in a step, counted from 0."""
         size = self.micro_batch
         first = step * self.replicas * self.accumulated * size
         begins = [first + (turn * self.replicas + self.replica) * size for turn in range(self.accumulated)]
@@ -28,7 +111,7 @@ class Shape:
 
 @dataclass(frozen=True, slots=True)
 class Losses:
-    """The summed loss in nats, and the number of tokens trained on that it is of, over all replicas."""
+    """The sum of losses in nats and the number of trained tokens, over all replicas."""
 
     total: float
     tokens: int
@@ -40,14 +123,14 @@ class Losses:
 
 
 class Engine(Protocol):
-    """A model and its optimizer, cut over the processes in whatever way; every method is called by all of them at once."""
+    """A model and its optimizer, split over the processes. All processes call each method together."""
 
     shape: Shape
 
     def step(self, batches: Sequence[Batch], learning_rate: float) -> tuple[Losses, float]:
-        """Train on this replica's micro-batches of a global batch; the losses before the step, and the gradient's norm.
+        """Train on this replica's micro-batches; returns the losses before the step, and the gradient's norm.
 
-        The gradient is that of the mean over all tokens trained on in the global batch.
+        The gradient is that of the mean over all trained tokens of the global batch.
         """
         ...
 
@@ -56,24 +139,20 @@ class Engine(Protocol):
         ...
 
     def save(self, folder: str) -> None:
-        """Write all that `load` needs to go on as if nothing had happened.
-
-        The state is restored exactly. What follows is the same bit by bit on a CPU, and to rounding on a GPU, where kernels
-        such as FlashAttention's backward add in no fixed order.
-        """
+        """Write the complete state. After `load`, training continues exactly on a CPU, and up to rounding on a GPU."""
         ...
 
     def load(self, folder: str) -> None:
-        """Take up the state that `save` wrote."""
+        """Restore the state that `save` wrote."""
         ...
 
     def weights(self) -> Mapping[str, torch.Tensor]:
-        """The model under Llama's names, on the CPU, in the precision of training; whole in the first process alone."""
+        """The model under Llama's names, on the CPU, in the precision of training; complete in the first process only."""
         ...
 
 
 def attended(batch: Batch, device: torch.device) -> torch.Tensor | None:
-    """Which tokens each token sees, bool [rows, 1, length, length]; None where it is all before it in the row."""
+    """Which tokens each token attends to, bool [rows, 1, length, length]; None for plain causal attention."""
     if batch.segments is None:
         return None
     segments = torch.from_numpy(batch.segments).to(device)

@@ -1,75 +1,106 @@
-"""Evaluation: the perplexity of a model on held-out documents, source by source, and a look at what it writes.
+"""Evaluate a model: perplexity on held-out documents by source, and greedy continuations.
 
-The model is a folder as Hugging Face's libraries read it, whoever trained it; it is scored by the engine of
-`tasks/score`, so that a perplexity here and the NLL of candidates there are the same measure. Each held-out document is
-read once, from its beginning. Cost: a forward pass; a million tokens under 8 billion weights take half a minute on an H100
-at half of its peak.
+The model is a folder in Hugging Face's format, scored by the engine of `tasks/score`, so perplexity here and NLL there are
+the same measure. Each held-out document is read once, from its beginning. Cost: a forward pass; a million tokens under 8
+billion weights take half a minute on an H100 at half of its peak.
+
+Perplexity hides what a model does on its own: loop, never end, or write nothing like its data. Greedy decoding repeats
+exactly, but shows loops earlier than sampling would. Each new token reads all weights once: 32 tokens of a billion
+bfloat16 weights move 64 GB, some 30 ms at 2 TB/s.
+
+`python -m tokenmill.tasks.train.evaluate REQUEST.json` is a process of its own, which frees the GPU when it ends.
 """
 
+import sys
+import time
+from collections import defaultdict
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
+from typing import Any, cast
 
 import numpy as np
 import pyarrow as pa
-from tokenmill.tasks.errors import InputError
+import torch
+from tokenmill.tasks.errors import InputError, RunError
 from tokenmill.tasks.score.causal import CausalScorer
 from tokenmill.tasks.score.loading import load
+from tokenmill.tasks.score.nll import Completions, targets_of
 from tokenmill.tasks.score.weights import find_model
-from tokenmill.tasks.strict import parse
-from tokenmill.tasks.tokenize.load import find_vocabulary
-from tokenmill.tasks.tokenize.settings import TokenizerSource
 from tokenmill.tasks.tokenize.vocabulary import Vocabulary
-from transformers import AutoModelForCausalLM
+from transformers import AutoModelForCausalLM, GenerationConfig, LogitsProcessor, PreTrainedModel
 
-from .evaluation_settings import EvaluateSettings
-from .generate import Openings, generations, given
+from .events import run_request
 from .held_out import held_out
-from .job import TrainData
-from .results import MadeFrom, Results, SourceResult, overall, perplexity
+from .job import Evaluation, TrainData
+from .orphans import die_with_parent
+from .prepared import vocabulary_of
+from .results import Generation, Loss, MadeFrom, Results, SourceResult, loss_of, publish_results, total
+from .settings import EvaluateSettings
+
+GRAM = 4
+"""Tokens per n-gram when repetition is counted."""
 
 
-@dataclass(slots=True)
-class _Tally:
-    """What was found of a data set so far."""
+@dataclass(frozen=True, slots=True)
+class Opening:
+    """The beginning of a document: `prompt` and its `continuation` there, int32 [tokens]; None for a given prompt."""
 
-    documents: int = 0
-    tokens: int = 0
-    nll: float = 0.0
-    truncated: int = 0
-    cut_tokens: int = 0
+    dataset: str | None
+    prompt: np.ndarray
+    continuation: np.ndarray | None
 
-    def add(self, scores: pa.Table) -> None:
-        """Count some more documents; `scores` is of `tasks.score.nll.SCHEMA`."""
-        counts = {name: scores[name].to_numpy() for name in ("completion_token_count", "truncated", "cut_token_count")}
-        self.documents += scores.num_rows
-        self.tokens += int(counts["completion_token_count"].sum(dtype=np.int64))
-        self.nll += float(scores["nll_sum"].fill_null(0.0).to_numpy().sum())
-        self.truncated += int(np.count_nonzero(counts["truncated"]))
-        self.cut_tokens += int(counts["cut_token_count"].sum(dtype=np.int64))
 
-    def result(self, dataset: str) -> SourceResult:
-        """What it comes to."""
-        return SourceResult(
-            dataset=dataset, documents=self.documents, tokens=self.tokens, nll=self.nll,
-            perplexity=perplexity(self.nll, self.tokens), truncated=self.truncated, cut_tokens=self.cut_tokens,
-        )  # fmt: skip
+class Openings:
+    """A uniform random sample of `number` documents, of which it keeps the beginnings.
+
+    A beginning is the first `prompt_tokens` tokens of a document, or half of a short one; with None, everything before the
+    first scored token. The choice depends on `seed` and the order of documents, not on batches.
+    """
+
+    def __init__(self, dataset: str, number: int, prompt_tokens: int | None, new_tokens: int, seed: int) -> None:
+        self._dataset, self._number, self._sizes = dataset, number, (prompt_tokens, new_tokens)
+        self._generator = np.random.default_rng(seed)
+        self._kept: list[tuple[float, Opening]] = []
+
+    def add(self, documents: Completions) -> None:
+        """Sample from more documents."""
+        lots = self._generator.random(len(documents.lengths))
+        targets = targets_of(documents, None)
+        possible = np.flatnonzero(np.diff(targets.bounds))
+        chosen = possible[np.argsort(lots[possible])][: self._number]
+        first = targets.positions[targets.bounds[chosen]]
+        drawn = [
+            (float(lots[row]), self._opening(documents, row, answer))
+            for row, answer in zip(chosen.tolist(), first.tolist(), strict=True)
+        ]
+        self._kept = sorted([*self._kept, *drawn], key=lambda each: each[0])[: self._number]
+
+    @property
+    def chosen(self) -> list[Opening]:
+        """The beginnings chosen so far."""
+        return [opening for _, opening in self._kept]
+
+    def _opening(self, documents: Completions, row: int, answer: int) -> Opening:
+        ids = documents.ids[documents.offsets[row] : documents.offsets[row + 1]]
+        prompt_tokens, new_tokens = self._sizes
+        end = answer if prompt_tokens is None else max(1, min(prompt_tokens, len(ids) // 2))
+        return Opening(self._dataset, ids[:end].copy(), ids[end : end + new_tokens].copy())
 
 
 def evaluate(model: str, data: TrainData, settings: EvaluateSettings) -> Results:
-    """What the model in the folder `model` says of the held-out documents of `data`.
+    """Evaluate the model in the folder `model` on the held-out documents of `data`.
 
-    Raises InputError for a folder that holds no causal language model, for data without held-out documents or of another
-    vocabulary, and RunError where the model's numbers are none or memory runs out.
+    Raises InputError for a folder without a causal language model, and for data without held-out documents or of another
+    vocabulary; RunError when the model's outputs are not finite or memory runs out.
     """
-    vocabulary = _vocabulary(data)
+    vocabulary = vocabulary_of(data)
     asked = given(settings.prompts, vocabulary) if settings.prompts else []
     files = find_model(model)
     digest = files.digest()
     loaded = load(AutoModelForCausalLM, files, settings.device, settings.precision)
     scorer = CausalScorer(loaded, token_budget=settings.token_budget)
-    tallies, openings = _scored(scorer, data, settings)
-    chosen = asked or [opening for each in openings for opening in each.chosen]
-    sources = [tally.result(dataset) for dataset, tally in tallies.items()]
+    sources, openings = _scored(scorer, data, settings)
     return Results(
         model=model,
         data=data.path,
@@ -77,39 +108,139 @@ def evaluate(model: str, data: TrainData, settings: EvaluateSettings) -> Results
         settings=settings,
         precision=str(loaded.dtype).removeprefix("torch."),
         limit=scorer.limit,
-        overall=overall(sources),
+        overall=total(sources),
         sources=sources,
-        generations=list(generations(loaded, chosen, vocabulary, data.eos, settings.new_tokens)),
+        generations=list(generations(loaded, asked or openings, vocabulary, data.eos, settings.new_tokens)),
     )
-
-
-def _vocabulary(data: TrainData) -> Vocabulary:
-    """The vocabulary that the data was prepared with."""
-    vocabulary = find_vocabulary(parse(TokenizerSource, data.tokenizer, "tokenizer"))
-    if vocabulary.fingerprint != data.fingerprint:
-        raise InputError(
-            f"tokenizer.model: {data.tokenizer.get('model')!r} is not what {data.path} was prepared with: its fingerprint "
-            f"is {vocabulary.fingerprint}, that of the data {data.fingerprint}; put the old tokenizer back, or prepare again"
-        )
-    return vocabulary
 
 
 def _scored(
     scorer: CausalScorer, data: TrainData, settings: EvaluateSettings
-) -> tuple[dict[str, _Tally], list[Openings]]:
-    """What was found by data set, and the beginnings that are to be continued."""
-    tallies: dict[str, _Tally] = {}
+) -> tuple[list[SourceResult], list[Opening]]:
+    """The loss on each data set, and the beginnings to continue."""
+    losses: defaultdict[str, list[Loss]] = defaultdict(list)
     openings: dict[str, Openings] = {}
     prompt_tokens = settings.prompt_tokens if data.kind == "pretrain" else None
     for dataset, documents in held_out(data, settings.split, settings.max_tokens):
-        tally = tallies.setdefault(dataset, _Tally())
-        tally.add(scorer.score(documents, partial(_place, dataset, settings.split, tally.documents)))
-        chooser = openings.setdefault(
-            dataset, Openings(dataset, settings.documents, prompt_tokens, settings.new_tokens, settings.seed)
-        )
-        chooser.add(documents)
-    return tallies, list(openings.values())
+        before = sum(loss.documents for loss in losses[dataset])
+        losses[dataset].append(_loss(scorer.score(documents, partial(_place, dataset, settings.split, before))))
+        sample = Openings(dataset, settings.documents, prompt_tokens, settings.new_tokens, settings.seed)
+        openings.setdefault(dataset, sample).add(documents)
+    sources = [SourceResult(dataset=dataset, **total(each).model_dump()) for dataset, each in losses.items()]
+    return sources, [opening for each in openings.values() for opening in each.chosen]
+
+
+def _loss(scores: pa.Table) -> Loss:
+    """The loss on a batch of documents, whose `scores` are of `tasks.score.nll.SCHEMA`."""
+    tokens, cut, truncated = (
+        int(scores[name].to_numpy().sum(dtype=np.int64))
+        for name in ("completion_token_count", "cut_token_count", "truncated")
+    )
+    nll = float(scores["nll_sum"].fill_null(0.0).to_numpy().sum())
+    return loss_of(documents=scores.num_rows, tokens=tokens, nll=nll, truncated=truncated, cut_tokens=cut)
 
 
 def _place(dataset: str, split: str, before: int, row: int) -> str:
     return f"{dataset}: document {before + row} of split {split}, counted from 0"
+
+
+def given(prompts: Sequence[str], vocabulary: Vocabulary) -> list[Opening]:
+    """Texts as prompts, with control strings as ordinary text. Raises InputError for a text without tokens."""
+    tokens = vocabulary.reference(True).encode(pa.array(prompts, pa.large_string()))
+    for text, length in zip(prompts, tokens.lengths.tolist(), strict=True):
+        if not length:
+            raise InputError(f"prompts: {text!r} has no tokens; give some text to continue")
+    ids = np.split(tokens.ids.astype(np.int32), tokens.offsets[1:-1])
+    return [Opening(None, each, None) for each in ids]
+
+
+def generations(
+    model: PreTrainedModel, openings: Sequence[Opening], vocabulary: Vocabulary, eos: int | None, new_tokens: int
+) -> Iterator[Generation]:
+    """Continue beginnings greedily, until `eos` or for `new_tokens`; a prompt too long for the model loses its start.
+
+    Raises RunError for logits that are not finite.
+    """
+    limit = getattr(model.config.get_text_config(), "max_position_embeddings", None)
+    longest = new_tokens if limit is None else max(1, min(new_tokens, limit - 1))
+    # The folder's own defaults for sampling, penalties and length must not apply.
+    model.generation_config = GenerationConfig(
+        do_sample=False, max_new_tokens=longest, eos_token_id=eos, pad_token_id=0 if eos is None else eos
+    )
+    for opening in openings:
+        prompt = opening.prompt if limit is None else opening.prompt[-max(1, limit - longest) :]
+        ids = _continued(model, prompt, vocabulary.size)
+        yield Generation(
+            dataset=opening.dataset,
+            prompt=_text(vocabulary, prompt),
+            text=_text(vocabulary, ids),
+            tokens=len(ids),
+            ended=None if eos is None else bool(ids[-1] == eos),
+            repeated=_repeated(ids),
+            matched=None if opening.continuation is None else _matched(ids, opening.continuation),
+        )
+
+
+@torch.inference_mode()
+def _continued(model: PreTrainedModel, prompt: np.ndarray, vocabulary_size: int) -> np.ndarray:
+    """The ids that follow `prompt`, int64 [tokens]."""
+    ids = torch.from_numpy(prompt.astype(np.int64)).to(model.device)[None]
+    # `generate` is a mixin's method without a useful type.
+    found = cast("Any", model).generate(
+        ids, attention_mask=torch.ones_like(ids), logits_processor=[_OnlyVocabulary(vocabulary_size)]
+    )
+    return found[0, len(prompt) :].cpu().numpy()
+
+
+class _OnlyVocabulary(LogitsProcessor):
+    """Excludes the rows of the output layer beyond the vocabulary."""
+
+    def __init__(self, vocabulary_size: int) -> None:
+        self._size = vocabulary_size
+
+    def __call__(self, input_ids: torch.Tensor, scores: torch.Tensor) -> torch.Tensor:
+        """See LogitsProcessor."""
+        if not bool(torch.isfinite(scores).all()):
+            raise RunError(
+                f"the logits after {input_ids.shape[1]} tokens are not finite; the weights are damaged or overflow in "
+                "this precision: check the model, or compute in float32"
+            )
+        scores[:, self._size :] = -torch.inf
+        return scores
+
+
+def _text(vocabulary: Vocabulary, ids: np.ndarray) -> str:
+    """Ids as text, or as numbers where an encoding has no such id."""
+    try:
+        return vocabulary.decode(ids.tolist())
+    except KeyError:
+        return f"token ids {ids.tolist()}"
+
+
+def _repeated(ids: np.ndarray) -> float | None:
+    if len(ids) < GRAM:
+        return None
+    grams = np.lib.stride_tricks.sliding_window_view(ids, GRAM)
+    return 1 - len(np.unique(grams, axis=0)) / len(grams)
+
+
+def _matched(ids: np.ndarray, own: np.ndarray) -> float:
+    """The share of the document's own tokens that the model repeats at the same positions."""
+    both = min(len(ids), len(own))
+    return int(np.count_nonzero(ids[:both] == own[:both])) / len(own)
+
+
+def main() -> int:
+    """Evaluate as the file on the command line requests, publish the results, and return the exit code."""
+    die_with_parent()
+    return run_request(Evaluation, _run)
+
+
+def _run(asked: Evaluation) -> None:
+    began = time.perf_counter()
+    results = evaluate(asked.model, asked.data, asked.settings)
+    publish_results(results, asked.output_dir, {"seconds": time.perf_counter() - began})
+
+
+if __name__ == "__main__":
+    sys.exit(main())

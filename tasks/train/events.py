@@ -1,19 +1,20 @@
-"""What a trainer tells: one line of JSON per event on the standard output, with the key `event`.
+"""The events of a trainer: one line of JSON each on its standard output, with the key `event`.
 
-Lines of any other kind are the log. So a trainer can be watched through whatever carries its output (a pipe, `srun`,
-`kubectl logs`), and needs neither an address to report to nor a library to do it with.
+All other lines are its log. So any pipe (`srun`, `kubectl logs`) can carry the output of a watched trainer.
 """
 
 import sys
+from collections.abc import Callable
+from pathlib import Path
 from typing import Any, Literal
 
 import orjson
-from tokenmill.tasks.errors import InputError
-from tokenmill.tasks.strict import Strict, parse
+from tokenmill.tasks.errors import InputError, RunError
+from tokenmill.tasks.strict import Model, Strict, parse
 
 
 class Started(Strict, frozen=True):
-    """Training begins or goes on. `step` is how many steps were done before, `parameters` those of the whole model."""
+    """Training begins, after `step` steps of earlier runs. `parameters` are those of the whole model."""
 
     event: Literal["started"] = "started"
     step: int
@@ -25,12 +26,12 @@ class Started(Strict, frozen=True):
 
 
 class Step(Strict, frozen=True):
-    """An optimizer step was done.
+    """An optimizer step is done.
 
-    `loss` is nats per token trained on, over the whole global batch. `tokens` are all that were read (padding too),
-    `loss_tokens` those trained on, `padding` those that only fill rows. `seconds` is the step's wall time with the device
-    synchronised, of which `waited` for data. `mfu` is the share of the device's peak, None where that is unknown;
-    `memory` the peak in bytes of the fullest process.
+    `loss` is in nats per trained token, over the global batch. `tokens` are all inputs, `loss_tokens` the trained ones,
+    `padding` those that only fill rows. `seconds` is wall time with the device synchronized, `waited` the part spent waiting
+    for data. `mfu` is the model FLOPs utilization, None if the device's peak is unknown; `memory` is the peak in bytes of
+    the fullest process.
     """
 
     event: Literal["step"] = "step"
@@ -64,14 +65,14 @@ class Saved(Strict, frozen=True):
 
 
 class Exported(Strict, frozen=True):
-    """The model is written as Hugging Face's libraries read it."""
+    """The model is written in the format of Hugging Face's libraries."""
 
     event: Literal["exported"] = "exported"
     path: str
 
 
 class Failed(Strict, frozen=True):
-    """The trainer gives up, for a reason that it can name. `wrong_call` tells what a person must mend first."""
+    """The trainer stops for a known reason. `wrong_call`: the user must fix something first."""
 
     event: Literal["failed"] = "failed"
     reason: str
@@ -84,24 +85,32 @@ KINDS: dict[str, type[Event]] = {
 }  # fmt: skip
 
 
-def tell(event: Event) -> None:
-    """Write an event to the standard output, at once."""
+def emit(event: Event) -> None:
+    """Write an event to the standard output at once."""
     sys.stdout.write(orjson.dumps(event.model_dump()).decode() + "\n")
     sys.stdout.flush()
 
 
-def heard(line: str) -> Event | None:
-    """The event in a line of a trainer's output, None where it is a line of the log."""
+def event_in(line: str) -> Event | None:
+    """The event in a line of output, None for a line of the log."""
     if not line.startswith("{"):
         return None
     try:
         found: Any = orjson.loads(line)
-    except orjson.JSONDecodeError:
+        kind = KINDS.get(str(found.get("event")))
+        return parse(kind, found, "event") if kind else None
+    except (orjson.JSONDecodeError, InputError):
         return None
-    kind = KINDS.get(found.get("event", "")) if isinstance(found, dict) else None
-    if kind is None:
-        return None
+
+
+def run_request(model: type[Model], work: Callable[[Model], None]) -> int:
+    """Do `work` on the request in the JSON file that the command line names, and return the exit code.
+
+    A failure becomes an event: 1 for a run that failed, 2 for a request that must be changed.
+    """
     try:
-        return parse(kind, found, "event")
-    except InputError:
-        return None
+        work(parse(model, orjson.loads(Path(sys.argv[1]).read_bytes()), sys.argv[1]))
+    except (InputError, RunError) as error:
+        emit(Failed(reason=str(error), wrong_call=isinstance(error, InputError)))
+        return 2 if isinstance(error, InputError) else 1
+    return 0

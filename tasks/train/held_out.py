@@ -1,18 +1,17 @@
-"""The held-out documents of a preparation, as sequences that can be scored.
+"""The held-out documents of a preparation, as sequences to score.
 
-A document of a .bin/.idx is a sequence of its own, of which all tokens but the first are scored. Of packs every sequence
-comes out alone, without its padding, and exactly the tokens are scored that training would learn: the stored mask stands
-one token before the token it speaks of, and is moved back here. So a loss on held-out data is one of the same tokens as
-a loss in training, but each document is read from its own beginning, where a row of training may begin in the middle of
-one: that makes it comparable between runs with rows of unlike lengths.
+A document of a .bin/.idx is one sequence, and all of its tokens but the first are scored. Packs are split into their
+sequences without padding, and the tokens that training would learn are scored: the stored mask is one token early, and is
+moved back here. So the loss covers the same tokens as in training, but reads each document from its own beginning, which
+makes runs with rows of different lengths comparable.
 
-A million tokens of .bin/.idx or 64 packs are in memory at once, some 20 MB. On one core 250 million tokens of a .bin or
-40 million of packs are read a second, hundreds of times what a model scores.
+A million tokens of .bin/.idx or 64 packs are in memory at once, some 20 MB. One core reads 250 million tokens of a .bin or
+40 million of packs a second, hundreds of times what a model scores.
 """
 
 from collections.abc import Iterator
 from itertools import chain, pairwise
-from typing import BinaryIO, Literal, cast
+from typing import BinaryIO, cast
 
 import numpy as np
 import pyarrow as pa
@@ -24,15 +23,13 @@ from tokenmill.tasks.shards.store import read_bytes, size_of
 from tokenmill.tasks.storage import filesystem
 from tokenmill.tasks.tokenize.binidx import BinIdxError, Index, read_index
 
-from .job import Source, TrainData
-
-HeldOut = Literal["valid", "test"]
+from .job import TrainData
+from .settings import HeldOut
 
 WINDOW = 1 << 20
-"""Documents that begin within so many tokens of a .bin are read at once."""
+"""Tokens of a .bin to read at once: all documents that begin among them."""
 
-PACKS = 64
-"""Read at once."""
+PACKS_AT_ONCE = 64
 
 COLUMNS = ["input_ids", "loss_mask", "seq_start_id", "role_start", "role"]
 
@@ -40,8 +37,8 @@ COLUMNS = ["input_ids", "loss_mask", "seq_start_id", "role_start", "role"]
 def held_out(data: TrainData, split: HeldOut, max_tokens: int | None = None) -> Iterator[tuple[str, Completions]]:
     """The documents of a split in batches, each with the name of its data set; data sets in the order of the blend.
 
-    Of each data set whole documents are taken from the beginning while they fit into `max_tokens`, the first one always.
-    Raises InputError when nothing was held out, and for files that are missing or damaged.
+    Each data set gives its first document, and further whole ones while they fit into `max_tokens`. Raises InputError when
+    nothing was held out, and for missing or damaged files.
     """
     sources = data.of(split)
     if not sources:
@@ -49,18 +46,14 @@ def held_out(data: TrainData, split: HeldOut, max_tokens: int | None = None) -> 
             f"{data.path}: no documents are in split {split}; prepare it with holdout.{split} above 0, or evaluate "
             "on the other split"
         )
+    read = _documents if data.kind == "pretrain" else _sequences
     for source in sources:
-        for batch in _first(_read(source, data), max_tokens):
+        for batch in _first(chain.from_iterable(map(read, source.files)), max_tokens):
             yield source.dataset, batch
 
 
-def _read(source: Source, data: TrainData) -> Iterator[Completions]:
-    read = _documents if data.kind == "pretrain" else _sequences
-    return chain.from_iterable(map(read, source.files))
-
-
 def _first(batches: Iterator[Completions], max_tokens: int | None) -> Iterator[Completions]:
-    """Whole documents from the beginning, of `max_tokens` at most, but one in any case."""
+    """The first documents, of `max_tokens` in all, but at least one."""
     if max_tokens is None:
         yield from batches
         return
@@ -68,16 +61,13 @@ def _first(batches: Iterator[Completions], max_tokens: int | None) -> Iterator[C
     for batch in batches:
         fitting = int(np.searchsorted(batch.offsets, left, side="right")) - 1
         if fitting < len(batch.lengths):
-            yield _beginning(batch, max(fitting, least))
+            documents = max(fitting, least)
+            end = int(batch.offsets[documents])
+            yield Completions(batch.ids[:end], batch.offsets[: documents + 1], batch.loss[:end], batch.parts[:end])
             return
         yield batch
         left -= len(batch.ids)
         least = 0 if len(batch.lengths) else least
-
-
-def _beginning(batch: Completions, documents: int) -> Completions:
-    end = int(batch.offsets[documents])
-    return Completions(batch.ids[:end], batch.offsets[: documents + 1], batch.loss[:end], batch.parts[:end])
 
 
 def _documents(prefix: str) -> Iterator[Completions]:
@@ -98,7 +88,7 @@ def _index(prefix: str) -> Index:
     content, size = read_bytes(f"{prefix}.idx"), size_of(f"{prefix}.bin")
     if content is None or size is None:
         raise InputError(
-            f"{prefix}: its .bin or .idx is missing; run the preparation again, which makes what is missing"
+            f"{prefix}: its .bin or .idx is missing; run the preparation again, which builds what is missing"
         )
     try:
         return read_index(content, size)
@@ -111,14 +101,14 @@ def _sequences(path: str) -> Iterator[Completions]:
     system, place = filesystem(path)
     try:
         with cast("BinaryIO", system.open(place, "rb")) as stream:
-            for batch in pq.ParquetFile(stream).iter_batches(PACKS, columns=COLUMNS, use_threads=False):
+            for batch in pq.ParquetFile(stream).iter_batches(PACKS_AT_ONCE, columns=COLUMNS, use_threads=False):
                 yield _unpacked(batch)
     except (FileNotFoundError, pa.ArrowInvalid) as error:
         raise InputError(f"{path}: cannot be read as packed Parquet: {error}; run the preparation again") from error
 
 
 def _unpacked(batch: pa.RecordBatch) -> Completions:
-    """The sequences of some packs without padding, and the mask of each moved to the tokens it speaks of."""
+    """The sequences of packs without padding, each with its mask moved to the scored tokens."""
     columns = {name: batch.column(name) for name in COLUMNS}
     ids, mask = (columns[name].flatten().to_numpy() for name in ("input_ids", "loss_mask"))
     borders = columns["input_ids"].offsets.to_numpy()
@@ -134,6 +124,6 @@ def _unpacked(batch: pa.RecordBatch) -> Completions:
 
 
 def _placed(places: pa.ListArray, borders: np.ndarray) -> np.ndarray:
-    """Places within packs as places in the batch, int64, given where packs begin."""
+    """Positions within packs as positions in the batch, int64; `borders` are where packs begin."""
     counts = np.diff(places.offsets.to_numpy())
     return places.flatten().to_numpy().astype(np.int64) + np.repeat(borders[:-1], counts)

@@ -1,10 +1,9 @@
-"""What a trainer told, kept: the steps of a training over all its starts, and the record of what came of it.
+"""The record of a training: its steps over all starts, and its result.
 
-    OUT/metrics.jsonl    a line per step: the last word on each, whichever start it was done in
-    OUT/training.json    sealed; written once the model is, and therefore the proof that training ended
+    OUT/metrics.jsonl    a line per step, from its latest execution
+    OUT/training.json    sealed; written after the model, so it proves that training ended
 
-A run that was killed did some steps after its last checkpoint; the next start does them again, with the same losses, and
-what it says of them replaces what was said before.
+A restart repeats the steps after the last checkpoint, with the same losses; their later events replace the earlier ones.
 """
 
 from collections.abc import Mapping
@@ -19,9 +18,9 @@ from tokenmill.tasks.shards.store import read_bytes
 from tokenmill.tasks.storage import join
 from tokenmill.tasks.strict import parse
 
-from .checkpoint_folders import told_before
-from .events import Event, Started, Step, Validated, heard
-from .job import JOB, MODEL, Job
+from .checkpoints import saved_events
+from .events import Event, Started, Step, Validated, event_in
+from .job import JOB, MODEL, Job, job_of
 
 METRICS = "metrics.jsonl"
 TRAINING = "training.json"
@@ -37,7 +36,7 @@ class History:
     started: Started | None = None
 
     def add(self, event: Event) -> None:
-        """Take in what the trainer said."""
+        """Record an event."""
         if isinstance(event, Started):
             self.started = event
             self.steps = {number: step for number, step in self.steps.items() if number <= event.step}
@@ -54,19 +53,16 @@ class History:
 
 
 def history_of(output_dir: str) -> History:
-    """What was told of the training in a folder, in earlier starts. Raises InputError for a damaged file.
-
-    What its watcher had no time to write down is in the checkpoints.
-    """
+    """The history of the training in a folder, with events that only its checkpoints have. Raises InputError."""
     found, place = History(output_dir), join(output_dir, METRICS)
     for line in (read_bytes(place) or b"").decode(errors="replace").splitlines():
-        event = heard(line)
+        event = event_in(line)
         if event is None:
             raise InputError(
-                f"{place}: damaged ({line[:40]!r} is no step); remove it: what the checkpoints hold stays known"
+                f"{place}: damaged ({line[:40]!r} is not a step); remove it: the checkpoints still hold their steps"
             )
         found.add(event)
-    for event in told_before(output_dir):
+    for event in saved_events(output_dir):
         written = found.steps if isinstance(event, Step) else found.validated
         if event.step not in written:
             found.add(event)
@@ -74,7 +70,7 @@ def history_of(output_dir: str) -> History:
 
 
 def publish_training(job: Job, history: History, seconds: float) -> dict[str, Any]:
-    """Write the record of a training that ended, and return it. `seconds` is the time since its last start."""
+    """Write and return the record of a finished training. `seconds` is the time since its last start."""
     first, last = history.steps[min(history.steps)], history.steps[max(history.steps)]
     record: dict[str, Any] = {
         "type": "model",
@@ -98,24 +94,22 @@ def publish_training(job: Job, history: History, seconds: float) -> dict[str, An
 
 
 def made_from(job: Job) -> list[dict[str, str]]:
-    """What a training is made from: the preparation, and the model it begins with."""
+    """The inputs of a training: the preparation, and the model that it starts from."""
     data = {"type": job.data.kind, "path": job.data.path, "digest": job.data.made_from}
     start = job.settings.start_from
     return [data, {"type": "model", "path": start}] if start else [data]
 
 
 def read_training(output_dir: str) -> dict[str, Any]:
-    """The record of a training that ended. Raises InputError when there is none, or a damaged one."""
+    """The record of a finished training. Raises InputError if there is none, or it is damaged."""
     record = ended_training(output_dir)
     if record is None:
-        raise InputError(
-            f"{join(output_dir, TRAINING)}: no training has ended there; run it to its end: tokenmill train"
-        )
+        raise InputError(f"{join(output_dir, TRAINING)}: no finished training here; finish it with: tokenmill train")
     return record
 
 
 def ended_training(output_dir: str) -> dict[str, Any] | None:
-    """The record of a training, or None where none has ended. Raises InputError for a damaged one."""
+    """The record of a training, None if it has not finished. Raises InputError if it is damaged."""
     place = join(output_dir, TRAINING)
     content = read_bytes(place)
     if content is None:
@@ -124,19 +118,19 @@ def ended_training(output_dir: str) -> dict[str, Any] | None:
         return unsealed(content)
     except ValueError as error:
         raise InputError(
-            f"{place}: {error}; delete it and train again, which goes on from the last checkpoint"
+            f"{place}: {error}; delete it and train again, which resumes from the last checkpoint"
         ) from error
 
 
 def recorded_run(output_dir: str) -> tuple[Job, Started, list[Step]]:
-    """The job of a training that ended, its last start, and its steps in order. Raises InputError when none has ended."""
+    """The job of a finished training, its last start, and its steps in order. Raises InputError."""
     record, place = read_training(output_dir), join(output_dir, JOB)
-    job = parse(Job, orjson.loads(read_bytes(place) or b"null"), place)
+    job = job_of(read_bytes(place) or b"null", place)
     started = parse(Started, record["volatile"]["started"], join(output_dir, TRAINING))
     return job, started, [step for _, step in sorted(history_of(output_dir).steps.items())]
 
 
 def training_record(record: Mapping[str, Any], output_dir: str) -> dict[str, Any]:
-    """The one line that the next program reads."""
+    """The artifact record of a training, for the next program."""
     names = ("type", "model", "steps", "tokens", "loss_tokens", "first_loss", "final_loss", "made_from")
     return {"train": {"path": output_dir, **{name: record[name] for name in names}}}

@@ -1,26 +1,27 @@
-"""A job: all that a trainer needs to know, as the one JSON file it is started with."""
+"""What a trainer or an evaluator is started with: one JSON file each."""
 
 from typing import Literal
 
+import orjson
 from pydantic import Field
-from tokenmill.tasks.strict import Strict
+from tokenmill.tasks.errors import InputError
+from tokenmill.tasks.strict import Strict, parse
 
-from .settings import TrainSettings
+from .settings import EvaluateSettings, TrainSettings
 
 JOB = "job.json"
-MODEL = "model"
-"""The folder, in that of a training, which holds the trained model as Hugging Face's libraries read it."""
-
 CHECKPOINTS = "checkpoints"
+MODEL = "model"
+"""The folder of the trained model, inside that of the training, in the format of Hugging Face's libraries."""
 
 Kind = Literal["pretrain", "sft"]
 
 
 class Source(Strict, frozen=True):
-    """What is read of one split of one data set, in the order of the blend.
+    """The files of one split of one data set, in the order of the blend.
 
-    `files` are prefixes of .bin/.idx pairs, or packed Parquet files, and `weights` the share of each, as blend.json says.
-    `tokens` are those of the documents, without padding, and `rows` the packs, None for .bin/.idx.
+    `files` are prefixes of .bin/.idx pairs, or packed Parquet files; `weights` are theirs in blend.json. `tokens` are those
+    of the documents, without padding; `rows` are the packs, None for .bin/.idx.
     """
 
     dataset: str
@@ -32,10 +33,10 @@ class Source(Strict, frozen=True):
 
 
 class TrainData(Strict, frozen=True):
-    """A preparation, as far as training is concerned.
+    """A preparation to train on.
 
-    `tokenizer` is the name that was prepared with (what `TokenizerSource` takes, as a mapping), `fingerprint` that of its
-    content. `made_from` is a digest of what was published, wherever and whenever that was. `pack_size` and `pad_seq_to_mult` are None for .bin/.idx.
+    `tokenizer` holds the fields of `TokenizerSource`, `fingerprint` identifies the tokenizer's content. `made_from` is a
+    digest of what was published, independent of place and time. `pack_size` and `pad_seq_to_mult` are None for .bin/.idx.
     """
 
     path: str
@@ -55,8 +56,30 @@ class TrainData(Strict, frozen=True):
 
 
 class Job(Strict, frozen=True):
-    """A training to be run: the settings as they were chosen, what is trained on, and where to."""
+    """A training to run: settings, data and output folder."""
 
     settings: TrainSettings
     data: TrainData
     output_dir: str = Field(min_length=1)
+
+    @property
+    def validates(self) -> bool:
+        """Whether the training computes losses on the valid split."""
+        return self.settings.validate_every is not None and bool(self.data.of("valid"))
+
+
+class Evaluation(Strict, frozen=True):
+    """An evaluation to run: the folder of a model, the data that holds documents out, and where results go."""
+
+    model: str = Field(min_length=1)
+    data: TrainData
+    settings: EvaluateSettings
+    output_dir: str = Field(min_length=1)
+
+
+def job_of(content: bytes, place: str) -> Job:
+    """Parse the job in the file at `place`. Raises InputError."""
+    try:
+        return parse(Job, orjson.loads(content), place)
+    except ValueError as error:  # of orjson, or an InputError
+        raise InputError(f"{error}; {place} is not a job of this version: name another folder, or delete it") from error

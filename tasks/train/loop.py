@@ -1,10 +1,11 @@
-"""The loop: read, step, tell; validate and save at times.
+"""The training loop: read, step, report; validate and save at intervals.
 
-While the device computes a step, a thread reads the rows of the next, so that waiting for data shows up only where reading
-is slower than training. A step's time is taken between two synchronised moments, or it would be that of the queue.
+A thread reads the rows of the next step while the device computes, so waiting for data shows only if reading is slower than
+training. A step is timed between two synchronizations of the device.
 """
 
 import math
+import re
 import time
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -12,33 +13,45 @@ from dataclasses import dataclass
 
 from tokenmill.tasks.errors import RunError
 
-from .batch import Batch, Rows
-from .engine import Engine, Losses, Shape
+from .engine import Engine, Losses, Shape, World
 from .events import Event, Saved, Step, Validated
-from .schedule import learning_rate
-from .settings import TrainSettings
-from .world import World
+from .rows import Batch, Rows
+from .settings import ModelSettings, OptimizerSettings, TrainSettings
+
+PEAK_FLOPS: dict[frozenset[str], float] = {
+    frozenset({"A100"}): 312e12,
+    frozenset({"H100"}): 989e12,
+    frozenset({"H100", "PCIe"}): 756e12,
+    frozenset({"H100", "NVL"}): 835e12,
+    frozenset({"H200"}): 989e12,
+    frozenset({"H200", "NVL"}): 835e12,
+    frozenset({"L40"}): 181e12,
+    frozenset({"L40S"}): 362e12,
+    frozenset({"L4"}): 121e12,
+    frozenset({"B200"}): 2250e12,
+}
+"""Dense bfloat16 FLOPS from NVIDIA's data sheets, by the words in a device's name; the entry with the most words applies.
+Figures that a sheet gives with 2:4 sparsity only are halved.
+"""
 
 
 @dataclass(frozen=True, slots=True)
 class Training:
-    """All that a training is made of. `work` is the FLOPs per token, and `speed` those per second that the devices of all
-    processes are built for, None where that is unknown.
-    """
+    """The parts of a training. `flops_per_token` is the model's; `peak_flops` that of all devices, None if unknown."""
 
     settings: TrainSettings
     engine: Engine
     world: World
     rows: Rows
     validation: Rows | None
-    work: float
-    speed: float | None
-    tell: Callable[[Event], None]
+    flops_per_token: float
+    peak_flops: float | None
+    report: Callable[[Event], None]
     save: Callable[[int], str]
 
 
 def train(training: Training, done: int) -> None:
-    """Run all steps after the first `done`. Raises RunError when the loss is no number any more."""
+    """Run all steps after the first `done`. Raises RunError when the loss is no longer finite."""
     settings = training.settings
     with ThreadPoolExecutor(1) as reader:
         ahead = _ahead(training, reader, range(done, settings.steps))
@@ -49,8 +62,8 @@ def train(training: Training, done: int) -> None:
             waited = time.perf_counter() - began
             losses, norm = training.engine.step(batches, learning_rate(step, settings.steps, settings.optimizer))
             training.world.synchronize()
-            _tell(training, step, batches, losses, norm, time.perf_counter() - began, waited)
-            _afterwards(training, step)
+            _report(training, step, batches, losses, norm, time.perf_counter() - began, waited)
+            _finish_step(training, step)
 
 
 def _ahead(training: Training, reader: ThreadPoolExecutor, steps: range) -> Iterator[list[Batch]]:
@@ -67,7 +80,7 @@ def _read(rows: Rows, shape: Shape, step: int) -> list[Batch]:
     return [rows.batch(numbers) for numbers in shape.numbers(step)]
 
 
-def _tell(
+def _report(
     training: Training, step: int, batches: Sequence[Batch], losses: Losses, norm: float, seconds: float, waited: float
 ) -> None:
     if not math.isfinite(losses.total) or not math.isfinite(norm):
@@ -77,11 +90,11 @@ def _tell(
         )
     settings, world = training.settings, training.world
     share = training.engine.shape.replicas / world.size  # processes that share a replica read the same rows
-    padding = sum(batch.padding for batch in batches) * share
-    (padding,) = world.reduced([padding], "sum")
+    (padding,) = world.reduced([sum(batch.padding for batch in batches) * share], "sum")
     longest, waiting, memory = world.reduced([seconds, waited, world.memory()], "max")
     tokens = settings.global_batch * settings.sequence_length
-    training.tell(
+    flops = tokens * training.flops_per_token / longest
+    training.report(
         Step(
             step=step,
             loss=losses.mean,
@@ -92,25 +105,56 @@ def _tell(
             padding=round(padding),
             seconds=longest,
             waited=waiting,
-            mfu=tokens * training.work / longest / training.speed if training.speed else None,
+            mfu=flops / training.peak_flops if training.peak_flops else None,
             memory=int(memory),
         )
     )
 
 
-def _afterwards(training: Training, step: int) -> None:
-    """What is due after a step: a loss on the valid split, a checkpoint."""
+def _finish_step(training: Training, step: int) -> None:
+    """Compute the validation loss and save a checkpoint when they are due."""
     settings = training.settings
     last = step == settings.steps
     if training.validation and settings.validate_every and (last or step % settings.validate_every == 0):
-        training.tell(Validated(step=step, loss=_validated(training, training.validation)))
+        training.report(Validated(step=step, loss=_validation_loss(training, training.validation)))
     if last or (settings.checkpoint_every and step % settings.checkpoint_every == 0):
-        training.tell(Saved(step=step, path=training.save(step)))
+        training.report(Saved(step=step, path=training.save(step)))
 
 
-def _validated(training: Training, rows: Rows) -> float:
-    shape = training.engine.shape
-    found = [
-        training.engine.losses(_read(rows, shape, number)) for number in range(training.settings.validation_batches)
-    ]
+def _validation_loss(training: Training, rows: Rows) -> float:
+    numbers = range(training.settings.validation_batches)
+    found = [training.engine.losses(_read(rows, training.engine.shape, number)) for number in numbers]
     return Losses(sum(each.total for each in found), sum(each.tokens for each in found)).mean
+
+
+def learning_rate(step: int, steps: int, settings: OptimizerSettings) -> float:
+    """The learning rate of step `step` of `steps`, counted from 1: linear warm-up to the peak, then decay."""
+    if step <= settings.warmup_steps:
+        return settings.learning_rate * step / settings.warmup_steps
+    done = (step - settings.warmup_steps) / max(1, steps - settings.warmup_steps)
+    if settings.decay == "constant":
+        return settings.learning_rate
+    share = 1 - done if settings.decay == "linear" else (1 + math.cos(math.pi * done)) / 2
+    return settings.minimum_learning_rate + share * (settings.learning_rate - settings.minimum_learning_rate)
+
+
+def peak_flops(device: str) -> float | None:
+    """The dense bfloat16 FLOPS of a device by the name its driver gives it; None if unlisted, or a MIG slice."""
+    words = frozenset(re.split(r"[\s-]+", device))
+    found = [wanted for wanted in PEAK_FLOPS if wanted <= words]
+    return PEAK_FLOPS[max(found, key=len)] if found and "MIG" not in words else None
+
+
+def flops_per_token(model: ModelSettings, vocabulary: int, sequence_length: int) -> float:
+    """FLOPs of a forward and backward pass per token; a multiplication with its addition counts two.
+
+    `vocabulary` is padded already. All matrix products count, and of attention what a causal model needs:
+    (sequence_length + 1) / 2 tokens on average. Packed rows need less, as their sequences do not attend to each other.
+    Norms, activations, rotary positions and recomputation do not count.
+    """
+    head = model.hidden // model.heads
+    projections = 2 * model.hidden * head * (model.heads + model.key_value_heads)
+    attention = 2 * model.heads * head * (sequence_length + 1) / 2
+    feed_forward = 3 * model.hidden * model.feed_forward
+    forward = model.layers * (projections + attention + feed_forward) + model.hidden * vocabulary
+    return 3 * 2 * forward  # the backward pass costs twice the forward pass

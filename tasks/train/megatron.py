@@ -1,9 +1,9 @@
 """The engine of megatron-core: tensor, pipeline and data parallelism, a distributed optimizer, bfloat16, and checkpoints
-that can be loaded by another number of processes.
+that another number of processes can load.
 
-On a CPU everything goes through the same code (see `cuda_on_cpu`). Fusions are off, because they need kernels that torch
-does not bring along. Gradients are added up and reduced in float32, and divided by the number of tokens trained on in the
-whole global batch, so that a step does not depend on how rows are dealt out to replicas and micro-batches.
+A CPU runs the same code (see `cuda_on_cpu`). Fusions are off, because they need kernels that torch lacks. Gradients are
+summed and reduced in float32, and divided by the number of trained tokens in the global batch, so that a step does not
+depend on how rows are split over replicas and micro-batches.
 """
 
 from collections.abc import Iterator, Mapping, Sequence
@@ -15,26 +15,57 @@ from megatron.core.distributed import DistributedDataParallel, DistributedDataPa
 from megatron.core.models.gpt import GPTModel
 from megatron.core.models.gpt.gpt_layer_specs import get_gpt_layer_local_spec
 from megatron.core.optimizer import OptimizerConfig, get_megatron_optimizer
+from megatron.core.packed_seq_params import PackedSeqParams
 from megatron.core.pipeline_parallel import get_forward_backward_func
-from megatron.core.transformer.module import Float16Module
+from megatron.core.transformer.enums import AttnMaskType
+from megatron.core.transformer.module import Float16Module, MegatronModule
 from megatron.core.transformer.spec_utils import ModuleSpec
 from megatron.core.transformer.transformer_config import TransformerConfig
 from torch import distributed
 
-from .attention import TorchAttention
-from .batch import Batch
 from .cuda_on_cpu import compute_on_cpu
-from .engine import Losses, Shape, attended
-from .llama import Weights
-from .megatron_names import joined_slices, name_in_layer, of_llama, slice_of, to_llama
+from .engine import Losses, Shape, World, attended
+from .model import Weights, from_llama, joined_slices, name_in_layer, slice_of, to_llama
+from .rows import Batch
 from .settings import Precision, TrainSettings
-from .world import World
 
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16}
 
 
+class TorchAttention(MegatronModule):
+    """Attention by torch's `scaled_dot_product_attention`, in place of a layer's `core_attention`.
+
+    megatron-core's own writes out all scores, or needs Transformer Engine. torch's is FlashAttention (Dao 2023) on a GPU,
+    whose backward adds in no fixed order, and a blocked, exact-order kernel on a CPU; its memory grows linearly with the
+    length. Packed rows come with a mask, and their kernel computes the whole square.
+    """
+
+    def __init__(self, config: TransformerConfig, layer_number: int, **_: object) -> None:
+        super().__init__(config=config)
+        self.layer_number = layer_number
+
+    def forward(
+        self,
+        query: torch.Tensor,
+        key: torch.Tensor,
+        value: torch.Tensor,
+        attention_mask: torch.Tensor | None,
+        attn_mask_type: AttnMaskType | None = None,  # noqa: ARG002 - part of megatron-core's call
+        attention_bias: torch.Tensor | None = None,  # noqa: ARG002
+        packed_seq_params: PackedSeqParams | None = None,  # noqa: ARG002
+    ) -> torch.Tensor:
+        """Attend: [length, rows, heads, width] to [length, rows, heads x width]. The mask is that of `engine.attended`."""
+        found = torch.nn.functional.scaled_dot_product_attention(
+            *(each.permute(1, 2, 0, 3) for each in (query, key, value)),
+            attn_mask=attention_mask,
+            is_causal=attention_mask is None,
+            enable_gqa=key.shape[2] != query.shape[2],
+        )
+        return found.permute(2, 0, 1, 3).flatten(2)
+
+
 class MegatronEngine:
-    """See Engine. One per process, and one in a process's life: megatron-core's groups are global."""
+    """See Engine. One per process, because megatron-core's groups are global."""
 
     def __init__(
         self, settings: TrainSettings, precision: Precision, world: World, vocabulary: int, weights: Weights
@@ -50,12 +81,12 @@ class MegatronEngine:
         )  # fmt: skip
         config = _transformer(settings, precision)
         self._bare = _model(settings, config, vocabulary).to(world.device)
-        self._first_layer = _first_layer(self._bare)
-        self._take(weights)
+        self._first_layer = min(int(layer.layer_number) for layer in cast("Any", self._bare).decoder.layers) - 1
+        self._set(weights)
         self._model = _replicated(self._bare, config, settings)
         self._optimizer = get_megatron_optimizer(_optimizer(settings, precision), [self._model])
         if settings.optimizer.distributed:
-            _begin(self._optimizer)
+            _initialize(self._optimizer)
         config.finalize_model_grads_func = finalize_model_grads
         config.grad_scale_func = self._optimizer.scale_loss
 
@@ -85,7 +116,7 @@ class MegatronEngine:
         """See Engine."""
         state = cast("dict[str, Any]", dist_checkpointing.load(self._state(loading=True), folder))
         self._bare.load_state_dict(state["model"])
-        _take_up(self._optimizer, state["optimizer"])
+        _restore(self._optimizer, state["optimizer"])
 
     def weights(self) -> Mapping[str, torch.Tensor]:
         """See Engine."""
@@ -114,13 +145,13 @@ class MegatronEngine:
         distributed.all_gather_object(gathered, found, parallel_state.get_pipeline_model_parallel_group())
         return {name: tensor for part in gathered for name, tensor in part.items()}
 
-    def _take(self, weights: Weights) -> None:
-        """Give the model its first weights."""
+    def _set(self, weights: Weights) -> None:
+        """Set the initial weights."""
         rank = parallel_state.get_tensor_model_parallel_rank()
         size = parallel_state.get_tensor_model_parallel_world_size()
         for full_name, parameter in self._bare.named_parameters():
             name, layer = name_in_layer(full_name, self._first_layer)
-            tensor = of_llama(name, layer, weights, self._settings.model)
+            tensor = from_llama(name, layer, weights, self._settings.model)
             if getattr(parameter, "tensor_model_parallel", False):
                 tensor = slice_of(name, tensor, int(getattr(parameter, "partition_dim")), rank, size)  # noqa: B009
             with torch.no_grad():
@@ -145,8 +176,8 @@ class MegatronEngine:
             micro_batch_size=rows,
             forward_only=forward_only,
         )
-        spoken = parallel_state.get_tensor_model_parallel_rank() == 0  # its peers hold the same losses
-        total = [sum(float(part[name]) for part in parts if spoken) for name in ("loss", "tokens")]
+        counted = parallel_state.get_tensor_model_parallel_rank() == 0  # its peers hold the same losses
+        total = [sum(float(part[name]) for part in parts if counted) for name in ("loss", "tokens")]
         loss, tokens = self._world.reduced(total, "sum")
         return Losses(loss, int(tokens))
 
@@ -165,12 +196,6 @@ class MegatronEngine:
             return loss, count.int(), {"loss": loss.detach().clone(), "tokens": count}
 
         return output, summed
-
-
-def _first_layer(model: GPTModel) -> int:
-    """The number, from 0, of the first layer that this process has."""
-    numbers = [int(getattr(layer, "layer_number")) for layer in model.decoder.layers]  # noqa: B009 - torch knows none
-    return min(numbers) - 1
 
 
 def _transformer(settings: TrainSettings, precision: Precision) -> TransformerConfig:
@@ -244,29 +269,29 @@ def _optimizer(settings: TrainSettings, precision: Precision) -> OptimizerConfig
 
 
 def _states(optimizer: Any) -> list[tuple[torch.Tensor, dict[str, torch.Tensor]]]:  # noqa: ANN401 - one of several kinds
-    """Each parameter with what torch's own optimizer knows of it; nothing where Transformer Engine's or Apex's is used."""
+    """Each parameter with its state in torch's own optimizer; empty with Transformer Engine's or Apex's."""
     parts = [part.optimizer for part in optimizer.chained_optimizers if isinstance(part.optimizer, torch.optim.AdamW)]
     groups = [(part.state, group["params"]) for part in parts for group in part.param_groups]
     return [(parameter, state[parameter]) for state, parameters in groups for parameter in parameters]
 
 
-def _begin(optimizer: Any) -> None:  # noqa: ANN401
-    """Do what torch's optimizer does at its first step: a distributed one can take up no state before it has one."""
+def _initialize(optimizer: Any) -> None:  # noqa: ANN401
+    """Create the state that torch's optimizer creates at its first step: a distributed one needs it to load a checkpoint."""
     for parameter, known in _states(optimizer):
         known["step"] = torch.zeros(())
         known |= {name: torch.zeros_like(parameter) for name in ("exp_avg", "exp_avg_sq")}
 
 
-def _take_up(optimizer: Any, state: dict[str, Any]) -> None:  # noqa: ANN401
+def _restore(optimizer: Any, state: dict[str, Any]) -> None:  # noqa: ANN401
     """Load the state of an optimizer.
 
-    Of a distributed one megatron-core loads torch's own counters of steps as one that all parameters share, which would
-    count each step once for each of them, and then looks for them among the tensors of its checkpoint, where they are not.
+    megatron-core loads torch's step counters for a distributed one as a single counter shared by all parameters, which
+    would count each step once per parameter, and then misses them among the tensors of its checkpoint.
     """
-    shared_out = state.pop("param_state", None)
+    distributed_state = state.pop("param_state", None)
     optimizer.load_state_dict(state)
     counters = [(known, known.pop("step").clone()) for _, known in _states(optimizer)]
-    if shared_out is not None:
-        optimizer.chained_optimizers[0].load_parameter_state_from_fully_reshardable(shared_out)
+    if distributed_state is not None:
+        optimizer.chained_optimizers[0].load_parameter_state_from_fully_reshardable(distributed_state)
     for known, step in counters:
         known["step"] = step

@@ -1,12 +1,11 @@
-"""No orphans: a process that ends with the one which started it, however that one ended.
+"""End a process when its parent ends, however that happens.
 
-Who is killed cannot clean up. A trainer whose watcher is gone would hold GPUs for hours and tell nobody, so the kernel is
-asked to send a signal when the parent dies (`PR_SET_PDEATHSIG` of Linux; elsewhere nothing happens). A command is told
-SIGTERM, because torchrun, srun and scripts have others to end; the processes that train are killed, because torchrun
-starts them in sessions of their own and, killed itself, leaves them.
+A killed watcher cannot clean up, and its trainers would hold GPUs for hours. So the kernel is asked to send a signal when
+the parent dies (Linux's `PR_SET_PDEATHSIG`; elsewhere nothing happens). A command gets SIGTERM, because torchrun, srun and
+scripts have children to end; trainers are killed, because torchrun starts them in their own sessions.
 
-The signal comes when the thread ends that started the process, so this thread has to wait for it. A command is run by way
-of this file, `python -I orphans.py PARENT COMMAND…`, in 20 ms: a function to be called between fork and exec could hang in a
+The signal comes when the thread that started the process ends, so that thread must wait for it. A command is started by
+way of this file, `python -I orphans.py PARENT COMMAND…`, in 20 ms: a function between fork and exec could deadlock in a
 process with threads.
 """
 
@@ -21,7 +20,7 @@ PR_SET_PDEATHSIG = 1
 
 
 def die_with_parent() -> None:
-    """Be killed when the parent dies. Exits at once if it dies meanwhile."""
+    """Kill this process when its parent dies."""
     _die_with(os.getppid(), signal.SIGKILL)
 
 
@@ -31,17 +30,17 @@ def _die_with(parent: int, how: signal.Signals) -> None:
     libc = ctypes.CDLL(None, use_errno=True)
     if libc.prctl(PR_SET_PDEATHSIG, int(how), 0, 0, 0):
         raise OSError(ctypes.get_errno(), "prctl(PR_SET_PDEATHSIG) failed")
-    if os.getppid() != parent:  # it died before the kernel was asked
+    if os.getppid() != parent:  # it died before the call
         sys.exit(128 + how)
 
 
 def with_parent(command: Sequence[str]) -> list[str]:
-    """`command` as one that is told SIGTERM when this process dies."""
+    """Wrap `command` so that it gets SIGTERM when this process dies."""
     return [sys.executable, "-I", __file__, str(os.getpid()), *command]
 
 
 def main() -> None:
-    """Become the command that is named after the parent's process id."""
+    """Replace this process by the command after the parent's process id."""
     parent, *command = sys.argv[1:]
     _die_with(int(parent), signal.SIGTERM)
     os.execvp(command[0], command)  # noqa: S606 - a command without a shell

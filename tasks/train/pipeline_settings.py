@@ -1,7 +1,4 @@
-"""What a person can choose about a pipeline: the settings of its stages, under the names of the stages.
-
-`configs/pipeline-tiny.yaml` is a whole example, of seconds per stage on the blends that come with the project.
-"""
+"""The settings of a pipeline, stage by stage. `configs/pipeline-tiny.yaml` is a complete example."""
 
 from pathlib import Path
 from typing import Self
@@ -14,69 +11,66 @@ from tokenmill.tasks.rl.settings import RlSettings
 from tokenmill.tasks.strict import Strict, parse
 from tokenmill.tasks.tokenize.settings import PretrainSettings
 
-from .evaluation_settings import EvaluateSettings
-from .settings import TrainSettings
+from .settings import EvaluateSettings, TrainSettings
 
 CONFIGS = Path(__file__).parent / "configs"
 BLENDS = Path(__file__).parents[2] / "blends"
 
 
-class PretrainStage(Strict, frozen=True):
-    """Documents, and a model trained on them from nothing."""
-
-    blend: str = Field(min_length=1, description="Path or URI of the blend; a bare name is one of the project's own.")
-    data: PretrainSettings = Field(default=PretrainSettings(), description="How documents are prepared.")
-    train: TrainSettings = Field(default=TrainSettings(), description="What is trained on them.")
+class _Stage(Strict, frozen=True):
+    blend: str = Field(min_length=1, description="Path or URI of the blend, or the bare name of a bundled one.")
 
 
-class SftStage(Strict, frozen=True):
-    """Conversations, and the model trained on them further."""
+class PretrainStage(_Stage, frozen=True):
+    """Pretraining from scratch."""
 
-    blend: str = Field(min_length=1, description="Path or URI of the blend; a bare name is one of the project's own.")
-    data: SftSettings = Field(default=SftSettings(), description="How conversations are prepared.")
-    train: TrainSettings = Field(default=TrainSettings(), description="What is trained on them.")
+    data: PretrainSettings = Field(default=PretrainSettings(), description="How to prepare documents.")
+    train: TrainSettings = Field(default=TrainSettings(), description="How to train on them.")
+
+
+class SftStage(_Stage, frozen=True):
+    """SFT of the pretrained model."""
+
+    data: SftSettings = Field(default=SftSettings(), description="How to prepare conversations.")
+    train: TrainSettings = Field(default=TrainSettings(), description="How to train on them.")
 
     @model_validator(mode="after")
-    def _goes_on(self) -> Self:
+    def _starts_from_the_pretrained_model(self) -> Self:
         if self.train.start_from is not None:
-            raise ValueError("train.start_from is the model of the stage before; leave it out")
+            raise ValueError("train.start_from is the pretrained model of this pipeline; leave it out")
         return self
 
 
-class RlStage(Strict, frozen=True):
-    """Rows for reinforcement learning, to be handed over."""
+class RlStage(_Stage, frozen=True):
+    """Rows for reinforcement learning, to hand over to another trainer."""
 
-    blend: str = Field(min_length=1, description="Path or URI of the blend; a bare name is one of the project's own.")
-    data: RlSettings = Field(default=RlSettings(), description="How rows are prepared.")
+    data: RlSettings = Field(default=RlSettings(), description="How to prepare rows.")
 
 
 class PipelineSettings(Strict, frozen=True):
-    """Everything a person can choose about a pipeline; a stage that is left out is not run, but the first always is."""
+    """The settings of a pipeline; a stage that is left out is skipped."""
 
-    pretrain: PretrainStage = Field(description="The first stage: pretraining.")
-    sft: SftStage | None = Field(default=None, description="The second stage: SFT of the pretrained model.")
-    rl: RlStage | None = Field(default=None, description="The third stage: rows for reinforcement learning.")
-    evaluate: EvaluateSettings = Field(default=EvaluateSettings(), description="How each model is evaluated.")
+    pretrain: PretrainStage = Field(description="First stage: pretraining. Required.")
+    sft: SftStage | None = Field(default=None, description="Second stage: SFT of the pretrained model.")
+    rl: RlStage | None = Field(default=None, description="Third stage: rows for reinforcement learning.")
+    evaluate: EvaluateSettings = Field(default=EvaluateSettings(), description="How to evaluate each model.")
 
 
 def blend_place(name: str) -> str:
-    """Where a blend is: the project's own for a bare name, else what is said."""
+    """The place of a blend: that of a bundled one for a bare name, else `name` itself."""
     return str(BLENDS / name) if "/" not in name and (BLENDS / name).is_file() else name
 
 
 def load_settings(name: str) -> PipelineSettings:
-    """The settings in a YAML file, found as `config_place` finds it. Raises InputError."""
+    """Load pipeline settings from the YAML file that `config_place` finds. Raises InputError."""
     place = config_place(name)
     return parse(PipelineSettings, yaml.safe_load(place.read_text("utf-8")), str(place))
 
 
 def config_place(name: str) -> Path:
-    """The YAML file of a configuration: one of the project's own by its bare name, or a path.
-
-    Raises InputError when there is none.
-    """
-    own = CONFIGS / f"{name}.yaml"
-    found = own if own.is_file() else Path(name)
+    """The YAML file of a configuration: a bundled one by its bare name, or a path. Raises InputError if there is none."""
+    bundled = CONFIGS / f"{name}.yaml"
+    found = bundled if bundled.is_file() else Path(name)
     if not found.is_file():
         known = ", ".join(sorted(path.stem for path in CONFIGS.glob("*.yaml")))
         raise InputError(f"--config {name}: neither a YAML file nor one of {known}")

@@ -1,8 +1,7 @@
-"""The engine of plain `transformers`: LlamaForCausalLM as it comes, AdamW as it comes, replicas that add their gradients.
+"""The engine of plain `transformers`: LlamaForCausalLM, AdamW, and data-parallel replicas.
 
-It reads the same rows and begins with the same weights as megatron-core's engine, so that each can be checked against the
-other; and whoever wants to see what a training is finds all of it here. Weights are float32; with bfloat16, products are
-computed in that (torch's autocast).
+It reads the same rows and starts from the same weights as megatron-core's engine, so that each verifies the other. Weights
+are float32; with bfloat16, products are computed in that (torch's autocast).
 """
 
 from collections.abc import Mapping, Sequence
@@ -13,11 +12,10 @@ from safetensors.torch import load_file, save_file
 from torch import distributed
 from transformers import LlamaConfig, LlamaForCausalLM
 
-from .batch import Batch
-from .engine import Losses, Shape, attended
-from .llama import Weights
+from .engine import Losses, Shape, World, attended
+from .model import Weights
+from .rows import Batch
 from .settings import Precision, TrainSettings
-from .world import World
 
 
 class PlainEngine:
@@ -37,18 +35,13 @@ class PlainEngine:
             for name, parameter in self._model.named_parameters():
                 parameter.copy_(weights(name))
         chosen = settings.optimizer
-        self._optimizer = torch.optim.AdamW(
-            [
-                {"params": self._parameters(matrices=True), "weight_decay": chosen.weight_decay},
-                {"params": self._parameters(matrices=False), "weight_decay": 0.0},
-            ],
-            lr=chosen.learning_rate,
-            betas=(chosen.beta1, chosen.beta2),
-            eps=chosen.epsilon,
+        matrices, norms = (
+            [each for each in self._model.parameters() if (each.dim() > 1) == has] for has in (True, False)
         )
-
-    def _parameters(self, *, matrices: bool) -> list[torch.nn.Parameter]:
-        return [each for each in self._model.parameters() if (each.dim() > 1) == matrices]
+        groups = [{"params": matrices, "weight_decay": chosen.weight_decay}, {"params": norms, "weight_decay": 0.0}]
+        self._optimizer = torch.optim.AdamW(
+            groups, lr=chosen.learning_rate, betas=(chosen.beta1, chosen.beta2), eps=chosen.epsilon
+        )
 
     def step(self, batches: Sequence[Batch], learning_rate: float) -> tuple[Losses, float]:
         """See Engine."""
@@ -107,7 +100,7 @@ class PlainEngine:
         return float(loss.detach()), float(tokens)
 
     def _summed(self, batch: Batch) -> tuple[torch.Tensor, torch.Tensor]:
-        """The summed loss of a micro-batch and its tokens trained on."""
+        """The summed loss of a micro-batch, and its number of trained tokens."""
         device = self._world.device
         tokens, labels, mask, positions = (
             torch.from_numpy(each).to(device)

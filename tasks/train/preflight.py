@@ -1,8 +1,7 @@
-"""What is checked before a process is started: a mistake found here costs a second, one found by a trainer a reservation.
+"""Plan a training and check it before any process starts: a mistake found here costs a second, not a reservation.
 
-Each check is a function that refuses one bad case with what is wrong, which value, where, and what to do. Nothing is written
-and nothing is imported that computes; files are looked at, not read (see presence.py). What only the trainer's machine can
-tell, such as whether a model fits into a GPU, is left to it.
+Each check raises InputError with what is wrong, which value, where, and the remedy. Nothing is written, and neither torch
+nor token files are read. Only the training machine can tell whether the model fits into its memory.
 """
 
 import math
@@ -12,59 +11,67 @@ from importlib.util import find_spec
 from typing import Any
 
 from tokenmill.tasks.errors import InputError
+from tokenmill.tasks.shards.identity import difference
 from tokenmill.tasks.shards.manifest import MANIFEST
 from tokenmill.tasks.shards.store import read_bytes
 from tokenmill.tasks.storage import absolute, filesystem, join
 
+from .file_sizes import check_file_sizes
 from .history import METRICS, TRAINING
-from .job import CHECKPOINTS, JOB, MODEL, Job
-from .prepared import content_digest, listed_files, prepared_manifest, tokenizer_is_here
-from .presence import every_file_is_whole
-from .processes import process_count
-from .settings import TrainSettings
-from .start_check import job_of, weights_to_begin_with_fit
-
-WHERE_NOT_WHAT = {
-    *("launcher", "nodes", "processes", "retries"),
-    *("checkpoint_every", "keep_checkpoints", "validate_every", "validation_batches", "max_epochs"),
-}
-"""Settings that say where training runs and what is looked at on the way: a job goes on from its checkpoint whatever they
-are by then. Steps are not among them, as the learning rate decays over all of them, and neither is the device, as it decides
-the precision."""
+from .initial_weights import check_initial_weights, start_place
+from .job import CHECKPOINTS, JOB, MODEL, Job, job_of
+from .launchers.launch import process_count
+from .prepared import (
+    check_tokenizer,
+    content_digest,
+    listed_files,
+    prepared_data,
+    prepared_manifest,
+)
+from .settings import RUNTIME_SETTINGS, TrainSettings
 
 PACKAGES = ("torch", "megatron", "transformers")
-"""What a trainer imports: both engines read documents through megatron-core."""
 
 OWN_LAUNCHERS = {"local", "slurm", "kubernetes"}
-"""Those that start the engines of this room; the others write files for trainers of others."""
+"""Launchers that start our trainer; the others write files for other trainers."""
+
+
+def plan_training(path: str, settings: TrainSettings, output_dir: str) -> Job:
+    """Make the job of training on the preparation in `path`, with local places made absolute.
+
+    Raises InputError when there is nothing in `path` to train on. `check` tells whether the job can run.
+    """
+    if settings.start_from is not None:
+        settings = settings.model_copy(update={"start_from": start_place(settings.start_from)})
+    return Job(settings=settings, data=prepared_data(path), output_dir=absolute(output_dir))
 
 
 def check(job: Job) -> list[str]:
-    """What is worth knowing before `job` is started, in lines. Raises InputError when it cannot be."""
+    """Check a job. Returns lines worth knowing before it starts, and raises InputError when it cannot run."""
     manifest = prepared_manifest(job.data.path)
-    nothing_was_left_out(job, manifest)
+    _check_complete(job, manifest)
     listed = listed_files(job.data.path, manifest)
     if content_digest(listed) != job.data.made_from:
         raise InputError(
-            f"{job.data.path}: prepared anew since this job was planned; start again to train on what it holds now"
+            f"{job.data.path}: prepared anew since this job was planned; start again to train on its new content"
         )
-    there_is_something_to_train_on(job)
-    rows_are_long_enough(job)
-    engine_is_installed(job)
-    engine_can_be_cut(job)
-    rows_can_be_cut(job)
-    model_can_be_cut(job)
-    processes_share_the_batch(job.settings)
-    resumption = output_is_free_or_of_this_job(job)
-    epochs = no_source_is_repeated_too_often(job)
-    tokenizer_can_be_exported(job)
-    every_file_is_whole(job.data.path, listed, manifest)
-    weights_to_begin_with_fit(job)
+    _check_train_split(job)
+    _check_row_length(job)
+    _check_packages(job.settings)
+    _check_parallelism(job.settings)
+    _check_sequence_multiple(job)
+    _check_divisibility(job)
+    _check_batch(job.settings)
+    resumption = _check_output(job)
+    epochs = _check_epochs(job)
+    if job.settings.launcher in OWN_LAUNCHERS:  # other trainers get ids and no tokenizer
+        check_tokenizer(job.data)
+    check_file_sizes(job.data.path, listed, manifest)
+    check_initial_weights(job)
     return [*epochs, *_repeated_in_validation(job), *resumption]
 
 
-def nothing_was_left_out(job: Job, manifest: Mapping[str, Any]) -> None:
-    """Raises InputError for a partial preparation."""
+def _check_complete(job: Job, manifest: Mapping[str, Any]) -> None:
     missing = manifest["missing"]
     if missing:
         raise InputError(
@@ -73,8 +80,7 @@ def nothing_was_left_out(job: Job, manifest: Mapping[str, Any]) -> None:
         )
 
 
-def there_is_something_to_train_on(job: Job) -> None:
-    """Raises InputError when nothing is in the train split."""
+def _check_train_split(job: Job) -> None:
     if not any(source.tokens for source in job.data.of("train")):
         raise InputError(
             f"{job.data.path}: nothing is in the train split; prepare data sets under 'datasets' or 'train', and hold less "
@@ -82,8 +88,8 @@ def there_is_something_to_train_on(job: Job) -> None:
         )
 
 
-def rows_are_long_enough(job: Job) -> None:
-    """Raises InputError when a pack does not fit into a row, or no text fills one."""
+def _check_row_length(job: Job) -> None:
+    """Every pack must fit into a row, or at least one data set must fill one."""
     length, pack_size = job.settings.sequence_length, job.data.pack_size
     if pack_size is not None:
         if length < pack_size - 1:
@@ -110,40 +116,43 @@ def _repeated_in_validation(job: Job) -> Iterator[str]:
             yield f"{source.dataset}: {source.tokens:,} tokens of the valid split, repeated to fill rows of {length:,}"
 
 
-def engine_is_installed(job: Job) -> None:
-    """Raises InputError where this machine is to train and lacks a package for it."""
-    if job.settings.launcher != "local":
-        return
+def _check_packages(settings: TrainSettings) -> None:
     missing = [name for name in PACKAGES if find_spec(name) is None]
-    if missing:
+    if settings.launcher == "local" and missing:
         raise InputError(
-            f"engine={job.settings.engine}: {' and '.join(missing)} must be installed: pip install 'tokenmill[train]', or "
+            f"engine={settings.engine}: {' and '.join(missing)} must be installed: pip install 'tokenmill[train]', or "
             "choose a launcher that trains elsewhere"
         )
 
 
-def engine_can_be_cut(job: Job) -> None:
-    """Raises InputError for a kind of parallelism that the engine, or any engine of this room, has not."""
-    settings, parallel = job.settings, job.settings.parallel
+def _check_parallelism(settings: TrainSettings) -> None:
+    """The engine must support the kinds of parallelism."""
+    parallel = settings.parallel
     if settings.launcher in OWN_LAUNCHERS and (parallel.context > 1 or parallel.sequence):
         asked = f"parallel.context={parallel.context}" if parallel.context > 1 else "parallel.sequence=true"
         raise InputError(
-            f"{asked}: launcher={settings.launcher} does not cut sequences; leave it out, or hand the job to "
-            "launcher=megatron-bridge"
+            f"{asked}: launcher={settings.launcher} does not split sequences; leave it out, or set launcher=megatron-bridge"
         )
     if settings.engine != "transformers":
         return
     for name, value in (("parallel.tensor", parallel.tensor), ("parallel.pipeline", parallel.pipeline)):
         if value > 1:
-            raise InputError(f"{name}={value}: engine=transformers keeps a model whole; use engine=megatron-core")
+            raise InputError(f"{name}={value}: engine=transformers does not split a model; use engine=megatron-core")
     if settings.optimizer.distributed:
         raise InputError("optimizer.distributed=true: engine=transformers does not share it; use engine=megatron-core")
 
 
-def rows_can_be_cut(job: Job) -> None:
-    """Raises InputError when sequences are to be cut into pieces that their lengths are no multiple of."""
-    multiple = row_multiple(job.settings)
-    parallel = job.settings.parallel
+def _check_sequence_multiple(job: Job) -> None:
+    """The length of sequences must be a multiple of the pieces they are split into.
+
+    That is two pieces per process of `context`, one from either end; with `sequence`, one per process of `context` and
+    `tensor`.
+    """
+    parallel, length = job.settings.parallel, job.settings.sequence_length
+    multiple = math.lcm(
+        2 * parallel.context if parallel.context > 1 else 1,
+        parallel.context * parallel.tensor if parallel.sequence else 1,
+    )
     asked = f"parallel.context={parallel.context} and tensor={parallel.tensor} with sequence={parallel.sequence}"
     padded = job.data.pad_seq_to_mult
     if padded is not None and padded % multiple:
@@ -151,25 +160,14 @@ def rows_can_be_cut(job: Job) -> None:
             f"{asked}: sequences must be padded to a multiple of {multiple}, and {job.data.path} has "
             f"pad_seq_to_mult={padded}; prepare it again with pad_seq_to_mult={multiple}"
         )
-    if padded is None and job.settings.sequence_length % multiple:
+    if padded is None and length % multiple:
         raise InputError(
-            f"{asked}: sequence_length={job.settings.sequence_length} must be a multiple of {multiple}; set it to "
-            f"{-(-job.settings.sequence_length // multiple) * multiple}"
+            f"{asked}: sequence_length={length} must be a multiple of {multiple}; set it to {-(-length // multiple) * multiple}"
         )
 
 
-def row_multiple(settings: TrainSettings) -> int:
-    """What the length of a sequence must be a multiple of, in tokens: two pieces for each process of `context`, which takes
-    one from either end; with `sequence`, as much for each process of `context` and `tensor`.
-    """
-    parallel = settings.parallel
-    of_context = 2 * parallel.context if parallel.context > 1 else 1
-    of_sequence = parallel.context * parallel.tensor if parallel.sequence else 1
-    return math.lcm(of_context, of_sequence)
-
-
-def model_can_be_cut(job: Job) -> None:
-    """Raises InputError when a part of the model cannot be shared evenly."""
+def _check_divisibility(job: Job) -> None:
+    """The processes of a replica must share the parts of the model evenly."""
     model, parallel = job.settings.model, job.settings.parallel
     for name, value, setting, pieces in (
         ("model.heads", model.heads, "tensor", parallel.tensor),
@@ -186,8 +184,8 @@ def model_can_be_cut(job: Job) -> None:
             )
 
 
-def processes_share_the_batch(settings: TrainSettings) -> None:
-    """Raises InputError when processes are left over, or rows of a batch."""
+def _check_batch(settings: TrainSettings) -> None:
+    """Replicas must share all processes, and the rows of a batch, evenly."""
     each = process_count(settings)
     total, model = settings.nodes * each, settings.model_processes
     if total % model:
@@ -199,19 +197,10 @@ def processes_share_the_batch(settings: TrainSettings) -> None:
     at_once = settings.micro_batch * (total // model)
     if settings.global_batch % at_once:
         raise InputError(
-            f"global_batch={settings.global_batch} is no multiple of {at_once}, the micro_batch={settings.micro_batch} of "
+            f"global_batch={settings.global_batch} is not a multiple of {at_once}, the micro_batch={settings.micro_batch} of "
             f"{total // model} replica(s); set global_batch={-(-settings.global_batch // at_once) * at_once}, or a smaller "
             "micro_batch"
         )
-
-
-def tokenizer_can_be_exported(job: Job) -> None:
-    """Raises InputError where the trained model is to be written with the data's tokenizer and this is not found.
-
-    Trainers of others are given ids and a vocabulary's size, and know of no tokenizer.
-    """
-    if job.settings.launcher in OWN_LAUNCHERS:
-        tokenizer_is_here(job.data)
 
 
 @dataclass(frozen=True, slots=True)
@@ -224,19 +213,19 @@ class Epochs:
     unit: str
 
     @property
-    def often(self) -> float:
-        """Times that all of it is read."""
+    def count(self) -> float:
+        """The number of epochs."""
         return self.drawn / self.held
 
     def __str__(self) -> str:
-        return f"{self.source}: {self.often:.2f} epochs ({self.drawn:,.0f} {self.unit} drawn, it has {self.held:,})"
+        return f"{self.source}: {self.count:.2f} epochs ({self.drawn:,.0f} {self.unit} drawn, it has {self.held:,})"
 
 
 def epochs_of(job: Job) -> list[Epochs]:
-    """How often each source of the train split is read in all steps.
+    """How often all steps read each source of the train split.
 
-    Texts are drawn by weight. Packs are all read once before any is read again, as weights came true when they were
-    published, so all data sets are one source.
+    Documents are drawn by weight. Packs count as one source: all are read before any is read again, because their weights
+    were applied when they were published.
     """
     sources, rows = job.data.of("train"), job.settings.steps * job.settings.global_batch
     if job.data.kind == "sft":
@@ -248,65 +237,43 @@ def epochs_of(job: Job) -> list[Epochs]:
     ]
 
 
-def no_source_is_repeated_too_often(job: Job) -> list[str]:
-    """A line per source. Raises InputError when one is read more often than `max_epochs`."""
+def _check_epochs(job: Job) -> list[str]:
+    """A line per source, none of which may be read more often than `max_epochs`."""
     epochs, most = epochs_of(job), job.settings.max_epochs
-    often = max(epochs, key=lambda each: each.often)
-    if most is not None and often.often > most:
-        over = sum(each.often > most for each in epochs)
-        steps = int(job.settings.steps * most / often.often)
+    largest = max(epochs, key=lambda each: each.count)
+    if most is not None and largest.count > most:
+        over = sum(each.count > most for each in epochs)
+        steps = int(job.settings.steps * most / largest.count)
         fewer = f"steps={steps} or fewer" if steps else "a smaller global_batch"
         raise InputError(
-            f"{often}, more than max_epochs={most:g}, and so with {over} of {len(epochs)} source(s); set {fewer}, prepare "
-            f"more data, or set max_epochs={math.ceil(often.often)} (null for any number)"
+            f"{largest}, more than max_epochs={most:g} for {over} of {len(epochs)} source(s); set {fewer}, prepare "
+            f"more data, or set max_epochs={math.ceil(largest.count)} (null for any number)"
         )
     return [str(each) for each in epochs]
 
 
-def output_is_free_or_of_this_job(job: Job) -> list[str]:
-    """A line where the job was begun before. Raises InputError when the folder holds anything else.
-
-    A job that was written for review only, by a dry run, may be replaced by another.
-    """
+def _check_output(job: Job) -> list[str]:
+    """The folder must be free, hold this job, or a job that a dry run wrote; a line if the job is resumed."""
     place = absolute(job.output_dir)
     content = read_bytes(join(place, JOB))
     if content is None:
         if read_bytes(join(place, MANIFEST)) is not None:
-            raise InputError(
-                f"{place}: its {MANIFEST} is that of a preparation; give training an --output-dir of its own"
-            )
+            raise InputError(f"{place}: its {MANIFEST} is that of a preparation; give training its own --output-dir")
         return []
     earlier = job_of(content, join(place, JOB))
-    if not _was_begun(place):
-        return []
-    differences = list(_differences(job, earlier))
-    if differences:
-        raise InputError(
-            f"{join(place, JOB)}: another training was begun there: {'; '.join(differences)}; choose another --output-dir, "
-            "or delete this one"
-        )
-    return [f"{place}: this job was begun before, and goes on from its last checkpoint"]
-
-
-def _was_begun(place: str) -> bool:
-    """Whether something of a training is in the folder, beside what a dry run writes."""
     system, path = filesystem(place)
-    return any(system.exists(join(path, name)) for name in (CHECKPOINTS, METRICS, TRAINING, MODEL))
+    if not any(system.exists(join(path, name)) for name in (CHECKPOINTS, METRICS, TRAINING, MODEL)):
+        return []
+    changed = difference(_content(earlier), _content(job))
+    if changed:
+        differences = "; ".join(f"{name} was {old!r}, now {new!r}" for name, (old, new) in changed.items())
+        raise InputError(
+            f"{join(place, JOB)}: another training was begun there: {differences}; choose another --output-dir, or delete this one"
+        )
+    return [f"{place}: this job was begun before, and resumes from its last checkpoint"]
 
 
-def _differences(job: Job, earlier: Job) -> Iterator[str]:
-    now, before = _deciding(job), _deciding(earlier)
-    return (f"{name} was {before[name]!r}, now {now[name]!r}" for name in now if now[name] != before[name])
-
-
-def _deciding(job: Job) -> dict[str, Any]:
-    """What decides the result, by dotted name."""
-    content = {"content": job.data.made_from, "tokenizer": job.data.fingerprint}
-    return _flat({**job.settings.model_dump(exclude=WHERE_NOT_WHAT), "data": content})
-
-
-def _flat(values: Mapping[str, Any], within: str = "") -> dict[str, Any]:
-    flat: dict[str, Any] = {}
-    for name, value in values.items():
-        flat |= _flat(value, f"{within}{name}.") if isinstance(value, dict) else {f"{within}{name}": value}
-    return flat
+def _content(job: Job) -> dict[str, Any]:
+    """What determines the result of a job."""
+    data = {"content": job.data.made_from, "tokenizer": job.data.fingerprint}
+    return {**job.settings.model_dump(exclude=RUNTIME_SETTINGS), "data": data}

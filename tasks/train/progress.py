@@ -1,6 +1,4 @@
-"""How far a training is: one line at the terminal with the loss, tokens a second and the time that is left, events in
-words, and rows for tables.
-"""
+"""The progress of a training: a bar in the terminal, events as sentences, and rows for tables."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -17,17 +15,17 @@ OF_ELAPSED = 1_000
 
 @dataclass(slots=True)
 class Rhythm:
-    """When a server is told of progress: at most every REFRESH_SECONDS, and less and less often after an hour and a half.
+    """When to update a server: at most every REFRESH_SECONDS, and less and less often after an hour and a half.
 
-    Prefect keeps an event of each update for a week, 7 kB with the table in it. Between two updates lies at least one
-    OF_ELAPSED-th of the time since `began`, so ten days of training take 6,150 updates (42 MB) instead of 172,800.
+    Prefect keeps an event per update for a week, 7 kB with its table. An update waits for at least one OF_ELAPSED-th of
+    the time since `began`, so ten days of training make 6,150 updates (42 MB) instead of 172,800.
     """
 
     began: float
     shown: float = float("-inf")
 
     def due(self, now: float) -> bool:
-        """Whether it is time to show something again, in seconds of the clock that `began` is of; if so, it is now shown."""
+        """Whether an update is due at `now`, in seconds of the same clock as `began`; if so, it counts as made."""
         if now - self.shown < max(REFRESH_SECONDS, (now - self.began) / OF_ELAPSED):
             return False
         self.shown = now
@@ -35,7 +33,7 @@ class Rhythm:
 
 
 class TrainingProgress:
-    """A context that shows a training on stderr where that is a terminal, and nothing elsewhere: the log says it there."""
+    """A context that shows a training on stderr if that is a terminal; elsewhere the log shows it."""
 
     def __init__(self) -> None:
         console = Console(stderr=True)
@@ -52,7 +50,7 @@ class TrainingProgress:
     def __exit__(self, *_: object) -> None:
         self._progress.stop()
 
-    def hear(self, event: Event) -> None:
+    def handle(self, event: Event) -> None:
         """Show an event."""
         if isinstance(event, Started):
             self._progress.update(self._task, total=event.steps, completed=event.step)
@@ -63,7 +61,7 @@ class TrainingProgress:
 
 
 def print_training(record: Mapping[str, Any], console: Console) -> None:
-    """What came of a training, and what to do next; or how one is started that is another program's to run."""
+    """Print the result of a training and the next command; or how to start another program's training."""
     if record["type"] == "job":
         console.print(f"written to {record['path']}; run:\n{record['command']}", markup=False)
         return
@@ -75,7 +73,7 @@ def print_training(record: Mapping[str, Any], console: Console) -> None:
 
 
 def sentence(event: Event) -> str:
-    """An event in words."""
+    """An event as a sentence."""
     if isinstance(event, Step):
         row = step_rows([event])[0]
         return ", ".join(f"{name} {value}" for name, value in row.items())

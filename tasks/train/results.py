@@ -1,11 +1,10 @@
 """The artifact `results`: how well a model predicts held-out data, and what it was made from.
 
-    OUT/results.json   sealed: whoever compares two models reads this
-    OUT/results.md     the same for people
+    OUT/results.json   sealed, to compare models
+    OUT/results.md     the same, to read
 
-Perplexity is e to the mean NLL per token that was scored, so that of all sources together is weighted by their tokens.
-Perplexities compare only under one vocabulary: one with longer tokens has fewer of them, each harder to predict. NLL is
-in nats.
+Perplexity is e to the mean NLL per scored token, in nats, so the overall figure weights sources by their tokens. It compares
+only under one vocabulary: longer tokens are fewer, and each harder to predict.
 """
 
 import json
@@ -21,16 +20,16 @@ from tokenmill.tasks.shards.store import read_bytes
 from tokenmill.tasks.storage import join
 from tokenmill.tasks.strict import Strict, parse
 
-from .evaluation_settings import EvaluateSettings
+from .settings import EvaluateSettings
 
 RESULTS = "results.json"
 
 
 class Loss(Strict, frozen=True):
-    """What a model says of some documents.
+    """The loss of a model on documents.
 
-    `tokens` are those scored and `nll` their sum in nats; `perplexity` is None where nothing was scored. Of `truncated`
-    documents, which are longer than the model reads, `cut_tokens` were to be scored and were not.
+    `tokens` were scored, with a total of `nll` nats; `perplexity` is None without any. `truncated` documents are longer than
+    the model's limit, and their `cut_tokens` were not scored.
     """
 
     documents: int
@@ -42,7 +41,7 @@ class Loss(Strict, frozen=True):
 
 
 class SourceResult(Loss, frozen=True):
-    """What a model says of the held-out documents of a data set."""
+    """The loss on the held-out documents of a data set."""
 
     dataset: str
 
@@ -50,9 +49,9 @@ class SourceResult(Loss, frozen=True):
 class Generation(Strict, frozen=True):
     """A greedy continuation.
 
-    `dataset` is that of the document whose beginning the prompt is, None for a prompt that was given. `ended`: EOS was
-    produced, None where the data has no EOS. `repeated` is the share of its 4-grams that it had before, None below four
-    tokens; `matched` the share of tokens that are the document's own at the same places, None for a given prompt.
+    `dataset` is that of the prompt's document, None for a given prompt. `ended`: it produced EOS, None if the data has none.
+    `repeated` is the share of repeated 4-grams, None below four tokens; `matched` is the share of tokens equal to the
+    document's own at the same positions, None for a given prompt.
     """
 
     dataset: str | None
@@ -65,16 +64,14 @@ class Generation(Strict, frozen=True):
 
 
 class MadeFrom(Strict, frozen=True):
-    """What results were made from: a digest of the model's files, and one of what the preparation lists."""
+    """The digests of the model's files and of the preparation's content."""
 
     model: str
     data: str
 
 
 class Results(Strict, frozen=True):
-    """What an evaluation found. `precision` is that of weights and hidden states, `limit` the tokens that the model
-    reads of a document.
-    """
+    """The results of an evaluation. `precision` is that of the weights, `limit` the model's longest input in tokens."""
 
     model: str
     data: str
@@ -88,23 +85,30 @@ class Results(Strict, frozen=True):
 
 
 def perplexity(nll: float, tokens: int) -> float | None:
-    """What comes of a sum of NLL: e to the mean (to 30 at most, so that people can read it), None of no tokens."""
+    """The perplexity: e to the mean NLL, capped at 30 to stay readable; None without tokens."""
     return math.exp(min(nll / tokens, MOST_PERPLEXING)) if tokens else None
 
 
-def overall(sources: Sequence[Loss]) -> Loss:
-    """All sources as one."""
-    nll, tokens = math.fsum(each.nll for each in sources), sum(each.tokens for each in sources)
+def loss_of(documents: int, tokens: int, nll: float, truncated: int, cut_tokens: int) -> Loss:
+    """A loss with its perplexity."""
     return Loss(
-        documents=sum(each.documents for each in sources), tokens=tokens, nll=nll, perplexity=perplexity(nll, tokens),
-        truncated=sum(each.truncated for each in sources), cut_tokens=sum(each.cut_tokens for each in sources),
+        documents=documents, tokens=tokens, nll=nll, perplexity=perplexity(nll, tokens), truncated=truncated,
+        cut_tokens=cut_tokens,
     )  # fmt: skip
 
 
-def publish_results(results: Results, output_dir: str, volatile: Mapping[str, Any]) -> str:
-    """Write results.md and, last, results.json, and return the path of this one.
+def total(losses: Sequence[Loss]) -> Loss:
+    """The loss over all documents."""
+    counts = {
+        name: sum(getattr(each, name) for each in losses) for name in ("documents", "tokens", "truncated", "cut_tokens")
+    }
+    return loss_of(**counts, nll=math.fsum(each.nll for each in losses))
 
-    `volatile` is what may differ between two evaluations that are equal in everything else: seconds, versions.
+
+def publish_results(results: Results, output_dir: str, volatile: Mapping[str, Any]) -> str:
+    """Write results.md and, last, results.json, and return the path of the latter.
+
+    `volatile` may differ between equal evaluations.
     """
     publish_bytes(join(output_dir, "results.md"), markdown(results).encode())
     document = {"type": "results", **results.model_dump(), "volatile": dict(volatile)}
@@ -112,23 +116,23 @@ def publish_results(results: Results, output_dir: str, volatile: Mapping[str, An
 
 
 def read_results(path: str) -> Results:
-    """The results in a file, or in the folder that it lies in. Raises InputError when it is missing or was changed."""
+    """The results in a file or its folder. Raises InputError when it is missing or changed."""
     place = path if path.endswith(".json") else join(path, RESULTS)
     content = read_bytes(place)
     if content is None:
-        raise InputError(f"{place}: there are no results; evaluate a model first: tokenmill evaluate")
+        raise InputError(f"{place}: no results here; evaluate a model first: tokenmill evaluate")
     try:
         document = unsealed(content)
     except ValueError as error:
         raise InputError(f"{place}: {error}; evaluate again") from error
     if document.pop("type", None) != "results":
-        raise InputError(f"{place}: these are no results of an evaluation; give the file that tokenmill evaluate wrote")
+        raise InputError(f"{place}: not the results of an evaluation; name the file that tokenmill evaluate wrote")
     document.pop("volatile")
     return parse(Results, document, place)
 
 
 def artifact_record(results: Results, output_dir: str) -> dict[str, Any]:
-    """The one line that the next program reads."""
+    """The artifact record of an evaluation, for the next program."""
     whole = results.overall
     record = {
         "path": join(output_dir, RESULTS),
@@ -149,7 +153,7 @@ def artifact_record(results: Results, output_dir: str) -> dict[str, Any]:
 
 
 def markdown(results: Results) -> str:
-    """The results for people."""
+    """The results as Markdown."""
     rows = [(source.dataset, source) for source in results.sources] + [("**all**", results.overall)]
     lines = [
         f"# Perplexity {_number(results.overall.perplexity)} on split {results.settings.split}",
@@ -168,11 +172,11 @@ def markdown(results: Results) -> str:
 
 
 def notes(results: Results) -> list[str]:
-    """What a person should know to read the figures."""
+    """What limits the figures."""
     found: list[str] = []
     whole, most = results.overall, results.settings.max_tokens
     if most is not None:
-        found.append(f"of each data set the first documents were read, up to {most:,} tokens")
+        found.append(f"only the first documents of each data set were read, up to {most:,} tokens")
     if whole.truncated:
         found.append(
             f"{whole.truncated:,} documents are longer than the {results.limit:,} tokens that the model reads: "
@@ -192,7 +196,7 @@ def _number(value: float | None) -> str:
 
 
 def _generated(generation: Generation) -> list[str]:
-    """A continuation: both texts on a line of their own, with line breaks spelled out."""
+    """A continuation: prompt and text on a line each, as JSON strings."""
     facts = [f"{generation.tokens} tokens"]
     if generation.ended is not None:
         facts.append("ended by EOS" if generation.ended else "no EOS")

@@ -1,31 +1,37 @@
-"""What a person can choose about training. `configs/tiny.yaml` and `configs/small.yaml` are whole examples."""
+"""The settings of training and evaluation. `configs/tiny.yaml` and `configs/small.yaml` are complete examples."""
 
 from typing import Literal, Self
 
 from pydantic import Field, model_validator
-from tokenmill.tasks.strict import Place, Strict
+from tokenmill.tasks.score.batches import TOKEN_BUDGET
+from tokenmill.tasks.strict import Place, Seed, Strict
 
 Engine = Literal["megatron-core", "transformers"]
 Launcher = Literal["local", "slurm", "kubernetes", "megatron-lm", "megatron-bridge", "nemo-rl"]
 Precision = Literal["bfloat16", "float32"]
 Device = Literal["cpu", "cuda"]
 Decay = Literal["cosine", "linear", "constant"]
+HeldOut = Literal["valid", "test"]
+
+RUNTIME_SETTINGS = {
+    *("launcher", "nodes", "processes", "retries"),
+    *("checkpoint_every", "keep_checkpoints", "validate_every", "validation_batches", "max_epochs"),
+}
+"""Settings that a resumed training may change. Not among them: steps, which set the learning rate, and the device, which sets
+the precision."""
 
 
 class ModelSettings(Strict, frozen=True):
-    """The shape of a Llama-like model: RMSNorm, rotary positions, SwiGLU, grouped key and value heads.
-
-    The size of the vocabulary is that of the data.
-    """
+    """The shape of a Llama-like model: RMSNorm, rotary positions, SwiGLU, grouped-query attention."""
 
     layers: int = Field(default=2, ge=1, description="Transformer layers.")
     hidden: int = Field(default=64, ge=2, description="Width of the residual stream.")
     heads: int = Field(default=4, ge=1, description="Query heads.")
-    key_value_heads: int = Field(default=2, ge=1, description="Heads of keys and values.")
-    feed_forward: int = Field(default=176, ge=1, description="Width inside of a feed-forward layer.")
+    key_value_heads: int = Field(default=2, ge=1, description="Key and value heads.")
+    feed_forward: int = Field(default=176, ge=1, description="Width of the feed-forward layers.")
     rope_base: float = Field(default=10_000.0, gt=0, description="Base of the rotary positions.")
-    norm_epsilon: float = Field(default=1e-5, gt=0, description="What RMSNorm adds to a variance.")
-    tied_embeddings: bool = Field(default=False, description="One matrix reads and writes tokens.")
+    norm_epsilon: float = Field(default=1e-5, gt=0, description="Epsilon of RMSNorm.")
+    tied_embeddings: bool = Field(default=False, description="Input and output layer share one matrix.")
     vocabulary_multiple: int = Field(default=128, ge=1, description="The vocabulary is padded to a multiple of this.")
 
     @model_validator(mode="after")
@@ -42,70 +48,86 @@ class ModelSettings(Strict, frozen=True):
 
 
 class ParallelSettings(Strict, frozen=True):
-    """How a model is cut over processes; what is left of them makes data-parallel replicas."""
+    """How a model is split over processes; the remaining processes form data-parallel replicas."""
 
     tensor: int = Field(default=1, ge=1, description="Processes that share each matrix.")
     pipeline: int = Field(default=1, ge=1, description="Processes that share the layers.")
     context: int = Field(default=1, ge=1, description="Processes that share each sequence.")
-    sequence: bool = Field(default=False, description="Norms are shared by the processes of `tensor`.")
+    sequence: bool = Field(default=False, description="The processes of `tensor` share the norms.")
 
 
 class OptimizerSettings(Strict, frozen=True):
     """AdamW with warm-up and decay."""
 
-    learning_rate: float = Field(default=3e-3, gt=0, description="The highest, after warm-up.")
-    minimum_learning_rate: float = Field(default=3e-4, ge=0, description="What it decays to.")
+    learning_rate: float = Field(default=3e-3, gt=0, description="Peak, reached at the end of warm-up.")
+    minimum_learning_rate: float = Field(default=3e-4, ge=0, description="Learning rate at the last step.")
     warmup_steps: int = Field(default=0, ge=0, description="Steps of linear growth.")
-    decay: Decay = Field(default="cosine", description="From the highest to the lowest, over all steps.")
-    weight_decay: float = Field(default=0.1, ge=0, description="Of matrices; norms are spared.")
+    decay: Decay = Field(default="cosine", description="From the peak to the minimum, over the remaining steps.")
+    weight_decay: float = Field(default=0.1, ge=0, description="Applied to matrices, not to norms.")
     beta1: float = Field(default=0.9, ge=0, lt=1, description="Decay of the mean of gradients.")
     beta2: float = Field(default=0.95, ge=0, lt=1, description="Decay of the mean of squared gradients.")
     epsilon: float = Field(default=1e-8, gt=0, description="Added to the denominator of an update.")
-    clip: float = Field(default=1.0, gt=0, description="Largest norm of the gradient.")
+    clip: float = Field(default=1.0, gt=0, description="Maximum norm of the gradient.")
     distributed: bool = Field(default=False, description="Replicas share the optimizer's state.")
 
     @model_validator(mode="after")
     def _falls(self) -> Self:
         if self.minimum_learning_rate > self.learning_rate:
-            raise ValueError("minimum_learning_rate is above learning_rate; it is what the rate decays to")
+            raise ValueError("minimum_learning_rate is above learning_rate; lower it, or raise learning_rate")
         return self
 
 
 class TrainSettings(Strict, frozen=True):
-    """Everything a person can choose about a training run."""
+    """The settings of a training."""
 
-    engine: Engine = Field(default="megatron-core", description="What trains.")
+    engine: Engine = Field(default="megatron-core", description="Library that trains.")
     model: ModelSettings = Field(default=ModelSettings(), description="Shape of the model.")
-    parallel: ParallelSettings = Field(default=ParallelSettings(), description="How the model is cut over processes.")
-    optimizer: OptimizerSettings = Field(default=OptimizerSettings(), description="How its weights are updated.")
+    parallel: ParallelSettings = Field(default=ParallelSettings(), description="How the model is split over processes.")
+    optimizer: OptimizerSettings = Field(default=OptimizerSettings(), description="How the weights are updated.")
     start_from: Place | None = Field(
-        default=None, description="Weights to begin with: an earlier training, or the folder of a Llama-like model."
+        default=None, description="Initial weights: an earlier training, or the folder or hub id of a Llama-like model."
     )
     steps: int = Field(default=20, ge=1, description="Optimizer steps.")
-    sequence_length: int = Field(default=128, ge=2, description="Tokens of a row; of packs, at least pack_size.")
+    sequence_length: int = Field(default=128, ge=2, description="Tokens per row; for packs, at least pack_size.")
     global_batch: int = Field(default=8, ge=1, description="Rows per step, over all replicas.")
     micro_batch: int = Field(default=8, ge=1, description="Rows that a replica computes at once.")
-    precision: Precision | None = Field(default=None, description="bfloat16 on CUDA and float32 on a CPU by default.")
-    device: Device | None = Field(default=None, description="The GPUs where there are any, else the CPU.")
+    precision: Precision | None = Field(default=None, description="Default: bfloat16 on CUDA, float32 on a CPU.")
+    device: Device | None = Field(default=None, description="Default: the GPUs, or the CPU without any.")
     launcher: Launcher = Field(default="local", description="Where training runs, or whose files are written.")
     nodes: int = Field(default=1, ge=1, description="Machines.")
-    processes: int | None = Field(default=None, ge=1, description="Per machine; one per GPU, or one, by default.")
+    processes: int | None = Field(default=None, ge=1, description="Per machine; default: one per GPU, or one.")
     validate_every: int | None = Field(default=None, ge=1, description="Steps between losses on the valid split.")
-    validation_batches: int = Field(default=4, ge=1, description="Global batches that such a loss is of.")
-    checkpoint_every: int | None = Field(default=None, ge=1, description="Steps; at the end alone by default.")
-    keep_checkpoints: int = Field(default=2, ge=1, description="Older ones are removed.")
+    validation_batches: int = Field(default=4, ge=1, description="Global batches per such loss.")
+    checkpoint_every: int | None = Field(default=None, ge=1, description="Steps; default: only at the end.")
+    keep_checkpoints: int = Field(default=2, ge=1, description="Newest checkpoints to keep.")
     max_epochs: float | None = Field(
-        default=4.0, gt=0, description="Most often that a source may be repeated; null for any number."
+        default=4.0, gt=0, description="Largest number of times that a source may be read; null for any number."
     )
     seed: int = Field(
-        default=42,
-        ge=0,
-        le=2**32 - 1,
-        description="Of weights and of the order of rows; NumPy and Megatron take 32 bits.",
+        default=42, ge=0, le=2**32 - 1, description="Of weights and row order; NumPy and Megatron take 32 bits."
     )
-    retries: int = Field(default=2, ge=0, description="Times that a run which died goes on from its checkpoint.")
+    retries: int = Field(default=2, ge=0, description="Times that a run that died is resumed from its checkpoint.")
 
     @property
     def model_processes(self) -> int:
         """Processes that hold one replica of the model."""
         return self.parallel.tensor * self.parallel.pipeline * self.parallel.context
+
+
+class EvaluateSettings(Strict, frozen=True):
+    """The settings of an evaluation."""
+
+    split: HeldOut = Field(default="valid", description="Held-out documents to evaluate on.")
+    max_tokens: int | None = Field(
+        default=1_000_000, ge=1, description="Read whole documents of about this many tokens per source; null for all."
+    )
+    prompts: list[str] = Field(default=[], description="Texts to continue; default: beginnings of held-out documents.")
+    documents: int = Field(default=2, ge=0, description="Beginnings to continue, per source.")
+    prompt_tokens: int = Field(
+        default=32, ge=1, description="Length of a beginning; of a conversation, everything before the first answer."
+    )
+    new_tokens: int = Field(default=32, ge=1, description="Maximum length of a continuation.")
+    device: Device | None = Field(default=None, description="Default: the GPU, or the CPU without one.")
+    precision: Precision | None = Field(default=None, description="Default: bfloat16 on CUDA, float32 on a CPU.")
+    token_budget: int = Field(default=TOKEN_BUDGET, ge=1, description="Padded tokens per batch of the model.")
+    seed: Seed = Field(default=42, description="Of the choice of documents to continue.")

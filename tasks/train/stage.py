@@ -1,9 +1,8 @@
-"""The front door of the room: check, train, evaluate, as Prefect tasks.
+"""Prefect tasks of training: check, train, evaluate.
 
-Training and evaluation are processes, started here and watched; this process never imports torch. A training that died is
-started again and goes on from its checkpoint, and one that says what has to be mended is not. Cancelling the flow run ends
-the process and all that it has started. The loss, tokens per second, MFU and memory of the last steps stand in a table of the
-flow run while it trains.
+Training and evaluation are processes that are started and watched here; this process never imports torch. A training that
+died is retried and resumes from its checkpoint, unless the user must fix something first. Cancelling the flow run ends all
+of its processes. A table of the flow run shows the last steps.
 """
 
 import shlex
@@ -14,7 +13,7 @@ from typing import Any, cast
 from uuid import UUID
 
 import orjson
-from prefect import Task, get_client, get_run_logger, task
+from prefect import get_client, get_run_logger, task
 from prefect.artifacts import create_markdown_artifact, create_table_artifact
 from prefect.cache_policies import NO_CACHE
 from prefect.client.schemas.actions import ArtifactUpdate
@@ -26,8 +25,6 @@ from tokenmill.tasks.shards.publish import publish_bytes
 from tokenmill.tasks.shards.store import read_bytes
 from tokenmill.tasks.storage import absolute, is_local, join
 
-from .evaluation import EVALUATION_LOG, REQUEST, Evaluation
-from .evaluation_settings import EvaluateSettings
 from .events import Event, Saved, Step
 from .history import (
     History,
@@ -38,34 +35,29 @@ from .history import (
     read_training,
     training_record,
 )
-from .job import JOB, MODEL, Job
-from .launch import run
-from .launchers import launch_of
-from .launchers.evaluation import evaluation_launch
-from .launchers.launch import Launch, require_program, write_files
+from .job import JOB, MODEL, Evaluation, Job, job_of
+from .launchers import evaluation_launch, launch_of
+from .launchers.launch import Launch, process_count, require_program, write_files
 from .launchers.nemo_rl import rl_launch
-from .log import LOG, Log, logged
-from .planning import plan_training
-from .preflight import check
-from .processes import process_count
+from .preflight import check, plan_training
 from .progress import Rhythm, TrainingProgress, sentence, step_rows
 from .results import artifact_record, markdown, read_results
-from .settings import TrainSettings
-from .start_check import job_of
+from .settings import EvaluateSettings, TrainSettings
+from .watch import LOG, Log, logged, run
 
 SHOWN_STEPS = 20
 MOST_LINES = 1_000
-"""Lines of a trainer that Prefect's server is told; it keeps them for ever."""
+"""Lines of a trainer to send to Prefect's server, which keeps them forever."""
 
 
-def worth_another_try(_task: object, _run: object, state: State[Any]) -> bool:
-    """Whether a training that failed is started again: unless it said that something must be mended first."""
+def should_retry(_task: object, _run: object, state: State[Any]) -> bool:
+    """Whether to retry a failed training: not if the user must fix something first."""
     return not isinstance(state.result(raise_on_failure=False), InputError)
 
 
 @task(name="check", cache_policy=NO_CACHE, persist_result=False)
 def checked_job(data: str, settings: TrainSettings, output_dir: str) -> Job:
-    """The job, once everything about it that can be checked beforehand is. Raises InputError."""
+    """Plan and check a training. Raises InputError."""
     require_program(settings.launcher)
     job = plan_training(data, settings, output_dir)
     for line in check(job):
@@ -73,27 +65,21 @@ def checked_job(data: str, settings: TrainSettings, output_dir: str) -> Job:
     return job
 
 
-def train_task(job: Job) -> "Task[..., dict[str, Any]]":
-    """The task that trains, with as many retries as the job asks for."""
-    return train.with_options(retries=job.settings.retries)
-
-
 @task(
     name="train",
     cache_policy=NO_CACHE,
     persist_result=False,
     retry_delay_seconds=exponential_backoff(2),
-    retry_condition_fn=worth_another_try,
+    retry_condition_fn=should_retry,
 )
 def train(job: Job) -> dict[str, Any]:
-    """Run a job's training to its end, from its last checkpoint on; the artifact record.
+    """Train to the end, resuming from the last checkpoint; returns the artifact record.
 
-    One that has ended is not run again. Where the launcher only writes files for another trainer, they are written, and the
-    command is told.
+    A finished training is not repeated. For another trainer, only its files are written.
     """
     ended = ended_training(job.output_dir)
     if ended is not None:
-        get_run_logger().info("%s: this training has ended before", job.output_dir)
+        get_run_logger().info("%s: this training has finished before", job.output_dir)
         return training_record(ended, job.output_dir)
     launch = launch_of(job, process_count(job.settings))
     write_files(launch, job.output_dir)
@@ -104,35 +90,32 @@ def train(job: Job) -> dict[str, Any]:
 
 
 def _trained(job: Job, launch: Launch, log: Log) -> dict[str, Any]:
-    """Run a launch to its end; the record of the training."""
+    """Run a launch to its end, and return the record of the training."""
     watched, began = _Watched(job, history_of(job.output_dir), log), time.time()
     log.write(f"{datetime.now().astimezone().isoformat(timespec='seconds')} {shlex.join(launch.command)}")
     try:
         with watched.progress:
-            run(launch, watched.hear, watched.lines.hear)
+            run(launch, watched.handle, watched.lines.handle)
     except RunError:
-        watched.leave()
+        watched.table.show(watched.history)
         raise
     finally:
         watched.history.publish()
     record = publish_training(job, watched.history, time.time() - began)
-    watched.leave()
+    watched.table.show(watched.history)
     return record
 
 
 @task(name="hand-over", cache_policy=NO_CACHE, persist_result=False)
 def hand_over_rl(data: str, settings: TrainSettings, output_dir: str) -> dict[str, Any]:
-    """Write what NeMo-RL needs to train on rows for reinforcement learning; the artifact record, of absolute places.
-
-    Errors as in `rl_launch`.
-    """
+    """Write what NeMo-RL needs to train on rows for reinforcement learning. Raises InputError as `rl_launch` does."""
     launch, place = rl_launch(data, settings, output_dir), absolute(output_dir)
     write_files(launch, place)
     return handed_over(place, launch, [{"type": "rl", "path": absolute(data)}])
 
 
 def handed_over(output_dir: str, launch: Launch, sources: Sequence[Mapping[str, str]]) -> dict[str, Any]:
-    """The artifact record of a training that is another program's to run, and how."""
+    """The artifact record of a training that another program will run."""
     command = shlex.join(launch.command)
     get_run_logger().info("written to %s; run: %s", output_dir, command)
     files = {"path": output_dir, "type": "job", "files": list(launch.files), "command": command}
@@ -140,38 +123,34 @@ def handed_over(output_dir: str, launch: Launch, sources: Sequence[Mapping[str, 
 
 
 class _Watched:
-    """What a running training shows: all in its log and metrics, and in Prefect as much as a server should keep."""
+    """Shows a running training: everything in log and metrics, and in Prefect as much as a server should keep."""
 
     def __init__(self, job: Job, history: History, log: Log) -> None:
         self.history, self._log = history, log
         self.progress, self.lines = TrainingProgress(), Lines(log)
-        self._table = StepsTable(job)
+        self.table = StepsTable(job)
 
-    def hear(self, event: Event) -> None:
-        """Keep an event, and show it."""
+    def handle(self, event: Event) -> None:
+        """Record and show an event."""
         self.history.add(event)
-        self.progress.hear(event)
+        self.progress.handle(event)
         self._log.write(sentence(event))
         if isinstance(event, Step):
-            self._table.offer(self.history)
+            self.table.offer(self.history)
         else:
             get_run_logger().info(sentence(event))
         if isinstance(event, Saved):
             self.history.publish()
 
-    def leave(self) -> None:
-        """Show how it ended."""
-        self._table.show(self.history)
-
 
 class Lines:
-    """The lines of a process that are no events: all go to its log, and the first MOST_LINES to Prefect's."""
+    """Log lines of a process: all go to its log, and the first MOST_LINES to Prefect."""
 
     def __init__(self, log: Log) -> None:
         self._log, self._count = log, 0
 
-    def hear(self, line: str) -> None:
-        """Keep a line."""
+    def handle(self, line: str) -> None:
+        """Log a line."""
         self._log.write(line)
         self._count += 1
         if self._count <= MOST_LINES:
@@ -181,7 +160,7 @@ class Lines:
 
 
 class StepsTable:
-    """The last steps of a training in a table of the flow run: one, which is updated."""
+    """One table of the flow run with the last steps of a training, which is updated."""
 
     def __init__(self, job: Job) -> None:
         self._job, self._rhythm = job, Rhythm(time.monotonic())
@@ -189,12 +168,12 @@ class StepsTable:
         self._artifact: UUID | None = None
 
     def offer(self, history: History) -> None:
-        """Show the steps, unless that was done a moment ago."""
+        """Show the last steps, unless they were updated a moment ago."""
         if self._rhythm.due(time.monotonic()):
             self.show(history)
 
     def show(self, history: History) -> None:
-        """Show the last steps, unless they stand there already."""
+        """Show the last steps, unless there is nothing new."""
         rows = step_rows(list(history.steps.values())[-SHOWN_STEPS:])
         if rows == self._shown:
             return
@@ -211,11 +190,12 @@ class StepsTable:
 
 @task(name="evaluate", cache_policy=NO_CACHE, persist_result=False)
 def evaluate(asked: Evaluation) -> dict[str, Any]:
-    """Evaluate the model of a training that ended on what its data holds out; the artifact record."""
+    """Evaluate the model of a finished training on held-out data; returns the artifact record."""
     output_dir = asked.output_dir
-    publish_bytes(join(output_dir, REQUEST), orjson.dumps(asked.model_dump()))
-    with logged(join(output_dir, EVALUATION_LOG)) as log:
-        run(evaluation_launch(join(output_dir, REQUEST)), lambda _: None, Lines(log).hear)
+    request = join(output_dir, "request.json")
+    publish_bytes(request, orjson.dumps(asked.model_dump()))
+    with logged(join(output_dir, "evaluation.log")) as log:
+        run(evaluation_launch(request), lambda _: None, Lines(log).handle)
     results = read_results(output_dir)
     key = artifact_key("results", output_dir)
     create_markdown_artifact(markdown(results), key=key, description="perplexity by source, and continuations")
@@ -223,7 +203,7 @@ def evaluate(asked: Evaluation) -> dict[str, Any]:
 
 
 def evaluation_of(training: str, settings: EvaluateSettings, output_dir: str) -> Evaluation:
-    """What is to be evaluated. Raises InputError unless `training` is the folder of one that ended, and `output_dir` a path."""
+    """Plan an evaluation. Raises InputError unless `training` is the folder of a finished one and `output_dir` a path."""
     training, output_dir = absolute(training), absolute(output_dir)
     if not is_local(output_dir):
         raise InputError(f"output_dir={output_dir}: an evaluation writes its results to a file system; name a folder")

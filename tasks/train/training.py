@@ -1,66 +1,62 @@
-"""A training, in one process of those that train together.
+"""A training, in one of the processes that train together.
 
-It goes on from the newest checkpoint of the job's folder, trains to the last step, and writes the model as Hugging Face's
-libraries read it.
+It resumes from the newest checkpoint of the job's folder, trains to the last step, and exports the model in the format of
+Hugging Face's libraries.
 """
 
-from dataclasses import dataclass, field
 from functools import partial
 from typing import cast
 
 from . import checkpoints
-from .batch import Rows
-from .documents import document_rows
-from .engine import Engine
-from .events import Event, Exported, Started, tell
+from .engine import Engine, World, joined
+from .events import Event, Exported, Started, emit
+from .initial_weights import start_folder
 from .job import MODEL, Job
-from .llama import Weights, configuration, fresh, parameters, publish_model, stored
-from .loop import Training, train
-from .packed import PackedRows, flat_packs, lay_out, layout_folder
-from .peaks import flops_per_token, peak
-from .prepared import tokenizer_is_here
+from .loop import Training, flops_per_token, peak_flops, train
+from .model import Weights, configuration, fresh, parameters, publish_model, stored
+from .prepared import tokenizer_files
+from .rows import PackedRows, Rows, document_rows, flat_packs, lay_out, layout_folder
 from .settings import Precision
-from .start import start_folder
-from .tokenizer_files import tokenizer_files
-from .world import World, joined
 
 
 def run(job: Job) -> None:
-    """Train. Raises InputError and RunError, whose messages are for people."""
+    """Train. Raises InputError and RunError, with messages for the user."""
     with joined(job.settings.device) as world:
-        if world.first:
-            tokenizer_is_here(job.data)  # after the last step it is too late to learn that this machine has none
-        voice = _Voice(aloud=world.first)
+        exported = tokenizer_files(job.data) if world.first else {}  # fail now, not after the last step
         precision: Precision = job.settings.precision or ("bfloat16" if world.device.type == "cuda" else "float32")
         engine = _engine(job, world, precision)
         rows, validation = _rows(job, world)
+        unsaved: list[Event] = []
         done = checkpoints.resume(engine, world, job.output_dir)
         model, vocabulary = job.settings.model, _vocabulary(job)
-        voice.tell(
+        report = partial(_report, world, unsaved)
+        report(
             Started(
                 step=done, steps=job.settings.steps, parameters=parameters(model, vocabulary),
                 device=world.device_name(), processes=world.size, engine=job.settings.engine,
             )
         )  # fmt: skip
-        save = partial(_save, engine, world, job, voice)
-        work = flops_per_token(model, vocabulary, job.settings.sequence_length)
-        best = peak(world.device_name())
-        speed = best * world.size if best else None
-        train(Training(job.settings, engine, world, rows, validation, work, speed, voice.tell, save), done)
-        _export(job, engine, world)
+        peak = peak_flops(world.device_name())
+        training = Training(
+            settings=job.settings, engine=engine, world=world, rows=rows, validation=validation,
+            flops_per_token=flops_per_token(model, vocabulary, job.settings.sequence_length),
+            peak_flops=peak * world.size if peak else None,
+            report=report, save=partial(_save, engine, world, job, unsaved),
+        )  # fmt: skip
+        train(training, done)
+        weights = engine.weights()
+        if world.first:
+            config = configuration(model, vocabulary, job.settings.sequence_length, job.data.eos)
+            publish_model(f"{job.output_dir}/{MODEL}", config, weights, exported)
+            emit(Exported(path=f"{job.output_dir}/{MODEL}"))
+        world.wait()
 
 
-@dataclass(slots=True)
-class _Voice:
-    """Tells what happens, in the first process alone, and knows what of it no checkpoint holds yet."""
-
-    aloud: bool
-    unsaved: list[Event] = field(default_factory=list[Event])
-
-    def tell(self, event: Event) -> None:
-        if self.aloud:
-            tell(event)
-            self.unsaved.append(event)
+def _report(world: World, unsaved: list[Event], event: Event) -> None:
+    """Report an event once, and keep it for the next checkpoint."""
+    if world.first:
+        emit(event)
+        unsaved.append(event)
 
 
 def _vocabulary(job: Job) -> int:
@@ -106,18 +102,7 @@ def _packs(job: Job, world: World, split: str, folder: str) -> PackedRows:
     return PackedRows(flat_packs(place), job.settings.sequence_length, job.data.eos or 0, job.settings.seed)
 
 
-def _save(engine: Engine, world: World, job: Job, voice: _Voice, step: int) -> str:
-    folder = checkpoints.save(engine, world, job.output_dir, step, job.settings.keep_checkpoints, voice.unsaved)
-    voice.unsaved.clear()
+def _save(engine: Engine, world: World, job: Job, unsaved: list[Event], step: int) -> str:
+    folder = checkpoints.save(engine, world, job.output_dir, step, job.settings.keep_checkpoints, unsaved)
+    unsaved.clear()
     return folder
-
-
-def _export(job: Job, engine: Engine, world: World) -> None:
-    """Write the model, once training has ended."""
-    weights = engine.weights()
-    if world.first:
-        config = configuration(job.settings.model, _vocabulary(job), job.settings.sequence_length, job.data.eos)
-        folder = f"{job.output_dir}/{MODEL}"
-        publish_model(folder, config, weights, tokenizer_files(job.data))
-        tell(Exported(path=folder))
-    world.wait()

@@ -16,12 +16,12 @@ from tokenmill.tasks.strict import parse
 from tokenmill.tasks.train.benchmark import BenchmarkRecord, summarise
 from tokenmill.tasks.train.events import Started, Step
 from tokenmill.tasks.train.job import JOB
-from tokenmill.tasks.train.launch import run
 from tokenmill.tasks.train.launchers import launch_of
+from tokenmill.tasks.train.launchers.launch import gpu_count, process_count
 from tokenmill.tasks.train.pipeline_settings import config_place
-from tokenmill.tasks.train.planning import plan_training
-from tokenmill.tasks.train.processes import gpu_count, process_count
+from tokenmill.tasks.train.preflight import plan_training
 from tokenmill.tasks.train.settings import TrainSettings
+from tokenmill.tasks.train.watch import run
 
 from tests import preparing
 from tests.benchmarks.bench import Bench

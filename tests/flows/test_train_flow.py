@@ -27,12 +27,11 @@ from tokenmill.tasks.seal import unsealed
 from tokenmill.tasks.storage import filesystem
 from tokenmill.tasks.strict import parse
 from tokenmill.tasks.train import stage
-from tokenmill.tasks.train.evaluation_settings import EvaluateSettings
 from tokenmill.tasks.train.events import Step
 from tokenmill.tasks.train.history import History
 from tokenmill.tasks.train.job import Job, TrainData
-from tokenmill.tasks.train.log import logged
-from tokenmill.tasks.train.settings import TrainSettings
+from tokenmill.tasks.train.settings import EvaluateSettings, TrainSettings
+from tokenmill.tasks.train.watch import logged
 
 from tests.flows.prefect_commands import wait_until
 from tests.flows.preparation_runs import TOKENMILL
@@ -214,7 +213,7 @@ def test_a_server_is_told_the_first_lines_of_a_trainer_and_the_log_has_all(tmp_p
     with logged(str(tmp_path / "training.log")) as log:
         lines = stage.Lines(log)
         for number in range(stage.MOST_LINES + 10):
-            lines.hear(f"line {number}")
+            lines.handle(f"line {number}")
     assert len((tmp_path / "training.log").read_text().splitlines()) == stage.MOST_LINES + 10
     *_, last, more = caplog.messages
     assert len(caplog.messages) == stage.MOST_LINES + 1
@@ -289,7 +288,7 @@ def test_a_training_that_says_what_to_mend_is_not_tried_again(prefect_api, texts
 
 
 def test_an_evaluation_needs_a_training_that_ended(prefect_api, texts, tmp_path):
-    with pytest.raises(InputError, match="no training has ended there"):
+    with pytest.raises(InputError, match="no finished training here"):
         evaluate_model(str(tmp_path), str(tmp_path / "results"), EvaluateSettings())
 
 

@@ -137,7 +137,7 @@ def test_a_changed_setting_is_named_with_its_old_and_new_value_and_other_blends_
     assert set(made) == {WEB}
     shards = len(made[WEB]["shards"])
     assert nights.latest(WEB)["reasons"] == [
-        "settings: holdout.valid 0.1 -> 0.25", f"{shards} shards: recipe.holdout_valid 0.1 -> 0.25",
+        "settings: holdout.valid 0.1 -> 0.25", f"{shards} shards: recipe.holdout_valid changed: 0.1 -> 0.25",
     ]  # fmt: skip
     assert made[WEB]["settings"]["shard_size"] == SHARD_SIZE, "the defaults of the folder hold for the rest"
 
@@ -171,7 +171,7 @@ def test_another_tokenizer_under_the_same_name_is_seen(nights):
     file.unlink()
     file.write_text(json.dumps({**tokenizer, "normalizer": {**tokenizer["normalizer"], "lowercase": False}}))
     (reason,) = nights.compare(SECOND)[BOOKS].reasons
-    shards, said = reason.split(": ")
+    shards, said = reason.split(": ", 1)
     assert (
         shards
         == f"{len(json.loads(Path(nights.latest(BOOKS)['path'], 'manifest.json').read_bytes())['shards'])} shards"

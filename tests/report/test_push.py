@@ -571,7 +571,7 @@ def test_a_copy_of_what_was_pushed_is_no_preparation(hub, outputs, tmp_path):
     for name, content in hub.repositories["org/name"].files.items():
         (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
         (tmp_path / name).write_bytes(content)
-    assert "no store" in refusal(lambda: send(tmp_path))
+    assert "a copy without its shards" in refusal(lambda: send(tmp_path))
 
 
 def test_an_output_that_was_moved_is_refused(hub, own, tmp_path):

@@ -24,7 +24,7 @@ from tokenmill.tasks.select.scores import (
     without_score,
 )
 from tokenmill.tasks.select.settings import SelectionChoices
-from tokenmill.tasks.shards.verify import file_hash
+from tokenmill.tasks.shards.published import file_hash
 
 from tests.building import build_here
 from tests.preparing_harmony import build, finish, plan, prepare

@@ -20,10 +20,9 @@ from functools import cache, partial
 from pathlib import Path
 
 import numpy as np
-from tokenmill.tasks.train.batch import Batch
+from tokenmill.tasks.train.loop import learning_rate
 from tokenmill.tasks.train.orphans import die_with_parent
-from tokenmill.tasks.train.packed import FlatPacks, PackedRows
-from tokenmill.tasks.train.schedule import learning_rate
+from tokenmill.tasks.train.rows import Batch, FlatPacks, PackedRows
 from tokenmill.tasks.train.settings import TrainSettings
 
 from tests.forking import fork
@@ -109,7 +108,7 @@ def batches_of(case, engine, step):
 
 
 def engine_of(case, world):
-    from tokenmill.tasks.train.llama import configuration, fresh  # noqa: PLC0415 - see the module's page
+    from tokenmill.tasks.train.model import configuration, fresh  # noqa: PLC0415 - see the module's page
 
     settings = settings_of(case)
     vocabulary = settings.model.vocabulary(VOCABULARY)
@@ -153,7 +152,7 @@ def trained(case, world, folder):
 
 
 def publish(case, engine, world, folder):
-    from tokenmill.tasks.train.llama import configuration, publish_model  # noqa: PLC0415
+    from tokenmill.tasks.train.model import configuration, publish_model  # noqa: PLC0415
 
     settings, weights = settings_of(case), engine.weights()
     if world.first:
@@ -226,7 +225,7 @@ DOINGS = {"train": trained, "isolate": isolated, "resume": resumed}
 
 def do_all(cases, folder):
     """What each of the processes does that share some cases."""
-    from tokenmill.tasks.train.world import joined  # noqa: PLC0415
+    from tokenmill.tasks.train.engine import joined  # noqa: PLC0415
 
     with joined("cpu") as world:
         for case in cases:
@@ -255,7 +254,7 @@ def free_port():
 
 
 def main():
-    from tokenmill.tasks.train import checkpoints, llama, megatron, plain, world  # noqa: F401, PLC0415 - for all that are forked
+    from tokenmill.tasks.train import checkpoints, engine, megatron, model, plain  # noqa: F401, PLC0415 - for all that are forked
 
     plan = Path(sys.argv[1])
     cases = json.loads(plan.read_text())

@@ -11,13 +11,13 @@ from safetensors.torch import load_file
 from tokenmill.tasks.errors import InputError
 from tokenmill.tasks.seal import unsealed
 from tokenmill.tasks.train import checkpoints
-from tokenmill.tasks.train.checkpoint_folders import steps_in
+from tokenmill.tasks.train.checkpoints import steps_in
+from tokenmill.tasks.train.engine import joined
 from tokenmill.tasks.train.events import Exported, Saved, Step
 from tokenmill.tasks.train.job import Job
 from tokenmill.tasks.train.loop import Training, train
 from tokenmill.tasks.train.prepared import prepared_data
 from tokenmill.tasks.train.settings import TrainSettings
-from tokenmill.tasks.train.world import joined
 from xxhash import xxh3_128_hexdigest
 
 from tests.preparing_sft import chat_vocabulary
@@ -247,7 +247,7 @@ def test_a_trainer_that_was_killed_goes_on_as_if_it_had_not_been(data, tmp_path,
     interrupted = job(data, tmp_path / "killed", checkpoint_every=50, **settings)
     with training_runs.training(interrupted, processes) as running:
         for line in running.stdout:
-            event = training_runs.heard(line)
+            event = training_runs.event_in(line)
             if isinstance(event, Step) and event.step == 53:
                 break
         trainers = psutil.Process(running.pid).children() if processes > 1 else [running]

@@ -41,7 +41,7 @@ def types():
 
 def in_a_world(work):
     from megatron.core.parallel_state import destroy_model_parallel, initialize_model_parallel  # noqa: PLC0415
-    from tokenmill.tasks.train.world import joined  # noqa: PLC0415
+    from tokenmill.tasks.train.engine import joined  # noqa: PLC0415
 
     with joined("cpu"):
         initialize_model_parallel()
@@ -99,7 +99,7 @@ def attention_of_megatron():
 
 
 def attention_of_torch():
-    from tokenmill.tasks.train.attention import TorchAttention  # noqa: PLC0415
+    from tokenmill.tasks.train.megatron import TorchAttention  # noqa: PLC0415
 
     attention(TorchAttention)
 

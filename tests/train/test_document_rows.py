@@ -6,9 +6,9 @@ from collections import Counter
 import numpy as np
 import pytest
 from megatron.core.datasets.indexed_dataset import IndexedDatasetBuilder, get_bin_path, get_idx_path
-from tokenmill.tasks.train.documents import document_rows
+from tokenmill.tasks.train.engine import joined
 from tokenmill.tasks.train.job import Source, TrainData
-from tokenmill.tasks.train.world import joined
+from tokenmill.tasks.train.rows import document_rows
 
 LENGTH = 16
 STRIDE = 10_000

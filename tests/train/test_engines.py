@@ -7,12 +7,10 @@ import pytest
 import torch
 from safetensors.torch import load_file
 from tokenmill.tasks.errors import RunError
-from tokenmill.tasks.train.batch import Batch
-from tokenmill.tasks.train.engine import Shape
-from tokenmill.tasks.train.llama import configuration, fresh
-from tokenmill.tasks.train.loop import Training, train
-from tokenmill.tasks.train.schedule import learning_rate
-from tokenmill.tasks.train.world import joined
+from tokenmill.tasks.train.engine import Shape, joined
+from tokenmill.tasks.train.loop import Training, learning_rate, train
+from tokenmill.tasks.train.model import configuration, fresh
+from tokenmill.tasks.train.rows import Batch
 from transformers import LlamaForCausalLM
 
 from tests.train.engines_in_turn import LENGTH, PAD, VOCABULARY, Progressions, engine_of, settings_of

@@ -11,9 +11,9 @@ from megatron.core.datasets.indexed_dataset import IndexedDataset
 from tokenmill.tasks.errors import InputError, RunError
 from tokenmill.tasks.train import held_out as held_out_module
 from tokenmill.tasks.train.evaluate import evaluate
-from tokenmill.tasks.train.evaluation_settings import EvaluateSettings
 from tokenmill.tasks.train.held_out import held_out
 from tokenmill.tasks.train.results import artifact_record, markdown, publish_results, read_results
+from tokenmill.tasks.train.settings import EvaluateSettings
 from transformers import LlamaForCausalLM
 
 from tests import preparing, preparing_sft
@@ -189,7 +189,7 @@ def test_windows_change_nothing(request, kind, monkeypatch):
 
     whole = joined()
     monkeypatch.setattr(held_out_module, "WINDOW", 64)
-    monkeypatch.setattr(held_out_module, "PACKS", 1)
+    monkeypatch.setattr(held_out_module, "PACKS_AT_ONCE", 1)
     cut = joined()
     assert cut[0] > whole[0]
     assert cut[1:] == whole[1:]
@@ -199,7 +199,7 @@ def test_windows_change_nothing(request, kind, monkeypatch):
 @pytest.mark.parametrize("window", [50, 1 << 20])
 def test_whole_documents_are_read_up_to_a_limit(request, kind, window, monkeypatch):
     monkeypatch.setattr(held_out_module, "WINDOW", window)
-    monkeypatch.setattr(held_out_module, "PACKS", 1)
+    monkeypatch.setattr(held_out_module, "PACKS_AT_ONCE", 1)
     data = request.getfixturevalue(kind)
     lengths = {}
     for dataset, documents in held_out(data, "valid"):
@@ -250,7 +250,7 @@ def test_what_is_no_number_is_named_by_its_document(folder, pretrain, monkeypatc
 
 
 def test_data_of_another_vocabulary_is_refused(pretrain, model):
-    with pytest.raises(InputError, match=r"not what .* was prepared with"):
+    with pytest.raises(InputError, match=r"was prepared with the tokenizer .* restore its files"):
         evaluate(model, pretrain.model_copy(update={"fingerprint": "sha256:0"}), QUIET)
 
 
@@ -321,7 +321,7 @@ def test_changed_results_are_refused(results, tmp_path):
     file.write_bytes(file.read_bytes().replace(b'"truncated": 0', b'"truncated": 1', 1))
     with pytest.raises(InputError, match="evaluate again"):
         read_results(str(tmp_path))
-    with pytest.raises(InputError, match="there are no results"):
+    with pytest.raises(InputError, match="no results here"):
         read_results(str(tmp_path / "nowhere"))
 
 

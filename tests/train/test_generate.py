@@ -9,7 +9,7 @@ from tokenmill.tasks.errors import InputError, RunError
 from tokenmill.tasks.score.nll import Completions
 from tokenmill.tasks.tokenize.load import find_vocabulary
 from tokenmill.tasks.tokenize.settings import TokenizerSource
-from tokenmill.tasks.train.generate import Opening, Openings, generations, given
+from tokenmill.tasks.train.evaluate import Opening, Openings, generations, given
 from transformers import LlamaForCausalLM
 
 from tests.tokenize.small_vocabularies import EOS, byte_level_bpe
@@ -132,7 +132,7 @@ def test_a_prompt_that_leaves_no_room_is_cut_before(model, vocabulary):
 def test_logits_that_are_no_numbers_are_an_error(model, vocabulary, value):
     with torch.no_grad():
         model.lm_head.weight[SIZE - 1] = value
-    with pytest.raises(RunError, match="logits after 3 tokens are no numbers"):
+    with pytest.raises(RunError, match="logits after 3 tokens are not finite"):
         one(model, vocabulary, opening([7, 8, 9]))
 
 

@@ -2,7 +2,7 @@
 
 import pytest
 from tokenmill.tasks.errors import InputError
-from tokenmill.tasks.train.checkpoint_folders import folder_of, write_facts
+from tokenmill.tasks.train.checkpoints import folder_of, write_facts
 from tokenmill.tasks.train.events import Saved, Started, Step, Validated
 from tokenmill.tasks.train.history import METRICS, History, history_of
 

@@ -16,10 +16,10 @@ import yaml
 from tokenmill.flows.cli import run as tokenmill
 from tokenmill.tasks.errors import InputError
 from tokenmill.tasks.train.events import Failed, Saved
-from tokenmill.tasks.train.launch import run
-from tokenmill.tasks.train.launchers import launch_of, nemo_rl_launch
-from tokenmill.tasks.train.launchers.launch import Launch, require_program
-from tokenmill.tasks.train.launchers.torchrun import on_one_machine
+from tokenmill.tasks.train.launchers import launch_of
+from tokenmill.tasks.train.launchers.launch import Launch, on_one_machine, require_program
+from tokenmill.tasks.train.launchers.nemo_rl import nemo_rl_launch
+from tokenmill.tasks.train.watch import run
 
 from tests.peers import nemo_rl_configs
 from tests.train.launcher_jobs import ENCODING, FOLDER, HUB, job
@@ -355,9 +355,9 @@ def test_pods_without_gpus_ask_for_cores(cluster):
         ("image", "", {}, "TOKENMILL_CLAIM=''"),
         ("image", "files", {}, "TOKENMILL_CLAIM='files'"),
         ("image", "files:data", {}, "TOKENMILL_CLAIM='files:data'"),
-        ("image", "files:/data", {"output_dir": "/home/me/out"}, "output_dir /home/me/out does not lie in /data"),
-        ("image", "files:/data", {"path": "/database/x"}, "the data /database/x does not lie in /data"),
-        ("image", "files:/data", {"start_from": "/models/x"}, "start_from /models/x does not lie in /data"),
+        ("image", "files:/data", {"output_dir": "/home/me/out"}, "output_dir /home/me/out is not in /data"),
+        ("image", "files:/data", {"path": "/database/x"}, "the data /database/x is not in /data"),
+        ("image", "files:/data", {"start_from": "/models/x"}, "start_from /models/x is not in /data"),
         ("image", "files:/data", {"output_dir": "s3://bucket/out"}, "output_dir=s3://bucket/out: launcher=kubernetes"),
     ],
 )
@@ -520,7 +520,7 @@ def test_more_arguments_of_megatron_lm_have_the_last_word(written, shell):
         (job(launcher="megatron-lm", kind="sft"), "packed conversations.*set launcher=megatron-bridge"),
         (job(launcher="megatron-lm", start_from="org/model"), "start_from=org/model.*set launcher=megatron-bridge"),
         (job(launcher="megatron-lm", model={"rope_base": 0.5}), "model.rope_base=0.5"),
-        (job(launcher="megatron-bridge", kind="sft"), "'o200k_harmony' is none"),
+        (job(launcher="megatron-bridge", kind="sft"), "'o200k_harmony' is not one"),
         (job(launcher="nemo-rl"), "launcher=nemo-rl: .* holds pretrain data"),
     ],
     ids=lambda each: None if isinstance(each, str) else f"{each.settings.launcher}-{each.data.kind}",
@@ -536,7 +536,7 @@ def test_data_in_a_store_of_objects_is_not_for_trainers_that_open_files(launcher
     made = job(launcher=launcher, path=files)
     made = made.model_copy(update={"data": made.data.model_copy(update={"path": path})})
     with pytest.raises(
-        InputError, match=f"launcher={launcher}: .* s3://bucket/data.* prepare it again with --output-dir"
+        InputError, match=f"launcher={launcher}: .* s3://bucket/data.* prepare the data again with --output-dir"
     ):
         launch_of(made, 1)
 
@@ -611,7 +611,7 @@ def test_packs_in_several_folders_are_not_for_megatron_bridge():
     made = job(launcher="megatron-bridge", kind="sft", tokenizer=HUB)
     other = made.data.sources[0].model_copy(update={"files": ["/elsewhere/00.parquet"]})
     data = made.data.model_copy(update={"sources": [*made.data.sources, other]})
-    with pytest.raises(InputError, match="packs of train lie in 2 folders"):
+    with pytest.raises(InputError, match="packs of train are in 2 folders"):
         launch_of(made.model_copy(update={"data": data}), 8)
 
 
@@ -713,8 +713,8 @@ def test_the_script_of_nemo_rl_finds_its_settings_from_another_folder(written, s
         (manifest("none"), "target=none"),
         (manifest("nemo_rl_sft", train=""), "no training split"),
         (manifest("nemo_rl_sft", train="/x.jsonl.zst"), "compression=none"),
-        (manifest("nemo_rl_dpo", train="s3://b/x.jsonl"), "opens files, and s3://b/x.jsonl is in a store"),
-        (manifest("nemo_rl_sft", val="s3://b/v.jsonl"), "opens files, and s3://b/v.jsonl is in a store"),
+        (manifest("nemo_rl_dpo", train="s3://b/x.jsonl"), "opens files, but s3://b/x.jsonl is in an object store"),
+        (manifest("nemo_rl_sft", val="s3://b/v.jsonl"), "opens files, but s3://b/v.jsonl is in an object store"),
     ],
 )
 def test_rows_that_nemo_rl_does_not_read_are_refused(given, reason):

@@ -2,7 +2,7 @@
 
 import pytest
 from tokenmill.tasks.errors import InputError, RunError
-from tokenmill.tasks.train.log import LAST, logged
+from tokenmill.tasks.train.watch import LAST, logged
 
 
 def test_a_log_is_readable_while_it_grows_and_goes_on_where_it_stopped(tmp_path):

@@ -12,8 +12,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from tokenmill.tasks.errors import RunError
 from tokenmill.tasks.pack.parquet import SCHEMA
-from tokenmill.tasks.train.packed import PackedRows, flat_packs, lay_out, layout_folder
 from tokenmill.tasks.train.prepared import prepared_data
+from tokenmill.tasks.train.rows import PackedRows, flat_packs, lay_out, layout_folder
 
 from tests.faults.injection import killed_at
 from tests.preparing_sft import chat_vocabulary

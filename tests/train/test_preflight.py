@@ -19,9 +19,8 @@ from tokenmill.tasks.seal import sealed, unsealed
 from tokenmill.tasks.strict import parse
 from tokenmill.tasks.tokenize.binidx import index, read_index
 from tokenmill.tasks.train.job import Job, Source, TrainData
-from tokenmill.tasks.train.planning import plan_training
-from tokenmill.tasks.train.preflight import WHERE_NOT_WHAT, check, epochs_of
-from tokenmill.tasks.train.processes import process_count
+from tokenmill.tasks.train.launchers.launch import process_count
+from tokenmill.tasks.train.preflight import RUNTIME_SETTINGS, check, epochs_of, plan_training
 from tokenmill.tasks.train.settings import TrainSettings
 
 from tests.preparing_sft import CHATML, chat_vocabulary
@@ -84,10 +83,10 @@ def test_a_small_training_passes_and_nothing_is_written(job, kind):
 
 ANYWHERE = {"launcher": "megatron-bridge"}
 SETTINGS = [
-    ("pretrain", {"parallel": {"context": 2}, "processes": 2, "micro_batch": 1}, ANYWHERE, "hand the job to launcher=megatron-bridge"),
-    ("pretrain", {"parallel": {"sequence": True}}, ANYWHERE, "parallel.sequence=true: launcher=local does not cut sequences"),
-    ("pretrain", {"parallel": {"sequence": True}, "launcher": "slurm"}, ANYWHERE, "launcher=slurm does not cut"),
-    ("pretrain", {"engine": "transformers", "parallel": {"tensor": 2}, "processes": 2}, {"engine": "megatron-core"}, "parallel.tensor=2: engine=transformers keeps a model whole; use engine=megatron-core"),
+    ("pretrain", {"parallel": {"context": 2}, "processes": 2, "micro_batch": 1}, ANYWHERE, "leave it out, or set launcher=megatron-bridge"),
+    ("pretrain", {"parallel": {"sequence": True}}, ANYWHERE, "parallel.sequence=true: launcher=local does not split sequences"),
+    ("pretrain", {"parallel": {"sequence": True}, "launcher": "slurm"}, ANYWHERE, "launcher=slurm does not split"),
+    ("pretrain", {"engine": "transformers", "parallel": {"tensor": 2}, "processes": 2}, {"engine": "megatron-core"}, "parallel.tensor=2: engine=transformers does not split a model; use engine=megatron-core"),
     ("pretrain", {"engine": "transformers", "parallel": {"pipeline": 2}, "processes": 2}, {"engine": "megatron-core"}, "parallel.pipeline=2: engine=transformers"),
     ("pretrain", {"engine": "transformers", "optimizer": {"distributed": True}}, {"engine": "megatron-core"}, "optimizer.distributed=true: engine=transformers"),
     ("pretrain", {"processes": 3, "parallel": {"tensor": 2}}, {"processes": 4}, "set nodes and processes to make a multiple of 2"),
@@ -98,7 +97,7 @@ SETTINGS = [
     ("pretrain", {"processes": 2, "parallel": {"tensor": 2}, "model": {"vocabulary_multiple": 501}}, {"model": {"vocabulary_multiple": 502}}, "the padded vocabulary=501 cannot be shared evenly by 2 processes; choose a divisor of it, or a model.vocabulary_multiple that is"),
     ("pretrain", {"processes": 3, "parallel": {"pipeline": 3}}, {"model": {"layers": 6}}, "parallel.pipeline=3: model.layers=4"),
     ("pretrain", {"global_batch": 6, "micro_batch": 4}, {"global_batch": 8}, "set global_batch=8"),
-    ("pretrain", {"processes": 4, "micro_batch": 2}, {"micro_batch": 1}, "global_batch=4 is no multiple of 8, the micro_batch=2 of 4 replica(s)"),
+    ("pretrain", {"processes": 4, "micro_batch": 2}, {"micro_batch": 1}, "global_batch=4 is not a multiple of 8, the micro_batch=2 of 4 replica(s)"),
     ("sft", {"sequence_length": 62}, {"sequence_length": 63}, "set sequence_length=64, or prepare with pack_size=62"),
     ("sft", {"processes": 4, "parallel": {"context": 4}, **ANYWHERE}, {"processes": 2, "parallel": {"context": 2}}, "has pad_seq_to_mult=4; prepare it again with pad_seq_to_mult=8"),
     ("sft", {"processes": 6, "parallel": {"context": 2, "tensor": 3, "sequence": True}, "model": {"heads": 6, "key_value_heads": 6, "hidden": 48, "feed_forward": 96, "vocabulary_multiple": 96}, **ANYWHERE}, {"parallel": {"context": 2, "tensor": 3, "sequence": False}}, "prepare it again with pad_seq_to_mult=12"),
@@ -165,7 +164,7 @@ def test_texts_are_drawn_by_weight(sources, steps, batch, length):
     whole = sum(sum(weights) for _, weights in sources)
     wanted = [Fraction(steps * batch * length) * sum(weights) / whole / tokens for tokens, weights in sources]
     assert [each.source for each in found] == [source.dataset for source in listed]
-    assert [each.often for each in found] == pytest.approx([float(often) for often in wanted])
+    assert [each.count for each in found] == pytest.approx([float(often) for often in wanted])
 
 
 @given(st.lists(st.integers(1, 30), min_size=1, max_size=4), st.integers(1, 40), st.integers(1, 9))
@@ -179,8 +178,8 @@ def test_packs_are_all_read_before_one_is_read_again(rows, steps, batch):
     read = [0] * sum(rows)
     for number in range(steps * batch):
         read[number % len(read)] += 1
-    assert min(read) <= found.often <= max(read)
-    assert found.often == pytest.approx(sum(read) / len(read))
+    assert min(read) <= found.count <= max(read)
+    assert found.count == pytest.approx(sum(read) / len(read))
 
 
 def test_epochs_are_told_by_source(job, prepared):
@@ -242,9 +241,9 @@ SPOILT = [
     ("pretrain", ".bin", lambda data: data + b"\0\0", "bytes instead of"),
     ("pretrain", ".idx", lambda data: None, "missing"),
     ("pretrain", ".idx", lambda data: data[:-8], "bytes instead of"),
-    ("pretrain", ".idx", lambda data: b"NOTINDEX0" + data[9:], "its header is not that of"),
-    ("pretrain", ".idx", lambda data: data[:17] + b"\x04" + data[18:], "its header is not that of"),
-    ("pretrain", ".idx", lambda data: data[:18] + bytes([data[18] ^ 1]) + data[19:], "its header is not that of"),
+    ("pretrain", ".idx", lambda data: b"NOTINDEX0" + data[9:], "its header does not match"),
+    ("pretrain", ".idx", lambda data: data[:17] + b"\x04" + data[18:], "its header does not match"),
+    ("pretrain", ".idx", lambda data: data[:18] + bytes([data[18] ^ 1]) + data[19:], "its header does not match"),
     ("sft", ".parquet", lambda data: None, "missing"),
     ("sft", ".parquet", lambda data: data[:-9], "cannot be read as Parquet"),
     ("sft", ".parquet", lambda data: b"", "cannot be read as Parquet"),
@@ -263,9 +262,16 @@ def test_files_that_are_not_whole_are_refused_by_name(own, tmp_path, kind, endin
     assert words.startswith(f"{path}: ")
     assert problem in words
     files = sum(len(source.files) for source in chosen.data.sources)
-    assert (
-        f"with 1 of {files} files: see all with `tokenmill verify {out}`, then run the same preparation again" in words
-    )
+    assert f"; 1 of {files} files are wrong: see all with `tokenmill verify {out}`, then run the same" in words
+
+
+def test_a_file_of_other_packs_is_refused(own, tmp_path):
+    out = own("sft")
+    chosen = planned(out, tmp_path / "trained")
+    valid, train = (min((out / "splits" / split).glob("*.parquet")) for split in ("valid", "train"))
+    spoil(train, valid.read_bytes())
+    assert f"{train}: " in refusal(chosen)
+    assert " packs instead of " in refusal(chosen)
 
 
 def test_ids_of_four_bytes_are_as_good_as_those_of_two(own, tmp_path):
@@ -282,13 +288,12 @@ def test_ids_of_four_bytes_are_as_good_as_those_of_two(own, tmp_path):
     check(chosen)
 
 
-def test_a_file_of_other_packs_is_refused(own, tmp_path):
-    out = own("sft")
-    chosen = planned(out, tmp_path / "trained")
-    valid, train = (min((out / "splits" / split).glob("*.parquet")) for split in ("valid", "train"))
-    spoil(train, valid.read_bytes())
-    assert f"{train}: " in refusal(chosen)
-    assert " packs instead of " in refusal(chosen)
+def test_a_copy_without_its_store_can_be_trained_on(own, tmp_path):
+    out = own("pretrain")
+    manifest = unsealed((out / "manifest.json").read_bytes())
+    manifest["volatile"]["store"] = str(tmp_path / "on another machine")
+    (out / "manifest.json").write_bytes(sealed(manifest))
+    check(planned(out, tmp_path / "trained"))
 
 
 def test_all_files_that_are_not_whole_are_counted(own, tmp_path):
@@ -297,7 +302,7 @@ def test_all_files_that_are_not_whole_are_counted(own, tmp_path):
     for path in (out / "train").glob("*.bin"):
         path.unlink()
     count = len(list((out / "train").glob("*.idx")))
-    assert f"so with {count} of " in refusal(chosen)
+    assert f"; {count} of " in refusal(chosen)
 
 
 @pytest.mark.parametrize("kind", ["pretrain", "sft"])
@@ -336,7 +341,7 @@ def test_documents_whose_tokenizer_is_not_found_are_refused_as_no_model_could_be
     out = elsewhere(texts, "v")
     told = refusal(planned(out, "trained", launcher=launcher))
     assert told.startswith(f"{out}: was prepared with a tokenizer that is not found here: tokenizer.model: 'v' is not")
-    assert "start training there as well, or prepare with an absolute path" in told
+    assert "start training there too, or prepare with an absolute path" in told
 
 
 @pytest.mark.parametrize("launcher", OWN)
@@ -346,7 +351,7 @@ def test_packs_whose_template_is_not_found_are_refused_as_no_model_could_be_expo
     assert told.startswith(
         f"{out}: was prepared with a chat template that is not found here: chat_template: 'chat.jinja'"
     )
-    assert "start training there as well, or prepare with an absolute path" in told
+    assert "start training there too, or prepare with an absolute path" in told
 
 
 @pytest.mark.parametrize("launcher", OTHERS)
@@ -370,7 +375,7 @@ def test_a_tokenizer_that_is_another_by_now_is_refused_as_it_would_be_exported(t
     check(chosen)
     shutil.rmtree(mine)
     byte_level_bpe(mine, size=400)
-    assert "put back the files it was, or prepare the data again" in refusal(chosen)
+    assert "restore its files, or prepare the data again" in refusal(chosen)
 
 
 CONFIG = {
@@ -409,23 +414,23 @@ def test_a_model_with_the_datas_tokenizer_and_the_same_shape_may_begin(job, mode
 
 
 OTHER_MODELS = [
-    ({"hidden_size": 128}, "hidden_size is 128, model.hidden asks for 64"),
-    ({"num_hidden_layers": 2}, "num_hidden_layers is 2, model.layers asks for 4"),
-    ({"num_attention_heads": 8}, "num_attention_heads is 8, model.heads asks for 4"),
-    ({"num_key_value_heads": 4}, "num_key_value_heads is 4, model.key_value_heads asks for 2"),
-    ({"num_key_value_heads": None}, "num_key_value_heads is 4, model.key_value_heads asks for 2"),
-    ({"head_dim": 32}, "head_dim is 32, model.hidden asks for 16"),
-    ({"intermediate_size": 64}, "intermediate_size is 64, model.feed_forward asks for 176"),
-    ({"rope_parameters": {"rope_theta": 5e5, "rope_type": "default"}}, "rope_theta is 500000.0, model.rope_base"),
-    ({"rope_parameters": {"rope_theta": 1e4, "rope_type": "llama3", "factor": 8.0}}, "rope_type is 'llama3', only 'default'"),
-    ({"rope_parameters": None, "rope_theta": 5e5}, "rope_theta is 500000.0, model.rope_base asks for 10000.0"),
+    ({"hidden_size": 128}, "hidden_size is 128, but model.hidden is 64"),
+    ({"num_hidden_layers": 2}, "num_hidden_layers is 2, but model.layers is 4"),
+    ({"num_attention_heads": 8}, "num_attention_heads is 8, but model.heads is 4"),
+    ({"num_key_value_heads": 4}, "num_key_value_heads is 4, but model.key_value_heads is 2"),
+    ({"num_key_value_heads": None}, "num_key_value_heads is 4, but model.key_value_heads is 2"),
+    ({"head_dim": 32}, "head_dim is 32, but model.hidden is 16"),
+    ({"intermediate_size": 64}, "intermediate_size is 64, but model.feed_forward is 176"),
+    ({"rope_parameters": {"rope_theta": 5e5, "rope_type": "default"}}, "rope_theta is 500000.0, but model.rope_base"),
+    ({"rope_parameters": {"rope_theta": 1e4, "rope_type": "llama3", "factor": 8.0}}, "rope_type is 'llama3', but only 'default'"),
+    ({"rope_parameters": None, "rope_theta": 5e5}, "rope_theta is 500000.0, but model.rope_base is 10000.0"),
     ({"rope_parameters": None, "rope_scaling": {"type": "linear", "factor": 2.0}}, "rope_type is 'linear'"),
-    ({"rms_norm_eps": 1e-6}, "rms_norm_eps is 1e-06, model.norm_epsilon asks for 1e-05"),
-    ({"tie_word_embeddings": True}, "tie_word_embeddings is True, model.tied_embeddings asks for False"),
-    ({"model_type": "mistral"}, "model_type is 'mistral', only 'llama' is trained"),
-    ({"attention_bias": True}, "attention_bias is True, only False is trained"),
-    ({"mlp_bias": True}, "mlp_bias is True, only False is trained"),
-    ({"hidden_act": "gelu"}, "hidden_act is 'gelu', only 'silu' is trained"),
+    ({"rms_norm_eps": 1e-6}, "rms_norm_eps is 1e-06, but model.norm_epsilon is 1e-05"),
+    ({"tie_word_embeddings": True}, "tie_word_embeddings is True, but model.tied_embeddings is False"),
+    ({"model_type": "mistral"}, "model_type is 'mistral', but only 'llama' is supported"),
+    ({"attention_bias": True}, "attention_bias is True, but only False is supported"),
+    ({"mlp_bias": True}, "mlp_bias is True, but only False is supported"),
+    ({"hidden_act": "gelu"}, "hidden_act is 'gelu', but only 'silu' is supported"),
 ]  # fmt: skip
 
 
@@ -433,7 +438,7 @@ OTHER_MODELS = [
 def test_a_model_of_another_shape_is_refused_field_by_field(job, model, change, words):
     told = refusal(job(start_from=str(model({**CONFIG, **change}))))
     assert words in told
-    assert told.endswith("; set model as these weights have it")
+    assert told.endswith("; set model to match these weights")
 
 
 def test_all_that_differs_is_listed(job, model):
@@ -444,7 +449,7 @@ def test_all_that_differs_is_listed(job, model):
 
 def test_an_embedding_without_rows_for_all_ids_is_refused(job, model):
     folder = model({**CONFIG, "vocab_size": 499})
-    assert "vocab_size is 499, and the data has ids up to 499; take a model" in refusal(job(start_from=str(folder)))
+    assert "vocab_size is 499, but the data has ids up to 499; use a model" in refusal(job(start_from=str(folder)))
 
 
 def test_an_embedding_of_more_rows_than_are_trained_is_refused_with_how_to_have_them(job, model):
@@ -457,7 +462,7 @@ def test_a_model_of_another_tokenizer_is_refused(job, model, tmp_path):
     folder = model(tokenizer=byte_level_bpe(tmp_path / "other", size=500))
     told = refusal(job(start_from=str(folder)))
     assert "its tokenizer is sha256:" in told
-    assert "prepare the data with the tokenizer of these weights" in told
+    assert "prepare the data with the model's tokenizer" in told
 
 
 def test_a_model_without_a_tokenizer_is_refused(job, model):
@@ -495,20 +500,20 @@ def test_an_earlier_training_of_the_same_model_may_begin(job, tmp_path):
 def test_an_earlier_training_of_another_model_is_refused(job, tmp_path):
     earlier = finished(job(model={"layers": 2, "rope_base": 5e5}), tmp_path / "earlier")
     told = refusal(job(start_from=str(earlier)))
-    assert "another model: model.layers is 2, not 4; model.rope_base is 500000.0, not 10000.0; set model as" in told
+    assert "another model: model.layers is 2, not 4; model.rope_base is 500000.0, not 10000.0; set model to" in told
 
 
 def test_an_earlier_training_with_another_tokenizer_is_refused(job, tmp_path):
     chosen = job()
     data = chosen.data.model_copy(update={"fingerprint": "sha256:0"})
     earlier = finished(chosen.model_copy(update={"data": data}), tmp_path / "earlier")
-    assert "prepare the data with the tokenizer of these weights" in refusal(job(start_from=str(earlier)))
+    assert "prepare the data with the model's tokenizer" in refusal(job(start_from=str(earlier)))
 
 
 def test_an_earlier_training_that_has_not_ended_is_refused(job, tmp_path):
     earlier = finished(job(), tmp_path / "earlier")
     shutil.rmtree(earlier / "model")
-    assert refusal(job(start_from=str(earlier))).endswith("has written no model yet; let it finish first")
+    assert refusal(job(start_from=str(earlier))).endswith("has not written its model yet; let it finish first")
 
 
 def test_places_here_are_made_absolute(prepared, tmp_path, monkeypatch):
@@ -525,7 +530,7 @@ def test_places_here_are_made_absolute(prepared, tmp_path, monkeypatch):
 @pytest.mark.parametrize("kind", ["sft", "pretrain"])
 def test_a_preparation_is_not_written_into_whether_it_is_this_or_another(prepared, kind):
     told = refusal(planned(prepared["sft"], prepared[kind]))
-    assert told.endswith("its manifest.json is that of a preparation; give training an --output-dir of its own")
+    assert told.endswith("its manifest.json is that of a preparation; give training its own --output-dir")
 
 
 def reviewed(chosen):
@@ -547,10 +552,10 @@ ELSEWHERE = {
 
 def test_the_same_job_goes_on_wherever_it_runs(job):
     begun(job(micro_batch=1))
-    assert set(ELSEWHERE) - {"micro_batch"} == WHERE_NOT_WHAT
+    assert set(ELSEWHERE) - {"micro_batch"} == RUNTIME_SETTINGS
     for chosen in (job(micro_batch=1), job(**ELSEWHERE)):
         assert (
-            check(chosen)[-1] == f"{chosen.output_dir}: this job was begun before, and goes on from its last checkpoint"
+            check(chosen)[-1] == f"{chosen.output_dir}: this job was begun before, and resumes from its last checkpoint"
         )
 
 
@@ -579,7 +584,7 @@ def test_other_data_does_not_go_on_in_its_place_but_the_same_data_elsewhere_does
     chosen = job()
     begun(chosen)
     same, _ = texts(tmp_path / "same", vocabulary, store=store)
-    assert "goes on" in check(planned(same, chosen.output_dir))[-1]
+    assert "resumes" in check(planned(same, chosen.output_dir))[-1]
     other, _ = texts(tmp_path / "same", vocabulary, weights={"a": 1.0}, store=store)
     assert "data.content was 'xxh3_128:" in refusal(planned(other, chosen.output_dir))
 
@@ -683,7 +688,7 @@ def test_gpus_that_were_counted_are_said_to_be(machine, job):
 
 
 def test_nothing_that_computes_is_imported():
-    code = "import sys, tokenmill.tasks.train.planning, tokenmill.tasks.train.preflight; print({'torch', 'megatron'} & set(sys.modules))"
+    code = "import sys, tokenmill.tasks.train.preflight; print({'torch', 'megatron'} & set(sys.modules))"
     assert subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout == "set()\n"
 
 

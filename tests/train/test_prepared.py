@@ -239,7 +239,7 @@ def test_an_empty_folder_is_refused(tmp_path):
 
 def test_a_blend_made_by_hand_is_refused(own):
     (own / "manifest.json").unlink()
-    assert "blend.json has no manifest.json beside it that vouches for it; train on the --output-dir" in refusal(own)
+    assert "blend.json has no manifest.json beside it; train on the --output-dir" in refusal(own)
 
 
 @pytest.mark.parametrize("change", [lambda blend: blend.replace(b'"3.0', b'"9.0').replace(b'"1', b'"2'), None])
@@ -252,26 +252,26 @@ def test_a_blend_that_was_edited_or_removed_is_refused(own, change):
         return
     assert change(before) != before
     place.write_bytes(change(before))
-    assert "blend.json: not the one that was published; change weights and data sets in the blend" in refusal(own)
+    assert "blend.json: not the one that was published; change weights and data sets in the input blend" in refusal(own)
 
 
 @pytest.mark.parametrize(
     ("kind", "remedy"),
     [
         ("harmony", "pack it first: tokenmill sft {}/blend.json --output-dir PACKS chat_template=harmony"),
-        ("rl", "NeMo-RL is what reads it: hand it over with launcher=nemo-rl"),
-        ("dedup", "prepare what it kept: tokenmill pretrain, or tokenmill sft, with {}/blend.json"),
+        ("rl", "hand it to NeMo-RL with launcher=nemo-rl"),
+        ("dedup", "prepare its output: tokenmill pretrain or tokenmill sft with {}/blend.json"),
         ("nll", "train on the --output-dir of tokenmill pretrain or tokenmill sft"),
     ],
 )
 def test_other_kinds_of_data_are_refused_with_what_to_do(own, kind, remedy):
     edit(own, type=kind)
-    assert refusal(own) == f"{own}: holds {kind} data, which is not trained on as it is; {remedy.format(own)}"
+    assert refusal(own) == f"{own}: holds {kind} data, which cannot be trained on directly; {remedy.format(own)}"
 
 
 def test_a_run_that_failed_is_refused(own):
     edit(own, status="failed", error="out of disk")
-    assert "the run failed and published nothing: out of disk; mend that and prepare the data again" in refusal(own)
+    assert "the run failed and published nothing: out of disk; fix that and prepare the data again" in refusal(own)
 
 
 def test_a_damaged_manifest_is_refused(own):
@@ -292,4 +292,4 @@ def test_another_tokenizer_under_the_same_name_is_refused(tmp_path, vocabulary):
     out, _ = packs(tmp_path, mine)
     prepared_data(out)
     (mine / "tokenizer.json").write_bytes((mine / "tokenizer.json").read_bytes() + b"\n")
-    assert refusal(out).endswith("put back the files it was, or prepare the data again")
+    assert refusal(out).endswith("restore its files, or prepare the data again")

@@ -4,7 +4,7 @@ import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
-from tokenmill.tasks.train.schedule import learning_rate
+from tokenmill.tasks.train.loop import learning_rate
 from tokenmill.tasks.train.settings import OptimizerSettings
 from torch.optim.lr_scheduler import ConstantLR, CosineAnnealingLR, LinearLR, SequentialLR
 

@@ -4,10 +4,9 @@ import numpy as np
 import pytest
 from megatron.core.datasets.indexed_dataset import IndexedDataset
 from megatron.core.datasets.object_storage_utils import ObjectStorageConfig
-from tokenmill.tasks.train.documents import document_rows
-from tokenmill.tasks.train.packed import flat_packs, lay_out
+from tokenmill.tasks.train.engine import joined
 from tokenmill.tasks.train.prepared import prepared_data
-from tokenmill.tasks.train.world import joined
+from tokenmill.tasks.train.rows import document_rows, flat_packs, lay_out
 
 from tests.flaky_storage import flaky_server, used_here
 from tests.preparing_sft import chat_vocabulary

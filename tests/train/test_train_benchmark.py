@@ -21,7 +21,7 @@ from tokenmill.tasks.train.benchmark import (
 )
 from tokenmill.tasks.train.events import Started, Step
 from tokenmill.tasks.train.job import Job, Source, TrainData
-from tokenmill.tasks.train.peaks import flops_per_token, peak
+from tokenmill.tasks.train.loop import flops_per_token, peak_flops
 from tokenmill.tasks.train.settings import ModelSettings, TrainSettings
 from torch.utils.flop_counter import FlopCounterMode
 from transformers import LlamaConfig, LlamaForCausalLM
@@ -103,7 +103,7 @@ def test_steps_before_a_restart_are_not_measured():
 
 
 def test_too_few_steps_are_refused():
-    with pytest.raises(InputError, match=r"2 were done since the start.*train 3 at least"):
+    with pytest.raises(InputError, match=r"2 were done since the start.*train at least 3"):
         summarise(job(), STARTED, steps(2))
 
 
@@ -117,7 +117,7 @@ def test_a_baseline_is_found_by_configuration_and_device(base, tmp_path):
         summarise(job(), Started(**{**STARTED.model_dump(), "device": "NVIDIA H100 PCIe"}), steps()),
         summarise(job(), Started(**{**STARTED.model_dump(), "processes": 4}), steps()),
     ):
-        with pytest.raises(InputError, match=r"there is no baseline.*record one first"):
+        with pytest.raises(InputError, match=r"no baseline.*record one first"):
             baseline_of(other, str(tmp_path))
 
 
@@ -286,10 +286,10 @@ def products(counter, forward_only=None):
     ],
 )
 def test_peaks_are_those_of_the_data_sheets_or_none(name, teraflops):
-    assert peak(name) == (teraflops and teraflops * 1e12)
+    assert peak_flops(name) == (teraflops and teraflops * 1e12)
 
 
 def test_benchmarks_and_results_are_read_without_torch():
-    modules = "tokenmill.tasks.train.benchmark, tokenmill.tasks.train.peaks, tokenmill.tasks.train.results, tokenmill.tasks.train.evaluation_settings"
+    modules = "tokenmill.tasks.train.benchmark, tokenmill.tasks.train.results, tokenmill.tasks.train.settings"
     program = f"import sys, {modules}; sys.exit('torch' in sys.modules)"
     assert subprocess.run([sys.executable, "-c", program], check=False).returncode == 0

@@ -10,15 +10,13 @@ from tokenmill.tasks.score.causal import CausalScorer
 from tokenmill.tasks.score.nll import Completions
 from tokenmill.tasks.tokenize.load import find_vocabulary
 from tokenmill.tasks.tokenize.settings import TokenizerSource
-from tokenmill.tasks.train.batch import Batch
-from tokenmill.tasks.train.documents import document_rows
+from tokenmill.tasks.train.engine import joined
 from tokenmill.tasks.train.events import Exported, Failed, Saved, Started, Step
 from tokenmill.tasks.train.job import Job
-from tokenmill.tasks.train.packed import PackedRows, flat_packs, lay_out
+from tokenmill.tasks.train.loop import learning_rate
 from tokenmill.tasks.train.prepared import prepared_data
-from tokenmill.tasks.train.schedule import learning_rate
+from tokenmill.tasks.train.rows import Batch, PackedRows, document_rows, flat_packs, lay_out
 from tokenmill.tasks.train.settings import TrainSettings
-from tokenmill.tasks.train.world import joined
 from transformers import AutoModelForCausalLM, AutoTokenizer, LlamaForCausalLM
 
 from tests.preparing_sft import CHATML, chat_vocabulary

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from tokenmill.tasks.train.world import PATIENCE, joined
+from tokenmill.tasks.train.engine import PATIENCE, joined
 from torch import distributed
 from torch.distributed import distributed_c10d
 

@@ -12,9 +12,9 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
-from tokenmill.tasks.train.events import Failed, Started, Step, Validated, heard
+from tokenmill.tasks.train.events import Failed, Started, Step, Validated, event_in
 from tokenmill.tasks.train.job import JOB
-from tokenmill.tasks.train.launchers.torchrun import TRAINER, on_one_machine
+from tokenmill.tasks.train.launchers.launch import TRAINER, on_one_machine
 
 REPOSITORY = Path(__file__).parents[2]
 ENGINES_IN_TURN = REPOSITORY / "tests/train/engines_in_turn.py"
@@ -75,7 +75,7 @@ def training(job, processes=1):
 def train(job, processes=1):
     """Run a job to its end."""
     with training(job, processes) as running:
-        events = [event for line in running.stdout if (event := heard(line))]
+        events = [event for line in running.stdout if (event := event_in(line))]
     return Ended(events, running.returncode)
 
 

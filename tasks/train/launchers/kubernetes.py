@@ -1,11 +1,11 @@
-"""Kubernetes: a Job with one pod per machine, and a script that starts it, shows its log and ends with its result.
+"""Kubernetes: a Job with one pod per machine, and a script that starts it, shows its log and exits with its result.
 
-Pods have names of their own in an Indexed Job, so that the processes of several machines meet at the first of them, by way
-of a Service without an address. Nothing is started again there: a retry is a new Job that goes on from the checkpoint.
+Pods of an Indexed Job have names, so the processes of several machines meet at the first pod, by way of a headless Service.
+Kubernetes restarts nothing: a retry is a new Job that resumes from the checkpoint.
 
-What is a matter of the cluster comes from the environment: TOKENMILL_IMAGE is an image with this package and its extra
-`train`, TOKENMILL_CLAIM the persistent volume claim that holds data and output and where it is mounted, as
-`claim:/mount/path`; it must be the same path on the machine that plans. kubectl takes cluster and namespace from its context.
+The cluster's settings come from the environment: TOKENMILL_IMAGE is an image with this package and its extra `train`;
+TOKENMILL_CLAIM is `claim:/mount/path`, the persistent volume claim with data and output, and its mount path in pods and on
+this machine. kubectl takes cluster and namespace from its context.
 """
 
 import hashlib
@@ -20,13 +20,12 @@ from tokenmill.tasks.errors import InputError
 from tokenmill.tasks.storage import is_local, join
 from tokenmill.tasks.train.job import JOB, Job
 
-from .launch import Launch, local_folder
-from .torchrun import RUN, TRAINER, on_one_machine
+from .launch import RUN, TRAINER, Launch, local_folder, on_one_machine
 
 IMAGE, CLAIM = "TOKENMILL_IMAGE", "TOKENMILL_CLAIM"
 MANIFEST, SCRIPT = "job.yaml", "job.sh"
 PORT = 29500
-"""Where processes of several machines meet. A pod has an address of its own, so nobody else is there."""
+"""Where processes of several machines meet; a pod has its own address, so the port is free."""
 
 INSTANCE = "app.kubernetes.io/instance"
 INDEX = "batch.kubernetes.io/job-completion-index"
@@ -89,7 +88,7 @@ done
 
 @dataclass(frozen=True, slots=True)
 class _Place:
-    """What a cluster is asked to run in."""
+    """The container image, and the claim with its mount path."""
 
     image: str
     claim: str
@@ -97,7 +96,7 @@ class _Place:
 
 
 def kubernetes_launch(job: Job, processes: int) -> Launch:
-    """Raises InputError when the environment says too little, or when a path is not in the claim."""
+    """Raises InputError for missing environment variables, and for paths outside the claim."""
     folder, place = local_folder(job.output_dir, job.settings.launcher), _place(os.environ)
     _require_mounted(job, place)
     name = f"tokenmill-train-{hashlib.sha256(folder.encode()).hexdigest()[:8]}"
@@ -111,7 +110,9 @@ def kubernetes_launch(job: Job, processes: int) -> Launch:
 def _place(environment: Mapping[str, str]) -> _Place:
     image = environment.get(IMAGE)
     if not image:
-        raise InputError(f"{IMAGE} is not set: launcher=kubernetes needs the name of an image with this package in it")
+        raise InputError(
+            f"{IMAGE} is not set: launcher=kubernetes needs the name of an image that contains this package"
+        )
     claim, colon, mount = environment.get(CLAIM, "").partition(":")
     if not (claim and colon and mount.startswith("/")):
         raise InputError(
@@ -126,13 +127,12 @@ def _require_mounted(job: Job, place: _Place) -> None:
     for what, path in paths.items():
         if path and path.startswith("/") and is_local(path) and not path.startswith(f"{place.mount}/"):
             raise InputError(
-                f"{what} {path} does not lie in {place.mount}, which is where {CLAIM} is mounted; move it there, or name "
-                "another claim"
+                f"{what} {path} is not in {place.mount}, where {CLAIM} is mounted; move it there, or name another claim"
             )
 
 
 def _service(name: str) -> dict[str, Any]:
-    """Gives pods names that others find, before they are ready too."""
+    """Give pods DNS names, even before they are ready."""
     return {
         "apiVersion": "v1",
         "kind": "Service",

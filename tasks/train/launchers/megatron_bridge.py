@@ -1,8 +1,8 @@
-"""Megatron-Bridge: a script in Python that builds its configuration for this job and trains.
+"""Megatron-Bridge: a Python script that builds its configuration for this job and trains.
 
-The names are those of Megatron-Bridge 0.6 (`megatron.bridge.training.config`); its command-line recipes are in its repository but not
-in its package, so that a script is what works with either. Pretraining reads blend.json; packed conversations are
-read as files of a folder, each once per epoch, and one pack is a micro batch.
+The names are those of Megatron-Bridge 0.6 (`megatron.bridge.training.config`). Its command-line recipes are in its
+repository but not in its package; a script works with either. Pretraining reads blend.json; packs are read as the files of
+a folder, each once per epoch, and one pack is a micro-batch.
 """
 
 import os
@@ -11,20 +11,21 @@ from typing import Any
 
 from tokenmill.tasks.errors import InputError
 from tokenmill.tasks.storage import join
+from tokenmill.tasks.train.initial_weights import model_name
 from tokenmill.tasks.train.job import CHECKPOINTS, MODEL, Job
-from tokenmill.tasks.train.start import model_name
 
-from .handed_over import (
+from .launch import (
     HUGGING_FACE,
     NULL,
     SCRIPT,
+    Launch,
     hugging_face_name,
     integral_rope_base,
+    local_folder,
     places_of,
     require_files,
     torchrun_words,
 )
-from .launch import Launch, local_folder
 
 PROGRAM = "train.py"
 
@@ -187,7 +188,7 @@ def dataset() -> GPTSFTDatasetConfig:
 
 
 def megatron_bridge_launch(job: Job, processes: int) -> Launch:
-    """Raises InputError when Bridge cannot read the data as it lies, or has no name for its tokenizer."""
+    """Raises InputError when Bridge cannot read the data where it is, or its tokenizer."""
     require_files(job.settings.launcher, places_of(job))
     folder = local_folder(job.output_dir, job.settings.launcher)
     data = (PACKS if job.data.kind == "sft" else DOCUMENTS).substitute(_data_values(job))
@@ -199,7 +200,7 @@ def megatron_bridge_launch(job: Job, processes: int) -> Launch:
 
 
 def _values(job: Job) -> dict[str, str]:
-    """What stands in the program, in Python's spelling."""
+    """The values in the program, as Python literals."""
     settings, packed = job.settings, job.data.kind == "sft"
     chosen: dict[str, Any] = {
         **settings.model.model_dump(), **settings.parallel.model_dump(), **settings.optimizer.model_dump(),
@@ -212,7 +213,7 @@ def _values(job: Job) -> dict[str, str]:
         "global_batch": settings.global_batch,
         "micro_batch": 1 if packed else settings.micro_batch,
         "validate_every": settings.validate_every or settings.steps,
-        "validation_batches": settings.validation_batches if _validates(job) else 0,
+        "validation_batches": settings.validation_batches if job.validates else 0,
         "seed": settings.seed,
         "checkpoints": join(job.output_dir, CHECKPOINTS),
         "save_interval": settings.checkpoint_every or settings.steps,
@@ -231,30 +232,26 @@ def _data_values(job: Job) -> dict[str, str]:
         "root": data.path,
         "pack_size": data.pack_size,
         "pad_seq_to_mult": data.pad_seq_to_mult or 1,
-        "validates": _validates(job),
+        "validates": job.validates,
     }
     if data.kind == "sft":
-        chosen |= {"train": _folder(job, "train"), "valid": _folder(job, "valid") if _validates(job) else None}
+        chosen |= {"train": _folder(job, "train"), "valid": _folder(job, "valid") if job.validates else None}
     return {name: repr(value) for name, value in chosen.items()}
 
 
-def _validates(job: Job) -> bool:
-    return job.settings.validate_every is not None and bool(job.data.of("valid"))
-
-
 def _folder(job: Job, split: str) -> str:
-    """The folder that the packs of a split lie in."""
+    """The folder of a split's packs."""
     folders = {os.path.dirname(file) for source in job.data.of(split) for file in source.files}  # noqa: PTH120 - may be a URL
     if len(folders) == 1:
         return folders.pop()
     raise InputError(
-        f"launcher=megatron-bridge: the packs of {split} lie in {len(folders)} folders ({', '.join(sorted(folders))}), and "
+        f"launcher=megatron-bridge: the packs of {split} are in {len(folders)} folders ({', '.join(sorted(folders))}), and "
         "Megatron-Bridge reads one; prepare them into one output folder"
     )
 
 
 def _tokenizer(job: Job) -> dict[str, str]:
-    """The arguments of TokenizerConfig: that of the weights to begin with, which is known to be that of the data."""
+    """The arguments of TokenizerConfig: the tokenizer of the initial weights, which is that of the data, or the data's."""
     if job.settings.start_from is not None:
         return {"tokenizer_type": repr(HUGGING_FACE), "tokenizer_model": "START_FROM"}
     name = hugging_face_name(job)
@@ -262,7 +259,7 @@ def _tokenizer(job: Job) -> dict[str, str]:
         return {"tokenizer_type": repr(HUGGING_FACE), "tokenizer_model": repr(name)}
     if job.data.kind == "sft":
         raise InputError(
-            f"launcher=megatron-bridge: it pads packs with the end of a Hugging Face tokenizer, and {job.data.tokenizer['model']!r} is "
-            "none; set start_from to a model with this tokenizer, or launcher=local"
+            f"launcher=megatron-bridge: it pads packs with the EOS of a Hugging Face tokenizer, and {job.data.tokenizer['model']!r} is "
+            "not one; set start_from to a model with this tokenizer, or launcher=local"
         )
     return {"tokenizer_type": repr(NULL), "vocab_size": repr(job.data.vocabulary_size)}

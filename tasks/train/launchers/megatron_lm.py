@@ -1,7 +1,7 @@
 """Megatron-LM: a script that gives pretrain_gpt.py this job's model, data and schedule.
 
-The names of arguments are those of Megatron-LM with megatron-core 0.19 (megatron/training/arguments.py), where Megatron's
-defaults are not ours they are stated: it drops out a tenth of activations and ties embeddings unless it is told otherwise.
+The arguments are those of Megatron-LM with megatron-core 0.19 (megatron/training/arguments.py). They state every default
+that differs from ours: Megatron would drop out a tenth of the activations, and tie embeddings.
 """
 
 import shlex
@@ -11,20 +11,21 @@ from tokenmill.tasks.errors import InputError
 from tokenmill.tasks.storage import join
 from tokenmill.tasks.train.job import CHECKPOINTS, Job
 
-from .handed_over import (
+from .launch import (
     HUGGING_FACE,
     NULL,
     SCRIPT,
+    Launch,
     hugging_face_name,
     integral_rope_base,
+    local_folder,
     places_of,
     require_files,
     torchrun_words,
 )
-from .launch import Launch, local_folder
 
 Arguments = Mapping[str, str | int | float | bool]
-"""Values by argument; True stands for an argument without a value, False for none."""
+"""Values by argument; True is an argument without a value, False leaves it out."""
 
 TEXT = """\
 #!/usr/bin/env bash
@@ -41,7 +42,7 @@ exec python {torchrun} "$program" \\
 
 
 def megatron_lm_launch(job: Job, processes: int) -> Launch:
-    """Raises InputError for packed data, data in a store, and weights to begin with, none of which Megatron-LM reads."""
+    """Raises InputError for packs, data in an object store, and initial weights, none of which Megatron-LM reads."""
     if job.data.kind != "pretrain":
         raise InputError(
             f"launcher=megatron-lm: {job.data.path} holds packed conversations, which pretrain_gpt.py does not read; set "
@@ -49,7 +50,7 @@ def megatron_lm_launch(job: Job, processes: int) -> Launch:
         )
     if job.settings.start_from is not None:
         raise InputError(
-            f"start_from={job.settings.start_from}: Megatron-LM begins with checkpoints of its own only; set "
+            f"start_from={job.settings.start_from}: Megatron-LM starts from its own checkpoints only; set "
             "launcher=megatron-bridge, which converts"
         )
     require_files(job.settings.launcher, places_of(job))
@@ -65,7 +66,7 @@ def megatron_lm_launch(job: Job, processes: int) -> Launch:
 
 
 def argument_groups(job: Job) -> dict[str, Arguments]:
-    """The arguments of pretrain_gpt.py, by what they are about."""
+    """The arguments of pretrain_gpt.py, grouped."""
     return {
         "model": _model(job),
         "data": _data(job),
@@ -77,7 +78,7 @@ def argument_groups(job: Job) -> dict[str, Arguments]:
 
 
 def _array(name: str, arguments: Arguments) -> str:
-    """The arguments as an array of bash, quoted, one to a line."""
+    """Arguments as a bash array, quoted, one per line."""
     return "\n".join([f"{name}=(", *(f"    {line}" for line in _words(arguments)), ")"])
 
 
@@ -129,14 +130,13 @@ def _data(job: Job) -> Arguments:
 
 def _training(job: Job) -> Arguments:
     settings = job.settings
-    validated = settings.validate_every is not None and bool(job.data.of("valid"))
     return {
         "--train-iters": settings.steps,
         "--micro-batch-size": settings.micro_batch,
         "--global-batch-size": settings.global_batch,
         "--bf16": settings.precision != "float32",
         "--seed": settings.seed,
-        "--eval-iters": settings.validation_batches if validated else 0,
+        "--eval-iters": settings.validation_batches if job.validates else 0,
         "--eval-interval": settings.validate_every or settings.steps,
         "--log-interval": 1,
     }

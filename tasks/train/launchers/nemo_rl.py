@@ -1,8 +1,8 @@
-"""NeMo-RL: a configuration on top of one of its own examples, and the script of it that fits the rows.
+"""NeMo-RL: a configuration that inherits from one of its examples, and the script that fits the rows.
 
-`tokenmill rl` checks rows against a target, which decides what reads them and so what runs: supervised fine-tuning, DPO, or
-GRPO with problems of mathematics or with NeMo-Gym. Only what is this run's is stated (model, data, places); all the rest
-stays as in the example of the checkout at NEMO_RL that the configuration inherits from, so that it fits its version.
+The target of `tokenmill rl` decides what runs: supervised fine-tuning, DPO, or GRPO with mathematics or with NeMo-Gym. The
+configuration states model, data and places only; the rest comes from the example in the checkout at NEMO_RL, so that it
+fits its version.
 """
 
 import re
@@ -17,12 +17,10 @@ from tokenmill.tasks.errors import InputError
 from tokenmill.tasks.rl.targets import Target
 from tokenmill.tasks.shards.manifest import read_manifest
 from tokenmill.tasks.storage import absolute, filesystem, join
-from tokenmill.tasks.train.planning import start_place
+from tokenmill.tasks.train.initial_weights import model_name, start_place
 from tokenmill.tasks.train.settings import TrainSettings
-from tokenmill.tasks.train.start import model_name
 
-from .handed_over import SCRIPT, require_files
-from .launch import Launch, local_folder
+from .launch import SCRIPT, Launch, local_folder, require_files
 
 CONFIG = "nemo_rl.yaml"
 INTERPOLATION = re.compile(r"(\\*)\$\{")
@@ -47,9 +45,7 @@ exec uv run {program} --config {config} "$@"
 
 @dataclass(frozen=True, slots=True)
 class _Recipe:
-    """What of NeMo-RL reads rows of a target: its script, the example to inherit from, the section of its algorithm, how
-    data sets are read, and what else it needs.
-    """
+    """How NeMo-RL reads the rows of a target: script, example to inherit from, section of the algorithm, and readers."""
 
     program: str
     example: str
@@ -63,12 +59,12 @@ ASKED: Mapping[str, Mapping[str, bool]] = {
     "grpo": {"use_multiple_dataloader": False},
     "dpo": {},
 }
-"""Keys that an algorithm reads from its data section beside those that all read (`nemo_rl/algorithms/*.py`). SFT adds no
-token that the chat template has already written.
+"""Keys of an algorithm's data section beyond the common ones (`nemo_rl/algorithms/*.py`). SFT adds no token that the
+chat template has already written.
 """
 
 OWN_TEMPLATE = {"chat_template": "default"}
-"""The tokenizer's template instead of the example's, which was made for questions with a context."""
+"""Use the tokenizer's template; the example's is for questions with a context."""
 
 GYM = {
     "env": {
@@ -111,7 +107,7 @@ RECIPES: Mapping[Target, _Recipe] = {
 def rl_launch(data: str, settings: TrainSettings, output_dir: str) -> Launch:
     """How NeMo-RL trains on the preparation in `data`.
 
-    Raises InputError without `start_from`, the model that is trained further, and for rows that it cannot read.
+    Raises InputError without `start_from`, the model to train further, and for rows that NeMo-RL cannot read.
     """
     if settings.start_from is None:
         raise InputError("start_from: reinforcement learning trains a model further; name it by its hub id or folder")
@@ -124,8 +120,8 @@ def rl_launch(data: str, settings: TrainSettings, output_dir: str) -> Launch:
 def nemo_rl_launch(manifest: Mapping[str, Any], output_dir: str, model: str) -> Launch:
     """How NeMo-RL trains `model`, a hub id or folder, on the preparation of `tokenmill rl` with this manifest.
 
-    Places are absolute, as NeMo-RL runs in a folder of its own. Of preferences the first row is read, which tells their
-    form. Raises InputError when the preparation is not one that NeMo-RL reads, or the output folder not in a file system.
+    Places are absolute, because NeMo-RL runs in its own folder. The first row of preferences is read for their form. Raises
+    InputError for rows that NeMo-RL cannot read, and for an output folder outside a file system.
     """
     target: Target = manifest["settings"]["target"]
     _require_readable(manifest, target)
@@ -143,7 +139,7 @@ def nemo_rl_launch(manifest: Mapping[str, Any], output_dir: str, model: str) -> 
 def _require_readable(manifest: Mapping[str, Any], target: Target) -> None:
     if target not in RECIPES:
         raise InputError(
-            f"launcher=nemo-rl: the preparation was made with target={target}, so nobody knows what reads its rows; prepare it with "
+            f"launcher=nemo-rl: NeMo-RL has no reader for rows prepared with target={target}; prepare with "
             f"one of {', '.join(RECIPES)}"
         )
     if not manifest["train"]:
@@ -189,7 +185,7 @@ def _literal(text: str) -> str:
 
 
 def _preferences(path: str) -> dict[str, Any]:
-    """What reads the preferences in a file: two ranked completions, or an answer chosen and one rejected."""
+    """The reader of preferences: two ranked completions, or a chosen and a rejected answer."""
     system, place = filesystem(path)
     with system.open(place, "rb") as file:
         row = cast("dict[str, Any]", orjson.loads(file.readline()))

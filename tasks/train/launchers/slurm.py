@@ -1,13 +1,12 @@
-"""Slurm: one `srun`, which waits for its machines, shows the log as it comes, and ends the job when it is ended.
+"""Slurm: one `srun`, which waits for machines, passes on the log, and ends the job when it is ended.
 
-`sbatch --wait` would need a second process that follows a file of a shared file system, seconds late, and a third that
-cancels the job. `srun` is one child that is all of it: it allocates, carries the output of the tasks to its own, hands
-SIGTERM on to them, and exits with the highest of their codes. The same line works within an allocation (`salloc`), whose
-machines it then uses. job.sbatch runs it for those who rather queue a job and leave.
+`srun` allocates, carries the tasks' output, forwards SIGTERM, and exits with their highest exit code; `sbatch --wait`
+would need two more processes for that. Within an allocation (`salloc`) it uses those machines. job.sbatch runs the same
+`srun` as a queued job.
 
-What a site asks for beside that (partition, account, time, cores per GPU) is not repeated in settings: `srun` reads
-SLURM_PARTITION, SLURM_ACCOUNT, SLURM_TIMELIMIT and SLURM_CPUS_PER_GPU, `sbatch` the same with SBATCH_ in front (SBATCH_TIMELIMIT and so
-on), both from the environment. The output folder and the data must lie where all machines see them.
+Other options of a site (partition, account, time, cores per GPU) come from the environment: `srun` reads SLURM_PARTITION,
+SLURM_ACCOUNT, SLURM_TIMELIMIT and SLURM_CPUS_PER_GPU, `sbatch` the same with SBATCH_ in front. All machines must see the
+output folder and the data.
 """
 
 import shlex
@@ -16,8 +15,7 @@ import sys
 from tokenmill.tasks.storage import join
 from tokenmill.tasks.train.job import CHECKPOINTS, JOB, Job
 
-from .launch import Launch, local_folder, script_lines
-from .torchrun import TRAINER
+from .launch import TRAINER, Launch, local_folder, script_lines
 
 NODE, BATCH = "node.sh", "job.sbatch"
 PYTHON = "TOKENMILL_PYTHON"
@@ -86,7 +84,7 @@ wait $!
 
 
 def slurm_launch(job: Job, processes: int) -> Launch:
-    """Raises InputError when the output folder is not in a file system."""
+    """Raises InputError for an output folder outside a file system."""
     folder, settings = local_folder(job.output_dir, job.settings.launcher), job.settings
     node = join(folder, NODE)
     asked = [f"--nodes={settings.nodes}", "--ntasks-per-node=1", _devices(job, processes)]

@@ -1,8 +1,8 @@
-"""Do the weights to begin with fit the data and the model? `start_from` is held against both.
+"""Initial weights: find what `start_from` names, and check that it fits the data and the model.
 
-Weights of another shape fail loudly, late, on the machines that were reserved. Those of another tokenizer do not fail at
-all: every id means another string, and the loss is that of a model which has to unlearn everything. So a tokenizer must be
-the same to the last byte, and whatever of a config.json decides what a model computes must be what will be computed.
+Weights of another shape would fail only on the reserved machines. Weights of another tokenizer would not fail at all:
+every id would mean another string. So the tokenizer must be identical, and every field of config.json that changes the
+computation must match the settings.
 """
 
 from collections.abc import Iterator, Mapping, Sequence
@@ -11,43 +11,52 @@ from typing import Any
 
 import orjson
 from tokenmill.tasks.errors import InputError
-from tokenmill.tasks.strict import parse
+from tokenmill.tasks.score.weights import find_model
+from tokenmill.tasks.storage import ART, absolute
 from tokenmill.tasks.tokenize.load import find_vocabulary
 from tokenmill.tasks.tokenize.settings import TokenizerSource
 
-from .job import JOB, MODEL, Job, TrainData
+from .job import JOB, MODEL, Job, TrainData, job_of
 from .settings import ModelSettings
-from .start import start_folder
 
 CONFIG = "config.json"
 
 
-def weights_to_begin_with_fit(job: Job) -> None:
-    """Raises InputError unless `start_from`, where it is given, has the data's tokenizer and the model's shape.
+def start_place(start_from: str) -> str:
+    """The absolute path of a local or registered folder; a hub id as it is."""
+    here = start_from.startswith(ART) or Path(start_from).expanduser().exists()
+    return absolute(start_from) if here else start_from
 
-    A model of the hub is fetched for that, which a trainer on this machine would do as well.
+
+def model_name(place: str) -> str:
+    """The name of a model for other libraries: the model folder of a training, else `place` itself."""
+    training = Path(place).expanduser()
+    return str(training / MODEL) if (training / JOB).is_file() else place
+
+
+def start_folder(name: str) -> Path:
+    """The folder of a model: an earlier training's, a local one, or one fetched from the hub. Raises InputError."""
+    return find_model(model_name(name)).folder
+
+
+def check_initial_weights(job: Job) -> None:
+    """Raises InputError unless `start_from`, if given, has the data's tokenizer and the model's shape.
+
+    A model of the hub is fetched for that, as the trainer would do.
     """
     start = job.settings.start_from
     if start is None:
         return
     training = Path(start).expanduser() / JOB
     if training.is_file():
-        _training_fits(start, job, job_of(training.read_bytes(), str(training)))
+        _check_training(start, job, job_of(training.read_bytes(), str(training)))
     else:
-        _model_fits(start, job)
+        _check_model(start, job)
 
 
-def job_of(content: bytes, place: str) -> Job:
-    """The job in `content`, the file at `place`. Raises InputError when it is none."""
-    try:
-        return parse(Job, orjson.loads(content), place)
-    except ValueError as error:  # of orjson, or an InputError
-        raise InputError(f"{error}; {place} is not a job of this version: name another folder, or delete it") from error
-
-
-def _training_fits(start: str, job: Job, earlier: Job) -> None:
+def _check_training(start: str, job: Job, earlier: Job) -> None:
     if not (Path(start).expanduser() / MODEL / CONFIG).is_file():
-        raise InputError(f"start_from={start}: this training has written no {MODEL} yet; let it finish first")
+        raise InputError(f"start_from={start}: this training has not written its {MODEL} yet; let it finish first")
     _same_tokenizer(start, earlier.data.fingerprint, job.data)
     before, model = earlier.settings.model.model_dump(), job.settings.model.model_dump()
     _same_shape(
@@ -55,7 +64,7 @@ def _training_fits(start: str, job: Job, earlier: Job) -> None:
     )
 
 
-def _model_fits(start: str, job: Job) -> None:
+def _check_model(start: str, job: Job) -> None:
     try:
         folder = start_folder(start)
     except InputError as error:
@@ -71,17 +80,16 @@ def _model_fits(start: str, job: Job) -> None:
 
 
 def _same_vocabulary(start: str, rows: int, job: Job) -> None:
-    """An embedding of fewer rows than the data has ids cannot read it; one of more would have to be cut."""
     size, model = job.data.vocabulary_size, job.settings.model
     if rows < size:
         raise InputError(
-            f"start_from={start}: its vocab_size is {rows}, and the data has ids up to {size - 1}; take a model whose "
-            "embedding has rows for all of them"
+            f"start_from={start}: its vocab_size is {rows}, but the data has ids up to {size - 1}; use a model whose "
+            "embedding has a row for each of them"
         )
     if rows > model.vocabulary(size):
         raise InputError(
-            f"start_from={start}: its vocab_size is {rows}, and model.vocabulary_multiple={model.vocabulary_multiple} "
-            f"makes {model.vocabulary(size)} of the {size} ids of the data; set model.vocabulary_multiple={rows}"
+            f"start_from={start}: its vocab_size is {rows}, but model.vocabulary_multiple={model.vocabulary_multiple} "
+            f"pads the data's {size} ids to {model.vocabulary(size)}; set model.vocabulary_multiple={rows}"
         )
 
 
@@ -90,7 +98,7 @@ def _fingerprint(start: str, folder: Path) -> str:
         return find_vocabulary(TokenizerSource(model=str(folder))).fingerprint
     except InputError as error:
         raise InputError(
-            f"start_from={start}: whether it knows the tokens of the data cannot be told: {error}; put the model's "
+            f"start_from={start}: its tokenizer cannot be compared with that of the data: {error}; put the model's "
             "tokenizer.json beside its config.json"
         ) from error
 
@@ -98,33 +106,31 @@ def _fingerprint(start: str, folder: Path) -> str:
 def _same_tokenizer(start: str, fingerprint: str, data: TrainData) -> None:
     if fingerprint != data.fingerprint:
         raise InputError(
-            f"start_from={start}: its tokenizer is {fingerprint}, and {data.path} was prepared with "
-            f"{data.tokenizer['model']!r}, which is {data.fingerprint}; prepare the data with the tokenizer of these "
-            "weights, or take weights that were trained with that of the data"
+            f"start_from={start}: its tokenizer is {fingerprint}, but {data.path} was prepared with "
+            f"{data.tokenizer['model']!r}, which is {data.fingerprint}; prepare the data with the model's tokenizer, or "
+            "use a model trained with the data's"
         )
 
 
 def _same_shape(start: str, differences: Sequence[str]) -> None:
     if differences:
         raise InputError(
-            f"start_from={start}: another model: {'; '.join(differences)}; set model as these weights have it"
+            f"start_from={start}: another model: {'; '.join(differences)}; set model to match these weights"
         )
 
 
 def _config_differences(config: Mapping[str, Any], model: ModelSettings) -> Iterator[str]:
-    """What of a config.json computes something else than `model` does.
-
-    Each default is what `LlamaConfig` of transformers takes where the file says nothing.
-    """
+    """The fields of config.json that compute something else than `model`, given the defaults of `LlamaConfig`."""
     rope = config.get("rope_parameters") or {}
     scaled = rope or config.get("rope_scaling") or {}
+    head = model.hidden // model.heads
     for name, found, wanted, setting in (
         ("model_type", config.get("model_type"), "llama", None),
         ("hidden_size", config.get("hidden_size"), model.hidden, "hidden"),
         ("num_hidden_layers", config.get("num_hidden_layers"), model.layers, "layers"),
         ("num_attention_heads", config.get("num_attention_heads"), model.heads, "heads"),
         ("num_key_value_heads", _given(config, "num_key_value_heads", config.get("num_attention_heads")), model.key_value_heads, "key_value_heads"),
-        ("head_dim", _given(config, "head_dim", model.hidden // model.heads), model.hidden // model.heads, "hidden"),
+        ("head_dim", _given(config, "head_dim", head), head, "hidden"),
         ("intermediate_size", config.get("intermediate_size"), model.feed_forward, "feed_forward"),
         ("rope_theta", rope.get("rope_theta", config.get("rope_theta", 10_000.0)), model.rope_base, "rope_base"),
         ("rope_type", scaled.get("rope_type", scaled.get("type", "default")), "default", None),
@@ -136,7 +142,7 @@ def _config_differences(config: Mapping[str, Any], model: ModelSettings) -> Iter
     ):  # fmt: skip
         if found != wanted:
             yield f"{name} is {found!r}, " + (
-                f"model.{setting} asks for {wanted!r}" if setting else f"only {wanted!r} is trained"
+                f"but model.{setting} is {wanted!r}" if setting else f"but only {wanted!r} is supported"
             )
 
 

@@ -13,12 +13,11 @@ from pathlib import Path
 import psutil
 import pytest
 from tokenmill.tasks.errors import InputError, RunError
-from tokenmill.tasks.train import launch as launch_module
 from tokenmill.tasks.train import orphans
+from tokenmill.tasks.train import watch as watch_module
 from tokenmill.tasks.train.events import Failed, Saved, Validated
-from tokenmill.tasks.train.launch import LONGEST, run
-from tokenmill.tasks.train.launchers.launch import Launch
-from tokenmill.tasks.train.launchers.torchrun import on_one_machine
+from tokenmill.tasks.train.launchers.launch import Launch, on_one_machine
+from tokenmill.tasks.train.watch import LONGEST, run
 
 SOON = 20.0
 """Seconds after which a test fails instead of waiting."""
@@ -192,7 +191,7 @@ def press_ctrl_c(_):
 @pytest.mark.parametrize("end", [raise_cancelled, press_ctrl_c])
 @pytest.mark.parametrize("child", [SILENT, DEAF], ids=["silent", "deaf"])
 def test_who_stops_watching_leaves_nobody_behind(trainer, monkeypatch, end, child):
-    monkeypatch.setattr(launch_module, "GRACE", 0.3)
+    monkeypatch.setattr(watch_module, "GRACE", 0.3)
     pids = Pids()
 
     def on_line(line):
@@ -208,7 +207,7 @@ def test_who_stops_watching_leaves_nobody_behind(trainer, monkeypatch, end, chil
 
 
 def test_a_trainer_that_ignores_being_told_is_killed(trainer, monkeypatch):
-    monkeypatch.setattr(launch_module, "GRACE", 0.3)
+    monkeypatch.setattr(watch_module, "GRACE", 0.3)
     pids = Pids()
 
     def on_line(line):
@@ -238,7 +237,7 @@ def test_a_trainer_that_is_told_to_end_may_clean_up_and_talk(trainer, tmp_path):
     with pytest.raises(Cancelled):
         run(trainer(program), raise_cancelled, lambda line: None)
     assert cleaned.exists()
-    assert time.monotonic() - started < launch_module.GRACE
+    assert time.monotonic() - started < watch_module.GRACE
 
 
 def test_a_watcher_is_interrupted_while_the_trainer_says_nothing(trainer):
@@ -287,7 +286,7 @@ def test_a_trainer_that_closes_its_output_is_waited_for(trainer, tmp_path):
 
 
 WATCHER = """
-from tokenmill.tasks.train.launch import run
+from tokenmill.tasks.train.watch import run
 from tokenmill.tasks.train.launchers.launch import Launch
 run(Launch({{}}, {command!r}, True), print, lambda line: print(line, flush=True))
 """

@@ -8,16 +8,23 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 from tokenmill.tasks.errors import InputError
-from tokenmill.tasks.train.llama import EMBEDDING, HEAD, configuration, fresh, parameters, publish_model, shapes, stored
-from tokenmill.tasks.train.megatron_names import (
-    GATE,
-    LAYER,
-    QUERIES,
-    WHOLE,
+from tokenmill.tasks.train.model import (
+    EMBEDDING,
+    GATED,
+    HEAD,
+    IN_LAYER,
+    OUTSIDE_LAYERS,
+    QKV,
+    configuration,
+    fresh,
+    from_llama,
     joined_slices,
     name_in_layer,
-    of_llama,
+    parameters,
+    publish_model,
+    shapes,
     slice_of,
+    stored,
     to_llama,
 )
 from tokenmill.tasks.train.settings import ModelSettings
@@ -126,16 +133,16 @@ def test_weights_of_another_shape_or_none_are_refused(tmp_path):
     model = ModelSettings(**SHAPES[0])
     llama(model)[0].save_pretrained(tmp_path)
     wider = model.model_copy(update={"feed_forward": 64})
-    with pytest.raises(InputError, match=r"gate_proj.* is \(48, 32\), and the model of the settings has \(64, 32\)"):
+    with pytest.raises(InputError, match=r"gate_proj.* is \(48, 32\), but the model of the settings has \(64, 32\)"):
         stored(tmp_path, wider, VOCABULARY)("model.layers.0.mlp.gate_proj.weight")
-    with pytest.raises(InputError, match=r"is \(96, 32\), and .* has \(80, 32\)"):
+    with pytest.raises(InputError, match=r"is \(96, 32\), but .* has \(80, 32\)"):
         stored(tmp_path, model, 80)(EMBEDDING)
     deeper = model.model_copy(update={"layers": 3})
     with pytest.raises(InputError, match=r"holds no model\.layers\.2\.mlp\.up_proj\.weight"):
         stored(tmp_path, deeper, VOCABULARY)("model.layers.2.mlp.up_proj.weight")
 
 
-NAMES = [*WHOLE, *LAYER, QUERIES, GATE]
+NAMES = [*OUTSIDE_LAYERS, *IN_LAYER, QKV, GATED]
 
 
 @models
@@ -144,8 +151,8 @@ def test_every_tensor_comes_back_from_megatron_core(model):
     back = {}
     for layer in range(model.layers):
         for name in NAMES:
-            tensor = of_llama(name, layer, weights.__getitem__, model)
-            if model.tied_embeddings and WHOLE.get(name) == HEAD:
+            tensor = from_llama(name, layer, weights.__getitem__, model)
+            if model.tied_embeddings and OUTSIDE_LAYERS.get(name) == HEAD:
                 assert torch.equal(tensor, weights[EMBEDDING])
                 continue
             back |= to_llama(name, layer, tensor, model)
@@ -157,26 +164,26 @@ def test_each_group_of_heads_has_its_queries_its_key_and_its_value_in_turn():
     model = ModelSettings(layers=1, hidden=12, heads=6, key_value_heads=2, feed_forward=4)  # heads of two rows
     rows = {"q": range(12), "k": range(100, 104), "v": range(200, 204)}
     weights = {f"model.layers.0.self_attn.{each}_proj.weight": torch.tensor(rows[each])[:, None] for each in rows}
-    found = of_llama(QUERIES, 0, weights.__getitem__, model)[:, 0].tolist()
+    found = from_llama(QKV, 0, weights.__getitem__, model)[:, 0].tolist()
     assert found == [*range(6), 100, 101, 200, 201, *range(6, 12), 102, 103, 202, 203]
 
 
 @given(size=st.sampled_from([1, 2, 4]), rows=st.integers(1, 3), columns=st.integers(1, 3), dimension=st.integers(0, 1))
 def test_slices_make_the_tensor(size, rows, columns, dimension):
     tensor = torch.rand(rows * 8, columns * 8)
-    slices = [slice_of(QUERIES, tensor, dimension, rank, size) for rank in range(size)]
-    assert torch.equal(joined_slices(QUERIES, slices, dimension), tensor)
+    slices = [slice_of(QKV, tensor, dimension, rank, size) for rank in range(size)]
+    assert torch.equal(joined_slices(QKV, slices, dimension), tensor)
     assert {each.shape[dimension] for each in slices} == {tensor.shape[dimension] // size}
-    gates = [slice_of(GATE, tensor, 0, rank, size) for rank in range(size)]
-    assert torch.equal(joined_slices(GATE, gates, 0), tensor)
+    gates = [slice_of(GATED, tensor, 0, rank, size) for rank in range(size)]
+    assert torch.equal(joined_slices(GATED, gates, 0), tensor)
 
 
 def test_of_a_gate_each_process_has_a_slice_of_both_halves():
     tensor = torch.arange(8)[:, None]
-    assert [slice_of(GATE, tensor, 0, rank, 2)[:, 0].tolist() for rank in (0, 1)] == [[0, 1, 4, 5], [2, 3, 6, 7]]
+    assert [slice_of(GATED, tensor, 0, rank, 2)[:, 0].tolist() for rank in (0, 1)] == [[0, 1, 4, 5], [2, 3, 6, 7]]
 
 
 def test_a_layer_is_named_by_its_number_in_the_whole_model():
-    assert name_in_layer("decoder.layers.1.mlp.linear_fc1.weight", 4) == (GATE, 5)
-    assert name_in_layer("decoder.layers.10.mlp.linear_fc1.weight", 0) == (GATE, 10)
+    assert name_in_layer("decoder.layers.1.mlp.linear_fc1.weight", 4) == (GATED, 5)
+    assert name_in_layer("decoder.layers.10.mlp.linear_fc1.weight", 0) == (GATED, 10)
     assert name_in_layer("decoder.final_layernorm.weight", 4) == ("decoder.final_layernorm.weight", 0)

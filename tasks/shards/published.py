@@ -1,0 +1,141 @@
+"""The published files of a preparation: every name in its manifest, matched with the receipt that vouches for the file.
+
+`verify`, `push` and the checks before training all read a publication by way of this module.
+"""
+
+import os
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, BinaryIO, cast
+
+import xxhash
+from tokenmill.tasks.errors import InputError
+from tokenmill.tasks.storage import absolute, filesystem, is_local, join
+from tokenmill.tasks.threads import in_threads
+
+from .manifest import MANIFEST, WHOLE, read_manifest
+from .publish import Output
+from .receipt import RECEIPT, InvalidReceiptError, Receipt
+from .store import Store, read_bytes, size_of
+
+CHUNK_BYTES = 4 << 20
+THREADS = min(16, (os.cpu_count() or 1) * 2)
+
+
+@dataclass(frozen=True, slots=True)
+class Publication:
+    """A published preparation: its absolute output folder, its manifest, and the store of its shards."""
+
+    output_dir: str
+    manifest: Mapping[str, Any]
+    store: Store
+
+    @property
+    def entries(self) -> list[Mapping[str, Any]]:
+        """The manifest's shards, and those derived from them."""
+        return [*self.manifest["shards"], *self.manifest.get("derived", {}).get("shards", [])]
+
+
+@dataclass(frozen=True, slots=True)
+class PublishedFile:
+    """A published file at `place`, whose size and xxh3_128 `witness` recorded.
+
+    `name` is the absolute name in blend.json: the path of the file, or the prefix that it shares with others. `original`
+    is the shard's own file, None for a file that the manifest lists itself.
+    """
+
+    name: str
+    place: str
+    recorded: Output
+    witness: str
+    original: str | None = None
+
+
+def read_publication(output_dir: str) -> Publication:
+    """Read what is published in a folder.
+
+    Raises InputError when there is no manifest, or it is damaged or names no store, and RunError when the run failed.
+    """
+    output_dir = absolute(output_dir)
+    manifest = read_manifest(output_dir)
+    if manifest is None:
+        raise InputError(f"{output_dir}: no {MANIFEST} here; point at the --output-dir of a preparation")
+    store = manifest["volatile"].get("store")
+    if store is None:
+        raise InputError(f"{output_dir}: a copy without its shards; use the folder that it was copied from")
+    return Publication(output_dir, manifest, Store(store, manifest["type"]))
+
+
+def published_files(
+    publication: Publication, outputs: Mapping[str, Sequence[Output] | None]
+) -> Iterator[PublishedFile]:
+    """List every published file. `outputs` are those of each shard's receipt by key, None where it has none."""
+    for entry in publication.entries:
+        for part, names in entry["published"].items():
+            recorded = outputs_of(part, outputs[entry["key"]] or []) or outputs_of(WHOLE, outputs[entry["key"]] or [])
+            for name in names:
+                yield from _files(publication, entry["key"], name, recorded)
+    for file in publication.manifest["files"]:
+        place = join(publication.output_dir, file["path"])
+        yield PublishedFile(place, place, Output(**file), MANIFEST)
+
+
+def outputs_of(part: str, outputs: Iterable[Output]) -> list[Output]:
+    """The outputs of a part of a shard: `train.bin` and `train.idx` of `train`."""
+    return [output for output in outputs if output.path.partition(".")[0] == part]
+
+
+def _files(publication: Publication, key: str, name: str, outputs: Sequence[Output]) -> Iterator[PublishedFile]:
+    """The files that a published name stands for: the one output whose ending it has, or else all that begin with it."""
+    elsewhere = name.startswith("/") or not is_local(name)
+    full = name if elsewhere else join(publication.output_dir, name)
+    endings = {f".{output.path.partition('.')[2]}": output for output in outputs}
+    whole = {ending: output for ending, output in endings.items() if full.endswith(ending)}
+    for ending, output in (whole or endings).items():
+        original = publication.store.path(key, output.path)
+        yield PublishedFile(full, full if whole else f"{full}{ending}", output, RECEIPT, original)
+
+
+def recorded_outputs(store: Store, keys: Iterable[str]) -> dict[str, Sequence[Output] | None]:
+    """The outputs in the receipt of each shard, None where it has no valid receipt."""
+    unique = list(dict.fromkeys(keys))
+    return dict(zip(unique, in_threads(lambda key: _outputs(store, key), unique, THREADS), strict=True))
+
+
+def _outputs(store: Store, key: str) -> Sequence[Output] | None:
+    try:
+        return Receipt.load(read_bytes(store.path(key, RECEIPT)) or b"").outputs
+    except InvalidReceiptError:
+        return None
+
+
+def problems_in(files: Iterable[PublishedFile], check: Callable[[str, Output, str], str | None]) -> list[str]:
+    """What `check` finds wrong with the files, in their order. Some are checked at a time."""
+    found = in_threads(lambda file: check(file.place, file.recorded, file.witness), list(files), THREADS)
+    return [problem for problem in found if problem]
+
+
+def size_problem(place: str, recorded: Output, witness: str) -> str | None:
+    """What is wrong with a file unless it has the size that its witness recorded."""
+    size = size_of(place)
+    if size is None:
+        return f"{place}: missing"
+    return None if size == recorded.size else f"{place}: {size:,} bytes, but {witness} says {recorded.size:,}"
+
+
+def content_problem(place: str, recorded: Output, witness: str) -> str | None:
+    """What is wrong with a file unless it has the size and the hash that its witness recorded. Reads all of it."""
+    problem = size_problem(place, recorded, witness)
+    if problem or (found := file_hash(place)) == recorded.xxh3_128:
+        return problem
+    return f"{place}: content changed (xxh3_128 is {found}, {witness} says {recorded.xxh3_128})"
+
+
+def file_hash(place: str) -> str:
+    """The xxh3_128 of a file, read in chunks."""
+    hasher = xxhash.xxh3_128()
+    system, path = filesystem(place)
+    with cast("BinaryIO", system.open(path, "rb")) as stream:
+        while chunk := stream.read(CHUNK_BYTES):
+            hasher.update(chunk)
+    return hasher.hexdigest()

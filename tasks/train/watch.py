@@ -1,0 +1,268 @@
+"""Run a launch and watch it: pass on its events and log lines, name the reason for a failure, and leave no process behind.
+
+One thread reads, waits and can be interrupted within PATIENCE. Then the command's process group gets SIGTERM and has GRACE
+to stop its own children (torchrun its trainers, srun its job). Whatever is left is killed: trainers have their own
+sessions, so they are found by a mark in their environment. If this process itself is killed, `orphans` ends the others.
+
+    OUT/training.log    the lines of all starts of a training
+
+The last lines of the log are part of the error of a failed run, without torchrun's report on itself.
+"""
+
+import os
+import re
+import selectors
+import signal
+import subprocess
+import time
+import uuid
+from collections import deque
+from collections.abc import Callable, Generator, Iterator
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass, field
+from io import FileIO
+from typing import BinaryIO, cast
+
+import psutil
+from tokenmill.tasks.errors import InputError, RunError
+from tokenmill.tasks.shards.publish import open_log
+
+from .events import Event, Failed, event_in
+from .launchers.launch import Launch
+from .orphans import with_parent
+
+PATIENCE = 0.2
+GRACE = 15.0
+"""Seconds. Prefect kills a flow 30 s after asking it to end."""
+
+MARK = "TOKENMILL_LAUNCH"
+LONGEST = 64 * 1024
+"""Bytes kept of a line; a progress bar in a file can be one line of many MB."""
+
+PIECE = 64 * 1024
+EVENT = '{"event":'
+
+LOG = "training.log"
+LAST = 20
+"""Log lines in an error. A trainer's traceback takes about fifteen."""
+
+EXCEPTION = re.compile(r"^(?:\w+\.)*\w*(?:Error|Exception|Interrupt|Exit)(?:: .*)?$")
+"""The last line of a traceback."""
+
+CONSEQUENCE = re.compile(r"\.ChildFailedError|DistBackendError|DistNetworkError|Connection (?:closed|reset) by peer")
+"""Errors of torchrun and of other processes after one has failed."""
+
+WORKER_KILLED = re.compile(r"Signal \d+ \((SIG\w+)\) received by PID")
+"""torchrun's line on a process that a signal ended."""
+
+TORCHRUN_REPORT = re.compile(r"torch/distributed/elastic/multiprocessing/api\.py:\d+\] failed \(exitcode")
+"""The first line of torchrun's report on a failure."""
+
+
+class Log:
+    """An open log file. `last` are its last lines before torchrun's report."""
+
+    def __init__(self, path: str, file: FileIO) -> None:
+        self.path, self._file = path, file
+        self.last: deque[str] = deque(maxlen=LAST)
+        self._reported = False
+
+    def write(self, line: str) -> None:
+        """Append a line. Raises OSError."""
+        self._file.write(f"{line}\n".encode())
+        self._reported |= TORCHRUN_REPORT.search(line) is not None
+        if not self._reported:
+            self.last.append(line)
+
+    def ending(self) -> str:
+        """The last lines, for an error."""
+        if not self.last:
+            return f"It wrote nothing to its log, {self.path}"
+        return "\n".join([f"The last lines of its log, {self.path}:", *(f"  {line}" for line in self.last)])
+
+
+@contextmanager
+def logged(path: str) -> Generator[Log]:
+    """Open the log at `path`, and add its last lines to a RunError raised within."""
+    with open_log(path) as file:
+        log = Log(path, file)
+        try:
+            yield log
+        except RunError as error:
+            raise RunError(f"{error}\n{log.ending()}") from error
+
+
+def run(launch: Launch, on_event: Callable[[Event], None], on_line: Callable[[str], None]) -> None:
+    """Run the command of `launch` to its end, passing on every event and every other line.
+
+    Raises InputError when the trainer rejects its job, and RunError when training fails. Whatever is raised, here or by a
+    callback, no process of the launch is left (one that a hanging driver keeps alive is reported as a line).
+    """
+    mark = uuid.uuid4().hex
+    output = _Output()
+    process = _started(launch, mark)
+    try:
+        for line in _lines(process):
+            event = output.take(line, on_line)
+            if event is not None:
+                on_event(event)
+    except BaseException:
+        _signal_group(process, signal.SIGTERM)
+        for _ in _lines(process, time.monotonic() + GRACE):
+            pass  # what it still writes is dropped
+        raise
+    finally:
+        _kill_rest(process, mark, on_line)
+    output.raise_for(process.returncode)
+
+
+def _started(launch: Launch, mark: str) -> subprocess.Popen[bytes]:
+    return subprocess.Popen(  # noqa: S603 - the launcher's command, without a shell
+        with_parent(launch.command),
+        stdin=subprocess.DEVNULL,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        bufsize=0,
+        env={**os.environ, **launch.environment, MARK: mark},
+        start_new_session=True,
+    )
+
+
+@dataclass(slots=True)
+class _LineSplitter:
+    """Splits a stream of bytes into lines of at most LONGEST bytes."""
+
+    rest: bytes = b""
+    cut: bool = False
+
+    def take(self, piece: bytes) -> Iterator[str]:
+        """The lines that end in `piece`."""
+        first, *others = piece.split(b"\n")
+        self._keep(first)
+        for beginning in others:
+            yield self.last()
+            self._keep(beginning)
+
+    def last(self) -> str:
+        """The line so far, as text; of an overwritten progress bar, what remains visible."""
+        text = self.rest.decode(errors="replace").rstrip("\r").rpartition("\r")[2]
+        text += " … (cut)" * self.cut
+        self.rest, self.cut = b"", False
+        return text
+
+    def _keep(self, piece: bytes) -> None:
+        free = LONGEST - len(self.rest)
+        self.rest += piece[:free]
+        self.cut |= len(piece) > free
+
+
+def _lines(process: subprocess.Popen[bytes], until: float = float("inf")) -> Iterator[str]:
+    """The lines of a process until it ends, or until a time of the monotonic clock.
+
+    Its children may keep the pipe open, so the end of the pipe is not awaited.
+    """
+    splitter = _LineSplitter()
+    for piece in _pieces(process, until):
+        yield from splitter.take(piece)
+    if splitter.rest:
+        yield splitter.last()
+
+
+def _pieces(process: subprocess.Popen[bytes], until: float) -> Iterator[bytes]:
+    pipe = cast("BinaryIO", process.stdout)
+    with selectors.DefaultSelector() as selector:
+        selector.register(pipe, selectors.EVENT_READ)
+        while time.monotonic() < until:
+            ended = process.poll() is not None
+            if not selector.select(0 if ended else PATIENCE):
+                if ended:
+                    return
+                continue
+            piece = pipe.read(PIECE)
+            if not piece:
+                break
+            yield piece
+    while process.poll() is None and time.monotonic() < until:
+        time.sleep(PATIENCE / 10)
+
+
+@dataclass(slots=True)
+class _Output:
+    """What the output of a launch says about its end."""
+
+    failed: Failed | None = None
+    exceptions: list[str] = field(default_factory=list[str])
+    killed: str | None = None
+
+    def take(self, line: str, on_line: Callable[[str], None]) -> Event | None:
+        """The event in a line; the rest of the line goes to `on_line`.
+
+        An event can follow another process's unfinished line, such as a progress bar.
+        """
+        log, begins, rest = line.partition(EVENT)
+        event = event_in(begins + rest)
+        log = line if event is None else log
+        if log or event is None:
+            if EXCEPTION.match(log):
+                self.exceptions.append(log)
+            if found := WORKER_KILLED.search(log):
+                self.killed = found[1]
+            on_line(log)
+        if isinstance(event, Failed):
+            self.failed = event
+        return event
+
+    def raise_for(self, code: int) -> None:
+        """Raise the error of a failed launch; `code` is its exit code."""
+        if self.failed is not None:
+            raise (InputError if self.failed.wrong_call else RunError)(self.failed.reason)
+        if code:
+            raise RunError(f"training failed: {self._reason(code)}")
+
+    def _reason(self, code: int) -> str:
+        if code < 0:
+            return _killed("it was", signal.Signals(-code).name)
+        causes = [line for line in self.exceptions if not CONSEQUENCE.search(line)]
+        if causes:
+            return causes[-1]
+        if self.killed is not None:
+            return _killed("one of its processes was", self.killed)
+        return next(iter(self.exceptions), f"exit code {code}")
+
+
+def _killed(who: str, name: str) -> str:
+    memory = ", perhaps because memory ran out" if name == signal.SIGKILL.name else ""
+    return f"{who} ended by {name}{memory}"
+
+
+def _signal_group(process: subprocess.Popen[bytes], how: signal.Signals) -> None:
+    if process.poll() is None:
+        os.killpg(process.pid, how)
+
+
+def _kill_rest(process: subprocess.Popen[bytes], mark: str, on_line: Callable[[str], None]) -> None:
+    """Kill everything left of a launch, and wait until it is gone."""
+    _signal_group(process, signal.SIGKILL)
+    until = time.monotonic() + GRACE
+    while (left := _marked(mark)) and time.monotonic() < until:
+        for each in left:
+            with suppress(psutil.NoSuchProcess):
+                each.kill()
+        psutil.wait_procs(left, PATIENCE)
+    if left:
+        names = ", ".join(str(each.pid) for each in left)
+        on_line(f"processes {names} were killed but do not end: a driver hangs; restart the machine")
+    process.poll()
+    cast("BinaryIO", process.stdout).close()
+
+
+def _marked(mark: str) -> list[psutil.Process]:
+    """The living processes of a launch; processes of other users show no environment."""
+    return [each for each in psutil.process_iter() if _environment(each).get(MARK) == mark]
+
+
+def _environment(process: psutil.Process) -> dict[str, str]:
+    try:
+        return process.environ()
+    except (psutil.Error, OSError):
+        return {}
