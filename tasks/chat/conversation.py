@@ -11,6 +11,8 @@ which prints the text prints the very text of the source, blanks and all, and no
 from dataclasses import dataclass
 from typing import Any, Literal, NotRequired, TypedDict
 
+from tokenmill.tasks.sources.files import Rejected as Rejected  # noqa: PLC0414 - for those who read conversations
+
 Role = Literal["system", "developer", "user", "assistant", "tool"]
 
 Range = tuple[int, int]
@@ -86,18 +88,10 @@ class Conversation:
     tools: list[dict[str, Any]]
 
 
-@dataclass(frozen=True, slots=True)
-class Rejected:
-    """A record that is no conversation: a reason to count by, and what was found where and what to do about it."""
-
-    reason: str
-    detail: str
-
-
 class RejectionError(ValueError):
-    """Raised while a record is read and caught where it began: what is wrong, before it is known in which message."""
+    """Raised while a record is read, and caught by whoever reads the record: why it cannot be used."""
 
-    def __init__(self, reason: Reason, detail: str) -> None:
+    def __init__(self, reason: str, detail: str) -> None:
         super().__init__(detail)
-        self.reason: Reason = reason
+        self.reason = reason
         self.detail = detail

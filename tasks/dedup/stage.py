@@ -13,10 +13,10 @@ from prefect import Task, task
 from prefect.cache_policies import NO_CACHE
 from prefect.client.schemas.objects import State
 from tokenmill.tasks.blend.models import Blend
-from tokenmill.tasks.shards.books import OnBadRow
 from tokenmill.tasks.shards.manifest import Finished
 from tokenmill.tasks.shards.plan import PlannedShard
 from tokenmill.tasks.shards.publication import collect
+from tokenmill.tasks.shards.settings import OnBadRow
 from tokenmill.tasks.shards.stage import BuildShards, build_and_announce, shard_task
 from tokenmill.tasks.shards.store import Store
 

@@ -17,15 +17,24 @@ from dataclasses import dataclass, replace
 from itertools import takewhile
 from typing import Any, cast
 
-from tokenmill.tasks.chat.conversation import Rejected, RejectionError
+from tokenmill.tasks.chat.conversation import RejectionError
 from tokenmill.tasks.chat.json_values import kind, parsed, quoted
 from tokenmill.tasks.sources.exact_json import compact
+from tokenmill.tasks.sources.files import Rejected
 
 from .grammar import TAG
-from .message import FUNCTIONS, HarmonyMessage
+from .message import (
+    FUNCTIONS,
+    Call,
+    Composed,
+    HarmonyMessage,
+    Policy,
+    Schemas,
+    Source,
+    SpecialStrings,
+    Turn,
+)
 from .preamble import PYTHON, developer_body, schemas, system_body
-from .semantics import Schemas
-from .turns import Call, Composed, Policy, RefusedError, Source, SpecialStrings, Turn
 
 PYTHON_TOOLS = frozenset({PYTHON, "stateful_python_code_exec", "python_code_exec"})
 """Names that sources give to the Python tool which is built into Harmony."""
@@ -49,7 +58,7 @@ def compose_literally(source: Source, policy: Policy) -> Composed | Rejected:
 def _attempted(source: Source, policy: Policy, special_strings: SpecialStrings | None) -> Composed | Rejected:
     try:
         return _composed(source, policy, special_strings)
-    except (RefusedError, RejectionError) as refusal:
+    except RejectionError as refusal:
         return Rejected(refusal.reason, refusal.detail)
 
 
@@ -91,18 +100,18 @@ def function_of(tool: dict[str, Any]) -> dict[str, Any]:
 
 
 def _require_no_names(messages: Sequence[Turn]) -> None:
-    """Raises RefusedError where somebody else than a tool has a name, which Harmony text has no place for."""
+    """Raises RejectionError where somebody else than a tool has a name, which Harmony text has no place for."""
     for number, message in enumerate(messages, 1):
         name = message.get("name")
         if name and message["role"] != "tool":
             said = f"message {number} of {len(messages)}: the {message['role']} is named {quoted(name)}"
-            raise RefusedError(
+            raise RejectionError(
                 "named_speaker", f"{said}, which would be lost; write the name into the content, or remove it"
             )
 
 
 def _recipients(source: Source) -> dict[str, str]:
-    """Whom a call of each name goes to, by the source's name. Raises RefusedError where two names become one."""
+    """Whom a call of each name goes to, by the source's name. Raises RejectionError where two names become one."""
     offered = [str(function_of(tool)["name"]) for tool in source.tools]
     called = [call["name"] for message in source.messages for call in message.get("tool_calls", ())]
     recipients = {name: _recipient(name, source.python) for name in dict.fromkeys([*offered, *called])}
@@ -110,7 +119,7 @@ def _recipients(source: Source) -> dict[str, str]:
     for name, recipient in recipients.items():
         if recipient != PYTHON and first.setdefault(recipient, name) != name:
             both = f"{quoted(first[recipient])} and {quoted(name)}"
-            raise RefusedError("tool_name_collision", f"the tools {both} are both {recipient}; rename one")
+            raise RejectionError("tool_name_collision", f"the tools {both} are both {recipient}; rename one")
     return recipients
 
 
@@ -177,16 +186,16 @@ class _Turns:
     parallel: int = 0
 
     def messages(self) -> Iterator[HarmonyMessage]:
-        """Raises RefusedError for what Harmony cannot say, with the number of the message."""
+        """Raises RejectionError for what Harmony cannot say, with the number of the message."""
         place = 0
         while place < len(self.turns):
             end = self._end(place)
             try:
                 made = self._turn(self.turns[place], self.turns[place + 1 : end], last=end == len(self.turns))
                 yield from made if self.turns[place].get("trained", True) else map(_untrained, made)
-            except RefusedError as refusal:
+            except RejectionError as refusal:
                 number, count = self.skipped + place + 1, self.skipped + len(self.turns)
-                raise RefusedError(refusal.reason, f"message {number} of {count}: {refusal.detail}") from refusal
+                raise RejectionError(refusal.reason, f"message {number} of {count}: {refusal.detail}") from refusal
             place = end
 
     def _end(self, place: int) -> int:
@@ -206,16 +215,16 @@ class _Turns:
             if turn.get("tool_calls"):
                 yield from self._called(turn.get("tool_calls", []), results, last=last)
         elif role == "tool":
-            raise RefusedError("tool_result_without_matching_open_call", "a tool answers, and nothing called one")
+            raise RejectionError("tool_result_without_matching_open_call", "a tool answers, and nothing called one")
         else:
-            raise RefusedError("developer_after_user", f"the {role} speaks in the midst of a conversation")
+            raise RejectionError("developer_after_user", f"the {role} speaks in the midst of a conversation")
 
     def _called(self, calls: Sequence[Call], results: Sequence[Turn], *, last: bool) -> Iterator[HarmonyMessage]:
         """The calls of a turn and their results, in the order of the policy."""
         if len(calls) > 1:
             self.parallel += 1
             if self.policy.parallel_calls == "reject":
-                raise RefusedError("parallel_calls", f"it makes {len(calls)} calls at once")
+                raise RejectionError("parallel_calls", f"it makes {len(calls)} calls at once")
         made = [_Exchange(_call(call, self._recipient(call["name"])), call.get("id")) for call in calls]
         answers = [self._answer(result, made) for result in results]
         _require_answers(made, last=last)
@@ -235,11 +244,11 @@ class _Turns:
         known = [exchange for exchange in waiting if identifier and exchange.identifier == identifier]
         candidates = known or [exchange for exchange in waiting if not (identifier and exchange.identifier)]
         if not candidates:
-            raise RefusedError("tool_result_without_matching_open_call", _no_call(len(made), identifier))
+            raise RejectionError("tool_result_without_matching_open_call", _no_call(len(made), identifier))
         fitting = [each for each in candidates if not name or each.call.recipient == self._recipient(name)]
         if not fitting:
             called = quoted(candidates[0].call.recipient)
-            raise RefusedError("tool_result_wrong_name", f"{quoted(name)} answers a call of {called}")
+            raise RejectionError("tool_result_wrong_name", f"{quoted(name)} answers a call of {called}")
         found = fitting[0]
         found.certain = bool(known)
         found.result = HarmonyMessage(str(found.call.recipient), result["content"] or "", "assistant", "commentary")
@@ -279,9 +288,9 @@ def _arguments(call: Call) -> dict[str, Any] | list[Any]:
         try:
             value = parsed(value, "bad_tool_arguments", what)
         except RejectionError as error:
-            raise RefusedError("call_args_not_json_object", error.detail) from error
+            raise RejectionError("call_args_not_json_object", error.detail) from error
     if not isinstance(value, dict | list):
-        raise RefusedError("call_args_not_json_object", f"{what} are {kind(value)}; make them an object")
+        raise RejectionError("call_args_not_json_object", f"{what} are {kind(value)}; make them an object")
     return cast("dict[str, Any] | list[Any]", value)
 
 
@@ -290,7 +299,7 @@ def _code(arguments: dict[str, Any] | list[Any]) -> str:
     given = {key: value for key, value in arguments.items() if value is not None} if isinstance(arguments, dict) else {}
     code = given.get("code")
     if len(given) != 1 or not isinstance(code, str):
-        raise RefusedError("bad_python_arguments", "Python is called with other arguments than its code, a string")
+        raise RejectionError("bad_python_arguments", "Python is called with other arguments than its code, a string")
     return code
 
 
@@ -300,26 +309,26 @@ def _no_call(calls: int, identifier: str | None) -> str:
 
 
 def _require_answers(made: Sequence[_Exchange], *, last: bool) -> None:
-    """Raises RefusedError for a call that the conversation goes on without, and for a result of an unknown call."""
+    """Raises RejectionError for a call that the conversation goes on without, and for a result of an unknown call."""
     waiting = [exchange for exchange in made if exchange.result is None]
     if not waiting:
         return
     if not last:
         call = quoted(waiting[0].call.recipient)
-        raise RefusedError("unanswered_call_before_next_turn", f"its call of {call} has no result, and others follow")
+        raise RejectionError("unanswered_call_before_next_turn", f"its call of {call} has no result, and others follow")
     if any(exchange.result is not None and not exchange.certain for exchange in made):
         found = f"{len(made)} calls have {len(made) - len(waiting)} results without ids"
-        raise RefusedError("uncertain_pairing", f"{found}, and which belong together is not known")
+        raise RejectionError("uncertain_pairing", f"{found}, and which belong together is not known")
 
 
 def _ending(messages: list[HarmonyMessage], policy: Policy) -> tuple[list[HarmonyMessage], int]:
     """The messages up to the last by the assistant, and how many followed it."""
     last = max((place for place, message in enumerate(messages) if message.author == "assistant"), default=None)
     if last is None:
-        raise RefusedError("no_assistant", f"there is nothing to learn: none of {len(messages)} is by the assistant")
+        raise RejectionError("no_assistant", f"there is nothing to learn: none of {len(messages)} is by the assistant")
     trailing = len(messages) - last - 1
     if trailing and policy.trailing == "reject":
-        raise RefusedError("last_message_not_assistant", f"{trailing} messages follow the last one by the assistant")
+        raise RejectionError("last_message_not_assistant", f"{trailing} messages follow the last one by the assistant")
     return messages[: last + 1], trailing
 
 
@@ -348,7 +357,7 @@ def _plain(messages: list[HarmonyMessage], policy: SpecialStrings | None) -> tup
             continue
         if policy == "reject" and (found := TAG.search(message.body)):
             where = f"message {place + 1} of {len(messages)} in Harmony ({message.author}), character {found.start()}"
-            raise RefusedError("special_in_body", f"{where}: the text holds {quoted(found[0])}, which is structure")
+            raise RejectionError("special_in_body", f"{where}: the text holds {quoted(found[0])}, which is structure")
         body, count = TAG.subn(_broken, message.body)
         messages[place], escaped = replace(message, body=body), escaped + count
     return messages, escaped

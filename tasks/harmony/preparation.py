@@ -3,20 +3,19 @@
 from collections.abc import Sequence
 from typing import Any
 
-from tokenmill.tasks.shards.books import OnBadRow
 from tokenmill.tasks.shards.circumstances import circumstances
 from tokenmill.tasks.shards.manifest import Finished
 from tokenmill.tasks.shards.plan import PlannedShard
 from tokenmill.tasks.shards.publication import check_bad_rows, collect, publish_preparation
 from tokenmill.tasks.shards.receipt import Receipt
-from tokenmill.tasks.shards.settings import WHERE_NOT_WHAT
+from tokenmill.tasks.shards.settings import WHERE_NOT_WHAT, OnBadRow
 from tokenmill.tasks.shards.store import Store
 
+from .message import TEMPLATE_VERSION
 from .planning import KIND, HarmonyPlan
 from .publication import Beside, DataLayout, published_split
 from .settings import HarmonyRecipe
 from .shard import normalize_shard
-from .turns import TEMPLATE_VERSION
 
 LIBRARIES = ("tokenmill", "openai-harmony", "orjson", "pyarrow")
 

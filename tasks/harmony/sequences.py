@@ -43,8 +43,7 @@ from tokenmill.tasks.tokenize.settings import TokenizerSource
 from .grammar import Fault, Header, parse
 from .message import ROLES, HarmonyMessage
 from .render import ENDS, TAGS, render
-from .tokens import VOCABULARY
-from .vocabulary import IDS
+from .vocabulary import IDS, VOCABULARY
 
 CONTROLS = Controls({tag: IDS[tag] for tag in sorted(TAGS)})
 """The control tokens of Harmony text."""

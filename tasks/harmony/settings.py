@@ -8,7 +8,7 @@ from tokenmill.tasks.blend.models import Value
 from tokenmill.tasks.shards.settings import PreparationSettings
 
 from .converters import ProofTask
-from .turns import Effort, ParallelCalls, Policy, SpecialStrings, Thoughts, Trailing
+from .message import Effort, ParallelCalls, Policy, SpecialStrings, Thoughts, Trailing
 
 DEFAULT = Policy()
 

@@ -13,8 +13,8 @@ from prefect import task
 from prefect.cache_policies import NO_CACHE
 from prefect.client.schemas.objects import State
 from tokenmill.tasks.blend.models import Blend
-from tokenmill.tasks.shards.books import OnBadRow
 from tokenmill.tasks.shards.manifest import Finished
+from tokenmill.tasks.shards.settings import OnBadRow
 from tokenmill.tasks.shards.stage import build_and_announce, shard_task
 from tokenmill.tasks.shards.store import Store
 

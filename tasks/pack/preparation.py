@@ -10,12 +10,11 @@ from tokenmill.tasks.chat.check import text_encoder
 from tokenmill.tasks.chat.loss import LossPolicy
 from tokenmill.tasks.chat.sequences import SplitTurns
 from tokenmill.tasks.errors import RunError
-from tokenmill.tasks.shards.books import OnBadRow
 from tokenmill.tasks.shards.circumstances import circumstances
 from tokenmill.tasks.shards.plan import PlannedShard
 from tokenmill.tasks.shards.publication import blend_weights, check_bad_rows, collect, publish_preparation
 from tokenmill.tasks.shards.receipt import Receipt
-from tokenmill.tasks.shards.settings import WHERE_NOT_WHAT
+from tokenmill.tasks.shards.settings import WHERE_NOT_WHAT, OnBadRow
 from tokenmill.tasks.shards.store import Store
 from tokenmill.tasks.tokenize.load import find_vocabulary
 from tokenmill.tasks.tokenize.settings import SpecialTokens, TokenizerSource
@@ -25,7 +24,7 @@ from .formats import Format, format_of
 from .planning import KIND, SftPlan
 from .publication import PackedLayout
 from .settings import SftRecipe
-from .shard import ShardBuilder
+from .shard import PackedShard
 
 LIBRARIES = ("tokenmill", "gigatoken", "tokenizers", "tiktoken", "jinja2", "pyarrow", "numpy")
 
@@ -52,7 +51,7 @@ def build_sft_shard(
         raise RunError(f"chat_template: {chat.template.digest} on this worker but {recipe.template} in the plan")
     encoder = text_encoder(vocabulary, chat.controls, recipe.backend, recipe.special_tokens_in_text)
     rows = chat.rows(recipe.messages_field, recipe.tools_field)
-    return ShardBuilder(shard, recipe, rows, encoder, store).build(on_bad_row)
+    return PackedShard(shard, recipe, rows, encoder, store).build(on_bad_row)
 
 
 @lru_cache(maxsize=8)

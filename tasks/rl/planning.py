@@ -28,12 +28,12 @@ from tokenmill.tasks.tokenize.load import find_vocabulary
 from tokenmill.tasks.tokenize.settings import Backend
 from tokenmill.tasks.tokenize.vocabulary import Vocabulary
 
-from .chain import Chain, tables_asked_for
 from .settings import RlRecipe, RlSettings
 from .shard import Work
 from .splits import by_source_splits, held_out_from
 from .tables import TableFiles, TableSource, find_table, table_slices
-from .targets import check_of, texts_of
+from .targets import TARGETS
+from .transforms import TransformList, tables_asked_for
 
 KIND = "rl"
 FORMAT_VERSION = 4
@@ -52,7 +52,7 @@ class RlPlan:
     settings: RlSettings
     output_dir: str
     plan: Plan
-    chains: Mapping[str, Chain]
+    chains: Mapping[str, TransformList]
     verdicts: Mapping[str, Verdict]
     vocabulary: Vocabulary | None = field(repr=False)
 
@@ -117,12 +117,12 @@ def plan_rl(blend: Blend, settings: RlSettings, output_dir: str | None) -> RlPla
     blend = by_source_splits(blend) if settings.splits == "source" else blend
     vocabulary = find_vocabulary(settings.tokenizer) if settings.max_tokens is not None else None
     tables = _Tables(store.place, settings.source_identity)
-    chains: dict[str, Chain] = {}
+    chains: dict[str, TransformList] = {}
     verdicts: dict[str, Verdict] = {}
 
     def recipes(source: DataSource, split: str, slices: Sequence[Slice]) -> list[RlRecipe]:
         name, specs = f"{split}/{source.name}", source.transforms or settings.transforms
-        chains[name] = Chain(specs, tables.of(specs))
+        chains[name] = TransformList(specs, tables.of(specs))
         if vocabulary is not None:
             verdicts[name] = _judged(source, slices, settings, chains[name], vocabulary, store.place)
         backend = verdicts[name].backend if vocabulary is not None else None
@@ -137,25 +137,31 @@ def plan_rl(blend: Blend, settings: RlSettings, output_dir: str | None) -> RlPla
 
 
 def _judged(
-    source: DataSource, slices: Sequence[Slice], settings: RlSettings, chain: Chain, vocabulary: Vocabulary, store: str
+    source: DataSource,
+    slices: Sequence[Slice],
+    settings: RlSettings,
+    chain: TransformList,
+    vocabulary: Vocabulary,
+    store: str,
 ) -> Verdict:
     texts = partial(_texts, source, settings, chain)
     which = orjson.dumps([chain.identity(), row_filter(source).wanted, settings.target]).decode()
     return judge(vocabulary, slices, texts, which, store, literal=True)
 
 
-def _texts(source: DataSource, settings: RlSettings, chain: Chain, part: Slice) -> Iterator[str]:
+def _texts(source: DataSource, settings: RlSettings, chain: TransformList, part: Slice) -> Iterator[str]:
     """The texts of a slice that will be counted."""
-    work, chosen = Work(chain.functions(), check_of(settings.target), None), row_filter(source)
+    target = TARGETS[settings.target]
+    work, chosen = Work(chain.functions(), target), row_filter(source)
     for batch in read_records(part, EVERY_FIELD):
         for record in batch.records:
             found = work.done(record) if chosen.keeps(record) else None
             if found is not None and not isinstance(found, Rejected):
-                yield from texts_of(settings.target)(found)
+                yield from target.texts(found)
 
 
 def _recipe(
-    source: DataSource, split: str, settings: RlSettings, chain: Chain, vocabulary: Vocabulary | None,
+    source: DataSource, split: str, settings: RlSettings, chain: TransformList, vocabulary: Vocabulary | None,
     backend: Backend | None, valid_from: int | None,
 ) -> RlRecipe:  # fmt: skip
     by_hash = holdout_of(settings, split) if settings.val_holdout is None else None

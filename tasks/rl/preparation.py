@@ -5,25 +5,23 @@ from dataclasses import asdict
 from typing import Any
 
 from tokenmill.tasks.errors import RunError
-from tokenmill.tasks.shards.books import OnBadRow
 from tokenmill.tasks.shards.circumstances import circumstances
 from tokenmill.tasks.shards.manifest import Finished
 from tokenmill.tasks.shards.plan import PlannedShard
 from tokenmill.tasks.shards.publication import blend_weights, check_bad_rows, collect, publish_preparation
 from tokenmill.tasks.shards.receipt import Receipt
-from tokenmill.tasks.shards.settings import WHERE_NOT_WHAT
+from tokenmill.tasks.shards.settings import WHERE_NOT_WHAT, OnBadRow
 from tokenmill.tasks.shards.store import Store
 from tokenmill.tasks.tokenize.exact import exact_encoder
 from tokenmill.tasks.tokenize.load import find_vocabulary
 from tokenmill.tasks.tokenize.settings import TokenizerSource
 
-from .chain import Chain
-from .length import RowLengths
 from .planning import KIND, RlPlan
 from .publication import JsonLinesLayout
 from .settings import RlRecipe
-from .shard import Work, write_shard
-from .targets import check_of, form_of, texts_of
+from .shard import RowLengths, Work, write_shard
+from .targets import TARGETS
+from .transforms import TransformList
 
 LIBRARIES = ("tokenmill", "orjson", "zstandard", "pyarrow", "gigatoken", "tokenizers")
 
@@ -35,13 +33,13 @@ def build_rl_shard(
     tokenizer: TokenizerSource,
     on_bad_row: OnBadRow,
 ) -> Receipt:
-    """Build one planned shard in this process; `chains` has a record of the Chain of each `split/name`.
+    """Build one planned shard in this process; `chains` has a record of the TransformList of each `split/name`.
 
     Raises RunError when tables or tokenizer found here are not those that were planned with.
     """
     recipe = RlRecipe(**shard.identity["recipe"])
-    chain = Chain.from_record(chains[f"{shard.split}/{shard.dataset}"])
-    work = Work(chain.functions(), check_of(recipe.target), _lengths(recipe, tokenizer), form_of(recipe.target))
+    chain = TransformList.from_record(chains[f"{shard.split}/{shard.dataset}"])
+    work = Work(chain.functions(), TARGETS[recipe.target], _lengths(recipe, tokenizer))
     return write_shard(shard, recipe, work, store, on_bad_row)
 
 
@@ -56,7 +54,7 @@ def _lengths(recipe: RlRecipe, tokenizer: TokenizerSource) -> RowLengths | None:
         )
     fast = recipe.backend == "gigatoken"
     encoder = exact_encoder(vocabulary, literal=True) if fast else vocabulary.reference(True)
-    return RowLengths(texts_of(recipe.target), encoder, recipe.max_tokens)
+    return RowLengths(TARGETS[recipe.target].texts, encoder, recipe.max_tokens)
 
 
 def chain_records(plan: RlPlan) -> dict[str, Any]:

@@ -8,12 +8,11 @@ import orjson
 from tokenmill.tasks.chat.check import text_encoder
 from tokenmill.tasks.errors import RunError
 from tokenmill.tasks.pack.formats import Format, format_of
-from tokenmill.tasks.shards.books import OnBadRow
 from tokenmill.tasks.shards.circumstances import circumstances
 from tokenmill.tasks.shards.plan import PlannedShard
 from tokenmill.tasks.shards.publication import check_bad_rows, collect, publish_preparation
 from tokenmill.tasks.shards.receipt import Receipt
-from tokenmill.tasks.shards.settings import WHERE_NOT_WHAT
+from tokenmill.tasks.shards.settings import WHERE_NOT_WHAT, OnBadRow
 from tokenmill.tasks.shards.store import Store
 from tokenmill.tasks.tokenize.encoders import Encoder
 from tokenmill.tasks.tokenize.load import find_vocabulary

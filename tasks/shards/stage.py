@@ -25,8 +25,7 @@ from prefect_dask.task_runners import DaskTaskRunner, PrefectDaskFuture
 from tokenmill.tasks import artifact
 from tokenmill.tasks.errors import RunError
 
-from .batches import batches
-from .build import BuildShard, build_batch
+from .build import BuildShard, batches, build_batch
 from .cluster import announce, asking_for, listen, require_reached, slots, started, task_runner
 from .plan import PlannedShard, shard_record
 from .progress import ProgressBar, ProgressDisplay, Tally, say

@@ -16,7 +16,6 @@ from typing import Any
 
 from tokenmill.tasks.blend.models import SPLITS
 from tokenmill.tasks.errors import RunError
-from tokenmill.tasks.shards.books import OnBadRow
 from tokenmill.tasks.shards.circumstances import circumstances
 from tokenmill.tasks.shards.manifest import Finished
 from tokenmill.tasks.shards.plan import PlannedShard
@@ -33,7 +32,7 @@ from tokenmill.tasks.shards.publication import (
 )
 from tokenmill.tasks.shards.publish import place_files
 from tokenmill.tasks.shards.receipt import Receipt
-from tokenmill.tasks.shards.settings import WHERE_NOT_WHAT
+from tokenmill.tasks.shards.settings import WHERE_NOT_WHAT, OnBadRow
 from tokenmill.tasks.shards.store import Store
 from tokenmill.tasks.storage import is_local, join
 

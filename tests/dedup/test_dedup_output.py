@@ -18,7 +18,7 @@ from tokenmill.tasks.dedup.settings import DedupSettings
 from tokenmill.tasks.errors import InputError, RunError
 from tokenmill.tasks.report.plan import plan_record
 from tokenmill.tasks.report.summary import artifact_record, markdown, warnings
-from tokenmill.tasks.shards.books import BadRowError
+from tokenmill.tasks.shards.build import BadRowError
 from tokenmill.tasks.shards.verify import verify
 from tokenmill.tasks.strict import parse
 

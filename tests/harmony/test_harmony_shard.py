@@ -14,10 +14,10 @@ from tokenmill.flows.cli import run
 from tokenmill.tasks.blend.load import load_blend
 from tokenmill.tasks.errors import InputError, RunError
 from tokenmill.tasks.harmony import shard
-from tokenmill.tasks.harmony.card import strictest
 from tokenmill.tasks.harmony.columns import SCHEMA
 from tokenmill.tasks.harmony.grammar import Fault
 from tokenmill.tasks.harmony.inspect import inspect_harmony_shard
+from tokenmill.tasks.harmony.inventory import strictest
 from tokenmill.tasks.harmony.vocabulary import encoding
 from tokenmill.tasks.report.verification import inspector_of
 from tokenmill.tasks.shards.verify import verify

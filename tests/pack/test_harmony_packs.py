@@ -12,13 +12,12 @@ import pytest
 from tokenmill.tasks.chat.loss import LossPolicy
 from tokenmill.tasks.errors import InputError, RunError
 from tokenmill.tasks.harmony import turns
-from tokenmill.tasks.harmony.check import require_official, require_tokens
 from tokenmill.tasks.harmony.compose import compose, compose_literally
 from tokenmill.tasks.harmony.converters import CONVERTERS, openai_messages
-from tokenmill.tasks.harmony.message import HarmonyMessage
+from tokenmill.tasks.harmony.message import HarmonyMessage, Policy, Source
 from tokenmill.tasks.harmony.render import render
 from tokenmill.tasks.harmony.sequences import HarmonyConversation, HarmonyRenderer, encode
-from tokenmill.tasks.harmony.turns import Policy, Source
+from tokenmill.tasks.harmony.training import require_official, require_tokens
 from tokenmill.tasks.harmony.vocabulary import IDS, encoding
 from tokenmill.tasks.report.plan import pending_reasons
 from tokenmill.tasks.report.verification import inspector_of
@@ -200,7 +199,7 @@ def chats(tmp_path_factory):
 
 
 def composed(record, **policy):
-    return compose_literally(openai_messages.convert(record, "train"), Policy(**policy)).messages
+    return compose_literally(openai_messages(record), Policy(**policy)).messages
 
 
 def test_chat_is_composed_and_every_turn_with_thoughts_is_a_sequence(chats):

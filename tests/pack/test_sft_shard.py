@@ -23,7 +23,7 @@ from tokenmill.tasks.errors import InputError, RunError
 from tokenmill.tasks.pack import shard as shard_module
 from tokenmill.tasks.pack.planning import template_record
 from tokenmill.tasks.pack.preparation import build_sft_shard, publish_sft
-from tokenmill.tasks.shards.books import BadRowError
+from tokenmill.tasks.shards.build import BadRowError
 from tokenmill.tasks.tokenize.settings import TokenizerSource
 from transformers import PreTrainedTokenizerFast
 

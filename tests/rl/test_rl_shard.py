@@ -20,7 +20,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from tokenmill.tasks.errors import InputError, RunError
 from tokenmill.tasks.rl.preparation import publish_rl
-from tokenmill.tasks.shards.books import BadRowError
+from tokenmill.tasks.shards.build import BadRowError
 from tokenmill.tasks.sources import json_lines
 
 from tests.preparing import blend_of

@@ -5,7 +5,7 @@ from itertools import product
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from tokenmill.tasks.shards import batches as batches_module
-from tokenmill.tasks.shards.batches import batches
+from tokenmill.tasks.shards.build import batches
 from tokenmill.tasks.shards.plan import PlannedShard
 from tokenmill.tasks.sources.files import Slice, SourceFile
 

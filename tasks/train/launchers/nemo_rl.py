@@ -14,7 +14,7 @@ from typing import Any, cast
 import orjson
 import yaml
 from tokenmill.tasks.errors import InputError
-from tokenmill.tasks.rl.targets import Target
+from tokenmill.tasks.rl.targets import TargetName
 from tokenmill.tasks.shards.manifest import read_manifest
 from tokenmill.tasks.storage import absolute, filesystem, join
 from tokenmill.tasks.train.planning import start_place
@@ -80,7 +80,7 @@ GYM = {
 SFT, SFT_EXAMPLE = "examples/run_sft.py", "examples/configs/sft.yaml"
 GRPO, GRPO_EXAMPLE = "examples/run_grpo.py", "examples/configs/grpo_math_1B.yaml"
 
-RECIPES: Mapping[Target, _Recipe] = {
+RECIPES: Mapping[TargetName, _Recipe] = {
     "nemo_rl_sft": _Recipe(SFT, SFT_EXAMPLE, "sft", {"dataset_name": "ResponseDataset", "processor": "sft_processor"}),
     "nemo_rl_chat": _Recipe(
         SFT,
@@ -127,7 +127,7 @@ def nemo_rl_launch(manifest: Mapping[str, Any], output_dir: str, model: str) -> 
     Places are absolute, as NeMo-RL runs in a folder of its own. Of preferences the first row is read, which tells their
     form. Raises InputError when the preparation is not one that NeMo-RL reads, or the output folder not in a file system.
     """
-    target: Target = manifest["settings"]["target"]
+    target: TargetName = manifest["settings"]["target"]
     _require_readable(manifest, target)
     recipe = RECIPES[target]
     place = join(local_folder(output_dir, "nemo-rl"), CONFIG)
@@ -140,7 +140,7 @@ def nemo_rl_launch(manifest: Mapping[str, Any], output_dir: str, model: str) -> 
     return Launch(files, ["bash", join(output_dir, SCRIPT)], False)
 
 
-def _require_readable(manifest: Mapping[str, Any], target: Target) -> None:
+def _require_readable(manifest: Mapping[str, Any], target: TargetName) -> None:
     if target not in RECIPES:
         raise InputError(
             f"launcher=nemo-rl: the preparation was made with target={target}, so nobody knows what reads its rows; prepare it with "
