@@ -308,9 +308,7 @@ def chats(draw):
 
 
 def composed(messages, thoughts="last_turn"):
-    return compose_literally(
-        openai_messages({"messages": messages}), Policy(thoughts=thoughts)
-    ).messages
+    return compose_literally(openai_messages({"messages": messages}), Policy(thoughts=thoughts)).messages
 
 
 @given(chats())

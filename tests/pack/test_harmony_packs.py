@@ -11,7 +11,7 @@ import pyarrow.parquet as pq
 import pytest
 from tokenmill.tasks.chat.loss import LossPolicy
 from tokenmill.tasks.errors import InputError, RunError
-from tokenmill.tasks.harmony import turns
+from tokenmill.tasks.harmony import message
 from tokenmill.tasks.harmony.compose import compose, compose_literally
 from tokenmill.tasks.harmony.converters import CONVERTERS, openai_messages
 from tokenmill.tasks.harmony.message import HarmonyMessage, Policy, Source
@@ -246,7 +246,7 @@ def test_composition_is_chosen_by_variables_of_the_template(chats, tmp_path):
     assert text == render(composed(twice, **variables))
     for wrong, remedy in [
         ({"efort": "high"}, "did you mean 'effort'"), ({"effort": "huge"}, "known: low, medium, high"),
-        ({"special_strings": "escape"}, "'special_strings' means nothing"),
+        ({"special_strings": "escape"}, "'special_strings' is not an option"),
     ]:  # fmt: skip
         with pytest.raises(InputError, match=r"^template_variables") as refusal:
             plan(blend_of(chats / "chat.jsonl"), tmp_path / "out", template_variables=wrong)
@@ -364,7 +364,7 @@ def test_nothing_is_built_twice_and_a_choice_that_changes_bytes_is_named(chats, 
         assert pending_reasons(plan(blend, chats / "out", **settings)) == {reason: 1}
     monkeypatch.setattr("tokenmill.tasks.harmony.training.TEMPLATE_VERSION", "next")
     assert pending_reasons(plan(blend, chats / "out")) == {
-        f"recipe.template changed: 'harmony:{turns.TEMPLATE_VERSION}' -> 'harmony:next'": 1
+        f"recipe.template changed: 'harmony:{message.TEMPLATE_VERSION}' -> 'harmony:next'": 1
     }
 
 
@@ -403,7 +403,7 @@ def test_a_tokenizer_with_other_words_between_the_control_tokens_is_refused():
 
 
 def test_the_self_check_stops_a_plan_whose_masks_would_be_wrong(chats, tmp_path, monkeypatch):
-    monkeypatch.setattr("tokenmill.tasks.harmony.check.encoding", lambda: pytest.fail("was looked at"))
+    monkeypatch.setattr("tokenmill.tasks.harmony.training.encoding", lambda: pytest.fail("was looked at"))
     plan(blend_of(chats / "chat.jsonl"), chats / "out")  # what is known is not asked again
     with pytest.raises(pytest.fail.Exception):
         plan(blend_of(chats / "chat.jsonl"), tmp_path / "out")
@@ -411,7 +411,7 @@ def test_the_self_check_stops_a_plan_whose_masks_would_be_wrong(chats, tmp_path,
 
 def test_every_kind_of_conversation_is_taken(packed):
     assert packed[1]["template"]["refused"] == {}
-    assert packed[1]["template"]["digest"] == f"harmony:{turns.TEMPLATE_VERSION}"
+    assert packed[1]["template"]["digest"] == f"harmony:{message.TEMPLATE_VERSION}"
 
 
 def test_bodies_are_told_from_headers_by_harmony_alone(chats, tmp_path):
