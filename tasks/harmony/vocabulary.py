@@ -39,17 +39,6 @@ IDS = {
 }
 """Special tokens with a name."""
 
-RESERVED = range(200000, 201089)
-"""Ids of special tokens; unnamed ones are called after their number."""
-
-SECOND_NAME = "<|endofprompt|>"
-"""tiktoken's name of token 200018, which is also <|reserved_200018|>; the reference takes it for text."""
-
-SPECIAL_STRINGS = frozenset(
-    {*IDS, SECOND_NAME, *(f"<|reserved_{number}|>" for number in set(RESERVED) - set(IDS.values()))}
-)
-"""The 1,092 spellings of special tokens; no body may hold one."""
-
 
 def ensure_vocabulary() -> None:
     """Make the library find its vocabulary; a folder with the right file in the environment variable is kept.

@@ -52,11 +52,6 @@ def pack(lengths: np.ndarray, content: np.ndarray, capacity: int, packing: Packi
     return Packs(offsets, order[np.argsort(bins, kind="stable")])
 
 
-def lower_bound(lengths: np.ndarray, capacity: int) -> int:
-    """The number of bins that would be needed if sequences could be cut."""
-    return -(-int(lengths.sum()) // capacity)
-
-
 def splitmix64(values: np.ndarray) -> np.ndarray:
     """The next draw of SplitMix64 in each of these states (uint64): a bijective mixing function.
 

@@ -1,7 +1,7 @@
 """Planning an SFT preparation: blend and settings in, every shard with its identity out. No Prefect, no Dask.
 
 Beyond what any plan reads, the template and the tokenizer pass their self-check (`tasks.chat.check`, for Harmony
-`tasks.harmony.check`), and the exactness gate takes a sample of the text of each data set.
+`tasks.harmony.training`), and the exactness gate takes a sample of the text of each data set.
 """
 
 from collections.abc import Iterator, Mapping, Sequence

@@ -27,9 +27,10 @@ from tokenmill.tasks.harmony.sequences import (
     encode,
     literal_encoder,
 )
-from tokenmill.tasks.harmony.vocabulary import IDS, SPECIAL_STRINGS, encoding
+from tokenmill.tasks.harmony.vocabulary import IDS, encoding
 
 from tests.harmony.test_render import GOLDEN, any_messages, conversations, reference_tokens
+from tests.peers.harmony_tokens import SPECIAL_STRINGS
 
 FULL = LossPolicy()
 TAGGED = st.lists(st.sampled_from([*sorted(SPECIAL_STRINGS)[:4], *IDS, "<|", " ", "a", "\n", "assistant", "é"])).map("".join)  # fmt: skip

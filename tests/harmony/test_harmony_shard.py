@@ -280,7 +280,7 @@ def test_a_file_whose_texts_are_no_harmony_is_found(tmp_path):
     [
         ({"converter": "math_v3"}, {}, "no converter 'math_v3'; did you mean 'math_v2'?"),
         ({}, {"rules_off": ["S99"]}, "rules_off: 'S99' is no rule"),
-        ({}, {"holdout": {"valid": 0.1}}, "holdout means nothing here"),
+        ({}, {"holdout": {"valid": 0.1}}, "holdout does not apply"),
         ({"transforms": ["passthrough"]}, {}, "'transforms' means nothing for Harmony"),
     ],
 )
