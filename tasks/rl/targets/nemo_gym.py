@@ -147,7 +147,9 @@ def request_fault(params: Mapping[str, Any]) -> Rejected | None:
 
 @cache
 def _validator(name: str) -> SchemaValidator:
-    return SchemaValidator(orjson.loads(resources.files(__package__).joinpath(SCHEMAS).read_bytes())[name])
+    return SchemaValidator(
+        orjson.loads(resources.files("tokenmill.tasks.rl.targets").joinpath(SCHEMAS).read_bytes())[name]
+    )
 
 
 def _token_ids(item: Record, number: int) -> Rejected | None:
