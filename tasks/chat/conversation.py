@@ -10,6 +10,8 @@ source's own text.
 from dataclasses import dataclass
 from typing import Any, Literal, NotRequired, TypedDict
 
+from tokenmill.tasks.sources.files import Rejected as Rejected  # noqa: PLC0414 - for those who read conversations
+
 Role = Literal["system", "developer", "user", "assistant", "tool"]
 
 Range = tuple[int, int]
@@ -85,18 +87,10 @@ class Conversation:
     tools: list[dict[str, Any]]
 
 
-@dataclass(frozen=True, slots=True)
-class Rejected:
-    """Why a record is not a conversation: a reason to count by, and a detail with the remedy."""
-
-    reason: str
-    detail: str
-
-
 class RejectionError(ValueError):
-    """Raised while a record is read, and caught by its reader: what is wrong, without the number of the message."""
+    """Raised while a record is read, and caught by whoever reads the record: why it cannot be used."""
 
-    def __init__(self, reason: Reason, detail: str) -> None:
+    def __init__(self, reason: str, detail: str) -> None:
         super().__init__(detail)
-        self.reason: Reason = reason
+        self.reason = reason
         self.detail = detail

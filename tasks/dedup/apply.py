@@ -6,25 +6,22 @@ their columns. A row whose text could not be read is no document; it goes to qua
 """
 
 import json
-import time
 from collections import Counter
 from collections.abc import Iterator, Sequence
-from contextlib import ExitStack
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from itertools import compress
-from socket import gethostname
-from typing import Any, BinaryIO, cast
+from typing import Any, cast
 
 import numpy as np
 import orjson
 import pyarrow as pa
-import pyarrow.parquet as pq
 from pyarrow import compute
 from tokenmill.tasks.errors import RunError
-from tokenmill.tasks.shards.books import Books, OnBadRow
+from tokenmill.tasks.shards.build import ShardBuilder, building
 from tokenmill.tasks.shards.manifest import WHOLE
 from tokenmill.tasks.shards.plan import PlannedShard
-from tokenmill.tasks.shards.receipt import PartCount, Receipt
+from tokenmill.tasks.shards.receipt import Receipt
+from tokenmill.tasks.shards.settings import OnBadRow
 from tokenmill.tasks.shards.store import Store
 from tokenmill.tasks.sources.files import BadRow, Slice
 from tokenmill.tasks.sources.json_rows import BYTE_ORDER_MARK
@@ -50,16 +47,24 @@ def file_of(part: Slice) -> str:
     return f"{WHOLE}.parquet" if part.file.format == "parquet" else f"{WHOLE}.jsonl"
 
 
+Content = list[bytes] | pa.RecordBatch
+
+
 @dataclass(frozen=True, slots=True)
 class Rows:
     """Some consecutive rows of a slice: those that are documents (`content`, their numbers `rows` int64 [n]), those that
     are bad, and how many are blank.
     """
 
-    content: list[bytes] | pa.RecordBatch
+    content: Content
     rows: np.ndarray
     bad: Sequence[BadRow] = ()
     blank: int = 0
+
+    @property
+    def consumed(self) -> int:
+        """All rows of the slice that are accounted for here."""
+        return len(self.rows) + len(self.bad) + self.blank
 
 
 def apply_decisions(shard: PlannedShard, store: Store, outcomes: str, on_bad_row: OnBadRow) -> Receipt:
@@ -67,31 +72,26 @@ def apply_decisions(shard: PlannedShard, store: Store, outcomes: str, on_bad_row
 
     Raises BadRowError when a row is bad and the policy is `fail`, RunError when the source is not what was signed.
     """
-    started, cpu = time.time(), time.process_time()
     decided = rows_decided(outcomes, shard.identity["decided"]["outcomes"])
-    with ExitStack() as stack:
-        books = Books(shard.part, store.folder(shard.key), stack, on_bad_row)
-        writer = _Writer(books, stack, file_of(shard.part), drop=shard.identity["decided"]["mode"] == "drop")
+    drop = shard.identity["decided"]["mode"] == "drop"
+    gone: Counter[str] = Counter()
+    with building(shard, store, on_bad_row) as builder:
         for rows in read_rows(shard.part, shard.identity["recipe"]["options"]["text_field"]):
-            writer.take(rows, decided)
-        if writer.outcomes.total() != decided.num_rows:
+            builder.count(rows)
+            marks = marks_of(rows.rows, decided)
+            stays = compute.call_function("equal", [marks["dedup_outcome"], pa.scalar(KEPT)])
+            dropped = marks.filter(compute.call_function("invert", [stays]))["dedup_outcome"].to_pylist()
+            gone.update(dropped)
+            if drop:
+                builder.drops.update(dropped)
+            _write(builder, _kept(rows.content, stays) if drop else _tagged(rows.content, marks))
+        if gone.total() != decided.num_rows:
             raise RunError(
-                f"{shard.place}: {decided.num_rows} rows were decided to go, {writer.outcomes.total()} of them are "
-                "there; run the same command again"
+                f"{shard.place}: {decided.num_rows} rows were to be dropped, but {gone.total()} of them are there; run the "
+                "same command again"
             )
-    return store.issue(
-        shard.identity,
-        outputs=books.outputs,
-        rows_in=books.rows_in,
-        parts={WHOLE: PartCount(writer.documents, 0)} if writer.documents else {},
-        drops=books.drops,
-        quarantined=books.quarantined,
-        facts={"outcomes": dict(sorted(writer.outcomes.items()))},
-        volatile={
-            "built_at": started, "seconds": time.time() - started, "cpu_seconds": time.process_time() - cpu,
-            "host": gethostname(), "source": shard.part.file.uri, "source_bytes": shard.part.size,
-        },
-    )  # fmt: skip
+        builder.facts["outcomes"] = dict(sorted(gone.items()))
+    return builder.receipt
 
 
 def read_rows(part: Slice, text_field: str) -> Iterator[Rows]:
@@ -125,48 +125,15 @@ def _parquet_rows(part: Slice, text_field: str) -> Iterator[Rows]:
         first += len(batch)
 
 
-@dataclass
-class _Writer:
-    """The file of rows that is being written, and what it holds. `outcomes` counts the rows that do not stay."""
-
-    books: Books
-    stack: ExitStack
-    name: str
-    drop: bool
-    documents: int = 0
-    outcomes: Counter[str] = field(default_factory=Counter[str])
-    _parquet: pq.ParquetWriter | None = None
-
-    def take(self, rows: Rows, decided: pa.Table) -> None:
-        """Write what is to be written of some rows, keeping the books."""
-        self.books.rows_in += len(rows.rows) + len(rows.bad) + rows.blank
-        self.books.drop("blank_line", rows.blank)
-        self.books.set_aside(rows.bad)
-        marks = marks_of(rows.rows, decided)
-        stays = compute.call_function("equal", [marks["dedup_outcome"], pa.scalar(KEPT)])
-        gone = Counter(marks.filter(compute.call_function("invert", [stays]))["dedup_outcome"].to_pylist())
-        self.outcomes.update(gone)
-        content = rows.content
-        if self.drop:
-            for reason, count in gone.items():
-                self.books.drop(reason, count)
-            content = _chosen(content, stays) if isinstance(content, list) else content.filter(stays)
-        else:
-            content = _tagged_lines(content, marks) if isinstance(content, list) else _tagged(content, marks)
-        self._write(content)
-
-    def _write(self, content: list[bytes] | pa.RecordBatch) -> None:
-        if not len(content):
-            return
-        self.documents += len(content)
-        file = self.books.open(self.name)
-        if isinstance(content, list):
-            file.write(b"\n".join([*content, b""]))
-            return
-        if self._parquet is None:
-            writer = pq.ParquetWriter(cast("BinaryIO", file), content.schema, compression="zstd")
-            self._parquet = self.stack.enter_context(writer)
-        self._parquet.write_batch(content)
+def _write(builder: ShardBuilder, content: Content) -> None:
+    if not len(content):
+        return
+    builder.keep(WHOLE, len(content))
+    name = file_of(builder.shard.part)
+    if isinstance(content, list):
+        builder.open(name).write(b"\n".join([*content, b""]))
+    else:
+        builder.table(name, content.schema).write_batch(content)
 
 
 def marks_of(rows: np.ndarray, decided: pa.Table) -> pa.RecordBatch:
@@ -180,20 +147,18 @@ def marks_of(rows: np.ndarray, decided: pa.Table) -> pa.RecordBatch:
     return pa.RecordBatch.from_arrays([outcome, duplicate_of, jaccard], schema=MARKS)
 
 
-def _chosen(lines: list[bytes], stays: pa.BooleanArray) -> list[bytes]:
-    return list(compress(lines, stays.to_pylist()))
+def _kept(content: Content, stays: pa.BooleanArray) -> Content:
+    return list(compress(content, stays.to_pylist())) if isinstance(content, list) else content.filter(stays)
 
 
-def _tagged(batch: pa.RecordBatch, marks: pa.RecordBatch) -> pa.RecordBatch:
-    """Rows with their marks; columns that they already have under these names are replaced."""
-    kept = [name for name in batch.schema.names if name not in MARKS.names]
-    columns = [*(batch[name] for name in kept), *(marks[name] for name in MARKS.names)]
-    fields = [*(batch.schema.field(name) for name in kept), *MARKS]
-    return pa.RecordBatch.from_arrays(columns, schema=pa.schema(fields, batch.schema.metadata))
-
-
-def _tagged_lines(lines: list[bytes], marks: pa.RecordBatch) -> list[bytes]:
-    return [tagged(line, mark) for line, mark in zip(lines, marks.to_pylist(), strict=True)]
+def _tagged(content: Content, marks: pa.RecordBatch) -> Content:
+    """Rows with their marks, which replace fields and columns of the same names."""
+    if isinstance(content, list):
+        return [tagged(line, mark) for line, mark in zip(content, marks.to_pylist(), strict=True)]
+    kept = [name for name in content.schema.names if name not in MARKS.names]
+    columns = [*(content[name] for name in kept), *(marks[name] for name in MARKS.names)]
+    fields = [*(content.schema.field(name) for name in kept), *MARKS]
+    return pa.RecordBatch.from_arrays(columns, schema=pa.schema(fields, content.schema.metadata))
 
 
 def tagged(line: bytes, mark: dict[str, Any]) -> bytes:

@@ -6,28 +6,25 @@ normalized shard, and what was decided about its rows: decisions that stay the s
 the other data sets. Rows go from Arrow to Arrow, so that this costs no more than writing the Parquet file again.
 """
 
-import time
 from collections import Counter
 from collections.abc import Mapping, Sequence
-from contextlib import ExitStack
 from dataclasses import dataclass, field
-from socket import gethostname
-from typing import Any, BinaryIO, cast
+from typing import Any
 
 import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 from pyarrow import compute
 from tokenmill.tasks.errors import RunError
-from tokenmill.tasks.harmony.card import licences_of
 from tokenmill.tasks.harmony.columns import SCHEMA
-from tokenmill.tasks.harmony.inventory import coverage_of, merged
+from tokenmill.tasks.harmony.inventory import coverage_of, licences_of, merged
 from tokenmill.tasks.harmony.shard import FILE
+from tokenmill.tasks.shards.build import building
 from tokenmill.tasks.shards.identity import shard_key
 from tokenmill.tasks.shards.manifest import WHOLE, Finished
 from tokenmill.tasks.shards.plan import Plan, PlannedShard
-from tokenmill.tasks.shards.publish import Output, Publication, publish, publish_bytes
-from tokenmill.tasks.shards.receipt import PartCount, Receipt
+from tokenmill.tasks.shards.publish import Output
+from tokenmill.tasks.shards.receipt import Receipt
 from tokenmill.tasks.shards.store import Store
 from tokenmill.tasks.sources.files import Slice, SourceFile
 
@@ -81,91 +78,40 @@ def mark_shard(shard: PlannedShard, store: Store, decisions: str) -> Receipt:
 
     Raises RunError when the normalized shard is not there, or damaged, OSError from the storage.
     """
-    started, cpu = time.time(), time.process_time()
     normalized = store.receipt(shard_key({name: value for name, value in shard.identity.items() if name != "decided"}))
     if normalized is None:
         raise RunError(f"{shard.place}: the normalized shard is gone; run the same command again to build it")
     decided = rows_decided(decisions, shard.identity["decided"]["outcomes"])
+    drop = shard.identity["decided"]["mode"] == "drop"
+    outcomes, licences = Counter[str](), Counter[str]()
+    coverage: dict[str, Any] = {}
     file = pq.ParquetFile(pa.BufferReader(store.read(normalized, FILE)))
-    with ExitStack() as stack:
-        marked = _Marked(shard, store, stack)
-        first = 0
+    first = 0
+    with building(shard, store) as builder:
         for number in range(file.num_row_groups):
-            rows = file.read_row_group(number, use_threads=False)
-            marked.write(rows, decided, first)
-            first += rows.num_rows
-    outputs = marked.outputs + [
-        publish_bytes(store.path(shard.key, output.path), store.read(normalized, output.path))
-        for output in normalized.outputs
-        if output.path != FILE
-    ]
-    gone = marked.outcomes if shard.identity["decided"]["mode"] == "drop" else Counter[str]()
-    return store.issue(
-        shard.identity,
-        outputs=outputs,
-        rows_in=normalized.rows_in,
-        parts={WHOLE: PartCount(marked.documents, marked.tokens)} if marked.documents else {},
-        drops=Counter(normalized.drops) + gone,
-        quarantined=normalized.quarantined,
-        facts={"fields": normalized.facts["fields"], **marked.facts},
-        volatile={
-            "built_at": started, "seconds": time.time() - started, "cpu_seconds": time.process_time() - cpu,
-            "host": gethostname(), "source": shard.part.file.uri, "source_bytes": shard.part.size,
-        },
-    )  # fmt: skip
-
-
-@dataclass(slots=True)
-class _Marked:
-    """The file of rows that is being written, and its books. `outcomes` counts the rows that do not stay."""
-
-    shard: PlannedShard
-    store: Store
-    stack: ExitStack
-    documents: int = 0
-    tokens: int = 0
-    outcomes: Counter[str] = field(default_factory=Counter[str])
-    licences: Counter[str] = field(default_factory=Counter[str])
-    coverage: dict[str, Any] = field(default_factory=dict[str, Any])
-    _file: Publication | None = None
-    _writer: pq.ParquetWriter | None = None
-
-    def write(self, rows: pa.Table, decided: pa.Table, first: int) -> None:
-        """Mark rows, the first of which is number `first` of the shard, and append those that are to be written."""
-        rows = marked(rows, decided, first)
-        stays = compute.call_function("equal", [rows["dedup_outcome"], pa.scalar(KEPT)])
-        gone = rows.filter(compute.call_function("invert", [stays]))
-        self.outcomes.update(gone["dedup_outcome"].to_pylist())
-        if self.shard.identity["decided"]["mode"] == "drop":
-            rows = rows.filter(stays)
-        if not rows.num_rows:
-            return
-        self._opened().write_table(rows)
-        self.documents += rows.num_rows
-        self.tokens += compute.call_function("sum", [rows["stats_token_len"]]).as_py()
-        self.licences.update(licences_of(rows))
-        self.coverage = merged(self.coverage, coverage_of(rows))
-
-    def _opened(self) -> pq.ParquetWriter:
-        if self._writer is None:
-            self._file = self.stack.enter_context(publish(self.store.path(self.shard.key, FILE)))
-            writer = pq.ParquetWriter(cast("BinaryIO", self._file), SCHEMA, compression="zstd")
-            self._writer = self.stack.enter_context(writer)
-        return self._writer
-
-    @property
-    def outputs(self) -> list[Output]:
-        """The file, once the stack has ended well; nothing where no row was written."""
-        return [self._file.output] if self._file else []
-
-    @property
-    def facts(self) -> dict[str, Any]:
-        """What is known of the rows that were written, and what became of the others."""
-        return {
-            "licences": dict(sorted(self.licences.items())),
-            "coverage": self.coverage,
-            "outcomes": dict(sorted(self.outcomes.items())),
+            read = file.read_row_group(number, use_threads=False)
+            rows = marked(read, decided, first)
+            first += read.num_rows
+            stays = compute.call_function("equal", [rows["dedup_outcome"], pa.scalar(KEPT)])
+            outcomes.update(rows.filter(compute.call_function("invert", [stays]))["dedup_outcome"].to_pylist())
+            rows = rows.filter(stays) if drop else rows
+            if rows.num_rows:
+                builder.table(FILE, SCHEMA).write_table(rows)
+                builder.keep(WHOLE, rows.num_rows, compute.call_function("sum", [rows["stats_token_len"]]).as_py())
+                licences.update(licences_of(rows))
+                coverage = merged(coverage, coverage_of(rows))
+        for output in normalized.outputs:
+            if output.path != FILE:
+                builder.open(output.path).write(store.read(normalized, output.path))
+        builder.rows_in, builder.quarantined = normalized.rows_in, normalized.quarantined
+        builder.drops = Counter(normalized.drops) + (outcomes if drop else Counter[str]())
+        builder.facts = {
+            "fields": normalized.facts["fields"],
+            "licences": dict(sorted(licences.items())),
+            "coverage": coverage,
+            "outcomes": dict(sorted(outcomes.items())),
         }
+    return builder.receipt
 
 
 def marked(rows: pa.Table, decided: pa.Table, first: int) -> pa.Table:

@@ -1,17 +1,16 @@
 """What building one shard of a round does: read what earlier rounds have written, find, write."""
 
-import time
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
-from socket import gethostname
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 import pyarrow as pa
+from tokenmill.tasks.shards.build import building
 from tokenmill.tasks.shards.manifest import WHOLE
 from tokenmill.tasks.shards.plan import PlannedShard
 from tokenmill.tasks.shards.publish import Output
-from tokenmill.tasks.shards.receipt import PartCount, Receipt
+from tokenmill.tasks.shards.receipt import Receipt
 from tokenmill.tasks.shards.store import Store
 
 from . import exact, near
@@ -31,21 +30,12 @@ def build_shard(shard: PlannedShard, store: Store, evaluations: tuple[Evaluation
     """Build one shard of any round in this process."""
     if "step" not in shard.identity["recipe"]:
         return sign_slice(shard, store, load_evaluations(evaluations).evaluations if evaluations else None)
-    started, cpu = time.time(), time.process_time()
-    work = _Work(rounds_of(shard, store), shard, evaluations)
-    outputs, count = STEPS[shard.identity["recipe"]["step"]](work)
-    return store.issue(
-        shard.identity,
-        outputs=outputs,
-        rows_in=count,
-        parts={WHOLE: PartCount(count, 0)} if count else {},
-        drops={},
-        facts=work.facts,
-        volatile={
-            "built_at": started, "seconds": time.time() - started, "cpu_seconds": time.process_time() - cpu,
-            "host": gethostname(), "source": shard.part.file.uri, "source_bytes": shard.part.size,
-        },
-    )  # fmt: skip
+    with building(shard, store) as builder:
+        work = _Work(rounds_of(shard, store), shard, evaluations, builder.facts)
+        builder.outputs, builder.rows_in = STEPS[shard.identity["recipe"]["step"]](work)
+        if builder.rows_in:
+            builder.keep(WHOLE, builder.rows_in)
+    return builder.receipt
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,7 +45,7 @@ class _Work:
     rounds: Rounds
     shard: PlannedShard
     evaluations: tuple[EvaluationFile, ...]
-    facts: dict[str, Any] = field(default_factory=dict[str, Any])
+    facts: dict[str, Any]
 
     @property
     def partition(self) -> int:

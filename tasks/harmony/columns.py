@@ -1,32 +1,36 @@
-"""The columns of normalized rows, in their order, and one row of them.
+"""Columns of normalized rows, in their order, and the metadata of a source's records.
 
-The first 30 are the columns of Harmony data sets that exist, with their names and types, so that what reads those
-reads these. Those after them say more: counts of tokens, why a row is invalid, what it is a duplicate of, and where it
-stood. Every column may be null.
+The first 30 columns have the names and types of existing Harmony data sets, so that their readers read these too. Every
+column may be null. `id` is the text's: equal texts have equal ids wherever they come from. `row_id` is the row's own. Rows
+with one `prompt_id` have the same prompt.
 
-`id` is the text's, so that equal texts have equal ids wherever they come from; `row_id` is the row's own. Rows with
-one `prompt_id` ask the same.
+Sources have their own names and types: a list may hold other things than strings, an object may be its JSON text, and most
+fields are missing somewhere. Metadata of the wrong type is null, never an error. In Nemotron-Math-v2, low, medium and high
+are efforts at which a teacher was asked eight times each, with a tool and without, and the rates are how often it solved
+the problem. `meta_correctness` is the best of these rates; `meta_correctness_own` is that of the row's own effort and
+tools, and `meta_difficulty` is derived from it.
 """
 
 import hashlib
 import json
+import math
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass, fields
-from typing import Any
+from dataclasses import asdict, dataclass
+from typing import Any, TypeVar, cast
 
+import orjson
 import pyarrow as pa
+from tokenmill.tasks.sources.exact_json import apart, compact, loads
 
 from .grammar import ParsedMessage
-from .message import HarmonyMessage
-from .metadata import domain_of, effort_of
-from .quality import Quality
-from .turns import TEMPLATE_VERSION
+from .message import TEMPLATE_VERSION, Effort, HarmonyMessage
+from .semantics import JUDGED, Quality
 
 STRING, INTEGER, NUMBER, FLAG = pa.string(), pa.int64(), pa.float64(), pa.bool_()
 COUNT = pa.int32()
 
 LOSS_MODE = "assistant_all"
-"""What is trained on: every message by the assistant."""
+"""Every message by the assistant is trained on."""
 
 FIRST = pa.schema([
     ("id", STRING),
@@ -93,19 +97,33 @@ MORE = pa.schema([
     ("dup_jaccard", NUMBER),
     ("untrained_messages", pa.list_(COUNT)),
 ])  # fmt: skip
-"""The columns after them. `stats_completion_tokens` counts the messages by the assistant, headers and ends included.
-`dup_of` is the `row_id` of the row that stayed in this one's stead when duplicates were looked for; should that be
-contaminated or beyond the cap, its own `dedup_outcome` says so. `untrained_messages` are the numbers, from 0, of messages
-by the assistant that the source keeps from being trained on."""
+"""Further columns. `stats_completion_tokens` counts the assistant's messages, headers and ends included. `dup_of` is the
+`row_id` of the row kept instead of this one; if that row is contaminated or beyond the cap, its own `dedup_outcome` says so.
+`untrained_messages` are the numbers, from 0, of assistant messages that the source excludes from training."""
 
 SCHEMA = pa.schema([*FIRST, *MORE])
 
-JUDGED = [each.name for each in fields(Quality) if each.name in SCHEMA.names]
+DOMAINS = (
+    ("proofs", "proof"),
+    ("science", "science"),
+    ("agentic", "agentic"),
+    ("instruction-following", "chat_if"),
+    ("math", "math"),
+)
+"""Part of a data set's name, and its domain; the first match counts."""
+
+EFFORTS: tuple[Effort, ...] = ("low", "medium", "high")
+
+EASY, HARD = 0.75, 0.25
+"""From this rate a problem is easy, up to that rate hard."""
+
+Value = TypeVar("Value")
+Block = Mapping[str, Any]
 
 
 @dataclass(frozen=True, slots=True)
 class Place:
-    """Where a row stood in its source; `row` counts from 0, `blend_split` is None where a blend has none."""
+    """Where a row comes from; `row` counts from 0, `blend_split` is None for a flat blend."""
 
     dataset: str
     split: str
@@ -123,14 +141,13 @@ def row(
     *,
     structured: bool = False,
 ) -> dict[str, Any]:
-    """A row: a value for every column of SCHEMA.
+    """A value for every column of SCHEMA.
 
-    `messages` are those that the text was parsed as, none if it could not be. `facts` are the columns that the
-    composition knows; raises KeyError for one that is no column. With `structured`, the messages are also written as
-    JSON. What is null here and not in `facts`, deduplication fills in.
+    `messages` are parsed from the text, `facts` are columns from the composition; raises KeyError for an unknown one. With
+    `structured`, the messages are also written as JSON. Deduplication fills in its own columns.
     """
     if unknown := facts.keys() - set(SCHEMA.names):
-        raise KeyError(f"no columns: {', '.join(sorted(unknown))}; SCHEMA has none of that name")
+        raise KeyError(f"not in SCHEMA: {', '.join(sorted(unknown))}; add the column, or remove the fact")
     judged = {name: getattr(quality, name) for name in JUDGED}
     return dict.fromkeys(SCHEMA.names) | judged | dict(facts) | {
         "id": sha1(text),
@@ -143,7 +160,7 @@ def row(
         "meta_difficulty_bin": effort_of(place.split),
         "prompt_id": sha1(text[: _prompt_end(text, messages)]),
         "template_version": TEMPLATE_VERSION,
-        "messages_json": _json(messages) if structured else None,
+        "messages_json": _messages_json(messages) if structured else None,
         "source_row": place.row,
         "source_file": place.file,
         "row_id": sha1(json.dumps([*_place(place), TEMPLATE_VERSION])),
@@ -156,23 +173,23 @@ def table(rows: Sequence[Mapping[str, Any]]) -> pa.Table:
 
 
 def sha1(text: str) -> str:
-    """The SHA-1 of a text in UTF-8, 40 hexadecimal digits: a name, not a seal."""
+    """The SHA-1 of a text in UTF-8, in hexadecimal; identifies, does not protect."""
     return hashlib.sha1(text.encode(), usedforsecurity=False).hexdigest()
 
 
 def _place(place: Place) -> list[str | int]:
-    """What tells a row from all others."""
+    """The identity of a row."""
     within = [place.dataset, place.file, place.row]
     return within if place.blend_split is None else [place.blend_split, *within]
 
 
 def _prompt_end(text: str, messages: Sequence[ParsedMessage]) -> int:
-    """Where the first message by the assistant begins."""
+    """The offset of the first message by the assistant."""
     return next((message.start for message in messages if message.author == "assistant"), len(text))
 
 
-def _json(messages: Sequence[ParsedMessage]) -> str:
-    """The messages as JSON, without their places and what they do not have."""
+def _messages_json(messages: Sequence[ParsedMessage]) -> str:
+    """The messages as JSON, without offsets and absent fields."""
     return json.dumps([_fields(message.message) for message in messages], ensure_ascii=False)
 
 
@@ -182,3 +199,119 @@ def _fields(message: HarmonyMessage) -> dict[str, Any]:
     if message.content_type is None:
         del given["constrained"]
     return {key: value for key, value in given.items() if value is not None}
+
+
+def domain_of(dataset: str) -> str | None:
+    """The domain of a data set, by its name."""
+    name = dataset.lower()
+    return next((domain for part, domain in DOMAINS if part in name), None)
+
+
+def effort_of(split: str) -> Effort | None:
+    """The effort in the name of a split."""
+    return next((effort for effort in EFFORTS if split.startswith(effort)), None)
+
+
+def of_record(record: Mapping[str, Any]) -> dict[str, Any]:
+    """Columns that any source may have."""
+    return {
+        "source_uuid": _if(str, record.get("uuid")),
+        "source_license": _if(str, record.get("license")),
+        "source_used_in": _strings(record.get("used_in")),
+        "source_data_source": _if(str, record.get("data_source")) or _if(str, record.get("source")),
+        "source_changed_answer_to_majority": _if(bool, record.get("changed_answer_to_majority")),
+        "source_capability_target": _if(str, record.get("capability_target")),
+        "source_reasoning": _if(str, record.get("reasoning")),
+        "meta_expected_answer": _if(str, record.get("expected_answer")),
+    }
+
+
+def of_tools(tools: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
+    """The number of tools, and the id of their list in the catalog, if there are any."""
+    if not tools:
+        return {"source_tools_id": None, "source_tools_count": 0}
+    plain, restored = apart(list(tools))
+    text = restored(orjson.dumps(plain, option=orjson.OPT_SORT_KEYS).decode())
+    return {
+        "source_tools_id": hashlib.sha1(text.encode(), usedforsecurity=False).hexdigest(),
+        "source_tools_count": len(tools),
+    }
+
+
+def of_evaluation(record: Mapping[str, Any], effort: Effort | None, *, tools: bool) -> dict[str, Any]:
+    """Columns from `metadata`: pass rates per effort, with and without a tool. `effort` and `tools` are the row's own."""
+    given = _object(record.get("metadata"))
+    rates = {name: float(block["accuracy"]) for name, block in _blocks(given).items()}
+    best = max(rates, key=rates.__getitem__, default=None)
+    own = rates.get(f"reason_{effort}_{_with(tools=tools)}")
+    return {
+        "meta_correctness": None if best is None else rates[best],
+        "meta_eval_best_setting": best,
+        "meta_pass_k": None if best is None else _count(given[best].get("count")),
+        "meta_correct_count": None if best is None else _count(given[best].get("pass")),
+        **{f"meta_correctness_{each}": _best(rates, f"reason_{each}") for each in EFFORTS},
+        "meta_correctness_high_with_tool": rates.get("reason_high_with_tool"),
+        "meta_correctness_high_no_tool": rates.get("reason_high_no_tool"),
+        "meta_correctness_own": own,
+        "meta_difficulty": None if own is None else _difficulty(own),
+        "meta_eval_json": _json(given) if given else None,
+    }
+
+
+def _json(given: Mapping[str, Any]) -> str | None:
+    try:
+        return compact(given).decode()
+    except TypeError:  # what Parquet holds and JSON does not
+        return None
+
+
+def _difficulty(rate: float) -> str:
+    if rate >= EASY:
+        return "easy"
+    return "hard" if rate <= HARD else "medium"
+
+
+def _with(*, tools: bool) -> str:
+    return "with_tool" if tools else "no_tool"
+
+
+def _best(rates: Mapping[str, float], beginning: str) -> float | None:
+    return max((rate for name, rate in rates.items() if name.startswith(beginning)), default=None)
+
+
+def _blocks(given: Mapping[str, Any]) -> dict[str, Block]:
+    """The blocks with a rate; Parquet adds null blocks."""
+    blocks = {name: cast("Block", block) for name, block in given.items() if isinstance(block, Mapping)}
+    return {name: block for name, block in blocks.items() if _is_rate(block.get("accuracy"))}
+
+
+def _is_rate(value: object) -> bool:
+    return _count(value) is not None or (isinstance(value, float) and math.isfinite(value))
+
+
+def _object(value: object) -> Mapping[str, Any]:
+    """An object, or the JSON text of one; an empty one for anything else."""
+    if isinstance(value, str):
+        try:
+            value = loads(value)
+        except ValueError:
+            return {}
+    return cast("Mapping[str, Any]", value) if isinstance(value, Mapping) else {}
+
+
+def _if(wanted: type[Value], value: object) -> Value | None:
+    """The value if it has exactly that type: a boolean is not a number."""
+    return value if type(value) is wanted else None
+
+
+def _count(value: object) -> int | None:
+    """The value if it is an integer of 64 bits."""
+    found = _if(int, value)
+    return found if found is not None and -(1 << 63) <= found < 1 << 63 else None
+
+
+def _strings(value: object) -> list[str] | None:
+    if not isinstance(value, list):
+        return None
+    items = cast("list[object]", value)
+    return [str(item) for item in items] if all(isinstance(item, str) for item in items) else None

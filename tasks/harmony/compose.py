@@ -1,13 +1,11 @@
-"""From a source's conversation to Harmony messages: generated system and developer messages, then the turns.
+"""Compose Harmony messages from a conversation: generated system and developer messages, then the turns.
 
-What a turn of other formats says at once becomes a message each: reasoning on `analysis`, what is said beside calls on
-`commentary`, every call to its recipient, the answer on `final`. Harmony has no parallel calls, since a call ends
-generation, so several calls in one turn are put one after the other, each with its own result. That moves text about,
-and is done only where no result can belong to another call.
+A turn of other formats becomes several messages: reasoning on `analysis`, text beside calls on `commentary`, every call to
+its recipient, the answer on `final`. Harmony has no parallel calls, since a call ends generation, so several calls of a turn
+follow one another, each with its result, where results can be assigned without doubt.
 
-Whatever cannot be said in Harmony refuses the row with the name of the rule; no call and no text is left out to make a
-row fit, but for what the policy drops, which is counted. Composing takes 5 µs per message and what arguments cost to
-write as JSON, some 5 ns per byte; tools that are offered often are rendered once, and cost 5 µs each all the same.
+What Harmony cannot express rejects the row with the name of the rule; text is left out only where the policy says so, and
+counted. 5 µs per message, some 5 ns per byte of arguments, and 5 µs per tool.
 """
 
 import json
@@ -17,39 +15,48 @@ from dataclasses import dataclass, replace
 from itertools import takewhile
 from typing import Any, cast
 
-from tokenmill.tasks.chat.conversation import Rejected, RejectionError
+from tokenmill.tasks.chat.conversation import RejectionError
 from tokenmill.tasks.chat.json_values import kind, parsed, quoted
 from tokenmill.tasks.sources.exact_json import compact
+from tokenmill.tasks.sources.files import Rejected
 
 from .grammar import TAG
-from .message import FUNCTIONS, HarmonyMessage
+from .message import (
+    FUNCTIONS,
+    Call,
+    Composed,
+    HarmonyMessage,
+    Policy,
+    Schemas,
+    Source,
+    SpecialStrings,
+    Turn,
+)
 from .preamble import PYTHON, developer_body, schemas, system_body
-from .semantics import Schemas
-from .turns import Call, Composed, Policy, RefusedError, Source, SpecialStrings, Turn
 
 PYTHON_TOOLS = frozenset({PYTHON, "stateful_python_code_exec", "python_code_exec"})
-"""Names that sources give to the Python tool which is built into Harmony."""
+"""Sources' names of the Python tool that is built into Harmony."""
 
 UNNAMEABLE = re.compile(r"[^A-Za-z0-9_.-]")
-"""What the name of a function cannot hold in a header."""
+"""Characters that the name of a function cannot hold in a header."""
 
 ZERO_WIDTH_SPACE = "\u200b"
 
 
 def compose(source: Source, policy: Policy) -> Composed | Rejected:
-    """The conversation in Harmony, or why there is none."""
+    """The conversation in Harmony."""
     return _attempted(source, policy, policy.special_strings)
 
 
 def compose_literally(source: Source, policy: Policy) -> Composed | Rejected:
-    """The same with all special strings in its text, for tokens instead of text: in tokens they are no structure."""
+    """The conversation for encoding to tokens, where special strings in text are not structure and stay."""
     return _attempted(source, policy, None)
 
 
 def _attempted(source: Source, policy: Policy, special_strings: SpecialStrings | None) -> Composed | Rejected:
     try:
         return _composed(source, policy, special_strings)
-    except (RefusedError, RejectionError) as refusal:
+    except RejectionError as refusal:
         return Rejected(refusal.reason, refusal.detail)
 
 
@@ -85,24 +92,24 @@ def _untrained_numbers(messages: Sequence[HarmonyMessage]) -> list[int] | None:
 
 
 def function_of(tool: dict[str, Any]) -> dict[str, Any]:
-    """What a tool's definition says of its function: under that key, or bare."""
+    """The function in a tool's definition: under that key, or bare."""
     inner = tool.get("function")
     return cast("dict[str, Any]", inner) if isinstance(inner, dict) else tool
 
 
 def _require_no_names(messages: Sequence[Turn]) -> None:
-    """Raises RefusedError where somebody else than a tool has a name, which Harmony text has no place for."""
+    """Raises RejectionError if an author other than a tool has a name, which Harmony text cannot hold."""
     for number, message in enumerate(messages, 1):
         name = message.get("name")
         if name and message["role"] != "tool":
             said = f"message {number} of {len(messages)}: the {message['role']} is named {quoted(name)}"
-            raise RefusedError(
+            raise RejectionError(
                 "named_speaker", f"{said}, which would be lost; write the name into the content, or remove it"
             )
 
 
 def _recipients(source: Source) -> dict[str, str]:
-    """Whom a call of each name goes to, by the source's name. Raises RefusedError where two names become one."""
+    """The recipient for each name in the source. Raises RejectionError if two names become the same."""
     offered = [str(function_of(tool)["name"]) for tool in source.tools]
     called = [call["name"] for message in source.messages for call in message.get("tool_calls", ())]
     recipients = {name: _recipient(name, source.python) for name in dict.fromkeys([*offered, *called])}
@@ -110,7 +117,7 @@ def _recipients(source: Source) -> dict[str, str]:
     for name, recipient in recipients.items():
         if recipient != PYTHON and first.setdefault(recipient, name) != name:
             both = f"{quoted(first[recipient])} and {quoted(name)}"
-            raise RefusedError("tool_name_collision", f"the tools {both} are both {recipient}; rename one")
+            raise RejectionError("tool_name_collision", f"the tools {both} are both {recipient}; rename one")
     return recipients
 
 
@@ -119,7 +126,7 @@ def _recipient(name: str, python: bool) -> str:
 
 
 def _functions(source: Source, recipients: Mapping[str, str]) -> list[dict[str, Any]]:
-    """The tools that are functions, under their names in Harmony."""
+    """The functions among the tools, with their names in Harmony."""
     named = [(tool, recipients[function_of(tool)["name"]]) for tool in source.tools]
     return [_named(tool, recipient.removeprefix(FUNCTIONS)) for tool, recipient in named if recipient != PYTHON]
 
@@ -129,7 +136,7 @@ def _declared(source: Source, functions: Sequence[dict[str, Any]]) -> Schemas:
 
 
 def _split(messages: Sequence[Turn]) -> tuple[list[Turn], list[Turn]]:
-    """What the system says before anybody else speaks, and the turns."""
+    """The leading system and developer messages, and the turns."""
     before = list(takewhile(lambda message: message["role"] in {"system", "developer"}, messages))
     return before, list(messages[len(before) :])
 
@@ -137,7 +144,7 @@ def _split(messages: Sequence[Turn]) -> tuple[list[Turn], list[Turn]]:
 def _preamble(
     source: Source, before: Sequence[Turn], functions: Sequence[dict[str, Any]], policy: Policy
 ) -> Iterator[HarmonyMessage]:
-    """The generated messages: system, and developer where there is anything to tell."""
+    """The generated system message, and a developer message if there are instructions or functions."""
     said = [*(message["content"] for message in before), source.instructions]
     instructions = "\n\n".join(text for text in said if text and not text.isspace()) or None
     effort = source.effort or policy.effort
@@ -147,7 +154,7 @@ def _preamble(
 
 
 def _named(tool: dict[str, Any], name: str) -> dict[str, Any]:
-    """The tool under its name in Harmony; most often the same object."""
+    """The tool with its name in Harmony; usually the same object."""
     function = function_of(tool)
     if function["name"] == name:
         return tool
@@ -156,7 +163,7 @@ def _named(tool: dict[str, Any], name: str) -> dict[str, Any]:
 
 @dataclass(slots=True)
 class _Exchange:
-    """A call and its result; `certain` says whether an id has brought them together."""
+    """A call and its result; `certain` if they were matched by id."""
 
     call: HarmonyMessage
     identifier: str | None
@@ -166,9 +173,7 @@ class _Exchange:
 
 @dataclass(slots=True)
 class _Turns:
-    """Writes the turns of a conversation, which follow the first `skipped` of its messages; `parallel` counts the
-    turns with several calls.
-    """
+    """Writes the turns after the first `skipped` messages; `parallel` counts turns with several calls."""
 
     turns: Sequence[Turn]
     skipped: int
@@ -177,20 +182,20 @@ class _Turns:
     parallel: int = 0
 
     def messages(self) -> Iterator[HarmonyMessage]:
-        """Raises RefusedError for what Harmony cannot say, with the number of the message."""
+        """Raises RejectionError, with the number of the message, for what Harmony cannot express."""
         place = 0
         while place < len(self.turns):
             end = self._end(place)
             try:
                 made = self._turn(self.turns[place], self.turns[place + 1 : end], last=end == len(self.turns))
                 yield from made if self.turns[place].get("trained", True) else map(_untrained, made)
-            except RefusedError as refusal:
+            except RejectionError as refusal:
                 number, count = self.skipped + place + 1, self.skipped + len(self.turns)
-                raise RefusedError(refusal.reason, f"message {number} of {count}: {refusal.detail}") from refusal
+                raise RejectionError(refusal.reason, f"message {number} of {count}: {refusal.detail}") from refusal
             place = end
 
     def _end(self, place: int) -> int:
-        """Where the next turn begins: after the results, if there are calls."""
+        """The start of the next turn: after the results, if there are calls."""
         end = place + 1
         if self.turns[place].get("tool_calls"):
             while end < len(self.turns) and self.turns[end]["role"] == "tool":
@@ -206,16 +211,16 @@ class _Turns:
             if turn.get("tool_calls"):
                 yield from self._called(turn.get("tool_calls", []), results, last=last)
         elif role == "tool":
-            raise RefusedError("tool_result_without_matching_open_call", "a tool answers, and nothing called one")
+            raise RejectionError("tool_result_without_matching_open_call", "a tool result without a call")
         else:
-            raise RefusedError("developer_after_user", f"the {role} speaks in the midst of a conversation")
+            raise RejectionError("developer_after_user", f"the {role} message stands within the conversation")
 
     def _called(self, calls: Sequence[Call], results: Sequence[Turn], *, last: bool) -> Iterator[HarmonyMessage]:
         """The calls of a turn and their results, in the order of the policy."""
         if len(calls) > 1:
             self.parallel += 1
             if self.policy.parallel_calls == "reject":
-                raise RefusedError("parallel_calls", f"it makes {len(calls)} calls at once")
+                raise RejectionError("parallel_calls", f"it makes {len(calls)} calls at once")
         made = [_Exchange(_call(call, self._recipient(call["name"])), call.get("id")) for call in calls]
         answers = [self._answer(result, made) for result in results]
         _require_answers(made, last=last)
@@ -229,17 +234,17 @@ class _Turns:
                 yield exchange.result
 
     def _answer(self, result: Turn, made: Sequence[_Exchange]) -> HarmonyMessage:
-        """The result under the name of its call, which it is given to."""
+        """The result with the name of its call."""
         identifier, name = result.get("tool_call_id"), result.get("name")
         waiting = [exchange for exchange in made if exchange.result is None]
         known = [exchange for exchange in waiting if identifier and exchange.identifier == identifier]
         candidates = known or [exchange for exchange in waiting if not (identifier and exchange.identifier)]
         if not candidates:
-            raise RefusedError("tool_result_without_matching_open_call", _no_call(len(made), identifier))
+            raise RejectionError("tool_result_without_matching_open_call", _no_call(len(made), identifier))
         fitting = [each for each in candidates if not name or each.call.recipient == self._recipient(name)]
         if not fitting:
             called = quoted(candidates[0].call.recipient)
-            raise RefusedError("tool_result_wrong_name", f"{quoted(name)} answers a call of {called}")
+            raise RejectionError("tool_result_wrong_name", f"{quoted(name)} answers a call of {called}")
         found = fitting[0]
         found.certain = bool(known)
         found.result = HarmonyMessage(str(found.call.recipient), result["content"] or "", "assistant", "commentary")
@@ -254,7 +259,7 @@ def _untrained(message: HarmonyMessage) -> HarmonyMessage:
 
 
 def _said(turn: Turn) -> Iterator[HarmonyMessage]:
-    """What the assistant thinks and says in a turn, before its calls if it makes any."""
+    """Reasoning and text of an assistant turn."""
     thoughts, content = turn.get("reasoning_content"), turn["content"] or ""
     if thoughts and not thoughts.isspace():
         yield HarmonyMessage("assistant", thoughts, channel="analysis")
@@ -279,18 +284,18 @@ def _arguments(call: Call) -> dict[str, Any] | list[Any]:
         try:
             value = parsed(value, "bad_tool_arguments", what)
         except RejectionError as error:
-            raise RefusedError("call_args_not_json_object", error.detail) from error
+            raise RejectionError("call_args_not_json_object", error.detail) from error
     if not isinstance(value, dict | list):
-        raise RefusedError("call_args_not_json_object", f"{what} are {kind(value)}; make them an object")
+        raise RejectionError("call_args_not_json_object", f"{what} are {kind(value)}; make them an object")
     return cast("dict[str, Any] | list[Any]", value)
 
 
 def _code(arguments: dict[str, Any] | list[Any]) -> str:
-    """The code of a call of Python, which can be given nothing else."""
+    """The code of a Python call, its only argument."""
     given = {key: value for key, value in arguments.items() if value is not None} if isinstance(arguments, dict) else {}
     code = given.get("code")
     if len(given) != 1 or not isinstance(code, str):
-        raise RefusedError("bad_python_arguments", "Python is called with other arguments than its code, a string")
+        raise RejectionError("bad_python_arguments", "Python is called with other arguments than its code, a string")
     return code
 
 
@@ -300,31 +305,31 @@ def _no_call(calls: int, identifier: str | None) -> str:
 
 
 def _require_answers(made: Sequence[_Exchange], *, last: bool) -> None:
-    """Raises RefusedError for a call that the conversation goes on without, and for a result of an unknown call."""
+    """Raises RejectionError for a call that the conversation goes on without, and for a result of an unknown call."""
     waiting = [exchange for exchange in made if exchange.result is None]
     if not waiting:
         return
     if not last:
         call = quoted(waiting[0].call.recipient)
-        raise RefusedError("unanswered_call_before_next_turn", f"its call of {call} has no result, and others follow")
+        raise RejectionError("unanswered_call_before_next_turn", f"its call of {call} has no result, and others follow")
     if any(exchange.result is not None and not exchange.certain for exchange in made):
         found = f"{len(made)} calls have {len(made) - len(waiting)} results without ids"
-        raise RefusedError("uncertain_pairing", f"{found}, and which belong together is not known")
+        raise RejectionError("uncertain_pairing", f"{found}, and which belong together is not known")
 
 
 def _ending(messages: list[HarmonyMessage], policy: Policy) -> tuple[list[HarmonyMessage], int]:
-    """The messages up to the last by the assistant, and how many followed it."""
+    """The messages up to the assistant's last one, and the number of those after it."""
     last = max((place for place, message in enumerate(messages) if message.author == "assistant"), default=None)
     if last is None:
-        raise RefusedError("no_assistant", f"there is nothing to learn: none of {len(messages)} is by the assistant")
+        raise RejectionError("no_assistant", f"there is nothing to learn: none of {len(messages)} is by the assistant")
     trailing = len(messages) - last - 1
     if trailing and policy.trailing == "reject":
-        raise RefusedError("last_message_not_assistant", f"{trailing} messages follow the last one by the assistant")
+        raise RejectionError("last_message_not_assistant", f"{trailing} messages follow the last one by the assistant")
     return messages[: last + 1], trailing
 
 
 def _without_old_thoughts(messages: list[HarmonyMessage], policy: Policy) -> tuple[list[HarmonyMessage], int]:
-    """The messages without the reasoning before the last user message, and how many that were."""
+    """The messages without the reasoning before the last user message, and the number of those dropped."""
     if policy.thoughts == "keep_all":
         return messages, 0
     asked = max((place for place, message in enumerate(messages) if message.author == "user"), default=0)
@@ -337,9 +342,7 @@ def _is_thought(message: HarmonyMessage) -> bool:
 
 
 def _plain(messages: list[HarmonyMessage], policy: SpecialStrings | None) -> tuple[list[HarmonyMessage], int]:
-    """The messages with bodies that cannot be mistaken for structure, and how many special strings were escaped. Without
-    a policy they stay as they are.
-    """
+    """The messages with special strings escaped, and their number; without a policy, the messages as they are."""
     escaped = 0
     if policy is None:
         return messages, escaped
@@ -348,7 +351,7 @@ def _plain(messages: list[HarmonyMessage], policy: SpecialStrings | None) -> tup
             continue
         if policy == "reject" and (found := TAG.search(message.body)):
             where = f"message {place + 1} of {len(messages)} in Harmony ({message.author}), character {found.start()}"
-            raise RefusedError("special_in_body", f"{where}: the text holds {quoted(found[0])}, which is structure")
+            raise RejectionError("special_in_body", f"{where}: the text holds {quoted(found[0])}, which is structure")
         body, count = TAG.subn(_broken, message.body)
         messages[place], escaped = replace(message, body=body), escaped + count
     return messages, escaped

@@ -1,10 +1,12 @@
-"""What sources hold and what became of it: the fields of their records, and how many rows have which column.
+"""The inventory and the card of a normalized data set: fields of the sources, columns of the rows, licences, counts.
 
-Records are counted by shape, their names and types as one key, which takes 1 µs for a record and 1 µs for each of its
-messages; few shapes make up a source, and only shapes are taken apart into fields. Tables are counted in Arrow.
-Both are trees of counts in plain JSON: they travel in the facts of receipts and are added up in any order.
+Records are counted by shape, that is by their names and types, which takes 1 µs per record and 1 µs per message. Counts are
+trees in plain JSON: receipts hold them as facts, and they are added up in any order. The card's licence is the strictest of
+those that rows name, because one row that must be shared alike makes the collection so; if a row names none or an unknown
+one, it is `other`.
 """
 
+import json
 import re
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
@@ -17,6 +19,7 @@ import pyarrow as pa
 from tokenmill.tasks.sources.exact_json import RepeatedKeys, SpelledFloat
 
 from .columns import SCHEMA
+from .message import TEMPLATE_VERSION
 
 TYPES: dict[type, str] = {
     dict: "object",
@@ -29,22 +32,22 @@ TYPES: dict[type, str] = {
     SpelledFloat: "number",
     RepeatedKeys: "object",
 }
-"""How JSON calls what Python reads; what only Parquet has keeps Python's name."""
+"""JSON's names of Python types; types that only Parquet has keep Python's names."""
 
 LENGTHS = {"tokens": "stats_token_len", "completion_tokens": "stats_completion_tokens"}
 METADATA = [name for name in SCHEMA.names if name.startswith(("meta_", "source_"))]
 
 MOST_NAMES, LONGEST_NAME = 500, 100
 OTHER = "(other)"
-"""Stands for the other names where there are very many, because some sources have ids or texts for names."""
+"""Stands for further names, because some sources use ids or texts as names."""
 
 Counts = dict[str, Any]
-"""A tree of counts: objects of objects, and whole numbers at the ends."""
+"""A tree of counts: nested objects with integers as leaves."""
 
 
 @dataclass(frozen=True, slots=True)
 class Entry:
-    """What one shard counted: `fields` by `fields_of`, `coverage` by `coverage_of`, `drops` rows by reason."""
+    """Counts of one shard: `fields` by `fields_of`, `coverage` by `coverage_of`, `drops` rows by reason."""
 
     dataset: str
     split: str
@@ -57,9 +60,9 @@ class Entry:
 
 
 def fields_of(records: Iterable[Mapping[str, Any]]) -> Counts:
-    """How many records have which field in which type: `{"records", "fields": {field: {type: count}}}`.
+    """Count fields of records by type: `{"records", "fields": {field: {type: count}}}`.
 
-    Where `messages` is a list of objects, `roles` counts what they say under `role`, and `message_fields` their fields.
+    If `messages` are lists of objects, also `roles` and `message_fields`.
     """
     known = list(records)
     lists = [cast("list[Any]", record["messages"]) for record in known if isinstance(record.get("messages"), list)]
@@ -83,10 +86,7 @@ def _by_field(records: Sequence[Mapping[str, Any]]) -> Counts:
 
 
 def bounded(counts: Counts) -> Counts:
-    """The same with at most MOST_NAMES names in an object, the most frequent, and all others together as OTHER.
-
-    Names that are texts rather (longer than LONGEST_NAME) are among the others.
-    """
+    """The counts with the MOST_NAMES most frequent names per object; others, and names over LONGEST_NAME, become OTHER."""
     names = sorted(counts, key=lambda name: (len(name) > LONGEST_NAME, -_total(counts[name]), name))
     kept = [name for name in names[:MOST_NAMES] if len(name) <= LONGEST_NAME]
     rest: Counts = {}
@@ -101,10 +101,10 @@ def _total(counts: Any) -> int:  # noqa: ANN401 - a tree of counts, or a count
 
 
 def coverage_of(rows: pa.Table) -> Counts:
-    """How many rows of a table with SCHEMA have a value in which column, and how long they are.
+    """Count values per column and lengths of rows of a table with SCHEMA.
 
     `{"rows", "columns": {column: count}, "tokens": {"128": count, …}, "completion_tokens": {…}}`: a row of 128 to 255
-    tokens counts under "128", one without any under "0".
+    tokens counts under "128", one without tokens under "0".
     """
     columns = {name: len(rows) - rows[name].null_count for name in rows.column_names}
     histograms = {name: _histogram(rows[column]) for name, column in LENGTHS.items()}
@@ -112,14 +112,14 @@ def coverage_of(rows: pa.Table) -> Counts:
 
 
 def _histogram(lengths: pa.ChunkedArray) -> Counts:
-    """Counts by powers of two: the exponent of a number is how many bits it has."""
+    """Counts by powers of two."""
     _, bits = np.frexp(lengths.drop_null().to_numpy().astype(np.float64))
     counts = np.bincount(bits.astype(np.int64)).tolist()
     return {str((1 << bit) >> 1): count for bit, count in enumerate(counts) if count}
 
 
 def merged(one: Counts, other: Counts) -> Counts:
-    """Two trees of counts added up; `{}` adds nothing."""
+    """The sum of two trees of counts."""
     total = dict(one)
     for name, value in other.items():
         mine = total.get(name)
@@ -133,7 +133,7 @@ def merged(one: Counts, other: Counts) -> Counts:
 def inventory(entries: Iterable[Entry]) -> dict[str, dict[str, Any]]:
     """Per data set and split: rows in and out, drops, tokens, fields of the sources, columns and lengths of the rows.
 
-    `metadata` is the share of rows that have each column with metadata. Names are sorted, lengths go up.
+    `metadata` is the share of rows with a value, per metadata column. Names and lengths are sorted.
     """
     found: dict[str, dict[str, Counts]] = {}
     for entry in entries:
@@ -144,11 +144,12 @@ def inventory(entries: Iterable[Entry]) -> dict[str, dict[str, Any]]:
         splits = found.setdefault(entry.dataset, {})
         splits[entry.split] = merged(splits.get(entry.split, {}), counted)
     return {
-        dataset: {split: _told(found[dataset][split]) for split in sorted(found[dataset])} for dataset in sorted(found)
+        dataset: {split: _summary(found[dataset][split]) for split in sorted(found[dataset])}
+        for dataset in sorted(found)
     }
 
 
-def _told(counted: Counts) -> dict[str, Any]:
+def _summary(counted: Counts) -> dict[str, Any]:
     coverage = counted["coverage"]
     rows, columns = coverage.get("rows", 0), coverage.get("columns", {})
     return {
@@ -166,27 +167,27 @@ def _sorted(counts: Counts) -> Counts:
 
 
 def coverage_markdown(found: Mapping[str, Mapping[str, Any]]) -> str:
-    """An inventory for people: a table of all splits, then what each holds."""
-    splits = [(dataset, split, told) for dataset, of in found.items() for split, told in of.items()]
+    """An inventory as Markdown: a table of all splits, then details of each."""
+    splits = [(dataset, split, summary) for dataset, of in found.items() for split, summary in of.items()]
     rows = [
-        (dataset, split, told["rows_in"], told["rows_out"], sum(told["drops"].values()), told["tokens"])
-        for dataset, split, told in splits
+        (dataset, split, summary["rows_in"], summary["rows_out"], sum(summary["drops"].values()), summary["tokens"])
+        for dataset, split, summary in splits
     ]
     lines = ["# Coverage", "", *markdown_table(("data set", "split", "rows in", "rows out", "dropped", "tokens"), rows)]
-    for dataset, split, told in splits:
-        lines += [f"## {dataset}, {split}", "", *_details(told)]
+    for dataset, split, summary in splits:
+        lines += [f"## {dataset}, {split}", "", *_details(summary)]
     return "\n".join(lines)
 
 
-def _details(told: Mapping[str, Any]) -> list[str]:
-    source, lengths = told["source"], told["lengths"]
-    metadata = [(name, f"{share:.1%}") for name, share in told["metadata"].items()]
+def _details(summary: Mapping[str, Any]) -> list[str]:
+    source, lengths = summary["source"], summary["lengths"]
+    metadata = [(name, f"{share:.1%}") for name, share in summary["metadata"].items()]
     bounds = sorted({bound for of in lengths.values() for bound in of}, key=int)
     return [
         *markdown_table(("field of the source", "types"), [(name, _listed(of)) for name, of in source.get("fields", {}).items()]),
         *markdown_table(("field of messages", "types"), [(name, _listed(of)) for name, of in source.get("message_fields", {}).items()]),
         *markdown_table(("role", "messages"), list(source.get("roles", {}).items())),
-        *markdown_table(("dropped because", "rows"), list(told["drops"].items())),
+        *markdown_table(("dropped because", "rows"), list(summary["drops"].items())),
         *markdown_table(("column", "rows that have it"), metadata),
         *markdown_table(("tokens from", "rows", "of the assistant"), [(int(bound), *(of.get(bound, 0) for of in lengths.values())) for bound in bounds]),
     ]  # fmt: skip
@@ -197,7 +198,7 @@ def _listed(types: Mapping[str, int]) -> str:
 
 
 def markdown_table(headings: Sequence[str], rows: Sequence[Sequence[str | int]]) -> list[str]:
-    """A table in Markdown, and an empty line; nothing for no rows. No cell can end its cell, its row or the table."""
+    """A Markdown table and an empty line, or nothing without rows. Cells are escaped."""
     if not rows:
         return []
     lines = [[f"{cell:,}" if isinstance(cell, int) else _plain(cell) for cell in row] for row in rows]
@@ -205,9 +206,100 @@ def markdown_table(headings: Sequence[str], rows: Sequence[Sequence[str | int]])
 
 
 def _plain(text: str) -> str:
-    """Text in one line, without what Markdown or HTML would make of it in a table."""
+    """Text on one line, with Markdown and HTML escaped."""
     return " ".join(re.sub(r"[\\|`<&]", lambda found: f"&#{ord(found[0])};", text).split())
 
 
 def _line(cells: Sequence[str]) -> str:
     return f"| {' | '.join(cells)} |"
+
+
+UNNAMED = "none named"
+
+LICENCES = ("cc0-1.0", "mit", "apache-2.0", "odc-by", "cc-by", "cc-by-sa", "cc-by-nc", "cc-by-nc-sa")
+"""Known licences, the least strict first; a name belongs to the last one that is a prefix of it."""
+
+FULL_NAMES = {
+    "cc-by": "cc-by-4.0",
+    "cc-by-sa": "cc-by-sa-4.0",
+    "cc-by-nc": "cc-by-nc-4.0",
+    "cc-by-nc-sa": "cc-by-nc-sa-4.0",
+}
+
+SIZES = ((1_000, "n<1K"), (10_000, "1K<n<10K"), (100_000, "10K<n<100K"), (10**6, "100K<n<1M"), (10**7, "1M<n<10M"))
+
+
+@dataclass(frozen=True, slots=True)
+class Contents:
+    """Contents of a card: `rows` and `tokens` by split and by source, source files, rows by licence and by drop reason."""
+
+    splits: Mapping[str, Mapping[str, int]]
+    sources: Mapping[str, Mapping[str, int]]
+    files: Sequence[str]
+    licences: Mapping[str, int]
+    drops: Mapping[str, int]
+
+
+def licences_of(rows: pa.Table) -> Counter[str]:
+    """Rows by licence."""
+    return Counter(name or UNNAMED for name in rows["source_license"].to_pylist())
+
+
+def strictest(licences: Mapping[str, int]) -> str:
+    """The licence of the whole by its name on the hub; `other` if one is missing or unknown."""
+    known = [_known(name) for name in licences]
+    if not known or None in known:
+        return "other"
+    name = max((each for each in known if each is not None), key=LICENCES.index)
+    return FULL_NAMES.get(name, name)
+
+
+def _known(name: str) -> str | None:
+    spelled = name.lower().replace("_", "-").replace(" ", "-")
+    fits = [licence for licence in LICENCES if spelled.startswith(licence)]
+    return fits[-1] if fits else None
+
+
+def card(contents: Contents, folders: Sequence[str] = ()) -> str:
+    """The card: front matter for the hub, then tables. Each of `folders` is a configuration of its own."""
+    rows = sum(split["rows"] for split in contents.splits.values())
+    return "\n".join([
+        *_front_matter(contents, rows, folders),
+        "# Conversations in Harmony",
+        "",
+        (
+            f"{rows:,} rows, {sum(split['tokens'] for split in contents.splits.values()):,} tokens of Harmony text "
+            f"(template version {TEMPLATE_VERSION}). Every text parses with a strict grammar."
+        ),
+        "",
+        *markdown_table(("split", "rows", "tokens"), [(name, each["rows"], each["tokens"]) for name, each in contents.splits.items()]),
+        *markdown_table(("data set", "rows", "tokens"), [(name, each["rows"], each["tokens"]) for name, each in contents.sources.items()]),
+        *markdown_table(("licence of rows", "rows"), sorted(contents.licences.items())),
+        *markdown_table(("left out because", "rows"), sorted(contents.drops.items())),
+        "Made from:",
+        "",
+        *(f"* `{file}`" for file in contents.files),
+        "",
+        *markdown_table(("column", "type"), [(field.name, str(field.type)) for field in SCHEMA]),
+    ])  # fmt: skip
+
+
+def _front_matter(contents: Contents, rows: int, folders: Sequence[str]) -> list[str]:
+    size = next((name for most, name in SIZES if rows < most), "n>10M")
+    configs = [
+        f"      - {{split: {json.dumps(_hub_split(name))}, path: {json.dumps(f'data/{name}/*.parquet')}}}"
+        for name in contents.splits
+    ]
+    more = [
+        f"  - {{config_name: {json.dumps(folder.replace('/', '-'))}, data_files: {json.dumps(f'{folder}/*.parquet')}}}"
+        for folder in folders
+    ]
+    return [
+        "---", "language: [en]", f"license: {strictest(contents.licences)}", f"size_categories: [{json.dumps(size)}]",
+        "tags: [harmony, text]", "configs:", "  - config_name: default", "    data_files:", *configs, *more, "---", "",
+    ]  # fmt: skip
+
+
+def _hub_split(name: str) -> str:
+    """The name of a split with the characters that the hub allows."""
+    return "".join(each if each.isalnum() or each in "._" else "_" for each in name)

@@ -1,34 +1,50 @@
-"""One Harmony message: who speaks, to whom, on which channel, what, and how it ends.
+"""Messages: as a source has them, and in Harmony.
 
     <|start|>AUTHOR to=RECIPIENT<|channel|>CHANNEL <|constrain|>TYPE<|message|>BODY<|end|>
 
-The record is what every part of this room hands on: converters compose it, the renderer writes it, the parser reads it
-back. It holds what is written and nothing else, so messages that are equal are written the same. It does not check
-itself: `render` refuses what cannot be written and `faults` judges what was. A message costs 1.6 microseconds and 90
-bytes beside its strings.
+A converter knows its source, the composition knows Harmony, and the records here stand between them: a converter returns a
+`Source`, which becomes `Composed`. Equal Harmony messages are written the same; `render` refuses what cannot be written
+and `faults` judges what was.
 """
 
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Literal
+from typing import Any, Literal, NotRequired, TypedDict
+
+from tokenmill.tasks.chat.conversation import Role
 
 Terminator = Literal["end", "call", "return"]
 """How a message ends: normally, by calling its recipient, or as the last token of a training target."""
 
 ROLES = frozenset({"system", "developer", "user", "assistant"})
-"""The authors that are no tools. A tool stands under its own name, such as `functions.get_order` or `python`."""
+"""The authors that are not tools. A tool has its own name, such as `functions.get_order` or `python`."""
 
 CHANNELS = ("analysis", "commentary", "final")
 """Private reasoning and calls of built-in tools; calls of functions and remarks between them; the answer."""
 
 FUNCTIONS = "functions."
-"""What the name of a developer's function begins with, as recipient and as author."""
+"""Prefix of the name of a developer's function, as recipient and as author."""
+
+TEMPLATE_VERSION = "1"
+"""Raised whenever the same record with the same policy becomes another text."""
+
+Effort = Literal["low", "medium", "high"]
+"""Reasoning effort."""
+
+ParallelCalls = Literal["interleave", "grouped", "reject"]
+SpecialStrings = Literal["reject", "escape"]
+Thoughts = Literal["last_turn", "keep_all"]
+Trailing = Literal["drop", "reject"]
+
+Schemas = Mapping[str, Mapping[str, Any] | None]
+"""The JSON schema of a tool's arguments by its name as recipient."""
 
 
 @dataclass(frozen=True, slots=True)
 class HarmonyMessage:
-    """A message. `author` is a role or a tool's name; `content_type` says what `body` is, such as json, and
-    `constrained` whether `<|constrain|>` stands before it (it says nothing where there is no content type). `trained` is
-    no part of what is written: false where the data keeps the message from being trained on.
+    """A message. `author` is a role or a tool's name; `content_type` is the type of `body`, such as json, and
+    `constrained` says whether `<|constrain|>` stands before it (without a content type it means nothing). `trained` is not
+    written: false if the data excludes the message from training.
     """
 
     author: str
@@ -39,3 +55,69 @@ class HarmonyMessage:
     constrained: bool = True
     terminator: Terminator = "end"
     trained: bool = field(default=True, compare=False)
+
+
+class Call(TypedDict):
+    """A tool call; `arguments` is an object or an array, the JSON text of one, or None."""
+
+    name: str
+    arguments: str | dict[str, Any] | list[Any] | None
+    id: NotRequired[str]
+
+
+class Turn(TypedDict):
+    """A message of the source. `name` and `tool_call_id` say which call a tool answers; `trained` is false if the source
+    excludes the message from training.
+    """
+
+    role: Role
+    content: str | None
+    reasoning_content: NotRequired[str]
+    tool_calls: NotRequired[list[Call]]
+    tool_call_id: NotRequired[str]
+    name: NotRequired[str]
+    trained: NotRequired[bool]
+
+
+@dataclass(frozen=True, slots=True)
+class Source:
+    """A conversation of a source: its messages, and the tools it offers, in the source's form.
+
+    `instructions` apply to every answer although no message has them. `effort` is None if the source does not say.
+    `python` is true if the source's Python tool is the one built into Harmony. `metadata` holds columns of the source.
+    """
+
+    messages: list[Turn]
+    tools: list[dict[str, Any]] = field(default_factory=list[dict[str, Any]])
+    instructions: str | None = None
+    effort: Effort | None = None
+    python: bool = False
+    metadata: dict[str, Any] = field(default_factory=dict[str, Any])
+
+
+@dataclass(frozen=True, slots=True)
+class Policy:
+    """Choices for every conversation of a run.
+
+    `effort` is for sources that do not say. Several calls in one turn, which Harmony cannot express, are interleaved with
+    their results, grouped before them, or rejected. Text like a special token is rejected or broken up by a zero-width
+    space. Reasoning before the last user message is dropped, as in a chat with the model, or kept. Messages after the
+    assistant's last one are dropped or rejected.
+    """
+
+    effort: Effort = "medium"
+    parallel_calls: ParallelCalls = "interleave"
+    special_strings: SpecialStrings = "reject"
+    thoughts: Thoughts = "last_turn"
+    trailing: Trailing = "drop"
+
+
+@dataclass(frozen=True, slots=True)
+class Composed:
+    """A conversation in Harmony. `facts` holds columns, the source's included; `declared` the recipients that may be
+    called, with the schemas of their arguments, or None if they are unknown.
+    """
+
+    messages: Sequence[HarmonyMessage]
+    facts: dict[str, Any]
+    declared: Schemas | None = None

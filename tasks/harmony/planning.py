@@ -13,9 +13,9 @@ from tokenmill.tasks.sources.filters import row_filter
 from tokenmill.tasks.sources.parquet import require_any
 
 from .converters import CONVERTERS, PROOF_TASKS, converter_for
+from .message import TEMPLATE_VERSION
 from .semantics import CODES
 from .settings import HarmonyRecipe, HarmonySettings, policy_of
-from .turns import TEMPLATE_VERSION
 
 KIND = "harmony"
 FORMAT_VERSION = 3

@@ -1,12 +1,9 @@
-"""The bodies of the system and developer messages, in the reference's own words.
+"""Bodies of the system and developer messages, as openai-harmony writes them.
 
-openai-harmony writes them, the tools as TypeScript-like declarations among them, so that a model reads what it was
-trained on. Three habits of data would lose what a tool takes, silently, and are mended first: a schema with
-`properties` but without `"type": "object"` would be written as `any`, arguments and all; a `required` list that stands
-beside the parameters instead of within would be ignored; a description that is null would be refused.
-
-No date is written, so the same input always gives the same bytes. A system body is made once for each of its twelve
-forms; the declarations of a list of tools take 0.4 ms and more, and are kept, because few lists serve many rows.
+Tools become TypeScript-like declarations, so that a model reads what it was trained on. Three defects of data that would
+silently lose arguments are repaired first: `properties` without `"type": "object"`, a `required` list beside the parameters
+instead of within, a null description. No date is written, so the same input gives the same bytes. System bodies are made
+once for each of twelve forms; declarations of a list of tools take 0.4 ms and more and are cached.
 """
 
 import re
@@ -42,10 +39,8 @@ PYTHON_SECTION = re.compile(rf"^## {PYTHON}$", re.MULTILINE)
 
 @cache
 def system_body(effort: str = "medium", *, python: bool = False, functions: bool = False) -> str:
-    """What the system message says: identity, knowledge cutoff, effort (low, medium or high), the python tool, the
-    channels, and where functions are called, if a developer message declares any.
-
-    Raises InputError for another effort.
+    """The system message: identity, knowledge cutoff, effort (low, medium or high), python tool, channels, and where
+    functions are called, if any are declared. Raises InputError for another effort.
     """
     if effort not in EFFORTS:
         raise InputError(f"reasoning effort {effort!r} is unknown; use {', '.join(EFFORTS)}")
@@ -54,7 +49,7 @@ def system_body(effort: str = "medium", *, python: bool = False, functions: bool
 
 
 def developer_body(instructions: str | None, tools: Sequence[Mapping[str, Any]]) -> str:
-    """What the developer message says: the instructions as they are, and the tools; empty when there are neither.
+    """The developer message: instructions as they are, and tools; empty without either.
 
     A tool is OpenAI's, with or without the `function` around it. Raises RejectionError, bad_tools, for one without a
     name or that cannot be written.
@@ -66,7 +61,7 @@ def developer_body(instructions: str | None, tools: Sequence[Mapping[str, Any]])
 
 
 def schemas(tools: Sequence[Mapping[str, Any]]) -> dict[str, Mapping[str, Any] | None]:
-    """The mended schema of each tool's arguments by the recipient of its calls, None where it has none.
+    """The repaired schema of each tool's arguments, or None, by the recipient of its calls.
 
     Raises RejectionError as `developer_body` does.
     """
@@ -74,7 +69,7 @@ def schemas(tools: Sequence[Mapping[str, Any]]) -> dict[str, Mapping[str, Any] |
 
 
 def declared(messages: Iterable[HarmonyMessage]) -> tuple[str, ...]:
-    """The recipients that the system and developer messages of a conversation declare, in order."""
+    """The recipients declared by the system and developer messages, in order."""
     return tuple(name for message in messages for name in _declared(message.author, message.body))
 
 
@@ -92,7 +87,7 @@ def _body(role: Role, content: SystemContent | DeveloperContent, *, functions: b
 
 
 def _known(tools: Sequence[Mapping[str, Any]]) -> bytes:
-    """The tools as JSON, by which their declarations are remembered."""
+    """The tools as JSON, the key of the caches."""
     try:
         return compact(tools)
     except TypeError as error:
@@ -106,7 +101,7 @@ def _declarations(tools: bytes) -> str:
     content = DeveloperContent.new().with_function_tools(described)
     try:
         return restored(_body(Role.DEVELOPER, content, functions=True))
-    except ValueError as error:  # what the reference says of schemas that are nested too deep
+    except ValueError as error:  # raised for schemas that are nested too deep
         raise RejectionError("bad_tools", f"the tools cannot be declared: {error}") from error
 
 
@@ -116,7 +111,7 @@ def _functions(tools: bytes) -> list[dict[str, Any]]:
 
 
 def _function(tool: Mapping[str, Any]) -> dict[str, Any]:
-    """Name, description and mended parameters of a tool."""
+    """Name, description and repaired parameters of a tool."""
     found = tool.get("function", tool)
     function = cast("Mapping[str, Any]", found) if isinstance(found, Mapping) else {}
     name, description = function.get("name"), function.get("description")
@@ -133,22 +128,24 @@ def _parameters(name: str, function: Mapping[str, Any]) -> dict[str, Any] | None
         return None
     if not isinstance(given, Mapping):
         raise RejectionError("bad_tools", f"the parameters of tool {name} are no object")
-    mended = _mended(cast("Mapping[str, Any]", given))
-    return {**mended, "required": required} if isinstance(required, list) and not mended.get("required") else mended
+    repaired = _repaired(cast("Mapping[str, Any]", given))
+    return (
+        {**repaired, "required": required} if isinstance(required, list) and not repaired.get("required") else repaired
+    )
 
 
-def _mended(schema: Mapping[str, Any]) -> dict[str, Any]:
-    """A schema whose objects say that they are objects, down to the last."""
-    mended = dict(schema)
+def _repaired(schema: Mapping[str, Any]) -> dict[str, Any]:
+    """A schema in which all objects have the type object."""
+    repaired = dict(schema)
     if isinstance(schema.get("properties"), Mapping):
-        mended["properties"] = {name: _if_schema(each) for name, each in schema["properties"].items()}
-        mended["type"] = "object" if schema.get("type") is None else schema["type"]
+        repaired["properties"] = {name: _if_schema(each) for name, each in schema["properties"].items()}
+        repaired["type"] = "object" if schema.get("type") is None else schema["type"]
     if "items" in schema:
-        mended["items"] = _if_schema(schema["items"])
+        repaired["items"] = _if_schema(schema["items"])
     if isinstance(schema.get("oneOf"), list):
-        mended["oneOf"] = [_if_schema(each) for each in schema["oneOf"]]
-    return mended
+        repaired["oneOf"] = [_if_schema(each) for each in schema["oneOf"]]
+    return repaired
 
 
 def _if_schema(value: object) -> object:
-    return _mended(cast("Mapping[str, Any]", value)) if isinstance(value, Mapping) else value
+    return _repaired(cast("Mapping[str, Any]", value)) if isinstance(value, Mapping) else value

@@ -23,8 +23,7 @@ from tokenmill.tasks.shards.publish import Output, place_files, publish_bytes
 from tokenmill.tasks.shards.store import Store
 from tokenmill.tasks.storage import is_local, join
 
-from .card import Contents, card
-from .inventory import Entry, coverage_markdown, inventory
+from .inventory import Contents, Entry, card, coverage_markdown, inventory
 from .shard import CATALOG, FILE
 
 FOLDER = "data"

@@ -1,23 +1,19 @@
 """Harmony messages to sequences for training and scoring: pieces of text, and which of them are trained on.
 
-A message is written by itself: its tags are the ids they are, and the text between them is encoded as a whole. No token
-crosses a tag, so the ids of a conversation are those of its messages, and a mask that names whole parts of messages is
-exact: nothing has to be searched for, and no border falls into a token.
+Each message is encoded by itself: tags are their ids, and the text between them is encoded as a whole. No token crosses a
+tag, so masks that name whole parts of messages are exact.
 
     <|start|>assistant │  to=functions.f<|channel|>commentary <|constrain|>json<|message|> │ {"id":1} │ <|call|>
          author        │                              header                               │   body   │    end
 
-What is trained on is what the model itself writes, as for any chat template. It is prompted with `<|start|>assistant`
-and goes on with recipient and channel, by which it decides to think, to call or to answer: so headers are trained on,
-together with what they introduce. Behind the `<|end|>` of a thought or a remark nobody stops it, so it also writes the
-`<|start|>assistant` of its next message. An answer it ends with `<|return|>`: where that has become `<|end|>`, because
-others spoke after it, the model never writes it, and it is not trained on, or it would learn to talk on.
+Trained on is what the model itself writes. It is prompted with `<|start|>assistant` and continues with recipient and
+channel, by which it decides to think, call or answer, so headers are trained on with their bodies. After the `<|end|>` of
+reasoning or a remark it goes on, so it also writes the `<|start|>assistant` of its next message. It ends an answer with
+`<|return|>`: an `<|end|>` that replaces it, because other messages follow, is never written by the model and not trained on.
 
-Text is taken as it is: whoever made it has decided which thoughts are left in its history. A conversation that is
-composed from other messages forgets the thoughts before its last question, as in a chat with the model. Where thoughts
-would be forgotten that are to be learned, it becomes a sequence per turn, each ending in `<|return|>` if in an answer.
-
-A message costs some 3 microseconds here, and its tokens what the encoder takes.
+Text is taken as it is. A conversation composed from other messages loses the reasoning before its last question, as in a
+chat with the model; if that reasoning is to be trained on, it becomes a sequence per turn, each ending in `<|return|>` if in
+an answer. 3 µs per message, plus encoding.
 """
 
 import itertools
@@ -42,16 +38,14 @@ from tokenmill.tasks.tokenize.settings import TokenizerSource
 from .grammar import Fault, Header, parse
 from .message import ROLES, HarmonyMessage
 from .render import ENDS, TAGS, render
-from .tokens import VOCABULARY
-from .vocabulary import IDS
+from .vocabulary import IDS, VOCABULARY
 
 CONTROLS = Controls({tag: IDS[tag] for tag in sorted(TAGS)})
 """The control tokens of Harmony text."""
 
 NONE, ANALYSIS, CALL, ANSWER = range(4)
-"""Which part of what the assistant writes a token is of: none (others write it), a thought, a call of a tool, or what
-the user is told, which is the answer and remarks before calls.
-"""
+"""Part of the assistant's output that a token belongs to: none (another author), reasoning, a tool call, or text for the
+user (the answer and remarks before calls)."""
 
 LOSS_MODES: Mapping[str, LossPolicy] = {
     "assistant_all": LossPolicy("assistant_bodies", end_of_turn=False),
@@ -60,7 +54,7 @@ LOSS_MODES: Mapping[str, LossPolicy] = {
     "assistant_last": LossPolicy("last_turn"),
     "final_only": LossPolicy("final_only"),
 }
-"""The names that Harmony data sets and their scores have for what is trained on."""
+"""Loss policies by the names that Harmony data sets and scores use."""
 
 
 class Learned(NamedTuple):
@@ -77,7 +71,7 @@ NOTHING = Learned()
 
 @dataclass(frozen=True, slots=True)
 class HarmonyConversation:
-    """At least one message; `forgets` says that thoughts of earlier turns are no part of history."""
+    """At least one message; `forgets` if reasoning of earlier turns is not part of the history."""
 
     messages: Sequence[HarmonyMessage]
     forgets: bool = False
@@ -85,14 +79,14 @@ class HarmonyConversation:
 
 @dataclass(frozen=True, slots=True)
 class HarmonyRenderer:
-    """Conversations to sequences of pieces, with one policy; `splits_turns` allows a sequence per turn."""
+    """Renders conversations as sequences of pieces; `splits_turns` allows a sequence per turn."""
 
     policy: LossPolicy
     splits_turns: bool
 
     def sequences(self, conversation: HarmonyConversation) -> list[Pieces] | Rejected:
-        """The sequences of a conversation, none of them without anything to learn. Rejected, with a reason, when there
-        is none, and for a `<|return|>` that does not end the conversation, since nothing can follow it.
+        """The sequences of a conversation that have something to train on. Rejected without any, and for a `<|return|>` before
+        the last message.
         """
         early = [number for number, each in enumerate(conversation.messages[:-1], 1) if each.terminator == "return"]
         if early:
@@ -109,7 +103,7 @@ class HarmonyRenderer:
         return [piece for each in zip(messages, learned, strict=True) for piece in pieces_of(*each)]
 
     def _targets(self, conversation: HarmonyConversation) -> Iterator[tuple[Sequence[HarmonyMessage], int]]:
-        """The messages of each sequence, and the first of them that may be trained on."""
+        """The messages of each sequence, and the number of the first that may be trained on."""
         messages = conversation.messages
         asked = max((number for number, message in enumerate(messages) if message.author == "user"), default=0)
         if not conversation.forgets or not any(part_of(message) == ANALYSIS for message in messages[:asked]):
@@ -126,9 +120,8 @@ class HarmonyRenderer:
 class Encoded:
     """Conversations as tokens, back to back; conversation i is `[offsets[i], offsets[i + 1])`.
 
-    `ids` int32 [tokens]; `loss` int8 [tokens], 1 where the token itself is to be predicted (not shifted); `parts` int8
-    [tokens], which part it is of (NONE, ANALYSIS, CALL, ANSWER), headers and ends with what they stand around, trained
-    on or not; `offsets` int64 [conversations + 1].
+    `ids` int32 [tokens]; `loss` int8 [tokens], 1 if the token itself is predicted (not shifted); `parts` int8 [tokens], NONE,
+    ANALYSIS, CALL or ANSWER, headers and ends included; `offsets` int64 [conversations + 1].
     """
 
     ids: np.ndarray
@@ -138,9 +131,9 @@ class Encoded:
 
 
 def encode(conversations: Sequence[str | Sequence[HarmonyMessage]], policy: LossPolicy) -> Encoded:
-    """The tokens of conversations, as texts or as messages, with the mask that training gives them.
+    """Encode conversations, given as texts or messages, with their loss masks.
 
-    Raises InputError, with the place, for a text that is no Harmony.
+    Raises InputError, with the offset, for a text that is not Harmony.
     """
     batch, parts, counts = Batch(), list[int](), list[int]()
     for number, given in enumerate(conversations):
@@ -156,13 +149,13 @@ def encode(conversations: Sequence[str | Sequence[HarmonyMessage]], policy: Loss
 
 @cache
 def literal_encoder() -> Encoder:
-    """The encoder of the text between control tokens, which takes none in it for one."""
+    """The encoder of text between control tokens, where control strings are plain text."""
     vocabulary = find_vocabulary(TokenizerSource(model=VOCABULARY))
     return text_encoder(vocabulary, CONTROLS, "gigatoken", "literal")
 
 
 def part_of(message: HarmonyMessage) -> int:
-    """The part that all tokens of a message are of."""
+    """The part that all tokens of a message belong to."""
     if message.author != "assistant":
         return NONE
     if message.recipient is not None:
@@ -211,7 +204,7 @@ def _learned(message: HarmonyMessage, before: HarmonyMessage | None, policy: Los
 
 
 def _returned(message: HarmonyMessage | None) -> bool:
-    """Whether the model ended the message with `<|return|>`, and something else is written there."""
+    """Whether the model ended the message with `<|return|>` but the text has `<|end|>`."""
     return message is not None and message.channel == "final" and message.terminator == "end"
 
 
@@ -229,7 +222,7 @@ def pieces_of(message: HarmonyMessage, learned: Learned) -> Pieces:
 
 @lru_cache(maxsize=4096)
 def _opening(header: Header, role: int, author: bool, rest: bool) -> Pieces:
-    """The pieces of a header, up to the body. The author ends a token, because a blank begins one."""
+    """The pieces of a header. A token ends after the author, because a blank begins a new one."""
     empty = HarmonyMessage(header.author, "", *header[1:])
     _, start, named, *others = re.split(CONTROLS.pattern, render([empty]).removesuffix(ENDS[empty.terminator]))
     behind = named.removeprefix(header.author)
@@ -245,7 +238,7 @@ _end = lru_cache(maxsize=64)(_piece)
 
 
 def _turns(messages: Sequence[HarmonyMessage]) -> Iterator[tuple[int, int]]:
-    """First message and end of every turn that holds an answer: from a question to the last word of the assistant."""
+    """`[start, stop)` of every turn with an answer: from a question to the assistant's last message."""
     asked = [number for number, message in enumerate(messages) if message.author == "user"]
     borders = [0, *(number for number in asked if number), len(messages)]
     for start, end in itertools.pairwise(borders):
@@ -259,7 +252,7 @@ def _without_thoughts(messages: Sequence[HarmonyMessage]) -> list[HarmonyMessage
 
 
 def _ended(messages: Sequence[HarmonyMessage]) -> list[HarmonyMessage]:
-    """The messages of a turn, with the end that the model gave it."""
+    """The messages of a turn, ended as the model ended it."""
     *others, last = messages
     return [*others, replace(last, terminator="return") if _returned(last) else last]
 
@@ -268,6 +261,6 @@ def _parsed(text: str, number: int) -> Sequence[HarmonyMessage]:
     found = parse(text)
     if isinstance(found, Fault):
         raise InputError(
-            f"text {number}, character {found.offset}: {found.detail} ({found.code}); mend or leave it out"
+            f"text {number}, character {found.offset}: {found.detail} ({found.code}); fix it or leave it out"
         )
     return found

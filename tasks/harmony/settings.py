@@ -1,4 +1,4 @@
-"""What a person can choose about a Harmony normalization, and what of it makes a shard's recipe."""
+"""Settings of a Harmony normalization, and the recipe of its shards."""
 
 from dataclasses import asdict, dataclass
 from typing import Self
@@ -8,13 +8,13 @@ from tokenmill.tasks.blend.models import Value
 from tokenmill.tasks.shards.settings import PreparationSettings
 
 from .converters import ProofTask
-from .turns import Effort, ParallelCalls, Policy, SpecialStrings, Thoughts, Trailing
+from .message import Effort, ParallelCalls, Policy, SpecialStrings, Thoughts, Trailing
 
 DEFAULT = Policy()
 
 
 class HarmonySettings(PreparationSettings, frozen=True):
-    """Everything a person can choose about a Harmony normalization."""
+    """Settings of a Harmony normalization."""
 
     effort: Effort = Field(default=DEFAULT.effort, description="Reasoning effort of rows whose source does not tell.")
     thoughts: Thoughts = Field(
@@ -40,17 +40,16 @@ class HarmonySettings(PreparationSettings, frozen=True):
     @model_validator(mode="after")
     def _holds_nothing_out(self) -> Self:
         if "holdout" in self.model_fields_set:
-            raise ValueError("holdout means nothing here, because rows keep the splits of their sources; leave it out")
+            raise ValueError("holdout does not apply, because rows keep the splits of their sources; leave it out")
         return self
 
 
 @dataclass(frozen=True, slots=True)
 class HarmonyRecipe:
-    """Every choice that can change a byte of a shard, and nothing else.
+    """Every choice that can change a byte of a shard.
 
-    `dataset`, `split` and `file` are columns of its rows; `file` is a path within the data set, and for a later slice
-    ends in the offset that rows are counted from. `blend_split` is None in a flat blend: a file that stands in two splits
-    of a blend gives two rows of each. `policy` is that of the composition.
+    `dataset`, `split` and `file` are columns; `file` is a path within the data set, and for a later slice ends in the offset
+    that rows are counted from. `blend_split` is None in a flat blend. `policy` is that of the composition.
     """
 
     dataset: str
@@ -68,5 +67,5 @@ class HarmonyRecipe:
 
 
 def policy_of(settings: HarmonySettings) -> Policy:
-    """The policy that the settings ask for."""
+    """The composition policy of the settings."""
     return Policy(**{name: getattr(settings, name) for name in asdict(DEFAULT)})

@@ -1,36 +1,46 @@
-"""Harmony as a chat template: records to conversations, and what a person may choose about it.
+"""Harmony as a chat template: options, records to conversations, and its self-check.
 
-A record is Harmony text already, under `text`, or chat that is composed as for a normalization. Text is read by the
-strict grammar, whose fault is the reason for a bad row, and then taken as it is. Which of the two a record is, its data
-set says: text is looked for first, unless it names a field of messages, and that may hold text as well.
+A record is Harmony text under `text`, or chat, which is composed as for a normalization. Text is read by the strict grammar
+and taken as it is. Without `messages_field`, text is looked for first; the field that is named may hold text as well.
 
-Reading costs what the grammar takes for a text, and what intake and composition take for a chat.
+The self-check composes the conversations that Jinja templates have to pass. Beyond what is required of a template (the
+tokens written are the text, the trained ones are those of the policy, the ids are the tokenizer's own), the ids must be
+those of openai-harmony. It takes about a second, and the store keeps the result.
 """
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
+from importlib.metadata import version
 from typing import Any, cast, get_args
 
-from tokenmill.tasks.chat.conversation import Rejected
+import numpy as np
+from tokenmill.tasks.chat.check import refusals, remembered_check, text_encoder
+from tokenmill.tasks.chat.conversation import Conversation
+from tokenmill.tasks.chat.encoding import Batch
 from tokenmill.tasks.chat.parse import fields_read
+from tokenmill.tasks.chat.probes import PROBES
 from tokenmill.tasks.chat.sequences import Pieces
 from tokenmill.tasks.errors import InputError, nearest
+from tokenmill.tasks.sources.files import Rejected
 from tokenmill.tasks.tokenize.settings import SpecialTokens
+from tokenmill.tasks.tokenize.vocabulary import Vocabulary
 
 from .compose import compose, compose_literally
 from .converters import openai_messages
 from .grammar import Fault, parse
-from .sequences import HarmonyConversation, HarmonyRenderer
-from .turns import TEMPLATE_VERSION, Effort, ParallelCalls, Policy, Thoughts, Trailing
+from .message import TEMPLATE_VERSION, Effort, ParallelCalls, Policy, Thoughts, Trailing
+from .render import TAGS
+from .sequences import CONTROLS, HarmonyConversation, HarmonyRenderer
+from .vocabulary import IDS, encoding
 
 HARMONY = "harmony"
 """The name of this chat template."""
 
 TEXT = "text"
-"""The field of Harmony text where a data set names no other."""
+"""The default field of Harmony text."""
 
 UNTRAINED = "untrained_messages"
-"""The field beside a text that numbers the messages which are not to be trained on, as normalized rows have it."""
+"""The field of normalized rows with the numbers of messages that are not trained on."""
 
 OPTIONS: Mapping[str, Sequence[str]] = {
     "effort": get_args(Effort),
@@ -38,12 +48,12 @@ OPTIONS: Mapping[str, Sequence[str]] = {
     "thoughts": get_args(Thoughts),
     "trailing": get_args(Trailing),
 }
-"""What can be chosen about composition as variables of the template; control strings have a setting of their own."""
+"""Options of the composition, set as template variables; control strings have their own setting."""
 
 
 @dataclass(frozen=True, slots=True)
 class HarmonyTemplate:
-    """Harmony in the place of a Jinja template: how chat is composed, and the version of that."""
+    """Harmony in place of a Jinja template."""
 
     policy: Policy
 
@@ -54,20 +64,20 @@ class HarmonyTemplate:
 
     @property
     def digest(self) -> str:
-        """What changes when the same record becomes another text."""
+        """Changes if the same record becomes another text."""
         return f"{HARMONY}:{TEMPLATE_VERSION}"
 
     @property
     def variables(self) -> dict[str, Any]:
-        """Everything that was chosen, defaults too."""
+        """All options, defaults included."""
         return {name: value for name, value in asdict(self.policy).items() if name in OPTIONS}
 
     @classmethod
     def of(cls, variables: Mapping[str, Any]) -> "HarmonyTemplate":
-        """The template with some choices. Raises InputError, with the nearest known one, for what is none."""
+        """The template with some options. Raises InputError for an unknown option or value."""
         for name, value in variables.items():
             if name not in OPTIONS:
-                raise InputError(f"template_variables: {name!r} means nothing for Harmony; {nearest(name, OPTIONS)}")
+                raise InputError(f"template_variables: {name!r} is not an option of Harmony; {nearest(name, OPTIONS)}")
             if value not in OPTIONS[name]:
                 known = ", ".join(OPTIONS[name])
                 raise InputError(f"template_variables.{name}: {value!r} is no choice; known: {known}")
@@ -76,7 +86,7 @@ class HarmonyTemplate:
 
 @dataclass(frozen=True, slots=True)
 class HarmonyRows:
-    """The rows of a data set as Harmony sequences."""
+    """Reads the rows of a data set for Harmony."""
 
     template: HarmonyTemplate
     renderer: HarmonyRenderer
@@ -86,13 +96,13 @@ class HarmonyRows:
 
     @property
     def fields(self) -> list[str]:
-        """The fields of a record that are looked at."""
+        """Fields of a record that are read."""
         texts = [TEXT] if self.messages_field is None else []
         others = ["reasoning", "reasoning_effort", UNTRAINED]
         return [*texts, *fields_read(self.messages_field, self.tools_field), *others]
 
     def read(self, record: Mapping[str, Any]) -> HarmonyConversation | Rejected:
-        """The conversation in a record, or why there is none."""
+        """The conversation in a record."""
         given = _at(record, self.messages_field or TEXT)
         if isinstance(given, str) and not (self.messages_field and given.lstrip().startswith("[")):
             return _conversation(given, self.messages_field or TEXT, record.get(UNTRAINED))
@@ -103,21 +113,21 @@ class HarmonyRows:
         return self.renderer.sequences(conversation)
 
     def said(self, conversation: HarmonyConversation) -> Iterable[str]:
-        """What is said in a conversation, and by whom, by which it is told from others."""
+        """The texts and authors that identify a conversation."""
         for message in conversation.messages:
             yield from (message.author, message.recipient or "", message.channel or "", message.body)
 
     def texts(self, conversation: HarmonyConversation) -> Iterable[str]:
-        """The texts of a conversation that are encoded, without headers."""
+        """Encoded texts, without headers."""
         return (message.body for message in conversation.messages if message.body)
 
     def flagged(self, conversation: HarmonyConversation) -> int:
-        """How many messages the data itself keeps from being trained on."""
+        """Number of messages that the data excludes from training."""
         return sum(not message.trained for message in conversation.messages if message.author == "assistant")
 
     def _composed(self, record: Mapping[str, Any]) -> HarmonyConversation | Rejected:
-        """Thoughts of earlier turns stay, since they may be learned in a sequence of their own."""
-        source = openai_messages.convert(self._renamed(record), HARMONY)
+        """Reasoning of earlier turns stays, because it may be trained on in a sequence of its own."""
+        source = openai_messages(self._renamed(record))
         if isinstance(source, Rejected):
             return source
         keeping = replace(self.template.policy, thoughts="keep_all", special_strings="reject")
@@ -127,7 +137,7 @@ class HarmonyRows:
         return HarmonyConversation(composed.messages, forgets=self.template.policy.thoughts == "last_turn")
 
     def _renamed(self, record: Mapping[str, Any]) -> Mapping[str, Any]:
-        """The record with messages and tools where the converter looks for them."""
+        """The record with messages and tools under the names that the converter reads."""
         if self.messages_field is None:
             return {**record, "tools": _at(record, self.tools_field)}
         others = {name: record.get(name) for name in ("system", "reasoning", "reasoning_effort")}
@@ -146,8 +156,60 @@ def _conversation(text: str, field: str, untrained: object) -> HarmonyConversati
 
 
 def _at(record: Mapping[str, Any], path: str) -> object:
-    """What stands at a dotted path, None where there is nothing."""
+    """The value at a dotted path, or None."""
     found: object = record
     for key in path.split("."):
         found = cast("Mapping[str, object]", found).get(key) if isinstance(found, Mapping) else None
     return found
+
+
+def require_tokens(vocabulary: Vocabulary) -> None:
+    """Raises InputError unless a vocabulary has Harmony's control tokens with their ids."""
+    for token, number in CONTROLS.ids.items():
+        found = vocabulary.controls.get(token)
+        if found != number:
+            has = "no such token" if found is None else f"the id {found} for it"
+            raise InputError(
+                f"chat_template=harmony: {token} is token {number} of Harmony, and the tokenizer has {has}; set "
+                "tokenizer.model=o200k_harmony, or choose another chat_template"
+            )
+
+
+def checked(rows: HarmonyRows, vocabulary: Vocabulary, store: str) -> dict[str, str]:
+    """The kinds of conversation that are refused, with the reason; the store keeps the result.
+
+    Raises InputError, with the conversation and the fault, if masks or ids cannot be trusted.
+    """
+    question = [
+        "self-check", rows.template.digest, rows.template.variables, vocabulary.fingerprint,
+        asdict(rows.renderer.policy), rows.renderer.splits_turns, rows.special, PROBES,
+        *(version(library) for library in ("tokenmill", "openai-harmony", "tokenizers", "tiktoken")),
+    ]  # fmt: skip
+    return remembered_check(question, store, lambda: _refused(rows, vocabulary))
+
+
+def _refused(rows: HarmonyRows, vocabulary: Vocabulary) -> dict[str, str]:
+    def sequences_of(probe: Conversation) -> list[Pieces] | Rejected:
+        found = rows.read({"messages": probe.messages, "tools": probe.tools})
+        sequences = found if isinstance(found, Rejected) else rows.sequences(found)
+        if not isinstance(sequences, Rejected):
+            require_official(sequences, vocabulary)
+        return sequences
+
+    return refusals(sequences_of, CONTROLS, vocabulary)
+
+
+def require_official(sequences: Sequence[Pieces], vocabulary: Vocabulary) -> None:
+    """Raises InputError unless the ids of sequences are those of openai-harmony."""
+    batch = Batch()
+    for pieces in sequences:
+        batch.add(pieces)
+    ids = batch.encode(text_encoder(vocabulary, CONTROLS, "reference", "literal")).ids
+    names = {number: tag for tag, number in IDS.items()}
+    text = "".join(names[each.token] if each.text is None else each.text for pieces in sequences for each in pieces)
+    expected = encoding().encode(text, allowed_special=TAGS, disallowed_special=())
+    if not np.array_equal(ids, expected):
+        raise InputError(
+            "chat_template=harmony: the tokenizer gives Harmony text other ids than openai-harmony does; set "
+            "tokenizer.model=o200k_harmony, or choose another chat_template"
+        )

@@ -1,9 +1,8 @@
-"""The vocabulary that openai-harmony needs, without a network.
+"""The vocabulary of openai-harmony, without a network.
 
-The library downloads `o200k_base.tiktoken` when it is first used, and so fails on machines without a network. The
-`bpe-openai` package ships the very same file, packed. It is unpacked once into the user's cache (3.6 MB, 0.1 s), in
-one atomic step, so that any number of processes may do it at once, and the library is pointed there. Its SHA-256 is
-verified each time, which costs 5 ms, and again by the library. Loading the encoding costs 0.2 s per process.
+The library downloads `o200k_base.tiktoken` at first use. The `bpe-openai` package ships the same file, packed: it is
+unpacked once into the user's cache (3.6 MB, 0.1 s), atomically, and the library is pointed there. The SHA-256 is verified
+each time (5 ms). Loading the encoding takes 0.2 s per process.
 """
 
 import gzip
@@ -18,11 +17,14 @@ from tokenmill.tasks.errors import InputError
 from tokenmill.tasks.shards.publish import publish_bytes
 from tokenmill.tasks.storage import user_cache
 
+VOCABULARY = "o200k_harmony"
+"""The name of the vocabulary of Harmony text."""
+
 RANKS = "o200k_base.tiktoken"
 RANKS_SHA256 = "446a9538cb6c348e3516120d7c08b09f57c36495e2acfffe59a5bf8b0cfb1a2d"
 
 PLACE = "TIKTOKEN_ENCODINGS_BASE"
-"""The environment variable in which the library finds the folder with RANKS."""
+"""The library's environment variable for the folder with RANKS."""
 
 IDS = {
     "<|startoftext|>": 199998,
@@ -35,25 +37,13 @@ IDS = {
     "<|message|>": 200008,
     "<|call|>": 200012,
 }
-"""The special tokens that have a name."""
-
-RESERVED = range(200000, 201089)
-"""The ids of special tokens; those that have no name are called after their number."""
-
-SECOND_NAME = "<|endofprompt|>"
-"""What tiktoken calls token 200018, which is <|reserved_200018|> as well; the reference takes it for text."""
-
-SPECIAL_STRINGS = frozenset(
-    {*IDS, SECOND_NAME, *(f"<|reserved_{number}|>" for number in set(RESERVED) - set(IDS.values()))}
-)
-"""The 1,092 strings that are special tokens. In text none can be told from the token, so no body may hold one."""
+"""Special tokens with a name."""
 
 
 def ensure_vocabulary() -> None:
-    """See to it that the library finds its vocabulary.
+    """Make the library find its vocabulary; a folder with the right file in the environment variable is kept.
 
-    A folder that the environment names and that holds the right file is left alone. Raises InputError when the
-    installed packages do not have the file, OSError when the user's cache cannot be written.
+    Raises InputError if no installed package has the file, OSError if the user's cache cannot be written.
     """
     named = os.environ.get(PLACE)
     if named and _is_right(Path(named, RANKS)):
@@ -66,7 +56,7 @@ def ensure_vocabulary() -> None:
 
 @cache
 def encoding() -> openai_harmony.HarmonyEncoding:
-    """The library's encoding, loaded once per process. Errors as in `ensure_vocabulary`."""
+    """The library's encoding, loaded once per process. Raises as `ensure_vocabulary`."""
     ensure_vocabulary()
     return openai_harmony.load_harmony_encoding(openai_harmony.HarmonyEncodingName.HARMONY_GPT_OSS)
 
@@ -76,7 +66,7 @@ def _is_right(path: Path) -> bool:
 
 
 def _shipped() -> bytes:
-    """The content of RANKS, as `bpe-openai` ships it."""
+    """The content of RANKS in `bpe-openai`."""
     packed = resources.files("bpe_openai.data").joinpath(f"{RANKS}.gz")
     found = gzip.decompress(packed.read_bytes()) if packed.is_file() else b""
     if _sha256(found) != RANKS_SHA256:

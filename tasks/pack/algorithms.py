@@ -1,21 +1,20 @@
-"""Bin packing: which sequences share a row of `capacity` tokens.
+"""Bin packing: which sequences share a pack of `capacity` tokens. No sequence is cut.
 
-A row costs a trainer the same however full it is, so what stays empty is paid for. No sequence is cut. The choice, with
-what a million sequences cost on one core and how full they make bins of 4096 tokens (lognormal, median 512, sigma 1.1):
+What a million sequences cost on one core, and how full they make packs of 4096 (lognormal, median 512, sigma 1.1):
 
     best_fit_decreasing   0.2 s  99.998 %  longest first, each into the fullest bin that takes it
     first_fit_decreasing  1.4 s  99.998 %  longest first, each into the first bin that takes it
     first_fit_shuffle     1.6 s  99.7 %    in a seeded random order, each into the first bin that takes it
     concatenative         0.2 s  81 %      in the given order, each into the last bin or a new one
 
-Best fit works on the histogram of the lengths: sequences of one length are placed together, and a bitset of the gaps
-of open bins finds, in one query, all bins with the gap that suits them best. Beside the sort that is a few operations
-on integers of `capacity` bits for each distinct length: little where lengths repeat, but 100,000 sequences into bins of
-a million tokens take 2.6 s. First fit asks a tree of maxima for every sequence, at any capacity.
+Best fit works on the histogram of lengths: sequences of one length are placed together, and a bitset of the gaps of open
+bins finds all bins with the best gap in one query. Beside the sort, each distinct length costs a few operations on integers
+of `capacity` bits: little if lengths repeat, but 100,000 sequences into bins of a million tokens take 2.6 s. First fit
+queries a tree of maxima for every sequence, at any capacity.
 
-The result follows from what is packed, not from the order of arrival: equal lengths are placed in the order of their
-content's hash. At the end the bins are put in an order that the seed chooses, because neighbours in a sorted packing
-are alike. Random orders are orders of hashes; the stream of a generator may change with its version.
+The result depends on what is packed, not on the order of arrival: equal lengths are placed in the order of their content
+hash, and the seed chooses the final order of the bins, since neighbours in a sorted packing are alike. Random orders are
+orders of hashes, because a generator's stream may change with its version.
 """
 
 from collections import defaultdict
@@ -29,8 +28,8 @@ Packing = Literal["best_fit_decreasing", "first_fit_decreasing", "first_fit_shuf
 
 @dataclass(frozen=True, slots=True)
 class Packs:
-    """Bins in their final order: `sequences` int64 [n] holds the numbers of the sequences of each bin, in placing order;
-    bin i is `sequences[offsets[i]:offsets[i + 1]]`, with `offsets` int64 [bins + 1]. No bin is empty.
+    """Bins in their final order: bin i holds the sequences numbered `sequences[offsets[i]:offsets[i + 1]]`, in placing order
+    (int64 [n] and int64 [bins + 1]). No bin is empty.
     """
 
     offsets: np.ndarray
@@ -53,13 +52,8 @@ def pack(lengths: np.ndarray, content: np.ndarray, capacity: int, packing: Packi
     return Packs(offsets, order[np.argsort(bins, kind="stable")])
 
 
-def lower_bound(lengths: np.ndarray, capacity: int) -> int:
-    """The fewest bins that hold so many tokens, if sequences could be cut: no packing needs fewer."""
-    return -(-int(lengths.sum()) // capacity)
-
-
 def splitmix64(values: np.ndarray) -> np.ndarray:
-    """What SplitMix64 draws next in each of these states (uint64): a mixing function that is one to one.
+    """The next draw of SplitMix64 in each of these states (uint64): a bijective mixing function.
 
     Steele, Lea and Flood, "Fast splittable pseudorandom number generators", 2014, with the constants of Java's
     SplittableRandom.
@@ -82,12 +76,12 @@ def _check(lengths: np.ndarray, content: np.ndarray, capacity: int) -> None:
 
 
 def _seeded(content: np.ndarray, seed: int) -> np.ndarray:
-    """A hash of each content (uint64 [n]) that is another one for every seed."""
+    """A hash of each content (uint64 [n]) and the seed."""
     return splitmix64(content ^ splitmix64(np.array([seed % 2**64], np.uint64)))
 
 
 def _order(lengths: np.ndarray, content: np.ndarray, packing: Packing, seed: int) -> np.ndarray:
-    """The numbers of the sequences in the order in which they are placed."""
+    """The numbers of the sequences in placing order."""
     if packing == "concatenative":
         return np.arange(len(lengths))
     if packing == "first_fit_shuffle":
@@ -100,7 +94,7 @@ def _order(lengths: np.ndarray, content: np.ndarray, packing: Packing, seed: int
 
 
 def _place(lengths: np.ndarray, capacity: int, packing: Packing) -> np.ndarray:
-    """The bin of each sequence, int64 [n], bins numbered as they are opened."""
+    """The bin of each sequence, int64 [n]; bins are numbered as they are opened."""
     if packing == "best_fit_decreasing":
         return _best_fit(lengths, capacity)
     if packing == "concatenative":
@@ -109,7 +103,7 @@ def _place(lengths: np.ndarray, capacity: int, packing: Packing) -> np.ndarray:
 
 
 def _shuffled(bins: np.ndarray, hashes: np.ndarray) -> np.ndarray:
-    """The bins under new numbers, in the order of a hash of what is in each; `hashes` are those of the sequences."""
+    """Renumber the bins in the order of a hash of their contents; `hashes` are those of the sequences."""
     contents = np.zeros(bins.max(initial=-1) + 1, np.uint64)
     np.add.at(contents, bins, hashes)
     numbers = np.empty(len(contents), np.int64)
@@ -118,7 +112,7 @@ def _shuffled(bins: np.ndarray, hashes: np.ndarray) -> np.ndarray:
 
 
 class _OpenBins:
-    """Bins by the room that is left in them, the gap."""
+    """Open bins by gap, the number of free tokens."""
 
     def __init__(self, capacity: int) -> None:
         self.capacity = capacity
@@ -127,12 +121,12 @@ class _OpenBins:
         self.gaps = 0  # bit g is set where a bin has a gap of g tokens
 
     def best_gap(self, length: int) -> int:
-        """The smallest gap of at least `length` tokens; without one, that of a new bin."""
+        """The smallest gap of at least `length` tokens, or that of a new bin."""
         fitting = self.gaps >> length
         return length + (fitting & -fitting).bit_length() - 1 if fitting else self.capacity
 
     def take(self, gap: int, most: int) -> list[int]:
-        """At most so many bins with this gap, the one put back last first; of new ones there are always enough."""
+        """At most `most` bins with this gap, the last one put back first; new bins never run out."""
         if gap == self.capacity:
             self.opened += most
             return list(range(self.opened - most, self.opened))
@@ -144,7 +138,7 @@ class _OpenBins:
         return taken
 
     def put_back(self, gap: int, bins: list[int]) -> None:
-        """These bins, with the gap that they have now."""
+        """Put back bins with the gap they have now."""
         if bins:
             self.stacks[gap] += bins
             self.gaps |= 1 << gap

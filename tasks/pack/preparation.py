@@ -1,6 +1,6 @@
 """SFT: conversations become packed Parquet with exact loss masks.
 
-Planning checks template and tokenizer (`tasks.chat.check`, for Harmony `tasks.harmony.check`), and reads a sample of the
+Planning checks template and tokenizer (`tasks.chat.check`, for Harmony `tasks.harmony.training`), and reads a sample of the
 text of each data set for the exactness gate.
 """
 
@@ -17,13 +17,13 @@ from tokenmill.tasks.chat.conversation import Rejected
 from tokenmill.tasks.chat.loss import LossPolicy
 from tokenmill.tasks.chat.sequences import SplitTurns
 from tokenmill.tasks.errors import InputError, RunError
-from tokenmill.tasks.shards.books import OnBadRow
 from tokenmill.tasks.shards.manifest import WHOLE, Finished
 from tokenmill.tasks.shards.plan import PlannedShard
 from tokenmill.tasks.shards.planning import holdout_of, places, plan_shards, require_no
 from tokenmill.tasks.shards.preparation import Planned, Preparation, Release, Step
 from tokenmill.tasks.shards.publication import blend_weights
 from tokenmill.tasks.shards.receipt import Receipt
+from tokenmill.tasks.shards.settings import OnBadRow
 from tokenmill.tasks.shards.store import Store
 from tokenmill.tasks.sources.files import Slice
 from tokenmill.tasks.sources.filters import row_filter
@@ -38,7 +38,7 @@ from .formats import CheckedFormat, Format, Rows, Template, checked_format, find
 from .inspect import inspect_sft_shard
 from .publication import PackedLayout
 from .settings import SftRecipe, SftSettings
-from .shard import ShardBuilder
+from .shard import PackedShard
 
 FORMAT_VERSION = 4
 """Raised whenever the same recipe and source would give other bytes than before."""
@@ -187,7 +187,7 @@ def build_sft_shard(
         raise RunError(f"chat_template: {chat.template.digest} on this worker but {recipe.template} in the plan")
     encoder = text_encoder(vocabulary, chat.controls, recipe.backend, recipe.special_tokens_in_text)
     rows = chat.rows(recipe.messages_field, recipe.tools_field)
-    return ShardBuilder(shard, recipe, rows, encoder, store).build(on_bad_row)
+    return PackedShard(shard, recipe, rows, encoder, store).build(on_bad_row)
 
 
 @lru_cache(maxsize=8)

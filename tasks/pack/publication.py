@@ -26,7 +26,7 @@ from tokenmill.tasks.shards.publish import Output, place_files, publish_bytes
 from tokenmill.tasks.shards.store import Store
 from tokenmill.tasks.storage import join
 
-from .leading import PackFacts, leading_packs, write_leading
+from .parquet import PackFacts, leading_packs, write_leading
 from .sampling import DataSet, PackedFile, Sampling, account, draw, order, warnings
 
 FOLDER = "splits"

@@ -1,4 +1,4 @@
-"""What a person can choose about an SFT preparation, and what of it makes a shard's recipe."""
+"""Settings of an SFT preparation, and the recipe of its shards."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -20,7 +20,7 @@ Oversize = Literal["drop", "truncate", "error"]
 
 
 class SftSettings(PreparationSettings, frozen=True):
-    """Everything a person can choose about an SFT preparation."""
+    """Settings of an SFT preparation."""
 
     tokenizer: TokenizerSource = Field(default=TokenizerSource(), description="What conversations are encoded with.")
     special_tokens_in_text: SpecialTokens = Field(
@@ -72,7 +72,7 @@ class SftSettings(PreparationSettings, frozen=True):
         return variables
 
     @model_validator(mode="after")
-    def _room_for_a_sequence(self) -> Self:
+    def _fits_a_sequence(self) -> Self:
         if self.pack_size <= self.pad_seq_to_mult:
             raise ValueError(
                 f"pack_size={self.pack_size} is too small for sequences of {self.pad_seq_to_mult}·k + 1 tokens"
@@ -82,11 +82,10 @@ class SftSettings(PreparationSettings, frozen=True):
 
 @dataclass(frozen=True, slots=True)
 class SftRecipe:
-    """Every choice that can change a byte of a packed shard, and nothing else.
+    """Every choice that can change a byte of a packed shard.
 
-    `filters` are the wanted values by field, `tokenizer` is the fingerprint of the tokenizer's content, `template` that
-    of the template's, `pad_id` the id that fills sequences up or None, and the holdout shares are 0 (with seed None)
-    when nothing is held out.
+    `filters` are wanted values by field, `tokenizer` and `template` fingerprints of content, `pad_id` the id that pads
+    sequences, or None; the holdout shares are 0 and the seed None if nothing is held out.
     """
 
     messages_field: str | None
@@ -123,5 +122,5 @@ class SftRecipe:
 
     @property
     def capacity(self) -> int:
-        """The most tokens of a sequence: what a pack holds, padding counted."""
+        """Most tokens of a sequence that fits a pack with its padding."""
         return (self.pack_size - 1) // self.pad_seq_to_mult * self.pad_seq_to_mult + 1

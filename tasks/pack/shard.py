@@ -1,65 +1,47 @@
-"""One SFT shard: a slice of chat rows becomes packed Parquet, a quarantine file, and a receipt.
+"""Build an SFT shard: packed Parquet, quarantined rows and a receipt from a slice of chat rows.
 
-Rows become conversations, conversations sequences of pieces, and a few megabytes of text at a time are encoded in one
-call. Tokens wait in a spool until the lengths of the whole shard are known; then packs are chosen and written. A
-document is a conversation: it is counted where at least one of its sequences is kept, and dropped, with a reason, where
-none is.
+Rows become conversations, conversations become sequences of pieces, and a few megabytes of text are encoded in one call.
+Tokens are buffered on disk until all lengths are known; then packs are chosen and written. A document is a conversation: it
+is counted if at least one of its sequences is kept, and dropped, with a reason, if none is.
 """
 
-import time
 from collections import Counter
-from collections.abc import Iterable, Mapping
-from contextlib import ExitStack
+from collections.abc import Iterable
 from dataclasses import dataclass, field
-from socket import gethostname
 from typing import Any
 
 import numpy as np
-from tokenmill.tasks.chat.conversation import Rejected
 from tokenmill.tasks.chat.encoding import Batch, Sequences
 from tokenmill.tasks.chat.sequences import Pieces
 from tokenmill.tasks.errors import RunError
-from tokenmill.tasks.shards.books import Books, OnBadRow
+from tokenmill.tasks.shards.build import ShardBuilder, building
 from tokenmill.tasks.shards.holdout import part_of
+from tokenmill.tasks.shards.manifest import WHOLE
 from tokenmill.tasks.shards.plan import PlannedShard
-from tokenmill.tasks.shards.receipt import PartCount, Receipt
+from tokenmill.tasks.shards.receipt import Receipt
+from tokenmill.tasks.shards.settings import OnBadRow
 from tokenmill.tasks.shards.store import Store
-from tokenmill.tasks.sources.files import BadRow
+from tokenmill.tasks.sources.files import Rejected
 from tokenmill.tasks.sources.filters import RowFilter
 from tokenmill.tasks.sources.locate import first_row
-from tokenmill.tasks.sources.records import RecordBatch, excerpt_of, read_records
+from tokenmill.tasks.sources.records import RecordBatch
 from tokenmill.tasks.tokenize.encoders import Encoder
 from xxhash import xxh3_64_intdigest
 
 from .algorithms import pack
+from .buffer import RoleRuns, SequenceBuffer, buffer_folder
 from .formats import Rows
 from .parquet import FORMAT, PackWriter, padded
 from .settings import SftRecipe
-from .spool import Runs, Spool, spool_folder
-
-WHOLE = "all"
-"""The one part of a shard of which nothing is held out."""
 
 BATCH_CHARACTERS = 2_000_000
-"""Of text that is encoded in one call."""
+"""Text encoded in one call."""
 
 
 @dataclass(slots=True)
-class _Waiting:
-    """Sequences that wait for the encoder, and the row that each is of."""
-
-    batch: Batch = field(default_factory=Batch)
-    rows: list[int] = field(default_factory=list[int])
-
-    def add(self, row: int, pieces: Pieces) -> None:
-        self.batch.add(pieces)
-        self.rows.append(row)
-
-
-@dataclass(slots=True)
-class _Fates:
-    """What became of conversations, as sets of rows: of which there were sequences, of which at least one was kept,
-    was too long (also where a cut left nothing to learn), was cut and kept.
+class _RowOutcomes:
+    """Rows by outcome: with sequences, with a kept one, with one that was too long or lost all trained tokens when it was
+    cut, with one that was cut and kept.
     """
 
     seen: set[int] = field(default_factory=set[int])
@@ -67,172 +49,149 @@ class _Fates:
     too_long: set[int] = field(default_factory=set[int])
     truncated: set[int] = field(default_factory=set[int])
 
-    def split(self, unfinished: int | None) -> tuple["_Fates", "_Fates"]:
-        """Those of all rows but one, and those of that row."""
+    def split(self, unfinished: int | None) -> tuple["_RowOutcomes", "_RowOutcomes"]:
+        """The outcomes of all rows but one, and of that row."""
         row = set[int]() if unfinished is None else {unfinished}
         sets = (self.seen, self.kept, self.too_long, self.truncated)
-        return _Fates(*(each - row for each in sets)), _Fates(*(each & row for each in sets))
+        return _RowOutcomes(*(each - row for each in sets)), _RowOutcomes(*(each & row for each in sets))
 
 
 @dataclass(slots=True)
 class _Part:
-    """What goes to one part of the shard: conversations that wait, sequences in the spool, and how many documents."""
+    """One part of the shard: sequences that wait for the encoder, with the row of each, and those that are encoded."""
 
-    spool: Spool
-    waiting: _Waiting = field(default_factory=_Waiting)
-    fates: _Fates = field(default_factory=_Fates)
+    buffer: SequenceBuffer
+    batch: Batch = field(default_factory=Batch)
+    rows: list[int] = field(default_factory=list[int])
+    outcomes: _RowOutcomes = field(default_factory=_RowOutcomes)
     documents: int = 0
 
 
-class ShardBuilder:
+@dataclass(slots=True)
+class PackedShard:
     """Builds one shard; `rows` and `encoder` are those of its recipe."""
 
-    def __init__(self, shard: PlannedShard, recipe: SftRecipe, rows: Rows[Any], encoder: Encoder, store: Store) -> None:
-        self._shard, self._recipe, self._rows, self._encoder, self._store = shard, recipe, rows, encoder, store
-        self._filter = RowFilter(dict(recipe.filters))
-        self._parts: dict[str, _Part] = {}
-        self._counts: Counter[str] = Counter()
+    shard: PlannedShard
+    recipe: SftRecipe
+    rows: Rows[Any]
+    encoder: Encoder
+    store: Store
+    _parts: dict[str, _Part] = field(default_factory=dict[str, _Part])
+    _counts: Counter[str] = field(default_factory=Counter[str])
 
     def build(self, on_bad_row: OnBadRow) -> Receipt:
         """Write the shard and its receipt.
 
-        Raises BadRowError when a row is bad and the policy is `fail`, RunError when the source changed since the plan
-        or a sequence is too long and the policy is `error`, OSError from the storage. Nothing is proven by then.
+        Raises BadRowError for a bad row if the policy is `fail`, RunError if the source changed since the plan or a
+        sequence is too long and `oversize` is `error`, OSError from the storage.
         """
-        started, cpu = time.time(), time.process_time()
-        fields = [*self._rows.fields, *self._filter.fields]
-        with ExitStack() as stack:
-            books = Books(self._shard.part, self._store.folder(self._shard.key), stack, on_bad_row)
-            for batch in read_records(self._shard.part, fields):
-                self._take(batch, books, stack)
+        chosen = RowFilter(dict(self.recipe.filters))
+        with building(self.shard, self.store, on_bad_row) as builder:
+            for batch, found in builder.records([*self.rows.fields, *chosen.fields], chosen, self._rendered):
+                for index, (conversation, sequences) in found.items():
+                    self._add(int(batch.rows[index]), conversation, sequences, builder)
             for part in self._parts.values():
-                self._encode(part, books)
-            parts = {name: part for name, part in sorted(self._parts.items()) if part.documents}
-            facts = {name: self._write(name, part, books) for name, part in parts.items()}
-        return self._store.issue(
-            self._shard.identity,
-            outputs=books.outputs,
-            rows_in=books.rows_in,
-            parts={name: PartCount(part.documents, facts[name]["tokens"]) for name, part in parts.items()},
-            drops=books.drops,
-            quarantined=books.quarantined,
-            truncated=self._counts["truncated"],
-            facts={
-                **facts, "oversize_sequences": self._counts["oversize"],
-                "straddled_tokens": self._counts["straddled"], "flagged_messages": self._counts["flagged"],
-            },
-            volatile={
-                "built_at": started, "seconds": time.time() - started, "cpu_seconds": time.process_time() - cpu,
-                "host": gethostname(), "source": self._shard.part.file.uri, "source_bytes": self._shard.part.size,
-            },
-        )  # fmt: skip
+                self._encode(part, builder)
+            for name, part in sorted(self._parts.items()):
+                if part.documents:
+                    builder.facts[name] = self._write(name, part, builder)
+                    builder.keep(name, part.documents, builder.facts[name]["tokens"])
+            builder.truncated = self._counts["truncated"]
+            builder.facts["oversize_sequences"] = self._counts["oversize"]
+            builder.facts["straddled_tokens"] = self._counts["straddled"]
+            builder.facts["flagged_messages"] = self._counts["flagged"]
+        return builder.receipt
 
-    def _take(self, batch: RecordBatch, books: Books, stack: ExitStack) -> None:
-        """Render one batch of rows, keeping the books."""
-        books.rows_in += batch.consumed
-        books.drop("blank_line", batch.blank)
-        bad = list(batch.bad)
-        for row, record in zip(batch.rows.tolist(), batch.records, strict=True):
-            if not self._filter.keeps(record):
-                books.drop("filtered")
-                continue
-            found = self._rendered(record)
-            if isinstance(found, Rejected):
-                bad.append(BadRow(row, found.reason, found.detail, excerpt_of(record)))
-                continue
-            part = self._part(found[0], stack)
-            self._counts["flagged"] += self._rows.flagged(found[0])
-            for pieces in found[1]:
-                part.waiting.add(row, pieces)
-                if part.waiting.batch.characters >= BATCH_CHARACTERS:
-                    self._encode(part, books, unfinished=row)
-        books.set_aside(sorted(bad, key=lambda row: row.row))
-
-    def _rendered(self, record: Mapping[str, Any]) -> tuple[Any, list[Pieces]] | Rejected:
-        """The conversation of a record with its sequences, or why there are none."""
-        found = self._rows.read(record)
+    def _rendered(self, batch: RecordBatch, index: int) -> tuple[Any, list[Pieces]] | Rejected:
+        """A conversation and its sequences."""
+        found = self.rows.read(batch.records[index])
         if isinstance(found, Rejected):
             return found
-        sequences = self._rows.sequences(found)
+        sequences = self.rows.sequences(found)
         return sequences if isinstance(sequences, Rejected) else (found, sequences)
 
-    def _part(self, found: Any, stack: ExitStack) -> _Part:  # noqa: ANN401 - a conversation, as the format reads it
-        """The part that a conversation belongs to, by a hash of it."""
-        name, recipe = WHOLE, self._recipe
+    def _add(self, row: int, conversation: Any, sequences: list[Pieces], builder: ShardBuilder) -> None:  # noqa: ANN401 - as the format reads it
+        """Queue the sequences of a row for the encoder."""
+        part = self._part(conversation, builder)
+        self._counts["flagged"] += self.rows.flagged(conversation)
+        for pieces in sequences:
+            part.batch.add(pieces)
+            part.rows.append(row)
+            if part.batch.characters >= BATCH_CHARACTERS:
+                self._encode(part, builder, unfinished=row)
+
+    def _part(self, conversation: Any, builder: ShardBuilder) -> _Part:  # noqa: ANN401 - as the format reads it
+        """The part of a conversation, by a hash of it."""
+        name, recipe = WHOLE, self.recipe
         if recipe.holdout_seed is not None:
-            name = part_of(
-                digest(self._rows.said(found), recipe.holdout_seed), recipe.holdout_valid, recipe.holdout_test
-            )
+            hashed = digest(self.rows.said(conversation), recipe.holdout_seed)
+            name = part_of(hashed, recipe.holdout_valid, recipe.holdout_test)
         if name not in self._parts:
-            self._parts[name] = _Part(Spool(spool_folder(self._store.place)))
-            stack.callback(self._parts[name].spool.close)
+            self._parts[name] = _Part(SequenceBuffer(buffer_folder(self.store.place)))
+            builder.stack.callback(self._parts[name].buffer.close)
         return self._parts[name]
 
-    def _encode(self, part: _Part, books: Books, unfinished: int | None = None) -> None:
-        """Encode what waits for a part, spool what fits, and begin anew. A conversation of many long sequences is not
-        encoded all at once: the row that is `unfinished` is counted when the last of it is.
-        """
-        waiting, part.waiting = part.waiting, _Waiting()
-        if waiting.rows:
-            self._spool(part, waiting)
-        fates, part.fates = part.fates.split(unfinished)
-        oversize = len(fates.too_long - fates.kept)
-        books.drop("oversize", oversize)
-        books.drop("nothing_trained", len(fates.seen) - len(fates.kept) - oversize)
-        part.documents += len(fates.kept)
-        self._counts["truncated"] += len(fates.truncated)
+    def _encode(self, part: _Part, builder: ShardBuilder, unfinished: int | None = None) -> None:
+        """Encode the queue of a part and count its rows, except the `unfinished` one, which has more sequences to come."""
+        batch, rows = part.batch, np.asarray(part.rows, np.int64)
+        part.batch, part.rows = Batch(), []
+        if rows.size:
+            self._buffer(part, batch.encode(self.encoder), rows)
+        outcomes, part.outcomes = part.outcomes.split(unfinished)
+        oversize = len(outcomes.too_long - outcomes.kept)
+        builder.drop("oversize", oversize)
+        builder.drop("nothing_trained", len(outcomes.seen) - len(outcomes.kept) - oversize)
+        part.documents += len(outcomes.kept)
+        self._counts["truncated"] += len(outcomes.truncated)
 
-    def _spool(self, part: _Part, waiting: _Waiting) -> None:
-        """Encode what waits, spool what fits, and note what became of it."""
-        sequences = waiting.batch.encode(self._encoder)
-        too_long_by_then, learned_by_then = self._too_long(sequences), _learned_tokens(sequences) > 0
-        sequences = self._fitted(sequences, np.flatnonzero(too_long_by_then), waiting)
-        check_ids(sequences, self._recipe.vocabulary_size)
-        learned = _learned_tokens(sequences) > 0
-        oversize = self._too_long(sequences) | (learned_by_then & ~learned)
-        kept = np.flatnonzero(~oversize & learned)
-        rows = np.asarray(waiting.rows, np.int64)
-        part.fates.seen.update(waiting.rows)
-        part.fates.kept.update(rows[kept].tolist())
-        part.fates.too_long.update(rows[oversize].tolist())
-        part.fates.truncated.update(rows[kept[too_long_by_then[kept]]].tolist())
+    def _buffer(self, part: _Part, sequences: Sequences, rows: np.ndarray) -> None:
+        """Buffer the sequences that fit and have trained tokens, and note the outcome of each row."""
+        was_too_long, was_trained = self._too_long(sequences), _trained_tokens(sequences) > 0
+        sequences = self._fitted(sequences, np.flatnonzero(was_too_long), rows)
+        check_ids(sequences, self.recipe.vocabulary_size)
+        trained = _trained_tokens(sequences) > 0
+        oversize = self._too_long(sequences) | (was_trained & ~trained)
+        kept = np.flatnonzero(~oversize & trained)
+        part.outcomes.seen.update(rows.tolist())
+        part.outcomes.kept.update(rows[kept].tolist())
+        part.outcomes.too_long.update(rows[oversize].tolist())
+        part.outcomes.truncated.update(rows[kept[was_too_long[kept]]].tolist())
         self._counts["oversize"] += int(np.count_nonzero(oversize))
         self._counts["straddled"] += int(sequences.straddled[kept].sum())
         if kept.size:
-            _spool(part.spool, sequences, kept, rows[kept])
+            _append(part.buffer, sequences, kept, rows[kept])
 
     def _too_long(self, sequences: Sequences) -> np.ndarray:
-        return padded(sequences.lengths, self._recipe.pad_seq_to_mult) > self._recipe.pack_size
+        return padded(sequences.lengths, self.recipe.pad_seq_to_mult) > self.recipe.pack_size
 
-    def _fitted(self, sequences: Sequences, long: np.ndarray, waiting: _Waiting) -> Sequences:
-        """The sequences, those numbered in `long` cut where the policy is to truncate; raises RunError where it is `error`."""
-        if not long.size or self._recipe.oversize == "drop":
+    def _fitted(self, sequences: Sequences, long: np.ndarray, rows: np.ndarray) -> Sequences:
+        """Apply the policy for oversize sequences to those numbered `long`; raises RunError if it is `error`."""
+        if not long.size or self.recipe.oversize == "drop":
             return sequences
-        if self._recipe.oversize == "error":
-            row = waiting.rows[int(long[0])]
+        if self.recipe.oversize == "error":
+            part, row = self.shard.part, int(rows[long[0]])
             raise RunError(
-                f"{self._shard.part.file.uri}:{first_row(self._shard.part) + row + 1}: a sequence of "
-                f"{int(sequences.lengths[long[0]]):,} tokens, but pack_size is {self._recipe.pack_size:,}; raise "
-                "pack_size, or set oversize=drop or oversize=truncate"
+                f"{part.file.uri}:{first_row(part) + row + 1}: a sequence of {int(sequences.lengths[long[0]]):,} tokens, "
+                f"but pack_size is {self.recipe.pack_size:,}; raise pack_size, or set oversize=drop or oversize=truncate"
             )
-        return truncated(sequences, self._recipe.capacity)
+        return truncated(sequences, self.recipe.capacity)
 
-    def _write(self, name: str, part: _Part, books: Books) -> dict[str, int]:
+    def _write(self, name: str, part: _Part, builder: ShardBuilder) -> dict[str, int]:
         """Pack a part and write its file; its facts."""
-        recipe = self._recipe
-        with part.spool.spooled() as spooled:
-            stored = padded(spooled.lengths, recipe.pad_seq_to_mult)
-            packs = pack(stored, spooled.content, recipe.pack_size, recipe.packing, recipe.seed)
+        recipe = self.recipe
+        with part.buffer.sequences() as found:
+            stored = padded(found.lengths, recipe.pad_seq_to_mult)
+            packs = pack(stored, found.content, recipe.pack_size, recipe.packing, recipe.seed)
             metadata = {
-                "format": FORMAT, "version": 1, "key": self._shard.key, "part": name, "pack_size": recipe.pack_size,
+                "format": FORMAT, "version": 1, "key": self.shard.key, "part": name, "pack_size": recipe.pack_size,
                 "pad_seq_to_mult": recipe.pad_seq_to_mult, "packing": recipe.packing, "loss_on": recipe.loss_on,
                 "tokenizer": recipe.tokenizer, "template": recipe.template,
             }  # fmt: skip
-            return PackWriter(spooled, packs, recipe).write(books.open(f"{name}.parquet"), metadata)
+            return PackWriter(found, packs, recipe).write(builder.open(f"{name}.parquet"), metadata)
 
 
 def digest(said: Iterable[str], seed: int) -> int:
-    """A hash of what is said in a conversation, 64 bits."""
+    """A 64-bit hash of the texts of a conversation."""
     return xxh3_64_intdigest("\x1f".join(said).encode(), seed)
 
 
@@ -245,8 +204,8 @@ def check_ids(sequences: Sequences, vocabulary_size: int) -> None:
         )
 
 
-def _learned_tokens(sequences: Sequences) -> np.ndarray:
-    """How many tokens of each sequence are trained on, int64; the first cannot be, for nothing predicts it."""
+def _trained_tokens(sequences: Sequences) -> np.ndarray:
+    """Trained tokens per sequence, int64; the first token cannot be, because nothing predicts it."""
     starts = sequences.offsets[:-1]
     return np.add.reduceat(sequences.loss, starts, dtype=np.int64) - sequences.loss[starts]
 
@@ -270,30 +229,23 @@ def truncated(sequences: Sequences, most: int) -> Sequences:
 
 
 def _inside(starts: np.ndarray, lengths: np.ndarray, size: int) -> np.ndarray:
-    """True for the places `[start, start + length)` of `size` places."""
+    """A mask of `size` positions, true in `[start, start + length)`."""
     borders = np.zeros(size + 1, np.int8)
     np.add.at(borders, starts, 1)
     np.add.at(borders, starts + lengths, -1)
     return np.cumsum(borders[:-1], dtype=np.int8).astype(np.bool_)
 
 
-def _spool(spool: Spool, sequences: Sequences, chosen: np.ndarray, rows: np.ndarray) -> None:
-    """Add some of the sequences to a spool, their loss shifted to the token before."""
+def _append(buffer: SequenceBuffer, sequences: Sequences, chosen: np.ndarray, rows: np.ndarray) -> None:
+    """Buffer the chosen sequences, their loss shifted to the token before, and their role runs."""
     lengths = sequences.lengths[chosen]
-    shifted = np.append(sequences.loss[1:], np.int8(0))
-    shifted[sequences.offsets[1:] - 1] = 0
-    ids, loss = sequences.ids, shifted
+    ids, loss = sequences.ids, np.append(sequences.loss[1:], np.int8(0))
+    loss[sequences.offsets[1:] - 1] = 0
     if len(chosen) < len(sequences.offsets) - 1:
         keep = _inside(sequences.offsets[chosen], lengths, len(ids))
         ids, loss = ids[keep], loss[keep]
-    spool.append(ids, loss, lengths, rows, _runs(sequences, chosen))
-
-
-def _runs(sequences: Sequences, chosen: np.ndarray) -> Runs:
-    """The role runs of some of the sequences, counted from the beginning of each."""
-    borders = np.searchsorted(sequences.role_starts, sequences.offsets)
-    counts = np.diff(borders)
+    counts = np.diff(np.searchsorted(sequences.role_starts, sequences.offsets))
     owners = np.repeat(np.arange(len(counts)), counts)
     kept = np.isin(owners, chosen)
     starts = (sequences.role_starts - sequences.offsets[owners])[kept].astype(np.int32)
-    return Runs(counts[chosen], starts, sequences.roles[kept])
+    buffer.append(ids, loss, lengths, rows, RoleRuns(counts[chosen], starts, sequences.roles[kept]))

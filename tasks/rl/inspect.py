@@ -10,7 +10,7 @@ from tokenmill.tasks.sources.json_lines import split_lines
 from tokenmill.tasks.sources.opening import BLOCK_BYTES
 from tokenmill.tasks.storage import filesystem
 
-from .lines import ENDINGS
+from .shard import ENDINGS
 
 
 def inspect_rl_shard(store: Store, receipt: Receipt) -> list[str]:

@@ -1,83 +1,44 @@
-"""Rows that name a question of another data set are made whole: question, answer and prompt are put in.
+"""Resolve rows that refer to a question of another data set.
 
-Such a row has a `_hf_placeholder`, `{"row": …, "question_template": …}`, and its `dataset` says which table the row is
-of (`tables`). The placeholder is taken out, `question` and `expected_answer` are put in, and the prompt becomes the
-`input` of `responses_create_params`. All else that the row has stays, its sampling parameters, tools and metadata
-included. A row without a placeholder, or with one that is null, is returned as it is.
+Such a row has a `_hf_placeholder`, `{"row": …, "question_template": …}`, and its `dataset` names the table that the row is
+of (`tables`). The placeholder is removed, `question` and `expected_answer` are added, and the prompt becomes the `input`
+of `responses_create_params`; all other fields stay. A row without a placeholder, or with a null one, is returned as is.
 
-What a template does is the style of the table:
+The table's style says what a template does. `dapo`: the question stands between an instruction and a reminder, each a
+paragraph; these are cut off, and the template's prefix or suffix (`{"prefix": …, "suffix": …}`) takes their place. A blank
+line stays beside it, and before a question without a prefix. `skywork`: the question replaces `{question}` in the template,
+which is text or `{"template": text}`; without the marker the question is asked alone.
 
-* `dapo`: a question stands between an instruction and a reminder, each a paragraph. These are cut off, and the prefix
-  or the suffix of the template (`{"prefix": …, "suffix": …}`) is put in their place. A blank line stays beside it, and
-  before a question without a prefix.
-* `skywork`: the question takes the place of `{question}` in the template, which is text or `{"template": text}`; where
-  it is not in there, the question is asked alone.
-
-Answers come as text, often as a JSON list of one: of a list or an object the first value is the answer. Any other text
-stays the text that it is, without blanks around it, because graders compare texts: `"34"` does not become a number.
-
-Both are as in the script that is published with the rows of Nemotron 3, down to the blank lines:
-https://huggingface.co/datasets/nvidia/Nemotron-RL-Super-Training-Blends (`fill_placeholders.py`).
-
-A row that cannot be resolved is rejected: unknown_placeholder_table, placeholder_out_of_range, malformed_placeholder,
-placeholder_without_question, placeholder_without_answer, bad_request_params. Resolving takes 3 to 4 µs a row, and 0.1 µs
-where there is nothing to resolve.
+An answer that is the text of a JSON list or object is its first value; any other answer is stripped text, because graders
+compare texts. Both follow the script published with the rows of Nemotron 3, blank lines included:
+https://huggingface.co/datasets/nvidia/Nemotron-RL-Super-Training-Blends (`fill_placeholders.py`). 3 to 4 µs a row.
 """
 
 from collections.abc import Callable, Mapping
-from typing import Any, Literal, cast
+from typing import Any, cast
 
-from tokenmill.tasks.chat.conversation import Rejected
+from tokenmill.tasks.chat.conversation import RejectionError
 from tokenmill.tasks.chat.json_values import kind, listed, quoted
 from tokenmill.tasks.errors import nearest
 from tokenmill.tasks.sources.exact_json import compact, loads
+from tokenmill.tasks.sources.files import Rejected
 
-from .record import Record, Transform
+from .rows import PARAMS, PLACEHOLDER, Record, Transform, has_placeholder, is_null
 from .tables import Table
 
-PLACEHOLDER = "_hf_placeholder"
-PARAMS = "responses_create_params"
 MARKER = "{question}"
 PARAGRAPH = "\n\n"
 WRAPPED_PARAGRAPHS = 3
-"""Fewer paragraphs than these cannot be a question between two others."""
-
-Reason = Literal[
-    "unknown_placeholder_table",
-    "placeholder_out_of_range",
-    "malformed_placeholder",
-    "placeholder_without_question",
-    "placeholder_without_answer",
-    "bad_request_params",
-]
-
-
-class _UnresolvedError(ValueError):
-    """Why a row cannot be resolved."""
-
-    def __init__(self, reason: Reason, detail: str) -> None:
-        super().__init__(detail)
-        self.reason = reason
-
-
-def has_placeholder(record: Mapping[str, Any]) -> bool:
-    """Whether a row refers to a question elsewhere. Parquet spells a struct that is null as one full of nulls."""
-    return not _says_nothing(record.get(PLACEHOLDER))
-
-
-def _says_nothing(value: object) -> bool:
-    if isinstance(value, dict):
-        return all(map(_says_nothing, cast("dict[str, object]", value).values()))
-    return value is None
+"""With fewer paragraphs a question cannot stand between two others."""
 
 
 def resolve_placeholders(tables: Mapping[str, Callable[[], Table]]) -> Transform:
-    """A transform that resolves placeholders with `tables`, by what `dataset` says; each is called when first needed."""
+    """A transform that resolves placeholders with `tables`, by the value of `dataset`; each is called when first needed."""
     loaded: dict[str, Table] = {}
 
     def table(name: object) -> Table:
         if not isinstance(name, str) or name not in tables:
-            raise _unknown(name, tables)
+            raise _unknown_table(name, tables)
         if name not in loaded:
             loaded[name] = tables[name]()
         return loaded[name]
@@ -87,22 +48,20 @@ def resolve_placeholders(tables: Mapping[str, Callable[[], Table]]) -> Transform
             return record
         try:
             return _resolved(record, table(record.get("dataset")))
-        except _UnresolvedError as error:
+        except RejectionError as error:
             return Rejected(error.reason, str(error))
 
     return resolve
 
 
-def _unknown(name: object, tables: Mapping[str, object]) -> _UnresolvedError:
+def _unknown_table(name: object, tables: Mapping[str, object]) -> RejectionError:
     tip = nearest(name if isinstance(name, str) else "", tables)
     remedy = "give resolve_placeholders a table of that name, or leave such rows out with a filter"
-    return _UnresolvedError(
-        "unknown_placeholder_table", f"dataset is {quoted(name)}, which is no table; {tip}; {remedy}"
-    )
+    return RejectionError("unknown_placeholder_table", f"dataset is {quoted(name)}, which is no table; {tip}; {remedy}")
 
 
 def _resolved(record: Record, table: Table) -> Record:
-    """The row made whole; `record` itself is left as it is."""
+    """A copy of the row with its question."""
     placeholder = record[PLACEHOLDER]
     if not isinstance(placeholder, dict):
         raise _malformed(PLACEHOLDER, placeholder, "an object with row and question_template")
@@ -123,7 +82,7 @@ def _row(number: object, table: Table) -> tuple[str, Any]:
         raise _malformed(f"{PLACEHOLDER}.row", number, "the number of a row of the table")
     found = table.row(number)
     if found is None:
-        raise _UnresolvedError(
+        raise RejectionError(
             "placeholder_out_of_range",
             f"{PLACEHOLDER}.row is {number}, and the table has {len(table)} rows, numbered from 0; "
             "take the table, and the revision of it, that the row was made with",
@@ -137,17 +96,17 @@ def _row(number: object, table: Table) -> tuple[str, Any]:
     return question, answer
 
 
-def _malformed(field: str, value: object, wanted: str) -> _UnresolvedError:
-    return _UnresolvedError("malformed_placeholder", f"{field} is {kind(value)}; make it {wanted}")
+def _malformed(field: str, value: object, wanted: str) -> RejectionError:
+    return RejectionError("malformed_placeholder", f"{field} is {kind(value)}; make it {wanted}")
 
 
-def _empty(reason: Reason, number: int, what: str) -> _UnresolvedError:
+def _empty(reason: str, number: int, what: str) -> RejectionError:
     remedy = "take the table that the row was made with, or leave the row out"
-    return _UnresolvedError(reason, f"row {number} of the table has no {what}; {remedy}")
+    return RejectionError(reason, f"row {number} of the table has no {what}; {remedy}")
 
 
 def _answer(text: str) -> Any:  # noqa: ANN401 - JSON may be anything
-    """The first value of a JSON list or object; any other answer is the text that it is."""
+    """The first value of a JSON list or object, or the stripped text."""
     text = text.strip()
     if not text.startswith(("[", "{")):
         return text
@@ -161,7 +120,7 @@ def _answer(text: str) -> Any:  # noqa: ANN401 - JSON may be anything
 
 
 def _dapo(question: str, template: object) -> str:
-    """The question between the prefix and the suffix of the template, without what stood around it."""
+    """The question between the template's prefix and suffix, without its own instruction and reminder."""
     if template is None:
         return question
     if not isinstance(template, dict):
@@ -179,7 +138,7 @@ def _dapo(question: str, template: object) -> str:
 
 
 def _skywork(question: str, template: object) -> str:
-    """The template with the question in the place of its marker."""
+    """The template with the question in place of the marker."""
     text = template
     if isinstance(template, dict):
         template = cast("dict[str, Any]", template)
@@ -199,15 +158,15 @@ def _text(template: Mapping[str, Any], name: str) -> str | None:
 
 
 def _require_empty(template: Mapping[str, Any], wanted: str) -> None:
-    """Raises unless a template that has none of what is wanted has nothing else either."""
-    if not _says_nothing(template):
+    """Raises RejectionError for a template that has other keys instead of the `wanted` ones."""
+    if not is_null(template):
         detail = f"{PLACEHOLDER}.question_template has {listed(template)} instead of {wanted}"
-        raise _UnresolvedError("malformed_placeholder", f"{detail}; check the style of the table")
+        raise RejectionError("malformed_placeholder", f"{detail}; check the style of the table")
 
 
 def _params(record: Record) -> dict[str, Any]:
-    """The parameters of the request that the row has already."""
+    """The parameters of the request in the row."""
     params = record.get(PARAMS)
     if params is not None and not isinstance(params, dict):
-        raise _UnresolvedError("bad_request_params", f"{PARAMS} is {kind(params)}; make it an object, or leave it out")
+        raise RejectionError("bad_request_params", f"{PARAMS} is {kind(params)}; make it an object, or leave it out")
     return cast("dict[str, Any]", params or {})

@@ -13,7 +13,6 @@ import orjson
 from tokenmill.tasks.blend.models import SPLITS, Blend, DataSource, TransformSpec
 from tokenmill.tasks.chat.conversation import Rejected
 from tokenmill.tasks.errors import InputError, RunError
-from tokenmill.tasks.shards.books import OnBadRow
 from tokenmill.tasks.shards.manifest import Finished
 from tokenmill.tasks.shards.plan import PlannedShard
 from tokenmill.tasks.shards.planning import holdout_of, places, plan_shards
@@ -21,6 +20,7 @@ from tokenmill.tasks.shards.preparation import Planned, Preparation, Release, St
 from tokenmill.tasks.shards.publication import blend_weights
 from tokenmill.tasks.shards.publish import publish_bytes
 from tokenmill.tasks.shards.receipt import Receipt
+from tokenmill.tasks.shards.settings import OnBadRow
 from tokenmill.tasks.shards.store import Store, read_bytes
 from tokenmill.tasks.shards.usable import require_separate
 from tokenmill.tasks.sources.content import ContentIndex
@@ -35,15 +35,14 @@ from tokenmill.tasks.tokenize.load import find_vocabulary, planned_vocabulary
 from tokenmill.tasks.tokenize.settings import Backend, TokenizerSource
 from tokenmill.tasks.tokenize.vocabulary import Vocabulary
 
-from .chain import Chain, tables_asked_for
 from .inspect import inspect_rl_shard
-from .length import RowLengths
 from .publication import JsonLinesLayout
 from .settings import RlRecipe, RlSettings
-from .shard import Work, write_shard
+from .shard import RowLengths, Work, write_shard
 from .splits import by_source_splits, held_out_from
 from .tables import TableFiles, TableSource, find_table, table_slices
-from .targets import check_of, form_of, texts_of
+from .targets import TARGETS
+from .transforms import TransformList, tables_asked_for
 
 FORMAT_VERSION = 4
 """Raised whenever the same recipe and source would give other bytes than before."""
@@ -56,7 +55,7 @@ class RlFound:
     """The vocabulary where tokens are counted, and by `split/name` the transforms of each data set and the gate's verdict."""
 
     vocabulary: Vocabulary | None
-    chains: Mapping[str, Chain]
+    chains: Mapping[str, TransformList]
     verdicts: Mapping[str, Verdict]
 
 
@@ -123,12 +122,12 @@ def plan_rl(blend: Blend, settings: RlSettings, output_dir: str | None) -> RlPla
     blend = by_source_splits(blend) if settings.splits == "source" else blend
     vocabulary = find_vocabulary(settings.tokenizer) if settings.max_tokens is not None else None
     tables = _Tables(store.place, settings.source_identity)
-    chains: dict[str, Chain] = {}
+    chains: dict[str, TransformList] = {}
     verdicts: dict[str, Verdict] = {}
 
     def recipes(source: DataSource, split: str, slices: Sequence[Slice]) -> list[RlRecipe]:
         name, specs = f"{split}/{source.name}", source.transforms or settings.transforms
-        chains[name] = Chain(specs, tables.of(specs))
+        chains[name] = TransformList(specs, tables.of(specs))
         if vocabulary is not None:
             verdicts[name] = _judged(source, slices, settings, chains[name], vocabulary, store.place)
         backend = verdicts[name].backend if vocabulary is not None else None
@@ -144,25 +143,31 @@ def plan_rl(blend: Blend, settings: RlSettings, output_dir: str | None) -> RlPla
 
 
 def _judged(
-    source: DataSource, slices: Sequence[Slice], settings: RlSettings, chain: Chain, vocabulary: Vocabulary, store: str
+    source: DataSource,
+    slices: Sequence[Slice],
+    settings: RlSettings,
+    chain: TransformList,
+    vocabulary: Vocabulary,
+    store: str,
 ) -> Verdict:
     texts = partial(_texts, source, settings, chain)
     which = orjson.dumps([chain.identity(), row_filter(source).wanted, settings.target]).decode()
     return judge(vocabulary, slices, texts, which, store, literal=True)
 
 
-def _texts(source: DataSource, settings: RlSettings, chain: Chain, part: Slice) -> Iterator[str]:
+def _texts(source: DataSource, settings: RlSettings, chain: TransformList, part: Slice) -> Iterator[str]:
     """The texts of a slice that will be counted."""
-    work, chosen = Work(chain.functions(), check_of(settings.target), None), row_filter(source)
+    target = TARGETS[settings.target]
+    work, chosen = Work(chain.functions(), target), row_filter(source)
     for batch in read_records(part, EVERY_FIELD):
         for record in batch.records:
             found = work.done(record) if chosen.keeps(record) else None
             if found is not None and not isinstance(found, Rejected):
-                yield from texts_of(settings.target)(found)
+                yield from target.texts(found)
 
 
 def _recipe(
-    source: DataSource, split: str, settings: RlSettings, chain: Chain, vocabulary: Vocabulary | None,
+    source: DataSource, split: str, settings: RlSettings, chain: TransformList, vocabulary: Vocabulary | None,
     backend: Backend | None, valid_from: int | None,
 ) -> RlRecipe:  # fmt: skip
     by_hash = holdout_of(settings, split) if settings.val_holdout is None else None
@@ -197,13 +202,13 @@ def build_rl_shard(
     tokenizer: Mapping[str, Any],
     on_bad_row: OnBadRow,
 ) -> Receipt:
-    """Build one planned shard in this process; `chains` has a record of the Chain of each `split/name`.
+    """Build one planned shard in this process; `chains` has a record of the TransformList of each `split/name`.
 
     Raises RunError when tables or tokenizer found here are not those of the plan.
     """
     recipe = RlRecipe(**shard.identity["recipe"])
-    chain = Chain.from_record(chains[f"{shard.split}/{shard.dataset}"])
-    work = Work(chain.functions(), check_of(recipe.target), _lengths(recipe, tokenizer), form_of(recipe.target))
+    chain = TransformList.from_record(chains[f"{shard.split}/{shard.dataset}"])
+    work = Work(chain.functions(), TARGETS[recipe.target], _lengths(recipe, tokenizer))
     return write_shard(shard, recipe, work, store, on_bad_row)
 
 
@@ -213,7 +218,7 @@ def _lengths(recipe: RlRecipe, tokenizer: Mapping[str, Any]) -> RowLengths | Non
     vocabulary = planned_vocabulary(TokenizerSource.model_validate(tokenizer), recipe.tokenizer)
     fast = recipe.backend == "gigatoken"
     encoder = exact_encoder(vocabulary, literal=True) if fast else vocabulary.reference(True)
-    return RowLengths(texts_of(recipe.target), encoder, recipe.max_tokens)
+    return RowLengths(TARGETS[recipe.target].texts, encoder, recipe.max_tokens)
 
 
 def release_rl(planned: RlPlan, finished: Sequence[Finished]) -> Release:

@@ -24,8 +24,8 @@ from tokenmill.tasks.shards.publish import Output, join_files, link, place_files
 from tokenmill.tasks.shards.store import Store
 from tokenmill.tasks.storage import is_local, join
 
-from .lines import ENDINGS
 from .settings import Compression
+from .shard import ENDINGS
 
 FOLDER = "splits"
 SHARD = re.compile(r"data_\d{5,}_[0-9a-f]{8}\.jsonl(\.zst)?")

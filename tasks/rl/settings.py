@@ -1,4 +1,4 @@
-"""What a person can choose about an RL preparation, and what of it makes a shard's recipe."""
+"""Settings of an RL preparation, and the recipe of its shards."""
 
 from dataclasses import dataclass
 from typing import Any, Literal, Self
@@ -8,19 +8,19 @@ from tokenmill.tasks.blend.models import TransformSpec, Value
 from tokenmill.tasks.shards.settings import PreparationSettings
 from tokenmill.tasks.tokenize.settings import Backend, TokenizerSource
 
-from .targets import Target
+from .targets import TargetName
 
 Compression = Literal["none", "zstd"]
 Splits = Literal["holdout", "source"]
 
 
 class RlSettings(PreparationSettings, frozen=True):
-    """Everything a person can choose about an RL preparation."""
+    """Settings of an RL preparation."""
 
     transforms: list[TransformSpec] = Field(
-        default=[], description="What is done to each row of data sets that name no transforms of their own."
+        default=[], description="Transforms of data sets that name none of their own."
     )
-    target: Target = Field(default="none", description="The reader that rows are checked against.")
+    target: TargetName = Field(default="none", description="The reader that rows are checked against.")
     splits: Splits = Field(
         default="holdout", description="Hold validation and test out, or take the splits that the sources have."
     )
@@ -42,16 +42,16 @@ class RlSettings(PreparationSettings, frozen=True):
 
 @dataclass(frozen=True, slots=True)
 class RlRecipe:
-    """Every choice that can change a byte of an RL shard, and nothing else.
+    """Every choice that can change a byte of an RL shard.
 
-    Of `transforms`, those that look rows up in tables name the tables by content. `tokenizer` is a fingerprint, and
-    `backend` what the exactness gate decided; both are None where nothing is counted. Rows from number `valid_from` of
-    the slice on are held out; where it is None, so are the shares, by a hash of the row, unless `holdout_seed` is None.
+    `transforms` name tables by content. `tokenizer` is a fingerprint and `backend` the decision of the exactness gate, both
+    None if no tokens are counted. Rows from number `valid_from` of the slice are held out, if it is set; otherwise shares
+    by a hash of the row, unless `holdout_seed` is None.
     """
 
     filters: dict[str, list[Value]]
     transforms: list[Any]
-    target: Target
+    target: TargetName
     max_tokens: int | None
     tokenizer: str | None
     backend: Backend | None

@@ -1,177 +1,169 @@
-"""One RL shard: a slice of rows becomes JSON Lines, a quarantine file, and a receipt.
+"""Build an RL shard: JSON Lines, quarantined rows and a receipt from a slice of rows.
 
-A row is parsed, chosen, transformed and checked as a record, and written in one of two ways. A record that comes
-through as the very object that was parsed is written as the bytes that were read, to the last blank; any other is
-written anew, as compact JSON. So what nobody asked to change is not changed: numbers always keep their spelling, and in
-rows that come through, key order, duplicate keys and escapes stay as well. (Only a byte order mark goes, and line breaks
-within a row become blanks.) Parsing and writing run at the speed of orjson, and what is done to a row costs 1 to 4
-microseconds.
+A record that comes through as the same object that was parsed is written as the bytes that were read; any other is
+written as compact JSON, with the numbers' own spelling. So key order, duplicate keys and escapes of unchanged rows stay.
+(Only a byte order mark is removed, and line breaks within a row become blanks.) A row costs 1 to 4 µs.
 """
 
 import json
-import time
-from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import ExitStack
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from socket import gethostname
 from typing import cast
 
 import numpy as np
 import orjson
-from tokenmill.tasks.chat.conversation import Rejected
+import pyarrow as pa
+import zstandard
 from tokenmill.tasks.chat.json_values import quoted
-from tokenmill.tasks.shards.books import Books, OnBadRow
+from tokenmill.tasks.shards.build import ShardBuilder, building
 from tokenmill.tasks.shards.holdout import PARTS, parts_of
 from tokenmill.tasks.shards.manifest import WHOLE
 from tokenmill.tasks.shards.plan import PlannedShard
-from tokenmill.tasks.shards.receipt import PartCount, Receipt
+from tokenmill.tasks.shards.publish import Publication
+from tokenmill.tasks.shards.receipt import Receipt
+from tokenmill.tasks.shards.settings import OnBadRow
 from tokenmill.tasks.shards.store import Store
 from tokenmill.tasks.sources.exact_json import compact, repeated_key
-from tokenmill.tasks.sources.files import BadRow
+from tokenmill.tasks.sources.files import BadRow, Rejected
 from tokenmill.tasks.sources.filters import RowFilter
 from tokenmill.tasks.sources.json_rows import BYTE_ORDER_MARK, excerpt
-from tokenmill.tasks.sources.records import RecordBatch, excerpt_of, read_records
+from tokenmill.tasks.sources.records import RecordBatch, excerpt_of
+from tokenmill.tasks.tokenize.encoders import Encoder
 from xxhash import xxh3_64_intdigest
 
-from .length import RowLengths
-from .lines import ENDINGS, JsonLines
-from .record import Check, Record, Transform
-from .settings import RlRecipe
+from .rows import Record, Target, Transform
+from .settings import Compression, RlRecipe
+
+ENDINGS: dict[Compression, str] = {"none": "jsonl", "zstd": "jsonl.zst"}
+
+
+@dataclass(frozen=True, slots=True)
+class RowLengths:
+    """Counts tokens of rows: of the texts that the target reads, without what a chat template adds (about ten tokens a
+    message). NeMo-RL cuts a row longer than the context to a few tokens without loss, so such rows are dropped here.
+    """
+
+    texts: Callable[[Record], Sequence[str]]
+    encoder: Encoder
+    most: int
+
+    def of(self, records: Sequence[Record]) -> np.ndarray:
+        """Tokens per record, int64."""
+        texts = [list(self.texts(record)) for record in records]
+        owners = np.repeat(np.arange(len(texts)), [len(of_row) for of_row in texts])
+        encoded = self.encoder.encode(pa.array([text for of_row in texts for text in of_row], pa.large_string()))
+        return np.bincount(owners, encoded.lengths, len(texts)).astype(np.int64)
 
 
 @dataclass(frozen=True, slots=True)
 class Work:
-    """What is done to each row of a data set; `lengths` is None where nothing is counted, `form` where rows can have
-    one form only.
-    """
+    """Transforms, target and token counter of a data set; `lengths` is None if no tokens are counted."""
 
     transforms: Sequence[Transform]
-    check: Check
-    lengths: RowLengths | None
-    form: Callable[[Record], str] | None = None
+    target: Target
+    lengths: RowLengths | None = None
 
     def done(self, record: Record) -> Record | Rejected:
-        """What becomes of a record."""
+        """Transform and check a record."""
         for transform in self.transforms:
             found = transform(record)
             if isinstance(found, Rejected):
                 return found
             record = found
-        return self.check(record) or record
-
-
-@dataclass(slots=True)
-class _Rows:
-    """Rows to be written: the place of each in its batch, the record that it has become, and its bytes."""
-
-    places: list[int] = field(default_factory=list[int])
-    records: list[Record] = field(default_factory=list[Record])
-    lines: list[bytes] = field(default_factory=list[bytes])
-
-    def add(self, place: int, record: Record, line: bytes) -> None:
-        """Append a row."""
-        self.places.append(place)
-        self.records.append(record)
-        self.lines.append(line)
-
-    def take(self, chosen: np.ndarray) -> "_Rows":
-        """Those whose numbers here are `chosen`."""
-        numbers = chosen.tolist()
-        return _Rows(*([each[number] for number in numbers] for each in (self.places, self.records, self.lines)))
+        return self.target.check(record) or record
 
 
 @dataclass(slots=True)
 class _Part:
-    """A file of the shard, and what it holds."""
+    """A file of JSON Lines, plain or as one zstd frame with a checksum, and the forms of its rows.
 
-    lines: JsonLines
-    documents: int = 0
-    tokens: int = 0
+    Frames in a row are one file again, so compressed shards are joined as they are.
+    """
+
+    file: Publication
+    frame: "zstandard.ZstdCompressionObj | None"
     forms: set[str] = field(default_factory=set[str])
 
+    def write(self, rows: Sequence[bytes]) -> None:
+        data = b"\n".join([*rows, b""])
+        self.file.write(data if self.frame is None else self.frame.compress(data))
 
-@dataclass
-class _ShardWriter:
-    """The files of a shard beside its books."""
 
-    books: Books
-    recipe: RlRecipe
-    parts: dict[str, _Part] = field(default_factory=dict[str, _Part])
-    untouched: int = 0
-
-    def write(self, part: str, rows: Sequence[bytes], tokens: int, forms: Iterable[str]) -> None:
-        if part not in self.parts:
-            file = self.books.open(f"{part}.{ENDINGS[self.recipe.compression]}")
-            self.parts[part] = _Part(JsonLines(file, self.recipe.compression))
-        self.parts[part].lines.write(rows)
-        self.parts[part].documents += len(rows)
-        self.parts[part].tokens += tokens
-        self.parts[part].forms.update(forms)
+Row = tuple[Record, bytes]
+"""A record and the bytes it is written as."""
 
 
 def write_shard(shard: PlannedShard, recipe: RlRecipe, work: Work, store: Store, on_bad_row: OnBadRow) -> Receipt:
-    """Build one shard in its folder of the store and publish its receipt.
+    """Build an RL shard.
 
-    Raises BadRowError when a row is bad and the policy is `fail`, RunError when the source changed since the plan,
-    OSError from the storage. Nothing is proven by then, and the next attempt starts afresh.
+    Raises BadRowError for a bad row if the policy is `fail`, RunError if the source changed since the plan, OSError from
+    the storage.
     """
-    started, cpu = time.time(), time.process_time()
-    chosen = RowFilter(recipe.filters)
-    with ExitStack() as stack:
-        books = Books(shard.part, store.folder(shard.key), stack, on_bad_row)
-        writer = _ShardWriter(books, recipe)
-        for batch in read_records(shard.part, ()):
-            _take(batch, chosen, work, writer)
-        for part in writer.parts.values():
-            part.lines.end()
-    return store.issue(
-        shard.identity,
-        outputs=books.outputs,
-        rows_in=books.rows_in,
-        parts={name: PartCount(part.documents, part.tokens) for name, part in writer.parts.items()},
-        drops=books.drops,
-        quarantined=books.quarantined,
-        truncated=0,
-        facts={
-            "untouched": writer.untouched,
-            "forms": {name: sorted(part.forms) for name, part in writer.parts.items() if part.forms},
-        },
-        volatile={
-            "built_at": started, "seconds": time.time() - started, "cpu_seconds": time.process_time() - cpu,
-            "host": gethostname(), "source": shard.part.file.uri, "source_bytes": shard.part.size,
-        },
-    )  # fmt: skip
 
-
-def _take(batch: RecordBatch, chosen: RowFilter, work: Work, writer: _ShardWriter) -> None:
-    """Transform, check and write one batch of rows, keeping the books."""
-    books = writer.books
-    books.rows_in += batch.consumed
-    books.drop("blank_line", batch.blank)
-    bad, rows = list(batch.bad), _Rows()
-    for place, record in enumerate(batch.records):
-        if not chosen.keeps(record):
-            books.drop("filtered")
-            continue
-        found = work.done(record)
-        line = _line(record, found, batch.raw[place] if batch.raw else None)
+    def read(batch: RecordBatch, index: int) -> Row | BadRow:
+        found = work.done(batch.records[index])
+        line = _line(batch.records[index], found, batch.raw[index] if batch.raw else None)
         if isinstance(line, Rejected):
-            bad.append(_bad_row(batch, place, line))
-        else:
-            rows.add(place, cast("Record", found), line)
-    books.set_aside(sorted(bad, key=lambda row: row.row))
-    _write(rows, batch, work, writer)
+            return _bad_row(batch, index, line)
+        return cast("Record", found), line
+
+    with building(shard, store, on_bad_row) as builder:
+        writer = _Writer(builder, recipe, work)
+        for batch, rows in builder.records((), RowFilter(recipe.filters), read):
+            writer.write(batch, rows)
+        for part in writer.parts.values():
+            if part.frame is not None:
+                part.file.write(part.frame.flush())
+        forms = {name: sorted(part.forms) for name, part in writer.parts.items() if part.forms}
+        builder.facts = {"untouched": writer.untouched, "forms": forms}
+    return builder.receipt
+
+
+@dataclass(slots=True)
+class _Writer:
+    """Writes rows to the parts of a shard; `untouched` counts those written as they were read."""
+
+    builder: ShardBuilder
+    recipe: RlRecipe
+    work: Work
+    parts: dict[str, _Part] = field(default_factory=dict[str, _Part])
+    untouched: int = 0
+
+    def write(self, batch: RecordBatch, rows: Mapping[int, Row]) -> None:
+        """Write the rows of a batch, by index, that are not too long."""
+        indices, tokens = np.fromiter(rows, np.int64, len(rows)), np.zeros(len(rows), np.int64)
+        if self.work.lengths is not None and rows:
+            tokens = self.work.lengths.of([record for record, _ in rows.values()])
+            kept = np.flatnonzero(tokens <= self.work.lengths.most)
+            self.builder.drop("oversize", len(tokens) - len(kept))
+            indices, tokens = indices[kept], tokens[kept]
+        self.untouched += sum(rows[index][0] is batch.records[index] for index in indices.tolist())
+        for name, chosen in _by_part(indices, batch, self.recipe):
+            found = [rows[index] for index in indices[chosen].tolist()]
+            part = self._part(name)
+            part.write([line for _, line in found])
+            self.builder.keep(name, len(found), int(tokens[chosen].sum()))
+            if self.work.target.form:
+                part.forms.update(self.work.target.form(record) for record, _ in found)
+
+    def _part(self, name: str) -> _Part:
+        if name not in self.parts:
+            file = self.builder.open(f"{name}.{ENDINGS[self.recipe.compression]}")
+            zstd = self.recipe.compression == "zstd"
+            frame = zstandard.ZstdCompressor(write_checksum=True).compressobj() if zstd else None
+            self.parts[name] = _Part(file, frame)
+        return self.parts[name]
 
 
 def _line(record: Record, found: Record | Rejected, raw: bytes | None) -> bytes | Rejected:
-    """The bytes of a row that `record` has become: its own, `raw`, where it has any and is the same."""
+    """The bytes of a row: `raw`, its own, if it has any and `found` is the same object as `record`."""
     if isinstance(found, Rejected):
         return found
     if raw is not None and found is record:
         return _on_one_line(raw.removeprefix(BYTE_ORDER_MARK))
     try:
         line = _written(found)
-    except (TypeError, RecursionError) as error:  # kinds of values that only Parquet has, such as bytes; many levels
+    except (TypeError, RecursionError) as error:  # values that only Parquet has, such as bytes; deep nesting
         return Rejected("not_json", f"the row holds a value that cannot be written as JSON: {error}; leave it out")
     if raw is None and isinstance(line, bytes) and b"null" in line and not _finite(found):
         return Rejected("not_json", "the row holds NaN or an infinity, which JSON cannot say; leave it out")
@@ -179,7 +171,7 @@ def _line(record: Record, found: Record | Rejected, raw: bytes | None) -> bytes 
 
 
 def _written(record: Record) -> bytes | Rejected:
-    """A row that is changed, as compact JSON with numbers as its source spells them."""
+    """A changed row as compact JSON."""
     try:
         return orjson.dumps(record, option=orjson.OPT_PASSTHROUGH_SUBCLASS)
     except TypeError:
@@ -191,7 +183,7 @@ def _written(record: Record) -> bytes | Rejected:
 
 
 def _finite(record: Record) -> bool:
-    """Whether no number of a row is NaN or infinite, for which orjson writes null."""
+    """Whether all numbers are finite; orjson writes null for others."""
     try:
         json.dumps(record, allow_nan=False, default=str)
     except ValueError:
@@ -200,54 +192,33 @@ def _finite(record: Record) -> bool:
 
 
 def _on_one_line(raw: bytes) -> bytes:
-    """A row without line breaks, which can only be white space between its values; one that ends it may stay."""
+    """A row without line breaks, which can only be white space between values; a final carriage return stays."""
     if b"\n" not in raw and b"\r" not in raw:
         return raw
     line = raw.replace(b"\n", b" ").replace(b"\r", b" ")
     return line[:-1] + b"\r" if raw.endswith(b"\r") else line
 
 
-def _bad_row(batch: RecordBatch, place: int, why: Rejected) -> BadRow:
-    beginning = excerpt(batch.raw[place]) if batch.raw else excerpt_of(batch.records[place])
-    return BadRow(int(batch.rows[place]), why.reason, why.detail, beginning)
+def _bad_row(batch: RecordBatch, index: int, why: Rejected) -> BadRow:
+    beginning = excerpt(batch.raw[index]) if batch.raw else excerpt_of(batch.records[index])
+    return BadRow(int(batch.rows[index]), why.reason, why.detail, beginning)
 
 
-def _write(rows: _Rows, batch: RecordBatch, work: Work, writer: _ShardWriter) -> None:
-    """Write the rows that are not too long, each to its part."""
-    tokens = np.zeros(len(rows.lines), np.int64)
-    if work.lengths is not None and rows.lines:
-        tokens = work.lengths.of(rows.records)
-        kept = np.flatnonzero(tokens <= work.lengths.most)
-        writer.books.drop("oversize", len(tokens) - len(kept))
-        rows, tokens = rows.take(kept), tokens[kept]
-    writer.untouched += sum(
-        record is batch.records[place] for place, record in zip(rows.places, rows.records, strict=True)
-    )
-    for part, chosen in _by_part(rows, batch, writer.recipe):
-        written = rows.take(chosen)
-        forms = map(work.form, written.records) if work.form else ()
-        writer.write(part, written.lines, int(tokens[chosen].sum()), forms)
-
-
-def _by_part(rows: _Rows, batch: RecordBatch, recipe: RlRecipe) -> Iterator[tuple[str, np.ndarray]]:
-    """The parts of the shard, each with the numbers of its rows in `rows`; none that is empty."""
-    everyone = np.arange(len(rows.lines))
+def _by_part(indices: np.ndarray, batch: RecordBatch, recipe: RlRecipe) -> list[tuple[str, np.ndarray]]:
+    """The parts that are not empty, each with the positions of its rows in `indices`."""
     if recipe.valid_from is not None:
-        held_out = batch.rows[np.asarray(rows.places, np.int64)] >= recipe.valid_from
-        found = [("train", everyone[~held_out]), ("valid", everyone[held_out])]
+        numbers = batch.rows[indices] >= recipe.valid_from
     elif recipe.holdout_seed is not None:
-        digests = np.asarray([_digest(batch, place, recipe.holdout_seed) for place in rows.places], np.uint64)
-        parts = parts_of(digests, recipe.holdout_valid, recipe.holdout_test)
-        found = [(name, everyone[parts == number]) for number, name in enumerate(PARTS)]
+        digests = np.asarray([_digest(batch, index, recipe.holdout_seed) for index in indices.tolist()], np.uint64)
+        numbers = parts_of(digests, recipe.holdout_valid, recipe.holdout_test)
     else:
-        found = [(WHOLE, everyone)]
-    return ((name, chosen) for name, chosen in found if chosen.size)
+        return [(WHOLE, np.arange(len(indices)))] if indices.size else []
+    found = [(name, np.flatnonzero(numbers == number)) for number, name in enumerate(PARTS)]
+    return [(name, chosen) for name, chosen in found if chosen.size]
 
 
-def _digest(batch: RecordBatch, place: int, seed: int) -> int:
-    """A hash of a row as it was read, 64 bits, without what stands around it: whatever is done to rows or comes to
-    stand beside them, none changes sides.
-    """
+def _digest(batch: RecordBatch, index: int, seed: int) -> int:
+    """A hash of a row as it was read, 64 bits, so that no transform and no other row moves it to another split."""
     if not batch.raw:
-        return xxh3_64_intdigest(repr(batch.records[place]).encode(), seed)
-    return xxh3_64_intdigest(batch.raw[place].removeprefix(BYTE_ORDER_MARK).strip(), seed)
+        return xxh3_64_intdigest(repr(batch.records[index]).encode(), seed)
+    return xxh3_64_intdigest(batch.raw[index].removeprefix(BYTE_ORDER_MARK).strip(), seed)

@@ -1,4 +1,4 @@
-"""Splits of an RL preparation that are not held out by a hash: those of the sources, or the last rows of each."""
+"""Splits that are not held out by a hash: those of the sources, or the last rows of each data set."""
 
 import sys
 from collections.abc import Iterator, Sequence
@@ -17,12 +17,11 @@ SOURCE_SPLITS: dict[Split, tuple[str, ...]] = {
     "valid": ("validation", "valid", "val", "dev"),
     "test": ("test", "testing"),
 }
-"""What sources call the splits; the first that a source has is taken."""
+"""Names of splits in sources; the first that a source has is taken."""
 
 
 def by_source_splits(blend: Blend) -> Blend:
-    """The blend with every split that its data sets have; a file, and a data set that says which split it takes, are
-    training data.
+    """The blend with every split of its data sets; a file, and a data set with `split`, are training data.
 
     Raises InputError for a blend that lists splits already, and for a data set without training data.
     """
@@ -49,10 +48,9 @@ def _of_split(source: DataSource, split: Split) -> Iterator[DataSource]:
 
 
 def held_out_from(slices: Sequence[Slice], count: int) -> list[int | None]:
-    """For each slice of a data set the number of its row from which on rows are among the last `count`, or None.
+    """For each slice, the number of its first row among the last `count` rows of the data set, or None.
 
-    Slices are read from the last one backwards, only as many as hold `count` rows, blank and bad ones included. A data
-    set that has no more rows than that keeps all of them for training.
+    Blank and bad rows count. Only the last slices are read. A data set of at most `count` rows keeps all for training.
     """
     found: list[int | None] = [None] * len(slices)
     left = count

@@ -1,15 +1,13 @@
-"""Tables of questions that rows refer to by number instead of holding them: found at planning, loaded by workers.
+"""Tables of questions that rows refer to by number: found at planning, loaded by workers.
 
-A published blend may not repeat the questions of another data set, and names them by their row there (`placeholders`).
-Row numbers mean nothing without the very file that they were counted in, so tables are pinned to a commit, and their
-content is part of what a shard is named by. A table is Parquet in the shape that trainers share: the question is the
-content of the first message of `prompt`, the answer is `reward_model.ground_truth`. Only these columns are read, and
-the rows of several files count on from one to the next, in the order of their names.
+A published blend may refer to the rows of another data set instead of repeating them (`placeholders`). Row numbers need the
+very file they were counted in, so tables are pinned to a commit, and their content is part of a shard's identity. A table
+is Parquet: the question is the content of the first message of `prompt`, the answer is `reward_model.ground_truth`. The
+rows of several files are numbered continuously, in the order of their names.
 
-Tables repeat themselves: DAPO-Math-17k holds some 17,000 questions a hundred times over. Each batch is dictionary-encoded
-by Arrow, and its dictionary is entered into that of the table, so that a text is kept once and a row is two numbers:
-1.8 million rows load in 4 s and are 25 MB, where the questions of all rows would be 900 MB. The texts are kept as
-Python's own, so that a row is looked up in 0.4 µs; Arrow scalars would take five times as long.
+Tables repeat themselves: DAPO-Math-17k holds 17,000 questions a hundred times over. Arrow dictionary-encodes each batch, so
+that a text is kept once and a row is two numbers: 1.8 million rows load in 4 s and take 25 MB instead of 900 MB. Texts are
+kept as Python strings: a row is looked up in 0.4 µs, five times faster than with Arrow scalars.
 """
 
 from collections.abc import Mapping, Sequence
@@ -36,17 +34,17 @@ from tokenmill.tasks.storage import SourceIdentity
 from tokenmill.tasks.strict import Strict, parse
 
 Style = Literal["dapo", "skywork"]
-"""How a question of a table and the template of a row become a prompt (`placeholders`)."""
+"""How question and template become a prompt (`placeholders`)."""
 
 FIELDS = ("prompt", "reward_model.ground_truth")
 TEXTS = (pa.string(), pa.large_string())
 
 NOTHING = -1
-"""The number of a text that is null."""
+"""The number of a null text."""
 
 
 class TableSource(Strict, frozen=True):
-    """A table: where it is, and how its questions and the templates of rows go together."""
+    """A table of questions in a blend."""
 
     path: str = Field(min_length=1, description="Parquet file, folder, glob, s3://, gs:// or hf://org/name[@revision].")
     style: Style = Field(description="How a template is filled: dapo (prefix and suffix) or skywork ({question}).")
@@ -71,7 +69,7 @@ KEY_SETS: dict[str, dict[str, TableSource]] = {
     "nano3": {"nano_v3_sft_profiled_dapo17k": DAPO, "nano_v3_sft_profiled_skywork_no_omni": SKYWORK},
     "super3": {"super_v3_lcsft_step1000_dapo17k": DAPO, "super_v3_lcsft_step1000_skyworks": SKYWORK},
 }
-"""The tables of NVIDIA's published blends, by what the field `dataset` of a row says.
+"""The tables of NVIDIA's published blends, by the value of `dataset` in a row.
 
 https://huggingface.co/datasets/nvidia/Nemotron-3-Nano-RL-Training-Blend
 https://huggingface.co/datasets/nvidia/Nemotron-RL-Super-Training-Blends
@@ -79,10 +77,7 @@ https://huggingface.co/datasets/nvidia/Nemotron-RL-Super-Training-Blends
 
 
 def table_sources(argument: JsonValue) -> dict[str, TableSource]:
-    """The tables that `argument` asks for, by name: a key set, or an object of tables.
-
-    Raises InputError when it is neither.
-    """
+    """The tables by name: those of a key set, or of an object of tables. Raises InputError for anything else."""
     if isinstance(argument, str):
         if argument not in KEY_SETS:
             raise InputError(f"resolve_placeholders: {argument!r} is no set of tables; {nearest(argument, KEY_SETS)}")
@@ -99,39 +94,39 @@ def table_sources(argument: JsonValue) -> dict[str, TableSource]:
 
 @dataclass(frozen=True, slots=True)
 class TableFiles:
-    """The files of a table as they were when it was planned, one slice each, in the order in which rows count."""
+    """The files of a planned table, one slice each, in the order in which rows are numbered."""
 
     style: Style
     slices: tuple[Slice, ...]
 
     @property
     def contents(self) -> list[str]:
-        """What the table holds, by content; with `style`, all that can change what a row becomes."""
+        """The contents of the table; with `style`, all that can change a byte."""
         return [part.content for part in self.slices]
 
     def record(self) -> dict[str, Any]:
-        """The files as plain JSON."""
+        """Plain JSON for workers."""
         return {"style": self.style, "slices": [asdict(part) for part in self.slices]}
 
     @classmethod
     def from_record(cls, record: Mapping[str, Any]) -> "TableFiles":
-        """The files of a record that `record` made."""
+        """The files that `record` wrote."""
         return cls(record["style"], tuple(map(slice_of, record["slices"])))
 
 
 def find_table(source: TableSource, name: str, index: ContentIndex, identity: SourceIdentity) -> TableFiles:
-    """The files of the table called `name`, pinned: listings, footers, and a hash of local files that `index` lacks.
+    """The files of a table, identified by content.
 
-    Raises InputError when it is not there or no table of questions, and SourceCorrupt when a file has no footer.
+    Raises InputError for a table that is missing, empty, or not one of questions, SourceCorrupt for a file without footer.
     """
     pinned = index.identify(table_slices(source, name), FIELDS, identity)
     if not any(map(parquet_rows, pinned)):
-        raise InputError(f"table {name!r}: {source.path} holds no rows; mend the path")
+        raise InputError(f"table {name!r}: {source.path} holds no rows; fix the path")
     return TableFiles(source.style, tuple(pinned))
 
 
 def table_slices(source: TableSource, name: str) -> list[Slice]:
-    """The files of the table called `name`, whole, from listings and footers alone. Raises as `find_table` does."""
+    """The whole files of a table, from listings and footers alone. Raises as `find_table`."""
     place = DataSource(name="table", **source.model_dump(exclude={"style"}))
     try:
         return [part for file in discover(place) for part in _whole(file)]
@@ -146,7 +141,7 @@ def _whole(file: SourceFile) -> list[Slice]:
 
 
 def _require_questions(metadata: pq.FileMetaData, fields: Sequence[str], uri: str) -> None:
-    """Raises InputError unless the columns of a table of questions are there, and of types that can be one."""
+    """Raises InputError unless a file has the columns of a table of questions."""
     schema = metadata.schema.to_arrow_schema()
     known: dict[str, pa.DataType] = {each.name: each.type for each in schema}
     prompt, judged = known.get("prompt", pa.null()), known.get("reward_model", pa.null())
@@ -160,7 +155,7 @@ def _require_questions(metadata: pq.FileMetaData, fields: Sequence[str], uri: st
 
 
 def _inner(kind: pa.DataType, name: str) -> pa.DataType:
-    """The type of a field of a struct, null where there is none."""
+    """The type of a field of a struct, null if there is none."""
     number = kind.get_field_index(name) if pa.types.is_struct(kind) else -1
     return pa.null() if number < 0 else kind.field(number).type
 
@@ -180,7 +175,7 @@ def _is_answer(kind: pa.DataType) -> bool:
 
 @dataclass(frozen=True, slots=True)
 class Column:
-    """A column of text: each text once, and for every row its place in `texts` (int32), or NOTHING."""
+    """A column of text: distinct texts, and for every row its index in `texts` (int32), or NOTHING."""
 
     texts: list[str]
     numbers: np.ndarray
@@ -189,14 +184,14 @@ class Column:
         return len(self.numbers)
 
     def at(self, row: int) -> str | None:
-        """The text of a row, which must be one of `range(len(self))`; None where it is null."""
+        """The text of a row in `range(len(self))`, or None."""
         number = self.numbers.item(row)
         return None if number == NOTHING else self.texts[number]
 
 
 @dataclass(frozen=True, slots=True)
 class Table:
-    """A loaded table. Answers that are not text in the file are kept as the JSON that says the same."""
+    """A loaded table. Answers that are not text are kept as JSON."""
 
     style: Style
     questions: Column
@@ -206,16 +201,13 @@ class Table:
         return len(self.questions)
 
     def row(self, number: int) -> tuple[str | None, str | None] | None:
-        """Question and answer of a row, None for either where it is null; None when there is no such row."""
+        """Question and answer of a row, None for null; None if there is no such row."""
         return (self.questions.at(number), self.answers.at(number)) if 0 <= number < len(self) else None
 
 
 @lru_cache(maxsize=8)
 def load_table(files: TableFiles) -> Table:
-    """The table that `files` hold, read once in a process.
-
-    Raises RunError when a file is not the one that was planned, and SourceCorrupt when it is damaged.
-    """
+    """Load a table, once per process. Raises RunError if a file changed since the plan, SourceCorrupt if it is damaged."""
     questions, answers = _Encoder(), _Encoder()
     for part in files.slices:
         try:
@@ -223,13 +215,14 @@ def load_table(files: TableFiles) -> Table:
                 questions.add(_first_contents(batch.column("prompt")), part.file)
                 answers.add(_as_text(_field(batch.column("reward_model"), "ground_truth")), part.file)
         except FileNotFoundError as error:
-            gone = f"{part.file.uri}: was planned and is gone; put it back and run the same command again"
-            raise RunError(gone) from error
+            raise RunError(
+                f"{part.file.uri}: gone since the plan; put it back and run the same command again"
+            ) from error
     return Table(files.style, questions.column(), answers.column())
 
 
 def _first_contents(prompts: pa.ListArray) -> pa.Array:
-    """The content of the first message of each prompt; null where there is none."""
+    """The content of the first message of each prompt, or null."""
     filled = compute.call_function("greater", [prompts.value_lengths(), pa.scalar(0)])
     starts = prompts.offsets[:-1]
     first = compute.call_function("if_else", [filled, starts, pa.scalar(None, starts.type)])
@@ -248,14 +241,14 @@ def _as_text(answers: pa.Array) -> pa.Array:
 
 
 class _Encoder:
-    """A column in the making: texts are numbered as they first occur."""
+    """Builds a column; texts are numbered in the order of first occurrence."""
 
     def __init__(self) -> None:
         self._known: dict[str, int] = {}
         self._numbers: list[np.ndarray] = []
 
     def add(self, texts: pa.Array, file: SourceFile) -> None:
-        """Append the texts of a batch of `file`. Raises SourceCorrupt when one is not UTF-8."""
+        """Append the texts of a batch of `file`. Raises SourceCorrupt for text that is not UTF-8."""
         encoded = cast("pa.DictionaryArray", texts.cast(pa.large_binary()).dictionary_encode())
         try:
             distinct = encoded.dictionary.cast(pa.large_string()).to_pylist()  # a cast from binary looks at every byte
@@ -268,5 +261,5 @@ class _Encoder:
         self._numbers.append(table[encoded.indices.fill_null(-1).to_numpy()])
 
     def column(self) -> Column:
-        """All that was added."""
+        """The column of all batches."""
         return Column(list(self._known), np.concatenate([np.empty(0, np.int32), *self._numbers]))

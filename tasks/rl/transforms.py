@@ -1,46 +1,95 @@
-"""From the rows of a source to the rows of a trainer: small functions with names, chained in the order of the recipe.
+"""Transforms of rows: functions with names, applied in the order of the recipe.
 
-A transform takes fields, renames them or brings them into the one form that a reader knows; it judges no more than it
-needs to do so, because the checks of the target come after it (`tasks.rl.targets`). It is asked for by name or, with an
-argument, as an object with one key: `"passthrough"`, `{"select": ["messages"]}`, `{"sft": {"input": "question"}}`.
+A transform is written as its name or as an object with its argument: `"passthrough"`, `{"select": ["messages"]}`,
+`{"sft": {"input": "question"}}`. It takes, renames or reshapes fields; the target's check judges the result. The record
+that comes in is never changed, and a transform with nothing to do returns the same object, so that its row is written as
+the bytes that were read. 0.5 to 3 µs a row.
 
-The record that comes in is never changed. A transform that has nothing to do gives that very object back, and a row
-that passes all of them so is written as the bytes it was read as, whatever JSON would make of its numbers. The price of
-knowing is one comparison per field: 0.5 to 1.5 µs a row, all in all.
+Preferences come in three forms. Ranks, `{context, completions: [{rank, completion}, …]}`, hold messages, the lower rank
+preferred. Pairs, `{prompt, chosen, rejected}`, hold texts, and the prompt may be messages. Conversations,
+`{chosen, rejected}`, begin alike, and the prompt ends where they begin to differ; most public data sets have this form,
+trainers read the first two.
 """
 
 import json
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any, Final
+from dataclasses import dataclass
+from functools import partial
+from typing import Any, Final, cast
 
 from pydantic import JsonValue
-from tokenmill.tasks.chat.conversation import Rejected
+from tokenmill.tasks.blend.models import TransformSpec
 from tokenmill.tasks.chat.json_values import kind, listed
 from tokenmill.tasks.errors import InputError, nearest
+from tokenmill.tasks.sources.files import Rejected
 from tokenmill.tasks.sources.text_field import field_path
 
-from .preferences import to_completions, to_pairs
-from .record import Record, Transform
-from .targets import PARAMS
+from .placeholders import resolve_placeholders
+from .rows import PARAMS, Record, Transform, ranked
+from .tables import TableFiles, TableSource, load_table, table_sources
 
 Maker = Callable[[JsonValue], Transform]
-"""Makes a transform of its argument, None where it is asked for by name alone; InputError for a wrong argument."""
+"""Makes a transform of its argument, None if there is none; raises InputError for a wrong argument."""
 
 Paths = Mapping[str, Sequence[str]]
-"""What a field of the new record is called, and the keys that lead to its value in the old one."""
+"""The path in the old record for each field of the new one."""
+
+Messages = list[Any]
+"""Messages that are not checked yet."""
 
 RESOLVE = "resolve_placeholders"
-
 SHOWN_SPEC = 120
-"""How much of a spec an error repeats, in characters."""
+"""Characters of a spec that an error shows."""
 
 _MISSING: Final = object()
 
 
-def parse(specs: Sequence[JsonValue], resolver: Callable[[JsonValue], Transform]) -> list[Transform]:
-    """The transforms that `specs` ask for, in their order; `resolver` makes those that resolve placeholders.
+def tables_asked_for(specs: Sequence[TransformSpec]) -> dict[str, TableSource]:
+    """The tables that transforms refer to, by name. Raises InputError as `parse`."""
+    sources: dict[str, TableSource] = {}
 
-    Raises InputError, which shows the spec, for anything that is not a known name with an argument it takes.
+    def note(argument: JsonValue) -> Transform:
+        sources.update(table_sources(argument))
+        return _unchanged
+
+    parse(specs, note)
+    return sources
+
+
+@dataclass(frozen=True, slots=True)
+class TransformList:
+    """The transforms of a data set, as the blend has them, and their tables by name."""
+
+    specs: Sequence[TransformSpec]
+    tables: Mapping[str, TableFiles]
+
+    def functions(self) -> list[Transform]:
+        """The transforms; a table is loaded when a row first needs it."""
+        return parse(self.specs, self._resolver)
+
+    def _resolver(self, argument: JsonValue) -> Transform:
+        return resolve_placeholders({name: partial(load_table, self.tables[name]) for name in table_sources(argument)})
+
+    def record(self) -> dict[str, Any]:
+        """Plain JSON for workers, with the places of tables."""
+        return {"specs": list(self.specs), "tables": {name: files.record() for name, files in self.tables.items()}}
+
+    @classmethod
+    def from_record(cls, record: Mapping[str, Any]) -> "TransformList":
+        """The list that `record` wrote."""
+        tables = {name: TableFiles.from_record(files) for name, files in record["tables"].items()}
+        return cls(record["specs"], tables)
+
+    def identity(self) -> list[Any]:
+        """What can change a byte: the transforms, with tables by content."""
+        tables = {name: {"style": each.style, "contents": each.contents} for name, each in sorted(self.tables.items())}
+        return [{RESOLVE: tables} if isinstance(each, dict) and RESOLVE in each else each for each in self.specs]
+
+
+def parse(specs: Sequence[JsonValue], resolver: Callable[[JsonValue], Transform]) -> list[Transform]:
+    """The transforms of `specs`, in order; `resolver` makes those that resolve placeholders.
+
+    Raises InputError, which shows the spec, for an unknown name or a wrong argument.
     """
     makers = {**TRANSFORMS, RESOLVE: resolver}
     return [_parse_one(spec, number, makers) for number, spec in enumerate(specs, 1)]
@@ -74,25 +123,24 @@ def _maker(name: str, makers: Mapping[str, Maker]) -> Maker:
     return makers[name]
 
 
-def passthrough(argument: JsonValue) -> Transform:
-    """Rows as they are."""
+def _without_argument(transform: Transform, argument: JsonValue) -> Transform:
     if argument is not None:
         raise InputError(f"it takes no argument, and {kind(argument)} is given; write the name alone")
-    return _unchanged
+    return transform
 
 
 def sft(argument: JsonValue) -> Transform:
-    """Question and answer, and the system prompt where its field is named: `{input, output[, system]}`."""
-    return _taking_values(_paths(argument, {"input": "input", "output": "output", "system": None}))
+    """Question and answer, and the system prompt if its field is named: `{input, output[, system]}`."""
+    return _taking(_paths(argument, {"input": "input", "output": "output", "system": None}), _take_values)
 
 
 def sharegpt(argument: JsonValue) -> Transform:
     """ShareGPT's turns: `{conversations}`."""
-    return _taking_values(_paths(argument, {"conversations": "conversations"}))
+    return _taking(_paths(argument, {"conversations": "conversations"}), _take_values)
 
 
 def openai_chat(argument: JsonValue) -> Transform:
-    """The messages, and the tools of a row that has any: `{messages[, tools]}`."""
+    """The messages and the tools, if any: `{messages[, tools]}`."""
     paths = _paths(argument, {"messages": "messages"})
 
     def transform(record: Record) -> Record | Rejected:
@@ -100,13 +148,6 @@ def openai_chat(argument: JsonValue) -> Transform:
         return made if isinstance(made, Rejected) else _with_tools(record, made, record.get("tools"), "tools")
 
     return transform
-
-
-def nemotron_rl(argument: JsonValue) -> Transform:
-    """The prompt of a row for NeMo-Gym as a conversation: `{messages[, tools]}`."""
-    if argument is not None:
-        raise InputError(f"it takes no argument, and {kind(argument)} is given; write the name alone")
-    return _messages_of_params
 
 
 def select(argument: JsonValue) -> Transform:
@@ -122,11 +163,11 @@ def select(argument: JsonValue) -> Transform:
         )
     if len(paths) < len(argument):
         raise InputError("it names a field twice; list each once")
-    return _taking(paths)
+    return _taking(paths, _take)
 
 
 def rename(argument: JsonValue) -> Transform:
-    """These fields and no others, under new names: `{"new": "old"}`, where `old` may lead inward with dots."""
+    """These fields and no others, under new names: `{"new": "old"}`; dots in `old` lead into objects."""
     if not isinstance(argument, dict) or not argument:
         found = _empty_or_kind(argument)
         raise InputError(
@@ -134,11 +175,11 @@ def rename(argument: JsonValue) -> Transform:
         )
     if dotted := [name for name in argument if len(_path(name)) > 1]:
         raise InputError(f"the new name {dotted[0]!r} has a dot, which would lead inward; give it a name without")
-    return _taking({name: _path(_text(field)) for name, field in argument.items()})
+    return _taking({name: _path(_text(field)) for name, field in argument.items()}, _take)
 
 
 def preference(argument: JsonValue) -> Transform:
-    """A better and a worse answer, as `"completions"` with ranks (the default) or as `"pairs"` of texts."""
+    """A preferred and a rejected answer, as `"completions"` with ranks (the default) or as `"pairs"` of texts."""
     forms: dict[str, Transform] = {"completions": to_completions, "pairs": to_pairs}
     form = "completions" if argument is None else argument
     if not isinstance(form, str):
@@ -148,21 +189,40 @@ def preference(argument: JsonValue) -> Transform:
     return forms[form]
 
 
+def _messages_of_params(record: Record) -> Record | Rejected:
+    """The prompt of a row for NeMo-Gym as a conversation: `{messages[, tools]}`."""
+    params = record.get(PARAMS)
+    if params is None:
+        return Rejected("missing_field", f"there is no {PARAMS}; its fields are {listed(record)}; filter out such rows")
+    if not isinstance(params, dict):
+        return Rejected("bad_field", f"{PARAMS} is {kind(params)}; make it an object")
+    messages = params.get("input")
+    if messages is None:
+        return Rejected("missing_field", f"there is no {PARAMS}.input; its keys are {listed(params)}")
+    if not isinstance(messages, list):
+        return Rejected("bad_field", f"{PARAMS}.input is {kind(messages)}; make it an array of messages")
+    return _with_tools(record, {"messages": messages}, params.get("tools"), f"{PARAMS}.tools")
+
+
+def _unchanged(record: Record) -> Record:
+    return record
+
+
 TRANSFORMS: dict[str, Maker] = {
-    "passthrough": passthrough,
+    "passthrough": partial(_without_argument, _unchanged),
     "sft": sft,
     "openai_chat": openai_chat,
     "sharegpt": sharegpt,
-    "nemotron_rl": nemotron_rl,
+    "nemotron_rl": partial(_without_argument, _messages_of_params),
     "select": select,
     "rename": rename,
     "preference": preference,
 }
-"""Every transform that needs nothing beside the row. `parse` adds the one that resolves placeholders."""
+"""Every transform but the one that resolves placeholders, which `parse` adds."""
 
 
 def _paths(argument: JsonValue, defaults: Mapping[str, str | None]) -> Paths:
-    """The fields to take: those that `argument` names, else the defaults; a default of None is a field not taken."""
+    """The fields to take: those in `argument`, else the defaults; a field with default None is optional."""
     example = json.dumps({name: name.upper() for name in defaults})
     if argument is not None and not isinstance(argument, dict):
         raise InputError(f"its argument is {kind(argument)}; name fields: {example}")
@@ -190,28 +250,16 @@ def _empty_or_kind(argument: JsonValue) -> str:
     return "empty" if argument in ([], {}) else kind(argument)
 
 
-def _unchanged(record: Record) -> Record:
-    return record
-
-
-def _taking(paths: Paths) -> Transform:
+def _taking(paths: Paths, take: Callable[[Record, Paths], Record | Rejected]) -> Transform:
     def transform(record: Record) -> Record | Rejected:
-        made = _take(record, paths)
-        return made if isinstance(made, Rejected) else _unless_same(record, made)
-
-    return transform
-
-
-def _taking_values(paths: Paths) -> Transform:
-    def transform(record: Record) -> Record | Rejected:
-        made = _take_values(record, paths)
+        made = take(record, paths)
         return made if isinstance(made, Rejected) else _unless_same(record, made)
 
     return transform
 
 
 def _take(record: Record, paths: Paths) -> Record | Rejected:
-    """A new record of the values at `paths`, which may be null."""
+    """A new record of the values at `paths`; null is allowed."""
     made: Record = {}
     for name, path in paths.items():
         value = _at(record, path)
@@ -222,7 +270,7 @@ def _take(record: Record, paths: Paths) -> Record | Rejected:
 
 
 def _take_values(record: Record, paths: Paths) -> Record | Rejected:
-    """A new record of the values at `paths`, none of them null."""
+    """A new record of the values at `paths`; null is rejected."""
     made = _take(record, paths)
     if isinstance(made, Rejected):
         return made
@@ -233,7 +281,7 @@ def _take_values(record: Record, paths: Paths) -> Record | Rejected:
 
 
 def _at(record: Record, path: Sequence[str]) -> Any:  # noqa: ANN401 - a row holds anything
-    """What stands at `path`, or _MISSING."""
+    """The value at `path`, or _MISSING."""
     value: Any = record
     for key in path:
         if not isinstance(value, dict) or key not in value:
@@ -247,27 +295,122 @@ def _remedy(record: Record) -> str:
 
 
 def _unless_same(record: Record, made: Record) -> Record:
-    """`made`, or the record itself where it has the same fields in the same order with the same values."""
+    """`made`, or the record itself if it has the same fields with the same values in the same order."""
     same = list(made) == list(record) and all(made[name] is record[name] for name in made)
     return record if same else made
 
 
 def _with_tools(record: Record, made: Record, tools: object, field: str) -> Record | Rejected:
-    """`made` with its tools, if there are any: templates announce even an empty list."""
+    """`made` with its tools, if any: templates announce even an empty list."""
     if tools is not None and not isinstance(tools, list):
         return Rejected("bad_tools", f"{field} is {kind(tools)}; make it an array of tools")
     return _unless_same(record, {**made, "tools": tools} if tools else made)
 
 
-def _messages_of_params(record: Record) -> Record | Rejected:
-    params = record.get(PARAMS)
-    if params is None:
-        return Rejected("missing_field", f"there is no {PARAMS}; its fields are {listed(record)}; filter out such rows")
-    if not isinstance(params, dict):
-        return Rejected("bad_field", f"{PARAMS} is {kind(params)}; make it an object")
-    messages = params.get("input")
-    if messages is None:
-        return Rejected("missing_field", f"there is no {PARAMS}.input; its keys are {listed(params)}")
-    if not isinstance(messages, list):
-        return Rejected("bad_field", f"{PARAMS}.input is {kind(messages)}; make it an array of messages")
-    return _with_tools(record, {"messages": messages}, params.get("tools"), f"{PARAMS}.tools")
+def to_completions(record: Record) -> Record | Rejected:
+    """The record as `{context, completions}`, the chosen one with rank 0; the same object if it has that form."""
+    if record.get("context") is not None and record.get("completions") is not None:
+        return record
+    chosen, rejected = _answer(record, "chosen"), _answer(record, "rejected")
+    if isinstance(chosen, Rejected):
+        return chosen
+    if isinstance(rejected, Rejected):
+        return rejected
+    shared = _shared(chosen, rejected)
+    better, worse = chosen[shared:], rejected[shared:]
+    if question := _asks("chosen", better) or _asks("rejected", worse):
+        return question
+    context = _context(record, chosen[:shared])
+    if isinstance(context, Rejected):
+        return context
+    return {"context": context, "completions": [{"rank": 0, "completion": better}, {"rank": 1, "completion": worse}]}
+
+
+def to_pairs(record: Record) -> Record | Rejected:
+    """The record as `{prompt, chosen, rejected}`, with texts as answers; the same object if it has that form."""
+    if record.get("prompt") is not None and all(isinstance(record.get(name), str) for name in ("chosen", "rejected")):
+        return record
+    ranks = to_completions(record)
+    if isinstance(ranks, Rejected):
+        return ranks
+    if not isinstance(ranks["context"], list) or not ranks["context"]:
+        return Rejected(
+            "bad_field", f"context is {_empty_or_kind(ranks['context'])}; make it the messages of the prompt"
+        )
+    answers = ranked(ranks["completions"])
+    if isinstance(answers, Rejected):
+        return answers
+    texts = [_text_alone(answer.get("completion")) for answer in answers]
+    if None in texts:
+        why = "a completion is not a single assistant message with nothing but text, and pairs can say no more"
+        return Rejected("not_text", f"completions: {why}; keep the form with completions")
+    prompt = _plain_text(ranks["context"], "user")
+    return {"prompt": ranks["context"] if prompt is None else prompt, "chosen": texts[0], "rejected": texts[1]}
+
+
+def _answer(record: Record, field: str) -> Messages | Rejected:
+    """The messages of an answer, perhaps after those of the prompt."""
+    found = record.get(field)
+    if found is None:
+        names = listed(key for key in record if record[key] is not None)
+        return Rejected("missing_field", f"there is no {field}; name it with rename, the row has {names}")
+    if isinstance(found, str):
+        return [{"role": "assistant", "content": found}]
+    if not isinstance(found, list) or not found:
+        return Rejected("bad_field", f"{field} is {_empty_or_kind(found)}; make it text or an array of messages")
+    return found
+
+
+def _shared(chosen: Messages, rejected: Messages) -> int:
+    """The number of messages that both begin with; at least one of each is left."""
+    most = min(len(chosen), len(rejected)) - 1
+    return next((number for number in range(most) if chosen[number] != rejected[number]), most)
+
+
+def _context(record: Record, shared: Messages) -> Messages | Rejected:
+    """The messages before both answers, from the prompt and from the beginning of the answers."""
+    prompt = record.get("prompt")
+    if prompt is not None and not isinstance(prompt, str | list):
+        return Rejected("bad_field", f"prompt is {kind(prompt)}; make it text or an array of messages")
+    asked: Messages = [{"role": "user", "content": prompt}] if isinstance(prompt, str) else prompt or []
+    if not asked and not shared:
+        nothing = "there is no prompt, and chosen and rejected do not begin with the same messages"
+        return Rejected("missing_field", f"{nothing}; name the prompt with rename")
+    if _holds(shared, asked):
+        return shared
+    if _holds(asked[-len(shared) :], shared):
+        return asked
+    if _role(shared[0]) == "assistant":
+        return [*asked, *shared]
+    both = "prompt is not among the messages that chosen and rejected begin with, so what was asked is not known"
+    return Rejected("two_prompts", f"{both}; leave prompt out with select")
+
+
+def _asks(field: str, answer: Messages) -> Rejected | None:
+    """Reject an answer that begins with a question."""
+    if _role(answer[0]) not in ("user", "system", "developer"):
+        return None
+    why = f"{field} goes on with a message by {_role(answer[0])!r} where it stops being the same as the other one"
+    return Rejected("two_prompts", f"{why}, so they answer different prompts; filter out such rows")
+
+
+def _holds(messages: Messages, part: Messages) -> bool:
+    """Whether `messages` contain `part` as consecutive messages."""
+    return any(messages[start : start + len(part)] == part for start in range(len(messages) - len(part) + 1))
+
+
+def _text_alone(completion: object) -> str | None:
+    return _plain_text(completion, "assistant") if isinstance(completion, list) else None
+
+
+def _plain_text(messages: Messages, role: str) -> str | None:
+    """The text of the only message, if it is by `role` and has nothing but text."""
+    if len(messages) != 1 or _role(messages[0]) != role:
+        return None
+    said = {key for key, value in messages[0].items() if value is not None}
+    content = messages[0].get("content")
+    return content if said == {"role", "content"} and isinstance(content, str) else None
+
+
+def _role(message: object) -> object:
+    return cast("Record", message).get("role") if isinstance(message, dict) else None

@@ -18,12 +18,12 @@ import orjson
 from tokenmill.tasks.chat.check import text_encoder
 from tokenmill.tasks.errors import RunError
 from tokenmill.tasks.pack.formats import Format, format_of
-from tokenmill.tasks.shards.books import OnBadRow
 from tokenmill.tasks.shards.manifest import Finished
 from tokenmill.tasks.shards.plan import PlannedShard
 from tokenmill.tasks.shards.preparation import Needs, Preparation, Release, Step
 from tokenmill.tasks.shards.publication import FolderLayout
 from tokenmill.tasks.shards.receipt import Receipt
+from tokenmill.tasks.shards.settings import OnBadRow
 from tokenmill.tasks.shards.store import Store
 from tokenmill.tasks.shards.worker import worker_number
 from tokenmill.tasks.threads import cores

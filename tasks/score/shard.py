@@ -5,28 +5,25 @@ in the file is what was scored in one go. What cannot be scored is counted with 
 shard, with file and row, before anything of it is published.
 """
 
-import time
 from collections import Counter
 from collections.abc import Mapping, Sequence
-from contextlib import ExitStack
-from dataclasses import dataclass, field
-from socket import gethostname
-from typing import Any, BinaryIO, Protocol, cast
+from dataclasses import dataclass
+from typing import Any, Protocol
 
 import numpy as np
 import pyarrow as pa
-import pyarrow.parquet as pq
 from pyarrow import compute
 from tokenmill.tasks.chat.conversation import Rejected
-from tokenmill.tasks.shards.books import Books, OnBadRow
+from tokenmill.tasks.shards.build import ShardBuilder, building
 from tokenmill.tasks.shards.manifest import WHOLE
 from tokenmill.tasks.shards.plan import PlannedShard
-from tokenmill.tasks.shards.receipt import PartCount, Receipt
+from tokenmill.tasks.shards.receipt import Receipt
+from tokenmill.tasks.shards.settings import OnBadRow
 from tokenmill.tasks.shards.store import Store
-from tokenmill.tasks.sources.files import BadRow, Slice
+from tokenmill.tasks.sources.files import Slice
 from tokenmill.tasks.sources.filters import RowFilter
 from tokenmill.tasks.sources.locate import first_row
-from tokenmill.tasks.sources.records import RecordBatch, excerpt_of, read_records
+from tokenmill.tasks.sources.records import RecordBatch
 
 from .conversations import Conversations, text_at
 from .embed import Embedder, as_stored
@@ -178,78 +175,40 @@ class EmbedScoring:
 
 @dataclass(slots=True)
 class _Rows:
-    """Rows to be scored: what names each, what was read of it, and its number in the slice."""
+    """Rows to be scored: their names by field, what was read of each, and their numbers in the slice."""
 
-    names: dict[str, list[str | None]] = field(default_factory=lambda: {name: [] for name in NAMED})
-    read: list[object] = field(default_factory=list[object])
-    numbers: list[int] = field(default_factory=list[int])
+    names: dict[str, list[str | None]]
+    read: list[object]
+    numbers: list[int]
 
-
-@dataclass(slots=True)
-class _Written:
-    """The file, and what it holds."""
-
-    writer: pq.ParquetWriter | None = None
-    documents: int = 0
-    tokens: int = 0
-    truncated: int = 0
-    sums: Counter[str] = field(default_factory=Counter[str])
+    @classmethod
+    def of(cls, batch: RecordBatch, read: Mapping[int, object], recipe: NllRecipe | EmbedRecipe) -> "_Rows":
+        """The rows of a batch that were `read`, by index."""
+        named = [_names(batch.records[index], recipe) for index in read]
+        names = {name: [each[name] for each in named] for name in NAMED}
+        return cls(names, list(read.values()), batch.rows[list(read)].tolist())
 
 
 def score_shard(
     shard: PlannedShard, recipe: NllRecipe | EmbedRecipe, scoring: Scoring, store: Store, on_bad_row: OnBadRow
 ) -> Receipt:
-    """Build one shard in its folder of the store and publish its receipt.
+    """Build a shard of scores.
 
-    Raises NonFiniteError for a score that is no number, BadRowError when a row is bad and the policy is `fail`, RunError
-    when the source changed since the plan, OSError from the storage. Nothing is proven by then, and the next attempt
-    starts afresh.
+    Raises NonFiniteError for a score that is not a finite number, BadRowError for a bad row if the policy is `fail`,
+    RunError if the source changed since the plan, OSError from the storage.
     """
-    started, cpu = time.time(), time.process_time()
-    chosen, written = RowFilter(recipe.filters), _Written()
-    with ExitStack() as stack:
-        books = Books(shard.part, store.folder(shard.key), stack, on_bad_row)
-        for batch in read_records(shard.part, [*NAMED, *scoring.fields, *chosen.fields]):
-            rows = _taken(batch, chosen, recipe, scoring, books)
-            if rows.read:
-                _write(rows, scoring, written, books)
-    return store.issue(
-        shard.identity,
-        outputs=books.outputs,
-        rows_in=books.rows_in,
-        parts={WHOLE: PartCount(written.documents, written.tokens)} if written.documents else {},
-        drops=books.drops,
-        quarantined=books.quarantined,
-        truncated=written.truncated,
-        facts=dict(written.sums),
-        volatile={
-            "built_at": started, "seconds": time.time() - started, "cpu_seconds": time.process_time() - cpu,
-            "host": gethostname(), "source": shard.part.file.uri, "source_bytes": shard.part.size,
-        },
-    )  # fmt: skip
+    chosen, sums = RowFilter(recipe.filters), Counter[str]()
 
+    def read(batch: RecordBatch, index: int) -> object | Rejected:
+        record = batch.records[index]
+        return scoring.read(record) if _identifier(record) else _nameless(record)
 
-def _taken(
-    batch: RecordBatch, chosen: RowFilter, recipe: NllRecipe | EmbedRecipe, scoring: Scoring, books: Books
-) -> _Rows:
-    """The rows of a batch that are to be scored, keeping the books."""
-    books.rows_in += batch.consumed
-    books.drop("blank_line", batch.blank)
-    bad, rows = list(batch.bad), _Rows()
-    for number, record in zip(batch.rows.tolist(), batch.records, strict=True):
-        if not chosen.keeps(record):
-            books.drop("filtered")
-            continue
-        found = scoring.read(record) if _identifier(record) else _nameless(record)
-        if isinstance(found, Rejected):
-            bad.append(BadRow(number, found.reason, found.detail, excerpt_of(record)))
-            continue
-        rows.read.append(found)
-        rows.numbers.append(number)
-        for name, value in _names(record, recipe).items():
-            rows.names[name].append(value)
-    books.set_aside(sorted(bad, key=lambda row: row.row))
-    return rows
+    with building(shard, store, on_bad_row) as builder:
+        for batch, found in builder.records([*NAMED, *scoring.fields, *chosen.fields], chosen, read):
+            if found:
+                sums.update(_write(_Rows.of(batch, found, recipe), scoring, builder))
+        builder.facts.update(sums)
+    return builder.receipt
 
 
 def _identifier(record: Mapping[str, Any]) -> str | None:
@@ -274,22 +233,18 @@ def _names(record: Mapping[str, Any], recipe: NllRecipe | EmbedRecipe) -> dict[s
     }
 
 
-def _write(rows: _Rows, scoring: Scoring, written: _Written, books: Books) -> None:
-    """Score rows, and append those that have a score to the file."""
-    found = scoring.scored(rows.read, lambda number: _place(books.part, rows, number))
-    books.drop("no_completion", len(rows.read) - len(found.rows))
+def _write(rows: _Rows, scoring: Scoring, builder: ShardBuilder) -> dict[str, Any]:
+    """Score rows and append those with a score to the file; the sums of their columns."""
+    found = scoring.scored(rows.read, lambda number: _place(builder.shard.part, rows, number))
+    builder.drop("no_completion", len(rows.read) - len(found.rows))
     if not len(found.rows):
-        return
+        return {}
     names = {name: [values[row] for row in found.rows] for name, values in rows.names.items()}
     table = assembled(scoring.schema, names, found.table, scoring.same)
-    if written.writer is None:
-        file = cast("BinaryIO", books.open(FILE))
-        written.writer = books.stack.enter_context(pq.ParquetWriter(file, table.schema, compression="zstd"))
-    written.writer.write_table(table)
-    written.documents += table.num_rows
-    written.tokens += _total(table, scoring.tokens)
-    written.truncated += _total(table, "truncated")
-    written.sums.update({name: _total(table, name) for name in scoring.added})
+    builder.table(FILE, table.schema).write_table(table)
+    builder.keep(WHOLE, table.num_rows, _total(table, scoring.tokens))
+    builder.truncated += _total(table, "truncated")
+    return {name: _total(table, name) for name in scoring.added}
 
 
 def _total(table: pa.Table, name: str) -> Any:  # noqa: ANN401 - a number of the column's type

@@ -13,17 +13,17 @@ import orjson
 from tokenmill.tasks.blend.models import Blend
 from tokenmill.tasks.dedup.contamination import find_evaluations
 from tokenmill.tasks.dedup.preparation import without_duplicates
+from tokenmill.tasks.harmony.message import TEMPLATE_VERSION
 from tokenmill.tasks.harmony.planning import plan_harmony, require_choices
 from tokenmill.tasks.harmony.publication import Beside, DataLayout, published_split
 from tokenmill.tasks.harmony.settings import HarmonyRecipe
 from tokenmill.tasks.harmony.shard import normalize_shard
-from tokenmill.tasks.harmony.turns import TEMPLATE_VERSION
-from tokenmill.tasks.shards.books import OnBadRow
 from tokenmill.tasks.shards.manifest import MANIFEST, Finished
 from tokenmill.tasks.shards.plan import PlannedShard
 from tokenmill.tasks.shards.preparation import BuildShards, Planned, Preparation, Release, Step, proven_shards
 from tokenmill.tasks.shards.publication import collect
 from tokenmill.tasks.shards.receipt import Receipt
+from tokenmill.tasks.shards.settings import OnBadRow
 from tokenmill.tasks.shards.store import Store, read_bytes
 from tokenmill.tasks.storage import absolute, join
 from xxhash import xxh3_128_hexdigest

@@ -9,13 +9,10 @@ Every row either is a candidate or is dropped as one, with a reason: that is wha
 share rows; their books are the receipt's `facts`.
 """
 
-import time
 from collections import Counter
 from collections.abc import Mapping, Sequence
-from contextlib import ExitStack
 from dataclasses import dataclass, field
-from socket import gethostname
-from typing import Any, BinaryIO, cast
+from typing import Any
 
 import orjson
 import pyarrow as pa
@@ -23,9 +20,9 @@ import pyarrow.parquet as pq
 from tokenmill.tasks.errors import RunError
 from tokenmill.tasks.harmony.columns import SCHEMA as ROWS
 from tokenmill.tasks.harmony.shard import FILE
+from tokenmill.tasks.shards.build import ShardBuilder, building
 from tokenmill.tasks.shards.plan import PlannedShard
-from tokenmill.tasks.shards.publish import Output, Publication, publish, publish_bytes
-from tokenmill.tasks.shards.receipt import PartCount, Receipt
+from tokenmill.tasks.shards.receipt import Receipt
 from tokenmill.tasks.shards.store import Store
 
 from .candidates import SCHEMA as CANDIDATES
@@ -51,29 +48,18 @@ def select_shard(shard: PlannedShard, recipe: SelectionRecipe, store: Store, sco
 
     Raises RunError when any of these is not there, or damaged, OSError from the storage.
     """
-    started, cpu = time.time(), time.process_time()
     source = store.receipt(shard.identity["source"]["content"])
     if source is None:
         raise RunError(f"{shard.place}: the shard of rows is gone; run the same command again to build it")
     sides = read_scores(recipe.scores, shard.identity["source"].get("scores", ()), scores)
     file = pq.ParquetFile(pa.BufferReader(store.read(source, FILE)))
-    with ExitStack() as stack:
-        selected = _Selected(recipe, sides, store.folder(shard.key), stack)
+    with building(shard, store) as builder:
+        selected = _Selected(recipe, sides, builder)
         for number in range(file.num_row_groups):
             selected.take(file.read_row_group(number, use_threads=False))
-    outputs = [*selected.outputs, publish_bytes(store.path(shard.key, SURVEY), orjson.dumps(selected.survey.record()))]
-    return store.issue(
-        shard.identity,
-        outputs=outputs,
-        rows_in=source.documents,
-        parts={PART: PartCount(selected.candidates, 0)} if selected.candidates else {},
-        drops=selected.drops,
-        facts=selected.facts,
-        volatile={
-            "built_at": started, "seconds": time.time() - started, "cpu_seconds": time.process_time() - cpu,
-            "host": gethostname(), "source": shard.part.file.uri, "source_bytes": shard.part.size,
-        },
-    )  # fmt: skip
+        builder.open(SURVEY).write(orjson.dumps(selected.survey.record()))
+        builder.rows_in, builder.facts = source.documents, selected.facts
+    return builder.receipt
 
 
 def parsed(recipe: SelectionRecipe) -> Pools:
@@ -84,20 +70,14 @@ def parsed(recipe: SelectionRecipe) -> Pools:
 
 @dataclass(slots=True)
 class _Selected:
-    """The files that are being written, and their books."""
+    """Selects rows of a shard, and counts pools and candidates."""
 
     recipe: SelectionRecipe
     sides: Sequence[pa.Table]
-    folder: str
-    stack: ExitStack
-    candidates: int = 0
-    drops: Counter[str] = field(default_factory=Counter[str])
+    builder: ShardBuilder
     tally: Tally | None = None
     without_score: Counter[int] = field(default_factory=Counter[int])
     survey: Survey = field(default_factory=Survey)
-    _files: dict[str, tuple[Publication, pq.ParquetWriter]] = field(
-        default_factory=dict[str, tuple[Publication, pq.ParquetWriter]]
-    )
 
     def take(self, rows: pa.Table) -> None:
         """Put rows into their pools, and show them as candidates."""
@@ -107,14 +87,15 @@ class _Selected:
         if pools.pools:
             found = assign(rows, pools, ROWS.names)
             taken = found.unique() if self.recipe.unique else found
-            books = tally(rows, found, taken)
-            self.tally = books if self.tally is None else self.tally + books
+            counts = tally(rows, found, taken)
+            self.tally = counts if self.tally is None else self.tally + counts
             for number, mask in enumerate(taken.pools):
                 self._write(pool_part(number), rows.filter(pa.array(mask)))
         found = self._shown(rows)
         self._write(PART, found.rows)
-        self.candidates += found.rows.num_rows
-        self.drops.update(found.drops)
+        self.builder.drops.update(found.drops)
+        if found.rows.num_rows:
+            self.builder.keep(PART, found.rows.num_rows)
         required = rows.filter(pa.array(masks(rows, [self._require.on(rows.schema, ROWS.names)])[0]))
         surveyed = sampled(required["id"].to_pylist(), Sample(*self.recipe.survey))
         self.survey += survey(required["text"].filter(pa.array(surveyed)).to_pylist())
@@ -131,20 +112,11 @@ class _Selected:
     def _write(self, part: str, rows: pa.Table) -> None:
         if not rows.num_rows:
             return
-        if part not in self._files:
-            file = self.stack.enter_context(publish(f"{self.folder}/{part}.parquet"))
-            writer = pq.ParquetWriter(cast("BinaryIO", file), rows.schema, compression="zstd")
-            self._files[part] = (file, self.stack.enter_context(writer))
-        self._files[part][1].write_table(rows)
+        self.builder.table(f"{part}.parquet", rows.schema).write_table(rows)
 
     @property
     def facts(self) -> dict[str, Any]:
-        """The books of the pools, and how many rows have no score of each folder."""
+        """The counts of the pools, and how many rows have no score of each folder."""
         missing = [self.without_score[number] for number in range(len(self.sides))]
         pools = {"tally": self.tally.record()} if self.tally else {}
         return {**pools, "without_score": missing} if self.sides else pools
-
-    @property
-    def outputs(self) -> list[Output]:
-        """The files, once the stack has ended well."""
-        return [file.output for file, _ in self._files.values()]

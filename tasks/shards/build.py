@@ -1,27 +1,226 @@
-"""Building a batch of shards in one worker: skip what is proven, build the rest, tell the scheduler after each.
+"""Build shards: group them into batches, count their rows, write their files, and issue each receipt last.
 
-This is the body of the mapped Prefect task of every preparation. It is idempotent: whoever runs it again, after a
-retry, a lost worker or beside another run, only builds what has no valid receipt.
+`building` is the only way to make a shard, whatever its kind. It counts rows, drops and documents, applies the policy for
+bad rows, and publishes the files and then the receipt when its block ends without an error. `build_batch` is the body of
+the mapped Prefect task: it builds only shards without a valid receipt, so that it can be repeated at any time.
 """
 
-from collections.abc import Callable, Iterable, Mapping
-from dataclasses import asdict, dataclass
-from typing import Any
+import heapq
+import math
+import time
+from collections import Counter
+from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, ExitStack, contextmanager
+from dataclasses import asdict, dataclass, field
+from socket import gethostname
+from typing import Any, BinaryIO, Protocol, TypeVar, cast
 
+import orjson
+import pyarrow as pa
+import pyarrow.parquet as pq
+from tokenmill.tasks.errors import RunError
+from tokenmill.tasks.sources.files import BadRow, Rejected, Slice
+from tokenmill.tasks.sources.filters import RowFilter
+from tokenmill.tasks.sources.locate import first_row
+from tokenmill.tasks.sources.records import RecordBatch, excerpt_of, read_records
 from tokenmill.tasks.storage import is_local
 
 from .plan import PlannedShard, shard_from_record
-from .publish import sweep
-from .receipt import Receipt
+from .publish import Output, Publication, publish, sweep
+from .receipt import PartCount, Receipt
+from .settings import OnBadRow
 from .store import Store
+
+QUARANTINE = "quarantine.jsonl"
+
+TARGET_BYTES = 6_000_000_000
+"""Source bytes per batch: a minute of one core at 100 MB/s."""
+
+BATCHES_PER_WORKER = 4
+MOST_BATCHES = 1_000
+"""A Prefect task on Dask costs 75 to 98 ms, and a burst of 10,000 loses records in the server."""
 
 BuildShard = Callable[[PlannedShard, Store], Receipt]
 Announce = Callable[[dict[str, Any]], None]
+Found = TypeVar("Found")
+
+
+class BadRowError(RunError):
+    """A row cannot be used and `on_bad_row` is `fail`."""
+
+
+class RowBatch(Protocol):
+    """Consecutive rows of a slice, such as `TextBatch` or `RecordBatch`."""
+
+    @property
+    def consumed(self) -> int:
+        """All rows, bad and blank ones included."""
+        ...
+
+    @property
+    def bad(self) -> Sequence[BadRow]:
+        """Rows that could not be read."""
+        ...
+
+    @property
+    def blank(self) -> int:
+        """Number of blank lines."""
+        ...
+
+
+class OutputFile(Protocol):
+    """A file being written; `output` exists once it is published."""
+
+    @property
+    def output(self) -> Output:
+        """The published file."""
+        ...
+
+
+File = TypeVar("File", bound=OutputFile)
+
+
+@dataclass
+class ShardBuilder:
+    """Counts and files of one shard; made by `building`, which sets `receipt` when the shard is complete."""
+
+    shard: PlannedShard
+    store: Store
+    on_bad_row: OnBadRow
+    stack: ExitStack
+    rows_in: int = 0
+    quarantined: int = 0
+    truncated: int = 0
+    parts: dict[str, PartCount] = field(default_factory=dict[str, PartCount])
+    drops: Counter[str] = field(default_factory=Counter[str])
+    facts: dict[str, Any] = field(default_factory=dict[str, Any])
+    volatile: dict[str, Any] = field(default_factory=dict[str, Any])
+    outputs: list[Output] = field(default_factory=list[Output])
+    receipt: Receipt = field(init=False)
+    _open: dict[str, Publication] = field(default_factory=dict[str, Publication])
+    _tables: dict[str, pq.ParquetWriter] = field(default_factory=dict[str, pq.ParquetWriter])
+    _files: list[OutputFile] = field(default_factory=list[OutputFile])
+
+    @property
+    def folder(self) -> str:
+        """The shard's folder in the store."""
+        return self.store.folder(self.shard.key)
+
+    def enter(self, file: AbstractContextManager[File]) -> File:
+        """Open a file that is published with the shard."""
+        opened = self.stack.enter_context(file)
+        self._files.append(opened)
+        return opened
+
+    def open(self, name: str) -> Publication:
+        """The file of that name in the shard's folder; the first call creates it."""
+        if name not in self._open:
+            self._open[name] = self.enter(publish(f"{self.folder}/{name}"))
+        return self._open[name]
+
+    def table(self, name: str, schema: pa.Schema) -> pq.ParquetWriter:
+        """The Parquet file of that name, compressed with zstd; the first call creates it."""
+        if name not in self._tables:
+            writer = pq.ParquetWriter(cast("BinaryIO", self.open(name)), schema, compression="zstd")
+            self._tables[name] = self.stack.enter_context(writer)
+        return self._tables[name]
+
+    def keep(self, part: str, documents: int, tokens: int = 0) -> None:
+        """Count documents written to a part of the shard."""
+        before = self.parts.get(part, PartCount(0, 0))
+        self.parts[part] = PartCount(before.documents + documents, before.tokens + tokens)
+
+    def drop(self, reason: str, count: int = 1) -> None:
+        """Count rows left out that are not bad."""
+        if count:
+            self.drops[reason] += count
+
+    def count(self, batch: RowBatch, rejected: Sequence[BadRow] = ()) -> None:
+        """Count the rows of a batch and quarantine its bad rows and those `rejected` besides, in order.
+
+        Raises BadRowError for the first of them if the policy is `fail`.
+        """
+        self.rows_in += batch.consumed
+        self.drop("blank_line", batch.blank)
+        bad = sorted([*batch.bad, *rejected], key=lambda row: row.row)
+        if bad and self.on_bad_row == "fail":
+            raise bad_row_error(bad[0], self.shard.part)
+        for row in bad:
+            line = {"row": row.row, "reason": row.reason, "detail": row.detail, "excerpt": row.excerpt}
+            self.open(QUARANTINE).write(orjson.dumps(line, option=orjson.OPT_APPEND_NEWLINE))
+            self.drop(row.reason)
+        self.quarantined += len(bad)
+
+    def records(
+        self, fields: Sequence[str], chosen: RowFilter, read: Callable[[RecordBatch, int], Found | Rejected | BadRow]
+    ) -> Iterator[tuple[RecordBatch, dict[int, Found]]]:
+        """Each batch of the slice's records, counted, with the results of `read` by index in the batch.
+
+        `read` takes a batch and an index. Records that `chosen` leaves out are dropped as `filtered`, rejected ones are
+        quarantined. Raises BadRowError as `count`, and errors as `read_records`.
+        """
+        for batch in read_records(self.shard.part, fields):
+            kept: dict[int, Found] = {}
+            rejected: list[BadRow] = []
+            for index, record in enumerate(batch.records):
+                if not chosen.keeps(record):
+                    self.drop("filtered")
+                    continue
+                found = read(batch, index)
+                if isinstance(found, Rejected):
+                    found = BadRow(int(batch.rows[index]), found.reason, found.detail, excerpt_of(record))
+                if isinstance(found, BadRow):
+                    rejected.append(found)
+                else:
+                    kept[index] = found
+            self.count(batch, rejected)
+            yield batch, kept
+
+    def issue(self, started: float, cpu_seconds: float) -> None:
+        """Write the receipt of the published files; `started` is a Unix time."""
+        timing = {
+            "built_at": started, "seconds": time.time() - started, "cpu_seconds": cpu_seconds, "host": gethostname(),
+            "source": self.shard.part.file.uri, "source_bytes": self.shard.part.size,
+        }  # fmt: skip
+        self.receipt = self.store.issue(
+            self.shard.identity,
+            outputs=[*self.outputs, *(file.output for file in self._files)],
+            rows_in=self.rows_in,
+            parts=self.parts,
+            drops=self.drops,
+            quarantined=self.quarantined,
+            truncated=self.truncated,
+            facts=self.facts,
+            volatile={**timing, **self.volatile},
+        )
+
+
+@contextmanager
+def building(shard: PlannedShard, store: Store, on_bad_row: OnBadRow = "fail") -> Generator[ShardBuilder]:
+    """Build a shard: publish its files and its receipt, in this order, when the block ends without an error.
+
+    Raises InvalidReceiptError unless every row in is a document or a drop, OSError as `publish`. After an error nothing
+    proves the shard, and the next attempt starts afresh.
+    """
+    started, cpu = time.time(), time.process_time()
+    with ExitStack() as stack:
+        builder = ShardBuilder(shard, store, on_bad_row, stack)
+        yield builder
+    builder.issue(started, time.process_time() - cpu)
+
+
+def bad_row_error(row: BadRow, part: Slice) -> BadRowError:
+    """The error for a bad row, with its file and line."""
+    line = first_row(part) + row.row + 1
+    return BadRowError(
+        f"{part.file.uri}:{line}: {row.reason}: {row.detail}; fix the row, or set on_bad_row=quarantine to set such rows "
+        f"aside and count them. The row begins: {row.excerpt}"
+    )
 
 
 @dataclass(frozen=True, slots=True)
 class ShardDone:
-    """What a worker tells about one finished shard: enough for progress, no more than 300 bytes of JSON."""
+    """What a worker reports of a finished shard for progress, in at most 300 bytes of JSON."""
 
     key: str
     source: str
@@ -33,10 +232,30 @@ class ShardDone:
     reused: bool
 
 
+def batches(shards: Sequence[PlannedShard], workers: int) -> list[list[PlannedShard]]:
+    """Group shards into batches of about a minute of work, at least four per worker and at most 1,000 in all.
+
+    Source bytes are balanced by the longest-processing-time rule, at most 4/3 of the shortest makespan. The heaviest
+    batch is first; within a batch, shards are in plan order.
+    """
+    if not shards:
+        return []
+    wanted = max(math.ceil(sum(shard.part.size for shard in shards) / TARGET_BYTES), workers * BATCHES_PER_WORKER)
+    count = min(wanted, MOST_BATCHES, len(shards))
+    heap = [(0, number) for number in range(count)]
+    members: list[list[int]] = [[] for _ in range(count)]
+    for place in sorted(range(len(shards)), key=lambda place: -shards[place].part.size):
+        load, number = heapq.heappop(heap)
+        members[number].append(place)
+        heapq.heappush(heap, (load + shards[place].part.size, number))
+    order = sorted(heap, key=lambda entry: (-entry[0], entry[1]))
+    return [[shards[place] for place in sorted(members[number])] for _, number in order]
+
+
 def build_batch(
     records: Iterable[Mapping[str, Any]], store: Store, build: BuildShard, announce: Announce, *, rebuild: bool
 ) -> list[ShardDone]:
-    """Build the shards of a batch in order, announcing each, and return one small record for each."""
+    """Build the shards of a batch in order and announce each; with `rebuild`, also those with a valid receipt."""
     done: list[ShardDone] = []
     for shard in map(shard_from_record, records):
         receipt = None if rebuild else store.receipt(shard.key)

@@ -1,7 +1,7 @@
-"""Progress for people: shards, documents, bytes and tokens a second, time left, drops, and the slowest shard.
+"""Progress of a build: shards, documents, bytes and tokens per second, time left, drops, and the slowest shard.
 
-A terminal gets a live display on stderr; anything else gets nothing there (Prefect's log has the same figures). The
-tally is what both are made of. A server is told at most every UPDATE_SECONDS, and only what has changed.
+A terminal gets a live display on stderr; Prefect's log has the same figures. A server is updated at most every
+UPDATE_SECONDS, and only if the figure changed.
 """
 
 import time
@@ -20,7 +20,7 @@ UPDATE_SECONDS = 5.0
 
 @dataclass
 class Tally:
-    """Running totals of a build, fed by the records that workers announce."""
+    """Running totals of a build, from the records that workers announce."""
 
     shards: int
     source_bytes: int
@@ -35,7 +35,7 @@ class Tally:
     _lock: Lock = field(default_factory=Lock, repr=False)
 
     def add(self, record: Mapping[str, Any]) -> None:
-        """Count one finished shard; one that is announced again (a retried batch) counts once."""
+        """Count a finished shard; one that a retried batch announces again counts once."""
         with self._lock:
             if record["key"] in self._seen:
                 return
@@ -49,7 +49,7 @@ class Tally:
 
     @property
     def share(self) -> float:
-        """The share of the source bytes that is done, 0 to 1."""
+        """The share of the source bytes done, 0 to 1."""
         return min(1.0, self.done_bytes / self.source_bytes) if self.source_bytes else 1.0
 
     def sentence(self) -> str:
@@ -65,18 +65,18 @@ class Tally:
 
 
 class ProgressBar:
-    """A progress bar on a server. `send` sets its percentage, which is 0 at first; times are in seconds."""
+    """A progress bar on a server. `send` sets its percentage, initially 0; times are in seconds."""
 
     def __init__(self, send: Callable[[float], object], now: float) -> None:
         self._send, self._sent, self._percent = send, now, 0.0
 
     def show(self, share: float, now: float) -> None:
-        """Show a share, 0 to 1, unless the last request is younger than UPDATE_SECONDS."""
+        """Show a share, 0 to 1, unless the last request was less than UPDATE_SECONDS ago."""
         if now - self._sent >= UPDATE_SECONDS:
             self.end(share, now)
 
     def end(self, share: float, now: float) -> None:
-        """Show the last share, whenever it comes."""
+        """Show the final share at once."""
         percent = round(100 * share, 1)
         if percent != self._percent:
             self._send(percent)
@@ -84,7 +84,7 @@ class ProgressBar:
 
 
 class ProgressDisplay:
-    """A bar with the time left, and the tally below it, live on stderr; nothing when stderr is not a terminal."""
+    """A bar with the time left and the tally below it, live on stderr if that is a terminal."""
 
     def __init__(self, tally: Tally) -> None:
         console = Console(stderr=True)
@@ -103,14 +103,14 @@ class ProgressDisplay:
             self._live.stop()
 
     def refresh(self) -> None:
-        """Show the tally as it is now."""
+        """Show the current tally."""
         self._bar.update(self._task, completed=self._tally.share)
         if self._live:
             self._live.update(Group(self._bar, Text(self._tally.sentence())))
 
 
 def say(sentence: str) -> None:
-    """Print a sentence on stderr where that is a terminal."""
+    """Print a sentence on stderr if that is a terminal."""
     console = Console(stderr=True)
     if console.is_terminal:
         console.print(sentence, markup=False, highlight=False)

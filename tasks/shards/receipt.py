@@ -1,10 +1,9 @@
-"""The receipt: the one proof that a shard is done, written last.
+"""The receipt: the proof that a shard is complete, written last.
 
-It holds the shard's identity (whose hash is the key), every output with size and xxh3_128, and the books: rows in,
-documents out, drops by reason. `rows_in == documents + sum(drops)` is checked whenever a receipt is made or read, so
-a receipt that loses a row cannot exist. Numbers that only one kind of shard has stand under `facts`. Times, host names
-and the seal that guards the file against damage stand apart under `volatile`: everything else is the same bytes on
-every run.
+It holds the shard's identity (whose hash is the key), every output with size and xxh3_128, and row counts: rows in,
+documents out, drops by reason. `rows_in == documents + sum(drops)` is checked whenever a receipt is made or read, so a
+receipt that loses a row cannot exist. `facts` holds numbers of one kind of shard. Times, host names and the seal against
+damage are under `volatile`; everything else is the same on every run.
 """
 
 from dataclasses import asdict, dataclass, field
@@ -19,12 +18,12 @@ RECEIPT = "receipt.json"
 
 
 class InvalidReceiptError(ValueError):
-    """A receipt that proves nothing: unreadable, of another key, or with books that do not balance."""
+    """A receipt that is unreadable, has another key, or does not account for every row."""
 
 
 @dataclass(frozen=True, slots=True)
 class PartCount:
-    """What one part of a shard (`all`, or `train`, `valid`, `test`) holds."""
+    """Contents of one part of a shard: `all`, or `train`, `valid` and `test`."""
 
     documents: int
     tokens: int
@@ -32,8 +31,8 @@ class PartCount:
 
 @dataclass(frozen=True, slots=True)
 class Receipt:
-    """Proof of one shard. `outputs` are paths relative to the shard's folder; `quarantined` counts bad rows,
-    `truncated` documents that were cut; `facts` is plain JSON that the shard's own room understands.
+    """Proof of one shard. `outputs` have paths relative to the shard's folder; `quarantined` counts bad rows, `truncated`
+    documents that were cut; `facts` is plain JSON of the shard's kind.
     """
 
     key: str
@@ -48,7 +47,7 @@ class Receipt:
     volatile: dict[str, Any] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
-        """Raises InvalidReceiptError unless the key fits the identity and every row is accounted for."""
+        """Raises InvalidReceiptError unless the key matches the identity and every row is accounted for."""
         if self.key != shard_key(self.identity):
             raise InvalidReceiptError(f"shard {self.key}: the receipt belongs to another identity")
         accounted = self.documents + sum(self.drops.values())
@@ -69,7 +68,7 @@ class Receipt:
         return sum(part.tokens for part in self.parts.values())
 
     def dump(self) -> bytes:
-        """The receipt as sealed JSON; without `facts` where there are none."""
+        """The receipt as sealed JSON; `facts` is omitted if empty."""
         fields = asdict(self)
         if not self.facts:
             fields.pop("facts")
@@ -77,7 +76,7 @@ class Receipt:
 
     @classmethod
     def load(cls, data: bytes) -> Self:
-        """The receipt in `data`. Raises InvalidReceiptError for anything but a complete, undamaged, balanced one."""
+        """The receipt in `data`. Raises InvalidReceiptError unless it is complete and undamaged."""
         try:
             fields = unsealed(data)
             outputs = [Output(**output) for output in fields.pop("outputs")]

@@ -11,8 +11,7 @@ from pydantic import Field, model_validator
 from tokenmill.tasks.storage import SourceIdentity
 from tokenmill.tasks.strict import Place, Seed, Size, Strict
 
-from .books import OnBadRow
-
+OnBadRow = Literal["quarantine", "fail"]
 Scale = Literal["tiny", "small", "medium", "full"]
 
 SHARES: dict[Scale, float] = {"tiny": 0.01, "small": 0.1, "medium": 0.3, "full": 1.0}

@@ -26,8 +26,7 @@ from prefect_dask.task_runners import DaskTaskRunner, PrefectDaskFuture
 from tokenmill.tasks import artifact
 from tokenmill.tasks.errors import RunError
 
-from .batches import batches
-from .build import build_batch
+from .build import batches, build_batch
 from .cluster import asking_for, listen, require_reached, slots, started, task_runner
 from .plan import PlannedShard, shard_record
 from .preparation import BuildShards, Needs, Step

@@ -78,6 +78,14 @@ class BadRow:
 
 
 @dataclass(frozen=True, slots=True)
+class Rejected:
+    """Why a record cannot be used: a reason to count by, and what was found, where, and the remedy."""
+
+    reason: str
+    detail: str
+
+
+@dataclass(frozen=True, slots=True)
 class TextBatch:
     """Some consecutive rows of a slice, as Arrow text.
 

@@ -14,7 +14,6 @@ from functools import partial
 from typing import Any
 
 from tokenmill.tasks.blend.models import SPLITS, Blend, DataSource
-from tokenmill.tasks.shards.books import OnBadRow
 from tokenmill.tasks.shards.manifest import Finished
 from tokenmill.tasks.shards.plan import PlannedShard
 from tokenmill.tasks.shards.planning import holdout_of, places, plan_shards, require_no
@@ -29,6 +28,7 @@ from tokenmill.tasks.shards.publication import (
 )
 from tokenmill.tasks.shards.publish import place_files
 from tokenmill.tasks.shards.receipt import PartCount, Receipt
+from tokenmill.tasks.shards.settings import OnBadRow
 from tokenmill.tasks.shards.store import Store, read_bytes, size_of
 from tokenmill.tasks.sources.files import Slice
 from tokenmill.tasks.sources.parquet import require_text

@@ -10,7 +10,7 @@ import pytest
 from tokenmill.tasks.blend.load import load_blend
 from tokenmill.tasks.chat.conversation import Conversation
 from tokenmill.tasks.chat.parse import conversation
-from tokenmill.tasks.rl.chain import tables_asked_for
+from tokenmill.tasks.rl.transforms import tables_asked_for
 from tokenmill.tasks.sources.discovery import discover
 from tokenmill.tasks.sources.filters import row_filter
 from tokenmill.tasks.sources.hub import parse

@@ -18,7 +18,7 @@ from tokenmill.tasks.dedup.settings import DedupSettings
 from tokenmill.tasks.errors import InputError, RunError
 from tokenmill.tasks.report.plan import plan_record
 from tokenmill.tasks.report.summary import artifact_record, markdown, warnings
-from tokenmill.tasks.shards.books import BadRowError
+from tokenmill.tasks.shards.build import BadRowError
 from tokenmill.tasks.shards.verify import verify
 from tokenmill.tasks.strict import parse
 
@@ -359,7 +359,7 @@ def test_rows_that_were_decided_and_are_not_there_are_an_error(tmp_path, monkeyp
     (table,) = (rows_decided(decisions.uri, digest) for digest in decisions.digests)
     more = pa.Table.from_pylist([{"row": 99, "outcome": "exact_duplicate"}], schema=OUTCOMES)
     monkeypatch.setattr("tokenmill.tasks.dedup.apply.rows_decided", lambda *_: pa.concat_tables([table, more]))
-    with pytest.raises(RunError, match="3 rows were decided to go, 2 of them are there"):
+    with pytest.raises(RunError, match="3 rows were to be dropped, but 2 of them are there"):
         build(decided, decisions, decided.plan.pending)
 
 

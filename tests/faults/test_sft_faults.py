@@ -1,5 +1,5 @@
 """A whole SFT preparation that is interrupted anywhere, then repeated: the same bytes as if nothing had happened, and
-nothing left behind, least of all by spools.
+nothing left behind, least of all by buffers.
 
 A preparation of two files in two shards, with a quarantine, held-out conversations and a file of leading packs, makes
 some 160 file-system operations. Each of them is hit once, in the four ways of `test_preparation_faults`.
@@ -19,9 +19,9 @@ from pathlib import Path
 import fsspec
 import pytest
 from tokenmill.tasks.errors import RunError
+from tokenmill.tasks.pack.buffer import SequenceBuffer
 from tokenmill.tasks.pack.inspect import inspect_sft_shard
-from tokenmill.tasks.pack.spool import Spool
-from tokenmill.tasks.shards.books import BadRowError
+from tokenmill.tasks.shards.build import BadRowError
 from tokenmill.tasks.shards.publish import TEMPORARY
 from tokenmill.tasks.shards.verify import verify
 
@@ -181,7 +181,7 @@ def test_three_processes_that_prepare_the_same_at_once_agree(preparation, undist
     assert tree(preparation.out) == whole
 
 
-# Spools.
+# Buffers.
 
 
 def descriptors():
@@ -205,28 +205,28 @@ def strangers(store):
 
 
 @pytest.fixture
-def spooling(preparation, monkeypatch):
-    """What stands in the store, and is open, whenever sequences have just been spooled."""
-    seen, append = [], Spool.append
-    gc.collect()  # maps of spools live as long as the traceback of an earlier test's error
+def buffering(preparation, monkeypatch):
+    """What stands in the store, and is open, whenever sequences have just been buffered."""
+    seen, append = [], SequenceBuffer.append
+    gc.collect()  # maps of buffers live as long as the traceback of an earlier test's error
     earlier = descriptors()
 
-    def noting(spool, *arguments):
-        append(spool, *arguments)
+    def noting(buffer, *arguments):
+        append(buffer, *arguments)
         unnamed = [name for name in descriptors() if name.endswith(" (deleted)") and name not in earlier]
         seen.append((strangers(preparation.out / "shards"), [name for name in unnamed if str(preparation.out / "shards") in name]))  # fmt: skip
 
-    monkeypatch.setattr(Spool, "append", noting)
+    monkeypatch.setattr(SequenceBuffer, "append", noting)
     return seen
 
 
-def test_spools_lie_beside_the_shards_without_a_name_and_are_gone_afterwards(preparation, undisturbed, spooling):
+def test_buffers_lie_beside_the_shards_without_a_name_and_are_gone_afterwards(preparation, undisturbed, buffering):
     preparation.clear()
     before = descriptors()
     preparation.run()
     assert descriptors() == before
-    assert len(spooling) == 4, "two parts of two shards"
-    for names, unnamed in spooling:
+    assert len(buffering) == 4, "two parts of two shards"
+    for names, unnamed in buffering:
         assert names == []
         assert 2 <= len(unnamed) <= 4, "ids and loss of each part"
     assert strangers(preparation.out / "shards") == []
@@ -238,7 +238,7 @@ def failing(preparation, error, **changed):
         preparation.run(**changed)
 
 
-def test_a_shard_that_fails_closes_its_spools(preparation, undisturbed, spooling):
+def test_a_shard_that_fails_closes_its_buffers(preparation, undisturbed, buffering):
     _, operations = undisturbed
     preparation.clear()
     before = descriptors()
@@ -248,29 +248,29 @@ def test_a_shard_that_fails_closes_its_spools(preparation, undisturbed, spooling
         with fail_operation(number, OSError(errno.ENOSPC, "No space left on device")):
             failing(preparation, OSError)
     assert descriptors() == before
-    assert len(spooling) > 10
+    assert len(buffering) > 10
     assert strangers(preparation.out / "shards") == []
 
 
-def test_a_kill_while_sequences_are_spooled_leaves_no_spool(preparation, undisturbed, monkeypatch):
+def test_a_kill_while_sequences_are_buffered_leaves_no_buffer(preparation, undisturbed, monkeypatch):
     whole, _ = undisturbed
     preparation.clear()
-    append = Spool.append
+    append = SequenceBuffer.append
 
-    def killing(spool, *arguments):
-        append(spool, *arguments)
+    def killing(buffer, *arguments):
+        append(buffer, *arguments)
         os.kill(os.getpid(), signal.SIGKILL)
 
     with monkeypatch.context() as patched:
-        patched.setattr(Spool, "append", killing)
+        patched.setattr(SequenceBuffer, "append", killing)
         child = fork(preparation.run)
         assert os.WTERMSIG(os.waitpid(child, 0)[1]) == signal.SIGKILL
     assert strangers(preparation.out / "shards") == []
-    assert_mended(preparation, whole, "spool")
+    assert_mended(preparation, whole, "buffer")
 
 
-def test_a_disk_that_is_full_of_spools_proves_nothing(preparation, undisturbed):
-    """No file may grow beyond 4 kB, which of all that is written before only spools do."""
+def test_a_disk_that_is_full_of_buffers_proves_nothing(preparation, undisturbed):
+    """No file may grow beyond 4 kB, which of all that is written before only buffers do."""
     whole, _ = undisturbed
     preparation.clear()
 
@@ -279,22 +279,22 @@ def test_a_disk_that_is_full_of_spools_proves_nothing(preparation, undisturbed):
         resource.setrlimit(resource.RLIMIT_FSIZE, (4_096, 4_096))
         with pytest.raises(OSError, match="File too large") as raised:
             preparation.run(pack_size=4096, packing="concatenative")
-        assert "spool" in "".join(str(entry.path) for entry in raised.traceback)
+        assert "buffer" in "".join(str(entry.path) for entry in raised.traceback)
 
     assert os.waitstatus_to_exitcode(os.waitpid(fork(cramped), 0)[1]) == 0
     assert not list(preparation.out.rglob("receipt.json"))
     assert strangers(preparation.out / "shards") == []
-    assert_mended(preparation, whole, "spool")
+    assert_mended(preparation, whole, "buffer")
 
 
-def test_where_shards_are_objects_spools_lie_in_the_systems_own_place(preparation, tmp_path, monkeypatch):
-    seen, append = [], Spool.append
+def test_where_shards_are_objects_buffers_lie_in_the_systems_own_place(preparation, tmp_path, monkeypatch):
+    seen, append = [], SequenceBuffer.append
 
-    def noting(spool, *arguments):
-        append(spool, *arguments)
+    def noting(buffer, *arguments):
+        append(buffer, *arguments)
         seen.append(([name for name in descriptors() if f"{tmp_path}/" in name], list(tmp_path.iterdir())))
 
-    monkeypatch.setattr(Spool, "append", noting)
+    monkeypatch.setattr(SequenceBuffer, "append", noting)
     monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
     system = fsspec.filesystem("memory")
     system.store.clear()

@@ -12,9 +12,9 @@ from tokenmill.tasks.harmony.columns import SCHEMA, Place, row, table
 from tokenmill.tasks.harmony.compose import compose
 from tokenmill.tasks.harmony.converters import CONVERTERS
 from tokenmill.tasks.harmony.grammar import parse
-from tokenmill.tasks.harmony.quality import judge
+from tokenmill.tasks.harmony.message import Policy, Source
 from tokenmill.tasks.harmony.render import render
-from tokenmill.tasks.harmony.turns import Policy, Source
+from tokenmill.tasks.harmony.semantics import judge
 
 from tests.harmony import rows
 

@@ -10,13 +10,14 @@ from tokenmill.tasks.chat.conversation import Rejected
 from tokenmill.tasks.harmony.compose import compose
 from tokenmill.tasks.harmony.converters import CONVERTERS
 from tokenmill.tasks.harmony.grammar import parse
+from tokenmill.tasks.harmony.message import Composed, Policy, Source
 from tokenmill.tasks.harmony.render import cross_check, render
 from tokenmill.tasks.harmony.semantics import WARNINGS, faults
-from tokenmill.tasks.harmony.turns import Composed, Policy, Source
-from tokenmill.tasks.harmony.vocabulary import SPECIAL_STRINGS
 from tokenmill.tasks.sources.exact_json import loads
 from tokenmill.tasks.tokenize.load import find_vocabulary
 from tokenmill.tasks.tokenize.settings import TokenizerSource
+
+from tests.peers.harmony_tokens import SPECIAL_STRINGS
 
 ASK = {"role": "user", "content": "q"}
 ANSWER = {"role": "assistant", "content": "a"}

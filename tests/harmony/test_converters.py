@@ -12,10 +12,9 @@ from tokenmill.tasks.harmony.columns import SCHEMA
 from tokenmill.tasks.harmony.compose import compose
 from tokenmill.tasks.harmony.converters import CONVERTERS, PROOF_TASKS, converter_for
 from tokenmill.tasks.harmony.grammar import parse
-from tokenmill.tasks.harmony.quality import judge
+from tokenmill.tasks.harmony.message import Composed, Policy, Source
 from tokenmill.tasks.harmony.render import cross_check, render
-from tokenmill.tasks.harmony.semantics import WARNINGS, faults
-from tokenmill.tasks.harmony.turns import Composed, Policy, Source
+from tokenmill.tasks.harmony.semantics import WARNINGS, faults, judge
 
 from tests.harmony import rows
 

@@ -8,7 +8,8 @@ from hypothesis import strategies as st
 from tokenmill.tasks.harmony.grammar import CODES, TAG, Fault, ParsedMessage, parse
 from tokenmill.tasks.harmony.message import HarmonyMessage
 from tokenmill.tasks.harmony.render import cross_check, official, render
-from tokenmill.tasks.harmony.vocabulary import SPECIAL_STRINGS
+
+from tests.peers.harmony_tokens import SPECIAL_STRINGS
 
 HERE = "‸"
 """Marks the offset of the fault; it is taken out before the text is parsed."""

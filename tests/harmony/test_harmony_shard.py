@@ -14,10 +14,10 @@ from tokenmill.flows.cli import run
 from tokenmill.tasks.blend.load import load_blend
 from tokenmill.tasks.errors import InputError, RunError
 from tokenmill.tasks.harmony import shard
-from tokenmill.tasks.harmony.card import strictest
 from tokenmill.tasks.harmony.columns import SCHEMA
 from tokenmill.tasks.harmony.grammar import Fault
 from tokenmill.tasks.harmony.inspect import inspect_harmony_shard
+from tokenmill.tasks.harmony.inventory import strictest
 from tokenmill.tasks.harmony.vocabulary import encoding
 from tokenmill.tasks.report.verification import inspector_of
 from tokenmill.tasks.shards.verify import verify
@@ -280,7 +280,7 @@ def test_a_file_whose_texts_are_no_harmony_is_found(tmp_path):
     [
         ({"converter": "math_v3"}, {}, "no converter 'math_v3'; did you mean 'math_v2'?"),
         ({}, {"rules_off": ["S99"]}, "rules_off: 'S99' is no rule"),
-        ({}, {"holdout": {"valid": 0.1}}, "holdout means nothing here"),
+        ({}, {"holdout": {"valid": 0.1}}, "holdout does not apply"),
         ({"transforms": ["passthrough"]}, {}, "'transforms' has no effect on Harmony"),
     ],
 )

@@ -4,9 +4,9 @@ import numpy as np
 from tokenmill.tasks.harmony.compose import compose
 from tokenmill.tasks.harmony.converters import CONVERTERS
 from tokenmill.tasks.harmony.grammar import parse
+from tokenmill.tasks.harmony.message import Policy, Source
 from tokenmill.tasks.harmony.render import render
-from tokenmill.tasks.harmony.tokens import token_counts
-from tokenmill.tasks.harmony.turns import Policy, Source
+from tokenmill.tasks.harmony.shard import token_counts
 
 from tests.harmony import rows
 from tests.peers.harmony_tokens import encode

@@ -17,12 +17,11 @@ from tokenmill.tasks.harmony.vocabulary import (
     PLACE,
     RANKS,
     RANKS_SHA256,
-    SECOND_NAME,
-    SPECIAL_STRINGS,
     encoding,
     ensure_vocabulary,
 )
 
+from tests.peers.harmony_tokens import SPECIAL_STRINGS
 from tests.peers.vocabularies import o200k_ranks
 
 NOWHERE = "http://127.0.0.1:9"
@@ -124,7 +123,7 @@ def test_processes_that_unpack_it_at_once_all_get_it(tmp_path):
 def test_the_special_strings_are_those_of_the_library_and_of_tiktoken(tmp_path):
     theirs = o200k_ranks(tmp_path).special_tokens
     assert encoding().special_tokens_set | set(theirs) == SPECIAL_STRINGS
-    assert theirs.keys() - encoding().special_tokens_set == {SECOND_NAME}
+    assert theirs.keys() - encoding().special_tokens_set == {"<|endofprompt|>"}
 
 
 def test_the_ids_are_the_librarys():

@@ -5,8 +5,8 @@ import json
 from decimal import Decimal
 
 import pytest
+from tokenmill.tasks.harmony.columns import domain_of, effort_of, of_evaluation, of_record, of_tools
 from tokenmill.tasks.harmony.converters import CONVERTERS
-from tokenmill.tasks.harmony.metadata import domain_of, effort_of, of_evaluation, of_record, of_tools
 
 from tests.harmony import rows
 from tests.harmony.rows import block

@@ -2,7 +2,7 @@
 
 import pytest
 from tokenmill.tasks.harmony.grammar import Fault, parse
-from tokenmill.tasks.harmony.quality import Quality, judge
+from tokenmill.tasks.harmony.semantics import Quality, judge
 
 ASKED = "<|start|>user<|message|>q<|end|>"
 ANSWER = "<|start|>assistant<|channel|>final<|message|>4<|return|>"

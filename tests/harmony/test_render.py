@@ -13,9 +13,9 @@ from tokenmill.tasks.harmony.grammar import parse
 from tokenmill.tasks.harmony.message import ROLES, HarmonyMessage
 from tokenmill.tasks.harmony.render import cross_check, official, render
 from tokenmill.tasks.harmony.semantics import faults
-from tokenmill.tasks.harmony.vocabulary import SPECIAL_STRINGS, encoding
+from tokenmill.tasks.harmony.vocabulary import encoding
 
-from tests.peers.harmony_tokens import encode
+from tests.peers.harmony_tokens import SPECIAL_STRINGS, encode
 
 KEEP = RenderConversationConfig(auto_drop_analysis=False)
 

@@ -11,14 +11,13 @@ import pyarrow.parquet as pq
 import pytest
 from tokenmill.tasks.chat.loss import LossPolicy
 from tokenmill.tasks.errors import InputError, RunError
-from tokenmill.tasks.harmony import turns
-from tokenmill.tasks.harmony.check import require_official, require_tokens
+from tokenmill.tasks.harmony import message
 from tokenmill.tasks.harmony.compose import compose, compose_literally
 from tokenmill.tasks.harmony.converters import CONVERTERS, openai_messages
-from tokenmill.tasks.harmony.message import HarmonyMessage
+from tokenmill.tasks.harmony.message import HarmonyMessage, Policy, Source
 from tokenmill.tasks.harmony.render import render
 from tokenmill.tasks.harmony.sequences import HarmonyConversation, HarmonyRenderer, encode
-from tokenmill.tasks.harmony.turns import Policy, Source
+from tokenmill.tasks.harmony.training import require_official, require_tokens
 from tokenmill.tasks.harmony.vocabulary import IDS, encoding
 from tokenmill.tasks.report.plan import pending_reasons
 from tokenmill.tasks.report.verification import inspector_of
@@ -200,7 +199,7 @@ def chats(tmp_path_factory):
 
 
 def composed(record, **policy):
-    return compose_literally(openai_messages.convert(record, "train"), Policy(**policy)).messages
+    return compose_literally(openai_messages(record), Policy(**policy)).messages
 
 
 def test_chat_is_composed_and_every_turn_with_thoughts_is_a_sequence(chats):
@@ -247,7 +246,7 @@ def test_composition_is_chosen_by_variables_of_the_template(chats, tmp_path):
     assert text == render(composed(twice, **variables))
     for wrong, remedy in [
         ({"efort": "high"}, "did you mean 'effort'"), ({"effort": "huge"}, "known: low, medium, high"),
-        ({"special_strings": "escape"}, "'special_strings' means nothing"),
+        ({"special_strings": "escape"}, "'special_strings' is not an option"),
     ]:  # fmt: skip
         with pytest.raises(InputError, match=r"^template_variables") as refusal:
             plan(blend_of(chats / "chat.jsonl"), tmp_path / "out", template_variables=wrong)
@@ -365,7 +364,7 @@ def test_nothing_is_built_twice_and_a_choice_that_changes_bytes_is_named(chats, 
         assert pending_reasons(plan(blend, chats / "out", **settings)) == {reason: 1}
     monkeypatch.setattr("tokenmill.tasks.harmony.training.TEMPLATE_VERSION", "next")
     assert pending_reasons(plan(blend, chats / "out")) == {
-        f"recipe.template changed: 'harmony:{turns.TEMPLATE_VERSION}' -> 'harmony:next'": 1
+        f"recipe.template changed: 'harmony:{message.TEMPLATE_VERSION}' -> 'harmony:next'": 1
     }
 
 
@@ -404,7 +403,7 @@ def test_a_tokenizer_with_other_words_between_the_control_tokens_is_refused():
 
 
 def test_the_self_check_stops_a_plan_whose_masks_would_be_wrong(chats, tmp_path, monkeypatch):
-    monkeypatch.setattr("tokenmill.tasks.harmony.check.encoding", lambda: pytest.fail("was looked at"))
+    monkeypatch.setattr("tokenmill.tasks.harmony.training.encoding", lambda: pytest.fail("was looked at"))
     plan(blend_of(chats / "chat.jsonl"), chats / "out")  # what is known is not asked again
     with pytest.raises(pytest.fail.Exception):
         plan(blend_of(chats / "chat.jsonl"), tmp_path / "out")
@@ -412,7 +411,7 @@ def test_the_self_check_stops_a_plan_whose_masks_would_be_wrong(chats, tmp_path,
 
 def test_every_kind_of_conversation_is_taken(packed):
     assert packed[1]["template"]["refused"] == {}
-    assert packed[1]["template"]["digest"] == f"harmony:{turns.TEMPLATE_VERSION}"
+    assert packed[1]["template"]["digest"] == f"harmony:{message.TEMPLATE_VERSION}"
 
 
 def test_bodies_are_told_from_headers_by_harmony_alone(chats, tmp_path):

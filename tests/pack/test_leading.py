@@ -6,7 +6,7 @@ import random
 import pyarrow.parquet as pq
 import pytest
 from tokenmill.tasks.errors import RunError
-from tokenmill.tasks.pack.leading import leading_packs, write_leading
+from tokenmill.tasks.pack.parquet import leading_packs, write_leading
 
 from tests.pack.small_packs import METADATA, PADDING, facts_of, packs, parquet, tokens_of
 

@@ -23,3 +23,9 @@ def encode(messages):
     ids = np.asarray(encoding().encode(render(messages), allowed_special=TAGS, disallowed_special=()), np.int32)
     starts = np.flatnonzero(ids == IDS["<|start|>"])
     return Encoded(ids, np.append(starts, len(ids)), np.flatnonzero(ids == IDS["<|message|>"]) + 1)
+
+
+SPECIAL_STRINGS = frozenset({
+    *IDS, "<|endofprompt|>", *(f"<|reserved_{number}|>" for number in set(range(200000, 201089)) - set(IDS.values()))
+})  # fmt: skip
+"""The 1,092 spellings of special tokens; <|endofprompt|> is tiktoken's name of token 200018."""

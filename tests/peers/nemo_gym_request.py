@@ -6,7 +6,7 @@ these types, what departs is written here, as facts: which parameters it knows, 
 null, and parts of video. In one point this is stricter: NeMo-Gym takes an object that is no item it knows for an empty
 list of MCP tools, and the model never sees what it said. Here such a list has to name its type.
 
-    python -m tests.peers.nemo_gym_request > tasks/rl/nemo_gym_request.json
+    python -m tests.peers.nemo_gym_request > tasks/rl/targets/nemo_gym_request.json
 
 writes the schema by which rows are checked, without a class or a function of Python, so that `openai` is not needed.
 """

@@ -14,8 +14,8 @@ import orjson
 import pyarrow as pa
 import pytest
 from tokenmill.tasks.chat.conversation import Rejected
-from tokenmill.tasks.rl.requests import SCHEMAS
-from tokenmill.tasks.rl.targets import check_of
+from tokenmill.tasks.rl.targets import TARGETS
+from tokenmill.tasks.rl.targets.nemo_gym import SCHEMAS
 
 from tests.peers import nemo_gym_request
 from tests.peers import nemo_rl_readers as readers
@@ -116,7 +116,7 @@ def reads(target, row):
 
 @pytest.mark.parametrize("target", MISREAD)
 def test_what_is_kept_is_what_the_reader_reads(target):
-    check, found = check_of(target), Counter()
+    check, found = TARGETS[target].check, Counter()
     for row in hostile(target, SEED):
         rejected, read = check(row), reads(target, row)
         if rejected is None:
@@ -130,16 +130,17 @@ def test_what_is_kept_is_what_the_reader_reads(target):
 
 
 def test_the_schema_is_made_of_openais_types():
-    """`python -m tests.peers.nemo_gym_request > tasks/rl/nemo_gym_request.json` writes it."""
+    """`python -m tests.peers.nemo_gym_request > tasks/rl/targets/nemo_gym_request.json` writes it."""
     assert (
-        orjson.loads(resources.files("tokenmill.tasks.rl").joinpath(SCHEMAS).read_bytes()) == nemo_gym_request.schemas()
+        orjson.loads(resources.files("tokenmill.tasks.rl.targets").joinpath(SCHEMAS).read_bytes())
+        == nemo_gym_request.schemas()
     )
 
 
 @pytest.mark.parametrize("target", MISREAD)
 def test_what_is_said_of_a_row_names_a_place_and_a_remedy(target):
     for row in hostile(target, SEED + 1):
-        rejected = check_of(target)(row)
+        rejected = TARGETS[target].check(row)
         if isinstance(rejected, Rejected):
             assert ";" in rejected.detail, rejected
             assert "typed-dict" not in rejected.detail

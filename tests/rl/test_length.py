@@ -6,8 +6,8 @@ from pathlib import Path
 import pytest
 from tokenizers import Tokenizer
 from tokenmill.tasks.errors import InputError, RunError
-from tokenmill.tasks.rl.length import RowLengths
 from tokenmill.tasks.rl.preparation import RL, build_rl_shard
+from tokenmill.tasks.rl.shard import RowLengths
 from tokenmill.tasks.tokenize.settings import TokenizerSource
 
 from tests.peers.conversations import assistant, talk, user

@@ -19,7 +19,7 @@ import zstandard
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from tokenmill.tasks.errors import InputError, RunError
-from tokenmill.tasks.shards.books import BadRowError
+from tokenmill.tasks.shards.build import BadRowError
 from tokenmill.tasks.sources import json_lines
 
 from tests.building import publish_here

@@ -245,7 +245,7 @@ def test_a_file_that_is_gone_since_it_was_planned_is_refused(tmp_path):
     path = write_pairs(tmp_path / "a.parquet", PAIRS)
     files = found(path)
     path.unlink()
-    with pytest.raises(RunError, match=r"a\.parquet: was planned and is gone; put it back"):
+    with pytest.raises(RunError, match=r"a\.parquet: gone since the plan; put it back"):
         load_table(files)
 
 

@@ -2,14 +2,13 @@
 
 import copy
 import json
-from typing import get_args
 
 import pyarrow as pa
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from tokenmill.tasks.chat.conversation import Rejected
-from tokenmill.tasks.rl.targets import Target, check_of, texts_of
+from tokenmill.tasks.rl.targets import TARGETS
 
 from tests.peers import nemo_rl_readers as readers
 
@@ -277,16 +276,16 @@ OVERWRITTEN = [
 @pytest.mark.parametrize(("target", "row", "texts", "read"), GOOD)
 def test_a_good_row_passes_and_is_read_as_it_says(target, row, texts, read):
     before = copy.deepcopy(row)
-    assert check_of(target)(row) is None
-    assert texts_of(target)(row) == texts
+    assert TARGETS[target].check(row) is None
+    assert TARGETS[target].texts(row) == texts
     assert row == before
     assert READERS[target]([row]) == [read]
 
 
 @pytest.mark.parametrize(("row", "texts"), GYM_ROWS)
 def test_a_good_request_passes_and_keeps_its_line(row, texts):
-    assert check_of("nemo_gym")(row) is None
-    assert texts_of("nemo_gym")(row) == texts
+    assert TARGETS["nemo_gym"].check(row) is None
+    assert TARGETS["nemo_gym"].texts(row) == texts
     (read,) = readers.read_gym([row])
     assert read["responses_create_params"]["input"] == row["responses_create_params"]["input"]
     assert {key: read[key] for key in row.keys() - {"responses_create_params", "_rowidx"}} == {
@@ -297,7 +296,7 @@ def test_a_good_request_passes_and_keeps_its_line(row, texts):
 @pytest.mark.parametrize(("target", "row", "reason", "words", "read"), REFUSED)
 def test_a_bad_row_is_refused_with_field_and_remedy_and_would_harm(target, row, reason, words, read):
     before = copy.deepcopy(row)
-    rejected = check_of(target)(row)
+    rejected = TARGETS[target].check(row)
     assert isinstance(rejected, Rejected)
     assert rejected.reason == reason
     assert [word for word in words if word not in rejected.detail] == [], rejected.detail
@@ -311,7 +310,7 @@ def test_a_bad_row_is_refused_with_field_and_remedy_and_would_harm(target, row, 
 
 @pytest.mark.parametrize(("row", "words", "is_overwritten"), OVERWRITTEN)
 def test_a_field_that_the_trainer_writes_is_refused(row, words, is_overwritten):
-    rejected = check_of("nemo_gym")(row)
+    rejected = TARGETS["nemo_gym"].check(row)
     assert isinstance(rejected, Rejected)
     assert rejected.reason == "reserved_field"
     assert [word for word in words if word not in rejected.detail] == []
@@ -321,25 +320,25 @@ def test_a_field_that_the_trainer_writes_is_refused(row, words, is_overwritten):
 
 def test_an_unresolved_placeholder_is_refused_though_its_request_could_be_read():
     row = request({"role": "user", "content": ""}) | {"_hf_placeholder": {"row": 3, "question_template": "{question}"}}
-    assert check_of("nemo_gym")(row).reason == "unresolved_placeholder"
+    assert TARGETS["nemo_gym"].check(row).reason == "unresolved_placeholder"
     assert readers.read_gym([row])[0]["responses_create_params"]["input"][0]["content"] == ""
 
 
 def test_any_row_passes_where_nobody_reads():
     for row in [{}, {"task_name": 1}, {"messages": None}]:
-        assert check_of("none")(row) is None
-        assert texts_of("none")(row) == []
+        assert TARGETS["none"].check(row) is None
+        assert TARGETS["none"].texts(row) == []
 
 
 def test_every_target_has_a_check_and_texts():
-    for target in get_args(Target):
-        assert callable(check_of(target))
-        assert callable(texts_of(target))
+    for target in TARGETS:
+        assert callable(TARGETS[target].check)
+        assert callable(TARGETS[target].texts)
 
 
 def test_texts_are_json_where_they_are_no_text():
     row = {"messages": [{**Q, "name": 5}, {**A, "reasoning_content": {"é": 1}}]}
-    assert texts_of("nemo_rl_chat")(row) == ["2 + 2?", "5", '{"é": 1}', "4"]
+    assert TARGETS["nemo_rl_chat"].texts(row) == ["2 + 2?", "5", '{"é": 1}', "4"]
 
 
 ROWS_OF = {target: [row for of, row, *_ in GOOD if of == target] for target in READERS}
@@ -399,10 +398,10 @@ def test_whatever_passes_is_read(target):
     @given(nearly_good(target))
     @settings(max_examples=150)
     def passes_and_is_read(row):
-        if check_of(target)(row) is None and can_be_told(target, row):
+        if TARGETS[target].check(row) is None and can_be_told(target, row):
             passed.append(row)
             assert len(READERS[target]([row])) == 1
-            assert all(isinstance(text, str) for text in texts_of(target)(row))
+            assert all(isinstance(text, str) for text in TARGETS[target].texts(row))
 
     passes_and_is_read()
     assert len(passed) > 20
@@ -426,6 +425,6 @@ ANYTHING = st.recursive(
 @settings(max_examples=300)
 def test_nothing_in_data_raises(row):
     before = copy.deepcopy(row)
-    for target in get_args(Target):
-        assert isinstance(check_of(target)(row), Rejected | None)
+    for target in TARGETS:
+        assert isinstance(TARGETS[target].check(row), Rejected | None)
     assert row == before

@@ -10,7 +10,7 @@ import pyarrow.parquet as pq
 import pytest
 from tokenmill.tasks.blend.load import load_blend
 from tokenmill.tasks.errors import RunError
-from tokenmill.tasks.shards.books import BadRowError
+from tokenmill.tasks.shards.build import BadRowError
 from tokenmill.tasks.sources import json_lines
 from tokenmill.tasks.strict import parse
 from tokenmill.tasks.tokenize.encoders import GigatokenEncoder

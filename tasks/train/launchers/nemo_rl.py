@@ -14,7 +14,7 @@ from typing import Any, cast
 import orjson
 import yaml
 from tokenmill.tasks.errors import InputError
-from tokenmill.tasks.rl.targets import Target
+from tokenmill.tasks.rl.targets import TargetName
 from tokenmill.tasks.shards.manifest import read_manifest
 from tokenmill.tasks.storage import absolute, filesystem, join
 from tokenmill.tasks.train.initial_weights import model_name, start_place
@@ -76,7 +76,7 @@ GYM = {
 SFT, SFT_EXAMPLE = "examples/run_sft.py", "examples/configs/sft.yaml"
 GRPO, GRPO_EXAMPLE = "examples/run_grpo.py", "examples/configs/grpo_math_1B.yaml"
 
-RECIPES: Mapping[Target, _Recipe] = {
+RECIPES: Mapping[TargetName, _Recipe] = {
     "nemo_rl_sft": _Recipe(SFT, SFT_EXAMPLE, "sft", {"dataset_name": "ResponseDataset", "processor": "sft_processor"}),
     "nemo_rl_chat": _Recipe(
         SFT,
@@ -123,7 +123,7 @@ def nemo_rl_launch(manifest: Mapping[str, Any], output_dir: str, model: str) -> 
     Places are absolute, because NeMo-RL runs in its own folder. The first row of preferences is read for their form. Raises
     InputError for rows that NeMo-RL cannot read, and for an output folder outside a file system.
     """
-    target: Target = manifest["settings"]["target"]
+    target: TargetName = manifest["settings"]["target"]
     _require_readable(manifest, target)
     recipe = RECIPES[target]
     place = join(local_folder(output_dir, "nemo-rl"), CONFIG)
@@ -136,7 +136,7 @@ def nemo_rl_launch(manifest: Mapping[str, Any], output_dir: str, model: str) -> 
     return Launch(files, ["bash", join(output_dir, SCRIPT)], False)
 
 
-def _require_readable(manifest: Mapping[str, Any], target: Target) -> None:
+def _require_readable(manifest: Mapping[str, Any], target: TargetName) -> None:
     if target not in RECIPES:
         raise InputError(
             f"launcher=nemo-rl: NeMo-RL has no reader for rows prepared with target={target}; prepare with "

@@ -1,7 +1,7 @@
-"""The spool: sequences that wait on disk until all lengths of a shard are known and packs can be chosen.
+"""Sequences on disk until all lengths of a shard are known and packs can be chosen.
 
-Tokens and masks (5 bytes a token) go into two unnamed temporary files, so memory holds only what packing needs, some
-50 bytes a sequence, and nothing is left behind however the process ends: an unnamed file goes with it.
+Tokens and masks (5 bytes a token) go to two unnamed temporary files, which disappear with the process however it ends.
+Memory holds only what packing needs, about 50 bytes a sequence.
 """
 
 import mmap
@@ -21,12 +21,22 @@ if TYPE_CHECKING:
 
 
 @dataclass(frozen=True, slots=True)
-class Spooled:
+class RoleRuns:
+    """Role runs of some sequences: `counts` per sequence, `starts` within the sequence (int32), `roles` (int8)."""
+
+    counts: np.ndarray
+    starts: np.ndarray
+    roles: np.ndarray
+
+
+@dataclass(frozen=True, slots=True)
+class BufferedSequences:
     """Finished sequences of one part of a shard; sequence i is `[offsets[i], offsets[i + 1])`.
 
-    `ids` int32 and `loss` int8 [tokens] lie on disk; `loss` is shifted: 1 where the next token is trained on. `offsets`
-    int64 [sequences + 1]; `documents` int64 [sequences], the row of the slice; `content` uint64 [sequences], a hash of ids
-    and loss. Role runs of sequence i are `[runs[i], runs[i + 1])` of `role_starts` (int32, within the sequence) and `roles` (int8).
+    `ids` int32 and `loss` int8 [tokens] are on disk; `loss` is shifted: 1 if the next token is trained on. `offsets` int64
+    [sequences + 1]; `documents` int64 [sequences], the row of the slice; `content` uint64 [sequences], a hash of ids and
+    loss. Role runs of sequence i are `[runs[i], runs[i + 1])` of `role_starts` (int32, within the sequence) and `roles`
+    (int8).
     """
 
     ids: np.ndarray
@@ -45,71 +55,57 @@ class Spooled:
 
 
 @dataclass
-class Spool:
-    """Sequences on their way; `folder` is where the temporary files lie, None for the system's own place."""
+class SequenceBuffer:
+    """Collects sequences; the temporary files lie in `folder`, or in the system's own place if it is None."""
 
     folder: str | None
     _files: list[IO[bytes]] = field(init=False)
     _lengths: list[np.ndarray] = field(default_factory=list[np.ndarray])
     _documents: list[np.ndarray] = field(default_factory=list[np.ndarray])
     _content: list[np.ndarray] = field(default_factory=list[np.ndarray])
-    _run_counts: list[np.ndarray] = field(default_factory=list[np.ndarray])
-    _role_starts: list[np.ndarray] = field(default_factory=list[np.ndarray])
-    _roles: list[np.ndarray] = field(default_factory=list[np.ndarray])
+    _runs: list[RoleRuns] = field(default_factory=list[RoleRuns])
 
     def __post_init__(self) -> None:
         """Open the two files."""
         self._files = [TemporaryFile(dir=self.folder) for _ in range(2)]  # noqa: SIM115 - closed by `close`
 
     def append(
-        self, ids: np.ndarray, loss: np.ndarray, lengths: np.ndarray, documents: np.ndarray, runs: "Runs"
+        self, ids: np.ndarray, loss: np.ndarray, lengths: np.ndarray, documents: np.ndarray, runs: RoleRuns
     ) -> None:
-        """Add sequences that lie back to back in `ids` and `loss`; the arrays are those of `Spooled`."""
+        """Add sequences that lie back to back in `ids` and `loss`; arrays as in `BufferedSequences`."""
         for file, array in zip(self._files, (ids, loss), strict=True):
             file.write(np.ascontiguousarray(array).data)
         self._lengths.append(lengths)
         self._documents.append(documents)
         self._content.append(_hashes(ids, loss, lengths))
-        self._run_counts.append(runs.counts)
-        self._role_starts.append(runs.starts)
-        self._roles.append(runs.roles)
+        self._runs.append(runs)
 
     @contextmanager
-    def spooled(self) -> Generator[Spooled]:
-        """All sequences, mapped into memory as they are read; the files are gone afterwards."""
+    def sequences(self) -> Generator[BufferedSequences]:
+        """All sequences, memory-mapped; the files are deleted afterwards."""
         try:
-            offsets, runs = _offsets(self._lengths), _offsets(self._run_counts)
             ids, loss = (_mapped(file, dtype) for file, dtype in zip(self._files, (np.int32, np.int8), strict=True))
-            yield Spooled(
+            yield BufferedSequences(
                 ids=ids,
                 loss=loss,
-                offsets=offsets,
+                offsets=_offsets(self._lengths),
                 documents=_whole(self._documents, np.int64),
                 content=_whole(self._content, np.uint64),
-                runs=runs,
-                role_starts=_whole(self._role_starts, np.int32),
-                roles=_whole(self._roles, np.int8),
+                runs=_offsets([each.counts for each in self._runs]),
+                role_starts=_whole([each.starts for each in self._runs], np.int32),
+                roles=_whole([each.roles for each in self._runs], np.int8),
             )
         finally:
             self.close()
 
     def close(self) -> None:
-        """Let go of the files."""
+        """Delete the files."""
         for file in self._files:
             file.close()
 
 
-@dataclass(frozen=True, slots=True)
-class Runs:
-    """Role runs of some sequences: how many each has, where each begins within its sequence, and whose it is."""
-
-    counts: np.ndarray
-    starts: np.ndarray
-    roles: np.ndarray
-
-
-def spool_folder(store: str) -> str | None:
-    """Where to spool: beside the shards, where there is room for them; on an object store, the system's own place."""
+def buffer_folder(store: str) -> str | None:
+    """Where buffers lie: beside the shards; for an object store, in the system's own place."""
     return store if is_local(store) and Path(store).is_dir() else None
 
 
@@ -124,7 +120,7 @@ def _hashes(ids: np.ndarray, loss: np.ndarray, lengths: np.ndarray) -> np.ndarra
 def _mapped(file: IO[bytes], dtype: type[np.generic]) -> np.ndarray:
     file.flush()
     if not file.tell():
-        return np.empty(0, dtype)  # nothing cannot be mapped
+        return np.empty(0, dtype)  # an empty file cannot be mapped
     return np.frombuffer(mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ), dtype)
 
 

@@ -1,0 +1,222 @@
+"""Converters: one function for each source of chat data, from a record to a conversation.
+
+The hub's data sets of NVIDIA that are known by name:
+
+    Nemotron-Math-v2                        competition problems, with and without Python; the effort is the split's
+    Nemotron-Math-Proofs-v1                 problems, their statements in Lean 4, and proofs of two in three rows
+    Nemotron-Science-v1                     questions, multiple choice or open, with reasoned answers
+    Nemotron-Agentic-v1                     conversations with up to 372 tools, most with several turns
+    Nemotron-Instruction-Following-Chat-v1  chats of many turns; `reasoning` off means low effort and no reasoning
+
+Everything else is OpenAI's messages, ShareGPT's turns, or a question with its answer. A new source is a function and a line
+in `CONVERTERS`.
+"""
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
+from typing import Any, Literal, cast
+
+from tokenmill.tasks.chat.conversation import Message, Range, RejectionError
+from tokenmill.tasks.chat.json_values import json_text, kind, parsed
+from tokenmill.tasks.chat.parse import conversation
+from tokenmill.tasks.sources.files import Rejected
+
+from .columns import effort_of, of_evaluation, of_record, of_tools
+from .compose import PYTHON_TOOLS, function_of
+from .grammar import Fault, parse
+from .message import Call, Composed, Effort, Source, Turn
+from .preamble import declared
+
+Record = Mapping[str, Any]
+Converter = Callable[[Record, str], Source | Composed | Rejected]
+"""From a record and the name of its split to a conversation, or one that is in Harmony already."""
+
+ProofTask = Literal["proof", "formalize", "both"]
+
+OFF = "off"
+"""Value of `reasoning` for a record without reasoning."""
+
+EFFORTS: dict[object, Effort] = {"low": "low", "medium": "medium", "high": "high"}
+
+SOLVE = "Solve the problem and put the final answer within \\boxed{}. Do not guess."
+FORMALIZE = "State the problem as a theorem in Lean 4. Answer with Lean code alone."
+
+Arrays = dict[tuple[int, int], list[Any]]
+"""Arguments that are arrays, by the numbers of the message and of its call."""
+
+
+def chat(record: Record, field: str | None = "messages", effort: Effort | None = None) -> Source | Rejected:
+    """The conversation in a record, with the columns that any source may have.
+
+    `field` is the field of the messages; None takes the first of those that chat data usually has. A record that says it
+    has no reasoning gets low effort. Messages are read as for a chat template, but arguments of calls may be arrays.
+    """
+    messages, arrays = _without_arrays(record.get(field or "messages"))
+    given = {**record, field or "messages": messages} if arrays else record
+    found = conversation(given, field, "tools")
+    if isinstance(found, Rejected):
+        return found
+    thinks = record.get("reasoning") != OFF
+    try:
+        turns = [_turn(number, message, arrays, thinks=thinks) for number, message in enumerate(found.messages)]
+    except RejectionError as error:
+        return Rejected(error.reason, error.detail)
+    return Source(
+        messages=turns,
+        tools=found.tools,
+        effort=effort if thinks else "low",
+        metadata={**of_record(record), **of_tools(found.tools)},
+    )
+
+
+def _messages(record: Record, _split: str) -> Source | Rejected:
+    return chat(record)
+
+
+def openai_messages(record: Record) -> Source | Rejected:
+    """Any chat data. `reasoning_effort` is OpenAI's parameter; every tool is a function, also one named python."""
+    named = record.get("reasoning_effort")
+    return chat(record, field=None, effort=EFFORTS.get(named) if isinstance(named, str) else None)
+
+
+def _math_v2(record: Record, split: str) -> Source | Rejected:
+    """A solution. The source's Python tool is a function; in Harmony it is built in."""
+    source = chat(record, effort=effort_of(split))
+    if isinstance(source, Rejected):
+        return source
+    offered = {function_of(tool)["name"] for tool in source.tools}
+    called = {call["name"] for message in source.messages for call in message.get("tool_calls", ())}
+    return replace(
+        source,
+        instructions=SOLVE,
+        python=not PYTHON_TOOLS.isdisjoint(offered | called),
+        metadata={**source.metadata, **of_evaluation(record, source.effort, tools=bool(source.tools))},
+    )
+
+
+def _formalize(record: Record) -> Source | Rejected:
+    """The problem as the question and its formal statement as the answer."""
+    names = ("problem", "lean_header", "formal_statement")
+    for name in names:
+        value = record.get(name)
+        if not isinstance(value, str) or not value.strip():
+            found = "blank" if isinstance(value, str) else kind(value)
+            return Rejected("no_formal_statement", f"{name} is {found}; both the problem and the statement are needed")
+    problem, header, statement = (str(record[name]) for name in names)
+    answer = f"{header.rstrip()}\n\n{statement.lstrip()}"
+    messages: list[Turn] = [{"role": "user", "content": problem}, {"role": "assistant", "content": answer}]
+    return Source(messages, instructions=FORMALIZE, metadata={**of_record(record), **of_tools([])})
+
+
+def _harmony_text(record: Record) -> Composed | Rejected:
+    """Harmony text under `text`, if the strict grammar accepts it.
+
+    Headers that models write in another order get the canonical form; nothing else changes. Texts that declare no tool may
+    call any, because public data sets of this kind leave declarations out.
+    """
+    found = parse(record.get("text"))
+    if isinstance(found, Fault):
+        return Rejected(found.name, f"text, character {found.offset}: {found.detail}")
+    return Composed([each.message for each in found], of_record(record), dict.fromkeys(declared(found)) or None)
+
+
+CONVERTERS: dict[str, Converter] = {
+    "math_v2": _math_v2,
+    "math_proofs": _messages,
+    "math_proofs_formalize": lambda record, _: _formalize(record),
+    "science": _messages,
+    "agentic": _messages,
+    "instruction_following": _messages,
+    "openai_messages": lambda record, _: openai_messages(record),
+    "harmony_text": lambda record, _: _harmony_text(record),
+}
+
+PROOF_TASKS: dict[ProofTask, tuple[str, ...]] = {
+    "proof": ("math_proofs",),
+    "formalize": ("math_proofs_formalize",),
+    "both": ("math_proofs", "math_proofs_formalize"),
+}
+"""Converters for rows with proofs, each in a pass of its own, so that every pass accounts for every row."""
+
+NAMES = (
+    ("harmony", "harmony_text"),
+    ("math-proofs", "math_proofs"),
+    ("nemotron-math", "math_v2"),
+    ("nemotron-science", "science"),
+    ("nemotron-agentic", "agentic"),
+    ("instruction-following-chat", "instruction_following"),
+)
+"""Part of a repository's name, and its converter; the first match counts."""
+
+
+def converter_for(path: str) -> str:
+    """The converter for a repository, or a path that contains its name; `openai_messages` for unknown ones."""
+    names = path.lower().rstrip("/").split("/")
+    repository = next((name for name in reversed(names) if "nemotron" in name), names[-1])
+    return next((converter for part, converter in NAMES if part in repository), "openai_messages")
+
+
+def _turn(number: int, message: Message, arrays: Arrays, *, thinks: bool) -> Turn:
+    turn: Turn = {"role": message["role"], "content": message["content"]}
+    if thinks and "reasoning_content" in message:
+        turn["reasoning_content"] = message["reasoning_content"]
+    if "trained" in message:
+        turn["trained"] = _is_trained(number, message["trained"])
+    if "name" in message:
+        turn["name"] = message["name"]
+    if "tool_call_id" in message:
+        turn["tool_call_id"] = message["tool_call_id"]
+    if "tool_calls" in message:
+        turn["tool_calls"] = []
+        for place, call in enumerate(message["tool_calls"]):
+            function = call["function"]
+            made: Call = {"name": function["name"], "arguments": arrays.get((number, place), function["arguments"])}
+            turn["tool_calls"].append({**made, "id": call["id"]} if "id" in call else made)
+    return turn
+
+
+def _is_trained(number: int, characters: Sequence[Range]) -> bool:
+    if characters:
+        why = f"message {number + 1} names characters to train on, and Harmony is trained on by whole messages"
+        raise RejectionError("bad_loss_flag", f"{why}; remove train_detail, or set train to false")
+    return False
+
+
+def _without_arrays(messages: object) -> tuple[object, Arrays]:
+    """The messages with empty arguments in place of arrays, and the arrays; the same object if there are none."""
+    arrays: Arrays = {}
+    if not isinstance(messages, list):
+        return messages, arrays
+    plain = list(cast("list[Any]", messages))
+    for number, message in enumerate(plain):
+        calls = message.get("tool_calls") if isinstance(message, dict) else None
+        if isinstance(calls, list):
+            calls = [_without_array(call, (number, place), arrays) for place, call in enumerate(calls)]
+            plain[number] = {**message, "tool_calls": calls}
+    return (plain if arrays else messages), arrays
+
+
+def _without_array(call: Any, place: tuple[int, int], arrays: Arrays) -> Any:  # noqa: ANN401 - not checked yet
+    if not isinstance(call, dict):
+        return call
+    function = call.get("function")
+    if isinstance(function, dict):
+        return {**call, "function": _without_array(function, place, arrays)}
+    array = _array(call.get("arguments"))
+    if array is None:
+        return call
+    arrays[place] = array
+    return {**call, "arguments": {}}
+
+
+def _array(arguments: object) -> list[Any] | None:
+    """Arguments that are an array or the JSON text of one; None for others, and for values that JSON cannot hold."""
+    try:
+        if isinstance(arguments, str) and arguments.lstrip().startswith("["):
+            return cast("list[Any]", parsed(arguments, "bad_tool_arguments", "arguments"))
+        if isinstance(arguments, list):
+            json_text(cast("list[Any]", arguments), "bad_tool_arguments", "arguments")
+            return cast("list[Any]", arguments)
+    except RejectionError:
+        return None
+    return None

@@ -1,0 +1,230 @@
+"""NeMo-Gym: rows with a request, which its servers validate with a pydantic model of OpenAI's types.
+
+`nemo_gym_request.json` is that model as a schema of pydantic-core, generated from the `openai` package by
+`tests/peers/nemo_gym_request.py`; a test keeps the two equal. A request takes 15 µs, and one with a fault 0.2 ms.
+"""
+
+from collections.abc import Mapping
+from functools import cache
+from importlib import resources
+from typing import Any, cast
+
+import orjson
+from pydantic_core import ErrorDetails, SchemaValidator, ValidationError
+from tokenmill.tasks.chat.json_values import kind, listed
+from tokenmill.tasks.rl.rows import (
+    PARAMS,
+    Record,
+    Target,
+    contents,
+    filled_text,
+    has_placeholder,
+    known_role,
+    texts_in,
+    texts_of_messages,
+    tools,
+    wrong_type,
+)
+from tokenmill.tasks.sources.files import Rejected
+
+SCHEMAS = "nemo_gym_request.json"
+
+ROLES = ("user", "assistant", "system", "developer")
+"""Authors of messages of the Responses API, where a tool's result is an item of its own."""
+
+SET_BY_TRAINER = ("temperature", "top_p")
+"""Parameters that NeMo-RL overwrites in every request from its own settings."""
+
+VIDEO_SOURCES = ("video_url", "video")
+TOKEN_IDS = ("prompt_token_ids", "generation_token_ids", "generation_log_probs", "routed_experts")
+"""Keys that NeMo-Gym adds to OpenAI's items."""
+
+REASONS = {"input": "bad_item", "tools": "bad_tools"}
+"""Reasons by parameter; all other faults are `bad_parameter`, or `unknown_parameter`."""
+
+REMEDIES = {
+    "input": "make it an item of the Responses API",
+    "tools": "write tools as the Responses API has them: type, name, parameters and strict side by side",
+}
+
+
+def _check(record: Record) -> Rejected | None:
+    if has_placeholder(record):
+        remedy = "resolve it with the transform resolve_placeholders"
+        return Rejected("unresolved_placeholder", f"_hf_placeholder stands where the question should be; {remedy}")
+    if record.get("_rowidx") is not None:
+        why = "_rowidx is overwritten by NeMo-RL, which numbers rows by it"
+        return Rejected("reserved_field", f"{why}; rename or remove it")
+    params = record.get(PARAMS)
+    if not isinstance(params, dict):
+        return wrong_type(PARAMS, params, "an object with input")
+    return _request(params) or _agent(record.get("agent_ref"))
+
+
+def _request(params: dict[str, Any]) -> Rejected | None:
+    if reserved := [name for name in SET_BY_TRAINER if params.get(name) is not None]:
+        why = f"{PARAMS}.{reserved[0]} is set by NeMo-RL from its own configuration"
+        return Rejected("reserved_field", f"{why}; remove it here")
+    most = params.get("max_output_tokens")
+    if isinstance(most, str):
+        return wrong_type(f"{PARAMS}.max_output_tokens", most, "a number, which NeMo-RL compares with its own limit")
+    items = params.get("input")
+    if not isinstance(items, list) or not items:
+        return _items(items)
+    fault = request_fault(params)
+    return fault and (_items(items) or _tools_of_request(params) or fault)
+
+
+def _items(items: object) -> Rejected | None:
+    field = f"{PARAMS}.input"
+    if not isinstance(items, list):
+        return wrong_type(field, items, 'an array of messages: [{"role": "user", "content": "…"}]')
+    if not items:
+        return Rejected("no_messages", f"{field} is empty; filter out such rows")
+    for number, item in enumerate(items, 1):
+        if wrong := _item(item, f"item {number} of {len(items)} in {field}"):
+            return wrong
+    return None
+
+
+def _item(item: object, where: str) -> Rejected | None:
+    """Faults of messages that can be described better than the schema does."""
+    if not isinstance(item, dict):
+        return Rejected("bad_message", f"{where} is {kind(item)}; make it an object with role and content")
+    fields: Record = item
+    given = fields.get("type", "message")
+    if not isinstance(given, str) or not given:
+        found = "empty" if given == "" else kind(given)
+        return Rejected("bad_message", f"the type of {where} is {found}; leave it out, or name the type of the item")
+    return _message(fields, where) if given == "message" else None
+
+
+def _message(message: Record, where: str) -> Rejected | None:
+    if wrong := known_role(message, ROLES, where):
+        return wrong
+    content = message.get("content")
+    if isinstance(content, str) or (isinstance(content, list) and all(isinstance(part, dict) for part in content)):
+        return None
+    if content is None:
+        return Rejected("no_content", f"{where} has no content, its keys are {listed(message)}; write text")
+    return Rejected("not_text", f"the content of {where} is {contents(content)}; make it text or an array of parts")
+
+
+def _tools_of_request(params: dict[str, Any]) -> Rejected | None:
+    """NeMo-Gym accepts requests without `tools`, but not null."""
+    if params.get("tools", []) is None:
+        return Rejected("bad_tools", f"{PARAMS}.tools is null, which NeMo-Gym refuses; leave it out, or make it []")
+    return tools(params.get("tools"), f"{PARAMS}.tools")
+
+
+def _agent(agent: object) -> Rejected | None:
+    if not isinstance(agent, dict):
+        return wrong_type("agent_ref", agent, 'an object: {"type": "responses_api_agents", "name": "…"}')
+    return filled_text(agent.get("name"), "agent_ref.name")
+
+
+def _texts(record: Record) -> list[str]:
+    params = record[PARAMS]
+    instructions = [params["instructions"]] if isinstance(params.get("instructions"), str) else []
+    return [*instructions, *texts_of_messages(params["input"]), *texts_in(params.get("tools"))]
+
+
+TARGETS = [Target("nemo_gym", _check, _texts)]
+
+
+def request_fault(params: Mapping[str, Any]) -> Rejected | None:
+    """Why NeMo-Gym refuses the parameters of a request, or None."""
+    try:
+        _validator("request").validate_python(params)
+    except ValidationError as error:
+        return _rejected(params, error.errors(include_url=False, include_context=False))
+    items = cast("list[Record]", params["input"]) if isinstance(params["input"], list) else []
+    for number, item in enumerate(items):
+        if wrong := _token_ids(item, number) or _video(item, number):
+            return wrong
+    return None
+
+
+@cache
+def _validator(name: str) -> SchemaValidator:
+    return SchemaValidator(
+        orjson.loads(resources.files("tokenmill.tasks.rl.targets").joinpath(SCHEMAS).read_bytes())[name]
+    )
+
+
+def _token_ids(item: Record, number: int) -> Rejected | None:
+    """Require the token ids and log probabilities that a policy sampled to be complete, if an item has any."""
+    if item.keys().isdisjoint(TOKEN_IDS):
+        return None
+    try:
+        _validator("token_ids").validate_python({key: item[key] for key in TOKEN_IDS if key in item})
+    except ValidationError as error:
+        first = error.errors(include_url=False)[0]
+        why = f"{PARAMS}.input[{number}].{first['loc'][0]}: {first['msg'].lower()}"
+        return Rejected("bad_item", f"{why}; token ids go together, remove them all or complete them")
+    return None
+
+
+def _video(item: Record, number: int) -> Rejected | None:
+    """Require one address of a video."""
+    content = item.get("content")
+    for part in cast("list[Record]", content) if isinstance(content, list) else []:
+        if part.get("type") != "input_video":
+            continue
+        sources = [part[name] for name in VIDEO_SOURCES if name in part]
+        source = sources[0] if len(sources) == 1 else None
+        address = cast("Record", source).get("url") if isinstance(source, dict) else source
+        if not isinstance(address, str) or not address.strip():
+            where = f"a video in {PARAMS}.input[{number}] does not have one address"
+            return Rejected("bad_item", f"{where}; write video_url or video, and not an empty one")
+    return None
+
+
+def _rejected(params: Mapping[str, Any], errors: list[ErrorDetails]) -> Rejected:
+    error = _error_to_report(params, errors)
+    name = str(error["loc"][0])
+    where, said = _place(params, error), error["msg"][0].lower() + error["msg"][1:]
+    if error["type"] == "extra_forbidden" and len(error["loc"]) == 1:
+        return Rejected("unknown_parameter", f"{where} is no parameter that NeMo-Gym knows; remove it")
+    why = f"{where}: {said}, and NeMo-Gym refuses the request"
+    return Rejected(REASONS.get(name, "bad_parameter"), f"{why}; {REMEDIES.get(name, 'fix or remove it')}")
+
+
+def _error_to_report(params: Mapping[str, Any], errors: list[ErrorDetails]) -> ErrorDetails:
+    """The error to report: one of the form that the value claims, not of the other forms it might have had."""
+
+    def rank(error: ErrorDetails) -> tuple[bool, bool, int]:
+        return not _is_of_claimed_form(params, error["loc"]), error["type"] == "missing", -len(error["loc"])
+
+    return min(errors, key=rank)
+
+
+def _is_of_claimed_form(params: Mapping[str, Any], path: tuple[int | str, ...]) -> bool:
+    value: object = params
+    for key in path:
+        form = value.get("type", "message") if isinstance(value, dict) else None
+        if key == form:
+            return True
+        value = _inner(value, key)
+    return False
+
+
+def _inner(value: object, key: int | str) -> object:
+    """The value under a key; the value itself if the key only names a form."""
+    if isinstance(value, dict):
+        return cast("dict[object, object]", value).get(key, value)
+    if isinstance(value, list) and isinstance(key, int):
+        return cast("list[object]", value)[key]
+    return value
+
+
+def _place(params: Mapping[str, Any], error: ErrorDetails) -> str:
+    """The path to the faulty value, without names of forms."""
+    place, value = PARAMS, cast("object", params)
+    for number, key in enumerate(error["loc"], 1):
+        if isinstance(key, int):
+            place += f"[{key}]"
+        elif isinstance(value, dict) and (key in value or (number == len(error["loc"]) and error["type"] == "missing")):
+            place += f".{key}"
+        value = _inner(value, key)
+    return place

@@ -1,0 +1,152 @@
+"""NeMo-RL's data sets and processors: `ResponseDataset`, `openai_format`, `PreferenceDataset`, `BinaryPreferenceDataset`
+and `math_hf_data_processor`.
+"""
+
+from typing import cast
+
+from tokenmill.tasks.rl.rows import (
+    Record,
+    Target,
+    conversation,
+    filled_text,
+    ranked,
+    texts_in,
+    texts_of_messages,
+    tools,
+    wrong_type,
+)
+from tokenmill.tasks.sources.files import Rejected
+
+
+def _sft(record: Record) -> Rejected | None:
+    return _task_name(record) or _two_forms(record) or _question_and_answer(record)
+
+
+def _chat(record: Record) -> Rejected | None:
+    return (
+        _task_name(record)
+        or conversation(record.get("messages"), "messages")
+        or _ends_with_assistant(record["messages"], "messages")
+        or tools(record.get("tools"), "tools")
+    )
+
+
+def _grpo_math(record: Record) -> Rejected | None:
+    if "messages" not in record:
+        return _task_name(record) or _question_and_answer(record)
+    return _task_name(record) or _two_forms(record) or _two_messages(record["messages"])
+
+
+def _dpo(record: Record) -> Rejected | None:
+    if record.get("completions") is None and (record.get("context") is None or record.get("chosen") is not None):
+        return _task_name(record) or _pair(record)
+    return _task_name(record) or conversation(record.get("context"), "context") or _completions(record)
+
+
+def _task_name(record: Record) -> Rejected | None:
+    if "task_name" not in record:
+        return None
+    why = "task_name is a column that NeMo-RL adds, and it cannot load a file that has one"
+    return Rejected("reserved_field", f"{why}; remove it, with select for example")
+
+
+def _two_forms(record: Record) -> Rejected | None:
+    """A file is read by its messages as soon as one row has that field, even null."""
+    others = [field for field in ("input", "output") if field in record]
+    if "messages" not in record or not others:
+        return None
+    why = f"the row has messages and {' and '.join(others)}, and only the messages are read"
+    return Rejected("two_forms", f"{why}; keep one of the two with select")
+
+
+def _question_and_answer(record: Record) -> Rejected | None:
+    return filled_text(record.get("input"), "input") or filled_text(record.get("output"), "output")
+
+
+def _ends_with_assistant(messages: list[Record], field: str) -> Rejected | None:
+    role = messages[-1]["role"]
+    if role == "assistant":
+        return None
+    remedy = "end it with an answer, or filter out such rows"
+    return Rejected("last_not_assistant", f"the last message in {field} is by {role!r}, not by the assistant; {remedy}")
+
+
+def _two_messages(messages: object) -> Rejected | None:
+    """The first message is the problem, the second the true answer; nothing else is read."""
+    if wrong := conversation(messages, "messages"):
+        return wrong
+    found = cast("list[Record]", messages)
+    roles = [message["role"] for message in found]
+    if "system" in roles:
+        remedy = "remove it here, and name a file with its text as system_prompt_file in the configuration of NeMo-RL"
+        return Rejected("system_turn", f"messages have a system turn, which would be taken for the problem; {remedy}")
+    if roles != ["user", "assistant"]:
+        remedy = "make them one by user, one by assistant"
+        return Rejected("not_a_pair", f"messages are by {', '.join(roles)}, and only the first two are read; {remedy}")
+    problem, answer = (message["content"] for message in found)
+    return filled_text(problem, "the content of message 1") or filled_text(answer, "the content of message 2, the answer,")  # fmt: skip
+
+
+def _pair(record: Record) -> Rejected | None:
+    prompt = record.get("prompt")
+    wrong = conversation(prompt, "prompt") if isinstance(prompt, list) else filled_text(prompt, "prompt")
+    return wrong or _answer(record.get("chosen"), "chosen") or _answer(record.get("rejected"), "rejected")
+
+
+def _answer(answer: object, field: str) -> Rejected | None:
+    if not isinstance(answer, list):
+        return filled_text(answer, field)
+    why = f"{field} is an array, and would be read as the content of one message"
+    return Rejected("not_text", f"{why}; make completions of it with the transform preference")
+
+
+def _completions(record: Record) -> Rejected | None:
+    completions = record.get("completions")
+    if completions is None:
+        return wrong_type("completions", None, "two completions with ranks")
+    both = ranked(completions)
+    if isinstance(both, Rejected):
+        return both
+    for number, each in enumerate(completions, 1):
+        field, messages = f"completion {number} of 2", each.get("completion")
+        if wrong := conversation(messages, field) or _ends_with_assistant(messages, field):
+            return wrong
+    return None
+
+
+def _texts_of_pair(record: Record) -> list[str]:
+    return [record["input"], record["output"]]
+
+
+def _texts_of_chat(record: Record) -> list[str]:
+    return [*texts_of_messages(record["messages"]), *texts_in(record.get("tools"))]
+
+
+def _problem(record: Record) -> list[str]:
+    """The problem alone: the answer is what the verifier compares with."""
+    return [record["messages"][0]["content"] if "messages" in record else record["input"]]
+
+
+def _texts_of_preference(record: Record) -> list[str]:
+    if record.get("completions") is not None:
+        completions = [each["completion"] for each in record["completions"]]
+        return [text for messages in (record["context"], *completions) for text in texts_of_messages(messages)]
+    prompt = record["prompt"]
+    asked = texts_of_messages(prompt) if isinstance(prompt, list) else [prompt]
+    return [*asked, record["chosen"], record["rejected"]]
+
+
+def _math_form(record: Record) -> str:
+    return "messages" if "messages" in record else "input and output"
+
+
+def _preference_form(record: Record) -> str:
+    return "completions" if record.get("completions") is not None else "chosen and rejected"
+
+
+TARGETS = [
+    Target("nemo_rl_sft", _sft, _texts_of_pair),
+    Target("nemo_rl_chat", _chat, _texts_of_chat),
+    Target("nemo_rl_grpo_math", _grpo_math, _problem, _math_form),
+    Target("nemo_rl_dpo", _dpo, _texts_of_preference, _preference_form),
+]
