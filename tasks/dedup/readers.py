@@ -21,10 +21,9 @@ from tokenmill.tasks.harmony.grammar import Fault, parse
 from tokenmill.tasks.shards.store import read_vouched
 from tokenmill.tasks.sources.exact_json import apart
 from tokenmill.tasks.sources.files import Slice
-from tokenmill.tasks.sources.parquet import group_batches
-from tokenmill.tasks.sources.read import read_texts
-from tokenmill.tasks.sources.records import read_records
-from tokenmill.tasks.sources.text_field import field_path
+from tokenmill.tasks.sources.formats import read_records, read_texts
+from tokenmill.tasks.sources.json_rows import field_path
+from tokenmill.tasks.sources.parquet_batches import group_batches
 
 from .settings import NearOn
 

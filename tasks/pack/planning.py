@@ -17,9 +17,9 @@ from tokenmill.tasks.errors import InputError
 from tokenmill.tasks.shards.plan import Plan
 from tokenmill.tasks.shards.planning import holdout_of, places, plan_shards, require_no
 from tokenmill.tasks.sources.files import Slice
-from tokenmill.tasks.sources.filters import row_filter
+from tokenmill.tasks.sources.formats import read_records
 from tokenmill.tasks.sources.parquet import require_any
-from tokenmill.tasks.sources.records import read_records
+from tokenmill.tasks.sources.selection import row_filter
 from tokenmill.tasks.tokenize.gate import Verdict, judge
 from tokenmill.tasks.tokenize.load import find_vocabulary
 from tokenmill.tasks.tokenize.vocabulary import Vocabulary

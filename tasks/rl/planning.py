@@ -17,11 +17,11 @@ from tokenmill.tasks.shards.planning import holdout_of, places, plan_shards
 from tokenmill.tasks.shards.publish import publish_bytes
 from tokenmill.tasks.shards.store import read_bytes
 from tokenmill.tasks.shards.usable import require_separate
-from tokenmill.tasks.sources.content import ContentIndex
 from tokenmill.tasks.sources.files import Slice
-from tokenmill.tasks.sources.filters import row_filter
+from tokenmill.tasks.sources.formats import read_records
 from tokenmill.tasks.sources.parquet import require_any
-from tokenmill.tasks.sources.records import read_records
+from tokenmill.tasks.sources.selection import row_filter
+from tokenmill.tasks.sources.slices import ContentIndex
 from tokenmill.tasks.storage import SourceIdentity, is_local, join
 from tokenmill.tasks.tokenize.gate import Verdict, judge
 from tokenmill.tasks.tokenize.load import find_vocabulary

@@ -27,10 +27,10 @@ from tokenmill.tasks.shards.plan import PlannedShard
 from tokenmill.tasks.shards.receipt import PartCount, Receipt
 from tokenmill.tasks.shards.store import Store
 from tokenmill.tasks.sources.exact_json import compact, repeated_key
-from tokenmill.tasks.sources.files import BadRow
-from tokenmill.tasks.sources.filters import RowFilter
-from tokenmill.tasks.sources.json_rows import BYTE_ORDER_MARK, excerpt
-from tokenmill.tasks.sources.records import RecordBatch, excerpt_of, read_records
+from tokenmill.tasks.sources.files import BadRow, RecordBatch
+from tokenmill.tasks.sources.formats import read_records
+from tokenmill.tasks.sources.json_rows import BYTE_ORDER_MARK, excerpt, excerpt_of
+from tokenmill.tasks.sources.selection import RowFilter
 from xxhash import xxh3_64_intdigest
 
 from .length import RowLengths

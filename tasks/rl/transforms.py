@@ -17,7 +17,7 @@ from pydantic import JsonValue
 from tokenmill.tasks.chat.conversation import Rejected
 from tokenmill.tasks.chat.json_values import kind, listed
 from tokenmill.tasks.errors import InputError, nearest
-from tokenmill.tasks.sources.text_field import field_path
+from tokenmill.tasks.sources.json_rows import field_path
 
 from .preferences import to_completions, to_pairs
 from .record import Record, Transform

@@ -23,10 +23,10 @@ from tokenmill.tasks.shards.manifest import WHOLE
 from tokenmill.tasks.shards.plan import PlannedShard
 from tokenmill.tasks.shards.receipt import PartCount, Receipt
 from tokenmill.tasks.shards.store import Store
-from tokenmill.tasks.sources.files import BadRow, Slice
-from tokenmill.tasks.sources.filters import RowFilter
-from tokenmill.tasks.sources.locate import first_row
-from tokenmill.tasks.sources.records import RecordBatch, excerpt_of, read_records
+from tokenmill.tasks.sources.files import BadRow, RecordBatch, Slice
+from tokenmill.tasks.sources.formats import first_row, read_records
+from tokenmill.tasks.sources.json_rows import excerpt_of
+from tokenmill.tasks.sources.selection import RowFilter
 
 from .conversations import Conversations, text_at
 from .embed import Embedder, as_stored

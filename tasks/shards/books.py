@@ -14,7 +14,7 @@ from typing import Literal
 import orjson
 from tokenmill.tasks.errors import RunError
 from tokenmill.tasks.sources.files import BadRow, Slice
-from tokenmill.tasks.sources.locate import first_row
+from tokenmill.tasks.sources.formats import first_row
 
 from .publish import Output, Publication, publish
 

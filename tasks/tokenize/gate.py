@@ -27,7 +27,7 @@ import pyarrow as pa
 from tokenmill.tasks.errors import RunError
 from tokenmill.tasks.shards.remembered import remembered
 from tokenmill.tasks.sources.files import Slice
-from tokenmill.tasks.sources.read import read_texts
+from tokenmill.tasks.sources.formats import read_texts
 from tokenmill.tasks.storage import join
 
 from .encoders import Encoder

@@ -15,8 +15,8 @@ from tokenmill.tasks.errors import InputError, RunError
 from tokenmill.tasks.rl import tables
 from tokenmill.tasks.rl.tables import KEY_SETS, TableFiles, TableSource, find_table, load_table, table_sources
 from tokenmill.tasks.sources import parquet
-from tokenmill.tasks.sources.content import ContentIndex
 from tokenmill.tasks.sources.opening import SourceCorrupt
+from tokenmill.tasks.sources.slices import ContentIndex
 
 from tests.peers.placeholder_fill import read_rows
 from tests.sources.hub_stand_in import serve
