@@ -42,9 +42,7 @@ def data(tmp_path):
     folder = tmp_path / "data"
     folder.mkdir()
     (folder / "a.tsv").write_bytes(b"id\ttext\n1\tone\n\n2\n3\tt\xc3\xa9\n4\t\xff\n")
-    (folder / "b.tsv.gz").write_bytes(
-        gzip.compress(b"text\tid\n" + b"".join(b"row %d\t7\n" % n for n in range(500)))
-    )
+    (folder / "b.tsv.gz").write_bytes(gzip.compress(b"text\tid\n" + b"".join(b"row %d\t7\n" % n for n in range(500))))
     (folder / "readme.md").write_text("skipped")
     return folder
 
