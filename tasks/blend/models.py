@@ -59,8 +59,12 @@ class DataSource(Strict, frozen=True):
         default=1.0, ge=0, strict=True, description="Relative share of training tokens; 0 prepares it without using it."
     )
     split: str | None = Field(default=None, description="Split of the data set.")
-    subset: str | None = Field(default=None, description="Configuration of a Hugging Face data set, or a folder of any other.")
-    text_field: str = Field(default="text", min_length=1, description="Field that holds the text; dots lead into objects.")
+    subset: str | None = Field(
+        default=None, description="Configuration of a Hugging Face data set, or a folder of any other."
+    )
+    text_field: str = Field(
+        default="text", min_length=1, description="Field that holds the text; dots lead into objects."
+    )
     revision: str | None = Field(default=None, description="Branch, tag or commit of a Hugging Face data set.")
     messages_field: str | None = Field(
         default=None, min_length=1, description="Field that holds the messages; detected if omitted."

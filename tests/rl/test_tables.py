@@ -294,7 +294,7 @@ def test_a_table_without_rows_is_refused(tmp_path):
 
 
 def test_a_revision_of_a_local_table_means_nothing(tmp_path):
-    assert "'revision' 'main' means something for hf:// paths only" in refusal(tmp_path, revision="main")
+    assert "'revision' 'main' applies to hf:// paths only" in refusal(tmp_path, revision="main")
 
 
 @pytest.mark.parametrize(
