@@ -15,7 +15,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any, TypeVar, cast
 
 import orjson
-from tokenmill.tasks.sources.exact_json import apart, compact, loads
+from tokenmill.tasks.sources.exact_json import compact, loads, with_placeholders
 
 from .turns import Effort
 
@@ -66,7 +66,7 @@ def of_tools(tools: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
     """The id of a list of tools, by which a catalog holds it, and its length; no id for none."""
     if not tools:
         return {"source_tools_id": None, "source_tools_count": 0}
-    plain, restored = apart(list(tools))
+    plain, restored = with_placeholders(list(tools))
     text = restored(orjson.dumps(plain, option=orjson.OPT_SORT_KEYS).decode())
     return {
         "source_tools_id": hashlib.sha1(text.encode(), usedforsecurity=False).hexdigest(),

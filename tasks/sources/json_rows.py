@@ -13,7 +13,7 @@ row_too_long; for texts also missing_field, null_text and not_a_string.
 """
 
 from abc import abstractmethod
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from reprlib import Repr
 from typing import BinaryIO, TypeVar, cast
 
@@ -50,6 +50,7 @@ HEAD_BYTES = 4 * EXCERPT_CHARACTERS
 EXCERPTS = Repr()
 EXCERPTS.maxlevel, EXCERPTS.maxdict, EXCERPTS.maxlist, EXCERPTS.maxstring = 4, 8, 4, 60
 
+Given = TypeVar("Given")
 Found = TypeVar("Found")
 
 
@@ -116,7 +117,7 @@ def pick_texts(rows: Sequence[Row], path: Sequence[str], first: int) -> TextBatc
     texts = _all_texts(rows, path)
     if texts is not None:
         return TextBatch(texts, np.arange(first, first + len(rows), dtype=np.int64))
-    found, numbers, bad = _each_row(rows, lambda row: text_of(row, path), first)
+    found, numbers, bad = each_row(rows, lambda row: text_of(row, path), first)
     return TextBatch(pa.array(found, pa.large_string()), numbers, bad, len(rows) - len(found) - len(bad))
 
 
@@ -139,7 +140,7 @@ def pick_records(rows: Sequence[Row], first: int) -> RecordBatch:
     if records is not None:
         numbers = np.arange(first, first + len(rows), dtype=np.int64)
         return RecordBatch(records, numbers, cast("Sequence[bytes]", rows))
-    records, numbers, bad = _each_row(rows, lambda row: _from_row(row, loads, _object), first)
+    records, numbers, bad = each_row(rows, lambda row: _from_row(row, loads, _object), first)
     raw = [cast("bytes", rows[number - first]) for number in numbers.tolist()]
     return RecordBatch(records, numbers, raw, bad, len(rows) - len(records) - len(bad))
 
@@ -153,8 +154,8 @@ def _all_records(rows: Sequence[Row]) -> list[Record] | None:
     return records if all(isinstance(record, dict) for record in records) else None
 
 
-def _each_row(
-    rows: Sequence[Row], read: Callable[[Row], Found | Refused | None], first: int
+def each_row(
+    rows: Iterable[Given], read: Callable[[Given], Found | Refused | None], first: int
 ) -> tuple[list[Found], np.ndarray, list[BadRow]]:
     """The results of `read` for the good rows, the numbers of these rows (int64, from `first`), and the bad rows.
 

@@ -22,12 +22,27 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 from tokenmill.tasks.errors import InputError, nearest
 
-from .files import BadRow, Ranges, Record, RecordBatch, Require, Slice, SourceFile, SourceFormat, TextBatch, leading
+from .files import (
+    BadRow,
+    Ranges,
+    Record,
+    RecordBatch,
+    Refused,
+    Require,
+    Slice,
+    SourceFile,
+    SourceFormat,
+    TextBatch,
+    leading,
+)
 from .integrity import VerifiedStream, is_hashed, require_content, verified
 from .json_lines import MAX_ROW_BYTES
-from .json_rows import excerpt, field_path
+from .json_rows import each_row, field_path
 from .opening import SourceCorrupt, is_decoder_error, open_source
 from .parquet_batches import column_numbers, decoded_bytes, group_batches, holds, is_text
+
+NULL = ("null_text", "the column is null here")
+"""Reason and detail of a null."""
 
 NO_TEXTS = pa.array([], pa.large_string())
 NO_ROWS = np.empty(0, np.int64)
@@ -286,29 +301,18 @@ def _texts(column: pa.Array, first: int) -> TextBatch:
     try:
         texts = content.cast(pa.large_string())
     except pa.ArrowInvalid:
-        return _texts_one_by_one(content, first)
-    bad = [_null(first + int(row)) for row in np.flatnonzero(column.is_null())]
+        found, rows, bad = each_row(content.to_pylist(), _text, first)
+        return TextBatch(pa.array(found, pa.large_string()), rows, bad)
+    bad = [BadRow(first + int(row), *NULL, "") for row in np.flatnonzero(column.is_null())]
     rows = np.arange(first, first + len(texts), dtype=np.int64)
     return TextBatch(texts.drop_null(), rows[np.asarray(column.is_valid())] if bad else rows, bad)
 
 
-def _texts_one_by_one(content: pa.LargeBinaryArray, first: int) -> TextBatch:
-    texts: list[str] = []
-    rows: list[int] = []
-    bad: list[BadRow] = []
-    for row, value in enumerate(content.to_pylist(), first):
-        try:
-            texts.append(value.decode())
-            rows.append(row)
-        except AttributeError:
-            bad.append(_null(row))
-        except UnicodeDecodeError as error:
-            bad.append(BadRow(row, "invalid_utf8", str(error), excerpt(value)))
-    return TextBatch(pa.array(texts, pa.large_string()), np.array(rows, np.int64), bad)
-
-
-def _null(row: int) -> BadRow:
-    return BadRow(row, "null_text", "the column is null here", "")
+def _text(value: bytes | None) -> str | Refused:
+    try:
+        return Refused(*NULL, b"") if value is None else value.decode()
+    except UnicodeDecodeError as error:
+        return Refused("invalid_utf8", str(error), error.object)
 
 
 def _records(batch: pa.RecordBatch, first: int) -> RecordBatch:
@@ -318,22 +322,17 @@ def _records(batch: pa.RecordBatch, first: int) -> RecordBatch:
     try:
         return RecordBatch(_objects(batch), np.arange(first, first + len(batch), dtype=np.int64))
     except (ValueError, OverflowError):  # text that is not UTF-8, or a time outside the range of `datetime`
-        return _records_one_by_one(batch, first)
+        found, rows, bad = each_row(range(len(batch)), lambda row: _record(batch[row : row + 1]), first)
+        return RecordBatch(found, rows, bad=bad)
 
 
-def _records_one_by_one(batch: pa.RecordBatch, first: int) -> RecordBatch:
-    records: list[Record] = []
-    rows: list[int] = []
-    bad: list[BadRow] = []
-    for row in range(len(batch)):
-        try:
-            records += _objects(batch[row : row + 1])
-            rows.append(first + row)
-        except UnicodeDecodeError as error:
-            bad.append(BadRow(first + row, "invalid_utf8", str(error), excerpt(error.object)))
-        except (ValueError, OverflowError) as error:
-            bad.append(BadRow(first + row, "unreadable_value", str(error), ""))
-    return RecordBatch(records, np.array(rows, np.int64), bad=bad)
+def _record(row: pa.RecordBatch) -> Record | Refused:
+    try:
+        return _objects(row)[0]
+    except UnicodeDecodeError as error:
+        return Refused("invalid_utf8", str(error), error.object)
+    except (ValueError, OverflowError) as error:
+        return Refused("unreadable_value", str(error), b"")
 
 
 def _objects(batch: pa.RecordBatch) -> list[Record]:

@@ -21,14 +21,14 @@ repeatable, but it is not a statistical sample.
 import math
 import os
 import time
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
 
 import xxhash
 from tokenmill.tasks.errors import InputError
 from tokenmill.tasks.seal import sealed, unsealed
 from tokenmill.tasks.storage import SourceIdentity, is_local
-from tokenmill.tasks.threads import in_threads
+from tokenmill.tasks.threads import Item, Result, in_threads
 
 from .files import Require, Slice, SourceFile
 from .formats import count_rows, format_of
@@ -124,9 +124,8 @@ class ContentIndex:
     ) -> list[Slice]:
         """The slices of files, in order. Raises as `cut` does."""
         known = [self._known_cuts(file, shard_size, fields, require) for file in files]
-        unknown = [file for file, parts in zip(files, known, strict=True) if parts is None]
-        read = in_threads(lambda file: self._cut(file, shard_size, fields, require), unknown, THREADS)
-        return [part for parts in known for part in (next(read) if parts is None else parts)]
+        found = _completed(known, files, lambda file: self._cut(file, shard_size, fields, require))
+        return [part for parts in found for part in parts]
 
     def _known_cuts(
         self, file: SourceFile, shard_size: int, fields: Sequence[str], require: Require
@@ -151,9 +150,7 @@ class ContentIndex:
         """The slices with their contents, in order; slices without rows are left out."""
         parts = list(slices)
         known = [self._known(part, fields, identity) for part in parts]
-        unknown = [part for part, content in zip(parts, known, strict=True) if content is None]
-        read = in_threads(lambda part: self._read(part, fields), unknown, THREADS)
-        contents = (next(read) if content is None else content for content in known)
+        contents = _completed(known, parts, lambda part: self._read(part, fields))
         return [
             replace(part, content=content, fields=tuple(_columns(part.file, fields)))
             for part, content in zip(parts, contents, strict=True)
@@ -177,6 +174,13 @@ class ContentIndex:
             self.entries[_now(part, _tag(part, fields))] = content
             self.changed = True
         return content
+
+
+def _completed(known: Sequence[Result | None], items: Sequence[Item], read: Callable[[Item], Result]) -> list[Result]:
+    """The known results of items, and the missing ones, which are read in threads."""
+    missing = [item for item, result in zip(items, known, strict=True) if result is None]
+    found = in_threads(read, missing, THREADS)
+    return [next(found) if result is None else result for result in known]
 
 
 def _left_alone(file: SourceFile, read_at: int) -> bool:
