@@ -11,7 +11,7 @@ many characters are high, a regular expression finds them at some 450 MB/s.
 
 import hashlib
 import sys
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import cached_property, lru_cache
 from importlib.metadata import version
@@ -34,8 +34,6 @@ OF_THREE_BYTES, OF_FOUR_BYTES = 0xE0, 0xF0
 
 SPARSE = 16
 """If fewer than one byte in so many may begin a suspect, characters are looked up one by one."""
-
-Ranges = list[tuple[int, int]]
 
 LIBRARIES = ("gigatoken", "tokenizers", "tiktoken", "sentencepiece")
 
@@ -102,17 +100,6 @@ def _code_points(content: np.ndarray, leads: np.ndarray) -> np.ndarray:
     return np.where(first < OF_THREE_BYTES, of_two, np.where(first < OF_FOUR_BYTES, of_three, of_four))
 
 
-def _ranges(numbers: Iterable[int]) -> Ranges:
-    """Ascending numbers as inclusive ranges."""
-    ranges: Ranges = []
-    for number in numbers:
-        if ranges and ranges[-1][1] == number - 1:
-            ranges[-1] = (ranges[-1][0], number)
-        else:
-            ranges.append((number, number))
-    return ranges
-
-
 def _replaced(tokens: Tokens, rows: np.ndarray, better: Tokens) -> Tokens:
     """`tokens` with the ids of the texts numbered `rows` (ascending) replaced by those of `better`, in order."""
     lengths = tokens.lengths
@@ -142,7 +129,4 @@ def _suspects_of(vocabulary: Vocabulary) -> list[int]:
     cutting = splitting.question if splitting else vocabulary.fingerprint
     question = [cutting, SWEEP_VERSION, [version(library) for library in LIBRARIES]]
     name = hashlib.sha256(orjson.dumps(question, option=orjson.OPT_SORT_KEYS)).hexdigest()[:32]
-    ranges = remembered(
-        user_cache("characters", f"{name}.json"), Ranges, lambda: _ranges(suspect_characters(vocabulary))
-    )
-    return [number for first, last in ranges for number in range(first, last + 1)]
+    return remembered(user_cache("characters", f"{name}.json"), list[int], lambda: suspect_characters(vocabulary))
