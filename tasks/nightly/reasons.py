@@ -20,6 +20,7 @@ from tokenmill.tasks.blend.models import Blend
 from tokenmill.tasks.shards.identity import difference, shard_key
 from tokenmill.tasks.shards.manifest import identities
 from tokenmill.tasks.shards.settings import WHERE_NOT_WHAT
+from tokenmill.tasks.sources.formats import FORMATS
 
 from .kinds import Planned
 
@@ -131,7 +132,7 @@ def _planned_files(planned: Planned) -> Files:
 def _files(slices: Iterable[tuple[str, str, int, int, Mapping[str, Any]]]) -> Files:
     found: defaultdict[str, dict[str, _File]] = defaultdict(dict)
     for dataset, uri, start, stop, source in slices:
-        file = found[dataset].setdefault(uri, _File(row_groups=source["format"] == "parquet"))
+        file = found[dataset].setdefault(uri, _File(row_groups=FORMATS[source["format"]].columnar))
         file.slices[start, stop] = source["content"]
     return found
 
