@@ -246,9 +246,9 @@ def nightly(
 ) -> dict[str, Any]:
     """Prepare a new version of every blend that changed, say why, and remove outdated versions."""
     from tokenmill.tasks.nightly.blends import find_blends
-    from tokenmill.tasks.sources.apart import require_apart
+    from tokenmill.tasks.sources.discovery import require_no_overlap
 
-    require_apart("blends", blends, {"the output folder": output_dir})
+    require_no_overlap("blends", blends, {"the output folder": output_dir})
     find_blends(blends)
     be_quiet()
     from .nightly import reprep_changed_blends

@@ -20,7 +20,7 @@ from tokenmill.tasks.nightly.outcome import Outcome, failures, night_record
 from tokenmill.tasks.nightly.prune import GRACE_SECONDS, alone_with
 from tokenmill.tasks.nightly.stage import announce, claim, compare, error_of, follow_version, prune, summarize
 from tokenmill.tasks.shards.settings import PreparationSettings
-from tokenmill.tasks.sources.apart import require_apart
+from tokenmill.tasks.sources.discovery import require_no_overlap
 from tokenmill.tasks.storage import absolute
 from tokenmill.tasks.strict import Place
 
@@ -55,7 +55,7 @@ def reprep_changed_blends(
     """
     output_dir = absolute(output_dir)
     under = {"cluster": cluster, "workers": workers}
-    require_apart("blends", blends, {"the output folder": output_dir})
+    require_no_overlap("blends", blends, {"the output folder": output_dir})
     found = find_blends(blends)
     with alone_with(store_of(output_dir)):
         outcomes = [_brought_up_to_date(blend, output_dir, under) for blend in found]

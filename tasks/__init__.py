@@ -1,5 +1,5 @@
-"""The rooms of tokenmill: one folder per domain, each with one front door (`stage.py`) and plain functions behind it.
+"""The packages of tokenmill, one per domain: plain functions, and Prefect tasks in `stage.py`.
 
-Rooms use each other only downwards: blend, sources, shards < tokenize < report < flows. Only a room's `stage.py`
-imports Prefect, and only `tasks/shards` imports Dask, so that planning and verifying start at once.
+Packages import each other only downwards: blend, sources, shards < tokenize < report < flows. Only `stage.py` files and
+flows import Prefect, and only `tasks/shards` imports Dask, so that other commands start at once.
 """

@@ -1,9 +1,9 @@
-"""Artifacts as they pass from command to command: one line of JSON that names what was made, and from what.
+"""Artifact records, which pass from command to command: one line of JSON that names an output and its inputs.
 
     {"pretrain": {"path": "/data/prepared", "type": "pretrain", "made_from": [{"type": "data", "path": "…"}], …}}
 
-A command whose input is piped reads the record of the one before it, checks that it is one and of a kind that it can use,
-and goes on with the folder that it names. What else a record says is for people and programs to read.
+A command whose stdin is piped reads the record of the previous command, checks its type, and takes the folder from it.
+Further fields are for people and other programs.
 """
 
 import re
@@ -18,7 +18,7 @@ from xxhash import xxh3_64_hexdigest
 
 
 class MadeFrom(BaseModel, frozen=True):
-    """Something that an artifact was made from; `digest` says which version of it."""
+    """An input of an artifact; `digest` identifies its version."""
 
     model_config = ConfigDict(extra="allow")
 
@@ -28,7 +28,7 @@ class MadeFrom(BaseModel, frozen=True):
 
 
 class Artifact(BaseModel, frozen=True):
-    """What a command made: a folder or file, of a type, from others; `digest` is of what is in it."""
+    """The output of a command: a folder or file, its type, its inputs, and a `digest` of its content."""
 
     model_config = ConfigDict(extra="allow")
 
@@ -39,17 +39,14 @@ class Artifact(BaseModel, frozen=True):
 
 
 def read_artifact(data: bytes, kinds: Collection[str], reader: str) -> Artifact:
-    """The artifact in a line of JSON; `reader` is the command that wants one of `kinds`, of any kind if there are none.
-
-    Raises InputError for anything else.
-    """
+    """The artifact in a line of JSON for the command `reader`. Raises InputError unless it is one of `kinds` (any if empty)."""
     try:
         records: Any = orjson.loads(data)
         (record,) = records.values()
         artifact = Artifact.model_validate(record)
     except (orjson.JSONDecodeError, AttributeError, ValueError, TypeError, ValidationError) as error:
         raise InputError(
-            f"{reader}: stdin holds no artifact record; name the folder, or pipe a command into this one"
+            f"{reader}: stdin holds no artifact record; name the folder, or pipe the output of a command into this one"
         ) from error
     if kinds and artifact.type not in kinds:
         raise InputError(
@@ -59,9 +56,9 @@ def read_artifact(data: bytes, kinds: Collection[str], reader: str) -> Artifact:
 
 
 def artifact_key(kind: str, output_dir: str) -> str:
-    """The key of an artifact in Prefect: kind, name of the output folder and the one above, and a hash of the whole place.
+    """The key of a Prefect artifact: kind, names of the output folder and its parent, and a hash of the whole path.
 
-    Prefect keeps the versions of a key together, so outputs must not share one. A key has lowercase letters, digits and dashes.
+    Unique per output folder, because Prefect groups the versions of a key. Lowercase letters, digits and dashes.
     """
     place = absolute(output_dir)
     name = re.sub("[^a-z0-9]+", "-", "/".join(place.split("/")[-2:]).lower())[-40:].strip("-")

@@ -1,8 +1,8 @@
-"""What a process prints: it never ends the process, and an error that teaches is one sentence.
+"""Printing and logging: a failed write never ends the process, and errors for users are logged without a traceback.
 
-A terminal is closed, a disk is full, or whoever read a pipe is killed, as when `prefect worker` dies under the runs that
-print into it. rich, by which Prefect logs, then ends the thread that prints with SystemExit; in the thread that holds a
-Dask cluster together, that ends the cluster, and whoever waits for it would wait for ever.
+Writes fail if a terminal is closed, a disk is full, or the reader of a pipe is killed, such as the `prefect worker` of a
+run. rich, which Prefect logs with, then raises SystemExit in the thread that prints. In the thread of a Dask cluster
+that ends the cluster, and the run would wait for it forever.
 """
 
 import logging
@@ -15,30 +15,27 @@ PREFECT_LOGGERS = ("prefect.flow_runs", "prefect.task_runs", "prefect.engine")
 
 
 def never_end_by_printing() -> None:
-    """Let this process, and those it starts, run on when nothing can be printed any more; messages are dropped then.
-
-    May be called again, after streams were closed.
-    """
+    """Drop messages that cannot be printed, in this process and its children. Call again after closing streams."""
     for number in range(3):
         _open(number)
-    Console.on_broken_pipe = _fall_silent
-    logging.raiseExceptions = False  # messages that cannot be written are no error, as the manual of `logging` advises
+    Console.on_broken_pipe = _silence
+    logging.raiseExceptions = False  # as the manual of `logging` advises for production
 
 
 def _open(number: int) -> None:
-    """Open /dev/null in place of a standard stream that is closed: the next file would get its number, and the messages."""
+    """Open /dev/null in place of a closed standard stream; else the next file would get its number, and its messages."""
     try:
         os.fstat(number)
     except OSError:
-        os.set_inheritable(os.open(os.devnull, os.O_RDWR), True)  # takes the lowest number that is free
+        os.set_inheritable(os.open(os.devnull, os.O_RDWR), True)  # gets the lowest free number
 
 
-def _fall_silent(self: Console) -> None:
+def _silence(self: Console) -> None:
     self.quiet = True
 
 
 def log_errors_as_sentences() -> None:
-    """Log errors that teach without tracebacks, in what Prefect logs of flows and tasks: they say what to do."""
+    """Omit tracebacks of InputError and RunError from Prefect's logs of flows and tasks."""
     for name in PREFECT_LOGGERS:
         logging.getLogger(name).addFilter(_without_traceback)
 

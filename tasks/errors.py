@@ -1,8 +1,7 @@
-"""Errors that teach: what is wrong, which value, where it stands, and what to do about it.
+"""Errors for users. Each says what is wrong, which value, where, and the remedy.
 
-Two kinds reach a person. An `InputError` says that the call, the blend or a source cannot be used as it is (exit
-code 2: nothing was started). A `RunError` says that the work began and cannot be finished honestly (exit code 1).
-Everything else is a defect and keeps its traceback.
+`InputError`: the user must change the call, the blend or a source (exit code 2). `RunError`: the work began and failed
+(exit code 1). Any other exception is a defect and keeps its traceback.
 """
 
 import difflib
@@ -11,15 +10,15 @@ from typing import Any
 
 
 class InputError(ValueError):
-    """Something a person wrote or pointed at cannot be used; the message carries the remedy."""
+    """The user must change their input; the message says how."""
 
 
 class RunError(RuntimeError):
-    """The work began but its result cannot be vouched for; the message names what failed and the remedy."""
+    """The work began and failed; the message names the cause and the remedy."""
 
 
 class PartlyFailedError(RunError):
-    """Some parts of the work failed and others did not; `record` says what became of each, as commands print it."""
+    """Some parts of the work failed; `record` holds the result of each part, as commands print it."""
 
     def __init__(self, message: str, record: Mapping[str, Any]) -> None:
         super().__init__(message)
@@ -27,7 +26,7 @@ class PartlyFailedError(RunError):
 
 
 def nearest(name: str, known: Iterable[str]) -> str:
-    """A `; did you mean …` clause for a misspelt name, or the list of known names when nothing is close."""
+    """`did you mean …?` for a misspelt name, or the list of known names if none is similar."""
     names = sorted(known)
     close = difflib.get_close_matches(name, names, n=1, cutoff=0.5)
     return f"did you mean {close[0]!r}?" if close else f"known: {', '.join(names)}"

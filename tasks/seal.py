@@ -1,9 +1,8 @@
-"""Sealed JSON: documents that tell whether they still are what was written.
+"""Sealed JSON: documents with a checksum of their own, `volatile.seal` (xxh3_128).
 
-The files that vouch for others (receipts, the manifest, the index of contents) carry their own xxh3_128 under
-`volatile.seal`, so that a flipped bit in a count, a hash or a name is seen when the file is read, not believed. It
-guards against damage, not against forgery: whoever can write the file can seal it again. Both ways encode the document
-twice: 90 MB of manifest, which 100,000 shards make, are sealed in 0.25 s and read and checked in 1 s.
+Receipts, the manifest and the content index are sealed, so that a flipped bit in a count, a hash or a name is noticed
+when the file is read. A seal detects damage, not forgery. The manifest of 100,000 shards, 90 MB, is sealed in 0.25 s and
+read and checked in 1 s.
 """
 
 from collections.abc import Mapping
@@ -16,23 +15,20 @@ OPTIONS = orjson.OPT_INDENT_2 | orjson.OPT_SORT_KEYS
 
 
 def sealed(document: Mapping[str, Any]) -> bytes:
-    """The document as indented JSON with sorted keys and its seal: the hash of the same bytes without the seal.
+    """The document as indented JSON with sorted keys, and a seal: the hash of the same bytes without the seal.
 
-    It must have an object `volatile` and hold nothing but JSON.
+    The document must have an object `volatile` and consist of JSON values.
     """
     seal = xxhash.xxh3_128_hexdigest(orjson.dumps(document, option=OPTIONS))
     return orjson.dumps({**document, "volatile": {**document["volatile"], "seal": seal}}, option=OPTIONS)
 
 
 def unsealed(data: bytes) -> dict[str, Any]:
-    """The document in `data`, without its seal.
-
-    Raises ValueError unless `data` is, byte for byte, what `sealed` made.
-    """
+    """The document in `data`, without its seal. Raises ValueError unless `data` is exactly the output of `sealed`."""
     document = orjson.loads(data)
     if not isinstance(document, dict) or not isinstance(document.get("volatile"), dict):
-        raise ValueError("not a sealed JSON document")  # noqa: TRY004 - callers catch one kind of damage
+        raise ValueError("not a sealed JSON document")  # noqa: TRY004 - callers catch one type of error
     document["volatile"].pop("seal", None)
     if sealed(document) != data:
-        raise ValueError("its content does not fit its seal: the file was damaged or edited")
+        raise ValueError("its content does not match its seal: the file was damaged or edited")
     return document

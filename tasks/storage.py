@@ -1,8 +1,8 @@
-"""One place that turns a path or URI into a file system: local paths, s3://, gs://, memory://, hf://, art://.
+"""Paths and URIs: local paths, s3://, gs://, memory://, hf:// and art://.
 
-`art://NAME`, `art://NAME:v3` and `art://NAME/file` stand for what was registered under a name (`tokenmill register`), wherever
-a place is read. fsspec does the rest. Its instances are cached per process and configured from the environment (credentials, end
-points), never from blends or command lines.
+Wherever a path is read, `art://NAME`, `art://NAME:v3` and `art://NAME/file` stand for what was registered under a name
+(`tokenmill register`). fsspec opens everything else. Its file systems are cached per process and configured from the
+environment (credentials, endpoints), never from blends or command lines.
 """
 
 import os
@@ -22,10 +22,9 @@ from tokenmill.tasks.errors import InputError
 from tokenmill.tasks.seal import unsealed
 
 SourceIdentity = Literal["content", "stat"]
-"""How a local file is known: by a hash of its content, or by path, size and modification time."""
+"""How a local file is identified: by a hash of its content, or by path, size and modification time."""
 
 EXTRAS = {"s3": "s3", "s3a": "s3", "gs": "gcs", "gcs": "gcs"}
-
 
 ART = "art://"
 VERSION = re.compile(r"v(\d+)\.json")
@@ -35,27 +34,27 @@ fsspec.register_implementation("s3a", "tokenmill.tasks.s3.S3", clobber=True)
 
 
 def is_local(uri: str) -> bool:
-    """Whether `uri` is a path of this machine rather than a URL."""
+    """Whether `uri` is a path on this machine rather than a URL."""
     return "://" not in uri or uri.startswith("file://")
 
 
 def require_place(uri: str) -> str:
-    """`uri` as it is.
+    """`uri` unchanged.
 
-    Raises InputError for a blank one, which would mean the working directory, and for a `~` without a home folder, which
-    would mean a folder of that name.
+    Raises InputError if it is blank, which would mean the working directory, or begins with the `~` of a missing home
+    folder, which would mean a folder of that name.
     """
     if not uri.strip():
         raise InputError(f"{uri!r} is not a path; name a file, a folder or a URI")
     if os.path.expanduser(uri).startswith("~"):  # noqa: PTH111 - a URI, perhaps
         raise InputError(
-            f"{uri!r}: there is no such home folder; write the path out, or ./{uri} for a file of that name"
+            f"{uri!r}: there is no such home folder; write the whole path, or ./{uri} for a file of that name"
         )
     return uri
 
 
 def absolute(uri: str) -> str:
-    """The one spelling of a place: an absolute local path without `file://`, or the URL without a trailing slash.
+    """An absolute local path without `file://`, or the URL without a trailing slash.
 
     Raises InputError as `require_place` and `located` do.
     """
@@ -73,16 +72,15 @@ def join(base: str, *parts: str) -> str:
 
 
 def _options(scheme: str) -> dict[str, str]:
-    """What a file system would not find by itself: huggingface_hub reads HF_ENDPOINT once, when it is imported."""
+    """Options that a file system does not find by itself: huggingface_hub reads HF_ENDPOINT only when it is imported."""
     endpoint = os.environ.get("HF_ENDPOINT")
     return {"endpoint": endpoint} if scheme == "hf" and endpoint else {}
 
 
 def user_cache(*parts: str) -> str:
-    """A place for what is cheap to lose and dear to make again, per user and machine.
+    """A path in the user's cache on this machine; in the folder for temporary files if the cache cannot be written.
 
-    What a cache that cannot be written does not hold yet goes to the folder for temporary files. Errors as in
-    `temporary_folder`.
+    Raises as `temporary_folder` does.
     """
     home = os.path.expanduser(os.environ.get("XDG_CACHE_HOME") or "~/.cache")  # noqa: PTH111 - see `absolute`
     base = join(os.path.abspath(home), "tokenmill")  # noqa: PTH100
@@ -92,7 +90,7 @@ def user_cache(*parts: str) -> str:
 
 @cache
 def is_writable(folder: str) -> bool:
-    """Whether files can be written in a local folder, which is made if it is not there. Tried, because modes do not tell."""
+    """Whether files can be written in a local folder, which is created if missing. Tried, because modes are not conclusive."""
     try:
         Path(folder).mkdir(parents=True, exist_ok=True)
         tempfile.TemporaryFile(dir=folder).close()
@@ -102,9 +100,9 @@ def is_writable(folder: str) -> bool:
 
 
 def temporary_folder() -> str:
-    """A folder of the user among the temporary files, the same for every process.
+    """The user's folder among the temporary files, the same for every process.
 
-    Raises InputError when it is somebody else's, who could change what is read from it.
+    Raises InputError if somebody else can write in it.
     """
     folder = Path(tempfile.gettempdir(), f"tokenmill-{os.getuid()}")
     with suppress(FileExistsError):
@@ -112,8 +110,8 @@ def temporary_folder() -> str:
     found = folder.lstat()
     if not stat.S_ISDIR(found.st_mode) or found.st_uid != os.getuid() or found.st_mode & 0o022:
         raise InputError(
-            f"{folder} is not this user's own folder, and no other place for caches can be written; set XDG_CACHE_HOME and "
-            "PREFECT_HOME to folders that can"
+            f"{folder} is not a private folder of this user, and no other cache folder can be written; set XDG_CACHE_HOME "
+            "and PREFECT_HOME to folders that can"
         )
     return str(folder)
 
@@ -121,7 +119,7 @@ def temporary_folder() -> str:
 def filesystem(uri: str) -> tuple[AbstractFileSystem, str]:
     """The file system of `uri` and the path within it.
 
-    Raises InputError when the scheme is unknown or the extra that serves it is not installed.
+    Raises InputError if the scheme is unknown or its extra is not installed.
     """
     if uri.startswith(ART):
         return filesystem(located(uri))
@@ -142,22 +140,19 @@ def filesystem(uri: str) -> tuple[AbstractFileSystem, str]:
 
 
 def registry() -> str:
-    """Where names are kept: TOKENMILL_ARTIFACTS, a folder or URI, or a folder of the user's."""
+    """The registry of names: TOKENMILL_ARTIFACTS (a folder or URI), by default a folder of the user."""
     return absolute(os.environ.get("TOKENMILL_ARTIFACTS") or "~/.tokenmill/artifacts")
 
 
 def located(reference: str) -> str:
-    """The place that `art://NAME[:VERSION][/PATH]` stands for; the latest version without one. Raises as `record_of` does."""
+    """The path that `art://NAME[:VERSION][/PATH]` stands for; by default its latest version. Raises as `record_of` does."""
     rest = reference.removeprefix(ART).partition("/")[2]
     place = str(record_of(reference)["path"])
     return join(place, rest) if rest else place
 
 
 def record_of(reference: str) -> Mapping[str, Any]:
-    """What was registered under the name in a reference: at least its `path`.
-
-    Raises InputError when nothing was, or no such version.
-    """
+    """The record of a registered name, with at least its `path`. Raises InputError if there is no such name or version."""
     named = reference.removeprefix(ART).partition("/")[0]
     name, _, version = named.partition(":")
     if version in {"", "latest"}:
@@ -178,7 +173,7 @@ def record_of(reference: str) -> Mapping[str, Any]:
 
 
 def versions(name: str) -> list[int]:
-    """The numbers of the versions that are registered under a name, which others may add to at any time."""
+    """The registered versions of a name."""
     system, folder = filesystem(join(registry(), name))
     system.invalidate_cache(folder)
     try:

@@ -1,9 +1,8 @@
-"""Typed input from people: models that refuse what they don't know, and say which name was probably meant.
+"""Typed input: models that reject unknown keys and suggest the nearest known name.
 
-A misspelt key that is silently ignored is how a run trains on the wrong thing, so every model that a person writes
-(blends, settings) derives from `Strict`: unknown keys are errors with the nearest known name, values are checked and
-frozen. Keys that start with `_` are comments, at any level; the JSON schema allows them too, so that Prefect's server
-accepts the same blend that the command line does.
+A misspelt key that is ignored makes a run train on the wrong data, so all input models (blends, settings) derive from
+`Strict`: unknown keys are errors, values are checked and frozen. Keys that start with `_` are comments, at any level; the
+JSON schema allows them too, so that Prefect's server accepts the same blends as the command line.
 """
 
 import inspect
@@ -33,7 +32,7 @@ Function = TypeVar("Function", bound=Callable[..., Any])
 
 
 class Strict(BaseModel, frozen=True):
-    """A frozen model without unknown keys; keys that start with `_` are comments and are dropped."""
+    """A frozen model that rejects unknown keys; keys that start with `_` are comments and are dropped."""
 
     model_config = ConfigDict(
         extra="forbid",
@@ -43,23 +42,23 @@ class Strict(BaseModel, frozen=True):
 
     @field_validator("*")
     @classmethod
-    def _fits_into_64_bits(cls, value: Any) -> Any:  # noqa: ANN401 - of any field
+    def _fits_into_64_bits(cls, value: Any) -> Any:  # noqa: ANN401 - any field
         if isinstance(value, int) and not -(2**63) <= value < 2**64:
-            raise ValueError("more than 64 bits, which is all that a manifest can hold; choose a smaller number")
+            raise ValueError("more than 64 bits, the most that a manifest can hold; choose a smaller number")
         return value
 
     @model_validator(mode="before")
     @classmethod
-    def _drop_comments(cls, data: Any) -> Any:  # noqa: ANN401 - pydantic hands over whatever was written
+    def _drop_comments(cls, data: Any) -> Any:  # noqa: ANN401 - unchecked input
         if not isinstance(data, Mapping):
             return data
         return {key: value for key, value in cast("Mapping[Any, Any]", data).items() if not str(key).startswith("_")}
 
 
 SIZE = r"^[0-9]*\.?[0-9]+ ?((k|K|m|M|g|G|t|T|p|P|e|E)((i|I)?(b|B))?|b|B)?$"
-"""How a size is written, in the regular expressions that Python, JSON Schema and browsers share.
+"""A size, as a regular expression that Python, JSON Schema and browsers understand.
 
-Without brackets around letters, because Prefect's commands print it, and rich takes those for markup.
+Without brackets around letters: Prefect's commands print it, and rich would interpret those as markup.
 """
 
 
@@ -87,17 +86,17 @@ Size = Annotated[
 """A number of bytes, written as 256MB (decimal), 1GiB (binary) or a plain integer."""
 
 Seed = Annotated[int, Field(ge=0, le=2**64 - 1)]
-"""A seed of 64 bits. The bound is part of it: JSON encoders refuse integers that do not fit into 64 bits."""
+"""A seed of 64 bits, the most that JSON encoders accept."""
 
 
 Place = Annotated[str, AfterValidator(require_place), WithJsonSchema({"type": "string", "pattern": r"\S"})]
-"""A path or URI: never blank, and `~` only where it stands for a home folder."""
+"""A path or URI: not blank, and with `~` only for an existing home folder."""
 
 
 def parse(model: type[Model], data: object, where: str) -> Model:
     """`data` as a `model`.
 
-    Raises InputError with one line per mistake: where it stands, what was given, and the remedy.
+    Raises InputError with one line per mistake: its place, the value, and the remedy.
     """
     try:
         return model.model_validate(data)
@@ -163,7 +162,7 @@ def _dotted(location: tuple[int | str, ...]) -> str:
 
 
 def _owner(model: type[Strict], location: tuple[int | str, ...]) -> type[Strict]:
-    """The model that stands at `location` inside `model`."""
+    """The model at `location` inside `model`."""
     for part in location:
         if isinstance(part, str) and part in model.model_fields:
             model = _inner_model(model.model_fields[part].annotation) or model

@@ -1,7 +1,7 @@
-"""One function over many items in a few threads, for work that waits: small reads, requests to a store.
+"""One function over many items in a few threads, for I/O: small reads, requests to a store.
 
-A future for each item costs 22 µs and 1.6 kB, which is 1.6 GB for a million, so items travel in runs of up to
-64. Where there are few, each travels alone: four large files keep four threads busy.
+A future costs 22 µs and 1.6 kB, 1.6 GB for a million items, so up to 64 items share one. Few items are not grouped, so
+that four large files keep four threads busy.
 """
 
 import os
@@ -11,7 +11,7 @@ from typing import TypeVar
 
 LONGEST_RUN = 64
 RUNS_PER_THREAD = 8
-"""At least, where there are items enough, so that the threads end together."""
+"""The least, given enough items, so that all threads finish at about the same time."""
 
 Item = TypeVar("Item")
 Result = TypeVar("Result")
@@ -23,7 +23,7 @@ def cores() -> int:
 
 
 def in_threads(function: Callable[[Item], Result], items: Sequence[Item], threads: int) -> Iterator[Result]:
-    """`function` of each item, in order; what it raises is raised where its result would stand."""
+    """The results of `function`, in order; an error is raised in place of its result."""
     if not items:
         return
     length = min(LONGEST_RUN, max(1, len(items) // (threads * RUNS_PER_THREAD)))

@@ -19,8 +19,7 @@ from tokenmill.tasks.lengths.stage import measure
 from tokenmill.tasks.shards.identity import shard_identity
 from tokenmill.tasks.shards.plan import PlannedShard
 from tokenmill.tasks.shards.store import Store
-from tokenmill.tasks.sources.content import ContentIndex
-from tokenmill.tasks.sources.cut import cut
+from tokenmill.tasks.sources.slices import ContentIndex, cut
 from tokenmill.tasks.sources.discovery import discover
 from tests.preparing import write_lines
 """

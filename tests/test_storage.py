@@ -52,5 +52,5 @@ def test_a_temporary_folder_that_others_may_change_is_refused(whose, temporary):
     else:
         folder.mkdir()
         folder.chmod(0o777)
-    with pytest.raises(InputError, match=r"is not this user's own folder.*set XDG_CACHE_HOME"):
+    with pytest.raises(InputError, match=r"is not a private folder of this user.*set XDG_CACHE_HOME"):
         temporary_folder()

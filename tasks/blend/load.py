@@ -1,7 +1,7 @@
-"""Loading a blend from a path, a URI or an object, with every mistake found before any data is touched.
+"""Loading a blend from a path, a URI or an object. All mistakes are reported before any data is read.
 
-Relative data paths are relative to the blend file, so that a blend and its data can move together; in an inline
-blend they are relative to the working directory.
+Relative data paths are relative to the blend file, so that a blend and its data can move together; in an inline blend
+they are relative to the working directory.
 """
 
 import json
@@ -18,13 +18,13 @@ from tokenmill.tasks.strict import parse
 from .models import Blend, DataSource, TransformSpec
 
 READS_TABLES = "resolve_placeholders"
-"""The transform that needs data of its own."""
+"""The transform that reads data of its own."""
 
 
 def load_blend(blend: Blend | Mapping[str, Any] | str) -> Blend:
-    """The blend itself, or the blend in the JSON file at a path or URI, its data paths made absolute.
+    """The blend, or the blend in the JSON file at a path or URI, with absolute data paths.
 
-    Raises InputError: a missing file, broken JSON (with line and column), or a blend that breaks a rule.
+    Raises InputError for a missing file, malformed JSON (with line and column), and every broken rule.
     """
     if isinstance(blend, Blend):
         return _anchored(blend, str(Path.cwd()))
@@ -66,7 +66,7 @@ def _no_duplicates(place: str, pairs: list[tuple[str, object]]) -> dict[str, obj
 
 
 def _neighbour(place: str) -> str:
-    """A hint at the most similar file name beside a missing local file."""
+    """A hint at the most similar file name in the folder of a missing file."""
     folder = Path(place).parent
     if not is_local(place) or not folder.is_dir():
         return ""
@@ -85,7 +85,7 @@ def _anchor(source: DataSource, base: str) -> DataSource:
 
 
 def _anchor_tables(spec: TransformSpec, base: str) -> TransformSpec:
-    """A transform, the paths of the tables it reads made absolute."""
+    """A transform with absolute paths of the tables that it reads."""
     tables = spec.get(READS_TABLES) if isinstance(spec, dict) else None
     if not isinstance(tables, dict):
         return spec

@@ -1,8 +1,7 @@
-"""The blend: typed, frozen, and checked in full before anything is read.
+"""The blend: typed, frozen, and fully checked before any data is read.
 
-Data-set names become folder names, so they are validated as path segments: ASCII letters, digits, `.`, `_` and `-`,
-at most 128 characters, never `..`, never a name that Windows reserves, unique without regard to case (the file
-systems of laptops often have none).
+Data set names become folder names, so they must be safe path segments: ASCII letters, digits, `.`, `_` and `-`, at most
+128 characters, not `..`, not reserved by Windows, and unique regardless of case (file systems may ignore case).
 """
 
 import re
@@ -32,9 +31,7 @@ Name = Annotated[str, AfterValidator(_path_segment), WithJsonSchema({"type": "st
 def _plain_values(wanted: object) -> object:
     values = cast("list[object]", wanted) if isinstance(wanted, list) else [wanted]
     if not values or not all(_is_plain(value) for value in values):
-        raise ValueError(
-            "no value to filter by; use text, true or false, a whole number of 64 bits, or a list of these"
-        )
+        raise ValueError("not a value to filter by; use text, true or false, an integer of 64 bits, or a list of these")
     return wanted
 
 
@@ -44,15 +41,14 @@ def _is_plain(value: object) -> bool:
 
 Value = str | int | bool
 Wanted = Annotated[Value | list[Value], BeforeValidator(_plain_values)]
-"""The value that a field must have, or a list of those that it may have."""
-
+"""The value that a field must have, or a list of alternatives."""
 
 TransformSpec = str | dict[str, JsonValue]
-"""A transform of rows for reinforcement learning: its name, or its name and what it is given."""
+"""A transform of rows for reinforcement learning: its name, or its name and arguments."""
 
 
 class DataSource(Strict, frozen=True):
-    """One data set of a blend: where its rows are, and how much it weighs."""
+    """One data set of a blend: where its rows are, and its weight."""
 
     name: Name = Field(description="Unique name; becomes part of file names.")
     path: str = Field(
@@ -60,14 +56,18 @@ class DataSource(Strict, frozen=True):
         description="File, folder (recursive), glob, s3://, gs://, hf://org/name or hf://org/name@revision.",
     )
     weight: float = Field(
-        default=1.0, ge=0, strict=True, description="Relative share of training tokens; 0 prepares it unused."
+        default=1.0, ge=0, strict=True, description="Relative share of training tokens; 0 prepares it without using it."
     )
-    split: str | None = Field(default=None, description="Split to take of a Hugging Face data set.")
-    subset: str | None = Field(default=None, description="Configuration to take of a Hugging Face data set.")
-    text_field: str = Field(default="text", min_length=1, description="Field that holds the text; dots go inward.")
+    split: str | None = Field(default=None, description="Split of the data set.")
+    subset: str | None = Field(
+        default=None, description="Configuration of a Hugging Face data set, or a folder of any other."
+    )
+    text_field: str = Field(
+        default="text", min_length=1, description="Field that holds the text; dots lead into objects."
+    )
     revision: str | None = Field(default=None, description="Branch, tag or commit of a Hugging Face data set.")
     messages_field: str | None = Field(
-        default=None, min_length=1, description="Field that holds the messages; found by itself when left out."
+        default=None, min_length=1, description="Field that holds the messages; detected if omitted."
     )
     tools_field: str = Field(default="tools", min_length=1, description="Field that holds the tools.")
     used_in: str | None = Field(default=None, min_length=1, description="Keep only rows whose used_in names this.")
@@ -75,10 +75,10 @@ class DataSource(Strict, frozen=True):
         default={}, description="Keep only rows whose field has this value, or one of these."
     )
     converter: str | None = Field(
-        default=None, min_length=1, description="How its rows become Harmony; told by its path when left out."
+        default=None, min_length=1, description="Converter to Harmony; chosen by the path if omitted."
     )
     transforms: list[TransformSpec] = Field(
-        default=[], description="What is done to each row for reinforcement learning, in order."
+        default=[], description="Transforms of each row for reinforcement learning, in order."
     )
 
     @model_validator(mode="after")
@@ -89,12 +89,12 @@ class DataSource(Strict, frozen=True):
 
 
 class Blend(Strict, frozen=True):
-    """Data sets and weights: either one flat list, `datasets`, or lists per split."""
+    """Data sets and weights: either one flat list, `datasets`, or a list per split."""
 
-    datasets: list[DataSource] | None = Field(default=None, description="Flat blend; splits are held out of it.")
-    train: list[DataSource] | None = Field(default=None, description="Per-split blend: what training reads.")
-    valid: list[DataSource] | None = Field(default=None, description="Per-split blend: what validation reads.")
-    test: list[DataSource] | None = Field(default=None, description="Per-split blend: what testing reads.")
+    datasets: list[DataSource] | None = Field(default=None, description="Flat blend; valid and test are held out.")
+    train: list[DataSource] | None = Field(default=None, description="Per-split blend: training data.")
+    valid: list[DataSource] | None = Field(default=None, description="Per-split blend: validation data.")
+    test: list[DataSource] | None = Field(default=None, description="Per-split blend: test data.")
 
     @model_validator(mode="after")
     def _check(self) -> Self:
@@ -111,7 +111,7 @@ class Blend(Strict, frozen=True):
         return self
 
     def parts(self) -> dict[str, list[DataSource]]:
-        """`{"datasets": …}` for a flat blend, else the splits that are given."""
+        """`{"datasets": …}` for a flat blend, else the splits that it lists."""
         if self.datasets is not None:
             return {"datasets": self.datasets}
         return {split: sources for split in SPLITS if (sources := getattr(self, split)) is not None}

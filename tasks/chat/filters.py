@@ -19,7 +19,7 @@ from jinja2.exceptions import SecurityError
 from jinja2.filters import FILTERS, do_indent, do_round, do_sum
 from jinja2.runtime import Undefined
 from jinja2.utils import pass_environment
-from tokenmill.tasks.sources.exact_json import apart
+from tokenmill.tasks.sources.exact_json import with_placeholders
 
 from .conversation import Arguments
 from .traced import ToolCallRecord, Traced, joined
@@ -168,7 +168,7 @@ def tojson(
     if type(value) is not Arguments:
         require_plain(value)
     encoder = json.JSONEncoder(ensure_ascii=ensure_ascii, indent=indent, separators=separators, sort_keys=sort_keys)
-    plain, restored = apart(value)
+    plain, restored = with_placeholders(value)
     text = restored(encoder.encode(plain) if indent is None else _indented(encoder, plain, indent))
     calls = value if isinstance(value, list) else [value]
     if calls and isinstance(calls[0], ToolCallRecord):

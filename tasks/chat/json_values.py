@@ -14,10 +14,10 @@ from tokenmill.tasks.sources.exact_json import (
     NumberRangeError,
     RepeatedKeys,
     SpelledFloat,
-    apart,
     compact,
     loads,
     repeated_key,
+    with_placeholders,
 )
 
 from .conversation import Reason, RejectionError
@@ -73,7 +73,7 @@ def json_text(value: object, reason: Reason, what: str) -> str:
     """
     require_single_keys(value, reason, what)
     try:
-        plain, restored = apart(value)
+        plain, restored = with_placeholders(value)
         orjson.dumps(plain)
         return restored(json.dumps(plain, ensure_ascii=False, allow_nan=False))
     except (TypeError, ValueError) as error:

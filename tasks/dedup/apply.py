@@ -23,11 +23,9 @@ from tokenmill.tasks.shards.plan import PlannedShard
 from tokenmill.tasks.shards.receipt import Receipt
 from tokenmill.tasks.shards.settings import OnBadRow
 from tokenmill.tasks.shards.store import Store
-from tokenmill.tasks.sources.files import BadRow, Slice
-from tokenmill.tasks.sources.json_rows import BYTE_ORDER_MARK
-from tokenmill.tasks.sources.parquet import column_batches, require_any
-from tokenmill.tasks.sources.read import blocks_of_rows, read_texts
-from tokenmill.tasks.sources.text_field import field_path, pick_texts
+from tokenmill.tasks.sources.files import BadRow, Row, Slice
+from tokenmill.tasks.sources.formats import format_of, read_texts
+from tokenmill.tasks.sources.json_rows import BYTE_ORDER_MARK, field_path, pick_texts
 
 from .decisions import KEPT, OUTCOMES, rows_decided
 
@@ -44,7 +42,7 @@ MARK_NAMES = [f'"{name}"'.encode() for name in MARKS.names]
 
 def file_of(part: Slice) -> str:
     """What the file of rows is called."""
-    return f"{WHOLE}.parquet" if part.file.format == "parquet" else f"{WHOLE}.jsonl"
+    return f"{WHOLE}.parquet" if format_of(part.file).columnar else f"{WHOLE}.jsonl"
 
 
 Content = list[bytes] | pa.RecordBatch
@@ -96,12 +94,12 @@ def apply_decisions(shard: PlannedShard, store: Store, outcomes: str, on_bad_row
 
 def read_rows(part: Slice, text_field: str) -> Iterator[Rows]:
     """The rows of a slice as they stand, in order, with those that have no text told apart."""
-    return _parquet_rows(part, text_field) if part.file.format == "parquet" else _json_rows(part, text_field)
+    return _arrow_rows(part, text_field) if format_of(part.file).columnar else _json_rows(part, text_field)
 
 
 def _json_rows(part: Slice, text_field: str) -> Iterator[Rows]:
     path, first = field_path(text_field), 0
-    for rows in blocks_of_rows(part):
+    for rows in cast("Iterator[list[Row]]", format_of(part.file).rows(part)):
         texts = pick_texts(rows, path, first)
         content = [_on_one_line(cast("bytes", rows[number - first])) for number in texts.rows.tolist()]
         yield Rows(content, texts.rows, texts.bad, texts.blank)
@@ -113,11 +111,11 @@ def _on_one_line(row: bytes) -> bytes:
     return row.removeprefix(BYTE_ORDER_MARK).strip().replace(b"\n", b" ").replace(b"\r", b" ")
 
 
-def _parquet_rows(part: Slice, text_field: str) -> Iterator[Rows]:
+def _arrow_rows(part: Slice, text_field: str) -> Iterator[Rows]:
     """Texts are read once more by themselves, because they say which rows are bad; batches of whole rows are smaller."""
     bad, first = [row for batch in read_texts(part, text_field) for row in batch.bad], 0
     numbers = np.array([row.row for row in bad], np.int64)
-    for batch in column_batches(part, (), require_any):
+    for batch in cast("Iterator[pa.RecordBatch]", format_of(part.file).rows(part)):
         start, stop = np.searchsorted(numbers, [first, first + len(batch)]).tolist()
         good = np.setdiff1d(np.arange(first, first + len(batch)), numbers[start:stop])
         content = batch if start == stop else batch.take(pa.array(good - first))

@@ -26,13 +26,11 @@ from tokenmill.tasks.blend.load import load_blend
 from tokenmill.tasks.blend.models import SPLITS, Blend, DataSource
 from tokenmill.tasks.errors import InputError
 from tokenmill.tasks.shards.planning import require_no
-from tokenmill.tasks.sources.content import ContentIndex
-from tokenmill.tasks.sources.cut import cut
 from tokenmill.tasks.sources.discovery import discover, name_within
 from tokenmill.tasks.sources.files import Slice, slice_of
-from tokenmill.tasks.sources.locate import first_row
+from tokenmill.tasks.sources.formats import first_row, read_texts
 from tokenmill.tasks.sources.parquet import require_text
-from tokenmill.tasks.sources.read import read_texts
+from tokenmill.tasks.sources.slices import ContentIndex, cut
 from xxhash import xxh3_128_hexdigest
 
 from .documents import Documents, batches, content

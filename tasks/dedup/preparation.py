@@ -9,6 +9,7 @@ shards that are published: each is a signed slice and what was decided about it.
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
+from sys import maxsize
 from typing import Any
 
 from tokenmill.tasks.blend.models import SPLITS, Blend, DataSource
@@ -23,8 +24,9 @@ from tokenmill.tasks.shards.store import Store
 from tokenmill.tasks.shards.usable import require_separate
 from tokenmill.tasks.sources.discovery import name_within
 from tokenmill.tasks.sources.files import Slice
-from tokenmill.tasks.sources.opening import open_source
-from tokenmill.tasks.sources.parquet import open_parquet, require_any, require_text
+from tokenmill.tasks.sources.formats import format_of
+from tokenmill.tasks.sources.parquet import require_any, require_text
+from tokenmill.tasks.sources.slices import cut
 
 from .apply import apply_decisions
 from .contamination import evaluation_sources, evaluations_from, find_evaluations
@@ -83,11 +85,10 @@ def plan_dedup(blend: Blend, settings: DedupSettings, output_dir: str | None) ->
 
 
 def _require_text_in_first(source: DataSource, slices: Sequence[Slice]) -> None:
-    """Raises InputError unless the first file of Parquet has the text field; those who read the others see for themselves."""
-    part = next((part for part in slices if part.file.format == "parquet"), None)
+    """Raises InputError unless the first columnar file has the text field; reading checks the others."""
+    part = next((part for part in slices if format_of(part.file).columnar), None)
     if part is not None:
-        with open_source(part.file) as stream:
-            require_text(open_parquet(part.file, stream).metadata, [source.text_field], part.file.uri)
+        cut(part.file, maxsize, [source.text_field], require_text)
 
 
 def _documents(source: DataSource, split: str, part: Slice, settings: DedupSettings) -> DocumentSlice:

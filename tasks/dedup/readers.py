@@ -18,12 +18,11 @@ import pyarrow.parquet as pq
 from tokenmill.tasks.errors import RunError
 from tokenmill.tasks.harmony.grammar import Fault, parse
 from tokenmill.tasks.shards.store import read_vouched
-from tokenmill.tasks.sources.exact_json import apart
+from tokenmill.tasks.sources.exact_json import with_placeholders
 from tokenmill.tasks.sources.files import Slice
-from tokenmill.tasks.sources.parquet import group_batches
-from tokenmill.tasks.sources.read import read_texts
-from tokenmill.tasks.sources.records import read_records
-from tokenmill.tasks.sources.text_field import field_path
+from tokenmill.tasks.sources.formats import read_records, read_texts
+from tokenmill.tasks.sources.json_rows import field_path
+from tokenmill.tasks.sources.parquet_batches import group_batches
 
 from .settings import NearOn
 
@@ -89,7 +88,7 @@ def _as_text(value: Any, path: list[str]) -> str | None:  # noqa: ANN401 - any J
         value = value.get(key) if isinstance(value, dict) else None
     if value is None or isinstance(value, str):
         return value
-    plain, restored = apart(value)
+    plain, restored = with_placeholders(value)
     return restored(orjson.dumps(plain, default=str).decode())
 
 

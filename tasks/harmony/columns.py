@@ -20,7 +20,7 @@ from typing import Any, TypeVar, cast
 
 import orjson
 import pyarrow as pa
-from tokenmill.tasks.sources.exact_json import apart, compact, loads
+from tokenmill.tasks.sources.exact_json import compact, loads, with_placeholders
 
 from .grammar import ParsedMessage
 from .message import TEMPLATE_VERSION, Effort, HarmonyMessage
@@ -230,7 +230,7 @@ def of_tools(tools: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
     """The number of tools, and the id of their list in the catalog, if there are any."""
     if not tools:
         return {"source_tools_id": None, "source_tools_count": 0}
-    plain, restored = apart(list(tools))
+    plain, restored = with_placeholders(list(tools))
     text = restored(orjson.dumps(plain, option=orjson.OPT_SORT_KEYS).decode())
     return {
         "source_tools_id": hashlib.sha1(text.encode(), usedforsecurity=False).hexdigest(),

@@ -9,8 +9,8 @@ from tokenmill.tasks.shards.planning import places, plan_shards, require_no
 from tokenmill.tasks.shards.preparation import Planned
 from tokenmill.tasks.sources.discovery import name_within
 from tokenmill.tasks.sources.files import Slice
-from tokenmill.tasks.sources.filters import row_filter
 from tokenmill.tasks.sources.parquet import require_any
+from tokenmill.tasks.sources.selection import row_filter
 
 from .converters import CONVERTERS, PROOF_TASKS, converter_for
 from .message import TEMPLATE_VERSION

@@ -22,7 +22,7 @@ from openai_harmony import (
 )
 from tokenmill.tasks.chat.conversation import RejectionError
 from tokenmill.tasks.errors import InputError
-from tokenmill.tasks.sources.exact_json import apart, compact, loads
+from tokenmill.tasks.sources.exact_json import compact, loads, with_placeholders
 
 from .grammar import MESSAGE, START
 from .message import FUNCTIONS, HarmonyMessage
@@ -96,7 +96,7 @@ def _known(tools: Sequence[Mapping[str, Any]]) -> bytes:
 
 @lru_cache(maxsize=1024)
 def _declarations(tools: bytes) -> str:
-    plain, restored = apart(_functions(tools))
+    plain, restored = with_placeholders(_functions(tools))
     described = [ToolDescription.new(**function) for function in plain]
     content = DeveloperContent.new().with_function_tools(described)
     try:

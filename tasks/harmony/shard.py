@@ -20,9 +20,8 @@ from tokenmill.tasks.shards.receipt import Receipt
 from tokenmill.tasks.shards.settings import OnBadRow
 from tokenmill.tasks.shards.store import Store
 from tokenmill.tasks.sources.exact_json import compact
-from tokenmill.tasks.sources.files import Rejected
-from tokenmill.tasks.sources.filters import RowFilter
-from tokenmill.tasks.sources.records import RecordBatch
+from tokenmill.tasks.sources.files import RecordBatch, Rejected
+from tokenmill.tasks.sources.selection import RowFilter
 from tokenmill.tasks.tokenize.encoders import Encoder
 from tokenmill.tasks.tokenize.exact import exact_encoder
 from tokenmill.tasks.tokenize.load import find_vocabulary

@@ -22,6 +22,7 @@ from tokenmill.tasks.shards.manifest import identities
 from tokenmill.tasks.shards.plan import changes
 from tokenmill.tasks.shards.preparation import Planned
 from tokenmill.tasks.shards.settings import RUNTIME_SETTINGS
+from tokenmill.tasks.sources.formats import FORMATS
 
 MOST_NAMED = 3
 
@@ -128,7 +129,7 @@ def _planned_files(planned: Planned[Any, Any]) -> Files:
 def _files(slices: Iterable[tuple[str, str, int, int, Mapping[str, Any]]]) -> Files:
     found: defaultdict[str, dict[str, _File]] = defaultdict(dict)
     for dataset, uri, start, stop, source in slices:
-        file = found[dataset].setdefault(uri, _File(row_groups=source["format"] == "parquet"))
+        file = found[dataset].setdefault(uri, _File(row_groups=FORMATS[source["format"]].columnar))
         file.slices[start, stop] = source["content"]
     return found
 

@@ -26,9 +26,9 @@ from tokenmill.tasks.shards.receipt import Receipt
 from tokenmill.tasks.shards.settings import OnBadRow
 from tokenmill.tasks.shards.store import Store
 from tokenmill.tasks.sources.files import Slice
-from tokenmill.tasks.sources.filters import row_filter
+from tokenmill.tasks.sources.formats import read_records
 from tokenmill.tasks.sources.parquet import require_any
-from tokenmill.tasks.sources.records import read_records
+from tokenmill.tasks.sources.selection import row_filter
 from tokenmill.tasks.tokenize.gate import Verdict, gate_notes, judge
 from tokenmill.tasks.tokenize.load import find_vocabulary, planned_vocabulary
 from tokenmill.tasks.tokenize.settings import SpecialTokens, TokenizerSource

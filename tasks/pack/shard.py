@@ -21,10 +21,9 @@ from tokenmill.tasks.shards.plan import PlannedShard
 from tokenmill.tasks.shards.receipt import Receipt
 from tokenmill.tasks.shards.settings import OnBadRow
 from tokenmill.tasks.shards.store import Store
-from tokenmill.tasks.sources.files import Rejected
-from tokenmill.tasks.sources.filters import RowFilter
-from tokenmill.tasks.sources.locate import first_row
-from tokenmill.tasks.sources.records import RecordBatch
+from tokenmill.tasks.sources.files import RecordBatch, Rejected
+from tokenmill.tasks.sources.formats import first_row
+from tokenmill.tasks.sources.selection import RowFilter
 from tokenmill.tasks.tokenize.encoders import Encoder
 from xxhash import xxh3_64_intdigest
 

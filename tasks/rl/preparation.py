@@ -23,11 +23,11 @@ from tokenmill.tasks.shards.receipt import Receipt
 from tokenmill.tasks.shards.settings import OnBadRow
 from tokenmill.tasks.shards.store import Store, read_bytes
 from tokenmill.tasks.shards.usable import require_separate
-from tokenmill.tasks.sources.content import ContentIndex
 from tokenmill.tasks.sources.files import Slice
-from tokenmill.tasks.sources.filters import row_filter
+from tokenmill.tasks.sources.formats import read_records
 from tokenmill.tasks.sources.parquet import require_any
-from tokenmill.tasks.sources.records import read_records
+from tokenmill.tasks.sources.selection import row_filter
+from tokenmill.tasks.sources.slices import ContentIndex
 from tokenmill.tasks.storage import SourceIdentity, is_local, join
 from tokenmill.tasks.tokenize.exact import exact_encoder
 from tokenmill.tasks.tokenize.gate import Verdict, gate_notes, judge

@@ -24,10 +24,9 @@ from tokenmill.tasks.shards.receipt import Receipt
 from tokenmill.tasks.shards.settings import OnBadRow
 from tokenmill.tasks.shards.store import Store
 from tokenmill.tasks.sources.exact_json import compact, repeated_key
-from tokenmill.tasks.sources.files import BadRow, Rejected
-from tokenmill.tasks.sources.filters import RowFilter
-from tokenmill.tasks.sources.json_rows import BYTE_ORDER_MARK, excerpt
-from tokenmill.tasks.sources.records import RecordBatch, excerpt_of
+from tokenmill.tasks.sources.files import BadRow, RecordBatch, Rejected
+from tokenmill.tasks.sources.json_rows import BYTE_ORDER_MARK, excerpt, excerpt_of
+from tokenmill.tasks.sources.selection import RowFilter
 from tokenmill.tasks.tokenize.encoders import Encoder
 from xxhash import xxh3_64_intdigest
 

@@ -8,8 +8,7 @@ from tokenmill.tasks.blend.models import SPLITS, Blend, DataSource, Split
 from tokenmill.tasks.errors import InputError
 from tokenmill.tasks.sources.discovery import discover
 from tokenmill.tasks.sources.files import Slice
-from tokenmill.tasks.sources.formats import describe
-from tokenmill.tasks.sources.read import count_rows
+from tokenmill.tasks.sources.formats import count_rows, describe
 from tokenmill.tasks.sources.selection import MissingSplitError
 
 SOURCE_SPLITS: dict[Split, tuple[str, ...]] = {

@@ -24,12 +24,12 @@ from pyarrow import compute
 from pydantic import Field, JsonValue
 from tokenmill.tasks.blend.models import DataSource
 from tokenmill.tasks.errors import InputError, RunError, nearest
-from tokenmill.tasks.sources.content import ContentIndex
-from tokenmill.tasks.sources.cut import cut
 from tokenmill.tasks.sources.discovery import discover
 from tokenmill.tasks.sources.files import Slice, SourceFile, slice_of
+from tokenmill.tasks.sources.formats import count_rows, format_of
 from tokenmill.tasks.sources.opening import SourceCorrupt
-from tokenmill.tasks.sources.parquet import column_batches, parquet_rows
+from tokenmill.tasks.sources.parquet import column_batches
+from tokenmill.tasks.sources.slices import ContentIndex, cut
 from tokenmill.tasks.storage import SourceIdentity
 from tokenmill.tasks.strict import Strict, parse
 
@@ -120,7 +120,7 @@ def find_table(source: TableSource, name: str, index: ContentIndex, identity: So
     Raises InputError for a table that is missing, empty, or not one of questions, SourceCorrupt for a file without footer.
     """
     pinned = index.identify(table_slices(source, name), FIELDS, identity)
-    if not any(map(parquet_rows, pinned)):
+    if not any(count_rows(part, 1) for part in pinned):
         raise InputError(f"table {name!r}: {source.path} holds no rows; fix the path")
     return TableFiles(source.style, tuple(pinned))
 
@@ -135,7 +135,7 @@ def table_slices(source: TableSource, name: str) -> list[Slice]:
 
 
 def _whole(file: SourceFile) -> list[Slice]:
-    if file.format != "parquet":
+    if not format_of(file).columnar:
         raise InputError(f"{file.uri}: a table of questions must be Parquet; convert it, or name only Parquet files")
     return cut(file, maxsize, FIELDS, _require_questions)
 

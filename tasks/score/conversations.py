@@ -19,7 +19,7 @@ from tokenmill.tasks.harmony.grammar import START, Fault, ParsedMessage, parse
 from tokenmill.tasks.harmony.message import HarmonyMessage
 from tokenmill.tasks.harmony.sequences import LOSS_MODES, encode
 from tokenmill.tasks.pack.formats import Rows
-from tokenmill.tasks.sources.text_field import field_path
+from tokenmill.tasks.sources.json_rows import field_path
 from tokenmill.tasks.tokenize.encoders import Encoder
 
 from .chats import chat_of

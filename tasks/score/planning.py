@@ -20,8 +20,8 @@ from tokenmill.tasks.shards.planning import places, plan_shards, require_no
 from tokenmill.tasks.shards.preparation import Planned
 from tokenmill.tasks.shards.store import Store
 from tokenmill.tasks.sources.files import Slice
-from tokenmill.tasks.sources.filters import row_filter
 from tokenmill.tasks.sources.parquet import require_any
+from tokenmill.tasks.sources.selection import row_filter
 from tokenmill.tasks.tokenize.load import find_vocabulary
 from tokenmill.tasks.tokenize.settings import TokenizerSource
 

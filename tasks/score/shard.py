@@ -20,10 +20,9 @@ from tokenmill.tasks.shards.plan import PlannedShard
 from tokenmill.tasks.shards.receipt import Receipt
 from tokenmill.tasks.shards.settings import OnBadRow
 from tokenmill.tasks.shards.store import Store
-from tokenmill.tasks.sources.files import Slice
-from tokenmill.tasks.sources.filters import RowFilter
-from tokenmill.tasks.sources.locate import first_row
-from tokenmill.tasks.sources.records import RecordBatch
+from tokenmill.tasks.sources.files import RecordBatch, Slice
+from tokenmill.tasks.sources.formats import first_row
+from tokenmill.tasks.sources.selection import RowFilter
 
 from .conversations import Conversations, text_at
 from .embed import Embedder, as_stored

@@ -19,10 +19,10 @@ import orjson
 import pyarrow as pa
 import pyarrow.parquet as pq
 from tokenmill.tasks.errors import RunError
-from tokenmill.tasks.sources.files import BadRow, Rejected, Slice
-from tokenmill.tasks.sources.filters import RowFilter
-from tokenmill.tasks.sources.locate import first_row
-from tokenmill.tasks.sources.records import RecordBatch, excerpt_of, read_records
+from tokenmill.tasks.sources.files import BadRow, RecordBatch, Rejected, Slice
+from tokenmill.tasks.sources.formats import first_row, read_records
+from tokenmill.tasks.sources.json_rows import excerpt_of
+from tokenmill.tasks.sources.selection import RowFilter
 from tokenmill.tasks.storage import is_local
 
 from .plan import PlannedShard, shard_from_record

@@ -9,11 +9,9 @@ from dataclasses import replace
 
 from tokenmill.tasks.blend.models import SPLITS, Blend, DataSource
 from tokenmill.tasks.errors import InputError
-from tokenmill.tasks.sources.content import ContentIndex
-from tokenmill.tasks.sources.cut import leading_rows, leading_share
 from tokenmill.tasks.sources.discovery import find
-from tokenmill.tasks.sources.files import Found, Slice, SourceFile
-from tokenmill.tasks.sources.parquet import Require
+from tokenmill.tasks.sources.files import Found, Require, Slice, SourceFile
+from tokenmill.tasks.sources.slices import ContentIndex, leading_rows, leading_share
 from tokenmill.tasks.storage import absolute, join, user_cache
 
 from .identity import Recipe, shard_identities

@@ -25,7 +25,7 @@ from typing import Any, Protocol, cast
 import orjson
 from tokenmill.tasks.blend.models import SPLITS, Blend
 from tokenmill.tasks.errors import InputError, RunError
-from tokenmill.tasks.sources.locate import first_row
+from tokenmill.tasks.sources.formats import first_row
 from tokenmill.tasks.storage import filesystem, is_local, join
 from xxhash import xxh3_128_hexdigest
 

@@ -7,8 +7,7 @@ from tempfile import TemporaryFile
 from tokenmill.tasks.blend.load import load_blend
 from tokenmill.tasks.blend.models import Blend
 from tokenmill.tasks.errors import InputError
-from tokenmill.tasks.sources.apart import require_apart
-from tokenmill.tasks.sources.discovery import discover
+from tokenmill.tasks.sources.discovery import discover, require_no_overlap
 from tokenmill.tasks.storage import absolute, is_local, join, user_cache
 
 from .manifest import BLEND, MANIFEST
@@ -47,7 +46,7 @@ def require_separate(sources: Iterable[tuple[str, str]], store: str, output_dir:
     """
     written = {"the output folder": output_dir, "the store": store, "the cache (XDG_CACHE_HOME)": user_cache()}
     for name, source in sources:
-        require_apart(name, source, written, output_dir)
+        require_no_overlap(name, source, written, output_dir)
     if _is_input(output_dir):
         raise InputError(
             f"{join(output_dir, BLEND)}: is a blend of data elsewhere, and publishing here would replace it; move it, or "

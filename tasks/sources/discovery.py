@@ -1,13 +1,15 @@
-"""From what a blend names to the files that hold its rows: a file, a folder, a glob, a prefix of a bucket, a hub data set.
+"""From the path of a data set to its files: a file, a folder, a glob, a prefix of a bucket, a hub data set.
 
-One listing per source, never a request per file: a bucket prefix of 100,000 objects is 100 pages, a hub data set one
-answer, a folder of 100,000 local files 1.3 s. The listing already carries sizes and checksums, so nothing is read,
-except the first bytes of `.json` files (`formats`). Order is by URI: the same files always give the same plan.
+One listing per source, never a request per file: a bucket prefix of 100,000 objects takes 100 pages, a hub data set one
+answer, a folder of 100,000 local files 1.3 s. Listings carry sizes and checksums, so nothing is read except the first
+bytes of `.json` files. Files are sorted by URI, so the same files always give the same plan.
 
-Folders, prefixes and globs are searched recursively for names we can read; the rest is counted, by ending, and an error
-only if nothing is left. A file that is named outright must be one we can read. Hidden files and folders (`.git`, `.cache`)
-and what is no regular file are skipped and counted too.
-`subset` and `split` choose among what was found (`selection`); a file that is named outright is taken as it is.
+Folders, prefixes and globs are searched recursively for files of known formats; other files, hidden files and folders
+(`.git`, `.cache`), pipes and devices are skipped and counted. `subset` and `split` choose among the files that were
+found (`selection`). A path that names a file takes that file, which must be of a known format.
+
+Because every run searches again, outputs must not lie where a source is searched: the next run would read them. Nor may
+a source lie in an output folder, where publishing replaces files. `require_no_overlap` refuses both.
 """
 
 import difflib
@@ -17,8 +19,7 @@ import re
 import stat
 import sys
 from collections import Counter, deque
-from collections.abc import Generator
-from concurrent.futures import ThreadPoolExecutor
+from collections.abc import Generator, Iterator, Mapping
 from contextlib import contextmanager
 from glob import has_magic
 from pathlib import Path
@@ -28,17 +29,18 @@ from fsspec.spec import AbstractFileSystem
 from tokenmill.tasks.blend.models import DataSource
 from tokenmill.tasks.errors import InputError
 from tokenmill.tasks.storage import absolute, filesystem, is_local
+from tokenmill.tasks.threads import in_threads
 
-from .files import Compression, Format, Found, SourceFile
-from .formats import ENDINGS, describe, sniff
-from .planned import stored_version
+from .files import Compression, Found, SourceFile
+from .formats import ENDINGS, describe, format_of
+from .integrity import stored_version
 from .selection import choose, data_names, glob_pattern, kinds_skipped, shortened
 
 COMMIT = re.compile(r"@[0-9a-f]{40}/")
-"""What stands between a repository of the hub and a path inside it."""
+"""The part of a hub URI between the repository and the path inside it."""
 
 REFUSED = frozenset({errno.ENOENT, errno.EACCES, errno.EPERM, errno.ELOOP, errno.ENOTDIR, errno.ENAMETOOLONG})
-"""What a person can do something about; any other error of a disk may pass."""
+"""Errors that the user can fix; other errors of a disk may be transient."""
 
 SPECIAL = (
     (stat.S_ISFIFO, "a named pipe"),
@@ -48,6 +50,8 @@ SPECIAL = (
 )
 
 UNAUTHORIZED = 401
+SNIFFING_THREADS = 8
+
 CLIENT_ERRORS = {
     "botocore.exceptions": ("NoCredentialsError", "PartialCredentialsError", "ParamValidationError"),
     "google.auth.exceptions": ("DefaultCredentialsError",),
@@ -56,32 +60,27 @@ CLIENT_ERRORS = {
 
 
 def discover(source: DataSource) -> list[SourceFile]:
-    """The files of `source`, as `find` has them."""
+    """The files of `source`. Raises as `find` does."""
     return find(source).files
 
 
 def find(source: DataSource) -> Found:
-    """Every file of `source`, sorted by URI, and how many lie beside them unread. Empty files are kept, with size 0.
+    """The files of `source`, sorted by URI, and how many others were skipped. Empty files are kept, with size 0.
 
-    A local file carries `modified_ns`, any other `version`, where its store gives one. A symbolic link to a folder is
-    followed, and a folder that can be reached twice is read once, as is a file and a link to it beside it. Raises InputError
-    when there is nothing to read.
+    A local file has `modified_ns`, any other `version`, if its store gives one. Links to folders are followed; a folder or
+    file that can be reached in several ways is read once. Raises InputError if there is nothing to read.
     """
     if source.path.startswith("hf://"):
         from .hub import hub_files  # the hub's client takes 0.15 s to import
 
         found = hub_files(source)
     elif source.revision is not None:
-        raise InputError(
-            f"{source.path}: 'revision' {source.revision!r} means something for hf:// paths only; remove it"
-        )
+        raise InputError(f"{source.path}: 'revision' {source.revision!r} applies to hf:// paths only; remove it")
     elif is_local(source.path):
         found = _local_files(source)
     else:
         found = _stored_files(source)
-    with ThreadPoolExecutor(max_workers=8) as pool:
-        sniffed = [*pool.map(sniff, [file for file in found.files if file.format == "json"])]
-    files = [*sniffed, *(file for file in found.files if file.format != "json")]
+    files = in_threads(lambda file: format_of(file).sniff(file), found.files, SNIFFING_THREADS)
     return Found(sorted(files, key=lambda file: file.uri), dict(sorted(found.skipped.items())))
 
 
@@ -104,7 +103,7 @@ def _local_files(source: DataSource) -> Found:
 
 
 def _named_once(folder: Path, names: list[str]) -> list[str]:
-    """The names without links to files that are among them: a file is read once, whatever else it is called."""
+    """The names without links to files that are also among them, so that no file is read twice."""
     links = {name for name in names if (folder / name).is_symlink()}
     if not links:
         return names
@@ -124,20 +123,20 @@ def _local_file(path: Path) -> SourceFile:
 
 
 def _local_names(path: Path) -> tuple[Path, list[str], list[str]]:
-    """A folder, the files below it that `path`, a folder or a glob, names, and what is no regular file among them."""
+    """A folder, the files in it that `path` (a folder or a glob) matches, and the pipes, sockets and devices among them."""
     if path.is_dir():
-        return path, *_below(path)
+        return path, *_listed(path)
     folder, pattern = divided(str(path))
     if not pattern or not Path(folder).is_dir():
         raise InputError(_why_no_file(path))
     matches = glob_pattern(pattern).match
     depth = sys.maxsize if "**" in pattern else pattern.count("/") + 1
-    names, special = _below(Path(folder), depth)
+    names, special = _listed(Path(folder), depth)
     return Path(folder), [*filter(matches, names)], [*filter(matches, special)]
 
 
 def _why_no_file(path: Path) -> str:
-    """Why there is neither a file nor a folder at `path`, and what to do."""
+    """Why `path` is neither a file nor a folder, and the remedy."""
     try:
         mode = path.stat().st_mode
     except FileNotFoundError:
@@ -146,14 +145,14 @@ def _why_no_file(path: Path) -> str:
         return f"{path} does not exist; {_nearest_there(path)}"
     except NotADirectoryError:
         return f"{path} does not exist; {_nearest_there(path)}"
-    kind = next((name for is_kind, name in SPECIAL if is_kind(mode)), "no regular file")
-    return f"{path}: is {kind}, and sources are read more than once; write what it gives to a file and name that"
+    kind = next((name for is_kind, name in SPECIAL if is_kind(mode)), "not a regular file")
+    return f"{path}: is {kind}, and sources are read more than once; write its output to a file and name that"
 
 
-def _below(root: Path, depth: int = sys.maxsize) -> tuple[list[str], list[str]]:
-    """Files at most `depth` components below `root`, as relative names, and likewise pipes, sockets and devices.
+def _listed(root: Path, depth: int = sys.maxsize) -> tuple[list[str], list[str]]:
+    """Relative paths of the files at most `depth` components below `root`, and of the pipes, sockets and devices.
 
-    Hidden folders are named and not entered. Links to folders are followed last and no folder is entered twice, so circles
+    Hidden folders are listed but not entered. Links to folders are followed last and no folder is entered twice, so cycles
     end and real names win.
     """
     names: list[str] = []
@@ -180,8 +179,9 @@ def _below(root: Path, depth: int = sys.maxsize) -> tuple[list[str], list[str]]:
 
 
 def name_within(path: str, uri: str) -> str:
-    """What a file is called in the data set at `path`: its path below the folder that is named there, or inside its
-    repository, so that no two files of a data set are called the same. A file that is named itself is called by its name.
+    """The name of a file in the data set at `path`, unique in it: its path below the folder of `path` or in its repository.
+
+    If `path` is the file itself, its base name.
     """
     folder = f"{divided(path)[0].rstrip('/')}/"
     if uri.startswith(folder):
@@ -191,14 +191,14 @@ def name_within(path: str, uri: str) -> str:
 
 
 def divided(path: str) -> tuple[str, str]:
-    """The part of a glob before its first wildcard component, and the rest; the rest is empty when it is no glob."""
+    """A glob's components before the first with a wildcard, and the rest; the rest is empty if there is no wildcard."""
     parts = path.split("/")
     first = next((index for index, part in enumerate(parts) if has_magic(part)), len(parts))
     return "/".join(parts[:first]), "/".join(parts[first:])
 
 
 def _nearest_there(path: Path) -> str:
-    """What there is instead of the missing `path`."""
+    """What exists near the missing `path`."""
     parent = next(folder for folder in path.parents if folder.is_dir())
     missing = path.relative_to(parent).parts[0]
     there = sorted(entry.name for entry in parent.iterdir())
@@ -224,11 +224,11 @@ def _stored_files(source: DataSource) -> Found:
 
 
 def _listing(store: AbstractFileSystem, path: str) -> dict[str, dict[str, Any]]:
-    """The objects at, below or, for a glob, matching `path`: what the store says of each, by its name.
+    """The listing entries of the objects at, below or (for a glob) matching `path`, by name.
 
-    Objects that only mark a folder, whose names end with a slash, are left out.
+    Folder markers, whose names end with a slash, are left out.
     """
-    # Stores remember listings; a plan made of an old one would miss what arrived since.
+    # fsspec caches listings; a plan from an old one would miss new objects.
     store.invalidate_cache()
     if has_magic(path):
         glob_pattern(path)
@@ -244,7 +244,7 @@ def _stored_file(scheme: str, name: str, entry: dict[str, Any]) -> SourceFile:
     return SourceFile(uri, int(entry["size"]), *_kind(uri), version=stored_version(entry))
 
 
-def _kind(name: str) -> tuple[Format, Compression | None]:
+def _kind(name: str) -> tuple[str, Compression | None]:
     kind = describe(name)
     if kind is None:
         raise InputError(f"{name}: files of this type cannot be read; supported are {', '.join(ENDINGS)}")
@@ -253,7 +253,7 @@ def _kind(name: str) -> tuple[Format, Compression | None]:
 
 @contextmanager
 def _explained(place: str) -> Generator[None]:
-    """Turns a store's refusal into an InputError with a remedy; transient errors pass, for whoever retries."""
+    """Turns a store's refusal into an InputError with a remedy; transient errors pass through, to be retried."""
     try:
         yield
     except FileNotFoundError as error:
@@ -261,19 +261,105 @@ def _explained(place: str) -> Generator[None]:
     except (OSError, *_client_errors()) as error:
         if not _is_refusal(error):
             raise
-        remedy = "check the name of the bucket, and the credentials in the environment"
+        remedy = "check the bucket name and the credentials in the environment"
         raise InputError(f"{place}: access was refused ({error}); {remedy}") from error
 
 
 def _client_errors() -> tuple[type[Exception], ...]:
-    """The errors of the cloud clients; those that are not loaded have raised nothing."""
+    """The error types of the cloud clients that are imported; the others cannot have raised anything."""
     loaded = [(sys.modules[module], names) for module, names in CLIENT_ERRORS.items() if module in sys.modules]
     return tuple(getattr(module, name) for module, names in loaded for name in names)
 
 
 def _is_refusal(error: Exception) -> bool:
-    """Whether a store said no to who is asking, rather than that it cannot answer now."""
+    """Whether a store denied access, as opposed to being unavailable."""
     if isinstance(error, OSError):
-        # gcsfs has no type of its own for a 403.
+        # gcsfs has no exception type for a 403.
         return isinstance(error, PermissionError) or str(error).startswith("Forbidden")
     return getattr(error, "code", UNAUTHORIZED) == UNAUTHORIZED
+
+
+ANY_DEPTH = "**"
+
+Location = tuple[AbstractFileSystem, str]
+"""A file system and a path in it, without symbolic links."""
+
+
+def require_no_overlap(name: str, source: str, written: Mapping[str, str], published: str | None = None) -> None:
+    """Raises InputError if a search of `source` would find a folder that is written, or if it lies in `published`.
+
+    `name` is the source's name in messages; `written` maps names of output folders to their places. Hidden folders and
+    folders that a glob does not match are never searched, so outputs may lie there. Lists every local folder once.
+    """
+    outputs = {what: _resolved(folder) for what, folder in written.items()}
+    replaced = None if published is None else _resolved(published)
+    for place, pattern, location in _searched(source):
+        for what, folder in outputs.items():
+            below = _below(location, folder)
+            if below is not None and _may_match(pattern, f"{place}/{below}"):
+                raise InputError(
+                    f"{name}: {source} is searched for files and {what} {written[what]} lies in it, so the next run would "
+                    f"read what this one writes; choose a folder outside of {source}"
+                )
+        if replaced is not None and _below(replaced, location) is not None:
+            raise InputError(
+                f"{name}: {source} lies in the output folder {published}, where publishing replaces and removes files; "
+                "choose another output folder"
+            )
+
+
+def _resolved(place: str) -> Location:
+    system, path = filesystem(place)
+    return system, os.path.realpath(path) if is_local(place) else path
+
+
+def _searched(source: str) -> Iterator[tuple[str, str, Location]]:
+    """The searched file or folder, and every linked folder in it: path below the source, glob pattern, location."""
+    if source.startswith("hf://"):  # nothing is written there
+        return
+    source = absolute(source)
+    system, path = filesystem(source)
+    folder, pattern = (path, "") if is_local(source) and Path(path).exists() else divided(path)
+    pattern = pattern or ANY_DEPTH
+    if not is_local(source):
+        yield "", pattern, (system, folder.rstrip("/"))
+        return
+    for place, real in _entered(folder, pattern):
+        yield place, pattern, (system, real)
+
+
+def _entered(root: str, pattern: str) -> Iterator[tuple[str, str]]:
+    """`root` and the linked folders that a search enters, each once: the path below `root`, and the real path."""
+    waiting, entered = deque([""]), set[str]()
+    while waiting:
+        place = waiting.popleft()
+        real = os.path.realpath(Path(root, place))
+        if real in entered:
+            continue
+        entered.add(real)
+        yield place, real
+        for folder, names, _ in os.walk(real):
+            within = Path(place, os.path.relpath(folder, real))
+            names[:] = [name for name in names if _may_match(pattern, str(within / name))]
+            waiting += [str(within / name) for name in names if Path(folder, name).is_symlink()]
+
+
+def _below(folder: Location, place: Location) -> str | None:
+    """The path of `place` below `folder`, empty for the folder itself; None if it lies elsewhere."""
+    outer, inner = folder[1].rstrip("/") + "/", place[1].rstrip("/") + "/"
+    return inner.removeprefix(outer) if folder[0] == place[0] and inner.startswith(outer) else None
+
+
+def _may_match(pattern: str, folder: str) -> bool:
+    """Whether a search with `pattern` may find a file below `folder`, a path relative to the searched folder."""
+    names, parts = [name for name in folder.split("/") if name not in {"", "."}], pattern.split("/")
+    if any(name.startswith(".") for name in names):
+        return False
+    for number, name in enumerate(names):
+        if number == len(parts):
+            return False
+        if parts[number] == ANY_DEPTH:
+            return True
+        if not glob_pattern(parts[number]).match(name):
+            return False
+    return len(parts) > len(names)

@@ -1,13 +1,13 @@
-"""JSON whose numbers keep their spelling, from the bytes of a row to the text that is made of it.
+"""JSON that preserves numbers as they are written, from the bytes of a row to the text made of it.
 
-orjson reads integers beyond 64 bits as floats, and no parser of Python remembers how a float was written: `1.50`
-becomes `1.5`, `1e3` becomes `1000.0`. A model that is trained on a tool call must see what the source says, so such
-numbers are read as `SpelledFloat`s and as Python's integers. An object that says a key twice is read as `RepeatedKeys`,
-because nobody can tell which of the two values is meant.
+orjson reads integers beyond 64 bits as floats, and Python's parsers do not keep the spelling of a float: `1.50` becomes
+`1.5`, `1e3` becomes `1000.0`. A model that is trained on a tool call must see the source's spelling, so such numbers are
+read as `SpelledFloat` and as Python integers. An object with a repeated key is read as `RepeatedKeys`, because it is
+unclear which value is meant.
 
-Almost no row has any of these. orjson parses every row, and a walk over its values tells whether it has lost something:
-a float is among them, or the row has more strings than they have. Only then is the row parsed again, by `json`. The walk
-costs 0.3 µs per kilobyte of text and 30 ns per value, about as much as parsing short rows does.
+Such rows are rare. orjson parses every row, and a walk over the values detects a loss: a float, or fewer strings than the
+row has. Only then `json` parses the row again. The walk costs 0.3 µs per kilobyte of text and 30 ns per value, about as
+much as parsing short rows.
 """
 
 import json
@@ -22,48 +22,48 @@ import orjson
 SIGNED_64, UNSIGNED_64 = 1 << 63, 1 << 64
 
 NEGATIVE_ZERO = re.compile(rb"-0(?![\d.eE])")
-"""Python has no integer of this spelling."""
+"""Python has no integer -0."""
 
 BEYOND_DOUBLE = "number is infinity"
-"""How orjson's message about a number beyond a double begins."""
+"""The beginning of orjson's message about a number beyond a double."""
 
 TOO_DEEP = "Recursion limit"
-"""How orjson's message about more than 254 levels begins."""
+"""The beginning of orjson's message about more than 254 levels."""
 
 MARKS = 10**10
-"""Integers that stand for numbers have ten digits that nothing else has, and seven that count."""
+"""Placeholders of numbers are integers of ten unique digits and a seven-digit index."""
 
 
 class NumberRangeError(ValueError):
-    """A number that JSON allows and that is not accepted: a float beyond a double, an integer of too many digits, or one
-    that has to be read exactly in a row of too many levels.
+    """Valid JSON with a number that is not accepted: a float beyond a double, an integer of too many digits, or a number
+    that must be read exactly in a row of too many levels.
     """
 
 
 class SpelledFloat(float):
-    """A float that the source spells in another way than Python does; `text` is the source's spelling."""
+    """A float that Python would spell differently; `text` is the source's spelling."""
 
     __slots__ = ("text",)
     text: str
 
     def __repr__(self) -> str:
-        """The source's spelling, which templates print as well."""
+        """The source's spelling, which templates print too."""
         return self.text
 
     __str__ = __repr__
 
 
 class RepeatedKeys(dict[str, Any]):
-    """An object in which `key` stands more than once; it holds the last value."""
+    """An object with a repeated `key`; it holds the last value."""
 
     __slots__ = ("key",)
     key: str
 
 
-def loads(data: bytes | str) -> Any:  # noqa: ANN401 - JSON may be anything
-    """The value of JSON text, which orjson decides about, with exact numbers.
+def loads(data: bytes | str) -> Any:  # noqa: ANN401 - any JSON
+    """The value of JSON text, with exact numbers.
 
-    Raises orjson.JSONDecodeError for what is not JSON, NumberRangeError for numbers that are not accepted.
+    Raises orjson.JSONDecodeError if orjson does not accept the text, NumberRangeError for numbers that are not accepted.
     """
     value = rounded(data)
     raw = data if isinstance(data, bytes) else data.encode()
@@ -77,7 +77,7 @@ def loads(data: bytes | str) -> Any:  # noqa: ANN401 - JSON may be anything
 
 
 def rounded(data: bytes | str) -> Any:  # noqa: ANN401 - same
-    """The value of JSON text as orjson reads it, which is enough for who wants its texts alone. Raises as `loads`."""
+    """The value of JSON text with rounded numbers, for readers of texts alone. Raises as `loads`."""
     try:
         return orjson.loads(data)
     except orjson.JSONDecodeError as error:
@@ -87,14 +87,14 @@ def rounded(data: bytes | str) -> Any:  # noqa: ANN401 - same
 
 
 def compact(value: object) -> bytes:
-    """`value` as JSON without blanks. Raises TypeError for what JSON cannot say, and for more than 254 levels."""
-    plain, restored = apart(value)
+    """`value` as JSON without blanks. Raises TypeError for values that JSON lacks, and for more than 254 levels."""
+    plain, restored = with_placeholders(value)
     return orjson.dumps(plain) if plain is value else restored(orjson.dumps(plain).decode()).encode()
 
 
-def apart(value: Any) -> tuple[Any, Callable[[str], str]]:  # noqa: ANN401 - JSON may be anything
-    """`value` with plain integers in place of the numbers that writers of JSON would change, and what puts these back
-    into the text that a writer has made of it; the same object where there are none.
+def with_placeholders(value: Any) -> tuple[Any, Callable[[str], str]]:  # noqa: ANN401 - any JSON
+    """`value` with integers as placeholders for the numbers that JSON writers would change, and a function that puts the
+    numbers back into the written text. The same object if there are no such numbers.
 
     Raises TypeError for more than 254 levels.
     """
@@ -114,7 +114,7 @@ def apart(value: Any) -> tuple[Any, Callable[[str], str]]:  # noqa: ANN401 - JSO
 
 
 def repeated_key(value: object) -> str | None:
-    """A key that stands more than once in an object in `value`, or None."""
+    """A repeated key of an object in `value`, or None."""
     waiting = [value]
     for each in waiting:
         if isinstance(each, RepeatedKeys):
@@ -127,7 +127,7 @@ def repeated_key(value: object) -> str | None:
 
 
 def _is_exact(value: object, raw: bytes) -> bool:
-    """Whether orjson has lost nothing: no float, and as many strings as the text has."""
+    """Whether orjson lost nothing: there is no float, and there are as many strings as in the text."""
     strings, waiting = 0, [value]
     for each in waiting:
         kind = type(each)
@@ -147,7 +147,7 @@ def _is_exact(value: object, raw: bytes) -> bool:
 
 
 def _is_too_deep(value: object) -> bool:
-    """Whether a value has more levels than orjson writes. `json` reads some 900, depending on its caller's own."""
+    """Whether a value has more levels than orjson writes. `json` reads some 900."""
     try:
         orjson.dumps(value)
     except TypeError as error:
@@ -156,7 +156,7 @@ def _is_too_deep(value: object) -> bool:
 
 
 def _long_integers(raw: bytes) -> Any:  # noqa: ANN401 - same
-    """What orjson refuses for a number beyond a double, where that is an integer."""
+    """The value of text that orjson rejected for a number beyond a double, if that is an integer."""
     value = _parsed(raw)
     try:
         compact(value)  # orjson has not read to the end, and is stricter than json
@@ -215,7 +215,7 @@ def _object(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
 
 
 def _marked(value: Any, numbers: list[str], begin: int) -> Any:  # noqa: ANN401 - same
-    """A copy of `value` with a mark for each number that is added to `numbers`."""
+    """A copy of `value` with placeholders for the numbers, which are appended to `numbers`."""
     if isinstance(value, dict):
         return {key: _marked(each, numbers, begin) for key, each in cast("dict[str, Any]", value).items()}
     if isinstance(value, list | tuple):

@@ -1,30 +1,34 @@
-"""The nouns of this room: a file that was found, a slice of it, a batch of its rows, a row that could not be read."""
+"""The types of this package: a file, a slice of it, a batch of its rows, a bad row, and what a file format provides."""
 
-from collections.abc import Mapping
+from abc import abstractmethod
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Literal
+from typing import Any, BinaryIO, Literal, Protocol, Self, TypeVar
 
 import numpy as np
 import pyarrow as pa
-
-Format = Literal["jsonl", "json", "parquet"]
-"""`jsonl`: one JSON object a line. `json`: one array of objects. `parquet`: Apache Parquet."""
+import pyarrow.parquet as pq
 
 Compression = Literal["gzip", "zstd"]
+
+Record = dict[str, Any]
+
+Ranges = Sequence[tuple[int, int]]
+"""Parts of a file, each as the byte offsets of its start and its end."""
 
 
 @dataclass(frozen=True, slots=True)
 class SourceFile:
     """A file that discovery found.
 
-    `uri` is an absolute local path or a URL that fsspec opens. `version` is what the store itself says of the content
-    (an etag, an LFS sha256): it changes whenever a byte does. Local files have none; they have `modified_ns`, and
-    `changed_ns`, when the kernel last noted a change of any kind, which no program can set back.
+    `uri` is an absolute local path or a URL that fsspec opens; `format` is the name of a SourceFormat. `version` is the
+    store's own checksum or version of the content (an etag, an LFS sha256), which changes whenever a byte does. Local
+    files have none; they have `modified_ns` and `changed_ns`, the kernel's change time, which no program can set back.
     """
 
     uri: str
     size: int
-    format: Format
+    format: str
     compression: Compression | None = None
     version: str | None = None
     modified_ns: int | None = None
@@ -33,7 +37,7 @@ class SourceFile:
 
 @dataclass(frozen=True, slots=True)
 class Found:
-    """What a data set is made of: its files, sorted by URI, and how many files beside them are not read, by kind."""
+    """The files of a data set, sorted by URI, and how many other files were skipped, by kind."""
 
     files: list[SourceFile]
     skipped: Mapping[str, int]
@@ -41,11 +45,12 @@ class Found:
 
 @dataclass(frozen=True, slots=True)
 class Slice:
-    """Part of a file: the rows whose first byte lies in `[start, stop)`, or row groups `[start, stop)` of a Parquet file.
+    """Part of a file, `[start, stop)`: byte offsets for row formats, row groups for Parquet.
 
-    A JSON array and a compressed file are always one slice, `[0, size)`. `rows`, when set, ends the slice after that
-    many rows (a sample). `content` names exactly the bytes of the rows that the slice owns; of Parquet, those of the
-    columns `fields` (all, if it is empty). `size` is how many source bytes it takes to read, for balancing and progress.
+    A row belongs to the slice that holds its first byte. A file that cannot be cut is one slice, `[0, size)`. `rows`,
+    when set, limits the slice to its first rows (a sample). `content` identifies the bytes of the slice's rows; in a
+    columnar format, those of the columns `fields` (all columns, if empty). `size` is the number of source bytes to
+    read, for balancing and progress.
     """
 
     file: SourceFile
@@ -58,17 +63,17 @@ class Slice:
 
 
 def slice_of(record: Mapping[str, Any]) -> Slice:
-    """The slice that `dataclasses.asdict` made `record` from, which may have been JSON meanwhile."""
+    """The slice from the output of `dataclasses.asdict`, also after a round trip through JSON."""
     part: dict[str, Any] = {**record, "file": SourceFile(**record["file"]), "fields": tuple(record["fields"])}
     return Slice(**part)
 
 
 @dataclass(frozen=True, slots=True)
 class BadRow:
-    """A row that could not be read: its number in the slice (from 0, blank lines counted), and why.
+    """A row that could not be read: its number in the slice (from 0, blank lines included), and why.
 
-    `reason` is one of a small fixed set (`malformed_json`, `null_text`, …) that counts are kept by; `detail` is the
-    parser's own word; `excerpt` is the start of the row, made printable.
+    `reason` is one of a small fixed set (`malformed_json`, `null_text`, …) for counting; `detail` is the parser's
+    message; `excerpt` is the start of the row, with unprintable characters escaped.
     """
 
     row: int
@@ -87,10 +92,10 @@ class Rejected:
 
 @dataclass(frozen=True, slots=True)
 class TextBatch:
-    """Some consecutive rows of a slice, as Arrow text.
+    """Consecutive rows of a slice, as Arrow text.
 
-    `texts` holds the rows that could be read, `rows` the number in the slice of each (int64, ascending), `bad` the
-    rows that could not, and `blank` counts blank lines: `len(texts) + len(bad) + blank` rows were consumed.
+    `texts` are the readable rows and `rows` their numbers in the slice (int64, ascending). `bad` are the unreadable
+    rows and `blank` counts blank lines.
     """
 
     texts: pa.LargeStringArray
@@ -100,5 +105,127 @@ class TextBatch:
 
     @property
     def consumed(self) -> int:
-        """How many rows of the slice this batch accounts for."""
+        """The number of rows of the slice that this batch accounts for."""
         return len(self.texts) + len(self.bad) + self.blank
+
+
+@dataclass(frozen=True, slots=True)
+class RecordBatch:
+    """Consecutive rows of a slice, as Python objects.
+
+    `records` are the readable rows and `rows` their numbers in the slice (int64, ascending). `bad` are the unreadable
+    rows and `blank` counts blank lines. `raw` are the JSON bytes of each record; columnar formats have none.
+    """
+
+    records: list[Record]
+    rows: np.ndarray
+    raw: Sequence[bytes] = ()
+    bad: list[BadRow] = field(default_factory=list[BadRow])
+    blank: int = 0
+
+    @property
+    def consumed(self) -> int:
+        """The number of rows of the slice that this batch accounts for."""
+        return len(self.records) + len(self.bad) + self.blank
+
+
+@dataclass(frozen=True, slots=True)
+class Refused:
+    """A row that cannot be read: a reason, the details, and its first bytes."""
+
+    reason: str
+    detail: str
+    head: bytes
+
+
+Row = bytes | Refused
+"""The JSON bytes of one row, or why there are none."""
+
+
+class Require(Protocol):
+    """A check of the columns of a Parquet file. Its name is part of the key under which cuts are cached."""
+
+    __name__: str
+
+    def __call__(self, metadata: pq.FileMetaData, fields: Sequence[str], uri: str, /) -> None:
+        """Raises InputError, naming `uri`, unless the file has the `fields` that are needed."""
+        ...
+
+
+class SourceFormat(Protocol):
+    """A file format: how its files are named, cut, identified and read. `formats.FORMATS` lists the formats.
+
+    `name` is part of every shard's identity and must not change. `endings` are file name endings; if `compressible`,
+    each may be followed by `.gz` or `.zst`. A `columnar` format is read column by column: the identity of a slice covers
+    only the columns that are needed, and cutting a file reads its footer. `json_rows.RowFormat` implements all methods
+    but one for formats that are not columnar.
+    """
+
+    name: str
+    endings: tuple[str, ...]
+    compressible: bool = True
+    columnar: bool = False
+
+    def sniff(self, file: SourceFile) -> SourceFile:
+        """The file with its true format, where the name does not decide it."""
+        return file
+
+    @abstractmethod
+    def cut(self, file: SourceFile, shard_size: int, fields: Sequence[str], require: Require) -> list[Slice]:
+        """The slices of a file that is not empty, in order, of about `shard_size` bytes each."""
+        ...
+
+    def shortened(self, part: Slice, size: int) -> Slice:  # noqa: ARG002 - for formats that can be cut anywhere
+        """The slice down to its first `size` bytes, or the whole slice where the format cannot be cut there."""
+        return part
+
+    @abstractmethod
+    def owned(self, part: Slice, stream: BinaryIO, fields: Sequence[str]) -> tuple[bytes, Ranges]:
+        """The bytes that identify a slice: a prefix that says how to interpret them, and their places in the file."""
+        ...
+
+    @abstractmethod
+    def rows(self, part: Slice) -> Iterator[list[Row]] | Iterator[pa.RecordBatch]:
+        """The rows of a slice as they are stored, in order: JSON, or Arrow with all columns if `columnar`."""
+        ...
+
+    @abstractmethod
+    def texts(self, part: Slice, text_field: str) -> Iterator[TextBatch]:
+        """The rows of a slice, in order, as the text in one field."""
+        ...
+
+    @abstractmethod
+    def records(self, part: Slice, fields: Sequence[str]) -> Iterator[RecordBatch]:
+        """The rows of a slice, in order, as dicts that hold at least `fields`; all fields if none is named."""
+        ...
+
+    @abstractmethod
+    def count_rows(self, part: Slice, limit: int) -> int:
+        """The number of rows of a slice, at most `limit`; reads no further than that."""
+        ...
+
+    @abstractmethod
+    def first_row(self, part: Slice) -> int:
+        """The number of rows before a slice that does not begin its file."""
+        ...
+
+
+class Rows(Protocol):
+    """Consecutive rows: a list, or an Arrow record batch."""
+
+    def __len__(self) -> int: ...
+
+    def __getitem__(self, rows: slice, /) -> Self: ...
+
+
+Piece = TypeVar("Piece", bound=Rows)
+
+
+def leading(pieces: Iterator[Piece], rows: int | None) -> Iterator[Piece]:
+    """The first `rows` rows of consecutive pieces (all for None); reads no further than that."""
+    if rows is None:
+        yield from pieces
+        return
+    while rows > 0 and (piece := next(pieces, None)) is not None:
+        yield piece[:rows]
+        rows -= len(piece)

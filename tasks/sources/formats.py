@@ -1,64 +1,93 @@
-"""What a file is, from its name; and for `.json`, which people use for two things, from its first byte.
+"""The registry of source formats, and reading by format: rows come out as Arrow text or dicts, every row accounted for.
 
-A `.jsonl` or `.ndjson` is always lines and a `.parquet` always Parquet: the name is believed, and a wrong name shows up as bad
-rows. A `.json` file is an array of rows when its first non-blank byte is `[`, else lines of objects. Finding that out
-costs one read of at most 1 MiB per `.json` file; other names cost nothing.
+The name of a file decides its format: a `.jsonl` or `.ndjson` file is always read as lines and a `.parquet` file as
+Parquet, and a wrong name shows up as bad rows. Only `.json` is ambiguous, and its first byte decides (`json_array`).
+
+A slice is read once, forwards, a block at a time: memory is bounded by a block and the longest row, not by the file. One
+core reads, in bytes of JSON Lines a second: plain 670 MB/s, zstd 460, gzip 280, a JSON array 250, Parquet 880. Records
+cost two or three microseconds a row more than parsing, most of it in Python's garbage collector.
 """
 
-from collections.abc import Iterator
-from dataclasses import replace
+from collections.abc import Iterator, Sequence
 
-from .files import Compression, Format, SourceFile
-from .opening import blocks, open_source
+from .files import Compression, RecordBatch, Slice, SourceFile, SourceFormat, TextBatch
+from .json_array import JsonArray
+from .json_lines import JsonLines
+from .parquet import Parquet
 
-ENDINGS: dict[str, tuple[Format, Compression | None]] = {
-    ".jsonl": ("jsonl", None),
-    ".jsonl.gz": ("jsonl", "gzip"),
-    ".jsonl.zst": ("jsonl", "zstd"),
-    ".ndjson": ("jsonl", None),
-    ".ndjson.gz": ("jsonl", "gzip"),
-    ".ndjson.zst": ("jsonl", "zstd"),
-    ".json": ("json", None),
-    ".json.gz": ("json", "gzip"),
-    ".json.zst": ("json", "zstd"),
-    ".parquet": ("parquet", None),
-}
+COMPRESSIONS: dict[str, Compression] = {".gz": "gzip", ".zst": "zstd"}
 
 METADATA = frozenset({"config.json", "dataset_dict.json", "dataset_info.json", "dataset_infos.json", "state.json"})
-"""Files that describe a data set and hold no rows; the names that the `datasets` library gives them."""
+"""Files that describe a data set and hold no rows, as the `datasets` library names them."""
 
-BYTE_ORDER_MARK = b"\xef\xbb\xbf"
+FORMATS: dict[str, SourceFormat] = {}
+"""Every format, by name."""
+
+ENDINGS: dict[str, tuple[str, Compression | None]] = {}
+"""Every file name ending, with the name of its format and its compression."""
 
 
-def describe(name: str) -> tuple[Format, Compression | None] | None:
-    """Format and compression that the ending of `name` promises, case ignored; None when it is not one of ours."""
+def register(source_format: SourceFormat) -> None:
+    """Add a format."""
+    FORMATS[source_format.name] = source_format
+    for ending in source_format.endings:
+        ENDINGS[ending] = source_format.name, None
+        if source_format.compressible:
+            ENDINGS.update({ending + suffix: (source_format.name, each) for suffix, each in COMPRESSIONS.items()})
+
+
+register(JsonLines())
+register(JsonArray())
+register(Parquet())
+
+
+def format_of(file: SourceFile) -> SourceFormat:
+    """The format of a file."""
+    return FORMATS[file.format]
+
+
+def describe(name: str) -> tuple[str, Compression | None] | None:
+    """The name of the format and the compression that the ending of `name` tells, case ignored; None if unknown."""
     lowered = name.lower()
     return next((kind for ending, kind in ENDINGS.items() if lowered.endswith(ending)), None)
 
 
 def without_ending(name: str) -> str:
-    """`name` less the ending that `describe` knows it by."""
+    """`name` without the ending that `describe` recognizes."""
     ending = next((ending for ending in ENDINGS if name.lower().endswith(ending)), "")
     return name[: len(name) - len(ending)]
 
 
-def sniff(file: SourceFile) -> SourceFile:
-    """A `.json` file with its true format: `json` for an array, `jsonl` for lines of objects or nothing at all.
+def read_texts(part: Slice, text_field: str) -> Iterator[TextBatch]:
+    """The rows of a slice, in order, as batches of about a mebibyte (Parquet: four) of text.
 
-    Raises RunError when the file is not compressed the way its name says.
+    `text_field` names the string to take from each row; dots lead into objects (`content.text`).
+
+    Raises SourceCorrupt if the file is truncated or damaged, RunError if it has changed, and InputError if a Parquet
+    file has no such column. A row that cannot be read is part of the batch, with its reason.
     """
-    if file.format != "json":
-        return file
-    if file.size == 0:
-        return replace(file, format="jsonl")
-    with open_source(file, cache="none") as stream:
-        first = _first_byte(blocks(file, stream))
-    return replace(file, format="json" if first == b"[" else "jsonl")
+    return format_of(part.file).texts(part, text_field)
 
 
-def _first_byte(content: Iterator[bytes]) -> bytes:
-    """The first byte that is no white space, after a byte order mark; empty when there is none."""
-    head = next(content, b"").removeprefix(BYTE_ORDER_MARK).lstrip()
-    while not head and (block := next(content, b"")):
-        head = block.lstrip()
-    return head[:1]
+def read_records(part: Slice, fields: Sequence[str]) -> Iterator[RecordBatch]:
+    """The rows of a slice, in order, as batches of about a mebibyte (Parquet: four) of records.
+
+    `fields` are the fields that are needed; dots lead into objects. A record may hold others too, and lacks those that
+    its row lacks. Of Parquet only these are read (all, if none is named), and nulls are dropped.
+
+    Raises as `read_texts`; InputError if a Parquet file has none of `fields`.
+    """
+    return format_of(part.file).records(part, fields)
+
+
+def count_rows(part: Slice, limit: int) -> int:
+    """The number of rows of a slice, including blank and bad ones; at most `limit`, and reads no further than that."""
+    return format_of(part.file).count_rows(part, limit)
+
+
+def first_row(part: Slice) -> int:
+    """The number of rows (lines for JSON Lines) before a slice in its file; row n of the slice is line first + n + 1.
+
+    May read the file up to the slice, so only error messages ask.
+    """
+    return format_of(part.file).first_row(part) if part.start else 0

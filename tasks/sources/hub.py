@@ -1,11 +1,10 @@
 """Data sets of the Hugging Face hub: `hf://org/name[@revision]` becomes files pinned to one commit.
 
-A branch moves, so the first question is always what commit it stands for now, and every URI carries that commit:
-what a run reads can be named, and read again, for as long as the repository exists. A whole repository is one request
-(its metadata lists every file with size and checksum); nothing is downloaded.
+A branch moves, so it is resolved to its commit first, and every URI contains the commit: the same files can be read again
+as long as the repository exists. One request lists a whole repository with sizes and checksums; nothing is downloaded.
 
-Subsets and splits are those that the data set's card declares. Where it declares none, paths speak (`selection`).
-Without a subset the card's default configuration is taken, as `load_dataset` would; without a default, all of them.
+The data set's card declares subsets and splits; if it declares none, paths decide (`selection`). Without a subset, the
+card's default configuration is used, as in `load_dataset`; without a default, all configurations.
 """
 
 import os
@@ -41,7 +40,7 @@ REFERENCE = re.compile(
 
 @dataclass(frozen=True, slots=True)
 class Reference:
-    """A data set of the hub: repository, branch or tag or commit (None: the default branch), path or glob inside."""
+    """A data set of the hub: repository, revision (None: the default branch), path or glob inside."""
 
     repository: str
     revision: str | None
@@ -50,7 +49,7 @@ class Reference:
 
 @dataclass(frozen=True, slots=True)
 class Configuration:
-    """One `configs` entry of a data set's card: glob patterns per split, under None those that name no split."""
+    """A `configs` entry of a card: glob patterns by split; under None, patterns without a split."""
 
     name: str
     is_default: bool
@@ -58,10 +57,10 @@ class Configuration:
 
 
 def hub_files(source: DataSource) -> Found:
-    """The files of a hub data set that `source` asks for, at the commit its revision stands for now, and what is skipped.
+    """The files of a hub data set at the present commit of its revision, and how many others were skipped.
 
     `uri` is `hf://datasets/org/name@commit/path`, `version` the SHA-256 of a large file or the git blob id of a small
-    one. Raises InputError when the repository, revision, subset or split is not there or may not be read.
+    one. Raises InputError if the repository, revision, subset or split does not exist or cannot be accessed.
     """
     reference = parse(source)
     info = _information(reference)
@@ -74,9 +73,9 @@ def hub_files(source: DataSource) -> Found:
 
 
 def parse(source: DataSource) -> Reference:
-    """The reference that `source.path` is, with the revision of the path or of the `revision` field.
+    """The reference in `source.path`, with the revision of the path or of the `revision` field.
 
-    Raises InputError when the path is not of the form `hf://org/name[@revision]` or the two revisions differ.
+    Raises InputError if the path is malformed or the two revisions differ.
     """
     match = REFERENCE.fullmatch(source.path)
     if not match:
@@ -88,14 +87,14 @@ def parse(source: DataSource) -> Reference:
 
 
 def _information(reference: Reference) -> DatasetInfo:
-    """What the hub says of the repository: commit, files, card. One request, two for a gated repository."""
+    """Commit, files and card of the repository. One request, two for a gated repository."""
     where = f"hf://{reference.repository}" + (f"@{reference.revision}" if reference.revision else "")
     endpoint = os.environ.get("HF_ENDPOINT") or None
     api = HfApi(endpoint=endpoint)
     try:
         info = api.dataset_info(reference.repository, revision=reference.revision, files_metadata=True)
         if info.gated:
-            # The metadata of a gated repository is public; only this request tells whether its files may be read.
+            # The metadata of a gated repository is public; this request checks access to its files.
             api.auth_check(reference.repository, repo_type="dataset")
     except (HfHubHTTPError, HFValidationError) as error:
         if reason := _reason(error, reference.revision):
@@ -111,9 +110,9 @@ def _information(reference: Reference) -> DatasetInfo:
 
 
 def _reason(error: HfHubHTTPError | HFValidationError, revision: str | None) -> str | None:
-    """What a person can do about `error`; None when it is not about what they wrote (the hub itself failed)."""
+    """The cause of `error` with a remedy; None if the hub itself failed."""
     if isinstance(error, GatedRepoError):
-        return "access is restricted; accept its terms on its hub page, then set HF_TOKEN to a token of that account"
+        return "access is restricted; accept the terms on its hub page, then set HF_TOKEN to a token of that account"
     if isinstance(error, RevisionNotFoundError):
         return f"it has no branch, tag or commit {revision!r}; check the revision, or leave it out"
     if isinstance(error, HFValidationError):
@@ -122,7 +121,7 @@ def _reason(error: HfHubHTTPError | HFValidationError, revision: str | None) -> 
     if refused and "Invalid credentials" in str(error):
         return f"the hub refused HF_TOKEN (or the saved login); renew it: {error}"
     if refused or isinstance(error, RepositoryNotFoundError):
-        return "no such data set, or it is private; check the spelling, or set HF_TOKEN to a token that may read it"
+        return "no such data set, or it is private; check the spelling, or set HF_TOKEN to a token with access"
     return None
 
 
@@ -130,12 +129,12 @@ def _file(root: str, sibling: RepoSibling) -> SourceFile:
     kind = describe(sibling.rfilename)
     size, version = (sibling.lfs.size, sibling.lfs.sha256) if sibling.lfs else (sibling.size, sibling.blob_id)
     if kind is None or size is None:
-        raise InputError(f"{root}/{sibling.rfilename}: the hub does not say how large it is; check HF_ENDPOINT")
+        raise InputError(f"{root}/{sibling.rfilename}: the hub does not tell its size; check HF_ENDPOINT")
     return SourceFile(f"{root}/{sibling.rfilename}", size, *kind, version=version)
 
 
 def _inside(names: list[str], inside: str, source: DataSource) -> list[str]:
-    """The file, folder or glob `inside` a repository; subset and split are then matched by path."""
+    """The files of the file, folder or glob `inside` a repository; paths decide subset and split."""
     if inside in names:
         return [inside]
     pattern = glob_pattern(inside)
@@ -146,7 +145,7 @@ def _inside(names: list[str], inside: str, source: DataSource) -> list[str]:
 
 
 def _declared(names: list[str], info: DatasetInfo, source: DataSource) -> list[str]:
-    """The data files that the card declares for the subset and split of `source`, or that paths tell."""
+    """The files of the subset and split of `source`, by the card or else by their paths."""
     declared = configurations(info.card_data.to_dict() if info.card_data else {})
     wanted = _wanted(declared, source.subset)
     if not wanted:
@@ -155,19 +154,19 @@ def _declared(names: list[str], info: DatasetInfo, source: DataSource) -> list[s
     chosen = sorted({name for configuration in wanted for name in _of(configuration, names, source)})
     if not chosen:
         patterns = [path for each in wanted for paths in each.patterns.values() for path in paths]
-        raise InputError(f"{source.path}: no file that can be read matches what its card declares: {patterns}")
+        raise InputError(f"{source.path}: no readable file matches the patterns of its card: {patterns}")
     return chosen
 
 
 def _wanted(declared: list[Configuration], subset: str | None) -> list[Configuration]:
-    """The configuration called `subset`; without a subset the default one, or all where there is no default."""
+    """The configuration called `subset`; without a subset the default, or all if there is no default."""
     if subset is not None:
         return [configuration for configuration in declared if configuration.name == subset]
     return [configuration for configuration in declared if configuration.is_default] or declared
 
 
 def _of(configuration: Configuration, names: list[str], source: DataSource) -> list[str]:
-    """The files of one configuration and of the split of `source`, if it asks for one."""
+    """The files of a configuration, in the split of `source` if it has one."""
     patterns = configuration.patterns
     if source.split is None:
         return _matching(names, [path for paths in patterns.values() for path in paths])
@@ -184,12 +183,12 @@ def _matching(names: list[str], patterns: Iterable[str]) -> list[str]:
 
 
 def _without_root_json(names: list[str]) -> list[str]:
-    """`names` less `.json` files at the root, which hold metadata where the data is elsewhere or of another type."""
+    """`names` without `.json` files at the root, which hold metadata if there are other files."""
     return [name for name in names if "/" in name or not name.endswith(".json")] or names
 
 
 def configurations(card: dict[str, Any]) -> list[Configuration]:
-    """The configurations of a card that say what files they are made of.
+    """The configurations of a card that declare files.
 
     `data_files` is a path, a list of paths, `{split: path}`, or a list of `{"split": …, "path": path or paths}`; paths
     are globs below `data_dir` (https://huggingface.co/docs/hub/datasets-manual-configuration).
@@ -208,7 +207,7 @@ def _configuration(entry: dict[str, Any]) -> Configuration:
     return Configuration(name, bool(entry.get("default")) or name == "default", patterns)
 
 
-def _split_paths(data_files: Any) -> list[tuple[str | None, str]]:  # noqa: ANN401 - a card is YAML that people write
+def _split_paths(data_files: Any) -> list[tuple[str | None, str]]:  # noqa: ANN401 - from YAML
     if isinstance(data_files, dict):
         named = cast("dict[str, Any]", data_files)
         pairs = [(named.get("split"), named["path"])] if "path" in named else list(named.items())

@@ -1,38 +1,74 @@
 r"""A JSON array of objects, read element by element in bounded memory.
 
-The ends of elements are found without parsing: in each block escapes are blanked (`\\` first, then `\"`), so that a
-string ends at the next quote, and one regular expression steps over strings and stops at brackets and commas; those
-of the array itself, at depth one, end elements. Its possessive quantifier keeps a quote without a partner from being
-tried again at every quote before it. Each element is then parsed by itself: one that is balanced but wrong is one bad
-row and the rest goes on. Where the array is not closed, or something follows it, nobody knows how many rows are lost: the
-file is damaged, as compressed content that ends too early is.
+The ends of elements are found without parsing: in each block, escapes are blanked (`\\` first, then `\"`), so that a
+string ends at the next quote, and one regular expression skips strings and stops at brackets and commas; those of the
+array itself, at depth one, end elements. Its possessive quantifier keeps an unmatched quote from being retried at every
+earlier quote. Each element is then parsed by itself: a balanced but malformed one is one bad row, and reading goes on.
+If the array is not closed, or something follows it, the number of lost rows is unknown: the file is damaged.
 
-An array cannot be entered in the middle, so a file is one unit of work, and finding the ends costs time: about 250 MB/s
-from file to Arrow text on one core, where JSON Lines runs at 670. Large data is better kept as JSON Lines.
+An array cannot be entered in the middle, so a file is one slice, and finding the ends takes time: about 250 MB/s from
+file to Arrow text on one core, where JSON Lines runs at 670. Keep large data as JSON Lines.
 """
 
 import re
 from collections.abc import Iterator
+from dataclasses import replace
 
-from .json_lines import Pending
-from .json_rows import Row
+from .files import Row, Slice, SourceFile
+from .json_lines import JsonLines, Pending
+from .json_rows import BYTE_ORDER_MARK, RowFormat
+from .opening import SourceCorrupt, blocks, open_source
 
 TOKEN = re.compile(rb'"[^"]*+("?)|[\[\]{},]')
 QUOTE, COMMA, OPEN_ARRAY, CLOSE_ARRAY, OPEN_OBJECT, CLOSE_OBJECT = b'",[]{}'
 WHITE_SPACE = b" \t\n\r"
 
 Marked = tuple[bytes, list[int]]
-"""A block, and where in it the array begins, its elements are parted by commas, and it ends."""
+"""A block, and the places in it of the array's opening bracket, its commas, and its closing bracket."""
 
 
-class BrokenArray(ValueError):  # noqa: N818 - it names what is found
-    """An array of which some rows cannot even be counted."""
+class BrokenArrayError(ValueError):
+    """An array that is not closed, or that something follows."""
+
+
+class JsonArray(RowFormat):
+    """`.json`. A file is an array if its first byte is `[` (after white space and a byte order mark), else JSON Lines."""
+
+    name = "json"
+    endings = (".json",)
+
+    def sniff(self, file: SourceFile) -> SourceFile:
+        """The file with its true format; reads at most 1 MiB. Raises SourceCorrupt if it is not compressed as named."""
+        head = b""
+        if file.size:
+            with open_source(file, cache="none") as stream:
+                content = _without_mark(blocks(file, stream))
+                head = next((text for block in content if (text := block.lstrip())), b"")
+        return file if head.startswith(b"[") else replace(file, format=JsonLines.name)
+
+    def split(self, content: Iterator[bytes]) -> Iterator[list[Row]]:
+        """See RowFormat."""
+        return split_elements(_without_mark(content))
+
+    def rows(self, part: Slice) -> Iterator[list[Row]]:
+        """See SourceFormat."""
+        try:
+            yield from super().rows(part)
+        except BrokenArrayError as error:
+            raise SourceCorrupt(
+                f"{part.file.uri}: {error}; fetch or write the file again, as one array or as JSON Lines"
+            ) from error
+
+
+def _without_mark(content: Iterator[bytes]) -> Iterator[bytes]:
+    yield next(content, b"").removeprefix(BYTE_ORDER_MARK)
+    yield from content
 
 
 def split_elements(blocks: Iterator[bytes]) -> Iterator[list[Row]]:
-    """The elements of the array that consecutive blocks spell, in lists of those that each block completes.
+    """The elements of the array in consecutive blocks, in lists of those that each block completes.
 
-    The first byte that is not white space must be the `[` of the array. Raises BrokenArray.
+    The first byte that is not white space must be the `[` of the array. Raises BrokenArrayError.
     """
     pending = Pending()
     closed = several = False
@@ -52,18 +88,18 @@ def split_elements(blocks: Iterator[bytes]) -> Iterator[list[Row]]:
         if found:
             yield found
     if not closed:
-        raise BrokenArray(f"ends inside its array, without the closing ']'; {pending.size:,} bytes are left over")
+        raise BrokenArrayError(f"ends inside its array, without the closing ']'; {pending.size:,} bytes are left over")
     if pending.size:
-        raise BrokenArray(f"goes on behind the ']' of its array, for {pending.size:,} bytes")
+        raise BrokenArrayError(f"continues after the ']' of its array, for {pending.size:,} bytes")
 
 
 def _extend(pending: Pending, piece: bytes) -> None:
-    """Add to an element, which does not begin with white space."""
+    """Add to an element, without white space at its beginning."""
     pending.add(piece if pending.size else piece.lstrip(WHITE_SPACE))
 
 
 def _marked(blocks: Iterator[bytes]) -> Iterator[Marked]:
-    """The blocks with their marks; a block never ends between a backslash and what it escapes."""
+    """The blocks with their marks; a block never ends between a backslash and the character it escapes."""
     depth = 0
     in_string = closed = False
     held = b""

@@ -1,28 +1,82 @@
 r"""JSON Lines: one object a line, cut anywhere, every line read exactly once.
 
-A row belongs to the slice that its first byte lies in. A slice that starts inside a row leaves that row to the slice
-before it, which reads past its own stop to finish it; so files are cut at fixed byte offsets, without reading them.
+A row belongs to the slice that holds its first byte. A slice that starts inside a row leaves that row to the previous
+slice, which reads past its own end to finish it. So files are cut at fixed byte offsets, without reading them. A
+compressed file is one slice.
 
-Only `\n` ends a line (JSON strings may hold the other line ends that Unicode knows, and `\r` before it is white space
-to JSON). The last line needs none. Rows of up to 256 MiB are read whole; a longer one is passed over without being
-held, and reported. Memory is a few times the larger of BLOCK_BYTES and the longest row.
+Only `\n` ends a line: JSON strings may hold Unicode's other line separators, and a `\r` before it is white space to JSON.
+The last line needs no end. Rows of up to 256 MiB are read whole; a longer one is skipped and reported. Memory is a few
+times the larger of BLOCK_BYTES and the longest row.
 """
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
 from typing import BinaryIO
 
-from .json_rows import HEAD_BYTES, Refused, Row
-from .opening import BLOCK_BYTES
+from xxhash import xxh3_128
+
+from .files import Ranges, Refused, Require, Row, Slice, SourceFile
+from .integrity import hashing
+from .json_rows import HEAD_BYTES, RowFormat
+from .opening import BLOCK_BYTES, open_source
 
 MAX_ROW_BYTES = 256 << 20
-"""Rows longer than this are refused. It is never smaller than BLOCK_BYTES."""
+"""Longer rows are refused. Never smaller than BLOCK_BYTES."""
 
 PROBE_BYTES = 64 << 10
-"""How much is read at a time to find the end of one row."""
+"""Bytes to read at a time when looking for the end of one row."""
+
+COUNTED_BYTES = 4 << 20
+"""Bytes to read at a time when counting lines."""
+
+
+class JsonLines(RowFormat):
+    """`.jsonl` and `.ndjson`. Plain files are cut at multiples of the shard size."""
+
+    name = "jsonl"
+    endings = (".jsonl", ".ndjson")
+
+    def cut(self, file: SourceFile, shard_size: int, fields: Sequence[str], require: Require) -> list[Slice]:
+        """See SourceFormat."""
+        if file.compression:
+            return super().cut(file, shard_size, fields, require)
+        starts = range(0, file.size, shard_size)
+        stops = [*starts[1:], file.size]
+        return [Slice(file, start, stop, size=stop - start) for start, stop in zip(starts, stops, strict=True)]
+
+    def shortened(self, part: Slice, size: int) -> Slice:
+        """See SourceFormat."""
+        return part if part.file.compression else replace(part, stop=part.start + size, size=size)
+
+    def owned(self, part: Slice, stream: BinaryIO, fields: Sequence[str]) -> tuple[bytes, Ranges]:
+        """See SourceFormat."""
+        if part.file.compression:
+            return super().owned(part, stream, fields)
+        return b"", [(row_start(stream, part.start), row_start(stream, part.stop))]
+
+    def content(self, part: Slice, stream: BinaryIO, hasher: xxh3_128) -> Iterator[bytes]:
+        """See RowFormat."""
+        if part.file.compression:
+            return super().content(part, stream, hasher)
+        return hashing(slice_blocks(stream, part.start, part.stop), hasher)
+
+    def split(self, content: Iterator[bytes]) -> Iterator[list[Row]]:
+        """See RowFormat."""
+        return split_lines(content)
+
+    def first_row(self, part: Slice) -> int:
+        """The number of lines before the slice, counted at some 5 GB/s once the file is cached."""
+        with open_source(part.file) as stream:
+            remaining, lines = row_start(stream, part.start), 0
+            stream.seek(0)
+            while remaining > 0 and (chunk := stream.read(min(COUNTED_BYTES, remaining))):
+                lines += chunk.count(b"\n")
+                remaining -= len(chunk)
+        return lines
 
 
 class Pending:
-    """A row that grows from block to block until its end is found; kept only as far as it may be read."""
+    """A row that grows from block to block until its end is found; dropped, but for its head, once it is too long."""
 
     def __init__(self) -> None:
         self.size = 0
@@ -40,7 +94,7 @@ class Pending:
             self._pieces.clear()
 
     def take(self) -> Row:
-        """The row, which is complete, and begin the next."""
+        """Return the complete row and begin the next."""
         if self.size > MAX_ROW_BYTES:
             return self.refuse("row_too_long", f"{self.size:,} bytes; at most {MAX_ROW_BYTES:,} are read")
         row = b"".join(self._pieces)
@@ -48,14 +102,14 @@ class Pending:
         return row
 
     def refuse(self, reason: str, detail: str) -> Refused:
-        """The row as one that cannot be read, and begin the next."""
+        """Return the row as unreadable and begin the next."""
         refused = Refused(reason, detail, self._head)
         self.__init__()
         return refused
 
 
 def row_start(stream: BinaryIO, offset: int) -> int:
-    """The offset of the first row that begins at or after `offset`; the end of the file when there is none."""
+    """The offset of the first row that begins at or after `offset`; the end of the file if there is none."""
     if offset == 0:
         return 0
     position = stream.seek(offset - 1)
@@ -86,7 +140,7 @@ def slice_blocks(stream: BinaryIO, start: int, stop: int) -> Iterator[bytes]:
 
 
 def split_lines(blocks: Iterator[bytes]) -> Iterator[list[Row]]:
-    """The lines of consecutive blocks, without their ends, in lists of those that each block completes."""
+    """The lines in consecutive blocks, without their ends, in lists of those that each block completes."""
     pending = Pending()
     for block in blocks:
         head, *others = block.split(b"\n")

@@ -1,56 +1,165 @@
-"""Rows of JSON one by one: what each one holds, that it is blank, or exactly why it cannot be read.
+"""Rows of JSON: the text or the record in each row, a blank row, or the exact reason why a row cannot be read.
 
-Blocks of rows are parsed as if every row were good (`text_field`, `records`); what stands here is for blocks in which
-something is not as hoped. So the words for what is wrong cost nothing while nothing is wrong, and one bad row costs a
-few milliseconds.
+A block of rows is first parsed as if every row were good. Only if that fails is it parsed row by row, so diagnosis costs
+nothing while all rows are good, and one bad row costs a few milliseconds.
 
-JSON is what orjson calls JSON (RFC 8259): `NaN`, `Infinity`, half a surrogate pair and bytes that are not UTF-8 are
-refused, anywhere in the row. So are numbers that JSON allows and Python cannot hold: floats beyond a double, such as
-`1e400`, and integers of more than 4,300 digits. Of duplicate keys the last one counts, except in messages, in calls of
-tools and in their definitions, which are rejected.
+JSON is what orjson accepts (RFC 8259): `NaN`, `Infinity`, lone surrogates and bytes that are not UTF-8 are rejected
+anywhere in a row. So are numbers that are valid JSON but that Python cannot hold: floats beyond a double, such as
+`1e400`, and integers of more than 4,300 digits. Of duplicate keys the last one counts, except in messages, tool calls
+and tool definitions, where they are rejected.
 
-The reasons that every reader knows: malformed_json, number_out_of_range, invalid_utf8, lone_surrogate, not_an_object,
-and row_too_long, which those who split the file give.
+Reasons for every reader: malformed_json, number_out_of_range, invalid_utf8, lone_surrogate, not_an_object and
+row_too_long; for texts also missing_field, null_text and not_a_string.
 """
 
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
-from typing import TypeVar
+from abc import abstractmethod
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from reprlib import Repr
+from typing import BinaryIO, TypeVar, cast
 
 import numpy as np
 import orjson
+import pyarrow as pa
+from tokenmill.tasks.errors import nearest
+from xxhash import xxh3_128
 
-from .exact_json import NumberRangeError
-from .files import BadRow
+from .exact_json import NumberRangeError, loads, rounded
+from .files import (
+    BadRow,
+    Ranges,
+    Record,
+    RecordBatch,
+    Refused,
+    Require,
+    Row,
+    Slice,
+    SourceFile,
+    SourceFormat,
+    TextBatch,
+    leading,
+)
+from .integrity import verified
+from .opening import blocks, open_source
 
 BYTE_ORDER_MARK = b"\xef\xbb\xbf"
 
 EXCERPT_CHARACTERS = 200
 HEAD_BYTES = 4 * EXCERPT_CHARACTERS
-"""How much of a row an excerpt can need: a character of UTF-8 has four bytes at most."""
+"""Enough bytes for an excerpt: a character of UTF-8 has at most four."""
 
+EXCERPTS = Repr()
+EXCERPTS.maxlevel, EXCERPTS.maxdict, EXCERPTS.maxlist, EXCERPTS.maxstring = 4, 8, 4, 60
 
-@dataclass(frozen=True, slots=True)
-class Refused:
-    """A row that gives nothing: a reason, the details, and its first HEAD_BYTES bytes."""
-
-    reason: str
-    detail: str
-    head: bytes
-
-
-Row = bytes | Refused
-"""The bytes of one row, or what is known of one that could not be handed over whole."""
-
+Given = TypeVar("Given")
 Found = TypeVar("Found")
 
 
-def each_row(
-    rows: Sequence[Row], read: Callable[[Row], Found | Refused | None], first: int
-) -> tuple[list[Found], np.ndarray, list[BadRow]]:
-    """What `read` finds in each of `rows`, the numbers of those rows (int64, from `first`), and the bad rows.
+class RowFormat(SourceFormat):
+    """A format whose `split` turns file content into rows of JSON. A file is one slice, unless a subclass cuts it."""
 
-    `read` refuses a bad row and gives None for a blank one.
+    @abstractmethod
+    def split(self, content: Iterator[bytes]) -> Iterator[list[Row]]:
+        """The rows in consecutive blocks of a file, in lists of those that each block completes."""
+        ...
+
+    def cut(self, file: SourceFile, shard_size: int, fields: Sequence[str], require: Require) -> list[Slice]:  # noqa: ARG002
+        """One slice."""
+        return [Slice(file, 0, file.size, size=file.size)]
+
+    def owned(self, part: Slice, stream: BinaryIO, fields: Sequence[str]) -> tuple[bytes, Ranges]:  # noqa: ARG002
+        """The bytes of the file."""
+        return b"", [(part.start, part.stop)]
+
+    def content(self, part: Slice, stream: BinaryIO, hasher: xxh3_128) -> Iterator[bytes]:
+        """The decompressed content of a slice, in blocks; `hasher` gets the bytes as they are stored."""
+        return blocks(part.file, stream, hasher)
+
+    def rows(self, part: Slice) -> Iterator[list[Row]]:
+        """See SourceFormat."""
+        with open_source(part.file) as stream, verified(part, stream) as hasher:
+            yield from leading(self.split(self.content(part, stream, hasher)), part.rows)
+
+    def texts(self, part: Slice, text_field: str) -> Iterator[TextBatch]:
+        """See SourceFormat."""
+        path, first = field_path(text_field), 0
+        for rows in self.rows(part):
+            yield pick_texts(rows, path, first)
+            first += len(rows)
+
+    def records(self, part: Slice, fields: Sequence[str]) -> Iterator[RecordBatch]:  # noqa: ARG002 - rows hold all fields
+        """See SourceFormat."""
+        first = 0
+        for rows in self.rows(part):
+            yield pick_records(rows, first)
+            first += len(rows)
+
+    def count_rows(self, part: Slice, limit: int) -> int:
+        """See SourceFormat."""
+        count = 0
+        for rows in self.rows(part):
+            count += len(rows)
+            if count >= limit:
+                return limit
+        return count
+
+    def first_row(self, part: Slice) -> int:  # noqa: ARG002 - a slice begins its file
+        """0."""
+        return 0
+
+
+def field_path(text_field: str) -> list[str]:
+    """The keys that lead from a row to its text: `content.text` is the field `text` of the object `content`."""
+    return text_field.split(".")
+
+
+def pick_texts(rows: Sequence[Row], path: Sequence[str], first: int) -> TextBatch:
+    """The texts at `path` in consecutive `rows`, numbered from `first`."""
+    texts = _all_texts(rows, path)
+    if texts is not None:
+        return TextBatch(texts, np.arange(first, first + len(rows), dtype=np.int64))
+    found, numbers, bad = each_row(rows, lambda row: text_of(row, path), first)
+    return TextBatch(pa.array(found, pa.large_string()), numbers, bad, len(rows) - len(found) - len(bad))
+
+
+def _all_texts(rows: Sequence[Row], path: Sequence[str]) -> pa.LargeStringArray | None:
+    """The texts if all rows are good, otherwise None."""
+    key, *deeper = path
+    try:
+        values = [orjson.loads(cast("bytes", row))[key] for row in rows]
+        for key in deeper:
+            values = [value[key] for value in values]
+        texts = pa.array(values, pa.large_string())
+    except (ValueError, KeyError, TypeError):  # not JSON, no such field, or not an object or string
+        return None
+    return None if texts.null_count else texts
+
+
+def pick_records(rows: Sequence[Row], first: int) -> RecordBatch:
+    """The records in consecutive `rows`, numbered from `first`."""
+    records = _all_records(rows)
+    if records is not None:
+        numbers = np.arange(first, first + len(rows), dtype=np.int64)
+        return RecordBatch(records, numbers, cast("Sequence[bytes]", rows))
+    records, numbers, bad = each_row(rows, lambda row: _from_row(row, loads, _object), first)
+    raw = [cast("bytes", rows[number - first]) for number in numbers.tolist()]
+    return RecordBatch(records, numbers, raw, bad, len(rows) - len(records) - len(bad))
+
+
+def _all_records(rows: Sequence[Row]) -> list[Record] | None:
+    """The records if all rows are good, otherwise None."""
+    try:
+        records = [loads(cast("bytes", row)) for row in rows]
+    except (orjson.JSONDecodeError, NumberRangeError):
+        return None
+    return records if all(isinstance(record, dict) for record in records) else None
+
+
+def each_row(
+    rows: Iterable[Given], read: Callable[[Given], Found | Refused | None], first: int
+) -> tuple[list[Found], np.ndarray, list[BadRow]]:
+    """The results of `read` for the good rows, the numbers of these rows (int64, from `first`), and the bad rows.
+
+    `read` returns None for a blank row.
     """
     results: list[Found] = []
     numbers: list[int] = []
@@ -65,13 +174,41 @@ def each_row(
     return results, np.array(numbers, np.int64), bad
 
 
-def from_row(
+def text_of(row: Row, path: Sequence[str]) -> str | Refused | None:
+    """The text at `path` in one row, the reason why there is none, or None for a blank row."""
+    return _from_row(row, rounded, lambda value: _text_at(value, path))
+
+
+def _text_at(value: object, path: Sequence[str]) -> str | tuple[str, str]:
+    """The string at `path`, or reason and detail. A null on the way is null_text, as it is at the end."""
+    place = "the row"
+    for key in path:
+        if value is None and place != "the row":
+            break
+        if not isinstance(value, dict):
+            return "not_an_object", f"{place} is {kind_of(value)}, so it has no field {key!r}"
+        fields = cast("dict[str, object]", value)
+        if key not in fields:
+            return "missing_field", f"{place} has no field {key!r}; {nearest(key, fields) if fields else 'it is empty'}"
+        value = fields[key]
+        place = repr(key) if place == "the row" else f"{place}.{key!r}"
+    if isinstance(value, str):
+        return value
+    return ("null_text" if value is None else "not_a_string"), f"{place} is {kind_of(value)}"
+
+
+def _object(value: object) -> Record | tuple[str, str]:
+    if isinstance(value, dict):
+        return cast("Record", value)
+    return "not_an_object", f"the row is {kind_of(value)}"
+
+
+def _from_row(
     row: Row, parse: Callable[[bytes], object], take: Callable[[object], Found | tuple[str, str]]
 ) -> Found | Refused | None:
-    """What `take` takes from the value of one row; why there is nothing; or None for a blank row.
+    """The result of `take` on the parsed row; a refusal if `take` returns reason and detail; None for a blank row.
 
-    `take` gives reason and detail where it finds nothing. A byte order mark before the row is skipped: files begin
-    with one, and files that were concatenated hold more.
+    A byte order mark before the row is skipped: files may begin with one, and concatenated files hold more.
     """
     if isinstance(row, Refused):
         return row
@@ -88,7 +225,7 @@ def from_row(
 
 
 def _fault(line: bytes, error: orjson.JSONDecodeError) -> tuple[str, str]:
-    """Reason and detail of a line that orjson refused."""
+    """Reason and detail for a line that orjson rejected."""
     try:
         line.decode()
     except UnicodeDecodeError as wrong:
@@ -97,7 +234,7 @@ def _fault(line: bytes, error: orjson.JSONDecodeError) -> tuple[str, str]:
 
 
 def kind_of(value: object) -> str:
-    """What JSON calls a value, with its article."""
+    """The JSON type of a value, with its article."""
     if value is None:
         return "null"
     if isinstance(value, bool):
@@ -110,6 +247,11 @@ def kind_of(value: object) -> str:
 
 
 def excerpt(head: bytes) -> str:
-    """The first 200 characters of a row, with undecodable bytes and control characters written as escapes."""
+    """The first 200 characters of a row, with undecodable bytes and control characters escaped."""
     text = head[:HEAD_BYTES].decode(errors="backslashreplace")[:EXCERPT_CHARACTERS]
     return "".join(each if each.isprintable() else each.encode("unicode_escape").decode() for each in text)
+
+
+def excerpt_of(record: Mapping[str, object]) -> str:
+    """The beginning of a record, however deep or large it is."""
+    return excerpt(EXCERPTS.repr(record).encode())

@@ -1,106 +1,97 @@
-"""A source file as a stream of bytes, decompressed if it is compressed.
+"""A source file as a stream of bytes, decompressed if needed.
 
-Local files are opened unbuffered, because readers ask for a mebibyte at a time and a second copy would be waste;
-remote ones read ahead by 8 MiB, because every request to an object store costs some tens of milliseconds. Gzip and zstd
-are decompressed as streams: several members or frames in one file are read one after the other, and memory does not grow
-with the file. zstd remembers a window of what it wrote, as long as the writer chose: 8 MiB at most up to level 19, more
-with `--ultra` and `--long`, and 2 GiB with `--long=31`, the most there is. A worker that reads such a file needs that memory.
+Local files are opened unbuffered, because readers ask for a mebibyte at a time; remote ones read ahead by 8 MiB, because
+a request to an object store costs tens of milliseconds. Gzip and zstd are decompressed as streams, one member or frame
+after the other, in bounded memory. zstd needs the window that the writer chose: at most 8 MiB up to level 19, more with
+`--ultra` and `--long`, and 2 GiB, the maximum, with `--long=31`.
 
-A stream that ends too early or does not decompress is an error. Gzip always carries a checksum; zstd only if its writer
-put one in, so that a flipped bit in a zstd file without checksums may pass. Zero bytes after a gzip member are padding
-(tapes and block devices leave them), and other bytes that are no gzip are an error: gzip(1) warns and leaves them out, but
-nobody knows whether they were rows.
+A stream that ends too early or does not decompress is an error. Gzip always has a checksum; zstd has one only if its
+writer added it, so a flipped bit in a zstd file without checksums may go unnoticed. Zero bytes after a gzip member are
+padding (from tapes and block devices). Other bytes that are not gzip are an error: gzip(1) warns and ignores them, but
+they may be rows.
 """
 
 import zlib
 from collections.abc import Iterator
 from pathlib import Path
-from typing import BinaryIO, Protocol, cast
+from typing import BinaryIO, cast
 
 import pyarrow as pa
 from tokenmill.tasks.errors import InputError, RunError
 from tokenmill.tasks.storage import filesystem, is_local
+from xxhash import xxh3_128
 from zstandard import ZstdDecompressor, ZstdError, get_frame_parameters
 
 from .files import SourceFile
+from .integrity import hashing
 
 BLOCK_BYTES = 1 << 20
-"""What is read and parsed at a time. Rows of 1 MiB still lie in the processor's cache when they are parsed and copied:
-640 MB/s from file to Arrow on one core, against 430 with 4 MiB and 240 with 16 MiB."""
+"""Unit of reading and parsing. 1 MiB stays in the processor's cache until it is parsed and copied: 640 MB/s from file to
+Arrow on one core, against 430 with 4 MiB and 240 with 16 MiB."""
 
 REMOTE_BLOCK_BYTES = 8 << 20
 
 MAX_WINDOW_BYTES = 1 << 31
-"""The longest window that zstd makes (ZSTD_WINDOWLOG_MAX on 64 bits, `--long=31`), and the memory that reading it takes."""
+"""The largest zstd window (ZSTD_WINDOWLOG_MAX on 64 bits, `--long=31`), and the memory that it takes."""
 
 ZSTD_INPUT_BYTES = 2 << 10
-"""A block of 128 KiB may be spelled by 4 bytes (RFC 8878, RLE_Block), so that this gives 64 MiB at most."""
+"""4 bytes may encode a block of 128 KiB (RFC 8878, RLE_Block), so this much input gives at most 64 MiB."""
 
 FRAME_HEADER_BYTES = 18
-"""The longest header of a zstd frame, with its magic number."""
+"""The longest zstd frame header, including its magic number."""
 
 GZIP = 16 + zlib.MAX_WBITS
 GZIP_MAGIC = b"\x1f"
 
 
-class Stream(Protocol):
-    """What is read forwards."""
-
-    def read(self, size: int, /) -> bytes:
-        """The next bytes, at most `size` of them; none at the end."""
-        ...
-
-    def tell(self) -> int:
-        """How many bytes were read."""
-        ...
+class BrokenStreamError(ValueError):
+    """Compressed content that is incomplete or followed by other bytes."""
 
 
-class BrokenStream(ValueError):  # noqa: N818 - it names what is found
-    """Compressed content that is not whole."""
+class UnsupportedFrameError(ValueError):
+    """Compressed content that needs more memory, or a dictionary, to be decompressed."""
 
 
-class UnsupportedFrame(ValueError):  # noqa: N818 - it names what is found
-    """Compressed content that may be whole, and needs more than the file to be decompressed."""
-
-
-class SourceCorrupt(RunError):  # noqa: N818 - it names what is found, as a source is corrupt
-    """A source file is cut short or damaged, so that its rows cannot all be read."""
+class SourceCorrupt(RunError):  # noqa: N818 - describes the source
+    """A source file is truncated or damaged, so that some of its rows cannot be read."""
 
 
 def open_source(file: SourceFile, *, cache: str = "readahead") -> BinaryIO:
-    """The file as it is stored, seekable; `cache` is fsspec's name of how a remote one is buffered."""
+    """The file as it is stored, seekable; `cache` is the fsspec cache type for a remote file."""
     system, path = filesystem(file.uri)
     if is_local(file.uri):
         return Path(path).open("rb", buffering=0)
     return cast("BinaryIO", system.open(path, "rb", block_size=REMOTE_BLOCK_BYTES, cache_type=cache))
 
 
-def blocks(file: SourceFile, stream: Stream) -> Iterator[bytes]:
+def blocks(file: SourceFile, stream: BinaryIO, hasher: xxh3_128 | None = None) -> Iterator[bytes]:
     """The content of the whole file, decompressed, in blocks of BLOCK_BYTES; the last may be shorter.
 
-    Raises SourceCorrupt when compressed content ends too early or cannot be decompressed, and InputError when it is
-    intact and needs a dictionary or too long a window.
+    `hasher` gets the bytes as they are stored. Raises SourceCorrupt when compressed content ends too early or cannot be
+    decompressed, and InputError when it is intact and needs a dictionary or too large a window.
     """
     stored = iter(lambda: stream.read(BLOCK_BYTES), b"")
+    if hasher is not None:
+        stored = hashing(stored, hasher)
     if file.compression is None:
         yield from stored
         return
     if file.size == 0:
-        raise SourceCorrupt(f"{file.uri}: is empty, and so no {file.compression} file; fetch it or write it again")
+        raise SourceCorrupt(f"{file.uri}: is empty, and so not a {file.compression} file; fetch it or write it again")
     try:
         yield from _reblocked(_gunzipped(stored) if file.compression == "gzip" else _unzstd(stored))
-    except UnsupportedFrame as error:
+    except UnsupportedFrameError as error:
         raise InputError(f"{file.uri}: {error}") from error
-    except (BrokenStream, zlib.error, ZstdError) as error:
+    except (BrokenStreamError, zlib.error, ZstdError) as error:
         raise SourceCorrupt(
             f"{file.uri}: {error}, near byte {stream.tell():,} of {file.size:,} ({file.compression}); "
-            f"the file is cut short, damaged or not {file.compression} throughout: fetch it or write it again, or take it out "
-            "of the blend"
+            f"the file is truncated, damaged or not {file.compression} throughout: fetch it or write it again, or remove it "
+            "from the blend"
         ) from error
 
 
 def _reblocked(pieces: Iterator[bytes]) -> Iterator[bytes]:
-    """The same bytes in blocks of BLOCK_BYTES: where a block ends must not depend on how the file was compressed."""
+    """The same bytes in blocks of BLOCK_BYTES, so that block borders do not depend on how the file was compressed."""
     held: list[bytes] = []
     size = 0
     for piece in pieces:
@@ -125,18 +116,20 @@ def _gunzipped(stored: Iterator[bytes]) -> Iterator[bytes]:
                 if not rest:
                     break
                 if not rest.startswith(GZIP_MAGIC):
-                    raise BrokenStream("bytes that are no gzip follow the last gzip member (gzip(1) would ignore them)")
+                    raise BrokenStreamError(
+                        "bytes that are not gzip follow the last gzip member (gzip(1) would ignore them)"
+                    )
                 member = zlib.decompressobj(wbits=GZIP)
             yield member.decompress(rest, BLOCK_BYTES)
             rest = member.unused_data if member.eof else member.unconsumed_tail
-    while piece := member.decompress(b"", BLOCK_BYTES):  # what did not fit into the last piece
+    while piece := member.decompress(b"", BLOCK_BYTES):  # output that did not fit into the last piece
         yield piece
     if not member.eof:
-        raise BrokenStream("ends inside a gzip member")
+        raise BrokenStreamError("ends inside a gzip member")
 
 
 def _unzstd(stored: Iterator[bytes]) -> Iterator[bytes]:
-    """The content of zstd frames (RFC 8878). A piece of input is short, because it may become 32,768 times as long."""
+    """The content of zstd frames (RFC 8878). Input is fed in small pieces, which may grow 32,768-fold."""
     decompressor = ZstdDecompressor(max_window_size=MAX_WINDOW_BYTES)
     frame, head = decompressor.decompressobj(), b""
     for block in stored:
@@ -155,13 +148,13 @@ def _unzstd(stored: Iterator[bytes]) -> Iterator[bytes]:
                 yield piece
                 rest = frame.unused_data
     if not frame.eof:
-        raise BrokenStream("ends inside a zstd frame")
+        raise BrokenStreamError("ends inside a zstd frame")
 
 
-def _unsupported(head: bytes, error: ZstdError) -> UnsupportedFrame | None:
-    """What a frame whose header is `head` asks for and cannot be given, if that is why it failed."""
+def _unsupported(head: bytes, error: ZstdError) -> UnsupportedFrameError | None:
+    """The missing memory or dictionary if `error` is due to that; `head` is the frame's header."""
     if "too much memory" in str(error):
-        return UnsupportedFrame(
+        return UnsupportedFrameError(
             f"needs more than {MAX_WINDOW_BYTES:,} bytes of memory to decompress, its zstd window; compress it again with "
             "`zstd --long=31` or less"
         )
@@ -171,17 +164,17 @@ def _unsupported(head: bytes, error: ZstdError) -> UnsupportedFrame | None:
         return None
     if not dictionary:
         return None
-    return UnsupportedFrame(
+    return UnsupportedFrameError(
         f"was compressed with a zstd dictionary (id {dictionary}), which is not part of the file; decompress it with "
         "`zstd -d -D DICTIONARY FILE` and compress it again without one"
     )
 
 
 def is_decoder_error(error: Exception) -> bool:
-    """Whether pyarrow found the content wrong, rather than the store failing to deliver it.
+    """Whether pyarrow found the content damaged, as opposed to a failure of the store or of memory.
 
-    pyarrow says so with its own exceptions or a plain OSError; one from a disk or an object store has an errno or a
-    class of its own. Memory that runs out is no damage either.
+    pyarrow raises its own exceptions or a plain OSError; an error of a disk or an object store has an errno or a class of
+    its own.
     """
     if isinstance(error, MemoryError):
         return False

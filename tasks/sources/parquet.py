@@ -1,49 +1,48 @@
-"""Apache Parquet: only the columns that are asked for, of some row groups, in batches of about 4 MB.
+"""Apache Parquet: only the columns that are needed, of some row groups, in batches of about 4 MB.
 
-Only the bytes of those columns are fetched, through a buffer, so that memory is bounded by a batch and not by a row
-group (which may be a gigabyte). Page checksums are verified where the writer left them.
+Only the bytes of those columns are fetched, through a buffer, so memory is bounded by a batch and not by a row group,
+which may be a gigabyte. Page checksums are verified where the writer added them.
 
-How much a batch takes cannot be told from the footer: a dictionary spells a gigabyte in a few bytes, and long rows may
-follow short ones. So rows are decoded a few at a time, 64 at most and one at first in every row group, fewer the longer
-they are, and a batch ends early where it would take more than 64 MB. A file of some kilobytes takes as little memory as
-a large one; what bounds it is 64 of the longest rows where they follow short ones, and one page.
+Arrow does not check the UTF-8 of string columns, so every batch of texts is cast by way of binary, which checks it at a
+few GB/s; a batch that fails is decoded row by row. Every kind of text (string, large_string, string_view, dictionaries of
+these, and binary that is UTF-8) becomes large_string. Records are Python objects. A struct has all of its fields in every
+row, null where the row has none; nulls are dropped, so that a record is the same whether it came from JSON or Parquet.
 
-Arrow trusts the UTF-8 of a string column without looking, so every batch of texts is cast by way of binary, which
-looks (a few GB/s); a batch that fails is gone through row by row. Whatever holds text (string, large_string,
-string_view, the same in a dictionary, and binary that is UTF-8) comes out as large_string.
+Reasons for bad rows: null_text, invalid_utf8, unreadable_value and row_too_long.
 """
 
 from collections import Counter
-from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterator, Sequence
 from io import BytesIO
-from typing import BinaryIO, Protocol, cast
+from typing import BinaryIO, cast
 
 import numpy as np
 import orjson
 import pyarrow as pa
 import pyarrow.parquet as pq
-from pyarrow import compute
 from tokenmill.tasks.errors import InputError, nearest
-from xxhash import xxh3_128
 
-from .files import BadRow, Slice, SourceFile, TextBatch
+from .files import (
+    BadRow,
+    Ranges,
+    Record,
+    RecordBatch,
+    Refused,
+    Require,
+    Slice,
+    SourceFile,
+    SourceFormat,
+    TextBatch,
+    leading,
+)
+from .integrity import VerifiedStream, is_hashed, require_content, verified
 from .json_lines import MAX_ROW_BYTES
-from .json_rows import excerpt
-from .leading import leading
+from .json_rows import each_row, field_path
 from .opening import SourceCorrupt, is_decoder_error, open_source
-from .planned import ComparedStream, Ranges, as_planned, is_hashed, require_content
-from .text_field import field_path
+from .parquet_batches import column_numbers, decoded_bytes, group_batches, holds, is_text
 
-BATCH_BYTES = 4 << 20
-MAX_BATCH_ROWS = 8192
-
-MAX_BATCH_BYTES = 64 << 20
-"""What a batch of several rows may decode to. It is far above BATCH_BYTES, so that only files that swell are cut here:
-the places where others are cut decide where the row groups of some outputs end."""
-
-PIECE_ROWS = 64
-"""Rows that are decoded at a time, at most."""
+NULL = ("null_text", "the column is null here")
+"""Reason and detail of a null."""
 
 NO_TEXTS = pa.array([], pa.large_string())
 NO_ROWS = np.empty(0, np.int64)
@@ -53,50 +52,95 @@ BUFFER_BYTES = 8 << 20
 MAGIC = b"PAR1"
 
 ARROW_INDEX_BITS = 32
-"""The width of the numbers by which Arrow reads the dictionaries of Parquet; others are converted."""
+"""The index width at which Arrow reads dictionaries of Parquet; others are converted."""
 
 
-class Require(Protocol):
-    """What is asked of a footer; its name tells it from others where the answer is remembered."""
+class Parquet(SourceFormat):
+    """`.parquet`. A slice is a run of row groups."""
 
-    __name__: str
+    name = "parquet"
+    endings = (".parquet",)
+    compressible = False
+    columnar = True
 
-    def __call__(self, metadata: pq.FileMetaData, fields: Sequence[str], uri: str, /) -> None:
-        """Raises InputError unless the footer has what is wanted of some fields; `uri` is the file's, for the error."""
-        ...
+    def cut(self, file: SourceFile, shard_size: int, fields: Sequence[str], require: Require) -> list[Slice]:
+        """See SourceFormat. Raises the InputError of `require`."""
+        with open_source(file) as stream:
+            metadata = open_parquet(file, stream).metadata
+        require(metadata, fields, file.uri)
+        slices: list[Slice] = []
+        start = size = 0
+        for number in range(metadata.num_row_groups):
+            group = metadata.row_group(number)
+            size += sum(group.column(leaf).total_compressed_size for leaf in range(group.num_columns))
+            if size >= shard_size or number + 1 == metadata.num_row_groups:
+                slices.append(Slice(file, start, number + 1, size=size))
+                start, size = number + 1, 0
+        return slices
+
+    def owned(self, part: Slice, stream: BinaryIO, fields: Sequence[str]) -> tuple[bytes, Ranges]:
+        """The bytes of the columns `fields`; before them their names and types, except for a single leaf column."""
+        metadata = open_parquet(part.file, stream).metadata
+        require_any(metadata, fields, part.file.uri)
+        return layout(metadata, fields), column_ranges(metadata, range(part.start, part.stop), fields)
+
+    def rows(self, part: Slice) -> Iterator[pa.RecordBatch]:
+        """See SourceFormat."""
+        return column_batches(part, (), require_any)
+
+    def texts(self, part: Slice, text_field: str) -> Iterator[TextBatch]:
+        """See SourceFormat. Raises InputError if there is no such column of text."""
+        first = 0
+        for batch in column_batches(part, [text_field], require_text):
+            bad = _row_too_long(batch, first)
+            yield TextBatch(NO_TEXTS, NO_ROWS, bad) if bad else _texts(_column(batch, text_field), first)
+            first += len(batch)
+
+    def records(self, part: Slice, fields: Sequence[str]) -> Iterator[RecordBatch]:
+        """See SourceFormat. Reads only `fields` and drops nulls; raises InputError if the file has none of `fields`."""
+        first = 0
+        for batch in column_batches(part, fields, require_any):
+            yield _records(batch, first)
+            first += len(batch)
+
+    def count_rows(self, part: Slice, limit: int) -> int:
+        """The number of rows in the footer, at most `limit`."""
+        rows = self._rows_between(part.file, part.start, part.stop)
+        return min(limit, rows if part.rows is None else part.rows, rows)
+
+    def first_row(self, part: Slice) -> int:
+        """See SourceFormat."""
+        return self._rows_between(part.file, 0, part.start)
+
+    def _rows_between(self, file: SourceFile, start: int, stop: int) -> int:
+        with open_source(file, cache="none") as stream:
+            metadata = open_parquet(file, stream).metadata
+        return sum(metadata.row_group(number).num_rows for number in range(start, stop))
 
 
-@dataclass(frozen=True, slots=True)
-class RowGroup:
-    """A row group as the planner sees it.
+def column_ranges(metadata: pq.FileMetaData, groups: range, fields: Sequence[str]) -> Ranges:
+    """The places of the bytes of `fields` in some row groups, in the order in which they are hashed."""
+    leaves = column_numbers(metadata, fields)
+    return [_place(group.column(leaf)) for group in map(metadata.row_group, groups) for leaf in leaves]
 
-    `size` is the compressed bytes of all its columns; `ranges` are the (offset, length) in the file of the bytes of
-    the fields that are asked for, the only ones that are read.
+
+def _place(column: pq.ColumnChunkMetaData) -> tuple[int, int]:
+    """Start and end of a column chunk, which begins with its dictionary page if it has one.
+
+    https://github.com/apache/parquet-format#file-format
     """
-
-    rows: int
-    size: int
-    ranges: list[tuple[int, int]]
-
-
-def row_groups(metadata: pq.FileMetaData, fields: Sequence[str]) -> list[RowGroup]:
-    """The row groups of a file, in order, with the places of `fields`."""
-    leaves = _leaves(metadata, fields)
-    return [_row_group(metadata.row_group(number), leaves) for number in range(metadata.num_row_groups)]
-
-
-def slice_ranges(part: Slice, metadata: pq.FileMetaData, fields: Sequence[str]) -> Ranges:
-    """The places of the bytes of `fields` in the row groups of a slice, in the order in which its content is hashed."""
-    groups = row_groups(metadata, fields)[part.start : part.stop]
-    return [(offset, offset + length) for group in groups for offset, length in group.ranges]
+    start = column.data_page_offset
+    if column.dictionary_page_offset is not None:
+        start = min(start, column.dictionary_page_offset)
+    return start, start + column.total_compressed_size
 
 
 def layout(metadata: pq.FileMetaData, fields: Sequence[str]) -> bytes:
-    """What the bytes of `fields` mean, which the footer alone says: name, type and nesting of each leaf.
+    """Name, type and nesting of each leaf column of `fields`, which only the footer holds.
 
-    Empty for one field that is a leaf itself, as a column of text is: its name says it all.
+    Empty for one field that is itself a leaf, such as a column of text: its name says it all.
     """
-    leaves = [metadata.schema.column(number) for number in _leaves(metadata, fields)]
+    leaves = [metadata.schema.column(number) for number in column_numbers(metadata, fields)]
     if len(fields) == 1 and {leaf.path for leaf in leaves} == {*fields}:
         return b""
     return orjson.dumps([_meaning(leaf) for leaf in leaves])
@@ -107,52 +151,21 @@ def _meaning(leaf: pq.ColumnSchema) -> list[str | int]:
     return [leaf.path, leaf.physical_type, leaf.logical_type.type, *nesting]
 
 
-def _leaves(metadata: pq.FileMetaData, fields: Sequence[str]) -> list[int]:
-    """The numbers of the leaf columns that are one of `fields` or, where none has its very name, lie under it; without
-    fields, of all.
-    """
-    if not fields:
-        return list(range(metadata.num_columns))
-    paths = [metadata.schema.column(number).path for number in range(metadata.num_columns)]
-    found: set[int] = set()
-    for field in fields:
-        exact = [number for number, path in enumerate(paths) if path == field]
-        found.update(exact or (number for number, path in enumerate(paths) if path.startswith(f"{field}.")))
-    return sorted(found)
-
-
-def _row_group(group: pq.RowGroupMetaData, leaves: Sequence[int]) -> RowGroup:
-    columns = [group.column(number) for number in range(group.num_columns)]
-    size = sum(column.total_compressed_size for column in columns)
-    return RowGroup(group.num_rows, size, [_column_range(columns[leaf]) for leaf in leaves])
-
-
-def _column_range(column: pq.ColumnChunkMetaData) -> tuple[int, int]:
-    """Offset and length of a column chunk: it begins with its dictionary page when it has one.
-
-    https://github.com/apache/parquet-format#file-format
-    """
-    start = column.data_page_offset
-    if column.dictionary_page_offset is not None:
-        start = min(start, column.dictionary_page_offset)
-    return start, column.total_compressed_size
-
-
 def require_any(metadata: pq.FileMetaData, fields: Sequence[str], uri: str) -> None:
-    """Raises InputError unless at least one of `fields` is a column, or a field inside structs, and each in one column only."""
+    """Raises InputError unless at least one of `fields` is a column or a struct field, and each in one column only."""
     columns = metadata.schema.to_arrow_schema().names
     counts, asked = Counter(columns), [field_path(field)[0] for field in fields] or columns
     twice = next((name for name in asked if counts[name] > 1), None)
     if twice is not None:
-        raise InputError(
-            f"{uri}: {counts[twice]} columns are called {twice!r}; which of them is meant cannot be said: write the file "
-            "again with a name for each"
-        )
-    if not _leaves(metadata, fields):
+        raise InputError(f"{uri}: {counts[twice]} columns are called {twice!r}; {AMBIGUOUS}")
+    if not column_numbers(metadata, fields):
         raise InputError(
             f"{uri}: has none of the fields {', '.join(map(repr, fields))}; "
             f"name one that it has (columns: {', '.join(columns) or 'none'})"
         )
+
+
+AMBIGUOUS = "it is unclear which is meant: write the file again with distinct names"
 
 
 def require_text(metadata: pq.FileMetaData, fields: Sequence[str], uri: str) -> None:
@@ -177,103 +190,63 @@ def _require_text(schema: pa.Schema, text_field: str, uri: str) -> None:
         found = types[0]
         place = f"column {key!r}"
         fields = [*found] if pa.types.is_struct(found) else []
-    if not _is_text(found):
+    if not is_text(found):
         columns = ", ".join(f"{each.name}: {each.type}" for each in schema)
         raise InputError(
-            f"{uri}: text_field {text_field!r} is of type {found}, which is no text; name a column of text ({columns})"
+            f"{uri}: text_field {text_field!r} is of type {found}, not text; name a column of text ({columns})"
         )
 
 
 def _remedy(schema: pa.Schema, text_field: str, key: str, names: Sequence[str]) -> str:
-    """What to do where not exactly one of `names` is `key`, a part of `text_field`."""
+    """What to do if not exactly one of `names` is `key`, a part of `text_field`."""
     if key in names:
-        return "which of them is meant cannot be said: write the file again with a name for each"
+        return AMBIGUOUS
     dotted = [name for name in (*names, *schema.names) if "." in name and f".{name}." in f".{text_field}."]
     if dotted:
         return f"a dot leads into a struct: rename column {dotted[0]!r} to a name without one, and write the file again"
     return nearest(key, names)
 
 
-def _is_text(found: pa.DataType) -> bool:
-    kind = found.value_type if pa.types.is_dictionary(found) else found
-    return kind in {pa.string(), pa.large_string(), pa.string_view(), pa.binary(), pa.large_binary(), pa.binary_view()}
-
-
-def parquet_texts(part: Slice, text_field: str) -> Iterator[TextBatch]:
-    """The texts of the row groups `[start, stop)`, rows numbered from 0 at the first of them.
-
-    Raises InputError when there is no such column of text, SourceCorrupt when the file is damaged.
-    """
-    first = 0
-    for batch in column_batches(part, [text_field], require_text):
-        too_long = row_too_long(batch, first)
-        yield TextBatch(NO_TEXTS, NO_ROWS, [too_long]) if too_long else _texts(_column(batch, text_field), first)
-        first += len(batch)
-
-
-def row_too_long(batch: pa.RecordBatch, row: int) -> BadRow | None:
-    """The row of a batch, whose number is `row`, as a bad one if it is longer than rows of JSON may be.
-
-    Several rows are never: they are no more than MAX_BATCH_BYTES together.
-    """
-    size = decoded_bytes(batch)
-    if size <= MAX_ROW_BYTES:
-        return None
-    return BadRow(row, "row_too_long", f"{size:,} bytes; at most {MAX_ROW_BYTES:,} are read", "")
-
-
 def column_batches(part: Slice, fields: Sequence[str], require: Require) -> Iterator[pa.RecordBatch]:
-    """The rows of the row groups `[start, stop)`, in order, with only those of `fields` that the file has; without
-    fields, with all columns.
+    """The rows of a slice, in order, with those of `fields` that the file has; all columns without fields.
 
-    Raises the InputError of `require`, and SourceCorrupt when the file is damaged.
+    Raises the InputError of `require`, and SourceCorrupt if the file is damaged.
     """
-    with open_source(part.file, cache="none") as stream, as_planned(part, stream) as hasher:
+    with open_source(part.file, cache="none") as stream, verified(part, stream) as hasher:
         metadata = _metadata(part.file, stream, fields)
         require(metadata, fields, part.file.uri)
-        content = _compared(part, stream, metadata, hasher) if is_hashed(part) else stream
+        content = stream
+        if is_hashed(part):
+            require_any(metadata, part.fields, part.file.uri)
+            hasher.update(layout(metadata, part.fields))
+            ranges = column_ranges(metadata, range(part.start, part.stop), part.fields)
+            content = cast("BinaryIO", VerifiedStream(stream, ranges, hasher, part.file.uri))
+            require_content(part, hasher)
         yield from leading(_batches(part, open_parquet(part.file, content, metadata), fields), part.rows)
 
 
-def _compared(part: Slice, stream: BinaryIO, metadata: pq.FileMetaData, hasher: xxh3_128) -> BinaryIO:
-    """The file, of which only those bytes are read that `hasher` was given, as `content.content_hash` does it."""
-    require_any(metadata, part.fields, part.file.uri)
-    hasher.update(layout(metadata, part.fields))
-    compared = ComparedStream(stream, slice_ranges(part, metadata, part.fields), hasher, part.file.uri)
-    require_content(part, hasher)
-    return cast("BinaryIO", compared)
-
-
-def parquet_rows(part: Slice) -> int:
-    """How many rows a slice holds, from the footer alone."""
-    with open_source(part.file, cache="none") as stream:
-        metadata = open_parquet(part.file, stream).metadata
-        rows = sum(metadata.row_group(number).num_rows for number in range(part.start, part.stop))
-    return rows if part.rows is None else min(rows, part.rows)
-
-
 def open_parquet(file: SourceFile, stream: BinaryIO, metadata: pq.FileMetaData | None = None) -> pq.ParquetFile:
-    """The file with its footer, which is read unless it is given. Raises SourceCorrupt when there is none."""
+    """The file with its footer, which is read unless it is given. Raises SourceCorrupt if there is none."""
     try:
         return pq.ParquetFile(stream, metadata=metadata, buffer_size=BUFFER_BYTES, page_checksum_verification=True)
     except (pa.ArrowException, OSError) as error:
-        raise _named(file, "its footer", error) from error
+        raise _explained(file, "its footer", error) from error
 
 
 def _metadata(file: SourceFile, stream: BinaryIO, fields: Sequence[str]) -> pq.FileMetaData:
-    """The footer, by which `fields` can be read row by row."""
+    """The footer, adapted so that `fields` can be read row by row."""
     opened = open_parquet(file, stream)
     asked = {field_path(field)[0] for field in fields}
     converted = any(holds(column.type, _is_converted) for column in opened.schema_arrow if column.name in asked)
-    return _with_types_of_parquet(stream) if converted else opened.metadata
+    return _without_arrow_types(stream) if converted else opened.metadata
 
 
 def _is_converted(kind: pa.DataType) -> bool:
-    """Whether Arrow converts a dictionary while it is read: if one text is not UTF-8, all others are refused with it."""
-    return pa.types.is_dictionary(kind) and kind.index_type.bit_width != ARROW_INDEX_BITS and _is_text(kind)
+    """Whether Arrow converts a dictionary as it reads it: then one text that is not UTF-8 makes all others fail."""
+    return pa.types.is_dictionary(kind) and kind.index_type.bit_width != ARROW_INDEX_BITS and is_text(kind)
 
 
-def _with_types_of_parquet(stream: BinaryIO) -> pq.FileMetaData:
+def _without_arrow_types(stream: BinaryIO) -> pq.FileMetaData:
     """The footer without the Arrow types that its writer added. https://github.com/apache/parquet-format#file-format"""
     size = stream.seek(-8, 2)
     length = int.from_bytes(stream.read(4), "little")
@@ -288,101 +261,11 @@ def _batches(part: Slice, opened: pq.ParquetFile, fields: Sequence[str]) -> Iter
             yield from group_batches(opened, group, fields)
         except (pa.ArrowException, OSError) as error:
             where = f"row group {group}, column {', '.join(map(repr, fields)) or 'unknown'}"
-            raise _named(part.file, where, error) from error
+            raise _explained(part.file, where, error) from error
 
 
-def group_batches(opened: pq.ParquetFile, group: int, fields: Sequence[str]) -> Iterator[pa.RecordBatch]:
-    """The rows of a row group, in order, in batches of about BATCH_BYTES and never more than MAX_BATCH_BYTES, unless one
-    row takes more. Raises what Arrow raises.
-    """
-    metadata, leaves = opened.metadata.row_group(group), _leaves(opened.metadata, fields)
-    size = sum(metadata.column(leaf).total_uncompressed_size for leaf in leaves)
-    rows = min(MAX_BATCH_ROWS, max(1, BATCH_BYTES * metadata.num_rows // max(1, size)))
-    return _regrouped(_pieces(opened, group, fields, rows), rows)
-
-
-def _pieces(
-    opened: pq.ParquetFile, group: int, fields: Sequence[str], rows: int
-) -> Iterator[tuple[pa.RecordBatch, int]]:
-    """The rows of a row group, a few at a time and never across a multiple of `rows`, and the bytes that they decode to.
-
-    As many are decoded as the last ones let expect to take BATCH_BYTES at most.
-    """
-    wanted, seen = 1, 0
-    for piece in opened.iter_batches(wanted, row_groups=[group], columns=[*fields] or None, use_threads=False):
-        size, seen = decoded_bytes(piece), seen + len(piece)
-        yield piece, size
-        # Every piece comes with a copy of the dictionaries, which takes longer than the rows if these are few.
-        most = PIECE_ROWS if _dictionary_bytes(piece) < BATCH_BYTES // PIECE_ROWS else rows
-        wanted = max(1, min(2 * wanted, most, BATCH_BYTES * len(piece) // max(1, size)))
-        opened.reader.set_batch_size(min(wanted, rows - seen % rows))  # counts from the next piece on
-
-
-def _dictionary_bytes(batch: pa.RecordBatch) -> int:
-    return sum(column.dictionary.nbytes for column in batch.columns if pa.types.is_dictionary(column.type))
-
-
-def _regrouped(pieces: Iterator[tuple[pa.RecordBatch, int]], rows: int) -> Iterator[pa.RecordBatch]:
-    """The same rows in batches that end at each multiple of `rows`, and before they take more than MAX_BATCH_BYTES."""
-    held: list[pa.RecordBatch] = []
-    held_bytes = seen = 0
-    for piece, size in (portion for pair in pieces for portion in _portions(*pair)):
-        if held and held_bytes + size > MAX_BATCH_BYTES:
-            yield _joined(held)
-            held_bytes = 0
-        held.append(piece)
-        held_bytes, seen = held_bytes + size, seen + len(piece)
-        if seen % rows == 0:
-            yield _joined(held)
-            held_bytes = 0
-    if held:
-        yield _joined(held)
-
-
-def _joined(held: list[pa.RecordBatch]) -> pa.RecordBatch:
-    """One batch of those that are held, which are let go of."""
-    batch = pa.concat_batches(held)
-    held.clear()
-    return batch
-
-
-def _portions(piece: pa.RecordBatch, size: int) -> Iterator[tuple[pa.RecordBatch, int]]:
-    """A piece, halved until each part takes MAX_BATCH_BYTES at most or is one row."""
-    if size <= MAX_BATCH_BYTES or len(piece) == 1:
-        yield piece, size
-        return
-    half = len(piece) // 2
-    for part in (piece[:half], piece[half:]):
-        yield from _portions(part, decoded_bytes(part))
-
-
-def decoded_bytes(batch: pa.RecordBatch) -> int:
-    """How many bytes the rows of a batch take when every dictionary is spelled out."""
-    return sum(map(_decoded, batch.columns))
-
-
-def _decoded(array: pa.Array) -> int:
-    if not holds(array.type, pa.types.is_dictionary):
-        return array.nbytes
-    if pa.types.is_struct(array.type):
-        return sum(map(_decoded, array.flatten()))
-    if pa.types.is_map(array.type):
-        return _decoded(array.cast(pa.list_(array.type.field(0))))
-    if not pa.types.is_dictionary(array.type):
-        return _decoded(array.flatten())  # a kind of list
-    if not _is_text(array.type):
-        return array.indices.nbytes
-    lengths = compute.call_function("binary_length", [array.dictionary])
-    return compute.call_function("sum", [lengths.take(array.indices)]).as_py() or 0
-
-
-def holds(kind: pa.DataType, wanted: Callable[[pa.DataType], bool]) -> bool:
-    """Whether a type is one that is wanted, or has one inside."""
-    return wanted(kind) or any(holds(kind.field(number).type, wanted) for number in range(kind.num_fields))
-
-
-def _named(file: SourceFile, where: str, error: Exception) -> Exception:
-    """The error to raise for `error`: the store's or the machine's own, or what is wrong with the content."""
+def _explained(file: SourceFile, where: str, error: Exception) -> Exception:
+    """The error to raise for `error`: itself if the store or the machine failed, else what is wrong with the content."""
     if not is_decoder_error(error):
         return error
     if isinstance(error, pa.ArrowNotImplementedError):
@@ -391,9 +274,17 @@ def _named(file: SourceFile, where: str, error: Exception) -> Exception:
             "a common compression such as zstd"
         )
     return SourceCorrupt(
-        f"{file.uri}: {where} cannot be read: {error}; the file is cut short or damaged: "
-        "fetch it or write it again, or take it out of the blend"
+        f"{file.uri}: {where} cannot be read: {error}; the file is truncated or damaged: "
+        "fetch it or write it again, or remove it from the blend"
     )
+
+
+def _row_too_long(batch: pa.RecordBatch, row: int) -> list[BadRow]:
+    """The row of a batch, numbered `row`, if it exceeds MAX_ROW_BYTES; a batch of several rows never does."""
+    size = decoded_bytes(batch)
+    if size <= MAX_ROW_BYTES:
+        return []
+    return [BadRow(row, "row_too_long", f"{size:,} bytes; at most {MAX_ROW_BYTES:,} are read", "")]
 
 
 def _column(batch: pa.RecordBatch, text_field: str) -> pa.Array:
@@ -405,31 +296,64 @@ def _column(batch: pa.RecordBatch, text_field: str) -> pa.Array:
 
 
 def _texts(column: pa.Array, first: int) -> TextBatch:
-    """The texts of a column of any kind of text; nulls and what is not UTF-8 become bad rows."""
+    """The texts of a column of any kind of text; nulls and text that is not UTF-8 become bad rows."""
     content = column.cast(pa.large_binary())
     try:
         texts = content.cast(pa.large_string())
     except pa.ArrowInvalid:
-        return _one_by_one(content, first)
-    bad = [_null(first + int(row)) for row in np.flatnonzero(column.is_null())]
+        found, rows, bad = each_row(content.to_pylist(), _text, first)
+        return TextBatch(pa.array(found, pa.large_string()), rows, bad)
+    bad = [BadRow(first + int(row), *NULL, "") for row in np.flatnonzero(column.is_null())]
     rows = np.arange(first, first + len(texts), dtype=np.int64)
     return TextBatch(texts.drop_null(), rows[np.asarray(column.is_valid())] if bad else rows, bad)
 
 
-def _one_by_one(content: pa.LargeBinaryArray, first: int) -> TextBatch:
-    texts: list[str] = []
-    rows: list[int] = []
-    bad: list[BadRow] = []
-    for row, value in enumerate(content.to_pylist(), first):
-        try:
-            texts.append(value.decode())
-            rows.append(row)
-        except AttributeError:
-            bad.append(_null(row))
-        except UnicodeDecodeError as error:
-            bad.append(BadRow(row, "invalid_utf8", str(error), excerpt(value)))
-    return TextBatch(pa.array(texts, pa.large_string()), np.array(rows, np.int64), bad)
+def _text(value: bytes | None) -> str | Refused:
+    try:
+        return Refused(*NULL, b"") if value is None else value.decode()
+    except UnicodeDecodeError as error:
+        return Refused("invalid_utf8", str(error), error.object)
 
 
-def _null(row: int) -> BadRow:
-    return BadRow(row, "null_text", "the column is null here", "")
+def _records(batch: pa.RecordBatch, first: int) -> RecordBatch:
+    """A batch as records; rows that are too long, or that Python cannot represent, become bad rows."""
+    if bad := _row_too_long(batch, first):
+        return RecordBatch([], NO_ROWS, bad=bad)
+    try:
+        return RecordBatch(_objects(batch), np.arange(first, first + len(batch), dtype=np.int64))
+    except (ValueError, OverflowError):  # text that is not UTF-8, or a time outside the range of `datetime`
+        found, rows, bad = each_row(range(len(batch)), lambda row: _record(batch[row : row + 1]), first)
+        return RecordBatch(found, rows, bad=bad)
+
+
+def _record(row: pa.RecordBatch) -> Record | Refused:
+    try:
+        return _objects(row)[0]
+    except UnicodeDecodeError as error:
+        return Refused("invalid_utf8", str(error), error.object)
+    except (ValueError, OverflowError) as error:
+        return Refused("unreadable_value", str(error), b"")
+
+
+def _objects(batch: pa.RecordBatch) -> list[Record]:
+    """The rows of a batch as Python objects, maps as dicts, without fields that are null."""
+    # Asking for dicts makes Arrow five times slower, whether there are maps or not.
+    maps = "lossy" if any(holds(kind, pa.types.is_map) for kind in batch.schema.types) else None
+    records = batch.to_pylist(maps_as_pydicts=maps)
+    _drop_nulls(records)
+    return records
+
+
+def _drop_nulls(value: object) -> None:
+    """Remove fields that are null, at any depth; nulls in lists stay, to keep positions."""
+    if isinstance(value, dict):
+        fields = cast("dict[str, object]", value)
+        for name in [name for name, inner in fields.items() if inner is None]:
+            del fields[name]
+        values = fields.values()
+    elif isinstance(value, list):
+        values = cast("list[object]", value)
+    else:
+        return
+    for inner in values:
+        _drop_nulls(inner)

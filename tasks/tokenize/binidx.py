@@ -1,13 +1,12 @@
-"""Megatron's `.bin/.idx`: the tokens of all documents end to end, and an index that says where each one starts.
+"""Megatron's `.bin/.idx`: the tokens of all documents end to end, and an index of where each one starts.
 
-The `.bin` is token ids alone: no header, no padding. The `.idx` is a 34-byte header, then for every document its length
-(int32, tokens) and its place in the `.bin` (int64, bytes), then the document boundaries (int64), all little-endian; the
-layout is that of `megatron.core.datasets.indexed_dataset`. Here one document always is one sequence, which is what GPT
-training reads, so the boundaries are just 0, 1, …, S and the places follow from the lengths. The writer therefore keeps
-4 bytes a document in memory and makes the other 16 at the end; the strict reader holds every byte of an index against
-the lengths.
+The `.bin` holds token ids only. The `.idx` is a 34-byte header, then for every document its length (int32, tokens) and its
+offset in the `.bin` (int64, bytes), then the document boundaries (int64), all little-endian, as in
+`megatron.core.datasets.indexed_dataset`. Here every document is one sequence, as GPT training expects, so the boundaries
+are 0, 1, …, S and the offsets follow from the lengths. The writer keeps 4 bytes per document in memory and computes the
+other 16 at the end; the reader checks every byte of an index against the lengths.
 
-A `.bin` of no tokens is correct here, but Megatron cannot map an empty file: leave such a shard out of a blend.
+Megatron cannot map an empty file, so shards without tokens are left out of blends.
 """
 
 import struct
@@ -19,7 +18,7 @@ import numpy as np
 MAGIC = b"MMIDIDX\x00\x00"
 VERSION = 1
 DTYPES = {4: np.dtype("<i4"), 8: np.dtype("<u2")}
-"""Megatron's dtype codes, of which its own preprocessing writes these two."""
+"""The dtype codes that Megatron's own preprocessing writes."""
 
 UINT16_VOCABULARY = 65_500
 LONGEST_DOCUMENT = int(np.iinfo(np.int32).max)
@@ -29,20 +28,20 @@ HEADER = struct.Struct("<9sQBQQ")
 
 
 class BinIdxError(ValueError):
-    """An index that is damaged or of another make; names the field, what it should hold, and what it holds."""
+    """An index that is damaged or from another writer; names the field, the expected value, and the value found."""
 
     def __init__(self, field: str, expected: object, found: object) -> None:
         super().__init__(
-            f"{field}: expected {expected}, found {found}; the file is damaged or was not written as one "
+            f"{field}: expected {expected}, found {found}; the file is damaged or does not have one "
             "sequence per document: remove the shard and prepare it again"
         )
 
 
 class Stream(Protocol):
-    """What the tokens are written to, such as a publication."""
+    """A destination of tokens, such as a publication."""
 
     def write(self, buffer: memoryview, /) -> object:
-        """Take all bytes of `buffer`."""
+        """Write all bytes of `buffer`."""
         ...
 
 
@@ -52,7 +51,7 @@ def token_dtype(vocabulary_size: int) -> np.dtype[np.integer]:
 
 
 class BinIdxWriter:
-    """Streams documents into a `.bin` and remembers their lengths, 4 bytes each, for the `.idx`."""
+    """Streams documents into a `.bin` and keeps their lengths, 4 bytes each, for the `.idx`."""
 
     def __init__(self, stream: Stream, dtype: np.dtype[np.integer]) -> None:
         _dtype_code(dtype)
@@ -63,14 +62,14 @@ class BinIdxWriter:
 
     @property
     def documents(self) -> int:
-        """How many documents were appended."""
+        """The number of documents so far."""
         return len(self._lengths) // 4
 
     def append(self, tokens: np.ndarray, lengths: np.ndarray) -> None:
         """Add consecutive documents: their ids end to end ([tokens], of the writer's dtype) and their lengths ([documents], integers).
 
-        Raises ValueError, before anything is written, for ids of another dtype (a cast would wrap large ids silently),
-        for lengths that do not add up to the ids, and for a document of more than 2**31 - 1 tokens.
+        Raises ValueError, before writing, for ids of another dtype (a cast would wrap large ids silently), for lengths
+        that do not add up, and for a document of more than 2**31 - 1 tokens.
         """
         if tokens.dtype != self._dtype or tokens.ndim != 1:
             raise ValueError(
@@ -86,7 +85,7 @@ class BinIdxWriter:
         self.tokens += total
 
     def index(self) -> bytes:
-        """The content of the `.idx` for what was appended, 20 bytes a document."""
+        """The content of the `.idx`, 20 bytes per document."""
         return index(np.frombuffer(self._lengths, "<i4"), self._dtype)
 
 
@@ -100,27 +99,26 @@ def index(lengths: np.ndarray, dtype: np.dtype[np.integer]) -> bytes:
 
 @dataclass(frozen=True, slots=True)
 class Index:
-    """What an `.idx` says: the dtype of the ids and the length of every document ([documents], int32, tokens)."""
+    """The content of an `.idx`: the dtype of the ids and the length of every document ([documents], int32, tokens)."""
 
     dtype: np.dtype[np.integer]
     lengths: np.ndarray
 
     @property
     def documents(self) -> int:
-        """How many documents there are."""
+        """The number of documents."""
         return len(self.lengths)
 
     @property
     def tokens(self) -> int:
-        """How many tokens all documents hold together."""
+        """The number of tokens in all documents."""
         return int(self.lengths.sum(dtype=np.int64))
 
 
 def read_index(content: bytes, bin_size: int) -> Index:
     """The index in `content`, the whole of an `.idx` whose `.bin` has `bin_size` bytes.
 
-    Any changed byte is found, with one exception that no reader could find: when there are no tokens at all, uint16
-    taken for int32 (a receipt's hash tells these apart). Raises BinIdxError.
+    Raises BinIdxError for any changed byte, except int32 in place of uint16 when there are no tokens at all.
     """
     dtype, documents = _read_header(content)
     lengths = np.frombuffer(content, "<i4", documents, HEADER.size)
@@ -167,7 +165,7 @@ def _dtype_code(dtype: np.dtype[np.integer]) -> int:
 
 
 def _places(lengths: np.ndarray, dtype: np.dtype[np.integer]) -> np.ndarray:
-    """Where each document starts in the `.bin`, in bytes ([documents], int64)."""
+    """The offset of each document in the `.bin`, in bytes ([documents], int64)."""
     starts = np.zeros(len(lengths), "<i8")
     np.cumsum(lengths[:-1], out=starts[1:])
     starts *= dtype.itemsize
@@ -175,7 +173,7 @@ def _places(lengths: np.ndarray, dtype: np.dtype[np.integer]) -> np.ndarray:
 
 
 def _checked(lengths: np.ndarray) -> np.ndarray:
-    """`lengths` as int32, which is what an index has room for."""
+    """`lengths` as int32, the type in an index. Raises ValueError if they do not fit."""
     if lengths.ndim != 1 or lengths.dtype.kind not in "iu":
         raise ValueError(f"lengths: expected one dimension of integers, found {lengths.ndim} of {lengths.dtype}")
     for bad in lengths[(lengths < 0) | (lengths > LONGEST_DOCUMENT)][:1]:

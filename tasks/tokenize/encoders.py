@@ -1,12 +1,11 @@
 """Encoders: a batch of Arrow text in, flat token ids out.
 
-gigatoken reads Arrow's own buffers (wrapped as an awkward array, which copies nothing) and gives back one flat uint32
-array with offsets: no Python object per document, let alone per token. It encodes 150 MB/s per core cold and some
-350 MB/s once its cache of pre-tokens is warm, so an encoder is kept alive from shard to shard. `parallel=False` keeps
-it to one thread: Dask's processes are the parallelism.
+gigatoken reads Arrow's own buffers (wrapped as an awkward array, without a copy) and returns one flat uint32 array with
+offsets: no Python object per document or token. It encodes 150 MB/s per core cold and some 350 MB/s once its cache of
+pre-tokens is warm, so an encoder is kept from shard to shard. It runs on one thread, because Dask runs many processes.
 
-The references are the libraries that define each kind of tokenizer: Hugging Face `tokenizers`, `tiktoken`,
-`sentencepiece`. They are some hundred times slower and are always right.
+The references are the libraries that define each type of tokenizer: Hugging Face `tokenizers`, `tiktoken` and
+`sentencepiece`. They are correct by definition and some hundred times slower.
 """
 
 from collections.abc import Callable, Sequence
@@ -20,9 +19,9 @@ import pyarrow as pa
 
 @dataclass(frozen=True, slots=True)
 class Tokens:
-    """Ids of some documents: `ids` uint32 [tokens], `offsets` int64 [documents + 1]; document i is ids[o[i]:o[i+1]].
+    """Ids of documents: `ids` uint32 [tokens], `offsets` int64 [documents + 1]; document i is ids[o[i]:o[i+1]].
 
-    `by_reference` counts documents that the fast encoder could not be trusted with.
+    `by_reference` counts the documents that the reference encoded instead of the fast encoder.
     """
 
     ids: np.ndarray
@@ -36,7 +35,7 @@ class Tokens:
 
 
 class Encoder(Protocol):
-    """Turns text into ids, adding nothing of its own."""
+    """Turns text into ids, without adding BOS or EOS."""
 
     def encode(self, texts: pa.LargeStringArray) -> Tokens:
         """The ids of each text; no text may be null."""
@@ -45,7 +44,7 @@ class Encoder(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class GigatokenEncoder:
-    """The fast encoder, on the calling thread."""
+    """The fast encoder."""
 
     tokenizer: gigatoken.Tokenizer
 
@@ -56,9 +55,9 @@ class GigatokenEncoder:
         return Tokens(np.asarray(layout.content.data)[offsets[0] : offsets[-1]], offsets - offsets[0])
 
 
-def _as_awkward(texts: pa.LargeStringArray) -> Any:  # noqa: ANN401 - an ak.Array, whose package is imported late
-    """The same text as an awkward array of strings, over the same memory."""
-    import awkward as ak  # 0.1 s, and only encoding needs it
+def _as_awkward(texts: pa.LargeStringArray) -> Any:  # noqa: ANN401 - an ak.Array
+    """The same text as an awkward array of strings, without a copy."""
+    import awkward as ak  # takes 0.1 s, and only encoding needs it
 
     _, offsets, characters = texts.buffers()
     bounds = np.frombuffer(offsets, np.int64)[texts.offset : texts.offset + len(texts) + 1]
@@ -74,12 +73,12 @@ def _as_awkward(texts: pa.LargeStringArray) -> Any:  # noqa: ANN401 - an ak.Arra
 
 @dataclass(frozen=True, slots=True)
 class ReferenceEncoder:
-    """A reference library behind one function from a list of texts to a list of id lists."""
+    """A reference library, wrapped as a function from a list of texts to a list of id lists."""
 
     encode_texts: Callable[[list[str]], Sequence[Sequence[int]]]
 
     def encode(self, texts: pa.LargeStringArray) -> Tokens:
-        """See Encoder. The libraries hand out Python lists; they become arrays here, document by document."""
+        """See Encoder. The libraries return Python lists, which become arrays here, document by document."""
         documents = [np.asarray(ids, np.uint32) for ids in self.encode_texts(texts.to_pylist())]
         offsets = np.zeros(len(documents) + 1, np.int64)
         np.cumsum([len(ids) for ids in documents], out=offsets[1:])

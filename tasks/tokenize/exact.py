@@ -1,18 +1,17 @@
-"""The exact encoder: gigatoken for most documents, the reference for those that the two might read differently.
+"""The exact encoder: gigatoken for most documents, the reference for those on which the two may differ.
 
-A document goes to the reference when it holds a character of which the tables of the two libraries say different things
-(`tasks.tokenize.suspects`; with gigatoken 0.10 and tokenizers 0.23 they are 4,657 to 4,826, nearly all of them new in
-Unicode 17), or one that was never compared: the unassigned planes and the last two private ones. Other documents of the
-same data set do not.
+A document goes to the reference if it contains a suspect, a character that the two libraries treat differently (`sweep`;
+with gigatoken 0.10 and tokenizers 0.23 there are 4,657 to 4,826, nearly all new in Unicode 17), or a character that was
+never compared, from unassigned planes or the last two private ones.
 
-Suspects are kept in the user's cache, keyed by how a tokenizer normalizes and cuts text, which many share, and by the
-versions of the libraries. Looking for them costs a comparison per byte and a look-up for each character that is high
-enough; where there are many of those, an expression finds them at some 450 MB/s.
+Suspects are cached per user, keyed by how a tokenizer normalizes and cuts text, which many tokenizers share, and by the
+versions of the libraries. Finding them in a text costs a comparison per byte and a look-up per high character; where
+many characters are high, a regular expression finds them at some 450 MB/s.
 """
 
 import hashlib
 import sys
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import cached_property, lru_cache
 from importlib.metadata import version
@@ -25,7 +24,7 @@ from tokenmill.tasks.shards.remembered import remembered
 from tokenmill.tasks.storage import user_cache
 
 from .encoders import Encoder, Tokens
-from .suspects import SWEEP_VERSION, SWEPT, suspects
+from .sweep import SWEEP_VERSION, SWEPT, suspect_characters
 from .vocabulary import Vocabulary
 
 ASCII, SURROGATES = range(0x80), range(0xD800, 0xE000)
@@ -34,16 +33,14 @@ OF_THREE_BYTES, OF_FOUR_BYTES = 0xE0, 0xF0
 """The lowest lead bytes of characters of three and four bytes in UTF-8."""
 
 SPARSE = 16
-"""Where fewer than one byte in so many may begin a suspect, each such character is looked up."""
-
-Ranges = list[tuple[int, int]]
+"""If fewer than one byte in so many may begin a suspect, characters are looked up one by one."""
 
 LIBRARIES = ("gigatoken", "tokenizers", "tiktoken", "sentencepiece")
 
 
 @dataclass(frozen=True)
 class ExactEncoder:
-    """Encodes with `fast`; texts with a character of `suspects`, or one that no sweep covers, with `reference`."""
+    """Encodes with `fast`; texts with one of `suspects`, or with a character outside of the sweep, with `reference`."""
 
     fast: Encoder
     reference: Callable[[], Encoder]
@@ -56,7 +53,7 @@ class ExactEncoder:
         return _replaced(tokens, rows, self.reference().encode(texts.take(pa.array(rows)))) if rows.size else tokens
 
     def _suspicious(self, texts: pa.LargeStringArray) -> np.ndarray:
-        """The numbers of the texts that hold a suspect, int64, ascending."""
+        """The numbers of the texts that contain a suspect, int64, ascending."""
         _, offsets, characters = texts.buffers()
         if characters is None:
             return np.empty(0, np.int64)
@@ -83,7 +80,7 @@ class ExactEncoder:
 
     @cached_property
     def _is_suspect(self) -> np.ndarray:
-        """By code point; what no sweep covers is suspect, ASCII apart, which the gate tries."""
+        """By code point. Characters outside of the sweep are suspect, except ASCII, which the gate tests."""
         table = np.ones(sys.maxunicode + 1, np.bool_)
         for known in (ASCII, SURROGATES, *SWEPT):
             table[known.start : known.stop] = False
@@ -92,7 +89,7 @@ class ExactEncoder:
 
 
 def _code_points(content: np.ndarray, leads: np.ndarray) -> np.ndarray:
-    """The code points, int32, that begin at the byte offsets `leads` of valid UTF-8, beyond ASCII (RFC 3629)."""
+    """The code points, int32, beyond ASCII at the byte offsets `leads` of valid UTF-8 (RFC 3629)."""
     first = content[leads].astype(np.int32)
     one, two, three = (
         content[np.minimum(leads + step, len(content) - 1)].astype(np.int32) & 0x3F for step in (1, 2, 3)
@@ -101,17 +98,6 @@ def _code_points(content: np.ndarray, leads: np.ndarray) -> np.ndarray:
     of_three = (first & 0x0F) << 12 | one << 6 | two
     of_four = (first & 0x07) << 18 | one << 12 | two << 6 | three
     return np.where(first < OF_THREE_BYTES, of_two, np.where(first < OF_FOUR_BYTES, of_three, of_four))
-
-
-def _ranges(numbers: Iterable[int]) -> Ranges:
-    """Ascending numbers as inclusive ranges."""
-    ranges: Ranges = []
-    for number in numbers:
-        if ranges and ranges[-1][1] == number - 1:
-            ranges[-1] = (ranges[-1][0], number)
-        else:
-            ranges.append((number, number))
-    return ranges
 
 
 def _replaced(tokens: Tokens, rows: np.ndarray, better: Tokens) -> Tokens:
@@ -129,19 +115,18 @@ def _replaced(tokens: Tokens, rows: np.ndarray, better: Tokens) -> Tokens:
 
 @lru_cache(maxsize=8)
 def exact_encoder(vocabulary: Vocabulary, *, literal: bool) -> ExactEncoder:
-    """The exact encoder of a vocabulary, made once.
+    """The exact encoder of a vocabulary, built once.
 
-    Raises ValueError when gigatoken does not support the vocabulary, or differs in ways that no character explains.
+    Raises ValueError if gigatoken does not support the vocabulary, or differs in ways that no character explains.
     """
     fast = vocabulary.fast(literal)
     return ExactEncoder(fast, lambda: vocabulary.reference(literal), _suspects_of(vocabulary))
 
 
 def _suspects_of(vocabulary: Vocabulary) -> list[int]:
-    """The suspects, from the user's cache where a sweep of the same kind of tokenizer left them."""
+    """The suspects, cached per user for all tokenizers that cut alike."""
     splitting = vocabulary.splitting()
     cutting = splitting.question if splitting else vocabulary.fingerprint
     question = [cutting, SWEEP_VERSION, [version(library) for library in LIBRARIES]]
     name = hashlib.sha256(orjson.dumps(question, option=orjson.OPT_SORT_KEYS)).hexdigest()[:32]
-    ranges = remembered(user_cache("characters", f"{name}.json"), Ranges, lambda: _ranges(suspects(vocabulary)))
-    return [number for first, last in ranges for number in range(first, last + 1)]
+    return remembered(user_cache("characters", f"{name}.json"), list[int], lambda: suspect_characters(vocabulary))

@@ -1,17 +1,15 @@
-"""The exactness gate: the fast encoder is used only where it has been seen to equal the reference.
+"""The exactness gate: the fast encoder is used only if it equals the reference on test strings and on the data.
 
-Before a data set is tokenized, the exact encoder (gigatoken, with the reference for documents that hold a suspect
-character: `tasks.tokenize.exact`) and the reference alone encode the same texts: strings that break tokenizers (every
-control string of this vocabulary, runs of one character, combining marks, newest emoji, broken scripts, all kinds of
-white space), and documents from the beginning, middle and end of the data set itself.
+Before a data set is tokenized, the exact encoder (`exact`) and the reference encode the same texts: strings that break
+tokenizers (every control string of the vocabulary, runs of one character, combining marks, new emoji, rare scripts, all
+kinds of white space), and documents from the beginning, middle and end of the data set.
 
-A character that the two libraries know differently is no difference here, wherever it stands: its document goes to the
-reference. Any difference that is left has a cause that nobody foresaw, so nothing says which other documents it
-touches. Then the reference encodes the whole data set, a hundred times slower and right; the plan, the manifest and
-every receipt say so, because the backend is part of a shard's identity.
+The exact encoder already sends documents with suspect characters to the reference. Any remaining difference has an
+unknown cause, which may affect any document. Then the reference encodes the whole data set, a hundred times slower. The
+plan, the manifest and every receipt say so, because the backend is part of a shard's identity.
 
-The reference needs half a second to load and 3 MB/s to encode, so a verdict is kept in the store, keyed by what was
-compared and with which versions: an unchanged data set is never gated twice.
+The reference takes half a second to load and encodes 3 MB/s, so a verdict is cached in the store, keyed by the texts and
+the versions of the libraries: an unchanged data set is gated once.
 """
 
 import hashlib
@@ -27,13 +25,13 @@ import pyarrow as pa
 from tokenmill.tasks.errors import RunError
 from tokenmill.tasks.shards.remembered import remembered
 from tokenmill.tasks.sources.files import Slice
-from tokenmill.tasks.sources.read import read_texts
+from tokenmill.tasks.sources.formats import read_texts
 from tokenmill.tasks.storage import join
 
 from .encoders import Encoder
 from .exact import LIBRARIES, exact_encoder
 from .settings import Backend
-from .suspects import SWEEP_VERSION
+from .sweep import SWEEP_VERSION
 from .vocabulary import Vocabulary
 
 SAMPLED_DOCUMENTS = 16
@@ -45,7 +43,7 @@ ADDED_TOKENS_TRIED = 2_000
 
 @dataclass(frozen=True, slots=True)
 class Verdict:
-    """What the gate decided: the backend, how many texts were compared, and the first difference in words, or None."""
+    """The backend, the number of compared texts, and a description of the first difference, or None."""
 
     backend: Backend
     compared: int
@@ -62,15 +60,15 @@ def gate_notes(verdicts: Mapping[str, Verdict]) -> dict[str, str]:
 
 
 Documents = Callable[[Slice], Iterator[str]]
-"""The texts of a slice that will be encoded, from the first on."""
+"""Gives the texts of a slice that will be encoded, in order."""
 
 
 def judge(
     vocabulary: Vocabulary, slices: Sequence[Slice], documents: Documents, which: str, store: str, *, literal: bool
 ) -> Verdict:
-    """The verdict for a data set made of `slices`, from the store when the same comparison was made before.
+    """The verdict for a data set made of `slices`, cached in the store.
 
-    `which` says, for that memory, which texts `documents` takes from a row.
+    `which` names the texts that `documents` takes from a row, as part of the cache key.
     """
     sampled = _sampled(slices)
     question = [
@@ -88,8 +86,8 @@ def judge(
 
 
 def compare(vocabulary: Vocabulary, texts: list[str], *, literal: bool) -> Verdict:
-    """Encode `texts` both ways; the reference wins at the first difference."""
-    reference = vocabulary.reference(literal)  # first, so that a tokenizer that nobody can read is refused here
+    """Encode `texts` both ways; choose the reference at the first difference."""
+    reference = vocabulary.reference(literal)  # first, so that an unreadable tokenizer is refused here
     try:
         fast = exact_encoder(vocabulary, literal=literal)
     except ValueError as error:
@@ -107,7 +105,7 @@ def _first_difference(fast: Encoder, reference: Encoder, texts: list[str]) -> st
         one, other = (tokens.ids[tokens.offsets[number] : tokens.offsets[number + 1]] for tokens in (found, expected))
         if not np.array_equal(one, other):
             return f"{text[:80]!r}: gigatoken {one[:12].tolist()}, reference {other[:12].tolist()}"
-    raise RunError("the encoders disagree on the number of documents; please report this text set")
+    raise RunError("the encoders disagree on the number of documents; report this set of texts")
 
 
 def _sampled(slices: Sequence[Slice]) -> list[Slice]:
@@ -128,8 +126,9 @@ def texts_of(text_field: str, part: Slice) -> Iterator[str]:
 
 
 def nasty_strings(vocabulary: Vocabulary) -> list[str]:
-    """Strings that have broken tokenizers before, with this vocabulary's own control strings among them, and all others that
-    were added to it: whether these are found within words, or in another normal form, is up to a tokenizer.
+    """Strings that break tokenizers, with the control strings and other added tokens of this vocabulary.
+
+    Tokenizers differ in whether they find added tokens within words or in another normal form.
     """
     added = list(dict.fromkeys([*vocabulary.special_tokens, *vocabulary.controls]))[:ADDED_TOKENS_TRIED]
     forms = dict.fromkeys(form for token in added for form in (token, normalize("NFC", token), normalize("NFD", token)))
@@ -146,7 +145,7 @@ def _repeated(pieces: str, times: Sequence[int]) -> list[str]:
 
 
 WHITE_SPACE = "\t\n\x0b\x0c\r\x1c\x1d\x1e\x1f\x85\u00a0\u1680\u2000\u2007\u2028\u2029\u202f\u205f\u3000\u2581"
-"""What one library strips from the ends of a text and another does not; the last is SentencePiece's own space."""
+"""Characters that some libraries strip from the ends of a text; the last is SentencePiece's own space."""
 
 NASTY: list[str] = [
     "",
@@ -194,4 +193,4 @@ NASTY: list[str] = [
     *(f"{mark}{mark}" for mark in "\u0340\u0341\u0343\u0344"), *"\x01\x0b\x1b\x1f\x7f\x8f\x9f",
     *(f"{space}{mark}" for space in ("", " ", "  ", "\n", "\t") for mark in "aA1.中é'😀"),
 ]  # fmt: skip
-"""Texts on which the fast and the reference encoders must agree before the fast one is trusted."""
+"""Texts that the fast encoder must encode like the reference before it is used."""

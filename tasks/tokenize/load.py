@@ -1,8 +1,8 @@
-"""Finding a tokenizer: by encoding name, file, folder, or hub id.
+"""Loading a tokenizer by encoding name, file, folder, or hub id.
 
-The default, `o200k_harmony`, needs no network: the `bpe-openai` package ships the ranks of o200k and cl100k, which
-are unpacked once into the cache that tiktoken itself reads (tiktoken checks their SHA-256). Other encodings are
-downloaded by tiktoken, other hub ids by huggingface_hub at a pinned revision. Code from a repository is never run.
+The default, `o200k_harmony`, needs no network: the `bpe-openai` package ships the ranks of o200k and cl100k, which are
+unpacked once into tiktoken's own cache (tiktoken checks their SHA-256). tiktoken downloads other encodings, and
+huggingface_hub other tokenizers, at a pinned revision. Code from a repository is never run.
 """
 
 import gzip
@@ -31,7 +31,7 @@ from .vocabulary import (
 )
 
 RANKS_URL = "https://openaipublic.blob.core.windows.net/encodings/{}.tiktoken"
-"""Where tiktoken fetches ranks from; the SHA-1 of this address is the name of the file in its cache."""
+"""tiktoken's source of ranks; the SHA-1 of the URL is the name of the file in its cache."""
 
 RANKS = {
     "o200k_harmony": "o200k_base",
@@ -41,7 +41,7 @@ RANKS = {
 }
 SHIPPED = ("o200k_base", "cl100k_base")
 PRETOKENIZERS = {"o200k_base": "o200k", "cl100k_base": "cl100k", "r50k_base": "r50k"}
-"""gigatoken's name for the way each set of ranks splits text."""
+"""gigatoken's name for the pre-tokenizer of each set of ranks."""
 
 Facts = tuple[dict[str, int], int]
 """The control strings of an encoding with their ids, and the size of its vocabulary."""
@@ -49,16 +49,16 @@ Facts = tuple[dict[str, int], int]
 Stamps = tuple[tuple[str, int, int], ...]
 
 CONFIGS = ("special_tokens_map.json", "tokenizer_config.json")
-"""What stands beside a tokenizer.json and names its BOS and EOS tokens; the last word is the last one's."""
+"""Files beside a tokenizer.json that name its BOS and EOS tokens; the last one takes precedence."""
 
 CHAT_TEMPLATE = "chat_template.jinja"
-"""Where newer models keep their chat template; others have it in tokenizer_config.json."""
+"""The chat template of newer models; others have it in tokenizer_config.json."""
 
 
 def load_vocabulary(settings: TokenizerSettings) -> Vocabulary:
-    """The vocabulary of documents that get a BOS or EOS.
+    """The vocabulary, with the BOS and EOS that the settings need.
 
-    Raises InputError when it cannot be found, or when BOS or EOS is asked for and the tokenizer has none.
+    Raises InputError if it cannot be found, or if BOS or EOS is needed and the tokenizer has none.
     """
     vocabulary = find_vocabulary(settings)
     for name, wanted, identifier in (
@@ -86,10 +86,7 @@ def planned_vocabulary(source: TokenizerSource, fingerprint: str | None) -> Voca
 
 
 def find_vocabulary(source: TokenizerSource) -> Vocabulary:
-    """The vocabulary that `source.model` names, loaded once as long as its files stay as they are.
-
-    Raises InputError when it cannot be found.
-    """
+    """The vocabulary of `source.model`, loaded again only if its files change. Raises InputError if it cannot be found."""
     return _load(source.model, source.revision, _stamps(source.model))
 
 
@@ -99,7 +96,7 @@ def _load(model: str, revision: str | None, _: Stamps) -> Vocabulary:
 
 
 def _stamps(model: str) -> Stamps:
-    """Name, size and modification time of every local file of a tokenizer: a worker may outlive what it once read."""
+    """Name, size and modification time of every local file of a tokenizer, which may change while a worker runs."""
     path = Path(model).expanduser()
     files = (
         sorted(path.iterdir()) if path.is_dir() else [path, *(path.parent / name for name in (*CONFIGS, CHAT_TEMPLATE))]
@@ -160,7 +157,7 @@ def _from_json(path: Path) -> Vocabulary:
 
 
 def _config(folder: Path) -> dict[str, Any]:
-    """What the files beside a tokenizer.json say of its BOS and EOS tokens, and the model's chat template."""
+    """The configuration beside a tokenizer.json: its BOS and EOS tokens, and the model's chat template."""
     merged: dict[str, Any] = {}
     for name in CONFIGS:
         file = folder / name
@@ -174,13 +171,31 @@ def _object(file: Path) -> dict[str, Any]:
     try:
         return dict(orjson.loads(file.read_bytes()))
     except (ValueError, TypeError) as error:
-        raise InputError(f"tokenizer.model: {file} is not a JSON object: {error}; mend or remove it") from error
+        raise InputError(f"tokenizer.model: {file} is not a JSON object: {error}; fix or remove it") from error
 
 
 def _from_hub(repository: str, revision: str | None) -> Vocabulary:
-    from .hub import download_tokenizer  # the hub's client takes 0.15 s to import
+    """The vocabulary of a hub repository. Raises InputError if it cannot be downloaded."""
+    # The hub's client takes 0.15 s to import.
+    from huggingface_hub import hf_hub_download
+    from huggingface_hub.errors import EntryNotFoundError, HfHubHTTPError, HFValidationError, LocalEntryNotFoundError
 
-    return _from_json(download_tokenizer(repository, revision))
+    try:
+        definition = hf_hub_download(repository, "tokenizer.json", revision=revision)
+        for name in (*CONFIGS, CHAT_TEMPLATE):
+            try:
+                hf_hub_download(repository, name, revision=revision)
+            except LocalEntryNotFoundError:  # offline, which is a kind of EntryNotFoundError
+                raise
+            except EntryNotFoundError:
+                continue
+    except (HfHubHTTPError, HFValidationError, LocalEntryNotFoundError, EntryNotFoundError) as error:
+        sentence = str(error).strip().splitlines()[0]
+        raise InputError(
+            f"tokenizer.model: {repository!r} (revision {revision or 'main'}) cannot be fetched from the hub: {sentence}; "
+            "check the spelling, the network and HF_TOKEN, or give a local folder"
+        ) from error
+    return _from_json(Path(definition))
 
 
 def _from_tiktoken(name: str) -> Vocabulary:
@@ -189,16 +204,16 @@ def _from_tiktoken(name: str) -> Vocabulary:
     if ranks in SHIPPED:
         _unpack(ranks, path)
     if not path.is_file():
-        special, size = _facts(name)  # downloads what is not shipped into the same cache, or another file of it
+        special, size = _facts(name)  # downloads ranks that are not shipped, into the same cache
         if not path.is_file():
             return tiktoken_vocabulary(name, "", name, None, special, size)
-    special, size = _remembered_facts(name, _sha256(path))  # where they are not known, tiktoken replaces a damaged file
+    special, size = _remembered_facts(name, _sha256(path))  # if they are not cached, tiktoken replaces a damaged file
     digest = _sha256(path)
     return tiktoken_vocabulary(name, str(path), digest, PRETOKENIZERS.get(ranks), special, size)
 
 
 def _unpack(ranks: str, path: Path) -> None:
-    """Put shipped ranks into tiktoken's cache, unless they are there, whole."""
+    """Put shipped ranks into tiktoken's cache, unless they are there and intact."""
     packed = resources.files("bpe_openai.data").joinpath(f"{ranks}.tiktoken.gz").read_bytes()
     content = gzip.decompress(packed)
     if not path.is_file() or path.read_bytes() != content:
@@ -210,7 +225,7 @@ def _sha256(path: Path) -> str:
 
 
 def _remembered_facts(name: str, digest: str) -> Facts:
-    """`_facts`, kept in the user's cache: building an encoding takes 0.3 s, and most commands only need these."""
+    """`_facts`, cached: building an encoding takes 0.3 s, and most commands only need these."""
     place = user_cache("encodings", f"{name}-{version('tiktoken')}-{digest[:16]}.json")
     return remembered(place, Facts, lambda: _facts(name))
 
@@ -219,17 +234,17 @@ def _facts(name: str) -> Facts:
     """The control strings of a tiktoken encoding with their ids, and the size of its vocabulary."""
     try:
         encoding = tiktoken.get_encoding(name)
-    except OSError as error:  # the errors of requests are of this kind
+    except OSError as error:  # includes the errors of requests
         raise InputError(
             f"tokenizer.model: {name!r} is not shipped and cannot be fetched: {error}; check the network, or set "
-            "TIKTOKEN_CACHE_DIR to a folder that holds it"
+            "TIKTOKEN_CACHE_DIR to a folder that contains it"
         ) from error
     special = {token: encoding.encode_single_token(token) for token in sorted(encoding.special_tokens_set)}
     return special, encoding.max_token_value + 1
 
 
 def _ranks_cache() -> Path:
-    """Tiktoken's cache; set for this process unless the user chose one."""
+    """Tiktoken's cache; a folder of the user's cache unless TIKTOKEN_CACHE_DIR is set."""
     if not os.environ.get("TIKTOKEN_CACHE_DIR"):
         os.environ["TIKTOKEN_CACHE_DIR"] = user_cache("tiktoken")
     return Path(os.environ["TIKTOKEN_CACHE_DIR"])

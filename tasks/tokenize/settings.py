@@ -1,4 +1,4 @@
-"""What a person can choose about a tokenizer and a pretraining preparation, and what of it makes a shard's recipe."""
+"""The settings of tokenizers and of the pretraining preparation, and the recipe of its shards."""
 
 from dataclasses import dataclass
 from typing import Literal, Self
@@ -12,7 +12,7 @@ SpecialTokens = Literal["literal", "allow", "reject"]
 
 
 class TokenizerSource(Strict, frozen=True):
-    """Which tokenizer."""
+    """The tokenizer to use."""
 
     model: str = Field(
         default="o200k_harmony",
@@ -29,21 +29,21 @@ class TokenizerSource(Strict, frozen=True):
     )
 
     @model_validator(mode="after")
-    def _runs_no_foreign_code(self) -> Self:
+    def _refuse_remote_code(self) -> Self:
         if self.trust_remote_code:
             raise ValueError("trust_remote_code=true is refused: convert the tokenizer to a tokenizer.json instead")
         return self
 
 
 class TokenizerSettings(TokenizerSource, frozen=True):
-    """Which tokenizer, and what it adds around each document."""
+    """The tokenizer to use, and the ids to add to each document."""
 
     add_bos: bool = Field(default=False, description="One beginning-of-sequence id before each document.")
     add_eos: bool = Field(default=True, description="One end-of-document id after each document.")
 
 
 class PretrainSettings(PreparationSettings, frozen=True):
-    """Everything a person can choose about a pretraining preparation."""
+    """The settings of the pretraining preparation."""
 
     tokenizer: TokenizerSettings = Field(default=TokenizerSettings(), description="What documents are encoded with.")
     special_tokens_in_text: SpecialTokens = Field(
@@ -53,19 +53,19 @@ class PretrainSettings(PreparationSettings, frozen=True):
     max_doc_tokens: int | None = Field(default=None, ge=1, description="Longer documents are cut; EOS is kept.")
 
     @model_validator(mode="after")
-    def _room_for_text(self) -> Self:
+    def _leave_room_for_text(self) -> Self:
         extra = self.tokenizer.add_bos + self.tokenizer.add_eos
         if self.max_doc_tokens is not None and self.max_doc_tokens <= extra:
-            raise ValueError(f"max_doc_tokens={self.max_doc_tokens} leaves no room for text beside BOS and EOS")
+            raise ValueError(f"max_doc_tokens={self.max_doc_tokens} leaves no room for text besides BOS and EOS")
         return self
 
 
 @dataclass(frozen=True, slots=True)
 class PretrainRecipe:
-    """Every choice that can change a byte of a pretraining shard, and nothing else.
+    """Every option that can change a byte of a pretraining shard.
 
-    `tokenizer` is the fingerprint of the tokenizer's content, `backend` what the exactness gate decided, `bos` and
-    `eos` the ids that are added or None, and the holdout shares are 0 (with seed None) when nothing is held out.
+    `tokenizer` is the fingerprint of its content, `backend` the verdict of the exactness gate, `bos` and `eos` are the
+    ids to add or None. Without holdout, the shares are 0 and the seed is None.
     """
 
     text_field: str

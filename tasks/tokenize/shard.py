@@ -19,7 +19,7 @@ from tokenmill.tasks.shards.receipt import Receipt
 from tokenmill.tasks.shards.settings import OnBadRow
 from tokenmill.tasks.shards.store import Store
 from tokenmill.tasks.sources.files import BadRow, TextBatch
-from tokenmill.tasks.sources.read import read_texts
+from tokenmill.tasks.sources.formats import read_texts
 
 from .binidx import BinIdxWriter, token_dtype
 from .documents import WHOLE, assemble, assign_parts, runs

@@ -1,9 +1,9 @@
-"""Vocabularies: what a tokenizer is, apart from the library that runs it.
+"""Vocabularies: the content of a tokenizer, independent of the library that runs it.
 
-Three kinds, one shape. Each knows the hash of its own content (its fingerprint, part of every shard's identity), its
-size, its control strings and its BOS and EOS ids, and can make two encoders: gigatoken's, and the reference that
-defines it. With `literal` an encoder treats control strings in text as ordinary text: `<|endoftext|>` in a web page
-must not end a document. A control string is what the tokenizer itself flags as special.
+There are three kinds: Hugging Face, tiktoken and SentencePiece. Each has a fingerprint (the hash of its content, part of
+every shard's identity), a size, control strings, BOS and EOS ids, and two encoders: gigatoken's, and the reference. With
+`literal`, an encoder treats control strings in text as ordinary text, so that `<|endoftext|>` in a web page does not end
+a document. Control strings are those that the tokenizer itself flags as special.
 """
 
 import hashlib
@@ -18,14 +18,11 @@ import orjson
 import sentencepiece
 import tiktoken
 import tokenizers
-from gigatoken._load.sentencepiece import (  # the pinned version has no public name for it
-    sentencepiece_to_tokenizer_json,
-)
+from gigatoken._load.sentencepiece import sentencepiece_to_tokenizer_json  # private in the pinned version
 from tokenmill.tasks.errors import InputError
 
 from .encoders import Encoder, GigatokenEncoder, ReferenceEncoder
-from .splitting import Splitting, huggingface_splitting, tiktoken_splitting
-from .tiktoken_json import tiktoken_definition
+from .splitting import Splitting, huggingface_splitting, tiktoken_definition, tiktoken_splitting
 
 EncoderMaker = Callable[[bool], Encoder]
 """Makes an encoder; the argument is `literal`."""
@@ -35,17 +32,15 @@ EncoderMaker = Callable[[bool], Encoder]
 class Vocabulary:
     """A tokenizer's content.
 
-    `fingerprint` is `sha256:…` over everything that decides which ids a text gets; `size` one more than the largest
-    id, added tokens included; `bos` and `eos` the ids that begin a sequence and end a document, or None.
-    `fast(literal)` makes gigatoken's encoder and raises ValueError for a tokenizer that gigatoken does not support;
-    `reference(literal)` makes the encoder that defines this vocabulary. Both make each encoder once and keep it: an
-    encoder's cache of pre-tokens doubles its speed from shard to shard.
+    `fingerprint` is `sha256:…` over everything that decides the ids of a text; `size` is the largest id plus one, added
+    tokens included; `bos` and `eos` are the ids that begin a sequence and end a document, or None. `fast(literal)` makes
+    gigatoken's encoder, or raises ValueError if gigatoken does not support the tokenizer; `reference(literal)` makes the
+    encoder that defines this vocabulary. Both are built once, because a warm cache of pre-tokens doubles their speed.
 
-    `controls` maps every control string and other added token to its id; `special_tokens` are those that `literal`
-    takes for ordinary text. `guarding(tokens)` is the same vocabulary with more of the added tokens among these.
-    `splitting()` is how text is cut into pieces, None for a tokenizer that does not do so by regular expressions.
-    `decode` writes ids out as text, control strings too. `definition` is this vocabulary as a tokenizer.json, and
-    `chat_template` the model's own, where there is one.
+    `controls` maps control strings and other added tokens to ids; `literal` treats `special_tokens` as ordinary text.
+    `guarding(tokens)` is the same vocabulary with more added tokens among these. `splitting()` says how text is cut into
+    pieces; None if not by regular expressions. `decode` writes ids as text, with control strings. `definition` is the
+    vocabulary as a tokenizer.json, `chat_template` the model's own template, if any.
     """
 
     fingerprint: str
@@ -74,21 +69,21 @@ def _digest(*parts: bytes) -> str:
 def _gigatoken(definition: bytes) -> GigatokenEncoder:
     try:
         return GigatokenEncoder(gigatoken.Tokenizer.from_json(definition))
-    except (RuntimeError, KeyError, TypeError) as error:  # RuntimeError is what its Rust core says of what it cannot do
+    except (RuntimeError, KeyError, TypeError) as error:  # RuntimeError comes from its Rust core
         sentence = str(error).partition("\n")[0]
         raise ValueError(f"gigatoken cannot load this tokenizer: {sentence}") from error
 
 
 def _without_special(definition: Mapping[str, Any]) -> bytes:
-    """The tokenizer.json that never sees a control string: its special added tokens are taken out."""
+    """The tokenizer.json without its special added tokens, so that it finds no control strings."""
     added = [token for token in definition.get("added_tokens") or [] if not token.get("special")]
     return orjson.dumps({**definition, "added_tokens": added, "post_processor": None})
 
 
 def huggingface_vocabulary(definition: bytes, parsed: Mapping[str, Any], config: Mapping[str, Any]) -> Vocabulary:
-    """The vocabulary of a `tokenizer.json`, given as bytes and parsed.
+    """The vocabulary of a tokenizer.json, as bytes and parsed.
 
-    `config` is what tokenizer_config.json or special_tokens_map.json beside it say; it names BOS and EOS.
+    `config` is the content of the tokenizer_config.json or special_tokens_map.json beside it, which name BOS and EOS.
     """
     return _from_definition(definition, parsed, _digest(b"huggingface", definition), config)
 
@@ -142,7 +137,7 @@ def _flagged(parsed: Mapping[str, Any], tokens: frozenset[str]) -> tuple[bytes, 
 
 
 def _chat_template(config: Mapping[str, Any]) -> str | None:
-    """The template in a tokenizer_config.json: a text, or a list of named ones, of which `default` is taken."""
+    """The template in a tokenizer_config.json: a text, or the one called `default` in a list."""
     found = config.get("chat_template")
     if not isinstance(found, list):
         return found
@@ -151,7 +146,7 @@ def _chat_template(config: Mapping[str, Any]) -> str | None:
 
 
 def _huggingface_tokenizer(definition: bytes) -> tokenizers.Tokenizer:
-    """Half a second for a large vocabulary, so one serves both encoders and the decoder."""
+    """The tokenizer for both encoders and the decoder; takes half a second for a large vocabulary."""
     try:
         tokenizer = tokenizers.Tokenizer.from_buffer(definition)
     except ValueError as error:
@@ -179,9 +174,8 @@ def tiktoken_vocabulary(
 ) -> Vocabulary:
     """The vocabulary of a named tiktoken encoding.
 
-    `ranks_path` is the local file of its mergeable ranks, `ranks_digest` names their content, `pretokenizer` is
-    gigatoken's name for the way it splits text, or None where gigatoken has none, and `special` maps control strings
-    to ids.
+    `ranks_path` is the local file of its mergeable ranks and `ranks_digest` their hash; `pretokenizer` is gigatoken's
+    name for its pre-tokenizer, or None; `special` maps control strings to ids.
     """
 
     def fast(literal: bool) -> Encoder:
@@ -215,7 +209,7 @@ def tiktoken_vocabulary(
 
 
 def sentencepiece_vocabulary(model: bytes) -> Vocabulary:
-    """The vocabulary of a SentencePiece `.model`. Its control pieces never match text, so `literal` changes nothing."""
+    """The vocabulary of a SentencePiece `.model`. Its control pieces never match text, so `literal` has no effect."""
     processor: Any = sentencepiece.SentencePieceProcessor()  # ships no types
     processor.LoadFromSerializedProto(model)
     size: int = processor.GetPieceSize()
@@ -238,7 +232,7 @@ def sentencepiece_vocabulary(model: bytes) -> Vocabulary:
 
 
 def _spelled(processor: Any, controls: Mapping[str, int], ids: Sequence[int]) -> str:  # noqa: ANN401 - ships no types
-    """Ids as text; SentencePiece itself leaves control pieces out."""
+    """Ids as text with control pieces, which SentencePiece itself omits."""
     names = {number: piece for piece, number in controls.items()}
     runs = itertools.groupby(ids, names.get)
     return "".join(
@@ -247,5 +241,5 @@ def _spelled(processor: Any, controls: Mapping[str, int], ids: Sequence[int]) ->
 
 
 def _existing(identifier: int) -> int | None:
-    """SentencePiece says -1 for an id that a model does not have."""
+    """The id, or None for -1, SentencePiece's value for a missing one."""
     return identifier if identifier >= 0 else None

@@ -32,9 +32,8 @@ from tokenmill.tasks.dedup.steps import build_shard
 from tokenmill.tasks.shards.build import build_batch
 from tokenmill.tasks.shards.plan import PlannedShard, shard_record
 from tokenmill.tasks.shards.store import Store
-from tokenmill.tasks.sources.content import ContentIndex
-from tokenmill.tasks.sources.cut import cut
 from tokenmill.tasks.sources.discovery import discover
+from tokenmill.tasks.sources.slices import ContentIndex, cut
 
 WORKERS = 2
 SHARD_SIZE = 64_000_000

@@ -58,7 +58,7 @@ def test_filters_keep_the_types_of_their_values():
 @pytest.mark.parametrize("wanted", [None, 1.5, {"a": 1}, [], [["a"]], ["a", None], 2**63, -(2**64)], ids=repr)
 def test_a_filter_by_anything_but_plain_values_is_refused(wanted):
     found = refusal({"datasets": [source(filters={"level": wanted})]})
-    assert found.startswith("blend: datasets[0].filters.level: no value to filter by; use text, true or false")
+    assert found.startswith("blend: datasets[0].filters.level: not a value to filter by; use text, true or false")
     assert "\n" not in found
 
 

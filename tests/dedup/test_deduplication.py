@@ -20,9 +20,8 @@ from tokenmill.tasks.errors import InputError, RunError
 from tokenmill.tasks.harmony.message import HarmonyMessage
 from tokenmill.tasks.harmony.render import render
 from tokenmill.tasks.shards.store import Store
-from tokenmill.tasks.sources.content import ContentIndex
-from tokenmill.tasks.sources.cut import cut
 from tokenmill.tasks.sources.discovery import discover
+from tokenmill.tasks.sources.slices import ContentIndex, cut
 
 from tests.dedup.test_near import corpus, edited, from_the_best_down, prose, truth
 from tests.preparing import write_lines

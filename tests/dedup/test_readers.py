@@ -12,8 +12,8 @@ from tokenmill.tasks.errors import InputError, RunError
 from tokenmill.tasks.harmony.message import HarmonyMessage
 from tokenmill.tasks.harmony.render import render
 from tokenmill.tasks.shards.store import Store
-from tokenmill.tasks.sources.cut import cut
 from tokenmill.tasks.sources.discovery import discover
+from tokenmill.tasks.sources.slices import cut
 
 from tests.preparing_dedup import stored_conversations
 from tests.preparing_rl import write_rows
@@ -66,7 +66,7 @@ def parquet(tmp_path, rows):
 
 
 def test_ids_and_prompts_are_those_of_the_same_row(tmp_path, monkeypatch):
-    monkeypatch.setattr("tokenmill.tasks.sources.parquet.MAX_BATCH_ROWS", 2)
+    monkeypatch.setattr("tokenmill.tasks.sources.parquet_batches.MAX_BATCH_ROWS", 2)
     chosen = options(id_field="id", cap_by="at.topic")
     lines = list(read_text(part_of(write_rows(tmp_path / "a.jsonl", [b"{", b"", *ROWS])), chosen, "conversation"))
     assert texts_in(lines, "names") == ["a", None, "3.5"]

@@ -11,7 +11,7 @@ from tokenmill.tasks.errors import InputError, RunError
 from tokenmill.tasks.nightly.blends import find_blends
 from tokenmill.tasks.nightly.compare import compare_blend, store_of
 from tokenmill.tasks.shards.verify import verify
-from tokenmill.tasks.sources import content, cut
+from tokenmill.tasks.sources import parquet, slices
 from tokenmill.tasks.tokenize.preparation import inspect_pretrain_shard
 
 from tests.forking import in_processes
@@ -94,7 +94,7 @@ def test_a_version_is_what_a_preparation_from_nothing_would_be(nights, tmp_path)
 
 def test_an_unchanged_night_reads_neither_data_nor_receipts_and_writes_nothing(nights, monkeypatch):
     nights.compare(FIRST)  # the data was put back, which is looked into once
-    for module in (content, cut):
+    for module in (parquet, slices):
         monkeypatch.setattr(module, "open_source", refuse)
     for receipt in Path(store_of(nights.out)).glob("*/*/receipt.json"):
         receipt.unlink()

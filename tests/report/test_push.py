@@ -21,9 +21,9 @@ from tokenmill.tasks.report.parcel import parcel_of
 from tokenmill.tasks.report.push import push, push_record, stale_names, target_of
 from tokenmill.tasks.seal import sealed
 from tokenmill.tasks.shards.manifest import read_manifest
-from tokenmill.tasks.sources.cut import cut
 from tokenmill.tasks.sources.discovery import discover
-from tokenmill.tasks.sources.records import read_records
+from tokenmill.tasks.sources.formats import read_records
+from tokenmill.tasks.sources.slices import cut
 
 from tests import preparing, preparing_harmony, preparing_rl, preparing_sft
 from tests.building import publish_here

@@ -14,8 +14,8 @@ from hypothesis import strategies as st
 from tokenmill.tasks.chat.conversation import Rejected
 from tokenmill.tasks.rl.placeholders import has_placeholder, resolve_placeholders
 from tokenmill.tasks.rl.tables import Column, Table, TableSource, find_table, load_table
-from tokenmill.tasks.sources.content import ContentIndex
 from tokenmill.tasks.sources.exact_json import compact
+from tokenmill.tasks.sources.slices import ContentIndex
 
 from tests.peers.placeholder_fill import fill, read_rows
 

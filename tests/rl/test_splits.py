@@ -13,8 +13,8 @@ from tokenmill.tasks.blend.load import load_blend
 from tokenmill.tasks.errors import InputError
 from tokenmill.tasks.rl.settings import RlSettings
 from tokenmill.tasks.rl.splits import by_source_splits, held_out_from
-from tokenmill.tasks.sources.cut import cut, leading_rows
 from tokenmill.tasks.sources.files import SourceFile
+from tokenmill.tasks.sources.slices import cut, leading_rows
 from tokenmill.tasks.strict import parse
 
 from tests.preparing import blend_of

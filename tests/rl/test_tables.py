@@ -14,9 +14,9 @@ from hypothesis import strategies as st
 from tokenmill.tasks.errors import InputError, RunError
 from tokenmill.tasks.rl import tables
 from tokenmill.tasks.rl.tables import KEY_SETS, TableFiles, TableSource, find_table, load_table, table_sources
-from tokenmill.tasks.sources import parquet
-from tokenmill.tasks.sources.content import ContentIndex
+from tokenmill.tasks.sources import parquet, parquet_batches
 from tokenmill.tasks.sources.opening import SourceCorrupt
+from tokenmill.tasks.sources.slices import ContentIndex
 
 from tests.peers.placeholder_fill import read_rows
 from tests.sources.hub_stand_in import serve
@@ -119,7 +119,7 @@ def test_any_rows_are_those_that_pyarrow_reads(tmp_path_factory, rows, batch, gr
     rows = [*rows, {"prompt": [], "reward_model": None}]
     write_rows(path, rows, pa.schema(kinds), row_group_size=group)
     with pytest.MonkeyPatch.context() as patched:
-        patched.setattr(parquet, "MAX_BATCH_ROWS", batch)
+        patched.setattr(parquet_batches, "MAX_BATCH_ROWS", batch)
         table = load_table(found(path))
     expected = [
         (first_content(each["prompt"]), each["reward_model"] and each["reward_model"]["ground_truth"])
@@ -294,7 +294,7 @@ def test_a_table_without_rows_is_refused(tmp_path):
 
 
 def test_a_revision_of_a_local_table_means_nothing(tmp_path):
-    assert "'revision' 'main' means something for hf:// paths only" in refusal(tmp_path, revision="main")
+    assert "'revision' 'main' applies to hf:// paths only" in refusal(tmp_path, revision="main")
 
 
 @pytest.mark.parametrize(

@@ -13,7 +13,7 @@ from tokenmill.tasks.shards.plan import PlannedShard
 from tokenmill.tasks.shards.receipt import InvalidReceiptError
 from tokenmill.tasks.shards.store import Store
 from tokenmill.tasks.sources.files import BadRow, Rejected, Slice, SourceFile
-from tokenmill.tasks.sources.filters import RowFilter
+from tokenmill.tasks.sources.selection import RowFilter
 
 sizes = st.lists(st.integers(1, 10**9), max_size=60)
 

@@ -6,7 +6,7 @@ import pytest
 from tokenmill.tasks.seal import sealed, unsealed
 from tokenmill.tasks.shards.remembered import remembered
 from tokenmill.tasks.tokenize import load
-from tokenmill.tasks.tokenize.exact import Ranges, exact_encoder
+from tokenmill.tasks.tokenize.exact import exact_encoder
 from tokenmill.tasks.tokenize.gate import Verdict
 from tokenmill.tasks.tokenize.load import Facts, load_vocabulary
 from tokenmill.tasks.tokenize.settings import TokenizerSettings
@@ -16,7 +16,7 @@ from tests.tokenize.small_vocabularies import word_piece
 
 ANSWERS = {
     "an encoding": (Facts, ({"<|endoftext|>": 199999, "<|start|>": 200006}, 201088)),
-    "characters": (Ranges, [(0x100, 0x100), (0x1F600, 0x1F64F)]),
+    "characters": (list[int], [0x100, 0x1F600, 0x1F64F]),
     "a gate": (Verdict, Verdict("gigatoken", 312, None)),
     "another gate": (Verdict, Verdict("reference", 312, "'a': gigatoken [1], reference [2]")),
     "a self-check": (dict[str, str], {"tools": "no_tools: the template knows none"}),

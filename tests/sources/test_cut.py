@@ -11,11 +11,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from tokenmill.tasks.blend.models import DataSource
-from tokenmill.tasks.sources.cut import cut, leading_rows, leading_share
 from tokenmill.tasks.sources.discovery import discover
 from tokenmill.tasks.sources.files import SourceFile
-from tokenmill.tasks.sources.locate import first_row
-from tokenmill.tasks.sources.read import count_rows, read_texts
+from tokenmill.tasks.sources.formats import count_rows, first_row, read_texts
+from tokenmill.tasks.sources.slices import cut, leading_rows, leading_share
 
 ROWS = [f"row {number} " + "x" * (number * 37 % 90) for number in range(60)]
 

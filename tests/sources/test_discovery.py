@@ -13,12 +13,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 from tokenmill.tasks.blend.models import DataSource
 from tokenmill.tasks.errors import InputError, RunError
-from tokenmill.tasks.sources.cut import cut
 from tokenmill.tasks.sources.discovery import discover, find
 from tokenmill.tasks.sources.files import SourceFile
-from tokenmill.tasks.sources.formats import describe, sniff
-from tokenmill.tasks.sources.read import read_texts
+from tokenmill.tasks.sources.formats import describe, format_of, read_texts
 from tokenmill.tasks.sources.selection import in_split, in_subset
+from tokenmill.tasks.sources.slices import cut
 
 LINE = b'{"text": "a"}\n'
 
@@ -160,9 +159,9 @@ def special(path, kind):
 @pytest.mark.parametrize(
     ("kind", "words"),
     [
-        ("pipe", "is a named pipe, .*write what it gives to a file"),
-        ("socket", "is a socket, .*write what it gives to a file"),
-        ("device", "is a device, .*write what it gives to a file"),
+        ("pipe", "is a named pipe, .*write its output to a file"),
+        ("socket", "is a socket, .*write its output to a file"),
+        ("device", "is a device, .*write its output to a file"),
         ("circle", "is a link that leads back to itself; fix or remove it"),
         ("broken", "is a link to gone.jsonl, which does not exist; fix the link"),
     ],
@@ -304,7 +303,7 @@ def test_endings(ending, suffix, compression):
 
 def test_sniffing_reads_no_other_file():
     lines = SourceFile(uri="/nowhere/x.jsonl", size=1, format="jsonl")
-    assert sniff(lines) is lines
+    assert format_of(lines).sniff(lines) is lines
 
 
 @pytest.fixture

@@ -7,10 +7,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from tokenmill.tasks.sources import json_lines
-from tokenmill.tasks.sources.json_array import BrokenArray, split_elements
-from tokenmill.tasks.sources.json_rows import Refused
+from tokenmill.tasks.sources.files import Refused
+from tokenmill.tasks.sources.json_array import BrokenArrayError, split_elements
+from tokenmill.tasks.sources.json_rows import pick_texts, text_of
 from tokenmill.tasks.sources.opening import SourceCorrupt
-from tokenmill.tasks.sources.text_field import pick_texts, text_of
 
 from tests.preparing import blend_of, prepare
 
@@ -24,7 +24,7 @@ def split_or_broken(data, block_bytes):
     """The rows, or what is said of an array that is broken."""
     try:
         return split_all(data, block_bytes)
-    except BrokenArray as error:
+    except BrokenArrayError as error:
         return str(error)
 
 
@@ -104,27 +104,27 @@ def test_wrong_elements_are_single_bad_rows_and_the_rest_goes_on(data, texts, ba
         ('[{"text": "a"}, {"text": "z}]', "13 bytes are left over"),
         ('[{"text": "a"}, {"text": "z\\', "12 bytes are left over"),
         ('[{"text": "a", "x": [1}, {"text": "z"}]', "38 bytes are left over"),
-        ('[{"text": "a"}] [{"text": "z"}]', "behind the ']' of its array, for 15 bytes"),
-        ('[{"text": "a"}]\\', "behind the ']' of its array, for 1 bytes"),
+        ('[{"text": "a"}] [{"text": "z"}]', "after the ']' of its array, for 15 bytes"),
+        ('[{"text": "a"}]\\', "after the ']' of its array, for 1 bytes"),
         ("[", "0 bytes are left over"),
     ],
 )
 def test_an_array_of_which_rows_cannot_be_counted_is_broken(data, said):
-    with pytest.raises(BrokenArray, match=said):
+    with pytest.raises(BrokenArrayError, match=said):
         split_all(data.encode(), 5)
 
 
 def test_an_array_cut_anywhere_is_broken():
     data = json.dumps([{"text": text} for text in ["a", "b]", 'c"', "d\\"]]).encode()
     for cut in range(1, len(data)):
-        with pytest.raises(BrokenArray, match="ends inside its array"):
+        with pytest.raises(BrokenArrayError, match="ends inside its array"):
             split_all(data[:cut], 5)
 
 
 def test_a_broken_array_fails_the_run_with_file_and_remedy_however_few_rows_it_seems_to_lose(tmp_path):
     rows = json.dumps([{"text": f"text {number}"} for number in range(50)])
     (tmp_path / "a.json").write_text(rows + rows)
-    with pytest.raises(SourceCorrupt, match=r"a\.json: goes on behind .* as one array or as JSON Lines"):
+    with pytest.raises(SourceCorrupt, match=r"a\.json: continues after .* as one array or as JSON Lines"):
         prepare(blend_of(str(tmp_path / "a.json")), tmp_path / "out", tokenizer={"model": "cl100k_base"})
     assert not (tmp_path / "out/blend.json").exists()
 

@@ -11,9 +11,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from tokenmill.tasks.sources import json_lines
+from tokenmill.tasks.sources.files import Refused
 from tokenmill.tasks.sources.json_lines import row_start, slice_blocks, split_lines
-from tokenmill.tasks.sources.json_rows import Refused
-from tokenmill.tasks.sources.text_field import pick_texts, text_of
+from tokenmill.tasks.sources.json_rows import pick_texts, text_of
 
 from tests.peers.strict_json import judged
 

@@ -9,10 +9,9 @@ from moto.server import ThreadedMotoServer
 from tokenmill.tasks.blend.models import DataSource
 from tokenmill.tasks.errors import InputError, RunError
 from tokenmill.tasks.sources import opening
-from tokenmill.tasks.sources.content import ContentIndex
-from tokenmill.tasks.sources.cut import cut
 from tokenmill.tasks.sources.discovery import discover, find
-from tokenmill.tasks.sources.read import read_texts
+from tokenmill.tasks.sources.formats import read_texts
+from tokenmill.tasks.sources.slices import ContentIndex, cut
 from tokenmill.tasks.storage import filesystem
 
 LINE = b'{"text": "a"}\n'

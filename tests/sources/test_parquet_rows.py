@@ -9,19 +9,12 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 from tokenmill.tasks.errors import InputError
-from tokenmill.tasks.sources import parquet
-from tokenmill.tasks.sources.cut import cut
+from tokenmill.tasks.sources import parquet, parquet_batches
 from tokenmill.tasks.sources.files import Slice, SourceFile
+from tokenmill.tasks.sources.formats import count_rows, read_records, read_texts
 from tokenmill.tasks.sources.opening import SourceCorrupt
-from tokenmill.tasks.sources.parquet import (
-    column_batches,
-    parquet_rows,
-    parquet_texts,
-    require_any,
-    require_text,
-    row_groups,
-)
-from tokenmill.tasks.sources.records import read_records
+from tokenmill.tasks.sources.parquet import column_batches, column_ranges, require_any, require_text
+from tokenmill.tasks.sources.slices import cut
 
 from tests.flows.cloning import REPOSITORY
 
@@ -39,8 +32,8 @@ def whole(path):
 
 def read(part, text_field="text"):
     """Texts by row number, reasons by row number."""
-    batches = list(parquet_texts(part, text_field))
-    assert sum(batch.consumed for batch in batches) == parquet_rows(part)
+    batches = list(read_texts(part, text_field))
+    assert sum(batch.consumed for batch in batches) == count_rows(part, 1 << 40)
     assert all(batch.texts.type == pa.large_string() and batch.rows.dtype == np.int64 for batch in batches)
     pairs = (zip(batch.rows.tolist(), batch.texts.to_pylist(), strict=True) for batch in batches)
     return dict(pair for each in pairs for pair in each), {
@@ -96,7 +89,7 @@ def test_only_the_rows_that_are_not_utf8_are_bad(tmp_path, kind):
     found, bad = read(part)
     assert found == {0: "ok", 3: "é"}
     assert bad == {1: "invalid_utf8", 2: "null_text", 4: "invalid_utf8"}
-    [shown] = [row for batch in parquet_texts(part, "text") for row in batch.bad if row.row == 1]
+    [shown] = [row for batch in read_texts(part, "text") for row in batch.bad if row.row == 1]
     assert shown.excerpt == r"\xff\xfe"
     assert "0xff" in shown.detail
 
@@ -120,14 +113,14 @@ def test_slices_of_row_groups_read_their_rows_and_number_them_from_nought(tmp_pa
     part = stored(tmp_path / "x.parquet", pa.table({"text": texts}), row_group_size=3)
     middle = Slice(part.file, 1, 3)
     assert read(middle)[0] == dict(enumerate(texts[3:9]))
-    assert parquet_rows(middle) == 6
+    assert count_rows(middle, 99) == 6
 
 
 def test_batches_are_bounded_by_bytes(tmp_path):
     part = stored(tmp_path / "x.parquet", pa.table({"text": ["x" * 100_000 + str(n) for n in range(400)]}), use_dictionary=False)  # fmt: skip
-    sizes = [batch.texts.nbytes for batch in parquet_texts(part, "text")]
+    sizes = [batch.texts.nbytes for batch in read_texts(part, "text")]
     assert len(sizes) > 5
-    assert max(sizes) < 2 * parquet.BATCH_BYTES
+    assert max(sizes) < 2 * parquet_batches.BATCH_BYTES
 
 
 def spelled(values, numbers, *, spelled_in_schema=False):
@@ -152,9 +145,6 @@ PEAKS = """
 import resource, sys
 from pathlib import Path
 import pyarrow.parquet as pq
-from tokenmill.tasks.sources.files import Slice, SourceFile
-from tokenmill.tasks.sources.read import read_texts
-from tokenmill.tasks.sources.records import read_records
 def peak():
     return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss // 1024
 before = peak()
@@ -204,12 +194,12 @@ ORDINARY = pa.table({
 @pytest.mark.parametrize("group_rows", [900, 400, 50])
 def test_batches_of_ordinary_files_are_those_that_pyarrow_makes_of_as_many_rows(tmp_path, monkeypatch, group_rows):
     """Where batches end decides about the row groups of some outputs: it must not depend on how rows are decoded."""
-    monkeypatch.setattr(parquet, "BATCH_BYTES", 40_000)
+    monkeypatch.setattr(parquet_batches, "BATCH_BYTES", 40_000)
     part = stored(tmp_path / "x.parquet", ORDINARY, row_group_size=group_rows)
     file = pq.ParquetFile(part.file.uri)
     for fields in ([], ["text"], ["large"], ["messages", "kind"]):
         for group in range(file.num_row_groups):
-            found = list(parquet.group_batches(file, group, fields))
+            found = list(parquet_batches.group_batches(file, group, fields))
             expected = list(file.iter_batches(len(found[0]), row_groups=[group], columns=fields or None))
             assert [len(batch) for batch in found] == [len(batch) for batch in expected]
             assert all(batch.equals(other) for batch, other in zip(found, expected, strict=True))
@@ -217,8 +207,8 @@ def test_batches_of_ordinary_files_are_those_that_pyarrow_makes_of_as_many_rows(
 
 @pytest.mark.parametrize(("rows", "most"), [(1, 1000), (3, 200), (64, 1), (64, 5000)])
 def test_rows_are_the_same_however_they_are_decoded(tmp_path, monkeypatch, rows, most):
-    monkeypatch.setattr(parquet, "PIECE_ROWS", rows)
-    monkeypatch.setattr(parquet, "MAX_BATCH_BYTES", most)
+    monkeypatch.setattr(parquet_batches, "PIECE_ROWS", rows)
+    monkeypatch.setattr(parquet_batches, "MAX_BATCH_BYTES", most)
     part = stored(tmp_path / "x.parquet", ORDINARY, row_group_size=400)
     batches = list(column_batches(part, (), require_any))
     assert pa.Table.from_batches(batches).to_pylist() == ORDINARY.to_pylist()
@@ -254,7 +244,7 @@ def test_a_batch_with_dictionaries_is_as_large_as_it_is_without(column):
 
 @pytest.mark.parametrize("spelled_in_schema", [True, False])
 def test_a_row_that_is_longer_than_a_row_of_json_may_be_is_a_bad_one(tmp_path, monkeypatch, spelled_in_schema):
-    monkeypatch.setattr(parquet, "MAX_BATCH_BYTES", 1_000)
+    monkeypatch.setattr(parquet_batches, "MAX_BATCH_BYTES", 1_000)
     monkeypatch.setattr(parquet, "MAX_ROW_BYTES", 10_000)
     column, options = spelled(
         ["short", "x" * 9_000, "x" * 10_001], [0, 1, 2, 2, 0], spelled_in_schema=spelled_in_schema
@@ -282,7 +272,7 @@ def test_a_compression_that_cannot_be_read_is_no_damage(tmp_path, monkeypatch):
 def test_a_dictionary_of_large_texts_does_not_swell_a_batch(tmp_path):
     part = stored(tmp_path / "x.parquet", pa.table({"text": ["x" * 1000] * 100_000}))
     assert part.file.size < 50_000
-    assert max(batch.texts.nbytes for batch in parquet_texts(part, "text")) < 16 << 20
+    assert max(batch.texts.nbytes for batch in read_texts(part, "text")) < 16 << 20
 
 
 @pytest.mark.parametrize(
@@ -291,15 +281,15 @@ def test_a_dictionary_of_large_texts_does_not_swell_a_batch(tmp_path):
         ("txet", ["did you mean 'text'?", "columns: id, text, content"]),
         ("content.body", ["column 'content' has no column 'body'", "known: kind"]),
         ("text.more", ["column 'text' has no column 'more'"]),
-        ("id", ["int64", "no text", "text: string"]),
-        ("content", ["struct", "no text"]),
+        ("id", ["int64", "not text", "text: string"]),
+        ("content", ["struct", "not text"]),
     ],
 )
 def test_a_field_that_is_no_text_is_refused_with_the_columns_there_are(tmp_path, text_field, words):
     table = pa.table({"id": [1], "text": ["a"], "content": [{"kind": "x"}]})
     part = stored(tmp_path / "x.parquet", table)
     with pytest.raises(InputError) as error:
-        list(parquet_texts(part, text_field))
+        list(read_texts(part, text_field))
     assert all(word in str(error.value) for word in ["x.parquet", text_field, *words])
     with pytest.raises(InputError):
         require_text(pq.read_metadata(part.file.uri), [text_field], part.file.uri)
@@ -354,13 +344,13 @@ def test_of_two_columns_with_one_name_none_is_taken(tmp_path, table, text_field,
         with pytest.raises(InputError) as error:
             refused()
         assert f"x.parquet: text_field {text_field!r}: {problem}; " in str(error.value)
-        assert "a name for each" in str(error.value)
+        assert "distinct names" in str(error.value)
 
 
 @pytest.mark.parametrize("fields", [(), ("text", "own")])
 def test_of_two_columns_with_one_name_no_record_takes_one(tmp_path, fields):
     part = stored(tmp_path / "x.parquet", twice("text", "x", "y"))
-    with pytest.raises(InputError, match=r"x\.parquet: 2 columns are called 'text'; .* a name for each"):
+    with pytest.raises(InputError, match=r"x\.parquet: 2 columns are called 'text'; .* distinct names"):
         list(column_batches(part, fields, require_any))
 
 
@@ -376,13 +366,13 @@ def test_the_ranges_of_row_groups_are_all_that_reading_the_text_needs(tmp_path):
     content = path.read_bytes()
     metadata = pq.read_metadata(path)
     for field in ("text", "content.text"):
-        groups = row_groups(metadata, [field])
-        assert [group.rows for group in groups] == [300, 300, 300, 100]
         footer = len(content) - metadata.serialized_size - 8
-        assert sum(group.size for group in groups) == footer - 4
+        slices = cut(SourceFile(str(path), len(content), "parquet"), 1, [field])
+        assert [count_rows(part, 999) for part in slices] == [300, 300, 300, 100]
+        assert sum(part.size for part in slices) == footer - 4
         kept = bytearray(footer) + content[footer:]
-        for offset, length in (each for group in groups for each in group.ranges):
-            kept[offset : offset + length] = content[offset : offset + length]
+        for start, stop in column_ranges(metadata, range(4), [field]):
+            kept[start:stop] = content[start:stop]
         path.write_bytes(kept)
         assert read(whole(path), field) == (dict(enumerate(texts)), {})
         path.write_bytes(content)
@@ -411,12 +401,11 @@ def test_without_fields_the_ranges_of_row_groups_are_those_of_all_columns(tmp_pa
     )
     stored(path, table, row_group_size=300)
     metadata = pq.read_metadata(path)
-    groups = row_groups(metadata, ())
-    assert [len(group.ranges) for group in groups] == [3] * 4
-    places = sorted(place for group in groups for place in group.ranges)
+    places = sorted(column_ranges(metadata, range(4), ()))
+    assert len(places) == 3 * 4
     footer = path.stat().st_size - metadata.serialized_size - 8
     assert places[0][0] == len(b"PAR1")
-    assert [start + length for start, length in places] == [*(start for start, _ in places[1:]), footer]
+    assert [stop for _, stop in places] == [*(start for start, _ in places[1:]), footer]
 
 
 def test_a_file_without_columns_is_refused(tmp_path):
@@ -429,9 +418,9 @@ def test_a_damaged_page_of_any_column_is_named_with_its_row_group(tmp_path):
     path = tmp_path / "x.parquet"
     table = pa.table({"n": np.arange(5000), "text": [f"hello {number * number}" for number in range(5000)]})
     part = stored(path, table, compression="zstd", row_group_size=2500, use_dictionary=False)
-    offset, length = row_groups(pq.read_metadata(path), ())[1].ranges[1]
+    start, stop = column_ranges(pq.read_metadata(path), range(1, 2), ())[1]
     content = bytearray(path.read_bytes())
-    content[offset : offset + length // 2] = b"\xff" * (length // 2)
+    content[start : (start + stop) // 2] = b"\xff" * ((start + stop) // 2 - start)
     path.write_bytes(content)
     with pytest.raises(SourceCorrupt, match=r"x\.parquet: row group 1"):
         list(column_batches(part, (), require_any))
@@ -444,7 +433,7 @@ def test_a_file_cut_short_is_named_with_the_remedy(tmp_path, keep):
     content = path.read_bytes()
     path.write_bytes(content[: int(len(content) * keep) if isinstance(keep, float) else keep])
     with pytest.raises(SourceCorrupt, match=r"x\.parquet: its footer .* fetch it or write it again"):
-        list(parquet_texts(part, "text"))
+        list(read_texts(part, "text"))
 
 
 @pytest.mark.parametrize("compression", ["zstd", "snappy", "gzip"])
@@ -452,9 +441,9 @@ def test_a_damaged_page_is_named_with_its_row_group(tmp_path, compression):
     path = tmp_path / "x.parquet"
     texts = [f"hello {number * number}" for number in range(5000)]
     part = stored(path, pa.table({"text": texts}), compression=compression, row_group_size=2500, use_dictionary=False)
-    [(offset, length)] = row_groups(pq.read_metadata(path), ["text"])[1].ranges
+    [(start, stop)] = column_ranges(pq.read_metadata(path), range(1, 2), ["text"])
     content = bytearray(path.read_bytes())
-    content[offset : offset + length // 2] = b"\xff" * (length // 2)
+    content[start : (start + stop) // 2] = b"\xff" * ((start + stop) // 2 - start)
     path.write_bytes(content)
     with pytest.raises(SourceCorrupt, match=r"x\.parquet: row group 1, column 'text'"):
         read(part)
@@ -464,8 +453,8 @@ def test_a_flipped_bit_is_found_where_pages_carry_checksums(tmp_path):
     path = tmp_path / "x.parquet"
     part = stored(path, pa.table({"text": ["hello"] * 50}), compression="none", use_dictionary=False, write_page_checksum=True)  # fmt: skip
     content = bytearray(path.read_bytes())
-    [(offset, length)] = row_groups(pq.read_metadata(path), ["text"])[0].ranges
-    content[offset + length - 1] ^= 1
+    [(_, stop)] = column_ranges(pq.read_metadata(path), range(1), ["text"])
+    content[stop - 1] ^= 1
     path.write_bytes(content)
     with pytest.raises(SourceCorrupt, match="row group 0"):
         read(part)

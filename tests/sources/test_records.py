@@ -14,14 +14,12 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from tokenmill.tasks.errors import InputError
-from tokenmill.tasks.sources import json_lines, parquet
-from tokenmill.tasks.sources.content import content_hash
-from tokenmill.tasks.sources.cut import cut
+from tokenmill.tasks.sources import json_lines, parquet_batches
 from tokenmill.tasks.sources.files import Slice, SourceFile
+from tokenmill.tasks.sources.formats import count_rows, read_records, read_texts
 from tokenmill.tasks.sources.opening import SourceCorrupt
-from tokenmill.tasks.sources.parquet import row_groups
-from tokenmill.tasks.sources.read import count_rows, read_texts
-from tokenmill.tasks.sources.records import read_records
+from tokenmill.tasks.sources.parquet import column_ranges
+from tokenmill.tasks.sources.slices import content_hash, cut
 
 LINES = [
     b'\xef\xbb\xbf{"messages": [1], "text": "a"}',
@@ -92,17 +90,16 @@ def every_kind(folder):
     return {
         "jsonl": stored(folder / "a.jsonl", lines),
         "jsonl.gz": stored(folder / "a.jsonl.gz", gzip.compress(lines), compression="gzip"),
-        "json of lines": stored(folder / "l.json", lines, format="json"),
         "json": stored(folder / "a.json", ELEMENTS, format="json"),
         "json.gz": stored(folder / "a.json.gz", gzip.compress(ELEMENTS), format="json", compression="gzip"),
         "parquet": stored_parquet(folder / "p.parquet", table, row_group_size=2),
     }
 
 
-KINDS = ["jsonl", "jsonl.gz", "json of lines", "json", "json.gz", "parquet"]
+KINDS = ["jsonl", "jsonl.gz", "json", "json.gz", "parquet"]
 
 
-@pytest.mark.parametrize("kind", ["jsonl", "jsonl.gz", "json of lines"])
+@pytest.mark.parametrize("kind", ["jsonl", "jsonl.gz"])
 def test_lines_of_every_kind_are_accounted_for(tmp_path, kind):
     assert read(every_kind(tmp_path)[kind]) == (RECORDS, BAD, BLANK)
 
@@ -127,7 +124,7 @@ def without_mark(row):
     return row.removeprefix(b"\xef\xbb\xbf")
 
 
-@pytest.mark.parametrize("kind", ["jsonl", "jsonl.gz", "json of lines"])
+@pytest.mark.parametrize("kind", ["jsonl", "jsonl.gz"])
 def test_a_record_of_a_line_has_its_bytes_as_they_stand_in_the_file(tmp_path, kind):
     found = {row: without_mark(raw) for row, raw in raws(every_kind(tmp_path)[kind]).items()}
     assert found == GOOD
@@ -276,7 +273,7 @@ def test_records_come_back_from_parquet_as_they_were_written(tmp_path_factory, r
     """Keys that a row does not have stay away at every depth; empty lists and nulls in lists stay."""
     path = tmp_path_factory.getbasetemp() / "chat.parquet"
     part = stored_parquet(path, pa.Table.from_pylist(rows, CHAT), row_group_size=group)
-    with patch.object(parquet, "MAX_BATCH_ROWS", rows_a_batch):
+    with patch.object(parquet_batches, "MAX_BATCH_ROWS", rows_a_batch):
         assert read(part, CHAT.names) == (dict(enumerate(rows)), {}, 0)
         stops = sorted({0, part.stop // 2, part.stop})
         parts = [Slice(part.file, start, stop) for start, stop in pairwise(stops)]
@@ -354,8 +351,8 @@ def test_what_names_a_slice_is_all_that_its_records_are_read_from(tmp_path, fiel
     expected, content, metadata = read(part, fields), path.read_bytes(), pq.read_metadata(path)
     footer = len(content) - metadata.serialized_size - 8
     kept = bytearray(footer) + content[footer:]
-    for offset, length in (each for group in row_groups(metadata, fields) for each in group.ranges):
-        kept[offset : offset + length] = content[offset : offset + length]
+    for start, stop in column_ranges(metadata, range(4), fields):
+        kept[start:stop] = content[start:stop]
     assert kept != content
     path.write_bytes(kept)
     assert len(expected[0]) == 1000
@@ -402,7 +399,7 @@ def test_batches_are_bounded_by_bytes(tmp_path):
     batches = list(read_records(part, ["messages"]))
     sizes = [sum(len(record["messages"][0]["content"]) for record in batch.records) for batch in batches]
     assert sum(len(batch.records) for batch in batches) == 300
-    assert max(sizes) < 2 * parquet.BATCH_BYTES
+    assert max(sizes) < 2 * parquet_batches.BATCH_BYTES
 
 
 def test_batches_of_all_columns_are_bounded_as_well(tmp_path):
@@ -413,7 +410,7 @@ def test_batches_of_all_columns_are_bounded_as_well(tmp_path):
     assert len(sizes) == 100
     assert (
         max(sum(len(text) for record in batch.records for text in record.values()) for batch in batches)
-        < 2 * parquet.BATCH_BYTES
+        < 2 * parquet_batches.BATCH_BYTES
     )
 
 
@@ -421,9 +418,9 @@ def test_a_damaged_page_is_named_with_its_row_group_and_fields(tmp_path):
     rows = [{"messages": [{"role": "user", "content": f"hello {number * number}"}]} for number in range(5000)]
     path = tmp_path / "a.parquet"
     part = stored_parquet(path, pa.Table.from_pylist(rows, CHAT), row_group_size=2500, use_dictionary=False)
-    offset, length = row_groups(pq.read_metadata(path), ["messages"])[1].ranges[1]
+    start, stop = column_ranges(pq.read_metadata(path), range(1, 2), ["messages"])[1]
     content = bytearray(path.read_bytes())
-    content[offset : offset + length // 2] = b"\xff" * (length // 2)
+    content[start : (start + stop) // 2] = b"\xff" * ((start + stop) // 2 - start)
     path.write_bytes(content)
     with pytest.raises(SourceCorrupt, match=r"a\.parquet: row group 1, column 'messages', 'tools'"):
         list(read_records(part, ["messages", "tools"]))

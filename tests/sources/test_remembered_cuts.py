@@ -9,12 +9,11 @@ import pyarrow.parquet as pq
 import pytest
 from tokenmill.tasks.blend.models import DataSource
 from tokenmill.tasks.errors import InputError
-from tokenmill.tasks.sources import cut as cut_module
-from tokenmill.tasks.sources.content import ContentIndex
-from tokenmill.tasks.sources.cut import cut
+from tokenmill.tasks.sources import parquet
 from tokenmill.tasks.sources.discovery import discover
 from tokenmill.tasks.sources.opening import SourceCorrupt
 from tokenmill.tasks.sources.parquet import require_any, require_text
+from tokenmill.tasks.sources.slices import ContentIndex, cut
 
 from tests.flaky_storage import flaky_server, used_here
 
@@ -44,13 +43,13 @@ def saved(index):
 @pytest.fixture
 def opened(monkeypatch):
     """The names of the files that are opened to be cut, in order."""
-    names, open_source = [], cut_module.open_source
+    names, open_source = [], parquet.open_source
 
     def noting(file):
         names.append(file.uri.rpartition("/")[2])
         return open_source(file)
 
-    monkeypatch.setattr(cut_module, "open_source", noting)
+    monkeypatch.setattr(parquet, "open_source", noting)
     return names
 
 

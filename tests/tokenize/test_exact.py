@@ -14,7 +14,7 @@ from tokenmill.tasks.tokenize.exact import ExactEncoder, exact_encoder
 from tokenmill.tasks.tokenize.gate import compare
 from tokenmill.tasks.tokenize.load import load_vocabulary
 from tokenmill.tasks.tokenize.settings import TokenizerSettings
-from tokenmill.tasks.tokenize.suspects import SWEPT
+from tokenmill.tasks.tokenize.sweep import SWEPT
 
 from tests.peers import vocabularies
 from tests.preparing import blend_of, prepare, write_lines
@@ -147,21 +147,21 @@ def test_exactly_the_texts_with_a_suspect_go_to_the_reference(around, texts, cha
 
 def test_a_sweep_is_remembered_and_a_damaged_memory_is_made_again(known, monkeypatch, tmp_path):
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
-    monkeypatch.setattr(exact, "suspects", lambda *_: [5, 6, 9])
+    monkeypatch.setattr(exact, "suspect_characters", lambda *_: [5, 6, 9])
     exact_encoder.cache_clear()
     assert exact_encoder(known, literal=True).suspects == [5, 6, 9]
 
     def refuse(*_):
         raise AssertionError("swept again")
 
-    monkeypatch.setattr(exact, "suspects", refuse)
+    monkeypatch.setattr(exact, "suspect_characters", refuse)
     exact_encoder.cache_clear()
     assert exact_encoder(known, literal=True).suspects == [5, 6, 9]
 
     (memory,) = (tmp_path / "tokenmill" / "characters").iterdir()
     assert str(memory).startswith(user_cache("characters"))
     memory.write_bytes(memory.read_bytes().replace(b" 9", b" 8"))
-    monkeypatch.setattr(exact, "suspects", lambda *_: [7])
+    monkeypatch.setattr(exact, "suspect_characters", lambda *_: [7])
     exact_encoder.cache_clear()
     assert exact_encoder(known, literal=True).suspects == [7]
     exact_encoder.cache_clear()
@@ -191,7 +191,7 @@ def test_a_library_that_cuts_ordinary_text_differently_is_not_used(known, monkey
     def refuse(_):
         raise ValueError("gigatoken cuts 'a' into other pieces than the reference")
 
-    monkeypatch.setattr(exact, "suspects", refuse)
+    monkeypatch.setattr(exact, "suspect_characters", refuse)
     monkeypatch.setattr(exact, "remembered", lambda _place, _shape, find: find())
     exact_encoder.cache_clear()
     verdict = compare(known, ["some text"], literal=True)

@@ -15,7 +15,7 @@ from tests.tokenize.small_vocabularies import byte_level_bpe
 
 @pytest.mark.parametrize(
     ("column", "words"),
-    [({"text": [1, 2]}, "'text' is of type int64, which is no text"), ({"txt": ["a", "b"]}, "did you mean 'txt'?")],
+    [({"text": [1, 2]}, "'text' is of type int64, not text"), ({"txt": ["a", "b"]}, "did you mean 'txt'?")],
 )
 def test_every_parquet_file_must_have_its_text(tmp_path, column, words):
     """The gate's sample reads the first, middle and last slice: it would not see this one."""

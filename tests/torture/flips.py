@@ -36,10 +36,9 @@ from tokenmill.tasks.errors import InputError, RunError
 from tokenmill.tasks.harmony.vocabulary import ensure_vocabulary
 from tokenmill.tasks.report.verification import inspector_of
 from tokenmill.tasks.shards.verify import verify
-from tokenmill.tasks.sources.content import ContentIndex
-from tokenmill.tasks.sources.cut import cut
 from tokenmill.tasks.sources.discovery import discover
-from tokenmill.tasks.sources.read import read_texts
+from tokenmill.tasks.sources.formats import read_texts
+from tokenmill.tasks.sources.slices import ContentIndex, cut
 from tokenmill.tasks.storage import user_cache
 from tokenmill.tasks.tokenize import load
 from tokenmill.tasks.tokenize.exact import exact_encoder

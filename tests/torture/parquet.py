@@ -19,9 +19,9 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 from tokenmill.tasks.blend.models import DataSource
-from tokenmill.tasks.sources.cut import cut
 from tokenmill.tasks.sources.discovery import discover
-from tokenmill.tasks.sources.records import read_records
+from tokenmill.tasks.sources.formats import read_records
+from tokenmill.tasks.sources.slices import cut
 
 from tests.torture.conservation import Verdict, assert_conserved
 from tests.torture.processes import each

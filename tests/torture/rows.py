@@ -17,9 +17,9 @@ from tempfile import TemporaryDirectory
 from typing import Any
 
 from tokenmill.tasks.blend.models import DataSource
-from tokenmill.tasks.sources.cut import cut
 from tokenmill.tasks.sources.discovery import discover
-from tokenmill.tasks.sources.records import read_records
+from tokenmill.tasks.sources.formats import read_records
+from tokenmill.tasks.sources.slices import cut
 
 from tests.peers.strict_json import judged, parsed
 from tests.preparing import compressed

@@ -4,9 +4,9 @@ from dataclasses import replace
 
 import pytest
 from pyarrow import compute
-from tokenmill.tasks.sources import read
-from tokenmill.tasks.sources.parquet import parquet_texts
-from tokenmill.tasks.sources.text_field import pick_texts
+from tokenmill.tasks.sources import json_rows
+from tokenmill.tasks.sources.json_rows import pick_texts
+from tokenmill.tasks.sources.parquet import Parquet
 
 from tests.torture import flips, kills, parquet, rows
 from tests.torture.__main__ import main
@@ -26,12 +26,13 @@ def trimmed(batch):
 
 
 def test_a_row_that_is_read_differently_is_found(monkeypatch, capsys):
-    monkeypatch.setattr(read, "pick_texts", lambda *given: trimmed(pick_texts(*given)))
+    monkeypatch.setattr(json_rows, "pick_texts", lambda *given: trimmed(pick_texts(*given)))
     assert main(["rows", "--seed", "1", "--count", "1"]) == 1
     assert "rows: DOES NOT HOLD with seed 1" in capsys.readouterr().out
 
 
 def test_a_row_of_parquet_that_is_read_differently_is_found(monkeypatch):
-    monkeypatch.setattr(read, "parquet_texts", lambda *given: map(trimmed, parquet_texts(*given)))
+    texts = Parquet.texts
+    monkeypatch.setattr(Parquet, "texts", lambda *given: map(trimmed, texts(*given)))
     with pytest.raises(AssertionError, match="the Parquet file of seed '1-"):
         parquet.run(1, seed=1)

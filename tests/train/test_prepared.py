@@ -277,7 +277,7 @@ def test_a_run_that_failed_is_refused(own):
 def test_a_damaged_manifest_is_refused(own):
     place = own / "manifest.json"
     place.write_bytes(place.read_bytes().replace(b'"vocabulary_size": 500', b'"vocabulary_size": 501'))
-    assert "does not fit its seal" in refusal(own)
+    assert "does not match its seal" in refusal(own)
 
 
 def test_a_folder_that_was_copied_is_refused(own, tmp_path):

@@ -9,15 +9,14 @@ from pathlib import Path
 import pytest
 from tokenmill.tasks.blend.models import DataSource
 from tokenmill.tasks.errors import InputError
-from tokenmill.tasks.sources.apart import require_apart
-from tokenmill.tasks.sources.discovery import discover
+from tokenmill.tasks.sources.discovery import discover, require_no_overlap
 
 ROW = '{"text": "a"}\n'
 
 
 def refused(source, output, published=None):
     try:
-        require_apart("data set 'web'", str(source), {"the output folder": str(output)}, published)
+        require_no_overlap("data set 'web'", str(source), {"the output folder": str(output)}, published)
     except InputError:
         return True
     return False
@@ -129,7 +128,7 @@ def test_prefixes_of_object_stores_are_folders(source, output, expected, monkeyp
 def test_the_complaint_names_what_where_and_a_remedy(tmp_path):
     (tmp_path / "data").mkdir()
     with pytest.raises(InputError) as error:
-        require_apart("data set 'web'", f"{tmp_path}/data", {"the store": f"{tmp_path}/data/shards"})
+        require_no_overlap("data set 'web'", f"{tmp_path}/data", {"the store": f"{tmp_path}/data/shards"})
     said = str(error.value)
     assert "data set 'web'" in said
     assert f"the store {tmp_path}/data/shards" in said

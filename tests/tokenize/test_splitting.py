@@ -10,7 +10,7 @@ from tokenizers import Tokenizer
 from tokenmill.tasks.tokenize.gate import NASTY, nasty_strings
 from tokenmill.tasks.tokenize.load import find_vocabulary
 from tokenmill.tasks.tokenize.settings import TokenizerSource
-from tokenmill.tasks.tokenize.tiktoken_json import tiktoken_definition
+from tokenmill.tasks.tokenize.splitting import tiktoken_definition
 
 from tests.tokenize.small_vocabularies import ids_of
 

@@ -17,13 +17,12 @@ from hypothesis import strategies as st
 from moto.server import ThreadedMotoServer
 from tokenmill.tasks.blend.models import DataSource
 from tokenmill.tasks.errors import InputError, RunError
-from tokenmill.tasks.sources import content as content_module
-from tokenmill.tasks.sources.content import ContentIndex, content_hash
-from tokenmill.tasks.sources.cut import cut
+from tokenmill.tasks.sources import slices as slices_module
 from tokenmill.tasks.sources.discovery import discover
 from tokenmill.tasks.sources.files import SourceFile
+from tokenmill.tasks.sources.integrity import unchanged
 from tokenmill.tasks.sources.opening import open_source
-from tokenmill.tasks.sources.planned import unchanged
+from tokenmill.tasks.sources.slices import ContentIndex, content_hash, cut
 
 LONG_AGO = 1_000_000_000 * 10**9
 """A modification time that no clock tick can touch any more, in nanoseconds."""
@@ -99,7 +98,7 @@ def test_one_enormous_row_belongs_to_the_slice_it_begins_in(tmp_path):
 
 
 def test_ranges_longer_than_a_block_are_hashed_whole(tmp_path, monkeypatch):
-    monkeypatch.setattr(content_module, "CHUNK_BYTES", 7)
+    monkeypatch.setattr(slices_module, "CHUNK_BYTES", 7)
     path = write(tmp_path / "a.jsonl", b"0123456789" * 10 + b"\n")
     assert contents(path, 1000) == {0: f"xxh3_128:{xxhash.xxh3_128_hexdigest(path.read_bytes())}"}
 
@@ -267,7 +266,7 @@ def no_reading(monkeypatch):
     def refuse(*_):
         raise AssertionError("the content was read")
 
-    return lambda: monkeypatch.setattr(content_module, "content_hash", refuse)
+    return lambda: monkeypatch.setattr(slices_module, "content_hash", refuse)
 
 
 def remembered(path, shard_size=30, identity="content"):
@@ -316,8 +315,8 @@ def test_a_file_that_was_young_when_its_reading_began_is_not_remembered_however_
         clock[0] += 3600 * 10**9
         return content_hash(part, fields)
 
-    monkeypatch.setattr(content_module, "content_hash", slow)
-    monkeypatch.setattr(content_module.time, "time_ns", lambda: clock[0])
+    monkeypatch.setattr(slices_module, "content_hash", slow)
+    monkeypatch.setattr(slices_module.time, "time_ns", lambda: clock[0])
     index = ContentIndex()
     contents(path, 30, index)
     assert index.entries == {}
@@ -330,7 +329,7 @@ def test_a_clock_that_jumped_changes_no_content(tmp_path, monkeypatch, days):
     path = write(tmp_path / "a.jsonl", b"some row\n" * 20, time.time_ns() - 10**10)
     expected = contents(path, 30)
     now = time.time_ns() + days * 86_400 * 10**9
-    monkeypatch.setattr(content_module.time, "time_ns", lambda: now)
+    monkeypatch.setattr(slices_module.time, "time_ns", lambda: now)
     index = ContentIndex()
     assert contents(path, 30, index) == contents(path, 30, index) == expected
 

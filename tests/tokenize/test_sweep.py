@@ -6,12 +6,17 @@ import orjson
 import pytest
 import tokenizers
 from tokenizers import Regex, Tokenizer, pre_tokenizers
-from tokenmill.tasks.tokenize import suspects
-from tokenmill.tasks.tokenize.contexts import Context, contexts, examples
+from tokenmill.tasks.tokenize import sweep
 from tokenmill.tasks.tokenize.encoders import ReferenceEncoder
-from tokenmill.tasks.tokenize.splitting import BYTE_LEVEL_PATTERN, Splitting, huggingface_splitting
-from tokenmill.tasks.tokenize.suspects import cut_differently, differing, normalized_differently
-from tokenmill.tasks.tokenize.tiktoken_json import byte_level_bpe
+from tokenmill.tasks.tokenize.splitting import BYTE_LEVEL_PATTERN, Splitting, byte_level_bpe, huggingface_splitting
+from tokenmill.tasks.tokenize.sweep import (
+    Context,
+    contexts,
+    cut_differently,
+    differing,
+    examples,
+    normalized_differently,
+)
 
 CL100K = r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}{1,3}| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]|\s+(?!\S)|\s+"
 O200K = (
@@ -26,8 +31,8 @@ PUNCTUATION = r"\p{N}{1,3}|[^\r\n\p{L}\p{P}\p{S}]?[\p{L}\p{M}]+| ?[\p{P}\p{S}]+[
 @pytest.fixture(autouse=True)
 def few(monkeypatch):
     """A sweep of the first scripts and of one with younger marks, by one character of each class that is told apart here."""
-    monkeypatch.setattr(suspects, "SWEPT", (range(0x80, 0x840), range(0x11900, 0x11980)))
-    monkeypatch.setattr(suspects, "CLASSES", "Ààǅʰª中\u0301٣«±\u00a0\u0378")
+    monkeypatch.setattr(sweep, "SWEPT", (range(0x80, 0x840), range(0x11900, 0x11980)))
+    monkeypatch.setattr(sweep, "CLASSES", "Ààǅʰª中\u0301٣«±\u00a0\u0378")
 
 
 def cutting(pattern):
@@ -83,7 +88,7 @@ def test_a_class_that_grew_is_found_and_so_is_a_blank():
 
 
 def test_the_scripts_that_an_expression_names_are_told_apart(monkeypatch):
-    monkeypatch.setattr(suspects, "SWEPT", (range(0x3400, 0x3500), range(0x4E00, 0x4F00)))
+    monkeypatch.setattr(sweep, "SWEPT", (range(0x3400, 0x3500), range(0x4E00, 0x4F00)))
     other = HAN.replace(r"\p{Han}", r"[\p{Han}&&[^\x{3401}\x{4E05}]]")
     assert cut_differently(splitting(HAN, other)) == {0x3401, 0x4E05}
 
@@ -132,7 +137,7 @@ def test_characters_that_only_one_library_can_normalize_are_found():
     assert found <= set(map(ord, YOUNG))
     assert {0x07FD, 0x1193D, 0x1193E} <= found, "marks that change places"
     assert {0x11930, 0x11935} & found, "letters that combine"
-    rest = [chr(number) for planes in suspects.SWEPT for number in planes if number not in found]
+    rest = [chr(number) for planes in sweep.SWEPT for number in planes if number not in found]
     for character in rest:
         for other in "e\u0301\u0334\u0323" + YOUNG:
             text = f"a{character}{other}\u0327{character}"

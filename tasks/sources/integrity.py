@@ -1,21 +1,20 @@
-"""Holding what is read against what was planned, so that no shard's key stands for other rows than it holds.
+"""Checks that the bytes a reader gets are the bytes that were planned, so that a shard's key never covers other rows.
 
-A slice of a local file is known by a hash of its bytes, and they are hashed once more as a reader gets them. So a file
-that is replaced, overwritten or written through a memory map is noticed, whatever its times say, even if the first file
-is back before the reading ends. JSON is hashed as it goes by. Parquet is read column by column, out of order: its slices
-are hashed once before, in blocks, and each block is compared when it is read. xxh3 hashes some 30 GB/s.
+A slice of a local file is identified by a hash of its bytes, and a reader hashes them again. A file that was replaced,
+overwritten or changed through a memory map is noticed whatever its times say, even if the original is back before the
+reader ends. Row formats are hashed as they are read. Parquet is read out of order: its slices are hashed in blocks
+first, and each block is compared when it is read. xxh3 hashes some 30 GB/s.
 
-Where there is no such hash, the file is held to what its store says. A local one (`source_identity=stat`, and a sample,
-which ends before its slice does) is held to size, modification time and change time of the open file, before and after;
-an object to its version. On S3 every request names the version that was opened (`If-Match`); on Google Cloud Storage the
-generation must be the same before and after. A file of the hub is pinned by its commit.
+Without such a hash, the store's metadata must not change. For a local file (`source_identity=stat`, or a sample, which
+ends before its slice) that is size, modification time and change time of the open file, before and after; for an object,
+its version. On S3 every request names the version that was opened (`If-Match`); on Google Cloud Storage the generation
+must be the same before and after. Hub files are pinned by their commit.
 """
 
 import os
 from bisect import bisect_left, bisect_right
-from collections.abc import Generator, Iterator, Mapping, Sequence
+from collections.abc import Generator, Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass
 from io import SEEK_END, RawIOBase
 from typing import Any, BinaryIO
 
@@ -23,37 +22,34 @@ from tokenmill.tasks.errors import RunError
 from tokenmill.tasks.storage import filesystem, is_local
 from xxhash import xxh3_64_intdigest, xxh3_128
 
-from .files import Slice, SourceFile
+from .files import Ranges, Slice, SourceFile
 
 CHECKSUMS = ("md5Hash", "ETag", "etag", "generation")
-"""What stores call the checksum of an object: of the content where they give one, else of the object's version."""
+"""Keys under which stores list the checksum of an object's content or, failing that, its version."""
 
 HASHED = "xxh3_128:"
-"""How the content of a slice begins if it is a hash of its bytes."""
+"""Prefix of the content of a slice that is a hash of its bytes."""
 
 BLOCK_BYTES = 256 << 10
-"""Parquet is compared in blocks of this size; its reader asks for some megabytes at a time."""
-
-Ranges = Sequence[tuple[int, int]]
-"""Start and stop of each of several parts of a file."""
+"""Unit of comparison for Parquet, whose reader asks for some megabytes at a time."""
 
 
 def stored_version(entry: Mapping[str, Any]) -> str | None:
-    """What a store says of an object's content in a listing entry, or None when it says nothing."""
+    """The checksum or version of an object in a listing entry, None if the store gives none."""
     return next((str(entry[key]).strip('"') for key in CHECKSUMS if entry.get(key)), None)
 
 
 def is_hashed(part: Slice) -> bool:
-    """Whether all bytes of the slice will be read and are known by their hash."""
+    """Whether the slice is identified by a hash of its bytes and is read to its end."""
     return part.rows is None and part.content.startswith(HASHED)
 
 
 @contextmanager
-def as_planned(part: Slice, stream: BinaryIO) -> Generator[xxh3_128]:
-    """A hasher for the bytes of a slice that is read from `stream`, its open file; whoever reads must feed it.
+def verified(part: Slice, stream: BinaryIO) -> Generator[xxh3_128]:
+    """A hasher, to be fed with the bytes of a slice as they are read from `stream`, its open file.
 
     Raises RunError at the start if the file is not the one that was planned, and at the end if it has changed or other
-    bytes were read. A reader that stops early learns nothing.
+    bytes were read. A reader that stops early skips the check at the end.
     """
     hasher, hashed = xxh3_128(), is_hashed(part)
     with unchanged(part.file, stream, hashed=hashed):
@@ -63,7 +59,7 @@ def as_planned(part: Slice, stream: BinaryIO) -> Generator[xxh3_128]:
 
 
 def require_content(part: Slice, hasher: xxh3_128) -> None:
-    """Raises RunError unless the bytes that a hasher was given are those of the slice."""
+    """Raises RunError unless the hashed bytes are those of the slice."""
     if part.content != HASHED + hasher.hexdigest():
         raise _changed(part.file.uri)
 
@@ -72,7 +68,7 @@ def require_content(part: Slice, hasher: xxh3_128) -> None:
 def unchanged(file: SourceFile, stream: BinaryIO, *, hashed: bool = False) -> Generator[None]:
     """Raises RunError at the start or the end unless the open file is the one that was planned.
 
-    `hashed` says that its bytes are compared too: then a new owner or a new link, which change no byte, do no harm.
+    With `hashed`, its bytes are compared too, and the change time is ignored: a new owner or link changes no byte.
     """
     if file.uri.startswith("hf://"):
         yield
@@ -83,7 +79,7 @@ def unchanged(file: SourceFile, stream: BinaryIO, *, hashed: bool = False) -> Ge
 
 
 def _unchanged_local(file: SourceFile, stream: BinaryIO, *, hashed: bool) -> Iterator[None]:
-    """The number of the inode is not compared: some network file systems give another to every machine."""
+    # Inode numbers are not compared: some network file systems number files differently on every machine.
     compared = 2 if hashed else 3
     planned, before = (file.size, file.modified_ns, file.changed_ns), _times(stream)
     if file.modified_ns is not None and before[:compared] != planned[:compared]:
@@ -116,37 +112,19 @@ def _object_state(entry: Mapping[str, Any]) -> tuple[int, str | None, Any]:
 def _changed(uri: str) -> RunError:
     return RunError(
         f"{uri}: changed while it was being prepared; run the same command again (if nobody writes to the file and this "
-        "comes back, check its disk, and `touch` the file to accept what it holds now)"
+        "happens again, check its disk, and `touch` the file to accept its present content)"
     )
 
 
 def hashing(blocks: Iterator[bytes], hasher: xxh3_128) -> Iterator[bytes]:
-    """Blocks as they are, each hashed before it is handed on."""
+    """The same blocks, each hashed before it is passed on."""
     for block in blocks:
         hasher.update(block)
         yield block
 
 
-@dataclass
-class HashingStream:
-    """A stream that is read forwards and hashed on the way."""
-
-    stream: BinaryIO
-    hasher: xxh3_128
-
-    def read(self, size: int) -> bytes:
-        """The next bytes, at most `size` of them; none at the end."""
-        data = self.stream.read(size)
-        self.hasher.update(data)
-        return data
-
-    def tell(self) -> int:
-        """How many bytes were read."""
-        return self.stream.tell()
-
-
 def range_blocks(stream: BinaryIO, ranges: Ranges, size: int) -> Iterator[tuple[int, bytes]]:
-    """The bytes of some ranges of a file, in order, in blocks of at most `size`, each with its place."""
+    """The bytes of ranges of a file, in order, in blocks of at most `size`, each with its offset."""
     for start, stop in ranges:
         place = stream.seek(start)
         while place < stop and (block := stream.read(min(size, stop - place))):
@@ -154,10 +132,10 @@ def range_blocks(stream: BinaryIO, ranges: Ranges, size: int) -> Iterator[tuple[
             place += len(block)
 
 
-class ComparedStream(RawIOBase):
-    """A file whose `ranges` are read and hashed at once, so that a later read of them gives the same bytes or fails.
+class VerifiedStream(RawIOBase):
+    """A file whose `ranges` are hashed at once, so that a later read of them returns the same bytes or fails.
 
-    What lies outside of the ranges is passed on as it is. The stream below stays open.
+    Bytes outside of the ranges are not checked. Closing it leaves the underlying stream open.
     """
 
     def __init__(self, stream: BinaryIO, ranges: Ranges, hasher: xxh3_128, uri: str) -> None:
@@ -169,15 +147,15 @@ class ComparedStream(RawIOBase):
         self._blocks = sorted(self._hashes)
 
     def readable(self) -> bool:
-        """It is."""
+        """True."""
         return True
 
     def seekable(self) -> bool:
-        """It is."""
+        """True."""
         return True
 
     def tell(self) -> int:
-        """Where the next read begins."""
+        """The offset of the next read."""
         return self._stream.tell()
 
     def seek(self, offset: int, whence: int = 0, /) -> int:

@@ -19,13 +19,11 @@ from tokenmill.tasks.errors import RunError
 from tokenmill.tasks.shards.identity import shard_identity
 from tokenmill.tasks.shards.plan import PlannedShard, shard_from_record, shard_record
 from tokenmill.tasks.shards.store import Store
-from tokenmill.tasks.sources import parquet, planned
-from tokenmill.tasks.sources.content import ContentIndex
-from tokenmill.tasks.sources.cut import cut
+from tokenmill.tasks.sources import integrity, parquet
 from tokenmill.tasks.sources.discovery import discover
-from tokenmill.tasks.sources.planned import ComparedStream
-from tokenmill.tasks.sources.read import read_texts
-from tokenmill.tasks.sources.records import read_records
+from tokenmill.tasks.sources.formats import read_records, read_texts
+from tokenmill.tasks.sources.integrity import VerifiedStream
+from tokenmill.tasks.sources.slices import ContentIndex, cut
 from tokenmill.tasks.tokenize.encoders import Tokens
 from tokenmill.tasks.tokenize.settings import PretrainRecipe
 from tokenmill.tasks.tokenize.shard import tokenize_shard
@@ -222,14 +220,14 @@ def test_every_reader_tells(tmp_path, contents, kind):
 
 
 def test_compared_bytes_are_those_of_the_file_wherever_they_are_read(tmp_path, monkeypatch):
-    monkeypatch.setattr(planned, "BLOCK_BYTES", 7)
+    monkeypatch.setattr(integrity, "BLOCK_BYTES", 7)
     rng, path = random.Random(1), tmp_path / "a"
     content = rng.randbytes(500)
     path.write_bytes(content)
     ranges = [(300, 377), (10, 50), (50, 51), (120, 120), (400, 500)]
     hasher = xxh3_128()
     with path.open("rb", buffering=0) as file:
-        compared = ComparedStream(file, ranges, hasher, "a")
+        compared = VerifiedStream(file, ranges, hasher, "a")
         for _ in range(2000):
             start, size = rng.randrange(520), rng.randrange(60)
             compared.seek(start)
@@ -244,7 +242,7 @@ def test_a_changed_byte_is_refused_by_every_read_that_gives_it(tmp_path):
     path = tmp_path / "a"
     path.write_bytes(bytes(1000))
     with path.open("r+b", buffering=0) as file:
-        compared = ComparedStream(file, [(100, 300), (600, 700)], xxh3_128(), "a")
+        compared = VerifiedStream(file, [(100, 300), (600, 700)], xxh3_128(), "a")
         for place in (0, 99, 300, 599, 700):
             file.seek(place)
             file.write(b"x")

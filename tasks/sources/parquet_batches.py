@@ -1,0 +1,132 @@
+"""Decoding row groups of Parquet in batches of about 4 MB, in bounded memory.
+
+The footer does not tell how much memory a batch takes: a dictionary may expand a few bytes into a gigabyte, and long
+rows may follow short ones. So rows are decoded a few at a time: one at first in every row group, at most 64, fewer the
+longer they are. A batch ends early if it would exceed 64 MB. So a small file takes as little memory as a large one; the
+bound is 64 of the longest rows where they follow short ones, and one page.
+"""
+
+from collections.abc import Callable, Iterator, Sequence
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+from pyarrow import compute
+
+BATCH_BYTES = 4 << 20
+MAX_BATCH_ROWS = 8192
+
+MAX_BATCH_BYTES = 64 << 20
+"""The most that a batch of several rows decodes to. Far above BATCH_BYTES, so that only files with huge rows are cut
+here: batches decide where the row groups of some outputs end."""
+
+PIECE_ROWS = 64
+"""The most rows to decode at a time."""
+
+
+def column_numbers(metadata: pq.FileMetaData, fields: Sequence[str]) -> list[int]:
+    """The leaf columns that have the name of one of `fields` or, if none has, lie under it; all columns without fields."""
+    if not fields:
+        return list(range(metadata.num_columns))
+    paths = [metadata.schema.column(number).path for number in range(metadata.num_columns)]
+    found: set[int] = set()
+    for field in fields:
+        exact = [number for number, path in enumerate(paths) if path == field]
+        found.update(exact or (number for number, path in enumerate(paths) if path.startswith(f"{field}.")))
+    return sorted(found)
+
+
+def group_batches(opened: pq.ParquetFile, group: int, fields: Sequence[str]) -> Iterator[pa.RecordBatch]:
+    """The rows of a row group, in order, in batches of about BATCH_BYTES and at most MAX_BATCH_BYTES, except a single row.
+
+    Raises Arrow's errors.
+    """
+    metadata, leaves = opened.metadata.row_group(group), column_numbers(opened.metadata, fields)
+    size = sum(metadata.column(leaf).total_uncompressed_size for leaf in leaves)
+    rows = min(MAX_BATCH_ROWS, max(1, BATCH_BYTES * metadata.num_rows // max(1, size)))
+    return _regrouped(_pieces(opened, group, fields, rows), rows)
+
+
+def _pieces(
+    opened: pq.ParquetFile, group: int, fields: Sequence[str], rows: int
+) -> Iterator[tuple[pa.RecordBatch, int]]:
+    """The rows of a row group, a few at a time and never across a multiple of `rows`, and their decoded bytes.
+
+    The sizes of the last rows decide how many are decoded next, to stay below BATCH_BYTES.
+    """
+    wanted, seen = 1, 0
+    for piece in opened.iter_batches(wanted, row_groups=[group], columns=[*fields] or None, use_threads=False):
+        size, seen = decoded_bytes(piece), seen + len(piece)
+        yield piece, size
+        # Every piece copies the dictionaries, which takes longer than decoding a few rows.
+        most = PIECE_ROWS if _dictionary_bytes(piece) < BATCH_BYTES // PIECE_ROWS else rows
+        wanted = max(1, min(2 * wanted, most, BATCH_BYTES * len(piece) // max(1, size)))
+        opened.reader.set_batch_size(min(wanted, rows - seen % rows))  # takes effect with the next piece
+
+
+def _dictionary_bytes(batch: pa.RecordBatch) -> int:
+    return sum(column.dictionary.nbytes for column in batch.columns if pa.types.is_dictionary(column.type))
+
+
+def _regrouped(pieces: Iterator[tuple[pa.RecordBatch, int]], rows: int) -> Iterator[pa.RecordBatch]:
+    """The same rows in batches that end at each multiple of `rows`, and before they exceed MAX_BATCH_BYTES."""
+    held: list[pa.RecordBatch] = []
+    held_bytes = seen = 0
+    for piece, size in (portion for pair in pieces for portion in _portions(*pair)):
+        if held and held_bytes + size > MAX_BATCH_BYTES:
+            yield _joined(held)
+            held_bytes = 0
+        held.append(piece)
+        held_bytes, seen = held_bytes + size, seen + len(piece)
+        if seen % rows == 0:
+            yield _joined(held)
+            held_bytes = 0
+    if held:
+        yield _joined(held)
+
+
+def _joined(held: list[pa.RecordBatch]) -> pa.RecordBatch:
+    """The held batches as one; releases them."""
+    batch = pa.concat_batches(held)
+    held.clear()
+    return batch
+
+
+def _portions(piece: pa.RecordBatch, size: int) -> Iterator[tuple[pa.RecordBatch, int]]:
+    """A piece, halved until each part takes at most MAX_BATCH_BYTES or is one row."""
+    if size <= MAX_BATCH_BYTES or len(piece) == 1:
+        yield piece, size
+        return
+    half = len(piece) // 2
+    for part in (piece[:half], piece[half:]):
+        yield from _portions(part, decoded_bytes(part))
+
+
+def decoded_bytes(batch: pa.RecordBatch) -> int:
+    """The size of a batch with every dictionary expanded."""
+    return sum(map(_decoded, batch.columns))
+
+
+def _decoded(array: pa.Array) -> int:
+    if not holds(array.type, pa.types.is_dictionary):
+        return array.nbytes
+    if pa.types.is_struct(array.type):
+        return sum(map(_decoded, array.flatten()))
+    if pa.types.is_map(array.type):
+        return _decoded(array.cast(pa.list_(array.type.field(0))))
+    if not pa.types.is_dictionary(array.type):
+        return _decoded(array.flatten())  # a kind of list
+    if not is_text(array.type):
+        return array.indices.nbytes
+    lengths = compute.call_function("binary_length", [array.dictionary])
+    return compute.call_function("sum", [lengths.take(array.indices)]).as_py() or 0
+
+
+def holds(kind: pa.DataType, wanted: Callable[[pa.DataType], bool]) -> bool:
+    """Whether a type or one nested in it is wanted."""
+    return wanted(kind) or any(holds(kind.field(number).type, wanted) for number in range(kind.num_fields))
+
+
+def is_text(found: pa.DataType) -> bool:
+    """Whether a type holds text: strings, binary (which may be UTF-8), or a dictionary of these."""
+    kind = found.value_type if pa.types.is_dictionary(found) else found
+    return kind in {pa.string(), pa.large_string(), pa.string_view(), pa.binary(), pa.large_binary(), pa.binary_view()}

@@ -1,0 +1,222 @@
+"""Slices: how files are cut, and how the content of each slice is identified.
+
+Cuts depend on the file alone and lie about `shard_size` bytes apart: at fixed byte offsets in plain JSON Lines, between
+row groups in Parquet. Compressed text and JSON arrays are one slice, because they cannot be entered in the middle. So a
+file that grows keeps its full slices and gains new ones at its end.
+
+Stores that know a file's content give its checksum (an etag, an LFS sha256), and nothing is read. Every slice of a local
+file is hashed once with xxh3_128, in parallel, and the hash is cached by path, size, modification time and change time,
+as in git's index: an unchanged tree is planned by `stat` alone, a touched file is hashed again but not tokenized again.
+A hash covers exactly the bytes of the rows of its slice. `cp -p`, rsync and archives set the modification time back; the
+change time, which the kernel sets, reveals a file that they replaced. Cuts of Parquet files, which take two or three
+requests to a store each, are cached in the same way.
+
+`source_identity=stat` trusts path, size and modification time instead of reading: cheaper, but a moved or touched file
+counts as new, and a replacement of the same size and time goes unnoticed.
+
+A sample takes the leading part of each data set: a share of its bytes or a number of its rows. That reads little and is
+repeatable, but it is not a statistical sample.
+"""
+
+import math
+import os
+import time
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import replace
+
+import xxhash
+from tokenmill.tasks.errors import InputError
+from tokenmill.tasks.seal import sealed, unsealed
+from tokenmill.tasks.storage import SourceIdentity, is_local
+from tokenmill.tasks.threads import Item, Result, in_threads
+
+from .files import Require, Slice, SourceFile
+from .formats import count_rows, format_of
+from .integrity import HASHED, range_blocks, unchanged
+from .opening import open_source
+from .parquet import require_any
+
+CHUNK_BYTES = 4 << 20
+THREADS = min(32, (os.cpu_count() or 1) * 2)
+
+RACY_NANOSECONDS = 2_000_000_000
+"""A file that was modified this recently before it was read may change again within one tick of the clock; its hash is
+not cached."""
+
+NOTHING = "empty"
+"""The content of a slice without rows (the middle of one enormous row)."""
+
+Cuts = list[tuple[int, int, int]]
+"""The slices of a file: start, stop and size of each."""
+
+
+def cut(file: SourceFile, shard_size: int, fields: Sequence[str], require: Require = require_any) -> list[Slice]:
+    """The slices of a file, in order; none for an empty file of plain text.
+
+    `require` checks the columns of a Parquet file. Raises its InputError, and InputError for an empty file that is
+    compressed or columnar, as neither can be empty.
+    """
+    source_format = format_of(file)
+    if file.size:
+        return source_format.cut(file, shard_size, fields, require)
+    if file.compression is None and not source_format.columnar:
+        return []
+    kind = file.compression or file.format
+    raise InputError(
+        f"{file.uri}: is empty (0 bytes), which no {kind} file is; fetch it or write it again, or remove it from the blend"
+    )
+
+
+def leading_share(slices: list[Slice], share: float) -> list[Slice]:
+    """The leading `share` (0 to 1) of the bytes of a data set; at least one slice if there is one.
+
+    The last slice is shortened if its format can be cut anywhere, else kept whole.
+    """
+    budget = math.ceil(sum(part.size for part in slices) * share)
+    kept: list[Slice] = []
+    for part in slices:
+        if budget <= 0:
+            break
+        kept.append(part if part.size <= budget else format_of(part.file).shortened(part, budget))
+        budget -= part.size
+    return kept
+
+
+def leading_rows(slices: Iterable[Slice], rows: int) -> list[Slice]:
+    """The slices that hold the first `rows` rows of a data set, the last one limited to the rest of them."""
+    kept: list[Slice] = []
+    for part in slices:
+        if rows <= 0:
+            break
+        found = count_rows(part, rows + 1)
+        kept.append(replace(part, rows=rows) if found > rows else part)
+        rows -= found
+    return kept
+
+
+class ContentIndex:
+    """A cache of the hashes of local slices and of the cuts of Parquet files.
+
+    `entries` maps path, size, times, range and fields, as one string, to the content; `cuts` maps a file and all that
+    decides where it is cut to the `(start, stop, size)` of its slices. A lost or damaged index only costs another read.
+    """
+
+    def __init__(self, entries: dict[str, str] | None = None, cuts: dict[str, Cuts] | None = None) -> None:
+        self.entries = entries or {}
+        self.cuts = cuts or {}
+        self.changed = False
+
+    @classmethod
+    def load(cls, data: bytes) -> "ContentIndex":
+        """The index in `data`; an empty one if it is damaged."""
+        try:
+            document = unsealed(data)
+            return cls(document["entries"], document["cuts"])
+        except (ValueError, KeyError):
+            return cls()
+
+    def dump(self) -> bytes:
+        """The index as sealed JSON; equal indexes give equal bytes."""
+        return sealed({"entries": self.entries, "cuts": self.cuts, "volatile": {}})
+
+    def slices(
+        self, files: Sequence[SourceFile], shard_size: int, fields: Sequence[str], require: Require = require_any
+    ) -> list[Slice]:
+        """The slices of files, in order. Raises as `cut` does."""
+        known = [self._known_cuts(file, shard_size, fields, require) for file in files]
+        found = _completed(known, files, lambda file: self._cut(file, shard_size, fields, require))
+        return [part for parts in found for part in parts]
+
+    def _known_cuts(
+        self, file: SourceFile, shard_size: int, fields: Sequence[str], require: Require
+    ) -> list[Slice] | None:
+        """The slices of a file, None if it has to be opened first."""
+        if not format_of(file).columnar:
+            return cut(file, shard_size, fields, require)
+        cuts = self.cuts.get(_cut_tag(file, shard_size, fields, require))
+        return None if cuts is None else [Slice(file, start, stop, size=size) for start, stop, size in cuts]
+
+    def _cut(self, file: SourceFile, shard_size: int, fields: Sequence[str], require: Require) -> list[Slice]:
+        """The slices by the footer, cached unless a later change of the file could go unnoticed."""
+        read_at = time.time_ns()
+        parts = cut(file, shard_size, fields, require)
+        if file.version is not None or _left_alone(file, read_at):
+            tag = _cut_tag(file, shard_size, fields, require)
+            self.cuts[tag] = [(part.start, part.stop, part.size) for part in parts]
+            self.changed = True
+        return parts
+
+    def identify(self, slices: Iterable[Slice], fields: Sequence[str], identity: SourceIdentity) -> list[Slice]:
+        """The slices with their contents, in order; slices without rows are left out."""
+        parts = list(slices)
+        known = [self._known(part, fields, identity) for part in parts]
+        contents = _completed(known, parts, lambda part: self._read(part, fields))
+        return [
+            replace(part, content=content, fields=tuple(_columns(part.file, fields)))
+            for part, content in zip(parts, contents, strict=True)
+            if content != NOTHING
+        ]
+
+    def _known(self, part: Slice, fields: Sequence[str], identity: SourceIdentity) -> str | None:
+        """The content, None if it has to be read."""
+        if part.file.version is not None:
+            return f"{part.file.version}[{part.start}:{part.stop}]"
+        if not is_local(part.file.uri):
+            return None
+        tag = _tag(part, fields)
+        return f"stat:{tag}" if identity == "stat" else self.entries.get(_now(part, tag))
+
+    def _read(self, part: Slice, fields: Sequence[str]) -> str:
+        """The hash of the content, cached unless a later change of the file could go unnoticed."""
+        read_at = time.time_ns()
+        content = content_hash(part, fields)
+        if _left_alone(part.file, read_at):
+            self.entries[_now(part, _tag(part, fields))] = content
+            self.changed = True
+        return content
+
+
+def _completed(known: Sequence[Result | None], items: Sequence[Item], read: Callable[[Item], Result]) -> list[Result]:
+    """The known results of items, and the missing ones, which are read in threads."""
+    missing = [item for item, result in zip(items, known, strict=True) if result is None]
+    found = in_threads(read, missing, THREADS)
+    return [next(found) if result is None else result for result in known]
+
+
+def _left_alone(file: SourceFile, read_at: int) -> bool:
+    """Whether a local file is old enough that its size and times reveal every change since `read_at`."""
+    return is_local(file.uri) and read_at - (file.modified_ns or 0) >= RACY_NANOSECONDS
+
+
+def _columns(file: SourceFile, fields: Sequence[str]) -> Sequence[str]:
+    """The fields that are part of the identity of a file's slices."""
+    return fields if format_of(file).columnar else ()
+
+
+def _cut_tag(file: SourceFile, shard_size: int, fields: Sequence[str], require: Require) -> str:
+    state = file.version or f"{file.size}:{file.modified_ns}:{file.changed_ns}"
+    return ":".join([file.uri, state, str(shard_size), require.__name__, *fields])
+
+
+def _tag(part: Slice, fields: Sequence[str]) -> str:
+    file = part.file
+    places = [file.uri, str(file.size), str(file.modified_ns), str(part.start), str(part.stop)]
+    return ":".join([*places, *_columns(file, fields)])
+
+
+def _now(part: Slice, tag: str) -> str:
+    """A tag that no other content can have later."""
+    return f"{tag}@{part.file.changed_ns}"
+
+
+def content_hash(part: Slice, fields: Sequence[str]) -> str:
+    """`xxh3_128:…` of exactly the bytes of the slice's rows, or NOTHING if it has no rows.
+
+    Raises RunError if the file changes while it is read, and InputError if a Parquet file has none of `fields`.
+    """
+    with open_source(part.file) as stream, unchanged(part.file, stream):
+        prefix, ranges = format_of(part.file).owned(part, stream, fields)
+        hasher = xxhash.xxh3_128(prefix)
+        for _, block in range_blocks(stream, ranges, CHUNK_BYTES):
+            hasher.update(block)
+    return f"{HASHED}{hasher.hexdigest()}" if any(stop > start for start, stop in ranges) else NOTHING
