@@ -8,7 +8,6 @@ from typing import Any
 
 from tokenmill.tasks.blend.models import Blend
 from tokenmill.tasks.report.stage import report
-from tokenmill.tasks.score.processes import workers_fit_for
 from tokenmill.tasks.score.settings import EmbedSettings, NllSettings
 from tokenmill.tasks.score.sources import What, scored_blend
 from tokenmill.tasks.score.stage import common_of, needs_of, noting_failure, plan, publish, score_slices
@@ -44,10 +43,7 @@ def score_candidates(
     prepared = plan(scored_blend(blend, what), settings, output_dir)
     needs = needs_of(prepared)
     with noting_failure(prepared):
-        with (
-            workers_fit_for(settings.engine),
-            shard_workers(settings.cluster, needs.workers, needs.resources) as build_shards,
-        ):
+        with shard_workers(settings.cluster, needs.workers, needs.resources) as build_shards:
             build_shards(score_slices, prepared.plan.pending, common_of(prepared, needs))
         manifest = publish(prepared, started)
     return report(manifest, prepared.output_dir)

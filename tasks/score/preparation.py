@@ -21,17 +21,16 @@ from tokenmill.tasks.tokenize.settings import TokenizerSource
 
 from .batches import TOKEN_BUDGET
 from .conversations import Conversations, HarmonyTexts, TemplatedChats, policy_of
-from .embed import MAX_TOKENS, Embedder, Pooling
-from .engines import EMBEDDING_FILES, OWN_PROCESSES, EmbedEngine, NllEngine, embedder, scorer
-from .machine import device_for_worker, use_threads
+from .embed import Embedder
+from .engines import EMBEDDING_FILES, device_for_worker, embedder, required, scorer
 from .nll import Scorer
 from .planning import NLL_KIND, ScorePlan, Where
-from .processes import device_for_good
 from .publication import ScoresLayout
 from .ranking import ranked, require_unique
-from .settings import EmbedRecipe, LossMode, NllRecipe
+from .server import Server, ServerEmbedder, ServerScorer
+from .settings import MAX_TOKENS, EmbedRecipe, LossMode, NllRecipe, Pooling, Precision
 from .shard import EmbedScoring, NllScoring, Scoring, score_shard
-from .weights import WEIGHTS, ModelFiles, Precision, find_model
+from .weights import WEIGHTS, ModelFiles, find_model
 
 LIBRARIES = ("tokenmill", "numpy", "pyarrow")
 
@@ -50,25 +49,31 @@ def build_score_shard(
     """
     given: dict[str, Any] = shard.identity["recipe"]
     recipe = NllRecipe(**given) if store.kind == NLL_KIND else EmbedRecipe(**given)
-    deal = device_for_good if recipe.engine in OWN_PROCESSES else device_for_worker
-    device = deal(recipe.device, worker)
-    if threads is not None and device == "cpu" and recipe.engine != "hash":
-        use_threads(threads)
+    device = device_for_worker(recipe.device, worker)
+    if threads is not None and device == "cpu" and recipe.engine == "transformers":
+        required("torch").set_num_threads(threads)
     scoring = _nll(recipe, where, device) if isinstance(recipe, NllRecipe) else _embeddings(recipe, where, device)
     return score_shard(shard, recipe, scoring, store, on_bad_row)
 
 
 def _nll(recipe: NllRecipe, where: Where, device: str) -> Scoring:
+    conversations = _conversations(recipe, where)
+    if where.server:
+        server = Server(where.server, recipe.model, where.concurrency)
+        return NllScoring(recipe, conversations, ServerScorer(server, recipe.max_length, conversations.encode))
     loaded = _scorer(
-        recipe.engine, where.model or "", where.model_revision, recipe.weights, recipe.max_length, recipe.token_budget,
-        device, recipe.precision,
+        where.model or "", where.model_revision, recipe.weights or "", recipe.max_length,
+        recipe.token_budget or TOKEN_BUDGET, device, recipe.precision,
     )  # fmt: skip
-    return NllScoring(recipe, _conversations(recipe, where), loaded)
+    return NllScoring(recipe, conversations, loaded)
 
 
 def _embeddings(recipe: EmbedRecipe, where: Where, device: str) -> Scoring:
+    if where.server:
+        server = Server(where.server, recipe.model or "", where.concurrency)
+        return EmbedScoring(recipe, ServerEmbedder(server, recipe.dimensions, recipe.max_tokens or MAX_TOKENS))
     loaded = _embedder(
-        recipe.engine, where.model, where.model_revision, recipe.weights, recipe.pooling, recipe.dimensions,
+        where.model, where.model_revision, recipe.weights, recipe.pooling, recipe.dimensions,
         recipe.max_tokens or MAX_TOKENS, recipe.token_budget or TOKEN_BUDGET, device, recipe.precision,
     )  # fmt: skip
     return EmbedScoring(recipe, loaded)
@@ -76,23 +81,23 @@ def _embeddings(recipe: EmbedRecipe, where: Where, device: str) -> Scoring:
 
 @lru_cache(maxsize=1)
 def _scorer(
-    engine: NllEngine, model: str, revision: str | None, weights: str, max_length: int | None, token_budget: int,
-    device: str, precision: Precision | None,
+    model: str, revision: str | None, weights: str, max_length: int | None, token_budget: int, device: str,
+    precision: Precision | None,
 ) -> Scorer:  # fmt: skip
     """A model is loaded once per process."""
     files = _planned_files(model, revision, weights, WEIGHTS)
-    return scorer(engine, files, max_length=max_length, token_budget=token_budget, device=device, precision=precision)
+    return scorer(files, max_length=max_length, token_budget=token_budget, device=device, precision=precision)
 
 
 @lru_cache(maxsize=1)
 def _embedder(
-    engine: EmbedEngine, model: str | None, revision: str | None, weights: str | None, pooling: Pooling | None,
-    dimensions: int | None, max_tokens: int, token_budget: int, device: str, precision: Precision | None,
+    model: str | None, revision: str | None, weights: str | None, pooling: Pooling | None, dimensions: int | None,
+    max_tokens: int, token_budget: int, device: str, precision: Precision | None,
 ) -> Embedder:  # fmt: skip
     """A model is loaded once per process."""
     files = _planned_files(model, revision, weights, EMBEDDING_FILES) if model and weights else None
     return embedder(
-        engine, files, pooling=pooling, dimensions=dimensions, max_tokens=max_tokens, token_budget=token_budget,
+        files, pooling=pooling, dimensions=dimensions, max_tokens=max_tokens, token_budget=token_budget,
         device=device, precision=precision,
     )  # fmt: skip
 

@@ -21,11 +21,14 @@ from tokenmill.tasks.shards.cluster import cores, worker_number
 from tokenmill.tasks.shards.stage import build_and_announce, shard_task
 from tokenmill.tasks.shards.store import Store
 
-from .machine import LIMIT, gpus
+from .engines import gpus
 from .planning import ScorePlan, Where, plan_scores
 from .preparation import build_score_shard, publish_scores, score_header
 from .publication import failure_noted
 from .settings import EmbedSettings, NllSettings
+
+LIMIT = "gpu"
+"""The concurrency limit of Prefect by which runs share GPUs."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -21,6 +21,7 @@ TINY_ROWS = 10_000
 WHERE_NOT_WHAT = {
     *("cluster", "workers", "force", "allow_partial", "store"),
     *("shrink_ceiling", "allow_shrink", "previous"),
+    *("server", "concurrency"),
 }
 """Settings that say where and how a preparation runs, and what may be published; equal preparations may differ in them."""
 

@@ -7,19 +7,15 @@ import os
 import signal
 import subprocess
 import sys
-from contextlib import contextmanager
 from pathlib import Path
-from types import ModuleType
 
 import numpy as np
 import pytest
-from dask import config
 from distributed import Client, Scheduler, Worker
 from prefect import task
 from prefect.client.schemas.actions import GlobalConcurrencyLimitCreate
-from tokenmill.flows import score
 from tokenmill.flows.score import score_candidates
-from tokenmill.tasks.errors import InputError, RunError
+from tokenmill.tasks.errors import InputError
 from tokenmill.tasks.score.stage import gpu_turn
 from tokenmill.tasks.shards.cluster import asking_for, task_runner, worker_number
 
@@ -164,7 +160,7 @@ def test_a_dry_run_scores_nothing_and_knows_what_is_there(folder, expected, tmp_
         ("nll", [], "model: missing"),
         ("nll", ["model=./nowhere"], "no folder './nowhere'"),
         ("embed", ["engine=hsh"], "engine"),
-        ("embed", ["engine=sglang", "model=a/b"], "sglang cannot be imported"),
+        ("embed", ["engine=server", "model=a/b"], "engine=server needs server"),
         ("embed", ["loss_mode=final_only"], "loss_mode: unknown key"),
     ],
 )
@@ -187,7 +183,7 @@ def test_torch_is_not_needed_to_embed_by_hashing():
         "import sys; sys.modules['torch'] = None; sys.modules['transformers'] = None\n"
         "import tokenmill.flows.score, tokenmill.tasks.score.preparation, tokenmill.tasks.score.inspect\n"
         "from tokenmill.tasks.score.engines import embedder\n"
-        "print(embedder('hash').encode(['a']).shape)"
+        "print(embedder().encode(['a']).shape)"
     )
     result = subprocess.run(
         [sys.executable, "-c", code], capture_output=True, text=True, check=False, cwd=Path(__file__).parents[2]
@@ -235,26 +231,6 @@ def test_the_number_of_a_worker_is_of_its_name_and_never_of_its_address(name, nu
             return await client.submit(worker_number)
 
     assert asyncio.run(asked()) == number
-
-
-@pytest.mark.parametrize(("engine", "daemons"), [("sglang", False), ("hash", True)])
-def test_workers_of_local_clusters_may_start_processes_where_the_engine_has_its_own(
-    prefect_api, folder, tmp_path, monkeypatch, engine, daemons
-):
-    found = []
-
-    @contextmanager
-    def workers(*_):
-        found.append(config.get("distributed.worker.daemon"))
-        yield lambda *_: None
-
-    monkeypatch.setattr(score, "shard_workers", workers)
-    monkeypatch.setitem(sys.modules, "sglang", ModuleType("sglang"))
-    chosen = {"engine": engine, "workers": 1, "model": None if engine == "hash" else str(folder / "random")}
-    state = score_candidates(str(folder / "out"), str(tmp_path), "embed", **chosen, return_state=True)
-    with pytest.raises(RunError):  # nothing was built
-        state.result()
-    assert found == [daemons]
 
 
 def test_runs_take_turns_on_gpus_where_somebody_has_said_how_many_there_are(prefect_api):
