@@ -21,7 +21,6 @@ from typing import Any, TypeVar
 import httpx
 import numpy as np
 import pyarrow as pa
-from pydantic import BaseModel, Field, ValidationError
 from tokenmill.tasks.errors import InputError, RunError
 
 from .embed import unit_vectors, wanted_dimensions
@@ -48,54 +47,12 @@ RESERVED = {SGLANG: 7}
 MINUS_INFINITY = -9999.0
 """vLLM writes this for a log-probability of minus infinity, which JSON does not have."""
 
-PROBE = "Tokenizers agree: 3.14 of 2,718 naïve façades, in Zürich and 東京 🙂\n\tdef f(x): return x"
+PROBE = "3.14 naïve façades in 東京 🙂\n\tdef f(x): return 2718"
 """A text that different tokenizers encode differently."""
 
-Answer = TypeVar("Answer", bound=BaseModel)
+Answer = TypeVar("Answer")
 Item = TypeVar("Item")
 Result = TypeVar("Result")
-
-
-class _Model(BaseModel):
-    id: str
-    owned_by: str = ""
-    max_model_len: int | None = None
-
-
-class _Models(BaseModel):
-    data: list[_Model]
-
-
-class _Logprob(BaseModel):
-    logprob: float | None
-
-
-class _Choice(BaseModel):
-    prompt_logprobs: list[dict[int, _Logprob] | None]
-
-
-class _Completion(BaseModel):
-    choices: list[_Choice] = Field(min_length=1)
-
-
-class _Meta(BaseModel):
-    input_token_logprobs: list[tuple[float | None, int, str | None]]
-
-
-class _Generation(BaseModel):
-    meta_info: _Meta
-
-
-class _Tokens(BaseModel):
-    tokens: list[int]
-
-
-class _Vector(BaseModel):
-    embedding: list[float | None]
-
-
-class _Vectors(BaseModel):
-    data: list[_Vector] = Field(min_length=1)
 
 
 class Server:
@@ -113,13 +70,13 @@ class Server:
             timeout=TIMEOUT,
             limits=httpx.Limits(max_connections=concurrency),
         )
-        models = {each.id: each for each in self._ask(_Models, "/v1/models").data}
+        models = self._ask("/v1/models", lambda answer: {each["id"]: each for each in answer["data"]})
         if model not in models:
             raise InputError(
                 f"model: {self._url} serves {', '.join(models) or 'no model'}, not {model!r}; name one of its"
             )
-        self._kind, length = models[model].owned_by, models[model].max_model_len
-        self.limit = None if length is None else length - RESERVED.get(self._kind, 0)
+        self._kind, length = models[model].get("owned_by"), models[model].get("max_model_len")
+        self.limit: int | None = None if length is None else length - RESERVED.get(self._kind, 0)
 
     def map(self, function: Callable[[Item], Result], items: Sequence[Item]) -> list[Result]:
         """`function` of all items, so many at a time as requests may be in flight; the first error ends it."""
@@ -132,65 +89,69 @@ class Server:
             sampling = {"max_new_tokens": 1, "temperature": 0}
             asked = {"sampling_params": sampling, "return_logprob": True, "logprob_start_len": 0}
             asked["text" if isinstance(prompt, str) else "input_ids"] = prompt
-            entries = self._ask(_Generation, "/generate", asked).meta_info.input_token_logprobs[1:]
-            return [(token, _number(logprob)) for logprob, token, _ in entries]
+            return self._ask("/generate", _sglang_logprobs, asked)
         asked = {
             "model": self._model, "prompt": prompt, "prompt_logprobs": 0, "max_tokens": 1, "temperature": 0,
             "add_special_tokens": False,
         }  # fmt: skip
-        choice = self._ask(_Completion, "/v1/completions", asked).choices[0]
-        tokens = [next(iter(each.items())) for each in choice.prompt_logprobs[1:] if each]
-        return [(token, _number(entry.logprob)) for token, entry in tokens]
+        return self._ask("/v1/completions", _vllm_logprobs, asked)
 
     def tokens(self, text: str, *, special: bool = True) -> list[int]:
         """The ids of a text, with the special tokens that the model adds, or without them."""
         asked = {"model": self._model, "prompt": text, "add_special_tokens": special}
-        return self._ask(_Tokens, "/tokenize", asked).tokens
+        return self._ask("/tokenize", lambda answer: list(answer["tokens"]), asked)
 
     def vector(self, ids: Sequence[int]) -> np.ndarray:
         """The embedding of a text, float32 [dimensions]."""
         asked = {"model": self._model, "input": [ids], "encoding_format": "float"}
-        return np.array(self._ask(_Vectors, "/v1/embeddings", asked).data[0].embedding, np.float32)
+        return self._ask("/v1/embeddings", lambda answer: np.array(answer["data"][0]["embedding"], np.float32), asked)
 
-    def _ask(self, answer: type[Answer], path: str, body: Mapping[str, Any] | None = None) -> Answer:
-        """GET, or POST a body, and read the answer. Retries what may pass."""
-        failure = ""
+    def _ask(self, path: str, read: Callable[[Any], Answer], body: Mapping[str, Any] | None = None) -> Answer:
+        """GET, or POST a body, and `read` the answer. Retries what may pass."""
+        place, failure = f"{self._url}{path}", ""
         for delay in (*DELAYS, None):
             try:
-                response = self._client.request("POST" if body else "GET", f"{self._url}{path}", json=body)
+                response = self._client.request("POST" if body else "GET", place, json=body)
             except PASSING as error:
                 failure = f"cannot be reached: {error}"
             except httpx.HTTPError as error:
-                raise RunError(f"{self._url}{path}: {error or type(error).__name__}; lower concurrency") from error
+                raise RunError(
+                    f"{place}: {error or type(error).__name__}; check server=, or lower concurrency"
+                ) from error
             else:
                 if response.status_code not in BUSY:
-                    return self._read(answer, path, response)
-                failure = f"answered {response.status_code}: {_shortened(response.text)}"
+                    return _answer(place, response, read)
+                failure = f"answered {response.status_code}: {_shortened(response)}"
             if delay is not None:
                 time.sleep(delay)
         raise RunError(
-            f"{self._url}{path} {failure} ({len(DELAYS) + 1} tries); start the server, or correct server=, and rerun: "
-            "finished shards are reused"
+            f"{place} {failure} ({len(DELAYS) + 1} tries); start the server, or correct server=, and rerun: finished shards "
+            "are reused"
         )
 
-    def _read(self, answer: type[Answer], path: str, response: httpx.Response) -> Answer:
-        """The answer of a response. Raises InputError for what the caller can change, RunError for everything else."""
-        place, said = f"{self._url}{path}", f"answered {response.status_code}: {_shortened(response.text)}"
-        if response.status_code in {401, 403}:
-            raise InputError(f"{place} {said}; set {KEY} to the server's key, for workers too")
-        if response.status_code == httpx.codes.NOT_FOUND:
-            raise InputError(f"{place} {said}; engine=server needs a vLLM or SGLang server that serves this task")
-        if not response.is_success:
-            raise RunError(f"{place} {said}; the server's log has the cause")
-        try:
-            return answer.model_validate_json(response.content)
-        except ValidationError as error:
-            detail = error.errors()[0]
-            where = ".".join(map(str, detail["loc"]))
-            raise RunError(
-                f"{place}: the answer cannot be read ({where}: {detail['msg']}): {_shortened(response.text)}; "
-                "engine=server needs a vLLM or SGLang server"
-            ) from error
+
+def _answer(place: str, response: httpx.Response, read: Callable[[Any], Answer]) -> Answer:
+    """The answer of a response. Raises InputError for what the caller can change, RunError for everything else."""
+    said = f"{place} answered {response.status_code}: {_shortened(response)}"
+    if response.status_code in {401, 403}:
+        raise InputError(f"{said}; set {KEY} to the server's key, for workers too")
+    if response.status_code == httpx.codes.NOT_FOUND:
+        raise InputError(f"{said}; engine=server needs a vLLM or SGLang server that serves this task")
+    if not response.is_success:
+        raise RunError(f"{said}; the server's log has the cause")
+    try:
+        return read(response.json())
+    except (LookupError, TypeError, ValueError, AttributeError) as error:
+        raise RunError(f"{said}; this lacks what vLLM and SGLang return ({error!r}): use one of them") from error
+
+
+def _vllm_logprobs(answer: Any) -> list[tuple[int, float]]:  # noqa: ANN401 - JSON
+    entries = [next(iter(each.items())) for each in answer["choices"][0]["prompt_logprobs"][1:]]
+    return [(int(token), _number(entry["logprob"])) for token, entry in entries]
+
+
+def _sglang_logprobs(answer: Any) -> list[tuple[int, float]]:  # noqa: ANN401 - JSON
+    return [(token, _number(logprob)) for logprob, token, _ in answer["meta_info"]["input_token_logprobs"][1:]]
 
 
 class ServerScorer:
@@ -207,7 +168,7 @@ class ServerScorer:
         ours, found = list(encode(PROBE)), [token for token, _ in server.logprobs(PROBE)]
         if found[1 - len(ours) :] != ours[1:]:  # the server may put a token before the text, and never scores the first
             raise InputError(
-                f"tokenizer: the server reads {PROBE[:17]!r}… as tokens {found[:8]}, and this tokenizer as {ours[:8]}; set "
+                f"tokenizer: the server reads {PROBE!r} as tokens {found[:8]}, and this tokenizer as {ours[:8]}; set "
                 "tokenizer and chat_template to those of the model that it serves"
             )
 
@@ -291,5 +252,5 @@ def _difference(found: Sequence[int], sent: Sequence[int]) -> str:
     return f"{len(found) + 1} came back" if place is None else f"token {place + 1} is {found[place]}, not {sent[place]}"
 
 
-def _shortened(text: str) -> str:
-    return " ".join(text.split())[:300]
+def _shortened(response: httpx.Response) -> str:
+    return " ".join(response.text.split())[:300]

@@ -10,7 +10,6 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
-from tests.score.test_shard import embedding_model
 from tokenmill.tasks.errors import InputError, RunError
 from tokenmill.tasks.report.plan import plan_record
 from tokenmill.tasks.report.summary import artifact_record, markdown
@@ -37,6 +36,7 @@ from tests.preparing_scores import (
     rows_of,
     table_of,
 )
+from tests.score.test_shard import embedding_model
 from tests.score.tiny_models import llama
 
 RARE_ROW = 16
