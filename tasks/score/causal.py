@@ -41,7 +41,6 @@ Head = Callable[[torch.Tensor], torch.Tensor]
 
 def load_scorer(
     files: ModelFiles,
-    *,
     max_length: int | None = None,
     token_budget: int = TOKEN_BUDGET,
     device: str | None = None,

@@ -1,65 +1,94 @@
-"""Engines in this process, and the devices they run on: one process per GPU.
+"""Make engines from recipes, and share out the devices they run on: one process per GPU.
 
-torch and transformers take seconds to import, so they are imported only when an engine or a GPU is asked for.
+torch and transformers take seconds to import, so they are imported only when a model is loaded or a GPU is asked for.
 """
 
 import importlib
+from collections.abc import Callable, Sequence
+from functools import lru_cache
 from types import ModuleType
+from typing import Any
 
 from tokenmill.tasks.errors import InputError, RunError
 
-from .batches import TOKEN_BUDGET
 from .embed import HASH_DIMENSIONS, Embedder, HashEmbedder
 from .nll import Scorer
-from .settings import MAX_TOKENS, Device, EmbedEngine, NllEngine, Pooling, Precision, ScoreSettings
-from .weights import TEXT, WEIGHTS, ModelFiles
+from .server import Server, ServerEmbedder, ServerScorer
+from .settings import (
+    MAX_TOKENS,
+    Device,
+    EmbedEngine,
+    EmbedRecipe,
+    NllEngine,
+    NllRecipe,
+    Precision,
+    ScoreSettings,
+    Where,
+)
+from .weights import TEXT, WEIGHTS, ModelFiles, find_model
 
 EMBEDDING_FILES = (*WEIGHTS, *TEXT)
 """The files that decide an embedding, for `ModelFiles.digest`."""
 
 
-def scorer(
-    files: ModelFiles,
-    *,
-    max_length: int | None = None,
-    token_budget: int = TOKEN_BUDGET,
-    device: str | None = None,
-    precision: Precision | None = None,
-) -> Scorer:
-    """Load the model of `files` to score sequences with it.
+def scorer(recipe: NllRecipe, where: Where, device: str, encode: Callable[[str], Sequence[int]]) -> Scorer:
+    """The engine that scores; a model is loaded once per process. `encode` is how rows are tokenized.
 
-    At most `max_length` tokens of a sequence are read, and `token_budget` padded tokens make a batch. By default the
-    device is a GPU where there is one, and the precision bfloat16 there and float32 on a CPU. Raises InputError for a
-    package that is not installed and a model that cannot be used.
+    Raises RunError if the model is not the one that was planned with, and errors as in `load_scorer` and `server`.
     """
-    require_torch()
+    if where.server:
+        return ServerScorer(Server(where.server, recipe.model, where.concurrency), recipe.max_length, encode)
+    return _loaded_scorer(
+        where.model,
+        where.model_revision,
+        recipe.weights,
+        recipe.max_length,
+        recipe.token_budget,
+        device,
+        recipe.precision,
+    )
+
+
+def embedder(recipe: EmbedRecipe, where: Where, device: str) -> Embedder:
+    """The engine that embeds; a model is loaded once per process. Errors as in `scorer`."""
+    if recipe.model is None:
+        return HashEmbedder(recipe.dimensions or HASH_DIMENSIONS)
+    limit = recipe.max_tokens or MAX_TOKENS
+    if where.server:
+        return ServerEmbedder(Server(where.server, recipe.model, where.concurrency), recipe.dimensions, limit)
+    return _loaded_embedder(
+        where.model, where.model_revision, recipe.weights, recipe.pooling, recipe.dimensions, limit, recipe.token_budget,
+        device, recipe.precision,
+    )  # fmt: skip
+
+
+@lru_cache(maxsize=1)
+def _loaded_scorer(model: str, revision: str | None, weights: str, *choices: Any) -> Scorer:  # noqa: ANN401 - as in load_scorer
+    files = _planned_files(model, revision, weights, WEIGHTS)
     from .causal import load_scorer
 
-    return load_scorer(files, max_length=max_length, token_budget=token_budget, device=device, precision=precision)
+    return load_scorer(files, *choices)
 
 
-def embedder(
-    files: ModelFiles | None = None,
-    *,
-    pooling: Pooling | None = None,
-    dimensions: int | None = None,
-    max_tokens: int = MAX_TOKENS,
-    token_budget: int = TOKEN_BUDGET,
-    device: str | None = None,
-    precision: Precision | None = None,
-) -> Embedder:
-    """Load the model of `files` to embed texts with it; without files, hash words.
-
-    By default vectors have all dimensions of the model. Other arguments and errors as in `scorer`.
-    """
-    if files is None:
-        return HashEmbedder(dimensions or HASH_DIMENSIONS)
-    if pooling is None:
-        raise InputError("the engine 'transformers' needs pooling=last or pooling=mean; the model's card says which")
-    require_torch()
+@lru_cache(maxsize=1)
+def _loaded_embedder(model: str, revision: str | None, weights: str, *choices: Any) -> Embedder:  # noqa: ANN401 - as in load_embedder
+    files = _planned_files(model, revision, weights, EMBEDDING_FILES)
     from .pooling import load_embedder
 
-    return load_embedder(files, pooling, dimensions, max_tokens, token_budget, device, precision)
+    return load_embedder(files, *choices)
+
+
+def _planned_files(model: str, revision: str | None, weights: str, patterns: Sequence[str]) -> ModelFiles:
+    """The files of a model on this machine. Raises RunError unless they are those that were planned with."""
+    require_torch()
+    files = find_model(model, revision)
+    digest = files.digest(patterns)
+    if digest != weights:
+        raise RunError(
+            f"model: {model!r} is {digest} on this worker but {weights} in the plan; give all workers the same files, or "
+            "pin model_revision"
+        )
+    return files
 
 
 def require_torch() -> None:

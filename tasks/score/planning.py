@@ -5,7 +5,6 @@ A model is known by the content of its files, which are hashed here; it is loade
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any
 
 import orjson
 import pyarrow.parquet as pq
@@ -30,25 +29,13 @@ from .conversations import policy_of
 from .embed import HASH_DIMENSIONS
 from .engines import EMBEDDING_FILES, device_of, precision_of, require_torch
 from .server import Server
-from .settings import Device, EmbedRecipe, EmbedSettings, NllRecipe, NllSettings
+from .settings import Device, EmbedRecipe, EmbedSettings, NllRecipe, NllSettings, Where
 from .shard import IDS, NAMED
 from .weights import WEIGHTS, ModelFiles, find_model
 
 NLL_KIND, EMBEDDINGS_KIND = "nll", "embeddings"
 FORMAT_VERSIONS = {NLL_KIND: 1, EMBEDDINGS_KIND: 3}
 """Raised whenever the same recipe and source would give other bytes than before."""
-
-
-@dataclass(frozen=True)
-class Where:
-    """Where workers find what recipes know by content only: the model, the tokenizer and the template, as plain JSON."""
-
-    model: str | None = None
-    model_revision: str | None = None
-    tokenizer: Mapping[str, Any] | None = None
-    template: Mapping[str, Any] | None = None
-    server: str | None = None
-    concurrency: int = 1
 
 
 @dataclass(frozen=True)

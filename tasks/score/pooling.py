@@ -26,11 +26,11 @@ from .weights import ModelFiles
 def load_embedder(
     files: ModelFiles,
     pooling: Pooling,
-    dimensions: int | None,
-    max_tokens: int,
-    token_budget: int,
-    device: str | None,
-    precision: Precision | None,
+    dimensions: int | None = None,
+    max_tokens: int = MAX_TOKENS,
+    token_budget: int = TOKEN_BUDGET,
+    device: str | None = None,
+    precision: Precision | None = None,
 ) -> "PoolingEmbedder":
     """Load the model of `files` and its tokenizer. Errors as in `load` and `PoolingEmbedder`."""
     try:

@@ -1,6 +1,5 @@
 """Scores from their plan to their published folder, in plain functions: `stage.py` wraps them for Prefect."""
 
-from collections.abc import Sequence
 from functools import lru_cache
 from typing import Any
 
@@ -19,18 +18,13 @@ from tokenmill.tasks.tokenize.encoders import Encoder
 from tokenmill.tasks.tokenize.load import find_vocabulary
 from tokenmill.tasks.tokenize.settings import TokenizerSource
 
-from .batches import TOKEN_BUDGET
 from .conversations import Conversations, HarmonyTexts, TemplatedChats, policy_of
-from .embed import Embedder
-from .engines import EMBEDDING_FILES, device_for_worker, embedder, required, scorer
-from .nll import Scorer
-from .planning import NLL_KIND, ScorePlan, Where
+from .engines import device_for_worker, embedder, required, scorer
+from .planning import NLL_KIND, ScorePlan
 from .publication import ScoresLayout
 from .ranking import ranked, require_unique
-from .server import Server, ServerEmbedder, ServerScorer
-from .settings import MAX_TOKENS, EmbedRecipe, LossMode, NllRecipe, Pooling, Precision
+from .settings import EmbedRecipe, LossMode, NllRecipe, Where
 from .shard import EmbedScoring, NllScoring, Scoring, score_shard
-from .weights import WEIGHTS, ModelFiles, find_model
 
 LIBRARIES = ("tokenmill", "numpy", "pyarrow")
 
@@ -52,66 +46,15 @@ def build_score_shard(
     device = device_for_worker(recipe.device, worker)
     if threads is not None and device == "cpu" and recipe.engine == "transformers":
         required("torch").set_num_threads(threads)
-    scoring = _nll(recipe, where, device) if isinstance(recipe, NllRecipe) else _embeddings(recipe, where, device)
+    scoring = _scoring(recipe, where, device)
     return score_shard(shard, recipe, scoring, store, on_bad_row)
 
 
-def _nll(recipe: NllRecipe, where: Where, device: str) -> Scoring:
+def _scoring(recipe: NllRecipe | EmbedRecipe, where: Where, device: str) -> Scoring:
+    if isinstance(recipe, EmbedRecipe):
+        return EmbedScoring(recipe, embedder(recipe, where, device))
     conversations = _conversations(recipe, where)
-    if where.server:
-        server = Server(where.server, recipe.model, where.concurrency)
-        return NllScoring(recipe, conversations, ServerScorer(server, recipe.max_length, conversations.encode))
-    loaded = _scorer(
-        where.model or "", where.model_revision, recipe.weights or "", recipe.max_length,
-        recipe.token_budget or TOKEN_BUDGET, device, recipe.precision,
-    )  # fmt: skip
-    return NllScoring(recipe, conversations, loaded)
-
-
-def _embeddings(recipe: EmbedRecipe, where: Where, device: str) -> Scoring:
-    if where.server:
-        server = Server(where.server, recipe.model or "", where.concurrency)
-        return EmbedScoring(recipe, ServerEmbedder(server, recipe.dimensions, recipe.max_tokens or MAX_TOKENS))
-    loaded = _embedder(
-        where.model, where.model_revision, recipe.weights, recipe.pooling, recipe.dimensions,
-        recipe.max_tokens or MAX_TOKENS, recipe.token_budget or TOKEN_BUDGET, device, recipe.precision,
-    )  # fmt: skip
-    return EmbedScoring(recipe, loaded)
-
-
-@lru_cache(maxsize=1)
-def _scorer(
-    model: str, revision: str | None, weights: str, max_length: int | None, token_budget: int, device: str,
-    precision: Precision | None,
-) -> Scorer:  # fmt: skip
-    """A model is loaded once per process."""
-    files = _planned_files(model, revision, weights, WEIGHTS)
-    return scorer(files, max_length=max_length, token_budget=token_budget, device=device, precision=precision)
-
-
-@lru_cache(maxsize=1)
-def _embedder(
-    model: str | None, revision: str | None, weights: str | None, pooling: Pooling | None, dimensions: int | None,
-    max_tokens: int, token_budget: int, device: str, precision: Precision | None,
-) -> Embedder:  # fmt: skip
-    """A model is loaded once per process."""
-    files = _planned_files(model, revision, weights, EMBEDDING_FILES) if model and weights else None
-    return embedder(
-        files, pooling=pooling, dimensions=dimensions, max_tokens=max_tokens, token_budget=token_budget,
-        device=device, precision=precision,
-    )  # fmt: skip
-
-
-def _planned_files(model: str, revision: str | None, weights: str, patterns: Sequence[str]) -> ModelFiles:
-    """The files of a model on this machine. Raises RunError unless they are those that were planned with."""
-    files = find_model(model, revision)
-    digest = files.digest(patterns)
-    if digest != weights:
-        raise RunError(
-            f"model: {model!r} is {digest} on this worker but {weights} in the plan; give all workers the same files, or "
-            "pin model_revision"
-        )
-    return files
+    return NllScoring(recipe, conversations, scorer(recipe, where, device, conversations.encode))
 
 
 def _conversations(recipe: NllRecipe, where: Where) -> Conversations:

@@ -1,5 +1,6 @@
 """The settings of scores, and the recipes that are made from them."""
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, Literal, Self
 
@@ -182,3 +183,15 @@ class EmbedRecipe:
     token_budget: int | None
     precision: Precision | None
     device: Device
+
+
+@dataclass(frozen=True)
+class Where:
+    """Where workers find what a recipe knows only by content: model, tokenizer and template (plain JSON), or the server."""
+
+    model: str | None = None
+    model_revision: str | None = None
+    tokenizer: Mapping[str, Any] | None = None
+    template: Mapping[str, Any] | None = None
+    server: str | None = None
+    concurrency: int = 1

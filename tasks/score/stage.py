@@ -22,10 +22,10 @@ from tokenmill.tasks.shards.stage import build_and_announce, shard_task
 from tokenmill.tasks.shards.store import Store
 
 from .engines import gpus
-from .planning import ScorePlan, Where, plan_scores
+from .planning import ScorePlan, plan_scores
 from .preparation import build_score_shard, publish_scores, score_header
 from .publication import failure_noted
-from .settings import EmbedSettings, NllSettings
+from .settings import EmbedSettings, NllSettings, Where
 
 LIMIT = "gpu"
 """The concurrency limit of Prefect by which runs share GPUs."""

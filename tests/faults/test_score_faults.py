@@ -8,13 +8,13 @@ seventh by what needs no process of its own.
 import os
 
 import pytest
+from tests.score.test_score_shard import ANSWERED
 
 from tests.faults.injection import count_operations
 from tests.faults.interruptions import FAULTS, Repeatable, survive, survive_each
 from tests.preparing import tree
 from tests.preparing_rl import write_rows
 from tests.preparing_scores import harmony_model, prepare, table_of
-from tests.score.test_score_shard import ANSWERED
 
 pytestmark = pytest.mark.slow
 

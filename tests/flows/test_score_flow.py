@@ -182,8 +182,8 @@ def test_torch_is_not_needed_to_embed_by_hashing():
     code = (
         "import sys; sys.modules['torch'] = None; sys.modules['transformers'] = None\n"
         "import tokenmill.flows.score, tokenmill.tasks.score.preparation, tokenmill.tasks.score.inspect\n"
-        "from tokenmill.tasks.score.engines import embedder\n"
-        "print(embedder().encode(['a']).shape)"
+        "from tokenmill.tasks.score.embed import HashEmbedder\n"
+        "print(HashEmbedder().encode(['a']).shape)"
     )
     result = subprocess.run(
         [sys.executable, "-c", code], capture_output=True, text=True, check=False, cwd=Path(__file__).parents[2]

@@ -17,8 +17,7 @@ from tokenizers.pre_tokenizers import Whitespace
 from tokenizers.processors import TemplateProcessing
 from tokenmill.tasks.errors import InputError
 from tokenmill.tasks.score.embed import HashEmbedder, as_stored, as_vectors, unit_vectors
-from tokenmill.tasks.score.engines import embedder
-from tokenmill.tasks.score.pooling import PoolingEmbedder
+from tokenmill.tasks.score.pooling import PoolingEmbedder, load_embedder
 from tokenmill.tasks.score.tables import NonFiniteError
 from tokenmill.tasks.score.weights import find_model
 from transformers import BertConfig, BertModel, LlamaModel, PreTrainedTokenizerFast, XLMRobertaConfig, XLMRobertaModel
@@ -217,7 +216,7 @@ def test_a_model_from_a_folder_embeds_as_before(tmp_path, pooling):
     model, words = decoder(), tokenizer()
     model.save_pretrained(tmp_path)
     words.save_pretrained(tmp_path)
-    engine = embedder(find_model(str(tmp_path)), pooling=pooling, dimensions=16, device="cpu")
+    engine = load_embedder(find_model(str(tmp_path)), pooling=pooling, dimensions=16, device="cpu")
     assert np.array_equal(engine.encode(texts(7)), PoolingEmbedder(model, words, pooling, 16).encode(texts(7)))
 
 
@@ -225,20 +224,14 @@ def test_a_model_with_an_output_layer_embeds_without_it(tmp_path):
     model, words = llama(), tokenizer()
     model.save_pretrained(tmp_path)
     words.save_pretrained(tmp_path)
-    engine = embedder(find_model(str(tmp_path)), pooling="last", device="cpu")
+    engine = load_embedder(find_model(str(tmp_path)), pooling="last", device="cpu")
     assert np.array_equal(engine.encode(texts(3)), PoolingEmbedder(model.model, words, "last").encode(texts(3)))
 
 
 def test_a_folder_without_a_tokenizer_is_an_error_that_helps(tmp_path):
     decoder().save_pretrained(tmp_path)
     with pytest.raises(InputError, match=r"the tokenizer of .* cannot be loaded"):
-        embedder(find_model(str(tmp_path)), pooling="mean", device="cpu")
-
-
-def test_a_model_needs_a_pooling(tmp_path):
-    (tmp_path / "config.json").write_text("{}")
-    with pytest.raises(InputError, match="needs pooling=last or pooling=mean"):
-        embedder(find_model(str(tmp_path)))
+        load_embedder(find_model(str(tmp_path)), pooling="mean", device="cpu")
 
 
 def test_what_is_stored_comes_back_but_for_the_rounding():
