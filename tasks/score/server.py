@@ -86,9 +86,10 @@ class Server:
     def logprobs(self, prompt: str | Sequence[int]) -> list[tuple[int, float]]:
         """Id and log-probability of every token of a prompt but the first."""
         if self._kind == SGLANG:
-            sampling = {"max_new_tokens": 1, "temperature": 0}
-            asked = {"sampling_params": sampling, "return_logprob": True, "logprob_start_len": 0}
-            asked["text" if isinstance(prompt, str) else "input_ids"] = prompt
+            asked = {
+                "text" if isinstance(prompt, str) else "input_ids": prompt,
+                "sampling_params": {"max_new_tokens": 1, "temperature": 0}, "return_logprob": True, "logprob_start_len": 0,
+            }  # fmt: skip
             return self._ask("/generate", _sglang_logprobs, asked)
         asked = {
             "model": self._model, "prompt": prompt, "prompt_logprobs": 0, "max_tokens": 1, "temperature": 0,
@@ -135,7 +136,7 @@ def _answer(place: str, response: httpx.Response, read: Callable[[Any], Answer])
     said = f"{place} answered {response.status_code}: {_shortened(response)}"
     if response.status_code in {401, 403}:
         raise InputError(f"{said}; set {KEY} to the server's key, for workers too")
-    if response.status_code == httpx.codes.NOT_FOUND:
+    if response.status_code in {404, 405}:
         raise InputError(f"{said}; engine=server needs a vLLM or SGLang server that serves this task")
     if not response.is_success:
         raise RunError(f"{said}; the server's log has the cause")
