@@ -1,4 +1,4 @@
-"""Scores of candidates: how surprised a model is by completions (nll), or where texts lie among others (embed).
+"""Score rows: the NLL of completions (nll), or embeddings of texts (embed).
 
 plan ─► score slices (mapped over Dask, one worker per GPU) ─► rank and publish ─► report
 """

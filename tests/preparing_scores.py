@@ -1,7 +1,6 @@
-"""Whole scorings in this process, without a Prefect server or Dask, of tiny models that are saved to be found.
+"""Whole preparations of scores in this process, without Prefect or Dask, with tiny saved models.
 
-The models that read Harmony have its vocabulary in full and nothing else that is large, so that a token is scored in a
-tenth of a millisecond.
+Models that read Harmony have its full vocabulary and nothing else that is large: a token takes a tenth of a millisecond.
 """
 
 import time
@@ -28,13 +27,13 @@ from tests.preparing_rl import write_rows
 
 HARMONY_VOCABULARY = 201_088
 RARE = "zebra"
-"""A word that stands in one row only."""
+"""A word that is in one row only."""
 
 SETTINGS = {"nll": NllSettings, "embed": EmbedSettings}
 
 
 def plan(what, source, output_dir, **settings):
-    """The plan, with slices of a kilobyte or a row group, and whatever else is chosen."""
+    """The plan, with slices of a kilobyte or a row group, and other settings."""
     chosen = {"shard_size": 1_000, **settings}
     return plan_scores(scored_blend(source, what), parse(SETTINGS[what], chosen, "settings"), str(output_dir))
 
@@ -46,7 +45,7 @@ def prepare(what, source, output_dir, **settings):
 
 
 def finish(planned):
-    """Score what is pending, and publish; the manifest. A failure is noted as a flow does."""
+    """Score what is pending and publish; return the manifest. A failure is noted as in a flow."""
     with failure_noted(planned.output_dir, score_header(planned), planned.plan.store):
         try:
             build(planned, planned.plan.pending)
