@@ -25,7 +25,7 @@ from tokenmill.tasks.errors import InputError, RunError
 
 from .embed import unit_vectors, wanted_dimensions
 from .nll import Completions, Targets, score_table, targets_of
-from .tables import ROW, Place, require_finite
+from .tables import ROW, NonFiniteError, Place, require_finite
 
 KEY = "TOKENMILL_SERVER_KEY"
 """The environment variable that holds the server's key, where it asks for one."""
@@ -46,6 +46,9 @@ RESERVED = {SGLANG: 7}
 
 MINUS_INFINITY = -9999.0
 """vLLM writes this for a log-probability of minus infinity, which JSON does not have."""
+
+NOT_JSON = "Out of range float values are not JSON compliant"
+"""vLLM refuses a request with this when the answer would hold NaN."""
 
 PROBE = "3.14 naïve façades in 東京 🙂\n\tdef f(x): return 2718"
 """A text that different tokenizers encode differently."""
@@ -138,6 +141,8 @@ def _answer(place: str, response: httpx.Response, read: Callable[[Any], Answer])
         raise InputError(f"{said}; set {KEY} to the server's key, for workers too")
     if response.status_code in {404, 405}:
         raise InputError(f"{said}; engine=server needs a vLLM or SGLang server that serves this task")
+    if NOT_JSON in response.text:
+        raise NonFiniteError(f"{said}; the model returns NaN: check it, or serve it in float32")
     if not response.is_success:
         raise RunError(f"{said}; the server's log has the cause")
     try:
@@ -192,6 +197,8 @@ class ServerScorer:
         ids = sequences.ids[start : start + int(targets.reach[row]) + 1].tolist()
         try:
             found = self._server.logprobs(ids)
+        except NonFiniteError:
+            return np.full(len(ids) - 1, np.nan, np.float32)
         except RunError as error:
             raise RunError(f"{place(row)}: {error}") from error
         if [token for token, _ in found] != ids[1:]:
@@ -221,7 +228,7 @@ class ServerEmbedder:
 
     def encode(self, texts: Sequence[str]) -> np.ndarray:
         """See Embedder."""
-        vectors = self._server.map(self._server.vector, [self._cut(ids) for ids in self._tokens(texts)])
+        vectors = self._server.map(self._vector, self._tokens(texts))
         return unit_vectors(np.reshape(vectors, (len(texts), self._available)), self.dimensions)
 
     def token_counts(self, texts: Sequence[str]) -> np.ndarray:
@@ -234,10 +241,13 @@ class ServerEmbedder:
             self._last = (list(texts), self._server.map(self._server.tokens, texts))
         return self._last[1]
 
-    def _cut(self, ids: list[int]) -> list[int]:
-        if len(ids) <= self.max_tokens:
-            return ids
-        return [*ids[: self.max_tokens - len(self._end)], *self._end]
+    def _vector(self, ids: list[int]) -> np.ndarray:
+        """The embedding of a text, NaN where the server cannot express it, for `as_stored` to name the row."""
+        cut = ids if len(ids) <= self.max_tokens else [*ids[: self.max_tokens - len(self._end)], *self._end]
+        try:
+            return self._server.vector(cut)
+        except NonFiniteError:
+            return np.full(self._available, np.nan, np.float32)
 
 
 def _number(logprob: float | None) -> float:

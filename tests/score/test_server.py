@@ -103,6 +103,14 @@ def test_a_log_probability_that_is_not_finite_names_its_row(model, kind, value):
             scorer(stand_in).score(sequences, place)
 
 
+def test_an_answer_that_json_cannot_hold_names_its_row(vllm, monkeypatch):
+    ready, refused = scorer(vllm), (400, {"error": {"message": engine.NOT_JSON}})
+    answer = vllm.answer
+    monkeypatch.setattr(vllm, "answer", lambda path, body: refused if body["prompt"][0] == 17 else answer(path, body))
+    with pytest.raises(NonFiniteError, match=r"a\.jsonl: row 17: the NLL of a token is nan"):
+        ready.score(completions(*([(number, 1, 3)] * 5 for number in range(30))), place)
+
+
 @pytest.mark.parametrize("failure", [429, 502, 503, 504, "hang up"])
 def test_a_request_that_fails_for_a_passing_reason_is_sent_again(vllm, model, failure):
     sequences = completions(*corpus(3, 6))
@@ -230,6 +238,18 @@ def test_no_more_is_embedded_than_the_server_reads(model):
 def test_a_number_of_a_vector_that_is_missing_is_nan(vllm, monkeypatch):
     monkeypatch.setattr(vllm, "answer", lambda path, body: (200, {"data": [{"id": "tiny", "embedding": [1.0, None]}]}))
     assert np.isnan(connected(vllm).vector([1])).tolist() == [False, True]
+
+
+def test_a_vector_that_json_cannot_hold_is_nan(model, monkeypatch):
+    with serving(StandIn(model, tokenize=by_words)) as stand_in:
+        embedder, answer = ServerEmbedder(connected(stand_in), None, 40), stand_in.answer
+        refused = (500, {"error": {"message": engine.NOT_JSON}})
+        monkeypatch.setattr(
+            stand_in,
+            "answer",
+            lambda path, body: refused if body.get("input", [[0]])[0][0] == 4 else answer(path, body),
+        )
+        assert np.isnan(embedder.encode(["w0", "w1", "w2"])).all(axis=1).tolist() == [False, True, False]
 
 
 # Whole preparations.
