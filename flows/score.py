@@ -1,4 +1,4 @@
-"""Scores of candidates: the NLL of completions (nll), or embeddings of texts (embed).
+"""Score rows: the NLL of completions (nll), or embeddings of texts (embed).
 
 plan ─► score slices (mapped over Dask, one worker per GPU) ─► rank and publish ─► report
 """

@@ -1,7 +1,6 @@
-"""Whole scorings in this process, without a Prefect server or Dask, of tiny models that are saved to be found.
+"""Whole preparations of scores in this process, without Prefect or Dask, with tiny saved models.
 
-The models that read Harmony have its vocabulary in full and nothing else that is large, so that a token is scored in a
-tenth of a millisecond.
+Models that read Harmony have its full vocabulary and nothing else that is large: a token takes a tenth of a millisecond.
 """
 
 from pathlib import Path
@@ -23,7 +22,7 @@ from tests.preparing_rl import write_rows
 
 HARMONY_VOCABULARY = 201_088
 RARE = "zebra"
-"""A word that stands in one row only."""
+"""A word that is in one row only."""
 
 KINDS = {"nll": "nll", "embed": "embeddings"}
 

@@ -1,9 +1,9 @@
-"""What models make of conversations: how likely they find a completion, and where a text lies among others.
+"""Scores of rows: the NLL of completions, embeddings of texts, and a diverse choice of embedded rows.
 
     token sequences with loss masks ─► nll     one row of numbers per sequence ─┐
-    candidates' texts ─► embed ─► vectors ─► choose: a diverse part of them     ├─► joined to rows by id, named in pools
+    texts ─► embed ─► vectors ─► choose: a diverse part of the rows             ├─► joined to rows by id, named in pools
                                                                                 ┘
 
-Scores are tables beside the data, never copies of it. Models run on torch, which is an extra: `nll`, `embed` and
-`choose` are NumPy and Arrow; `causal` and `pooling` need torch, and `engines` imports them when an engine is made.
+Scores are tables beside the data, never copies of it. Models run on torch, an optional extra: only `causal`, `pooling` and
+`loading` import it, and `engines` imports those when a model is loaded. `server` needs httpx only.
 """

@@ -1,17 +1,17 @@
 """NLL under a causal language model of `transformers`.
 
-Sequences are sorted by length and padded behind. In a causal model no token sees what follows it, so padding needs no
-attention mask (with one, attention loses its fast path), and a sequence is read only as far as its last scored token.
-Of the hidden states only those that predict a scored token meet the output layer, a chunk at a time: with 200,000 words a
-row of logits takes 800 kB in float32, and the logits of a batch of 16,384 tokens would take 13 GB, where a chunk and what
-is computed of it take 0.7.
+Sequences are sorted by length and padded at the end. In a causal model no token sees the tokens after it, so padding needs
+no attention mask (which would lose the fast path of attention), and a sequence is read only up to its last scored token.
+Only the hidden states that predict a scored token go through the output layer, one chunk at a time: with a vocabulary of
+200,000, a row of logits takes 800 kB in float32, the logits of a batch of 16,384 tokens 13 GB, and a chunk with everything
+computed from it 0.7 GB.
 
-Both shortcuts are checked when the model is loaded, on 32 tokens. A model whose earlier logits change with later tokens
-is no causal model and is refused. Where the output layer on hidden states is not what the model itself returns (some
-scale or cap their logits), the model is run as it is, with smaller batches.
+Both shortcuts are checked on 32 tokens when the model is loaded. A model whose logits depend on later tokens is not causal
+and is refused. Where the output layer applied to hidden states differs from what the model returns (some models scale or
+cap their logits), the whole model is run, with smaller batches.
 
-Weights and hidden states are bfloat16 on CUDA and float32 on a CPU; log-probabilities are float32 always. In float32,
-NLL does not depend on batches beyond 1e-5; the last bits do, so the token budget belongs into an identity.
+Weights and hidden states are bfloat16 on CUDA and float32 on a CPU; log-probabilities are always float32. In float32, NLL
+depends on batches by less than 1e-5, but its last bits do, so the token budget is part of a shard's identity.
 """
 
 from collections.abc import Callable
@@ -24,38 +24,38 @@ from tokenmill.tasks.errors import InputError, RunError
 from transformers import AutoModelForCausalLM, PreTrainedModel
 
 from .batches import TOKEN_BUDGET, batches, padded, ranges
-from .finite import ROW, Place, require_finite
 from .loading import load
 from .nll import Completions, Targets, require_known, score_table, targets_of
-from .weights import ModelFiles, Precision
+from .settings import Precision
+from .tables import ROW, Place, require_finite
+from .weights import ModelFiles
 
 LOGITS = 1 << 26
-"""Logits that are in memory at once; a quarter of a gigabyte in float32."""
+"""Logits in memory at once; a quarter of a gigabyte in float32."""
 
 PROBE = 32
-"""Tokens that a model is checked on."""
+"""Tokens on which a model is checked."""
 
 Head = Callable[[torch.Tensor], torch.Tensor]
 
 
 def load_scorer(
     files: ModelFiles,
-    *,
     max_length: int | None = None,
     token_budget: int = TOKEN_BUDGET,
     device: str | None = None,
     precision: Precision | None = None,
 ) -> "CausalScorer":
-    """The model of `files`, ready to score. Errors as in `load` and of `CausalScorer`."""
+    """Load the model of `files` to score with it. Errors as in `load` and `CausalScorer`."""
     model = load(AutoModelForCausalLM, files, device, precision)
     return CausalScorer(model, max_length=max_length, token_budget=token_budget)
 
 
 class CausalScorer:
-    """Scores sequences with a causal model that is loaded.
+    """Scores sequences with a loaded causal model.
 
-    `limit` is how many tokens of a sequence are read: `max_length`, or what the model can read, whichever is less.
-    Raises InputError for a model that is not causal.
+    `limit` is how many tokens of a sequence are read: the lesser of `max_length` and the model's own limit. Raises
+    InputError for a model that is not causal.
     """
 
     def __init__(
@@ -71,7 +71,7 @@ class CausalScorer:
 
     @property
     def applies_head_itself(self) -> bool:
-        """Whether logits are computed for scored tokens only."""
+        """Whether logits are computed for scored tokens only, and not for all."""
         return self._head is not None
 
     def score(self, sequences: Completions, place: Place = ROW) -> pa.Table:
@@ -86,7 +86,7 @@ class CausalScorer:
         return score_table(sequences, targets, nll, self.limit, place)
 
     def _scored(self, sequences: Completions, targets: Targets, rows: np.ndarray, chosen: np.ndarray) -> np.ndarray:
-        """The NLL of the targets `chosen`, which are those of the sequences `rows`, float32."""
+        """The NLL of the targets `chosen`, those of the sequences `rows`, float32."""
         lengths = targets.reach[rows]
         ids = padded(sequences.ids, sequences.offsets[rows], lengths)
         line = np.repeat(np.arange(len(rows)), np.diff(targets.bounds)[rows])
@@ -96,18 +96,18 @@ class CausalScorer:
             return self._nll(*(torch.from_numpy(each).to(self._model.device) for each in (ids, before, wanted)))
         except torch.OutOfMemoryError as error:
             raise RunError(
-                f"memory ran out on {ids.shape[0]} sequences of up to {ids.shape[1]} tokens; lower token_budget, which "
-                f"is {self._budget}, or max_length, or take a GPU with more memory"
+                f"memory ran out on {ids.shape[0]} sequences of up to {ids.shape[1]} tokens; lower token_budget "
+                f"({self._budget}) or max_length, or use a GPU with more memory"
             ) from error
 
     @torch.inference_mode()
     def _nll(self, ids: torch.Tensor, before: torch.Tensor, wanted: torch.Tensor) -> np.ndarray:
-        """The NLL of tokens `wanted`, each predicted at the place `before` it in the flattened `ids`."""
+        """The NLL of the tokens `wanted`, each predicted at the index `before` it in the flattened `ids`."""
         if self._head:
             states = self._model.base_model(ids, use_cache=False).last_hidden_state
         else:
             states = self._model(ids, use_cache=False).logits
-        states, head = states.flatten(0, 1), self._head or _unchanged
+        states, head = states.flatten(0, 1), self._head or torch.nn.Identity()
         size = max(1, LOGITS // self._vocabulary_size)
         found = [
             torch.nn.functional.cross_entropy(head(states[places]).float(), targets, reduction="none")
@@ -116,15 +116,11 @@ class CausalScorer:
         return torch.cat(found).cpu().numpy()
 
 
-def _unchanged(states: torch.Tensor) -> torch.Tensor:
-    return states
-
-
 @torch.inference_mode()
 def _checked_head(model: PreTrainedModel, vocabulary_size: int) -> Head | None:
-    """The output layer of `model`, or None where on its own it does not give the logits that the model returns.
+    """The output layer of `model`, or None if it does not return the model's logits when applied to hidden states.
 
-    Raises InputError for a model that looks ahead.
+    Raises InputError for a model that is not causal.
     """
     ids = torch.arange(1, PROBE + 1, device=model.device)[None] * 7919 % vocabulary_size
     other = ids.clone()
@@ -132,7 +128,7 @@ def _checked_head(model: PreTrainedModel, vocabulary_size: int) -> Head | None:
     logits, given = _logits(model, ids)
     if not _close(_logits(model, other)[0][:, : PROBE // 2], logits[:, : PROBE // 2], model.dtype):
         raise InputError(
-            f"model: what a {type(model).__name__} says of a token depends on the tokens after it; NLL needs a causal "
+            f"model: what a {type(model).__name__} predicts for a token depends on the tokens after it; NLL needs a causal "
             "language model"
         )
     head, states = cast("Head | None", model.get_output_embeddings()), _hidden(model, ids)
@@ -142,7 +138,7 @@ def _checked_head(model: PreTrainedModel, vocabulary_size: int) -> Head | None:
 
 
 def _logits(model: PreTrainedModel, ids: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor | None]:
-    """The logits of `ids`, and the hidden states that the output layer was given, None where it was not called."""
+    """The logits of `ids`, and the input of the output layer, None if it was not called."""
     given: list[torch.Tensor] = []
     head = model.get_output_embeddings()
     hook = head.register_forward_pre_hook(lambda _, arguments: given.append(arguments[0])) if head else None
@@ -153,14 +149,14 @@ def _logits(model: PreTrainedModel, ids: torch.Tensor) -> tuple[torch.Tensor, to
 
 
 def _hidden(model: PreTrainedModel, ids: torch.Tensor) -> torch.Tensor | None:
-    """What the output layer would be given, or None where the model does not say."""
+    """The hidden states of `ids`, or None if the model does not return them."""
     if model.base_model is model:
         return None
     return getattr(model.base_model(ids, use_cache=False), "last_hidden_state", None)
 
 
 def _close(some: torch.Tensor, others: torch.Tensor, dtype: torch.dtype) -> bool:
-    """Whether both are the same but for rounding in `dtype`. What is no number is left to be found in the scores."""
+    """Whether both are equal up to rounding in `dtype`. NaN passes, and is found in the scores."""
     if some.shape != others.shape:
         return False
     some, others = some.float().nan_to_num(), others.float().nan_to_num()

@@ -1,19 +1,19 @@
-"""A choice published: which of the rows that were embedded are chosen, which not, and why.
+"""Publish a choice: which embedded rows were chosen, which were not, and why.
 
-    OUT/chosen.parquet      row_id, cluster, distance to its centre, and place: 1 for the nearest to it that was chosen
+    OUT/chosen.parquet      row_id, cluster, distance to its centre, and place: 1 for the chosen row nearest to the centre
     OUT/rejected.parquet    every other row: its cluster, its distance, and the reason
-    OUT/report.md, .json    clusters, quotas, data sets, and pairs that are nearly the same
-    OUT/manifest.json       settings, what was read, and the hashes of these files
+    OUT/report.md, .json    clusters, quotas, data sets, and pairs of near-duplicates
+    OUT/manifest.json       settings, inputs, and the hashes of these files
 
-Every row that was embedded stands in one of the tables, once. It was left out because it is nearly the same as a row
-that was chosen (`near_duplicate`, with that row as `witness` and their cosine), or because its cluster gave its share
-before it (`quota`).
+Every embedded row is in exactly one of the tables. A row is rejected as a near-duplicate of a chosen row
+(`near_duplicate`, with that row as `witness` and their cosine), or because its cluster's quota was full (`quota`).
 
-All vectors are in memory, see `embedded`. Given the seed and a CPU the tables are the same bytes on every run; see `choose` for the time.
+All vectors are in memory, see `embedded`. On a CPU the same seed gives the same bytes; see `choose` for the time.
 """
 
+import re
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import nullcontext
 from dataclasses import asdict, replace
 from typing import Any, Literal
@@ -32,20 +32,23 @@ from tokenmill.tasks.shards.published import file_hash
 from tokenmill.tasks.storage import absolute, is_local, join
 from tokenmill.tasks.strict import Seed, Strict
 
-from .choice_report import choice_facts, choice_markdown
-from .choose import Choice, choose
+from .choose import Choice, choose, nearest_centres, nearest_with_torch, quotas
 from .embedded import embeddings_folder, read_embeddings
-from .engines import nearest_engine
 
 REJECTED = "rejected.parquet"
 REPORT = "report"
 
 ROWS_PER_CLUSTER = 20
-"""How many rows a cluster gives where nobody says how many clusters there are."""
+"""Rows chosen per cluster, if the settings do not say how many clusters there are."""
+
+MOST_LISTED = 50
+"""Pairs in the report, the most similar first, and clusters in its text."""
+
+MARKUP = re.compile(r"[\\`*_|<>\[\]]")
 
 
 class ChoiceSettings(Strict, frozen=True):
-    """Everything a person can choose about a diverse choice."""
+    """The settings of a diverse choice."""
 
     rows: int = Field(default=10_000, ge=1, description="How many rows are chosen, if there are as many.")
     clusters: int | None = Field(default=None, ge=1, description="Clusters; by default one for 20 rows to be chosen.")
@@ -58,18 +61,18 @@ class ChoiceSettings(Strict, frozen=True):
 
 
 Draw = Callable[[np.ndarray, np.ndarray], bytes]
-"""Draws vectors (float32 [rows, dimensions]) and those chosen among them (the numbers of the rows, int64) as SVG."""
+"""Draw vectors (float32 [rows, dimensions]) and the numbers of the chosen rows (int64) as SVG."""
 
 
 def choose_rows(embeddings: str, output_dir: str, settings: ChoiceSettings, draw: Draw | None = None) -> dict[str, Any]:
     """Choose rows of a published folder of embeddings, publish the choice under `output_dir`, and return its manifest.
 
-    Raises InputError for a folder of anything else, for settings that make no sense and for a GPU that is not there,
-    RunError for vectors that are none.
+    Raises InputError for another kind of folder, settings out of range and a missing GPU, RunError for vectors that are
+    not finite.
     """
     started, output_dir = time.time(), absolute(output_dir)
     _require_own(output_dir)
-    nearest = nearest_engine(settings.device)
+    nearest = nearest_centres if settings.device == "cpu" else nearest_with_torch()
     folder = embeddings_folder(embeddings)
     found = read_embeddings(folder)
     clusters = settings.clusters or max(1, min(settings.rows, len(found.vectors)) // ROWS_PER_CLUSTER)
@@ -91,7 +94,7 @@ def choose_rows(embeddings: str, output_dir: str, settings: ChoiceSettings, draw
 
 
 def _require_own(output_dir: str) -> None:
-    """Raises InputError where the folder is that of something else."""
+    """Raise InputError if the folder holds something else."""
     manifest = published_manifest(output_dir)
     if manifest is not None and manifest["type"] != CHOICE:
         raise InputError(
@@ -100,7 +103,7 @@ def _require_own(output_dir: str) -> None:
 
 
 def chosen_rows(choice: Choice, names: pa.Table) -> pa.Table:
-    """The rows that were chosen, cluster by cluster, the nearest to the centre first."""
+    """The chosen rows, cluster by cluster, the nearest to the centre first."""
     labels, distances = choice.clusters.labels[choice.rows], choice.clusters.distances[choice.rows]
     order = np.lexsort((choice.rows, distances, labels))
     rows, labels = choice.rows[order], labels[order]
@@ -114,7 +117,7 @@ def chosen_rows(choice: Choice, names: pa.Table) -> pa.Table:
 
 
 def rejected_rows(choice: Choice, names: pa.Table) -> pa.Table:
-    """The rows that were not chosen, in their order, each with its reason."""
+    """The rejected rows, in their order, each with its reason."""
     rows = np.setdiff1d(np.arange(names.num_rows), choice.rows)
     removed = choice.removed.sort_by("removed")
     places = np.searchsorted(rows, removed["removed"].to_numpy())
@@ -144,7 +147,7 @@ def _manifest(
     files: Sequence[Output],
     volatile: Mapping[str, Any],
 ) -> dict[str, Any]:
-    """The manifest of a choice: of one piece, so it has no shards."""
+    """The manifest of a choice, which has no shards."""
     return {
         "type": CHOICE,
         "settings": settings.model_dump(),
@@ -159,5 +162,115 @@ def _manifest(
 
 
 def choice_record(manifest: Mapping[str, Any]) -> dict[str, Any]:
-    """The one line that the next program reads."""
+    """The record that the next command reads from stdin."""
     return {CHOICE: {"path": manifest["volatile"]["store"], "type": CHOICE, **manifest["totals"]}}
+
+
+def choice_facts(choice: Choice, names: pa.Table, quota: int | None) -> dict[str, Any]:
+    """The report as plain JSON. `names` are the rows' `row_id`, `dataset` and `split`; `quota` is the most of a cluster."""
+    ids, sizes, rows = names[ROW_ID], choice.clusters.sizes, names.num_rows
+    shares = quotas(np.zeros_like(sizes), np.minimum(sizes, rows if quota is None else quota), choice.budget)
+    chosen, near = (_by_cluster(choice, each) for each in (choice.rows, choice.removed["removed"].to_numpy()))
+    order = np.lexsort((choice.clusters.distances, choice.clusters.labels))
+    nearest = np.append(order, 0)[np.searchsorted(choice.clusters.labels[order], np.arange(len(sizes)))]
+    pairs = choice.removed.sort_by([("cosine", "descending"), ("removed", "ascending")]).slice(0, MOST_LISTED)
+    removed = choice.removed.num_rows
+    return {
+        "rows": rows, "budget": choice.budget, "chosen": len(choice.rows), "seed": choice.seed,
+        "threshold": choice.threshold, "most_of_a_cluster": quota,
+        "left_out": {"near_duplicate": removed, "quota": rows - len(choice.rows) - removed},
+        "data_sets": _data_sets(choice, names),
+        "clusters": [
+            {
+                "cluster": cluster, "rows": int(sizes[cluster]), "chosen": int(chosen[cluster]),
+                "near_duplicates": int(near[cluster]), "typical_row": ids[int(nearest[cluster])].as_py(),
+                "quota": int(shares[cluster]),
+            }
+            for cluster in np.argsort(-sizes, kind="stable").tolist() if sizes[cluster]
+        ],
+        "removed_pairs": [
+            {**pair, "removed": ids[pair["removed"]].as_py(), "kept": ids[pair["kept"]].as_py()}
+            for pair in pairs.to_pylist()
+        ],
+    }  # fmt: skip
+
+
+def _by_cluster(choice: Choice, rows: np.ndarray) -> np.ndarray:
+    return np.bincount(choice.clusters.labels[rows], minlength=len(choice.clusters.centres))
+
+
+def _data_sets(choice: Choice, names: pa.Table) -> list[dict[str, Any]]:
+    """The rows of each data set and split, and how many of them were chosen."""
+    chosen = np.zeros(names.num_rows, np.int64)
+    chosen[choice.rows] = 1
+    table = names.select(["dataset", "split"]).append_column("chosen", pa.array(chosen))
+    counted = table.group_by(["dataset", "split"], use_threads=False).aggregate([([], "count_all"), ("chosen", "sum")])
+    return [
+        {"dataset": each["dataset"], "split": each["split"], "rows": each["count_all"], "chosen": each["chosen_sum"]}
+        for each in counted.sort_by(
+            [("count_all", "descending"), ("dataset", "ascending"), ("split", "ascending")]
+        ).to_pylist()
+    ]
+
+
+def choice_markdown(facts: Mapping[str, Any]) -> bytes:
+    """The report as text."""
+    return "".join(f"{line}\n" for line in _lines(facts)).encode()
+
+
+def _lines(facts: Mapping[str, Any]) -> Iterator[str]:
+    left_out, clusters = facts["left_out"], facts["clusters"]
+    yield f"# {facts['chosen']:,} of {facts['rows']:,} rows\n"
+    yield (
+        f"{facts['budget']:,} rows were asked for. The rows form {len(clusters):,} clusters, and the same number is chosen from each, "
+        f"as far as it has enough{_most(facts)}; within a cluster the choice is random, with the seed {facts['seed']}. A row is left "
+        f"out if its cosine with a chosen row is {facts['threshold']} or more. Other clusters make up for one that runs out.\n"
+    )
+    yield f"* near-duplicates of a chosen row: {left_out['near_duplicate']:,}"
+    yield f"* the quota of the cluster was full: {left_out['quota']:,}\n"
+    yield from _table(
+        "Data sets",
+        ("data set", "split", "rows", "chosen", "share"),
+        [
+            (each["dataset"], each["split"], each["rows"], each["chosen"], each["chosen"] / each["rows"])
+            for each in facts["data_sets"]
+        ],
+    )
+    yield from _table(
+        "Clusters",
+        ("cluster", "rows", "quota", "chosen", "near-duplicates", "most typical row"),
+        [
+            tuple(each[name] for name in ("cluster", "rows", "quota", "chosen", "near_duplicates", "typical_row"))
+            for each in clusters
+        ],
+    )
+    yield from _table(
+        "Near-duplicates",
+        ("left out", "chosen", "cosine"),
+        [(each["removed"], each["kept"], each["cosine"]) for each in facts["removed_pairs"]],
+    )
+
+
+def _most(facts: Mapping[str, Any]) -> str:
+    most = facts["most_of_a_cluster"]
+    return "" if most is None else f", but at most {most:,}"
+
+
+def _table(title: str, columns: Sequence[str], rows: Sequence[Iterable[object]]) -> Iterator[str]:
+    """The first rows of a Markdown table; nothing for a table without rows."""
+    if not rows:
+        return
+    yield f"## {title}\n"
+    for cells in (columns, ["---"] * len(columns), *rows[:MOST_LISTED]):
+        yield f"| {' | '.join(map(_cell, cells))} |"
+    more = len(rows) - MOST_LISTED
+    yield f"\n… and {more:,} more\n" if more > 0 else ""
+
+
+def _cell(value: object) -> str:
+    """A cell, with markup in the data escaped."""
+    if isinstance(value, float):
+        return f"{value:.4f}"
+    if isinstance(value, int):
+        return f"{value:,}"
+    return " ".join(MARKUP.sub(r"\\\g<0>", str(value)).split())

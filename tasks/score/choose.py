@@ -1,17 +1,16 @@
-"""A diverse choice: rows that are spread over what there is, and no two of them nearly the same.
+"""A diverse choice of rows: spread over all vectors, and no two of them near-duplicates.
 
-    vectors ─► k-means ─► quotas: as even as the sizes of the clusters allow ─► rows in seeded order, until a quota is
-                                                                                full; none too like a row chosen before
+    vectors ─► k-means ─► quotas, as even as the sizes of the clusters allow ─► rows in seeded order until the quota is full,
+                                                                                skipping near-duplicates of chosen rows
 
-Even quotas are what makes the choice diverse: a cluster of a million rows that all say the same gets no more than one of
-a thousand. A row is left out as a near-duplicate only on the evidence of a chosen row whose cosine with it reaches the
-threshold, and that holds across clusters: no two chosen rows are that alike. Where a cluster runs out, its share goes to
-the others, as far as the most that a cluster may give allows.
+Even quotas make the choice diverse: a cluster of a million similar rows gets no more than one of a thousand. A row is a
+near-duplicate if its cosine with a chosen row, its witness, reaches the threshold. This holds across clusters: no two
+chosen rows are that similar. Where a cluster runs out of rows, its share goes to the others, up to the quota of each.
 
-k-means takes rows * clusters * dimensions multiplications a round: a million vectors of 256 in 1,000 clusters 6 s on
-two cores. Near-duplicates take budget^2 * dimensions / 2, 20,000 rows 2 s. Memory is the vectors, and some 300 MB. Given the
-seed the choice is the same on every run on machines of a kind; other processors round cosines otherwise in the seventh
-digit, so that a row between two clusters may fall to the other one.
+k-means takes rows * clusters * dimensions multiplications a round: 6 s on two cores for a million vectors of 256 in 1,000
+clusters. Near-duplicates take budget^2 * dimensions / 2: 2 s for 20,000 rows. Memory is the vectors and some 300 MB. A seed
+gives the same choice on every run on the same kind of machine; other processors round the seventh digit of a cosine
+differently, which can move a row between two clusters.
 """
 
 from collections.abc import Callable
@@ -23,24 +22,22 @@ import pyarrow as pa
 from tokenmill.tasks.errors import InputError
 
 from .batches import ranges
+from .engines import required
 
 ROUNDS = 20
-"""Rounds of k-means at most; it ends before when no row changes its cluster."""
+"""Most rounds of k-means; it ends earlier if no row changes its cluster."""
 
 SAMPLE = 32
-"""Rows per cluster that the first centres are chosen among."""
+"""Rows per cluster from which the first centres are chosen."""
 
 CELLS = 1 << 24
 """Similarities in memory at once: 64 MB in float32."""
 
 ROWS = 1 << 14
-"""Rows that are summed at a time."""
+"""Rows summed at a time."""
 
 BLOCK = 1024
-"""Rows that are compared with the chosen ones at a time."""
-
-LISTED = 50
-"""Pairs of near-duplicates that the report names, the most alike first."""
+"""Rows compared with the chosen ones at a time."""
 
 Nearest = Callable[[np.ndarray, np.ndarray], tuple[np.ndarray, np.ndarray]]
 """Of `vectors` [rows, dimensions] and `centres` [clusters, dimensions], the nearest centre of each row (int64 [rows])
@@ -48,7 +45,7 @@ and the square of its distance (float32 [rows]).
 """
 
 REMOVED = pa.schema([pa.field("removed", pa.int64()), pa.field("kept", pa.int64()), pa.field("cosine", pa.float32())])
-"""A row that was left out, the chosen row most like it, and how alike they are."""
+"""A near-duplicate, the chosen row most similar to it, and their cosine."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,7 +66,7 @@ class Clusters:
 
 @dataclass(frozen=True, slots=True)
 class Choice:
-    """What was chosen: `rows` int64, ascending; and why: the clusters, and `removed`, a table of REMOVED."""
+    """The chosen `rows` (int64, ascending), the clusters, and the near-duplicates, `removed` (a table of REMOVED)."""
 
     rows: np.ndarray
     clusters: Clusters
@@ -77,34 +74,6 @@ class Choice:
     budget: int
     threshold: float
     seed: int
-
-    def facts(self) -> dict[str, Any]:
-        """The report as plain JSON: the clusters, largest first, each with its most typical row, and removed pairs."""
-        sizes, chosen = self.clusters.sizes, self._by_cluster(self.rows)
-        removed, typical = self._by_cluster(self.removed["removed"].to_numpy()), self._typical()
-        order = np.argsort(-sizes, kind="stable")
-        pairs = self.removed.sort_by([("cosine", "descending"), ("removed", "ascending")])
-        return {
-            "rows": len(self.clusters.labels), "budget": self.budget, "chosen": len(self.rows), "seed": self.seed,
-            "threshold": self.threshold, "near_duplicates": self.removed.num_rows,
-            "clusters": [
-                {
-                    "cluster": cluster, "rows": int(sizes[cluster]), "chosen": int(chosen[cluster]),
-                    "near_duplicates": int(removed[cluster]), "typical_row": int(typical[cluster]),
-                }
-                for cluster in order.tolist() if sizes[cluster]
-            ],
-            "removed_pairs": pairs.slice(0, LISTED).to_pylist(),
-        }  # fmt: skip
-
-    def _by_cluster(self, rows: np.ndarray) -> np.ndarray:
-        return np.bincount(self.clusters.labels[rows], minlength=len(self.clusters.centres))
-
-    def _typical(self) -> np.ndarray:
-        """The row nearest to the centre of each cluster, int64; of an empty one it means nothing."""
-        order = np.lexsort((self.clusters.distances, self.clusters.labels))
-        starts = np.searchsorted(self.clusters.labels[order], np.arange(len(self.clusters.centres)))
-        return np.append(order, 0)[starts]
 
 
 def choose(
@@ -116,10 +85,10 @@ def choose(
     nearest: Nearest | None = None,
     most: int | None = None,
 ) -> Choice:
-    """`budget` of the rows of `vectors` (float32 [rows, dimensions], of length one), spread over `clusters` clusters, no
-    two with a cosine of `threshold` or more; fewer, where there are not as many, or with no more than `most` of a cluster.
+    """Choose `budget` rows of `vectors` (float32 [rows, dimensions], of length one) from `clusters` clusters, no two with
+    a cosine of `threshold` or more, at most `most` of a cluster; fewer if there are not as many.
 
-    Raises InputError for choices that make no sense.
+    Raises InputError for arguments out of range.
     """
     if not (1 <= clusters <= len(vectors) and budget >= 1 and threshold > 0):
         raise InputError(
@@ -134,7 +103,7 @@ def choose(
 
 
 def kmeans(vectors: np.ndarray, clusters: int, seed: int, nearest: Nearest) -> Clusters:
-    """Lloyd's rounds from centres chosen far apart. A cluster that loses all its rows keeps its centre."""
+    """Lloyd's algorithm from centres chosen far apart. A cluster that loses all its rows keeps its centre."""
     generator = np.random.default_rng([seed, 0])
     sample = generator.choice(len(vectors), min(len(vectors), clusters * SAMPLE), replace=False)
     centres = _first_centres(vectors[np.sort(sample)], clusters, generator)
@@ -149,7 +118,7 @@ def kmeans(vectors: np.ndarray, clusters: int, seed: int, nearest: Nearest) -> C
 
 
 def nearest_centres(vectors: np.ndarray, centres: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """See Nearest; by NumPy, some thousand rows at a time."""
+    """See Nearest; with NumPy, some thousand rows at a time."""
     labels, distances = np.empty(len(vectors), np.int64), np.empty(len(vectors), np.float32)
     lengths = np.einsum("ij,ij->i", centres, centres)
     size = max(1, CELLS // len(centres))
@@ -162,8 +131,32 @@ def nearest_centres(vectors: np.ndarray, centres: np.ndarray) -> tuple[np.ndarra
     return labels, distances
 
 
+def nearest_with_torch(device: str = "cuda") -> Nearest:
+    """`nearest_centres` with torch, in float32, some thousand rows at a time. Ties go to the first centre, as there.
+
+    Raises InputError where torch is not installed, and where this machine has no GPU.
+    """
+    torch: Any = required("torch")
+    if device == "cuda" and not torch.cuda.is_available():
+        raise InputError(f"device={device}: this machine sees no GPU; set device=cpu")
+
+    def nearest(vectors: np.ndarray, centres: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+        points = torch.from_numpy(centres).to(device)
+        lengths = points.square().sum(dim=1)
+        labels, distances = np.empty(len(vectors), np.int64), np.empty(len(vectors), np.float32)
+        size = max(1, CELLS // len(centres))
+        for start in range(0, len(vectors), size):
+            part = torch.from_numpy(vectors[start : start + size]).to(device)
+            least, places = (lengths - 2 * part @ points.T).min(dim=1)
+            labels[start : start + size] = places.cpu().numpy()
+            distances[start : start + size] = (least + part.square().sum(dim=1)).clamp(min=0).cpu().numpy()
+        return labels, distances
+
+    return nearest
+
+
 def _first_centres(vectors: np.ndarray, clusters: int, generator: np.random.Generator) -> np.ndarray:
-    """k-means++: each next centre is a row, the likelier the farther it is from those before."""
+    """k-means++: each centre is a row, chosen with odds that grow with its distance to the centres before."""
     chosen = [int(generator.integers(len(vectors)))]
     distances, squares = np.full(len(vectors), np.inf, np.float32), np.einsum("ij,ij->i", vectors, vectors)
     for _ in range(clusters - 1):
@@ -176,7 +169,7 @@ def _first_centres(vectors: np.ndarray, clusters: int, generator: np.random.Gene
 
 
 def _means(vectors: np.ndarray, labels: np.ndarray, centres: np.ndarray) -> np.ndarray:
-    """The mean of the rows of each cluster, summed in float64 in the order of the rows, some thousand at a time."""
+    """The mean of the rows of each cluster, summed in float64 in row order, some thousand at a time."""
     counts = np.bincount(labels, minlength=len(centres))
     sums = np.zeros(centres.shape)
     for start in range(0, len(vectors), ROWS):
@@ -189,10 +182,10 @@ def _means(vectors: np.ndarray, labels: np.ndarray, centres: np.ndarray) -> np.n
 
 
 def quotas(taken: np.ndarray, left: np.ndarray, budget: int) -> np.ndarray:
-    """How many rows more each cluster gives, int64 [clusters], so that all together have `budget`, or all there are.
+    """How many more rows to take from each cluster, int64 [clusters], to have `budget` rows in all, or all there are.
 
-    `taken` are the rows that each has given, `left` those it still has. Whoever has given least gives first, so that in
-    the end all have given as evenly as they can; what cannot be divided goes to the first of them.
+    `taken` are the rows already taken from each, `left` those it still has. The quotas even out the totals as far as
+    possible; a remainder goes to the first clusters.
     """
     budget = min(budget, int((taken + left).sum()))
     low, high = 0, budget
@@ -215,7 +208,7 @@ def _filled(taken: np.ndarray, left: np.ndarray, level: int) -> np.ndarray:
 def _pick(
     vectors: np.ndarray, clusters: Clusters, budget: int, threshold: float, most: int, generator: np.random.Generator
 ) -> tuple[np.ndarray, pa.Table]:
-    """The rows chosen, and those removed on the way."""
+    """The chosen rows, and the near-duplicates found on the way."""
     order = generator.permutation(len(vectors))
     order = order[np.argsort(clusters.labels[order], kind="stable")]
     begins = np.cumsum(clusters.sizes) - clusters.sizes
@@ -235,20 +228,20 @@ def _pick(
 def _apart(
     vectors: np.ndarray, candidates: np.ndarray, chosen: np.ndarray, threshold: float
 ) -> tuple[np.ndarray, pa.Table]:
-    """Of the rows `candidates`, in their order, those that are near none of `chosen` and none before them; the others
-    with the one that is most like them.
+    """Those of the rows `candidates`, in their order, that are near-duplicates neither of `chosen` nor of an earlier
+    candidate; and the near-duplicates, each with the row most similar to it.
     """
     before = len(chosen)
     removed = [REMOVED.empty_table()]
     for start in range(0, len(candidates), BLOCK):
         block = candidates[start : start + BLOCK]
-        witness, cosine = _most_alike(vectors, block, chosen)
+        witness, cosine = _most_similar(vectors, block, chosen)
         among = vectors[block] @ vectors[block].T
         stays = cosine < threshold
-        for row in range(1, len(block)):  # one by one, because a row that goes is no witness
+        for row in range(1, len(block)):  # one by one, because a removed row is not a witness
             stays[row] &= not (stays[:row] & (among[row, :row] >= threshold)).any()
         kept = block[stays]
-        near, nearby = _most_alike(vectors, block[~stays], kept)
+        near, nearby = _most_similar(vectors, block[~stays], kept)
         inside = nearby > cosine[~stays]
         columns = [block[~stays], np.where(inside, near, witness[~stays]), np.maximum(nearby, cosine[~stays])]
         removed.append(pa.Table.from_arrays([pa.array(column) for column in columns], schema=REMOVED))
@@ -256,14 +249,14 @@ def _apart(
     return chosen[before:], pa.concat_tables(removed)
 
 
-def _most_alike(vectors: np.ndarray, rows: np.ndarray, others: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """Of each of `rows` the one of `others` that is most like it (-1 for none) and their cosine (float32)."""
+def _most_similar(vectors: np.ndarray, rows: np.ndarray, others: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """The most similar of `others` to each of `rows` (-1 for none), and their cosine (float32)."""
     best, cosine = np.full(len(rows), -1), np.full(len(rows), -np.inf, np.float32)
     for start in range(0, len(others), CELLS // BLOCK):
         part = others[start : start + CELLS // BLOCK]
         found = vectors[rows] @ vectors[part].T
         place = found.argmax(axis=1)
-        likeness = found[np.arange(len(rows)), place]
-        better = likeness > cosine
-        best[better], cosine[better] = part[place[better]], likeness[better]
+        highest = found[np.arange(len(rows)), place]
+        better = highest > cosine
+        best[better], cosine[better] = part[place[better]], highest[better]
     return best, cosine

@@ -1,54 +1,67 @@
-"""Rows to the sequences that are scored, and which of their tokens count: the mask is the one that training uses.
+"""Rows as the token sequences that are scored, with the loss mask that training uses.
 
-Harmony text is read by its grammar and encoded message by message (`tasks.harmony.sequences`), so that every token is
-known to be of a thought, a call or an answer. Under the template of another model rows become sequences as for SFT
-(`tasks.pack.formats`), where parts are not told apart; a template that forgets thoughts gives a sequence per turn, and
-the score of a row is that of all its sequences.
+Harmony text is parsed by its grammar and encoded message by message (`tasks.harmony.sequences`), so every token is known to
+be of the analysis, a tool call or the answer. Under another model's template, rows become sequences as for SFT
+(`tasks.pack.formats`), and parts are not told apart; a template that drops earlier reasoning gives one sequence per turn,
+and the score of the row is that of all its sequences.
+
+For such templates Harmony messages become a chat (`chat_of`): analysis becomes reasoning, calls become tool calls,
+commentary and answer the content. The system message, which is Harmony's own (identity, effort, channels), is dropped. The
+developer message becomes the system message as it is, with its tool declarations, because rows hold these as text only.
 """
 
-from collections.abc import Mapping, Sequence
+import itertools
+import json
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Protocol, cast
 
 import numpy as np
+import pyarrow as pa
 from tokenmill.tasks.chat.conversation import Rejected
 from tokenmill.tasks.chat.encoding import Batch
 from tokenmill.tasks.chat.loss import LossPolicy
 from tokenmill.tasks.chat.sequences import Pieces
 from tokenmill.tasks.harmony.grammar import START, Fault, ParsedMessage, parse
-from tokenmill.tasks.harmony.message import HarmonyMessage
+from tokenmill.tasks.harmony.message import FUNCTIONS, HarmonyMessage
 from tokenmill.tasks.harmony.sequences import LOSS_MODES, encode
+from tokenmill.tasks.harmony.vocabulary import encoding
 from tokenmill.tasks.pack.formats import Rows
 from tokenmill.tasks.sources.json_rows import field_path
 from tokenmill.tasks.tokenize.encoders import Encoder
 
-from .chats import chat_of
 from .nll import Completions
 from .settings import LossMode
+
+INSTRUCTIONS = "# Instructions\n\n"
 
 
 @dataclass(frozen=True, slots=True)
 class Sequenced:
-    """The sequences of some rows; `owners` int64 [sequences] are the numbers of the rows, ascending."""
+    """The sequences of some rows; `owners` int64 [sequences] are the numbers of their rows, ascending."""
 
     completions: Completions
     owners: np.ndarray
 
 
 class Conversations(Protocol):
-    """How the rows of a data set are read."""
+    """How the rows of a data set become sequences."""
 
     @property
     def fields(self) -> Sequence[str]:
-        """The fields of a record that are looked at."""
+        """The fields of a record that are read."""
         ...
 
     def read(self, record: Mapping[str, Any]) -> object | Rejected:
-        """What a record says, or why nothing."""
+        """The conversation of a record, or why it has none."""
         ...
 
     def sequenced(self, read: Sequence[Any]) -> Sequenced:
-        """The sequences of what was read."""
+        """The sequences of some conversations."""
+        ...
+
+    def encode(self, text: str) -> Sequence[int]:
+        """The ids of a plain text."""
         ...
 
 
@@ -68,13 +81,17 @@ class HarmonyTexts:
         """See Conversations."""
         text = text_at(record, self.text_field)
         if text is None:
-            return Rejected("no_text", f"there is no text under {self.text_field!r}; bring chats into Harmony first")
+            return Rejected("no_text", f"there is no text under {self.text_field!r}; normalize chats to Harmony first")
         return _parsed(text)
 
     def sequenced(self, read: Sequence[list[HarmonyMessage]]) -> Sequenced:
         """See Conversations."""
         found = encode(read, self.policy)
         return Sequenced(Completions(found.ids, found.offsets, found.loss, found.parts), np.arange(len(read)))
+
+    def encode(self, text: str) -> Sequence[int]:
+        """See Conversations."""
+        return encoding().encode(text)
 
 
 @dataclass(frozen=True, slots=True)
@@ -110,15 +127,19 @@ class TemplatedChats:
         owners = np.repeat(np.arange(len(read)), [len(sequences) for sequences in read])
         return Sequenced(Completions(found.ids, found.offsets, found.loss, np.zeros_like(found.loss)), owners)
 
+    def encode(self, text: str) -> Sequence[int]:
+        """See Conversations."""
+        return self.encoder.encode(cast("pa.LargeStringArray", pa.array([text], pa.large_string()))).ids.tolist()
+
 
 def policy_of(mode: LossMode, *, harmony: bool) -> LossPolicy:
-    """What is scored. A template does not tell headers from what they introduce, so its bodies have them."""
+    """Which tokens are scored. A template does not separate headers from bodies, so there bodies include headers."""
     policy = LOSS_MODES[mode]
     return policy if harmony or policy.on != "assistant_bodies" else replace(policy, on="assistant_all")
 
 
 def text_at(record: Mapping[str, Any], field: str) -> str | None:
-    """The text at a dotted path of a record, None where there is none."""
+    """The text at a dotted path of a record, or None."""
     found: object = record
     for key in field_path(field):
         found = cast("Mapping[str, object]", found).get(key) if isinstance(found, Mapping) else None
@@ -130,3 +151,55 @@ def _parsed(text: str) -> list[HarmonyMessage] | Rejected:
     if isinstance(found, Fault):
         return Rejected(f"invalid_harmony_{found.code}", f"character {found.offset}: {found.detail}")
     return list(found)
+
+
+def chat_of(messages: Sequence[HarmonyMessage]) -> dict[str, Any]:
+    """A record with Harmony `messages` in OpenAI's chat format."""
+    turns = itertools.groupby(messages, key=lambda message: message.author)
+    return {"messages": [said for author, each in turns for said in _said(author, list(each))]}
+
+
+def _said(author: str, messages: list[HarmonyMessage]) -> Iterable[dict[str, Any]]:
+    """The turns of consecutive messages by one author."""
+    if author == "system":
+        return []
+    if author == "assistant":
+        return (_turn(steps) for steps in _turns(messages))
+    if author in {"developer", "user"}:
+        role = "system" if author == "developer" else author
+        return ({"role": role, "content": message.body.removeprefix(INSTRUCTIONS)} for message in messages)
+    return ({"role": "tool", "name": author.removeprefix(FUNCTIONS), "content": message.body} for message in messages)
+
+
+def _turns(messages: Iterable[HarmonyMessage]) -> Iterable[list[HarmonyMessage]]:
+    """One turn for each run of messages up to an answer; consecutive calls stay together."""
+    turn: list[HarmonyMessage] = []
+    for message in messages:
+        turn.append(message)
+        if message.channel == "final":
+            yield turn
+            turn = []
+    if turn:
+        yield turn
+
+
+def _turn(messages: Sequence[HarmonyMessage]) -> dict[str, Any]:
+    calls = [message for message in messages if message.recipient is not None]
+    said = [message for message in messages if message.recipient is None]
+    thoughts = [message.body for message in said if message.channel == "analysis"]
+    content = "\n".join(message.body for message in said if message.channel != "analysis")
+    turn: dict[str, Any] = {"role": "assistant", "content": content}
+    if thoughts:
+        turn["reasoning_content"] = "\n".join(thoughts)
+    if calls:
+        turn["tool_calls"] = [_call(message.recipient or "", message.body) for message in calls]
+    return turn
+
+
+def _call(recipient: str, body: str) -> Mapping[str, Any]:
+    """A tool call; a body that is not a JSON object is code for a built-in tool."""
+    try:
+        arguments = body if isinstance(json.loads(body), dict) else json.dumps({"code": body}, ensure_ascii=False)
+    except (ValueError, RecursionError):  # not JSON, a number with too many digits, or nested too deeply
+        arguments = json.dumps({"code": body}, ensure_ascii=False)
+    return {"type": "function", "function": {"name": recipient.removeprefix(FUNCTIONS), "arguments": arguments}}

@@ -1,35 +1,29 @@
-"""Embeddings: a text as a vector of length one, whose cosine with another says how alike the texts are.
+"""Embeddings: vectors of length one whose cosine says how similar two texts are.
 
-Engines differ in the model and in how the vectors of a text's tokens become one (`pooling`); what follows is the same for
-all. Vectors are checked in float32, where numbers that are none and lengths that are off still show, and stored as
-float16, at 2 bytes a dimension: a million vectors of 256 take 0.5 GB. A cosine of two stored vectors is off by some
-0.0002.
+Vectors are checked in float32, where NaN, infinities and wrong lengths still show, and stored as float16, 2 bytes a
+dimension: a million vectors of 256 take 0.5 GB. The cosine of two stored vectors is off by some 0.0002.
 
-A model trained for it (Matryoshka) may be cut to its first dimensions; what is left is brought to length one again.
+A model trained for it (Matryoshka) may be cut to its first dimensions; the rest is normalized again.
 """
 
 from collections.abc import Sequence
-from typing import Literal, Protocol
+from typing import Protocol
 
 import numpy as np
 import pyarrow as pa
 from tokenmill.tasks.dedup.shingles import Length, Units, normalized, shingles, units_of
 from tokenmill.tasks.errors import InputError
 
-from .finite import ROW, NonFiniteError, Place, require_finite
+from .tables import ROW, NonFiniteError, Place, require_finite
 
-Pooling = Literal["last", "mean"]
-"""How the vectors of a text's tokens become one: that of the last token, or the average."""
-
-MAX_TOKENS = 1024
-"""Tokens of a text that are read, where nothing else is asked for."""
+HASH_DIMENSIONS = 256
 
 LENGTH_TOLERANCE = 1e-3
 """How far from 1 the length of a vector may be; float32 is off by 1e-7."""
 
 
 class Embedder(Protocol):
-    """An engine: a model, ready to embed."""
+    """A model, ready to embed."""
 
     @property
     def dimensions(self) -> int:
@@ -38,57 +32,49 @@ class Embedder(Protocol):
 
     @property
     def max_tokens(self) -> int | None:
-        """The tokens of a text that are read, those that are added among them; None where all are."""
+        """The tokens of a text that are read, special tokens included; None where all are."""
         ...
 
     def encode(self, texts: Sequence[str]) -> np.ndarray:
-        """A vector of length one for every text, float32 [texts, dimensions], in their order.
+        """One vector of length one per text, float32 [texts, dimensions], in their order.
 
-        Texts longer than the engine reads are cut; `token_counts` tells which. What a model gave that is no number stays
-        in the vectors, for `as_stored` to find and name. Some thousand texts at a time are enough: all their tokens are in
-        memory at once. Raises RunError when memory runs out.
+        Truncates texts that are too long; `token_counts` tells which. Leaves NaN and infinities in the vectors, for
+        `as_stored` to find and name. All tokens of the texts are in memory at once, so pass some thousand texts at a
+        time. Raises RunError when memory runs out or a server fails.
         """
         ...
 
     def token_counts(self, texts: Sequence[str]) -> np.ndarray:
-        """The tokens of every text before it is cut, int32 [texts]."""
+        """The tokens of every text before truncation, int32 [texts]."""
         ...
 
 
 class HashEmbedder:
-    """Words and pairs of words, hashed into `dimensions` numbers. Needs no model and no network.
+    """Hashes words and pairs of words into `dimensions` numbers; needs no model and no network.
 
-    Every word and every pair of neighbours adds 1 or -1 to one number, which its hash chooses; where a script has no blanks
-    between words, characters and letters stand for them (`units`). Texts that share words are alike; what they mean is not
-    seen. The same on every machine. 40 microseconds for a text of 60 words.
+    Every word and every pair of neighbours adds 1 or -1 to one number that its hash chooses; in scripts without blanks,
+    characters and letters stand for words (`units`). Texts that share words are similar; their meaning is not seen. The
+    same on every machine. 40 microseconds for a text of 60 words.
     """
 
-    def __init__(self, dimensions: int = 256) -> None:
-        self._dimensions = dimensions
+    max_tokens = None
 
-    @property
-    def dimensions(self) -> int:
-        """See Embedder."""
-        return self._dimensions
-
-    @property
-    def max_tokens(self) -> None:
-        """See Embedder: a text is read whole."""
-        return
+    def __init__(self, dimensions: int = HASH_DIMENSIONS) -> None:
+        self.dimensions = dimensions
 
     def encode(self, texts: Sequence[str]) -> np.ndarray:
-        """See Embedder. A text without words has a 1 in its first place."""
-        vectors = np.zeros(len(texts) * self._dimensions)
+        """See Embedder. The vector of a text without words is 1 in its first place."""
+        vectors = np.zeros(len(texts) * self.dimensions)
         units = _units(texts)
         for words in (1, 2):
             found = shingles(units, Length(words))
-            cells = np.repeat(np.arange(len(texts)), found.counts) * self._dimensions
-            cells += (found.hashes % np.uint64(self._dimensions)).astype(np.int64)
+            cells = np.repeat(np.arange(len(texts)), found.counts) * self.dimensions
+            cells += (found.hashes % np.uint64(self.dimensions)).astype(np.int64)
             signs = np.where(found.hashes >> np.uint64(63), 1.0, -1.0)
             vectors += np.bincount(cells, weights=signs, minlength=len(vectors))
-        vectors = vectors.reshape(len(texts), self._dimensions)
+        vectors = vectors.reshape(len(texts), self.dimensions)
         vectors[~vectors.any(axis=1), 0] = 1.0
-        return unit_vectors(vectors.astype(np.float32), self._dimensions)
+        return unit_vectors(vectors.astype(np.float32), self.dimensions)
 
     def token_counts(self, texts: Sequence[str]) -> np.ndarray:
         """Words, and characters and letters of scripts without blanks; see Embedder."""
@@ -100,14 +86,14 @@ def _units(texts: Sequence[str]) -> Units:
 
 
 def unit_vectors(vectors: np.ndarray, dimensions: int) -> np.ndarray:
-    """The first `dimensions` of each vector, brought to length one, float32. A vector of zeros becomes NaN."""
+    """The first `dimensions` of each vector, normalized to length one, float32. A vector of zeros becomes NaN."""
     cut = np.ascontiguousarray(vectors[:, :dimensions], np.float32)
     with np.errstate(invalid="ignore", divide="ignore", over="ignore"):
         return cut / np.linalg.norm(cut, axis=1, keepdims=True)
 
 
 def wanted_dimensions(asked: int | None, available: int) -> int:
-    """How many dimensions vectors get. Raises InputError for more than the model has."""
+    """How many dimensions vectors get, all by default. Raises InputError for more than the model has."""
     if asked is not None and asked > available:
         raise InputError(f"dimensions={asked}: the model's vectors have {available}; ask for no more than that")
     return asked or available
@@ -116,7 +102,7 @@ def wanted_dimensions(asked: int | None, available: int) -> int:
 def as_stored(vectors: np.ndarray, place: Place = ROW) -> pa.FixedSizeListArray:
     """Vectors of length one (float32 [rows, dimensions]) as they are stored: lists of float16.
 
-    Raises NonFiniteError for a number that is none and for a length that is not 1; `place` says where the row is from.
+    Raises NonFiniteError, naming the row with `place`, for NaN, infinities, and a length that is not 1.
     """
     dimensions = vectors.shape[1]
     broken = np.flatnonzero(~np.isfinite(vectors).all(axis=1))[:1]
@@ -126,16 +112,13 @@ def as_stored(vectors: np.ndarray, place: Place = ROW) -> pa.FixedSizeListArray:
     if wrong.size:
         raise NonFiniteError(
             f"{place(int(wrong[0]))}: the embedding has the length {lengths[wrong[0]]:.6g} and must have 1; the engine does "
-            "not normalise its vectors"
+            "not normalize its vectors"
         )
     return pa.FixedSizeListArray.from_arrays(pa.array(vectors.astype(np.float16).reshape(-1)), dimensions)
 
 
 def as_vectors(stored: pa.ChunkedArray) -> np.ndarray:
-    """Stored vectors as float32 [rows, dimensions], brought to length one again.
-
-    Raises InputError where a row has none.
-    """
+    """Stored vectors as float32 [rows, dimensions], normalized again. Raises InputError for a row without a vector."""
     if stored.null_count:
         raise InputError(f"{stored.null_count} rows have no embedding; embed them, or leave them out")
     dimensions = stored.type.list_size

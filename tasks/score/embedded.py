@@ -1,10 +1,10 @@
-"""Published embeddings, read back: all rows of a folder with their vectors.
+"""Read published embeddings: all rows of a folder with their vectors.
 
-Vectors are in memory, in float32: a million of 256 dimensions 1 GB, beside 100 bytes a row for what names it. They are
-read a few thousand at a time, straight to their place.
+Vectors are in memory in float32: 1 GB for a million of 256 dimensions, and 100 bytes a row for its names. They are read a
+few thousand at a time, straight into place.
 """
 
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import BinaryIO, cast
 
@@ -16,7 +16,7 @@ from tokenmill.tasks.select.scores import ROW_ID, ScoreFolder, require_joinable,
 from tokenmill.tasks.storage import filesystem
 
 from .embed import as_vectors
-from .finite import require_finite
+from .tables import Place, require_finite
 
 NAMES = (ROW_ID, "dataset", "split")
 
@@ -33,7 +33,7 @@ class Embedded:
 
 
 def embeddings_folder(place: str) -> ScoreFolder:
-    """A published folder of embeddings. Raises InputError for one of anything else."""
+    """A published folder of embeddings. Raises InputError for any other folder."""
     folder = score_folder(place)
     if folder.type != "embeddings":
         raise InputError(f"{folder.place}: holds {folder.type}, not embeddings; make them with `tokenmill score embed`")
@@ -43,19 +43,18 @@ def embeddings_folder(place: str) -> ScoreFolder:
 def read_embeddings(folder: ScoreFolder) -> Embedded:
     """All rows of a folder of embeddings, in its order.
 
-    Raises InputError where there are none, RunError for a row that stands twice or whose vector is none.
+    Raises InputError if a row has no vector, RunError for a row that was embedded twice and a vector that is not finite.
     """
     dimensions = folder.schema.field("embedding").type.list_size
-    counts = [_metadata(file.place).num_rows for file in folder.files]
-    vectors = np.empty((sum(counts), dimensions), np.float32)
+    vectors = np.empty((sum(_row_count(file.place) for file in folder.files), dimensions), np.float32)
     names: list[pa.Table] = []
     row = 0
     for file in folder.files:
         for batch in _batches(file.place):
             part = as_vectors(batch["embedding"])
             vectors[row : row + len(part)] = part
-            numbers = np.repeat(np.arange(len(part)), dimensions)
-            require_finite(part.reshape(-1), numbers, "embedding", _place(file.place, batch))
+            rows = np.repeat(np.arange(len(part)), dimensions)
+            require_finite(part.reshape(-1), rows, "embedding", _place(file.place, batch))
             names.append(batch.drop_columns(["embedding"]))
             row += len(part)
     found = pa.concat_tables(names)
@@ -63,10 +62,14 @@ def read_embeddings(folder: ScoreFolder) -> Embedded:
     return Embedded(found, vectors)
 
 
-def _metadata(place: str) -> pq.FileMetaData:
+def _place(place: str, batch: pa.Table) -> Place:
+    return lambda row: f"{place}: row {batch[ROW_ID][row].as_py()}"
+
+
+def _row_count(place: str) -> int:
     system, path = filesystem(place)
     with cast("BinaryIO", system.open(path, "rb")) as stream:
-        return pq.read_metadata(stream)
+        return pq.read_metadata(stream).num_rows
 
 
 def _batches(place: str) -> Iterator[pa.Table]:
@@ -75,7 +78,3 @@ def _batches(place: str) -> Iterator[pa.Table]:
         columns = [*NAMES, "embedding"]
         for batch in pq.ParquetFile(stream).iter_batches(READ_ROWS, columns=columns, use_threads=False):
             yield pa.table(batch)
-
-
-def _place(place: str, batch: pa.Table) -> Callable[[int], str]:
-    return lambda row: f"{place}: row {batch[ROW_ID][row].as_py()}"

@@ -1,128 +1,148 @@
-"""Engines by name: what needs torch, or another large package, is imported when it is asked for."""
+"""Make engines from recipes, and share out the devices they run on: one process per GPU.
+
+torch and transformers take seconds to import, so they are imported only when a model is loaded or a GPU is asked for.
+"""
 
 import importlib
+from collections.abc import Callable, Sequence
+from functools import lru_cache
 from types import ModuleType
-from typing import Literal
+from typing import Any
 
-from tokenmill.tasks.errors import InputError
+from tokenmill.tasks.errors import InputError, RunError
 
-from .adapters import SentenceTransformersEmbedder, SglangEmbedder, VllmScorer
-from .batches import TOKEN_BUDGET
-from .choose import Nearest, nearest_centres
-from .embed import MAX_TOKENS, Embedder, HashEmbedder, Pooling
+from .embed import HASH_DIMENSIONS, Embedder, HashEmbedder
 from .nll import Scorer
-from .weights import TEXT, WEIGHTS, ModelFiles, Precision
+from .server import Server, ServerEmbedder, ServerScorer
+from .settings import (
+    MAX_TOKENS,
+    Device,
+    EmbedEngine,
+    EmbedRecipe,
+    NllEngine,
+    NllRecipe,
+    Precision,
+    ScoreSettings,
+    Where,
+)
+from .weights import TEXT, WEIGHTS, ModelFiles, find_model
 
-NllEngine = Literal["transformers", "vllm"]
-EmbedEngine = Literal["hash", "transformers", "sentence-transformers", "sglang"]
-
-OWN_PROCESSES: frozenset[NllEngine | EmbedEngine] = frozenset({"vllm", "sglang"})
-"""Engines that run on GPUs, in processes of their own; see `processes`."""
-
-HASH_DIMENSIONS = 256
 EMBEDDING_FILES = (*WEIGHTS, *TEXT)
-"""What decides an embedding, for `ModelFiles.digest`."""
-
-REMEDIES = {
-    "torch": "pip install 'tokenmill[score]'",
-    "transformers": "pip install 'tokenmill[score]'",
-    "sentence_transformers": "pip install 'tokenmill[score]' sentence-transformers",
-    "vllm": "pip install vllm, in an environment of its own",
-    "sglang": "pip install sglang, in an environment of its own",
-}
+"""The files that decide an embedding, for `ModelFiles.digest`."""
 
 
-def scorer(
-    engine: NllEngine,
-    files: ModelFiles,
-    *,
-    max_length: int | None = None,
-    token_budget: int = TOKEN_BUDGET,
-    device: str | None = None,
-    precision: Precision | None = None,
-) -> Scorer:
-    """An engine that scores with the model of `files`, which takes as long as the weights take to be read.
+def scorer(recipe: NllRecipe, where: Where, device: str, encode: Callable[[str], Sequence[int]]) -> Scorer:
+    """The engine that scores; a model is loaded once per process. `encode` is how rows are tokenized.
 
-    Of a sequence at most `max_length` tokens are read, and `token_budget` padded tokens make a batch. Without `device` it
-    is the GPU where there is one, without `precision` bfloat16 there and float32 on a CPU; vLLM decides precision itself.
-    Raises InputError for a package that is not installed and a model that cannot be used, and RunError where this process
-    may not start those that vLLM needs.
+    Raises RunError if the model is not the one that was planned with, and errors as in `load_scorer` and `server`.
     """
-    if engine == "vllm":
-        _prepare_processes(engine, device)
-        return VllmScorer(required("vllm"), files, max_length=max_length, token_budget=token_budget)
-    _require_torch()
-    from .causal import load_scorer
+    if where.server:
+        return ServerScorer(Server(where.server, recipe.model, where.concurrency), recipe.max_length, encode)
+    return _loaded_scorer(
+        where.model,
+        where.model_revision,
+        recipe.weights,
+        recipe.max_length,
+        recipe.token_budget,
+        device,
+        recipe.precision,
+    )
 
-    return load_scorer(files, max_length=max_length, token_budget=token_budget, device=device, precision=precision)
 
-
-def embedder(
-    engine: EmbedEngine,
-    files: ModelFiles | None = None,
-    *,
-    pooling: Pooling | None = None,
-    dimensions: int | None = None,
-    max_tokens: int = MAX_TOKENS,
-    token_budget: int = TOKEN_BUDGET,
-    device: str | None = None,
-    precision: Precision | None = None,
-) -> Embedder:
-    """An engine that embeds with the model of `files`; `hash` needs none.
-
-    `pooling` is asked for by `transformers`, and decided by the others themselves. Without `dimensions` vectors have as
-    many as the model gives. Other arguments and errors as in `scorer`.
-    """
-    if engine == "hash":
-        return HashEmbedder(dimensions or HASH_DIMENSIONS)
-    if files is None:
-        raise InputError(f"the engine {engine!r} needs a model; name one, or use the engine 'hash'")
-    if engine == "sentence-transformers":
-        package = required("sentence_transformers")
-        return SentenceTransformersEmbedder(package, files, dimensions=dimensions, max_tokens=max_tokens, device=device)
-    if engine == "sglang":
-        _prepare_processes(engine, device)
-        return SglangEmbedder(required("sglang"), files, dimensions=dimensions, max_tokens=max_tokens)
-    if pooling is None:
-        raise InputError("the engine 'transformers' needs pooling=last or pooling=mean; the model's card says which")
-    _require_torch()
-    from .pooling import load_embedder
-
-    return load_embedder(
-        files, pooling, dimensions=dimensions, max_tokens=max_tokens, token_budget=token_budget, device=device,
-        precision=precision,
+def embedder(recipe: EmbedRecipe, where: Where, device: str) -> Embedder:
+    """The engine that embeds; a model is loaded once per process. Errors as in `scorer`."""
+    if recipe.model is None:
+        return HashEmbedder(recipe.dimensions or HASH_DIMENSIONS)
+    limit = recipe.max_tokens or MAX_TOKENS
+    if where.server:
+        return ServerEmbedder(Server(where.server, recipe.model, where.concurrency), recipe.dimensions, limit)
+    return _loaded_embedder(
+        where.model, where.model_revision, recipe.weights, recipe.pooling, recipe.dimensions, limit, recipe.token_budget,
+        device, recipe.precision,
     )  # fmt: skip
 
 
-def nearest_engine(device: str) -> Nearest:
-    """What finds the nearest centres: NumPy on a CPU, torch elsewhere.
+@lru_cache(maxsize=1)
+def _loaded_scorer(model: str, revision: str | None, weights: str, *choices: Any) -> Scorer:  # noqa: ANN401 - as in load_scorer
+    files = _planned_files(model, revision, weights, WEIGHTS)
+    from .causal import load_scorer
 
-    Raises InputError where that is not installed, and where there is no GPU.
-    """
-    if device == "cpu":
-        return nearest_centres
-    if not required("torch").cuda.is_available():
-        raise InputError(f"device={device}: this machine sees no GPU; set device=cpu")
-    from .device import nearest_on
+    return load_scorer(files, *choices)
 
-    return nearest_on(device)
+
+@lru_cache(maxsize=1)
+def _loaded_embedder(model: str, revision: str | None, weights: str, *choices: Any) -> Embedder:  # noqa: ANN401 - as in load_embedder
+    files = _planned_files(model, revision, weights, EMBEDDING_FILES)
+    from .pooling import load_embedder
+
+    return load_embedder(files, *choices)
+
+
+def _planned_files(model: str, revision: str | None, weights: str, patterns: Sequence[str]) -> ModelFiles:
+    """The files of a model on this machine. Raises RunError unless they are those that were planned with."""
+    require_torch()
+    files = find_model(model, revision)
+    digest = files.digest(patterns)
+    if digest != weights:
+        raise RunError(
+            f"model: {model!r} is {digest} on this worker but {weights} in the plan; give all workers the same files, or "
+            "pin model_revision"
+        )
+    return files
+
+
+def require_torch() -> None:
+    """Raise InputError unless the packages of the engine `transformers` are installed."""
+    required("torch")
+    required("transformers")
 
 
 def required(package: str) -> ModuleType:
-    """An optional package. Raises InputError with the command that installs it."""
+    """Import an optional package. Raises InputError with the command that installs it."""
     try:
         return importlib.import_module(package)
     except ImportError as error:
-        raise InputError(f"{package} cannot be imported ({error}); install it with: {REMEDIES[package]}") from error
+        raise InputError(
+            f"{package} cannot be imported ({error}); install it with: pip install 'tokenmill[score]'"
+        ) from error
 
 
-def _prepare_processes(engine: NllEngine | EmbedEngine, device: str | None) -> None:
-    from .processes import require_children, see_only
+def gpus() -> int:
+    """How many GPUs this process sees. Raises InputError where torch is not installed.
 
-    require_children(engine)
-    see_only(device)
+    Does not start CUDA, which processes forked from this one could not use afterwards.
+    """
+    return int(required("torch").cuda.device_count())
 
 
-def _require_torch() -> None:
-    required("torch")
-    required("transformers")
+def device_of(settings: ScoreSettings, engine: NllEngine | EmbedEngine) -> Device:
+    """Where this process computes: the device asked for, else the GPUs if `engine` uses them and there are any."""
+    if engine != "transformers":
+        return "cpu"
+    return settings.device or ("cuda" if gpus() else "cpu")
+
+
+def precision_of(settings: ScoreSettings, engine: NllEngine | EmbedEngine, device: Device) -> Precision | None:
+    """The precision of `engine`; None where the engine decides."""
+    if engine != "transformers":
+        return None
+    return settings.precision or ("bfloat16" if device == "cuda" else "float32")
+
+
+def device_for_worker(device: Device, worker: int | None) -> str:
+    """The device of the worker with that number: workers take the GPUs in turn.
+
+    Raises RunError if there is no GPU, or if there are several and the worker has no number.
+    """
+    if device == "cpu":
+        return "cpu"
+    count = gpus()
+    if not count:
+        raise RunError("device=cuda: this worker sees no GPU; start workers where there are some, or set device=cpu")
+    if worker is None and count > 1:
+        raise RunError(
+            f"device=cuda: this worker sees {count} GPUs and its name has no number to choose one; start workers as "
+            "`CUDA_VISIBLE_DEVICES=0 dask worker ADDRESS --nthreads 1 --resources GPU=1 --name gpu-0` (0, 1, … one per "
+            "GPU)"
+        )
+    return f"cuda:{(worker or 0) % count}"

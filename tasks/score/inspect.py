@@ -12,9 +12,8 @@ from tokenmill.tasks.shards.store import Store
 from tokenmill.tasks.storage import filesystem
 
 from .embed import LENGTH_TOLERANCE
-from .nll import SCHEMA
 from .shard import FILE
-from .tables import NLL, PERCENTILE, embeddings
+from .tables import NLL, PERCENTILE, SCHEMA, embeddings
 
 HALF_TOLERANCE = LENGTH_TOLERANCE + 2e-3
 """How far from 1 the length of a stored vector may be; float16 is off by 0.05 % a number."""

@@ -1,7 +1,7 @@
-"""Models of `transformers`, loaded so that nothing of them is made up.
+"""Load models of `transformers` so that every weight comes from the checkpoint.
 
-The library gives random numbers to weights that a checkpoint lacks, and says so in a warning: scores would be noise that
-looks like scores. Here that is an error. No code of a model's repository is ever run, and no pickle is read.
+The library initializes missing weights at random and only warns, so that scores would be noise. Here missing weights are
+an error. Code from a model's repository is never run, and pickles are never read.
 """
 
 from collections.abc import Mapping
@@ -12,23 +12,25 @@ from safetensors import SafetensorError
 from tokenmill.tasks.errors import InputError
 from transformers import PreTrainedModel
 
-from .device import chosen_device, chosen_dtype
-from .weights import ModelFiles, Precision
+from .settings import Precision
+from .weights import ModelFiles
 
 UNUSED = ("pooler.",)
-"""Weights that a checkpoint may lack, because what they compute is not read."""
+"""Weights that may be missing, because their output is not used."""
 
 
 def load(auto: Any, files: ModelFiles, device: str | None, precision: Precision | None) -> PreTrainedModel:  # noqa: ANN401 - transformers' Auto classes share no type
-    """The model of `files`, made by one of the Auto classes, ready for inference.
+    """Load the model of `files` with one of the Auto classes, ready for inference.
 
-    It passes through the memory of the machine on its way to a GPU. Raises InputError when the files are no such model,
-    lack weights of it, or are written in a way that needs a package which is not installed.
+    By default it runs on a GPU where there is one, in bfloat16 there and in float32 elsewhere. It passes through the
+    machine's memory on its way to a GPU. Raises InputError if the files are not such a model, lack weights, or need a
+    package that is not installed.
     """
-    chosen = chosen_device(device)
+    chosen = torch.device(device or ("cuda" if torch.cuda.is_available() else "cpu"))
+    wanted = precision or ("bfloat16" if chosen.type == "cuda" else "float32")
     try:
         model, notes = auto.from_pretrained(
-            files.folder, dtype=chosen_dtype(precision, chosen), trust_remote_code=False, local_files_only=True,
+            files.folder, dtype=getattr(torch, wanted), trust_remote_code=False, local_files_only=True,
             use_safetensors=True, output_loading_info=True,
         )  # fmt: skip
     except ImportError as error:

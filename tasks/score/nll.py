@@ -1,15 +1,15 @@
-"""Negative log-likelihood of completions: how much a model is surprised by what the assistant says.
+"""Negative log-likelihood (NLL) of completions under a causal language model.
 
-Token t of a sequence is scored from all tokens before it: its NLL is -ln p(t | tokens before t), in nats. Which tokens
-count is not decided here: the mask is the one that training uses, so that a score speaks of the tokens that a model
-would learn. A row has the sum, the mean per token, and the perplexity, which is e to the mean (to 30 at most, so that it
-stays a number people can read), of all that is scored and of its parts: analysis, tool calls, answers.
+Token t of a sequence is scored from all tokens before it: its NLL is -ln p(t | tokens before t), in nats. The loss mask
+says which tokens count, and is the mask that training uses. Each row gets the sum, the mean per token, and the perplexity,
+which is e to the mean (30 at most, to stay readable), for all scored tokens and for the analysis, the tool calls and the
+answers.
 
-The first token of a sequence has nothing before it and is never scored. A sequence longer than the model reads is cut
-behind, and says so: its row is flagged, and counts the tokens that were to be scored and were cut.
+The first token of a sequence has nothing before it and is never scored. A sequence longer than the model reads is
+truncated at its end and flagged, and the tokens that went unscored are counted.
 
-Engines give the NLL of single tokens (float32); everything after that is this module's, in float64, so that all
-engines count alike. It costs 0.15 microseconds a token.
+Engines return the NLL of single tokens (float32); this module sums them in float64, so that all engines count alike. It
+costs 0.15 microseconds a token.
 """
 
 from dataclasses import dataclass
@@ -19,31 +19,10 @@ import numpy as np
 import pyarrow as pa
 from tokenmill.tasks.errors import InputError
 
-from .finite import ROW, Place, require_finite
-
-PARTS = ("analysis", "tool_call", "final")
-"""What a token can be part of, numbered from 1; 0 is none of these."""
+from .tables import PARTS, ROW, SCHEMA, Place, require_finite
 
 MOST_PERPLEXING = 30.0
-"""Means above this count as this in the perplexity: e**30 is 10**13."""
-
-SCHEMA = pa.schema(
-    [
-        pa.field("nll_sum", pa.float64()),
-        pa.field("nll_mean", pa.float64()),
-        pa.field("ppl", pa.float64()),
-        *(pa.field(f"nll_{part}", pa.float64()) for part in PARTS),
-        pa.field("completion_token_count", pa.int32()),
-        *(pa.field(f"{part}_token_count", pa.int32()) for part in PARTS),
-        pa.field("total_token_count", pa.int32()),
-        pa.field("cut_token_count", pa.int32()),
-        pa.field("truncated", pa.bool_()),
-    ]
-)
-"""One row per sequence, in their order. `nll_sum` is a sum, the others are means per token, null where nothing was
-scored. `completion_token_count` counts the tokens scored, `cut_token_count` those that would have been had the sequence
-not been cut, `total_token_count` all tokens that the sequence has, scored or not, read or cut.
-"""
+"""The perplexity of a larger mean is e**30, 10**13."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,10 +39,12 @@ class Completions:
     parts: np.ndarray
 
     def __post_init__(self) -> None:
-        """Raises ValueError unless all arrays speak of the same tokens."""
+        """Raise ValueError unless all arrays have the same number of tokens."""
         sizes = (len(self.ids), len(self.loss), len(self.parts), int(self.offsets[-1]))
         if len({*sizes}) > 1:
-            raise ValueError(f"ids, loss, parts and the last offset speak of {sizes} tokens; they must be as many")
+            raise ValueError(
+                f"ids, loss, parts and the last offset have {sizes} tokens; they must have the same number"
+            )
 
     @property
     def lengths(self) -> np.ndarray:
@@ -72,20 +53,20 @@ class Completions:
 
 
 class Scorer(Protocol):
-    """An engine: a model, ready to score."""
+    """A model, ready to score."""
 
     def score(self, sequences: Completions, place: Place = ROW) -> pa.Table:
-        """A row of SCHEMA for every sequence, in their order; `place` says in errors where a sequence is from.
+        """One row of SCHEMA per sequence, in their order; `place` names a sequence in errors.
 
-        Raises NonFiniteError for an NLL that is no number, InputError for tokens that the model does not know, RunError
-        when memory runs out.
+        Raises NonFiniteError for an NLL that is not finite, InputError for a token outside the model's vocabulary, and
+        RunError when memory runs out or a server fails.
         """
         ...
 
 
 @dataclass(frozen=True, slots=True)
 class Targets:
-    """The tokens to be scored, in order: `places` in the ids, `rows` their sequences, and `positions` in their sequences,
+    """The tokens to score, in order: `places` in the ids, `rows` their sequences, `positions` in their sequences,
     all int64 [targets]; `bounds` int64 [sequences + 1], where the targets of each sequence begin.
     """
 
@@ -96,13 +77,13 @@ class Targets:
 
     @property
     def reach(self) -> np.ndarray:
-        """How many tokens of each sequence a model must read to score all its targets, int64: 0 where there are none."""
+        """How many tokens of each sequence the model must read to score all its targets, int64; 0 without targets."""
         last = np.append(self.positions, 0)[np.maximum(self.bounds[1:] - 1, 0)]
         return np.where(np.diff(self.bounds) > 0, last, 0)
 
 
 def targets_of(sequences: Completions, limit: int | None) -> Targets:
-    """What a model that reads at most `limit` tokens of a sequence (None: any number) can score of what is wanted."""
+    """The tokens of the loss mask that a model can score if it reads at most `limit` tokens (None: any number)."""
     places = np.flatnonzero(sequences.loss)
     rows = np.searchsorted(sequences.offsets, places, side="right") - 1
     positions = places - sequences.offsets[rows]
@@ -112,7 +93,7 @@ def targets_of(sequences: Completions, limit: int | None) -> Targets:
 
 
 def require_known(sequences: Completions, vocabulary_size: int) -> None:
-    """Raises InputError unless the model has an embedding for every token."""
+    """Raise InputError unless every token is in the model's vocabulary."""
     low, high = int(sequences.ids.min(initial=0)), int(sequences.ids.max(initial=0))
     if low < 0 or high >= vocabulary_size:
         raise InputError(
@@ -127,32 +108,44 @@ def score_table(
     """The rows of SCHEMA, given the NLL of each target (float32 [targets]). Raises NonFiniteError, naming the row."""
     require_finite(nll, targets.rows, "NLL of a token", place)
     rows = len(sequences.lengths)
-    cells = targets.rows * (len(PARTS) + 1) + sequences.parts[targets.places]
     shape = (rows, len(PARTS) + 1)
+    cells = targets.rows * shape[1] + sequences.parts[targets.places]
     counts = np.bincount(cells, minlength=rows * shape[1]).reshape(shape)
     sums = np.bincount(cells, weights=nll, minlength=rows * shape[1]).reshape(shape)
-    scored, total = counts.sum(axis=1), sums.sum(axis=1)
-    mean = _means(total, scored)
+    wanted = np.diff(targets_of(sequences, None).bounds)
     cut = np.zeros(rows, np.bool_) if limit is None else sequences.lengths > limit
+    return _table(sums.sum(axis=1), counts.sum(axis=1), sums[:, 1:], counts[:, 1:], sequences.lengths, wanted, cut)
+
+
+def summed(scores: pa.Table, owners: np.ndarray, rows: int) -> pa.Table:
+    """Scores of sequences (rows of SCHEMA) as those of the rows that own them: `owners` (int64, ascending) of `rows`."""
+    if np.array_equal(owners, np.arange(rows)):
+        return scores
+
+    def sums(name: str, weight: str | None = None) -> np.ndarray:
+        values = scores[name].cast(pa.float64()).fill_null(0).to_numpy()
+        return np.bincount(owners, values * scores[weight].to_numpy() if weight else values, rows)
+
+    scored = sums("completion_token_count")
+    counts = np.stack([sums(f"{part}_token_count") for part in PARTS], axis=1)
+    parts = np.stack([sums(f"nll_{part}", f"{part}_token_count") for part in PARTS], axis=1)
+    wanted = scored + sums("cut_token_count")
+    return _table(sums("nll_sum"), scored, parts, counts, sums("total_token_count"), wanted, sums("truncated") > 0)
+
+
+def _table(
+    total: np.ndarray, scored: np.ndarray, part_sums: np.ndarray, part_counts: np.ndarray, lengths: np.ndarray,
+    wanted: np.ndarray, truncated: np.ndarray,
+) -> pa.Table:  # fmt: skip
+    """The rows of SCHEMA of sums and counts, all [rows] and for parts [rows, PARTS]."""
+
+    def mean(sums: np.ndarray, counts: np.ndarray) -> np.ndarray:
+        return sums / np.maximum(counts, 1)
+
+    means, parts = mean(total, scored), mean(part_sums, part_counts)
     columns = [
-        _null_without(scored, total), _null_without(scored, mean),
-        _null_without(scored, np.exp(np.minimum(mean, MOST_PERPLEXING))),
-        *(_null_without(counts[:, part], _means(sums[:, part], counts[:, part])) for part in range(1, shape[1])),
-        scored, *(counts[:, part] for part in range(1, shape[1])), sequences.lengths,
-        _wanted(sequences) - scored, cut,
-    ]  # fmt: skip
-    return pa.table([pa.array(each).cast(field.type) for each, field in zip(columns, SCHEMA, strict=True)], SCHEMA)
-
-
-def _wanted(sequences: Completions) -> np.ndarray:
-    """How many tokens of each sequence are to be scored, without a limit, int64 [sequences]."""
-    places = targets_of(sequences, None).bounds
-    return np.diff(places)
-
-
-def _means(sums: np.ndarray, counts: np.ndarray) -> np.ndarray:
-    return sums / np.maximum(counts, 1)
-
-
-def _null_without(counts: np.ndarray, values: np.ndarray) -> pa.Array:
-    return pa.array(values, mask=counts == 0)
+        *(pa.array(each, mask=scored == 0) for each in (total, means, np.exp(np.minimum(means, MOST_PERPLEXING)))),
+        *(pa.array(sums, mask=counts == 0) for sums, counts in zip(parts.T, part_counts.T, strict=True)),
+        *(pa.array(each) for each in (scored, *part_counts.T, lengths, wanted - scored, truncated)),
+    ]
+    return pa.table([each.cast(field.type) for each, field in zip(columns, SCHEMA, strict=True)], SCHEMA)

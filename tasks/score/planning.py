@@ -3,9 +3,8 @@
 A model is known by the content of its files, which are hashed here; it is loaded by workers only.
 """
 
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
-from typing import Any
+from collections.abc import Callable, Sequence
+from dataclasses import replace
 
 import orjson
 import pyarrow.parquet as pq
@@ -26,34 +25,16 @@ from tokenmill.tasks.tokenize.load import find_vocabulary
 from tokenmill.tasks.tokenize.settings import TokenizerSource
 
 from .conversations import policy_of
-from .engines import EMBEDDING_FILES, HASH_DIMENSIONS, EmbedEngine, NllEngine, required
-from .machine import device_of, precision_of
-from .settings import Device, EmbedRecipe, EmbedSettings, NllRecipe, NllSettings
+from .embed import HASH_DIMENSIONS
+from .engines import EMBEDDING_FILES, device_of, precision_of, require_torch
+from .server import Server
+from .settings import Device, EmbedRecipe, EmbedSettings, NllRecipe, NllSettings, Where
 from .shard import IDS, NAMED
 from .weights import WEIGHTS, ModelFiles, find_model
 
 NLL_KIND, EMBEDDINGS_KIND = "nll", "embeddings"
-PACKAGES: Mapping[NllEngine | EmbedEngine, Sequence[str]] = {
-    "hash": (),
-    "transformers": ("torch", "transformers"),
-    "sentence-transformers": ("sentence_transformers",),
-    "vllm": ("vllm",),
-    "sglang": ("sglang",),
-}
-"""What each engine imports."""
-
 FORMAT_VERSIONS = {NLL_KIND: 1, EMBEDDINGS_KIND: 3}
 """Raised whenever the same recipe and source would give other bytes than before."""
-
-
-@dataclass(frozen=True)
-class Where:
-    """Where workers find what recipes know by content only: the model, the tokenizer and the template, as plain JSON."""
-
-    model: str | None = None
-    model_revision: str | None = None
-    tokenizer: Mapping[str, Any] | None = None
-    template: Mapping[str, Any] | None = None
 
 
 ScorePlan = Planned[NllSettings | EmbedSettings, Where]
@@ -74,10 +55,10 @@ def plan_scores(blend: Blend, settings: NllSettings | EmbedSettings, output_dir:
     Raises InputError for anything that must be fixed first, such as a model that is not there.
     """
     output_dir, store = places(blend, settings, output_dir, kind_of(settings))
-    model = find_model(settings.model, settings.model_revision) if settings.model else None
-    where = Where(model.name, model.revision) if model else Where()
+    model = find_model(settings.model, settings.model_revision) if settings.model and not settings.server else None
+    where = Where(server=settings.server, concurrency=settings.concurrency)
+    where = replace(where, model=model.name, model_revision=model.revision) if model else where
     if isinstance(settings, NllSettings):
-        assert model is not None  # noqa: S101 - these settings name one
         where, recipe_of = _nll(settings, model, where, store)
     else:
         recipe_of = _embeddings(settings, model)
@@ -94,10 +75,11 @@ def plan_scores(blend: Blend, settings: NllSettings | EmbedSettings, output_dir:
 
 
 def require_model(_blend: Blend, settings: NllSettings | EmbedSettings, _output_dir: str) -> None:
-    """Raises InputError for an engine that is not installed, and for a model that is not there or cannot be used."""
-    for package in PACKAGES[settings.engine]:
-        required(package)
-    if settings.model:
+    """Raise InputError for an engine that is not installed, and for a model that is not there or cannot be used."""
+    if settings.server and settings.model:
+        Server(settings.server, settings.model, settings.concurrency)
+    elif settings.model:
+        require_torch()
         model = find_model(settings.model, settings.model_revision)
         if isinstance(settings, NllSettings) and settings.chat_template == HARMONY:
             _require_harmony(model)
@@ -113,15 +95,16 @@ def public_name(model: ModelFiles) -> str:
     return model.name if model.revision else model.folder.name
 
 
-def _nll(settings: NllSettings, model: ModelFiles, where: Where, store: Store) -> tuple[Where, RecipeOf]:
+def _nll(settings: NllSettings, model: ModelFiles | None, where: Where, store: Store) -> tuple[Where, RecipeOf]:
     """Where workers find the chat format, and the recipes. Raises InputError for a format that does not fit the model."""
     device = device_of(settings, settings.engine)
-    weights = model.digest(WEIGHTS)
+    name, revision, weights = _identity(settings, model, WEIGHTS)
     fingerprint, template = None, HARMONY
     if settings.chat_template == HARMONY:
-        _require_harmony(model)
+        if model:
+            _require_harmony(model)
     else:
-        source = settings.tokenizer or _own_tokenizer(model)
+        source = settings.tokenizer or _own_tokenizer(settings, model)
         vocabulary = find_vocabulary(source)
         chosen = SftSettings(tokenizer=source, chat_template=settings.chat_template)
         found = checked_format(chosen, vocabulary, policy_of(settings.loss_mode, harmony=False), store.place)
@@ -143,10 +126,10 @@ def _nll(settings: NllSettings, model: ModelFiles, where: Where, store: Store) -
             loss_mode=settings.loss_mode,
             max_length=settings.max_length,
             engine=settings.engine,
-            model=public_name(model),
-            model_revision=model.revision or weights,
+            model=name or settings.model,
+            model_revision=revision,
             weights=weights,
-            token_budget=settings.token_budget,
+            token_budget=settings.token_budget if model else None,
             precision=precision_of(settings, settings.engine, device),
             device=device,
         )
@@ -154,7 +137,19 @@ def _nll(settings: NllSettings, model: ModelFiles, where: Where, store: Store) -
     return where, recipe_of
 
 
-def _own_tokenizer(model: ModelFiles) -> TokenizerSource:
+def _identity(
+    settings: NllSettings | EmbedSettings, model: ModelFiles | None, files: Sequence[str]
+) -> tuple[str | None, str | None, str | None]:
+    """Name, revision and weights of what scores; a server does not tell its weights, so the revision is the user's."""
+    if model is None:
+        return settings.model, settings.model_revision if settings.server else None, None
+    weights = model.digest(files)
+    return public_name(model), model.revision or weights, weights
+
+
+def _own_tokenizer(settings: NllSettings, model: ModelFiles | None) -> TokenizerSource:
+    if model is None:
+        return TokenizerSource(model=settings.model, revision=settings.model_revision)
     if model.revision:
         return TokenizerSource(model=model.name, revision=model.revision)
     return TokenizerSource(model=str(model.folder))
@@ -173,7 +168,7 @@ def _require_harmony(model: ModelFiles) -> None:
 
 def _embeddings(settings: EmbedSettings, model: ModelFiles | None) -> RecipeOf:
     device, hashing = device_of(settings, settings.engine), settings.engine == "hash"
-    weights = model.digest(EMBEDDING_FILES) if model else None
+    name, revision, weights = _identity(settings, model, EMBEDDING_FILES)
 
     def recipe_of(source: DataSource, split: str | None) -> EmbedRecipe:
         return EmbedRecipe(
@@ -182,8 +177,8 @@ def _embeddings(settings: EmbedSettings, model: ModelFiles | None) -> RecipeOf:
             filters=row_filter(source).wanted,
             fields=list(_scored_fields(source, settings)),
             engine=settings.engine,
-            model=public_name(model) if model else None,
-            model_revision=(model.revision or weights) if model else None,
+            model=name,
+            model_revision=revision,
             weights=weights,
             pooling=settings.pooling,
             dimensions=settings.dimensions or (HASH_DIMENSIONS if hashing else None),

@@ -1,12 +1,11 @@
-"""Embeddings by any model of `transformers` that gives hidden states.
+"""Embeddings by any model of `transformers` that returns hidden states.
 
-`last` takes the state of the last token, which in a causal model is the only one that has seen the whole text; such
-models are trained with an end token there, so one is appended where the tokenizer does not end texts itself. `mean`
-averages the states of all tokens, as encoders are trained. Neither is right for a model that was trained with the
-other: its card says which.
+`last` takes the hidden state of the last token, which in a causal model is the only one that has seen the whole text. Such
+models are trained with an end token there, so one is appended unless the tokenizer does that itself. `mean` averages the
+hidden states of all tokens, as encoders are trained. A model's card says which one it was trained with.
 
-Texts are tokenized together, sorted by length, and padded behind, under an attention mask. Weights and states are
-bfloat16 on CUDA and float32 on a CPU; pooling and lengths are float32 always.
+Texts are tokenized together, sorted by length, and padded at the end under an attention mask. Weights and hidden states are
+bfloat16 on CUDA and float32 on a CPU; pooling is always float32.
 """
 
 from collections.abc import Sequence
@@ -18,22 +17,22 @@ from tokenmill.tasks.errors import InputError, RunError
 from transformers import AutoModel, AutoTokenizer, PreTrainedModel
 
 from .batches import TOKEN_BUDGET, batches, padded
-from .embed import MAX_TOKENS, Pooling, unit_vectors, wanted_dimensions
+from .embed import unit_vectors, wanted_dimensions
 from .loading import load
-from .weights import ModelFiles, Precision
+from .settings import MAX_TOKENS, Pooling, Precision
+from .weights import ModelFiles
 
 
 def load_embedder(
     files: ModelFiles,
     pooling: Pooling,
-    *,
     dimensions: int | None = None,
     max_tokens: int = MAX_TOKENS,
     token_budget: int = TOKEN_BUDGET,
     device: str | None = None,
     precision: Precision | None = None,
 ) -> "PoolingEmbedder":
-    """The model of `files` and its tokenizer, ready to embed. Errors as in `load` and of `PoolingEmbedder`."""
+    """Load the model of `files` and its tokenizer. Errors as in `load` and `PoolingEmbedder`."""
     try:
         tokenizer = AutoTokenizer.from_pretrained(files.folder, trust_remote_code=False, local_files_only=True)
     except (OSError, ValueError, KeyError) as error:
@@ -45,7 +44,7 @@ def load_embedder(
 
 
 class PoolingEmbedder:
-    """Embeds with a model and a tokenizer that are loaded.
+    """Embeds with a loaded model and tokenizer.
 
     Raises InputError for more dimensions than the model has, and for `last` with a tokenizer that has no end token.
     """
@@ -61,42 +60,39 @@ class PoolingEmbedder:
     ) -> None:
         text = model.config.get_text_config()
         self._model, self._tokenizer, self._pooling, self._budget = model, tokenizer, pooling, token_budget
-        self._dimensions = wanted_dimensions(dimensions, int(text.hidden_size))
+        self.dimensions = wanted_dimensions(dimensions, int(text.hidden_size))
         self._end = _missing_end(tokenizer) if pooling == "last" else []
         self.max_tokens: int = min([max_tokens, *_limits(model, tokenizer)])
-
-    @property
-    def dimensions(self) -> int:
-        """See Embedder."""
-        return self._dimensions
 
     def encode(self, texts: Sequence[str]) -> np.ndarray:
         """See Embedder. Raises InputError for a text without tokens."""
         ids, offsets = self._tokens(texts, self.max_tokens)
         lengths = np.diff(offsets)
         if not lengths.all():
-            raise InputError(f"text {int(np.argmin(lengths))} has no tokens; leave texts out that say nothing")
-        vectors = np.empty((len(texts), self._dimensions), np.float32)
+            raise InputError(f"text {int(np.argmin(lengths))} has no tokens; leave out empty texts")
+        vectors = np.empty((len(texts), self.dimensions), np.float32)
         for rows in batches(lengths, self._budget):
             vectors[rows] = self._pooled(padded(ids, offsets[rows], lengths[rows]), lengths[rows])
         return vectors
 
     def token_counts(self, texts: Sequence[str]) -> np.ndarray:
-        """See Embedder; with the tokens that are added."""
+        """See Embedder; special tokens included."""
         return np.diff(self._tokens(texts, None)[1]).astype(np.int32)
 
     def _tokens(self, texts: Sequence[str], limit: int | None) -> tuple[np.ndarray, np.ndarray]:
-        """The ids of texts, int64, back to back, and where each begins and the last ends, int64 [texts + 1]."""
+        """The ids of texts back to back, int64, and their offsets, int64 [texts + 1]."""
         if not texts:
             return np.empty(0, np.int64), np.zeros(1, np.int64)
-        room = None if limit is None else limit - len(self._end)
-        found = self._tokenizer(list(texts), truncation=limit is not None, max_length=room, return_attention_mask=False)
+        length = None if limit is None else limit - len(self._end)
+        found = self._tokenizer(
+            list(texts), truncation=limit is not None, max_length=length, return_attention_mask=False
+        )
         rows = [np.asarray([*ids, *self._end], np.int64) for ids in found["input_ids"]]
         return np.concatenate(rows), np.cumsum([0, *map(len, rows)])
 
     @torch.inference_mode()
     def _pooled(self, ids: np.ndarray, lengths: np.ndarray) -> np.ndarray:
-        """The vectors of texts in one batch, float32 [texts, dimensions]."""
+        """The vectors of the texts of a batch, float32 [texts, dimensions]."""
         device = self._model.device
         ends = torch.from_numpy(lengths).to(device)[:, None]
         mask = torch.arange(ids.shape[1], device=device) < ends
@@ -108,22 +104,22 @@ class PoolingEmbedder:
                 pooled = torch.where(mask[:, :, None], states.float(), 0).sum(dim=1) / ends
         except torch.OutOfMemoryError as error:
             raise RunError(
-                f"memory ran out on {ids.shape[0]} texts of up to {ids.shape[1]} tokens; lower token_budget, which is "
-                f"{self._budget}, or max_tokens, or take a GPU with more memory"
+                f"memory ran out on {ids.shape[0]} texts of up to {ids.shape[1]} tokens; lower token_budget "
+                f"({self._budget}) or max_tokens, or use a GPU with more memory"
             ) from error
-        return unit_vectors(pooled.cpu().numpy(), self._dimensions)
+        return unit_vectors(pooled.cpu().numpy(), self.dimensions)
 
 
 def _limits(model: PreTrainedModel, tokenizer: Any) -> list[int]:  # noqa: ANN401 - see PoolingEmbedder
-    """What there is that limits the tokens of a text: the positions that the model has, and the length its tokenizer names."""
+    """The limits on the tokens of a text: the model's positions, and the length that its tokenizer names."""
     positions = _counted_from_padding(model) or getattr(model.config.get_text_config(), "max_position_embeddings", None)
     return [int(each) for each in (positions, getattr(tokenizer, "model_max_length", None)) if each]
 
 
 def _counted_from_padding(model: PreTrainedModel) -> int | None:
-    """How many positions there are in a model that counts them from the one behind the padding's, as RoBERTa and its kin do.
+    """The positions of a model that counts them from the padding's, as RoBERTa does; None for other models.
 
-    Their configuration names the whole table, which is longer than any text that they read.
+    The configuration of such a model names its whole table, which is longer than any text that it reads.
     """
     tables = [module for name, module in model.named_modules() if name.endswith("position_embeddings")]
     counts = [
@@ -135,7 +131,7 @@ def _counted_from_padding(model: PreTrainedModel) -> int | None:
 
 
 def _missing_end(tokenizer: Any) -> list[int]:  # noqa: ANN401 - see PoolingEmbedder
-    """The end token if the tokenizer does not put a token of its own behind texts, whichever it is."""
+    """The end token, unless the tokenizer puts a token of its own behind texts."""
     ids, bare = (cast("list[int]", tokenizer("a", add_special_tokens=each)["input_ids"]) for each in (True, False))
     if ids[len(ids) - len(bare) :] != bare:
         return []

@@ -31,22 +31,19 @@ from tokenmill.tasks.tokenize.encoders import Encoder
 from tokenmill.tasks.tokenize.load import find_vocabulary
 from tokenmill.tasks.tokenize.settings import TokenizerSource
 
-from .batches import TOKEN_BUDGET
 from .conversations import Conversations, HarmonyTexts, TemplatedChats, policy_of
-from .embed import MAX_TOKENS, Embedder, Pooling
-from .engines import EMBEDDING_FILES, OWN_PROCESSES, EmbedEngine, NllEngine, embedder, scorer
+from .engines import device_for_worker, embedder, gpus, required, scorer
 from .inspect import inspect_score_shard
-from .machine import LIMIT, device_for_worker, gpus, use_threads
-from .nll import Scorer
-from .planning import EMBEDDINGS_KIND, NLL_KIND, ScorePlan, Where, device_of_plan, plan_scores, require_model
-from .processes import device_for_good
+from .planning import EMBEDDINGS_KIND, NLL_KIND, ScorePlan, device_of_plan, plan_scores, require_model
 from .ranking import ranked, require_unique
-from .settings import EmbedRecipe, EmbedSettings, LossMode, NllRecipe, NllSettings
+from .settings import EmbedRecipe, EmbedSettings, LossMode, NllRecipe, NllSettings, Where
 from .shard import EmbedScoring, NllScoring, Scoring, score_shard
 from .sources import scored_blend
-from .weights import WEIGHTS, ModelFiles, Precision, find_model
 
 LIBRARIES = ("tokenmill", "numpy", "pyarrow")
+
+GPU_LIMIT = "gpu"
+"""The Prefect concurrency limit by which runs share GPUs."""
 
 
 def needs_of(planned: ScorePlan) -> Needs:
@@ -56,7 +53,7 @@ def needs_of(planned: ScorePlan) -> Needs:
     """
     settings = planned.settings
     if device_of_plan(planned) == "cuda":
-        return Needs(settings.workers or (gpus() if settings.cluster == "local" else 1), {"GPU": 1}, LIMIT)
+        return Needs(settings.workers or (gpus() if settings.cluster == "local" else 1), {"GPU": 1}, GPU_LIMIT)
     return Needs(settings.workers or (1 if settings.model else cores()))
 
 
@@ -85,63 +82,17 @@ def build_score_shard(
     found = Where(**where)
     given: dict[str, Any] = shard.identity["recipe"]
     recipe = NllRecipe(**given) if store.kind == NLL_KIND else EmbedRecipe(**given)
-    deal = device_for_good if recipe.engine in OWN_PROCESSES else device_for_worker
-    device = deal(recipe.device, worker_number())
-    if threads is not None and device == "cpu" and recipe.engine != "hash":
-        use_threads(threads)
-    scoring = _nll(recipe, found, device) if isinstance(recipe, NllRecipe) else _embeddings(recipe, found, device)
-    return score_shard(shard, recipe, scoring, store, on_bad_row)
+    device = device_for_worker(recipe.device, worker_number())
+    if threads is not None and device == "cpu" and recipe.engine == "transformers":
+        required("torch").set_num_threads(threads)
+    return score_shard(shard, recipe, _scoring(recipe, found, device), store, on_bad_row)
 
 
-def _nll(recipe: NllRecipe, where: Where, device: str) -> Scoring:
-    loaded = _scorer(
-        recipe.engine, where.model or "", where.model_revision, recipe.weights, recipe.max_length, recipe.token_budget,
-        device, recipe.precision,
-    )  # fmt: skip
-    return NllScoring(recipe, _conversations(recipe, where), loaded)
-
-
-def _embeddings(recipe: EmbedRecipe, where: Where, device: str) -> Scoring:
-    loaded = _embedder(
-        recipe.engine, where.model, where.model_revision, recipe.weights, recipe.pooling, recipe.dimensions,
-        recipe.max_tokens or MAX_TOKENS, recipe.token_budget or TOKEN_BUDGET, device, recipe.precision,
-    )  # fmt: skip
-    return EmbedScoring(recipe, loaded)
-
-
-@lru_cache(maxsize=1)
-def _scorer(
-    engine: NllEngine, model: str, revision: str | None, weights: str, max_length: int | None, token_budget: int,
-    device: str, precision: Precision | None,
-) -> Scorer:  # fmt: skip
-    """A model is loaded once per process."""
-    files = _planned_files(model, revision, weights, WEIGHTS)
-    return scorer(engine, files, max_length=max_length, token_budget=token_budget, device=device, precision=precision)
-
-
-@lru_cache(maxsize=1)
-def _embedder(
-    engine: EmbedEngine, model: str | None, revision: str | None, weights: str | None, pooling: Pooling | None,
-    dimensions: int | None, max_tokens: int, token_budget: int, device: str, precision: Precision | None,
-) -> Embedder:  # fmt: skip
-    """A model is loaded once per process."""
-    files = _planned_files(model, revision, weights, EMBEDDING_FILES) if model and weights else None
-    return embedder(
-        engine, files, pooling=pooling, dimensions=dimensions, max_tokens=max_tokens, token_budget=token_budget,
-        device=device, precision=precision,
-    )  # fmt: skip
-
-
-def _planned_files(model: str, revision: str | None, weights: str, patterns: Sequence[str]) -> ModelFiles:
-    """The files of a model on this machine. Raises RunError unless they are those that were planned with."""
-    files = find_model(model, revision)
-    digest = files.digest(patterns)
-    if digest != weights:
-        raise RunError(
-            f"model: {model!r} is {digest} on this worker but {weights} in the plan; give all workers the same files, or "
-            "pin model_revision"
-        )
-    return files
+def _scoring(recipe: NllRecipe | EmbedRecipe, where: Where, device: str) -> Scoring:
+    if isinstance(recipe, EmbedRecipe):
+        return EmbedScoring(recipe, embedder(recipe, where, device))
+    conversations = _conversations(recipe, where)
+    return NllScoring(recipe, conversations, scorer(recipe, where, device, conversations.encode))
 
 
 def _conversations(recipe: NllRecipe, where: Where) -> Conversations:

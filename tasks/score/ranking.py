@@ -1,8 +1,8 @@
-"""Scores among each other: percentiles, which are known only when every slice is scored.
+"""Percentiles of NLL within each data set and split, once every slice is scored.
 
-A ranked shard is a scored one with its column filled in. Its identity is that of the scored shard and a digest of the
-percentiles, so that rows of other splits, or none that change anything, rebuild nothing. Ranking reads three columns of
-every shard and writes those again whose percentiles changed: 2 microseconds a row.
+A ranked shard is a scored shard with its percentile column filled in. Its identity is that of the scored shard and a digest
+of the percentiles, so rows of other splits rebuild nothing. Ranking reads three columns of every shard, takes 2.5
+microseconds and some 100 bytes a row, and rewrites the shards whose percentiles changed.
 """
 
 from collections import Counter
@@ -12,6 +12,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 import xxhash
+from pyarrow import compute
 from tokenmill.tasks.errors import RunError
 from tokenmill.tasks.shards.build import build_batch, building
 from tokenmill.tasks.shards.manifest import WHOLE, Finished
@@ -20,16 +21,15 @@ from tokenmill.tasks.shards.publication import collect
 from tokenmill.tasks.shards.receipt import Receipt
 from tokenmill.tasks.shards.store import Store
 
-from .percentile import percentile_within_split
 from .shard import FILE
 from .tables import NLL, PERCENTILE
 
 SPLIT = ("dataset", "split")
-"""What rows have in common that are compared."""
+"""Rows with these in common are ranked together."""
 
 
 def ranked(scored: Sequence[Finished], store: Store, *, rebuild: bool) -> list[Finished]:
-    """The shards with percentiles, one for each of the scored ones, every one proven."""
+    """The shards with percentiles, one for each scored shard, each with a valid receipt."""
     percentiles = _percentiles(scored, store)
     shards = [
         PlannedShard(item.shard.dataset, item.shard.split, item.shard.part, _identity(item, column))
@@ -49,7 +49,7 @@ def ranked(scored: Sequence[Finished], store: Store, *, rebuild: bool) -> list[F
 
 
 def require_unique(finished: Sequence[Finished], store: Store) -> None:
-    """Raises RunError, naming two places, when a row is scored twice."""
+    """Raise RunError, naming two places, if a row was scored twice."""
     ids = [table_of(item, store, ["row_id"])["row_id"] for item in finished]
     counted = pa.chunked_array([chunk for column in ids for chunk in column.chunks], pa.string()).value_counts()
     counts = counted.field("counts").to_numpy()
@@ -63,10 +63,10 @@ def require_unique(finished: Sequence[Finished], store: Store) -> None:
     )
 
 
-def table_of(item: Finished, store: Store, columns: Sequence[str] | None = None) -> pa.Table:
-    """Some columns of the file of a shard, or all; no rows where there is none. Raises RunError for a damaged file."""
+def table_of(item: Finished, store: Store, columns: list[str]) -> pa.Table:
+    """Some columns of the file of a shard, empty without a file. Raises RunError for a damaged file."""
     if WHOLE not in item.receipt.parts:
-        return NLL.empty_table().select(list(columns or NLL.names))
+        return NLL.empty_table().select(columns)
     return pq.read_table(pa.BufferReader(store.read(item.receipt, FILE)), columns=columns, use_threads=False)
 
 
@@ -104,3 +104,40 @@ def _rank_shard(shard: PlannedShard, item: Finished, column: pa.Array, store: St
         builder.parts, builder.drops = dict(scored.parts), Counter(scored.drops)
         builder.facts, builder.volatile = dict(scored.facts), dict(scored.volatile)
     return builder.receipt
+
+
+def percentile_within_split(values: pa.ChunkedArray, split: Sequence[pa.ChunkedArray]) -> pa.Array:
+    """The percentile of each of `values` within its split, float64, null where the value is null or NaN.
+
+    Rows are of the same split where all columns of `split` are equal; null equals null. The percentile is the share of
+    rows with a lower score plus half the share of rows with the same score: 100 * (average rank - 1/2) / rows, ranks from
+    1. Equal scores have equal percentiles, the mean is always 50, and a single row is at 50.
+    """
+    numbers = compute.call_function("cast", [values], compute.CastOptions(pa.float64())).to_numpy()
+    codes = _codes(split, len(numbers))
+    order = np.lexsort((numbers, codes))
+    order = order[~np.isnan(numbers[order])]
+    groups, sorted_numbers = codes[order], numbers[order]
+    new_group = np.append(True, groups[1:] != groups[:-1])[: len(order)]
+    new_value = new_group | np.append(True, sorted_numbers[1:] != sorted_numbers[:-1])[: len(order)]
+    first, size = _runs(new_group)
+    start, ties = _runs(new_value)
+    found = np.full(len(numbers), np.nan)
+    found[order] = 100 * (start - first + ties / 2) / size
+    return pa.array(found, mask=np.isnan(found))
+
+
+def _codes(columns: Sequence[pa.ChunkedArray], rows: int) -> np.ndarray:
+    """A number for each row, equal for rows that are equal in all columns, int64 [rows]."""
+    codes = np.zeros(rows, np.int64)
+    for column in columns:
+        encoded = compute.call_function("rank", [column], compute.RankOptions(tiebreaker="dense"))
+        _, codes = np.unique(codes * (rows + 1) + encoded.to_numpy().astype(np.int64), return_inverse=True)
+    return codes
+
+
+def _runs(begins: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """Where the run of each element begins, and its length."""
+    starts = np.flatnonzero(begins)
+    lengths = np.diff(starts, append=len(begins))
+    return np.repeat(starts, lengths), np.repeat(lengths, lengths)

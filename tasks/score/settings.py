@@ -1,7 +1,8 @@
-"""What a person can choose about scores, and what of it makes a shard's recipe."""
+"""The settings of scores, and the recipes that are made from them."""
 
+from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Literal, Self
+from typing import Any, Literal, Self
 
 from pydantic import Field, model_validator
 from tokenmill.tasks.blend.models import Value
@@ -11,30 +12,53 @@ from tokenmill.tasks.strict import Size
 from tokenmill.tasks.tokenize.settings import TokenizerSource
 
 from .batches import TOKEN_BUDGET
-from .embed import MAX_TOKENS, Pooling
-from .engines import OWN_PROCESSES, EmbedEngine, NllEngine
-from .weights import Precision
 
+NllEngine = Literal["transformers", "server"]
+EmbedEngine = Literal["hash", "transformers", "server"]
 Device = Literal["cpu", "cuda"]
+Precision = Literal["bfloat16", "float32"]
+"""The type of weights and hidden states."""
+
+Pooling = Literal["last", "mean"]
+"""How the vectors of a text's tokens become one: the last token's, or the mean."""
+
 LossMode = Literal["assistant_all", "assistant_all_eot", "assistant_full", "assistant_last", "final_only"]
 
 SHARD_BYTES = 16_000_000
-"""A killed run loses a slice at most; under a model of 8 billion weights one of this size takes a GPU some minutes."""
+"""A killed run loses one slice at most; a slice of this size takes a GPU some minutes with a model of 8 billion weights."""
+
+MAX_TOKENS = 1024
+"""Default number of tokens read of a text that is embedded."""
+
+IGNORED: dict[str, tuple[str, ...]] = {
+    "hash": ("precision", "server", "concurrency"),
+    "transformers": ("server", "concurrency"),
+    "server": ("precision", "device", "token_budget"),
+}
+"""Settings that an engine would ignore, and therefore refuses."""
 
 
 class ScoreSettings(PreparationSettings, frozen=True):
-    """The choices that all scores have."""
+    """The settings of both scores."""
 
     model_revision: str | None = Field(
-        default=None, min_length=1, description="Commit, tag or branch of a hub id; pin a commit."
+        default=None,
+        min_length=1,
+        description="Commit, tag or branch of a hub id; pin a commit. For engine=server the revision that it serves.",
     )
+    server: str | None = Field(
+        default=None,
+        pattern=r"^https?://[^\s/@?#]+(/[^\s@?#]*)?$",
+        description="Base URL of a vLLM or SGLang server, for engine=server; its key is read from TOKENMILL_SERVER_KEY.",
+    )
+    concurrency: int = Field(default=16, ge=1, description="Requests in flight per worker, for engine=server.")
     token_budget: int = Field(
-        default=TOKEN_BUDGET, ge=1, description="Padded tokens per batch; for transformers and vllm."
+        default=TOKEN_BUDGET, ge=1, description="Padded tokens per batch, for engine=transformers."
     )
     precision: Precision | None = Field(
-        default=None, description="For transformers; by default bfloat16 on CUDA and float32 on a CPU."
+        default=None, description="For engine=transformers; by default bfloat16 on CUDA and float32 on a CPU."
     )
-    device: Device | None = Field(default=None, description="The GPUs where there are any, else the CPU.")
+    device: Device | None = Field(default=None, description="By default the GPUs, if there are any, else the CPU.")
     shard_size: Size = Field(default=SHARD_BYTES, description="Source bytes per shard, for example 16MB.")
 
     @model_validator(mode="after")
@@ -43,11 +67,25 @@ class ScoreSettings(PreparationSettings, frozen=True):
             raise ValueError("holdout means nothing here, because every row is scored; leave it out")
         return self
 
+    def _require_heeded(self, engine: NllEngine | EmbedEngine) -> None:
+        """Raise ValueError for a setting that `engine` ignores, and for one that it lacks."""
+        fields: dict[str, Any] = type(self).model_fields
+        for name in IGNORED[engine]:
+            if getattr(self, name) != fields[name].default:
+                raise ValueError(f"{name} means nothing for engine={engine}; leave it out, or choose another engine")
+        if engine == "hash" and self.device == "cuda":
+            raise ValueError("engine=hash runs on a CPU; leave device=cuda out, or choose another engine")
+        if engine == "server" and self.server is None:
+            raise ValueError("engine=server needs server, its base URL, for example server=http://localhost:8000")
+
 
 class NllSettings(ScoreSettings, frozen=True):
-    """Everything a person can choose about the NLL of completions."""
+    """The settings of the NLL of completions."""
 
-    model: str = Field(min_length=1, description="Hub id or folder of a causal language model.")
+    model: str = Field(
+        min_length=1,
+        description="Hub id or folder of a causal language model; for engine=server the name that it lists.",
+    )
     engine: NllEngine = Field(default="transformers", description="What runs the model.")
     loss_mode: LossMode = Field(default="assistant_all_eot", description="Which tokens are scored.")
     max_length: int | None = Field(default=None, ge=2, description="Tokens of a sequence that are read.")
@@ -58,30 +96,36 @@ class NllSettings(ScoreSettings, frozen=True):
 
     @model_validator(mode="after")
     def _fits_together(self) -> Self:
-        _require_heeded(self, self.engine)
+        self._require_heeded(self.engine)
         if self.chat_template == HARMONY and self.tokenizer is not None:
             raise ValueError("chat_template=harmony has a tokenizer of its own; leave tokenizer out")
         return self
 
 
 class EmbedSettings(ScoreSettings, frozen=True):
-    """Everything a person can choose about embeddings."""
+    """The settings of embeddings."""
 
-    model: str | None = Field(default=None, min_length=1, description="Hub id or folder of a model; hash needs none.")
-    engine: EmbedEngine = Field(default="hash", description="What makes vectors of texts.")
-    pooling: Pooling | None = Field(default=None, description="How tokens become one vector; the model's card says.")
+    model: str | None = Field(
+        default=None,
+        min_length=1,
+        description="Hub id or folder of a model; for engine=server the name that it lists; none for hash.",
+    )
+    engine: EmbedEngine = Field(default="hash", description="What turns texts into vectors.")
+    pooling: Pooling | None = Field(
+        default=None, description="How tokens become one vector, for engine=transformers; the model's card says."
+    )
     dimensions: int | None = Field(default=None, ge=1, description="Numbers per vector; all by default, 256 for hash.")
     max_tokens: int = Field(default=MAX_TOKENS, ge=2, description="Tokens of a text that are read.")
     field: str = Field(
-        default="embed_text", min_length=1, description="Field that is embedded; the text where there is none such."
+        default="embed_text", min_length=1, description="Field that is embedded; the text of rows without it."
     )
 
     @model_validator(mode="after")
     def _fits_together(self) -> Self:
-        _require_heeded(self, self.engine)
+        self._require_heeded(self.engine)
         if (self.engine == "hash") == (self.model is not None):
             raise ValueError(
-                f"engine={self.engine} {'takes no' if self.model else 'needs a'} model; the other engines but hash do, hash not"
+                f"engine={self.engine} {'takes no' if self.model else 'needs a'} model; hash alone has none"
             )
         if (self.engine == "transformers") == (self.pooling is None):
             raise ValueError(
@@ -90,26 +134,13 @@ class EmbedSettings(ScoreSettings, frozen=True):
         return self
 
 
-def _require_heeded(settings: ScoreSettings, engine: NllEngine | EmbedEngine) -> None:
-    """Raises ValueError for a choice that `engine` would pass over."""
-    if settings.precision is not None and engine != "transformers":
-        raise ValueError(f"precision is for engine=transformers; leave it out, because {engine} decides it by itself")
-    if settings.device == "cuda" and engine == "hash":
-        raise ValueError(
-            "device=cuda is not for engine=hash, which runs on a CPU; leave it out, or choose another engine"
-        )
-    if settings.device == "cpu" and engine in OWN_PROCESSES:
-        raise ValueError(
-            f"device=cpu is not for engine={engine}, which runs on GPUs; leave it out, or choose another engine"
-        )
-
-
 @dataclass(frozen=True, slots=True)
 class NllRecipe:
     """Every choice that can change a byte of a shard of NLL, and nothing else.
 
-    `dataset` and `split` stand for rows that do not say theirs. `weights` is the digest of the model's files; `tokenizer`
-    is the fingerprint of its tokenizer's, None for Harmony, as `messages_field` and `tools_field` mean nothing there.
+    `dataset` and `split` are those of rows that do not name their own. `weights` is the digest of the model's files, None
+    for a server. `tokenizer` is the fingerprint of the tokenizer, None for Harmony, as are `messages_field` and
+    `tools_field`. `device` is where this process computes.
     """
 
     dataset: str
@@ -124,9 +155,9 @@ class NllRecipe:
     max_length: int | None
     engine: NllEngine
     model: str
-    model_revision: str
-    weights: str
-    token_budget: int
+    model_revision: str | None
+    weights: str | None
+    token_budget: int | None
     precision: Precision | None
     device: Device
 
@@ -135,7 +166,7 @@ class NllRecipe:
 class EmbedRecipe:
     """Every choice that can change a byte of a shard of embeddings, and nothing else.
 
-    `fields` are those that a text is looked for in, in this order. What an engine does not ask for is None.
+    `fields` are the fields that may hold the text, in order. A choice that the engine does not have is None.
     """
 
     dataset: str
@@ -152,3 +183,15 @@ class EmbedRecipe:
     token_budget: int | None
     precision: Precision | None
     device: Device
+
+
+@dataclass(frozen=True)
+class Where:
+    """Where workers find what a recipe knows only by content: model, tokenizer and template (plain JSON), or the server."""
+
+    model: str | None = None
+    model_revision: str | None = None
+    tokenizer: Mapping[str, Any] | None = None
+    template: Mapping[str, Any] | None = None
+    server: str | None = None
+    concurrency: int = 1

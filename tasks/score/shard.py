@@ -26,10 +26,9 @@ from tokenmill.tasks.sources.selection import RowFilter
 
 from .conversations import Conversations, text_at
 from .embed import Embedder, as_stored
-from .finite import Place
-from .nll import Scorer
+from .nll import Scorer, summed
 from .settings import EmbedRecipe, NllRecipe
-from .tables import NLL, assembled, embeddings, summed
+from .tables import NLL, Place, assembled, embeddings
 
 FILE = f"{WHOLE}.parquet"
 IDS = ("row_id", "id")

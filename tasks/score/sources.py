@@ -1,4 +1,4 @@
-"""What is scored: a published normalization, whose rows and candidates are found, or any files of rows."""
+"""The rows to score: those of a published normalization, of a blend, or of any files."""
 
 from collections.abc import Mapping
 from typing import Any, Literal
@@ -15,10 +15,10 @@ What = Literal["nll", "embed"]
 
 
 def scored_blend(place: Blend | Mapping[str, Any] | str, what: What) -> Blend:
-    """The blend to be scored: the one at `place`; of a published normalization its rows (nll) or candidates (embed); of
-    a file, a folder or a glob the rows there.
+    """The blend to score: the one at `place`, the rows (nll) or candidates (embed) of a published normalization, or the
+    rows of a file, folder or glob.
 
-    Raises InputError for a blend that breaks a rule, and for a normalization without candidates.
+    Raises InputError for an invalid blend, and for a normalization without candidates.
     """
     if not isinstance(place, str) or place.endswith(".json"):
         return load_blend(place)

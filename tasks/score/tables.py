@@ -1,23 +1,41 @@
-"""The columns of published scores: what names a row, its score, and what made it.
+"""The columns of published scores, and the check that every number in them is finite.
 
-They are side tables: `row_id` joins them to the rows that were scored, whose text is not repeated. What made a score is
-the same in all rows of a file, and takes a few bytes of it.
+Scores are side tables: `row_id` joins them to the rows that were scored, whose text is not repeated. The columns that say
+what made a score hold one value per file and take a few bytes.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 
 import numpy as np
 import pyarrow as pa
+from tokenmill.tasks.errors import RunError
 
-from .nll import MOST_PERPLEXING, PARTS, SCHEMA
+PARTS = ("analysis", "tool_call", "final")
+"""The parts of a completion, numbered from 1; 0 is a token in no part."""
+
+SCHEMA = pa.schema([
+    ("nll_sum", pa.float64()),
+    ("nll_mean", pa.float64()),
+    ("ppl", pa.float64()),
+    *((f"nll_{part}", pa.float64()) for part in PARTS),
+    ("completion_token_count", pa.int32()),
+    *((f"{part}_token_count", pa.int32()) for part in PARTS),
+    ("total_token_count", pa.int32()),
+    ("cut_token_count", pa.int32()),
+    ("truncated", pa.bool_()),
+])  # fmt: skip
+"""One row per sequence. `nll_sum` is a sum, the other NLLs are means per token; all are null where no token was scored.
+`completion_token_count` counts the scored tokens, `cut_token_count` the tokens that were not scored because the sequence
+was truncated, `total_token_count` every token of the sequence.
+"""
 
 PERCENTILE = "percentile_within_split"
 
-ROW = pa.schema([(name, pa.string()) for name in ("row_id", "id", "dataset", "split")])
-"""What names a row. `id` is the text's, and null where the row has none."""
+NAMES = pa.schema([(name, pa.string()) for name in ("row_id", "id", "dataset", "split")])
+"""What names a row. `id` is the row's own, and null where it has none."""
 
 NLL = pa.schema([
-    *ROW,
+    *NAMES,
     ("loss_mode", pa.string()),
     *SCHEMA,
     (PERCENTILE, pa.float64()),
@@ -30,9 +48,9 @@ NLL = pa.schema([
 
 
 def embeddings(dimensions: int) -> pa.Schema:
-    """The columns of embeddings; `token_count` counts before a text is cut."""
+    """The columns of embeddings; `token_count` counts the tokens before truncation."""
     return pa.schema([
-        *ROW,
+        *NAMES,
         ("embedding", pa.list_(pa.float16(), dimensions)),
         ("token_count", pa.int32()),
         ("truncated", pa.bool_()),
@@ -46,45 +64,31 @@ def embeddings(dimensions: int) -> pa.Schema:
 def assembled(
     schema: pa.Schema, rows: Mapping[str, Sequence[str | None]], scores: pa.Table, same: Mapping[str, str | None]
 ) -> pa.Table:
-    """A table with `schema`: of each row what names it, its score, and what is the `same` in all; null for the rest."""
-    count = scores.num_rows
+    """A table with `schema`: the names and the score of each row, the value that is the `same` in all, else null."""
     columns = [
         pa.array(rows[field.name], field.type) if field.name in rows
         else scores[field.name] if field.name in scores.column_names
-        else pa.array([same.get(field.name)] * count, field.type)
+        else pa.array([same.get(field.name)] * scores.num_rows, field.type)
         for field in schema
     ]  # fmt: skip
     return pa.table(columns, schema=schema)
 
 
-def summed(scores: pa.Table, owners: np.ndarray, rows: int) -> pa.Table:
-    """Scores of sequences (rows of `nll.SCHEMA`) as those of the rows they are of, number `owners` (int64, ascending) of `rows`."""
-    if np.array_equal(owners, np.arange(rows)):
-        return scores
-    count = {name: _sum(scores, name, owners, rows) for name in SCHEMA.names if name.endswith("token_count")}
-    total = _sum(scores, "nll_sum", owners, rows)
-    scored = count["completion_token_count"]
-    mean = total / np.maximum(scored, 1)
-    found = {
-        "nll_sum": (total, scored),
-        "nll_mean": (mean, scored),
-        "ppl": (np.exp(np.minimum(mean, MOST_PERPLEXING)), scored),
-        **{f"nll_{part}": _mean(scores, part, owners, count[f"{part}_token_count"]) for part in PARTS},
-    }
-    columns = {
-        **{name: pa.array(values, mask=counts == 0) for name, (values, counts) in found.items()},
-        **{name: pa.array(values) for name, values in count.items()},
-        "truncated": pa.array(_sum(scores, "truncated", owners, rows) > 0),
-    }
-    return pa.table([columns[field.name].cast(field.type) for field in SCHEMA], schema=SCHEMA)
+Place = Callable[[int], str]
+"""Names a row by its number, for an error: `data/part-00000.parquet: row 17`."""
+
+ROW: Place = "row {}".format
 
 
-def _mean(scores: pa.Table, part: str, owners: np.ndarray, counts: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """The mean of a part of each row, and of how many tokens it is."""
-    values = scores[f"nll_{part}"].fill_null(0).to_numpy() * scores[f"{part}_token_count"].to_numpy()
-    return np.bincount(owners, values, len(counts)) / np.maximum(counts, 1), counts
+class NonFiniteError(RunError):
+    """A model returned NaN or an infinity; nothing of the slice is published."""
 
 
-def _sum(scores: pa.Table, name: str, owners: np.ndarray, rows: int) -> np.ndarray:
-    values = scores[name].cast(pa.float64()).fill_null(0).to_numpy()
-    return np.bincount(owners, values, rows)
+def require_finite(values: np.ndarray, rows: np.ndarray, what: str, place: Place) -> None:
+    """Raise NonFiniteError unless all `values` [n] are finite; `rows` [n] are the rows they belong to."""
+    broken = np.flatnonzero(~np.isfinite(values))
+    if broken.size:
+        raise NonFiniteError(
+            f"{place(int(rows[broken[0]]))}: the {what} is {values[broken[0]]}; the weights are damaged or overflow in this "
+            "precision: check the model, or compute in float32"
+        )

@@ -1,9 +1,8 @@
-"""The files of a model: found in a folder or on the hub, and known by their content.
+"""The files of a model: found in a folder or on the hub, and identified by their content.
 
-Two copies of a model are one model, wherever they lie and whatever they are called, so a digest of what is loaded stands
-for it in the identity of scores: every byte of the weights, and of the configuration. Hashing runs at the speed of the
-disk, 10 s for a model of 16 GB on a disk that reads 1.6 GB/s, and is remembered per file by path, size and modification
-time, so that it is paid once per machine.
+Two copies of a model are one model, wherever they are and whatever they are called: the identity of scores has a digest of
+the weights and the configuration, every byte of them. Hashing runs at the speed of the disk (10 s for 16 GB at 1.6 GB/s)
+and is remembered per file by path, size and modification time, so that a machine pays for it once.
 
 Weights are safetensors. Other formats are pickles, which run code when they are read, and are refused.
 """
@@ -13,7 +12,6 @@ from collections.abc import Iterable
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Literal
 
 import xxhash
 from huggingface_hub import snapshot_download
@@ -22,17 +20,14 @@ from tokenmill.tasks.errors import InputError
 from tokenmill.tasks.shards.remembered import remembered
 from tokenmill.tasks.storage import user_cache
 
-Precision = Literal["bfloat16", "float32"]
-"""What weights are held in, and hidden states computed."""
-
 WEIGHTS = ("config.json", "*.safetensors", "*.safetensors.index.json")
-"""What decides how likely tokens are."""
+"""The files that decide NLL."""
 
 TEXT = (
     "added_tokens.json", "merges.txt", "modules.json", "sentence*_config.json", "special_tokens_map.json",
     "spiece.model", "tokenizer*", "vocab*", "[0-9]_*/config.json", "[0-9]_*/*.safetensors",
 )  # fmt: skip
-"""What decides, beside WEIGHTS, how a text is read, and what sentence-transformers does with its tokens."""
+"""The files that decide, with WEIGHTS, an embedding: the tokenizer, and the modules of sentence-transformers."""
 
 OTHER_COPIES = ["original/*", "metal/*", "onnx/*", "openvino/*"]
 """The same weights in formats that are not loaded."""
@@ -41,21 +36,21 @@ CHUNK_BYTES = 4 << 20
 THREADS = 8
 
 RACY_NANOSECONDS = 2_000_000_000
-"""A file that was modified this recently when its reading began may have changed since; its hash is not remembered."""
+"""A file modified this recently before it was read may have changed since; its hash is not remembered."""
 
 
 @dataclass(frozen=True, slots=True)
 class ModelFiles:
-    """A model that was found: the name it was asked for by, its local folder, and the commit where it is of the hub."""
+    """A model: the name it was asked for by, its local folder, and its commit if it is from the hub."""
 
     name: str
     folder: Path
     revision: str | None
 
     def digest(self, patterns: Iterable[str] = WEIGHTS) -> str:
-        """`xxh3_128:…` of the names and contents of the files that `patterns` match.
+        """`xxh3_128:…` of the names and contents of the files that match `patterns`.
 
-        Raises InputError when there are no weights that can be read without running code.
+        Raises InputError if there are no weights that can be read without running code.
         """
         files = sorted({path for pattern in patterns for path in self.folder.glob(pattern) if path.is_file()})
         if not any(path.suffix == ".safetensors" and path.parent == self.folder for path in files):
@@ -71,9 +66,9 @@ class ModelFiles:
 
 
 def find_model(name: str, revision: str | None = None) -> ModelFiles:
-    """The model in a folder, or in a repository of the hub at `revision`, which is fetched into the hub's own cache.
+    """The model in a folder, or in a repository of the hub at `revision`, which is fetched into the hub's cache.
 
-    Raises InputError when it cannot be found, and for a folder without a config.json.
+    Raises InputError if it cannot be found, and for a folder without a config.json.
     """
     folder = Path(name).expanduser()
     if folder.is_dir():
@@ -101,7 +96,7 @@ def _from_hub(name: str, revision: str | None) -> ModelFiles:
 
 
 def _content(path: Path) -> str:
-    """The hash of a file, from the user's cache if the file is as it was."""
+    """The hash of a file, from the user's cache if the file has not changed."""
     real = path.resolve()
     read_at, status = time.time_ns(), real.stat()
     tag = xxhash.xxh3_128_hexdigest(f"{real}\n{status.st_size}\n{status.st_mtime_ns}".encode())

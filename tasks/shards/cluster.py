@@ -23,7 +23,7 @@ import sys
 import threading
 from collections.abc import Callable, Generator, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
-from contextlib import AbstractContextManager, ExitStack, contextmanager, suppress
+from contextlib import ExitStack, contextmanager, suppress
 from importlib.util import find_spec
 from multiprocessing import resource_tracker
 from pathlib import Path
@@ -301,11 +301,6 @@ def _reaches(host: str, port: int) -> bool:
     except OSError:
         return False
     return True
-
-
-def workers_with_children() -> AbstractContextManager[object]:
-    """A context in which local clusters start workers that may start processes, which daemons may not."""
-    return config.set({"distributed.worker.daemon": False})
 
 
 def listen(client: Client, topic: str, heard: Callable[[dict[str, Any]], None]) -> None:

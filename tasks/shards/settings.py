@@ -20,6 +20,7 @@ TINY_ROWS = 10_000
 RUNTIME_SETTINGS = {
     *("cluster", "workers", "force", "allow_partial", "store"),
     *("shrink_ceiling", "allow_shrink", "previous"),
+    *("server", "concurrency"),
 }
 """Settings that say where and how a preparation runs, and what may be published; equal preparations may differ in them."""
 

@@ -1,8 +1,8 @@
-"""NLL of conversations under a causal model, beside a plain loop of `transformers`, on a GPU or, small, on the CPU.
+"""Speed of NLL under a causal model, compared with a plain loop of `transformers`, on a GPU or with a small model on the CPU.
 
-The loop (`tests/peers/nll_loop.py`) pads batches in the order of the file and computes the logits of all positions, as
-scripts do. Both score the same sequences in the same process; their sums are compared. The device is named in the title:
-what a CPU shows of a small model says nothing about a GPU.
+The loop (`tests/peers/nll_loop.py`) pads batches in file order and computes the logits of all positions, as scripts do.
+Both score the same sequences in the same process, and their sums are compared. The title names the device: the speed of a
+small model on a CPU says nothing about a GPU.
 """
 
 import json

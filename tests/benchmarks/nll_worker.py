@@ -1,9 +1,9 @@
-"""Scores the same sequences with our engine and with a plain loop, on a GPU where there is one; facts as JSON.
+"""Score the same sequences with our engine and with a plain loop, on a GPU where there is one; print facts as JSON.
 
     python -m tests.benchmarks.nll_worker
 
-The model is a Llama of random weights: what it says means nothing, what it costs is what it would. Lengths are those of
-conversations, most of them short and a few long, and two fifths of the tokens are scored.
+The model is a Llama with random weights: its scores mean nothing, its cost is real. Lengths are those of conversations,
+most of them short and a few long, and two fifths of the tokens are scored.
 """
 
 import json

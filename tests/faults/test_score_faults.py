@@ -14,7 +14,7 @@ from tests.faults.interruptions import FAULTS, Repeatable, survive, survive_each
 from tests.preparing import tree
 from tests.preparing_rl import write_rows
 from tests.preparing_scores import harmony_model, prepare, table_of
-from tests.score.test_score_shard import ANSWERED
+from tests.score.test_shard import ANSWERED
 
 pytestmark = pytest.mark.slow
 

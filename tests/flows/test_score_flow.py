@@ -161,7 +161,7 @@ def test_a_dry_run_scores_nothing_and_knows_what_is_there(folder, expected, tmp_
         ("nll", [], "model: missing"),
         ("nll", ["model=./nowhere"], "no folder './nowhere'"),
         ("embed", ["engine=hsh"], "engine"),
-        ("embed", ["engine=sglang", "model=a/b"], "sglang cannot be imported"),
+        ("embed", ["engine=server", "model=a/b"], "engine=server needs server"),
         ("embed", ["loss_mode=final_only"], "loss_mode: unknown key"),
     ],
 )
@@ -183,8 +183,8 @@ def test_torch_is_not_needed_to_embed_by_hashing():
     code = (
         "import sys; sys.modules['torch'] = None; sys.modules['transformers'] = None\n"
         "import tokenmill.flows.score, tokenmill.tasks.score.preparation, tokenmill.tasks.score.inspect\n"
-        "from tokenmill.tasks.score.engines import embedder\n"
-        "print(embedder('hash').encode(['a']).shape)"
+        "from tokenmill.tasks.score.embed import HashEmbedder\n"
+        "print(HashEmbedder().encode(['a']).shape)"
     )
     result = subprocess.run(
         [sys.executable, "-c", code], capture_output=True, text=True, check=False, cwd=Path(__file__).parents[2]

@@ -173,12 +173,15 @@ def test_the_report_says_what_was_chosen_and_why(tmp_path):
     assert clusters == [(60, 23, 0), (25, 23, 0), (15, 14, 1)]
     assert sorted(each["quota"] for each in facts["clusters"]) == [15, 22, 23]
     for each, group in zip(facts["clusters"], range(3), strict=True):
-        assert groups[int(each["typical_row"][1:])] == group
+        middle, typical = vectors[groups == group].mean(axis=0), vectors[int(each["typical_row"][1:])]
+        nearest = vectors[((vectors - middle) ** 2).sum(axis=1).argmin()]
+        assert typical @ middle == pytest.approx(nearest @ middle, abs=1e-5)
     assert [(each["dataset"], each["rows"], each["chosen"]) for each in facts["data_sets"]] == [
         ("of|0", 60, 23), ("of|1", 25, 23), ("of|2", 15, 14),
     ]  # fmt: skip
     (pair,) = facts["removed_pairs"]
     assert {pair["removed"], pair["kept"]} == {f"r{each}" for each in twins}
+    assert pair["cosine"] == pytest.approx(1, abs=1e-6)
     text = (tmp_path / "out/report.md").read_text()
     assert text.startswith("# 60 of 100 rows\n")
     assert "| of\\|2 | s | 15 | 14 | 0.9333 |" in text

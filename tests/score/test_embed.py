@@ -2,7 +2,6 @@
 
 import json
 import math
-import shutil
 import subprocess
 import sys
 
@@ -18,9 +17,8 @@ from tokenizers.pre_tokenizers import Whitespace
 from tokenizers.processors import TemplateProcessing
 from tokenmill.tasks.errors import InputError
 from tokenmill.tasks.score.embed import HashEmbedder, as_stored, as_vectors, unit_vectors
-from tokenmill.tasks.score.engines import EMBEDDING_FILES, embedder
-from tokenmill.tasks.score.finite import NonFiniteError
-from tokenmill.tasks.score.pooling import PoolingEmbedder
+from tokenmill.tasks.score.pooling import PoolingEmbedder, load_embedder
+from tokenmill.tasks.score.tables import NonFiniteError
 from tokenmill.tasks.score.weights import find_model
 from transformers import BertConfig, BertModel, LlamaModel, PreTrainedTokenizerFast, XLMRobertaConfig, XLMRobertaModel
 
@@ -218,7 +216,7 @@ def test_a_model_from_a_folder_embeds_as_before(tmp_path, pooling):
     model, words = decoder(), tokenizer()
     model.save_pretrained(tmp_path)
     words.save_pretrained(tmp_path)
-    engine = embedder("transformers", find_model(str(tmp_path)), pooling=pooling, dimensions=16, device="cpu")
+    engine = load_embedder(find_model(str(tmp_path)), pooling=pooling, dimensions=16, device="cpu")
     assert np.array_equal(engine.encode(texts(7)), PoolingEmbedder(model, words, pooling, 16).encode(texts(7)))
 
 
@@ -226,47 +224,14 @@ def test_a_model_with_an_output_layer_embeds_without_it(tmp_path):
     model, words = llama(), tokenizer()
     model.save_pretrained(tmp_path)
     words.save_pretrained(tmp_path)
-    engine = embedder("transformers", find_model(str(tmp_path)), pooling="last", device="cpu")
+    engine = load_embedder(find_model(str(tmp_path)), pooling="last", device="cpu")
     assert np.array_equal(engine.encode(texts(3)), PoolingEmbedder(model.model, words, "last").encode(texts(3)))
 
 
 def test_a_folder_without_a_tokenizer_is_an_error_that_helps(tmp_path):
     decoder().save_pretrained(tmp_path)
     with pytest.raises(InputError, match=r"the tokenizer of .* cannot be loaded"):
-        embedder("transformers", find_model(str(tmp_path)), pooling="mean", device="cpu")
-
-
-@pytest.mark.parametrize(
-    ("arguments", "message"),
-    [(("transformers", None), "needs a model"), (("transformers", "here"), "needs pooling=last or pooling=mean")],
-)
-def test_an_engine_says_what_it_needs(tmp_path, arguments, message):
-    engine, model = arguments
-    (tmp_path / "config.json").write_text("{}")
-    with pytest.raises(InputError, match=message):
-        embedder(engine, find_model(str(tmp_path)) if model else None)
-
-
-def test_sentence_transformers_pools_as_the_model_says(tmp_path):
-    package = pytest.importorskip("sentence_transformers")
-    modules = pytest.importorskip("sentence_transformers.sentence_transformer.modules")
-    model, words = encoder(), tokenizer()
-    words.pad_token = "<unk>"
-    model.save_pretrained(tmp_path / "plain")
-    words.save_pretrained(tmp_path / "plain")
-    parts = [modules.Transformer(str(tmp_path / "plain")), modules.Pooling(32, "mean")]
-    package.SentenceTransformer(modules=parts, device="cpu").save(str(tmp_path / "whole"))
-    files = find_model(str(tmp_path / "whole"))
-    engine = embedder("sentence-transformers", files, dimensions=12, max_tokens=20, device="cpu")
-    expected = PoolingEmbedder(model, words, "mean", 12, 20).encode(texts(7))
-    np.testing.assert_allclose(engine.encode(texts(7)), expected, atol=1e-5)
-    assert engine.token_counts(["w1 w2"]).tolist() == [2]
-    assert engine.encode([]).shape == (0, 12)
-    before = files.digest(EMBEDDING_FILES)
-    settings = tmp_path / "whole" / "1_Pooling" / "config.json"
-    settings.write_text(settings.read_text().replace("mean", "max"))
-    assert files.digest(EMBEDDING_FILES) != before
-    shutil.rmtree(tmp_path / "whole")
+        load_embedder(find_model(str(tmp_path)), pooling="mean", device="cpu")
 
 
 def test_what_is_stored_comes_back_but_for_the_rounding():

@@ -11,8 +11,8 @@ from hypothesis import strategies as st
 from tokenmill.tasks.errors import InputError
 from tokenmill.tasks.score import causal
 from tokenmill.tasks.score.causal import CausalScorer
-from tokenmill.tasks.score.finite import NonFiniteError
-from tokenmill.tasks.score.nll import PARTS, SCHEMA, Completions, score_table, targets_of
+from tokenmill.tasks.score.nll import Completions, score_table, targets_of
+from tokenmill.tasks.score.tables import PARTS, SCHEMA, NonFiniteError
 from transformers import BertConfig, BertLMHeadModel, Gemma2Config, Gemma2ForCausalLM
 
 from tests.score.tiny_models import SHAPE, VOCABULARY, completions, corpus, gpt_oss, llama
@@ -192,7 +192,7 @@ def test_a_model_that_looks_ahead_is_refused():
     bert = BertLMHeadModel(
         BertConfig(vocab_size=VOCABULARY, hidden_size=32, num_hidden_layers=1, num_attention_heads=2)
     )
-    with pytest.raises(InputError, match="BertLMHeadModel says of a token depends on the tokens after it"):
+    with pytest.raises(InputError, match="BertLMHeadModel predicts for a token depends on the tokens after it"):
         CausalScorer(bert.eval())
 
 
@@ -234,7 +234,7 @@ def test_sums_are_double():
 
 
 def test_arrays_of_unlike_lengths_are_no_sequences():
-    with pytest.raises(ValueError, match="must be as many"):
+    with pytest.raises(ValueError, match="must have the same number"):
         Completions(np.zeros(3, np.int32), np.array([0, 3]), np.zeros(3, np.int8), np.zeros(2, np.int8))
 
 

@@ -36,7 +36,7 @@ from tests.preparing_scores import (
     rows_of,
     table_of,
 )
-from tests.score.test_score_shard import embedding_model
+from tests.score.test_shard import embedding_model
 from tests.score.tiny_models import llama
 
 RARE_ROW = 16

@@ -6,7 +6,7 @@ import pyarrow as pa
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from tokenmill.tasks.score.percentile import percentile_within_split
+from tokenmill.tasks.score.ranking import percentile_within_split
 
 
 def percentiles(values, *split):

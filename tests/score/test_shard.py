@@ -12,13 +12,13 @@ from tokenmill.tasks.errors import InputError, RunError
 from tokenmill.tasks.harmony.message import HarmonyMessage
 from tokenmill.tasks.harmony.render import render
 from tokenmill.tasks.harmony.vocabulary import encoding
-from tokenmill.tasks.score import machine
+from tokenmill.tasks.score import engines
 from tokenmill.tasks.score.causal import CausalScorer
-from tokenmill.tasks.score.chats import chat_of
+from tokenmill.tasks.score.conversations import chat_of
 from tokenmill.tasks.score.embed import HashEmbedder
-from tokenmill.tasks.score.machine import device_for_worker
-from tokenmill.tasks.score.nll import SCHEMA
-from tokenmill.tasks.score.tables import NLL, summed
+from tokenmill.tasks.score.engines import device_for_worker
+from tokenmill.tasks.score.nll import summed
+from tokenmill.tasks.score.tables import NLL, SCHEMA
 from transformers import AutoModelForCausalLM, LlamaConfig, LlamaForCausalLM, LlamaModel
 
 from tests import preparing_sft
@@ -342,6 +342,8 @@ def test_the_score_of_several_sequences_is_that_of_all_their_tokens():
 
 # What is refused before anything is scored.
 
+SERVED = {"engine": "server", "server": "http://a:1", "model": "small"}
+
 
 @pytest.mark.parametrize(
     ("what", "settings", "words"),
@@ -355,11 +357,16 @@ def test_the_score_of_several_sequences_is_that_of_all_their_tokens():
         ("embed", {"engine": "transformers", "pooling": "mean"}, "needs a model"),
         ("embed", {"engine": "transformers", "model": "small"}, "needs it: last or mean"),
         ("embed", {"loss_mode": "final_only"}, "loss_mode: unknown key"),
-        ("embed", {"device": "cuda"}, "device=cuda is not for engine=hash"),
-        ("embed", {"precision": "float32"}, "precision is for engine=transformers; .* hash decides"),
-        ("nll", {"model": "small", "engine": "vllm", "precision": "float32"}, "precision is for .* vllm decides"),
-        ("nll", {"model": "small", "engine": "vllm", "device": "cpu"}, "device=cpu is not for engine=vllm"),
-        ("embed", {"model": "small", "engine": "sglang", "device": "cpu"}, "device=cpu is not for engine=sglang"),
+        ("embed", {"device": "cuda"}, "engine=hash runs on a CPU"),
+        ("embed", {"precision": "float32"}, "precision means nothing for engine=hash"),
+        ("nll", {"model": "small", "server": "http://a:1"}, "server means nothing for engine=transformers"),
+        ("nll", {"model": "small", "engine": "server"}, "engine=server needs server, its base URL"),
+        ("nll", {**SERVED, "precision": "float32"}, "precision means nothing for engine=server"),
+        ("nll", {**SERVED, "device": "cuda"}, "device means nothing for engine=server"),
+        ("nll", {**SERVED, "token_budget": 9}, "token_budget means nothing for engine=server"),
+        ("nll", {**SERVED, "server": "http://user:password@a:1"}, "server: String should match pattern"),
+        ("embed", {**SERVED, "pooling": "last"}, "pooling is for engine=transformers"),
+        ("embed", {"engine": "server", "server": "http://a:1"}, "engine=server needs a model"),
     ],
 )
 def test_a_wrong_choice_is_refused_before_anything_is_read(tmp_path, monkeypatch, what, settings, words):
@@ -384,21 +391,21 @@ def test_rows_without_ids_or_texts_are_refused_where_that_can_be_seen(folder, tm
 
 
 def test_gpus_are_dealt_out_to_workers_in_turn(monkeypatch):
-    monkeypatch.setattr(machine, "gpus", lambda: 4)
+    monkeypatch.setattr(engines, "gpus", lambda: 4)
     assert [device_for_worker("cuda", number) for number in (0, 3, 4, 10)] == ["cuda:0", "cuda:3", "cuda:0", "cuda:2"]
     assert device_for_worker("cpu", 3) == "cpu"
     with pytest.raises(RunError, match=r"sees 4 GPUs and its name has no number .* --resources GPU=1 --name gpu-0`"):
         device_for_worker("cuda", None)
-    monkeypatch.setattr(machine, "gpus", lambda: 1)
+    monkeypatch.setattr(engines, "gpus", lambda: 1)
     assert device_for_worker("cuda", None) == "cuda:0"
-    monkeypatch.setattr(machine, "gpus", lambda: 0)
+    monkeypatch.setattr(engines, "gpus", lambda: 0)
     with pytest.raises(RunError, match="device=cuda: this worker sees no GPU"):
         device_for_worker("cuda", 0)
 
 
 @pytest.mark.parametrize(("count", "device", "precision"), [(0, "cpu", "float32"), (2, "cuda", "bfloat16")])
 def test_a_model_is_on_the_gpus_where_there_are_any(folder, tmp_path, monkeypatch, count, device, precision):
-    monkeypatch.setattr(machine, "gpus", lambda: count)
+    monkeypatch.setattr(engines, "gpus", lambda: count)
     planned = plan("nll", str(folder / "out"), tmp_path / "out", model=str(folder / "random"))
     recipe = planned.plan.shards[0].identity["recipe"]
     assert (recipe["device"], recipe["precision"]) == (device, precision)

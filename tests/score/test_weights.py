@@ -13,7 +13,8 @@ from safetensors.torch import load_file, save_file
 from tokenmill.tasks.errors import InputError
 from tokenmill.tasks.score import weights
 from tokenmill.tasks.score.causal import CausalScorer, load_scorer
-from tokenmill.tasks.score.engines import embedder, scorer
+from tokenmill.tasks.score.planning import require_model
+from tokenmill.tasks.score.settings import EmbedSettings, NllSettings
 from tokenmill.tasks.score.weights import TEXT, WEIGHTS, find_model
 
 from tests.score.tiny_models import completions, corpus, gpt_oss, llama, save_mxfp4
@@ -48,7 +49,7 @@ def tied():
 @pytest.mark.parametrize("model", [llama, tied, gpt_oss])
 def test_a_model_that_was_saved_scores_as_before(tmp_path, model):
     model().save_pretrained(tmp_path)
-    found = scorer("transformers", find_model(str(tmp_path)), device="cpu")
+    found = load_scorer(find_model(str(tmp_path)), device="cpu")
     assert found.score(completions(*corpus())) == CausalScorer(model()).score(completions(*corpus()))
 
 
@@ -208,21 +209,6 @@ def test_without_torch_the_error_says_how_to_install_it(monkeypatch, saved, pack
     monkeypatch.setitem(sys.modules, package, None)
     remedy = rf"{package} cannot be imported .*; install it with: pip install 'tokenmill\[score\]'"
     with pytest.raises(InputError, match=remedy):
-        scorer("transformers", find_model(str(saved)))
+        require_model(NllSettings(model=str(saved)))
     with pytest.raises(InputError, match=remedy):
-        embedder("transformers", find_model(str(saved)), pooling="mean")
-
-
-@pytest.mark.parametrize(
-    ("engine", "package"), [("sentence-transformers", "sentence_transformers"), ("sglang", "sglang")]
-)
-def test_without_the_package_of_an_engine_the_error_says_how_to_install_it(monkeypatch, saved, engine, package):
-    monkeypatch.setitem(sys.modules, package, None)
-    with pytest.raises(InputError, match=f"{package} cannot be imported .*; install it with: pip install"):
-        embedder(engine, find_model(str(saved)))
-
-
-def test_vllm_is_asked_for_by_name(monkeypatch, saved):
-    monkeypatch.setitem(sys.modules, "vllm", None)
-    with pytest.raises(InputError, match=r"vllm cannot be imported .* environment of its own"):
-        scorer("vllm", find_model(str(saved)))
+        require_model(EmbedSettings(engine="transformers", model=str(saved), pooling="mean"))

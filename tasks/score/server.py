@@ -1,0 +1,267 @@
+"""NLL and embeddings from a running server: vLLM, or SGLang.
+
+Both serve the OpenAI API and `/tokenize`. Embeddings come from `/v1/embeddings`. NLL needs the log-probability of every
+token of a prompt: vLLM returns them from `/v1/completions` (`prompt_logprobs`), SGLang from its own `/generate`
+(`return_logprob`). `/v1/models` says which of the two it is (`owned_by`), and how many tokens it reads (`max_model_len`).
+Formats: docs.vllm.ai/en/stable/serving/openai_compatible_server, docs.sglang.io/basic_usage/native_api.
+
+Prompts are sent as token ids, and the server returns an id with each log-probability: they must be the ids that were sent.
+Before that, both sides tokenize a text and must agree.
+
+Each request is one sequence or text; the server makes the batches. A request that fails for a passing reason is sent
+again, here and nowhere else: what remains is a RunError, which the task does not retry.
+"""
+
+import os
+import time
+from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any, TypeVar
+
+import httpx
+import numpy as np
+import pyarrow as pa
+from tokenmill.tasks.errors import InputError, RunError
+
+from .embed import unit_vectors, wanted_dimensions
+from .nll import Completions, Targets, score_table, targets_of
+from .tables import ROW, NonFiniteError, Place, require_finite
+
+KEY = "TOKENMILL_SERVER_KEY"
+"""The environment variable that holds the server's key, where it asks for one."""
+
+TIMEOUT = httpx.Timeout(300, connect=10)
+"""Seconds until a request fails that is not answered, and a connection that is not accepted."""
+
+DELAYS = (0.5, 1.0, 2.0, 4.0, 8.0)
+"""Seconds to wait before each retry."""
+
+PASSING = (httpx.NetworkError, httpx.RemoteProtocolError, httpx.ConnectTimeout)
+BUSY = {429, 502, 503, 504}
+"""Errors and statuses that a retry may overcome."""
+
+SGLANG = "sglang"
+RESERVED = {SGLANG: 7}
+"""Tokens of its context that a server reserves: SGLang (0.5) refuses prompts of `max_model_len - 6` tokens and more."""
+
+MINUS_INFINITY = -9999.0
+"""vLLM writes this for a log-probability of minus infinity, which JSON does not have."""
+
+NOT_JSON = "Out of range float values are not JSON compliant"
+"""vLLM refuses a request with this when the answer would hold NaN."""
+
+PROBE = "3.14 naïve façades in 東京 🙂\n\tdef f(x): return 2718"
+"""A text that different tokenizers encode differently."""
+
+Answer = TypeVar("Answer")
+Item = TypeVar("Item")
+Result = TypeVar("Result")
+
+
+class Server:
+    """A server that serves `model`, with at most `concurrency` requests in flight.
+
+    `limit` is how many tokens it reads, None where it does not say. Raises InputError for a server that does not serve
+    the model or refuses the key, RunError for one that cannot be reached.
+    """
+
+    def __init__(self, url: str, model: str, concurrency: int) -> None:
+        self._url, self._model, self._concurrency = url.rstrip("/").removesuffix("/v1"), model, concurrency
+        key = os.environ.get(KEY)
+        self._client = httpx.Client(
+            headers={"Authorization": f"Bearer {key}"} if key else {},
+            timeout=TIMEOUT,
+            limits=httpx.Limits(max_connections=concurrency),
+        )
+        models = self._ask("/v1/models", lambda answer: {each["id"]: each for each in answer["data"]})
+        if model not in models:
+            raise InputError(
+                f"model: {self._url} serves {', '.join(models) or 'no model'}, not {model!r}; name one of its"
+            )
+        self._kind, length = models[model].get("owned_by"), models[model].get("max_model_len")
+        self.limit: int | None = None if length is None else length - RESERVED.get(self._kind, 0)
+
+    def map(self, function: Callable[[Item], Result], items: Sequence[Item]) -> list[Result]:
+        """`function` of all items, so many at a time as requests may be in flight; the first error ends it."""
+        with ThreadPoolExecutor(self._concurrency) as pool:
+            return list(pool.map(function, items))
+
+    def logprobs(self, prompt: str | Sequence[int]) -> list[tuple[int, float]]:
+        """Id and log-probability of every token of a prompt but the first."""
+        if self._kind == SGLANG:
+            asked = {
+                "text" if isinstance(prompt, str) else "input_ids": prompt,
+                "sampling_params": {"max_new_tokens": 1, "temperature": 0}, "return_logprob": True, "logprob_start_len": 0,
+            }  # fmt: skip
+            return self._ask("/generate", _sglang_logprobs, asked)
+        asked = {
+            "model": self._model, "prompt": prompt, "prompt_logprobs": 0, "max_tokens": 1, "temperature": 0,
+            "add_special_tokens": False,
+        }  # fmt: skip
+        return self._ask("/v1/completions", _vllm_logprobs, asked)
+
+    def tokens(self, text: str, *, special: bool = True) -> list[int]:
+        """The ids of a text, with the special tokens that the model adds, or without them."""
+        asked = {"model": self._model, "prompt": text, "add_special_tokens": special}
+        return self._ask("/tokenize", lambda answer: list(answer["tokens"]), asked)
+
+    def vector(self, ids: Sequence[int]) -> np.ndarray:
+        """The embedding of a text, float32 [dimensions]."""
+        asked = {"model": self._model, "input": [ids], "encoding_format": "float"}
+        return self._ask("/v1/embeddings", lambda answer: np.array(answer["data"][0]["embedding"], np.float32), asked)
+
+    def _ask(self, path: str, read: Callable[[Any], Answer], body: Mapping[str, Any] | None = None) -> Answer:
+        """GET, or POST a body, and `read` the answer. Retries what may pass."""
+        place, failure = f"{self._url}{path}", ""
+        for delay in (*DELAYS, None):
+            try:
+                response = self._client.request("POST" if body else "GET", place, json=body)
+            except PASSING as error:
+                failure = f"cannot be reached: {error}"
+            except httpx.HTTPError as error:
+                raise RunError(
+                    f"{place}: {error or type(error).__name__}; check server=, or lower concurrency"
+                ) from error
+            else:
+                if response.status_code not in BUSY:
+                    return _answer(place, response, read)
+                failure = f"answered {response.status_code}: {_shortened(response)}"
+            if delay is not None:
+                time.sleep(delay)
+        raise RunError(
+            f"{place} {failure} ({len(DELAYS) + 1} tries); start the server, or correct server=, and rerun: finished shards "
+            "are reused"
+        )
+
+
+def _answer(place: str, response: httpx.Response, read: Callable[[Any], Answer]) -> Answer:
+    """The answer of a response. Raises InputError for what the caller can change, RunError for everything else."""
+    said = f"{place} answered {response.status_code}: {_shortened(response)}"
+    if response.status_code in {401, 403}:
+        raise InputError(f"{said}; set {KEY} to the server's key, for workers too")
+    if response.status_code in {404, 405}:
+        raise InputError(f"{said}; engine=server needs a vLLM or SGLang server that serves this task")
+    if NOT_JSON in response.text:
+        raise NonFiniteError(f"{said}; the model returns NaN: check it, or serve it in float32")
+    if not response.is_success:
+        raise RunError(f"{said}; the server's log has the cause")
+    try:
+        return read(response.json())
+    except (LookupError, TypeError, ValueError, AttributeError) as error:
+        raise RunError(f"{said}; this lacks what vLLM and SGLang return ({error!r}): use one of them") from error
+
+
+def _vllm_logprobs(answer: Any) -> list[tuple[int, float]]:  # noqa: ANN401 - JSON
+    entries = [next(iter(each.items())) for each in answer["choices"][0]["prompt_logprobs"][1:]]
+    return [(int(token), _number(entry["logprob"])) for token, entry in entries]
+
+
+def _sglang_logprobs(answer: Any) -> list[tuple[int, float]]:  # noqa: ANN401 - JSON
+    return [(token, _number(logprob)) for logprob, token, _ in answer["meta_info"]["input_token_logprobs"][1:]]
+
+
+class ServerScorer:
+    """Scores sequences with the model of a server. `limit` is how many tokens of a sequence are read.
+
+    `encode` is how rows are tokenized. Raises InputError if the server tokenizes a text differently.
+    """
+
+    def __init__(self, server: Server, max_length: int | None, encode: Callable[[str], Sequence[int]]) -> None:
+        self._server = server
+        # One token less than the context, because the server must generate one behind the prompt.
+        limits = [max_length, None if server.limit is None else server.limit - 1]
+        self.limit = min((each for each in limits if each is not None), default=None)
+        ours, found = list(encode(PROBE)), [token for token, _ in server.logprobs(PROBE)]
+        if found[1 - len(ours) :] != ours[1:]:  # the server may put a token before the text, and never scores the first
+            raise InputError(
+                f"tokenizer: the server reads {PROBE!r} as tokens {found[:8]}, and this tokenizer as {ours[:8]}; set "
+                "tokenizer and chat_template to those of the model that it serves"
+            )
+
+    def score(self, sequences: Completions, place: Place = ROW) -> pa.Table:
+        """See Scorer."""
+        targets = targets_of(sequences, self.limit)
+        nll = np.empty(len(targets.places), np.float32)
+
+        def fill(row: int) -> None:
+            chosen = slice(*targets.bounds[row : row + 2].tolist())
+            nll[chosen] = self._row(sequences, targets, row, place)[targets.positions[chosen] - 1]
+            require_finite(nll[chosen], targets.rows[chosen], "NLL of a token", place)
+
+        self._server.map(fill, np.flatnonzero(targets.reach).tolist())
+        return score_table(sequences, targets, nll, self.limit, place)
+
+    def _row(self, sequences: Completions, targets: Targets, row: int, place: Place) -> np.ndarray:
+        """The NLL of every token of a sequence but the first, as far as it is needed, float32."""
+        start = int(sequences.offsets[row])
+        ids = sequences.ids[start : start + int(targets.reach[row]) + 1].tolist()
+        try:
+            found = self._server.logprobs(ids)
+        except NonFiniteError:
+            return np.full(len(ids) - 1, np.nan, np.float32)
+        except RunError as error:
+            raise RunError(f"{place(row)}: {error}") from error
+        if [token for token, _ in found] != ids[1:]:
+            raise RunError(
+                f"{place(row)}: {len(ids)} tokens were sent, and the log-probabilities are of others: "
+                f"{_difference([token for token, _ in found], ids[1:])}; serve the model without anything that changes "
+                "or cuts prompts"
+            )
+        return -np.array([logprob for _, logprob in found], np.float32)
+
+
+class ServerEmbedder:
+    """Embeds texts with the model of a server, which tokenizes and pools. See Embedder.
+
+    A text that is too long is cut here, and keeps the tokens that the model puts behind every text.
+    """
+
+    def __init__(self, server: Server, dimensions: int | None, max_tokens: int) -> None:
+        self._server = server
+        self.max_tokens = max_tokens if server.limit is None else min(max_tokens, server.limit)
+        whole, bare = server.tokens("a"), server.tokens("a", special=False)
+        behind = next((at for at in range(len(whole), 0, -1) if whole[:at][-len(bare) :] == bare), len(whole))
+        self._end = whole[behind:]
+        self._available = len(server.vector(whole))
+        self.dimensions = wanted_dimensions(dimensions, self._available)
+        self._last: tuple[list[str], list[list[int]]] = ([], [])
+
+    def encode(self, texts: Sequence[str]) -> np.ndarray:
+        """See Embedder."""
+        vectors = self._server.map(self._vector, self._tokens(texts))
+        return unit_vectors(np.reshape(vectors, (len(texts), self._available)), self.dimensions)
+
+    def token_counts(self, texts: Sequence[str]) -> np.ndarray:
+        """See Embedder."""
+        return np.array([len(ids) for ids in self._tokens(texts)], np.int32)
+
+    def _tokens(self, texts: Sequence[str]) -> list[list[int]]:
+        """The ids of texts; those of the last texts are kept, because they are counted before they are embedded."""
+        if self._last[0] != texts:
+            self._last = (list(texts), self._server.map(self._server.tokens, texts))
+        return self._last[1]
+
+    def _vector(self, ids: list[int]) -> np.ndarray:
+        """The embedding of a text, NaN where the server cannot express it, for `as_stored` to name the row."""
+        cut = ids if len(ids) <= self.max_tokens else [*ids[: self.max_tokens - len(self._end)], *self._end]
+        try:
+            return self._server.vector(cut)
+        except NonFiniteError:
+            return np.full(self._available, np.nan, np.float32)
+
+
+def _number(logprob: float | None) -> float:
+    """A log-probability as IEEE 754 has it."""
+    if logprob is None:
+        return float("nan")
+    return float("-inf") if logprob == MINUS_INFINITY else logprob
+
+
+def _difference(found: Sequence[int], sent: Sequence[int]) -> str:
+    pairs = zip(found, sent, strict=False)
+    place = next((number for number, (one, other) in enumerate(pairs) if one != other), None)
+    return f"{len(found) + 1} came back" if place is None else f"token {place + 1} is {found[place]}, not {sent[place]}"
+
+
+def _shortened(response: httpx.Response) -> str:
+    return " ".join(response.text.split())[:300]
