@@ -88,7 +88,7 @@ def write_rows(path, rows):
 @contextmanager
 def probing_once():
     """A context in which a template is probed once however often it is planned with: that reads and writes no file."""
-    known, probe = {}, check.habits
+    known, probe = {}, check.profile_template
 
     def habits(template, added_tokens):
         key = template.digest, json.dumps(template.variables), json.dumps(added_tokens)
@@ -96,5 +96,5 @@ def probing_once():
             known[key] = probe(template, added_tokens)
         return known[key]
 
-    with patch.object(check, "habits", habits):
+    with patch.object(check, "profile_template", habits):
         yield

@@ -4,7 +4,7 @@ from typing import Any
 
 from rich.console import Console
 from tokenmill.tasks.shards.manifest import read_manifest
-from tokenmill.tasks.shards.preparation import preparation
+from tokenmill.tasks.shards.preparation import kind_of
 from tokenmill.tasks.shards.verify import Inspect, Verification
 from tokenmill.tasks.storage import absolute
 
@@ -14,7 +14,8 @@ MOST_PROBLEMS = 50
 def inspector_of(output_dir: str) -> Inspect:
     """What checks the shards of a preparation beyond sizes and hashes."""
     manifest = read_manifest(absolute(output_dir))
-    return preparation(manifest["type"]).inspect if manifest else lambda _store, _receipt: []
+    kind = kind_of(manifest) if manifest else None
+    return kind.inspect if kind else lambda _store, _receipt: []
 
 
 def verification_record(verification: Verification, output_dir: str) -> dict[str, Any]:

@@ -19,7 +19,7 @@ from typing import Any
 import numpy as np
 from tokenmill.tasks.errors import InputError
 from tokenmill.tasks.shards.manifest import MANIFEST, read_manifest
-from tokenmill.tasks.shards.preparation import preparation
+from tokenmill.tasks.shards.preparation import kind_of
 from tokenmill.tasks.storage import absolute
 from tokenmill.tasks.strict import parse
 from tokenmill.tasks.tokenize.load import find_vocabulary
@@ -113,7 +113,8 @@ def view_output(
     manifest = read_manifest(path)
     if manifest is None:
         raise InputError(f"{path}: no {MANIFEST} here; point at the --output-dir of a preparation")
-    if preparation(manifest["type"]).tokens is None:
+    kind = kind_of(manifest)
+    if kind is None or kind.tokens is None:
         raise InputError(f"{path}: holds a preparation of type {manifest['type']!r}; view shows pretrain and sft")
     parts = parts_of(manifest, dataset)
     decode = _vocabulary(manifest).decode

@@ -29,6 +29,8 @@ from .receipt import Receipt
 from .settings import RUNTIME_SETTINGS, PreparationSettings
 from .store import Store
 
+TRAINABLE = "train on the --output-dir of tokenmill pretrain or tokenmill sft"
+
 Settings = TypeVar("Settings", bound=PreparationSettings)
 Found = TypeVar("Found")
 
@@ -167,7 +169,7 @@ class Preparation(Generic[Settings, Found]):
     named_files: Callable[[Settings], Mapping[str, str]] = _no_files
     summary: Callable[[Mapping[str, Any]], Sequence[str]] = _no_lines
     tokens: Literal["packs", "documents"] | None = None
-    training_advice: str = "train on the --output-dir of tokenmill pretrain or tokenmill sft"
+    training_advice: str = TRAINABLE
     hidden: frozenset[str] = frozenset()
     records_failure: bool = False
 
@@ -299,6 +301,11 @@ KINDS: Mapping[str, Kind] = {
     ),
 }
 """Every kind of preparation, by the `type` of its manifest."""
+
+
+def kind_of(manifest: Mapping[str, Any]) -> Preparation[Any, Any] | None:
+    """The kind that published a manifest; None for other outputs, such as a choice of rows."""
+    return preparation(manifest["type"]) if manifest["type"] in KINDS else None
 
 
 def preparation(name: str) -> Preparation[Any, Any]:

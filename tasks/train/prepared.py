@@ -20,7 +20,7 @@ from tokenmill.tasks.errors import InputError, RunError
 from tokenmill.tasks.pack.formats import find_template
 from tokenmill.tasks.pack.settings import SftSettings
 from tokenmill.tasks.shards.manifest import BLEND, MANIFEST, WHOLE, read_manifest
-from tokenmill.tasks.shards.preparation import preparation
+from tokenmill.tasks.shards.preparation import KINDS, TRAINABLE, preparation
 from tokenmill.tasks.shards.store import read_bytes
 from tokenmill.tasks.storage import absolute, is_local, join
 from tokenmill.tasks.strict import parse
@@ -101,8 +101,8 @@ def prepared_manifest(path: str) -> dict[str, Any]:
             "train on the --output-dir of tokenmill pretrain or tokenmill sft"
         )
     kind = manifest["type"]
-    if preparation(kind).tokens is None:
-        advice = preparation(kind).training_advice.format(path=path)
+    if kind not in KINDS or preparation(kind).tokens is None:
+        advice = preparation(kind).training_advice.format(path=path) if kind in KINDS else TRAINABLE
         raise InputError(f"{path}: holds {kind} data, which cannot be trained on directly; {advice}")
     return manifest
 

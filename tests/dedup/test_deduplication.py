@@ -7,11 +7,11 @@ import pyarrow.parquet as pq
 import pytest
 from tokenmill.tasks.blend.models import DataSource
 from tokenmill.tasks.dedup.decisions import digest_of, rows_decided
+from tokenmill.tasks.dedup.preparation import deduplicate
 from tokenmill.tasks.dedup.rounds import (
     KIND,
     MOST_PARTITIONS,
     DocumentSlice,
-    decide,
     partitions_for,
     planned_rounds,
 )
@@ -47,7 +47,7 @@ def slices_of(folder, size=1 << 40, id_field=None, cap_by=None, **files):
 
 
 def decisions_about(slices, tmp_path, run=None, rebuild=False, **choices):
-    return decide(slices, DedupChoices(**choices), str(tmp_path / "store"), run or Run(), rebuild=rebuild)
+    return deduplicate(slices, DedupChoices(**choices), str(tmp_path / "store"), run or Run(), rebuild=rebuild)
 
 
 def outcomes(found, slices):
@@ -326,7 +326,7 @@ def test_decisions_are_found_by_their_hash_and_are_what_they_were(tmp_path):
 def test_a_round_that_leaves_gaps_is_an_error(tmp_path):
     slices = slices_of(tmp_path, a=["one"], b=["two"])
     with pytest.raises(RunError, match=r"2 of 2 shards of the round 'sign' have no receipt, the first sign/a@0/"):
-        decisions_about(slices, tmp_path, lambda *_: None)
+        decisions_about(slices, tmp_path, lambda *_, **__: None)
 
 
 def test_versions_are_told_apart_by_the_threshold(tmp_path):

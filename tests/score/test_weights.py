@@ -209,6 +209,6 @@ def test_without_torch_the_error_says_how_to_install_it(monkeypatch, saved, pack
     monkeypatch.setitem(sys.modules, package, None)
     remedy = rf"{package} cannot be imported .*; install it with: pip install 'tokenmill\[score\]'"
     with pytest.raises(InputError, match=remedy):
-        require_model(NllSettings(model=str(saved)))
+        require_model(None, NllSettings(model=str(saved)), "out")
     with pytest.raises(InputError, match=remedy):
-        require_model(EmbedSettings(engine="transformers", model=str(saved), pooling="mean"))
+        require_model(None, EmbedSettings(engine="transformers", model=str(saved), pooling="mean"), "out")

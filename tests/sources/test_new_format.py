@@ -23,7 +23,8 @@ ROOT = Path(__file__).parents[2]
 @pytest.fixture
 def registered(tmp_path, monkeypatch):
     """The file of the guide, as a module whose format is registered."""
-    (source,) = re.findall(r"```python\n(.*?)```", (ROOT / "CONTRIBUTING.md").read_text(), re.DOTALL)
+    section = (ROOT / "CONTRIBUTING.md").read_text().partition("## A new source format")[2]
+    source = re.findall(r"```python\n(.*?)```", section, re.DOTALL)[0]
     path = tmp_path / "tab_separated.py"
     path.write_text(source)
     module = module_from_spec(spec := spec_from_file_location("tab_separated", path))

@@ -1,4 +1,4 @@
-"""The laws of the house that a parser can check: each is a function from one module's syntax tree to its violations."""
+"""The rules of the code that a parser can check: each is a function from a module's syntax tree to its violations."""
 
 import ast
 import re
@@ -26,7 +26,7 @@ LEVELS = [
     ["report"],
     ["nightly"],
 ]
-"""The rooms of `tasks/`, lowest first. The modules directly in `tasks/` lie below all, the flows above."""
+"""The packages of `tasks/`, lowest first. Modules directly in `tasks/` are below all of them, flows above."""
 
 LONGEST_FUNCTION = 60
 
@@ -78,8 +78,8 @@ class Module:
     tree: ast.Module
 
     @property
-    def room(self):
-        """The room the module is in, '' for modules directly in `tasks/`, 'flows' for flows."""
+    def package(self):
+        """The package the module is in, '' for modules directly in `tasks/`, 'flows' for flows."""
         top, *rest = self.path.split("/")
         return top if top == "flows" else rest[0] if len(rest) > 1 else ""
 
@@ -160,7 +160,7 @@ def opens_for_writing(call, name):
 
 
 def imports_prefect_only_in_stages_and_flows(module):
-    if module.room == "flows" or module.path.endswith("/stage.py"):
+    if module.package == "flows" or module.path.endswith("/stage.py"):
         return
     for node, name in module.imports():
         if name.split(".")[0] == "prefect":
@@ -168,17 +168,17 @@ def imports_prefect_only_in_stages_and_flows(module):
 
 
 def imports_dask_only_in_shards(module):
-    if module.room == "shards":
+    if module.package == "shards":
         return
     for node, name in module.imports():
         if name.split(".")[0] in DASK:
             yield at(node, f"{name} is imported outside of tasks/shards/")
 
 
-def imports_rooms_only_downwards(module):
-    level = level_of(module.room)
+def imports_packages_only_downwards(module):
+    level = level_of(module.package)
     if level is None:
-        yield f"1: {module.room} is not a known room"
+        yield f"1: {module.package} is not a known package"
         return
     for node, name in module.imports():
         first, _, within = name.partition(".")
@@ -187,23 +187,23 @@ def imports_rooms_only_downwards(module):
             yield at(node, f"{name} is imported without tokenmill")
         if first != "tokenmill":
             continue
-        if top == "flows" and module.room != "flows":
-            yield at(node, f"{name} lies above {module.room or 'tasks'}")
+        if top == "flows" and module.package != "flows":
+            yield at(node, f"{name} lies above {module.package or 'tasks'}")
         if top != "tasks":
             continue
-        room = rest.split(".")[0] if (REPOSITORY / "tasks" / rest.split(".")[0]).is_dir() or in_levels(rest) else ""
-        if room != module.room and not level_of(room) < level:
-            yield at(node, f"{name} does not lie below {module.room or 'tasks'}")
+        package = rest.split(".")[0] if (REPOSITORY / "tasks" / rest.split(".")[0]).is_dir() or in_levels(rest) else ""
+        if package != module.package and not level_of(package) < level:
+            yield at(node, f"{name} does not lie below {module.package or 'tasks'}")
 
 
 def in_levels(dotted_name):
-    return any(dotted_name.split(".")[0] in rooms for rooms in LEVELS)
+    return any(dotted_name.split(".")[0] in packages for packages in LEVELS)
 
 
-def level_of(room):
-    if room in {"", "flows"}:
-        return -1 if room == "" else len(LEVELS)
-    return next((level for level, rooms in enumerate(LEVELS) if room in rooms), None)
+def level_of(package):
+    if package in {"", "flows"}:
+        return -1 if package == "" else len(LEVELS)
+    return next((level for level, packages in enumerate(LEVELS) if package in packages), None)
 
 
 def catches_only_what_it_names(module):
@@ -254,7 +254,7 @@ LAWS = [
     writes_only_through_publish,
     imports_prefect_only_in_stages_and_flows,
     imports_dask_only_in_shards,
-    imports_rooms_only_downwards,
+    imports_packages_only_downwards,
     catches_only_what_it_names,
     pickles_nothing,
     keeps_functions_short,
@@ -325,17 +325,17 @@ BAD = [
     (imports_dask_only_in_shards, "tasks/pack/stage.py", "import dask.array"),
     (imports_dask_only_in_shards, "flows/sft.py", "from prefect_dask import DaskTaskRunner"),
     (imports_dask_only_in_shards, "tasks/pack/a.py", "def f():\n    from distributed import get_worker"),
-    (imports_rooms_only_downwards, "tasks/blend/a.py", "from tokenmill.tasks.sources.files import Slice"),
-    (imports_rooms_only_downwards, "tasks/sources/a.py", "import tokenmill.tasks.shards.publish"),
-    (imports_rooms_only_downwards, "tasks/shards/a.py", "from tokenmill.tasks.tokenize import binidx"),
-    (imports_rooms_only_downwards, "tasks/tokenize/a.py", "from tokenmill.tasks.chat import template"),
-    (imports_rooms_only_downwards, "tasks/chat/a.py", "from tokenmill.tasks import pack"),
-    (imports_rooms_only_downwards, "tasks/chat/a.py", "from ..pack import algorithms"),
-    (imports_rooms_only_downwards, "tasks/train/a.py", "from tokenmill.tasks.report.tables import table"),
-    (imports_rooms_only_downwards, "tasks/report/a.py", "from tokenmill.flows.sft import sft"),
-    (imports_rooms_only_downwards, "tasks/errors.py", "from tokenmill.tasks.blend import models"),
-    (imports_rooms_only_downwards, "tasks/attic/a.py", "import os"),
-    (imports_rooms_only_downwards, "flows/a.py", "from tasks.blend import models"),
+    (imports_packages_only_downwards, "tasks/blend/a.py", "from tokenmill.tasks.sources.files import Slice"),
+    (imports_packages_only_downwards, "tasks/sources/a.py", "import tokenmill.tasks.shards.publish"),
+    (imports_packages_only_downwards, "tasks/shards/a.py", "from tokenmill.tasks.tokenize import binidx"),
+    (imports_packages_only_downwards, "tasks/tokenize/a.py", "from tokenmill.tasks.chat import template"),
+    (imports_packages_only_downwards, "tasks/chat/a.py", "from tokenmill.tasks import pack"),
+    (imports_packages_only_downwards, "tasks/chat/a.py", "from ..pack import algorithms"),
+    (imports_packages_only_downwards, "tasks/train/a.py", "from tokenmill.tasks.report.tables import table"),
+    (imports_packages_only_downwards, "tasks/report/a.py", "from tokenmill.flows.sft import sft"),
+    (imports_packages_only_downwards, "tasks/errors.py", "from tokenmill.tasks.blend import models"),
+    (imports_packages_only_downwards, "tasks/attic/a.py", "import os"),
+    (imports_packages_only_downwards, "flows/a.py", "from tasks.blend import models"),
     (catches_only_what_it_names, "tasks/pack/a.py", "try:\n    f()\nexcept:\n    pass"),
     (catches_only_what_it_names, "tasks/pack/a.py", "try:\n    f()\nexcept Exception:\n    raise"),
     (catches_only_what_it_names, "flows/cli.py", "try:\n    f()\nexcept (OSError, Exception) as e:\n    pass"),
@@ -383,9 +383,9 @@ GOOD = [
     (imports_prefect_only_in_stages_and_flows, "flows/sft.py", "from prefect import flow"),
     (imports_prefect_only_in_stages_and_flows, "tasks/shards/a.py", "import prefect_dask"),
     (imports_dask_only_in_shards, "tasks/shards/map.py", "import distributed"),
-    (imports_rooms_only_downwards, "tasks/chat/a.py", "from tokenmill.tasks.chat.b import c\nfrom . import d"),
-    (imports_rooms_only_downwards, "tasks/shards/a.py", "from tokenmill.tasks.sources import files\nfrom tokenmill.tasks.errors import InputError"),
-    (imports_rooms_only_downwards, "flows/sft.py", "from tokenmill.tasks.report import tables\nfrom tokenmill.flows.cli import main"),
+    (imports_packages_only_downwards, "tasks/chat/a.py", "from tokenmill.tasks.chat.b import c\nfrom . import d"),
+    (imports_packages_only_downwards, "tasks/shards/a.py", "from tokenmill.tasks.sources import files\nfrom tokenmill.tasks.errors import InputError"),
+    (imports_packages_only_downwards, "flows/sft.py", "from tokenmill.tasks.report import tables\nfrom tokenmill.flows.cli import main"),
     (catches_only_what_it_names, "tasks/pack/a.py", "try:\n    f()\nexcept (OSError, ValueError):\n    pass"),
     (catches_only_what_it_names, "tasks/pack/a.py", "try:\n    f()\nexcept BaseException:\n    g()\n    raise"),
     (catches_only_what_it_names, BOUNDARY[0], "def _failure():\n    try:\n        f()\n    except Exception:\n        pass"),
@@ -397,3 +397,25 @@ GOOD = [
 @pytest.mark.parametrize(("law", "path", "source"), GOOD, ids=[f"{law.__name__}-{source}" for law, _, source in GOOD])
 def test_the_law_lets_good_code_pass(law, path, source):
     assert violations(law, source, path) == []
+
+
+def importers():
+    """The modules that each module imports, by their paths."""
+    paths = {
+        str(path.relative_to(REPOSITORY)): path
+        for top in ("flows", "tasks")
+        for path in (REPOSITORY / top).rglob("*.py")
+    }
+    names = {path.removesuffix(".py").removesuffix("/__init__").replace("/", "."): path for path in paths}
+    found = {}
+    for path, place in paths.items():
+        imported = [name.removeprefix("tokenmill.") for _, name in Module(path, ast.parse(place.read_text())).imports()]
+        found[path] = {names[each] for name in imported for each in (name, name.rpartition(".")[0]) if each in names}
+    return {path: imports - {path} for path, imports in found.items()}
+
+
+def test_no_module_imports_itself_in_a_circle():
+    remaining = importers()
+    while free := {path for path, imports in remaining.items() if not imports & remaining.keys()}:
+        remaining = {path: imports for path, imports in remaining.items() if path not in free}
+    assert sorted(remaining) == []
