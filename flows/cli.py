@@ -87,10 +87,10 @@ def _planned(
     kind: Preparation[Any, Any], blend: Blend, settings: PreparationSettings, output_dir: str | None
 ) -> dict[str, Any]:
     from tokenmill.tasks.report.plan import plan_record, print_plan
-    from tokenmill.tasks.shards.usable import require_usable
+    from tokenmill.tasks.shards.input_checks import check_inputs
 
     if output_dir is not None:
-        require_usable(blend, settings.store, output_dir)
+        check_inputs(blend, settings.store, output_dir)
     planned = kind.plan(blend, settings, output_dir)
     print_plan(planned, terminal)
     return plan_record(planned)
@@ -101,10 +101,10 @@ def _prepared(
 ) -> dict[str, Any]:
     """Check what can be checked at once, run the flow, and print what it prepared."""
     from tokenmill.tasks.report.summary import print_summary
+    from tokenmill.tasks.shards.input_checks import check_inputs
     from tokenmill.tasks.shards.manifest import read_manifest
-    from tokenmill.tasks.shards.usable import require_usable
 
-    require_usable(blend, settings.store, output_dir)
+    check_inputs(blend, settings.store, output_dir)
     kind.check(blend, settings, output_dir)
     be_quiet()
     chosen = {name: getattr(settings, name) for name in settings.model_fields_set}

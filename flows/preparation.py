@@ -15,12 +15,12 @@ import orjson
 from tokenmill.tasks.blend.models import Blend
 from tokenmill.tasks.errors import InputError
 from tokenmill.tasks.report.stage import report
+from tokenmill.tasks.shards.input_checks import check_inputs
 from tokenmill.tasks.shards.preparation import KINDS, Preparation, preparation
 from tokenmill.tasks.shards.publication import failure_recorded
 from tokenmill.tasks.shards.publish import publish
 from tokenmill.tasks.shards.settings import PreparationSettings
 from tokenmill.tasks.shards.stage import shard_workers, step_task
-from tokenmill.tasks.shards.usable import require_usable
 from tokenmill.tasks.storage import absolute
 from tokenmill.tasks.strict import Place, parse, with_parameters_of
 
@@ -52,7 +52,7 @@ def function_of(name: str) -> Callable[..., dict[str, Any]]:
     ) -> dict[str, Any]:
         named = data if isinstance(data, (str, Blend, dict)) else blend_of_rows(data, output_dir)
         blend = preparation(name).read_blend(cast("Blend | Mapping[str, Any] | str", named))
-        require_usable(blend, cast("str | None", settings.get("store")), output_dir)
+        check_inputs(blend, cast("str | None", settings.get("store")), output_dir)
         return preparation_flow(name)(blend, output_dir, **settings)
 
     prepare_data.__name__, prepare_data.__doc__ = name, KINDS[name].summary

@@ -1,5 +1,6 @@
-"""The stage that CONTRIBUTING.md shows is real: its diff is applied to a copy of the rooms, and its test passes."""
+"""The kind of preparation that CONTRIBUTING.md shows is real: its diff is applied to a copy of the project, and it runs."""
 
+import json
 import os
 import re
 import shutil
@@ -7,58 +8,94 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pyarrow.parquet as pq
 import pytest
+import yaml
+
+from tests.preparing import write_lines
 
 ROOT = Path(__file__).parent.parent
-MOST_LINES = 40
+MOST_LINES = 45
 
-IMPORTS = """
-from tokenmill.tasks.blend.models import DataSource
-from tokenmill.tasks.lengths.shard import LengthsRecipe, measure_shard
-from tokenmill.tasks.lengths.stage import measure
-from tokenmill.tasks.shards.identity import shard_identity
-from tokenmill.tasks.shards.plan import PlannedShard
-from tokenmill.tasks.shards.store import Store
-from tokenmill.tasks.sources.slices import ContentIndex, cut
-from tokenmill.tasks.sources.discovery import discover
-from tests.preparing import write_lines
-"""
+TEXTS = [f"document {number}: {'é' * (number % 7)}" for number in range(60)]
 
 
-def example():
-    """The files of the diff, by path."""
-    (diff,) = re.findall(r"```diff\n(.*?)```", (ROOT / "CONTRIBUTING.md").read_text(), re.DOTALL)
-    lines = diff.splitlines()
-    assert len(lines) <= MOST_LINES
-    files, path = {}, None
+def diff():
+    (found,) = re.findall(r"```diff\n(.*?)```", (ROOT / "CONTRIBUTING.md").read_text(), re.DOTALL)
+    return found.splitlines()
+
+
+def apply(lines, folder):
+    """Write new files, and insert lines behind the line of context in files that are there."""
+    path, behind = None, None
     for line in lines:
         if line.startswith("+++ b/"):
-            path = line.removeprefix("+++ b/")
-            files[path] = ""
+            path, behind = folder / line.removeprefix("+++ b/"), None
+            path.parent.mkdir(exist_ok=True)
+        elif line.startswith(" "):
+            behind = line[1:] + "\n"
+            assert path.read_text().count(behind) == 1
+        elif behind is None:
+            path.write_text((path.read_text() if path.exists() else "") + line[1:] + "\n")
         else:
-            assert line.startswith("+"), line
-            files[path] += line[1:] + "\n"
-    return files
+            path.write_text(path.read_text().replace(behind, behind + line[1:] + "\n"))
+
+
+@pytest.fixture(scope="module")
+def called(tmp_path_factory):
+    """`called(*words)` runs a Python of the changed project; what it printed."""
+    place = tmp_path_factory.mktemp("project")
+    for folder in ("flows", "tasks"):
+        ignored = shutil.ignore_patterns("__pycache__")
+        shutil.copytree(ROOT / folder, place / "tokenmill" / folder, ignore=ignored)
+    for name in ("__init__.py", "prefect.yaml", "pyproject.toml"):
+        shutil.copy(ROOT / name, place / "tokenmill" / name)
+    apply(diff(), place / "tokenmill")
+
+    def call(*words):
+        environment = {**os.environ, "PYTHONPATH": str(place)}
+        done = subprocess.run(
+            [sys.executable, *words], cwd=place, env=environment, capture_output=True, text=True, check=False
+        )
+        assert done.returncode == 0, done.stdout + done.stderr
+        return done.stdout
+
+    call.place = place
+    return call
+
+
+@pytest.fixture(scope="module")
+def command(called):
+    return lambda *words: json.loads(called("-c", "from tokenmill.flows.cli import main; main()", *map(str, words)))
+
+
+def test_the_diff_is_short():
+    assert len(diff()) <= MOST_LINES
 
 
 @pytest.mark.slow
-def test_the_stage_in_the_contributing_guide_works(tmp_path):
-    copied = tmp_path / "tokenmill"
-    for folder in ("tasks", "tests"):
-        shutil.copytree(ROOT / folder, copied / folder, ignore=shutil.ignore_patterns("__pycache__", "benchmarks"))
-    for path, content in example().items():
-        place = copied / path
-        place.parent.mkdir(parents=True, exist_ok=True)
-        place.write_text(content if "test" not in place.name else IMPORTS + content)
-    for name in ("__init__.py", "pyproject.toml"):
-        shutil.copy(ROOT / name, copied)
-    result = subprocess.run(
-        [sys.executable, "-m", "pytest", "tests/lengths"],
-        cwd=copied,
-        env={**os.environ, "PYTHONPATH": str(tmp_path)},
-        capture_output=True,
-        text=True,
-        check=False,
+def test_the_kind_in_the_contributing_guide_is_planned_prepared_and_verified(called, command, tmp_path):
+    source = write_lines(tmp_path / "texts.jsonl", [*TEXTS, b"not JSON"])
+    blend = tmp_path / "blend.json"
+    blend.write_text(json.dumps({"datasets": [{"name": "texts", "path": str(source)}]}))
+    out = tmp_path / "out"
+    assert command("plan", blend, "--kind", "lengths")["plan"]["shards"]["pending"] == 1
+    record = command("lengths", blend, "--output-dir", out, "workers=1", "bad_row_ceiling=1")["lengths"]
+    assert (record["rows"], record["documents"], record["dropped"]) == (61, 60, {"malformed_json": 1})
+    assert command("verify", out)["verify"]["shards"] == 1
+    (part,) = out.glob("lengths/*.parquet")
+    assert pq.read_table(part)["characters"].to_pylist() == [len(text) for text in TEXTS]
+
+
+@pytest.mark.slow
+def test_the_kind_in_the_contributing_guide_is_deployed_and_kept_up_to_date_at_night(called, command, tmp_path):
+    declared = yaml.safe_load((called.place / "tokenmill/prefect.yaml").read_text())["deployments"][0]
+    program = "from prefect.flows import load_flow_from_entrypoint as load; import sys; print(load(sys.argv[1]).name)"
+    assert called("-c", program, declared["entrypoint"]).strip() == declared["name"] == "measure-lengths"
+    source = write_lines(tmp_path / "texts.jsonl", TEXTS)
+    (tmp_path / "blends/lengths").mkdir(parents=True)
+    (tmp_path / "blends/lengths/texts.json").write_text(
+        json.dumps({"datasets": [{"name": "texts", "path": str(source)}]})
     )
-    assert result.returncode == 0, result.stdout + result.stderr
-    assert "1 passed" in result.stdout
+    nights = [command("nightly", tmp_path / "blends", "--output-dir", tmp_path / "out", "--workers", 1) for _ in "12"]
+    assert [night["nightly"]["blends"]["lengths/texts"]["result"] for night in nights] == ["prepared", "unchanged"]

@@ -14,6 +14,7 @@ from typing import Any
 
 from tokenmill.tasks.blend.models import SPLITS, Blend, DataSource
 from tokenmill.tasks.errors import RunError
+from tokenmill.tasks.shards.input_checks import require_separate
 from tokenmill.tasks.shards.manifest import Finished
 from tokenmill.tasks.shards.plan import Plan, PlannedShard
 from tokenmill.tasks.shards.planning import places, plan_shards, require_no
@@ -21,7 +22,6 @@ from tokenmill.tasks.shards.preparation import BuildShards, Planned, Preparation
 from tokenmill.tasks.shards.publication import collect
 from tokenmill.tasks.shards.receipt import Receipt
 from tokenmill.tasks.shards.store import Store
-from tokenmill.tasks.shards.usable import require_separate
 from tokenmill.tasks.sources.discovery import name_within
 from tokenmill.tasks.sources.files import Slice
 from tokenmill.tasks.sources.formats import format_of

@@ -7,7 +7,8 @@
     OUT/tools/tools-00000-1a2b3c4d.json            the tools that the rows of a shard were offered, by `source_tools_id`
     OUT/inventory.json, coverage.md                fields of the sources and columns of the rows, how often each is there
 
-What later rooms make of the rows (pools, candidates, reports) is laid out with them, as `Beside` says. The suffix of a name is the beginning of its shard's key, because a path must never come to mean other data.
+What later packages make of the rows (pools, candidates, reports) is laid out beside them (`Beside`). A name ends in the
+first digits of its shard's key, because a path must never come to mean other data.
 """
 
 import re
@@ -134,8 +135,8 @@ def _entry(item: Finished) -> Entry:
     """What a shard counted, for the inventory."""
     receipt = item.receipt
     split = published_split(receipt.identity["recipe"])
-    books = (receipt.rows_in, receipt.documents, receipt.tokens, receipt.drops)
-    return Entry(item.shard.dataset, split, *books, receipt.facts["fields"], receipt.facts["coverage"])
+    counts = (receipt.rows_in, receipt.documents, receipt.tokens, receipt.drops)
+    return Entry(item.shard.dataset, split, *counts, receipt.facts["fields"], receipt.facts["coverage"])
 
 
 def _public_name(uri: str) -> str:

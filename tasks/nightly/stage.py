@@ -1,4 +1,4 @@
-"""The front door of the room: compare, follow and prune as Prefect tasks, and what a night tells Prefect.
+"""Compare, follow and prune as Prefect tasks, and the events that a night sends to Prefect.
 
 An event per change is what other deployments can be triggered by: `tokenmill.blend.changed` before a blend is prepared,
 then `tokenmill.blend.prepared` or `tokenmill.blend.failed`, of the resource `tokenmill.blend.<kind>.<name>`.

@@ -1,4 +1,4 @@
-"""The front door of the room: a preparation's summary as Prefect artifacts."""
+"""A preparation's summary as Prefect artifacts."""
 
 from collections.abc import Mapping
 from typing import Any

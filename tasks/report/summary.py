@@ -41,15 +41,15 @@ def artifact_record(manifest: Mapping[str, Any], output_dir: str) -> dict[str, A
 def data_set_rows(manifest: Mapping[str, Any]) -> list[dict[str, Any]]:
     """One row per data set, for tables."""
     return [
-        _row(name, books, _weight(manifest["blend"], name), _total_weight(manifest["blend"], name))
-        for name, books in manifest["totals"]["datasets"].items()
+        _row(name, counts, _weight(manifest["blend"], name), _total_weight(manifest["blend"], name))
+        for name, counts in manifest["totals"]["datasets"].items()
     ]
 
 
-def _row(name: str, books: Mapping[str, Any], weight: float, total: float) -> dict[str, Any]:
+def _row(name: str, counts: Mapping[str, Any], weight: float, total: float) -> dict[str, Any]:
     share = f"{weight / total:.1%}" if total else "0.0%"
-    dropped = sum(books["dropped"].values())
-    cells = (name.removeprefix("datasets/"), share, books["rows"], books["documents"], dropped, books["tokens"])
+    dropped = sum(counts["dropped"].values())
+    cells = (name.removeprefix("datasets/"), share, counts["rows"], counts["documents"], dropped, counts["tokens"])
     return dict(zip(COLUMNS, cells, strict=True))
 
 
@@ -101,8 +101,8 @@ def warnings(manifest: Mapping[str, Any]) -> list[str]:
     ]
     found += [
         f"{name}: no documents came out of it, so its weight cannot be realised"
-        for name, books in manifest["totals"]["datasets"].items()
-        if not books["documents"]
+        for name, counts in manifest["totals"]["datasets"].items()
+        if not counts["documents"]
     ]
     found += manifest.get("template", {}).get("warnings", [])
     found += manifest.get("sampling", {}).get("warnings", [])

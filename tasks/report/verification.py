@@ -43,5 +43,5 @@ def print_verification(verification: Verification, output_dir: str, console: Con
     if not verification.problems:
         console.print(
             f"✓ {verification.shards:,} shards, {verification.files:,} files, {verification.size / 1e6:,.1f} MB: "
-            f"hashes, formats and books agree in {output_dir}"
+            f"hashes, formats and counts agree in {output_dir}"
         )

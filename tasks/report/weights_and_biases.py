@@ -86,14 +86,14 @@ def progress_rows(manifest: Mapping[str, Any]) -> list[dict[str, Any]]:
     return [
         {
             "dataset_name": name.partition("/")[2],
-            "size": books["source_bytes"],
+            "size": counts["source_bytes"],
             "total_shards": shards[tuple(name.split("/", 1))],
-            "total_tokens": books["tokens"],
-            "total_sequences": books["documents"],
-            "dropped": sum(books["dropped"].values()),
-            "status": "completed" if books["documents"] else "empty",
+            "total_tokens": counts["tokens"],
+            "total_sequences": counts["documents"],
+            "dropped": sum(counts["dropped"].values()),
+            "status": "completed" if counts["documents"] else "empty",
         }
-        for name, books in manifest["totals"]["datasets"].items()
+        for name, counts in manifest["totals"]["datasets"].items()
     ]
 
 

@@ -13,6 +13,7 @@ import orjson
 from tokenmill.tasks.blend.models import SPLITS, Blend, DataSource, TransformSpec
 from tokenmill.tasks.chat.conversation import Rejected
 from tokenmill.tasks.errors import InputError, RunError
+from tokenmill.tasks.shards.input_checks import require_separate
 from tokenmill.tasks.shards.manifest import Finished
 from tokenmill.tasks.shards.plan import PlannedShard
 from tokenmill.tasks.shards.planning import holdout_of, places, plan_shards
@@ -22,7 +23,6 @@ from tokenmill.tasks.shards.publish import publish_bytes
 from tokenmill.tasks.shards.receipt import Receipt
 from tokenmill.tasks.shards.settings import OnBadRow
 from tokenmill.tasks.shards.store import Store, read_bytes
-from tokenmill.tasks.shards.usable import require_separate
 from tokenmill.tasks.sources.files import Slice
 from tokenmill.tasks.sources.formats import read_records
 from tokenmill.tasks.sources.parquet import require_any

@@ -22,7 +22,7 @@ def inspect_normalization_shard(store: Store, receipt: Receipt) -> list[str]:
 
 
 def _selection(store: Store, receipt: Receipt) -> Iterator[str]:
-    """The files must hold the rows that the books say."""
+    """The files must hold the recorded numbers of rows."""
     pools = receipt.facts.get("tally", {}).get("pool_rows", [])
     counts = {PART: receipt.documents, **{pool_part(number): rows for number, rows in enumerate(pools)}}
     files = {output.path.partition(".")[0] for output in receipt.outputs}

@@ -7,10 +7,10 @@ import pyarrow as pa
 from tokenmill.tasks.dedup.contamination import evaluation_sources, find_evaluations
 from tokenmill.tasks.errors import InputError
 from tokenmill.tasks.harmony.columns import SCHEMA
+from tokenmill.tasks.shards.input_checks import require_separate, store_place
 from tokenmill.tasks.shards.manifest import Finished
 from tokenmill.tasks.shards.plan import Plan, PlannedShard
 from tokenmill.tasks.shards.store import Store
-from tokenmill.tasks.shards.usable import require_separate, store_place
 from tokenmill.tasks.storage import absolute
 
 from .pools import BUNDLED, Pools, load_pools

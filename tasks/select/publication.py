@@ -31,13 +31,13 @@ def beside(selected: Sequence[Finished], deduplicated: Deduplicated, choices: Se
     """The shards of a selection, made from the final ones, with their folders and reports, and who went for whom."""
     final = deduplicated.final
     pools = pools_of(choices)
-    books = sum(
+    counts = sum(
         (Tally.of_record(item.receipt.facts["tally"]) for item in selected if "tally" in item.receipt.facts),
         Tally.none(len(pools.pools)),
     )
     inputs = {item.key: output.xxh3_128 for item in final for output in item.receipt.outputs if output.path == FILE}
     found = collapse(surveyed(selected, store), choices.limits)
-    listed = pools_manifest(pools, books, inputs)
+    listed = pools_manifest(pools, counts, inputs)
     documents = {
         f"{BEHAVIOURS}.json": _json({**found.facts, "problems": list(found.problems)}),
         f"{BEHAVIOURS}.md": found.markdown.encode(),

@@ -6,7 +6,7 @@
 
 Scores of the rows are joined to them first: predicates may name them, and the rows of pools have them as columns.
 Every row either is a candidate or is dropped as one, with a reason: that is what the receipt accounts for. Pools may
-share rows; their books are the receipt's `facts`.
+share rows; their counts are the receipt's `facts`.
 """
 
 from collections import Counter

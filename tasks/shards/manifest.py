@@ -1,6 +1,6 @@
 """The manifest: one JSON file that says what a preparation is made of, down to each shard.
 
-It holds the blend, the choices, every shard with its source, identity and books, the totals, and what could not be
+It holds the blend, the choices, every shard with its source, identity and counts, the totals, and what could not be
 vouched for, and size and hash of the other files of the output folder. All of it is the same on every run that prepares
 the same thing; what is not (times, hosts, how much was reused, the seal over it all) stands under `volatile`. Recipes
 are listed once and referred to by number, because a million shards share a few of them.
@@ -31,7 +31,7 @@ WHOLE = "all"
 """The part of a shard of which nothing is held out; it belongs to the split that the blend names."""
 
 
-BOOKS = ("rows", "documents", "tokens", "quarantined", "truncated", "source_bytes")
+SUMMED = ("rows", "documents", "tokens", "quarantined", "truncated", "source_bytes")
 """What is added up over shards."""
 
 Names = Mapping[str, Mapping[str, Sequence[str]]]
@@ -152,8 +152,8 @@ def totals(finished: Iterable[Finished]) -> dict[str, Any]:
     splits: dict[str, Counter[str]] = {}
     for item in finished:
         receipt, name = item.receipt, f"{item.shard.split}/{item.shard.dataset}"
-        books = datasets.setdefault(name, Counter())
-        books.update(
+        counts = datasets.setdefault(name, Counter())
+        counts.update(
             rows=receipt.rows_in, documents=receipt.documents, tokens=receipt.tokens,
             quarantined=receipt.quarantined, truncated=receipt.truncated, source_bytes=item.shard.part.size,
         )  # fmt: skip
@@ -161,8 +161,8 @@ def totals(finished: Iterable[Finished]) -> dict[str, Any]:
         for part, count in receipt.parts.items():
             splits.setdefault(item.split_of(part), Counter()).update(documents=count.documents, tokens=count.tokens)
     return {
-        **{field: sum(books[field] for books in datasets.values()) for field in BOOKS},
+        **{field: sum(counts[field] for counts in datasets.values()) for field in SUMMED},
         "dropped": dict(sum(drops.values(), Counter())),
-        "datasets": {name: {**books, "dropped": dict(drops[name])} for name, books in datasets.items()},
-        "splits": {name: dict(books) for name, books in splits.items()},
+        "datasets": {name: {**counts, "dropped": dict(drops[name])} for name, counts in datasets.items()},
+        "splits": {name: dict(counts) for name, counts in splits.items()},
     }

@@ -15,12 +15,12 @@ from tokenmill.tasks.sources.slices import ContentIndex, leading_rows, leading_s
 from tokenmill.tasks.storage import absolute, join, user_cache
 
 from .identity import Recipe, shard_identities
+from .input_checks import data_sets, require_separate, store_place
 from .manifest import published_manifest
 from .plan import Plan, PlannedShard
 from .publish import publish_bytes
 from .settings import SHARES, TINY_ROWS, Holdout, PreparationSettings
 from .store import Store, read_bytes
-from .usable import data_sets, require_separate, store_place
 
 FieldsOf = Callable[[DataSource], Sequence[str]]
 """The fields of a data set that its shards need."""

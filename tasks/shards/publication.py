@@ -213,8 +213,8 @@ def publish_preparation(
     Raises RunError, before anything is published, as `check_shrinkage` does.
     """
     with locked(output_dir) if is_local(output_dir) else nullcontext():
-        books = totals(finished)
-        check_shrinkage(output_dir, settings, header, books)
+        counts = totals(finished)
+        check_shrinkage(output_dir, settings, header, counts)
         own = {**layout.own, QUARANTINE: QUARANTINES}
         own |= _published_before(output_dir, own)
         _sweep(output_dir, own, store)
@@ -228,7 +228,7 @@ def publish_preparation(
             **published.header,
             **shard_entries(finished, names),
             **derived,
-            "totals": books,
+            "totals": counts,
             "files": [asdict(file) for file in [described(BLEND, published.blend), *files]],
             "volatile": dict(volatile),
         }

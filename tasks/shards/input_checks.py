@@ -14,7 +14,7 @@ from .manifest import BLEND, MANIFEST
 from .store import size_of
 
 
-def require_usable(blend: Blend, store: str | None, output_dir: str) -> None:
+def check_inputs(blend: Blend, store: str | None, output_dir: str) -> None:
     """Raises InputError for missing local sources, for a store or output folder that is not writable, and as
     `require_separate` does.
     """
