@@ -40,6 +40,7 @@ from pydantic import BaseModel
 from tokenmill.flows.deployment_names import setup_environment
 from tokenmill.tasks.blend.load import load_blend
 from tokenmill.tasks.shards.lock import turn_in
+from tokenmill.tasks.tokenize.settings import PretrainSettings
 
 from tests.flows.cloning import REPOSITORY, clone_into
 from tests.flows.prefect_commands import PREFECT, clean_environment, running, wait_until
@@ -491,6 +492,23 @@ def test_the_form_explains_itself(deployed):
     assert all(schema["properties"][name]["description"] for name in schema["required"])
     source = schema["definitions"]["DataSource"]["properties"]
     assert {name for name, field in source.items() if not field.get("description")} == set()
+    shown = {name: field for name, field in schema["properties"].items() if name not in {"blend", "output_dir"}}
+    settings = PretrainSettings.model_json_schema(mode="validation")
+    assert shown.keys() == settings["properties"].keys()
+    assert {name: bounds_of(field) for name, field in shown.items()} == {
+        name: bounds_of(field) for name, field in settings["properties"].items()
+    }
+    assert {name: field["description"] for name, field in shown.items()} == {
+        name: field["description"] for name, field in settings["properties"].items()
+    }
+    assert bounds_of(shown["bad_row_ceiling"]) == [("maximum", 1), ("minimum", 0)]
+
+
+def bounds_of(field):
+    """Limits and choices of a field of a form, also where it may be left out."""
+    named = {"minimum", "maximum", "exclusiveMinimum", "exclusiveMaximum", "pattern", "minLength", "enum"}
+    inner = [bound for part in field.get("anyOf", []) for bound in bounds_of(part)]
+    return sorted([*((name, field[name]) for name in named & field.keys()), *inner], key=str)
 
 
 def definition(schema, reference):
