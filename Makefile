@@ -3,7 +3,7 @@ PYTHON ?= python3
 BIN := .venv/bin
 PIP := $(BIN)/pip --disable-pip-version-check install --quiet --constraint constraints.txt
 
-.PHONY: demo up down test test-all check bench torture lock clean
+.PHONY: demo up down test test-all check docs bench torture lock clean
 
 demo: .venv/installed ## the whole journey, offline
 	$(BIN)/tokenmill demo
@@ -28,6 +28,13 @@ check: .venv/installed-dev ## style and types
 	mkdir -p build/types && ln -sfn ../.. build/types/tokenmill
 	$(BIN)/pyright
 
+docs: .venv/docs ## a site of README and docs/ in build/site
+	rm -rf build/docs build/site && mkdir -p build && cp -r docs build/docs && cp blends/pools.yaml build/docs
+	sed 's#](docs/#](#g; s#](CONTRIBUTING.md#](contributing.md#g' README.md > build/docs/index.md
+	sed 's#](docs/#](#g' CONTRIBUTING.md > build/docs/contributing.md
+	sed -i 's#](\.\./CONTRIBUTING.md#](contributing.md#g; s#](\.\./README.md#](index.md#g; s#](\.\./blends/#](#g' build/docs/*.md
+	.venv/docs/bin/zensical build --strict
+
 bench: .venv/installed-dev ## ratios against peers and rooflines; appends to bench/results.jsonl
 	$(BIN)/python -m tests.benchmarks
 
@@ -44,6 +51,11 @@ clean:
 .venv/installed: pyproject.toml constraints.txt
 	test -x $(BIN)/python || $(PYTHON) -m venv .venv
 	$(PIP) --editable .
+	touch $@
+
+.venv/docs: constraints.txt
+	$(PYTHON) -m venv .venv/docs
+	.venv/docs/bin/pip --disable-pip-version-check install --quiet zensical==0.0.73
 	touch $@
 
 # torch by exact version and first, so that nothing pulls in a larger build of it. The peers are read by tests alone, which
