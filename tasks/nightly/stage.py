@@ -70,7 +70,7 @@ def error_of(state: State[Any]) -> str | None:
 
 def summarize(outcomes: Sequence[Outcome]) -> None:
     """Leave a table of the night with the run, and log a line per blend."""
-    create_table_artifact([outcome.row for outcome in outcomes], artifact_key("blends"), "what became of each blend")
+    create_table_artifact([outcome.row for outcome in outcomes], artifact_key("blends"), "the result for each blend")
     for outcome in outcomes:
         row = outcome.row
         get_run_logger().log(

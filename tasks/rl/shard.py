@@ -176,7 +176,7 @@ def _written(record: Record) -> bytes | Rejected:
     except TypeError:
         key = repeated_key(record)
         if key is not None:
-            why = f"the row is written anew, and the key {quoted(key)} stands twice in one of its objects"
+            why = f"the row is rewritten, and the key {quoted(key)} stands twice in one of its objects"
             return Rejected("repeated_key", f"{why}; keep one, or leave the field out with select")
         return compact(record)
 

@@ -168,7 +168,7 @@ def check_bad_rows(finished: Sequence[Finished], store: Store, ceiling: float, *
         if count > allowed:
             worst = ", ".join(f"{reason} {number:,}" for reason, number in kinds[name].most_common(MOST_SHOWN))
             remedy = (
-                "mend the data, or raise bad_row_ceiling" if tolerate else "mend the data, or set on_bad_row=quarantine"
+                "fix the data, or raise bad_row_ceiling" if tolerate else "fix the data, or set on_bad_row=quarantine"
             )
             raise RunError(
                 f"data set {name.removeprefix('datasets/')!r}: {count:,} of {rows[name]:,} rows are bad ({worst}), {allowed:,} are allowed; "

@@ -123,7 +123,7 @@ class Store:
             self.withdraw(receipt.key)
             raise RunError(
                 f"{place}: {'missing' if data is None else 'damaged'} since it was built; its receipt is withdrawn, so "
-                "run the same command again to build it anew"
+                "run the same command again to rebuild it"
             )
         return data
 

@@ -53,7 +53,7 @@ def check(job: Job) -> list[str]:
     listed = listed_files(job.data.path, manifest)
     if content_digest(listed) != job.data.made_from:
         raise InputError(
-            f"{job.data.path}: prepared anew since this job was planned; start again to train on its new content"
+            f"{job.data.path}: prepared again since this job was planned; start over to train on its new content"
         )
     _check_train_split(job)
     _check_row_length(job)

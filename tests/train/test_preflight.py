@@ -225,7 +225,7 @@ def test_a_preparation_that_changed_since_the_job_was_planned_is_refused(tmp_pat
     chosen = planned(out, tmp_path / "trained")
     check(chosen)
     texts(tmp_path, vocabulary, holdout={"valid": 0.3, "test": 0})
-    assert "prepared anew since this job was planned; start again" in refusal(chosen)
+    assert "prepared again since this job was planned; start over" in refusal(chosen)
 
 
 def spoil(path, content):
