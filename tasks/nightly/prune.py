@@ -1,8 +1,8 @@
 """Remove unreferenced shards from a store that preparations share.
 
-A shard is referenced if a kept manifest names it, or names a shard derived from it. Other shards of the same kinds are removed
-once they are older than a grace period. Kinds that no kept manifest names are left alone. Among them are the rounds of
-deduplication: without them the next deduplication would compare every document again.
+A shard is referenced if a kept manifest names it, or names a shard made from it by a later decision. Other shards of the same
+kinds are removed once they are older than a grace period. Kinds that no kept manifest names are left alone. Among them are the
+rounds of deduplication: without them the next deduplication would compare every document again.
 
 Two things protect a preparation in progress. Nights and `prune` both hold the store's lock, so they take turns. A manual
 preparation holds no lock. Its new shards are in no manifest yet, but they are younger than the grace period of two days, which
@@ -160,7 +160,7 @@ def _require_store(store: str) -> None:
 
 
 def _named(manifest: Mapping[str, Any]) -> Iterable[tuple[str, str]]:
-    """Kind and key of every shard of a manifest, of the shards derived from them, and of those their decisions refer to."""
+    """Kind and key of every shard of a manifest, derived ones included, each also as planned, without later decisions."""
     for part in (manifest, manifest.get("derived")):
         if part is None:
             continue

@@ -34,7 +34,7 @@ MOST_PANELS = 24
 """Data sets and splits with their own histogram: those with the most rows."""
 
 COLOURS = ("#1f77b4", "#ff7f0e", "#2ca02c", "#d62728", "#9467bd", "#8c564b", "#e377c2", "#bcbd22", "#17becf")
-"""Groups of points with their own colour or panel, largest first; all other groups share one."""
+"""Colours of groups of points, largest group first; all further groups share one."""
 
 STRONG, QUIET = COLOURS[0], "#bbbbbb"
 
@@ -62,7 +62,7 @@ STYLE = {
 
 
 LEAST_WIDTH = 4.2
-"""The height in inches of the label below the histograms, even below a single one."""
+"""The minimum width in inches, for the label below a single histogram."""
 
 
 def nll_histograms(groups: Sequence[str], values: np.ndarray, owners: np.ndarray) -> bytes:

@@ -29,7 +29,7 @@ def check_inputs(blend: Blend, store: str | None, output_dir: str) -> None:
 
 
 def store_place(store: str | None, output_dir: str) -> str:
-    """Where shards live: the named store, or one in the output folder."""
+    """The store of shards: the named one, or one in the output folder."""
     return join(output_dir, "shards") if store is None else absolute(store)
 
 
