@@ -88,8 +88,8 @@ def sign_prompts(file: PartitionedFile, numbers: np.ndarray, prompts: pa.LargeSt
 def beyond_cap(
     files: Iterable[SliceFile], partition: int, partitions: int, most: int, gone: np.ndarray = NONE
 ) -> pa.Table:
-    """The documents of one partition beyond the best `most` of their prompt: a table of `CAPPED`, ascending. Documents
-    already `gone` (int64, ascending) are not counted.
+    """The documents of one partition beyond the best `most` of their prompt: a table of `CAPPED`, ascending. Documents in
+    `gone` (int64, ascending) are not counted.
     """
     groups = grouped(read_numbered(files, partition, partitions, KEYED, gone))
     return pa.Table.from_arrays([pa.array(np.sort(groups.numbers[groups.places >= most]))], schema=CAPPED)

@@ -1,8 +1,7 @@
-"""Tables on disk, partitioned by the hash of a key: rows with one key meet in one partition, whichever slice wrote
-them.
+"""Tables on disk, partitioned by the hash of a key: all rows with a key are in one partition, whichever slice wrote them.
 
-A file is Arrow IPC with batches of partition 0, 1, … in turn, one turn per 32 MB of rows. One file per slice replaces
-one per slice and partition; a reader of a partition reads only its batches.
+A file is Arrow IPC with batches of partition 0, 1, … in turn, one turn per 32 MB of rows. One file per slice replaces one per
+slice and partition; a reader of a partition reads only its batches.
 
 Every batch carries a hash of its number, columns and content, and an empty last batch marks the end, so damage is found
 whenever a batch is read (xxh3, 28 GB/s).
@@ -102,7 +101,7 @@ class PartitionedFile:
         self._append(pa.RecordBatch.from_pylist([], schema=self.schema), HASH_OF_LAST)
 
     def _append(self, batch: pa.RecordBatch, name: bytes) -> None:
-        whole = pa.ipc.read_record_batch(batch.serialize(), batch.schema)  # its buffers are those that will be read
+        whole = pa.ipc.read_record_batch(batch.serialize(), batch.schema)  # has the buffers that a reader will get
         self.writer.write_batch(whole, {name: _hash(whole, self._written)})
         self._written += 1
 
@@ -197,7 +196,7 @@ def _vouched(uri: str) -> Generator[None]:
         yield
     except (pa.ArrowException, ValueError, OSError) as error:
         if isinstance(error, OSError) and (error.errno is not None or not is_local(uri)):
-            raise  # the storage's own; Arrow's has no number
+            raise  # an error of the storage; Arrow's has no number
         place, kind, key, _ = uri.rsplit("/", 3)
         Store(place, kind).withdraw(key)
         raise RunError(

@@ -41,7 +41,7 @@ from .settings import DedupChoices, RoundRecipe, SignRecipe, Step
 
 KIND = "dedup"
 FORMAT_VERSION = 2
-"""Raised whenever the same recipe and source would give other bytes."""
+"""Raised whenever the same recipe and source would give different bytes."""
 
 ROSTERS = "rosters"
 PARTITION_BYTES = 128_000_000

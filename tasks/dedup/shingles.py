@@ -83,10 +83,10 @@ CONTINUES = 0x80
 """The highest two bits of a UTF-8 continuation byte."""
 
 LONGEST_WORD = 40
-"""Characters. A UUID or a SHA-1 remains one word."""
+"""In characters. A UUID or a SHA-1 remains one word."""
 
 WINDOW = 4
-"""Bytes before a cut that decide about it."""
+"""Bytes before a cut that determine it."""
 
 EIGHT = 8
 MASKS = np.array([(1 << 8 * count) - 1 for count in range(EIGHT + 1)], np.uint64)
@@ -124,7 +124,7 @@ def units_of(texts: pa.LargeStringArray) -> Units:
     begins[blanks + 1] = True
     begins[bounds[:-1]] = True
     places, kinds = _without_blanks(characters, begins)
-    begins[blanks] = False  # after a character that has a blank behind it
+    begins[blanks] = False  # after a character followed by a blank
     begins[len(characters) :] = False  # where empty texts at the end begin
     starts, kinds = _cut_long(characters, begins, places, kinds)
     return Units(_hashes(characters, starts), kinds, starts, np.searchsorted(starts, bounds))

@@ -116,7 +116,7 @@ def problems_in(files: Iterable[PublishedFile], check: Callable[[str, Output, st
 
 
 def size_problem(place: str, recorded: Output, witness: str) -> str | None:
-    """The problem of a file that does not have its recorded size."""
+    """The problem with a file's size, or None if it is as recorded."""
     size = size_of(place)
     if size is None:
         return f"{place}: missing"
@@ -124,7 +124,7 @@ def size_problem(place: str, recorded: Output, witness: str) -> str | None:
 
 
 def content_problem(place: str, recorded: Output, witness: str) -> str | None:
-    """The problem of a file that does not have its recorded size and hash. Reads all of it."""
+    """The problem with a file's size or hash, or None if both are as recorded. Reads the whole file."""
     problem = size_problem(place, recorded, witness)
     if problem or (found := file_hash(place)) == recorded.xxh3_128:
         return problem

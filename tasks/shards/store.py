@@ -96,7 +96,7 @@ class Store:
     def begun(self, keys: Iterable[str]) -> list[str]:
         """The keys that have a folder here; all of them if they are few, because reading each is cheaper than a listing.
 
-        On a network file system a listing may be stale: it may lack a shard that is built, but never lists one that is not.
+        On a network file system a listing may be stale: it may lack a shard that is already built, never the reverse.
         """
         unique = list(dict.fromkeys(keys))
         if len(unique) < LISTED:
