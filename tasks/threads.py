@@ -11,7 +11,7 @@ from typing import TypeVar
 
 LONGEST_RUN = 64
 RUNS_PER_THREAD = 8
-"""The minimum number of futures, given enough items, so that all threads finish at about the same time."""
+"""The minimum per thread, given enough items, so that all threads finish at about the same time."""
 
 Item = TypeVar("Item")
 Result = TypeVar("Result")

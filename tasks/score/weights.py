@@ -50,7 +50,7 @@ class ModelFiles:
     def digest(self, patterns: Iterable[str] = WEIGHTS) -> str:
         """`xxh3_128:…` of the names and contents of the files that match `patterns`.
 
-        Raises InputError if all weights are in formats that could run code, or there are none.
+        Raises InputError if there are no *.safetensors.
         """
         files = sorted({path for pattern in patterns for path in self.folder.glob(pattern) if path.is_file()})
         if not any(path.suffix == ".safetensors" and path.parent == self.folder for path in files):

@@ -43,10 +43,10 @@ def pool_part(number: int) -> str:
 
 
 def select_shard(shard: PlannedShard, recipe: SelectionRecipe, store: Store, scores: Mapping[str, str]) -> Receipt:
-    """Build one shard, whose source is the final shard whose key is the slice's content; `scores` maps content hashes to
-    places.
+    """Build one shard from the final shard whose key is the slice's content.
 
-    Raises RunError if a source is missing or damaged, OSError from the storage.
+    `scores` maps the content hashes in its identity to places. Raises RunError if a source is missing or damaged, OSError from
+    the storage.
     """
     source = store.receipt(shard.identity["source"]["content"])
     if source is None:
