@@ -1,8 +1,8 @@
 """Paths and URIs: local paths, s3://, gs://, memory://, hf:// and art://.
 
-Any path argument may be `art://NAME`, `art://NAME:v3` or `art://NAME/file`, which refer to a registered name (`tokenmill
-register`). fsspec opens everything else. Its file systems are cached per process and configured from the environment
-(credentials, endpoints), never from blends or command lines.
+Any path argument may be `art://NAME`, `art://NAME:v3` or `art://NAME/file`, which refer to a registered name
+(`tokenmill register`). fsspec opens everything else. Its file systems are cached per process and configured from the
+environment (credentials, endpoints), never from blends or command lines.
 """
 
 import os

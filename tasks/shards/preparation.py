@@ -5,8 +5,8 @@ Every kind runs the same way:
     plan ─► build pending shards (and rounds over them, on the same cluster) ─► publish ─► report
 
 A kind defines how to plan, how to build one shard, and how to lay out finished shards in the output folder. `KINDS` lists the
-kinds with what a command line needs before it imports anything. Each row names its record by import path, so that `tokenmill
---help` and `tokenmill verify` load no kind that they do not need.
+kinds with what a command line needs before it imports anything. Each row names its record by import path, so that
+`tokenmill --help` and `tokenmill verify` load no kind that they do not need.
 """
 
 import platform
