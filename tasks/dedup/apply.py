@@ -49,9 +49,7 @@ Content = list[bytes] | pa.RecordBatch
 
 @dataclass(frozen=True, slots=True)
 class Rows:
-    """Consecutive rows of a slice: the documents (`content`, their row numbers `rows` int64 [n]), the bad rows, and the number
-    of blank ones.
-    """
+    """Consecutive rows of a slice: documents (`content`, row numbers `rows` int64 [n]), bad rows, and a count of blank ones."""
 
     content: Content
     rows: np.ndarray

@@ -109,9 +109,7 @@ def read_buckets(bands: Iterable[SliceFile], partition: int, partitions: int, go
 
 
 def write_candidates(buckets: Buckets, uri: str, partitions: int) -> Output:
-    """Write the pairs of leaders and other documents, partitioned by pair. Raises OSError and InputError as `publish`
-    does.
-    """
+    """Write the pairs of leaders and other documents, partitioned by pair. Errors as in `publish`."""
     with partitioned(uri, PAIRS, partitions) as file:
         for pairs in candidate_pairs(buckets):
             better, worse = pairs[:, 0], pairs[:, 1]

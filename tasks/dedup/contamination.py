@@ -64,9 +64,7 @@ SLOTS_PER_RUN = 16
 
 @dataclass(frozen=True, slots=True)
 class Known:
-    """A set of hashes: `hashes` uint64 [n], ascending and distinct; `likely` bool, a table indexed by their highest
-    bits.
-    """
+    """A set of hashes: `hashes` uint64 [n], ascending, distinct; `likely` bool, a table indexed by their highest bits."""
 
     hashes: np.ndarray
     likely: np.ndarray
@@ -79,9 +77,7 @@ class Known:
         return cls(hashes, likely)
 
     def found(self, hashes: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-        """Which of `hashes` are in the set: their positions, ascending, and the positions of the same hashes in the
-        set.
-        """
+        """Which of `hashes` are in the set: their positions, ascending, and the positions of the same hashes in the set."""
         places = np.flatnonzero(self.likely[_slots(hashes, self.likely)])
         known = np.searchsorted(self.hashes, hashes[places])
         same = self.hashes[np.minimum(known, len(self.hashes) - 1)] == hashes[places] if places.size else known > 0
@@ -195,9 +191,7 @@ def _hits(documents: Documents, evaluations: Evaluations) -> pa.Table:
 
 
 def _candidates(units: Units, sums: Sums, evaluations: Evaluations) -> tuple[np.ndarray, np.ndarray]:
-    """The bounds of runs of documents that may be known: runs of full length, and runs as long as a short row at each possible
-    opening.
-    """
+    """The bounds of runs that may be known: runs of full length, and runs as long as a short row at each possible opening."""
     runs = runs_of(units, RUN)
     starts, ends = runs.starts[runs.whole], runs.ends[runs.whole]
     if not evaluations.lengths.size:
@@ -254,9 +248,7 @@ class LoadedEvaluations:
 
 
 def find_evaluations(blend: Blend | str | None) -> tuple[EvaluationFile, ...]:
-    """The files of a blend of evaluations, in order; none for None. Raises InputError for a blend or file that cannot
-    be used.
-    """
+    """The files of a blend of evaluations, in order; none for None. Raises InputError for an unusable blend or file."""
     if blend is None:
         return ()
     parts = load_blend(blend).parts()

@@ -156,8 +156,9 @@ def decisions_in(store: Store, receipt: Receipt) -> Decisions:
 
 
 def rows_decided(uri: str, digest: str) -> pa.Table:
-    """The decisions about the slices with this hash, a table of `OUTCOMES`. Raises RunError if there are none or the
-    file changed.
+    """The decisions about the slices with this hash, a table of `OUTCOMES`.
+
+    Raises RunError if there are none or the file changed.
     """
     known = _digests(uri)
     table = read_partition([uri], known.index(digest), len(known), OUTCOMES) if digest in known else None

@@ -119,8 +119,9 @@ def certain_drops(verified: Iterable[pa.Table], crowded: np.ndarray) -> np.ndarr
 
 
 def resolve(verified: Iterable[pa.Table]) -> pa.Table:
-    """The near-duplicates, given all verified pairs in any order: a table of `EDGES`, ascending. `kept` is the most
-    similar of the kept documents.
+    """The near-duplicates, given all verified pairs in any order: a table of `EDGES`, ascending.
+
+    `kept` is the most similar of the kept documents.
     """
     graph = _graph(verified)
     numbers, pairs = graph.numbers, graph.pairs
@@ -163,9 +164,7 @@ def sizes_of(files: Iterable[SliceFile], wanted: np.ndarray) -> np.ndarray:
 
 
 def _rows_in(file: SliceFile, wanted: np.ndarray) -> Iterator[tuple[np.ndarray, np.ndarray, pa.ChunkedArray]]:
-    """The documents `wanted` that a file holds: their numbers, and their rows in lists of shingles. Files without any
-    are not opened.
-    """
+    """The documents `wanted` in a file: numbers, and rows in lists of shingles. Files without any are not opened."""
     start, stop = np.searchsorted(wanted, [file.first, file.first + ROWS_PER_SLICE])
     if start == stop:
         return
@@ -249,8 +248,9 @@ class Compared:
 def compare_large_buckets(
     crowded: pa.Table, gone: np.ndarray, shingled: Sequence[SliceFile], threshold: float = THRESHOLD
 ) -> Compared:
-    """Compare the documents of a table of `CROWDED`, without those `gone` (int64), bucket by bucket; `shingled` are the
-    files of all slices.
+    """Compare the documents of a table of `CROWDED`, without those `gone` (int64), bucket by bucket.
+
+    `shingled` are the files of all slices.
     """
     table = crowded.filter(pa.array(~np.isin(crowded["number"].to_numpy(), gone)))
     numbers, buckets = table["number"].to_numpy(), table["bucket"].to_numpy()
@@ -275,9 +275,7 @@ def _sums_within(buckets: np.ndarray, sizes: np.ndarray) -> np.ndarray:
 
 
 def _portions(numbers: np.ndarray, buckets: np.ndarray, sizes: np.ndarray) -> Iterator[tuple[np.ndarray, list[int]]]:
-    """Documents of consecutive buckets with about `SHINGLES_AT_ONCE` shingles, at least one bucket, and the bounds of
-    the buckets.
-    """
+    """Documents of consecutive buckets, about `SHINGLES_AT_ONCE` shingles and at least one bucket, and the buckets' bounds."""
     bounds = np.flatnonzero(np.append(buckets[1:] != buckets[:-1], np.ones(1, np.bool_))) + 1
     bounds = np.append(0, bounds) if len(buckets) else bounds[:0]
     sums = np.append(0, np.cumsum(sizes))[bounds]

@@ -67,9 +67,7 @@ class PartitionedFile:
         return self.file.output
 
     def write(self, table: pa.Table, keys: np.ndarray) -> None:
-        """Append rows, partitioned by `keys` (uint64 [rows], well mixed); equal keys go to the same partition in all
-        files.
-        """
+        """Append rows, partitioned by `keys` (uint64 [rows], well mixed); equal keys share a partition in all files."""
         self._waiting.append((table, keys))
         self._size += table.nbytes
         if self._size >= WAITING_BYTES:
@@ -108,8 +106,9 @@ class PartitionedFile:
 
 @contextmanager
 def partitioned(uri: str, schema: pa.Schema, partitions: int) -> Generator[PartitionedFile]:
-    """Write the file `uri` with tables of `schema`; it appears when the `with` block ends without an error. Raises
-    OSError and InputError as `publish` does.
+    """Write the file `uri` with tables of `schema`, which appears when the `with` block ends without an error.
+
+    Errors as in `publish`.
     """
     with publish(uri) as file, pa.ipc.new_file(cast("BinaryIO", file), schema) as writer:
         found = PartitionedFile(file, writer, schema, partitions)
@@ -137,8 +136,9 @@ def read_partition(uris: Iterable[str], partition: int, partitions: int, schema:
 def read_numbered(
     files: Iterable[SliceFile], partition: int, partitions: int, schema: pa.Schema, gone: np.ndarray = NONE
 ) -> pa.Table:
-    """The rows of one partition of slice files, with document numbers in `number`, without the documents `gone` (int64,
-    ascending).
+    """The rows of one partition of slice files, with document numbers in `number`.
+
+    Documents in `gone` (int64, ascending) are left out.
     """
     found = [
         _left(_numbered(table, file.first), gone)

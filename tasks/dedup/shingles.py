@@ -218,8 +218,9 @@ PARTS = 4
 
 @dataclass(frozen=True, slots=True)
 class Length:
-    """The length of a run in words; `characters`, `letters` and `pieces` say how many of them weigh as much as a word
-    (1, 2 or 4).
+    """The length of a run in words.
+
+    `characters`, `letters` and `pieces` give the number of each that weighs as much as a word (1, 2 or 4).
     """
 
     words: int
@@ -266,8 +267,9 @@ class Runs:
 
 @dataclass(frozen=True, slots=True)
 class Sums:
-    """Prefix sums that give hashes of runs: `sums` uint64 [units + 1] of unit hashes times powers, and `shifts` uint64
-    [units + 1], which remove the position.
+    """Prefix sums from which hashes of runs are computed.
+
+    `sums` uint64 [units + 1] sum unit hashes times powers; `shifts` uint64 [units + 1] remove the position.
     """
 
     sums: np.ndarray

@@ -41,7 +41,7 @@ def prune_night(
     """Remove all but the `keep` newest versions of each blend, then the shards that no version refers to; return both.
 
     The same rule applies to blends that no longer exist. `also_keep` are versions and other outputs to keep with their shards.
-    Requires the store's lock. Raises InputError if one of them is not an output of this store.
+    Raises InputError if one of these is not an output of this store. Requires the store's lock.
     """
     stay = [absolute(place) for place in also_keep]
     if stay:

@@ -12,9 +12,7 @@ Result = Literal["unchanged", "prepared", "failed"]
 
 @dataclass(frozen=True, slots=True)
 class Outcome:
-    """The outcome for a blend: its latest version if known, the reasons for a new one, the numbers of shards built and reused,
-    and the error if it failed.
-    """
+    """The outcome for a blend: latest version if known, reasons for a new one, shards built and reused, and any error."""
 
     blend: NightlyBlend
     result: Result

@@ -55,9 +55,7 @@ class StoredShard:
 
 @dataclass(frozen=True, slots=True)
 class Leftovers:
-    """The contents of a store: the number of referenced shards, the unreferenced ones, and how many of those are too young to
-    remove.
-    """
+    """A store's contents: the number of referenced shards, the unreferenced ones, and how many of those are too young."""
 
     referenced: int
     removable: Sequence[StoredShard]

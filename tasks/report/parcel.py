@@ -83,8 +83,9 @@ def require_unchanged(parcel: Parcel) -> None:
 
 
 def _recorded(publication: Publication) -> list[PublishedFile]:
-    """Every published file, once. Raises RunError for a shard without a valid receipt, InputError for a file outside the
-    output.
+    """Every published file, once.
+
+    Raises RunError for a shard without a valid receipt, InputError for a file outside the output.
     """
     output_dir, entries = publication.output_dir, publication.entries
     outputs = recorded_outputs(publication.store, (entry["key"] for entry in entries))

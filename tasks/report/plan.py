@@ -11,9 +11,7 @@ from tokenmill.tasks.shards.plan import PlannedShard, reasons
 from tokenmill.tasks.shards.preparation import Planned
 
 BYTES_PER_TOKEN = 4.0
-"""Bytes per token of English web text with a large vocabulary; code and other languages have 2.5 to 4. Used if nothing is
-built.
-"""
+"""Bytes per token of English web text with a large vocabulary (code, other languages: 2.5 to 4); used if nothing is built."""
 
 BYTES_PER_SECOND = 80e6
 """Bytes per second that one core tokenizes, from JSON Lines to disk."""

@@ -133,9 +133,7 @@ def embedding_map(vectors: np.ndarray, groups: Sequence[str], owners: np.ndarray
 
 
 def choice_map(vectors: np.ndarray, chosen: np.ndarray) -> bytes:
-    """All vectors (float32 [rows, dimensions]) and the `chosen` rows (int64), in the plane of the largest variance of all
-    vectors.
-    """
+    """All vectors (float32 [rows, dimensions]) and the `chosen` rows (int64), in the plane of largest variance of all."""
     points, share = principal_plane(vectors)
     rows = np.zeros(len(points), np.bool_)
     rows[chosen] = True

@@ -163,9 +163,7 @@ def _output(wandb: Any, manifest: Mapping[str, Any], output_dir: str) -> Any:  #
 
 
 def _refer(artifact: Any, place: str) -> None:  # noqa: ANN401 - wandb is imported late
-    """Add a reference to a file or URI. A local folder or glob goes only into the metadata, because its files would all be
-    listed.
-    """
+    """Add a reference to a file or URI. Local folders and globs go only into the metadata: all files would be listed."""
     if not is_local(place):
         artifact.add_reference(place, checksum=False)
     elif Path(absolute(place)).is_file():

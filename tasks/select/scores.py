@@ -238,9 +238,7 @@ def _type(kept: pa.DataType) -> str | None:
 
 
 def find_scores(places: Sequence[str], final: Sequence[Finished], store: Store) -> FoundScores:
-    """The tables of scores of each shard of rows in `final`. Raises InputError for a folder without scores of these
-    rows.
-    """
+    """The tables of scores of each shard of rows in `final`. Raises InputError for a folder without any."""
     folders = [score_folder(place) for place in places]
     keys = _keys_by_digits(folders, [item.key for item in final], store)
     files: defaultdict[str, list[tuple[int, str]]] = defaultdict(list)

@@ -15,9 +15,7 @@ from .store import size_of
 
 
 def check_inputs(blend: Blend, store: str | None, output_dir: str) -> None:
-    """Raises InputError for missing local sources, for a store or output folder that is not writable, and as
-    `require_separate` does.
-    """
+    """Raises InputError for missing local sources and unwritable store or output folders, and as `require_separate` does."""
     output_dir = absolute(output_dir)
     for sources in blend.parts().values():
         for source in sources:

@@ -41,9 +41,7 @@ class PlannedShard:
 
 @dataclass(frozen=True, slots=True)
 class Plan:
-    """All shards of a preparation, the receipts of proven ones, and the number of skipped files of each data set (`split/name`)
-    by kind.
-    """
+    """All shards of a preparation, the receipts of proven ones, and skipped files by data set (`split/name`) and kind."""
 
     store: Store
     shards: tuple[PlannedShard, ...]

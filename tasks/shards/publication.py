@@ -124,8 +124,9 @@ class FolderLayout:
 
 @dataclass(frozen=True, slots=True)
 class Listed:
-    """A future line of blend.json: a name, its split, its data set as `(split of the plan, name)`, and its size in tokens, or
-    in documents if nothing is tokenized.
+    """A future line of blend.json: a name, its split, and its data set as `(split of the plan, name)`.
+
+    Its size is in tokens, or in documents if nothing is tokenized.
     """
 
     split: str
