@@ -2,8 +2,8 @@
 
     {"pretrain": {"path": "/data/prepared", "type": "pretrain", "made_from": [{"type": "data", "path": "…"}], …}}
 
-A command whose stdin is piped reads the record of the previous command, checks its type, and takes the folder from it.
-Further fields are for people and other programs.
+A command whose stdin is piped reads the record of the previous command, checks its type, and takes the folder from it. Further
+fields are for users and other programs.
 """
 
 import re

@@ -1,8 +1,8 @@
 """Printing and logging: a failed write never ends the process, and errors for users are logged without a traceback.
 
-Writes fail if a terminal is closed, a disk is full, or the reader of a pipe is killed, such as the `prefect worker` of a
-run. rich, which Prefect logs with, then raises SystemExit in the thread that prints. In the thread of a Dask cluster
-that ends the cluster, and the run would wait for it forever.
+Writes fail if a terminal is closed, a disk is full, or the reader of a pipe is killed, such as a run's `prefect worker`. rich,
+which Prefect logs with, then raises SystemExit in the thread that prints. In the thread of a Dask cluster that ends the
+cluster, and the run would wait for it forever.
 """
 
 import logging
@@ -23,7 +23,7 @@ def never_end_by_printing() -> None:
 
 
 def _open(number: int) -> None:
-    """Open /dev/null in place of a closed standard stream; else the next file would get its number, and its messages."""
+    """Replace a closed standard stream by /dev/null; otherwise the next file would get its number, and its messages."""
     try:
         os.fstat(number)
     except OSError:

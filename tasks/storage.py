@@ -1,6 +1,6 @@
 """Paths and URIs: local paths, s3://, gs://, memory://, hf:// and art://.
 
-Wherever a path is read, `art://NAME`, `art://NAME:v3` and `art://NAME/file` stand for what was registered under a name
+Any path argument may be `art://NAME`, `art://NAME:v3` or `art://NAME/file`, which refer to a registered name
 (`tokenmill register`). fsspec opens everything else. Its file systems are cached per process and configured from the
 environment (credentials, endpoints), never from blends or command lines.
 """
@@ -22,7 +22,7 @@ from tokenmill.tasks.errors import InputError
 from tokenmill.tasks.seal import unsealed
 
 SourceIdentity = Literal["content", "stat"]
-"""How a local file is identified: by a hash of its content, or by path, size and modification time."""
+"""The identity of a local file: a hash of its content, or path, size and modification time."""
 
 EXTRAS = {"s3": "s3", "s3a": "s3", "gs": "gcs", "gcs": "gcs"}
 
@@ -102,7 +102,7 @@ def is_writable(folder: str) -> bool:
 def temporary_folder() -> str:
     """The user's folder among the temporary files, the same for every process.
 
-    Raises InputError if somebody else can write in it.
+    Raises InputError if another user can write to it.
     """
     folder = Path(tempfile.gettempdir(), f"tokenmill-{os.getuid()}")
     with suppress(FileExistsError):
@@ -145,7 +145,7 @@ def registry() -> str:
 
 
 def located(reference: str) -> str:
-    """The path that `art://NAME[:VERSION][/PATH]` stands for; by default its latest version. Raises as `record_of` does."""
+    """The path that `art://NAME[:VERSION][/PATH]` refers to; by default its latest version. Raises as `record_of` does."""
     rest = reference.removeprefix(ART).partition("/")[2]
     place = str(record_of(reference)["path"])
     return join(place, rest) if rest else place

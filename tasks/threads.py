@@ -1,7 +1,7 @@
-"""One function over many items in a few threads, for I/O: small reads, requests to a store.
+"""Map one function over many items in a few threads, for I/O: small reads, requests to a store.
 
-A future costs 22 µs and 1.6 kB, 1.6 GB for a million items, so up to 64 items share one. Few items are not grouped, so
-that four large files keep four threads busy.
+A future costs 22 µs and 1.6 kB, 1.6 GB for a million items, so up to 64 items share one. Few items are not grouped, so that
+four large files keep four threads busy.
 """
 
 import os
@@ -11,7 +11,7 @@ from typing import TypeVar
 
 LONGEST_RUN = 64
 RUNS_PER_THREAD = 8
-"""The least, given enough items, so that all threads finish at about the same time."""
+"""The minimum per thread, given enough items, so that all threads finish at about the same time."""
 
 Item = TypeVar("Item")
 Result = TypeVar("Result")

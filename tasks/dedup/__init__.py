@@ -1,1 +1,1 @@
-"""Find duplicates, near-duplicates and contaminated documents, verify them, and count every one."""
+"""Find duplicates, near-duplicates and contaminated documents, verify them, and count each."""

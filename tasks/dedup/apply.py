@@ -1,8 +1,8 @@
-"""One shard of a deduplicated blend: the rows of a slice that stay, or all of them with what became of each.
+"""Build one shard of a deduplicated blend: the kept rows of a slice, or all rows with their outcomes.
 
-Rows of JSON are written as the bytes that were read; only a byte order mark goes, and line breaks within a row become
-blanks. Three more fields are put before the closing brace, without a look at the others. Rows of Parquet keep all of
-their columns. A row whose text could not be read is no document; it goes to quarantine, as everywhere.
+JSON rows are written as the bytes that were read, without a byte order mark, and with line breaks within a row replaced by
+blanks. In tag mode three fields are inserted before the closing brace, without parsing the others. Parquet rows keep all of
+their columns. A row with unreadable text is not a document; it goes to quarantine, as everywhere.
 """
 
 import json
@@ -34,14 +34,13 @@ MARKS = pa.schema([
     pa.field("duplicate_of", pa.large_string()),
     pa.field("jaccard", pa.float64()),
 ])  # fmt: skip
-"""What is added to rows that are tagged: `kept` or the reason why not, the document that stays in its stead, and how alike
-the two are."""
+"""The fields added to tagged rows: `kept` or the reason for dropping, the document kept instead, and their similarity."""
 
 MARK_NAMES = [f'"{name}"'.encode() for name in MARKS.names]
 
 
 def file_of(part: Slice) -> str:
-    """What the file of rows is called."""
+    """The name of the file of rows."""
     return f"{WHOLE}.parquet" if format_of(part.file).columnar else f"{WHOLE}.jsonl"
 
 
@@ -50,9 +49,7 @@ Content = list[bytes] | pa.RecordBatch
 
 @dataclass(frozen=True, slots=True)
 class Rows:
-    """Some consecutive rows of a slice: those that are documents (`content`, their numbers `rows` int64 [n]), those that
-    are bad, and how many are blank.
-    """
+    """Consecutive rows of a slice: documents (`content`, row numbers `rows` int64 [n]), bad rows, and a count of blank ones."""
 
     content: Content
     rows: np.ndarray
@@ -61,14 +58,14 @@ class Rows:
 
     @property
     def consumed(self) -> int:
-        """All rows of the slice that are accounted for here."""
+        """All rows accounted for, bad and blank ones included."""
         return len(self.rows) + len(self.bad) + self.blank
 
 
 def apply_decisions(shard: PlannedShard, store: Store, outcomes: str, on_bad_row: OnBadRow) -> Receipt:
-    """Build one shard of decided rows; `outcomes` is the `uri` of the decisions.
+    """Build one shard of kept or tagged rows; `outcomes` is the `uri` of the decisions.
 
-    Raises BadRowError when a row is bad and the policy is `fail`, RunError when the source is not what was signed.
+    Raises BadRowError for a bad row if the policy is `fail`, RunError if the source changed since it was signed.
     """
     decided = rows_decided(outcomes, shard.identity["decided"]["outcomes"])
     drop = shard.identity["decided"]["mode"] == "drop"
@@ -93,7 +90,7 @@ def apply_decisions(shard: PlannedShard, store: Store, outcomes: str, on_bad_row
 
 
 def read_rows(part: Slice, text_field: str) -> Iterator[Rows]:
-    """The rows of a slice as they stand, in order, with those that have no text told apart."""
+    """The rows of a slice, unchanged and in order; rows without a text are separated."""
     return _arrow_rows(part, text_field) if format_of(part.file).columnar else _json_rows(part, text_field)
 
 
@@ -107,12 +104,12 @@ def _json_rows(part: Slice, text_field: str) -> Iterator[Rows]:
 
 
 def _on_one_line(row: bytes) -> bytes:
-    """A row without line breaks, which can only be white space between its values, and without what stands around it."""
+    """A row stripped and without line breaks, which JSON allows only as white space between values."""
     return row.removeprefix(BYTE_ORDER_MARK).strip().replace(b"\n", b" ").replace(b"\r", b" ")
 
 
 def _arrow_rows(part: Slice, text_field: str) -> Iterator[Rows]:
-    """Texts are read once more by themselves, because they say which rows are bad; batches of whole rows are smaller."""
+    """Read texts in a separate pass, which finds the bad rows; batches of whole rows are smaller."""
     bad, first = [row for batch in read_texts(part, text_field) for row in batch.bad], 0
     numbers = np.array([row.row for row in bad], np.int64)
     for batch in cast("Iterator[pa.RecordBatch]", format_of(part.file).rows(part)):
@@ -135,7 +132,7 @@ def _write(builder: ShardBuilder, content: Content) -> None:
 
 
 def marks_of(rows: np.ndarray, decided: pa.Table) -> pa.RecordBatch:
-    """What became of rows (int64, ascending) of a slice, given what was decided about those that do not stay: `MARKS`."""
+    """The outcomes of rows (int64, ascending) of a slice, a table of `MARKS`, given the decisions about its dropped rows."""
     numbers = decided["row"].to_numpy()
     places = np.searchsorted(numbers, rows)
     there = np.append(numbers, -1)[places] == rows
@@ -160,9 +157,7 @@ def _tagged(content: Content, marks: pa.RecordBatch) -> Content:
 
 
 def tagged(line: bytes, mark: dict[str, Any]) -> bytes:
-    """A row of JSON, which has a field at least, with its marks; fields that it has under these names are replaced, and
-    then the row is written anew.
-    """
+    """A JSON row, with at least one field, with its marks added; if it already has one of these fields, it is encoded again."""
     if any(name in line for name in MARK_NAMES):
         return json.dumps({**json.loads(line), **mark}, ensure_ascii=False, separators=(",", ":")).encode()
     return line[:-1].rstrip() + b"," + orjson.dumps(mark)[1:]

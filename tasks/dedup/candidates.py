@@ -1,20 +1,20 @@
 """Candidate pairs of near-duplicates: documents whose MinHash sketches share a band.
 
-A sketch holds 128 minima of random functions over a document's shingles; two sketches agree at a place with the
-probability of the Jaccard similarity J. Four places make a band, and documents that share one of 32 bands are
-candidates, with probability 1 - (1 - J^4)^32:
+A sketch holds 128 minima of random functions over a document's shingles; two sketches agree at a place with the probability of
+the Jaccard similarity J. Four places make a band, and documents that share one of 32 bands are candidates, with probability 1 -
+(1 - J^4)^32:
 
     J             0.3    0.4    0.5    0.6    0.7    0.8
     probability   23 %   56 %   87 %   98.8 % 99.98% 99.999995 %
 
 Candidates are verified later, so only misses matter here.
 
-A bucket (all documents with one band key) is small for ordinary text and huge for machine-written text. So each
-document is first paired with the best 8 of its bucket, its leaders. Other pairs of larger buckets are compared later,
-once most duplicates are known (`near.compare_large_buckets`).
+A bucket (all documents with one band key) is small for ordinary text and huge for machine-written text. So each document is
+first paired with the best 8 of its bucket, its leaders. Other pairs of larger buckets are compared later, once most duplicates
+are known (`near.compare_large_buckets`).
 
-`rensa` computes a million sketches of 60 shingles in 1.2 s per core; converting them from Python numbers takes another
-4 s. A document's bands take 768 bytes on disk.
+`rensa` computes a million sketches of 60 shingles in 1.2 s per core; converting them from Python numbers takes another 4 s. A
+document's bands take 768 bytes on disk.
 """
 
 from array import array
@@ -34,14 +34,14 @@ from .shingles import Shingles, combined
 BANDS, ROWS = 32, 4
 PERMUTATIONS = BANDS * ROWS
 SEED = 1
-"""Fixed: another seed gives other candidates."""
+"""Fixed, because another seed gives other candidates."""
 
 AT_ONCE = 256
-"""Sketches converted at a time: 1 MB, which fits the cache and takes half as long as all at once."""
+"""Sketches converted at a time: 1 MB fits the cache and takes half as long as all at once."""
 
 
 def signatures(shingles: Shingles) -> np.ndarray:
-    """The sketch of each document, uint32 [documents, 128]; that of a document without shingles has no meaning."""
+    """The sketch of each document, uint32 [documents, 128]; undefined for a document without shingles."""
     offsets = shingles.offsets.astype(np.uint64)
     bounds = [*range(0, len(offsets) - 1, AT_ONCE), len(offsets) - 1]
     rows = [row for start, stop in pairwise(bounds) for row in _sketches(shingles.hashes, offsets[start : stop + 1])]
@@ -55,7 +55,7 @@ def _sketches(hashes: np.ndarray, offsets: np.ndarray) -> list[bytes]:
 
 
 def band_keys(sketches: np.ndarray) -> np.ndarray:
-    """The keys of a sketch's bands, uint64 [documents, 32]; equal where band number and values are equal."""
+    """The keys of a sketch's bands, uint64 [documents, 32]; equal if band number and values are equal."""
     wide = sketches.astype(np.uint64).reshape(-1, BANDS, ROWS)
     bands = np.broadcast_to(np.arange(BANDS, dtype=np.uint64), wide.shape[:2])
     return combined([bands, *(wide[:, :, row] for row in range(ROWS))])
@@ -68,13 +68,13 @@ PAIRS = pa.schema({"better": pa.int64(), "worse": pa.int64()})
 """A pair of documents, the better first."""
 
 CROWDED = pa.schema({"bucket": pa.int64(), "number": pa.int64()})
-"""A document of a large bucket that is not one of its leaders; bucket by bucket, the best document first."""
+"""A document of a large bucket that is not a leader; bucket by bucket, the best document first."""
 
 LEADERS = 8
-"""The best documents of a bucket, with which all its documents are compared first."""
+"""The best documents of a bucket, with which all others are compared first."""
 
 PAIRS_AT_ONCE = 1 << 22
-"""Pairs in memory, 16 bytes each and twice that while they are sorted."""
+"""Pairs in memory, 16 bytes each and twice that during sorting."""
 
 
 def band_table(keys: np.ndarray, numbers: np.ndarray, ranks: np.ndarray) -> pa.Table:
@@ -109,9 +109,7 @@ def read_buckets(bands: Iterable[SliceFile], partition: int, partitions: int, go
 
 
 def write_candidates(buckets: Buckets, uri: str, partitions: int) -> Output:
-    """Write the pairs of leaders and other documents, partitioned by pair. Raises OSError and InputError as `publish`
-    does.
-    """
+    """Write the pairs of leaders and other documents, partitioned by pair. Errors as in `publish`."""
     with partitioned(uri, PAIRS, partitions) as file:
         for pairs in candidate_pairs(buckets):
             better, worse = pairs[:, 0], pairs[:, 1]

@@ -1,14 +1,14 @@
 """Contamination: documents that share a run of 13 words with an evaluation.
 
 Runs of 13 words are the field's convention since GPT-3. Case and punctuation are ignored. In scripts without blanks two
-characters count as a word, or four letters of Thai and the like (see `shingles`), because thousands of texts share
-phrases of 13 characters.
+characters count as a word, or four letters of Thai and the like (see `shingles`), because thousands of texts share phrases of
+13 characters.
 
-An evaluation row shorter than 13 words is searched for whole. Rows shorter than three words say nothing about a
-document's origin; they are skipped and counted.
+An evaluation row shorter than 13 words is searched for whole. Rows shorter than three words say nothing about a document's
+origin; they are skipped and counted.
 
-Evaluations are a blend with a text field per data set, a few megabytes as a rule. A row that cannot be read is an
-error, because contamination would go unnoticed.
+Evaluations are a blend with a text field per data set, usually a few megabytes. An unreadable row is an error, because
+contamination would go unnoticed.
 
 Evaluation runs are sorted 64-bit hashes in memory, 24 bytes each, behind a table that rejects nearly all other hashes.
 Searching takes 20 s per million documents of 480 bytes on one core, nearly all of it normalization.
@@ -40,10 +40,10 @@ WORDS = 13
 RUN = Length(words=WORDS, characters=2, letters=4, pieces=2)
 
 LEAST_WORDS = 3
-"""The least length of a row that is searched for, in words or as much of other units."""
+"""The minimum length of a row to search for, in words or the equivalent in other units."""
 
 FIRST_UNITS = 3
-"""Units at the beginning of a short row by which its possible places are found; at most `LEAST_WORDS`."""
+"""The first units of a short row, which locate its possible places; at most `LEAST_WORDS`."""
 
 HITS = pa.schema(
     {
@@ -54,8 +54,9 @@ HITS = pa.schema(
         "words": pa.large_string(),
     }
 )
-"""A document, an evaluation and a row in it, the number of shared runs, and the words of the first. A short row found
-whole is one run. A run that several rows hold counts for the first of them."""
+"""A document, an evaluation and its row, the number of shared runs, and the words of the first. A short row found whole is one
+run. A run in several rows counts for the first of them.
+"""
 
 SLOTS_PER_RUN = 16
 """Slots of the table per run: one in 16 unknown hashes passes it and is looked up in vain."""
@@ -63,9 +64,7 @@ SLOTS_PER_RUN = 16
 
 @dataclass(frozen=True, slots=True)
 class Known:
-    """A set of hashes: `hashes` uint64 [n], ascending and distinct; `likely` bool, a table indexed by their highest
-    bits.
-    """
+    """A set of hashes: `hashes` uint64 [n], ascending, distinct; `likely` bool, a table indexed by their highest bits."""
 
     hashes: np.ndarray
     likely: np.ndarray
@@ -78,9 +77,7 @@ class Known:
         return cls(hashes, likely)
 
     def found(self, hashes: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-        """Which of `hashes` are in the set: their positions, ascending, and the positions of the same hashes in the
-        set.
-        """
+        """Which of `hashes` are in the set: their positions, ascending, and the positions of the same hashes in the set."""
         places = np.flatnonzero(self.likely[_slots(hashes, self.likely)])
         known = np.searchsorted(self.hashes, hashes[places])
         same = self.hashes[np.minimum(known, len(self.hashes) - 1)] == hashes[places] if places.size else known > 0
@@ -89,11 +86,11 @@ class Known:
 
 @dataclass(frozen=True, slots=True)
 class Evaluations:
-    """The runs that documents are searched for.
+    """The runs to search for in documents.
 
-    For each of `names`, `short` counts rows that are searched for whole and `too_short` rows that are skipped. `runs`
-    [n] are the runs of the other rows and the whole short rows; `files` int64 [n] and `rows` int64 [n] say where each
-    occurs first. `openings` are the first units of short rows, and `lengths` int64 their lengths in units.
+    For each of `names`, `short` counts rows that are searched for whole and `too_short` rows that are skipped. `runs` [n] are
+    the runs of the other rows and the whole short rows; `files` int64 [n] and `rows` int64 [n] are the first position of each.
+    `openings` are the first units of short rows, and `lengths` int64 their lengths in units.
     """
 
     names: Sequence[str]
@@ -107,7 +104,7 @@ class Evaluations:
 
     @classmethod
     def of(cls, evaluations: Mapping[str, pa.LargeStringArray]) -> Self:
-        """The runs of evaluations by name; of equal runs the first by order of names is kept."""
+        """The runs of evaluations by name; equal runs are kept once, for the first name in order."""
         found = [_Rows.of(texts) for texts in evaluations.values()]
         whole = _Rows.joined(found)
         files = np.repeat(np.arange(len(found)), [len(each.rows) for each in found])
@@ -126,8 +123,8 @@ class Evaluations:
 
 @dataclass(frozen=True, slots=True)
 class _Rows:
-    """What is searched for of the rows of a file: the `hashes` of runs and short rows with the row of each, and of
-    short rows the hashes of their `openings` and their `lengths` in units.
+    """What to search for in the rows of a file: the `hashes` of runs and short rows with the row of each, and for short rows
+    the hashes of their `openings` and their `lengths` in units.
     """
 
     hashes: np.ndarray
@@ -143,7 +140,7 @@ class _Rows:
 
     @classmethod
     def joined(cls, parts: Sequence[Self]) -> Self:
-        """Several of them, in order."""
+        """Concatenate several, in order."""
         hashes = np.concatenate([np.empty(0, np.uint64), *(each.hashes for each in parts)])
         rows = np.concatenate([np.empty(0, np.int64), *(each.rows for each in parts)])
         openings = np.concatenate([np.empty(0, np.uint64), *(each.openings for each in parts)])
@@ -194,9 +191,7 @@ def _hits(documents: Documents, evaluations: Evaluations) -> pa.Table:
 
 
 def _candidates(units: Units, sums: Sums, evaluations: Evaluations) -> tuple[np.ndarray, np.ndarray]:
-    """The beginnings and ends of runs of documents that may be known: runs of full length, and runs as long as a short
-    row wherever one may begin.
-    """
+    """The bounds of runs that may be known: runs of full length, and runs as long as a short row at each possible opening."""
     runs = runs_of(units, RUN)
     starts, ends = runs.starts[runs.whole], runs.ends[runs.whole]
     if not evaluations.lengths.size:
@@ -223,7 +218,7 @@ def _slots(hashes: np.ndarray, likely: np.ndarray) -> np.ndarray:
 
 
 WHOLE_FILES = 1 << 62
-"""Bytes per slice: each file is one."""
+"""Bytes per slice, so large that each file is one slice."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -253,9 +248,7 @@ class LoadedEvaluations:
 
 
 def find_evaluations(blend: Blend | str | None) -> tuple[EvaluationFile, ...]:
-    """The files of a blend of evaluations, in order; none for None. Raises InputError for a blend or file that cannot
-    be used.
-    """
+    """The files of a blend of evaluations, in order; none for None. Raises InputError for an unusable blend or file."""
     if blend is None:
         return ()
     parts = load_blend(blend).parts()
@@ -292,7 +285,7 @@ def _files(name: str, source: DataSource) -> list[EvaluationFile]:
 
 
 def fingerprint(files: Sequence[EvaluationFile]) -> str | None:
-    """A hash of the files' names and content; None for no files."""
+    """A hash of the files' names and content; None if there are no files."""
     content = [[file.name, file.text_field, file.part.content, file.part.file.compression] for file in files]
     return xxh3_128_hexdigest(orjson.dumps(content)) if files else None
 

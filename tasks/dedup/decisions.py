@@ -1,11 +1,11 @@
 """Decisions: whether each document is kept, and why not.
 
-    outcomes.arrow   per slice its rows that are not kept: the row, the reason, the document kept instead, the similarity
-    edges.parquet    which document was dropped for which, by name
-    hits.parquet     what documents share with evaluations, if there are any
+    outcomes.arrow   per slice its dropped rows: the row, the reason, the document kept instead, the similarity
+    edges.parquet    dropped and kept documents, by name
+    hits.parquet     runs shared with evaluations, if there are any
 
-Steps run in order (exact, near, contamination, cap), and each sees only what the earlier ones kept, so a document is
-dropped at most once. The document kept by its step may be dropped by a later one; its own row says so.
+Steps run in order (exact, near, contamination, cap), and each sees only what the earlier ones kept, so a document is dropped at
+most once. The document kept by its step may be dropped by a later one; its own row says so.
 
 A slice reads only its own batch, by its hash: if the decisions about a slice are unchanged, so are its rows.
 """
@@ -36,7 +36,7 @@ from .shingles import KINDS
 
 KEPT = "kept"
 REASONS = ("exact_duplicate", "near_duplicate", "contaminated", "beyond_cap")
-"""Why documents are dropped, in the order of the steps."""
+"""Reasons for dropping documents, in the order of the steps."""
 
 DROPPED = pa.schema({"number": pa.int64(), "outcome": pa.string(), "kept": pa.int64(), "jaccard": pa.float64()})
 """A dropped document, the reason, the document kept instead (null if none), and their similarity (null if none)."""
@@ -100,13 +100,13 @@ NAMED_HITS = pa.schema(
 """A document, the file and row of an evaluation, the number of shared runs, and the words of the first."""
 
 MOST_NAMED = 10
-"""Documents that are named among those not compared with all."""
+"""The maximum number of documents named among those not compared with all."""
 
 
 @dataclass(frozen=True, slots=True)
 class Findings:
-    """What the rounds found, by document number. `signatures` are the keys and `names` the names of the slices; `hits`
-    is None without evaluations; `unseen` (int64) are documents not compared with all candidates.
+    """The findings of the rounds, by document number. `signatures` are the keys and `names` the names of the slices; `hits` is
+    None without evaluations; `unseen` (int64) are documents not compared with all candidates.
     """
 
     signatures: Sequence[str]
@@ -156,8 +156,9 @@ def decisions_in(store: Store, receipt: Receipt) -> Decisions:
 
 
 def rows_decided(uri: str, digest: str) -> pa.Table:
-    """The decisions about the slices with this hash, a table of `OUTCOMES`. Raises RunError if there are none or the
-    file changed.
+    """The decisions about the slices with this hash, a table of `OUTCOMES`.
+
+    Raises RunError if there are none or the file changed.
     """
     known = _digests(uri)
     table = read_partition([uri], known.index(digest), len(known), OUTCOMES) if digest in known else None
@@ -231,7 +232,7 @@ def warnings_about(facts: Mapping[str, Any]) -> Iterator[str]:
 
 @dataclass(frozen=True, slots=True)
 class _Names:
-    """The names of the documents `numbers` (int64, ascending)."""
+    """Look up the names of the documents `numbers` (int64, ascending)."""
 
     numbers: np.ndarray
     names: pa.LargeStringArray
@@ -244,7 +245,7 @@ class _Names:
 
 
 def _names(numbers: np.ndarray, findings: Findings, receipts: Sequence[Receipt]) -> _Names:
-    """The names of documents: their own, else the name of the slice and their row."""
+    """The names of documents: their own, otherwise slice name and row."""
     parts: list[pa.Array] = [pa.array([], pa.large_string())]
     for slice_number in np.unique(numbers // ROWS_PER_SLICE).tolist():
         first = slice_number * ROWS_PER_SLICE
@@ -257,7 +258,7 @@ def _names(numbers: np.ndarray, findings: Findings, receipts: Sequence[Receipt])
 
 
 def _own_names(store: Store, receipt: Receipt, rows: np.ndarray) -> pa.Array | None:
-    """The names of rows in their slice, null where a row has none; None where no row has one."""
+    """The rows' own names, null for a row without one; None if no row has one."""
     if NAMES_FILE not in {output.path for output in receipt.outputs}:
         return None
     found = [_chosen(table, rows) for table in tables(store.path(receipt.key, NAMES_FILE), 0, 1)]

@@ -1,10 +1,10 @@
-"""Documents: a number, a text and a rank; and the edges between duplicates.
+"""Documents (number, text and rank), and the edges between duplicates.
 
-A document's number is its position among all documents (file by file, row by row). It breaks ties, so results do not
-depend on slices, partitions or arrival order.
+A document's number is its position among all documents (file by file, row by row). It breaks ties, so results do not depend on
+slices, partitions or arrival order.
 
-Of duplicates, the document with the highest quality is kept, then the largest, then the first. Quality and size are
-packed into one rank of 64 bits.
+Of duplicates, the document with the highest quality is kept, then the largest, then the first. Quality and size are packed into
+one rank of 64 bits.
 """
 
 from collections.abc import Iterator
@@ -16,7 +16,7 @@ import pyarrow as pa
 SIZE_BITS, LOW_BITS = 24, 8
 LARGEST = (1 << SIZE_BITS - 1) - 1
 LOW = np.uint64((1 << LOW_BITS) - 1)
-"""The lowest bits of every rank, kept so that ranks in existing stores stay comparable."""
+"""The lowest bits of every rank, so that ranks in existing stores stay comparable."""
 
 SIGN = np.uint32(1 << 31)
 
@@ -26,7 +26,7 @@ BATCH_BYTES = 1 << 20
 
 @dataclass(frozen=True, slots=True)
 class Documents:
-    """Some documents: `numbers` int64 [n] ascending, `texts` [n], and `ranks` uint64 [n] from `ranks_of`."""
+    """Documents: `numbers` int64 [n] ascending, `texts` [n], and `ranks` uint64 [n] from `ranks_of`."""
 
     numbers: np.ndarray
     texts: pa.LargeStringArray
@@ -46,7 +46,7 @@ def ranks_of(qualities: np.ndarray, sizes: np.ndarray) -> np.ndarray:
     """
     quality = np.where(np.isnan(qualities), -np.inf, qualities).astype(np.float32) + np.float32(0)  # -0.0 becomes 0.0
     bits = quality.view(np.uint32)
-    high = np.where(bits & SIGN, ~bits, bits | SIGN).astype(np.uint64)  # floats, as integers that order like them
+    high = np.where(bits & SIGN, ~bits, bits | SIGN).astype(np.uint64)  # floats as integers of the same order
     middle = (np.clip(sizes, -LARGEST, LARGEST) + LARGEST).astype(np.uint64)
     return high << np.uint64(SIZE_BITS + LOW_BITS) | middle << np.uint64(LOW_BITS) | LOW
 
@@ -83,8 +83,9 @@ def edge_table(dropped: np.ndarray, kept: np.ndarray, jaccard: np.ndarray, group
 
 
 def distinct(values: np.ndarray) -> np.ndarray:
-    """The distinct values of an array of any shape, ascending. Sorting 10 million values takes 1 s and 160 MB,
-    `np.unique` 16 s and 500 MB.
+    """The distinct values of an array of any shape, ascending.
+
+    Sorting 10 million values takes 1 s and 160 MB, `np.unique` 16 s and 500 MB.
     """
     ascending = np.sort(values, axis=None)
     last = np.ones(len(ascending), np.bool_)

@@ -40,8 +40,9 @@ def keys(texts: pa.LargeStringArray) -> np.ndarray:
 
 
 def write_keyed(file: PartitionedFile, both: np.ndarray, numbers: np.ndarray, ranks: np.ndarray) -> None:
-    """Append documents to a file of `KEYED`, partitioned by key: `both` uint64 [n, 2], `numbers` int64 [n], `ranks`
-    uint64 [n].
+    """Append documents to a file of `KEYED`, partitioned by key.
+
+    `both` is uint64 [n, 2], `numbers` int64 [n], `ranks` uint64 [n].
     """
     columns = [pa.array(each) for each in (both[:, 0], both[:, 1], numbers, ranks)]
     file.write(pa.Table.from_arrays(columns, schema=KEYED), both[:, 0])
@@ -77,8 +78,9 @@ CAPPED = pa.schema({"dropped": pa.int64()})
 
 
 def sign_prompts(file: PartitionedFile, numbers: np.ndarray, prompts: pa.LargeStringArray, ranks: np.ndarray) -> int:
-    """Append the prompts of documents (`numbers` int64 [n], `ranks` uint64 [n]) to a file of `KEYED`. Returns how many
-    have none (null); these are not counted.
+    """Append the prompts of documents (`numbers` int64 [n], `ranks` uint64 [n]) to a file of `KEYED`.
+
+    Returns the number of documents without a prompt (null); these are not counted.
     """
     known = prompts.is_valid().to_numpy(zero_copy_only=False)
     write_keyed(file, keys(prompts.drop_null()), numbers[known], ranks[known])
@@ -88,8 +90,9 @@ def sign_prompts(file: PartitionedFile, numbers: np.ndarray, prompts: pa.LargeSt
 def beyond_cap(
     files: Iterable[SliceFile], partition: int, partitions: int, most: int, gone: np.ndarray = NONE
 ) -> pa.Table:
-    """The documents of one partition beyond the best `most` of their prompt: a table of `CAPPED`, ascending. Documents
-    already `gone` (int64, ascending) are not counted.
+    """The documents of one partition beyond the best `most` of their prompt: a table of `CAPPED`, ascending.
+
+    Documents in `gone` (int64, ascending) are not counted.
     """
     groups = grouped(read_numbered(files, partition, partitions, KEYED, gone))
     return pa.Table.from_arrays([pa.array(np.sort(groups.numbers[groups.places >= most]))], schema=CAPPED)

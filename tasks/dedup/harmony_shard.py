@@ -1,9 +1,9 @@
-"""One shard of Harmony rows as deduplication leaves it: every row marked, or those that go left out.
+"""Build one shard of Harmony rows after deduplication: all rows marked, or dropped rows removed.
 
-The rows themselves stay as they were normalized. What is added says what became of each (`dedup_outcome`), which row
-stays in its stead (`dup_of`, a `row_id`), and how alike the two are (`dup_jaccard`). A shard's identity is that of the
-normalized shard, and what was decided about its rows: decisions that stay the same rebuild nothing, whatever became of
-the other data sets. Rows go from Arrow to Arrow, so that this costs no more than writing the Parquet file again.
+Rows stay as normalized. Added columns are the outcome (`dedup_outcome`), the row kept instead (`dup_of`, a `row_id`), and the
+similarity of the two (`dup_jaccard`). A shard's identity is that of the normalized shard plus the decisions about its rows, so
+unchanged decisions rebuild nothing, whatever changes in other data sets. Rows stay in Arrow, so this costs no more than
+rewriting the Parquet file.
 """
 
 from collections import Counter
@@ -33,13 +33,13 @@ from .rounds import DocumentSlice
 from .settings import Mode
 
 DUPLICATES = pa.array(REASONS[:2])
-"""The outcomes of rows that say what another one says."""
+"""The outcomes of rows that duplicate another row."""
 
 
 @dataclass(frozen=True, slots=True)
 class Deduplicated:
-    """Shards after deduplication, in their order; the files that say who went for whom, with their places in the store;
-    and what is told of it: how many documents of each outcome, and what they were held against.
+    """The shards after deduplication, in order; the files of dropped and kept rows, with their places in the store; and the
+    facts: the number of documents by outcome, and the evaluations.
     """
 
     final: Sequence[Finished]
@@ -48,7 +48,7 @@ class Deduplicated:
 
 
 def document_slices(normalized: Sequence[Finished], store: Store) -> list[DocumentSlice]:
-    """The rows of normalized shards, all of which have some, as documents."""
+    """The rows of normalized shards, none of them empty, as documents."""
     slices: list[DocumentSlice] = []
     for item in normalized:
         (rows,) = (output for output in item.receipt.outputs if output.path == FILE)
@@ -60,7 +60,7 @@ def document_slices(normalized: Sequence[Finished], store: Store) -> list[Docume
 def plan_marked(
     normalized: Sequence[Finished], digests: Sequence[str], mode: Mode, store: Store, *, rebuild: bool
 ) -> Plan:
-    """The shards to be, one for each normalized shard that has rows; `digests` are of what was decided about each."""
+    """Plan a shard for each normalized shard with rows; `digests` are the hashes of the decisions about each."""
     shards = [
         PlannedShard(
             item.shard.dataset,
@@ -74,9 +74,9 @@ def plan_marked(
 
 
 def mark_shard(shard: PlannedShard, store: Store, decisions: str) -> Receipt:
-    """Build one shard of `plan_marked`; `decisions` is where the outcomes of all rows lie.
+    """Build one shard of `plan_marked`; `decisions` is the file of all outcomes.
 
-    Raises RunError when the normalized shard is not there, or damaged, OSError from the storage.
+    Raises RunError if the normalized shard is missing or damaged, OSError from the storage.
     """
     normalized = store.receipt(shard_key({name: value for name, value in shard.identity.items() if name != "decided"}))
     if normalized is None:
@@ -115,9 +115,9 @@ def mark_shard(shard: PlannedShard, store: Store, decisions: str) -> Receipt:
 
 
 def marked(rows: pa.Table, decided: pa.Table, first: int) -> pa.Table:
-    """Rows with what became of each; `first` is the number of the first one in the shard.
+    """Rows with their outcomes; `first` is the number of the first one in the shard.
 
-    `decided` is a table of `decisions.OUTCOMES`, the rows of the shard that do not stay.
+    `decided` is a table of `decisions.OUTCOMES`, the dropped rows of the shard.
     """
     numbers = decided["row"].to_numpy()
     start, stop = np.searchsorted(numbers, [first, first + rows.num_rows])

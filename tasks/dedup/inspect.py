@@ -1,4 +1,4 @@
-"""What verification checks of a shard of deduplicated rows beyond sizes and hashes: that its rows can be read."""
+"""Verify a shard of deduplicated rows beyond sizes and hashes: its rows must be readable."""
 
 from typing import BinaryIO, cast
 
@@ -16,7 +16,7 @@ BATCH_ROWS = 8192
 
 
 def inspect_dedup_shard(store: Store, receipt: Receipt) -> list[str]:
-    """Problems of the file of a shard: rows that cannot be read, and their number against the receipt."""
+    """Problems of a shard's file: unreadable rows, and their number against the receipt."""
     for output in receipt.outputs:
         stem, _, ending = output.path.partition(".")
         if stem == WHOLE:
@@ -41,7 +41,7 @@ def _parquet_rows(place: str) -> int:
 
 
 def _json_rows(place: str) -> int:
-    """How many lines are JSON objects. Raises JSONDecodeError for one that is no JSON."""
+    """The number of lines, each a JSON object. Raises JSONDecodeError for invalid JSON."""
     system, path = filesystem(place)
     with cast("BinaryIO", system.open(path, "rb")) as stream:
         lines = split_lines(iter(lambda: stream.read(BLOCK_BYTES), b""))

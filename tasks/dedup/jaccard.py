@@ -1,8 +1,8 @@
-"""Exact Jaccard similarity of pairs of documents: shared shingles over all shingles of the two.
+"""Exact Jaccard similarity of pairs of documents: the share of their shingles that both have.
 
-Shingles become 32-bit codes, and a document's shingles a sorted set of `document << 32 | code`. Sorting both sets of a
-pair under the pair's number puts shared shingles side by side, so no Python loop runs over pairs: 5 µs per pair of 60
-shingles each, 8 bytes per shingle (Python sets: 7 µs, 100 bytes).
+Shingles become 32-bit codes, and a document's shingles a sorted set of `document << 32 | code`. Sorting both sets of a pair
+under the pair's number puts shared shingles side by side, so no Python loop runs over pairs: 5 µs per pair of 60 shingles each,
+8 bytes per shingle (Python sets: 7 µs, 100 bytes).
 """
 
 from collections.abc import Iterator
@@ -64,7 +64,7 @@ def alike_to_worse(sets: Sets, threshold: float, count: int) -> Iterator[tuple[n
     per pair and 2 ns per shared difference.
     """
     sizes, differences = sets.sizes, _Differences.of(sets)
-    part = threshold / (1 + threshold)  # of both sizes together that two sets must have in common
+    part = threshold / (1 + threshold)  # share of the summed sizes that two sets must have in common
     wanted = part * sizes + differences.lacks - differences.usual / 2
     for one in range(min(count, len(sizes) - 1)):
         same = differences.shared_with(one)[one + 1 :]

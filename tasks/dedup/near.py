@@ -3,24 +3,24 @@
     sign                    a slice of documents  → bands, partitioned by key; shingles; units by kind
     write_candidates        a partition of bands  → candidate pairs; the rest of large buckets
     verify                  a partition of pairs  → pairs whose exact Jaccard similarity reaches the threshold
-    certain_drops           all verified pairs    → documents that are dropped whatever else is found
+    certain_drops           all verified pairs    → documents dropped whatever else is found
     compare_large_buckets   the rest              → more verified pairs
-    resolve                 all verified pairs    → which document is dropped, and for which one
+    resolve                 all verified pairs    → dropped documents, each with the one kept instead
 
-A pair at a similarity of 0.8 is missed with odds of 5 in 10^8; nothing is dropped by chance, because every edge is a
-pair that was compared shingle by shingle.
+A pair at a similarity of 0.8 is missed with odds of 5 in 10^8; nothing is dropped by chance, because every edge is a pair that
+was compared shingle by shingle.
 
-Similarity is not transitive, so a group of connected pairs is not merged into its best document. From the best down, a
-document is kept unless a near-duplicate of it is kept already: every dropped document has a kept near-duplicate.
+Similarity is not transitive, so a group of connected pairs is not merged into its best document. From the best down, a document
+is kept unless one of its near-duplicates is already kept, so every dropped document has a kept near-duplicate.
 
-Large buckets hold forms, logs and shop pages, which share most of their text without being duplicates. Documents that
-are certainly dropped are left out. A pass over the bucket excludes those that share too few shingles with others to
-reach the threshold; the rest are compared one by one. Two bounds apply, and documents beyond them are reported: a
-bucket is read up to 8 million shingles, and its best 16,384 candidates are compared with all. A document is linked to
-at most 16 better ones per bucket; if it has more, it is reported too.
+Large buckets hold forms, logs and shop pages, which share most of their text without being duplicates. Certainly dropped
+documents are left out. A pass over the bucket excludes those that share too few shingles with others to reach the threshold;
+the rest are compared one by one. Two bounds apply, and documents beyond them are reported: a bucket is read up to 8 million
+shingles, and its best 16,384 candidates are compared with all. A document is linked to at most 16 better ones per bucket; if it
+has more, it is reported too.
 
-A million documents of 60 words, a tenth of them exact and a tenth near copies, take 59 s of CPU, 1.3 GB on disk and 1
-GB of memory in each of two processes.
+A million documents of 60 words, a tenth of them exact and a tenth near copies, take 59 s of CPU, 1.3 GB on disk and 1 GB of
+memory in each of two processes.
 """
 
 from collections import Counter
@@ -119,8 +119,9 @@ def certain_drops(verified: Iterable[pa.Table], crowded: np.ndarray) -> np.ndarr
 
 
 def resolve(verified: Iterable[pa.Table]) -> pa.Table:
-    """The near-duplicates, given all verified pairs in any order: a table of `EDGES`, ascending. `kept` is the most
-    similar of the kept documents.
+    """The near-duplicates, given all verified pairs in any order: a table of `EDGES`, ascending.
+
+    `kept` is the most similar of the kept documents.
     """
     graph = _graph(verified)
     numbers, pairs = graph.numbers, graph.pairs
@@ -163,9 +164,7 @@ def sizes_of(files: Iterable[SliceFile], wanted: np.ndarray) -> np.ndarray:
 
 
 def _rows_in(file: SliceFile, wanted: np.ndarray) -> Iterator[tuple[np.ndarray, np.ndarray, pa.ChunkedArray]]:
-    """The documents `wanted` that a file holds: their numbers, and their rows in lists of shingles. Files without any
-    are not opened.
-    """
+    """The documents `wanted` in a file: numbers, and rows in lists of shingles. Files without any are not opened."""
     start, stop = np.searchsorted(wanted, [file.first, file.first + ROWS_PER_SLICE])
     if start == stop:
         return
@@ -235,7 +234,7 @@ WITNESSES = 16
 """Better documents of a bucket that a document is linked to."""
 
 COMPARED = 16_384
-"""The best candidates of a bucket, which are compared with all others."""
+"""The best candidates of a bucket, compared with all others."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -249,8 +248,9 @@ class Compared:
 def compare_large_buckets(
     crowded: pa.Table, gone: np.ndarray, shingled: Sequence[SliceFile], threshold: float = THRESHOLD
 ) -> Compared:
-    """Compare the documents of a table of `CROWDED`, without those `gone` (int64), bucket by bucket; `shingled` are the
-    files of all slices.
+    """Compare the documents of a table of `CROWDED`, without those `gone` (int64), bucket by bucket.
+
+    `shingled` are the files of all slices.
     """
     table = crowded.filter(pa.array(~np.isin(crowded["number"].to_numpy(), gone)))
     numbers, buckets = table["number"].to_numpy(), table["bucket"].to_numpy()
@@ -275,9 +275,7 @@ def _sums_within(buckets: np.ndarray, sizes: np.ndarray) -> np.ndarray:
 
 
 def _portions(numbers: np.ndarray, buckets: np.ndarray, sizes: np.ndarray) -> Iterator[tuple[np.ndarray, list[int]]]:
-    """Documents of consecutive buckets with about `SHINGLES_AT_ONCE` shingles, at least one bucket, and the bounds of
-    the buckets.
-    """
+    """Documents of consecutive buckets, about `SHINGLES_AT_ONCE` shingles and at least one bucket, and the buckets' bounds."""
     bounds = np.flatnonzero(np.append(buckets[1:] != buckets[:-1], np.ones(1, np.bool_))) + 1
     bounds = np.append(0, bounds) if len(buckets) else bounds[:0]
     sums = np.append(0, np.cumsum(sizes))[bounds]

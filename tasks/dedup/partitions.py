@@ -1,8 +1,7 @@
-"""Tables on disk, partitioned by the hash of a key: rows with one key meet in one partition, whichever slice wrote
-them.
+"""Tables on disk, partitioned by the hash of a key: all rows with a key are in one partition, whichever slice wrote them.
 
-A file is Arrow IPC with batches of partition 0, 1, … in turn, one turn per 32 MB of rows. One file per slice replaces
-one per slice and partition; a reader of a partition reads only its batches.
+A file is Arrow IPC with batches of partition 0, 1, … in turn, one turn per 32 MB of rows. One file per slice replaces one per
+slice and partition; a reader of a partition reads only its batches.
 
 Every batch carries a hash of its number, columns and content, and an empty last batch marks the end, so damage is found
 whenever a batch is read (xxh3, 28 GB/s).
@@ -68,9 +67,7 @@ class PartitionedFile:
         return self.file.output
 
     def write(self, table: pa.Table, keys: np.ndarray) -> None:
-        """Append rows, partitioned by `keys` (uint64 [rows], well mixed); equal keys go to the same partition in all
-        files.
-        """
+        """Append rows, partitioned by `keys` (uint64 [rows], well mixed); equal keys share a partition in all files."""
         self._waiting.append((table, keys))
         self._size += table.nbytes
         if self._size >= WAITING_BYTES:
@@ -102,15 +99,16 @@ class PartitionedFile:
         self._append(pa.RecordBatch.from_pylist([], schema=self.schema), HASH_OF_LAST)
 
     def _append(self, batch: pa.RecordBatch, name: bytes) -> None:
-        whole = pa.ipc.read_record_batch(batch.serialize(), batch.schema)  # its buffers are those that will be read
+        whole = pa.ipc.read_record_batch(batch.serialize(), batch.schema)  # has the buffers that a reader will get
         self.writer.write_batch(whole, {name: _hash(whole, self._written)})
         self._written += 1
 
 
 @contextmanager
 def partitioned(uri: str, schema: pa.Schema, partitions: int) -> Generator[PartitionedFile]:
-    """Write the file `uri` with tables of `schema`; it appears when the `with` block ends without an error. Raises
-    OSError and InputError as `publish` does.
+    """Write the file `uri` with tables of `schema`, which appears when the `with` block ends without an error.
+
+    Errors as in `publish`.
     """
     with publish(uri) as file, pa.ipc.new_file(cast("BinaryIO", file), schema) as writer:
         found = PartitionedFile(file, writer, schema, partitions)
@@ -138,8 +136,9 @@ def read_partition(uris: Iterable[str], partition: int, partitions: int, schema:
 def read_numbered(
     files: Iterable[SliceFile], partition: int, partitions: int, schema: pa.Schema, gone: np.ndarray = NONE
 ) -> pa.Table:
-    """The rows of one partition of slice files, with document numbers in `number`, without the documents `gone` (int64,
-    ascending).
+    """The rows of one partition of slice files, with document numbers in `number`.
+
+    Documents in `gone` (int64, ascending) are left out.
     """
     found = [
         _left(_numbered(table, file.first), gone)
@@ -197,7 +196,7 @@ def _vouched(uri: str) -> Generator[None]:
         yield
     except (pa.ArrowException, ValueError, OSError) as error:
         if isinstance(error, OSError) and (error.errno is not None or not is_local(uri)):
-            raise  # the storage's own; Arrow's has no number
+            raise  # an error of the storage; Arrow's has no number
         place, kind, key, _ = uri.rsplit("/", 3)
         Store(place, kind).withdraw(key)
         raise RunError(

@@ -1,9 +1,9 @@
-"""Deduplication of a blend of text: duplicates and documents that overlap evaluations are removed; rows stay as they stand.
+"""Deduplicate a blend of text: remove duplicates and documents that overlap evaluations; keep other rows unchanged.
 
-    sign slices ─► find duplicates, in rounds by partition ─► write the rows that stay ─► publish
+    sign slices ─► find duplicates, in rounds by partition ─► write kept rows ─► publish
 
-What is planned is the signing of slices. What becomes of their rows is known when duplicates are found, and so are the
-shards that are published: each is a signed slice and what was decided about it.
+The plan covers only the signing of slices. The shards to publish are planned once duplicates are found: each is a signed slice
+and the decisions about it.
 """
 
 from collections import Counter
@@ -43,7 +43,7 @@ EVERY_FIELD: Sequence[str] = ()
 
 @dataclass(frozen=True)
 class DedupFound:
-    """The documents of each planned slice, and once it is decided, what becomes of them."""
+    """The documents of each planned slice, and later the decisions about them."""
 
     slices: Sequence[DocumentSlice]
     decisions: Decisions | None = None
@@ -54,13 +54,13 @@ DedupPlan = Planned[DedupSettings, DedupFound]
 
 @dataclass(frozen=True, slots=True)
 class _TextRecipe:
-    """What tells slices apart before it is known how many partitions there are."""
+    """Identifies slices before the number of partitions is known."""
 
     text_field: str
 
 
 def plan_dedup(blend: Blend, settings: DedupSettings, output_dir: str | None) -> DedupPlan:
-    """Plan `blend` for `output_dir`; without one, nothing counts as built and hashes are remembered per user.
+    """Plan `blend` for `output_dir`; if that is None, nothing counts as built and hashes are cached per user.
 
     Raises InputError for anything that must be fixed first.
     """
@@ -72,7 +72,7 @@ def plan_dedup(blend: Blend, settings: DedupSettings, output_dir: str | None) ->
         _require_text_in_first(source, slices)
         return [_TextRecipe(source.text_field)] * len(slices)
 
-    unsigned = settings.model_copy(update={"force": True})  # these identities are of no shards that could be proven
+    unsigned = settings.model_copy(update={"force": True})  # these identities belong to no shards that could be proven
     found = plan_shards(blend, unsigned, store, FORMAT_VERSION, lambda _: EVERY_FIELD, require_any, recipes)
     sources = {(split, source.name): source for split, listed in blend.parts().items() for source in listed}
     slices = [
@@ -102,18 +102,18 @@ def _documents(source: DataSource, split: str, part: Slice, settings: DedupSetti
 
 
 def require_evaluations(_blend: Blend, settings: DedupSettings, _output_dir: str) -> None:
-    """Raises InputError for evaluations that are not there."""
+    """Raises InputError for missing evaluations."""
     find_evaluations(settings.evaluations)
 
 
 def worker_arguments(planned: DedupPlan) -> dict[str, Any]:
-    """What workers need beside a shard to write the rows that stay."""
+    """The arguments for workers that write kept rows."""
     decisions = planned.found.decisions
     return {"outcomes": decisions.uri if decisions else "", "on_bad_row": planned.settings.on_bad_row}
 
 
 def deduplicate_rows(planned: DedupPlan, build_shards: BuildShards) -> DedupPlan:
-    """Decide what becomes of every row, and build the shards of those that stay; the plan of what is published."""
+    """Decide about every row, and build the shards of kept ones; returns the plan of what is published."""
     settings, store = planned.settings, planned.plan.store
     decisions = deduplicate(planned.found.slices, settings.choices, store.place, build_shards, rebuild=settings.force)
     decided = decided_plan(planned, decisions)
@@ -122,7 +122,7 @@ def deduplicate_rows(planned: DedupPlan, build_shards: BuildShards) -> DedupPlan
 
 
 def decided_plan(planned: DedupPlan, decisions: Decisions) -> DedupPlan:
-    """The plan of what is published once it is decided what becomes of each row."""
+    """The plan of what is published, given the decisions."""
     shards = [
         replace(shard, identity={**shard.identity, "decided": {"mode": planned.settings.mode, "outcomes": digest}})
         for shard, digest in zip(planned.plan.shards, decisions.digests, strict=True)
@@ -140,9 +140,9 @@ def deduplicate(
     *,
     rebuild: bool,
 ) -> Decisions:
-    """Decide what becomes of every document of the slices; what the store at `store_place` proves is not done again.
+    """Decide about every document of the slices, reusing what the store at `store_place` proves.
 
-    Raises InputError for evaluations that cannot be read, RunError when a round failed.
+    Raises InputError for unreadable evaluations, RunError for a failed round.
     """
 
     def run(name: str, pending: Sequence[PlannedShard], common: Mapping[str, Any]) -> None:
@@ -160,7 +160,7 @@ def build_round(shard: PlannedShard, store: Store, evaluations: Sequence[Mapping
 def without_duplicates(
     normalized: Sequence[Finished], choices: DedupChoices, store: Store, build_shards: BuildShards, *, rebuild: bool
 ) -> Deduplicated:
-    """Normalized Harmony shards after deduplication. Shards without rows stay as they are; with mode=off, all do."""
+    """Normalized Harmony shards after deduplication. Shards without rows are unchanged; with mode=off, all are."""
     with_rows = [item for item in normalized if item.receipt.documents]
     if choices.mode == "off" or not with_rows:
         return Deduplicated(normalized)
@@ -178,7 +178,7 @@ MARK = Step("mark-shards", mark_shard)
 
 
 def release_dedup(planned: DedupPlan, finished: Sequence[Finished]) -> Release:
-    """Folders of rows, and what the manifest says of duplicates. Raises RunError unless shards and decisions agree."""
+    """Folders of rows, and the manifest's facts about duplicates. Raises RunError unless shards and decisions agree."""
     decisions = planned.found.decisions
     if decisions is None:
         raise RunError("nothing is decided about duplicates yet; build the preparation before publishing it")
@@ -188,7 +188,7 @@ def release_dedup(planned: DedupPlan, finished: Sequence[Finished]) -> Release:
 
 
 def _require_all_decided(finished: Sequence[Finished], decisions: Decisions) -> None:
-    """Raises RunError unless the shards together dropped or marked what was decided."""
+    """Raises RunError unless the shards dropped or marked exactly the decided rows."""
     found = sum((Counter(item.receipt.facts["outcomes"]) for item in finished), Counter[str]())
     wanted = {reason: count for reason, count in decisions.tally.items() if reason != KEPT}
     if found != Counter(wanted):

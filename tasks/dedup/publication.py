@@ -1,12 +1,12 @@
-"""Publication of deduplicated rows: a folder per data set, in the kind of file that they came in.
+"""Publish deduplicated rows: a folder per data set, in its original file format.
 
-    OUT/data/<data set>/part-00000-1a2b3c4d.jsonl   the shards' files (hard links on a local disk), .parquet where they were
-    OUT/edges.parquet                               who went for whom
-    OUT/hits.parquet                                what documents share with evaluations, where there are any
-    OUT/blend.json                                  the output as a blend, with the weights and text fields of this one
+    OUT/data/<data set>/part-00000-1a2b3c4d.jsonl   the shards' files (hard links on a local disk), or .parquet
+    OUT/edges.parquet                               dropped and kept documents
+    OUT/hits.parquet                                runs shared with evaluations, if there are any
+    OUT/blend.json                                  the output as a blend, with the weights and text fields of the input
 
-Where the blend lists splits, folders of data sets stand in folders of splits. The suffix of a name is the beginning of
-its shard's key, because a path must never come to mean other data.
+If the blend lists splits, data sets have folders within their split's. A name ends in the first digits of its shard's key,
+because a path must never refer to other data than before.
 """
 
 import re
@@ -60,7 +60,7 @@ class RowsLayout:
         return Published(names, self._blend(output_dir, numbers), [output for _, output in self.decisions.files])
 
     def _blend(self, output_dir: str, numbers: Mapping[str, int]) -> bytes:
-        """The output as a blend; data sets of which nothing is left are not in it."""
+        """The output as a blend, without empty data sets."""
         parts = {
             split: [_source(output_dir, split, source) for source in listed if numbers[_folder(split, source.name)]]
             for split, listed in self.blend.parts().items()

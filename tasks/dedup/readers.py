@@ -1,8 +1,8 @@
 """Readers turn rows into documents; all later steps know only documents.
 
-Exact duplicates compare the whole text, near-duplicates a view of it. The view of a plain text is the text. The view of
-a Harmony conversation leaves out system and developer messages: thousands of rows share them, and they would make short
-conversations look alike.
+Exact duplicates compare the whole text, near-duplicates a view of it. The view of a plain text is the text. The view of a
+Harmony conversation omits system and developer messages: thousands of rows share them, and they would make short conversations
+look alike.
 """
 
 from collections import Counter
@@ -93,9 +93,10 @@ def _as_text(value: Any, path: list[str]) -> str | None:  # noqa: ANN401 - any J
 
 
 def read_harmony(part: Slice, options: Mapping[str, Any], near_on: NearOn) -> Iterator[Signable]:  # noqa: ARG001 - as any reader
-    """Normalized conversations, named by `row_id`; quality is how often the question was answered correctly. The file
-    is read whole and its hash checked, because signatures of damaged content would survive a repair. Raises RunError if
-    the file is gone or damaged.
+    """Normalized conversations, named by `row_id`; quality is how often the question was answered correctly.
+
+    The file is read whole and its hash checked, because signatures of damaged content would survive a repair. Raises RunError
+    if the file is missing or damaged.
     """
     file = pq.ParquetFile(pa.BufferReader(read_vouched(part.file.uri)))
     fields, first = ["text", "row_id", "prompt_id", "meta_correctness_own"], 0

@@ -41,7 +41,7 @@ from .settings import DedupChoices, RoundRecipe, SignRecipe, Step
 
 KIND = "dedup"
 FORMAT_VERSION = 2
-"""Raised whenever the same recipe and source would give other bytes."""
+"""Raised whenever the same recipe and source would give different bytes."""
 
 ROSTERS = "rosters"
 PARTITION_BYTES = 128_000_000
@@ -76,9 +76,7 @@ def partitions_for(source_bytes: int) -> int:
 
 @dataclass(frozen=True, slots=True)
 class SignedSlices:
-    """The slices that are compared, in order: the keys of their signatures, and the names of their documents before
-    `#row`.
-    """
+    """The slices to compare, in order: the keys of their signatures, and the names of their documents before `#row`."""
 
     signatures: tuple[str, ...]
     names: tuple[str, ...]
@@ -107,9 +105,7 @@ class SignedSlices:
 
 @dataclass(frozen=True, slots=True)
 class Rounds:
-    """All rounds over one list of slices; `uri` is its place, `recipe` holds the settings, `size` is the bytes of the
-    sources.
-    """
+    """All rounds over the list of slices at `uri`; `recipe` holds the settings, `size` is the bytes of the sources."""
 
     store: Store
     slices: SignedSlices
@@ -218,8 +214,9 @@ def _proven(rounds: Rounds, store: Store) -> Decisions | None:
 def decide(
     slices: Sequence[DocumentSlice], choices: DedupChoices, store_place: str, run: RunRound, *, rebuild: bool
 ) -> Decisions:
-    """Decide about every document of the slices, round by round, reusing what the store proves. Raises RunError if a
-    shard of a round is missing after it ran.
+    """Decide about every document of the slices, round by round, reusing what the store proves.
+
+    Raises RunError if a shard of a round is missing after it ran.
     """
     store = Store(store_place, KIND)
     signed, rounds, common = planned_rounds(slices, choices, store)

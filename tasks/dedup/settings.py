@@ -32,7 +32,7 @@ Threshold = Annotated[
 
 
 class DedupChoices(Strict, frozen=True):
-    """How to find duplicates among conversations, and what to do with them."""
+    """How to find duplicates among conversations, and how to treat them."""
 
     mode: Literal["off", "tag", "drop"] = Field(
         default="tag", description="tag duplicates, drop them, or turn deduplication off."

@@ -83,10 +83,10 @@ CONTINUES = 0x80
 """The highest two bits of a UTF-8 continuation byte."""
 
 LONGEST_WORD = 40
-"""Characters. A UUID or a SHA-1 remains one word."""
+"""In characters. A UUID or a SHA-1 remains one word."""
 
 WINDOW = 4
-"""Bytes before a cut that decide about it."""
+"""Bytes before a cut that determine it."""
 
 EIGHT = 8
 MASKS = np.array([(1 << 8 * count) - 1 for count in range(EIGHT + 1)], np.uint64)
@@ -124,7 +124,7 @@ def units_of(texts: pa.LargeStringArray) -> Units:
     begins[blanks + 1] = True
     begins[bounds[:-1]] = True
     places, kinds = _without_blanks(characters, begins)
-    begins[blanks] = False  # after a character that has a blank behind it
+    begins[blanks] = False  # after a character followed by a blank
     begins[len(characters) :] = False  # where empty texts at the end begin
     starts, kinds = _cut_long(characters, begins, places, kinds)
     return Units(_hashes(characters, starts), kinds, starts, np.searchsorted(starts, bounds))
@@ -218,8 +218,9 @@ PARTS = 4
 
 @dataclass(frozen=True, slots=True)
 class Length:
-    """The length of a run in words; `characters`, `letters` and `pieces` say how many of them weigh as much as a word
-    (1, 2 or 4).
+    """The length of a run in words.
+
+    `characters`, `letters` and `pieces` give the number of each that weighs as much as a word (1, 2 or 4).
     """
 
     words: int
@@ -266,8 +267,9 @@ class Runs:
 
 @dataclass(frozen=True, slots=True)
 class Sums:
-    """Prefix sums that give hashes of runs: `sums` uint64 [units + 1] of unit hashes times powers, and `shifts` uint64
-    [units + 1], which remove the position.
+    """Prefix sums from which hashes of runs are computed.
+
+    `sums` uint64 [units + 1] sum unit hashes times powers; `shifts` uint64 [units + 1] remove the position.
     """
 
     sums: np.ndarray

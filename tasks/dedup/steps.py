@@ -1,4 +1,4 @@
-"""What building one shard of a round does: read what earlier rounds have written, find, write."""
+"""Build one shard of a round: read the results of earlier rounds, find, write."""
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
@@ -40,7 +40,7 @@ def build_shard(shard: PlannedShard, store: Store, evaluations: tuple[Evaluation
 
 @dataclass(frozen=True, slots=True)
 class _Work:
-    """One shard of a round, and what it can ask for."""
+    """One shard of a round, and its inputs."""
 
     rounds: Rounds
     shard: PlannedShard
@@ -64,7 +64,7 @@ class _Work:
         return self.rounds.store.folder(self.shard.key)
 
     def result(self, step: Step, name: str, schema: pa.Schema) -> pa.Table:
-        """All that a step has found, which is not cut."""
+        """All findings of a step, whose result is not partitioned."""
         return read_partition(self.rounds.results(step, name), 0, 1, schema)
 
     def write(self, name: str, table: pa.Table) -> Output:
@@ -72,7 +72,7 @@ class _Work:
 
 
 Found = tuple[list[Output], int]
-"""The files that a step has written, and how many findings they hold."""
+"""The files that a step has written, and their number of findings."""
 
 
 def _exact(work: _Work) -> Found:
@@ -155,7 +155,7 @@ def _gone(work: _Work, step: Step, name: str, schema: pa.Schema) -> np.ndarray:
 
 
 def _hits(work: _Work) -> pa.Table:
-    """What all documents share with evaluations."""
+    """All runs that documents share with evaluations."""
     files = work.rounds.signatures("hits") if work.rounds.recipe.evaluations else []
     return read_numbered(files, 0, 1, HITS)
 

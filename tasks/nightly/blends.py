@@ -1,13 +1,12 @@
-"""The blends that are kept up to date: a folder for each kind of preparation, with blends and, beside them, settings.
+"""Nightly blends: a folder per kind of preparation, with each blend's settings beside it.
 
-    BLENDS/pretrain/web.json        a blend, called pretrain/web
-    BLENDS/pretrain/web.yaml        its settings, those that `tokenmill pretrain --config` takes; may be left out
-    BLENDS/pretrain/defaults.yaml   settings of every blend in this folder; may be left out
+    BLENDS/pretrain/web.json        the blend pretrain/web
+    BLENDS/pretrain/web.yaml        its settings, as for `tokenmill pretrain --config`; optional
+    BLENDS/pretrain/defaults.yaml   settings of every blend in this folder; optional
     BLENDS/sft/chat.json            …
 
-The folder says what is done, so that a blend stays what it is everywhere else, and nothing is written twice. Whatever
-JSON or YAML does not fit this layout is found all the same and fails by name: a misspelt folder must not be a night
-without data, and settings in a file `web.yml` must not be passed over.
+The folder names the kind of preparation, so blend files are the same as elsewhere. JSON or YAML files that do not fit this
+layout fail by name: a misspelt folder must not mean a night without data, and settings in `web.yml` must not be ignored.
 """
 
 from collections.abc import Collection, Mapping
@@ -25,7 +24,7 @@ from tokenmill.tasks.storage import absolute, filesystem, is_local, join
 from tokenmill.tasks.strict import parse
 
 KINDS = [name for name, kind in PREPARATIONS.items() if kind.nightly]
-"""The kinds of preparation that nights keep up to date."""
+"""The kinds of preparation with nightly updates."""
 
 DEFAULTS = "defaults"
 
@@ -34,9 +33,9 @@ ENDINGS = ("json", "yaml", "yml")
 
 @dataclass(frozen=True, slots=True)
 class NightlyBlend:
-    """A blend below `prefix`; `name` is its path there without the ending: `pretrain/web`.
+    """A blend below `prefix`; `name` is its path there without the extension: `pretrain/web`.
 
-    `misnamed` is a file that would be its settings, were it called right.
+    `misnamed` is a settings file with the wrong extension.
     """
 
     prefix: str
@@ -45,19 +44,19 @@ class NightlyBlend:
 
     @property
     def kind(self) -> str:
-        """How it is prepared: the name of its folder."""
+        """The kind of preparation: the name of the folder."""
         return self.name.rpartition("/")[0]
 
     @property
     def path(self) -> str:
-        """Where its JSON file is."""
+        """The path of the JSON file."""
         return join(self.prefix, f"{self.name}.json")
 
 
 def find_blends(prefix: str) -> list[NightlyBlend]:
-    """Every blend below a folder or URI, by name. Settings without a blend count as one: their blend is missing.
+    """Every blend below a folder or URI, by name. Settings without a blend count as one whose blend is missing.
 
-    Raises InputError when there is none.
+    Raises InputError if there are no blends.
     """
     prefix = absolute(prefix)
     found = _listed(prefix)
@@ -74,7 +73,7 @@ def find_blends(prefix: str) -> list[NightlyBlend]:
 
 
 def _listed(prefix: str) -> set[str]:
-    """The paths of all files below `prefix`; links to folders are followed."""
+    """The paths of all files below `prefix`; follows links to folders."""
     system, path = filesystem(prefix)
     if is_local(prefix):
         return set(glob("**/*", root_dir=path, recursive=True))  # noqa: PTH207 - that of Path follows no links
@@ -88,9 +87,9 @@ def _misnamed(prefix: str, name: str, found: Collection[str]) -> str | None:
 
 
 def settings_of(blend: NightlyBlend, store: str, under: Mapping[str, Any]) -> PreparationSettings:
-    """The settings of a blend: its own, over the defaults of its folder, over those given `under` all of them.
+    """The settings of a blend: its own override its folder's defaults, which override `under`.
 
-    Raises InputError for a folder that is no kind of preparation, and for settings that are none.
+    Raises InputError for a folder that is not a kind of preparation, and for invalid settings.
     """
     if blend.kind not in KINDS:
         where = f"in {blend.kind!r}, which" if blend.kind else f"in {blend.prefix} itself, which"

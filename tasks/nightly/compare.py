@@ -1,4 +1,4 @@
-"""Comparing a blend with its latest version: what changed, and what the next version will be called."""
+"""Compare a blend with its latest version: what changed, and the name of the next version."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -15,15 +15,15 @@ from .reasons import file_changes, new_data_sets, reasons
 from .versions import latest, lineage, next_version
 
 STORE = "shards"
-"""The folder of the store that all blends share; it is called like no kind of preparation."""
+"""The store that all blends share; its name differs from every kind of preparation."""
 
 
 @dataclass(frozen=True, slots=True)
 class Comparison:
-    """A blend and its latest version: why there has to be another (no reasons: it is up to date), and what that will be.
+    """A blend, its latest version, the reasons for another (none if it is up to date), and the next version.
 
-    `before` is the latest version, None before the first; `previous` is its folder if it is there; `named_files` are
-    digests of what the settings name.
+    `before` is the latest version, None before the first; `previous` is its folder if that exists; `named_files` are digests of
+    the files that settings name.
     """
 
     blend: NightlyBlend
@@ -42,21 +42,21 @@ class Comparison:
 
     @property
     def chosen(self) -> dict[str, Any]:
-        """The settings that somebody chose, for a flow that knows the others, and the version to compare with."""
+        """The explicitly set settings, and the version to compare with."""
         chosen = {name: getattr(self.settings, name) for name in self.settings.model_fields_set}
         return {**chosen, "previous": self.previous}
 
 
 def store_of(output_dir: str) -> str:
-    """Where the shards of all blends live."""
+    """The store of the shards of all blends."""
     return join(absolute(output_dir), STORE)
 
 
 def compare_blend(blend: NightlyBlend, output_dir: str, under: Mapping[str, Any], now: float) -> Comparison:
-    """Compare a blend with its latest version below `output_dir`; `under` are settings where it has none of its own.
+    """Compare a blend with its latest version below `output_dir`; `under` are default settings.
 
-    It costs the listing of its sources, and of what is new or touched the footers of Parquet and a hash of local files. `now`
-    is a Unix time. Raises InputError for anything that must be fixed first.
+    Costs a listing of the sources, and for new or touched files the footers of Parquet and a hash of local files. `now` is a
+    Unix time. Raises InputError for anything that must be fixed first.
     """
     settings = settings_of(blend, store_of(output_dir), under)
     loaded = load_blend(blend.path)
@@ -64,7 +64,7 @@ def compare_blend(blend: NightlyBlend, output_dir: str, under: Mapping[str, Any]
     newest = latest(of_blend)
     kind = preparation(blend.kind)
     named_files = kind.named_files(settings)
-    # Whether a version is up to date is between its manifest and the sources, so no receipt is read.
+    # A version is up to date if its manifest matches the sources, so receipts are not read.
     planned = kind.plan(loaded, settings.model_copy(update={"force": True}), of_blend)
     manifest = published_manifest(newest.path) if newest else None
     if newest is None:

@@ -1,4 +1,4 @@
-"""What a night does around its preparations, in plain functions: `stage.py` wraps them for Prefect."""
+"""The steps of a night around its preparations, as plain functions; `stage.py` wraps them for Prefect."""
 
 import time
 from collections.abc import Mapping, Sequence
@@ -16,12 +16,12 @@ NOTHING = Leftovers(0, [], 0)
 
 
 def claimed(compared: Comparison, now: float) -> Comparison:
-    """The same, with a version that no other night takes."""
+    """The comparison with a version that no other night uses."""
     return replace(compared, version=claim(compared.output_dir, compared.version, now))
 
 
 def follow_prepared(compared: Comparison, record: Mapping[str, Any]) -> None:
-    """Lead readers to the next version, unless a later night was faster: `record` is that of its preparation."""
+    """Point readers to the version of `record`, unless an overlapping night has published a later one."""
     newest = latest(compared.output_dir)
     if newest and order(newest.version) > order(compared.version):
         return
@@ -38,14 +38,14 @@ def follow_prepared(compared: Comparison, record: Mapping[str, Any]) -> None:
 def prune_night(
     output_dir: str, keep: int, grace_seconds: float, also_keep: Sequence[str] = ()
 ) -> tuple[list[str], Leftovers]:
-    """Remove all but the `keep` newest versions of each blend, then what no version refers to; the folders and the shards.
+    """Remove all but the `keep` newest versions of each blend, then the shards that no version refers to; return both.
 
-    Versions of blends that are gone stay by the same rule. `also_keep` are versions and other outputs that stay with their
-    shards. The store's lock must be held. Raises InputError where one of these is no output of this store.
+    The same rule applies to blends that no longer exist. `also_keep` are versions and other outputs to keep with their shards.
+    Raises InputError if one of these is not an output of this store. Requires the store's lock.
     """
     stay = [absolute(place) for place in also_keep]
     if stay:
-        references(store_of(output_dir), stay)  # refused before anything is removed
+        references(store_of(output_dir), stay)  # raises before anything is removed
     kept, young_from = list(stay), time.time() - grace_seconds
     gone: list[str] = []
     for of_blend in _blends_of(absolute(output_dir)):
@@ -60,5 +60,5 @@ def prune_night(
 
 
 def _blends_of(output_dir: str) -> list[str]:
-    """The folders of blends, by kind, of those that are there now and of those that were."""
+    """The folders of blends by kind, including blends that no longer exist."""
     return [join(output_dir, kind, name) for kind in KINDS for name in folders_in(join(output_dir, kind))]

@@ -1,4 +1,4 @@
-"""What became of each blend in a night, for tables, for programs, and in one sentence for the state of the run."""
+"""The outcome of a night: a table, a JSON record, and a sentence for the state of the run."""
 
 from collections import Counter
 from collections.abc import Mapping, Sequence
@@ -12,9 +12,7 @@ Result = Literal["unchanged", "prepared", "failed"]
 
 @dataclass(frozen=True, slots=True)
 class Outcome:
-    """What became of a blend: the version that is the latest now, where that is known, why there is a new one, how many
-    shards were built and reused for it, or what it failed of.
-    """
+    """The outcome for a blend: latest version if known, reasons for a new one, shards built and reused, and any error."""
 
     blend: NightlyBlend
     result: Result
@@ -25,7 +23,7 @@ class Outcome:
 
     @property
     def row(self) -> dict[str, Any]:
-        """A row of the table of the night."""
+        """A row of the night's table."""
         return {
             "blend": self.blend.name,
             "result": self.result,
@@ -37,7 +35,7 @@ class Outcome:
 
 
 def night_record(outcomes: Sequence[Outcome], output_dir: str, prune_error: str | None) -> dict[str, Any]:
-    """The record of a night, as every command prints one; `prune_error` is what pruning failed of, None when it did not."""
+    """The JSON record of a night; `prune_error` is the error of pruning, or None."""
     counts = Counter(outcome.result for outcome in outcomes)
     made_from = [{"type": "blend", "path": outcome.blend.path} for outcome in outcomes]
     blends = {row.pop("blend"): row for row in (outcome.row for outcome in outcomes)}
@@ -47,7 +45,7 @@ def night_record(outcomes: Sequence[Outcome], output_dir: str, prune_error: str 
 
 
 def failures(outcomes: Sequence[Outcome]) -> str:
-    """Which blends failed, and of what; empty when none did."""
+    """The failed blends with their errors; empty if none failed."""
     failed = [outcome for outcome in outcomes if outcome.result == "failed"]
     if not failed:
         return ""

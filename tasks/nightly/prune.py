@@ -1,20 +1,18 @@
-"""Removing shards that nothing refers to any more, out of a store that preparations share.
+"""Remove unreferenced shards from a store that preparations share.
 
-A shard stays when a manifest that is to be kept names it, or names a shard that was made from it with what was decided
-later. Everything else of the same kinds is unreferenced, and is removed once it is older than a time of grace. Kinds that
-no kept manifest names are left alone: the rounds of a deduplication among them, which are named by none, and
-without which the next one has to look at every document again.
+A shard is referenced if a kept manifest names it, or names a shard made from it by a later decision. Other shards of the same
+kinds are removed once they are older than a grace period. Kinds that no kept manifest names are left alone. Among them are the
+rounds of deduplication: without them the next deduplication would compare every document again.
 
-Two things stand between a removal and a preparation under way. Nights hold the store's lock, and so does `prune`: they
-take turns. A preparation by hand holds none. What it has built is not in any manifest yet, but it is young: hence the
-grace, two days, which must be longer than the longest run. What it found built long ago, and unreferenced, it can lose.
-Then it notices: publication asks for every receipt again, and those go first; on a local disk, a name for a file that is gone
-cannot be made. The run fails before it replaces anything, and the same command builds the shard anew. On an object
-store, between that look and the manifest, there are seconds in which nobody would notice but `verify`: run nothing else
-there while you prune, or keep what it publishes.
+Two things protect a preparation in progress. Nights and `prune` both hold the store's lock, so they take turns. A manual
+preparation holds no lock. Its new shards are in no manifest yet, but they are younger than the grace period of two days, which
+must exceed the longest run. It can lose only old, unreferenced shards that it reuses. Publication then fails before it replaces
+anything: it checks every receipt again, and receipts are removed first; on a local disk a removed file cannot be linked either.
+The same command then rebuilds the shards. On an object store, a removal in the seconds between that check and the manifest is
+noticed only by `verify`: run nothing else there while you prune, or keep what it publishes.
 
-Nothing but `STORE/<kind>/<key>/<file>` is ever removed, and no link is followed. A listing per kind says what there is;
-a request per file, for those that are unreferenced, how old they are.
+Only `STORE/<kind>/<key>/<file>` is ever removed, and links are not followed. This costs a listing per kind, and a request per
+unreferenced file for its age.
 """
 
 import re
@@ -37,17 +35,17 @@ from tokenmill.tasks.storage import absolute, filesystem, is_local, join
 from .versions import folders_in, is_link
 
 GRACE_SECONDS = 2 * 24 * 3600.0
-"""How old an unreferenced shard must be, so that it cannot be one of a run that has not published yet."""
+"""The minimum age of an unreferenced shard to remove; runs that have not published yet must be younger."""
 
 KEY = re.compile(rf"[0-9a-f]{{{KEY_CHARACTERS}}}")
 
 References = Mapping[str, set[str]]
-"""Keys of shards by their kind."""
+"""Keys of shards by kind."""
 
 
 @dataclass(frozen=True, slots=True)
 class StoredShard:
-    """A shard's folder: its kind and key, its files by name, and their bytes in all."""
+    """A shard's folder: its kind and key, its files by name, and their total bytes."""
 
     kind: str
     key: str
@@ -57,7 +55,7 @@ class StoredShard:
 
 @dataclass(frozen=True, slots=True)
 class Leftovers:
-    """What a store holds: how many shards are referenced, which are not, and how many of these are too young to go."""
+    """A store's contents: the number of referenced shards, the unreferenced ones, and how many of those are too young."""
 
     referenced: int
     removable: Sequence[StoredShard]
@@ -65,13 +63,13 @@ class Leftovers:
 
     @property
     def size(self) -> int:
-        """Bytes of what can be removed; on a local disk a name that is still published keeps its own."""
+        """Bytes that can be removed; a local file with another published link stays on disk."""
         return sum(shard.size for shard in self.removable)
 
 
 @contextmanager
 def alone_with(store: str) -> Generator[None]:
-    """Hold a store against nights and prunings elsewhere, waiting for one under way; an object store has no locks."""
+    """Lock a store against other nights and prunings, waiting for the current holder; object stores have no locks."""
     if not is_local(store):
         yield
         return
@@ -80,7 +78,7 @@ def alone_with(store: str) -> Generator[None]:
 
 
 def prune(store: str, keep: Iterable[str], grace_seconds: float = GRACE_SECONDS) -> Leftovers:
-    """Remove what the manifests of the output folders `keep` do not refer to; what was removed.
+    """Remove the shards that the manifests of the output folders `keep` do not refer to; return what was removed.
 
     Raises InputError as `leftovers` does, before anything is removed.
     """
@@ -95,7 +93,7 @@ def prune(store: str, keep: Iterable[str], grace_seconds: float = GRACE_SECONDS)
 def leftovers(store: str, keep: Iterable[str], grace_seconds: float = GRACE_SECONDS) -> Leftovers:
     """What `prune` would remove.
 
-    Raises InputError when there is no store, nothing to keep, an output without a manifest, or one of another store.
+    Raises InputError for a missing store, for nothing to keep, and for an output without a manifest or of another store.
     """
     store = absolute(store)
     _require_store(store)
@@ -107,7 +105,7 @@ def leftovers(store: str, keep: Iterable[str], grace_seconds: float = GRACE_SECO
 
 
 def prune_record(found: Leftovers, store: str, keep: Iterable[str]) -> dict[str, Any]:
-    """The record of what was removed, or would be, as every command prints one."""
+    """The JSON record of what was removed or would be."""
     record = {
         "path": absolute(store),
         "type": "prune",
@@ -140,7 +138,7 @@ def references(store: str, keep: Iterable[str]) -> References:
 
 
 def remove(store: str, found: Leftovers) -> None:
-    """Remove shards, the receipt of each first: what is left of a removal that was cut short proves nothing."""
+    """Remove shards, each receipt first, so that an interrupted removal leaves no proven shard."""
     for shard in found.removable:
         place = Store(store, shard.kind)
         place.withdraw(shard.key)
@@ -149,7 +147,7 @@ def remove(store: str, found: Leftovers) -> None:
             with suppress(FileNotFoundError):
                 system.rm_file(f"{path}/{name}")
         if is_local(store):
-            with suppress(OSError):  # somebody builds the shard again at this moment, or put a folder there
+            with suppress(OSError):  # another run is rebuilding the shard, or the folder holds a subfolder
                 system.rmdir(path)
 
 
@@ -160,7 +158,7 @@ def _require_store(store: str) -> None:
 
 
 def _named(manifest: Mapping[str, Any]) -> Iterable[tuple[str, str]]:
-    """Kind and key of every shard of a manifest, of those made from them, and of those they were decided about."""
+    """Kind and key of every shard of a manifest, derived ones included, each also as planned, without later decisions."""
     for part in (manifest, manifest.get("derived")):
         if part is None:
             continue
@@ -171,7 +169,7 @@ def _named(manifest: Mapping[str, Any]) -> Iterable[tuple[str, str]]:
 
 
 def _stored(store: str, kind: str) -> Iterable[StoredShard]:
-    """The shards of a kind, with the files that stand in their folders."""
+    """The shards of a kind, with the files in their folders."""
     within = join(store, kind)
     folders = {key for key in folders_in(within) if KEY.fullmatch(key) and not is_link(join(within, key))}
     system, path = filesystem(within)
@@ -184,7 +182,7 @@ def _stored(store: str, kind: str) -> Iterable[StoredShard]:
 
 
 def _youngest(store: str, shard: StoredShard) -> float:
-    """When the youngest file of a shard was written, a Unix time; now for one that is gone by now."""
+    """The modification time of a shard's youngest file, a Unix time; now if a file has just disappeared."""
     system, path = filesystem(Store(store, shard.kind).folder(shard.key))
     places = [f"{path}/{name}" for name in shard.names] or ([path] if is_local(store) else [])
     try:

@@ -5,9 +5,8 @@
     web: 2 files new (b.jsonl, c.jsonl), 1 grown (a.jsonl: 10.3 MB -> 12.0 MB), 1 gone (z.jsonl)
     14 shards: recipe.tokenizer changed: 'xxh3_128:1…' -> 'xxh3_128:2…'
 
-The last manifest is compared with the plan of now. Identities are compared by key, at the cost of one hash per shard. A
-file is identified by the content of its slices, and measured by the end of its last slice: in bytes, or in row groups of
-Parquet.
+The last manifest is compared with the current plan. Identities are compared by key, at the cost of one hash per shard. A file
+is identified by the content of its slices; its size is the end of its last slice, in bytes or in row groups of Parquet.
 """
 
 from collections import Counter, defaultdict
@@ -29,7 +28,7 @@ MOST_NAMED = 3
 
 @dataclass(slots=True)
 class _File:
-    """What a preparation read of a file: the content of each slice by its bounds, in bytes or in row groups."""
+    """The slices of a file: content by bounds, in bytes or row groups."""
 
     row_groups: bool
     slices: dict[tuple[int, int], str] = field(default_factory=dict[tuple[int, int], str])
@@ -44,7 +43,7 @@ Files = Mapping[str, Mapping[str, _File]]
 
 
 def reasons(manifest: Mapping[str, Any], planned: Planned[Any, Any]) -> list[str]:
-    """Why a plan differs from the published manifest; empty when it does not."""
+    """Why a plan differs from the published manifest; empty if it does not."""
     before, plan = identities(manifest), planned.plan
     keys = {shard.place: key for shard, key in zip(plan.shards, plan.keys, strict=True)}
     changed = {place for place, identity in before.items() if keys.get(place) != shard_key(identity)}
@@ -66,7 +65,7 @@ def reasons(manifest: Mapping[str, Any], planned: Planned[Any, Any]) -> list[str
 
 
 def file_changes(before: Mapping[str, str], after: Mapping[str, str]) -> list[str]:
-    """Which files named by settings changed, given the digest of each group of them."""
+    """Changes in the files that settings name, given the digest of each group."""
     return [f"{name}: the files it names changed" for name in sorted(after) if before.get(name) != after[name]]
 
 
@@ -77,7 +76,7 @@ def new_data_sets(blend: Blend) -> list[str]:
 
 
 def _plain(value: object) -> Any:  # noqa: ANN401 - JSON of any shape
-    """A value as JSON gives it back: lists instead of tuples."""
+    """A value after a round trip through JSON: lists instead of tuples."""
     return orjson.loads(orjson.dumps(value))
 
 
@@ -135,7 +134,7 @@ def _files(slices: Iterable[tuple[str, str, int, int, Mapping[str, Any]]]) -> Fi
 
 
 def _file_changes(before: Files, after: Files) -> Iterator[str]:
-    """Which files are new, grown, shrunk, changed or gone, for each data set that is in both."""
+    """The new, grown, shrunk, changed and removed files of each data set in both versions."""
     for dataset in after:
         if dataset not in before:
             continue
@@ -184,7 +183,7 @@ def _rewritten(old: _File, new: _File) -> bool:
 
 
 def _recipe_changes(before: Mapping[str, Mapping[str, Any]], after: Mapping[str, Mapping[str, Any]]) -> Iterator[str]:
-    """What else makes other shards of the same slices, with the number of shards."""
+    """Other changes that give the same slices new shards, with the number of shards."""
     counts: Counter[str] = Counter()
     for place, identity in after.items():
         old, new = ({**each, "source": None} for each in (before[place], _plain(identity)))

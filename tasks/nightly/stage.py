@@ -1,7 +1,7 @@
 """Compare, follow and prune as Prefect tasks, and the events that a night sends to Prefect.
 
-An event per change is what other deployments can be triggered by: `tokenmill.blend.changed` before a blend is prepared,
-then `tokenmill.blend.prepared` or `tokenmill.blend.failed`, of the resource `tokenmill.blend.<kind>.<name>`.
+Events can trigger other deployments: `tokenmill.blend.changed` before a blend is prepared, then `tokenmill.blend.prepared` or
+`tokenmill.blend.failed`, of the resource `tokenmill.blend.<kind>.<name>`.
 """
 
 from collections.abc import Mapping, Sequence
@@ -25,25 +25,25 @@ Happened = Literal["changed", "prepared", "failed"]
 
 @task(name="compare", task_run_name="compare-{blend.name}", cache_policy=NO_CACHE, persist_result=False)
 def compare(blend: NightlyBlend, output_dir: str, under: Mapping[str, Any], now: float) -> Comparison:
-    """Why a blend has to be prepared again, if it has to."""
+    """Compare a blend with its latest version."""
     return compare_blend(blend, output_dir, under, now)
 
 
 @task(name="claim", task_run_name="claim-{compared.blend.name}", cache_policy=NO_CACHE, persist_result=False)
 def claim(compared: Comparison, now: float) -> Comparison:
-    """Take the next version of a blend for this night."""
+    """Claim the next version of a blend for this night."""
     return claimed(compared, now)
 
 
 @task(name="follow", task_run_name="follow-{compared.blend.name}", cache_policy=NO_CACHE, persist_result=False)
 def follow_version(compared: Comparison, record: Mapping[str, Any]) -> None:
-    """Lead readers to the version that was just published."""
+    """Point readers to the version just published."""
     follow_prepared(compared, record)
 
 
 @task(name="prune", cache_policy=NO_CACHE, persist_result=False)
 def prune(output_dir: str, keep: int, grace_seconds: float, also_keep: Sequence[str]) -> None:
-    """Remove old versions, then shards that no version refers to any more; the store's lock must be held."""
+    """Remove old versions, then unreferenced shards; requires the store's lock."""
     versions, shards = prune_night(output_dir, keep, grace_seconds, also_keep)
     get_run_logger().info(
         f"removed {len(versions)} old versions, and {len(shards.removable)} shards of {shards.size / 1e9:,.3f} GB that no "
@@ -52,7 +52,7 @@ def prune(output_dir: str, keep: int, grace_seconds: float, also_keep: Sequence[
 
 
 def announce(blend: NightlyBlend, happened: Happened, version: str, reasons: Sequence[str], **said: object) -> None:
-    """Emit an event of a blend, for triggers and for people."""
+    """Emit an event about a blend."""
     emit_event(
         event=f"tokenmill.blend.{happened}",
         resource={
@@ -64,12 +64,12 @@ def announce(blend: NightlyBlend, happened: Happened, version: str, reasons: Seq
 
 
 def error_of(state: State[Any]) -> str | None:
-    """What a task or flow run failed of, in words, or None when it ended well."""
+    """The error of a task or flow run, or None if it succeeded."""
     return None if state.is_completed() else str(state.result(raise_on_failure=False))
 
 
 def summarize(outcomes: Sequence[Outcome]) -> None:
-    """Leave a table of the night with the run, and log a line per blend."""
+    """Attach a table of the night to the run, and log a line per blend."""
     create_table_artifact([outcome.row for outcome in outcomes], artifact_key("blends"), "the result for each blend")
     for outcome in outcomes:
         row = outcome.row

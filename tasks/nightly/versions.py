@@ -1,17 +1,17 @@
-"""The versions of a blend: a folder for each, and a small file that names the latest.
+"""The versions of a blend: a folder each, and a small file that names the latest.
 
     OUT/2026-11-21/     versions, each complete: blend.json, manifest.json and links to the shards' files
     OUT/2026-11-22/
     OUT/2026-11-22.2/   the second of that day
     OUT/latest.json     {"pretrain": {"path": "OUT/2026-11-22.2", "version": …, "reasons": […], "made_from": […], …}}
 
-On object stores, which have no locks, a version also holds `claim`, which names its night: each of two overlapping nights
-makes its own version, and `latest.json` names the later one.
+On object stores, which have no locks, a version also holds `claim`, which names its night. Two overlapping nights each make
+their own version, and `latest.json` names the later one.
 
-`latest.json` is the artifact record of the preparation, so that it can be piped into the next command. It is replaced last
-and atomically: a reader finds the latest version or the one before, never a part. Dates are UTC. Versions only go up: if a
-clock goes back, the day of the last version continues. Versions share shards, so each costs its new shards and some links;
-RL also writes one joined file per split.
+`latest.json` is the artifact record of the preparation, so that it can be piped into the next command. It is replaced last and
+atomically: a reader finds the latest version or the one before, never a part. Dates are UTC. Versions only increase: if a clock
+goes back, the day of the last version continues. Versions share shards, so each costs its new shards and some links; RL also
+writes one joined file per split.
 """
 
 import math
@@ -47,7 +47,7 @@ class Latest:
 
 
 def latest(output_dir: str) -> Latest | None:
-    """The latest version of a blend, or None before the first. Raises InputError when the file is damaged."""
+    """The latest version of a blend, or None before the first. Raises InputError if the file is damaged."""
     place = join(output_dir, LATEST)
     data = read_bytes(place)
     if data is None:
@@ -64,7 +64,7 @@ def latest(output_dir: str) -> Latest | None:
 
 
 def follow(output_dir: str, record: Mapping[str, Any], **said: object) -> None:
-    """Make the version of `record` the latest; `said` are fields to add to the record."""
+    """Make the version of `record` the latest; `said` adds fields to the record."""
     ((kind, fields),) = record.items()
     publish_bytes(join(output_dir, LATEST), _sealed_record(kind, {**fields, **said}))
 
@@ -82,7 +82,7 @@ def lineage(output_dir: str) -> list[str]:
 
 
 def next_version(existing: Iterable[str], now: float) -> str:
-    """A name after all `existing` ones: the day of `now` (a Unix time), or another of the last day."""
+    """The name after all `existing` ones: the day of `now` (a Unix time), or the next number of the last day."""
     today = datetime.fromtimestamp(now, UTC).date().isoformat()
     day, number = max(map(order, existing), default=("", 0))
     if today > day:
@@ -97,23 +97,23 @@ def order(version: str) -> tuple[str, int]:
 
 
 def claim(output_dir: str, version: str, now: float) -> str:
-    """Claim a version for this night, so that no other writes to its folder; `version`, or the next free one.
+    """Claim `version`, or the next free one, so that no other night writes to its folder.
 
-    On a disk nothing is claimed, because nights hold the lock of the shared store.
+    On a local disk nothing is claimed, because nights hold the lock of the shared store.
     """
     if is_local(output_dir):
         return version
     place, night = join(output_dir, version, CLAIM), secrets.token_bytes(16)
     try:
         publish_new(place, night)
-    except FileExistsError:  # another night's, or our own if the store's answer was lost
+    except FileExistsError:  # another night claimed it, or we did and the store's answer was lost
         if read_bytes(place) != night:
             return claim(output_dir, next_version([version], now), now)
     return version
 
 
 def remedy_for(output_dir: str) -> str:
-    """How to repair a damaged output: a version, or any other."""
+    """How to repair a damaged version or other output."""
     folder, _, name = absolute(output_dir).rpartition("/")
     if VERSION.fullmatch(name) is None or size_of(join(folder, LATEST)) is None:
         return "run the preparation again to repair them"
@@ -121,9 +121,9 @@ def remedy_for(output_dir: str) -> str:
 
 
 def prune_versions(output_dir: str, keep: int, stay: Collection[str] = (), young_from: float = math.inf) -> list[str]:
-    """Remove old versions and the remains of killed and failed runs; returns their names.
+    """Remove old versions and the remains of killed and failed runs; return their names.
 
-    Kept are the latest, the `keep` newest complete versions up to it, the newest later one (its run may be in progress, or
+    Keeps the latest version, the `keep` newest complete versions up to it, the newest later one (its run may be in progress, or
     failed after publishing), folders in `stay`, and versions claimed since `young_from`, a Unix time. Only folders named like
     versions are removed, never shards. Each loses its blend.json first, so that an interrupted removal leaves no version.
     """
@@ -157,7 +157,7 @@ def _remove(folder: str) -> None:
     system, path = filesystem(folder)
     with suppress(FileNotFoundError):
         system.rm_file(f"{path}/{BLEND}")
-    with suppress(FileNotFoundError):  # object stores may still list empty folders for a while
+    with suppress(FileNotFoundError):  # object stores may list empty folders for a while
         system.rm(path, recursive=True)
 
 

@@ -1,1 +1,1 @@
-"""Numbers people look at: the summary of a preparation, in the terminal and as Prefect artifacts."""
+"""Reports on a preparation: summaries for the terminal and Prefect artifacts, plots, and what leaves this machine."""

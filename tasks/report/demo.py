@@ -1,6 +1,6 @@
-"""The demo: a blend of text that every machine with Python has.
+"""The demo: a blend built from Python's standard library.
 
-The text is the standard library's own: the source of its modules, and their docstrings.
+Its text is the source of the library's modules and their docstrings.
 """
 
 import ast
@@ -20,7 +20,7 @@ CHAT_BLEND, QUESTIONS_BLEND, HARMONY_BLEND = (str(BLENDS / f"tiny-{kind}.json") 
 
 
 def write_demo_blend(folder: str) -> str:
-    """Write two JSON Lines files and a blend under `folder`, and return the path of the blend."""
+    """Write two JSON Lines files and a blend to `folder`; return the path of the blend."""
     library = Path(sysconfig.get_path("stdlib"))
     modules = sorted(path for path in library.rglob("*.py") if "site-packages" not in path.parts)
     sources = list(_sources(modules))
@@ -38,7 +38,7 @@ def write_demo_blend(folder: str) -> str:
 
 
 def _sources(modules: Iterable[Path]) -> Iterator[str]:
-    """The text of each module, up to MOST_BYTES in all; the few that are not UTF-8 are skipped."""
+    """The source of each module, up to MOST_BYTES in total. Modules that are not UTF-8 are skipped."""
     total = 0
     for module in modules:
         try:
@@ -67,7 +67,7 @@ def _write(place: str, texts: Iterable[str]) -> None:
 
 
 def print_next_steps(prepared: str, blend: str, console: Console) -> None:
-    """Name the files to look at, and three commands to try."""
+    """Print the files to look at and three commands to try."""
     console.print(
         f"\n[bold]Look at[/]\n"
         f"  {prepared}/blend.json      what Megatron reads: weight and prefix of every shard\n"

@@ -1,12 +1,12 @@
-"""What `tokenmill push` uploads: the files that a preparation's manifest vouches for, and nothing of this machine.
+"""What `tokenmill push` uploads: the files that a preparation's manifest vouches for, without any local paths.
 
     data/… splits/… train/…   the shards under their published names, and files beside them (README.md, tools/…)
     blend.json                the published one, with paths relative to itself
-    manifest.json             the published one without its volatile part, with size and hash of every file pushed
+    manifest.json             the published one without its volatile part, plus the size and hash of every pushed file
 
-Receipts, temporary files and anything else in the output folder stay here. So does the quarantine, which holds rejected
-rows with their places on this machine. The manifest names local files without their folders. Every push of the same
-preparation uploads the same bytes.
+Everything else in the output folder stays here: receipts, temporary files, and the quarantine, which holds rejected rows with
+their local paths. The manifest names local files without their folders. Every push of the same preparation uploads the same
+bytes.
 """
 
 import os
@@ -38,7 +38,7 @@ AGAIN = "run the preparation again to repair it, then push"
 
 @dataclass(frozen=True, slots=True)
 class Parcel:
-    """What to push: published files, recorded with their paths in the output folder, and documents made for the hub."""
+    """What to push: published files, with their paths in the output folder, and documents generated for the hub."""
 
     output_dir: str
     kind: str
@@ -47,16 +47,15 @@ class Parcel:
 
     @property
     def sizes(self) -> dict[str, int]:
-        """The size in bytes of everything to push, by path; documents come last."""
+        """The size in bytes of everything to push, by path. Documents come last."""
         files = {file.recorded.path: file.recorded.size for file in self.files}
         return files | {name: len(content) for name, content in self.documents.items()}
 
 
 def parcel_of(output_dir: str) -> Parcel:
-    """Collect what to push of a published preparation, and check that every file has its recorded size.
+    """Collect the files of a published preparation, and check that each has its recorded size.
 
-    Raises InputError when the folder does not hold a whole preparation, and RunError when a file is missing or has
-    another size.
+    Raises InputError unless the folder holds a complete preparation, and RunError when a file is missing or has another size.
     """
     output_dir = absolute(output_dir)
     if not is_local(output_dir):
@@ -79,12 +78,15 @@ def parcel_of(output_dir: str) -> Parcel:
 
 
 def require_unchanged(parcel: Parcel) -> None:
-    """Hash every file of the parcel. Raises RunError unless all are as they were published."""
+    """Hash every file of the parcel. Raises RunError if one changed since publication."""
     _require(parcel.output_dir, parcel.files, content_problem)
 
 
 def _recorded(publication: Publication) -> list[PublishedFile]:
-    """Every published file, once. Raises RunError for a shard without a valid receipt, InputError for a file elsewhere."""
+    """Every published file, once.
+
+    Raises RunError for a shard without a valid receipt, InputError for a file outside the output.
+    """
     output_dir, entries = publication.output_dir, publication.entries
     outputs = recorded_outputs(publication.store, (entry["key"] for entry in entries))
     for entry in entries:
@@ -96,7 +98,7 @@ def _recorded(publication: Publication) -> list[PublishedFile]:
 
 
 def _inside(output_dir: str, file: PublishedFile) -> PublishedFile:
-    """A file recorded with its path in the output folder. Raises InputError for one that lies elsewhere."""
+    """A file recorded with its path in the output folder. Raises InputError for a file outside it."""
     path = file.place.removeprefix(f"{output_dir}/")
     if path == file.place:
         raise InputError(f"{file.place}: lies outside of {output_dir}; prepare the data with a local store")
@@ -131,7 +133,7 @@ def _relative_blend(output_dir: str) -> bytes:
 def _folders(publication: Publication) -> re.Pattern[str]:
     """Match the folders that the manifest may name: the output, its store, and those of local source files.
 
-    They match inside longer texts too, but neither within a URL nor at the end of a longer path.
+    They match inside longer texts, but not within a URL or at the end of a longer path.
     """
     files = [entry["file"] for entry in publication.manifest["shards"]]
     sources = {os.path.dirname(file) for file in files if is_local(file)}  # noqa: PTH120 - a string

@@ -1,4 +1,4 @@
-"""A plan in words: how much there is, how much of it is already done, why the rest is not, and what it will cost."""
+"""Print a plan: how much data there is, how much is already built, why the rest is not, and what it will cost."""
 
 from collections import Counter
 from collections.abc import Mapping
@@ -11,10 +11,10 @@ from tokenmill.tasks.shards.plan import PlannedShard, reasons
 from tokenmill.tasks.shards.preparation import Planned
 
 BYTES_PER_TOKEN = 4.0
-"""English web text under a large vocabulary; code and other languages come to 2.5 to 4. Used where nothing is built."""
+"""Bytes per token of English web text with a large vocabulary (code, other languages: 2.5 to 4); used if nothing is built."""
 
 BYTES_PER_SECOND = 80e6
-"""What one core tokenizes, from JSON Lines to disk."""
+"""Bytes per second that one core tokenizes, from JSON Lines to disk."""
 
 MOST_REASONS = 8
 
@@ -22,12 +22,12 @@ COLUMNS = ("data set", "share", "shards", "cached", "GB", "M tokens", "epochs")
 
 
 def pending_reasons(planned: Planned[Any, Any]) -> Counter[str]:
-    """Why shards have to be built, counted, compared with the last published manifest."""
+    """Count the reasons why shards are pending, compared with the last published manifest."""
     return reasons(planned.plan, identities(published_manifest(planned.output_dir)))
 
 
 def plan_record(planned: Planned[Any, Any]) -> dict[str, Any]:
-    """The plan as the JSON line for the next program."""
+    """The plan as a JSON line for the next command."""
     plan = planned.plan
     return {
         "plan": {
@@ -43,7 +43,7 @@ def plan_record(planned: Planned[Any, Any]) -> dict[str, Any]:
 
 
 def estimated_tokens(planned: Planned[Any, Any]) -> dict[str, int]:
-    """Tokens per data set (`split/name`): counted where a shard is built and was tokenized, else estimated from its bytes."""
+    """Tokens per data set (`split/name`): counted for built and tokenized shards, otherwise estimated from bytes."""
     found: Counter[str] = Counter()
     for shard, key in zip(planned.plan.shards, planned.plan.keys, strict=True):
         receipt = planned.plan.proven.get(key)
@@ -57,7 +57,7 @@ def _name(shard: PlannedShard) -> str:
 
 
 def print_plan(planned: Planned[Any, Any], console: Console) -> None:
-    """The plan for a terminal: a line per data set, then what is pending and why."""
+    """Print the plan: a line per data set, then what is pending and why."""
     table = Table(*COLUMNS, title="plan", title_justify="left")
     table.columns[0].no_wrap = True
     for row in _rows(planned):
@@ -79,7 +79,7 @@ def print_plan(planned: Planned[Any, Any], console: Console) -> None:
 
 
 def skipped_files(kinds: Mapping[str, int]) -> str:
-    """What is left unread beside the files of a data set, in words: the most frequent kinds first."""
+    """Describe the skipped files of a data set, the most frequent kinds first."""
     listed = ", ".join(f"{count:,} {kind}" for kind, count in Counter(kinds).most_common(MOST_REASONS))
     more = f" and {len(kinds) - MOST_REASONS} other kinds" if len(kinds) > MOST_REASONS else ""
     return f"{sum(kinds.values()):,} files are skipped: {listed}{more}"

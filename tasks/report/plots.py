@@ -1,9 +1,8 @@
-"""Plots of scores, as SVG: how surprised a model is, what that has to do with how often a problem is solved, where texts lie.
+"""SVG plots of scores: histograms of NLL, NLL against the share of solved tries, and maps of embeddings.
 
-Figures are drawn without a window, from matplotlib's own defaults whatever a person has configured, with text as text, a
-fixed salt for the names of parts and no date: the same numbers give the same bytes, on machines of a kind. Where there are more than 20,000
-points, cells with their counts are drawn instead: a picture of 20,000 points has 2 MB, one of cells 0.15 MB a panel,
-however many rows there are.
+Figures need no display. They use matplotlib's own defaults (not the user's configuration), text as text, a fixed salt for ids
+and no date, so equal numbers give equal bytes on machines of the same kind. Above 20,000 points, cells with counts replace
+points: 20,000 points take 2 MB, cells 0.15 MB per panel for any number of rows.
 """
 
 import io
@@ -29,13 +28,13 @@ except ImportError as error:
     ) from error
 
 MOST_POINTS = 20_000
-"""More are counted in cells."""
+"""Above this many points, plot counts in cells."""
 
 MOST_PANELS = 24
-"""Data sets and splits with a histogram of their own: those with the most rows."""
+"""Data sets and splits with their own histogram: those with the most rows."""
 
 COLOURS = ("#1f77b4", "#ff7f0e", "#2ca02c", "#d62728", "#9467bd", "#8c564b", "#e377c2", "#bcbd22", "#17becf")
-"""Those of groups of points, the largest first; all groups after them share one."""
+"""Colours of groups of points, largest group first; all further groups share one."""
 
 STRONG, QUIET = COLOURS[0], "#bbbbbb"
 
@@ -43,19 +42,19 @@ SECOND_AXIS = "second principal component"
 
 BINS, CELLS = 40, 40
 STEPS = 9
-"""Medians of the NLL that are drawn, from a correctness of 0 to one of 1."""
+"""Medians of the NLL to draw, from correctness 0 to correctness 1."""
 
 LONGEST_NAME = 32
 POINT, PANEL = 6.0, 3.2
 """The area of a point in square points, and the width of a panel in inches."""
 
 PROJECTED = 1 << 14
-"""Vectors that are projected at a time."""
+"""Vectors projected at a time."""
 
 STYLE = {
     "svg.fonttype": "none",
     "svg.hashsalt": "tokenmill",
-    "text.parse_math": False,  # names of data sets are no mathematics, even with dollar signs in them
+    "text.parse_math": False,  # names of data sets are not math, even with dollar signs
     "axes.spines.top": False,
     "axes.spines.right": False,
     "font.size": 9,
@@ -63,12 +62,13 @@ STYLE = {
 
 
 LEAST_WIDTH = 4.2
-"""The label below the histograms needs this much, in inches, also where there is but one."""
+"""The minimum width in inches, for the label below a single histogram."""
 
 
 def nll_histograms(groups: Sequence[str], values: np.ndarray, owners: np.ndarray) -> bytes:
-    """A histogram of the NLL of each group, on one scale. `values` float64 [rows], finite, and `owners` int64 [rows], the
-    number of the group of each. Groups without rows have none.
+    """A histogram of the NLL of each group, on a shared scale; groups without rows have none.
+
+    `values` is float64 [rows], finite; `owners` is int64 [rows], the group number of each row.
     """
     counts = np.bincount(owners, minlength=len(groups))
     largest = _largest(counts, MOST_PANELS)
@@ -92,7 +92,7 @@ def nll_histograms(groups: Sequence[str], values: np.ndarray, owners: np.ndarray
 
 
 def nll_by_correctness(correctness: np.ndarray, nll: np.ndarray) -> bytes:
-    """NLL against the share of tries that solved the problem, both float64 [rows] and finite, with medians."""
+    """NLL against the share of tries that solved the problem, with medians. Both are float64 [rows] and finite."""
 
     def draw(figure: Figure) -> None:
         panel = figure.subplots()
@@ -109,9 +109,9 @@ def nll_by_correctness(correctness: np.ndarray, nll: np.ndarray) -> bytes:
 
 
 def embedding_map(vectors: np.ndarray, groups: Sequence[str], owners: np.ndarray) -> bytes:
-    """Vectors (float32 [rows, dimensions]) in the plane in which they differ most, coloured by group.
+    """Vectors (float32 [rows, dimensions]) in the plane of largest variance, coloured by group.
 
-    `owners` int64 [rows] is the number of the group of each row, -1 for none. Where there are many, each group has a panel.
+    `owners` is int64 [rows], the group number of each row, or -1. If there are many rows, each group has its own panel.
     """
     points, share = principal_plane(vectors)
     counts = np.bincount(owners[owners >= 0], minlength=len(groups))
@@ -133,7 +133,7 @@ def embedding_map(vectors: np.ndarray, groups: Sequence[str], owners: np.ndarray
 
 
 def choice_map(vectors: np.ndarray, chosen: np.ndarray) -> bytes:
-    """All vectors, float32 [rows, dimensions], and the rows `chosen` of them, int64, in the plane in which all differ most."""
+    """All vectors (float32 [rows, dimensions]) and the `chosen` rows (int64), in the plane of largest variance of all."""
     points, share = principal_plane(vectors)
     rows = np.zeros(len(points), np.bool_)
     rows[chosen] = True
@@ -151,7 +151,7 @@ def choice_map(vectors: np.ndarray, chosen: np.ndarray) -> bytes:
 
 
 def bars(names: Sequence[str], counts: Sequence[int], label: str) -> bytes:
-    """A bar for each name, the first on top."""
+    """A bar per name, the first on top."""
 
     def draw(figure: Figure) -> None:
         panel = figure.subplots()
@@ -167,11 +167,11 @@ def bars(names: Sequence[str], counts: Sequence[int], label: str) -> bytes:
 
 
 def principal_plane(vectors: np.ndarray) -> tuple[np.ndarray, float]:
-    """Where vectors (float32 [rows, dimensions]) lie in the plane in which they vary most, float64 [rows, 2], and the share
-    of their variance that is in it.
+    """Project vectors (float32 [rows, dimensions]) onto their plane of largest variance.
 
-    The two first principal components, each with its largest weight positive; products are added up in float64, some
-    thousand rows at a time. 5 s for a million vectors of 256.
+    Returns positions (float64 [rows, 2]) and the plane's share of the variance. The axes are the first two principal
+    components, each with its largest weight positive. Products are summed in float64, some thousand rows at a time. A million
+    vectors of 256 dimensions take 5 s.
     """
     dimensions = vectors.shape[1]
     mean = vectors.mean(axis=0, dtype=np.float64).astype(vectors.dtype)
@@ -191,13 +191,13 @@ def principal_plane(vectors: np.ndarray) -> tuple[np.ndarray, float]:
 
 
 def _largest(counts: np.ndarray, most: int) -> list[int]:
-    """The numbers of the largest counts that are not 0, the largest first."""
+    """The indices of the largest nonzero counts, largest first."""
     return [int(number) for number in np.argsort(-counts, kind="stable")[:most] if counts[number]]
 
 
 def _svg(size: tuple[float, float], draw: Callable[[Figure], None]) -> bytes:
     with matplotlib.style.context(["default", STYLE]), warnings.catch_warnings():
-        warnings.filterwarnings("ignore", "Glyph .* missing from font")  # whoever looks at the text has other fonts
+        warnings.filterwarnings("ignore", "Glyph .* missing from font")  # the viewer has other fonts
         figure = Figure(figsize=size, layout="constrained")
         draw(figure)
         drawn = io.BytesIO()
@@ -206,7 +206,7 @@ def _svg(size: tuple[float, float], draw: Callable[[Figure], None]) -> bytes:
 
 
 def _place(figure: Figure, panel: Axes, points: np.ndarray, colour: str) -> Artist:
-    """Draw points (float64 [rows, 2]), or their counts in cells where there are many."""
+    """Draw points (float64 [rows, 2]), or counts in cells if there are many."""
     if len(points) <= MOST_POINTS:
         return panel.scatter(points[:, 0], points[:, 1], s=POINT, alpha=0.7, linewidths=0, color=colour)
     counted = _count(panel, points, _limits(points))
@@ -215,7 +215,7 @@ def _place(figure: Figure, panel: Axes, points: np.ndarray, colour: str) -> Arti
 
 
 def _panels(points: np.ndarray, share: float, parts: Sequence[tuple[str, np.ndarray]]) -> bytes:
-    """A panel of cells for each part of many points, all on one scale."""
+    """A panel of cells for each group, on a shared scale."""
     columns = min(3, len(parts))
     lines = -(-len(parts) // columns)
     limits = _limits(points)
@@ -240,7 +240,7 @@ def _count(panel: Axes, points: np.ndarray, limits: tuple[float, float, float, f
 
 
 def _explain(figure: Figure, panels: Sequence[Axes], counted: Sequence[PolyCollection]) -> None:
-    """Give cells one scale of colours, logarithmic, and say what it means."""
+    """Give the cells a shared logarithmic colour scale, and label it."""
     most = max(float(cast("np.ndarray", each.get_array()).max()) for each in counted)
     for each in counted:
         each.set_norm(LogNorm(1, max(most, 2)))
@@ -248,7 +248,7 @@ def _explain(figure: Figure, panels: Sequence[Axes], counted: Sequence[PolyColle
 
 
 def _limits(points: np.ndarray) -> tuple[float, float, float, float]:
-    """Left, right, lower and upper limit; some room where all points are one."""
+    """The left, right, lower and upper limits, with a margin even if all points coincide."""
     (left, lower), (right, upper) = points.min(axis=0).tolist(), points.max(axis=0).tolist()
     wide, high = float(left == right), float(lower == upper)
     return left - wide, right + wide, lower - high, upper + high
@@ -264,6 +264,6 @@ def _first_axis(share: float) -> str:
 
 
 def _shown(name: str) -> str:
-    """A name on one line, its end left out where it is long."""
+    """A name on one line, truncated if it is long."""
     text = visible_line(name)
     return text if len(text) <= LONGEST_NAME else f"{text[: LONGEST_NAME - 1]}…"

@@ -1,13 +1,12 @@
-"""Push a preparation to a dataset repository of the Hugging Face hub: private by default, and never half of it.
+"""Push a preparation to a dataset repository of the Hugging Face hub, private by default and never half-visible.
 
-The repository is looked up or created first, and asked whether it is private, so that private data never goes to a public
-place. All files go in one commit if the hub takes them in one (at most 1,000 files, and 100 MB of those that it keeps in
-git). Otherwise the last commit brings blend.json, manifest.json and README.md, and removes files of earlier pushes that
-this one does not have. A finished push left a manifest that names its files; files of an unfinished one are recognized by
-their folder and by names that differ from this push's in numbers and keys only. If new files come before the last commit,
-the first commit removes the old blend.json and README.md. So a reader who starts from those two always reads one
-finished push. To finish an interrupted push, run it again: only missing files are sent, and without changes there is no
-commit.
+The repository is looked up or created first, and its visibility is checked, so that private data never becomes public. All
+files go in one commit if the hub's limits allow it (1,000 files, and 100 MB of files kept in git). Otherwise the last commit
+adds blend.json, manifest.json and README.md, and removes files of earlier pushes that are not in this one. Files of finished
+pushes are listed in the repository's manifest. Files of unfinished ones are recognized by their folder and by names that differ
+from this push's only in numbers and keys. If new files come before the last commit, the first commit removes the old blend.json
+and README.md. So a reader who starts from those two always reads one finished push. To finish an interrupted push, run it
+again: only missing files are sent, and without changes there is no commit.
 
 The token comes from HF_TOKEN or the saved login, the hub's address from HF_ENDPOINT.
 """
@@ -40,13 +39,13 @@ from .parcel import Parcel, require_unchanged
 MOST_FILES = 1_000
 MOST_BYTES = 100_000_000
 LARGE = 10_000_000
-"""Files of this size or more are never kept in git, so their content is not part of a commit."""
+"""Files of at least this size are never kept in git, so their content is not part of a commit."""
 
 LAST = ("README.md",)
 """Files that describe the others; they go in the last commit, with the documents of the parcel."""
 
 READ_BY = (BLEND, *LAST)
-"""Files that name the folders of the rows."""
+"""Files that name the folders of rows."""
 
 NOT_FOUND, SERVER_ERRORS = 404, 500
 
@@ -55,19 +54,19 @@ MISTAKES = {
     403: "the token may not write there; take one that may, or push to another name",
     NOT_FOUND: "the hub knows nothing of that name; check the organization, and what the token may see",
 }
-"""Statuses that the caller must fix, and how."""
+"""Statuses that the user must fix, with the remedy."""
 
 PASSING = {
     409: "it changed while this push went on; push again",
     412: "it changed while this push went on; push again",
     429: "too many requests; wait, then push again to go on from here",
 }
-"""Statuses that pass by themselves."""
+"""Transient statuses."""
 
 
 @dataclass(frozen=True, slots=True)
 class Target:
-    """A repository to push to. `head` is its latest commit, None if it does not exist yet; `names` are its files."""
+    """A repository to push to: `head` is its latest commit (None if there is no repository), `names` its files."""
 
     api: HfApi
     repository: str
@@ -77,15 +76,15 @@ class Target:
 
     @property
     def uri(self) -> str:
-        """The repository as blends name it."""
+        """The repository's URI, as in blends."""
         return f"hf://{self.repository}"
 
 
 def target_of(repository: str, *, public: bool) -> Target:
-    """Find the repository to push to, and check that it is as private as requested.
+    """Look up the repository, and check that it has the requested visibility.
 
-    Raises InputError for a repository of the other visibility and for a missing or refused token, and RunError when the
-    hub does not answer.
+    Raises InputError for a repository of the other visibility and for a missing or refused token, and RunError when the hub
+    does not answer.
     """
     if repository.count("/") != 1 or repository.startswith("/") or repository.endswith("/"):
         raise InputError(f"{repository}: not a repository name; write ORG/NAME")
@@ -100,7 +99,7 @@ def target_of(repository: str, *, public: bool) -> Target:
 
 
 def _found(api: HfApi, repository: str) -> DatasetInfo | None:
-    """The hub's description of the repository, None if there is none."""
+    """The hub's description of the repository, or None."""
     try:
         return api.dataset_info(repository)
     except RepositoryNotFoundError as error:
@@ -125,7 +124,7 @@ def _checked(api: HfApi, repository: str, info: DatasetInfo, *, public: bool) ->
 
 
 def stale_names(parcel: Parcel, target: Target) -> list[str]:
-    """Files of earlier pushes that this one lacks: those in the repository's manifest, and those named like this push's."""
+    """Files of earlier pushes to remove: those in the repository's manifest, and those named like this push's."""
     shapes = {_shape(name) for name in parcel.sizes}
     alike = {name for name in target.names if _shape(name) in shapes}
     return sorted((_names_in_manifest(target) & target.names | alike) - parcel.sizes.keys())
@@ -145,14 +144,14 @@ def _names_in_manifest(target: Target) -> set[str]:
         data = read_bytes(f"hf://datasets/{target.repository}@{target.head}/{MANIFEST}")
     try:
         return {file["path"] for file in unsealed(data or b"{}").get("files", [])}
-    except ValueError:  # not the manifest of a push
+    except ValueError:  # not a push's manifest
         return set()
 
 
 def push(parcel: Parcel, target: Target) -> str:
-    """Upload what the repository lacks, and return the commit that holds everything.
+    """Upload the files that the repository lacks, and return the commit that holds everything.
 
-    Raises RunError when a file changed since it was published or the hub fails, InputError when the hub refuses.
+    Raises RunError when a file changed since publication or the hub fails, InputError when the hub refuses.
     """
     require_unchanged(parcel)
     stale = stale_names(parcel, target)
@@ -170,9 +169,9 @@ def push(parcel: Parcel, target: Target) -> str:
 
 
 def _hidden(target: Target, first: Sequence[Sequence[str]], ours: Collection[str]) -> list[str]:
-    """Files of the previous push to remove in the first commit, if commits before the last one bring new files.
+    """Files of the previous push to remove in the first commit, if new files come before the last commit.
 
-    Only files in `ours` are removed: a README.md that no push brought stays.
+    Only files in `ours` are removed: a README.md that no push added stays.
     """
     if not any(name not in target.names for names in first for name in names):
         return []
@@ -180,7 +179,7 @@ def _hidden(target: Target, first: Sequence[Sequence[str]], ours: Collection[str
 
 
 def _commit(target: Target, parcel: Parcel, head: str | None, names: Sequence[str], stale: Sequence[str]) -> str:
-    """Add files to the repository, remove others, and return the commit; its parent must be `head`."""
+    """Add and remove files in one commit, and return it; its parent must be `head`."""
     additions = [CommitOperationAdd(name, _content(parcel, name)) for name in names]
     commit = target.api.create_commit(
         target.repository,
@@ -193,14 +192,14 @@ def _commit(target: Target, parcel: Parcel, head: str | None, names: Sequence[st
 
 
 def _created(target: Target) -> Target:
-    """Create the repository, and check that it is as private as requested."""
+    """Create the repository, and check its visibility."""
     target.api.create_repo(target.repository, repo_type="dataset", private=target.private)
     info = target.api.dataset_info(target.repository)
     return _checked(target.api, target.repository, info, public=not target.private)
 
 
 def _require_there(target: Target, parcel: Parcel, commit: str) -> None:
-    """Raises RunError unless the commit has every file at its size: the hub skips files named in a .gitignore there."""
+    """Raises RunError unless the commit has every file at its size: the hub skips files that a .gitignore there lists."""
     info = target.api.dataset_info(target.repository, revision=commit, files_metadata=True)
     there = {each.rfilename: each.size for each in info.siblings or []}
     if lost := [name for name, size in parcel.sizes.items() if there.get(name) != size]:
@@ -215,7 +214,7 @@ def _content(parcel: Parcel, name: str) -> bytes | str:
 
 
 def _batches(parcel: Parcel) -> list[list[str]]:
-    """The files of each commit: as few commits as the hub's limits allow, with the describing files in the last."""
+    """The files of each commit: as few commits as the hub's limits allow, describing files last."""
     last = [*(name for name in LAST if name in parcel.sizes), *parcel.documents]
     batches: list[list[str]] = [[]]
     weight = 0
@@ -234,13 +233,13 @@ def _batches(parcel: Parcel) -> list[list[str]]:
 
 @contextmanager
 def _hub_errors(repository: str) -> Generator[None]:
-    """Turn errors of the hub into ours, with a remedy."""
+    """Convert errors of the hub to ours, with a remedy."""
     try:
         yield
     except (HfHubHTTPError, HFValidationError, TransportError, ConnectionError) as error:
         raise _as_ours(f"hf://{repository}", error) from error
     except (RuntimeError, ValueError) as error:
-        # The library wraps errors of its threads, and the hub's objections to a README.md.
+        # The library wraps errors of its threads and the hub's rejection of a README.md.
         if isinstance(error.__cause__, (HfHubHTTPError, TransportError)):
             raise _as_ours(f"hf://{repository}", error.__cause__) from error
         raise
@@ -303,7 +302,7 @@ def print_plan(parcel: Parcel, target: Target, stale: Sequence[str], console: Co
 
 
 def print_pushed(parcel: Parcel, target: Target, commit: str, console: Console) -> None:
-    """Print what was pushed, and its address."""
+    """Print what was pushed, and where."""
     console.print(
         f"✓ {len(parcel.sizes):,} files, {sum(parcel.sizes.values()) / 1e6:,.1f} MB, "
         f"{'private' if target.private else 'public'}: {target.uri}@{commit}",

@@ -1,12 +1,11 @@
-"""Names for what was made: versions under a name, each of which says where it is and what it was made from.
+"""Names for outputs: numbered versions, each with its location and its inputs.
 
-    ROOT/NAME/v1.json, v2.json …   a record per version, never written again; the highest number is the latest
+    ROOT/NAME/v1.json, v2.json …   one record per version, never overwritten; the highest number is the latest
 
-Nothing is copied: a record points at a folder, and `art://NAME:v2` can be read wherever a folder can. It also holds a
-digest of what was in the folder then, so that another preparation in the same folder is another version, and lineage tells
-which versions and makings are of something that is no longer there. ROOT is TOKENMILL_ARTIFACTS, on a disk or an object
-store that all who use the names can reach. Following what each was made from back, through other names, gives the lineage
-of a model down to its data sets.
+Nothing is copied: a record points at a folder, and `art://NAME:v2` works wherever a folder does. A record also holds a digest
+of the folder's content. So another preparation in the same folder is a new version, and lineage shows which content has been
+replaced. ROOT is TOKENMILL_ARTIFACTS, on a disk or object store that all users of the names can reach. Lineage follows inputs
+through other names, from a model back to its data sets.
 """
 
 import re
@@ -34,17 +33,17 @@ from xxhash import xxh3_128_hexdigest
 NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.-]{0,127}")
 
 RECORDS = ("training.json", "results.json")
-"""What says of a folder without a manifest what it is and was made from; sealed, as data of the same name is not."""
+"""Files that describe a folder without a manifest. They are sealed, unlike data files of the same name."""
 
 MOST_BYTES = 64_000_000
-"""A larger file of such a name is data."""
+"""Larger files of such a name are data."""
 
 DEEPEST = 20
 
 
 @dataclass(frozen=True, slots=True)
 class Registered:
-    """A version under a name."""
+    """A version of a name."""
 
     name: str
     version: str
@@ -52,14 +51,14 @@ class Registered:
 
     @property
     def reference(self) -> str:
-        """How it is called."""
+        """The version's reference."""
         return f"{ART}{self.name}:{self.version}"
 
 
 def register(name: str, artifact: Artifact) -> Registered:
-    """Give `artifact` the next version of a name; a version that points at the same content stays the latest.
+    """Register `artifact` as the next version of a name, unless the latest version points at the same content.
 
-    Raises InputError for a name that could not be one part of a path.
+    Raises InputError for a name that cannot be one part of a path.
     """
     if not NAME.fullmatch(name):
         raise InputError(
@@ -79,7 +78,7 @@ def _registered(name: str, folder: str, artifact: Artifact) -> Registered:
     record = {**artifact.model_dump(), "volatile": {"registered_at": registered_at}}
     try:
         publish_new(join(folder, f"{version}.json"), sealed(record))
-    except FileExistsError:  # another's by now, or ours and the store's answer was lost
+    except FileExistsError:  # another run registered it, or we did and the store's answer was lost
         return _registered(name, folder, artifact)
     return Registered(name, version, artifact)
 
@@ -90,7 +89,7 @@ def _read(folder: str, number: int) -> Mapping[str, Any]:
 
 
 def artifact_in(place: str) -> Artifact:
-    """What is in a folder: a preparation, a training, or results. Raises InputError when it is none of these."""
+    """The artifact in a folder: a preparation, a training, or results. Raises InputError for anything else."""
     folder = absolute(place)
     for name in RECORDS:
         record = _record_at(join(folder, name))
@@ -117,7 +116,7 @@ def _record_at(place: str) -> Mapping[str, Any] | None:
 
 
 def _sources(record: Mapping[str, Any]) -> list[MadeFrom]:
-    """What a training, or results, were made from."""
+    """The inputs of a training or of results."""
     if record["type"] != "results":
         return [MadeFrom(**source) for source in record["made_from"]]
     digests = record["made_from"]
@@ -128,15 +127,15 @@ def _sources(record: Mapping[str, Any]) -> list[MadeFrom]:
 
 
 def _digest(record: Mapping[str, Any]) -> str:
-    """A digest of a record but for what may differ between equal ones."""
+    """A digest of a record without its volatile parts."""
     lasting = {name: value for name, value in record.items() if name != "volatile"}
     return f"xxh3_128:{xxh3_128_hexdigest(orjson.dumps(lasting, option=orjson.OPT_SORT_KEYS))}"
 
 
 def lineage(place: str) -> dict[str, Any]:
-    """An artifact and, nested, all that it was made from. Raises InputError as `artifact_in` does.
+    """An artifact with its inputs, nested. Raises InputError as `artifact_in` does.
 
-    `changed` stands where something else is there by now than what was registered, or than what was made something from.
+    `changed` marks content that was replaced since it was registered or used.
     """
     artifact = artifact_in(place)
     registered = record_of(place) if place.startswith(ART) else None
@@ -161,7 +160,7 @@ def _traced(artifact: Artifact, deeper: int, *, changed: bool) -> dict[str, Any]
 
 
 def _has_changed(source: MadeFrom) -> bool:
-    """Whether a preparation holds something else by now than when something was made from it."""
+    """Whether a preparation was replaced since it was used."""
     if source.digest is None or source.type == "model":
         return False
     try:
@@ -172,7 +171,7 @@ def _has_changed(source: MadeFrom) -> bool:
 
 
 def _known(source: MadeFrom) -> Artifact | None:
-    """What a source was made from in turn, where it says so."""
+    """The inputs of a source, if it records them."""
     if source.type == "data" and any(character in source.path for character in "*?["):
         return None
     try:
@@ -182,7 +181,7 @@ def _known(source: MadeFrom) -> Artifact | None:
 
 
 def print_lineage(found: Mapping[str, Any], console: Console) -> None:
-    """A lineage for a terminal, as a tree."""
+    """Print a lineage as a tree."""
     console.print(_branch(Tree(_label(found)), found))
 
 

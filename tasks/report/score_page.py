@@ -1,8 +1,8 @@
-"""One static HTML page about scores: its plots inline, no scripts, nothing fetched.
+"""A static HTML page about scores: inline plots, no scripts, no requests.
 
-What is drawn depends on what is given: of NLL a histogram for each data set and split, and with the rows that were scored
-the NLL against how often their problems are solved; of embeddings a map, with the rows coloured by pool, else by data
-set; of rows their pools. A row of several pools has the colour of the first.
+The plots depend on the folders given. NLL: a histogram per data set and split; with the scored rows, also NLL against the share
+of solved tries. Embeddings: a map, with rows coloured by pool, otherwise by data set. Rows: their pools. A row in several pools
+has the colour of the first.
 """
 
 from collections.abc import Iterator, Mapping, Sequence
@@ -55,7 +55,7 @@ HEAD = f"""<!DOCTYPE html>
 
 @dataclass(frozen=True, slots=True)
 class Plot:
-    """A picture in SVG, what it shows, and what to know about it."""
+    """An SVG plot, its title, and a note."""
 
     title: str
     note: str
@@ -64,7 +64,7 @@ class Plot:
 
 @dataclass(frozen=True, slots=True)
 class RowsFolder:
-    """A published folder of Harmony rows: its place, its files of rows, and those of each pool, in the order of the pools."""
+    """A published folder of Harmony rows: its path, its row files, and the files of each pool, in order of pools."""
 
     place: str
     files: Sequence[str]
@@ -72,9 +72,9 @@ class RowsFolder:
 
 
 def report_page(places: Sequence[str]) -> list[Plot]:
-    """What there is to see in published folders of rows, NLL and embeddings.
+    """The page for published folders of rows, NLL and embeddings.
 
-    Raises InputError for folders of anything else, and for more than one of rows.
+    Raises InputError for any other folder, and for more than one folder of rows.
     """
     rows, scores = _folders(places)
     plots: list[Plot] = []
@@ -88,7 +88,7 @@ def report_page(places: Sequence[str]) -> list[Plot]:
 
 
 def publish_page(places: Sequence[str], plots: Sequence[Plot], place: str) -> Output:
-    """Write the page as the file or object `place`; errors as in `publish`."""
+    """Write the page to the file or object `place`; errors as in `publish`."""
     body = "".join(map(_section, plots))
     title = escape(visible_line(", ".join(places)))
     return publish_bytes(absolute(place), f"{HEAD}<h1>{title}</h1>\n{body}</body>\n</html>\n".encode())
@@ -141,7 +141,7 @@ def _pools(rows: RowsFolder) -> Plot:
 
 
 def _nll(folder: ScoreFolder, rows: RowsFolder | None) -> Iterator[Plot]:
-    """Histograms, and NLL against correctness where both are known."""
+    """Histograms of NLL, and NLL against correctness for rows with both."""
     if not folder.files:
         return
     table = _read([file.place for file in folder.files], [ROW_ID, "dataset", "split", NLL])
@@ -163,7 +163,7 @@ def _nll(folder: ScoreFolder, rows: RowsFolder | None) -> Iterator[Plot]:
 
 
 def _map(folder: ScoreFolder, rows: RowsFolder | None) -> Iterator[Plot]:
-    """The map of embeddings; its vectors are in memory, see `embedded`."""
+    """The map of embeddings; its vectors are held in memory, see `embedded`."""
     found = read_embeddings(folder)
     if rows is not None and rows.pools:
         groups, owners, by = list(rows.pools), _pool_of(found.names, rows), "first pool"
@@ -174,7 +174,7 @@ def _map(folder: ScoreFolder, rows: RowsFolder | None) -> Iterator[Plot]:
 
 
 def _pool_of(names: pa.Table, rows: RowsFolder) -> np.ndarray:
-    """The number of the first pool that each row is in, int64 [rows]; -1 for none."""
+    """The index of each row's first pool, int64 [rows], or -1."""
     owners = np.full(names.num_rows, -1)
     for number, places in reversed(list(enumerate(rows.pools.values()))):
         ids = _read(places, [ROW_ID])[ROW_ID]
@@ -183,7 +183,7 @@ def _pool_of(names: pa.Table, rows: RowsFolder) -> np.ndarray:
 
 
 def _grouped(table: pa.Table) -> tuple[list[str], np.ndarray]:
-    """The data sets and splits, by name, and the number of that of each row, int64 [rows]."""
+    """Data sets and splits by name, and their index for each row, int64 [rows]."""
     columns = [table[name].fill_null("") for name in ("dataset", "split")]
     found = compute.call_function("binary_join_element_wise", [*columns, pa.scalar("/")]).combine_chunks()
     encoded = found.dictionary_encode()

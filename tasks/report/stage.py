@@ -15,7 +15,7 @@ from .weights_and_biases import is_asked_for, log_preparation
 
 @task(name="report", cache_policy=NO_CACHE, persist_result=False)
 def report(manifest: Mapping[str, Any], output_dir: str) -> dict[str, Any]:
-    """Leave a table and a summary with the run, log what needs attention, and return the artifact record."""
+    """Attach a table and a summary to the run, log warnings, and return the artifact record."""
     create_table_artifact(data_set_rows(manifest), artifact_key("data-sets"), "rows, documents and tokens per data set")
     create_markdown_artifact(markdown(manifest, output_dir), artifact_key("summary"), "what was prepared")
     for warning in warnings(manifest):
@@ -23,6 +23,6 @@ def report(manifest: Mapping[str, Any], output_dir: str) -> dict[str, Any]:
     if is_asked_for():
         try:
             log_preparation(manifest, output_dir)
-        except (InputError, RunError) as error:  # what is published is published, whoever hears of it
+        except (InputError, RunError) as error:  # a failed report does not undo a publication
             get_run_logger().warning("not logged to Weights & Biases: %s", error)
     return artifact_record(manifest, output_dir)

@@ -1,4 +1,4 @@
-"""A manifest in the words people want: how much went in and came out, of what, and what was dropped and why."""
+"""Summarize a manifest: data in and out, by data set, and what was dropped and why."""
 
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -12,13 +12,13 @@ COLUMNS = ("data set", "share", "rows", "documents", "dropped", "tokens")
 
 
 def _hint(manifest: Mapping[str, Any], output_dir: str) -> str:
-    """What to do next; settings that would be empty, of a split that nothing is in, are left out."""
+    """The next steps, without settings for empty splits."""
     lines = preparation(manifest["type"]).next_steps.format(output_dir, manifest=manifest).split("\n")
     return "\n".join(line for line in lines if not line.endswith("="))
 
 
 def artifact_record(manifest: Mapping[str, Any], output_dir: str) -> dict[str, Any]:
-    """The one line that the next program reads."""
+    """The artifact record for the next command."""
     totals = manifest["totals"]
     record = {
         "path": output_dir,
@@ -39,7 +39,7 @@ def artifact_record(manifest: Mapping[str, Any], output_dir: str) -> dict[str, A
 
 
 def data_set_rows(manifest: Mapping[str, Any]) -> list[dict[str, Any]]:
-    """One row per data set, for tables."""
+    """A table row per data set."""
     return [
         _row(name, counts, _weight(manifest["blend"], name), _total_weight(manifest["blend"], name))
         for name, counts in manifest["totals"]["datasets"].items()
@@ -93,7 +93,7 @@ def markdown(manifest: Mapping[str, Any], output_dir: str) -> str:
 
 
 def warnings(manifest: Mapping[str, Any]) -> list[str]:
-    """What a person should know before training on this."""
+    """Warnings to read before training."""
     found = [
         f"{name}: encoded by the reference tokenizer, because gigatoken differs: {verdict['difference']}"
         for name, verdict in manifest.get("tokenizer", {}).get("gate", {}).items()
@@ -114,7 +114,7 @@ def warnings(manifest: Mapping[str, Any]) -> list[str]:
 
 
 def print_summary(manifest: Mapping[str, Any], output_dir: str, console: Console) -> None:
-    """The summary for a terminal."""
+    """Print the summary."""
     table = Table(*COLUMNS, title="prepared", title_justify="left")
     table.columns[0].no_wrap = True
     for row in data_set_rows(manifest):

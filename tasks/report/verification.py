@@ -1,4 +1,4 @@
-"""A verification in words."""
+"""Print a verification."""
 
 from typing import Any
 
@@ -12,14 +12,14 @@ MOST_PROBLEMS = 50
 
 
 def inspector_of(output_dir: str) -> Inspect:
-    """What checks the shards of a preparation beyond sizes and hashes."""
+    """The check of a preparation's shards beyond sizes and hashes."""
     manifest = read_manifest(absolute(output_dir))
     kind = kind_of(manifest) if manifest else None
     return kind.inspect if kind else lambda _store, _receipt: []
 
 
 def verification_record(verification: Verification, output_dir: str) -> dict[str, Any]:
-    """The verification as the JSON line for the next program; `path` passes the folder on."""
+    """The verification as a JSON line for the next command; `path` is the verified folder."""
     return {
         "verify": {
             "path": output_dir,
@@ -32,7 +32,7 @@ def verification_record(verification: Verification, output_dir: str) -> dict[str
 
 
 def print_verification(verification: Verification, output_dir: str, console: Console) -> None:
-    """Every problem with its file, or one line that says all is well."""
+    """Print every problem with its file, or one line if there is none."""
     for problem in verification.problems[:MOST_PROBLEMS]:
         console.print(f"✗ {problem}", markup=False, highlight=False, soft_wrap=True)
     more = len(verification.problems) - MOST_PROBLEMS

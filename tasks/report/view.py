@@ -1,12 +1,12 @@
-"""What was published, decoded: rows from the stored shards as text, with the loss, the roles and the source of each.
+"""Decode published rows: text from the stored shards, with loss mask, roles and source.
 
-This is the last look before training, so nothing is taken from the sources: ids are read from the packed file (or the
-`.bin`) and decoded with the tokenizer of the manifest, whose content must be the same. The result is a neutral model
-(packs of sub-sequences of passages) that `view_terminal` and `view_html` draw and `view_record` hands to programs. A
-pack of 4,096 tokens costs 2 to 40 ms, the more the later it stands in its row group of 500.
+This is the last check before training, so nothing is read from the sources. Ids come from the packed file (or the `.bin`) and
+are decoded with the manifest's tokenizer, whose content must be unchanged. The result is a neutral model (packs of
+sub-sequences of passages) that `view_terminal` and `view_html` render and `view_record` turns into JSON. A pack of 4,096 tokens
+takes 2 to 40 ms: the later it is in its row group of 500, the longer.
 
-A passage is decoded as a whole. Where its border cuts through a character (byte-level vocabularies may spell one in
-several tokens), both sides show U+FFFD there, although the ids together are sound.
+A passage is decoded as a whole. Byte-level vocabularies may spell a character in several tokens. If a border splits one, both
+sides show U+FFFD, although the ids are correct.
 """
 
 import itertools
@@ -34,7 +34,7 @@ Decode = Callable[[Sequence[int]], str]
 
 @dataclass(frozen=True, slots=True)
 class Passage:
-    """Consecutive tokens of one role that are all trained on, or all not. Padding has a count and no text."""
+    """Consecutive tokens of one role, all trained on or all not. Padding has a count and no text."""
 
     role: str
     trained: bool
@@ -44,10 +44,9 @@ class Passage:
 
 @dataclass(frozen=True, slots=True)
 class SubSequence:
-    """What one document gave to a pack: `number` counts from 0 in the pack, `line` from 1 in the source file.
+    """The tokens of one document in a pack: `number` counts from 0 in the pack, `line` from 1 in the source file.
 
-    `line` is None where it is not known: for the documents of a `.bin`, and after a gap in the shards. `file`, `start`
-    and `stop` are the slice that the shard was made of.
+    `line` is None for documents of a `.bin` and after a gap in the shards. `file`, `start` and `stop` are the shard's slice.
     """
 
     document: str
@@ -60,20 +59,20 @@ class SubSequence:
 
     @property
     def tokens(self) -> int:
-        """Stored tokens, padding included."""
+        """Stored tokens, including padding."""
         return sum(passage.tokens for passage in self.passages)
 
     @property
     def trained(self) -> int:
-        """Tokens that are trained on."""
+        """Trained tokens."""
         return sum(passage.tokens for passage in self.passages if passage.trained)
 
 
 @dataclass(frozen=True, slots=True)
 class Pack:
-    """One stored row; a document of a `.bin` is a pack of one sub-sequence, without a size.
+    """One stored row. A document of a `.bin` is a pack of one sub-sequence, without a size.
 
-    `tokens`, `padding` and `count` (of sub-sequences) are those of the whole row, of which `sequences` may be a choice.
+    `tokens`, `padding` and `count` (of sub-sequences) refer to the whole row; `sequences` may be only some of it.
     """
 
     dataset: str
@@ -93,7 +92,7 @@ class Pack:
 
 @dataclass(frozen=True, slots=True)
 class View:
-    """Rows of the preparation in a folder, of type `sft` or `pretrain`."""
+    """Rows of a preparation of type `sft` or `pretrain`."""
 
     path: str
     type: str
@@ -104,10 +103,10 @@ class View:
 def view_output(
     output_dir: str, *, doc: str | None = None, dataset: str | None = None, seed: int | None = None, rows: int = 1
 ) -> View:
-    """The first `rows` packs (documents, for bin/idx) of a preparation, or with a `seed` as many chosen at random.
+    """The first `rows` packs (documents for bin/idx) of a preparation, or with a `seed`, random ones.
 
-    `dataset` restricts to one data set. `doc` names a document, of which every sub-sequence is shown instead. Raises
-    InputError for what is not there or a tokenizer that has changed, RunError for a file that is damaged.
+    `dataset` restricts the rows to one data set. `doc` shows every sub-sequence of one document instead. Raises InputError for
+    an unknown data set or document and for a changed tokenizer, RunError for a damaged file.
     """
     path = absolute(output_dir)
     manifest = read_manifest(path)
@@ -123,7 +122,7 @@ def view_output(
 
 
 def _vocabulary(manifest: Mapping[str, Any]) -> Vocabulary:
-    """The vocabulary that the shards were made with. Raises InputError when the one found is another."""
+    """The vocabulary that the shards were built with. Raises InputError if the one found differs."""
     chosen = manifest["settings"]["tokenizer"]
     named = {name: value for name, value in chosen.items() if name in TokenizerSource.model_fields}
     vocabulary = find_vocabulary(parse(TokenizerSource, named, f"{MANIFEST}: settings.tokenizer"))
@@ -137,7 +136,7 @@ def _vocabulary(manifest: Mapping[str, Any]) -> Vocabulary:
 
 
 def _chosen(parts: Sequence[Part], rows: int, seed: int | None, decode: Decode) -> list[Pack]:
-    """The first rows of all parts, or with a seed as many different ones, each row as likely as any other."""
+    """The first rows of all parts, or with a seed, distinct rows chosen uniformly at random."""
     if rows < 1:
         raise InputError(f"--rows: {rows} is nothing to look at; ask for 1 or more")
     ends = list(itertools.accumulate(part.rows for part in parts))
@@ -151,7 +150,7 @@ def _chosen(parts: Sequence[Part], rows: int, seed: int | None, decode: Decode) 
 
 
 def _holding(parts: Sequence[Part], wanted: DocumentId, decode: Decode) -> list[Pack]:
-    """The packs that hold a document, with nothing else in them. Raises InputError when there are none."""
+    """The packs that hold a document, reduced to it. Raises InputError if there are none."""
     parts = parts_of_document(parts, wanted)
     packs = [_pack(part, row, decode, wanted.number) for part in parts for row in rows_with(part, wanted.number)]
     if not packs:
@@ -161,7 +160,7 @@ def _holding(parts: Sequence[Part], wanted: DocumentId, decode: Decode) -> list[
 
 
 def _pack(part: Part, number: int, decode: Decode, document: int | None = None) -> Pack:
-    """A row decoded: all of it, or only what is of one document."""
+    """Decode a row: all of it, or only one document."""
     row = read_row(part, number)
     return Pack(
         dataset=part.dataset,
@@ -194,7 +193,7 @@ def _sequence(part: Part, row: Row, place: int, decode: Decode) -> SubSequence:
 
 
 def _passages(row: Row, start: int, stop: int, decode: Decode) -> Iterator[Passage]:
-    """The runs of equal role and training in `[start, stop)`."""
+    """The runs of equal role and loss mask in `[start, stop)`."""
     roles, trained = row.roles[start:stop], row.trained[start:stop]
     borders = np.flatnonzero((roles[1:] != roles[:-1]) | (trained[1:] != trained[:-1])) + start + 1
     for first, last in itertools.pairwise([start, *borders.tolist(), stop]):
@@ -204,6 +203,6 @@ def _passages(row: Row, start: int, stop: int, decode: Decode) -> Iterator[Passa
 
 
 def view_record(view: View) -> dict[str, Any]:
-    """The view as plain data for the next program, text as it is; `path` passes the folder on."""
+    """The view as a JSON record for the next command, with unescaped text; `path` is the folder."""
     packs = [{**asdict(pack), "fill": pack.fill} for pack in view.packs]
     return {"view": {"path": view.path, "type": view.type, "tokenizer": view.tokenizer, "packs": packs}}

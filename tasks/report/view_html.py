@@ -1,7 +1,7 @@
-"""A view as one static HTML page: no scripts, nothing fetched, light or dark as the reader's system is.
+"""A view as a static HTML page: no scripts, no requests, light or dark by system preference.
 
-All text goes through `visible` and `html.escape`, and the page forbids by its own policy whatever else a browser
-might still load. A page costs about twice the bytes of its text.
+All text passes `visible` and `html.escape`, and the page's content security policy blocks everything else. A page has about
+twice the bytes of its text.
 """
 
 from collections.abc import Iterator
@@ -51,7 +51,7 @@ LEGEND = """<dl>
 
 
 def publish_html(view: View, place: str) -> Output:
-    """Write the page as the file or object `place`; errors as in `publish`."""
+    """Write the page to the file or object `place`; errors as in `publish`."""
     return publish_bytes(absolute(place), view_html(view).encode())
 
 

@@ -1,7 +1,7 @@
-"""The files of a published preparation in which rows lie, and where in the sources those rows come from.
+"""The row files of a published preparation, and the source of each row.
 
-Everything here is read off the manifest: how many rows a file holds, so that a random choice over all of them opens
-no file, and how many source rows stand before each slice, so that a row has a line without reading its source again.
+All of it comes from the manifest: the number of rows per file, so that a random choice opens no file, and the number of source
+rows before each slice, so that line numbers need no second read of the source.
 """
 
 import re
@@ -14,7 +14,7 @@ from tokenmill.tasks.shards.preparation import preparation
 from tokenmill.tasks.shards.store import Store
 
 KEY_SHOWN = 8
-"""Documents are named by this many characters of their shard's key, which tell some ten thousand shards apart."""
+"""Characters of a shard's key in a document id, enough to tell some ten thousand shards apart."""
 
 DOCUMENT = re.compile(r"(?P<key>[0-9a-f]{8,32})(?:-(?P<part>all|train|valid|test))?-(?P<number>[0-9]{1,18})")
 
@@ -23,11 +23,11 @@ LIKE_THIS = "ids look like 1a2b3c4d-17 (packed) or 1a2b3c4d-train-17 (bin/idx), 
 
 @dataclass(frozen=True, slots=True)
 class Part:
-    """One part (`all`, or `train`, `valid`, `test`) of a shard: where it lies, and the slice it was made of.
+    """One part (`all`, or `train`, `valid`, `test`) of a shard, with its location and slice.
 
-    `packed` tells packed Parquet from bin/idx; `place` is the stored file without its ending; `rows` how many packs or
-    documents it holds; `file`, `start` and `stop` the slice of the source; `rows_before` how many rows of the source
-    file stand before the slice, None where the manifest does not tell.
+    `packed` distinguishes packed Parquet from bin/idx; `place` is the stored file without its extension; `rows` is its number
+    of packs or documents; `file`, `start` and `stop` are the source slice; `rows_before` counts the source file's rows before
+    the slice, None if the manifest does not record it.
     """
 
     packed: bool
@@ -43,22 +43,22 @@ class Part:
 
     @property
     def stored(self) -> str:
-        """The file that holds the tokens."""
+        """The file of tokens."""
         return f"{self.place}.parquet" if self.packed else f"{self.place}.bin"
 
     def document(self, number: int) -> str:
-        """The id of a document: its number is a row of the slice where rows are packed, else a place in the `.bin`."""
+        """The id of a document, whose number is a row of the slice for packed rows, otherwise an index into the `.bin`."""
         key = self.key[:KEY_SHOWN]
         return f"{key}-{number}" if self.packed else f"{key}-{self.name}-{number}"
 
     def line(self, number: int) -> int | None:
-        """The line of the source file, from 1, of a document; None where it is not known."""
+        """A document's line in the source file, from 1, or None if unknown."""
         return self.rows_before + number + 1 if self.packed and self.rows_before is not None else None
 
 
 @dataclass(frozen=True, slots=True)
 class DocumentId:
-    """A document's name, taken apart: the beginning of its shard's key, its part (bin/idx alone), its number."""
+    """A parsed document id: the start of its shard's key, its part (bin/idx only), its number."""
 
     text: str
     key: str
@@ -67,7 +67,7 @@ class DocumentId:
 
     @classmethod
     def parse(cls, text: str) -> Self:
-        """The id that `text` spells. Raises InputError when it is none."""
+        """Parse a document id. Raises InputError if it is malformed."""
         match = DOCUMENT.fullmatch(text)
         if match is None:
             raise InputError(f"--doc: {text!r} is no document id; {LIKE_THIS}")
@@ -75,9 +75,9 @@ class DocumentId:
 
 
 def parts_of(manifest: Mapping[str, Any], dataset: str | None) -> list[Part]:
-    """Every part that holds rows, in plan order, of one data set or of all; a shard that stands twice counts once.
+    """Every part with rows, in plan order, of one data set or all. A shard listed twice counts once.
 
-    Raises InputError for a data set that is not there, or when nothing holds rows.
+    Raises InputError for an unknown data set, or if no part has rows.
     """
     entries = manifest["shards"]
     known = {entry["dataset"] for entry in entries}
@@ -115,7 +115,7 @@ def _parts(manifest: Mapping[str, Any], entry: Mapping[str, Any], rows_before: i
 
 
 def _rows_before(entries: Sequence[Mapping[str, Any]]) -> list[int | None]:
-    """How many rows of its file stand before each shard: what the slices before it hold, None after a gap."""
+    """Rows of the file before each shard: the sum over earlier slices, None after a gap."""
     ends: dict[tuple[str, str, str], tuple[int, int | None]] = {}
     counts: list[int | None] = []
     for entry in entries:
@@ -129,7 +129,7 @@ def _rows_before(entries: Sequence[Mapping[str, Any]]) -> list[int | None]:
 
 
 def parts_of_document(parts: Sequence[Part], wanted: DocumentId) -> list[Part]:
-    """The parts of the one shard in which that document may lie. Raises InputError unless exactly one shard fits."""
+    """The parts that may hold a document. Raises InputError unless the id matches exactly one shard."""
     found = [part for part in parts if part.key.startswith(wanted.key)]
     found = [part for part in found if wanted.part == (None if part.packed else part.name)]
     keys = sorted({part.key for part in found})

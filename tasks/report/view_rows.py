@@ -1,8 +1,8 @@
-"""One row as it is stored, as arrays: a pack of a packed Parquet file, or a document of a `.bin/.idx` pair.
+"""One stored row as arrays: a pack of a packed Parquet file, or a document of a `.bin/.idx` pair.
 
-Only what is shown is read. A pack costs its row group up to that row, one row at a time, so memory is bounded by a
-row; a document costs the `.idx` (20 bytes a document) and its own bytes of the `.bin`. In a `.bin` every token is
-trained on and there are no roles: it comes out as one sequence of `text`.
+A pack costs reading its row group up to that row, one row at a time, so memory is bounded by a row. A document costs reading
+the `.idx` (20 bytes per document) and its own bytes of the `.bin`. In a `.bin` every token is trained on and has no role: the
+document becomes one sequence of `text`.
 """
 
 import itertools
@@ -27,16 +27,16 @@ from .view_parts import Part
 PADDING = "padding"
 
 SCAN_ROWS = 1024
-"""Rows of the column `document` that are looked at together."""
+"""Rows of the column `document` scanned at a time."""
 
 
 @dataclass(frozen=True, slots=True)
 class Row:
     """A stored row.
 
-    `ids` [tokens] (integers); `trained` [tokens] (bool): whether the token is a target of the loss; `roles` [tokens]
-    (integers into `role_names`); `starts` [sequences]: where each sub-sequence begins; `documents` [sequences]: the
-    number of the document of each; `pack_size` in tokens, None where rows are not packed.
+    `ids` [tokens] (integers); `trained` [tokens] (bool): whether the token is a target of the loss; `roles` [tokens] (integers
+    into `role_names`); `starts` [sequences]: where each sub-sequence starts; `documents` [sequences]: the document number of
+    each; `pack_size` in tokens, None if rows are not packed.
     """
 
     ids: np.ndarray
@@ -54,12 +54,12 @@ class Row:
 
 
 def read_row(part: Part, number: int) -> Row:
-    """Row `number` of a part. Raises RunError when its files are missing or damaged, or hold no such row."""
+    """Row `number` of a part. Raises RunError if its files are missing or damaged, or have no such row."""
     return _pack(part, number) if part.packed else _document(part, number)
 
 
 def rows_with(part: Part, document: int) -> list[int]:
-    """The rows of a part that hold something of a document, ascending. Raises RunError as `read_row` does."""
+    """The rows of a part with tokens of a document, ascending. Raises RunError as `read_row` does."""
     if part.packed:
         return _packs_with(part, document)
     return [document] if document < part.rows else []
@@ -74,7 +74,7 @@ def _pack(part: Part, number: int) -> Row:
     problem = _problem(columns)
     if problem:
         raise _damaged(part, f"row {number}: {problem}")
-    # The mask says of each token whether the one after it is a target; the view says it of the target itself.
+    # The stored mask marks tokens whose successor is a target; the view marks the targets themselves.
     trained = np.zeros(len(ids), np.bool_)
     trained[1:] = mask[:-1] == 1
     trained[starts] = False
@@ -83,7 +83,7 @@ def _pack(part: Part, number: int) -> Row:
 
 
 def _problem(columns: dict[str, np.ndarray]) -> str:
-    """What is wrong with the columns of a row, or nothing."""
+    """What is wrong with the columns of a row, or an empty string."""
     tokens = len(columns["input_ids"])
     if len(columns["loss_mask"]) != tokens:
         return f"{tokens} ids but {len(columns['loss_mask'])} values of loss_mask"
@@ -112,7 +112,7 @@ def _packs_with(part: Part, document: int) -> list[int]:
 
 @contextmanager
 def _opened(part: Part) -> Generator[parquet.ParquetFile]:
-    """The packed Parquet file of a part; Arrow's complaints about it become RunErrors."""
+    """Open the packed Parquet file of a part; Arrow's errors become RunErrors."""
     system, path = filesystem(part.stored)
     try:
         with cast("BinaryIO", system.open(path, "rb")) as stream:
@@ -135,7 +135,7 @@ def _pack_size(part: Part, file: parquet.ParquetFile) -> int:
 
 
 def _batch(part: Part, file: parquet.ParquetFile, number: int) -> pa.RecordBatch:
-    """Row `number` alone."""
+    """Read only row `number`."""
     first = 0
     for group in range(file.metadata.num_row_groups):
         rows = file.metadata.row_group(group).num_rows

@@ -1,7 +1,6 @@
-"""A view for the terminal: trained text in green between ⟦ and ⟧, so that it is told apart without colours as well.
+"""A view for the terminal. Trained text is green and between ⟦ and ⟧, so it is recognizable without colour.
 
-All text goes through `visible` and into rich's `Text`, which interprets no markup. The two marks themselves are
-escaped where they stand in the text.
+All text passes `visible` and rich's `Text`, which interprets no markup. The two marks are escaped within the text.
 """
 
 from collections.abc import Iterable
@@ -22,7 +21,7 @@ TRAINED, UNTRAINED, LABEL, ASIDE = "green", "default", "bold cyan", "dim"
 
 
 def print_view(view: View, console: Console) -> None:
-    """Every pack, a rule above each sub-sequence, and each passage beside its role."""
+    """Print every pack: a rule above each sub-sequence, and each passage beside its role."""
     console.print(
         Text.assemble((f"{OPENING}trained on{CLOSING}", TRAINED), "  not trained on  ", ("↵ line break", ASIDE))
     )

@@ -1,8 +1,8 @@
-r"""A view in words, and untrusted text made safe to look at: nothing in it can steer a terminal or reorder a line.
+r"""Descriptions of a view, and untrusted text made safe to print: it cannot control a terminal or reorder a line.
 
-Control codes become their pictures (␛), other codes without a shape of their own (bidi overrides, zero-width
-characters, line separators, code points that are not assigned) their escapes (\u202e), and a line break becomes ↵ and
-a line break. Each code point is looked up once; text then passes at some 15 MB a second.
+Control codes become their symbols (␛). Other invisible code points (bidi overrides, zero-width characters, line separators,
+unassigned code points) become escapes (\u202e). A line break becomes ↵ and a line break. Each code point is looked up once;
+text then passes at some 15 MB/s.
 """
 
 import unicodedata
@@ -10,13 +10,13 @@ import unicodedata
 from .view import Pack, Passage, SubSequence
 
 UNSAFE = {"Cc", "Cf", "Cs", "Cn", "Zl", "Zp"}
-"""Unicode's categories of code points that do something instead of showing something, or that nobody knows yet."""
+"""Unicode categories of code points that are invisible, control the display, or are unassigned."""
 
 PICTURES = {code: chr(0x2400 + code) for code in range(0x20)} | {ord("\x7f"): "␡", ord("\n"): "↵\n"}
 
 
 class _Shown(dict[int, str]):
-    """What stands for each code point, filled in as they come."""
+    """The replacement of each code point, filled on first use."""
 
     def __missing__(self, code: int) -> str:
         character = chr(code)
@@ -29,7 +29,7 @@ _SHOWN = _Shown(PICTURES)
 
 
 def visible(text: str) -> str:
-    """The text with everything unsafe spelled out; its only control codes are line breaks, each after a ↵."""
+    """The text with everything unsafe escaped. Its only control codes are line breaks, each after a ↵."""
     return text.translate(_SHOWN)
 
 
@@ -39,7 +39,7 @@ def visible_line(text: str) -> str:
 
 
 def describe_pack(pack: Pack) -> str:
-    """One line about a row: its data set, where it lies, and how full it is."""
+    """One line about a row: its data set, its location, and how full it is."""
     place = visible_line(f"{pack.dataset}: row {pack.row} of {pack.file}")
     if pack.fill is None:
         return f"{place}: {pack.tokens:,} tokens"
@@ -47,17 +47,17 @@ def describe_pack(pack: Pack) -> str:
 
 
 def describe_sequence(sequence: SubSequence) -> str:
-    """One line about a sub-sequence: its source and how much of it is trained on."""
+    """One line about a sub-sequence: its source and its share of trained tokens."""
     return f"{visible_line(_source(sequence))}: {sequence.tokens:,} tokens, {sequence.trained:,} trained on"
 
 
 def _source(sequence: SubSequence) -> str:
-    """The file and the line, or the file and the slice."""
+    """The file and line, or the file and slice."""
     if sequence.line is not None:
         return f"{sequence.file}:{sequence.line}"
     return f"{sequence.file}, slice {sequence.start:,} to {sequence.stop:,}"
 
 
 def describe_padding(passage: Passage) -> str:
-    """What stands for padding."""
+    """The label of padding."""
     return f"{passage.tokens:,} tokens"

@@ -1,7 +1,7 @@
-"""Lineage in Weights & Biases, where WANDB_PROJECT asks for it: data sets and tokenizer in, a preparation out, and tables.
+"""Log lineage to Weights & Biases if WANDB_PROJECT is set: data sets and tokenizer in, a preparation out, and tables.
 
-Nothing is uploaded but `blend.json`, `manifest.json` and small tables; data sets and shards are references. WANDB_ENTITY,
-WANDB_NAME, WANDB_GROUP, WANDB_TAGS and WANDB_MODE (`offline` writes to ./wandb, for `wandb sync` later) mean what they always do.
+Only `blend.json`, `manifest.json` and small tables are uploaded; data sets and shards are references. WANDB_ENTITY, WANDB_NAME,
+WANDB_GROUP, WANDB_TAGS and WANDB_MODE (`offline` writes to ./wandb, for a later `wandb sync`) have their usual meaning.
 """
 
 import os
@@ -21,14 +21,14 @@ LONGEST = 128
 
 
 def is_asked_for() -> bool:
-    """Whether the environment names a project."""
+    """Whether WANDB_PROJECT is set."""
     return bool(os.environ.get(PROJECT))
 
 
 def log_preparation(manifest: Mapping[str, Any], output_dir: str) -> None:
-    """Log a preparation as a run of its own.
+    """Log a preparation as its own run.
 
-    Raises InputError where the package is not installed, and RunError where it cannot log.
+    Raises InputError if the package is not installed, and RunError if it cannot log.
     """
     try:
         import wandb
@@ -62,7 +62,7 @@ def _log(wandb: Any, manifest: Mapping[str, Any], output_dir: str) -> None:  # n
 
 
 def plan_rows(manifest: Mapping[str, Any]) -> list[dict[str, Any]]:
-    """What was to be prepared, a row per data set; sizes in bytes."""
+    """The plan, a row per data set; sizes in bytes."""
     shards, settings = _shards(manifest), manifest["settings"]
     return [
         {
@@ -81,7 +81,7 @@ def plan_rows(manifest: Mapping[str, Any]) -> list[dict[str, Any]]:
 
 
 def progress_rows(manifest: Mapping[str, Any]) -> list[dict[str, Any]]:
-    """What came of it, a row per data set."""
+    """The result, a row per data set."""
     shards = _shards(manifest)
     return [
         {
@@ -98,9 +98,9 @@ def progress_rows(manifest: Mapping[str, Any]) -> list[dict[str, Any]]:
 
 
 def stage_rows(manifest: Mapping[str, Any]) -> list[dict[str, Any]]:
-    """How the work went, in one row: all stages of a shard are one task, so there are no queues between them.
+    """Timing of the run, in one row: all stages of a shard are one task, so there are no queues between them.
 
-    `seconds` are those of the whole run, `speed` is shards built per second of them.
+    `seconds` is the duration of the whole run, `speed` the shards built per second of it.
     """
     shards, seconds = manifest["volatile"]["shards"], manifest["volatile"]["seconds"]
     return [
@@ -122,7 +122,7 @@ def _shards(manifest: Mapping[str, Any]) -> Counter[tuple[str, ...]]:
 
 
 def _take(run: Any, artifact: Any) -> None:  # noqa: ANN401 - wandb is imported late
-    """Name an input of a run. Offline, where inputs cannot be looked up, it is logged beside the output."""
+    """Record an input of a run. Offline, inputs cannot be looked up, so it is logged as an output."""
     if run.offline:
         run.log_artifact(artifact)
     else:
@@ -130,7 +130,7 @@ def _take(run: Any, artifact: Any) -> None:  # noqa: ANN401 - wandb is imported 
 
 
 def artifact_name(uri: str) -> str:
-    """A URI as the name of an artifact: without scheme, and with what a name may hold."""
+    """A URI as an artifact name: without its scheme, and with allowed characters only."""
     return re.sub(r"[^A-Za-z0-9_.-]+", "-", uri.partition("://")[2] or uri).strip("-")[-LONGEST:]
 
 
@@ -163,7 +163,7 @@ def _output(wandb: Any, manifest: Mapping[str, Any], output_dir: str) -> Any:  #
 
 
 def _refer(artifact: Any, place: str) -> None:  # noqa: ANN401 - wandb is imported late
-    """Add a reference to a file or URI. A local folder or glob stands in the metadata alone: its files would all be listed."""
+    """Add a reference to a file or URI. Local folders and globs go only into the metadata: all files would be listed."""
     if not is_local(place):
         artifact.add_reference(place, checksum=False)
     elif Path(absolute(place)).is_file():

@@ -1,7 +1,7 @@
 """Scores of rows: the NLL of completions, embeddings of texts, and a diverse choice of embedded rows.
 
     token sequences with loss masks ─► nll     one row of numbers per sequence ─┐
-    texts ─► embed ─► vectors ─► choose: a diverse part of the rows             ├─► joined to rows by id, named in pools
+    texts ─► embed ─► vectors ─► choose: a diverse subset of the rows           ├─► joined to rows by id, used by pools
                                                                                 ┘
 
 Scores are tables beside the data, never copies of it. Models run on torch, an optional extra: only `causal`, `pooling` and

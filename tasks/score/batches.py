@@ -18,9 +18,9 @@ def ranges(starts: np.ndarray, counts: np.ndarray) -> np.ndarray:
 
 
 def batches(lengths: np.ndarray, budget: int) -> list[np.ndarray]:
-    """The numbers of sequences (int64) by batch, longest first, each batch of at most `budget` padded tokens.
+    """The indices of sequences (int64) by batch, longest first, each batch of at most `budget` padded tokens.
 
-    A longer sequence makes a batch of its own; empty sequences are in no batch.
+    A longer sequence is a batch by itself; empty sequences are in no batch.
     """
     order = np.argsort(-lengths, kind="stable")
     order = order[: np.count_nonzero(lengths)]

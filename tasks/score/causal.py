@@ -1,14 +1,14 @@
 """NLL under a causal language model of `transformers`.
 
-Sequences are sorted by length and padded at the end. In a causal model no token sees the tokens after it, so padding needs
-no attention mask (which would lose the fast path of attention), and a sequence is read only up to its last scored token.
-Only the hidden states that predict a scored token go through the output layer, one chunk at a time: with a vocabulary of
-200,000, a row of logits takes 800 kB in float32, the logits of a batch of 16,384 tokens 13 GB, and a chunk with everything
-computed from it 0.7 GB.
+Sequences are sorted by length and padded at the end. In a causal model no token sees the tokens after it, so padding needs no
+attention mask (which would lose the fast path of attention), and a sequence is read only up to its last scored token. Only the
+hidden states that predict a scored token go through the output layer, one chunk at a time: with a vocabulary of 200,000, a row
+of logits takes 800 kB in float32, the logits of a batch of 16,384 tokens 13 GB, and a chunk with all intermediate results 0.7
+GB.
 
-Both shortcuts are checked on 32 tokens when the model is loaded. A model whose logits depend on later tokens is not causal
-and is refused. Where the output layer applied to hidden states differs from what the model returns (some models scale or
-cap their logits), the whole model is run, with smaller batches.
+Both shortcuts are checked on 32 tokens when the model is loaded. A model whose logits depend on later tokens is not causal and
+is refused. If the output layer applied to hidden states differs from what the model returns (some models scale or cap their
+logits), the whole model is run, with smaller batches.
 
 Weights and hidden states are bfloat16 on CUDA and float32 on a CPU; log-probabilities are always float32. In float32, NLL
 depends on batches by less than 1e-5, but its last bits do, so the token budget is part of a shard's identity.
@@ -31,7 +31,7 @@ from .tables import ROW, Place, require_finite
 from .weights import ModelFiles
 
 LOGITS = 1 << 26
-"""Logits in memory at once; a quarter of a gigabyte in float32."""
+"""Logits in memory at once: a quarter of a gigabyte in float32."""
 
 PROBE = 32
 """Tokens on which a model is checked."""
@@ -54,8 +54,8 @@ def load_scorer(
 class CausalScorer:
     """Scores sequences with a loaded causal model.
 
-    `limit` is how many tokens of a sequence are read: the lesser of `max_length` and the model's own limit. Raises
-    InputError for a model that is not causal.
+    `limit` is the number of tokens read of a sequence: the lesser of `max_length` and the model's own limit. Raises InputError
+    for a model that is not causal.
     """
 
     def __init__(
@@ -71,7 +71,7 @@ class CausalScorer:
 
     @property
     def applies_head_itself(self) -> bool:
-        """Whether logits are computed for scored tokens only, and not for all."""
+        """Whether logits are computed only for scored tokens."""
         return self._head is not None
 
     def score(self, sequences: Completions, place: Place = ROW) -> pa.Table:
@@ -86,7 +86,7 @@ class CausalScorer:
         return score_table(sequences, targets, nll, self.limit, place)
 
     def _scored(self, sequences: Completions, targets: Targets, rows: np.ndarray, chosen: np.ndarray) -> np.ndarray:
-        """The NLL of the targets `chosen`, those of the sequences `rows`, float32."""
+        """The NLL of the targets `chosen`, which are in the sequences `rows`, float32."""
         lengths = targets.reach[rows]
         ids = padded(sequences.ids, sequences.offsets[rows], lengths)
         line = np.repeat(np.arange(len(rows)), np.diff(targets.bounds)[rows])
@@ -138,7 +138,7 @@ def _checked_head(model: PreTrainedModel, vocabulary_size: int) -> Head | None:
 
 
 def _logits(model: PreTrainedModel, ids: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor | None]:
-    """The logits of `ids`, and the input of the output layer, None if it was not called."""
+    """The logits of `ids`, and the input of the output layer, or None if it was not called."""
     given: list[torch.Tensor] = []
     head = model.get_output_embeddings()
     hook = head.register_forward_pre_hook(lambda _, arguments: given.append(arguments[0])) if head else None
@@ -156,7 +156,7 @@ def _hidden(model: PreTrainedModel, ids: torch.Tensor) -> torch.Tensor | None:
 
 
 def _close(some: torch.Tensor, others: torch.Tensor, dtype: torch.dtype) -> bool:
-    """Whether both are equal up to rounding in `dtype`. NaN passes, and is found in the scores."""
+    """Whether both are equal up to rounding in `dtype`. NaN passes; the check of scores finds it."""
     if some.shape != others.shape:
         return False
     some, others = some.float().nan_to_num(), others.float().nan_to_num()

@@ -1,14 +1,14 @@
-"""Publish a choice: which embedded rows were chosen, which were not, and why.
+"""Publish a choice: the chosen rows, the rejected rows, and the reasons.
 
     OUT/chosen.parquet      row_id, cluster, distance to its centre, and place: 1 for the chosen row nearest to the centre
     OUT/rejected.parquet    every other row: its cluster, its distance, and the reason
     OUT/report.md, .json    clusters, quotas, data sets, and pairs of near-duplicates
     OUT/manifest.json       settings, inputs, and the hashes of these files
 
-Every embedded row is in exactly one of the tables. A row is rejected as a near-duplicate of a chosen row
-(`near_duplicate`, with that row as `witness` and their cosine), or because its cluster's quota was full (`quota`).
+Every embedded row is in exactly one of the tables. A row is rejected as a near-duplicate of a chosen row (`near_duplicate`,
+with that row as `witness` and their cosine), or because its cluster's quota was full (`quota`).
 
-All vectors are in memory, see `embedded`. On a CPU the same seed gives the same bytes; see `choose` for the time.
+All vectors are held in memory, see `embedded`. On a CPU the same seed gives the same bytes; see `choose` for timings.
 """
 
 import re
@@ -39,7 +39,7 @@ REJECTED = "rejected.parquet"
 REPORT = "report"
 
 ROWS_PER_CLUSTER = 20
-"""Rows chosen per cluster, if the settings do not say how many clusters there are."""
+"""Rows chosen per cluster, if the settings do not set the number of clusters."""
 
 MOST_LISTED = 50
 """Pairs in the report, the most similar first, and clusters in its text."""
@@ -67,8 +67,7 @@ Draw = Callable[[np.ndarray, np.ndarray], bytes]
 def choose_rows(embeddings: str, output_dir: str, settings: ChoiceSettings, draw: Draw | None = None) -> dict[str, Any]:
     """Choose rows of a published folder of embeddings, publish the choice under `output_dir`, and return its manifest.
 
-    Raises InputError for another kind of folder, settings out of range and a missing GPU, RunError for vectors that are
-    not finite.
+    Raises InputError for another kind of folder, settings out of range and a missing GPU, RunError for non-finite vectors.
     """
     started, output_dir = time.time(), absolute(output_dir)
     _require_own(output_dir)
@@ -94,7 +93,7 @@ def choose_rows(embeddings: str, output_dir: str, settings: ChoiceSettings, draw
 
 
 def _require_own(output_dir: str) -> None:
-    """Raise InputError if the folder holds something else."""
+    """Raise InputError if the folder holds another kind of output."""
     manifest = published_manifest(output_dir)
     if manifest is not None and manifest["type"] != CHOICE:
         raise InputError(
@@ -117,7 +116,7 @@ def chosen_rows(choice: Choice, names: pa.Table) -> pa.Table:
 
 
 def rejected_rows(choice: Choice, names: pa.Table) -> pa.Table:
-    """The rejected rows, in their order, each with its reason."""
+    """The rejected rows in their original order, each with its reason."""
     rows = np.setdiff1d(np.arange(names.num_rows), choice.rows)
     removed = choice.removed.sort_by("removed")
     places = np.searchsorted(rows, removed["removed"].to_numpy())
@@ -167,7 +166,7 @@ def choice_record(manifest: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def choice_facts(choice: Choice, names: pa.Table, quota: int | None) -> dict[str, Any]:
-    """The report as plain JSON. `names` are the rows' `row_id`, `dataset` and `split`; `quota` is the most of a cluster."""
+    """The report as plain JSON. `names` are the rows' `row_id`, `dataset` and `split`; `quota` is the maximum per cluster."""
     ids, sizes, rows = names[ROW_ID], choice.clusters.sizes, names.num_rows
     shares = quotas(np.zeros_like(sizes), np.minimum(sizes, rows if quota is None else quota), choice.budget)
     chosen, near = (_by_cluster(choice, each) for each in (choice.rows, choice.removed["removed"].to_numpy()))
@@ -200,7 +199,7 @@ def _by_cluster(choice: Choice, rows: np.ndarray) -> np.ndarray:
 
 
 def _data_sets(choice: Choice, names: pa.Table) -> list[dict[str, Any]]:
-    """The rows of each data set and split, and how many of them were chosen."""
+    """The rows of each data set and split, and the number of chosen ones."""
     chosen = np.zeros(names.num_rows, np.int64)
     chosen[choice.rows] = 1
     table = names.select(["dataset", "split"]).append_column("chosen", pa.array(chosen))
@@ -257,7 +256,7 @@ def _most(facts: Mapping[str, Any]) -> str:
 
 
 def _table(title: str, columns: Sequence[str], rows: Sequence[Iterable[object]]) -> Iterator[str]:
-    """The first rows of a Markdown table; nothing for a table without rows."""
+    """The first rows of a Markdown table; empty for a table without rows."""
     if not rows:
         return
     yield f"## {title}\n"

@@ -1,13 +1,13 @@
-"""A diverse choice of rows: spread over all vectors, and no two of them near-duplicates.
+"""A diverse choice of rows: spread over all vectors, without near-duplicates.
 
-    vectors ─► k-means ─► quotas, as even as the sizes of the clusters allow ─► rows in seeded order until the quota is full,
-                                                                                skipping near-duplicates of chosen rows
+    vectors ─► k-means ─► quotas, as even as cluster sizes allow ─► rows in seeded order until the quota is full,
+                                                                    skipping near-duplicates of chosen rows
 
 Even quotas make the choice diverse: a cluster of a million similar rows gets no more than one of a thousand. A row is a
-near-duplicate if its cosine with a chosen row, its witness, reaches the threshold. This holds across clusters: no two
-chosen rows are that similar. Where a cluster runs out of rows, its share goes to the others, up to the quota of each.
+near-duplicate if its cosine with a chosen row, its witness, reaches the threshold. This holds across clusters: no two chosen
+rows are that similar. If a cluster runs out of rows, its share goes to the others, up to the quota of each.
 
-k-means takes rows * clusters * dimensions multiplications a round: 6 s on two cores for a million vectors of 256 in 1,000
+k-means takes rows * clusters * dimensions multiplications per round: 6 s on two cores for a million vectors of 256 in 1,000
 clusters. Near-duplicates take budget^2 * dimensions / 2: 2 s for 20,000 rows. Memory is the vectors and some 300 MB. A seed
 gives the same choice on every run on the same kind of machine; other processors round the seventh digit of a cosine
 differently, which can move a row between two clusters.
@@ -25,7 +25,7 @@ from .batches import ranges
 from .engines import required
 
 ROUNDS = 20
-"""Most rounds of k-means; it ends earlier if no row changes its cluster."""
+"""Maximum rounds of k-means; it ends earlier if no row changes its cluster."""
 
 SAMPLE = 32
 """Rows per cluster from which the first centres are chosen."""
@@ -40,8 +40,8 @@ BLOCK = 1024
 """Rows compared with the chosen ones at a time."""
 
 Nearest = Callable[[np.ndarray, np.ndarray], tuple[np.ndarray, np.ndarray]]
-"""Of `vectors` [rows, dimensions] and `centres` [clusters, dimensions], the nearest centre of each row (int64 [rows])
-and the square of its distance (float32 [rows]).
+"""A function of `vectors` [rows, dimensions] and `centres` [clusters, dimensions]: the nearest centre of each row (int64
+[rows]) and its squared distance (float32 [rows]).
 """
 
 REMOVED = pa.schema([pa.field("removed", pa.int64()), pa.field("kept", pa.int64()), pa.field("cosine", pa.float32())])
@@ -50,8 +50,8 @@ REMOVED = pa.schema([pa.field("removed", pa.int64()), pa.field("kept", pa.int64(
 
 @dataclass(frozen=True, slots=True)
 class Clusters:
-    """`labels` int64 [rows] the cluster of each row, `centres` float32 [clusters, dimensions], and `distances` float32
-    [rows] the square of each row's distance to its centre.
+    """`labels` int64 [rows] are the clusters of rows, `centres` float32 [clusters, dimensions], and `distances` float32 [rows]
+    the squared distances of rows to their centres.
     """
 
     labels: np.ndarray
@@ -85,8 +85,8 @@ def choose(
     nearest: Nearest | None = None,
     most: int | None = None,
 ) -> Choice:
-    """Choose `budget` rows of `vectors` (float32 [rows, dimensions], of length one) from `clusters` clusters, no two with
-    a cosine of `threshold` or more, at most `most` of a cluster; fewer if there are not as many.
+    """Choose `budget` rows of `vectors` (float32 [rows, dimensions], of length one) from `clusters` clusters, no two with a
+    cosine of `threshold` or more, at most `most` per cluster; fewer if there are not enough.
 
     Raises InputError for arguments out of range.
     """
@@ -134,7 +134,7 @@ def nearest_centres(vectors: np.ndarray, centres: np.ndarray) -> tuple[np.ndarra
 def nearest_with_torch(device: str = "cuda") -> Nearest:
     """`nearest_centres` with torch, in float32, some thousand rows at a time. Ties go to the first centre, as there.
 
-    Raises InputError where torch is not installed, and where this machine has no GPU.
+    Raises InputError if torch is not installed, or this machine has no GPU.
     """
     torch: Any = required("torch")
     if device == "cuda" and not torch.cuda.is_available():
@@ -156,7 +156,7 @@ def nearest_with_torch(device: str = "cuda") -> Nearest:
 
 
 def _first_centres(vectors: np.ndarray, clusters: int, generator: np.random.Generator) -> np.ndarray:
-    """k-means++: each centre is a row, chosen with odds that grow with its distance to the centres before."""
+    """k-means++: each centre is a row, chosen with odds that grow with its distance to the earlier centres."""
     chosen = [int(generator.integers(len(vectors)))]
     distances, squares = np.full(len(vectors), np.inf, np.float32), np.einsum("ij,ij->i", vectors, vectors)
     for _ in range(clusters - 1):
@@ -182,14 +182,14 @@ def _means(vectors: np.ndarray, labels: np.ndarray, centres: np.ndarray) -> np.n
 
 
 def quotas(taken: np.ndarray, left: np.ndarray, budget: int) -> np.ndarray:
-    """How many more rows to take from each cluster, int64 [clusters], to have `budget` rows in all, or all there are.
+    """The number of rows to add from each cluster, int64 [clusters], for `budget` rows in total, or all there are.
 
-    `taken` are the rows already taken from each, `left` those it still has. The quotas even out the totals as far as
-    possible; a remainder goes to the first clusters.
+    `taken` are the rows already taken from each, `left` its remaining rows. The quotas even out the totals as far as possible;
+    a remainder goes to the first clusters.
     """
     budget = min(budget, int((taken + left).sum()))
     low, high = 0, budget
-    while low < high:  # the highest level to which all can be filled
+    while low < high:  # the highest level that all can reach
         level = (low + high + 1) // 2
         if taken.sum() + _filled(taken, left, level).sum() <= budget:
             low = level
@@ -208,7 +208,7 @@ def _filled(taken: np.ndarray, left: np.ndarray, level: int) -> np.ndarray:
 def _pick(
     vectors: np.ndarray, clusters: Clusters, budget: int, threshold: float, most: int, generator: np.random.Generator
 ) -> tuple[np.ndarray, pa.Table]:
-    """The chosen rows, and the near-duplicates found on the way."""
+    """The chosen rows, and the near-duplicates found meanwhile."""
     order = generator.permutation(len(vectors))
     order = order[np.argsort(clusters.labels[order], kind="stable")]
     begins = np.cumsum(clusters.sizes) - clusters.sizes
@@ -228,8 +228,8 @@ def _pick(
 def _apart(
     vectors: np.ndarray, candidates: np.ndarray, chosen: np.ndarray, threshold: float
 ) -> tuple[np.ndarray, pa.Table]:
-    """Those of the rows `candidates`, in their order, that are near-duplicates neither of `chosen` nor of an earlier
-    candidate; and the near-duplicates, each with the row most similar to it.
+    """Of the rows `candidates`, in order, those that are near-duplicates neither of `chosen` nor of an earlier candidate; and
+    the near-duplicates, each with its most similar row.
     """
     before = len(chosen)
     removed = [REMOVED.empty_table()]

@@ -1,13 +1,13 @@
-"""Rows as the token sequences that are scored, with the loss mask that training uses.
+"""Turn rows into the token sequences to score, with the loss mask of training.
 
 Harmony text is parsed by its grammar and encoded message by message (`tasks.harmony.sequences`), so every token is known to
-be of the analysis, a tool call or the answer. Under another model's template, rows become sequences as for SFT
-(`tasks.pack.formats`), and parts are not told apart; a template that drops earlier reasoning gives one sequence per turn,
-and the score of the row is that of all its sequences.
+belong to the analysis, a tool call or the answer. Under another model's template, rows become sequences as for SFT
+(`tasks.pack.formats`), and parts are not distinguished. A template that drops earlier reasoning gives one sequence per turn,
+and the row's score is that of all its sequences.
 
-For such templates Harmony messages become a chat (`chat_of`): analysis becomes reasoning, calls become tool calls,
-commentary and answer the content. The system message, which is Harmony's own (identity, effort, channels), is dropped. The
-developer message becomes the system message as it is, with its tool declarations, because rows hold these as text only.
+For such templates Harmony messages become a chat (`chat_of`): analysis becomes reasoning, calls become tool calls, commentary
+and answer the content. The system message is Harmony's own (identity, effort, channels) and is dropped. The developer message
+becomes the system message unchanged, with its tool declarations, because rows hold these only as text.
 """
 
 import itertools
@@ -38,22 +38,22 @@ INSTRUCTIONS = "# Instructions\n\n"
 
 @dataclass(frozen=True, slots=True)
 class Sequenced:
-    """The sequences of some rows; `owners` int64 [sequences] are the numbers of their rows, ascending."""
+    """The sequences of some rows; `owners` int64 [sequences] are the indices of their rows, ascending."""
 
     completions: Completions
     owners: np.ndarray
 
 
 class Conversations(Protocol):
-    """How the rows of a data set become sequences."""
+    """Turns the rows of a data set into sequences."""
 
     @property
     def fields(self) -> Sequence[str]:
-        """The fields of a record that are read."""
+        """The fields to read of a record."""
         ...
 
     def read(self, record: Mapping[str, Any]) -> object | Rejected:
-        """The conversation of a record, or why it has none."""
+        """The conversation of a record, or the reason why there is none."""
         ...
 
     def sequenced(self, read: Sequence[Any]) -> Sequenced:
@@ -133,7 +133,7 @@ class TemplatedChats:
 
 
 def policy_of(mode: LossMode, *, harmony: bool) -> LossPolicy:
-    """Which tokens are scored. A template does not separate headers from bodies, so there bodies include headers."""
+    """Which tokens are scored. A template does not separate headers from bodies, so bodies then include headers."""
     policy = LOSS_MODES[mode]
     return policy if harmony or policy.on != "assistant_bodies" else replace(policy, on="assistant_all")
 

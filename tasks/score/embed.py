@@ -1,9 +1,9 @@
-"""Embeddings: vectors of length one whose cosine says how similar two texts are.
+"""Embeddings: vectors of length one, whose cosine measures the similarity of two texts.
 
-Vectors are checked in float32, where NaN, infinities and wrong lengths still show, and stored as float16, 2 bytes a
+Vectors are checked in float32, where NaN, infinities and wrong lengths still show, and stored as float16, 2 bytes per
 dimension: a million vectors of 256 take 0.5 GB. The cosine of two stored vectors is off by some 0.0002.
 
-A model trained for it (Matryoshka) may be cut to its first dimensions; the rest is normalized again.
+Vectors of a Matryoshka model may be cut to their first dimensions, which are normalized again.
 """
 
 from collections.abc import Sequence
@@ -19,28 +19,28 @@ from .tables import ROW, NonFiniteError, Place, require_finite
 HASH_DIMENSIONS = 256
 
 LENGTH_TOLERANCE = 1e-3
-"""How far from 1 the length of a vector may be; float32 is off by 1e-7."""
+"""Allowed deviation of a vector's length from 1; float32 is off by 1e-7."""
 
 
 class Embedder(Protocol):
-    """A model, ready to embed."""
+    """A loaded embedding model."""
 
     @property
     def dimensions(self) -> int:
-        """Numbers per vector."""
+        """Dimensions of the vectors."""
         ...
 
     @property
     def max_tokens(self) -> int | None:
-        """The tokens of a text that are read, special tokens included; None where all are."""
+        """The tokens read of a text, special tokens included; None if unlimited."""
         ...
 
     def encode(self, texts: Sequence[str]) -> np.ndarray:
-        """One vector of length one per text, float32 [texts, dimensions], in their order.
+        """One vector of length one per text, float32 [texts, dimensions], in order.
 
-        Truncates texts that are too long; `token_counts` tells which. Leaves NaN and infinities in the vectors, for
-        `as_stored` to find and name. All tokens of the texts are in memory at once, so pass some thousand texts at a
-        time. Raises RunError when memory runs out or a server fails.
+        Truncates texts that are too long; `token_counts` tells which. NaN and infinities remain, for `as_stored` to report. All
+        tokens of the texts are in memory at once, so pass some thousand texts at a time. Raises RunError if memory runs out or
+        a server fails.
         """
         ...
 
@@ -52,8 +52,8 @@ class Embedder(Protocol):
 class HashEmbedder:
     """Hashes words and pairs of words into `dimensions` numbers; needs no model and no network.
 
-    Every word and every pair of neighbours adds 1 or -1 to one number that its hash chooses; in scripts without blanks,
-    characters and letters stand for words (`units`). Texts that share words are similar; their meaning is not seen. The
+    Every word and every pair of neighbours adds 1 or -1 to the number that its hash selects; in scripts without blanks,
+    characters and letters count as words (`units`). Texts that share words are similar, whatever they mean. Results are the
     same on every machine. 40 microseconds for a text of 60 words.
     """
 
@@ -63,7 +63,7 @@ class HashEmbedder:
         self.dimensions = dimensions
 
     def encode(self, texts: Sequence[str]) -> np.ndarray:
-        """See Embedder. The vector of a text without words is 1 in its first place."""
+        """See Embedder. The vector of a text without words is 1 in its first dimension."""
         vectors = np.zeros(len(texts) * self.dimensions)
         units = _units(texts)
         for words in (1, 2):
@@ -93,14 +93,14 @@ def unit_vectors(vectors: np.ndarray, dimensions: int) -> np.ndarray:
 
 
 def wanted_dimensions(asked: int | None, available: int) -> int:
-    """How many dimensions vectors get, all by default. Raises InputError for more than the model has."""
+    """The dimensions of the vectors, by default all of the model's. Raises InputError for more than it has."""
     if asked is not None and asked > available:
         raise InputError(f"dimensions={asked}: the model's vectors have {available}; ask for no more than that")
     return asked or available
 
 
 def as_stored(vectors: np.ndarray, place: Place = ROW) -> pa.FixedSizeListArray:
-    """Vectors of length one (float32 [rows, dimensions]) as they are stored: lists of float16.
+    """Vectors of length one (float32 [rows, dimensions]) as stored: lists of float16.
 
     Raises NonFiniteError, naming the row with `place`, for NaN, infinities, and a length that is not 1.
     """

@@ -1,7 +1,7 @@
 """Read published embeddings: all rows of a folder with their vectors.
 
-Vectors are in memory in float32: 1 GB for a million of 256 dimensions, and 100 bytes a row for its names. They are read a
-few thousand at a time, straight into place.
+Vectors are held in memory in float32: 1 GB for a million of 256 dimensions, and 100 bytes per row for its names. They are read
+a few thousand at a time, directly into place.
 """
 
 from collections.abc import Iterator
@@ -21,12 +21,12 @@ from .tables import Place, require_finite
 NAMES = (ROW_ID, "dataset", "split")
 
 READ_ROWS = 4096
-"""Rows that are read at a time."""
+"""Rows read at a time."""
 
 
 @dataclass(frozen=True, slots=True)
 class Embedded:
-    """Rows and their vectors: `names` has row_id, dataset and split of each, `vectors` are float32 [rows, dimensions]."""
+    """Rows and their vectors: `names` holds row_id, dataset and split, `vectors` are float32 [rows, dimensions]."""
 
     names: pa.Table
     vectors: np.ndarray
@@ -43,7 +43,7 @@ def embeddings_folder(place: str) -> ScoreFolder:
 def read_embeddings(folder: ScoreFolder) -> Embedded:
     """All rows of a folder of embeddings, in its order.
 
-    Raises InputError if a row has no vector, RunError for a row that was embedded twice and a vector that is not finite.
+    Raises InputError for a row without a vector, RunError for a row embedded twice or a non-finite vector.
     """
     dimensions = folder.schema.field("embedding").type.list_size
     vectors = np.empty((sum(_row_count(file.place) for file in folder.files), dimensions), np.float32)

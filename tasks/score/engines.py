@@ -1,6 +1,6 @@
-"""Make engines from recipes, and share out the devices they run on: one process per GPU.
+"""Create engines from recipes, and assign devices: one process per GPU.
 
-torch and transformers take seconds to import, so they are imported only when a model is loaded or a GPU is asked for.
+torch and transformers take seconds to import, so they are imported only to load a model or count GPUs.
 """
 
 import importlib
@@ -28,13 +28,13 @@ from .settings import (
 from .weights import TEXT, WEIGHTS, ModelFiles, find_model
 
 EMBEDDING_FILES = (*WEIGHTS, *TEXT)
-"""The files that decide an embedding, for `ModelFiles.digest`."""
+"""The files that determine an embedding, for `ModelFiles.digest`."""
 
 
 def scorer(recipe: NllRecipe, where: Where, device: str, encode: Callable[[str], Sequence[int]]) -> Scorer:
-    """The engine that scores; a model is loaded once per process. `encode` is how rows are tokenized.
+    """The engine for NLL; a model is loaded once per process. `encode` is the tokenization of rows.
 
-    Raises RunError if the model is not the one that was planned with, and errors as in `load_scorer` and `server`.
+    Raises RunError if the model differs from the planned one, and errors as in `load_scorer` and `server`.
     """
     if where.server:
         return ServerScorer(Server(where.server, recipe.model, where.concurrency), recipe.max_length, encode)
@@ -50,7 +50,7 @@ def scorer(recipe: NllRecipe, where: Where, device: str, encode: Callable[[str],
 
 
 def embedder(recipe: EmbedRecipe, where: Where, device: str) -> Embedder:
-    """The engine that embeds; a model is loaded once per process. Errors as in `scorer`."""
+    """The engine for embeddings; a model is loaded once per process. Errors as in `scorer`."""
     if recipe.model is None:
         return HashEmbedder(recipe.dimensions or HASH_DIMENSIONS)
     limit = recipe.max_tokens or MAX_TOKENS
@@ -79,7 +79,7 @@ def _loaded_embedder(model: str, revision: str | None, weights: str, *choices: A
 
 
 def _planned_files(model: str, revision: str | None, weights: str, patterns: Sequence[str]) -> ModelFiles:
-    """The files of a model on this machine. Raises RunError unless they are those that were planned with."""
+    """The files of a model on this machine. Raises RunError if they differ from the planned ones."""
     require_torch()
     files = find_model(model, revision)
     digest = files.digest(patterns)
@@ -108,7 +108,7 @@ def required(package: str) -> ModuleType:
 
 
 def gpus() -> int:
-    """How many GPUs this process sees. Raises InputError where torch is not installed.
+    """The number of GPUs visible to this process. Raises InputError if torch is not installed.
 
     Does not start CUDA, which processes forked from this one could not use afterwards.
     """
@@ -116,21 +116,21 @@ def gpus() -> int:
 
 
 def device_of(settings: ScoreSettings, engine: NllEngine | EmbedEngine) -> Device:
-    """Where this process computes: the device asked for, else the GPUs if `engine` uses them and there are any."""
+    """The device of this process: the requested one, otherwise GPUs if `engine` uses them and there are any."""
     if engine != "transformers":
         return "cpu"
     return settings.device or ("cuda" if gpus() else "cpu")
 
 
 def precision_of(settings: ScoreSettings, engine: NllEngine | EmbedEngine, device: Device) -> Precision | None:
-    """The precision of `engine`; None where the engine decides."""
+    """The precision of `engine`; None if the engine determines it."""
     if engine != "transformers":
         return None
     return settings.precision or ("bfloat16" if device == "cuda" else "float32")
 
 
 def device_for_worker(device: Device, worker: int | None) -> str:
-    """The device of the worker with that number: workers take the GPUs in turn.
+    """The device of the worker with this number: workers take the GPUs in turn.
 
     Raises RunError if there is no GPU, or if there are several and the worker has no number.
     """

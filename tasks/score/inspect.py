@@ -1,4 +1,4 @@
-"""What verification checks of a shard of scores beyond sizes and hashes: columns, ids, and that every number is one."""
+"""Verify a shard of scores beyond sizes and hashes: columns, ids, and finite numbers."""
 
 from collections.abc import Iterator
 from typing import BinaryIO, cast
@@ -16,11 +16,11 @@ from .shard import FILE
 from .tables import NLL, PERCENTILE, SCHEMA, embeddings
 
 HALF_TOLERANCE = LENGTH_TOLERANCE + 2e-3
-"""How far from 1 the length of a stored vector may be; float16 is off by 0.05 % a number."""
+"""Allowed deviation of a stored vector's length from 1; float16 is off by 0.05 % per number."""
 
 
 def inspect_score_shard(store: Store, receipt: Receipt) -> list[str]:
-    """Problems of the file of a shard: columns, ids, numbers, and counts against the receipt."""
+    """Problems of a shard's file: columns, ids, numbers, and counts against the receipt."""
     if not receipt.parts:
         return []
     place = store.path(receipt.key, FILE)

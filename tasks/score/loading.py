@@ -1,7 +1,7 @@
 """Load models of `transformers` so that every weight comes from the checkpoint.
 
-The library initializes missing weights at random and only warns, so that scores would be noise. Here missing weights are
-an error. Code from a model's repository is never run, and pickles are never read.
+The library initializes missing weights at random and only warns; scores would be noise. Here missing weights are an error. Code
+from a model's repository is never run, and pickles are never read.
 """
 
 from collections.abc import Mapping
@@ -16,15 +16,14 @@ from .settings import Precision
 from .weights import ModelFiles
 
 UNUSED = ("pooler.",)
-"""Weights that may be missing, because their output is not used."""
+"""Weights that may be missing, because their output is unused."""
 
 
 def load(auto: Any, files: ModelFiles, device: str | None, precision: Precision | None) -> PreTrainedModel:  # noqa: ANN401 - transformers' Auto classes share no type
     """Load the model of `files` with one of the Auto classes, ready for inference.
 
-    By default it runs on a GPU where there is one, in bfloat16 there and in float32 elsewhere. It passes through the
-    machine's memory on its way to a GPU. Raises InputError if the files are not such a model, lack weights, or need a
-    package that is not installed.
+    By default it runs on a GPU in bfloat16 if there is one, otherwise in float32. Weights pass through main memory on their way
+    to a GPU. Raises InputError if the files are not such a model, lack weights, or need a package that is not installed.
     """
     chosen = torch.device(device or ("cuda" if torch.cuda.is_available() else "cpu"))
     wanted = precision or ("bfloat16" if chosen.type == "cuda" else "float32")

@@ -1,15 +1,14 @@
 """Negative log-likelihood (NLL) of completions under a causal language model.
 
-Token t of a sequence is scored from all tokens before it: its NLL is -ln p(t | tokens before t), in nats. The loss mask
-says which tokens count, and is the mask that training uses. Each row gets the sum, the mean per token, and the perplexity,
-which is e to the mean (30 at most, to stay readable), for all scored tokens and for the analysis, the tool calls and the
-answers.
+Token t of a sequence is scored from all tokens before it: its NLL is -ln p(t | tokens before t), in nats. The loss mask of
+training selects the tokens. Each row gets the sum, the mean per token, and the perplexity, which is e to the mean (30 at most,
+to stay readable), for all scored tokens and for the analysis, the tool calls and the answers.
 
-The first token of a sequence has nothing before it and is never scored. A sequence longer than the model reads is
-truncated at its end and flagged, and the tokens that went unscored are counted.
+The first token of a sequence has no context and is never scored. A sequence longer than the model's limit is truncated at its
+end and flagged, and its unscored tokens are counted.
 
-Engines return the NLL of single tokens (float32); this module sums them in float64, so that all engines count alike. It
-costs 0.15 microseconds a token.
+Engines return the NLL of single tokens (float32); this module sums them in float64, so that all engines count alike. It costs
+0.15 microseconds per token.
 """
 
 from dataclasses import dataclass
@@ -27,10 +26,10 @@ MOST_PERPLEXING = 30.0
 
 @dataclass(frozen=True, slots=True)
 class Completions:
-    """Token sequences back to back, and what of them is scored; sequence i is `[offsets[i], offsets[i + 1])`.
+    """Token sequences back to back, and their scored tokens; sequence i is `[offsets[i], offsets[i + 1])`.
 
-    `ids` int32 [tokens]; `offsets` int64 [sequences + 1]; `loss` int8 [tokens], 1 where the token itself is scored (not
-    shifted); `parts` int8 [tokens], 0 or the number of one of PARTS.
+    `ids` int32 [tokens]; `offsets` int64 [sequences + 1]; `loss` int8 [tokens], 1 if the token itself is scored (not shifted);
+    `parts` int8 [tokens], 0 or the number of one of PARTS.
     """
 
     ids: np.ndarray
@@ -53,13 +52,13 @@ class Completions:
 
 
 class Scorer(Protocol):
-    """A model, ready to score."""
+    """A loaded scoring model."""
 
     def score(self, sequences: Completions, place: Place = ROW) -> pa.Table:
-        """One row of SCHEMA per sequence, in their order; `place` names a sequence in errors.
+        """One row of SCHEMA per sequence, in order; `place` names a sequence in errors.
 
-        Raises NonFiniteError for an NLL that is not finite, InputError for a token outside the model's vocabulary, and
-        RunError when memory runs out or a server fails.
+        Raises NonFiniteError for a non-finite NLL, InputError for a token outside the model's vocabulary, and RunError if
+        memory runs out or a server fails.
         """
         ...
 
@@ -77,7 +76,7 @@ class Targets:
 
     @property
     def reach(self) -> np.ndarray:
-        """How many tokens of each sequence the model must read to score all its targets, int64; 0 without targets."""
+        """The tokens of each sequence that the model must read to score all its targets, int64; 0 without targets."""
         last = np.append(self.positions, 0)[np.maximum(self.bounds[1:] - 1, 0)]
         return np.where(np.diff(self.bounds) > 0, last, 0)
 
@@ -118,7 +117,7 @@ def score_table(
 
 
 def summed(scores: pa.Table, owners: np.ndarray, rows: int) -> pa.Table:
-    """Scores of sequences (rows of SCHEMA) as those of the rows that own them: `owners` (int64, ascending) of `rows`."""
+    """Aggregate scores of sequences (rows of SCHEMA) to rows: `owners` (int64, ascending) are indices of `rows`."""
     if np.array_equal(owners, np.arange(rows)):
         return scores
 
@@ -137,7 +136,7 @@ def _table(
     total: np.ndarray, scored: np.ndarray, part_sums: np.ndarray, part_counts: np.ndarray, lengths: np.ndarray,
     wanted: np.ndarray, truncated: np.ndarray,
 ) -> pa.Table:  # fmt: skip
-    """The rows of SCHEMA of sums and counts, all [rows] and for parts [rows, PARTS]."""
+    """The rows of SCHEMA from sums and counts, in total [rows] and by part [rows, PARTS]."""
 
     def mean(sums: np.ndarray, counts: np.ndarray) -> np.ndarray:
         return sums / np.maximum(counts, 1)

@@ -1,6 +1,6 @@
-"""Planning scores: rows and settings in, every slice with its identity out. No Prefect, no Dask.
+"""Plan scores: rows and settings in, every slice with its identity out. No Prefect, no Dask.
 
-A model is known by the content of its files, which are hashed here; it is loaded by workers only.
+A model is identified by the content of its files, which are hashed here; only workers load it.
 """
 
 from collections.abc import Callable, Sequence
@@ -34,25 +34,25 @@ from .weights import WEIGHTS, ModelFiles, find_model
 
 NLL_KIND, EMBEDDINGS_KIND = "nll", "embeddings"
 FORMAT_VERSIONS = {NLL_KIND: 1, EMBEDDINGS_KIND: 3}
-"""Raised whenever the same recipe and source would give other bytes than before."""
+"""Raised whenever the same recipe and source would give different bytes."""
 
 
 ScorePlan = Planned[NllSettings | EmbedSettings, Where]
 
 
 def device_of_plan(planned: ScorePlan) -> Device:
-    """What the shards are computed on."""
+    """The device that computes the shards."""
     return planned.plan.shards[0].identity["recipe"]["device"]
 
 
 RecipeOf = Callable[[DataSource, str | None], NllRecipe | EmbedRecipe]
-"""The recipe of a data set, given the split of rows that do not say theirs."""
+"""The recipe of a data set, given the split of rows that do not name theirs."""
 
 
 def plan_scores(blend: Blend, settings: NllSettings | EmbedSettings, output_dir: str | None) -> ScorePlan:
-    """Plan the scores of a blend for `output_dir`; without one, nothing counts as built and hashes are remembered per user.
+    """Plan the scores of a blend for `output_dir`; if that is None, nothing counts as built and hashes are cached per user.
 
-    Raises InputError for anything that must be fixed first, such as a model that is not there.
+    Raises InputError for anything that must be fixed first, such as a missing model.
     """
     output_dir, store = places(blend, settings, output_dir, kind_of(settings))
     model = find_model(settings.model, settings.model_revision) if settings.model and not settings.server else None
@@ -75,7 +75,7 @@ def plan_scores(blend: Blend, settings: NllSettings | EmbedSettings, output_dir:
 
 
 def require_model(_blend: Blend, settings: NllSettings | EmbedSettings, _output_dir: str) -> None:
-    """Raise InputError for an engine that is not installed, and for a model that is not there or cannot be used."""
+    """Raise InputError for an engine that is not installed, and for a missing or unusable model."""
     if settings.server and settings.model:
         Server(settings.server, settings.model, settings.concurrency)
     elif settings.model:
@@ -86,17 +86,17 @@ def require_model(_blend: Blend, settings: NllSettings | EmbedSettings, _output_
 
 
 def kind_of(settings: NllSettings | EmbedSettings) -> str:
-    """The kind of shards that settings ask for."""
+    """The kind of shards of these settings."""
     return NLL_KIND if isinstance(settings, NllSettings) else EMBEDDINGS_KIND
 
 
 def public_name(model: ModelFiles) -> str:
-    """What scores call a model: its id on the hub, or the name of its folder, whose place is nobody's business."""
+    """The public name of a model: its id on the hub, or the name of its folder without the path."""
     return model.name if model.revision else model.folder.name
 
 
 def _nll(settings: NllSettings, model: ModelFiles | None, where: Where, store: Store) -> tuple[Where, RecipeOf]:
-    """Where workers find the chat format, and the recipes. Raises InputError for a format that does not fit the model."""
+    """The chat format for workers, and the recipes. Raises InputError for a format that does not fit the model."""
     device = device_of(settings, settings.engine)
     name, revision, weights = _identity(settings, model, WEIGHTS)
     fingerprint, template = None, HARMONY
@@ -140,7 +140,7 @@ def _nll(settings: NllSettings, model: ModelFiles | None, where: Where, store: S
 def _identity(
     settings: NllSettings | EmbedSettings, model: ModelFiles | None, files: Sequence[str]
 ) -> tuple[str | None, str | None, str | None]:
-    """Name, revision and weights of what scores; a server does not tell its weights, so the revision is the user's."""
+    """Name, revision and weights of the model; a server does not reveal its weights, so the revision is the user's."""
     if model is None:
         return settings.model, settings.model_revision if settings.server else None, None
     weights = model.digest(files)
@@ -156,7 +156,7 @@ def _own_tokenizer(settings: NllSettings, model: ModelFiles | None) -> Tokenizer
 
 
 def _require_harmony(model: ModelFiles) -> None:
-    """Raises InputError for a model that cannot have the tokens of Harmony."""
+    """Raises InputError for a model without Harmony's tokens."""
     config = orjson.loads((model.folder / "config.json").read_bytes())
     size = config.get("vocab_size") or config.get("text_config", {}).get("vocab_size")
     if size is not None and size <= max(HARMONY_IDS.values()):
@@ -192,7 +192,7 @@ def _embeddings(settings: EmbedSettings, model: ModelFiles | None) -> RecipeOf:
 
 
 def _scored_fields(source: DataSource, settings: NllSettings | EmbedSettings) -> Sequence[str]:
-    """The fields of a data set that hold what is scored."""
+    """The fields of a data set to score."""
     if isinstance(settings, EmbedSettings):
         return list(dict.fromkeys([settings.field, source.text_field]))
     if settings.chat_template == HARMONY:
@@ -201,6 +201,6 @@ def _scored_fields(source: DataSource, settings: NllSettings | EmbedSettings) ->
 
 
 def _require(metadata: pq.FileMetaData, fields: Sequence[str], uri: str) -> None:
-    """Raises InputError unless rows have something to be joined by, and something to be scored."""
+    """Raises InputError unless rows have an id to join by, and a field to score."""
     require_any(metadata, IDS, uri)
     require_any(metadata, [name for name in fields if name not in NAMED], uri)

@@ -1,8 +1,8 @@
 """Embeddings by any model of `transformers` that returns hidden states.
 
-`last` takes the hidden state of the last token, which in a causal model is the only one that has seen the whole text. Such
-models are trained with an end token there, so one is appended unless the tokenizer does that itself. `mean` averages the
-hidden states of all tokens, as encoders are trained. A model's card says which one it was trained with.
+`last` takes the hidden state of the last token, the only one that sees the whole text in a causal model. Such models are
+trained with an end token there, so one is appended unless the tokenizer adds it. `mean` averages the hidden states of all
+tokens, as encoders are trained. The model card says which one applies.
 
 Texts are tokenized together, sorted by length, and padded at the end under an attention mask. Weights and hidden states are
 bfloat16 on CUDA and float32 on a CPU; pooling is always float32.
@@ -119,7 +119,7 @@ def _limits(model: PreTrainedModel, tokenizer: Any) -> list[int]:  # noqa: ANN40
 def _counted_from_padding(model: PreTrainedModel) -> int | None:
     """The positions of a model that counts them from the padding's, as RoBERTa does; None for other models.
 
-    The configuration of such a model names its whole table, which is longer than any text that it reads.
+    The configuration of such a model gives the size of its whole table, which is longer than any text that it reads.
     """
     tables = [module for name, module in model.named_modules() if name.endswith("position_embeddings")]
     counts = [
@@ -131,7 +131,7 @@ def _counted_from_padding(model: PreTrainedModel) -> int | None:
 
 
 def _missing_end(tokenizer: Any) -> list[int]:  # noqa: ANN401 - see PoolingEmbedder
-    """The end token, unless the tokenizer puts a token of its own behind texts."""
+    """The end token, unless the tokenizer appends a token of its own."""
     ids, bare = (cast("list[int]", tokenizer("a", add_special_tokens=each)["input_ids"]) for each in (True, False))
     if ids[len(ids) - len(bare) :] != bare:
         return []

@@ -1,10 +1,10 @@
 """Scores: NLL of completions, or embeddings of texts, in tables beside the rows, joined by `row_id`.
 
     OUT/nll/part-00000-1a2b3c4d.parquet          a score per row
-    OUT/embeddings/part-00000-1a2b3c4d.parquet   instead, a vector per row
+    OUT/embeddings/part-00000-1a2b3c4d.parquet   or a vector per row
     OUT/blend.json                               the folder as a blend
 
-The manifest tells for each part which file was scored (`file`).
+The manifest records the scored file of each part (`file`).
 """
 
 import math
@@ -47,9 +47,9 @@ GPU_LIMIT = "gpu"
 
 
 def needs_of(planned: ScorePlan) -> Needs:
-    """One worker per GPU; on a CPU one worker for a model, which uses all cores, and one per core where there is none.
+    """One worker per GPU; on a CPU one worker for a model, which uses all cores, and one per core without a model.
 
-    Runs share GPUs by the concurrency limit `gpu`, where somebody made one (`prefect gcl create gpu --limit 8`).
+    Runs share GPUs by the concurrency limit `gpu`, if it exists (`prefect gcl create gpu --limit 8`).
     """
     settings = planned.settings
     if device_of_plan(planned) == "cuda":
@@ -58,7 +58,7 @@ def needs_of(planned: ScorePlan) -> Needs:
 
 
 def worker_arguments(planned: ScorePlan) -> dict[str, Any]:
-    """What workers need beside a shard. `threads` is what each computes with on a local CPU cluster."""
+    """What workers need besides a shard. `threads` is the number of threads of each on a local CPU cluster."""
     settings, workers = planned.settings, needs_of(planned).workers or 1
     shares_cores = device_of_plan(planned) != "cuda" and settings.cluster == "local"
     return {
@@ -75,9 +75,9 @@ def build_score_shard(
     on_bad_row: OnBadRow,
     threads: int | None = None,
 ) -> Receipt:
-    """Build one planned shard in this process, on the device of this worker, with so many `threads`.
+    """Build one planned shard in this process, on the device of this worker, with `threads` threads.
 
-    Raises RunError when model or tokenizer found here are not those of the plan.
+    Raises RunError if the model or tokenizer found here differs from the planned one.
     """
     found = Where(**where)
     given: dict[str, Any] = shard.identity["recipe"]
@@ -96,7 +96,7 @@ def _scoring(recipe: NllRecipe | EmbedRecipe, where: Where, device: str) -> Scor
 
 
 def _conversations(recipe: NllRecipe, where: Where) -> Conversations:
-    """How rows are read. Raises RunError when tokenizer or template are not those that were planned with."""
+    """The reader of rows. Raises RunError if the tokenizer or template differs from the planned one."""
     if where.tokenizer is None or where.template is None:
         return HarmonyTexts(recipe.text_field, policy_of(recipe.loss_mode, harmony=True))
     found, encoder = _format(orjson.dumps([where.tokenizer, where.template]), recipe.loss_mode)
@@ -113,7 +113,7 @@ def _conversations(recipe: NllRecipe, where: Where) -> Conversations:
 
 @lru_cache(maxsize=4)
 def _format(where: bytes, mode: LossMode) -> tuple[Format, Encoder]:
-    """A tokenizer and a template (both as JSON); probing a template takes some 30 ms, so a worker does it once."""
+    """A tokenizer and a template (both as JSON), cached because probing a template takes some 30 ms."""
     tokenizer, template = orjson.loads(where)
     vocabulary = find_vocabulary(TokenizerSource.model_validate(tokenizer))
     policy = policy_of(mode, harmony=False)
@@ -125,7 +125,7 @@ SCORE = Step("score-slices", build_score_shard)
 
 
 def release_scores(planned: ScorePlan, finished: Sequence[Finished]) -> Release:
-    """One folder of tables, NLL with percentiles. Raises RunError for a row that is scored twice."""
+    """One folder of tables; NLL with percentiles. Raises RunError for a row scored twice."""
     store = planned.plan.store
     require_unique(finished, store)
     final = ranked(finished, store, rebuild=planned.settings.force) if store.kind == NLL_KIND else finished
@@ -135,7 +135,7 @@ def release_scores(planned: ScorePlan, finished: Sequence[Finished]) -> Release:
 
 
 def score_lines(manifest: Mapping[str, Any]) -> list[str]:
-    """The mean NLL of each data set, and how many rows were cut."""
+    """The mean NLL of each data set, and the number of truncated rows."""
     sums: dict[str, Counter[str]] = {}
     for entry in manifest["shards"]:
         counts = {"truncated": entry["truncated"], **entry.get("facts", {})}

@@ -1,8 +1,8 @@
 """Percentiles of NLL within each data set and split, once every slice is scored.
 
-A ranked shard is a scored shard with its percentile column filled in. Its identity is that of the scored shard and a digest
-of the percentiles, so rows of other splits rebuild nothing. Ranking reads three columns of every shard, takes 2.5
-microseconds and some 100 bytes a row, and rewrites the shards whose percentiles changed.
+A ranked shard is a scored shard with its percentile column filled in. Its identity is that of the scored shard and a digest of
+the percentiles, so rows of other splits rebuild nothing. Ranking reads three columns of every shard, takes 2.5 microseconds and
+some 100 bytes per row, and rewrites the shards whose percentiles changed.
 """
 
 from collections import Counter
@@ -25,7 +25,7 @@ from .shard import FILE
 from .tables import NLL, PERCENTILE
 
 SPLIT = ("dataset", "split")
-"""Rows with these in common are ranked together."""
+"""Rows with equal values of these are ranked together."""
 
 
 def ranked(scored: Sequence[Finished], store: Store, *, rebuild: bool) -> list[Finished]:
@@ -64,7 +64,7 @@ def require_unique(finished: Sequence[Finished], store: Store) -> None:
 
 
 def table_of(item: Finished, store: Store, columns: list[str]) -> pa.Table:
-    """Some columns of the file of a shard, empty without a file. Raises RunError for a damaged file."""
+    """Some columns of a shard's file; empty without a file. Raises RunError for a damaged file."""
     if WHOLE not in item.receipt.parts:
         return NLL.empty_table().select(columns)
     return pq.read_table(pa.BufferReader(store.read(item.receipt, FILE)), columns=columns, use_threads=False)
@@ -85,7 +85,7 @@ def _identity(item: Finished, column: pa.Array) -> dict[str, object]:
 
 
 def _rank_shard(shard: PlannedShard, item: Finished, column: pa.Array, store: Store) -> Receipt:
-    """The scored shard `item` again, with percentiles."""
+    """Rebuild the scored shard `item` with percentiles."""
     scored = item.receipt
     with building(shard, store) as builder:
         for output in scored.outputs:
@@ -109,9 +109,9 @@ def _rank_shard(shard: PlannedShard, item: Finished, column: pa.Array, store: St
 def percentile_within_split(values: pa.ChunkedArray, split: Sequence[pa.ChunkedArray]) -> pa.Array:
     """The percentile of each of `values` within its split, float64, null where the value is null or NaN.
 
-    Rows are of the same split where all columns of `split` are equal; null equals null. The percentile is the share of
-    rows with a lower score plus half the share of rows with the same score: 100 * (average rank - 1/2) / rows, ranks from
-    1. Equal scores have equal percentiles, the mean is always 50, and a single row is at 50.
+    Rows are in the same split if all columns of `split` are equal; null equals null. The percentile is the share of rows with a
+    lower score plus half the share of rows with the same score: 100 * (average rank - 1/2) / rows, ranks from 1. Equal scores
+    have equal percentiles, the mean is always 50, and a single row is at 50.
     """
     numbers = compute.call_function("cast", [values], compute.CastOptions(pa.float64())).to_numpy()
     codes = _codes(split, len(numbers))
@@ -137,7 +137,7 @@ def _codes(columns: Sequence[pa.ChunkedArray], rows: int) -> np.ndarray:
 
 
 def _runs(begins: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """Where the run of each element begins, and its length."""
+    """The start and length of the run of each element."""
     starts = np.flatnonzero(begins)
     lengths = np.diff(starts, append=len(begins))
     return np.repeat(starts, lengths), np.repeat(lengths, lengths)

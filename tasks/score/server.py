@@ -1,15 +1,15 @@
-"""NLL and embeddings from a running server: vLLM, or SGLang.
+"""NLL and embeddings from a running server: vLLM or SGLang.
 
-Both serve the OpenAI API and `/tokenize`. Embeddings come from `/v1/embeddings`. NLL needs the log-probability of every
-token of a prompt: vLLM returns them from `/v1/completions` (`prompt_logprobs`), SGLang from its own `/generate`
-(`return_logprob`). `/v1/models` says which of the two it is (`owned_by`), and how many tokens it reads (`max_model_len`).
-Formats: docs.vllm.ai/en/stable/serving/openai_compatible_server, docs.sglang.io/basic_usage/native_api.
+Both serve the OpenAI API and `/tokenize`. Embeddings come from `/v1/embeddings`. NLL needs the log-probability of every token
+of a prompt: vLLM returns them from `/v1/completions` (`prompt_logprobs`), SGLang from its own `/generate` (`return_logprob`).
+`/v1/models` identifies the server (`owned_by`) and its context length (`max_model_len`). Formats:
+docs.vllm.ai/en/stable/serving/openai_compatible_server, docs.sglang.io/basic_usage/native_api.
 
-Prompts are sent as token ids, and the server returns an id with each log-probability: they must be the ids that were sent.
+Prompts are sent as token ids, and the server returns an id with each log-probability, which must be the id that was sent.
 Before that, both sides tokenize a text and must agree.
 
-Each request is one sequence or text; the server makes the batches. A request that fails for a passing reason is sent
-again, here and nowhere else: what remains is a RunError, which the task does not retry.
+Each request is one sequence or text; the server makes the batches. A request with a transient failure is retried here and
+nowhere else: what remains is a RunError, which the task does not retry.
 """
 
 import os
@@ -28,27 +28,27 @@ from .nll import Completions, Targets, score_table, targets_of
 from .tables import ROW, NonFiniteError, Place, require_finite
 
 KEY = "TOKENMILL_SERVER_KEY"
-"""The environment variable that holds the server's key, where it asks for one."""
+"""The environment variable that holds the server's key, if it requires one."""
 
 TIMEOUT = httpx.Timeout(300, connect=10)
-"""Seconds until a request fails that is not answered, and a connection that is not accepted."""
+"""Timeouts in seconds of a request without an answer, and of a connection that is not accepted."""
 
 DELAYS = (0.5, 1.0, 2.0, 4.0, 8.0)
 """Seconds to wait before each retry."""
 
 PASSING = (httpx.NetworkError, httpx.RemoteProtocolError, httpx.ConnectTimeout)
 BUSY = {429, 502, 503, 504}
-"""Errors and statuses that a retry may overcome."""
+"""Transient errors and statuses."""
 
 SGLANG = "sglang"
 RESERVED = {SGLANG: 7}
 """Tokens of its context that a server reserves: SGLang (0.5) refuses prompts of `max_model_len - 6` tokens and more."""
 
 MINUS_INFINITY = -9999.0
-"""vLLM writes this for a log-probability of minus infinity, which JSON does not have."""
+"""vLLM's encoding of a log-probability of minus infinity, which JSON lacks."""
 
 NOT_JSON = "Out of range float values are not JSON compliant"
-"""vLLM refuses a request with this when the answer would hold NaN."""
+"""vLLM's refusal of a request whose answer would hold NaN."""
 
 PROBE = "3.14 naïve façades in 東京 🙂\n\tdef f(x): return 2718"
 """A text that different tokenizers encode differently."""
@@ -59,10 +59,10 @@ Result = TypeVar("Result")
 
 
 class Server:
-    """A server that serves `model`, with at most `concurrency` requests in flight.
+    """A server of `model`, with at most `concurrency` requests in flight.
 
-    `limit` is how many tokens it reads, None where it does not say. Raises InputError for a server that does not serve
-    the model or refuses the key, RunError for one that cannot be reached.
+    `limit` is the number of tokens it reads, None if unknown. Raises InputError for a server that does not serve the model or
+    refuses the key, RunError for an unreachable one.
     """
 
     def __init__(self, url: str, model: str, concurrency: int) -> None:
@@ -82,7 +82,7 @@ class Server:
         self.limit: int | None = None if length is None else length - RESERVED.get(self._kind, 0)
 
     def map(self, function: Callable[[Item], Result], items: Sequence[Item]) -> list[Result]:
-        """`function` of all items, so many at a time as requests may be in flight; the first error ends it."""
+        """Map `function` over items, as many at a time as requests may be in flight; the first error ends it."""
         with ThreadPoolExecutor(self._concurrency) as pool:
             return list(pool.map(function, items))
 
@@ -101,7 +101,7 @@ class Server:
         return self._ask("/v1/completions", _vllm_logprobs, asked)
 
     def tokens(self, text: str, *, special: bool = True) -> list[int]:
-        """The ids of a text, with the special tokens that the model adds, or without them."""
+        """The ids of a text, with or without the special tokens that the model adds."""
         asked = {"model": self._model, "prompt": text, "add_special_tokens": special}
         return self._ask("/tokenize", lambda answer: list(answer["tokens"]), asked)
 
@@ -111,7 +111,7 @@ class Server:
         return self._ask("/v1/embeddings", lambda answer: np.array(answer["data"][0]["embedding"], np.float32), asked)
 
     def _ask(self, path: str, read: Callable[[Any], Answer], body: Mapping[str, Any] | None = None) -> Answer:
-        """GET, or POST a body, and `read` the answer. Retries what may pass."""
+        """GET, or POST a body, and `read` the answer. Retries transient failures."""
         place, failure = f"{self._url}{path}", ""
         for delay in (*DELAYS, None):
             try:
@@ -135,7 +135,7 @@ class Server:
 
 
 def _answer(place: str, response: httpx.Response, read: Callable[[Any], Answer]) -> Answer:
-    """The answer of a response. Raises InputError for what the caller can change, RunError for everything else."""
+    """The answer in a response. Raises InputError for what the caller can change, RunError for everything else."""
     said = f"{place} answered {response.status_code}: {_shortened(response)}"
     if response.status_code in {401, 403}:
         raise InputError(f"{said}; set {KEY} to the server's key, for workers too")
@@ -161,18 +161,18 @@ def _sglang_logprobs(answer: Any) -> list[tuple[int, float]]:  # noqa: ANN401 - 
 
 
 class ServerScorer:
-    """Scores sequences with the model of a server. `limit` is how many tokens of a sequence are read.
+    """Scores sequences with a server's model. `limit` is the number of tokens read of a sequence.
 
-    `encode` is how rows are tokenized. Raises InputError if the server tokenizes a text differently.
+    `encode` is the tokenization of rows. Raises InputError if the server tokenizes a text differently.
     """
 
     def __init__(self, server: Server, max_length: int | None, encode: Callable[[str], Sequence[int]]) -> None:
         self._server = server
-        # One token less than the context, because the server must generate one behind the prompt.
+        # One token less than the context, because the server must generate one after the prompt.
         limits = [max_length, None if server.limit is None else server.limit - 1]
         self.limit = min((each for each in limits if each is not None), default=None)
         ours, found = list(encode(PROBE)), [token for token, _ in server.logprobs(PROBE)]
-        if found[1 - len(ours) :] != ours[1:]:  # the server may put a token before the text, and never scores the first
+        if found[1 - len(ours) :] != ours[1:]:  # the server may prepend a token, and never scores the first
             raise InputError(
                 f"tokenizer: the server reads {PROBE!r} as tokens {found[:8]}, and this tokenizer as {ours[:8]}; set "
                 "tokenizer and chat_template to those of the model that it serves"
@@ -192,7 +192,7 @@ class ServerScorer:
         return score_table(sequences, targets, nll, self.limit, place)
 
     def _row(self, sequences: Completions, targets: Targets, row: int, place: Place) -> np.ndarray:
-        """The NLL of every token of a sequence but the first, as far as it is needed, float32."""
+        """The NLL of every token of a sequence but the first, up to the last one needed, float32."""
         start = int(sequences.offsets[row])
         ids = sequences.ids[start : start + int(targets.reach[row]) + 1].tolist()
         try:
@@ -211,9 +211,9 @@ class ServerScorer:
 
 
 class ServerEmbedder:
-    """Embeds texts with the model of a server, which tokenizes and pools. See Embedder.
+    """Embeds texts with a server's model, which tokenizes and pools. See Embedder.
 
-    A text that is too long is cut here, and keeps the tokens that the model puts behind every text.
+    A text that is too long is cut here, and keeps the tokens that the model appends to every text.
     """
 
     def __init__(self, server: Server, dimensions: int | None, max_tokens: int) -> None:
@@ -236,13 +236,13 @@ class ServerEmbedder:
         return np.array([len(ids) for ids in self._tokens(texts)], np.int32)
 
     def _tokens(self, texts: Sequence[str]) -> list[list[int]]:
-        """The ids of texts; those of the last texts are kept, because they are counted before they are embedded."""
+        """The ids of texts; those of the last texts are cached, because they are counted before they are embedded."""
         if self._last[0] != texts:
             self._last = (list(texts), self._server.map(self._server.tokens, texts))
         return self._last[1]
 
     def _vector(self, ids: list[int]) -> np.ndarray:
-        """The embedding of a text, NaN where the server cannot express it, for `as_stored` to name the row."""
+        """The embedding of a text, or NaN if the server cannot encode it, for `as_stored` to report."""
         cut = ids if len(ids) <= self.max_tokens else [*ids[: self.max_tokens - len(self._end)], *self._end]
         try:
             return self._server.vector(cut)
@@ -251,7 +251,7 @@ class ServerEmbedder:
 
 
 def _number(logprob: float | None) -> float:
-    """A log-probability as IEEE 754 has it."""
+    """A log-probability as an IEEE 754 value."""
     if logprob is None:
         return float("nan")
     return float("-inf") if logprob == MINUS_INFINITY else logprob

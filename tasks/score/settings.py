@@ -1,4 +1,4 @@
-"""The settings of scores, and the recipes that are made from them."""
+"""The settings of scores, and the recipes made from them."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -20,26 +20,26 @@ Precision = Literal["bfloat16", "float32"]
 """The type of weights and hidden states."""
 
 Pooling = Literal["last", "mean"]
-"""How the vectors of a text's tokens become one: the last token's, or the mean."""
+"""The pooling of a text's token vectors: the last token's, or the mean."""
 
 LossMode = Literal["assistant_all", "assistant_all_eot", "assistant_full", "assistant_last", "final_only"]
 
 SHARD_BYTES = 16_000_000
-"""A killed run loses one slice at most; a slice of this size takes a GPU some minutes with a model of 8 billion weights."""
+"""The most that a killed run loses; such a slice takes a GPU some minutes with a model of 8 billion weights."""
 
 MAX_TOKENS = 1024
-"""Default number of tokens read of a text that is embedded."""
+"""Default number of tokens read of a text to embed."""
 
 IGNORED: dict[str, tuple[str, ...]] = {
     "hash": ("precision", "server", "concurrency"),
     "transformers": ("server", "concurrency"),
     "server": ("precision", "device", "token_budget"),
 }
-"""Settings that an engine would ignore, and therefore refuses."""
+"""Settings that an engine would ignore, and therefore rejects."""
 
 
 class ScoreSettings(PreparationSettings, frozen=True):
-    """The settings of both scores."""
+    """The settings shared by both scores."""
 
     model_revision: str | None = Field(
         default=None,
@@ -68,7 +68,7 @@ class ScoreSettings(PreparationSettings, frozen=True):
         return self
 
     def _require_heeded(self, engine: NllEngine | EmbedEngine) -> None:
-        """Raise ValueError for a setting that `engine` ignores, and for one that it lacks."""
+        """Raise ValueError for a setting that `engine` ignores, and for a missing one that it needs."""
         fields: dict[str, Any] = type(self).model_fields
         for name in IGNORED[engine]:
             if getattr(self, name) != fields[name].default:
@@ -138,9 +138,9 @@ class EmbedSettings(ScoreSettings, frozen=True):
 class NllRecipe:
     """Every choice that can change a byte of a shard of NLL, and nothing else.
 
-    `dataset` and `split` are those of rows that do not name their own. `weights` is the digest of the model's files, None
-    for a server. `tokenizer` is the fingerprint of the tokenizer, None for Harmony, as are `messages_field` and
-    `tools_field`. `device` is where this process computes.
+    `dataset` and `split` apply to rows that do not name their own. `weights` is the digest of the model's files, None for a
+    server. `tokenizer` is the fingerprint of the tokenizer, None for Harmony, as are `messages_field` and `tools_field`.
+    `device` is the device of this process.
     """
 
     dataset: str
@@ -166,7 +166,7 @@ class NllRecipe:
 class EmbedRecipe:
     """Every choice that can change a byte of a shard of embeddings, and nothing else.
 
-    `fields` are the fields that may hold the text, in order. A choice that the engine does not have is None.
+    `fields` are the fields that may hold the text, in order. A choice that the engine lacks is None.
     """
 
     dataset: str
@@ -187,7 +187,7 @@ class EmbedRecipe:
 
 @dataclass(frozen=True)
 class Where:
-    """Where workers find what a recipe knows only by content: model, tokenizer and template (plain JSON), or the server."""
+    """The location of what a recipe knows only by content: model, tokenizer and template (plain JSON), or the server."""
 
     model: str | None = None
     model_revision: str | None = None

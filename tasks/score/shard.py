@@ -1,8 +1,8 @@
 """One shard of scores: a slice of rows becomes a Parquet file with a score for each, a quarantine file, and a receipt.
 
-Rows are read a few megabytes at a time and scored together, so that an engine can sort them by length; a group of rows
-in the file is what was scored in one go. What cannot be scored is counted with a reason. A number that is none stops the
-shard, with file and row, before anything of it is published.
+Rows are read a few megabytes at a time and scored together, so that an engine can sort them by length; each such batch is a row
+group of the file. Unscored rows are counted by reason. A non-finite score stops the shard, with file and row, before anything
+of it is published.
 """
 
 from collections import Counter
@@ -33,28 +33,28 @@ from .tables import NLL, Place, assembled, embeddings
 FILE = f"{WHOLE}.parquet"
 IDS = ("row_id", "id")
 NAMED = (*IDS, "dataset", "split")
-"""The fields that name a row, where it has them."""
+"""The fields that identify a row, if present."""
 
 
 @dataclass(frozen=True, slots=True)
 class Scored:
-    """The scores of some rows: a table of the columns that are scores, and the numbers of the rows that have one."""
+    """The scores of some rows: a table of the score columns, and the indices of the rows that have one."""
 
     table: pa.Table
     rows: np.ndarray
 
 
 class Scoring(Protocol):
-    """What is made of rows."""
+    """A kind of score."""
 
     @property
     def tokens(self) -> str:
-        """The column that counts the tokens of a row."""
+        """The column with a row's number of tokens."""
         ...
 
     @property
     def added(self) -> Sequence[str]:
-        """The columns that are added up in the facts of the shard."""
+        """The columns summed in the facts of the shard."""
         ...
 
     @property
@@ -64,16 +64,16 @@ class Scoring(Protocol):
 
     @property
     def same(self) -> Mapping[str, str | None]:
-        """Columns with one value."""
+        """Columns with a single value."""
         ...
 
     @property
     def fields(self) -> Sequence[str]:
-        """The fields of a record that are looked at."""
+        """The fields to read of a record."""
         ...
 
     def read(self, record: Mapping[str, Any]) -> object | Rejected:
-        """What of a record is scored, or why nothing."""
+        """What to score of a record, or the reason for nothing."""
         ...
 
     def scored(self, read: Sequence[Any], place: Place) -> Scored:
@@ -83,7 +83,7 @@ class Scoring(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class NllScoring:
-    """How surprised a model is by completions."""
+    """The NLL of completions."""
 
     recipe: NllRecipe
     conversations: Conversations
@@ -115,7 +115,7 @@ class NllScoring:
         return self.conversations.read(record)
 
     def scored(self, read: Sequence[Any], place: Place) -> Scored:
-        """See Scoring: rows of which nothing was to be scored have none, those that were cut before it have nulls."""
+        """See Scoring. Rows without tokens to score have no score; rows truncated before the first one have nulls."""
         found = self.conversations.sequenced(read)
         table = self.scorer.score(found.completions, lambda number: place(int(found.owners[number])))
         table = summed(table, found.owners, len(read))
@@ -126,7 +126,7 @@ class NllScoring:
 
 @dataclass(frozen=True, slots=True)
 class EmbedScoring:
-    """Where a text lies among others."""
+    """The embeddings of texts."""
 
     recipe: EmbedRecipe
     embedder: Embedder
@@ -173,7 +173,7 @@ class EmbedScoring:
 
 @dataclass(slots=True)
 class _Rows:
-    """Rows to be scored: their names by field, what was read of each, and their numbers in the slice."""
+    """Rows to score: their names by field, what was read of each, and their row numbers in the slice."""
 
     names: dict[str, list[str | None]]
     read: list[object]
@@ -192,8 +192,8 @@ def score_shard(
 ) -> Receipt:
     """Build a shard of scores.
 
-    Raises NonFiniteError for a score that is not a finite number, BadRowError for a bad row if the policy is `fail`,
-    RunError if the source changed since the plan, OSError from the storage.
+    Raises NonFiniteError for a non-finite score, BadRowError for a bad row if the policy is `fail`, RunError if the source
+    changed since the plan, OSError from the storage.
     """
     chosen, sums = RowFilter(recipe.filters), Counter[str]()
 
@@ -210,7 +210,7 @@ def score_shard(
 
 
 def _identifier(record: Mapping[str, Any]) -> str | None:
-    """What a row is joined by: its `row_id`, else its `id`."""
+    """The id to join a row by: its `row_id`, otherwise its `id`."""
     return next((str(record[name]) for name in IDS if isinstance(record.get(name), str | int)), None)
 
 
@@ -232,7 +232,7 @@ def _names(record: Mapping[str, Any], recipe: NllRecipe | EmbedRecipe) -> dict[s
 
 
 def _write(rows: _Rows, scoring: Scoring, builder: ShardBuilder) -> dict[str, Any]:
-    """Score rows and append those with a score to the file; the sums of their columns."""
+    """Score rows and append those with a score to the file; return the sums of their columns."""
     found = scoring.scored(rows.read, lambda number: _place(builder.shard.part, rows, number))
     builder.drop("no_completion", len(rows.read) - len(found.rows))
     if not len(found.rows):
@@ -250,5 +250,5 @@ def _total(table: pa.Table, name: str) -> Any:  # noqa: ANN401 - a number of the
 
 
 def _place(part: Slice, rows: _Rows, number: int) -> str:
-    """Where a row of a slice is, in words: counted from 1, as lines are."""
+    """Describe a row's position in a slice; rows count from 1, like lines."""
     return f"{part.file.uri}: row {first_row(part) + rows.numbers[number] + 1} (row_id {rows.names['row_id'][number]})"

@@ -1,7 +1,7 @@
 """The columns of published scores, and the check that every number in them is finite.
 
-Scores are side tables: `row_id` joins them to the rows that were scored, whose text is not repeated. The columns that say
-what made a score hold one value per file and take a few bytes.
+Scores are side tables: `row_id` joins them to the scored rows, whose text is not repeated. Columns that describe how a score
+was made hold one value per file and take a few bytes.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -24,15 +24,15 @@ SCHEMA = pa.schema([
     ("cut_token_count", pa.int32()),
     ("truncated", pa.bool_()),
 ])  # fmt: skip
-"""One row per sequence. `nll_sum` is a sum, the other NLLs are means per token; all are null where no token was scored.
-`completion_token_count` counts the scored tokens, `cut_token_count` the tokens that were not scored because the sequence
-was truncated, `total_token_count` every token of the sequence.
+"""One row per sequence. `nll_sum` is a sum, the other NLLs are means per token; all are null if no token was scored.
+`completion_token_count` counts scored tokens, `cut_token_count` tokens left unscored because the sequence was truncated,
+`total_token_count` all tokens of the sequence.
 """
 
 PERCENTILE = "percentile_within_split"
 
 NAMES = pa.schema([(name, pa.string()) for name in ("row_id", "id", "dataset", "split")])
-"""What names a row. `id` is the row's own, and null where it has none."""
+"""The columns that identify a row. `id` is the row's own, null if it has none."""
 
 NLL = pa.schema([
     *NAMES,
@@ -44,7 +44,7 @@ NLL = pa.schema([
     ("engine", pa.string()),
     ("dtype", pa.string()),
 ])  # fmt: skip
-"""`dtype` is null where the engine decides it."""
+"""`dtype` is null if the engine determines it."""
 
 
 def embeddings(dimensions: int) -> pa.Schema:
@@ -64,7 +64,7 @@ def embeddings(dimensions: int) -> pa.Schema:
 def assembled(
     schema: pa.Schema, rows: Mapping[str, Sequence[str | None]], scores: pa.Table, same: Mapping[str, str | None]
 ) -> pa.Table:
-    """A table with `schema`: the names and the score of each row, the value that is the `same` in all, else null."""
+    """A table with `schema`: the names and the score of each row, the values that are the `same` in all, otherwise null."""
     columns = [
         pa.array(rows[field.name], field.type) if field.name in rows
         else scores[field.name] if field.name in scores.column_names
@@ -75,7 +75,7 @@ def assembled(
 
 
 Place = Callable[[int], str]
-"""Names a row by its number, for an error: `data/part-00000.parquet: row 17`."""
+"""Names a row by its number in an error: `data/part-00000.parquet: row 17`."""
 
 ROW: Place = "row {}".format
 
@@ -85,7 +85,7 @@ class NonFiniteError(RunError):
 
 
 def require_finite(values: np.ndarray, rows: np.ndarray, what: str, place: Place) -> None:
-    """Raise NonFiniteError unless all `values` [n] are finite; `rows` [n] are the rows they belong to."""
+    """Raise NonFiniteError unless all `values` [n] are finite; `rows` [n] are their rows."""
     broken = np.flatnonzero(~np.isfinite(values))
     if broken.size:
         raise NonFiniteError(

@@ -1,10 +1,10 @@
 """The files of a model: found in a folder or on the hub, and identified by their content.
 
-Two copies of a model are one model, wherever they are and whatever they are called: the identity of scores has a digest of
-the weights and the configuration, every byte of them. Hashing runs at the speed of the disk (10 s for 16 GB at 1.6 GB/s)
-and is remembered per file by path, size and modification time, so that a machine pays for it once.
+Copies of a model are one model, wherever they are and whatever their names: the identity of scores has a digest of every byte
+of the weights and the configuration. Hashing runs at disk speed (10 s for 16 GB at 1.6 GB/s) and is cached per file by path,
+size and modification time, so that a machine hashes each file once.
 
-Weights are safetensors. Other formats are pickles, which run code when they are read, and are refused.
+Weights are safetensors. Other formats are pickles, which can run code when they are read, and are refused.
 """
 
 import time
@@ -21,13 +21,13 @@ from tokenmill.tasks.shards.remembered import remembered
 from tokenmill.tasks.storage import user_cache
 
 WEIGHTS = ("config.json", "*.safetensors", "*.safetensors.index.json")
-"""The files that decide NLL."""
+"""The files that determine NLL."""
 
 TEXT = (
     "added_tokens.json", "merges.txt", "modules.json", "sentence*_config.json", "special_tokens_map.json",
     "spiece.model", "tokenizer*", "vocab*", "[0-9]_*/config.json", "[0-9]_*/*.safetensors",
 )  # fmt: skip
-"""The files that decide, with WEIGHTS, an embedding: the tokenizer, and the modules of sentence-transformers."""
+"""The files that, with WEIGHTS, determine an embedding: the tokenizer, and the modules of sentence-transformers."""
 
 OTHER_COPIES = ["original/*", "metal/*", "onnx/*", "openvino/*"]
 """The same weights in formats that are not loaded."""
@@ -36,12 +36,12 @@ CHUNK_BYTES = 4 << 20
 THREADS = 8
 
 RACY_NANOSECONDS = 2_000_000_000
-"""A file modified this recently before it was read may have changed since; its hash is not remembered."""
+"""A file modified this recently before it was read may have changed since; its hash is not cached."""
 
 
 @dataclass(frozen=True, slots=True)
 class ModelFiles:
-    """A model: the name it was asked for by, its local folder, and its commit if it is from the hub."""
+    """A model: its requested name, its local folder, and its commit if it is from the hub."""
 
     name: str
     folder: Path
@@ -50,7 +50,7 @@ class ModelFiles:
     def digest(self, patterns: Iterable[str] = WEIGHTS) -> str:
         """`xxh3_128:…` of the names and contents of the files that match `patterns`.
 
-        Raises InputError if there are no weights that can be read without running code.
+        Raises InputError if there are no *.safetensors.
         """
         files = sorted({path for pattern in patterns for path in self.folder.glob(pattern) if path.is_file()})
         if not any(path.suffix == ".safetensors" and path.parent == self.folder for path in files):
@@ -66,7 +66,7 @@ class ModelFiles:
 
 
 def find_model(name: str, revision: str | None = None) -> ModelFiles:
-    """The model in a folder, or in a repository of the hub at `revision`, which is fetched into the hub's cache.
+    """The model in a folder, or in a repository of the hub at `revision`, which is downloaded to the hub's cache.
 
     Raises InputError if it cannot be found, and for a folder without a config.json.
     """

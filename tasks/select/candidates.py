@@ -1,7 +1,7 @@
-"""Candidates: the texts to embed, and columns to read the results by.
+"""Candidates: the texts to embed, and columns for interpreting the results.
 
-Rows are chosen by a predicate and a hash of their id before any text is parsed, so the choice does not depend on files,
-order or other rows. Rows that are invalid Harmony or have an empty view are dropped and counted.
+Rows are chosen by a predicate and a hash of their id before any text is parsed, so the choice does not depend on files, order
+or other rows. Rows that are invalid Harmony or have an empty view are dropped and counted.
 
 A conversation of ten messages takes 0.1 milliseconds, half of it parsing.
 """
@@ -25,7 +25,7 @@ CARRIED = pa.schema(
         "quality_valid_tool_schema": pa.bool_(),
     }
 )  # fmt: skip
-"""Columns that candidates keep; null where a file lacks them."""
+"""Columns that candidates keep; null if a file lacks them."""
 
 SCHEMA = pa.schema(
     [

@@ -1,12 +1,11 @@
 """Report on the diversity of behaviors, before a GPU embeds them.
 
-If nearly all conversations do the same, their traces fall on a few points, and choosing among them by distance is
-useless. The survey counts distinct traces, with and without the plan, tool sequences and key sets, and checks limits.
-By default at least 1 % of structures must be distinct; conversations without tools have about a dozen structures and
-fail on purpose.
+If nearly all conversations do the same, their traces fall on a few points, and choosing among them by distance is useless. The
+survey counts distinct traces, with and without the plan, tool sequences and key sets, and checks limits. By default at least 1
+% of structures must be distinct; conversations without tools have about a dozen structures and fail on purpose.
 
-Distinct values are counted exactly, about 300 bytes each. Their share falls as rows are added, so a survey covers a
-sample of about 200,000 rows (`candidates.sampled`). Surveys add up.
+Distinct values are counted exactly, at about 300 bytes each. Their share falls as rows are added, so a survey covers a sample
+of about 200,000 rows (`candidates.sampled`). Surveys can be added.
 """
 
 import re
@@ -32,7 +31,7 @@ MARKUP = re.compile(r"[\\`*_|<>\[\]]")
 
 @dataclass(frozen=True, slots=True)
 class Limits:
-    """The least share of distinct structures among rows, and of rows with calls."""
+    """The minimum share of distinct structures among rows, and among rows with calls."""
 
     structures: float = 0.01
     calls: float = 0.0
@@ -162,7 +161,7 @@ def _share(part: int, whole: int) -> float:
 
 
 def _percentiles(counts: Counter[int]) -> dict[str, int]:
-    """For each percentile the least number that this share of rows does not exceed; empty without rows."""
+    """For each percentile the least value that this share of rows does not exceed; empty without rows."""
     ascending = sorted(counts.elements())
     return {f"p{each}": ascending[-(-len(ascending) * each // 100) - 1] for each in PERCENTILES if ascending}
 

@@ -1,4 +1,4 @@
-"""What verification checks of the shards of a normalization beyond sizes and hashes: rows, pools and candidates."""
+"""Verify the shards of a normalization beyond sizes and hashes: rows, pools and candidates."""
 
 from collections.abc import Iterator
 from typing import BinaryIO, cast
@@ -15,14 +15,14 @@ from .shard import PART, pool_part
 
 
 def inspect_normalization_shard(store: Store, receipt: Receipt) -> list[str]:
-    """Problems of the files of a shard: of rows, or of what was selected from them."""
+    """Problems of the files of a shard, either of rows or of a selection."""
     if receipt.identity["kind"] != KIND:
         return inspect_harmony_shard(store, receipt)
     return list(_selection(store, receipt))
 
 
 def _selection(store: Store, receipt: Receipt) -> Iterator[str]:
-    """The files must hold the recorded numbers of rows."""
+    """Check that the files hold the recorded numbers of rows."""
     pools = receipt.facts.get("tally", {}).get("pool_rows", [])
     counts = {PART: receipt.documents, **{pool_part(number): rows for number, rows in enumerate(pools)}}
     files = {output.path.partition(".")[0] for output in receipt.outputs}
@@ -41,7 +41,7 @@ def _selection(store: Store, receipt: Receipt) -> Iterator[str]:
 
 
 def _rows(place: str) -> int:
-    """The rows of a file, every one of them read."""
+    """Read every row of a file."""
     system, path = filesystem(place)
     with cast("BinaryIO", system.open(path, "rb")) as stream:
         return sum(len(batch) for batch in pq.ParquetFile(stream).iter_batches(use_threads=False))

@@ -1,4 +1,4 @@
-"""Planning a selection: final shards and choices in, every shard of the selection with its identity out."""
+"""Plan a selection: final shards and settings in, every shard of the selection with its identity out."""
 
 from collections.abc import Sequence
 from dataclasses import asdict
@@ -20,16 +20,16 @@ from .settings import NormalizationSettings, SelectionChoices, SelectionRecipe
 
 KIND = "harmony-selection"
 FORMAT_VERSION = 1
-"""Raised whenever the same recipe and rows would give other bytes than before."""
+"""Raised whenever the same recipe and rows would give different bytes."""
 
 SURVEYED_ROWS = 200_000
-"""About how many rows are looked at for the report on collapse; between half and all of it, where there are more."""
+"""The approximate number of rows surveyed for the report on collapse: between half and all of it, if there are more."""
 
 SHARE_STEPS = 1 << 16
 
 
 def pools_of(choices: SelectionChoices) -> Pools:
-    """The pools that are asked for. Raises InputError for a file that is none."""
+    """The requested pools. Raises InputError for an invalid file."""
     if choices.pools == "none":
         return Pools((), ())
     return load_pools(BUNDLED if choices.pools == "bundled" else choices.pools)
@@ -46,7 +46,7 @@ def require_selectable(choices: SelectionChoices) -> None:
 
 
 def require_fitting(settings: NormalizationSettings, output_dir: str) -> None:
-    """Raises InputError for what the stages after normalization would refuse: it is known before anything is built."""
+    """Raises InputError, before anything is built, for what the stages after normalization would refuse."""
     output_dir = absolute(output_dir)
     require_selectable(settings.selection)
     for place in settings.selection.scores:
@@ -60,7 +60,7 @@ def require_fitting(settings: NormalizationSettings, output_dir: str) -> None:
 def plan_selection(
     final: Sequence[Finished], choices: SelectionChoices, scores: FoundScores, store: Store, *, rebuild: bool
 ) -> Plan:
-    """The shards of the selection, one for each of the final shards, all of which have rows."""
+    """The shards of the selection, one for each final shard, all of which have rows."""
     recipe = asdict(_recipe(choices, scores, sum(item.receipt.documents for item in final)))
     return Plan.of(store, [_shard(item, recipe, scores) for item in final], rebuild=rebuild)
 
@@ -80,7 +80,7 @@ def _recipe(choices: SelectionChoices, scores: FoundScores, rows: int) -> Select
 
 
 def _shard(item: Finished, recipe: dict[str, object], scores: FoundScores) -> PlannedShard:
-    """The shard made from a final one and the scores of its rows; it stands where that one stood."""
+    """The shard made from a final one and the scores of its rows, at the same place in the plan."""
     source: dict[str, object] = {"content": item.key, "format": "parquet"}
     if files := scores.files.get(item.key):
         source["scores"] = files

@@ -61,7 +61,7 @@ REMEDIES = {
     "(": "there are no functions",
     "null": "nothing equals null; write `is null` or `is not null`",
 }
-"""Remedies by the token that is out of place."""
+"""Remedies by the misplaced token."""
 
 LITERAL = "a number, text in quotes, true or false"
 OPERAND = f"a column, {LITERAL}"
@@ -77,7 +77,7 @@ WIDTH = 8
 """Characters of a cell, the Python of one token: the token of an offset in the line is `offset // WIDTH`."""
 
 ENDINGS = (("", "and, or, or the end"), (" x", OPERAND), (" in [x]", "in or between"))
-"""What completes the beginning of a predicate, and what is therefore expected next."""
+"""Completions of the beginnings of predicates, and what is therefore expected next."""
 
 CLOSING = {"{": "}", "[": "]"}
 
@@ -115,7 +115,7 @@ Operand = Column | Literal
 
 
 Node = Callable[["_Binding"], compute.Expression]
-"""A part of a parsed predicate: makes its expression over the schema of a binding."""
+"""A part of a parsed predicate; returns its expression over the schema of a binding."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -230,7 +230,7 @@ class _Parser:
             depth += (word == "(") - (word == ")")
 
     def _refuse_syntax(self) -> NoReturn:
-        """Refuse the first token that no predicate can have after those before it."""
+        """Reject the first token that no predicate can have after those before it."""
         counts = range(1, len(self._cells) + 1)
         wrong = bisect_left(counts, 1, key=lambda count: self._expected(count) is None)
         self._unexpected(wrong, self._expected(wrong) or OPERAND)

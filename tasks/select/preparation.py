@@ -2,7 +2,7 @@
 
     normalize shards ─► find duplicates ─► mark shards ─► select pools and candidates ─► publish
 
-All of it runs on one cluster: a normalized shard is the source of the shards that are marked and selected.
+All steps run on one cluster: normalized shards are the sources of marked shards, and these of selections.
 """
 
 from collections.abc import Iterator, Mapping, Sequence
@@ -36,12 +36,12 @@ from .settings import NormalizationSettings, SelectionChoices, SelectionRecipe
 from .shard import select_shard
 
 MOST_POOLS = 8
-"""Pools that a summary names."""
+"""The maximum number of pools in a summary."""
 
 
 @dataclass(frozen=True)
 class Normalized:
-    """The shards after deduplication, and what is published beside them."""
+    """The shards after deduplication, and what to publish beside them."""
 
     final: Sequence[Finished]
     beside: Beside
@@ -51,7 +51,7 @@ NormalizationPlan = Planned[NormalizationSettings, Normalized | None]
 
 
 def plan_normalization(blend: Blend, settings: NormalizationSettings, output_dir: str | None) -> NormalizationPlan:
-    """Plan `blend` for `output_dir`, after a check of what later steps need. Raises InputError as `plan_harmony`."""
+    """Plan `blend` for `output_dir`, after checking the settings of later steps. Raises InputError as `plan_harmony`."""
     if output_dir is not None:
         require_fitting(settings, output_dir)
     planned = plan_harmony(blend, settings, output_dir)
@@ -59,7 +59,7 @@ def plan_normalization(blend: Blend, settings: NormalizationSettings, output_dir
 
 
 def require_normalizable(blend: Blend, settings: NormalizationSettings, output_dir: str) -> None:
-    """Raises InputError for choices that normalization or a later step refuses."""
+    """Raises InputError for settings that normalization or a later step refuses."""
     require_fitting(settings, output_dir)
     require_choices(blend, settings)
 
@@ -70,7 +70,7 @@ def build_harmony_shard(shard: PlannedShard, store: Store, on_bad_row: OnBadRow)
 
 
 def normalize(planned: NormalizationPlan, build_shards: BuildShards) -> NormalizationPlan:
-    """Normalize, remove duplicates, and select; the plan with what was found."""
+    """Normalize, remove duplicates, and select; returns the plan with the findings."""
     settings, store = planned.settings, planned.plan.store
     HARMONY.build_pending(planned, build_shards)
     normalized, _ = proven_shards(planned)
@@ -83,9 +83,9 @@ def normalize(planned: NormalizationPlan, build_shards: BuildShards) -> Normaliz
 def select(
     final: Sequence[Finished], choices: SelectionChoices, store: Store, build_shards: BuildShards, *, rebuild: bool
 ) -> list[Finished]:
-    """The shards of pools and candidates, one for each final shard that has rows, every one proven.
+    """The shards of pools and candidates, one for each final shard with rows, all proven.
 
-    Raises InputError for choices that do not fit the columns, and for scores of other rows.
+    Raises InputError for settings that do not fit the columns, and for scores of other rows.
     """
     require_selectable(choices)
     with_rows = [item for item in final if item.receipt.documents]
@@ -97,7 +97,7 @@ def select(
 
 
 def build_selection_shard(shard: PlannedShard, store: Store, scores: Mapping[str, str]) -> Receipt:
-    """Build one planned shard of a selection in this process; `scores` are places by content."""
+    """Build one planned shard of a selection in this process; `scores` maps content hashes to places."""
     return select_shard(shard, SelectionRecipe(**shard.identity["recipe"]), store, scores)
 
 
@@ -112,7 +112,7 @@ def release_normalization(planned: NormalizationPlan, finished: Sequence[Finishe
 
 
 def named_files(settings: NormalizationSettings) -> Mapping[str, str]:
-    """The pools, the evaluations (read whole, a few megabytes as a rule), and the manifests of folders of scores."""
+    """The pools, the evaluations (read whole, usually a few megabytes), and the manifests of folders of scores."""
     pools, scores = pools_of(settings.selection), settings.selection.scores
     evaluations = find_evaluations(settings.dedup.evaluations)
     return {
@@ -134,7 +134,7 @@ def _digest(value: object) -> str:
 
 
 def selection_lines(manifest: Mapping[str, Any]) -> list[str]:
-    """Marked duplicates, pools and candidates, for a summary."""
+    """Summary lines on marked duplicates, pools and candidates."""
     return [*_marked(manifest["dedup"].get("tally", {})), *_selected(manifest["selection"])]
 
 

@@ -1,9 +1,9 @@
-"""What a selection publishes beside the rows it was made from.
+"""What a selection publishes beside its rows.
 
-OUT/pools/<pool>/part-00000-1a2b3c4d.parquet    the rows of each pool, as they stand in the data; nothing for an empty one
-OUT/pools.json                                  each pool with predicate, rows and tokens, and what any two share
+OUT/pools/<pool>/part-00000-1a2b3c4d.parquet    the rows of each pool, unchanged; no folder for an empty pool
+OUT/pools.json                                  predicate, rows and tokens of each pool, and the rows that any two share
 OUT/candidates/part-00000-1a2b3c4d.parquet      a text per row to embed
-OUT/behaviours.md, behaviours.json              what the candidates do, and whether that has collapsed
+OUT/behaviours.md, behaviours.json              the behaviors of the candidates, and whether they have collapsed
 """
 
 from collections.abc import Mapping, Sequence
@@ -28,7 +28,7 @@ POOLS, BEHAVIOURS = "pools", "behaviours"
 
 
 def beside(selected: Sequence[Finished], deduplicated: Deduplicated, choices: SelectionChoices, store: Store) -> Beside:
-    """The shards of a selection, made from the final ones, with their folders and reports, and who went for whom."""
+    """The shards of a selection, made from the final ones, with their folders, reports, and the record of duplicates."""
     final = deduplicated.final
     pools = pools_of(choices)
     counts = sum(
@@ -58,7 +58,7 @@ def beside(selected: Sequence[Finished], deduplicated: Deduplicated, choices: Se
 
 
 def _without_score(selected: Sequence[Finished], scores: Sequence[str]) -> dict[str, int]:
-    """How many rows have no score of each folder."""
+    """The number of rows without a score of each folder."""
     return {
         place: sum(item.receipt.facts["without_score"][number] for item in selected)
         for number, place in enumerate(scores)
@@ -76,6 +76,6 @@ def _json(value: object) -> bytes:
 
 
 def require_variety(manifest: Mapping[str, Any], output_dir: str) -> None:
-    """Raises RunError where the behaviours of what was published have collapsed, beyond the limits that were asked for."""
+    """Raises RunError if the published behaviors have collapsed beyond the limits in the settings."""
     if problems := manifest["selection"]["collapsed"]:
         raise RunError(f"{output_dir}: published, but behaviours have collapsed: {'; '.join(problems)}")

@@ -1,16 +1,15 @@
-"""Scores joined to the rows they belong to, so that predicates can name them.
+"""Join scores to their rows, so that predicates can name them.
 
-Scores are tables with a `row_id`, published in folders. All columns of numbers, booleans and text are joined, except
-those that rows already have; a name that several folders share gets the folder's name as a prefix (`small_nll_mean`,
-`large_nll_mean`):
+Scores are tables with a `row_id`, published in folders. All columns of numbers, booleans and text are joined, except those that
+rows already have; a name that several folders share gets the folder's name as a prefix (`small_nll_mean`, `large_nll_mean`):
 
     nll_mean >= 0.4 and nll_mean <= 1.2          percentile_within_split < 90 and not truncated
 
 A row without a score has null there. The join keeps rows and their order and takes 0.8 microseconds per row.
 
-A table of scores belongs to one file of rows, whose name ends in the beginning of its shard's key: the shard of rows,
-or an earlier selection for scores of candidates. So new scores affect only the shards they belong to. A choice of rows
-may belong to any. Each table is hashed once, at disk speed.
+A table of scores belongs to one file of rows, whose name ends in the first digits of its shard's key: the shard of rows, or an
+earlier selection for scores of candidates. So new scores affect only the shards they belong to. A choice of rows may belong to
+any. Each table is hashed once, at disk speed.
 """
 
 import re
@@ -157,7 +156,7 @@ class ScoreFolder:
 
     @property
     def name(self) -> str:
-        """The prefix of its columns where names clash."""
+        """The prefix of its columns if names clash."""
         return re.sub(r"\W", "_", self.place.rpartition("/")[2])
 
     @property
@@ -239,9 +238,7 @@ def _type(kept: pa.DataType) -> str | None:
 
 
 def find_scores(places: Sequence[str], final: Sequence[Finished], store: Store) -> FoundScores:
-    """The tables of scores of each shard of rows in `final`. Raises InputError for a folder without scores of these
-    rows.
-    """
+    """The tables of scores of each shard of rows in `final`. Raises InputError for a folder without any."""
     folders = [score_folder(place) for place in places]
     keys = _keys_by_digits(folders, [item.key for item in final], store)
     files: defaultdict[str, list[tuple[int, str]]] = defaultdict(list)

@@ -1,12 +1,12 @@
-"""One shard of a selection: the rows of one final shard, in their pools, and as candidates.
+"""Build one shard of a selection: the rows of one final shard, in their pools, and as candidates.
 
-    pool-000.parquet …     the rows of each pool, with all their columns; nothing for a pool that takes none
-    candidates.parquet     a text per row to embed, and the columns by which the result is read
-    survey.json            what a sample of the candidates does, for the report on collapse
+    pool-000.parquet …     the rows of each pool, with all their columns; no file for an empty pool
+    candidates.parquet     a text per row to embed, and columns for interpreting the result
+    survey.json            behaviors of a sample of the candidates, for the report on collapse
 
-Scores of the rows are joined to them first: predicates may name them, and the rows of pools have them as columns.
-Every row either is a candidate or is dropped as one, with a reason: that is what the receipt accounts for. Pools may
-share rows; their counts are the receipt's `facts`.
+Scores are joined to the rows first: predicates may name them, and the rows of pools have them as columns. Every row is either a
+candidate or dropped with a reason, and the receipt accounts for that. Pools may share rows; their counts are the receipt's
+`facts`.
 """
 
 from collections import Counter
@@ -38,15 +38,15 @@ SURVEY = "survey.json"
 
 
 def pool_part(number: int) -> str:
-    """What the file of a pool is called in a shard; names of pools may hold dots."""
+    """The name of a pool's file in a shard; names of pools may hold dots."""
     return f"pool-{number:03d}"
 
 
 def select_shard(shard: PlannedShard, recipe: SelectionRecipe, store: Store, scores: Mapping[str, str]) -> Receipt:
-    """Build one shard; its source is the final shard whose key is its content. `scores` are the places of the scores that
-    its identity names, by their content.
+    """Build one shard from the final shard whose key is the slice's content.
 
-    Raises RunError when any of these is not there, or damaged, OSError from the storage.
+    `scores` maps the content hashes in its identity to places. Raises RunError if a source is missing or damaged, OSError from
+    the storage.
     """
     source = store.receipt(shard.identity["source"]["content"])
     if source is None:
@@ -70,7 +70,7 @@ def parsed(recipe: SelectionRecipe) -> Pools:
 
 @dataclass(slots=True)
 class _Selected:
-    """Selects rows of a shard, and counts pools and candidates."""
+    """Select rows of a shard, and count pools and candidates."""
 
     recipe: SelectionRecipe
     sides: Sequence[pa.Table]
@@ -80,7 +80,7 @@ class _Selected:
     survey: Survey = field(default_factory=Survey)
 
     def take(self, rows: pa.Table) -> None:
-        """Put rows into their pools, and show them as candidates."""
+        """Assign rows to pools, and write candidates."""
         self.without_score.update({number: without_score(rows, side) for number, side in enumerate(self.sides)})
         rows = with_scores(rows, self.sides)
         pools = parsed(self.recipe)
@@ -116,7 +116,7 @@ class _Selected:
 
     @property
     def facts(self) -> dict[str, Any]:
-        """The counts of the pools, and how many rows have no score of each folder."""
+        """The counts of the pools, and the number of rows without a score of each folder."""
         missing = [self.without_score[number] for number in range(len(self.sides))]
         pools = {"tally": self.tally.record()} if self.tally else {}
         return {**pools, "without_score": missing} if self.sides else pools

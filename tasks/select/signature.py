@@ -195,7 +195,7 @@ def _result(message: HarmonyMessage) -> Result:
 
 
 class _Unread:
-    """Stands for a value that was not parsed, and says why."""
+    """Marks a value that was not parsed, with the reason."""
 
     def __init__(self, shape: Shape) -> None:
         self.shape: Shape = shape

@@ -43,7 +43,7 @@ from tokenmill.tasks.errors import InputError, RunError
 from tokenmill.tasks.strict import Strict, parse
 from tokenmill.tasks.threads import cores
 
-# Workers, too: they import this module with the first task that they are sent.
+# Workers, too: they import this module with their first task.
 never_end_by_printing()
 log_errors_as_sentences()
 
@@ -113,7 +113,7 @@ class _Workers(LocalCluster):
         """Close the cluster. Ctrl-C and SIGTERM kill the workers; the next run rebuilds their unfinished shards."""
         if kind is not None and not issubclass(kind, Exception):
             for nanny in self.workers.values():
-                nanny.close_gracefully()  # it starts no new worker
+                nanny.close_gracefully()  # starts no new worker
                 if nanny.pid is not None:
                     with suppress(ProcessLookupError):
                         os.kill(nanny.pid, signal.SIGKILL)
@@ -253,7 +253,7 @@ def slots(client: Client, most_workers: int = 0) -> int:
 def asking_for(client: Client, resources: Mapping[str, float]) -> Generator[None]:
     """Within this context, submitted tasks run on workers that have `resources`, one task per worker at a time.
 
-    Raises InputError when there are workers and none declares them: the tasks would wait for ever.
+    Raises InputError if there are workers and none declares the resources: the tasks would wait forever.
     """
     known = cast("Mapping[str, Any]", client.scheduler_info()["workers"]).values()
     if known and not any(declares(worker, resources) for worker in known):
@@ -278,7 +278,7 @@ def declares(worker: Mapping[str, Any], resources: Mapping[str, float]) -> bool:
 
 
 def require_reached(client: Client, server: str) -> None:
-    """Raises InputError when workers look for the Prefect `server` on their own machine, and it is not there.
+    """Raises InputError if workers look for the Prefect `server` on their own machine and do not find it.
 
     They report each task to it; without it they would fail one by one, half a minute later.
     """

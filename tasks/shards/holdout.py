@@ -1,7 +1,7 @@
 """Assign documents to train, valid and test by a hash of their content, never by position.
 
-So every source is represented at the chosen share, equal documents stay together, and added data moves no document to
-another split. A hash is read as a fraction of 2**64: the lowest go to test, the next to valid.
+So every source contributes the chosen share, equal documents stay together, and added data moves no document to another split.
+A hash is read as a fraction of 2**64: the lowest go to test, the next to valid.
 """
 
 import numpy as np

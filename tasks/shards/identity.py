@@ -1,9 +1,9 @@
 """A shard's key: the hash of everything that can change a byte of it, and of nothing else.
 
-An identity is a small JSON object of `recipe` (every choice that changes bytes) and `source` (the content of the slice).
-Where other shards decide about its rows, a third part, `decided`, names the decision. Weights, worker counts, paths, times
-and output locations are never part of it. When a key changes, the identities are compared field by field, so that the plan
-can say why work is repeated.
+An identity is a small JSON object of `recipe` (every choice that changes bytes) and `source` (the content of the slice). If
+other shards decide about its rows, a third part, `decided`, names the decision. Weights, worker counts, paths, times and output
+locations are never part of it. When a key changes, the identities are compared field by field, so that the plan can say why
+work is repeated.
 """
 
 import hashlib

@@ -15,9 +15,7 @@ from .store import size_of
 
 
 def check_inputs(blend: Blend, store: str | None, output_dir: str) -> None:
-    """Raises InputError for missing local sources, for a store or output folder that is not writable, and as
-    `require_separate` does.
-    """
+    """Raises InputError for missing local sources and unwritable store or output folders, and as `require_separate` does."""
     output_dir = absolute(output_dir)
     for sources in blend.parts().values():
         for source in sources:
@@ -29,7 +27,7 @@ def check_inputs(blend: Blend, store: str | None, output_dir: str) -> None:
 
 
 def store_place(store: str | None, output_dir: str) -> str:
-    """Where shards live: the named store, or one in the output folder."""
+    """The store of shards: the named one, or one in the output folder."""
     return join(output_dir, "shards") if store is None else absolute(store)
 
 

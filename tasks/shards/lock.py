@@ -1,9 +1,8 @@
-"""Take turns in a folder: one run at a time, and one publication.
+"""Lock a folder: one run at a time, and one publication.
 
-The lock is the kernel's (`flock` on the folder itself): it leaves no file behind, and the kernel releases it when its
-holder ends, even when killed. On file systems without locks (some network mounts) publication proceeds without one; every
-file is still replaced atomically. For a folder of an object store, runs of one user on one machine lock a folder in the
-user's cache.
+The lock is the kernel's (`flock` on the folder itself). It leaves no file, and ends with its holder, even a killed one. On file
+systems without locks (some network mounts) publication proceeds unlocked; every file is still replaced atomically. For a folder
+of an object store, runs of one user on one machine lock a folder in the user's cache.
 """
 
 import errno
@@ -21,7 +20,7 @@ from tokenmill.tasks.storage import absolute, is_local, user_cache
 from xxhash import xxh3_128_hexdigest
 
 UNSUPPORTED = {errno.ENOSYS, errno.ENOTSUP, errno.ENOLCK, errno.EBADF}
-"""Errors where folders cannot be locked; NFS gives EBADF."""
+"""Errors of file systems without folder locks; NFS gives EBADF."""
 
 LOCKS = Path("/proc/locks")
 FLOW_RUN = "PREFECT__FLOW_RUN_ID"
@@ -33,12 +32,12 @@ Inode = tuple[int, int]
 """A folder's device and inode number."""
 
 _held: ContextVar[frozenset[Inode]] = ContextVar("_held", default=frozenset())
-"""The folders that this run has locked, so that it does not wait for itself."""
+"""The folders locked by this run, so that it does not wait for itself."""
 
 
 @contextmanager
 def turn_in(output_dir: str, tell: Tell) -> Generator[None]:
-    """Run alone in an output folder, waiting for a run that is there. Errors as in `locked`."""
+    """Lock an output folder for this run, waiting for the current holder. Errors as in `locked`."""
     place = absolute(output_dir)
     folder = place if is_local(place) else user_cache("outputs", xxh3_128_hexdigest(place.encode()))
     with locked(folder, lambda holder: tell(f"waiting for {holder}, which works in {place}")):
@@ -47,10 +46,9 @@ def turn_in(output_dir: str, tell: Tell) -> Generator[None]:
 
 @contextmanager
 def locked(folder: str, tell: Tell = lambda _: None) -> Generator[None]:
-    """Hold the exclusive lock of a local folder; the folder is made when missing.
+    """Hold the exclusive lock of a local folder, which is created if missing.
 
-    Waits for the current holder, after calling `tell` with a description of it. Raises InputError when the folder cannot be
-    made.
+    Waits for the current holder, after calling `tell` with its description. Raises InputError if the folder cannot be created.
     """
     descriptor = _opened(folder)
     try:

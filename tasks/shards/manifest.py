@@ -1,9 +1,9 @@
-"""The manifest: one JSON file that says what a preparation is made of, down to each shard.
+"""The manifest: a JSON file that describes a preparation down to each shard.
 
-It holds the blend, the choices, every shard with its source, identity and counts, the totals, and what could not be
-vouched for, and size and hash of the other files of the output folder. All of it is the same on every run that prepares
-the same thing; what is not (times, hosts, how much was reused, the seal over it all) stands under `volatile`. Recipes
-are listed once and referred to by number, because a million shards share a few of them.
+It holds the blend, the settings, every shard with source, identity and counts, the totals, what could not be vouched for, and
+size and hash of the other files of the output folder. All of it is equal for equal preparations, except `volatile`: times,
+hosts, how much was reused, and the seal. Recipes are listed once and referred to by number, because a million shards share a
+few.
 """
 
 from collections import Counter
@@ -25,23 +25,24 @@ MANIFEST = "manifest.json"
 BLEND = "blend.json"
 
 FAILED = "failed"
-"""The `status` of the manifest that a failed run leaves where nothing was published before."""
+"""The `status` of a failed run's manifest, which is written if nothing was published before."""
 
 WHOLE = "all"
-"""The part of a shard of which nothing is held out; it belongs to the split that the blend names."""
+"""The only part of a shard without held-out documents; it belongs to the split that the blend names."""
 
 
 SUMMED = ("rows", "documents", "tokens", "quarantined", "truncated", "source_bytes")
-"""What is added up over shards."""
+"""The counts that are summed over shards."""
 
 Names = Mapping[str, Mapping[str, Sequence[str]]]
-"""The published names of shards by place and split. A name is the path of the one file of a part, or the prefix that
-its files share; there are several where a shard is published more than once."""
+"""The published names of shards by place and split. A name is the path of a part's only file, or the prefix that its files
+share. A shard published more than once has several.
+"""
 
 
 @dataclass(frozen=True, slots=True)
 class Finished:
-    """A planned shard, its key and the receipt that proves it."""
+    """A planned shard, its key and its receipt."""
 
     shard: PlannedShard
     key: str
@@ -49,11 +50,11 @@ class Finished:
 
     @property
     def dataset(self) -> tuple[str, str]:
-        """The data set it is of: the split of the plan, and the name."""
+        """Its data set: the split of the plan, and the name."""
         return self.shard.split, self.shard.dataset
 
     def split_of(self, part: str) -> str:
-        """The split that a part of the shard belongs to."""
+        """The split of a part of the shard."""
         if part != WHOLE:
             return part
         return self.shard.split if self.shard.split in SPLITS else "train"
@@ -67,7 +68,7 @@ def manifest_bytes(manifest: Mapping[str, Any]) -> bytes:
 def read_manifest(output_dir: str) -> dict[str, Any] | None:
     """The manifest of an output folder, or None.
 
-    Raises InputError when it is not one, or damaged, and RunError when it is that of a run that failed.
+    Raises InputError if it is damaged or not a manifest, and RunError if it is a failed run's.
     """
     manifest = _manifest(output_dir)
     if manifest is not None and manifest.get("status") == FAILED:
@@ -136,7 +137,7 @@ def _entry(item: Finished, recipe: int, published: Mapping[str, Sequence[str]]) 
 
 
 def identities(manifest: Mapping[str, Any] | None) -> dict[str, dict[str, Any]]:
-    """The identity of every shard of a manifest, by its place, as it was planned: without what was decided later."""
+    """The identity of every shard of a manifest, by place, as planned: without later decisions."""
     if manifest is None:
         return {}
     return {
@@ -146,7 +147,7 @@ def identities(manifest: Mapping[str, Any] | None) -> dict[str, dict[str, Any]]:
 
 
 def totals(finished: Iterable[Finished]) -> dict[str, Any]:
-    """Rows, documents, tokens and drops: in all, per data set (`split/name`), and documents and tokens per split."""
+    """Rows, documents, tokens and drops in total and per data set (`split/name`); documents and tokens per split."""
     datasets: dict[str, Counter[str]] = {}
     drops: dict[str, Counter[str]] = {}
     splits: dict[str, Counter[str]] = {}

@@ -1,7 +1,7 @@
 """The plan of a preparation: every shard, which of them have a valid receipt, and why the others must be built.
 
-A plan is a value: data sets in blend order, files sorted, slices in order, each with its identity and key. Building makes
-the pending shards; publication requires a receipt for every planned shard.
+A plan is a value: data sets in blend order, files sorted, slices in order, each with identity and key. Building makes the
+pending shards; publication requires a receipt for every planned shard.
 """
 
 from collections import Counter
@@ -35,15 +35,13 @@ class PlannedShard:
 
     @property
     def place(self) -> str:
-        """Where the rows are, for messages and for comparing plans: `split/dataset/uri@start`."""
+        """The shard's source position, for messages and for comparing plans: `split/dataset/uri@start`."""
         return f"{self.split}/{self.dataset}/{self.part.file.uri}@{self.part.start}"
 
 
 @dataclass(frozen=True, slots=True)
 class Plan:
-    """All shards of a preparation, the receipts of those already proven, and how many files of each data set
-    (`split/name`) are skipped, by kind.
-    """
+    """All shards of a preparation, the receipts of proven ones, and skipped files by data set (`split/name`) and kind."""
 
     store: Store
     shards: tuple[PlannedShard, ...]

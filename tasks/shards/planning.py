@@ -1,7 +1,7 @@
-"""Planning any preparation: blend and settings in, every shard with its identity out. No Prefect, no Dask.
+"""Plan any preparation: blend and settings in, every shard with its identity out. No Prefect, no Dask.
 
-Planning reads only what identity needs: directory listings, and for new files the footers of Parquet and one hashing pass
-over local files. A kind that must look at data to choose its recipe does so in `recipes_of`.
+Planning reads only what identities need: directory listings, and for new files the footers of Parquet and one hashing pass over
+local files. A kind that must read data to choose its recipe does so in `recipes_of`.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -26,7 +26,7 @@ FieldsOf = Callable[[DataSource], Sequence[str]]
 """The fields of a data set that its shards need."""
 
 RecipesOf = Callable[[DataSource, str, Sequence[Slice]], Sequence[Recipe]]
-"""The recipe of each slice of a data set, which is in a split of the blend."""
+"""The recipe of each slice of a data set in a split of the blend."""
 
 
 def places(blend: Blend, settings: PreparationSettings, output_dir: str | None, kind: str) -> tuple[str, Store]:
@@ -52,7 +52,7 @@ def plan_shards(
     require: Require,
     recipes_of: RecipesOf,
 ) -> Plan:
-    """The shards of a blend, and the receipts of those that are built.
+    """The shards of a blend, and the receipts of built ones.
 
     Raises InputError for anything that must be fixed first.
     """
@@ -103,13 +103,13 @@ def _slices(
 
 
 def holdout_of(settings: PreparationSettings, split: str) -> Holdout | None:
-    """What is held out of a data set; None if the blend names the split itself, or the shares are 0."""
+    """The holdout of a data set; None if the blend names the split itself, or the shares are 0."""
     holdout = settings.holdout
     return holdout if split not in SPLITS and (holdout.valid or holdout.test) else None
 
 
 def require_no(source: DataSource, keys: Sequence[str], kind: str) -> None:
-    """Raises InputError when a data set has one of `keys`, which this kind of preparation ignores."""
+    """Raises InputError if a data set has one of `keys`, which this kind of preparation ignores."""
     for key in keys:
         if getattr(source, key):
             raise InputError(

@@ -1,11 +1,11 @@
-"""A kind of preparation is one record: `Preparation`. Flows, commands, verification, nights, viewing and training ask it.
+"""A kind of preparation is one record, `Preparation`, which flows, commands, verification, nights, viewing and training use.
 
-Every preparation runs the same way, whatever it makes:
+Every kind runs the same way:
 
     plan ─► build pending shards (and rounds over them, on the same cluster) ─► publish ─► report
 
-A kind says how it plans, how one shard is built, and how finished shards lie in the output folder. `KINDS` lists the kinds
-with what a command line must know before it imports anything; a row names the record by its import path, so that
+A kind defines how to plan, how to build one shard, and how to lay out finished shards in the output folder. `KINDS` lists the
+kinds with what a command line needs before it imports anything. Each row names its record by import path, so that
 `tokenmill --help` and `tokenmill verify` load no kind that they do not need.
 """
 
@@ -37,10 +37,10 @@ Found = TypeVar("Found")
 
 @dataclass(frozen=True)
 class Planned(Generic[Settings, Found]):
-    """A planned preparation: its blend, settings and shards, and what else its kind found out while planning.
+    """A planned preparation: its blend, settings and shards, and what its kind found while planning.
 
-    `found` holds what building and publishing need: a vocabulary, a checked template, tables. `notes` are what a person
-    should know of a data set (by `split/name`) before the run.
+    `found` holds what building and publishing need: a vocabulary, a checked template, tables. `notes` are remarks on a data set
+    (by `split/name`) to show before the run.
     """
 
     blend: Blend
@@ -53,9 +53,9 @@ class Planned(Generic[Settings, Found]):
 
 @dataclass(frozen=True, slots=True)
 class Step:
-    """A name for the mapped task in Prefect, and the function that builds one shard of it.
+    """The name of the mapped task in Prefect, and the function that builds one shard in it.
 
-    `build(shard, store, **arguments)` is a function of a module, because workers import it by name.
+    `build(shard, store, **arguments)` is a module-level function, because workers import it by name.
     """
 
     name: str
@@ -67,19 +67,19 @@ class Step:
 
 
 class BuildShards(Protocol):
-    """Builds shards that are pending, wherever the workers are, and returns when all have been tried."""
+    """Build pending shards on the workers, and return when all have been tried."""
 
     def __call__(
         self, step: Step, pending: Sequence[PlannedShard], store: Store, arguments: Mapping[str, Any], *, rebuild: bool
     ) -> None:
-        """Build `pending`. `arguments` are JSON. Raises RunError that names the batches which failed."""
+        """Build `pending`. `arguments` are JSON. Raises RunError that names the failed batches."""
         ...
 
 
 @dataclass(frozen=True, slots=True)
 class Needs:
-    """What building needs: the number of workers of a local cluster (None: one per core), the resources each worker must
-    have, such as `{"GPU": 1}`, and the Prefect concurrency limit that a batch holds, if there is one of that name.
+    """What building needs: the number of workers of a local cluster (None: one per core), the resources of each worker, such as
+    `{"GPU": 1}`, and the Prefect concurrency limit that a batch holds, if that limit exists.
     """
 
     workers: int | None
@@ -89,9 +89,9 @@ class Needs:
 
 @dataclass(frozen=True, slots=True)
 class Release:
-    """What is published of finished shards: how they lie, and what the manifest says of them.
+    """What to publish of finished shards: their layout, and their entries in the manifest.
 
-    `shards` replace the shards of the plan where others were made from them; `volatile` joins the run metadata.
+    `shards` replace the shards of the plan if others were derived from them; `volatile` joins the run metadata.
     """
 
     layout: Layout
@@ -125,31 +125,31 @@ def _all_cores(planned: Planned[Any, Any]) -> Needs:
 
 @dataclass(frozen=True)
 class Preparation(Generic[Settings, Found]):
-    """Everything that makes a kind of preparation.
+    """Everything that defines a kind of preparation.
 
     Required:
         name: The kind of its shards, and the `type` of its manifest.
-        settings: What a person can choose.
-        libraries: Packages whose versions matter to the bytes; the manifest records them.
+        settings: The settings of the user.
+        libraries: Packages whose versions can change bytes; the manifest records them.
         plan: Blend, settings and output folder (None: nothing counts as built) to a plan. Raises InputError.
         step: Builds one shard.
         release: Finished shards to what is published of them. Raises RunError for shards that do not fit together.
         next_steps: What to do with the output, one line each; `{0}` is its folder, `{manifest}` its manifest.
 
     With a default:
-        arguments: What workers need beside a shard, as JSON; the bad-row policy.
+        arguments: What workers need besides a shard, as JSON; by default the bad-row policy.
         inspect: Problems of a stored shard beyond sizes and hashes, for `verify`.
-        read_blend: What is named to the blend it stands for.
-        check: Raises InputError for what a look at blend, settings and output folder shows, before anything starts.
-        rounds: Builds the shards in another way than "all that are pending"; returns the plan of what is published.
+        read_blend: The named blend, loaded.
+        check: Raises InputError for problems with blend, settings and output folder that are visible before anything starts.
+        rounds: Builds the shards otherwise than "all that are pending"; returns the plan of what is published.
         needs: What building needs of a cluster.
-        accept: Raises RunError for a published manifest that breaks a limit which somebody set.
+        accept: Raises RunError for a published manifest that violates a limit in the settings.
         named_files: A digest of each group of files that settings name and shards do not depend on, for nights.
-        summary: Lines about a manifest that only this kind has.
-        tokens: How tokens lie in the published files, for `view` and training; None where there are none.
+        summary: Lines about a manifest specific to this kind.
+        tokens: How tokens are stored in the published files, for `view` and training; None if there are no tokens.
         training_advice: What to do instead of training on the output; `{path}` is its folder.
         hidden: Settings that the flow does not offer, because the kind refuses them.
-        records_failure: A failed run leaves a manifest that says so where nothing was published before.
+        records_failure: Whether a failed run leaves a manifest that says so if nothing was published before.
     """
 
     name: str
@@ -174,7 +174,7 @@ class Preparation(Generic[Settings, Found]):
     records_failure: bool = False
 
     def build(self, planned: Planned[Settings, Found], build_shards: BuildShards) -> Planned[Settings, Found]:
-        """Build everything that is pending; returns the plan of what is published. Raises RunError as `build_shards`."""
+        """Build everything pending; returns the plan of what is published. Raises RunError as `build_shards`."""
         if self.rounds is not None:
             return self.rounds(planned, build_shards)
         self.build_pending(planned, build_shards)
@@ -204,7 +204,7 @@ class Preparation(Generic[Settings, Found]):
         )
 
     def header(self, planned: Planned[Settings, Found]) -> dict[str, Any]:
-        """What every manifest says of its preparation."""
+        """The part of a manifest that describes its preparation."""
         return {
             "type": self.name,
             "blend": planned.blend.model_dump(exclude_none=True),
@@ -213,7 +213,7 @@ class Preparation(Generic[Settings, Found]):
         }
 
     def _run_metadata(self, planned: Planned[Settings, Found], started: float) -> dict[str, Any]:
-        """When, where, how much was reused, and with which versions: what may differ between equal preparations."""
+        """Times, host, reuse and versions: what may differ between equal preparations."""
         plan = planned.plan
         total, built = len(set(plan.keys)), len(plan.pending)
         return {
@@ -229,7 +229,7 @@ class Preparation(Generic[Settings, Found]):
 def proven_shards(planned: Planned[Any, Any]) -> tuple[list[Finished], list[str]]:
     """Every planned shard with its receipt, and the places of those without one.
 
-    Raises RunError when any is missing, unless a partial output was asked for, and for too many bad rows.
+    Raises RunError for too many bad rows, and for a missing receipt unless partial output is allowed.
     """
     settings = planned.settings
     finished, missing = collect(planned.plan, allow_partial=settings.allow_partial)
@@ -242,8 +242,8 @@ def proven_shards(planned: Planned[Any, Any]) -> tuple[list[Finished], list[str]
 class Kind:
     """A row of the registry: what is known of a kind before its record is imported.
 
-    `command` is what follows `tokenmill`, `flow` the name of the flow and of its deployment, `summary` one sentence for
-    both, `record` where the record is (`module:NAME`), `nightly` whether nights prepare blends of this kind.
+    `command` follows `tokenmill`, `flow` names the flow and its deployment, `summary` describes both in one sentence, `record`
+    locates the record (`module:NAME`), and `nightly` says whether nights prepare blends of this kind.
     """
 
     command: str
@@ -309,7 +309,7 @@ def kind_of(manifest: Mapping[str, Any]) -> Preparation[Any, Any] | None:
 
 
 def preparation(name: str) -> Preparation[Any, Any]:
-    """The record of a kind. Raises InputError for a name that no kind has."""
+    """The record of a kind. Raises InputError for an unknown name."""
     if name not in KINDS:
         raise InputError(f"{name!r} is no kind of preparation; {nearest(name, KINDS)}")
     module, _, attribute = KINDS[name].record.partition(":")

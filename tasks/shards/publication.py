@@ -1,16 +1,15 @@
-"""Publication: from proven shards to the folder a trainer reads, all at once or not at all.
+"""Publication: from proven shards to the folder a trainer reads, all or nothing.
 
-    OUT/…                             names for the shards' files, as their kind lays them out
+    OUT/…                             names for the shards' files, in the layout of their kind
     OUT/quarantine/<data set>.jsonl   bad rows, with file, line and reason
-    OUT/manifest.json                 what everything is made of, and the hashes of these files
+    OUT/manifest.json                 the preparation down to each shard, and the hashes of these files
     OUT/blend.json                    the entry point, replaced last
 
-How the shards are named is their kind's `Layout`. A name carries the first eight digits of the shard's key: trainers
-cache by path, so a path must never mean other data than before. That also makes the change from one publication to the
-next safe: names of both lie side by side until blend.json is replaced, then the earlier ones are removed. Publication
-refuses gaps: a planned shard without a receipt stops it, unless partial output was asked for, and then the manifest
-says so. Two publications of one local folder take turns and the last one wins whole; an object store has no locks, so
-there it is the caller who sees to it.
+A kind's `Layout` names its shards. A name carries the first eight digits of the shard's key: trainers cache by path, so a path
+must never refer to other data than before. This also makes replacement safe: old and new names coexist until blend.json is
+replaced, then the old ones are removed. A planned shard without a receipt stops publication, unless partial output is allowed;
+then the manifest says so. Two publications of one local folder take turns, and the last one replaces everything. Object stores
+have no locks, so there the caller must prevent overlap.
 """
 
 import os
@@ -50,10 +49,10 @@ from .store import Store
 
 MOST_SHOWN = 5
 TOLERATED_ROWS = 10
-"""A data set may always have this many bad rows, however small it is."""
+"""Any data set may have this many bad rows, however small it is."""
 
 QUARANTINE, QUARANTINED = "quarantine", "quarantine.jsonl"
-"""The published folder of bad rows, and the file of a shard that they come from."""
+"""The published folder of bad rows, and the shard file that they come from."""
 
 QUARANTINES = re.compile(r".+\.jsonl")
 
@@ -65,11 +64,11 @@ Weights = Mapping[tuple[str, str], float]
 
 @dataclass(frozen=True, slots=True)
 class Published:
-    """What a layout has put into the output folder.
+    """What a layout has written to the output folder.
 
-    `names` are absolute, as blend.json has them, which is `blend`. `files` are those written beside the shards' own, with paths
-    relative to the output folder: the manifest vouches for them. `header` is what the manifest says of them. `derived`
-    are shards made from the shards, with names of their own, `derived_names`.
+    `blend` is the new blend.json and `names` are its absolute names. `files` are those written besides the shards' own, with
+    paths relative to the output folder; the manifest records their hashes and includes `header`. `derived` are shards made from
+    the shards, with their own names, `derived_names`.
     """
 
     names: Names
@@ -81,23 +80,23 @@ class Published:
 
 
 class Layout(Protocol):
-    """How one kind of shard lies in the output folder."""
+    """The layout of one kind of shard in the output folder."""
 
     @property
     def own(self) -> Mapping[str, re.Pattern[str]]:
-        """The names that publications of this kind make, by folder: those that are stale may be removed."""
+        """The names that publications of this kind make, by folder; stale ones may be removed."""
         ...
 
     def lay_out(self, output_dir: str, store: Store, finished: Sequence[Finished]) -> Published:
-        """Give the shards their names, without changing what an earlier name means, and say what blend.json is to be."""
+        """Name the shards' files without changing what an earlier name means, and return the new blend.json."""
         ...
 
 
 @dataclass(frozen=True, slots=True)
 class FolderLayout:
-    """All shards in one folder, which blend.json names as a data set: OUT/<folder>/part-00000-1a2b3c4d.<ending>.
+    """All shards in one folder, which blend.json lists as a data set: OUT/<folder>/part-00000-1a2b3c4d.<ending>.
 
-    A shard's file is its output called `all`. Files are linked on a local disk, and copied by an object store.
+    A shard's file is its output `all`, linked on a local disk and copied by an object store.
     """
 
     folder: str
@@ -125,8 +124,9 @@ class FolderLayout:
 
 @dataclass(frozen=True, slots=True)
 class Listed:
-    """A line of blend.json to be: a name, its split, its data set as `(split of the plan, name)`, and how much it holds,
-    in tokens, or in documents where nothing is tokenized.
+    """A future line of blend.json: a name, its split, and its data set as `(split of the plan, name)`.
+
+    Its size is in tokens, or in documents if nothing is tokenized.
     """
 
     split: str
@@ -136,9 +136,9 @@ class Listed:
 
 
 def collect(plan: Plan, *, allow_partial: bool) -> tuple[list[Finished], list[str]]:
-    """Every planned shard with its receipt, in plan order, and the places of those that have none.
+    """Every planned shard with its receipt, in plan order, and the places of those without one.
 
-    Raises RunError when any is missing, unless `allow_partial`.
+    Raises RunError for a missing receipt, unless `allow_partial`.
     """
     receipts = plan.store.proven(plan.keys)
     pairs = list(zip(plan.shards, plan.keys, strict=True))
@@ -154,7 +154,7 @@ def collect(plan: Plan, *, allow_partial: bool) -> tuple[list[Finished], list[st
 
 
 def check_bad_rows(finished: Sequence[Finished], store: Store, ceiling: float, *, tolerate: bool) -> None:
-    """Raises RunError when a data set has more bad rows than the ceiling (or any, unless `tolerate`), and shows one."""
+    """Raises RunError if a data set has more bad rows than the ceiling (or any, unless `tolerate`), and shows one."""
     rows: Counter[str] = Counter()
     bad: Counter[str] = Counter()
     kinds: defaultdict[str, Counter[str]] = defaultdict(Counter)
@@ -177,7 +177,7 @@ def check_bad_rows(finished: Sequence[Finished], store: Store, ceiling: float, *
 
 
 def _first_bad_row(name: str, finished: Sequence[Finished], store: Store) -> str:
-    """The first bad row of a data set: file, line, and what is wrong with it."""
+    """The first bad row of a data set: file, line and reason."""
     item = next(item for item in finished if "/".join(item.dataset) == name and item.receipt.quarantined)
     if not any(output.path == QUARANTINED for output in item.receipt.outputs):
         return f"in {item.shard.part.file.uri}"
@@ -209,8 +209,8 @@ def publish_preparation(
 ) -> dict[str, Any]:
     """Publish the finished shards under `output_dir` and return the manifest.
 
-    `header` is what the manifest says of the preparation as a whole, `volatile` what may differ between equal runs.
-    Raises RunError, before anything is published, as `check_shrinkage` does.
+    `header` describes the preparation as a whole, `volatile` what may differ between equal runs. Raises RunError, before
+    anything is published, as `check_shrinkage` does.
     """
     with locked(output_dir) if is_local(output_dir) else nullcontext():
         counts = totals(finished)
@@ -242,7 +242,7 @@ def publish_preparation(
 
 @contextmanager
 def failure_recorded(output_dir: str, header: Mapping[str, Any], store: str) -> Generator[None]:
-    """If what runs within fails and nothing was published in `output_dir` before, leave a manifest that says so."""
+    """If the block fails and nothing was published in `output_dir` before, write a manifest that says so."""
     started = time.time()
     try:
         yield
@@ -255,7 +255,7 @@ def failure_recorded(output_dir: str, header: Mapping[str, Any], store: str) -> 
 
 
 def _published_before(output_dir: str, own: Iterable[str]) -> dict[str, re.Pattern[str]]:
-    """The names that the last publication made in folders that are not among this one's `own`, by folder."""
+    """The names that the last publication made in folders that are not in `own`, by folder."""
     with suppress(InputError):
         manifest = published_manifest(output_dir) or {}
         entries = [*manifest.get("shards", []), *manifest.get("derived", {}).get("shards", [])]
@@ -275,7 +275,7 @@ def _published_before(output_dir: str, own: Iterable[str]) -> dict[str, re.Patte
 
 
 def _sweep(output_dir: str, own: Iterable[str], store: Store) -> None:
-    """Remove what killed runs left half-written, except in the folders of shards: building a shard sweeps its own."""
+    """Remove temporaries of killed runs, except in the folders of shards: building a shard sweeps its own."""
     folders = [output_dir, *(join(output_dir, name) for name in own if name), store.place, join(store.place, "gates")]
     for folder in folders:
         if is_local(folder):
@@ -283,7 +283,7 @@ def _sweep(output_dir: str, own: Iterable[str], store: Store) -> None:
 
 
 def described(path: str, data: bytes) -> Output:
-    """The file that `data` will be, under `path`."""
+    """The file that `data` will be at `path`."""
     return Output(path, len(data), xxh3_128_hexdigest(data))
 
 
@@ -295,7 +295,7 @@ def _relative(names: Names, output_dir: str) -> Names:
 
 
 def parts_with_tokens(finished: Sequence[Finished]) -> Iterator[tuple[Finished, str, str]]:
-    """Each part that holds tokens, with the split it belongs to, in plan order."""
+    """Each part with tokens, with its split, in plan order."""
     for item in finished:
         for part, count in item.receipt.parts.items():
             if count.tokens:
@@ -303,10 +303,10 @@ def parts_with_tokens(finished: Sequence[Finished]) -> Iterator[tuple[Finished, 
 
 
 def blend_json(listed: Sequence[Listed], weights: Weights) -> bytes:
-    """What trainers read: per split a flat list of weight and name, or null for a split that nothing is in.
+    """The content of blend.json: per split a flat list of weight and name, or null for an empty split.
 
-    A name weighs its data set's weight times its share of what the data set holds in that split, so a data set is
-    sampled by its weight however many shards it is cut into. Data sets of weight 0 are left out.
+    A name's weight is its data set's weight times its share of the data set in that split, so a data set is sampled by its
+    weight into however many shards it is cut. Data sets of weight 0 are left out.
     """
     amounts: Counter[tuple[str, tuple[str, str]]] = Counter()
     for name in listed:
@@ -319,9 +319,9 @@ def blend_json(listed: Sequence[Listed], weights: Weights) -> bytes:
 
 
 def _publish_quarantine(output_dir: str, store: Store, finished: Sequence[Finished]) -> list[Output]:
-    """One file of bad rows per data set, with file and line; their paths are relative to the output folder.
+    """Write one file of bad rows per data set, with file and line; return them with paths relative to the output folder.
 
-    A shard knows its rows by number within the slice. The line in the file is that plus the rows of the slices before.
+    A shard numbers rows within its slice. The line in the file adds the rows of the slices before.
     """
     before = _rows_before(finished)
     groups: defaultdict[str, list[Finished]] = defaultdict(list)
@@ -339,10 +339,10 @@ def _publish_quarantine(output_dir: str, store: Store, finished: Sequence[Finish
 
 
 def _rows_before(finished: Sequence[Finished]) -> dict[str, int]:
-    """How many rows of the same file stand before each shard that has bad rows.
+    """The number of rows of the same file before each shard that has bad rows.
 
-    That is what the receipts of the slices before it add up to. Where the slice right before is not there (a partial
-    output, or a row longer than a slice), the file is counted.
+    It is the sum over the receipts of the slices before. If the slice right before is missing (in a partial output, or after a
+    row longer than a slice), the file is counted.
     """
     rows: dict[str, int] = {}
     ends: dict[str, tuple[int, int | None]] = {}
@@ -368,9 +368,9 @@ def _quarantined(item: Finished, store: Store, before: int) -> bytes:
 
 
 def _remove_stale(output_dir: str, own: Mapping[str, re.Pattern[str]], current: set[str]) -> None:
-    """Remove names that an earlier publication made and this one does not have, and local folders left empty by that, with those above them.
+    """Remove names of earlier publications that this one lacks, and the local folders and parents that this leaves empty.
 
-    `current` are paths relative to the output folder, or the prefixes that they begin with.
+    `current` are paths relative to the output folder, or prefixes of such paths.
     """
     for folder, pattern in own.items():
         place = join(output_dir, folder) if folder else output_dir

@@ -1,15 +1,14 @@
-"""The one way to write a file: whole or not at all.
+"""The one way to write a file: atomically.
 
-Whoever opens a published path finds the old content or the new one, never a part of either, even after a kill, a full
-disk or a power cut. On a local disk the bytes go to a hidden temporary beside the target, are synced, take the
-target's name in one atomic step, and the directory is synced. On S3 and GCS one PUT or one completed multipart upload
-does the same. The price is the sync: a small file takes 0.75 ms instead of 0.25 ms on ext4 on a virtual SSD, 256 MB
-take 0.16 s instead of 0.06 s. Bytes are hashed (xxh3_128, 28 GB/s) as they pass, so that no file is read again to learn
-what is in it; a write of 2 kB costs 1.3 µs.
+A reader of a published path finds the old content or the new one, never a part, even after a kill, a full disk or a power cut.
+On a local disk the bytes go to a hidden temporary beside the target and are synced; an atomic rename follows, and the directory
+is synced. On S3 and GCS one PUT or one completed multipart upload does the same. The sync costs time: on ext4 on a virtual SSD
+a small file takes 0.75 ms instead of 0.25 ms, 256 MB take 0.16 s instead of 0.06 s. Bytes are hashed (xxh3_128, 28 GB/s) as
+they pass, so no file is read again for its hash; a write of 2 kB costs 1.3 µs.
 
-A killed writer leaves its temporary behind. Writers hold a lock on theirs, and `sweep` removes those nobody holds. A
-multipart upload that is killed, or whose beginning the store confirmed to nobody, stays pending there, seen by no reader,
-until the bucket's own lifecycle rule ends it.
+A killed writer leaves its temporary. Writers lock theirs, and `sweep` removes unlocked ones. A multipart upload stays pending,
+invisible to readers, if its writer is killed or the store's answer to its start is lost; the bucket's lifecycle rule removes
+it.
 """
 
 # Locks and syncs need descriptors, and names are strings because they may be URLs: hence `os`, not `pathlib`.
@@ -38,16 +37,16 @@ if TYPE_CHECKING:
     from _typeshed import ReadableBuffer
 
 PART = 1 << 20
-"""Small writes are gathered into parts of this many bytes; a buffer as large as that is passed on without a copy."""
+"""Small writes are gathered into parts of this many bytes; larger buffers are passed on without a copy."""
 
 ATOMIC = {"s3", "s3a", "gs", "gcs"}
 """Schemes whose objects appear only when their upload is completed."""
 
 COPYING = {*ATOMIC, "memory"}
-"""Schemes whose stores copy an object by themselves, whole or not at all."""
+"""Schemes whose stores copy an object themselves, atomically."""
 
 COPIES = 16
-"""Requests to copy an object that are under way at once."""
+"""Concurrent requests to copy an object."""
 
 TEMPORARY = re.compile(r"\..+\.[0-9a-f]{16}\.tmp")
 
@@ -55,14 +54,14 @@ NO_LOCK = {errno.EWOULDBLOCK, errno.ENOSYS, errno.ENOTSUP, errno.ENOLCK}
 """Another process holds the lock, or the file system has none (NFS without a lock daemon, Lustre without `flock`)."""
 
 NO_LINK = {errno.EXDEV, errno.EPERM, errno.ENOTSUP, errno.EMLINK}
-"""Another device, a file system without hard links, or a file that has all the links it can have."""
+"""Another device, a file system without hard links, or a file with the maximum number of links."""
 
 Put = Callable[[memoryview], object]
 
 
 @dataclass(frozen=True, slots=True)
 class Output:
-    """A published file: where it is (as the caller named it), its size in bytes, and its xxh3_128 in hexadecimal."""
+    """A published file: its place (as the caller named it), its size in bytes, and its xxh3_128 in hexadecimal."""
 
     path: str
     size: int
@@ -70,9 +69,9 @@ class Output:
 
 
 class Publication(io.BufferedIOBase):
-    """The writable binary stream of one file on its way; `publish` makes it and ends it.
+    """The writable binary stream of a file being published; made and ended by `publish`.
 
-    `output` exists once the `with` block of `publish` has ended well, because only then does the file exist.
+    `output` is set once the `with` block of `publish` has ended without an error; before, the file does not exist.
     """
 
     output: Output
@@ -85,13 +84,14 @@ class Publication(io.BufferedIOBase):
         self._hash = xxhash.xxh3_128()
 
     def writable(self) -> bool:
-        """True: this stream is for writing only."""
+        """True: this stream is write-only."""
         return True
 
     def write(self, buffer: "ReadableBuffer", /) -> int:
-        """Append the bytes of `buffer`, any C-contiguous buffer (bytes, memoryview, NumPy array), and return their number.
+        """Append `buffer`, any C-contiguous buffer (bytes, memoryview, NumPy array), and return its number of bytes.
 
-        Raises ValueError once the publication has ended, TypeError for a buffer that is not contiguous, OSError as `publish` does.
+        Raises ValueError once the publication has ended, TypeError for a buffer that is not contiguous, OSError as `publish`
+        does.
         """
         if self.closed:
             raise ValueError("write after the publication has ended; write inside the with block of publish()")
@@ -109,7 +109,7 @@ class Publication(io.BufferedIOBase):
         return len(view)
 
     def drain(self) -> None:
-        """Pass on what was gathered."""
+        """Pass on the gathered bytes."""
         gathered, self._gathered = self._gathered, bytearray()
         if gathered:
             self._pass_on(memoryview(gathered))
@@ -125,12 +125,11 @@ class Publication(io.BufferedIOBase):
 
 @contextmanager
 def publish(uri: str) -> Generator[Publication]:
-    """A stream whose bytes become the file `uri` when the `with` block ends well; directories are made as needed.
+    """A stream whose bytes become the file `uri` when the `with` block ends without an error; creates directories as needed.
 
-    If anything is raised, nothing appears at `uri`, what was there before stays, and the temporary or the pending
-    upload is removed. Raises OSError with `uri` as its `filename` when the disk is full, fails, or refuses (then the
-    file is as before, except that an error of the very last directory sync leaves it new), and InputError for a store
-    that cannot publish atomically.
+    After an error nothing appears at `uri`, existing content stays, and the temporary or pending upload is removed. Raises
+    OSError with `uri` as its `filename` if the disk is full, fails or refuses; the file is then unchanged, unless only the last
+    directory sync failed. Raises InputError for a store that cannot publish atomically.
     """
     with _sink(uri) as put, Publication(put) as publication:
         yield publication
@@ -146,10 +145,10 @@ def publish_bytes(uri: str, data: bytes) -> Output:
 
 
 def publish_new(uri: str, data: bytes) -> None:
-    """Publish `data` as the file `uri` if there is none, which a store decides in one step, and a disk under its folder's lock.
+    """Publish `data` as the file `uri` unless it exists. A store decides that in one step, a disk under its folder's lock.
 
-    Raises FileExistsError when there is one, and whatever `publish` raises. A store that does not know `If-None-Match`,
-    as some that only speak like S3, replaces what is there.
+    Raises FileExistsError if it exists, and errors as in `publish`. A store that ignores `If-None-Match`, as some S3-compatible
+    ones do, replaces the file.
     """
     if not is_local(uri) and uri.split("://", 1)[0] in COPYING:
         system, path = filesystem(uri)
@@ -162,9 +161,9 @@ def publish_new(uri: str, data: bytes) -> None:
 
 
 def open_log(path: str) -> io.FileIO:
-    """Open a local file to append to, unbuffered; the folder is made when missing. Raises OSError.
+    """Open a local file to append to, unbuffered; the folder is created if missing. Raises OSError.
 
-    The exception to publishing: people follow a log while it grows, and want its last line after a crash.
+    The exception to atomic writes: users follow a log while it grows, and need its last line after a crash.
     """
     target = absolute(path)
     _make_directory(os.path.dirname(target))
@@ -172,20 +171,20 @@ def open_log(path: str) -> io.FileIO:
 
 
 def link(source: str, target: str) -> None:
-    """Give the local file `source` the second name `target` in one atomic step; a copy where a hard link is impossible.
+    """Atomically link the local file `source` as `target`; copy it if a hard link is impossible.
 
-    Replaces `target`, and does nothing when it already is the same file. Raises OSError with `target` as its
-    `filename`, or FileNotFoundError when there is no `source`.
+    Replaces `target`, and does nothing if it already is the same file. Raises OSError with `target` as its `filename`, or
+    FileNotFoundError if there is no `source`.
     """
     _give_name(source, target)
     _sync_names([target])
 
 
 def place_files(pairs: Sequence[tuple[str, str]]) -> None:
-    """Make the content of every source its target as well: by `link` where both are local, else by `copy`, in threads.
+    """Copy every source to its target, by `link` where both are local, otherwise by `copy`, in threads.
 
-    A directory is synced once, after its last name: a sync takes 0.5 ms and more, and 100,000 shards have 200,000 names.
-    Names that are there from a run that was killed are synced with the others. Errors as in `link` and `copy`.
+    A directory is synced once, after its last name: a sync takes at least 0.5 ms, and 100,000 shards have 200,000 names. Names
+    left by a killed run are synced with the others. Errors as in `link` and `copy`.
     """
     local = [pair for pair in pairs if all(map(is_local, pair))]
     for source, target in local:
@@ -203,7 +202,7 @@ def _give_name(source: str, target: str) -> None:
         return
     descriptor = os.open(source, os.O_RDONLY)
     try:
-        # The temporary name stands for the source's own inode: this lock keeps `sweep` away from it.
+        # The temporary name shares the source's inode: this lock keeps `sweep` away from it.
         _lock(descriptor, fcntl.LOCK_SH)
         if not _linked(source, target):
             _copy(descriptor, target)
@@ -212,17 +211,17 @@ def _give_name(source: str, target: str) -> None:
 
 
 def _sync_names(targets: Iterable[str]) -> None:
-    """Sync the directories of `targets`, so that these names outlast a power cut."""
+    """Sync the directories of `targets`, so that these names survive a power cut."""
     for directory, target in {os.path.dirname(absolute(target)): target for target in targets}.items():
         with _naming(target):
             _sync_directory(directory)
 
 
 def copy(source: str, target: str) -> None:
-    """Make the content of the file `source` the file `target` as well, in one atomic step, wherever the two lie.
+    """Atomically copy the file `source` to `target`, wherever the two are.
 
-    Within one object store the store copies by itself and no byte passes through here; elsewhere the bytes are streamed.
-    Replaces `target`. Errors as in `publish`, and FileNotFoundError when there is no `source`.
+    Within one object store the store copies; otherwise the bytes are streamed. Replaces `target`. Errors as in `publish`, and
+    FileNotFoundError if there is no `source`.
     """
     (origin, source_path), (system, target_path) = filesystem(source), filesystem(target)
     if target.split("://", 1)[0] in COPYING and origin == system:
@@ -234,7 +233,7 @@ def copy(source: str, target: str) -> None:
 
 
 def join_files(sources: Iterable[str], target: str) -> Output:
-    """Make the contents of some files, one after the other, the file `target`. Errors as in `copy`."""
+    """Concatenate files into the file `target`. Errors as in `copy`."""
     with publish(target) as publication:
         for source in sources:
             system, path = filesystem(source)
@@ -245,10 +244,10 @@ def join_files(sources: Iterable[str], target: str) -> Output:
 
 @contextmanager
 def publish_folder(folder: str) -> Generator[str]:
-    """A new local folder, which takes the name `folder`, with all that was written into it, when the `with` block ends well.
+    """A temporary local folder that takes the name `folder` when the `with` block ends without an error.
 
-    For what other libraries write by themselves, file by file (checkpoints, models). A folder of that name is replaced; for
-    the time of two renames there is none. If anything is raised, it stays as it was. Raises OSError as `publish` does.
+    For libraries that write their own files (checkpoints, models). Replaces a folder of that name, which is missing for the
+    time of two renames. After an error it is unchanged. Raises OSError as `publish` does.
     """
     target = absolute(folder)
     directory, temporary, former = os.path.dirname(target), _temporary_name(target), _temporary_name(target)
@@ -267,7 +266,7 @@ def publish_folder(folder: str) -> Generator[str]:
 
 
 def _replace_folder(target: str, temporary: str, former: str) -> None:
-    """Give `temporary` the name `target`, and what had it the name `former`; it gets its own back if that fails."""
+    """Rename `target` to `former` and `temporary` to `target`; undo the first if the second fails."""
     with suppress(FileNotFoundError):
         os.rename(target, former)
     try:
@@ -279,7 +278,7 @@ def _replace_folder(target: str, temporary: str, former: str) -> None:
 
 
 def _sync_tree(directory: str) -> None:
-    """Sync every file and folder below `directory`, and itself."""
+    """Sync `directory` and everything below it."""
     for place, _, names in os.walk(directory):
         for name in names:
             descriptor = os.open(os.path.join(place, name), os.O_RDONLY)
@@ -291,9 +290,9 @@ def _sync_tree(directory: str) -> None:
 
 
 def sweep_folders(directory: str) -> list[str]:
-    """Remove the temporary folders that killed writers left in a local directory, and return their paths.
+    """Remove the temporary folders of killed writers in a local directory, and return their paths.
 
-    Folders cannot be locked: only who is known to be alone with `directory` may sweep it.
+    Folders cannot be locked, so the caller must have `directory` to itself.
     """
     try:
         names = sorted(os.listdir(directory))
@@ -307,11 +306,10 @@ def sweep_folders(directory: str) -> list[str]:
 
 
 def sweep(directory: str) -> list[str]:
-    """Remove the temporaries that killed writers left in a local directory (not below it), and return their paths.
+    """Remove the temporaries of killed writers in a local directory (not below it), and return their paths.
 
-    The lock tells an orphan from a file being written, so sweeping while others publish is safe. Where the file
-    system has no locks, and where another user's file may not be opened, nothing is removed. A directory that does not
-    exist holds no temporaries. Raises OSError.
+    The lock distinguishes an orphan from a file being written, so sweeping while others publish is safe. Without locks, or if
+    another user's file may not be opened, nothing is removed. A missing directory has no temporaries. Raises OSError.
     """
     try:
         names = os.listdir(directory)
@@ -345,7 +343,7 @@ def _local_file(target: str) -> Generator[Put]:
             os.replace(temporary, target)
             _sync_directory(directory)
     except BaseException:
-        # What went wrong first is what the caller must hear; a temporary that stays is left to `sweep`.
+        # The caller must get the first error; `sweep` removes a temporary that stays.
         with suppress(OSError):
             os.unlink(temporary)
         raise
@@ -363,15 +361,15 @@ def _stored_object(uri: str) -> Generator[Put]:
         with _naming(uri):
             stream.close()  # sends the one PUT, or the last part and the completion
     except BaseException:
-        stream.closed = True  # or its finalizer would send what is left
-        with suppress(OSError):  # as for a local file; an upload that stays pending is seen by nobody
+        stream.closed = True  # otherwise its finalizer would send the rest
+        with suppress(OSError):  # as for a local file; readers do not see a pending upload
             stream.discard()
         raise
 
 
 @contextmanager
 def _memory_file(uri: str) -> Generator[Put]:
-    """A memory:// file shows every byte as it is written, so it is gathered first and stored as a whole."""
+    """A memory:// file shows every byte as it is written, so gather first and store at once."""
     system, path = filesystem(uri)
     content = bytearray()
     yield content.extend
@@ -389,15 +387,15 @@ def _noting(note: str) -> Generator[None]:
 
 @contextmanager
 def _naming(target: str) -> Generator[None]:
-    """Give an OSError the name of the file the caller asked for: a temporary's name, or none, tells them nothing."""
+    """Set an OSError's filename to the file the caller asked for, instead of a temporary or nothing."""
     try:
         yield
     except OSError as error:
-        if error.errno is None:  # words alone, as some stores raise it: a file name would take their place in print
+        if error.errno is None:  # some stores raise only a message, which a file name would replace in print
             error.add_note(f"while publishing {target}")
             raise
         error.filename = target
-        del error.filename2  # set to None it would be printed
+        del error.filename2  # None would be printed
         raise
 
 
@@ -420,7 +418,7 @@ def _open_temporary(target: str) -> tuple[str, int]:
         _lock(descriptor, fcntl.LOCK_EX)
         if os.fstat(descriptor).st_nlink:
             return temporary, descriptor
-        os.close(descriptor)  # a sweep came between creation and lock and has removed the name
+        os.close(descriptor)  # a sweep between creation and lock has removed the name
 
 
 def _temporary_name(target: str) -> str:
@@ -429,7 +427,7 @@ def _temporary_name(target: str) -> str:
 
 
 def _lock(descriptor: int, kind: int) -> bool:
-    """Lock the open file; False when somebody holds it (`LOCK_NB`) or the file system has no locks."""
+    """Lock the open file; False if it is locked (`LOCK_NB`) or the file system has no locks."""
     try:
         fcntl.flock(descriptor, kind)
     except OSError as error:
@@ -440,7 +438,7 @@ def _lock(descriptor: int, kind: int) -> bool:
 
 
 def _release(descriptor: int) -> None:
-    # Closing alone would leave the lock with any child that was forked meanwhile. Where there are no locks, none is held.
+    # Closing alone would leave the lock with a child forked meanwhile. Without locks this does nothing.
     _lock(descriptor, fcntl.LOCK_UN)
     os.close(descriptor)
 
@@ -454,7 +452,7 @@ def _remove_orphan(path: str) -> bool:
         if not _lock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB):
             return False
         os.unlink(path)
-    except FileNotFoundError:  # its writer published it after it was listed
+    except FileNotFoundError:  # its writer published it after the listing
         return False
     finally:
         _release(descriptor)
@@ -462,7 +460,7 @@ def _remove_orphan(path: str) -> bool:
 
 
 def _linked(source: str, target: str) -> bool:
-    """Whether `target` now is a hard link to `source`; False when such a link is impossible."""
+    """Hard-link `source` to `target`; False if that is impossible."""
     temporary = _temporary_name(target)
     directory = os.path.dirname(target)
     with _naming(target):
@@ -476,7 +474,7 @@ def _linked(source: str, target: str) -> bool:
         try:
             os.replace(temporary, target)
         finally:
-            # A rename onto the same inode, made meanwhile by a rival, does nothing and leaves both names.
+            # A rename onto the same inode, linked meanwhile by a rival, does nothing and leaves both names.
             with suppress(FileNotFoundError):
                 os.unlink(temporary)
     return True

@@ -1,6 +1,6 @@
 """The published files of a preparation: every name in its manifest, matched with the receipt that vouches for the file.
 
-`verify`, `push` and the checks before training all read a publication by way of this module.
+`verify`, `push` and the checks before training use this module.
 """
 
 import os
@@ -40,8 +40,8 @@ class Publication:
 class PublishedFile:
     """A published file at `place`, whose size and xxh3_128 `witness` recorded.
 
-    `name` is the absolute name in blend.json: the path of the file, or the prefix that it shares with others. `original`
-    is the shard's own file, None for a file that the manifest lists itself.
+    `name` is its absolute name in blend.json: its path, or a prefix shared with other files. `original` is the shard's own
+    file, None for a file that the manifest lists itself.
     """
 
     name: str
@@ -69,7 +69,7 @@ def read_publication(output_dir: str) -> Publication:
 def published_files(
     publication: Publication, outputs: Mapping[str, Sequence[Output] | None]
 ) -> Iterator[PublishedFile]:
-    """List every published file. `outputs` are those of each shard's receipt by key, None where it has none."""
+    """Every published file. `outputs` are those of each shard's receipt by key, None for a shard without one."""
     for entry in publication.entries:
         for part, names in entry["published"].items():
             recorded = outputs_of(part, outputs[entry["key"]] or []) or outputs_of(WHOLE, outputs[entry["key"]] or [])
@@ -86,7 +86,7 @@ def outputs_of(part: str, outputs: Iterable[Output]) -> list[Output]:
 
 
 def _files(publication: Publication, key: str, name: str, outputs: Sequence[Output]) -> Iterator[PublishedFile]:
-    """The files that a published name stands for: the one output whose ending it has, or else all that begin with it."""
+    """The files of a published name: the one output with its extension, or else all that begin with it."""
     elsewhere = name.startswith("/") or not is_local(name)
     full = name if elsewhere else join(publication.output_dir, name)
     endings = {f".{output.path.partition('.')[2]}": output for output in outputs}
@@ -110,13 +110,13 @@ def _outputs(store: Store, key: str) -> Sequence[Output] | None:
 
 
 def problems_in(files: Iterable[PublishedFile], check: Callable[[str, Output, str], str | None]) -> list[str]:
-    """What `check` finds wrong with the files, in their order. Some are checked at a time."""
+    """The problems that `check` finds in the files, in their order. Several files are checked at a time."""
     found = in_threads(lambda file: check(file.place, file.recorded, file.witness), list(files), THREADS)
     return [problem for problem in found if problem]
 
 
 def size_problem(place: str, recorded: Output, witness: str) -> str | None:
-    """What is wrong with a file unless it has the size that its witness recorded."""
+    """The problem with a file's size, or None if it is as recorded."""
     size = size_of(place)
     if size is None:
         return f"{place}: missing"
@@ -124,7 +124,7 @@ def size_problem(place: str, recorded: Output, witness: str) -> str | None:
 
 
 def content_problem(place: str, recorded: Output, witness: str) -> str | None:
-    """What is wrong with a file unless it has the size and the hash that its witness recorded. Reads all of it."""
+    """The problem with a file's size or hash, or None if both are as recorded. Reads the whole file."""
     problem = size_problem(place, recorded, witness)
     if problem or (found := file_hash(place)) == recorded.xxh3_128:
         return problem

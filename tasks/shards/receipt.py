@@ -1,9 +1,9 @@
 """The receipt: the proof that a shard is complete, written last.
 
-It holds the shard's identity (whose hash is the key), every output with size and xxh3_128, and row counts: rows in,
-documents out, drops by reason. `rows_in == documents + sum(drops)` is checked whenever a receipt is made or read, so a
-receipt that loses a row cannot exist. `facts` holds numbers of one kind of shard. Times, host names and the seal against
-damage are under `volatile`; everything else is the same on every run.
+It holds the shard's identity (whose hash is the key), every output with size and xxh3_128, and row counts: rows in, documents
+out, drops by reason. `rows_in == documents + sum(drops)` is checked whenever a receipt is made or read, so a receipt that loses
+a row cannot exist. `facts` holds counts specific to a kind of shard. Times, host names and the seal are under `volatile`;
+everything else is the same on every run.
 """
 
 from dataclasses import asdict, dataclass, field

@@ -1,8 +1,8 @@
-"""What a person can choose about any preparation, under the same names everywhere.
+"""The settings that all preparations share.
 
-YAML files, `key.sub=value` on the command line and flow parameters all end in a model that derives from
-`PreparationSettings`. What of it can change a byte of a shard is copied into that kind's recipe, which is part of a
-shard's identity; the rest (where, how many workers, how much of the data) never is.
+YAML files, `key.sub=value` on the command line and flow parameters all become a model derived from `PreparationSettings`.
+Settings that can change a byte of a shard are copied into the kind's recipe, part of a shard's identity. The others (paths,
+workers, share of the data) never are.
 """
 
 from typing import Literal, Self
@@ -22,7 +22,7 @@ RUNTIME_SETTINGS = {
     *("shrink_ceiling", "allow_shrink", "previous"),
     *("server", "concurrency"),
 }
-"""Settings that say where and how a preparation runs, and what may be published; equal preparations may differ in them."""
+"""Settings of where and how a preparation runs, and of what may be published; equal preparations may differ in them."""
 
 
 class Holdout(Strict, frozen=True):
@@ -40,7 +40,7 @@ class Holdout(Strict, frozen=True):
 
 
 class PreparationSettings(Strict, frozen=True):
-    """The choices that every preparation has; the defaults prepare a laptop-sized blend."""
+    """The settings of every preparation; the defaults suit a laptop-sized blend."""
 
     shard_size: Size = Field(default=256_000_000, description="Source bytes per shard, for example 256MB.")
     store: Place | None = Field(default=None, description="Where shards live; share it between preparations.")

@@ -1,8 +1,8 @@
-"""Refuse to publish when a data set shrank.
+"""Refuse to publish a data set that shrank.
 
-After a failed mount, a partial copy or a filter that matches nothing, every row read is accounted for, and yet the result
-is useless for training. So a preparation without documents is refused, and so is one in which a data set lost more than
-`shrink_ceiling` of its documents since the last version. `allow_shrink` names exceptions.
+After a failed mount, a partial copy or a filter that matches nothing, every row read is accounted for, but the result is
+useless for training. So publication fails if there are no documents, or if a data set lost more than `shrink_ceiling` of its
+documents since the last version. `allow_shrink` names exceptions.
 
 The last version is the publication in the output folder, or the one that `previous` names. Only equal preparations are
 compared: same kind, same share of the data (`scale`, `sample`), same `mode` of deduplication. A data set that the blend no
@@ -25,7 +25,7 @@ COMPARED = ("scale", "sample", "mode")
 def check_shrinkage(
     output_dir: str, settings: PreparationSettings, header: Mapping[str, Any], totals: Mapping[str, Any]
 ) -> None:
-    """Raises RunError when nothing is left, or a data set lost too much since the last version.
+    """Raises RunError if nothing is left, or a data set lost too much since the last version.
 
     `header` and `totals` are those of the new manifest.
     """

@@ -98,7 +98,7 @@ def _build_batch(
     limit: str | None,
     rebuild: bool,
 ) -> State[Any]:
-    """Build what has no receipt, tell the run after each shard, and end as `Cached` if nothing was built."""
+    """Build shards without a receipt, report each to the run, and end as `Cached` if nothing was built."""
     with holding(limit):
         done = build_batch(batch, store, step.building(arguments), partial(announce, topic), rebuild=rebuild)
     built = sum(not shard.reused for shard in done)
@@ -110,7 +110,7 @@ def _build_batch(
 
 @contextmanager
 def shard_workers(cluster: str, needs: Needs) -> Generator[BuildShards]:
-    """What builds shards, on one cluster for all steps of a run; it starts when there is a first shard to build."""
+    """A context that builds shards on one cluster for all steps of a run; the cluster starts with the first shard to build."""
     with ExitStack() as stack:
 
         @cache
@@ -163,7 +163,7 @@ def _build(
     watch = ClusterWatch(client, resources, bool(runner.adapt_kwargs), tell)
     failures = _wait(futures, tally, watch, step.name)
     if failures:
-        require_reached(client, str(PREFECT_API_URL.value()))  # also ask workers that joined later
+        require_reached(client, str(PREFECT_API_URL.value()))  # include workers that joined later
         shown = "; ".join(failures[:MOST_REPORTED])
         raise RunError(
             f"{len(failures)} of {len(work)} batches failed: {shown}; finished shards are kept: fix the cause and run the "

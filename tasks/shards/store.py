@@ -1,8 +1,7 @@
-"""Where shards live: `STORE/<kind>/<key>/`, one folder per shard, its receipt written last.
+"""The store of shards: `STORE/<kind>/<key>/`, one folder per shard, its receipt written last.
 
-Any number of preparations may share a store, and any number of workers may write to it: two that build the same shard
-write the same bytes, each file replaced atomically. A shard is proven when its receipt is valid and every output has the
-recorded size; `verify` also hashes them.
+Any number of preparations and workers may share a store: two that build the same shard write the same bytes, each file replaced
+atomically. A shard is proven if its receipt is valid and every output has the recorded size; `verify` also hashes them.
 """
 
 from collections.abc import Iterable, Mapping
@@ -22,7 +21,7 @@ THREADS = 16
 """Receipts read at a time: on an object store each costs a round trip of some 30 ms."""
 
 LISTED = 1_000
-"""From this many keys on, list folders before reading receipts: as long as a page of an object store's listing."""
+"""From this many keys on, list folders before reading receipts: the length of a page of an object store's listing."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,15 +32,15 @@ class Store:
     kind: str
 
     def folder(self, key: str) -> str:
-        """Where the shard of that key lives."""
+        """The folder of a shard."""
         return join(self.place, self.kind, key)
 
     def path(self, key: str, name: str) -> str:
-        """Where one file of a shard lives."""
+        """The path of a file of a shard."""
         return join(self.folder(key), name)
 
     def receipt(self, key: str) -> Receipt | None:
-        """The shard's receipt if it proves the shard, else None. Errors of the storage itself pass through."""
+        """The shard's receipt if it proves the shard, else None. Raises errors of the storage."""
         data = read_bytes(self.path(key, RECEIPT))
         if data is None:
             return None
@@ -69,7 +68,7 @@ class Store:
     ) -> Receipt:
         """Write the receipt of a shard whose outputs are all published, and return it; `facts` must be plain JSON.
 
-        Raises InvalidReceiptError when a row is unaccounted for.
+        Raises InvalidReceiptError if a row is unaccounted for.
         """
         key = shard_key(identity)
         inside = [replace(output, path=output.path.removeprefix(f"{self.folder(key)}/")) for output in outputs]
@@ -89,15 +88,15 @@ class Store:
         return receipt
 
     def proven(self, keys: Iterable[str]) -> dict[str, Receipt]:
-        """The receipts of those keys whose shards are proven."""
+        """The receipts of the proven shards among `keys`."""
         unique = list(dict.fromkeys(keys))
         receipts = zip(unique, in_threads(self.receipt, unique, THREADS), strict=True)
         return {key: receipt for key, receipt in receipts if receipt is not None}
 
     def begun(self, keys: Iterable[str]) -> list[str]:
-        """Those of the keys that have a folder here; of a few, all, because asking for each is cheaper than a listing.
+        """The keys that have a folder here; all of them if they are few, because reading each is cheaper than a listing.
 
-        A listing may be a moment old on a network file system: what it lacks may be built already, but not the reverse.
+        On a network file system a listing may be stale: it may lack a shard that is already built, never the reverse.
         """
         unique = list(dict.fromkeys(keys))
         if len(unique) < LISTED:
@@ -112,9 +111,9 @@ class Store:
         return [key for key in unique if key in there]
 
     def read(self, receipt: Receipt, name: str) -> bytes:
-        """The content of one file of a shard, as its receipt vouches for it.
+        """The content of a file of a shard, checked against its receipt.
 
-        Raises RunError, and withdraws the receipt, when the file is not what it was.
+        Raises RunError, and withdraws the receipt, if the file has changed.
         """
         (recorded,) = (output for output in receipt.outputs if output.path == name)
         place = self.path(receipt.key, name)
@@ -128,16 +127,16 @@ class Store:
         return data
 
     def withdraw(self, key: str) -> None:
-        """Remove the receipt of a shard that turned out to be damaged, so that the next run builds it again."""
+        """Remove the receipt of a damaged shard, so that the next run rebuilds it."""
         system, path = filesystem(self.path(key, RECEIPT))
         if system.exists(path):
             system.rm_file(path)
 
 
 def read_vouched(uri: str) -> bytes:
-    """The content of a file of a store, checked as in `Store.read`, by its path alone.
+    """The content of a file of a store by path, checked as in `Store.read`.
 
-    Raises RunError when its shard is not proven, or the file has changed.
+    Raises RunError if its shard is not proven, or the file has changed.
     """
     place, kind, key, name = uri.rsplit("/", 3)
     store = Store(place, kind)

@@ -1,7 +1,7 @@
 """Verify a published preparation: hash every file, check the counts of every receipt, and compare both with the manifest.
 
-Hashing (xxh3_128) runs at the speed of the disk. A shard that fails loses its receipt, so that the next run of the same
-preparation builds that shard again, and no other.
+Hashing (xxh3_128) runs at disk speed. A shard that fails loses its receipt, so the next run of the same preparation rebuilds
+only that shard.
 """
 
 import os
@@ -53,7 +53,7 @@ class _Checked:
 def verify(output_dir: str, inspect: Inspect) -> Verification:
     """Verify a published preparation and withdraw the receipts of damaged shards.
 
-    Raises InputError when the manifest is missing or damaged, or names no store.
+    Raises InputError if the manifest is missing or damaged, or names no store.
     """
     publication = read_publication(output_dir)
     store = publication.store
@@ -112,7 +112,7 @@ def _count_problems(place: str, entry: Mapping[str, Any], receipt: Receipt) -> l
 
 
 def _was_read(file: PublishedFile) -> bool:
-    """Whether a published name is the shard's own file, perhaps by a link, which was hashed with its shard."""
+    """Whether a published name is the shard's own file or a link to it, which was hashed with its shard."""
     if file.original is None or file.place == file.original:
         return file.original is not None
     if not is_local(file.place) or not is_local(file.original):

@@ -1,4 +1,4 @@
-"""What a process can say of itself as a Dask worker. Dask is not imported: a worker has imported it already."""
+"""The identity of a process as a Dask worker. Dask is not imported: a worker has already imported it."""
 
 import re
 import sys
@@ -6,9 +6,9 @@ from typing import Any
 
 
 def worker_number() -> int | None:
-    """The number at the end of this worker's name; 0 outside of a cluster, None for a name without a number.
+    """The number at the end of this worker's name; 0 outside a cluster, None for a name without a number.
 
-    A worker without a name of its own is called by its address, whose port is no number of a worker.
+    A worker without a name is called by its address, whose port is not a worker number.
     """
     worker = _this_worker()
     if worker is None:
@@ -19,7 +19,7 @@ def worker_number() -> int | None:
 
 
 def announce(topic: str, record: dict[str, Any]) -> None:
-    """Tell whoever watches the run that a shard is done; nothing when this process is not a Dask worker."""
+    """Report a finished shard to the run; does nothing outside a Dask worker."""
     worker = _this_worker()
     if worker is not None:
         worker.log_event(topic, record)
