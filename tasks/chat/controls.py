@@ -1,4 +1,4 @@
-"""Control tokens: those that a template writes, and control tokens spelled in the data.
+"""Control tokens: written by a template, or spelled in the data.
 
 The added tokens that occur in a template or its renderings are its controls. They become single ids, and the text
 between them is encoded by an encoder that does not know them. If the data spells one (`<|im_end|>` in a web page), a

@@ -227,7 +227,7 @@ def require_template(_blend: Blend, settings: SftSettings, _output_dir: str) -> 
 
 
 def packing_lines(manifest: Mapping[str, Any]) -> list[str]:
-    """Lines on how well each split is packed, how much of it is trained on, and what was left out."""
+    """Lines on how well each split is packed, how much of it is trained on, and what is excluded from training."""
     splits: dict[str, Counter[str]] = {}
     counts: Counter[str] = Counter()
     for entry in manifest["shards"]:
