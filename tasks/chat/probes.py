@@ -242,7 +242,7 @@ def _leads(answer: _Answer, controls: Controls, *, outside: bool) -> Iterator[st
 
 
 def _ends_in_next(template: ChatTemplate, controls: Controls) -> bool:
-    """Whether an answer ends with the first token of what follows instead of one of its own."""
+    """Whether an answer has no end token and ends with the first token of the following text."""
     rendering = template.render(PROBES["several turns"].messages, [])
     if not isinstance(rendering, Rendering) or not controls.ids or 1 not in rendering.extents:
         return False

@@ -342,7 +342,7 @@ def _is_thought(message: HarmonyMessage) -> bool:
 
 
 def _plain(messages: list[HarmonyMessage], policy: SpecialStrings | None) -> tuple[list[HarmonyMessage], int]:
-    """The messages with special strings escaped, and their number; without a policy, the messages as they are."""
+    """The messages with special strings escaped, and their number; without a policy, the messages unchanged."""
     escaped = 0
     if policy is None:
         return messages, escaped

@@ -261,7 +261,7 @@ def _known(name: str) -> str | None:
 
 
 def card(contents: Contents, folders: Sequence[str] = ()) -> str:
-    """The card: front matter for the hub, then tables. Each of `folders` is a configuration of its own."""
+    """The card: front matter for the hub, then tables. Each of `folders` is a separate configuration."""
     rows = sum(split["rows"] for split in contents.splits.values())
     return "\n".join([
         *_front_matter(contents, rows, folders),

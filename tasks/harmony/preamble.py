@@ -49,7 +49,7 @@ def system_body(effort: str = "medium", *, python: bool = False, functions: bool
 
 
 def developer_body(instructions: str | None, tools: Sequence[Mapping[str, Any]]) -> str:
-    """The developer message: instructions as they are, and tools; empty without either.
+    """The developer message: unchanged instructions, and tools; empty without either.
 
     A tool is OpenAI's, with or without the `function` around it. Raises RejectionError, bad_tools, for one without a
     name or that cannot be written.

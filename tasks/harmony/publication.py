@@ -1,4 +1,4 @@
-"""Publication of Harmony rows: a folder per split of the sources, which `datasets` loads as it is.
+"""Publication of Harmony rows: a folder per split of the sources, which `datasets` loads directly.
 
     OUT/data/<split>/part-00000-1a2b3c4d.parquet   the shards' files, in the order of the plan (hard links on a local disk)
     OUT/data/train-<split>/…                       where the blend has train, valid or test, which stay apart

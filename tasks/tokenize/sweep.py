@@ -111,7 +111,7 @@ class Context:
     after: str
 
     def around(self, character: str) -> str:
-        """The character in its context, on a line of its own."""
+        """The character in its context, on a separate line."""
         return f"\n{self.before}{character}{self.after}\n"
 
 
