@@ -1,7 +1,7 @@
 """Loading a blend from a path, a URI or an object. All mistakes are reported before any data is read.
 
-Relative data paths are relative to the blend file, so that a blend and its data can move together; in an inline blend
-they are relative to the working directory.
+Relative data paths resolve against the folder of the blend file, so that a blend and its data can move together; in an inline
+blend they resolve against the working directory.
 """
 
 import json

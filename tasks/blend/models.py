@@ -48,7 +48,7 @@ TransformSpec = str | dict[str, JsonValue]
 
 
 class DataSource(Strict, frozen=True):
-    """One data set of a blend: where its rows are, and its weight."""
+    """One data set of a blend: the place of its rows, and its weight."""
 
     name: Name = Field(description="Unique name; becomes part of file names.")
     path: str = Field(

@@ -1,9 +1,8 @@
 """The self-check: before a run, a template and a tokenizer must produce correct masks on synthetic conversations.
 
-For every probe that the template accepts: the decoded tokens equal the rendering, the decoded trained tokens equal the
-characters that the policy names, and the ids equal the tokenizer's own. A template under which nothing would be trained
-on fails here instead of in training. The check takes seconds, because it loads the reference tokenizer, so its result
-is cached.
+For every probe that the template accepts: the decoded tokens must equal the rendering, the decoded trained tokens the
+characters chosen by the policy, and the ids the tokenizer's own. A template that leaves nothing to train on fails here instead
+of in training. The check takes seconds, because it loads the reference tokenizer, so its result is cached.
 """
 
 import hashlib
@@ -51,7 +50,7 @@ class Checked:
 def renderer_of(
     template: ChatTemplate, vocabulary: Vocabulary, policy: LossPolicy, split_turns: SplitTurns, special: SpecialTokens
 ) -> Renderer:
-    """The renderer of a template for a vocabulary, from probes of the template, unchecked."""
+    """The unchecked renderer of a template for a vocabulary, from probes of the template."""
     return _renderer(template, profile_template(template, vocabulary.controls), policy, split_turns, special)
 
 
@@ -91,13 +90,13 @@ def checked_renderer(
 
 
 def remembered_check(question: Sequence[Any], store: str, check: Callable[[], dict[str, str]]) -> dict[str, str]:
-    """The conversations that a check found to be refused, from the store if the same `question` was asked before."""
+    """The conversations that a check refused; read from the store if the same `question` was checked before."""
     digest = hashlib.sha256(orjson.dumps(question, option=orjson.OPT_SORT_KEYS)).hexdigest()[:32]
     return remembered(join(store, "gates", f"{digest}.json"), dict[str, str], check)
 
 
 def refusals(sequences_of: SequencesOf, controls: Controls, vocabulary: Vocabulary) -> dict[str, str]:
-    """The refused probes with the reason. Raises InputError unless all others come out right."""
+    """The refused probes with the reason. Raises InputError unless all others are correct."""
     guarded = vocabulary.guarding(frozenset(controls.ids))  # also for whole texts, so that one tokenizer is loaded
     refused: dict[str, str] = {}
     for name, probe in PROBES.items():
@@ -120,8 +119,8 @@ def _needs_tools(refusal: Rejected, sequences_of: SequencesOf) -> bool:
 
 
 def _require_prompted(renderer: Renderer) -> None:
-    """Require that every answer begins where the template's own generation prompt ends, if its rendering continues that
-    prompt. Templates with generation tags mark the place themselves.
+    """Require that every answer begins where the template's own generation prompt ends, if its rendering continues that prompt.
+    Templates with generation tags mark this position themselves.
     """
     for name, probe in PROBES.items():
         rendering = renderer.template.render(probe.messages, probe.tools)

@@ -1,9 +1,8 @@
-"""Control tokens: those that a template writes, and control tokens spelled in the data.
+"""Control tokens: written by a template, or spelled in the data.
 
-The added tokens that occur in a template or its renderings are its controls. They become single ids, and the text
-between them is encoded by an encoder that does not know them. If the data spells one (`<|im_end|>` in a web page), a
-Unicode noncharacter is inserted into it before rendering and removed afterwards, so data can neither end a turn nor
-move a boundary.
+The added tokens that occur in a template or its renderings are its controls. They become single ids, and the text between them
+is encoded by an encoder that does not know them. If the data spells one (`<|im_end|>` in a web page), a Unicode noncharacter is
+inserted into it before rendering and removed afterwards, so data cannot end a turn or move a boundary.
 
 Searching a text costs about 0.3 ns per character, because most texts have no `<`.
 """

@@ -1,10 +1,10 @@
 """A conversation as chat templates see it.
 
-This is OpenAI's form, made strict: keys without a value are absent, reasoning is apart from the answer, and arguments
-of tool calls are objects. Messages are plain dicts, because templates need dicts and test keys with `is defined`.
+This is OpenAI's form, made strict: keys without a value are absent, reasoning is separate from the answer, and arguments of
+tool calls are objects. Messages are plain dicts, because templates need dicts and test keys with `is defined`.
 
-Templates want arguments as an object or as JSON text. Both are kept, so a template that prints the text prints the
-source's own text.
+Templates expect arguments as an object or as JSON text. Both are kept, so a template that prints the text prints the source's
+text.
 """
 
 from dataclasses import dataclass
@@ -88,7 +88,7 @@ class Conversation:
 
 
 class RejectionError(ValueError):
-    """Raised while a record is read, and caught by whoever reads the record: why it cannot be used."""
+    """Why a record cannot be used; raised while it is parsed, and caught by its reader."""
 
     def __init__(self, reason: str, detail: str) -> None:
         super().__init__(detail)

@@ -1,12 +1,12 @@
 """Renderings to arrays of tokens, loss and roles.
 
-A rendering is cut into pieces: control tokens, which are ids, and the text between them, which is encoded as a whole.
-Text is also cut where generation begins, because a server encodes its prompt apart from the answer. Any other boundary
-of the loss lies inside text that the model generates in one go. That text is encoded whole; its parts are encoded as
-well, and tokens where the two disagree are not trained on and counted.
+A rendering is cut into pieces: control tokens, which are ids, and the text between them, which is encoded as a whole. Text is
+also cut where generation begins, because a server encodes its prompt separately from the answer. Any other loss boundary is
+inside text that the model generates in one go. That text is encoded whole, and its parts are encoded as well; tokens on which
+the two disagree are counted and not trained on.
 
-Every text of a batch is encoded once, however often it occurs, so the cost of a long conversation is linear even if its
-sequences repeat it. Placing ids takes 10 ns per token.
+Each distinct text of a batch is encoded once, so the cost of a long conversation is linear even if its sequences repeat it.
+Placing ids takes 10 ns per token.
 """
 
 import itertools
@@ -62,7 +62,7 @@ def cut(text: str, passages: Sequence[Passage], controls: Controls) -> list[list
     number, passage, group = 0, passages[0], groups[0]
     place, is_control = 0, True
     for found in controls.pattern.split(text):
-        is_control = not is_control  # texts and control tokens in turn, the first is a text
+        is_control = not is_control  # texts and control tokens alternate, starting with a text
         end = place + len(found)
         while place < end:
             while place >= passage.stop:

@@ -1,10 +1,10 @@
 """Filters and limits of chat templates.
 
-Filters are Jinja's own if their result is no larger than their input, and ours for those that write text, so that sizes
-are limited and origins kept.
+Filters whose result is no larger than their input are Jinja's. Those that write text are replaced by ours, to limit sizes and
+keep origins.
 
-A template can build much from little: a list that holds itself twice, forty times over, takes a few hundred bytes until
-it is written. So values are measured, up to the limit, before they are written or repeated.
+A template can build huge values cheaply: a list that contains the previous list twice, nested forty levels deep, takes a few
+hundred bytes until it is written. So values are measured, up to the limit, before they are written or repeated.
 """
 
 import json
@@ -70,8 +70,8 @@ def require_size(size: int) -> None:
 
 
 def require_plain(value: object) -> None:
-    """Raises TypeError for a value that holds anything but data, and TemplateLimitError for one that is too large.
-    Functions and the like would be written with their address, which changes.
+    """Raises TypeError for a value that contains anything but data, and TemplateLimitError for one that is too large.
+    Functions, for example, would be written with their address, which varies.
     """
     size, steps = 0, 0
     waiting = [value]
@@ -190,7 +190,7 @@ def _indented(encoder: json.JSONEncoder, value: Any, indent: int) -> str:  # noq
 
 @pass_environment
 def join(environment: Environment, values: Any, d: str = "", attribute: str | None = None) -> str:  # noqa: ANN401 - same
-    """Texts in one; of objects, the field at a dotted path."""
+    """The joined texts; of objects, the field at a dotted path."""
     parts = list(values)
     for name in (attribute or "").split(".") if attribute else ():
         parts = [environment.getitem(part, name) for part in parts]
@@ -198,7 +198,7 @@ def join(environment: Environment, values: Any, d: str = "", attribute: str | No
 
 
 def together(parts: list[str], between: str = "") -> str:
-    """Texts in one, within the size limit."""
+    """The joined texts, within the size limit."""
     require_size(sum(map(len, parts)) + len(between) * len(parts))
     return joined(parts, between)
 
@@ -211,7 +211,7 @@ def replace(text: Any, old: str, new: str, count: int | None = None) -> str:  # 
 
 
 def format_text(text: Any, *values: Any) -> str:  # noqa: ANN401 - same
-    """`text` with values for every `%s`. Raises SecurityError for other directives, because a width is any size."""
+    """`text` with values for every `%s`. Raises SecurityError for other directives, because a width can be of any size."""
     written = text_of(text)
     if not values or "%" in written.replace("%%", "").replace("%s", ""):
         raise SecurityError(f"{written[:40]!r}: only %s can be formatted in a chat template")
@@ -233,7 +233,7 @@ def escape(value: Any) -> str:  # noqa: ANN401 - same
 
 
 def safe(value: Any) -> str:  # noqa: ANN401 - same
-    """Text as it is; text added to it with `+` is escaped, as in Jinja."""
+    """Unchanged text; text added to it with `+` is escaped, as in Jinja."""
     return markupsafe.Markup(str.__str__(text_of(value)))  # noqa: S704 - nothing here is shown as HTML
 
 

@@ -1,8 +1,8 @@
 """Marks inserted into a template's syntax tree, so that a rendering records which message wrote which characters.
 
-Every loop that writes marks its iterations, with the message or tool call they are about, and its end; other loops only
-count steps. `~` becomes a filter that keeps origins. The `generation` tag, by which some templates mark what the model
-generates, becomes two marks. Slices become a filter, because copying costs steps.
+Every loop that writes text marks each iteration, with its message or tool call, and its end; other loops only count steps. `~`
+becomes a filter that keeps origins. The `generation` tag, by which some templates mark what the model generates, becomes two
+marks. Slices become a filter, because copying costs steps.
 """
 
 from collections.abc import Callable, Mapping, Sized
@@ -78,7 +78,7 @@ class _Instrumenter(NodeTransformer):
 
 
 def _subject(node: nodes.For) -> nodes.Expr | None:
-    """What an iteration is about: its variable, or, if it counts with `range`, the item looked up at that index."""
+    """The subject of an iteration: its variable, or, in a loop over `range`, the item looked up at that index."""
     if not isinstance(node.target, nodes.Name):
         return None
     name, counts = node.target.name, isinstance(node.iter, nodes.Call) and isinstance(node.iter.node, nodes.Name)

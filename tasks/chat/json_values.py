@@ -1,8 +1,8 @@
 """JSON values and JSON text in chat rows.
 
-orjson decides what is JSON, as where rows are read: no NaN, no half surrogate pair, at most 254 levels (the limit of
-`json` depends on the caller's stack, so a row could fail in one worker only). Numbers keep their spelling, and
-duplicate keys are rejected. This takes 4 ns per byte, for tool calls, results and definitions only.
+orjson defines valid JSON, as it does for reading rows: no NaN, no half surrogate pair, at most 254 levels (the limit of `json`
+depends on the caller's stack, so a row could fail in only some workers). Numbers keep their spelling, and duplicate keys are
+rejected. This takes 4 ns per byte, and applies only to tool calls, results and definitions.
 """
 
 import json

@@ -1,5 +1,5 @@
-"""Load a chat template: by name, from the tokenizer, from a file, or given as text. A name that is none of these is an
-error with the nearest known name; it is never rendered as a template.
+"""Load a chat template: by name, from the tokenizer, from a file, or given as text. Any other name is an error that suggests
+the nearest known name; it is never rendered as a template.
 """
 
 from collections.abc import Mapping
@@ -74,7 +74,7 @@ def _own_instructions(vocabulary: Vocabulary) -> dict[str, str]:
     probe = PROBES["a tool call"]
     try:
         rendering = ChatTemplate(vocabulary.chat_template, {}).render(probe.messages[:1], probe.tools)
-    except InputError:  # a template that is not used need not be one
+    except InputError:  # an unused template may be invalid
         return {}
     if isinstance(rendering, Rejected):
         return {}

@@ -1,4 +1,4 @@
-r"""Which characters of a rendering are trained on: of what the model would generate, what the policy names.
+r"""Which characters of a rendering are trained on: those that the model would generate and the policy selects.
 
 In every template an assistant message begins with the generation prompt, which the server writes
 (`<|im_start|>assistant\n`). The completion follows, up to the token that ends the turn:
@@ -28,11 +28,10 @@ LossOn = Literal["assistant_all", "assistant_bodies", "last_turn", "final_only"]
 class LossPolicy:
     """Which tokens are trained on.
 
-    `assistant_all`: all that the assistant generates; `last_turn`: what it generates after the last user message;
-    `final_only`: its last answer, without reasoning and tool calls, and nothing if it only calls tools;
-    `assistant_bodies` (formats with separate headers): message bodies only. The other fields leave parts out.
-    `empty_reasoning` is what a template writes in place of missing reasoning, if it follows the generation prompt: the
-    model must generate it, or it would think.
+    `assistant_all`: all that the assistant generates; `last_turn`: what it generates after the last user message; `final_only`:
+    its last answer, without reasoning and tool calls, and nothing if it only calls tools; `assistant_bodies` (formats with
+    separate headers): message bodies only. The other fields exclude parts. `empty_reasoning` is the template's placeholder for
+    missing reasoning, if it follows the generation prompt: a model that does not generate it would reason.
     """
 
     on: LossOn = "assistant_all"
@@ -123,8 +122,8 @@ class Openings:
 
 @dataclass(slots=True)
 class Parts:
-    """Where the parts of one message were written: beginning and end of each. `of_others` says that text of another
-    message is among them, `gap` that the generation tags leave a gap.
+    """Beginning and end of each part of a message. `of_others`: text of another message is among them; `gap`: the generation
+    tags leave a gap.
     """
 
     content: Range | None = None
@@ -155,8 +154,8 @@ def completions(
 ) -> dict[int, Completion] | Rejected:
     """The completions of the assistant messages in `learned`, by number.
 
-    Rejected if the template omits a message, its content or its tool calls, begins it in an unknown way, or does not
-    end it: no mask would be right.
+    Rejected if the template omits a message, its content or its tool calls, begins it in an unknown way, or does not end it,
+    because no mask would be correct.
     """
     found: dict[int, Completion] = {}
     parts = parts_of(rendering, learned) if learned else {}
@@ -236,7 +235,7 @@ def _hull(known: Range | None, new: Range) -> Range:
 def _left_out(
     number: int, message: Message, rendering: Rendering, parts: Mapping[int, Parts]
 ) -> tuple[str, str] | None:
-    """Reason and detail if the template omits what has to be trained on."""
+    """Reason and detail if the template omits content that must be trained on."""
     start, stop = rendering.extents.get(number, (0, 0))
     if start == stop and any(
         of == number and first < last for first, last, (of, kind) in rendering.spans if kind == "content"
@@ -277,9 +276,9 @@ def _generation_start(
 ) -> int | None:
     """Where the generation prompt ends: at the beginning of the message, or as close to its text as a prompt occurs.
 
-    A prompt may go on where the message does not (`<think>` before an answer without reasoning); then their common
-    beginning counts, up to its last control token or line end. The text between prompt and message must have been seen
-    there by the probes, or it is unknown whether it is generated.
+    A prompt may continue where the message does not (`<think>` before an answer without reasoning); then their common prefix
+    counts, up to its last control token or line end. The text between prompt and message must have occurred there in the
+    probes; otherwise it is unknown whether the model generates it.
     """
     text, extent = rendering.text, rendering.extents[number]
     start, stop = extent[0], min((part[0] for part in (parts.content, parts.reasoning) if part), default=extent[1])

@@ -2,12 +2,12 @@
 
 Plain messages (a role and a string) take a fast path; all others are checked in full and rejected at the first fault.
 
-Reasoning is a key of its own or inline between `<think>` and `</think>`. Inline thinking counts only at the very
-beginning, where generation puts it; elsewhere it is text, and ambiguous cases are rejected.
+Reasoning is a separate key or inline between `<think>` and `</think>`. Inline thinking counts only at the very beginning, where
+models generate it; elsewhere it is text, and ambiguous cases are rejected.
 
-A tool call is `{"function": {"name", "arguments"}}` or the inner object alone; arguments are an object or JSON text,
-and older rows have one `function_call`. A call that cannot be read rejects its conversation, because a result without
-its call teaches the wrong thing. Nulls in arguments and definitions are data and stay.
+A tool call is `{"function": {"name", "arguments"}}` or the inner object alone; arguments are an object or JSON text, and older
+rows have one `function_call`. An unreadable call rejects its conversation, because a result without its call would train the
+wrong behaviour. Nulls in arguments and definitions are data and are kept.
 
 Loss flags in the data restrict training:
 
@@ -18,8 +18,8 @@ Loss flags in the data restrict training:
 | `train_detail` | axolotl | `[{"begin_offset", "end_offset", "train"}, …]`, characters of the content, end included |
 | `step_loss_mask` | slime | 0 or 1 |
 
-axolotl's content parts have `train` or `weight` as well. A message is left out if any flag says so. With a detail, only
-its characters and the end of turn are trained on. Data that asks to train on other roles is rejected.
+axolotl's content parts have `train` or `weight` as well. A message is excluded if any flag excludes it. With `train_detail`,
+only its characters and the end of turn are trained on. Data that asks to train on other roles is rejected.
 """
 
 from collections.abc import Mapping
@@ -37,7 +37,7 @@ SPELLINGS = ("reasoning_content", "reasoning", "thinking")
 
 
 def given_reasoning(message: Mapping[str, Any], role: Role) -> str | None:
-    """The reasoning under a key of its own, None if absent or blank."""
+    """The reasoning under a separate key, None if absent or blank."""
     value = message.get(SPELLINGS[0])
     if value is not None and not isinstance(value, str):
         raise RejectionError("bad_reasoning", f"its {SPELLINGS[0]} is {kind(value)}; make it a string, or leave it out")
@@ -56,7 +56,7 @@ def given_reasoning(message: Mapping[str, Any], role: Role) -> str | None:
 def split_thinking(content: str) -> tuple[str | None, str]:
     """Inline thinking, None if absent or blank, and the answer after it.
 
-    Raises RejectionError for thinking that never ends, and for an answer that begins with thinking again.
+    Raises RejectionError for unterminated thinking, and for an answer that begins with thinking again.
     """
     opened = content.lstrip().startswith(OPEN)
     thoughts, closed, answer = content.partition(CLOSE)
@@ -72,7 +72,7 @@ def split_thinking(content: str) -> tuple[str | None, str]:
 
 
 def _thinks(content: str) -> bool:
-    """Whether content begins with thinking: it opens it, or closes what nothing opened."""
+    """Whether content begins with thinking: an opening tag, or a closing tag without an opening one."""
     before, closed, _ = content.partition(CLOSE)
     return content.lstrip().startswith(OPEN) or (bool(closed) and OPEN not in before)
 

@@ -1,11 +1,11 @@
-"""Parse a record into a conversation, or into the reason why it is none.
+"""Parse a record into a conversation, or into a reason for rejecting it.
 
-Sources have three shapes: OpenAI's list of messages, ShareGPT's list of turns, and a question with its answer. All
-become one strict form. A record that is ambiguous, or readable only in part, is rejected with a reason and the first
-fault; nothing is repaired, and data never raises.
+Sources have three formats: OpenAI's list of messages, ShareGPT's list of turns, and a question with its answer. All become one
+strict form. A record that is ambiguous, or readable only in part, is rejected with a reason and the first fault; nothing is
+repaired, and bad data never raises an exception.
 
-Null equals an absent key, because Parquet gives every key of a struct to every row. Records are not changed; tools and
-arguments share their values with the record.
+Null equals an absent key, because in Parquet every row has all keys of a struct. Records are not modified; tools and arguments
+share their values with the record.
 
 Cost: 0.7 µs per plain message and 1 µs per record, 1.5 to 2 µs per message with reasoning or nulls, 5 µs per tool call,
 14 µs per KB of tool definitions.
@@ -30,7 +30,7 @@ def fields_read(messages_field: str | None, tools_field: str) -> list[str]:
 
 
 def conversation(record: Mapping[str, Any], messages_field: str | None, tools_field: str) -> Conversation | Rejected:
-    """The conversation in `record`, or why there is none.
+    """The conversation in `record`, or the reason for rejecting it.
 
     `messages_field` names the field of the messages; None takes the first of `messages`, `conversations`, `input` with
     `output` and `prompt` with `response`. Both fields may be dotted paths. Details number messages from 1, including a

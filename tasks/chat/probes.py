@@ -1,8 +1,8 @@
-"""Probe a template: render synthetic conversations to see what it does.
+"""Probe a template: render synthetic conversations to find its properties.
 
-Templates do not declare their generation prompt, their control tokens, or whether they strip reasoning from earlier
-turns, but all of it shows in renderings. The results decide how masks are built, and `check` proves them on the same
-conversations. Takes a few milliseconds.
+Templates do not declare their generation prompt, their control tokens, or whether they strip reasoning from earlier turns, but
+renderings reveal all of it. The results decide how masks are built, and `check` verifies them on the same conversations.
+Probing takes a few milliseconds.
 """
 
 from collections.abc import Iterator, Mapping, Sequence
@@ -114,8 +114,8 @@ REASONING = {1, 3, 5}
 
 @dataclass(frozen=True, slots=True)
 class TemplateProfile:
-    """What a template does: how it begins and ends answers, its control tokens, and whether it writes reasoning in the
-    last turn and in earlier ones.
+    """Properties of a template: how it begins and ends answers, its control tokens, and whether it writes reasoning in the last
+    turn and in earlier ones.
     """
 
     openings: Openings
@@ -212,7 +212,7 @@ def _answers_at(
 
 
 def _differences(plain: Rendering, asked: Rendering) -> Iterator[str]:
-    """What asking for a generation prompt adds."""
+    """The text that is added by requesting a generation prompt."""
     if asked.text.startswith(plain.text):
         yield asked.text[len(plain.text) :]
     elif asked.epilogue < len(asked.text):
@@ -242,7 +242,7 @@ def _leads(answer: _Answer, controls: Controls, *, outside: bool) -> Iterator[st
 
 
 def _ends_in_next(template: ChatTemplate, controls: Controls) -> bool:
-    """Whether an answer ends with the first token of what follows instead of one of its own."""
+    """Whether an answer has no end token and ends with the first token of the following text."""
     rendering = template.render(PROBES["several turns"].messages, [])
     if not isinstance(rendering, Rendering) or not controls.ids or 1 not in rendering.extents:
         return False

@@ -1,11 +1,10 @@
 """The sandbox of chat templates, which are untrusted programs.
 
-Jinja's immutable sandbox keeps a template from touching Python but does not bound its work. So each rendering has a
-budget of steps (every loop iteration, call, and element that a filter visits), seconds, and characters per text
-(`filters`); exceeding it is an error that names the limit. Only the filters, methods and functions listed here and in
-`filters` are available.
+Jinja's immutable sandbox isolates a template from Python but does not limit its work. So each rendering has a budget of steps
+(every loop iteration, call, and element that a filter visits), seconds, and characters per text (`filters`); exceeding it is an
+error that names the limit. Only the filters, methods and functions listed here and in `filters` are available.
 
-Nothing depends on time, chance or machine: there is no `random`, and `strftime_now` uses the template variable `date`.
+Output does not depend on time, chance or machine: there is no `random`, and `strftime_now` uses the template variable `date`.
 Otherwise the environment is that of Hugging Face transformers (trimmed blocks, `break` and `continue`, `tojson` without
 escapes, `raise_exception`, the `generation` tag).
 """
@@ -124,7 +123,7 @@ class Sandbox(ImmutableSandboxedEnvironment):
         }
 
     def _step(self, count: int = 1) -> None:
-        self.budget.step(count)  # of this rendering; the next one has another
+        self.budget.step(count)  # this rendering's budget; the next one has its own
 
     def call_binop(self, context: Context, operator: str, left: Any, right: Any) -> Any:  # noqa: ANN401 - a template's values
         """Add, multiply, raise or format within the limits; arguments of tool calls are their JSON beside text."""
@@ -170,7 +169,7 @@ class Sandbox(ImmutableSandboxedEnvironment):
         return found
 
     def getattr(self, obj: Any, attribute: str) -> Any:  # noqa: ANN401 - same
-        """Fast paths for what templates ask most: fields of messages and loop state."""
+        """Fast paths for the most common look-ups: fields of messages and loop state."""
         kind = type(obj)
         if kind in RECORDS and attribute in FIELDS:
             return obj[attribute] if attribute in obj else _absent(attribute)

@@ -4,9 +4,9 @@ Templates of reasoning models strip the reasoning from earlier turns, so a turn 
 that ends with it. A conversation of n turns becomes n sequences, each with the earlier turns in their history form and
 one full turn, the only one trained on.
 
-Rendering all prefixes would be quadratic. Instead every message is rendered twice, in its history form and in a
-conversation of its turn alone, and sequences are composed of both. The self-check compares this with true prefixes; if
-they differ, or for system messages in later turns, prefixes are rendered one by one.
+Rendering all prefixes would be quadratic. Instead every message is rendered twice, in its history form and in a conversation of
+its turn alone, and sequences are composed of both. The self-check compares this with real prefixes. If they differ, and for
+system messages in later turns, prefixes are rendered one by one.
 """
 
 from collections.abc import Mapping, Sequence
@@ -78,7 +78,7 @@ class Renderer:
         return self._prefixes(conversation, turns)
 
     def _prefixes(self, conversation: Conversation, turns: Sequence[tuple[int, int | None]]) -> list[Pieces] | Rejected:
-        """For each turn all messages up to its end; of the turn itself, what the policy names is trained on."""
+        """For each turn, all messages up to its end; only the turn itself is trained on, by the policy."""
         sequences: list[Pieces] = []
         for start, stop in turns:
             groups = self._groups(conversation, conversation.messages[:stop], start)

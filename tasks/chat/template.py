@@ -1,8 +1,8 @@
 """Render conversations with a chat template, and record the origin of the text.
 
-Rendering a message takes 20 to 40 microseconds, most of it Jinja's. Nothing is rendered twice to find a boundary: the
-template's loop over the messages marks where each begins, and assistant contents carry their origin through the
-template (`traced`, `sandbox`).
+Rendering a message takes 20 to 40 microseconds, most of it in Jinja. Nothing is rendered twice to find a boundary: the
+template's loop over the messages marks where each begins, and assistant contents carry their origin through the template
+(`traced`, `sandbox`).
 """
 
 import hashlib
@@ -69,7 +69,7 @@ class ChatTemplate:
             SyntaxError,
             RecursionError,
             MemoryError,
-        ) as error:  # loops in loops in loops are too much for Python
+        ) as error:  # deeply nested loops exceed Python's limits
             raise InputError(f"chat_template: {error}; fix the template") from error
         self._template = Template.from_code(self._sandbox, code, self._sandbox.globals)
         self.source = source

@@ -1,12 +1,12 @@
 """Text that keeps its origin while a template trims, splits and joins it.
 
-A `Traced` is a string with spans: which of its characters are the content of which message. The operations that
-templates use (strip, split, slice, replace, join, `+`) keep the spans; any other returns a plain string, whose origin
-is unknown but never wrong. Marks are empty spans: "message 3 begins here". An operation takes a microsecond, and only
-assistant and tool contents are traced.
+A `Traced` is a string with spans, which map its characters to the content of a message. The operations that templates use
+(strip, split, slice, replace, join, `+`) keep the spans; any other returns a plain string, whose origin is unknown but never
+wrong. Marks are empty spans: "message 3 begins here". An operation takes a microsecond, and only assistant and tool contents
+are traced.
 
-Messages and tool calls are given to templates as dicts that know their number. An assistant that only calls tools has
-an empty content instead of None, because templates that print contents would print `None`.
+Templates get messages and tool calls as dicts that carry their number. An assistant that only calls tools has an empty content
+instead of None, because templates that print contents would print `None`.
 """
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -108,7 +108,7 @@ class Traced(str):
 
 
 def joined(parts: Iterable[str], between: str = "") -> str:
-    """The parts in one with all their spans; plain if no part has any."""
+    """The joined parts with all their spans; plain if no part has any."""
     texts = list(parts)
     if Traced not in map(type, texts):
         return between.join(texts)

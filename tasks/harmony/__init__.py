@@ -2,6 +2,6 @@
 
     record ─► source ─► Harmony messages ─► text ─► parsed again, judged, and written as a row
 
-A text is accepted only by a grammar stricter than the reference implementation's, and what is accepted the reference
-reads as the same messages. Nothing is repaired.
+The grammar is stricter than that of the reference implementation, which reads every accepted text as the same messages. Nothing
+is repaired.
 """

@@ -1,14 +1,14 @@
 """Columns of normalized rows, in their order, and the metadata of a source's records.
 
-The first 30 columns have the names and types of existing Harmony data sets, so that their readers read these too. Every
-column may be null. `id` is the text's: equal texts have equal ids wherever they come from. `row_id` is the row's own. Rows
-with one `prompt_id` have the same prompt.
+The first 30 columns have the names and types of existing Harmony data sets, so that their readers work here too. Every column
+may be null. `id` identifies the text: equal texts have equal ids. `row_id` identifies the row. Rows with the same prompt share
+a `prompt_id`.
 
-Sources have their own names and types: a list may hold other things than strings, an object may be its JSON text, and most
-fields are missing somewhere. Metadata of the wrong type is null, never an error. In Nemotron-Math-v2, low, medium and high
-are efforts at which a teacher was asked eight times each, with a tool and without, and the rates are how often it solved
-the problem. `meta_correctness` is the best of these rates; `meta_correctness_own` is that of the row's own effort and
-tools, and `meta_difficulty` is derived from it.
+Names and types differ between sources: a list may hold values other than strings, an object may be given as JSON text, and most
+fields are missing somewhere. Metadata of the wrong type is null, never an error. In Nemotron-Math-v2, a teacher answered every
+problem eight times at low, medium and high effort, with and without a tool; the rates are its pass rates. `meta_correctness` is
+the best of these rates, `meta_correctness_own` the rate for the row's own effort and tools. `meta_difficulty` is derived from
+the latter.
 """
 
 import hashlib
@@ -261,7 +261,7 @@ def of_evaluation(record: Mapping[str, Any], effort: Effort | None, *, tools: bo
 def _json(given: Mapping[str, Any]) -> str | None:
     try:
         return compact(given).decode()
-    except TypeError:  # what Parquet holds and JSON does not
+    except TypeError:  # values that Parquet has and JSON lacks
         return None
 
 

@@ -1,11 +1,11 @@
 """Compose Harmony messages from a conversation: generated system and developer messages, then the turns.
 
-A turn of other formats becomes several messages: reasoning on `analysis`, text beside calls on `commentary`, every call to
-its recipient, the answer on `final`. Harmony has no parallel calls, since a call ends generation, so several calls of a turn
-follow one another, each with its result, where results can be assigned without doubt.
+A turn of other formats becomes several messages: reasoning on `analysis`, text beside calls on `commentary`, every call to its
+recipient, the answer on `final`. Harmony has no parallel calls, because a call ends generation. So several calls in a turn are
+written one after another, each with its result, if every result can be matched to its call.
 
-What Harmony cannot express rejects the row with the name of the rule; text is left out only where the policy says so, and
-counted. 5 µs per message, some 5 ns per byte of arguments, and 5 µs per tool.
+A row that Harmony cannot express is rejected with the name of the rule. Text is dropped only if the policy says so, and
+counted. Cost: 5 µs per message, some 5 ns per byte of arguments, and 5 µs per tool.
 """
 
 import json
@@ -49,7 +49,7 @@ def compose(source: Source, policy: Policy) -> Composed | Rejected:
 
 
 def compose_literally(source: Source, policy: Policy) -> Composed | Rejected:
-    """The conversation for encoding to tokens, where special strings in text are not structure and stay."""
+    """The conversation for encoding to tokens; special strings in text are kept, because there they are plain text."""
     return _attempted(source, policy, None)
 
 
@@ -305,7 +305,7 @@ def _no_call(calls: int, identifier: str | None) -> str:
 
 
 def _require_answers(made: Sequence[_Exchange], *, last: bool) -> None:
-    """Raises RejectionError for a call that the conversation goes on without, and for a result of an unknown call."""
+    """Raises RejectionError for a call without a result before the next turn, and for a result of an unknown call."""
     waiting = [exchange for exchange in made if exchange.result is None]
     if not waiting:
         return
@@ -318,7 +318,7 @@ def _require_answers(made: Sequence[_Exchange], *, last: bool) -> None:
 
 
 def _ending(messages: list[HarmonyMessage], policy: Policy) -> tuple[list[HarmonyMessage], int]:
-    """The messages up to the assistant's last one, and the number of those after it."""
+    """The messages up to the assistant's last one, and the number of messages after it."""
     last = max((place for place, message in enumerate(messages) if message.author == "assistant"), default=None)
     if last is None:
         raise RejectionError("no_assistant", f"there is nothing to learn: none of {len(messages)} is by the assistant")
@@ -342,7 +342,7 @@ def _is_thought(message: HarmonyMessage) -> bool:
 
 
 def _plain(messages: list[HarmonyMessage], policy: SpecialStrings | None) -> tuple[list[HarmonyMessage], int]:
-    """The messages with special strings escaped, and their number; without a policy, the messages as they are."""
+    """The messages with special strings escaped, and their number; without a policy, the messages unchanged."""
     escaped = 0
     if policy is None:
         return messages, escaped

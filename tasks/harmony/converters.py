@@ -1,6 +1,6 @@
 """Converters: one function for each source of chat data, from a record to a conversation.
 
-The hub's data sets of NVIDIA that are known by name:
+NVIDIA's data sets on the hub that are known by name:
 
     Nemotron-Math-v2                        competition problems, with and without Python; the effort is the split's
     Nemotron-Math-Proofs-v1                 problems, their statements in Lean 4, and proofs of two in three rows
@@ -8,7 +8,7 @@ The hub's data sets of NVIDIA that are known by name:
     Nemotron-Agentic-v1                     conversations with up to 372 tools, most with several turns
     Nemotron-Instruction-Following-Chat-v1  chats of many turns; `reasoning` off means low effort and no reasoning
 
-Everything else is OpenAI's messages, ShareGPT's turns, or a question with its answer. A new source is a function and a line
+All other sources are OpenAI messages, ShareGPT turns, or a question with its answer. To add a source, add a function and a line
 in `CONVERTERS`.
 """
 
@@ -48,8 +48,8 @@ Arrays = dict[tuple[int, int], list[Any]]
 def chat(record: Record, field: str | None = "messages", effort: Effort | None = None) -> Source | Rejected:
     """The conversation in a record, with the columns that any source may have.
 
-    `field` is the field of the messages; None takes the first of those that chat data usually has. A record that says it
-    has no reasoning gets low effort. Messages are read as for a chat template, but arguments of calls may be arrays.
+    `field` names the field of the messages; None takes the first of the usual fields. A record that declares reasoning off gets
+    low effort. Messages are read as for a chat template, but arguments of calls may be arrays.
     """
     messages, arrays = _without_arrays(record.get(field or "messages"))
     given = {**record, field or "messages": messages} if arrays else record
@@ -74,13 +74,13 @@ def _messages(record: Record, _split: str) -> Source | Rejected:
 
 
 def openai_messages(record: Record) -> Source | Rejected:
-    """Any chat data. `reasoning_effort` is OpenAI's parameter; every tool is a function, also one named python."""
+    """Any chat data. `reasoning_effort` is OpenAI's parameter; every tool is a function, even one named python."""
     named = record.get("reasoning_effort")
     return chat(record, field=None, effort=EFFORTS.get(named) if isinstance(named, str) else None)
 
 
 def _math_v2(record: Record, split: str) -> Source | Rejected:
-    """A solution. The source's Python tool is a function; in Harmony it is built in."""
+    """A solution. The Python tool is a function in the source and built into Harmony."""
     source = chat(record, effort=effort_of(split))
     if isinstance(source, Rejected):
         return source
@@ -111,8 +111,8 @@ def _formalize(record: Record) -> Source | Rejected:
 def _harmony_text(record: Record) -> Composed | Rejected:
     """Harmony text under `text`, if the strict grammar accepts it.
 
-    Headers that models write in another order get the canonical form; nothing else changes. Texts that declare no tool may
-    call any, because public data sets of this kind leave declarations out.
+    Headers in the order that models write are rewritten in canonical form; nothing else changes. Texts that declare no tools
+    may call any, because public data sets of this kind omit declarations.
     """
     found = parse(record.get("text"))
     if isinstance(found, Fault):

@@ -5,13 +5,13 @@
     type         = word | "<|constrain|>" word
     terminator   = "<|end|>" | "<|call|>" | "<|return|>"
 
-Nothing stands before, between or after messages, and no body holds one of the 1,092 special strings. As models write both,
-a recipient may also follow its channel, and the blank before `<|constrain|>` may be missing; rendering writes the canonical
-form. All else is a fault, with the code and the offset of the first. What this parser accepts, the reference reads as the
-same messages; the reference also reads past missing terminators, nested starts and stray tags.
+Nothing stands before, between or after messages, and no body holds one of the 1,092 special strings. A recipient may also
+follow its channel, and the blank before `<|constrain|>` may be missing, because models write both; rendering writes the
+canonical form. Everything else is a fault; the first one is reported with code and offset. The reference reads every accepted
+text as the same messages. It also accepts missing terminators, nested starts and stray tags, which are faults here.
 
 One scan with one regular expression finds the tags: 0.4 µs per KB, 1 µs outside ASCII, 4 µs per message. Headers come from a
-small set, so each is parsed once and remembered.
+small set, so each is parsed once and cached.
 """
 
 import re
@@ -124,7 +124,7 @@ def check_characters(text: str) -> None:
     if text.isascii():
         return
     try:
-        text.encode("utf-16-le")  # the fastest of those that refuse one
+        text.encode("utf-16-le")  # the fastest codec that refuses surrogates
     except UnicodeEncodeError as error:
         raise FaultError("E13", error.start, "a lone surrogate is half a character and no text") from error
 
@@ -191,7 +191,7 @@ def read_header(header: str) -> Header:
     """The parts of a header whose tags are in order. Raises FaultError with an offset within the header."""
     named, tag, constraint = header.partition(CONSTRAIN)
     if tag:
-        named = named.removesuffix(" ")  # the blank that may be missing
+        named = named.removesuffix(" ")  # this blank may be missing
     speaking, channel_tag, channelled = named.partition(CHANNEL)
     author, *words = speaking.split(" ")
     _check_word(author, "E07", 0, "author")

@@ -1,4 +1,4 @@
-"""What verification checks of a Harmony shard beyond sizes and hashes: that every text is strict Harmony."""
+"""Verification of a Harmony shard beyond sizes and hashes: every text must be strict Harmony."""
 
 from typing import BinaryIO, cast
 

@@ -1,8 +1,8 @@
 """The inventory and the card of a normalized data set: fields of the sources, columns of the rows, licences, counts.
 
-Records are counted by shape, that is by their names and types, which takes 1 µs per record and 1 µs per message. Counts are
-trees in plain JSON: receipts hold them as facts, and they are added up in any order. The card's licence is the strictest of
-those that rows name, because one row that must be shared alike makes the collection so; if a row names none or an unknown
+Records are counted by shape, that is by field names and types, which takes 1 µs per record and 1 µs per message. Counts are
+trees in plain JSON. Receipts hold them as facts, and they can be added in any order. The card's licence is the strictest
+licence of any row, because one share-alike row makes the whole collection share-alike. If a row has no licence or an unknown
 one, it is `other`.
 """
 
@@ -133,7 +133,7 @@ def merged(one: Counts, other: Counts) -> Counts:
 def inventory(entries: Iterable[Entry]) -> dict[str, dict[str, Any]]:
     """Per data set and split: rows in and out, drops, tokens, fields of the sources, columns and lengths of the rows.
 
-    `metadata` is the share of rows with a value, per metadata column. Names and lengths are sorted.
+    `metadata` is the share of rows with a value, per metadata column. Names and lengths are in sorted order.
     """
     found: dict[str, dict[str, Counts]] = {}
     for entry in entries:
@@ -261,7 +261,7 @@ def _known(name: str) -> str | None:
 
 
 def card(contents: Contents, folders: Sequence[str] = ()) -> str:
-    """The card: front matter for the hub, then tables. Each of `folders` is a configuration of its own."""
+    """The card: front matter for the hub, then tables. Each of `folders` is a separate configuration."""
     rows = sum(split["rows"] for split in contents.splits.values())
     return "\n".join([
         *_front_matter(contents, rows, folders),

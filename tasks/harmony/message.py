@@ -2,9 +2,9 @@
 
     <|start|>AUTHOR to=RECIPIENT<|channel|>CHANNEL <|constrain|>TYPE<|message|>BODY<|end|>
 
-A converter knows its source, the composition knows Harmony, and the records here stand between them: a converter returns a
-`Source`, which becomes `Composed`. Equal Harmony messages are written the same; `render` refuses what cannot be written
-and `faults` judges what was.
+These records are the interface between converters, which know their sources, and the composition, which knows Harmony: a
+converter returns a `Source`, which becomes `Composed`. Equal Harmony messages are written alike. `render` refuses messages that
+cannot be written, and `faults` judges those that can.
 """
 
 from collections.abc import Mapping, Sequence
@@ -83,8 +83,8 @@ class Turn(TypedDict):
 class Source:
     """A conversation of a source: its messages, and the tools it offers, in the source's form.
 
-    `instructions` apply to every answer although no message has them. `effort` is None if the source does not say.
-    `python` is true if the source's Python tool is the one built into Harmony. `metadata` holds columns of the source.
+    `instructions` apply to every answer and are not part of any message. `effort` is None if the source does not say. `python`
+    is true if the source's Python tool is the one built into Harmony. `metadata` holds columns of the source.
     """
 
     messages: list[Turn]
@@ -99,10 +99,10 @@ class Source:
 class Policy:
     """Choices for every conversation of a run.
 
-    `effort` is for sources that do not say. Several calls in one turn, which Harmony cannot express, are interleaved with
-    their results, grouped before them, or rejected. Text like a special token is rejected or broken up by a zero-width
-    space. Reasoning before the last user message is dropped, as in a chat with the model, or kept. Messages after the
-    assistant's last one are dropped or rejected.
+    `effort` is for sources that do not say. Several calls in one turn, which Harmony cannot express, are interleaved with their
+    results, grouped before them, or rejected. Text that spells a special token is rejected or broken up by a zero-width space.
+    Reasoning before the last user message is dropped, as in a chat with the model, or kept. Messages after the assistant's last
+    one are dropped or rejected.
     """
 
     effort: Effort = "medium"

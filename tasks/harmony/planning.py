@@ -28,7 +28,7 @@ HarmonyPlan = Planned[HarmonySettings, None]
 
 
 def plan_harmony(blend: Blend, settings: HarmonySettings, output_dir: str | None) -> HarmonyPlan:
-    """Plan `blend` for `output_dir`; without one, nothing counts as built and hashes are remembered per user.
+    """Plan `blend` for `output_dir`; without one, nothing counts as built and hashes are cached per user.
 
     Raises InputError for anything that must be fixed first.
     """
@@ -44,7 +44,7 @@ def plan_harmony(blend: Blend, settings: HarmonySettings, output_dir: str | None
 
 
 def require_choices(blend: Blend, settings: HarmonySettings) -> None:
-    """Raises InputError for an unknown converter or rule, and for keys that mean nothing here."""
+    """Raises InputError for an unknown converter or rule, and for keys that do not apply here."""
     for code in settings.rules_off:
         if code not in CODES:
             raise InputError(f"rules_off: {code!r} is no rule; {nearest(code, CODES)}")
@@ -59,7 +59,7 @@ def require_choices(blend: Blend, settings: HarmonySettings) -> None:
 
 
 def _with_converters(blend: Blend, settings: HarmonySettings) -> Blend:
-    """The blend with the converter of every data set named; proofs that are read in two ways are two data sets."""
+    """The blend with a converter set for every data set; proofs that are read in two ways become two data sets."""
     parts = {
         split: [each for source in sources for each in _converted(source, settings)]
         for split, sources in blend.parts().items()
@@ -95,5 +95,5 @@ def _recipe(source: DataSource, split: str, settings: HarmonySettings, part: Sli
 
 
 def split_of(source: DataSource, part: Slice) -> str:
-    """The split that a slice belongs to: the data set's own, else what its file is called before the first dot."""
+    """The split of a slice: the data set's own, else its file name up to the first dot."""
     return source.split or part.file.uri.rpartition("/")[2].partition(".")[0]

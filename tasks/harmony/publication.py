@@ -1,4 +1,4 @@
-"""Publication of Harmony rows: a folder per split of the sources, which `datasets` loads as it is.
+"""Publication of Harmony rows: a folder per split of the sources, which `datasets` loads directly.
 
     OUT/data/<split>/part-00000-1a2b3c4d.parquet   the shards' files, in the order of the plan (hard links on a local disk)
     OUT/data/train-<split>/…                       where the blend has train, valid or test, which stay apart
@@ -7,8 +7,8 @@
     OUT/tools/tools-00000-1a2b3c4d.json            the tools that the rows of a shard were offered, by `source_tools_id`
     OUT/inventory.json, coverage.md                fields of the sources and columns of the rows, how often each is there
 
-What later packages make of the rows (pools, candidates, reports) is laid out beside them (`Beside`). A name ends in the
-first digits of its shard's key, because a path must never come to mean other data.
+Outputs of later packages (pools, candidates, reports) are laid out beside the rows (`Beside`). A name ends in the first digits
+of its shard's key, so that a path never refers to different data later.
 """
 
 import re
@@ -39,8 +39,8 @@ UNSAFE = re.compile(r"[^A-Za-z0-9_.-]")
 class Beside:
     """What is published beside the rows.
 
-    `derived` are shards made from them; `folders` says where the files of each of their parts go. `files` are files of
-    the store with their names in the output folder, `documents` the contents of small ones, `header` is for the manifest.
+    `derived` are shards built from the rows, `folders` the target folders of their parts. `files` are files of the store with
+    their names in the output folder, `documents` the contents of small files, `header` goes into the manifest.
     """
 
     derived: Sequence[Finished] = ()
@@ -51,7 +51,7 @@ class Beside:
 
 
 class DataLayout:
-    """Folders of rows; `splits` are those of the plan, by their sources' names."""
+    """Folders of rows; `splits` are the splits of the plan, by the names in the sources."""
 
     def __init__(self, splits: Sequence[str], beside: Beside) -> None:
         self._splits = sorted(set(splits))
@@ -59,7 +59,7 @@ class DataLayout:
 
     @property
     def own(self) -> Mapping[str, re.Pattern[str]]:
-        """The files of each split, of what was made from them, and catalogs of tools."""
+        """The files of each split, files derived from them, and catalogs of tools."""
         folders = [*(join(FOLDER, split) for split in self._splits), *self._beside.folders.values()]
         return {**dict.fromkeys(folders, PART), TOOLS: TOOLS_OF_SHARD}
 
@@ -99,7 +99,7 @@ class DataLayout:
         return Published(names, blend, written, facts, self._beside.derived, derived)
 
     def _derived(self, output_dir: str) -> Iterator[tuple[Finished, str, str, str]]:
-        """The shards that were made from the rows, each with a part, its file in the store, and the name it gets."""
+        """The derived shards, each with a part, its file in the store, and its published name."""
         numbers: Counter[str] = Counter()
         for item in self._beside.derived:
             for output in item.receipt.outputs:
@@ -111,7 +111,7 @@ class DataLayout:
                 numbers[part] += 1
 
     def _pool_folders(self) -> list[str]:
-        """The folders of what was made from the rows that hold anything."""
+        """The non-empty folders of derived shards."""
         parts = {output.path.partition(".")[0] for item in self._beside.derived for output in item.receipt.outputs}
         return [folder for part, folder in self._beside.folders.items() if part in parts]
 
@@ -132,7 +132,7 @@ def _contents(finished: Sequence[Finished], splits: Mapping[str, Mapping[str, in
 
 
 def _entry(item: Finished) -> Entry:
-    """What a shard counted, for the inventory."""
+    """The counts of a shard, for the inventory."""
     receipt = item.receipt
     split = published_split(receipt.identity["recipe"])
     counts = (receipt.rows_in, receipt.documents, receipt.tokens, receipt.drops)
@@ -140,12 +140,12 @@ def _entry(item: Finished) -> Entry:
 
 
 def _public_name(uri: str) -> str:
-    """Where a file came from; of a local one, its name alone, because nobody else has its folder."""
+    """The origin of a file; for a local file only its name, because its folder means nothing on other machines."""
     return uri.rpartition("/")[2] if is_local(uri) else uri
 
 
 def _catalogs(store: Store, finished: Sequence[Finished]) -> list[tuple[str, Output]]:
-    """The catalogs of shards that have one, each with its name in the output folder."""
+    """The catalogs of tools, each with its name in the output folder."""
     found: list[tuple[str, Output]] = []
     for item in finished:
         for output in item.receipt.outputs:
@@ -160,14 +160,14 @@ def _write(output_dir: str, name: str, data: bytes) -> Output:
 
 
 def published_split(recipe: Mapping[str, Any]) -> str:
-    """What the rows of a recipe are published as: their split, behind that of the blend where it has some, as a safe name."""
+    """The published split name of a recipe's rows: their split, prefixed with the blend's split if any, as a safe name."""
     of_blend = f"{recipe['blend_split']}-" if recipe["blend_split"] else ""
     name = UNSAFE.sub("_", f"{of_blend}{recipe['split']}")
     return name if name[:1].isalnum() else f"rows{name}"
 
 
 def _blend(output_dir: str, finished: Sequence[Finished]) -> bytes:
-    """The output as a blend of its splits, under train, valid and test where these were told apart."""
+    """The output as a blend of its splits, under train, valid and test if the blend listed them."""
     recipes = [item.receipt.identity["recipe"] for item in finished if WHOLE in item.receipt.parts]
     parts: dict[str, set[str]] = {}
     for recipe in recipes:

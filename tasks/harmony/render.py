@@ -1,7 +1,7 @@
-"""Render Harmony messages as text, in the one canonical way, and read them with the reference.
+"""Render Harmony messages as canonical text, and parse them with the reference.
 
-A body with a special string, or a header that would be read differently, is refused, so `parse(render(messages))` always
-gives the same messages. 0.4 µs per KB and 1 µs per message.
+Rendering refuses a body with a special string and a header that would parse differently, so `parse(render(messages))` always
+gives the same messages. Cost: 0.4 µs per KB and 1 µs per message.
 """
 
 from collections.abc import Sequence
@@ -34,7 +34,7 @@ ENDS_BY_ID: dict[int, Terminator] = {IDS[tag]: name for tag, name in TERMINATORS
 
 
 def render(messages: Sequence[HarmonyMessage]) -> str:
-    """The canonical text of at least one message. Raises InputError for what could not be read back unchanged."""
+    """The canonical text of at least one message. Raises InputError for messages that would not parse back unchanged."""
     if not messages:
         raise InputError("a conversation without messages has no Harmony text; leave it out")
     return "".join([_text(number, message) for number, message in enumerate(messages)])

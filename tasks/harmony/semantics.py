@@ -1,10 +1,10 @@
-"""Rules of meaning for grammatical conversations, and the quality of a row.
+"""Semantic rules for grammatical conversations, and the quality of a row.
 
-The grammar says whether messages can be read; 21 rules, each of which can be switched off, say whether they make sense
-together: channels, calls and results, order, ends. Two rules only warn: the reference's own data calls built-in tools on
-commentary, and models break schemas. A row is valid if the strict grammar reads its text, no rule is broken, and the
-reference, if it is asked, reads the same messages. The rules take 1.5 µs a message and parsing the JSON of calls; the
-reference takes 1 ms a row and 0.7 ms per KB, so it reads a share of the rows.
+The grammar decides whether messages can be parsed. 21 rules, each of which can be switched off, decide whether they make sense
+together: channels, calls and results, order, ends. Two rules only warn, because the reference's own data calls built-in tools
+on commentary, and models break schemas. A row is valid if the strict grammar accepts its text, no rule is broken, and the
+reference, if used, reads the same messages. The rules take 1.5 µs per message plus parsing the JSON of calls. The reference
+takes 1 ms per row and 0.7 ms per KB, so it checks only a share of the rows.
 """
 
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence

@@ -6,14 +6,14 @@ tag, so masks that name whole parts of messages are exact.
     <|start|>assistant │  to=functions.f<|channel|>commentary <|constrain|>json<|message|> │ {"id":1} │ <|call|>
          author        │                              header                               │   body   │    end
 
-Trained on is what the model itself writes. It is prompted with `<|start|>assistant` and continues with recipient and
-channel, by which it decides to think, call or answer, so headers are trained on with their bodies. After the `<|end|>` of
-reasoning or a remark it goes on, so it also writes the `<|start|>assistant` of its next message. It ends an answer with
-`<|return|>`: an `<|end|>` that replaces it, because other messages follow, is never written by the model and not trained on.
+Training covers what the model itself writes. It is prompted with `<|start|>assistant` and continues with recipient and channel,
+by which it decides to think, call or answer, so headers are trained on with their bodies. After the `<|end|>` of reasoning or
+commentary it continues, so it also writes the `<|start|>assistant` of its next message. It ends an answer with `<|return|>`. If
+other messages follow, an `<|end|>` replaces it; the model never writes this token, so it is not trained on.
 
-Text is taken as it is. A conversation composed from other messages loses the reasoning before its last question, as in a
-chat with the model; if that reasoning is to be trained on, it becomes a sequence per turn, each ending in `<|return|>` if in
-an answer. 3 µs per message, plus encoding.
+Harmony text is used unchanged. A conversation composed from other messages loses the reasoning before its last question, as in
+a chat with the model. If that reasoning is to be trained on, the conversation becomes one sequence per turn; a turn that ends
+in an answer ends in `<|return|>`. Cost: 3 µs per message, plus encoding.
 """
 
 import itertools
@@ -222,7 +222,7 @@ def pieces_of(message: HarmonyMessage, learned: Learned) -> Pieces:
 
 @lru_cache(maxsize=4096)
 def _opening(header: Header, role: int, author: bool, rest: bool) -> Pieces:
-    """The pieces of a header. A token ends after the author, because a blank begins a new one."""
+    """The pieces of a header. A token always ends after the author, because a blank begins a new one."""
     empty = HarmonyMessage(header.author, "", *header[1:])
     _, start, named, *others = re.split(CONTROLS.pattern, render([empty]).removesuffix(ENDS[empty.terminator]))
     behind = named.removeprefix(header.author)

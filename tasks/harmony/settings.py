@@ -48,8 +48,8 @@ class HarmonySettings(PreparationSettings, frozen=True):
 class HarmonyRecipe:
     """Every choice that can change a byte of a shard.
 
-    `dataset`, `split` and `file` are columns; `file` is a path within the data set, and for a later slice ends in the offset
-    that rows are counted from. `blend_split` is None in a flat blend. `policy` is that of the composition.
+    `dataset`, `split` and `file` are columns; `file` is a path within the data set; for a slice after the first, it ends in the
+    offset from which rows are counted. `blend_split` is None in a flat blend. `policy` is the composition policy.
     """
 
     dataset: str

@@ -1,8 +1,8 @@
 """Build a Harmony shard: Parquet of strict Harmony text, quarantined rows and a receipt from a slice of any source.
 
-A row passes the converter of its source, the composition, the renderer, and the strict parser; the reference's parser reads
-a share of the texts as well. A row that cannot be converted is a bad row with the name of the rule. Row groups of the file
-are batches of rows, a few megabytes each.
+A row passes through its source's converter, the composition, the renderer and the strict parser; the reference also parses a
+share of the texts. A row that cannot be converted is a bad row, with the name of the rule. Each batch of rows is a row group of
+a few megabytes.
 """
 
 from collections import Counter

@@ -1,11 +1,12 @@
 """Harmony as a chat template: options, records to conversations, and its self-check.
 
-A record is Harmony text under `text`, or chat, which is composed as for a normalization. Text is read by the strict grammar
-and taken as it is. Without `messages_field`, text is looked for first; the field that is named may hold text as well.
+A record is Harmony text under `text`, or chat, which is composed as for a normalization. The strict grammar parses the text,
+which is used unchanged. Without `messages_field`, `text` is tried first; the field set by `messages_field` may also hold
+Harmony text.
 
-The self-check composes the conversations that Jinja templates have to pass. Beyond what is required of a template (the
-tokens written are the text, the trained ones are those of the policy, the ids are the tokenizer's own), the ids must be
-those of openai-harmony. It takes about a second, and the store keeps the result.
+The self-check composes the same conversations as for Jinja templates, and requires the same: the tokens decode to the text, the
+trained ones match the policy, and the ids are the tokenizer's own. In addition, the ids must equal those of openai-harmony. It
+takes about a second, and the result is cached in the store.
 """
 
 from collections.abc import Iterable, Mapping, Sequence
@@ -64,7 +65,7 @@ class HarmonyTemplate:
 
     @property
     def digest(self) -> str:
-        """Changes if the same record becomes another text."""
+        """Changes if a record would be rendered as a different text."""
         return f"{HARMONY}:{TEMPLATE_VERSION}"
 
     @property
@@ -126,7 +127,7 @@ class HarmonyRows:
         return sum(not message.trained for message in conversation.messages if message.author == "assistant")
 
     def _composed(self, record: Mapping[str, Any]) -> HarmonyConversation | Rejected:
-        """Reasoning of earlier turns stays, because it may be trained on in a sequence of its own."""
+        """Keeps the reasoning of earlier turns, because it may be trained on in a separate sequence."""
         source = openai_messages(self._renamed(record))
         if isinstance(source, Rejected):
             return source
@@ -176,7 +177,7 @@ def require_tokens(vocabulary: Vocabulary) -> None:
 
 
 def checked(rows: HarmonyRows, vocabulary: Vocabulary, store: str) -> dict[str, str]:
-    """The kinds of conversation that are refused, with the reason; the store keeps the result.
+    """The kinds of conversation that are refused, with the reason; cached in the store.
 
     Raises InputError, with the conversation and the fault, if masks or ids cannot be trusted.
     """

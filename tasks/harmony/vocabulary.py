@@ -1,7 +1,7 @@
 """The vocabulary of openai-harmony, without a network.
 
-The library downloads `o200k_base.tiktoken` at first use. The `bpe-openai` package ships the same file, packed: it is
-unpacked once into the user's cache (3.6 MB, 0.1 s), atomically, and the library is pointed there. The SHA-256 is verified
+The library downloads `o200k_base.tiktoken` at first use. The `bpe-openai` package ships the same file compressed. It is
+unpacked once into the user's cache, atomically (3.6 MB, 0.1 s), and the library reads it from there. The SHA-256 is verified
 each time (5 ms). Loading the encoding takes 0.2 s per process.
 """
 

@@ -1,4 +1,4 @@
-"""Sequences to packs: bins of `pack_size` tokens, as the Parquet files that SFT trainers read as they are.
+"""Sequences to packs: bins of `pack_size` tokens, as Parquet files that SFT trainers read directly.
 
 slice of rows ─► conversations ─► tokens and masks ─► spool ─► packs ─► Parquet ─► splits/train|valid|test
 """

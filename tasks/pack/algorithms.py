@@ -1,20 +1,20 @@
 """Bin packing: which sequences share a pack of `capacity` tokens. No sequence is cut.
 
-What a million sequences cost on one core, and how full they make packs of 4096 (lognormal, median 512, sigma 1.1):
+Time for a million sequences on one core, and fill of packs of 4096 tokens (lognormal, median 512, sigma 1.1):
 
     best_fit_decreasing   0.2 s  99.998 %  longest first, each into the fullest bin that takes it
     first_fit_decreasing  1.4 s  99.998 %  longest first, each into the first bin that takes it
     first_fit_shuffle     1.6 s  99.7 %    in a seeded random order, each into the first bin that takes it
     concatenative         0.2 s  81 %      in the given order, each into the last bin or a new one
 
-Best fit works on the histogram of lengths: sequences of one length are placed together, and a bitset of the gaps of open
-bins finds all bins with the best gap in one query. Beside the sort, each distinct length costs a few operations on integers
-of `capacity` bits: little if lengths repeat, but 100,000 sequences into bins of a million tokens take 2.6 s. First fit
-queries a tree of maxima for every sequence, at any capacity.
+Best fit works on the histogram of lengths: sequences of one length are placed together, and a bitset of the gaps of open bins
+finds all bins with the best gap in one query. Apart from sorting, each distinct length costs a few operations on integers of
+`capacity` bits. That is little if lengths repeat, but packing 100,000 sequences into bins of a million tokens takes 2.6 s.
+First fit queries a tree of maxima for every sequence, whatever the capacity.
 
-The result depends on what is packed, not on the order of arrival: equal lengths are placed in the order of their content
-hash, and the seed chooses the final order of the bins, since neighbours in a sorted packing are alike. Random orders are
-orders of hashes, because a generator's stream may change with its version.
+The result depends on what is packed, not on the order of arrival: equal lengths are placed in the order of their content hash,
+and the seed sets the final order of the bins, because neighbours in a sorted packing are similar. Random orders come from
+hashes, because a generator's stream may change between versions.
 """
 
 from collections import defaultdict
@@ -178,7 +178,7 @@ def _first_fit(lengths: np.ndarray, capacity: int) -> np.ndarray:
     `room` is a binary tree in an array: the children of node i are 2i and 2i + 1, the leaves are the bins, and a node
     holds the largest gap below it.
     """
-    # All bins but one are more than half full: what fills half a bin or less goes into the first that is not.
+    # All bins but one are more than half full: a sequence of at most half a bin fits the first bin that is not.
     most = 2 * int(lengths.sum()) // capacity + 1
     leaves = 1 << (most - 1).bit_length()
     room = [capacity] * (2 * leaves)

@@ -1,7 +1,7 @@
 """Sequences on disk until all lengths of a shard are known and packs can be chosen.
 
-Tokens and masks (5 bytes a token) go to two unnamed temporary files, which disappear with the process however it ends.
-Memory holds only what packing needs, about 50 bytes a sequence.
+Tokens and masks (5 bytes per token) are written to two unnamed temporary files, which disappear when the process ends, however
+it ends. Memory holds only what packing needs, about 50 bytes per sequence.
 """
 
 import mmap
@@ -56,7 +56,7 @@ class BufferedSequences:
 
 @dataclass
 class SequenceBuffer:
-    """Collects sequences; the temporary files lie in `folder`, or in the system's own place if it is None."""
+    """Collects sequences; the temporary files are in `folder`, or in the system's temporary folder if it is None."""
 
     folder: str | None
     _files: list[IO[bytes]] = field(init=False)
@@ -105,7 +105,7 @@ class SequenceBuffer:
 
 
 def buffer_folder(store: str) -> str | None:
-    """Where buffers lie: beside the shards; for an object store, in the system's own place."""
+    """The folder of buffers: beside the shards; None (the system's temporary folder) for an object store."""
     return store if is_local(store) and Path(store).is_dir() else None
 
 

@@ -46,7 +46,7 @@ class Rows(Protocol[Read]):
         ...
 
     def said(self, conversation: Read, /) -> Iterable[str]:
-        """The texts that identify a conversation, whatever its row looked like."""
+        """The texts that identify a conversation, regardless of its row's format."""
         ...
 
     def texts(self, conversation: Read, /) -> Iterable[str]:
@@ -115,7 +115,7 @@ class Format:
 
 @dataclass(frozen=True, slots=True)
 class CheckedFormat:
-    """A format that passed its self-check; `refused` maps the kinds of conversation that it does not take to the reason."""
+    """A format that passed its self-check; `refused` maps each kind of conversation it refuses to the reason."""
 
     format: Format
     refused: Mapping[str, str]
@@ -139,7 +139,7 @@ def find_template(settings: SftSettings, vocabulary: Vocabulary) -> Template:
 
 
 def checked_format(settings: SftSettings, vocabulary: Vocabulary, policy: LossPolicy, store: str) -> CheckedFormat:
-    """The format of the settings after its self-check, whose result is kept in the store.
+    """The format of the settings after its self-check, which is cached in the store.
 
     Raises InputError as `find_template`, and if its masks cannot be trusted.
     """

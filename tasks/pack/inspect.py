@@ -1,4 +1,4 @@
-"""What verification checks of an SFT shard beyond sizes and hashes: that each file really is a set of packs."""
+"""Verification of an SFT shard beyond sizes and hashes: each file must contain valid packs."""
 
 from typing import BinaryIO, cast
 

@@ -1,4 +1,4 @@
-"""Packed Parquet: one row per pack, in the columns that Megatron-Bridge reads, and columns that say where it came from.
+"""Packed Parquet: one row per pack, with the columns that Megatron-Bridge reads and columns for its origin.
 
     input_ids     list<int32>  the sequences of the pack, back to back
     loss_mask     list<int8>   1 at i: token i + 1 of the same sequence is trained on; 0 at the last token of each
@@ -7,12 +7,12 @@
     role_start    list<int32>  start of each run of tokens by one author
     role          list<int8>   author of the run, a number in `tasks.chat.encoding.ROLES`
 
-The first three are those of `GPTSFTPackedParquetDataset` (Megatron-Bridge 0.6.2), which ignores the others. Its reader
-keeps one row group in memory, so these are small. The schema's metadata records under `tokenmill` how the file was made.
-Split by bytes and with zstd, tokens take 40 % of their size.
+The first three are those of `GPTSFTPackedParquetDataset` (Megatron-Bridge 0.6.2), which ignores the others. Its reader keeps
+one row group in memory, so row groups are small. The schema's metadata records under `tokenmill` how the file was built.
+Byte-stream-split and zstd reduce tokens to 40 % of their size.
 
-Packs lie in a file in random order, so its leading packs are a fair sample. A draw reads only the file that it ends in, one
-row group at a time: 65 M tokens in packs of 4096 take 0.5 s to measure and 3 s to write.
+Packs are in random order, so the leading packs of a file are a fair sample. A draw reads only the file it ends in, one row
+group at a time: 65 M tokens in packs of 4096 take 0.5 s to measure and 3 s to write.
 """
 
 from collections.abc import Generator, Iterator, Mapping, Sequence

@@ -46,7 +46,7 @@ FORMAT_VERSION = 4
 
 @dataclass(frozen=True)
 class SftFound:
-    """The vocabulary, the template after its self-check, and the gate's verdict on each data set (by `split/name`)."""
+    """The vocabulary, the checked template, and the gate's verdict on each data set (by `split/name`)."""
 
     vocabulary: Vocabulary
     checked: CheckedFormat
@@ -62,7 +62,7 @@ SftPlan = Planned[SftSettings, SftFound]
 
 
 def plan_sft(blend: Blend, settings: SftSettings, output_dir: str | None) -> SftPlan:
-    """Plan `blend` for `output_dir`; without one, nothing counts as built and hashes are remembered per user.
+    """Plan `blend` for `output_dir`; without one, nothing counts as built and hashes are cached per user.
 
     Raises InputError for anything that must be fixed first, such as a template whose masks cannot be trusted.
     """
@@ -161,7 +161,7 @@ def _pad_id(settings: SftSettings, vocabulary: Vocabulary) -> int | None:
 
 
 def worker_arguments(planned: SftPlan) -> dict[str, Any]:
-    """What workers need beside a shard."""
+    """Arguments of workers besides the shard."""
     template, settings = planned.found.template, planned.settings
     return {
         "tokenizer": settings.tokenizer.model_dump(),
@@ -175,7 +175,7 @@ def build_sft_shard(
 ) -> Receipt:
     """Build one planned shard in this process; `template` has a `source` and `variables`.
 
-    Raises RunError when tokenizer or template found here are not those of the plan.
+    Raises RunError if the tokenizer or template found here differs from the plan's.
     """
     recipe = SftRecipe(**shard.identity["recipe"])
     vocabulary = planned_vocabulary(TokenizerSource.model_validate(tokenizer), recipe.tokenizer)
@@ -195,12 +195,12 @@ def _format(
     source: str, variables: bytes, vocabulary: Vocabulary, policy: LossPolicy, split_turns: SplitTurns,
     special: SpecialTokens,
 ) -> Format:  # fmt: skip
-    """Probing a template takes some 30 ms, so a worker does it once."""
+    """Cached, because probing a template takes some 30 ms."""
     return format_of(source, orjson.loads(variables), vocabulary, policy, split_turns, special)
 
 
 def release_sft(planned: SftPlan, finished: Sequence[Finished]) -> Release:  # noqa: ARG001 - as for any kind
-    """Folders of packs, and what the manifest says of tokenizer and template."""
+    """Folders of packs, and the manifest's entries for tokenizer and template."""
     found, settings = planned.found, planned.settings
     layout = PackedLayout(
         blend_weights(planned.blend), settings.sampling, settings.seed, settings.pack_size, settings.pad_seq_to_mult
@@ -222,12 +222,12 @@ def release_sft(planned: SftPlan, finished: Sequence[Finished]) -> Release:  # n
 
 
 def require_template(_blend: Blend, settings: SftSettings, _output_dir: str) -> None:
-    """Raises InputError for a tokenizer or a template that is not there."""
+    """Raises InputError for a missing tokenizer or template."""
     find_template(settings, find_vocabulary(settings.tokenizer))
 
 
 def packing_lines(manifest: Mapping[str, Any]) -> list[str]:
-    """How well each split is packed and how much of it is trained on, and what else is not trained on."""
+    """Lines on how well each split is packed, how much of it is trained on, and what is excluded from training."""
     splits: dict[str, Counter[str]] = {}
     counts: Counter[str] = Counter()
     for entry in manifest["shards"]:

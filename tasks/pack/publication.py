@@ -1,15 +1,13 @@
-"""Publication of packs: a folder of Parquet files per split, which trainers read as it is.
+"""Publication of packs: a folder of Parquet files per split, which trainers read directly.
 
-    OUT/splits/train|valid|test/000000__<data set>__1a2b3c4d.parquet   the shards' files (hard links on a local disk)
-    OUT/splits/packing_train|valid|test.json                           how long and how many sequences are at most
+OUT/splits/train|valid|test/000000__<data set>__1a2b3c4d.parquet the shards' files (hard links on a local disk)
+OUT/splits/packing_train|valid|test.json maximum length and number of sequences
 
-Trainers read the files of a folder in the order of their names, so the numbers put them in a seeded order that mixes the
-data sets. A further copy of a file ends in `__1`, `__2`, …; where only leading packs are wanted, `__0_leading_120` is
-a file of its own. A split without packs has no folder. On an object store the store copies the files itself, because
-a folder cannot point elsewhere.
+Trainers read the files of a folder in the order of their names, so the numbers put them in a seeded order that mixes the data
+sets. Further copies of a file end in `__1`, `__2`, …; if only its leading packs are wanted, they become a separate file,
+`__0_leading_120`. A split without packs has no folder. On an object store, which has no links, the store copies the files.
 
-A link costs 0.2 to 4 ms, most of it the sync of the folder; a copy within S3, a request. Only files that are cut are
-read.
+A link costs 0.2 to 4 ms, most of it for syncing the folder; a copy within S3 costs a request. Only files that are cut are read.
 """
 
 import re
@@ -36,7 +34,7 @@ PACKING = re.compile(r"packing_(train|valid|test)\.json")
 
 @dataclass(frozen=True, slots=True)
 class _File:
-    """A file to be in a split's folder: copy number `copy` of a part of a shard, whole or its leading packs alone."""
+    """A file to publish in a split's folder: copy number `copy` of a part of a shard, whole or only its leading packs."""
 
     item: Finished
     part: str
@@ -62,7 +60,7 @@ _Folder = dict[str, _File]
 
 @dataclass(frozen=True)
 class PackedLayout:
-    """Folders of packs, with the weights of the blend realised as `sampling` says.
+    """Folders of packs, with the blend's weights applied according to `sampling`.
 
     `pack_size` and `pad_seq_to_mult`, both in tokens, are those that the shards were packed with.
     """
@@ -75,11 +73,11 @@ class PackedLayout:
 
     @property
     def own(self) -> Mapping[str, re.Pattern[str]]:
-        """The files of packs, and what is said of them."""
+        """The files of packs, and their descriptions."""
         return {**{join(FOLDER, split): PACKS for split in SPLITS}, FOLDER: PACKING}
 
     def lay_out(self, output_dir: str, store: Store, finished: Sequence[Finished]) -> Published:
-        """Choose the files of each split and put them into its folder. Raises RunError when one to be cut is damaged."""
+        """Choose the files of each split and put them into its folder. Raises RunError if a file to cut is damaged."""
         held = _held(finished)
         folders = {split: folder for split in held if (folder := self._choose(store, split, held[split]))}
         written = [output for folder in folders.values() for output in _place(output_dir, store, folder)]
@@ -103,10 +101,10 @@ class PackedLayout:
         return {join(FOLDER, split, file.name(position)): file for position, file in enumerate(numbered)}
 
     def _describe(self, output_dir: str, split: str, folder: _Folder) -> Output:
-        """Write what Megatron-Bridge wants to know to give every batch the same shape (`pad_cu_seqlens`).
+        """Write the maxima that Megatron-Bridge needs to give every batch the same shape (`pad_cu_seqlens`).
 
-        It counts as the trainer does, who predicts from n stored tokens of a sequence the n - 1 that follow. The
-        shortest pack is a lower bound: too short is safe, too long would let attention run past the end.
+        Lengths are counted as in the trainer, which predicts n - 1 tokens from the n stored tokens of a sequence. The shortest
+        pack is a lower bound: too short is safe, too long would let attention run past the end.
         """
         facts = PackFacts.total([file.facts for file in folder.values()])
         inputs = facts.tokens + facts.padding - facts.sequences
@@ -124,7 +122,7 @@ class PackedLayout:
         return replace(output, path=place)
 
     def _account(self, held: Mapping[str, _Held], folders: Mapping[str, _Folder]) -> dict[str, Any]:
-        """What the manifest says of how the weights came true."""
+        """The manifest's report of wanted and realised weights."""
         splits: dict[str, dict[str, dict[str, float]]] = {}
         warned: list[str] = []
         for split, folder in folders.items():
@@ -154,7 +152,7 @@ def _numbers(held: _Held) -> dict[DataSet, list[PackedFile]]:
 
 
 def _names(output_dir: str, folders: Mapping[str, _Folder]) -> dict[str, dict[str, list[str]]]:
-    """The names of whole files, which are their shards' own."""
+    """The names of whole files, which carry their shards' keys."""
     names: dict[str, dict[str, list[str]]] = {}
     for split, folder in folders.items():
         for place, file in folder.items():
@@ -172,7 +170,7 @@ def _listed(output_dir: str, folders: Mapping[str, _Folder]) -> list[Listed]:
 
 
 def _place(output_dir: str, store: Store, folder: _Folder) -> list[Output]:
-    """Put the files of one split into its folder; the outputs are those that were written anew."""
+    """Put the files of one split into its folder; returns the newly written files."""
     sources = {place: store.path(file.item.key, file.output) for place, file in folder.items()}
     place_files([(sources[place], join(output_dir, place)) for place, file in folder.items() if not file.leading])
     return [
@@ -183,7 +181,7 @@ def _place(output_dir: str, store: Store, folder: _Folder) -> list[Output]:
 
 
 def _cut(store: Store, file: _File, tokens: int) -> list[_File]:
-    """The leading packs of a file that come closest to `tokens`: perhaps none of them, perhaps all."""
+    """The leading packs of a file that come closest to `tokens`: none, some or all."""
     facts = leading_packs(store.path(file.item.key, file.output), tokens)
     if facts is None:
         return []

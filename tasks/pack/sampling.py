@@ -1,10 +1,10 @@
-"""Sampling: which files of packs are published, how often, and of which only the leading packs.
+"""Sampling: which files of packs to publish, how often, and which only in part.
 
 A trainer reads every file in a folder once per epoch, so the weights of a blend are realised by the contents of the folder.
-Shares are counted in tokens. `down` repeats nothing: the data set that is shortest for its weight is used whole, the others
-in part. `up` leaves nothing out: the data set that is longest for its weight is used once, the others more often. `none`
-publishes every file once. A share is met by whole files and the leading packs of one more, so it is off by half a pack at
-most: 2 % of 25 packs, 0.002 % of a hundred million tokens in packs of 4096.
+Shares are counted in tokens. `down` repeats nothing: the data set with the fewest tokens for its weight is used whole, the
+others in part. `up` omits nothing: the data set with the most tokens for its weight is used once, the others more often. `none`
+publishes every file once. A share is made of whole files and the leading packs of one more, so it is off by at most half a
+pack: 2 % of 25 packs, 0.002 % of a hundred million tokens in packs of 4096.
 """
 
 from collections.abc import Mapping, Sequence

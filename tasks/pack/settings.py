@@ -57,7 +57,7 @@ class SftSettings(PreparationSettings, frozen=True):
     @field_validator("template_variables", mode="before")
     @classmethod
     def _dates_as_text(cls, variables: object) -> object:
-        """YAML reads `date: 2026-03-01` as a date."""
+        """Convert dates back to text: YAML parses `date: 2026-03-01` as a date."""
         given = cast("dict[str, object]", variables) if isinstance(variables, dict) else {}
         dates = {name: value.isoformat() for name, value in given.items() if isinstance(value, date)}
         return {**given, **dates} if dates else variables

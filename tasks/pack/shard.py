@@ -1,8 +1,8 @@
 """Build an SFT shard: packed Parquet, quarantined rows and a receipt from a slice of chat rows.
 
-Rows become conversations, conversations become sequences of pieces, and a few megabytes of text are encoded in one call.
-Tokens are buffered on disk until all lengths are known; then packs are chosen and written. A document is a conversation: it
-is counted if at least one of its sequences is kept, and dropped, with a reason, if none is.
+Rows become conversations, conversations become sequences of pieces, and a few megabytes of text are encoded in one call. Tokens
+are buffered on disk until all lengths are known; then packs are chosen and written. A document is a conversation: it counts as
+kept if at least one of its sequences is kept, else it is dropped with a reason.
 """
 
 from collections import Counter
@@ -204,7 +204,7 @@ def check_ids(sequences: Sequences, vocabulary_size: int) -> None:
 
 
 def _trained_tokens(sequences: Sequences) -> np.ndarray:
-    """Trained tokens per sequence, int64; the first token cannot be, because nothing predicts it."""
+    """Trained tokens per sequence, int64, without the first token, because nothing predicts it."""
     starts = sequences.offsets[:-1]
     return np.add.reduceat(sequences.loss, starts, dtype=np.int64) - sequences.loss[starts]
 

@@ -1,1 +1,1 @@
-"""Rows for reinforcement learning: transformed, checked against what a trainer reads, and written as JSON Lines."""
+"""Rows for reinforcement learning: transformed, checked against the trainer's requirements, and written as JSON Lines."""

@@ -1,4 +1,4 @@
-"""What verification checks of an RL shard beyond sizes and hashes: that every line of its files is an object."""
+"""Verification of an RL shard beyond sizes and hashes: every line must be a JSON object."""
 
 from typing import BinaryIO, cast
 
@@ -14,7 +14,7 @@ from .shard import ENDINGS
 
 
 def inspect_rl_shard(store: Store, receipt: Receipt) -> list[str]:
-    """Problems of the files of a shard: lines that are no JSON objects, and counts against the receipt."""
+    """Problems of the files of a shard: lines that are not JSON objects, and counts that differ from the receipt."""
     compression = receipt.identity["recipe"]["compression"]
     problems: list[str] = []
     for part, count in receipt.parts.items():

@@ -1,15 +1,15 @@
 """Resolve rows that refer to a question of another data set.
 
-Such a row has a `_hf_placeholder`, `{"row": …, "question_template": …}`, and its `dataset` names the table that the row is
-of (`tables`). The placeholder is removed, `question` and `expected_answer` are added, and the prompt becomes the `input`
-of `responses_create_params`; all other fields stay. A row without a placeholder, or with a null one, is returned as is.
+Such a row has a `_hf_placeholder`, `{"row": …, "question_template": …}`, and its `dataset` names the table that holds the
+question (`tables`). The placeholder is removed, `question` and `expected_answer` are added, and the prompt becomes the `input`
+of `responses_create_params`; all other fields are kept. A row without a placeholder, or with a null one, is returned as is.
 
-The table's style says what a template does. `dapo`: the question stands between an instruction and a reminder, each a
-paragraph; these are cut off, and the template's prefix or suffix (`{"prefix": …, "suffix": …}`) takes their place. A blank
-line stays beside it, and before a question without a prefix. `skywork`: the question replaces `{question}` in the template,
-which is text or `{"template": text}`; without the marker the question is asked alone.
+The table's style sets how a template is applied. `dapo`: the question stands between an instruction and a reminder, one
+paragraph each; the template's prefix and suffix (`{"prefix": …, "suffix": …}`) replace them. A blank line separates them from
+the question, and also precedes a question without a prefix. `skywork`: the question replaces `{question}` in the template,
+which is text or `{"template": text}`; a template without the marker gives the question alone.
 
-An answer that is the text of a JSON list or object is its first value; any other answer is stripped text, because graders
+If an answer is the text of a JSON list or object, its first value is used; any other answer is stripped, because graders
 compare texts. Both follow the script published with the rows of Nemotron 3, blank lines included:
 https://huggingface.co/datasets/nvidia/Nemotron-RL-Super-Training-Blends (`fill_placeholders.py`). 3 to 4 µs a row.
 """

@@ -1,7 +1,7 @@
 """RL: rows become JSON Lines that NeMo-RL and NeMo-Gym read, after transforms and with questions filled in from tables.
 
-Planning finds the tables that placeholders point into, which names them by content. Where rows are limited in tokens, it
-also reads a sample of the text of each data set for the exactness gate.
+Planning finds the tables that placeholders refer to and identifies them by content. If `max_tokens` is set, it also reads a
+sample of the text of each data set for the exactness gate.
 """
 
 from collections.abc import Iterator, Mapping, Sequence
@@ -52,7 +52,7 @@ EVERY_FIELD: Sequence[str] = ()
 
 @dataclass(frozen=True)
 class RlFound:
-    """The vocabulary where tokens are counted, and by `split/name` the transforms of each data set and the gate's verdict."""
+    """The vocabulary, if tokens are counted, and by `split/name` each data set's transforms and the gate's verdict."""
 
     vocabulary: Vocabulary | None
     chains: Mapping[str, TransformList]
@@ -63,7 +63,7 @@ RlPlan = Planned[RlSettings, RlFound]
 
 
 class _Tables:
-    """Finds tables, each once for a plan; what local ones contain is remembered in the store."""
+    """Finds tables, each once per plan; the hashes of local tables are cached in the store."""
 
     def __init__(self, store: str, identity: SourceIdentity) -> None:
         self._place = join(store, "tables.json")
@@ -72,7 +72,7 @@ class _Tables:
         self._found: dict[TableSource, TableFiles] = {}
 
     def of(self, specs: Sequence[TransformSpec]) -> dict[str, TableFiles]:
-        """The tables that some transforms need. Raises InputError for what is no transform and for a table that is not there."""
+        """The tables that some transforms need. Raises InputError for an invalid transform or a missing table."""
         return {name: self._find(source, name) for name, source in tables_asked_for(specs).items()}
 
     def _find(self, source: TableSource, name: str) -> TableFiles:
@@ -81,14 +81,14 @@ class _Tables:
         return self._found[source]
 
     def remember(self) -> None:
-        """Write down what was hashed."""
+        """Save the cache of hashes."""
         if self._index.changed:
             publish_bytes(self._place, self._index.dump())
 
 
 def require_choices(blend: Blend, settings: RlSettings, _output_dir: str | None = None) -> None:
-    """Raises InputError for what a look at the choices alone shows: what is no transform, in the blend or the settings,
-    local tables and a tokenizer that are not there, and transforms that no data set takes up.
+    """Raises InputError for mistakes that show without reading data: an invalid transform in the blend or the settings, a
+    missing local table or tokenizer, and transforms that no data set uses.
     """
     sources = [source for part in blend.parts().values() for source in part]
     for specs in [settings.transforms, *(source.transforms for source in sources)]:
@@ -105,14 +105,14 @@ def require_choices(blend: Blend, settings: RlSettings, _output_dir: str | None 
 
 
 def _tables_of(blend: Blend, settings: RlSettings) -> list[tuple[str, str]]:
-    """What messages call each table that placeholders point into, and its path."""
+    """The name in messages and the path of each table that placeholders refer to."""
     specs = [settings.transforms, *(source.transforms for part in blend.parts().values() for source in part)]
     found = [table for each in specs for table in tables_asked_for(each).items()]
     return [(f"table {name!r}", table.path) for name, table in found]
 
 
 def plan_rl(blend: Blend, settings: RlSettings, output_dir: str | None) -> RlPlan:
-    """Plan `blend` for `output_dir`; without one, nothing counts as built and hashes are remembered per user.
+    """Plan `blend` for `output_dir`; without one, nothing counts as built and hashes are cached per user.
 
     Raises InputError for anything that must be fixed first.
     """
@@ -156,7 +156,7 @@ def _judged(
 
 
 def _texts(source: DataSource, settings: RlSettings, chain: TransformList, part: Slice) -> Iterator[str]:
-    """The texts of a slice that will be counted."""
+    """The texts of a slice whose tokens will be counted."""
     target = TARGETS[settings.target]
     work, chosen = Work(chain.functions(), target), row_filter(source)
     for batch in read_records(part, EVERY_FIELD):
@@ -187,7 +187,7 @@ def _recipe(
 
 
 def worker_arguments(planned: RlPlan) -> dict[str, Any]:
-    """What workers need beside a shard: the transforms of every data set among it."""
+    """Arguments of workers besides the shard, such as the transforms of every data set."""
     return {
         "chains": {name: chain.record() for name, chain in planned.found.chains.items()},
         "tokenizer": planned.settings.tokenizer.model_dump(),
@@ -204,7 +204,7 @@ def build_rl_shard(
 ) -> Receipt:
     """Build one planned shard in this process; `chains` has a record of the TransformList of each `split/name`.
 
-    Raises RunError when tables or tokenizer found here are not those of the plan.
+    Raises RunError if the tables or the tokenizer found here differ from the plan's.
     """
     recipe = RlRecipe(**shard.identity["recipe"])
     chain = TransformList.from_record(chains[f"{shard.split}/{shard.dataset}"])
@@ -222,7 +222,7 @@ def _lengths(recipe: RlRecipe, tokenizer: Mapping[str, Any]) -> RowLengths | Non
 
 
 def release_rl(planned: RlPlan, finished: Sequence[Finished]) -> Release:
-    """Files of rows, and what the manifest says of their making. Raises RunError where a split would mix forms of rows."""
+    """Files of rows, and the manifest's entries for them. Raises RunError if a split would mix forms of rows."""
     _require_one_form(finished)
     found = planned.found
     header: dict[str, Any] = {"mode": _mode(planned), "source_splits": _source_splits(planned)}
@@ -233,7 +233,7 @@ def release_rl(planned: RlPlan, finished: Sequence[Finished]) -> Release:
 
 
 def _require_one_form(finished: Sequence[Finished]) -> None:
-    """Raises RunError when the file of a split would mix forms of rows: its reader knows two, but not in one table."""
+    """Raises RunError if the file of a split would mix forms of rows: its reader knows two, but not in one table."""
     forms: dict[str, dict[str, str]] = {}
     for item in finished:
         for part, names in item.receipt.facts["forms"].items():
@@ -248,8 +248,8 @@ def _require_one_form(finished: Sequence[Finished]) -> None:
 
 
 def _mode(planned: RlPlan) -> str:
-    """How rows came about, in the words of manifests that trainers' tools know: `resolve`, else `local_split` where
-    the last rows are held out, else `transform` or `passthrough`.
+    """How rows were prepared, in the terms that trainers' tools expect in a manifest: `resolve`, else `local_split` if the last
+    rows are held out, else `transform` or `passthrough`.
     """
     found = planned.found
     if any(chain.tables for chain in found.chains.values()):
@@ -260,7 +260,7 @@ def _mode(planned: RlPlan) -> str:
 
 
 def _source_splits(planned: RlPlan) -> list[str]:
-    """The splits of the sources that rows were taken from, by the sources' own names."""
+    """The source splits that rows were taken from, by their names in the sources."""
     return sorted({source.split for sources in planned.blend.parts().values() for source in sources if source.split})
 
 

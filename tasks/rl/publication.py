@@ -1,12 +1,12 @@
-"""Publication of JSON Lines: every shard under a name of its own, and one whole file per split.
+"""Publication of JSON Lines: every shard under its own name, and one joined file per split.
 
     OUT/train|valid|test/data_00000_1a2b3c4d.jsonl   the shards' files (hard links on a local disk)
     OUT/splits/train_9f8e7d6c.jsonl                  all rows of the split, in the order of the plan
 
-Trainers for reinforcement learning take one file per data set and no patterns, so a split of several shards is joined
-into a file; of one shard it is another name. Both carry a hash of what they hold, because a path must never come to mean
-other data; the manifest names the whole files under `train`, `val` and `test`, and every shard in its list. Joining
-copies each byte once, at the speed of the disk; frames of zstd are joined as they are.
+RL trainers take one file per data set and no globs, so the shards of a split are joined into one file; a single shard is only
+linked. Names contain a hash of the content, so that a path never refers to different data later. The manifest lists the joined
+files under `train`, `val` and `test`, and every shard in its list. Joining copies each byte once, at disk speed; zstd frames
+are concatenated without decompression.
 """
 
 import hashlib
@@ -37,7 +37,7 @@ KEYS = {"train": "train", "valid": "val", "test": "test"}
 
 @dataclass(frozen=True, slots=True)
 class _File:
-    """A part of a shard: whose it is, where its file lies in the store, and its name in the output folder."""
+    """A part of a shard: its shard, its file in the store, and its name in the output folder."""
 
     item: Finished
     documents: int
@@ -47,14 +47,14 @@ class _File:
 
 @dataclass(frozen=True, slots=True)
 class JsonLinesLayout:
-    """Files of rows and one whole file per split; `weights` are the blend's."""
+    """Files of rows and one joined file per split; `weights` are the blend's."""
 
     weights: Weights
     compression: Compression
 
     @property
     def own(self) -> Mapping[str, re.Pattern[str]]:
-        """The shards of each split, and the whole files."""
+        """The shards of each split, and the joined files."""
         return {**dict.fromkeys(SPLITS, SHARD), FOLDER: WHOLE_FILE}
 
     def lay_out(self, output_dir: str, store: Store, finished: Sequence[Finished]) -> Published:
@@ -88,7 +88,7 @@ class JsonLinesLayout:
         return {split: splits[split] for split in SPLITS if splits[split]}
 
     def _join(self, output_dir: str, split: str, files: Sequence[_File]) -> Output:
-        """Write the whole file of a split; its path is relative to the output folder."""
+        """Write the joined file of a split; its path is relative to the output folder."""
         path = join(FOLDER, f"{split}_{_hash(files)}.{ENDINGS[self.compression]}")
         place = join(output_dir, path)
         if len(files) == 1 and is_local(place) and is_local(files[0].stored):
@@ -98,12 +98,12 @@ class JsonLinesLayout:
 
 
 def _recorded(file: _File) -> Output:
-    """What the receipt says of a file."""
+    """The receipt's record of a file."""
     name = file.stored.rpartition("/")[2]
     return next(output for output in file.item.receipt.outputs if output.path == name)
 
 
 def _hash(files: Sequence[_File]) -> str:
-    """A hash of what some files hold, in order: eight hexadecimal digits."""
+    """A hash of the contents of some files, in order: eight hexadecimal digits."""
     content = [(file.item.key, file.stored.rpartition("/")[2]) for file in files]
     return hashlib.sha256(orjson.dumps(content)).hexdigest()[:8]

@@ -1,7 +1,7 @@
 """Rows of an RL preparation: records, functions over them, targets, and the checks that targets share.
 
-A transform never changes the record it is given. If it has nothing to do it returns the same object, and such a row is
-written as the bytes that were read.
+A transform never modifies its input record. If nothing changes it returns the same object, and such a row is written as the
+bytes that were read.
 """
 
 import json
@@ -30,9 +30,9 @@ READ = ("reasoning_content", "content", "tool_calls", "name", "arguments", "outp
 class Target:
     """A program that reads prepared rows.
 
-    `check` says why a row cannot be used. `texts` lists the texts that a model reads of a row that passed, each once;
-    tools, calls and parts that are not text count as JSON. `form` names the form of a row if the program knows several:
-    a file must not mix them, because it is read as one table.
+    `check` returns why a row cannot be used. `texts` lists the texts of a valid row that a model reads, each once; tools, calls
+    and non-text parts count as JSON. `form` names the form of a row if the program knows several; a file must not mix them,
+    because it is read as one table.
     """
 
     name: str

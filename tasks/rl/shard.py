@@ -1,8 +1,8 @@
 """Build an RL shard: JSON Lines, quarantined rows and a receipt from a slice of rows.
 
-A record that comes through as the same object that was parsed is written as the bytes that were read; any other is
-written as compact JSON, with the numbers' own spelling. So key order, duplicate keys and escapes of unchanged rows stay.
-(Only a byte order mark is removed, and line breaks within a row become blanks.) A row costs 1 to 4 µs.
+If the transforms return the parsed object itself, the row is written as the bytes that were read; any other row is written as
+compact JSON, and numbers keep their spelling. So unchanged rows keep key order, duplicate keys and escapes. (Only a byte order
+mark is removed, and line breaks within a row become blanks.) A row costs 1 to 4 µs.
 """
 
 import json
@@ -38,8 +38,8 @@ ENDINGS: dict[Compression, str] = {"none": "jsonl", "zstd": "jsonl.zst"}
 
 @dataclass(frozen=True, slots=True)
 class RowLengths:
-    """Counts tokens of rows: of the texts that the target reads, without what a chat template adds (about ten tokens a
-    message). NeMo-RL cuts a row longer than the context to a few tokens without loss, so such rows are dropped here.
+    """Counts the tokens of the texts that the target reads, without those that a chat template adds (about ten per message).
+    NeMo-RL truncates a row longer than the context to a few tokens without loss, so such rows are dropped here.
     """
 
     texts: Callable[[Record], Sequence[str]]
@@ -76,7 +76,7 @@ class Work:
 class _Part:
     """A file of JSON Lines, plain or as one zstd frame with a checksum, and the forms of its rows.
 
-    Frames in a row are one file again, so compressed shards are joined as they are.
+    Concatenated frames are a valid file, so compressed shards can be joined without decompression.
     """
 
     file: Publication

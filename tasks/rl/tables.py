@@ -1,13 +1,13 @@
 """Tables of questions that rows refer to by number: found at planning, loaded by workers.
 
-A published blend may refer to the rows of another data set instead of repeating them (`placeholders`). Row numbers need the
-very file they were counted in, so tables are pinned to a commit, and their content is part of a shard's identity. A table
-is Parquet: the question is the content of the first message of `prompt`, the answer is `reward_model.ground_truth`. The
-rows of several files are numbered continuously, in the order of their names.
+A published blend may refer to the rows of another data set instead of repeating them (`placeholders`). Row numbers are valid
+only for the exact file, so tables are pinned to a commit, and their content is part of a shard's identity. A table is Parquet:
+the question is the content of the first message of `prompt`, the answer is `reward_model.ground_truth`. The rows of several
+files are numbered continuously, in the order of their names.
 
-Tables repeat themselves: DAPO-Math-17k holds 17,000 questions a hundred times over. Arrow dictionary-encodes each batch, so
-that a text is kept once and a row is two numbers: 1.8 million rows load in 4 s and take 25 MB instead of 900 MB. Texts are
-kept as Python strings: a row is looked up in 0.4 µs, five times faster than with Arrow scalars.
+Tables are repetitive: DAPO-Math-17k holds 17,000 questions a hundred times each. Arrow dictionary-encodes each batch, so each
+text is stored once and a row is two numbers: 1.8 million rows load in 4 s and take 25 MB instead of 900 MB. Texts are stored as
+Python strings: looking up a row takes 0.4 µs, a fifth of the time with Arrow scalars.
 """
 
 from collections.abc import Mapping, Sequence
@@ -117,7 +117,7 @@ class TableFiles:
 def find_table(source: TableSource, name: str, index: ContentIndex, identity: SourceIdentity) -> TableFiles:
     """The files of a table, identified by content.
 
-    Raises InputError for a table that is missing, empty, or not one of questions, SourceCorrupt for a file without footer.
+    Raises InputError for a table that is missing, empty, or not a table of questions, SourceCorrupt for a file without footer.
     """
     pinned = index.identify(table_slices(source, name), FIELDS, identity)
     if not any(count_rows(part, 1) for part in pinned):

@@ -1,14 +1,14 @@
 """Transforms of rows: functions with names, applied in the order of the recipe.
 
 A transform is written as its name or as an object with its argument: `"passthrough"`, `{"select": ["messages"]}`,
-`{"sft": {"input": "question"}}`. It takes, renames or reshapes fields; the target's check judges the result. The record
-that comes in is never changed, and a transform with nothing to do returns the same object, so that its row is written as
-the bytes that were read. 0.5 to 3 µs a row.
+`{"sft": {"input": "question"}}`. It selects, renames or reshapes fields; the target checks the result. The input record is
+never modified, and a transform that changes nothing returns the same object, so the row is written as the bytes that were read.
+Cost: 0.5 to 3 µs per row.
 
 Preferences come in three forms. Ranks, `{context, completions: [{rank, completion}, …]}`, hold messages, the lower rank
-preferred. Pairs, `{prompt, chosen, rejected}`, hold texts, and the prompt may be messages. Conversations,
-`{chosen, rejected}`, begin alike, and the prompt ends where they begin to differ; most public data sets have this form,
-trainers read the first two.
+preferred. Pairs, `{prompt, chosen, rejected}`, hold texts, and the prompt may be messages. Conversations, `{chosen, rejected}`,
+begin alike, and the prompt ends where they first differ. Most public data sets have this last form; trainers read the first
+two.
 """
 
 import json
@@ -81,7 +81,7 @@ class TransformList:
         return cls(record["specs"], tables)
 
     def identity(self) -> list[Any]:
-        """What can change a byte: the transforms, with tables by content."""
+        """Everything that can change a byte: the transforms, with tables by content."""
         tables = {name: {"style": each.style, "contents": each.contents} for name, each in sorted(self.tables.items())}
         return [{RESOLVE: tables} if isinstance(each, dict) and RESOLVE in each else each for each in self.specs]
 
@@ -395,7 +395,7 @@ def _asks(field: str, answer: Messages) -> Rejected | None:
 
 
 def _holds(messages: Messages, part: Messages) -> bool:
-    """Whether `messages` contain `part` as consecutive messages."""
+    """Whether `messages` contains `part` as consecutive messages."""
     return any(messages[start : start + len(part)] == part for start in range(len(messages) - len(part) + 1))
 
 
@@ -404,7 +404,7 @@ def _text_alone(completion: object) -> str | None:
 
 
 def _plain_text(messages: Messages, role: str) -> str | None:
-    """The text of the only message, if it is by `role` and has nothing but text."""
+    """The text of the only message, if it is by `role` and contains only text."""
     if len(messages) != 1 or _role(messages[0]) != role:
         return None
     said = {key for key, value in messages[0].items() if value is not None}

@@ -3,6 +3,6 @@
     discover(data set) ─► SourceFile … ─► cut ─► Slice … ─► read ─► TextBatch … or RecordBatch …
 
 A slice is the unit of work and of identity. Plain JSON Lines are cut at fixed byte offsets, Parquet between row groups;
-compressed text and JSON arrays are one slice per file. So a huge file spreads over all workers, and a file that grows
-leaves other slices unchanged.
+compressed text and JSON arrays are one slice per file. So all workers share a huge file, and a file that grows keeps its
+existing slices.
 """

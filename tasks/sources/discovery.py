@@ -1,15 +1,15 @@
-"""From the path of a data set to its files: a file, a folder, a glob, a prefix of a bucket, a hub data set.
+"""Find the files of a data set, given as a file, a folder, a glob, a bucket prefix or a hub data set.
 
-One listing per source, never a request per file: a bucket prefix of 100,000 objects takes 100 pages, a hub data set one
-answer, a folder of 100,000 local files 1.3 s. Listings carry sizes and checksums, so nothing is read except the first
-bytes of `.json` files. Files are sorted by URI, so the same files always give the same plan.
+One listing per source, never a request per file: a bucket prefix of 100,000 objects takes 100 pages, a hub data set one answer,
+a folder of 100,000 local files 1.3 s. Listings include sizes and checksums, so nothing is read except the first bytes of
+`.json` files. Files are sorted by URI, so the same files always give the same plan.
 
-Folders, prefixes and globs are searched recursively for files of known formats; other files, hidden files and folders
-(`.git`, `.cache`), pipes and devices are skipped and counted. `subset` and `split` choose among the files that were
-found (`selection`). A path that names a file takes that file, which must be of a known format.
+Folders, prefixes and globs are searched recursively for files of known formats; other files, hidden files and folders (`.git`,
+`.cache`), pipes and devices are skipped and counted. `subset` and `split` select among the files found (`selection`). A path to
+a file selects that file, which must be of a known format.
 
-Because every run searches again, outputs must not lie where a source is searched: the next run would read them. Nor may
-a source lie in an output folder, where publishing replaces files. `require_no_overlap` refuses both.
+Every run searches again, so outputs must not be inside a source, or the next run would read them. Nor may a source be inside an
+output folder, where publishing replaces files. `require_no_overlap` refuses both.
 """
 
 import difflib
@@ -103,7 +103,7 @@ def _local_files(source: DataSource) -> Found:
 
 
 def _named_once(folder: Path, names: list[str]) -> list[str]:
-    """The names without links to files that are also among them, so that no file is read twice."""
+    """The names, without links to files that are listed too, so that no file is read twice."""
     links = {name for name in names if (folder / name).is_symlink()}
     if not links:
         return names
@@ -198,7 +198,7 @@ def divided(path: str) -> tuple[str, str]:
 
 
 def _nearest_there(path: Path) -> str:
-    """What exists near the missing `path`."""
+    """Existing paths similar to the missing `path`."""
     parent = next(folder for folder in path.parents if folder.is_dir())
     missing = path.relative_to(parent).parts[0]
     there = sorted(entry.name for entry in parent.iterdir())
@@ -228,7 +228,7 @@ def _listing(store: AbstractFileSystem, path: str) -> dict[str, dict[str, Any]]:
 
     Folder markers, whose names end with a slash, are left out.
     """
-    # fsspec caches listings; a plan from an old one would miss new objects.
+    # # fsspec caches listings; a plan from a stale listing would miss new objects.
     store.invalidate_cache()
     if has_magic(path):
         glob_pattern(path)
@@ -286,10 +286,10 @@ Location = tuple[AbstractFileSystem, str]
 
 
 def require_no_overlap(name: str, source: str, written: Mapping[str, str], published: str | None = None) -> None:
-    """Raises InputError if a search of `source` would find a folder that is written, or if it lies in `published`.
+    """Raises InputError if a search of `source` would find an output folder, or if `source` is inside `published`.
 
-    `name` is the source's name in messages; `written` maps names of output folders to their places. Hidden folders and
-    folders that a glob does not match are never searched, so outputs may lie there. Lists every local folder once.
+    `name` is the source's name in messages; `written` maps names of output folders to their places. Hidden folders and folders
+    that a glob does not match are never searched, so outputs may be there. Lists every local folder once.
     """
     outputs = {what: _resolved(folder) for what, folder in written.items()}
     replaced = None if published is None else _resolved(published)
@@ -345,7 +345,7 @@ def _entered(root: str, pattern: str) -> Iterator[tuple[str, str]]:
 
 
 def _below(folder: Location, place: Location) -> str | None:
-    """The path of `place` below `folder`, empty for the folder itself; None if it lies elsewhere."""
+    """The path of `place` below `folder`, empty for the folder itself; None if it is elsewhere."""
     outer, inner = folder[1].rstrip("/") + "/", place[1].rstrip("/") + "/"
     return inner.removeprefix(outer) if folder[0] == place[0] and inner.startswith(outer) else None
 

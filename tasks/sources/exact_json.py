@@ -1,12 +1,12 @@
-"""JSON that preserves numbers as they are written, from the bytes of a row to the text made of it.
+"""JSON that preserves the spelling of numbers, from the bytes of a row to the text written from it.
 
-orjson reads integers beyond 64 bits as floats, and Python's parsers do not keep the spelling of a float: `1.50` becomes
-`1.5`, `1e3` becomes `1000.0`. A model that is trained on a tool call must see the source's spelling, so such numbers are
-read as `SpelledFloat` and as Python integers. An object with a repeated key is read as `RepeatedKeys`, because it is
-unclear which value is meant.
+orjson reads integers beyond 64 bits as floats, and Python's parsers do not keep the spelling of a float: `1.50` becomes `1.5`,
+`1e3` becomes `1000.0`. A model trained on a tool call must see the source's spelling, so such numbers are read as
+`SpelledFloat` and as Python integers. An object with a repeated key is read as `RepeatedKeys`, because the intended value is
+ambiguous.
 
-Such rows are rare. orjson parses every row, and a walk over the values detects a loss: a float, or fewer strings than the
-row has. Only then `json` parses the row again. The walk costs 0.3 µs per kilobyte of text and 30 ns per value, about as
+Such rows are rare. orjson parses every row, and a walk over the values detects a possible loss: a float, or fewer strings than
+the row has. Only then does `json` parse the row again. The walk costs 0.3 µs per kilobyte of text and 30 ns per value, about as
 much as parsing short rows.
 """
 
@@ -35,8 +35,8 @@ MARKS = 10**10
 
 
 class NumberRangeError(ValueError):
-    """Valid JSON with a number that is not accepted: a float beyond a double, an integer of too many digits, or a number
-    that must be read exactly in a row of too many levels.
+    """Valid JSON with a number that is not accepted: a float beyond a double, an integer of too many digits, or a number that
+    must be read exactly in a row that is nested too deeply.
     """
 
 
@@ -77,7 +77,7 @@ def loads(data: bytes | str) -> Any:  # noqa: ANN401 - any JSON
 
 
 def rounded(data: bytes | str) -> Any:  # noqa: ANN401 - same
-    """The value of JSON text with rounded numbers, for readers of texts alone. Raises as `loads`."""
+    """The value of JSON text with rounded numbers, for readers that need only texts. Raises as `loads`."""
     try:
         return orjson.loads(data)
     except orjson.JSONDecodeError as error:
@@ -93,8 +93,8 @@ def compact(value: object) -> bytes:
 
 
 def with_placeholders(value: Any) -> tuple[Any, Callable[[str], str]]:  # noqa: ANN401 - any JSON
-    """`value` with integers as placeholders for the numbers that JSON writers would change, and a function that puts the
-    numbers back into the written text. The same object if there are no such numbers.
+    """`value` with integers as placeholders for the numbers that JSON writers would change, and a function that restores the
+    numbers in the written text. The same object if there are no such numbers.
 
     Raises TypeError for more than 254 levels.
     """
@@ -159,7 +159,7 @@ def _long_integers(raw: bytes) -> Any:  # noqa: ANN401 - same
     """The value of text that orjson rejected for a number beyond a double, if that is an integer."""
     value = _parsed(raw)
     try:
-        compact(value)  # orjson has not read to the end, and is stricter than json
+        compact(value)  # orjson stopped early, and is stricter than json
     except TypeError as error:
         raise orjson.JSONDecodeError(str(error), raw.decode(), 0) from error
     return value

@@ -21,9 +21,9 @@ Ranges = Sequence[tuple[int, int]]
 class SourceFile:
     """A file that discovery found.
 
-    `uri` is an absolute local path or a URL that fsspec opens; `format` is the name of a SourceFormat. `version` is the
-    store's own checksum or version of the content (an etag, an LFS sha256), which changes whenever a byte does. Local
-    files have none; they have `modified_ns` and `changed_ns`, the kernel's change time, which no program can set back.
+    `uri` is an absolute local path or a URL that fsspec opens; `format` is the name of a SourceFormat. `version` is the store's
+    own checksum or version of the content (an etag, an LFS sha256), which changes with every byte. Local files have
+    `modified_ns` instead, and `changed_ns`, the kernel's change time, which no program can set back.
     """
 
     uri: str
@@ -47,10 +47,10 @@ class Found:
 class Slice:
     """Part of a file, `[start, stop)`: byte offsets for row formats, row groups for Parquet.
 
-    A row belongs to the slice that holds its first byte. A file that cannot be cut is one slice, `[0, size)`. `rows`,
-    when set, limits the slice to its first rows (a sample). `content` identifies the bytes of the slice's rows; in a
-    columnar format, those of the columns `fields` (all columns, if empty). `size` is the number of source bytes to
-    read, for balancing and progress.
+    A row belongs to the slice that holds its first byte. A file that cannot be cut is one slice, `[0, size)`. If `rows` is set,
+    the slice is limited to its first rows (a sample). `content` identifies the bytes of the slice's rows; in a columnar format,
+    those of the columns `fields` (all columns, if empty). `size` is the number of source bytes to read, for load balancing and
+    progress.
     """
 
     file: SourceFile
@@ -84,7 +84,7 @@ class BadRow:
 
 @dataclass(frozen=True, slots=True)
 class Rejected:
-    """Why a record cannot be used: a reason to count by, and what was found, where, and the remedy."""
+    """Why a record cannot be used: a reason for counting, and a detail with the fault, its place and the remedy."""
 
     reason: str
     detail: str
@@ -131,7 +131,7 @@ class RecordBatch:
 
 @dataclass(frozen=True, slots=True)
 class Refused:
-    """A row that cannot be read: a reason, the details, and its first bytes."""
+    """An unreadable row: a reason, the details, and its first bytes."""
 
     reason: str
     detail: str
@@ -167,7 +167,7 @@ class SourceFormat(Protocol):
     columnar: bool = False
 
     def sniff(self, file: SourceFile) -> SourceFile:
-        """The file with its true format, where the name does not decide it."""
+        """The file with its actual format, if the name is ambiguous."""
         return file
 
     @abstractmethod
@@ -176,12 +176,12 @@ class SourceFormat(Protocol):
         ...
 
     def shortened(self, part: Slice, size: int) -> Slice:  # noqa: ARG002 - for formats that can be cut anywhere
-        """The slice down to its first `size` bytes, or the whole slice where the format cannot be cut there."""
+        """The slice limited to its first `size` bytes, or the whole slice if the format cannot be cut there."""
         return part
 
     @abstractmethod
     def owned(self, part: Slice, stream: BinaryIO, fields: Sequence[str]) -> tuple[bytes, Ranges]:
-        """The bytes that identify a slice: a prefix that says how to interpret them, and their places in the file."""
+        """The bytes that identify a slice: a prefix that sets their interpretation, and their ranges in the file."""
         ...
 
     @abstractmethod
@@ -196,7 +196,7 @@ class SourceFormat(Protocol):
 
     @abstractmethod
     def records(self, part: Slice, fields: Sequence[str]) -> Iterator[RecordBatch]:
-        """The rows of a slice, in order, as dicts that hold at least `fields`; all fields if none is named."""
+        """The rows of a slice, in order, as dicts with at least `fields`; all fields if `fields` is empty."""
         ...
 
     @abstractmethod

@@ -1,7 +1,7 @@
-"""The registry of source formats, and reading by format: rows come out as Arrow text or dicts, every row accounted for.
+"""The registry of source formats, and reading by format: rows become Arrow text or dicts, and every row is accounted for.
 
-The name of a file decides its format: a `.jsonl` or `.ndjson` file is always read as lines and a `.parquet` file as
-Parquet, and a wrong name shows up as bad rows. Only `.json` is ambiguous, and its first byte decides (`json_array`).
+The name of a file decides its format: a `.jsonl` or `.ndjson` file is always read as lines and a `.parquet` file as Parquet,
+and a wrong name shows up as bad rows. Only `.json` is ambiguous; its first byte decides (`json_array`).
 
 A slice is read once, forwards, a block at a time: memory is bounded by a block and the longest row, not by the file. One
 core reads, in bytes of JSON Lines a second: plain 670 MB/s, zstd 460, gzip 280, a JSON array 250, Parquet 880. Records
@@ -47,7 +47,7 @@ def format_of(file: SourceFile) -> SourceFormat:
 
 
 def describe(name: str) -> tuple[str, Compression | None] | None:
-    """The name of the format and the compression that the ending of `name` tells, case ignored; None if unknown."""
+    """The format's name and the compression, by the ending of `name`, case ignored; None if unknown."""
     lowered = name.lower()
     return next((kind for ending, kind in ENDINGS.items() if lowered.endswith(ending)), None)
 
@@ -72,8 +72,8 @@ def read_texts(part: Slice, text_field: str) -> Iterator[TextBatch]:
 def read_records(part: Slice, fields: Sequence[str]) -> Iterator[RecordBatch]:
     """The rows of a slice, in order, as batches of about a mebibyte (Parquet: four) of records.
 
-    `fields` are the fields that are needed; dots lead into objects. A record may hold others too, and lacks those that
-    its row lacks. Of Parquet only these are read (all, if none is named), and nulls are dropped.
+    `fields` are the fields that are needed; dots lead into objects. A record may hold others too, and lacks those that its row
+    lacks. From Parquet only these are read (all if `fields` is empty), and nulls are dropped.
 
     Raises as `read_texts`; InputError if a Parquet file has none of `fields`.
     """
@@ -88,6 +88,6 @@ def count_rows(part: Slice, limit: int) -> int:
 def first_row(part: Slice) -> int:
     """The number of rows (lines for JSON Lines) before a slice in its file; row n of the slice is line first + n + 1.
 
-    May read the file up to the slice, so only error messages ask.
+    May read the file up to the slice, so use it only for error messages.
     """
     return format_of(part.file).first_row(part) if part.start else 0

@@ -1,7 +1,7 @@
 """Data sets of the Hugging Face hub: `hf://org/name[@revision]` becomes files pinned to one commit.
 
-A branch moves, so it is resolved to its commit first, and every URI contains the commit: the same files can be read again
-as long as the repository exists. One request lists a whole repository with sizes and checksums; nothing is downloaded.
+Branches move, so a branch is resolved to its commit first, and every URI contains the commit: the same files can be read as
+long as the repository exists. One request lists a whole repository with sizes and checksums; nothing is downloaded.
 
 The data set's card declares subsets and splits; if it declares none, paths decide (`selection`). Without a subset, the
 card's default configuration is used, as in `load_dataset`; without a default, all configurations.
@@ -57,7 +57,7 @@ class Configuration:
 
 
 def hub_files(source: DataSource) -> Found:
-    """The files of a hub data set at the present commit of its revision, and how many others were skipped.
+    """The files of a hub data set at the current commit of its revision, and how many others were skipped.
 
     `uri` is `hf://datasets/org/name@commit/path`, `version` the SHA-256 of a large file or the git blob id of a small
     one. Raises InputError if the repository, revision, subset or split does not exist or cannot be accessed.

@@ -1,9 +1,9 @@
-"""Checks that the bytes a reader gets are the bytes that were planned, so that a shard's key never covers other rows.
+"""Verify that a reader gets the planned bytes, so that a shard's key never covers other rows.
 
-A slice of a local file is identified by a hash of its bytes, and a reader hashes them again. A file that was replaced,
-overwritten or changed through a memory map is noticed whatever its times say, even if the original is back before the
-reader ends. Row formats are hashed as they are read. Parquet is read out of order: its slices are hashed in blocks
-first, and each block is compared when it is read. xxh3 hashes some 30 GB/s.
+A slice of a local file is identified by a hash of its bytes, and a reader hashes them again. So a file that was replaced,
+overwritten or changed through a memory map is detected whatever its times, even if the original is restored before the reader
+ends. Row formats are hashed as they are read. Parquet is read out of order: its slices are hashed in blocks first, and each
+block is compared when it is read. xxh3 hashes some 30 GB/s.
 
 Without such a hash, the store's metadata must not change. For a local file (`source_identity=stat`, or a sample, which
 ends before its slice) that is size, modification time and change time of the open file, before and after; for an object,
@@ -48,8 +48,8 @@ def is_hashed(part: Slice) -> bool:
 def verified(part: Slice, stream: BinaryIO) -> Generator[xxh3_128]:
     """A hasher, to be fed with the bytes of a slice as they are read from `stream`, its open file.
 
-    Raises RunError at the start if the file is not the one that was planned, and at the end if it has changed or other
-    bytes were read. A reader that stops early skips the check at the end.
+    Raises RunError at the start if the file is not the planned one, and at the end if it has changed or other bytes were read.
+    A reader that stops early skips the check at the end.
     """
     hasher, hashed = xxh3_128(), is_hashed(part)
     with unchanged(part.file, stream, hashed=hashed):
@@ -66,7 +66,7 @@ def require_content(part: Slice, hasher: xxh3_128) -> None:
 
 @contextmanager
 def unchanged(file: SourceFile, stream: BinaryIO, *, hashed: bool = False) -> Generator[None]:
-    """Raises RunError at the start or the end unless the open file is the one that was planned.
+    """Raises RunError at the start or the end unless the open file is the planned one.
 
     With `hashed`, its bytes are compared too, and the change time is ignored: a new owner or link changes no byte.
     """
@@ -133,7 +133,7 @@ def range_blocks(stream: BinaryIO, ranges: Ranges, size: int) -> Iterator[tuple[
 
 
 class VerifiedStream(RawIOBase):
-    """A file whose `ranges` are hashed at once, so that a later read of them returns the same bytes or fails.
+    """A file whose `ranges` are hashed when it is opened, so that a later read of them returns the same bytes or fails.
 
     Bytes outside of the ranges are not checked. Closing it leaves the underlying stream open.
     """

@@ -1,12 +1,12 @@
 r"""A JSON array of objects, read element by element in bounded memory.
 
-The ends of elements are found without parsing: in each block, escapes are blanked (`\\` first, then `\"`), so that a
-string ends at the next quote, and one regular expression skips strings and stops at brackets and commas; those of the
-array itself, at depth one, end elements. Its possessive quantifier keeps an unmatched quote from being retried at every
-earlier quote. Each element is then parsed by itself: a balanced but malformed one is one bad row, and reading goes on.
-If the array is not closed, or something follows it, the number of lost rows is unknown: the file is damaged.
+The ends of elements are found without parsing: in each block, escapes are blanked (`\\` first, then `\"`), so that a string
+ends at the next quote, and one regular expression skips strings and stops at brackets and commas; those at depth one end an
+element. Its possessive quantifier keeps an unmatched quote from being retried at every earlier quote. Each element is then
+parsed separately: a balanced but malformed element is one bad row, and reading continues. If the array is not closed, or is
+followed by anything else, the number of lost rows is unknown, so the file counts as damaged.
 
-An array cannot be entered in the middle, so a file is one slice, and finding the ends takes time: about 250 MB/s from
+Reading cannot start in the middle of an array, so a file is one slice, and finding the ends takes time: about 250 MB/s from
 file to Arrow text on one core, where JSON Lines runs at 670. Keep large data as JSON Lines.
 """
 
@@ -28,7 +28,7 @@ Marked = tuple[bytes, list[int]]
 
 
 class BrokenArrayError(ValueError):
-    """An array that is not closed, or that something follows."""
+    """An array that is not closed, or is followed by other content."""
 
 
 class JsonArray(RowFormat):

@@ -1,12 +1,12 @@
-r"""JSON Lines: one object a line, cut anywhere, every line read exactly once.
+r"""JSON Lines: one object per line; files are cut anywhere, and every line is read exactly once.
 
 A row belongs to the slice that holds its first byte. A slice that starts inside a row leaves that row to the previous
 slice, which reads past its own end to finish it. So files are cut at fixed byte offsets, without reading them. A
 compressed file is one slice.
 
-Only `\n` ends a line: JSON strings may hold Unicode's other line separators, and a `\r` before it is white space to JSON.
-The last line needs no end. Rows of up to 256 MiB are read whole; a longer one is skipped and reported. Memory is a few
-times the larger of BLOCK_BYTES and the longest row.
+Only `\n` ends a line: JSON strings may contain Unicode's other line separators, and a `\r` before `\n` is white space in JSON.
+The last line needs no `\n`. Rows of up to 256 MiB are read whole; a longer one is skipped and reported. Memory is a few times
+the larger of BLOCK_BYTES and the longest row.
 """
 
 from collections.abc import Iterator, Sequence
@@ -76,7 +76,7 @@ class JsonLines(RowFormat):
 
 
 class Pending:
-    """A row that grows from block to block until its end is found; dropped, but for its head, once it is too long."""
+    """A row that grows from block to block until its end is found; once it is too long, only its head is kept."""
 
     def __init__(self) -> None:
         self.size = 0

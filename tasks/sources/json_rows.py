@@ -1,12 +1,12 @@
-"""Rows of JSON: the text or the record in each row, a blank row, or the exact reason why a row cannot be read.
+"""JSON rows: each gives a text or record, is blank, or is refused with the exact reason.
 
-A block of rows is first parsed as if every row were good. Only if that fails is it parsed row by row, so diagnosis costs
-nothing while all rows are good, and one bad row costs a few milliseconds.
+A block of rows is first parsed as if every row were good. Only if that fails is it parsed row by row, so diagnosis is free if
+all rows are good, and one bad row costs a few milliseconds.
 
-JSON is what orjson accepts (RFC 8259): `NaN`, `Infinity`, lone surrogates and bytes that are not UTF-8 are rejected
-anywhere in a row. So are numbers that are valid JSON but that Python cannot hold: floats beyond a double, such as
-`1e400`, and integers of more than 4,300 digits. Of duplicate keys the last one counts, except in messages, tool calls
-and tool definitions, where they are rejected.
+JSON is what orjson accepts (RFC 8259): `NaN`, `Infinity`, lone surrogates and bytes that are not UTF-8 are rejected anywhere in
+a row. So are numbers that are valid JSON but that Python cannot hold: floats beyond a double, such as `1e400`, and integers of
+more than 4,300 digits. If a key is duplicated, the last value counts, except in messages, tool calls and tool definitions,
+where they are rejected.
 
 Reasons for every reader: malformed_json, number_out_of_range, invalid_utf8, lone_surrogate, not_an_object and
 row_too_long; for texts also missing_field, null_text and not_a_string.
@@ -175,12 +175,12 @@ def each_row(
 
 
 def text_of(row: Row, path: Sequence[str]) -> str | Refused | None:
-    """The text at `path` in one row, the reason why there is none, or None for a blank row."""
+    """The text at `path` in one row, a refusal with the reason, or None for a blank row."""
     return _from_row(row, rounded, lambda value: _text_at(value, path))
 
 
 def _text_at(value: object, path: Sequence[str]) -> str | tuple[str, str]:
-    """The string at `path`, or reason and detail. A null on the way is null_text, as it is at the end."""
+    """The string at `path`, or reason and detail. A null anywhere on the path is null_text."""
     place = "the row"
     for key in path:
         if value is None and place != "the row":
@@ -208,7 +208,7 @@ def _from_row(
 ) -> Found | Refused | None:
     """The result of `take` on the parsed row; a refusal if `take` returns reason and detail; None for a blank row.
 
-    A byte order mark before the row is skipped: files may begin with one, and concatenated files hold more.
+    A byte order mark before the row is skipped: files may begin with one, and concatenated files contain more.
     """
     if isinstance(row, Refused):
         return row

@@ -1,14 +1,13 @@
 """A source file as a stream of bytes, decompressed if needed.
 
-Local files are opened unbuffered, because readers ask for a mebibyte at a time; remote ones read ahead by 8 MiB, because
-a request to an object store costs tens of milliseconds. Gzip and zstd are decompressed as streams, one member or frame
-after the other, in bounded memory. zstd needs the window that the writer chose: at most 8 MiB up to level 19, more with
-`--ultra` and `--long`, and 2 GiB, the maximum, with `--long=31`.
+Local files are opened unbuffered, because readers ask for a mebibyte at a time; remote ones read ahead by 8 MiB, because a
+request to an object store costs tens of milliseconds. Gzip and zstd are decompressed as streams, one member or frame after
+another, in bounded memory. zstd needs memory for the writer's window: at most 8 MiB up to level 19, more with `--ultra` and
+`--long`, and 2 GiB, the maximum, with `--long=31`.
 
-A stream that ends too early or does not decompress is an error. Gzip always has a checksum; zstd has one only if its
-writer added it, so a flipped bit in a zstd file without checksums may go unnoticed. Zero bytes after a gzip member are
-padding (from tapes and block devices). Other bytes that are not gzip are an error: gzip(1) warns and ignores them, but
-they may be rows.
+A stream that is truncated or does not decompress is an error. Gzip always has a checksum; zstd has one only if its writer added
+it, so a flipped bit in a zstd file without checksums may go unnoticed. Zero bytes after a gzip member are padding (from tapes
+and block devices). Other bytes that are not gzip are an error: gzip(1) warns and ignores them, but here they may be rows.
 """
 
 import zlib
@@ -53,7 +52,7 @@ class UnsupportedFrameError(ValueError):
 
 
 class SourceCorrupt(RunError):  # noqa: N818 - describes the source
-    """A source file is truncated or damaged, so that some of its rows cannot be read."""
+    """A source file is truncated or damaged; some of its rows cannot be read."""
 
 
 def open_source(file: SourceFile, *, cache: str = "readahead") -> BinaryIO:
@@ -67,8 +66,8 @@ def open_source(file: SourceFile, *, cache: str = "readahead") -> BinaryIO:
 def blocks(file: SourceFile, stream: BinaryIO, hasher: xxh3_128 | None = None) -> Iterator[bytes]:
     """The content of the whole file, decompressed, in blocks of BLOCK_BYTES; the last may be shorter.
 
-    `hasher` gets the bytes as they are stored. Raises SourceCorrupt when compressed content ends too early or cannot be
-    decompressed, and InputError when it is intact and needs a dictionary or too large a window.
+    `hasher` gets the bytes as they are stored. Raises SourceCorrupt if compressed content is truncated or cannot be
+    decompressed, and InputError if it is intact but needs a dictionary or too large a window.
     """
     stored = iter(lambda: stream.read(BLOCK_BYTES), b"")
     if hasher is not None:
@@ -129,7 +128,7 @@ def _gunzipped(stored: Iterator[bytes]) -> Iterator[bytes]:
 
 
 def _unzstd(stored: Iterator[bytes]) -> Iterator[bytes]:
-    """The content of zstd frames (RFC 8878). Input is fed in small pieces, which may grow 32,768-fold."""
+    """The content of zstd frames (RFC 8878). Input is fed in small pieces, because they may expand 32,768-fold."""
     decompressor = ZstdDecompressor(max_window_size=MAX_WINDOW_BYTES)
     frame, head = decompressor.decompressobj(), b""
     for block in stored:
@@ -173,8 +172,7 @@ def _unsupported(head: bytes, error: ZstdError) -> UnsupportedFrameError | None:
 def is_decoder_error(error: Exception) -> bool:
     """Whether pyarrow found the content damaged, as opposed to a failure of the store or of memory.
 
-    pyarrow raises its own exceptions or a plain OSError; an error of a disk or an object store has an errno or a class of
-    its own.
+    pyarrow raises its own exceptions or a plain OSError; an error of a disk or an object store has an errno or its own class.
     """
     if isinstance(error, MemoryError):
         return False

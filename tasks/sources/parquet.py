@@ -1,12 +1,12 @@
-"""Apache Parquet: only the columns that are needed, of some row groups, in batches of about 4 MB.
+"""Apache Parquet: read only the needed columns of some row groups, in batches of about 4 MB.
 
 Only the bytes of those columns are fetched, through a buffer, so memory is bounded by a batch and not by a row group,
 which may be a gigabyte. Page checksums are verified where the writer added them.
 
-Arrow does not check the UTF-8 of string columns, so every batch of texts is cast by way of binary, which checks it at a
-few GB/s; a batch that fails is decoded row by row. Every kind of text (string, large_string, string_view, dictionaries of
-these, and binary that is UTF-8) becomes large_string. Records are Python objects. A struct has all of its fields in every
-row, null where the row has none; nulls are dropped, so that a record is the same whether it came from JSON or Parquet.
+Arrow does not check the UTF-8 of string columns, so every batch of texts is cast through binary, which checks it at a few GB/s;
+a batch that fails is decoded row by row. Every kind of text (string, large_string, string_view, dictionaries of these, and
+binary that is UTF-8) becomes large_string. Records are Python objects. In Parquet every row has all fields of a struct, null if
+absent; nulls are dropped, so that a record from JSON and from Parquet is the same.
 
 Reasons for bad rows: null_text, invalid_utf8, unreadable_value and row_too_long.
 """
@@ -138,7 +138,7 @@ def _place(column: pq.ColumnChunkMetaData) -> tuple[int, int]:
 def layout(metadata: pq.FileMetaData, fields: Sequence[str]) -> bytes:
     """Name, type and nesting of each leaf column of `fields`, which only the footer holds.
 
-    Empty for one field that is itself a leaf, such as a column of text: its name says it all.
+    Empty for a single leaf field, such as a column of text, because its name is enough.
     """
     leaves = [metadata.schema.column(number) for number in column_numbers(metadata, fields)]
     if len(fields) == 1 and {leaf.path for leaf in leaves} == {*fields}:
@@ -198,7 +198,7 @@ def _require_text(schema: pa.Schema, text_field: str, uri: str) -> None:
 
 
 def _remedy(schema: pa.Schema, text_field: str, key: str, names: Sequence[str]) -> str:
-    """What to do if not exactly one of `names` is `key`, a part of `text_field`."""
+    """The remedy if not exactly one of `names` is `key`, a part of `text_field`."""
     if key in names:
         return AMBIGUOUS
     dotted = [name for name in (*names, *schema.names) if "." in name and f".{name}." in f".{text_field}."]
@@ -242,7 +242,7 @@ def _metadata(file: SourceFile, stream: BinaryIO, fields: Sequence[str]) -> pq.F
 
 
 def _is_converted(kind: pa.DataType) -> bool:
-    """Whether Arrow converts a dictionary as it reads it: then one text that is not UTF-8 makes all others fail."""
+    """Whether Arrow converts a dictionary while reading; then one text that is not UTF-8 makes the whole batch fail."""
     return pa.types.is_dictionary(kind) and kind.index_type.bit_width != ARROW_INDEX_BITS and is_text(kind)
 
 
@@ -265,7 +265,7 @@ def _batches(part: Slice, opened: pq.ParquetFile, fields: Sequence[str]) -> Iter
 
 
 def _explained(file: SourceFile, where: str, error: Exception) -> Exception:
-    """The error to raise for `error`: itself if the store or the machine failed, else what is wrong with the content."""
+    """The error to raise for `error`: itself if the store or the machine failed, else an error about the content."""
     if not is_decoder_error(error):
         return error
     if isinstance(error, pa.ArrowNotImplementedError):

@@ -1,9 +1,9 @@
 """Decoding row groups of Parquet in batches of about 4 MB, in bounded memory.
 
-The footer does not tell how much memory a batch takes: a dictionary may expand a few bytes into a gigabyte, and long
-rows may follow short ones. So rows are decoded a few at a time: one at first in every row group, at most 64, fewer the
-longer they are. A batch ends early if it would exceed 64 MB. So a small file takes as little memory as a large one; the
-bound is 64 of the longest rows where they follow short ones, and one page.
+The footer does not show how much memory a batch takes: a dictionary may expand a few bytes into a gigabyte, and long rows may
+follow short ones. So rows are decoded a few at a time: one at first in every row group, then up to 64, fewer if rows are long.
+A batch ends early if it would exceed 64 MB. So memory does not depend on the size of the file. Beyond a batch, the bound is one
+page, plus 64 of the longest rows if they follow short ones.
 """
 
 from collections.abc import Callable, Iterator, Sequence

@@ -1,13 +1,13 @@
-"""Which files of a folder, prefix or repository belong to a subset and a split, and which rows of them are kept.
+"""Select the files of a folder, prefix or repository by subset and split, and filter their rows.
 
-A *subset* is a whole component of the path, or the name of a file without its ending. It is never a prefix: data sets
-that hold `High-Quality/` beside `High-Quality-Synthetic/` are common, and a prefix would take both.
+A *subset* is a whole path component, or a file name without its ending. It is never a prefix: data sets with both
+`High-Quality/` and `High-Quality-Synthetic/` are common, and a prefix would match both.
 
-A *split* is a whole folder, or a file called `train.jsonl`, `train-00000-of-00004.parquet`, `train_0001.jsonl` and the
-like. If no path mentions a split at all, everything is `train`, as on the Hugging Face hub.
+A *split* is a whole folder, or a file called `train.jsonl`, `train-00000-of-00004.parquet`, `train_0001.jsonl` or similar. If
+no path contains a split name, everything is `train`, as on the Hugging Face hub.
 
-A *filter* keeps the rows whose fields have the wanted values, such as `used_in: ["nano_v3"]`. Filters are part of a
-shard's identity, so they are normalized: values sorted, without repetitions. A filter costs about two microseconds a row.
+A *filter* keeps the rows whose fields have the wanted values, such as `used_in: ["nano_v3"]`. Filters are part of a shard's
+identity, so they are normalized: values are sorted and deduplicated. A filter costs about two microseconds per row.
 """
 
 import difflib
@@ -38,7 +38,7 @@ USED_IN = "used_in"
 
 
 class MissingSplitError(InputError):
-    """A data set has no split of the name that was asked for."""
+    """A data set lacks the requested split."""
 
 
 def glob_pattern(pattern: str) -> re.Pattern[str]:
@@ -91,7 +91,7 @@ def _kind_skipped(name: str) -> str | None:
 def choose(names: list[str], source: DataSource, subsets: Iterable[str] = ()) -> list[str]:
     """The paths among `names` that belong to the subset and split of `source`.
 
-    Raises InputError if there are none, listing what there is and `subsets`, nearest first.
+    Raises InputError if there are none; the message lists the existing ones and `subsets`, nearest first.
     """
     subset, split = source.subset, source.split
     if subset is not None:
@@ -146,8 +146,8 @@ def shortened(names: list[str]) -> str:
 class RowFilter:
     """Keeps the rows in which every field of `wanted` has one of its wanted values.
 
-    Dots in field names lead into objects. A field has a value if it equals it, is a list that contains it, or is text
-    that names it between commas. Types count: `true` is not 1, and "1" is not 1.
+    Dots in field names lead into objects. A field matches a value if it equals it, is a list that contains it, or is
+    comma-separated text that contains it. Types matter: `true` is not 1, and "1" is not 1.
     """
 
     wanted: dict[str, list[Value]]

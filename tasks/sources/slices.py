@@ -1,21 +1,20 @@
-"""Slices: how files are cut, and how the content of each slice is identified.
+"""Cut files into slices, and identify the content of each slice.
 
-Cuts depend on the file alone and lie about `shard_size` bytes apart: at fixed byte offsets in plain JSON Lines, between
-row groups in Parquet. Compressed text and JSON arrays are one slice, because they cannot be entered in the middle. So a
-file that grows keeps its full slices and gains new ones at its end.
+Cuts depend on the file alone and lie about `shard_size` bytes apart: at fixed byte offsets in plain JSON Lines, between row
+groups in Parquet. Compressed text and JSON arrays are one slice, because reading cannot start in the middle. So a file that
+grows keeps its full slices and gains new ones at its end.
 
-Stores that know a file's content give its checksum (an etag, an LFS sha256), and nothing is read. Every slice of a local
-file is hashed once with xxh3_128, in parallel, and the hash is cached by path, size, modification time and change time,
-as in git's index: an unchanged tree is planned by `stat` alone, a touched file is hashed again but not tokenized again.
-A hash covers exactly the bytes of the rows of its slice. `cp -p`, rsync and archives set the modification time back; the
-change time, which the kernel sets, reveals a file that they replaced. Cuts of Parquet files, which take two or three
-requests to a store each, are cached in the same way.
+If a store provides a checksum (an etag, an LFS sha256), nothing is read. Every slice of a local file is hashed once with
+xxh3_128, in parallel, and the hash is cached by path, size, modification time and change time, as in git's index: an unchanged
+tree is planned by `stat` alone, a touched file is hashed again but not tokenized again. A hash covers exactly the bytes of the
+rows of its slice. `cp -p`, rsync and archives restore old modification times; the change time, which the kernel sets, reveals
+files replaced in this way. Cuts of Parquet files, which take two or three requests to a store each, are cached in the same way.
 
 `source_identity=stat` trusts path, size and modification time instead of reading: cheaper, but a moved or touched file
 counts as new, and a replacement of the same size and time goes unnoticed.
 
-A sample takes the leading part of each data set: a share of its bytes or a number of its rows. That reads little and is
-repeatable, but it is not a statistical sample.
+A sample is the leading part of each data set: a share of its bytes or a number of its rows. That is cheap and repeatable, but
+not random.
 """
 
 import math
@@ -97,8 +96,8 @@ def leading_rows(slices: Iterable[Slice], rows: int) -> list[Slice]:
 class ContentIndex:
     """A cache of the hashes of local slices and of the cuts of Parquet files.
 
-    `entries` maps path, size, times, range and fields, as one string, to the content; `cuts` maps a file and all that
-    decides where it is cut to the `(start, stop, size)` of its slices. A lost or damaged index only costs another read.
+    `entries` maps path, size, times, range and fields, as one string, to the content; `cuts` maps a file and all that decides
+    where it is cut to the `(start, stop, size)` of its slices. If the index is lost or damaged, files are read again.
     """
 
     def __init__(self, entries: dict[str, str] | None = None, cuts: dict[str, Cuts] | None = None) -> None:
@@ -130,7 +129,7 @@ class ContentIndex:
     def _known_cuts(
         self, file: SourceFile, shard_size: int, fields: Sequence[str], require: Require
     ) -> list[Slice] | None:
-        """The slices of a file, None if it has to be opened first."""
+        """The cached slices of a file, or None if it must be opened first."""
         if not format_of(file).columnar:
             return cut(file, shard_size, fields, require)
         cuts = self.cuts.get(_cut_tag(file, shard_size, fields, require))
@@ -158,7 +157,7 @@ class ContentIndex:
         ]
 
     def _known(self, part: Slice, fields: Sequence[str], identity: SourceIdentity) -> str | None:
-        """The content, None if it has to be read."""
+        """The cached content identity, or None if the slice must be read."""
         if part.file.version is not None:
             return f"{part.file.version}[{part.start}:{part.stop}]"
         if not is_local(part.file.uri):
@@ -205,7 +204,7 @@ def _tag(part: Slice, fields: Sequence[str]) -> str:
 
 
 def _now(part: Slice, tag: str) -> str:
-    """A tag that no other content can have later."""
+    """A tag that no other content can get later."""
     return f"{tag}@{part.file.changed_ns}"
 
 

@@ -1,4 +1,4 @@
-"""Megatron's `.bin/.idx`: the tokens of all documents end to end, and an index of where each one starts.
+"""Megatron's `.bin/.idx`: the concatenated tokens of all documents, and an index of their offsets.
 
 The `.bin` holds token ids only. The `.idx` is a 34-byte header, then for every document its length (int32, tokens) and its
 offset in the `.bin` (int64, bytes), then the document boundaries (int64), all little-endian, as in

@@ -4,8 +4,8 @@ gigatoken reads Arrow's own buffers (wrapped as an awkward array, without a copy
 offsets: no Python object per document or token. It encodes 150 MB/s per core cold and some 350 MB/s once its cache of
 pre-tokens is warm, so an encoder is kept from shard to shard. It runs on one thread, because Dask runs many processes.
 
-The references are the libraries that define each type of tokenizer: Hugging Face `tokenizers`, `tiktoken` and
-`sentencepiece`. They are correct by definition and some hundred times slower.
+The references are the libraries that define each type of tokenizer: Hugging Face `tokenizers`, `tiktoken` and `sentencepiece`.
+They are correct by definition and about a hundred times slower.
 """
 
 from collections.abc import Callable, Sequence

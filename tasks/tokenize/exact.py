@@ -1,12 +1,12 @@
-"""The exact encoder: gigatoken for most documents, the reference for those on which the two may differ.
+"""The exact encoder: gigatoken for most documents, the reference for documents on which the two may differ.
 
 A document goes to the reference if it contains a suspect, a character that the two libraries treat differently (`sweep`;
 with gigatoken 0.10 and tokenizers 0.23 there are 4,657 to 4,826, nearly all new in Unicode 17), or a character that was
 never compared, from unassigned planes or the last two private ones.
 
 Suspects are cached per user, keyed by how a tokenizer normalizes and cuts text, which many tokenizers share, and by the
-versions of the libraries. Finding them in a text costs a comparison per byte and a look-up per high character; where
-many characters are high, a regular expression finds them at some 450 MB/s.
+versions of the libraries. Finding them in a text costs a comparison per byte and a look-up per high character; if many
+characters are high, a regular expression finds suspects at some 450 MB/s.
 """
 
 import hashlib
@@ -117,14 +117,14 @@ def _replaced(tokens: Tokens, rows: np.ndarray, better: Tokens) -> Tokens:
 def exact_encoder(vocabulary: Vocabulary, *, literal: bool) -> ExactEncoder:
     """The exact encoder of a vocabulary, built once.
 
-    Raises ValueError if gigatoken does not support the vocabulary, or differs in ways that no character explains.
+    Raises ValueError if gigatoken does not support the vocabulary, or differs in ways not explained by single characters.
     """
     fast = vocabulary.fast(literal)
     return ExactEncoder(fast, lambda: vocabulary.reference(literal), _suspects_of(vocabulary))
 
 
 def _suspects_of(vocabulary: Vocabulary) -> list[int]:
-    """The suspects, cached per user for all tokenizers that cut alike."""
+    """The suspects, cached per user for all tokenizers with the same splitting."""
     splitting = vocabulary.splitting()
     cutting = splitting.question if splitting else vocabulary.fingerprint
     question = [cutting, SWEEP_VERSION, [version(library) for library in LIBRARIES]]

@@ -4,12 +4,12 @@ Before a data set is tokenized, the exact encoder (`exact`) and the reference en
 tokenizers (every control string of the vocabulary, runs of one character, combining marks, new emoji, rare scripts, all
 kinds of white space), and documents from the beginning, middle and end of the data set.
 
-The exact encoder already sends documents with suspect characters to the reference. Any remaining difference has an
-unknown cause, which may affect any document. Then the reference encodes the whole data set, a hundred times slower. The
-plan, the manifest and every receipt say so, because the backend is part of a shard's identity.
+The exact encoder already sends documents with suspect characters to the reference. Any remaining difference has an unknown
+cause, which may affect any document. Then the reference encodes the whole data set, a hundred times slower. The plan, the
+manifest and every receipt record this, because the backend is part of a shard's identity.
 
-The reference takes half a second to load and encodes 3 MB/s, so a verdict is cached in the store, keyed by the texts and
-the versions of the libraries: an unchanged data set is gated once.
+The reference takes half a second to load and encodes 3 MB/s, so a verdict is cached in the store, keyed by the texts and the
+versions of the libraries: an unchanged data set is checked once.
 """
 
 import hashlib
@@ -51,7 +51,7 @@ class Verdict:
 
 
 def gate_notes(verdicts: Mapping[str, Verdict]) -> dict[str, str]:
-    """Why data sets (by `split/name`) are encoded by the reference tokenizer, for people."""
+    """Human-readable reasons why data sets (by `split/name`) are encoded by the reference tokenizer."""
     return {
         name: f"the reference tokenizer is used; {verdict.difference}"
         for name, verdict in verdicts.items()
@@ -68,7 +68,7 @@ def judge(
 ) -> Verdict:
     """The verdict for a data set made of `slices`, cached in the store.
 
-    `which` names the texts that `documents` takes from a row, as part of the cache key.
+    `which` names the texts that `documents` reads from a row; it is part of the cache key.
     """
     sampled = _sampled(slices)
     question = [
@@ -87,7 +87,7 @@ def judge(
 
 def compare(vocabulary: Vocabulary, texts: list[str], *, literal: bool) -> Verdict:
     """Encode `texts` both ways; choose the reference at the first difference."""
-    reference = vocabulary.reference(literal)  # first, so that an unreadable tokenizer is refused here
+    reference = vocabulary.reference(literal)  # loaded first, so that an unreadable tokenizer fails here
     try:
         fast = exact_encoder(vocabulary, literal=literal)
     except ValueError as error:
@@ -128,7 +128,7 @@ def texts_of(text_field: str, part: Slice) -> Iterator[str]:
 def nasty_strings(vocabulary: Vocabulary) -> list[str]:
     """Strings that break tokenizers, with the control strings and other added tokens of this vocabulary.
 
-    Tokenizers differ in whether they find added tokens within words or in another normal form.
+    Tokenizers differ in whether they match added tokens within words or in another normal form.
     """
     added = list(dict.fromkeys([*vocabulary.special_tokens, *vocabulary.controls]))[:ADDED_TOKENS_TRIED]
     forms = dict.fromkeys(form for token in added for form in (token, normalize("NFC", token), normalize("NFD", token)))

@@ -75,7 +75,7 @@ def load_vocabulary(settings: TokenizerSettings) -> Vocabulary:
 
 
 def planned_vocabulary(source: TokenizerSource, fingerprint: str | None) -> Vocabulary:
-    """The vocabulary that a shard was planned with, on this worker. Raises RunError when the one found is another."""
+    """The vocabulary that a shard was planned with, on this worker. Raises RunError if a different one is found."""
     vocabulary = find_vocabulary(source)
     if vocabulary.fingerprint != fingerprint:
         raise RunError(

@@ -2,8 +2,8 @@
 
     OUT/train|valid|test/data_00000_1a2b3c4d.bin/.idx   names for the shards' files (hard links on a local disk)
 
-Megatron caches its sample index by path, so a name carries digits of its shard's key. On an object store nothing is renamed
-or copied: blend.json points into the store. Planning reads a sample of each data set for the exactness gate.
+Megatron caches its sample index by path, so a name includes digits of its shard's key. On an object store nothing is renamed or
+copied: blend.json points into the store. Planning reads a sample of each data set for the exactness gate.
 """
 
 import re
@@ -58,7 +58,7 @@ PretrainPlan = Planned[PretrainSettings, PretrainFound]
 
 
 def plan_pretrain(blend: Blend, settings: PretrainSettings, output_dir: str | None) -> PretrainPlan:
-    """Plan `blend` for `output_dir`; without one, nothing counts as built and hashes are remembered per user.
+    """Plan `blend` for `output_dir`; without one, nothing counts as built and hashes are cached per user.
 
     Raises InputError for anything that must be fixed first.
     """
@@ -101,7 +101,7 @@ def _recipe(
 
 
 def worker_arguments(planned: PretrainPlan) -> dict[str, Any]:
-    """What workers need beside a shard."""
+    """Arguments of workers besides the shard."""
     return {"tokenizer": planned.settings.tokenizer.model_dump(), "on_bad_row": planned.settings.on_bad_row}
 
 
@@ -122,7 +122,7 @@ PAIR = re.compile(r"data_\d{5,}_[0-9a-f]{8}\.\w+")
 
 @dataclass(frozen=True)
 class PairLayout:
-    """bin/idx pairs, numbered in plan order. Data sets of weight 0 get names too; blend.json leaves them out."""
+    """bin/idx pairs, numbered in plan order. Data sets of weight 0 are published too, but omitted from blend.json."""
 
     weights: Weights
 
@@ -132,7 +132,7 @@ class PairLayout:
         return dict.fromkeys(SPLITS, PAIR)
 
     def lay_out(self, output_dir: str, store: Store, finished: Sequence[Finished]) -> Published:
-        """Link every pair on a local disk; elsewhere its name is its place in the store."""
+        """Link every pair on a local disk; on an object store, use its path in the store."""
         linked = is_local(output_dir) and is_local(store.place)
         names: dict[str, dict[str, list[str]]] = {}
         listed: list[Listed] = []
@@ -159,7 +159,7 @@ def _named_files(store: Store, item: Finished, part: str, prefix: str) -> Iterat
 
 
 def release_pretrain(planned: PretrainPlan, finished: Sequence[Finished]) -> Release:  # noqa: ARG001 - as for any kind
-    """The pairs, and what the manifest says of the tokenizer."""
+    """The pairs, and the manifest's entries for the tokenizer."""
     found = planned.found
     tokenizer = {
         "fingerprint": found.vocabulary.fingerprint,
@@ -189,7 +189,7 @@ def _pair(store: Store, key: str, part: str, recorded: PartCount) -> list[str]:
 
 
 def require_tokenizer(_blend: Blend, settings: PretrainSettings, _output_dir: str) -> None:
-    """Raises InputError for a tokenizer that is not there or cannot encode documents."""
+    """Raises InputError for a tokenizer that is missing or cannot encode documents."""
     load_vocabulary(settings.tokenizer)
 
 

@@ -1,13 +1,13 @@
-"""How tokenizers normalize text and cut it into pieces, apart from their tokens; and tiktoken encodings as tokenizer.json.
+"""How tokenizers normalize and split text, independent of their tokens; and tiktoken encodings as tokenizer.json.
 
-A byte-level BPE normalizes, cuts by regular expressions, and merges within the pieces. The first two depend on Unicode
-tables, and two libraries may differ in them; merging does not. So the first two steps are combined with artificial
-tokens: single bytes, which show a normal form, and tokens that show where pieces end (`sweep`).
+A byte-level BPE normalizes, cuts by regular expressions, and merges within the pieces. The first two steps depend on Unicode
+tables, which may differ between libraries; merging does not. So the first two steps are run with artificial tokens: single
+bytes, which show a normal form, and tokens that show where pieces end (`sweep`).
 
-tiktoken merges the pair that gives the token of the lowest rank; a tokenizer.json lists pairs, and the first in the list
-merges first. So every way to cut a token into two others is listed, in the order of the tokens' ranks. Neither merges a
-piece that is a token as a whole. Bytes are written as the 256 printable characters of GPT-2 (Radford et al. 2019). For
-200,000 tokens this takes 2 s and 9 MB.
+tiktoken merges the pair that gives the token of the lowest rank; a tokenizer.json lists pairs, and the first in the list merges
+first. So every way to cut a token into two others is listed, in the order of the tokens' ranks. Neither merges a piece that is
+itself a token. Bytes are written as the 256 printable characters of GPT-2 (Radford et al. 2019). For 200,000 tokens this takes
+2 s and 9 MB.
 """
 
 import base64
@@ -43,7 +43,7 @@ NormalForm = Callable[[str], str]
 
 @dataclass(frozen=True, slots=True)
 class Splitting:
-    """How a tokenizer gets from a text to its pieces.
+    """How a tokenizer normalizes and splits text.
 
     Two tokenizers with the same `question` normalize and cut alike. `patterns()` are the regular expressions that cut, in
     order. `encoders(ranks)` makes a fast encoder and a reference that cut in this way but have other tokens: bytes with

@@ -1,8 +1,8 @@
 r"""A sweep over Unicode for suspects: characters that the fast library and the reference treat differently.
 
-Tokenizers normalize and split text by Unicode tables, and two libraries rarely ship the same version. Around a letter,
-digit or mark that only one of them knows, they cut different pieces, and the ids differ if a neighbour would have merged.
-Which neighbours merge depends on the vocabulary, so the sweep compares the pieces:
+Tokenizers normalize and split text by Unicode tables, and two libraries rarely ship the same version. Around a letter, digit or
+mark that only one of them knows, they split text differently, and the ids differ if a neighbour would have merged. Which
+neighbours merge depends on the vocabulary, so the sweep compares the pieces:
 
 *   Both libraries get the tokenizer's own pre-tokenizer with an artificial vocabulary whose ids show the borders between
     pieces.
@@ -111,14 +111,15 @@ class Context:
     after: str
 
     def around(self, character: str) -> str:
-        """The character in its context, on a line of its own."""
+        """The character in its context, on a separate line."""
         return f"\n{self.before}{character}{self.after}\n"
 
 
 def suspect_characters(vocabulary: Vocabulary) -> list[int]:
     """The code points of SWEPT that the fast encoder and the reference treat differently, ascending.
 
-    Raises ValueError if the fast encoder does not support the vocabulary, or differs in ways that no character explains.
+    Raises ValueError if the fast encoder does not support the vocabulary, or differs in ways not explained by single
+    characters.
     """
     splitting = vocabulary.splitting()
     if splitting is None:

@@ -1,9 +1,9 @@
 """Vocabularies: the content of a tokenizer, independent of the library that runs it.
 
-There are three kinds: Hugging Face, tiktoken and SentencePiece. Each has a fingerprint (the hash of its content, part of
-every shard's identity), a size, control strings, BOS and EOS ids, and two encoders: gigatoken's, and the reference. With
-`literal`, an encoder treats control strings in text as ordinary text, so that `<|endoftext|>` in a web page does not end
-a document. Control strings are those that the tokenizer itself flags as special.
+There are three kinds: Hugging Face, tiktoken and SentencePiece. Each has a fingerprint (the hash of its content, part of every
+shard's identity), a size, control strings, BOS and EOS ids, and two encoders: gigatoken's, and the reference. With `literal`,
+an encoder treats control strings in text as ordinary text, so that `<|endoftext|>` in a web page does not end a document.
+Control strings are those flagged as special by the tokenizer.
 """
 
 import hashlib
