@@ -125,10 +125,10 @@ def test_order_and_duplicates_change_no_byte(preparation, undisturbed, seed):
     preparation.clear()
     shuffle, run = random.Random(seed), Run()
 
-    def disorderly(name, pending, common):
+    def disorderly(step, pending, *rest, **options):
         work = [*pending, *shuffle.sample(pending, len(pending) // 2)]
         shuffle.shuffle(work)
-        run(name, work, common)
+        run(step, work, *rest, **options)
 
     planned = preparation.plan()
     decisions = decisions_of(planned, disorderly)

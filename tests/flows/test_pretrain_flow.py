@@ -138,12 +138,12 @@ def wait_for_task_runs(server, flow_run_id, enough):
 def test_a_batch_whose_shards_are_all_proven_shows_as_cached(blend, tmp_path, prefect_api):
     plan = planned(blend, tmp_path / "out")
     build_pending(plan)
-    pending, arguments = plan.plan.pending, PRETRAIN.arguments(plan)
+    pending, store, arguments = plan.plan.pending, plan.plan.store, PRETRAIN.arguments(plan)
 
     @flow(name="again")
     def again():
         with shard_workers("local", Needs(1)) as build_shards:
-            build_shards(PRETRAIN.step, pending, plan.plan.store, arguments, rebuild=False)
+            build_shards(PRETRAIN.step, pending, store, arguments, rebuild=False)
 
     state = again(return_state=True)
     assert state.is_completed()
@@ -172,12 +172,12 @@ def break_down(shard, store, marker):
 
 
 def run_mapped(build, planned, **arguments):
-    pending = planned.plan.pending[:1]
+    pending, store = planned.plan.pending[:1], planned.plan.store  # the flow travels to workers, with what it names
 
     @flow(name="mapped")
     def mapped_flow():
         with shard_workers("local", Needs(1)) as build_shards:
-            build_shards(Step(build.__name__, build), pending, planned.plan.store, arguments, rebuild=False)
+            build_shards(Step(build.__name__.replace("_", "-"), build), pending, store, arguments, rebuild=False)
 
     return mapped_flow(return_state=True)
 

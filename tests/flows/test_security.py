@@ -57,7 +57,7 @@ def test_without_the_password_nothing_is_run(guarded, blend, tmp_path):
         check=False,
     )
     assert refused.returncode == 2, refused.stderr
-    assert "has a password" in refused.stderr
+    assert "rejects this password" in refused.stderr
     assert not (tmp_path / "out/blend.json").exists()
 
 

@@ -145,6 +145,8 @@ PEAKS = """
 import resource, sys
 from pathlib import Path
 import pyarrow.parquet as pq
+from tokenmill.tasks.sources.files import Slice, SourceFile
+from tokenmill.tasks.sources.formats import read_records, read_texts
 def peak():
     return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss // 1024
 before = peak()
