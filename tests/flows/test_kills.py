@@ -120,7 +120,7 @@ def deployed(prefect_server):
     client.create_work_pool(WorkPoolCreate(name="to-be-killed", type="process"))
     flow = client.create_flow_from_name("pretrain-data-prep")
     folder = {"prefect.deployments.steps.set_working_directory": {"directory": str(REPOSITORY)}}
-    place = {"entrypoint": "flows/pretrain.py:pretrain_data_prep", "pull_steps": [folder]}
+    place = {"entrypoint": "tokenmill.flows.pretrain.pretrain_data_prep", "pull_steps": [folder]}
     deployment = client.create_deployment(flow, "killed", work_pool_name="to-be-killed", concurrency_limit=1, **place)
     yield client.read_deployment(deployment)
     client.delete_deployment(deployment)

@@ -197,7 +197,7 @@ def test_storage_errors_are_tried_again_and_defects_are_not(blend, tmp_path, pre
     plan = planned(blend, tmp_path / "out")
     assert run_mapped(fail_once, plan, marker=str(tmp_path / "failed")).is_completed()
     assert (tmp_path / "failed").exists()
-    state = run_mapped(break_down, plan, marker=str(tmp_path / "broken"))
+    state = run_mapped(break_down, planned(blend, tmp_path / "other"), marker=str(tmp_path / "broken"))
     assert state.type == StateType.FAILED
     assert (tmp_path / "broken").read_text() == "x"
     assert "a defect" in str(state.result(raise_on_failure=False))

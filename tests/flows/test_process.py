@@ -30,7 +30,13 @@ CTRL_C = b"\x03"
 SECONDS = 2 * DEADLINE
 SHARD_SIZE = 250_000
 
-PATIENT = "import sys, tokenmill.flows.process; flows.process.GRACE = 1000; from tokenmill.flows.cli import main; sys.exit(main())"
+PATIENT = """
+import sys
+import tokenmill.flows.process
+from tokenmill.flows.cli import main
+tokenmill.flows.process.GRACE = 1000
+sys.exit(main())
+"""
 """The command, but it would take a quarter of an hour to end after the first Ctrl-C."""
 
 
