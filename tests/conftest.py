@@ -1,8 +1,10 @@
 """Tests keep their caches to themselves: a folder of the session stands in for the user's. And Ctrl-C works in all of them:
 a shell that starts them in the background has them, and all that they start, ignore it. No example has a deadline: timings
-never fail a test.
+never fail a test. No test survives a power cut, so nothing waits for the disk.
 """
 
+import functools
+import importlib.metadata
 import os
 import shutil
 import signal
@@ -15,6 +17,8 @@ def pytest_configure(config):
     settings.register_profile("without deadlines", deadline=None)
     settings.load_profile("without deadlines")
     signal.signal(signal.SIGINT, signal.default_int_handler)
+    os.fsync = lambda descriptor: None
+    importlib.metadata.version = functools.cache(importlib.metadata.version)
     config.own_cache = tempfile.mkdtemp(prefix="tokenmill-cache-")
     os.environ["XDG_CACHE_HOME"] = config.own_cache
 

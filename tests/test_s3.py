@@ -74,6 +74,7 @@ def test_a_lost_connection_is_an_error_of_the_storage_like_any_other(server, ask
     assert server.faults.counts["requests"] <= 10  # what a closed connection lost, aiohttp sends once more by itself
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("asked", ["read", "open"])
 def test_answers_that_always_break_off_are_asked_for_again_and_end_as_an_error_of_the_storage(server, asked):
     server.faults.clear(kinds=("torn",), **ALWAYS)

@@ -11,6 +11,7 @@ from typing import Any, Self
 
 from tokenmill.tasks.errors import InputError, nearest
 from tokenmill.tasks.shards.preparation import preparation
+from tokenmill.tasks.shards.publication import rows_before
 from tokenmill.tasks.shards.store import Store
 
 KEY_SHOWN = 8
@@ -84,9 +85,10 @@ def parts_of(manifest: Mapping[str, Any], dataset: str | None) -> list[Part]:
     if dataset is not None and dataset not in known:
         raise InputError(f"--dataset: no data set {dataset!r} in this preparation; {nearest(dataset, known)}")
     parts: dict[tuple[str, str], Part] = {}
-    for entry, rows_before in zip(entries, _rows_before(entries), strict=True):
+    slices = (((e["split"], e["dataset"], e["file"]), e["start"], e["stop"], e["rows"]) for e in entries)
+    for entry, before in zip(entries, rows_before(slices), strict=True):
         if dataset in {None, entry["dataset"]}:
-            for part in _parts(manifest, entry, rows_before):
+            for part in _parts(manifest, entry, before):
                 parts.setdefault((part.key, part.name), part)
     if not parts:
         raise InputError("there is nothing to view: no shard holds rows; the manifest's drops say why")
@@ -112,20 +114,6 @@ def _parts(manifest: Mapping[str, Any], entry: Mapping[str, Any], rows_before: i
         for name, documents in entry["documents"].items()
         if documents and (rows := entry["facts"][name]["packs"] if packed else documents)
     ]
-
-
-def _rows_before(entries: Sequence[Mapping[str, Any]]) -> list[int | None]:
-    """Rows of the file before each shard: the sum over earlier slices, None after a gap."""
-    ends: dict[tuple[str, str, str], tuple[int, int | None]] = {}
-    counts: list[int | None] = []
-    for entry in entries:
-        source = entry["split"], entry["dataset"], entry["file"]
-        stop, count = ends.get(source, (0, 0))
-        if stop != entry["start"]:
-            count = None
-        counts.append(count)
-        ends[source] = entry["stop"], None if count is None else count + entry["rows"]
-    return counts
 
 
 def parts_of_document(parts: Sequence[Part], wanted: DocumentId) -> list[Part]:

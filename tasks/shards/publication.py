@@ -16,7 +16,7 @@ import os
 import re
 import time
 from collections import Counter, defaultdict
-from collections.abc import Generator, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Generator, Hashable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext, suppress
 from dataclasses import asdict, dataclass, field, replace
 from typing import Any, Protocol, cast
@@ -323,39 +323,34 @@ def _publish_quarantine(output_dir: str, store: Store, finished: Sequence[Finish
 
     A shard numbers rows within its slice. The line in the file adds the rows of the slices before.
     """
-    before = _rows_before(finished)
-    groups: defaultdict[str, list[Finished]] = defaultdict(list)
-    for item in finished:
+    slices = [(item.dataset, item.shard.part, item.receipt.rows_in) for item in finished]
+    before = rows_before(((dataset, part.file.uri), part.start, part.stop, rows) for dataset, part, rows in slices)
+    groups: defaultdict[str, list[tuple[Finished, int | None]]] = defaultdict(list)
+    for item, rows in zip(finished, before, strict=True):
         if item.receipt.quarantined:
             split = f"{item.shard.split}-" if item.shard.split in SPLITS else ""
-            groups[f"{QUARANTINE}/{split}{item.shard.dataset}.jsonl"].append(item)
+            groups[f"{QUARANTINE}/{split}{item.shard.dataset}.jsonl"].append((item, rows))
     outputs: list[Output] = []
     for name, items in groups.items():
         with publish(join(output_dir, name)) as file:
-            for item in items:
-                file.write(_quarantined(item, store, before[item.shard.place]))
+            for item, rows in items:
+                file.write(_quarantined(item, store, first_row(item.shard.part) if rows is None else rows))
         outputs.append(replace(file.output, path=name))
     return outputs
 
 
-def _rows_before(finished: Sequence[Finished]) -> dict[str, int]:
-    """The number of rows of the same file before each shard that has bad rows.
+def rows_before(slices: Iterable[tuple[Hashable, int, int, int]]) -> list[int | None]:
+    """The rows of the same file before each slice `(file, start, stop, rows)`; None behind a slice that is missing.
 
-    It is the sum over the receipts of the slices before. If the slice right before is missing (in a partial output, or after a
-    row longer than a slice), the file is counted.
+    Slices are missing from a partial output, and after a row longer than a slice.
     """
-    rows: dict[str, int] = {}
-    ends: dict[str, tuple[int, int | None]] = {}
-    for item in finished:
-        part = item.shard.part
-        source = f"{item.shard.split}/{item.shard.dataset}/{part.file.uri}"
-        stop, count = ends.get(source, (0, 0))
-        if stop != part.start:
-            count = None
-        if item.receipt.quarantined:
-            count = rows[item.shard.place] = first_row(part) if count is None else count
-        ends[source] = (part.stop, None if count is None else count + item.receipt.rows_in)
-    return rows
+    ends: dict[Hashable, tuple[int, int | None]] = {}
+    counts: list[int | None] = []
+    for file, start, stop, rows in slices:
+        end, count = ends.get(file, (0, 0))
+        counts.append(count if end == start else None)
+        ends[file] = stop, None if counts[-1] is None else counts[-1] + rows
+    return counts
 
 
 def _quarantined(item: Finished, store: Store, before: int) -> bytes:

@@ -31,6 +31,8 @@ from transformers.utils.chat_template_utils import render_jinja_template
 from tests.peers import chat_templates
 from tests.peers.conversations import CHATML, CONVERSATIONS, DEEPSEEK, JINJA
 
+pytestmark = pytest.mark.slow
+
 REASONING, EMPTY, ANSWER, CALLS, END = "reasoning", "empty reasoning", "answer", "calls", "end"
 HEADER = -1
 

@@ -29,7 +29,7 @@ from tests.dedup.test_near import VOCABULARY
 from tests.preparing import blend_of, tree, write_lines
 from tests.preparing_dedup import build, decisions_of, plan, prepare
 from tests.preparing_rl import lines_of, write_rows
-from tests.shards.damage import DAMAGES
+from tests.shards.damage import DAMAGES, ONE_DAMAGE_FAST
 
 TEXT = " ".join(f"word{number}" for number in range(60))
 VERSION = TEXT.replace("word3 ", "other ")
@@ -339,7 +339,7 @@ def test_a_bad_row_ends_the_run_if_it_is_to(tmp_path):
         prepare(many, tmp_path / "out", bad_row_ceiling=0.001)
 
 
-@pytest.mark.parametrize("damage", DAMAGES)
+@pytest.mark.parametrize("damage", ONE_DAMAGE_FAST)
 def test_damage_is_named_and_mended_by_the_next_run(tmp_path, damage):
     blend = blend_of(write_rows(tmp_path / "a.jsonl", ROWS))
     prepare(blend, tmp_path / "out")

@@ -113,6 +113,7 @@ def rows_of(each):
     return sum(each.part.start <= place < each.part.stop for place in first)
 
 
+@pytest.mark.slow
 def test_partitions_change_no_decision(tmp_path, monkeypatch):
     texts, _, _ = planted(2)
     slices = slices_of(tmp_path, 15_000, a=texts)

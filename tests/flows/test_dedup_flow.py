@@ -121,6 +121,7 @@ def rows_in(paths):
     ]
 
 
+@pytest.mark.slow
 def test_no_likes_are_left_and_nothing_else_is_gone(folder, tmp_path, prefect_api):
     """Built by one run in this process, published and recorded by a flow that builds nothing."""
     out = tmp_path / "out"

@@ -106,6 +106,7 @@ def test_broken_up_strings_and_other_choices_reach_the_rows(tmp_path):
     assert [each["author"] for each in json.loads(row["messages_json"])][-2:] == ["user", "assistant"]
 
 
+@pytest.mark.slow
 def test_any_order_cut_and_repetition_gives_the_same_bytes(tmp_path):
     blend = {"datasets": every_source(tmp_path)}
     prepare(blend, tmp_path / "one" / "out", shard_size=900)

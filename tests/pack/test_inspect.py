@@ -18,7 +18,7 @@ from tokenmill.tasks.shards.verify import verify
 from tests.peers.conversations import assistant, talk, thinking, user
 from tests.preparing import blend_of, tree
 from tests.preparing_sft import chat_vocabulary, prepare, probing_once, write_rows
-from tests.shards.damage import DAMAGES, names_of, proofs, replaced, shard_of
+from tests.shards.damage import DAMAGES, ONE_DAMAGE_FAST, names_of, proofs, replaced, shard_of
 
 PACK_SIZE = 12
 TYPES = {
@@ -223,7 +223,7 @@ def test_a_whole_preparation_has_no_problems(whole):
     assert found.shards == 3
 
 
-@pytest.mark.parametrize("damage", DAMAGES)
+@pytest.mark.parametrize("damage", ONE_DAMAGE_FAST)
 def test_damage_to_any_file_is_named_and_the_next_run_mends_only_that(whole, damage):
     out, again, expected = whole
     for path in proofs(out):

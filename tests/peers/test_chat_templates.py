@@ -9,6 +9,8 @@ from transformers import AutoTokenizer
 from tests.peers import chat_templates
 from tests.peers.conversations import CONVERSATIONS, WEATHER, assistant, call, system, thinking, tool, user
 
+pytestmark = pytest.mark.slow
+
 TALK = [system("Be brief."), user("2 * 3?"), assistant("6"), user("* 2?"), assistant("12")]
 CALLING = [user("Rain?"), assistant("", call("weather", place="Ulm")), tool("no"), assistant("Dry.")]
 SIGNATURE = json.dumps(WEATHER, ensure_ascii=False)

@@ -15,6 +15,8 @@ from tokenizers import Tokenizer
 
 from tests.peers import vocabularies
 
+pytestmark = pytest.mark.slow
+
 NASTY = [
     "",
     " ",

@@ -114,6 +114,7 @@ def reads(target, row):
     return len(readers_of) == 1
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("target", MISREAD)
 def test_what_is_kept_is_what_the_reader_reads(target):
     check, found = TARGETS[target].check, Counter()
@@ -137,6 +138,7 @@ def test_the_schema_is_made_of_openais_types():
     )
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("target", MISREAD)
 def test_what_is_said_of_a_row_names_a_place_and_a_remedy(target):
     for row in hostile(target, SEED + 1):

@@ -276,6 +276,7 @@ def chosen(folder, **settings):
     return {"chat_template": preparing_sft.CHATML, "tokenizer": {"model": str(folder)}, **settings}
 
 
+@pytest.mark.slow
 def test_a_preparation_by_a_server_is_that_of_its_model_and_its_place_is_not_its_identity(chats, tmp_path):
     (folder, model), rows = chats
     prepare("nll", rows, tmp_path / "here", **chosen(folder, model=str(folder), max_length=200))

@@ -24,7 +24,7 @@ from tests.harmony.test_harmony_shard import rows_of_messages, source
 from tests.preparing import tree
 from tests.preparing_harmony import build, finish, plan, prepare
 from tests.select.test_select_shard import POOLS, folder_of, mixed, predicates, write_pools
-from tests.shards.damage import DAMAGES, flip, names_of, proofs
+from tests.shards.damage import DAMAGES, ONE_DAMAGE_FAST, flip, names_of, proofs
 
 
 def folders(out):
@@ -59,6 +59,7 @@ def test_pools_that_are_gone_leave_nothing_and_strangers_stay(tmp_path):
     assert verify(str(out), inspector_of(str(out))).problems == []
 
 
+@pytest.mark.slow
 def test_any_order_cut_and_repetition_gives_the_same_bytes(tmp_path):
     dedup = {"cap": 2, "evaluations": exam(tmp_path, prose(random.Random(0), 20))}
     chosen = {"dedup": dedup, "selection": {"pools": write_pools(tmp_path / "pools.yaml", predicates())}}
@@ -121,7 +122,7 @@ def test_there_is_something_of_everything(prepared):
     assert check(out).shards == len(entries_of(out)) == 8
 
 
-@pytest.mark.parametrize("damage", DAMAGES)
+@pytest.mark.parametrize("damage", ONE_DAMAGE_FAST)
 def test_damage_to_whatever_is_published_is_named_and_mended_by_the_next_run(prepared, damage):
     out, again, whole = prepared
     beside = ("tools/*0-*", "[!m]*.json", "behaviours.md")  # all but the manifest, without which nothing is verified
@@ -139,7 +140,7 @@ def test_damage_to_whatever_is_published_is_named_and_mended_by_the_next_run(pre
     assert check(out).problems == []
 
 
-@pytest.mark.parametrize("damage", DAMAGES)
+@pytest.mark.parametrize("damage", ONE_DAMAGE_FAST)
 @pytest.mark.parametrize("name", ["edges.parquet", "hits.parquet"])
 def test_damage_to_the_reports_on_duplicates_is_named_and_mended_by_the_next_run(prepared, name, damage):
     out, again, whole = prepared

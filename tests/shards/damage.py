@@ -2,6 +2,8 @@
 
 from pathlib import Path
 
+import pytest
+
 
 def flip(path, place):
     """Change one byte where it lies, so that a hard link changes as well."""
@@ -30,6 +32,8 @@ DAMAGES = {
     "deleted": Path.unlink,
     "replaced": lambda path: replaced(path, path.read_bytes()[:-1] + b"\xfe"),
 }
+ONE_DAMAGE_FAST = ["a byte flipped", *(pytest.param(name, marks=pytest.mark.slow) for name in list(DAMAGES)[1:])]
+"""Verification is one for all kinds, so each kind is damaged in one way in the fast tests, and in all ways in the slow."""
 
 
 def proofs(out):

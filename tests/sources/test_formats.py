@@ -171,6 +171,7 @@ def test_many_blocks_read_as_one(tmp_path):
     assert read(stored(tmp_path / "a.json", json.dumps(lines).encode(), format="json")) == (expected, {}, 0)
 
 
+@pytest.mark.slow
 def test_a_line_of_a_hundred_megabytes_is_read_whole(tmp_path):
     path = tmp_path / "a.jsonl"
     path.write_bytes(b'{"text": "a"}\n{"text": "' + b"x" * 100_000_000 + b'"}\n{"text": "b"}\n')

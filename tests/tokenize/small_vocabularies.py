@@ -8,6 +8,7 @@ import io
 import json
 import json.decoder
 import textwrap
+from functools import cache
 from pathlib import Path
 
 import sentencepiece
@@ -20,14 +21,20 @@ TRAINING_TEXT = [Path(json.decoder.__file__).read_text("utf-8"), Path(textwrap._
 
 def byte_level_bpe(folder, size=700, special=(BOS, EOS, TURN)):
     """A folder with a tokenizer.json of `size` ids, control strings last, and a config that names BOS and EOS."""
+    tokenizer = Tokenizer.from_str(_trained_bpe(size - len(special)))
+    tokenizer.add_special_tokens([AddedToken(token, normalized=False, special=True) for token in special])
+    return _saved(tokenizer, folder, {"bos_token": BOS, "eos_token": {"content": EOS, "lstrip": False}})
+
+
+@cache
+def _trained_bpe(size):
     tokenizer = Tokenizer(models.BPE())
     tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
     tokenizer.decoder = decoders.ByteLevel()
     alphabet = pre_tokenizers.ByteLevel.alphabet()
-    trainer = trainers.BpeTrainer(vocab_size=size - len(special), initial_alphabet=alphabet, show_progress=False)
+    trainer = trainers.BpeTrainer(vocab_size=size, initial_alphabet=alphabet, show_progress=False)
     tokenizer.train_from_iterator(TRAINING_TEXT, trainer)
-    tokenizer.add_special_tokens([AddedToken(token, normalized=False, special=True) for token in special])
-    return _saved(tokenizer, folder, {"bos_token": BOS, "eos_token": {"content": EOS, "lstrip": False}})
+    return tokenizer.to_str()
 
 
 VERBATIM = {"normalization_rule_name": "identity", "remove_extra_whitespaces": False}

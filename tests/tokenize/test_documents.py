@@ -215,7 +215,7 @@ def o200k_harmony(directory):
         yield "o200k_harmony", special, lambda text: encoding.encode(text, allowed_special="all"), encoding.decode
 
 
-@pytest.fixture(params=["deepseek", "o200k_harmony"])
+@pytest.fixture(params=[pytest.param("deepseek", marks=pytest.mark.slow), "o200k_harmony"])
 def controlled(request):
     return request.getfixturevalue(request.param)
 

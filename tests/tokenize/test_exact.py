@@ -84,6 +84,7 @@ def everything():
     return "".join(chr(number) for planes in SWEPT for number in planes)
 
 
+@pytest.mark.slow
 @BY_NAME
 def test_ids_are_the_references_where_neighbours_merge(name, known):
     texts = column([context.replace("{c}", each) for each in newest() for context in CONTEXTS])

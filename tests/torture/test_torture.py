@@ -11,6 +11,8 @@ from tokenmill.tasks.sources.parquet import Parquet
 from tests.torture import flips, kills, parquet, rows
 from tests.torture.__main__ import main
 
+pytestmark = pytest.mark.slow
+
 
 @pytest.mark.timeout(900)  # on busy cores
 @pytest.mark.parametrize(

@@ -129,6 +129,7 @@ def truth(folder, data, split, limit=None):
     return found
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", ["pretrain", "sft"])
 @pytest.mark.parametrize("split", ["valid", "test"])
 def test_perplexity_is_that_of_the_models_own_loss(request, model, kind, split):

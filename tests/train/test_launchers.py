@@ -149,6 +149,7 @@ def test_a_training_is_a_folder_whoever_starts_it(cluster, launcher):
         launch_of(job(launcher=launcher, output_dir="s3://bucket/out"), 1)
 
 
+@pytest.mark.slow
 def test_two_processes_on_one_machine_start_and_meet(tmp_path):
     script = tmp_path / "meets.py"
     script.write_text(
