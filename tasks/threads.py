@@ -24,7 +24,7 @@ def cores() -> int:
 
 def in_threads(function: Callable[[Item], Result], items: Sequence[Item], threads: int) -> Iterator[Result]:
     """The results of `function`, in order; an error is raised in place of its result. One item needs no thread."""
-    if len(items) < 2:
+    if len(items) <= 1:
         yield from map(function, items)
         return
     length = min(LONGEST_RUN, max(1, len(items) // (threads * RUNS_PER_THREAD)))
