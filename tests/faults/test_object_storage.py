@@ -172,7 +172,7 @@ def test_every_preparation_from_a_bucket_to_a_bucket_has_the_bytes_of_a_local_ru
 @pytest.mark.slow
 @pytest.mark.parametrize(
     ("kind", "failing"),
-    [("pretrain", "slow"), ("pretrain", "cut"), ("pretrain", "unsaid"), ("dedup", "unsaid")],
+    [("pretrain", "slow"), ("pretrain", "cut"), ("pretrain", "unsaid")],
     indirect=["kind"],
 )
 def test_a_store_that_goes_down_anywhere_fails_the_run_and_the_next_one_mends_it(kind, failing, server, tmp_path):

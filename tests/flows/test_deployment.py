@@ -112,35 +112,6 @@ def test_the_bare_name_runs_the_deployment_to_completion(prepared, prefect_serve
 
 
 @pytest.mark.slow
-def test_the_sft_deployment_runs_by_its_bare_name_too(clone, prefect_server, deployed):
-    output = clone.with_name("prepared-sft")
-    result = prefect(
-        clone, prefect_server, "deployment", "run", "sft-data-prep", "--watch", "-p", f"output_dir={output}"
-    )
-    assert result.returncode == 0, result.stdout + result.stderr
-    assert prefect_server.client().read_flow_run(created_run(result.stdout)).state.is_completed()
-    listed = json.loads((output / "blend.json").read_text())["train"][1::2]
-    assert listed
-    assert {str(path) for path in (output / "splits" / "train").iterdir()} == set(listed)
-
-
-@pytest.mark.slow
-def test_the_rl_deployment_runs_by_its_bare_name_too(clone, prefect_server, deployed):
-    output = clone.with_name("prepared-rl")
-    result = prefect(
-        clone, prefect_server, "deployment", "run", "rl-data-prep", "--watch", "-p", f"output_dir={output}"
-    )
-    assert result.returncode == 0, result.stdout + result.stderr
-    assert prefect_server.client().read_flow_run(created_run(result.stdout)).state.is_completed()
-    manifest = json.loads((output / "manifest.json").read_text())
-    files = [Path(manifest[split]) for split in ("train", "val", "test") if manifest[split]]
-    rows = [json.loads(line) for file in files for line in file.read_text().splitlines()]
-    assert len(rows) == lines(REPOSITORY / "blends/tiny/questions.jsonl")
-    assert all(row["responses_create_params"]["input"] for row in rows), "placeholders are resolved"
-    assert manifest["settings"]["target"] == "nemo_gym"
-
-
-@pytest.mark.slow
 def test_every_stage_is_a_completed_task_run(prepared, prefect_server):
     _, run = prepared
     states = task_states(prefect_server, run)

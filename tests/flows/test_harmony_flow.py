@@ -54,10 +54,9 @@ def expected(folder, tmp_path_factory):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("workers", [1, 2, 4])
-def test_any_number_of_workers_gives_the_same_bytes(prefect_api, folder, expected, tmp_path, workers):
+def test_two_workers_give_the_same_bytes(prefect_api, folder, expected, tmp_path):
     out = tmp_path / "out"
-    record = harmony_normalize(str(folder / "blend.json"), str(out), workers=workers, **settings_of(folder))
+    record = harmony_normalize(str(folder / "blend.json"), str(out), workers=2, **settings_of(folder))
     assert record["harmony"]["shards"]["built"] > 10
     assert record["harmony"]["documents"] == 135
     assert tree(out) == expected

@@ -54,7 +54,7 @@ def start(blend, out, server, *arguments):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("workers", [1, 2, 4])
+@pytest.mark.parametrize("workers", [1, 4])
 def test_any_number_of_workers_gives_the_same_bytes(workers, blend, expected, tmp_path, prefect_server):
     record = finish(start(blend, tmp_path / "out", prefect_server, "--workers", str(workers)))
     assert record["shards"]["built"] == record["shards"]["total"] > 50
@@ -63,18 +63,17 @@ def test_any_number_of_workers_gives_the_same_bytes(workers, blend, expected, tm
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("after", [1, 25])
-def test_a_killed_worker_costs_nothing_but_time(after, blend, expected, tmp_path, prefect_server):
+def test_a_killed_worker_costs_nothing_but_time(blend, expected, tmp_path, prefect_server):
     out = tmp_path / "out"
     process = start(blend, out, prefect_server, "--workers", "2")
-    wait_for_receipts(out, after, lambda: process.poll() is None)
+    wait_for_receipts(out, 25, lambda: process.poll() is None)
     random.choice(workers_of(process.pid)).kill()
     finish(process)
     assert tree(out) == expected
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("share", [0.0, 0.3, 0.99])
+@pytest.mark.parametrize("share", [0.3, 0.99])
 def test_a_killed_run_is_finished_by_the_same_command(share, blend, expected, tmp_path, prefect_server):
     out = tmp_path / "out"
     total = sum(1 for name in expected if name.endswith("receipt.json"))

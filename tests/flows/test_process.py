@@ -182,12 +182,8 @@ def test_a_second_ctrl_c_ends_a_run_at_once(blend, environment, tmp_path):
     assert code == INTERRUPTED, shown
 
 
-HEEDING = ("env", "--default-signal=HUP")
-"""Tests that run under nohup ignore SIGHUP, and so would what they start."""
-
-
 @pytest.mark.slow
-@pytest.mark.parametrize("how", [signal.SIGTERM, signal.SIGKILL, signal.SIGHUP])
+@pytest.mark.parametrize("how", [signal.SIGTERM, signal.SIGKILL])
 def test_a_run_without_a_terminal_that_a_signal_ends_leaves_no_process(how, blend, environment, tmp_path):
     out, mark = tmp_path / "out", uuid.uuid4().hex
     quiet = {"stdout": subprocess.DEVNULL, "stderr": subprocess.DEVNULL, "start_new_session": True}
@@ -272,7 +268,7 @@ def test_a_command_does_its_work_without_standard_streams(command, how, blend):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("how", REDIRECTED)
+@pytest.mark.parametrize("how", ["all closed", "both full", "both a pipe that nobody reads"])
 def test_every_command_does_its_work_without_standard_streams(how, prepared, tmp_path, blend):
     for words in (["--help"], ["verify", prepared], ["view", prepared]):
         code, complaint = redirected(how, *words)
@@ -286,7 +282,7 @@ HEARTBEAT = re.compile(r"^.*Failed to communicate with scheduler during heartbea
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("how", REDIRECTED)
+@pytest.mark.parametrize("how", ["all closed", "both full", "both a pipe that nobody reads"])
 def test_a_preparation_is_whole_without_standard_streams(how, blend, environment, tmp_path):
     out = tmp_path / "out"
     code, complaint = redirected(how, *arguments(blend, out), environment=environment)

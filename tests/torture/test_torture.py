@@ -1,4 +1,4 @@
-"""A few cases of each torture hold, and what the tortures look for is found; `make torture` runs them in full."""
+"""A few cases of the tortures hold, and they find what they look for; `make torture` runs them in full, and kills too."""
 
 from dataclasses import replace
 
@@ -8,19 +8,15 @@ from tokenmill.tasks.sources import json_rows
 from tokenmill.tasks.sources.json_rows import pick_texts
 from tokenmill.tasks.sources.parquet import Parquet
 
-from tests.torture import flips, kills, parquet, rows
+from tests.torture import flips, parquet, rows
 from tests.torture.__main__ import main
 
 pytestmark = pytest.mark.slow
 
 
-@pytest.mark.timeout(900)  # on busy cores
-@pytest.mark.parametrize(
-    "torture",
-    [rows, parquet, pytest.param(flips, marks=pytest.mark.slow), pytest.param(kills, marks=pytest.mark.slow)],
-)
+@pytest.mark.parametrize("torture", [rows, parquet, flips])
 def test_a_few_cases_hold(torture):
-    torture.run(2 if torture is kills else 1, seed=1)
+    torture.run(1, seed=1)
 
 
 def trimmed(batch):

@@ -339,7 +339,7 @@ def test_a_killed_torchrun_leaves_no_trainer(tmp_path):
 
     with pytest.raises(RunError, match="ended by SIGKILL"):
         run(Launch({}, [sys.executable, *on_one_machine(2, [str(script)])], True), lambda event: None, on_line)
-    assert not any(map(is_alive, pids))
+    wait_until(lambda: not any(map(is_alive, pids)), f"the end of {pids}")
 
 
 def test_a_command_whose_parent_is_gone_already_is_not_run():
