@@ -14,8 +14,9 @@ from hypothesis import settings
 
 
 def pytest_configure(config):
-    settings.register_profile("without deadlines", deadline=None)
-    settings.load_profile("without deadlines")
+    settings.register_profile("all", deadline=None)
+    settings.register_profile("not slow", deadline=None, max_examples=25)
+    settings.load_profile("not slow" if config.option.markexpr == "not slow" else "all")
     signal.signal(signal.SIGINT, signal.default_int_handler)
     os.fsync = lambda descriptor: None
     importlib.metadata.version = functools.cache(importlib.metadata.version)

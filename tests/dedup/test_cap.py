@@ -5,11 +5,12 @@ from tempfile import TemporaryDirectory
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from tokenmill.tasks.dedup.documents import ranks_of
 
 from tests.dedup.deduplication import Wiring, documents, large
+from tests.examples import examples
 
 
 def by_sorting(prompts, ranks, most):
@@ -20,7 +21,7 @@ def by_sorting(prompts, ranks, most):
     return {number for prompt, group in groups.items() if prompt is not None for number in group[most:]}
 
 
-@settings(max_examples=40)
+@examples(40)
 @given(
     rows=st.lists(st.tuples(st.sampled_from([None, "", "p", "q", "p "]), st.integers(0, 3)), min_size=1, max_size=30),
     most=st.integers(1, 4),

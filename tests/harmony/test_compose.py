@@ -4,7 +4,7 @@ import json
 from dataclasses import replace
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from tokenmill.tasks.chat.conversation import Rejected
 from tokenmill.tasks.harmony.compose import compose
@@ -17,6 +17,7 @@ from tokenmill.tasks.sources.exact_json import loads
 from tokenmill.tasks.tokenize.load import find_vocabulary
 from tokenmill.tasks.tokenize.settings import TokenizerSource
 
+from tests.examples import examples
 from tests.peers.harmony_tokens import SPECIAL_STRINGS
 
 ASK = {"role": "user", "content": "q"}
@@ -542,7 +543,7 @@ REASONS = {
 }  # fmt: skip
 
 
-@settings(max_examples=300)
+@examples(300)
 @given(
     st.lists(ANY_TURN, max_size=6),
     st.booleans(),
@@ -567,7 +568,7 @@ def test_whatever_comes_is_harmony_or_has_its_reason(messages, python, policy):
     assert sum(message.terminator == "call" for message in found.messages) == made
 
 
-@settings(max_examples=30)
+@examples(30)
 @given(conversations(), POLICIES)
 def test_the_source_stays_as_it_was(source, policy):
     before = json.dumps(source.messages)
@@ -575,7 +576,7 @@ def test_the_source_stays_as_it_was(source, policy):
     assert json.dumps(source.messages) == before
 
 
-@settings(max_examples=30)
+@examples(30)
 @given(conversations())
 def test_the_same_comes_of_the_same(source):
     again = replace(source, messages=json.loads(json.dumps(source.messages)))

@@ -5,7 +5,6 @@ import json
 
 import pytest
 from hypothesis import given as drawn
-from hypothesis import settings
 from hypothesis import strategies as st
 from tokenmill.tasks.chat.conversation import Rejected
 from tokenmill.tasks.harmony.columns import SCHEMA
@@ -16,6 +15,7 @@ from tokenmill.tasks.harmony.message import Composed, Policy, Source
 from tokenmill.tasks.harmony.render import cross_check, render
 from tokenmill.tasks.harmony.semantics import WARNINGS, faults, judge
 
+from tests.examples import examples
 from tests.harmony import rows
 
 EVERY_ROW = [
@@ -398,7 +398,7 @@ def odd_rows(draw):
     return name, row, split
 
 
-@settings(max_examples=300)
+@examples(300)
 @drawn(odd_rows())
 def test_an_odd_row_is_harmony_or_has_its_reason(given_row):
     name, row, split = given_row

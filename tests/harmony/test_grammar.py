@@ -3,12 +3,13 @@
 import re
 
 import pytest
-from hypothesis import example, given, settings
+from hypothesis import example, given
 from hypothesis import strategies as st
 from tokenmill.tasks.harmony.grammar import CODES, TAG, Fault, ParsedMessage, parse
 from tokenmill.tasks.harmony.message import HarmonyMessage
 from tokenmill.tasks.harmony.render import cross_check, official, render
 
+from tests.examples import examples
 from tests.peers.harmony_tokens import SPECIAL_STRINGS
 
 HERE = "‸"
@@ -282,7 +283,7 @@ MESSAGES = st.builds(
 
 
 @given(st.lists(MESSAGES, max_size=2).map("".join))
-@settings(max_examples=500)
+@examples(500)
 @example("<|start|>assistant to=all<|channel|>final<|message|>x<|end|>")
 @example("<|start|>assistant<|channel|>final <|constrain|>json<|message|>x<|end|>")
 def test_exactly_the_grammar_is_accepted_and_the_reference_reads_the_same(text):
@@ -301,7 +302,7 @@ def test_exactly_the_grammar_is_accepted_and_the_reference_reads_the_same(text):
         st.sampled_from([*HEADER_PIECES, *sorted(SPECIAL_STRINGS)[:8], "<|message|>", "<|start|>", "x"]), max_size=12
     )
 )
-@settings(max_examples=300)
+@examples(300)
 def test_nothing_makes_the_parser_fail(pieces):
     text = "".join(pieces)
     found = parse(text)

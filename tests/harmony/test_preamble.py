@@ -3,7 +3,7 @@
 import json
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from openai_harmony import DeveloperContent, Message, Role, SystemContent, ToolDescription
 from tokenmill.tasks.chat.conversation import RejectionError
@@ -14,6 +14,7 @@ from tokenmill.tasks.harmony.preamble import declared, developer_body, schemas, 
 from tokenmill.tasks.harmony.render import render
 from tokenmill.tasks.harmony.vocabulary import encoding
 
+from tests.examples import examples
 from tests.peers.harmony_tokens import encode
 
 IDENTITY = "You are ChatGPT, a large language model trained by OpenAI.\nKnowledge cutoff: 2024-06"
@@ -175,7 +176,7 @@ def test_nothing_to_say_is_nothing():
     st.text(st.characters(exclude_categories=["Cs"]), min_size=1),
     st.lists(st.sampled_from(["f", "g", "h_1"]), unique=True),
 )
-@settings(max_examples=100)
+@examples(100)
 def test_a_developer_message_is_the_references(instructions, names):
     content = DeveloperContent.new().with_instructions(instructions)
     tools = [tool(name, "d", parameters={"type": "object", "properties": {name: {"type": "string"}}}) for name in names]
@@ -228,7 +229,7 @@ ODD = st.recursive(
         st.sampled_from(["type", "properties", "items", "oneOf", "required", "title", "examples"]), ODD, max_size=5
     )
 )
-@settings(max_examples=150)
+@examples(150)
 def test_odd_schemas_are_declared_all_the_same(parameters):
     assert declaration(parameters).startswith("type f = (")
 

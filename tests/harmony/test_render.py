@@ -5,7 +5,7 @@ from itertools import chain
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from openai_harmony import Author, Conversation, Message, RenderConversationConfig, Role
 from tokenmill.tasks.errors import InputError
@@ -15,6 +15,7 @@ from tokenmill.tasks.harmony.render import cross_check, official, render
 from tokenmill.tasks.harmony.semantics import faults
 from tokenmill.tasks.harmony.vocabulary import encoding
 
+from tests.examples import examples
 from tests.peers.harmony_tokens import SPECIAL_STRINGS, encode
 
 KEEP = RenderConversationConfig(auto_drop_analysis=False)
@@ -150,7 +151,7 @@ def test_the_golden_conversation():
 
 
 @given(conversations())
-@settings(max_examples=60)
+@examples(60)
 def test_a_conversation_is_read_back_and_is_the_references(messages):
     text = render(messages)
     assert [message.message for message in parse(text)] == messages == official(text)
@@ -163,7 +164,7 @@ def test_a_conversation_is_read_back_and_is_the_references(messages):
 
 
 @given(conversations())
-@settings(max_examples=50)
+@examples(50)
 def test_spans_are_those_of_messages_rendered_one_by_one(messages):
     encoded = encode(messages)
     for number, message in enumerate(messages):
@@ -177,7 +178,7 @@ def test_spans_are_those_of_messages_rendered_one_by_one(messages):
 
 
 @given(st.lists(any_messages(), min_size=1, max_size=4))
-@settings(max_examples=120)
+@examples(120)
 def test_whatever_can_be_written_is_read_back_and_read_alike(messages):
     text = render(messages)
     assert [message.message for message in parse(text)] == messages
@@ -199,7 +200,7 @@ WILD = st.sampled_from(
         st.none() | WILD,
     )
 )
-@settings(max_examples=300)
+@examples(300)
 def test_a_header_is_refused_or_read_back(message):
     try:
         text = render([message])

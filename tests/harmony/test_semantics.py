@@ -3,13 +3,15 @@
 from dataclasses import replace
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from jsonschema import Draft202012Validator
 from tokenmill.tasks.harmony.grammar import parse
 from tokenmill.tasks.harmony.message import HarmonyMessage
 from tokenmill.tasks.harmony.render import render
 from tokenmill.tasks.harmony.semantics import CODES, WARNINGS, faults, violation
+
+from tests.examples import examples
 
 SYSTEM = HarmonyMessage("system", "s")
 DEVELOPER = HarmonyMessage("developer", "d")
@@ -249,6 +251,6 @@ SCHEMAS = st.recursive(
 
 
 @given(VALUES, SCHEMAS)
-@settings(max_examples=300)
+@examples(300)
 def test_the_same_values_violate_a_schema_as_jsonschema_says(value, schema):
     assert (violation(value, schema, "value") is None) == Draft202012Validator(schema).is_valid(value)

@@ -9,7 +9,7 @@ import orjson
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
-from hypothesis import example, given, settings
+from hypothesis import example, given
 from hypothesis import strategies as st
 from tokenmill.tasks.chat.conversation import Rejected
 from tokenmill.tasks.rl.placeholders import has_placeholder, resolve_placeholders
@@ -17,6 +17,7 @@ from tokenmill.tasks.rl.tables import Column, Table, TableSource, find_table, lo
 from tokenmill.tasks.sources.exact_json import compact
 from tokenmill.tasks.sources.slices import ContentIndex
 
+from tests.examples import examples
 from tests.peers.placeholder_fill import fill, read_rows
 
 INSTRUCTION = "Solve the following math problem step by step."
@@ -384,7 +385,7 @@ def stored(path, pairs):
 
 @given(case=st.sampled_from(["dapo", "skywork"]).flatmap(filled_rows))
 @example(case=("dapo", [("a\n\n\nb\n\nc", "0", {"prefix": "A"}, {})]))
-@settings(max_examples=150)
+@examples(150)
 def test_random_rows_become_what_a_plain_fill_makes_of_them(tmp_path_factory, case):
     style, rows = case
     path = tmp_path_factory.getbasetemp() / f"random{next(numbered)}.parquet"
@@ -412,7 +413,7 @@ def test_random_rows_become_what_a_plain_fill_makes_of_them(tmp_path_factory, ca
     ),
     max_leaves=6,
 )), style=st.sampled_from(["dapo", "skywork"]))  # fmt: skip
-@settings(max_examples=300)
+@examples(300)
 def test_any_row_is_returned_made_whole_or_rejected_with_a_sentence(given, style):
     given = {**given, "dataset": given.get("dataset") or "d"}
     found = resolved(given, ("q", "1"), style=style)

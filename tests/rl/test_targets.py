@@ -5,11 +5,12 @@ import json
 
 import pyarrow as pa
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from tokenmill.tasks.chat.conversation import Rejected
 from tokenmill.tasks.rl.targets import TARGETS
 
+from tests.examples import examples
 from tests.peers import nemo_rl_readers as readers
 
 Q = {"role": "user", "content": "2 + 2?"}
@@ -396,7 +397,7 @@ def test_whatever_passes_is_read(target):
     passed = []
 
     @given(nearly_good(target))
-    @settings(max_examples=150)
+    @examples(150)
     def passes_and_is_read(row):
         if TARGETS[target].check(row) is None and can_be_told(target, row):
             passed.append(row)
@@ -422,7 +423,7 @@ ANYTHING = st.recursive(
 
 
 @given(st.dictionaries(st.sampled_from(["input", "messages", "context", "completions", "prompt", "chosen", "responses_create_params", "agent_ref"]), ANYTHING))  # fmt: skip
-@settings(max_examples=300)
+@examples(300)
 def test_nothing_in_data_raises(row):
     before = copy.deepcopy(row)
     for target in TARGETS:

@@ -8,13 +8,14 @@ from unittest.mock import patch
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from tokenmill.tasks.sources import json_lines
 from tokenmill.tasks.sources.files import Refused
 from tokenmill.tasks.sources.json_lines import row_start, slice_blocks, split_lines
 from tokenmill.tasks.sources.json_rows import pick_texts, text_of
 
+from tests.examples import examples
 from tests.peers.strict_json import judged
 
 BLOCK_SIZES = st.sampled_from([1, 2, 3, 7, 64, 1 << 20])
@@ -171,7 +172,7 @@ nasty = st.sampled_from(
 )
 
 
-@settings(max_examples=300)
+@examples(300)
 @given(
     st.lists(st.one_of(written, damaged(), nasty), min_size=1, max_size=6),
     st.sampled_from([("text",), ("content", "text"), ("content", "content", "text")]),
