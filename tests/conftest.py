@@ -6,6 +6,7 @@ never fail a test. No test survives a power cut, so nothing waits for the disk.
 import functools
 import importlib.metadata
 import os
+import re
 import shutil
 import signal
 import tempfile
@@ -22,6 +23,14 @@ def pytest_configure(config):
     importlib.metadata.version = functools.cache(importlib.metadata.version)
     config.own_cache = tempfile.mkdtemp(prefix="tokenmill-cache-")
     os.environ["XDG_CACHE_HOME"] = config.own_cache
+
+
+def pytest_ignore_collect(collection_path, config):
+    """Import no file whose tests are all slow only to leave them out."""
+    if config.option.markexpr == "not slow" and collection_path.suffix == ".py":
+        return (
+            re.search(r"^pytestmark = \[?pytest\.mark\.slow", collection_path.read_text("utf-8"), re.MULTILINE) and True
+        )
 
 
 def pytest_unconfigure(config):

@@ -11,7 +11,7 @@ from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 from transformers import PreTrainedTokenizerFast
 from transformers.utils.chat_template_utils import render_jinja_template
 
-from tests.examples import examples
+from tests.examples import max_examples
 from tests.peers import chat_templates
 from tests.peers.conversations import CONVERSATIONS, assistant, call, developer, system, thinking, tool, user
 
@@ -390,13 +390,13 @@ SPOKEN = st.one_of(
 )  # fmt: skip
 
 
-@examples(300)
+@max_examples(300)
 @given(messages=st.lists(SPOKEN, min_size=1, max_size=6))
 def test_the_models_own_template_writes_any_messages_the_same(messages):
     check(messages, None, "")
 
 
-@examples(200)
+@max_examples(200)
 @given(messages=st.lists(SPOKEN, min_size=1, max_size=6))
 def test_every_answer_is_generated_after_a_prompt_to_the_end_of_its_block(messages):
     (text,), (spans,) = render_jinja_template([messages], chat_template=NANO3, return_assistant_tokens_mask=True)

@@ -16,7 +16,7 @@ from tokenmill.tasks.chat.conversation import Arguments, Conversation, Reason, R
 from tokenmill.tasks.chat.parse import conversation, fields_read
 from tokenmill.tasks.sources.exact_json import loads
 
-from tests.examples import examples
+from tests.examples import max_examples
 
 Q = {"role": "user", "content": "q"}
 A = {"role": "assistant", "content": "a"}
@@ -571,7 +571,7 @@ def check_message(message):
 
 
 @given(st.dictionaries(texts, anything, max_size=4) | records)
-@examples(400)
+@max_examples(400)
 def test_any_record_becomes_a_conversation_or_a_reason_and_stays_as_it_was(record):
     before = repr(record)
     found = read(record)
@@ -610,7 +610,7 @@ answers = st.fixed_dictionaries(
 
 
 @given(st.lists(answers, min_size=1, max_size=2).map(lambda messages: read({"messages": messages})) | examples)
-@examples(300)
+@max_examples(300)
 def test_a_conversation_is_its_own_openai_form(found):
     if isinstance(found, Rejected):
         return
@@ -620,7 +620,7 @@ def test_a_conversation_is_its_own_openai_form(found):
 
 
 @given(examples, st.data())
-@examples(100)
+@max_examples(100)
 def test_nulls_are_the_same_as_nothing(found, data):
     record = openai_form(found)
 

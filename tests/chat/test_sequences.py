@@ -20,7 +20,7 @@ from tokenmill.tasks.tokenize.load import find_vocabulary
 from tokenmill.tasks.tokenize.settings import TokenizerSource
 from transformers.utils.chat_template_utils import render_jinja_template
 
-from tests.examples import examples
+from tests.examples import max_examples
 from tests.peers import chat_templates
 from tests.peers.conversations import (
     CONVERSATIONS,
@@ -200,7 +200,7 @@ MESSAGES = st.lists(
 
 
 @pytest.mark.parametrize("source", ["nano3", QWEN, *REWRITING.values()], ids=["nano3", "qwen", *REWRITING])
-@examples(80)
+@max_examples(80)
 @drawn(messages=MESSAGES, first=st.booleans(), tools=st.sampled_from([[], [WEATHER], [WEATHER, SEARCH]]))
 def test_any_conversation_put_together_is_the_same_as_rendered_one_by_one(renderer, source, messages, first, tools):
     given = read(talk(*([system("s")] if first else []), *messages, tools=tools))

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from tokenmill.tasks.dedup.documents import ranks_of
 
 from tests.dedup.deduplication import Wiring, documents, large
-from tests.examples import examples
+from tests.examples import max_examples
 
 
 def by_sorting(prompts, ranks, most):
@@ -21,7 +21,7 @@ def by_sorting(prompts, ranks, most):
     return {number for prompt, group in groups.items() if prompt is not None for number in group[most:]}
 
 
-@examples(40)
+@max_examples(40)
 @given(
     rows=st.lists(st.tuples(st.sampled_from([None, "", "p", "q", "p "]), st.integers(0, 3)), min_size=1, max_size=30),
     most=st.integers(1, 4),

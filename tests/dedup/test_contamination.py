@@ -12,7 +12,7 @@ from tokenmill.tasks.dedup.contamination import HITS, WORDS, Evaluations, hits
 from tests.dedup.deduplication import documents, large
 from tests.dedup.scripts import BLANK, LANGUAGES, runs, size, units, written
 from tests.dedup.test_near import prose
-from tests.examples import examples
+from tests.examples import max_examples
 
 QUESTION = "If the mill grinds 12 sacks of wheat in 3 hours, how many sacks does it grind in 7 hours?"
 
@@ -86,7 +86,7 @@ def test_runs_are_those_of_a_comparison():
     assert found(hits(documents(texts), evaluations(**files))) == expected
 
 
-@examples(60)
+@max_examples(60)
 @given(
     texts=st.lists(st.lists(st.sampled_from("ab"), max_size=30).map(" ".join), max_size=5),
     rows=st.lists(st.lists(st.sampled_from("ab"), max_size=18).map(" ".join), max_size=5),

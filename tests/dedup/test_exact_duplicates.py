@@ -17,7 +17,7 @@ from tokenmill.tasks.dedup.partitions import ROWS_PER_SLICE, SliceFile, partitio
 from xxhash import xxh3_128_intdigest
 
 from tests.dedup.deduplication import Wiring, documents, edges, large
-from tests.examples import examples
+from tests.examples import max_examples
 
 VARIANTS = ["a caf\u00e9 by the mill", " a caf\u00e9\n by\tthe  mill", "a cafe\u0301\u00a0by the\u3000mill\r\n"]
 
@@ -61,7 +61,7 @@ def test_the_best_stays_and_the_first_of_the_best(tmp_path):
     assert table["dropped"].to_pylist() == [0, 1, 2, 4, 5]
 
 
-@examples(40)
+@max_examples(40)
 @given(
     rows=st.lists(
         st.tuples(st.sampled_from(["", " ", "a", "b", "a b", "a\nb", *VARIANTS]), st.integers(0, 2)), max_size=20

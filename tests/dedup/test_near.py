@@ -20,7 +20,7 @@ from tokenmill.tasks.errors import RunError
 from tests.dedup.deduplication import Wiring, documents, edges, left, sign_near
 from tests.dedup.scripts import LANGUAGES, UNBROKEN, changed, jaccard, library, shingles, unbroken, units, written
 from tests.dedup.test_shingles import shingled
-from tests.examples import examples
+from tests.examples import max_examples
 
 VOCABULARY = [f"word{number}" for number in range(3000)]
 
@@ -175,7 +175,7 @@ def cut_no_way(tmp_path_factory):
     return whole, Wiring(tmp_path_factory.mktemp("whole"), partitions=1).near(whole)
 
 
-@examples(8)
+@max_examples(8)
 @given(partitions=st.integers(1, 6), slice_size=st.integers(20, 300), seed=st.integers(0, 99))
 @example(partitions=6, slice_size=20, seed=0)
 def test_the_answer_does_not_depend_on_how_the_work_is_cut(cut_no_way, partitions, slice_size, seed):

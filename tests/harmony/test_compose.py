@@ -17,7 +17,7 @@ from tokenmill.tasks.sources.exact_json import loads
 from tokenmill.tasks.tokenize.load import find_vocabulary
 from tokenmill.tasks.tokenize.settings import TokenizerSource
 
-from tests.examples import examples
+from tests.examples import max_examples
 from tests.peers.harmony_tokens import SPECIAL_STRINGS
 
 ASK = {"role": "user", "content": "q"}
@@ -543,7 +543,7 @@ REASONS = {
 }  # fmt: skip
 
 
-@examples(300)
+@max_examples(300)
 @given(
     st.lists(ANY_TURN, max_size=6),
     st.booleans(),
@@ -568,7 +568,7 @@ def test_whatever_comes_is_harmony_or_has_its_reason(messages, python, policy):
     assert sum(message.terminator == "call" for message in found.messages) == made
 
 
-@examples(30)
+@max_examples(30)
 @given(conversations(), POLICIES)
 def test_the_source_stays_as_it_was(source, policy):
     before = json.dumps(source.messages)
@@ -576,7 +576,7 @@ def test_the_source_stays_as_it_was(source, policy):
     assert json.dumps(source.messages) == before
 
 
-@examples(30)
+@max_examples(30)
 @given(conversations())
 def test_the_same_comes_of_the_same(source):
     again = replace(source, messages=json.loads(json.dumps(source.messages)))

@@ -15,7 +15,7 @@ from tokenmill.tasks.harmony.message import Composed, Policy, Source
 from tokenmill.tasks.harmony.render import cross_check, render
 from tokenmill.tasks.harmony.semantics import WARNINGS, faults, judge
 
-from tests.examples import examples
+from tests.examples import max_examples
 from tests.harmony import rows
 
 EVERY_ROW = [
@@ -398,7 +398,7 @@ def odd_rows(draw):
     return name, row, split
 
 
-@examples(300)
+@max_examples(300)
 @drawn(odd_rows())
 def test_an_odd_row_is_harmony_or_has_its_reason(given_row):
     name, row, split = given_row

@@ -9,7 +9,7 @@ from tokenmill.tasks.harmony.grammar import CODES, TAG, Fault, ParsedMessage, pa
 from tokenmill.tasks.harmony.message import HarmonyMessage
 from tokenmill.tasks.harmony.render import cross_check, official, render
 
-from tests.examples import examples
+from tests.examples import max_examples
 from tests.peers.harmony_tokens import SPECIAL_STRINGS
 
 HERE = "‸"
@@ -283,7 +283,7 @@ MESSAGES = st.builds(
 
 
 @given(st.lists(MESSAGES, max_size=2).map("".join))
-@examples(500)
+@max_examples(500)
 @example("<|start|>assistant to=all<|channel|>final<|message|>x<|end|>")
 @example("<|start|>assistant<|channel|>final <|constrain|>json<|message|>x<|end|>")
 def test_exactly_the_grammar_is_accepted_and_the_reference_reads_the_same(text):
@@ -302,7 +302,7 @@ def test_exactly_the_grammar_is_accepted_and_the_reference_reads_the_same(text):
         st.sampled_from([*HEADER_PIECES, *sorted(SPECIAL_STRINGS)[:8], "<|message|>", "<|start|>", "x"]), max_size=12
     )
 )
-@examples(300)
+@max_examples(300)
 def test_nothing_makes_the_parser_fail(pieces):
     text = "".join(pieces)
     found = parse(text)

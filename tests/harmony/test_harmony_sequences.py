@@ -28,7 +28,7 @@ from tokenmill.tasks.harmony.sequences import (
 )
 from tokenmill.tasks.harmony.vocabulary import IDS, encoding
 
-from tests.examples import examples
+from tests.examples import max_examples
 from tests.harmony.test_render import GOLDEN, any_messages, conversations, reference_tokens
 from tests.peers.harmony_tokens import SPECIAL_STRINGS
 
@@ -72,13 +72,13 @@ def sequences(messages, policy=FULL, splits=True, **options):
 
 
 @given(conversations())
-@examples(60)
+@max_examples(60)
 def test_ids_are_the_reference_s(messages):
     assert encode([messages], FULL).ids.tolist() == reference_tokens(messages)
 
 
 @given(st.lists(any_messages(), min_size=1, max_size=4))
-@examples(60)
+@max_examples(60)
 def test_ids_are_the_reference_s_for_whatever_can_be_written(messages):
     ids = list(chain(*(encode([[each]], FULL).ids.tolist() for each in messages)))
     assert ids == encoding().encode(render(messages), allowed_special="all")
@@ -86,7 +86,7 @@ def test_ids_are_the_reference_s_for_whatever_can_be_written(messages):
 
 
 @given(st.lists(TAGGED, min_size=1, max_size=4))
-@examples(60)
+@max_examples(60)
 def test_control_strings_in_bodies_are_text_as_for_the_reference(bodies):
     speakers = [("user", None), ("assistant", "final"), ("user", None), ("assistant", "analysis")]
     messages = [HarmonyMessage(author, body, channel=channel) for (author, channel), body in zip(speakers, bodies, strict=False)]  # fmt: skip
@@ -99,7 +99,7 @@ def test_control_strings_in_bodies_are_text_as_for_the_reference(bodies):
 
 
 @given(conversations())
-@examples(100)
+@max_examples(100)
 def test_trained_on_is_what_a_model_writes_at_inference(messages):
     encoded = encode([messages], FULL)
     assert encoded.loss.tolist() == written_by_the_model(encoded.ids.tolist())
@@ -244,7 +244,7 @@ POLICIES = [*LOSS_MODES.values(), LossPolicy(reasoning=False), LossPolicy(tool_c
 
 
 @given(st.lists(conversations(), max_size=3), st.sampled_from(POLICIES))
-@examples(60)
+@max_examples(60)
 def test_scoring_sees_what_training_sees(given_conversations, policy):
     scored = encode([render(messages) for messages in given_conversations], policy)
     assert np.array_equal(scored.ids, encode(given_conversations, policy).ids)
@@ -313,7 +313,7 @@ def composed(messages, thoughts="last_turn"):
 
 
 @given(chats())
-@examples(60)
+@max_examples(60)
 def test_a_turn_is_learned_in_the_conversation_that_ends_with_it(messages):
     """Its sequence is the conversation up to there, composed as such, of which the last turn is learned."""
     everything = composed(messages, "keep_all")

@@ -14,7 +14,7 @@ from tokenmill.tasks.harmony.preamble import declared, developer_body, schemas, 
 from tokenmill.tasks.harmony.render import render
 from tokenmill.tasks.harmony.vocabulary import encoding
 
-from tests.examples import examples
+from tests.examples import max_examples
 from tests.peers.harmony_tokens import encode
 
 IDENTITY = "You are ChatGPT, a large language model trained by OpenAI.\nKnowledge cutoff: 2024-06"
@@ -176,7 +176,7 @@ def test_nothing_to_say_is_nothing():
     st.text(st.characters(exclude_categories=["Cs"]), min_size=1),
     st.lists(st.sampled_from(["f", "g", "h_1"]), unique=True),
 )
-@examples(100)
+@max_examples(100)
 def test_a_developer_message_is_the_references(instructions, names):
     content = DeveloperContent.new().with_instructions(instructions)
     tools = [tool(name, "d", parameters={"type": "object", "properties": {name: {"type": "string"}}}) for name in names]
@@ -229,7 +229,7 @@ ODD = st.recursive(
         st.sampled_from(["type", "properties", "items", "oneOf", "required", "title", "examples"]), ODD, max_size=5
     )
 )
-@examples(150)
+@max_examples(150)
 def test_odd_schemas_are_declared_all_the_same(parameters):
     assert declaration(parameters).startswith("type f = (")
 

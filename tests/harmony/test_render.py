@@ -15,7 +15,7 @@ from tokenmill.tasks.harmony.render import cross_check, official, render
 from tokenmill.tasks.harmony.semantics import faults
 from tokenmill.tasks.harmony.vocabulary import encoding
 
-from tests.examples import examples
+from tests.examples import max_examples
 from tests.peers.harmony_tokens import SPECIAL_STRINGS, encode
 
 KEEP = RenderConversationConfig(auto_drop_analysis=False)
@@ -151,7 +151,7 @@ def test_the_golden_conversation():
 
 
 @given(conversations())
-@examples(60)
+@max_examples(60)
 def test_a_conversation_is_read_back_and_is_the_references(messages):
     text = render(messages)
     assert [message.message for message in parse(text)] == messages == official(text)
@@ -164,7 +164,7 @@ def test_a_conversation_is_read_back_and_is_the_references(messages):
 
 
 @given(conversations())
-@examples(50)
+@max_examples(50)
 def test_spans_are_those_of_messages_rendered_one_by_one(messages):
     encoded = encode(messages)
     for number, message in enumerate(messages):
@@ -178,7 +178,7 @@ def test_spans_are_those_of_messages_rendered_one_by_one(messages):
 
 
 @given(st.lists(any_messages(), min_size=1, max_size=4))
-@examples(120)
+@max_examples(120)
 def test_whatever_can_be_written_is_read_back_and_read_alike(messages):
     text = render(messages)
     assert [message.message for message in parse(text)] == messages
@@ -200,7 +200,7 @@ WILD = st.sampled_from(
         st.none() | WILD,
     )
 )
-@examples(300)
+@max_examples(300)
 def test_a_header_is_refused_or_read_back(message):
     try:
         text = render([message])

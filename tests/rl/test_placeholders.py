@@ -17,7 +17,7 @@ from tokenmill.tasks.rl.tables import Column, Table, TableSource, find_table, lo
 from tokenmill.tasks.sources.exact_json import compact
 from tokenmill.tasks.sources.slices import ContentIndex
 
-from tests.examples import examples
+from tests.examples import max_examples
 from tests.peers.placeholder_fill import fill, read_rows
 
 INSTRUCTION = "Solve the following math problem step by step."
@@ -385,7 +385,7 @@ def stored(path, pairs):
 
 @given(case=st.sampled_from(["dapo", "skywork"]).flatmap(filled_rows))
 @example(case=("dapo", [("a\n\n\nb\n\nc", "0", {"prefix": "A"}, {})]))
-@examples(150)
+@max_examples(150)
 def test_random_rows_become_what_a_plain_fill_makes_of_them(tmp_path_factory, case):
     style, rows = case
     path = tmp_path_factory.getbasetemp() / f"random{next(numbered)}.parquet"
@@ -413,7 +413,7 @@ def test_random_rows_become_what_a_plain_fill_makes_of_them(tmp_path_factory, ca
     ),
     max_leaves=6,
 )), style=st.sampled_from(["dapo", "skywork"]))  # fmt: skip
-@examples(300)
+@max_examples(300)
 def test_any_row_is_returned_made_whole_or_rejected_with_a_sentence(given, style):
     given = {**given, "dataset": given.get("dataset") or "d"}
     found = resolved(given, ("q", "1"), style=style)

@@ -23,7 +23,7 @@ from tokenmill.tasks.shards.build import BadRowError
 from tokenmill.tasks.sources import json_lines
 
 from tests.building import publish_here
-from tests.examples import examples
+from tests.examples import max_examples
 from tests.preparing import blend_of
 from tests.preparing_rl import build, lines_of, plan, prepare, write_rows
 
@@ -94,7 +94,7 @@ STORED = {
 }  # fmt: skip
 
 
-@examples(25)
+@max_examples(25)
 @given(
     st.lists(st.tuples(spelling, st.sampled_from([b"", b"\r", b" \t"])), min_size=1, max_size=12),
     st.sampled_from([*STORED]), st.booleans(), st.sampled_from([b"", b"\n", b" \r\n\n"]), st.integers(60, 400),
@@ -109,7 +109,7 @@ def test_a_row_that_nobody_changes_keeps_every_byte(tmp_path_factory, rows, name
     shutil.rmtree(folder)
 
 
-@examples(20)
+@max_examples(20)
 @given(st.lists(spelling, min_size=1, max_size=8), st.sampled_from([b",", b", ", b",\n", b",\r\n  "]), st.booleans())
 def test_so_does_an_element_of_an_array(tmp_path_factory, rows, comma, marked):
     folder = tmp_path_factory.mktemp("array")
@@ -171,7 +171,7 @@ def says_a_key_twice(row):
     return any(repeated)
 
 
-@examples(20)
+@max_examples(20)
 @given(st.lists(spelling, min_size=1, max_size=10))
 def test_a_changed_row_is_compact_json_that_says_the_same(tmp_path_factory, rows):
     rows = [b"{}", *rows]  # one at least is kept

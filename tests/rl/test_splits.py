@@ -17,7 +17,7 @@ from tokenmill.tasks.sources.files import SourceFile
 from tokenmill.tasks.sources.slices import cut, leading_rows
 from tokenmill.tasks.strict import parse
 
-from tests.examples import examples
+from tests.examples import max_examples
 from tests.preparing import blend_of
 from tests.preparing_rl import plan, prepare, write_rows
 
@@ -146,7 +146,7 @@ def test_a_split_that_the_blend_names_is_left_as_it_is(tmp_path):
     assert found == {"train": [*range(20)], "val": [*range(100, 105)], "test": []}
 
 
-@examples(60)
+@max_examples(60)
 @given(st.lists(st.integers(1, 30), min_size=1, max_size=4), st.integers(1, 70), st.integers(1, 400), st.none() | st.integers(1, 80))  # fmt: skip
 def test_every_slice_knows_its_rows_among_the_last(tmp_path_factory, counts, held_out, shard_size, sample):
     slices, first = [], 0

@@ -18,7 +18,7 @@ from tokenmill.tasks.sources import parquet, parquet_batches
 from tokenmill.tasks.sources.opening import SourceCorrupt
 from tokenmill.tasks.sources.slices import ContentIndex
 
-from tests.examples import examples
+from tests.examples import max_examples
 from tests.peers.placeholder_fill import read_rows
 from tests.sources.hub_stand_in import serve
 
@@ -113,7 +113,7 @@ def first_content(prompt):
 
 
 @given(rows=rows, batch=st.integers(1, 7), group=st.integers(1, 12), large=st.booleans())
-@examples(150)
+@max_examples(150)
 def test_any_rows_are_those_that_pyarrow_reads(tmp_path_factory, rows, batch, group, large):
     path = tmp_path_factory.getbasetemp() / f"any{next(numbered)}.parquet"
     kinds = {"prompt": pa.large_list(MESSAGE) if large else pa.list_(MESSAGE), "reward_model": SCHEMA.field(3).type}

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from tokenmill.tasks.chat.conversation import Rejected
 from tokenmill.tasks.rl.targets import TARGETS
 
-from tests.examples import examples
+from tests.examples import max_examples
 from tests.peers import nemo_rl_readers as readers
 
 Q = {"role": "user", "content": "2 + 2?"}
@@ -423,7 +423,7 @@ ANYTHING = st.recursive(
 
 
 @given(st.dictionaries(st.sampled_from(["input", "messages", "context", "completions", "prompt", "chosen", "responses_create_params", "agent_ref"]), ANYTHING))  # fmt: skip
-@examples(300)
+@max_examples(300)
 def test_nothing_in_data_raises(row):
     before = copy.deepcopy(row)
     for target in TARGETS:

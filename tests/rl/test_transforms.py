@@ -9,7 +9,7 @@ from tokenmill.tasks.chat.conversation import Rejected
 from tokenmill.tasks.errors import InputError
 from tokenmill.tasks.rl.transforms import RESOLVE, TRANSFORMS, parse
 
-from tests.examples import examples
+from tests.examples import max_examples
 from tests.peers import nemo_rl_readers as readers
 
 Q = {"role": "user", "content": "2 + 2?"}
@@ -352,7 +352,7 @@ ROWS = st.dictionaries(
 
 
 @given(ROWS, st.sampled_from(SPECS))
-@examples(500)
+@max_examples(500)
 def test_no_row_is_changed_and_none_raises(row, spec):
     before = copy.deepcopy(row)
     found = transform(spec)(row)
@@ -371,7 +371,7 @@ def test_no_row_is_changed_and_none_raises(row, spec):
         ]
     ),
 )
-@examples(300)
+@max_examples(300)
 def test_a_second_time_there_is_nothing_to_do(row, spec):
     found = transform(spec)(row)
     if isinstance(found, dict):
@@ -379,7 +379,7 @@ def test_a_second_time_there_is_nothing_to_do(row, spec):
 
 
 @given(PROMPT, TEXT, TEXT)
-@examples(200)
+@max_examples(200)
 def test_preferences_come_back_from_completions(prompt, chosen, rejected):
     row = {"prompt": prompt, "chosen": chosen, "rejected": rejected}
     completions = transform("preference")(row)
@@ -388,7 +388,7 @@ def test_preferences_come_back_from_completions(prompt, chosen, rejected):
 
 
 @given(st.lists(MESSAGE, min_size=1, max_size=4), TEXT, TEXT)
-@examples(200)
+@max_examples(200)
 def test_completions_come_back_from_pairs(context, chosen, rejected):
     row = ranks(context, [{"role": "assistant", "content": chosen}], [{"role": "assistant", "content": rejected}])
     pairs = transform({"preference": "pairs"})(row)
@@ -400,7 +400,7 @@ def test_completions_come_back_from_pairs(context, chosen, rejected):
     st.lists(MESSAGE, min_size=1, max_size=3),
     st.lists(MESSAGE, min_size=1, max_size=3),
 )
-@examples(200)
+@max_examples(200)
 def test_conversations_lose_no_message(shared, better, worse):
     row = {"chosen": shared + better, "rejected": shared + worse}
     found = transform("preference")(row)
@@ -424,7 +424,7 @@ WRONG = {
 
 
 @given(st.sampled_from(sorted(TRANSFORMS)).flatmap(lambda name: WRONG[name].map(lambda argument: {name: argument})))
-@examples(300)
+@max_examples(300)
 def test_a_known_name_with_a_wrong_argument_is_an_input_error(spec):
     with pytest.raises(InputError, match=r"^transform 1, "):
         parse([spec], no_tables)

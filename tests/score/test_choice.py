@@ -24,7 +24,7 @@ from tokenmill.tasks.select.scores import score_folder
 from tokenmill.tasks.shards.verify import verify
 from xxhash import xxh3_128_hexdigest
 
-from tests.examples import examples
+from tests.examples import max_examples
 from tests.publishing_scores import embeddings_table, nll_table, publish_scores
 from tests.score.test_choose import around
 
@@ -60,7 +60,7 @@ def chosen(out, **choices):
 
 
 @given(st.integers(0, 10_000), st.integers(1, 120), st.sampled_from([None, 1, 4]), st.sampled_from([0.6, 0.95, 1.1]))
-@examples(15)
+@max_examples(15)
 def test_every_row_is_chosen_or_left_out_for_a_reason(tmp_path_factory, seed, rows, quota, threshold):
     folder = tmp_path_factory.mktemp("choice")
     vectors, _ = around(np.random.default_rng(seed), [50, 30, 12], 8, spread=0.7)

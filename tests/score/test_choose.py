@@ -9,7 +9,7 @@ from tokenmill.tasks.score import choose as choosing
 from tokenmill.tasks.score.choose import choose, kmeans, nearest_centres, nearest_with_torch, quotas
 from tokenmill.tasks.score.embed import unit_vectors
 
-from tests.examples import examples
+from tests.examples import max_examples
 
 
 def around(generator, sizes, dimensions=16, spread=0.1):
@@ -93,7 +93,7 @@ def test_quotas_are_as_even_as_sizes_allow(clusters, budget):
 
 
 @given(st.integers(0, 10_000), st.sampled_from([0.5, 0.9, 0.99, 1.1]), st.integers(1, 120), st.integers(1, 6))
-@examples(40)
+@max_examples(40)
 def test_no_two_chosen_rows_are_alike_and_whoever_goes_has_a_witness(seed, threshold, budget, clusters):
     vectors, _ = around(np.random.default_rng(seed), [50, 30, 12], 8, spread=0.7)
     found = choose(vectors, budget, clusters, threshold, seed)

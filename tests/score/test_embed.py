@@ -22,7 +22,7 @@ from tokenmill.tasks.score.tables import NonFiniteError
 from tokenmill.tasks.score.weights import find_model
 from transformers import BertConfig, BertModel, LlamaModel, PreTrainedTokenizerFast, XLMRobertaConfig, XLMRobertaModel
 
-from tests.examples import examples
+from tests.examples import max_examples
 from tests.score.tiny_models import SHAPE, VOCABULARY, llama
 
 WORDS = [f"w{number}" for number in range(400)]
@@ -71,7 +71,7 @@ def ids_of(text, *, end=None):
 
 
 @given(st.lists(st.text(max_size=60), max_size=8), st.integers(1, 300))
-@examples(60)
+@max_examples(60)
 def test_hashing_gives_vectors_that_can_be_stored(found, dimensions):
     vectors = HashEmbedder(dimensions).encode(found)
     assert vectors.shape == (len(found), dimensions)

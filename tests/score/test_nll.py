@@ -15,7 +15,7 @@ from tokenmill.tasks.score.nll import Completions, score_table, targets_of
 from tokenmill.tasks.score.tables import PARTS, SCHEMA, NonFiniteError
 from transformers import BertConfig, BertLMHeadModel, Gemma2Config, Gemma2ForCausalLM
 
-from tests.examples import examples
+from tests.examples import max_examples
 from tests.score.tiny_models import SHAPE, VOCABULARY, completions, corpus, gpt_oss, llama
 
 MEANS = ["nll_mean", *(f"nll_{part}" for part in PARTS)]
@@ -85,7 +85,7 @@ def test_batches_and_padding_do_not_matter(made):
 
 
 @given(order=st.permutations(range(12)), budget=st.integers(1, 2000))
-@examples(15)
+@max_examples(15)
 def test_order_does_not_matter(model, scorer, order, budget):
     sequences = corpus(3, 12)
     here = CausalScorer(model, token_budget=budget).score(completions(*(sequences[each] for each in order)))

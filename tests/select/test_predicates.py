@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from tokenmill.tasks.errors import InputError
 from tokenmill.tasks.select.predicates import masks, parse_predicate
 
-from tests.examples import examples
+from tests.examples import max_examples
 
 TYPES = {
     "a": pa.int64(),
@@ -181,7 +181,7 @@ rows = st.lists(
 )
 
 
-@examples(400)
+@max_examples(400)
 @given(trees, rows)
 @example(("in", ("column", "x"), ("literal", 0.0)), [{"x": -0.0}])
 @example(("not", ("in", ("column", "a"), ("literal", 1))), [{}, {"a": 2}])
@@ -389,7 +389,7 @@ pieces = st.sampled_from(
 )
 
 
-@examples(300)
+@max_examples(300)
 @given(st.lists(pieces, max_size=12).map(" ".join) | st.lists(pieces, max_size=12).map("".join) | st.text(max_size=12))
 def test_any_text_is_a_predicate_or_refused(text):
     try:

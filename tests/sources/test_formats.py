@@ -30,7 +30,7 @@ from tokenmill.tasks.sources.formats import count_rows, read_texts
 from tokenmill.tasks.sources.opening import SourceCorrupt
 from tokenmill.tasks.sources.slices import cut
 
-from tests.examples import examples
+from tests.examples import max_examples
 
 LINES = [
     b'\xef\xbb\xbf{"text": "first"}',
@@ -140,7 +140,7 @@ def test_a_limit_of_rows_is_kept_exactly_and_counting_agrees_with_reading(tmp_pa
         assert count_rows(part, rows) == count_rows(limited, 1000) == min(rows, total)
 
 
-@examples(25)
+@max_examples(25)
 @given(st.lists(st.integers(1, 2000), max_size=4), st.integers(0, 2**32))
 def test_slices_of_one_file_account_for_it_together(tmp_path_factory, cuts, seed):
     rows = np.random.default_rng(seed).integers(0, len(LINES), 60)

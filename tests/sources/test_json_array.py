@@ -12,7 +12,7 @@ from tokenmill.tasks.sources.json_array import BrokenArrayError, split_elements
 from tokenmill.tasks.sources.json_rows import pick_texts, text_of
 from tokenmill.tasks.sources.opening import SourceCorrupt
 
-from tests.examples import examples
+from tests.examples import max_examples
 from tests.preparing import blend_of, prepare
 
 
@@ -50,7 +50,7 @@ def arrays(draw):
     return elements, f"{draw(white_space)}[{inside}]{draw(white_space)}".encode()
 
 
-@examples(200)
+@max_examples(200)
 @given(arrays(), st.integers(1, 12))
 def test_elements_are_those_of_json_loads_at_any_block_size(array, block_bytes):
     elements, data = array
@@ -59,7 +59,7 @@ def test_elements_are_those_of_json_loads_at_any_block_size(array, block_bytes):
     assert split_all(data, len(data)) == split_all(data, block_bytes)
 
 
-@examples(300)
+@max_examples(300)
 @given(st.text(st.sampled_from('[]{},"\\ a'), max_size=40).map(lambda text: b"[" + text.encode()), st.integers(1, 9))
 def test_whatever_follows_the_bracket_reads_the_same_at_any_block_size(data, block_bytes):
     rows = split_or_broken(data, block_bytes)

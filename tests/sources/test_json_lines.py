@@ -15,7 +15,7 @@ from tokenmill.tasks.sources.files import Refused
 from tokenmill.tasks.sources.json_lines import row_start, slice_blocks, split_lines
 from tokenmill.tasks.sources.json_rows import pick_texts, text_of
 
-from tests.examples import examples
+from tests.examples import max_examples
 from tests.peers.strict_json import judged
 
 BLOCK_SIZES = st.sampled_from([1, 2, 3, 7, 64, 1 << 20])
@@ -172,7 +172,7 @@ nasty = st.sampled_from(
 )
 
 
-@examples(300)
+@max_examples(300)
 @given(
     st.lists(st.one_of(written, damaged(), nasty), min_size=1, max_size=6),
     st.sampled_from([("text",), ("content", "text"), ("content", "content", "text")]),

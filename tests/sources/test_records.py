@@ -21,7 +21,7 @@ from tokenmill.tasks.sources.opening import SourceCorrupt
 from tokenmill.tasks.sources.parquet import column_ranges
 from tokenmill.tasks.sources.slices import content_hash, cut
 
-from tests.examples import examples
+from tests.examples import max_examples
 
 LINES = [
     b'\xef\xbb\xbf{"messages": [1], "text": "a"}',
@@ -179,7 +179,7 @@ def test_a_limit_of_rows_is_kept_exactly(tmp_path, kind):
         assert len(some_records) + len(some_reasons) + some_blank == count_rows(limited, 1000) == min(rows, total)
 
 
-@examples(60)
+@max_examples(60)
 @given(st.lists(st.sampled_from(range(len(LINES))), max_size=40), st.integers(1, 400), st.integers(1, 300), st.data())
 def test_any_cut_reads_the_record_of_every_line_once(tmp_path_factory, rows, shard_size, block_bytes, draw):
     content = b"\n".join(LINES[row] for row in rows) + b"\n" * draw.draw(st.booleans())
@@ -315,7 +315,7 @@ def test_of_parquet_only_the_fields_are_read(tmp_path, fields, expected):
     assert read(part, fields)[0] == {0: expected}
 
 
-@examples(30)
+@max_examples(30)
 @given(st.lists(record, min_size=1, max_size=12), st.integers(1, 5))
 def test_without_fields_all_of_a_row_is_read(tmp_path_factory, rows, group):
     """Of JSON it always is."""

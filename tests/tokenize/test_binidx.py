@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from megatron.core.datasets.indexed_dataset import DType, IndexedDataset, IndexedDatasetBuilder
 from tokenmill.tasks.tokenize.binidx import BinIdxError, BinIdxWriter, index, read_index, token_dtype
 
-from tests.examples import examples
+from tests.examples import max_examples
 
 UINT16, INT32 = np.dtype(np.uint16), np.dtype(np.int32)
 
@@ -116,7 +116,7 @@ def test_a_dtype_that_megatron_does_not_write_is_refused():
         BinIdxWriter(io.BytesIO(), np.dtype(np.uint32))
 
 
-@examples(400)
+@max_examples(400)
 @given(example=batches(least=1), position=st.integers(0), flip=st.integers(1, 255))
 def test_any_changed_byte_is_found(example, position, flip):
     content, idx = written(*example)

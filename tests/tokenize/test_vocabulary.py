@@ -18,7 +18,7 @@ from tokenmill.tasks.strict import parse
 from tokenmill.tasks.tokenize.load import load_vocabulary
 from tokenmill.tasks.tokenize.settings import PretrainSettings, TokenizerSettings
 
-from tests.examples import examples
+from tests.examples import max_examples
 from tests.preparing import blend_of, prepare, write_lines
 from tests.tokenize.small_vocabularies import (
     BOS,
@@ -147,7 +147,7 @@ def both(directory):
     return load(model).fast(True), sentencepiece.SentencePieceProcessor(model_file=str(model))
 
 
-@examples(200)
+@max_examples(200)
 @given(text=st.text(st.characters(codec="utf-8", exclude_categories=["Cn", "Co"]), max_size=60))
 def test_gigatoken_reads_any_text_as_sentencepiece_does(both, text):
     fast, processor = both

@@ -15,7 +15,7 @@ from tokenmill.tasks.pack.parquet import SCHEMA
 from tokenmill.tasks.train.prepared import prepared_data
 from tokenmill.tasks.train.rows import PackedRows, flat_packs, lay_out, layout_folder
 
-from tests.examples import examples
+from tests.examples import max_examples
 from tests.faults.injection import killed_at
 from tests.preparing_sft import chat_vocabulary
 from tests.train import small_data
@@ -79,7 +79,7 @@ sequences = st.lists(st.tuples(tokens, st.integers(0, 1)), min_size=1, max_size=
 files = st.lists(st.lists(st.lists(sequences, min_size=1, max_size=4), min_size=1, max_size=5), min_size=1, max_size=3)
 
 
-@examples(40)
+@max_examples(40)
 @given(files=files, seed=st.integers(0, 3), epoch=st.integers(0, 2))
 def test_in_every_epoch_every_token_is_read_once_before_the_one_that_follows(files, seed, epoch):
     stored = [pack for packs in files for pack in packs]
