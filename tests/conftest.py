@@ -6,7 +6,6 @@ never fail a test. No test survives a power cut, so nothing waits for the disk.
 import functools
 import importlib.metadata
 import os
-import re
 import shutil
 import signal
 import tempfile
@@ -27,10 +26,9 @@ def pytest_configure(config):
 
 def pytest_ignore_collect(collection_path, config):
     """Import no file whose tests are all slow only to leave them out."""
-    if config.option.markexpr == "not slow" and collection_path.suffix == ".py":
-        return (
-            re.search(r"^pytestmark = \[?pytest\.mark\.slow", collection_path.read_text("utf-8"), re.MULTILINE) and True
-        )
+    if config.option.markexpr != "not slow" or collection_path.suffix != ".py":
+        return None
+    return "\npytestmark = pytest.mark.slow\n" in collection_path.read_text("utf-8") or None
 
 
 def pytest_unconfigure(config):

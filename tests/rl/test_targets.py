@@ -397,7 +397,7 @@ def test_whatever_passes_is_read(target):
     passed = []
 
     @given(nearly_good(target))
-    @examples(150)
+    @max_examples(150)
     def passes_and_is_read(row):
         if TARGETS[target].check(row) is None and can_be_told(target, row):
             passed.append(row)
