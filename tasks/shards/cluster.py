@@ -228,9 +228,7 @@ def _not_installed(path: Path, profile: Profile, package: str, why: str) -> Inpu
 
 def _profile(path: Path) -> Profile:
     if not path.is_file():
-        raise InputError(
-            f"cluster: {str(path)!r} is not 'local', a scheduler address or an existing YAML profile"
-        )
+        raise InputError(f"cluster: {str(path)!r} is not 'local', a scheduler address or an existing YAML profile")
     try:
         written = yaml.safe_load(path.read_bytes())
     except yaml.YAMLError as error:

@@ -77,7 +77,7 @@ def loads(data: bytes | str) -> Any:  # noqa: ANN401 - any JSON
 
 
 def rounded(data: bytes | str) -> Any:  # noqa: ANN401 - same
-    """The value of JSON text with rounded numbers, for readers that need only texts. Raises as `loads`."""
+    """The value of JSON text with rounded numbers, for readers that need only texts. Raises as `loads` does."""
     try:
         return orjson.loads(data)
     except orjson.JSONDecodeError as error:

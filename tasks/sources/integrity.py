@@ -1,9 +1,9 @@
 """Verify that a reader gets the planned bytes, so that a shard's key never covers other rows.
 
 A slice of a local file is identified by a hash of its bytes, and a reader hashes them again. So a file that was replaced,
-overwritten or changed through a memory map is detected whatever its times, even if the original is restored before the reader
-ends. Row formats are hashed as they are read. Parquet is read out of order: its slices are hashed in blocks first, and each
-block is compared when it is read. xxh3 hashes some 30 GB/s.
+overwritten or changed through a memory map is detected regardless of its times, even if the original is restored before the
+reader ends. Row formats are hashed as they are read. Parquet is read out of order: its slices are hashed in blocks first, and
+each block is compared when it is read. xxh3 hashes some 30 GB/s.
 
 Without such a hash, the store's metadata must not change. For a local file (`source_identity=stat`, or a sample, which
 ends before its slice) that is size, modification time and change time of the open file, before and after; for an object,
@@ -111,8 +111,8 @@ def _object_state(entry: Mapping[str, Any]) -> tuple[int, str | None, Any]:
 
 def _changed(uri: str) -> RunError:
     return RunError(
-        f"{uri}: changed while it was being prepared; run the same command again (if nobody writes to the file and this "
-        "happens again, check its disk, and `touch` the file to accept its present content)"
+        f"{uri}: changed while it was being prepared; run the same command again (if nothing writes to "
+        "the file and this happens again, check its disk, and `touch` the file to accept its present content)"
     )
 
 
