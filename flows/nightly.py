@@ -50,8 +50,8 @@ def reprep_changed_blends(
         keep: Versions to keep of each blend.
         grace_seconds: Keep unused shards that are younger than this.
         also_keep: Other versions, names (art://) and outputs of the same store to keep with their shards.
-        cluster: The cluster of blends that name none.
-        workers: Worker processes for blends that set none.
+        cluster: The cluster for blends that name none.
+        workers: Worker processes for blends that set no number.
     """
     output_dir = absolute(output_dir)
     under = {"cluster": cluster, "workers": workers}

@@ -1,6 +1,6 @@
 """The pipeline: pretrain a model, fine-tune it on conversations, and prepare rows for RL.
 
-pretrain data ─► train ─► evaluate ─► SFT data ─► train further ─► evaluate ─► RL data
+pretrain data ─► train ─► evaluate ─► SFT data ─► fine-tune ─► evaluate ─► RL data
 """
 
 from typing import Any

@@ -1,4 +1,4 @@
-"""The Prefect server of a run: the one that is configured, or a temporary one.
+"""The Prefect server of a run: the configured one, or a temporary one.
 
 `flow` makes all flows here, so that a flow called by a command or a script has a server before it starts. (A Prefect
 worker does not call flows this way, and has a server.)

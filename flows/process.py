@@ -43,7 +43,7 @@ class Stream(io.TextIOWrapper):
             return len(text)
 
     def flush(self) -> None:
-        """Write what waits to be written."""
+        """Write buffered text."""
         try:
             super().flush()
         except OSError as error:
@@ -121,7 +121,7 @@ def _end() -> None:
         for child in psutil.Process().children(recursive=True):
             with suppress(psutil.NoSuchProcess):
                 child.kill()
-        farewell = Thread(target=_flush, daemon=True)  # a stopped terminal (Ctrl-S) blocks
+        farewell = Thread(target=_flush, daemon=True)  # blocks while Ctrl-S holds the terminal
         farewell.start()
         farewell.join(0.2)
     finally:

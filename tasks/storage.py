@@ -78,7 +78,7 @@ def _options(scheme: str) -> dict[str, str]:
 
 
 def user_cache(*parts: str) -> str:
-    """A path in the user's cache on this machine; in the folder for temporary files if the cache cannot be written.
+    """A path in the user's cache on this machine, or in the temporary folder if the cache cannot be written.
 
     Raises as `temporary_folder` does.
     """
@@ -90,7 +90,7 @@ def user_cache(*parts: str) -> str:
 
 @cache
 def is_writable(folder: str) -> bool:
-    """Whether files can be written in a local folder, which is created if missing. Tried, because modes are not conclusive."""
+    """Whether files can be written in a local folder, which is created if missing; file modes alone do not tell."""
     try:
         Path(folder).mkdir(parents=True, exist_ok=True)
         tempfile.TemporaryFile(dir=folder).close()

@@ -43,20 +43,20 @@ def prune_night(
     The same rule applies to blends that no longer exist. `also_keep` are versions and other outputs to keep with their shards.
     Raises InputError if one of these is not an output of this store. Requires the store's lock.
     """
-    stay = [absolute(place) for place in also_keep]
-    if stay:
-        references(store_of(output_dir), stay)  # raises before anything is removed
-    kept, young_from = list(stay), time.time() - grace_seconds
-    gone: list[str] = []
+    pinned = [absolute(place) for place in also_keep]
+    if pinned:
+        references(store_of(output_dir), pinned)  # raises before anything is removed
+    kept, young_from = list(pinned), time.time() - grace_seconds
+    removed: list[str] = []
     for of_blend in _blends_of(absolute(output_dir)):
-        gone += [join(of_blend, version) for version in prune_versions(of_blend, keep, stay, young_from)]
+        removed += [join(of_blend, version) for version in prune_versions(of_blend, keep, pinned, young_from)]
         kept += [join(of_blend, version) for version in lineage(of_blend)]
     if not kept:
-        return gone, NOTHING
+        return removed, NOTHING
     store = store_of(output_dir)
     found = leftovers(store, kept, grace_seconds)
     remove(store, found)
-    return gone, found
+    return removed, found
 
 
 def _blends_of(output_dir: str) -> list[str]:

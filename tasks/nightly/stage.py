@@ -47,11 +47,11 @@ def prune(output_dir: str, keep: int, grace_seconds: float, also_keep: Sequence[
     versions, shards = prune_night(output_dir, keep, grace_seconds, also_keep)
     get_run_logger().info(
         f"removed {len(versions)} old versions, and {len(shards.removable)} shards of {shards.size / 1e9:,.3f} GB that no "
-        f"version refers to; {shards.young} such shards are younger than the grace"
+        f"version refers to; {shards.young} younger ones are kept for the grace period"
     )
 
 
-def announce(blend: NightlyBlend, happened: Happened, version: str, reasons: Sequence[str], **said: object) -> None:
+def announce(blend: NightlyBlend, happened: Happened, version: str, reasons: Sequence[str], **extra: object) -> None:
     """Emit an event about a blend."""
     emit_event(
         event=f"tokenmill.blend.{happened}",
@@ -59,7 +59,7 @@ def announce(blend: NightlyBlend, happened: Happened, version: str, reasons: Seq
             "prefect.resource.id": f"tokenmill.blend.{blend.name.replace('/', '.')}",
             "prefect.resource.name": blend.name,
         },
-        payload={"kind": blend.kind, "blend": blend.path, "version": version, "reasons": list(reasons), **said},
+        payload={"kind": blend.kind, "blend": blend.path, "version": version, "reasons": list(reasons), **extra},
     )
 
 

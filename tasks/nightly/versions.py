@@ -63,10 +63,10 @@ def latest(output_dir: str) -> Latest | None:
         ) from error
 
 
-def follow(output_dir: str, record: Mapping[str, Any], **said: object) -> None:
-    """Make the version of `record` the latest; `said` adds fields to the record."""
+def follow(output_dir: str, record: Mapping[str, Any], **extra: object) -> None:
+    """Make the version of `record` the latest; `extra` adds fields to the record."""
     ((kind, fields),) = record.items()
-    publish_bytes(join(output_dir, LATEST), _sealed_record(kind, {**fields, **said}))
+    publish_bytes(join(output_dir, LATEST), _sealed_record(kind, {**fields, **extra}))
 
 
 def _sealed_record(kind: str, fields: Mapping[str, Any]) -> bytes:
@@ -120,11 +120,11 @@ def remedy_for(output_dir: str) -> str:
     return "remove this folder, and the next night prepares this blend again"
 
 
-def prune_versions(output_dir: str, keep: int, stay: Collection[str] = (), young_from: float = math.inf) -> list[str]:
+def prune_versions(output_dir: str, keep: int, pinned: Collection[str] = (), young_from: float = math.inf) -> list[str]:
     """Remove old versions and the remains of killed and failed runs; return their names.
 
     Keeps the latest version, the `keep` newest complete versions up to it, the newest later one (its run may be in progress, or
-    failed after publishing), folders in `stay`, and versions claimed since `young_from`, a Unix time. Only folders named like
+    failed after publishing), the `pinned` folders, and versions claimed since `young_from`, a Unix time. Only folders named like
     versions are removed, never shards. Each loses its blend.json first, so that an interrupted removal leaves no version.
     """
     newest = latest(output_dir)
@@ -135,11 +135,11 @@ def prune_versions(output_dir: str, keep: int, stay: Collection[str] = (), young
     before = [name for name in lineage(output_dir) if order(name) <= reached][-keep:]
     after = [name for name in folders if order(name) > reached][-1:]
     kept = {*before, *after, newest.version}
-    gone = [name for name in folders if name not in kept and join(output_dir, name) not in stay]
-    gone = [name for name in gone if not _claimed_since(young_from, join(output_dir, name))]
-    for name in gone:
+    removed = [name for name in folders if name not in kept and join(output_dir, name) not in pinned]
+    removed = [name for name in removed if not _claimed_since(young_from, join(output_dir, name))]
+    for name in removed:
         _remove(join(output_dir, name))
-    return gone
+    return removed
 
 
 def _claimed_since(moment: float, folder: str) -> bool:

@@ -24,8 +24,7 @@ class SftSettings(PreparationSettings, frozen=True):
 
     tokenizer: TokenizerSource = Field(default=TokenizerSource(), description="Tokenizer of the conversations.")
     special_tokens_in_text: SpecialTokens = Field(
-        default="literal",
-        description="Control strings in text: encode them as plain text, as control ids, or quarantine the row.",
+        default="literal", description="Control strings in text: encode as text or as control ids, or reject the row."
     )
     chat_template: str = Field(
         default="nano3",
@@ -52,9 +51,7 @@ class SftSettings(PreparationSettings, frozen=True):
     pad_seq_to_mult: int = Field(
         default=1, ge=1, description="Pad sequences to a multiple plus one, for context parallelism (2 x CP)."
     )
-    sampling: Sampling = Field(
-        default="none", description="Realise weights by leaving out packs (down) or repeating them (up)."
-    )
+    sampling: Sampling = Field(default="none", description="Apply weights by dropping (down) or repeating (up) packs.")
     seed: Seed = Field(default=42, description="Seed of the order of packs and files.")
 
     @field_validator("template_variables", mode="before")

@@ -155,8 +155,8 @@ def _traced(artifact: Artifact, deeper: int, *, changed: bool) -> dict[str, Any]
             sources.append(_traced(found, deeper - 1, changed=_has_changed(source)))
         else:
             sources.append({"type": source.type, "path": source.path, "made_from": []})
-    told = {"changed": True} if changed else {}
-    return {"type": artifact.type, "path": artifact.path, **told, "made_from": sources}
+    mark = {"changed": True} if changed else {}
+    return {"type": artifact.type, "path": artifact.path, **mark, "made_from": sources}
 
 
 def _has_changed(source: MadeFrom) -> bool:

@@ -1,8 +1,9 @@
 """The manifest: a JSON file that describes a preparation down to each shard.
 
-It holds the blend, the settings, every shard with source, identity and counts, the totals, what is missing or skipped, and the size and
-hash of the other files in the output folder. Equal preparations have equal manifests, except `volatile`: times, hosts, how much
-was reused, and the seal. Recipes are listed once and referred to by number, because a million shards share a few.
+It holds the blend, the settings, every shard with source, identity and counts, the totals, missing shards, skipped files, and
+the size and hash of the other files in the output folder. Equal preparations have equal manifests, except `volatile`: times,
+hosts, how much was reused, and the seal. Recipes are listed once and referred to by number, because a million shards share a
+few.
 """
 
 from collections import Counter

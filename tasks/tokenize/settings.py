@@ -47,8 +47,7 @@ class PretrainSettings(PreparationSettings, frozen=True):
 
     tokenizer: TokenizerSettings = Field(default=TokenizerSettings(), description="Tokenizer of the documents.")
     special_tokens_in_text: SpecialTokens = Field(
-        default="literal",
-        description="Control strings in text: encode them as plain text, as control ids, or quarantine the row.",
+        default="literal", description="Control strings in text: encode as text or as control ids, or reject the row."
     )
     min_doc_chars: int | None = Field(default=None, ge=1, description="Drop and count shorter documents.")
     max_doc_tokens: int | None = Field(default=None, ge=1, description="Cut longer documents; EOS is kept.")
