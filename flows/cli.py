@@ -59,7 +59,7 @@ def plan(
     output_dir: OutputDir | None = None,
     options: CommonOptions | None = None,
 ) -> dict[str, Any]:
-    """Dry run: shards, bytes, estimated tokens and epochs, what is cached and why not."""
+    """Dry run: shards, bytes, estimated tokens and epochs, which shards are cached and why others are not."""
     chosen = preparation(kind)
     settings = settings_of(chosen.settings, options or CommonOptions(), overrides)
     return _planned(chosen, chosen.read_blend(blend), settings, output_dir)
@@ -270,7 +270,7 @@ def deploy(
     folder = Path.cwd()
     written = write_project(folder)
     if written:
-        terminal.print(f"{len(written)} files written to {folder}: prefect.yaml and what it names", markup=False)
+        terminal.print(f"{len(written)} files written to {folder}: prefect.yaml and the files it names", markup=False)
     deployments = {} if write else apply(folder)
     if deployments:
         print_deployments(deployments, terminal)

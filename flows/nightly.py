@@ -58,7 +58,7 @@ def reprep_changed_blends(
     require_no_overlap("blends", blends, {"the output folder": output_dir})
     found = find_blends(blends)
     with alone_with(store_of(output_dir)):
-        outcomes = [_brought_up_to_date(blend, output_dir, under) for blend in found]
+        outcomes = [_update(blend, output_dir, under) for blend in found]
         pruned = error_of(prune(output_dir, keep, grace_seconds, also_keep or [], return_state=True))
     summarize(outcomes)
     record = night_record(outcomes, output_dir, pruned)
@@ -67,7 +67,7 @@ def reprep_changed_blends(
     return record
 
 
-def _brought_up_to_date(blend: NightlyBlend, output_dir: str, under: dict[str, Any]) -> Outcome:
+def _update(blend: NightlyBlend, output_dir: str, under: dict[str, Any]) -> Outcome:
     """The outcome for a blend; failures end in the state of a task or flow run."""
     state = compare(blend, output_dir, under, time.time(), return_state=True)
     if error := error_of(state):

@@ -69,5 +69,5 @@ def _trained(stage: PretrainStage | SftStage, settings: PipelineSettings, folder
 
 
 def _chosen(settings: Strict) -> dict[str, Any]:
-    """The settings that were set explicitly; a flow knows the defaults."""
+    """The settings that were set explicitly; the flow has the same defaults."""
     return {name: getattr(settings, name) for name in settings.model_fields_set}

@@ -105,7 +105,7 @@ def leftovers(store: str, keep: Iterable[str], grace_seconds: float = GRACE_SECO
 
 
 def prune_record(found: Leftovers, store: str, keep: Iterable[str]) -> dict[str, Any]:
-    """The JSON record of what was removed or would be."""
+    """The JSON record of the shards that were or would be removed."""
     record = {
         "path": absolute(store),
         "type": "prune",

@@ -164,7 +164,7 @@ def push(parcel: Parcel, target: Target) -> str:
         for number, names in enumerate(first):
             head = _commit(target, parcel, head, names, () if number else hidden)
         head = _commit(target, parcel, head, last, [name for name in stale if name not in hidden])
-        _require_there(target, parcel, head)
+        _require_complete(target, parcel, head)
     return head
 
 
@@ -198,11 +198,11 @@ def _created(target: Target) -> Target:
     return _checked(target.api, target.repository, info, public=not target.private)
 
 
-def _require_there(target: Target, parcel: Parcel, commit: str) -> None:
+def _require_complete(target: Target, parcel: Parcel, commit: str) -> None:
     """Raises RunError unless the commit has every file at its size: the hub skips files that a .gitignore there lists."""
     info = target.api.dataset_info(target.repository, revision=commit, files_metadata=True)
-    there = {each.rfilename: each.size for each in info.siblings or []}
-    if lost := [name for name, size in parcel.sizes.items() if there.get(name) != size]:
+    found = {each.rfilename: each.size for each in info.siblings or []}
+    if lost := [name for name, size in parcel.sizes.items() if found.get(name) != size]:
         raise RunError(
             f"{target.uri}@{commit}: the hub skipped {len(lost)} files, {lost[0]} among them; remove .gitignore "
             "from the repository, then push again"

@@ -14,7 +14,7 @@ from tokenmill.tasks.shards.preparation import preparation
 from tokenmill.tasks.shards.store import Store
 
 KEY_SHOWN = 8
-"""Characters of a shard's key in a document id, enough to tell some ten thousand shards apart."""
+"""Characters of a shard's key in a document id, enough to distinguish some ten thousand shards."""
 
 DOCUMENT = re.compile(r"(?P<key>[0-9a-f]{8,32})(?:-(?P<part>all|train|valid|test))?-(?P<number>[0-9]{1,18})")
 

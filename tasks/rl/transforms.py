@@ -362,7 +362,7 @@ def _answer(record: Record, field: str) -> Messages | Rejected:
 
 
 def _shared(chosen: Messages, rejected: Messages) -> int:
-    """The number of messages that both begin with; at least one of each is left."""
+    """The number of messages at the start that both share; at least one of each remains."""
     most = min(len(chosen), len(rejected)) - 1
     return next((number for number in range(most) if chosen[number] != rejected[number]), most)
 

@@ -88,7 +88,7 @@ def task_runner(cluster: str, workers: int | None, resources: Mapping[str, float
         chosen = {**LOCAL, "n_workers": workers or cores(), "resources": dict(resources)}
         return DaskTaskRunner(cluster_class=local_cluster, cluster_kwargs=chosen)
     if "://" in cluster:
-        return _standing(Profile(address=cluster))
+        return _running(Profile(address=cluster))
     return _named(Path(cluster))
 
 
@@ -176,7 +176,7 @@ def _main_module_calls_a_flow() -> bool:
     return process.exitcode == CALLED_WHILE_IMPORTED
 
 
-def _standing(profile: Profile) -> DaskTaskRunner:
+def _running(profile: Profile) -> DaskTaskRunner:
     with ThreadPoolExecutor(1) as thread:  # a notebook's own thread has an event loop already
         thread.submit(asyncio.run, _reach(str(profile.address))).result()
     return DaskTaskRunner(**profile.model_dump())
@@ -197,7 +197,7 @@ async def _reach(address: str) -> None:
 def _named(path: Path) -> DaskTaskRunner:
     profile = _profile(path)
     if profile.address:
-        return _standing(profile)
+        return _running(profile)
     package = str(profile.cluster_class).split(".", maxsplit=1)[0].replace("_", "-")
     if profile.cluster_class == "distributed.SSHCluster" and not find_spec("asyncssh"):  # imported when it is used
         raise _not_installed(path, profile, "asyncssh", "it needs asyncssh")
@@ -284,10 +284,10 @@ def require_reached(client: Client, server: str) -> None:
     if place.hostname not in LOOPBACK or client.status != "running":  # without a scheduler, workers cannot be asked
         return
     answers = cast("dict[str, bool]", client.run(_reaches, place.hostname, place.port, on_error="ignore"))
-    alone = [worker for worker, reached in answers.items() if not reached]
-    if alone:
+    cut_off = [worker for worker, reached in answers.items() if not reached]
+    if cut_off:
         raise InputError(
-            f"PREFECT_API_URL: {len(alone)} of {len(answers)} workers, {alone[0]} among them, cannot reach a Prefect "
+            f"PREFECT_API_URL: {len(cut_off)} of {len(answers)} workers, {cut_off[0]} among them, cannot reach a Prefect "
             f"server at {server}, an address local to each machine; start one with `prefect server start --host` and "
             "an address that they can reach, and set PREFECT_API_URL to it"
         )
@@ -301,6 +301,6 @@ def _reaches(host: str, port: int) -> bool:
     return True
 
 
-def listen(client: Client, topic: str, heard: Callable[[dict[str, Any]], None]) -> None:
-    """Call `heard` with each record that a worker announces under `topic`, from the client's own thread."""
-    client.subscribe_topic(topic, lambda event: heard(event[1]))
+def listen(client: Client, topic: str, handle: Callable[[dict[str, Any]], None]) -> None:
+    """Call `handle` with each record that a worker announces under `topic`, from the client's own thread."""
+    client.subscribe_topic(topic, lambda event: handle(event[1]))

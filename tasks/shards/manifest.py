@@ -77,7 +77,7 @@ def read_manifest(output_dir: str) -> dict[str, Any] | None:
 
 
 def published_manifest(output_dir: str) -> dict[str, Any] | None:
-    """The manifest of what is published in an output folder, or None. Raises InputError as `read_manifest` does."""
+    """The manifest of the publication in an output folder, or None. Raises InputError as `read_manifest` does."""
     manifest = _manifest(output_dir)
     return None if manifest is not None and manifest.get("status") == FAILED else manifest
 

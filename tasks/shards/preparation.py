@@ -147,7 +147,7 @@ class Preparation(Generic[Settings, Found]):
         named_files: A digest of each group of files that settings name but shards do not depend on, for nights.
         summary: Lines for this kind in the summary of a manifest.
         tokens: How tokens are stored in the published files, for `view` and training; None if there are no tokens.
-        training_advice: What to do instead of training on the output; `{path}` is its folder.
+        training_advice: Advice to show instead of training on the output; `{path}` is its folder.
         hidden: Settings that the flow does not offer, because the kind refuses them.
         records_failure: Whether a failed run leaves a manifest that says so if nothing was published before.
     """

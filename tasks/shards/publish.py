@@ -190,8 +190,8 @@ def place_files(pairs: Sequence[tuple[str, str]]) -> None:
     for source, target in local:
         _give_name(source, target)
     _sync_names([target for _, target in local])
-    distant = [pair for pair in pairs if not all(map(is_local, pair))]
-    for _ in in_threads(lambda pair: copy(*pair), distant, COPIES):
+    remote = [pair for pair in pairs if not all(map(is_local, pair))]
+    for _ in in_threads(lambda pair: copy(*pair), remote, COPIES):
         pass
 
 
@@ -218,7 +218,7 @@ def _sync_names(targets: Iterable[str]) -> None:
 
 
 def copy(source: str, target: str) -> None:
-    """Atomically copy the file `source` to `target`, wherever the two are.
+    """Atomically copy the file `source` to `target`, on any storage.
 
     Within one object store the store copies; otherwise the bytes are streamed. Replaces `target`. Errors as in `publish`, and
     FileNotFoundError if there is no `source`.

@@ -70,7 +70,7 @@ class ClusterWatch:
         if any(declares(worker, self.resources) for worker in workers.values()):
             self._staffed, self._announced = self._checked, False
             return
-        self._require_more_to_come()
+        self._require_future_workers()
 
     @property
     def _client(self) -> Any:  # noqa: ANN401 - distributed is barely typed
@@ -95,7 +95,7 @@ class ClusterWatch:
                 f"the Dask scheduler at {self._client.scheduler.address} has not answered for {silent:,.0f} s; {KEPT}"
             )
 
-    def _require_more_to_come(self) -> None:
+    def _require_future_workers(self) -> None:
         cluster, address = self._client.cluster, self._client.scheduler.address
         wanted = f"a worker with the resources {listed(self.resources)}" if self.resources else "a worker"
         if isinstance(cluster, LocalCluster) and not self.adaptive and not _can_restart(cluster):

@@ -139,7 +139,7 @@ class ContentIndex:
         """The slices by the footer, cached unless a later change of the file could go unnoticed."""
         read_at = time.time_ns()
         parts = cut(file, shard_size, fields, require)
-        if file.version is not None or _left_alone(file, read_at):
+        if file.version is not None or _is_settled(file, read_at):
             tag = _cut_tag(file, shard_size, fields, require)
             self.cuts[tag] = [(part.start, part.stop, part.size) for part in parts]
             self.changed = True
@@ -169,7 +169,7 @@ class ContentIndex:
         """The hash of the content, cached unless a later change of the file could go unnoticed."""
         read_at = time.time_ns()
         content = content_hash(part, fields)
-        if _left_alone(part.file, read_at):
+        if _is_settled(part.file, read_at):
             self.entries[_now(part, _tag(part, fields))] = content
             self.changed = True
         return content
@@ -182,7 +182,7 @@ def _completed(known: Sequence[Result | None], items: Sequence[Item], read: Call
     return [next(found) if result is None else result for result in known]
 
 
-def _left_alone(file: SourceFile, read_at: int) -> bool:
+def _is_settled(file: SourceFile, read_at: int) -> bool:
     """Whether a local file is old enough for its size and times to reveal every change since `read_at`."""
     return is_local(file.uri) and read_at - (file.modified_ns or 0) >= RACY_NANOSECONDS
 

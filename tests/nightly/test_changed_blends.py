@@ -240,9 +240,9 @@ def test_two_nights_at_once_take_turns_and_make_one_version(nights):
     [
         ("pretrain/broken.json", "{", "not valid JSON"),
         ("pretrian/typo.json", "{}", "did you mean 'pretrain'?"),
-        ("lost.json", "{}", "no kind of preparation"),
+        ("lost.json", "{}", "not a kind of preparation"),
         ("pretrain/wbe.yaml", "{}", "did you mean 'web.json'?"),
-        ("pretrain/news/local.json", "{}", "no kind of preparation"),
+        ("pretrain/news/local.json", "{}", "not a kind of preparation"),
         ("pretrain/web.yml", "{}", "web.yml: settings are read from files that end in .yaml"),
         ("pretrain/wbe.yml", "{}", "wbe.yml: settings are read from files that end in .yaml"),
     ],

@@ -134,7 +134,7 @@ def test_a_folder_inside_of_a_shard_is_left_where_it_is(nights):
 def test_an_output_that_cannot_be_read_or_is_of_another_store_stops_everything(nights, tmp_path):
     store, before = store_of(nights.out), whereabouts(nights.out)
     shutil.copytree(nights.out, tmp_path / "copy")
-    with pytest.raises(InputError, match="nothing to keep was named"):
+    with pytest.raises(InputError, match="no outputs to keep were named"):
         prune(store, [])
     with pytest.raises(InputError, match=r"nowhere: no manifest\.json of a publication"):
         prune(store, [*everything(nights), str(tmp_path / "nowhere")])

@@ -351,7 +351,7 @@ def test_a_table_of_the_hub_is_read_from_the_commit_it_was_planned_at(hub, tmp_p
 
 def test_a_split_that_is_not_there_is_refused_with_those_that_are(hub, tmp_path):
     commit(hub, tmp_path, "org/name", "data/math-00000-of-00001.parquet", PAIRS)
-    assert "no data of split 'maths'" in refusal("hf://org/name", split="maths")
+    assert "has no split 'maths'" in refusal("hf://org/name", split="maths")
     assert "'math'" in refusal("hf://org/name", split="maths")
 
 

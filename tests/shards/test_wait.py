@@ -69,7 +69,7 @@ def test_a_standing_cluster_has_time_to_get_a_worker_and_says_so_once():
         for _ in range(3):
             watch.check()
         assert len(told) == 1
-        assert f"waiting for a worker of the Dask cluster at {found.scheduler_address}, for 600 s" in told[0]
+        assert f"waiting up to 600 s for a worker of the Dask cluster at {found.scheduler_address}" in told[0]
         found.scale(1)
         wait_for([future], watch.check, lambda: None)
         assert future.result() == 42
