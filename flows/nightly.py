@@ -1,9 +1,9 @@
-"""A night: prepare a new version of every blend whose sources or settings changed.
+"""A nightly run: prepare a new version of every blend whose sources or settings changed.
 
 compare ─► prepare ─► latest.json    for each blend, one after the other
 prune ─► summary
 
-Overlapping nights take turns: the later one waits for the store, then finds the work done. Object stores have no locks, so
+Overlapping runs take turns: the later one waits for the store, then finds the work done. Object stores have no locks, so
 there each makes its own version. A failed blend stops no other; the run fails at the end and names it, and `latest.json`
 still points to the previous version.
 """

@@ -6,7 +6,7 @@
     BLENDS/sft/chat.json            …
 
 The folder names the kind of preparation, so blend files are the same as elsewhere. JSON or YAML files that do not fit this
-layout fail by name: a misspelt folder must not lead to a night without data, and settings in `web.yml` must not be ignored.
+layout fail by name: a misspelt folder must not leave a blend unprepared, and settings in `web.yml` must not be ignored.
 """
 
 from collections.abc import Collection, Mapping
@@ -102,10 +102,10 @@ def settings_of(blend: NightlyBlend, store: str, under: Mapping[str, Any]) -> Pr
     for name in (join(blend.kind, DEFAULTS), blend.name):
         written = _merged(written, _read_yaml(join(blend.prefix, f"{name}.yaml")))
     if "store" in written:
-        raise InputError(f"{blend.name}: all blends share the store {store}; leave 'store' out of the settings")
+        raise InputError(f"{blend.name}: all blends share the store {store}; remove 'store' from the settings")
     if "previous" in written:
         raise InputError(
-            f"{blend.name}: a night compares with its latest version; leave 'previous' out of the settings"
+            f"{blend.name}: a nightly run compares with the latest version; remove 'previous' from the settings"
         )
     return parse(preparation(blend.kind).settings, {**written, "store": store}, f"settings of {blend.name}")
 

@@ -1,4 +1,4 @@
-"""The steps of a night around its preparations, as plain functions; `stage.py` wraps them for Prefect."""
+"""The steps of a nightly run around its preparations, as plain functions; `stage.py` wraps them for Prefect."""
 
 import time
 from collections.abc import Mapping, Sequence
@@ -16,12 +16,12 @@ NOTHING = Leftovers(0, [], 0)
 
 
 def claimed(compared: Comparison, now: float) -> Comparison:
-    """The comparison with a version that no other night uses."""
+    """The comparison with a version that no other run uses."""
     return replace(compared, version=claim(compared.output_dir, compared.version, now))
 
 
 def follow_prepared(compared: Comparison, record: Mapping[str, Any]) -> None:
-    """Point readers to the version of `record`, unless an overlapping night has published a later one."""
+    """Point readers to the version of `record`, unless an overlapping run has published a later one."""
     newest = latest(compared.output_dir)
     if newest and order(newest.version) > order(compared.version):
         return

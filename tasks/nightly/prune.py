@@ -4,7 +4,7 @@ A shard is referenced if a kept manifest names it, or names a shard made from it
 kinds are removed once they are older than a grace period. Kinds that no kept manifest names are left alone. Among them are the
 rounds of deduplication: without them the next deduplication would compare every document again.
 
-Two things protect a preparation in progress. Nights and `prune` both hold the store's lock, so they take turns. A manual
+Two things protect a preparation in progress. Nightly runs and `prune` both hold the store's lock, so they take turns. A manual
 preparation holds no lock. Its new shards are in no manifest yet, but they are younger than the grace period of two days, which
 must exceed the longest run. The only shards it can lose are old, unreferenced ones that it reuses. Publication then fails
 before it replaces anything: it checks every receipt again, and receipts are removed first; on a local disk a removed file
@@ -69,7 +69,9 @@ class Leftovers:
 
 @contextmanager
 def alone_with(store: str) -> Generator[None]:
-    """Lock a store, so that only one night or `prune` uses it; wait for the current holder. Object stores have no locks."""
+    """Lock a store, so that only one nightly run or `prune` uses it; wait for the current holder. Object stores have no
+    locks.
+    """
     if not is_local(store):
         yield
         return

@@ -5,8 +5,8 @@
     OUT/2026-11-22.2/   the second of that day
     OUT/latest.json     {"pretrain": {"path": "OUT/2026-11-22.2", "version": …, "reasons": […], "made_from": […], …}}
 
-On object stores, which have no locks, a version also holds `claim`, which names its night. Two overlapping nights each make
-their own version, and `latest.json` names the later one.
+On object stores, which have no locks, a version also holds `claim`, which names its run. Two overlapping runs each make their
+own version, and `latest.json` names the later one.
 
 `latest.json` is the artifact record of the preparation, so that it can be piped into the next command. It is replaced last and
 atomically: a reader finds the latest version or the one before, never a part. Dates are UTC. Versions only increase: if a clock
@@ -97,16 +97,16 @@ def order(version: str) -> tuple[str, int]:
 
 
 def claim(output_dir: str, version: str, now: float) -> str:
-    """Claim `version`, or the next free one, so that no other night writes to its folder.
+    """Claim `version`, or the next free one, so that no other run writes to its folder.
 
-    On a local disk nothing is claimed, because nights hold the lock of the shared store.
+    On a local disk nothing is claimed, because runs hold the lock of the shared store.
     """
     if is_local(output_dir):
         return version
     place, night = join(output_dir, version, CLAIM), secrets.token_bytes(16)
     try:
         publish_new(place, night)
-    except FileExistsError:  # another night claimed it, or we did and the store's answer was lost
+    except FileExistsError:  # another run claimed it, or this one did and the store's answer was lost
         if read_bytes(place) != night:
             return claim(output_dir, next_version([version], now), now)
     return version
@@ -117,7 +117,7 @@ def remedy_for(output_dir: str) -> str:
     folder, _, name = absolute(output_dir).rpartition("/")
     if VERSION.fullmatch(name) is None or size_of(join(folder, LATEST)) is None:
         return "run the preparation again to repair them"
-    return "remove this folder, and the next night prepares this blend again"
+    return "remove this folder, and the next nightly run prepares this blend again"
 
 
 def prune_versions(output_dir: str, keep: int, pinned: Collection[str] = (), young_from: float = math.inf) -> list[str]:

@@ -78,7 +78,7 @@ def _registered(name: str, folder: str, artifact: Artifact) -> Registered:
     record = {**artifact.model_dump(), "volatile": {"registered_at": registered_at}}
     try:
         publish_new(join(folder, f"{version}.json"), sealed(record))
-    except FileExistsError:  # another run registered it, or we did and the store's answer was lost
+    except FileExistsError:  # another run registered it, or this one did and the store's answer was lost
         return _registered(name, folder, artifact)
     return Registered(name, version, artifact)
 

@@ -38,7 +38,7 @@ TARGET_BYTES = 6_000_000_000
 
 BATCHES_PER_WORKER = 4
 MOST_BATCHES = 1_000
-"""A Prefect task on Dask costs 75 to 98 ms, and a burst of 10,000 loses records in the server."""
+"""A Prefect task on Dask costs 75 to 98 ms, and a burst of 10,000 tasks loses records in the server."""
 
 BuildShard = Callable[[PlannedShard, Store], Receipt]
 Announce = Callable[[dict[str, Any]], None]
@@ -199,8 +199,8 @@ class ShardBuilder:
 def building(shard: PlannedShard, store: Store, on_bad_row: OnBadRow = "fail") -> Generator[ShardBuilder]:
     """Build a shard: when the block ends without an error, publish its files, then its receipt.
 
-    Raises InvalidReceiptError unless every row is a document or a drop, and the errors of `publish`. After an error there
-    is no receipt, and the next attempt starts over.
+    Raises InvalidReceiptError unless every row is counted as a document or a drop, and the errors of `publish`. After an
+    error there is no receipt, and the next attempt starts over.
     """
     started, cpu = time.time(), time.process_time()
     with ExitStack() as stack:

@@ -60,7 +60,7 @@ STARTS = 3
 CALLED_WHILE_IMPORTED = 99
 """Exit code of a worker whose imported main script calls a flow at import time."""
 
-# Plugins serve commands only, and cannot start where workers import Prefect.
+# Only commands need plugins, which cannot start where workers import Prefect.
 config.update_defaults({"distributed": {"nanny": {"environ": {"PREFECT_PLUGINS_ENABLED": "false"}}}})
 
 
@@ -139,7 +139,7 @@ def local_cluster(**kwargs: Any) -> _Workers:  # noqa: ANN401 - the arguments of
             deaths.append(error)
     raise RunError(
         f"Dask workers died during startup {STARTS} times in a row ({deaths[-1].__cause__ or deaths[-1]}); give them "
-        "more memory, or set workers to a smaller number"
+        "more memory, or reduce workers"
     ) from deaths[-1]
 
 

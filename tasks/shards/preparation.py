@@ -1,4 +1,5 @@
-"""A kind of preparation is one record, `Preparation`, which flows, commands, verification, nights, viewing and training use.
+"""A kind of preparation is one record, `Preparation`, which flows, commands, verification, nightly runs, viewing and training
+use.
 
 Every kind runs the same way:
 
@@ -144,7 +145,7 @@ class Preparation(Generic[Settings, Found]):
         rounds: Builds the shards, by default all pending ones at once; returns the plan to publish.
         needs: Workers and resources for building.
         accept: Raises RunError for a published manifest that violates a limit in the settings.
-        named_files: A digest of each group of files that settings name but shards do not depend on, for nights.
+        named_files: A digest of each group of files that settings name but shards do not depend on, for nightly runs.
         summary: Lines for this kind in the summary of a manifest.
         tokens: How tokens are stored in the published files, for `view` and training; None if there are no tokens.
         training_advice: Advice to show instead of training on the output; `{path}` is its folder.
@@ -243,7 +244,7 @@ class Kind:
     """A row of the registry: facts about a kind that are known before its record is imported.
 
     `command` follows `tokenmill`, `flow` names the flow and its deployment, `summary` describes both in one sentence, `record`
-    locates the record (`module:NAME`), and `nightly` says whether nights prepare blends of this kind.
+    locates the record (`module:NAME`), and `nightly` says whether nightly runs prepare blends of this kind.
     """
 
     command: str

@@ -88,7 +88,7 @@ class Layout(Protocol):
         ...
 
     def lay_out(self, output_dir: str, store: Store, finished: Sequence[Finished]) -> Published:
-        """Name the shards' files without changing what an earlier name means, and return the new blend.json."""
+        """Name the shards' files, never reusing an earlier name for other data, and return the new blend.json."""
         ...
 
 

@@ -24,7 +24,7 @@ FORMATS: dict[str, SourceFormat] = {}
 """Every format, by name."""
 
 ENDINGS: dict[str, tuple[str, Compression | None]] = {}
-"""Every file name ending, with the name of its format and its compression."""
+"""Every file name extension, with the name of its format and its compression."""
 
 
 def register(source_format: SourceFormat) -> None:

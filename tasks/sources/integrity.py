@@ -46,7 +46,7 @@ def is_hashed(part: Slice) -> bool:
 
 @contextmanager
 def verified(part: Slice, stream: BinaryIO) -> Generator[xxh3_128]:
-    """A hasher, to be fed with the bytes of a slice as they are read from `stream`, its open file.
+    """A hasher to update with the bytes of a slice as they are read from `stream`, its open file.
 
     Raises RunError at the start if the file is not the planned one, and at the end if it has changed or other bytes were read.
     A reader that stops early skips the check at the end.
@@ -135,7 +135,7 @@ def range_blocks(stream: BinaryIO, ranges: Ranges, size: int) -> Iterator[tuple[
 class VerifiedStream(RawIOBase):
     """A file whose `ranges` are hashed when it is opened, so that a later read of them returns the same bytes or fails.
 
-    Bytes outside of the ranges are not checked. Closing it leaves the underlying stream open.
+    Bytes outside the ranges are not checked. Closing it leaves the underlying stream open.
     """
 
     def __init__(self, stream: BinaryIO, ranges: Ranges, hasher: xxh3_128, uri: str) -> None:

@@ -90,7 +90,7 @@ def blocks(file: SourceFile, stream: BinaryIO, hasher: xxh3_128 | None = None) -
 
 
 def _reblocked(pieces: Iterator[bytes]) -> Iterator[bytes]:
-    """The same bytes in blocks of BLOCK_BYTES, so that block borders do not depend on how the file was compressed."""
+    """The same bytes in blocks of BLOCK_BYTES, so that block boundaries do not depend on how the file was compressed."""
     held: list[bytes] = []
     size = 0
     for piece in pieces:

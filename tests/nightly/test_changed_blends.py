@@ -269,8 +269,8 @@ def test_misnamed_defaults_fail_every_blend_that_they_are_for(nights):
     ("settings", "said"),
     [
         ("shard_sise: 3", "did you mean 'shard_size'"),
-        ("store: /elsewhere", "leave 'store' out"),
-        ("previous: /elsewhere", "leave 'previous' out"),
+        ("store: /elsewhere", "remove 'store' from"),
+        ("previous: /elsewhere", "remove 'previous' from"),
         ("- 1", "must hold a mapping"),
         ("a: [", "not valid YAML"),
     ],

@@ -238,7 +238,7 @@ def test_a_damaged_version_is_prepared_again_by_the_remedy_that_verify_names(nig
     damaged = next(Path(store_of(nights.out), "pretrain", min(keys(version))).glob("*.bin"))
     damaged.write_bytes(damaged.read_bytes()[:-4] + b"\xff\xff\xff\xff")
     assert verify(str(version), inspect_pretrain_shard).withdrawn
-    assert remedy_for(str(version)) == "remove this folder, and the next night prepares this blend again"
+    assert remedy_for(str(version)) == "remove this folder, and the next nightly run prepares this blend again"
     shutil.rmtree(version)
     assert set(nights.run(THIRD)) == {NEWS}
     assert verify(f"{nights.out}/{NEWS}/{THIRD}", inspect_pretrain_shard).problems == []
