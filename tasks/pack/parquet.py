@@ -62,7 +62,7 @@ class PackWriter:
     recipe: SftRecipe
 
     def write(self, file: Publication, metadata: dict[str, Any]) -> dict[str, int]:
-        """Write all packs; the facts of the file."""
+        """Write all packs, and return the facts of the file."""
         schema = SCHEMA.with_metadata({"tokenmill": orjson.dumps(metadata)})
         with parquet_writer(file, schema) as writer:
             rows, packs = max(1, min(MOST_ROWS, MOST_TOKENS // self.recipe.pack_size)), len(self.packs.offsets) - 1

@@ -176,7 +176,7 @@ class PackedShard:
         return truncated(sequences, self.recipe.capacity)
 
     def _write(self, name: str, part: _Part, builder: ShardBuilder) -> dict[str, int]:
-        """Pack a part and write its file; its facts."""
+        """Pack a part, write its file, and return its facts."""
         recipe = self.recipe
         with part.buffer.sequences() as found:
             stored = padded(found.lengths, recipe.pad_seq_to_mult)

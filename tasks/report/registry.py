@@ -1,4 +1,4 @@
-"""Names for outputs: numbered versions, each with its location and its inputs.
+"""Names for outputs. A name has numbered versions, each with its location and its inputs.
 
     ROOT/NAME/v1.json, v2.json …   one record per version, never overwritten; the highest number is the latest
 
@@ -160,7 +160,7 @@ def _traced(artifact: Artifact, deeper: int, *, changed: bool) -> dict[str, Any]
 
 
 def _has_changed(source: MadeFrom) -> bool:
-    """Whether a preparation was replaced since it was used."""
+    """Whether a preparation has been replaced since it was used."""
     if source.digest is None or source.type == "model":
         return False
     try:

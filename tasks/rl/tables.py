@@ -34,7 +34,7 @@ from tokenmill.tasks.storage import SourceIdentity
 from tokenmill.tasks.strict import Strict, parse
 
 Style = Literal["dapo", "skywork"]
-"""How question and template become a prompt (`placeholders`)."""
+"""How a question and a template form a prompt (`placeholders`)."""
 
 FIELDS = ("prompt", "reward_model.ground_truth")
 TEXTS = (pa.string(), pa.large_string())

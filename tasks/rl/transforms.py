@@ -29,7 +29,7 @@ from .rows import PARAMS, Record, Transform, ranked
 from .tables import TableFiles, TableSource, load_table, table_sources
 
 Maker = Callable[[JsonValue], Transform]
-"""Makes a transform of its argument, None if there is none; raises InputError for a wrong argument."""
+"""Makes a transform from its argument (None without one); raises InputError for a wrong argument."""
 
 Paths = Mapping[str, Sequence[str]]
 """The path in the old record for each field of the new one."""

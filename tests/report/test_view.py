@@ -311,7 +311,7 @@ def test_what_cannot_be_viewed_says_so(tmp_path, chat, vocabulary):
 
 ROW = columns_of([(3, [("user", [65, 66], False), ("assistant", [67, 68], True)]), (4, [("user", [69], False)])])
 DAMAGES = {
-    "holds 1 packs, and so no pack 1": lambda row: row,
+    "holds 1 packs, so there is no pack 1": lambda row: row,
     "5 ids but 4 values of loss_mask": lambda row: row["loss_mask"].pop(),
     "2 values of seq_start_id but 1 of document": lambda row: row["document"].pop(),
     "seq_start_id does not increase from 0 to below 5": lambda row: row["seq_start_id"].__setitem__(1, 5),
@@ -409,7 +409,7 @@ def test_a_bin_with_fewer_documents_than_its_manifest_says_is_named(pretrained, 
     last["documents"]["train"] += 1
     (tmp_path / "manifest.json").write_bytes(sealed(manifest))
     documents = last["documents"]["train"] - 1
-    with pytest.raises(RunError, match=f"holds {documents} documents, and so no document {documents}; run"):
+    with pytest.raises(RunError, match=f"holds {documents} documents, so there is no document {documents}; run"):
         view_output(str(tmp_path), doc=f"{last['key']}-train-{documents}")
 
 

@@ -317,7 +317,7 @@ def test_a_revision_of_a_local_table_means_nothing(tmp_path):
 def test_a_file_of_another_shape_is_no_table_of_questions(tmp_path, schema):
     write_rows(tmp_path / "a.parquet", [dict.fromkeys(schema.names)], schema)
     said = refusal(tmp_path / "a.parquet")
-    assert "no table of questions" in said
+    assert "not a table of questions" in said
     assert f"({schema.names[0]}: " in said
 
 
