@@ -1,6 +1,6 @@
 #!/bin/sh
-# A Prefect server, its workers and a Dask cluster on this machine, for a person: `make up` and `make down`.
-# Logs and process ids are kept in RUN. Everything listens on 127.0.0.1 alone.
+# Start or stop a Prefect server, its workers and a Dask cluster on this machine: `make up` and `make down`.
+# Logs and process ids are kept in RUN. Everything listens only on 127.0.0.1.
 set -eu
 
 BIN=${BIN:-.venv/bin}
@@ -8,10 +8,10 @@ RUN=${RUN:-output/run}
 PORT=${PREFECT_PORT:-4200}
 DASK_PORT=${DASK_PORT:-8786}
 export PREFECT_API_URL="http://127.0.0.1:$PORT/api"
-export PREFECT_SERVER_API_PORT="$PORT" # the option --port alone leaves the UI calling another port
+export PREFECT_SERVER_API_PORT="$PORT" # with only the option --port, the UI would call another port
 export DASK_LOGGING__DISTRIBUTED=warning
 
-start() { # NAME COMMAND…: in a session of its own, unless it runs already
+start() { # NAME COMMAND…: in a new session, unless it is already running
     name=$1
     shift
     if running "$name"; then
@@ -25,7 +25,7 @@ running() {
     [ -f "$RUN/$1.pid" ] && kill -0 "$(cat "$RUN/$1.pid")" 2>/dev/null
 }
 
-wait_for() { # NAME COMMAND…: until it succeeds, two minutes at most
+wait_for() { # NAME COMMAND…: until the command succeeds, for up to two minutes
     name=$1
     shift
     tries=0
@@ -45,10 +45,10 @@ up() {
     start server "$BIN/prefect" server start --host 127.0.0.1
     wait_for server "$BIN/python" -c "import urllib.request; urllib.request.urlopen('$PREFECT_API_URL/health', timeout=2)"
     start scheduler "$BIN/dask" scheduler --host 127.0.0.1 --port "$DASK_PORT" --dashboard-address 127.0.0.1:0
-    # Prefect's plugins serve commands; workers import Prefect where they cannot start.
+    # Only commands need Prefect's plugins, and plugins cannot start where workers import Prefect.
     start workers env PREFECT_PLUGINS_ENABLED=false "$BIN/dask" worker "tcp://127.0.0.1:$DASK_PORT" --host 127.0.0.1 --nworkers "${WORKERS:-auto}" \
         --nthreads 1 --dashboard-address 127.0.0.1:0
-    "$BIN/tokenmill" deploy >/dev/null # what it says goes to stderr
+    "$BIN/tokenmill" deploy >/dev/null # messages go to stderr
     start worker "$BIN/prefect" worker start --pool tokenmill
     start gpu-worker "$BIN/prefect" worker start --pool gpu --limit 1
     cat <<END
@@ -66,7 +66,7 @@ down() {
             pid=$(cat "$RUN/$name.pid")
             tries=0
             while kill -s 0 -- "-$pid" 2>/dev/null && [ $tries -lt 60 ]; do
-                # The whole session, because workers have children; again, because a Prefect worker goes at the second.
+                # To the whole session, as workers have children; repeatedly, as a Prefect worker ends at the second signal.
                 [ $((tries % 10)) -ne 0 ] || kill -s TERM -- "-$pid"
                 tries=$((tries + 1))
                 sleep 0.5

@@ -1,4 +1,4 @@
-"""The flows, one file each: wiring that reads as prose from top to bottom. What they call lives in `tasks`."""
+"""The flows, one file each: wiring that reads as prose from top to bottom. The functions they call are in `tasks`."""
 
 from tokenmill.tasks.console import log_errors_as_sentences, never_end_by_printing
 

@@ -55,11 +55,11 @@ Prepared = Annotated[
 def plan(
     blend: BlendPath,
     *overrides: Overrides,
-    kind: Annotated[str, Parameter(help=f"What it would be prepared for: {', '.join(KINDS)}.")] = "pretrain",
+    kind: Annotated[str, Parameter(help=f"Kind of preparation to plan: {', '.join(KINDS)}.")] = "pretrain",
     output_dir: OutputDir | None = None,
     options: CommonOptions | None = None,
 ) -> dict[str, Any]:
-    """Dry run: shards, bytes, estimated tokens and epochs, what is cached and why not."""
+    """Dry run: shards, bytes, estimated tokens and epochs, which shards are cached and why others are not."""
     chosen = preparation(kind)
     settings = settings_of(chosen.settings, options or CommonOptions(), overrides)
     return _planned(chosen, chosen.read_blend(blend), settings, output_dir)
@@ -72,7 +72,7 @@ def _preparation_command(name: str) -> Callable[..., dict[str, Any]]:
         blend: BlendPath,
         *overrides: Overrides,
         output_dir: OutputDir,
-        dry_run: Annotated[bool, Parameter(negative="", help="Only plan.")] = False,
+        dry_run: Annotated[bool, Parameter(negative="", help="Print the plan and build nothing.")] = False,
         options: CommonOptions | None = None,
     ) -> dict[str, Any]:
         kind = preparation(name)
@@ -99,7 +99,7 @@ def _planned(
 def _prepared(
     kind: Preparation[Any, Any], blend: Blend, settings: PreparationSettings, output_dir: str
 ) -> dict[str, Any]:
-    """Check what can be checked at once, run the flow, and print what it prepared."""
+    """Make the immediate checks, run the flow, and print the result."""
     from tokenmill.tasks.report.summary import print_summary
     from tokenmill.tasks.shards.input_checks import check_inputs
     from tokenmill.tasks.shards.manifest import read_manifest
@@ -125,7 +125,7 @@ for name, kind in KINDS.items():
 
 @app.command
 def verify(output_dir: Prepared = None) -> dict[str, Any]:
-    """Hash, open and count everything that was published; the next run rebuilds damaged shards."""
+    """Check hashes, formats and counts of everything published; the next run rebuilds damaged shards."""
     from tokenmill.tasks.nightly.versions import remedy_for
     from tokenmill.tasks.report.verification import inspector_of, print_verification, verification_record
     from tokenmill.tasks.shards.verify import verify as verify_output
@@ -192,7 +192,7 @@ def choose(
 def report(
     output_dir: Annotated[str, Parameter(help="Output folder of scores, or of a Harmony normalization.")],
     *,
-    scores: Annotated[list[str] | None, Parameter(help="Another such folder to plot with it.")] = None,
+    scores: Annotated[list[str] | None, Parameter(help="Another folder of scores to plot with it.")] = None,
     html: Annotated[str | None, Parameter(help="Path of the page; report.html in the folder by default.")] = None,
 ) -> dict[str, Any]:
     """Plot scores on a static page: NLL, NLL against correctness, and a map of embeddings by pool."""
@@ -213,9 +213,9 @@ def push(
     repository: Annotated[str, Parameter(help="Data set repository on the hub, as ORG/NAME; created if missing.")],
     *,
     public: Annotated[
-        bool, Parameter(negative="", help="Make it readable by everyone; otherwise a public repository is refused.")
+        bool, Parameter(negative="", help="Create or update a public repository; without this, it must be private.")
     ] = False,
-    dry_run: Annotated[bool, Parameter(negative="", help="Only list what would be pushed.")] = False,
+    dry_run: Annotated[bool, Parameter(negative="", help="List the files and push nothing.")] = False,
 ) -> dict[str, Any]:
     """Push a preparation to the Hugging Face hub, private by default; HF_TOKEN must allow it."""
     from tokenmill.tasks.report.parcel import parcel_of
@@ -259,9 +259,9 @@ def nightly(
 @app.command
 def deploy(
     *,
-    write: Annotated[bool, Parameter(negative="", help="Only write missing files, for review.")] = False,
+    write: Annotated[bool, Parameter(negative="", help="Write missing files for review, and deploy nothing.")] = False,
 ) -> dict[str, Any]:
-    """Deploy all flows to a Prefect server by this folder's prefect.yaml, which is written if missing."""
+    """Deploy all flows to a Prefect server with this folder's prefect.yaml, which is written if missing."""
     from .deploying import deploy as apply
     from .deploying import print_deployments, require_server, write_project
 
@@ -270,7 +270,7 @@ def deploy(
     folder = Path.cwd()
     written = write_project(folder)
     if written:
-        terminal.print(f"{len(written)} files written to {folder}: prefect.yaml and what it names", markup=False)
+        terminal.print(f"{len(written)} files written to {folder}: prefect.yaml and the files it names", markup=False)
     deployments = {} if write else apply(folder)
     if deployments:
         print_deployments(deployments, terminal)
@@ -279,11 +279,11 @@ def deploy(
 
 @app.command
 def prune(
-    store: Annotated[str, Parameter(help="A store that preparations share.")],
+    store: Annotated[str, Parameter(help="Store that preparations share.")],
     *,
-    keep: Annotated[list[str], Parameter(help="An output folder whose shards are kept; name every one.")],
+    keep: Annotated[list[str], Parameter(help="Output folder whose shards to keep; name all of them.")],
     grace_days: Annotated[float, Parameter(help="Keep younger shards: a run may be writing them.")] = 2.0,
-    dry_run: Annotated[bool, Parameter(negative="", help="Only count.")] = False,
+    dry_run: Annotated[bool, Parameter(negative="", help="Count the shards and remove nothing.")] = False,
 ) -> dict[str, Any]:
     """Remove shards that no kept output uses."""
     from tokenmill.tasks.nightly.prune import leftovers, prune_record
@@ -291,7 +291,7 @@ def prune(
 
     found = (leftovers if dry_run else prune_store)(store, keep, grace_days * 86_400)
     terminal.print(
-        f"{len(found.removable):,} shards of {found.size / 1e9:,.3f} GB {'would go' if dry_run else 'removed'}; "
+        f"{len(found.removable):,} shards of {found.size / 1e9:,.3f} GB {'would be removed' if dry_run else 'removed'}; "
         f"{found.young:,} are too young, {found.referenced:,} are referenced"
     )
     return prune_record(found, store, keep)
@@ -299,7 +299,7 @@ def prune(
 
 @app.command
 def register(
-    name: Annotated[str, Parameter(help="The name: art://NAME.")],
+    name: Annotated[str, Parameter(help="Name, for art://NAME.")],
     folder: Annotated[
         str | None, Parameter(help="Output folder of a command; read from stdin when one is piped in.")
     ] = None,
@@ -405,5 +405,5 @@ def main() -> None:
     end_when_interrupted()
     code = run(sys.argv[1:])
     if lost := lost_output():
-        code = code or _complain(f"stdout: {lost.strerror}; the command is done, but its output is lost", FAILED)
+        code = code or _complain(f"stdout: {lost.strerror}; the command finished, but its output is lost", FAILED)
     sys.exit(INTERRUPTED if interrupted() else code)

@@ -86,7 +86,7 @@ def _declared(folder: Path) -> Sequence[Mapping[str, Any]]:
 
 
 def _make_pools(client: SyncPrefectClient, declared: Sequence[Mapping[str, Any]]) -> None:
-    """Make the work pools that deployments name and the server lacks; runs are processes of their workers."""
+    """Create the work pools that deployments name and the server lacks; their workers start runs as processes."""
     for name in {pool["name"] for each in declared if (pool := each.get("work_pool")) and pool.get("name")}:
         try:
             client.read_work_pool(name)
@@ -96,7 +96,7 @@ def _make_pools(client: SyncPrefectClient, declared: Sequence[Mapping[str, Any]]
 
 
 def _run_prefect(folder: Path) -> None:
-    """`prefect deploy --all`, with the plugin that keeps people's choices; what it prints is shown if it fails."""
+    """`prefect deploy --all`, with the plugin that keeps users' changes; its output is shown if it fails."""
     done = subprocess.run(
         [sys.executable, "-P", "-m", "prefect", "--no-prompt", "deploy", "--all"],
         cwd=folder,

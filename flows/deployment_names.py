@@ -1,7 +1,7 @@
 """`prefect deployment run pretrain-data-prep`: the bare name of a deployment is enough if it is unique.
 
-Prefect wants FLOW/DEPLOYMENT and answers a bare name with a traceback. This Prefect plugin, switched on in
-prefect.toml, widens one public method of Prefect's client, and only in `prefect deployment …` commands. It imports
+Prefect requires FLOW/DEPLOYMENT, and a bare name gives a traceback. This Prefect plugin, switched on in
+prefect.toml, extends one public method of Prefect's client, and only in `prefect deployment …` commands. It imports
 nothing that `import prefect` has not loaded already. If a later Prefect looks deployments up in another way,
 this has no effect, and FLOW/DEPLOYMENT still works. For `prefect deploy` see `flows.deployed_choices`.
 """
@@ -20,7 +20,7 @@ Read = Callable[[PrefectClient, str], Coroutine[Any, Any, DeploymentResponse]]
 
 @register_hook
 def setup_environment(*, ctx: HookContext) -> None:  # noqa: ARG001 - Prefect passes it by this name
-    """Called by Prefect while it is imported; whatever it raises is logged, and Prefect goes on."""
+    """Prefect calls this while it is imported; it logs any exception and continues."""
     read: Read | None = getattr(PrefectClient, "read_deployment_by_name", None)
     if read and not {"deployment", "deployments"}.isdisjoint(sys.argv):
         PrefectClient.read_deployment_by_name = with_bare_names(read)  # pyright: ignore[reportAttributeAccessIssue]
@@ -31,7 +31,7 @@ def setup_environment(*, ctx: HookContext) -> None:  # noqa: ARG001 - Prefect pa
 
 
 def with_bare_names(read: Read) -> Read:
-    """`read`, which wants FLOW/DEPLOYMENT, for bare names too. Ends the command unless exactly one has the name."""
+    """`read`, which requires FLOW/DEPLOYMENT, extended to bare names. Ends the command unless exactly one has the name."""
 
     async def read_deployment_by_name(client: PrefectClient, name: str) -> DeploymentResponse:
         if "/" in name:

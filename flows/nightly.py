@@ -1,9 +1,9 @@
-"""A night: prepare a new version of every blend whose sources or settings changed.
+"""A nightly run: prepare a new version of every blend whose sources or settings changed.
 
 compare ─► prepare ─► latest.json    for each blend, one after the other
 prune ─► summary
 
-Overlapping nights take turns: the later one waits for the store, then finds the work done. Object stores have no locks, so
+Overlapping runs take turns: the later one waits for the store, then finds the work done. Object stores have no locks, so
 there each makes its own version. A failed blend stops no other; the run fails at the end and names it, and `latest.json`
 still points to the previous version.
 """
@@ -50,15 +50,15 @@ def reprep_changed_blends(
         keep: Versions to keep of each blend.
         grace_seconds: Keep unused shards that are younger than this.
         also_keep: Other versions, names (art://) and outputs of the same store to keep with their shards.
-        cluster: The cluster of blends that name none.
-        workers: Worker processes for blends that set none.
+        cluster: The cluster for blends that name none.
+        workers: Worker processes for blends that set no number.
     """
     output_dir = absolute(output_dir)
     under = {"cluster": cluster, "workers": workers}
     require_no_overlap("blends", blends, {"the output folder": output_dir})
     found = find_blends(blends)
     with alone_with(store_of(output_dir)):
-        outcomes = [_brought_up_to_date(blend, output_dir, under) for blend in found]
+        outcomes = [_update(blend, output_dir, under) for blend in found]
         pruned = error_of(prune(output_dir, keep, grace_seconds, also_keep or [], return_state=True))
     summarize(outcomes)
     record = night_record(outcomes, output_dir, pruned)
@@ -67,7 +67,7 @@ def reprep_changed_blends(
     return record
 
 
-def _brought_up_to_date(blend: NightlyBlend, output_dir: str, under: dict[str, Any]) -> Outcome:
+def _update(blend: NightlyBlend, output_dir: str, under: dict[str, Any]) -> Outcome:
     """The outcome for a blend; failures end in the state of a task or flow run."""
     state = compare(blend, output_dir, under, time.time(), return_state=True)
     if error := error_of(state):

@@ -29,7 +29,7 @@ class CommonOptions:
 
 
 JINJA = ("{{", "{%", "{#")
-"""What a chat template may begin with; such a value is text."""
+"""The first characters of Jinja text; a value that begins with them is text, not YAML."""
 
 Settings = TypeVar("Settings", bound=PreparationSettings)
 Choices = TypeVar("Choices", bound=Strict)

@@ -2,7 +2,7 @@
 
     OUT/flow_run.json    the run in progress, sealed; removed when that run ends by itself
 
-A killed process reports no end, so Prefect would show its run as Running for ever. The next run in the folder finds the
+A killed process reports no end, so Prefect would show its run as Running forever. The next run in the folder finds the
 file and reports the killed run, its tasks and its subflows as crashed. The folder's lock proves that the run is dead: the
 kernel releases it with the process.
 """
@@ -89,7 +89,7 @@ def _lost_run(record: Path) -> UUID | None:
 
 
 def _report_lost(lost: UUID, folder: str) -> None:
-    """Report a run as crashed, unless the server knows its end or does not know the run."""
+    """Report a run as crashed, unless it has ended or the server does not have it."""
     if str(lost) == flow_run.id:  # the same run, retried
         return
     crashed = Crashed(message=f"The process of this run was killed; the next run in {folder} reports it.")

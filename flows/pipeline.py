@@ -1,6 +1,6 @@
 """The pipeline: pretrain a model, fine-tune it on conversations, and prepare rows for RL.
 
-pretrain data ─► train ─► evaluate ─► SFT data ─► train further ─► evaluate ─► RL data
+pretrain data ─► train ─► evaluate ─► SFT data ─► fine-tune ─► evaluate ─► RL data
 """
 
 from typing import Any
@@ -69,5 +69,5 @@ def _trained(stage: PretrainStage | SftStage, settings: PipelineSettings, folder
 
 
 def _chosen(settings: Strict) -> dict[str, Any]:
-    """The settings that were set explicitly; a flow knows the defaults."""
+    """The settings that were set explicitly; the flow has the same defaults."""
     return {name: getattr(settings, name) for name in settings.model_fields_set}

@@ -1,4 +1,4 @@
-"""The Prefect server of a run: the one that is configured, or a temporary one.
+"""The Prefect server of a run: the configured one, or a temporary one.
 
 `flow` makes all flows here, so that a flow called by a command or a script has a server before it starts. (A Prefect
 worker does not call flows this way, and has a server.)
@@ -33,7 +33,7 @@ class ServedFlow(Flow[P, R]):
         """Run the flow. Errors as in `prefect_server`, and those of the flow."""
         if FlowRunContext.get() is not None:
             return super().__call__(*args, **kwargs)
-        _leave_if_imported()
+        _exit_if_imported()
         never_end_by_printing()  # before server connections take the numbers of closed streams
         with prefect_server():
             return super().__call__(*args, **kwargs)
@@ -44,8 +44,8 @@ def flow(*, name: str, description: str | None = None) -> Callable[[Callable[P, 
     return lambda function: ServedFlow(function, name=name, description=description, persist_result=False)
 
 
-def _leave_if_imported() -> None:
-    """End a worker that calls a flow while importing the script that started it; the script reports the reason.
+def _exit_if_imported() -> None:
+    """Exit from a worker that calls a flow while it imports the script that started it; the script reports the reason.
 
     Python marks a process as `_inheriting` while it imports its parent's main module, and refuses to start processes then.
     """

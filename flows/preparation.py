@@ -1,4 +1,4 @@
-"""The flow of any kind of preparation, and what it does:
+"""The flow of any kind of preparation, and its steps:
 
 plan ─► build shards (mapped over Dask) ─► publish ─► report
 
@@ -31,7 +31,7 @@ from .prefect_server import ServedFlow, flow
 def prepare(
     kind: Preparation[Any, Any], blend: Blend, settings: PreparationSettings, output_dir: str
 ) -> dict[str, Any]:
-    """Prepare a blend, within a flow; the artifact record."""
+    """Prepare a blend within a flow, and return the artifact record."""
     started = time.time()
     planned = step_task("plan")(kind.plan)(blend, settings, output_dir)
     record_failure = failure_recorded(planned.output_dir, kind.header(planned), planned.plan.store.place)
@@ -62,7 +62,7 @@ def function_of(name: str) -> Callable[..., dict[str, Any]]:
 def blend_of_rows(rows: Iterable[object], output_dir: str) -> dict[str, Any]:
     """A blend of one data set, `rows`, which are written beside the output folder: OUT.rows.jsonl.
 
-    Raises InputError for a row that is no object of JSON.
+    Raises InputError for a row that is not a JSON object.
     """
     place = f"{absolute(output_dir)}.rows.jsonl"
     with publish(place) as file:
@@ -91,7 +91,7 @@ def preparation_flow(name: str) -> ServedFlow[..., dict[str, Any]]:
 
         Args:
             blend: The blend, or the path or URI of its JSON file.
-            output_dir: Where blend.json, what is prepared, and the manifest go.
+            output_dir: Folder or URI for blend.json, the prepared data and the manifest.
         """
         return prepare(kind, kind.read_blend(blend), parse(kind.settings, chosen, "settings"), output_dir)
 

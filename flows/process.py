@@ -43,7 +43,7 @@ class Stream(io.TextIOWrapper):
             return len(text)
 
     def flush(self) -> None:
-        """Write what waits to be written."""
+        """Write buffered text."""
         try:
             super().flush()
         except OSError as error:
@@ -51,9 +51,9 @@ class Stream(io.TextIOWrapper):
 
     def _lose(self, error: OSError) -> None:
         self.lost = self.lost or error
-        nowhere = os.open(os.devnull, os.O_WRONLY)
-        os.dup2(nowhere, self.fileno())
-        os.close(nowhere)
+        sink = os.open(os.devnull, os.O_WRONLY)
+        os.dup2(sink, self.fileno())
+        os.close(sink)
 
 
 def open_streams() -> None:
@@ -88,7 +88,7 @@ def end_when_interrupted() -> None:
     if signal.getsignal(signal.SIGINT) is not signal.SIG_IGN:
         signal.signal(signal.SIGINT, _interrupt)
         atexit.register(_leave)  # the first to register is the last to be called
-        Thread(target=_see_it_end, daemon=True).start()
+        Thread(target=_end_later, daemon=True).start()
 
 
 def interrupted() -> bool:
@@ -104,7 +104,7 @@ def _interrupt(_number: int, _frame: object) -> None:
     raise KeyboardInterrupt
 
 
-def _see_it_end() -> None:
+def _end_later() -> None:
     _pressed.wait()
     _pressed_again.wait(GRACE)
     _end()
@@ -121,9 +121,9 @@ def _end() -> None:
         for child in psutil.Process().children(recursive=True):
             with suppress(psutil.NoSuchProcess):
                 child.kill()
-        farewell = Thread(target=_flush, daemon=True)  # a stopped terminal (Ctrl-S) blocks
-        farewell.start()
-        farewell.join(0.2)
+        flushing = Thread(target=_flush, daemon=True)  # blocks while Ctrl-S holds the terminal
+        flushing.start()
+        flushing.join(0.2)
     finally:
         os._exit(INTERRUPTED)
 

@@ -25,7 +25,7 @@ def score_candidates(blend: Blend | str, output_dir: Place, what: What, **chosen
 
     Args:
         blend: The folder of a normalization, a blend, or a file, folder or glob of rows.
-        output_dir: Where the folder of scores, blend.json and the manifest go.
+        output_dir: Folder or URI for the scores, blend.json and the manifest.
         what: nll, or embed.
     """
     given = {name: value for name, value in chosen.items() if value is not None}

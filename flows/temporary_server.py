@@ -1,7 +1,7 @@
-"""The Prefect server that a run starts for itself where none is configured.
+"""The Prefect server that a run starts if none is configured.
 
 Prefect starts one in the run's own process group, where Ctrl-C ends the server first and the run then waits minutes for
-an answer. This one has a session of its own. Prefect finds it by asking its class for the server of the process.
+an answer. This one runs in a separate session. Prefect finds it by asking its class for the server of the process.
 """
 
 import atexit
@@ -35,7 +35,7 @@ ENVIRONMENT = {
 
 
 class TemporaryServer(SubprocessASGIServer):
-    """Prefect's temporary server, in its own session, ending with this process."""
+    """Prefect's temporary server, in a separate session, which ends with this process."""
 
     def start(self, timeout: int | None = None) -> None:
         """Start the server once, and wait until it answers: `timeout` seconds, by default PATIENCE or Prefect's setting.

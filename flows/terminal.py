@@ -20,7 +20,7 @@ QUIET = {
     "DO_NOT_TRACK": "1",
     "DASK_LOGGING__DISTRIBUTED": "error",
 }
-"""For people at a terminal: a progress line instead of two log streams, and no telemetry."""
+"""Settings for use at a terminal: a progress line instead of two log streams, and no telemetry."""
 
 terminal = Console(stderr=True)
 
@@ -29,7 +29,7 @@ Overrides = Annotated[str, Parameter(help="Settings as key.sub=value, for exampl
 
 
 def be_quiet() -> None:
-    """Keep log streams off the terminal. Variables that are set already stay."""
+    """Keep log streams off the terminal. Variables that are already set stay."""
     chosen = QUIET | _prefect_home()
     os.environ.update({name: value for name, value in chosen.items() if name not in os.environ})
 

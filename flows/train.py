@@ -23,7 +23,7 @@ def train_model(data: Place, output_dir: Place, settings: TrainSettings = DEFAUL
 
     Args:
         data: The output folder of a preparation for pretraining or SFT, or, for launcher=nemo-rl, for RL.
-        output_dir: Where job, checkpoints, metrics and model go.
+        output_dir: Folder for job, checkpoints, metrics and model.
         settings: Model, optimizer, hardware and launcher.
     """
     if settings.launcher == "nemo-rl":
@@ -41,7 +41,7 @@ def evaluate_model(
 
     Args:
         training: The output folder of a training.
-        output_dir: Where results.json and results.md go.
-        settings: What to evaluate.
+        output_dir: Folder for results.json and results.md.
+        settings: Settings of the evaluation.
     """
     return evaluate(evaluation_of(training, settings, output_dir))

@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 Config = Annotated[str, Parameter(help="Settings: tiny, small, or a YAML file.")]
 Data = Annotated[str | None, Parameter(help="Output folder of a preparation; default: the one piped in.")]
 OutputDir = Annotated[str, Parameter(help="Folder to train in; not a URI.")]
-DryRun = Annotated[bool, Parameter(negative="", help="Only check, and write job, manifest and scripts for review.")]
+DryRun = Annotated[bool, Parameter(negative="", help="Write job, manifest and scripts for review; train nothing.")]
 
 
 def train(
@@ -48,7 +48,7 @@ def train(
 def evaluate(
     training: Annotated[str | None, Parameter(help="Output folder of a training; default: the one piped in.")] = None,
     *overrides: Annotated[str, Parameter(help="Settings as key=value, for example split=test.")],
-    output_dir: Annotated[str | None, Parameter(help="Where results go; default: results/ in the training.")] = None,
+    output_dir: Annotated[str | None, Parameter(help="Folder for results; default: results/ in the training.")] = None,
 ) -> dict[str, Any]:
     """Evaluate a trained model on its held-out documents: perplexity by source, and continuations."""
     from tokenmill.tasks.train.results import markdown, read_results

@@ -50,7 +50,7 @@ def read_artifact(data: bytes, kinds: Collection[str], reader: str) -> Artifact:
         ) from error
     if kinds and artifact.type not in kinds:
         raise InputError(
-            f"{reader}: stdin holds an artifact of type {artifact.type!r}, and this needs {' or '.join(sorted(kinds))}"
+            f"{reader}: needs an artifact of type {' or '.join(sorted(kinds))}, but stdin holds {artifact.type!r}"
         )
     return artifact
 

@@ -23,7 +23,7 @@ def never_end_by_printing() -> None:
 
 
 def _open(number: int) -> None:
-    """Replace a closed standard stream by /dev/null; otherwise the next file would get its number, and its messages."""
+    """Open /dev/null for a closed standard stream; otherwise the next file opened would get its number, and its messages."""
     try:
         os.fstat(number)
     except OSError:

@@ -62,8 +62,8 @@ class S3(S3FileSystem):
                 refusal.filename = place
             raise refusal from error
         except (NoCredentialsError, PartialCredentialsError, CredentialRetrievalError) as error:
-            said = f"{error}; put AWS credentials into the environment or into ~/.aws"
-            raise PermissionError(errno.EACCES, said, place) from error
+            message = f"{error}; put AWS credentials into the environment or into ~/.aws"
+            raise PermissionError(errno.EACCES, message, place) from error
         except (BotoCoreError, BrokenResponseError) as error:
             raise OSError(errno.EIO, f"{type(error).__name__}: {error}", place) from error
         if "Body" in response:

@@ -1,4 +1,4 @@
-"""Sealed JSON: documents with a checksum of their own, `volatile.seal` (xxh3_128).
+"""Sealed JSON: documents that contain their checksum, `volatile.seal` (xxh3_128).
 
 Receipts, the manifest and the content index are sealed, so that a flipped bit in a count, a hash or a name is noticed
 when the file is read. A seal detects damage, not forgery. The manifest of 100,000 shards, 90 MB, is sealed in 0.25 s and

@@ -72,13 +72,13 @@ def join(base: str, *parts: str) -> str:
 
 
 def _options(scheme: str) -> dict[str, str]:
-    """Options that a file system does not find by itself: huggingface_hub reads HF_ENDPOINT only when it is imported."""
+    """Options that a file system does not set itself: huggingface_hub reads HF_ENDPOINT only when it is imported."""
     endpoint = os.environ.get("HF_ENDPOINT")
     return {"endpoint": endpoint} if scheme == "hf" and endpoint else {}
 
 
 def user_cache(*parts: str) -> str:
-    """A path in the user's cache on this machine; in the folder for temporary files if the cache cannot be written.
+    """A path in the user's cache on this machine, or in the temporary folder if the cache cannot be written.
 
     Raises as `temporary_folder` does.
     """
@@ -90,7 +90,7 @@ def user_cache(*parts: str) -> str:
 
 @cache
 def is_writable(folder: str) -> bool:
-    """Whether files can be written in a local folder, which is created if missing. Tried, because modes are not conclusive."""
+    """Whether files can be written in a local folder, which is created if missing; file modes alone do not decide it."""
     try:
         Path(folder).mkdir(parents=True, exist_ok=True)
         tempfile.TemporaryFile(dir=folder).close()

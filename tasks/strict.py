@@ -108,8 +108,8 @@ def parse(model: type[Model], data: object, where: str) -> Model:
 def with_parameters_of(*kinds: type[Strict], without: Collection[str] = ()) -> Callable[[Function], Function]:
     """Let a function that takes `**chosen` declare one parameter per setting of `kinds`, for Prefect to read.
 
-    Each has the type, bounds, default and description of the setting. A setting that the kinds do not share, or share
-    with another default, may be left out: its default is None.
+    Each has the type, bounds, default and description of the setting. A setting that only some kinds have, or that has
+    different defaults, may be left out: its default is None.
     """
 
     def declare(function: Function) -> Function:

@@ -18,7 +18,7 @@ from tokenmill.tasks.strict import parse
 from .models import Blend, DataSource, TransformSpec
 
 READS_TABLES = "resolve_placeholders"
-"""The transform that reads data of its own."""
+"""The transform that reads additional data."""
 
 
 def load_blend(blend: Blend | Mapping[str, Any] | str) -> Blend:

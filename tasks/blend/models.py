@@ -44,7 +44,7 @@ Wanted = Annotated[Value | list[Value], BeforeValidator(_plain_values)]
 """The value that a field must have, or a list of alternatives."""
 
 TransformSpec = str | dict[str, JsonValue]
-"""A transform of rows for reinforcement learning: its name, or its name and arguments."""
+"""A transform of rows for reinforcement learning: its name, or a mapping of its name to its argument."""
 
 
 class DataSource(Strict, frozen=True):
@@ -56,14 +56,14 @@ class DataSource(Strict, frozen=True):
         description="File, folder (recursive), glob, s3://, gs://, hf://org/name or hf://org/name@revision.",
     )
     weight: float = Field(
-        default=1.0, ge=0, strict=True, description="Relative share of training tokens; 0 prepares it without using it."
+        default=1.0, ge=0, strict=True, description="Relative share of training tokens; with 0, prepared but not used."
     )
     split: str | None = Field(default=None, description="Split of the data set.")
     subset: str | None = Field(
         default=None, description="Configuration of a Hugging Face data set, or a folder of any other."
     )
     text_field: str = Field(
-        default="text", min_length=1, description="Field that holds the text; dots lead into objects."
+        default="text", min_length=1, description="Field that holds the text; dots separate nested keys."
     )
     revision: str | None = Field(default=None, description="Branch, tag or commit of a Hugging Face data set.")
     messages_field: str | None = Field(

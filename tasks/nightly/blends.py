@@ -6,7 +6,7 @@
     BLENDS/sft/chat.json            …
 
 The folder names the kind of preparation, so blend files are the same as elsewhere. JSON or YAML files that do not fit this
-layout fail by name: a misspelt folder must not mean a night without data, and settings in `web.yml` must not be ignored.
+layout fail by name: a misspelt folder must not leave a blend unprepared, and settings in `web.yml` must not be ignored.
 """
 
 from collections.abc import Collection, Mapping
@@ -68,7 +68,7 @@ def find_blends(prefix: str) -> list[NightlyBlend]:
         if name.rpartition("/")[2] != DEFAULTS
     ]
     if not blends:
-        raise InputError(f"{prefix}: no blends here; put them into folders named {', '.join(KINDS)}, as NAME.json")
+        raise InputError(f"{prefix}: no blends here; name them KIND/NAME.json, where KIND is one of {', '.join(KINDS)}")
     return blends
 
 
@@ -92,9 +92,9 @@ def settings_of(blend: NightlyBlend, store: str, under: Mapping[str, Any]) -> Pr
     Raises InputError for a folder that is not a kind of preparation, and for invalid settings.
     """
     if blend.kind not in KINDS:
-        where = f"in {blend.kind!r}, which" if blend.kind else f"in {blend.prefix} itself, which"
+        where = f"{blend.kind!r}, which" if blend.kind else f"{blend.prefix} itself, which"
         raise InputError(
-            f"{blend.path}: stands {where} is no kind of preparation; {nearest(blend.kind, KINDS)}; move it there"
+            f"{blend.path}: is in {where} is not a kind of preparation; {nearest(blend.kind, KINDS)}; move it there"
         )
     if blend.misnamed:
         raise InputError(f"{blend.misnamed}: settings are read from files that end in .yaml; rename it")
@@ -102,10 +102,10 @@ def settings_of(blend: NightlyBlend, store: str, under: Mapping[str, Any]) -> Pr
     for name in (join(blend.kind, DEFAULTS), blend.name):
         written = _merged(written, _read_yaml(join(blend.prefix, f"{name}.yaml")))
     if "store" in written:
-        raise InputError(f"{blend.name}: all blends share the store {store}; leave 'store' out of the settings")
+        raise InputError(f"{blend.name}: all blends share the store {store}; remove 'store' from the settings")
     if "previous" in written:
         raise InputError(
-            f"{blend.name}: a night compares with its latest version; leave 'previous' out of the settings"
+            f"{blend.name}: a nightly run compares with the latest version; remove 'previous' from the settings"
         )
     return parse(preparation(blend.kind).settings, {**written, "store": store}, f"settings of {blend.name}")
 

@@ -1,4 +1,4 @@
-"""The steps of a night around its preparations, as plain functions; `stage.py` wraps them for Prefect."""
+"""The steps of a nightly run around its preparations, as plain functions; `stage.py` wraps them for Prefect."""
 
 import time
 from collections.abc import Mapping, Sequence
@@ -16,12 +16,12 @@ NOTHING = Leftovers(0, [], 0)
 
 
 def claimed(compared: Comparison, now: float) -> Comparison:
-    """The comparison with a version that no other night uses."""
+    """The comparison with a version that no other run uses."""
     return replace(compared, version=claim(compared.output_dir, compared.version, now))
 
 
 def follow_prepared(compared: Comparison, record: Mapping[str, Any]) -> None:
-    """Point readers to the version of `record`, unless an overlapping night has published a later one."""
+    """Point readers to the version of `record`, unless an overlapping run has published a later one."""
     newest = latest(compared.output_dir)
     if newest and order(newest.version) > order(compared.version):
         return
@@ -43,20 +43,20 @@ def prune_night(
     The same rule applies to blends that no longer exist. `also_keep` are versions and other outputs to keep with their shards.
     Raises InputError if one of these is not an output of this store. Requires the store's lock.
     """
-    stay = [absolute(place) for place in also_keep]
-    if stay:
-        references(store_of(output_dir), stay)  # raises before anything is removed
-    kept, young_from = list(stay), time.time() - grace_seconds
-    gone: list[str] = []
+    pinned = [absolute(place) for place in also_keep]
+    if pinned:
+        references(store_of(output_dir), pinned)  # raises before anything is removed
+    kept, young_from = list(pinned), time.time() - grace_seconds
+    removed: list[str] = []
     for of_blend in _blends_of(absolute(output_dir)):
-        gone += [join(of_blend, version) for version in prune_versions(of_blend, keep, stay, young_from)]
+        removed += [join(of_blend, version) for version in prune_versions(of_blend, keep, pinned, young_from)]
         kept += [join(of_blend, version) for version in lineage(of_blend)]
     if not kept:
-        return gone, NOTHING
+        return removed, NOTHING
     store = store_of(output_dir)
     found = leftovers(store, kept, grace_seconds)
     remove(store, found)
-    return gone, found
+    return removed, found
 
 
 def _blends_of(output_dir: str) -> list[str]:

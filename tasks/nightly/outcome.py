@@ -1,4 +1,4 @@
-"""The outcome of a night: a table, a JSON record, and a sentence for the state of the run."""
+"""The outcome of a nightly run: a table, a JSON record, and a sentence for the state of the run."""
 
 from collections import Counter
 from collections.abc import Mapping, Sequence
@@ -23,7 +23,7 @@ class Outcome:
 
     @property
     def row(self) -> dict[str, Any]:
-        """A row of the night's table."""
+        """A row of the run's table."""
         return {
             "blend": self.blend.name,
             "result": self.result,
@@ -35,7 +35,7 @@ class Outcome:
 
 
 def night_record(outcomes: Sequence[Outcome], output_dir: str, prune_error: str | None) -> dict[str, Any]:
-    """The JSON record of a night; `prune_error` is the error of pruning, or None."""
+    """The JSON record of a nightly run; `prune_error` is the error of pruning, or None."""
     counts = Counter(outcome.result for outcome in outcomes)
     made_from = [{"type": "blend", "path": outcome.blend.path} for outcome in outcomes]
     blends = {row.pop("blend"): row for row in (outcome.row for outcome in outcomes)}

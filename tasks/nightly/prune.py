@@ -4,12 +4,12 @@ A shard is referenced if a kept manifest names it, or names a shard made from it
 kinds are removed once they are older than a grace period. Kinds that no kept manifest names are left alone. Among them are the
 rounds of deduplication: without them the next deduplication would compare every document again.
 
-Two things protect a preparation in progress. Nights and `prune` both hold the store's lock, so they take turns. A manual
+Two things protect a preparation in progress. Nightly runs and `prune` both hold the store's lock, so they take turns. A manual
 preparation holds no lock. Its new shards are in no manifest yet, but they are younger than the grace period of two days, which
-must exceed the longest run. It can lose only old, unreferenced shards that it reuses. Publication then fails before it replaces
-anything: it checks every receipt again, and receipts are removed first; on a local disk a removed file cannot be linked either.
-The same command then rebuilds the shards. On an object store, a removal in the seconds between that check and the manifest is
-noticed only by `verify`: run nothing else there while you prune, or keep what it publishes.
+must exceed the longest run. The only shards it can lose are old, unreferenced ones that it reuses. Publication then fails
+before it replaces anything: it checks every receipt again, and receipts are removed first; on a local disk a removed file
+cannot be linked either. The same command then rebuilds the shards. On an object store, a removal in the seconds between that
+check and the manifest is noticed only by `verify`: run nothing else there while you prune, or keep what it publishes.
 
 Only `STORE/<kind>/<key>/<file>` is ever removed, and links are not followed. This costs a listing per kind, and a request per
 unreferenced file for its age.
@@ -69,11 +69,13 @@ class Leftovers:
 
 @contextmanager
 def alone_with(store: str) -> Generator[None]:
-    """Lock a store against other nights and prunings, waiting for the current holder; object stores have no locks."""
+    """Lock a store, so that only one nightly run or `prune` uses it; wait for the current holder. Object stores have no
+    locks.
+    """
     if not is_local(store):
         yield
         return
-    with locked(store, lambda holder: say(f"waiting for {holder}, which works with {store}")):
+    with locked(store, lambda holder: say(f"waiting for {holder}, which is using {store}")):
         yield
 
 
@@ -105,7 +107,7 @@ def leftovers(store: str, keep: Iterable[str], grace_seconds: float = GRACE_SECO
 
 
 def prune_record(found: Leftovers, store: str, keep: Iterable[str]) -> dict[str, Any]:
-    """The JSON record of what was removed or would be."""
+    """The JSON record of the shards that were or would be removed."""
     record = {
         "path": absolute(store),
         "type": "prune",
@@ -127,13 +129,15 @@ def references(store: str, keep: Iterable[str]) -> References:
             raise InputError(f"{output_dir}: no {MANIFEST} of a publication here; name folders that were published")
         if manifest["volatile"].get("store") != store:
             raise InputError(
-                f"{output_dir}: its shards are in {manifest['volatile'].get('store')}, not in {store}; name the outputs "
-                "of this store, all of them"
+                f"{output_dir}: its shards are in {manifest['volatile'].get('store')}, not in {store}; name only "
+                "outputs of this store, and all of them"
             )
         for kind, key in _named(manifest):
             found[kind].add(key)
     if not found:
-        raise InputError(f"{store}: nothing to keep was named, and so every shard would go; name the outputs to keep")
+        raise InputError(
+            f"{store}: no outputs to keep were named, so every shard would be removed; name the outputs to keep"
+        )
     return found
 
 

@@ -1,4 +1,4 @@
-"""Compare, follow and prune as Prefect tasks, and the events that a night sends to Prefect.
+"""Compare, follow and prune as Prefect tasks, and the events that a nightly run sends to Prefect.
 
 Events can trigger other deployments: `tokenmill.blend.changed` before a blend is prepared, then `tokenmill.blend.prepared` or
 `tokenmill.blend.failed`, of the resource `tokenmill.blend.<kind>.<name>`.
@@ -31,7 +31,7 @@ def compare(blend: NightlyBlend, output_dir: str, under: Mapping[str, Any], now:
 
 @task(name="claim", task_run_name="claim-{compared.blend.name}", cache_policy=NO_CACHE, persist_result=False)
 def claim(compared: Comparison, now: float) -> Comparison:
-    """Claim the next version of a blend for this night."""
+    """Claim the next version of a blend for this run."""
     return claimed(compared, now)
 
 
@@ -47,11 +47,11 @@ def prune(output_dir: str, keep: int, grace_seconds: float, also_keep: Sequence[
     versions, shards = prune_night(output_dir, keep, grace_seconds, also_keep)
     get_run_logger().info(
         f"removed {len(versions)} old versions, and {len(shards.removable)} shards of {shards.size / 1e9:,.3f} GB that no "
-        f"version refers to; {shards.young} such shards are younger than the grace"
+        f"version refers to; {shards.young} younger ones are kept for the grace period"
     )
 
 
-def announce(blend: NightlyBlend, happened: Happened, version: str, reasons: Sequence[str], **said: object) -> None:
+def announce(blend: NightlyBlend, happened: Happened, version: str, reasons: Sequence[str], **extra: object) -> None:
     """Emit an event about a blend."""
     emit_event(
         event=f"tokenmill.blend.{happened}",
@@ -59,7 +59,7 @@ def announce(blend: NightlyBlend, happened: Happened, version: str, reasons: Seq
             "prefect.resource.id": f"tokenmill.blend.{blend.name.replace('/', '.')}",
             "prefect.resource.name": blend.name,
         },
-        payload={"kind": blend.kind, "blend": blend.path, "version": version, "reasons": list(reasons), **said},
+        payload={"kind": blend.kind, "blend": blend.path, "version": version, "reasons": list(reasons), **extra},
     )
 
 
@@ -69,7 +69,7 @@ def error_of(state: State[Any]) -> str | None:
 
 
 def summarize(outcomes: Sequence[Outcome]) -> None:
-    """Attach a table of the night to the run, and log a line per blend."""
+    """Attach a table of the blends to the run, and log a line per blend."""
     create_table_artifact([outcome.row for outcome in outcomes], artifact_key("blends"), "the result for each blend")
     for outcome in outcomes:
         row = outcome.row

@@ -5,8 +5,8 @@
     OUT/2026-11-22.2/   the second of that day
     OUT/latest.json     {"pretrain": {"path": "OUT/2026-11-22.2", "version": …, "reasons": […], "made_from": […], …}}
 
-On object stores, which have no locks, a version also holds `claim`, which names its night. Two overlapping nights each make
-their own version, and `latest.json` names the later one.
+On object stores, which have no locks, a version also holds `claim`, which names its run. Two overlapping runs each make their
+own version, and `latest.json` names the later one.
 
 `latest.json` is the artifact record of the preparation, so that it can be piped into the next command. It is replaced last and
 atomically: a reader finds the latest version or the one before, never a part. Dates are UTC. Versions only increase: if a clock
@@ -63,10 +63,10 @@ def latest(output_dir: str) -> Latest | None:
         ) from error
 
 
-def follow(output_dir: str, record: Mapping[str, Any], **said: object) -> None:
-    """Make the version of `record` the latest; `said` adds fields to the record."""
+def follow(output_dir: str, record: Mapping[str, Any], **extra: object) -> None:
+    """Make the version of `record` the latest; `extra` adds fields to the record."""
     ((kind, fields),) = record.items()
-    publish_bytes(join(output_dir, LATEST), _sealed_record(kind, {**fields, **said}))
+    publish_bytes(join(output_dir, LATEST), _sealed_record(kind, {**fields, **extra}))
 
 
 def _sealed_record(kind: str, fields: Mapping[str, Any]) -> bytes:
@@ -97,16 +97,16 @@ def order(version: str) -> tuple[str, int]:
 
 
 def claim(output_dir: str, version: str, now: float) -> str:
-    """Claim `version`, or the next free one, so that no other night writes to its folder.
+    """Claim `version`, or the next free one, so that no other run writes to its folder.
 
-    On a local disk nothing is claimed, because nights hold the lock of the shared store.
+    On a local disk nothing is claimed, because runs hold the lock of the shared store.
     """
     if is_local(output_dir):
         return version
     place, night = join(output_dir, version, CLAIM), secrets.token_bytes(16)
     try:
         publish_new(place, night)
-    except FileExistsError:  # another night claimed it, or we did and the store's answer was lost
+    except FileExistsError:  # another run claimed it, or this one did and the store's answer was lost
         if read_bytes(place) != night:
             return claim(output_dir, next_version([version], now), now)
     return version
@@ -117,14 +117,14 @@ def remedy_for(output_dir: str) -> str:
     folder, _, name = absolute(output_dir).rpartition("/")
     if VERSION.fullmatch(name) is None or size_of(join(folder, LATEST)) is None:
         return "run the preparation again to repair them"
-    return "remove this folder, and the next night prepares this blend again"
+    return "remove this folder, and the next nightly run prepares this blend again"
 
 
-def prune_versions(output_dir: str, keep: int, stay: Collection[str] = (), young_from: float = math.inf) -> list[str]:
+def prune_versions(output_dir: str, keep: int, pinned: Collection[str] = (), young_from: float = math.inf) -> list[str]:
     """Remove old versions and the remains of killed and failed runs; return their names.
 
     Keeps the latest version, the `keep` newest complete versions up to it, the newest later one (its run may be in progress, or
-    failed after publishing), folders in `stay`, and versions claimed since `young_from`, a Unix time. Only folders named like
+    failed after publishing), the `pinned` folders, and versions claimed since `young_from`, a Unix time. Only folders named like
     versions are removed, never shards. Each loses its blend.json first, so that an interrupted removal leaves no version.
     """
     newest = latest(output_dir)
@@ -135,11 +135,11 @@ def prune_versions(output_dir: str, keep: int, stay: Collection[str] = (), young
     before = [name for name in lineage(output_dir) if order(name) <= reached][-keep:]
     after = [name for name in folders if order(name) > reached][-1:]
     kept = {*before, *after, newest.version}
-    gone = [name for name in folders if name not in kept and join(output_dir, name) not in stay]
-    gone = [name for name in gone if not _claimed_since(young_from, join(output_dir, name))]
-    for name in gone:
+    removed = [name for name in folders if name not in kept and join(output_dir, name) not in pinned]
+    removed = [name for name in removed if not _claimed_since(young_from, join(output_dir, name))]
+    for name in removed:
         _remove(join(output_dir, name))
-    return gone
+    return removed
 
 
 def _claimed_since(moment: float, folder: str) -> bool:

@@ -10,7 +10,7 @@ Time for a million sequences on one core, and fill of packs of 4096 tokens (logn
 Best fit works on the histogram of lengths: sequences of one length are placed together, and a bitset of the gaps of open bins
 finds all bins with the best gap in one query. Apart from sorting, each distinct length costs a few operations on integers of
 `capacity` bits. That is little if lengths repeat, but packing 100,000 sequences into bins of a million tokens takes 2.6 s.
-First fit queries a tree of maxima for every sequence, whatever the capacity.
+First fit queries a tree of maxima for every sequence, regardless of the capacity.
 
 The result depends on what is packed, not on the order of arrival: equal lengths are placed in the order of their content hash,
 and the seed sets the final order of the bins, because neighbours in a sorted packing are similar. Random orders come from
@@ -145,7 +145,7 @@ class _OpenBins:
 
 
 def _best_fit(lengths: np.ndarray, capacity: int) -> np.ndarray:
-    """Each sequence, in descending order of length, into the bin with the smallest gap that takes it; among equal gaps
+    """Put each sequence, in descending order of length, into the bin with the smallest gap that takes it; among equal gaps
     into the bin that was changed last.
 
     The smallest gap that takes a length, if it can take it once more, is then again the smallest. So a bin takes as many
@@ -173,7 +173,7 @@ def _best_fit(lengths: np.ndarray, capacity: int) -> np.ndarray:
 
 
 def _first_fit(lengths: np.ndarray, capacity: int) -> np.ndarray:
-    """Each sequence, in the given order, into the lowest-numbered bin that takes it.
+    """Put each sequence, in the given order, into the lowest-numbered bin that takes it.
 
     `room` is a binary tree in an array: the children of node i are 2i and 2i + 1, the leaves are the bins, and a node
     holds the largest gap below it.
@@ -201,7 +201,7 @@ def _first_fit(lengths: np.ndarray, capacity: int) -> np.ndarray:
 
 
 def _next_fit(lengths: np.ndarray, capacity: int) -> np.ndarray:
-    """Each sequence, in the given order, into the last bin, or into a new one that becomes the last."""
+    """Put each sequence, in the given order, into the last bin, or into a new one that becomes the last."""
     number, room = -1, 0
     bins: list[int] = []
     for length in lengths.tolist():

@@ -23,7 +23,7 @@ from tokenmill.tasks.tokenize.vocabulary import Vocabulary
 from .settings import SftSettings
 
 Read = TypeVar("Read")
-"""A conversation as its format reads it."""
+"""A conversation as read by its format."""
 
 Template = ChatTemplate | HarmonyTemplate
 """Both have `source` (text or name), `digest` (changes with the meaning of the source) and JSON `variables`."""
@@ -132,8 +132,8 @@ def find_template(settings: SftSettings, vocabulary: Vocabulary) -> Template:
         return HarmonyTemplate.of(settings.template_variables)
     if settings.loss_on == "assistant_bodies":
         raise InputError(
-            "loss_on=assistant_bodies: only chat_template=harmony tells what a message says from its header; set "
-            "loss_on=assistant_all, which trains on what the model generates"
+            "loss_on=assistant_bodies: only chat_template=harmony separates message bodies from headers; set "
+            "loss_on=assistant_all, which trains on everything the model generates"
         )
     return load_template(settings.chat_template, vocabulary, settings.template_variables)
 
@@ -141,7 +141,7 @@ def find_template(settings: SftSettings, vocabulary: Vocabulary) -> Template:
 def checked_format(settings: SftSettings, vocabulary: Vocabulary, policy: LossPolicy, store: str) -> CheckedFormat:
     """The format of the settings after its self-check, which is cached in the store.
 
-    Raises InputError as `find_template`, and if its masks cannot be trusted.
+    Raises InputError as `find_template` does, and if its masks cannot be trusted.
     """
     template, special = find_template(settings, vocabulary), settings.special_tokens_in_text
     if isinstance(template, ChatTemplate):

@@ -37,14 +37,14 @@ def _file(place: str, pack_size: int, facts: dict[str, int]) -> list[str]:
             if problem:
                 return [problem]
     recorded = {name: facts.get(name) for name in found} | {"stored": facts["tokens"] + facts["padding"]}
-    return [] if found == recorded else [f"holds {found}, its receipt says {recorded}"]
+    return [] if found == recorded else [f"holds {found}, but its receipt says {recorded}"]
 
 
 def _values(batch: pa.RecordBatch) -> str | None:
     """The first rule that the values of a batch break."""
     loss, ids = (batch.column(name).flatten().to_numpy() for name in ("loss_mask", "input_ids"))
     if np.any((loss != 0) & (loss != 1)) or np.any(ids < 0):
-        return "a mask is neither 0 nor 1, or an id is negative"
+        return "a value of loss_mask is not 0 or 1, or an id is negative"
     return None
 
 
@@ -54,19 +54,19 @@ def _rows(batch: pa.RecordBatch, pack_size: int, found: dict[str, int]) -> str |
     rows, counts = (np.diff(column.offsets.to_numpy()) for column in (ids, starts))
     loss, places = mask.flatten().to_numpy(), starts.flatten().to_numpy()
     if not np.array_equal(rows, np.diff(mask.offsets.to_numpy())):
-        return "a pack has a mask of another length than its tokens"
+        return "loss_mask and input_ids of a pack differ in length"
     if rows.size and int(rows.max()) > pack_size:
         return f"a pack holds {int(rows.max())} tokens, more than pack_size {pack_size}"
     row_starts = np.cumsum(rows) - rows
     firsts = np.cumsum(counts) - counts
     if counts.size and (int(counts.min()) < 1 or places[firsts].any()):
-        return "a pack does not begin with a sequence"
+        return "seq_start_id of a pack does not begin with 0"
     begin = places + np.repeat(row_starts, counts)
     if np.any(np.diff(begin) < 1) or np.any(places >= np.repeat(rows, counts)):
-        return "the sequences of a pack do not follow one another"
+        return "seq_start_id of a pack does not increase, or exceeds its tokens"
     ends = np.append(begin[1:], rows.sum()) - 1
     if loss[ends].any():
-        return "the last token of a sequence is to predict a token of another"
+        return "loss_mask is 1 at the last token of a sequence"
     found["packs"] += len(rows)
     found["sequences"] += len(places)
     found["stored"] += int(rows.sum())

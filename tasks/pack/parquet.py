@@ -62,7 +62,7 @@ class PackWriter:
     recipe: SftRecipe
 
     def write(self, file: Publication, metadata: dict[str, Any]) -> dict[str, int]:
-        """Write all packs; the facts of the file."""
+        """Write all packs, and return the facts of the file."""
         schema = SCHEMA.with_metadata({"tokenmill": orjson.dumps(metadata)})
         with parquet_writer(file, schema) as writer:
             rows, packs = max(1, min(MOST_ROWS, MOST_TOKENS // self.recipe.pack_size)), len(self.packs.offsets) - 1
@@ -108,7 +108,7 @@ class PackWriter:
     def _roles(
         self, order: np.ndarray, starts: np.ndarray, stored: np.ndarray
     ) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-        """Role runs of some sequences, and one for the padding of each that has any: counts, starts, roles."""
+        """Role runs of some sequences, plus one for any padding of each: counts, starts, roles."""
         lengths = self.buffered.lengths[order]
         counts = self.buffered.runs[order + 1] - self.buffered.runs[order]
         is_padded = stored > lengths
@@ -188,14 +188,14 @@ class PackFacts:
 
     @classmethod
     def total(cls, facts: Sequence[Self]) -> Self:
-        """The total of at least one."""
+        """The total of one or more facts."""
         columns = {field.name: [getattr(each, field.name) for each in facts] for field in fields(cls)}
         combine = {"longest": max, "most_sequences": max, "shortest_pack": min}
         return cls(**{name: combine.get(name, sum)(values) for name, values in columns.items()})
 
 
 def leading_packs(place: str, tokens: int) -> PackFacts | None:
-    """The facts of the leading packs of a file that come closest to `tokens`, or None if no pack does.
+    """The facts of the leading packs of a file that come closest to `tokens`, or None if that is no pack.
 
     Raises RunError if the file is damaged.
     """

@@ -41,7 +41,7 @@ from .settings import SftRecipe, SftSettings
 from .shard import PackedShard
 
 FORMAT_VERSION = 4
-"""Raised whenever the same recipe and source would give other bytes than before."""
+"""Increase it when the same recipe and source give different bytes."""
 
 
 @dataclass(frozen=True)
@@ -93,7 +93,7 @@ def plan_sft(blend: Blend, settings: SftSettings, output_dir: str | None) -> Sft
 
 
 def policy(settings: SftSettings) -> LossPolicy:
-    """What is trained on."""
+    """The loss policy that the settings describe."""
     return LossPolicy(
         settings.loss_on,
         settings.loss_reasoning,
@@ -155,13 +155,13 @@ def _pad_id(settings: SftSettings, vocabulary: Vocabulary) -> int | None:
     if vocabulary.eos is None:
         raise InputError(
             f"pad_seq_to_mult={settings.pad_seq_to_mult}: sequences are padded with EOS, and {settings.tokenizer.model!r} "
-            "does not say which token that is; name it as eos_token in a tokenizer_config.json beside it"
+            "does not name its EOS token; set eos_token in a tokenizer_config.json beside it"
         )
     return vocabulary.eos
 
 
 def worker_arguments(planned: SftPlan) -> dict[str, Any]:
-    """Arguments of workers besides the shard."""
+    """The arguments that workers get besides the shard."""
     template, settings = planned.found.template, planned.settings
     return {
         "tokenizer": settings.tokenizer.model_dump(),
@@ -227,7 +227,7 @@ def require_template(_blend: Blend, settings: SftSettings, _output_dir: str) -> 
 
 
 def packing_lines(manifest: Mapping[str, Any]) -> list[str]:
-    """Lines on how well each split is packed, how much of it is trained on, and what is excluded from training."""
+    """Lines about packs and trained tokens of each split, and about what is excluded from training."""
     splits: dict[str, Counter[str]] = {}
     counts: Counter[str] = Counter()
     for entry in manifest["shards"]:
@@ -239,12 +239,12 @@ def packing_lines(manifest: Mapping[str, Any]) -> list[str]:
     size = manifest["settings"]["pack_size"]
     lines = [_sentence(split, splits[split], size) for split in SPLITS if split in splits]
     if counts["oversize_sequences"]:
-        lines.append(f"{counts['oversize_sequences']:,} sequences do not fit into a pack and are left out")
+        lines.append(f"{counts['oversize_sequences']:,} sequences are longer than a pack and left out")
     if counts["straddled_tokens"]:
-        lines.append(f"{counts['straddled_tokens']:,} tokens lie across a border of the loss and are not trained on")
+        lines.append(f"{counts['straddled_tokens']:,} tokens cross a boundary of the loss and are not trained on")
     if counts["flagged_messages"]:
         lines.append(
-            f"{counts['flagged_messages']:,} messages are not trained on, or only in part, because the data says so"
+            f"{counts['flagged_messages']:,} messages are excluded from training by the data, in whole or in part"
         )
     return lines
 

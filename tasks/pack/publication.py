@@ -52,10 +52,10 @@ class _File:
 
 
 _Held = dict[DataSet, list[_File]]
-"""The files that a split has of each data set, each once."""
+"""The files of each data set in a split, each once."""
 
 _Folder = dict[str, _File]
-"""What a split's folder is to hold, in order, by path in the output folder."""
+"""The files that a split's folder will hold, in order, by path in the output folder."""
 
 
 @dataclass(frozen=True)

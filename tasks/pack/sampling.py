@@ -17,7 +17,7 @@ from xxhash import xxh3_64_intdigest
 Sampling = Literal["none", "down", "up"]
 
 TOLERANCE = 0.02
-"""A larger relative error of a share gives a warning."""
+"""Warn if the relative error of a share is larger."""
 
 DataSet = tuple[str, str]
 """The split of the plan, and the name."""
@@ -32,7 +32,7 @@ class PackedFile:
 
 
 Held = Mapping[DataSet, Sequence[PackedFile]]
-"""The files that one split has of each data set."""
+"""The files of each data set in one split."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -86,7 +86,7 @@ def _take(files: Sequence[PackedFile], tokens: int, seed: int) -> Draw:
 
 
 def account(held: Held, weights: Weights, taken: Mapping[DataSet, int]) -> dict[str, dict[str, float]]:
-    """Wanted and realised shares of a split by data set, with tokens, and copies of all it holds. `taken` are tokens."""
+    """Wanted and realised share of each data set in a split, its tokens, and how often it is repeated. `taken` are tokens."""
     total = sum(taken.values())
     return {
         dataset[1]: {
@@ -102,7 +102,7 @@ def account(held: Held, weights: Weights, taken: Mapping[DataSet, int]) -> dict[
 def warnings(split: str, shares: Mapping[str, Mapping[str, float]], asked: Sequence[str]) -> list[str]:
     """A warning for each data set that has no packs in the split, or whose share could not be realised.
 
-    `shares` are those of `account`, `asked` the names of all data sets with a weight there.
+    `shares` are those of `account`, `asked` the names of all data sets with a weight in the split.
     """
     absent = [
         f"{split}: data set {name!r} has no packs; the others share its weight" for name in asked if name not in shares

@@ -22,9 +22,9 @@ Oversize = Literal["drop", "truncate", "error"]
 class SftSettings(PreparationSettings, frozen=True):
     """Settings of an SFT preparation."""
 
-    tokenizer: TokenizerSource = Field(default=TokenizerSource(), description="What conversations are encoded with.")
+    tokenizer: TokenizerSource = Field(default=TokenizerSource(), description="Tokenizer of the conversations.")
     special_tokens_in_text: SpecialTokens = Field(
-        default="literal", description="Control strings in text: plain text, control ids, or quarantine the row."
+        default="literal", description="Control strings in text: encode as text or as control ids, or reject the row."
     )
     chat_template: str = Field(
         default="nano3",
@@ -33,25 +33,25 @@ class SftSettings(PreparationSettings, frozen=True):
     )
     template_variables: dict[str, JsonValue] = Field(
         default_factory=dict,
-        description="Further variables for the template, for example enable_thinking; date is what strftime_now writes.",
+        description="Variables for the template, for example enable_thinking; strftime_now returns date.",
     )
     loss_on: LossOn = Field(default="assistant_all", description="Which of the assistant's messages are trained on.")
     loss_reasoning: bool = Field(default=True, description="Train on reasoning.")
     loss_empty_reasoning: bool = Field(
-        default=True, description="Train on empty reasoning, where the template writes it behind its generation prompt."
+        default=True, description="Train on empty reasoning, where the template writes it after its generation prompt."
     )
     loss_tool_calls: bool = Field(default=True, description="Train on tool calls.")
     loss_end_of_turn: bool = Field(default=True, description="Train on the token that ends a turn.")
     split_turns: SplitTurns = Field(
         default="auto", description="One sequence per user turn where the template strips reasoning from history."
     )
-    pack_size: int = Field(default=4096, ge=2, description="Most stored tokens of a pack.")
-    packing: Packing = Field(default="best_fit_decreasing", description="How sequences are put into packs.")
+    pack_size: int = Field(default=4096, ge=2, description="Maximum stored tokens per pack.")
+    packing: Packing = Field(default="best_fit_decreasing", description="Algorithm that assigns sequences to packs.")
     oversize: Oversize = Field(default="drop", description="What to do with sequences longer than a pack.")
     pad_seq_to_mult: int = Field(
         default=1, ge=1, description="Pad sequences to a multiple plus one, for context parallelism (2 x CP)."
     )
-    sampling: Sampling = Field(default="none", description="Realise weights by leaving out, or by repeating, packs.")
+    sampling: Sampling = Field(default="none", description="Apply weights by dropping (down) or repeating (up) packs.")
     seed: Seed = Field(default=42, description="Seed of the order of packs and files.")
 
     @field_validator("template_variables", mode="before")
@@ -115,12 +115,12 @@ class SftRecipe:
 
     @property
     def policy(self) -> LossPolicy:
-        """What is trained on."""
+        """The assistant text to train on."""
         return LossPolicy(
             self.loss_on, self.loss_reasoning, self.loss_tool_calls, self.loss_end_of_turn, self.loss_empty_reasoning
         )
 
     @property
     def capacity(self) -> int:
-        """Most tokens of a sequence that fits a pack with its padding."""
+        """Maximum tokens of a sequence that fits into a pack with its padding."""
         return (self.pack_size - 1) // self.pad_seq_to_mult * self.pad_seq_to_mult + 1

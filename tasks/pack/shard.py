@@ -39,8 +39,8 @@ BATCH_CHARACTERS = 2_000_000
 
 @dataclass(slots=True)
 class _RowOutcomes:
-    """Rows by outcome: with sequences, with a kept one, with one that was too long or lost all trained tokens when it was
-    cut, with one that was cut and kept.
+    """Numbers of rows with any sequence, with a kept one, with one that was too long or lost all trained tokens when it was
+    cut, and with one that was cut and kept.
     """
 
     seen: set[int] = field(default_factory=set[int])
@@ -49,7 +49,7 @@ class _RowOutcomes:
     truncated: set[int] = field(default_factory=set[int])
 
     def split(self, unfinished: int | None) -> tuple["_RowOutcomes", "_RowOutcomes"]:
-        """The outcomes of all rows but one, and of that row."""
+        """The outcomes of all rows but `unfinished`, and of that row."""
         row = set[int]() if unfinished is None else {unfinished}
         sets = (self.seen, self.kept, self.too_long, self.truncated)
         return _RowOutcomes(*(each - row for each in sets)), _RowOutcomes(*(each & row for each in sets))
@@ -57,7 +57,7 @@ class _RowOutcomes:
 
 @dataclass(slots=True)
 class _Part:
-    """One part of the shard: sequences that wait for the encoder, with the row of each, and those that are encoded."""
+    """One part of the shard: sequences that wait for the encoder, with the row of each, and encoded sequences."""
 
     buffer: SequenceBuffer
     batch: Batch = field(default_factory=Batch)
@@ -176,7 +176,7 @@ class PackedShard:
         return truncated(sequences, self.recipe.capacity)
 
     def _write(self, name: str, part: _Part, builder: ShardBuilder) -> dict[str, int]:
-        """Pack a part and write its file; its facts."""
+        """Pack a part, write its file, and return its facts."""
         recipe = self.recipe
         with part.buffer.sequences() as found:
             stored = padded(found.lengths, recipe.pad_seq_to_mult)

@@ -1,4 +1,4 @@
-"""What `tokenmill push` uploads: the files that a preparation's manifest vouches for, without any local paths.
+"""What `tokenmill push` uploads: the files that a preparation's manifest lists, without any local paths.
 
     data/… splits/… train/…   the shards under their published names, and files beside them (README.md, tools/…)
     blend.json                the published one, with paths relative to itself
@@ -101,14 +101,14 @@ def _inside(output_dir: str, file: PublishedFile) -> PublishedFile:
     """A file recorded with its path in the output folder. Raises InputError for a file outside it."""
     path = file.place.removeprefix(f"{output_dir}/")
     if path == file.place:
-        raise InputError(f"{file.place}: lies outside of {output_dir}; prepare the data with a local store")
+        raise InputError(f"{file.place}: is outside {output_dir}; prepare the data with a local store")
     return replace(file, recorded=replace(file.recorded, path=path))
 
 
 def _require(output_dir: str, files: Iterable[PublishedFile], check: Callable[[str, Output, str], str | None]) -> None:
     problems = problems_in(files, check)
     if problems:
-        last = f"{output_dir}: {len(problems)} files are not what was published; {AGAIN}"
+        last = f"{output_dir}: {len(problems)} files differ from the publication; {AGAIN}"
         raise RunError("\n".join([*problems[:MOST_SHOWN], last]))
 
 
@@ -122,7 +122,7 @@ def _relative_blend(output_dir: str) -> bytes:
             return [relative(each) for each in cast("list[object]", value)]
         if isinstance(value, str) and value.startswith("/"):
             if not value.startswith(f"{output_dir}/"):
-                raise InputError(f"{place}: {value} lies outside of this folder, which may have been moved; {AGAIN}")
+                raise InputError(f"{place}: {value} is outside this folder, which may have been moved; {AGAIN}")
             return value.removeprefix(f"{output_dir}/")
         return value
 

@@ -1,4 +1,4 @@
-"""Print a plan: how much data there is, how much is already built, why the rest is not, and what it will cost."""
+"""Print a plan: how much data there is, how much is already built, why the rest is not, and the cost of building it."""
 
 from collections import Counter
 from collections.abc import Mapping

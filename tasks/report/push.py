@@ -51,15 +51,15 @@ NOT_FOUND, SERVER_ERRORS = 404, 500
 
 MISTAKES = {
     401: "the hub refused HF_TOKEN (or the saved login); renew it",
-    403: "the token may not write there; take one that may, or push to another name",
-    NOT_FOUND: "the hub knows nothing of that name; check the organization, and what the token may see",
+    403: "the token may not write there; use one that may, or push to another name",
+    NOT_FOUND: "the hub has no such name, or the token may not see it; check the organization and the token",
 }
 """Statuses that the user must fix, with the remedy."""
 
 PASSING = {
     409: "it changed while this push went on; push again",
     412: "it changed while this push went on; push again",
-    429: "too many requests; wait, then push again to go on from here",
+    429: "too many requests; wait, then push again to continue",
 }
 """Transient statuses."""
 
@@ -117,7 +117,7 @@ def _checked(api: HfApi, repository: str, info: DatasetInfo, *, public: bool) ->
         )
     if private and public:
         raise InputError(
-            f"hf://{repository}: is private, and pushing does not change that; leave --public out, or make it public "
+            f"hf://{repository}: is private, and pushing does not change that; remove --public, or make it public "
             "in its settings on the hub"
         )
     return Target(api, repository, private, info.sha, frozenset(each.rfilename for each in info.siblings or []))
@@ -164,7 +164,7 @@ def push(parcel: Parcel, target: Target) -> str:
         for number, names in enumerate(first):
             head = _commit(target, parcel, head, names, () if number else hidden)
         head = _commit(target, parcel, head, last, [name for name in stale if name not in hidden])
-        _require_there(target, parcel, head)
+        _require_complete(target, parcel, head)
     return head
 
 
@@ -198,13 +198,13 @@ def _created(target: Target) -> Target:
     return _checked(target.api, target.repository, info, public=not target.private)
 
 
-def _require_there(target: Target, parcel: Parcel, commit: str) -> None:
+def _require_complete(target: Target, parcel: Parcel, commit: str) -> None:
     """Raises RunError unless the commit has every file at its size: the hub skips files that a .gitignore there lists."""
     info = target.api.dataset_info(target.repository, revision=commit, files_metadata=True)
-    there = {each.rfilename: each.size for each in info.siblings or []}
-    if lost := [name for name, size in parcel.sizes.items() if there.get(name) != size]:
+    found = {each.rfilename: each.size for each in info.siblings or []}
+    if lost := [name for name, size in parcel.sizes.items() if found.get(name) != size]:
         raise RunError(
-            f"{target.uri}@{commit}: the hub did not take {len(lost)} files, {lost[0]} among them; remove .gitignore "
+            f"{target.uri}@{commit}: the hub skipped {len(lost)} files, {lost[0]} among them; remove .gitignore "
             "from the repository, then push again"
         )
 
@@ -254,21 +254,20 @@ def _as_ours(
         return InputError(f"{where}: HF_HUB_OFFLINE is set; unset it to push")
     if isinstance(error, (TransportError, ConnectionError)):
         return RunError(
-            f"{where}: the hub cannot be reached ({error}); check the network and HF_ENDPOINT, then push again to go on "
-            "from here"
+            f"{where}: the hub cannot be reached ({error}); check the network and HF_ENDPOINT, then push again to continue"
         )
     return _refusal(where, error.response.status_code, " ".join((error.server_message or str(error)).split()))
 
 
-def _refusal(where: str, status: int, said: str) -> InputError | RunError:
-    """The error for a status of the hub; `said` is the hub's own explanation."""
+def _refusal(where: str, status: int, message: str) -> InputError | RunError:
+    """The error for a status of the hub; `message` is the hub's message."""
     if status in MISTAKES:
-        return InputError(f"{where}: {MISTAKES[status]}: {said}")
+        return InputError(f"{where}: {MISTAKES[status]}: {message}")
     if status in PASSING:
-        return RunError(f"{where}: {PASSING[status]}: {said}")
+        return RunError(f"{where}: {PASSING[status]}: {message}")
     if status >= SERVER_ERRORS:
-        return RunError(f"{where}: the hub failed with {status}; push again to go on from here: {said}")
-    return RunError(f"{where}: the hub refused what was sent ({status}); fix what it names, then push again: {said}")
+        return RunError(f"{where}: the hub failed with {status}; push again to continue: {message}")
+    return RunError(f"{where}: the hub rejected the push ({status}); fix the cause, then push again: {message}")
 
 
 def push_record(parcel: Parcel, target: Target, commit: str | None) -> dict[str, Any]:

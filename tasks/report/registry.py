@@ -1,4 +1,4 @@
-"""Names for outputs: numbered versions, each with its location and its inputs.
+"""Names for outputs. A name has numbered versions, each with its location and its inputs.
 
     ROOT/NAME/v1.json, v2.json …   one record per version, never overwritten; the highest number is the latest
 
@@ -78,7 +78,7 @@ def _registered(name: str, folder: str, artifact: Artifact) -> Registered:
     record = {**artifact.model_dump(), "volatile": {"registered_at": registered_at}}
     try:
         publish_new(join(folder, f"{version}.json"), sealed(record))
-    except FileExistsError:  # another run registered it, or we did and the store's answer was lost
+    except FileExistsError:  # another run registered it, or this one did and the store's answer was lost
         return _registered(name, folder, artifact)
     return Registered(name, version, artifact)
 
@@ -155,12 +155,12 @@ def _traced(artifact: Artifact, deeper: int, *, changed: bool) -> dict[str, Any]
             sources.append(_traced(found, deeper - 1, changed=_has_changed(source)))
         else:
             sources.append({"type": source.type, "path": source.path, "made_from": []})
-    told = {"changed": True} if changed else {}
-    return {"type": artifact.type, "path": artifact.path, **told, "made_from": sources}
+    mark = {"changed": True} if changed else {}
+    return {"type": artifact.type, "path": artifact.path, **mark, "made_from": sources}
 
 
 def _has_changed(source: MadeFrom) -> bool:
-    """Whether a preparation was replaced since it was used."""
+    """Whether a preparation has been replaced since it was used."""
     if source.digest is None or source.type == "model":
         return False
     try:

@@ -112,11 +112,9 @@ def _folders(places: Sequence[str]) -> tuple[RowsFolder | None, list[ScoreFolder
         elif manifest["type"] in DRAWN:
             scores.append(score_folder(place))
         else:
-            raise InputError(f"{place}: holds {manifest['type']!r}; drawn are {', '.join([ROWS, *DRAWN])}")
+            raise InputError(f"{place}: holds {manifest['type']!r}; a report shows {', '.join([ROWS, *DRAWN])}")
     if len(rows) > 1:
-        raise InputError(
-            f"{', '.join(each.place for each in rows)}: scores are drawn with one folder of rows at a time"
-        )
+        raise InputError(f"{', '.join(each.place for each in rows)}: name only one folder of rows")
     return (rows[0] if rows else None), scores
 
 
@@ -136,7 +134,7 @@ def _rows_folder(place: str, manifest: Mapping[str, Any]) -> RowsFolder:
 
 def _pools(rows: RowsFolder) -> Plot:
     counts = [sum(_metadata(place).num_rows for place in places) for places in rows.pools.values()]
-    note = "In the order in which they take rows; a row may be in several."
+    note = "In the order of their definitions; a row may be in several."
     return Plot(f"Pools of {rows.place}", note, bars(list(rows.pools), counts, "rows"))
 
 

@@ -100,7 +100,7 @@ def warnings(manifest: Mapping[str, Any]) -> list[str]:
         if verdict["backend"] == "reference"
     ]
     found += [
-        f"{name}: no documents came out of it, so its weight cannot be realised"
+        f"{name}: gave no documents, so its weight cannot be realised"
         for name, counts in manifest["totals"]["datasets"].items()
         if not counts["documents"]
     ]

@@ -138,7 +138,7 @@ def _vocabulary(manifest: Mapping[str, Any]) -> Vocabulary:
 def _chosen(parts: Sequence[Part], rows: int, seed: int | None, decode: Decode) -> list[Pack]:
     """The first rows of all parts, or with a seed, distinct rows chosen uniformly at random."""
     if rows < 1:
-        raise InputError(f"--rows: {rows} is nothing to look at; ask for 1 or more")
+        raise InputError(f"--rows: {rows} shows no rows; use 1 or more")
     ends = list(itertools.accumulate(part.rows for part in parts))
     rows = min(rows, ends[-1])
     numbers = range(rows) if seed is None else Random(seed).sample(range(ends[-1]), rows)  # noqa: S311 - no secret

@@ -15,7 +15,7 @@ from tokenmill.tasks.shards.publication import rows_before
 from tokenmill.tasks.shards.store import Store
 
 KEY_SHOWN = 8
-"""Characters of a shard's key in a document id, enough to tell some ten thousand shards apart."""
+"""Characters of a shard's key in a document id, enough to distinguish some ten thousand shards."""
 
 DOCUMENT = re.compile(r"(?P<key>[0-9a-f]{8,32})(?:-(?P<part>all|train|valid|test))?-(?P<number>[0-9]{1,18})")
 
@@ -71,7 +71,7 @@ class DocumentId:
         """Parse a document id. Raises InputError if it is malformed."""
         match = DOCUMENT.fullmatch(text)
         if match is None:
-            raise InputError(f"--doc: {text!r} is no document id; {LIKE_THIS}")
+            raise InputError(f"--doc: {text!r} is not a document id; {LIKE_THIS}")
         return cls(text, match["key"], match["part"], int(match["number"]))
 
 
@@ -91,7 +91,7 @@ def parts_of(manifest: Mapping[str, Any], dataset: str | None) -> list[Part]:
             for part in _parts(manifest, entry, before):
                 parts.setdefault((part.key, part.name), part)
     if not parts:
-        raise InputError("there is nothing to view: no shard holds rows; the manifest's drops say why")
+        raise InputError("there is nothing to view, because no shard holds rows; see the drops in the manifest")
     return list(parts.values())
 
 
@@ -122,7 +122,7 @@ def parts_of_document(parts: Sequence[Part], wanted: DocumentId) -> list[Part]:
     found = [part for part in found if wanted.part == (None if part.packed else part.name)]
     keys = sorted({part.key for part in found})
     if not keys:
-        raise InputError(f"--doc: no shard here fits {wanted.text!r}; {LIKE_THIS}")
+        raise InputError(f"--doc: no shard here matches {wanted.text!r}; {LIKE_THIS}")
     if len(keys) > 1:
-        raise InputError(f"--doc: {len(keys)} shards fit {wanted.text!r}; write more of a key: {', '.join(keys)}")
+        raise InputError(f"--doc: {len(keys)} shards match {wanted.text!r}; write more of the key: {', '.join(keys)}")
     return found

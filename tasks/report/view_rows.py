@@ -83,7 +83,7 @@ def _pack(part: Part, number: int) -> Row:
 
 
 def _problem(columns: dict[str, np.ndarray]) -> str:
-    """What is wrong with the columns of a row, or an empty string."""
+    """The problem with the columns of a row, or an empty string."""
     tokens = len(columns["input_ids"])
     if len(columns["loss_mask"]) != tokens:
         return f"{tokens} ids but {len(columns['loss_mask'])} values of loss_mask"
@@ -92,7 +92,7 @@ def _problem(columns: dict[str, np.ndarray]) -> str:
         if len(borders) != len(columns[values]):
             return f"{len(borders)} values of {starts} but {len(columns[values])} of {values}"
         if not len(borders) or borders[0] != 0 or (np.diff(borders, append=tokens) < 1).any():
-            return f"{starts} does not rise from 0 to below {tokens}"
+            return f"{starts} does not increase from 0 to below {tokens}"
     if not np.isin(columns["role"], range(len(ROLES))).all():
         return f"a role is not one of 0 to {len(ROLES) - 1}"
     return ""
@@ -143,7 +143,7 @@ def _batch(part: Part, file: parquet.ParquetFile, number: int) -> pa.RecordBatch
             batches = file.iter_batches(batch_size=1, row_groups=[group], columns=list(SCHEMA.names))
             return next(itertools.islice(batches, number - first, None))
         first += rows
-    raise _damaged(part, f"it holds {first} packs, and so no pack {number}")
+    raise _damaged(part, f"it holds {first} packs, so there is no pack {number}")
 
 
 def _damaged(part: Part, problem: str) -> RunError:
@@ -153,7 +153,7 @@ def _damaged(part: Part, problem: str) -> RunError:
 def _document(part: Part, number: int) -> Row:
     index = _index(part)
     if number >= index.documents:
-        raise _damaged(part, f"it holds {index.documents} documents, and so no document {number}")
+        raise _damaged(part, f"it holds {index.documents} documents, so there is no document {number}")
     start = int(index.lengths[:number].sum(dtype=np.int64)) * index.dtype.itemsize
     stop = start + int(index.lengths[number]) * index.dtype.itemsize
     system, path = filesystem(part.stored)

@@ -35,7 +35,7 @@ def log_preparation(manifest: Mapping[str, Any], output_dir: str) -> None:
         from wandb.errors import Error as WandbError
     except ImportError as error:
         raise InputError(
-            f"{PROJECT} is set, and wandb is not installed: pip install 'tokenmill[wandb]', or unset it"
+            f"{PROJECT} is set, but wandb is not installed: pip install 'tokenmill[wandb]', or unset it"
         ) from error
     try:
         _log(wandb, manifest, output_dir)

@@ -36,7 +36,7 @@ def _file(place: str, compression: str, documents: int) -> list[str]:
                 found += 1
                 if not isinstance(row, bytes) or not _is_object(row):
                     return [f"line {found:,} is not a JSON object"]
-    return [] if found == documents else [f"holds {found:,} lines, its receipt says {documents:,}"]
+    return [] if found == documents else [f"holds {found:,} lines, but its receipt says {documents:,}"]
 
 
 def _is_object(row: bytes) -> bool:

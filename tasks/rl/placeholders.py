@@ -4,7 +4,7 @@ Such a row has a `_hf_placeholder`, `{"row": …, "question_template": …}`, an
 question (`tables`). The placeholder is removed, `question` and `expected_answer` are added, and the prompt becomes the `input`
 of `responses_create_params`; all other fields are kept. A row without a placeholder, or with a null one, is returned as is.
 
-The table's style sets how a template is applied. `dapo`: the question stands between an instruction and a reminder, one
+The table's style sets how a template is applied. `dapo`: the question is placed between an instruction and a reminder, one
 paragraph each; the template's prefix and suffix (`{"prefix": …, "suffix": …}`) replace them. A blank line separates them from
 the question, and also precedes a question without a prefix. `skywork`: the question replaces `{question}` in the template,
 which is text or `{"template": text}`; a template without the marker gives the question alone.

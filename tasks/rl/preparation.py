@@ -45,7 +45,7 @@ from .targets import TARGETS
 from .transforms import TransformList, tables_asked_for
 
 FORMAT_VERSION = 4
-"""Raised whenever the same recipe and source would give other bytes than before."""
+"""Increase it when the same recipe and source give different bytes."""
 
 EVERY_FIELD: Sequence[str] = ()
 
@@ -87,8 +87,8 @@ class _Tables:
 
 
 def require_choices(blend: Blend, settings: RlSettings, _output_dir: str | None = None) -> None:
-    """Raises InputError for mistakes that show without reading data: an invalid transform in the blend or the settings, a
-    missing local table or tokenizer, and transforms that no data set uses.
+    """Raises InputError for mistakes that can be found without reading data: an invalid transform in the blend or the
+    settings, a missing local table or tokenizer, and transforms that no data set uses.
     """
     sources = [source for part in blend.parts().values() for source in part]
     for specs in [settings.transforms, *(source.transforms for source in sources)]:
@@ -99,8 +99,8 @@ def require_choices(blend: Blend, settings: RlSettings, _output_dir: str | None 
         find_vocabulary(settings.tokenizer)
     if settings.transforms and all(source.transforms for source in sources):
         raise InputError(
-            "transforms: every data set of this blend names its own, so these would be passed over; leave them out, or "
-            "change the blend"
+            "transforms: every data set of this blend lists its own, so these would be ignored; remove them, "
+            "or change the blend"
         )
 
 
@@ -187,7 +187,7 @@ def _recipe(
 
 
 def worker_arguments(planned: RlPlan) -> dict[str, Any]:
-    """Arguments of workers besides the shard, such as the transforms of every data set."""
+    """The arguments that workers get besides the shard, such as the transforms of every data set."""
     return {
         "chains": {name: chain.record() for name, chain in planned.found.chains.items()},
         "tokenizer": planned.settings.tokenizer.model_dump(),
@@ -233,7 +233,7 @@ def release_rl(planned: RlPlan, finished: Sequence[Finished]) -> Release:
 
 
 def _require_one_form(finished: Sequence[Finished]) -> None:
-    """Raises RunError if the file of a split would mix forms of rows: its reader knows two, but not in one table."""
+    """Raises RunError if the file of a split would mix two forms of rows: its reader accepts either, not both."""
     forms: dict[str, dict[str, str]] = {}
     for item in finished:
         for part, names in item.receipt.facts["forms"].items():
@@ -242,8 +242,8 @@ def _require_one_form(finished: Sequence[Finished]) -> None:
         if len(found) > 1:
             where = ", ".join(f"{name} (data set {dataset!r})" for name, dataset in sorted(found.items()))
             raise RunError(
-                f"rows of {split} have different forms, which one file must not mix: {where}; bring them into one with "
-                "transforms, or prepare the data sets apart"
+                f"rows of {split} have different forms, which one file must not mix: {where}; convert them to "
+                "one form with transforms, or prepare the data sets separately"
             )
 
 

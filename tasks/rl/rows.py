@@ -31,7 +31,7 @@ class Target:
     """A program that reads prepared rows.
 
     `check` returns why a row cannot be used. `texts` lists the texts of a valid row that a model reads, each once; tools, calls
-    and non-text parts count as JSON. `form` names the form of a row if the program knows several; a file must not mix them,
+    and non-text parts count as JSON. `form` names the form of a row if the program accepts several; a file must not mix them,
     because it is read as one table.
     """
 

@@ -17,26 +17,24 @@ Splits = Literal["holdout", "source"]
 class RlSettings(PreparationSettings, frozen=True):
     """Settings of an RL preparation."""
 
-    transforms: list[TransformSpec] = Field(
-        default=[], description="Transforms of data sets that name none of their own."
-    )
-    target: TargetName = Field(default="none", description="The reader that rows are checked against.")
+    transforms: list[TransformSpec] = Field(default=[], description="Transforms for data sets that list none.")
+    target: TargetName = Field(default="none", description="Trainer whose requirements rows are checked against.")
     splits: Splits = Field(
-        default="holdout", description="Hold validation and test out, or take the splits that the sources have."
+        default="holdout", description="Hold out validation and test rows, or use the splits of the sources."
     )
     val_holdout: int | None = Field(
-        default=None, ge=1, description="Last rows of each data set for validation, instead of shares by hash."
+        default=None, ge=1, description="Number of last rows per data set to hold out, instead of shares by hash."
     )
     compression: Compression = Field(default="none", description="Plain JSON Lines, or compressed with zstd.")
-    max_tokens: int | None = Field(default=None, ge=1, description="Rows with more tokens of text are dropped.")
-    tokenizer: TokenizerSource = Field(default=TokenizerSource(), description="What max_tokens counts with.")
+    max_tokens: int | None = Field(default=None, ge=1, description="Drop rows with more tokens of text.")
+    tokenizer: TokenizerSource = Field(default=TokenizerSource(), description="Tokenizer that max_tokens counts with.")
 
     @model_validator(mode="after")
     def _fits_together(self) -> Self:
         if self.max_tokens is not None and self.target == "none":
-            raise ValueError("max_tokens counts what a target's reader would read; name a target as well")
+            raise ValueError("max_tokens counts the texts that the target reads; set target as well")
         if self.val_holdout is not None and self.splits == "source":
-            raise ValueError("val_holdout holds rows out, splits=source takes those of the source; keep one of the two")
+            raise ValueError("val_holdout holds rows out, splits=source uses those of the source; keep one of the two")
         return self
 
 

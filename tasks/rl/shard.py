@@ -89,7 +89,7 @@ class _Part:
 
 
 Row = tuple[Record, bytes]
-"""A record and the bytes it is written as."""
+"""A record and its written bytes."""
 
 
 def write_shard(shard: PlannedShard, recipe: RlRecipe, work: Work, store: Store, on_bad_row: OnBadRow) -> Receipt:

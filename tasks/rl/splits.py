@@ -25,7 +25,7 @@ def by_source_splits(blend: Blend) -> Blend:
     Raises InputError for a blend that lists splits already, and for a data set without training data.
     """
     if blend.datasets is None:
-        raise InputError("splits=source: this blend lists its splits itself; leave the setting out")
+        raise InputError("splits=source: this blend lists its splits itself; remove the setting")
     found = {split: [part for source in blend.datasets for part in _of_split(source, split)] for split in SPLITS}
     return Blend(**{split: sources or None for split, sources in found.items()})
 

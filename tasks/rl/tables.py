@@ -34,7 +34,7 @@ from tokenmill.tasks.storage import SourceIdentity
 from tokenmill.tasks.strict import Strict, parse
 
 Style = Literal["dapo", "skywork"]
-"""How question and template become a prompt (`placeholders`)."""
+"""How a question and a template form a prompt (`placeholders`)."""
 
 FIELDS = ("prompt", "reward_model.ground_truth")
 TEXTS = (pa.string(), pa.large_string())
@@ -80,14 +80,14 @@ def table_sources(argument: JsonValue) -> dict[str, TableSource]:
     """The tables by name: those of a key set, or of an object of tables. Raises InputError for anything else."""
     if isinstance(argument, str):
         if argument not in KEY_SETS:
-            raise InputError(f"resolve_placeholders: {argument!r} is no set of tables; {nearest(argument, KEY_SETS)}")
+            raise InputError(f"resolve_placeholders: no set of tables {argument!r}; {nearest(argument, KEY_SETS)}")
         return dict(KEY_SETS[argument])
     named = argument if isinstance(argument, dict) else {}
     tables = {name: table for name, table in named.items() if not name.startswith("_")}
     if not tables:
         raise InputError(
             f"resolve_placeholders: {argument!r} names no tables; write {' or '.join(map(repr, KEY_SETS))}, "
-            'or an object such as {"what dataset says": {"path": "table.parquet", "style": "dapo"}}'
+            'or tables by the value of dataset: {"my-questions": {"path": "table.parquet", "style": "dapo"}}'
         )
     return {name: parse(TableSource, table, f"resolve_placeholders: table {name!r}") for name, table in tables.items()}
 
@@ -117,7 +117,7 @@ class TableFiles:
 def find_table(source: TableSource, name: str, index: ContentIndex, identity: SourceIdentity) -> TableFiles:
     """The files of a table, identified by content.
 
-    Raises InputError for a table that is missing, empty, or not a table of questions, SourceCorrupt for a file without footer.
+    Raises InputError for a table that is missing or empty or has other columns, SourceCorrupt for a file without footer.
     """
     pinned = index.identify(table_slices(source, name), FIELDS, identity)
     if not any(count_rows(part, 1) for part in pinned):
@@ -126,7 +126,7 @@ def find_table(source: TableSource, name: str, index: ContentIndex, identity: So
 
 
 def table_slices(source: TableSource, name: str) -> list[Slice]:
-    """The whole files of a table, from listings and footers alone. Raises as `find_table`."""
+    """The whole files of a table, from listings and footers alone. Raises as `find_table` does."""
     place = DataSource(name="table", **source.model_dump(exclude={"style"}))
     try:
         return [part for file in discover(place) for part in _whole(file)]
@@ -149,8 +149,8 @@ def _require_questions(metadata: pq.FileMetaData, fields: Sequence[str], uri: st
     if not _is_text(content) or not _is_answer(_inner(judged, "ground_truth")):
         columns = ", ".join(f"{name}: {kind}" for name, kind in known.items())
         raise InputError(
-            f"{uri}: no table of questions, which has {' and '.join(fields)}: a list of messages whose 'content' is text, "
-            f"and text, a number or a list of these; name another file, or rename its columns ({columns or 'none'})"
+            f"{uri}: not a table of questions; it needs {' and '.join(fields)}: a list of messages whose 'content' is "
+            f"text, and text, a number or a list of these; name another file, or rename its columns ({columns or 'none'})"
         )
 
 

@@ -29,7 +29,7 @@ from .rows import PARAMS, Record, Transform, ranked
 from .tables import TableFiles, TableSource, load_table, table_sources
 
 Maker = Callable[[JsonValue], Transform]
-"""Makes a transform of its argument, None if there is none; raises InputError for a wrong argument."""
+"""Makes a transform from its argument (None without one); raises InputError for a wrong argument."""
 
 Paths = Mapping[str, Sequence[str]]
 """The path in the old record for each field of the new one."""
@@ -45,7 +45,7 @@ _MISSING: Final = object()
 
 
 def tables_asked_for(specs: Sequence[TransformSpec]) -> dict[str, TableSource]:
-    """The tables that transforms refer to, by name. Raises InputError as `parse`."""
+    """The tables that transforms refer to, by name. Raises InputError as `parse` does."""
     sources: dict[str, TableSource] = {}
 
     def note(argument: JsonValue) -> Transform:
@@ -125,7 +125,7 @@ def _maker(name: str, makers: Mapping[str, Maker]) -> Maker:
 
 def _without_argument(transform: Transform, argument: JsonValue) -> Transform:
     if argument is not None:
-        raise InputError(f"it takes no argument, and {kind(argument)} is given; write the name alone")
+        raise InputError(f"it takes no argument, but {kind(argument)} is given; write only the name")
     return transform
 
 
@@ -158,23 +158,23 @@ def select(argument: JsonValue) -> Transform:
         )
     paths = {name: _path(name) for name in map(_text, argument)}
     if deep := [name for name, path in paths.items() if len(path) > 1]:
-        raise InputError(
-            f'{deep[0]!r} lies within another field; take it out with {{"rename": {{"NEW": "{deep[0]}"}}}}'
-        )
+        raise InputError(f'{deep[0]!r} is a nested field; extract it with {{"rename": {{"NEW": "{deep[0]}"}}}}')
     if len(paths) < len(argument):
         raise InputError("it names a field twice; list each once")
     return _taking(paths, _take)
 
 
 def rename(argument: JsonValue) -> Transform:
-    """These fields and no others, under new names: `{"new": "old"}`; dots in `old` lead into objects."""
+    """These fields and no others, under new names: `{"new": "old"}`; dots in `old` separate nested keys."""
     if not isinstance(argument, dict) or not argument:
         found = _empty_or_kind(argument)
         raise InputError(
             f'its argument is {found}; give each new name its field: {{"rename": {{"input": "question"}}}}'
         )
     if dotted := [name for name in argument if len(_path(name)) > 1]:
-        raise InputError(f"the new name {dotted[0]!r} has a dot, which would lead inward; give it a name without")
+        raise InputError(
+            f"the new name {dotted[0]!r} has a dot, which would mean a nested field; choose a name without dots"
+        )
     return _taking({name: _path(_text(field)) for name, field in argument.items()}, _take)
 
 
@@ -242,7 +242,7 @@ def _text(field: JsonValue) -> str:
 def _path(field: str) -> list[str]:
     path = field_path(field)
     if not all(path):
-        raise InputError(f"{field!r} names no field; write its name, or the names on the way to it with dots between")
+        raise InputError(f"{field!r} is not a field; write its name, or the path to it with dots between names")
     return path
 
 
@@ -362,7 +362,7 @@ def _answer(record: Record, field: str) -> Messages | Rejected:
 
 
 def _shared(chosen: Messages, rejected: Messages) -> int:
-    """The number of messages that both begin with; at least one of each is left."""
+    """The number of messages at the start that both share; at least one of each remains."""
     most = min(len(chosen), len(rejected)) - 1
     return next((number for number in range(most) if chosen[number] != rejected[number]), most)
 

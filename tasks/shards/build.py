@@ -34,11 +34,11 @@ from .store import Store
 QUARANTINE = "quarantine.jsonl"
 
 TARGET_BYTES = 6_000_000_000
-"""Source bytes per batch: a minute of one core at 100 MB/s."""
+"""Source bytes per batch: one core tokenizes them in a minute, at 100 MB/s."""
 
 BATCHES_PER_WORKER = 4
 MOST_BATCHES = 1_000
-"""A Prefect task on Dask costs 75 to 98 ms, and a burst of 10,000 loses records in the server."""
+"""A Prefect task on Dask costs 75 to 98 ms, and a burst of 10,000 tasks loses records in the server."""
 
 BuildShard = Callable[[PlannedShard, Store], Receipt]
 Announce = Callable[[dict[str, Any]], None]
@@ -131,14 +131,14 @@ class ShardBuilder:
         self.parts[part] = PartCount(before.documents + documents, before.tokens + tokens)
 
     def drop(self, reason: str, count: int = 1) -> None:
-        """Count rows left out that are not bad."""
+        """Count dropped rows, other than bad ones."""
         if count:
             self.drops[reason] += count
 
     def count(self, batch: RowBatch, rejected: Sequence[BadRow] = ()) -> None:
-        """Count the rows of a batch and quarantine its bad rows and those `rejected` besides, in order.
+        """Count the rows of a batch, and quarantine its bad rows and the `rejected` ones, in row order.
 
-        Raises BadRowError for the first of them if the policy is `fail`.
+        Raises BadRowError for the first if the policy is `fail`.
         """
         self.rows_in += batch.consumed
         self.drop("blank_line", batch.blank)
@@ -154,10 +154,10 @@ class ShardBuilder:
     def records(
         self, fields: Sequence[str], chosen: RowFilter, read: Callable[[RecordBatch, int], Found | Rejected | BadRow]
     ) -> Iterator[tuple[RecordBatch, dict[int, Found]]]:
-        """Each batch of the slice's records, counted, with the results of `read` by index in the batch.
+        """Count and yield each batch of records, with the results of `read` by index in the batch.
 
-        `read` takes a batch and an index. Records that `chosen` leaves out are dropped as `filtered`, rejected ones are
-        quarantined. Raises BadRowError as `count`, and errors as `read_records`.
+        `read` takes a batch and an index. Records that `chosen` excludes are dropped as `filtered`; rejected ones are
+        quarantined. Raises the errors of `count` and `read_records`.
         """
         for batch in read_records(self.shard.part, fields):
             kept: dict[int, Found] = {}
@@ -197,10 +197,10 @@ class ShardBuilder:
 
 @contextmanager
 def building(shard: PlannedShard, store: Store, on_bad_row: OnBadRow = "fail") -> Generator[ShardBuilder]:
-    """Build a shard: publish its files and its receipt, in this order, when the block ends without an error.
+    """Build a shard: when the block ends without an error, publish its files, then its receipt.
 
-    Raises InvalidReceiptError unless every row in is a document or a drop, OSError as `publish`. After an error nothing
-    proves the shard, and the next attempt starts afresh.
+    Raises InvalidReceiptError unless every row is counted as a document or a drop, and the errors of `publish`. After an
+    error there is no receipt, and the next attempt starts over.
     """
     started, cpu = time.time(), time.process_time()
     with ExitStack() as stack:
@@ -220,7 +220,7 @@ def bad_row_error(row: BadRow, part: Slice) -> BadRowError:
 
 @dataclass(frozen=True, slots=True)
 class ShardDone:
-    """What a worker reports of a finished shard for progress, in at most 300 bytes of JSON."""
+    """A worker's progress report on a finished shard: at most 300 bytes of JSON."""
 
     key: str
     source: str

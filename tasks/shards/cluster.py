@@ -1,14 +1,14 @@
 """Where Dask runs, and how workers report progress.
 
 `local` starts one single-threaded process per core, for this run only. An address (`tcp://…`, `tls://…`) uses a
-standing cluster. A YAML file names a profile: the arguments of Prefect's DaskTaskRunner, so that any cluster class
+running cluster. A YAML file is a profile: the arguments of Prefect's DaskTaskRunner, so that any cluster class
 (Slurm, SSH, Kubernetes) is a few lines of data:
 
     cluster_class: dask_jobqueue.SLURMCluster
     cluster_kwargs: {cores: 32, processes: 32, memory: 128GB, queue: cpu}
     adapt_kwargs: {minimum: 1, maximum: 20}
 
-TLS, timeouts and all other options come from Dask's own configuration (DASK_DISTRIBUTED__…). Dask gives up a worker whose
+TLS, timeouts and all other options come from Dask's own configuration (DASK_DISTRIBUTED__…). Dask gives up on a worker whose
 network is cut after `distributed.comm.timeouts.tcp` (30 s), and a worker that hangs with open connections after one to two
 times `distributed.scheduler.worker-ttl` (5 minutes); another worker then builds its shards. Healthy workers on busy machines
 can be silent for seconds, and four lost workers fail a batch, so keep both above 15 s.
@@ -43,7 +43,7 @@ from tokenmill.tasks.errors import InputError, RunError
 from tokenmill.tasks.strict import Strict, parse
 from tokenmill.tasks.threads import cores
 
-# Workers, too: they import this module with their first task.
+# In workers, too: they import this module with their first task.
 never_end_by_printing()
 log_errors_as_sentences()
 
@@ -60,12 +60,12 @@ STARTS = 3
 CALLED_WHILE_IMPORTED = 99
 """Exit code of a worker whose imported main script calls a flow at import time."""
 
-# Plugins serve commands only, and cannot start where workers import Prefect.
+# Only commands need plugins, which cannot start where workers import Prefect.
 config.update_defaults({"distributed": {"nanny": {"environ": {"PREFECT_PLUGINS_ENABLED": "false"}}}})
 
 
 class ClusterLostError(RunError):
-    """The client of a cluster has ended, so that the cluster cannot be closed either."""
+    """The client of a cluster has ended, so the cluster cannot be closed either."""
 
 
 class Profile(Strict, frozen=True):
@@ -80,7 +80,7 @@ class Profile(Strict, frozen=True):
 
 
 def task_runner(cluster: str, workers: int | None, resources: Mapping[str, float]) -> DaskTaskRunner:
-    """The Prefect task runner for a `cluster` setting; workers of a local one have `resources` each.
+    """The Prefect task runner for a `cluster` setting; each worker of a local cluster has the `resources`.
 
     Raises InputError for a profile that cannot be used, and for an address where no scheduler answers.
     """
@@ -88,7 +88,7 @@ def task_runner(cluster: str, workers: int | None, resources: Mapping[str, float
         chosen = {**LOCAL, "n_workers": workers or cores(), "resources": dict(resources)}
         return DaskTaskRunner(cluster_class=local_cluster, cluster_kwargs=chosen)
     if "://" in cluster:
-        return _standing(Profile(address=cluster))
+        return _running(Profile(address=cluster))
     return _named(Path(cluster))
 
 
@@ -113,7 +113,7 @@ class _Workers(LocalCluster):
         """Close the cluster. Ctrl-C and SIGTERM kill the workers; the next run rebuilds their unfinished shards."""
         if kind is not None and not issubclass(kind, Exception):
             for nanny in self.workers.values():
-                nanny.close_gracefully()  # starts no new worker
+                nanny.close_gracefully()  # no new worker starts
                 if nanny.pid is not None:
                     with suppress(ProcessLookupError):
                         os.kill(nanny.pid, signal.SIGKILL)
@@ -121,7 +121,7 @@ class _Workers(LocalCluster):
 
 
 def local_cluster(**kwargs: Any) -> _Workers:  # noqa: ANN401 - the arguments of LocalCluster
-    """A local cluster, started again if a worker is killed during startup.
+    """Start a local cluster, and restart it if a worker is killed during startup.
 
     Raises InputError when the main script, which workers import, calls a flow at import time, and RunError when workers die
     during startup STARTS times in a row.
@@ -138,8 +138,8 @@ def local_cluster(**kwargs: Any) -> _Workers:  # noqa: ANN401 - the arguments of
                 ) from None
             deaths.append(error)
     raise RunError(
-        f"Dask workers died while they started, {STARTS} times in a row ({deaths[-1].__cause__ or deaths[-1]}); give them "
-        "more memory, or set workers to a smaller number"
+        f"Dask workers died during startup {STARTS} times in a row ({deaths[-1].__cause__ or deaths[-1]}); give them "
+        "more memory, or reduce workers"
     ) from deaths[-1]
 
 
@@ -176,20 +176,20 @@ def _main_module_calls_a_flow() -> bool:
     return process.exitcode == CALLED_WHILE_IMPORTED
 
 
-def _standing(profile: Profile) -> DaskTaskRunner:
+def _running(profile: Profile) -> DaskTaskRunner:
     with ThreadPoolExecutor(1) as thread:  # a notebook's own thread has an event loop already
         thread.submit(asyncio.run, _reach(str(profile.address))).result()
     return DaskTaskRunner(**profile.model_dump())
 
 
 async def _reach(address: str) -> None:
-    """Shake hands with the scheduler. Raises InputError when that fails within Dask's timeout for connections, 30 s."""
+    """Connect to the scheduler. Raises InputError when it does not answer within Dask's connection timeout, 30 s."""
     try:
         comm = await connect(address, **cast("dict[str, Any]", Security().get_connection_args("client")))
     except (OSError, TypeError, ValueError) as error:  # no server, no certificates, or no address
         raise InputError(
             f"cluster: no Dask scheduler answers at {address} ({error}); start it with `dask scheduler`, check host "
-            "and port, and where it speaks TLS, a tls:// address and the certificates in DASK_DISTRIBUTED__COMM__TLS__…"
+            "and port; if it uses TLS, give a tls:// address and set the certificates in DASK_DISTRIBUTED__COMM__TLS__…"
         ) from error
     await comm.close()
 
@@ -197,7 +197,7 @@ async def _reach(address: str) -> None:
 def _named(path: Path) -> DaskTaskRunner:
     profile = _profile(path)
     if profile.address:
-        return _standing(profile)
+        return _running(profile)
     package = str(profile.cluster_class).split(".", maxsplit=1)[0].replace("_", "-")
     if profile.cluster_class == "distributed.SSHCluster" and not find_spec("asyncssh"):  # imported when it is used
         raise _not_installed(path, profile, "asyncssh", "it needs asyncssh")
@@ -221,16 +221,14 @@ def _keeping_ctrl_c() -> Generator[None]:
 
 def _not_installed(path: Path, profile: Profile, package: str, why: str) -> InputError:
     return InputError(
-        f"cluster: {path}: cluster_class {profile.cluster_class!r} cannot be used ({why}); check its name, and install "
-        f"what it is in: pip install {package}"
+        f"cluster: {path}: cluster_class {profile.cluster_class!r} cannot be used ({why}); check its name, or install "
+        f"its package: pip install {package}"
     )
 
 
 def _profile(path: Path) -> Profile:
     if not path.is_file():
-        raise InputError(
-            f"cluster: {str(path)!r} is neither 'local', a scheduler address nor a YAML profile that exists"
-        )
+        raise InputError(f"cluster: {str(path)!r} is not 'local', a scheduler address or an existing YAML profile")
     try:
         written = yaml.safe_load(path.read_bytes())
     except yaml.YAMLError as error:
@@ -278,20 +276,20 @@ def declares(worker: Mapping[str, Any], resources: Mapping[str, float]) -> bool:
 
 
 def require_reached(client: Client, server: str) -> None:
-    """Raises InputError if workers look for the Prefect `server` on their own machine and do not find it.
+    """Raises InputError if the Prefect `server` has a local address and workers on other machines cannot reach it.
 
-    They report each task to it; without it they would fail one by one, half a minute later.
+    Workers report each task to the server; without it, their tasks would fail one by one, half a minute later.
     """
     place = urlsplit(server)
     if place.hostname not in LOOPBACK or client.status != "running":  # without a scheduler, workers cannot be asked
         return
     answers = cast("dict[str, bool]", client.run(_reaches, place.hostname, place.port, on_error="ignore"))
-    alone = [worker for worker, reached in answers.items() if not reached]
-    if alone:
+    cut_off = [worker for worker, reached in answers.items() if not reached]
+    if cut_off:
         raise InputError(
-            f"PREFECT_API_URL: {len(alone)} of {len(answers)} workers, among them {alone[0]}, find no Prefect server at "
-            f"{server}, an address that every machine has for itself; start one with `prefect server start --host` and "
-            "an address that they see, and set PREFECT_API_URL to it"
+            f"PREFECT_API_URL: {len(cut_off)} of {len(answers)} workers, {cut_off[0]} among them, cannot reach a Prefect "
+            f"server at {server}, an address local to each machine; start one with `prefect server start --host` and "
+            "an address that they can reach, and set PREFECT_API_URL to it"
         )
 
 
@@ -303,6 +301,6 @@ def _reaches(host: str, port: int) -> bool:
     return True
 
 
-def listen(client: Client, topic: str, heard: Callable[[dict[str, Any]], None]) -> None:
-    """Call `heard` with each record that a worker announces under `topic`, from the client's own thread."""
-    client.subscribe_topic(topic, lambda event: heard(event[1]))
+def listen(client: Client, topic: str, handle: Callable[[dict[str, Any]], None]) -> None:
+    """Call `handle` with each record that a worker announces under `topic`, from the client's own thread."""
+    client.subscribe_topic(topic, lambda event: handle(event[1]))

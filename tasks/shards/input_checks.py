@@ -39,23 +39,23 @@ def data_sets(blend: Blend) -> list[tuple[str, str]]:
 def require_separate(sources: Iterable[tuple[str, str]], store: str, output_dir: str) -> None:
     """Raises InputError if inputs and outputs overlap.
 
-    `sources` are names for messages, and paths. No source may contain a folder that a preparation writes to, or lie in its
-    output folder. A blend.json in the output folder must not be an input blend, because publishing replaces it.
+    `sources` are names for messages, and paths. No source may contain a folder that a preparation writes to, or be inside
+    its output folder. A blend.json in the output folder must not be an input blend, because publishing replaces it.
     """
     written = {"the output folder": output_dir, "the store": store, "the cache (XDG_CACHE_HOME)": user_cache()}
     for name, source in sources:
         require_no_overlap(name, source, written, output_dir)
     if _is_input(output_dir):
         raise InputError(
-            f"{join(output_dir, BLEND)}: is a blend of data elsewhere, and publishing here would replace it; move it, or "
-            "choose another output folder"
+            f"{join(output_dir, BLEND)}: is an input blend, and publishing here would replace it; move it, or choose "
+            "another output folder"
         )
 
 
 def _is_input(output_dir: str) -> bool:
     """Whether blend.json in the output folder is an input blend, not a published one.
 
-    A published one has a manifest beside it, and names its own folder unless that was copied or moved.
+    A published one has a manifest beside it, and names its own folder unless the folder was copied or moved.
     """
     place = join(output_dir, BLEND)
     if size_of(place) is None or size_of(join(output_dir, MANIFEST)) is not None:

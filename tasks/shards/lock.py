@@ -1,8 +1,8 @@
 """Lock a folder: one run at a time, and one publication.
 
-The lock is the kernel's (`flock` on the folder itself). It leaves no file, and ends with its holder, even a killed one. On file
-systems without locks (some network mounts) publication proceeds unlocked; every file is still replaced atomically. For a folder
-of an object store, runs of one user on one machine lock a folder in the user's cache.
+The lock is the kernel's (`flock` on the folder itself). It leaves no file, and is released when its holder ends, even if
+killed. On file systems without locks (some network mounts) publication proceeds unlocked; every file is still replaced
+atomically. For a folder of an object store, runs of one user on one machine lock a folder in the user's cache.
 """
 
 import errno
@@ -32,7 +32,7 @@ Inode = tuple[int, int]
 """A folder's device and inode number."""
 
 _held: ContextVar[frozenset[Inode]] = ContextVar("_held", default=frozenset())
-"""The folders locked by this run, so that it does not wait for itself."""
+"""The folders that this run has locked, so that it does not wait for itself."""
 
 
 @contextmanager
@@ -40,7 +40,7 @@ def turn_in(output_dir: str, tell: Tell) -> Generator[None]:
     """Lock an output folder for this run, waiting for the current holder. Errors as in `locked`."""
     place = absolute(output_dir)
     folder = place if is_local(place) else user_cache("outputs", xxh3_128_hexdigest(place.encode()))
-    with locked(folder, lambda holder: tell(f"waiting for {holder}, which works in {place}")):
+    with locked(folder, lambda holder: tell(f"waiting for {holder}, which is using {place}")):
         yield
 
 

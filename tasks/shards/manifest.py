@@ -1,7 +1,7 @@
 """The manifest: a JSON file that describes a preparation down to each shard.
 
-It holds the blend, the settings, every shard with source, identity and counts, the totals, what could not be vouched for, and
-size and hash of the other files of the output folder. All of it is equal for equal preparations, except `volatile`: times,
+It holds the blend, the settings, every shard with source, identity and counts, the totals, missing shards, skipped files, and
+the size and hash of the other files in the output folder. Equal preparations have equal manifests, except `volatile`: times,
 hosts, how much was reused, and the seal. Recipes are listed once and referred to by number, because a million shards share a
 few.
 """
@@ -77,7 +77,7 @@ def read_manifest(output_dir: str) -> dict[str, Any] | None:
 
 
 def published_manifest(output_dir: str) -> dict[str, Any] | None:
-    """The manifest of what is published in an output folder, or None. Raises InputError as `read_manifest` does."""
+    """The manifest of the publication in an output folder, or None. Raises InputError as `read_manifest` does."""
     manifest = _manifest(output_dir)
     return None if manifest is not None and manifest.get("status") == FAILED else manifest
 

@@ -91,7 +91,7 @@ def changes(before: Mapping[str, Any], after: Mapping[str, Any]) -> list[str]:
 
 
 def shard_record(shard: PlannedShard) -> dict[str, Any]:
-    """A planned shard as small, plain JSON, to be sent through a scheduler."""
+    """A planned shard as small, plain JSON, to send through a scheduler."""
     return {"dataset": shard.dataset, "split": shard.split, "identity": shard.identity, "part": asdict(shard.part)}
 
 

@@ -30,7 +30,7 @@ RecipesOf = Callable[[DataSource, str, Sequence[Slice]], Sequence[Recipe]]
 
 
 def places(blend: Blend, settings: PreparationSettings, output_dir: str | None, kind: str) -> tuple[str, Store]:
-    """The output folder as an absolute path, and the store of its shards: the one named, or one in that folder.
+    """The output folder as an absolute path, and the store of its shards: `settings.store`, or one in that folder.
 
     Without an output folder (None), hashes are kept in the user's cache. Raises InputError as `require_separate` does, and
     for a `previous` version that does not exist.
@@ -81,7 +81,7 @@ def plan_shards(
 
 
 def _no_rows(source: DataSource, found: Found) -> str:
-    """Why there is nothing to prepare."""
+    """The error for a data set without rows."""
     size = sum(file.size for file in found.files)
     held = f"{len(found.files)} files of {size:,} bytes" if len(found.files) > 1 else f"a file of {size:,} bytes"
     return f"{source.path} holds no rows ({held}); fix the path, or remove the data set from the blend"

@@ -1,4 +1,5 @@
-"""A kind of preparation is one record, `Preparation`, which flows, commands, verification, nights, viewing and training use.
+"""A kind of preparation is one record, `Preparation`, which flows, commands, verification, nightly runs, viewing and training
+use.
 
 Every kind runs the same way:
 
@@ -37,7 +38,7 @@ Found = TypeVar("Found")
 
 @dataclass(frozen=True)
 class Planned(Generic[Settings, Found]):
-    """A planned preparation: its blend, settings and shards, and what its kind found while planning.
+    """A planned preparation: its blend, settings and shards, and the results of planning specific to its kind.
 
     `found` holds what building and publishing need: a vocabulary, a checked template, tables. `notes` are remarks on a data set
     (by `split/name`) to show before the run.
@@ -78,8 +79,8 @@ class BuildShards(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class Needs:
-    """What building needs: the number of workers of a local cluster (None: one per core), the resources of each worker, such as
-    `{"GPU": 1}`, and the Prefect concurrency limit that a batch holds, if that limit exists.
+    """Requirements for building: the number of workers of a local cluster (None: one per core), the resources of each
+    worker, such as `{"GPU": 1}`, and the Prefect concurrency limit that a batch holds, if that limit exists.
     """
 
     workers: int | None
@@ -89,7 +90,7 @@ class Needs:
 
 @dataclass(frozen=True, slots=True)
 class Release:
-    """What to publish of finished shards: their layout, and their entries in the manifest.
+    """How to publish finished shards: their layout, and their entries in the manifest.
 
     `shards` replace the shards of the plan if others were derived from them; `volatile` joins the run metadata.
     """
@@ -131,23 +132,23 @@ class Preparation(Generic[Settings, Found]):
         name: The kind of its shards, and the `type` of its manifest.
         settings: The settings of the user.
         libraries: Packages whose versions can change bytes; the manifest records them.
-        plan: Blend, settings and output folder (None: nothing counts as built) to a plan. Raises InputError.
+        plan: Plans a preparation, given a blend, settings and output folder (None: nothing counts as built). Raises InputError.
         step: Builds one shard.
-        release: Finished shards to what is published of them. Raises RunError for shards that do not fit together.
+        release: Decides how to publish the finished shards. Raises RunError for shards that do not fit together.
         next_steps: What to do with the output, one line each; `{0}` is its folder, `{manifest}` its manifest.
 
     With a default:
-        arguments: What workers need besides a shard, as JSON; by default the bad-row policy.
+        arguments: Arguments of `step` other than shard and store, as JSON; by default the bad-row policy.
         inspect: Problems of a stored shard beyond sizes and hashes, for `verify`.
         read_blend: The named blend, loaded.
         check: Raises InputError for problems with blend, settings and output folder that are visible before anything starts.
-        rounds: Builds the shards otherwise than "all that are pending"; returns the plan of what is published.
-        needs: What building needs of a cluster.
+        rounds: Builds the shards, by default all pending ones at once; returns the plan to publish.
+        needs: Workers and resources for building.
         accept: Raises RunError for a published manifest that violates a limit in the settings.
-        named_files: A digest of each group of files that settings name and shards do not depend on, for nights.
-        summary: Lines about a manifest specific to this kind.
+        named_files: A digest of each group of files that settings name but shards do not depend on, for nightly runs.
+        summary: Lines for this kind in the summary of a manifest.
         tokens: How tokens are stored in the published files, for `view` and training; None if there are no tokens.
-        training_advice: What to do instead of training on the output; `{path}` is its folder.
+        training_advice: Advice to show instead of training on the output; `{path}` is its folder.
         hidden: Settings that the flow does not offer, because the kind refuses them.
         records_failure: Whether a failed run leaves a manifest that says so if nothing was published before.
     """
@@ -174,7 +175,7 @@ class Preparation(Generic[Settings, Found]):
     records_failure: bool = False
 
     def build(self, planned: Planned[Settings, Found], build_shards: BuildShards) -> Planned[Settings, Found]:
-        """Build everything pending; returns the plan of what is published. Raises RunError as `build_shards`."""
+        """Build everything pending; returns the plan to publish. Raises RunError as `build_shards` does."""
         if self.rounds is not None:
             return self.rounds(planned, build_shards)
         self.build_pending(planned, build_shards)
@@ -240,10 +241,10 @@ def proven_shards(planned: Planned[Any, Any]) -> tuple[list[Finished], list[str]
 
 @dataclass(frozen=True, slots=True)
 class Kind:
-    """A row of the registry: what is known of a kind before its record is imported.
+    """A row of the registry: facts about a kind that are known before its record is imported.
 
     `command` follows `tokenmill`, `flow` names the flow and its deployment, `summary` describes both in one sentence, `record`
-    locates the record (`module:NAME`), and `nightly` says whether nights prepare blends of this kind.
+    locates the record (`module:NAME`), and `nightly` says whether nightly runs prepare blends of this kind.
     """
 
     command: str
@@ -311,6 +312,6 @@ def kind_of(manifest: Mapping[str, Any]) -> Preparation[Any, Any] | None:
 def preparation(name: str) -> Preparation[Any, Any]:
     """The record of a kind. Raises InputError for an unknown name."""
     if name not in KINDS:
-        raise InputError(f"{name!r} is no kind of preparation; {nearest(name, KINDS)}")
+        raise InputError(f"{name!r} is not a kind of preparation; {nearest(name, KINDS)}")
     module, _, attribute = KINDS[name].record.partition(":")
     return getattr(import_module(module), attribute)

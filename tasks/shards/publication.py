@@ -5,11 +5,11 @@
     OUT/manifest.json                 the preparation down to each shard, and the hashes of these files
     OUT/blend.json                    the entry point, replaced last
 
-A kind's `Layout` names its shards. A name carries the first eight digits of the shard's key: trainers cache by path, so a path
-must never refer to other data than before. This also makes replacement safe: old and new names coexist until blend.json is
-replaced, then the old ones are removed. A planned shard without a receipt stops publication, unless partial output is allowed;
-then the manifest says so. Two publications of one local folder take turns, and the last one replaces everything. Object stores
-have no locks, so there the caller must prevent overlap.
+A kind's `Layout` names its shards. A name carries the first eight digits of the shard's key: trainers cache by path, so the
+data at a path must never change. This also makes replacement safe: old and new names coexist until blend.json is replaced, then
+the old ones are removed. A planned shard without a receipt stops publication, unless partial output is allowed; then the
+manifest says so. Two publications of one local folder take turns, and the last one replaces everything. Object stores have no
+locks, so there the caller must prevent overlap.
 """
 
 import os
@@ -64,7 +64,7 @@ Weights = Mapping[tuple[str, str], float]
 
 @dataclass(frozen=True, slots=True)
 class Published:
-    """What a layout has written to the output folder.
+    """The result of writing a layout to the output folder.
 
     `blend` is the new blend.json and `names` are its absolute names. `files` are those written besides the shards' own, with
     paths relative to the output folder; the manifest records their hashes and includes `header`. `derived` are shards made from
@@ -88,7 +88,7 @@ class Layout(Protocol):
         ...
 
     def lay_out(self, output_dir: str, store: Store, finished: Sequence[Finished]) -> Published:
-        """Name the shards' files without changing what an earlier name means, and return the new blend.json."""
+        """Name the shards' files, never reusing an earlier name for other data, and return the new blend.json."""
         ...
 
 
@@ -124,7 +124,7 @@ class FolderLayout:
 
 @dataclass(frozen=True, slots=True)
 class Listed:
-    """A future line of blend.json: a name, its split, and its data set as `(split of the plan, name)`.
+    """An entry for blend.json: a name, its split, and its data set as `(split of the plan, name)`.
 
     Its size is in tokens, or in documents if nothing is tokenized.
     """
@@ -154,7 +154,7 @@ def collect(plan: Plan, *, allow_partial: bool) -> tuple[list[Finished], list[st
 
 
 def check_bad_rows(finished: Sequence[Finished], store: Store, ceiling: float, *, tolerate: bool) -> None:
-    """Raises RunError if a data set has more bad rows than the ceiling (or any, unless `tolerate`), and shows one."""
+    """Raises RunError if a data set has more bad rows than the ceiling (or any, unless `tolerate`); the message shows one."""
     rows: Counter[str] = Counter()
     bad: Counter[str] = Counter()
     kinds: defaultdict[str, Counter[str]] = defaultdict(Counter)
@@ -207,7 +207,7 @@ def publish_preparation(
     header: Mapping[str, Any],
     volatile: Mapping[str, Any],
 ) -> dict[str, Any]:
-    """Publish the finished shards under `output_dir` and return the manifest.
+    """Publish the finished shards in `output_dir` and return the manifest.
 
     `header` describes the preparation as a whole, `volatile` what may differ between equal runs. Raises RunError, before
     anything is published, as `check_shrinkage` does.
@@ -275,7 +275,7 @@ def _published_before(output_dir: str, own: Iterable[str]) -> dict[str, re.Patte
 
 
 def _sweep(output_dir: str, own: Iterable[str], store: Store) -> None:
-    """Remove temporaries of killed runs, except in the folders of shards: building a shard sweeps its own."""
+    """Remove temporaries of killed runs, except in the folders of shards, which building a shard sweeps."""
     folders = [output_dir, *(join(output_dir, name) for name in own if name), store.place, join(store.place, "gates")]
     for folder in folders:
         if is_local(folder):
@@ -283,7 +283,7 @@ def _sweep(output_dir: str, own: Iterable[str], store: Store) -> None:
 
 
 def described(path: str, data: bytes) -> Output:
-    """The file that `data` will be at `path`."""
+    """The record of a file at `path` that holds `data`."""
     return Output(path, len(data), xxh3_128_hexdigest(data))
 
 
@@ -305,8 +305,8 @@ def parts_with_tokens(finished: Sequence[Finished]) -> Iterator[tuple[Finished, 
 def blend_json(listed: Sequence[Listed], weights: Weights) -> bytes:
     """The content of blend.json: per split a flat list of weight and name, or null for an empty split.
 
-    A name's weight is its data set's weight times its share of the data set in that split, so a data set is sampled by its
-    weight into however many shards it is cut. Data sets of weight 0 are left out.
+    A name's weight is its data set's weight times its share of the data set in that split, so the number of shards does not
+    change how often a data set is sampled. Data sets of weight 0 are left out.
     """
     amounts: Counter[tuple[str, tuple[str, str]]] = Counter()
     for name in listed:
@@ -321,7 +321,7 @@ def blend_json(listed: Sequence[Listed], weights: Weights) -> bytes:
 def _publish_quarantine(output_dir: str, store: Store, finished: Sequence[Finished]) -> list[Output]:
     """Write one file of bad rows per data set, with file and line; return them with paths relative to the output folder.
 
-    A shard numbers rows within its slice. The line in the file adds the rows of the slices before.
+    A shard numbers rows within its slice. Its line in the file also counts the rows of earlier slices.
     """
     slices = [(item.dataset, item.shard.part, item.receipt.rows_in) for item in finished]
     before = rows_before(((dataset, part.file.uri), part.start, part.stop, rows) for dataset, part, rows in slices)
@@ -340,7 +340,7 @@ def _publish_quarantine(output_dir: str, store: Store, finished: Sequence[Finish
 
 
 def rows_before(slices: Iterable[tuple[Hashable, int, int, int]]) -> list[int | None]:
-    """The rows of the same file before each slice `(file, start, stop, rows)`; None behind a slice that is missing.
+    """The rows of the same file before each slice `(file, start, stop, rows)`; None after a missing slice.
 
     Slices are missing from a partial output, and after a row longer than a slice.
     """
@@ -363,7 +363,7 @@ def _quarantined(item: Finished, store: Store, before: int) -> bytes:
 
 
 def _remove_stale(output_dir: str, own: Mapping[str, re.Pattern[str]], current: set[str]) -> None:
-    """Remove names of earlier publications that this one lacks, and the local folders and parents that this leaves empty.
+    """Remove names of earlier publications that this one lacks, and local folders and their parents that become empty.
 
     `current` are paths relative to the output folder, or prefixes of such paths.
     """

@@ -1,10 +1,10 @@
 """The one way to write a file: atomically.
 
-A reader of a published path finds the old content or the new one, never a part, even after a kill, a full disk or a power cut.
-On a local disk the bytes go to a hidden temporary beside the target and are synced; an atomic rename follows, and the directory
-is synced. On S3 and GCS one PUT or one completed multipart upload does the same. The sync costs time: on ext4 on a virtual SSD
-a small file takes 0.75 ms instead of 0.25 ms, 256 MB take 0.16 s instead of 0.06 s. Bytes are hashed (xxh3_128, 28 GB/s) as
-they pass, so no file is read again for its hash; a write of 2 kB costs 1.3 µs.
+A reader of a published path finds the old content or the new one, never a part of either, even after a kill, a full disk or a
+power cut. On a local disk the bytes go to a hidden temporary beside the target and are synced; an atomic rename follows, and
+the directory is synced. On S3 and GCS one PUT or one completed multipart upload does the same. The sync costs time: on ext4 on
+a virtual SSD a small file takes 0.75 ms instead of 0.25 ms, 256 MB take 0.16 s instead of 0.06 s. Bytes are hashed (xxh3_128,
+28 GB/s) as they pass, so no file is read again for its hash; a write of 2 kB costs 1.3 µs.
 
 A killed writer leaves its temporary. Writers lock theirs, and `sweep` removes unlocked ones. A multipart upload stays pending,
 invisible to readers, if its writer is killed or the store's answer to its start is lost; the bucket's lifecycle rule removes
@@ -190,8 +190,8 @@ def place_files(pairs: Sequence[tuple[str, str]]) -> None:
     for source, target in local:
         _give_name(source, target)
     _sync_names([target for _, target in local])
-    distant = [pair for pair in pairs if not all(map(is_local, pair))]
-    for _ in in_threads(lambda pair: copy(*pair), distant, COPIES):
+    remote = [pair for pair in pairs if not all(map(is_local, pair))]
+    for _ in in_threads(lambda pair: copy(*pair), remote, COPIES):
         pass
 
 
@@ -218,7 +218,7 @@ def _sync_names(targets: Iterable[str]) -> None:
 
 
 def copy(source: str, target: str) -> None:
-    """Atomically copy the file `source` to `target`, wherever the two are.
+    """Atomically copy the file `source` to `target`, on any storage.
 
     Within one object store the store copies; otherwise the bytes are streamed. Replaces `target`. Errors as in `publish`, and
     FileNotFoundError if there is no `source`.
@@ -246,8 +246,8 @@ def join_files(sources: Iterable[str], target: str) -> Output:
 def publish_folder(folder: str) -> Generator[str]:
     """A temporary local folder that takes the name `folder` when the `with` block ends without an error.
 
-    For libraries that write their own files (checkpoints, models). Replaces a folder of that name, which is missing for the
-    time of two renames. After an error it is unchanged. Raises OSError as `publish` does.
+    For libraries that write their own files (checkpoints, models). Replaces a folder of that name, which does not exist
+    between the two renames. After an error it is unchanged. Raises OSError as `publish` does.
     """
     target = absolute(folder)
     directory, temporary, former = os.path.dirname(target), _temporary_name(target), _temporary_name(target)
@@ -343,7 +343,7 @@ def _local_file(target: str) -> Generator[Put]:
             os.replace(temporary, target)
             _sync_directory(directory)
     except BaseException:
-        # The caller must get the first error; `sweep` removes a temporary that stays.
+        # The caller must get the first error; `sweep` removes a leftover temporary.
         with suppress(OSError):
             os.unlink(temporary)
         raise
@@ -391,7 +391,7 @@ def _naming(target: str) -> Generator[None]:
     try:
         yield
     except OSError as error:
-        if error.errno is None:  # some stores raise only a message, which a file name would replace in print
+        if error.errno is None:  # some stores raise only a message, which Python would not print with a file name
             error.add_note(f"while publishing {target}")
             raise
         error.filename = target
@@ -438,7 +438,7 @@ def _lock(descriptor: int, kind: int) -> bool:
 
 
 def _release(descriptor: int) -> None:
-    # Closing alone would leave the lock with a child forked meanwhile. Without locks this does nothing.
+    # After closing alone, a child forked meanwhile would still hold the lock. Without locks this does nothing.
     _lock(descriptor, fcntl.LOCK_UN)
     os.close(descriptor)
 
@@ -474,7 +474,7 @@ def _linked(source: str, target: str) -> bool:
         try:
             os.replace(temporary, target)
         finally:
-            # A rename onto the same inode, linked meanwhile by a rival, does nothing and leaves both names.
+            # If another process has linked the same inode to `target` meanwhile, the rename does nothing and leaves both names.
             with suppress(FileNotFoundError):
                 os.unlink(temporary)
     return True

@@ -1,4 +1,4 @@
-"""The published files of a preparation: every name in its manifest, matched with the receipt that vouches for the file.
+"""The published files of a preparation: every name in its manifest, matched with the receipt of the file.
 
 `verify`, `push` and the checks before training use this module.
 """
@@ -38,7 +38,7 @@ class Publication:
 
 @dataclass(frozen=True, slots=True)
 class PublishedFile:
-    """A published file at `place`, whose size and xxh3_128 `witness` recorded.
+    """A published file at `place`; `recorded` are its size and xxh3_128, as listed in the file `listed_in`.
 
     `name` is its absolute name in blend.json: its path, or a prefix shared with other files. `original` is the shard's own
     file, None for a file that the manifest lists itself.
@@ -47,12 +47,12 @@ class PublishedFile:
     name: str
     place: str
     recorded: Output
-    witness: str
+    listed_in: str
     original: str | None = None
 
 
 def read_publication(output_dir: str) -> Publication:
-    """Read what is published in a folder.
+    """Read the publication in a folder.
 
     Raises InputError when there is no manifest, or it is damaged or names no store, and RunError when the run failed.
     """
@@ -86,7 +86,7 @@ def outputs_of(part: str, outputs: Iterable[Output]) -> list[Output]:
 
 
 def _files(publication: Publication, key: str, name: str, outputs: Sequence[Output]) -> Iterator[PublishedFile]:
-    """The files of a published name: the one output with its extension, or else all that begin with it."""
+    """The files of a published name: the one output with its extension, otherwise all that begin with it."""
     elsewhere = name.startswith("/") or not is_local(name)
     full = name if elsewhere else join(publication.output_dir, name)
     endings = {f".{output.path.partition('.')[2]}": output for output in outputs}
@@ -111,24 +111,24 @@ def _outputs(store: Store, key: str) -> Sequence[Output] | None:
 
 def problems_in(files: Iterable[PublishedFile], check: Callable[[str, Output, str], str | None]) -> list[str]:
     """The problems that `check` finds in the files, in their order. Several files are checked at a time."""
-    found = in_threads(lambda file: check(file.place, file.recorded, file.witness), list(files), THREADS)
+    found = in_threads(lambda file: check(file.place, file.recorded, file.listed_in), list(files), THREADS)
     return [problem for problem in found if problem]
 
 
-def size_problem(place: str, recorded: Output, witness: str) -> str | None:
+def size_problem(place: str, recorded: Output, listed_in: str) -> str | None:
     """The problem with a file's size, or None if it is as recorded."""
     size = size_of(place)
     if size is None:
         return f"{place}: missing"
-    return None if size == recorded.size else f"{place}: {size:,} bytes, but {witness} says {recorded.size:,}"
+    return None if size == recorded.size else f"{place}: {size:,} bytes, but {listed_in} says {recorded.size:,}"
 
 
-def content_problem(place: str, recorded: Output, witness: str) -> str | None:
+def content_problem(place: str, recorded: Output, listed_in: str) -> str | None:
     """The problem with a file's size or hash, or None if both are as recorded. Reads the whole file."""
-    problem = size_problem(place, recorded, witness)
+    problem = size_problem(place, recorded, listed_in)
     if problem or (found := file_hash(place)) == recorded.xxh3_128:
         return problem
-    return f"{place}: content changed (xxh3_128 is {found}, {witness} says {recorded.xxh3_128})"
+    return f"{place}: content changed (xxh3_128 is {found}, {listed_in} says {recorded.xxh3_128})"
 
 
 def file_hash(place: str) -> str:

@@ -1,7 +1,7 @@
-"""A cache of small answers that take time to compute, each sealed in a file named after its question.
+"""A cache of small results that take time to compute, each in a sealed file.
 
-An answer can decide which ids a text gets, so a damaged, edited or unreadable one is computed again and replaced. Losing an
-answer costs only time.
+A result can decide which ids a text gets, so a damaged, edited or unreadable one is computed again and replaced. Losing a
+result costs only time.
 """
 
 from collections.abc import Callable
@@ -14,18 +14,18 @@ from tokenmill.tasks.seal import sealed, unsealed
 from .publish import publish_bytes
 from .store import read_bytes
 
-Answer = TypeVar("Answer")
+Result = TypeVar("Result")
 
 
-def remembered(place: str, shape: type[Answer], find: Callable[[], Answer]) -> Answer:
-    """The result of `find()`, cached at `place`; `shape` is its type, which JSON must be able to hold.
+def remembered(place: str, kind: type[Result], compute: Callable[[], Result]) -> Result:
+    """The result of `compute()`, cached at `place`; `kind` is its type, which must have a JSON form.
 
-    Where nothing can be written, it is computed every time.
+    If `place` cannot be written, the result is computed every time.
     """
-    adapter: TypeAdapter[Any] = TypeAdapter(shape)
+    adapter: TypeAdapter[Any] = TypeAdapter(kind)
     with suppress(OSError, ValueError, KeyError):
         return adapter.validate_python(unsealed(read_bytes(place) or b"")["answer"])
-    found = find()
+    result = compute()
     with suppress(OSError):
-        publish_bytes(place, sealed({"answer": adapter.dump_python(found, mode="json"), "volatile": {}}))
-    return found
+        publish_bytes(place, sealed({"answer": adapter.dump_python(result, mode="json"), "volatile": {}}))
+    return result

@@ -22,7 +22,7 @@ RUNTIME_SETTINGS = {
     *("shrink_ceiling", "allow_shrink", "previous"),
     *("server", "concurrency"),
 }
-"""Settings of where and how a preparation runs, and of what may be published; equal preparations may differ in them."""
+"""Settings that decide where and how a preparation runs, and what may be published. Equal preparations may differ in them."""
 
 
 class Holdout(Strict, frozen=True):
@@ -43,8 +43,8 @@ class PreparationSettings(Strict, frozen=True):
     """The settings of every preparation; the defaults suit a laptop-sized blend."""
 
     shard_size: Size = Field(default=256_000_000, description="Source bytes per shard, for example 256MB.")
-    store: Place | None = Field(default=None, description="Where shards live; share it between preparations.")
-    holdout: Holdout = Field(default=Holdout(), description="Documents held out of a flat blend.")
+    store: Place | None = Field(default=None, description="Folder or URI of the shards; preparations may share it.")
+    holdout: Holdout = Field(default=Holdout(), description="Documents to hold out of a flat blend.")
     source_identity: SourceIdentity = Field(
         default="content", description="Recognise local files by content, or by size and modification time (stat)."
     )

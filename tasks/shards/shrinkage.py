@@ -40,7 +40,7 @@ def check_shrinkage(
         )
     place = settings.previous or output_dir
     before = _comparable(place, header, settings)
-    lost = {name: said for dataset, name in watched.items() for said in _loss(dataset, before, totals, settings)}
+    lost = {name: loss for dataset, name in watched.items() for loss in _loss(dataset, before, totals, settings)}
     if lost:
         raise RunError(
             f"{'; '.join(lost.values())}; the last version is {place}, and more than {settings.shrink_ceiling:.0%} "

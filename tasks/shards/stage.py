@@ -66,7 +66,7 @@ def tell(sentence: str) -> None:
 
 
 def step_task(name: str) -> Callable[[Callable[P, R]], Task[P, R]]:
-    """Makes a function that plans or publishes a task of that name; its result is neither cached nor stored."""
+    """Turn a function that plans or publishes into a task of that name, whose result is neither cached nor stored."""
     return task(name=name, cache_policy=NO_CACHE, persist_result=False)
 
 
@@ -84,7 +84,7 @@ def _batch_task(step: Step) -> Task[..., State[Any]]:
 
 
 def holding(limit: str | None) -> AbstractContextManager[object]:
-    """A context that holds one slot of a Prefect concurrency limit, and waits for it, if there is one of that name."""
+    """A context that holds one slot of a Prefect concurrency limit, waiting for it, if a limit of that name exists."""
     return concurrency(limit, occupy=1, strict=False) if limit else nullcontext()
 
 
@@ -146,7 +146,7 @@ def _build(
 ) -> None:
     tally = Tally(len(pending), sum(shard.part.size for shard in pending))
     client = runner.client
-    topic = f"shards-{uuid4()}"  # a standing cluster may serve other runs
+    topic = f"shards-{uuid4()}"  # an existing cluster may serve other runs
     listen(client, topic, tally.add)
     work = [
         [shard_record(shard) for shard in batch]
@@ -191,7 +191,7 @@ def _one_server() -> Generator[None]:
 
 
 def _wait(futures: Sequence[PrefectDaskFuture[Any]], tally: Tally, watch: ClusterWatch, name: str) -> list[str]:
-    """Wait for every batch, showing progress; returns the failures. Raises as `ClusterWatch.look`."""
+    """Wait for every batch, showing progress; returns the failures. Raises as `ClusterWatch.check` does."""
     artifact = cast("UUID", create_progress_artifact(0.0, artifact_key(name), "share of source bytes built"))
     bar = ProgressBar(partial(update_progress_artifact, artifact), time.monotonic())
     with ProgressDisplay(tally) as display:
@@ -200,15 +200,15 @@ def _wait(futures: Sequence[PrefectDaskFuture[Any]], tally: Tally, watch: Cluste
             display.refresh()
             bar.show(tally.share, time.monotonic())
 
-        wait_for([future.wrapped_future for future in futures], watch.look, show)
+        wait_for([future.wrapped_future for future in futures], watch.check, show)
     failures = [f"batch {number}: {failure}" for number, failure in enumerate(map(_failure, futures), 1) if failure]
     bar.end(tally.share if failures else 1.0, time.monotonic())
     return failures
 
 
 def _failure(future: PrefectDaskFuture[Any]) -> str | None:
-    """Why the batch failed, or None. This is the one place that catches every exception: it comes from another process and may be
-    of any kind, and the other batches must still be awaited.
+    """The error that failed the batch, or None. This is the one place that catches every exception: a worker may raise any
+    type, and the other batches must still be awaited.
     """
     try:
         future.result()

@@ -21,12 +21,12 @@ THREADS = 16
 """Receipts read at a time: on an object store each costs a round trip of some 30 ms."""
 
 LISTED = 1_000
-"""From this many keys on, list folders before reading receipts: the length of a page of an object store's listing."""
+"""With this many keys or more, list folders before reading receipts: one page of an object store's listing."""
 
 
 @dataclass(frozen=True, slots=True)
 class Store:
-    """The shards of one kind under one place."""
+    """The shards of one kind in one store."""
 
     place: str
     kind: str

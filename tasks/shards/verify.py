@@ -31,7 +31,7 @@ Inspect = Callable[[Store, Receipt], list[str]]
 
 @dataclass(frozen=True, slots=True)
 class Verification:
-    """What was checked, and every problem found, each naming a file."""
+    """Numbers of checked files and shards, and every problem found; each problem names a file."""
 
     shards: int
     files: int
@@ -83,7 +83,7 @@ def _check_shard(store: Store, entry: Mapping[str, Any], inspect: Inspect) -> _C
     found = (content_problem(store.path(key, output.path), output, RECEIPT) for output in receipt.outputs)
     problems = [problem for problem in found if problem]
     problems += [
-        f"{place}: lists no file of its part {part!r}"
+        f"{place}: lists no file for its part {part!r}"
         for part, count in receipt.parts.items()
         if count.documents and not outputs_of(part, receipt.outputs)
     ]

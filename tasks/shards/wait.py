@@ -1,7 +1,7 @@
 """Wait for batches on Dask until all have ended, or until no worker can build the rest.
 
 A Dask client reports nothing when its own thread ends, when the scheduler hangs with open connections, or when no worker
-is left. So this checks the cluster every LOOK_SECONDS, and fails when it is lost.
+is left. So this checks the cluster every CHECK_SECONDS, and fails when it is lost.
 
 Dask's setting `distributed.scheduler.no-workers-timeout` limits the wait for a worker. Without it the limit is ten
 minutes, or a day on a cluster started for the run on other machines, whose jobs may queue.
@@ -21,13 +21,13 @@ from tokenmill.tasks.errors import RunError
 from .cluster import ClusterLostError, declares, listed
 
 REFRESH_SECONDS = 1.0
-LOOK_SECONDS = 5.0
+CHECK_SECONDS = 5.0
 
 ANSWER_SECONDS = 30.0
 """How long a check waits for a busy scheduler."""
 
 SILENT_SECONDS = 300.0
-"""How long a scheduler may not answer. It gives its workers as long (`worker-ttl`)."""
+"""How long a scheduler may be silent: as long as its workers (`worker-ttl`)."""
 
 LONGEST_SECONDS, QUEUE_SECONDS = 600.0, 86_400.0
 
@@ -40,37 +40,37 @@ KEPT = "finished shards are kept: run the same command again to continue"
 class ClusterWatch:
     """Watches the cluster of a run; an `adaptive` cluster starts and stops workers as needed.
 
-    `tell` gets a sentence when the run waits for a worker with the `resources`.
+    Calls `tell` with a sentence when the run begins to wait for a worker with the `resources`.
     """
 
     client: Client
     resources: Mapping[str, float]
     adaptive: bool
     tell: Callable[[str], None]
-    _looked: float = field(default_factory=time.monotonic, init=False)
+    _checked: float = field(default_factory=time.monotonic, init=False)
     _answered: float = field(default_factory=time.monotonic, init=False)
     _staffed: float = field(default_factory=time.monotonic, init=False)
-    _told: bool = field(default=False, init=False)
+    _announced: bool = field(default=False, init=False)
 
-    def look(self) -> None:
-        """Check the cluster, at most once in LOOK_SECONDS.
+    def check(self) -> None:
+        """Check the cluster, at most once in CHECK_SECONDS.
 
         Raises RunError when the scheduler does not answer, or there has been no suitable worker for too long, and
         ClusterLostError when the client has ended.
         """
-        if time.monotonic() - self._looked < LOOK_SECONDS:
+        if time.monotonic() - self._checked < CHECK_SECONDS:
             return
         self._require_client()
         workers = self._workers()
-        self._looked = time.monotonic()
+        self._checked = time.monotonic()
         if workers is None:
             self._require_answer()
             return
-        self._answered = self._looked
+        self._answered = self._checked
         if any(declares(worker, self.resources) for worker in workers.values()):
-            self._staffed, self._told = self._looked, False
+            self._staffed, self._announced = self._checked, False
             return
-        self._require_more_to_come()
+        self._require_future_workers()
 
     @property
     def _client(self) -> Any:  # noqa: ANN401 - distributed is barely typed
@@ -95,21 +95,21 @@ class ClusterWatch:
                 f"the Dask scheduler at {self._client.scheduler.address} has not answered for {silent:,.0f} s; {KEPT}"
             )
 
-    def _require_more_to_come(self) -> None:
+    def _require_future_workers(self) -> None:
         cluster, address = self._client.cluster, self._client.scheduler.address
         wanted = f"a worker with the resources {listed(self.resources)}" if self.resources else "a worker"
         if isinstance(cluster, LocalCluster) and not self.adaptive and not _can_restart(cluster):
             raise RunError(f"all Dask workers of this run have ended; {KEPT}")
         queued = cluster is not None and not isinstance(cluster, LocalCluster)
-        patience, waited = _patience(queued=queued), self._looked - self._staffed
+        patience, waited = _patience(queued=queued), self._checked - self._staffed
         if waited > patience:
             raise RunError(
                 f"the Dask cluster at {address} has not had {wanted} for {waited:,.0f} s; {KEPT} once it has workers, "
                 "or allow more time: DASK_DISTRIBUTED__SCHEDULER__NO_WORKERS_TIMEOUT=2h"
             )
-        if not self._told:
-            self.tell(f"waiting for {wanted} of the Dask cluster at {address}, for {patience:,.0f} s at most")
-            self._told = True
+        if not self._announced:
+            self.tell(f"waiting up to {patience:,.0f} s for {wanted} of the Dask cluster at {address}")
+            self._announced = True
 
 
 def _can_restart(cluster: LocalCluster) -> bool:
@@ -123,14 +123,14 @@ def _patience(*, queued: bool) -> float:
     return parse_timedelta(chosen) if chosen else QUEUE_SECONDS if queued else LONGEST_SECONDS
 
 
-def wait_for(futures: Sequence[Future[Any]], look: Callable[[], None], show: Callable[[], None]) -> None:
-    """Wait until all futures have ended, in success or failure. About every second, call `look`, which may raise, and `show`."""
+def wait_for(futures: Sequence[Future[Any]], check: Callable[[], None], show: Callable[[], None]) -> None:
+    """Wait until all futures have succeeded or failed. About every second, call `check`, which may raise, and `show`."""
     woken = Event()
     for future in futures:
         future.add_done_callback(lambda _: woken.set())
     pending = list(futures)
     while pending := [future for future in pending if not future.done()]:
         if not woken.wait(REFRESH_SECONDS):
-            look()
+            check()
         woken.clear()
         show()

@@ -1,4 +1,4 @@
-"""Find the files of a data set, given as a file, a folder, a glob, a bucket prefix or a hub data set.
+"""Find the files of a data set: a file, a folder, a glob, a bucket prefix or a hub data set.
 
 One listing per source, never a request per file: a bucket prefix of 100,000 objects takes 100 pages, a hub data set one answer,
 a folder of 100,000 local files 1.3 s. Listings include sizes and checksums, so nothing is read except the first bytes of
@@ -67,7 +67,7 @@ def discover(source: DataSource) -> list[SourceFile]:
 def find(source: DataSource) -> Found:
     """The files of `source`, sorted by URI, and how many others were skipped. Empty files are kept, with size 0.
 
-    A local file has `modified_ns`, any other `version`, if its store gives one. Links to folders are followed; a folder or
+    A local file has `modified_ns`, any other file `version`, if its store gives one. Links to folders are followed; a folder or
     file that can be reached in several ways is read once. Raises InputError if there is nothing to read.
     """
     if source.path.startswith("hf://"):
@@ -136,7 +136,7 @@ def _local_names(path: Path) -> tuple[Path, list[str], list[str]]:
 
 
 def _why_no_file(path: Path) -> str:
-    """Why `path` is neither a file nor a folder, and the remedy."""
+    """The reason why `path` is neither a file nor a folder, and the remedy."""
     try:
         mode = path.stat().st_mode
     except FileNotFoundError:
@@ -253,7 +253,7 @@ def _kind(name: str) -> tuple[str, Compression | None]:
 
 @contextmanager
 def _explained(place: str) -> Generator[None]:
-    """Turns a store's refusal into an InputError with a remedy; transient errors pass through, to be retried."""
+    """Turn a store's refusal into an InputError with a remedy; transient errors pass through, to be retried."""
     try:
         yield
     except FileNotFoundError as error:
@@ -298,12 +298,12 @@ def require_no_overlap(name: str, source: str, written: Mapping[str, str], publi
             below = _below(location, folder)
             if below is not None and _may_match(pattern, f"{place}/{below}"):
                 raise InputError(
-                    f"{name}: {source} is searched for files and {what} {written[what]} lies in it, so the next run would "
-                    f"read what this one writes; choose a folder outside of {source}"
+                    f"{name}: {source} is searched for files and contains {what} {written[what]}, so the next run "
+                    f"would read this run's output; choose a folder outside {source}"
                 )
         if replaced is not None and _below(replaced, location) is not None:
             raise InputError(
-                f"{name}: {source} lies in the output folder {published}, where publishing replaces and removes files; "
+                f"{name}: {source} is inside the output folder {published}, where publishing replaces and removes files; "
                 "choose another output folder"
             )
 

@@ -77,7 +77,7 @@ def loads(data: bytes | str) -> Any:  # noqa: ANN401 - any JSON
 
 
 def rounded(data: bytes | str) -> Any:  # noqa: ANN401 - same
-    """The value of JSON text with rounded numbers, for readers that need only texts. Raises as `loads`."""
+    """The value of JSON text with rounded numbers, for readers that need only texts. Raises as `loads` does."""
     try:
         return orjson.loads(data)
     except orjson.JSONDecodeError as error:
@@ -104,8 +104,8 @@ def with_placeholders(value: Any) -> tuple[Any, Callable[[str], str]]:  # noqa: 
         if TOO_DEEP in str(error):
             raise
         numbers: list[str] = []
-        said = repr(value)
-        begin = next(number for number in count(MARKS) if str(number) not in said)
+        spelling = repr(value)
+        begin = next(number for number in count(MARKS) if str(number) not in spelling)
         plain = _marked(value, numbers, begin)
         if numbers:
             mark = re.compile(rf"(?<!\w){begin}(\d{{7}})(?!\w)")

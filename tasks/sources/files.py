@@ -72,8 +72,8 @@ def slice_of(record: Mapping[str, Any]) -> Slice:
 class BadRow:
     """A row that could not be read: its number in the slice (from 0, blank lines included), and why.
 
-    `reason` is one of a small fixed set (`malformed_json`, `null_text`, …) for counting; `detail` is the parser's
-    message; `excerpt` is the start of the row, with unprintable characters escaped.
+    `reason` is one of a small fixed set (`malformed_json`, `null_text`, …) for counting; `detail` is the parser's message;
+    `excerpt` is the start of the row, with unprintable characters escaped.
     """
 
     row: int
@@ -155,10 +155,10 @@ class Require(Protocol):
 class SourceFormat(Protocol):
     """A file format: how its files are named, cut, identified and read. `formats.FORMATS` lists the formats.
 
-    `name` is part of every shard's identity and must not change. `endings` are file name endings; if `compressible`,
+    `name` is part of every shard's identity and must not change. `endings` are file name extensions; if `compressible`,
     each may be followed by `.gz` or `.zst`. A `columnar` format is read column by column: the identity of a slice covers
-    only the columns that are needed, and cutting a file reads its footer. `json_rows.RowFormat` implements all methods
-    but one for formats that are not columnar.
+    only the columns that are needed, and cutting a file reads its footer. `json_rows.RowFormat` implements all methods but
+    one for formats that are not columnar.
     """
 
     name: str
@@ -201,7 +201,7 @@ class SourceFormat(Protocol):
 
     @abstractmethod
     def count_rows(self, part: Slice, limit: int) -> int:
-        """The number of rows of a slice, at most `limit`; reads no further than that."""
+        """The number of rows of a slice; stops reading at `limit`."""
         ...
 
     @abstractmethod
@@ -222,7 +222,7 @@ Piece = TypeVar("Piece", bound=Rows)
 
 
 def leading(pieces: Iterator[Piece], rows: int | None) -> Iterator[Piece]:
-    """The first `rows` rows of consecutive pieces (all for None); reads no further than that."""
+    """The first `rows` rows of consecutive pieces (all for None); stops reading there."""
     if rows is None:
         yield from pieces
         return

@@ -24,7 +24,7 @@ FORMATS: dict[str, SourceFormat] = {}
 """Every format, by name."""
 
 ENDINGS: dict[str, tuple[str, Compression | None]] = {}
-"""Every file name ending, with the name of its format and its compression."""
+"""Every file name extension, with the name of its format and its compression."""
 
 
 def register(source_format: SourceFormat) -> None:
@@ -61,7 +61,7 @@ def without_ending(name: str) -> str:
 def read_texts(part: Slice, text_field: str) -> Iterator[TextBatch]:
     """The rows of a slice, in order, as batches of about a mebibyte (Parquet: four) of text.
 
-    `text_field` names the string to take from each row; dots lead into objects (`content.text`).
+    `text_field` names the string to take from each row; dots separate nested keys (`content.text`).
 
     Raises SourceCorrupt if the file is truncated or damaged, RunError if it has changed, and InputError if a Parquet
     file has no such column. A row that cannot be read is part of the batch, with its reason.
@@ -72,16 +72,16 @@ def read_texts(part: Slice, text_field: str) -> Iterator[TextBatch]:
 def read_records(part: Slice, fields: Sequence[str]) -> Iterator[RecordBatch]:
     """The rows of a slice, in order, as batches of about a mebibyte (Parquet: four) of records.
 
-    `fields` are the fields that are needed; dots lead into objects. A record may hold others too, and lacks those that its row
-    lacks. From Parquet only these are read (all if `fields` is empty), and nulls are dropped.
+    `fields` are the fields that are needed; dots separate nested keys. A record may hold others too, and lacks those that
+    its row lacks. From Parquet only these are read (all if `fields` is empty), and nulls are dropped.
 
-    Raises as `read_texts`; InputError if a Parquet file has none of `fields`.
+    Raises as `read_texts` does, and InputError if a Parquet file has none of `fields`.
     """
     return format_of(part.file).records(part, fields)
 
 
 def count_rows(part: Slice, limit: int) -> int:
-    """The number of rows of a slice, including blank and bad ones; at most `limit`, and reads no further than that."""
+    """The number of rows of a slice, including blank and bad ones; stops reading at `limit`."""
     return format_of(part.file).count_rows(part, limit)
 
 

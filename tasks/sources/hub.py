@@ -82,7 +82,7 @@ def parse(source: DataSource) -> Reference:
         raise InputError(f"{source.path}: not a data set of the hub; write hf://org/name or hf://org/name@revision")
     in_path = unquote(match["revision"]) if match["revision"] else None
     if in_path and source.revision and in_path != source.revision:
-        raise InputError(f"{source.path}: the field 'revision' says {source.revision!r}; keep one of the two")
+        raise InputError(f"{source.path}: conflicts with 'revision' {source.revision!r}; keep one of the two")
     return Reference(match["repository"], in_path or source.revision, match["inside"])
 
 
@@ -129,7 +129,7 @@ def _file(root: str, sibling: RepoSibling) -> SourceFile:
     kind = describe(sibling.rfilename)
     size, version = (sibling.lfs.size, sibling.lfs.sha256) if sibling.lfs else (sibling.size, sibling.blob_id)
     if kind is None or size is None:
-        raise InputError(f"{root}/{sibling.rfilename}: the hub does not tell its size; check HF_ENDPOINT")
+        raise InputError(f"{root}/{sibling.rfilename}: the hub does not report its size; check HF_ENDPOINT")
     return SourceFile(f"{root}/{sibling.rfilename}", size, *kind, version=version)
 
 

@@ -1,9 +1,9 @@
 """Verify that a reader gets the planned bytes, so that a shard's key never covers other rows.
 
 A slice of a local file is identified by a hash of its bytes, and a reader hashes them again. So a file that was replaced,
-overwritten or changed through a memory map is detected whatever its times, even if the original is restored before the reader
-ends. Row formats are hashed as they are read. Parquet is read out of order: its slices are hashed in blocks first, and each
-block is compared when it is read. xxh3 hashes some 30 GB/s.
+overwritten or changed through a memory map is detected regardless of its times, even if the original is restored before the
+reader ends. Row formats are hashed as they are read. Parquet is read out of order: its slices are hashed in blocks first, and
+each block is compared when it is read. xxh3 hashes some 30 GB/s.
 
 Without such a hash, the store's metadata must not change. For a local file (`source_identity=stat`, or a sample, which
 ends before its slice) that is size, modification time and change time of the open file, before and after; for an object,
@@ -46,7 +46,7 @@ def is_hashed(part: Slice) -> bool:
 
 @contextmanager
 def verified(part: Slice, stream: BinaryIO) -> Generator[xxh3_128]:
-    """A hasher, to be fed with the bytes of a slice as they are read from `stream`, its open file.
+    """A hasher to update with the bytes of a slice as they are read from `stream`, its open file.
 
     Raises RunError at the start if the file is not the planned one, and at the end if it has changed or other bytes were read.
     A reader that stops early skips the check at the end.
@@ -111,8 +111,8 @@ def _object_state(entry: Mapping[str, Any]) -> tuple[int, str | None, Any]:
 
 def _changed(uri: str) -> RunError:
     return RunError(
-        f"{uri}: changed while it was being prepared; run the same command again (if nobody writes to the file and this "
-        "happens again, check its disk, and `touch` the file to accept its present content)"
+        f"{uri}: changed while it was being prepared; run the same command again (if nothing writes to "
+        "the file and this happens again, check its disk, and `touch` the file to accept its present content)"
     )
 
 
@@ -135,7 +135,7 @@ def range_blocks(stream: BinaryIO, ranges: Ranges, size: int) -> Iterator[tuple[
 class VerifiedStream(RawIOBase):
     """A file whose `ranges` are hashed when it is opened, so that a later read of them returns the same bytes or fails.
 
-    Bytes outside of the ranges are not checked. Closing it leaves the underlying stream open.
+    Bytes outside the ranges are not checked. Closing it leaves the underlying stream open.
     """
 
     def __init__(self, stream: BinaryIO, ranges: Ranges, hasher: xxh3_128, uri: str) -> None:

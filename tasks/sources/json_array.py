@@ -66,7 +66,7 @@ def _without_mark(content: Iterator[bytes]) -> Iterator[bytes]:
 
 
 def split_elements(blocks: Iterator[bytes]) -> Iterator[list[Row]]:
-    """The elements of the array in consecutive blocks, in lists of those that each block completes.
+    """The elements of an array in consecutive blocks: for each block, a list of the elements that end in it.
 
     The first byte that is not white space must be the `[` of the array. Raises BrokenArrayError.
     """

@@ -21,7 +21,7 @@ from .json_rows import HEAD_BYTES, RowFormat
 from .opening import BLOCK_BYTES, open_source
 
 MAX_ROW_BYTES = 256 << 20
-"""Longer rows are refused. Never smaller than BLOCK_BYTES."""
+"""Longer rows are bad rows. At least BLOCK_BYTES."""
 
 PROBE_BYTES = 64 << 10
 """Bytes to read at a time when looking for the end of one row."""
@@ -140,7 +140,7 @@ def slice_blocks(stream: BinaryIO, start: int, stop: int) -> Iterator[bytes]:
 
 
 def split_lines(blocks: Iterator[bytes]) -> Iterator[list[Row]]:
-    """The lines in consecutive blocks, without their ends, in lists of those that each block completes."""
+    """The lines in consecutive blocks, without line ends: for each block, a list of the lines that end in it."""
     pending = Pending()
     for block in blocks:
         head, *others = block.split(b"\n")

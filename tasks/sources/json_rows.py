@@ -1,4 +1,4 @@
-"""JSON rows: each gives a text or record, is blank, or is refused with the exact reason.
+"""JSON rows: each is a text or record, blank, or a bad row with the exact reason.
 
 A block of rows is first parsed as if every row were good. Only if that fails is it parsed row by row, so diagnosis is free if
 all rows are good, and one bad row costs a few milliseconds.
@@ -59,7 +59,7 @@ class RowFormat(SourceFormat):
 
     @abstractmethod
     def split(self, content: Iterator[bytes]) -> Iterator[list[Row]]:
-        """The rows in consecutive blocks of a file, in lists of those that each block completes."""
+        """The rows in consecutive blocks of a file: for each block, a list of the rows that end in it."""
         ...
 
     def cut(self, file: SourceFile, shard_size: int, fields: Sequence[str], require: Require) -> list[Slice]:  # noqa: ARG002

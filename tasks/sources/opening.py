@@ -52,7 +52,7 @@ class UnsupportedFrameError(ValueError):
 
 
 class SourceCorrupt(RunError):  # noqa: N818 - describes the source
-    """A source file is truncated or damaged; some of its rows cannot be read."""
+    """A source file is truncated or damaged, so some of its rows cannot be read."""
 
 
 def open_source(file: SourceFile, *, cache: str = "readahead") -> BinaryIO:
@@ -76,7 +76,7 @@ def blocks(file: SourceFile, stream: BinaryIO, hasher: xxh3_128 | None = None) -
         yield from stored
         return
     if file.size == 0:
-        raise SourceCorrupt(f"{file.uri}: is empty, and so not a {file.compression} file; fetch it or write it again")
+        raise SourceCorrupt(f"{file.uri}: is empty, so it is not a {file.compression} file; fetch it or write it again")
     try:
         yield from _reblocked(_gunzipped(stored) if file.compression == "gzip" else _unzstd(stored))
     except UnsupportedFrameError as error:
@@ -90,7 +90,7 @@ def blocks(file: SourceFile, stream: BinaryIO, hasher: xxh3_128 | None = None) -
 
 
 def _reblocked(pieces: Iterator[bytes]) -> Iterator[bytes]:
-    """The same bytes in blocks of BLOCK_BYTES, so that block borders do not depend on how the file was compressed."""
+    """The same bytes in blocks of BLOCK_BYTES, so that block boundaries do not depend on how the file was compressed."""
     held: list[bytes] = []
     size = 0
     for piece in pieces:
@@ -154,7 +154,7 @@ def _unsupported(head: bytes, error: ZstdError) -> UnsupportedFrameError | None:
     """The missing memory or dictionary if `error` is due to that; `head` is the frame's header."""
     if "too much memory" in str(error):
         return UnsupportedFrameError(
-            f"needs more than {MAX_WINDOW_BYTES:,} bytes of memory to decompress, its zstd window; compress it again with "
+            f"has a zstd window of more than {MAX_WINDOW_BYTES:,} bytes; compress it again with "
             "`zstd --long=31` or less"
         )
     try:

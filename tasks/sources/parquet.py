@@ -203,7 +203,7 @@ def _remedy(schema: pa.Schema, text_field: str, key: str, names: Sequence[str]) 
         return AMBIGUOUS
     dotted = [name for name in (*names, *schema.names) if "." in name and f".{name}." in f".{text_field}."]
     if dotted:
-        return f"a dot leads into a struct: rename column {dotted[0]!r} to a name without one, and write the file again"
+        return f"a dot means a struct field: rename column {dotted[0]!r} without dots, and write the file again"
     return nearest(key, names)
 
 

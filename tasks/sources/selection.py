@@ -32,7 +32,7 @@ SPLIT_WORDS = re.compile(
 )
 
 ENDING = re.compile(r"(?<=.)\.[a-z][a-z0-9]{0,9}(?:\.(?:gz|zst|bz2|xz|lz4))?\Z")
-"""The ending of any file: letters and digits after the last dot, with the dot before it if that is a compression."""
+"""The extension of any file: letters and digits after the last dot, with the dot before it if that is a compression."""
 
 USED_IN = "used_in"
 
@@ -59,7 +59,7 @@ def data_names(names: Iterable[str], place: str) -> list[str]:
     data = [name for name in visible if describe(name) and name.rsplit("/", 1)[-1] not in METADATA]
     if data:
         return data
-    found = f"of {len(seen)} files none can be read: {shortened(seen)}" if seen else "there are no files"
+    found = f"none of the {len(seen)} files can be read: {shortened(seen)}" if seen else "there are no files"
     raise InputError(f"{place}: {found}; supported are {', '.join(ENDINGS)}")
 
 
@@ -128,11 +128,11 @@ def _split_names(name: str) -> list[str]:
 
 
 def missing(source: DataSource, kind: str, asked: str, known: Iterable[str]) -> InputError:
-    """The error for a subset or split that does not exist; lists those that do, nearest first."""
+    """The error for a subset or split that does not exist; lists the existing ones, nearest first."""
     error = MissingSplitError if kind == "split" else InputError
     near = sorted(known, key=lambda name: (-difflib.SequenceMatcher(None, asked, name).ratio(), name))
     return error(
-        f"{source.path}: no data of {kind} {asked!r} (data set {source.name!r}); it has {shortened(near) or 'none'}"
+        f"{source.path}: has no {kind} {asked!r} (data set {source.name!r}); it has {shortened(near) or 'none'}"
     )
 
 
@@ -146,7 +146,7 @@ def shortened(names: list[str]) -> str:
 class RowFilter:
     """Keeps the rows in which every field of `wanted` has one of its wanted values.
 
-    Dots in field names lead into objects. A field matches a value if it equals it, is a list that contains it, or is
+    Dots in field names separate nested keys. A field matches a value if it equals it, is a list that contains it, or is
     comma-separated text that contains it. Types matter: `true` is not 1, and "1" is not 1.
     """
 

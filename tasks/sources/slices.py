@@ -1,8 +1,8 @@
 """Cut files into slices, and identify the content of each slice.
 
 Cuts depend on the file alone and lie about `shard_size` bytes apart: at fixed byte offsets in plain JSON Lines, between row
-groups in Parquet. Compressed text and JSON arrays are one slice, because reading cannot start in the middle. So a file that
-grows keeps its full slices and gains new ones at its end.
+groups in Parquet. A file of compressed text or a JSON array is one slice, because reading cannot start in the middle. So a file
+that grows keeps its full slices and gains new ones at its end.
 
 If a store provides a checksum (an etag, an LFS sha256), nothing is read. Every slice of a local file is hashed once with
 xxh3_128, in parallel, and the hash is cached by path, size, modification time and change time, as in git's index: an unchanged
@@ -62,7 +62,7 @@ def cut(file: SourceFile, shard_size: int, fields: Sequence[str], require: Requi
         return []
     kind = file.compression or file.format
     raise InputError(
-        f"{file.uri}: is empty (0 bytes), which no {kind} file is; fetch it or write it again, or remove it from the blend"
+        f"{file.uri}: is empty (0 bytes), so it is not a {kind} file; fetch it or write it again, or remove it from the blend"
     )
 
 
@@ -139,7 +139,7 @@ class ContentIndex:
         """The slices by the footer, cached unless a later change of the file could go unnoticed."""
         read_at = time.time_ns()
         parts = cut(file, shard_size, fields, require)
-        if file.version is not None or _left_alone(file, read_at):
+        if file.version is not None or _is_settled(file, read_at):
             tag = _cut_tag(file, shard_size, fields, require)
             self.cuts[tag] = [(part.start, part.stop, part.size) for part in parts]
             self.changed = True
@@ -169,7 +169,7 @@ class ContentIndex:
         """The hash of the content, cached unless a later change of the file could go unnoticed."""
         read_at = time.time_ns()
         content = content_hash(part, fields)
-        if _left_alone(part.file, read_at):
+        if _is_settled(part.file, read_at):
             self.entries[_now(part, _tag(part, fields))] = content
             self.changed = True
         return content
@@ -182,8 +182,8 @@ def _completed(known: Sequence[Result | None], items: Sequence[Item], read: Call
     return [next(found) if result is None else result for result in known]
 
 
-def _left_alone(file: SourceFile, read_at: int) -> bool:
-    """Whether a local file is old enough that its size and times reveal every change since `read_at`."""
+def _is_settled(file: SourceFile, read_at: int) -> bool:
+    """Whether a local file is old enough for its size and times to reveal every change since `read_at`."""
     return is_local(file.uri) and read_at - (file.modified_ns or 0) >= RACY_NANOSECONDS
 
 
@@ -204,7 +204,7 @@ def _tag(part: Slice, fields: Sequence[str]) -> str:
 
 
 def _now(part: Slice, tag: str) -> str:
-    """A tag that no other content can get later."""
+    """A tag that no later content of the file can have."""
     return f"{tag}@{part.file.changed_ns}"
 
 

@@ -161,7 +161,7 @@ def _dtype_code(dtype: np.dtype[np.integer]) -> int:
     for code, known in DTYPES.items():
         if dtype == known:
             return code
-    raise ValueError(f"dtype: expected int32 or uint16, found {dtype}; take token_dtype(vocabulary_size)")
+    raise ValueError(f"dtype: expected int32 or uint16, found {dtype}; use token_dtype(vocabulary_size)")
 
 
 def _places(lengths: np.ndarray, dtype: np.dtype[np.integer]) -> np.ndarray:

@@ -33,14 +33,14 @@ OF_THREE_BYTES, OF_FOUR_BYTES = 0xE0, 0xF0
 """The lowest lead bytes of characters of three and four bytes in UTF-8."""
 
 SPARSE = 16
-"""If fewer than one byte in so many may begin a suspect, characters are looked up one by one."""
+"""If fewer than one byte in this many may begin a suspect, look up characters one by one."""
 
 LIBRARIES = ("gigatoken", "tokenizers", "tiktoken", "sentencepiece")
 
 
 @dataclass(frozen=True)
 class ExactEncoder:
-    """Encodes with `fast`; texts with one of `suspects`, or with a character outside of the sweep, with `reference`."""
+    """Encodes with `fast`, but with `reference` if a text contains one of `suspects` or a character outside the sweep."""
 
     fast: Encoder
     reference: Callable[[], Encoder]
@@ -80,7 +80,7 @@ class ExactEncoder:
 
     @cached_property
     def _is_suspect(self) -> np.ndarray:
-        """By code point. Characters outside of the sweep are suspect, except ASCII, which the gate tests."""
+        """By code point. Characters outside the sweep are suspect, except ASCII, which the gate tests."""
         table = np.ones(sys.maxunicode + 1, np.bool_)
         for known in (ASCII, SURROGATES, *SWEPT):
             table[known.start : known.stop] = False
@@ -126,7 +126,7 @@ def exact_encoder(vocabulary: Vocabulary, *, literal: bool) -> ExactEncoder:
 def _suspects_of(vocabulary: Vocabulary) -> list[int]:
     """The suspects, cached per user for all tokenizers with the same splitting."""
     splitting = vocabulary.splitting()
-    cutting = splitting.question if splitting else vocabulary.fingerprint
-    question = [cutting, SWEEP_VERSION, [version(library) for library in LIBRARIES]]
-    name = hashlib.sha256(orjson.dumps(question, option=orjson.OPT_SORT_KEYS)).hexdigest()[:32]
+    cutting = splitting.key if splitting else vocabulary.fingerprint
+    key = [cutting, SWEEP_VERSION, [version(library) for library in LIBRARIES]]
+    name = hashlib.sha256(orjson.dumps(key, option=orjson.OPT_SORT_KEYS)).hexdigest()[:32]
     return remembered(user_cache("characters", f"{name}.json"), list[int], lambda: suspect_characters(vocabulary))

@@ -60,7 +60,7 @@ def gate_notes(verdicts: Mapping[str, Verdict]) -> dict[str, str]:
 
 
 Documents = Callable[[Slice], Iterator[str]]
-"""Gives the texts of a slice that will be encoded, in order."""
+"""Gives the texts to encode of a slice, in order."""
 
 
 def judge(
@@ -71,12 +71,12 @@ def judge(
     `which` names the texts that `documents` reads from a row; it is part of the cache key.
     """
     sampled = _sampled(slices)
-    question = [
+    key = [
         vocabulary.fingerprint, literal, which, [(part.content, part.rows) for part in sampled],
         nasty_strings(vocabulary), SAMPLED_DOCUMENTS, SAMPLED_CHARACTERS, SWEEP_VERSION,
         [version(library) for library in LIBRARIES],
     ]  # fmt: skip
-    place = join(store, "gates", f"{hashlib.sha256(orjson.dumps(question)).hexdigest()[:32]}.json")
+    place = join(store, "gates", f"{hashlib.sha256(orjson.dumps(key)).hexdigest()[:32]}.json")
 
     def compared() -> Verdict:
         texts = nasty_strings(vocabulary) + [text for part in sampled for text in _beginnings(documents(part))]

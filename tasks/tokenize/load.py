@@ -68,8 +68,8 @@ def load_vocabulary(settings: TokenizerSettings) -> Vocabulary:
         if wanted and identifier is None:
             token = name.removeprefix("add_")
             raise InputError(
-                f"tokenizer.{name}: {settings.model!r} does not say which token is {token.upper()}; "
-                f"name it as {token}_token in a tokenizer_config.json beside it, or set tokenizer.{name}=false"
+                f"tokenizer.{name}: {settings.model!r} does not name its {token.upper()} token; "
+                f"set {token}_token in a tokenizer_config.json beside it, or set tokenizer.{name}=false"
             )
     return vocabulary
 
@@ -225,7 +225,7 @@ def _sha256(path: Path) -> str:
 
 
 def _remembered_facts(name: str, digest: str) -> Facts:
-    """`_facts`, cached: building an encoding takes 0.3 s, and most commands only need these."""
+    """`_facts`, cached: building an encoding takes 0.3 s, and most commands need only these."""
     place = user_cache("encodings", f"{name}-{version('tiktoken')}-{digest[:16]}.json")
     return remembered(place, Facts, lambda: _facts(name))
 
@@ -236,8 +236,8 @@ def _facts(name: str) -> Facts:
         encoding = tiktoken.get_encoding(name)
     except OSError as error:  # includes the errors of requests
         raise InputError(
-            f"tokenizer.model: {name!r} is not shipped and cannot be fetched: {error}; check the network, or set "
-            "TIKTOKEN_CACHE_DIR to a folder that contains it"
+            f"tokenizer.model: {name!r} is not shipped and cannot be fetched: {error}; check the "
+            "network, or set TIKTOKEN_CACHE_DIR to a folder with its ranks"
         ) from error
     special = {token: encoding.encode_single_token(token) for token in sorted(encoding.special_tokens_set)}
     return special, encoding.max_token_value + 1

@@ -43,7 +43,7 @@ from .shard import tokenize_shard
 from .vocabulary import Vocabulary
 
 FORMAT_VERSION = 2
-"""Raised whenever the same recipe and source would give other bytes than before."""
+"""Increase it when the same recipe and source give different bytes."""
 
 
 @dataclass(frozen=True)
@@ -101,7 +101,7 @@ def _recipe(
 
 
 def worker_arguments(planned: PretrainPlan) -> dict[str, Any]:
-    """Arguments of workers besides the shard."""
+    """The arguments that workers get besides the shard."""
     return {"tokenizer": planned.settings.tokenizer.model_dump(), "on_bad_row": planned.settings.on_bad_row}
 
 
@@ -151,7 +151,7 @@ class PairLayout:
 
 
 def _named_files(store: Store, item: Finished, part: str, prefix: str) -> Iterator[tuple[str, str]]:
-    """The files of a part in the store, each with the name that it is published under."""
+    """The files of a part in the store, each with its published name."""
     for output in item.receipt.outputs:
         stem, _, ending = output.path.rpartition(".")
         if stem == part:
@@ -185,7 +185,7 @@ def _pair(store: Store, key: str, part: str, recorded: PartCount) -> list[str]:
     except BinIdxError as error:
         return [f"{place}: {error}"]
     found = PartCount(index.documents, index.tokens)
-    return [] if found == recorded else [f"{place}: holds {found}, its receipt says {recorded}"]
+    return [] if found == recorded else [f"{place}: holds {found}, but its receipt says {recorded}"]
 
 
 def require_tokenizer(_blend: Blend, settings: PretrainSettings, _output_dir: str) -> None:

@@ -45,18 +45,18 @@ class TokenizerSettings(TokenizerSource, frozen=True):
 class PretrainSettings(PreparationSettings, frozen=True):
     """The settings of the pretraining preparation."""
 
-    tokenizer: TokenizerSettings = Field(default=TokenizerSettings(), description="What documents are encoded with.")
+    tokenizer: TokenizerSettings = Field(default=TokenizerSettings(), description="Tokenizer of the documents.")
     special_tokens_in_text: SpecialTokens = Field(
-        default="literal", description="Control strings in text: plain text, control ids, or quarantine the row."
+        default="literal", description="Control strings in text: encode as text or as control ids, or reject the row."
     )
-    min_doc_chars: int | None = Field(default=None, ge=1, description="Shorter documents are dropped and counted.")
-    max_doc_tokens: int | None = Field(default=None, ge=1, description="Longer documents are cut; EOS is kept.")
+    min_doc_chars: int | None = Field(default=None, ge=1, description="Drop and count shorter documents.")
+    max_doc_tokens: int | None = Field(default=None, ge=1, description="Cut longer documents; EOS is kept.")
 
     @model_validator(mode="after")
     def _leave_room_for_text(self) -> Self:
         extra = self.tokenizer.add_bos + self.tokenizer.add_eos
         if self.max_doc_tokens is not None and self.max_doc_tokens <= extra:
-            raise ValueError(f"max_doc_tokens={self.max_doc_tokens} leaves no room for text besides BOS and EOS")
+            raise ValueError(f"max_doc_tokens={self.max_doc_tokens} leaves no space for text besides BOS and EOS")
         return self
 
 

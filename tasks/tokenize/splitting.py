@@ -45,13 +45,13 @@ NormalForm = Callable[[str], str]
 class Splitting:
     """How a tokenizer normalizes and splits text.
 
-    Two tokenizers with the same `question` normalize and cut alike. `patterns()` are the regular expressions that cut, in
-    order. `encoders(ranks)` makes a fast encoder and a reference that cut in this way but have other tokens: bytes with
-    their ranks, of which the lowest merge first. Neither normalizes. `normal_forms()` are the normalizers of the fast
-    encoder and of the reference; None if they do not normalize.
+    Tokenizers with the same `key` normalize and cut alike. `patterns()` are the regular expressions that cut, in order.
+    `encoders(ranks)` makes a fast encoder and a reference that cut in this way but have other tokens: bytes with their
+    ranks, of which the lowest merge first. Neither normalizes. `normal_forms()` are the normalizers of the fast encoder and
+    of the reference; None if they do not normalize.
     """
 
-    question: Sequence[Any]
+    key: Sequence[Any]
     patterns: Callable[[], Sequence[str]]
     encoders: Callable[[Mapping[bytes, int]], tuple[Encoder, Encoder]]
     normal_forms: Callable[[], tuple[NormalForm, NormalForm]] | None = None
@@ -75,8 +75,8 @@ def huggingface_splitting(definition: Mapping[str, Any]) -> Splitting | None:
         reference: normalizers.Normalizer = tokenizers.Tokenizer.from_buffer(made).normalizer
         return partial(_decoded, fast), reference.normalize_str
 
-    question = [cutting, normalizer if normalizes else None]
-    return Splitting(question, lambda: list(_patterns(steps)), encoders, normal_forms if normalizes else None)
+    key = [cutting, normalizer if normalizes else None]
+    return Splitting(key, lambda: list(_patterns(steps)), encoders, normal_forms if normalizes else None)
 
 
 def tiktoken_splitting(name: str, pretokenizer: str) -> Splitting:

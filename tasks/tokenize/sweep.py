@@ -37,7 +37,7 @@ from .splitting import NormalForm, Splitting
 from .vocabulary import Vocabulary
 
 SWEEP_VERSION = 2
-"""Raised whenever the sweep covers more, which invalidates cached results."""
+"""Increase it when the sweep covers more; this invalidates cached results."""
 
 SWEPT = (range(0x80, 0xD800), range(0xE000, 0x34000), range(0xE0000, 0xE0200))
 """Where Unicode 17 assigns characters beyond ASCII, without surrogates and its last two planes, which are private."""

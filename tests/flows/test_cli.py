@@ -189,7 +189,7 @@ WRONG_RL = {
     "unknown transform in the settings": ([], ["transforms=[passthrough, {selct: [uuid]}]"], ["transform 2", "'selct'"]),
     "wrong target": ([], ["target=nemo_gim"], ["target", "'nemo_gym'", "'nemo_gim'"]),
     "table that is not there": ([{"resolve_placeholders": TABLE}], [], ["'marbles'", "no_such.parquet"]),
-    "transforms that nothing takes up": (["passthrough"], ["transforms=[{select: [uuid]}]"], ["transforms", "leave them out"]),
+    "transforms that nothing takes up": (["passthrough"], ["transforms=[{select: [uuid]}]"], ["transforms", "remove them"]),
     "broken override": ([], ["transforms=[{select: [uuid]}"], ["transforms=[{select: [uuid]}", "YAML"]),
     "rows held out of splits that are there": ([], ["val_holdout=2", "splits=source"], ["val_holdout", "splits=source"]),
     "rows counted for nobody": ([], ["max_tokens=9"], ["max_tokens", "target"]),

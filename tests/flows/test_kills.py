@@ -180,6 +180,6 @@ def test_a_scheduler_that_hangs_with_its_connections_open_is_given_up(tmp_path, 
         watch = ClusterWatch(client, {}, False, print)
         try:
             with pytest.raises(RunError, match=rf"the Dask scheduler at {address} has not answered for"):
-                wait_for([future], watch.look, lambda: None)
+                wait_for([future], watch.check, lambda: None)
         finally:
             process.send_signal(signal.SIGCONT)

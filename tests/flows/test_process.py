@@ -263,7 +263,7 @@ def test_a_command_does_its_work_without_standard_streams(command, how, blend):
     assert "Exception ignored" not in complaint
     if how == "full":
         assert complaint.strip().splitlines()[-1] == (
-            "tokenmill: stdout: No space left on device; the command is done, but its output is lost"
+            "tokenmill: stdout: No space left on device; the command finished, but its output is lost"
         )
 
 

@@ -240,9 +240,9 @@ def test_two_nights_at_once_take_turns_and_make_one_version(nights):
     [
         ("pretrain/broken.json", "{", "not valid JSON"),
         ("pretrian/typo.json", "{}", "did you mean 'pretrain'?"),
-        ("lost.json", "{}", "no kind of preparation"),
+        ("lost.json", "{}", "not a kind of preparation"),
         ("pretrain/wbe.yaml", "{}", "did you mean 'web.json'?"),
-        ("pretrain/news/local.json", "{}", "no kind of preparation"),
+        ("pretrain/news/local.json", "{}", "not a kind of preparation"),
         ("pretrain/web.yml", "{}", "web.yml: settings are read from files that end in .yaml"),
         ("pretrain/wbe.yml", "{}", "wbe.yml: settings are read from files that end in .yaml"),
     ],
@@ -269,8 +269,8 @@ def test_misnamed_defaults_fail_every_blend_that_they_are_for(nights):
     ("settings", "said"),
     [
         ("shard_sise: 3", "did you mean 'shard_size'"),
-        ("store: /elsewhere", "leave 'store' out"),
-        ("previous: /elsewhere", "leave 'previous' out"),
+        ("store: /elsewhere", "remove 'store' from"),
+        ("previous: /elsewhere", "remove 'previous' from"),
         ("- 1", "must hold a mapping"),
         ("a: [", "not valid YAML"),
     ],

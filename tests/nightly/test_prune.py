@@ -134,7 +134,7 @@ def test_a_folder_inside_of_a_shard_is_left_where_it_is(nights):
 def test_an_output_that_cannot_be_read_or_is_of_another_store_stops_everything(nights, tmp_path):
     store, before = store_of(nights.out), whereabouts(nights.out)
     shutil.copytree(nights.out, tmp_path / "copy")
-    with pytest.raises(InputError, match="nothing to keep was named"):
+    with pytest.raises(InputError, match="no outputs to keep were named"):
         prune(store, [])
     with pytest.raises(InputError, match=r"nowhere: no manifest\.json of a publication"):
         prune(store, [*everything(nights), str(tmp_path / "nowhere")])
@@ -238,7 +238,7 @@ def test_a_damaged_version_is_prepared_again_by_the_remedy_that_verify_names(nig
     damaged = next(Path(store_of(nights.out), "pretrain", min(keys(version))).glob("*.bin"))
     damaged.write_bytes(damaged.read_bytes()[:-4] + b"\xff\xff\xff\xff")
     assert verify(str(version), inspect_pretrain_shard).withdrawn
-    assert remedy_for(str(version)) == "remove this folder, and the next night prepares this blend again"
+    assert remedy_for(str(version)) == "remove this folder, and the next nightly run prepares this blend again"
     shutil.rmtree(version)
     assert set(nights.run(THIRD)) == {NEWS}
     assert verify(f"{nights.out}/{NEWS}/{THIRD}", inspect_pretrain_shard).problems == []

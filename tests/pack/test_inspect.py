@@ -71,27 +71,29 @@ def test_many_packs_have_no_problems_and_each_is_looked_at(tmp_path):
     assert problems(tmp_path / "good", table(many), facts=facts) == []
     for number in random.Random(0).sample(range(300), 20):
         wrong = [*many[:number], {**many[number], "seq_start_id": [1]}, *many[number + 1 :]]
-        assert problems(tmp_path / str(number), table(wrong), facts=facts) == ["a pack does not begin with a sequence"]
+        assert problems(tmp_path / str(number), table(wrong), facts=facts) == [
+            "seq_start_id of a pack does not begin with 0"
+        ]
 
 
 @pytest.mark.parametrize("which", [0, 1])
 @pytest.mark.parametrize(
     ("change", "problem"),
     [
-        ({"loss_mask": [0, 1, 0]}, "a pack has a mask of another length than its tokens"),
-        ({"loss_mask": []}, "a pack has a mask of another length than its tokens"),
+        ({"loss_mask": [0, 1, 0]}, "loss_mask and input_ids of a pack differ in length"),
+        ({"loss_mask": []}, "loss_mask and input_ids of a pack differ in length"),
         ({"input_ids": [9] * 13, "loss_mask": [0] * 13}, "a pack holds 13 tokens, more than pack_size 12"),
-        ({"seq_start_id": []}, "a pack does not begin with a sequence"),
-        ({"seq_start_id": [1]}, "a pack does not begin with a sequence"),
-        ({"seq_start_id": [-1]}, "a pack does not begin with a sequence"),
-        ({"input_ids": [], "loss_mask": [], "seq_start_id": []}, "a pack does not begin with a sequence"),
-        ({"input_ids": [], "loss_mask": []}, "the sequences of a pack do not follow one another"),
-        ({"seq_start_id": [0, 0]}, "the sequences of a pack do not follow one another"),
-        ({"seq_start_id": [0, 5, 4]}, "the sequences of a pack do not follow one another"),
-        ({"seq_start_id": [0, -3]}, "the sequences of a pack do not follow one another"),
-        ({"seq_start_id": [0, 12]}, "the sequences of a pack do not follow one another"),
-        ({"input_ids": [1, 2, 3], "loss_mask": [0, 0, 1], "seq_start_id": [0]}, "the last token of a sequence is to predict a token of another"),
-        ({"input_ids": [1, 2, 3], "loss_mask": [0, 1, 0], "seq_start_id": [0, 2]}, "the last token of a sequence is to predict a token of another"),
+        ({"seq_start_id": []}, "seq_start_id of a pack does not begin with 0"),
+        ({"seq_start_id": [1]}, "seq_start_id of a pack does not begin with 0"),
+        ({"seq_start_id": [-1]}, "seq_start_id of a pack does not begin with 0"),
+        ({"input_ids": [], "loss_mask": [], "seq_start_id": []}, "seq_start_id of a pack does not begin with 0"),
+        ({"input_ids": [], "loss_mask": []}, "seq_start_id of a pack does not increase, or exceeds its tokens"),
+        ({"seq_start_id": [0, 0]}, "seq_start_id of a pack does not increase, or exceeds its tokens"),
+        ({"seq_start_id": [0, 5, 4]}, "seq_start_id of a pack does not increase, or exceeds its tokens"),
+        ({"seq_start_id": [0, -3]}, "seq_start_id of a pack does not increase, or exceeds its tokens"),
+        ({"seq_start_id": [0, 12]}, "seq_start_id of a pack does not increase, or exceeds its tokens"),
+        ({"input_ids": [1, 2, 3], "loss_mask": [0, 0, 1], "seq_start_id": [0]}, "loss_mask is 1 at the last token of a sequence"),
+        ({"input_ids": [1, 2, 3], "loss_mask": [0, 1, 0], "seq_start_id": [0, 2]}, "loss_mask is 1 at the last token of a sequence"),
     ],
     ids=str,
 )  # fmt: skip
@@ -112,13 +114,13 @@ def test_a_broken_rule_is_named(tmp_path, which, change, problem):
 )  # fmt: skip
 def test_other_counts_than_the_receipts_are_named(tmp_path, packs, found):
     recorded = {"packs": 2, "sequences": 3, "stored": 19, "loss_tokens": 8}
-    assert problems(tmp_path, table(packs)) == [f"holds {found}, its receipt says {recorded}"]
+    assert problems(tmp_path, table(packs)) == [f"holds {found}, but its receipt says {recorded}"]
 
 
 def test_a_file_without_packs_is_a_problem(tmp_path):
     nothing = {"packs": 0, "sequences": 0, "stored": 0, "loss_tokens": 0}
     (problem,) = problems(tmp_path, table([]))
-    assert problem.startswith(f"holds {nothing}, its receipt says ")
+    assert problem.startswith(f"holds {nothing}, but its receipt says ")
 
 
 @pytest.mark.parametrize(
@@ -270,7 +272,7 @@ def test_a_file_that_is_whole_but_no_packs_costs_its_shard(whole):
         truncated=receipt.truncated, facts=receipt.facts,
     )  # fmt: skip
     found = check(out)
-    assert f"{place}: the last token of a sequence is to predict a token of another" in found.problems
+    assert f"{place}: loss_mask is 1 at the last token of a sequence" in found.problems
     assert found.withdrawn == [shard.key]
     assert [shard.key for shard in again().plan.pending] == [shard.key]
     assert tree(out) == expected

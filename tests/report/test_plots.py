@@ -361,13 +361,13 @@ def test_what_cannot_be_drawn_is_refused(published, tmp_path):
     folder, _ = published
     with pytest.raises(InputError, match=r"no manifest\.json here"):
         score_page.report_page([str(tmp_path)])
-    with pytest.raises(InputError, match="one folder of rows at a time"):
+    with pytest.raises(InputError, match="name only one folder of rows"):
         score_page.report_page([str(folder / "out"), str(folder / "out")])
     empty = publish_scores(tmp_path / "empty", "nll", [])
     with pytest.raises(InputError, match="there is nothing to draw; name a folder of scores"):
         score_page.report_page([empty])
     other = publish_scores(tmp_path / "other", "sft", [])
-    with pytest.raises(InputError, match="holds 'sft'; drawn are harmony, nll, embeddings"):
+    with pytest.raises(InputError, match="holds 'sft'; a report shows harmony, nll, embeddings"):
         score_page.report_page([other])
 
 

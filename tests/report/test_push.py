@@ -225,7 +225,7 @@ def test_places_are_left_out_of_texts_and_what_only_looks_like_one_stays(own):
 def test_shards_that_lie_elsewhere_are_refused(hub, tmp_path):
     path = preparing_rl.write_rows(tmp_path / "rows.jsonl", chats(0, 5))
     preparing_rl.prepare(preparing.blend_of(path), tmp_path / "out", store="memory://store")
-    assert "lies outside" in refusal(lambda: send(tmp_path / "out"))
+    assert "is outside" in refusal(lambda: send(tmp_path / "out"))
 
 
 @pytest.mark.parametrize("kind", KINDS)
@@ -286,7 +286,7 @@ def test_a_new_repository_is_as_private_as_was_asked_for(hub, outputs, public):
     }
 
 
-@pytest.mark.parametrize(("private", "remedy"), [(False, "--public"), (True, "leave --public out")])
+@pytest.mark.parametrize(("private", "remedy"), [(False, "--public"), (True, "remove --public")])
 def test_a_repository_that_is_not_as_private_as_asked_for_is_refused_before_a_byte(hub, outputs, private, remedy):
     hub.create("org/name", private=private)
     said = refusal(lambda: send(outputs("rl"), public=private))
@@ -505,7 +505,7 @@ def test_a_commit_by_someone_else_in_between_is_told(hub, outputs):
 def test_what_the_hub_leaves_out_is_told(hub, outputs):
     hub.create("org/name").ignored = ["train/*"]
     said = refusal(lambda: send(outputs("rl")), RunError)
-    assert "did not take" in said
+    assert "skipped" in said
     assert ".gitignore" in said
 
 

@@ -174,7 +174,7 @@ def test_what_is_no_artifact_is_refused(line):
 def test_an_artifact_of_another_kind_is_refused():
     line = b'{"harmony": {"path": "/x", "type": "harmony", "made_from": [{"type": "data", "path": "y"}], "rows": 3}}'
     assert read_artifact(line, {"harmony"}, "score").made_from == [MadeFrom(type="data", path="y")]
-    with pytest.raises(InputError, match="of type 'harmony', and this needs pretrain or sft"):
+    with pytest.raises(InputError, match="of type pretrain or sft, but stdin holds 'harmony'"):
         read_artifact(line, {"sft", "pretrain"}, "train")
 
 

@@ -256,7 +256,7 @@ def test_documents_are_found_beyond_the_first_thousand_packs(tmp_path, vocabular
 
 
 def test_an_id_that_two_shards_share_asks_for_more_of_the_key(many):
-    with pytest.raises(InputError, match=f"2 shards fit.*{KEYS[0]}, {KEYS[1]}"):
+    with pytest.raises(InputError, match=f"2 shards match.*{KEYS[0]}, {KEYS[1]}"):
         view_output(many, doc="1a2b3c4d-2")
     assert texts(view_output(many, doc="1a2b3c4d1-2")) == ["1a2b3c4d1 train 2"]
     assert texts(view_output(many, doc=f"{KEYS[0]}-0")) == ["1a2b3c4d0 train 0", "1a2b3c4d0 valid 0"]
@@ -265,11 +265,11 @@ def test_an_id_that_two_shards_share_asks_for_more_of_the_key(many):
 @pytest.mark.parametrize(
     ("doc", "complaint"),
     [
-        ("17", "no document id"),
-        ("1A2B3C4D-17", "no document id"),
-        ("1a2b3c4d-", "no document id"),
-        ("00000000-1", "no shard here fits"),
-        ("feedbeef-train-1", "no shard here fits"),
+        ("17", "not a document id"),
+        ("1A2B3C4D-17", "not a document id"),
+        ("1a2b3c4d-", "not a document id"),
+        ("00000000-1", "no shard here matches"),
+        ("feedbeef-train-1", "no shard here matches"),
         ("feedbeef-99", "no document 99"),
     ],
 )
@@ -311,11 +311,11 @@ def test_what_cannot_be_viewed_says_so(tmp_path, chat, vocabulary):
 
 ROW = columns_of([(3, [("user", [65, 66], False), ("assistant", [67, 68], True)]), (4, [("user", [69], False)])])
 DAMAGES = {
-    "holds 1 packs, and so no pack 1": lambda row: row,
+    "holds 1 packs, so there is no pack 1": lambda row: row,
     "5 ids but 4 values of loss_mask": lambda row: row["loss_mask"].pop(),
     "2 values of seq_start_id but 1 of document": lambda row: row["document"].pop(),
-    "seq_start_id does not rise from 0 to below 5": lambda row: row["seq_start_id"].__setitem__(1, 5),
-    "role_start does not rise from 0 to below 5": lambda row: row["role_start"].__setitem__(0, 1),
+    "seq_start_id does not increase from 0 to below 5": lambda row: row["seq_start_id"].__setitem__(1, 5),
+    "role_start does not increase from 0 to below 5": lambda row: row["role_start"].__setitem__(0, 1),
     "a role is not one of 0 to 6": lambda row: row["role"].__setitem__(0, 7),
 }
 
@@ -409,7 +409,7 @@ def test_a_bin_with_fewer_documents_than_its_manifest_says_is_named(pretrained, 
     last["documents"]["train"] += 1
     (tmp_path / "manifest.json").write_bytes(sealed(manifest))
     documents = last["documents"]["train"] - 1
-    with pytest.raises(RunError, match=f"holds {documents} documents, and so no document {documents}; run"):
+    with pytest.raises(RunError, match=f"holds {documents} documents, so there is no document {documents}; run"):
         view_output(str(tmp_path), doc=f"{last['key']}-train-{documents}")
 
 

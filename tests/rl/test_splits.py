@@ -236,7 +236,7 @@ def test_a_file_that_is_named_outright_is_training_data_and_nothing_else(tmp_pat
 
 def test_a_source_without_training_data_is_refused(tmp_path):
     blend = folder(tmp_path / "in", "validation.jsonl", "test.jsonl")
-    with pytest.raises(InputError, match="no data of split 'train"):
+    with pytest.raises(InputError, match="has no split 'train"):
         plan(blend, tmp_path / "out", splits="source")
 
 
@@ -251,7 +251,7 @@ def test_what_is_done_to_rows_is_done_in_every_split(tmp_path):
 
 def test_a_blend_that_lists_splits_has_none_to_look_for(tmp_path):
     blend = load_blend({"train": folder(tmp_path / "in", "train.jsonl")["datasets"]})
-    with pytest.raises(InputError, match="splits=source: this blend lists its splits itself; leave the setting out"):
+    with pytest.raises(InputError, match="splits=source: this blend lists its splits itself; remove the setting"):
         by_source_splits(blend)
 
 
@@ -259,7 +259,7 @@ def test_a_blend_that_lists_splits_has_none_to_look_for(tmp_path):
     ("chosen", "words"),
     [
         ({"splits": "source", "val_holdout": 3}, "keep one of the two"),
-        ({"max_tokens": 3}, "name a target as well"),
+        ({"max_tokens": 3}, "set target as well"),
         ({"val_holdout": 0}, "val_holdout"),
         ({"splits": "sources"}, "splits"),
         ({"compression": "gzip"}, "compression"),

@@ -318,7 +318,7 @@ def test_a_revision_of_a_local_table_means_nothing(tmp_path):
 def test_a_file_of_another_shape_is_no_table_of_questions(tmp_path, schema):
     write_rows(tmp_path / "a.parquet", [dict.fromkeys(schema.names)], schema)
     said = refusal(tmp_path / "a.parquet")
-    assert "no table of questions" in said
+    assert "not a table of questions" in said
     assert f"({schema.names[0]}: " in said
 
 
@@ -352,7 +352,7 @@ def test_a_table_of_the_hub_is_read_from_the_commit_it_was_planned_at(hub, tmp_p
 
 def test_a_split_that_is_not_there_is_refused_with_those_that_are(hub, tmp_path):
     commit(hub, tmp_path, "org/name", "data/math-00000-of-00001.parquet", PAIRS)
-    assert "no data of split 'maths'" in refusal("hf://org/name", split="maths")
+    assert "has no split 'maths'" in refusal("hf://org/name", split="maths")
     assert "'math'" in refusal("hf://org/name", split="maths")
 
 

@@ -132,5 +132,5 @@ def test_workers_that_are_killed_while_they_start_are_started_again_a_few_times(
         with local_cluster(**arguments) as cluster, Client(cluster) as client:
             assert client.submit(sum, [1, 2]).result(60) == 3
         return
-    with pytest.raises(RunError, match=f"died while they started, {STARTS} times in a row .*more memory"):
+    with pytest.raises(RunError, match=f"died during startup {STARTS} times in a row .*more memory"):
         local_cluster(**arguments)

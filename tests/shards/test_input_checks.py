@@ -57,7 +57,7 @@ def test_no_kind_writes_into_what_it_reads(kind, data):
     assert "the output folder" in refusal(kind, blend, f"{data}/out")
     assert "the store" in refusal(kind, blend, f"{data.parent}/out", store=f"{data}/shards")
     assert "the store" in refusal(kind, blend, None, store=f"{data}/shards")
-    assert f"lies in the output folder {data.parent}" in refusal(kind, blend, str(data.parent))
+    assert f"is inside the output folder {data.parent}" in refusal(kind, blend, str(data.parent))
     assert sorted(data.parent.rglob("*")) == before
 
 
@@ -137,7 +137,7 @@ def test_nights_do_not_publish_among_their_blends(data, tmp_path, capsys):
     (tmp_path / "blends/pretrain").mkdir(parents=True)
     (tmp_path / "blends/pretrain/web.json").write_text(json.dumps(blend_of(data)))
     assert run(["nightly", f"{tmp_path}/blends", "--output-dir", f"{tmp_path}/blends/out"]) == 2
-    assert f"the output folder {tmp_path}/blends/out lies in it" in capsys.readouterr().err
+    assert f"contains the output folder {tmp_path}/blends/out" in capsys.readouterr().err
 
 
 def test_a_home_folder_is_where_it_is_wherever_it_is_named(data, tmp_path, monkeypatch):

@@ -41,7 +41,7 @@ def test_a_run_waits_for_another_in_its_folder_however_that_ends_and_says_for_wh
         with turn_in(str(tmp_path / "out"), tell):
             assert len(told) == 1
     assert told[0].startswith(f"waiting for process {process.pid} ({sys.executable} -c ")
-    assert told[0].endswith(f"which works in {tmp_path}/out")
+    assert told[0].endswith(f"which is using {tmp_path}/out")
 
 
 def test_a_flow_run_is_called_by_its_id(tmp_path):
@@ -51,7 +51,7 @@ def test_a_flow_run_is_called_by_its_id(tmp_path):
         turn_in(str(tmp_path), lambda sentence: (told.append(sentence), process.kill())),
     ):
         pass
-    assert told == [f"waiting for flow run 5c0f (process {process.pid}), which works in {tmp_path}"]
+    assert told == [f"waiting for flow run 5c0f (process {process.pid}), which is using {tmp_path}"]
 
 
 def nobody(sentence):
@@ -79,7 +79,7 @@ def test_runs_in_a_folder_of_an_object_store_wait_too(tmp_path, monkeypatch):
             pass
         with turn_in("s3://bucket/out", lambda sentence: (told.append(sentence), process.kill())):
             pass
-    assert told[0].endswith("which works in s3://bucket/out")
+    assert told[0].endswith("which is using s3://bucket/out")
 
 
 def test_a_folder_that_cannot_be_made_is_named(tmp_path):

@@ -327,7 +327,7 @@ def test_a_data_set_of_empty_files_is_refused_with_what_they_hold(tmp_path, chos
 @pytest.mark.parametrize("name", ["a.jsonl.gz", "a.json.zst", "a.parquet"])
 def test_an_empty_file_of_a_kind_that_never_is_is_refused(tmp_path, chosen, name):
     (tmp_path / name).touch()
-    with pytest.raises(InputError, match=rf"{name}: is empty \(0 bytes\), which no \w+ file is; fetch it"):
+    with pytest.raises(InputError, match=rf"{name}: is empty \(0 bytes\), so it is not a \w+ file; fetch it"):
         planned(blend_of(tmp_path / name), tmp_path / "out", **chosen)
 
 

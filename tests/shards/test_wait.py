@@ -16,7 +16,7 @@ from tokenmill.tasks.shards.wait import ClusterWatch, wait_for
 @pytest.fixture(autouse=True)
 def hasty(monkeypatch):
     monkeypatch.setattr(wait, "REFRESH_SECONDS", 0.02)
-    monkeypatch.setattr(wait, "LOOK_SECONDS", 0.0)
+    monkeypatch.setattr(wait, "CHECK_SECONDS", 0.0)
 
 
 @contextmanager
@@ -42,7 +42,7 @@ def double(number):
 def test_the_wait_ends_with_the_last_future_whether_it_did_well_or_not():
     with cluster(1) as found, watching(found) as (client, watch, told):
         futures = [client.submit(double, 21), client.submit(double, None)]
-        wait_for(futures, watch.look, lambda: None)
+        wait_for(futures, watch.check, lambda: None)
         assert [future.status for future in futures] == ["finished", "error"]
         assert not told
 
@@ -52,14 +52,14 @@ def test_a_cluster_of_our_own_whose_workers_have_ended_is_not_waited_for():
         future = client.submit(time.sleep, 0.5)
         found.sync(found.workers[0].close)
         with pytest.raises(RunError, match=r"all Dask workers of this run have ended; finished shards are kept"):
-            wait_for([future], watch.look, lambda: None)
+            wait_for([future], watch.check, lambda: None)
 
 
 def test_a_cluster_that_grows_as_needed_is_waited_for():
     with cluster(0) as found, watching(found, adaptive=True) as (client, watch, _):
         future = client.submit(double, 21)
         found.adapt(minimum=0, maximum=1, interval="10ms")
-        wait_for([future], watch.look, lambda: None)
+        wait_for([future], watch.check, lambda: None)
         assert future.result() == 42
 
 
@@ -67,11 +67,11 @@ def test_a_standing_cluster_has_time_to_get_a_worker_and_says_so_once():
     with cluster(0) as found, watching(found.scheduler_address) as (client, watch, told):
         future = client.submit(double, 21)
         for _ in range(3):
-            watch.look()
+            watch.check()
         assert len(told) == 1
-        assert f"waiting for a worker of the Dask cluster at {found.scheduler_address}, for 600 s" in told[0]
+        assert f"waiting up to 600 s for a worker of the Dask cluster at {found.scheduler_address}" in told[0]
         found.scale(1)
-        wait_for([future], watch.look, lambda: None)
+        wait_for([future], watch.check, lambda: None)
         assert future.result() == 42
 
 
@@ -82,7 +82,7 @@ def test_a_standing_cluster_without_workers_is_given_up_when_dasks_own_setting_s
         watching(found.scheduler_address) as (client, watch, _),
         pytest.raises(RunError, match=r"has not had a worker for .*NO_WORKERS_TIMEOUT"),
     ):
-        wait_for([client.submit(double, 21)], watch.look, lambda: None)
+        wait_for([client.submit(double, 21)], watch.check, lambda: None)
 
 
 def test_workers_without_the_resources_do_not_count():
@@ -92,7 +92,7 @@ def test_workers_without_the_resources_do_not_count():
         watching(found.scheduler_address, {"GPU": 1}) as (client, watch, _),
         pytest.raises(RunError, match="has not had a worker with the resources GPU=1"),
     ):
-        wait_for([client.submit(double, 21, resources={"GPU": 1})], watch.look, lambda: None)
+        wait_for([client.submit(double, 21, resources={"GPU": 1})], watch.check, lambda: None)
 
 
 LOST_THREAD = """
@@ -100,14 +100,14 @@ import sys, time
 from prefect_dask.task_runners import DaskTaskRunner
 from tokenmill.tasks.shards import wait
 from tokenmill.tasks.shards.cluster import LOCAL, started
-wait.LOOK_SECONDS = 1.0
+wait.CHECK_SECONDS = 1.0
 shown = []
 with started(DaskTaskRunner(cluster_kwargs={**LOCAL, "processes": False, "n_workers": 1})) as runner:
     future = runner.client.submit(time.sleep, 3600)
     runner.client.loop.add_callback(sys.exit)
     watch = wait.ClusterWatch(runner.client, {}, False, print)
     try:
-        wait.wait_for([future], watch.look, lambda: shown.append(future))
+        wait.wait_for([future], watch.check, lambda: shown.append(future))
     finally:
         print(len(shown))
 """

@@ -270,7 +270,9 @@ def test_what_looks_back_further_than_128_mib_is_read(tmp_path):
 
 def test_a_window_that_no_tool_makes_is_refused_with_what_it_needs(tmp_path):
     part = stored(tmp_path / "a.jsonl.zst", frame(b"{}", 32), compression="zstd")
-    with pytest.raises(InputError, match=r"a\.jsonl\.zst: needs more than 2,147,483,648 bytes of memory.*--long=31"):
+    with pytest.raises(
+        InputError, match=r"a\.jsonl\.zst: has a zstd window of more than 2,147,483,648 bytes.*--long=31"
+    ):
         read(part)
 
 

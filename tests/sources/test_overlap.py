@@ -132,7 +132,7 @@ def test_the_complaint_names_what_where_and_a_remedy(tmp_path):
     said = str(error.value)
     assert "data set 'web'" in said
     assert f"the store {tmp_path}/data/shards" in said
-    assert f"choose a folder outside of {tmp_path}/data" in said
+    assert f"choose a folder outside {tmp_path}/data" in said
 
 
 def test_a_folder_that_may_not_be_read_hides_nothing_else(tmp_path):

@@ -314,7 +314,7 @@ def test_a_column_with_a_dot_in_its_name_has_to_be_renamed(tmp_path, columns, te
     with pytest.raises(InputError) as error:
         cut(part.file, 1000, [text_field], require_text)
     assert f"x.parquet: text_field {text_field!r}: " in str(error.value)
-    assert f"a dot leads into a struct: rename column {dotted!r}" in str(error.value)
+    assert f"a dot means a struct field: rename column {dotted!r}" in str(error.value)
     assert "did you mean" not in str(error.value)
 
 

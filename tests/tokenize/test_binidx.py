@@ -112,7 +112,7 @@ def test_what_the_format_cannot_hold_is_refused_before_anything_is_written(token
 
 
 def test_a_dtype_that_megatron_does_not_write_is_refused():
-    with pytest.raises(ValueError, match="found uint32; take token_dtype"):
+    with pytest.raises(ValueError, match="found uint32; use token_dtype"):
         BinIdxWriter(io.BytesIO(), np.dtype(np.uint32))
 
 

@@ -218,7 +218,7 @@ def test_a_nameless_end_is_refused_only_when_asked_for(small, tmp_path, end):
     plain = {"add_bos": False, "add_eos": False}
     message = refusal(tmp_path, **{**plain, f"add_{end}": True})
     assert f"tokenizer.add_{end}: " in message
-    assert f"name it as {end}_token in a tokenizer_config.json" in message
+    assert f"set {end}_token in a tokenizer_config.json" in message
     assert f"set tokenizer.add_{end}=false" in message
     assert getattr(load(tmp_path, **plain), end) is None
 

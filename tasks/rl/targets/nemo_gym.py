@@ -30,7 +30,7 @@ from tokenmill.tasks.sources.files import Rejected
 SCHEMAS = "nemo_gym_request.json"
 
 ROLES = ("user", "assistant", "system", "developer")
-"""Authors of messages of the Responses API, where a tool's result is an item of its own."""
+"""Authors of messages of the Responses API, where a tool's result is a separate item."""
 
 SET_BY_TRAINER = ("temperature", "top_p")
 """Parameters that NeMo-RL overwrites in every request from its own settings."""

@@ -123,7 +123,7 @@ def _texts_of_chat(record: Record) -> list[str]:
 
 
 def _problem(record: Record) -> list[str]:
-    """The problem alone: the answer is what the verifier compares with."""
+    """Only the problem, because the answer is for the verifier."""
     return [record["messages"][0]["content"] if "messages" in record else record["input"]]
 
 
