@@ -25,16 +25,14 @@ from .conversation import Arguments
 from .traced import ToolCallRecord, Traced, joined
 
 MOST_STEPS = 1_000_000
-"""Limits of a rendering: steps and seconds; of a text or list: characters or elements; of a number: bits. A long
-agentic conversation takes 50,000 steps, 0.1 s and 1 M characters."""
 MOST_SECONDS = 20.0
 MOST_CHARACTERS = 64 << 20
 MOST_BITS = 4096
-"""Of a rendering: steps and seconds; of any text or list: characters or elements; of a number: bits. A long agentic
+"""Limits of a rendering: steps and seconds; of any text or list: characters or elements; of a number: bits. A long agentic
 conversation takes some 50,000 steps, 0.1 s and 1 M characters."""
 
 CHARACTERS_PER_STEP = 1024
-"""Repeating or rewriting this many characters costs a step, which limits their total."""
+"""Repeating or rewriting this many characters costs one step, so the steps limit their total."""
 
 STEPS_PER_LOOK = 256
 """Steps between checks of the clock."""
@@ -70,8 +68,8 @@ def require_size(size: int) -> None:
 
 
 def require_plain(value: object) -> None:
-    """Raises TypeError for a value that contains anything but data, and TemplateLimitError for one that is too large.
-    Functions, for example, would be written with their address, which varies.
+    """Raises TypeError for a value that contains anything but data (a function would be written with its address, which
+    varies), and TemplateLimitError for one that is too large.
     """
     size, steps = 0, 0
     waiting = [value]
@@ -233,7 +231,7 @@ def escape(value: Any) -> str:  # noqa: ANN401 - same
 
 
 def safe(value: Any) -> str:  # noqa: ANN401 - same
-    """Unchanged text; text added to it with `+` is escaped, as in Jinja."""
+    """The unchanged text; as in Jinja, text added to it with `+` is escaped."""
     return markupsafe.Markup(str.__str__(text_of(value)))  # noqa: S704 - nothing here is shown as HTML
 
 

@@ -31,7 +31,7 @@ class LossPolicy:
     `assistant_all`: all that the assistant generates; `last_turn`: what it generates after the last user message; `final_only`:
     its last answer, without reasoning and tool calls, and nothing if it only calls tools; `assistant_bodies` (formats with
     separate headers): message bodies only. The other fields exclude parts. `empty_reasoning` is the template's placeholder for
-    missing reasoning, if it follows the generation prompt: a model that does not generate it would reason.
+    missing reasoning, if it follows the generation prompt: a model that does not generate it would start to reason.
     """
 
     on: LossOn = "assistant_all"
@@ -115,14 +115,14 @@ class Openings:
     ends_in_next: bool = False
 
     def behind(self, before: Sequence[Message]) -> tuple[str, ...]:
-        """The prompts that may follow some messages. Tool results have their own; all other roles count as users."""
+        """The prompts that may follow some messages. Those after tool results differ; all other roles count as users."""
         role = "tool" if before and before[-1]["role"] == "tool" else "user"
         return (*self.prompts, "") if role in self.unprompted else self.prompts
 
 
 @dataclass(slots=True)
 class Parts:
-    """Beginning and end of each part of a message. `of_others`: text of another message is among them; `gap`: the generation
+    """Beginning and end of each part of a message. `of_others`: they include text of another message; `gap`: the generation
     tags leave a gap.
     """
 
@@ -321,7 +321,7 @@ def _completion(text: str, start: int, end: Range, parts: Parts, controls: Contr
 
 
 def _mixed(text: str, start: int, parts: Parts) -> bool:
-    """Whether content is between tool calls; the loop over calls may have written the header before it."""
+    """Whether content is between tool calls; the loop over calls may have written the header first."""
     content, call = parts.content, parts.call
     if not content or not call or content[0] == content[1]:
         return False
@@ -349,8 +349,8 @@ def _calls_start(text: str, start: int, ending: int, parts: Parts, controls: Con
 
 
 def _behind_tags(text: str, start: int, stop: int, controls: Controls) -> int:
-    """The end of the last closing tag in `[start, stop)`, or `start`: empty reasoning ends there. A token that closes
-    nothing may introduce calls.
+    """The end of the last closing tag in `[start, stop)`, or `start`: empty reasoning ends there. A token that is not a closing
+    tag may introduce calls.
     """
     closing = [token for token in controls.ids if "/" in token and token.replace("/", "", 1) in controls.ids]
     places = [(text.rfind(token, start, stop), len(token)) for token in closing]

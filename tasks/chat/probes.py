@@ -100,16 +100,16 @@ PROBES: dict[str, Conversation] = {
     "an answer first": Conversation([_says("Ask me."), _user("Why?"), _says("So.")], []),
     "two questions in a row": Conversation([_user("First?"), _user("Second?"), _says("Both.")], []),
 }  # fmt: skip
-"""Every shape of conversation that data sets hold; a template may refuse some."""
+"""Every shape of conversation in data sets; a template may reject some."""
 
 THINKING: Sequence[Mapping[str, Any]] = (
     {}, {"enable_thinking": True}, {"enable_thinking": False}, {"thinking": True}, {"thinking": False},
 )  # fmt: skip
-"""The variables by which templates are told to think or not; each may change the generation prompt."""
+"""The variables that turn thinking on or off in templates; each may change the generation prompt."""
 
 
 REASONING = {1, 3, 5}
-"""The messages of "reasoning in three turns" that reason."""
+"""The messages with reasoning in "reasoning in three turns"."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -169,12 +169,12 @@ class _Answer:
 
 
 def is_reply(messages: Sequence[Message], number: int) -> bool:
-    """Whether a message is an answer to another role's message, as a server asks for."""
+    """Whether a message answers another role's message, as in requests to a server."""
     return number > 0 and messages[number]["role"] == "assistant" != messages[number - 1]["role"]
 
 
 def _answers(template: ChatTemplate) -> Iterator[_Answer]:
-    """What a template writes as a generation prompt in the place of every answer."""
+    """The generation prompt that a template writes in place of every answer."""
     asked = [variables for variables in THINKING if all(name in template.source for name in variables)]
     for probe in PROBES.values():
         whole = template.render(probe.messages, probe.tools)

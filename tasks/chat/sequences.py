@@ -1,8 +1,8 @@
 """A conversation to its training sequences: usually one, or one per user turn if the template rewrites history.
 
 Templates of reasoning models strip the reasoning from earlier turns, so a turn can be trained on only in a sequence
-that ends with it. A conversation of n turns becomes n sequences, each with the earlier turns in their history form and
-one full turn, the only one trained on.
+that ends with it. A conversation of n turns becomes n sequences, each with the earlier turns in their history form and one full
+turn; only that one is trained on.
 
 Rendering all prefixes would be quadratic. Instead every message is rendered twice, in its history form and in a conversation of
 its turn alone, and sequences are composed of both. The self-check compares this with real prefixes. If they differ, and for
@@ -127,7 +127,7 @@ class Renderer:
 
 
 def answered_turns(messages: Sequence[Message]) -> list[tuple[int, int]]:
-    """Beginning and end of every user turn with an answer; an answer before any user message is a turn."""
+    """Beginning and end of every user turn with an answer; an answer before any user message is also a turn."""
     users = [number for number, message in enumerate(messages) if message["role"] == "user"]
     starts = users if users and users[0] == 0 else [0, *users]
     turns = zip(starts, [*starts[1:], len(messages)], strict=True)
@@ -202,7 +202,7 @@ def _unescaped(pieces: Pieces, noncharacter: str) -> Pieces:
 
 
 def _without(piece: Piece, noncharacter: str) -> Piece:
-    """The piece without the noncharacter; the lengths of its parts shrink with it."""
+    """The piece without the noncharacter, with the lengths of its parts adjusted."""
     text = piece.text or ""
     learned = piece.learned
     if isinstance(learned, tuple):

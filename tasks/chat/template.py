@@ -20,10 +20,10 @@ from .sandbox import Sandbox, clock
 from .traced import Span, Traced, records
 
 FAULTS = (TemplateError, TypeError, ValueError, LookupError, ArithmeticError, AttributeError, RecursionError)
-"""What a template can raise for an unexpected conversation."""
+"""Errors that a template can raise for an unexpected conversation."""
 
 CLOCK = "strftime_now"
-"""The function by which templates ask for the date."""
+"""The function that templates call for the date."""
 
 Variables = Mapping[str, Any]
 

@@ -3,12 +3,12 @@
     sign                    a slice of documents  → bands, partitioned by key; shingles; units by kind
     write_candidates        a partition of bands  → candidate pairs; the rest of large buckets
     verify                  a partition of pairs  → pairs whose exact Jaccard similarity reaches the threshold
-    certain_drops           all verified pairs    → documents dropped whatever else is found
+    certain_drops           all verified pairs    → documents dropped in any case
     compare_large_buckets   the rest              → more verified pairs
     resolve                 all verified pairs    → dropped documents, each with the one kept instead
 
-A pair at a similarity of 0.8 is missed with odds of 5 in 10^8; nothing is dropped by chance, because every edge is a pair that
-was compared shingle by shingle.
+A pair at a similarity of 0.8 is missed with odds of 5 in 10^8; no document is dropped by chance, because every edge is a pair
+that was compared shingle by shingle.
 
 Similarity is not transitive, so a group of connected pairs is not merged into its best document. From the best down, a document
 is kept unless one of its near-duplicates is already kept, so every dropped document has a kept near-duplicate.
@@ -107,8 +107,8 @@ def verify(
 
 
 def certain_drops(verified: Iterable[pa.Table], crowded: np.ndarray) -> np.ndarray:
-    """The documents that are dropped whatever else is found, int64, ascending, given the verified pairs so far and the
-    documents not yet compared with all better ones of their buckets.
+    """The documents that are dropped in any case, int64, ascending, given the verified pairs so far and the documents not yet
+    compared with all better ones of their buckets.
 
     A document compared with all better ones is kept if none of them is similar, or if those that are similar are
     certainly dropped. All near-duplicates of a kept document are certainly dropped.
@@ -198,8 +198,9 @@ def _going(pairs: np.ndarray, count: int, sure: np.ndarray) -> np.ndarray:
     """Which of `count` documents are dropped: from the best down, those similar to a better one that is kept. Only
     documents that are `sure` (bool) are kept; others are undecided.
 
-    A document that no undecided better one is similar to is kept, all similar to it are dropped, and so on. A round
-    takes microseconds; a chain of versions, each similar to the next only, takes one round for every two.
+    In each round, a document is kept unless it is similar to an undecided better one, and all documents similar to a kept one
+    are dropped. A round takes microseconds; a chain of versions, each similar only to the next, takes one round per two
+    versions.
     """
     goes = np.zeros(count, np.bool_)
     while len(pairs):
@@ -228,13 +229,13 @@ def _components(pairs: np.ndarray, count: int) -> np.ndarray:
 
 
 SHINGLES_AT_ONCE = 1 << 23
-"""Shingles of a bucket that are compared, and of several buckets in memory together."""
+"""The maximum number of shingles compared in a bucket, and held in memory for several buckets."""
 
 WITNESSES = 16
-"""Better documents of a bucket that a document is linked to."""
+"""The maximum number of better documents in a bucket that a document is linked to."""
 
 COMPARED = 16_384
-"""The best candidates of a bucket, compared with all others."""
+"""The number of best candidates in a bucket that all others are compared with."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -307,8 +308,8 @@ def _compared(sets: Sets, places: np.ndarray, numbers: np.ndarray, threshold: fl
 def _possible(crowd: Sets, threshold: float) -> np.ndarray:
     """The documents of a bucket that share enough shingles with others to reach the threshold with one of them.
 
-    Sets of a and b shingles reach it with threshold / (1 + threshold) * (a + b) in common, which needs b >= threshold *
-    a. The smallest such b is looked up.
+    Sets of a and b shingles reach it if they share threshold / (1 + threshold) * (a + b), which requires b >= threshold * a.
+    The smallest such b is looked up.
     """
     _, codes, counts = np.unique(crowd.members, return_inverse=True, return_counts=True)
     shared = np.add.reduceat(counts[codes] > 1, crowd.starts[:-1], dtype=np.int64)

@@ -11,9 +11,9 @@ A unit is one of:
     letter      a code point of Thai, Lao, Khmer, Burmese, Tibetan, Javanese and other scripts without blanks
     piece       a part of a word of more than 40 characters: minified code, base64, a long URL
 
-The kind is decided per word and per character, not per document, so two versions of a text are cut alike wherever they
-agree. Long words are cut where a hash of the last four bytes says so, so an edit moves only the cuts beside it. Blanks
-beside characters and letters are ignored.
+The kind is decided per word and per character, not per document, so two versions of a text are cut alike wherever they agree. A
+hash of the last four bytes decides where long words are cut, so an edit moves only the cuts beside it. Blanks beside characters
+and letters are ignored.
 
 A shingle is a run of units as a 64-bit hash: prefix sums of unit hashes times powers give the hash of any run, modulo
 2**64, mixed by SplitMix64. Natural texts collide with odds of 2**-64; the hash does not resist an attacker. A text
@@ -86,7 +86,7 @@ LONGEST_WORD = 40
 """In characters. A UUID or a SHA-1 remains one word."""
 
 WINDOW = 4
-"""Bytes before a cut that determine it."""
+"""The number of bytes before a cut that determine it."""
 
 EIGHT = 8
 MASKS = np.array([(1 << 8 * count) - 1 for count in range(EIGHT + 1)], np.uint64)
@@ -213,14 +213,14 @@ GOLDEN = np.uint64(0x9E3779B97F4A7C15)
 INVERSE = np.uint64(pow(int(GOLDEN), -1, 1 << 64))
 
 PARTS = 4
-"""Fractions of a word that a unit's weight is counted in."""
+"""Units are weighed in these fractions of a word."""
 
 
 @dataclass(frozen=True, slots=True)
 class Length:
     """The length of a run in words.
 
-    `characters`, `letters` and `pieces` give the number of each that weighs as much as a word (1, 2 or 4).
+    `characters`, `letters` and `pieces` are the numbers that weigh as much as a word (1, 2 or 4).
     """
 
     words: int

@@ -83,7 +83,7 @@ def normalize(planned: NormalizationPlan, build_shards: BuildShards) -> Normaliz
 def select(
     final: Sequence[Finished], choices: SelectionChoices, store: Store, build_shards: BuildShards, *, rebuild: bool
 ) -> list[Finished]:
-    """The shards of pools and candidates, one for each final shard with rows, all proven.
+    """The shards of pools and candidates, one for each final shard with rows, all with valid receipts.
 
     Raises InputError for settings that do not fit the columns, and for scores of other rows.
     """
