@@ -277,11 +277,11 @@ def _learned_tokens(whole: np.ndarray, parts: Sequence[np.ndarray]) -> tuple[np.
     if np.array_equal(joined, whole):
         return flags, 0
     size = min(len(joined), len(whole))
-    same_before = int(np.argmin(np.append(joined[:size] == whole[:size], False)))
-    same_behind = int(np.argmin(np.append(joined[::-1][:size] == whole[::-1][:size], False)))
-    same_behind = min(same_behind, len(whole) - same_before)
+    same_at_start = int(np.argmin(np.append(joined[:size] == whole[:size], False)))
+    same_at_end = int(np.argmin(np.append(joined[::-1][:size] == whole[::-1][:size], False)))
+    same_at_end = min(same_at_end, len(whole) - same_at_start)
     learned = np.zeros(len(whole), np.int8)
-    learned[:same_before] = flags[:same_before]
-    if same_behind:
-        learned[len(whole) - same_behind :] = flags[len(joined) - same_behind :]
-    return learned, len(whole) - same_before - same_behind
+    learned[:same_at_start] = flags[:same_at_start]
+    if same_at_end:
+        learned[len(whole) - same_at_end :] = flags[len(joined) - same_at_end :]
+    return learned, len(whole) - same_at_start - same_at_end

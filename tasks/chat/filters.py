@@ -34,7 +34,7 @@ conversation takes some 50,000 steps, 0.1 s and 1 M characters."""
 CHARACTERS_PER_STEP = 1024
 """Repeating or rewriting this many characters costs one step, so the steps limit their total."""
 
-STEPS_PER_LOOK = 256
+STEPS_PER_CLOCK_CHECK = 256
 """Steps between checks of the clock."""
 
 
@@ -47,7 +47,7 @@ class Budget:
 
     def __init__(self) -> None:
         self.steps = MOST_STEPS
-        self.looked_at = self.steps
+        self.checked_at = self.steps
         self.deadline = time.monotonic() + MOST_SECONDS
 
     def step(self, count: int = 1) -> None:
@@ -55,8 +55,8 @@ class Budget:
         self.steps -= count
         if self.steps < 0:
             raise TemplateLimitError(f"the template takes more than {MOST_STEPS:,} steps")
-        if self.looked_at - self.steps >= STEPS_PER_LOOK:
-            self.looked_at = self.steps
+        if self.checked_at - self.steps >= STEPS_PER_CLOCK_CHECK:
+            self.checked_at = self.steps
             if time.monotonic() > self.deadline:
                 raise TemplateLimitError(f"the template takes more than {MOST_SECONDS:g} seconds")
 

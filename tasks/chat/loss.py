@@ -213,20 +213,20 @@ def parts_of(rendering: Rendering, learned: Sequence[int]) -> dict[int, Parts]:
         elif current is None or kind == "loop":
             continue
         elif kind == "content" and number == turn:
-            current.content = _hull(current.content, (start, stop))
+            current.content = _enclosing(current.content, (start, stop))
         elif kind == "reasoning" and number == turn:
-            current.reasoning = _hull(current.reasoning, (start, stop))
+            current.reasoning = _enclosing(current.reasoning, (start, stop))
         elif kind in {"content", "reasoning", "result"}:
             current.of_others = current.of_others or start < stop
         elif kind == "call" or (kind == "end" and current.call and start < end):
-            current.call = _hull(current.call, (start, stop))
+            current.call = _enclosing(current.call, (start, stop))
         elif kind != "end":
             current.gap = current.gap or (kind == "generated" and (current.generated or (0, start))[1] < start)
-            current.generated = _hull(current.generated, (start, stop))
+            current.generated = _enclosing(current.generated, (start, stop))
     return parts
 
 
-def _hull(known: Range | None, new: Range) -> Range:
+def _enclosing(known: Range | None, new: Range) -> Range:
     if known is None or (known[0] == known[1] and new[0] < new[1]):
         return new
     return min(known[0], new[0]), max(known[1], new[1])
@@ -345,10 +345,10 @@ def _calls_start(text: str, start: int, ending: int, parts: Parts, controls: Con
         return max(start, parts.content[1])
     if parts.reasoning or parts.content:
         return max(start, parts.call[0])
-    return _behind_tags(text, start, parts.call[0], controls)
+    return _after_closing_tags(text, start, parts.call[0], controls)
 
 
-def _behind_tags(text: str, start: int, stop: int, controls: Controls) -> int:
+def _after_closing_tags(text: str, start: int, stop: int, controls: Controls) -> int:
     """The end of the last closing tag in `[start, stop)`, or `start`: empty reasoning ends there. A token that is not a closing
     tag may introduce calls.
     """

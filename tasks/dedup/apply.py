@@ -74,12 +74,12 @@ def apply_decisions(shard: PlannedShard, store: Store, outcomes: str, on_bad_row
         for rows in read_rows(shard.part, shard.identity["recipe"]["options"]["text_field"]):
             builder.count(rows)
             marks = marks_of(rows.rows, decided)
-            stays = compute.call_function("equal", [marks["dedup_outcome"], pa.scalar(KEPT)])
-            dropped = marks.filter(compute.call_function("invert", [stays]))["dedup_outcome"].to_pylist()
+            kept = compute.call_function("equal", [marks["dedup_outcome"], pa.scalar(KEPT)])
+            dropped = marks.filter(compute.call_function("invert", [kept]))["dedup_outcome"].to_pylist()
             gone.update(dropped)
             if drop:
                 builder.drops.update(dropped)
-            _write(builder, _kept(rows.content, stays) if drop else _tagged(rows.content, marks))
+            _write(builder, _kept(rows.content, kept) if drop else _tagged(rows.content, marks))
         if gone.total() != decided.num_rows:
             raise RunError(
                 f"{shard.place}: {decided.num_rows} rows should be dropped, but the slice has {gone.total()} of them; run "
@@ -142,8 +142,8 @@ def marks_of(rows: np.ndarray, decided: pa.Table) -> pa.RecordBatch:
     return pa.RecordBatch.from_arrays([outcome, duplicate_of, jaccard], schema=MARKS)
 
 
-def _kept(content: Content, stays: pa.BooleanArray) -> Content:
-    return list(compress(content, stays.to_pylist())) if isinstance(content, list) else content.filter(stays)
+def _kept(content: Content, kept: pa.BooleanArray) -> Content:
+    return list(compress(content, kept.to_pylist())) if isinstance(content, list) else content.filter(kept)
 
 
 def _tagged(content: Content, marks: pa.RecordBatch) -> Content:

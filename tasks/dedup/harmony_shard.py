@@ -92,9 +92,9 @@ def mark_shard(shard: PlannedShard, store: Store, decisions: str) -> Receipt:
             read = file.read_row_group(number, use_threads=False)
             rows = marked(read, decided, first)
             first += read.num_rows
-            stays = compute.call_function("equal", [rows["dedup_outcome"], pa.scalar(KEPT)])
-            outcomes.update(rows.filter(compute.call_function("invert", [stays]))["dedup_outcome"].to_pylist())
-            rows = rows.filter(stays) if drop else rows
+            kept = compute.call_function("equal", [rows["dedup_outcome"], pa.scalar(KEPT)])
+            outcomes.update(rows.filter(compute.call_function("invert", [kept]))["dedup_outcome"].to_pylist())
+            rows = rows.filter(kept) if drop else rows
             if rows.num_rows:
                 builder.table(FILE, SCHEMA).write_table(rows)
                 builder.keep(WHOLE, rows.num_rows, compute.call_function("sum", [rows["stats_token_len"]]).as_py())

@@ -52,7 +52,7 @@ def sets_of(shingles: Shingles) -> Sets:
 
 def similarities(sets: Sets, pairs: np.ndarray) -> np.ndarray:
     """The similarity of each pair, float64 [pairs]; `pairs` int64 [pairs, 2] are indices of sets that are not empty."""
-    parts = [_similarities(sets, pairs[start:stop]) for start, stop in _portions(sets, pairs)]
+    parts = [_similarities(sets, pairs[start:stop]) for start, stop in _chunks(sets, pairs)]
     return np.concatenate([np.empty(0), *parts])
 
 
@@ -134,7 +134,7 @@ def _members(sets: Sets, chosen: np.ndarray) -> np.ndarray:
     return np.repeat(np.arange(len(chosen), dtype=np.uint64), sizes) << SHIFT | sets.of(chosen).members
 
 
-def _portions(sets: Sets, pairs: np.ndarray) -> Iterator[tuple[int, int]]:
+def _chunks(sets: Sets, pairs: np.ndarray) -> Iterator[tuple[int, int]]:
     """Ranges of pairs with about `ELEMENTS` shingles, at least one pair each."""
     ends = np.cumsum(sets.sizes[pairs].sum(axis=1))
     start = 0

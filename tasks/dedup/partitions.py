@@ -174,7 +174,7 @@ def tables(uri: str, partition: int, partitions: int) -> Iterator[pa.Table]:
 
     Raises RunError for a damaged file and withdraws its shard's receipt.
     """
-    with _vouched(uri), _opened(uri) as reader:
+    with _receipt_withdrawn_if_damaged(uri), _opened(uri) as reader:
         count = reader.num_record_batches - 1
         _batch(reader, count, HASH_OF_LAST)
         for number in range(partition, count, partitions):
@@ -190,7 +190,7 @@ def _batch(reader: pa.RecordBatchFileReader, number: int, name: bytes) -> pa.Rec
 
 
 @contextmanager
-def _vouched(uri: str) -> Generator[None]:
+def _receipt_withdrawn_if_damaged(uri: str) -> Generator[None]:
     """Turns Arrow's errors about a damaged file into a RunError and withdraws the shard's receipt."""
     try:
         yield

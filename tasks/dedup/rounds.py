@@ -43,11 +43,11 @@ KIND = "dedup"
 FORMAT_VERSION = 2
 """Increment it when the same recipe and source give different bytes."""
 
-ROSTERS = "rosters"
+SLICE_LISTS = "rosters"
 PARTITION_BYTES = 128_000_000
 MOST_PARTITIONS = 1024
 
-CONCERNS: Mapping[Step, Sequence[str]] = {
+SETTINGS_OF_STEP: Mapping[Step, Sequence[str]] = {
     "exact": (),
     "pairs": (),
     "verify": ("threshold",),
@@ -87,7 +87,7 @@ class SignedSlices:
 
     def place(self, store: Store) -> str:
         """Its place in the store."""
-        return join(store.folder(ROSTERS), f"{xxh3_128_hexdigest(self.dump())}.json")
+        return join(store.folder(SLICE_LISTS), f"{xxh3_128_hexdigest(self.dump())}.json")
 
     @classmethod
     def load(cls, uri: str) -> "SignedSlices":
@@ -117,14 +117,14 @@ class Rounds:
     def steps(self) -> Iterator[Step]:
         """The steps that the settings need, in order."""
         asked = {**dict.fromkeys(NEAR, self.recipe.threshold), "cap": self.recipe.cap}
-        return (step for step in CONCERNS if asked.get(step, 1) is not None)
+        return (step for step in SETTINGS_OF_STEP if asked.get(step, 1) is not None)
 
     def shards(self, step: Step) -> list[PlannedShard]:
         """The shards of a step; none if the step is not needed."""
         if step not in self.steps:
             return []
         recipe = RoundRecipe(
-            step, self.recipe.partitions, **{name: getattr(self.recipe, name) for name in CONCERNS[step]}
+            step, self.recipe.partitions, **{name: getattr(self.recipe, name) for name in SETTINGS_OF_STEP[step]}
         )
         whole = self.slices if step == "decide" else replace(self.slices, names=())
         content = xxh3_128_hexdigest(whole.dump())
@@ -224,7 +224,7 @@ def decide(
     if found is not None:
         return found
     if is_local(store.place):
-        sweep(store.folder(ROSTERS))
+        sweep(store.folder(SLICE_LISTS))
     rounds.slices.publish(store)
     _run("sign", signed, store, run, common, rebuild=rebuild)
     for step in rounds.steps:

@@ -279,7 +279,7 @@ class Sums:
     def of(cls, units: Units) -> Self:
         """The sums of some units."""
         count = len(units.hashes) + 1
-        return cls(_led(0, np.cumsum(units.hashes * _powers(GOLDEN, count)[:-1])), _powers(INVERSE, count))
+        return cls(_prefixed(0, np.cumsum(units.hashes * _powers(GOLDEN, count)[:-1])), _powers(INVERSE, count))
 
     def hashes(self, starts: np.ndarray, ends: np.ndarray) -> np.ndarray:
         """Hashes of runs, uint64; they depend only on the units of a run and their order."""
@@ -326,8 +326,8 @@ def _ends(units: Units, length: Length) -> np.ndarray:
 
 def _powers(base: np.uint64, count: int) -> np.ndarray:
     """The powers 0, 1, ... of a number modulo 2**64, uint64 [count]."""
-    return _led(1, np.multiply.accumulate(np.full(count - 1, base, np.uint64)))
+    return _prefixed(1, np.multiply.accumulate(np.full(count - 1, base, np.uint64)))
 
 
-def _led(first: int, rest: np.ndarray) -> np.ndarray:
+def _prefixed(first: int, rest: np.ndarray) -> np.ndarray:
     return np.concatenate([np.full(1, first, rest.dtype), rest])

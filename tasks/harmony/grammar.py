@@ -37,7 +37,7 @@ TO = "to="
 WORD = re.compile(r"[^\s<]+")
 """A name in a header. The reference ends a channel at `<`, so words must not contain it."""
 
-EVERYBODY = "all"
+ALL_RECIPIENTS = "all"
 """A recipient that the reference omits when rendering, so that it cannot reproduce such a text."""
 
 CODES = {
@@ -228,7 +228,7 @@ def _words(words: list[str], offset: int, recipient: str | None, *, types: bool)
             if not types or recipient is None:
                 raise FaultError("E11", offset, f"{word!r} is neither a recipient nor a content type after one")
             plain = word
-        elif recipient is not None or word in {TO, TO + EVERYBODY}:
+        elif recipient is not None or word in {TO, TO + ALL_RECIPIENTS}:
             raise FaultError("E11", offset, f"{word!r} is not the one recipient")
         else:
             recipient = word.removeprefix(TO)

@@ -127,8 +127,7 @@ def _checked_head(model: PreTrainedModel, vocabulary_size: int) -> Head | None:
     logits, given = _logits(model, ids)
     if not _close(_logits(model, other)[0][:, : PROBE // 2], logits[:, : PROBE // 2], model.dtype):
         raise InputError(
-            f"model: what a {type(model).__name__} predicts for a token depends on the tokens after it; NLL needs a causal "
-            "language model"
+            f"model: {type(model).__name__} is not causal: its predictions depend on later tokens; use a causal language model"
         )
     head, states = cast("Head | None", model.get_output_embeddings()), _hidden(model, ids)
     if head is None or given is None or states is None or not _close(states, given, model.dtype):

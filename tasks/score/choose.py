@@ -236,13 +236,13 @@ def _apart(
         block = candidates[start : start + BLOCK]
         witness, cosine = _most_similar(vectors, block, chosen)
         among = vectors[block] @ vectors[block].T
-        stays = cosine < threshold
+        distinct = cosine < threshold
         for row in range(1, len(block)):  # one by one, because a removed row is not a witness
-            stays[row] &= not (stays[:row] & (among[row, :row] >= threshold)).any()
-        kept = block[stays]
-        near, nearby = _most_similar(vectors, block[~stays], kept)
-        inside = nearby > cosine[~stays]
-        columns = [block[~stays], np.where(inside, near, witness[~stays]), np.maximum(nearby, cosine[~stays])]
+            distinct[row] &= not (distinct[:row] & (among[row, :row] >= threshold)).any()
+        kept = block[distinct]
+        near, nearby = _most_similar(vectors, block[~distinct], kept)
+        inside = nearby > cosine[~distinct]
+        columns = [block[~distinct], np.where(inside, near, witness[~distinct]), np.maximum(nearby, cosine[~distinct])]
         removed.append(pa.Table.from_arrays([pa.array(column) for column in columns], schema=REMOVED))
         chosen = np.concatenate([chosen, kept])
     return chosen[before:], pa.concat_tables(removed)

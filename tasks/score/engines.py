@@ -32,7 +32,7 @@ EMBEDDING_FILES = (*WEIGHTS, *TEXT)
 
 
 def scorer(recipe: NllRecipe, where: Where, device: str, encode: Callable[[str], Sequence[int]]) -> Scorer:
-    """The engine for NLL; a model is loaded once per process. `encode` is the function that tokenizes rows.
+    """The engine for NLL; a model is loaded once per process. `encode` tokenizes rows.
 
     Raises RunError if the model differs from the planned one, and errors as in `load_scorer` and `server`.
     """

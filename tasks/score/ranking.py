@@ -59,7 +59,7 @@ def require_unique(finished: Sequence[Finished], store: Store) -> None:
     places = [item.shard.place for item, column in zip(finished, ids, strict=True) if column.index(twice).as_py() >= 0]
     raise RunError(
         f"row {twice.as_py()!r} occurs {counts.max()} times, in {' and '.join(places[:2])}; scores are joined by row_id, so "
-            "name each file once, and give every row a unique id"
+        "name each file once, and give every row a unique id"
     )
 
 

@@ -161,9 +161,9 @@ def _sglang_logprobs(answer: Any) -> list[tuple[int, float]]:  # noqa: ANN401 - 
 
 
 class ServerScorer:
-    """Scores sequences with a server's model. `limit` is the number of tokens read of a sequence.
+    """Scores sequences with a server's model. `limit` is the maximum number of tokens read per sequence.
 
-    `encode` is the tokenization of rows. Raises InputError if the server tokenizes a text differently.
+    `encode` tokenizes rows. Raises InputError if the server tokenizes a text differently.
     """
 
     def __init__(self, server: Server, max_length: int | None, encode: Callable[[str], Sequence[int]]) -> None:
@@ -175,7 +175,7 @@ class ServerScorer:
         if found[1 - len(ours) :] != ours[1:]:  # the server may prepend a token, and never scores the first
             raise InputError(
                 f"tokenizer: the server encodes {PROBE!r} as {found[:8]}, this tokenizer as {ours[:8]}; set "
-                "tokenizer and chat_template to those of the model that it serves"
+                "tokenizer and chat_template to those of the served model"
             )
 
     def score(self, sequences: Completions, place: Place = ROW) -> pa.Table:

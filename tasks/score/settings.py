@@ -67,7 +67,7 @@ class ScoreSettings(PreparationSettings, frozen=True):
             raise ValueError("holdout does not apply, because every row is scored; remove it")
         return self
 
-    def _require_heeded(self, engine: NllEngine | EmbedEngine) -> None:
+    def _require_used(self, engine: NllEngine | EmbedEngine) -> None:
         """Raise ValueError for a setting that `engine` ignores, and for a missing one that it needs."""
         fields: dict[str, Any] = type(self).model_fields
         for name in IGNORED[engine]:
@@ -96,7 +96,7 @@ class NllSettings(ScoreSettings, frozen=True):
 
     @model_validator(mode="after")
     def _fits_together(self) -> Self:
-        self._require_heeded(self.engine)
+        self._require_used(self.engine)
         if self.chat_template == HARMONY and self.tokenizer is not None:
             raise ValueError("chat_template=harmony uses Harmony's tokenizer; remove tokenizer")
         return self
@@ -122,7 +122,7 @@ class EmbedSettings(ScoreSettings, frozen=True):
 
     @model_validator(mode="after")
     def _fits_together(self) -> Self:
-        self._require_heeded(self.engine)
+        self._require_used(self.engine)
         if (self.engine == "hash") == (self.model is not None):
             raise ValueError(
                 f"engine={self.engine} {'takes no' if self.model else 'needs a'} model; only engine=hash works without one"

@@ -199,7 +199,7 @@ def score_shard(
 
     def read(batch: RecordBatch, index: int) -> object | Rejected:
         record = batch.records[index]
-        return scoring.read(record) if _identifier(record) else _nameless(record)
+        return scoring.read(record) if _identifier(record) else _without_id(record)
 
     with building(shard, store, on_bad_row) as builder:
         for batch, found in builder.records([*NAMED, *scoring.fields, *chosen.fields], chosen, read):
@@ -214,7 +214,7 @@ def _identifier(record: Mapping[str, Any]) -> str | None:
     return next((str(record[name]) for name in IDS if isinstance(record.get(name), str | int)), None)
 
 
-def _nameless(record: Mapping[str, Any]) -> Rejected:
+def _without_id(record: Mapping[str, Any]) -> Rejected:
     found = {name: record.get(name) for name in IDS}
     return Rejected(
         "no_id", f"a score is joined by row_id or id, of which the row has neither as text or number: {found}"

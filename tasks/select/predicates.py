@@ -275,7 +275,7 @@ class _Parser:
         terms, signs = [node.left, *node.comparators], [SIGNS.get(type(each)) for each in node.ops]
         complete = [isinstance(node.left, ast.Set), *(None in pair for pair in pairwise(signs))]
         if True in complete:
-            self._unexpected(self._behind(terms[complete.index(True)]), "and, or, or the end")
+            self._unexpected(self._index_after(terms[complete.index(True)]), "and, or, or the end")
         if isinstance(node.ops[0], ast.Is | ast.IsNot):
             found = self._null_test(self._operand(node.left))
         elif isinstance(node.ops[0], ast.In | ast.NotIn):
@@ -294,7 +294,7 @@ class _Parser:
         if isinstance(values, ast.List):
             return _combination([_comparison("==", operand, self._operand(each, LITERAL)) for each in values.elts], or_)
         if not isinstance(values, ast.BinOp):
-            number = self._behind(values) if isinstance(values, ast.Name) else values.col_offset // WIDTH
+            number = self._index_after(values) if isinstance(values, ast.Name) else values.col_offset // WIDTH
             self._unexpected(number, "and")
         low, high = self._operand(values.left), self._operand(values.right)
         return _combination([_comparison(">=", operand, low), _comparison("<=", operand, high)], and_)
@@ -330,7 +330,7 @@ class _Parser:
                 )
         return re.sub(r"\\(.)", r"\1", inner, flags=re.DOTALL)
 
-    def _behind(self, node: ast.expr) -> int:
+    def _index_after(self, node: ast.expr) -> int:
         """The number of the token after a node."""
         return ((node.end_col_offset or 1) - 1) // WIDTH + 1
 
@@ -427,7 +427,7 @@ class _Binding:
             self._refuse(right, f"{both}; compare values of one type")
         if one.kind == BOOLEAN and sign not in {"==", "!="}:
             self._refuse(right, f"{self._described(right, other)}, which has no order; write == or !=")
-        return COMPARE[sign](*_alike(one, other))
+        return COMPARE[sign](*_same_type(one, other))
 
     def is_null(self, column: Column) -> compute.Expression:
         return compute.scalar(value=True) if self._type(column) is None else compute.field(column.name).is_null()
@@ -470,7 +470,7 @@ def _kind(kept: pa.DataType) -> str | None:
     return TEXT if any(test(values) for test in IS_TEXT) else None
 
 
-def _alike(one: _Value, other: _Value) -> tuple[compute.Expression, compute.Expression]:
+def _same_type(one: _Value, other: _Value) -> tuple[compute.Expression, compute.Expression]:
     """Cast both values to one type, because Arrow would choose another."""
     if one.kind == NUMBER:
         whole = pa.types.is_integer(one.type) and pa.types.is_integer(other.type)

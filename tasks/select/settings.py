@@ -13,7 +13,7 @@ from .collapse import Limits
 from .scores import Column
 from .signature import View
 
-STAYS = 'dedup_outcome is null or dedup_outcome == "kept"'
+KEPT = 'dedup_outcome is null or dedup_outcome == "kept"'
 """Rows that are neither duplicates, nor contaminated, nor beyond the cap."""
 
 
@@ -33,7 +33,7 @@ class SelectionChoices(Strict, frozen=True):
     view: View | Literal["none"] = Field(
         default="prompt", description="Part of a conversation to embed, or none for no candidates."
     )
-    require: str = Field(default=STAYS, description="Predicate for the rows that become candidates.")
+    require: str = Field(default=KEPT, description="Predicate for the rows that become candidates.")
     share: float = Field(
         default=1.0, gt=0, le=1, description="Share of these rows to keep, sampled by a hash of their id."
     )

@@ -31,7 +31,7 @@ PEAK_FLOPS: dict[frozenset[str], float] = {
     frozenset({"B200"}): 2250e12,
 }
 """Dense bfloat16 FLOPS from NVIDIA's data sheets, by the words in a device's name; the entry with the most words applies.
-Figures that a sheet gives with 2:4 sparsity only are halved.
+Figures that a sheet gives only with 2:4 sparsity are halved.
 """
 
 
@@ -86,7 +86,7 @@ def _report(
     if not math.isfinite(losses.total) or not math.isfinite(norm):
         raise RunError(
             f"step {step}: the loss is {losses.mean} and the gradient's norm {norm}; lower optimizer.learning_rate or raise "
-            "optimizer.warmup_steps, and look at the data of this step"
+            "optimizer.warmup_steps, and check the data of this step"
         )
     settings, world = training.settings, training.world
     share = training.engine.shape.replicas / world.size  # processes that share a replica read the same rows
