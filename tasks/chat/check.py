@@ -40,7 +40,7 @@ SequencesOf = Callable[[Conversation], "list[Pieces] | Rejected"]
 
 @dataclass(frozen=True, slots=True)
 class Checked:
-    """A renderer that passed the check, the kinds of conversation it refuses with the reason, and warnings."""
+    """A renderer that passed the check, the kinds of conversation it rejects with the reason, and warnings."""
 
     renderer: Renderer
     refused: dict[str, str]
@@ -96,7 +96,7 @@ def remembered_check(question: Sequence[Any], store: str, check: Callable[[], di
 
 
 def refusals(sequences_of: SequencesOf, controls: Controls, vocabulary: Vocabulary) -> dict[str, str]:
-    """The refused probes with the reason. Raises InputError unless all others are correct."""
+    """The rejected probes with the reason. Raises InputError unless all others are correct."""
     guarded = vocabulary.guarding(frozenset(controls.ids))  # also for whole texts, so that one tokenizer is loaded
     refused: dict[str, str] = {}
     for name, probe in PROBES.items():
@@ -114,7 +114,7 @@ def refusals(sequences_of: SequencesOf, controls: Controls, vocabulary: Vocabula
 
 
 def _needs_tools(refusal: Rejected, sequences_of: SequencesOf) -> bool:
-    """Whether a template that refuses a conversation accepts one with tools."""
+    """Whether a template that rejects a conversation accepts one with tools."""
     return refusal.reason == "template_error" and not isinstance(sequences_of(PROBES["one turn with tools"]), Rejected)
 
 

@@ -1,7 +1,7 @@
 """Filters and limits of chat templates.
 
-Filters whose result is no larger than their input are Jinja's. Those that write text are replaced by ours, to limit sizes and
-keep origins.
+Filters whose result is no larger than their input are Jinja's. Those that write text are replaced here, to limit sizes and keep
+origins.
 
 A template can build huge values cheaply: a list that contains the previous list twice, nested forty levels deep, takes a few
 hundred bytes until it is written. So values are measured, up to the limit, before they are written or repeated.
@@ -90,7 +90,7 @@ def require_plain(value: object) -> None:
         require_size(size)
 
 
-def text_of(value: Any) -> str:  # noqa: ANN401 - whatever a template writes
+def text_of(value: Any) -> str:  # noqa: ANN401 - any value of a template
     """A value as `{{ … }}` writes it; arguments of a tool call as their JSON."""
     if isinstance(value, str):
         return value
@@ -154,7 +154,7 @@ def _writing(function: Filter, step: Callable[[int], None]) -> Filter:
 
 
 def tojson(
-    value: Any,  # noqa: ANN401 - whatever a template has
+    value: Any,  # noqa: ANN401 - any value of a template
     ensure_ascii: bool = False,
     indent: int | None = None,
     separators: tuple[str, str] | None = None,

@@ -35,7 +35,7 @@ KINDS: dict[type[object], str] = {
 }
 
 SHOWN_KEYS, SHOWN_CHARACTERS = 12, 40
-"""Limits of what a detail quotes from a row."""
+"""Limits of quotes from a row in a detail."""
 
 
 def kind(value: object) -> str:

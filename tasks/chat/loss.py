@@ -114,7 +114,7 @@ class Openings:
     leads: frozenset[str] = frozenset({""})
     ends_in_next: bool = False
 
-    def behind(self, before: Sequence[Message]) -> tuple[str, ...]:
+    def prompts_after(self, before: Sequence[Message]) -> tuple[str, ...]:
         """The prompts that may follow some messages. Those after tool results differ; all other roles count as users."""
         role = "tool" if before and before[-1]["role"] == "tool" else "user"
         return (*self.prompts, "") if role in self.unprompted else self.prompts
@@ -172,7 +172,7 @@ def completions(
         if written.generated:
             start = written.generated[0]
         else:
-            prompts = openings.behind(messages[:number])
+            prompts = openings.prompts_after(messages[:number])
             start = _generation_start(rendering, number, written, end[0], prompts, openings.leads, controls)
         if start is None:
             return Rejected(*_unprompted(number, messages[number], rendering))

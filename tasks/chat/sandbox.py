@@ -123,7 +123,7 @@ class Sandbox(ImmutableSandboxedEnvironment):
         }
 
     def _step(self, count: int = 1) -> None:
-        self.budget.step(count)  # this rendering's budget; the next one has its own
+        self.budget.step(count)  # looked up per step, because every rendering has another budget
 
     def call_binop(self, context: Context, operator: str, left: Any, right: Any) -> Any:  # noqa: ANN401 - a template's values
         """Add, multiply, raise or format within the limits; arguments of tool calls are their JSON beside text."""

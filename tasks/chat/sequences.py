@@ -88,7 +88,7 @@ class Renderer:
         return sequences
 
     def _composed(self, conversation: Conversation, turns: Sequence[tuple[int, int]]) -> list[Pieces] | None:
-        """The same, composed of messages in history form and in full form; None if the template refuses either."""
+        """The same, composed of messages in history form and in full form; None if the template rejects either."""
         messages = conversation.messages
         goes_on = messages if messages[-1]["role"] == "user" else [*messages, NEXT_TURN]
         before = self._groups(conversation, goes_on, len(goes_on))

@@ -79,7 +79,7 @@ class ChatTemplate:
     def render(
         self, messages: Sequence[Message], tools: Sequence[Mapping[str, Any]], **variables: object
     ) -> Rendering | Rejected:
-        """Render a conversation; Rejected if the template refuses it, fails, or exceeds its budget."""
+        """Render a conversation; Rejected if the template rejects it, fails, or exceeds its budget."""
         self._sandbox.budget = Budget()
         given = {
             "messages": records(messages), "tools": list(tools) or None, "documents": None,

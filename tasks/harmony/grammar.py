@@ -124,7 +124,7 @@ def check_characters(text: str) -> None:
     if text.isascii():
         return
     try:
-        text.encode("utf-16-le")  # the fastest codec that refuses surrogates
+        text.encode("utf-16-le")  # the fastest codec that rejects surrogates
     except UnicodeEncodeError as error:
         raise FaultError("E13", error.start, "a lone surrogate is half a character and no text") from error
 

@@ -43,7 +43,7 @@ Schemas = Mapping[str, Mapping[str, Any] | None]
 @dataclass(frozen=True, slots=True)
 class HarmonyMessage:
     """A message. `author` is a role or a tool's name; `content_type` is the type of `body`, such as json, and
-    `constrained` says whether `<|constrain|>` stands before it (without a content type it means nothing). `trained` is not
+    `constrained` says whether `<|constrain|>` precedes it (ignored without a content type). `trained` is not
     written: false if the data excludes the message from training.
     """
 

@@ -21,7 +21,7 @@ class HarmonySettings(PreparationSettings, frozen=True):
         default=DEFAULT.thoughts, description="Keep all reasoning, or only that after the last user message."
     )
     parallel_calls: ParallelCalls = Field(
-        default=DEFAULT.parallel_calls, description="How to write several calls in one turn, which Harmony lacks."
+        default=DEFAULT.parallel_calls, description="How to write parallel calls, which Harmony does not have."
     )
     special_strings: SpecialStrings = Field(
         default=DEFAULT.special_strings, description="Control strings in data: reject the row, or break them up."

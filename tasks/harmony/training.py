@@ -177,7 +177,7 @@ def require_tokens(vocabulary: Vocabulary) -> None:
 
 
 def checked(rows: HarmonyRows, vocabulary: Vocabulary, store: str) -> dict[str, str]:
-    """The kinds of conversation that are refused, with the reason; cached in the store.
+    """The kinds of conversation that are rejected, with the reason; cached in the store.
 
     Raises InputError, with the conversation and the fault, if masks or ids cannot be trusted.
     """

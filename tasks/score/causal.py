@@ -6,7 +6,7 @@ states that predict a scored token go through the output layer, one chunk at a t
 logits takes 800 kB in float32, the logits of a batch of 16,384 tokens 13 GB, and a chunk with all intermediate results 0.7 GB.
 
 Both shortcuts are checked on 32 tokens when the model is loaded. A model whose logits depend on later tokens is not causal and
-is refused. If the output layer applied to hidden states differs from what the model returns (some models scale or cap their
+is rejected. If the output layer applied to hidden states differs from what the model returns (some models scale or cap their
 logits), the whole model is run, with smaller batches.
 
 Weights and hidden states are bfloat16 on CUDA and float32 on a CPU; log-probabilities are always float32. In float32, NLL

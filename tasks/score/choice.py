@@ -52,9 +52,9 @@ class ChoiceSettings(Strict, frozen=True):
 
     rows: int = Field(default=10_000, ge=1, description="Rows to choose, or all if there are fewer.")
     clusters: int | None = Field(default=None, ge=1, description="Clusters; by default one per 20 rows to choose.")
-    quota: int | None = Field(default=None, ge=1, description="Maximum rows per cluster; by default even.")
+    quota: int | None = Field(default=None, ge=1, description="Row limit per cluster; by default as even as possible.")
     threshold: float = Field(
-        default=0.95, gt=0, description="Of rows with this cosine or more, choose only one; above 1, ignore cosines."
+        default=0.95, gt=0, description="Choose no two rows with this cosine or more; above 1, any rows."
     )
     seed: Seed = Field(default=42, description="Random seed.")
     device: Literal["cpu", "cuda"] = Field(default="cpu", description="Device that computes the clusters.")

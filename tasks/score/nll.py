@@ -1,8 +1,8 @@
 """Negative log-likelihood (NLL) of completions under a causal language model.
 
 Token t of a sequence is scored from all tokens before it: its NLL is -ln p(t | tokens before t), in nats. The loss mask of
-training selects the tokens. Each row gets the sum, the mean per token, and the perplexity, which is e to the mean (30 at most,
-to stay readable), for all scored tokens and for the analysis, the tool calls and the answers.
+training selects the tokens. Each row gets the sum, the mean per token, and the perplexity, which is e to the mean (a mean above
+30 counts as 30), for all scored tokens and for the analysis, the tool calls and the answers.
 
 The first token of a sequence has no context and is never scored. A sequence longer than the model's limit is truncated at its
 end and flagged, and its unscored tokens are counted.

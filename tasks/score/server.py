@@ -42,13 +42,13 @@ BUSY = {429, 502, 503, 504}
 
 SGLANG = "sglang"
 RESERVED = {SGLANG: 7}
-"""Tokens of its context that a server reserves: SGLang (0.5) refuses prompts of `max_model_len - 6` tokens and more."""
+"""Tokens of its context that a server reserves: SGLang (0.5) rejects prompts of `max_model_len - 6` or more tokens."""
 
 MINUS_INFINITY = -9999.0
 """vLLM's encoding of a log-probability of minus infinity, which JSON lacks."""
 
 NOT_JSON = "Out of range float values are not JSON compliant"
-"""vLLM's refusal of a request whose answer would hold NaN."""
+"""vLLM's error for a request whose response would contain NaN."""
 
 PROBE = "3.14 naïve façades in 東京 🙂\n\tdef f(x): return 2718"
 """A text that different tokenizers encode differently."""
@@ -62,7 +62,7 @@ class Server:
     """A server of `model`, with at most `concurrency` requests in flight.
 
     `limit` is the number of tokens it reads, None if unknown. Raises InputError for a server that does not serve the model or
-    refuses the key, RunError for an unreachable one.
+    rejects the key, RunError for an unreachable one.
     """
 
     def __init__(self, url: str, model: str, concurrency: int) -> None:
@@ -76,7 +76,7 @@ class Server:
         models = self._ask("/v1/models", lambda answer: {each["id"]: each for each in answer["data"]})
         if model not in models:
             raise InputError(
-                f"model: {self._url} serves {', '.join(models) or 'no model'}, not {model!r}; name one of its"
+                f"model: {self._url} serves {', '.join(models) or 'no model'}, not {model!r}; set model to a served one"
             )
         self._kind, length = models[model].get("owned_by"), models[model].get("max_model_len")
         self.limit: int | None = None if length is None else length - RESERVED.get(self._kind, 0)

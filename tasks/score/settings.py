@@ -138,7 +138,7 @@ class EmbedSettings(ScoreSettings, frozen=True):
 class NllRecipe:
     """Every choice that can change a byte of a shard of NLL, and nothing else.
 
-    `dataset` and `split` apply to rows that do not name their own. `weights` is the digest of the model's files, None for a
+    `dataset` and `split` apply to rows without their own. `weights` is the digest of the model's files, None for a
     server. `tokenizer` is the fingerprint of the tokenizer, None for Harmony, as are `messages_field` and `tools_field`.
     `device` is the device of this process.
     """

@@ -59,7 +59,7 @@ def plan_normalization(blend: Blend, settings: NormalizationSettings, output_dir
 
 
 def require_normalizable(blend: Blend, settings: NormalizationSettings, output_dir: str) -> None:
-    """Raises InputError for settings that normalization or a later step refuses."""
+    """Raises InputError for settings that normalization or a later step rejects."""
     require_fitting(settings, output_dir)
     require_choices(blend, settings)
 

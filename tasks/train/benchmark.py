@@ -94,7 +94,7 @@ class BenchmarkRecord(Strict, frozen=True):
 
 
 def summarise(job: Job, started: Started, steps: Sequence[Step], warmup: int = WARMUP) -> BenchmarkRecord:
-    """Summarise a run: `started` is its last start, `steps` are those of all starts.
+    """Summarize a run: `started` is its last start, `steps` are those of all starts.
 
     Raises InputError unless more than `warmup` steps followed.
     """

@@ -5,8 +5,8 @@ without padding, and the tokens that training would learn are scored: the stored
 back here. So the loss covers the same tokens as in training, but reads each document from its own beginning, which makes runs
 with rows of different lengths comparable.
 
-A million tokens of .bin/.idx or 64 packs are in memory at once, some 20 MB. One core reads 250 million tokens of a .bin or
-40 million of packs a second, hundreds of times what a model scores.
+A million tokens of .bin/.idx or 64 packs are in memory at once, some 20 MB. One core reads 250 million tokens of a .bin or 40
+million of packs per second, hundreds of times faster than a model scores them.
 """
 
 from collections.abc import Iterator

@@ -42,7 +42,7 @@ def start_folder(name: str) -> Path:
 def check_initial_weights(job: Job) -> None:
     """Raises InputError unless `start_from`, if given, has the data's tokenizer and the model's shape.
 
-    A model of the hub is fetched for that, as the trainer would do.
+    A model on the hub is fetched for this, as the trainer would do.
     """
     start = job.settings.start_from
     if start is None:

@@ -67,7 +67,7 @@ def train(training: Training, done: int) -> None:
 
 
 def _ahead(training: Training, reader: ThreadPoolExecutor, steps: range) -> Iterator[list[Batch]]:
-    """The batches of each step, read while the step before is computed."""
+    """The batches of each step, read during the previous step."""
     following = [reader.submit(_read, training.rows, training.engine.shape, step) for step in steps[:1]]
     for step in steps:
         batches = following.pop().result()
@@ -148,9 +148,9 @@ def peak_flops(device: str) -> float | None:
 def flops_per_token(model: ModelSettings, vocabulary: int, sequence_length: int) -> float:
     """FLOPs of a forward and backward pass per token; a multiplication with its addition counts two.
 
-    `vocabulary` is padded already. All matrix products count, and of attention what a causal model needs:
-    (sequence_length + 1) / 2 tokens on average. Packed rows need less, as their sequences do not attend to each other.
-    Norms, activations, rotary positions and recomputation do not count.
+    `vocabulary` is padded already. All matrix products count, in attention those that a causal model needs: (sequence_length +
+    1) / 2 tokens on average. Packed rows need less, as their sequences do not attend to each other. Norms, activations, rotary
+    positions and recomputation do not count.
     """
     head = model.hidden // model.heads
     projections = 2 * model.hidden * head * (model.heads + model.key_value_heads)

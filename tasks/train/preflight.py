@@ -270,7 +270,7 @@ def _check_output(job: Job) -> list[str]:
         raise InputError(
             f"{join(place, JOB)}: another training was started here: {differences}; choose another --output-dir, or delete this one"
         )
-    return [f"{place}: this job was started before; it resumes from its last checkpoint"]
+    return [f"{place}: this job resumes from its last checkpoint"]
 
 
 def _content(job: Job) -> dict[str, Any]:

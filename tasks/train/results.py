@@ -85,7 +85,7 @@ class Results(Strict, frozen=True):
 
 
 def perplexity(nll: float, tokens: int) -> float | None:
-    """The perplexity: e to the mean NLL, capped at 30 to stay readable; None without tokens."""
+    """The perplexity: e to the mean NLL (a mean above 30 counts as 30); None without tokens."""
     return math.exp(min(nll / tokens, MOST_PERPLEXING)) if tokens else None
 
 

@@ -51,7 +51,7 @@ def megatron_lm_launch(job: Job, processes: int) -> Launch:
     if job.settings.start_from is not None:
         raise InputError(
             f"start_from={job.settings.start_from}: Megatron-LM starts from its own checkpoints only; set "
-            "launcher=megatron-bridge, which converts"
+            "launcher=megatron-bridge, which converts them"
         )
     require_files(job.settings.launcher, places_of(job))
     folder, groups = local_folder(job.output_dir, job.settings.launcher), argument_groups(job)
