@@ -86,7 +86,7 @@ def _control(token: int, role: int, learned: bool) -> Piece:
 
 @lru_cache(maxsize=16)
 def _line_end(role: int) -> Piece:
-    """What most templates write after every message."""
+    """The text that most templates write after every message."""
     return Piece("\n", -1, role, False)
 
 

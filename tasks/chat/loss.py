@@ -79,12 +79,12 @@ class LossPolicy:
 
 
 def _only_calls(message: Message) -> bool:
-    """Whether a message calls tools without an answer."""
+    """Whether a message has tool calls and no answer."""
     return bool(message.get("tool_calls")) and not (message["content"] or "").strip()
 
 
 class Completion(NamedTuple):
-    """What the model generates of one message, as characters of a rendering.
+    """The part of one message that the model generates, as characters of a rendering.
 
     Reasoning is `[start, answer)`, the answer `[answer, calls)`, tool calls `[calls, ending)`, the end of turn
     `[ending, stop)`; each may be empty. If calls come first, `calls < answer`: reasoning is `[start, calls)`, calls

@@ -66,7 +66,7 @@ zone."""
 LONGEST_DIRECTIVE = 32
 
 LOCAL_VARIABLES = frozenset({"_loop_vars", "_block_vars"})
-"""What Jinja passes with a call, for functions that take a context."""
+"""Arguments that Jinja adds to a call, for functions that take a context."""
 
 RECORDS = (MessageRecord, ToolCallRecord)
 ATTRIBUTES: tuple[tuple[type, frozenset[str]], ...] = (

@@ -139,7 +139,7 @@ def answered_turns(messages: Sequence[Message]) -> list[tuple[int, int]]:
 
 
 def _unusual(messages: Sequence[Message]) -> bool:
-    """Whether a turn may look different beside others: a template may move a later system message to the front, or not
+    """Whether a turn may be rendered differently beside others: a template may move a later system message to the front, or not
     count a user message of markup (a tool result, say) as a turn.
     """
     return any(
