@@ -245,7 +245,7 @@ def test_composition_is_chosen_by_variables_of_the_template(chats, tmp_path):
     assert "Reasoning: high" in text
     assert text == render(composed(twice, **variables))
     for wrong, remedy in [
-        ({"efort": "high"}, "did you mean 'effort'"), ({"effort": "huge"}, "known: low, medium, high"),
+        ({"efort": "high"}, "did you mean 'effort'"), ({"effort": "huge"}, "choose one of low, medium, high"),
         ({"special_strings": "escape"}, "'special_strings' is not an option"),
     ]:  # fmt: skip
         with pytest.raises(InputError, match=r"^template_variables") as refusal:
