@@ -1,8 +1,8 @@
 """The self-check: before a run, a template and a tokenizer must produce correct masks on synthetic conversations.
 
-For every probe that the template accepts: the decoded tokens must equal the rendering, the decoded trained tokens the
-characters chosen by the policy, and the ids the tokenizer's own. A template that leaves nothing to train on fails here instead
-of in training. The check takes seconds, because it loads the reference tokenizer, so its result is cached.
+For every probe that the template accepts, the decoded tokens must equal the rendering, the decoded trained tokens must equal
+the characters chosen by the policy, and the ids must be the tokenizer's own. A template that leaves nothing to train on fails
+here and not in training. The check takes seconds, because it loads the reference tokenizer, so its result is cached.
 """
 
 import hashlib
@@ -35,12 +35,12 @@ REQUIRED = ("one turn", "several turns")
 """Probes that every template must accept."""
 
 SequencesOf = Callable[[Conversation], "list[Pieces] | Rejected"]
-"""How a format makes sequences of a probe."""
+"""How a format turns a probe into sequences."""
 
 
 @dataclass(frozen=True, slots=True)
 class Checked:
-    """A renderer that passed the check, the kinds of conversation it refuses with the reason, and warnings."""
+    """A renderer that passed the check, the kinds of conversation it rejects with the reason, and warnings."""
 
     renderer: Renderer
     refused: dict[str, str]
@@ -90,13 +90,13 @@ def checked_renderer(
 
 
 def remembered_check(question: Sequence[Any], store: str, check: Callable[[], dict[str, str]]) -> dict[str, str]:
-    """The conversations that a check refused; read from the store if the same `question` was checked before."""
+    """The conversations that a check rejects; read from the store if the same `question` was checked before."""
     digest = hashlib.sha256(orjson.dumps(question, option=orjson.OPT_SORT_KEYS)).hexdigest()[:32]
     return remembered(join(store, "gates", f"{digest}.json"), dict[str, str], check)
 
 
 def refusals(sequences_of: SequencesOf, controls: Controls, vocabulary: Vocabulary) -> dict[str, str]:
-    """The refused probes with the reason. Raises InputError unless all others are correct."""
+    """The rejected probes with the reason. Raises InputError unless all others are correct."""
     guarded = vocabulary.guarding(frozenset(controls.ids))  # also for whole texts, so that one tokenizer is loaded
     refused: dict[str, str] = {}
     for name, probe in PROBES.items():
@@ -114,7 +114,7 @@ def refusals(sequences_of: SequencesOf, controls: Controls, vocabulary: Vocabula
 
 
 def _needs_tools(refusal: Rejected, sequences_of: SequencesOf) -> bool:
-    """Whether a template that refuses a conversation accepts one with tools."""
+    """Whether a template that rejects a conversation accepts one with tools."""
     return refusal.reason == "template_error" and not isinstance(sequences_of(PROBES["one turn with tools"]), Rejected)
 
 
@@ -138,7 +138,7 @@ def _require_prompted(renderer: Renderer) -> None:
 
 
 def _require_start(what: str, text: str, start: int, prompted: str) -> None:
-    """Require that training starts where the prompt ends, blanks aside."""
+    """Require that training starts where the prompt ends, ignoring blanks."""
     end = len(prompted)
     if text.startswith(prompted) and (start < end or text[end:start].strip()):
         raise InputError(
@@ -213,7 +213,7 @@ def _require_equal(name: str, what: str, found: str, expected: str) -> None:
 def _require_own_ids(
     name: str, ids: np.ndarray, texts: Sequence[str], pieces: Sequence[Piece], vocabulary: Vocabulary
 ) -> None:
-    """Require the ids that the tokenizer gives the rendering, whole or as prompt and completions."""
+    """Require the ids that the tokenizer produces for the rendering, whole or split into prompt and completions."""
     whole = "".join(texts)
     starts = [0, *(place for place, piece in enumerate(pieces) if piece.breaks), len(texts)]
     apart = ["".join(texts[start:stop]) for start, stop in itertools.pairwise(starts)]

@@ -4,7 +4,7 @@ The added tokens that occur in a template or its renderings are its controls. Th
 is encoded by an encoder that does not know them. If the data spells one (`<|im_end|>` in a web page), a Unicode noncharacter is
 inserted into it before rendering and removed afterwards, so data cannot end a turn or move a boundary.
 
-Searching a text costs about 0.3 ns per character, because most texts have no `<`.
+A search takes about 0.3 ns per character, because most texts have no `<`.
 """
 
 import re
@@ -38,7 +38,7 @@ class Controls:
 
     @cached_property
     def _beginnings(self) -> list[str]:
-        """The first characters of control tokens: searching for these costs a tenth of the pattern."""
+        """The first characters of control tokens: searching for these takes a tenth of the pattern's time."""
         return sorted({token[0] for token in self.ids})
 
     def occur_in(self, text: str) -> bool:

@@ -10,7 +10,7 @@ text.
 from dataclasses import dataclass
 from typing import Any, Literal, NotRequired, TypedDict
 
-from tokenmill.tasks.sources.files import Rejected as Rejected  # noqa: PLC0414 - for those who read conversations
+from tokenmill.tasks.sources.files import Rejected as Rejected  # noqa: PLC0414 - exported again
 
 Role = Literal["system", "developer", "user", "assistant", "tool"]
 

@@ -34,8 +34,8 @@ ROLE_NUMBERS: dict[str, int] = {role: number for number, role in enumerate(ROLES
 class Piece(NamedTuple):
     """A control token (`token` is its id, `text` None) or a text.
 
-    `learned` says whether it is trained on; for a text with a loss boundary inside, the lengths of its parts in
-    characters, untrained first (possibly 0). `breaks`: never join it with the text before.
+    `learned` says whether it is trained on; for a text with a loss boundary inside, it is the lengths of its parts in
+    characters, untrained first (possibly 0). `breaks`: do not join it with the text before it.
     """
 
     text: str | None
@@ -46,7 +46,7 @@ class Piece(NamedTuple):
 
 
 class Passage(NamedTuple):
-    """Part of a rendering: its end (it begins where the one before ends), its author, the characters trained on, and
+    """Part of a rendering: its end (it begins where the previous one ends), its author, the characters trained on, and
     where generation begins (-1: nowhere).
     """
 
@@ -86,12 +86,12 @@ def _control(token: int, role: int, learned: bool) -> Piece:
 
 @lru_cache(maxsize=16)
 def _line_end(role: int) -> Piece:
-    """What most templates write after every message."""
+    """The text that most templates write after every message."""
     return Piece("\n", -1, role, False)
 
 
 def _cut_text(text: str, place: int, passage: Passage) -> list[Piece]:
-    """A text without control tokens, in two if generation begins inside it."""
+    """A text without control tokens, split where generation begins inside it."""
     if not passage.learned and passage.generation < 0:
         return [_line_end(passage.role) if text == "\n" else Piece(text, -1, passage.role, False)]
     boundary = passage.generation - place
@@ -162,8 +162,8 @@ class Sequences:
 
     `ids` int32 [tokens]; `loss` int8 [tokens], 1 where the token itself is to be predicted (not shifted); `offsets`
     int64 [sequences + 1]. Roles are runs: from token `role_starts[j]` (int64, counted over the batch) on, tokens are by
-    `roles[j]` (int8, see ROLES); every sequence begins a run. `straddled` int64 [sequences] counts tokens that a loss
-    boundary falls into, which are not trained on.
+    `roles[j]` (int8, see ROLES); every sequence begins a run. `straddled` int64 [sequences] counts tokens that contain a loss
+    boundary, which are not trained on.
     """
 
     ids: np.ndarray
@@ -267,7 +267,7 @@ def _document(encoded: Tokens, number: int) -> np.ndarray:
 
 
 def _learned_tokens(whole: np.ndarray, parts: Sequence[np.ndarray]) -> tuple[np.ndarray, int]:
-    """Which tokens of a text are trained on, int8, and how many a boundary falls into.
+    """Which tokens of a text are trained on, int8, and how many tokens contain a boundary.
 
     `parts` are its parts, untrained and trained in turn, each encoded alone. Where their tokens equal those of the
     whole, boundaries are exact; otherwise only tokens that agree from either end count.
@@ -277,11 +277,11 @@ def _learned_tokens(whole: np.ndarray, parts: Sequence[np.ndarray]) -> tuple[np.
     if np.array_equal(joined, whole):
         return flags, 0
     size = min(len(joined), len(whole))
-    same_before = int(np.argmin(np.append(joined[:size] == whole[:size], False)))
-    same_behind = int(np.argmin(np.append(joined[::-1][:size] == whole[::-1][:size], False)))
-    same_behind = min(same_behind, len(whole) - same_before)
+    same_at_start = int(np.argmin(np.append(joined[:size] == whole[:size], False)))
+    same_at_end = int(np.argmin(np.append(joined[::-1][:size] == whole[::-1][:size], False)))
+    same_at_end = min(same_at_end, len(whole) - same_at_start)
     learned = np.zeros(len(whole), np.int8)
-    learned[:same_before] = flags[:same_before]
-    if same_behind:
-        learned[len(whole) - same_behind :] = flags[len(joined) - same_behind :]
-    return learned, len(whole) - same_before - same_behind
+    learned[:same_at_start] = flags[:same_at_start]
+    if same_at_end:
+        learned[len(whole) - same_at_end :] = flags[len(joined) - same_at_end :]
+    return learned, len(whole) - same_at_start - same_at_end

@@ -1,7 +1,7 @@
 """Filters and limits of chat templates.
 
-Filters whose result is no larger than their input are Jinja's. Those that write text are replaced by ours, to limit sizes and
-keep origins.
+Filters whose result is no larger than their input are Jinja's. Those that write text are replaced here, to limit sizes and keep
+origins.
 
 A template can build huge values cheaply: a list that contains the previous list twice, nested forty levels deep, takes a few
 hundred bytes until it is written. So values are measured, up to the limit, before they are written or repeated.
@@ -25,18 +25,16 @@ from .conversation import Arguments
 from .traced import ToolCallRecord, Traced, joined
 
 MOST_STEPS = 1_000_000
-"""Limits of a rendering: steps and seconds; of a text or list: characters or elements; of a number: bits. A long
-agentic conversation takes 50,000 steps, 0.1 s and 1 M characters."""
 MOST_SECONDS = 20.0
 MOST_CHARACTERS = 64 << 20
 MOST_BITS = 4096
-"""Of a rendering: steps and seconds; of any text or list: characters or elements; of a number: bits. A long agentic
+"""Limits of a rendering: steps and seconds; of any text or list: characters or elements; of a number: bits. A long agentic
 conversation takes some 50,000 steps, 0.1 s and 1 M characters."""
 
 CHARACTERS_PER_STEP = 1024
-"""Repeating or rewriting this many characters costs a step, which limits their total."""
+"""Repeating or rewriting this many characters costs one step, so the steps limit their total."""
 
-STEPS_PER_LOOK = 256
+STEPS_PER_CLOCK_CHECK = 256
 """Steps between checks of the clock."""
 
 
@@ -49,7 +47,7 @@ class Budget:
 
     def __init__(self) -> None:
         self.steps = MOST_STEPS
-        self.looked_at = self.steps
+        self.checked_at = self.steps
         self.deadline = time.monotonic() + MOST_SECONDS
 
     def step(self, count: int = 1) -> None:
@@ -57,8 +55,8 @@ class Budget:
         self.steps -= count
         if self.steps < 0:
             raise TemplateLimitError(f"the template takes more than {MOST_STEPS:,} steps")
-        if self.looked_at - self.steps >= STEPS_PER_LOOK:
-            self.looked_at = self.steps
+        if self.checked_at - self.steps >= STEPS_PER_CLOCK_CHECK:
+            self.checked_at = self.steps
             if time.monotonic() > self.deadline:
                 raise TemplateLimitError(f"the template takes more than {MOST_SECONDS:g} seconds")
 
@@ -70,8 +68,8 @@ def require_size(size: int) -> None:
 
 
 def require_plain(value: object) -> None:
-    """Raises TypeError for a value that contains anything but data, and TemplateLimitError for one that is too large.
-    Functions, for example, would be written with their address, which varies.
+    """Raises TypeError for a value that contains anything but data (a function would be written with its address, which
+    varies), and TemplateLimitError for one that is too large.
     """
     size, steps = 0, 0
     waiting = [value]
@@ -92,7 +90,7 @@ def require_plain(value: object) -> None:
         require_size(size)
 
 
-def text_of(value: Any) -> str:  # noqa: ANN401 - whatever a template writes
+def text_of(value: Any) -> str:  # noqa: ANN401 - any value of a template
     """A value as `{{ … }}` writes it; arguments of a tool call as their JSON."""
     if isinstance(value, str):
         return value
@@ -156,7 +154,7 @@ def _writing(function: Filter, step: Callable[[int], None]) -> Filter:
 
 
 def tojson(
-    value: Any,  # noqa: ANN401 - whatever a template has
+    value: Any,  # noqa: ANN401 - any value of a template
     ensure_ascii: bool = False,
     indent: int | None = None,
     separators: tuple[str, str] | None = None,
@@ -233,7 +231,7 @@ def escape(value: Any) -> str:  # noqa: ANN401 - same
 
 
 def safe(value: Any) -> str:  # noqa: ANN401 - same
-    """Unchanged text; text added to it with `+` is escaped, as in Jinja."""
+    """The unchanged text; as in Jinja, text added to it with `+` is escaped."""
     return markupsafe.Markup(str.__str__(text_of(value)))  # noqa: S704 - nothing here is shown as HTML
 
 

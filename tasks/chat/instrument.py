@@ -118,7 +118,7 @@ def marking(step: Callable[[int], None]) -> Mapping[str, Callable[..., str]]:
         return text
 
     @pass_context
-    def sliced(_: Context, value: Any, *places: int | None) -> Any:  # noqa: ANN401 - whatever can be sliced
+    def sliced(_: Context, value: Any, *places: int | None) -> Any:  # noqa: ANN401 - any value with slices
         found = value[slice(*places)]
         step(len(found) // CHARACTERS_PER_STEP if isinstance(found, Sized) else 0)
         return found

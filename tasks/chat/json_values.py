@@ -1,6 +1,6 @@
 """JSON values and JSON text in chat rows.
 
-orjson defines valid JSON, as it does for reading rows: no NaN, no half surrogate pair, at most 254 levels (the limit of `json`
+orjson defines valid JSON, as it does for reading rows: no NaN, no lone surrogate, at most 254 levels (the limit of `json`
 depends on the caller's stack, so a row could fail in only some workers). Numbers keep their spelling, and duplicate keys are
 rejected. This takes 4 ns per byte, and applies only to tool calls, results and definitions.
 """
@@ -35,7 +35,7 @@ KINDS: dict[type[object], str] = {
 }
 
 SHOWN_KEYS, SHOWN_CHARACTERS = 12, 40
-"""Limits of what a detail quotes from a row."""
+"""Limits of quotes from a row in a detail."""
 
 
 def kind(value: object) -> str:
@@ -68,7 +68,7 @@ def require_utf8(text: str, what: str) -> None:
 def json_text(value: object, reason: Reason, what: str) -> str:
     """`value` as JSON in `json`'s spacing, without escapes that UTF-8 does not need.
 
-    Raises RejectionError for values that are not JSON (NaN, half surrogate pairs, dates, bytes, more than 254 levels)
+    Raises RejectionError for values that are not JSON (NaN, lone surrogates, dates, bytes, more than 254 levels)
     and for duplicate keys.
     """
     require_single_keys(value, reason, what)

@@ -31,7 +31,7 @@ class LossPolicy:
     `assistant_all`: all that the assistant generates; `last_turn`: what it generates after the last user message; `final_only`:
     its last answer, without reasoning and tool calls, and nothing if it only calls tools; `assistant_bodies` (formats with
     separate headers): message bodies only. The other fields exclude parts. `empty_reasoning` is the template's placeholder for
-    missing reasoning, if it follows the generation prompt: a model that does not generate it would reason.
+    missing reasoning, if it follows the generation prompt: a model that does not generate it would start to reason.
     """
 
     on: LossOn = "assistant_all"
@@ -79,12 +79,12 @@ class LossPolicy:
 
 
 def _only_calls(message: Message) -> bool:
-    """Whether a message calls tools without an answer."""
+    """Whether a message has tool calls and no answer."""
     return bool(message.get("tool_calls")) and not (message["content"] or "").strip()
 
 
 class Completion(NamedTuple):
-    """What the model generates of one message, as characters of a rendering.
+    """The part of one message that the model generates, as characters of a rendering.
 
     Reasoning is `[start, answer)`, the answer `[answer, calls)`, tool calls `[calls, ending)`, the end of turn
     `[ending, stop)`; each may be empty. If calls come first, `calls < answer`: reasoning is `[start, calls)`, calls
@@ -114,15 +114,15 @@ class Openings:
     leads: frozenset[str] = frozenset({""})
     ends_in_next: bool = False
 
-    def behind(self, before: Sequence[Message]) -> tuple[str, ...]:
-        """The prompts that may follow some messages. Tool results have their own; all other roles count as users."""
+    def prompts_after(self, before: Sequence[Message]) -> tuple[str, ...]:
+        """The prompts that may follow some messages. Those after tool results differ; all other roles count as users."""
         role = "tool" if before and before[-1]["role"] == "tool" else "user"
         return (*self.prompts, "") if role in self.unprompted else self.prompts
 
 
 @dataclass(slots=True)
 class Parts:
-    """Beginning and end of each part of a message. `of_others`: text of another message is among them; `gap`: the generation
+    """Beginning and end of each part of a message. `of_others`: they include text of another message; `gap`: the generation
     tags leave a gap.
     """
 
@@ -172,7 +172,7 @@ def completions(
         if written.generated:
             start = written.generated[0]
         else:
-            prompts = openings.behind(messages[:number])
+            prompts = openings.prompts_after(messages[:number])
             start = _generation_start(rendering, number, written, end[0], prompts, openings.leads, controls)
         if start is None:
             return Rejected(*_unprompted(number, messages[number], rendering))
@@ -213,20 +213,20 @@ def parts_of(rendering: Rendering, learned: Sequence[int]) -> dict[int, Parts]:
         elif current is None or kind == "loop":
             continue
         elif kind == "content" and number == turn:
-            current.content = _hull(current.content, (start, stop))
+            current.content = _enclosing(current.content, (start, stop))
         elif kind == "reasoning" and number == turn:
-            current.reasoning = _hull(current.reasoning, (start, stop))
+            current.reasoning = _enclosing(current.reasoning, (start, stop))
         elif kind in {"content", "reasoning", "result"}:
             current.of_others = current.of_others or start < stop
         elif kind == "call" or (kind == "end" and current.call and start < end):
-            current.call = _hull(current.call, (start, stop))
+            current.call = _enclosing(current.call, (start, stop))
         elif kind != "end":
             current.gap = current.gap or (kind == "generated" and (current.generated or (0, start))[1] < start)
-            current.generated = _hull(current.generated, (start, stop))
+            current.generated = _enclosing(current.generated, (start, stop))
     return parts
 
 
-def _hull(known: Range | None, new: Range) -> Range:
+def _enclosing(known: Range | None, new: Range) -> Range:
     if known is None or (known[0] == known[1] and new[0] < new[1]):
         return new
     return min(known[0], new[0]), max(known[1], new[1])
@@ -321,7 +321,7 @@ def _completion(text: str, start: int, end: Range, parts: Parts, controls: Contr
 
 
 def _mixed(text: str, start: int, parts: Parts) -> bool:
-    """Whether content is between tool calls; the loop over calls may have written the header before it."""
+    """Whether content is between tool calls; the loop over calls may have written the header first."""
     content, call = parts.content, parts.call
     if not content or not call or content[0] == content[1]:
         return False
@@ -345,12 +345,12 @@ def _calls_start(text: str, start: int, ending: int, parts: Parts, controls: Con
         return max(start, parts.content[1])
     if parts.reasoning or parts.content:
         return max(start, parts.call[0])
-    return _behind_tags(text, start, parts.call[0], controls)
+    return _after_closing_tags(text, start, parts.call[0], controls)
 
 
-def _behind_tags(text: str, start: int, stop: int, controls: Controls) -> int:
-    """The end of the last closing tag in `[start, stop)`, or `start`: empty reasoning ends there. A token that closes
-    nothing may introduce calls.
+def _after_closing_tags(text: str, start: int, stop: int, controls: Controls) -> int:
+    """The end of the last closing tag in `[start, stop)`, or `start`: empty reasoning ends there. A token that is not a closing
+    tag may introduce calls.
     """
     closing = [token for token in controls.ids if "/" in token and token.replace("/", "", 1) in controls.ids]
     places = [(text.rfind(token, start, stop), len(token)) for token in closing]

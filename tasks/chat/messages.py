@@ -112,7 +112,7 @@ def read_tool_calls(message: Mapping[str, Any], role: Role) -> list[ToolCall]:
 
 
 def _array(value: object, reason: Reason, what: str) -> list[Any]:
-    """An array, or the JSON text of one; null and an empty string are empty arrays."""
+    """An array, or the JSON text of one; null and an empty string count as empty arrays."""
     if isinstance(value, str) and value:
         value = parsed(value, reason, f"{what}, a string,")
     if value is None or value == "":

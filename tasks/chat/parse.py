@@ -4,8 +4,8 @@ Sources have three formats: OpenAI's list of messages, ShareGPT's list of turns,
 strict form. A record that is ambiguous, or readable only in part, is rejected with a reason and the first fault; nothing is
 repaired, and bad data never raises an exception.
 
-Null equals an absent key, because in Parquet every row has all keys of a struct. Records are not modified; tools and arguments
-share their values with the record.
+A null counts as an absent key, because in Parquet every row has all keys of a struct. Records are not modified; tools and
+arguments share their values with the record.
 
 Cost: 0.7 µs per plain message and 1 µs per record, 1.5 to 2 µs per message with reasoning or nulls, 5 µs per tool call,
 14 µs per KB of tool definitions.

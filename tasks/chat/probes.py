@@ -100,16 +100,16 @@ PROBES: dict[str, Conversation] = {
     "an answer first": Conversation([_says("Ask me."), _user("Why?"), _says("So.")], []),
     "two questions in a row": Conversation([_user("First?"), _user("Second?"), _says("Both.")], []),
 }  # fmt: skip
-"""Every shape of conversation that data sets hold; a template may refuse some."""
+"""Every shape of conversation in data sets; a template may reject some."""
 
 THINKING: Sequence[Mapping[str, Any]] = (
     {}, {"enable_thinking": True}, {"enable_thinking": False}, {"thinking": True}, {"thinking": False},
 )  # fmt: skip
-"""The variables by which templates are told to think or not; each may change the generation prompt."""
+"""The variables that turn thinking on or off in templates; each may change the generation prompt."""
 
 
 REASONING = {1, 3, 5}
-"""The messages of "reasoning in three turns" that reason."""
+"""The messages with reasoning in "reasoning in three turns"."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -156,25 +156,24 @@ def _reasoned(template: ChatTemplate, name: str) -> set[int]:
 @dataclass(frozen=True, slots=True)
 class _Answer:
     """An answer of a probe: the generation prompts that the template writes in its place, the prompt its rendering
-    begins with, its message number, the role before it, and the rendering. `own` says that the template's own variables
-    were used.
+    begins with, its message number, the role before it, and the rendering. `own`: the template's own variables were used.
     """
 
     prompts: frozenset[str]
-    begun: str | None
+    opening: str | None
     number: int
-    behind: str
+    role_before: str
     rendering: Rendering | None
     own: bool
 
 
 def is_reply(messages: Sequence[Message], number: int) -> bool:
-    """Whether a message is an answer to another role's message, as a server asks for."""
+    """Whether a message answers another role's message, as in requests to a server."""
     return number > 0 and messages[number]["role"] == "assistant" != messages[number - 1]["role"]
 
 
 def _answers(template: ChatTemplate) -> Iterator[_Answer]:
-    """What a template writes as a generation prompt in the place of every answer."""
+    """The generation prompt that a template writes in place of every answer."""
     asked = [variables for variables in THINKING if all(name in template.source for name in variables)]
     for probe in PROBES.values():
         whole = template.render(probe.messages, probe.tools)
@@ -195,20 +194,20 @@ def _answers_at(
     renderings: Sequence[Rendering],
 ) -> Iterator[_Answer]:
     before, own = probe.messages[:number], not variables
-    behind = before[-1]["role"]
+    role_before = before[-1]["role"]
     asked = template.render(before, probe.tools, **variables, add_generation_prompt=True)
     if not isinstance(asked, Rendering):
         return
     plain = template.render(before, probe.tools, **variables)
     prompts = frozenset(_differences(plain, asked)) if isinstance(plain, Rendering) else frozenset[str]()
-    yield _Answer(prompts, None, number, behind, None, own)
+    yield _Answer(prompts, None, number, role_before, None, own)
     for written in renderings:
         start = written.extents[number][0]
         if written.text.startswith(asked.text) and len(asked.text) >= start:
-            yield _Answer(prompts, written.text[start : len(asked.text)], number, behind, written, own)
+            yield _Answer(prompts, written.text[start : len(asked.text)], number, role_before, written, own)
         for prompt in {each.lstrip() for each in prompts} | prompts:
             if prompt and written.text.startswith(prompt, start):
-                yield _Answer(prompts, prompt, number, behind, written, own)
+                yield _Answer(prompts, prompt, number, role_before, written, own)
 
 
 def _differences(plain: Rendering, asked: Rendering) -> Iterator[str]:
@@ -222,8 +221,8 @@ def _differences(plain: Rendering, asked: Rendering) -> Iterator[str]:
 def _openings(template: ChatTemplate, answers: Sequence[_Answer], controls: Controls) -> Openings:
     prompts = {(True, prompt) for answer in answers if not answer.own for prompt in answer.prompts - {""}}
     prompts |= {(False, prompt) for answer in answers if answer.own for prompt in answer.prompts - {""}}
-    prompts |= {(not answer.own, answer.begun) for answer in answers if answer.begun}
-    unprompted = frozenset(answer.behind for answer in answers if answer.begun == "")
+    prompts |= {(not answer.own, answer.opening) for answer in answers if answer.opening}
+    unprompted = frozenset(answer.role_before for answer in answers if answer.opening == "")
     ordered = [prompt for _, prompt in sorted(prompts, key=lambda each: (each[0], -len(each[1]), each[1]))]
     outside = _ends_in_next(template, controls)
     leads = frozenset(lead for answer in answers for lead in _leads(answer, controls, outside=outside))
@@ -232,11 +231,11 @@ def _openings(template: ChatTemplate, answers: Sequence[_Answer], controls: Cont
 
 def _leads(answer: _Answer, controls: Controls, *, outside: bool) -> Iterator[str]:
     """The text between the prompt and the message."""
-    if answer.begun is None or answer.rendering is None:
+    if answer.opening is None or answer.rendering is None:
         return
     rendering, number = answer.rendering, answer.number
     start, stop = rendering.extents[number]
-    start += len(answer.begun)
+    start += len(answer.opening)
     ending = stop if outside else (controls.last(rendering.text, start, stop) or (stop, stop))[0]
     yield rendering.text[start : parts_of(rendering, [number])[number].begin(start, ending)]
 

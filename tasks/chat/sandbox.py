@@ -47,7 +47,7 @@ TEXT_METHODS = frozenset({
     "splitlines", "startswith", "strip", "swapcase", "title", "upper",
 })  # fmt: skip
 FIELDS = frozenset({"role", "content", "reasoning_content", "tool_calls", "function", "name", "arguments"})
-"""What most templates ask of a message or call; no method of dict has such a name."""
+"""The keys that most templates read from messages and calls; no method of dict has such a name."""
 LOOP_FIELDS = frozenset({"index", "index0", "first", "last", "previtem", "nextitem", "length"})
 """Loop attributes that are plain values."""
 
@@ -55,18 +55,18 @@ GROWING = frozenset({"join", "replace"})
 """Methods of text whose result may be longer than the text."""
 
 BACKWARD = frozenset({"rfind", "rindex", "rpartition", "rsplit"})
-"""Methods that compare at every position, which forward search does not."""
+"""Methods that compare at every position, unlike a forward search."""
 
 COMPARISONS_PER_STEP = 1 << 17
 PARTS_PER_STEP = 8
 
 DIRECTIVE = re.compile(r"%-?[aAbBcdDeFgGhHIjklmMnpPrRStTuUVwWxXyYzZ%]")
-"""Directives of `strftime` without a width, which could be of any size, and without `%s`, which depends on the
-machine's zone."""
+"""Directives of `strftime` without a width, which could be of any size, and without `%s`, which depends on the machine's time
+zone."""
 LONGEST_DIRECTIVE = 32
 
 LOCAL_VARIABLES = frozenset({"_loop_vars", "_block_vars"})
-"""What Jinja passes with a call, for functions that take a context."""
+"""Arguments that Jinja adds to a call, for functions that take a context."""
 
 RECORDS = (MessageRecord, ToolCallRecord)
 ATTRIBUTES: tuple[tuple[type, frozenset[str]], ...] = (
@@ -77,7 +77,7 @@ ATTRIBUTES: tuple[tuple[type, frozenset[str]], ...] = (
     (LoopContext, LOOP_FIELDS | {"changed", "cycle", "depth", "depth0", "revindex", "revindex0"}),
     (Macro, frozenset({"name", "caller"})),
 )
-"""The attributes that templates may ask of a value, by its type."""
+"""The attributes that templates may read, by the type of the value."""
 
 
 class SafeNamespace(Namespace):
@@ -100,7 +100,7 @@ def _require_public(name: object) -> None:
         raise SecurityError(f"{name!r}: names in a namespace do not begin with an underscore")
 
 
-def _concatenated(parts: Any) -> str:  # noqa: ANN401 - whatever Jinja has gathered
+def _concatenated(parts: Any) -> str:  # noqa: ANN401 - any value of Jinja's
     return together(list(parts))
 
 
@@ -123,7 +123,7 @@ class Sandbox(ImmutableSandboxedEnvironment):
         }
 
     def _step(self, count: int = 1) -> None:
-        self.budget.step(count)  # this rendering's budget; the next one has its own
+        self.budget.step(count)  # looked up per step, because every rendering has another budget
 
     def call_binop(self, context: Context, operator: str, left: Any, right: Any) -> Any:  # noqa: ANN401 - a template's values
         """Add, multiply, raise or format within the limits; arguments of tool calls are their JSON beside text."""
@@ -180,7 +180,7 @@ class Sandbox(ImmutableSandboxedEnvironment):
         return super().getattr(obj, attribute)
 
     def wrap_str_format(self, value: Any) -> None:  # noqa: ANN401 - same
-        """Disable formatting: a width makes a text of any size."""
+        """Disable formatting, because a width can produce a text of any size."""
 
     def is_safe_attribute(self, obj: Any, attr: str, value: Any) -> bool:  # noqa: ANN401 - same
         """Whether the attribute is listed for this type, and safe in Jinja's immutable sandbox."""

@@ -1,8 +1,8 @@
 """A conversation to its training sequences: usually one, or one per user turn if the template rewrites history.
 
 Templates of reasoning models strip the reasoning from earlier turns, so a turn can be trained on only in a sequence
-that ends with it. A conversation of n turns becomes n sequences, each with the earlier turns in their history form and
-one full turn, the only one trained on.
+that ends with it. A conversation of n turns becomes n sequences, each with the earlier turns in their history form and one full
+turn; only that one is trained on.
 
 Rendering all prefixes would be quadratic. Instead every message is rendered twice, in its history form and in a conversation of
 its turn alone, and sequences are composed of both. The self-check compares this with real prefixes. If they differ, and for
@@ -88,7 +88,7 @@ class Renderer:
         return sequences
 
     def _composed(self, conversation: Conversation, turns: Sequence[tuple[int, int]]) -> list[Pieces] | None:
-        """The same, composed of messages in history form and in full form; None if the template refuses either."""
+        """The same, composed of messages in history form and in full form; None if the template rejects either."""
         messages = conversation.messages
         goes_on = messages if messages[-1]["role"] == "user" else [*messages, NEXT_TURN]
         before = self._groups(conversation, goes_on, len(goes_on))
@@ -127,7 +127,7 @@ class Renderer:
 
 
 def answered_turns(messages: Sequence[Message]) -> list[tuple[int, int]]:
-    """Beginning and end of every user turn with an answer; an answer before any user message is a turn."""
+    """Beginning and end of every user turn with an answer; an answer before any user message is also a turn."""
     users = [number for number, message in enumerate(messages) if message["role"] == "user"]
     starts = users if users and users[0] == 0 else [0, *users]
     turns = zip(starts, [*starts[1:], len(messages)], strict=True)
@@ -139,7 +139,7 @@ def answered_turns(messages: Sequence[Message]) -> list[tuple[int, int]]:
 
 
 def _unusual(messages: Sequence[Message]) -> bool:
-    """Whether a turn may look different beside others: a template may move a later system message to the front, or not
+    """Whether a turn may be rendered differently beside others: a template may move a later system message to the front, or not
     count a user message of markup (a tool result, say) as a turn.
     """
     return any(
@@ -202,7 +202,7 @@ def _unescaped(pieces: Pieces, noncharacter: str) -> Pieces:
 
 
 def _without(piece: Piece, noncharacter: str) -> Piece:
-    """The piece without the noncharacter; the lengths of its parts shrink with it."""
+    """The piece without the noncharacter, with the lengths of its parts adjusted."""
     text = piece.text or ""
     learned = piece.learned
     if isinstance(learned, tuple):

@@ -20,10 +20,10 @@ from .sandbox import Sandbox, clock
 from .traced import Span, Traced, records
 
 FAULTS = (TemplateError, TypeError, ValueError, LookupError, ArithmeticError, AttributeError, RecursionError)
-"""What a template can raise for an unexpected conversation."""
+"""Errors that a template can raise for an unexpected conversation."""
 
 CLOCK = "strftime_now"
-"""The function by which templates ask for the date."""
+"""The function that templates call for the date."""
 
 Variables = Mapping[str, Any]
 
@@ -79,7 +79,7 @@ class ChatTemplate:
     def render(
         self, messages: Sequence[Message], tools: Sequence[Mapping[str, Any]], **variables: object
     ) -> Rendering | Rejected:
-        """Render a conversation; Rejected if the template refuses it, fails, or exceeds its budget."""
+        """Render a conversation; Rejected if the template rejects it, fails, or exceeds its budget."""
         self._sandbox.budget = Budget()
         given = {
             "messages": records(messages), "tools": list(tools) or None, "documents": None,

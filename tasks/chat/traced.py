@@ -1,9 +1,9 @@
 """Text that keeps its origin while a template trims, splits and joins it.
 
 A `Traced` is a string with spans, which map its characters to the content of a message. The operations that templates use
-(strip, split, slice, replace, join, `+`) keep the spans; any other returns a plain string, whose origin is unknown but never
-wrong. Marks are empty spans: "message 3 begins here". An operation takes a microsecond, and only assistant and tool contents
-are traced.
+(strip, split, slice, replace, join, `+`) keep the spans; any other operation returns a plain string, whose origin is unknown
+but never wrong. Marks are empty spans: "message 3 begins here". An operation takes a microsecond, and only assistant and tool
+contents are traced.
 
 Templates get messages and tool calls as dicts that carry their number. An assistant that only calls tools has an empty content
 instead of None, because templates that print contents would print `None`.
@@ -18,7 +18,7 @@ from .conversation import Message
 Kind = Literal["content", "reasoning", "call", "result", "message", "loop", "end", "generated", "end_generated"]
 
 Origin = tuple[int, Kind]
-"""The number of a message (of a loop, for `loop` and `end`), and what of it this is."""
+"""The number of a message (of a loop, for `loop` and `end`), and which part of it this is."""
 
 Span = tuple[int, int, Origin]
 """First character, end, and origin."""
@@ -40,7 +40,7 @@ class Traced(str):
         return self
 
     def _cut(self, start: int, stop: int) -> "Traced":
-        """The characters `[start, stop)` with their spans; a span cut away completely stays as an empty one."""
+        """The characters `[start, stop)` with their spans; a span that is cut off completely stays as an empty one."""
         if start == 0 and stop == len(self):
             return self
         kept = [
@@ -124,7 +124,7 @@ def joined(parts: Iterable[str], between: str = "") -> str:
 
 @lru_cache(maxsize=4096)
 def mark(*origins: Origin) -> Traced:
-    """An empty text whose spans say what begins or ends here."""
+    """An empty text whose spans mark what begins or ends here."""
     return Traced("", tuple((0, 0, origin) for origin in origins))
 
 

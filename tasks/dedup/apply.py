@@ -58,7 +58,7 @@ class Rows:
 
     @property
     def consumed(self) -> int:
-        """All rows accounted for, bad and blank ones included."""
+        """The number of rows, bad and blank ones included."""
         return len(self.rows) + len(self.bad) + self.blank
 
 
@@ -74,16 +74,16 @@ def apply_decisions(shard: PlannedShard, store: Store, outcomes: str, on_bad_row
         for rows in read_rows(shard.part, shard.identity["recipe"]["options"]["text_field"]):
             builder.count(rows)
             marks = marks_of(rows.rows, decided)
-            stays = compute.call_function("equal", [marks["dedup_outcome"], pa.scalar(KEPT)])
-            dropped = marks.filter(compute.call_function("invert", [stays]))["dedup_outcome"].to_pylist()
+            kept = compute.call_function("equal", [marks["dedup_outcome"], pa.scalar(KEPT)])
+            dropped = marks.filter(compute.call_function("invert", [kept]))["dedup_outcome"].to_pylist()
             gone.update(dropped)
             if drop:
                 builder.drops.update(dropped)
-            _write(builder, _kept(rows.content, stays) if drop else _tagged(rows.content, marks))
+            _write(builder, _kept(rows.content, kept) if drop else _tagged(rows.content, marks))
         if gone.total() != decided.num_rows:
             raise RunError(
-                f"{shard.place}: {decided.num_rows} rows were to be dropped, but {gone.total()} of them are there; run the "
-                "same command again"
+                f"{shard.place}: {decided.num_rows} rows should be dropped, but the slice has {gone.total()} of them; run "
+                "the same command again"
             )
         builder.facts["outcomes"] = dict(sorted(gone.items()))
     return builder.receipt
@@ -104,12 +104,12 @@ def _json_rows(part: Slice, text_field: str) -> Iterator[Rows]:
 
 
 def _on_one_line(row: bytes) -> bytes:
-    """A row stripped and without line breaks, which JSON allows only as white space between values."""
+    """Strip a row and replace its line breaks, which JSON allows only as white space between values."""
     return row.removeprefix(BYTE_ORDER_MARK).strip().replace(b"\n", b" ").replace(b"\r", b" ")
 
 
 def _arrow_rows(part: Slice, text_field: str) -> Iterator[Rows]:
-    """Read texts in a separate pass, which finds the bad rows; batches of whole rows are smaller."""
+    """Read texts in a first pass to find bad rows, and whole rows in a second one, in smaller batches."""
     bad, first = [row for batch in read_texts(part, text_field) for row in batch.bad], 0
     numbers = np.array([row.row for row in bad], np.int64)
     for batch in cast("Iterator[pa.RecordBatch]", format_of(part.file).rows(part)):
@@ -142,8 +142,8 @@ def marks_of(rows: np.ndarray, decided: pa.Table) -> pa.RecordBatch:
     return pa.RecordBatch.from_arrays([outcome, duplicate_of, jaccard], schema=MARKS)
 
 
-def _kept(content: Content, stays: pa.BooleanArray) -> Content:
-    return list(compress(content, stays.to_pylist())) if isinstance(content, list) else content.filter(stays)
+def _kept(content: Content, kept: pa.BooleanArray) -> Content:
+    return list(compress(content, kept.to_pylist())) if isinstance(content, list) else content.filter(kept)
 
 
 def _tagged(content: Content, marks: pa.RecordBatch) -> Content:

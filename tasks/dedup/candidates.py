@@ -1,7 +1,7 @@
 """Candidate pairs of near-duplicates: documents whose MinHash sketches share a band.
 
-A sketch holds 128 minima of random functions over a document's shingles; two sketches agree at a place with the probability of
-the Jaccard similarity J. Four places make a band, and documents that share one of 32 bands are candidates, with probability 1 -
+A sketch holds 128 minima of random functions over a document's shingles; two sketches agree in each of them with probability J,
+the Jaccard similarity. Four of them make a band, and documents that share one of 32 bands are candidates, with probability 1 -
 (1 - J^4)^32:
 
     J             0.3    0.4    0.5    0.6    0.7    0.8
@@ -37,7 +37,7 @@ SEED = 1
 """Fixed, because another seed gives other candidates."""
 
 AT_ONCE = 256
-"""Sketches converted at a time: 1 MB fits the cache and takes half as long as all at once."""
+"""Sketches converted at a time: 1 MB fits into the cache, which halves the time."""
 
 
 def signatures(shingles: Shingles) -> np.ndarray:
@@ -68,10 +68,10 @@ PAIRS = pa.schema({"better": pa.int64(), "worse": pa.int64()})
 """A pair of documents, the better first."""
 
 CROWDED = pa.schema({"bucket": pa.int64(), "number": pa.int64()})
-"""A document of a large bucket that is not a leader; bucket by bucket, the best document first."""
+"""A document of a large bucket that is not a leader. Rows are ordered by bucket, the best document first."""
 
 LEADERS = 8
-"""The best documents of a bucket, with which all others are compared first."""
+"""The number of best documents in a bucket that all others are compared with first."""
 
 PAIRS_AT_ONCE = 1 << 22
 """Pairs in memory, 16 bytes each and twice that during sorting."""
@@ -119,7 +119,7 @@ def write_candidates(buckets: Buckets, uri: str, partitions: int) -> Output:
 
 
 def read_candidates(uris: Iterable[str], partition: int, partitions: int) -> np.ndarray:
-    """The distinct pairs of one partition, int64 [pairs, 2], ascending, the better document first.
+    """The distinct pairs of one partition, int64 [pairs, 2], ascending, the better document of each first.
 
     Similar documents share many bands, so a pair occurs often; deduplicating while reading keeps at most twice the
     distinct pairs in memory.

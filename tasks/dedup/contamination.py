@@ -1,14 +1,14 @@
 """Contamination: documents that share a run of 13 words with an evaluation.
 
 Runs of 13 words are the field's convention since GPT-3. Case and punctuation are ignored. In scripts without blanks two
-characters count as a word, or four letters of Thai and the like (see `shingles`), because thousands of texts share phrases of
-13 characters.
+characters count as a word, or four letters of Thai and similar scripts (see `shingles`), because thousands of texts share
+phrases of 13 characters.
 
-An evaluation row shorter than 13 words is searched for whole. Rows shorter than three words say nothing about a document's
+An evaluation row shorter than 13 words is searched for as a whole. Rows shorter than three words say nothing about a document's
 origin; they are skipped and counted.
 
-Evaluations are a blend with a text field per data set, usually a few megabytes. An unreadable row is an error, because
-contamination would go unnoticed.
+Evaluations are a blend with a text field per data set, usually a few megabytes. An unreadable row is an error, because skipping
+it would hide contamination.
 
 Evaluation runs are sorted 64-bit hashes in memory, 24 bytes each, behind a table that rejects nearly all other hashes.
 Searching takes 20 s per million documents of 480 bytes on one core, nearly all of it normalization.
@@ -59,7 +59,7 @@ run. A run in several rows counts for the first of them.
 """
 
 SLOTS_PER_RUN = 16
-"""Slots of the table per run: one in 16 unknown hashes passes it and is looked up in vain."""
+"""Slots of the table per run: one in 16 unknown hashes passes and is looked up needlessly."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -88,9 +88,9 @@ class Known:
 class Evaluations:
     """The runs to search for in documents.
 
-    For each of `names`, `short` counts rows that are searched for whole and `too_short` rows that are skipped. `runs` [n] are
-    the runs of the other rows and the whole short rows; `files` int64 [n] and `rows` int64 [n] are the first position of each.
-    `openings` are the first units of short rows, and `lengths` int64 their lengths in units.
+    For each of `names`, `short` counts rows that are searched for as a whole and `too_short` rows that are skipped. `runs` [n]
+    are the runs of the other rows and the whole short rows; `files` int64 [n] and `rows` int64 [n] are the first position of
+    each. `openings` are the first units of short rows, and `lengths` int64 their lengths in units.
     """
 
     names: Sequence[str]
@@ -218,7 +218,7 @@ def _slots(hashes: np.ndarray, likely: np.ndarray) -> np.ndarray:
 
 
 WHOLE_FILES = 1 << 62
-"""Bytes per slice, so large that each file is one slice."""
+"""Bytes per slice: larger than any file, so that each file is one slice."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -239,7 +239,7 @@ class LoadedEvaluations:
 
     @property
     def row_counts(self) -> list[dict[str, Any]]:
-        """For each file its name, its rows, and how many are searched for whole or are too short."""
+        """For each file its name, its rows, and how many of them are searched for as a whole or are too short."""
         found = self.evaluations
         return [
             {"name": name, "rows": rows, "whole": short, "too_short": few}
@@ -260,7 +260,7 @@ def find_evaluations(blend: Blend | str | None) -> tuple[EvaluationFile, ...]:
     ]
     names = [file.name for file in found]
     if twice := next((name for name in names if names.count(name) > 1), None):
-        raise InputError(f"evaluations: two files are called {twice!r}; list each as a data set of its own")
+        raise InputError(f"evaluations: two files are called {twice!r}; list each as a separate data set")
     return tuple(found)
 
 

@@ -7,7 +7,7 @@
 Steps run in order (exact, near, contamination, cap), and each sees only what the earlier ones kept, so a document is dropped at
 most once. The document kept by its step may be dropped by a later one; its own row says so.
 
-A slice reads only its own batch, by its hash: if the decisions about a slice are unchanged, so are its rows.
+A slice reads only its own batch, by hash: if the decisions about a slice are unchanged, so are its rows.
 """
 
 from collections import Counter
@@ -56,7 +56,7 @@ def dropped(drops: Mapping[str, pa.Table]) -> pa.Table:
         number, reason = numbers[twice[0]], table["outcome"][int(twice[0]) + 1]
         raise RunError(
             f"document {number} is dropped twice, the second time as {reason} ({twice.size} such documents); "
-            "this is a fault of tokenmill; report it"
+            "this is a bug in tokenmill; please report it"
         )
     return table
 
@@ -100,7 +100,7 @@ NAMED_HITS = pa.schema(
 """A document, the file and row of an evaluation, the number of shared runs, and the words of the first."""
 
 MOST_NAMED = 10
-"""The maximum number of documents named among those not compared with all."""
+"""The maximum number of documents to name that were not compared with all candidates."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -149,7 +149,7 @@ class Decisions:
 
 
 def decisions_in(store: Store, receipt: Receipt) -> Decisions:
-    """The decisions that a receipt proves."""
+    """The decisions recorded in a receipt."""
     files = {output.path: output for output in receipt.outputs}
     facts = {name: value for name, value in receipt.facts.items() if name != "slices"}
     return Decisions(store.folder(receipt.key), receipt.facts["slices"], files[EDGES_FILE], files.get(HITS_FILE), facts)

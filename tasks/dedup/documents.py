@@ -21,7 +21,7 @@ LOW = np.uint64((1 << LOW_BITS) - 1)
 SIGN = np.uint32(1 << 31)
 
 BATCH_BYTES = 1 << 20
-"""Text per batch: its arrays of 8 bytes per byte fit the processor's cache."""
+"""Text per batch: arrays with 8 bytes per byte of text fit into the processor's cache."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,7 +39,7 @@ class Documents:
 
 
 def ranks_of(qualities: np.ndarray, sizes: np.ndarray) -> np.ndarray:
-    """Rank documents, uint64 [n], the best highest.
+    """Rank documents, uint64 [n]; better documents have higher ranks.
 
     `qualities` float64 [n], higher is better, are compared as float32, and NaN is lowest. `sizes` int64 [n], larger is
     better, are clipped to ±8,388,607; pass negative lengths to prefer short documents.
@@ -72,8 +72,7 @@ def batches(texts: pa.LargeStringArray) -> Iterator[tuple[int, int]]:
 
 
 EDGES = pa.schema({"dropped": pa.int64(), "kept": pa.int64(), "jaccard": pa.float64(), "group": pa.int64()})
-"""A dropped document and the one kept in its place, their similarity (1 for exact duplicates), and the lowest number in
-their group."""
+"""A dropped document, the one kept instead, their similarity (1 for exact duplicates), and the lowest number in their group."""
 
 
 def edge_table(dropped: np.ndarray, kept: np.ndarray, jaccard: np.ndarray, group: np.ndarray) -> pa.Table:

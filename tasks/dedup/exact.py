@@ -90,7 +90,7 @@ def sign_prompts(file: PartitionedFile, numbers: np.ndarray, prompts: pa.LargeSt
 def beyond_cap(
     files: Iterable[SliceFile], partition: int, partitions: int, most: int, gone: np.ndarray = NONE
 ) -> pa.Table:
-    """The documents of one partition beyond the best `most` of their prompt: a table of `CAPPED`, ascending.
+    """The documents of one partition that are not among the best `most` of their prompt: a table of `CAPPED`, ascending.
 
     Documents in `gone` (int64, ascending) are not counted.
     """

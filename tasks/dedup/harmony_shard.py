@@ -33,7 +33,7 @@ from .rounds import DocumentSlice
 from .settings import Mode
 
 DUPLICATES = pa.array(REASONS[:2])
-"""The outcomes of rows that duplicate another row."""
+"""The outcomes of rows that duplicate other rows."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,7 +80,7 @@ def mark_shard(shard: PlannedShard, store: Store, decisions: str) -> Receipt:
     """
     normalized = store.receipt(shard_key({name: value for name, value in shard.identity.items() if name != "decided"}))
     if normalized is None:
-        raise RunError(f"{shard.place}: the normalized shard is gone; run the same command again to build it")
+        raise RunError(f"{shard.place}: the normalized shard is missing; run the same command again to build it")
     decided = rows_decided(decisions, shard.identity["decided"]["outcomes"])
     drop = shard.identity["decided"]["mode"] == "drop"
     outcomes, licences = Counter[str](), Counter[str]()
@@ -92,9 +92,9 @@ def mark_shard(shard: PlannedShard, store: Store, decisions: str) -> Receipt:
             read = file.read_row_group(number, use_threads=False)
             rows = marked(read, decided, first)
             first += read.num_rows
-            stays = compute.call_function("equal", [rows["dedup_outcome"], pa.scalar(KEPT)])
-            outcomes.update(rows.filter(compute.call_function("invert", [stays]))["dedup_outcome"].to_pylist())
-            rows = rows.filter(stays) if drop else rows
+            kept = compute.call_function("equal", [rows["dedup_outcome"], pa.scalar(KEPT)])
+            outcomes.update(rows.filter(compute.call_function("invert", [kept]))["dedup_outcome"].to_pylist())
+            rows = rows.filter(kept) if drop else rows
             if rows.num_rows:
                 builder.table(FILE, SCHEMA).write_table(rows)
                 builder.keep(WHOLE, rows.num_rows, compute.call_function("sum", [rows["stats_token_len"]]).as_py())

@@ -17,7 +17,7 @@ from .shingles import Shingles, ranges
 
 SHIFT = np.uint64(32)
 ELEMENTS = 1 << 16
-"""Shingles of pairs sorted at a time, so that they fit the cache; a larger pair is sorted alone."""
+"""Shingles of pairs sorted at a time, so that they fit into the cache; a larger pair is sorted alone."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,15 +52,15 @@ def sets_of(shingles: Shingles) -> Sets:
 
 def similarities(sets: Sets, pairs: np.ndarray) -> np.ndarray:
     """The similarity of each pair, float64 [pairs]; `pairs` int64 [pairs, 2] are indices of sets that are not empty."""
-    parts = [_similarities(sets, pairs[start:stop]) for start, stop in _portions(sets, pairs)]
+    parts = [_similarities(sets, pairs[start:stop]) for start, stop in _chunks(sets, pairs)]
     return np.concatenate([np.empty(0), *parts])
 
 
 def alike_to_worse(sets: Sets, threshold: float, count: int) -> Iterator[tuple[np.ndarray, np.ndarray]]:
-    """For each of the first `count` sets, none empty, the indices (int64) of later sets with a similarity of
-    `threshold` or more, and the similarities (float64).
+    """For each of the first `count` sets, none empty, yield the indices (int64) of later sets with a similarity of `threshold`
+    or more, and the similarities (float64).
 
-    Texts from one template differ little, so sets are compared by their differences from what most of them hold: 4 ns
+    Texts from one template differ little, so sets are compared by how they differ from the majority: 4 ns
     per pair and 2 ns per shared difference.
     """
     sizes, differences = sets.sizes, _Differences.of(sets)
@@ -78,9 +78,9 @@ def alike_to_worse(sets: Sets, threshold: float, count: int) -> Iterator[tuple[n
 
 @dataclass(frozen=True, slots=True)
 class _Differences:
-    """How sets differ from the `usual` members that more than half of them hold: `lacks` (int64 [sets]) counts those
-    that a set does not have; `members[starts[i]:starts[i + 1]]` are the members that set i lacks or has in addition;
-    `owners[first[c]:first[c + 1]]` are the sets that differ in member c.
+    """How sets differ from the `usual` members that more than half of them hold: `lacks` (int64 [sets]) counts those that each
+    set lacks; `members[starts[i]:starts[i + 1]]` are the members that set i lacks or has in addition; `owners[first[c]:first[c
+    + 1]]` are the sets that differ in member c.
     """
 
     usual: int
@@ -134,7 +134,7 @@ def _members(sets: Sets, chosen: np.ndarray) -> np.ndarray:
     return np.repeat(np.arange(len(chosen), dtype=np.uint64), sizes) << SHIFT | sets.of(chosen).members
 
 
-def _portions(sets: Sets, pairs: np.ndarray) -> Iterator[tuple[int, int]]:
+def _chunks(sets: Sets, pairs: np.ndarray) -> Iterator[tuple[int, int]]:
     """Ranges of pairs with about `ELEMENTS` shingles, at least one pair each."""
     ends = np.cumsum(sets.sizes[pairs].sum(axis=1))
     start = 0

@@ -3,12 +3,12 @@
     sign                    a slice of documents  → bands, partitioned by key; shingles; units by kind
     write_candidates        a partition of bands  → candidate pairs; the rest of large buckets
     verify                  a partition of pairs  → pairs whose exact Jaccard similarity reaches the threshold
-    certain_drops           all verified pairs    → documents dropped whatever else is found
+    certain_drops           all verified pairs    → documents dropped in any case
     compare_large_buckets   the rest              → more verified pairs
     resolve                 all verified pairs    → dropped documents, each with the one kept instead
 
-A pair at a similarity of 0.8 is missed with odds of 5 in 10^8; nothing is dropped by chance, because every edge is a pair that
-was compared shingle by shingle.
+A pair at a similarity of 0.8 is missed with odds of 5 in 10^8; no document is dropped by chance, because every edge is a pair
+that was compared shingle by shingle.
 
 Similarity is not transitive, so a group of connected pairs is not merged into its best document. From the best down, a document
 is kept unless one of its near-duplicates is already kept, so every dropped document has a kept near-duplicate.
@@ -107,15 +107,15 @@ def verify(
 
 
 def certain_drops(verified: Iterable[pa.Table], crowded: np.ndarray) -> np.ndarray:
-    """The documents that are dropped whatever else is found, int64, ascending, given the verified pairs so far and the
-    documents not yet compared with all better ones of their buckets.
+    """The documents that are dropped in any case, int64, ascending, given the verified pairs so far and the documents not yet
+    compared with all better ones of their buckets.
 
     A document compared with all better ones is kept if none of them is similar, or if those that are similar are
     certainly dropped. All near-duplicates of a kept document are certainly dropped.
     """
     graph = _graph(verified)
-    goes = _going(graph.pairs, len(graph.numbers), sure=~np.isin(graph.numbers, crowded))
-    return graph.numbers[goes]
+    dropped = _dropped(graph.pairs, len(graph.numbers), sure=~np.isin(graph.numbers, crowded))
+    return graph.numbers[dropped]
 
 
 def resolve(verified: Iterable[pa.Table]) -> pa.Table:
@@ -125,8 +125,8 @@ def resolve(verified: Iterable[pa.Table]) -> pa.Table:
     """
     graph = _graph(verified)
     numbers, pairs = graph.numbers, graph.pairs
-    goes = _going(pairs, len(numbers), sure=np.ones(len(numbers), np.bool_))
-    witness = ~goes[pairs[:, 0]] & goes[pairs[:, 1]]
+    dropped = _dropped(pairs, len(numbers), sure=np.ones(len(numbers), np.bool_))
+    witness = ~dropped[pairs[:, 0]] & dropped[pairs[:, 1]]
     better, worse, jaccard = pairs[witness, 0], pairs[witness, 1], graph.jaccard[witness]
     order = np.lexsort((better, -jaccard, worse))
     dropped, first = np.unique(worse[order], return_index=True)
@@ -194,14 +194,14 @@ def _graph(verified: Iterable[pa.Table]) -> _Graph:
     return _Graph(numbers, pairs.reshape(-1, 2), table["jaccard"].to_numpy())
 
 
-def _going(pairs: np.ndarray, count: int, sure: np.ndarray) -> np.ndarray:
+def _dropped(pairs: np.ndarray, count: int, sure: np.ndarray) -> np.ndarray:
     """Which of `count` documents are dropped: from the best down, those similar to a better one that is kept. Only
     documents that are `sure` (bool) are kept; others are undecided.
 
-    A document that no undecided better one is similar to is kept, all similar to it are dropped, and so on. A round
-    takes microseconds; a chain of versions, each similar to the next only, takes one round for every two.
+    In each round, a document is kept unless it is similar to an undecided better one, and all documents similar to a kept one
+    are dropped. A round takes microseconds; a chain of versions, each similar only to the next, takes one per two versions.
     """
-    goes = np.zeros(count, np.bool_)
+    dropped = np.zeros(count, np.bool_)
     while len(pairs):
         outranked = np.zeros(count, np.bool_)
         outranked[pairs[:, 1]] = True
@@ -209,9 +209,9 @@ def _going(pairs: np.ndarray, count: int, sure: np.ndarray) -> np.ndarray:
         found = pairs[kept[pairs[:, 0]], 1]
         if not found.size:
             break
-        goes[found] = True
-        pairs = pairs[~goes[pairs].any(axis=1)]
-    return goes
+        dropped[found] = True
+        pairs = pairs[~dropped[pairs].any(axis=1)]
+    return dropped
 
 
 def _components(pairs: np.ndarray, count: int) -> np.ndarray:
@@ -228,13 +228,13 @@ def _components(pairs: np.ndarray, count: int) -> np.ndarray:
 
 
 SHINGLES_AT_ONCE = 1 << 23
-"""Shingles of a bucket that are compared, and of several buckets in memory together."""
+"""The maximum number of shingles compared in a bucket, and held in memory for several buckets."""
 
-WITNESSES = 16
-"""Better documents of a bucket that a document is linked to."""
+MOST_LINKS = 16
+"""The maximum number of better documents in a bucket that a document is linked to."""
 
 COMPARED = 16_384
-"""The best candidates of a bucket, compared with all others."""
+"""The number of best candidates in a bucket that all others are compared with."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -258,7 +258,7 @@ def compare_large_buckets(
     sizes = sizes_of(shingled, documents)[np.searchsorted(documents, numbers)]
     fits = _sums_within(buckets, sizes) <= SHINGLES_AT_ONCE
     found = [Compared(VERIFIED.empty_table(), numbers[~fits])]
-    for some, bounds in _portions(numbers[fits], buckets[fits], sizes[fits]):
+    for some, bounds in _chunks(numbers[fits], buckets[fits], sizes[fits]):
         documents = distinct(some)
         sets = sets_of(shingles_of(shingled, documents))
         places = np.searchsorted(documents, some)
@@ -274,7 +274,7 @@ def _sums_within(buckets: np.ndarray, sizes: np.ndarray) -> np.ndarray:
     return sums - sums[first] + sizes[first]
 
 
-def _portions(numbers: np.ndarray, buckets: np.ndarray, sizes: np.ndarray) -> Iterator[tuple[np.ndarray, list[int]]]:
+def _chunks(numbers: np.ndarray, buckets: np.ndarray, sizes: np.ndarray) -> Iterator[tuple[np.ndarray, list[int]]]:
     """Documents of consecutive buckets, about `SHINGLES_AT_ONCE` shingles and at least one bucket, and the buckets' bounds."""
     bounds = np.flatnonzero(np.append(buckets[1:] != buckets[:-1], np.ones(1, np.bool_))) + 1
     bounds = np.append(0, bounds) if len(buckets) else bounds[:0]
@@ -288,27 +288,27 @@ def _portions(numbers: np.ndarray, buckets: np.ndarray, sizes: np.ndarray) -> It
 
 def _compared(sets: Sets, places: np.ndarray, numbers: np.ndarray, threshold: float) -> Compared:
     """Compare the documents of one bucket, the best first, whose sets are at `places`."""
-    who = _possible(sets.of(places), threshold)
-    noted = np.zeros(len(who), np.int64)
+    members = _possible(sets.of(places), threshold)
+    links = np.zeros(len(members), np.int64)
     better, worse, jaccard = [NONE], [NONE], [np.empty(0)]
-    for one, (found, similarity) in enumerate(alike_to_worse(sets.of(places[who]), threshold, COMPARED)):
-        noted[found] += 1
-        few = noted[found] <= WITNESSES
+    for one, (found, similarity) in enumerate(alike_to_worse(sets.of(places[members]), threshold, COMPARED)):
+        links[found] += 1
+        few = links[found] <= MOST_LINKS
         better.append(np.full(np.count_nonzero(few), one))
         worse.append(found[few])
         jaccard.append(similarity[few])
-    columns = [numbers[who[np.concatenate(each)]] for each in (better, worse)]
+    columns = [numbers[members[np.concatenate(each)]] for each in (better, worse)]
     verified = pa.Table.from_arrays([*map(pa.array, columns), pa.array(np.concatenate(jaccard))], schema=VERIFIED)
-    unseen = noted > WITNESSES
+    unseen = links > MOST_LINKS
     unseen[COMPARED + 1 :] = True
-    return Compared(verified, numbers[who[unseen]])
+    return Compared(verified, numbers[members[unseen]])
 
 
 def _possible(crowd: Sets, threshold: float) -> np.ndarray:
     """The documents of a bucket that share enough shingles with others to reach the threshold with one of them.
 
-    Sets of a and b shingles reach it with threshold / (1 + threshold) * (a + b) in common, which needs b >= threshold *
-    a. The smallest such b is looked up.
+    Sets of a and b shingles reach it if they share threshold / (1 + threshold) * (a + b), which requires b >= threshold * a.
+    The smallest such b is looked up.
     """
     _, codes, counts = np.unique(crowd.members, return_inverse=True, return_counts=True)
     shared = np.add.reduceat(counts[codes] > 1, crowd.starts[:-1], dtype=np.int64)

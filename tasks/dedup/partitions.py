@@ -6,7 +6,7 @@ slice and partition; a reader of a partition reads only its batches.
 Every batch carries a hash of its number, columns and content, and an empty last batch marks the end, so damage is found
 whenever a batch is read (xxh3, 28 GB/s).
 
-Files identify documents by row, so they depend on their slice only; `SliceFile` maps rows to document numbers.
+Files identify documents by row, so they depend only on their slice; `SliceFile` maps rows to document numbers.
 """
 
 from collections.abc import Generator, Iterable, Iterator
@@ -51,7 +51,7 @@ class SliceFile:
 
 @dataclass(slots=True)
 class PartitionedFile:
-    """A file being written; made and ended by `partitioned`."""
+    """A file being written; `partitioned` creates and closes it."""
 
     file: Publication
     writer: pa.RecordBatchFileWriter
@@ -82,7 +82,7 @@ class PartitionedFile:
         self._waiting.clear()
         self._size = 0
         numbers = ((keys >> HALF) * np.uint64(self.partitions) >> HALF).astype(np.min_scalar_type(self.partitions))
-        order = np.argsort(numbers, kind="stable")  # by radix, as the numbers have 16 bits or less
+        order = np.argsort(numbers, kind="stable")  # a radix sort, because numbers have at most 16 bits
         rows = table.take(pa.array(order)).combine_chunks()
         starts = np.searchsorted(numbers[order], np.arange(self.partitions + 1)).tolist()
         for start, stop in pairwise(starts):
@@ -99,7 +99,7 @@ class PartitionedFile:
         self._append(pa.RecordBatch.from_pylist([], schema=self.schema), HASH_OF_LAST)
 
     def _append(self, batch: pa.RecordBatch, name: bytes) -> None:
-        whole = pa.ipc.read_record_batch(batch.serialize(), batch.schema)  # has the buffers that a reader will get
+        whole = pa.ipc.read_record_batch(batch.serialize(), batch.schema)  # the buffers are those that a reader gets
         self.writer.write_batch(whole, {name: _hash(whole, self._written)})
         self._written += 1
 
@@ -174,7 +174,7 @@ def tables(uri: str, partition: int, partitions: int) -> Iterator[pa.Table]:
 
     Raises RunError for a damaged file and withdraws its shard's receipt.
     """
-    with _vouched(uri), _opened(uri) as reader:
+    with _receipt_withdrawn_if_damaged(uri), _opened(uri) as reader:
         count = reader.num_record_batches - 1
         _batch(reader, count, HASH_OF_LAST)
         for number in range(partition, count, partitions):
@@ -182,7 +182,7 @@ def tables(uri: str, partition: int, partitions: int) -> Iterator[pa.Table]:
 
 
 def _batch(reader: pa.RecordBatchFileReader, number: int, name: bytes) -> pa.RecordBatch:
-    """A batch of a file whose hash is stored under `name`. Raises ArrowInvalid if it is not the one written."""
+    """A batch of a file; its hash is stored under `name`. Raises ArrowInvalid if the content has changed."""
     batch, metadata = reader.get_batch_with_custom_metadata(number)
     if metadata is None or metadata.get(name) != _hash(batch, number).encode():
         raise pa.ArrowInvalid(f"batch {number} does not have the content that was written")
@@ -190,13 +190,13 @@ def _batch(reader: pa.RecordBatchFileReader, number: int, name: bytes) -> pa.Rec
 
 
 @contextmanager
-def _vouched(uri: str) -> Generator[None]:
+def _receipt_withdrawn_if_damaged(uri: str) -> Generator[None]:
     """Turns Arrow's errors about a damaged file into a RunError and withdraws the shard's receipt."""
     try:
         yield
     except (pa.ArrowException, ValueError, OSError) as error:
         if isinstance(error, OSError) and (error.errno is not None or not is_local(uri)):
-            raise  # an error of the storage; Arrow's has no number
+            raise  # from the storage; Arrow's errors have no number
         place, kind, key, _ = uri.rsplit("/", 3)
         Store(place, kind).withdraw(key)
         raise RunError(

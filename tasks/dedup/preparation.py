@@ -67,12 +67,12 @@ def plan_dedup(blend: Blend, settings: DedupSettings, output_dir: str | None) ->
     output_dir, store = places(blend, settings, output_dir, KIND)
     require_separate(evaluation_sources(settings.evaluations), store.place, output_dir)
 
-    def recipes(source: DataSource, split: str, slices: Sequence[Slice]) -> list[_TextRecipe]:  # noqa: ARG001 - of any plan
+    def recipes(source: DataSource, split: str, slices: Sequence[Slice]) -> list[_TextRecipe]:  # noqa: ARG001 - any plan's
         require_no(source, ["used_in", "filters", "converter", "transforms"], "deduplication")
         _require_text_in_first(source, slices)
         return [_TextRecipe(source.text_field)] * len(slices)
 
-    unsigned = settings.model_copy(update={"force": True})  # these identities belong to no shards that could be proven
+    unsigned = settings.model_copy(update={"force": True})  # these identities have no shards to reuse
     found = plan_shards(blend, unsigned, store, FORMAT_VERSION, lambda _: EVERY_FIELD, require_any, recipes)
     sources = {(split, source.name): source for split, listed in blend.parts().items() for source in listed}
     slices = [
@@ -113,7 +113,7 @@ def worker_arguments(planned: DedupPlan) -> dict[str, Any]:
 
 
 def deduplicate_rows(planned: DedupPlan, build_shards: BuildShards) -> DedupPlan:
-    """Decide about every row, and build the shards of kept ones; returns the plan of what is published."""
+    """Decide on every row, and build the shards of kept rows; returns the plan of the published shards."""
     settings, store = planned.settings, planned.plan.store
     decisions = deduplicate(planned.found.slices, settings.choices, store.place, build_shards, rebuild=settings.force)
     decided = decided_plan(planned, decisions)
@@ -122,7 +122,7 @@ def deduplicate_rows(planned: DedupPlan, build_shards: BuildShards) -> DedupPlan
 
 
 def decided_plan(planned: DedupPlan, decisions: Decisions) -> DedupPlan:
-    """The plan of what is published, given the decisions."""
+    """The plan of the published shards, given the decisions."""
     shards = [
         replace(shard, identity={**shard.identity, "decided": {"mode": planned.settings.mode, "outcomes": digest}})
         for shard, digest in zip(planned.plan.shards, decisions.digests, strict=True)
@@ -140,7 +140,7 @@ def deduplicate(
     *,
     rebuild: bool,
 ) -> Decisions:
-    """Decide about every document of the slices, reusing what the store at `store_place` proves.
+    """Decide on every document of the slices, reusing valid results in the store at `store_place`.
 
     Raises InputError for unreadable evaluations, RunError for a failed round.
     """
@@ -181,7 +181,7 @@ def release_dedup(planned: DedupPlan, finished: Sequence[Finished]) -> Release:
     """Folders of rows, and the manifest's facts about duplicates. Raises RunError unless shards and decisions agree."""
     decisions = planned.found.decisions
     if decisions is None:
-        raise RunError("nothing is decided about duplicates yet; build the preparation before publishing it")
+        raise RunError("no decisions about duplicates yet; build the preparation before publishing it")
     if len(finished) == len(planned.plan.shards):
         _require_all_decided(finished, decisions)
     return Release(RowsLayout(planned.blend, decisions), {"duplicates": dict(decisions.facts)})

@@ -6,7 +6,7 @@
     OUT/blend.json                                  the output as a blend, with the weights and text fields of the input
 
 If the blend lists splits, data sets have folders within their split's. A name ends in the first digits of its shard's key,
-because a path must never refer to other data than before.
+so that a path never refers to different data later.
 """
 
 import re

@@ -33,9 +33,9 @@ BOILERPLATE = {"system", "developer"}
 class Signable:
     """Consecutive documents of a slice.
 
-    `rows` int64 [n], ascending, are their rows in the slice, `texts` [n] their texts, `views` [n] what near-duplicates
-    and evaluations are compared by, `qualities` float64 [n] their quality, NaN if unknown. `names` [n] and `prompts`
-    [n] are None if documents have none. `left_out` counts rows that are not documents, by reason.
+    `rows` int64 [n], ascending, are their rows in the slice, `texts` [n] their texts, `views` [n] the texts compared for
+    near-duplicates and contamination, `qualities` float64 [n] their quality, NaN if unknown. `names` [n] and `prompts` [n] are
+    None if documents have none. `left_out` counts rows that are not documents, by reason.
     """
 
     rows: np.ndarray
@@ -95,7 +95,7 @@ def _as_text(value: Any, path: list[str]) -> str | None:  # noqa: ANN401 - any J
 def read_harmony(part: Slice, options: Mapping[str, Any], near_on: NearOn) -> Iterator[Signable]:  # noqa: ARG001 - as any reader
     """Normalized conversations, named by `row_id`; quality is how often the question was answered correctly.
 
-    The file is read whole and its hash checked, because signatures of damaged content would survive a repair. Raises RunError
+    The file is read whole to check its hash, because signatures of damaged content would outlive its repair. Raises RunError
     if the file is missing or damaged.
     """
     file = pq.ParquetFile(pa.BufferReader(read_vouched(part.file.uri)))

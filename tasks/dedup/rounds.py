@@ -4,14 +4,14 @@
     exact    per partition   edges of exact duplicates
     pairs    per partition   candidate pairs without exact duplicates
     verify   per partition   the pairs that are near-duplicates, compared shingle by shingle
-    narrow   one shard       documents that are certainly dropped, whatever large buckets hold
+    narrow   one shard       documents that are dropped in any case, whatever is in large buckets
     crowds   per partition   near-duplicates among the rest of large buckets
     settle   one shard       near-duplicates and contaminated documents to drop
     cap      per partition   documents beyond the cap of their prompt, among the rest
     decide   one shard       the outcome of each document, by slice; edges and hits to publish
 
-Each part of a round is a shard with a key, a folder and a receipt. A round starts when the one before is proven and
-builds only shards without a receipt. Keys follow from the keys of the signatures, so all are known before anything is
+Each part of a round is a shard with a key, a folder and a receipt. A round starts once all shards of the previous one have
+receipts, and builds only shards without one. Keys derive from the keys of the signatures, so all are known before anything is
 built.
 
 A partition takes the memory of its rows (768 bytes of bands per document, some 0.4 GB per 128 MB of text), `settle` 100
@@ -41,13 +41,13 @@ from .settings import DedupChoices, RoundRecipe, SignRecipe, Step
 
 KIND = "dedup"
 FORMAT_VERSION = 2
-"""Raised whenever the same recipe and source would give different bytes."""
+"""Increment it when the same recipe and source give different bytes."""
 
-ROSTERS = "rosters"
+SLICE_LISTS = "rosters"
 PARTITION_BYTES = 128_000_000
 MOST_PARTITIONS = 1024
 
-CONCERNS: Mapping[Step, Sequence[str]] = {
+SETTINGS_OF_STEP: Mapping[Step, Sequence[str]] = {
     "exact": (),
     "pairs": (),
     "verify": ("threshold",),
@@ -60,14 +60,14 @@ CONCERNS: Mapping[Step, Sequence[str]] = {
 """The settings that affect each step."""
 
 ONCE: Sequence[Step] = ("narrow", "settle", "decide")
-"""Steps of a single shard."""
+"""Steps that have a single shard."""
 
 NEAR: Sequence[Step] = ("pairs", "verify", "narrow", "crowds")
 """Steps that run only for near-duplicates."""
 
 
 def partitions_for(source_bytes: int) -> int:
-    """The number of partitions: the power of two that gives each at most 128 MB of source, up to 1024. It changes only
+    """The number of partitions: the smallest power of two that gives each at most 128 MB of source, up to 1024. It changes only
     when the data doubles, so signatures survive additions.
     """
     wanted = max(1, -(-source_bytes // PARTITION_BYTES))
@@ -87,7 +87,7 @@ class SignedSlices:
 
     def place(self, store: Store) -> str:
         """Its place in the store."""
-        return join(store.folder(ROSTERS), f"{xxh3_128_hexdigest(self.dump())}.json")
+        return join(store.folder(SLICE_LISTS), f"{xxh3_128_hexdigest(self.dump())}.json")
 
     @classmethod
     def load(cls, uri: str) -> "SignedSlices":
@@ -117,14 +117,14 @@ class Rounds:
     def steps(self) -> Iterator[Step]:
         """The steps that the settings need, in order."""
         asked = {**dict.fromkeys(NEAR, self.recipe.threshold), "cap": self.recipe.cap}
-        return (step for step in CONCERNS if asked.get(step, 1) is not None)
+        return (step for step in SETTINGS_OF_STEP if asked.get(step, 1) is not None)
 
     def shards(self, step: Step) -> list[PlannedShard]:
         """The shards of a step; none if the step is not needed."""
         if step not in self.steps:
             return []
         recipe = RoundRecipe(
-            step, self.recipe.partitions, **{name: getattr(self.recipe, name) for name in CONCERNS[step]}
+            step, self.recipe.partitions, **{name: getattr(self.recipe, name) for name in SETTINGS_OF_STEP[step]}
         )
         whole = self.slices if step == "decide" else replace(self.slices, names=())
         content = xxh3_128_hexdigest(whole.dump())
@@ -149,7 +149,7 @@ class Rounds:
 
 
 def rounds_of(shard: PlannedShard, store: Store) -> Rounds:
-    """The rounds that a shard belongs to, as far as the shard needs them."""
+    """The part of the rounds that a shard needs."""
     recipe, uri = RoundRecipe(**shard.identity["recipe"]), shard.part.file.uri
     return Rounds(store, SignedSlices.load(uri), uri, recipe)
 
@@ -161,7 +161,7 @@ RunRound = Callable[[str, Sequence[PlannedShard], Mapping[str, Any]], None]
 @dataclass(frozen=True, slots=True)
 class DocumentSlice:
     """The documents of a slice. `reader` is one of `READERS`, `options` are its settings; both, and `part.content`, are
-    part of the identity. Documents without a name of their own are called `name#row`; names do not affect signatures.
+    part of the identity. Documents without a name are called `name#row`; names do not affect signatures.
     """
 
     reader: str
@@ -200,7 +200,7 @@ def planned_rounds(
 
 
 def _proven(rounds: Rounds, store: Store) -> Decisions | None:
-    """The decisions, if the store proves them; files that changed are rebuilt, because published files link to them."""
+    """The decisions, if they are in the store; changed files are rebuilt, because published files link to them."""
     (last,) = rounds.shards("decide")
     receipt = store.receipt(last.key)
     if receipt is None:
@@ -214,7 +214,7 @@ def _proven(rounds: Rounds, store: Store) -> Decisions | None:
 def decide(
     slices: Sequence[DocumentSlice], choices: DedupChoices, store_place: str, run: RunRound, *, rebuild: bool
 ) -> Decisions:
-    """Decide about every document of the slices, round by round, reusing what the store proves.
+    """Decide on every document of the slices, round by round, reusing valid results in the store.
 
     Raises RunError if a shard of a round is missing after it ran.
     """
@@ -224,7 +224,7 @@ def decide(
     if found is not None:
         return found
     if is_local(store.place):
-        sweep(store.folder(ROSTERS))
+        sweep(store.folder(SLICE_LISTS))
     rounds.slices.publish(store)
     _run("sign", signed, store, run, common, rebuild=rebuild)
     for step in rounds.steps:

@@ -27,7 +27,7 @@ Near = Annotated[
     Field(description="Also find near-duplicates: texts that share most of their runs of five words or characters."),
 ]
 Threshold = Annotated[
-    float, Field(ge=LEAST_THRESHOLD, le=1, description="Least Jaccard similarity of near-duplicates.")
+    float, Field(ge=LEAST_THRESHOLD, le=1, description="Minimum Jaccard similarity of near-duplicates.")
 ]
 
 
@@ -35,13 +35,13 @@ class DedupChoices(Strict, frozen=True):
     """How to find duplicates among conversations, and how to treat them."""
 
     mode: Literal["off", "tag", "drop"] = Field(
-        default="tag", description="tag duplicates, drop them, or turn deduplication off."
+        default="tag", description="Tag duplicates, drop them, or turn deduplication off."
     )
     near: Near = True
     threshold: Threshold = THRESHOLD
     near_on: NearOn = Field(
         default="conversation",
-        description="Text to compare for near-duplicates and contamination: the conversation or only its prompt.",
+        description="Text to compare for near-duplicates and contamination: the whole conversation or only its prompt.",
     )
     cap: int | None = Field(default=None, ge=1, description="Maximum rows per prompt; the best are kept.")
     evaluations: Blend | str | None = Field(
@@ -53,13 +53,13 @@ class DedupChoices(Strict, frozen=True):
 class DedupSettings(PreparationSettings, frozen=True):
     """Settings of the deduplication of a blend of text."""
 
-    mode: Mode = Field(default="drop", description="drop duplicates, or tag every row with its outcome.")
+    mode: Mode = Field(default="drop", description="Drop duplicates, or tag every row with its outcome.")
     near: Near = True
     threshold: Threshold = THRESHOLD
     cap: int | None = Field(default=None, ge=1, description="Maximum documents per prompt; the shortest are kept.")
     cap_by: str | None = Field(default=None, min_length=1, description="Field with the prompt of a document.")
     id_field: str | None = Field(
-        default=None, min_length=1, description="Field that names documents; without it, their file and row."
+        default=None, min_length=1, description="Field with the name of a document; by default its file and row."
     )
     evaluations: Blend | str | None = Field(
         default=None,

@@ -11,9 +11,9 @@ A unit is one of:
     letter      a code point of Thai, Lao, Khmer, Burmese, Tibetan, Javanese and other scripts without blanks
     piece       a part of a word of more than 40 characters: minified code, base64, a long URL
 
-The kind is decided per word and per character, not per document, so two versions of a text are cut alike wherever they
-agree. Long words are cut where a hash of the last four bytes says so, so an edit moves only the cuts beside it. Blanks
-beside characters and letters are ignored.
+The kind is decided per word and per character, not per document, so two versions of a text are cut alike wherever they agree. A
+hash of the last four bytes decides where long words are cut, so an edit moves only the cuts beside it. Blanks beside characters
+and letters are ignored.
 
 A shingle is a run of units as a 64-bit hash: prefix sums of unit hashes times powers give the hash of any run, modulo
 2**64, mixed by SplitMix64. Natural texts collide with odds of 2**-64; the hash does not resist an attacker. A text
@@ -86,7 +86,7 @@ LONGEST_WORD = 40
 """In characters. A UUID or a SHA-1 remains one word."""
 
 WINDOW = 4
-"""Bytes before a cut that determine it."""
+"""The number of bytes before a cut that determine it."""
 
 EIGHT = 8
 MASKS = np.array([(1 << 8 * count) - 1 for count in range(EIGHT + 1)], np.uint64)
@@ -213,14 +213,14 @@ GOLDEN = np.uint64(0x9E3779B97F4A7C15)
 INVERSE = np.uint64(pow(int(GOLDEN), -1, 1 << 64))
 
 PARTS = 4
-"""Fractions of a word that a unit's weight is counted in."""
+"""Units are weighed in these fractions of a word."""
 
 
 @dataclass(frozen=True, slots=True)
 class Length:
     """The length of a run in words.
 
-    `characters`, `letters` and `pieces` give the number of each that weighs as much as a word (1, 2 or 4).
+    `characters`, `letters` and `pieces` are the numbers that weigh as much as a word (1, 2 or 4).
     """
 
     words: int
@@ -279,7 +279,7 @@ class Sums:
     def of(cls, units: Units) -> Self:
         """The sums of some units."""
         count = len(units.hashes) + 1
-        return cls(_led(0, np.cumsum(units.hashes * _powers(GOLDEN, count)[:-1])), _powers(INVERSE, count))
+        return cls(_prefixed(0, np.cumsum(units.hashes * _powers(GOLDEN, count)[:-1])), _powers(INVERSE, count))
 
     def hashes(self, starts: np.ndarray, ends: np.ndarray) -> np.ndarray:
         """Hashes of runs, uint64; they depend only on the units of a run and their order."""
@@ -326,8 +326,8 @@ def _ends(units: Units, length: Length) -> np.ndarray:
 
 def _powers(base: np.uint64, count: int) -> np.ndarray:
     """The powers 0, 1, ... of a number modulo 2**64, uint64 [count]."""
-    return _led(1, np.multiply.accumulate(np.full(count - 1, base, np.uint64)))
+    return _prefixed(1, np.multiply.accumulate(np.full(count - 1, base, np.uint64)))
 
 
-def _led(first: int, rest: np.ndarray) -> np.ndarray:
+def _prefixed(first: int, rest: np.ndarray) -> np.ndarray:
     return np.concatenate([np.full(1, first, rest.dtype), rest])

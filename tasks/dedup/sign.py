@@ -5,7 +5,7 @@
     shingles.arrow   the shingles of each document                  for near-duplicates
     units.arrow      the number of units of each kind               for near-duplicates
     prompts.arrow    the prompt of each document                    partitioned by key; for a cap
-    names.arrow      the name of each document                      if documents have names of their own
+    names.arrow      the name of each document                      if documents have names
     hits.arrow       runs shared with evaluations                   if there are evaluations
 
 Signatures depend only on the content of the slice and the recipe, and name documents by row, so a slice is signed once.

@@ -1,4 +1,4 @@
-"""Build one shard of a round: read the results of earlier rounds, find, write."""
+"""Build one shard of a round from the results of earlier rounds."""
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
@@ -64,7 +64,7 @@ class _Work:
         return self.rounds.store.folder(self.shard.key)
 
     def result(self, step: Step, name: str, schema: pa.Schema) -> pa.Table:
-        """All findings of a step, whose result is not partitioned."""
+        """All findings of a step without partitions."""
         return read_partition(self.rounds.results(step, name), 0, 1, schema)
 
     def write(self, name: str, table: pa.Table) -> Output:

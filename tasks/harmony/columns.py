@@ -110,12 +110,12 @@ DOMAINS = (
     ("instruction-following", "chat_if"),
     ("math", "math"),
 )
-"""Part of a data set's name, and its domain; the first match counts."""
+"""Part of a data set's name, and its domain; the first match applies."""
 
 EFFORTS: tuple[Effort, ...] = ("low", "medium", "high")
 
 EASY, HARD = 0.75, 0.25
-"""From this rate a problem is easy, up to that rate hard."""
+"""The lowest pass rate of easy problems, and the highest of hard ones."""
 
 Value = TypeVar("Value")
 Block = Mapping[str, Any]
@@ -173,12 +173,12 @@ def table(rows: Sequence[Mapping[str, Any]]) -> pa.Table:
 
 
 def sha1(text: str) -> str:
-    """The SHA-1 of a text in UTF-8, in hexadecimal; identifies, does not protect."""
+    """The SHA-1 of a text in UTF-8, in hexadecimal; an identifier, not a protection."""
     return hashlib.sha1(text.encode(), usedforsecurity=False).hexdigest()
 
 
 def _place(place: Place) -> list[str | int]:
-    """The identity of a row."""
+    """The `row_id` of a row."""
     within = [place.dataset, place.file, place.row]
     return within if place.blend_split is None else [place.blend_split, *within]
 
@@ -280,7 +280,7 @@ def _best(rates: Mapping[str, float], beginning: str) -> float | None:
 
 
 def _blocks(given: Mapping[str, Any]) -> dict[str, Block]:
-    """The blocks with a rate; Parquet adds null blocks."""
+    """The blocks that have a rate; Parquet adds null blocks."""
     blocks = {name: cast("Block", block) for name, block in given.items() if isinstance(block, Mapping)}
     return {name: block for name, block in blocks.items() if _is_rate(block.get("accuracy"))}
 

@@ -38,7 +38,7 @@ PYTHON_TOOLS = frozenset({PYTHON, "stateful_python_code_exec", "python_code_exec
 """Sources' names of the Python tool that is built into Harmony."""
 
 UNNAMEABLE = re.compile(r"[^A-Za-z0-9_.-]")
-"""Characters that the name of a function cannot hold in a header."""
+"""Characters that a function's name must not contain in a header."""
 
 ZERO_WIDTH_SPACE = "\u200b"
 
@@ -49,7 +49,7 @@ def compose(source: Source, policy: Policy) -> Composed | Rejected:
 
 
 def compose_literally(source: Source, policy: Policy) -> Composed | Rejected:
-    """The conversation for encoding to tokens; special strings in text are kept, because there they are plain text."""
+    """The conversation for encoding to tokens; special strings in text are kept as plain text."""
     return _attempted(source, policy, None)
 
 
@@ -109,7 +109,7 @@ def _require_no_names(messages: Sequence[Turn]) -> None:
 
 
 def _recipients(source: Source) -> dict[str, str]:
-    """The recipient for each name in the source. Raises RejectionError if two names become the same."""
+    """The recipient for each name in the source. Raises RejectionError if two names map to one recipient."""
     offered = [str(function_of(tool)["name"]) for tool in source.tools]
     called = [call["name"] for message in source.messages for call in message.get("tool_calls", ())]
     recipients = {name: _recipient(name, source.python) for name in dict.fromkeys([*offered, *called])}
@@ -195,7 +195,7 @@ class _Turns:
             place = end
 
     def _end(self, place: int) -> int:
-        """The start of the next turn: after the results, if there are calls."""
+        """Where the next turn starts: after the results if there are calls."""
         end = place + 1
         if self.turns[place].get("tool_calls"):
             while end < len(self.turns) and self.turns[end]["role"] == "tool":

@@ -1,12 +1,12 @@
 """Converters: one function for each source of chat data, from a record to a conversation.
 
-NVIDIA's data sets on the hub that are known by name:
+NVIDIA's data sets on the hub that are recognized by name:
 
     Nemotron-Math-v2                        competition problems, with and without Python; the effort is the split's
     Nemotron-Math-Proofs-v1                 problems, their statements in Lean 4, and proofs of two in three rows
     Nemotron-Science-v1                     questions, multiple choice or open, with reasoned answers
     Nemotron-Agentic-v1                     conversations with up to 372 tools, most with several turns
-    Nemotron-Instruction-Following-Chat-v1  chats of many turns; `reasoning` off means low effort and no reasoning
+    Nemotron-Instruction-Following-Chat-v1  chats of many turns; `reasoning: off` means low effort and no reasoning
 
 All other sources are OpenAI messages, ShareGPT turns, or a question with its answer. To add a source, add a function and a line
 in `CONVERTERS`.
@@ -29,7 +29,7 @@ from .preamble import declared
 
 Record = Mapping[str, Any]
 Converter = Callable[[Record, str], Source | Composed | Rejected]
-"""From a record and the name of its split to a conversation, or one that is in Harmony already."""
+"""Converts a record, given the name of its split, to a conversation, possibly one already in Harmony."""
 
 ProofTask = Literal["proof", "formalize", "both"]
 
@@ -48,7 +48,7 @@ Arrays = dict[tuple[int, int], list[Any]]
 def chat(record: Record, field: str | None = "messages", effort: Effort | None = None) -> Source | Rejected:
     """The conversation in a record, with the columns that any source may have.
 
-    `field` names the field of the messages; None takes the first of the usual fields. A record that declares reasoning off gets
+    `field` names the field of the messages; None takes the first of the usual fields. A record with reasoning turned off gets
     low effort. Messages are read as for a chat template, but arguments of calls may be arrays.
     """
     messages, arrays = _without_arrays(record.get(field or "messages"))
@@ -80,7 +80,7 @@ def openai_messages(record: Record) -> Source | Rejected:
 
 
 def _math_v2(record: Record, split: str) -> Source | Rejected:
-    """A solution. The Python tool is a function in the source and built into Harmony."""
+    """A solution. Its Python tool, a function in the source, becomes Harmony's built-in one."""
     source = chat(record, effort=effort_of(split))
     if isinstance(source, Rejected):
         return source
@@ -111,7 +111,7 @@ def _formalize(record: Record) -> Source | Rejected:
 def _harmony_text(record: Record) -> Composed | Rejected:
     """Harmony text under `text`, if the strict grammar accepts it.
 
-    Headers in the order that models write are rewritten in canonical form; nothing else changes. Texts that declare no tools
+    Headers in the order that models use are rewritten in canonical form; nothing else changes. Texts that declare no tools
     may call any, because public data sets of this kind omit declarations.
     """
     found = parse(record.get("text"))
@@ -136,7 +136,7 @@ PROOF_TASKS: dict[ProofTask, tuple[str, ...]] = {
     "formalize": ("math_proofs_formalize",),
     "both": ("math_proofs", "math_proofs_formalize"),
 }
-"""Converters for rows with proofs, each in a pass of its own, so that every pass accounts for every row."""
+"""Converters for rows with proofs, each in a separate pass, so that every pass accounts for every row."""
 
 NAMES = (
     ("harmony", "harmony_text"),
@@ -146,7 +146,7 @@ NAMES = (
     ("nemotron-agentic", "agentic"),
     ("instruction-following-chat", "instruction_following"),
 )
-"""Part of a repository's name, and its converter; the first match counts."""
+"""Part of a repository's name, and its converter; the first match applies."""
 
 
 def converter_for(path: str) -> str:

@@ -5,7 +5,7 @@
     type         = word | "<|constrain|>" word
     terminator   = "<|end|>" | "<|call|>" | "<|return|>"
 
-Nothing stands before, between or after messages, and no body holds one of the 1,092 special strings. A recipient may also
+No text is allowed before, between or after messages, and none of the 1,092 special strings in a body. A recipient may also
 follow its channel, and the blank before `<|constrain|>` may be missing, because models write both; rendering writes the
 canonical form. Everything else is a fault; the first one is reported with code and offset. The reference reads every accepted
 text as the same messages. It also accepts missing terminators, nested starts and stray tags, which are faults here.
@@ -35,10 +35,10 @@ TERMINATORS: dict[str, Terminator] = {"<|end|>": "end", "<|call|>": "call", "<|r
 TO = "to="
 
 WORD = re.compile(r"[^\s<]+")
-"""A name in a header. The reference ends a channel at `<`, so no word may hold one."""
+"""A name in a header. The reference ends a channel at `<`, so words must not contain it."""
 
-EVERYBODY = "all"
-"""A recipient that the reference omits when it writes, so that such a text cannot be reproduced."""
+ALL_RECIPIENTS = "all"
+"""A recipient that the reference omits when rendering, so that it cannot reproduce such a text."""
 
 CODES = {
     "E01": "empty_text",
@@ -124,7 +124,7 @@ def check_characters(text: str) -> None:
     if text.isascii():
         return
     try:
-        text.encode("utf-16-le")  # the fastest codec that refuses surrogates
+        text.encode("utf-16-le")  # the fastest codec that rejects surrogates
     except UnicodeEncodeError as error:
         raise FaultError("E13", error.start, "a lone surrogate is half a character and no text") from error
 
@@ -169,7 +169,7 @@ def _body_start(text: str, tags: Iterator[re.Match[str]]) -> int:
 
 
 def _closing(text: str, tags: Iterator[re.Match[str]]) -> re.Match[str]:
-    """The terminator of a body, which must be the next of `tags`."""
+    """The terminator of a body, which must be the next tag."""
     tag = next(tags, None)
     if tag is None:
         raise FaultError("E04", len(text), "the text ends within a body; end it with <|end|>, <|call|> or <|return|>")
@@ -228,7 +228,7 @@ def _words(words: list[str], offset: int, recipient: str | None, *, types: bool)
             if not types or recipient is None:
                 raise FaultError("E11", offset, f"{word!r} is neither a recipient nor a content type after one")
             plain = word
-        elif recipient is not None or word in {TO, TO + EVERYBODY}:
+        elif recipient is not None or word in {TO, TO + ALL_RECIPIENTS}:
             raise FaultError("E11", offset, f"{word!r} is not the one recipient")
         else:
             recipient = word.removeprefix(TO)

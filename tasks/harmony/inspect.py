@@ -37,7 +37,7 @@ def _file(place: str, documents: int, tokens: int) -> list[str]:
             for text, length in zip(batch["text"].to_pylist(), batch["stats_token_len"].to_pylist(), strict=True):
                 found = parse(text)
                 if isinstance(found, Fault):
-                    return [f"row {rows:,} is no Harmony: {found.code} at character {found.offset}"]
+                    return [f"row {rows:,} is not valid Harmony: {found.code} at character {found.offset}"]
                 rows, counted = rows + 1, counted + length
     agrees = (rows, counted) == (documents, tokens)
     return (

@@ -39,7 +39,7 @@ METADATA = [name for name in SCHEMA.names if name.startswith(("meta_", "source_"
 
 MOST_NAMES, LONGEST_NAME = 500, 100
 OTHER = "(other)"
-"""Stands for further names, because some sources use ids or texts as names."""
+"""Replaces further names, because some sources use ids or texts as names."""
 
 Counts = dict[str, Any]
 """A tree of counts: nested objects with integers as leaves."""
@@ -86,7 +86,7 @@ def _by_field(records: Sequence[Mapping[str, Any]]) -> Counts:
 
 
 def bounded(counts: Counts) -> Counts:
-    """The counts with the MOST_NAMES most frequent names per object; others, and names over LONGEST_NAME, become OTHER."""
+    """The counts with the MOST_NAMES most frequent names per object; other names, and long ones (LONGEST_NAME), become OTHER."""
     names = sorted(counts, key=lambda name: (len(name) > LONGEST_NAME, -_total(counts[name]), name))
     kept = [name for name in names[:MOST_NAMES] if len(name) <= LONGEST_NAME]
     rest: Counts = {}

@@ -3,8 +3,8 @@
     <|start|>AUTHOR to=RECIPIENT<|channel|>CHANNEL <|constrain|>TYPE<|message|>BODY<|end|>
 
 These records are the interface between converters, which know their sources, and the composition, which knows Harmony: a
-converter returns a `Source`, which becomes `Composed`. Equal Harmony messages are written alike. `render` refuses messages that
-cannot be written, and `faults` judges those that can.
+converter returns a `Source`, which becomes `Composed`. Equal Harmony messages are written alike. `render` rejects messages that
+cannot be written, and `faults` checks those that can.
 """
 
 from collections.abc import Mapping, Sequence
@@ -20,13 +20,13 @@ ROLES = frozenset({"system", "developer", "user", "assistant"})
 """The authors that are not tools. A tool has its own name, such as `functions.get_order` or `python`."""
 
 CHANNELS = ("analysis", "commentary", "final")
-"""Private reasoning and calls of built-in tools; calls of functions and remarks between them; the answer."""
+"""For private reasoning and calls of built-in tools; for calls of functions and text between them; for the answer."""
 
 FUNCTIONS = "functions."
 """Prefix of the name of a developer's function, as recipient and as author."""
 
 TEMPLATE_VERSION = "1"
-"""Raised whenever the same record with the same policy becomes another text."""
+"""Increment it when the same record and policy give a different text."""
 
 Effort = Literal["low", "medium", "high"]
 """Reasoning effort."""
@@ -43,7 +43,7 @@ Schemas = Mapping[str, Mapping[str, Any] | None]
 @dataclass(frozen=True, slots=True)
 class HarmonyMessage:
     """A message. `author` is a role or a tool's name; `content_type` is the type of `body`, such as json, and
-    `constrained` says whether `<|constrain|>` stands before it (without a content type it means nothing). `trained` is not
+    `constrained` says whether `<|constrain|>` precedes it (ignored without a content type). `trained` is not
     written: false if the data excludes the message from training.
     """
 
@@ -66,7 +66,7 @@ class Call(TypedDict):
 
 
 class Turn(TypedDict):
-    """A message of the source. `name` and `tool_call_id` say which call a tool answers; `trained` is false if the source
+    """A message of the source. `name` and `tool_call_id` identify the call that a tool answers; `trained` is false if the source
     excludes the message from training.
     """
 
@@ -83,8 +83,8 @@ class Turn(TypedDict):
 class Source:
     """A conversation of a source: its messages, and the tools it offers, in the source's form.
 
-    `instructions` apply to every answer and are not part of any message. `effort` is None if the source does not say. `python`
-    is true if the source's Python tool is the one built into Harmony. `metadata` holds columns of the source.
+    `instructions` apply to every answer and are not part of any message. `effort` is None if the source does not state it.
+    `python` is true if the source's Python tool is the one built into Harmony. `metadata` holds columns of the source.
     """
 
     messages: list[Turn]
@@ -99,10 +99,10 @@ class Source:
 class Policy:
     """Choices for every conversation of a run.
 
-    `effort` is for sources that do not say. Several calls in one turn, which Harmony cannot express, are interleaved with their
-    results, grouped before them, or rejected. Text that spells a special token is rejected or broken up by a zero-width space.
-    Reasoning before the last user message is dropped, as in a chat with the model, or kept. Messages after the assistant's last
-    one are dropped or rejected.
+    `effort` is for sources that do not state it. Several calls in one turn, which Harmony cannot express, are interleaved with
+    their results, grouped before them, or rejected. Text that spells a special token is rejected or broken up by a zero-width
+    space. Reasoning before the last user message is dropped, as in a chat with the model, or kept. Messages after the
+    assistant's last one are dropped or rejected.
     """
 
     effort: Effort = "medium"

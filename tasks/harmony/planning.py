@@ -1,4 +1,4 @@
-"""Planning a Harmony normalization: blend and settings in, every shard with its identity out. No Prefect, no Dask."""
+"""Plan a Harmony normalization: from a blend and settings to shards with identities, without Prefect and Dask."""
 
 from collections.abc import Sequence
 from dataclasses import asdict
@@ -19,7 +19,7 @@ from .settings import HarmonyRecipe, HarmonySettings, policy_of
 
 KIND = "harmony"
 FORMAT_VERSION = 3
-"""Raised whenever the same recipe and source would give other bytes than before."""
+"""Increment it when the same recipe and source give different bytes."""
 
 EVERY_FIELD: Sequence[str] = ()
 
@@ -47,7 +47,7 @@ def require_choices(blend: Blend, settings: HarmonySettings) -> None:
     """Raises InputError for an unknown converter or rule, and for keys that do not apply here."""
     for code in settings.rules_off:
         if code not in CODES:
-            raise InputError(f"rules_off: {code!r} is no rule; {nearest(code, CODES)}")
+            raise InputError(f"rules_off: {code!r} is not a rule; {nearest(code, CODES)}")
     for sources in blend.parts().values():
         for source in sources:
             require_no(source, ["transforms"], "Harmony")
@@ -59,7 +59,7 @@ def require_choices(blend: Blend, settings: HarmonySettings) -> None:
 
 
 def _with_converters(blend: Blend, settings: HarmonySettings) -> Blend:
-    """The blend with a converter set for every data set; proofs that are read in two ways become two data sets."""
+    """The blend with a converter set for every data set; a data set of proofs becomes two if they are read in two ways."""
     parts = {
         split: [each for source in sources for each in _converted(source, settings)]
         for split, sources in blend.parts().items()

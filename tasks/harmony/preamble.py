@@ -1,8 +1,8 @@
 """Bodies of the system and developer messages, as openai-harmony writes them.
 
-Tools become TypeScript-like declarations, the form that models were trained on. Three defects in data that would silently lose
-arguments are repaired first: `properties` without `"type": "object"`, a `required` list beside the parameters instead of
-within, a null description. No date is written, so the same input gives the same bytes. The twelve forms of system bodies are
+Tools become TypeScript-like declarations, the form that models were trained on. Three defects that would silently drop
+arguments are repaired first: `properties` without `"type": "object"`, a `required` list beside the parameters instead of in
+them, a null description. No date is written, so the same input gives the same bytes. The twelve forms of system bodies are
 built once each. Declaring a list of tools takes 0.4 ms or more, so declarations are cached.
 """
 
@@ -51,8 +51,8 @@ def system_body(effort: str = "medium", *, python: bool = False, functions: bool
 def developer_body(instructions: str | None, tools: Sequence[Mapping[str, Any]]) -> str:
     """The developer message: unchanged instructions, and tools; empty without either.
 
-    A tool is OpenAI's, with or without the `function` around it. Raises RejectionError, bad_tools, for one without a
-    name or that cannot be written.
+    A tool is OpenAI's, with or without the `function` around it. Raises RejectionError, bad_tools, for a tool without a name or
+    one that cannot be written.
     """
     sections = [f"# Instructions\n\n{instructions}"] if instructions else []
     if tools:

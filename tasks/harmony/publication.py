@@ -1,13 +1,13 @@
 """Publication of Harmony rows: a folder per split of the sources, which `datasets` loads directly.
 
     OUT/data/<split>/part-00000-1a2b3c4d.parquet   the shards' files, in the order of the plan (hard links on a local disk)
-    OUT/data/train-<split>/…                       where the blend has train, valid or test, which stay apart
-    OUT/blend.json                                 the output as a blend, for what comes next
+    OUT/data/train-<split>/…                       if the blend has train, valid and test, which stay separate
+    OUT/blend.json                                 the output as a blend, for the next step
     OUT/README.md                                  the card: licences, counts, sources, columns
     OUT/tools/tools-00000-1a2b3c4d.json            the tools that the rows of a shard were offered, by `source_tools_id`
-    OUT/inventory.json, coverage.md                fields of the sources and columns of the rows, how often each is there
+    OUT/inventory.json, coverage.md                fields of the sources and columns of the rows, with their counts
 
-Outputs of later packages (pools, candidates, reports) are laid out beside the rows (`Beside`). A name ends in the first digits
+Outputs of later packages (pools, candidates, reports) are published beside the rows (`Beside`). A name ends in the first digits
 of its shard's key, so that a path never refers to different data later.
 """
 

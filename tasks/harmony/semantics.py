@@ -2,7 +2,7 @@
 
 The grammar decides whether messages can be parsed. 21 rules, each of which can be switched off, decide whether they make sense
 together: channels, calls and results, order, ends. Two rules only warn, because the reference's own data calls built-in tools
-on commentary, and models break schemas. A row is valid if the strict grammar accepts its text, no rule is broken, and the
+on commentary, and models violate schemas. A row is valid if the strict grammar accepts its text, no rule is broken, and the
 reference, if used, reads the same messages. The rules take 1.5 µs per message plus parsing the JSON of calls. The reference
 takes 1 ms per row and 0.7 ms per KB, so it checks only a share of the rows.
 """
@@ -277,7 +277,7 @@ JUDGED = [each.name for each in fields(Quality) if each.name != "error_detail"]
 """The columns of a quality."""
 
 Parser = Callable[[str, Sequence[ParsedMessage]], Fault | None]
-"""What a second parser objects to in a text and its messages, or None."""
+"""The fault that a second parser finds in a text and its messages, or None."""
 
 
 def judge(
@@ -291,7 +291,7 @@ def judge(
     """The quality of a text that `parse` reads as `parsed`.
 
     `declared` are the recipients that may be called, with their schemas, or None if they are unknown. `off` holds codes of
-    rules that are switched off. An answer needs `least` characters, blanks at its ends not counted.
+    rules that are switched off. An answer needs at least `least` characters, not counting blanks at its ends.
     """
     if isinstance(parsed, Fault):
         return Quality(quality_error_code=parsed.code, quality_error_offset=parsed.offset, error_detail=parsed.detail)

@@ -7,9 +7,9 @@ tag, so masks that name whole parts of messages are exact.
          author        │                              header                               │   body   │    end
 
 Training covers what the model itself writes. It is prompted with `<|start|>assistant` and continues with recipient and channel,
-by which it decides to think, call or answer, so headers are trained on with their bodies. After the `<|end|>` of reasoning or
-commentary it continues, so it also writes the `<|start|>assistant` of its next message. It ends an answer with `<|return|>`. If
-other messages follow, an `<|end|>` replaces it; the model never writes this token, so it is not trained on.
+which decide whether it thinks, calls or answers, so headers are trained on with their bodies. After the `<|end|>` of reasoning
+or commentary it continues, so it also writes the `<|start|>assistant` of its next message. It ends an answer with `<|return|>`.
+If other messages follow, `<|end|>` replaces it; the model never writes that token there, so it is not trained on.
 
 Harmony text is used unchanged. A conversation composed from other messages loses the reasoning before its last question, as in
 a chat with the model. If that reasoning is to be trained on, the conversation becomes one sequence per turn; a turn that ends
@@ -85,8 +85,8 @@ class HarmonyRenderer:
     splits_turns: bool
 
     def sequences(self, conversation: HarmonyConversation) -> list[Pieces] | Rejected:
-        """The sequences of a conversation that have something to train on. Rejected without any, and for a `<|return|>` before
-        the last message.
+        """The sequences of a conversation that have something to train on. Rejected if there are none, and for a `<|return|>`
+        before the last message.
         """
         early = [number for number, each in enumerate(conversation.messages[:-1], 1) if each.terminator == "return"]
         if early:
@@ -164,9 +164,9 @@ def part_of(message: HarmonyMessage) -> int:
 
 
 def learned_of(messages: Sequence[HarmonyMessage], policy: LossPolicy) -> list[Learned]:
-    """What is trained on of each message of a conversation.
+    """What to train on in each message of a conversation.
 
-    `assistant_bodies` leaves headers out, `end_of_turn` counts for every terminator, and `final_only` takes the last
+    `assistant_bodies` leaves headers out, `end_of_turn` applies to every terminator, and `final_only` takes the last
     message by the assistant, if that is an answer.
     """
     first = _first_chosen(messages, policy)
@@ -222,7 +222,7 @@ def pieces_of(message: HarmonyMessage, learned: Learned) -> Pieces:
 
 @lru_cache(maxsize=4096)
 def _opening(header: Header, role: int, author: bool, rest: bool) -> Pieces:
-    """The pieces of a header. A token always ends after the author, because a blank begins a new one."""
+    """The pieces of a header. No token crosses the end of the author, because the blank after it begins a new one."""
     empty = HarmonyMessage(header.author, "", *header[1:])
     _, start, named, *others = re.split(CONTROLS.pattern, render([empty]).removesuffix(ENDS[empty.terminator]))
     behind = named.removeprefix(header.author)

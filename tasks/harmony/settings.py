@@ -16,12 +16,12 @@ DEFAULT = Policy()
 class HarmonySettings(PreparationSettings, frozen=True):
     """Settings of a Harmony normalization."""
 
-    effort: Effort = Field(default=DEFAULT.effort, description="Reasoning effort of rows whose source does not tell.")
+    effort: Effort = Field(default=DEFAULT.effort, description="Reasoning effort of rows without one in the source.")
     thoughts: Thoughts = Field(
-        default=DEFAULT.thoughts, description="Keep all reasoning, or only what follows the last user message."
+        default=DEFAULT.thoughts, description="Keep all reasoning, or only that after the last user message."
     )
     parallel_calls: ParallelCalls = Field(
-        default=DEFAULT.parallel_calls, description="How several calls in one turn are written, which Harmony cannot."
+        default=DEFAULT.parallel_calls, description="How to write parallel calls, which Harmony does not have."
     )
     special_strings: SpecialStrings = Field(
         default=DEFAULT.special_strings, description="Control strings in data: reject the row, or break them up."
@@ -29,11 +29,11 @@ class HarmonySettings(PreparationSettings, frozen=True):
     trailing: Trailing = Field(
         default=DEFAULT.trailing, description="Messages after the assistant's last one: drop them, or reject the row."
     )
-    proofs: ProofTask = Field(default="proof", description="What is learned of rows with proofs.")
+    proofs: ProofTask = Field(default="proof", description="What to train on in rows with proofs.")
     rules_off: list[str] = Field(default=[], description="Codes of rules that rows may break, for example S15.")
-    min_completion_chars: int = Field(default=1, ge=0, description="An answer with fewer characters is empty.")
+    min_completion_chars: int = Field(default=1, ge=0, description="Answers with fewer characters count as empty.")
     cross_check: float = Field(
-        default=0.02, ge=0, le=1, description="Share of rows, chosen by a hash, that the official parser reads as well."
+        default=0.02, ge=0, le=1, description="Share of rows, sampled by a hash, that the official parser checks too."
     )
     messages_json: bool = Field(default=False, description="Also write the messages of each row as JSON.")
 
@@ -49,7 +49,7 @@ class HarmonyRecipe:
     """Every choice that can change a byte of a shard.
 
     `dataset`, `split` and `file` are columns; `file` is a path within the data set; for a slice after the first, it ends in the
-    offset from which rows are counted. `blend_split` is None in a flat blend. `policy` is the composition policy.
+    offset at which row numbers start. `blend_split` is None in a flat blend. `policy` is the composition policy.
     """
 
     dataset: str

@@ -1,8 +1,8 @@
 """Build a Harmony shard: Parquet of strict Harmony text, quarantined rows and a receipt from a slice of any source.
 
 A row passes through its source's converter, the composition, the renderer and the strict parser; the reference also parses a
-share of the texts. A row that cannot be converted is a bad row, with the name of the rule. Each batch of rows is a row group of
-a few megabytes.
+share of the texts. A row that cannot be converted is a bad row, whose reason is the name of the rule. Each batch of rows is a
+row group of a few megabytes.
 """
 
 from collections import Counter
@@ -88,7 +88,7 @@ class Normalizer:
         return parsed, row(place, text, parsed, quality, composed.facts, structured=recipe.messages_json)
 
     def _is_checked(self, text: str) -> bool:
-        """Whether the reference reads this text too: by a hash, so that the choice does not depend on other rows."""
+        """Whether the reference parses this text too; a hash decides, so that the choice does not depend on other rows."""
         return xxh3_64_intdigest(text.encode()) < self.recipe.cross_check * 2**64
 
 

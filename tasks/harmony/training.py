@@ -65,7 +65,7 @@ class HarmonyTemplate:
 
     @property
     def digest(self) -> str:
-        """Changes if a record would be rendered as a different text."""
+        """Changes if a record is rendered as a different text."""
         return f"{HARMONY}:{TEMPLATE_VERSION}"
 
     @property
@@ -81,7 +81,7 @@ class HarmonyTemplate:
                 raise InputError(f"template_variables: {name!r} is not an option of Harmony; {nearest(name, OPTIONS)}")
             if value not in OPTIONS[name]:
                 known = ", ".join(OPTIONS[name])
-                raise InputError(f"template_variables.{name}: {value!r} is no choice; known: {known}")
+                raise InputError(f"template_variables.{name}: {value!r} is not a valid value; choose one of {known}")
         return cls(Policy(**variables))
 
 
@@ -171,13 +171,13 @@ def require_tokens(vocabulary: Vocabulary) -> None:
         if found != number:
             has = "no such token" if found is None else f"the id {found} for it"
             raise InputError(
-                f"chat_template=harmony: {token} is token {number} of Harmony, and the tokenizer has {has}; set "
+                f"chat_template=harmony: {token} is token {number} of Harmony, but the tokenizer has {has}; set "
                 "tokenizer.model=o200k_harmony, or choose another chat_template"
             )
 
 
 def checked(rows: HarmonyRows, vocabulary: Vocabulary, store: str) -> dict[str, str]:
-    """The kinds of conversation that are refused, with the reason; cached in the store.
+    """The kinds of conversation that are rejected, with the reason; cached in the store.
 
     Raises InputError, with the conversation and the fault, if masks or ids cannot be trusted.
     """

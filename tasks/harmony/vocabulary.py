@@ -41,7 +41,7 @@ IDS = {
 
 
 def ensure_vocabulary() -> None:
-    """Make the library find its vocabulary; a folder with the right file in the environment variable is kept.
+    """Make the library find its vocabulary. If the environment variable names a folder with the right file, it is kept.
 
     Raises InputError if no installed package has the file, OSError if the user's cache cannot be written.
     """
@@ -71,7 +71,7 @@ def _shipped() -> bytes:
     found = gzip.decompress(packed.read_bytes()) if packed.is_file() else b""
     if _sha256(found) != RANKS_SHA256:
         raise InputError(
-            f"{packed} does not hold {RANKS} with SHA-256 {RANKS_SHA256} but {_sha256(found)}; install "
+            f"{packed} has SHA-256 {_sha256(found)} for {RANKS}, not {RANKS_SHA256}; install "
             f"bpe-openai 0.1.4, or set {PLACE} to a folder that holds the right file"
         )
     return found

@@ -20,7 +20,7 @@ def ranges(starts: np.ndarray, counts: np.ndarray) -> np.ndarray:
 def batches(lengths: np.ndarray, budget: int) -> list[np.ndarray]:
     """The indices of sequences (int64) by batch, longest first, each batch of at most `budget` padded tokens.
 
-    A longer sequence is a batch by itself; empty sequences are in no batch.
+    A longer sequence forms a batch alone; empty sequences are left out.
     """
     order = np.argsort(-lengths, kind="stable")
     order = order[: np.count_nonzero(lengths)]

@@ -1,13 +1,12 @@
 """NLL under a causal language model of `transformers`.
 
-Sequences are sorted by length and padded at the end. In a causal model no token sees the tokens after it, so padding needs no
-attention mask (which would lose the fast path of attention), and a sequence is read only up to its last scored token. Only the
-hidden states that predict a scored token go through the output layer, one chunk at a time: with a vocabulary of 200,000, a row
-of logits takes 800 kB in float32, the logits of a batch of 16,384 tokens 13 GB, and a chunk with all intermediate results 0.7
-GB.
+Sequences are sorted by length and padded at the end. In a causal model no token sees later ones, so padding needs no attention
+mask (which would disable the fast path of attention), and a sequence is read only up to its last scored token. Only the hidden
+states that predict a scored token go through the output layer, one chunk at a time: with a vocabulary of 200,000, a row of
+logits takes 800 kB in float32, the logits of a batch of 16,384 tokens 13 GB, and a chunk with all intermediate results 0.7 GB.
 
 Both shortcuts are checked on 32 tokens when the model is loaded. A model whose logits depend on later tokens is not causal and
-is refused. If the output layer applied to hidden states differs from what the model returns (some models scale or cap their
+is rejected. If the output layer applied to hidden states differs from what the model returns (some models scale or cap their
 logits), the whole model is run, with smaller batches.
 
 Weights and hidden states are bfloat16 on CUDA and float32 on a CPU; log-probabilities are always float32. In float32, NLL
@@ -34,7 +33,7 @@ LOGITS = 1 << 26
 """Logits in memory at once: a quarter of a gigabyte in float32."""
 
 PROBE = 32
-"""Tokens on which a model is checked."""
+"""The number of tokens used to check a model."""
 
 Head = Callable[[torch.Tensor], torch.Tensor]
 
@@ -46,7 +45,7 @@ def load_scorer(
     device: str | None = None,
     precision: Precision | None = None,
 ) -> "CausalScorer":
-    """Load the model of `files` to score with it. Errors as in `load` and `CausalScorer`."""
+    """Load the model in `files` for scoring. Errors as in `load` and `CausalScorer`."""
     model = load(AutoModelForCausalLM, files, device, precision)
     return CausalScorer(model, max_length=max_length, token_budget=token_budget)
 
@@ -54,8 +53,8 @@ def load_scorer(
 class CausalScorer:
     """Scores sequences with a loaded causal model.
 
-    `limit` is the number of tokens read of a sequence: the lesser of `max_length` and the model's own limit. Raises InputError
-    for a model that is not causal.
+    `limit` is the maximum number of tokens read per sequence: the smaller of `max_length` and the model's limit. Raises
+    InputError for a model that is not causal.
     """
 
     def __init__(
@@ -102,7 +101,7 @@ class CausalScorer:
 
     @torch.inference_mode()
     def _nll(self, ids: torch.Tensor, before: torch.Tensor, wanted: torch.Tensor) -> np.ndarray:
-        """The NLL of the tokens `wanted`, each predicted at the index `before` it in the flattened `ids`."""
+        """The NLL of the tokens `wanted`, each predicted at the index `before` in the flattened `ids`."""
         if self._head:
             states = self._model.base_model(ids, use_cache=False).last_hidden_state
         else:
@@ -128,8 +127,7 @@ def _checked_head(model: PreTrainedModel, vocabulary_size: int) -> Head | None:
     logits, given = _logits(model, ids)
     if not _close(_logits(model, other)[0][:, : PROBE // 2], logits[:, : PROBE // 2], model.dtype):
         raise InputError(
-            f"model: what a {type(model).__name__} predicts for a token depends on the tokens after it; NLL needs a causal "
-            "language model"
+            f"model: {type(model).__name__} is not causal: its predictions depend on later tokens; use a causal language model"
         )
     head, states = cast("Head | None", model.get_output_embeddings()), _hidden(model, ids)
     if head is None or given is None or states is None or not _close(states, given, model.dtype):

@@ -39,10 +39,10 @@ REJECTED = "rejected.parquet"
 REPORT = "report"
 
 ROWS_PER_CLUSTER = 20
-"""Rows chosen per cluster, if the settings do not set the number of clusters."""
+"""Rows to choose per cluster if the settings do not set the number of clusters."""
 
 MOST_LISTED = 50
-"""Pairs in the report, the most similar first, and clusters in its text."""
+"""The maximum number of pairs in the report, the most similar first, and of clusters in its text."""
 
 MARKUP = re.compile(r"[\\`*_|<>\[\]]")
 
@@ -50,14 +50,14 @@ MARKUP = re.compile(r"[\\`*_|<>\[\]]")
 class ChoiceSettings(Strict, frozen=True):
     """The settings of a diverse choice."""
 
-    rows: int = Field(default=10_000, ge=1, description="How many rows are chosen, if there are as many.")
-    clusters: int | None = Field(default=None, ge=1, description="Clusters; by default one for 20 rows to be chosen.")
-    quota: int | None = Field(default=None, ge=1, description="Most rows of a cluster; by default as even as possible.")
+    rows: int = Field(default=10_000, ge=1, description="Rows to choose, or all if there are fewer.")
+    clusters: int | None = Field(default=None, ge=1, description="Clusters; by default one per 20 rows to choose.")
+    quota: int | None = Field(default=None, ge=1, description="Row limit per cluster; by default as even as possible.")
     threshold: float = Field(
-        default=0.95, gt=0, description="No two rows with this cosine or more are chosen; above 1 all may be."
+        default=0.95, gt=0, description="Choose no two rows with this cosine or more; above 1, any rows."
     )
-    seed: Seed = Field(default=42, description="Seed of the choice.")
-    device: Literal["cpu", "cuda"] = Field(default="cpu", description="Where clusters are found.")
+    seed: Seed = Field(default=42, description="Random seed.")
+    device: Literal["cpu", "cuda"] = Field(default="cpu", description="Device that computes the clusters.")
 
 
 Draw = Callable[[np.ndarray, np.ndarray], bytes]
@@ -67,7 +67,7 @@ Draw = Callable[[np.ndarray, np.ndarray], bytes]
 def choose_rows(embeddings: str, output_dir: str, settings: ChoiceSettings, draw: Draw | None = None) -> dict[str, Any]:
     """Choose rows of a published folder of embeddings, publish the choice under `output_dir`, and return its manifest.
 
-    Raises InputError for another kind of folder, settings out of range and a missing GPU, RunError for non-finite vectors.
+    Raises InputError for another kind of folder, settings out of range or a missing GPU, RunError for non-finite vectors.
     """
     started, output_dir = time.time(), absolute(output_dir)
     _require_own(output_dir)
@@ -96,9 +96,7 @@ def _require_own(output_dir: str) -> None:
     """Raise InputError if the folder holds another kind of output."""
     manifest = published_manifest(output_dir)
     if manifest is not None and manifest["type"] != CHOICE:
-        raise InputError(
-            f"{output_dir}: holds a preparation of type {manifest['type']!r}; choose into a folder of its own"
-        )
+        raise InputError(f"{output_dir}: holds a preparation of type {manifest['type']!r}; choose another --output-dir")
 
 
 def chosen_rows(choice: Choice, names: pa.Table) -> pa.Table:
@@ -116,7 +114,7 @@ def chosen_rows(choice: Choice, names: pa.Table) -> pa.Table:
 
 
 def rejected_rows(choice: Choice, names: pa.Table) -> pa.Table:
-    """The rejected rows in their original order, each with its reason."""
+    """The rejected rows in their original order, each with a reason."""
     rows = np.setdiff1d(np.arange(names.num_rows), choice.rows)
     removed = choice.removed.sort_by("removed")
     places = np.searchsorted(rows, removed["removed"].to_numpy())

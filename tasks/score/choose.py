@@ -5,7 +5,7 @@
 
 Even quotas make the choice diverse: a cluster of a million similar rows gets no more than one of a thousand. A row is a
 near-duplicate if its cosine with a chosen row, its witness, reaches the threshold. This holds across clusters: no two chosen
-rows are that similar. If a cluster runs out of rows, its share goes to the others, up to the quota of each.
+rows are so similar. If a cluster runs out of rows, its share goes to the others, up to the quota of each.
 
 k-means takes rows * clusters * dimensions multiplications per round: 6 s on two cores for a million vectors of 256 in 1,000
 clusters. Near-duplicates take budget^2 * dimensions / 2: 2 s for 20,000 rows. Memory is the vectors and some 300 MB. A seed
@@ -25,10 +25,10 @@ from .batches import ranges
 from .engines import required
 
 ROUNDS = 20
-"""Maximum rounds of k-means; it ends earlier if no row changes its cluster."""
+"""Maximum rounds of k-means, which ends earlier if no row changes its cluster."""
 
 SAMPLE = 32
-"""Rows per cluster from which the first centres are chosen."""
+"""Rows per cluster among which the initial centres are chosen."""
 
 CELLS = 1 << 24
 """Similarities in memory at once: 64 MB in float32."""
@@ -92,9 +92,8 @@ def choose(
     """
     if not (1 <= clusters <= len(vectors) and budget >= 1 and threshold > 0):
         raise InputError(
-            f"a choice of {budget} from {len(vectors)} rows in {clusters} clusters with a threshold of {threshold}; "
-            "choose at least 1 row, from 1 to as many clusters as there are rows, and a threshold above 0 (above 1 "
-            "nothing is a near-duplicate)"
+            f"cannot choose {budget} of {len(vectors)} rows from {clusters} clusters with threshold={threshold}; choose "
+            f"at least 1 row, from 1 to {len(vectors)} clusters, with a threshold above 0 (above 1 all rows are distinct)"
         )
     found = kmeans(vectors, clusters, seed, nearest or nearest_centres)
     generator = np.random.default_rng([seed, 1])
@@ -132,13 +131,13 @@ def nearest_centres(vectors: np.ndarray, centres: np.ndarray) -> tuple[np.ndarra
 
 
 def nearest_with_torch(device: str = "cuda") -> Nearest:
-    """`nearest_centres` with torch, in float32, some thousand rows at a time. Ties go to the first centre, as there.
+    """`nearest_centres` with torch, in float32, some thousand rows at a time. Ties go to the first centre in both.
 
     Raises InputError if torch is not installed, or this machine has no GPU.
     """
     torch: Any = required("torch")
     if device == "cuda" and not torch.cuda.is_available():
-        raise InputError(f"device={device}: this machine sees no GPU; set device=cpu")
+        raise InputError(f"device={device}: no GPU is visible on this machine; set device=cpu")
 
     def nearest(vectors: np.ndarray, centres: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
         points = torch.from_numpy(centres).to(device)
@@ -184,12 +183,12 @@ def _means(vectors: np.ndarray, labels: np.ndarray, centres: np.ndarray) -> np.n
 def quotas(taken: np.ndarray, left: np.ndarray, budget: int) -> np.ndarray:
     """The number of rows to add from each cluster, int64 [clusters], for `budget` rows in total, or all there are.
 
-    `taken` are the rows already taken from each, `left` its remaining rows. The quotas even out the totals as far as possible;
-    a remainder goes to the first clusters.
+    `taken` are the rows already taken from each, `left` its remaining rows. The quotas make the totals as even as possible; a
+    remainder goes to the first clusters.
     """
     budget = min(budget, int((taken + left).sum()))
     low, high = 0, budget
-    while low < high:  # the highest level that all can reach
+    while low < high:  # the highest total that all can reach
         level = (low + high + 1) // 2
         if taken.sum() + _filled(taken, left, level).sum() <= budget:
             low = level
@@ -237,13 +236,13 @@ def _apart(
         block = candidates[start : start + BLOCK]
         witness, cosine = _most_similar(vectors, block, chosen)
         among = vectors[block] @ vectors[block].T
-        stays = cosine < threshold
+        distinct = cosine < threshold
         for row in range(1, len(block)):  # one by one, because a removed row is not a witness
-            stays[row] &= not (stays[:row] & (among[row, :row] >= threshold)).any()
-        kept = block[stays]
-        near, nearby = _most_similar(vectors, block[~stays], kept)
-        inside = nearby > cosine[~stays]
-        columns = [block[~stays], np.where(inside, near, witness[~stays]), np.maximum(nearby, cosine[~stays])]
+            distinct[row] &= not (distinct[:row] & (among[row, :row] >= threshold)).any()
+        kept = block[distinct]
+        near, nearby = _most_similar(vectors, block[~distinct], kept)
+        inside = nearby > cosine[~distinct]
+        columns = [block[~distinct], np.where(inside, near, witness[~distinct]), np.maximum(nearby, cosine[~distinct])]
         removed.append(pa.Table.from_arrays([pa.array(column) for column in columns], schema=REMOVED))
         chosen = np.concatenate([chosen, kept])
     return chosen[before:], pa.concat_tables(removed)

@@ -53,7 +53,7 @@ class Conversations(Protocol):
         ...
 
     def read(self, record: Mapping[str, Any]) -> object | Rejected:
-        """The conversation of a record, or the reason why there is none."""
+        """The conversation in a record, or the reason why there is none."""
         ...
 
     def sequenced(self, read: Sequence[Any]) -> Sequenced:
@@ -133,7 +133,7 @@ class TemplatedChats:
 
 
 def policy_of(mode: LossMode, *, harmony: bool) -> LossPolicy:
-    """Which tokens are scored. A template does not separate headers from bodies, so bodies then include headers."""
+    """Which tokens are scored. Templates do not separate headers from bodies, so bodies include headers there."""
     policy = LOSS_MODES[mode]
     return policy if harmony or policy.on != "assistant_bodies" else replace(policy, on="assistant_all")
 

@@ -32,13 +32,13 @@ class Embedder(Protocol):
 
     @property
     def max_tokens(self) -> int | None:
-        """The tokens read of a text, special tokens included; None if unlimited."""
+        """The maximum number of tokens read per text, special tokens included; None if unlimited."""
         ...
 
     def encode(self, texts: Sequence[str]) -> np.ndarray:
         """One vector of length one per text, float32 [texts, dimensions], in order.
 
-        Truncates texts that are too long; `token_counts` tells which. NaN and infinities remain, for `as_stored` to report. All
+        Truncates texts that are too long; `token_counts` shows which. NaN and infinities remain, for `as_stored` to report. All
         tokens of the texts are in memory at once, so pass some thousand texts at a time. Raises RunError if memory runs out or
         a server fails.
         """
@@ -54,7 +54,7 @@ class HashEmbedder:
 
     Every word and every pair of neighbours adds 1 or -1 to the number that its hash selects; in scripts without blanks,
     characters and letters count as words (`units`). Texts that share words are similar, whatever they mean. Results are the
-    same on every machine. 40 microseconds for a text of 60 words.
+    same on every machine. A text of 60 words takes 40 microseconds.
     """
 
     max_tokens = None
@@ -95,7 +95,7 @@ def unit_vectors(vectors: np.ndarray, dimensions: int) -> np.ndarray:
 def wanted_dimensions(asked: int | None, available: int) -> int:
     """The dimensions of the vectors, by default all of the model's. Raises InputError for more than it has."""
     if asked is not None and asked > available:
-        raise InputError(f"dimensions={asked}: the model's vectors have {available}; ask for no more than that")
+        raise InputError(f"dimensions={asked}: the model's vectors have {available}; set at most that many")
     return asked or available
 
 
@@ -111,8 +111,8 @@ def as_stored(vectors: np.ndarray, place: Place = ROW) -> pa.FixedSizeListArray:
     wrong = np.flatnonzero(np.abs(lengths - 1) > LENGTH_TOLERANCE)
     if wrong.size:
         raise NonFiniteError(
-            f"{place(int(wrong[0]))}: the embedding has the length {lengths[wrong[0]]:.6g} and must have 1; the engine does "
-            "not normalize its vectors"
+            f"{place(int(wrong[0]))}: the embedding has length {lengths[wrong[0]]:.6g} instead of 1; the engine does not "
+            "normalize its vectors"
         )
     return pa.FixedSizeListArray.from_arrays(pa.array(vectors.astype(np.float16).reshape(-1)), dimensions)
 

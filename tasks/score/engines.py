@@ -32,7 +32,7 @@ EMBEDDING_FILES = (*WEIGHTS, *TEXT)
 
 
 def scorer(recipe: NllRecipe, where: Where, device: str, encode: Callable[[str], Sequence[int]]) -> Scorer:
-    """The engine for NLL; a model is loaded once per process. `encode` is the tokenization of rows.
+    """The engine for NLL; a model is loaded once per process. `encode` tokenizes rows.
 
     Raises RunError if the model differs from the planned one, and errors as in `load_scorer` and `server`.
     """
@@ -79,7 +79,7 @@ def _loaded_embedder(model: str, revision: str | None, weights: str, *choices: A
 
 
 def _planned_files(model: str, revision: str | None, weights: str, patterns: Sequence[str]) -> ModelFiles:
-    """The files of a model on this machine. Raises RunError if they differ from the planned ones."""
+    """The model's files on this machine. Raises RunError if they differ from the planned ones."""
     require_torch()
     files = find_model(model, revision)
     digest = files.digest(patterns)
@@ -116,7 +116,7 @@ def gpus() -> int:
 
 
 def device_of(settings: ScoreSettings, engine: NllEngine | EmbedEngine) -> Device:
-    """The device of this process: the requested one, otherwise GPUs if `engine` uses them and there are any."""
+    """The device of this process: the requested one, else a GPU if `engine` uses GPUs and there is one."""
     if engine != "transformers":
         return "cpu"
     return settings.device or ("cuda" if gpus() else "cpu")
@@ -138,7 +138,7 @@ def device_for_worker(device: Device, worker: int | None) -> str:
         return "cpu"
     count = gpus()
     if not count:
-        raise RunError("device=cuda: this worker sees no GPU; start workers where there are some, or set device=cpu")
+        raise RunError("device=cuda: this worker sees no GPU; start workers on machines with GPUs, or set device=cpu")
     if worker is None and count > 1:
         raise RunError(
             f"device=cuda: this worker sees {count} GPUs and its name has no number to choose one; start workers as "

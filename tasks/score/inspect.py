@@ -48,7 +48,7 @@ def _problems(table: pa.Table, receipt: Receipt) -> Iterator[str]:
         yield f"holds {table.num_rows:,} rows of {tokens:,} tokens, {said}"
     ids = table["row_id"]
     if ids.null_count or len(ids.unique()) < len(ids):
-        yield f"{ids.null_count:,} rows have no row_id, {len(ids) - len(ids.unique()):,} one that others have"
+        yield f"{ids.null_count:,} rows have no row_id, {len(ids) - len(ids.unique()):,} repeat one of another row"
     yield from _nll(table) if nll else _vectors(table)
 
 
@@ -60,10 +60,10 @@ def _dimensions(table: pa.Table) -> int:
 def _nll(table: pa.Table) -> Iterator[str]:
     for name in [*SCHEMA.names, PERCENTILE]:
         if pa.types.is_floating(table.schema.field(name).type) and not _finite(table[name].drop_null().to_numpy()):
-            yield f"column {name} holds what is no number"
+            yield f"column {name} holds NaN or infinities"
     missing = table["nll_mean"].is_null().to_numpy() != (table["completion_token_count"].to_numpy() == 0)
     if missing.any() or table["nll_mean"].null_count != table[PERCENTILE].null_count:
-        yield "a row with scored tokens has no score, or one without has"
+        yield "a row with scored tokens has no score, or a row without them has one"
 
 
 def _vectors(table: pa.Table) -> Iterator[str]:
@@ -71,7 +71,7 @@ def _vectors(table: pa.Table) -> Iterator[str]:
     flat = np.concatenate([np.empty(0, np.float16), *(chunk.flatten().to_numpy() for chunk in stored.chunks)])
     vectors = flat.astype(np.float32).reshape(len(stored), -1)
     if not _finite(vectors):
-        yield "column embedding holds what is no number"
+        yield "column embedding holds NaN or infinities"
     elif np.any(np.abs(np.linalg.norm(vectors, axis=1) - 1) > HALF_TOLERANCE):
         yield "column embedding holds a vector whose length is not 1"
 

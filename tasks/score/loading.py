@@ -20,7 +20,7 @@ UNUSED = ("pooler.",)
 
 
 def load(auto: Any, files: ModelFiles, device: str | None, precision: Precision | None) -> PreTrainedModel:  # noqa: ANN401 - transformers' Auto classes share no type
-    """Load the model of `files` with one of the Auto classes, ready for inference.
+    """Load the model in `files` with one of the Auto classes, ready for inference.
 
     By default it runs on a GPU in bfloat16 if there is one, otherwise in float32. Weights pass through main memory on their way
     to a GPU. Raises InputError if the files are not such a model, lack weights, or need a package that is not installed.

@@ -1,8 +1,8 @@
 """Negative log-likelihood (NLL) of completions under a causal language model.
 
 Token t of a sequence is scored from all tokens before it: its NLL is -ln p(t | tokens before t), in nats. The loss mask of
-training selects the tokens. Each row gets the sum, the mean per token, and the perplexity, which is e to the mean (30 at most,
-to stay readable), for all scored tokens and for the analysis, the tool calls and the answers.
+training selects the tokens. Each row gets the sum, the mean per token, and the perplexity, which is e to the mean (a mean above
+30 counts as 30), for all scored tokens and for the analysis, the tool calls and the answers.
 
 The first token of a sequence has no context and is never scored. A sequence longer than the model's limit is truncated at its
 end and flagged, and its unscored tokens are counted.
@@ -21,7 +21,7 @@ from tokenmill.tasks.errors import InputError
 from .tables import PARTS, ROW, SCHEMA, Place, require_finite
 
 MOST_PERPLEXING = 30.0
-"""The perplexity of a larger mean is e**30, 10**13."""
+"""The maximum exponent: larger means get a perplexity of e**30, about 10**13."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -82,7 +82,7 @@ class Targets:
 
 
 def targets_of(sequences: Completions, limit: int | None) -> Targets:
-    """The tokens of the loss mask that a model can score if it reads at most `limit` tokens (None: any number)."""
+    """The tokens of the loss mask that a model can score if it reads at most `limit` tokens (None: no limit)."""
     places = np.flatnonzero(sequences.loss)
     rows = np.searchsorted(sequences.offsets, places, side="right") - 1
     positions = places - sequences.offsets[rows]
@@ -96,7 +96,7 @@ def require_known(sequences: Completions, vocabulary_size: int) -> None:
     low, high = int(sequences.ids.min(initial=0)), int(sequences.ids.max(initial=0))
     if low < 0 or high >= vocabulary_size:
         raise InputError(
-            f"token {low if low < 0 else high} is not among the {vocabulary_size} of the model; score with the tokenizer "
+            f"token {low if low < 0 else high} is outside the model's vocabulary of {vocabulary_size}; score with the tokenizer "
             "that the model was trained with"
         )
 

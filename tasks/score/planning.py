@@ -1,4 +1,4 @@
-"""Plan scores: rows and settings in, every slice with its identity out. No Prefect, no Dask.
+"""Plan scores: from rows and settings to slices with identities, without Prefect and Dask.
 
 A model is identified by the content of its files, which are hashed here; only workers load it.
 """
@@ -34,7 +34,7 @@ from .weights import WEIGHTS, ModelFiles, find_model
 
 NLL_KIND, EMBEDDINGS_KIND = "nll", "embeddings"
 FORMAT_VERSIONS = {NLL_KIND: 1, EMBEDDINGS_KIND: 3}
-"""Raised whenever the same recipe and source would give different bytes."""
+"""Increment it when the same recipe and source give different bytes."""
 
 
 ScorePlan = Planned[NllSettings | EmbedSettings, Where]
@@ -46,7 +46,7 @@ def device_of_plan(planned: ScorePlan) -> Device:
 
 
 RecipeOf = Callable[[DataSource, str | None], NllRecipe | EmbedRecipe]
-"""The recipe of a data set, given the split of rows that do not name theirs."""
+"""The recipe of a data set, given the split of rows that do not name one."""
 
 
 def plan_scores(blend: Blend, settings: NllSettings | EmbedSettings, output_dir: str | None) -> ScorePlan:
@@ -161,8 +161,8 @@ def _require_harmony(model: ModelFiles) -> None:
     size = config.get("vocab_size") or config.get("text_config", {}).get("vocab_size")
     if size is not None and size <= max(HARMONY_IDS.values()):
         raise InputError(
-            f"model: {public_name(model)!r} knows {size:,} tokens, and the tokens of Harmony go up to "
-            f"{max(HARMONY_IDS.values()):,}; set chat_template=tokenizer to score with its own"
+            f"model: {public_name(model)!r} has a vocabulary of {size:,} tokens, but Harmony's ids go up to "
+            f"{max(HARMONY_IDS.values()):,}; set chat_template=tokenizer to use the model's own template"
         )
 
 
@@ -192,7 +192,7 @@ def _embeddings(settings: EmbedSettings, model: ModelFiles | None) -> RecipeOf:
 
 
 def _scored_fields(source: DataSource, settings: NllSettings | EmbedSettings) -> Sequence[str]:
-    """The fields of a data set to score."""
+    """The fields to score in a data set."""
     if isinstance(settings, EmbedSettings):
         return list(dict.fromkeys([settings.field, source.text_field]))
     if settings.chat_template == HARMONY:
@@ -201,6 +201,6 @@ def _scored_fields(source: DataSource, settings: NllSettings | EmbedSettings) ->
 
 
 def _require(metadata: pq.FileMetaData, fields: Sequence[str], uri: str) -> None:
-    """Raises InputError unless rows have an id to join by, and a field to score."""
+    """Raises InputError unless rows have an id for joining and a field to score."""
     require_any(metadata, IDS, uri)
     require_any(metadata, [name for name in fields if name not in NAMED], uri)

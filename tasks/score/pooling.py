@@ -32,7 +32,7 @@ def load_embedder(
     device: str | None = None,
     precision: Precision | None = None,
 ) -> "PoolingEmbedder":
-    """Load the model of `files` and its tokenizer. Errors as in `load` and `PoolingEmbedder`."""
+    """Load the model in `files` and its tokenizer. Errors as in `load` and `PoolingEmbedder`."""
     try:
         tokenizer = AutoTokenizer.from_pretrained(files.folder, trust_remote_code=False, local_files_only=True)
     except (OSError, ValueError, KeyError) as error:
@@ -111,15 +111,15 @@ class PoolingEmbedder:
 
 
 def _limits(model: PreTrainedModel, tokenizer: Any) -> list[int]:  # noqa: ANN401 - see PoolingEmbedder
-    """The limits on the tokens of a text: the model's positions, and the length that its tokenizer names."""
+    """The limits on the length of a text: the model's positions, and the tokenizer's maximum length."""
     positions = _counted_from_padding(model) or getattr(model.config.get_text_config(), "max_position_embeddings", None)
     return [int(each) for each in (positions, getattr(tokenizer, "model_max_length", None)) if each]
 
 
 def _counted_from_padding(model: PreTrainedModel) -> int | None:
-    """The positions of a model that counts them from the padding's, as RoBERTa does; None for other models.
+    """The longest text of a model whose positions start after the padding id, as RoBERTa's do; None for other models.
 
-    The configuration of such a model gives the size of its whole table, which is longer than any text that it reads.
+    The configuration of such a model states the size of its position table, which is larger.
     """
     tables = [module for name, module in model.named_modules() if name.endswith("position_embeddings")]
     counts = [
@@ -131,13 +131,13 @@ def _counted_from_padding(model: PreTrainedModel) -> int | None:
 
 
 def _missing_end(tokenizer: Any) -> list[int]:  # noqa: ANN401 - see PoolingEmbedder
-    """The end token, unless the tokenizer appends a token of its own."""
+    """The end token; none if the tokenizer appends one itself."""
     ids, bare = (cast("list[int]", tokenizer("a", add_special_tokens=each)["input_ids"]) for each in (True, False))
     if ids[len(ids) - len(bare) :] != bare:
         return []
     if tokenizer.eos_token_id is None:
         raise InputError(
-            "pooling=last needs an end token, and the tokenizer of this model names none as eos_token; use pooling=mean "
-            "if the model was trained with it, or name the token in tokenizer_config.json"
+            "pooling=last needs an end token, and the model's tokenizer has no eos_token; use pooling=mean if the "
+            "model was trained with it, or set eos_token in tokenizer_config.json"
         )
     return [int(tokenizer.eos_token_id)]

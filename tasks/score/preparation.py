@@ -58,7 +58,7 @@ def needs_of(planned: ScorePlan) -> Needs:
 
 
 def worker_arguments(planned: ScorePlan) -> dict[str, Any]:
-    """What workers need besides a shard. `threads` is the number of threads of each on a local CPU cluster."""
+    """The arguments of workers besides a shard. `threads` is the number of threads per worker of a local CPU cluster."""
     settings, workers = planned.settings, needs_of(planned).workers or 1
     shares_cores = device_of_plan(planned) != "cuda" and settings.cluster == "local"
     return {
@@ -149,7 +149,7 @@ def _lines(name: str, found: Counter[str]) -> list[str]:
         mean = found["nll_sum"] / tokens
         lines.append(f"{name}: NLL {mean:.4f} per token over {tokens:,} tokens, a perplexity of {_perplexity(mean)}")
     if found["truncated"]:
-        lines.append(f"{name}: {found['truncated']:,} rows are longer than what was read of them")
+        lines.append(f"{name}: {found['truncated']:,} rows were truncated")
     return lines
 
 

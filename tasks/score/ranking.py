@@ -25,7 +25,7 @@ from .shard import FILE
 from .tables import NLL, PERCENTILE
 
 SPLIT = ("dataset", "split")
-"""Rows with equal values of these are ranked together."""
+"""Rows with equal values in these columns are ranked together."""
 
 
 def ranked(scored: Sequence[Finished], store: Store, *, rebuild: bool) -> list[Finished]:
@@ -58,8 +58,8 @@ def require_unique(finished: Sequence[Finished], store: Store) -> None:
     twice = counted.field("values")[int(np.argmax(counts))]
     places = [item.shard.place for item, column in zip(finished, ids, strict=True) if column.index(twice).as_py() >= 0]
     raise RunError(
-        f"row {twice.as_py()!r} is there {counts.max()} times, in {' and '.join(places[:2])}; scores are joined by row_id, "
-        "so name each file once, and give every row an id of its own"
+        f"row {twice.as_py()!r} occurs {counts.max()} times, in {' and '.join(places[:2])}; scores are joined by row_id, so "
+        "name each file once, and give every row a unique id"
     )
 
 

@@ -8,8 +8,8 @@ docs.vllm.ai/en/stable/serving/openai_compatible_server, docs.sglang.io/basic_us
 Prompts are sent as token ids, and the server returns an id with each log-probability, which must be the id that was sent.
 Before that, both sides tokenize a text and must agree.
 
-Each request is one sequence or text; the server makes the batches. A request with a transient failure is retried here and
-nowhere else: what remains is a RunError, which the task does not retry.
+Each request is one sequence or text; the server makes the batches. Requests that fail transiently are retried only here: the
+final failure is a RunError, which the task does not retry.
 """
 
 import os
@@ -31,7 +31,7 @@ KEY = "TOKENMILL_SERVER_KEY"
 """The environment variable that holds the server's key, if it requires one."""
 
 TIMEOUT = httpx.Timeout(300, connect=10)
-"""Timeouts in seconds of a request without an answer, and of a connection that is not accepted."""
+"""Timeouts in seconds: for a response, and for a connection."""
 
 DELAYS = (0.5, 1.0, 2.0, 4.0, 8.0)
 """Seconds to wait before each retry."""
@@ -42,13 +42,13 @@ BUSY = {429, 502, 503, 504}
 
 SGLANG = "sglang"
 RESERVED = {SGLANG: 7}
-"""Tokens of its context that a server reserves: SGLang (0.5) refuses prompts of `max_model_len - 6` tokens and more."""
+"""Tokens of its context that a server reserves: SGLang (0.5) rejects prompts of `max_model_len - 6` or more tokens."""
 
 MINUS_INFINITY = -9999.0
 """vLLM's encoding of a log-probability of minus infinity, which JSON lacks."""
 
 NOT_JSON = "Out of range float values are not JSON compliant"
-"""vLLM's refusal of a request whose answer would hold NaN."""
+"""vLLM's error for a request whose response would contain NaN."""
 
 PROBE = "3.14 naïve façades in 東京 🙂\n\tdef f(x): return 2718"
 """A text that different tokenizers encode differently."""
@@ -62,7 +62,7 @@ class Server:
     """A server of `model`, with at most `concurrency` requests in flight.
 
     `limit` is the number of tokens it reads, None if unknown. Raises InputError for a server that does not serve the model or
-    refuses the key, RunError for an unreachable one.
+    rejects the key, RunError for an unreachable one.
     """
 
     def __init__(self, url: str, model: str, concurrency: int) -> None:
@@ -76,13 +76,13 @@ class Server:
         models = self._ask("/v1/models", lambda answer: {each["id"]: each for each in answer["data"]})
         if model not in models:
             raise InputError(
-                f"model: {self._url} serves {', '.join(models) or 'no model'}, not {model!r}; name one of its"
+                f"model: {self._url} serves {', '.join(models) or 'no model'}, not {model!r}; set model to a served one"
             )
         self._kind, length = models[model].get("owned_by"), models[model].get("max_model_len")
         self.limit: int | None = None if length is None else length - RESERVED.get(self._kind, 0)
 
     def map(self, function: Callable[[Item], Result], items: Sequence[Item]) -> list[Result]:
-        """Map `function` over items, as many at a time as requests may be in flight; the first error ends it."""
+        """Map `function` over items, up to the concurrency limit at a time; stop at the first error."""
         with ThreadPoolExecutor(self._concurrency) as pool:
             return list(pool.map(function, items))
 
@@ -135,7 +135,7 @@ class Server:
 
 
 def _answer(place: str, response: httpx.Response, read: Callable[[Any], Answer]) -> Answer:
-    """The answer in a response. Raises InputError for what the caller can change, RunError for everything else."""
+    """The answer in a response. Raises InputError for errors that the caller can fix, RunError for all others."""
     said = f"{place} answered {response.status_code}: {_shortened(response)}"
     if response.status_code in {401, 403}:
         raise InputError(f"{said}; set {KEY} to the server's key, for workers too")
@@ -144,11 +144,11 @@ def _answer(place: str, response: httpx.Response, read: Callable[[Any], Answer])
     if NOT_JSON in response.text:
         raise NonFiniteError(f"{said}; the model returns NaN: check it, or serve it in float32")
     if not response.is_success:
-        raise RunError(f"{said}; the server's log has the cause")
+        raise RunError(f"{said}; see the server's log")
     try:
         return read(response.json())
     except (LookupError, TypeError, ValueError, AttributeError) as error:
-        raise RunError(f"{said}; this lacks what vLLM and SGLang return ({error!r}): use one of them") from error
+        raise RunError(f"{said}; this is not the response of vLLM or SGLang ({error!r}): use one of them") from error
 
 
 def _vllm_logprobs(answer: Any) -> list[tuple[int, float]]:  # noqa: ANN401 - JSON
@@ -161,9 +161,9 @@ def _sglang_logprobs(answer: Any) -> list[tuple[int, float]]:  # noqa: ANN401 - 
 
 
 class ServerScorer:
-    """Scores sequences with a server's model. `limit` is the number of tokens read of a sequence.
+    """Scores sequences with a server's model. `limit` is the maximum number of tokens read per sequence.
 
-    `encode` is the tokenization of rows. Raises InputError if the server tokenizes a text differently.
+    `encode` tokenizes rows. Raises InputError if the server tokenizes a text differently.
     """
 
     def __init__(self, server: Server, max_length: int | None, encode: Callable[[str], Sequence[int]]) -> None:
@@ -174,8 +174,8 @@ class ServerScorer:
         ours, found = list(encode(PROBE)), [token for token, _ in server.logprobs(PROBE)]
         if found[1 - len(ours) :] != ours[1:]:  # the server may prepend a token, and never scores the first
             raise InputError(
-                f"tokenizer: the server reads {PROBE!r} as tokens {found[:8]}, and this tokenizer as {ours[:8]}; set "
-                "tokenizer and chat_template to those of the model that it serves"
+                f"tokenizer: the server encodes {PROBE!r} as {found[:8]}, this tokenizer as {ours[:8]}; set "
+                "tokenizer and chat_template to those of the served model"
             )
 
     def score(self, sequences: Completions, place: Place = ROW) -> pa.Table:
@@ -203,9 +203,9 @@ class ServerScorer:
             raise RunError(f"{place(row)}: {error}") from error
         if [token for token, _ in found] != ids[1:]:
             raise RunError(
-                f"{place(row)}: {len(ids)} tokens were sent, and the log-probabilities are of others: "
-                f"{_difference([token for token, _ in found], ids[1:])}; serve the model without anything that changes "
-                "or cuts prompts"
+                f"{place(row)}: the log-probabilities are not those of the {len(ids)} tokens sent: "
+                f"{_difference([token for token, _ in found], ids[1:])}; turn off whatever in the server changes or "
+                "truncates prompts"
             )
         return -np.array([logprob for _, logprob in found], np.float32)
 
@@ -213,7 +213,7 @@ class ServerScorer:
 class ServerEmbedder:
     """Embeds texts with a server's model, which tokenizes and pools. See Embedder.
 
-    A text that is too long is cut here, and keeps the tokens that the model appends to every text.
+    A text that is too long is truncated here, but keeps the tokens that the model appends to every text.
     """
 
     def __init__(self, server: Server, dimensions: int | None, max_tokens: int) -> None:

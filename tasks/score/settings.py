@@ -25,10 +25,10 @@ Pooling = Literal["last", "mean"]
 LossMode = Literal["assistant_all", "assistant_all_eot", "assistant_full", "assistant_last", "final_only"]
 
 SHARD_BYTES = 16_000_000
-"""The most that a killed run loses; such a slice takes a GPU some minutes with a model of 8 billion weights."""
+"""Source bytes per shard, the most that a killed run loses: some minutes of a GPU with a model of 8 billion weights."""
 
 MAX_TOKENS = 1024
-"""Default number of tokens read of a text to embed."""
+"""Default maximum number of tokens read per text."""
 
 IGNORED: dict[str, tuple[str, ...]] = {
     "hash": ("precision", "server", "concurrency"),
@@ -44,7 +44,7 @@ class ScoreSettings(PreparationSettings, frozen=True):
     model_revision: str | None = Field(
         default=None,
         min_length=1,
-        description="Commit, tag or branch of a hub id; pin a commit. For engine=server the revision that it serves.",
+        description="Commit, tag or branch of a hub id; pin a commit. For engine=server the revision that the server runs.",
     )
     server: str | None = Field(
         default=None,
@@ -58,23 +58,23 @@ class ScoreSettings(PreparationSettings, frozen=True):
     precision: Precision | None = Field(
         default=None, description="For engine=transformers; by default bfloat16 on CUDA and float32 on a CPU."
     )
-    device: Device | None = Field(default=None, description="By default the GPUs, if there are any, else the CPU.")
+    device: Device | None = Field(default=None, description="By default GPUs if there are any, else the CPU.")
     shard_size: Size = Field(default=SHARD_BYTES, description="Source bytes per shard, for example 16MB.")
 
     @model_validator(mode="after")
     def _holds_nothing_out(self) -> Self:
         if "holdout" in self.model_fields_set:
-            raise ValueError("holdout means nothing here, because every row is scored; leave it out")
+            raise ValueError("holdout does not apply, because every row is scored; remove it")
         return self
 
-    def _require_heeded(self, engine: NllEngine | EmbedEngine) -> None:
+    def _require_used(self, engine: NllEngine | EmbedEngine) -> None:
         """Raise ValueError for a setting that `engine` ignores, and for a missing one that it needs."""
         fields: dict[str, Any] = type(self).model_fields
         for name in IGNORED[engine]:
             if getattr(self, name) != fields[name].default:
-                raise ValueError(f"{name} means nothing for engine={engine}; leave it out, or choose another engine")
+                raise ValueError(f"{name} does not apply to engine={engine}; remove it, or choose another engine")
         if engine == "hash" and self.device == "cuda":
-            raise ValueError("engine=hash runs on a CPU; leave device=cuda out, or choose another engine")
+            raise ValueError("engine=hash runs on a CPU; remove device=cuda, or choose another engine")
         if engine == "server" and self.server is None:
             raise ValueError("engine=server needs server, its base URL, for example server=http://localhost:8000")
 
@@ -84,21 +84,21 @@ class NllSettings(ScoreSettings, frozen=True):
 
     model: str = Field(
         min_length=1,
-        description="Hub id or folder of a causal language model; for engine=server the name that it lists.",
+        description="Hub id or folder of a causal language model; for engine=server the name that the server lists.",
     )
-    engine: NllEngine = Field(default="transformers", description="What runs the model.")
-    loss_mode: LossMode = Field(default="assistant_all_eot", description="Which tokens are scored.")
-    max_length: int | None = Field(default=None, ge=2, description="Tokens of a sequence that are read.")
+    engine: NllEngine = Field(default="transformers", description="Engine that runs the model.")
+    loss_mode: LossMode = Field(default="assistant_all_eot", description="Tokens to score.")
+    max_length: int | None = Field(default=None, ge=2, description="Maximum tokens read per sequence.")
     chat_template: str = Field(
         default=HARMONY, min_length=1, description="harmony, tokenizer (the model's own), nano3, a file, or Jinja text."
     )
-    tokenizer: TokenizerSource | None = Field(default=None, description="The model's own by default.")
+    tokenizer: TokenizerSource | None = Field(default=None, description="By default the model's own.")
 
     @model_validator(mode="after")
     def _fits_together(self) -> Self:
-        self._require_heeded(self.engine)
+        self._require_used(self.engine)
         if self.chat_template == HARMONY and self.tokenizer is not None:
-            raise ValueError("chat_template=harmony has a tokenizer of its own; leave tokenizer out")
+            raise ValueError("chat_template=harmony uses Harmony's tokenizer; remove tokenizer")
         return self
 
 
@@ -108,28 +108,28 @@ class EmbedSettings(ScoreSettings, frozen=True):
     model: str | None = Field(
         default=None,
         min_length=1,
-        description="Hub id or folder of a model; for engine=server the name that it lists; none for hash.",
+        description="Hub id or folder of a model; for engine=server the name that the server lists; none for hash.",
     )
-    engine: EmbedEngine = Field(default="hash", description="What turns texts into vectors.")
+    engine: EmbedEngine = Field(default="hash", description="Engine that computes the vectors.")
     pooling: Pooling | None = Field(
-        default=None, description="How tokens become one vector, for engine=transformers; the model's card says."
+        default=None, description="How to pool token vectors, for engine=transformers; see the model card."
     )
-    dimensions: int | None = Field(default=None, ge=1, description="Numbers per vector; all by default, 256 for hash.")
-    max_tokens: int = Field(default=MAX_TOKENS, ge=2, description="Tokens of a text that are read.")
+    dimensions: int | None = Field(default=None, ge=1, description="Numbers per vector; default: all, 256 for hash.")
+    max_tokens: int = Field(default=MAX_TOKENS, ge=2, description="Maximum tokens read per text.")
     field: str = Field(
-        default="embed_text", min_length=1, description="Field that is embedded; the text of rows without it."
+        default="embed_text", min_length=1, description="Field to embed; rows without it use their text."
     )
 
     @model_validator(mode="after")
     def _fits_together(self) -> Self:
-        self._require_heeded(self.engine)
+        self._require_used(self.engine)
         if (self.engine == "hash") == (self.model is not None):
             raise ValueError(
-                f"engine={self.engine} {'takes no' if self.model else 'needs a'} model; hash alone has none"
+                f"engine={self.engine} {'takes no' if self.model else 'needs a'} model; only engine=hash works without one"
             )
         if (self.engine == "transformers") == (self.pooling is None):
             raise ValueError(
-                "pooling is for engine=transformers, which needs it: last or mean, as the model's card says"
+                "engine=transformers needs pooling, last or mean as the model card says; other engines do not take it"
             )
         return self
 
@@ -138,7 +138,7 @@ class EmbedSettings(ScoreSettings, frozen=True):
 class NllRecipe:
     """Every choice that can change a byte of a shard of NLL, and nothing else.
 
-    `dataset` and `split` apply to rows that do not name their own. `weights` is the digest of the model's files, None for a
+    `dataset` and `split` apply to rows without their own. `weights` is the digest of the model's files, None for a
     server. `tokenizer` is the fingerprint of the tokenizer, None for Harmony, as are `messages_field` and `tools_field`.
     `device` is the device of this process.
     """
@@ -187,7 +187,7 @@ class EmbedRecipe:
 
 @dataclass(frozen=True)
 class Where:
-    """The location of what a recipe knows only by content: model, tokenizer and template (plain JSON), or the server."""
+    """Where to find what a recipe identifies by content: model, tokenizer and template (plain JSON), or the server."""
 
     model: str | None = None
     model_revision: str | None = None

@@ -1,7 +1,7 @@
 """One shard of scores: a slice of rows becomes a Parquet file with a score for each, a quarantine file, and a receipt.
 
 Rows are read a few megabytes at a time and scored together, so that an engine can sort them by length; each such batch is a row
-group of the file. Unscored rows are counted by reason. A non-finite score stops the shard, with file and row, before anything
+group of the file. Unscored rows are counted by reason. A non-finite score fails the shard, with file and row, before anything
 of it is published.
 """
 
@@ -73,11 +73,11 @@ class Scoring(Protocol):
         ...
 
     def read(self, record: Mapping[str, Any]) -> object | Rejected:
-        """What to score of a record, or the reason for nothing."""
+        """The input to score in a record, or the reason why there is none."""
         ...
 
     def scored(self, read: Sequence[Any], place: Place) -> Scored:
-        """The scores of what was read. Raises NonFiniteError, naming the place of the row."""
+        """The scores of these inputs. Raises NonFiniteError, naming the place of the row."""
         ...
 
 
@@ -173,7 +173,7 @@ class EmbedScoring:
 
 @dataclass(slots=True)
 class _Rows:
-    """Rows to score: their names by field, what was read of each, and their row numbers in the slice."""
+    """Rows to score: their names by field, their inputs, and their row numbers in the slice."""
 
     names: dict[str, list[str | None]]
     read: list[object]
@@ -199,7 +199,7 @@ def score_shard(
 
     def read(batch: RecordBatch, index: int) -> object | Rejected:
         record = batch.records[index]
-        return scoring.read(record) if _identifier(record) else _nameless(record)
+        return scoring.read(record) if _identifier(record) else _without_id(record)
 
     with building(shard, store, on_bad_row) as builder:
         for batch, found in builder.records([*NAMED, *scoring.fields, *chosen.fields], chosen, read):
@@ -214,7 +214,7 @@ def _identifier(record: Mapping[str, Any]) -> str | None:
     return next((str(record[name]) for name in IDS if isinstance(record.get(name), str | int)), None)
 
 
-def _nameless(record: Mapping[str, Any]) -> Rejected:
+def _without_id(record: Mapping[str, Any]) -> Rejected:
     found = {name: record.get(name) for name in IDS}
     return Rejected(
         "no_id", f"a score is joined by row_id or id, of which the row has neither as text or number: {found}"

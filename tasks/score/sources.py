@@ -1,4 +1,4 @@
-"""The rows to score: those of a published normalization, of a blend, or of any files."""
+"""The rows to score: from a published normalization, a blend, or any files."""
 
 from collections.abc import Mapping
 from typing import Any, Literal

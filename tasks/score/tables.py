@@ -11,7 +11,7 @@ import pyarrow as pa
 from tokenmill.tasks.errors import RunError
 
 PARTS = ("analysis", "tool_call", "final")
-"""The parts of a completion, numbered from 1; 0 is a token in no part."""
+"""The parts of a completion, numbered from 1; tokens outside any part have 0."""
 
 SCHEMA = pa.schema([
     ("nll_sum", pa.float64()),
@@ -64,7 +64,7 @@ def embeddings(dimensions: int) -> pa.Schema:
 def assembled(
     schema: pa.Schema, rows: Mapping[str, Sequence[str | None]], scores: pa.Table, same: Mapping[str, str | None]
 ) -> pa.Table:
-    """A table with `schema`: the names and the score of each row, the values that are the `same` in all, otherwise null."""
+    """A table with `schema`: the names and the score of each row, values that are the `same` in all rows, else null."""
     columns = [
         pa.array(rows[field.name], field.type) if field.name in rows
         else scores[field.name] if field.name in scores.column_names

@@ -1,10 +1,10 @@
 """The files of a model: found in a folder or on the hub, and identified by their content.
 
-Copies of a model are one model, wherever they are and whatever their names: the identity of scores has a digest of every byte
-of the weights and the configuration. Hashing runs at disk speed (10 s for 16 GB at 1.6 GB/s) and is cached per file by path,
-size and modification time, so that a machine hashes each file once.
+Copies of a model count as one model, whatever their place and name: the identity of scores includes a digest of every byte of
+the weights and the configuration. Hashing runs at disk speed (10 s for 16 GB at 1.6 GB/s) and is cached per file by path, size
+and modification time, so that a machine hashes each file once.
 
-Weights are safetensors. Other formats are pickles, which can run code when they are read, and are refused.
+Weights are safetensors. Other formats are pickles, which can run code when they are read, and are rejected.
 """
 
 import time

@@ -2,10 +2,10 @@
 
 If nearly all conversations do the same, their traces fall on a few points, and choosing among them by distance is useless. The
 survey counts distinct traces, with and without the plan, tool sequences and key sets, and checks limits. By default at least 1
-% of structures must be distinct; conversations without tools have about a dozen structures and fail on purpose.
+% of structures must be distinct; conversations without tools have only about a dozen structures and fail, as intended.
 
 Distinct values are counted exactly, at about 300 bytes each. Their share falls as rows are added, so a survey covers a sample
-of about 200,000 rows (`candidates.sampled`). Surveys can be added.
+of about 200,000 rows (`candidates.sampled`). Surveys of several shards can be summed.
 """
 
 import re
@@ -22,16 +22,15 @@ from .signature import Behaviour, behaviour_of
 PERCENTILES = (50, 90, 99)
 MOST_LISTED = 20
 NUMBERED = ("traces", "structures", "calls", "words")
-"""Counts of a survey keyed by number, and those keyed by text."""
 NAMED = ("tools", "answers", "keysets", "authors")
-"""The counts of a survey whose keys are numbers, and those whose keys are text."""
+"""The counts of a survey with numbers as keys, and those with text as keys."""
 
 MARKUP = re.compile(r"[\\`*_|<>\[\]]")
 
 
 @dataclass(frozen=True, slots=True)
 class Limits:
-    """The minimum share of distinct structures among rows, and among rows with calls."""
+    """The minimum share of distinct structures, and of rows with tool calls, among all rows."""
 
     structures: float = 0.01
     calls: float = 0.0
@@ -86,7 +85,7 @@ class Survey:
         return cls(record["rows"], record["empty"], **numbered, **named, rows_with_keysets=record["rows_with_keysets"])
 
     def __add__(self, other: "Survey") -> "Survey":
-        """The survey of both."""
+        """The sum of two surveys."""
         return Survey(*(getattr(self, each.name) + getattr(other, each.name) for each in fields(Survey)))
 
 
@@ -161,7 +160,7 @@ def _share(part: int, whole: int) -> float:
 
 
 def _percentiles(counts: Counter[int]) -> dict[str, int]:
-    """For each percentile the least value that this share of rows does not exceed; empty without rows."""
+    """The smallest value at or above each percentile of the rows; empty without rows."""
     ascending = sorted(counts.elements())
     return {f"p{each}": ascending[-(-len(ascending) * each // 100) - 1] for each in PERCENTILES if ascending}
 

@@ -1,4 +1,4 @@
-"""Plan a selection: final shards and settings in, every shard of the selection with its identity out."""
+"""Plan a selection: give each final shard a selection shard with an identity."""
 
 from collections.abc import Sequence
 from dataclasses import asdict
@@ -20,10 +20,10 @@ from .settings import NormalizationSettings, SelectionChoices, SelectionRecipe
 
 KIND = "harmony-selection"
 FORMAT_VERSION = 1
-"""Raised whenever the same recipe and rows would give different bytes."""
+"""Increment it when the same recipe and rows give different bytes."""
 
 SURVEYED_ROWS = 200_000
-"""The approximate number of rows surveyed for the report on collapse: between half and all of it, if there are more."""
+"""About the maximum number of rows surveyed for the report on collapse, and at least half of it if there are more."""
 
 SHARE_STEPS = 1 << 16
 
@@ -46,7 +46,7 @@ def require_selectable(choices: SelectionChoices) -> None:
 
 
 def require_fitting(settings: NormalizationSettings, output_dir: str) -> None:
-    """Raises InputError, before anything is built, for what the stages after normalization would refuse."""
+    """Raises InputError, before anything is built, for settings that a later stage would reject."""
     output_dir = absolute(output_dir)
     require_selectable(settings.selection)
     for place in settings.selection.scores:
@@ -80,7 +80,7 @@ def _recipe(choices: SelectionChoices, scores: FoundScores, rows: int) -> Select
 
 
 def _shard(item: Finished, recipe: dict[str, object], scores: FoundScores) -> PlannedShard:
-    """The shard made from a final one and the scores of its rows, at the same place in the plan."""
+    """The selection shard of a final shard and the scores of its rows, at the same position in the plan."""
     source: dict[str, object] = {"content": item.key, "format": "parquet"}
     if files := scores.files.get(item.key):
         source["scores"] = files

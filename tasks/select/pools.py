@@ -36,7 +36,7 @@ class PoolDefinition(Strict, frozen=True):
     """A pool in the file."""
 
     name: Name = Field(description="Unique name, also the name of its folder.")
-    description: str = Field(min_length=1, description="What its rows have in common.")
+    description: str = Field(min_length=1, description="Description of its rows.")
     predicate: str = Field(min_length=1, description="Predicate for its rows.")
 
 
@@ -58,7 +58,7 @@ class PoolDefinitions(Strict, frozen=True):
 
 
 class _Loader(yaml.SafeLoader):
-    """Reads YAML and rejects duplicate keys: without its dash, a pool would overwrite the one before."""
+    """Reads YAML and rejects duplicate keys: without its dash, a pool would overwrite the previous one."""
 
     def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Any, Any]:
         """See yaml. Raises ConstructorError with the line of the second key."""
@@ -101,7 +101,7 @@ class Assignment:
     pools: np.ndarray
 
     def unique(self) -> "Assignment":
-        """Assign every row to the first of its pools only."""
+        """Assign every row only to the first pool that matches it."""
         taken = np.logical_or.accumulate(self.pools, axis=0)
         earlier = np.vstack([np.zeros_like(taken[:1]), taken[:-1]])
         return Assignment(self.names, self.base, self.pools & ~earlier)
@@ -195,7 +195,7 @@ class Tally:
         return cls(record["rows"], record["base_rows"], record["pooled_rows"], **arrays)
 
     def __add__(self, other: "Tally") -> "Tally":
-        """The counts of both tables."""
+        """The sum of two counts."""
         return Tally(*(getattr(self, each.name) + getattr(other, each.name) for each in fields(Tally)))
 
 

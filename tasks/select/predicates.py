@@ -7,7 +7,7 @@ r"""Predicates on columns: parsed, checked against a schema, and evaluated on wh
 `0 < a <= 1` chains as in Python, and `between` includes both ends. There are no functions and no arithmetic.
 
 Python's own parser builds the tree: every token becomes one cell of a line of Python, and only whitelisted nodes are
-accepted. Names and values never reach it; an offset in the line gives the token, and the token its place in the text.
+accepted. Names and values never reach it. An offset in the line identifies the token, and thus the position in the text.
 
 Null works as in SQL: a comparison with null is null, `not` keeps it, and a row is selected only where the result is
 true. NaN equals nothing, not even itself. Arrow's implicit casts are avoided (it compares 64-bit integers with 1.5 as
@@ -74,15 +74,15 @@ IN_PYTHON = {"(": "{", ")": "}", "null": "None", "between": "in"}
 
 ANY_OPERAND, BETWEEN_AND, INVALID = "x", "-", "?"
 WIDTH = 8
-"""Characters of a cell, the Python of one token: the token of an offset in the line is `offset // WIDTH`."""
+"""Characters per cell, which holds the Python source of one token; an offset belongs to token `offset // WIDTH`."""
 
 ENDINGS = (("", "and, or, or the end"), (" x", OPERAND), (" in [x]", "in or between"))
-"""Completions of the beginnings of predicates, and what is therefore expected next."""
+"""Ways to complete the beginning of a predicate, and what is expected next if one works."""
 
 CLOSING = {"{": "}", "[": "]"}
 
 MAX_CHARACTERS, MAX_DEPTH = 10_000, 50
-"""Limits of a predicate's length and of nested parentheses, because its tree is walked recursively."""
+"""Limits on length and nesting, because the tree of a predicate is walked recursively."""
 
 INT64_END = 2**63
 EXCERPT = 24
@@ -207,7 +207,7 @@ class _Parser:
         return [*tokens, _Token("end", "", len(self.text))]
 
     def _cell(self, number: int) -> str:
-        """The Python of a token; INVALID where Python would accept what predicates do not."""
+        """The Python source of a token; INVALID for syntax that Python allows and predicates do not."""
         word, (earlier, before) = self._words[number], ["", "", *self._words][number : number + 2]
         if earlier == "between" and before == ANY_OPERAND:
             return BETWEEN_AND if word == "and" else INVALID
@@ -230,13 +230,13 @@ class _Parser:
             depth += (word == "(") - (word == ")")
 
     def _refuse_syntax(self) -> NoReturn:
-        """Reject the first token that no predicate can have after those before it."""
+        """Reject the first token that cannot follow the tokens before it."""
         counts = range(1, len(self._cells) + 1)
         wrong = bisect_left(counts, 1, key=lambda count: self._expected(count) is None)
         self._unexpected(wrong, self._expected(wrong) or OPERAND)
 
     def _expected(self, count: int) -> str | None:
-        """What may follow the first `count` tokens; None if no predicate begins with them."""
+        """What can follow the first `count` tokens; None if no predicate begins with them."""
         cells = self._cells[:count]
         closing = _closing(cells)
         for ending, expected in ENDINGS:
@@ -275,7 +275,7 @@ class _Parser:
         terms, signs = [node.left, *node.comparators], [SIGNS.get(type(each)) for each in node.ops]
         complete = [isinstance(node.left, ast.Set), *(None in pair for pair in pairwise(signs))]
         if True in complete:
-            self._unexpected(self._behind(terms[complete.index(True)]), "and, or, or the end")
+            self._unexpected(self._index_after(terms[complete.index(True)]), "and, or, or the end")
         if isinstance(node.ops[0], ast.Is | ast.IsNot):
             found = self._null_test(self._operand(node.left))
         elif isinstance(node.ops[0], ast.In | ast.NotIn):
@@ -294,7 +294,7 @@ class _Parser:
         if isinstance(values, ast.List):
             return _combination([_comparison("==", operand, self._operand(each, LITERAL)) for each in values.elts], or_)
         if not isinstance(values, ast.BinOp):
-            number = self._behind(values) if isinstance(values, ast.Name) else values.col_offset // WIDTH
+            number = self._index_after(values) if isinstance(values, ast.Name) else values.col_offset // WIDTH
             self._unexpected(number, "and")
         low, high = self._operand(values.left), self._operand(values.right)
         return _combination([_comparison(">=", operand, low), _comparison("<=", operand, high)], and_)
@@ -330,7 +330,7 @@ class _Parser:
                 )
         return re.sub(r"\\(.)", r"\1", inner, flags=re.DOTALL)
 
-    def _behind(self, node: ast.expr) -> int:
+    def _index_after(self, node: ast.expr) -> int:
         """The number of the token after a node."""
         return ((node.end_col_offset or 1) - 1) // WIDTH + 1
 
@@ -361,7 +361,7 @@ def _python(line: str) -> ast.expr:
 
 
 def _closing(cells: Sequence[str]) -> list[str]:
-    """The brackets that close those left open, the innermost first."""
+    """The closing brackets that are missing, the innermost first."""
     closing: list[str] = []
     for cell in cells:
         if cell in CLOSING:
@@ -427,7 +427,7 @@ class _Binding:
             self._refuse(right, f"{both}; compare values of one type")
         if one.kind == BOOLEAN and sign not in {"==", "!="}:
             self._refuse(right, f"{self._described(right, other)}, which has no order; write == or !=")
-        return COMPARE[sign](*_alike(one, other))
+        return COMPARE[sign](*_same_type(one, other))
 
     def is_null(self, column: Column) -> compute.Expression:
         return compute.scalar(value=True) if self._type(column) is None else compute.field(column.name).is_null()
@@ -445,7 +445,7 @@ class _Binding:
         return _Value(compute.field(operand.name), kind, kept)
 
     def _type(self, column: Column) -> pa.DataType | None:
-        """The type of a column in the schema; None if it is absent and may be."""
+        """The type of a column in the schema; None if it is absent but allowed."""
         known = {*self._schema.names, *self._absent}
         if column.name not in known:
             self._refuse(column, f"there is no column {column.name!r}; {nearest(column.name, known)}")
@@ -470,8 +470,8 @@ def _kind(kept: pa.DataType) -> str | None:
     return TEXT if any(test(values) for test in IS_TEXT) else None
 
 
-def _alike(one: _Value, other: _Value) -> tuple[compute.Expression, compute.Expression]:
-    """Both values cast to one type, so that Arrow does not choose one."""
+def _same_type(one: _Value, other: _Value) -> tuple[compute.Expression, compute.Expression]:
+    """Cast both values to one type, because Arrow would choose another."""
     if one.kind == NUMBER:
         whole = pa.types.is_integer(one.type) and pa.types.is_integer(other.type)
         wanted = pa.int64() if whole else pa.float64()
@@ -487,7 +487,7 @@ def _as(value: _Value, wanted: pa.DataType) -> compute.Expression:
 
 
 def _combined(parts: Sequence[compute.Expression], join: Callable[[Any, Any], Any]) -> compute.Expression:
-    """All parts in a balanced tree: Arrow walks it recursively, and 20,000 levels overflow the stack."""
+    """Combine parts in a balanced tree: Arrow recurses into it, and 20,000 levels would overflow the stack."""
     if len(parts) == 1:
         return parts[0]
     middle = len(parts) // 2

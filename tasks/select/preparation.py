@@ -59,7 +59,7 @@ def plan_normalization(blend: Blend, settings: NormalizationSettings, output_dir
 
 
 def require_normalizable(blend: Blend, settings: NormalizationSettings, output_dir: str) -> None:
-    """Raises InputError for settings that normalization or a later step refuses."""
+    """Raises InputError for settings that normalization or a later step rejects."""
     require_fitting(settings, output_dir)
     require_choices(blend, settings)
 
@@ -83,7 +83,7 @@ def normalize(planned: NormalizationPlan, build_shards: BuildShards) -> Normaliz
 def select(
     final: Sequence[Finished], choices: SelectionChoices, store: Store, build_shards: BuildShards, *, rebuild: bool
 ) -> list[Finished]:
-    """The shards of pools and candidates, one for each final shard with rows, all proven.
+    """The shards of pools and candidates, one for each final shard with rows, all with valid receipts.
 
     Raises InputError for settings that do not fit the columns, and for scores of other rows.
     """

@@ -28,7 +28,7 @@ POOLS, BEHAVIOURS = "pools", "behaviours"
 
 
 def beside(selected: Sequence[Finished], deduplicated: Deduplicated, choices: SelectionChoices, store: Store) -> Beside:
-    """The shards of a selection, made from the final ones, with their folders, reports, and the record of duplicates."""
+    """The shards of a selection, with their folders, reports, and the record of duplicates."""
     final = deduplicated.final
     pools = pools_of(choices)
     counts = sum(

@@ -9,7 +9,7 @@ A row without a score has null there. The join keeps rows and their order and ta
 
 A table of scores belongs to one file of rows, whose name ends in the first digits of its shard's key: the shard of rows, or an
 earlier selection for scores of candidates. So new scores affect only the shards they belong to. A choice of rows may belong to
-any. Each table is hashed once, at disk speed.
+any file. Each table is hashed once, at disk speed.
 """
 
 import re
@@ -118,7 +118,7 @@ def _require_new(name: str, table: pa.Table) -> None:
 
 
 CHOICE, CHOSEN = "choice", "chosen.parquet"
-"""The type of a folder with a choice of rows, and its table of chosen rows."""
+"""The type of a folder that holds a choice of rows, and the name of its table of chosen rows."""
 
 TYPES = ("nll", "embeddings", CHOICE)
 """The types of folders whose tables have `row_id`."""
@@ -127,12 +127,12 @@ SCORED = re.compile(r"-([0-9a-f]{8})\.parquet$")
 """The end of the name of a file of rows: the first digits of its shard's key."""
 
 ANY = "any"
-"""Stands for those digits if a table may belong to any file."""
+"""Replaces those digits if a table may belong to any file."""
 
 
 @dataclass(frozen=True, slots=True)
 class ScoreFile:
-    """A published table of scores, and the file of the rows it belongs to; None if that may be any."""
+    """A published table of scores, and the file of rows it belongs to; None if it may belong to any file."""
 
     place: str
     scored: str | None
@@ -156,7 +156,7 @@ class ScoreFolder:
 
     @property
     def name(self) -> str:
-        """The prefix of its columns if names clash."""
+        """The prefix for its columns if names clash."""
         return re.sub(r"\W", "_", self.place.rpartition("/")[2])
 
     @property

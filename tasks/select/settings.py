@@ -13,12 +13,12 @@ from .collapse import Limits
 from .scores import Column
 from .signature import View
 
-STAYS = 'dedup_outcome is null or dedup_outcome == "kept"'
+KEPT = 'dedup_outcome is null or dedup_outcome == "kept"'
 """Rows that are neither duplicates, nor contaminated, nor beyond the cap."""
 
 
 DISTINCT = {"behavior": Limits().structures}
-"""Default of `least_structures` by view: distances in this view mean nothing once behaviors have collapsed."""
+"""Default of `least_structures` by view; in this view, distances mean nothing once behaviors have collapsed."""
 
 
 class SelectionChoices(Strict, frozen=True):
@@ -27,15 +27,15 @@ class SelectionChoices(Strict, frozen=True):
     pools: str = Field(default="bundled", description="YAML file of pools, bundled, or none.")
     scores: list[str] = Field(
         default=[],
-        description="Folders of scores and choices whose columns predicates may use; null for rows without a score.",
+        description="Folders of scores and choices with columns for predicates; null for rows without a score.",
     )
-    unique: bool = Field(default=False, description="Put each row only into the first pool that takes it.")
+    unique: bool = Field(default=False, description="Put each row only into the first pool that matches it.")
     view: View | Literal["none"] = Field(
         default="prompt", description="Part of a conversation to embed, or none for no candidates."
     )
-    require: str = Field(default=STAYS, description="Predicate for the rows that become candidates.")
+    require: str = Field(default=KEPT, description="Predicate for the rows that become candidates.")
     share: float = Field(
-        default=1.0, gt=0, le=1, description="Share of these rows to keep, chosen by a hash of their id."
+        default=1.0, gt=0, le=1, description="Share of these rows to keep, sampled by a hash of their id."
     )
     least_structures: float | None = Field(
         default=None,

@@ -4,9 +4,8 @@
     candidates.parquet     a text per row to embed, and columns for interpreting the result
     survey.json            behaviors of a sample of the candidates, for the report on collapse
 
-Scores are joined to the rows first: predicates may name them, and the rows of pools have them as columns. Every row is either a
-candidate or dropped with a reason, and the receipt accounts for that. Pools may share rows; their counts are the receipt's
-`facts`.
+Scores are joined to the rows first: predicates may name them, and the rows of pools have them as columns. The receipt counts
+every row as a candidate or as dropped, with a reason. Pools may share rows; their counts are the receipt's `facts`.
 """
 
 from collections import Counter
@@ -50,7 +49,7 @@ def select_shard(shard: PlannedShard, recipe: SelectionRecipe, store: Store, sco
     """
     source = store.receipt(shard.identity["source"]["content"])
     if source is None:
-        raise RunError(f"{shard.place}: the shard of rows is gone; run the same command again to build it")
+        raise RunError(f"{shard.place}: the shard of rows is missing; run the same command again to build it")
     sides = read_scores(recipe.scores, shard.identity["source"].get("scores", ()), scores)
     file = pq.ParquetFile(pa.BufferReader(store.read(source, FILE)))
     with building(shard, store) as builder:

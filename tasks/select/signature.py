@@ -6,7 +6,7 @@
     RETURNS: ok | error                    ok, error, empty or missing, per call
     RET_KEYS: state,sum | nonjson          keys of results; dict_empty, list, nonjson, large or missing
     RET_ROLES: functions.get_order | functions.refund
-    USED_TOOL_OUTPUT: no                   yes if the answer says that it draws on a tool
+    USED_TOOL_OUTPUT: no                   yes if the answer refers to the output of a tool
     ANSWER_TYPE: text                      empty, boxed, code, numeric, json or text
     PLAN_EXCERPT: Look it up first.
 
@@ -123,7 +123,7 @@ class Behaviour:
 
     @property
     def structure(self) -> str:
-        """The trace without its plan: equal for conversations that do the same in other words."""
+        """The trace without its plan: equal for conversations that differ only in wording."""
         lines = {
             "TOOL_SEQ": self.tools,
             "CALLS": str(len(self.calls)),
@@ -295,10 +295,10 @@ BLANK_LINE = "\n\n"
 
 
 def view_of(messages: Sequence[HarmonyMessage], view: View) -> str:
-    """The text to embed for a conversation, empty if the view has none.
+    """The text to embed for a conversation; empty if it has none for this view.
 
-    `prompt` is all that the user says; `reasoning_excerpt` the assistant's analysis up to 50,000 characters, else its
-    answers, else anything it says besides calls; `behavior` the trace.
+    `prompt` is everything the user says; `reasoning_excerpt` the assistant's analysis up to 50,000 characters, else its
+    answers, else any other text of it except calls; `behavior` the trace.
     """
     if view == "prompt":
         return _stripped(message.body for message in messages if message.author == "user")
@@ -308,7 +308,7 @@ def view_of(messages: Sequence[HarmonyMessage], view: View) -> str:
 
 
 def _reasoning(messages: Sequence[HarmonyMessage]) -> str:
-    """The text of the first kind of message that has any."""
+    """The text of the first kind of message that is present."""
     spoken = [message for message in messages if message.author == "assistant" and not is_call(message)]
     thoughts = _stripped(message.body for message in spoken if message.channel == "analysis")
     answers = _stripped(message.body for message in spoken if message.channel in {"final", None})

@@ -1,9 +1,9 @@
-"""Benchmarks of training: summarise a run's steps, keep the record as a baseline, and compare runs with it.
+"""Benchmarks of training: summarize a run's steps, keep the record as a baseline, and compare runs with it.
 
     BASELINES/<device>-<configuration>.json     a record, as JSON
 
-Only records of one configuration on one device are compared, so both make the name of a baseline. The first steps (two by
-default) are warm-up and not measured. Single steps vary, so the median and the 90th percentile stand beside the mean rate,
+Only records of one configuration on one device are compared, so both are in the name of a baseline. The first steps (two by
+default) are warm-up and not measured. Single steps vary, so the median and the 90th percentile are recorded too,
 and a threshold below a few per cent finds noise.
 """
 
@@ -40,17 +40,17 @@ from .settings import RUNTIME_SETTINGS
 WARMUP = 2
 THRESHOLD = 0.05
 LOSS_BOUND = 0.02
-"""Nats per token by which runs of one configuration may differ, through rounding."""
+"""The allowed difference in loss between runs of one configuration, in nats per token; it comes from rounding."""
 
 IGNORED = {*RUNTIME_SETTINGS - {"nodes"}, "device"}
-"""Settings that change neither a step nor its loss, and those that the run itself records."""
+"""Settings that affect neither a step nor its loss, and those that the record holds separately."""
 
 LIBRARIES = ("tokenmill", "torch", "megatron-core", "transformers")
 DRIVER = Path("/proc/driver/nvidia/version")
 
 
 class Environment(Strict, frozen=True):
-    """The machine of a record. `driver` is NVIDIA's, None without one."""
+    """The machine of a record. `driver` is the version of NVIDIA's driver, None without one."""
 
     python: str
     cpus: int
@@ -62,9 +62,9 @@ class BenchmarkRecord(Strict, frozen=True):
     """The steady state of a training run.
 
     `configuration` holds settings and data that a step depends on, by dotted name; `key` identifies it and the device.
-    `steps` were measured in `seconds`, after `warmup` others. Rates are per second over all processes, of all tokens and of
-    trained ones. `waited` and `padding` are shares, of time and of tokens. `mfu` is the median, None if the device's peak is
-    unknown; `memory` is the peak in bytes of the fullest process. `loss` is the mean per measured token, in nats.
+    `steps` were measured in `seconds`, after `warmup` unmeasured ones. Rates are per second over all processes, of all tokens
+    and of trained ones. `waited` and `padding` are shares, of time and of tokens. `mfu` is the median, None if the device's
+    peak is unknown; `memory` is the peak in bytes of the fullest process. `loss` is the mean per measured token, in nats.
     """
 
     key: str
@@ -94,15 +94,15 @@ class BenchmarkRecord(Strict, frozen=True):
 
 
 def summarise(job: Job, started: Started, steps: Sequence[Step], warmup: int = WARMUP) -> BenchmarkRecord:
-    """Summarise a run: `started` is its last start, `steps` are those of all starts.
+    """Summarize a run: `started` is its last start, `steps` are those of all starts.
 
-    Raises InputError unless it did more than `warmup` steps since.
+    Raises InputError unless more than `warmup` steps followed.
     """
     since = {step.step: step for step in steps if step.step > started.step}  # the latest of repeated steps
     measured = list(since.values())[warmup:]
     if not measured:
         raise InputError(
-            f"steps: {len(since)} were done since the start, and the first {warmup} are warm-up; train at least {warmup + 1}"
+            f"steps: {len(since)} were run since the start, the first {warmup} of them as warm-up; train at least {warmup + 1}"
         )
     seconds = math.fsum(step.seconds for step in measured)
     tokens, loss_tokens = sum(step.tokens for step in measured), sum(step.loss_tokens for step in measured)
@@ -125,7 +125,7 @@ def summarise(job: Job, started: Started, steps: Sequence[Step], warmup: int = W
 
 
 def _configuration(job: Job) -> dict[str, Any]:
-    """What a step and its loss depend on, by dotted name: settings, and the content of the data."""
+    """Settings and data that a step and its loss depend on, by dotted name."""
     data = job.data
     sources = {
         source.dataset: {"tokens": source.tokens, "weight": math.fsum(source.weights)} for source in data.of("train")
@@ -212,7 +212,7 @@ COMPARED: dict[str, Better] = {
 
 
 class Change(Strict, frozen=True):
-    """A figure and its baseline. `change` is relative, None for a baseline of 0; `regressed`: worse by the threshold."""
+    """A figure and its baseline. `change` is relative, None for a baseline of 0; `regressed`: at least the threshold worse."""
 
     name: str
     ours: float
@@ -264,7 +264,7 @@ def _change(name: str, better: Better, found: BenchmarkRecord, baseline: Benchma
 
 
 def _compared(found: BenchmarkRecord) -> dict[str, Any]:
-    """What must be equal in two records."""
+    """The fields that must be equal in two records."""
     return {"device": found.device, "processes": found.processes, "warmup": found.warmup, **found.configuration}
 
 

@@ -1,4 +1,4 @@
-"""Checkpoints: training resumes from the newest, which is whole or not there.
+"""Checkpoints: training resumes from the newest, which is either complete or absent.
 
     OUT/checkpoints/step_00000012/…                 the engine's state, in its own format
     OUT/checkpoints/step_00000012/checkpoint.json   sealed: step, number of processes, events since the last checkpoint,
@@ -6,7 +6,7 @@
 
 All processes write into one hidden folder, which is renamed when the last is done. No checkpoint format has checksums, and
 a flipped bit in a weight would go unnoticed, so training resumes only after all files have been hashed. The events are kept
-here too, because the process that records them can be killed before it has written them down.
+here too, because the process that records them can be killed before it has written them.
 """
 
 import re
@@ -25,12 +25,12 @@ from tokenmill.tasks.strict import parse
 from .events import Event, Step, Validated
 from .job import CHECKPOINTS
 
-if TYPE_CHECKING:  # torch stays out of the process that watches a training
+if TYPE_CHECKING:  # the process that watches a training must not import torch
     from .engine import Engine, World
 
 NAME = re.compile(r"step_(\d{8,})")
 FACTS = "checkpoint.json"
-DAMAGED = "damaged; remove this checkpoint's folder to resume from the one before"
+DAMAGED = "damaged; remove this checkpoint's folder to resume from the previous one"
 
 
 def save(engine: "Engine", world: "World", output_dir: str, step: int, keep: int, events: Sequence[Event] = ()) -> str:
@@ -78,7 +78,7 @@ def folder_of(output_dir: str, step: int) -> str:
 
 
 def write_facts(folder: str, step: int, processes: int, events: Iterable[Event]) -> None:
-    """Write checkpoint.json last, with the hashes of all other files; of `events`, it keeps the losses."""
+    """Write checkpoint.json last, with the hashes of all other files and the losses in `events`."""
     kept = [event.model_dump() for event in events if isinstance(event, Step | Validated)]
     facts = {"step": step, "processes": processes, "events": kept, "files": _hashes(folder), "volatile": {}}
     publish_bytes(f"{folder}/{FACTS}", sealed(facts))

@@ -1,12 +1,12 @@
 """Let megatron-core train on a machine without a GPU.
 
 megatron-core asks for the current CUDA device, creates tensors with `device="cuda"`, moves them by `.cuda()`, and checks
-that gradients are `torch.cuda.FloatTensor`. Without CUDA, the CPU answers each of these. That covers its models,
-optimizers, schedules and checkpoints with the backend gloo, from version 0.16.1 up to 0.20, so a rehearsal on a CPU runs
-the code of the GPU. CUDA's random numbers are not replaced: only dropout in megatron-core's own attention would draw them,
+that gradients are `torch.cuda.FloatTensor`. Without CUDA, this module makes the CPU handle all of these. That covers its
+models, optimizers, schedules and checkpoints with the backend gloo, from version 0.16.1 up to 0.20, so a rehearsal on a CPU
+runs the code of the GPU. CUDA's random numbers are not replaced: only dropout in megatron-core's own attention would use them,
 and `TorchAttention` replaces that.
 
-The change affects the whole process, so only a trainer, a process of its own, may make it, and never with a GPU.
+The change affects the whole process, so only a trainer may make it, because it is a separate process, and never with a GPU.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -19,7 +19,7 @@ CPU = torch.device("cpu")
 
 
 class CudaToCpu(torch.overrides.TorchFunctionMode):
-    """Within this context, the CPU does what CUDA is asked for."""
+    """Within this context, the CPU handles requests for CUDA."""
 
     def __torch_function__(
         self,
@@ -46,7 +46,7 @@ def _is_cuda(place: object) -> bool:
 
 
 class CpuStream:
-    """A stream that does all work at once. A class, because modules imported later may use it as a type."""
+    """A stream that works synchronously. A class, because modules imported later may use it as a type."""
 
     def __init__(self, *_: object, **__: object) -> None: ...
 
@@ -58,7 +58,7 @@ class CpuStream:
 
 
 def compute_on_cpu() -> None:
-    """Replace CUDA by the CPU for the rest of this process."""
+    """Replace CUDA with the CPU for the rest of this process."""
     CudaToCpu().__enter__()
     answers: dict[str, Callable[..., Any]] = {
         "current_device": lambda: CPU,

@@ -1,4 +1,4 @@
-"""The interface of training engines, and the processes that they train with."""
+"""The interface of training engines, and the processes that train together."""
 
 import os
 import resource
@@ -20,7 +20,7 @@ Reduction = Literal["sum", "max"]
 OPERATIONS = {"sum": distributed.ReduceOp.SUM, "max": distributed.ReduceOp.MAX}
 
 PATIENCE = timedelta(days=1)
-"""How long processes wait for one that works alone: laying out packs takes a day for 8 TB, and NCCL would give up after 10
+"""How long processes wait for one that works for all: laying out packs takes a day for 8 TB, and NCCL would time out after 10
 minutes. If that process dies, the others stop waiting at once.
 """
 
@@ -94,7 +94,7 @@ def joined(device: Device | None) -> Generator[World]:
 
 @dataclass(frozen=True, slots=True)
 class Shape:
-    """How a step is split: replicas, rows per micro-batch, and micro-batches that a replica accumulates."""
+    """How a step is split: replicas, rows per micro-batch, and micro-batches accumulated per replica."""
 
     replica: int
     replicas: int
@@ -147,7 +147,7 @@ class Engine(Protocol):
         ...
 
     def weights(self) -> Mapping[str, torch.Tensor]:
-        """The model under Llama's names, on the CPU, in the precision of training; complete in the first process only."""
+        """The model with Llama's names, on the CPU, in the precision of training; complete only in the first process."""
         ...
 
 

@@ -1,14 +1,14 @@
 """Evaluate a model: perplexity on held-out documents by source, and greedy continuations.
 
-The model is a folder in Hugging Face's format, scored by the engine of `tasks/score`, so perplexity here and NLL there are
-the same measure. Each held-out document is read once, from its beginning. Cost: a forward pass; a million tokens under 8
-billion weights take half a minute on an H100 at half of its peak.
+The model is a folder in Hugging Face's format, scored by the engine of `tasks/score`, so perplexity here and NLL there agree.
+Each held-out document is read once, from its beginning. Cost: a forward pass; a million tokens under 8 billion weights take
+half a minute on an H100 at half of its peak.
 
-Perplexity hides what a model does on its own: loop, never end, or write nothing like its data. Greedy decoding repeats
+Perplexity does not show how a model generates: it may loop, never end, or write nothing like its data. Greedy decoding repeats
 exactly, but shows loops earlier than sampling would. Each new token reads all weights once: 32 tokens of a billion
 bfloat16 weights move 64 GB, some 30 ms at 2 TB/s.
 
-`python -m tokenmill.tasks.train.evaluate REQUEST.json` is a process of its own, which frees the GPU when it ends.
+`python -m tokenmill.tasks.train.evaluate REQUEST.json` runs as a separate process, which frees the GPU when it ends.
 """
 
 import sys
@@ -157,7 +157,7 @@ def given(prompts: Sequence[str], vocabulary: Vocabulary) -> list[Opening]:
 def generations(
     model: PreTrainedModel, openings: Sequence[Opening], vocabulary: Vocabulary, eos: int | None, new_tokens: int
 ) -> Iterator[Generation]:
-    """Continue beginnings greedily, until `eos` or for `new_tokens`; a prompt too long for the model loses its start.
+    """Continue beginnings greedily until `eos`, for at most `new_tokens`; a prompt too long for the model loses its start.
 
     Raises RunError for logits that are not finite.
     """
@@ -193,7 +193,7 @@ def _continued(model: PreTrainedModel, prompt: np.ndarray, vocabulary_size: int)
 
 
 class _OnlyVocabulary(LogitsProcessor):
-    """Excludes the rows of the output layer beyond the vocabulary."""
+    """Excludes the output layer's rows beyond the vocabulary."""
 
     def __init__(self, vocabulary_size: int) -> None:
         self._size = vocabulary_size
@@ -225,13 +225,13 @@ def _repeated(ids: np.ndarray) -> float | None:
 
 
 def _matched(ids: np.ndarray, own: np.ndarray) -> float:
-    """The share of the document's own tokens that the model repeats at the same positions."""
+    """The share of tokens equal to the document's at the same positions."""
     both = min(len(ids), len(own))
     return int(np.count_nonzero(ids[:both] == own[:both])) / len(own)
 
 
 def main() -> int:
-    """Evaluate as the file on the command line requests, publish the results, and return the exit code."""
+    """Run the evaluation in the file that the command line names, publish the results, and return the exit code."""
     die_with_parent()
     return run_request(Evaluation, _run)
 

@@ -29,7 +29,7 @@ class Step(Strict, frozen=True):
     """An optimizer step is done.
 
     `loss` is in nats per trained token, over the global batch. `tokens` are all inputs, `loss_tokens` the trained ones,
-    `padding` those that only fill rows. `seconds` is wall time with the device synchronized, `waited` the part spent waiting
+    `padding` those that fill up rows. `seconds` is wall time with the device synchronized, `waited` the part spent waiting
     for data. `mfu` is the model FLOPs utilization, None if the device's peak is unknown; `memory` is the peak in bytes of
     the fullest process.
     """
@@ -104,9 +104,9 @@ def event_in(line: str) -> Event | None:
 
 
 def run_request(model: type[Model], work: Callable[[Model], None]) -> int:
-    """Do `work` on the request in the JSON file that the command line names, and return the exit code.
+    """Run `work` on the request in the JSON file that the command line names, and return the exit code.
 
-    A failure becomes an event: 1 for a run that failed, 2 for a request that must be changed.
+    A failure is also an event; the code is 1 for a failed run, 2 for a request that must be changed.
     """
     try:
         work(parse(model, orjson.loads(Path(sys.argv[1]).read_bytes()), sys.argv[1]))

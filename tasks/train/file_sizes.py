@@ -1,8 +1,8 @@
-"""Check before training that every listed file exists and holds as much as the manifest says.
+"""Check before training that every listed file exists and has the recorded size.
 
 Only sizes, headers and footers are read, a request or two per file, so that 10,000 files of an object store take a minute.
-The store is not asked: a copy of an output folder can be trained on without it. A changed byte among tokens is found by
-`tokenmill verify`, which reads everything.
+The store is not needed, so a copy of an output folder can be trained on without it. Only `tokenmill verify`, which reads
+everything, finds a changed byte.
 """
 
 from collections.abc import Mapping, Sequence
@@ -21,7 +21,7 @@ from .prepared import ListedFile
 
 
 def check_file_sizes(path: str, listed: Sequence[ListedFile], manifest: Mapping[str, Any]) -> None:
-    """Raises InputError when a listed file is missing, or holds more or less than the manifest says."""
+    """Raises InputError when a listed file is missing or its size differs from the manifest."""
     dtype = np.dtype(manifest["tokenizer"].get("dtype", "int32"))
     problems = [problem for problem in in_threads(lambda file: _problem(file, dtype), listed, THREADS) if problem]
     if problems:
@@ -36,7 +36,7 @@ def _problem(file: ListedFile, dtype: np.dtype[np.integer]) -> str | None:
 
 
 def _pair_problem(file: ListedFile, dtype: np.dtype[np.integer]) -> str | None:
-    """What is wrong with the sizes of a .bin/.idx pair or the header of its index."""
+    """The problem with the sizes of a .bin/.idx pair or the header of its index, if any."""
     tokens, documents = file.tokens or 0, file.documents or 0
     places = f"{file.path}.bin", f"{file.path}.idx"
     expected = tokens * dtype.itemsize, HEADER.size + 12 * documents + 8 * (documents + 1)
@@ -54,7 +54,7 @@ def _pair_problem(file: ListedFile, dtype: np.dtype[np.integer]) -> str | None:
 
 
 def _packs_problem(file: ListedFile) -> str | None:
-    """What is wrong with a Parquet file, or with the number of its rows."""
+    """The problem with a Parquet file or the number of its rows, if any."""
     system, path = filesystem(file.path)
     try:
         with cast("BinaryIO", system.open(path, "rb")) as stream:

@@ -1,12 +1,12 @@
 """The held-out documents of a preparation, as sequences to score.
 
-A document of a .bin/.idx is one sequence, and all of its tokens but the first are scored. Packs are split into their
-sequences without padding, and the tokens that training would learn are scored: the stored mask is one token early, and is
-moved back here. So the loss covers the same tokens as in training, but reads each document from its own beginning, which
-makes runs with rows of different lengths comparable.
+A document of a .bin/.idx is one sequence, and all of its tokens but the first are scored. Packs are split into their sequences
+without padding, and the tokens that training would learn are scored: the stored mask is shifted by one token, and is shifted
+back here. So the loss covers the same tokens as in training, but reads each document from its own beginning, which makes runs
+with rows of different lengths comparable.
 
-A million tokens of .bin/.idx or 64 packs are in memory at once, some 20 MB. One core reads 250 million tokens of a .bin or
-40 million of packs a second, hundreds of times what a model scores.
+A million tokens of .bin/.idx or 64 packs are in memory at once, some 20 MB. One core reads 250 million tokens of a .bin or 40
+million of packs per second, hundreds of times faster than a model scores them.
 """
 
 from collections.abc import Iterator
@@ -37,13 +37,13 @@ COLUMNS = ["input_ids", "loss_mask", "seq_start_id", "role_start", "role"]
 def held_out(data: TrainData, split: HeldOut, max_tokens: int | None = None) -> Iterator[tuple[str, Completions]]:
     """The documents of a split in batches, each with the name of its data set; data sets in the order of the blend.
 
-    Each data set gives its first document, and further whole ones while they fit into `max_tokens`. Raises InputError when
+    Each data set gives its first document, and more whole documents while they fit into `max_tokens`. Raises InputError when
     nothing was held out, and for missing or damaged files.
     """
     sources = data.of(split)
     if not sources:
         raise InputError(
-            f"{data.path}: no documents are in split {split}; prepare it with holdout.{split} above 0, or evaluate "
+            f"{data.path}: split {split} has no documents; prepare it with holdout.{split} above 0, or evaluate "
             "on the other split"
         )
     read = _documents if data.kind == "pretrain" else _sequences
@@ -108,7 +108,7 @@ def _sequences(path: str) -> Iterator[Completions]:
 
 
 def _unpacked(batch: pa.RecordBatch) -> Completions:
-    """The sequences of packs without padding, each with its mask moved to the scored tokens."""
+    """The sequences of packs without padding, each with its mask shifted to the scored tokens."""
     columns = {name: batch.column(name) for name in COLUMNS}
     ids, mask = (columns[name].flatten().to_numpy() for name in ("input_ids", "loss_mask"))
     borders = columns["input_ids"].offsets.to_numpy()

@@ -1,7 +1,7 @@
 """The record of a training: its steps over all starts, and its result.
 
     OUT/metrics.jsonl    a line per step, from its latest execution
-    OUT/training.json    sealed; written after the model, so it proves that training ended
+    OUT/training.json    sealed; written after the model, so it means that training has finished
 
 A restart repeats the steps after the last checkpoint, with the same losses; their later events replace the earlier ones.
 """
@@ -53,7 +53,7 @@ class History:
 
 
 def history_of(output_dir: str) -> History:
-    """The history of the training in a folder, with events that only its checkpoints have. Raises InputError."""
+    """The history of the training in a folder, including events that only its checkpoints hold. Raises InputError."""
     found, place = History(output_dir), join(output_dir, METRICS)
     for line in (read_bytes(place) or b"").decode(errors="replace").splitlines():
         event = event_in(line)

@@ -1,7 +1,7 @@
 """Initial weights: find what `start_from` names, and check that it fits the data and the model.
 
-Weights of another shape would fail only on the reserved machines. Weights of another tokenizer would not fail at all:
-every id would mean another string. So the tokenizer must be identical, and every field of config.json that changes the
+Weights of another shape would fail only on the reserved machines. Weights trained with another tokenizer would not fail at all,
+although every id would mean another string. So the tokenizer must be identical, and every field of config.json that changes the
 computation must match the settings.
 """
 
@@ -23,7 +23,7 @@ CONFIG = "config.json"
 
 
 def start_place(start_from: str) -> str:
-    """The absolute path of a local or registered folder; a hub id as it is."""
+    """The absolute path of a local or registered folder; a hub id unchanged."""
     here = start_from.startswith(ART) or Path(start_from).expanduser().exists()
     return absolute(start_from) if here else start_from
 
@@ -42,7 +42,7 @@ def start_folder(name: str) -> Path:
 def check_initial_weights(job: Job) -> None:
     """Raises InputError unless `start_from`, if given, has the data's tokenizer and the model's shape.
 
-    A model of the hub is fetched for that, as the trainer would do.
+    A model on the hub is fetched for this, as the trainer would do.
     """
     start = job.settings.start_from
     if start is None:
@@ -115,12 +115,12 @@ def _same_tokenizer(start: str, fingerprint: str, data: TrainData) -> None:
 def _same_shape(start: str, differences: Sequence[str]) -> None:
     if differences:
         raise InputError(
-            f"start_from={start}: another model: {'; '.join(differences)}; set model to match these weights"
+            f"start_from={start}: not the model of the settings: {'; '.join(differences)}; set model to match these weights"
         )
 
 
 def _config_differences(config: Mapping[str, Any], model: ModelSettings) -> Iterator[str]:
-    """The fields of config.json that compute something else than `model`, given the defaults of `LlamaConfig`."""
+    """The fields of config.json that make the model compute differently from `model`, given the defaults of `LlamaConfig`."""
     rope = config.get("rope_parameters") or {}
     scaled = rope or config.get("rope_scaling") or {}
     head = model.hidden // model.heads

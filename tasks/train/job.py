@@ -1,4 +1,4 @@
-"""What a trainer or an evaluator is started with: one JSON file each."""
+"""The input of a trainer or an evaluator: one JSON file each."""
 
 from typing import Literal
 
@@ -20,8 +20,8 @@ Kind = Literal["pretrain", "sft"]
 class Source(Strict, frozen=True):
     """The files of one split of one data set, in the order of the blend.
 
-    `files` are prefixes of .bin/.idx pairs, or packed Parquet files; `weights` are theirs in blend.json. `tokens` are those
-    of the documents, without padding; `rows` are the packs, None for .bin/.idx.
+    `files` are prefixes of .bin/.idx pairs, or packed Parquet files; `weights` are their weights in blend.json. `tokens` are
+    those of the documents, without padding; `rows` are the packs, None for .bin/.idx.
     """
 
     dataset: str
@@ -69,7 +69,7 @@ class Job(Strict, frozen=True):
 
 
 class Evaluation(Strict, frozen=True):
-    """An evaluation to run: the folder of a model, the data that holds documents out, and where results go."""
+    """An evaluation to run: the folder of a model, the data with the held-out documents, and where results go."""
 
     model: str = Field(min_length=1)
     data: TrainData

@@ -31,7 +31,7 @@ PEAK_FLOPS: dict[frozenset[str], float] = {
     frozenset({"B200"}): 2250e12,
 }
 """Dense bfloat16 FLOPS from NVIDIA's data sheets, by the words in a device's name; the entry with the most words applies.
-Figures that a sheet gives with 2:4 sparsity only are halved.
+Figures that a sheet gives only with 2:4 sparsity are halved.
 """
 
 
@@ -67,7 +67,7 @@ def train(training: Training, done: int) -> None:
 
 
 def _ahead(training: Training, reader: ThreadPoolExecutor, steps: range) -> Iterator[list[Batch]]:
-    """The batches of each step, read while the step before is computed."""
+    """The batches of each step, read during the previous step."""
     following = [reader.submit(_read, training.rows, training.engine.shape, step) for step in steps[:1]]
     for step in steps:
         batches = following.pop().result()
@@ -86,7 +86,7 @@ def _report(
     if not math.isfinite(losses.total) or not math.isfinite(norm):
         raise RunError(
             f"step {step}: the loss is {losses.mean} and the gradient's norm {norm}; lower optimizer.learning_rate or raise "
-            "optimizer.warmup_steps, and look at the data of this step"
+            "optimizer.warmup_steps, and check the data of this step"
         )
     settings, world = training.settings, training.world
     share = training.engine.shape.replicas / world.size  # processes that share a replica read the same rows
@@ -148,9 +148,9 @@ def peak_flops(device: str) -> float | None:
 def flops_per_token(model: ModelSettings, vocabulary: int, sequence_length: int) -> float:
     """FLOPs of a forward and backward pass per token; a multiplication with its addition counts two.
 
-    `vocabulary` is padded already. All matrix products count, and of attention what a causal model needs:
-    (sequence_length + 1) / 2 tokens on average. Packed rows need less, as their sequences do not attend to each other.
-    Norms, activations, rotary positions and recomputation do not count.
+    `vocabulary` is padded already. All matrix products count, in attention those that a causal model needs: (sequence_length +
+    1) / 2 tokens on average. Packed rows need less, as their sequences do not attend to each other. Norms, activations, rotary
+    positions and recomputation do not count.
     """
     head = model.hidden // model.heads
     projections = 2 * model.hidden * head * (model.heads + model.key_value_heads)

@@ -1,7 +1,7 @@
 """The engine of megatron-core: tensor, pipeline and data parallelism, a distributed optimizer, bfloat16, and checkpoints
 that another number of processes can load.
 
-A CPU runs the same code (see `cuda_on_cpu`). Fusions are off, because they need kernels that torch lacks. Gradients are
+A CPU runs the same code (see `cuda_on_cpu`). Fusions are off, because they need kernels that are not in torch. Gradients are
 summed and reduced in float32, and divided by the number of trained tokens in the global batch, so that a step does not
 depend on how rows are split over replicas and micro-batches.
 """
@@ -35,9 +35,9 @@ DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16}
 class TorchAttention(MegatronModule):
     """Attention by torch's `scaled_dot_product_attention`, in place of a layer's `core_attention`.
 
-    megatron-core's own writes out all scores, or needs Transformer Engine. torch's is FlashAttention (Dao 2023) on a GPU,
+    megatron-core's own materializes all scores, or needs Transformer Engine. torch's is FlashAttention (Dao 2023) on a GPU,
     whose backward adds in no fixed order, and a blocked, exact-order kernel on a CPU; its memory grows linearly with the
-    length. Packed rows come with a mask, and their kernel computes the whole square.
+    length. Packed rows have a mask, and the kernel for masks computes the whole square.
     """
 
     def __init__(self, config: TransformerConfig, layer_number: int, **_: object) -> None:
@@ -276,7 +276,7 @@ def _states(optimizer: Any) -> list[tuple[torch.Tensor, dict[str, torch.Tensor]]
 
 
 def _initialize(optimizer: Any) -> None:  # noqa: ANN401
-    """Create the state that torch's optimizer creates at its first step: a distributed one needs it to load a checkpoint."""
+    """Create the state that torch's optimizer creates at its first step; a distributed one needs it to load a checkpoint."""
     for parameter, known in _states(optimizer):
         known["step"] = torch.zeros(())
         known |= {name: torch.zeros_like(parameter) for name in ("exp_avg", "exp_avg_sq")}

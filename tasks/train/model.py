@@ -1,6 +1,6 @@
 """The trained model in Llama's names, shapes and files, and its conversion to and from megatron-core.
 
-Both engines start from the tensors made or read here, by name, and return theirs under the same names. So the initial
+Both engines start from the tensors created or read here, by name, and return theirs under the same names. So the initial
 weights depend on neither the number of processes nor the engine, a training can start from another's model, and any
 reader of Llama's format can load the result.
 
@@ -44,7 +44,7 @@ IN_LAYER = {
     "pre_mlp_layernorm.weight": "post_attention_layernorm.weight",
     "mlp.linear_fc2.weight": "mlp.down_proj.weight",
 }
-"""megatron-core's names and Llama's, of the tensors that are the same in both."""
+"""megatron-core's and Llama's names of the tensors that are the same in both."""
 
 QKV, GATED = "self_attention.linear_qkv.weight", "mlp.linear_fc1.weight"
 
@@ -110,7 +110,7 @@ def configuration(model: ModelSettings, vocabulary: int, sequence_length: int, e
 def publish_model(
     folder: str, config: LlamaConfig, weights: Mapping[str, torch.Tensor], files: Mapping[str, bytes]
 ) -> None:
-    """Write a model, and `files` (its tokenizer's) beside it, for `from_pretrained`. Raises OSError."""
+    """Write a model and its tokenizer's `files` in one folder, for `from_pretrained`. Raises OSError."""
     with publish_folder(folder) as place:
         config.architectures = ["LlamaForCausalLM"]
         config.dtype = next(iter(weights.values())).dtype

@@ -1,12 +1,12 @@
-"""End a process when its parent ends, however that happens.
+"""End a process when its parent ends for any reason.
 
-A killed watcher cannot clean up, and its trainers would hold GPUs for hours. So the kernel is asked to send a signal when
-the parent dies (Linux's `PR_SET_PDEATHSIG`; elsewhere nothing happens). A command gets SIGTERM, because torchrun, srun and
-scripts have children to end; trainers are killed, because torchrun starts them in their own sessions.
+A killed watcher cannot clean up, and its trainers would hold GPUs for hours. So the kernel sends a signal when the parent dies
+(Linux's `PR_SET_PDEATHSIG`; other systems do nothing). A command gets SIGTERM, because torchrun, srun and scripts have children
+to end; trainers are killed, because torchrun starts them in their own sessions.
 
-The signal comes when the thread that started the process ends, so that thread must wait for it. A command is started by
-way of this file, `python -I orphans.py PARENT COMMAND…`, in 20 ms: a function between fork and exec could deadlock in a
-process with threads.
+The signal comes when the thread that started the process ends, so that thread must wait for it. A command is started through
+this file, `python -I orphans.py PARENT COMMAND…`, in 20 ms: a function between fork and exec could deadlock in a process with
+threads.
 """
 
 import ctypes
@@ -40,7 +40,7 @@ def with_parent(command: Sequence[str]) -> list[str]:
 
 
 def main() -> None:
-    """Replace this process by the command after the parent's process id."""
+    """Replace this process with the command after the parent's process id."""
     parent, *command = sys.argv[1:]
     _die_with(int(parent), signal.SIGTERM)
     os.execvp(command[0], command)  # noqa: S606 - a command without a shell

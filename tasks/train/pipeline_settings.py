@@ -37,12 +37,12 @@ class SftStage(_Stage, frozen=True):
     @model_validator(mode="after")
     def _starts_from_the_pretrained_model(self) -> Self:
         if self.train.start_from is not None:
-            raise ValueError("train.start_from is the pretrained model of this pipeline; leave it out")
+            raise ValueError("train.start_from is set by the pipeline, to its pretrained model; remove it")
         return self
 
 
 class RlStage(_Stage, frozen=True):
-    """Rows for reinforcement learning, to hand over to another trainer."""
+    """Rows for reinforcement learning by another trainer."""
 
     data: RlSettings = Field(default=RlSettings(), description="How to prepare rows.")
 
@@ -57,12 +57,12 @@ class PipelineSettings(Strict, frozen=True):
 
 
 def blend_place(name: str) -> str:
-    """The place of a blend: that of a bundled one for a bare name, else `name` itself."""
+    """The place of a blend: for a bare name that of the bundled one, else `name` itself."""
     return str(BLENDS / name) if "/" not in name and (BLENDS / name).is_file() else name
 
 
 def load_settings(name: str) -> PipelineSettings:
-    """Load pipeline settings from the YAML file that `config_place` finds. Raises InputError."""
+    """Load pipeline settings from a YAML file; see `config_place`. Raises InputError."""
     place = config_place(name)
     return parse(PipelineSettings, yaml.safe_load(place.read_text("utf-8")), str(place))
 

@@ -1,7 +1,7 @@
 """The engine of plain `transformers`: LlamaForCausalLM, AdamW, and data-parallel replicas.
 
 It reads the same rows and starts from the same weights as megatron-core's engine, so that each verifies the other. Weights
-are float32; with bfloat16, products are computed in that (torch's autocast).
+are float32; with bfloat16, torch's autocast computes products in it.
 """
 
 from collections.abc import Mapping, Sequence

@@ -33,13 +33,13 @@ from .settings import RUNTIME_SETTINGS, TrainSettings
 PACKAGES = ("torch", "megatron", "transformers")
 
 OWN_LAUNCHERS = {"local", "slurm", "kubernetes"}
-"""Launchers that start our trainer; the others write files for other trainers."""
+"""Launchers that start tokenmill's trainer; the others write files for other trainers."""
 
 
 def plan_training(path: str, settings: TrainSettings, output_dir: str) -> Job:
     """Make the job of training on the preparation in `path`, with local places made absolute.
 
-    Raises InputError when there is nothing in `path` to train on. `check` tells whether the job can run.
+    Raises InputError when `path` holds nothing to train on. `check` finds out whether the job can run.
     """
     if settings.start_from is not None:
         settings = settings.model_copy(update={"start_from": start_place(settings.start_from)})
@@ -47,7 +47,7 @@ def plan_training(path: str, settings: TrainSettings, output_dir: str) -> Job:
 
 
 def check(job: Job) -> list[str]:
-    """Check a job. Returns lines worth knowing before it starts, and raises InputError when it cannot run."""
+    """Check a job. Returns lines to show before it starts, and raises InputError when it cannot run."""
     manifest = prepared_manifest(job.data.path)
     _check_complete(job, manifest)
     listed = listed_files(job.data.path, manifest)
@@ -64,7 +64,7 @@ def check(job: Job) -> list[str]:
     _check_batch(job.settings)
     resumption = _check_output(job)
     epochs = _check_epochs(job)
-    if job.settings.launcher in OWN_LAUNCHERS:  # other trainers get ids and no tokenizer
+    if job.settings.launcher in OWN_LAUNCHERS:  # other trainers read ids and need no tokenizer
         check_tokenizer(job.data)
     check_file_sizes(job.data.path, listed, manifest)
     check_initial_weights(job)
@@ -83,8 +83,8 @@ def _check_complete(job: Job, manifest: Mapping[str, Any]) -> None:
 def _check_train_split(job: Job) -> None:
     if not any(source.tokens for source in job.data.of("train")):
         raise InputError(
-            f"{job.data.path}: nothing is in the train split; prepare data sets under 'datasets' or 'train', and hold less "
-            "of them out"
+            f"{job.data.path}: the train split is empty; prepare data sets under 'datasets' or 'train', with a smaller "
+            "holdout"
         )
 
 
@@ -101,8 +101,8 @@ def _check_row_length(job: Job) -> None:
     longest = max(source.tokens for source in job.data.of("train"))
     if longest <= length:
         raise InputError(
-            f"sequence_length={length} takes {length + 1:,} tokens of one data set, and {job.data.path} has {longest:,} at "
-            f"most in the train split; set sequence_length={max(2, longest - 1)} or less, or prepare more data"
+            f"sequence_length={length} needs {length + 1:,} tokens in one data set, but the largest in the train split "
+            f"of {job.data.path} has {longest:,}; set sequence_length={max(2, longest - 1)} or less, or prepare more data"
         )
 
 
@@ -131,7 +131,7 @@ def _check_parallelism(settings: TrainSettings) -> None:
     if settings.launcher in OWN_LAUNCHERS and (parallel.context > 1 or parallel.sequence):
         asked = f"parallel.context={parallel.context}" if parallel.context > 1 else "parallel.sequence=true"
         raise InputError(
-            f"{asked}: launcher={settings.launcher} does not split sequences; leave it out, or set launcher=megatron-bridge"
+            f"{asked}: launcher={settings.launcher} does not split sequences; remove it, or set launcher=megatron-bridge"
         )
     if settings.engine != "transformers":
         return
@@ -139,13 +139,13 @@ def _check_parallelism(settings: TrainSettings) -> None:
         if value > 1:
             raise InputError(f"{name}={value}: engine=transformers does not split a model; use engine=megatron-core")
     if settings.optimizer.distributed:
-        raise InputError("optimizer.distributed=true: engine=transformers does not share it; use engine=megatron-core")
+        raise InputError("optimizer.distributed=true: engine=transformers cannot do this; use engine=megatron-core")
 
 
 def _check_sequence_multiple(job: Job) -> None:
-    """The length of sequences must be a multiple of the pieces they are split into.
+    """The length of sequences must be a multiple of the number of pieces they are split into.
 
-    That is two pieces per process of `context`, one from either end; with `sequence`, one per process of `context` and
+    These are two per process of `context`, one from either end; with `sequence`, one per process of `context` and
     `tensor`.
     """
     parallel, length = job.settings.parallel, job.settings.sequence_length
@@ -167,7 +167,7 @@ def _check_sequence_multiple(job: Job) -> None:
 
 
 def _check_divisibility(job: Job) -> None:
-    """The processes of a replica must share the parts of the model evenly."""
+    """The parts of the model must be divisible by the processes that share them."""
     model, parallel = job.settings.model, job.settings.parallel
     for name, value, setting, pieces in (
         ("model.heads", model.heads, "tensor", parallel.tensor),
@@ -179,20 +179,20 @@ def _check_divisibility(job: Job) -> None:
         if value % pieces:
             remedy = "model.vocabulary_multiple" if " " in name else name
             raise InputError(
-                f"parallel.{setting}={pieces}: {name}={value:,} cannot be shared evenly by {pieces} processes; choose a "
-                f"divisor of it, or a {remedy} that is a multiple of {pieces}"
+                f"parallel.{setting}={pieces}: {name}={value:,} is not divisible by {pieces}; choose a divisor of it, or "
+                f"a {remedy} that is a multiple of {pieces}"
             )
 
 
 def _check_batch(settings: TrainSettings) -> None:
-    """Replicas must share all processes, and the rows of a batch, evenly."""
+    """Processes and the rows of a batch must be divisible by the replicas."""
     each = process_count(settings)
     total, model = settings.nodes * each, settings.model_processes
     if total % model:
         found = "" if settings.processes else " (one per GPU found here, or one)"
         raise InputError(
-            f"{settings.nodes} machine(s) of {each} process(es){found} cannot be shared evenly by replicas of {model} "
-            f"(parallel.tensor x pipeline x context); set nodes and processes to make a multiple of {model}"
+            f"{settings.nodes} machine(s) of {each} process(es){found} do not divide into replicas of {model} "
+            f"(parallel.tensor x pipeline x context); set nodes and processes so that their product is a multiple of {model}"
         )
     at_once = settings.micro_batch * (total // model)
     if settings.global_batch % at_once:
@@ -205,7 +205,7 @@ def _check_batch(settings: TrainSettings) -> None:
 
 @dataclass(frozen=True, slots=True)
 class Epochs:
-    """How often a source is read: `drawn` of the `held` tokens or packs that it has."""
+    """How often a source is read: `drawn` tokens or packs, of `held` in it."""
 
     source: str
     drawn: float
@@ -218,11 +218,11 @@ class Epochs:
         return self.drawn / self.held
 
     def __str__(self) -> str:
-        return f"{self.source}: {self.count:.2f} epochs ({self.drawn:,.0f} {self.unit} drawn, it has {self.held:,})"
+        return f"{self.source}: {self.count:.2f} epochs ({self.drawn:,.0f} {self.unit} drawn, of {self.held:,})"
 
 
 def epochs_of(job: Job) -> list[Epochs]:
-    """How often all steps read each source of the train split.
+    """How often the whole training reads each source of the train split.
 
     Documents are drawn by weight. Packs count as one source: all are read before any is read again, because their weights
     were applied when they were published.
@@ -238,7 +238,7 @@ def epochs_of(job: Job) -> list[Epochs]:
 
 
 def _check_epochs(job: Job) -> list[str]:
-    """A line per source, none of which may be read more often than `max_epochs`."""
+    """A line per source. Raises InputError for a source that is read more often than `max_epochs`."""
     epochs, most = epochs_of(job), job.settings.max_epochs
     largest = max(epochs, key=lambda each: each.count)
     if most is not None and largest.count > most:
@@ -247,18 +247,18 @@ def _check_epochs(job: Job) -> list[str]:
         fewer = f"steps={steps} or fewer" if steps else "a smaller global_batch"
         raise InputError(
             f"{largest}, more than max_epochs={most:g} for {over} of {len(epochs)} source(s); set {fewer}, prepare "
-            f"more data, or set max_epochs={math.ceil(largest.count)} (null for any number)"
+            f"more data, or set max_epochs={math.ceil(largest.count)} (null for no limit)"
         )
     return [str(each) for each in epochs]
 
 
 def _check_output(job: Job) -> list[str]:
-    """The folder must be free, hold this job, or a job that a dry run wrote; a line if the job is resumed."""
+    """The folder must be empty, hold this job, or a job that a dry run wrote; returns a line if the job is resumed."""
     place = absolute(job.output_dir)
     content = read_bytes(join(place, JOB))
     if content is None:
         if read_bytes(join(place, MANIFEST)) is not None:
-            raise InputError(f"{place}: its {MANIFEST} is that of a preparation; give training its own --output-dir")
+            raise InputError(f"{place}: {MANIFEST} here belongs to a preparation; choose another --output-dir")
         return []
     earlier = job_of(content, join(place, JOB))
     system, path = filesystem(place)
@@ -268,12 +268,12 @@ def _check_output(job: Job) -> list[str]:
     if changed:
         differences = "; ".join(f"{name} was {old!r}, now {new!r}" for name, (old, new) in changed.items())
         raise InputError(
-            f"{join(place, JOB)}: another training was begun there: {differences}; choose another --output-dir, or delete this one"
+            f"{join(place, JOB)}: another training was started here: {differences}; choose another --output-dir, or delete this one"
         )
-    return [f"{place}: this job was begun before, and resumes from its last checkpoint"]
+    return [f"{place}: this job resumes from its last checkpoint"]
 
 
 def _content(job: Job) -> dict[str, Any]:
-    """What determines the result of a job."""
+    """The settings and data that determine the result of a job."""
     data = {"content": job.data.made_from, "tokenizer": job.data.fingerprint}
     return {**job.settings.model_dump(exclude=RUNTIME_SETTINGS), "data": data}

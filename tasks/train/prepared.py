@@ -1,7 +1,7 @@
 """Prepared data as training sees it: the files in blend.json, and what the manifest records of each.
 
-Only files that a manifest vouches for are trained on. It records the tokenizer, the size of every file and what is
-missing, and reveals an edited blend.json. A blend.json without a manifest is refused, because it could mix tokenizers.
+Only files in a manifest are trained on. It records the tokenizer, the size of every file and the missing shards, and reveals an
+edited blend.json. A blend.json without a manifest is rejected, because it could mix tokenizers.
 
 The content of a preparation is identified by a digest of what each split lists, in order, with weights: it depends on
 neither place nor time, unlike the manifest's seal. Reading a manifest of 100,000 shards takes 1 s and opens no token file.
@@ -32,8 +32,8 @@ from xxhash import xxh3_128_hexdigest
 from .job import Source, TrainData
 
 NOT_FOUND_HERE = (
-    "a relative path starts at the folder where the preparation ran: start training there too, or prepare with an absolute "
-    "path that every training machine can read"
+    "a relative path starts at the folder where the preparation ran: train in that folder, or prepare with an absolute path "
+    "that every training machine can read"
 )
 
 LEADING = re.compile(
@@ -88,16 +88,16 @@ def prepared_data(path: str) -> TrainData:
 def prepared_manifest(path: str) -> dict[str, Any]:
     """The manifest of data to train on.
 
-    Raises InputError when it is missing, damaged or that of a failed run, and for other kinds of data.
+    Raises InputError when it is missing, damaged or from a failed run, and for other kinds of data.
     """
     try:
         manifest = read_manifest(path)
     except RunError as error:
-        raise InputError(f"{error}; fix that and prepare the data again before training on it") from error
+        raise InputError(f"{error}; fix this, and prepare the data again before training on it") from error
     if manifest is None:
-        lonely = read_bytes(join(path, BLEND)) is not None
+        blend_alone = read_bytes(join(path, BLEND)) is not None
         raise InputError(
-            f"{path}: {f'{BLEND} has no {MANIFEST} beside it' if lonely else f'no {MANIFEST} here'}; "
+            f"{path}: {f'{BLEND} has no {MANIFEST} beside it' if blend_alone else f'no {MANIFEST} here'}; "
             "train on the --output-dir of tokenmill pretrain or tokenmill sft"
         )
     kind = manifest["type"]
@@ -110,7 +110,7 @@ def prepared_manifest(path: str) -> dict[str, Any]:
 def listed_files(path: str, manifest: Mapping[str, Any]) -> list[ListedFile]:
     """Every name in blend.json, split by split, in order. `path` is the absolute output folder.
 
-    Raises InputError when blend.json is not the one published with the manifest, or was made in another folder.
+    Raises InputError when blend.json was changed or was made in another folder.
     """
     blend: dict[str, list[str] | None] = orjson.loads(_published_blend(path, manifest))
     published = _published_entries(path, manifest)
@@ -133,7 +133,7 @@ def _published_blend(path: str, manifest: Mapping[str, Any]) -> bytes:
     data = read_bytes(place)
     if data is None or xxh3_128_hexdigest(data) != recorded[BLEND]:
         raise InputError(
-            f"{place}: {'missing' if data is None else 'not the one that was published'}; change weights and data sets in "
+            f"{place}: {'missing' if data is None else 'changed since it was published'}; change weights and data sets in "
             "the input blend and run the preparation again, which reuses unchanged shards"
         )
     return data
@@ -164,7 +164,7 @@ def _listed(split: Split, name: str, weight: float, entry: Mapping[str, Any]) ->
 
 
 def content_digest(listed: Sequence[ListedFile]) -> str:
-    """`xxh3_128:…` of what is listed, in order, with weights; the keys of shards stand for their bytes."""
+    """`xxh3_128:…` of the listed files, in order, with weights; the keys of shards represent their bytes."""
     content = [(file.split, file.weight, file.dataset, file.key, file.part, file.packs) for file in listed]
     return f"xxh3_128:{xxh3_128_hexdigest(orjson.dumps(content))}"
 
@@ -199,7 +199,7 @@ def _tokenizer(manifest: Mapping[str, Any]) -> TokenizerSource:
 
 
 def vocabulary_of(data: TrainData) -> Vocabulary:
-    """The vocabulary of the preparation. Raises InputError when it is not found or has changed."""
+    """The vocabulary of the preparation. Raises InputError when it is missing or has changed."""
     try:
         vocabulary = find_vocabulary(parse(TokenizerSource, data.tokenizer, "tokenizer"))
     except InputError as error:
@@ -215,7 +215,7 @@ def vocabulary_of(data: TrainData) -> Vocabulary:
 
 
 def check_tokenizer(data: TrainData) -> None:
-    """Raises InputError unless what is exported with a trained model is found: tokenizer and, for packs, chat template."""
+    """Raises InputError if what is exported with a trained model is missing: tokenizer and, for packs, chat template."""
     _template(data, vocabulary_of(data))
 
 

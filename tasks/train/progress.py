@@ -1,4 +1,4 @@
-"""The progress of a training: a bar in the terminal, events as sentences, and rows for tables."""
+"""The progress of a training: a bar in the terminal, sentences for the log, and rows for tables."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -14,11 +14,11 @@ OF_ELAPSED = 1_000
 
 
 @dataclass(slots=True)
-class Rhythm:
-    """When to update a server: at most every REFRESH_SECONDS, and less and less often after an hour and a half.
+class UpdateSchedule:
+    """When to update a server: at most every REFRESH_SECONDS, and less often after an hour and a half.
 
-    Prefect keeps an event per update for a week, 7 kB with its table. An update waits for at least one OF_ELAPSED-th of
-    the time since `began`, so ten days of training make 6,150 updates (42 MB) instead of 172,800.
+    Prefect keeps an event per update for a week, 7 kB with its table. The wait is at least one OF_ELAPSED-th of the time since
+    `began`, so ten days of training make 6,150 updates (42 MB) instead of 172,800.
     """
 
     began: float
@@ -33,7 +33,7 @@ class Rhythm:
 
 
 class TrainingProgress:
-    """A context that shows a training on stderr if that is a terminal; elsewhere the log shows it."""
+    """A context that shows a training on stderr if that is a terminal; otherwise the log does."""
 
     def __init__(self) -> None:
         console = Console(stderr=True)
@@ -61,7 +61,7 @@ class TrainingProgress:
 
 
 def print_training(record: Mapping[str, Any], console: Console) -> None:
-    """Print the result of a training and the next command; or how to start another program's training."""
+    """Print the result of a training and the next command, or how to start the training of another program."""
     if record["type"] == "job":
         console.print(f"written to {record['path']}; run:\n{record['command']}", markup=False)
         return

@@ -1,10 +1,10 @@
-"""The artifact `results`: how well a model predicts held-out data, and what it was made from.
+"""The artifact `results`: how well a model predicts held-out data, and the digests of model and data.
 
     OUT/results.json   sealed, to compare models
     OUT/results.md     the same, to read
 
-Perplexity is e to the mean NLL per scored token, in nats, so the overall figure weights sources by their tokens. It compares
-only under one vocabulary: longer tokens are fewer, and each harder to predict.
+Perplexity is e to the mean NLL per scored token, in nats, so the overall figure weights sources by their tokens. Perplexities
+are comparable only for one vocabulary: longer tokens are fewer, and each is harder to predict.
 """
 
 import json
@@ -28,7 +28,7 @@ RESULTS = "results.json"
 class Loss(Strict, frozen=True):
     """The loss of a model on documents.
 
-    `tokens` were scored, with a total of `nll` nats; `perplexity` is None without any. `truncated` documents are longer than
+    `tokens` were scored, with `nll` nats in total; `perplexity` is None without any. `truncated` documents are longer than
     the model's limit, and their `cut_tokens` were not scored.
     """
 
@@ -49,7 +49,7 @@ class SourceResult(Loss, frozen=True):
 class Generation(Strict, frozen=True):
     """A greedy continuation.
 
-    `dataset` is that of the prompt's document, None for a given prompt. `ended`: it produced EOS, None if the data has none.
+    `dataset` is the source of the prompt, None for a given prompt. `ended`: it produced EOS, None if the data has none.
     `repeated` is the share of repeated 4-grams, None below four tokens; `matched` is the share of tokens equal to the
     document's own at the same positions, None for a given prompt.
     """
@@ -85,7 +85,7 @@ class Results(Strict, frozen=True):
 
 
 def perplexity(nll: float, tokens: int) -> float | None:
-    """The perplexity: e to the mean NLL, capped at 30 to stay readable; None without tokens."""
+    """The perplexity: e to the mean NLL (a mean above 30 counts as 30); None without tokens."""
     return math.exp(min(nll / tokens, MOST_PERPLEXING)) if tokens else None
 
 
@@ -172,7 +172,7 @@ def markdown(results: Results) -> str:
 
 
 def notes(results: Results) -> list[str]:
-    """What limits the figures."""
+    """The limitations of the figures."""
     found: list[str] = []
     whole, most = results.overall, results.settings.max_tokens
     if most is not None:

@@ -31,7 +31,7 @@ from .job import Source, TrainData
 
 COLUMNS = {"input_ids": np.int32, "loss_mask": np.int8, "seq_start_id": np.int32}
 BOUNDS = {"input_ids": "tokens", "seq_start_id": "sequences"}
-"""The array with the bounds of the packs in a column; it is written after the column."""
+"""The array with the bounds of the packs in a column, written after the column."""
 
 PACKS_AT_ONCE = 500
 
@@ -86,7 +86,7 @@ class DocumentRows:
 
 
 class _Tokens:
-    """What GPTDataset asks of a tokenizer."""
+    """The tokenizer interface that GPTDataset needs."""
 
     def __init__(self, data: TrainData) -> None:
         self.vocab_size = data.vocabulary_size
@@ -98,7 +98,7 @@ class _Tokens:
 def document_rows(
     data: TrainData, length: int, sizes: Sequence[int], seed: int, folder: str
 ) -> list[DocumentRows | None]:
-    """The rows of the splits train and valid, `sizes` of each; None if no rows are asked for or the split is empty."""
+    """The rows of the splits train and valid, `sizes` of each; None if no rows are requested or the split is empty."""
     from megatron.core.datasets.blended_megatron_dataset_builder import BlendedMegatronDatasetBuilder
     from megatron.core.datasets.gpt_dataset import GPTDataset, GPTDatasetConfig
 

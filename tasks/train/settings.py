@@ -17,8 +17,8 @@ RUNTIME_SETTINGS = {
     *("launcher", "nodes", "processes", "retries"),
     *("checkpoint_every", "keep_checkpoints", "validate_every", "validation_batches", "max_epochs"),
 }
-"""Settings that a resumed training may change. Not among them: steps, which set the learning rate, and the device, which sets
-the precision."""
+"""Settings that a resumed training may change. These exclude steps, which set the learning rate, and the device, which sets the
+precision."""
 
 
 class ModelSettings(Strict, frozen=True):
@@ -53,13 +53,13 @@ class ParallelSettings(Strict, frozen=True):
     tensor: int = Field(default=1, ge=1, description="Processes that share each matrix.")
     pipeline: int = Field(default=1, ge=1, description="Processes that share the layers.")
     context: int = Field(default=1, ge=1, description="Processes that share each sequence.")
-    sequence: bool = Field(default=False, description="The processes of `tensor` share the norms.")
+    sequence: bool = Field(default=False, description="Split norms by sequence over the processes of `tensor`.")
 
 
 class OptimizerSettings(Strict, frozen=True):
     """AdamW with warm-up and decay."""
 
-    learning_rate: float = Field(default=3e-3, gt=0, description="Peak, reached at the end of warm-up.")
+    learning_rate: float = Field(default=3e-3, gt=0, description="Peak learning rate, at the end of warm-up.")
     minimum_learning_rate: float = Field(default=3e-4, ge=0, description="Learning rate at the last step.")
     warmup_steps: int = Field(default=0, ge=0, description="Steps of linear growth.")
     decay: Decay = Field(default="cosine", description="From the peak to the minimum, over the remaining steps.")
@@ -71,16 +71,16 @@ class OptimizerSettings(Strict, frozen=True):
     distributed: bool = Field(default=False, description="Replicas share the optimizer's state.")
 
     @model_validator(mode="after")
-    def _falls(self) -> Self:
+    def _rates_fit(self) -> Self:
         if self.minimum_learning_rate > self.learning_rate:
-            raise ValueError("minimum_learning_rate is above learning_rate; lower it, or raise learning_rate")
+            raise ValueError("minimum_learning_rate is above learning_rate; lower it or raise learning_rate")
         return self
 
 
 class TrainSettings(Strict, frozen=True):
     """The settings of a training."""
 
-    engine: Engine = Field(default="megatron-core", description="Library that trains.")
+    engine: Engine = Field(default="megatron-core", description="Training library.")
     model: ModelSettings = Field(default=ModelSettings(), description="Shape of the model.")
     parallel: ParallelSettings = Field(default=ParallelSettings(), description="How the model is split over processes.")
     optimizer: OptimizerSettings = Field(default=OptimizerSettings(), description="How the weights are updated.")
@@ -90,23 +90,23 @@ class TrainSettings(Strict, frozen=True):
     steps: int = Field(default=20, ge=1, description="Optimizer steps.")
     sequence_length: int = Field(default=128, ge=2, description="Tokens per row; for packs, at least pack_size.")
     global_batch: int = Field(default=8, ge=1, description="Rows per step, over all replicas.")
-    micro_batch: int = Field(default=8, ge=1, description="Rows that a replica computes at once.")
+    micro_batch: int = Field(default=8, ge=1, description="Rows per forward pass of a replica.")
     precision: Precision | None = Field(default=None, description="Default: bfloat16 on CUDA, float32 on a CPU.")
-    device: Device | None = Field(default=None, description="Default: the GPUs, or the CPU without any.")
-    launcher: Launcher = Field(default="local", description="Where training runs, or whose files are written.")
+    device: Device | None = Field(default=None, description="Default: GPUs if there are any, else the CPU.")
+    launcher: Launcher = Field(default="local", description="Where to train, or the trainer to write files for.")
     nodes: int = Field(default=1, ge=1, description="Machines.")
-    processes: int | None = Field(default=None, ge=1, description="Per machine; default: one per GPU, or one.")
-    validate_every: int | None = Field(default=None, ge=1, description="Steps between losses on the valid split.")
-    validation_batches: int = Field(default=4, ge=1, description="Global batches per such loss.")
-    checkpoint_every: int | None = Field(default=None, ge=1, description="Steps; default: only at the end.")
-    keep_checkpoints: int = Field(default=2, ge=1, description="Newest checkpoints to keep.")
+    processes: int | None = Field(default=None, ge=1, description="Per machine; default: one per GPU, else one.")
+    validate_every: int | None = Field(default=None, ge=1, description="Steps between validations.")
+    validation_batches: int = Field(default=4, ge=1, description="Global batches per validation.")
+    checkpoint_every: int | None = Field(default=None, ge=1, description="Interval in steps; default: only at the end.")
+    keep_checkpoints: int = Field(default=2, ge=1, description="Number of newest checkpoints to keep.")
     max_epochs: float | None = Field(
-        default=4.0, gt=0, description="Largest number of times that a source may be read; null for any number."
+        default=4.0, gt=0, description="Maximum number of times to read a source; null for no limit."
     )
     seed: int = Field(
-        default=42, ge=0, le=2**32 - 1, description="Of weights and row order; NumPy and Megatron take 32 bits."
+        default=42, ge=0, le=2**32 - 1, description="Seed of weights and row order; NumPy and Megatron take 32 bits."
     )
-    retries: int = Field(default=2, ge=0, description="Times that a run that died is resumed from its checkpoint.")
+    retries: int = Field(default=2, ge=0, description="Times to resume a failed run from its checkpoint.")
 
     @property
     def model_processes(self) -> int:
@@ -124,10 +124,10 @@ class EvaluateSettings(Strict, frozen=True):
     prompts: list[str] = Field(default=[], description="Texts to continue; default: beginnings of held-out documents.")
     documents: int = Field(default=2, ge=0, description="Beginnings to continue, per source.")
     prompt_tokens: int = Field(
-        default=32, ge=1, description="Length of a beginning; of a conversation, everything before the first answer."
+        default=32, ge=1, description="Tokens of a beginning; a conversation gives everything before its first answer."
     )
-    new_tokens: int = Field(default=32, ge=1, description="Maximum length of a continuation.")
-    device: Device | None = Field(default=None, description="Default: the GPU, or the CPU without one.")
+    new_tokens: int = Field(default=32, ge=1, description="Maximum tokens of a continuation.")
+    device: Device | None = Field(default=None, description="Default: the GPU if there is one, else the CPU.")
     precision: Precision | None = Field(default=None, description="Default: bfloat16 on CUDA, float32 on a CPU.")
-    token_budget: int = Field(default=TOKEN_BUDGET, ge=1, description="Padded tokens per batch of the model.")
-    seed: Seed = Field(default=42, description="Of the choice of documents to continue.")
+    token_budget: int = Field(default=TOKEN_BUDGET, ge=1, description="Padded tokens per batch.")
+    seed: Seed = Field(default=42, description="Random seed for choosing documents to continue.")

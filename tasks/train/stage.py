@@ -1,8 +1,8 @@
 """Prefect tasks of training: check, train, evaluate.
 
-Training and evaluation are processes that are started and watched here; this process never imports torch. A training that
-died is retried and resumes from its checkpoint, unless the user must fix something first. Cancelling the flow run ends all
-of its processes. A table of the flow run shows the last steps.
+Training and evaluation are processes that are started and watched here; this process never imports torch. A training that fails
+is retried and resumes from its checkpoint, unless the user must fix something first. Cancelling the flow run ends all of its
+processes. A table of the flow run shows the last steps.
 """
 
 import shlex
@@ -40,14 +40,14 @@ from .launchers import evaluation_launch, launch_of
 from .launchers.launch import Launch, process_count, require_program, write_files
 from .launchers.nemo_rl import rl_launch
 from .preflight import check, plan_training
-from .progress import Rhythm, TrainingProgress, sentence, step_rows
+from .progress import TrainingProgress, UpdateSchedule, sentence, step_rows
 from .results import artifact_record, markdown, read_results
 from .settings import EvaluateSettings, TrainSettings
 from .watch import LOG, Log, logged, run
 
 SHOWN_STEPS = 20
 MOST_LINES = 1_000
-"""Lines of a trainer to send to Prefect's server, which keeps them forever."""
+"""The maximum number of a trainer's lines sent to Prefect's server, which keeps them forever."""
 
 
 def should_retry(_task: object, _run: object, state: State[Any]) -> bool:
@@ -79,7 +79,7 @@ def train(job: Job) -> dict[str, Any]:
     """
     ended = ended_training(job.output_dir)
     if ended is not None:
-        get_run_logger().info("%s: this training has finished before", job.output_dir)
+        get_run_logger().info("%s: this training has already finished", job.output_dir)
         return training_record(ended, job.output_dir)
     launch = launch_of(job, process_count(job.settings))
     write_files(launch, job.output_dir)
@@ -108,7 +108,7 @@ def _trained(job: Job, launch: Launch, log: Log) -> dict[str, Any]:
 
 @task(name="hand-over", cache_policy=NO_CACHE, persist_result=False)
 def hand_over_rl(data: str, settings: TrainSettings, output_dir: str) -> dict[str, Any]:
-    """Write what NeMo-RL needs to train on rows for reinforcement learning. Raises InputError as `rl_launch` does."""
+    """Write the files that NeMo-RL needs to train on rows for reinforcement learning. Raises InputError as `rl_launch` does."""
     launch, place = rl_launch(data, settings, output_dir), absolute(output_dir)
     write_files(launch, place)
     return handed_over(place, launch, [{"type": "rl", "path": absolute(data)}])
@@ -123,7 +123,7 @@ def handed_over(output_dir: str, launch: Launch, sources: Sequence[Mapping[str, 
 
 
 class _Watched:
-    """Shows a running training: everything in log and metrics, and in Prefect as much as a server should keep."""
+    """Shows a running training: everything in log and metrics, and a limited part in Prefect."""
 
     def __init__(self, job: Job, history: History, log: Log) -> None:
         self.history, self._log = history, log
@@ -163,17 +163,17 @@ class StepsTable:
     """One table of the flow run with the last steps of a training, which is updated."""
 
     def __init__(self, job: Job) -> None:
-        self._job, self._rhythm = job, Rhythm(time.monotonic())
+        self._job, self._schedule = job, UpdateSchedule(time.monotonic())
         self._shown: list[dict[str, Any]] = []
         self._artifact: UUID | None = None
 
     def offer(self, history: History) -> None:
-        """Show the last steps, unless they were updated a moment ago."""
-        if self._rhythm.due(time.monotonic()):
+        """Show the last steps, unless it is too early for an update."""
+        if self._schedule.due(time.monotonic()):
             self.show(history)
 
     def show(self, history: History) -> None:
-        """Show the last steps, unless there is nothing new."""
+        """Show the last steps, unless they are shown already."""
         rows = step_rows(list(history.steps.values())[-SHOWN_STEPS:])
         if rows == self._shown:
             return

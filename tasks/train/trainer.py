@@ -1,7 +1,7 @@
-"""The trainer: `torchrun … -m tokenmill.tasks.train.trainer JOB.json`, one process of those that train together.
+"""The trainer: `torchrun … -m tokenmill.tasks.train.trainer JOB.json`, one of the processes that train together.
 
-It reports events (see `events`), and exits with 0, 1 for a failed run, or 2 for a job that must be changed. Heavy imports
-are late: to write a checkpoint, megatron-core starts a process that imports this module again, which would take 6 s.
+It reports events (see `events`), and exits with 0, 1 for a failed run, or 2 for a job that must be changed. Slow imports are
+inside functions: to write a checkpoint, megatron-core starts a process that imports this module again.
 """
 
 import sys
@@ -15,7 +15,7 @@ from .orphans import die_with_parent
 def main() -> int:
     """Run the job in the file that the command line names, and return the exit code."""
     die_with_parent()
-    warnings.simplefilter("ignore")  # megatron-core warns of a dozen optional libraries
+    warnings.simplefilter("ignore")  # megatron-core warns about a dozen optional libraries
     from .training import run
 
     return run_request(Job, run)

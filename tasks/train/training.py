@@ -1,4 +1,4 @@
-"""A training, in one of the processes that train together.
+"""Train, as one of the processes that train together.
 
 It resumes from the newest checkpoint of the job's folder, trains to the last step, and exports the model in the format of
 Hugging Face's libraries.

@@ -1,4 +1,4 @@
-"""Run a launch and watch it: pass on its events and log lines, name the reason for a failure, and leave no process behind.
+"""Run a launch and watch it: pass on its events and log lines, report the cause of a failure, and leave no process running.
 
 One thread reads, waits and can be interrupted within PATIENCE. Then the command's process group gets SIGTERM and has GRACE
 to stop its own children (torchrun its trainers, srun its job). Whatever is left is killed: trainers have their own
@@ -6,7 +6,7 @@ sessions, so they are found by a mark in their environment. If this process itse
 
     OUT/training.log    the lines of all starts of a training
 
-The last lines of the log are part of the error of a failed run, without torchrun's report on itself.
+The error of a failed run ends with the last lines of the log, without torchrun's own report.
 """
 
 import os
@@ -37,7 +37,7 @@ GRACE = 15.0
 
 MARK = "TOKENMILL_LAUNCH"
 LONGEST = 64 * 1024
-"""Bytes kept of a line; a progress bar in a file can be one line of many MB."""
+"""Maximum bytes of a line; a progress bar in a file can be one line of many MB."""
 
 PIECE = 64 * 1024
 EVENT = '{"event":'
@@ -53,7 +53,7 @@ CONSEQUENCE = re.compile(r"\.ChildFailedError|DistBackendError|DistNetworkError|
 """Errors of torchrun and of other processes after one has failed."""
 
 WORKER_KILLED = re.compile(r"Signal \d+ \((SIG\w+)\) received by PID")
-"""torchrun's line on a process that a signal ended."""
+"""torchrun's line about a process that a signal ended."""
 
 TORCHRUN_REPORT = re.compile(r"torch/distributed/elastic/multiprocessing/api\.py:\d+\] failed \(exitcode")
 """The first line of torchrun's report on a failure."""
@@ -95,8 +95,8 @@ def logged(path: str) -> Generator[Log]:
 def run(launch: Launch, on_event: Callable[[Event], None], on_line: Callable[[str], None]) -> None:
     """Run the command of `launch` to its end, passing on every event and every other line.
 
-    Raises InputError when the trainer rejects its job, and RunError when training fails. Whatever is raised, here or by a
-    callback, no process of the launch is left (one that a hanging driver keeps alive is reported as a line).
+    Raises InputError when the trainer rejects its job, and RunError when training fails. If anything raises, a callback
+    included, all processes of the launch are ended (one kept alive by a hanging driver is reported in a line).
     """
     mark = uuid.uuid4().hex
     output = _Output()
@@ -109,7 +109,7 @@ def run(launch: Launch, on_event: Callable[[Event], None], on_line: Callable[[st
     except BaseException:
         _signal_group(process, signal.SIGTERM)
         for _ in _lines(process, time.monotonic() + GRACE):
-            pass  # what it still writes is dropped
+            pass  # further output is dropped
         raise
     finally:
         _kill_rest(process, mark, on_line)
@@ -144,7 +144,7 @@ class _LineSplitter:
             self._keep(beginning)
 
     def last(self) -> str:
-        """The line so far, as text; of an overwritten progress bar, what remains visible."""
+        """The line so far, as text; only the visible part of an overwritten progress bar."""
         text = self.rest.decode(errors="replace").rstrip("\r").rpartition("\r")[2]
         text += " … (cut)" * self.cut
         self.rest, self.cut = b"", False
@@ -188,7 +188,7 @@ def _pieces(process: subprocess.Popen[bytes], until: float) -> Iterator[bytes]:
 
 @dataclass(slots=True)
 class _Output:
-    """What the output of a launch says about its end."""
+    """The cause of a launch's end, according to its output."""
 
     failed: Failed | None = None
     exceptions: list[str] = field(default_factory=list[str])
@@ -197,7 +197,7 @@ class _Output:
     def take(self, line: str, on_line: Callable[[str], None]) -> Event | None:
         """The event in a line; the rest of the line goes to `on_line`.
 
-        An event can follow another process's unfinished line, such as a progress bar.
+        An event may follow an unfinished line of another process, such as a progress bar.
         """
         log, begins, rest = line.partition(EVENT)
         event = event_in(begins + rest)
@@ -241,7 +241,7 @@ def _signal_group(process: subprocess.Popen[bytes], how: signal.Signals) -> None
 
 
 def _kill_rest(process: subprocess.Popen[bytes], mark: str, on_line: Callable[[str], None]) -> None:
-    """Kill everything left of a launch, and wait until it is gone."""
+    """Kill all remaining processes of a launch, and wait until they have ended."""
     _signal_group(process, signal.SIGKILL)
     until = time.monotonic() + GRACE
     while (left := _marked(mark)) and time.monotonic() < until:
@@ -251,13 +251,13 @@ def _kill_rest(process: subprocess.Popen[bytes], mark: str, on_line: Callable[[s
         psutil.wait_procs(left, PATIENCE)
     if left:
         names = ", ".join(str(each.pid) for each in left)
-        on_line(f"processes {names} were killed but do not end: a driver hangs; restart the machine")
+        on_line(f"processes {names} were killed but are still alive, because a driver hangs; restart the machine")
     process.poll()
     cast("BinaryIO", process.stdout).close()
 
 
 def _marked(mark: str) -> list[psutil.Process]:
-    """The living processes of a launch; processes of other users show no environment."""
+    """The running processes of a launch; the environment of other users' processes is hidden."""
     return [each for each in psutil.process_iter() if _environment(each).get(MARK) == mark]
 
 

@@ -359,7 +359,7 @@ def test_rows_that_were_decided_and_are_not_there_are_an_error(tmp_path, monkeyp
     (table,) = (rows_decided(decisions.uri, digest) for digest in decisions.digests)
     more = pa.Table.from_pylist([{"row": 99, "outcome": "exact_duplicate"}], schema=OUTCOMES)
     monkeypatch.setattr("tokenmill.tasks.dedup.apply.rows_decided", lambda *_: pa.concat_tables([table, more]))
-    with pytest.raises(RunError, match="3 rows were to be dropped, but 2 of them are there"):
+    with pytest.raises(RunError, match="3 rows should be dropped, but the slice has 2 of them"):
         build(decided, decisions, decided.plan.pending)
 
 

@@ -270,7 +270,7 @@ def test_a_file_whose_texts_are_no_harmony_is_found(tmp_path):
     texts = pa.array([*table["text"].to_pylist()[:2], "no tags"])
     pq.write_table(table.set_column(table.schema.get_field_index("text"), SCHEMA.field("text"), texts), place)
     (problem,) = inspect_harmony_shard(planned.plan.store, receipt)
-    assert "row 2 is no Harmony: E02" in problem
+    assert "row 2 is not valid Harmony: E02" in problem
     pq.write_table(table.slice(1), place)
     (problem,) = inspect_harmony_shard(planned.plan.store, receipt)
     assert "holds 2 rows" in problem
@@ -280,7 +280,7 @@ def test_a_file_whose_texts_are_no_harmony_is_found(tmp_path):
     ("keys", "settings", "words"),
     [
         ({"converter": "math_v3"}, {}, "no converter 'math_v3'; did you mean 'math_v2'?"),
-        ({}, {"rules_off": ["S99"]}, "rules_off: 'S99' is no rule"),
+        ({}, {"rules_off": ["S99"]}, "rules_off: 'S99' is not a rule"),
         ({}, {"holdout": {"valid": 0.1}}, "holdout does not apply"),
         ({"transforms": ["passthrough"]}, {}, "'transforms' has no effect on Harmony"),
     ],

@@ -245,7 +245,7 @@ def test_composition_is_chosen_by_variables_of_the_template(chats, tmp_path):
     assert "Reasoning: high" in text
     assert text == render(composed(twice, **variables))
     for wrong, remedy in [
-        ({"efort": "high"}, "did you mean 'effort'"), ({"effort": "huge"}, "known: low, medium, high"),
+        ({"efort": "high"}, "did you mean 'effort'"), ({"effort": "huge"}, "choose one of low, medium, high"),
         ({"special_strings": "escape"}, "'special_strings' is not an option"),
     ]:  # fmt: skip
         with pytest.raises(InputError, match=r"^template_variables") as refusal:
@@ -388,7 +388,7 @@ def test_a_tokenizer_without_the_control_tokens_of_harmony_is_refused(chats, tmp
         plan(blend_of(chats / "chat.jsonl"), tmp_path / "out", tokenizer={"model": model})
     o200k = find_vocabulary(TokenizerSource())
     moved = replace(o200k, controls={**o200k.controls, "<|start|>": 7})
-    with pytest.raises(InputError, match=r"<\|start\|> is token 200006 of Harmony, and the tokenizer has the id 7"):
+    with pytest.raises(InputError, match=r"<\|start\|> is token 200006 of Harmony, but the tokenizer has the id 7"):
         require_tokens(moved)
     require_tokens(o200k)
 

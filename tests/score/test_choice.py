@@ -210,9 +210,9 @@ def test_what_cannot_be_chosen_from_is_refused(tmp_path, capsys):
     nll = publish_scores(tmp_path / "nll", "nll", [("a-00000000.parquet", nll_table([], []))])
     with pytest.raises(InputError, match="holds nll, not embeddings; make them with `tokenmill score embed`"):
         choose_rows(nll, str(tmp_path / "out"), ChoiceSettings())
-    with pytest.raises(InputError, match="of type 'embeddings'; choose into a folder of its own"):
+    with pytest.raises(InputError, match="of type 'embeddings'; choose another --output-dir"):
         choose_rows(place, place, ChoiceSettings())
-    with pytest.raises(InputError, match="a choice of 10000 from 30 rows in 31 clusters"):
+    with pytest.raises(InputError, match="choose 10000 of 30 rows from 31 clusters"):
         choose_rows(place, str(tmp_path / "out"), ChoiceSettings(clusters=31))
     assert not (tmp_path / "out").exists()
     assert run(["choose", place, "row=5", "--output-dir", str(tmp_path / "out")]) == 2
@@ -239,5 +239,5 @@ def test_without_a_plot_there_is_none(tmp_path):
 
 def test_a_gpu_that_is_not_there_is_refused_before_anything_is_read(tmp_path, monkeypatch):
     monkeypatch.setattr("torch.cuda.is_available", lambda: False)
-    with pytest.raises(InputError, match="device=cuda: this machine sees no GPU; set device=cpu"):
+    with pytest.raises(InputError, match="device=cuda: no GPU is visible on this machine; set device=cpu"):
         choose_rows(str(tmp_path / "nowhere"), str(tmp_path / "out"), ChoiceSettings(device="cuda"))

@@ -152,7 +152,7 @@ def test_within_a_cluster_every_row_has_the_same_odds():
 
 @pytest.mark.parametrize(("budget", "clusters", "threshold"), [(0, 2, 0.9), (5, 0, 0.9), (5, 11, 0.9), (5, 2, 0.0)])
 def test_a_choice_that_makes_no_sense_is_refused(budget, clusters, threshold):
-    with pytest.raises(InputError, match=f"a choice of {budget} from 10 rows in {clusters} clusters"):
+    with pytest.raises(InputError, match=f"choose {budget} of 10 rows from {clusters} clusters"):
         choose(np.eye(10, dtype=np.float32), budget, clusters, threshold, 0)
 
 

@@ -265,7 +265,7 @@ def test_a_number_that_is_none_is_found_and_its_row_named(value):
 def test_a_number_too_large_for_half_precision_is_not_stored_as_infinity():
     vectors = np.full((2, 4), 0.5, np.float32)
     vectors[1] *= 200_000
-    with pytest.raises(NonFiniteError, match="row 1: the embedding has the length 200000 and must have 1"):
+    with pytest.raises(NonFiniteError, match="row 1: the embedding has length 200000 instead of 1"):
         as_stored(vectors)
 
 

@@ -193,13 +193,13 @@ def test_a_model_that_looks_ahead_is_refused():
     bert = BertLMHeadModel(
         BertConfig(vocab_size=VOCABULARY, hidden_size=32, num_hidden_layers=1, num_attention_heads=2)
     )
-    with pytest.raises(InputError, match="BertLMHeadModel predicts for a token depends on the tokens after it"):
+    with pytest.raises(InputError, match="BertLMHeadModel is not causal"):
         CausalScorer(bert.eval())
 
 
 @pytest.mark.parametrize(("token", "named"), [(VOCABULARY, "500"), (-1, "-1")])
 def test_a_token_that_the_model_does_not_know_is_refused(scorer, token, named):
-    with pytest.raises(InputError, match=rf"token {named} is not among the 500 of the model; score with the tokenizer"):
+    with pytest.raises(InputError, match=rf"token {named} is outside the model's vocabulary of 500; score with"):
         scorer.score(completions([(1, 0, 0), (token, 1, 3)]))
 
 

@@ -197,11 +197,11 @@ def test_rows_of_another_split_leave_percentiles_as_they_are(folder, whole, tmp_
 def test_a_row_that_is_there_twice_stops_publication_and_names_both_places(folder, tmp_path):
     path = str(folder / "out/data/easy")
     blend = {"datasets": [{"name": "one", "path": path}, {"name": "two", "path": path}]}
-    with pytest.raises(RunError, match=r"is there 2 times, in datasets/one/.* and datasets/two/.*name each file once"):
+    with pytest.raises(RunError, match=r"occurs 2 times, in datasets/one/.* and datasets/two/.*name each file once"):
         prepare("embed", blend, tmp_path / "out", dimensions=4)
     assert not (tmp_path / "out/embeddings").exists()
     rows = [{"id": "same", "text": "a"}, {"id": "same", "text": "b"}]
-    with pytest.raises(RunError, match="row 'same' is there 2 times"):
+    with pytest.raises(RunError, match="row 'same' occurs 2 times"):
         prepare("embed", str(write_rows(tmp_path / "rows.jsonl", rows)), tmp_path / "other")
 
 
@@ -322,9 +322,9 @@ def test_a_damaged_file_is_named_and_its_slice_made_again(folder, tmp_path, one_
     [
         (lambda table: table.slice(1), "its receipt says"),
         (lambda table: table.drop_columns(["ppl"]), "not those of scores"),
-        (lambda table: replaced(table, "row_id", ["x"] * len(table)), "one that others have"),
+        (lambda table: replaced(table, "row_id", ["x"] * len(table)), "repeat one of another row"),
         (lambda table: replaced(table, "row_id", [None] * len(table)), "have no row_id"),
-        (lambda table: replaced(table, "nll_mean", [float("nan")] * len(table)), "nll_mean holds what is no number"),
+        (lambda table: replaced(table, "nll_mean", [float("nan")] * len(table)), "nll_mean holds NaN"),
         (lambda table: replaced(table, "percentile_within_split", [None] * len(table)), "has no score"),
     ],
 )
@@ -337,7 +337,7 @@ def test_a_table_of_nll_that_is_not_what_it_should_be_is_found(folder, one_shard
 
 @pytest.mark.parametrize(
     ("vectors", "words"),
-    [(np.full((6, 8), np.nan), "what is no number"), (np.full((6, 8), 0.5), "whose length is not 1")],
+    [(np.full((6, 8), np.nan), "holds NaN"), (np.full((6, 8), 0.5), "whose length is not 1")],
 )
 def test_vectors_that_are_none_are_found(one_shard, vectors, words):
     store, receipt, file = one_shard("embed")

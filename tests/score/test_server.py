@@ -73,9 +73,9 @@ def test_a_token_that_the_server_puts_before_a_text_does_not_matter(model):
 
 
 def test_another_tokenizer_is_refused(vllm):
-    with pytest.raises(InputError, match=r"tokenizer: the server reads '3.14 naïve .* as tokens .* set tokenizer"):
+    with pytest.raises(InputError, match=r"tokenizer: the server encodes '3.14 naïve .* as .* set tokenizer"):
         scorer(vllm, encode=lambda text: [token + 1 for token in by_bytes(text)])
-    with pytest.raises(InputError, match="tokenizer: the server reads"):
+    with pytest.raises(InputError, match="tokenizer: the server encodes"):
         scorer(vllm, encode=lambda text: [1, *by_bytes(text), 2])
 
 
@@ -89,7 +89,7 @@ def test_another_tokenizer_is_refused(vllm):
 )
 def test_log_probabilities_of_other_tokens_are_refused(vllm, change, difference):
     vllm.change = change
-    with pytest.raises(RunError, match=rf"a\.jsonl: row 0: 9 tokens were sent, .* of others: {difference}"):
+    with pytest.raises(RunError, match=rf"a\.jsonl: row 0: .* are not those of the 9 tokens sent: {difference}"):
         scorer(vllm).score(completions([(4, 1, 3)] * 9), place)
 
 
@@ -159,7 +159,7 @@ def test_the_key_comes_from_the_environment_and_a_refused_one_says_so(vllm, monk
 
 
 def test_a_model_that_is_not_served_is_refused_before_anything_runs(vllm):
-    with pytest.raises(InputError, match=r"serves tiny, not 'other'; name one of its"):
+    with pytest.raises(InputError, match=r"serves tiny, not 'other'; set model to a served one"):
         require_model(None, NllSettings(model="other", engine="server", server=f"{vllm.url}/v1"), "out")
     require_model(None, NllSettings(model="tiny", engine="server", server=f"{vllm.url}/v1/"), "out")
 
@@ -168,7 +168,7 @@ def test_a_server_without_log_probabilities_of_prompts_is_refused(vllm, monkeypa
     monkeypatch.setattr(
         vllm, "answer", lambda path, body: (200, {"choices": [{"text": "a"}], "data": [{"id": "tiny"}]})
     )
-    with pytest.raises(RunError, match=r"lacks what vLLM and SGLang return \(KeyError\('prompt_logprobs'\)\)"):
+    with pytest.raises(RunError, match=r"not the response of vLLM or SGLang \(KeyError\('prompt_logprobs'\)\)"):
         scorer(vllm)
 
 

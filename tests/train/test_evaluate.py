@@ -256,13 +256,13 @@ def test_data_of_another_vocabulary_is_refused(pretrain, model):
 
 
 def test_a_model_that_is_too_small_for_the_data_is_refused(folder, pretrain):
-    with pytest.raises(InputError, match=r"token \d+ is not among the 300 of the model"):
+    with pytest.raises(InputError, match=r"token \d+ is outside the model's vocabulary of 300"):
         evaluate(saved_model(folder / "narrow", 300), pretrain, QUIET)
 
 
 def test_nothing_held_out_is_an_error_with_a_remedy(pretrain, model):
     nothing = pretrain.model_copy(update={"sources": pretrain.of("train")})
-    with pytest.raises(InputError, match=r"no documents are in split test; prepare it with holdout\.test"):
+    with pytest.raises(InputError, match=r"split test has no documents; prepare it with holdout\.test"):
         evaluate(model, nothing, EvaluateSettings(split="test"))
 
 

@@ -83,18 +83,18 @@ def test_a_small_training_passes_and_nothing_is_written(job, kind):
 
 ANYWHERE = {"launcher": "megatron-bridge"}
 SETTINGS = [
-    ("pretrain", {"parallel": {"context": 2}, "processes": 2, "micro_batch": 1}, ANYWHERE, "leave it out, or set launcher=megatron-bridge"),
+    ("pretrain", {"parallel": {"context": 2}, "processes": 2, "micro_batch": 1}, ANYWHERE, "remove it, or set launcher=megatron-bridge"),
     ("pretrain", {"parallel": {"sequence": True}}, ANYWHERE, "parallel.sequence=true: launcher=local does not split sequences"),
     ("pretrain", {"parallel": {"sequence": True}, "launcher": "slurm"}, ANYWHERE, "launcher=slurm does not split"),
     ("pretrain", {"engine": "transformers", "parallel": {"tensor": 2}, "processes": 2}, {"engine": "megatron-core"}, "parallel.tensor=2: engine=transformers does not split a model; use engine=megatron-core"),
     ("pretrain", {"engine": "transformers", "parallel": {"pipeline": 2}, "processes": 2}, {"engine": "megatron-core"}, "parallel.pipeline=2: engine=transformers"),
     ("pretrain", {"engine": "transformers", "optimizer": {"distributed": True}}, {"engine": "megatron-core"}, "optimizer.distributed=true: engine=transformers"),
-    ("pretrain", {"processes": 3, "parallel": {"tensor": 2}}, {"processes": 4}, "set nodes and processes to make a multiple of 2"),
-    ("pretrain", {"nodes": 1, "parallel": {"tensor": 2}}, {"nodes": 2}, "1 machine(s) of 1 process(es) cannot be shared evenly by replicas of 2"),
-    ("pretrain", {"processes": 3, "parallel": {"tensor": 3}, "model": {"heads": 4, "key_value_heads": 4, "hidden": 48, "feed_forward": 96, "vocabulary_multiple": 96}}, {"model": {"heads": 6, "key_value_heads": 6, "hidden": 48, "feed_forward": 96, "vocabulary_multiple": 96}}, "model.heads=4 cannot be shared evenly by 3 processes"),
-    ("pretrain", {"processes": 4, "parallel": {"tensor": 4}}, {"model": {"key_value_heads": 4}}, "parallel.tensor=4: model.key_value_heads=2 cannot be shared evenly by 4 processes"),
+    ("pretrain", {"processes": 3, "parallel": {"tensor": 2}}, {"processes": 4}, "set nodes and processes so that their product is a multiple of 2"),
+    ("pretrain", {"nodes": 1, "parallel": {"tensor": 2}}, {"nodes": 2}, "1 machine(s) of 1 process(es) do not divide into replicas of 2"),
+    ("pretrain", {"processes": 3, "parallel": {"tensor": 3}, "model": {"heads": 4, "key_value_heads": 4, "hidden": 48, "feed_forward": 96, "vocabulary_multiple": 96}}, {"model": {"heads": 6, "key_value_heads": 6, "hidden": 48, "feed_forward": 96, "vocabulary_multiple": 96}}, "model.heads=4 is not divisible by 3"),
+    ("pretrain", {"processes": 4, "parallel": {"tensor": 4}}, {"model": {"key_value_heads": 4}}, "parallel.tensor=4: model.key_value_heads=2 is not divisible by 4"),
     ("pretrain", {"processes": 2, "parallel": {"tensor": 2}, "model": {"feed_forward": 175}}, {"model": {"feed_forward": 176}}, "model.feed_forward=175"),
-    ("pretrain", {"processes": 2, "parallel": {"tensor": 2}, "model": {"vocabulary_multiple": 501}}, {"model": {"vocabulary_multiple": 502}}, "the padded vocabulary=501 cannot be shared evenly by 2 processes; choose a divisor of it, or a model.vocabulary_multiple that is"),
+    ("pretrain", {"processes": 2, "parallel": {"tensor": 2}, "model": {"vocabulary_multiple": 501}}, {"model": {"vocabulary_multiple": 502}}, "the padded vocabulary=501 is not divisible by 2; choose a divisor of it, or a model.vocabulary_multiple that is"),
     ("pretrain", {"processes": 3, "parallel": {"pipeline": 3}}, {"model": {"layers": 6}}, "parallel.pipeline=3: model.layers=4"),
     ("pretrain", {"global_batch": 6, "micro_batch": 4}, {"global_batch": 8}, "set global_batch=8"),
     ("pretrain", {"processes": 4, "micro_batch": 2}, {"micro_batch": 1}, "global_batch=4 is not a multiple of 8, the micro_batch=2 of 4 replica(s)"),
@@ -186,7 +186,7 @@ def test_epochs_are_told_by_source(job, prepared):
     held = train_tokens(prepared["pretrain"])
     drawn = {"a": 3 * 4 * 64 * 3 / 4, "b": 3 * 4 * 64 / 4}
     assert check(job()) == [
-        f"{name}: {drawn[name] / held[name]:.2f} epochs ({drawn[name]:,.0f} tokens drawn, it has {held[name]:,})"
+        f"{name}: {drawn[name] / held[name]:.2f} epochs ({drawn[name]:,.0f} tokens drawn, of {held[name]:,})"
         for name in ("a", "b")
     ]
 
@@ -202,7 +202,7 @@ def test_the_steps_that_a_refusal_names_pass_and_one_more_does_not(job):
 def test_without_a_train_split_nothing_is_trained(job, kind):
     chosen = job(kind)
     data = chosen.data.model_copy(update={"sources": chosen.data.of("valid")})
-    assert "nothing is in the train split; prepare data sets under" in refusal(chosen.model_copy(update={"data": data}))
+    assert "the train split is empty; prepare data sets under" in refusal(chosen.model_copy(update={"data": data}))
 
 
 @pytest.fixture
@@ -341,7 +341,7 @@ def test_documents_whose_tokenizer_is_not_found_are_refused_as_no_model_could_be
     out = elsewhere(texts, "v")
     told = refusal(planned(out, "trained", launcher=launcher))
     assert told.startswith(f"{out}: was prepared with a tokenizer that is not found here: tokenizer.model: 'v' is not")
-    assert "start training there too, or prepare with an absolute path" in told
+    assert "train in that folder, or prepare with an absolute path" in told
 
 
 @pytest.mark.parametrize("launcher", OWN)
@@ -351,7 +351,7 @@ def test_packs_whose_template_is_not_found_are_refused_as_no_model_could_be_expo
     assert told.startswith(
         f"{out}: was prepared with a chat template that is not found here: chat_template: 'chat.jinja'"
     )
-    assert "start training there too, or prepare with an absolute path" in told
+    assert "train in that folder, or prepare with an absolute path" in told
 
 
 @pytest.mark.parametrize("launcher", OTHERS)
@@ -500,7 +500,7 @@ def test_an_earlier_training_of_the_same_model_may_begin(job, tmp_path):
 def test_an_earlier_training_of_another_model_is_refused(job, tmp_path):
     earlier = finished(job(model={"layers": 2, "rope_base": 5e5}), tmp_path / "earlier")
     told = refusal(job(start_from=str(earlier)))
-    assert "another model: model.layers is 2, not 4; model.rope_base is 500000.0, not 10000.0; set model to" in told
+    assert "not the model of the settings: model.layers is 2, not 4; model.rope_base is 500000.0, not 10000.0" in told
 
 
 def test_an_earlier_training_with_another_tokenizer_is_refused(job, tmp_path):
@@ -530,7 +530,7 @@ def test_places_here_are_made_absolute(prepared, tmp_path, monkeypatch):
 @pytest.mark.parametrize("kind", ["sft", "pretrain"])
 def test_a_preparation_is_not_written_into_whether_it_is_this_or_another(prepared, kind):
     told = refusal(planned(prepared["sft"], prepared[kind]))
-    assert told.endswith("its manifest.json is that of a preparation; give training its own --output-dir")
+    assert told.endswith("manifest.json here belongs to a preparation; choose another --output-dir")
 
 
 def reviewed(chosen):
@@ -554,9 +554,7 @@ def test_the_same_job_goes_on_wherever_it_runs(job):
     begun(job(micro_batch=1))
     assert set(ELSEWHERE) - {"micro_batch"} == RUNTIME_SETTINGS
     for chosen in (job(micro_batch=1), job(**ELSEWHERE)):
-        assert (
-            check(chosen)[-1] == f"{chosen.output_dir}: this job was begun before, and resumes from its last checkpoint"
-        )
+        assert check(chosen)[-1] == f"{chosen.output_dir}: this job resumes from its last checkpoint"
 
 
 @pytest.mark.parametrize(
@@ -577,7 +575,7 @@ def test_the_same_job_goes_on_wherever_it_runs(job):
 def test_another_job_does_not_go_on_in_its_place(job, change, words):
     begun(job())
     told = refusal(job(**change))
-    assert f"another training was begun there: {words}; choose another --output-dir, or delete this one" in told
+    assert f"another training was started here: {words}; choose another --output-dir, or delete this one" in told
 
 
 def test_other_data_does_not_go_on_in_its_place_but_the_same_data_elsewhere_does(job, tmp_path, vocabulary, store):
@@ -591,7 +589,7 @@ def test_other_data_does_not_go_on_in_its_place_but_the_same_data_elsewhere_does
 
 def test_a_job_that_was_only_written_for_review_is_replaced(job):
     reviewed(job())
-    assert not any("begun before" in line for line in check(job(steps=4)))
+    assert not any("resumes from" in line for line in check(job(steps=4)))
 
 
 @pytest.mark.parametrize("content", ["{", "[]", '{"settings": {"step": 3}}'])
@@ -684,7 +682,7 @@ def test_a_machine_without_the_tool_or_a_driver_has_no_gpus(machine):
 def test_gpus_that_were_counted_are_said_to_be(machine, job):
     machine(EIGHT)
     told = refusal(job(processes=None, parallel={"pipeline": 3}, model={"layers": 6}))
-    assert "1 machine(s) of 8 process(es) (one per GPU found here, or one) cannot be shared" in told
+    assert "1 machine(s) of 8 process(es) (one per GPU found here, or one) do not divide" in told
 
 
 def test_nothing_that_computes_is_imported():

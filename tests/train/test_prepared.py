@@ -197,7 +197,7 @@ def test_a_tokenizer_at_a_relative_path_is_named_by_its_absolute_one(tmp_path, v
     data = prepared_data(out)
     assert data.tokenizer["model"] == str(tmp_path / "mine")
     monkeypatch.chdir(tmp_path.parent)
-    with pytest.raises(InputError, match=r"relative path.*start training there"):
+    with pytest.raises(InputError, match=r"relative path.*train in that folder"):
         prepared_data(out)
 
 
@@ -252,7 +252,7 @@ def test_a_blend_that_was_edited_or_removed_is_refused(own, change):
         return
     assert change(before) != before
     place.write_bytes(change(before))
-    assert "blend.json: not the one that was published; change weights and data sets in the input blend" in refusal(own)
+    assert "blend.json: changed since it was published; change weights and data sets in the input blend" in refusal(own)
 
 
 @pytest.mark.parametrize(
@@ -271,7 +271,7 @@ def test_other_kinds_of_data_are_refused_with_what_to_do(own, kind, remedy):
 
 def test_a_run_that_failed_is_refused(own):
     edit(own, status="failed", error="out of disk")
-    assert "the run failed and published nothing: out of disk; fix that and prepare the data again" in refusal(own)
+    assert "the run failed and published nothing: out of disk; fix this, and prepare the data again" in refusal(own)
 
 
 def test_a_damaged_manifest_is_refused(own):

@@ -103,7 +103,7 @@ def test_steps_before_a_restart_are_not_measured():
 
 
 def test_too_few_steps_are_refused():
-    with pytest.raises(InputError, match=r"2 were done since the start.*train at least 3"):
+    with pytest.raises(InputError, match=r"2 were run since the start.*train at least 3"):
         summarise(job(), STARTED, steps(2))
 
 

@@ -3,15 +3,15 @@
 import math
 from itertools import pairwise
 
-from tokenmill.tasks.train.progress import OF_ELAPSED, REFRESH_SECONDS, Rhythm
+from tokenmill.tasks.train.progress import OF_ELAPSED, REFRESH_SECONDS, UpdateSchedule
 
 A_DAY = 86_400.0
 
 
 def shown(seconds, step):
     """When something is shown in a training of so many seconds, whose steps take `step` seconds each."""
-    rhythm = Rhythm(began=1000.0)
-    return [now for number in range(int(seconds / step)) if rhythm.due(now := 1000.0 + number * step)]
+    schedule = UpdateSchedule(began=1000.0)
+    return [now for number in range(int(seconds / step)) if schedule.due(now := 1000.0 + number * step)]
 
 
 def test_the_first_step_is_shown_at_once_and_two_updates_are_never_closer_than_five_seconds():

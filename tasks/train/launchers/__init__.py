@@ -1,6 +1,6 @@
 """Launchers: start a job on this machine, by Slurm, on Kubernetes, or hand it to another trainer.
 
-Each is a function from a job to files and a command, without side effects. `local`, `slurm` and `kubernetes` start our
+Each is a function from a job to files and a command, without side effects. `local`, `slurm` and `kubernetes` start tokenmill's
 trainer, which is watched; `megatron-lm`, `megatron-bridge` and `nemo-rl` write what those trainers need.
 """
 
@@ -27,8 +27,8 @@ THREADS = "OMP_NUM_THREADS"
 def local_launch(job: Job, processes: int) -> Launch:
     """Start torchrun here. Raises InputError for several machines, and for an output folder outside a file system.
 
-    Processes share the cores evenly unless the environment sets their threads: by default each would take all cores, and
-    torchrun would give each a single one.
+    Processes share the cores evenly unless the environment sets their threads: by default each would take all cores, and under
+    torchrun a single one.
     """
     if job.settings.nodes > 1:
         raise InputError(

@@ -1,6 +1,6 @@
 """Kubernetes: a Job with one pod per machine, and a script that starts it, shows its log and exits with its result.
 
-Pods of an Indexed Job have names, so the processes of several machines meet at the first pod, by way of a headless Service.
+Pods of an Indexed Job have names, so the processes of several machines meet at the first pod, through a headless Service.
 Kubernetes restarts nothing: a retry is a new Job that resumes from the checkpoint.
 
 The cluster's settings come from the environment: TOKENMILL_IMAGE is an image with this package and its extra `train`;
@@ -25,50 +25,50 @@ from .launch import RUN, TRAINER, Launch, local_folder, on_one_machine
 IMAGE, CLAIM = "TOKENMILL_IMAGE", "TOKENMILL_CLAIM"
 MANIFEST, SCRIPT = "job.yaml", "job.sh"
 PORT = 29500
-"""Where processes of several machines meet; a pod has its own address, so the port is free."""
+"""The port at which processes of several machines meet; it is free, because a pod has its own address."""
 
 INSTANCE = "app.kubernetes.io/instance"
 INDEX = "batch.kubernetes.io/job-completion-index"
 A_DAY = 86_400
 
 HEADING = """\
-# A training as a Job of Kubernetes; {script} beside this file runs it. kubectl apply --filename {manifest} does, too.
+# A training as a Kubernetes Job. Start it with {script} beside this file, or with kubectl apply --filename {manifest}.
 """
 
 SCRIPT_TEXT = """\
 #!/bin/sh
-# Runs the training as a Job of Kubernetes: starts it, shows its log, and ends with its result. Ended by a signal, it removes
-# the Job. Cluster and namespace are those of kubectl's context.
+# Runs the training as a Kubernetes Job: starts it, shows its log, and exits with its result. If a signal ends this script, it
+# removes the Job. kubectl's context determines cluster and namespace.
 set -eu
 manifest={manifest}
 job={name}
 first={instance}={name},{index}=0
 
-# The Job goes after its pods, so that no other begins beside them: it would hear their log, and share their checkpoints.
+# Delete the Job after its pods, so that the next one cannot start beside them, follow their log and share their checkpoints.
 remove() {{ kubectl delete --cascade=foreground --ignore-not-found --filename "$manifest" "$@"; }}
 
-# The log is followed in the background, because a shell sees a signal only between commands, or while it waits.
+# Follow the log in the background, because a shell handles signals only between commands and in `wait`.
 log=
 trap 'trap "" TERM INT HUP; [ -z "$log" ] || kill "$log" 2>/dev/null || true; remove --wait=false; exit 143' TERM INT HUP
 lines=-1
 follow() {{
     kubectl logs --follow --tail="$lines" --selector "$first" | show &
     log=$!
-    if wait "$log"; then lines=0; fi # a log that is taken up again is not repeated
+    if wait "$log"; then lines=0; fi # when following again, do not repeat the log
     log=
 }}
-show() {{ IFS= read -r line && printf '%s\\n' "$line" && exec cat; }} # fails where there is not one line
+show() {{ IFS= read -r line && printf '%s\\n' "$line" && exec cat; }} # fails if there is no line
 phase() {{ kubectl get pods --selector "$first" --output 'jsonpath={{.items[*].status.phase}}' || true; }}
 state() {{
     conditions='jsonpath=found {{.status.conditions[?(@.status=="True")].type}} '
-    kubectl get job "$job" --ignore-not-found --output "$conditions" || echo "found " # the cluster may answer later
+    kubectl get job "$job" --ignore-not-found --output "$conditions" || echo "found " # the cluster may answer next time
 }}
 
-remove # what an earlier attempt has left; this waits until it is gone
+remove # the Job of an earlier attempt; waits until it is gone
 kubectl create --filename "$manifest"
 while :; do
     case "$(phase)" in
-    *Running* | *Succeeded* | *Failed*) follow ;; # until the container ends, or the connection does
+    *Running* | *Succeeded* | *Failed*) follow ;; # until the container or the connection ends
     esac
     case "$(state)" in
     *" Complete "*) exit 0 ;;
@@ -117,7 +117,7 @@ def _place(environment: Mapping[str, str]) -> _Place:
     if not (claim and colon and mount.startswith("/")):
         raise InputError(
             f"{CLAIM}={environment.get(CLAIM, '')!r}: launcher=kubernetes needs the persistent volume claim with data and output, "
-            "and its place in both this machine and the pods; set it to claim:/mount/path"
+            "and its mount path, the same here and in the pods; set it to claim:/mount/path"
         )
     return _Place(image, claim, mount.rstrip("/"))
 
@@ -168,7 +168,7 @@ def _pod(job: Job, processes: int, name: str, place: _Place) -> dict[str, Any]:
         "resources": _resources(job, processes),
         "volumeMounts": [
             {"name": "files", "mountPath": place.mount},
-            {"name": "memory", "mountPath": "/dev/shm"},  # noqa: S108 - what processes and NCCL share; 64 MB by default
+            {"name": "memory", "mountPath": "/dev/shm"},  # noqa: S108 - shared memory of processes and NCCL; 64 MB by default
         ],
     }
     volumes = [

@@ -1,4 +1,4 @@
-"""What launchers share: the files and command that they make of a job, the arguments of torchrun, and process counts."""
+"""Common parts of launchers: the files and command of a job, the arguments of torchrun, and process counts."""
 
 import os
 import shlex
@@ -18,10 +18,10 @@ PROGRAMS: Mapping[Launcher, tuple[str, str]] = {
     "slurm": ("srun", "run this on a login node of the cluster, or submit there the job.sbatch that --dry-run writes"),
     "kubernetes": ("kubectl", "install it, or apply the job.yaml that --dry-run writes from a machine that has it"),
 }
-"""The program that a launcher runs, and what to do if it is not installed."""
+"""The program that a launcher runs, and the remedy if it is not installed."""
 
 RUN = ("-m", "torch.distributed.run")
-"""Arguments of Python: the `torchrun` on PATH may belong to another environment."""
+"""Arguments of Python, because the `torchrun` on PATH may belong to another environment."""
 
 TRAINER = ("-m", "tokenmill.tasks.train.trainer")
 SCRIPT = "train.sh"
@@ -68,7 +68,7 @@ def local_folder(output_dir: str, launcher: Launcher) -> str:
 
 
 def require_files(launcher: Launcher, places: Iterable[str]) -> None:
-    """Raises InputError unless the data is in files, which is all that other trainers open."""
+    """Raises InputError unless the data is in files, because other trainers cannot read object stores."""
     stored = next((place for place in places if not is_local(place)), None)
     if stored is not None:
         raise InputError(
@@ -134,7 +134,7 @@ def torchrun_words(job: Job, processes: int) -> str:
 
 
 def process_count(settings: TrainSettings) -> int:
-    """Processes per machine: as many as set, else one per GPU, else one. Raises InputError for GPUs of other machines."""
+    """Processes per machine: the setting, else one per GPU, else one. Raises InputError if the GPUs are on other machines."""
     if settings.processes is not None:
         return settings.processes
     if settings.launcher != "local" and settings.device != "cpu":

@@ -1,8 +1,8 @@
 """Megatron-Bridge: a Python script that builds its configuration for this job and trains.
 
-The names are those of Megatron-Bridge 0.6 (`megatron.bridge.training.config`). Its command-line recipes are in its
-repository but not in its package; a script works with either. Pretraining reads blend.json; packs are read as the files of
-a folder, each once per epoch, and one pack is a micro-batch.
+The names are those of Megatron-Bridge 0.6 (`megatron.bridge.training.config`). Its command-line recipes are in its repository
+but not in its package; this script works with both. Pretraining reads blend.json; packs are read as the files of a folder, each
+once per epoch, and one pack is a micro-batch.
 """
 
 import os
@@ -31,13 +31,13 @@ PROGRAM = "train.py"
 
 SHELL = """\
 #!/usr/bin/env bash
-# Trains with Megatron-Bridge, in an environment (its container, for one) that has it{more}.
+# Trains with Megatron-Bridge, in an environment that has it, such as its container{more}.
 set -euo pipefail
 exec python {torchrun} "$(dirname "$0")/{program}"
 """
 
 TEXT = Template('''\
-"""Trains with Megatron-Bridge: train.sh beside this file starts it, on every machine that takes part."""
+"""Trains with Megatron-Bridge. Start it with train.sh beside this file, on every machine."""
 
 import os
 
@@ -65,7 +65,7 @@ from megatron.bridge.training.config import (
 from megatron.bridge.training.gpt_step import forward_step
 from megatron.bridge.training.pretrain import pretrain
 
-# Weights to begin with: a Hugging Face folder, a training's folder, which has one in it, or a name on the hub.
+# Initial weights: a Hugging Face folder, the output folder of a training, which contains one, or a hub id.
 START_FROM = $start_from
 if START_FROM is not None and os.path.isdir(os.path.join(START_FROM, "$model_folder")):
     START_FROM = os.path.join(START_FROM, "$model_folder")
@@ -170,7 +170,7 @@ def dataset() -> GPTDatasetConfig:
 
 PACKS = Template("""\
 def dataset() -> GPTSFTDatasetConfig:
-    # The folders are read whole: weights of a blend have come true in which packs they hold.
+    # The folders are read whole: the weights of the blend were applied when the packs were published.
     return GPTSFTDatasetConfig(
         dataset_root=$root,
         seq_length=$pack_size,

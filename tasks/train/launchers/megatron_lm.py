@@ -1,7 +1,7 @@
 """Megatron-LM: a script that gives pretrain_gpt.py this job's model, data and schedule.
 
-The arguments are those of Megatron-LM with megatron-core 0.19 (megatron/training/arguments.py). They state every default
-that differs from ours: Megatron would drop out a tenth of the activations, and tie embeddings.
+The arguments are those of Megatron-LM with megatron-core 0.19 (megatron/training/arguments.py). They override every default
+that differs from tokenmill's: Megatron would use a dropout of 0.1, and tie embeddings.
 """
 
 import shlex
@@ -30,10 +30,10 @@ Arguments = Mapping[str, str | int | float | bool]
 TEXT = """\
 #!/usr/bin/env bash
 # Trains with Megatron-LM: MEGATRON_LM=<its folder> bash {script}{more}
-# More arguments may follow; the last word counts.
+# More arguments may follow and override these.
 set -euo pipefail
-program="${{MEGATRON_LM:?set it to the folder of Megatron-LM, in which pretrain_gpt.py is}}/pretrain_gpt.py"
-export CUDA_DEVICE_MAX_CONNECTIONS="${{CUDA_DEVICE_MAX_CONNECTIONS:-1}}" # else it cannot overlap what processes share
+program="${{MEGATRON_LM:?set it to the folder of Megatron-LM, which contains pretrain_gpt.py}}/pretrain_gpt.py"
+export CUDA_DEVICE_MAX_CONNECTIONS="${{CUDA_DEVICE_MAX_CONNECTIONS:-1}}" # required to overlap communication
 
 {arrays}
 exec python {torchrun} "$program" \\
@@ -51,7 +51,7 @@ def megatron_lm_launch(job: Job, processes: int) -> Launch:
     if job.settings.start_from is not None:
         raise InputError(
             f"start_from={job.settings.start_from}: Megatron-LM starts from its own checkpoints only; set "
-            "launcher=megatron-bridge, which converts"
+            "launcher=megatron-bridge, which converts them"
         )
     require_files(job.settings.launcher, places_of(job))
     folder, groups = local_folder(job.output_dir, job.settings.launcher), argument_groups(job)

@@ -1,8 +1,8 @@
 """NeMo-RL: a configuration that inherits from one of its examples, and the script that fits the rows.
 
 The target of `tokenmill rl` decides what runs: supervised fine-tuning, DPO, or GRPO with mathematics or with NeMo-Gym. The
-configuration states model, data and places only; the rest comes from the example in the checkout at NEMO_RL, so that it
-fits its version.
+configuration states only model, data and paths; the rest comes from the example in the checkout at NEMO_RL, so that it fits
+that version.
 """
 
 import re
@@ -26,7 +26,7 @@ CONFIG = "nemo_rl.yaml"
 INTERPOLATION = re.compile(r"(\\*)\$\{")
 
 HEADING = """\
-# Settings of NeMo-RL; {script} beside this file runs them. What is not here is as in the file it inherits from.
+# Settings of NeMo-RL; {script} beside this file runs them. All others come from the file it inherits from.
 """
 
 GYM_HEADING = """\
@@ -38,7 +38,7 @@ TEXT = """\
 # Trains with NeMo-RL: NEMO_RL=<its folder> bash {script}; settings may follow, as in cluster.gpus_per_node=8.
 set -euo pipefail
 cd "${{NEMO_RL:?set it to the folder of NeMo-RL}}"
-export NEMO_RL="$PWD" # the settings inherit from a file in it
+export NEMO_RL="$PWD" # the settings inherit from a file in this folder
 exec uv run {program} --config {config} "$@"
 """
 
@@ -113,7 +113,7 @@ def rl_launch(data: str, settings: TrainSettings, output_dir: str) -> Launch:
         raise InputError("start_from: reinforcement learning trains a model further; name it by its hub id or folder")
     manifest = read_manifest(absolute(data))
     if manifest is None:
-        raise InputError(f"{data}: nothing is prepared there; prepare rows with: tokenmill rl")
+        raise InputError(f"{data}: no preparation here; prepare rows with: tokenmill rl")
     return nemo_rl_launch(manifest, absolute(output_dir), model_name(start_place(settings.start_from)))
 
 
@@ -144,7 +144,7 @@ def _require_readable(manifest: Mapping[str, Any], target: TargetName) -> None:
         )
     if not manifest["train"]:
         raise InputError(
-            "launcher=nemo-rl: the preparation has no training split; hold less out, or choose other sources"
+            "launcher=nemo-rl: the preparation has no training split; reduce holdout, or choose other sources"
         )
     if manifest["train"].endswith(".zst"):
         raise InputError("launcher=nemo-rl: NeMo-RL reads plain JSON Lines only; prepare again with compression=none")
@@ -165,7 +165,7 @@ def _settings(manifest: Mapping[str, Any], recipe: _Recipe, output_dir: str, mod
         },
         "policy": {"model_name": _literal(model), "tokenizer": {"name": _literal(model), **template}},
         "data": {
-            "_override_": True,  # drops the example's whole data section, so every key that is read must stand here
+            "_override_": True,  # replaces the example's data section, so set every key that is read
             "max_input_seq_length": "${policy.max_total_sequence_length}",
             "shuffle": True,
             "num_workers": 1,
@@ -180,7 +180,7 @@ def _settings(manifest: Mapping[str, Any], recipe: _Recipe, output_dir: str, mod
 
 
 def _literal(text: str) -> str:
-    r"""`text` as OmegaConf reads it back: `${` begins an interpolation unless a backslash stands before it."""
+    r"""`text` escaped for OmegaConf, where `${` begins an interpolation unless a backslash precedes it."""
     return INTERPOLATION.sub(lambda found: found[1] * 2 + r"\${", text)
 
 

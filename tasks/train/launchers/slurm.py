@@ -1,11 +1,11 @@
-"""Slurm: one `srun`, which waits for machines, passes on the log, and ends the job when it is ended.
+"""Slurm: one `srun`, which waits for machines, passes on the log, and ends the job when it receives a signal.
 
 `srun` allocates, carries the tasks' output, forwards SIGTERM, and exits with their highest exit code; `sbatch --wait`
 would need two more processes for that. Within an allocation (`salloc`) it uses those machines. job.sbatch runs the same
 `srun` as a queued job.
 
 Other options of a site (partition, account, time, cores per GPU) come from the environment: `srun` reads SLURM_PARTITION,
-SLURM_ACCOUNT, SLURM_TIMELIMIT and SLURM_CPUS_PER_GPU, `sbatch` the same with SBATCH_ in front. All machines must see the
+SLURM_ACCOUNT, SLURM_TIMELIMIT and SLURM_CPUS_PER_GPU, `sbatch` the same with the prefix SBATCH_. All machines must see the
 output folder and the data.
 """
 
@@ -22,15 +22,15 @@ PYTHON = "TOKENMILL_PYTHON"
 
 NODE_SCRIPT = """\
 #!/usr/bin/env bash
-# Runs on every machine of the Slurm job, once: torchrun, whose processes meet at the job's first machine.
+# Runs once on every machine of the Slurm job: torchrun, whose processes meet at the job's first machine.
 set -euo pipefail
 
 machines=$(scontrol show hostnames "${{SLURM_STEP_NODELIST:-$SLURM_JOB_NODELIST}}")
 first=${{machines%%$'\n'*}}
-port=$((15000 + SLURM_JOB_ID % 15000)) # below the ports that systems hand out by themselves, and another for each job
+port=$((15000 + SLURM_JOB_ID % 15000)) # below the ephemeral ports, and usually different for each job
 is_host=$([ "$SLURM_PROCID" -eq 0 ] && echo true || echo false)
 
-# The cores that Slurm gives are shared by the processes.
+# The processes share the cores that Slurm assigns.
 cores=${{SLURM_CPUS_ON_NODE:-1}}
 export OMP_NUM_THREADS="${{OMP_NUM_THREADS:-$((cores > {processes} ? cores / {processes} : 1))}}"
 
@@ -48,9 +48,9 @@ exec "${{TOKENMILL_PYTHON:-python}}" -m torch.distributed.run \\
 BATCH_SCRIPT = """\
 #!/usr/bin/env bash
 # The same training as a batch job: sbatch {batch}
-# It takes the `python` of the environment it is sent from, or that of TOKENMILL_PYTHON.
-# Two minutes before its time is up it is queued again, and goes on from its last checkpoint. Where none was saved since it
-# began it ends instead, because it would do the same steps for ever.
+# It runs TOKENMILL_PYTHON, or the `python` of the environment that submits it.
+# Two minutes before its time limit, it is requeued and resumes from its last checkpoint. If it has not saved one, it fails
+# instead, because it would repeat the same steps forever.
 #SBATCH --job-name=tokenmill-train
 {options}
 #SBATCH --requeue
@@ -62,13 +62,13 @@ set -uo pipefail
 newest() {{ printf '%s\\n' {checkpoints}/step_* | sort --version-sort | tail --lines=1; }}
 before=$(newest)
 
-# USR1 and not TERM, which is what `scancel` sends too: a job that is cancelled must not come back.
+# USR1 and not TERM, because `scancel` also sends TERM, and a cancelled job must not be requeued.
 again() {{
     kill -TERM $(jobs -p)
     wait
     if [ "$(newest)" = "$before" ]; then
-        echo "no checkpoint was saved in the time of this job, so it is not queued again: set checkpoint_every in" \\
-            {job} "to fewer steps than fit into that time, or ask for more of it" >&2
+        echo "no checkpoint was saved within the time limit of this job, so it is not requeued: set checkpoint_every in" \\
+            {job} "to fewer steps, or request more time" >&2
         exit 1
     fi
     scontrol requeue "$SLURM_JOB_ID"
@@ -77,7 +77,7 @@ again() {{
 trap again USR1
 trap 'kill -TERM $(jobs -p); wait; exit 143' TERM
 
-# In the background, because a shell sees a signal only between commands, or while it waits.
+# In the background, because a shell handles signals only between commands and in `wait`.
 {srun} &
 wait $!
 """
