@@ -270,7 +270,7 @@ def modules():
 
 
 @pytest.mark.parametrize("law", LAWS, ids=lambda law: law.__name__)
-def test_the_house_keeps_the_law(modules, law):
+def test_every_module_keeps_the_rule(modules, law):
     found = [f"{module.path}:{violation}" for module in modules for violation in law(module)]
     assert not found, "\n" + "\n".join(found)
 

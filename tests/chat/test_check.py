@@ -90,7 +90,7 @@ def test_a_good_template_is_taken(checked, vocabulary):
     assert outcome.renderer.openings.prompts == ("<|im_start|>assistant\n",)
 
 
-@pytest.mark.parametrize("policy", [LossPolicy(on, *flags) for on in ("assistant_all", "last_turn", "final_only") for flags in itertools.product([True, False], repeat=3)])  # fmt: skip
+@pytest.mark.parametrize("policy", [pytest.param(LossPolicy(on, *flags), marks=[pytest.mark.slow] * (not all(flags))) for on in ("assistant_all", "last_turn", "final_only") for flags in itertools.product([True, False], repeat=3)])  # fmt: skip
 def test_the_bundled_template_is_taken_under_every_policy(vocabulary, tmp_path, policy):
     template = load_template("nano3", vocabulary, {})
     outcome = checked_renderer(template, vocabulary, policy, "auto", "literal", str(tmp_path))

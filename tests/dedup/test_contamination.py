@@ -112,7 +112,7 @@ def rewrapped(generator, language, text):
 
 
 @pytest.mark.parametrize("language", LANGUAGES)
-@pytest.mark.parametrize("words", [3, 60])
+@pytest.mark.parametrize("words", [3, pytest.param(60, marks=pytest.mark.slow)])
 def test_a_question_is_found_in_every_script_however_its_lines_are_broken(language, words):
     generator = random.Random(language)
     exam = [written(generator, language, generator.randint(words, words + 10)) for _ in range(30)]

@@ -5,7 +5,7 @@ import json
 
 import pyarrow as pa
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 from tokenmill.tasks.chat.conversation import Rejected
 from tokenmill.tasks.rl.targets import TARGETS
@@ -397,7 +397,7 @@ def test_whatever_passes_is_read(target):
     passed = []
 
     @given(nearly_good(target))
-    @max_examples(150)
+    @settings(max_examples=150)
     def passes_and_is_read(row):
         if TARGETS[target].check(row) is None and can_be_told(target, row):
             passed.append(row)

@@ -61,7 +61,8 @@ BY_NAME = pytest.mark.parametrize(
         pytest.param("gpt2", marks=GPT2),
         pytest.param("qwen", marks=pytest.mark.slow),
         pytest.param("cl100k_base", marks=pytest.mark.slow),
-        *("o200k_harmony", "deepseek"),
+        pytest.param("deepseek", marks=pytest.mark.slow),
+        "o200k_harmony",
     ],
 )
 
