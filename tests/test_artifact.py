@@ -12,8 +12,8 @@ def test_a_key_is_one_that_prefect_takes(place):
 
 
 def test_outputs_and_kinds_have_keys_of_their_own_and_a_place_has_one(tmp_path, monkeypatch):
-    places = [str(tmp_path / "a/model"), str(tmp_path / "b/model"), str(tmp_path / "b/model 2")]
-    assert len({artifact_key(kind, place) for kind in ("training", "results") for place in places}) == 6
+    places = [str(tmp_path / name) for name in ("a/model", "b/model", "b/model 2", "b/a/model")]
+    assert len({artifact_key(kind, place) for kind in ("training", "results") for place in places}) == 8
     monkeypatch.chdir(tmp_path)
     assert artifact_key("training", "a/model/") == artifact_key("training", places[0])
     assert artifact_key("training", places[0]).startswith("training-a-model-")

@@ -127,8 +127,9 @@ def test_missing_credentials_are_a_refusal_with_the_remedy(server, monkeypatch, 
     monkeypatch.setenv("AWS_SHARED_CREDENTIALS_FILE", str(tmp_path / "none"))
     monkeypatch.setenv("AWS_CONFIG_FILE", str(tmp_path / "none"))
     forget_connections()
-    with pytest.raises(PermissionError, match="put AWS credentials into the environment"):
+    with pytest.raises(PermissionError, match="put AWS credentials into the environment") as raised:
         REQUESTS[asked]()
+    assert not transient(None, None, Failed(data=raised.value))
     forget_connections()
 
 

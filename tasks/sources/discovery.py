@@ -228,7 +228,7 @@ def _listing(store: AbstractFileSystem, path: str) -> dict[str, dict[str, Any]]:
 
     Folder markers, whose names end with a slash, are left out.
     """
-    # # fsspec caches listings; a plan from a stale listing would miss new objects.
+    # fsspec caches listings; a plan from a stale listing would miss new objects.
     store.invalidate_cache()
     if has_magic(path):
         glob_pattern(path)

@@ -110,6 +110,7 @@ def test_weights_are_known_by_split_and_name():
         ({"datasets": [source(path="")]}, "blend: datasets[0].path: String should have at least 1 character (got '')"),
         ({"datasets": [A, A]}, "blend: the name 'a' occurs twice in 'datasets'; names must be unique"),
         ({"datasets": [A, source(name="A")]}, "blend: the name 'A' occurs twice in 'datasets'; names must be unique"),
+        ({"datasets": [source(name="A"), A]}, "blend: the name 'a' occurs twice in 'datasets'; names must be unique"),
         ({"train": [A], "valid": [B, B]}, "blend: the name 'b' occurs twice in 'valid'; names must be unique"),
         (
             {"datasets": [source(weight=0), {**B, "weight": 0.0}]},

@@ -407,3 +407,11 @@ def test_decisions_that_are_not_what_they_were_are_not_applied(tmp_path):
     path.write_bytes(path.read_bytes().replace(b"near_duplicate", b"fear_duplicate"))
     with pytest.raises(RunError, match="damaged since it was built"):
         rows_decided(decisions.uri, decisions.digests[0])
+
+
+def test_decisions_of_another_run_are_not_applied(tmp_path):
+    files = [write_rows(tmp_path / f"{count}.jsonl", ROWS[:count]) for count in (3, 7)]
+    one, other = (decisions_of(prepare(blend_of(file), tmp_path / file.stem)[0]) for file in files)
+    Path(one.uri).write_bytes(Path(other.uri).read_bytes())
+    with pytest.raises(RunError, match="holds no decisions"):
+        rows_decided(one.uri, one.digests[0])

@@ -7,9 +7,10 @@ from prefect import flow, task
 from prefect.artifacts import create_markdown_artifact
 from prefect.client.schemas.filters import ArtifactFilter, ArtifactFilterFlowRunId, LogFilter, LogFilterFlowRunId
 from prefect.logging.handlers import APILogWorker
-from tokenmill.flows.output_folder import publishing
+from tokenmill.flows.output_folder import RECORD, publishing
 from tokenmill.flows.pretrain import pretrain_data_prep
 from tokenmill.tasks.errors import InputError, RunError
+from tokenmill.tasks.seal import sealed
 from tokenmill.tasks.shards.stage import artifact_key
 
 SENTENCE = "weight: -1 is negative; write 0 or more"
@@ -59,6 +60,13 @@ def log_of(state, server):
 def test_what_a_person_wrote_wrongly_is_the_message_of_a_real_flow(tmp_path, prefect_api):
     state = pretrain_data_prep(str(tmp_path / "none.json"), str(tmp_path / "out"), return_state=True)
     assert re.fullmatch(rf"{tmp_path}/none\.json: .*", state.message), state.message
+
+
+def test_a_run_that_has_ended_stays_as_it_ended(tmp_path, prefect_api):
+    ended = preparation(str(tmp_path), return_state=True).state_details.flow_run_id
+    (tmp_path / RECORD).write_bytes(sealed({"id": str(ended), "volatile": {}}))
+    preparation(str(tmp_path))
+    assert prefect_api.client().read_flow_run(ended).state.name == "Completed"
 
 
 def test_each_output_folder_has_artifacts_of_its_own(tmp_path, prefect_api, monkeypatch):

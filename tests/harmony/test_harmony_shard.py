@@ -214,6 +214,11 @@ def test_the_tools_of_every_row_are_in_a_catalog(tmp_path):
     assert rows.AGENTIC["tools"] in catalog.values()
 
 
+def test_a_catalog_is_in_the_order_of_ids():
+    content = shard.catalog_bytes({"b": b'[{"name": "g"}]', "a": b'[{"name": "f"}]', "c": b"[]"})
+    assert list(json.loads(content).items()) == [("a", [{"name": "f"}]), ("b", [{"name": "g"}]), ("c", [])]
+
+
 def test_the_card_counts_what_is_there_and_names_the_strictest_licence(tmp_path):
     blend = {"datasets": [each for each in every_source(tmp_path) if each["name"] != "messy"]}
     _, manifest = prepare(blend, tmp_path / "out")

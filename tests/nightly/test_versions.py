@@ -11,8 +11,12 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from tokenmill.tasks.errors import InputError
+from tokenmill.tasks.nightly.blends import NightlyBlend
+from tokenmill.tasks.nightly.compare import Comparison
+from tokenmill.tasks.nightly.night import follow_prepared
 from tokenmill.tasks.nightly.versions import claim, follow, latest, lineage, next_version, order, prune_versions
 from tokenmill.tasks.shards.publish import publish_bytes
+from tokenmill.tasks.shards.settings import PreparationSettings
 
 from tests.nightly.nights import at
 
@@ -158,6 +162,16 @@ def test_a_version_that_another_night_is_writing_stays_until_it_is_old(stored):
     assert prune_versions(stored, 7, young_from=time.time() - 60) == []
     assert prune_versions(stored, 7, young_from=time.time() + 60) == [DAYS[0]]
     assert lineage(stored) == [DAYS[2]]
+
+
+def test_a_night_that_ends_after_a_later_one_leaves_readers_where_they_are(tmp_path):
+    lead(str(tmp_path), DAYS[2])
+    for version, expected in ((DAYS[1], DAYS[2]), (DAYS[3], DAYS[3])):
+        compared = Comparison(
+            NightlyBlend("blends", "pretrain/web"), PreparationSettings(), str(tmp_path), None, None, version, [], {}
+        )
+        follow_prepared(compared, {"pretrain": {"path": compared.path}})
+        assert latest(str(tmp_path)).version == expected
 
 
 def test_no_bit_of_the_latest_file_leads_to_another_version(tmp_path):

@@ -14,7 +14,7 @@ import pytest
 from rich.console import Console
 from tokenmill.tasks.blend.load import load_blend
 from tokenmill.tasks.errors import InputError
-from tokenmill.tasks.report.plan import pending_reasons, plan_record, print_plan
+from tokenmill.tasks.report.plan import BYTES_PER_TOKEN, pending_reasons, plan_record, print_plan
 from tokenmill.tasks.shards import planning
 from tokenmill.tasks.shards.plan import shard_from_record, shard_record
 from tokenmill.tasks.strict import parse
@@ -73,6 +73,16 @@ def test_everything_is_pending_at_first_and_new(corpus, tmp_path, chosen):
     assert len(plan.plan.pending) == len(plan.plan.shards) > 3
     assert plan.plan.pending_bytes == sum(path.stat().st_size for path in corpus.iterdir())
     assert pending_reasons(plan) == {"new": len(plan.plan.shards)}
+
+
+def test_tokens_are_estimated_from_bytes_until_they_are_counted(corpus, tmp_path, chosen):
+    plan = planned(blend_of(corpus), tmp_path / "out", **chosen)
+    estimate = plan_record(plan)["plan"]["estimated_tokens"]
+    assert len(plan.plan.shards) > 1
+    assert estimate == pytest.approx(plan.plan.pending_bytes / BYTES_PER_TOKEN, abs=len(plan.plan.shards))
+    _, manifest = prepare(blend_of(corpus), tmp_path / "out", **chosen)
+    plan = planned(blend_of(corpus), tmp_path / "out", **chosen)
+    assert plan_record(plan)["plan"]["estimated_tokens"] == manifest["totals"]["tokens"]
 
 
 def test_the_same_again_needs_nothing_and_reads_no_source(corpus, tmp_path, chosen):

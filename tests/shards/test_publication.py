@@ -1,7 +1,9 @@
 """Publication: a trainer finds all of it or none of it, under names that never meant anything else."""
 
+import errno
 import json
 import math
+import os
 import re
 from dataclasses import replace
 from functools import partial
@@ -14,6 +16,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from tokenmill.tasks.blend.load import load_blend
 from tokenmill.tasks.errors import RunError
+from tokenmill.tasks.shards import publication
 from tokenmill.tasks.shards.identity import shard_key
 from tokenmill.tasks.shards.manifest import Finished
 from tokenmill.tasks.shards.plan import PlannedShard
@@ -301,6 +304,26 @@ def test_a_damaged_manifest_of_the_last_publication_is_no_trouble(tmp_path, dama
     (out / "manifest.json").write_bytes(damage)
     publish_folders(out, store, item, ["data"], ["pools/a"])
     assert visible(out) == whole
+
+
+def test_blend_json_is_replaced_last(tmp_path, chosen, monkeypatch):
+    out, path = tmp_path / "out", write_lines(tmp_path / "a.jsonl", TEXTS[:40])
+    prepare(blend_of(path), out, **chosen)
+    before = read_blend(out)
+
+    def full_disk(place, data):
+        if place.endswith("manifest.json"):
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), place)
+        return publish_bytes(place, data)
+
+    write_lines(path, TEXTS[40:])
+    monkeypatch.setattr(publication, "publish_bytes", full_disk)
+    with pytest.raises(OSError, match="manifest"):
+        prepare(blend_of(path), out, **chosen)
+    monkeypatch.undo()
+    assert read_blend(out) == before
+    prepare(blend_of(path), out, **chosen)
+    assert read_blend(out) != before
 
 
 def publish_again_and_again(plan):

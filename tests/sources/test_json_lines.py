@@ -8,7 +8,7 @@ from unittest.mock import patch
 
 import numpy as np
 import pytest
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 from tokenmill.tasks.sources import json_lines
 from tokenmill.tasks.sources.files import Refused
@@ -57,6 +57,7 @@ def test_a_slice_reads_the_bytes_between_the_two_row_starts(data, one, other, bl
 
 
 @given(files, st.integers(0, 200))
+@example(b"a\nb\n", 2)
 def test_a_row_start_is_the_first_line_beginning_at_or_after_the_offset(data, offset):
     begins = [0, *(place + 1 for place, byte in enumerate(data) if byte == ord("\n"))]
     expected = min((place for place in begins if place >= offset), default=len(data))
