@@ -111,6 +111,7 @@ def test_one_failure_in_three_is_not_noticed(server, kind):
     assert failed > 5
 
 
+@pytest.mark.slow
 def test_an_interruption_stays_one_though_the_store_does_not_take_the_upload_back(server):
     with pytest.raises(KeyboardInterrupt), publish("s3://requests/there") as publication:  # noqa: PT012 - the block is what is left
         publication.write(LARGE[::-1])
@@ -133,6 +134,7 @@ def test_missing_credentials_are_a_refusal_with_the_remedy(server, monkeypatch, 
     forget_connections()
 
 
+@pytest.mark.slow
 def test_a_bucket_that_can_be_none_is_an_error_that_names_it(server):
     with pytest.raises(OSError, match="Invalid bucket name"):
         read_bytes("s3://Not_A_Bucket!/x")

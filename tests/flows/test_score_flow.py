@@ -41,17 +41,22 @@ FOLDERS = {"nll": "nll", "embed": "embeddings"}
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory):
-    """A normalization in some twelve slices, with models: random, ignorant, and one that a word confuses."""
+    """A normalization in some twelve slices."""
     folder = tmp_path_factory.mktemp("scored")
     normalization(folder, count=24, rare=16)
-    harmony_model(folder / "random")
-    harmony_model(folder / "ignorant", without_knowledge)
-    harmony_model(folder / "confused", confused_by_the_rare_word)
     return folder
 
 
+MODELS = {"random": [], "ignorant": [without_knowledge], "confused": [confused_by_the_rare_word]}
+
+
 def settings(folder, what, model="random"):
-    return {"shard_size": 1_000, **({"model": str(folder / model)} if what == "nll" else {})}
+    """The settings of a score; makes the model that NLL needs."""
+    if what == "embed":
+        return {"shard_size": 1_000}
+    if not (folder / model).exists():
+        harmony_model(folder / model, *MODELS[model])
+    return {"shard_size": 1_000, "model": str(folder / model)}
 
 
 @pytest.fixture(scope="module")

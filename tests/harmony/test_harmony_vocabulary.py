@@ -111,6 +111,7 @@ def test_a_package_without_the_file_is_an_error_that_names_file_and_hash(cache, 
     assert PLACE not in os.environ
 
 
+@pytest.mark.slow
 def test_processes_that_unpack_it_at_once_all_get_it(tmp_path):
     with ThreadPoolExecutor(3) as pool:
         done = list(pool.map(lambda _: run(ENCODE, tmp_path), range(3)))

@@ -77,6 +77,7 @@ def shared(request, monkeypatch, tmp_path):
         assert server.faults.counts["unsaid"]
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("shared")
 def test_registrations_at_the_same_time_get_versions_of_their_own():
     with ThreadPoolExecutor(8) as threads:

@@ -114,6 +114,7 @@ def test_percentiles_are_of_the_split(folder, whole):
     assert {row["split"] for row in table} == {"easy", "hard"}
 
 
+@pytest.mark.slow
 def test_splits_of_one_name_are_told_apart_by_their_data_sets_and_the_other_way_round(folder, tmp_path):
     texts = rows_of(folder / "out")["text"].to_pylist()
     rows = [

@@ -247,6 +247,7 @@ def test_an_object_that_is_replaced_before_it_is_read_is_refused(bucket):
     assert sum(batch.consumed for batch in reading(url)) == 30_000
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("small_requests")
 def test_an_object_that_is_replaced_while_it_is_read_is_refused_even_if_the_first_is_put_back(bucket):
     """Google Cloud Storage gives it a new generation; S3 refuses the request that asks for the first version."""

@@ -225,6 +225,7 @@ def test_longer_documents_than_the_model_reads_are_cut_and_counted(folder, pretr
     assert "longer than the 40 tokens" in markdown(found)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", ["pretrain", "sft"])
 def test_a_model_that_knows_nothing_is_as_perplexed_as_its_vocabulary_is_large(request, folder, kind):
     ignorant = saved_model(

@@ -349,6 +349,7 @@ def test_a_command_whose_parent_is_gone_already_is_not_run():
     assert (done.returncode, done.stdout) == (128 + signal.SIGTERM, "")
 
 
+@pytest.mark.slow
 def test_a_process_that_is_killed_with_its_parent_cannot_say_no(tmp_path):
     deaf = ORPHAN.replace("die_with_parent();", "die_with_parent(); signal.signal(signal.SIGTERM, signal.SIG_IGN);")
     parent = f"import subprocess, sys, os; subprocess.Popen([sys.executable, '-c', {deaf!r}]).wait()"
