@@ -99,7 +99,7 @@ def test_workers_that_would_look_for_the_prefect_server_on_their_own_hosts_are_r
     process = start(blend, tmp_path / "out", prefect_server, address)
     _, complaint = process.communicate(timeout=DEADLINE)
     assert process.returncode == 2
-    assert f"PREFECT_API_URL: 2 of 2 workers, among them tcp://{hosts.subnet}." in complaint
+    assert f"PREFECT_API_URL: 2 of 2 workers, tcp://{hosts.subnet}." in complaint
     assert "Traceback" not in complaint
     assert not list((tmp_path / "out").rglob("receipt.json"))
 
@@ -113,7 +113,7 @@ def test_workers_that_come_later_and_find_no_prefect_server_are_named_with_the_r
         with worker(address, tmp_path, "late", hosts.host(2), hosts.on(2)):
             _, complaint = process.communicate(timeout=2 * DEADLINE)
     assert process.returncode == 2
-    assert f"PREFECT_API_URL: 1 of 1 workers, among them tcp://{hosts.subnet}.2:" in complaint
+    assert f"PREFECT_API_URL: 1 of 1 workers, tcp://{hosts.subnet}.2:" in complaint
     assert "Traceback" not in complaint
 
 

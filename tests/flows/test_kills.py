@@ -172,7 +172,7 @@ def progress_updates(server, run):
 
 
 def test_a_scheduler_that_hangs_with_its_connections_open_is_given_up(tmp_path, monkeypatch):
-    for name, seconds in {"LOOK": 0.0, "ANSWER": 0.1, "SILENT": 1.0}.items():
+    for name, seconds in {"CHECK": 0.0, "ANSWER": 0.1, "SILENT": 1.0}.items():
         monkeypatch.setattr(wait, f"{name}_SECONDS", seconds)
     with scheduler(tmp_path) as (address, process), Client(address, set_as_default=False) as client:
         future = client.submit(sum, [1, 2])
