@@ -4,6 +4,7 @@ never fail a test. No test survives a power cut, so nothing waits for the disk.
 """
 
 import functools
+import gc
 import importlib.metadata
 import os
 import shutil
@@ -22,6 +23,11 @@ def pytest_configure(config):
     importlib.metadata.version = functools.cache(importlib.metadata.version)
     config.own_cache = tempfile.mkdtemp(prefix="tokenmill-cache-")
     os.environ["XDG_CACHE_HOME"] = config.own_cache
+
+
+def pytest_collection_finish():
+    """Keep the garbage collector from visiting what was imported, which stays until the end."""
+    gc.freeze()
 
 
 def pytest_ignore_collect(collection_path, config):
