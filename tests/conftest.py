@@ -1,6 +1,6 @@
 """Tests keep their caches to themselves: a folder of the session stands in for the user's. And Ctrl-C works in all of them:
 a shell that starts them in the background has them, and all that they start, ignore it. No example has a deadline: timings
-never fail a test. No test survives a power cut, so nothing waits for the disk.
+never fail a test. fsync does nothing: no test needs its files after a power cut.
 """
 
 import functools

@@ -100,7 +100,7 @@ def warnings(manifest: Mapping[str, Any]) -> list[str]:
         if verdict["backend"] == "reference"
     ]
     found += [
-        f"{name}: gave no documents, so its weight cannot be realised"
+        f"{name}: has no documents, so its weight cannot be applied"
         for name, counts in manifest["totals"]["datasets"].items()
         if not counts["documents"]
     ]

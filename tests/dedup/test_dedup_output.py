@@ -167,7 +167,7 @@ def test_what_stands_in_two_splits_stays_in_the_first_and_the_output_is_a_blend(
         "valid": [{"name": "a", "path": str(out / "data/valid/a"), "weight": 2.0, "text_field": "body"}],
         "test": [],
     }
-    assert warnings(manifest) == ["test/a: gave no documents, so its weight cannot be realised"]
+    assert warnings(manifest) == ["test/a: has no documents, so its weight cannot be applied"]
     edges = pq.read_table(out / "edges.parquet").to_pylist()
     assert edges[0]["dropped"] == "valid/a/a.jsonl@0#0"
     again, _ = prepare(str(out / "blend.json"), tmp_path / "again")

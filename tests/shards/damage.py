@@ -33,7 +33,7 @@ DAMAGES = {
     "replaced": lambda path: replaced(path, path.read_bytes()[:-1] + b"\xfe"),
 }
 ONE_DAMAGE_FAST = ["a byte flipped", *(pytest.param(name, marks=pytest.mark.slow) for name in list(DAMAGES)[1:])]
-"""Verification is one for all kinds, so each kind is damaged in one way in the fast tests, and in all ways in the slow."""
+"""All kinds share one verification, so the fast tests try every damage on pretraining and one on each other kind."""
 
 
 def proofs(out):
