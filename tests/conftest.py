@@ -3,9 +3,6 @@ a shell that starts them in the background has them, and all that they start, ig
 never fail a test. fsync does nothing: no test needs its files after a power cut.
 """
 
-import functools
-import gc
-import importlib.metadata
 import os
 import shutil
 import signal
@@ -20,14 +17,8 @@ def pytest_configure(config):
     settings.load_profile("not slow" if config.option.markexpr == "not slow" else "all")
     signal.signal(signal.SIGINT, signal.default_int_handler)
     os.fsync = lambda descriptor: None
-    importlib.metadata.version = functools.cache(importlib.metadata.version)
     config.own_cache = tempfile.mkdtemp(prefix="tokenmill-cache-")
     os.environ["XDG_CACHE_HOME"] = config.own_cache
-
-
-def pytest_collection_finish():
-    """Keep the garbage collector from visiting what was imported, which stays until the end."""
-    gc.freeze()
 
 
 def pytest_ignore_collect(collection_path, config):
