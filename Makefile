@@ -1,6 +1,8 @@
 # Each target makes its own .venv when it is missing; PYTHON chooses the interpreter it is made with.
 PYTHON ?= python3
 BIN := .venv/bin
+# Processes that tests start read compiled modules, whatever the shell asks for.
+unexport PYTHONDONTWRITEBYTECODE
 PIP := $(BIN)/pip --disable-pip-version-check install --quiet --constraint constraints.txt
 
 .PHONY: demo up down test test-all check docs bench torture lock clean

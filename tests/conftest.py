@@ -13,7 +13,7 @@ from hypothesis import settings
 
 def pytest_configure(config):
     settings.register_profile("all", deadline=None)
-    settings.register_profile("not slow", deadline=None, max_examples=25)
+    settings.register_profile("not slow", deadline=None, max_examples=10)
     settings.load_profile("not slow" if config.option.markexpr == "not slow" else "all")
     signal.signal(signal.SIGINT, signal.default_int_handler)
     os.fsync = lambda descriptor: None

@@ -102,7 +102,8 @@ def start(folder, out, server, *arguments):
     return preparation_runs.start("rl", folder / "blend.json", out, server, "--workers", "1", *arguments)
 
 
-@pytest.mark.parametrize("workers", [1, pytest.param(2, marks=pytest.mark.slow)])
+@pytest.mark.slow
+@pytest.mark.parametrize("workers", [1, 2])
 def test_any_number_of_workers_completes_with_the_same_bytes(workers, folder, expected, tmp_path, prefect_api):
     out = tmp_path / "out"
     state = run(folder, out, workers=workers)

@@ -76,7 +76,8 @@ def test_real_vocabularies_give_megatrons_bytes(directory, nasty, tmp_path, fami
     assert backends == {"gigatoken"}
 
 
-@pytest.mark.parametrize("treatment", ["literal", pytest.param("allow", marks=pytest.mark.slow)])
+@pytest.mark.slow
+@pytest.mark.parametrize("treatment", ["literal", "allow"])
 def test_the_default_vocabulary_gives_megatrons_bytes(directory, nasty, tmp_path, monkeypatch, treatment):
     monkeypatch.setenv("TIKTOKEN_CACHE_DIR", str(vocabularies.tiktoken_cache(directory)))
     folder = vocabularies.o200k_harmony(directory)

@@ -169,6 +169,7 @@ def test_a_sweep_is_remembered_and_a_damaged_memory_is_made_again(known, monkeyp
     exact_encoder.cache_clear()
 
 
+@pytest.mark.slow
 def test_documents_with_such_characters_go_to_the_reference_and_their_data_set_does_not(known, folder, tmp_path):
     """Wherever they stand: the gate looks at the beginning, the middle and the end."""
     texts = [f"plain text number {number} 中文" for number in range(60)]
