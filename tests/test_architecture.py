@@ -4,6 +4,7 @@ import ast
 import re
 from collections.abc import Iterator
 from dataclasses import dataclass
+from functools import cached_property
 from pathlib import Path
 
 import pytest
@@ -83,9 +84,14 @@ class Module:
         top, *rest = self.path.split("/")
         return top if top == "flows" else rest[0] if len(rest) > 1 else ""
 
+    @cached_property
+    def nodes(self) -> list[ast.AST]:
+        """Every node of the tree."""
+        return list(ast.walk(self.tree))
+
     def imports(self) -> Iterator[tuple[ast.stmt, str]]:
         """Every imported dotted name, `from a import b` giving `a.b`, wherever in the module it stands."""
-        for node in ast.walk(self.tree):
+        for node in self.nodes:
             if isinstance(node, ast.Import):
                 yield from ((node, alias.name) for alias in node.names)
             elif isinstance(node, ast.ImportFrom):
@@ -97,7 +103,7 @@ class Module:
     def names(self) -> dict[str, str]:
         """What each name bound by an import stands for."""
         bound = {}
-        for node in ast.walk(self.tree):
+        for node in self.nodes:
             if isinstance(node, ast.Import):
                 for alias in node.names:
                     bound[alias.asname or alias.name.split(".")[0]] = (
@@ -108,12 +114,11 @@ class Module:
                     bound[alias.asname or alias.name] = f"{node.module}.{alias.name}"
         return bound
 
-    def calls(self) -> Iterator[tuple[ast.Call, str]]:
+    @cached_property
+    def calls(self) -> list[tuple[ast.Call, str]]:
         """Every call and the dotted name of what is called; what is not a name becomes `?`."""
         names = self.names()
-        for node in ast.walk(self.tree):
-            if isinstance(node, ast.Call):
-                yield node, dotted(node.func, names)
+        return [(node, dotted(node.func, names)) for node in self.nodes if isinstance(node, ast.Call)]
 
 
 def dotted(node, names):
@@ -131,7 +136,7 @@ def at(node, problem):
 def writes_only_through_publish(module):
     if module.path == WRITER:
         return
-    for call, name in module.calls():
+    for call, name in module.calls:
         method = name.rpartition(".")[2]
         if name in WRITING_CALLS or ("." in name and method in WRITING_METHODS):
             yield at(call, f"{name}() writes")
@@ -207,9 +212,9 @@ def level_of(package):
 
 
 def catches_only_what_it_names(module):
-    boundary = [node for node in ast.walk(module.tree) if (module.path, getattr(node, "name", "")) == BOUNDARY]
+    boundary = [node for node in module.nodes if (module.path, getattr(node, "name", "")) == BOUNDARY]
     exempt = {inner for outer in boundary for inner in ast.walk(outer)}
-    for node in ast.walk(module.tree):
+    for node in module.nodes:
         if not isinstance(node, ast.ExceptHandler) or node in exempt:
             continue
         caught = node.type.elts if isinstance(node.type, ast.Tuple) else [node.type]
@@ -217,7 +222,7 @@ def catches_only_what_it_names(module):
         raises_on = isinstance(node.body[-1], ast.Raise) and node.body[-1].exc is None
         if broad & {"everything", "Exception"} or ("BaseException" in broad and not raises_on):
             yield at(node, "a broad except; name the errors (BaseException may be caught to clean up and raise on)")
-    for call, name in module.calls():
+    for call, name in module.calls:
         if name == "contextlib.suppress" and {getattr(kind, "id", "") for kind in call.args} & {
             "Exception",
             "BaseException",
@@ -229,7 +234,7 @@ def pickles_nothing(module):
     for node, name in module.imports():
         if name.split(".")[0] in PICKLING:
             yield at(node, f"{name} runs code from data")
-    for call, name in module.calls():
+    for call, name in module.calls:
         if name.rpartition(".")[2] in {"read_pickle", "to_pickle"}:
             yield at(call, f"{name}() pickles")
         for keyword in call.keywords:
@@ -238,7 +243,7 @@ def pickles_nothing(module):
 
 
 def keeps_functions_short(module):
-    for node in ast.walk(module.tree):
+    for node in module.nodes:
         if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):
             lines = node.end_lineno - node.lineno + 1
             if lines > LONGEST_FUNCTION:

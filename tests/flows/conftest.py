@@ -1,4 +1,4 @@
-"""A real Prefect server for the tests that need one: started once (some 10 s), on a free loopback port, stopped at the end.
+"""A real Prefect server for the tests that need one: started once (some 5 s), on a free loopback port, stopped at the end.
 
 Tests that run commands pass `prefect_server.environment` to them. Tests that call a flow in this process ask for
 `prefect_api`, and then a flow run costs about a second instead of a server of its own.

@@ -1,6 +1,7 @@
 """Commands of the installed Prefect, started, waited for and stopped as a person at a terminal would."""
 
 import os
+import shutil
 import signal
 import socket
 import subprocess
@@ -9,7 +10,9 @@ import time
 from collections.abc import Callable
 from contextlib import contextmanager
 from dataclasses import dataclass
+from importlib.metadata import version
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from urllib.error import URLError
 from urllib.request import urlopen
 
@@ -17,6 +20,7 @@ import pytest
 from prefect.client.orchestration import SyncPrefectClient
 
 PREFECT = str(Path(sys.executable).with_name("prefect"))
+DATABASE = Path(__file__).parents[2] / "build" / f"prefect-{version('prefect')}.db"
 START_SECONDS = 120
 STOP_SECONDS = 20
 
@@ -24,6 +28,21 @@ STOP_SECONDS = 20
 def clean_environment():
     """This process's environment without the Prefect settings of whoever runs the tests."""
     return {name: value for name, value in os.environ.items() if not name.startswith("PREFECT_")}
+
+
+def add_database(home):
+    """Copy an empty database into a new home of Prefect: creating one takes 8 of the 13 s of a server's first start."""
+    if (home / "prefect.db").exists():
+        return
+    if not DATABASE.exists():
+        DATABASE.parent.mkdir(exist_ok=True)
+        with TemporaryDirectory(dir=DATABASE.parent) as folder:
+            environment = clean_environment() | {"PREFECT_HOME": folder}
+            upgrade = [PREFECT, "server", "database", "upgrade", "--yes"]
+            subprocess.run(upgrade, env=environment, check=True, capture_output=True)
+            Path(folder, "prefect.db").replace(DATABASE)
+    home.mkdir(exist_ok=True)
+    shutil.copyfile(DATABASE, home / "prefect.db")
 
 
 def free_port():
@@ -55,6 +74,7 @@ class PrefectServer:
 @contextmanager
 def serving(home, host="127.0.0.1", port=None, **own):
     """A Prefect server that keeps its data in the folder `home`; `own` are further variables that it alone is given."""
+    add_database(home)
     port = port or free_port()
     url = f"http://{host}:{port}/api"
     environment = clean_environment() | {

@@ -20,7 +20,7 @@ import psutil
 import pytest
 from tokenmill.flows.process import INTERRUPTED, Stream
 
-from tests.flows.prefect_commands import clean_environment, wait_until
+from tests.flows.prefect_commands import add_database, clean_environment, wait_until
 from tests.flows.preparation_runs import DEADLINE, TOKENMILL, receipts
 from tests.preparing import blend_of, prepare, write_lines
 
@@ -100,7 +100,9 @@ def blend(tmp_path_factory):
 @pytest.fixture(scope="module")
 def environment(tmp_path_factory):
     """No Prefect server is configured, so each run starts its own."""
-    return clean_environment() | {"HOME": str(tmp_path_factory.mktemp("home")), "TERM": "xterm"}
+    home = tmp_path_factory.mktemp("home")
+    add_database(home / ".prefect")
+    return clean_environment() | {"HOME": str(home), "TERM": "xterm"}
 
 
 def shards(blend):

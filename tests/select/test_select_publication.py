@@ -179,6 +179,7 @@ def test_damage_below_a_damaged_shard_is_mended_as_well(prepared, damage):
     assert tree(out) == whole
 
 
+@pytest.mark.slow
 def test_damage_to_normalized_rows_leaves_no_trace_in_what_is_decided_about_them(tmp_path):
     blend = mixed(tmp_path / "in")
     prepare(blend, tmp_path / "whole/out")

@@ -66,9 +66,9 @@ def without(name, characters):
 @pytest.mark.parametrize(
     ("pattern", "name", "unknown"),
     [
-        (BYTE_LEVEL_PATTERN, "L", "éЖא"),
-        (BYTE_LEVEL_PATTERN, "N", "²٣"),
-        (CL100K, "L", "ʰج"),
+        pytest.param(BYTE_LEVEL_PATTERN, "L", "éЖא", marks=pytest.mark.slow),
+        pytest.param(BYTE_LEVEL_PATTERN, "N", "²٣", marks=pytest.mark.slow),
+        pytest.param(CL100K, "L", "ʰج", marks=pytest.mark.slow),
         (O200K, "M", "\u0301\u0483"),
         (O200K, "Ll", "àж"),
         (PUNCTUATION, "P", "«܀"),

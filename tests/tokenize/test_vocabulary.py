@@ -115,7 +115,7 @@ MODELS = {
 """SentencePiece models by name: the algorithm, the options, and the encoder that is exact."""
 
 
-@pytest.fixture(scope="module", params=MODELS)
+@pytest.fixture(scope="module", params=["verbatim", pytest.param("normalized", marks=pytest.mark.slow), "unigram"])
 def model(request, directory):
     kind, options, _ = MODELS[request.param]
     return sentencepiece_model(directory / f"{request.param}.model", kind, **options)
