@@ -1,18 +1,21 @@
 """The row files of a published preparation, and the source of each row.
 
-All of it comes from the manifest: the number of rows per file, so that a random choice opens no file, and the number of source
-rows before each slice, so that line numbers need no second read of the source.
+The manifest has the number of rows per file, so that a random choice opens no file, and the number of source rows before each
+slice. For packs that gives the line of every document. For bin/idx, the shard's document map says which row became which
+document. So no line number needs a second read of the source.
 """
 
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from functools import lru_cache
 from typing import Any, Self
 
 from tokenmill.tasks.errors import InputError, nearest
 from tokenmill.tasks.shards.preparation import preparation
 from tokenmill.tasks.shards.publication import rows_before
 from tokenmill.tasks.shards.store import Store
+from tokenmill.tasks.tokenize.document_map import DocumentMap, read_map
 
 KEY_SHOWN = 8
 """Characters of a shard's key in a document id, enough to distinguish some ten thousand shards."""
@@ -26,21 +29,25 @@ LIKE_THIS = "ids look like 1a2b3c4d-17 (packed) or 1a2b3c4d-train-17 (bin/idx), 
 class Part:
     """One part (`all`, or `train`, `valid`, `test`) of a shard, with its location and slice.
 
-    `packed` distinguishes packed Parquet from bin/idx; `place` is the stored file without its extension; `rows` is its number
-    of packs or documents; `file`, `start` and `stop` are the source slice; `rows_before` counts the source file's rows before
-    the slice, None if the manifest does not record it.
+    `packed` distinguishes packed Parquet from bin/idx; `rows` is its number of packs or documents; `file`, `start` and `stop`
+    are the source slice; `rows_before` counts the source file's rows before the slice, None after a missing slice.
     """
 
     packed: bool
     key: str
     name: str
     dataset: str
-    place: str
+    store: Store
     rows: int
     file: str
     start: int
     stop: int
     rows_before: int | None
+
+    @property
+    def place(self) -> str:
+        """The stored file without its extension."""
+        return self.store.path(self.key, self.name)
 
     @property
     def stored(self) -> str:
@@ -53,8 +60,22 @@ class Part:
         return f"{key}-{number}" if self.packed else f"{key}-{self.name}-{number}"
 
     def line(self, number: int) -> int | None:
-        """A document's line in the source file, from 1, or None if unknown."""
-        return self.rows_before + number + 1 if self.packed and self.rows_before is not None else None
+        """A document's line in the source file, from 1; None after a missing slice, and in shards without a document map.
+
+        Raises RunError for a damaged map.
+        """
+        if self.rows_before is None:
+            return None
+        if self.packed:
+            return self.rows_before + number + 1
+        rows = _document_map(self.store, self.key)
+        return rows and self.rows_before + rows.row(self.name, number) + 1
+
+
+@lru_cache(maxsize=8)
+def _document_map(store: Store, key: str) -> DocumentMap | None:
+    receipt = store.receipt(key)
+    return receipt and read_map(store, receipt)
 
 
 @dataclass(frozen=True, slots=True)
@@ -104,7 +125,7 @@ def _parts(manifest: Mapping[str, Any], entry: Mapping[str, Any], rows_before: i
             key=entry["key"],
             name=name,
             dataset=entry["dataset"],
-            place=store.path(entry["key"], name),
+            store=store,
             rows=rows,
             file=entry["file"],
             start=entry["start"],

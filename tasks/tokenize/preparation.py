@@ -35,6 +35,7 @@ from tokenmill.tasks.sources.parquet import require_text
 from tokenmill.tasks.storage import is_local, join
 
 from .binidx import BinIdxError, read_index, token_dtype
+from .document_map import FILE, read_map
 from .exact import exact_encoder
 from .gate import Verdict, gate_notes, judge, texts_of
 from .load import load_vocabulary, planned_vocabulary
@@ -171,8 +172,9 @@ def release_pretrain(planned: PretrainPlan, finished: Sequence[Finished]) -> Rel
 
 
 def inspect_pretrain_shard(store: Store, receipt: Receipt) -> list[str]:
-    """Problems of the `.bin/.idx` pairs of a shard: format, bounds, and counts against the receipt."""
-    return [problem for part, count in receipt.parts.items() for problem in _pair(store, receipt.key, part, count)]
+    """Problems of the `.bin/.idx` pairs and the document map of a shard: format, bounds, and counts against the receipt."""
+    pairs = [problem for part, count in receipt.parts.items() for problem in _pair(store, receipt.key, part, count)]
+    return [*pairs, *_map_problems(store, receipt)]
 
 
 def _pair(store: Store, key: str, part: str, recorded: PartCount) -> list[str]:
@@ -186,6 +188,19 @@ def _pair(store: Store, key: str, part: str, recorded: PartCount) -> list[str]:
         return [f"{place}: {error}"]
     found = PartCount(index.documents, index.tokens)
     return [] if found == recorded else [f"{place}: holds {found}, but its receipt says {recorded}"]
+
+
+def _map_problems(store: Store, receipt: Receipt) -> list[str]:
+    place = store.path(receipt.key, FILE)
+    try:
+        found = read_map(store, receipt)
+    except ValueError as error:
+        return [f"{place}: {error}"]
+    return [
+        f"{place}: has {found.documents(part):,} documents of {part}, but its receipt says {count.documents:,}"
+        for part, count in receipt.parts.items()
+        if found is not None and found.documents(part) != count.documents
+    ]
 
 
 def require_tokenizer(_blend: Blend, settings: PretrainSettings, _output_dir: str) -> None:

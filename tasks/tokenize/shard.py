@@ -1,12 +1,12 @@
-"""Build a pretraining shard: `.bin/.idx` pairs, quarantined rows and a receipt from a slice of source rows.
+"""Build a pretraining shard: `.bin/.idx` pairs, a document map, quarantined rows and a receipt from a slice of source rows.
 
 Batches of about a megabyte stay in the processor's cache from parser to encoder to writer. Memory does not grow with the
-shard, beyond 4 bytes of `.idx` per document.
+shard, beyond 4 bytes of `.idx` per document and 1 byte of the map per row.
 """
 
 import re
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import numpy as np
@@ -22,6 +22,7 @@ from tokenmill.tasks.sources.files import BadRow, TextBatch
 from tokenmill.tasks.sources.formats import read_texts
 
 from .binidx import BinIdxWriter, token_dtype
+from .document_map import FILE, OUTCOMES, DocumentMap
 from .documents import WHOLE, assemble, assign_parts, runs
 from .encoders import Encoder
 from .settings import PretrainRecipe
@@ -29,15 +30,25 @@ from .settings import PretrainRecipe
 
 @dataclass
 class _Writer:
-    """Encodes texts into the `.bin/.idx` pairs of a shard."""
+    """Encodes texts into the `.bin/.idx` pairs of a shard, and notes the outcome of every row, one byte each."""
 
     builder: ShardBuilder
     recipe: PretrainRecipe
     encoder: Encoder
     pairs: dict[str, BinIdxWriter] = field(default_factory=dict[str, BinIdxWriter])
+    outcomes: bytearray = field(default_factory=bytearray)
     by_reference: int = 0
 
-    def write(self, texts: pa.LargeStringArray) -> None:
+    def write(self, batch: TextBatch, rows: int) -> None:
+        """Write the texts of a batch that ends at row `rows` of the slice."""
+        outcomes = np.zeros(rows - len(self.outcomes), np.uint8)
+        if len(batch.texts):
+            kept, parts = self._write(batch.texts)
+            outcomes[batch.rows[kept] - len(self.outcomes)] = parts
+        self.outcomes += outcomes.data
+
+    def _write(self, texts: pa.LargeStringArray) -> tuple[np.ndarray, np.ndarray]:
+        """Write texts; returns the numbers of those that became documents, and their outcomes."""
         encoded = self.encoder.encode(texts)
         self.by_reference += encoded.by_reference
         documents = assemble(encoded, self.recipe)
@@ -48,10 +59,12 @@ class _Writer:
             texts = texts.take(pa.array(documents.kept))
         if not self.recipe.holds_out:
             self._append(WHOLE, documents.tokens, documents.lengths)
-            return
+            return documents.kept, np.full(len(texts), OUTCOMES[WHOLE], np.uint8)
+        parts = assign_parts(texts, self.recipe)
         ends = np.concatenate([np.zeros(1, np.int64), np.cumsum(documents.lengths)])
-        for part, first, last in runs(assign_parts(texts, self.recipe)):
+        for part, first, last in runs(parts):
             self._append(PARTS[part], documents.tokens[ends[first] : ends[last]], documents.lengths[first:last])
+        return documents.kept, parts + np.uint8(OUTCOMES[PARTS[0]])
 
     def _append(self, part: str, tokens: np.ndarray, lengths: np.ndarray) -> None:
         if part not in self.pairs:
@@ -77,32 +90,36 @@ def tokenize_shard(
     with building(shard, store, on_bad_row) as builder:
         writer = _Writer(builder, recipe, encoder)
         for batch in read_texts(shard.part, recipe.text_field):
-            rejected, texts = _without_special(batch, recipe, special_tokens)
+            rejected, accepted = _without_special(batch, recipe, special_tokens)
             builder.count(batch, rejected)
-            texts = _long_enough(texts, recipe, builder)
-            if len(texts):
-                writer.write(texts)
+            writer.write(_long_enough(accepted, recipe, builder), builder.rows_in)
         for part, pair in writer.pairs.items():
             builder.open(f"{part}.idx").write(pair.index())
+        builder.open(FILE).write(DocumentMap(np.frombuffer(writer.outcomes, np.uint8)).dump())
         builder.volatile["documents_by_reference"] = writer.by_reference
     return builder.receipt
 
 
-def _long_enough(texts: pa.LargeStringArray, recipe: PretrainRecipe, builder: ShardBuilder) -> pa.LargeStringArray:
+def _long_enough(batch: TextBatch, recipe: PretrainRecipe, builder: ShardBuilder) -> TextBatch:
     if recipe.min_doc_chars is None:
-        return texts
-    lengths = compute.call_function("utf8_length", [texts])
-    kept = texts.filter(compute.call_function("greater_equal", [lengths, pa.scalar(recipe.min_doc_chars)]))
-    builder.drop("too_short", len(texts) - len(kept))
+        return batch
+    lengths = compute.call_function("utf8_length", [batch.texts]).to_numpy(zero_copy_only=False)
+    kept = _chosen(batch, lengths >= recipe.min_doc_chars)
+    builder.drop("too_short", len(batch.texts) - len(kept.texts))
     return kept
+
+
+def _chosen(batch: TextBatch, mask: np.ndarray) -> TextBatch:
+    """The texts where `mask` is true, with their rows."""
+    return replace(batch, texts=batch.texts.filter(pa.array(mask)), rows=batch.rows[mask])
 
 
 def _without_special(
     batch: TextBatch, recipe: PretrainRecipe, special_tokens: Sequence[str]
-) -> tuple[list[BadRow], pa.LargeStringArray]:
-    """The rows whose text contains a control string, if such rows are rejected, and the texts of the others."""
+) -> tuple[list[BadRow], TextBatch]:
+    """The rows whose text contains a control string, if such rows are rejected, and the batch without them."""
     if recipe.special_tokens_in_text != "reject" or not special_tokens:
-        return [], batch.texts
+        return [], batch
     any_of_them = compute.MatchSubstringOptions("|".join(map(re.escape, special_tokens)))
     matches = compute.call_function("match_substring_regex", [batch.texts], any_of_them)
     found = matches.to_numpy(zero_copy_only=False)
@@ -111,7 +128,7 @@ def _without_special(
         BadRow(int(batch.rows[place]), reason, detail, _excerpt(batch.texts[place]))
         for place in np.flatnonzero(found).tolist()
     ]
-    return rejected, batch.texts.filter(pa.array(~found))
+    return rejected, _chosen(batch, ~found)
 
 
 def _excerpt(text: Any) -> str:  # noqa: ANN401 - an Arrow scalar

@@ -23,6 +23,7 @@ from tokenmill.tasks.report.view_terminal import print_view
 from tokenmill.tasks.report.view_text import visible
 from tokenmill.tasks.seal import sealed
 from tokenmill.tasks.shards.manifest import read_manifest
+from tokenmill.tasks.shards.receipt import Receipt
 from tokenmill.tasks.strict import parse
 from tokenmill.tasks.tokenize.load import load_vocabulary
 from tokenmill.tasks.tokenize.settings import TokenizerSettings
@@ -387,6 +388,36 @@ def test_each_id_of_a_bin_names_its_document(pretrained):
         view_output(pretrained, doc=f"{key}-train-999")
     with pytest.raises(InputError, match="1a2b3c4d-train-17"):
         view_output(pretrained, doc=f"{key}-0")
+
+
+@pytest.mark.parametrize(("shortest", "reason"), [(None, "empty_document"), (2, "too_short")])
+def test_each_document_of_a_bin_names_the_line_that_it_came_from(shortest, reason, tmp_path, vocabulary):
+    """Whatever was dropped before it in its slice, and wherever its file is cut."""
+    kept = [f"document {number}:\n{HOSTILE}" for number in range(200)]
+    dropped = [b"{broken", b"", "", f"a {EOS} b"]
+    rows = [row for number, text in enumerate(kept) for row in [*dropped[: number % 6], text][-(number % 3) - 1 :]]
+    source = write_lines(tmp_path / "a.jsonl", rows)
+    chosen = {"tokenizer": {"model": str(vocabulary)}, "shard_size": 5000, "bad_row_ceiling": 0.9}
+    chosen |= {"min_doc_chars": shortest, "special_tokens_in_text": "reject", "holdout": {"valid": 0.3, "test": 0.2}}
+    _, manifest = prepare(blend_of(source), tmp_path / "out", **chosen)
+    assert len(manifest["shards"]) > 3
+    assert {*manifest["totals"]["dropped"]} == {"malformed_json", "blank_line", "special_token_in_text", reason}
+    shown = sequences(view_output(str(tmp_path / "out"), rows=999))
+    assert sorted(sequence.passages[0].text for sequence in shown) == sorted(t + EOS for t in kept)
+    lines = source.read_bytes().splitlines()
+    for sequence in shown:
+        assert json.loads(lines[sequence.line - 1])["text"] + EOS == sequence.passages[0].text
+
+
+def test_documents_of_shards_without_a_map_name_their_slice_alone(tmp_path, vocabulary):
+    """As of shards that were built before there were maps."""
+    source = write_lines(tmp_path / "a.jsonl", SOURCE_TEXTS)
+    prepare(blend_of(source), tmp_path / "out", tokenizer={"model": str(vocabulary)})
+    (place,) = (tmp_path / "out/shards").rglob("receipt.json")
+    receipt = Receipt.load(place.read_bytes())
+    outputs = [output for output in receipt.outputs if output.path != "rows.map"]
+    place.write_bytes(replace(receipt, outputs=outputs).dump())
+    assert {sequence.line for sequence in sequences(view_output(str(tmp_path / "out"), rows=99))} == {None}
 
 
 def test_a_damaged_bin_is_named(pretrained):
