@@ -93,6 +93,12 @@ def test_links_lead_somewhere(page):
         assert not anchor or anchor in anchors(target.read_text("utf-8")), link
 
 
+def test_the_tests_and_modules_that_are_named_exist():
+    named = re.findall(r"`((?:tests|tasks|flows|blends|deployments)/[\w./-]*)`", README)
+    assert [path for path in named if not (REPOSITORY / path).exists()] == []
+    assert sum(path.startswith("tests/") for path in named) > 20
+
+
 def test_the_readme_is_short_and_names_every_page():
     text = (REPOSITORY / "README.md").read_text("utf-8")
     assert len(text.splitlines()) <= 180
