@@ -55,7 +55,7 @@ def test_there_is_one_of_everything(prepared):
     names = {path.name.partition("_")[0] for path in proofs(out)}
     assert names == {
         "blend.json", "manifest.json", "receipt.json", "quarantine.jsonl", "a.jsonl", "b.jsonl",
-        "data", "train.bin", "train.idx", "valid.bin", "valid.idx",
+        "data", "train.bin", "train.idx", "valid.bin", "valid.idx", "rows.map",
     }  # fmt: skip
 
 
