@@ -1,5 +1,6 @@
 """The view: stored rows come back as what was put in, and nothing in them reaches the terminal or the page raw."""
 
+import gzip
 import io
 import itertools
 import json
@@ -407,6 +408,31 @@ def test_each_document_of_a_bin_names_the_line_that_it_came_from(shortest, reaso
     lines = source.read_bytes().splitlines()
     for sequence in shown:
         assert json.loads(lines[sequence.line - 1])["text"] + EOS == sequence.passages[0].text
+
+
+def write_array(path, texts):
+    path.write_text(json.dumps([{"text": text} for text in texts]))
+
+
+def write_parquet(path, texts):
+    pq.write_table(pa.table({"text": texts}), path, row_group_size=40)
+
+
+def write_gzip(path, texts):
+    path.write_bytes(gzip.compress("".join(json.dumps({"text": text}) + "\n" for text in texts).encode()))
+
+
+@pytest.mark.parametrize(
+    ("name", "write"), [("a.json", write_array), ("a.parquet", write_parquet), ("a.jsonl.gz", write_gzip)]
+)
+def test_in_every_format_the_line_is_the_number_of_the_row(name, write, tmp_path, vocabulary):
+    texts = [None if number % 7 == 3 else "" if number % 5 == 2 else f"row {number} {HOSTILE}" for number in range(400)]
+    write(tmp_path / name, texts)
+    chosen = {"tokenizer": {"model": str(vocabulary)}, "shard_size": 10_000, "bad_row_ceiling": 0.9}
+    prepare(blend_of(tmp_path / name), tmp_path / "out", **chosen)
+    shown = sequences(view_output(str(tmp_path / "out"), rows=999))
+    rows = {sequence.line: sequence.passages[0].text.removesuffix(EOS) for sequence in shown}
+    assert rows == {number: text for number, text in enumerate(texts, 1) if text}
 
 
 def test_documents_of_shards_without_a_map_name_their_slice_alone(tmp_path, vocabulary):
