@@ -1,7 +1,7 @@
 # Each target makes its own .venv when it is missing; PYTHON chooses the interpreter it is made with.
 PYTHON ?= python3
 BIN := .venv/bin
-# Processes that tests start read compiled modules, whatever the shell asks for.
+# Without compiled modules, each process that a test starts takes half a second longer.
 unexport PYTHONDONTWRITEBYTECODE
 PIP := $(BIN)/pip --disable-pip-version-check install --quiet --constraint constraints.txt
 

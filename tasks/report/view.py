@@ -46,7 +46,8 @@ class Passage:
 class SubSequence:
     """The tokens of one document in a pack: `number` counts from 0 in the pack, `line` from 1 in the source file.
 
-    `line` is None after a gap in the shards, and for bin/idx in shards without a document map. `file`, `start` and `stop` are the shard's slice.
+    `line` is None after a gap in the shards, and for bin/idx in shards without a document map. `file`, `start` and `stop` are
+    the shard's slice.
     """
 
     document: str

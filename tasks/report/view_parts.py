@@ -1,14 +1,14 @@
 """The row files of a published preparation, and the source of each row.
 
 The manifest has the number of rows per file, so that a random choice opens no file, and the number of source rows before each
-slice. For packs that gives the line of every document. For bin/idx, the shard's document map says which row became which
-document. So no line number needs a second read of the source.
+slice. A pack stores the row of each document in its slice; for bin/idx, the shard's document map has it. So no line number
+needs a second read of the source.
 """
 
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from functools import lru_cache
+from functools import cached_property
 from typing import Any, Self
 
 from tokenmill.tasks.errors import InputError, nearest
@@ -25,7 +25,7 @@ DOCUMENT = re.compile(r"(?P<key>[0-9a-f]{8,32})(?:-(?P<part>all|train|valid|test
 LIKE_THIS = "ids look like 1a2b3c4d-17 (packed) or 1a2b3c4d-train-17 (bin/idx), and view shows one above each document"
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class Part:
     """One part (`all`, or `train`, `valid`, `test`) of a shard, with its location and slice.
 
@@ -68,14 +68,13 @@ class Part:
             return None
         if self.packed:
             return self.rows_before + number + 1
-        rows = _document_map(self.store, self.key)
+        rows = self._document_map
         return rows and self.rows_before + rows.row(self.name, number) + 1
 
-
-@lru_cache(maxsize=8)
-def _document_map(store: Store, key: str) -> DocumentMap | None:
-    receipt = store.receipt(key)
-    return receipt and read_map(store, receipt)
+    @cached_property
+    def _document_map(self) -> DocumentMap | None:
+        receipt = self.store.receipt(self.key)
+        return receipt and read_map(self.store, receipt)
 
 
 @dataclass(frozen=True, slots=True)

@@ -191,15 +191,12 @@ def _pair(store: Store, key: str, part: str, recorded: PartCount) -> list[str]:
 
 
 def _map_problems(store: Store, receipt: Receipt) -> list[str]:
-    place = store.path(receipt.key, FILE)
-    try:
-        found = read_map(store, receipt)
-    except ValueError as error:
-        return [f"{place}: {error}"]
+    rows = read_map(store, receipt)
     return [
-        f"{place}: has {found.documents(part):,} documents of {part}, but its receipt says {count.documents:,}"
+        f"{store.path(receipt.key, FILE)}: has {rows.documents(part):,} documents of {part}, but its receipt says "
+        f"{count.documents:,}"
         for part, count in receipt.parts.items()
-        if found is not None and found.documents(part) != count.documents
+        if rows and rows.documents(part) != count.documents
     ]
 
 

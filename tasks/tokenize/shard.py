@@ -39,9 +39,9 @@ class _Writer:
     outcomes: bytearray = field(default_factory=bytearray)
     by_reference: int = 0
 
-    def write(self, batch: TextBatch, rows: int) -> None:
-        """Write the texts of a batch that ends at row `rows` of the slice."""
-        outcomes = np.zeros(rows - len(self.outcomes), np.uint8)
+    def write(self, batch: TextBatch) -> None:
+        """Write the texts of a batch whose rows the builder has counted."""
+        outcomes = np.zeros(self.builder.rows_in - len(self.outcomes), np.uint8)
         if len(batch.texts):
             kept, parts = self._write(batch.texts)
             outcomes[batch.rows[kept] - len(self.outcomes)] = parts
@@ -92,7 +92,7 @@ def tokenize_shard(
         for batch in read_texts(shard.part, recipe.text_field):
             rejected, accepted = _without_special(batch, recipe, special_tokens)
             builder.count(batch, rejected)
-            writer.write(_long_enough(accepted, recipe, builder), builder.rows_in)
+            writer.write(_long_enough(accepted, recipe, builder))
         for part, pair in writer.pairs.items():
             builder.open(f"{part}.idx").write(pair.index())
         builder.open(FILE).write(DocumentMap(np.frombuffer(writer.outcomes, np.uint8)).dump())

@@ -66,7 +66,7 @@ def many_partitions(monkeypatch):
 
 
 def planted(seed):
-    """Texts of which some are near-duplicates and some copies but for white space, and what becomes of them by number."""
+    """Texts with near-duplicates and with copies that differ in white space; the kept text of each exact and near duplicate."""
     generator = random.Random(seed)
     texts = corpus(seed, originals=50)
     texts += [f"{text}\n" if generator.random() < 0.5 else text for text in generator.sample(texts, 30)]

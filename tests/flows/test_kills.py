@@ -1,5 +1,5 @@
-"""What stands beside a run is killed in the middle of it. Without its Dask scheduler or its Prefect server a run fails and
-says so, and the same command finishes with the same bytes; without the Prefect worker that started it, it goes on.
+"""Kill the processes that a run depends on. A run that loses its Dask scheduler or its Prefect server fails with an error,
+and the same command finishes it with the same bytes. A run that loses its Prefect worker continues.
 (Killed Dask workers and runs: test_pretrain_flow.py.)
 """
 

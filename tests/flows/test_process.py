@@ -235,8 +235,8 @@ REDIRECTED = {
     "all closed": ("<&- >&- 2>&-", 0),
     "full": (">/dev/full", 1),
     "both full": (">/dev/full 2>/dev/full", 1),
-    "a pipe that nobody reads": ("| head -c 0", 0),
-    "both a pipe that nobody reads": ("2>&1 | head -c 0", 0),
+    "an unread pipe": ("| head -c 0", 0),
+    "both an unread pipe": ("2>&1 | head -c 0", 0),
 }
 
 
@@ -270,7 +270,7 @@ def test_a_command_does_its_work_without_standard_streams(command, how, blend):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("how", ["all closed", "both full", "both a pipe that nobody reads"])
+@pytest.mark.parametrize("how", ["all closed", "both full", "both an unread pipe"])
 def test_every_command_does_its_work_without_standard_streams(how, prepared, tmp_path, blend):
     for words in (["--help"], ["verify", prepared], ["view", prepared]):
         code, complaint = redirected(how, *words)
@@ -284,7 +284,7 @@ HEARTBEAT = re.compile(r"^.*Failed to communicate with scheduler during heartbea
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("how", ["all closed", "both full", "both a pipe that nobody reads"])
+@pytest.mark.parametrize("how", ["all closed", "both full", "both an unread pipe"])
 def test_a_preparation_is_whole_without_standard_streams(how, blend, environment, tmp_path):
     out = tmp_path / "out"
     code, complaint = redirected(how, *arguments(blend, out), environment=environment)

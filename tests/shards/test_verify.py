@@ -1,4 +1,4 @@
-"""Verification: whatever happens to a file, it is named, and the next run mends exactly that."""
+"""Verification names every damaged file, and the next run rebuilds exactly those."""
 
 import json
 import os

@@ -115,7 +115,9 @@ MODELS = {
 """SentencePiece models by name: the algorithm, the options, and the encoder that is exact."""
 
 
-@pytest.fixture(scope="module", params=["verbatim", pytest.param("normalized", marks=pytest.mark.slow), "unigram"])
+@pytest.fixture(
+    scope="module", params=[pytest.param(name, marks=[pytest.mark.slow] * (name == "normalized")) for name in MODELS]
+)
 def model(request, directory):
     kind, options, _ = MODELS[request.param]
     return sentencepiece_model(directory / f"{request.param}.model", kind, **options)
