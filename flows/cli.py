@@ -18,6 +18,7 @@ from typing import Annotated, Any, cast
 import orjson
 from cyclopts import App, CycloptsError, Parameter
 from cyclopts.validators import Number
+from pydantic import ValidationError
 from rich.console import Console
 from tokenmill.tasks.blend.models import Blend
 from tokenmill.tasks.errors import InputError, PartlyFailedError, RunError
@@ -26,9 +27,9 @@ from tokenmill.tasks.shards.settings import PreparationSettings
 from tokenmill.tasks.storage import join
 
 from .options import CommonOptions, choices_of, settings_of
-from .process import INTERRUPTED, end_when_interrupted, interrupted, lost_output, open_streams
+from .process import ADVICE, INTERRUPTED, end_when_interrupted, interrupted, lost_output, open_streams
 from .terminal import OutputDir, Overrides, be_quiet, piped, terminal
-from .training_commands import benchmark, evaluate, pipeline, train
+from .training_commands import batch, benchmark, evaluate, order, pipeline, train
 
 EMPTY = re.compile(r"(--[\w-]+=)?\s*")
 """An empty argument, or an option with an empty value."""
@@ -42,7 +43,7 @@ app = App(
     help_on_error=False,
     suppress_keyboard_interrupt=False,
 )
-for command in (train, evaluate, benchmark, pipeline):
+for command in (order, batch, train, evaluate, benchmark, pipeline):
     app.command(command)
 
 BlendPath = Annotated[str, Parameter(help="Path or URI of a blend; scores also take a normalization, or rows.")]
@@ -125,12 +126,20 @@ for name, kind in KINDS.items():
 
 @app.command
 def verify(output_dir: Prepared = None) -> dict[str, Any]:
-    """Check hashes, formats and counts of everything published; the next run rebuilds damaged shards."""
+    """Check hashes, formats and counts of everything published, or that a model was trained on exactly the planned tokens.
+
+    The next run of a preparation rebuilds damaged shards.
+    """
     from tokenmill.tasks.nightly.versions import remedy_for
     from tokenmill.tasks.report.verification import inspector_of, print_verification, verification_record
     from tokenmill.tasks.shards.verify import verify as verify_output
+    from tokenmill.tasks.train.proof import is_training, print_proof, proof_record, prove
 
     place = output_dir or piped("verify").path
+    if is_training(place):
+        proof = prove(place)
+        print_proof(proof, place, terminal)
+        return proof_record(proof, place)
     verification = verify_output(place, inspector_of(place))
     print_verification(verification, place, terminal)
     if verification.problems:
@@ -161,6 +170,30 @@ def view(
     elif sys.stdout.isatty():
         print_view(found, Console())
     return view_record(found)
+
+
+@app.command
+def why(
+    output_dir: Annotated[
+        str | None,
+        Parameter(help="Output folder, or folder of a training; read from stdin when a command is piped in."),
+    ] = None,
+    *,
+    row: Annotated[str | None, Parameter(help="The row, as FILE:LINE; lines count from 1.")] = None,
+    doc: Annotated[str | None, Parameter(help="A document made of the row, by the id that `view` prints.")] = None,
+) -> dict[str, Any]:
+    """Tell the story of a source row: why it was dropped, or where its tokens are and which steps train on them."""
+    from tokenmill.tasks.report.batch import data_in, with_steps
+    from tokenmill.tasks.report.why import print_why, why_document, why_record, why_row
+
+    if (row is None) == (doc is None):
+        raise InputError("why: name a row, --row FILE:LINE, or a document, --doc ID, but not both")
+    place = output_dir or piped("why").path
+    data = data_in(place)
+    stories = with_steps(place, why_row(data, row) if row is not None else why_document(data, doc or ""))
+    if sys.stdout.isatty():
+        print_why(data, stories, Console())
+    return why_record(data, stories)
 
 
 @app.command
@@ -367,14 +400,14 @@ def run(arguments: list[str]) -> int:
         _require_values(arguments)
         result = app(arguments, exit_on_error=False, print_error=False, result_action="return_value")
     except (CycloptsError, InputError) as error:
-        return _complain(error, WRONG_CALL)
+        return _complain(_plain(error), WRONG_CALL)
     except PartlyFailedError as error:
         _print_record(error.record)
         return _complain(error, FAILED)
     except (RunError, OSError) as error:
         return _complain(error, FAILED)
     except KeyboardInterrupt:
-        return _complain("interrupted; run the same command again to continue", INTERRUPTED)
+        return _complain(ADVICE, INTERRUPTED)
     if isinstance(result, dict):
         _print_record(cast("dict[str, Any]", result))
     return DONE
@@ -391,6 +424,15 @@ def _print_record(record: Mapping[str, Any]) -> None:
     """Print the artifact record as one line for the next program."""
     if not sys.stdout.isatty():
         sys.stdout.write(orjson.dumps(record).decode() + "\n")
+
+
+def _plain(error: Exception) -> object:
+    """An error as text; options that a settings model refuses, one per line."""
+    refused = error.__cause__ if isinstance(error, CycloptsError) else None
+    if not isinstance(refused, ValidationError):
+        return error
+    lines = [(str(detail["loc"][0]).replace("_", "-"), detail["msg"], detail["input"]) for detail in refused.errors()]
+    return "\n".join(f"--{name}: {message} (got {value!r})" for name, message, value in lines)
 
 
 def _complain(error: object, code: int) -> int:

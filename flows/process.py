@@ -15,6 +15,7 @@ import signal
 import sys
 from contextlib import suppress
 from threading import Event, Thread
+from types import TracebackType
 from typing import TextIO
 
 import psutil
@@ -22,6 +23,8 @@ import psutil
 from .terminal import terminal
 
 INTERRUPTED = 128 + signal.SIGINT
+
+ADVICE = "interrupted; run the same command again to continue"
 
 GRACE = 3.0
 """Seconds a run may take to end by itself after Ctrl-C."""
@@ -87,6 +90,7 @@ def end_when_interrupted() -> None:
     """Let Ctrl-C end this process and its children."""
     if signal.getsignal(signal.SIGINT) is not signal.SIG_IGN:
         signal.signal(signal.SIGINT, _interrupt)
+        sys.excepthook = _end_with_error
         atexit.register(_leave)  # the first to register is the last to be called
         Thread(target=_end_later, daemon=True).start()
 
@@ -102,6 +106,16 @@ def _interrupt(_number: int, _frame: object) -> None:
         return
     _pressed.set()
     raise KeyboardInterrupt
+
+
+def _end_with_error(kind: type[BaseException], error: BaseException, traceback: TracebackType | None) -> None:
+    """Show an error that ends the process. After Ctrl-C it is only what a library made of the interrupt: pydantic, for one,
+    raises an error of its own when it is interrupted.
+    """
+    if interrupted():
+        sys.stderr.write(f"tokenmill: {ADVICE}\n")
+    else:
+        sys.__excepthook__(kind, error, traceback)
 
 
 def _end_later() -> None:

@@ -4,20 +4,25 @@ They read their input folder from a pipe: `tokenmill pretrain … | tokenmill tr
 """
 
 import shlex
+import sys
 from collections.abc import Collection, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import yaml
 from cyclopts import Parameter
+from cyclopts.validators import Number
+from rich.console import Console
 from tokenmill.tasks.errors import InputError, RunError
 from tokenmill.tasks.storage import absolute, join
+from tokenmill.tasks.train.order import OrderSettings
 from tokenmill.tasks.train.settings import EvaluateSettings, TrainSettings
 
 from .options import choices_of
 from .terminal import Overrides, be_quiet, piped, terminal
 
 if TYPE_CHECKING:
+    from tokenmill.tasks.report.batch import Batch
     from tokenmill.tasks.train.launchers.launch import Launch
 
 Config = Annotated[str, Parameter(help="Settings: tiny, small, or a YAML file.")]
@@ -43,6 +48,76 @@ def train(
     record = _trained(place, settings, output_dir)
     print_training(record["train"], terminal)
     return record
+
+
+def order(
+    output_dir: Annotated[
+        str | None, Parameter(help="Output folder of a pretraining preparation; default: the one piped in.")
+    ] = None,
+    *,
+    settings: Annotated[OrderSettings, Parameter(name="*")],
+) -> dict[str, Any]:
+    """Plan which samples each training step reads: build megatron-core's indices ahead, and count what is read."""
+    from tokenmill.tasks.train.order import print_order, required_order
+
+    place, _ = _place("order", (output_dir,), {"pretrain"})
+    be_quiet()
+    from .order import order_samples
+
+    record = order_samples(place, settings)
+    print_order(required_order(place), terminal)
+    return record
+
+
+def batch(
+    output_dir: Annotated[
+        str | None, Parameter(help="Folder of a training, or of data with an order; default: the one piped in.")
+    ] = None,
+    *,
+    step: Annotated[int | None, Parameter(help="The step to show, counted from 1.")] = None,
+    find: Annotated[
+        str | None, Parameter(help="A text, or a row as FILE:LINE, to find the steps that read it.")
+    ] = None,
+    rows: Annotated[
+        int | None, Parameter(help="Number of samples to show; default: all.", validator=Number(gte=1))
+    ] = None,
+    skip_list: Annotated[
+        str | None, Parameter(help="File to add the step or the found documents to, for train skip_list=FILE.")
+    ] = None,
+    html: Annotated[str | None, Parameter(help="Write a static page to this path instead.")] = None,
+) -> dict[str, Any]:
+    """Show what a training step reads, with source rows, loss and gradient norm; or find the steps that read a row."""
+    from tokenmill.tasks.report.batch import Reading, batch_record, find_record, print_found
+    from tokenmill.tasks.train.skips import SkippedStep, extend_skip_list
+
+    if (step is None) == (find is None):
+        raise InputError(
+            "batch: name a step, --step N, or what to look for, --find TEXT or --find FILE:LINE, but not both"
+        )
+    place, _ = _place("batch", (output_dir,), {"pretrain", "sft", "model", "order"})
+    reading = Reading.of(place)
+    if find is not None:
+        found = reading.find(find)
+        print_found(found, terminal)
+        record, entries = find_record(place, found), [each.skip for each in found]
+    else:
+        shown = reading.step(step or 0, rows)
+        _show_batch(shown, html)
+        record, entries = batch_record(shown), [SkippedStep(step=shown.step)]
+    if skip_list is not None:
+        terminal.print(f"{skip_list}: {extend_skip_list(skip_list, entries):,} entries", markup=False, soft_wrap=True)
+    return record
+
+
+def _show_batch(shown: "Batch", html: str | None) -> None:
+    from tokenmill.tasks.report.batch import describe_step, print_batch
+    from tokenmill.tasks.report.view_html import publish_html
+
+    if html is not None:
+        written = publish_html(shown.view, html, f"; {describe_step(shown)}")
+        terminal.print(f"written to {written.path}", markup=False, soft_wrap=True)
+    elif sys.stdout.isatty():
+        print_batch(shown, Console())
 
 
 def evaluate(

@@ -6,10 +6,18 @@ drops connections gets 50, just when it needs fewer. Here botocore alone retries
 see a response that breaks off while it is read; s3fs requests it again, at most 5 times in total.
 
 Remaining failures become OSErrors, which the caller retries per batch; botocore's own errors are not OSErrors.
+
+`S3.join` concatenates ranges of objects without moving their bytes through this machine, by `UploadPartCopy`. S3 accepts parts of
+5 MiB to 5 GiB, at most 10,000 of them; only the last may be smaller. So ranges below 5 MiB are gathered here, with the beginning
+of the range that follows, and uploaded: at most 10 MiB of traffic for each run of small ranges.
 """
 
+import asyncio
 import errno
-from typing import Any
+import itertools
+from collections.abc import Iterator, Sequence
+from contextlib import suppress
+from typing import Any, NamedTuple
 
 from aiohttp import ClientError as BrokenResponseError
 from aiohttp import ClientPayloadError
@@ -23,6 +31,47 @@ from botocore.exceptions import (
 from fsspec.asyn import sync_wrapper
 from s3fs import S3FileSystem
 from s3fs.errors import translate_boto_error
+
+SMALLEST_PART, LARGEST_PART = 5 << 20, 5 << 30
+MOST_PARTS = 9_000
+COPIES = 16
+"""Parts that are copied at a time."""
+
+
+class Range(NamedTuple):
+    """`size` bytes of the object at `path` (without scheme), from byte `start`."""
+
+    path: str
+    start: int
+    size: int
+
+
+def parts_of(ranges: Sequence[Range]) -> Iterator[list[Range]]:
+    """The parts to concatenate `ranges` from: one range of 5 MiB to 5 GiB that S3 can copy, or several that are gathered."""
+    smallest = max(SMALLEST_PART, -(-sum(each.size for each in ranges) // MOST_PARTS))
+    gathered: list[Range] = []
+    for path, start, size in ranges:
+        taken = min(size, smallest - sum(each.size for each in gathered)) if gathered else 0
+        if taken:
+            gathered.append(Range(path, start, taken))
+        if gathered and sum(each.size for each in gathered) == smallest:
+            yield gathered
+            gathered = []
+        rest = Range(path, start + taken, size - taken)
+        if rest.size >= smallest:
+            yield from ([each] for each in _split(rest))
+        elif rest.size:
+            gathered.append(rest)
+    if gathered:
+        yield gathered
+
+
+def _split(whole: Range) -> Iterator[Range]:
+    """Equal ranges of at most 5 GiB."""
+    count = -(-whole.size // LARGEST_PART)
+    bounds = [whole.size * number // count for number in range(count + 1)]
+    for first, last in itertools.pairwise(bounds):
+        yield Range(whole.path, whole.start + first, last - first)
 
 
 class TornResponseError(OSError, ClientPayloadError):
@@ -71,3 +120,38 @@ class S3(S3FileSystem):
         return response
 
     call_s3 = sync_wrapper(_call_s3)
+
+    async def _join(self, ranges: Sequence[tuple[str, int, int]], path: str) -> None:
+        """Concatenate ranges `(path, start, size)` of objects into the object at `path`, atomically. Raises OSError; then the object is unchanged."""
+        bucket, key, _ = self.split_path(path)
+        upload = await self._call_s3("create_multipart_upload", Bucket=bucket, Key=key)
+        place = {"Bucket": bucket, "Key": key, "UploadId": upload["UploadId"]}
+        slots = asyncio.Semaphore(COPIES)
+
+        async def put(number: int, part: list[Range]) -> dict[str, Any]:
+            async with slots:
+                return {"PartNumber": number, "ETag": await self._put_part({**place, "PartNumber": number}, part)}
+
+        try:
+            parts = await asyncio.gather(
+                *(put(number, part) for number, part in enumerate(parts_of([Range(*each) for each in ranges]), 1))
+            )
+            await self._call_s3("complete_multipart_upload", **place, MultipartUpload={"Parts": parts})
+        except BaseException:
+            with suppress(OSError):  # the caller must get the first error; readers do not see a pending upload
+                await self._call_s3("abort_multipart_upload", **place)
+            raise
+        self.invalidate_cache(path)
+
+    async def _put_part(self, place: dict[str, Any], part: list[Range]) -> str:
+        """Copy one range, or upload several; returns the part's ETag."""
+        if len(part) == 1:
+            (source,) = part
+            span = f"bytes={source.start}-{source.start + source.size - 1}"
+            copied = await self._call_s3("upload_part_copy", **place, CopySource=source.path, CopySourceRange=span)
+            return copied["CopyPartResult"]["ETag"]
+        pieces = [await self._cat_file(path, start=start, end=start + size) for path, start, size in part]
+        uploaded = await self._call_s3("upload_part", **place, Body=b"".join(pieces))
+        return uploaded["ETag"]
+
+    join = sync_wrapper(_join)

@@ -7,6 +7,7 @@ from tokenmill.tasks.shards.build import build_batch
 from tokenmill.tasks.shards.plan import shard_record
 from tokenmill.tasks.shards.preparation import preparation
 from tokenmill.tasks.strict import parse
+from tokenmill.tasks.tokenize.preparation import join_prefixes
 
 
 def build_here(step, pending, store, arguments, *, rebuild=False):
@@ -31,6 +32,8 @@ def build_shards(kind, planned, shards):
 
 def publish_here(kind, planned, started=None):
     """Publish what is built; the manifest."""
+    if kind == "pretrain":
+        join_prefixes(planned, build_here)
     return preparation(kind).publish(planned, time.time() if started is None else started)
 
 

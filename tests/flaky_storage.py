@@ -79,6 +79,7 @@ class Faults:
         possible = [kind for kind in self.kinds if kind in kinds_for(environ)]
         with self._lock:
             self.counts["requests"] += 1
+            self.counts["bytes received"] += int(environ.get("CONTENT_LENGTH") or 0)
             self.asked[asked] += 1
             kind = self._chosen(asked, possible) if possible else None
             self._failed[asked] = self._failed[asked] + 1 if kind else 0
@@ -224,6 +225,12 @@ class FlakyServer:
                     asked = {"Bucket": bucket, "Key": each["Key"], "VersionId": each["VersionId"]}
                     found[each["Key"]].append(client.get_object(**asked)["Body"].read())
         return found
+
+    def keys(self, bucket):
+        """The keys of the objects that are in a bucket now."""
+        with self.paused() as client:
+            pages = client.get_paginator("list_objects_v2").paginate(Bucket=bucket)
+            return {each["Key"] for page in pages for each in page.get("Contents", [])}
 
     def pending(self, bucket):
         """The uploads that were begun and neither completed nor given up."""

@@ -42,17 +42,21 @@ def blend_of(*paths, **weights):
     return {"datasets": [{**source, "weight": weights.get(source["name"], 1.0)} for source in sources]}
 
 
+def prefixes_of(output, split="train"):
+    """The paths of the published prefixes of a split, without ending, in order."""
+    manifest = json.loads((Path(output) / "manifest.json").read_bytes())
+    entries = manifest.get("derived", {}).get("shards", [])
+    return [Path(output) / name for entry in entries for name in entry["published"].get(split, [])]
+
+
 def documents_of(output, tokenizer, split="train"):
     """The texts of a published split in order, and their lengths in tokens, read by NumPy alone."""
-    manifest = json.loads((Path(output) / "manifest.json").read_bytes())
     texts = []
-    for shard in manifest["shards"]:
-        if split in shard["published"]:
-            prefix = Path(output) / shard["published"][split][0]
-            idx = Path(f"{prefix}.idx").read_bytes()
-            lengths = np.frombuffer(idx, "<i4", int.from_bytes(idx[18:26], "little"), 34)
-            pieces = np.split(np.fromfile(f"{prefix}.bin", "<u2"), np.cumsum(lengths)[:-1])
-            texts += tokenizer.decode_batch([piece[:-1].tolist() for piece in pieces], skip_special_tokens=False)
+    for prefix in prefixes_of(output, split):
+        idx = Path(f"{prefix}.idx").read_bytes()
+        lengths = np.frombuffer(idx, "<i4", int.from_bytes(idx[18:26], "little"), 34)
+        pieces = np.split(np.fromfile(f"{prefix}.bin", "<u2"), np.cumsum(lengths)[:-1])
+        texts += tokenizer.decode_batch([piece[:-1].tolist() for piece in pieces], skip_special_tokens=False)
     return texts
 
 

@@ -12,6 +12,7 @@ from tokenmill.tasks.score.choice import ChoiceSettings
 from tokenmill.tasks.score.settings import EmbedSettings, NllSettings
 from tokenmill.tasks.select.settings import NormalizationSettings
 from tokenmill.tasks.tokenize.settings import PretrainSettings
+from tokenmill.tasks.train.order import OrderSettings
 from tokenmill.tasks.train.settings import TrainSettings
 
 PAGE = Path(__file__).parents[1] / "docs" / "settings.md"
@@ -25,6 +26,7 @@ SETTINGS: dict[str, type[BaseModel]] = {
     "score nll": NllSettings,
     "score embed": EmbedSettings,
     "choose": ChoiceSettings,
+    "order": OrderSettings,
     "train": TrainSettings,
 }
 

@@ -1,4 +1,4 @@
-"""Build one shard of a deduplicated blend: the kept rows of a slice, or all rows with their outcomes.
+"""Build one shard of a deduplicated blend: the kept rows of a slice, or all rows with their outcomes, and a document map.
 
 JSON rows are written as the bytes that were read, without a byte order mark, and with line breaks within a row replaced by
 blanks. In tag mode three fields are inserted before the closing brace, without parsing the others. Parquet rows keep all of
@@ -26,6 +26,8 @@ from tokenmill.tasks.shards.store import Store
 from tokenmill.tasks.sources.files import BadRow, Row, Slice
 from tokenmill.tasks.sources.formats import format_of, read_texts
 from tokenmill.tasks.sources.json_rows import BYTE_ORDER_MARK, field_path, pick_texts
+from tokenmill.tasks.tokenize.document_map import FILE as MAP
+from tokenmill.tasks.tokenize.document_map import RowOutcomes
 
 from .decisions import KEPT, OUTCOMES, rows_decided
 
@@ -55,6 +57,7 @@ class Rows:
     rows: np.ndarray
     bad: Sequence[BadRow] = ()
     blank: int = 0
+    member: int = 0
 
     @property
     def consumed(self) -> int:
@@ -70,6 +73,7 @@ def apply_decisions(shard: PlannedShard, store: Store, outcomes: str, on_bad_row
     decided = rows_decided(outcomes, shard.identity["decided"]["outcomes"])
     drop = shard.identity["decided"]["mode"] == "drop"
     gone: Counter[str] = Counter()
+    documents = RowOutcomes()
     with building(shard, store, on_bad_row) as builder:
         for rows in read_rows(shard.part, shard.identity["recipe"]["options"]["text_field"]):
             builder.count(rows)
@@ -79,12 +83,14 @@ def apply_decisions(shard: PlannedShard, store: Store, outcomes: str, on_bad_row
             gone.update(dropped)
             if drop:
                 builder.drops.update(dropped)
+            documents.keep(WHOLE, rows.rows[np.asarray(kept)] if drop else rows.rows)
             _write(builder, _kept(rows.content, kept) if drop else _tagged(rows.content, marks))
         if gone.total() != decided.num_rows:
             raise RunError(
                 f"{shard.place}: {decided.num_rows} rows should be dropped, but the slice has {gone.total()} of them; run "
                 "the same command again"
             )
+        builder.open(MAP).write(documents.dump(builder.rows_in))
         builder.facts["outcomes"] = dict(sorted(gone.items()))
     return builder.receipt
 

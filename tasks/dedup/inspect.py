@@ -1,4 +1,4 @@
-"""Verify a shard of deduplicated rows beyond sizes and hashes: its rows must be readable."""
+"""Verify a shard of deduplicated rows beyond sizes and hashes: its rows must be readable, and the document map must count them."""
 
 from typing import BinaryIO, cast
 
@@ -11,6 +11,7 @@ from tokenmill.tasks.shards.store import Store
 from tokenmill.tasks.sources.json_lines import split_lines
 from tokenmill.tasks.sources.opening import BLOCK_BYTES
 from tokenmill.tasks.storage import filesystem
+from tokenmill.tasks.tokenize.document_map import map_problems
 
 BATCH_ROWS = 8192
 
@@ -26,8 +27,8 @@ def inspect_dedup_shard(store: Store, receipt: Receipt) -> list[str]:
                 problem = _miscounted(count(place), receipt.documents)
             except (pa.ArrowException, OSError, orjson.JSONDecodeError) as error:
                 problem = f"cannot be read: {error}"
-            return [f"{place}: {problem}"] if problem else []
-    return []
+            return [f"{place}: {problem}"] if problem else map_problems(store, receipt)
+    return map_problems(store, receipt)
 
 
 def _miscounted(rows: int, documents: int) -> str:

@@ -73,7 +73,10 @@ def plan_dedup(blend: Blend, settings: DedupSettings, output_dir: str | None) ->
         return [_TextRecipe(source.text_field)] * len(slices)
 
     unsigned = settings.model_copy(update={"force": True})  # these identities have no shards to reuse
-    found = plan_shards(blend, unsigned, store, FORMAT_VERSION, lambda _: EVERY_FIELD, require_any, recipes)
+    # The names of documents have the file and the row in it.
+    found = plan_shards(
+        blend, unsigned, store, FORMAT_VERSION, lambda _: EVERY_FIELD, require_any, recipes, bundles=False
+    )
     sources = {(split, source.name): source for split, listed in blend.parts().items() for source in listed}
     slices = [
         _documents(sources[shard.split, shard.dataset], shard.split, shard.part, settings) for shard in found.shards

@@ -39,7 +39,10 @@ def plan_harmony(blend: Blend, settings: HarmonySettings, output_dir: str | None
     def recipes(source: DataSource, split: str, slices: Sequence[Slice]) -> list[HarmonyRecipe]:
         return [_recipe(source, split, settings, part) for part in slices]
 
-    plan = plan_shards(blend, settings, store, FORMAT_VERSION, lambda _: EVERY_FIELD, require_any, recipes)
+    # The ids of rows have the file and the row in it.
+    plan = plan_shards(
+        blend, settings, store, FORMAT_VERSION, lambda _: EVERY_FIELD, require_any, recipes, bundles=False
+    )
     return Planned(blend, settings, output_dir, plan, None)
 
 

@@ -27,9 +27,9 @@ from typing import Any, cast
 from tokenmill.tasks.errors import InputError
 from tokenmill.tasks.shards.identity import KEY_CHARACTERS, shard_key
 from tokenmill.tasks.shards.lock import locked
-from tokenmill.tasks.shards.manifest import MANIFEST, identities, published_manifest
+from tokenmill.tasks.shards.manifest import MANIFEST, identities, published_manifest, stored_entries
 from tokenmill.tasks.shards.progress import say
-from tokenmill.tasks.shards.store import Store
+from tokenmill.tasks.shards.store import PREFIX, Store
 from tokenmill.tasks.storage import absolute, filesystem, is_local, join
 
 from .versions import folders_in, is_link
@@ -101,7 +101,8 @@ def leftovers(store: str, keep: Iterable[str], grace_seconds: float = GRACE_SECO
     _require_store(store)
     kept = references(store, keep)
     young_from = time.time() - grace_seconds
-    unreferenced = [shard for kind, keys in kept.items() for shard in _stored(store, kind) if shard.key not in keys]
+    kinds = sorted(kept, key=PREFIX.__eq__)  # prefixes last: bytes go after the receipts of their shards
+    unreferenced = [shard for kind in kinds for shard in _stored(store, kind) if shard.key not in kept[kind]]
     removable = [shard for shard in unreferenced if _youngest(store, shard) < young_from]
     return Leftovers(sum(map(len, kept.values())), removable, len(unreferenced) - len(removable))
 
@@ -162,14 +163,11 @@ def _require_store(store: str) -> None:
 
 
 def _named(manifest: Mapping[str, Any]) -> Iterable[tuple[str, str]]:
-    """Kind and key of every shard of a manifest, derived ones included, each also as planned, without later decisions."""
-    for part in (manifest, manifest.get("derived")):
-        if part is None:
-            continue
-        for entry in part["shards"]:
-            yield part["recipes"][entry["recipe"]]["kind"], entry["key"]
-        for identity in identities(part).values():
-            yield identity["kind"], shard_key(identity)
+    """Folder and key of every shard of a manifest, derived ones included, each also as planned, without later decisions."""
+    for folder, entry in stored_entries(manifest):
+        yield folder, entry["key"]
+    for identity in identities(manifest).values():
+        yield manifest["type"], shard_key(identity)
 
 
 def _stored(store: str, kind: str) -> Iterable[StoredShard]:

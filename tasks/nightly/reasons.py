@@ -17,7 +17,7 @@ from typing import Any
 import orjson
 from tokenmill.tasks.blend.models import Blend
 from tokenmill.tasks.shards.identity import difference, shard_key
-from tokenmill.tasks.shards.manifest import identities
+from tokenmill.tasks.shards.manifest import entry_files, identities
 from tokenmill.tasks.shards.plan import changes
 from tokenmill.tasks.shards.preparation import Planned
 from tokenmill.tasks.shards.settings import RUNTIME_SETTINGS
@@ -107,29 +107,32 @@ def _label(dataset: str) -> str:
 
 def _published_files(manifest: Mapping[str, Any]) -> Files:
     return _files(
-        (f"{entry['split']}/{entry['dataset']}", entry["file"], entry["start"], entry["stop"], entry["source"])
+        (
+            f"{entry['split']}/{entry['dataset']}",
+            file["file"],
+            file["start"],
+            file["stop"],
+            entry["source"]["format"],
+            file["content"],
+        )
         for entry in manifest["shards"]
+        for file in entry_files(entry)
     )
 
 
 def _planned_files(planned: Planned[Any, Any]) -> Files:
     return _files(
-        (
-            f"{shard.split}/{shard.dataset}",
-            shard.part.file.uri,
-            shard.part.start,
-            shard.part.stop,
-            shard.identity["source"],
-        )
+        (f"{shard.split}/{shard.dataset}", part.file.uri, part.start, part.stop, part.file.format, part.content)
         for shard in planned.plan.shards
+        for part in shard.part.members or [shard.part]
     )
 
 
-def _files(slices: Iterable[tuple[str, str, int, int, Mapping[str, Any]]]) -> Files:
+def _files(slices: Iterable[tuple[str, str, int, int, str, str]]) -> Files:
     found: defaultdict[str, dict[str, _File]] = defaultdict(dict)
-    for dataset, uri, start, stop, source in slices:
-        file = found[dataset].setdefault(uri, _File(row_groups=FORMATS[source["format"]].columnar))
-        file.slices[start, stop] = source["content"]
+    for dataset, uri, start, stop, kind, content in slices:
+        file = found[dataset].setdefault(uri, _File(row_groups=FORMATS[kind].columnar))
+        file.slices[start, stop] = content
     return found
 
 

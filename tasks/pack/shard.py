@@ -22,7 +22,7 @@ from tokenmill.tasks.shards.receipt import Receipt
 from tokenmill.tasks.shards.settings import OnBadRow
 from tokenmill.tasks.shards.store import Store
 from tokenmill.tasks.sources.files import RecordBatch, Rejected
-from tokenmill.tasks.sources.formats import first_row
+from tokenmill.tasks.sources.formats import place_of
 from tokenmill.tasks.sources.selection import RowFilter
 from tokenmill.tasks.tokenize.encoders import Encoder
 from xxhash import xxh3_64_intdigest
@@ -168,9 +168,9 @@ class PackedShard:
         if not long.size or self.recipe.oversize == "drop":
             return sequences
         if self.recipe.oversize == "error":
-            part, row = self.shard.part, int(rows[long[0]])
+            place = place_of(self.shard.part, int(rows[long[0]]))
             raise RunError(
-                f"{part.file.uri}:{first_row(part) + row + 1}: a sequence of {int(sequences.lengths[long[0]]):,} tokens, "
+                f"{place}: a sequence of {int(sequences.lengths[long[0]]):,} tokens, "
                 f"but pack_size is {self.recipe.pack_size:,}; raise pack_size, or set oversize=drop or oversize=truncate"
             )
         return truncated(sequences, self.recipe.capacity)

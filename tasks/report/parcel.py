@@ -17,7 +17,7 @@ from typing import Any, cast
 
 import orjson
 from tokenmill.tasks.errors import InputError, RunError
-from tokenmill.tasks.shards.manifest import BLEND, MANIFEST, manifest_bytes
+from tokenmill.tasks.shards.manifest import BLEND, MANIFEST, entry_files, manifest_bytes
 from tokenmill.tasks.shards.publication import MOST_SHOWN, QUARANTINE, described
 from tokenmill.tasks.shards.publish import Output
 from tokenmill.tasks.shards.published import (
@@ -88,8 +88,8 @@ def _recorded(publication: Publication) -> list[PublishedFile]:
     Raises RunError for a shard without a valid receipt, InputError for a file outside the output.
     """
     output_dir, entries = publication.output_dir, publication.entries
-    outputs = recorded_outputs(publication.store, (entry["key"] for entry in entries))
-    for entry in entries:
+    outputs = recorded_outputs(publication)
+    for _, entry in entries:
         if outputs[entry["key"]] is None:
             store = publication.store.place
             raise RunError(f"{output_dir}: the shard of {entry['place']} has no valid receipt in {store}; {AGAIN}")
@@ -135,7 +135,7 @@ def _folders(publication: Publication) -> re.Pattern[str]:
 
     They match inside longer texts, but not within a URL or at the end of a longer path.
     """
-    files = [entry["file"] for entry in publication.manifest["shards"]]
+    files = [file["file"] for entry in publication.manifest["shards"] for file in entry_files(entry)]
     sources = {os.path.dirname(file) for file in files if is_local(file)}  # noqa: PTH120 - a string
     known = {publication.output_dir, publication.store.place, *sources} - {"", "/"}
     folders = sorted(known, key=len, reverse=True)

@@ -1,7 +1,7 @@
 """Print a plan: how much data there is, how much is already built, why the rest is not, and the cost of building it."""
 
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from typing import Any
 
 from rich.console import Console
@@ -18,7 +18,7 @@ BYTES_PER_SECOND = 80e6
 
 MOST_REASONS = 8
 
-COLUMNS = ("data set", "share", "shards", "cached", "GB", "M tokens", "epochs")
+COLUMNS = ("data set", "share", "files", "shards", "cached", "GB", "M tokens", "epochs")
 
 
 def pending_reasons(planned: Planned[Any, Any]) -> Counter[str]:
@@ -33,6 +33,7 @@ def plan_record(planned: Planned[Any, Any]) -> dict[str, Any]:
         "plan": {
             "path": planned.output_dir,
             "type": "plan",
+            "files": len(_files(plan.shards)),
             "shards": {"total": len(set(plan.keys)), "pending": len(plan.pending), "cached": len(plan.proven)},
             "bytes": {"total": sum(shard.part.size for shard in plan.shards), "pending": plan.pending_bytes},
             "estimated_tokens": sum(estimated_tokens(planned).values()),
@@ -93,18 +94,24 @@ def _rows(planned: Planned[Any, Any]) -> list[tuple[str, ...]]:
         everything = sum(tokens.get(f"{split}/{source.name}", 0) for source in sources)
         for source in sources:
             name, share = f"{split}/{source.name}", source.weight / weights
-            shards, cached, size = _books(planned, name)
+            files, shards, cached, size = _books(planned, name)
             count = tokens.get(name, 0)
             epochs = f"{everything * share / count:,.2f}" if count else "-"
             rows.append((
-                name.removeprefix("datasets/"), f"{share:.1%}", f"{shards:,}", f"{cached:,}",
+                name.removeprefix("datasets/"), f"{share:.1%}", f"{files:,}", f"{shards:,}", f"{cached:,}",
                 f"{size / 1e9:,.3f}", f"{count / 1e6:,.1f}", epochs,
             ))  # fmt: skip
     return rows
 
 
-def _books(planned: Planned[Any, Any], name: str) -> tuple[int, int, int]:
-    """Shards, cached shards and source bytes of a data set."""
+def _books(planned: Planned[Any, Any], name: str) -> tuple[int, int, int, int]:
+    """Files, shards, cached shards and source bytes of a data set."""
     plan = planned.plan
     pairs = [(shard, key) for shard, key in zip(plan.shards, plan.keys, strict=True) if _name(shard) == name]
-    return len(pairs), sum(key in plan.proven for _, key in pairs), sum(shard.part.size for shard, _ in pairs)
+    cached, size = sum(key in plan.proven for _, key in pairs), sum(shard.part.size for shard, _ in pairs)
+    return len(_files(shard for shard, _ in pairs)), len(pairs), cached, size
+
+
+def _files(shards: Iterable[PlannedShard]) -> set[str]:
+    """The source files of shards, by URI."""
+    return {part.file.uri for shard in shards for part in shard.part.members or [shard.part]}

@@ -27,7 +27,7 @@ from tokenmill.tasks.tokenize.settings import TokenizerSource
 from tokenmill.tasks.tokenize.vocabulary import Vocabulary
 
 from .view_parts import DocumentId, Part, parts_of, parts_of_document
-from .view_rows import PADDING, Row, read_row, rows_with
+from .view_rows import PADDING, Row, Tokens, read_row, rows_with
 
 Decode = Callable[[Sequence[int]], str]
 
@@ -47,7 +47,8 @@ class SubSequence:
     """The tokens of one document in a pack: `number` counts from 0 in the pack, `line` from 1 in the source file.
 
     `line` is None after a gap in the shards, and for bin/idx in shards without a document map. `file`, `start` and `stop` are
-    the shard's slice.
+    the shard's slice. `offset` counts the tokens of the document before these. `origin` is the original file and line
+    if another preparation published `file`, as far as that was looked up.
     """
 
     document: str
@@ -57,6 +58,8 @@ class SubSequence:
     stop: int
     line: int | None
     passages: list[Passage]
+    offset: int = 0
+    origin: str | None = None
 
     @property
     def tokens(self) -> int:
@@ -71,9 +74,10 @@ class SubSequence:
 
 @dataclass(frozen=True, slots=True)
 class Pack:
-    """One stored row. A document of a `.bin` is a pack of one sub-sequence, without a size.
+    """One stored row, or one sample of a training step. A document of a `.bin` is a pack of one sub-sequence, without a size.
 
-    `tokens`, `padding` and `count` (of sub-sequences) refer to the whole row; `sequences` may be only some of it.
+    `tokens`, `padding` and `count` (of sub-sequences) refer to the whole row; `sequences` may be only some of it. `sample`
+    counts from 0 in its step. For a sample of documents, `row` is the first document of `file`.
     """
 
     dataset: str
@@ -84,6 +88,7 @@ class Pack:
     pack_size: int | None
     count: int
     sequences: list[SubSequence]
+    sample: int | None = None
 
     @property
     def fill(self) -> float | None:
@@ -146,23 +151,23 @@ def _chosen(parts: Sequence[Part], rows: int, seed: int | None, decode: Decode) 
     packs: list[Pack] = []
     for number in numbers:
         place = bisect_right(ends, number)
-        packs.append(_pack(parts[place], number - ends[place] + parts[place].rows, decode))
+        packs.append(decoded(parts[place], number - ends[place] + parts[place].rows, decode))
     return packs
 
 
 def _holding(parts: Sequence[Part], wanted: DocumentId, decode: Decode) -> list[Pack]:
     """The packs that hold a document, reduced to it. Raises InputError if there are none."""
     parts = parts_of_document(parts, wanted)
-    packs = [_pack(part, row, decode, wanted.number) for part in parts for row in rows_with(part, wanted.number)]
+    packs = [decoded(part, row, decode, wanted.number) for part in parts for row in rows_with(part, wanted.number)]
     if not packs:
-        shard = f"shard {parts[0].key} of {parts[0].file}"
+        shard = f"shard {parts[0].key} of {parts[0].sources}"
         raise InputError(f"--doc: {shard} has no document {wanted.number}: it was dropped, or the number is too large")
     return packs
 
 
-def _pack(part: Part, number: int, decode: Decode, document: int | None = None) -> Pack:
-    """Decode a row: all of it, or only one document."""
-    row = read_row(part, number)
+def decoded(part: Part, number: int, decode: Decode, document: int | None = None, tokens: Tokens | None = None) -> Pack:
+    """Decode a row: all of it, or only one document. `tokens` are those of `read_row`."""
+    row = read_row(part, number, tokens)
     return Pack(
         dataset=part.dataset,
         file=part.stored,
@@ -182,13 +187,14 @@ def _pack(part: Part, number: int, decode: Decode, document: int | None = None) 
 def _sequence(part: Part, row: Row, place: int, decode: Decode) -> SubSequence:
     start, stop = [*row.starts.tolist(), len(row.ids)][place : place + 2]
     number = int(row.documents[place])
+    origin, line = part.source(number)
     return SubSequence(
         document=part.document(number),
         number=place,
-        file=part.file,
-        start=part.start,
-        stop=part.stop,
-        line=part.line(number),
+        file=origin.file,
+        start=origin.start,
+        stop=origin.stop,
+        line=line,
         passages=list(_passages(row, start, stop, decode)),
     )
 

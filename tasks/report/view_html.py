@@ -28,8 +28,14 @@ dt { color: var(--aside); }
 dd { margin: 0; padding: 0 .5em; border-left: 3px solid var(--rule); white-space: pre-wrap; overflow-wrap: anywhere;
   font-family: ui-monospace, monospace; unicode-bidi: isolate; }
 .trained { background: var(--trained); border-left-color: var(--edge); }
+.document1 { background: color-mix(in srgb, #f59e0b 22%, var(--back)); border-left-color: #f59e0b; }
+.document2 { background: color-mix(in srgb, #d946ef 18%, var(--back)); border-left-color: #d946ef; }
+.document3 { background: color-mix(in srgb, #3b82f6 20%, var(--back)); border-left-color: #3b82f6; }
 .padding { color: var(--aside); font-style: italic; }
 """
+
+DOCUMENT_COLOURS = 4
+"""The colours of trained text, by the number of the document in its row."""
 
 HEAD = f"""<!DOCTYPE html>
 <html lang="en">
@@ -50,14 +56,14 @@ LEGEND = """<dl>
 """
 
 
-def publish_html(view: View, place: str) -> Output:
+def publish_html(view: View, place: str, about: str = "") -> Output:
     """Write the page to the file or object `place`; errors as in `publish`."""
-    return publish_bytes(absolute(place), view_html(view).encode())
+    return publish_bytes(absolute(place), view_html(view, about).encode())
 
 
-def view_html(view: View) -> str:
-    """The page."""
-    title = f"{view.path}: {view.type}, decoded with {view.tokenizer}"
+def view_html(view: View, about: str = "") -> str:
+    """The page; `about` follows its title."""
+    title = f"{view.path}: {view.type}, decoded with {view.tokenizer}{about}"
     body = "".join(line for pack in view.packs for line in _pack(pack))
     return f"{HEAD}<h1>{_line(title)}</h1>\n{LEGEND}{body}</body>\n</html>\n"
 
@@ -72,15 +78,17 @@ def _pack(pack: Pack) -> Iterator[str]:
 def _sequence(sequence: SubSequence, count: int) -> Iterator[str]:
     yield f"<h3>{_line(sequence.document)} ({sequence.number + 1} of {count})</h3>\n"
     yield f"<p>{_line(describe_sequence(sequence))}</p>\n<dl>\n"
-    yield from map(_passage, sequence.passages)
+    colour = sequence.number % DOCUMENT_COLOURS
+    trained = f"trained document{colour}" if colour else "trained"
+    yield from (_passage(passage, trained) for passage in sequence.passages)
     yield "</dl>\n"
 
 
-def _passage(passage: Passage) -> str:
+def _passage(passage: Passage, trained: str) -> str:
     label = f"<dt>{escape(passage.role)}</dt>"
     if passage.role == PADDING:
         return f'{label}<dd class="padding">{describe_padding(passage)}</dd>\n'
-    kind = ' class="trained"' if passage.trained else ""
+    kind = f' class="{trained}"' if passage.trained else ""
     return f"{label}<dd{kind}>{escape(visible(passage.text))}</dd>\n"
 
 

@@ -6,16 +6,25 @@ needs a second read of the source.
 """
 
 import re
+from bisect import bisect_right
+from collections import defaultdict, deque
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any, Self
 
-from tokenmill.tasks.errors import InputError, nearest
+import numpy as np
+from tokenmill.tasks.blend.models import SPLITS
+from tokenmill.tasks.errors import InputError, RunError, nearest
+from tokenmill.tasks.shards.join import Extent
+from tokenmill.tasks.shards.manifest import WHOLE, stored_entries
+from tokenmill.tasks.shards.origins import Origin, origin_of, origins_in
 from tokenmill.tasks.shards.preparation import preparation
-from tokenmill.tasks.shards.publication import rows_before
-from tokenmill.tasks.shards.store import Store
-from tokenmill.tasks.tokenize.document_map import DocumentMap, read_map
+from tokenmill.tasks.shards.receipt import RECEIPT
+from tokenmill.tasks.shards.store import PREFIX, Store
+from tokenmill.tasks.storage import join
+from tokenmill.tasks.tokenize.document_map import read_map
+from tokenmill.tasks.train.prepared import LEADING
 
 KEY_SHOWN = 8
 """Characters of a shard's key in a document id, enough to distinguish some ten thousand shards."""
@@ -29,20 +38,23 @@ LIKE_THIS = "ids look like 1a2b3c4d-17 (packed) or 1a2b3c4d-train-17 (bin/idx), 
 class Part:
     """One part (`all`, or `train`, `valid`, `test`) of a shard, with its location and slice.
 
-    `packed` distinguishes packed Parquet from bin/idx; `rows` is its number of packs or documents; `file`, `start` and `stop`
-    are the source slice; `rows_before` counts the source file's rows before the slice, None after a missing slice.
+    `packed` distinguishes packed Parquet from bin/idx; `split` is the published split; `rows` is its number of packs or
+    documents; `origins` are the source slices of the shard's rows, one unless it is a bundle.
     """
 
     packed: bool
     key: str
     name: str
+    split: str
     dataset: str
     store: Store
     rows: int
-    file: str
-    start: int
-    stop: int
-    rows_before: int | None
+    origins: Sequence[Origin]
+
+    @property
+    def identity(self) -> tuple[str | int, ...]:
+        """Distinguishes parts of equal content that the blend lists more than once."""
+        return self.key, self.name, self.split, self.dataset, self.origins[0].file, self.origins[0].start
 
     @property
     def place(self) -> str:
@@ -51,30 +63,45 @@ class Part:
 
     @property
     def stored(self) -> str:
-        """The file of tokens."""
-        return f"{self.place}.parquet" if self.packed else f"{self.place}.bin"
+        """The file of tokens: packs, or the prefix with the shard's tokens."""
+        return f"{self.place}.parquet" if self.packed else self.tokens.uri
+
+    @cached_property
+    def tokens(self) -> Extent:
+        """Where the tokens of a pair are; empty if they are missing."""
+        return self.store.locate(self.key, f"{self.name}.bin") or Extent(f"{self.place}.bin", 0, 0)
 
     def document(self, number: int) -> str:
         """The id of a document, whose number is a row of the slice for packed rows, otherwise an index into the `.bin`."""
         key = self.key[:KEY_SHOWN]
         return f"{key}-{number}" if self.packed else f"{key}-{self.name}-{number}"
 
-    def line(self, number: int) -> int | None:
-        """A document's line in the source file, from 1; None after a missing slice, and in shards without a document map.
+    @property
+    def sources(self) -> str:
+        """The source files, for messages."""
+        others = len(self.origins) - 1
+        return self.origins[0].file + (f" and {others:,} other files" if others else "")
 
-        Raises RunError for a damaged map.
+    def source(self, number: int) -> tuple[Origin, int | None]:
+        """The slice that a document came from, and its line in the file, from 1.
+
+        The line is None after a missing slice, and in shards without a document map. Raises RunError for a damaged map, and
+        for a bundle without a receipt.
         """
-        if self.rows_before is None:
-            return None
-        if self.packed:
-            return self.rows_before + number + 1
-        rows = self._document_map
-        return rows and self.rows_before + rows.row(self.name, number) + 1
+        rows = None if self.packed else self._rows
+        if not self.packed and rows is None:
+            if len(self.origins) > 1:
+                raise RunError(f"{self.store.path(self.key, RECEIPT)}: missing or damaged; prepare the data again")
+            return self.origins[0], None
+        origin, row = origin_of(self.origins, number if rows is None else int(rows[number]))
+        return origin, None if origin.before is None else origin.before + row + 1
 
     @cached_property
-    def _document_map(self) -> DocumentMap | None:
-        receipt = self.store.receipt(self.key)
-        return receipt and read_map(self.store, receipt)
+    def _rows(self) -> np.ndarray | None:
+        """The row of each document in the slice, None without a document map."""
+        receipt = self.store.read_receipt(self.key)
+        found = receipt and read_map(self.store, receipt)
+        return found and found.rows(self.name)
 
 
 @dataclass(frozen=True, slots=True)
@@ -105,17 +132,17 @@ def parts_of(manifest: Mapping[str, Any], dataset: str | None) -> list[Part]:
     if dataset is not None and dataset not in known:
         raise InputError(f"--dataset: no data set {dataset!r} in this preparation; {nearest(dataset, known)}")
     parts: dict[tuple[str, str], Part] = {}
-    slices = (((e["split"], e["dataset"], e["file"]), e["start"], e["stop"], e["rows"]) for e in entries)
-    for entry, before in zip(entries, rows_before(slices), strict=True):
+    for entry, origins in zip(entries, origins_in(entries), strict=True):
         if dataset in {None, entry["dataset"]}:
-            for part in _parts(manifest, entry, before):
+            for part in parts_of_entry(manifest, entry, origins):
                 parts.setdefault((part.key, part.name), part)
     if not parts:
         raise InputError("there is nothing to view, because no shard holds rows; see the drops in the manifest")
     return list(parts.values())
 
 
-def _parts(manifest: Mapping[str, Any], entry: Mapping[str, Any], rows_before: int | None) -> list[Part]:
+def parts_of_entry(manifest: Mapping[str, Any], entry: Mapping[str, Any], origins: Sequence[Origin]) -> list[Part]:
+    """The parts with rows of a shard that the manifest lists."""
     packed = preparation(manifest["type"]).tokens == "packs"
     store = Store(manifest["volatile"]["store"], manifest["type"])
     return [
@@ -123,17 +150,83 @@ def _parts(manifest: Mapping[str, Any], entry: Mapping[str, Any], rows_before: i
             packed=packed,
             key=entry["key"],
             name=name,
+            split=split_of(entry, name),
             dataset=entry["dataset"],
             store=store,
             rows=rows,
-            file=entry["file"],
-            start=entry["start"],
-            stop=entry["stop"],
-            rows_before=rows_before,
+            origins=origins,
         )
         for name, documents in entry["documents"].items()
         if documents and (rows := entry["facts"][name]["packs"] if packed else documents)
     ]
+
+
+def split_of(entry: Mapping[str, Any], part: str) -> str:
+    """The published split of a part of a shard that a manifest lists."""
+    if part != WHOLE:
+        return part
+    return entry["split"] if entry["split"] in SPLITS else "train"
+
+
+class PublishedNames:
+    """Leads from documents (packs, rows) of published files to those of shards, and back.
+
+    A published file holds the documents of one or more parts of shards, one part after the other.
+    """
+
+    def __init__(self, manifest: Mapping[str, Any], output_dir: str) -> None:
+        self._held: dict[str, list[Part]] = {}
+        self._ends: dict[str, list[int]] = {}
+        self._places: dict[tuple[str | int, ...], list[tuple[str, int, int]]] = {}
+        by_key: dict[tuple[str, str], Part] = {}
+        members: defaultdict[tuple[str, str, str], deque[Part]] = defaultdict(deque)
+        for entry, origins in zip(manifest["shards"], origins_in(manifest["shards"]), strict=True):
+            for part in parts_of_entry(manifest, entry, origins):
+                by_key[part.key[:KEY_SHOWN], part.split] = part
+                members[entry["split"], entry["dataset"], f"{part.key}/{part.name}.bin"].append(part)
+                published = entry["published"]
+                for name in published.get(part.split, published.get(part.name, [])):
+                    self._add(join_published(output_dir, name), part, part.rows)
+        for prefix in (entry for folder, entry in stored_entries(manifest) if folder == PREFIX):
+            parts = [
+                members[prefix["split"], prefix["dataset"], name].popleft() for name in prefix["source"]["members"]
+            ]
+            for name in (name for names in prefix["published"].values() for name in names):
+                for part in parts:
+                    self._add(join_published(output_dir, name), part, part.rows)
+        for file in manifest["files"]:
+            name = join(output_dir, file["path"])
+            if match := LEADING.fullmatch(name):
+                self._add(name, by_key[match["key"], match["split"]], int(match["packs"]))
+
+    def _add(self, name: str, part: Part, rows: int) -> None:
+        first = self.rows(name)
+        self._held.setdefault(name, []).append(part)
+        self._ends.setdefault(name, []).append(first + rows)
+        self._places.setdefault(part.identity, []).append((name, first, rows))
+
+    def rows(self, name: str) -> int:
+        """The documents (packs, rows) of a published file; 0 for an unknown name."""
+        return self._ends[name][-1] if name in self._ends else 0
+
+    def document(self, name: str, number: int) -> tuple[Part, int]:
+        """The part of a shard with document `number` of a published file, and its number there.
+
+        Raises KeyError for an unknown name, IndexError for a number that is not in the file.
+        """
+        ends = self._ends[name]
+        place = bisect_right(ends, number)
+        return self._held[name][place], number - (ends[place - 1] if place else 0)
+
+    def places(self, part: Part, number: int) -> list[tuple[str, int]]:
+        """The published files with document `number` of a part, and its number in each."""
+        places = self._places.get(part.identity, [])
+        return [(name, first + number) for name, first, rows in places if number < rows]
+
+
+def join_published(output_dir: str, name: str) -> str:
+    """The place of a name in a manifest: below the output folder, unless it lies in the store of an object storage."""
+    return name if name.startswith("/") or "://" in name else join(output_dir, name)
 
 
 def parts_of_document(parts: Sequence[Part], wanted: DocumentId) -> list[Part]:

@@ -6,7 +6,7 @@ document becomes one sequence of `text`.
 """
 
 import itertools
-from collections.abc import Generator, Sequence
+from collections.abc import Generator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import BinaryIO, cast
@@ -18,7 +18,7 @@ from pyarrow import parquet
 from tokenmill.tasks.chat.encoding import ROLES
 from tokenmill.tasks.errors import RunError
 from tokenmill.tasks.pack.parquet import SCHEMA
-from tokenmill.tasks.shards.store import read_bytes, size_of
+from tokenmill.tasks.shards.store import read_bytes
 from tokenmill.tasks.storage import filesystem
 from tokenmill.tasks.tokenize.binidx import BinIdxError, Index, read_index
 
@@ -27,7 +27,7 @@ from .view_parts import Part
 PADDING = "padding"
 
 SCAN_ROWS = 1024
-"""Rows of the column `document` scanned at a time."""
+"""Rows of small columns read at a time; of tokens, one at a time."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,9 +53,16 @@ class Row:
         return int((np.array(self.role_names) == PADDING)[self.roles].sum())
 
 
-def read_row(part: Part, number: int) -> Row:
-    """Row `number` of a part. Raises RunError if its files are missing or damaged, or have no such row."""
-    return _pack(part, number) if part.packed else _document(part, number)
+Tokens = Mapping[str, np.ndarray]
+"""The columns `input_ids` and `loss_mask` of a pack, from a copy that is faster to read than Parquet."""
+
+
+def read_row(part: Part, number: int, tokens: Tokens | None = None) -> Row:
+    """Row `number` of a part; of a pack whose `tokens` are known, only the small columns are read.
+
+    Raises RunError if its files are missing or damaged, or have no such row.
+    """
+    return _pack(part, number, tokens or {}) if part.packed else _document(part, number)
 
 
 def rows_with(part: Part, document: int) -> list[int]:
@@ -65,11 +72,13 @@ def rows_with(part: Part, document: int) -> list[int]:
     return [document] if document < part.rows else []
 
 
-def _pack(part: Part, number: int) -> Row:
+def _pack(part: Part, number: int, tokens: Tokens) -> Row:
     with _opened(part) as file:
         pack_size = _pack_size(part, file)
-        batch = _batch(part, file, number)
-    columns = {name: batch.column(name).flatten().to_numpy() for name in SCHEMA.names}
+        batch = _batch(part, file, number, [name for name in SCHEMA.names if name not in tokens])
+    columns = {
+        name: tokens[name] if name in tokens else batch.column(name).flatten().to_numpy() for name in SCHEMA.names
+    }
     ids, mask, starts, documents, role_starts, roles = columns.values()
     problem = _problem(columns)
     if problem:
@@ -134,14 +143,16 @@ def _pack_size(part: Part, file: parquet.ParquetFile) -> int:
     return orjson.loads(described)["pack_size"]
 
 
-def _batch(part: Part, file: parquet.ParquetFile, number: int) -> pa.RecordBatch:
-    """Read only row `number`."""
+def _batch(part: Part, file: parquet.ParquetFile, number: int, columns: list[str]) -> pa.RecordBatch:
+    """Read only `columns` of row `number`."""
     first = 0
     for group in range(file.metadata.num_row_groups):
         rows = file.metadata.row_group(group).num_rows
         if number < first + rows:
-            batches = file.iter_batches(batch_size=1, row_groups=[group], columns=list(SCHEMA.names))
-            return next(itertools.islice(batches, number - first, None))
+            at_once = 1 if "input_ids" in columns else SCAN_ROWS
+            batches = file.iter_batches(batch_size=at_once, row_groups=[group], columns=columns)
+            skipped, place = divmod(number - first, at_once)
+            return next(itertools.islice(batches, skipped, None)).slice(place, 1)
         first += rows
     raise _damaged(part, f"it holds {first} packs, so there is no pack {number}")
 
@@ -154,7 +165,7 @@ def _document(part: Part, number: int) -> Row:
     index = _index(part)
     if number >= index.documents:
         raise _damaged(part, f"it holds {index.documents} documents, so there is no document {number}")
-    start = int(index.lengths[:number].sum(dtype=np.int64)) * index.dtype.itemsize
+    start = part.tokens.start + int(index.lengths[:number].sum(dtype=np.int64)) * index.dtype.itemsize
     stop = start + int(index.lengths[number]) * index.dtype.itemsize
     system, path = filesystem(part.stored)
     ids = np.frombuffer(cast("bytes", system.cat_file(path, start=start, end=stop)), index.dtype)
@@ -163,10 +174,10 @@ def _document(part: Part, number: int) -> Row:
 
 
 def _index(part: Part) -> Index:
-    content, size = read_bytes(f"{part.place}.idx"), size_of(part.stored)
-    if content is None or size is None:
+    content = read_bytes(f"{part.place}.idx")
+    if content is None or not part.tokens.size:
         raise _damaged(part, "the pair is incomplete")
     try:
-        return read_index(content, size)
+        return read_index(content, part.tokens.size)
     except BinIdxError as error:
         raise _damaged(part, str(error)) from error

@@ -1,4 +1,5 @@
-"""A view for the terminal. Trained text is green and between ⟦ and ⟧, so it is recognizable without colour.
+"""A view for the terminal. Trained text is between ⟦ and ⟧ and coloured: green, or where several documents share a row, each in
+the next of a few colours.
 
 All text passes `visible` and rich's `Text`, which interprets no markup. The two marks are escaped within the text.
 """
@@ -17,7 +18,9 @@ from .view_text import describe_pack, describe_padding, describe_sequence, visib
 OPENING, CLOSING = "⟦", "⟧"
 ESCAPED_MARKS = {ord(mark): f"\\u{ord(mark):04x}" for mark in (OPENING, CLOSING)}
 
-TRAINED, UNTRAINED, LABEL, ASIDE = "green", "default", "bold cyan", "dim"
+UNTRAINED, LABEL, ASIDE = "default", "bold cyan", "dim"
+TRAINED, *_ = COLOURS = ("green", "yellow", "magenta", "blue", "cyan")
+"""The colours of trained text, by the number of the document in its row."""
 
 
 def print_view(view: View, console: Console) -> None:
@@ -31,20 +34,20 @@ def print_view(view: View, console: Console) -> None:
             title = f"{visible_line(sequence.document)} ({sequence.number + 1} of {pack.count})"
             console.print(Rule(Text(title), align="left", style=ASIDE))
             console.print(Text(describe_sequence(sequence), ASIDE, overflow="fold"))
-            console.print(_passages(sequence.passages))
+            console.print(_passages(sequence.passages, COLOURS[sequence.number % len(COLOURS)]))
 
 
-def _passages(passages: Iterable[Passage]) -> Table:
+def _passages(passages: Iterable[Passage], colour: str) -> Table:
     grid = Table.grid(padding=(0, 1))
     grid.add_column(no_wrap=True)
     grid.add_column(overflow="fold")
     for passage in passages:
-        grid.add_row(Text(passage.role, LABEL), _text(passage))
+        grid.add_row(Text(passage.role, LABEL), _text(passage, colour))
     return grid
 
 
-def _text(passage: Passage) -> Text:
+def _text(passage: Passage, colour: str) -> Text:
     if passage.role == PADDING:
         return Text(describe_padding(passage), ASIDE)
     text = visible(passage.text).translate(ESCAPED_MARKS).removesuffix("\n")
-    return Text(f"{OPENING}{text}{CLOSING}", TRAINED) if passage.trained else Text(text, UNTRAINED)
+    return Text(f"{OPENING}{text}{CLOSING}", colour) if passage.trained else Text(text, UNTRAINED)

@@ -40,7 +40,8 @@ def visible_line(text: str) -> str:
 
 def describe_pack(pack: Pack) -> str:
     """One line about a row: its data set, its location, and how full it is."""
-    place = visible_line(f"{pack.dataset}: row {pack.row} of {pack.file}")
+    sample = "" if pack.sample is None else f"sample {pack.sample}, "
+    place = visible_line(f"{sample}{pack.dataset}: row {pack.row} of {pack.file}")
     if pack.fill is None:
         return f"{place}: {pack.tokens:,} tokens"
     return f"{place}: {pack.tokens:,} of {pack.pack_size:,} tokens ({pack.fill:.1%}), {pack.padding:,} of them padding"
@@ -48,13 +49,15 @@ def describe_pack(pack: Pack) -> str:
 
 def describe_sequence(sequence: SubSequence) -> str:
     """One line about a sub-sequence: its source and its share of trained tokens."""
-    return f"{visible_line(_source(sequence))}: {sequence.tokens:,} tokens, {sequence.trained:,} trained on"
+    place = f"{sequence.tokens:,} tokens" + (f" from token {sequence.offset:,} on" if sequence.offset else "")
+    return f"{visible_line(_source(sequence))}: {place}, {sequence.trained:,} trained on"
 
 
 def _source(sequence: SubSequence) -> str:
     """The file and line, or the file and slice."""
     if sequence.line is not None:
-        return f"{sequence.file}:{sequence.line}"
+        origin = f", from {sequence.origin}" if sequence.origin else ""
+        return f"{sequence.file}:{sequence.line}{origin}"
     return f"{sequence.file}, slice {sequence.start:,} to {sequence.stop:,}"
 
 

@@ -1,4 +1,4 @@
-"""Verification of an RL shard beyond sizes and hashes: every line must be a JSON object."""
+"""Verification of an RL shard beyond sizes and hashes: every line must be a JSON object, and the document map must count them."""
 
 from typing import BinaryIO, cast
 
@@ -9,6 +9,7 @@ from tokenmill.tasks.shards.store import Store
 from tokenmill.tasks.sources.json_lines import split_lines
 from tokenmill.tasks.sources.opening import BLOCK_BYTES
 from tokenmill.tasks.storage import filesystem
+from tokenmill.tasks.tokenize.document_map import map_problems
 
 from .shard import ENDINGS
 
@@ -23,7 +24,7 @@ def inspect_rl_shard(store: Store, receipt: Receipt) -> list[str]:
             problems += [f"{place}: {problem}" for problem in _file(place, compression, count.documents)]
         except (pa.ArrowException, OSError) as error:
             problems.append(f"{place}: cannot be read: {error}")
-    return problems
+    return [*problems, *map_problems(store, receipt)]
 
 
 def _file(place: str, compression: str, documents: int) -> list[str]:

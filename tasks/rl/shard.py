@@ -1,4 +1,4 @@
-"""Build an RL shard: JSON Lines, quarantined rows and a receipt from a slice of rows.
+"""Build an RL shard: JSON Lines, a document map, quarantined rows and a receipt from a slice of rows.
 
 If the transforms return the parsed object itself, the row is written as the bytes that were read; any other row is written as
 compact JSON, and numbers keep their spelling. So unchanged rows keep key order, duplicate keys and escapes. (Only a byte order
@@ -27,6 +27,8 @@ from tokenmill.tasks.sources.exact_json import compact, repeated_key
 from tokenmill.tasks.sources.files import BadRow, RecordBatch, Rejected
 from tokenmill.tasks.sources.json_rows import BYTE_ORDER_MARK, excerpt, excerpt_of
 from tokenmill.tasks.sources.selection import RowFilter
+from tokenmill.tasks.tokenize.document_map import FILE as MAP
+from tokenmill.tasks.tokenize.document_map import RowOutcomes
 from tokenmill.tasks.tokenize.encoders import Encoder
 from xxhash import xxh3_64_intdigest
 
@@ -113,6 +115,7 @@ def write_shard(shard: PlannedShard, recipe: RlRecipe, work: Work, store: Store,
         for part in writer.parts.values():
             if part.frame is not None:
                 part.file.write(part.frame.flush())
+        builder.open(MAP).write(writer.outcomes.dump(builder.rows_in))
         forms = {name: sorted(part.forms) for name, part in writer.parts.items() if part.forms}
         builder.facts = {"untouched": writer.untouched, "forms": forms}
     return builder.receipt
@@ -126,6 +129,7 @@ class _Writer:
     recipe: RlRecipe
     work: Work
     parts: dict[str, _Part] = field(default_factory=dict[str, _Part])
+    outcomes: RowOutcomes = field(default_factory=RowOutcomes)
     untouched: int = 0
 
     def write(self, batch: RecordBatch, rows: Mapping[int, Row]) -> None:
@@ -141,6 +145,7 @@ class _Writer:
             found = [rows[index] for index in indices[chosen].tolist()]
             part = self._part(name)
             part.write([line for _, line in found])
+            self.outcomes.keep(name, batch.rows[indices[chosen]])
             self.builder.keep(name, len(found), int(tokens[chosen].sum()))
             if self.work.target.form:
                 part.forms.update(self.work.target.form(record) for record, _ in found)

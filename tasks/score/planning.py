@@ -70,7 +70,8 @@ def plan_scores(blend: Blend, settings: NllSettings | EmbedSettings, output_dir:
         require_no(source, ["converter", "transforms"], "scores")
         return [recipe_of(source, source.split or (split if split in SPLITS else None))] * len(slices)
 
-    plan = plan_shards(blend, settings, store, FORMAT_VERSIONS[store.kind], fields, _require, recipes)
+    # A file of scores is matched with the file of rows that it scores.
+    plan = plan_shards(blend, settings, store, FORMAT_VERSIONS[store.kind], fields, _require, recipes, bundles=False)
     return Planned(blend, settings, output_dir, plan, where)
 
 

@@ -20,14 +20,14 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 from tokenmill.tasks.errors import RunError
 from tokenmill.tasks.sources.files import BadRow, RecordBatch, Rejected, Slice
-from tokenmill.tasks.sources.formats import first_row, read_records
+from tokenmill.tasks.sources.formats import place_of, read_records
 from tokenmill.tasks.sources.json_rows import excerpt_of
 from tokenmill.tasks.sources.selection import RowFilter
 from tokenmill.tasks.storage import is_local
 
 from .plan import PlannedShard, shard_from_record
 from .publish import Output, Publication, publish, sweep
-from .receipt import PartCount, Receipt
+from .receipt import ROWS_BY_FILE, PartCount, Receipt
 from .settings import OnBadRow
 from .store import Store
 
@@ -67,6 +67,11 @@ class RowBatch(Protocol):
         """Number of blank lines."""
         ...
 
+    @property
+    def member(self) -> int:
+        """The number of the rows' file in a bundle."""
+        ...
+
 
 class OutputFile(Protocol):
     """A file being written; `output` exists once it is published."""
@@ -96,6 +101,7 @@ class ShardBuilder:
     facts: dict[str, Any] = field(default_factory=dict[str, Any])
     volatile: dict[str, Any] = field(default_factory=dict[str, Any])
     outputs: list[Output] = field(default_factory=list[Output])
+    rows_of_members: Counter[int] = field(default_factory=Counter[int])
     receipt: Receipt = field(init=False)
     _open: dict[str, Publication] = field(default_factory=dict[str, Publication])
     _tables: dict[str, pq.ParquetWriter] = field(default_factory=dict[str, pq.ParquetWriter])
@@ -141,6 +147,7 @@ class ShardBuilder:
         Raises BadRowError for the first if the policy is `fail`.
         """
         self.rows_in += batch.consumed
+        self.rows_of_members[batch.member] += batch.consumed
         self.drop("blank_line", batch.blank)
         bad = sorted([*batch.bad, *rejected], key=lambda row: row.row)
         if bad and self.on_bad_row == "fail":
@@ -176,6 +183,11 @@ class ShardBuilder:
             self.count(batch, rejected)
             yield batch, kept
 
+    def _rows_by_file(self) -> dict[str, list[int]]:
+        """The rows of each file of a bundle, which lead from a row of the shard to its file and line."""
+        members = range(len(self.shard.part.members))
+        return {ROWS_BY_FILE: [self.rows_of_members[number] for number in members]} if members else {}
+
     def issue(self, started: float, cpu_seconds: float) -> None:
         """Write the receipt of the published files; `started` is a Unix time."""
         timing = {
@@ -190,7 +202,7 @@ class ShardBuilder:
             drops=self.drops,
             quarantined=self.quarantined,
             truncated=self.truncated,
-            facts=self.facts,
+            facts={**self.facts, **self._rows_by_file()},
             volatile={**timing, **self.volatile},
         )
 
@@ -211,9 +223,8 @@ def building(shard: PlannedShard, store: Store, on_bad_row: OnBadRow = "fail") -
 
 def bad_row_error(row: BadRow, part: Slice) -> BadRowError:
     """The error for a bad row, with its file and line."""
-    line = first_row(part) + row.row + 1
     return BadRowError(
-        f"{part.file.uri}:{line}: {row.reason}: {row.detail}; fix the row, or set on_bad_row=quarantine to set such rows "
+        f"{place_of(part, row.row)}: {row.reason}: {row.detail}; fix the row, or set on_bad_row=quarantine to set such rows "
         f"aside and count them. The row begins: {row.excerpt}"
     )
 

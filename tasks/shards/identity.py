@@ -28,7 +28,7 @@ class Recipe(Protocol):
 
 def shard_identity(kind: str, format_version: int, recipe: Recipe, part: Slice) -> dict[str, Any]:
     """The identity of the shard that `recipe` makes from a slice."""
-    return {"kind": kind, "format_version": format_version, "recipe": asdict(recipe), "source": _source(part)}
+    return {"kind": kind, "format_version": format_version, "recipe": asdict(recipe), "source": source_of(part)}
 
 
 def shard_identities(
@@ -40,15 +40,18 @@ def shard_identities(
     """
     plain = {id(recipe): asdict(recipe) for recipe in {id(recipe): recipe for recipe in recipes}.values()}
     return [
-        {"kind": kind, "format_version": format_version, "recipe": plain[id(recipe)], "source": _source(part)}
+        {"kind": kind, "format_version": format_version, "recipe": plain[id(recipe)], "source": source_of(part)}
         for recipe, part in zip(recipes, parts, strict=True)
     ]
 
 
-def _source(part: Slice) -> dict[str, Any]:
+def source_of(part: Slice) -> dict[str, Any]:
+    """The part of an identity that names the rows of a slice."""
     source: dict[str, Any] = {"content": part.content, "format": part.file.format, "compression": part.file.compression}
     if part.rows is not None:
         source["rows"] = part.rows
+    if part.members:
+        source["files"] = len(part.members)
     return source
 
 

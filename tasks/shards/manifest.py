@@ -7,7 +7,7 @@ few.
 """
 
 from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -15,11 +15,12 @@ import orjson
 from tokenmill.tasks.blend.models import SPLITS
 from tokenmill.tasks.errors import InputError, RunError
 from tokenmill.tasks.seal import sealed, unsealed
+from tokenmill.tasks.sources.files import Slice
 from tokenmill.tasks.storage import join
 
 from .plan import PlannedShard
 from .receipt import Receipt
-from .store import read_bytes
+from .store import PREFIX, read_bytes
 
 MANIFEST = "manifest.json"
 BLEND = "blend.json"
@@ -113,6 +114,7 @@ def shard_entries(finished: Sequence[Finished], published: Names) -> dict[str, A
 def _entry(item: Finished, recipe: int, published: Mapping[str, Sequence[str]]) -> dict[str, Any]:
     part, receipt = item.shard.part, item.receipt
     facts = {"facts": receipt.facts} if receipt.facts else {}
+    files = {"files": [_file(member) for member in part.members]} if part.members else {}
     decided = {"decided": receipt.identity["decided"]} if "decided" in receipt.identity else {}
     return {
         "dataset": item.shard.dataset,
@@ -121,6 +123,7 @@ def _entry(item: Finished, recipe: int, published: Mapping[str, Sequence[str]]) 
         "file": part.file.uri,
         "start": part.start,
         "stop": part.stop,
+        **files,
         "key": item.key,
         "recipe": recipe,
         "source": receipt.identity["source"],
@@ -134,6 +137,27 @@ def _entry(item: Finished, recipe: int, published: Mapping[str, Sequence[str]]) 
         **facts,
         "published": {split: list(names) for split, names in published.items()},
     }
+
+
+def stored_entries(manifest: Mapping[str, Any]) -> Iterator[tuple[str, Mapping[str, Any]]]:
+    """The entries of shards and of those derived from them, each with the folder of the store that it is in.
+
+    All are in the folder of the preparation's kind, except prefixes.
+    """
+    for part in (manifest, manifest.get("derived", {"shards": []})):
+        for entry in part["shards"]:
+            is_prefix = part["recipes"][entry["recipe"]]["kind"] == PREFIX
+            yield PREFIX if is_prefix else manifest["type"], entry
+
+
+def _file(part: Slice) -> dict[str, Any]:
+    return {"file": part.file.uri, "start": part.start, "stop": part.stop, "content": part.content}
+
+
+def entry_files(entry: Mapping[str, Any]) -> Sequence[Mapping[str, Any]]:
+    """The slices of a manifest's shard: `file`, `start`, `stop` and `content` of each; one unless the shard is a bundle."""
+    content = entry["source"]["content"]
+    return entry.get("files") or [{**{name: entry[name] for name in ("file", "start", "stop")}, "content": content}]
 
 
 def identities(manifest: Mapping[str, Any] | None) -> dict[str, dict[str, Any]]:

@@ -14,6 +14,7 @@ from tokenmill.tasks.sources.files import Found, Require, Slice, SourceFile
 from tokenmill.tasks.sources.slices import ContentIndex, leading_rows, leading_share
 from tokenmill.tasks.storage import absolute, join, user_cache
 
+from .bundles import bundled
 from .identity import Recipe, shard_identities
 from .input_checks import data_sets, require_separate, store_place
 from .manifest import published_manifest
@@ -51,10 +52,12 @@ def plan_shards(
     fields_of: FieldsOf,
     require: Require,
     recipes_of: RecipesOf,
+    *,
+    bundles: bool = True,
 ) -> Plan:
     """The shards of a blend, and the receipts of built ones.
 
-    Raises InputError for anything that must be fixed first.
+    With `bundles`, small files share shards. A kind that relates its shards to single files must set it to False. Raises InputError for anything that must be fixed first.
     """
     index_place = join(store.place, "index.json")
     index = ContentIndex.load(read_bytes(index_place) or b"{}")
@@ -71,10 +74,11 @@ def plan_shards(
                 skipped[f"{split}/{source.name}"] = found.skipped
             recipes = recipes_of(source, split, slices)
             identities = shard_identities(store.kind, format_version, recipes, slices)
-            shards += [
+            planned = [
                 PlannedShard(source.name, split, part, identity)
                 for part, identity in zip(slices, identities, strict=True)
             ]
+            shards += bundled(planned, store, settings.shard_size, rebuild=settings.force) if bundles else planned
     if index.changed:
         publish_bytes(index_place, index.dump())
     return replace(Plan.of(store, shards, rebuild=settings.force), skipped=skipped)

@@ -16,7 +16,7 @@ import os
 import re
 import time
 from collections import Counter, defaultdict
-from collections.abc import Generator, Hashable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Generator, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext, suppress
 from dataclasses import asdict, dataclass, field, replace
 from typing import Any, Protocol, cast
@@ -41,6 +41,7 @@ from .manifest import (
     shard_entries,
     totals,
 )
+from .origins import Origin, origin_of, origins_of
 from .plan import Plan
 from .publish import Output, place_files, publish, publish_bytes, sweep
 from .settings import PreparationSettings
@@ -181,9 +182,10 @@ def _first_bad_row(name: str, finished: Sequence[Finished], store: Store) -> str
     item = next(item for item in finished if "/".join(item.dataset) == name and item.receipt.quarantined)
     if not any(output.path == QUARANTINED for output in item.receipt.outputs):
         return f"in {item.shard.part.file.uri}"
-    row = orjson.loads(store.read(item.receipt, QUARANTINED).splitlines()[0])
-    line = first_row(item.shard.part) + row["row"] + 1
-    return f"{item.shard.part.file.uri}:{line}: {row['reason']}: {row['detail']}"
+    bad = orjson.loads(store.read(item.receipt, QUARANTINED).splitlines()[0])
+    (origins,) = origins_of([item])
+    origin, row = origin_of(origins, bad["row"])
+    return f"{origin.file}:{first_row(item.shard.part) + row + 1}: {bad['reason']}: {bad['detail']}"
 
 
 BENIGN = {
@@ -323,42 +325,31 @@ def _publish_quarantine(output_dir: str, store: Store, finished: Sequence[Finish
 
     A shard numbers rows within its slice. Its line in the file also counts the rows of earlier slices.
     """
-    slices = [(item.dataset, item.shard.part, item.receipt.rows_in) for item in finished]
-    before = rows_before(((dataset, part.file.uri), part.start, part.stop, rows) for dataset, part, rows in slices)
-    groups: defaultdict[str, list[tuple[Finished, int | None]]] = defaultdict(list)
-    for item, rows in zip(finished, before, strict=True):
+    groups: defaultdict[str, list[tuple[Finished, Sequence[Origin]]]] = defaultdict(list)
+    for item, origins in zip(finished, origins_of(finished), strict=True):
         if item.receipt.quarantined:
             split = f"{item.shard.split}-" if item.shard.split in SPLITS else ""
-            groups[f"{QUARANTINE}/{split}{item.shard.dataset}.jsonl"].append((item, rows))
+            groups[f"{QUARANTINE}/{split}{item.shard.dataset}.jsonl"].append((item, origins))
     outputs: list[Output] = []
     for name, items in groups.items():
         with publish(join(output_dir, name)) as file:
-            for item, rows in items:
-                file.write(_quarantined(item, store, first_row(item.shard.part) if rows is None else rows))
+            for item, origins in items:
+                file.write(_quarantined(item, store, origins))
         outputs.append(replace(file.output, path=name))
     return outputs
 
 
-def rows_before(slices: Iterable[tuple[Hashable, int, int, int]]) -> list[int | None]:
-    """The rows of the same file before each slice `(file, start, stop, rows)`; None after a missing slice.
-
-    Slices are missing from a partial output, and after a row longer than a slice.
-    """
-    ends: dict[Hashable, tuple[int, int | None]] = {}
-    counts: list[int | None] = []
-    for file, start, stop, rows in slices:
-        end, count = ends.get(file, (0, 0))
-        counts.append(count if end == start else None)
-        ends[file] = stop, None if counts[-1] is None else counts[-1] + rows
-    return counts
-
-
-def _quarantined(item: Finished, store: Store, before: int) -> bytes:
+def _quarantined(item: Finished, store: Store, origins: Sequence[Origin]) -> bytes:
     lines: list[bytes] = []
+    # Rows before a missing slice are counted in the file.
+    uncounted = first_row(item.shard.part) if origins[0].before is None else 0
     for line in store.read(item.receipt, QUARANTINED).splitlines():
-        row = orjson.loads(line)
-        place = {"file": item.shard.part.file.uri, "line": before + row.pop("row") + 1}
-        lines.append(orjson.dumps({**place, **row}, option=orjson.OPT_APPEND_NEWLINE))
+        bad = orjson.loads(line)
+        origin, row = origin_of(origins, bad.pop("row"))
+        before = uncounted if origin.before is None else origin.before
+        lines.append(
+            orjson.dumps({"file": origin.file, "line": before + row + 1, **bad}, option=orjson.OPT_APPEND_NEWLINE)
+        )
     return b"".join(lines)
 
 

@@ -21,12 +21,13 @@ import os
 import re
 import secrets
 import shutil
-from collections.abc import Callable, Generator, Iterable, Sequence
+from collections.abc import Callable, Generator, Iterable, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, suppress
 from dataclasses import dataclass
 from functools import partial
-from typing import TYPE_CHECKING, BinaryIO, cast
+from typing import TYPE_CHECKING, Any, BinaryIO, cast
 
+import orjson
 import xxhash
 from fsspec.spec import AbstractBufferedFile
 from tokenmill.tasks.errors import InputError
@@ -66,6 +67,32 @@ class Output:
     path: str
     size: int
     xxh3_128: str
+
+
+@dataclass(frozen=True, slots=True)
+class Joined(Output):
+    """A file joined from other files without being read: `extents` are the size and xxh3_128 of each, in order.
+
+    Its own xxh3_128 is that of the list of extents, as JSON.
+    """
+
+    extents: list[tuple[int, str]]
+
+    @classmethod
+    def of(cls, path: str, files: Iterable[Output]) -> "Joined":
+        """The file at `path` that holds `files`, one after the other."""
+        extents = [(file.size, file.xxh3_128) for file in files]
+        digest = xxhash.xxh3_128_hexdigest(orjson.dumps(extents))
+        return cls(path, sum(size for size, _ in extents), digest, extents)
+
+
+def output_of(record: Mapping[str, Any]) -> Output:
+    """The output of a record by `dataclasses.asdict`, also after a round trip through JSON."""
+    fields = dict(record)
+    extents = fields.pop("extents", None)
+    return (
+        Output(**fields) if extents is None else Joined(**fields, extents=[(size, digest) for size, digest in extents])
+    )
 
 
 class Publication(io.BufferedIOBase):
@@ -152,7 +179,7 @@ def publish_new(uri: str, data: bytes) -> None:
     """
     if not is_local(uri) and uri.split("://", 1)[0] in COPYING:
         system, path = filesystem(uri)
-        with _naming(uri):
+        with naming(uri):
             system.pipe_file(path, data, mode="create")
         return
     if os.path.lexists(absolute(uri)):
@@ -213,7 +240,7 @@ def _give_name(source: str, target: str) -> None:
 def _sync_names(targets: Iterable[str]) -> None:
     """Sync the directories of `targets`, so that these names survive a power cut."""
     for directory, target in {os.path.dirname(absolute(target)): target for target in targets}.items():
-        with _naming(target):
+        with naming(target):
             _sync_directory(directory)
 
 
@@ -225,21 +252,11 @@ def copy(source: str, target: str) -> None:
     """
     (origin, source_path), (system, target_path) = filesystem(source), filesystem(target)
     if target.split("://", 1)[0] in COPYING and origin == system:
-        with _noting(f"while copying {source} to {target}"):
+        with noting(f"while copying {source} to {target}"):
             system.cp_file(source_path, target_path)
         return
     with cast("BinaryIO", origin.open(source_path, "rb")) as stream, publish(target) as publication:
         shutil.copyfileobj(stream, publication, PART)
-
-
-def join_files(sources: Iterable[str], target: str) -> Output:
-    """Concatenate files into the file `target`. Errors as in `copy`."""
-    with publish(target) as publication:
-        for source in sources:
-            system, path = filesystem(source)
-            with cast("BinaryIO", system.open(path, "rb")) as stream:
-                shutil.copyfileobj(stream, publication, PART)
-    return publication.output
 
 
 @contextmanager
@@ -251,12 +268,12 @@ def publish_folder(folder: str) -> Generator[str]:
     """
     target = absolute(folder)
     directory, temporary, former = os.path.dirname(target), _temporary_name(target), _temporary_name(target)
-    with _naming(target):
+    with naming(target):
         _make_directory(directory)
         os.mkdir(temporary)
     try:
         yield temporary
-        with _naming(target):
+        with naming(target):
             _sync_tree(temporary)
             _replace_folder(target, temporary, former)
             _sync_directory(directory)
@@ -332,13 +349,20 @@ def _sink(uri: str) -> AbstractContextManager[Put]:
 
 @contextmanager
 def _local_file(target: str) -> Generator[Put]:
+    with new_local_file(target) as descriptor:
+        yield partial(_write_all, target, descriptor)
+
+
+@contextmanager
+def new_local_file(target: str) -> Generator[int]:
+    """A new file, open for writing, that takes the name `target` when the block ends without an error."""
     directory = os.path.dirname(target)
-    with _naming(target):
+    with naming(target):
         _make_directory(directory)
         temporary, descriptor = _open_temporary(target)
     try:
-        yield partial(_write_all, target, descriptor)
-        with _naming(target):
+        yield descriptor
+        with naming(target):
             os.fsync(descriptor)
             os.replace(temporary, target)
             _sync_directory(directory)
@@ -353,12 +377,12 @@ def _local_file(target: str) -> Generator[Put]:
 
 @contextmanager
 def _stored_object(uri: str) -> Generator[Put]:
-    with _naming(uri):
+    with naming(uri):
         system, path = filesystem(uri)
         stream = cast("AbstractBufferedFile", system.open(path, "wb"))
     try:
         yield partial(_write_stored, uri, stream)
-        with _naming(uri):
+        with naming(uri):
             stream.close()  # sends the one PUT, or the last part and the completion
     except BaseException:
         stream.closed = True  # otherwise its finalizer would send the rest
@@ -377,7 +401,8 @@ def _memory_file(uri: str) -> Generator[Put]:
 
 
 @contextmanager
-def _noting(note: str) -> Generator[None]:
+def noting(note: str) -> Generator[None]:
+    """Add a note to an OSError of the block."""
     try:
         yield
     except OSError as error:
@@ -386,7 +411,7 @@ def _noting(note: str) -> Generator[None]:
 
 
 @contextmanager
-def _naming(target: str) -> Generator[None]:
+def naming(target: str) -> Generator[None]:
     """Set an OSError's filename to the file the caller asked for, instead of a temporary or nothing."""
     try:
         yield
@@ -400,13 +425,13 @@ def _naming(target: str) -> Generator[None]:
 
 
 def _write_all(target: str, descriptor: int, part: memoryview) -> None:
-    with _naming(target):
+    with naming(target):
         while part:
             part = part[os.write(descriptor, part) :]
 
 
 def _write_stored(uri: str, stream: AbstractBufferedFile, part: memoryview) -> None:
-    with _naming(uri):
+    with naming(uri):
         stream.write(part)
 
 
@@ -463,7 +488,7 @@ def _linked(source: str, target: str) -> bool:
     """Hard-link `source` to `target`; False if that is impossible."""
     temporary = _temporary_name(target)
     directory = os.path.dirname(target)
-    with _naming(target):
+    with naming(target):
         _make_directory(directory)
         try:
             os.link(source, temporary)

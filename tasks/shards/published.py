@@ -6,6 +6,7 @@
 import os
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import accumulate
 from typing import Any, BinaryIO, cast
 
 import xxhash
@@ -13,10 +14,11 @@ from tokenmill.tasks.errors import InputError
 from tokenmill.tasks.storage import absolute, filesystem, is_local, join
 from tokenmill.tasks.threads import in_threads
 
-from .manifest import MANIFEST, WHOLE, read_manifest
-from .publish import Output
-from .receipt import RECEIPT, InvalidReceiptError, Receipt
-from .store import Store, read_bytes, size_of
+from .join import Extent
+from .manifest import MANIFEST, WHOLE, read_manifest, stored_entries
+from .publish import Joined, Output, output_of
+from .receipt import RECEIPT
+from .store import Store, size_of
 
 CHUNK_BYTES = 4 << 20
 THREADS = min(16, (os.cpu_count() or 1) * 2)
@@ -31,9 +33,9 @@ class Publication:
     store: Store
 
     @property
-    def entries(self) -> list[Mapping[str, Any]]:
-        """The manifest's shards, and those derived from them."""
-        return [*self.manifest["shards"], *self.manifest.get("derived", {}).get("shards", [])]
+    def entries(self) -> list[tuple[Store, Mapping[str, Any]]]:
+        """The manifest's shards and those derived from them, each with its store."""
+        return [(Store(self.store.place, folder), entry) for folder, entry in stored_entries(self.manifest)]
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,14 +72,14 @@ def published_files(
     publication: Publication, outputs: Mapping[str, Sequence[Output] | None]
 ) -> Iterator[PublishedFile]:
     """Every published file. `outputs` are those of each shard's receipt by key, None for a shard without one."""
-    for entry in publication.entries:
+    for store, entry in publication.entries:
         for part, names in entry["published"].items():
             recorded = outputs_of(part, outputs[entry["key"]] or []) or outputs_of(WHOLE, outputs[entry["key"]] or [])
             for name in names:
-                yield from _files(publication, entry["key"], name, recorded)
+                yield from _files(publication.output_dir, store, entry["key"], name, recorded)
     for file in publication.manifest["files"]:
         place = join(publication.output_dir, file["path"])
-        yield PublishedFile(place, place, Output(**file), MANIFEST)
+        yield PublishedFile(place, place, output_of(file), MANIFEST)
 
 
 def outputs_of(part: str, outputs: Iterable[Output]) -> list[Output]:
@@ -85,28 +87,22 @@ def outputs_of(part: str, outputs: Iterable[Output]) -> list[Output]:
     return [output for output in outputs if output.path.partition(".")[0] == part]
 
 
-def _files(publication: Publication, key: str, name: str, outputs: Sequence[Output]) -> Iterator[PublishedFile]:
+def _files(output_dir: str, store: Store, key: str, name: str, outputs: Sequence[Output]) -> Iterator[PublishedFile]:
     """The files of a published name: the one output with its extension, otherwise all that begin with it."""
     elsewhere = name.startswith("/") or not is_local(name)
-    full = name if elsewhere else join(publication.output_dir, name)
+    full = name if elsewhere else join(output_dir, name)
     endings = {f".{output.path.partition('.')[2]}": output for output in outputs}
     whole = {ending: output for ending, output in endings.items() if full.endswith(ending)}
     for ending, output in (whole or endings).items():
-        original = publication.store.path(key, output.path)
+        original = store.path(key, output.path)
         yield PublishedFile(full, full if whole else f"{full}{ending}", output, RECEIPT, original)
 
 
-def recorded_outputs(store: Store, keys: Iterable[str]) -> dict[str, Sequence[Output] | None]:
-    """The outputs in the receipt of each shard, None where it has no valid receipt."""
-    unique = list(dict.fromkeys(keys))
-    return dict(zip(unique, in_threads(lambda key: _outputs(store, key), unique, THREADS), strict=True))
-
-
-def _outputs(store: Store, key: str) -> Sequence[Output] | None:
-    try:
-        return Receipt.load(read_bytes(store.path(key, RECEIPT)) or b"").outputs
-    except InvalidReceiptError:
-        return None
+def recorded_outputs(publication: Publication) -> dict[str, Sequence[Output] | None]:
+    """The outputs in the receipt of each published shard, by key; None where it has no valid receipt."""
+    unique = {entry["key"]: store for store, entry in publication.entries}
+    receipts = in_threads(lambda item: item[1].read_receipt(item[0]), list(unique.items()), THREADS)
+    return {key: receipt and receipt.outputs for key, receipt in zip(unique, receipts, strict=True)}
 
 
 def problems_in(files: Iterable[PublishedFile], check: Callable[[str, Output, str], str | None]) -> list[str]:
@@ -126,16 +122,48 @@ def size_problem(place: str, recorded: Output, listed_in: str) -> str | None:
 def content_problem(place: str, recorded: Output, listed_in: str) -> str | None:
     """The problem with a file's size or hash, or None if both are as recorded. Reads the whole file."""
     problem = size_problem(place, recorded, listed_in)
-    if problem or (found := file_hash(place)) == recorded.xxh3_128:
+    if problem:
         return problem
+    if isinstance(recorded, Joined):
+        return next((extent_problem(place, recorded, number) for number in changed_extents(place, recorded)), None)
+    found = file_hash(place)
+    if found == recorded.xxh3_128:
+        return None
     return f"{place}: content changed (xxh3_128 is {found}, {listed_in} says {recorded.xxh3_128})"
+
+
+def changed_extents(place: str, recorded: Joined) -> list[int]:
+    """The numbers of the extents of a file whose content changed. Reads the whole file, several extents at a time."""
+    starts = accumulate((size for size, _ in recorded.extents[:-1]), initial=0)
+    extents = [Extent(place, start, size) for start, (size, _) in zip(starts, recorded.extents, strict=True)]
+    hashes = list(in_threads(extent_hash, extents, THREADS))
+    return [
+        number
+        for number, (found, (_, wanted)) in enumerate(zip(hashes, recorded.extents, strict=True))
+        if found != wanted
+    ]
+
+
+def extent_problem(place: str, recorded: Joined, number: int) -> str:
+    """The sentence for an extent whose content changed."""
+    start = sum(size for size, _ in recorded.extents[:number])
+    return f"{place}: content changed in bytes {start:,} to {start + recorded.extents[number][0]:,}"
 
 
 def file_hash(place: str) -> str:
     """The xxh3_128 of a file, read in chunks."""
-    hasher = xxhash.xxh3_128()
     system, path = filesystem(place)
+    return extent_hash(Extent(place, 0, cast("int", system.info(path)["size"])))
+
+
+def extent_hash(extent: Extent) -> str:
+    """The xxh3_128 of part of a file, read in chunks; of what there is, if the file ends early."""
+    hasher = xxhash.xxh3_128()
+    system, path = filesystem(extent.uri)
+    left = extent.size
     with cast("BinaryIO", system.open(path, "rb")) as stream:
-        while chunk := stream.read(CHUNK_BYTES):
+        stream.seek(extent.start)
+        while left and (chunk := stream.read(min(CHUNK_BYTES, left))):
             hasher.update(chunk)
+            left -= len(chunk)
     return hasher.hexdigest()

@@ -12,9 +12,12 @@ from typing import Any, Self
 from tokenmill.tasks.seal import sealed, unsealed
 
 from .identity import shard_key
-from .publish import Output
+from .publish import Output, output_of
 
 RECEIPT = "receipt.json"
+
+ROWS_BY_FILE = "rows_by_file"
+"""The fact that lists the rows of each file of a bundle, in order; other shards do not have it."""
 
 
 class InvalidReceiptError(ValueError):
@@ -56,6 +59,15 @@ class Receipt:
                 f"shard {self.key}: {self.rows_in} rows went in but {self.documents} documents and "
                 f"{sum(self.drops.values())} drops came out"
             )
+        if sum(self.rows_by_file) != self.rows_in:
+            raise InvalidReceiptError(
+                f"shard {self.key}: {self.rows_in} rows went in but its files have {sum(self.rows_by_file)} rows"
+            )
+
+    @property
+    def rows_by_file(self) -> list[int]:
+        """The rows of each source file; one number unless the shard is a bundle."""
+        return self.facts.get(ROWS_BY_FILE, [self.rows_in])
 
     @property
     def documents(self) -> int:
@@ -79,7 +91,7 @@ class Receipt:
         """The receipt in `data`. Raises InvalidReceiptError unless it is complete and undamaged."""
         try:
             fields = unsealed(data)
-            outputs = [Output(**output) for output in fields.pop("outputs")]
+            outputs = [output_of(output) for output in fields.pop("outputs")]
             parts = {name: PartCount(**part) for name, part in fields.pop("parts").items()}
             facts = {**fields.pop("facts", {})}
             return cls(outputs=outputs, parts=parts, facts=facts, **fields)

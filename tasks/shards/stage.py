@@ -38,6 +38,9 @@ from .worker import announce
 P = ParamSpec("P")
 R = TypeVar("R")
 
+RunAll = Callable[[str, Callable[..., Any], Sequence[Mapping[str, Any]]], list[Any]]
+"""Calls a function with the keywords of each call, as tasks of a name; returns the results in order. Raises RunError."""
+
 MOST_REPORTED = 5
 
 PERMANENT = (FileNotFoundError, PermissionError, IsADirectoryError, NotADirectoryError)
@@ -70,17 +73,18 @@ def step_task(name: str) -> Callable[[Callable[P, R]], Task[P, R]]:
     return task(name=name, cache_policy=NO_CACHE, persist_result=False)
 
 
-def _batch_task(step: Step) -> Task[..., State[Any]]:
+def _retried(name: str, run_name: str | None = None) -> Callable[[Callable[..., R]], Task[..., R]]:
+    """Turn a function into a task that is retried after transient errors."""
     return task(
-        name=step.name,
-        task_run_name=f"{step.name}-{{number}}",
+        name=name,
+        task_run_name=run_name,
         cache_policy=NO_CACHE,
         persist_result=False,
         retries=3,
         retry_delay_seconds=exponential_backoff(2),
         retry_jitter_factor=0.5,
         retry_condition_fn=transient,
-    )(_build_batch)
+    )
 
 
 def holding(limit: str | None) -> AbstractContextManager[object]:
@@ -137,6 +141,29 @@ def shard_workers(cluster: str, needs: Needs) -> Generator[BuildShards]:
         yield build_shards
 
 
+@contextmanager
+def function_workers(cluster: str, workers: int | None) -> Generator[RunAll]:
+    """A context that runs functions on one cluster, each call as a Prefect task."""
+    with _one_server(), started(task_runner(cluster, workers, {})) as runner:
+        client = runner.client
+        require_reached(client, str(PREFECT_API_URL.value()))
+
+        def run_all(name: str, function: Callable[..., Any], calls: Sequence[Mapping[str, Any]]) -> list[Any]:
+            called = _retried(name)(function)
+            futures = [runner.submit(called, dict(call)) for call in calls]
+            watch = ClusterWatch(client, {}, bool(runner.adapt_kwargs), tell)
+            wait_for([future.wrapped_future for future in futures], watch.check, lambda: None)
+            failures = [
+                f"{name} {number}: {failure}" for number, failure in enumerate(map(_failure, futures), 1) if failure
+            ]
+            if failures:
+                shown = "; ".join(failures[:MOST_REPORTED])
+                raise RunError(f"{len(failures)} of {len(calls)} tasks failed: {shown}; fix the cause and run again")
+            return [future.result() for future in futures]
+
+        yield run_all
+
+
 def _build(
     runner: DaskTaskRunner,
     step: Step,
@@ -155,7 +182,7 @@ def _build(
     get_run_logger().info(
         "%s: %d shards (%.2f GB) in %d batches", step.name, len(pending), tally.source_bytes / 1e9, len(work)
     )
-    build = _batch_task(step)
+    build = _retried(step.name, f"{step.name}-{{number}}")(_build_batch)
     futures = [
         runner.submit(build, {"number": number, "batch": batch, "topic": topic, **common})
         for number, batch in enumerate(work, 1)

@@ -2,9 +2,15 @@
 
 Any number of preparations and workers may share a store: two that build the same shard write the same bytes, each file replaced
 atomically. A shard is proven if its receipt is valid and every output has the recorded size; `verify` also hashes them.
+
+Tokens are not kept twice. Prefixes, in `STORE/prefix/<key>/`, are files joined from outputs of shards, whose own files are then
+removed. The receipt of a prefix lists its members, so it says where their bytes are. All of them are read when an output is not
+in its shard's folder: one file per 32 GB of tokens.
 """
 
+import itertools
 from collections.abc import Iterable, Mapping
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from typing import Any, cast
 
@@ -14,11 +20,15 @@ from tokenmill.tasks.threads import in_threads
 from xxhash import xxh3_128_hexdigest
 
 from .identity import Identity, shard_key
-from .publish import Output, publish_bytes
+from .join import Extent
+from .publish import Joined, Output, publish_bytes
 from .receipt import RECEIPT, InvalidReceiptError, PartCount, Receipt
 
 THREADS = 16
 """Receipts read at a time: on an object store each costs a round trip of some 30 ms."""
+
+PREFIX = "prefix"
+"""The kind of shards that are joined from outputs of others."""
 
 LISTED = 1_000
 """With this many keys or more, list folders before reading receipts: one page of an object store's listing."""
@@ -41,17 +51,15 @@ class Store:
 
     def receipt(self, key: str) -> Receipt | None:
         """The shard's receipt if it proves the shard, else None. Raises errors of the storage."""
-        data = read_bytes(self.path(key, RECEIPT))
-        if data is None:
-            return None
+        return self.proven([key]).get(key)
+
+    def read_receipt(self, key: str) -> Receipt | None:
+        """The shard's receipt, or None if it is missing or invalid. Its outputs may be gone."""
         try:
-            receipt = Receipt.load(data)
+            receipt = Receipt.load(read_bytes(self.path(key, RECEIPT)) or b"")
         except InvalidReceiptError:
             return None
-        whole = receipt.key == key and all(
-            size_of(self.path(key, output.path)) == output.size for output in receipt.outputs
-        )
-        return receipt if whole else None
+        return receipt if receipt.key == key else None
 
     def issue(
         self,
@@ -90,8 +98,46 @@ class Store:
     def proven(self, keys: Iterable[str]) -> dict[str, Receipt]:
         """The receipts of the proven shards among `keys`."""
         unique = list(dict.fromkeys(keys))
-        receipts = zip(unique, in_threads(self.receipt, unique, THREADS), strict=True)
-        return {key: receipt for key, receipt in receipts if receipt is not None}
+        found = [each for each in in_threads(self._stored, unique, THREADS) if each is not None]
+        joined = self.joined() if any(absent for _, absent in found) else {}
+        return {
+            receipt.key: receipt
+            for receipt, absent in found
+            if all(_holds(joined.get(f"{receipt.key}/{output.path}"), output) for output in absent)
+        }
+
+    def _stored(self, key: str) -> tuple[Receipt, list[Output]] | None:
+        """The shard's receipt, and the outputs that are not in its folder with the recorded size."""
+        receipt = self.read_receipt(key)
+        absent = (
+            each for each in (receipt.outputs if receipt else ()) if size_of(self.path(key, each.path)) != each.size
+        )
+        return (receipt, list(absent)) if receipt else None
+
+    def locate(self, key: str, name: str) -> Extent | None:
+        """The place of a file of a shard: in its folder, or in a prefix; None if it is missing."""
+        place = self.path(key, name)
+        size = size_of(place)
+        return self.joined().get(f"{key}/{name}") if size is None else Extent(place, 0, size)
+
+    def joined(self) -> dict[str, Extent]:
+        """Where prefixes hold outputs of shards of this kind, by `<key>/<path>`."""
+        prefixes = Store(self.place, PREFIX)
+        receipts = in_threads(prefixes.read_receipt, prefixes.keys(), THREADS)
+        return {name: extent for receipt in receipts if receipt for name, extent in prefixes.extents(receipt)}
+
+    def extents(self, receipt: Receipt) -> list[tuple[str, Extent]]:
+        """The name (`<key>/<path>`) and place of each member of a prefix; none if its file is missing or has another size."""
+        (file,) = (output for output in receipt.outputs if isinstance(output, Joined))
+        place = self.path(receipt.key, file.path)
+        if size_of(place) != file.size:
+            return []
+        sizes = [size for size, _ in file.extents]
+        names = receipt.identity["source"]["members"]
+        return [
+            (name, Extent(place, start, size))
+            for name, start, size in zip(names, itertools.accumulate(sizes[:-1], initial=0), sizes, strict=True)
+        ]
 
     def begun(self, keys: Iterable[str]) -> list[str]:
         """The keys that have a folder here; all of them if they are few, because reading each is cheaper than a listing.
@@ -101,14 +147,18 @@ class Store:
         unique = list(dict.fromkeys(keys))
         if len(unique) < LISTED:
             return unique
+        there = set(self.keys())
+        return [key for key in unique if key in there]
+
+    def keys(self) -> list[str]:
+        """The names of the folders here, sorted."""
         system, path = filesystem(join(self.place, self.kind))
         system.invalidate_cache(path)
         try:
             folders = cast("list[str]", system.ls(path, detail=False))
         except (FileNotFoundError, NotADirectoryError):
             return []
-        there = {folder.rstrip("/").rpartition("/")[2] for folder in folders}
-        return [key for key in unique if key in there]
+        return sorted(folder.rstrip("/").rpartition("/")[2] for folder in folders)
 
     def read(self, receipt: Receipt, name: str) -> bytes:
         """The content of a file of a shard, checked against its receipt.
@@ -128,9 +178,11 @@ class Store:
 
     def withdraw(self, key: str) -> None:
         """Remove the receipt of a damaged shard, so that the next run rebuilds it."""
-        system, path = filesystem(self.path(key, RECEIPT))
-        if system.exists(path):
-            system.rm_file(path)
+        remove_file(self.path(key, RECEIPT))
+
+
+def _holds(extent: Extent | None, output: Output) -> bool:
+    return extent is not None and extent.size == output.size
 
 
 def read_vouched(uri: str) -> bytes:
@@ -162,3 +214,10 @@ def size_of(uri: str) -> int | None:
         return cast("int", system.info(path)["size"])
     except (FileNotFoundError, NotADirectoryError):
         return None
+
+
+def remove_file(uri: str) -> None:
+    """Remove a file, if it exists."""
+    system, path = filesystem(uri)
+    with suppress(FileNotFoundError):
+        system.rm_file(path)

@@ -5,28 +5,37 @@ only that shard.
 """
 
 import os
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
+from functools import cache
 from typing import Any
 
 from tokenmill.tasks.storage import is_local
 from tokenmill.tasks.threads import in_threads
 
-from .publish import Output
+from .join import Extent
+from .publish import Joined, Output
 from .published import (
     THREADS,
     PublishedFile,
+    changed_extents,
     content_problem,
+    extent_hash,
+    extent_problem,
     outputs_of,
     problems_in,
     published_files,
     read_publication,
+    size_problem,
 )
 from .receipt import RECEIPT, InvalidReceiptError, Receipt
-from .store import Store, read_bytes, size_of
+from .store import Store, read_bytes, remove_file, size_of
 
 Inspect = Callable[[Store, Receipt], list[str]]
 """Check a shard's files in their own format; returns the problems as sentences."""
+
+FindJoined = Callable[[], Mapping[str, Extent]]
+"""Find the outputs that are in prefixes: see `Store.joined`."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,11 +51,16 @@ class Verification:
 
 @dataclass(frozen=True, slots=True)
 class _Checked:
+    """What was found in one shard: `damaged` are the keys of damaged shards, `remove` the files to remove so that the next run
+    builds them again.
+    """
+
     key: str
     files: int
     size: int
     problems: list[str]
-    damaged: bool
+    damaged: Sequence[str] = ()
+    remove: Sequence[str] = ()
     outputs: list[Output] | None = None
 
 
@@ -56,32 +70,41 @@ def verify(output_dir: str, inspect: Inspect) -> Verification:
     Raises InputError if the manifest is missing or damaged, or names no store.
     """
     publication = read_publication(output_dir)
-    store = publication.store
-    entries = list({entry["key"]: entry for entry in publication.entries}.values())
-    checked = list(in_threads(lambda entry: _check_shard(store, entry, inspect), entries, THREADS))
-    withdrawn = [shard.key for shard in checked if shard.damaged]
-    for key in withdrawn:
-        store.withdraw(key)
+    entries = list({entry["key"]: (store, entry) for store, entry in publication.entries}.values())
+    members = frozenset(name for _, entry in entries for name in entry["source"].get("members", ()))
+    joined = cache(publication.store.joined)  # reads the receipts of all prefixes
+    checked = list(in_threads(lambda each: _check_shard(*each, members, joined, inspect), entries, THREADS))
+    for place in {place for shard in checked for place in shard.remove}:
+        remove_file(place)
     published = published_files(publication, {shard.key: shard.outputs for shard in checked})
     problems = [problem for shard in checked for problem in shard.problems]
     problems += problems_in((file for file in published if not _was_read(file)), content_problem)
     problems += [f"{place}: planned, but missing from this partial output" for place in publication.manifest["missing"]]
     files, size = sum(shard.files for shard in checked), sum(shard.size for shard in checked)
+    withdrawn = list(dict.fromkeys(key for shard in checked for key in shard.damaged))
     return Verification(len(checked), files, size, problems, withdrawn)
 
 
-def _check_shard(store: Store, entry: Mapping[str, Any], inspect: Inspect) -> _Checked:
+def _check_shard(
+    store: Store, entry: Mapping[str, Any], members: Collection[str], joined: FindJoined, inspect: Inspect
+) -> _Checked:
+    """Check one shard; its outputs among `members` of published prefixes are checked there."""
     key = entry["key"]
     place = store.path(key, RECEIPT)
     data = read_bytes(place)
     if data is None:
-        return _Checked(key, 0, 0, [f"{place}: missing (shard of {entry['place']})"], damaged=False)
+        return _Checked(key, 0, 0, [f"{place}: missing (shard of {entry['place']})"])
     try:
         receipt = Receipt.load(data)
     except InvalidReceiptError as error:
-        return _Checked(key, 1, 0, [f"{place}: {error}"], damaged=True)
-    found = (content_problem(store.path(key, output.path), output, RECEIPT) for output in receipt.outputs)
-    problems = [problem for problem in found if problem]
+        return _Checked(key, 1, 0, [f"{place}: {error}"], [key], [place])
+    if "members" in receipt.identity["source"]:
+        return _check_prefix(store, entry, receipt, inspect)
+    outputs = [
+        output for output in receipt.outputs
+        if f"{key}/{output.path}" not in members or size_of(store.path(key, output.path)) is not None
+    ]  # fmt: skip
+    problems = [problem for output in outputs if (problem := _output_problem(store, key, output, joined))]
     problems += [
         f"{place}: lists no file for its part {part!r}"
         for part, count in receipt.parts.items()
@@ -89,8 +112,50 @@ def _check_shard(store: Store, entry: Mapping[str, Any], inspect: Inspect) -> _C
     ]
     problems = problems or inspect(store, receipt)
     problems += _count_problems(place, entry, receipt)
+    size = sum(output.size for output in outputs)
+    damaged = [key] if problems else []
+    return _Checked(key, 1 + len(outputs), size, problems, damaged, [place] if problems else [], receipt.outputs)
+
+
+def _output_problem(store: Store, key: str, output: Output, joined: FindJoined) -> str | None:
+    """The problem with an output of a shard, in its folder or in a prefix that another preparation published."""
+    place = store.path(key, output.path)
+    extent = joined().get(f"{key}/{output.path}") if size_of(place) is None else None
+    if extent is None:
+        return content_problem(place, output, RECEIPT)
+    changed = extent_hash(extent) != output.xxh3_128
+    return f"{extent.uri}: content changed in the bytes of shard {key}" if changed else None
+
+
+def _check_prefix(store: Store, entry: Mapping[str, Any], receipt: Receipt, inspect: Inspect) -> _Checked:
+    """Check a prefix, and withdraw the receipts of members whose bytes changed.
+
+    A prefix keeps its own receipt, because only that says where the bytes of its other members are. Its other files are removed
+    if they are damaged, so that it is joined again.
+    """
+    key, place = receipt.key, store.path(receipt.key, RECEIPT)
+    (joined,) = (output for output in receipt.outputs if isinstance(output, Joined))
+    file = store.path(key, joined.path)
+    missing = size_problem(file, joined, RECEIPT)
+    changed = [] if missing else changed_extents(file, joined)
+    members = [receipt.identity["source"]["members"][number].partition("/")[0] for number in changed]
+    others = [output for output in receipt.outputs if output is not joined]
+    found = [
+        problem for output in others if (problem := content_problem(store.path(key, output.path), output, RECEIPT))
+    ]
+    found = found or ([] if missing or changed else inspect(store, receipt))
+    problems = [
+        *([missing] if missing else []),
+        *(f"{extent_problem(file, joined, number)} (shard {of})" for number, of in zip(changed, members, strict=True)),
+        *found,
+        *_count_problems(place, entry, receipt),
+    ]
+    shards = Store(store.place, receipt.identity["recipe"]["shards"])
+    remove = [shards.path(member, RECEIPT) for member in members]
+    remove += [store.path(key, output.path) for output in others if found]
     size = sum(output.size for output in receipt.outputs)
-    return _Checked(key, 1 + len(receipt.outputs), size, problems, bool(problems), receipt.outputs)
+    own = [key] if found or missing else []
+    return _Checked(key, 1 + len(receipt.outputs), size, problems, [*members, *own], remove, receipt.outputs)
 
 
 def _count_problems(place: str, entry: Mapping[str, Any], receipt: Receipt) -> list[str]:

@@ -51,6 +51,9 @@ class Slice:
     the slice is limited to its first rows (a sample). `content` identifies the bytes of the slice's rows; in a columnar format,
     those of the columns `fields` (all columns, if empty). `size` is the number of source bytes to read, for load balancing and
     progress.
+
+    A bundle of small files is a slice with `members`, the slices of its files in order: its rows are their rows. Its `file`,
+    `start` and `stop` are those of the first member. Read it with `formats.read_texts` or `formats.read_records`.
     """
 
     file: SourceFile
@@ -60,11 +63,13 @@ class Slice:
     rows: int | None = None
     size: int = 0
     fields: tuple[str, ...] = ()
+    members: tuple["Slice", ...] = ()
 
 
 def slice_of(record: Mapping[str, Any]) -> Slice:
     """The slice from the output of `dataclasses.asdict`, also after a round trip through JSON."""
-    part: dict[str, Any] = {**record, "file": SourceFile(**record["file"]), "fields": tuple(record["fields"])}
+    file, members = SourceFile(**record["file"]), tuple(map(slice_of, record["members"]))
+    part: dict[str, Any] = {**record, "file": file, "fields": tuple(record["fields"]), "members": members}
     return Slice(**part)
 
 
@@ -95,13 +100,14 @@ class TextBatch:
     """Consecutive rows of a slice, as Arrow text.
 
     `texts` are the readable rows and `rows` their numbers in the slice (int64, ascending). `bad` are the unreadable
-    rows and `blank` counts blank lines.
+    rows and `blank` counts blank lines. `member` is the number of the rows' file in a bundle.
     """
 
     texts: pa.LargeStringArray
     rows: np.ndarray
     bad: list[BadRow] = field(default_factory=list)
     blank: int = 0
+    member: int = 0
 
     @property
     def consumed(self) -> int:
@@ -114,7 +120,8 @@ class RecordBatch:
     """Consecutive rows of a slice, as Python objects.
 
     `records` are the readable rows and `rows` their numbers in the slice (int64, ascending). `bad` are the unreadable
-    rows and `blank` counts blank lines. `raw` are the JSON bytes of each record; columnar formats have none.
+    rows and `blank` counts blank lines. `raw` are the JSON bytes of each record; columnar formats have none. `member` is the
+    number of the rows' file in a bundle.
     """
 
     records: list[Record]
@@ -122,6 +129,7 @@ class RecordBatch:
     raw: Sequence[bytes] = ()
     bad: list[BadRow] = field(default_factory=list[BadRow])
     blank: int = 0
+    member: int = 0
 
     @property
     def consumed(self) -> int:

@@ -49,8 +49,10 @@ def verified(part: Slice, stream: BinaryIO) -> Generator[xxh3_128]:
     """A hasher to update with the bytes of a slice as they are read from `stream`, its open file.
 
     Raises RunError at the start if the file is not the planned one, and at the end if it has changed or other bytes were read.
-    A reader that stops early skips the check at the end.
+    A reader that stops early skips the check at the end. Raises ValueError for a bundle, which has no file of its own.
     """
+    if part.members:
+        raise ValueError(f"{part.file.uri}: begins a bundle; read each of its members")
     hasher, hashed = xxh3_128(), is_hashed(part)
     with unchanged(part.file, stream, hashed=hashed):
         yield hasher

@@ -9,7 +9,9 @@ other 16 at the end; the reader checks every byte of an index against the length
 Megatron cannot map an empty file, so shards without tokens are left out of blends.
 """
 
+import io
 import struct
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -21,6 +23,9 @@ DTYPES = {4: np.dtype("<i4"), 8: np.dtype("<u2")}
 """The dtype codes that Megatron's own preprocessing writes."""
 
 UINT16_VOCABULARY = 65_500
+BOUNDARIES = 1 << 17
+"""Document boundaries written at a time: 1 MB."""
+
 LONGEST_DOCUMENT = int(np.iinfo(np.int32).max)
 
 HEADER = struct.Struct("<9sQBQQ")
@@ -91,10 +96,27 @@ class BinIdxWriter:
 
 def index(lengths: np.ndarray, dtype: np.dtype[np.integer]) -> bytes:
     """The content of an `.idx` for documents of these lengths ([documents], int32, tokens) and ids of `dtype`."""
-    documents = len(lengths)
-    header = HEADER.pack(MAGIC, VERSION, _dtype_code(dtype), documents, documents + 1)
-    boundaries = np.arange(documents + 1, dtype="<i8")
-    return b"".join([header, lengths.data, _places(lengths, dtype).data, boundaries.data])
+    content = io.BytesIO()
+    write_index(content, lambda: [lengths], len(lengths), dtype)
+    return content.getvalue()
+
+
+def write_index(
+    stream: Stream, pieces: Callable[[], Iterable[np.ndarray]], documents: int, dtype: np.dtype[np.integer]
+) -> None:
+    """Write the `.idx` of documents whose lengths ([…], int32, tokens) come in pieces; one is in memory at a time.
+
+    `pieces` is called twice, because lengths and offsets stand one after the other.
+    """
+    stream.write(memoryview(HEADER.pack(MAGIC, VERSION, _dtype_code(dtype), documents, documents + 1)))
+    for lengths in pieces():
+        stream.write(lengths.data)
+    end = 0
+    for lengths in pieces():
+        stream.write((end + _places(lengths, dtype)).data)
+        end += int(lengths.sum(dtype=np.int64)) * dtype.itemsize
+    for first in range(0, documents + 1, BOUNDARIES):
+        stream.write(np.arange(first, min(first + BOUNDARIES, documents + 1), dtype="<i8").data)
 
 
 @dataclass(frozen=True, slots=True)

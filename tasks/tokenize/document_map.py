@@ -8,7 +8,8 @@ Documents keep the order of their rows, so document 17 of `valid` came from the 
 million rows and finding a row takes 4 ms. A list of row numbers would need 4 bytes per document.
 """
 
-from dataclasses import dataclass
+from collections.abc import Iterable
+from dataclasses import dataclass, field
 from typing import Self
 
 import numpy as np
@@ -49,9 +50,41 @@ class DocumentMap:
         """The number of documents in a part."""
         return int(np.count_nonzero(self.outcomes == OUTCOMES[part]))
 
-    def row(self, part: str, document: int) -> int:
-        """The row, from 0, that a document of a part came from. Raises IndexError for a document that is not in the part."""
-        return int(np.flatnonzero(self.outcomes == OUTCOMES[part])[document])
+    def place(self, row: int, parts: Iterable[str]) -> tuple[str, int] | None:
+        """The part, one of the shard's `parts`, and the number of the document that a row became; None if it was dropped.
+
+        Raises IndexError for a row that is not in the slice.
+        """
+        outcome = int(self.outcomes[row])
+        if not outcome:
+            return None
+        part = next(part for part in parts if OUTCOMES[part] == outcome)
+        return part, int(np.count_nonzero(self.outcomes[:row] == outcome))
+
+    def rows(self, part: str) -> np.ndarray:
+        """The row (int64 [documents]), from 0, that each document of a part came from."""
+        return np.flatnonzero(self.outcomes == OUTCOMES[part])
+
+
+@dataclass
+class RowOutcomes:
+    """Collects the outcomes of the rows of a slice, one byte per row; a row is dropped until it is kept."""
+
+    outcomes: bytearray = field(default_factory=bytearray)
+
+    def keep(self, part: str, rows: np.ndarray) -> None:
+        """Note the rows (int64 [n]) that became documents of a part."""
+        if rows.size:
+            self._extend(int(rows.max()) + 1)
+            np.frombuffer(self.outcomes, np.uint8)[rows] = OUTCOMES[part]
+
+    def dump(self, rows: int) -> bytes:
+        """The map of a slice of `rows` rows."""
+        self._extend(rows)
+        return DocumentMap(np.frombuffer(self.outcomes, np.uint8)).dump()
+
+    def _extend(self, rows: int) -> None:
+        self.outcomes += bytes(max(0, rows - len(self.outcomes)))
 
 
 def read_map(store: Store, receipt: Receipt) -> DocumentMap | None:
@@ -67,3 +100,14 @@ def read_map(store: Store, receipt: Receipt) -> DocumentMap | None:
     if content is None or xxh3_128_hexdigest(content) != recorded:
         raise RunError(f"{place}: missing or damaged; run tokenmill verify on the folder, then prepare it again")
     return DocumentMap.load(content, receipt.rows_in)
+
+
+def map_problems(store: Store, receipt: Receipt) -> list[str]:
+    """Parts whose documents a shard's map and its receipt count differently. Raises RunError as `read_map` does."""
+    rows = read_map(store, receipt)
+    return [
+        f"{store.path(receipt.key, FILE)}: has {rows.documents(part):,} documents of {part}, but its receipt says "
+        f"{count.documents:,}"
+        for part, count in receipt.parts.items()
+        if rows and rows.documents(part) != count.documents
+    ]

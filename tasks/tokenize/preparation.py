@@ -1,44 +1,48 @@
 """Pretraining: documents become token ids in Megatron `.bin/.idx` pairs.
 
-    OUT/train|valid|test/data_00000_1a2b3c4d.bin/.idx   names for the shards' files (hard links on a local disk)
+    tokenize shards ─► join prefixes ─► publish
 
-Megatron caches its sample index by path, so a name includes digits of its shard's key. On an object store nothing is renamed or
+    OUT/train|valid|test/data_00000_1a2b3c4d.bin/.idx   names for the prefixes' files (hard links on a local disk)
+
+Megatron caches its sample index by path, so a name includes digits of its prefix's key. On an object store nothing is renamed or
 copied: blend.json points into the store. Planning reads a sample of each data set for the exactness gate.
 """
 
 import re
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from functools import partial
 from typing import Any
 
 from tokenmill.tasks.blend.models import SPLITS, Blend, DataSource
 from tokenmill.tasks.shards.manifest import Finished
-from tokenmill.tasks.shards.plan import PlannedShard
+from tokenmill.tasks.shards.plan import Plan, PlannedShard
 from tokenmill.tasks.shards.planning import holdout_of, places, plan_shards, require_no
-from tokenmill.tasks.shards.preparation import Planned, Preparation, Release, Step
+from tokenmill.tasks.shards.preparation import BuildShards, Planned, Preparation, Release, Step, proven_shards
 from tokenmill.tasks.shards.publication import (
     Listed,
     Published,
     Weights,
     blend_json,
     blend_weights,
+    collect,
     parts_with_tokens,
 )
 from tokenmill.tasks.shards.publish import place_files
 from tokenmill.tasks.shards.receipt import PartCount, Receipt
 from tokenmill.tasks.shards.settings import OnBadRow
-from tokenmill.tasks.shards.store import Store, read_bytes, size_of
+from tokenmill.tasks.shards.store import PREFIX, Store, read_bytes
 from tokenmill.tasks.sources.files import Slice
 from tokenmill.tasks.sources.parquet import require_text
 from tokenmill.tasks.storage import is_local, join
 
 from .binidx import BinIdxError, read_index, token_dtype
-from .document_map import FILE, read_map
+from .document_map import map_problems
 from .exact import exact_encoder
 from .gate import Verdict, gate_notes, judge, texts_of
 from .load import load_vocabulary, planned_vocabulary
+from .prefixes import build_prefix, inspect_prefix, plan_prefixes
 from .settings import PretrainRecipe, PretrainSettings, TokenizerSettings
 from .shard import tokenize_shard
 from .vocabulary import Vocabulary
@@ -123,8 +127,9 @@ PAIR = re.compile(r"data_\d{5,}_[0-9a-f]{8}\.\w+")
 
 @dataclass(frozen=True)
 class PairLayout:
-    """bin/idx pairs, numbered in plan order. Data sets of weight 0 are published too, but omitted from blend.json."""
+    """The prefixes, numbered in plan order. Data sets of weight 0 are published too, but omitted from blend.json."""
 
+    prefixes: Sequence[Finished]
     weights: Weights
 
     @property
@@ -132,35 +137,51 @@ class PairLayout:
         """The pairs in the folders of the splits."""
         return dict.fromkeys(SPLITS, PAIR)
 
-    def lay_out(self, output_dir: str, store: Store, finished: Sequence[Finished]) -> Published:
-        """Link every pair on a local disk; on an object store, use its path in the store."""
+    def lay_out(self, output_dir: str, store: Store, finished: Sequence[Finished]) -> Published:  # noqa: ARG002 - all are joined
+        """Link every prefix on a local disk; on an object store, use its path in the store."""
         linked = is_local(output_dir) and is_local(store.place)
         names: dict[str, dict[str, list[str]]] = {}
         listed: list[Listed] = []
         numbers: Counter[str] = Counter()
         pairs: list[tuple[str, str]] = []
-        for item, part, split in parts_with_tokens(finished):
-            prefix = store.path(item.key, part)
+        stored = Store(store.place, PREFIX)
+        for item, part, split in parts_with_tokens(self.prefixes):
+            prefix = stored.path(item.key, part)
             if linked:
                 prefix = join(output_dir, split, f"data_{numbers[split]:05d}_{item.key[:8]}")
-                pairs += _named_files(store, item, part, prefix)
+                pairs += [(stored.path(item.key, f"{part}{end}"), f"{prefix}{end}") for end in (".bin", ".idx")]
             numbers[split] += 1
-            names.setdefault(item.shard.place, {})[split] = [prefix]
+            names[item.shard.place] = {split: [prefix]}
             listed.append(Listed(split, item.dataset, prefix, item.receipt.parts[part].tokens))
         place_files(pairs)
-        return Published(names, blend_json(listed, self.weights))
+        blend = blend_json(listed, self.weights)
+        return Published({}, blend, derived=self.prefixes, derived_names=names)
 
 
-def _named_files(store: Store, item: Finished, part: str, prefix: str) -> Iterator[tuple[str, str]]:
-    """The files of a part in the store, each with its published name."""
-    for output in item.receipt.outputs:
-        stem, _, ending = output.path.rpartition(".")
-        if stem == part:
-            yield store.path(item.key, output.path), f"{prefix}.{ending}"
+def tokenize_and_join(planned: PretrainPlan, build_shards: BuildShards) -> PretrainPlan:
+    """Tokenize the pending shards, then join the prefixes that are not whole."""
+    PRETRAIN.build_pending(planned, build_shards)
+    join_prefixes(planned, build_shards)
+    return planned
 
 
-def release_pretrain(planned: PretrainPlan, finished: Sequence[Finished]) -> Release:  # noqa: ARG001 - as for any kind
-    """The pairs, and the manifest's entries for the tokenizer."""
+def join_prefixes(planned: PretrainPlan, build_shards: BuildShards) -> None:
+    """Join the prefixes that are not whole. Raises RunError as `proven_shards` does."""
+    finished, _ = proven_shards(planned)
+    plan = _prefixes(planned, finished)
+    build_shards(JOIN, plan.pending, plan.store, {}, rebuild=True)
+
+
+def _prefixes(planned: PretrainPlan, finished: Sequence[Finished]) -> Plan:
+    dtype = token_dtype(planned.found.vocabulary.size)
+    return plan_prefixes(finished, planned.plan.store, planned.settings.prefix_size, dtype)
+
+
+JOIN = Step("join-prefixes", build_prefix)
+
+
+def release_pretrain(planned: PretrainPlan, finished: Sequence[Finished]) -> Release:
+    """The prefixes, and the manifest's entries for the tokenizer. Raises RunError for a prefix without a receipt."""
     found = planned.found
     tokenizer = {
         "fingerprint": found.vocabulary.fingerprint,
@@ -168,18 +189,25 @@ def release_pretrain(planned: PretrainPlan, finished: Sequence[Finished]) -> Rel
         "dtype": token_dtype(found.vocabulary.size).name,
         "gate": {name: asdict(verdict) for name, verdict in found.verdicts.items()},
     }
-    return Release(PairLayout(blend_weights(planned.blend)), {"tokenizer": tokenizer})
+    prefixes, _ = collect(_prefixes(planned, finished), allow_partial=False)
+    return Release(PairLayout(prefixes, blend_weights(planned.blend)), {"tokenizer": tokenizer})
 
 
 def inspect_pretrain_shard(store: Store, receipt: Receipt) -> list[str]:
-    """Problems of the `.bin/.idx` pairs and the document map of a shard: format, bounds, and counts against the receipt."""
-    pairs = [problem for part, count in receipt.parts.items() for problem in _pair(store, receipt.key, part, count)]
-    return [*pairs, *_map_problems(store, receipt)]
+    """Problems of the `.bin/.idx` pairs and the document map of a shard: format, bounds, and counts against the receipt.
+
+    Of a prefix, the problems of its index.
+    """
+    if receipt.identity["kind"] == PREFIX:
+        return inspect_prefix(store, receipt)
+    pairs = [problem for part in receipt.parts for problem in _pair(store, receipt, part)]
+    return [*pairs, *map_problems(store, receipt)]
 
 
-def _pair(store: Store, key: str, part: str, recorded: PartCount) -> list[str]:
-    place = store.path(key, f"{part}.idx")
-    data, size = read_bytes(place), size_of(store.path(key, f"{part}.bin"))
+def _pair(store: Store, receipt: Receipt, part: str) -> list[str]:
+    place, recorded = store.path(receipt.key, f"{part}.idx"), receipt.parts[part]
+    size = next((output.size for output in receipt.outputs if output.path == f"{part}.bin"), None)
+    data = read_bytes(place)
     if data is None or size is None:
         return [f"{place}: the pair is incomplete"]
     try:
@@ -188,16 +216,6 @@ def _pair(store: Store, key: str, part: str, recorded: PartCount) -> list[str]:
         return [f"{place}: {error}"]
     found = PartCount(index.documents, index.tokens)
     return [] if found == recorded else [f"{place}: holds {found}, but its receipt says {recorded}"]
-
-
-def _map_problems(store: Store, receipt: Receipt) -> list[str]:
-    rows = read_map(store, receipt)
-    return [
-        f"{store.path(receipt.key, FILE)}: has {rows.documents(part):,} documents of {part}, but its receipt says "
-        f"{count.documents:,}"
-        for part, count in receipt.parts.items()
-        if rows and rows.documents(part) != count.documents
-    ]
 
 
 def require_tokenizer(_blend: Blend, settings: PretrainSettings, _output_dir: str) -> None:
@@ -213,6 +231,7 @@ PRETRAIN = Preparation(
     check=require_tokenizer,
     step=Step("tokenize-shards", build_pretrain_shard),
     arguments=worker_arguments,
+    rounds=tokenize_and_join,
     release=release_pretrain,
     inspect=inspect_pretrain_shard,
     tokens="documents",

@@ -5,7 +5,7 @@ from typing import Literal, Self
 
 from pydantic import Field, model_validator
 from tokenmill.tasks.shards.settings import PreparationSettings
-from tokenmill.tasks.strict import Strict
+from tokenmill.tasks.strict import Size, Strict
 
 Backend = Literal["gigatoken", "reference"]
 SpecialTokens = Literal["literal", "allow", "reject"]
@@ -51,6 +51,10 @@ class PretrainSettings(PreparationSettings, frozen=True):
     )
     min_doc_chars: int | None = Field(default=None, ge=1, description="Drop and count shorter documents.")
     max_doc_tokens: int | None = Field(default=None, ge=1, description="Cut longer documents; EOS is kept.")
+
+    prefix_size: Size = Field(
+        default=32_000_000_000, description="Bytes of tokens in one published .bin, for example 32GB."
+    )
 
     @model_validator(mode="after")
     def _leave_room_for_text(self) -> Self:

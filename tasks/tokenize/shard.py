@@ -22,7 +22,7 @@ from tokenmill.tasks.sources.files import BadRow, TextBatch
 from tokenmill.tasks.sources.formats import read_texts
 
 from .binidx import BinIdxWriter, token_dtype
-from .document_map import FILE, OUTCOMES, DocumentMap
+from .document_map import FILE, RowOutcomes
 from .documents import WHOLE, assemble, assign_parts, runs
 from .encoders import Encoder
 from .settings import PretrainRecipe
@@ -30,25 +30,20 @@ from .settings import PretrainRecipe
 
 @dataclass
 class _Writer:
-    """Encodes texts into the `.bin/.idx` pairs of a shard, and notes the outcome of every row, one byte each."""
+    """Encodes texts into the `.bin/.idx` pairs of a shard, and notes the outcome of every row."""
 
     builder: ShardBuilder
     recipe: PretrainRecipe
     encoder: Encoder
     pairs: dict[str, BinIdxWriter] = field(default_factory=dict[str, BinIdxWriter])
-    outcomes: bytearray = field(default_factory=bytearray)
+    outcomes: RowOutcomes = field(default_factory=RowOutcomes)
     by_reference: int = 0
 
     def write(self, batch: TextBatch) -> None:
-        """Write the texts of a batch whose rows the builder has counted."""
-        outcomes = np.zeros(self.builder.rows_in - len(self.outcomes), np.uint8)
-        if len(batch.texts):
-            kept, parts = self._write(batch.texts)
-            outcomes[batch.rows[kept] - len(self.outcomes)] = parts
-        self.outcomes += outcomes.data
-
-    def _write(self, texts: pa.LargeStringArray) -> tuple[np.ndarray, np.ndarray]:
-        """Write texts; returns the numbers of those that became documents, and their outcomes."""
+        """Write the texts of a batch."""
+        texts = batch.texts
+        if not len(texts):
+            return
         encoded = self.encoder.encode(texts)
         self.by_reference += encoded.by_reference
         documents = assemble(encoded, self.recipe)
@@ -57,21 +52,22 @@ class _Writer:
         if empty:
             self.builder.drop("empty_document", empty)
             texts = texts.take(pa.array(documents.kept))
+        rows = batch.rows[documents.kept]
         if not self.recipe.holds_out:
-            self._append(WHOLE, documents.tokens, documents.lengths)
-            return documents.kept, np.full(len(texts), OUTCOMES[WHOLE], np.uint8)
-        parts = assign_parts(texts, self.recipe)
+            self._append(WHOLE, documents.tokens, documents.lengths, rows)
+            return
         ends = np.concatenate([np.zeros(1, np.int64), np.cumsum(documents.lengths)])
-        for part, first, last in runs(parts):
-            self._append(PARTS[part], documents.tokens[ends[first] : ends[last]], documents.lengths[first:last])
-        return documents.kept, parts + np.uint8(OUTCOMES[PARTS[0]])
+        for part, first, last in runs(assign_parts(texts, self.recipe)):
+            tokens = documents.tokens[ends[first] : ends[last]]
+            self._append(PARTS[part], tokens, documents.lengths[first:last], rows[first:last])
 
-    def _append(self, part: str, tokens: np.ndarray, lengths: np.ndarray) -> None:
+    def _append(self, part: str, tokens: np.ndarray, lengths: np.ndarray, rows: np.ndarray) -> None:
         if part not in self.pairs:
             dtype = token_dtype(self.recipe.vocabulary_size)
             self.pairs[part] = BinIdxWriter(self.builder.open(f"{part}.bin"), dtype)
         self.pairs[part].append(tokens, lengths)
         self.builder.keep(part, len(lengths), len(tokens))
+        self.outcomes.keep(part, rows)
 
 
 def tokenize_shard(
@@ -95,7 +91,7 @@ def tokenize_shard(
             writer.write(_long_enough(accepted, recipe, builder))
         for part, pair in writer.pairs.items():
             builder.open(f"{part}.idx").write(pair.index())
-        builder.open(FILE).write(DocumentMap(np.frombuffer(writer.outcomes, np.uint8)).dump())
+        builder.open(FILE).write(writer.outcomes.dump(builder.rows_in))
         builder.volatile["documents_by_reference"] = writer.by_reference
     return builder.receipt
 

@@ -45,6 +45,13 @@ class World:
         distributed.all_reduce(tensor, OPERATIONS[how])
         return tensor.tolist()
 
+    def gathered(self, values: Sequence[int]) -> list[list[int]]:
+        """The values of every process, in int64."""
+        own = torch.tensor(values, dtype=torch.int64, device=self.device)
+        found = [torch.empty_like(own) for _ in range(self.size)]
+        distributed.all_gather(found, own)
+        return [each.tolist() for each in found]
+
     def broadcast(self, text: str | None) -> str:
         """The text of the first process, in every process."""
         texts = [text]

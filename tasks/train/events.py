@@ -31,7 +31,8 @@ class Step(Strict, frozen=True):
     `loss` is in nats per trained token, over the global batch. `tokens` are all inputs, `loss_tokens` the trained ones,
     `padding` those that fill up rows. `seconds` is wall time with the device synchronized, `waited` the part spent waiting
     for data. `mfu` is the model FLOPs utilization, None if the device's peak is unknown; `memory` is the peak in bytes of
-    the fullest process.
+    the fullest process. `read` is the digest of what the step read (`reads.step_digest`), None if its data have no content
+    keys.
     """
 
     event: Literal["step"] = "step"
@@ -46,6 +47,7 @@ class Step(Strict, frozen=True):
     waited: float
     mfu: float | None
     memory: int
+    read: str | None = None
 
 
 class Validated(Strict, frozen=True):

@@ -8,6 +8,7 @@ from tokenmill.tasks.errors import InputError
 from tokenmill.tasks.strict import Strict, parse
 
 from .settings import EvaluateSettings, TrainSettings
+from .skips import SkippedDocument, SkippedStep
 
 JOB = "job.json"
 CHECKPOINTS = "checkpoints"
@@ -17,11 +18,17 @@ MODEL = "model"
 Kind = Literal["pretrain", "sft"]
 
 
+ReadSplit = Literal["train", "valid"]
+READ_SPLITS: tuple[ReadSplit, ReadSplit] = ("train", "valid")
+"""The splits that a training reads."""
+
+
 class Source(Strict, frozen=True):
     """The files of one split of one data set, in the order of the blend.
 
     `files` are prefixes of .bin/.idx pairs, or packed Parquet files; `weights` are their weights in blend.json. `tokens` are
-    those of the documents, without padding; `rows` are the packs, None for .bin/.idx.
+    those of the documents, without padding; `rows` are the packs, None for .bin/.idx. `contents` identify the bytes of each
+    file wherever it is: its shard and the part of it; empty in a job of an earlier version, whose reads are not recorded.
     """
 
     dataset: str
@@ -30,6 +37,7 @@ class Source(Strict, frozen=True):
     weights: list[float]
     tokens: int
     rows: int | None = None
+    contents: list[str] = Field(default_factory=list[str])
 
 
 class TrainData(Strict, frozen=True):
@@ -55,12 +63,18 @@ class TrainData(Strict, frozen=True):
         return [source for source in self.sources if source.split == split]
 
 
+def contents_of(data: TrainData, split: str) -> list[str]:
+    """What identifies the content of each file of a split."""
+    return [content for source in data.of(split) for content in source.contents]
+
+
 class Job(Strict, frozen=True):
-    """A training to run: settings, data and output folder."""
+    """A training to run: settings, data and output folder, and the steps and documents that it leaves out."""
 
     settings: TrainSettings
     data: TrainData
     output_dir: str = Field(min_length=1)
+    skipped: list[SkippedStep | SkippedDocument] = Field(default_factory=list[SkippedStep | SkippedDocument])
 
     @property
     def validates(self) -> bool:

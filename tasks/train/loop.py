@@ -11,10 +11,12 @@ from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 
+import numpy as np
 from tokenmill.tasks.errors import RunError
 
 from .engine import Engine, Losses, Shape, World
 from .events import Event, Saved, Step, Validated
+from .reads import step_digest, step_sums
 from .rows import Batch, Rows
 from .settings import ModelSettings, OptimizerSettings, TrainSettings
 
@@ -37,7 +39,10 @@ Figures that a sheet gives only with 2:4 sparsity are halved.
 
 @dataclass(frozen=True, slots=True)
 class Training:
-    """The parts of a training. `flops_per_token` is the model's; `peak_flops` that of all devices, None if unknown."""
+    """The parts of a training. `flops_per_token` is the model's; `peak_flops` that of all devices, None if unknown.
+
+    The steps `skipped` read their rows and update nothing; None if the training leaves nothing out.
+    """
 
     settings: TrainSettings
     engine: Engine
@@ -48,6 +53,7 @@ class Training:
     peak_flops: float | None
     report: Callable[[Event], None]
     save: Callable[[int], str]
+    skipped: frozenset[int] | None = None
 
 
 def train(training: Training, done: int) -> None:
@@ -60,10 +66,20 @@ def train(training: Training, done: int) -> None:
             began = time.perf_counter()
             batches = next(ahead)
             waited = time.perf_counter() - began
-            losses, norm = training.engine.step(batches, learning_rate(step, settings.steps, settings.optimizer))
+            losses, norm = _step(training, step, batches)
             training.world.synchronize()
             _report(training, step, batches, losses, norm, time.perf_counter() - began, waited)
             _finish_step(training, step)
+
+
+def _step(training: Training, step: int, batches: Sequence[Batch]) -> tuple[Losses, float]:
+    """Update the weights, unless the step or all that it would train on is left out; then there is no loss."""
+    settings = training.settings
+    if training.skipped is not None:
+        labels = training.world.reduced([sum(int(batch.loss_mask.sum()) for batch in batches)], "sum")
+        if step in training.skipped or not labels[0]:
+            return Losses(0.0, 0), 0.0
+    return training.engine.step(batches, learning_rate(step, settings.steps, settings.optimizer))
 
 
 def _ahead(training: Training, reader: ThreadPoolExecutor, steps: range) -> Iterator[list[Batch]]:
@@ -107,8 +123,28 @@ def _report(
             waited=waiting,
             mfu=flops / training.peak_flops if training.peak_flops else None,
             memory=int(memory),
+            read=_digest_of_reads(training, step, batches),
         )
     )
+
+
+def _digest_of_reads(training: Training, step: int, batches: Sequence[Batch]) -> str | None:
+    """What all replicas have read in a step, None if the rows have no hashes.
+
+    Raises RunError when processes that share a replica have read different rows.
+    """
+    hashes, shape = np.concatenate([batch.reads for batch in batches]), training.engine.shape
+    if not len(hashes):
+        return None
+    positions = np.concatenate(shape.numbers(step - 1)) % training.settings.global_batch
+    sums = np.array(step_sums(hashes, positions), np.uint64).view(np.int64).tolist()
+    replicas: dict[int, tuple[int, int]] = {}
+    for replica, first, second in training.world.gathered([shape.replica, *sums]):
+        if replicas.setdefault(replica, (first, second)) != (first, second):
+            raise RunError(
+                f"step {step}: processes of replica {replica} read different rows; check that they see the same data"
+            )
+    return step_digest(replicas.values())
 
 
 def _finish_step(training: Training, step: int) -> None:

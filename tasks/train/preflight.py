@@ -16,11 +16,13 @@ from tokenmill.tasks.shards.manifest import MANIFEST
 from tokenmill.tasks.shards.store import read_bytes
 from tokenmill.tasks.storage import absolute, filesystem, join
 
+from .blocks import require_block_hashes
 from .file_sizes import check_file_sizes
 from .history import METRICS, TRAINING
 from .initial_weights import check_initial_weights, start_place
 from .job import CHECKPOINTS, JOB, MODEL, Job, job_of
 from .launchers.launch import process_count
+from .order import sentence_on_order
 from .prepared import (
     check_tokenizer,
     content_digest,
@@ -29,6 +31,7 @@ from .prepared import (
     prepared_manifest,
 )
 from .settings import RUNTIME_SETTINGS, TrainSettings
+from .skips import check_skipped, read_skip_list
 
 PACKAGES = ("torch", "megatron", "transformers")
 
@@ -43,7 +46,8 @@ def plan_training(path: str, settings: TrainSettings, output_dir: str) -> Job:
     """
     if settings.start_from is not None:
         settings = settings.model_copy(update={"start_from": start_place(settings.start_from)})
-    return Job(settings=settings, data=prepared_data(path), output_dir=absolute(output_dir))
+    skipped = read_skip_list(settings.skip_list) if settings.skip_list is not None else []
+    return Job(settings=settings, data=prepared_data(path), output_dir=absolute(output_dir), skipped=skipped)
 
 
 def check(job: Job) -> list[str]:
@@ -62,13 +66,15 @@ def check(job: Job) -> list[str]:
     _check_sequence_multiple(job)
     _check_divisibility(job)
     _check_batch(job.settings)
+    _check_reads(job)
+    _check_skipped(job)
     resumption = _check_output(job)
     epochs = _check_epochs(job)
     if job.settings.launcher in OWN_LAUNCHERS:  # other trainers read ids and need no tokenizer
         check_tokenizer(job.data)
     check_file_sizes(job.data.path, listed, manifest)
     check_initial_weights(job)
-    return [*epochs, *_repeated_in_validation(job), *resumption]
+    return [*epochs, *_repeated_in_validation(job), *sentence_on_order(job.data, job.settings), *resumption]
 
 
 def _check_complete(job: Job, manifest: Mapping[str, Any]) -> None:
@@ -123,6 +129,26 @@ def _check_packages(settings: TrainSettings) -> None:
             f"engine={settings.engine}: {' and '.join(missing)} must be installed: pip install 'tokenmill[train]', or "
             "choose a launcher that trains elsewhere"
         )
+
+
+def _check_skipped(job: Job) -> None:
+    """What is left out must be of these data, and the trainer must be one that leaves it out."""
+    check_skipped(job.skipped, job.data.made_from)
+    if job.skipped and job.settings.launcher not in OWN_LAUNCHERS:
+        raise InputError(f"skip_list: launcher={job.settings.launcher} starts another trainer; set launcher=local")
+
+
+def _check_reads(job: Job) -> None:
+    """Block hashes must exist, and the trainer must be one that checks them."""
+    if not job.settings.check_reads:
+        return
+    if job.data.kind == "sft":
+        raise InputError("check_reads=true: packs are copied once before training; check them with tokenmill verify")
+    if job.settings.launcher not in OWN_LAUNCHERS:
+        raise InputError(
+            f"check_reads=true: launcher={job.settings.launcher} starts another trainer; set launcher=local"
+        )
+    require_block_hashes(job.data)
 
 
 def _check_parallelism(settings: TrainSettings) -> None:

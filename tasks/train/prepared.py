@@ -140,10 +140,10 @@ def _published_blend(path: str, manifest: Mapping[str, Any]) -> bytes:
 
 
 def _published_entries(path: str, manifest: Mapping[str, Any]) -> dict[tuple[str, str], Mapping[str, Any]]:
-    """The manifest's shards by split and name, as blend.json spells it."""
+    """The manifest's shards and prefixes by split and name, as blend.json spells it."""
     named = {
         (split, name if name.startswith("/") or not is_local(name) else join(path, name)): entry
-        for entry in manifest["shards"]
+        for entry in [*manifest["shards"], *manifest.get("derived", {}).get("shards", [])]
         for split, names in entry["published"].items()
         for name in names
     }
@@ -184,6 +184,7 @@ def _sources(listed: Sequence[ListedFile], manifest: Mapping[str, Any]) -> list[
             if is_packed
             else sum(file.tokens or 0 for file in files),
             rows=sum(file.packs or 0 for file in files) if is_packed else None,
+            contents=[f"{file.key} {file.part}" for file in files],
         )
         for (split, dataset), files in grouped.items()
     ]

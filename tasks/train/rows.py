@@ -15,7 +15,7 @@ as flat arrays in the training's folder: once, 5 bytes per token, at some 100 MB
 import hashlib
 import mmap
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import lru_cache
 from pathlib import Path
 from typing import Any, Protocol, cast
@@ -27,7 +27,11 @@ from tokenmill.tasks.errors import RunError
 from tokenmill.tasks.shards.publish import publish, sweep
 from tokenmill.tasks.storage import filesystem, is_local, join
 
-from .job import Source, TrainData
+from .blocks import BlockChecks
+from .job import READ_SPLITS, ReadSplit, Source, TrainData, contents_of
+from .order import prepared_indices
+from .reads import content_numbers, sample_hashes
+from .samples import Pieces, pieces_of
 
 COLUMNS = {"input_ids": np.int32, "loss_mask": np.int8, "seq_start_id": np.int32}
 BOUNDS = {"input_ids": "tokens", "seq_start_id": "sequences"}
@@ -41,13 +45,15 @@ class Batch:
     """Rows of one length; every array is [rows, length].
 
     `tokens` (int64) are the inputs, `labels` (int64) the tokens after them, `loss_mask` (bool) selects the labels to train
-    on. `segments` (int32) numbers the sequences in a row, None if each row is one sequence. `padding` counts padded tokens.
+    on. `segments` (int32) numbers the sequences in a row, None if each row is one sequence. `reads` (uint64 [rows]) are the
+    hashes of what each row reads. `padding` counts padded tokens.
     """
 
     tokens: np.ndarray
     labels: np.ndarray
     loss_mask: np.ndarray
     segments: np.ndarray | None
+    reads: np.ndarray = field(default_factory=lambda: np.empty(0, np.uint64))
     padding: int = 0
 
     @property
@@ -72,17 +78,27 @@ class Rows(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class DocumentRows:
-    """Rows of megatron-core's GPTDataset."""
+    """Rows of megatron-core's dataset; `contents` are those of its prefixes, from `content_numbers`.
+
+    With `checks`, no row is returned that holds a changed byte.
+    """
 
     samples: Any
+    contents: np.ndarray
+    checks: BlockChecks | None = None
 
     def batch(self, numbers: Sequence[int]) -> Batch:
         """See Rows."""
-        samples = [self.samples[number % len(self.samples)] for number in numbers]
+        own = [number % len(self.samples) for number in numbers]
+        pieces = pieces_of(self.samples, own)
+        if self.checks is not None:
+            self.checks.check(pieces)
+        reads = sample_hashes(pieces, self.contents)
+        samples = [self.samples[number] for number in own]
         tokens, labels, mask = (
             np.stack([np.asarray(sample[name]) for sample in samples]) for name in ("tokens", "labels", "loss_mask")
         )
-        return Batch(tokens.astype(np.int64), labels.astype(np.int64), mask > 0, None)
+        return Batch(tokens.astype(np.int64), labels.astype(np.int64), mask > 0, None, reads)
 
 
 class _Tokens:
@@ -98,11 +114,50 @@ class _Tokens:
 def document_rows(
     data: TrainData, length: int, sizes: Sequence[int], seed: int, folder: str
 ) -> list[DocumentRows | None]:
-    """The rows of the splits train and valid, `sizes` of each; None if no rows are requested or the split is empty."""
-    from megatron.core.datasets.blended_megatron_dataset_builder import BlendedMegatronDatasetBuilder
-    from megatron.core.datasets.gpt_dataset import GPTDataset, GPTDatasetConfig
+    """The rows of the splits train and valid, `sizes` of each; None if no rows are requested or the split is empty.
 
-    blends = [_blend(data.of(split)) if size else None for split, size in zip(("train", "valid"), sizes, strict=True)]
+    Indices that `tokenmill order` has built for such rows are used; others are built in `folder`.
+    """
+    found: list[DocumentRows | None] = []
+    for split, size in zip(READ_SPLITS, sizes, strict=True):
+        prepared = prepared_indices(data, split, length, size, seed) if size else None
+        indices = prepared if prepared and is_local(prepared) else join(folder, "indices")
+        samples = split_samples(data, split, length, size, seed, indices, folder)
+        found.append(
+            DocumentRows(samples, content_numbers(contents_of(data, split)))
+            if samples is not None and len(samples)
+            else None
+        )
+    return found
+
+
+def split_samples(
+    data: TrainData, split: ReadSplit, length: int, size: int, seed: int, indices: str, folder: str
+) -> Any:  # noqa: ANN401
+    """megatron-core's dataset of `size` samples of a split, with its index caches in `indices`; None without any.
+
+    `folder` caches the indices of pairs on an object store. A process group is needed.
+    """
+    from megatron.core.datasets.blended_megatron_dataset_builder import BlendedMegatronDatasetBuilder
+    from megatron.core.datasets.gpt_dataset import GPTDataset
+
+    if not size or not data.of(split):
+        return None
+    config, sizes = samples_config(data, split, length, size, seed, indices, folder)
+    built = BlendedMegatronDatasetBuilder(GPTDataset, sizes, lambda: True, config).build()
+    return built[READ_SPLITS.index(split)]
+
+
+def samples_config(
+    data: TrainData, split: ReadSplit, length: int, size: int, seed: int, indices: str, folder: str
+) -> tuple[Any, list[int]]:
+    """megatron-core's configuration of a split, and its sizes of all splits. It names the index caches."""
+    from megatron.core.datasets.gpt_dataset import GPTDatasetConfig
+
+    place = READ_SPLITS.index(split)
+    blends: list[Any] = [None, None, None]
+    sizes = [0, 0, 0]
+    blends[place], sizes[place] = _blend(data.of(split)), size
     remote = any(not is_local(file) for source in data.sources for file in source.files)
     config = GPTDatasetConfig(
         random_seed=seed,
@@ -112,19 +167,17 @@ def document_rows(
         eod_mask_loss=False,
         create_attention_mask=False,
         tokenizer=cast("Any", _Tokens(data)),
-        path_to_cache=join(folder, "indices"),
+        path_to_cache=indices,
         mmap_bin_files=not remote,
         object_storage_cache_path=join(folder, "objects") if remote else None,
-        blend_per_split=[*blends, None],
+        blend_per_split=blends,
     )
-    built = BlendedMegatronDatasetBuilder(GPTDataset, [*sizes, 0], lambda: True, config).build()
-    return [DocumentRows(each) if each is not None and len(each) else None for each in built[:2]]
+    return config, sizes
 
 
-def _blend(sources: Sequence[Source]) -> tuple[list[str], list[float]] | None:
+def _blend(sources: Sequence[Source]) -> tuple[list[str], list[float]]:
     files = [file for source in sources for file in source.files]
-    weights = [weight for source in sources for weight in source.weights]
-    return (files, weights) if files else None
+    return files, [weight for source in sources for weight in source.weights]
 
 
 @dataclass(frozen=True, slots=True)
@@ -193,21 +246,24 @@ def _mapped(path: Path, kind: type[np.generic]) -> np.ndarray:
 
 @dataclass(frozen=True, slots=True)
 class PackedRows:
-    """Rows of packs. Each has `length` tokens and is filled up with `pad`; `seed` orders the packs of each epoch."""
+    """Rows of packs. Each has `length` tokens and is filled up with `pad`; `seed` orders the packs of each epoch.
+
+    `content` names that of all packs.
+    """
 
     packs: FlatPacks
     length: int
     pad: int
     seed: int
+    content: str = ""
 
     def batch(self, numbers: Sequence[int]) -> Batch:
         """See Rows. Raises RunError for a pack that does not fit into a row."""
         shape = (len(numbers), self.length)
         tokens, labels = np.full(shape, self.pad, np.int64), np.full(shape, self.pad, np.int64)
         loss, segments = np.zeros(shape, bool), np.full(shape, -1, np.int32)
-        filled = 0
-        for row, number in enumerate(numbers):
-            pack = self._pack(number)
+        filled, packs = 0, [self.pack(number) for number in numbers]
+        for row, pack in enumerate(packs):
             ids, following, mask, sequence = self._unpacked(pack)
             if len(ids) > self.length:
                 raise RunError(
@@ -216,12 +272,27 @@ class PackedRows:
             row_of = np.s_[row, : len(ids)]
             tokens[row_of], labels[row_of], loss[row_of], segments[row_of] = ids, following, mask, sequence
             filled += len(ids)
-        return Batch(tokens, labels, loss, segments, tokens.size - filled)
+        return Batch(tokens, labels, loss, segments, self.hashes(packs), tokens.size - filled)
 
-    def _pack(self, number: int) -> int:
+    def hashes(self, packs: Sequence[int]) -> np.ndarray:
+        """The hashes of packs, as whole documents of one prefix."""
+        numbers, count = np.array(packs, np.int64), len(packs)
+        offsets = self.packs.token_offsets
+        zeros, lengths = np.zeros(count, np.int64), offsets[numbers + 1] - offsets[numbers]
+        pieces = Pieces(np.arange(count + 1), zeros, numbers, zeros, lengths)
+        return sample_hashes(pieces, content_numbers([self.content] if self.content else []))
+
+    def pack(self, number: int) -> int:
         """The pack of row `number`."""
         epoch, place = divmod(number, len(self.packs))
         return int(_order(len(self.packs), self.seed, epoch)[place])
+
+    def numbers_of(self, pack: int, rows: int) -> list[int]:
+        """The numbers of those of the first `rows` rows that are a pack, ascending."""
+        count = len(self.packs)
+        epochs = range(-(-rows // count))
+        numbers = (epoch * count + int(np.flatnonzero(_order(count, self.seed, epoch) == pack)[0]) for epoch in epochs)
+        return [number for number in numbers if number < rows]
 
     def _unpacked(self, pack: int) -> tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray]:
         """Inputs, labels, loss mask and the number of each token's sequence, of one pack."""

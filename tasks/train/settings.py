@@ -14,7 +14,7 @@ Decay = Literal["cosine", "linear", "constant"]
 HeldOut = Literal["valid", "test"]
 
 RUNTIME_SETTINGS = {
-    *("launcher", "nodes", "processes", "retries"),
+    *("launcher", "nodes", "processes", "retries", "check_reads", "skip_list"),
     *("checkpoint_every", "keep_checkpoints", "validate_every", "validation_batches", "max_epochs"),
 }
 """Settings that a resumed training may change. These exclude steps, which set the learning rate, and the device, which sets the
@@ -105,6 +105,12 @@ class TrainSettings(Strict, frozen=True):
     )
     seed: int = Field(
         default=42, ge=0, le=2**32 - 1, description="Seed of weights and row order; NumPy and Megatron take 32 bits."
+    )
+    check_reads: bool = Field(
+        default=False, description="Check the hash of every block that is read; needs the hashes of `tokenmill order`."
+    )
+    skip_list: Place | None = Field(
+        default=None, description="File of steps and documents not to train on, from `tokenmill batch`."
     )
     retries: int = Field(default=2, ge=0, description="Times to resume a failed run from its checkpoint.")
 

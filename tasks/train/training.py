@@ -4,19 +4,26 @@ It resumes from the newest checkpoint of the job's folder, trains to the last st
 Hugging Face's libraries.
 """
 
+from dataclasses import replace
 from functools import partial
 from typing import cast
 
+from tokenmill.tasks.storage import is_local
+
 from . import checkpoints
+from .blocks import block_checks
 from .engine import Engine, World, joined
 from .events import Event, Exported, Started, emit
 from .initial_weights import start_folder
-from .job import MODEL, Job
+from .job import MODEL, READ_SPLITS, Job, contents_of
 from .loop import Training, flops_per_token, peak_flops, train
+from .masked import TrainedRows
 from .model import Weights, configuration, fresh, parameters, publish_model, stored
+from .order import fetch_indices, prepared_indices
 from .prepared import tokenizer_files
-from .rows import PackedRows, Rows, document_rows, flat_packs, lay_out, layout_folder
+from .rows import DocumentRows, PackedRows, Rows, document_rows, flat_packs, lay_out, layout_folder
 from .settings import Precision
+from .skips import skipped_steps
 
 
 def run(job: Job) -> None:
@@ -26,6 +33,7 @@ def run(job: Job) -> None:
         precision: Precision = job.settings.precision or ("bfloat16" if world.device.type == "cuda" else "float32")
         engine = _engine(job, world, precision)
         rows, validation = _rows(job, world)
+        rows = TrainedRows.of(rows, job.skipped) if job.skipped else rows
         unsaved: list[Event] = []
         done = checkpoints.resume(engine, world, job.output_dir)
         model, vocabulary = job.settings.model, _vocabulary(job)
@@ -42,6 +50,7 @@ def run(job: Job) -> None:
             flops_per_token=flops_per_token(model, vocabulary, job.settings.sequence_length),
             peak_flops=peak * world.size if peak else None,
             report=report, save=partial(_save, engine, world, job, unsaved),
+            skipped=skipped_steps(job.skipped) if job.skipped else None,
         )  # fmt: skip
         train(training, done)
         weights = engine.weights()
@@ -83,15 +92,25 @@ def _weights(job: Job) -> Weights:
     return stored(start_folder(settings.start_from), settings.model, vocabulary)
 
 
-def _rows(job: Job, world: World) -> tuple[Rows, Rows | None]:
+def _rows(job: Job, world: World) -> tuple[DocumentRows | PackedRows, Rows | None]:
     settings, data = job.settings, job.data
     folder = f"{job.output_dir}/cache"
     if data.kind == "sft":
         return _packs(job, world, "train", folder), _packs(job, world, "valid", folder) if data.of("valid") else None
     validated = settings.global_batch * settings.validation_batches if settings.validate_every else 0
     sizes = (settings.steps * settings.global_batch, validated)
+    for split, size in zip(READ_SPLITS, sizes, strict=True):
+        stored = prepared_indices(data, split, settings.sequence_length, size, settings.seed)
+        if world.first and stored and not is_local(stored):
+            fetch_indices(stored, f"{folder}/indices")
+    world.wait()
     found = document_rows(data, settings.sequence_length, sizes, settings.seed, folder)
-    return cast("Rows", found[0]), found[1]
+    if settings.check_reads:
+        found = [
+            rows and replace(rows, checks=block_checks(data, split, rows.samples))
+            for split, rows in zip(READ_SPLITS, found, strict=True)
+        ]
+    return cast("DocumentRows", found[0]), found[1]
 
 
 def _packs(job: Job, world: World, split: str, folder: str) -> PackedRows:
@@ -99,7 +118,8 @@ def _packs(job: Job, world: World, split: str, folder: str) -> PackedRows:
     if world.first:
         lay_out([file for source in job.data.of(split) for file in source.files], place)
     world.wait()
-    return PackedRows(flat_packs(place), job.settings.sequence_length, job.data.eos or 0, job.settings.seed)
+    contents = " ".join(contents_of(job.data, split))
+    return PackedRows(flat_packs(place), job.settings.sequence_length, job.data.eos or 0, job.settings.seed, contents)
 
 
 def _save(engine: Engine, world: World, job: Job, unsaved: list[Event], step: int) -> str:

@@ -14,6 +14,7 @@ from rich.markup import escape
 from tests.benchmarks import (
     dedup_speed,
     harmony_speed,
+    joining,
     long_conversations,
     memory,
     nll_speed,
@@ -39,6 +40,7 @@ BENCHMARKS: dict[str, ModuleType] = {
     "orchestration": orchestration,
     "scaling": scaling,
     "planning_scale": planning_scale,
+    "joining": joining,
     "pretrain_speed": pretrain_speed,
     "packing": packing,
     "sft_speed": sft_speed,

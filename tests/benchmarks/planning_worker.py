@@ -16,17 +16,20 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+from megatron.core.datasets.indexed_dataset import IndexedDataset
 from tokenmill.tasks.blend.models import Blend, DataSource
-from tokenmill.tasks.shards.publish import Output
+from tokenmill.tasks.shards.publication import described
 from tokenmill.tasks.shards.receipt import RECEIPT, PartCount, Receipt
+from tokenmill.tasks.tokenize.binidx import index, token_dtype
 from tokenmill.tasks.tokenize.preparation import PretrainPlan, plan_pretrain
 from tokenmill.tasks.tokenize.settings import PretrainSettings, TokenizerSettings
 
 from tests.benchmarks import synthetic_store
 from tests.building import publish_here
 
-PAIR = (("all.bin", b"tokens"), ("all.idx", b"index"))
-DOCUMENTS = 1_000
+LENGTHS = np.array([4, 5, 6], np.int32)
+"""The documents of every shard."""
 
 
 def plan(source: str, tokenizer: str, out: str) -> PretrainPlan:
@@ -37,25 +40,31 @@ def plan(source: str, tokenizer: str, out: str) -> PretrainPlan:
 
 def prove(planned: PretrainPlan) -> dict[str, Any]:
     """A pair of files and a receipt for every shard, written without the syncs that real ones are written with."""
-    store = planned.plan.store
+    store, dtype = planned.plan.store, token_dtype(planned.found.vocabulary.size)
+    tokens = int(LENGTHS.sum())
+    pair = {"all.bin": bytes(tokens * dtype.itemsize), "all.idx": index(LENGTHS, dtype)}
+    outputs = [described(name, content) for name, content in pair.items()]
     for shard, key in zip(planned.plan.shards, planned.plan.keys, strict=True):
         folder = Path(store.folder(key))
         folder.mkdir(parents=True)
-        for name, content in PAIR:
+        for name, content in pair.items():
             (folder / name).write_bytes(content)
         receipt = Receipt(
-            key=key, identity=shard.identity, outputs=[Output(name, len(content), "0" * 32) for name, content in PAIR],
-            rows_in=DOCUMENTS, parts={"all": PartCount(DOCUMENTS, DOCUMENTS * 500)}, drops={}, quarantined=0,
-            truncated=0, volatile={"seconds": 1.0, "built_at": 0.0, "host": "worker"},
+            key=key, identity=shard.identity, outputs=outputs, rows_in=len(LENGTHS),
+            parts={"all": PartCount(len(LENGTHS), tokens)}, drops={}, quarantined=0, truncated=0, volatile={"seconds": 1.0, "built_at": 0.0, "host": "worker"},
         )  # fmt: skip
         (folder / RECEIPT).write_bytes(receipt.dump())
     return {}
 
 
 def publish(planned: PretrainPlan) -> dict[str, Any]:
-    """Publish what is proven: how large the manifest is."""
+    """Join and publish what is proven: how large the manifest is, and how long Megatron takes to open the blend."""
     publish_here("pretrain", planned)
-    return {"manifest_bytes": (Path(planned.output_dir) / "manifest.json").stat().st_size}
+    opened = time.perf_counter()
+    prefixes = json.loads((Path(planned.output_dir) / "blend.json").read_bytes())["train"][1::2]
+    documents = sum(len(IndexedDataset(prefix)) for prefix in prefixes)
+    facts = {"prefixes": len(prefixes), "documents": documents, "open_seconds": time.perf_counter() - opened}
+    return {"manifest_bytes": (Path(planned.output_dir) / "manifest.json").stat().st_size, **facts}
 
 
 STEPS: dict[str, Callable[[PretrainPlan], dict[str, Any]]] = {"plan": lambda _: {}, "prove": prove, "publish": publish}

@@ -85,7 +85,10 @@ class Stored:
 
     def tree(self, name, folder):
         """`tree` of the folder `name` of the bucket, as if it lay in `folder`, an empty local one."""
+        there = self.server.keys(self.bucket)
         for path, (content, *_) in self.versions(name).items():
+            if f"{name}/{path}" not in there:
+                continue
             place = Path(folder, path)
             place.parent.mkdir(parents=True, exist_ok=True)
             is_text = path in {"blend.json", "manifest.json"}
@@ -104,7 +107,8 @@ def moved(value, old, new):
 
 def resolved(found):
     """A tree in which the names of shards are what they name: where nothing can be linked, some are the shards' own."""
-    entries = json.loads(found["manifest.json"])["shards"]
+    manifest = json.loads(found["manifest.json"])
+    entries = [*manifest["shards"], *manifest.get("derived", {}).get("shards", [])]
     names = sorted(name for entry in entries for listed in entry["published"].values() for name in listed)
     contents = {name: b"".join(found[path] for path in sorted(found) if path.startswith(name)) for name in names}
     texts = {path: found[path] for path in ("blend.json", "manifest.json")}

@@ -1,7 +1,7 @@
 """A whole preparation that is interrupted anywhere, then repeated: the same bytes as if nothing had happened.
 
-A preparation of two files in three shards, with a quarantine and held-out documents, makes some 230 file-system
-operations. Each of them is hit once, so that the tests take seconds: every fourth by a full disk, every fourth by an
+A preparation of a large file and a bundle of small ones in three shards, with a quarantine and held-out documents, makes
+some 230 file-system operations. Each of them is hit once, so that the tests take seconds: every fourth by a full disk, every fourth by an
 input/output error, every fourth by a power cut, which loses what was not synced, and the others by a SIGKILL of the
 whole process.
 """
@@ -31,10 +31,11 @@ TEXTS = [f"document {number} says hello to the {number * 7919 % 1000}th world" f
 
 
 class Preparation(Repeatable):
-    """Two files in three shards."""
+    """A large file in two shards, and a bundle of small ones."""
 
     def __init__(self, folder):
-        rows = {"a": [*TEXTS[:50], b"broken", *TEXTS[50:90]], "b": [*TEXTS[90:], b'{"text": null}']}
+        rows = {"a": [*TEXTS[:50], b"broken", *TEXTS[50:114]], "b": [b'{"text": null}']}
+        rows |= {"c": TEXTS[114:117], "d": TEXTS[117:]}
         self.blend = blend_of(folder / "corpus")
         for name, lines in rows.items():
             os.utime(write_lines(folder / "corpus" / f"{name}.jsonl", lines), (1_000_000_000, 1_000_000_000))
@@ -65,7 +66,7 @@ def undisturbed(preparation):
     preparation.clear()
     with count_operations() as log:
         preparation.run()
-    assert len(preparation.plan().plan.shards) == 3
+    assert [len(shard.part.members) for shard in preparation.plan().plan.shards] == [0, 0, 3]
     return tree(preparation.out), len(log.operations)
 
 

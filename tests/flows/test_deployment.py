@@ -115,7 +115,7 @@ def test_the_bare_name_runs_the_deployment_to_completion(prepared, prefect_serve
 def test_every_stage_is_a_completed_task_run(prepared, prefect_server):
     _, run = prepared
     states = task_states(prefect_server, run)
-    assert {plain(name) for name in states} == {"plan", "tokenize-shards", "publish", "report"}
+    assert {plain(name) for name in states} == {"plan", "tokenize-shards", "join-prefixes", "publish", "report"}
     assert set(states.values()) == {"Completed"}
 
 
@@ -148,6 +148,7 @@ def test_the_run_leaves_its_artifacts(prepared, prefect_server):
     }
     assert {what: artifact.type for what, artifact in artifacts.items()} == {
         "tokenize-shards": "progress",
+        "join-prefixes": "progress",
         "data-sets": "table",
         "summary": "markdown",
     }

@@ -25,6 +25,7 @@ from tokenmill.tasks.select.settings import NormalizationSettings
 from tokenmill.tasks.shards.settings import Holdout
 from tokenmill.tasks.strict import Size
 from tokenmill.tasks.tokenize.settings import PretrainSettings
+from tokenmill.tasks.train.order import OrderSettings
 from tokenmill.tasks.train.pipeline_settings import PipelineSettings, load_settings
 from tokenmill.tasks.train.settings import EvaluateSettings, TrainSettings
 
@@ -38,6 +39,7 @@ SETTINGS = {
     "harmony-normalize": ((), [NormalizationSettings]),
     "deduplicate-blend": ((), [DedupSettings]),
     "score-candidates": ((), [NllSettings, EmbedSettings]),
+    "order-samples": (("settings",), [OrderSettings]),
     "train-model": (("settings",), [TrainSettings]),
     "evaluate-model": (("settings",), [EvaluateSettings]),
     "pipeline": (("settings",), [PipelineSettings]),
@@ -137,6 +139,7 @@ EXAMPLES = [
     ("deduplicate-blend", DedupSettings()),
     ("score-candidates", NllSettings(model="org/name")),
     ("score-candidates", EmbedSettings()),
+    ("order-samples", OrderSettings(sequence_length=8, global_batch=1, steps=1)),
     ("train-model", TrainSettings()),
     ("evaluate-model", EvaluateSettings(seed=2**64 - 1)),
     ("pipeline", load_settings("pipeline-tiny")),

@@ -36,8 +36,11 @@ def blend(tmp_path_factory):
     folder = tmp_path_factory.mktemp("data")
     grain = write_lines(folder / "grain.jsonl", [words(number) for number in range(6_000)] + [b"{broken", b""])
     flour = write_lines(folder / "flour.jsonl", [words(-number) for number in range(1, 800)])
+    for number in range(20):  # small files, in bundles
+        write_lines(folder / "bran" / f"{number:02}.jsonl", [words(10_000 + number), b"{broken"][: 1 + number % 2])
     path = folder / "blend.json"
-    path.write_text(json.dumps(blend_of(grain, flour, grain=2.0)))
+    blend = blend_of(grain, flour, folder / "bran", grain=2.0)
+    path.write_text(json.dumps(blend))
     return path
 
 
@@ -45,7 +48,8 @@ def blend(tmp_path_factory):
 def expected(blend, tmp_path_factory):
     """The output of one undisturbed preparation in this process."""
     out = tmp_path_factory.mktemp("expected") / "out"
-    prepare(str(blend), out, **SETTINGS)
+    planned, _ = prepare(str(blend), out, **SETTINGS)
+    assert any(shard.part.members for shard in planned.plan.shards)
     return tree(out)
 
 
@@ -105,7 +109,7 @@ def test_a_changed_weight_tokenizes_nothing_and_a_standing_cluster_is_used(blend
     assert first["shards"]["built"] == first["shards"]["total"]
     assert second["shards"]["built"] == 0
     weights = json.loads((tmp_path / "out" / "blend.json").read_text())["train"][0::2]
-    assert sum(map(float, weights)) == pytest.approx(8.0)
+    assert sum(map(float, weights)) == pytest.approx(9.0)
 
 
 @pytest.mark.slow

@@ -136,7 +136,8 @@ MOMENTS = {
     "its server starts": lambda run, out, blend: run.has("server_process.py"),
     "its cluster starts": lambda run, out, blend: run.has("spawn_main"),
     "it builds shards": lambda run, out, blend: receipts(out) >= 1,
-    "it publishes": lambda run, out, blend: receipts(out) == shards(blend),
+    "it joins prefixes": lambda run, out, blend: receipts(out) == shards(blend),
+    "it publishes": lambda run, out, blend: (out / "manifest.json").exists() or any(out.glob("train/*")),
 }
 
 
@@ -309,6 +310,24 @@ def test_a_run_in_the_background_of_a_shell_does_not_hear_ctrl_c():
     command = f"trap '' INT; exec {sys.executable} -c '{heard}'"
     run = subprocess.run(["bash", "-c", command], capture_output=True, text=True, check=True)
     assert run.stdout == "SIG_IGN\n"
+
+
+def test_an_error_that_a_library_made_of_ctrl_c_is_no_traceback():
+    """As pydantic does, whose serializers raise an error of their own when they are interrupted."""
+    program = """
+import signal, time, tokenmill.flows.process as process
+process.end_when_interrupted()
+try:
+    signal.raise_signal(signal.SIGINT)
+    time.sleep(10)
+except KeyboardInterrupt as pressed:
+    raise ValueError("a library's own error") from pressed
+"""
+    run = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=False)
+    assert (run.returncode, run.stderr) == (
+        INTERRUPTED,
+        "tokenmill: interrupted; run the same command again to continue\n",
+    )
 
 
 # A home that cannot be written.

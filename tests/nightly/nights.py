@@ -95,9 +95,9 @@ class Nights:
     def versions(self, name):
         return sorted(path.name for path in (Path(self.out) / name).iterdir() if path.is_dir())
 
-    def receipts(self):
-        """Every receipt in the store, by key."""
-        found = map(Path.read_bytes, Path(store_of(self.out)).glob(f"*/*/{RECEIPT}"))
+    def receipts(self, kind="pretrain"):
+        """Every receipt of a kind in the store, by key."""
+        found = map(Path.read_bytes, Path(store_of(self.out)).glob(f"{kind}/*/{RECEIPT}"))
         return {receipt.key: receipt for receipt in map(Receipt.load, found)}
 
     def grow_old(self, seconds=7 * 24 * 3600):

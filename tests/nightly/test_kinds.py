@@ -108,11 +108,15 @@ def test_nights_work_on_an_object_store_too(tmp_path):
         return json.loads(store.cat(f"{root}/out/pretrain/{name}/latest.json"))["pretrain"]
 
     assert len(nights.run(FIRST, grace_seconds=-1.0)) == 3
+    first = json.loads(store.cat(f"{root}/out/pretrain/news/{FIRST}/manifest.json"))
+    grown = {entry["key"] for entry in first["derived"]["shards"] if entry["dataset"] == "recent"}
     nights.append("recent", texts("later", 70))
     assert set(nights.run(SECOND, keep=1, grace_seconds=-1.0)) == {"pretrain/news", "pretrain/web"}
     assert record("web")["version"] == SECOND
     assert record("books")["version"] == FIRST
-    assert len(nights.leftovers.removable) == 1, "the slice that has grown"
+    removed = nights.leftovers.removable
+    assert sum(shard.kind == "pretrain" for shard in removed) == 1, "the slice that has grown"
+    assert {shard.key for shard in removed if shard.kind == "prefix"} == grown
     assert nights.versions_gone == [f"{root}/out/pretrain/{name}/{FIRST}" for name in ("news", "web")]
     named = [
         store.cat(f"{root}/out/pretrain/{name}/{record(name)['version']}/blend.json") for name in ("news", "books")

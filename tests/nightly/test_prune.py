@@ -58,14 +58,16 @@ def everything(nights):
 
 
 def keys(output_dir):
-    return {entry["key"] for entry in json.loads(Path(output_dir, "manifest.json").read_bytes())["shards"]}
+    """The shards and prefixes of a publication."""
+    manifest = json.loads(Path(output_dir, "manifest.json").read_bytes())
+    return {entry["key"] for part in (manifest, manifest["derived"]) for entry in part["shards"]}
 
 
 def test_what_every_version_together_refers_to_all_stays(nights):
     before = whereabouts(store_of(nights.out))
     found = prune(store_of(nights.out), everything(nights))
     assert found.removable == []
-    assert found.referenced == len(nights.receipts())
+    assert found.referenced == len(nights.receipts("*"))
     assert whereabouts(store_of(nights.out)) == before
 
 
@@ -76,7 +78,7 @@ def test_a_night_removes_old_versions_and_the_shards_that_only_they_had(nights):
     nights.run(THIRD, keep=1)
     assert sorted(nights.versions_gone) == sorted(versions(nights, f"{NEWS}/{FIRST}", f"{WEB}/{FIRST}"))
     assert {shard.key for shard in nights.leftovers.removable} == only_old
-    assert nights.receipts().keys() == set.union(*map(keys, stay))
+    assert nights.receipts("*").keys() == set.union(*map(keys, stay))
     for output_dir in everything(nights):
         assert verify(output_dir, inspect_pretrain_shard).problems == []
     assert nights.run(THIRD) == {}, "and all are still up to date"
@@ -99,7 +101,7 @@ def test_a_shard_younger_than_the_grace_may_be_of_a_run_under_way(nights):
     store = Path(store_of(nights.out))
     unreferenced = leftovers(str(store), keep).removable
     young = store / "pretrain" / unreferenced[0].key
-    os.utime(next(young.glob("*.bin")))
+    os.utime(next(young.glob("*.idx")))
     found = prune(str(store), keep)
     assert found.young == 1
     assert {shard.key for shard in found.removable} == {shard.key for shard in unreferenced[1:]}
@@ -168,9 +170,10 @@ def test_a_removal_cut_short_anywhere_leaves_no_receipt_without_its_files(nights
         left = 5
         with suppress(OSError):
             prune(store, keep)
-        assert Store(store, "pretrain").proven(nights.receipts()).keys() == nights.receipts().keys()
+        for kind in ("pretrain", "prefix"):
+            assert Store(store, kind).proven(nights.receipts(kind)).keys() == nights.receipts(kind).keys()
     assert cuts > 5
-    assert nights.receipts().keys() == keys(keep[0])
+    assert nights.receipts("*").keys() == keys(keep[0])
 
 
 def test_what_was_pruned_is_built_again_when_it_is_needed_again(nights):
@@ -200,10 +203,11 @@ def test_shards_that_marked_ones_were_made_from_stay(tmp_path):
     planned, manifest = preparing_harmony.prepare(blend, tmp_path / "out", **settings)
     marked = {entry["key"] for entry in manifest["shards"]}
     assert marked.isdisjoint(planned.plan.keys)
+    selected = {entry["key"] for entry in manifest["derived"]["shards"]}
     prune(str(tmp_path / "store"), [str(tmp_path / "out")], grace_seconds=-1.0)
     replanned = preparing_harmony.plan(blend, tmp_path / "out", **settings)
     assert replanned.plan.pending == []
-    assert Store(str(tmp_path / "store"), "harmony").proven(marked).keys() == marked
+    assert Store(str(tmp_path / "store"), "harmony").proven(marked | selected).keys() == marked | selected
     assert list((tmp_path / "store/dedup").glob("*/receipt.json")), "rounds are no one's to remove"
 
 
@@ -235,7 +239,8 @@ def test_versions_behind_a_link_keep_their_shards(nights, tmp_path):
 
 def test_a_damaged_version_is_prepared_again_by_the_remedy_that_verify_names(nights):
     version = Path(nights.out, NEWS, SECOND)
-    damaged = next(Path(store_of(nights.out), "pretrain", min(keys(version))).glob("*.bin"))
+    key = next(iter(json.loads((version / "manifest.json").read_bytes())["derived"]["shards"]))["key"]
+    damaged = next(Path(store_of(nights.out), "prefix", key).glob("*.bin"))
     damaged.write_bytes(damaged.read_bytes()[:-4] + b"\xff\xff\xff\xff")
     assert verify(str(version), inspect_pretrain_shard).withdrawn
     assert remedy_for(str(version)) == "remove this folder, and the next nightly run prepares this blend again"

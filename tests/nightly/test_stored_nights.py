@@ -56,10 +56,10 @@ class StoredNights(Nights):
         return sorted({found[len(path) :].split("/")[1] for found in system.find(path)} - {"latest.json"})
 
     def keys(self):
-        """The keys of all shards that have a receipt."""
+        """The keys of all shards that have a receipt, other than prefixes."""
         system, path = fsspec.url_to_fs(f"{self.out}/shards")
         system.invalidate_cache()
-        return {name.split("/")[-2] for name in system.glob(f"{path}/*/*/receipt.json")}
+        return {name.split("/")[-2] for name in system.glob(f"{path}/pretrain/*/receipt.json")}
 
 
 @pytest.fixture

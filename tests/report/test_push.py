@@ -254,12 +254,17 @@ def test_the_pushed_manifest_is_whole_and_vouches_for_every_file(hub, outputs, k
     commit = send(outputs(kind))
     pushed = hub.repositories["org/name"].files
     manifest = read_manifest(f"hf://datasets/org/name@{commit}")
-    recorded = {file["path"]: (file["size"], file["xxh3_128"]) for file in manifest["files"]}
-    assert recorded == {
-        name: (len(content), xxhash.xxh3_128_hexdigest(content))
-        for name, content in pushed.items()
-        if name not in {".gitattributes", "manifest.json"}
-    }
+    recorded = {file["path"]: file for file in manifest["files"]}
+    assert recorded.keys() == pushed.keys() - {".gitattributes", "manifest.json"}
+    for name, file in recorded.items():
+        content = pushed[name]
+        assert file["size"] == len(content)
+        if name.endswith(".bin"):
+            assert len(file["extents"]) > 0
+        for size, digest in file.get("extents", [(file["size"], file["xxh3_128"])]):
+            assert xxhash.xxh3_128_hexdigest(content[:size]) == digest
+            content = content[size:]
+        assert content == b""
 
 
 def test_equal_preparations_are_equal_on_the_hub(hub, tmp_path):

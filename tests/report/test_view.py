@@ -115,6 +115,7 @@ def entry_of(key, parts, dataset="chat", file="/data/chat.jsonl", start=0, stop=
     return {
         "key": key, "dataset": dataset, "split": "datasets", "file": file, "start": start, "stop": stop, "rows": rows,
         "documents": dict.fromkeys(parts, rows), "facts": {name: {"packs": packs} for name, packs in parts.items()},
+        "source": {"content": key},
     }  # fmt: skip
 
 
@@ -439,7 +440,7 @@ def test_documents_of_shards_without_a_map_name_their_slice_alone(tmp_path, voca
     """As of shards that were built before there were maps."""
     source = write_lines(tmp_path / "a.jsonl", SOURCE_TEXTS)
     prepare(blend_of(source), tmp_path / "out", tokenizer={"model": str(vocabulary)})
-    (place,) = (tmp_path / "out/shards").rglob("receipt.json")
+    (place,) = (tmp_path / "out/shards/pretrain").rglob("receipt.json")
     receipt = Receipt.load(place.read_bytes())
     outputs = [output for output in receipt.outputs if output.path != "rows.map"]
     place.write_bytes(replace(receipt, outputs=outputs).dump())
@@ -447,8 +448,9 @@ def test_documents_of_shards_without_a_map_name_their_slice_alone(tmp_path, voca
 
 
 def test_a_damaged_bin_is_named(pretrained):
-    place = Path(view_output(pretrained).packs[0].file)
-    index = place.with_suffix(".idx")
+    place = view_output(pretrained).packs[0].file
+    key = read_manifest(pretrained)["shards"][0]["key"]
+    index = Path(pretrained, "shards/pretrain", key, "train.idx")
     content = index.read_bytes()
     try:
         index.write_bytes(content[:40] + b"\x01" + content[41:])

@@ -124,7 +124,7 @@ def test_there_is_one_of_everything(whole):
         for path in proofs(out)
     )
     assert kinds == {
-        "blend.json": 1, "manifest.json": 1, "receipt.json": 3, "quarantine.jsonl": 2, "a.jsonl": 1, "b.jsonl": 1,
+        "blend.json": 1, "manifest.json": 1, "receipt.json": 3, "rows.map": 3, "quarantine.jsonl": 2, "a.jsonl": 1, "b.jsonl": 1,
         f"train.{ending}": 3, f"valid.{ending}": 3, "train/": 3, "valid/": 3, "splits/": 2,
     }  # fmt: skip
 

@@ -78,7 +78,7 @@ def visible(out):
 
 def test_blend_json_is_flat_and_lists_existing_non_empty_pairs_by_absolute_prefix(tmp_path, chosen):
     path = write_lines(tmp_path / "a.jsonl", TEXTS)
-    prepare(blend_of(path), tmp_path / "out", holdout={"valid": 0.2, "test": 0}, **chosen)
+    prepare(blend_of(path), tmp_path / "out", holdout={"valid": 0.2, "test": 0}, prefix_size=1, **chosen)
     blend = read_blend(tmp_path / "out")
     assert list(blend) == ["train", "valid", "test"]
     assert blend["test"] is None
@@ -139,7 +139,7 @@ def test_the_shards_of_a_data_set_share_its_weight_in_proportion_to_their_tokens
     }
     weights = {("datasets", f"set{place}"): weight for place, (_, weight) in enumerate(datasets)}
     items = [item for built in shards.values() for item in built]
-    blend = json.loads(PairLayout(weights).lay_out("memory://out", Store("memory://s", "pretrain"), items).blend)
+    blend = json.loads(PairLayout(items, weights).lay_out("memory://out", Store("memory://s", "pretrain"), []).blend)
     assert list(blend) == ["train", "valid", "test"]
     for split, entries in blend.items():
         given_weight = dict(zip((entries or [])[1::2], map(float, (entries or [])[0::2]), strict=True))
@@ -148,12 +148,12 @@ def test_the_shards_of_a_data_set_share_its_weight_in_proportion_to_their_tokens
             counts = {item.key: item.receipt.parts[split].tokens for item in built if split in item.receipt.parts}
             total = sum(counts.values())
             expected |= {
-                f"memory://s/pretrain/{key}/{split}": weights["datasets", name] * count / total
+                f"memory://s/prefix/{key}/{split}": weights["datasets", name] * count / total
                 for key, count in counts.items()
                 if count
             }
             if total:
-                mine = [given_weight[f"memory://s/pretrain/{key}/{split}"] for key, count in counts.items() if count]
+                mine = [given_weight[f"memory://s/prefix/{key}/{split}"] for key, count in counts.items() if count]
                 assert math.isclose(sum(mine), weights["datasets", name], rel_tol=1e-9)
         assert given_weight == pytest.approx(expected, rel=1e-9)
         assert (entries is None) == (not expected)
@@ -164,7 +164,7 @@ def test_a_data_set_of_weight_zero_is_prepared_and_left_out(tmp_path, chosen):
     _, manifest = prepare(blend_of(*paths, b=0), tmp_path / "out", holdout=NO_HOLDOUT, **chosen)
     listed = {str(Path(prefix).relative_to(tmp_path / "out")) for prefix in read_blend(tmp_path / "out")["train"][1::2]}
     by_name = {}
-    for entry in manifest["shards"]:
+    for entry in manifest["derived"]["shards"]:
         by_name.setdefault(entry["dataset"], set()).update(*entry["published"].values())
     assert listed == by_name["a"]
     assert by_name["b"]
@@ -200,7 +200,7 @@ def test_a_gap_leaves_what_was_published_before_as_it_was(tmp_path, chosen):
 
 
 def test_a_partial_output_is_published_on_request_and_says_what_is_missing(tmp_path, chosen):
-    chosen |= {"allow_partial": True, "holdout": NO_HOLDOUT}
+    chosen |= {"allow_partial": True, "holdout": NO_HOLDOUT, "prefix_size": 1}
     plan = planned(blend_of(write_lines(tmp_path / "a.jsonl", TEXTS)), tmp_path / "out", **chosen)
     build_pending(plan)
     gone = lose(plan, 1)
@@ -459,15 +459,15 @@ def test_outside_a_local_disk_blend_json_points_into_the_store(tmp_path, chosen,
     out = str(tmp_path / "out") if out == "local" else out
     write_in_memory(memory, "/bucket/in/a.jsonl", TEXTS)
     blend = {"datasets": [{"name": "a", "path": "memory://bucket/in"}]}
-    _, manifest = prepare(blend, out, store=store, **chosen)
+    prepare(blend, out, store=store, prefix_size=1, **chosen)
     with fsspec.open(f"{out}/blend.json", "rb") as stream:
         entries = json.load(stream)["train"]
-    assert len(entries) == 2 * len(manifest["shards"]) > 2
+    assert len(entries) > 2
     for prefix in entries[1::2]:
         if "memory" in out + str(store):
-            assert prefix.startswith(f"{store or out + '/shards'}/pretrain/")
+            assert prefix.startswith(f"{store or out + '/shards'}/prefix/")
         for ending in ("bin", "idx"):
             system, path = fsspec.url_to_fs(f"{prefix}.{ending}")
             assert system.size(path) > 0
     assert verify(out, inspect_pretrain_shard).problems == []
-    assert planned(blend, out, store=store, **chosen).plan.pending == []
+    assert planned(blend, out, store=store, prefix_size=1, **chosen).plan.pending == []

@@ -2,7 +2,9 @@
 
 import json
 import os
+from bisect import bisect_right
 from dataclasses import asdict
+from itertools import accumulate
 from pathlib import Path
 
 import fsspec
@@ -10,13 +12,14 @@ import pytest
 from tokenmill.tasks.errors import InputError, RunError
 from tokenmill.tasks.seal import sealed, unsealed
 from tokenmill.tasks.shards.identity import shard_key
-from tokenmill.tasks.shards.publish import publish_bytes
+from tokenmill.tasks.shards.publish import Joined, publish_bytes
+from tokenmill.tasks.shards.receipt import Receipt
 from tokenmill.tasks.shards.store import Store
 from tokenmill.tasks.shards.verify import verify
 from tokenmill.tasks.tokenize.preparation import inspect_pretrain_shard
 
 from tests.preparing import blend_of, prepare, tree, write_lines
-from tests.shards.damage import DAMAGES, flip, names_of, proofs, replaced, shard_of
+from tests.shards.damage import DAMAGES, flip, names_of, proofs, replaced
 from tests.tokenize.small_vocabularies import byte_level_bpe
 
 TEXTS = [f"document {number} says hello to the {number * 7919 % 1000}th world" for number in range(120)]
@@ -65,7 +68,8 @@ def test_a_whole_preparation_has_no_problems(prepared):
     verification = check(out)
     assert verification.problems == []
     assert verification.withdrawn == []
-    assert verification.shards == len(plan.plan.shards) == 3
+    assert len(plan.plan.shards) == 3
+    assert verification.shards == 3 + 4, "and a prefix for each data set and split"
     stored = [path for path in proofs(out) if path.is_relative_to(out / "shards")]
     assert verification.files == len(stored)
     assert verification.size == sum(path.stat().st_size for path in stored if path.name != "receipt.json")
@@ -75,15 +79,41 @@ def test_a_whole_preparation_has_no_problems(prepared):
 def test_damage_to_any_file_is_named_and_the_next_run_mends_only_that(prepared, damage):
     out, again, whole = prepared
     for path in proofs(out):
-        links = names_of(path, out)
+        links, whole_bytes = names_of(path, out), path.read_bytes()
+        shards = {name: concerned_by(Path(name), whole_bytes) for name in links}
         DAMAGES[damage](path)
         damaged = links if path.exists() and path.stat().st_nlink > 1 else {str(path)}
         assert any(problem.startswith(tuple(damaged)) for problem in problems_of(out)), path
+        content = path.read_bytes() if path.exists() else b""
         plan = again()
-        concerned = {key for name in damaged for key in shard_of(Path(name), plan)}
+        concerned = {key for name in damaged for key in shards[name](content)}
         assert {shard.key for shard in plan.plan.pending} == concerned, path
         assert tree(out) == whole, path
     assert check(out).problems == []
+
+
+def concerned_by(path, before):
+    """The shards to build again after damage to a file, by the file's content after that.
+
+    They are the shard in whose folder it is, or those of a prefix whose bytes changed: all without its receipt or with another
+    size of its `.bin`, and none for its `.idx`, which is computed again.
+    """
+    if path.parent.parent.name == "pretrain":
+        return lambda after: {path.parent.name}
+    if path.parent.parent.name != "prefix" or path.suffix == ".idx":
+        return lambda after: set()
+    receipt = Receipt.load(path.with_name("receipt.json").read_bytes())
+    keys = [name.partition("/")[0] for name in receipt.identity["source"]["members"]]
+    (joined,) = (output for output in receipt.outputs if isinstance(output, Joined))
+    ends = list(accumulate(size for size, _ in joined.extents))
+
+    def concerned(after):
+        if path.suffix == ".json" or len(after) != len(before):
+            return set(keys)
+        (place,) = (number for number, byte in enumerate(after) if byte != before[number])
+        return {keys[bisect_right(ends, place)]}
+
+    return concerned
 
 
 def problems_of(out):
@@ -98,9 +128,10 @@ def problems_of(out):
 def test_another_size_of_an_output_is_noticed_by_the_next_run_without_verification(prepared, damage):
     out, again, whole = prepared
     for path in proofs(out / "shards"):
+        concerned = concerned_by(path, path.read_bytes())
         DAMAGES[damage](path)
         plan = again()
-        assert [shard.key for shard in plan.plan.pending] == shard_of(path, plan)
+        assert {shard.key for shard in plan.plan.pending} == concerned(b"")
         assert tree(out) == whole
 
 
@@ -120,6 +151,7 @@ def rewritten(path, **changed):
 def test_cooked_books_with_a_good_seal_are_refused(prepared):
     out, again, whole = prepared
     path = next(path for path in proofs(out) if path.name == "receipt.json" and b"malformed_json" in path.read_bytes())
+    assert path.parent.parent.name == "pretrain"
     fields = unsealed(path.read_bytes())
     train = fields["parts"]["train"]
     fewer = {**fields["parts"], "train": {**train, "documents": train["documents"] - 1}}
@@ -171,7 +203,7 @@ def test_a_published_name_that_is_a_copy_is_compared_by_content(prepared):
 
 def test_a_shard_that_fails_loses_its_receipt_and_no_other_does(prepared):
     out, again, _ = prepared
-    damaged = next((out / "shards").glob("pretrain/*/train.bin"))
+    damaged = next((out / "shards").glob("pretrain/*/train.idx"))
     flip(damaged, 5)
     assert check(out).withdrawn == [damaged.parent.name]
     assert {path.parent.name for path in (out / "shards").glob("pretrain/*/receipt.json")} == {
@@ -215,12 +247,22 @@ def test_damage_on_an_object_store_is_named_and_mended(vocabulary):
         if "manifest" in path or "/gates/" in path:
             continue
         content = system.cat_file(path)
+        concerned = concerned_in_memory(system, path)
         system.pipe_file(path, content[:-1] + bytes([content[-1] ^ 1]))
         assert any(problem.startswith(f"memory:/{path}") for problem in check(out).problems), path
-        pending = [shard.key for shard in again().plan.pending]
-        assert pending == ([path.split("/")[-2]] if "/pretrain/" in path else [])
+        assert {shard.key for shard in again().plan.pending} == concerned
         assert check(out).problems == []
     system.store.clear()
+
+
+def concerned_in_memory(system, path):
+    """The shards to build again after damage to the last byte of an object."""
+    folder, name = path.split("/")[-3], path.split("/")[-1]
+    if folder == "prefix" and not name.endswith(".idx"):
+        receipt = Receipt.load(system.cat_file(f"{path.rpartition('/')[0]}/receipt.json"))
+        keys = [member.partition("/")[0] for member in receipt.identity["source"]["members"]]
+        return set(keys) if name == "receipt.json" else {keys[-1]}
+    return {path.split("/")[-2]} if folder == "pretrain" else set()
 
 
 def test_a_verification_is_plain_figures(prepared):

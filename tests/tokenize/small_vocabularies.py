@@ -83,3 +83,11 @@ def _saved(tokenizer, folder, config):
     tokenizer.save(str(folder / "tokenizer.json"))
     (folder / "tokenizer_config.json").write_text(json.dumps(config), "utf-8")
     return folder
+
+
+class Identity:
+    """All that GPTDataset asks of a tokenizer."""
+
+    def __init__(self, size, eos):
+        self.vocab_size, self.eod, self.eos, self.pad = size, eos, eos, -1
+        self.unique_identifiers = {"class": "Identity"}

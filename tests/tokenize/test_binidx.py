@@ -9,7 +9,7 @@ import torch
 from hypothesis import assume, given
 from hypothesis import strategies as st
 from megatron.core.datasets.indexed_dataset import DType, IndexedDataset, IndexedDatasetBuilder
-from tokenmill.tasks.tokenize.binidx import BinIdxError, BinIdxWriter, index, read_index, token_dtype
+from tokenmill.tasks.tokenize.binidx import BinIdxError, BinIdxWriter, index, read_index, token_dtype, write_index
 
 from tests.examples import max_examples
 
@@ -161,3 +161,13 @@ def test_damage_is_named_by_field(position, value, message):
     damaged = THREE[:position] + value + THREE[position + 1 :]
     with pytest.raises(BinIdxError, match=f"^{message}"):
         read_index(damaged, 26)
+
+
+@given(st.lists(st.lists(st.integers(0, 50), max_size=20), max_size=6), st.integers(1, 9))
+def test_an_index_written_in_pieces_is_that_of_all_documents(pieces, at_a_time):
+    arrays, dtype, stream = [np.array(piece, "<i4") for piece in pieces], np.dtype("<u2"), io.BytesIO()
+    whole = np.concatenate([np.zeros(0, "<i4"), *arrays])
+    with pytest.MonkeyPatch.context() as patched:
+        patched.setattr("tokenmill.tasks.tokenize.binidx.BOUNDARIES", at_a_time)
+        write_index(stream, lambda: arrays, len(whole), dtype)
+    assert read_index(stream.getvalue(), 2 * int(whole.sum())).lengths.tolist() == whole.tolist()

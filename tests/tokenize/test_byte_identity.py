@@ -14,8 +14,8 @@ from megatron.core.datasets.utils import get_blend_from_list
 from tokenmill.tasks.tokenize.gate import NASTY
 
 from tests.peers import megatron_loop, vocabularies
-from tests.preparing import blend_of, prepare, write_lines
-from tests.tokenize.small_vocabularies import EOS, byte_level_bpe, ids_of, reference
+from tests.preparing import blend_of, prefixes_of, prepare, write_lines
+from tests.tokenize.small_vocabularies import EOS, Identity, byte_level_bpe, ids_of, reference
 
 NOTHING_HELD_OUT = {"valid": 0, "test": 0}
 CONTROL = [
@@ -60,8 +60,7 @@ def ours(source, output, model, **settings):
     _, manifest = prepare(
         blend_of(source), output, tokenizer={"model": str(model)}, holdout=NOTHING_HELD_OUT, **settings
     )
-    prefixes = [Path(output) / entry["published"]["train"][0] for entry in manifest["shards"]]
-    files = [(Path(f"{prefix}.bin").read_bytes(), Path(f"{prefix}.idx").read_bytes()) for prefix in prefixes]
+    files = [(Path(f"{prefix}.bin").read_bytes(), Path(f"{prefix}.idx").read_bytes()) for prefix in prefixes_of(output)]
     return files, {verdict["backend"] for verdict in manifest["tokenizer"]["gate"].values()}
 
 
@@ -104,10 +103,12 @@ def test_a_small_vocabulary_is_written_as_uint16(small, nasty, tmp_path):
 @pytest.mark.parametrize("shard_size", [1, 7, 1001, 4096, 65_537])
 def test_shards_put_end_to_end_are_the_one_shard(small, tmp_path, shard_size):
     source = write_lines(tmp_path / "some.jsonl", TEXTS[:30] if shard_size < 100 else TEXTS)
-    [(whole, _)], _ = ours(source, tmp_path / "whole", small)
-    shards, _ = ours(source, tmp_path / "shards", small, shard_size=shard_size)
+    [whole], _ = ours(source, tmp_path / "whole", small)
+    joined, _ = ours(source, tmp_path / "joined", small, shard_size=shard_size)
+    assert joined == [whole]
+    shards, _ = ours(source, tmp_path / "shards", small, shard_size=shard_size, prefix_size=1)
     assert len(shards) > 1
-    assert b"".join(bin_ for bin_, _ in shards) == whole
+    assert b"".join(bin_ for bin_, _ in shards) == whole[0]
 
 
 def test_megatron_reads_the_documents_back(small, nasty, tmp_path):
@@ -124,14 +125,6 @@ def test_megatron_reads_the_documents_back(small, nasty, tmp_path):
     assert next(expected, None) is None
 
 
-class Identity:
-    """All that GPTDataset asks of a tokenizer."""
-
-    def __init__(self, size, eos):
-        self.vocab_size, self.eod, self.eos, self.pad = size, eos, eos, -1
-        self.unique_identifiers = {"class": "Identity"}
-
-
 @pytest.fixture(scope="module")
 def blended(small, directory):
     """Two data sets of weights 1 and 3 and 6:1 in tokens, in many shards each, told apart by their only letter."""
@@ -140,7 +133,7 @@ def blended(small, directory):
     output = directory / "blended"
     prepare(
         blend_of(one, three, one=1, three=3), output, tokenizer={"model": str(small)},
-        holdout={"valid": 0.2, "test": 0.2}, shard_size=3_000,
+        holdout={"valid": 0.2, "test": 0.2}, shard_size=3_000, prefix_size=1,
     )  # fmt: skip
     return json.loads((output / "blend.json").read_bytes())
 
@@ -155,7 +148,7 @@ def test_megatron_draws_from_the_blend_by_weight(small, blended):
         create_attention_mask=False, tokenizer=Identity(700, vocabularies.end_of_document(small)), path_to_cache=None,
         blend_per_split=[get_blend_from_list(blended[split]) for split in ("train", "valid", "test")],
     )  # fmt: skip
-    assert len(blended["train"]) > 2 * 5, "each data set is in several shards"
+    assert len(blended["train"]) > 2 * 5, "each data set is in several prefixes"
     wanted = [800, 400, 400]
     for built, samples in zip(
         BlendedMegatronDatasetBuilder(GPTDataset, wanted, lambda: True, config).build(), wanted, strict=True

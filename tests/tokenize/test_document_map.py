@@ -8,11 +8,12 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from tokenmill.tasks.errors import RunError
+from tokenmill.tasks.shards.preparation import preparation
 from tokenmill.tasks.tokenize.document_map import FILE, DocumentMap, read_map
-from tokenmill.tasks.tokenize.preparation import inspect_pretrain_shard
 from xxhash import xxh3_128_hexdigest
 
-from tests.preparing import blend_of, prepare, write_lines
+from tests.building import prepare_here
+from tests.preparing import blend_of, write_lines
 
 OUTCOMES = st.lists(st.integers(0, 3), max_size=50)
 
@@ -23,7 +24,7 @@ def test_a_map_leads_from_each_document_to_its_row(outcomes):
     for number, part in enumerate(("train", "valid", "test"), 1):
         rows = [row for row, outcome in enumerate(outcomes) if outcome == number]
         assert found.documents(part) == len(rows)
-        assert [found.row(part, document) for document in range(len(rows))] == rows
+        assert found.rows(part).tolist() == rows
 
 
 @given(OUTCOMES)
@@ -31,13 +32,12 @@ def test_it_takes_two_bits_per_row(outcomes):
     assert len(DocumentMap(np.array(outcomes, np.uint8)).dump()) == (2 * len(outcomes) + 7) // 8
 
 
-@pytest.fixture
-def built(tmp_path):
-    """The store and the receipt of one shard."""
+@pytest.fixture(params=["pretrain", "rl", "dedup"])
+def built(request, tmp_path):
+    """The store and the receipt of one shard of each kind that has maps."""
     source = write_lines(tmp_path / "a.jsonl", [f"text {number}" for number in range(50)])
-    planned, _ = prepare(blend_of(source), tmp_path / "out")
-    (receipt,) = planned.plan.store.proven(planned.plan.keys).values()
-    return planned.plan.store, receipt
+    planned, manifest = prepare_here(request.param, blend_of(source), tmp_path / "out")
+    return planned.plan.store, planned.plan.store.receipt(manifest["shards"][0]["key"])
 
 
 def change(store, receipt):
@@ -58,6 +58,7 @@ def test_a_map_with_fewer_documents_than_its_receipt_is_a_problem(built):
     store, receipt = built
     changed = xxh3_128_hexdigest(change(store, receipt))
     forged = [replace(each, xxh3_128=changed) if each.path == FILE else each for each in receipt.outputs]
-    (problem,) = inspect_pretrain_shard(store, replace(receipt, outputs=forged))
-    documents = receipt.parts["train"].documents
-    assert problem.endswith(f"{FILE}: has {documents - 1} documents of train, but its receipt says {documents}")
+    (problem,) = preparation(store.kind).inspect(store, replace(receipt, outputs=forged))
+    part = next(iter(receipt.parts))
+    documents = receipt.parts[part].documents
+    assert problem.endswith(f"{FILE}: has {documents - 1} documents of {part}, but its receipt says {documents}")

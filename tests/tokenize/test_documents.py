@@ -18,7 +18,7 @@ from tokenmill.tasks.tokenize.encoders import Tokens
 from tokenmill.tasks.tokenize.settings import PretrainRecipe
 
 from tests.peers import vocabularies
-from tests.preparing import blend_of, prepare, write_lines
+from tests.preparing import blend_of, prefixes_of, prepare, write_lines
 from tests.tokenize.small_vocabularies import byte_level_bpe, ids_of, reference
 
 NOTHING_HELD_OUT = {"valid": 0, "test": 0}
@@ -133,11 +133,6 @@ TEXTS = [
 def documents_of(output, split="train"):
     """The documents of a published split, as lists of ids, read by NumPy alone."""
     return [ids for prefix in prefixes_of(output, split) for ids in read_pair(prefix)]
-
-
-def prefixes_of(output, split):
-    manifest = json.loads((Path(output) / "manifest.json").read_bytes())
-    return [Path(output) / shard["published"][split][0] for shard in manifest["shards"] if split in shard["published"]]
 
 
 def read_pair(prefix):

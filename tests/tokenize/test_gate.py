@@ -91,7 +91,7 @@ def bytes_of(output):
 
 
 def receipts(output):
-    return [Receipt.load(path.read_bytes()) for path in output.rglob("receipt.json")]
+    return [Receipt.load(path.read_bytes()) for path in output.glob("shards/pretrain/*/receipt.json")]
 
 
 def settings_of(model):

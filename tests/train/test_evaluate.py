@@ -61,7 +61,7 @@ def pretrain(folder, tokenizer):
     files = [preparing.write_lines(folder / f"{name}.jsonl", each) for each, name in zip(texts, "ab", strict=True)]
     preparing.prepare(
         preparing.blend_of(*files), folder / "pre", tokenizer={"model": str(tokenizer)},
-        holdout={"valid": 0.2, "test": 0.1}, shard_size=6000,
+        holdout={"valid": 0.2, "test": 0.1}, shard_size=6000, prefix_size=1,
     )  # fmt: skip
     return train_data("pretrain", folder / "pre", tokenizer)
 

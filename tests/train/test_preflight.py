@@ -118,7 +118,7 @@ def train_tokens(path):
     """The tokens of each data set of the train split, by the sizes of the files."""
     manifest = unsealed((Path(path) / "manifest.json").read_bytes())
     counts = {}
-    for entry in manifest["shards"]:
+    for entry in manifest["derived"]["shards"]:
         for name in entry["published"].get("train", []):
             size = (Path(path) / f"{name}.bin").stat().st_size
             counts[entry["dataset"]] = counts.get(entry["dataset"], 0) + size // 2
@@ -546,14 +546,16 @@ def begun(chosen):
 
 ELSEWHERE = {
     "launcher": "slurm", "nodes": 2, "processes": 2, "micro_batch": 1, "retries": 0, "checkpoint_every": 2,
-    "keep_checkpoints": 7, "validate_every": 2, "validation_batches": 3, "max_epochs": 1000.0,
+    "keep_checkpoints": 7, "validate_every": 2, "validation_batches": 3, "check_reads": False, "max_epochs": 1000.0,
 }  # fmt: skip
 
 
-def test_the_same_job_goes_on_wherever_it_runs(job):
+def test_the_same_job_goes_on_wherever_it_runs_and_whatever_it_leaves_out(job, tmp_path):
     begun(job(micro_batch=1))
-    assert set(ELSEWHERE) - {"micro_batch"} == RUNTIME_SETTINGS
-    for chosen in (job(micro_batch=1), job(**ELSEWHERE)):
+    (tmp_path / "skip.jsonl").write_text('{"step": 2}\n')
+    elsewhere = {**ELSEWHERE, "skip_list": str(tmp_path / "skip.jsonl")}
+    assert set(elsewhere) - {"micro_batch"} == RUNTIME_SETTINGS
+    for chosen in (job(micro_batch=1), job(**elsewhere)):
         assert check(chosen)[-1] == f"{chosen.output_dir}: this job resumes from its last checkpoint"
 
 
@@ -694,3 +696,9 @@ def test_a_machine_that_is_to_train_has_what_trains(job, monkeypatch):
     monkeypatch.setattr("tokenmill.tasks.train.preflight.find_spec", lambda name: None if name == "megatron" else name)
     assert "megatron must be installed: pip install 'tokenmill[train]'" in refusal(job())
     check(job(launcher="megatron-lm", processes=1))
+
+
+@pytest.mark.parametrize(("kind", "remedy"), [("pretrain", "--block-hashes"), ("sft", "tokenmill verify")])
+def test_checks_of_reads_need_block_hashes_and_documents(job, kind, remedy):
+    with pytest.raises(InputError, match=remedy):
+        check(job(kind, check_reads=True))

@@ -71,8 +71,8 @@ def test_texts_are_the_pairs_of_blend_json_with_their_weights_and_tokens(of_text
     assert names == ([] if split == "test" else ["a", "b"])
 
 
-def test_several_shards_of_a_data_set_are_one_source(of_texts):
-    train = prepared_data(of_texts[0]).of("train")
+def test_several_prefixes_of_a_data_set_are_one_source(tmp_path, vocabulary, store):
+    train = prepared_data(texts(tmp_path, vocabulary, store=store, prefix_size=1)[0]).of("train")
     assert len(train[0].files) > 1
     assert [sum(source.weights) for source in train] == pytest.approx([3, 1])
 

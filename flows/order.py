@@ -1,0 +1,29 @@
+"""Plan the order of a training on documents.
+
+build indices (mapped over Dask, by prefix) ─► blend ─► digest steps, count what is read (mapped) ─► order.json
+"""
+
+from typing import Any
+
+from tokenmill.tasks.shards.stage import function_workers, step_task
+from tokenmill.tasks.strict import Place
+from tokenmill.tasks.train.order import OrderSettings, artifact_record
+from tokenmill.tasks.train.ordering import checked_data, make_order
+
+from .output_folder import publishing
+from .prefect_server import flow
+
+
+@flow(name="order-samples")
+@publishing
+def order_samples(output_dir: Place, settings: OrderSettings) -> dict[str, Any]:
+    """Plan which samples each step of a training reads, and build megatron-core's indices for it.
+
+    Args:
+        output_dir: The output folder of a preparation for pretraining.
+        settings: Settings of the training that decide its order.
+    """
+    data = step_task("plan")(checked_data)(output_dir, settings)
+    with function_workers(settings.cluster, settings.workers) as run_all:
+        order = make_order(data, settings, run_all)
+    return artifact_record(order, data.path)

@@ -1,0 +1,330 @@
+"""What a training step reads: its samples as text, each document with the source row that it came from; and back, the steps
+that read a row.
+
+The pieces of samples are those of megatron-core's own indices, so they are exactly what the trainer reads; a sample of packs is
+a pack. Opening the indices takes some seconds, mostly to import torch. After that a step of a hundred samples takes less than a
+second.
+"""
+
+import re
+from collections.abc import Iterator, Sequence
+from dataclasses import asdict, dataclass, replace
+from functools import cached_property
+from itertools import islice
+from typing import Any, cast
+
+import numpy as np
+from rich.console import Console
+from rich.text import Text
+from tokenmill.tasks.errors import InputError
+from tokenmill.tasks.shards.store import read_bytes
+from tokenmill.tasks.storage import absolute, join
+from tokenmill.tasks.train.events import Step
+from tokenmill.tasks.train.history import history_of
+from tokenmill.tasks.train.job import JOB, TrainData, job_of
+from tokenmill.tasks.train.order import INDICES, ORDER, read_order
+from tokenmill.tasks.train.prepared import prepared_data, vocabulary_of
+from tokenmill.tasks.train.proof import Documents, Opened, Packs, is_training, opened
+from tokenmill.tasks.train.rows import FlatPacks
+from tokenmill.tasks.train.samples import Piece, parts_of, pieces_of, samples_with
+from tokenmill.tasks.train.skips import SkippedDocument
+
+from .view import Decode, Pack, Passage, SubSequence, View, decoded, view_record
+from .view_rows import Tokens
+from .view_terminal import print_view
+from .view_text import visible_line
+from .why import Follower, Story, UnknownFileError, describe_steps, why_row
+from .why_fate import Place, Prepared, Read
+
+TEXT = "text"
+
+ROW = re.compile(r".+:[1-9][0-9]*")
+
+AT_ONCE = 1_000
+"""Documents searched at a time."""
+
+MOST_FOUND = 100
+
+
+@dataclass(frozen=True, slots=True)
+class Found:
+    """A document with its source row (`line` is None if unknown), its place, from 0, in the published file `name`, the steps
+    that read it, and its entry in a list of what to leave out.
+    """
+
+    document: str
+    file: str
+    line: int | None
+    name: str
+    number: int
+    steps: Sequence[Read]
+    skip: SkippedDocument
+
+
+@dataclass(frozen=True, slots=True)
+class Batch:
+    """The samples of a step, from 1, and its loss and gradient norm, None if it has not been trained yet."""
+
+    step: int
+    samples: int
+    metrics: Step | None
+    view: View
+
+
+class Reading:
+    """The order in which a training reads its data: the one in the folder of a training, or planned by `tokenmill order`."""
+
+    def __init__(self, path: str, data: TrainData, steps: int, global_batch: int, read: Opened) -> None:
+        self.path = path
+        self.data = data
+        self.steps = steps
+        self._batch = global_batch
+        self._opened = read
+        self._files = [file for source in data.of("train") for file in source.files]
+
+    @classmethod
+    def of(cls, path: str) -> "Reading":
+        """The order of a training or an order in a folder. Raises InputError if there is none, or the data were replaced."""
+        path = absolute(path)
+        if is_training(path):
+            place = join(path, JOB)
+            job = job_of(read_bytes(place) or b"", place)
+            if prepared_data(job.data.path).made_from != job.data.made_from:
+                raise InputError(f"{job.data.path}: prepared again since the training in {path}; its rows are gone")
+            return cls(path, job.data, job.settings.steps, job.settings.global_batch, opened(job, path))
+        data, order = prepared_data(path), read_order(path)
+        if order is None:
+            advice = "; point at the folder of a training on it" if data.kind == "sft" else f": tokenmill order {path}"
+            raise InputError(f"{join(path, ORDER)}: no order here, so no step is known{advice}")
+        if order.content != data.made_from:
+            raise InputError(
+                f"{path}: prepared again since its order was planned; plan it again: tokenmill order {path}"
+            )
+        read = Documents(data, order, join(path, INDICES))
+        return cls(path, data, order.steps, order.global_batch, read)
+
+    @cached_property
+    def prepared(self) -> Prepared:
+        """The data."""
+        return Prepared.at(self.data.path)
+
+    @cached_property
+    def _follower(self) -> Follower:
+        return Follower(self.data.path)
+
+    @cached_property
+    def _ends(self) -> np.ndarray:
+        """The number of packs up to the end of each file."""
+        return np.cumsum([self.prepared.names.rows(file) for file in self._files])
+
+    @cached_property
+    def decode(self) -> Decode:
+        """Turns ids into text, with the tokenizer of the data."""
+        return vocabulary_of(self.data).decode
+
+    def step(self, step: int, rows: int | None) -> Batch:
+        """The first `rows` samples of a step, all for None. Raises InputError for a step that is not in the training."""
+        if not 1 <= step <= self.steps:
+            raise InputError(f"--step: {step} is no step of {self.path}, which has steps 1 to {self.steps:,}")
+        begin = (step - 1) * self._batch
+        numbers = range(begin, begin + (self._batch if rows is None else min(rows, self._batch)))
+        samples = self._packs(self._opened, numbers) if isinstance(self._opened, Packs) else self._samples(numbers)
+        packs = [self._with_origins(pack, sample) for sample, pack in enumerate(samples)]
+        metrics = history_of(self.path).steps.get(step) if is_training(self.path) else None
+        view = View(self.path, self.data.kind, str(self.data.tokenizer["model"]), packs)
+        return Batch(step, self._batch, metrics, view)
+
+    def _with_origins(self, pack: Pack, sample: int) -> Pack:
+        sequences = [replace(each, origin=self._origin(each)) for each in pack.sequences]
+        return replace(pack, sample=sample, sequences=sequences)
+
+    def _origin(self, sequence: SubSequence) -> str | None:
+        """The original file and line of a document, if another preparation published the file."""
+        if sequence.line is None:
+            return None
+        file, line = self._follower.origin(sequence.file, sequence.line)
+        return None if file == sequence.file else f"{file}:{line}"
+
+    def _packs(self, read: Packs, numbers: Sequence[int]) -> list[Pack]:
+        packs = [read.rows.pack(number) for number in numbers]
+        parts = [self.prepared.names.document(*self._in_file(pack)) for pack in packs]
+        return [
+            decoded(*part, self.decode, tokens=_tokens(read.rows.packs, pack))
+            for part, pack in zip(parts, packs, strict=True)
+        ]
+
+    def _in_file(self, pack: int) -> tuple[str, int]:
+        """The file of a pack of the split, and its number there."""
+        file = int(np.searchsorted(self._ends, pack, side="right"))
+        return self._files[file], pack - (int(self._ends[file - 1]) if file else 0)
+
+    def _samples(self, numbers: Sequence[int]) -> list[Pack]:
+        samples = cast("Documents", self._opened).samples
+        prefixes = [part.dataset for part in parts_of(samples)]
+        pieces = pieces_of(samples, [number % len(samples) for number in numbers])
+        return [self._sample(prefixes, pieces.of(each)) for each in range(len(numbers))]
+
+    def _sample(self, prefixes: Sequence[Any], pieces: Sequence[Piece]) -> Pack:
+        sequences = [self._sequence(prefixes[piece.source], number, piece) for number, piece in enumerate(pieces)]
+        part, _ = self.prepared.names.document(self._files[pieces[0].source], pieces[0].document)
+        return Pack(
+            dataset=part.dataset,
+            file=self._files[pieces[0].source],
+            row=pieces[0].document,
+            tokens=sum(piece.length for piece in pieces),
+            padding=0,
+            pack_size=None,
+            count=len(pieces),
+            sequences=sequences,
+        )
+
+    def _sequence(self, prefix: Any, number: int, piece: Piece) -> SubSequence:  # noqa: ANN401 - megatron-core's IndexedDataset
+        """A piece of a document. The tokens are read as the trainer reads them."""
+        part, document = self.prepared.names.document(self._files[piece.source], piece.document)
+        ids = prefix.get(piece.document, piece.offset, piece.length).tolist()
+        source, line = part.source(document)
+        return SubSequence(
+            document=part.document(document),
+            number=number,
+            file=source.file,
+            start=source.start,
+            stop=source.stop,
+            line=line,
+            passages=[Passage(TEXT, trained=True, tokens=len(ids), text=self.decode(ids))],
+            offset=piece.offset,
+        )
+
+    def steps_of(self, name: str, number: int) -> list[Read]:
+        """The steps that read a document, or pack, of a published file, each with the number of the sample."""
+        if name not in self._files:
+            return []
+        file, size = self._files.index(name), self.steps * self._batch
+        if isinstance(self._opened, Packs):
+            numbers = self._opened.rows.numbers_of(self._first(file) + number, size)
+        else:
+            numbers = [each for each in samples_with(self._opened.samples, file, number).tolist() if each < size]
+        return [Read(each // self._batch + 1, each % self._batch) for each in numbers]
+
+    def _first(self, file: int) -> int:
+        """The number of packs before a file."""
+        return int(self._ends[file - 1]) if file else 0
+
+    def find(self, wanted: str) -> list[Found]:
+        """The documents to train on that were made of the row FILE:LINE; if the data have no such file, the first MOST_FOUND
+        that hold this text, which every document is searched for.
+
+        Raises InputError if there are none, and as `why_row` does.
+        """
+        places = self._of_row(wanted) if ROW.fullmatch(wanted) else None
+        found = [each for place in places for each in self._found(*place)] if places is not None else None
+        if found is None:
+            hits = (each for place in self._with_text(wanted) for each in self._found(*place, text=wanted))
+            found = list(islice(hits, MOST_FOUND))
+        if not found:
+            raise InputError(
+                f"--find: no document of the train split of {self.data.path} was made of or holds {wanted!r}"
+            )
+        return found
+
+    def _of_row(self, row: str) -> list[tuple[str, int, int | None]] | None:
+        """The published places of a row: file, number, and for packs its row in the slice. None if the file is unknown."""
+        try:
+            stories = why_row(self.data.path, row)
+        except UnknownFileError:
+            return None
+        packed = self.data.kind == "sft"
+        return [
+            (place.name, place.published_number, fate.row if packed else None)
+            for fate in (story[-1] for story in stories)
+            if fate.path == self.prepared.path
+            for place in fate.places
+            if place.name in self._files and place.published_number is not None
+        ]
+
+    def _with_text(self, text: str) -> Iterator[tuple[str, int, None]]:
+        """The published places of documents, or packs, with a text."""
+        names = self.prepared.names
+        for file, name in enumerate(self._files):
+            for first in range(0, names.rows(name), AT_ONCE):
+                rows = [self._ids(file, number) for number in range(first, min(first + AT_ONCE, names.rows(name)))]
+                if text in self.decode(np.concatenate(rows).tolist()):
+                    hits = (number for number, ids in enumerate(rows, first) if text in self.decode(ids.tolist()))
+                    yield from ((name, number, None) for number in hits)
+
+    def _ids(self, file: int, number: int) -> np.ndarray:
+        if isinstance(self._opened, Packs):
+            return _tokens(self._opened.rows.packs, self._first(file) + number)["input_ids"]
+        return parts_of(self._opened.samples)[file].dataset.get(number)
+
+    def _found(self, name: str, number: int, document: int | None, text: str = "") -> Iterator[Found]:
+        steps, packed = self.steps_of(name, number), self.data.kind == "sft"
+        for sequence in decoded(*self.prepared.names.document(name, number), self.decode, document).sequences:
+            if text in "".join(passage.text for passage in sequence.passages):
+                file = self._files.index(name)
+                skip = SkippedDocument(
+                    data=self.data.made_from,
+                    source=0 if packed else file,
+                    document=self._first(file) + number if packed else number,
+                    sequence=sequence.number if packed else None,
+                    row=f"{sequence.file}:{sequence.line}",
+                )
+                yield Found(sequence.document, sequence.file, sequence.line, name, number, steps, skip)
+
+
+def _tokens(packs: FlatPacks, pack: int) -> Tokens:
+    place = slice(*packs.token_offsets[pack : pack + 2])
+    return {"input_ids": packs.ids[place], "loss_mask": packs.loss[place]}
+
+
+def data_in(path: str) -> str:
+    """The folder of the data: that which a training in `path` reads, else `path`. Raises InputError for a damaged job."""
+    place = join(absolute(path), JOB)
+    return job_of(read_bytes(place) or b"", place).data.path if is_training(path) else path
+
+
+def with_steps(path: str, stories: Sequence[Story]) -> list[Story]:
+    """The stories, with the steps that train on each document if `path` is a training or has an order."""
+    if not is_training(path) and read_order(absolute(path)) is None:
+        return list(stories)
+    reading = Reading.of(path)
+
+    def read(place: Place) -> Place:
+        if place.name is None or place.published_number is None:
+            return replace(place, steps=[])
+        return replace(place, steps=reading.steps_of(place.name, place.published_number))
+
+    return [[*before, replace(last, places=[read(place) for place in last.places])] for *before, last in stories]
+
+
+def batch_record(batch: Batch) -> dict[str, Any]:
+    """A step as a JSON record for the next command."""
+    view = view_record(batch.view)["view"]
+    metrics = batch.metrics.model_dump() if batch.metrics else None
+    return {"batch": {**view, "type": "batch", "step": batch.step, "samples": batch.samples, "metrics": metrics}}
+
+
+def find_record(path: str, found: Sequence[Found]) -> dict[str, Any]:
+    """The steps that read documents, as a JSON record for the next command."""
+    documents = [{**asdict(each), "skip": each.skip.model_dump()} for each in found]
+    return {"batch": {"path": absolute(path), "type": "batch", "documents": documents}}
+
+
+def describe_step(batch: Batch) -> str:
+    """One line about a step."""
+    shown, found = len(batch.view.packs), batch.metrics
+    samples = f"{batch.samples:,} samples" if shown == batch.samples else f"{shown:,} of {batch.samples:,} samples"
+    trained = f", loss {found.loss:.4f}, gradient norm {found.gradient_norm:.4f}" if found else ""
+    return f"step {batch.step:,}: {samples}{trained}"
+
+
+def print_batch(batch: Batch, console: Console) -> None:
+    """Print a step, sample by sample."""
+    console.print(Text(describe_step(batch), "bold"))
+    print_view(batch.view, console)
+
+
+def print_found(found: Sequence[Found], console: Console) -> None:
+    """Print the steps that read each document."""
+    for each in found:
+        place = visible_line(f"{each.file}:{each.line}: document {each.document}")
+        console.print(Text(f"{place}: {describe_steps(each.steps)}", overflow="fold"))

@@ -1,0 +1,147 @@
+"""The decision about a row among duplicates: the outcome, and the row kept instead.
+
+Deduplicated text has its decisions in the store, by the row in the slice. Normalized rows carry theirs; those of dropped ones
+are in the store too, by the row in the shard before deduplication. A decision names the kept document by its file and row, by
+its own id (`id_field`), or by the `row_id` of a normalized row.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from functools import lru_cache
+from typing import Any, BinaryIO, cast
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+from pyarrow import compute
+from tokenmill.tasks.blend.models import SPLITS
+from tokenmill.tasks.dedup.decisions import KEPT, NAMES_FILE, OUTCOMES_FILE, rows_decided
+from tokenmill.tasks.dedup.partitions import tables
+from tokenmill.tasks.dedup.rounds import KIND
+from tokenmill.tasks.errors import RunError
+from tokenmill.tasks.harmony.columns import SCHEMA as ROWS
+from tokenmill.tasks.harmony.shard import FILE
+from tokenmill.tasks.shards.identity import shard_key
+from tokenmill.tasks.shards.receipt import RECEIPT, InvalidReceiptError, Receipt
+from tokenmill.tasks.shards.store import Store, read_bytes, size_of
+from tokenmill.tasks.sources.discovery import name_within
+from tokenmill.tasks.storage import filesystem, join
+
+from .why_reason import Entry
+
+COLUMNS = ("source_row", "row_id", "dedup_outcome", "dup_of", "dup_jaccard", "stats_token_len")
+
+
+@dataclass(frozen=True, slots=True)
+class Verdict:
+    """Why a row is dropped or tagged, the name of the document kept instead, and their similarity (None if there is none)."""
+
+    outcome: str
+    kept: str | None
+    jaccard: float | None
+
+
+def verdict_of(store: Store, manifest: Mapping[str, Any], entry: Entry, row: int) -> Verdict | None:
+    """The decision about a row of the slice of a shard; None if the row is no duplicate.
+
+    Raises RunError if the decisions are no longer in the store.
+    """
+    if "decided" not in entry:
+        return None
+    if store.kind == KIND:
+        return _decided(store, entry, row)
+    found = normalized_row(store, entry["key"], row)
+    if found is not None:
+        number, rows = found
+        outcome, kept, jaccard = (rows[name][number].as_py() for name in COLUMNS[2:5])
+        return None if outcome == KEPT else Verdict(outcome, kept, jaccard)
+    planned = _planned_key(manifest, entry)
+    if entry["decided"]["mode"] == "drop" and size_of(store.path(planned, FILE)) is None:
+        raise RunError(f"{store.folder(planned)}: the rows before deduplication are gone; normalize the data again")
+    before = normalized_row(store, planned, row)
+    return before and _decided(store, entry, before[0])
+
+
+def _planned_key(manifest: Mapping[str, Any], entry: Entry) -> str:
+    """The key of the shard as planned, before decisions about its rows."""
+    return shard_key({**manifest["recipes"][entry["recipe"]], "source": entry["source"]})
+
+
+def normalized_row(store: Store, key: str, row: int) -> tuple[int, pa.Table] | None:
+    """The place of a row of the slice among the normalized rows of a shard, and these rows; None if it is not there."""
+    rows = normalized_rows(store.path(key, FILE))
+    places = np.flatnonzero(rows["source_row"].to_numpy() == row)
+    return (int(places[0]), rows) if places.size else None
+
+
+@lru_cache(maxsize=8)
+def normalized_rows(place: str) -> pa.Table:
+    """The rows of a file of normalized rows, a table of `COLUMNS`; without rows if there is no such file."""
+    system, path = filesystem(place)
+    try:
+        with cast("BinaryIO", system.open(path, "rb")) as stream:
+            return pq.read_table(stream, columns=list(COLUMNS))
+    except FileNotFoundError:
+        return pa.schema([ROWS.field(name) for name in COLUMNS]).empty_table()
+
+
+def _decided(store: Store, entry: Entry, number: int) -> Verdict | None:
+    digest = entry["decided"]["outcomes"]
+    decided = rows_decided(_decisions(store, digest), digest)
+    places = np.flatnonzero(decided["row"].to_numpy() == number)
+    if not places.size:
+        return None
+    found = decided.slice(int(places[0]), 1).to_pylist()[0]
+    return Verdict(found["outcome"], found["duplicate_of"], found["jaccard"])
+
+
+def _decisions(store: Store, digest: str) -> str:
+    """The file with the decisions about a slice."""
+    system, path = filesystem(join(store.place, KIND))
+    for found in sorted(cast("list[str]", system.glob(f"{path}/*/{OUTCOMES_FILE}"))):
+        place = system.unstrip_protocol(found).removeprefix("file://")
+        try:
+            receipt = Receipt.load(read_bytes(f"{place.rpartition('/')[0]}/{RECEIPT}") or b"")
+        except InvalidReceiptError:
+            continue
+        if digest in receipt.facts["slices"]:
+            return place
+    raise RunError(f"{join(store.place, KIND)}: the decisions about duplicates are gone; run the deduplication again")
+
+
+def kept_row(store: Store, manifest: Mapping[str, Any], name: str) -> tuple[int, int] | None:
+    """The shard, by its number in the manifest, and the row in its slice of the document that a decision names; None if
+    there is none.
+    """
+    find = _text_row if store.kind == KIND else _normalized_row_called
+    rows = ((shard, find(store, manifest, entry, name)) for shard, entry in enumerate(manifest["shards"]))
+    return next(((shard, row) for shard, row in rows if row is not None), None)
+
+
+def _text_row(store: Store, manifest: Mapping[str, Any], entry: Entry, name: str) -> int | None:
+    if manifest["settings"]["id_field"]:
+        place = store.path(_planned_key(manifest, entry), NAMES_FILE)
+        found = (
+            (row for table in tables(place, 0, 1) for row in _numbers_of(table, name)) if size_of(place) else iter(())
+        )
+        row = next(found, None)
+        if row is not None:
+            return row
+    (source,) = (each for each in manifest["blend"][entry["split"]] if each["name"] == entry["dataset"])
+    split = f"{entry['split']}/" if entry["split"] in SPLITS else ""
+    file = f"{split}{entry['dataset']}/{name_within(source['path'], entry['file'])}@{entry['start']}#"
+    number = name.removeprefix(file)
+    return int(number) if number != name and number.isdecimal() else None
+
+
+def _numbers_of(table: pa.Table, name: str) -> list[int]:
+    return table.filter(compute.call_function("equal", [table["name"], pa.scalar(name)]))["number"].to_pylist()
+
+
+def _normalized_row_called(store: Store, manifest: Mapping[str, Any], entry: Entry, name: str) -> int | None:
+    keys = dict.fromkeys([entry["key"], _planned_key(manifest, entry)])
+    for rows in (normalized_rows(store.path(key, FILE)) for key in keys):
+        row = compute.call_function("index_in", [pa.scalar(name)], compute.SetLookupOptions(rows["row_id"])).as_py()
+        if row is not None:
+            return rows["source_row"][row].as_py()
+    return None

@@ -1,0 +1,144 @@
+"""Check what is read against hashes of blocks, so that no step trains on a changed bit.
+
+    OUT/order/blocks/<content>.u64    the xxh3_64 of every block of a .bin file, uint64
+
+`tokenmill order --block-hashes` hashes the blocks of each file and, in the same pass, the whole file, which must be as the
+preparation recorded it. While training, a block is hashed whenever a sample reads from it: some 3 microseconds each.
+"""
+
+import mmap
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, BinaryIO, cast
+
+import numpy as np
+from tokenmill.tasks.errors import InputError, RunError
+from tokenmill.tasks.shards.publish import Joined, publish_bytes
+from tokenmill.tasks.shards.published import published_files, read_publication, recorded_outputs
+from tokenmill.tasks.shards.store import size_of
+from tokenmill.tasks.storage import filesystem, is_local, join
+from xxhash import xxh3_64_intdigest, xxh3_128, xxh3_128_hexdigest
+
+from .job import READ_SPLITS, TrainData, contents_of
+from .samples import Pieces, parts_of
+
+BLOCKS = "order/blocks"
+BLOCK_BYTES = 1 << 16
+
+
+def block_file(path: str, content: str) -> str:
+    """Where the block hashes of a content are, for the data in `path`."""
+    return join(path, BLOCKS, f"{xxh3_128_hexdigest(content.encode())}.u64")
+
+
+def recorded_extents(path: str) -> dict[str, list[tuple[int, str]]]:
+    """The size and xxh3_128 of every extent of each published file by its place, as recorded by the preparation in `path`."""
+    publication = read_publication(path)
+    return {
+        file.place: file.recorded.extents
+        for file in published_files(publication, recorded_outputs(publication))
+        if isinstance(file.recorded, Joined)
+    }
+
+
+def hash_blocks(place: str, recorded: Sequence[tuple[int, str]], target: str) -> None:
+    """Write the block hashes of the file at `place`. Raises RunError unless its extents have the recorded sizes and hashes."""
+    hashes, extents = list[int](), list[str]()
+    extent, left = xxh3_128(), [size for size, _ in recorded]
+    system, path = filesystem(place)
+    with cast("BinaryIO", system.open(path, "rb")) as stream:
+        while chunk := stream.read(64 * BLOCK_BYTES):
+            view = memoryview(chunk)
+            hashes += [xxh3_64_intdigest(view[at : at + BLOCK_BYTES]) for at in range(0, len(view), BLOCK_BYTES)]
+            while view and len(extents) < len(left):
+                number = len(extents)
+                taken = view[: left[number]]
+                extent.update(taken)
+                left[number], view = left[number] - len(taken), view[len(taken) :]
+                if not left[number]:
+                    extents.append(extent.hexdigest())
+                    extent = xxh3_128()
+    if extents != [digest for _, digest in recorded] or size_of(place) != sum(size for size, _ in recorded):
+        raise RunError(
+            f"{place}: its content is not the recorded one; find the damage with tokenmill verify, and prepare again"
+        )
+    publish_bytes(target, np.array(hashes, "<u8").tobytes())
+
+
+@dataclass(frozen=True, slots=True)
+class BlockChecks:
+    """The mapped .bin files and block hashes (uint64) of the prefixes of a split, and where tokens begin in them."""
+
+    names: Sequence[str]
+    files: Sequence[memoryview]
+    hashes: Sequence[np.ndarray]
+    pointers: Sequence[np.ndarray]
+    token_bytes: int
+
+    def check(self, pieces: Pieces) -> None:
+        """Raises InputError if a block that holds tokens of the pieces has changed."""
+        for source in np.unique(pieces.source).tolist():
+            mine = pieces.source == source
+            begin = self.pointers[source][pieces.document[mine]] + pieces.offset[mine] * self.token_bytes
+            last = (begin + pieces.length[mine] * self.token_bytes - 1) // BLOCK_BYTES
+            first = begin // BLOCK_BYTES
+            counts = last - first + 1
+            within = np.arange(counts.sum()) - np.repeat(np.cumsum(counts) - counts, counts)
+            self._check(source, np.unique(np.repeat(first, counts) + within).tolist())
+
+    def _check(self, source: int, blocks: Sequence[int]) -> None:
+        file, hashes = self.files[source], self.hashes[source]
+        for block in blocks:
+            begin = block * BLOCK_BYTES
+            if xxh3_64_intdigest(file[begin : begin + BLOCK_BYTES]) != hashes[block]:
+                raise InputError(
+                    f"{self.names[source]}: changed between bytes {begin:,} and {begin + BLOCK_BYTES:,} since it was prepared; "
+                    "find out more with tokenmill verify, run the same preparation again, and resume this training"
+                )
+
+
+def require_block_hashes(data: TrainData) -> None:
+    """Raises InputError unless all blocks that a training may read are hashed, and the data are in a local folder."""
+    if not is_local(data.path):
+        raise InputError(f"check_reads=true: {data.path} is read by ranges; only data in a local folder can be checked")
+    places = [block_file(data.path, content) for split in READ_SPLITS for content in contents_of(data, split)]
+    missing = next((place for place in places if not Path(place).exists()), None)
+    if missing:
+        raise InputError(
+            f"check_reads=true: {missing} is missing; write the hashes with: tokenmill order {data.path} --block-hashes …"
+        )
+
+
+def block_checks(data: TrainData, split: str, samples: Any) -> BlockChecks:  # noqa: ANN401 - megatron-core has no types
+    """The checks of a split that is read by megatron-core's dataset `samples`. Raises InputError without block hashes."""
+    require_block_hashes(data)
+    files = [f"{file}.bin" for source in data.of(split) for file in source.files]
+    places = [block_file(data.path, content) for content in contents_of(data, split)]
+    parts = parts_of(samples)
+    return BlockChecks(
+        names=files,
+        files=[_mapped(file) for file in files],
+        hashes=[np.fromfile(place, "<u8") for place in places],
+        pointers=[part.dataset.index.sequence_pointers for part in parts],
+        token_bytes=parts[0].dataset.index.dtype_size,
+    )
+
+
+def _mapped(place: str) -> memoryview:
+    with Path(place).open("rb") as stream:
+        return memoryview(mmap.mmap(stream.fileno(), 0, access=mmap.ACCESS_READ))
+
+
+def block_calls(data: TrainData) -> list[Mapping[str, Any]]:
+    """The calls of `hash_blocks` for all files of `data` that have no block hashes yet."""
+    recorded = recorded_extents(data.path)
+    pairs = [
+        pair for split in READ_SPLITS for each in data.of(split) for pair in zip(each.files, each.contents, strict=True)
+    ]
+    calls = [{"place": f"{file}.bin", "target": block_file(data.path, content)} for file, content in pairs]
+    return [
+        {**call, "recorded": recorded.get(call["place"], [])}
+        for call in calls
+        if not filesystem(call["target"])[0].exists(filesystem(call["target"])[1])
+    ]

@@ -1,0 +1,93 @@
+"""Plan the order of a training, in parallel over prefixes and steps.
+
+build the indices of prefixes ─► build those of the blend ─► digest what steps read, count what is read ─► publish
+"""
+
+from collections.abc import Sequence
+
+from tokenmill.tasks.errors import InputError
+from tokenmill.tasks.shards.stage import RunAll
+from tokenmill.tasks.storage import is_local, join
+
+from .blocks import block_calls, hash_blocks
+from .job import READ_SPLITS, TrainData
+from .order import (
+    INDICES,
+    Order,
+    OrderSettings,
+    Plan,
+    indices_folder,
+    merged,
+    publish_order,
+    require_documents,
+    steps_per_digest,
+)
+from .prepared import prepared_data
+
+MOST_TASKS = 64
+
+
+def checked_data(path: str, settings: OrderSettings) -> TrainData:
+    """The data to order. Raises InputError for other data than documents, and remote data with workers elsewhere."""
+    data = prepared_data(path)
+    require_documents(data)
+    if not is_local(data.path) and settings.cluster != "local":
+        raise InputError(
+            f"cluster={settings.cluster}: megatron-core builds its indices on a local disk, which workers on other machines do "
+            f"not share, before they are copied to {join(data.path, INDICES)}; set cluster=local"
+        )
+    return data
+
+
+def make_order(data: TrainData, settings: OrderSettings, run_all: RunAll) -> Order:
+    """Build the indices, and publish them with the order. Raises RunError."""
+    from . import indices  # noqa: PLC0415 - imports torch
+
+    if settings.block_hashes:
+        run_all("hash-blocks", hash_blocks, block_calls(data))
+    plan = Plan(**settings.model_dump(include=set(Plan.model_fields)))
+    together = steps_per_digest(plan.steps)
+    with indices_folder(data.path) as folder:
+        common = {"task": indices.Task(data=data, plan=plan, indices=folder, objects=f"{folder}/objects")}
+        builds = [
+            {**common, "split": split, "numbers": numbers}
+            for split, size in zip(READ_SPLITS, plan.sizes, strict=True)
+            for numbers in _dealt([file for source in data.of(split) for file in source.files] if size else [])
+        ]
+        run_all("build-indices", indices.build_prefixes, builds)
+        (drawn,) = run_all("build-blend", indices.build_blend, [common])
+        ranges = [
+            {**common, "begin": begin, "end": end, "together": together} for begin, end in _ranges(plan.steps, together)
+        ]
+        digests = run_all("digest-steps", indices.digests, ranges)
+        names = [source.dataset for source in data.of("train") for _ in source.files]
+        counts = [
+            {
+                **common,
+                "numbers": each,
+                "datasets": [names[number] for number in each],
+                "drawn": [drawn[number] for number in each],
+            }
+            for each in _dealt(names)
+        ]
+        reads = run_all("count-reads", indices.count_reads, counts)
+    order = Order(
+        **plan.model_dump(),
+        content=data.made_from,
+        steps_per_digest=together,
+        digests=[digest for part in digests for digest in part],
+        datasets=merged([each for part in reads for each in part], names),
+    )
+    publish_order(data.path, order)
+    return order
+
+
+def _dealt(items: Sequence[object]) -> list[list[int]]:
+    """The numbers of items, dealt out to tasks."""
+    return [list(range(first, len(items), MOST_TASKS)) for first in range(min(MOST_TASKS, len(items)))]
+
+
+def _ranges(steps: int, together: int) -> list[tuple[int, int]]:
+    """Ranges of steps, one per task, none of which divides the steps of a digest."""
+    size = together * -(-steps // (together * MOST_TASKS))
+    return [(begin, min(begin + size, steps)) for begin in range(0, steps, size)]

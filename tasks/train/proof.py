@@ -1,0 +1,226 @@
+"""Prove that a model was trained on exactly the planned tokens: compare what every step read with the plan.
+
+The plan is the order that the training followed, else the order of its data, else what its job says. A difference names the
+first step and, where the plan can be opened, its first sample; megatron-core is needed to open an order of documents.
+"""
+
+import warnings
+from collections.abc import Iterator
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Any
+
+import numpy as np
+from rich.console import Console
+from tokenmill.tasks.errors import InputError, RunError
+from tokenmill.tasks.shards.store import read_bytes
+from tokenmill.tasks.storage import absolute, is_local, join
+
+from .history import history_of
+from .job import JOB, Job, TrainData, contents_of, job_of
+from .order import INDICES, ORDER, Order, Plan, prepared_indices, read_order
+from .prepared import prepared_data
+from .reads import content_numbers, range_digest, sample_hashes, step_digests, wrong_position
+from .recorded import recorded_reads
+from .rows import PackedRows, flat_packs, layout_folder, split_samples
+from .samples import parts_of, pieces_of
+
+
+@dataclass(frozen=True)
+class Documents:
+    """What steps read of documents, opened with the index caches in `indices`."""
+
+    data: TrainData
+    plan: Plan
+    indices: str
+
+    @cached_property
+    def samples(self) -> Any:  # noqa: ANN401 - megatron-core has no types
+        """megatron-core's dataset of the train split."""
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # megatron-core warns about a dozen optional libraries
+            from .engine import joined  # noqa: PLC0415 - imports torch
+
+            plan = self.plan
+            with joined("cpu"):
+                return split_samples(
+                    self.data, "train", plan.sequence_length, plan.sizes[0], plan.seed, self.indices, self.indices
+                )
+
+    def hashes(self, step: int) -> np.ndarray:
+        """The hashes of a step's samples; steps count from 1."""
+        contents = content_numbers(contents_of(self.data, "train"))
+        return sample_hashes(pieces_of(self.samples, _numbers(step, self.plan.global_batch)), contents)
+
+    def sample(self, step: int, position: int) -> str:
+        """A sample by its first piece."""
+        number = _numbers(step, self.plan.global_batch)[position]
+        piece = pieces_of(self.samples, [number]).of(0)[0]
+        prefix = parts_of(self.samples)[piece.source].dataset_path
+        return f"{prefix}, document {piece.document} from token {piece.offset}"
+
+
+@dataclass(frozen=True)
+class Packs:
+    """What steps read of packs."""
+
+    rows: PackedRows
+    global_batch: int
+
+    def hashes(self, step: int) -> np.ndarray:
+        """See Documents."""
+        return self.rows.hashes([self.rows.pack(number) for number in _numbers(step, self.global_batch)])
+
+    def sample(self, step: int, position: int) -> str:
+        """A sample by its pack."""
+        return f"pack {self.rows.pack(_numbers(step, self.global_batch)[position])}"
+
+
+Opened = Documents | Packs
+
+
+def opened(job: Job, path: str) -> Opened:
+    """What the steps of the training in `path` read, as its job says."""
+    settings, folder = job.settings, f"{path}/cache"
+    if job.data.kind == "sft":
+        packs = flat_packs(layout_folder(job.data, "train", folder))
+        rows = PackedRows(packs, settings.sequence_length, 0, settings.seed, " ".join(contents_of(job.data, "train")))
+        return Packs(rows, settings.global_batch)
+    plan = Plan(**settings.model_dump(include=set(Plan.model_fields)))
+    prepared = prepared_indices(job.data, "train", plan.sequence_length, plan.sizes[0], plan.seed)
+    return Documents(job.data, plan, prepared if prepared and is_local(prepared) else f"{folder}/indices")
+
+
+NEAR = 100
+"""How many steps before and after a wrong one to compare, to find out which step was read instead."""
+
+
+def _numbers(step: int, global_batch: int) -> range:
+    return range((step - 1) * global_batch, step * global_batch)
+
+
+@dataclass(frozen=True, slots=True)
+class Proof:
+    """So many steps were compared with the `plan` in a file; `problem` is the first difference, None if there is none."""
+
+    steps: int
+    plan: str
+    problem: str | None
+
+
+def is_training(path: str) -> bool:
+    """Whether a folder holds a training."""
+    return read_bytes(join(absolute(path), JOB)) is not None
+
+
+def prove(path: str) -> Proof:
+    """Compare the steps of the training in `path` with their plan. Raises InputError if there are none."""
+    path = absolute(path)
+    place = join(path, JOB)
+    job = job_of(read_bytes(place) or b"", place)
+    steps = {number: step.read for number, step in history_of(path).steps.items()}
+    steps = steps or dict(recorded_reads(path, job.settings.global_batch))
+    if not steps:
+        raise InputError(
+            f"{path}: no steps here yet; train first; other trainers record them with tokenmill.tasks.train.recorder"
+        )
+    last, packed = max(steps), job.data.kind == "sft"
+    ordered = None if packed else next((each for each in (path, job.data.path) if read_order(each)), None)
+    plan = place if ordered is None else join(ordered, ORDER)
+    for number in range(1, last + 1):
+        if number not in steps:
+            return Proof(last, plan, f"step {number} was skipped: no record of it")
+        if steps[number] is None:
+            return Proof(last, plan, f"step {number}: what it read was not recorded; an earlier version trained it")
+    observed = [str(steps[number]) for number in range(1, last + 1)]
+    order = read_order(ordered) if ordered else None
+    return Proof(last, plan, _problem(_Comparison(job, path, order, observed)))
+
+
+@dataclass(frozen=True)
+class _Comparison:
+    """The digests of a training's steps, from the first on, and the order to compare them with, None for that of its job."""
+
+    job: Job
+    path: str
+    order: Order | None
+    observed: list[str]
+
+    @cached_property
+    def own(self) -> Opened:
+        """What the job says."""
+        return opened(self.job, self.path)
+
+    @cached_property
+    def planned(self) -> Opened:
+        """What was planned. Raises InputError if the data of the order have been replaced."""
+        if self.order is None or not self.order.differences(self.job.data, self.job.settings):
+            return self.own
+        data = prepared_data(self.job.data.path)
+        if data.made_from != self.order.content:
+            raise InputError(f"{data.path}: prepared again since its order was planned")
+        return Documents(data, self.order, join(data.path, INDICES))
+
+    def digest(self, step: int) -> str:
+        """The planned digest of a step."""
+        if self.order is not None and self.order.steps_per_digest == 1:
+            return self.order.digests[step - 1] if step <= self.order.steps else ""
+        hashes = self.planned.hashes(step)
+        return step_digests(hashes, len(hashes))[0]
+
+    def unproven(self) -> Iterator[int]:
+        """The steps to compare one by one: those of each range whose digest differs, or that is not complete."""
+        together = self.order.steps_per_digest if self.order else 1
+        for number, begin in enumerate(range(0, len(self.observed), together)):
+            steps = self.observed[begin : begin + together]
+            known = self.order.digests[number] if self.order and number < len(self.order.digests) else None
+            if range_digest(steps) != known:
+                yield from range(begin + 1, begin + len(steps) + 1)
+
+
+def _problem(compared: _Comparison) -> str | None:
+    """The first difference."""
+    for step in compared.unproven():
+        if compared.observed[step - 1] == compared.digest(step):
+            continue
+        order = compared.order
+        reasons = order.differences(compared.job.data, compared.job.settings) if order else []
+        return "; ".join([f"step {step} did not read what was planned: {_explained(compared, step)}", *reasons])
+    return None
+
+
+def _explained(compared: _Comparison, step: int) -> str:
+    """The first sample of a step that differs from the plan, and what was read instead, as far as this can be known."""
+    observed, planned = compared.observed[step - 1], compared.digest(step)
+    size = compared.job.settings.global_batch
+    near = range(max(1, step - NEAR), min(len(compared.observed), step + NEAR) + 1)
+    instead = next((other for other in near if compared.digest(other) == observed), None)
+    if instead is not None:
+        return f"from its first sample on, it read what was planned for step {instead}"
+    try:
+        position, found = wrong_position(planned, observed, size) if planned else None, ""
+        if position is None and planned and compared.planned is not compared.own:
+            own, expected = compared.own.hashes(step), compared.planned.hashes(step)
+            if step_digests(own, len(own))[0] == observed:
+                same = len(own) == len(expected)
+                position = int(np.argmax(own != expected)) if same else 0
+                found = f", but {compared.own.sample(step, position)} was read"
+        if position is not None:
+            return f"sample {position} was to be {compared.planned.sample(step, position)}{found}"
+    except (ImportError, InputError, OSError) as error:
+        return f"its samples cannot be named here ({error})"
+    if planned[:16] == observed[:16]:
+        return "its samples were read in another order"
+    return "more than one of its samples differ" if planned else "no such step was planned"
+
+
+def print_proof(proof: Proof, path: str, console: Console) -> None:
+    """Show what was proven. Raises RunError with the first difference."""
+    if proof.problem:
+        raise RunError(f"{path}: {proof.problem} (compared with {proof.plan})")
+    console.print(f"✓ {proof.steps:,} steps read exactly what {proof.plan} says", highlight=False, soft_wrap=True)
+
+
+def proof_record(proof: Proof, path: str) -> dict[str, Any]:
+    """The proof as an artifact record."""
+    return {"verify": {"path": path, "type": "verification", "steps": proof.steps, "plan": proof.plan}}

@@ -1,0 +1,136 @@
+"""Record what another trainer reads: Megatron-LM, Megatron-Bridge, or any loop over megatron-core's datasets.
+
+    use_order(config, "OUT")            # before the datasets are built: take the indices that `tokenmill order` has built
+    recorder = ReadRecorder(train_dataset, "OUT", "MODEL", global_batch=1024, steps=…, first_step=iteration + 1)
+    loader = DataLoader(recorder.dataset, …)             # its samples carry their own number
+    batch = next(recorder.watch(iterator))               # takes the number out again, and records it
+
+A batch counts as read when the training loop takes it, not when a process of the loader prepares it. MODEL/reads-RANK.jsonl
+has a line per step, with the sums of `reads.step_sums` over the samples of one replica; after a restart, later lines
+replace earlier ones. `tokenmill verify MODEL` adds up the replicas, whose number may change, and compares with the order.
+"""
+
+import os
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any, Self
+
+import numpy as np
+import orjson
+import torch
+from tokenmill.tasks.errors import InputError
+from tokenmill.tasks.shards.publish import open_log, publish_bytes
+from tokenmill.tasks.storage import absolute, join
+
+from .job import JOB, Job, contents_of
+from .order import INDICES, keep_order
+from .prepared import prepared_data
+from .reads import content_numbers, sample_hashes, step_sums
+from .recorded import READS
+from .samples import parts_of, pieces_of
+from .settings import TrainSettings
+
+NUMBER = "sample_number"
+
+
+class _Identified:
+    """A tokenizer by whose content, not class and path, megatron-core names its index caches."""
+
+    def __init__(self, tokenizer: Any, fingerprint: str) -> None:  # noqa: ANN401 - any tokenizer
+        self._tokenizer = tokenizer
+        self.unique_identifiers = {"fingerprint": fingerprint}
+
+    def __getattr__(self, name: str) -> Any:  # noqa: ANN401
+        if name == "_tokenizer":  # while it is unpickled
+            raise AttributeError(name)
+        return getattr(self._tokenizer, name)
+
+
+def use_order(config: Any, data: str) -> None:  # noqa: ANN401 - megatron-core has no types
+    """Make a GPTDatasetConfig use the indices that `tokenmill order` has built in the folder of `data`."""
+    found = prepared_data(data)
+    config.tokenizer = _Identified(config.tokenizer, found.fingerprint)
+    config.path_to_cache = join(found.path, INDICES)
+
+
+class Numbered(torch.utils.data.Dataset[dict[str, Any]]):
+    """A dataset of megatron-core whose samples carry their own number."""
+
+    def __init__(self, samples: Any) -> None:  # noqa: ANN401
+        self._samples = samples
+
+    def __len__(self) -> int:
+        return len(self._samples)
+
+    def __getitem__(self, number: int) -> dict[str, Any]:
+        """The sample, with its number as `sample_number`."""
+        return {**self._samples[number], NUMBER: number}
+
+    def __getattr__(self, name: str) -> Any:  # noqa: ANN401
+        if name == "_samples":
+            raise AttributeError(name)
+        return getattr(self._samples, name)
+
+
+class ReadRecorder:
+    """Records the samples that one process takes.
+
+    `dataset` is the train split, built from the blend.json in the folder `data`; `output_dir` a local folder. `replica` of
+    `replicas` is the data-parallel rank of this process. Raises InputError for data that cannot be trained on.
+    """
+
+    def __init__(
+        self, dataset: Any, data: str, output_dir: str, *, global_batch: int, steps: int, first_step: int = 1,  # noqa: ANN401
+        replica: int = 0, replicas: int = 1,
+    ) -> None:  # fmt: skip
+        self.dataset, self._samples = Numbered(dataset), dataset
+        if getattr(dataset, "dataset_index", 0) is None:
+            raise InputError("--dataloader-defer-npy-index-mmap: samples cannot be recorded with it; leave it out")
+        found, config = prepared_data(data), parts_of(dataset)[0].config
+        settings = TrainSettings(
+            sequence_length=config.sequence_length, global_batch=global_batch, micro_batch=1, steps=steps,
+            seed=config.random_seed, launcher="megatron-lm",
+        )  # fmt: skip
+        self._contents = content_numbers(contents_of(found, "train"))
+        self._global_batch, self._replica, self._own = global_batch, replica, global_batch // replicas
+        self._step, self._numbers = first_step, list[int]()
+        place, rank = absolute(output_dir), int(os.environ.get("RANK", "0"))
+        if rank == 0 and not Path(place, JOB).exists():
+            publish_bytes(
+                join(place, JOB), orjson.dumps(Job(settings=settings, data=found, output_dir=place).model_dump())
+            )
+            keep_order(found, settings, place)
+        self._log = open_log(join(place, READS.format(rank=rank)))
+
+    def watch(self, iterator: Iterator[dict[str, Any]]) -> Iterator[dict[str, Any]]:
+        """The batches of `iterator` as the trainer knows them, recorded when they are taken."""
+        return _Watched(iterator, self)
+
+    def add(self, numbers: list[int]) -> None:
+        """Record the numbers of samples that are trained on now."""
+        self._numbers += numbers
+        while len(self._numbers) >= self._own:
+            own, self._numbers = np.array(self._numbers[: self._own]), self._numbers[self._own :]
+            hashes = sample_hashes(pieces_of(self._samples, own), self._contents)
+            line = {
+                "step": self._step, "replica": self._replica, "samples": self._own, "time": time.time(),
+                "sums": step_sums(hashes, own % self._global_batch),
+            }  # fmt: skip
+            self._log.write(orjson.dumps(line, option=orjson.OPT_APPEND_NEWLINE))
+            self._step += 1
+
+
+class _Watched(Iterator[dict[str, Any]]):
+    def __init__(self, iterator: Iterator[dict[str, Any]], recorder: ReadRecorder) -> None:
+        self._iterator, self._recorder = iterator, recorder
+
+    def __iter__(self) -> Self:
+        return self
+
+    def __next__(self) -> dict[str, Any]:
+        batch = next(self._iterator)
+        numbers = batch.pop(NUMBER, None)
+        if numbers is not None:  # absent from batches of other splits
+            self._recorder.add(numbers.tolist())
+        return batch
