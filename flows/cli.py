@@ -27,7 +27,7 @@ from tokenmill.tasks.shards.settings import PreparationSettings
 from tokenmill.tasks.storage import join
 
 from .options import CommonOptions, choices_of, settings_of
-from .process import ADVICE, INTERRUPTED, end_when_interrupted, interrupted, lost_output, open_streams
+from .process import end_when_interrupted, lost_output, open_streams
 from .terminal import OutputDir, Overrides, be_quiet, piped, terminal
 from .training_commands import batch, benchmark, evaluate, order, pipeline, train
 
@@ -406,8 +406,6 @@ def run(arguments: list[str]) -> int:
         return _complain(error, FAILED)
     except (RunError, OSError) as error:
         return _complain(error, FAILED)
-    except KeyboardInterrupt:
-        return _complain(ADVICE, INTERRUPTED)
     if isinstance(result, dict):
         _print_record(cast("dict[str, Any]", result))
     return DONE
@@ -448,4 +446,4 @@ def main() -> None:
     code = run(sys.argv[1:])
     if lost := lost_output():
         code = code or _complain(f"stdout: {lost.strerror}; the command finished, but its output is lost", FAILED)
-    sys.exit(INTERRUPTED if interrupted() else code)
+    sys.exit(code)

@@ -1,8 +1,8 @@
 """The process of a command: its standard streams, and how Ctrl-C ends it.
 
 The first Ctrl-C raises KeyboardInterrupt, so that the run can report its end and close what it started. After GRACE
-seconds, or at the second Ctrl-C, its child processes are killed. Either way the exit code is 130. A command that a shell
-starts in the background ignores Ctrl-C.
+seconds, or at the second Ctrl-C, its child processes are killed. Either way the exit code is 130, and the last line shown
+says what to do. A command that a shell starts in the background ignores Ctrl-C.
 
 A standard stream may be closed, full, or a pipe without a reader. Work continues, and output that cannot be written is
 dropped. Results go to stdout, so the exit code reports lost output.
@@ -90,14 +90,9 @@ def end_when_interrupted() -> None:
     """Let Ctrl-C end this process and its children."""
     if signal.getsignal(signal.SIGINT) is not signal.SIG_IGN:
         signal.signal(signal.SIGINT, _interrupt)
-        sys.excepthook = _end_with_error
+        sys.excepthook, sys.unraisablehook = _show, _show_unraisable
         atexit.register(_leave)  # the first to register is the last to be called
         Thread(target=_end_later, daemon=True).start()
-
-
-def interrupted() -> bool:
-    """Whether Ctrl-C was pressed."""
-    return _pressed.is_set()
 
 
 def _interrupt(_number: int, _frame: object) -> None:
@@ -108,14 +103,16 @@ def _interrupt(_number: int, _frame: object) -> None:
     raise KeyboardInterrupt
 
 
-def _end_with_error(kind: type[BaseException], error: BaseException, traceback: TracebackType | None) -> None:
-    """Show an error that ends the process. After Ctrl-C it is only what a library made of the interrupt: pydantic, for one,
-    raises an error of its own when it is interrupted.
-    """
-    if interrupted():
-        sys.stderr.write(f"tokenmill: {ADVICE}\n")
-    else:
+def _show(kind: type[BaseException], error: BaseException, traceback: TracebackType | None) -> None:
+    """Show an error that ends the process, unless it is what a library made of Ctrl-C: pydantic, for one, raises its own."""
+    if not _pressed.is_set():
         sys.__excepthook__(kind, error, traceback)
+
+
+def _show_unraisable(unraisable: "sys.UnraisableHookArgs") -> None:
+    """Show an error that a finalizer cannot raise, unless it is Ctrl-C."""
+    if not _pressed.is_set():
+        sys.__unraisablehook__(unraisable)
 
 
 def _end_later() -> None:
@@ -125,23 +122,27 @@ def _end_later() -> None:
 
 
 def _leave() -> None:
-    if interrupted():
+    if _pressed.is_set():
         _end()
 
 
 def _end() -> None:
-    """Kill all child processes, and exit without freeing memory, which can take another second."""
+    """Kill all child processes, and exit without freeing memory, which can take another second.
+
+    The advice is given here, because every interrupted process ends here: in time, late, or while Python shuts down.
+    """
     try:
         for child in psutil.Process().children(recursive=True):
             with suppress(psutil.NoSuchProcess):
                 child.kill()
-        flushing = Thread(target=_flush, daemon=True)  # blocks while Ctrl-S holds the terminal
-        flushing.start()
-        flushing.join(0.2)
+        advising = Thread(target=_advise, daemon=True)  # blocks while Ctrl-S holds the terminal
+        advising.start()
+        advising.join(0.2)
     finally:
         os._exit(INTERRUPTED)
 
 
-def _flush() -> None:
+def _advise() -> None:
     terminal.show_cursor()
     sys.stdout.flush()
+    sys.stderr.write(f"tokenmill: {ADVICE}\n")

@@ -312,18 +312,29 @@ def test_a_run_in_the_background_of_a_shell_does_not_hear_ctrl_c():
     assert run.stdout == "SIG_IGN\n"
 
 
-def test_an_error_that_a_library_made_of_ctrl_c_is_no_traceback():
-    """As pydantic does, whose serializers raise an error of their own when they are interrupted."""
-    program = """
-import signal, time, tokenmill.flows.process as process
-process.end_when_interrupted()
+INTERRUPTIONS = {
+    "an error of a library": """
 try:
     signal.raise_signal(signal.SIGINT)
     time.sleep(10)
 except KeyboardInterrupt as pressed:
-    raise ValueError("a library's own error") from pressed
-"""
-    run = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=False)
+    raise ValueError("pydantic's serializers raise an error of their own when they are interrupted") from pressed
+""",
+    "late": """
+process.GRACE = 0.1
+try:
+    signal.raise_signal(signal.SIGINT)
+finally:
+    time.sleep(10)
+""",
+    "while Python shuts down": "atexit.register(signal.raise_signal, signal.SIGINT)",
+}
+
+
+@pytest.mark.parametrize("how", INTERRUPTIONS)
+def test_however_ctrl_c_ends_a_process_it_says_what_to_do_and_nothing_else(how):
+    program = "import atexit, signal, time, tokenmill.flows.process as process\nprocess.end_when_interrupted()\n"
+    run = subprocess.run([sys.executable, "-c", program + INTERRUPTIONS[how]], capture_output=True, text=True, check=False)
     assert (run.returncode, run.stderr) == (
         INTERRUPTED,
         "tokenmill: interrupted; run the same command again to continue\n",
