@@ -334,7 +334,9 @@ finally:
 @pytest.mark.parametrize("how", INTERRUPTIONS)
 def test_however_ctrl_c_ends_a_process_it_says_what_to_do_and_nothing_else(how):
     program = "import atexit, signal, time, tokenmill.flows.process as process\nprocess.end_when_interrupted()\n"
-    run = subprocess.run([sys.executable, "-c", program + INTERRUPTIONS[how]], capture_output=True, text=True, check=False)
+    run = subprocess.run(
+        [sys.executable, "-c", program + INTERRUPTIONS[how]], capture_output=True, text=True, check=False
+    )
     assert (run.returncode, run.stderr) == (
         INTERRUPTED,
         "tokenmill: interrupted; run the same command again to continue\n",
