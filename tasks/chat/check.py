@@ -19,7 +19,7 @@ from tokenmill.tasks.errors import InputError
 from tokenmill.tasks.shards.remembered import remembered
 from tokenmill.tasks.storage import join
 from tokenmill.tasks.tokenize.encoders import Encoder
-from tokenmill.tasks.tokenize.exact import exact_encoder
+from tokenmill.tasks.tokenize.exact import encoder_of
 from tokenmill.tasks.tokenize.settings import Backend, SpecialTokens
 from tokenmill.tasks.tokenize.vocabulary import Vocabulary
 
@@ -171,7 +171,7 @@ def text_encoder(vocabulary: Vocabulary, controls: Controls, backend: Backend, s
     """
     literal = special != "allow"
     guarded = vocabulary.guarding(frozenset(controls.ids)) if literal else vocabulary
-    return exact_encoder(guarded, literal=literal) if backend == "gigatoken" else guarded.reference(literal)
+    return encoder_of(guarded, backend, literal=literal)
 
 
 def _require_right(name: str, found: Sequence[list[Piece]], controls: Controls, vocabulary: Vocabulary) -> None:

@@ -149,7 +149,7 @@ def _counted(found: Collection[Parsed]) -> list[Row]:
 @cache
 def harmony_encoder() -> Encoder:
     """The encoder of Harmony text with its control tokens."""
-    return exact_encoder(find_vocabulary(TokenizerSource(model=VOCABULARY)), literal=False)
+    return exact_encoder(find_vocabulary(TokenizerSource(model=VOCABULARY)), "gigatoken", literal=False)
 
 
 def token_counts(conversations: Sequence[tuple[str, Sequence[ParsedMessage]]]) -> tuple[np.ndarray, np.ndarray]:

@@ -29,7 +29,7 @@ from tokenmill.tasks.sources.files import Slice
 from tokenmill.tasks.sources.formats import read_records
 from tokenmill.tasks.sources.parquet import require_any
 from tokenmill.tasks.sources.selection import row_filter
-from tokenmill.tasks.tokenize.gate import Verdict, gate_notes, judge
+from tokenmill.tasks.tokenize.gate import Gate, Verdict, gate_notes
 from tokenmill.tasks.tokenize.load import find_vocabulary, planned_vocabulary
 from tokenmill.tasks.tokenize.settings import SpecialTokens, TokenizerSource
 from tokenmill.tasks.tokenize.vocabulary import Vocabulary
@@ -84,7 +84,7 @@ def plan_sft(blend: Blend, settings: SftSettings, output_dir: str | None) -> Sft
         rows, literal = rows_of(source), settings.special_tokens_in_text != "allow"
         which = orjson.dumps([rows.fields, sorted(controls)])
         texts = partial(_texts, rows, fields(source))
-        verdict = judge(guarded, slices, texts, which.decode(), store.place, literal=literal)
+        verdict = Gate(guarded, slices, texts, which.decode(), store.place, literal).verdict()
         verdicts[f"{split}/{source.name}"] = verdict
         return [_recipe(source, split, settings, vocabulary, chat.template, verdict)] * len(slices)
 
@@ -266,7 +266,7 @@ def _sentence(split: str, facts: Counter[str], pack_size: int) -> str:
 SFT = Preparation(
     name="sft",
     settings=SftSettings,
-    libraries=("tokenmill", "gigatoken", "tokenizers", "tiktoken", "jinja2", "pyarrow", "numpy"),
+    libraries=("tokenmill", "gigatoken", "fastokens", "tokenizers", "tiktoken", "jinja2", "pyarrow", "numpy"),
     plan=plan_sft,
     check=require_template,
     step=Step("pack-shards", build_sft_shard),

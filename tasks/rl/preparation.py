@@ -29,8 +29,8 @@ from tokenmill.tasks.sources.parquet import require_any
 from tokenmill.tasks.sources.selection import row_filter
 from tokenmill.tasks.sources.slices import ContentIndex
 from tokenmill.tasks.storage import SourceIdentity, is_local, join
-from tokenmill.tasks.tokenize.exact import exact_encoder
-from tokenmill.tasks.tokenize.gate import Verdict, gate_notes, judge
+from tokenmill.tasks.tokenize.exact import encoder_of
+from tokenmill.tasks.tokenize.gate import Gate, Verdict, gate_notes
 from tokenmill.tasks.tokenize.load import find_vocabulary, planned_vocabulary
 from tokenmill.tasks.tokenize.settings import Backend, TokenizerSource
 from tokenmill.tasks.tokenize.vocabulary import Vocabulary
@@ -152,7 +152,7 @@ def _judged(
 ) -> Verdict:
     texts = partial(_texts, source, settings, chain)
     which = orjson.dumps([chain.identity(), row_filter(source).wanted, settings.target]).decode()
-    return judge(vocabulary, slices, texts, which, store, literal=True)
+    return Gate(vocabulary, slices, texts, which, store, literal=True).verdict()
 
 
 def _texts(source: DataSource, settings: RlSettings, chain: TransformList, part: Slice) -> Iterator[str]:
@@ -216,8 +216,7 @@ def _lengths(recipe: RlRecipe, tokenizer: Mapping[str, Any]) -> RowLengths | Non
     if recipe.max_tokens is None:
         return None
     vocabulary = planned_vocabulary(TokenizerSource.model_validate(tokenizer), recipe.tokenizer)
-    fast = recipe.backend == "gigatoken"
-    encoder = exact_encoder(vocabulary, literal=True) if fast else vocabulary.reference(True)
+    encoder = encoder_of(vocabulary, recipe.backend, literal=True)
     return RowLengths(TARGETS[recipe.target].texts, encoder, recipe.max_tokens)
 
 
@@ -267,7 +266,7 @@ def _source_splits(planned: RlPlan) -> list[str]:
 RL = Preparation(
     name="rl",
     settings=RlSettings,
-    libraries=("tokenmill", "orjson", "zstandard", "pyarrow", "gigatoken", "tokenizers"),
+    libraries=("tokenmill", "orjson", "zstandard", "pyarrow", "gigatoken", "fastokens", "tokenizers"),
     plan=plan_rl,
     check=require_choices,
     step=Step("transform-shards", build_rl_shard),

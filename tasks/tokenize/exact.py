@@ -1,7 +1,7 @@
-"""The exact encoder: gigatoken for most documents, the reference for documents on which the two may differ.
+"""The exact encoder: an engine for most documents, the reference for documents on which the two may differ.
 
 A document goes to the reference if it contains a suspect, a character that the two libraries treat differently (`sweep`;
-with gigatoken 0.10 and tokenizers 0.23 there are 4,657 to 4,826, nearly all new in Unicode 17), or a character that was
+between gigatoken 0.10 and tokenizers 0.23 up to 4,826, nearly all new in Unicode 17; none for fastokens 0.3), or a character that was
 never compared, from unassigned planes or the last two private ones.
 
 Suspects are cached per user, keyed by how a tokenizer normalizes and cuts text, which many tokenizers share, and by the
@@ -24,6 +24,7 @@ from tokenmill.tasks.shards.remembered import remembered
 from tokenmill.tasks.storage import user_cache
 
 from .encoders import Encoder, Tokens
+from .settings import Backend, Engine
 from .sweep import SWEEP_VERSION, SWEPT, suspect_characters
 from .vocabulary import Vocabulary
 
@@ -35,7 +36,7 @@ OF_THREE_BYTES, OF_FOUR_BYTES = 0xE0, 0xF0
 SPARSE = 16
 """If fewer than one byte in this many may begin a suspect, look up characters one by one."""
 
-LIBRARIES = ("gigatoken", "tokenizers", "tiktoken", "sentencepiece")
+LIBRARIES = ("gigatoken", "fastokens", "tokenizers", "tiktoken", "sentencepiece")
 
 
 @dataclass(frozen=True)
@@ -113,20 +114,29 @@ def _replaced(tokens: Tokens, rows: np.ndarray, better: Tokens) -> Tokens:
     return Tokens(ids, np.concatenate([np.zeros(1, np.int64), np.cumsum(lengths)]), by_reference=len(rows))
 
 
+def encoder_of(vocabulary: Vocabulary, backend: Backend, *, literal: bool) -> Encoder:
+    """The encoder of a vocabulary that the gate chose. Raises ValueError as `exact_encoder` does."""
+    if backend == "reference":
+        return vocabulary.reference(literal)
+    return exact_encoder(vocabulary, backend, literal=literal)
+
+
 @lru_cache(maxsize=8)
-def exact_encoder(vocabulary: Vocabulary, *, literal: bool) -> ExactEncoder:
-    """The exact encoder of a vocabulary, built once.
+def exact_encoder(vocabulary: Vocabulary, engine: Engine, *, literal: bool) -> ExactEncoder:
+    """The exact encoder of a vocabulary by an engine, built once.
 
-    Raises ValueError if gigatoken does not support the vocabulary, or differs in ways not explained by single characters.
+    Raises ValueError if the engine does not support the vocabulary, or differs in ways not explained by single characters.
     """
-    fast = vocabulary.fast(literal)
-    return ExactEncoder(fast, lambda: vocabulary.reference(literal), _suspects_of(vocabulary))
+    fast = vocabulary.fast(engine, literal)
+    return ExactEncoder(fast, lambda: vocabulary.reference(literal), _suspects_of(vocabulary, engine))
 
 
-def _suspects_of(vocabulary: Vocabulary) -> list[int]:
+def _suspects_of(vocabulary: Vocabulary, engine: Engine) -> list[int]:
     """The suspects, cached per user for all tokenizers with the same splitting."""
-    splitting = vocabulary.splitting()
+    splitting = vocabulary.splitting(engine)
     cutting = splitting.key if splitting else vocabulary.fingerprint
-    key = [cutting, SWEEP_VERSION, [version(library) for library in LIBRARIES]]
+    key = [engine, cutting, SWEEP_VERSION, [version(library) for library in LIBRARIES]]
     name = hashlib.sha256(orjson.dumps(key, option=orjson.OPT_SORT_KEYS)).hexdigest()[:32]
-    return remembered(user_cache("characters", f"{name}.json"), list[int], lambda: suspect_characters(vocabulary))
+    return remembered(
+        user_cache("characters", f"{name}.json"), list[int], lambda: suspect_characters(vocabulary, engine)
+    )

@@ -1,12 +1,12 @@
-"""The exactness gate: the fast encoder is used only if it equals the reference on test strings and on the data.
+"""The exactness gate: an engine is used only if it equals the reference on test strings and on the data.
 
-Before a data set is tokenized, the exact encoder (`exact`) and the reference encode the same texts: strings that break
+Before a data set is tokenized, an engine's exact encoder (`exact`) and the reference encode the same texts: strings that break
 tokenizers (every control string of the vocabulary, runs of one character, combining marks, new emoji, rare scripts, all
-kinds of white space), and documents from the beginning, middle and end of the data set.
+kinds of white space), and documents from the beginning, middle and end of the data set. The first engine that passes is used.
 
 The exact encoder already sends documents with suspect characters to the reference. Any remaining difference has an unknown
-cause, which may affect any document. Then the reference encodes the whole data set, a hundred times slower. The plan, the
-manifest and every receipt record this, because the backend is part of a shard's identity.
+cause, which may affect any document. If no engine passes, the reference encodes the whole data set, a hundred times slower.
+The plan, the manifest and every receipt record this, because the backend is part of a shard's identity.
 
 The reference takes half a second to load and encodes 3 MB/s, so a verdict is cached in the store, keyed by the texts and the
 versions of the libraries: an unchanged data set is checked once.
@@ -29,8 +29,9 @@ from tokenmill.tasks.sources.formats import read_texts
 from tokenmill.tasks.storage import join
 
 from .encoders import Encoder
+from .engines import ENGINES
 from .exact import LIBRARIES, exact_encoder
-from .settings import Backend
+from .settings import Backend, Engine
 from .sweep import SWEEP_VERSION
 from .vocabulary import Vocabulary
 
@@ -40,60 +41,91 @@ SAMPLED_CHARACTERS = 16_384
 
 ADDED_TOKENS_TRIED = 2_000
 
+BACKENDS: Mapping[Backend, str] = {engine: engine for engine in ENGINES} | {"reference": "the reference tokenizer"}
+
 
 @dataclass(frozen=True, slots=True)
 class Verdict:
-    """The backend, the number of compared texts, and a description of the first difference, or None."""
+    """The backend, and why engines that come before it in ENGINES were refused."""
 
     backend: Backend
-    compared: int
+    refused: Mapping[Engine, str]
+
+
+@dataclass(frozen=True, slots=True)
+class Comparison:
+    """The number of texts that an engine and the reference encoded, and the first difference, or None."""
+
+    texts: int
     difference: str | None
 
 
 def gate_notes(verdicts: Mapping[str, Verdict]) -> dict[str, str]:
-    """Human-readable reasons why data sets (by `split/name`) are encoded by the reference tokenizer."""
+    """Human-readable reasons why data sets (by `split/name`) are not encoded by the first engine."""
     return {
-        name: f"the reference tokenizer is used; {verdict.difference}"
+        name: "; ".join([f"{BACKENDS[verdict.backend]} is used", *_refusals(verdict.refused)])
         for name, verdict in verdicts.items()
-        if verdict.difference
+        if verdict.refused
     }
+
+
+def _refusals(refused: Mapping[Engine, str]) -> list[str]:
+    return [f"{engine} {reason}" for engine, reason in refused.items()]
 
 
 Documents = Callable[[Slice], Iterator[str]]
 """Gives the texts to encode of a slice, in order."""
 
 
-def judge(
-    vocabulary: Vocabulary, slices: Sequence[Slice], documents: Documents, which: str, store: str, *, literal: bool
-) -> Verdict:
-    """The verdict for a data set made of `slices`, cached in the store.
+@dataclass(frozen=True, slots=True)
+class Gate:
+    """Compares engines with the reference on the texts of a data set made of `slices`; results are cached in the store.
 
     `which` names the texts that `documents` reads from a row; it is part of the cache key.
     """
-    sampled = _sampled(slices)
-    key = [
-        vocabulary.fingerprint, literal, which, [(part.content, part.rows) for part in sampled],
-        nasty_strings(vocabulary), SAMPLED_DOCUMENTS, SAMPLED_CHARACTERS, SWEEP_VERSION,
-        [version(library) for library in LIBRARIES],
-    ]  # fmt: skip
-    place = join(store, "gates", f"{hashlib.sha256(orjson.dumps(key)).hexdigest()[:32]}.json")
 
-    def compared() -> Verdict:
-        texts = nasty_strings(vocabulary) + [text for part in sampled for text in _beginnings(documents(part))]
-        return compare(vocabulary, texts, literal=literal)
+    vocabulary: Vocabulary
+    slices: Sequence[Slice]
+    documents: Documents
+    which: str
+    store: str
+    literal: bool
 
-    return remembered(place, Verdict, compared)
+    def verdict(self) -> Verdict:
+        """The first engine that equals the reference, or the reference."""
+        refused: dict[Engine, str] = {}
+        for engine in ENGINES:
+            difference = self.difference(engine)
+            if difference is None:
+                return Verdict(engine, refused)
+            refused[engine] = difference
+        return Verdict("reference", refused)
+
+    def difference(self, engine: Engine) -> str | None:
+        """How an engine differs from the reference; None if it does not."""
+        sampled = _sampled(self.slices)
+        nasty = nasty_strings(self.vocabulary)
+        key = [
+            engine, self.vocabulary.fingerprint, self.literal, self.which, [(part.content, part.rows) for part in sampled],
+            nasty, SAMPLED_DOCUMENTS, SAMPLED_CHARACTERS, SWEEP_VERSION, [version(library) for library in LIBRARIES],
+        ]  # fmt: skip
+        place = join(self.store, "gates", f"{hashlib.sha256(orjson.dumps(key)).hexdigest()[:32]}.json")
+
+        def compared() -> Comparison:
+            texts = nasty + [text for part in sampled for text in _beginnings(self.documents(part))]
+            return compare(self.vocabulary, engine, texts, literal=self.literal)
+
+        return remembered(place, Comparison, compared).difference
 
 
-def compare(vocabulary: Vocabulary, texts: list[str], *, literal: bool) -> Verdict:
-    """Encode `texts` both ways; choose the reference at the first difference."""
+def compare(vocabulary: Vocabulary, engine: Engine, texts: list[str], *, literal: bool) -> Comparison:
+    """Encode `texts` by an engine and by the reference."""
     reference = vocabulary.reference(literal)  # loaded first, so that an unreadable tokenizer fails here
     try:
-        fast = exact_encoder(vocabulary, literal=literal)
+        fast = exact_encoder(vocabulary, engine, literal=literal)
     except ValueError as error:
-        return Verdict("reference", 0, str(error))
-    difference = _first_difference(fast, reference, texts)
-    return Verdict("reference" if difference else "gigatoken", len(texts), difference)
+        return Comparison(0, str(error))
+    return Comparison(len(texts), _first_difference(fast, reference, texts))
 
 
 def _first_difference(fast: Encoder, reference: Encoder, texts: list[str]) -> str | None:
@@ -104,7 +136,7 @@ def _first_difference(fast: Encoder, reference: Encoder, texts: list[str]) -> st
     for number, text in enumerate(texts):
         one, other = (tokens.ids[tokens.offsets[number] : tokens.offsets[number + 1]] for tokens in (found, expected))
         if not np.array_equal(one, other):
-            return f"{text[:80]!r}: gigatoken {one[:12].tolist()}, reference {other[:12].tolist()}"
+            return f"encodes {text[:80]!r} as {one[:12].tolist()}, the reference as {other[:12].tolist()}"
     raise RunError("the encoders disagree on the number of documents; report this set of texts")
 
 

@@ -9,8 +9,7 @@ import gzip
 import hashlib
 import os
 from functools import lru_cache
-from importlib import resources
-from importlib.metadata import version
+from importlib.metadata import distribution, version
 from pathlib import Path
 from typing import Any
 
@@ -213,9 +212,12 @@ def _from_tiktoken(name: str) -> Vocabulary:
 
 
 def _unpack(ranks: str, path: Path) -> None:
-    """Put shipped ranks into tiktoken's cache, unless they are there and intact."""
-    packed = resources.files("bpe_openai.data").joinpath(f"{ranks}.tiktoken.gz").read_bytes()
-    content = gzip.decompress(packed)
+    """Put shipped ranks into tiktoken's cache, unless they are there and intact.
+
+    The package is not imported, because that takes half a second: it parses all of its ranks.
+    """
+    packed = distribution("bpe-openai").locate_file(f"bpe_openai/data/{ranks}.tiktoken.gz")
+    content = gzip.decompress(Path(str(packed)).read_bytes())
     if not path.is_file() or path.read_bytes() != content:
         publish_bytes(str(path), content)
 

@@ -39,11 +39,12 @@ from tokenmill.tasks.storage import is_local, join
 
 from .binidx import BinIdxError, read_index, token_dtype
 from .document_map import map_problems
-from .exact import exact_encoder
-from .gate import Verdict, gate_notes, judge, texts_of
+from .exact import encoder_of
+from .gate import Gate, Verdict, gate_notes, texts_of
 from .load import load_vocabulary, planned_vocabulary
 from .prefixes import build_prefix, inspect_prefix, plan_prefixes
-from .settings import PretrainRecipe, PretrainSettings, TokenizerSettings
+from .race import RACE_FROM, fastest_engine
+from .settings import Engine, PretrainRecipe, PretrainSettings, TokenizerSettings
 from .shard import tokenize_shard
 from .vocabulary import Vocabulary
 
@@ -53,9 +54,10 @@ FORMAT_VERSION = 2
 
 @dataclass(frozen=True)
 class PretrainFound:
-    """The vocabulary, and the gate's verdict on each data set (by `split/name`)."""
+    """The vocabulary, and the gate and its verdict on each data set (by `split/name`)."""
 
     vocabulary: Vocabulary
+    gates: Mapping[str, Gate]
     verdicts: Mapping[str, Verdict]
 
 
@@ -69,20 +71,21 @@ def plan_pretrain(blend: Blend, settings: PretrainSettings, output_dir: str | No
     """
     output_dir, store = places(blend, settings, output_dir, "pretrain")
     vocabulary = load_vocabulary(settings.tokenizer)
+    gates: dict[str, Gate] = {}
     verdicts: dict[str, Verdict] = {}
 
     def recipes(source: DataSource, split: str, slices: Sequence[Slice]) -> list[PretrainRecipe]:
         require_no(source, ["used_in", "filters", "converter", "transforms"], "pretraining")
         literal = settings.special_tokens_in_text != "allow"
-        texts, field_name = partial(texts_of, source.text_field), source.text_field
-        verdict = judge(vocabulary, slices, texts, field_name, store.place, literal=literal)
-        verdicts[f"{split}/{source.name}"] = verdict
-        return [_recipe(source, split, settings, vocabulary, verdict)] * len(slices)
+        texts, name = partial(texts_of, source.text_field), f"{split}/{source.name}"
+        gates[name] = Gate(vocabulary, slices, texts, source.text_field, store.place, literal)
+        verdicts[name] = gates[name].verdict()
+        return [_recipe(source, split, settings, vocabulary, verdicts[name])] * len(slices)
 
     plan = plan_shards(
         blend, settings, store, FORMAT_VERSION, lambda source: [source.text_field], require_text, recipes
     )
-    return Planned(blend, settings, output_dir, plan, PretrainFound(vocabulary, verdicts), gate_notes(verdicts))
+    return Planned(blend, settings, output_dir, plan, PretrainFound(vocabulary, gates, verdicts), gate_notes(verdicts))
 
 
 def _recipe(
@@ -107,18 +110,38 @@ def _recipe(
 
 def worker_arguments(planned: PretrainPlan) -> dict[str, Any]:
     """The arguments that workers get besides the shard."""
-    return {"tokenizer": planned.settings.tokenizer.model_dump(), "on_bad_row": planned.settings.on_bad_row}
+    settings, found = planned.settings, planned.found
+    return {
+        "tokenizer": settings.tokenizer.model_dump(),
+        "engines": {name: fastest_engine(found.gates[name]) for name in _large_data_sets(planned.plan)},
+        "on_bad_row": settings.on_bad_row,
+    }
+
+
+def _large_data_sets(plan: Plan) -> list[str]:
+    """The data sets (by `split/name`) with enough left to encode for a choice of engine to matter."""
+    left: Counter[str] = Counter()
+    for shard in plan.pending:
+        left[f"{shard.split}/{shard.dataset}"] += shard.part.size
+    return [name for name, size in left.items() if size >= RACE_FROM]
 
 
 def build_pretrain_shard(
-    shard: PlannedShard, store: Store, tokenizer: Mapping[str, Any], on_bad_row: OnBadRow
+    shard: PlannedShard,
+    store: Store,
+    tokenizer: Mapping[str, Any],
+    engines: Mapping[str, Engine | None],
+    on_bad_row: OnBadRow,
 ) -> Receipt:
-    """Build one planned shard in this process. Raises RunError as `planned_vocabulary` does."""
+    """Build one planned shard in this process; `engines` has the fastest engine of large data sets (by `split/name`).
+
+    Raises RunError as `planned_vocabulary` does.
+    """
     recipe = PretrainRecipe(**shard.identity["recipe"])
+    backend = engines.get(f"{shard.split}/{shard.dataset}") or recipe.backend
     vocabulary = planned_vocabulary(TokenizerSettings.model_validate(tokenizer), recipe.tokenizer)
     literal = recipe.special_tokens_in_text != "allow"
-    fast = recipe.backend == "gigatoken"
-    encoder = exact_encoder(vocabulary, literal=literal) if fast else vocabulary.reference(literal)
+    encoder = encoder_of(vocabulary, backend, literal=literal)
     return tokenize_shard(shard, recipe, encoder, vocabulary.special_tokens, store, on_bad_row)
 
 
@@ -226,7 +249,7 @@ def require_tokenizer(_blend: Blend, settings: PretrainSettings, _output_dir: st
 PRETRAIN = Preparation(
     name="pretrain",
     settings=PretrainSettings,
-    libraries=("tokenmill", "gigatoken", "tokenizers", "tiktoken", "pyarrow", "numpy"),
+    libraries=("tokenmill", "gigatoken", "fastokens", "tokenizers", "tiktoken", "pyarrow", "numpy"),
     plan=plan_pretrain,
     check=require_tokenizer,
     step=Step("tokenize-shards", build_pretrain_shard),

@@ -7,7 +7,8 @@ from pydantic import Field, model_validator
 from tokenmill.tasks.shards.settings import PreparationSettings
 from tokenmill.tasks.strict import Size, Strict
 
-Backend = Literal["gigatoken", "reference"]
+Engine = Literal["gigatoken", "fastokens"]
+Backend = Engine | Literal["reference"]
 SpecialTokens = Literal["literal", "allow", "reject"]
 
 

@@ -18,7 +18,6 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
-import gigatoken
 import numpy as np
 import orjson
 import pyarrow as pa
@@ -28,7 +27,8 @@ from tokenizers import decoders, models, normalizers, pre_tokenizers
 from tokenmill.tasks.shards.publish import publish_bytes
 from tokenmill.tasks.storage import join
 
-from .encoders import Encoder, GigatokenEncoder, ReferenceEncoder
+from .encoders import Encoder, ReferenceEncoder
+from .engines import Loader, Ranks, pattern_of
 
 BYTES = {bytes([byte]): byte for byte in range(256)}
 
@@ -57,8 +57,8 @@ class Splitting:
     normal_forms: Callable[[], tuple[NormalForm, NormalForm]] | None = None
 
 
-def huggingface_splitting(definition: Mapping[str, Any]) -> Splitting | None:
-    """The splitting of a parsed tokenizer.json, or None if it is not a byte-level BPE."""
+def huggingface_splitting(definition: Mapping[str, Any], engine: Loader) -> Splitting | None:
+    """The splitting of a parsed tokenizer.json by an engine, or None if it is not a byte-level BPE."""
     model, cutting, normalizer = (definition.get(part) or {} for part in ("model", "pre_tokenizer", "normalizer"))
     steps = list(_steps(cutting, "pretokenizers"))
     normalizes = any(_steps(normalizer, "normalizers"))
@@ -67,11 +67,11 @@ def huggingface_splitting(definition: Mapping[str, Any]) -> Splitting | None:
 
     def encoders(ranks: Mapping[bytes, int]) -> tuple[Encoder, Encoder]:
         made = _definition(ranks, cutting, None)
-        return GigatokenEncoder(gigatoken.Tokenizer.from_json(made)), _reference(made)
+        return engine.from_definition(made), _reference(made)
 
     def normal_forms() -> tuple[NormalForm, NormalForm]:
         made = _definition(BYTES, BYTE_LEVEL, normalizer)
-        fast = GigatokenEncoder(gigatoken.Tokenizer.from_json(made))
+        fast = engine.from_definition(made)
         reference: normalizers.Normalizer = tokenizers.Tokenizer.from_buffer(made).normalizer
         return partial(_decoded, fast), reference.normalize_str
 
@@ -79,23 +79,21 @@ def huggingface_splitting(definition: Mapping[str, Any]) -> Splitting | None:
     return Splitting(key, lambda: list(_patterns(steps)), encoders, normal_forms if normalizes else None)
 
 
-def tiktoken_splitting(name: str, pretokenizer: str) -> Splitting:
-    """The splitting of a tiktoken encoding; `pretokenizer` is gigatoken's name for it."""
-
-    def patterns() -> list[str]:
-        return [tiktoken.get_encoding(name)._pat_str]  # noqa: SLF001 # pyright: ignore[reportPrivateUsage]
+def tiktoken_splitting(name: str, pretokenizer: str | None, engine: Loader) -> Splitting:
+    """The splitting of a tiktoken encoding by an engine; `pretokenizer` is gigatoken's name for it, or None."""
 
     def encoders(ranks: Mapping[bytes, int]) -> tuple[Encoder, Encoder]:
-        [pattern] = patterns()
-        reference = tiktoken.Encoding("artificial", pat_str=pattern, mergeable_ranks=dict(ranks), special_tokens={})
+        reference = tiktoken.Encoding(
+            "artificial", pat_str=pattern_of(name), mergeable_ranks=dict(ranks), special_tokens={}
+        )
         lines = [base64.b64encode(token) + b" %d\n" % rank for token, rank in ranks.items()]
         with tempfile.TemporaryDirectory() as folder:
-            place = join(folder, "artificial.tiktoken")  # gigatoken reads ranks from files only
+            place = join(folder, "artificial.tiktoken")  # engines read ranks from files only
             publish_bytes(place, b"".join(lines))
-            fast = gigatoken.Tokenizer.from_tiktoken(place, pretokenizer, {})
-        return GigatokenEncoder(fast), ReferenceEncoder(lambda texts: list(map(reference.encode_ordinary, texts)))
+            fast = engine.from_ranks(Ranks(place, name, pretokenizer, {}))
+        return fast, ReferenceEncoder(lambda texts: list(map(reference.encode_ordinary, texts)))
 
-    return Splitting([name, pretokenizer], patterns, encoders)
+    return Splitting([name, pretokenizer], lambda: [pattern_of(name)], encoders)
 
 
 def _steps(part: Mapping[str, Any], children: str) -> Iterator[Mapping[str, Any]]:

@@ -33,6 +33,7 @@ import pyarrow as pa
 from tokenizers import Regex, pre_tokenizers
 
 from .encoders import Encoder
+from .settings import Engine
 from .splitting import NormalForm, Splitting
 from .vocabulary import Vocabulary
 
@@ -115,15 +116,15 @@ class Context:
         return f"\n{self.before}{character}{self.after}\n"
 
 
-def suspect_characters(vocabulary: Vocabulary) -> list[int]:
-    """The code points of SWEPT that the fast encoder and the reference treat differently, ascending.
+def suspect_characters(vocabulary: Vocabulary, engine: Engine) -> list[int]:
+    """The code points of SWEPT that an engine and the reference treat differently, ascending.
 
-    Raises ValueError if the fast encoder does not support the vocabulary, or differs in ways not explained by single
+    Raises ValueError if the engine does not support the vocabulary, or differs in ways not explained by single
     characters.
     """
-    splitting = vocabulary.splitting()
+    splitting = vocabulary.splitting(engine)
     if splitting is None:
-        return sorted(found_in(UNSPLIT, _same_ids(vocabulary.fast(True), vocabulary.reference(True))))
+        return sorted(found_in(UNSPLIT, _same_ids(vocabulary.fast(engine, True), vocabulary.reference(True))))
     found = cut_differently(splitting)
     if splitting.normal_forms is not None:
         found |= normalized_differently(*splitting.normal_forms())
@@ -143,7 +144,7 @@ def cut_differently(splitting: Splitting) -> set[int]:
     found = found_in([each.around for each in telling(candidates, expected, ranks)], _same_ids(fast, reference))
     for text, character, one, other in zip(plain, itertools.cycle(CLASSES), cut, expected, strict=False):
         if ord(character) not in found and not np.array_equal(one, other):
-            raise ValueError(f"gigatoken cuts {text!r} into other pieces than the reference")
+            raise ValueError(f"cuts {text!r} into other pieces than the reference")
     return found
 
 

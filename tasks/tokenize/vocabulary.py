@@ -1,7 +1,7 @@
 """Vocabularies: the content of a tokenizer, independent of the library that runs it.
 
 There are three kinds: Hugging Face, tiktoken and SentencePiece. Each has a fingerprint (the hash of its content, part of every
-shard's identity), a size, control strings, BOS and EOS ids, and two encoders: gigatoken's, and the reference. With `literal`,
+shard's identity), a size, control strings, BOS and EOS ids, and encoders: those of the engines, and the reference. With `literal`,
 an encoder treats control strings in text as ordinary text, so that `<|endoftext|>` in a web page does not end a document.
 Control strings are those flagged as special by the tokenizer.
 """
@@ -13,7 +13,6 @@ from dataclasses import dataclass
 from functools import cache, partial
 from typing import Any
 
-import gigatoken
 import orjson
 import sentencepiece
 import tiktoken
@@ -21,11 +20,10 @@ import tokenizers
 from gigatoken._load.sentencepiece import sentencepiece_to_tokenizer_json  # private in the pinned version
 from tokenmill.tasks.errors import InputError
 
-from .encoders import Encoder, GigatokenEncoder, ReferenceEncoder
+from .encoders import Encoder, ReferenceEncoder
+from .engines import ENGINES, Ranks
+from .settings import Engine
 from .splitting import Splitting, huggingface_splitting, tiktoken_definition, tiktoken_splitting
-
-EncoderMaker = Callable[[bool], Encoder]
-"""Makes an encoder; the argument is `literal`."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -33,13 +31,13 @@ class Vocabulary:
     """A tokenizer's content.
 
     `fingerprint` is `sha256:…` over everything that decides the ids of a text; `size` is the largest id plus one, added
-    tokens included; `bos` and `eos` are the ids that begin a sequence and end a document, or None. `fast(literal)` makes
-    gigatoken's encoder, or raises ValueError if gigatoken does not support the tokenizer; `reference(literal)` makes the
-    encoder that defines this vocabulary. Both are built once, because a warm cache of pre-tokens doubles their speed.
+    tokens included; `bos` and `eos` are the ids that begin a sequence and end a document, or None. `fast(engine, literal)`
+    makes the encoder of an engine, or raises ValueError if it does not support the tokenizer; `reference(literal)` makes the
+    encoder that defines this vocabulary. Each is built once, because a warm cache of pre-tokens doubles its speed.
 
     `controls` maps control strings and other added tokens to ids; `literal` treats `special_tokens` as ordinary text.
-    `guarding(tokens)` is the same vocabulary with more added tokens among these. `splitting()` says how text is cut into
-    pieces; None if not by regular expressions. `decode` writes ids as text, with control strings. `definition` is the
+    `guarding(tokens)` is the same vocabulary with more added tokens among these. `splitting(engine)` says how text is cut
+    into pieces; None if not by regular expressions. `decode` writes ids as text, with control strings. `definition` is the
     vocabulary as a tokenizer.json, `chat_template` the model's own template, if any.
     """
 
@@ -48,9 +46,9 @@ class Vocabulary:
     special_tokens: Sequence[str]
     bos: int | None
     eos: int | None
-    fast: EncoderMaker
-    reference: EncoderMaker
-    splitting: Callable[[], Splitting | None]
+    fast: Callable[[Engine, bool], Encoder]
+    reference: Callable[[bool], Encoder]
+    splitting: Callable[[Engine], Splitting | None]
     controls: Mapping[str, int]
     decode: Callable[[Sequence[int]], str]
     guarding: "Callable[[frozenset[str]], Vocabulary]"
@@ -64,14 +62,6 @@ def _digest(*parts: bytes) -> str:
         hasher.update(len(part).to_bytes(8, "little"))
         hasher.update(part)
     return f"sha256:{hasher.hexdigest()}"
-
-
-def _gigatoken(definition: bytes) -> GigatokenEncoder:
-    try:
-        return GigatokenEncoder(gigatoken.Tokenizer.from_json(definition))
-    except (RuntimeError, KeyError, TypeError) as error:  # RuntimeError comes from its Rust core
-        sentence = str(error).partition("\n")[0]
-        raise ValueError(f"gigatoken cannot load this tokenizer: {sentence}") from error
 
 
 def _without_special(definition: Mapping[str, Any]) -> bytes:
@@ -115,9 +105,11 @@ def _from_definition(
         special_tokens=special,
         bos=named("bos_token"),
         eos=named("eos_token"),
-        fast=cache(lambda literal: _gigatoken(_without_special(parsed) if literal else definition)),
+        fast=cache(
+            lambda engine, literal: ENGINES[engine].from_definition(_without_special(parsed) if literal else definition)
+        ),
         reference=cache(lambda literal: _huggingface_reference(loaded, literal=literal)),
-        splitting=lambda: huggingface_splitting(parsed),
+        splitting=lambda engine: huggingface_splitting(parsed, ENGINES[engine]),
         controls={token["content"]: token["id"] for token in added},
         decode=lambda ids: loaded().decode(list(ids), skip_special_tokens=False),
         guarding=cache(guarding),
@@ -178,12 +170,8 @@ def tiktoken_vocabulary(
     name for its pre-tokenizer, or None; `special` maps control strings to ids.
     """
 
-    def fast(literal: bool) -> Encoder:
-        if pretokenizer is None:
-            raise ValueError(f"gigatoken does not know how {name} splits text")
-        return GigatokenEncoder(
-            gigatoken.Tokenizer.from_tiktoken(ranks_path, pretokenizer, {} if literal else dict(special))
-        )
+    def fast(engine: Engine, literal: bool) -> Encoder:
+        return ENGINES[engine].from_ranks(Ranks(ranks_path, name, pretokenizer, {} if literal else special))
 
     def reference(literal: bool) -> Encoder:
         encoding = tiktoken.get_encoding(name)
@@ -199,7 +187,7 @@ def tiktoken_vocabulary(
         eos=special.get("<|endoftext|>"),
         fast=cache(fast),
         reference=cache(reference),
-        splitting=lambda: tiktoken_splitting(name, pretokenizer) if pretokenizer else None,
+        splitting=lambda engine: tiktoken_splitting(name, pretokenizer, ENGINES[engine]),
         controls=special,
         decode=lambda ids: tiktoken.get_encoding(name).decode(ids),
         guarding=lambda _: vocabulary,  # every control string of an encoding is special already
@@ -220,9 +208,13 @@ def sentencepiece_vocabulary(model: bytes) -> Vocabulary:
         special_tokens=list(controls),
         bos=_existing(processor.bos_id()),
         eos=_existing(processor.eos_id()),
-        fast=cache(lambda _: _gigatoken(_without_special(orjson.loads(sentencepiece_to_tokenizer_json(model))))),
+        fast=cache(
+            lambda engine, _: ENGINES[engine].from_definition(
+                _without_special(orjson.loads(sentencepiece_to_tokenizer_json(model)))
+            )
+        ),
         reference=lambda _: ReferenceEncoder(lambda texts: processor.Encode(texts, out_type=int)),
-        splitting=lambda: None,
+        splitting=lambda _: None,
         controls=controls,
         decode=lambda ids: _spelled(processor, controls, ids),
         guarding=lambda _: vocabulary,

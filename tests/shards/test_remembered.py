@@ -6,8 +6,9 @@ import pytest
 from tokenmill.tasks.seal import sealed, unsealed
 from tokenmill.tasks.shards.remembered import remembered
 from tokenmill.tasks.tokenize import load
+from tokenmill.tasks.tokenize.engines import ENGINES
 from tokenmill.tasks.tokenize.exact import exact_encoder
-from tokenmill.tasks.tokenize.gate import Verdict
+from tokenmill.tasks.tokenize.gate import Comparison
 from tokenmill.tasks.tokenize.load import Facts, load_vocabulary
 from tokenmill.tasks.tokenize.settings import TokenizerSettings
 
@@ -17,8 +18,8 @@ from tests.tokenize.small_vocabularies import word_piece
 ANSWERS = {
     "an encoding": (Facts, ({"<|endoftext|>": 199999, "<|start|>": 200006}, 201088)),
     "characters": (list[int], [0x100, 0x1F600, 0x1F64F]),
-    "a gate": (Verdict, Verdict("gigatoken", 312, None)),
-    "another gate": (Verdict, Verdict("reference", 312, "'a': gigatoken [1], reference [2]")),
+    "a gate": (Comparison, Comparison(312, None)),
+    "another gate": (Comparison, Comparison(312, "encodes 'a' as [1], the reference as [2]")),
     "a self-check": (dict[str, str], {"tools": "no_tools: the template knows none"}),
     "a model": (str, "99aa06d3014798d86001c324468d497f"),
 }
@@ -53,16 +54,16 @@ def test_no_bit_of_an_answer_changes_it_and_a_damaged_one_is_replaced(tmp_path, 
         assert place.read_bytes() == whole
 
 
-@pytest.mark.parametrize("fields", [{"backend": "gigatokem"}, {"backend": None}, {"compared": "many"}, {"more": 1}])
-def test_a_verdict_that_names_what_does_not_exist_is_made_again_whatever_its_seal(tmp_path, fields):
-    place, verdict = tmp_path / "gate.json", Verdict("reference", 5, "a difference")
-    answer = {"backend": "gigatoken", "compared": 5, "difference": None}
+@pytest.mark.parametrize("fields", [{"texts": "many"}, {"texts": None}, {"difference": 5}, {"more": 1}])
+def test_a_comparison_of_another_form_is_made_again_whatever_its_seal(tmp_path, fields):
+    place, comparison = tmp_path / "gate.json", Comparison(5, "a difference")
+    answer = {"texts": 5, "difference": None}
     place.write_bytes(sealed({"answer": answer, "volatile": {}}))
-    assert remembered(str(place), Verdict, never).backend == "gigatoken"
+    assert remembered(str(place), Comparison, never) == Comparison(5, None)
     if "more" in fields:
-        answer = {"compared": 5}
+        answer = {"texts": 5}
     place.write_bytes(sealed({"answer": answer | fields, "volatile": {}}))
-    assert remembered(str(place), Verdict, lambda: verdict) == verdict
+    assert remembered(str(place), Comparison, lambda: comparison) == comparison
 
 
 def test_a_place_that_can_be_neither_read_nor_written_costs_time_alone(tmp_path):
@@ -118,8 +119,9 @@ def test_no_bit_of_a_gate_changes_a_byte_of_what_is_prepared(tmp_path):
     chosen = {"tokenizer": {"model": str(word_piece(tmp_path))}}
     prepare(blend_of(source), tmp_path / "out", **chosen)
     expected = tree(tmp_path / "out")
-    (place,) = (tmp_path / "out/shards/gates").iterdir()
-    for damaged in flips(place.read_bytes(), 10):
+    places = list((tmp_path / "out/shards/gates").iterdir())
+    assert len(places) == len(ENGINES)
+    for place, damaged in ((each, damaged) for each in places for damaged in flips(each.read_bytes(), 5)):
         place.write_bytes(damaged)
         prepare(blend_of(source), tmp_path / "out", force=True, **chosen)
         assert tree(tmp_path / "out") == expected

@@ -10,6 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from tokenmill.tasks.storage import user_cache
 from tokenmill.tasks.tokenize import exact
+from tokenmill.tasks.tokenize.engines import ENGINES
 from tokenmill.tasks.tokenize.exact import ExactEncoder, exact_encoder
 from tokenmill.tasks.tokenize.gate import compare
 from tokenmill.tasks.tokenize.load import load_vocabulary
@@ -89,7 +90,7 @@ def everything():
 @BY_NAME
 def test_ids_are_the_references_where_neighbours_merge(name, known):
     texts = column([context.replace("{c}", each) for each in newest() for context in CONTEXTS])
-    encoder = exact_encoder(known, literal=True)
+    encoder = exact_encoder(known, "gigatoken", literal=True)
     expected = known.reference(True).encode(texts)
     assert len(ids.differing(encoder.fast.encode(texts), expected)) > 400, "the test must hold texts that differ"
     assert not len(ids.differing(encoder.encode(texts), expected))
@@ -97,15 +98,22 @@ def test_ids_are_the_references_where_neighbours_merge(name, known):
 
 @BY_NAME
 def test_ids_are_the_references_in_random_documents(name, folder):
-    outcome = ids.compare(ids.model(name, folder), "a few", 4000)
+    outcome = ids.compare(ids.model(name, folder), "gigatoken", "a few", 4000)
     assert outcome.provoking > 20, "the test must hold documents that differ"
-    assert outcome.documents - outcome.by_reference > 1500, "and many that the fast encoder is trusted with"
+    assert outcome.documents - outcome.by_reference > 1500, "and many that the engine is trusted with"
+
+
+@BY_NAME
+def test_ids_of_fastokens_are_the_references_in_random_documents(name, folder):
+    outcome = ids.compare(ids.model(name, folder), "fastokens", "a few", 4000)
+    assert outcome.documents - outcome.by_reference > 1500, "the test must hold many that the engine is trusted with"
 
 
 @pytest.mark.slow
 @BY_NAME
-def test_every_character_in_use_is_encoded_like_the_reference(name, known):
-    encoder = exact_encoder(known, literal=True)
+@pytest.mark.parametrize("engine", ENGINES)
+def test_every_character_in_use_is_encoded_like_the_reference(engine, name, known):
+    encoder = exact_encoder(known, engine, literal=True)
     for context in random.Random(name).sample(CONTEXTS, 4):
         texts = column([context.replace("{c}", each) for each in everything()])
         assert not len(ids.differing(encoder.encode(texts), known.reference(True).encode(texts))), context
@@ -151,21 +159,21 @@ def test_a_sweep_is_remembered_and_a_damaged_memory_is_made_again(known, monkeyp
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
     monkeypatch.setattr(exact, "suspect_characters", lambda *_: [5, 6, 9])
     exact_encoder.cache_clear()
-    assert exact_encoder(known, literal=True).suspects == [5, 6, 9]
+    assert exact_encoder(known, "gigatoken", literal=True).suspects == [5, 6, 9]
 
     def refuse(*_):
         raise AssertionError("swept again")
 
     monkeypatch.setattr(exact, "suspect_characters", refuse)
     exact_encoder.cache_clear()
-    assert exact_encoder(known, literal=True).suspects == [5, 6, 9]
+    assert exact_encoder(known, "gigatoken", literal=True).suspects == [5, 6, 9]
 
     (memory,) = (tmp_path / "tokenmill" / "characters").iterdir()
     assert str(memory).startswith(user_cache("characters"))
     memory.write_bytes(memory.read_bytes().replace(b" 9", b" 8"))
     monkeypatch.setattr(exact, "suspect_characters", lambda *_: [7])
     exact_encoder.cache_clear()
-    assert exact_encoder(known, literal=True).suspects == [7]
+    assert exact_encoder(known, "gigatoken", literal=True).suspects == [7]
     exact_encoder.cache_clear()
 
 
@@ -191,13 +199,13 @@ def test_documents_with_such_characters_go_to_the_reference_and_their_data_set_d
 
 
 def test_a_library_that_cuts_ordinary_text_differently_is_not_used(known, monkeypatch):
-    def refuse(_):
-        raise ValueError("gigatoken cuts 'a' into other pieces than the reference")
+    def refuse(*_):
+        raise ValueError("cuts 'a' into other pieces than the reference")
 
     monkeypatch.setattr(exact, "suspect_characters", refuse)
     monkeypatch.setattr(exact, "remembered", lambda _place, _shape, find: find())
     exact_encoder.cache_clear()
-    verdict = compare(known, ["some text"], literal=True)
+    comparison = compare(known, "gigatoken", ["some text"], literal=True)
     exact_encoder.cache_clear()
-    assert (verdict.backend, verdict.compared) == ("reference", 0)
-    assert "other pieces" in (verdict.difference or "")
+    assert comparison.texts == 0
+    assert "other pieces" in (comparison.difference or "")

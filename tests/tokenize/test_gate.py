@@ -15,6 +15,7 @@ from tokenmill.tasks.shards.receipt import Receipt
 from tokenmill.tasks.strict import parse
 from tokenmill.tasks.tokenize import preparation
 from tokenmill.tasks.tokenize.encoders import Encoder, Tokens
+from tokenmill.tasks.tokenize.engines import ENGINES
 from tokenmill.tasks.tokenize.load import load_vocabulary
 from tokenmill.tasks.tokenize.preparation import plan_pretrain
 from tokenmill.tasks.tokenize.settings import PretrainSettings
@@ -72,8 +73,17 @@ def swap(monkeypatch):
     return swap
 
 
-def lying_about(text):
-    return lambda vocabulary: lambda literal: Lying(vocabulary.fast(literal), text)
+def lying_about(text, *engines):
+    """Makes the engines get one text wrong; all of them, unless some are named."""
+
+    def fast(vocabulary):
+        def make(engine, literal):
+            honest = vocabulary.fast(engine, literal)
+            return Lying(honest, text) if engine in (engines or ENGINES) else honest
+
+        return make
+
+    return fast
 
 
 def plan(source, output, model, **settings):
@@ -105,14 +115,26 @@ def test_an_encoder_that_errs_on_one_document_is_not_used(source, model, tmp_pat
     planned, manifest = prepare(blend_of(source), tmp_path / "gated", **settings_of(model))
     verdict = verdict_of(planned)
     assert verdict.backend == "reference"
-    assert repr(TEXTS[3]) in verdict.difference
-    gate = manifest["tokenizer"]["gate"]["datasets/some"]
-    assert (gate["backend"], gate["difference"]) == ("reference", verdict.difference)
+    assert list(verdict.refused) == list(ENGINES)
+    assert all(repr(TEXTS[3]) in reason for reason in verdict.refused.values())
+    assert manifest["tokenizer"]["gate"]["datasets/some"] == {"backend": "reference", "refused": verdict.refused}
+    told = planned.notes["datasets/some"]
+    assert all(f"{engine} {reason}" in told for engine, reason in verdict.refused.items())
     assert [recipe["recipe"]["backend"] for recipe in manifest["recipes"]] == ["reference"]
     assert [receipt.identity["recipe"]["backend"] for receipt in receipts(tmp_path / "gated")] == ["reference"]
     assert not set(planned.plan.keys) & set(honest.plan.keys)
     found, expected = (list(bytes_of(tmp_path / name).values()) for name in ("gated", "honest"))
     assert found == expected
+
+
+def test_when_one_engine_errs_the_next_one_is_used(source, model, tmp_path, swap):
+    honest, _ = prepare(blend_of(source), tmp_path / "honest", **settings_of(model))
+    swap(fast=lying_about(TEXTS[3], "gigatoken"))
+    planned, _ = prepare(blend_of(source), tmp_path / "gated", **settings_of(model))
+    assert verdict_of(planned).backend == "fastokens"
+    assert "fastokens is used; gigatoken encodes" in planned.notes["datasets/some"]
+    assert verdict_of(honest).backend == "gigatoken"
+    assert list(bytes_of(tmp_path / "gated").values()) == list(bytes_of(tmp_path / "honest").values())
 
 
 @pytest.mark.parametrize("number", [0, len(TEXTS) // 2, len(TEXTS) - 1])
@@ -126,7 +148,8 @@ def test_the_beginning_the_middle_and_the_end_of_the_data_are_looked_at(source, 
 )
 def test_an_encoder_that_errs_on_a_string_that_breaks_tokenizers_is_not_used(source, model, tmp_path, swap, text):
     swap(fast=lying_about(text))
-    assert repr(text) in verdict_of(plan(source, tmp_path / "out", model)).difference
+    verdict = verdict_of(plan(source, tmp_path / "out", model))
+    assert all(repr(text) in verdict.refused[engine] for engine in ENGINES)
 
 
 def test_what_is_found_of_one_data_set_does_not_touch_another(source, model, tmp_path, swap):
@@ -140,11 +163,11 @@ def test_what_is_found_of_one_data_set_does_not_touch_another(source, model, tmp
     }
 
 
-def test_a_tokenizer_that_gigatoken_cannot_run_is_run_by_its_reference(source, tmp_path):
+def test_a_tokenizer_that_no_engine_can_run_is_run_by_its_reference(source, tmp_path):
     folder = word_piece(tmp_path / "model")
     planned, manifest = prepare(blend_of(source), tmp_path / "out", **settings_of(folder))
     assert verdict_of(planned).backend == "reference"
-    assert "WordPiece" in manifest["tokenizer"]["gate"]["datasets/some"]["difference"]
+    assert "WordPiece" in manifest["tokenizer"]["gate"]["datasets/some"]["refused"]["gigatoken"]
     eos = vocabularies.end_of_document(folder)
     [content] = [path.read_bytes() for path in (tmp_path / "out/train").glob("*.bin")]
     expected = [number for ids in ids_of(reference(folder), TEXTS) for number in [*ids, eos]]
@@ -158,9 +181,9 @@ def counted(swap):
 
     def counting(name):
         def of(vocabulary):
-            def make(literal):
+            def make(*arguments):
                 made[name] += 1
-                return getattr(vocabulary, name)(literal)
+                return getattr(vocabulary, name)(*arguments)
 
             return make
 
@@ -261,4 +284,4 @@ def test_tokens_that_were_added_are_tried_within_words_and_in_other_normal_forms
     tokenizer.save(str(model / "tokenizer.json"))
     verdict = verdict_of(plan(source, tmp_path / "out", model))
     assert verdict.backend == "reference"
-    assert repr(added.content)[1:-1] in normalize("NFC", verdict.difference)
+    assert repr(added.content)[1:-1] in normalize("NFC", verdict.refused["gigatoken"])

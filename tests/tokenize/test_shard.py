@@ -195,7 +195,7 @@ def test_the_first_bad_row_of_every_slice_is_named(small, tmp_path):
     for shard in planned.plan.shards:
         recipe = PretrainRecipe(**shard.identity["recipe"])
         try:
-            tokenize_shard(shard, recipe, vocabulary.fast(True), [], planned.plan.store, "fail")
+            tokenize_shard(shard, recipe, vocabulary.fast("gigatoken", True), [], planned.plan.store, "fail")
         except BadRowError as error:
             named.append(int(str(error).removeprefix(f"{given.path}:").partition(":")[0]))
             assert not Path(planned.plan.store.path(shard.key, "receipt.json")).exists()
@@ -253,7 +253,7 @@ def test_an_id_that_the_vocabulary_does_not_have_stops_the_shard(small, tmp_path
     [shard] = planned.plan.shards
     recipe = PretrainRecipe(**{**shard.identity["recipe"], "vocabulary_size": 200})
     largest = max(max(ids) for ids in ids_of(reference(small), ["plain", "wörd"]))
-    encoder = GigatokenEncoder(planned.found.vocabulary.fast(True).tokenizer)
+    encoder = GigatokenEncoder(planned.found.vocabulary.fast("gigatoken", True).tokenizer)
     with pytest.raises(RunError, match=f"id {largest} in text . of the batch is outside the vocabulary of 200 ids"):
         tokenize_shard(shard, recipe, encoder, [], planned.plan.store, "quarantine")
     assert planned.plan.store.receipt(shard.key) is None

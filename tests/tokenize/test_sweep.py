@@ -8,6 +8,7 @@ import tokenizers
 from tokenizers import Regex, Tokenizer, pre_tokenizers
 from tokenmill.tasks.tokenize import sweep
 from tokenmill.tasks.tokenize.encoders import ReferenceEncoder
+from tokenmill.tasks.tokenize.engines import ENGINES
 from tokenmill.tasks.tokenize.splitting import BYTE_LEVEL_PATTERN, Splitting, byte_level_bpe, huggingface_splitting
 from tokenmill.tasks.tokenize.sweep import (
     Context,
@@ -157,7 +158,7 @@ def test_a_tokenizer_json_is_cut_and_normalized_as_it_says():
     tokenizer = Tokenizer(tokenizers.models.BPE())
     tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=True)
     tokenizer.normalizer = normal
-    found = huggingface_splitting(orjson.loads(tokenizer.to_str()))
+    found = huggingface_splitting(orjson.loads(tokenizer.to_str()), ENGINES["gigatoken"])
     assert found is not None
     assert found.normal_forms is not None
     assert found.patterns() == [BYTE_LEVEL_PATTERN]
@@ -166,7 +167,6 @@ def test_a_tokenizer_json_is_cut_and_normalized_as_it_says():
 
 
 def test_a_tokenizer_that_is_no_byte_level_bpe_has_no_splitting():
-    assert (
-        huggingface_splitting({"model": {"type": "WordPiece"}, "pre_tokenizer": {"type": "BertPreTokenizer"}}) is None
-    )
-    assert huggingface_splitting({"model": {"type": "BPE", "byte_fallback": True}, "pre_tokenizer": None}) is None
+    word_piece = {"model": {"type": "WordPiece"}, "pre_tokenizer": {"type": "BertPreTokenizer"}}
+    for definition in (word_piece, {"model": {"type": "BPE", "byte_fallback": True}, "pre_tokenizer": None}):
+        assert huggingface_splitting(definition, ENGINES["gigatoken"]) is None

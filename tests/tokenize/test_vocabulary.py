@@ -65,7 +65,7 @@ def test_a_folder_is_read_as_hugging_face_reads_it(small, literal):
     tokenizer = reference(small, literal=literal)
     texts = [*TEXTS, f"a{EOS}b {TURN}", EOS, f"{BOS}{BOS}"]
     expected = ids_of(tokenizer, texts)
-    assert encoded(vocabulary.fast(literal), texts) == expected
+    assert encoded(vocabulary.fast("gigatoken", literal), texts) == expected
     assert encoded(vocabulary.reference(literal), texts) == expected
     named = (tokenizer.token_to_id(BOS), tokenizer.token_to_id(EOS))
     assert described(vocabulary)[1:] == (tokenizer.get_vocab_size(), {BOS, EOS, TURN}, *named)
@@ -74,7 +74,7 @@ def test_a_folder_is_read_as_hugging_face_reads_it(small, literal):
 def test_part_of_a_column_is_encoded_as_that_part(small):
     column = pa.array(TEXTS, pa.large_string())[5:25]
     expected = ids_of(reference(small), TEXTS[5:25])
-    for encoder in (load(small).fast(True), load(small).reference(True)):
+    for encoder in (load(small).fast("gigatoken", True), load(small).reference(True)):
         found = encoder.encode(column)
         assert found.lengths.tolist() == [len(ids) for ids in expected]
         assert found.ids.tolist() == [number for ids in expected for number in ids]
@@ -146,7 +146,7 @@ def test_sentencepiece_is_read_as_sentencepiece_reads_it(model, tmp_path):
 def both(directory):
     """gigatoken's encoder of a SentencePiece model, and SentencePiece's own function."""
     model = sentencepiece_model(directory / "both.model", "bpe", **VERBATIM)
-    return load(model).fast(True), sentencepiece.SentencePieceProcessor(model_file=str(model))
+    return load(model).fast("gigatoken", True), sentencepiece.SentencePieceProcessor(model_file=str(model))
 
 
 @max_examples(200)
@@ -261,7 +261,7 @@ try:
 except InputError as error:
     print(json.dumps(str(error)))
 else:
-    made = [make(True).encode(texts) for make in (vocabulary.fast, vocabulary.reference)]
+    made = [encoder.encode(texts) for encoder in (vocabulary.fast("gigatoken", True), vocabulary.reference(True))]
     print(json.dumps([[each.ids.tolist(), each.offsets.tolist()] for each in made] + [vocabulary.eos]))
 """
 

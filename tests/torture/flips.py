@@ -451,5 +451,5 @@ def _known_of_vocabulary() -> tuple[object, ...]:
     exact_encoder.cache_clear()
     ensure_vocabulary()
     found = load_vocabulary(TokenizerSettings())
-    suspects = exact_encoder(found, literal=True).suspects
+    suspects = exact_encoder(found, "gigatoken", literal=True).suspects
     return found.fingerprint, found.size, found.eos, dict(found.controls), list(suspects)

@@ -6,6 +6,7 @@ than Python's own tables, contractions, white space, digits and punctuation of a
 batch has its own seed, so that a difference can be repeated.
 """
 
+import itertools
 import random
 import tempfile
 import unicodedata
@@ -18,9 +19,10 @@ import numpy as np
 import pyarrow as pa
 import regex
 from tokenmill.tasks.tokenize.encoders import Tokens
+from tokenmill.tasks.tokenize.engines import ENGINES
 from tokenmill.tasks.tokenize.exact import ExactEncoder, exact_encoder
 from tokenmill.tasks.tokenize.load import load_vocabulary
-from tokenmill.tasks.tokenize.settings import TokenizerSettings
+from tokenmill.tasks.tokenize.settings import Engine, TokenizerSettings
 
 from tests.peers import vocabularies
 from tests.torture.processes import each
@@ -90,13 +92,14 @@ class Outcome:
 def run(count: int, seed: int) -> str:
     """Compare `count` documents for each vocabulary. Raises AssertionError with the first that differs."""
     with tempfile.TemporaryDirectory() as folder:
-        seen = [f"{name} {_run(model(name, Path(folder)), count, seed)}" for name in VOCABULARIES]
+        pairs = itertools.product(VOCABULARIES, ENGINES)
+        seen = [f"{name} by {engine} {_run(model(name, Path(folder)), engine, count, seed)}" for name, engine in pairs]
     return f"{count:,} documents have the reference's ids with each of {', '.join(seen)}"
 
 
-def _run(path: str, count: int, seed: int) -> Outcome:
+def _run(path: str, engine: Engine, count: int, seed: int) -> Outcome:
     batches = [f"{seed}-{number}" for number in range(-(-count // BATCH))]
-    return sum(each(partial(compare, path, count=min(count, BATCH)), batches), start=Outcome(0, 0, 0))
+    return sum(each(partial(compare, path, engine, count=min(count, BATCH)), batches), start=Outcome(0, 0, 0))
 
 
 def model(name: str, folder: Path) -> str:
@@ -107,21 +110,21 @@ def model(name: str, folder: Path) -> str:
     return str(make(folder)) if make else name
 
 
-def compare(model: str, seed: str, count: int = BATCH) -> Outcome:
+def compare(model: str, engine: Engine, seed: str, count: int = BATCH) -> Outcome:
     """Compare the documents of a seed. Raises AssertionError with the first that differs."""
-    encoder = _encoder(model)
+    encoder = _encoder(model, engine)
     texts = pa.array(documents(seed, count), pa.large_string())
     found, fast, expected = encoder.encode(texts), encoder.fast.encode(texts), encoder.reference().encode(texts)
     wrong = differing(found, expected)
     if wrong.size:
         number = int(wrong[0])
-        raise AssertionError(f"{model}, seed {seed!r}, document {number}: {texts[number].as_py()!r}")
+        raise AssertionError(f"{model} by {engine}, seed {seed!r}, document {number}: {texts[number].as_py()!r}")
     return Outcome(len(texts), found.by_reference, len(differing(fast, expected)))
 
 
 @cache
-def _encoder(model: str) -> ExactEncoder:
-    return exact_encoder(load_vocabulary(TokenizerSettings(model=model, add_eos=False)), literal=True)
+def _encoder(model: str, engine: Engine) -> ExactEncoder:
+    return exact_encoder(load_vocabulary(TokenizerSettings(model=model, add_eos=False)), engine, literal=True)
 
 
 def differing(one: Tokens, other: Tokens) -> np.ndarray:

@@ -1,0 +1,94 @@
+"""The race: the faster engine of those that pass encodes large data sets, and no byte shows which one it was."""
+
+from dataclasses import replace
+from itertools import chain
+
+import pytest
+from tokenmill.tasks.sources.files import Slice, SourceFile
+from tokenmill.tasks.tokenize import preparation, race
+from tokenmill.tasks.tokenize.encoders import FastokensEncoder, GigatokenEncoder
+from tokenmill.tasks.tokenize.engines import ENGINES
+from tokenmill.tasks.tokenize.exact import exact_encoder
+from tokenmill.tasks.tokenize.gate import Comparison, Gate
+from tokenmill.tasks.tokenize.load import load_vocabulary
+from tokenmill.tasks.tokenize.settings import TokenizerSettings
+
+from tests.preparing import blend_of, prepare, tree, write_lines
+from tests.tokenize.small_vocabularies import byte_level_bpe
+
+TEXTS = [f"document number {number} of the data" for number in range(200)]
+
+
+@pytest.fixture
+def winner(monkeypatch, tmp_path):
+    """Decides every race from now on; nothing is remembered of earlier ones."""
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+
+    def win(name):
+        monkeypatch.setattr(race, "_seconds", lambda _gate, engine, _course: 1.0 if engine == name else 2.0)
+
+    return win
+
+
+@pytest.fixture
+def gate(tmp_path):
+    vocabulary = load_vocabulary(TokenizerSettings(model=str(byte_level_bpe(tmp_path / "model"))))
+    return Gate(vocabulary, [], lambda _: iter(TEXTS), "text", str(tmp_path / "store"), literal=True)
+
+
+@pytest.mark.parametrize("name", ENGINES)
+def test_the_faster_engine_is_chosen_and_remembered(name, winner, gate):
+    winner(name)
+    assert race.fastest_engine(gate) == name
+    winner("neither")
+    assert race.fastest_engine(gate) == name
+
+
+@pytest.mark.parametrize("name", ENGINES)
+def test_an_engine_that_the_gate_refuses_does_not_win(name, winner, gate, monkeypatch):
+    winner(name)
+    monkeypatch.setattr(
+        "tokenmill.tasks.tokenize.gate.compare",
+        lambda _vocabulary, engine, _texts, literal: Comparison(1, "errs" if engine == name or not literal else None),
+    )
+    (other,) = ENGINES.keys() - {name}
+    assert race.fastest_engine(gate) == other
+
+
+@pytest.mark.parametrize("batch", [1, 1_000, race.BATCH])
+def test_every_engine_runs_the_same_course(gate, monkeypatch, batch):
+    monkeypatch.setattr(race, "BATCH", batch)
+    seen = {engine: [] for engine in ENGINES}
+    for engine, encoder in {"gigatoken": GigatokenEncoder, "fastokens": FastokensEncoder}.items():
+        honest = encoder.encode
+        monkeypatch.setattr(
+            encoder,
+            "encode",
+            lambda self, texts, engine=engine, honest=honest: (
+                seen[engine].append(texts.to_pylist()) or honest(self, texts)
+            ),
+        )
+    for engine in ENGINES:
+        exact_encoder(gate.vocabulary, engine, literal=True)
+        seen[engine].clear()
+    part = Slice(SourceFile("some", 0, "jsonl"), 0, 0)
+    seconds = race._race(replace(gate, slices=[part]))  # noqa: SLF001
+    assert [*chain(*seen["gigatoken"])] == [*chain(*seen["fastokens"])] == TEXTS
+    assert min(seconds.values()) > 0
+
+
+def test_no_byte_shows_which_engine_encoded(winner, tmp_path, monkeypatch):
+    monkeypatch.setattr(preparation, "RACE_FROM", 1)
+    model = byte_level_bpe(tmp_path / "model")
+    source = write_lines(tmp_path / "some.jsonl", TEXTS)
+    trees = []
+    for name in ENGINES:
+        monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / name / "cache"))
+        winner(name)
+        planned, _ = prepare(blend_of(source), tmp_path / name / "out", tokenizer={"model": str(model)})
+        assert preparation.worker_arguments(planned)["engines"] == {"datasets/some": name}
+        trees.append(
+            {place: data for place, data in tree(tmp_path / name / "out").items() if place.endswith(("bin", "idx"))}
+        )
+    assert trees[0] == trees[1]
+    assert trees[0]
