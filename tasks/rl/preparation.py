@@ -213,7 +213,7 @@ def build_rl_shard(
 
 
 def _lengths(recipe: RlRecipe, tokenizer: Mapping[str, Any]) -> RowLengths | None:
-    if recipe.max_tokens is None:
+    if recipe.max_tokens is None or recipe.backend is None:
         return None
     vocabulary = planned_vocabulary(TokenizerSource.model_validate(tokenizer), recipe.tokenizer)
     encoder = encoder_of(vocabulary, recipe.backend, literal=True)

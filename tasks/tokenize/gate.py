@@ -41,8 +41,6 @@ SAMPLED_CHARACTERS = 16_384
 
 ADDED_TOKENS_TRIED = 2_000
 
-BACKENDS: Mapping[Backend, str] = {engine: engine for engine in ENGINES} | {"reference": "the reference tokenizer"}
-
 
 @dataclass(frozen=True, slots=True)
 class Verdict:
@@ -63,10 +61,14 @@ class Comparison:
 def gate_notes(verdicts: Mapping[str, Verdict]) -> dict[str, str]:
     """Human-readable reasons why data sets (by `split/name`) are not encoded by the first engine."""
     return {
-        name: "; ".join([f"{BACKENDS[verdict.backend]} is used", *_refusals(verdict.refused)])
+        name: "; ".join([f"{_named(verdict.backend)} is used", *_refusals(verdict.refused)])
         for name, verdict in verdicts.items()
         if verdict.refused
     }
+
+
+def _named(backend: Backend) -> str:
+    return "the reference tokenizer" if backend == "reference" else backend
 
 
 def _refusals(refused: Mapping[Engine, str]) -> list[str]:

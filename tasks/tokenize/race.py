@@ -34,7 +34,7 @@ BATCH = 1_000_000
 
 def fastest_engine(gate: Gate) -> Engine | None:
     """The fastest engine that passes the gate; None if none does."""
-    passing = [engine for engine in ENGINES if gate.difference(engine) is None]
+    passing: list[Engine] = [engine for engine in ENGINES if gate.difference(engine) is None]
     if len(passing) < len(ENGINES):
         return passing[0] if passing else None
     vocabulary, libraries = gate.vocabulary, [(engine, version(engine)) for engine in ENGINES]

@@ -283,5 +283,5 @@ def test_tokens_that_were_added_are_tried_within_words_and_in_other_normal_forms
     assert tokenizer.add_tokens([added]) == 1
     tokenizer.save(str(model / "tokenizer.json"))
     verdict = verdict_of(plan(source, tmp_path / "out", model))
-    assert verdict.backend == "reference"
+    assert verdict.backend != "gigatoken"
     assert repr(added.content)[1:-1] in normalize("NFC", verdict.refused["gigatoken"])
