@@ -13,7 +13,7 @@ import hashlib
 import sys
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from functools import cached_property, lru_cache
+from functools import cached_property, lru_cache, partial
 from importlib.metadata import version
 
 import numpy as np
@@ -23,7 +23,7 @@ from pyarrow import compute
 from tokenmill.tasks.shards.remembered import remembered
 from tokenmill.tasks.storage import user_cache
 
-from .encoders import Encoder, Tokens
+from .encoders import Encoder, RenewedEncoder, Tokens
 from .settings import Backend, Engine
 from .sweep import SWEEP_VERSION, SWEPT, suspect_characters
 from .vocabulary import Vocabulary
@@ -127,7 +127,7 @@ def exact_encoder(vocabulary: Vocabulary, engine: Engine, *, literal: bool) -> E
 
     Raises ValueError if the engine does not support the vocabulary, or differs in ways not explained by single characters.
     """
-    fast = vocabulary.fast(engine, literal)
+    fast = RenewedEncoder(partial(vocabulary.fast, engine, literal))
     return ExactEncoder(fast, lambda: vocabulary.reference(literal), _suspects_of(vocabulary, engine))
 
 

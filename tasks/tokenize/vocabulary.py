@@ -33,7 +33,7 @@ class Vocabulary:
     `fingerprint` is `sha256:…` over everything that decides the ids of a text; `size` is the largest id plus one, added
     tokens included; `bos` and `eos` are the ids that begin a sequence and end a document, or None. `fast(engine, literal)`
     makes the encoder of an engine, or raises ValueError if it does not support the tokenizer; `reference(literal)` makes the
-    encoder that defines this vocabulary. Each is built once, because a warm cache of pre-tokens doubles its speed.
+    encoder that defines this vocabulary, once.
 
     `controls` maps control strings and other added tokens to ids; `literal` treats `special_tokens` as ordinary text.
     `guarding(tokens)` is the same vocabulary with more added tokens among these. `splitting(engine)` says how text is cut
@@ -105,8 +105,8 @@ def _from_definition(
         special_tokens=special,
         bos=named("bos_token"),
         eos=named("eos_token"),
-        fast=cache(
-            lambda engine, literal: ENGINES[engine].from_definition(_without_special(parsed) if literal else definition)
+        fast=lambda engine, literal: ENGINES[engine].from_definition(
+            _without_special(parsed) if literal else definition
         ),
         reference=cache(lambda literal: _huggingface_reference(loaded, literal=literal)),
         splitting=lambda engine: huggingface_splitting(parsed, ENGINES[engine]),
@@ -185,7 +185,7 @@ def tiktoken_vocabulary(
         special_tokens=list(special),
         bos=special.get("<|startoftext|>"),
         eos=special.get("<|endoftext|>"),
-        fast=cache(fast),
+        fast=fast,
         reference=cache(reference),
         splitting=lambda engine: tiktoken_splitting(name, pretokenizer, ENGINES[engine]),
         controls=special,
@@ -208,10 +208,8 @@ def sentencepiece_vocabulary(model: bytes) -> Vocabulary:
         special_tokens=list(controls),
         bos=_existing(processor.bos_id()),
         eos=_existing(processor.eos_id()),
-        fast=cache(
-            lambda engine, _: ENGINES[engine].from_definition(
-                _without_special(orjson.loads(sentencepiece_to_tokenizer_json(model)))
-            )
+        fast=lambda engine, _: ENGINES[engine].from_definition(
+            _without_special(orjson.loads(sentencepiece_to_tokenizer_json(model)))
         ),
         reference=lambda _: ReferenceEncoder(lambda texts: processor.Encode(texts, out_type=int)),
         splitting=lambda _: None,

@@ -3,6 +3,7 @@ import unicodedata
 from importlib.util import find_spec
 
 import numpy as np
+import psutil
 import pyarrow as pa
 import pytest
 import regex
@@ -10,6 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from tokenmill.tasks.storage import user_cache
 from tokenmill.tasks.tokenize import exact
+from tokenmill.tasks.tokenize.encoders import RenewedEncoder
 from tokenmill.tasks.tokenize.engines import ENGINES
 from tokenmill.tasks.tokenize.exact import ExactEncoder, exact_encoder
 from tokenmill.tasks.tokenize.gate import compare
@@ -19,6 +21,7 @@ from tokenmill.tasks.tokenize.sweep import SWEPT
 
 from tests.peers import vocabularies
 from tests.preparing import blend_of, prepare, write_lines
+from tests.tokenize.small_vocabularies import byte_level_bpe
 from tests.torture import ids
 
 CONTEXTS = [
@@ -209,3 +212,23 @@ def test_a_library_that_cuts_ordinary_text_differently_is_not_used(known, monkey
     exact_encoder.cache_clear()
     assert comparison.texts == 0
     assert "other pieces" in (comparison.difference or "")
+
+
+@pytest.mark.slow
+def test_an_encoder_that_remembers_too_much_is_loaded_again(tmp_path):
+    """gigatoken, on random words: all are new to it."""
+    vocabulary = load_vocabulary(TokenizerSettings(model=str(byte_level_bpe(tmp_path)), add_eos=False))
+    source, limit, sizes, loads = random.Random(5), 16 << 20, [], []
+
+    def load():
+        loads.append(len(sizes))
+        return vocabulary.fast("gigatoken", True)
+
+    encoder = RenewedEncoder(load, limit)
+    for _ in range(40):
+        texts = column(["".join(source.choices("abcdefgh ", k=400_000))])
+        found = encoder.encode(texts)
+        sizes.append(psutil.Process().memory_info().rss)
+    assert 2 < len(loads) < len(sizes) / 2
+    assert max(sizes) - sizes[0] < 6 * limit
+    assert np.array_equal(found.ids, vocabulary.reference(True).encode(texts).ids)
