@@ -69,7 +69,8 @@ def _composed(source: Source, policy: Policy, special_strings: SpecialStrings | 
     messages = [*_preamble(source, before, functions, policy), *written.messages()]
     messages, trailing = _ending(messages, policy)
     messages, thoughts = _without_old_thoughts(messages, policy)
-    messages, escaped = _plain(messages, special_strings)
+    tagless = not any("|" in message.body and "<|" in message.body for message in messages)
+    messages, escaped = (messages, 0) if tagless else _plain(messages, special_strings)
     if messages[-1].channel == "final":
         messages[-1] = replace(messages[-1], terminator="return")
     renamed = {name: to for name, to in recipients.items() if to not in {FUNCTIONS + name, PYTHON}}
@@ -83,7 +84,7 @@ def _composed(source: Source, policy: Policy, special_strings: SpecialStrings | 
         "meta_dropped_trailing": trailing,
         "untrained_messages": _untrained_numbers(messages),
     }
-    return Composed(messages, facts, _declared(source, functions))
+    return Composed(messages, facts, _declared(source, functions), tagless)
 
 
 def _untrained_numbers(messages: Sequence[HarmonyMessage]) -> list[int] | None:

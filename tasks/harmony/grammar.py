@@ -67,7 +67,7 @@ class Fault:
     detail: str
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(slots=True, kw_only=True)
 class ParsedMessage(HarmonyMessage):
     """A message and its offsets in characters: [start, end) with tags, [body_start, body_end) without."""
 
