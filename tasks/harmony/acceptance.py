@@ -15,7 +15,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import lru_cache
 
-from .grammar import Fault, FaultError, ParsedMessage, parse
+from .grammar import Fault, FaultError, ParsedMessage, is_whole, parse
 from .message import Composed, HarmonyMessage, Schemas
 from .render import ENDS, opening, render
 from .semantics import WARNINGS, Parser, Quality, argument_faults, judge
@@ -71,18 +71,10 @@ def accepted(composed: Composed, off: frozenset[str], least: int) -> ValidText |
     bodies = [message.body for message in messages]
     pieces = [piece for message in zip(openings, bodies, ends, strict=True) for piece in message]
     text = "".join(pieces)
-    if not (text.isascii() or _has_whole_characters(text)):
+    if not is_whole(text):
         return None
     prompt = sum(map(len, pieces[: 3 * outline.first]))
     return ValidText(text, openings, bodies, outline.spoken, prompt, quality)
-
-
-def _has_whole_characters(text: str) -> bool:
-    try:
-        text.encode("utf-16-le")  # the fastest codec that rejects surrogates
-    except UnicodeEncodeError:
-        return False
-    return True
 
 
 @lru_cache(maxsize=4096)

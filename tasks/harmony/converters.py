@@ -118,7 +118,9 @@ def _harmony_text(record: Record) -> Composed | Rejected:
     if isinstance(found, Fault):
         return Rejected(found.name, f"text, character {found.offset}: {found.detail}")
     tagless = not any("<|" in each.body for each in found)
-    return Composed([each.message for each in found], of_record(record), dict.fromkeys(declared(found)) or None, tagless)
+    return Composed(
+        [each.message for each in found], of_record(record), dict.fromkeys(declared(found)) or None, tagless
+    )
 
 
 CONVERTERS: dict[str, Converter] = {

@@ -161,9 +161,10 @@ def catalog_bytes(catalog: Mapping[str, bytes]) -> bytes:
 def _counted(found: Collection[Accepted]) -> list[Row]:
     """The rows with their token counts."""
     counts = token_counts([text for text, _ in found])
-    for (_, row), whole, completion in zip(found, *(each.tolist() for each in counts), strict=True):
-        row["stats_token_len"], row["stats_completion_tokens"] = whole, completion
-    return [row for _, row in found]
+    rows = [made for _, made in found]
+    for made, whole, completion in zip(rows, *(each.tolist() for each in counts), strict=True):
+        made["stats_token_len"], made["stats_completion_tokens"] = whole, completion
+    return rows
 
 
 @cache
@@ -179,7 +180,9 @@ def token_counts(texts: Sequence[ValidText]) -> tuple[np.ndarray, np.ndarray]:
     token. One call of the encoder per batch runs at 250 MB/s; the reference takes 0.2 ms per KB.
     """
     numbers: defaultdict[str, int] = defaultdict(count().__next__)
-    pieces = [numbers[piece] for text in texts for pair in zip(text.openings, text.bodies, strict=True) for piece in pair]
+    pieces = [
+        numbers[piece] for text in texts for pair in zip(text.openings, text.bodies, strict=True) for piece in pair
+    ]
     lengths = harmony_encoder().encode(pa.array(list(numbers), pa.large_string())).lengths
     of_messages = lengths[np.array(pieces, np.int64)].reshape(-1, 2).sum(axis=1) + 1
     owners = np.repeat(np.arange(len(texts)), [len(text.bodies) for text in texts])
