@@ -7,8 +7,8 @@
 Scores are joined to the rows first: predicates may name them, and pools have them as columns. The receipt counts every row as
 a candidate or as dropped, with a reason. Pools may share rows; their counts are the receipt's `facts`.
 
-A row is in four of the bundled pools on average, so copies would take three times as long as all else here, and four times the
-disk. Lists are the default; `selection.materialize` asks for copies.
+A row is in two or three of the bundled pools, so copies take as much disk as two or three times the rows, and half of the time of
+a selection. Lists are the default; `selection.materialize` asks for copies.
 """
 
 from collections import Counter

@@ -152,8 +152,8 @@ def _is_exact(value: object, raw: bytes) -> bool:
 def _has_quotes_of(strings: int, escaped: int, raw: bytes) -> bool:
     """Whether a text has the quotes of just this many strings.
 
-    `escaped` quotes are known to be in the strings. Usually these explain all others; `\\u0022` may stand for one, and keys may
-    hold more, so only then are those with a backslash counted, which takes four times as long.
+    `escaped` quotes are known to be in the strings. Usually these explain all others. One may be spelled u0022 after a
+    backslash, and keys may hold more; only then are those with a backslash counted, which takes four times as long.
     """
     if raw.count(b'"') - escaped == 2 * strings and b"u0022" not in raw:
         return True
