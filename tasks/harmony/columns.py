@@ -22,9 +22,9 @@ import orjson
 import pyarrow as pa
 from tokenmill.tasks.sources.exact_json import compact, loads, with_placeholders
 
-from .grammar import ParsedMessage
+from .acceptance import ValidText
 from .message import TEMPLATE_VERSION, Effort, HarmonyMessage
-from .semantics import JUDGED, Quality
+from .semantics import JUDGED
 
 STRING, INTEGER, NUMBER, FLAG = pa.string(), pa.int64(), pa.float64(), pa.bool_()
 COUNT = pa.int32()
@@ -102,6 +102,8 @@ MORE = pa.schema([
 `untrained_messages` are the numbers, from 0, of assistant messages that the source excludes from training."""
 
 SCHEMA = pa.schema([*FIRST, *MORE])
+COLUMNS = frozenset(SCHEMA.names)
+EMPTY = dict.fromkeys(SCHEMA.names)
 
 DOMAINS = (
     ("proofs", "proof"),
@@ -134,23 +136,26 @@ class Place:
 
 def row(
     place: Place,
-    text: str,
-    messages: Sequence[ParsedMessage],
-    quality: Quality,
+    found: ValidText,
     facts: Mapping[str, Any],
-    *,
-    structured: bool = False,
+    messages: Sequence[HarmonyMessage] | None = None,
 ) -> dict[str, Any]:
     """A value for every column of SCHEMA.
 
-    `messages` are parsed from the text, `facts` are columns from the composition; raises KeyError for an unknown one. With
-    `structured`, the messages are also written as JSON. Deduplication fills in its own columns.
+    `facts` are columns from the composition; raises KeyError for an unknown one. `messages`, if given, are also written as
+    JSON. Deduplication fills in its own columns.
     """
-    if unknown := facts.keys() - set(SCHEMA.names):
-        raise KeyError(f"not in SCHEMA: {', '.join(sorted(unknown))}; add the column, or remove the fact")
-    judged = {name: getattr(quality, name) for name in JUDGED}
-    return dict.fromkeys(SCHEMA.names) | judged | dict(facts) | {
-        "id": sha1(text),
+    if not facts.keys() <= COLUMNS:
+        unknown = ", ".join(sorted(facts.keys() - COLUMNS))
+        raise KeyError(f"not in SCHEMA: {unknown}; add the column, or remove the fact")
+    text, digest = found.text, hashlib.sha1(found.text[: found.prompt].encode(), usedforsecurity=False)
+    prompt_id = digest.hexdigest()
+    digest.update(text[found.prompt :].encode())
+    return {
+        **EMPTY,
+        **{name: getattr(found.quality, name) for name in JUDGED},
+        **facts,
+        "id": digest.hexdigest(),
         "dataset": place.dataset,
         "split": place.split,
         "text": text,
@@ -158,18 +163,18 @@ def row(
         "stats_char_len": len(text),
         "meta_domain": domain_of(place.dataset),
         "meta_difficulty_bin": effort_of(place.split),
-        "prompt_id": sha1(text[: _prompt_end(text, messages)]),
+        "prompt_id": prompt_id,
         "template_version": TEMPLATE_VERSION,
-        "messages_json": _messages_json(messages) if structured else None,
+        "messages_json": _messages_json(messages) if messages is not None else None,
         "source_row": place.row,
         "source_file": place.file,
         "row_id": sha1(json.dumps([*_place(place), TEMPLATE_VERSION])),
-    }  # fmt: skip
+    }
 
 
 def table(rows: Sequence[Mapping[str, Any]]) -> pa.Table:
     """Rows as a table with SCHEMA."""
-    return pa.Table.from_pylist(list(rows), SCHEMA)
+    return pa.table([pa.array([row[field.name] for row in rows], field.type) for field in SCHEMA], SCHEMA)
 
 
 def sha1(text: str) -> str:
@@ -183,14 +188,9 @@ def _place(place: Place) -> list[str | int]:
     return within if place.blend_split is None else [place.blend_split, *within]
 
 
-def _prompt_end(text: str, messages: Sequence[ParsedMessage]) -> int:
-    """The offset of the first message by the assistant."""
-    return next((message.start for message in messages if message.author == "assistant"), len(text))
-
-
-def _messages_json(messages: Sequence[ParsedMessage]) -> str:
-    """The messages as JSON, without offsets and absent fields."""
-    return json.dumps([_fields(message.message) for message in messages], ensure_ascii=False)
+def _messages_json(messages: Sequence[HarmonyMessage]) -> str:
+    """The messages as JSON, without absent fields."""
+    return json.dumps([_fields(message) for message in messages], ensure_ascii=False)
 
 
 def _fields(message: HarmonyMessage) -> dict[str, Any]:

@@ -69,9 +69,10 @@ def _composed(source: Source, policy: Policy, special_strings: SpecialStrings | 
     messages = [*_preamble(source, before, functions, policy), *written.messages()]
     messages, trailing = _ending(messages, policy)
     messages, thoughts = _without_old_thoughts(messages, policy)
-    messages, escaped = _plain(messages, special_strings)
+    tagless = not any("|" in message.body and "<|" in message.body for message in messages)
+    messages, escaped = (messages, 0) if tagless else _plain(messages, special_strings)
     if messages[-1].channel == "final":
-        messages[-1] = replace(messages[-1], terminator="return")
+        messages[-1].terminator = "return"  # made above, and shared with nobody yet
     renamed = {name: to for name, to in recipients.items() if to not in {FUNCTIONS + name, PYTHON}}
     facts = {
         **source.metadata,
@@ -83,7 +84,7 @@ def _composed(source: Source, policy: Policy, special_strings: SpecialStrings | 
         "meta_dropped_trailing": trailing,
         "untrained_messages": _untrained_numbers(messages),
     }
-    return Composed(messages, facts, _declared(source, functions))
+    return Composed(messages, facts, _declared(source, functions), tagless)
 
 
 def _untrained_numbers(messages: Sequence[HarmonyMessage]) -> list[int] | None:
@@ -132,7 +133,8 @@ def _functions(source: Source, recipients: Mapping[str, str]) -> list[dict[str, 
 
 
 def _declared(source: Source, functions: Sequence[dict[str, Any]]) -> Schemas:
-    return {PYTHON: None, **schemas(functions)} if source.python else schemas(functions)
+    declared = schemas(functions) if functions else {}
+    return {PYTHON: None, **declared} if source.python else declared
 
 
 def _split(messages: Sequence[Turn]) -> tuple[list[Turn], list[Turn]]:
@@ -181,18 +183,20 @@ class _Turns:
     policy: Policy
     parallel: int = 0
 
-    def messages(self) -> Iterator[HarmonyMessage]:
+    def messages(self) -> list[HarmonyMessage]:
         """Raises RejectionError, with the number of the message, for what Harmony cannot express."""
+        messages: list[HarmonyMessage] = []
         place = 0
         while place < len(self.turns):
-            end = self._end(place)
+            turn, end = self.turns[place], self._end(place)
             try:
-                made = self._turn(self.turns[place], self.turns[place + 1 : end], last=end == len(self.turns))
-                yield from made if self.turns[place].get("trained", True) else map(_untrained, made)
+                made = self._turn(turn, self.turns[place + 1 : end], last=end == len(self.turns))
+                messages += made if turn.get("trained", True) else map(_untrained, made)
             except RejectionError as refusal:
                 number, count = self.skipped + place + 1, self.skipped + len(self.turns)
                 raise RejectionError(refusal.reason, f"message {number} of {count}: {refusal.detail}") from refusal
             place = end
+        return messages
 
     def _end(self, place: int) -> int:
         """Where the next turn starts: after the results if there are calls."""
@@ -202,18 +206,15 @@ class _Turns:
                 end += 1
         return end
 
-    def _turn(self, turn: Turn, results: Sequence[Turn], *, last: bool) -> Iterator[HarmonyMessage]:
-        role = turn["role"]
+    def _turn(self, turn: Turn, results: Sequence[Turn], *, last: bool) -> list[HarmonyMessage]:
+        role, calls = turn["role"], turn.get("tool_calls")
         if role == "user":
-            yield HarmonyMessage("user", turn["content"] or "")
-        elif role == "assistant":
-            yield from _said(turn)
-            if turn.get("tool_calls"):
-                yield from self._called(turn.get("tool_calls", []), results, last=last)
-        elif role == "tool":
+            return [HarmonyMessage("user", turn["content"] or "")]
+        if role == "assistant":
+            return [*_said(turn), *self._called(calls, results, last=last)] if calls else _said(turn)
+        if role == "tool":
             raise RejectionError("tool_result_without_matching_open_call", "a tool result without a call")
-        else:
-            raise RejectionError("developer_after_user", f"the {role} message stands within the conversation")
+        raise RejectionError("developer_after_user", f"the {role} message stands within the conversation")
 
     def _called(self, calls: Sequence[Call], results: Sequence[Turn], *, last: bool) -> Iterator[HarmonyMessage]:
         """The calls of a turn and their results, in the order of the policy."""
@@ -258,15 +259,17 @@ def _untrained(message: HarmonyMessage) -> HarmonyMessage:
     return replace(message, trained=False)
 
 
-def _said(turn: Turn) -> Iterator[HarmonyMessage]:
+def _said(turn: Turn) -> list[HarmonyMessage]:
     """Reasoning and text of an assistant turn."""
     thoughts, content = turn.get("reasoning_content"), turn["content"] or ""
+    said: list[HarmonyMessage] = []
     if thoughts and not thoughts.isspace():
-        yield HarmonyMessage("assistant", thoughts, channel="analysis")
+        said.append(HarmonyMessage("assistant", thoughts, None, "analysis"))
     if not turn.get("tool_calls"):
-        yield HarmonyMessage("assistant", content, channel="final")
+        said.append(HarmonyMessage("assistant", content, None, "final"))
     elif content and not content.isspace():
-        yield HarmonyMessage("assistant", content, channel="commentary")
+        said.append(HarmonyMessage("assistant", content, None, "commentary"))
+    return said
 
 
 def _call(call: Call, recipient: str) -> HarmonyMessage:
@@ -319,13 +322,12 @@ def _require_answers(made: Sequence[_Exchange], *, last: bool) -> None:
 
 def _ending(messages: list[HarmonyMessage], policy: Policy) -> tuple[list[HarmonyMessage], int]:
     """The messages up to the assistant's last one, and the number of messages after it."""
-    last = max((place for place, message in enumerate(messages) if message.author == "assistant"), default=None)
-    if last is None:
+    trailing = next((place for place, each in enumerate(reversed(messages)) if each.author == "assistant"), None)
+    if trailing is None:
         raise RejectionError("no_assistant", f"there is nothing to learn: none of {len(messages)} is by the assistant")
-    trailing = len(messages) - last - 1
     if trailing and policy.trailing == "reject":
         raise RejectionError("last_message_not_assistant", f"{trailing} messages follow the last one by the assistant")
-    return messages[: last + 1], trailing
+    return messages[: len(messages) - trailing], trailing
 
 
 def _without_old_thoughts(messages: list[HarmonyMessage], policy: Policy) -> tuple[list[HarmonyMessage], int]:

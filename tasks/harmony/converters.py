@@ -117,7 +117,10 @@ def _harmony_text(record: Record) -> Composed | Rejected:
     found = parse(record.get("text"))
     if isinstance(found, Fault):
         return Rejected(found.name, f"text, character {found.offset}: {found.detail}")
-    return Composed([each.message for each in found], of_record(record), dict.fromkeys(declared(found)) or None)
+    tagless = not any("<|" in each.body for each in found)
+    return Composed(
+        [each.message for each in found], of_record(record), dict.fromkeys(declared(found)) or None, tagless
+    )
 
 
 CONVERTERS: dict[str, Converter] = {

@@ -10,7 +10,7 @@ follow its channel, and the blank before `<|constrain|>` may be missing, because
 canonical form. Everything else is a fault; the first one is reported with code and offset. The reference reads every accepted
 text as the same messages. It also accepts missing terminators, nested starts and stray tags, which are faults here.
 
-One scan with one regular expression finds the tags: 0.4 µs per KB, 1 µs outside ASCII, 4 µs per message. Headers come from a
+One scan with one regular expression finds the tags: 0.4 µs per KB, 1 µs outside ASCII, 3 µs per message. Headers come from a
 small set, so each is parsed once and cached.
 """
 
@@ -67,7 +67,7 @@ class Fault:
     detail: str
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(slots=True, kw_only=True)
 class ParsedMessage(HarmonyMessage):
     """A message and its offsets in characters: [start, end) with tags, [body_start, body_end) without."""
 
@@ -127,6 +127,15 @@ def check_characters(text: str) -> None:
         text.encode("utf-16-le")  # the fastest codec that rejects surrogates
     except UnicodeEncodeError as error:
         raise FaultError("E13", error.start, "a lone surrogate is half a character and no text") from error
+
+
+def is_whole(text: str) -> bool:
+    """Whether a text has no lone surrogate."""
+    try:
+        check_characters(text)
+    except FaultError:
+        return False
+    return True
 
 
 def _messages(text: str) -> Iterator[ParsedMessage]:

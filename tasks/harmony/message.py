@@ -40,9 +40,9 @@ Schemas = Mapping[str, Mapping[str, Any] | None]
 """The JSON schema of a tool's arguments by its name as recipient."""
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)  # frozen, it would take ten times as long to make
 class HarmonyMessage:
-    """A message. `author` is a role or a tool's name; `content_type` is the type of `body`, such as json, and
+    """A message; never changed once it is made. `author` is a role or a tool's name; `content_type` is the type of `body`, such as json, and
     `constrained` says whether `<|constrain|>` precedes it (ignored without a content type). `trained` is not
     written: false if the data excludes the message from training.
     """
@@ -115,9 +115,11 @@ class Policy:
 @dataclass(frozen=True, slots=True)
 class Composed:
     """A conversation in Harmony. `facts` holds columns, the source's included; `declared` the recipients that may be
-    called, with the schemas of their arguments, or None if they are unknown.
+    called, with the schemas of their arguments, or None if they are unknown; `tagless` is true if no body holds `<|`, with
+    which every control string begins.
     """
 
     messages: Sequence[HarmonyMessage]
     facts: dict[str, Any]
     declared: Schemas | None = None
+    tagless: bool = False

@@ -69,7 +69,7 @@ def cross_check(text: str, messages: Sequence[HarmonyMessage]) -> Fault | None:
 def _text(number: int, message: HarmonyMessage) -> str:
     try:
         check_characters(message.body)
-        header = _written(_header(message))
+        begin = opening(message)
     except FaultError as error:
         raise InputError(f"message {number} by {message.author!r} cannot be written: {error}") from error
     if special := TAG.search(message.body):
@@ -77,7 +77,13 @@ def _text(number: int, message: HarmonyMessage) -> str:
             f"message {number} by {message.author!r} cannot be written: its body holds {special[0]} at character "
             f"{special.start()}, which would be read as a tag; escape or reject the text"
         )
-    return f"{header}{message.body}{ENDS[message.terminator]}"
+    return f"{begin}{message.body}{ENDS[message.terminator]}"
+
+
+def opening(message: HarmonyMessage) -> str:
+    """The text of a message before its body. Raises FaultError if it would be read differently."""
+    constrained = message.constrained or message.content_type is None
+    return _opening(message.author, message.recipient, message.channel, message.content_type, constrained)
 
 
 def _header(message: HarmonyMessage) -> Header:
@@ -86,13 +92,14 @@ def _header(message: HarmonyMessage) -> Header:
 
 
 @lru_cache(maxsize=4096)
-def _written(header: Header) -> str:
-    """The text of a header with its tags. Raises FaultError if it would be read differently."""
-    recipient = "" if header.recipient is None else f" to={header.recipient}"
-    channel = "" if header.channel is None else f"{CHANNEL}{header.channel}"
-    constrain = CONSTRAIN if header.constrained else ""
-    content_type = "" if header.content_type is None else f" {constrain}{header.content_type}"
-    text = f"{header.author}{recipient}{channel}{content_type}"
+def _opening(
+    author: str, recipient: str | None, channel: str | None, content_type: str | None, constrained: bool
+) -> str:
+    header = Header(author, recipient, channel, content_type, constrained)
+    to = "" if recipient is None else f" to={recipient}"
+    on = "" if channel is None else f"{CHANNEL}{channel}"
+    typed = "" if content_type is None else f" {CONSTRAIN if constrained else ''}{content_type}"
+    text = f"{author}{to}{on}{typed}"
     if read_header(text) != header:
         raise FaultError("E11", 0, f"the header {text!r} would be read as {read_header(text)}")
     return f"{START}{text}{MESSAGE}"

@@ -155,7 +155,7 @@ def _calls(messages: Sequence[HarmonyMessage], declared: Collection[str] | None,
     for number, message in enumerate(messages):
         if message.author == "assistant" and message.recipient is not None:
             waiting.append(number)
-            for code, detail in _of_arguments(message.recipient, message.body, declared, schemas):
+            for code, detail in argument_faults(message.recipient, message.body, declared, schemas):
                 yield number, code, detail
         elif message.author not in ROLES:
             for code, detail in _of_result(message, messages, waiting):
@@ -183,9 +183,10 @@ def _of_result(
         waiting.remove(waiting[0] if answered is None else answered)
 
 
-def _of_arguments(
+def argument_faults(
     recipient: str, body: str, declared: Collection[str] | None, schemas: Schemas
 ) -> Iterator[tuple[str, str]]:
+    """S13 to S15: the rules that the arguments of a call break, and how."""
     if declared is not None and recipient not in declared:
         yield "S14", f"{recipient} is called and not declared"
     if not recipient.startswith(FUNCTIONS):

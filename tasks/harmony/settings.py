@@ -33,7 +33,10 @@ class HarmonySettings(PreparationSettings, frozen=True):
     rules_off: list[str] = Field(default=[], description="Codes of rules that rows may break, for example S15.")
     min_completion_chars: int = Field(default=1, ge=0, description="Answers with fewer characters count as empty.")
     cross_check: float = Field(
-        default=0.02, ge=0, le=1, description="Share of rows, sampled by a hash, that the official parser checks too."
+        default=0.02,
+        ge=0,
+        le=1,
+        description="Share of rows, sampled by a hash, that the official parser checks too; less of rows over 1,000 characters.",
     )
     messages_json: bool = Field(default=False, description="Also write the messages of each row as JSON.")
 

@@ -60,10 +60,11 @@ class Survey:
         if behaviour is None:
             self.empty += 1
             return
-        trace = behaviour.trace
+        structure = behaviour.structure
+        trace = behaviour.trace_of(structure)
         keysets = [str(result.payload) for result in behaviour.results if result.payload.keys]
         self.traces[xxh3_64_intdigest(trace.encode())] += 1
-        self.structures[xxh3_64_intdigest(behaviour.structure.encode())] += 1
+        self.structures[xxh3_64_intdigest(structure.encode())] += 1
         self.answers[behaviour.answer] += 1
         self.calls[len(behaviour.calls)] += 1
         self.words[len(trace.split())] += 1
@@ -72,6 +73,12 @@ class Survey:
         self.keysets.update(keysets)
         self.authors.update(result.author for result in behaviour.results if result.status != "missing")
         self.rows_with_keysets += bool(keysets)
+
+    def add_texts(self, texts: Iterable[str | None]) -> None:
+        """Count Harmony texts, one per row."""
+        for text in texts:
+            messages = parse(text)
+            self.add(None if isinstance(messages, Fault) else behaviour_of(messages))
 
     def record(self) -> dict[str, Any]:
         """The survey as plain JSON."""
@@ -96,9 +103,7 @@ def _plain(value: "int | Counter[Any]") -> int | dict[str, int]:
 def survey(texts: Iterable[str | None]) -> Survey:
     """Survey Harmony texts, one per row."""
     found = Survey()
-    for text in texts:
-        messages = parse(text)
-        found.add(None if isinstance(messages, Fault) else behaviour_of(messages))
+    found.add_texts(texts)
     return found
 
 

@@ -19,7 +19,7 @@ from .scores import FoundScores, score_columns, score_fields, score_folder
 from .settings import NormalizationSettings, SelectionChoices, SelectionRecipe
 
 KIND = "harmony-selection"
-FORMAT_VERSION = 1
+FORMAT_VERSION = 2
 """Increment it when the same recipe and rows give different bytes."""
 
 SURVEYED_ROWS = 200_000
@@ -72,6 +72,7 @@ def _recipe(choices: SelectionChoices, scores: FoundScores, rows: int) -> Select
         pools=[(pool.name, pool.predicate.text) for pool in pools.pools],
         scores=scores.columns,
         unique=choices.unique,
+        materialize=choices.materialize,
         view=None if choices.view == "none" else choices.view,
         require=choices.require,
         sample=(SHARE_STEPS, max(1, round(choices.share * SHARE_STEPS))),

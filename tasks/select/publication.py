@@ -1,6 +1,6 @@
 """What a selection publishes beside its rows.
 
-OUT/pools/<pool>/part-00000-1a2b3c4d.parquet    the rows of each pool, unchanged; no folder for an empty pool
+OUT/pools/<pool>/part-00000-1a2b3c4d.parquet    the list of each pool's rows, or copies of them; no folder for an empty pool
 OUT/pools.json                                  predicate, rows and tokens of each pool, and the rows that any two share
 OUT/candidates/part-00000-1a2b3c4d.parquet      a text per row to embed
 OUT/behaviours.md, behaviours.json              the behaviors of the candidates, and whether they have collapsed

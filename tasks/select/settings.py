@@ -30,6 +30,7 @@ class SelectionChoices(Strict, frozen=True):
         description="Folders of scores and choices with columns for predicates; null for rows without a score.",
     )
     unique: bool = Field(default=False, description="Put each row only into the first pool that matches it.")
+    materialize: bool = Field(default=False, description="Write copies of the rows of each pool, not a list of them.")
     view: View | Literal["none"] = Field(
         default="prompt", description="Part of a conversation to embed, or none for no candidates."
     )
@@ -67,13 +68,14 @@ class NormalizationSettings(HarmonySettings, frozen=True):
 class SelectionRecipe:
     """Every setting that can change a byte of a shard. `pools` are names and predicates; `scores` are the joined
     columns of each folder; `view` is None for no candidates; `sample` and `survey` keep rows whose hash modulo the
-    first number is below the second.
+    first number is below the second. `materialize` copies rows into pools.
     """
 
     base: list[str]
     pools: list[tuple[str, str]]
     scores: Sequence[Sequence[Column]]
     unique: bool
+    materialize: bool
     view: View | None
     require: str
     sample: tuple[int, int]

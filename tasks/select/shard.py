@@ -1,11 +1,14 @@
 """Build one shard of a selection: the rows of one final shard, in their pools, and as candidates.
 
-    pool-000.parquet …     the rows of each pool, with all their columns; no file for an empty pool
+    pool-000.parquet …     the list of each pool's rows, or the rows themselves; no file for an empty pool
     candidates.parquet     a text per row to embed, and columns for interpreting the result
     survey.json            behaviors of a sample of the candidates, for the report on collapse
 
-Scores are joined to the rows first: predicates may name them, and the rows of pools have them as columns. The receipt counts
-every row as a candidate or as dropped, with a reason. Pools may share rows; their counts are the receipt's `facts`.
+Scores are joined to the rows first: predicates may name them, and pools have them as columns. The receipt counts every row as
+a candidate or as dropped, with a reason. Pools may share rows; their counts are the receipt's `facts`.
+
+A row is in two or three of the bundled pools, so copies take as much disk as two or three times the rows, and half of the time of
+a selection. Lists are the default; `selection.materialize` asks for copies.
 """
 
 from collections import Counter
@@ -13,6 +16,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+import numpy as np
 import orjson
 import pyarrow as pa
 import pyarrow.parquet as pq
@@ -23,11 +27,12 @@ from tokenmill.tasks.shards.build import ShardBuilder, building
 from tokenmill.tasks.shards.plan import PlannedShard
 from tokenmill.tasks.shards.receipt import Receipt
 from tokenmill.tasks.shards.store import Store
+from tokenmill.tasks.sources.parquet import NOTE
 
+from .candidates import CARRIED, Candidates, Sample, candidates, sampled
 from .candidates import SCHEMA as CANDIDATES
-from .candidates import Candidates, Sample, candidates, sampled
-from .collapse import Survey, survey
-from .pools import Pool, Pools, Tally, assign, tally
+from .collapse import Survey
+from .pools import TOKENS, Pool, Pools, Tally, assign, tally
 from .predicates import Predicate, masks, parse_predicate
 from .scores import read_scores, with_scores, without_score
 from .settings import SelectionRecipe
@@ -41,6 +46,13 @@ def pool_part(number: int) -> str:
     return f"pool-{number:03d}"
 
 
+LISTED = pa.schema(
+    [ROWS.field("row_id"), ROWS.field("source_row")],
+    {NOTE: "It lists the rows of a pool; to get the rows themselves, use selection.materialize=true."},
+)
+"""A list of rows, without the columns of scores."""
+
+
 def select_shard(shard: PlannedShard, recipe: SelectionRecipe, store: Store, scores: Mapping[str, str]) -> Receipt:
     """Build one shard from the final shard whose key is the slice's content.
 
@@ -52,13 +64,28 @@ def select_shard(shard: PlannedShard, recipe: SelectionRecipe, store: Store, sco
         raise RunError(f"{shard.place}: the shard of rows is missing; run the same command again to build it")
     sides = read_scores(recipe.scores, shard.identity["source"].get("scores", ()), scores)
     file = pq.ParquetFile(pa.BufferReader(store.read(source, FILE)))
+    columns = None if recipe.materialize else columns_read(recipe)
     with building(shard, store) as builder:
-        selected = _Selected(recipe, sides, builder)
+        selected = _Selected.of(recipe, sides, builder)
         for number in range(file.num_row_groups):
-            selected.take(file.read_row_group(number, use_threads=False))
+            selected.take(file.read_row_group(number, columns, use_threads=False))
         builder.open(SURVEY).write(orjson.dumps(selected.survey.record()))
         builder.rows_in, builder.facts = source.documents, selected.facts
     return builder.receipt
+
+
+def columns_read(recipe: SelectionRecipe) -> list[str]:
+    """The columns of rows that a selection without copies needs."""
+    pools = parsed(recipe)
+    predicates = [*pools.base, *(pool.predicate for pool in pools.pools), parse_predicate(recipe.require)]
+    needed = {"id", "text", TOKENS, *LISTED.names, *CARRIED.names}.union(*(each.columns for each in predicates))
+    return [name for name in ROWS.names if name in needed]
+
+
+def _listed(rows: pa.Table) -> pa.Table:
+    """Rows as a list of them: the columns of LISTED, and the scores."""
+    scores = [name for name in rows.column_names if name not in ROWS.names]
+    return rows.select([*LISTED.names, *scores]).replace_schema_metadata(LISTED.metadata)
 
 
 def parsed(recipe: SelectionRecipe) -> Pools:
@@ -72,46 +99,49 @@ class _Selected:
     """Select rows of a shard, and count pools and candidates."""
 
     recipe: SelectionRecipe
+    pools: Pools
+    require: Predicate
     sides: Sequence[pa.Table]
     builder: ShardBuilder
     tally: Tally | None = None
     without_score: Counter[int] = field(default_factory=Counter[int])
     survey: Survey = field(default_factory=Survey)
 
+    @classmethod
+    def of(cls, recipe: SelectionRecipe, sides: Sequence[pa.Table], builder: ShardBuilder) -> "_Selected":
+        """Nothing selected yet."""
+        return cls(recipe, parsed(recipe), parse_predicate(recipe.require, "selection.require"), sides, builder)
+
     def take(self, rows: pa.Table) -> None:
         """Assign rows to pools, and write candidates."""
         self.without_score.update({number: without_score(rows, side) for number, side in enumerate(self.sides)})
         rows = with_scores(rows, self.sides)
-        pools = parsed(self.recipe)
-        if pools.pools:
-            found = assign(rows, pools, ROWS.names)
-            taken = found.unique() if self.recipe.unique else found
-            counts = tally(rows, found, taken)
-            self.tally = counts if self.tally is None else self.tally + counts
-            for number, mask in enumerate(taken.pools):
-                self._write(pool_part(number), rows.filter(pa.array(mask)))
+        if self.pools.pools:
+            self._assign(rows)
         found = self._shown(rows)
-        self._write(PART, found.rows)
         self.builder.drops.update(found.drops)
         if found.rows.num_rows:
+            self.builder.table(f"{PART}.parquet", CANDIDATES).write_table(found.rows)
             self.builder.keep(PART, found.rows.num_rows)
-        required = rows.filter(pa.array(masks(rows, [self._require.on(rows.schema, ROWS.names)])[0]))
+        required = rows.filter(pa.array(masks(rows, [self.require.on(rows.schema, ROWS.names)])[0]))
         surveyed = sampled(required["id"].to_pylist(), Sample(*self.recipe.survey))
-        self.survey += survey(required["text"].filter(pa.array(surveyed)).to_pylist())
+        self.survey.add_texts(required["text"].filter(pa.array(surveyed)).to_pylist())
 
     def _shown(self, rows: pa.Table) -> Candidates:
         if self.recipe.view is None:
             return Candidates(CANDIDATES.empty_table(), Counter(no_view=rows.num_rows))
-        return candidates(rows, self.recipe.view, self._require, Sample(*self.recipe.sample), ROWS.names)
+        return candidates(rows, self.recipe.view, self.require, Sample(*self.recipe.sample), ROWS.names)
 
-    @property
-    def _require(self) -> Predicate:
-        return parse_predicate(self.recipe.require, "selection.require")
-
-    def _write(self, part: str, rows: pa.Table) -> None:
-        if not rows.num_rows:
-            return
-        self.builder.table(f"{part}.parquet", rows.schema).write_table(rows)
+    def _assign(self, rows: pa.Table) -> None:
+        """Count and write the rows of each pool."""
+        found = assign(rows, self.pools, ROWS.names)
+        taken = found.unique() if self.recipe.unique else found
+        counts = tally(rows, found, taken)
+        self.tally = counts if self.tally is None else self.tally + counts
+        shown = rows if self.recipe.materialize else _listed(rows)
+        for number in np.flatnonzero(taken.pools.any(axis=1)).tolist():
+            writer = self.builder.table(f"{pool_part(number)}.parquet", shown.schema)
+            writer.write_table(shown.filter(pa.array(taken.pools[number])))
 
     @property
     def facts(self) -> dict[str, Any]:

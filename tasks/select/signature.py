@@ -139,7 +139,11 @@ class Behaviour:
     @property
     def trace(self) -> str:
         """The whole trace."""
-        return f"{self.structure}\nPLAN_EXCERPT: {self.plan or 'none'}"
+        return self.trace_of(self.structure)
+
+    def trace_of(self, structure: str) -> str:
+        """The whole trace, given its structure."""
+        return f"{structure}\nPLAN_EXCERPT: {self.plan or 'none'}"
 
 
 def behaviour_of(messages: Sequence[HarmonyMessage]) -> Behaviour:

@@ -159,10 +159,16 @@ def require_any(metadata: pq.FileMetaData, fields: Sequence[str], uri: str) -> N
     if twice is not None:
         raise InputError(f"{uri}: {counts[twice]} columns are called {twice!r}; {AMBIGUOUS}")
     if not column_numbers(metadata, fields):
-        raise InputError(
-            f"{uri}: has none of the fields {', '.join(map(repr, fields))}; "
-            f"name one that it has (columns: {', '.join(columns) or 'none'})"
-        )
+        remedy = _note(metadata) or f"name one that it has (columns: {', '.join(columns) or 'none'})"
+        raise InputError(f"{uri}: has none of the fields {', '.join(map(repr, fields))}; {remedy}")
+
+
+NOTE = "tokenmill.note"
+"""The key of a file's metadata under which its writer says what to do if a field is missing."""
+
+
+def _note(metadata: pq.FileMetaData) -> str:
+    return (metadata.metadata or {}).get(NOTE.encode(), b"").decode()
 
 
 AMBIGUOUS = "it is unclear which is meant: write the file again with distinct names"

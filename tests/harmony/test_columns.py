@@ -8,13 +8,11 @@ import re
 import pyarrow as pa
 import pytest
 from pyarrow import parquet
+from tokenmill.tasks.harmony.acceptance import judged
 from tokenmill.tasks.harmony.columns import SCHEMA, Place, row, table
 from tokenmill.tasks.harmony.compose import compose
 from tokenmill.tasks.harmony.converters import CONVERTERS
-from tokenmill.tasks.harmony.grammar import parse
 from tokenmill.tasks.harmony.message import Policy, Source
-from tokenmill.tasks.harmony.render import render
-from tokenmill.tasks.harmony.semantics import judge
 
 from tests.harmony import rows
 
@@ -33,12 +31,11 @@ PUBLISHED = """
 PLACE = Place("nvidia/Nemotron-Math-v2", "high_part00", "high.part_00.jsonl", 41)
 
 
-def made(name="math_v2", given=rows.MATH, place=PLACE, **options):
+def made(name="math_v2", given=rows.MATH, place=PLACE, *, structured=False):
     found = CONVERTERS[name](given, place.split)
     found = compose(found, Policy()) if isinstance(found, Source) else found
-    text = render(found.messages)
-    parsed = parse(text)
-    return row(place, text, parsed, judge(text, parsed, found.declared), found.facts, **options)
+    valid, _ = judged(found, frozenset(), 1, None)
+    return row(place, valid, found.facts, found.messages if structured else None)
 
 
 def test_the_first_columns_are_those_that_are_known():
@@ -117,6 +114,6 @@ def test_messages_as_json():
 
 
 def test_columns_that_nobody_knows_are_refused():
-    text = rows.HARMONY["text"]
+    valid, _ = judged(CONVERTERS["harmony_text"](rows.HARMONY, ""), frozenset(), 1, None)
     with pytest.raises(KeyError, match="meta_colour"):
-        row(PLACE, text, parse(text), judge(text, parse(text)), {"meta_colour": "blue"})
+        row(PLACE, valid, {"meta_colour": "blue"})

@@ -174,6 +174,20 @@ def test_which_rows_the_reference_is_asked_of_hangs_on_the_row_alone(tmp_path, m
     assert 30 < len(found[0]) < 90
 
 
+def test_of_long_rows_the_reference_is_asked_of_fewer(tmp_path, monkeypatch):
+    texts = []
+    monkeypatch.setattr(shard, "cross_check", lambda text, messages: texts.append(text))
+    long = [
+        {"messages": [{"role": "user", "content": f"{number}?" * 4000}, {"role": "assistant", "content": "!"}]}
+        for number in range(200)
+    ]
+    one = source(tmp_path, "chat", "openai_messages", *rows_of_messages(200), *long)
+    prepare({"datasets": [one]}, tmp_path / "out", cross_check=0.5, dedup={"mode": "off"})
+    asked_long = sum(len(text) > shard.CHECKED_CHARACTERS for text in texts)
+    assert 70 < len(texts) - asked_long < 130
+    assert 0 < asked_long < 25
+
+
 def test_what_the_reference_objects_to_is_not_written(tmp_path, monkeypatch):
     fault = Fault("R02", "reference_differs", 7, "it reads something else")
     monkeypatch.setattr(shard, "cross_check", lambda text, messages: fault if "3?" in text else None)

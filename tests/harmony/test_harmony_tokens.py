@@ -1,11 +1,13 @@
 """Tokens of a batch of conversations, against the reference, one at a time."""
 
 import numpy as np
+from tokenmill.tasks.harmony.acceptance import in_parts
 from tokenmill.tasks.harmony.compose import compose
 from tokenmill.tasks.harmony.converters import CONVERTERS
 from tokenmill.tasks.harmony.grammar import parse
 from tokenmill.tasks.harmony.message import Policy, Source
 from tokenmill.tasks.harmony.render import render
+from tokenmill.tasks.harmony.semantics import Quality
 from tokenmill.tasks.harmony.shard import token_counts
 
 from tests.harmony import rows
@@ -23,7 +25,7 @@ def every_conversation():
 def test_tokens_are_counted_as_the_reference_counts_them():
     conversations = list(every_conversation())
     texts = [render(messages) for messages in conversations]
-    whole, completion = token_counts([(text, parse(text)) for text in texts])
+    whole, completion = token_counts([in_parts(text, parse(text), Quality()) for text in texts])
     for messages, total, spoken in zip(conversations, whole, completion, strict=True):
         sizes = np.diff(encode(messages).offsets)
         by_assistant = [size for size, message in zip(sizes, messages, strict=True) if message.author == "assistant"]

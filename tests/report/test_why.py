@@ -263,10 +263,10 @@ def conversation(text):
     return {"text": text, "messages": messages, "license": "mit"}
 
 
-def normalize(folder, mode):
+def normalize(folder, mode, **selection):
     source = with_copies(folder / "a.jsonl", conversation)
     blend = {"datasets": [{"name": "a", "path": str(source.path), "converter": "openai_messages"}]}
-    preparing_harmony.prepare(blend, folder / mode, dedup={"mode": mode}, shard_size=8_000)
+    preparing_harmony.prepare(blend, folder / mode, dedup={"mode": mode}, shard_size=8_000, selection=selection)
     if mode == "off":
         source.fates = [(None if line else reason, None) for reason, line in source.fates]
     return source
@@ -291,7 +291,7 @@ def test_the_fates_of_rows_in_harmony(tmp_path, mode, count):
 @pytest.mark.parametrize("mode", ["tag", "drop"])
 @pytest.mark.parametrize("pools", [False, True])
 def test_a_row_through_harmony_and_packing(tmp_path, mode, pools):
-    source = normalize(tmp_path, mode)
+    source = normalize(tmp_path, mode, materialize=pools)
     out, blend = tmp_path / "packs", json.loads((tmp_path / mode / "blend.json").read_text())
     if pools:
         places = sorted(each for each in (tmp_path / mode / "pools").iterdir() if each.is_dir())

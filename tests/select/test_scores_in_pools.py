@@ -58,7 +58,7 @@ def test_a_predicate_may_ask_for_a_band_of_scores():
     assert taken(table, "nll_mean < 1 or nll_mean is null") == [True, True, False, True]
 
 
-def test_scores_of_several_models_stand_side_by_side():
+def test_of_scoresof_several_models_stand_side_by_side():
     sides = [scores({"a": 1.0, "b": 3.0}, "nll_small"), scores({"b": 2.0, "a": 2.0}, "nll_large")]
     table = with_scores(rows("a", "b"), sides)
     assert table.column_names == ["row_id", "text", "nll_small", "nll_large"]
@@ -87,7 +87,7 @@ def test_rows_without_ids_cannot_be_joined():
         (pa.concat_tables([scores({"a": 1.0, "b": 1.0}), scores({"b": 1.0})]), RunError, "row 'b' has 2 scores"),
     ],
 )
-def test_scores_that_are_not_one_for_each_row_are_an_error(side, kind, words):
+def test_of_scoresthat_are_not_one_for_each_row_are_an_error(side, kind, words):
     with pytest.raises(kind, match=words):
         require_joinable(side)
 
@@ -154,7 +154,9 @@ def pool(out, name):
     return pa.concat_tables(tables) if tables else None
 
 
-def test_pools_take_rows_by_their_scores_and_keep_them(blend, tmp_path):
+@pytest.mark.parametrize("materialize", [False, True])
+def test_pools_take_rows_by_their_of_scoresand_keep_them(blend, tmp_path, materialize):
+    own = ROWS.names if materialize else ["row_id", "source_row"]
     out = tmp_path / "out"
     selected(blend, out)
     data = rows_by_file(out)
@@ -164,7 +166,7 @@ def test_pools_take_rows_by_their_scores_and_keep_them(blend, tmp_path):
         tmp_path / "pools.yaml",
         {"band": "nll_mean >= 0.4 and nll_mean <= 1.2", "unscored": "nll_mean is null", "whole": "not truncated"},
     )
-    _, manifest = selected(blend, out, scores=[place], pools=pools)
+    _, manifest = selected(blend, out, scores=[place], pools=pools, materialize=materialize)
     scored = [row for rows in list(data.values())[:3] for row in rows]
     unscored = list(data.values())[3]
     band = pool(out, "band")
@@ -175,12 +177,17 @@ def test_pools_take_rows_by_their_scores_and_keep_them(blend, tmp_path):
     assert pool(out, "unscored")["row_id"].to_pylist() == [row["row_id"] for row in unscored]
     assert pool(out, "unscored")["completion_token_count"].to_pylist() == [None] * len(unscored)
     assert not any(pool(out, "whole")["truncated"].to_pylist())
-    own = [("nll_mean", "double"), ("completion_token_count", "int64"), ("truncated", "bool"), ("model", "string")]
+    of_scores = [
+        ("nll_mean", "double"),
+        ("completion_token_count", "int64"),
+        ("truncated", "bool"),
+        ("model", "string"),
+    ]
     for table in (band, pool(out, "unscored")):
-        assert table.schema.names == [*ROWS.names, *(name for name, _ in own)]
-        assert [(name, str(table.schema.field(name).type)) for name, _ in own] == own
-    assert band.select(ROWS.names).to_pylist() == [
-        row for rows in list(data.values())[:3] for row in rows if 0.4 <= nll_of(row) <= 1.2
+        assert table.schema.names == [*own, *(name for name, _ in of_scores)]
+        assert [(name, str(table.schema.field(name).type)) for name, _ in of_scores] == of_scores
+    assert band.select(own).to_pylist() == [
+        {name: row[name] for name in own} for row in scored if 0.4 <= nll_of(row) <= 1.2
     ]
     assert manifest["selection"]["without_score"] == {place: len(unscored)}
     assert f"without a score of {place}: {len(unscored)} rows" in list(selection_lines(manifest))
@@ -198,7 +205,7 @@ def test_candidates_may_be_required_to_have_a_score(blend, tmp_path):
     assert 0 < len(expected) < 24
 
 
-def test_new_scores_rebuild_only_the_selection_of_the_rows_they_are_of(blend, tmp_path):
+def test_new_of_scoresrebuild_only_the_selection_of_the_rows_they_are_of(blend, tmp_path):
     out = tmp_path / "out"
     pools = write_pools(tmp_path / "pools.yaml", {"band": "nll_mean < 1"})
     selected(blend, out)
@@ -219,7 +226,7 @@ def test_new_scores_rebuild_only_the_selection_of_the_rows_they_are_of(blend, tm
     assert second <= {*pool(out, "band")["row_id"].to_pylist()}
 
 
-def test_the_same_scores_give_the_same_bytes(blend, tmp_path):
+def test_the_same_of_scoresgive_the_same_bytes(blend, tmp_path):
     pools = write_pools(tmp_path / "pools.yaml", {"band": "nll_mean < 1"})
     found = []
     for name in ("one", "two"):
@@ -326,7 +333,7 @@ def content(folder):
     return file_hash(folder.files[0].place)
 
 
-def test_folders_that_hold_no_scores_of_these_rows_are_refused(blend, tmp_path):
+def test_folders_that_hold_no_of_scoresof_these_rows_are_refused(blend, tmp_path):
     out = tmp_path / "out"
     prepare(blend, out, **CHOICES)
     with pytest.raises(InputError, match=r"no manifest\.json in this folder"):
@@ -341,7 +348,7 @@ def test_folders_that_hold_no_scores_of_these_rows_are_refused(blend, tmp_path):
         require_selectable(SelectionChoices(scores=[empty]))
 
 
-def test_scores_that_change_under_a_run_are_noticed(tmp_path):
+def test_of_scoresthat_change_under_a_run_are_noticed(tmp_path):
     place = publish_scores(tmp_path / "s", "nll", [("x-00000000.parquet", scores({"a": 1.0}))])
     folder = score_folder(place)
     found = content(folder)

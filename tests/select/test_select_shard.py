@@ -15,6 +15,7 @@ from tokenmill.tasks.select.planning import require_selectable
 from tokenmill.tasks.select.settings import SelectionChoices
 from xxhash import xxh3_128_hexdigest
 
+from tests.building import plan_here
 from tests.dedup.test_harmony_duplicates import built_by, copy, data_set, rows_of, talk, talks
 from tests.harmony import rows as sources
 from tests.preparing_harmony import prepare
@@ -55,11 +56,11 @@ def mixed(folder):
     return {"datasets": [data_set(n, folder / n) | {"converter": converters.get(n, "openai_messages")} for n in names]}
 
 
-@pytest.fixture(scope="module")
-def selected(tmp_path_factory):
-    """A normalization with the pools above: its folder and its manifest."""
+@pytest.fixture(scope="module", params=[False, True], ids=["lists", "copies"])
+def selected(tmp_path_factory, request):
+    """A normalization with the pools above, as lists or as copies: its folder and its manifest."""
     folder = tmp_path_factory.mktemp("selected")
-    choices = {"pools": write_pools(folder / "pools.yaml", predicates())}
+    choices = {"pools": write_pools(folder / "pools.yaml", predicates()), "materialize": request.param}
     _, manifest = prepare(mixed(folder / "in"), folder / "out", shard_size=6000, selection=choices)
     assert len(manifest["derived"]["shards"]) > 4
     return folder / "out", manifest
@@ -73,6 +74,11 @@ def folder_of(out, name):
     return found
 
 
+def listed(rows):
+    """Rows by their ids, as a list of a pool has them."""
+    return {row_id: {"row_id": row_id, "source_row": row["source_row"]} for row_id, row in rows.items()}
+
+
 def expected_pools(rows):
     """The rows of each pool, by their ids, found one row at a time."""
     stays = [row for row in rows if row["dedup_outcome"] == "kept"]
@@ -80,15 +86,18 @@ def expected_pools(rows):
 
 
 def test_a_pool_holds_the_published_rows_that_its_predicate_takes(selected):
-    out, _ = selected
+    out, manifest = selected
     rows = rows_of(out)
     assert sum(row["dedup_outcome"] != "kept" for row in rows) == 3
     expected = expected_pools(rows)
-    assert {name: folder_of(out, f"pools/{name}") for name in POOLS} == expected
+    copies = manifest["settings"]["selection"]["materialize"]
+    assert {name: folder_of(out, f"pools/{name}") for name in POOLS} == {
+        name: of if copies else listed(of) for name, of in expected.items()
+    }
     assert {name for name, of in expected.items() if of} == {path.name for path in (out / "pools").iterdir()}
     assert all(0 < len(of) < len(rows) for name, of in expected.items() if name != "nobody")
     for file in (out / "pools").rglob("*.parquet"):
-        assert pq.read_schema(file).equals(ROWS)
+        assert pq.read_schema(file).names == (ROWS.names if copies else ["row_id", "source_row"])
 
 
 def test_the_books_of_the_pools_are_what_their_files_hold(selected):
@@ -117,6 +126,14 @@ def test_the_books_of_the_pools_are_what_their_files_hold(selected):
     assert any(told["overlap"]["long"][name] for name in ("tools", "rated.v2"))
 
 
+def test_a_list_of_rows_says_what_to_do_for_the_rows_themselves(selected):
+    out, manifest = selected
+    if not manifest["settings"]["selection"]["materialize"]:
+        blend = {"datasets": [{"name": "pool", "path": str(out / "pools/tools")}]}
+        with pytest.raises(InputError, match=r"none of the fields .* selection\.materialize=true"):
+            plan_here("sft", blend, out.parent / "packs", chat_template="harmony", tokenizer={"model": "o200k_harmony"})
+
+
 def test_unique_gives_each_row_to_the_first_pool_that_takes_it(tmp_path):
     choices = {"pools": write_pools(tmp_path / "pools.yaml", predicates()), "unique": True}
     prepare(mixed(tmp_path / "in"), tmp_path / "out", shard_size=6000, selection=choices)
@@ -125,7 +142,7 @@ def test_unique_gives_each_row_to_the_first_pool_that_takes_it(tmp_path):
     told = json.loads((tmp_path / "out/pools.json").read_bytes())
     for name, of in expected.items():
         found = folder_of(tmp_path / "out", f"pools/{name}")
-        assert found == {row_id: row for row_id, row in of.items() if row_id not in taken}
+        assert found == listed({row_id: row for row_id, row in of.items() if row_id not in taken})
         assert told["pools"][name]["rows"] == len(found)
         assert told["overlap"][name][name] == len(of)
         shared += len(of.keys() & taken)

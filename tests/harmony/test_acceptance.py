@@ -1,0 +1,138 @@
+"""What is accepted by its headers is what parsing and judging accepts, with the same text, parts and quality."""
+
+from dataclasses import replace
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from tokenmill.tasks.errors import InputError
+from tokenmill.tasks.harmony.acceptance import accepted, judged
+from tokenmill.tasks.harmony.compose import compose
+from tokenmill.tasks.harmony.converters import CONVERTERS
+from tokenmill.tasks.harmony.grammar import START
+from tokenmill.tasks.harmony.message import Composed, HarmonyMessage, Policy, Source
+from tokenmill.tasks.harmony.semantics import CODES
+
+from tests.examples import max_examples
+from tests.harmony import rows
+from tests.harmony.test_render import GOLDEN, PIECES, WILD, any_messages, conversations
+from tests.peers.harmony_tokens import SPECIAL_STRINGS
+from tests.torture import ids
+
+SCHEMAS = [None, {}, {"functions.f": None}, {"functions.f": {"required": ["a"], "additionalProperties": False}}]
+DECLARED = st.sampled_from([None, {}, *({"python": None, **each} for each in SCHEMAS[1:] if each is not None)])
+OFF = st.sets(st.sampled_from(sorted(CODES)), max_size=3).map(frozenset)
+
+HOSTILE = st.lists(
+    st.sampled_from([*PIECES, *SPECIAL_STRINGS, "<|start|>assistant<|channel|>final<|message|>", "\ud800", "<|x|>"])
+).map("".join)
+"""Bodies that may hold tags, whole messages or half a character."""
+
+
+@st.composite
+def disturbed(draw):
+    """Messages, some of them replaced, removed, doubled, or with a body that may hold anything."""
+    messages = draw(conversations() | st.lists(any_messages(), min_size=1, max_size=3))
+    for _ in range(draw(st.integers(0, 2))):
+        place = draw(st.integers(0, len(messages) - 1))
+        one = messages[place]
+        made = draw(
+            st.sampled_from([[], [one, one], [replace(one, channel="final")], [replace(one, terminator="call")]])
+            | HOSTILE.map(lambda body, one=one: [replace(one, body=body)])
+            | WILD.map(lambda word, one=one: [replace(one, recipient=word)])
+        )
+        messages = [*messages[:place], *made, *messages[place + 1 :]] or [one]
+    return messages
+
+
+def composed(messages, declared=None):
+    """Messages as the composition returns them."""
+    return Composed(messages, {}, declared, tagless=not any("<|" in message.body for message in messages))
+
+
+def strictly(given, off, least):
+    """What parsing and judging finds; None for messages that cannot be written or are not accepted."""
+    try:
+        valid, _ = judged(given, off, least, None)
+    except InputError:
+        return None
+    return valid if valid is not None and valid.quality.quality_completion_nonempty else None
+
+
+def require_agreement(given, off=frozenset(), least=1):
+    """Accepted is exactly what is valid and holds no `<|`, with the same parts."""
+    ours, theirs = accepted(given, off, least), strictly(given, off, least)
+    if ours is None:
+        assert theirs is None or not given.tagless
+    else:
+        assert theirs is not None
+        assert same(ours, theirs)
+
+
+def same(ours, theirs):
+    """Whether two texts agree in all parts."""
+    return (
+        ours.text == theirs.text
+        and list(ours.openings) == list(theirs.openings)
+        and list(ours.bodies) == list(theirs.bodies)
+        and list(ours.spoken) == list(theirs.spoken)
+        and ours.prompt == theirs.prompt
+        and ours.quality == theirs.quality
+    )
+
+
+@given(disturbed(), DECLARED, OFF, st.integers(0, 3))
+@max_examples(400)
+def test_exactly_what_is_valid_is_accepted_and_with_the_same_parts(messages, declared, off, least):
+    require_agreement(composed(messages, declared), off, least)
+
+
+@pytest.mark.parametrize("seed", [1, 2])
+def test_texts_of_the_torture_are_accepted_as_they_are_parsed(seed):
+    texts = ids.documents(f"harmony-{seed}", 600)
+    for number in range(0, 600, 3):
+        user, thought, answer = texts[number : number + 3]
+        messages = [
+            HarmonyMessage("user", user),
+            HarmonyMessage("assistant", thought, channel="analysis"),
+            HarmonyMessage("assistant", answer, channel="final", terminator="return"),
+        ]
+        require_agreement(composed(messages))
+
+
+@pytest.mark.parametrize("place", range(len(GOLDEN)))
+@pytest.mark.parametrize("body", ["<|end|>", "a<|start|>assistant<|channel|>final<|message|>b", "\ud800", "x<|"])
+def test_a_body_that_may_hold_structure_is_never_accepted(place, body):
+    messages = [replace(each, body=body) if number == place else each for number, each in enumerate(GOLDEN)]
+    assert accepted(composed(messages), frozenset(), 1) is None
+
+
+def test_messages_that_were_not_searched_for_tags_are_not_accepted():
+    assert accepted(Composed(GOLDEN, {}), frozenset(), 1) is None
+    assert accepted(composed(GOLDEN), frozenset(), 1) is not None
+
+
+@given(st.lists(HOSTILE.filter(lambda text: "\ud800" not in text), min_size=3, max_size=3), st.booleans())
+def test_the_composition_knows_whether_a_body_holds_the_beginning_of_a_tag(texts, escapes):
+    user, thought, answer = texts
+    source = Source(
+        [
+            {"role": "user", "content": user},
+            {"role": "assistant", "content": answer, "reasoning_content": thought},
+        ]
+    )
+    found = compose(source, Policy(special_strings="escape" if escapes else "reject"))
+    if isinstance(found, Composed) and found.tagless:
+        assert not any("<|" in message.body for message in found.messages)
+    elif isinstance(found, Composed):
+        assert any("<|" in each for each in texts)
+
+
+@pytest.mark.parametrize("name", sorted(rows.GOOD))
+def test_rows_of_every_source_are_accepted(name):
+    for record, split in rows.GOOD[name]:
+        found = CONVERTERS[name](record, split)
+        found = compose(found, Policy()) if isinstance(found, Source) else found
+        ours = accepted(found, frozenset(), 1)
+        assert same(ours, strictly(found, frozenset(), 1))
+        assert ours.text[ours.prompt :].startswith(f"{START}assistant")
