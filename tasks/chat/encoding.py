@@ -6,7 +6,7 @@ inside text that the model generates in one go. That text is encoded whole, and 
 the two disagree are counted and not trained on.
 
 Each distinct text of a batch is encoded once, so the cost of a long conversation is linear even if its sequences repeat it.
-Placing ids takes 10 ns per token.
+Placing ids takes 10 ns per token. Sequences of programs (`programs`) come as a layout and its texts, without an object per piece.
 """
 
 import itertools
@@ -43,6 +43,46 @@ class Piece(NamedTuple):
     role: int
     learned: bool | tuple[int, ...]
     breaks: bool = False
+
+
+class Layout(NamedTuple):
+    """The pieces of a sequence apart from what its texts say.
+
+    `used` are the numbers of its texts in the table of its program. The lists have an entry per piece: `sources` is a position in
+    `used`, or -1 - id for a control token; `learned`, `roles` and `breaks` are as in Piece. `mixed` lists the pieces that are
+    trained on in part: the piece, and the positions in `used` of its parts, untrained and trained in turn.
+    """
+
+    used: list[int]
+    sources: list[int]
+    learned: list[bool]
+    roles: list[int]
+    breaks: list[bool]
+    mixed: list[tuple[int, list[int]]]
+
+
+class Filled(NamedTuple):
+    """A sequence of a program: its layout, and the texts of its conversation."""
+
+    layout: Layout
+    texts: Sequence[str]
+
+    def pieces(self) -> list[Piece]:
+        """The same sequence as pieces."""
+        layout, parts = self.layout, dict(self.layout.mixed)
+        texts = [self.texts[number] for number in layout.used]
+        return [
+            Piece(
+                None if source < 0 else texts[source],
+                -1 - source if source < 0 else -1,
+                role,
+                tuple(len(texts[part]) for part in parts[place]) if place in parts else learned,
+                breaks,
+            )
+            for place, (source, learned, role, breaks) in enumerate(
+                zip(layout.sources, layout.learned, layout.roles, layout.breaks, strict=True)
+            )
+        ]
 
 
 class Passage(NamedTuple):
@@ -183,8 +223,8 @@ class Sequences:
 class Batch:
     """Sequences to encode: every text once, and for each piece its text or control token.
 
-    `sources` holds the number of a text, or -1 - id for a control token; `characters` counts those of all pieces,
-    repeated texts included.
+    `sources` holds the number of a text, or -1 - id for a control token; `characters` counts those of the texts of all
+    sequences.
     """
 
     texts: dict[str, int] = field(default_factory=dict[str, int])
@@ -195,8 +235,25 @@ class Batch:
     mixed: list[tuple[int, list[int]]] = field(default_factory=list[tuple[int, list[int]]])
     characters: int = 0
 
-    def add(self, pieces: Sequence[Piece]) -> None:
+    def add(self, sequence: Sequence[Piece] | Filled) -> None:
         """Append one sequence."""
+        if isinstance(sequence, Filled):
+            self._add_filled(*sequence)
+        else:
+            self._add_pieces(sequence)
+
+    def _add_filled(self, layout: Layout, filled: Sequence[str]) -> None:
+        texts, first = self.texts, len(self.sources)
+        own = [filled[number] for number in layout.used]
+        numbers = [texts.setdefault(text, len(texts)) for text in own]
+        self.sources += [source if source < 0 else numbers[source] for source in layout.sources]
+        self.learned += layout.learned
+        self.roles += layout.roles
+        self.mixed += [(first + place, [numbers[part] for part in parts]) for place, parts in layout.mixed]
+        self.ends.append(len(self.sources))
+        self.characters += sum(map(len, own))
+
+    def _add_pieces(self, pieces: Sequence[Piece]) -> None:
         sources, texts = self.sources, self.texts
         for text, token, _, learned, _ in pieces:
             if text is None:

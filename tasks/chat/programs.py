@@ -1,0 +1,265 @@
+"""Programs: what a conversation of a known shape becomes, learned once and then filled with its texts.
+
+The *shape* of a conversation is all of it but its texts: the keys and roles of every message, which texts are empty, the names
+and nesting of arguments, and the tools. Most conversations of a data set have one of a few hundred shapes. When a shape comes up
+for the second time, its conversation is rendered with unknown contents (`symbolic`). If the template takes the same path for all
+contents, the resulting pieces with holes are the *program* of the shape: to fill it takes 1 to 2 µs per message, and to render
+takes 60.
+
+A conversation is rendered as before if its shape has no program, if one of its texts is blank or contains a tag that the
+template searches for or a control token, if only some of its characters are trained on, or if it is very long. So programs change
+no byte. Two checks guard this: a new program must give the pieces that its conversation is rendered to, and one conversation in a
+hundred, chosen by a hash of its text, is rendered and compared as well.
+"""
+
+import itertools
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from functools import cached_property
+from typing import Any, cast
+
+import orjson
+from xxhash import xxh3_64_intdigest
+
+from .controls import Controls
+from .conversation import Arguments, Conversation, Message, Rejected
+from .encoding import Filled, Layout
+from .sequences import Pieces, Renderer, begins_with_markup
+from .symbolic import FIRST, LAST, STAND_IN, Hole, SymbolicTemplate, UnprovableError
+
+MOST_CHARACTERS = 1_000_000
+"""Of the texts of a conversation; far below the limits of a rendering."""
+
+MOST_SHAPES = 50_000
+"""Shapes remembered, with their programs."""
+
+ONE_IN = 100
+"""Filled conversations per one that is rendered as well."""
+
+SEPARATOR = "\x1f"
+
+Shape = tuple[Any, ...]
+
+
+class ProgramError(Exception):
+    """A program gave other pieces than the template: its programs must not be used."""
+
+
+class _ShapelessError(Exception):
+    """A conversation that has no program."""
+
+
+def shape(conversation: Conversation) -> tuple[Shape, list[str]] | None:
+    """The shape of a conversation, and its texts in a fixed order; None if it can have no program."""
+    texts: list[str] = []
+    try:
+        kinds = [
+            message["role"] if len(message) == 2 and _take(message["content"], texts) else _kind(message, texts)  # noqa: PLR2004 - a role and a content
+            for message in conversation.messages
+        ]
+        tools = orjson.dumps(conversation.tools) if conversation.tools else None
+    except (_ShapelessError, TypeError):  # a number in a tool that orjson cannot write
+        return None
+    return ((*kinds, tools), texts) if texts else None
+
+
+def _take(text: str | None, texts: list[str]) -> bool:
+    """Whether a text is not empty; then it is appended to `texts`."""
+    if not text:
+        return False
+    if text.isspace():
+        raise _ShapelessError
+    texts.append(text)
+    return True
+
+
+def _kind(message: Message, texts: list[str]) -> Shape:
+    kind: list[Any] = []
+    for name, value in message.items():
+        if name == "trained" and value:
+            raise _ShapelessError
+        kind.append(name)
+        kind.append(value if name in LITERAL else _structure(value, texts))
+    return tuple(kind)
+
+
+LITERAL = frozenset({"role", "type", "trained"})
+"""The keys of messages and calls whose values belong to the shape."""
+
+
+def _structure(value: object, texts: list[str]) -> object:
+    """The shape of a value: texts are taken, other leaves are spelled out."""
+    if isinstance(value, str):
+        return _take(value, texts)
+    if isinstance(value, dict):
+        found: list[object] = ["{"]
+        for key, inner in cast("dict[str, Any]", value).items():
+            found += (key, inner if key in LITERAL and isinstance(inner, str) else _structure(inner, texts))
+        if isinstance(value, Arguments):
+            _take(value.text, texts)
+        return tuple(found)
+    if isinstance(value, list):
+        return ("[", *[_structure(inner, texts) for inner in cast("list[Any]", value)])
+    return None if value is None else (type(value).__name__, repr(value))
+
+
+def stand_ins(conversation: Conversation) -> Conversation:
+    """The conversation with stand-ins for its texts, numbered in the order of `shape`."""
+    numbers = iter(range(1 << 62))
+
+    def stood_in(value: Any) -> Any:  # noqa: ANN401 - any part of a message
+        if isinstance(value, str):
+            return f"{FIRST}{next(numbers)}{LAST}" if value else value
+        if isinstance(value, dict):
+            made = {
+                key: inner if key in LITERAL and isinstance(inner, str) else stood_in(inner)
+                for key, inner in cast("dict[str, Any]", value).items()
+            }
+            return Arguments(made, stood_in(value.text)) if isinstance(value, Arguments) else made
+        return [stood_in(inner) for inner in cast("list[Any]", value)] if isinstance(value, list) else value
+
+    messages = [
+        cast("Message", {name: each if name in LITERAL else stood_in(each) for name, each in message.items()})
+        for message in conversation.messages
+    ]
+    return Conversation(messages, conversation.tools)
+
+
+@dataclass(frozen=True)
+class Program:
+    """The sequences of a shape: their texts as patterns, each once, and their layouts. `absent` are the tags and control tokens
+    that the texts of a conversation must not contain.
+    """
+
+    patterns: Sequence["Pattern"]
+    layouts: Sequence[Layout]
+    absent: Controls
+
+    def filled(self, texts: Sequence[str]) -> list[Filled]:
+        """The sequences with these texts."""
+        filled = [_filled(pattern, texts) for pattern in self.patterns]
+        return [Filled(layout, filled) for layout in self.layouts]
+
+
+class Programs:
+    """A renderer with its programs. `sequences` gives what the renderer gives, filled or as pieces."""
+
+    def __init__(self, renderer: Renderer) -> None:
+        self.renderer = renderer
+        self._programs: dict[Shape, Program | None] = {}
+        self._seen: set[int] = set()
+
+    def sequences(self, conversation: Conversation) -> Sequence[Pieces | Filled] | Rejected:
+        """The sequences of a conversation, or why it has none.
+
+        Raises ProgramError if a program gives other pieces than the template.
+        """
+        found = shape(conversation)
+        if found is None:
+            return self.renderer.sequences(conversation)
+        key, texts = found
+        program = self._programs[key] if key in self._programs else self._learned(key, conversation, texts)
+        if program is None or not self._fits(program, conversation, texts):
+            return self.renderer.sequences(conversation)
+        if xxh3_64_intdigest(texts[-1].encode()) % ONE_IN == 0:
+            _require_same(program, texts, self.renderer.sequences(conversation))
+        return program.filled(texts)
+
+    def _fits(self, program: Program, conversation: Conversation, texts: Sequence[str]) -> bool:
+        """Whether a program holds for these texts."""
+        everything = SEPARATOR.join(texts)
+        if len(everything) > MOST_CHARACTERS or program.absent.occur_in(everything):
+            return False
+        return not (self.renderer.splits_turns and "<" in everything and begins_with_markup(conversation.messages))
+
+    def _learned(self, key: Shape, conversation: Conversation, texts: Sequence[str]) -> Program | None:
+        """The program of a shape, learned when it comes up for the second time."""
+        number = hash(key)
+        if number not in self._seen:
+            if len(self._seen) >= MOST_SHAPES:
+                self._seen.clear()
+                self._programs.clear()
+            self._seen.add(number)
+            return None
+        program = self._program(key, conversation)
+        if program is not None and self._fits(program, conversation, texts):
+            try:
+                _require_same(program, texts, self.renderer.sequences(conversation))
+            except ProgramError:
+                program = None
+        self._programs[key] = program
+        return program
+
+    @cached_property
+    def _symbolic(self) -> SymbolicTemplate | None:
+        template = self.renderer.template
+        text = f"{template.source}{template.variables!r}"
+        if FIRST in text or LAST in text:
+            return None
+        return SymbolicTemplate(template.source, template.variables, self.renderer.controls)
+
+    def _program(self, key: Shape, conversation: Conversation) -> Program | None:
+        template, given = self._symbolic, stand_ins(conversation)
+        if template is None or FIRST in repr(key) or self.renderer.controls.spelled_in(given):
+            return None
+        template.begin()
+        try:
+            found = replace(self.renderer, template=template).sequences(given)
+            if isinstance(found, Rejected):
+                return None
+            absent = Controls(dict.fromkeys([*self.renderer.controls.ids, *template.tags], 0))
+            return _program_of(found, template.holes, absent)
+        except UnprovableError:
+            return None
+
+
+def _require_same(program: Program, texts: Sequence[str], rendered: Sequence[Pieces] | Rejected) -> None:
+    if [filled.pieces() for filled in program.filled(texts)] != rendered:
+        raise ProgramError("a learned program gives other pieces than the chat template")
+
+
+Pattern = tuple[str | Hole, ...]
+
+
+def _filled(pattern: Pattern, texts: Sequence[str]) -> str:
+    return "".join([part if isinstance(part, str) else part.filled(texts[part.slot]) for part in pattern])
+
+
+def _program_of(sequences: Sequence[Pieces], holes: Sequence[Hole], absent: Controls) -> Program:
+    """The program of sequences with stand-ins for holes."""
+    table: dict[Pattern, int] = {}
+    layouts = [_layout(pieces, holes, table) for pieces in sequences]
+    return Program(list(table), layouts, absent)
+
+
+def _layout(pieces: Pieces, holes: Sequence[Hole], table: dict[Pattern, int]) -> Layout:
+    used: dict[int, int] = {}
+
+    def place(text: str) -> int:
+        pattern = _pattern(text, holes)
+        number = table.setdefault(pattern, len(table))
+        return used.setdefault(number, len(used))
+
+    sources = [-1 - piece.token if piece.text is None else place(piece.text) for piece in pieces]
+    mixed = [
+        (number, [place(part) for part in _parts(piece.text or "", piece.learned)])
+        for number, piece in enumerate(pieces)
+        if isinstance(piece.learned, tuple)
+    ]
+    learned = [piece.learned is True for piece in pieces]
+    return Layout(
+        list(used), sources, learned, [piece.role for piece in pieces], [piece.breaks for piece in pieces], mixed
+    )
+
+
+def _parts(text: str, lengths: Sequence[int]) -> list[str]:
+    ends = [0, *itertools.accumulate(lengths)]
+    return [text[start:stop] for start, stop in itertools.pairwise(ends)]
+
+
+def _pattern(text: str, holes: Sequence[Hole]) -> Pattern:
+    parts = STAND_IN.split(text)
+    if any(FIRST in part or LAST in part for part in parts[::2]):
+        raise UnprovableError("a boundary lies inside of a content")
+    found = [holes[int(part)] if number % 2 else part for number, part in enumerate(parts)]
+    return tuple(part for part in found if part)
