@@ -13,7 +13,7 @@ hundred, chosen by a hash of its text, is rendered and compared as well.
 """
 
 import itertools
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Any, cast
@@ -127,17 +127,17 @@ def stand_ins(conversation: Conversation) -> Conversation:
 
 @dataclass(frozen=True)
 class Program:
-    """The sequences of a shape: their texts as patterns, each once, and their layouts. `absent` are the tags and control tokens
+    """The sequences of a shape: their texts, each once, and their layouts. `absent` are the tags and control tokens
     that the texts of a conversation must not contain.
     """
 
-    patterns: Sequence["Pattern"]
+    fills: Sequence["Fill"]
     layouts: Sequence[Layout]
     absent: Controls
 
     def filled(self, texts: Sequence[str]) -> list[Filled]:
         """The sequences with these texts."""
-        filled = [_filled(pattern, texts) for pattern in self.patterns]
+        filled = [fill(texts) for fill in self.fills]
         return [Filled(layout, filled) for layout in self.layouts]
 
 
@@ -221,15 +221,32 @@ def _require_same(program: Program, texts: Sequence[str], rendered: Sequence[Pie
 Pattern = tuple[str | Hole, ...]
 
 
-def _filled(pattern: Pattern, texts: Sequence[str]) -> str:
-    return "".join([part if isinstance(part, str) else part.filled(texts[part.slot]) for part in pattern])
+Fill = Callable[[Sequence[str]], str]
+"""The text of a pattern from the texts of a conversation."""
+
+
+def _fill(pattern: Pattern) -> Fill:
+    """Compiled, because most patterns are one content between literal texts."""
+    holes = [part for part in pattern if isinstance(part, Hole)]
+    if not holes:
+        literal = "".join(cast("Sequence[str]", pattern))
+        return lambda _: literal
+    if len(holes) > 1:
+        parts = [part if isinstance(part, str) else _fill((part,)) for part in pattern]
+        return lambda texts: "".join([part if isinstance(part, str) else part(texts) for part in parts])
+    (hole,), place = holes, pattern.index(holes[0])
+    before, after = ("".join(cast("Sequence[str]", each)) for each in (pattern[:place], pattern[place + 1 :]))
+    slot, changed = hole.slot, hole.filled
+    if not hole.operations:
+        return lambda texts: before + texts[slot] + after
+    return lambda texts: before + changed(texts[slot]) + after
 
 
 def _program_of(sequences: Sequence[Pieces], holes: Sequence[Hole], absent: Controls) -> Program:
     """The program of sequences with stand-ins for holes."""
     table: dict[Pattern, int] = {}
     layouts = [_layout(pieces, holes, table) for pieces in sequences]
-    return Program(list(table), layouts, absent)
+    return Program([_fill(pattern) for pattern in table], layouts, absent)
 
 
 def _layout(pieces: Pieces, holes: Sequence[Hole], table: dict[Pattern, int]) -> Layout:
