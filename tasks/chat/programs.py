@@ -19,6 +19,7 @@ from functools import cached_property
 from typing import Any, cast
 
 import orjson
+from tokenmill.tasks.errors import RunError
 from xxhash import xxh3_64_intdigest
 
 from .controls import Controls
@@ -41,8 +42,8 @@ SEPARATOR = "\x1f"
 Shape = tuple[Any, ...]
 
 
-class ProgramError(Exception):
-    """A program gave other pieces than the template: its programs must not be used."""
+class ProgramError(RunError):
+    """A program gave other pieces than the template, so none of what was filled can be trusted."""
 
 
 class _ShapelessError(Exception):
@@ -190,24 +191,29 @@ class Programs:
         self._programs[key] = program
         return program
 
+    @property
+    def controls(self) -> Controls:
+        """The control tokens of the template."""
+        return self.renderer.controls
+
     @cached_property
     def _symbolic(self) -> SymbolicTemplate | None:
         template = self.renderer.template
         text = f"{template.source}{template.variables!r}"
         if FIRST in text or LAST in text:
             return None
-        return SymbolicTemplate(template.source, template.variables, self.renderer.controls)
+        return SymbolicTemplate(template.source, template.variables, self.controls)
 
     def _program(self, key: Shape, conversation: Conversation) -> Program | None:
         template, given = self._symbolic, stand_ins(conversation)
-        if template is None or FIRST in repr(key) or self.renderer.controls.spelled_in(given):
+        if template is None or FIRST in repr(key) or self.controls.spelled_in(given):
             return None
         template.begin()
         try:
             found = replace(self.renderer, template=template).sequences(given)
             if isinstance(found, Rejected):
                 return None
-            absent = Controls(dict.fromkeys([*self.renderer.controls.ids, *template.tags], 0))
+            absent = Controls(dict.fromkeys([*self.controls.ids, *template.tags], 0))
             return _program_of(found, template.holes, absent)
         except UnprovableError:
             return None
@@ -215,7 +221,10 @@ class Programs:
 
 def _require_same(program: Program, texts: Sequence[str], rendered: Sequence[Pieces] | Rejected) -> None:
     if [filled.pieces() for filled in program.filled(texts)] != rendered:
-        raise ProgramError("a learned program gives other pieces than the chat template")
+        raise ProgramError(
+            f"chat_template: {texts[0][:40]!r}: filled, this conversation differs from what the template renders; report this, "
+            "with the template and the conversation"
+        )
 
 
 Pattern = tuple[str | Hole, ...]

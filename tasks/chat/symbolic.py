@@ -16,15 +16,14 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, Literal, NamedTuple, NoReturn, cast
 
 from jinja2 import nodes
-from jinja2.runtime import Context, Undefined
+from jinja2.runtime import Context
 from jinja2.tests import TESTS
 from jinja2.utils import pass_environment
 from jinja2.visitor import NodeTransformer
-from tokenmill.tasks.sources.exact_json import with_placeholders
 
 from .controls import Controls
 from .conversation import Arguments, Message
-from .filters import MOST_STEPS, text_of
+from .filters import MOST_STEPS, text_of, tojson
 from .sandbox import LOCAL_VARIABLES, RECORDS, Sandbox
 from .template import ChatTemplate
 from .traced import Origin, Span, ToolCallRecord, Traced, joined, records
@@ -107,21 +106,19 @@ class Symbol:
         """Characters and slices are unknown."""
         _unprovable("a part of a content is read")
 
-    def __str__(self) -> str:
+    def __repr__(self) -> str:
         """Python's own conversions would lose the holes."""
         _unprovable("a content is converted")
 
-    __repr__ = __str__
+    __str__ = __repr__
 
     def __format__(self, _: str) -> str:
-        """See __str__."""
+        """See __repr__."""
         _unprovable("a content is formatted")
 
     def _absent(self, tag: str) -> Literal[False]:
         """Note a string that must not occur in any hole or across the edge of one."""
-        if any(isinstance(part, Hole) and part.is_json for part in self.parts) or straddles(self.parts, tag):
-            _unprovable(f"{tag!r} may be partly in a content")
-        self.tags.add(tag)
+        self.tags |= forbidden(self.parts, tag)
         return False
 
     def startswith(self, prefix: str, /) -> bool:
@@ -135,7 +132,7 @@ class Symbol:
     def _at_end(
         self, wanted: str, end: int, found: Callable[[str, str], bool], rest: Callable[[str, int], str]
     ) -> bool:
-        if not isinstance(wanted, str) or not wanted:
+        if type(wanted) is not str or not wanted:
             _unprovable("an end of a content is compared with something other than a string")
         part = self.parts[end]
         if isinstance(part, Hole):
@@ -169,8 +166,6 @@ class Symbol:
     def strip(self, chars: str | None = None, /) -> "Symbol":
         """See str; `chars` are blanks."""
         return self.lstrip(chars).rstrip(chars)
-
-    trim = strip
 
     def split(self, separator: str | None = None, maxsplit: int = -1) -> "list[str | Symbol]":
         """See str; needs a separator."""
@@ -241,21 +236,78 @@ def together(texts: Iterable[Any], between: "str | Symbol" = "") -> str | Symbol
     return symbol_of(parts, symbols[0].tags) if symbols else joined(cast("list[str]", parts))
 
 
-def straddles(parts: Sequence[Part], tag: str) -> bool:
-    """Whether a string could lie across the edge of a hole, for some content that does not contain it."""
+ESCAPES = frozenset('\\"/bfnrtu0123456789abcdef')
+"""The characters of escapes in JSON."""
+
+
+def forbidden(parts: Sequence[Part], tag: str) -> set[str]:
+    """The strings that must not occur in any content so that `tag` occurs neither in a hole nor across the edge of one.
+
+    Raises UnprovableError if no such strings are known.
+    """
     texts = [part for part in parts if isinstance(part, Hole) or part]
-    for left, right in zip(texts, texts[1:], strict=False):
-        if isinstance(left, Hole) and isinstance(right, Hole) and len(tag) > 1:
-            return True
-        if isinstance(left, str) and any(_agree(left[::-1], tag[:size][::-1]) for size in range(1, len(tag))):
-            return True
-        if isinstance(right, str) and any(_agree(right, tag[size:]) for size in range(1, len(tag))):
-            return True
-    return False
+    found = {tag}
+    for number, part in enumerate(texts):
+        if not isinstance(part, Hole):
+            continue
+        before, after = texts[number - 1 : number] or [""], texts[number + 1 : number + 2] or [""]
+        if part.is_json:
+            if tag[0] in ESCAPES or "\\" in tag or '"' in tag:
+                _unprovable(f"{tag!r} may be in the JSON of a content")
+            continue
+        begun = _behind(before[0], tag, first=number == 1)
+        ended = {each[::-1] for each in _behind(_reversed(after[0]), tag[::-1], first=number == len(texts) - 2)}
+        if begun and ended:
+            _unprovable(f"{tag!r} may be around a content")
+        found |= begun | ended
+    return found
 
 
-def _agree(one: str, other: str) -> bool:
-    return one.startswith(other) or other.startswith(one)
+def _reversed(part: Part) -> Part:
+    return part if isinstance(part, Hole) else part[::-1]
+
+
+def _behind(before: Part, tag: str, *, first: bool) -> set[str]:
+    """The ends of `tag` with which a hole must not begin, because of the text before it; `first`: nothing is before that."""
+    if isinstance(before, Hole):
+        return _unprovable(f"{tag!r} may be in two contents") if len(tag) > 1 else set()
+    if not first and any(tag[:size].endswith(before) for size in range(len(before) + 1, len(tag))) and before:
+        _unprovable(f"{tag!r} may be in two contents")
+    return {tag[size:] for size in range(1, len(tag)) if before.endswith(tag[:size])}
+
+
+class Size:
+    """The length of a text with a hole: more than 0."""
+
+    __hash__ = None  # pyright: ignore[reportAssignmentType] - see Symbol
+
+    def __eq__(self, other: object) -> bool:
+        """Not 0."""
+        return _compared(other, 0, known=False)
+
+    def __ne__(self, other: object) -> bool:
+        """Not 0."""
+        return _compared(other, 0, known=True)
+
+    def __gt__(self, other: object) -> bool:
+        """More than 0."""
+        return _compared(other, 0, known=True)
+
+    def __ge__(self, other: object) -> bool:
+        """At least 1."""
+        return _compared(other, 1, known=True)
+
+    def __lt__(self, other: object) -> bool:
+        """Not less than 1."""
+        return _compared(other, 1, known=False)
+
+    def __le__(self, other: object) -> bool:
+        """Not 0 or less."""
+        return _compared(other, 0, known=False)
+
+
+def _compared(other: object, bound: int, *, known: bool) -> bool:
+    return known if type(other) is int and other == bound else _unprovable("the length of a content")
 
 
 # The environment of a symbolic run.
@@ -268,7 +320,6 @@ IS: Mapping[str, bool] = {
 """What tests of types say of any text."""
 
 COMPARING = frozenset({"eq", "equalto", "==", "ne", "!=", "in"})
-UNCHANGED = frozenset({"string", "default", "d"})
 
 
 def _test(name: str, test: Callable[..., bool]) -> Callable[..., bool]:
@@ -284,22 +335,29 @@ def _test(name: str, test: Callable[..., bool]) -> Callable[..., bool]:
 
 
 def _filter(name: str, function: Callable[..., Any]) -> Callable[..., Any]:
+    """A filter of which only some uses with symbols are known."""
+    known = ON_TEXT.get(name)
+
     def filtered(*args: Any, **kwargs: Any) -> Any:  # noqa: ANN401 - same
-        texts = [each for each in (*args, *kwargs.values()) if isinstance(each, Symbol)]
-        if not texts:
+        if not any(isinstance(each, Symbol) for each in (*args, *kwargs.values())):
             return function(*args, **kwargs)
-        if name == "trim" and args[0] is texts[0]:
-            return texts[0].strip(*args[1:], **kwargs)
-        if name in UNCHANGED and args[0] is texts[0]:
-            return texts[0]
-        if name == "replace" and args[0] is texts[0]:
-            return texts[0].replace(*args[1:], **kwargs)
-        if name in {"default", "d"}:
-            return function(*args, **kwargs)
-        return _unprovable(f"the filter {name}")
+        if known is not None and isinstance(args[0], Symbol):
+            return known(*args, **kwargs)
+        return function(*args, **kwargs) if name in {"default", "d"} else _unprovable(f"the filter {name}")
 
     filtered.__dict__.update(getattr(function, "__dict__", {}))
     return filtered
+
+
+def _same(text: Symbol, *_: object, **__: object) -> Symbol:
+    return text
+
+
+ON_TEXT: Mapping[str, Callable[..., Any]] = {
+    "trim": Symbol.strip, "replace": Symbol.replace, "length": lambda _: Size(), "count": lambda _: Size(),
+    "string": _same, "default": _same, "d": _same,
+}  # fmt: skip
+"""Filters of a symbol."""
 
 
 def _text(value: Any) -> str | Symbol:  # noqa: ANN401 - same
@@ -342,7 +400,6 @@ class SymbolicSandbox(Sandbox):
 
     def __init__(self) -> None:
         super().__init__()
-        tojson = self.filters["tojson"]
 
         def symbolic_json(value: Any, ensure_ascii: bool = False, **options: Any) -> str | Symbol:  # noqa: ANN401 - same
             symbols: list[Symbol] = []
@@ -490,8 +547,8 @@ class SymbolicTemplate(ChatTemplate):
             _unprovable("it takes many steps")
         if not isinstance(written, Symbol):
             return written
-        if any(straddles(written.parts, token) for token in self._controls.ids):
-            _unprovable("a control token may begin in a content and end outside")
+        for token in self._controls.ids:
+            self.tags |= forbidden(written.parts, token)
         return joined([self._stand_in(part) if isinstance(part, Hole) else part for part in written.parts])
 
     def _stand_in(self, hole: Hole) -> str:
@@ -500,4 +557,3 @@ class SymbolicTemplate(ChatTemplate):
         text = f"{FIRST}{self.holes.index(hole)}{LAST}"
         span: tuple[Span, ...] = ((0, len(text), hole.origin),) if hole.origin else ()
         return Traced(text, span)
-

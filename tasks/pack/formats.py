@@ -1,7 +1,7 @@
 """Chat formats: a Jinja template or Harmony turns the rows of a data set into sequences."""
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any, Protocol, TypeVar
 
@@ -64,7 +64,7 @@ class Rows(Protocol[Read]):
 class ChatRows:
     """Reads the rows of a data set for a Jinja template."""
 
-    programs: Programs
+    maker: Programs | Renderer
     special: SpecialTokens
     messages_field: str | None
     tools_field: str
@@ -79,13 +79,13 @@ class ChatRows:
         found = conversation(record, self.messages_field, self.tools_field)
         if isinstance(found, Rejected):
             return found
-        if self.special == "reject" and self.programs.renderer.controls.spelled_in(found):
+        if self.special == "reject" and self.maker.controls.spelled_in(found):
             return Rejected("special_token_in_text", "the text contains a control string of the template")
         return found
 
     def sequences(self, conversation: Conversation) -> Sequence[Pieces | Filled] | Rejected:
         """See Rows."""
-        return self.programs.sequences(conversation)
+        return self.maker.sequences(conversation)
 
     def said(self, conversation: Conversation) -> Iterable[str]:
         """See Rows."""
@@ -101,6 +101,13 @@ class ChatRows:
     def flagged(self, conversation: Conversation) -> int:
         """See Rows."""
         return sum("trained" in message for message in conversation.messages)
+
+
+def without_programs(rows: Rows[Any]) -> Rows[Any]:
+    """The same, but every conversation is rendered."""
+    if isinstance(rows, ChatRows) and isinstance(rows.maker, Programs):
+        return replace(rows, maker=rows.maker.renderer)
+    return rows
 
 
 @dataclass(frozen=True, slots=True)
