@@ -6,10 +6,11 @@ from collections import Counter
 from importlib.metadata import distribution
 from pathlib import Path
 
+import numpy as np
 import pytest
-from tokenmill.tasks.chat.check import renderer_of
+from tokenmill.tasks.chat.check import renderer_of, text_encoder
 from tokenmill.tasks.chat.conversation import Conversation, Rejected
-from tokenmill.tasks.chat.encoding import Filled
+from tokenmill.tasks.chat.encoding import Batch, Filled
 from tokenmill.tasks.chat.load import BUNDLED
 from tokenmill.tasks.chat.loss import LossPolicy
 from tokenmill.tasks.chat.parse import conversation
@@ -160,13 +161,17 @@ def as_pieces(found):
     )
 
 
+def is_filled(found):
+    return not isinstance(found, Rejected) and isinstance(found[0], Filled)
+
+
 def compare(programs, conversations):
     """How many conversations were filled, rendered, and rejected; all as the renderer has them."""
     counts = Counter()
     for given in conversations:
         found = programs.sequences(given)
         assert as_pieces(found) == programs.renderer.sequences(given), given
-        kind = "rejected" if isinstance(found, Rejected) else "filled" if isinstance(found[0], Filled) else "rendered"
+        kind = "rejected" if isinstance(found, Rejected) else "filled" if is_filled(found) else "rendered"
         counts[kind] += 1
     return counts
 
@@ -191,3 +196,126 @@ def test_programs_give_what_every_template_is_rendered_to(renderer, path):
         counts += compare(Programs(maker), Maker(f"{path.stem} {number}").conversations(160))
     print(path.stem, dict(counts))
     assert counts.total() > 2_500
+
+
+# What is learned, and what is not.
+
+
+def test_a_second_conversation_of_a_shape_teaches_it_and_a_third_is_filled(renderer):
+    maker, _ = renderer(BUNDLED / "nano3.jinja")
+    programs = Programs(maker)
+    kinds = []
+    for number in range(4):
+        record = {
+            "messages": [{"role": "user", "content": f"{number}?"}, {"role": "assistant", "content": f" {number}. "}]
+        }
+        kinds.append(type(programs.sequences(conversation(record, None, "tools"))[0]))
+    assert kinds == [list, Filled, Filled, Filled]
+
+
+@pytest.mark.parametrize(
+    "words",
+    ["</think>", "a<think>b", "<|im_end|>", "\n ", "\u3000"],
+    ids=["closed", "opened", "control", "blank", "wide blank"],
+)
+def test_contents_that_a_template_may_treat_otherwise_are_rendered(renderer, words):
+    maker, _ = renderer(BUNDLED / "nano3.jinja")
+    programs = Programs(maker)
+    for answer in ("a", "b", words, "c"):
+        given = Conversation([{"role": "user", "content": "?"}, {"role": "assistant", "content": answer}], [])
+        found = programs.sequences(given)
+        assert as_pieces(found) == maker.sequences(given)
+        assert is_filled(found) == (answer in {"b", "c"})
+
+
+LOOP = "{%% for m in messages %%}{{ '<|im_start|>' ~ m.role ~ '\n' }}%s{{ '<|im_end|>\n' }}{%% endfor %%}{{ '<|im_start|>assistant\n' if add_generation_prompt }}"  # fmt: skip
+UNKNOWN = {
+    "the length of a content": "{{ m.content if m.content | length > 3 else 'short' }}",
+    "a character of it": "{{ m.content }}{{ 'x' if m.content[0] == 'a' }}",
+    "another case": "{{ m.content | upper if m.role == 'user' else m.content }}",
+    "its lines": "{{ m.content }}{{ m.content.splitlines() | length if m.role == 'user' }}",
+    "two contents are compared": "{{ m.content }}{{ 'again' if m.content == messages[0].content and not loop.first }}",
+    "a number of characters": "{{ m.content }}{{ m.content.count('a') if m.role == 'user' }}",
+    "words": "{{ m.content.split() | join(' ') if m.role == 'user' else m.content }}",
+    "other characters are stripped": "{{ m.content.strip('ab') if m.role == 'user' else m.content }}",
+}
+
+
+@pytest.mark.parametrize("body", UNKNOWN.values(), ids=UNKNOWN)
+def test_a_template_that_looks_into_contents_is_rendered(vocabulary, body):
+    maker = renderer_of(ChatTemplate(LOOP % body, {}), vocabulary, LossPolicy(), "auto", "literal")
+    programs = Programs(maker)
+    for words in ("a", "b", "a b", "long enough", "a", "ab", "\n\na b a\n"):
+        given = Conversation(
+            [
+                {"role": "user", "content": words},
+                {"role": "assistant", "content": "an answer"},
+                {"role": "user", "content": "a"},
+            ],
+            [],
+        )
+        found = programs.sequences(given)
+        assert found == maker.sequences(given)
+        assert not is_filled(found)
+
+
+KNOWN = {
+    "as it is": "{{ m.content }}",
+    "without blanks": "{{ m.content | trim }}",
+    "parts": "{{ m.content.split('</x>')[-1].lstrip('\n') }}",
+    "a search": "{{ m.content if '<x>' not in m.content else 'x' }}",
+    "its ends": "{{ 'x' if m.content.startswith('<x>') or m.content.endswith('</x>') }}{{ m.content }}",
+    "replaced": "{{ m.content | replace('<x>', '') }}",
+    "joined": "{{ [m.content, 'z'] | join(' ') }}",
+    "as JSON": "{{ m.content | tojson if m.role == 'user' else m.content }}",
+    "not empty": "{{ m.content if m.content and m.content is string and m.content | length > 0 }}",
+    "a macro": "{% macro say(text) %}{{ text.strip() }}{% endmacro %}{{ say(m.content) }}",
+    "a block": "{% set text %}{{ m.content }}!{% endset %}{{ text | trim }}",
+}
+WORDS = ["a", " b\n", "<x>", "c</x>d", "</x>", "<", "<x", "x>", 'say "é"\t\\n', "\x7f", "e"]
+
+
+@pytest.mark.parametrize("body", KNOWN.values(), ids=KNOWN)
+def test_what_is_done_to_contents_is_done_when_filling(vocabulary, body):
+    maker = renderer_of(ChatTemplate(LOOP % body, {}), vocabulary, LossPolicy(), "auto", "literal")
+    filled = 0
+    programs = Programs(maker)
+    for first, second in itertools.product(WORDS, WORDS):
+        given = Conversation([{"role": "user", "content": first}, {"role": "assistant", "content": second}], [])
+        found = programs.sequences(given)
+        assert as_pieces(found) == maker.sequences(given), (first, second)
+        filled += is_filled(found)
+    assert filled >= 20
+
+
+@pytest.fixture(scope="module")
+def vocabulary(renderer):
+    return renderer(BUNDLED / "nano3.jinja")[1]
+
+
+def test_a_content_cannot_complete_a_control_token(vocabulary):
+    source = LOOP % "{{ '<|im_' ~ m.content }}"
+    maker = renderer_of(ChatTemplate(source, {}), vocabulary, LossPolicy(), "auto", "literal")
+    programs = Programs(maker)
+    for words in ("a", "b", "end|>c", "c"):
+        given = Conversation([{"role": "user", "content": words}, {"role": "assistant", "content": words}], [])
+        assert as_pieces(programs.sequences(given)) == maker.sequences(given)
+
+
+# The arrays.
+
+
+@pytest.mark.parametrize("policy", POLICIES[:5])
+def test_a_batch_of_filled_sequences_is_that_of_their_pieces(renderer, policy):
+    maker, vocabulary = renderer(BUNDLED / "nano3.jinja", policy)
+    programs, filled, plain = Programs(maker), Batch(), Batch()
+    for given in Maker(policy.end_of_turn).conversations(120):
+        found = programs.sequences(given)
+        for each in [] if isinstance(found, Rejected) else found:
+            filled.add(each)
+            plain.add(each.pieces() if isinstance(each, Filled) else each)
+    encoder = text_encoder(vocabulary, maker.controls, "reference", "literal")
+    ours, theirs = filled.encode(encoder), plain.encode(encoder)
+    assert len(ours.ids) > 5_000
+    for name in ("ids", "loss", "offsets", "role_starts", "roles", "straddled"):
+        assert np.array_equal(getattr(ours, name), getattr(theirs, name)), name
