@@ -1,10 +1,10 @@
 """Programs: what a conversation of a known shape becomes, learned once and then filled with its texts.
 
 The *shape* of a conversation is all of it but its texts: the keys and roles of every message, which texts are empty, the names
-and nesting of arguments, and the tools. Most conversations of a data set have one of a few hundred shapes. When a shape comes up
-for the second time, its conversation is rendered with unknown contents (`symbolic`). If the template takes the same path for all
-contents, the resulting pieces with holes are the *program* of the shape: to fill it takes 1 to 2 µs per message, and to render
-takes 60.
+and nesting of arguments, and the tools. Most plain conversations of a data set have one of a few dozen shapes. When a shape comes up
+for the eighth time, its conversation is rendered with unknown contents (`symbolic`). If the template takes the same path for all
+contents, the resulting pieces with holes are the *program* of the shape: to fill it takes 4 µs per message, and to render takes
+45. Long conversations with tool calls hardly ever share a shape; they are rendered as before.
 
 A conversation is rendered as before if its shape has no program, if one of its texts is blank or contains a tag that the
 template searches for or a control token, if only some of its characters are trained on, or if it is very long. So programs change
@@ -13,6 +13,7 @@ hundred, chosen by a hash of its text, is rendered and compared as well.
 """
 
 import itertools
+from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
@@ -33,6 +34,9 @@ MOST_CHARACTERS = 1_000_000
 
 MOST_SHAPES = 50_000
 """Shapes remembered, with their programs."""
+
+RENDERED_FIRST = 7
+"""Conversations of a shape that are rendered before a program is learned, because learning takes as long as three renderings."""
 
 ONE_IN = 100
 """Filled conversations per one that is rendered as well."""
@@ -148,7 +152,7 @@ class Programs:
     def __init__(self, renderer: Renderer) -> None:
         self.renderer = renderer
         self._programs: dict[Shape, Program | None] = {}
-        self._seen: set[int] = set()
+        self._seen: Counter[int] = Counter()
 
     def sequences(self, conversation: Conversation) -> Sequence[Pieces | Filled] | Rejected:
         """The sequences of a conversation, or why it has none.
@@ -174,13 +178,13 @@ class Programs:
         return not (self.renderer.splits_turns and "<" in everything and begins_with_markup(conversation.messages))
 
     def _learned(self, key: Shape, conversation: Conversation, texts: Sequence[str]) -> Program | None:
-        """The program of a shape, learned when it comes up for the second time."""
+        """The program of a shape, once enough of its conversations were rendered."""
+        if len(self._seen) >= MOST_SHAPES:
+            self._seen.clear()
+            self._programs.clear()
         number = hash(key)
-        if number not in self._seen:
-            if len(self._seen) >= MOST_SHAPES:
-                self._seen.clear()
-                self._programs.clear()
-            self._seen.add(number)
+        self._seen[number] += 1
+        if self._seen[number] <= RENDERED_FIRST:
             return None
         program = self._program(key, conversation)
         if program is not None and self._fits(program, conversation, texts):

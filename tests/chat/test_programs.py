@@ -8,6 +8,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from tokenmill.tasks.chat import programs as programs_module
 from tokenmill.tasks.chat.check import renderer_of, text_encoder
 from tokenmill.tasks.chat.conversation import Conversation, Rejected
 from tokenmill.tasks.chat.encoding import Batch, Filled
@@ -131,6 +132,11 @@ class Maker:
                     yield found
 
 
+@pytest.fixture(autouse=True)
+def _learned_at_once(monkeypatch):
+    monkeypatch.setattr(programs_module, "RENDERED_FIRST", 1)
+
+
 @pytest.fixture(scope="module")
 def definition():
     return base(TEXTS)
@@ -201,16 +207,17 @@ def test_programs_give_what_every_template_is_rendered_to(renderer, path):
 # What is learned, and what is not.
 
 
-def test_a_second_conversation_of_a_shape_teaches_it_and_a_third_is_filled(renderer):
+def test_a_shape_is_learned_once_it_comes_up_again_and_again(renderer, monkeypatch):
+    monkeypatch.setattr(programs_module, "RENDERED_FIRST", 3)
     maker, _ = renderer(BUNDLED / "nano3.jinja")
     programs = Programs(maker)
     kinds = []
-    for number in range(4):
+    for number in range(6):
         record = {
             "messages": [{"role": "user", "content": f"{number}?"}, {"role": "assistant", "content": f" {number}. "}]
         }
         kinds.append(type(programs.sequences(conversation(record, None, "tools"))[0]))
-    assert kinds == [list, Filled, Filled, Filled]
+    assert kinds == [list, list, list, Filled, Filled, Filled]
 
 
 @pytest.mark.parametrize(
