@@ -21,7 +21,7 @@ from typing import Any, cast
 
 import orjson
 from tokenmill.tasks.errors import RunError
-from xxhash import xxh3_64_intdigest
+from xxhash import xxh3_64_intdigest, xxh3_128_digest
 
 from .controls import Controls
 from .conversation import Arguments, Conversation, Message, Rejected
@@ -33,7 +33,10 @@ MOST_CHARACTERS = 1_000_000
 """Of the texts of a conversation; far below the limits of a rendering."""
 
 MOST_SHAPES = 50_000
-"""Shapes remembered, with their programs."""
+"""Shapes counted, 100 bytes each."""
+
+MOST_PIECES = 500_000
+"""Pieces of all programs, which take about 100 bytes each; programs are then learned anew."""
 
 RENDERED_FIRST = 7
 """Conversations of a shape that are rendered before a program is learned, because learning takes as long as three renderings."""
@@ -62,7 +65,7 @@ def shape(conversation: Conversation) -> tuple[Shape, list[str]] | None:
             message["role"] if len(message) == 2 and _take(message["content"], texts) else _kind(message, texts)  # noqa: PLR2004 - a role and a content
             for message in conversation.messages
         ]
-        tools = orjson.dumps(conversation.tools) if conversation.tools else None
+        tools = xxh3_128_digest(orjson.dumps(conversation.tools)) if conversation.tools else None
     except (_ShapelessError, TypeError):  # a number in a tool that orjson cannot write
         return None
     return ((*kinds, tools), texts) if texts else None
@@ -140,6 +143,11 @@ class Program:
     layouts: Sequence[Layout]
     absent: Controls
 
+    @property
+    def size(self) -> int:
+        """Pieces of all sequences."""
+        return sum(len(layout.sources) for layout in self.layouts)
+
     def filled(self, texts: Sequence[str]) -> list[Filled]:
         """The sequences with these texts."""
         filled = [fill(texts) for fill in self.fills]
@@ -153,6 +161,7 @@ class Programs:
         self.renderer = renderer
         self._programs: dict[Shape, Program | None] = {}
         self._seen: Counter[int] = Counter()
+        self._pieces = 0
 
     def sequences(self, conversation: Conversation) -> Sequence[Pieces | Filled] | Rejected:
         """The sequences of a conversation, or why it has none.
@@ -179,9 +188,10 @@ class Programs:
 
     def _learned(self, key: Shape, conversation: Conversation, texts: Sequence[str]) -> Program | None:
         """The program of a shape, once enough of its conversations were rendered."""
-        if len(self._seen) >= MOST_SHAPES:
+        if len(self._seen) >= MOST_SHAPES or self._pieces >= MOST_PIECES:
             self._seen.clear()
             self._programs.clear()
+            self._pieces = 0
         number = hash(key)
         self._seen[number] += 1
         if self._seen[number] <= RENDERED_FIRST:
@@ -193,6 +203,7 @@ class Programs:
             except ProgramError:
                 program = None
         self._programs[key] = program
+        self._pieces += len(key) if program is None else program.size
         return program
 
     @property
@@ -203,14 +214,13 @@ class Programs:
     @cached_property
     def _symbolic(self) -> SymbolicTemplate | None:
         template = self.renderer.template
-        text = f"{template.source}{template.variables!r}"
-        if FIRST in text or LAST in text:
+        if _has_stand_ins([template.source, template.variables]):
             return None
         return SymbolicTemplate(template.source, template.variables, self.controls)
 
     def _program(self, key: Shape, conversation: Conversation) -> Program | None:
         template, given = self._symbolic, stand_ins(conversation)
-        if template is None or FIRST in repr(key) or self.controls.spelled_in(given):
+        if template is None or _has_stand_ins([key, conversation.tools]) or self.controls.spelled_in(given):
             return None
         template.begin()
         try:
@@ -221,6 +231,12 @@ class Programs:
             return _program_of(found, template.holes, absent)
         except UnprovableError:
             return None
+
+
+def _has_stand_ins(value: object) -> bool:
+    """Whether something other than a text contains a character of stand-ins."""
+    written = ascii(value)
+    return ascii(FIRST)[1:-1] in written or ascii(LAST)[1:-1] in written
 
 
 def _require_same(program: Program, texts: Sequence[str], rendered: Sequence[Pieces] | Rejected) -> None:

@@ -309,6 +309,28 @@ def test_a_content_cannot_complete_a_control_token(vocabulary):
         assert as_pieces(programs.sequences(given)) == maker.sequences(given)
 
 
+def test_names_like_stand_ins_are_no_holes(renderer):
+    maker, _ = renderer(BUNDLED / "nano3.jinja")
+    programs = Programs(maker)
+    for words in ("a", "b", "c"):
+        call = {"function": {"name": "f", "arguments": {"\ue0000\ue001": words, "\ue00099\ue001": words}}}
+        record = {
+            "messages": [{"role": "user", "content": words}, {"role": "assistant", "content": "", "tool_calls": [call]}]
+        }
+        given = conversation(record, None, "tools")
+        assert as_pieces(programs.sequences(given)) == maker.sequences(given)
+
+
+def test_memory_is_bounded(renderer, monkeypatch):
+    monkeypatch.setattr(programs_module, "MOST_PIECES", 60)
+    maker, _ = renderer(BUNDLED / "nano3.jinja")
+    programs, most = Programs(maker), 0
+    for given in Maker(5, odd=0).conversations(200):
+        assert as_pieces(programs.sequences(given)) == maker.sequences(given)
+        most = max(most, len(programs._programs))  # noqa: SLF001 - nobody else sees it
+    assert 1 < most < 10
+
+
 # The arrays.
 
 
