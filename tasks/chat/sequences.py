@@ -142,10 +142,13 @@ def _unusual(messages: Sequence[Message]) -> bool:
     """Whether a turn may be rendered differently beside others: a template may move a later system message to the front, or not
     count a user message of markup (a tool result, say) as a turn.
     """
+    return any(message["role"] in {"system", "developer"} for message in messages[1:]) or begins_with_markup(messages)
+
+
+def begins_with_markup(messages: Sequence[Message]) -> bool:
+    """Whether a user message after the first message begins with `<`."""
     return any(
-        message["role"] in {"system", "developer"}
-        or (message["role"] == "user" and (message["content"] or "").lstrip().startswith("<"))
-        for message in messages[1:]
+        message["role"] == "user" and (message["content"] or "").lstrip().startswith("<") for message in messages[1:]
     )
 
 

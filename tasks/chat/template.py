@@ -10,7 +10,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from jinja2 import Template, TemplateError, TemplateSyntaxError, UndefinedError
+from jinja2 import Template, TemplateError, TemplateSyntaxError, UndefinedError, nodes
 from tokenmill.tasks.errors import InputError
 
 from .conversation import Message, Rejected
@@ -54,13 +54,15 @@ class Rendering:
 class ChatTemplate:
     """A compiled template. `digest` is the hash of its source; `variables` are passed to every rendering."""
 
+    sandbox = Sandbox
+
     def __init__(self, source: str, variables: Variables) -> None:
         """Raises InputError, with line and remedy, for an invalid template or `date`."""
-        self._sandbox = Sandbox()
+        self._sandbox = self.sandbox()
         if CLOCK in source and "date" in variables:
             self._sandbox.globals = {**self._sandbox.globals, CLOCK: clock(variables["date"])}
         try:
-            tree = instrumented(self._sandbox.parse(source))
+            tree = instrumented(self._parsed(source))
             code = self._sandbox.compile(tree)
         except TemplateSyntaxError as error:
             raise InputError(f"chat_template:{error.lineno}: {error.message}; fix the template") from error
@@ -82,7 +84,7 @@ class ChatTemplate:
         """Render a conversation; Rejected if the template rejects it, fails, or exceeds its budget."""
         self._sandbox.budget = Budget()
         given = {
-            "messages": records(messages), "tools": list(tools) or None, "documents": None,
+            "messages": self._records(messages), "tools": list(tools) or None, "documents": None,
             "add_generation_prompt": False, **self.variables, **variables,
         }  # fmt: skip
         try:
@@ -95,6 +97,12 @@ class ChatTemplate:
                     "template_error", "the chat template needs a date; set template_variables.date=2026-03-01"
                 )
             return Rejected("template_error", f"the chat template fails: {type(error).__name__}: {error}")
+
+    def _parsed(self, source: str) -> nodes.Template:
+        return self._sandbox.parse(source)
+
+    def _records(self, messages: Sequence[Message]) -> list[Any]:
+        return records(messages)
 
     def _written(self, given: Variables) -> str:
         """All that the template writes, joined once."""

@@ -1,16 +1,18 @@
 """Chat formats: a Jinja template or Harmony turns the rows of a data set into sequences."""
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any, Protocol, TypeVar
 
 from tokenmill.tasks.chat.check import checked_renderer, renderer_of
 from tokenmill.tasks.chat.controls import Controls
 from tokenmill.tasks.chat.conversation import Conversation
+from tokenmill.tasks.chat.encoding import Filled
 from tokenmill.tasks.chat.load import load_template
 from tokenmill.tasks.chat.loss import LossPolicy
 from tokenmill.tasks.chat.parse import conversation, fields_read
+from tokenmill.tasks.chat.programs import Programs
 from tokenmill.tasks.chat.sequences import Pieces, Renderer, SplitTurns
 from tokenmill.tasks.chat.template import ChatTemplate
 from tokenmill.tasks.errors import InputError
@@ -41,7 +43,7 @@ class Rows(Protocol[Read]):
         """The conversation in a record."""
         ...
 
-    def sequences(self, conversation: Read, /) -> list[Pieces] | Rejected:
+    def sequences(self, conversation: Read, /) -> Sequence[Pieces | Filled] | Rejected:
         """The sequences that a conversation is trained as, at least one."""
         ...
 
@@ -62,7 +64,7 @@ class Rows(Protocol[Read]):
 class ChatRows:
     """Reads the rows of a data set for a Jinja template."""
 
-    renderer: Renderer
+    maker: Programs | Renderer
     special: SpecialTokens
     messages_field: str | None
     tools_field: str
@@ -77,13 +79,13 @@ class ChatRows:
         found = conversation(record, self.messages_field, self.tools_field)
         if isinstance(found, Rejected):
             return found
-        if self.special == "reject" and self.renderer.controls.spelled_in(found):
+        if self.special == "reject" and self.maker.controls.spelled_in(found):
             return Rejected("special_token_in_text", "the text contains a control string of the template")
         return found
 
-    def sequences(self, conversation: Conversation) -> list[Pieces] | Rejected:
+    def sequences(self, conversation: Conversation) -> Sequence[Pieces | Filled] | Rejected:
         """See Rows."""
-        return self.renderer.sequences(conversation)
+        return self.maker.sequences(conversation)
 
     def said(self, conversation: Conversation) -> Iterable[str]:
         """See Rows."""
@@ -99,6 +101,13 @@ class ChatRows:
     def flagged(self, conversation: Conversation) -> int:
         """See Rows."""
         return sum("trained" in message for message in conversation.messages)
+
+
+def without_programs(rows: Rows[Any]) -> Rows[Any]:
+    """The same, but every conversation is rendered."""
+    if isinstance(rows, ChatRows) and isinstance(rows.maker, Programs):
+        return replace(rows, maker=rows.maker.renderer)
+    return rows
 
 
 @dataclass(frozen=True, slots=True)
@@ -163,7 +172,7 @@ def format_of(
 
 
 def _jinja(renderer: Renderer, special: SpecialTokens) -> Format:
-    return Format(renderer.template, renderer.controls, partial(ChatRows, renderer, special))
+    return Format(renderer.template, renderer.controls, partial(ChatRows, Programs(renderer), special))
 
 
 def _harmony(template: HarmonyTemplate, renderer: HarmonyRenderer, special: SpecialTokens) -> Format:

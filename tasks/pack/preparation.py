@@ -4,6 +4,7 @@ Planning checks template and tokenizer (`tasks.chat.check`, for Harmony `tasks.h
 text of each data set for the exactness gate.
 """
 
+import logging
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
@@ -15,6 +16,7 @@ from tokenmill.tasks.blend.models import SPLITS, Blend, DataSource
 from tokenmill.tasks.chat.check import text_encoder
 from tokenmill.tasks.chat.conversation import Rejected
 from tokenmill.tasks.chat.loss import LossPolicy
+from tokenmill.tasks.chat.programs import ProgramError
 from tokenmill.tasks.chat.sequences import SplitTurns
 from tokenmill.tasks.errors import InputError, RunError
 from tokenmill.tasks.shards.manifest import WHOLE, Finished
@@ -34,7 +36,7 @@ from tokenmill.tasks.tokenize.load import find_vocabulary, planned_vocabulary
 from tokenmill.tasks.tokenize.settings import SpecialTokens, TokenizerSource
 from tokenmill.tasks.tokenize.vocabulary import Vocabulary
 
-from .formats import CheckedFormat, Format, Rows, Template, checked_format, find_template, format_of
+from .formats import CheckedFormat, Format, Rows, Template, checked_format, find_template, format_of, without_programs
 from .inspect import inspect_sft_shard
 from .publication import PackedLayout
 from .settings import SftRecipe, SftSettings
@@ -187,7 +189,11 @@ def build_sft_shard(
         raise RunError(f"chat_template: {chat.template.digest} on this worker but {recipe.template} in the plan")
     encoder = text_encoder(vocabulary, chat.controls, recipe.backend, recipe.special_tokens_in_text)
     rows = chat.rows(recipe.messages_field, recipe.tools_field)
-    return PackedShard(shard, recipe, rows, encoder, store).build(on_bad_row)
+    try:
+        return PackedShard(shard, recipe, rows, encoder, store).build(on_bad_row)
+    except ProgramError as error:
+        logging.getLogger(__name__).warning("%s; the whole shard is rendered instead, which is slower", error)
+        return PackedShard(shard, recipe, without_programs(rows), encoder, store).build(on_bad_row)
 
 
 @lru_cache(maxsize=8)

@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
-from tokenmill.tasks.chat.encoding import Batch, Sequences
+from tokenmill.tasks.chat.encoding import Batch, Filled, Sequences
 from tokenmill.tasks.chat.sequences import Pieces
 from tokenmill.tasks.errors import RunError
 from tokenmill.tasks.shards.build import ShardBuilder, building
@@ -101,7 +101,7 @@ class PackedShard:
             builder.facts["flagged_messages"] = self._counts["flagged"]
         return builder.receipt
 
-    def _rendered(self, batch: RecordBatch, index: int) -> tuple[Any, list[Pieces]] | Rejected:
+    def _rendered(self, batch: RecordBatch, index: int) -> tuple[Any, Iterable[Pieces | Filled]] | Rejected:
         """A conversation and its sequences."""
         found = self.rows.read(batch.records[index])
         if isinstance(found, Rejected):
@@ -109,7 +109,7 @@ class PackedShard:
         sequences = self.rows.sequences(found)
         return sequences if isinstance(sequences, Rejected) else (found, sequences)
 
-    def _add(self, row: int, conversation: Any, sequences: list[Pieces], builder: ShardBuilder) -> None:  # noqa: ANN401 - as the format reads it
+    def _add(self, row: int, conversation: Any, sequences: Iterable[Pieces | Filled], builder: ShardBuilder) -> None:  # noqa: ANN401 - as the format reads it
         """Queue the sequences of a row for the encoder."""
         part = self._part(conversation, builder)
         self._counts["flagged"] += self.rows.flagged(conversation)

@@ -19,7 +19,7 @@ from typing import Any, Protocol, cast
 import numpy as np
 import pyarrow as pa
 from tokenmill.tasks.chat.conversation import Rejected
-from tokenmill.tasks.chat.encoding import Batch
+from tokenmill.tasks.chat.encoding import Batch, Filled
 from tokenmill.tasks.chat.loss import LossPolicy
 from tokenmill.tasks.chat.sequences import Pieces
 from tokenmill.tasks.harmony.grammar import START, Fault, ParsedMessage, parse
@@ -107,7 +107,7 @@ class TemplatedChats:
         """See Conversations."""
         return [self.text_field, *self.rows.fields]
 
-    def read(self, record: Mapping[str, Any]) -> list[Pieces] | Rejected:
+    def read(self, record: Mapping[str, Any]) -> Sequence[Pieces | Filled] | Rejected:
         """See Conversations."""
         text = text_at(record, self.text_field)
         if text is not None and text.startswith(START):
@@ -118,7 +118,7 @@ class TemplatedChats:
         found = self.rows.read(record)
         return found if isinstance(found, Rejected) else self.rows.sequences(found)
 
-    def sequenced(self, read: Sequence[list[Pieces]]) -> Sequenced:
+    def sequenced(self, read: Sequence[Sequence[Pieces | Filled]]) -> Sequenced:
         """See Conversations."""
         batch = Batch()
         for pieces in (pieces for sequences in read for pieces in sequences):

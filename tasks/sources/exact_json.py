@@ -6,14 +6,13 @@ orjson reads integers beyond 64 bits as floats, and Python's parsers do not keep
 ambiguous.
 
 Such rows are rare. orjson parses every row, and a walk over the values detects a possible loss: a float, or fewer strings than
-the row has. Only then does `json` parse the row again. The walk costs 0.3 µs per kilobyte of text and 30 ns per value, about as
-much as parsing short rows.
+the row has. Only then does `json` parse the row again. The walk costs 30 ns per value, and counting 0.3 µs per kilobyte.
 """
 
 import json
 import math
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from itertools import count
 from typing import Any, cast
 
@@ -21,8 +20,11 @@ import orjson
 
 SIGNED_64, UNSIGNED_64 = 1 << 63, 1 << 64
 
-NEGATIVE_ZERO = re.compile(rb"-0(?![\d.eE])")
-"""Python has no integer -0."""
+NEGATIVE_ZERO = re.compile(rb"-0(?<![^\s:,\[]-0)(?=[\s,}\]]|\Z)")
+"""Python has no integer -0. Text may match, too."""
+
+MOST_TOGETHER = 4 << 20
+"""Bytes of rows that are checked together, which takes a copy of them."""
 
 BEYOND_DOUBLE = "number is infinity"
 """The beginning of orjson's message about a number beyond a double."""
@@ -65,8 +67,11 @@ def loads(data: bytes | str) -> Any:  # noqa: ANN401 - any JSON
 
     Raises orjson.JSONDecodeError if orjson does not accept the text, NumberRangeError for numbers that are not accepted.
     """
-    value = rounded(data)
-    raw = data if isinstance(data, bytes) else data.encode()
+    return _exact(rounded(data), data if isinstance(data, bytes) else data.encode())
+
+
+def _exact(value: Any, raw: bytes) -> Any:  # noqa: ANN401 - same
+    """The value of JSON text that orjson read as `value`."""
     if _is_exact(value, raw):
         return value
     if _is_too_deep(value):
@@ -74,6 +79,14 @@ def loads(data: bytes | str) -> Any:  # noqa: ANN401 - any JSON
             "numbers are not read exactly in rows of more than 254 levels; nest less, or write them as strings"
         )
     return _parsed(raw)
+
+
+def loads_all(rows: Sequence[bytes]) -> list[Any]:
+    """The values of several rows, as `loads` gives them; checked together, because counting in large blocks is faster."""
+    values = [rounded(row) for row in rows]
+    if sum(map(len, rows)) <= MOST_TOGETHER and _is_exact(values, b"\n".join(rows)):
+        return values
+    return [_exact(value, row) for value, row in zip(values, rows, strict=True)]
 
 
 def rounded(data: bytes | str) -> Any:  # noqa: ANN401 - same

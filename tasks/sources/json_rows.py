@@ -23,7 +23,7 @@ import pyarrow as pa
 from tokenmill.tasks.errors import nearest
 from xxhash import xxh3_128
 
-from .exact_json import NumberRangeError, loads, rounded
+from .exact_json import NumberRangeError, loads, loads_all, rounded
 from .files import (
     BadRow,
     Ranges,
@@ -148,7 +148,7 @@ def pick_records(rows: Sequence[Row], first: int) -> RecordBatch:
 def _all_records(rows: Sequence[Row]) -> list[Record] | None:
     """The records if all rows are good, otherwise None."""
     try:
-        records = [loads(cast("bytes", row)) for row in rows]
+        records = loads_all(cast("Sequence[bytes]", rows))
     except (orjson.JSONDecodeError, NumberRangeError):
         return None
     return records if all(isinstance(record, dict) for record in records) else None

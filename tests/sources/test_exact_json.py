@@ -12,6 +12,7 @@ from tokenmill.tasks.sources.exact_json import (
     RepeatedKeys,
     compact,
     loads,
+    loads_all,
     repeated_key,
     with_placeholders,
 )
@@ -136,3 +137,19 @@ def test_a_spelled_float_is_the_number_that_it_spells():
     assert value == [1.5, 1000.0, 0]
     assert [Decimal(str(each)) for each in value] == [Decimal("1.50"), Decimal("1e3"), Decimal(0)]
     assert f"{value}" == "[1.50, 1e3, -0]"
+
+
+def typed(value):
+    """The value with the type of every part, because 1 == 1.0 == True."""
+    if isinstance(value, dict):
+        return type(value), [(key, typed(inner)) for key, inner in value.items()]
+    return (type(value), [typed(inner) for inner in value]) if isinstance(value, list) else (type(value), repr(value))
+
+
+@given(
+    st.lists(SPELLINGS | st.text('\\"-0 ,', max_size=6).map(lambda text: json.dumps([text, {text: text}])), max_size=5)
+)
+@example(['{"a": "x, -0 ", "a": 1}', '["\\\\", "\\\\\\""]'])
+def test_rows_together_are_read_as_one_by_one(texts):
+    rows = [text.encode() for text in texts]
+    assert [typed(value) for value in loads_all(rows)] == [typed(loads(row)) for row in rows]
