@@ -100,7 +100,9 @@ class PackWriter:
 
     def _slices(self, order: np.ndarray, sizes: np.ndarray) -> Iterator[np.ndarray]:
         pad = np.full(self.recipe.pad_seq_to_mult, self.recipe.pad_id or 0, np.uint32)
-        files, starts, lengths = (each[order].tolist() for each in (self.stored.files, self.stored.starts, self.stored.lengths))
+        files, starts, lengths = (
+            each[order].tolist() for each in (self.stored.files, self.stored.starts, self.stored.lengths)
+        )
         for file, start, length, size in zip(files, starts, lengths, sizes.tolist(), strict=True):
             yield self.stored.tokens[file][start : start + length]
             if size > length:

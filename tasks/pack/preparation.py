@@ -95,7 +95,9 @@ def plan_sft(blend: Blend, settings: SftSettings, output_dir: str | None) -> Sft
         return [_recipe(source, split, settings, vocabulary, chat.template, verdict)] * len(slices)
 
     plan = plan_shards(blend, settings, store, FORMAT_VERSION, fields, require_any, recipes)
-    return Planned(blend, settings, output_dir, plan, SftFound(vocabulary, checked, verdicts, packing), gate_notes(verdicts))
+    return Planned(
+        blend, settings, output_dir, plan, SftFound(vocabulary, checked, verdicts, packing), gate_notes(verdicts)
+    )
 
 
 def policy(settings: SftSettings) -> LossPolicy:
@@ -234,7 +236,12 @@ def release_sft(planned: SftPlan, finished: Sequence[Finished]) -> Release:
     found, settings = planned.found, planned.settings
     packs, _ = collect(plan_packs(finished, planned.plan.store, found.packing), allow_partial=False)
     layout = PackedLayout(
-        packs, blend_weights(planned.blend), settings.sampling, settings.seed, settings.pack_size, settings.pad_seq_to_mult
+        packs,
+        blend_weights(planned.blend),
+        settings.sampling,
+        settings.seed,
+        settings.pack_size,
+        settings.pad_seq_to_mult,
     )
     header = {
         "tokenizer": {

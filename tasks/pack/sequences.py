@@ -170,6 +170,11 @@ def read_index(store: Store, receipt: Receipt, part: str, columns: Sequence[str]
     return pq.read_table(pa.BufferReader(data), columns=columns and list(columns), use_threads=False)
 
 
+def stored_rows(store: Store, receipt: Receipt, part: str) -> np.ndarray:
+    """The rows (int64) that the sequences of a part were made of. Raises as `stored_sequences`."""
+    return read_index(store, receipt, part, ["row"])["row"].to_numpy()
+
+
 def _tokens(store: Store, receipt: Receipt, name: str) -> np.ndarray:
     """The tokens in a file of a shard, mapped into memory."""
     place = store.path(receipt.key, name)
