@@ -25,9 +25,11 @@ def _sequences(store: Store, receipt: Receipt, part: str) -> list[str]:
     place, tokens = store.path(receipt.key, index_file(part)), store.path(receipt.key, tokens_file(part))
     data = read_bytes(place)
     try:
-        index = pq.read_table(pa.BufferReader(data or b""), schema=SCHEMA, use_threads=False)
-    except (pa.ArrowException, OSError, KeyError, ValueError) as error:
+        index = pq.read_table(pa.BufferReader(data or b""), use_threads=False)
+    except (pa.ArrowException, OSError) as error:
         return [f"{place}: cannot be read as an index of sequences: {error}"]
+    if not index.schema.equals(SCHEMA):
+        return [f"{place}: its columns are {index.schema.names}, not those of sequences"]
     lengths = index["length"].to_numpy()
     found = PartCount(len(np.unique(index["row"].to_numpy())), int(lengths.sum(dtype=np.int64)))
     if found != receipt.parts[part]:

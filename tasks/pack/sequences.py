@@ -9,9 +9,9 @@ unnamed temporary file, which disappears when the process ends, however it ends.
 """
 
 import mmap
-import shutil
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from tempfile import TemporaryFile
 from typing import IO, TYPE_CHECKING, BinaryIO, cast
@@ -34,6 +34,9 @@ IDS = np.uint32(0x7FFFFFFF)
 
 INDEXED = 65_536
 """Sequences per row group of the index, which the writer holds in memory."""
+
+CHUNK = 1 << 24
+"""Bytes copied at a time from an object store."""
 
 SCHEMA = pa.schema(
     [
@@ -183,7 +186,8 @@ def _tokens(store: Store, receipt: Receipt, name: str) -> np.ndarray:
         with Path(absolute(place)).open("rb") as file:
             return _checked(file, store, receipt, name)
     with TemporaryFile() as file, cast("BinaryIO", system.open(path, "rb")) as stream:
-        shutil.copyfileobj(stream, file, 1 << 24)
+        for chunk in iter(partial(stream.read, CHUNK), b""):
+            file.write(chunk)
         file.flush()
         return _checked(file, store, receipt, name)
 
