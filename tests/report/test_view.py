@@ -253,7 +253,9 @@ def test_one_data_set_can_be_asked_for(many):
 
 def test_a_document_is_shown_alone_from_every_pack_that_holds_it(chat):
     turns = [[("user", f"turn {number}", False)] for number in range(6)]
-    out = chat([(3, turns[0]), (17, turns[1])], [(4, turns[2])], [(17, turns[3]), (5, turns[4]), (17, turns[5])], rows=18)
+    out = chat(
+        [(3, turns[0]), (17, turns[1])], [(4, turns[2])], [(17, turns[3]), (5, turns[4]), (17, turns[5])], rows=18
+    )
     view = view_output(out, doc="1a2b3c4d-17")
     assert texts(view) == ["turn 1", "turn 3", "turn 5"]
     assert [(pack.row, pack.count, [s.number for s in pack.sequences]) for pack in view.packs] == [
