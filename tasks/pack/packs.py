@@ -27,7 +27,7 @@ from tokenmill.tasks.sources.formats import place_of
 
 from .algorithms import pack
 from .parquet import FORMAT, PackWriter, padded
-from .sequences import StoredSequences, read_index, stored_sequences
+from .sequences import StoredSequences, loss_of, read_index, stored_sequences
 from .settings import PackRecipe
 
 FORMAT_VERSION = 1
@@ -128,10 +128,10 @@ def build_packs(shard: PlannedShard, store: Store) -> Receipt:
         fitted = cut_to(sequences, recipe.capacity) if recipe.oversize == "truncate" else sequences
         chosen = np.flatnonzero((fitted.lengths <= recipe.capacity) & (fitted.trained > 0))
         builder.rows_in = sum(member.documents for member in members)
-        kept = np.unique(fitted.rows[chosen]).size
+        kept = _distinct(fitted.rows[chosen])
         builder.drop("oversize", builder.rows_in - kept)
         builder.facts["oversize_sequences"] = len(fitted.lengths) - len(chosen)
-        builder.truncated = np.unique(fitted.rows[chosen][(fitted.lengths < sequences.lengths)[chosen]]).size
+        builder.truncated = _distinct(fitted.rows[chosen[fitted.lengths[chosen] < sequences.lengths[chosen]]])
         if kept:
             stored = padded(fitted.lengths[chosen], recipe.pad_seq_to_mult)
             packs = pack(stored, fitted.content[chosen], recipe.pack_size, recipe.packing, recipe.seed)
@@ -140,6 +140,11 @@ def build_packs(shard: PlannedShard, store: Store) -> Receipt:
             builder.facts[part] = facts
             builder.keep(part, kept, facts["tokens"])
     return builder.receipt
+
+
+def _distinct(rows: np.ndarray) -> int:
+    """The number of different rows; equal ones are neighbours."""
+    return int(np.count_nonzero(np.diff(rows))) + bool(rows.size)
 
 
 def _members(shards: Store, names: Sequence[str]) -> list[Member]:
@@ -155,7 +160,7 @@ def cut_to(sequences: StoredSequences, most: int) -> StoredSequences:
     """The sequences, each cut after `most` tokens, of which the last trains nothing."""
     trained = sequences.trained.copy()
     for number in np.flatnonzero(sequences.lengths > most).tolist():
-        trained[number] = np.count_nonzero(sequences.first_tokens(number, most - 1) >> np.uint32(31))
+        trained[number] = np.count_nonzero(loss_of(sequences.first_tokens(number, most - 1)))
     return replace(sequences, lengths=np.minimum(sequences.lengths, most), trained=trained)
 
 

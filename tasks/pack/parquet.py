@@ -31,7 +31,7 @@ from tokenmill.tasks.sources.opening import is_decoder_error
 from tokenmill.tasks.storage import filesystem
 
 from .algorithms import Packs
-from .sequences import IDS, StoredSequences
+from .sequences import IDS, StoredSequences, loss_of
 from .settings import PackRecipe
 
 MOST_ROWS = 500
@@ -81,10 +81,10 @@ class PackWriter:
         starts = ends[:-1] - np.repeat(tokens[:-1], np.diff(sequences))
         role_counts, role_starts, roles = self._roles(order, starts, sizes)
         runs = np.concatenate([np.zeros(1, np.int64), np.cumsum(role_counts)])[sequences]
-        values = self._tokens(order, sizes, ends[:-1])
+        ids, loss = self._tokens(order, sizes, ends[:-1])
         columns = [
-            _lists(tokens, (values & IDS).view(np.int32)),
-            _lists(tokens, (values >> np.uint32(31)).astype(np.int8)),
+            _lists(tokens, ids),
+            _lists(tokens, loss),
             _lists(sequences, starts.astype(np.int32)),
             _lists(sequences, self.stored.rows[order]),
             _lists(runs, role_starts.astype(np.int32)),
@@ -92,11 +92,13 @@ class PackWriter:
         ]
         return pa.Table.from_arrays(columns, schema=schema)
 
-    def _tokens(self, order: np.ndarray, sizes: np.ndarray, begins: np.ndarray) -> np.ndarray:
-        """The stored tokens of some sequences back to back, each padded to its size; the last of each trains nothing."""
+    def _tokens(self, order: np.ndarray, sizes: np.ndarray, begins: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+        """Ids and loss of some sequences back to back, each padded to its size; the last token of each trains nothing."""
         values = np.concatenate([np.empty(0, np.uint32), *self._slices(order, sizes)])
-        values[begins + self.stored.lengths[order] - 1] &= IDS
-        return values
+        loss = loss_of(values)
+        loss[begins + self.stored.lengths[order] - 1] = 0
+        values &= IDS
+        return values.view(np.int32), loss
 
     def _slices(self, order: np.ndarray, sizes: np.ndarray) -> Iterator[np.ndarray]:
         pad = np.full(self.recipe.pad_seq_to_mult, self.recipe.pad_id or 0, np.uint32)

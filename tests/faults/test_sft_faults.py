@@ -292,7 +292,7 @@ def test_packing_again_with_damaged_sequences_is_refused_and_mends_them(preparat
 
 
 def test_tokens_that_are_objects_are_packed_from_a_file_without_a_name(preparation, tmp_path, monkeypatch, before):
-    seen, table = [], PackWriter._table
+    seen, table = [], vars(PackWriter)["_table"]
 
     def noting(*arguments):
         mapped = [line for line in Path("/proc/self/maps").read_text().splitlines() if f"{tmp_path}/" in line]

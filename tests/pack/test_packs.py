@@ -36,7 +36,10 @@ WORDS = ["mill", "grain", "Wasser", "北京", "0.5", "\n\n", "=>"]
 def conversation(number):
     """A conversation of one or more sequences, of very different lengths, that begins with its number."""
     source = random.Random(number)
-    words = lambda most: " ".join(source.choices(WORDS, k=source.randint(1, most)))
+
+    def words(most):
+        return " ".join(source.choices(WORDS, k=source.randint(1, most)))
+
     turns = ([user(words(9)), thinking("Hm.", words(source.choice([3, 3, 60])))] for _ in range(source.randint(1, 3)))
     return talk(user(f"#{number}#"), assistant("Yes."), *itertools.chain(*turns))
 
@@ -259,7 +262,10 @@ def test_a_missing_member_is_named(tmp_path, source, chosen):
     planned = plan(blend_of(source), tmp_path / "out", **chosen)
     build(planned, planned.plan.pending)
     work = []
-    collecting = lambda step, pending, store, arguments, *, rebuild=False: work.extend((s, store) for s in pending)
+
+    def collecting(step, pending, store, arguments, *, rebuild=False):
+        return work.extend((s, store) for s in pending)
+
     SFT.build(planned, collecting)
     (shard, store) = work[-1]
     key = planned.plan.keys[3]
