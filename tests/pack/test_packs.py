@@ -6,6 +6,7 @@ import itertools
 import json
 import os
 import random
+import re
 from collections import Counter
 from pathlib import Path
 
@@ -16,13 +17,21 @@ from tokenmill.tasks.chat.encoding import Batch
 from tokenmill.tasks.chat.template import ChatTemplate
 from tokenmill.tasks.errors import RunError
 from tokenmill.tasks.pack import packs as packs_module
+from tokenmill.tasks.pack.inspect import inspect_sft_shard
 from tokenmill.tasks.pack.parquet import PackWriter
 from tokenmill.tasks.pack.preparation import SFT
+from tokenmill.tasks.pack.sequences import RoleRuns, SequenceWriter
+from tokenmill.tasks.pack.settings import PackRecipe
 from tokenmill.tasks.pack.shard import SequenceShard
 from tokenmill.tasks.report.verification import inspector_of
 from tokenmill.tasks.report.view import view_output
 from tokenmill.tasks.report.why import why_row
+from tokenmill.tasks.shards.build import building
+from tokenmill.tasks.shards.manifest import Finished
+from tokenmill.tasks.shards.plan import PlannedShard
+from tokenmill.tasks.shards.store import Store
 from tokenmill.tasks.shards.verify import verify
+from tokenmill.tasks.sources.files import Slice, SourceFile
 
 from tests.building import build_here
 from tests.peers.conversations import assistant, talk, thinking, user
@@ -272,3 +281,61 @@ def test_a_missing_member_is_named(tmp_path, source, chosen):
     planned.plan.store.withdraw(key)
     with pytest.raises(RunError, match=f"{key}: the shard is missing; run the same command again"):
         packs_module.build_packs(shard, store)
+
+
+# Packs of 294,912 tokens, as Nemotron 3 Ultra's, of many sequences that nobody had to tokenize.
+
+
+def stored_shard(store, number, sequences):
+    """A proven shard of so many sequences of 8 to 40,000 tokens."""
+    source = {"content": f"{number} of {sequences}"}
+    recipe = {"loss_on": "assistant_all", "tokenizer": "", "template": ""}
+    identity = {"kind": "sft", "format_version": 5, "recipe": recipe, "source": source}
+    part = Slice(SourceFile("/rows.jsonl", 10, "jsonl"), number, number + 1)
+    planned = PlannedShard("rows", "datasets", part, identity)
+    lengths = np.random.default_rng(number).lognormal(6, 1.3, sequences).clip(8, 40_000).astype(np.int64)
+    with building(planned, store) as builder:
+        writer = SequenceWriter(builder, "all")
+        for first in range(0, sequences, 2_000):
+            some = lengths[first : first + 2_000]
+            ends, rows = np.cumsum(some), np.arange(first, first + len(some))
+            ids, loss = np.arange(ends[-1], dtype=np.int32) % 99_991, np.ones(ends[-1], np.int8)
+            loss[ends - 1] = 0
+            runs = RoleRuns(np.ones_like(some), np.zeros(len(some), np.int32), np.full(len(some), 4, np.int8))
+            writer.append(ids, loss, some, rows, runs)
+        writer.write_index()
+        builder.rows_in = sequences
+        builder.facts["all"] = {"sequences": sequences, "longest": writer.longest}
+        builder.keep("all", sequences, writer.tokens)
+    return Finished(planned, planned.key, builder.receipt)
+
+
+def own_memory():
+    """Bytes of this process that no file backs."""
+    status = Path("/proc/self/status").read_text()
+    return 1024 * int(re.search(r"RssAnon:\s+(\d+) kB", status)[1])
+
+
+@pytest.mark.slow
+def test_packs_of_294912_tokens_take_memory_that_does_not_grow_with_the_data_set(tmp_path, monkeypatch):
+    """What is mapped is not counted: the kernel takes it back whenever it likes."""
+    recipe = PackRecipe(294_912, "best_fit_decreasing", "drop", 8, 1, 42)
+    seen, table = [], vars(PackWriter)["_table"]
+    monkeypatch.setattr(PackWriter, "_table", lambda *given: (table(*given), seen.append(own_memory()))[0])
+    grown = []
+    for count in (1, 2, 6):
+        store = Store(str(tmp_path / f"{count}"), "sft")
+        finished = [stored_shard(store, number, 60_000) for number in range(count)]
+        planned = packs_module.plan_packs(finished, store, recipe)
+        seen.clear()
+        before = own_memory()
+        receipts = [packs_module.build_packs(shard, planned.store) for shard in planned.shards]
+        grown.append(max(seen) - before)
+        facts = [receipt.facts["all"] for receipt in receipts]
+        assert sum(each["sequences"] for each in facts) == 60_000 * count
+        assert sum(each["tokens"] for each in facts) == sum(item.receipt.tokens for item in finished)
+        stored = sum(each["tokens"] + each["padding"] for each in facts)
+        assert stored / (294_912 * sum(each["packs"] for each in facts)) > 0.99
+        assert all(inspect_sft_shard(planned.store, receipt) == [] for receipt in receipts)
+    assert len(receipts) > 2, "several groups"
+    assert grown[2] < 1.1 * max(grown[:2]) < 600e6
