@@ -2,11 +2,16 @@
 
 A data set in a split is packed in groups of consecutive shards, in plan order, of at most `GROUP_TOKENS` tokens or
 `GROUP_PACKS` packs, whichever is more. So memory does not grow with the data set, workers pack groups side by side, and a
-group becomes one Parquet file of about 130 MB. Nothing is lost by packing in groups: with hundreds of packs, the one that stays
-partly empty is a fraction of a percent. A shard that is larger is a group by itself.
+group becomes one Parquet file of about 130 MB. A shard that is larger is a group by itself. Fill of packs of 4096 and of 294,912
+tokens (lognormal lengths, medians 512 and 2000), laid out over all 400,000 sequences, in groups, and for parts of 600,000 tokens,
+such as those that a shard of 256 MB holds out, each alone and in groups:
+
+                all        groups     parts alone   parts in groups
+    4096        99.997 %   99.993 %   99.6 %        99.99 %
+    294,912     99.99 %    99.8 %     75 %          99.5 %
 
 Packs are a shard of their own kind, `STORE/packs/<key>/`, and their key is the hash of their members and of the settings of
-packing. Another pack size reads and packs the stored sequences again, and renders and encodes nothing: some 40 M tokens per second
+packing. Another pack size reads and packs the stored sequences again, and renders and encodes nothing: some 30 M tokens per second
 and core, most of it for Parquet. A data set that grows packs only its last group again. The sequences are kept.
 """
 
