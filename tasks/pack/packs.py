@@ -15,7 +15,7 @@ packing. Another pack size reads and packs the stored sequences again, and rende
 and core, most of it for Parquet. A data set that grows packs only its last group again. The sequences are kept.
 """
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass, replace
 from typing import Any
 
@@ -23,7 +23,7 @@ import numpy as np
 from tokenmill.tasks.errors import RunError
 from tokenmill.tasks.shards.build import building
 from tokenmill.tasks.shards.manifest import Finished
-from tokenmill.tasks.shards.plan import Plan, PlannedShard
+from tokenmill.tasks.shards.plan import Plan, PlannedShard, consecutive
 from tokenmill.tasks.shards.publication import parts_with_tokens
 from tokenmill.tasks.shards.receipt import Receipt
 from tokenmill.tasks.shards.store import PACKS, Store
@@ -72,25 +72,13 @@ def plan_packs(finished: Sequence[Finished], shards: Store, recipe: PackRecipe, 
     groups: dict[tuple[str, str, str, str], list[Member]] = {}
     for item, part, published in parts_with_tokens(finished):
         groups.setdefault((*item.dataset, part, published), []).append(Member(item.receipt, part))
+    most = max(GROUP_TOKENS, GROUP_PACKS * recipe.pack_size)
     planned = [
         _planned(split, dataset, f"{part}-{number:05d}", group, recipe)
         for (split, dataset, part, _), members in groups.items()
-        for number, group in enumerate(_cut(members, max(GROUP_TOKENS, GROUP_PACKS * recipe.pack_size)))
+        for number, group in enumerate(consecutive(members, lambda member: member.tokens, most))
     ]
     return Plan.of(Store(shards.place, PACKS), planned, rebuild=rebuild)
-
-
-def _cut(members: Sequence[Member], most: int) -> Iterator[list[Member]]:
-    """Consecutive members of at most `most` tokens together, or one that is larger."""
-    group: list[Member] = []
-    tokens = 0
-    for member in members:
-        if group and tokens + member.tokens > most:
-            yield group
-            group, tokens = [], 0
-        group.append(member)
-        tokens += member.tokens
-    yield group
 
 
 def _planned(split: str, dataset: str, name: str, members: Sequence[Member], recipe: PackRecipe) -> PlannedShard:

@@ -16,6 +16,7 @@ import pytest
 from tokenmill.tasks.chat.encoding import Batch
 from tokenmill.tasks.chat.template import ChatTemplate
 from tokenmill.tasks.errors import RunError
+from tokenmill.tasks.nightly.prune import leftovers
 from tokenmill.tasks.pack import packs as packs_module
 from tokenmill.tasks.pack.inspect import inspect_sft_shard
 from tokenmill.tasks.pack.parquet import PackWriter
@@ -171,6 +172,8 @@ def test_another_choice_of_packs_renders_and_encodes_nothing(tmp_path, source, c
     assert published(tmp_path / "out") == published(tmp_path / "fresh")
     assert verify(str(tmp_path / "out"), inspector_of(str(tmp_path / "out"))).problems == []
     assert len(pack_receipts(prepared)) == 2, "the packs of before, and these"
+    unused = leftovers(str(tmp_path / "out/shards"), [str(tmp_path / "out")], grace_seconds=-60)
+    assert [shard.kind for shard in unused.removable] == ["packs"]
 
 
 def published(out):
