@@ -3,6 +3,7 @@
 import time
 
 from tokenmill.tasks.blend.load import load_blend
+from tokenmill.tasks.pack.preparation import pack_sequences
 from tokenmill.tasks.shards.build import build_batch
 from tokenmill.tasks.shards.plan import shard_record
 from tokenmill.tasks.shards.preparation import preparation
@@ -34,6 +35,8 @@ def publish_here(kind, planned, started=None):
     """Publish what is built; the manifest."""
     if kind == "pretrain":
         join_prefixes(planned, build_here)
+    if kind == "sft":
+        pack_sequences(planned, build_here)
     return preparation(kind).publish(planned, time.time() if started is None else started)
 
 

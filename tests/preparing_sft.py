@@ -10,6 +10,7 @@ from pathlib import Path
 from unittest.mock import patch
 
 from tokenmill.tasks.chat import check
+from tokenmill.tasks.shards.store import PACKS, Store
 
 from tests.building import build_shards, plan_here, prepare_here
 from tests.tokenize.small_vocabularies import BOS, EOS, byte_level_bpe
@@ -74,6 +75,12 @@ def prepare(blend, output_dir, **settings):
 def build(planned, shards):
     """Build some of the planned shards, one after the other, in this process."""
     return build_shards("sft", planned, shards)
+
+
+def pack_receipts(planned):
+    """The receipts of all packs in the store of a plan."""
+    store = Store(planned.plan.store.place, PACKS)
+    return list(store.proven(store.keys()).values())
 
 
 def write_rows(path, rows):

@@ -1,19 +1,45 @@
-"""Verification of an SFT shard beyond sizes and hashes: each file must contain valid packs."""
+"""Verification of an SFT shard beyond sizes and hashes: files must contain valid sequences, or valid packs."""
 
 from typing import BinaryIO, cast
 
 import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
-from tokenmill.tasks.shards.receipt import Receipt
-from tokenmill.tasks.shards.store import Store
+from tokenmill.tasks.shards.receipt import RECEIPT, PartCount, Receipt
+from tokenmill.tasks.shards.store import PACKS, Store, read_bytes, size_of
 from tokenmill.tasks.storage import filesystem
 
-from .parquet import SCHEMA
+from .packs import SHARDS
+from .parquet import SCHEMA as PACKED
+from .sequences import SCHEMA, index_file, tokens_file
 
 
 def inspect_sft_shard(store: Store, receipt: Receipt) -> list[str]:
-    """Problems of the Parquet files of a shard: columns, borders of sequences, masks, and counts against the receipt."""
+    """Problems of stored sequences, or of packs: format, borders of sequences, masks, and counts against the receipt."""
+    if receipt.identity["kind"] == PACKS:
+        return [*_packs(store, receipt), *_lost(store, receipt)]
+    return [problem for part in receipt.parts for problem in _sequences(store, receipt, part)]
+
+
+def _sequences(store: Store, receipt: Receipt, part: str) -> list[str]:
+    place, tokens = store.path(receipt.key, index_file(part)), store.path(receipt.key, tokens_file(part))
+    data = read_bytes(place)
+    try:
+        index = pq.read_table(pa.BufferReader(data or b""), use_threads=False)
+    except (pa.ArrowException, OSError) as error:
+        return [f"{place}: cannot be read as an index of sequences: {error}"]
+    if not index.schema.equals(SCHEMA):
+        return [f"{place}: its columns are {index.schema.names}, not those of sequences"]
+    lengths = index["length"].to_numpy()
+    found = PartCount(len(np.unique(index["row"].to_numpy())), int(lengths.sum(dtype=np.int64)))
+    if found != receipt.parts[part]:
+        return [f"{place}: holds {found}, but its receipt says {receipt.parts[part]}"]
+    if size_of(tokens) != 4 * found.tokens:
+        return [f"{tokens}: does not hold the {found.tokens:,} tokens of its index"]
+    return []
+
+
+def _packs(store: Store, receipt: Receipt) -> list[str]:
     recipe = receipt.identity["recipe"]
     problems: list[str] = []
     for part in receipt.parts:
@@ -25,11 +51,25 @@ def inspect_sft_shard(store: Store, receipt: Receipt) -> list[str]:
     return problems
 
 
+def _lost(store: Store, receipt: Receipt) -> list[str]:
+    """Whether the conversations that went into packs are those of the shards; shards without a valid receipt are not compared."""
+    shards, documents = Store(store.place, SHARDS), 0
+    for name in receipt.identity["source"]["sequences"]:
+        key, _, part = name.partition("/")
+        member = shards.read_receipt(key)
+        if member is None:
+            return []
+        documents += member.parts[part].documents
+    if documents == receipt.rows_in:
+        return []
+    return [f"{store.path(receipt.key, RECEIPT)}: {receipt.rows_in:,} conversations, but the shards have {documents:,}"]
+
+
 def _file(place: str, pack_size: int, facts: dict[str, int]) -> list[str]:
     system, path = filesystem(place)
     with cast("BinaryIO", system.open(path, "rb")) as stream:
         file = pq.ParquetFile(stream)
-        if not file.schema_arrow.equals(SCHEMA):
+        if not file.schema_arrow.equals(PACKED):
             return [f"its columns are {file.schema_arrow.names}, not those of packs"]
         found = {"packs": 0, "sequences": 0, "stored": 0, "loss_tokens": 0}
         for batch in file.iter_batches(64, use_threads=False):

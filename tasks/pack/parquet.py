@@ -3,7 +3,7 @@
     input_ids     list<int32>  the sequences of the pack, back to back
     loss_mask     list<int8>   1 at i: token i + 1 of the same sequence is trained on; 0 at the last token of each
     seq_start_id  list<int32>  start of each sequence; the first is 0, the end is not stored
-    document      list<int64>  per sequence: the row, from 0, in the slice of the source
+    document      list<int64>  per sequence: its row, from 0, among the rows of all shards that were packed together
     role_start    list<int32>  start of each run of tokens by one author
     role          list<int8>   author of the run, a number in `tasks.chat.encoding.ROLES`
 
@@ -31,8 +31,8 @@ from tokenmill.tasks.sources.opening import is_decoder_error
 from tokenmill.tasks.storage import filesystem
 
 from .algorithms import Packs
-from .buffer import BufferedSequences
-from .settings import SftRecipe
+from .sequences import IDS, StoredSequences, loss_of
+from .settings import PackRecipe
 
 MOST_ROWS = 500
 MOST_TOKENS = 8_000_000
@@ -55,11 +55,11 @@ SCHEMA = pa.schema(
 
 @dataclass(frozen=True, slots=True)
 class PackWriter:
-    """Writes packs of buffered sequences, each padded with `pad_id` to a multiple of `pad_seq_to_mult` plus one."""
+    """Writes packs of stored sequences, each padded with `pad_id` to a multiple of `pad_seq_to_mult` plus one."""
 
-    buffered: BufferedSequences
+    stored: StoredSequences
     packs: Packs
-    recipe: SftRecipe
+    recipe: PackRecipe
 
     def write(self, file: Publication, metadata: dict[str, Any]) -> dict[str, int]:
         """Write all packs, and return the facts of the file."""
@@ -75,69 +75,74 @@ class PackWriter:
         borders = self.packs.offsets[first : stop + 1]
         order = self.packs.sequences[borders[0] : borders[-1]]
         sequences = borders - borders[0]
-        stored = padded(self.buffered.lengths[order], self.recipe.pad_seq_to_mult)
-        ends = np.concatenate([np.zeros(1, np.int64), np.cumsum(stored)])
+        sizes = padded(self.stored.lengths[order], self.recipe.pad_seq_to_mult)
+        ends = np.concatenate([np.zeros(1, np.int64), np.cumsum(sizes)])
         tokens = ends[sequences]
         starts = ends[:-1] - np.repeat(tokens[:-1], np.diff(sequences))
-        role_counts, role_starts, roles = self._roles(order, starts, stored)
+        role_counts, role_starts, roles = self._roles(order, starts, sizes)
         runs = np.concatenate([np.zeros(1, np.int64), np.cumsum(role_counts)])[sequences]
-        pad = np.full(self.recipe.pad_seq_to_mult, self.recipe.pad_id or 0, np.int32)
+        ids, loss = self._tokens(order, sizes, ends[:-1])
         columns = [
-            _lists(tokens, self._gathered(self.buffered.ids, order, stored, pad)),
-            _lists(tokens, self._gathered(self.buffered.loss, order, stored, np.zeros(len(pad), np.int8))),
+            _lists(tokens, ids),
+            _lists(tokens, loss),
             _lists(sequences, starts.astype(np.int32)),
-            _lists(sequences, self.buffered.documents[order]),
+            _lists(sequences, self.stored.rows[order]),
             _lists(runs, role_starts.astype(np.int32)),
             _lists(runs, roles),
         ]
         return pa.Table.from_arrays(columns, schema=schema)
 
-    def _gathered(self, values: np.ndarray, order: np.ndarray, stored: np.ndarray, pad: np.ndarray) -> np.ndarray:
-        """The values of some sequences back to back, each padded to its stored length."""
-        return np.concatenate([np.empty(0, values.dtype), *self._slices(values, order, stored, pad)])
+    def _tokens(self, order: np.ndarray, sizes: np.ndarray, begins: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+        """Ids and loss of some sequences back to back, each padded to its size; the last token of each trains nothing."""
+        values = np.concatenate([np.empty(0, np.uint32), *self._slices(order, sizes)])
+        loss = loss_of(values)
+        loss[begins + self.stored.lengths[order] - 1] = 0
+        values &= IDS
+        return values.view(np.int32), loss
 
-    def _slices(
-        self, values: np.ndarray, order: np.ndarray, stored: np.ndarray, pad: np.ndarray
-    ) -> Iterator[np.ndarray]:
-        starts, stops = self.buffered.offsets[order].tolist(), self.buffered.offsets[order + 1].tolist()
-        for start, stop, size in zip(starts, stops, stored.tolist(), strict=True):
-            yield values[start:stop]
-            if size > stop - start:
-                yield pad[: size - (stop - start)]
+    def _slices(self, order: np.ndarray, sizes: np.ndarray) -> Iterator[np.ndarray]:
+        pad = np.full(self.recipe.pad_seq_to_mult, self.recipe.pad_id or 0, np.uint32)
+        files, starts, lengths = (
+            each[order].tolist() for each in (self.stored.files, self.stored.starts, self.stored.lengths)
+        )
+        for file, start, length, size in zip(files, starts, lengths, sizes.tolist(), strict=True):
+            yield self.stored.tokens[file][start : start + length]
+            if size > length:
+                yield pad[: size - length]
 
     def _roles(
-        self, order: np.ndarray, starts: np.ndarray, stored: np.ndarray
+        self, order: np.ndarray, starts: np.ndarray, sizes: np.ndarray
     ) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-        """Role runs of some sequences, plus one for any padding of each: counts, starts, roles."""
-        lengths = self.buffered.lengths[order]
-        counts = self.buffered.runs[order + 1] - self.buffered.runs[order]
-        is_padded = stored > lengths
-        total = counts + is_padded
-        ends = np.cumsum(total)
+        """Role runs of some sequences, as far as they are not cut off, plus one for any padding of each: counts, starts, roles."""
+        lengths, counts = self.stored.lengths[order], np.diff(self.stored.runs)[order]
+        source = np.repeat(self.stored.runs[order] - (np.cumsum(counts) - counts), counts) + np.arange(counts.sum())
+        owners = np.repeat(np.arange(len(order)), counts)
+        is_kept = self.stored.role_starts[source] < lengths[owners]
+        source, owners = source[is_kept], owners[is_kept]
+        is_padded = sizes > lengths
+        total = np.bincount(owners, minlength=len(order)) + is_padded
         is_run = np.ones(int(total.sum()), np.bool_)
-        is_run[ends[is_padded] - 1] = False
-        source = np.repeat(self.buffered.runs[order] - (np.cumsum(counts) - counts), counts) + np.arange(counts.sum())
+        is_run[np.cumsum(total)[is_padded] - 1] = False
         role_starts = np.empty(len(is_run), np.int64)
-        role_starts[is_run] = np.repeat(starts, counts) + self.buffered.role_starts[source]
+        role_starts[is_run] = starts[owners] + self.stored.role_starts[source]
         role_starts[~is_run] = (starts + lengths)[is_padded]
         roles = np.full(len(is_run), PADDING, np.int8)
-        roles[is_run] = self.buffered.roles[source]
+        roles[is_run] = self.stored.roles[source]
         return total, role_starts, roles
 
     def _facts(self) -> dict[str, int]:
-        stored = padded(self.buffered.lengths, self.recipe.pad_seq_to_mult)
-        counts = np.diff(self.packs.offsets)
-        filled = np.add.reduceat(stored[self.packs.sequences], self.packs.offsets[:-1])
-        tokens = int(self.buffered.lengths.sum())
+        order = self.packs.sequences
+        sizes, counts = padded(self.stored.lengths[order], self.recipe.pad_seq_to_mult), np.diff(self.packs.offsets)
+        tokens = int(self.stored.lengths[order].sum())
         return {
-            "sequences": len(stored),
+            "sequences": len(sizes),
             "packs": len(counts),
             "tokens": tokens,
-            "padding": int(stored.sum()) - tokens,
-            "loss_tokens": int(np.count_nonzero(self.buffered.loss)),
-            "longest": int(stored.max()),
+            "padding": int(sizes.sum()) - tokens,
+            "loss_tokens": int(self.stored.trained[order].sum()),
+            "longest": int(sizes.max()),
             "most_sequences": int(counts.max()),
-            "shortest_pack": int(filled.min()),
+            "shortest_pack": int(np.add.reduceat(sizes, self.packs.offsets[:-1]).min()),
         }
 
 

@@ -1,5 +1,8 @@
 """SFT: conversations become packed Parquet with exact loss masks.
 
+    tokenize conversations ─► pack sequences ─► publish
+
+Sequences are stored once; packs are made of them in a second round (`packs`), so that settings of packing change nothing before.
 Planning checks template and tokenizer (`tasks.chat.check`, for Harmony `tasks.harmony.training`), and reads a sample of the
 text of each data set for the exactness gate.
 """
@@ -22,8 +25,8 @@ from tokenmill.tasks.errors import InputError, RunError
 from tokenmill.tasks.shards.manifest import WHOLE, Finished
 from tokenmill.tasks.shards.plan import PlannedShard
 from tokenmill.tasks.shards.planning import holdout_of, places, plan_shards, require_no
-from tokenmill.tasks.shards.preparation import Planned, Preparation, Release, Step
-from tokenmill.tasks.shards.publication import blend_weights
+from tokenmill.tasks.shards.preparation import BuildShards, Planned, Preparation, Release, Step, proven_shards
+from tokenmill.tasks.shards.publication import blend_weights, collect
 from tokenmill.tasks.shards.receipt import Receipt
 from tokenmill.tasks.shards.settings import OnBadRow
 from tokenmill.tasks.shards.store import Store
@@ -38,21 +41,23 @@ from tokenmill.tasks.tokenize.vocabulary import Vocabulary
 
 from .formats import CheckedFormat, Format, Rows, Template, checked_format, find_template, format_of, without_programs
 from .inspect import inspect_sft_shard
+from .packs import build_packs, plan_packs, require_fitting
 from .publication import PackedLayout
-from .settings import SftRecipe, SftSettings
-from .shard import PackedShard
+from .settings import PackRecipe, SftRecipe, SftSettings
+from .shard import SequenceShard
 
-FORMAT_VERSION = 4
+FORMAT_VERSION = 5
 """Increase it when the same recipe and source give different bytes."""
 
 
 @dataclass(frozen=True)
 class SftFound:
-    """The vocabulary, the checked template, and the gate's verdict on each data set (by `split/name`)."""
+    """The vocabulary, the checked template, the gate's verdict on each data set (by `split/name`), and how to pack."""
 
     vocabulary: Vocabulary
     checked: CheckedFormat
     verdicts: Mapping[str, Verdict]
+    packing: PackRecipe
 
     @property
     def template(self) -> Template:
@@ -70,6 +75,7 @@ def plan_sft(blend: Blend, settings: SftSettings, output_dir: str | None) -> Sft
     """
     output_dir, store = places(blend, settings, output_dir, "sft")
     vocabulary = find_vocabulary(settings.tokenizer)
+    packing = _pack_recipe(settings, vocabulary)
     checked = checked_format(settings, vocabulary, policy(settings), store.place)
     chat, controls = checked.format, frozenset(checked.format.controls.ids)
     guarded = vocabulary.guarding(controls)
@@ -91,7 +97,9 @@ def plan_sft(blend: Blend, settings: SftSettings, output_dir: str | None) -> Sft
         return [_recipe(source, split, settings, vocabulary, chat.template, verdict)] * len(slices)
 
     plan = plan_shards(blend, settings, store, FORMAT_VERSION, fields, require_any, recipes)
-    return Planned(blend, settings, output_dir, plan, SftFound(vocabulary, checked, verdicts), gate_notes(verdicts))
+    return Planned(
+        blend, settings, output_dir, plan, SftFound(vocabulary, checked, verdicts, packing), gate_notes(verdicts)
+    )
 
 
 def policy(settings: SftSettings) -> LossPolicy:
@@ -139,15 +147,20 @@ def _recipe(
         loss_tool_calls=settings.loss_tool_calls,
         loss_end_of_turn=settings.loss_end_of_turn,
         split_turns=settings.split_turns,
+        holdout_valid=holdout.valid if holdout else 0.0,
+        holdout_test=holdout.test if holdout else 0.0,
+        holdout_seed=holdout.seed if holdout else None,
+    )
+
+
+def _pack_recipe(settings: SftSettings, vocabulary: Vocabulary) -> PackRecipe:
+    return PackRecipe(
         pack_size=settings.pack_size,
         packing=settings.packing,
         oversize=settings.oversize,
         pad_seq_to_mult=settings.pad_seq_to_mult,
         pad_id=_pad_id(settings, vocabulary),
         seed=settings.seed,
-        holdout_valid=holdout.valid if holdout else 0.0,
-        holdout_test=holdout.test if holdout else 0.0,
-        holdout_seed=holdout.seed if holdout else None,
     )
 
 
@@ -190,10 +203,10 @@ def build_sft_shard(
     encoder = text_encoder(vocabulary, chat.controls, recipe.backend, recipe.special_tokens_in_text)
     rows = chat.rows(recipe.messages_field, recipe.tools_field)
     try:
-        return PackedShard(shard, recipe, rows, encoder, store).build(on_bad_row)
+        return SequenceShard(shard, recipe, rows, encoder, store).build(on_bad_row)
     except ProgramError as error:
         logging.getLogger(__name__).warning("%s; the whole shard is rendered instead, which is slower", error)
-        return PackedShard(shard, recipe, without_programs(rows), encoder, store).build(on_bad_row)
+        return SequenceShard(shard, recipe, without_programs(rows), encoder, store).build(on_bad_row)
 
 
 @lru_cache(maxsize=8)
@@ -205,11 +218,36 @@ def _format(
     return format_of(source, orjson.loads(variables), vocabulary, policy, split_turns, special)
 
 
-def release_sft(planned: SftPlan, finished: Sequence[Finished]) -> Release:  # noqa: ARG001 - as for any kind
-    """Folders of packs, and the manifest's entries for tokenizer and template."""
+def tokenize_and_pack(planned: SftPlan, build_shards: BuildShards) -> SftPlan:
+    """Tokenize the pending shards, then pack the groups that are not packed."""
+    SFT.build_pending(planned, build_shards)
+    pack_sequences(planned, build_shards)
+    return planned
+
+
+def pack_sequences(planned: SftPlan, build_shards: BuildShards) -> None:
+    """Pack the groups that are not packed. Raises RunError as `proven_shards` and `require_fitting` do."""
+    finished, _ = proven_shards(planned)
+    store, recipe, rebuild = planned.plan.store, planned.found.packing, planned.settings.force
+    require_fitting(finished, store, recipe)
+    plan = plan_packs(finished, store, recipe, rebuild=rebuild)
+    build_shards(PACK, plan.pending, plan.store, {}, rebuild=rebuild)
+
+
+PACK = Step("pack-sequences", build_packs)
+
+
+def release_sft(planned: SftPlan, finished: Sequence[Finished]) -> Release:
+    """Folders of packs, and the manifest's entries for tokenizer and template. Raises RunError for packs without a receipt."""
     found, settings = planned.found, planned.settings
+    packs, _ = collect(plan_packs(finished, planned.plan.store, found.packing), allow_partial=False)
     layout = PackedLayout(
-        blend_weights(planned.blend), settings.sampling, settings.seed, settings.pack_size, settings.pad_seq_to_mult
+        packs,
+        blend_weights(planned.blend),
+        settings.sampling,
+        settings.seed,
+        settings.pack_size,
+        settings.pad_seq_to_mult,
     )
     header = {
         "tokenizer": {
@@ -224,7 +262,7 @@ def release_sft(planned: SftPlan, finished: Sequence[Finished]) -> Release:  # n
             "warnings": found.checked.warnings,
         },
     }
-    return Release(layout, header)
+    return Release(layout, header, last=packs)
 
 
 def require_template(_blend: Blend, settings: SftSettings, _output_dir: str) -> None:
@@ -236,23 +274,23 @@ def packing_lines(manifest: Mapping[str, Any]) -> list[str]:
     """Lines about packs and trained tokens of each split, and about what is excluded from training."""
     splits: dict[str, Counter[str]] = {}
     counts: Counter[str] = Counter()
-    for entry in manifest["shards"]:
+    packed = manifest.get("derived", {}).get("shards", [])
+    for entry in packed:
         for name in entry["documents"]:
             splits.setdefault(_split(name, entry["split"]), Counter()).update(entry["facts"][name])
-        counts.update(
-            {name: entry["facts"][name] for name in ("oversize_sequences", "straddled_tokens", "flagged_messages")}
-        )
+    for entry in [*manifest["shards"], *packed]:
+        counts.update({name: entry["facts"].get(name, 0) for name in EXCLUDED})
     size = manifest["settings"]["pack_size"]
     lines = [_sentence(split, splits[split], size) for split in SPLITS if split in splits]
-    if counts["oversize_sequences"]:
-        lines.append(f"{counts['oversize_sequences']:,} sequences are longer than a pack and left out")
-    if counts["straddled_tokens"]:
-        lines.append(f"{counts['straddled_tokens']:,} tokens cross a boundary of the loss and are not trained on")
-    if counts["flagged_messages"]:
-        lines.append(
-            f"{counts['flagged_messages']:,} messages are excluded from training by the data, in whole or in part"
-        )
-    return lines
+    return lines + [sentence.format(counts[name]) for name, sentence in EXCLUDED.items() if counts[name]]
+
+
+EXCLUDED = {
+    "oversize_sequences": "{:,} sequences are longer than a pack and left out",
+    "straddled_tokens": "{:,} tokens cross a boundary of the loss and are not trained on",
+    "flagged_messages": "{:,} messages are excluded from training by the data, in whole or in part",
+}
+"""The facts of shards about what is not trained on, and their lines."""
 
 
 def _split(part: str, planned: str) -> str:
@@ -275,8 +313,9 @@ SFT = Preparation(
     libraries=("tokenmill", "gigatoken", "fastokens", "tokenizers", "tiktoken", "jinja2", "pyarrow", "numpy"),
     plan=plan_sft,
     check=require_template,
-    step=Step("pack-shards", build_sft_shard),
+    step=Step("tokenize-conversations", build_sft_shard),
     arguments=worker_arguments,
+    rounds=tokenize_and_pack,
     release=release_sft,
     inspect=inspect_sft_shard,
     summary=packing_lines,

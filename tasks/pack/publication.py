@@ -1,6 +1,6 @@
 """Publication of packs: a folder of Parquet files per split, which trainers read directly.
 
-OUT/splits/train|valid|test/000000__<data set>__1a2b3c4d.parquet the shards' files (hard links on a local disk)
+OUT/splits/train|valid|test/000000__<data set>__1a2b3c4d.parquet the files of packs (hard links on a local disk)
 OUT/splits/packing_train|valid|test.json maximum length and number of sequences
 
 Trainers read the files of a folder in the order of their names, so the numbers put them in a seeded order that mixes the data
@@ -21,20 +21,20 @@ from tokenmill.tasks.blend.models import SPLITS
 from tokenmill.tasks.shards.manifest import Finished
 from tokenmill.tasks.shards.publication import Listed, Published, Weights, blend_json, parts_with_tokens
 from tokenmill.tasks.shards.publish import Output, place_files, publish_bytes
-from tokenmill.tasks.shards.store import Store
+from tokenmill.tasks.shards.store import PACKS, Store
 from tokenmill.tasks.storage import join
 
 from .parquet import PackFacts, leading_packs, write_leading
 from .sampling import DataSet, PackedFile, Sampling, account, draw, order, warnings
 
 FOLDER = "splits"
-PACKS = re.compile(r"\d{6,}__.+__[0-9a-f]{8}(__\d+(_leading_\d+)?)?\.parquet")
+FILES = re.compile(r"\d{6,}__.+__[0-9a-f]{8}(__\d+(_leading_\d+)?)?\.parquet")
 PACKING = re.compile(r"packing_(train|valid|test)\.json")
 
 
 @dataclass(frozen=True, slots=True)
 class _File:
-    """A file to publish in a split's folder: copy number `copy` of a part of a shard, whole or only its leading packs."""
+    """A file to publish in a split's folder: copy number `copy` of a group of packs, whole or only its leading packs."""
 
     item: Finished
     part: str
@@ -62,9 +62,10 @@ _Folder = dict[str, _File]
 class PackedLayout:
     """Folders of packs, with the blend's weights applied according to `sampling`.
 
-    `pack_size` and `pad_seq_to_mult`, both in tokens, are those that the shards were packed with.
+    `packs` are groups of `pack_size` and `pad_seq_to_mult`, both in tokens.
     """
 
+    packs: Sequence[Finished]
     weights: Weights
     sampling: Sampling
     seed: int
@@ -74,16 +75,17 @@ class PackedLayout:
     @property
     def own(self) -> Mapping[str, re.Pattern[str]]:
         """The files of packs, and their descriptions."""
-        return {**{join(FOLDER, split): PACKS for split in SPLITS}, FOLDER: PACKING}
+        return {**{join(FOLDER, split): FILES for split in SPLITS}, FOLDER: PACKING}
 
-    def lay_out(self, output_dir: str, store: Store, finished: Sequence[Finished]) -> Published:
+    def lay_out(self, output_dir: str, store: Store, finished: Sequence[Finished]) -> Published:  # noqa: ARG002 - all are packed
         """Choose the files of each split and put them into its folder. Raises RunError if a file to cut is damaged."""
-        held = _held(finished)
+        held, store = _held(self.packs), Store(store.place, PACKS)
         folders = {split: folder for split in held if (folder := self._choose(store, split, held[split]))}
         written = [output for folder in folders.values() for output in _place(output_dir, store, folder)]
         written += [self._describe(output_dir, split, folder) for split, folder in folders.items()]
         blend = blend_json(_listed(output_dir, folders), self.weights)
-        return Published(_names(output_dir, folders), blend, written, {"sampling": self._account(held, folders)})
+        sampling = {"sampling": self._account(held, folders)}
+        return Published({}, blend, written, sampling, self.packs, _names(output_dir, folders))
 
     def _choose(self, store: Store, split: str, held: _Held) -> _Folder:
         chosen: list[_File] = []
@@ -152,7 +154,7 @@ def _numbers(held: _Held) -> dict[DataSet, list[PackedFile]]:
 
 
 def _names(output_dir: str, folders: Mapping[str, _Folder]) -> dict[str, dict[str, list[str]]]:
-    """The names of whole files, which carry their shards' keys."""
+    """The names of whole files, which carry the keys of their groups."""
     names: dict[str, dict[str, list[str]]] = {}
     for split, folder in folders.items():
         for place, file in folder.items():

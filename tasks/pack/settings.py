@@ -1,4 +1,4 @@
-"""Settings of an SFT preparation, and the recipe of its shards."""
+"""Settings of an SFT preparation, and the recipes of its shards: of sequences, and of packs."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -82,10 +82,10 @@ class SftSettings(PreparationSettings, frozen=True):
 
 @dataclass(frozen=True, slots=True)
 class SftRecipe:
-    """Every choice that can change a byte of a packed shard.
+    """Every choice that can change a byte of stored sequences.
 
-    `filters` are wanted values by field, `tokenizer` and `template` fingerprints of content, `pad_id` the id that pads
-    sequences, or None; the holdout shares are 0 and the seed None if nothing is held out.
+    `filters` are wanted values by field, `tokenizer` and `template` fingerprints of content; the holdout shares are 0 and the
+    seed None if nothing is held out.
     """
 
     messages_field: str | None
@@ -103,12 +103,6 @@ class SftRecipe:
     loss_tool_calls: bool
     loss_end_of_turn: bool
     split_turns: SplitTurns
-    pack_size: int
-    packing: Packing
-    oversize: Oversize
-    pad_seq_to_mult: int
-    pad_id: int | None
-    seed: int
     holdout_valid: float
     holdout_test: float
     holdout_seed: int | None
@@ -119,6 +113,18 @@ class SftRecipe:
         return LossPolicy(
             self.loss_on, self.loss_reasoning, self.loss_tool_calls, self.loss_end_of_turn, self.loss_empty_reasoning
         )
+
+
+@dataclass(frozen=True, slots=True)
+class PackRecipe:
+    """Every choice that can change a byte of packs of the same sequences; `pad_id` is the id that pads them, or None."""
+
+    pack_size: int
+    packing: Packing
+    oversize: Oversize
+    pad_seq_to_mult: int
+    pad_id: int | None
+    seed: int
 
     @property
     def capacity(self) -> int:

@@ -1,8 +1,8 @@
-"""Build an SFT shard: packed Parquet, quarantined rows and a receipt from a slice of chat rows.
+"""Build an SFT shard: stored sequences, quarantined rows and a receipt from a slice of chat rows.
 
-Rows become conversations, conversations become sequences of pieces, and a few megabytes of text are encoded in one call. Tokens
-are buffered on disk until all lengths are known; then packs are chosen and written. A document is a conversation: it counts as
-kept if at least one of its sequences is kept, else it is dropped with a reason.
+Rows become conversations, conversations become sequences of pieces, and a few megabytes of text are encoded in one call. Nothing
+here depends on packs. A document is a conversation: it counts as kept if at least one of its sequences has trained tokens, else it
+is dropped with a reason.
 """
 
 from collections import Counter
@@ -22,15 +22,12 @@ from tokenmill.tasks.shards.receipt import Receipt
 from tokenmill.tasks.shards.settings import OnBadRow
 from tokenmill.tasks.shards.store import Store
 from tokenmill.tasks.sources.files import RecordBatch, Rejected
-from tokenmill.tasks.sources.formats import place_of
 from tokenmill.tasks.sources.selection import RowFilter
 from tokenmill.tasks.tokenize.encoders import Encoder
 from xxhash import xxh3_64_intdigest
 
-from .algorithms import pack
-from .buffer import RoleRuns, SequenceBuffer, buffer_folder
 from .formats import Rows
-from .parquet import FORMAT, PackWriter, padded
+from .sequences import RoleRuns, SequenceWriter
 from .settings import SftRecipe
 
 BATCH_CHARACTERS = 2_000_000
@@ -38,36 +35,22 @@ BATCH_CHARACTERS = 2_000_000
 
 
 @dataclass(slots=True)
-class _RowOutcomes:
-    """Numbers of rows with any sequence, with a kept one, with one that was too long or lost all trained tokens when it was
-    cut, and with one that was cut and kept.
+class _Part:
+    """One part of the shard: sequences that wait for the encoder, with the row of each, and stored sequences.
+
+    `seen` are the numbers of rows with any sequence that are not counted yet, `kept` those with a stored one.
     """
 
-    seen: set[int] = field(default_factory=set[int])
-    kept: set[int] = field(default_factory=set[int])
-    too_long: set[int] = field(default_factory=set[int])
-    truncated: set[int] = field(default_factory=set[int])
-
-    def split(self, unfinished: int | None) -> tuple["_RowOutcomes", "_RowOutcomes"]:
-        """The outcomes of all rows but `unfinished`, and of that row."""
-        row = set[int]() if unfinished is None else {unfinished}
-        sets = (self.seen, self.kept, self.too_long, self.truncated)
-        return _RowOutcomes(*(each - row for each in sets)), _RowOutcomes(*(each & row for each in sets))
-
-
-@dataclass(slots=True)
-class _Part:
-    """One part of the shard: sequences that wait for the encoder, with the row of each, and encoded sequences."""
-
-    buffer: SequenceBuffer
+    writer: SequenceWriter
     batch: Batch = field(default_factory=Batch)
     rows: list[int] = field(default_factory=list[int])
-    outcomes: _RowOutcomes = field(default_factory=_RowOutcomes)
+    seen: set[int] = field(default_factory=set[int])
+    kept: set[int] = field(default_factory=set[int])
     documents: int = 0
 
 
 @dataclass(slots=True)
-class PackedShard:
+class SequenceShard:
     """Builds one shard; `rows` and `encoder` are those of its recipe."""
 
     shard: PlannedShard
@@ -81,8 +64,8 @@ class PackedShard:
     def build(self, on_bad_row: OnBadRow) -> Receipt:
         """Write the shard and its receipt.
 
-        Raises BadRowError for a bad row if the policy is `fail`, RunError if the source changed since the plan or a
-        sequence is too long and `oversize` is `error`, OSError from the storage.
+        Raises BadRowError for a bad row if the policy is `fail`, RunError if the source changed since the plan, OSError from
+        the storage.
         """
         chosen = RowFilter(dict(self.recipe.filters))
         with building(self.shard, self.store, on_bad_row) as builder:
@@ -93,10 +76,9 @@ class PackedShard:
                 self._encode(part, builder)
             for name, part in sorted(self._parts.items()):
                 if part.documents:
-                    builder.facts[name] = self._write(name, part, builder)
-                    builder.keep(name, part.documents, builder.facts[name]["tokens"])
-            builder.truncated = self._counts["truncated"]
-            builder.facts["oversize_sequences"] = self._counts["oversize"]
+                    part.writer.write_index()
+                    builder.facts[name] = {"sequences": part.writer.sequences, "longest": part.writer.longest}
+                    builder.keep(name, part.documents, part.writer.tokens)
             builder.facts["straddled_tokens"] = self._counts["straddled"]
             builder.facts["flagged_messages"] = self._counts["flagged"]
         return builder.receipt
@@ -126,8 +108,7 @@ class PackedShard:
             hashed = digest(self.rows.said(conversation), recipe.holdout_seed)
             name = part_of(hashed, recipe.holdout_valid, recipe.holdout_test)
         if name not in self._parts:
-            self._parts[name] = _Part(SequenceBuffer(buffer_folder(self.store.place)))
-            builder.stack.callback(self._parts[name].buffer.close)
+            self._parts[name] = _Part(SequenceWriter(builder, name))
         return self._parts[name]
 
     def _encode(self, part: _Part, builder: ShardBuilder, unfinished: int | None = None) -> None:
@@ -135,58 +116,22 @@ class PackedShard:
         batch, rows = part.batch, np.asarray(part.rows, np.int64)
         part.batch, part.rows = Batch(), []
         if rows.size:
-            self._buffer(part, batch.encode(self.encoder), rows)
-        outcomes, part.outcomes = part.outcomes.split(unfinished)
-        oversize = len(outcomes.too_long - outcomes.kept)
-        builder.drop("oversize", oversize)
-        builder.drop("nothing_trained", len(outcomes.seen) - len(outcomes.kept) - oversize)
-        part.documents += len(outcomes.kept)
-        self._counts["truncated"] += len(outcomes.truncated)
+            self._store(part, batch.encode(self.encoder), rows)
+        done = part.seen - {unfinished}
+        kept = len(done & part.kept)
+        builder.drop("nothing_trained", len(done) - kept)
+        part.documents += kept
+        part.seen, part.kept = part.seen - done, part.kept - done
 
-    def _buffer(self, part: _Part, sequences: Sequences, rows: np.ndarray) -> None:
-        """Buffer the sequences that fit and have trained tokens, and note the outcome of each row."""
-        was_too_long, was_trained = self._too_long(sequences), _trained_tokens(sequences) > 0
-        sequences = self._fitted(sequences, np.flatnonzero(was_too_long), rows)
+    def _store(self, part: _Part, sequences: Sequences, rows: np.ndarray) -> None:
+        """Store the sequences with trained tokens, and note their rows."""
         check_ids(sequences, self.recipe.vocabulary_size)
-        trained = _trained_tokens(sequences) > 0
-        oversize = self._too_long(sequences) | (was_trained & ~trained)
-        kept = np.flatnonzero(~oversize & trained)
-        part.outcomes.seen.update(rows.tolist())
-        part.outcomes.kept.update(rows[kept].tolist())
-        part.outcomes.too_long.update(rows[oversize].tolist())
-        part.outcomes.truncated.update(rows[kept[was_too_long[kept]]].tolist())
-        self._counts["oversize"] += int(np.count_nonzero(oversize))
+        kept = np.flatnonzero(_trained_tokens(sequences) > 0)
+        part.seen.update(rows.tolist())
+        part.kept.update(rows[kept].tolist())
         self._counts["straddled"] += int(sequences.straddled[kept].sum())
         if kept.size:
-            _append(part.buffer, sequences, kept, rows[kept])
-
-    def _too_long(self, sequences: Sequences) -> np.ndarray:
-        return padded(sequences.lengths, self.recipe.pad_seq_to_mult) > self.recipe.pack_size
-
-    def _fitted(self, sequences: Sequences, long: np.ndarray, rows: np.ndarray) -> Sequences:
-        """Apply the policy for oversize sequences to those numbered `long`; raises RunError if it is `error`."""
-        if not long.size or self.recipe.oversize == "drop":
-            return sequences
-        if self.recipe.oversize == "error":
-            place = place_of(self.shard.part, int(rows[long[0]]))
-            raise RunError(
-                f"{place}: a sequence of {int(sequences.lengths[long[0]]):,} tokens, "
-                f"but pack_size is {self.recipe.pack_size:,}; raise pack_size, or set oversize=drop or oversize=truncate"
-            )
-        return truncated(sequences, self.recipe.capacity)
-
-    def _write(self, name: str, part: _Part, builder: ShardBuilder) -> dict[str, int]:
-        """Pack a part, write its file, and return its facts."""
-        recipe = self.recipe
-        with part.buffer.sequences() as found:
-            stored = padded(found.lengths, recipe.pad_seq_to_mult)
-            packs = pack(stored, found.content, recipe.pack_size, recipe.packing, recipe.seed)
-            metadata = {
-                "format": FORMAT, "version": 1, "key": self.shard.key, "part": name, "pack_size": recipe.pack_size,
-                "pad_seq_to_mult": recipe.pad_seq_to_mult, "packing": recipe.packing, "loss_on": recipe.loss_on,
-                "tokenizer": recipe.tokenizer, "template": recipe.template,
-            }  # fmt: skip
-            return PackWriter(found, packs, recipe).write(builder.open(f"{name}.parquet"), metadata)
+            _append(part.writer, sequences, kept, rows[kept])
 
 
 def digest(said: Iterable[str], seed: int) -> int:
@@ -209,24 +154,6 @@ def _trained_tokens(sequences: Sequences) -> np.ndarray:
     return np.add.reduceat(sequences.loss, starts, dtype=np.int64) - sequences.loss[starts]
 
 
-def truncated(sequences: Sequences, most: int) -> Sequences:
-    """The sequences, each cut after `most` tokens."""
-    lengths = np.minimum(sequences.lengths, most)
-    offsets = np.concatenate([np.zeros(1, np.int64), np.cumsum(lengths)])
-    keep = _inside(sequences.offsets[:-1], lengths, len(sequences.ids))
-    owners = np.searchsorted(sequences.offsets, sequences.role_starts, side="right") - 1
-    places = sequences.role_starts - sequences.offsets[owners]
-    runs = places < lengths[owners]
-    return Sequences(
-        ids=sequences.ids[keep],
-        loss=sequences.loss[keep],
-        offsets=offsets,
-        role_starts=(offsets[owners] + places)[runs],
-        roles=sequences.roles[runs],
-        straddled=sequences.straddled,
-    )
-
-
 def _inside(starts: np.ndarray, lengths: np.ndarray, size: int) -> np.ndarray:
     """A mask of `size` positions, true in `[start, start + length)`."""
     borders = np.zeros(size + 1, np.int8)
@@ -235,8 +162,8 @@ def _inside(starts: np.ndarray, lengths: np.ndarray, size: int) -> np.ndarray:
     return np.cumsum(borders[:-1], dtype=np.int8).astype(np.bool_)
 
 
-def _append(buffer: SequenceBuffer, sequences: Sequences, chosen: np.ndarray, rows: np.ndarray) -> None:
-    """Buffer the chosen sequences, their loss shifted to the token before, and their role runs."""
+def _append(writer: SequenceWriter, sequences: Sequences, chosen: np.ndarray, rows: np.ndarray) -> None:
+    """Store the chosen sequences, their loss shifted to the token before, and their role runs."""
     lengths = sequences.lengths[chosen]
     ids, loss = sequences.ids, np.append(sequences.loss[1:], np.int8(0))
     loss[sequences.offsets[1:] - 1] = 0
@@ -247,4 +174,4 @@ def _append(buffer: SequenceBuffer, sequences: Sequences, chosen: np.ndarray, ro
     owners = np.repeat(np.arange(len(counts)), counts)
     kept = np.isin(owners, chosen)
     starts = (sequences.role_starts - sequences.offsets[owners])[kept].astype(np.int32)
-    buffer.append(ids, loss, lengths, rows, RoleRuns(counts[chosen], starts, sequences.roles[kept]))
+    writer.append(ids, loss, lengths, rows, RoleRuns(counts[chosen], starts, sequences.roles[kept]))

@@ -226,15 +226,15 @@ class Reading:
             )
         return found
 
-    def _of_row(self, row: str) -> list[tuple[str, int, int | None]] | None:
-        """The published places of a row: file, number, and for packs its row in the slice. None if the file is unknown."""
+    def _of_row(self, row: str) -> list[tuple[str, int, tuple[str, int] | None]] | None:
+        """The published places of a row: file, number, and for packs its shard and row. None if the file is unknown."""
         try:
             stories = why_row(self.data.path, row)
         except UnknownFileError:
             return None
         packed = self.data.kind == "sft"
         return [
-            (place.name, place.published_number, fate.row if packed else None)
+            (place.name, place.published_number, (fate.key, fate.row) if packed else None)
             for fate in (story[-1] for story in stories)
             if fate.path == self.prepared.path
             for place in fate.places
@@ -256,9 +256,10 @@ class Reading:
             return _tokens(self._opened.rows.packs, self._first(file) + number)["input_ids"]
         return parts_of(self._opened.samples)[file].dataset.get(number)
 
-    def _found(self, name: str, number: int, document: int | None, text: str = "") -> Iterator[Found]:
+    def _found(self, name: str, number: int, document: tuple[str, int] | None, text: str = "") -> Iterator[Found]:
         steps, packed = self.steps_of(name, number), self.data.kind == "sft"
-        for sequence in decoded(*self.prepared.names.document(name, number), self.decode, document).sequences:
+        part, row = self.prepared.names.document(name, number)
+        for sequence in decoded(part, row, self.decode, document and part.numbers_of(*document)).sequences:
             if text in "".join(passage.text for passage in sequence.passages):
                 file = self._files.index(name)
                 skip = SkippedDocument(

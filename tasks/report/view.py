@@ -11,7 +11,7 @@ sides show U+FFFD, although the ids are correct.
 
 import itertools
 from bisect import bisect_right
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from random import Random
 from typing import Any
@@ -158,15 +158,21 @@ def _chosen(parts: Sequence[Part], rows: int, seed: int | None, decode: Decode) 
 def _holding(parts: Sequence[Part], wanted: DocumentId, decode: Decode) -> list[Pack]:
     """The packs that hold a document, reduced to it. Raises InputError if there are none."""
     parts = parts_of_document(parts, wanted)
-    packs = [decoded(part, row, decode, wanted.number) for part in parts for row in rows_with(part, wanted.number)]
+    numbers = [part.numbers_of(wanted.key, wanted.number) for part in parts]
+    packs = [
+        decoded(part, row, decode, of) for part, of in zip(parts, numbers, strict=True) for row in rows_with(part, of)
+    ]
     if not packs:
-        shard = f"shard {parts[0].key} of {parts[0].sources}"
+        key = next(key for key in parts[0].shards if key.startswith(wanted.key))
+        shard = f"shard {key} of {parts[0].sources}"
         raise InputError(f"--doc: {shard} has no document {wanted.number}: it was dropped, or the number is too large")
     return packs
 
 
-def decoded(part: Part, number: int, decode: Decode, document: int | None = None, tokens: Tokens | None = None) -> Pack:
-    """Decode a row: all of it, or only one document. `tokens` are those of `read_row`."""
+def decoded(
+    part: Part, number: int, decode: Decode, documents: Collection[int] | None = None, tokens: Tokens | None = None
+) -> Pack:
+    """Decode a row: all of it, or only some documents. `tokens` are those of `read_row`."""
     row = read_row(part, number, tokens)
     return Pack(
         dataset=part.dataset,
@@ -179,7 +185,7 @@ def decoded(part: Part, number: int, decode: Decode, document: int | None = None
         sequences=[
             _sequence(part, row, place, decode)
             for place, found in enumerate(row.documents.tolist())
-            if document in {None, found}
+            if documents is None or found in documents
         ],
     )
 

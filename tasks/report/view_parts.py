@@ -1,17 +1,18 @@
 """The row files of a published preparation, and the source of each row.
 
 The manifest has the number of rows per file, so that a random choice opens no file, and the number of source rows before each
-slice. A pack stores the row of each document in its slice; for bin/idx, the shard's document map has it. So no line number
-needs a second read of the source.
+slice. A pack stores the row of each document among those of the shards that were packed together; for bin/idx, the shard's
+document map has it. So no line number needs a second read of the source.
 """
 
 import re
 from bisect import bisect_right
 from collections import defaultdict, deque
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from typing import Any, Self
+from itertools import accumulate
+from typing import Any, NamedTuple, Self
 
 import numpy as np
 from tokenmill.tasks.blend.models import SPLITS
@@ -21,7 +22,7 @@ from tokenmill.tasks.shards.manifest import WHOLE, stored_entries
 from tokenmill.tasks.shards.origins import Origin, origin_of, origins_in
 from tokenmill.tasks.shards.preparation import preparation
 from tokenmill.tasks.shards.receipt import RECEIPT
-from tokenmill.tasks.shards.store import PREFIX, Store
+from tokenmill.tasks.shards.store import PACKS, PREFIX, Store
 from tokenmill.tasks.storage import join
 from tokenmill.tasks.tokenize.document_map import read_map
 from tokenmill.tasks.train.prepared import LEADING
@@ -34,12 +35,22 @@ DOCUMENT = re.compile(r"(?P<key>[0-9a-f]{8,32})(?:-(?P<part>all|train|valid|test
 LIKE_THIS = "ids look like 1a2b3c4d-17 (packed) or 1a2b3c4d-train-17 (bin/idx), and view shows one above each document"
 
 
+class Member(NamedTuple):
+    """A shard whose sequences are in packs: its number in the manifest, its key, and its rows, from number `first` on."""
+
+    shard: int
+    key: str
+    first: int
+    rows: int
+
+
 @dataclass(frozen=True)
 class Part:
     """One part (`all`, or `train`, `valid`, `test`) of a shard, with its location and slice.
 
     `packed` distinguishes packed Parquet from bin/idx; `split` is the published split; `rows` is its number of packs or
-    documents; `origins` are the source slices of the shard's rows, one unless it is a bundle.
+    documents; `origins` are the source slices of the shard's rows, one unless it is a bundle. Packs hold the rows of their
+    `members`.
     """
 
     packed: bool
@@ -50,6 +61,12 @@ class Part:
     store: Store
     rows: int
     origins: Sequence[Origin]
+    members: Sequence[Member] = ()
+
+    @property
+    def shards(self) -> list[str]:
+        """The keys of the shards that its documents are named by."""
+        return [member.key for member in self.members] if self.packed else [self.key]
 
     @property
     def identity(self) -> tuple[str | int, ...]:
@@ -72,9 +89,18 @@ class Part:
         return self.store.locate(self.key, f"{self.name}.bin") or Extent(f"{self.place}.bin", 0, 0)
 
     def document(self, number: int) -> str:
-        """The id of a document, whose number is a row of the slice for packed rows, otherwise an index into the `.bin`."""
-        key = self.key[:KEY_SHOWN]
-        return f"{key}-{number}" if self.packed else f"{key}-{self.name}-{number}"
+        """The id of a document: in packs its shard and row, which no other packing changes, otherwise its index in the `.bin`."""
+        if not self.packed:
+            return f"{self.key[:KEY_SHOWN]}-{self.name}-{number}"
+        member = self.members[bisect_right(self.members, number, key=lambda member: member.first) - 1]
+        return f"{member.key[:KEY_SHOWN]}-{number - member.first}"
+
+    def numbers_of(self, key: str, number: int) -> list[int]:
+        """The numbers here of document `number` of the shards whose keys begin with `key`."""
+        if not self.packed:
+            return [number]
+        members = (member for member in self.members if member.key.startswith(key) and number < member.rows)
+        return [member.first + number for member in members]
 
     @property
     def sources(self) -> str:
@@ -127,38 +153,77 @@ def parts_of(manifest: Mapping[str, Any], dataset: str | None) -> list[Part]:
 
     Raises InputError for an unknown data set, or if no part has rows.
     """
-    entries = manifest["shards"]
-    known = {entry["dataset"] for entry in entries}
+    known = {entry["dataset"] for entry in manifest["shards"]}
     if dataset is not None and dataset not in known:
         raise InputError(f"--dataset: no data set {dataset!r} in this preparation; {nearest(dataset, known)}")
     parts: dict[tuple[str, str], Part] = {}
-    for entry, origins in zip(entries, origins_in(entries), strict=True):
-        if dataset in {None, entry["dataset"]}:
-            for part in parts_of_entry(manifest, entry, origins):
-                parts.setdefault((part.key, part.name), part)
+    for part, _ in parts_and_entries(manifest):
+        if dataset in {None, part.dataset}:
+            parts.setdefault((part.key, part.name), part)
     if not parts:
         raise InputError("there is nothing to view, because no shard holds rows; see the drops in the manifest")
     return list(parts.values())
 
 
+def parts_and_entries(manifest: Mapping[str, Any]) -> Iterator[tuple[Part, Mapping[str, Any]]]:
+    """Every part with rows, in plan order, with the entry of the manifest that says where it is published."""
+    entries = manifest["shards"]
+    origins = origins_in(entries)
+    if preparation(manifest["type"]).tokens == "packs":
+        yield from _packs_and_entries(manifest, origins)
+        return
+    for entry, own in zip(entries, origins, strict=True):
+        yield from ((part, entry) for part in parts_of_entry(manifest, entry, own))
+
+
 def parts_of_entry(manifest: Mapping[str, Any], entry: Mapping[str, Any], origins: Sequence[Origin]) -> list[Part]:
-    """The parts with rows of a shard that the manifest lists."""
-    packed = preparation(manifest["type"]).tokens == "packs"
+    """The parts with documents of a shard that the manifest lists; not for packs."""
     store = Store(manifest["volatile"]["store"], manifest["type"])
     return [
         Part(
-            packed=packed,
+            packed=False,
             key=entry["key"],
             name=name,
             split=split_of(entry, name),
             dataset=entry["dataset"],
             store=store,
-            rows=rows,
+            rows=documents,
             origins=origins,
         )
         for name, documents in entry["documents"].items()
-        if documents and (rows := entry["facts"][name]["packs"] if packed else documents)
+        if documents
     ]
+
+
+def _packs_and_entries(
+    manifest: Mapping[str, Any], origins: Sequence[Sequence[Origin]]
+) -> Iterator[tuple[Part, Mapping[str, Any]]]:
+    """The groups of packs, each over the rows of its shards, one shard after the other."""
+    waiting: defaultdict[tuple[str, str, str], deque[int]] = defaultdict(deque)
+    for shard, entry in enumerate(manifest["shards"]):
+        for name in entry["documents"]:
+            waiting[entry["split"], entry["dataset"], f"{entry['key']}/{name}"].append(shard)
+    for entry in (entry for folder, entry in stored_entries(manifest) if folder == PACKS):
+        names = entry["source"]["sequences"]
+        shards = [waiting[entry["split"], entry["dataset"], name].popleft() for name in names]
+        rows = [manifest["shards"][shard]["rows"] for shard in shards]
+        firsts = accumulate(rows[:-1], initial=0)
+        keys = [name.partition("/")[0] for name in names]
+        for name in entry["documents"]:
+            yield (
+                Part(
+                    packed=True,
+                    key=entry["key"],
+                    name=name,
+                    split=split_of(entry, name),
+                    dataset=entry["dataset"],
+                    store=Store(manifest["volatile"]["store"], PACKS),
+                    rows=entry["facts"][name]["packs"],
+                    origins=[origin for shard in shards for origin in origins[shard]],
+                    members=[Member(*each) for each in zip(shards, keys, firsts, rows, strict=True)],
+                ),
+                entry,
+            )
 
 
 def split_of(entry: Mapping[str, Any], part: str) -> str:
@@ -180,13 +245,12 @@ class PublishedNames:
         self._places: dict[tuple[str | int, ...], list[tuple[str, int, int]]] = {}
         by_key: dict[tuple[str, str], Part] = {}
         members: defaultdict[tuple[str, str, str], deque[Part]] = defaultdict(deque)
-        for entry, origins in zip(manifest["shards"], origins_in(manifest["shards"]), strict=True):
-            for part in parts_of_entry(manifest, entry, origins):
-                by_key[part.key[:KEY_SHOWN], part.split] = part
-                members[entry["split"], entry["dataset"], f"{part.key}/{part.name}.bin"].append(part)
-                published = entry["published"]
-                for name in published.get(part.split, published.get(part.name, [])):
-                    self._add(join_published(output_dir, name), part, part.rows)
+        for part, entry in parts_and_entries(manifest):
+            by_key[part.key[:KEY_SHOWN], part.split] = part
+            members[entry["split"], entry["dataset"], f"{part.key}/{part.name}.bin"].append(part)
+            published = entry["published"]
+            for name in published.get(part.split, published.get(part.name, [])):
+                self._add(join_published(output_dir, name), part, part.rows)
         for prefix in (entry for folder, entry in stored_entries(manifest) if folder == PREFIX):
             parts = [
                 members[prefix["split"], prefix["dataset"], name].popleft() for name in prefix["source"]["members"]
@@ -231,9 +295,9 @@ def join_published(output_dir: str, name: str) -> str:
 
 def parts_of_document(parts: Sequence[Part], wanted: DocumentId) -> list[Part]:
     """The parts that may hold a document. Raises InputError unless the id matches exactly one shard."""
-    found = [part for part in parts if part.key.startswith(wanted.key)]
-    found = [part for part in found if wanted.part == (None if part.packed else part.name)]
-    keys = sorted({part.key for part in found})
+    of_part = [part for part in parts if wanted.part == (None if part.packed else part.name)]
+    found = [part for part in of_part if any(key.startswith(wanted.key) for key in part.shards)]
+    keys = sorted({key for part in found for key in part.shards if key.startswith(wanted.key)})
     if not keys:
         raise InputError(f"--doc: no shard here matches {wanted.text!r}; {LIKE_THIS}")
     if len(keys) > 1:

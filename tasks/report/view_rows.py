@@ -6,7 +6,7 @@ document becomes one sequence of `text`.
 """
 
 import itertools
-from collections.abc import Generator, Mapping, Sequence
+from collections.abc import Collection, Generator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import BinaryIO, cast
@@ -65,11 +65,11 @@ def read_row(part: Part, number: int, tokens: Tokens | None = None) -> Row:
     return _pack(part, number, tokens or {}) if part.packed else _document(part, number)
 
 
-def rows_with(part: Part, document: int) -> list[int]:
-    """The rows of a part with tokens of a document, ascending. Raises RunError as `read_row` does."""
+def rows_with(part: Part, documents: Collection[int]) -> list[int]:
+    """The rows of a part with tokens of any of these documents, ascending. Raises RunError as `read_row` does."""
     if part.packed:
-        return _packs_with(part, document)
-    return [document] if document < part.rows else []
+        return _packs_with(part, documents) if documents else []
+    return sorted(document for document in documents if document < part.rows)
 
 
 def _pack(part: Part, number: int, tokens: Tokens) -> Row:
@@ -107,13 +107,13 @@ def _problem(columns: dict[str, np.ndarray]) -> str:
     return ""
 
 
-def _packs_with(part: Part, document: int) -> list[int]:
+def _packs_with(part: Part, documents: Collection[int]) -> list[int]:
     found: list[int] = []
     first = 0
     with _opened(part) as file:
         for batch in file.iter_batches(batch_size=SCAN_ROWS, columns=["document"]):
             lists = cast("pa.ListArray", batch.column("document"))
-            packs = lists.value_parent_indices().to_numpy()[lists.flatten().to_numpy() == document]
+            packs = lists.value_parent_indices().to_numpy()[np.isin(lists.flatten().to_numpy(), list(documents))]
             found += (np.unique(packs) + first).tolist()
             first += len(batch)
     return found

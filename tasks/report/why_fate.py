@@ -1,11 +1,11 @@
 """What became of one row of a preparation: the documents made of it and where they are published, or why there is none.
 
-Shards of pretraining, RL and deduplicated text have a document map; packs store the row of each document; normalized rows have
+Shards of pretraining, RL and deduplicated text have a document map; sequences and packs store the row of each document; normalized rows have
 a column with it. The decisions about duplicates are in the store, by slice.
 """
 
 from collections import defaultdict
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Any, NamedTuple
@@ -14,6 +14,7 @@ import numpy as np
 from tokenmill.tasks.dedup.decisions import REASONS
 from tokenmill.tasks.errors import InputError, RunError
 from tokenmill.tasks.harmony.shard import FILE as ROWS_FILE
+from tokenmill.tasks.pack.sequences import stored_rows
 from tokenmill.tasks.select.shard import PART as CANDIDATES
 from tokenmill.tasks.shards.manifest import MANIFEST, WHOLE, entry_files, read_manifest
 from tokenmill.tasks.shards.origins import Origin, origin_of, origins_in
@@ -25,7 +26,7 @@ from tokenmill.tasks.sources.formats import first_row
 from tokenmill.tasks.storage import absolute
 from tokenmill.tasks.tokenize.document_map import read_map
 
-from .view_parts import Part, PublishedNames, join_published, parts_of_entry, split_of
+from .view_parts import Part, PublishedNames, join_published, parts_and_entries, parts_of_entry, split_of
 from .view_rows import PADDING, read_row, rows_with
 from .why_duplicates import kept_row, normalized_row, normalized_rows, verdict_of
 from .why_reason import Entry, quarantined, reason_of
@@ -174,6 +175,19 @@ class Prepared:
         )
 
     @cached_property
+    def _packed(self) -> bool:
+        return preparation(self.manifest["type"]).tokens == "packs"
+
+    @cached_property
+    def _packs(self) -> Mapping[tuple[int, str], tuple[Part, int]]:
+        """The packs with the rows of each part of a shard, and the number of its first row there."""
+        return {
+            (member.shard, part.name): (part, member.first)
+            for part, _ in parts_and_entries(self.manifest)
+            for member in part.members
+        }
+
+    @cached_property
     def pools(self) -> Mapping[str, str]:
         """The place, as in the manifest, of the shard that the rows of each published pool come from, by the pool's file."""
         derived = self.manifest.get("derived", {}).get("shards", [])
@@ -234,6 +248,8 @@ class Prepared:
 
     def _reason(self, shard: int, receipt: Receipt, row: int) -> str:
         """The reason of a drop that is neither a bad row nor a decision about duplicates."""
+        if self._packed and any(row in stored_rows(self.store, receipt, part) for part in receipt.parts):
+            return "oversize"
         bad = {each["reason"] for each in quarantined(self.store, receipt).values()}
         reasons = receipt.drops.keys() - bad - {*REASONS}
         if len(reasons) == 1:
@@ -285,9 +301,9 @@ class Prepared:
     def _kept(self, shard: int, receipt: Receipt, row: int) -> _Kept | None:
         """What is stored of a row, None if nothing is."""
         entry = self.entries[shard]
+        if self._packed:
+            return self._kept_in_packs(shard, receipt, row)
         parts = {part.name: part for part in parts_of_entry(self.manifest, entry, self._origins[shard])}
-        if preparation(self.manifest["type"]).tokens == "packs":
-            return _packed(parts.values(), row)
         if self.manifest["type"] == "harmony":
             return self._normalized(entry, parts, row)
         rows = read_map(self.store, receipt)
@@ -300,6 +316,12 @@ class Prepared:
         if self.manifest["type"] == "pretrain":
             return _Kept(part, number, "document", {number: len(read_row(part, number).ids)})
         return _Kept(part, number, "row", {number: None})
+
+    def _kept_in_packs(self, shard: int, receipt: Receipt, row: int) -> _Kept | None:
+        for part, first in (self._packs[shard, name] for name in receipt.parts if (shard, name) in self._packs):
+            if packs := rows_with(part, [first + row]):
+                return _Kept(part, first + row, "pack", {pack: _tokens(part, pack, first + row) for pack in packs})
+        return None
 
     def _normalized(self, entry: Entry, parts: Mapping[str, Part], row: int) -> _Kept | None:
         found = normalized_row(self.store, entry["key"], row)
@@ -316,13 +338,6 @@ class Prepared:
             for name, published in self.names.places(part, number) or [(None, None)]
         ]
         return replace(fate, document=part.document(kept.number), split=part.split, part=part.name, places=places)
-
-
-def _packed(parts: Iterable[Part], row: int) -> _Kept | None:
-    for part in parts:
-        if packs := rows_with(part, row):
-            return _Kept(part, row, "pack", {pack: _tokens(part, pack, row) for pack in packs})
-    return None
 
 
 def _tokens(part: Part, pack: int, document: int) -> int:

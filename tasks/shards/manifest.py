@@ -7,7 +7,7 @@ few.
 """
 
 from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -20,7 +20,7 @@ from tokenmill.tasks.storage import join
 
 from .plan import PlannedShard
 from .receipt import Receipt
-from .store import PREFIX, read_bytes
+from .store import PACKS, PREFIX, read_bytes
 
 MANIFEST = "manifest.json"
 BLEND = "blend.json"
@@ -142,12 +142,12 @@ def _entry(item: Finished, recipe: int, published: Mapping[str, Sequence[str]]) 
 def stored_entries(manifest: Mapping[str, Any]) -> Iterator[tuple[str, Mapping[str, Any]]]:
     """The entries of shards and of those derived from them, each with the folder of the store that it is in.
 
-    All are in the folder of the preparation's kind, except prefixes.
+    All are in the folder of the preparation's kind, except prefixes and packs.
     """
     for part in (manifest, manifest.get("derived", {"shards": []})):
         for entry in part["shards"]:
-            is_prefix = part["recipes"][entry["recipe"]]["kind"] == PREFIX
-            yield PREFIX if is_prefix else manifest["type"], entry
+            kind = part["recipes"][entry["recipe"]]["kind"]
+            yield kind if kind in {PREFIX, PACKS} else manifest["type"], entry
 
 
 def _file(part: Slice) -> dict[str, Any]:
@@ -170,20 +170,25 @@ def identities(manifest: Mapping[str, Any] | None) -> dict[str, dict[str, Any]]:
     }
 
 
-def totals(finished: Iterable[Finished]) -> dict[str, Any]:
-    """Rows, documents, tokens and drops in total and per data set (`split/name`); documents and tokens per split."""
+def totals(finished: Sequence[Finished], last: Sequence[Finished] = ()) -> dict[str, Any]:
+    """Rows, documents, tokens and drops in total and per data set (`split/name`); documents and tokens per split.
+
+    `last` are shards made of all `finished` ones in a last round, which may drop more documents.
+    """
     datasets: dict[str, Counter[str]] = {}
     drops: dict[str, Counter[str]] = {}
     splits: dict[str, Counter[str]] = {}
     for item in finished:
+        counts = datasets.setdefault(f"{item.shard.split}/{item.shard.dataset}", Counter())
+        counts.update(rows=item.receipt.rows_in, documents=0, tokens=0, source_bytes=item.shard.part.size)
+    for item in [*finished, *last]:
         receipt, name = item.receipt, f"{item.shard.split}/{item.shard.dataset}"
-        counts = datasets.setdefault(name, Counter())
-        counts.update(
-            rows=receipt.rows_in, documents=receipt.documents, tokens=receipt.tokens,
-            quarantined=receipt.quarantined, truncated=receipt.truncated, source_bytes=item.shard.part.size,
-        )  # fmt: skip
+        datasets[name].update(quarantined=receipt.quarantined, truncated=receipt.truncated)
         drops.setdefault(name, Counter()).update(receipt.drops)
-        for part, count in receipt.parts.items():
+    for item in last or finished:
+        counts = datasets[f"{item.shard.split}/{item.shard.dataset}"]
+        counts.update(documents=item.receipt.documents, tokens=item.receipt.tokens)
+        for part, count in item.receipt.parts.items():
             splits.setdefault(item.split_of(part), Counter()).update(documents=count.documents, tokens=count.tokens)
     return {
         **{field: sum(counts[field] for counts in datasets.values()) for field in SUMMED},

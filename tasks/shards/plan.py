@@ -5,15 +5,17 @@ pending shards; publication requires a receipt for every planned shard.
 """
 
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import asdict, dataclass, field
-from typing import Any
+from typing import Any, TypeVar
 
 from tokenmill.tasks.sources.files import Slice, slice_of
 
 from .identity import difference, shard_key
 from .receipt import Receipt
 from .store import Store
+
+Item = TypeVar("Item")
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,6 +67,20 @@ class Plan:
     def pending_bytes(self) -> int:
         """Source bytes of the pending shards."""
         return sum(shard.part.size for shard in self.pending)
+
+
+def consecutive(items: Iterable[Item], size: Callable[[Item], int], most: int) -> Iterator[list[Item]]:
+    """Groups of consecutive items of at most `most` in size together, or one that is larger; what is added changes only the last."""
+    group: list[Item] = []
+    total = 0
+    for item in items:
+        if group and total + size(item) > most:
+            yield group
+            group, total = [], 0
+        group.append(item)
+        total += size(item)
+    if group:
+        yield group
 
 
 def reasons(plan: Plan, previous: Mapping[str, Mapping[str, Any]]) -> Counter[str]:

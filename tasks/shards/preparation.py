@@ -92,12 +92,14 @@ class Needs:
 class Release:
     """How to publish finished shards: their layout, and their entries in the manifest.
 
-    `shards` replace the shards of the plan if others were derived from them; `volatile` joins the run metadata.
+    `shards` replace the shards of the plan if others were derived from them; `last` are the shards of a last round that was made of
+    all of them and may drop documents (see `totals`); `volatile` joins the run metadata.
     """
 
     layout: Layout
     header: Mapping[str, Any]
     shards: Sequence[Finished] | None = None
+    last: Sequence[Finished] = ()
     volatile: Mapping[str, Any] = field(default_factory=dict[str, Any])
 
 
@@ -202,6 +204,7 @@ class Preparation(Generic[Settings, Found]):
             planned.settings,
             header,
             {**self._run_metadata(planned, started), **release.volatile},
+            release.last,
         )
 
     def header(self, planned: Planned[Settings, Found]) -> dict[str, Any]:

@@ -208,14 +208,15 @@ def publish_preparation(
     settings: PreparationSettings,
     header: Mapping[str, Any],
     volatile: Mapping[str, Any],
+    last: Sequence[Finished] = (),
 ) -> dict[str, Any]:
     """Publish the finished shards in `output_dir` and return the manifest.
 
-    `header` describes the preparation as a whole, `volatile` what may differ between equal runs. Raises RunError, before
+    `header` describes the preparation as a whole, `volatile` what may differ between equal runs, `last` a last round. Raises RunError, before
     anything is published, as `check_shrinkage` does.
     """
     with locked(output_dir) if is_local(output_dir) else nullcontext():
-        counts = totals(finished)
+        counts = totals(finished, last)
         check_shrinkage(output_dir, settings, header, counts)
         own = {**layout.own, QUARANTINE: QUARANTINES}
         own |= _published_before(output_dir, own)

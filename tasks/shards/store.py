@@ -30,6 +30,9 @@ THREADS = 16
 PREFIX = "prefix"
 """The kind of shards that are joined from outputs of others."""
 
+PACKS = "packs"
+"""The kind of shards that are packed from sequences of others."""
+
 LISTED = 1_000
 """With this many keys or more, list folders before reading receipts: one page of an object store's listing."""
 

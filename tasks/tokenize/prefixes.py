@@ -21,7 +21,7 @@ from tokenmill.tasks.errors import InputError, RunError
 from tokenmill.tasks.shards.build import building
 from tokenmill.tasks.shards.join import Extent, join_extents
 from tokenmill.tasks.shards.manifest import Finished
-from tokenmill.tasks.shards.plan import Plan, PlannedShard
+from tokenmill.tasks.shards.plan import Plan, PlannedShard, consecutive
 from tokenmill.tasks.shards.publication import parts_with_tokens
 from tokenmill.tasks.shards.publish import Joined, Output
 from tokenmill.tasks.shards.receipt import PartCount, Receipt
@@ -83,7 +83,7 @@ def plan_prefixes(finished: Sequence[Finished], shards: Store, prefix_size: int,
     planned: list[PlannedShard] = []
     count: Counter[str] = Counter()
     for (split, dataset, part, published), members in groups.items():
-        for number, group in enumerate(_cut(members, prefix_size)):
+        for number, group in enumerate(consecutive(members, lambda member: member.tokens.size, prefix_size)):
             planned.append(_planned(split, dataset, f"{part}-{number:05d}", group, recipe))
             count[published] += 1
     for published, prefixes in count.items():
@@ -96,19 +96,6 @@ def plan_prefixes(finished: Sequence[Finished], shards: Store, prefix_size: int,
     proven = {shard.key: shard for shard in planned if shard.key in plan.proven}
     whole = {key: plan.proven[key] for key, shard in proven.items() if not _apart(shards, shard)}
     return replace(plan, proven=whole)
-
-
-def _cut(members: Sequence[Member], prefix_size: int) -> Iterator[list[Member]]:
-    """Consecutive members of at most `prefix_size` bytes together, or one that is larger."""
-    group: list[Member] = []
-    size = 0
-    for member in members:
-        if group and size + member.tokens.size > prefix_size:
-            yield group
-            group, size = [], 0
-        group.append(member)
-        size += member.tokens.size
-    yield group
 
 
 def _planned(split: str, dataset: str, name: str, members: Sequence[Member], recipe: PrefixRecipe) -> PlannedShard:

@@ -39,7 +39,7 @@ NOT_FOUND_HERE = (
 LEADING = re.compile(
     r".+/(?P<split>\w+)/\d{6,}__(?P<dataset>.+)__(?P<key>[0-9a-f]{8})__\d+_leading_(?P<packs>\d+)\.parquet"
 )
-"""The name of a file with only the leading packs of a shard, which the manifest lists among its files."""
+"""The name of a file with only the leading packs of a group, which the manifest lists among its files."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -140,14 +140,15 @@ def _published_blend(path: str, manifest: Mapping[str, Any]) -> bytes:
 
 
 def _published_entries(path: str, manifest: Mapping[str, Any]) -> dict[tuple[str, str], Mapping[str, Any]]:
-    """The manifest's shards and prefixes by split and name, as blend.json spells it."""
+    """The manifest's shards, prefixes and packs by split and name, as blend.json spells it."""
+    entries = [*manifest["shards"], *manifest.get("derived", {}).get("shards", [])]
     named = {
         (split, name if name.startswith("/") or not is_local(name) else join(path, name)): entry
-        for entry in [*manifest["shards"], *manifest.get("derived", {}).get("shards", [])]
+        for entry in entries
         for split, names in entry["published"].items()
         for name in names
     }
-    shards = {(entry["dataset"], entry["key"][:8]): entry for entry in manifest["shards"]}
+    shards = {(entry["dataset"], entry["key"][:8]): entry for entry in entries}
     cut = (LEADING.fullmatch(join(path, file["path"])) for file in manifest["files"])
     return named | {(found["split"], found[0]): shards[found["dataset"], found["key"]] for found in cut if found}
 

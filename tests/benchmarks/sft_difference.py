@@ -27,7 +27,7 @@ Found = tuple[np.ndarray, np.ndarray]
 
 def sequences(place: Path) -> Iterator[Found]:
     """Ids (int32) and mask (int8) of every sequence."""
-    for path in [place] if place.is_file() else sorted(place.rglob("*.parquet")):
+    for path in [place] if place.is_file() else sorted(place.rglob("packs/*/*.parquet")):
         with pq.ParquetFile(path) as file:
             for batch in file.iter_batches(64, columns=COLUMNS):
                 yield from (each for row in zip(*(batch[name] for name in COLUMNS), strict=True) for each in _cut(*row))

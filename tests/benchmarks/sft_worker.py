@@ -1,4 +1,4 @@
-"""What one worker does for SFT, as a process of its own: plan, self-check, gate, build every shard, in order.
+"""What one worker does for SFT, as a process of its own: plan, self-check, gate, build every shard, in order, and pack them.
 
 As in `one_worker`, nothing is left out that a preparation does for its data, and Prefect, Dask and held-out documents
 are left out. The template is the bundled one of Nemotron 3 Nano, the shard size the default.
@@ -12,13 +12,16 @@ import json
 import sys
 import time
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from tokenmill.tasks.blend.models import Blend, DataSource
-from tokenmill.tasks.pack.preparation import SFT, SftPlan, build_sft_shard, plan_sft
+from tokenmill.tasks.pack.preparation import SFT, SftPlan, plan_sft
 from tokenmill.tasks.pack.settings import SftSettings
+from tokenmill.tasks.shards.plan import PlannedShard
+from tokenmill.tasks.shards.preparation import Step
 from tokenmill.tasks.shards.receipt import Receipt
+from tokenmill.tasks.shards.store import Store
 from tokenmill.tasks.tokenize.settings import TokenizerSource
 
 PACK_SIZE = SftSettings().pack_size
@@ -30,20 +33,30 @@ def plan(source: str, tokenizer: str, out: str, pack_size: int) -> SftPlan:
     return plan_sft(Blend(train=[DataSource(name="benchmark", path=source)]), settings, out)
 
 
-def build(planned: SftPlan) -> list[Receipt]:
-    """Every shard, one after the other."""
-    return [build_sft_shard(shard, planned.plan.store, **SFT.arguments(planned)) for shard in planned.plan.pending]
+def build(planned: SftPlan) -> tuple[list[Receipt], list[Receipt]]:
+    """Every shard, one after the other, and then all groups of packs; the receipts of both."""
+    rounds: list[list[Receipt]] = []
+
+    def build_here(
+        step: Step, pending: Sequence[PlannedShard], store: Store, arguments: Mapping[str, Any], *, rebuild: bool
+    ) -> None:
+        del rebuild
+        rounds.append([step.build(shard, store, **arguments) for shard in pending])
+
+    SFT.build(planned, build_here)
+    shards, packs = rounds
+    return shards, packs
 
 
-def counted(receipts: Sequence[Receipt]) -> dict[str, Any]:
-    """What came out of the shards; the sequences are those that were written."""
-    drops = sum((Counter(receipt.drops) for receipt in receipts), Counter[str]())
-    parts = [receipt.facts[name] for receipt in receipts for name in receipt.parts]
+def counted(shards: Sequence[Receipt], packs: Sequence[Receipt]) -> dict[str, Any]:
+    """What came out of the shards; the sequences are those that are in packs."""
+    drops = sum((Counter(receipt.drops) for receipt in [*shards, *packs]), Counter[str]())
+    parts = [receipt.facts[name] for receipt in packs for name in receipt.parts]
     return {
-        "shards": len(receipts),
-        "conversations": sum(receipt.documents for receipt in receipts),
+        "shards": len(shards),
+        "conversations": sum(receipt.documents for receipt in packs),
         "drops": dict(drops),
-        "oversize_sequences": sum(receipt.facts["oversize_sequences"] for receipt in receipts),
+        "oversize_sequences": sum(receipt.facts["oversize_sequences"] for receipt in packs),
         **{name: sum(part[name] for part in parts) for name in ("sequences", "packs", "tokens", "loss_tokens")},
     }
 
@@ -54,7 +67,7 @@ def main() -> None:
     imported = time.process_time()
     planned = plan(source, tokenizer, out, int(rest[0]) if rest else PACK_SIZE)
     gated = time.process_time()
-    found = counted(build(planned))
+    found = counted(*build(planned))
     built = time.process_time()
     found["backend"] = [verdict.backend for verdict in planned.found.verdicts.values()]
     found["cpu_seconds"] = {"import": imported, "plan_check_and_gate": gated - imported, "build": built - gated}

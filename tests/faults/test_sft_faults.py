@@ -1,5 +1,5 @@
 """A whole SFT preparation that is interrupted anywhere, then repeated: the same bytes as if nothing had happened, and
-nothing left behind, least of all by buffers.
+nothing left behind.
 
 A preparation of two files in two shards, with a quarantine, held-out conversations and a file of leading packs, makes
 some 160 file-system operations. Each of them is hit once, in the four ways of `test_preparation_faults`.
@@ -19,8 +19,9 @@ from pathlib import Path
 import fsspec
 import pytest
 from tokenmill.tasks.errors import RunError
-from tokenmill.tasks.pack.buffer import SequenceBuffer
 from tokenmill.tasks.pack.inspect import inspect_sft_shard
+from tokenmill.tasks.pack.parquet import PackWriter
+from tokenmill.tasks.pack.sequences import SequenceWriter
 from tokenmill.tasks.shards.build import BadRowError
 from tokenmill.tasks.shards.publish import TEMPORARY
 from tokenmill.tasks.shards.verify import verify
@@ -32,6 +33,7 @@ from tests.forking import fork
 from tests.peers.conversations import assistant, talk, thinking, user
 from tests.preparing import blend_of, tree
 from tests.preparing_sft import build, chat_vocabulary, plan, prepare, probing_once, write_rows
+from tests.shards.damage import flip
 
 pytestmark = pytest.mark.slow
 
@@ -181,7 +183,7 @@ def test_three_processes_that_prepare_the_same_at_once_agree(preparation, undist
     assert tree(preparation.out) == whole
 
 
-# Buffers.
+# What is open, and what lies around.
 
 
 def descriptors():
@@ -195,7 +197,10 @@ def descriptors():
     return sorted(found)
 
 
-OWN = re.compile(r"index\.json|gates(/[0-9a-f]{32}\.json)?|sft(/[0-9a-f]{32}(/(train|valid|all)\.parquet|/quarantine\.jsonl|/receipt\.json)?)?")  # fmt: skip
+OWN = re.compile(
+    r"index\.json|gates(/[0-9a-f]{32}\.json)?|(sft|packs)(/[0-9a-f]{32}"
+    r"(/(train|valid|all)\.(tokens|index\.parquet|parquet)|/quarantine\.jsonl|/receipt\.json)?)?"
+)
 
 
 def strangers(store):
@@ -205,30 +210,16 @@ def strangers(store):
 
 
 @pytest.fixture
-def buffering(preparation, monkeypatch):
-    """What stands in the store, and is open, whenever sequences have just been buffered."""
-    seen, append = [], SequenceBuffer.append
-    gc.collect()  # maps of buffers live as long as the traceback of an earlier test's error
-    earlier = descriptors()
-
-    def noting(buffer, *arguments):
-        append(buffer, *arguments)
-        unnamed = [name for name in descriptors() if name.endswith(" (deleted)") and name not in earlier]
-        seen.append((strangers(preparation.out / "shards"), [name for name in unnamed if str(preparation.out / "shards") in name]))  # fmt: skip
-
-    monkeypatch.setattr(SequenceBuffer, "append", noting)
-    return seen
+def before():
+    """What is open before a test; maps of tokens live as long as the traceback of an earlier test's error."""
+    gc.collect()
+    return descriptors()
 
 
-def test_buffers_lie_beside_the_shards_without_a_name_and_are_gone_afterwards(preparation, undisturbed, buffering):
+def test_a_preparation_closes_what_it_opens_and_leaves_nothing_strange(preparation, undisturbed, before):
     preparation.clear()
-    before = descriptors()
     preparation.run()
     assert descriptors() == before
-    assert len(buffering) == 4, "two parts of two shards"
-    for names, unnamed in buffering:
-        assert names == []
-        assert 2 <= len(unnamed) <= 4, "ids and loss of each part"
     assert strangers(preparation.out / "shards") == []
 
 
@@ -238,70 +229,85 @@ def failing(preparation, error, **changed):
         preparation.run(**changed)
 
 
-def test_a_shard_that_fails_closes_its_buffers(preparation, undisturbed, buffering):
+def test_a_preparation_that_fails_closes_what_it_opened(preparation, undisturbed, before):
     _, operations = undisturbed
-    preparation.clear()
-    before = descriptors()
     failing(preparation, BadRowError, on_bad_row="fail")
     failing(preparation, RunError, oversize="error", pack_size=40)
     for number in range(30, operations, 25):  # beyond the verdicts, which may be lost
         with fail_operation(number, OSError(errno.ENOSPC, "No space left on device")):
             failing(preparation, OSError)
+    gc.collect()
     assert descriptors() == before
-    assert len(buffering) > 10
     assert strangers(preparation.out / "shards") == []
 
 
-def test_a_kill_while_sequences_are_buffered_leaves_no_buffer(preparation, undisturbed, monkeypatch):
+@pytest.mark.parametrize(("where", "name"), [(SequenceWriter, "append"), (PackWriter, "_table")])
+def test_a_kill_while_sequences_are_stored_or_packed_leaves_nothing(preparation, undisturbed, monkeypatch, where, name):
     whole, _ = undisturbed
     preparation.clear()
-    append = SequenceBuffer.append
+    called = getattr(where, name)
 
-    def killing(buffer, *arguments):
-        append(buffer, *arguments)
+    def killing(*arguments):
+        called(*arguments)
         os.kill(os.getpid(), signal.SIGKILL)
 
     with monkeypatch.context() as patched:
-        patched.setattr(SequenceBuffer, "append", killing)
+        patched.setattr(where, name, killing)
         child = fork(preparation.run)
         assert os.WTERMSIG(os.waitpid(child, 0)[1]) == signal.SIGKILL
     assert strangers(preparation.out / "shards") == []
-    assert_mended(preparation, whole, "buffer")
+    assert_mended(preparation, whole, "sequences")
 
 
-def test_a_disk_that_is_full_of_buffers_proves_nothing(preparation, undisturbed):
-    """No file may grow beyond 4 kB, which of all that is written before only buffers do."""
+def test_a_full_disk_proves_nothing(preparation, undisturbed):
+    """No file may grow beyond 4 kB."""
     whole, _ = undisturbed
     preparation.clear()
 
     def cramped():
         signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
         resource.setrlimit(resource.RLIMIT_FSIZE, (4_096, 4_096))
-        with pytest.raises(OSError, match="File too large") as raised:
+        with pytest.raises(OSError, match="File too large"):
             preparation.run(pack_size=4096, packing="concatenative")
-        assert "buffer" in "".join(str(entry.path) for entry in raised.traceback)
 
     assert os.waitstatus_to_exitcode(os.waitpid(fork(cramped), 0)[1]) == 0
     assert not list(preparation.out.rglob("receipt.json"))
     assert strangers(preparation.out / "shards") == []
-    assert_mended(preparation, whole, "buffer")
+    assert_mended(preparation, whole, "sequences")
 
 
-def test_where_shards_are_objects_buffers_lie_in_the_systems_own_place(preparation, tmp_path, monkeypatch):
-    seen, append = [], SequenceBuffer.append
+def test_packing_again_with_damaged_sequences_is_refused_and_mends_them(preparation, undisturbed):
+    whole, _ = undisturbed
+    preparation.clear()
+    preparation.run()
+    for tokens in sorted((preparation.out / "shards/sft").glob("*/train.tokens")):
+        flip(tokens, tokens.stat().st_size // 2)
+        with pytest.raises(RunError, match=f"{tokens}: damaged since it was built"):
+            preparation.run(pack_size=256)
+        assert not (tokens.parent / "receipt.json").exists()
+    preparation.run(pack_size=256)
+    again, _ = preparation.run()
+    assert again.plan.pending == []
+    assert published(tree(preparation.out)) == published(whole)
 
-    def noting(buffer, *arguments):
-        append(buffer, *arguments)
-        seen.append(([name for name in descriptors() if f"{tmp_path}/" in name], list(tmp_path.iterdir())))
 
-    monkeypatch.setattr(SequenceBuffer, "append", noting)
+def test_tokens_that_are_objects_are_packed_from_a_file_without_a_name(preparation, tmp_path, monkeypatch, before):
+    seen, table = [], vars(PackWriter)["_table"]
+
+    def noting(*arguments):
+        mapped = [line for line in Path("/proc/self/maps").read_text().splitlines() if f"{tmp_path}/" in line]
+        seen.append((mapped, list(tmp_path.iterdir())))
+        return table(*arguments)
+
+    monkeypatch.setattr(PackWriter, "_table", noting)
     monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
     system = fsspec.filesystem("memory")
     system.store.clear()
-    before = descriptors()
     prepare(preparation.blend, "memory://bucket/out", **preparation.settings())
+    gc.collect()
     assert descriptors() == before
     assert seen
-    assert all(unnamed and names == [] for unnamed, names in seen)
+    assert all(mapped and all(line.endswith(" (deleted)") for line in mapped) for mapped, _ in seen)
+    assert all(names == [] for _, names in seen)
     assert system.exists("/bucket/out/blend.json")
     system.store.clear()

@@ -93,9 +93,9 @@ def facts_of(made):
 
 
 def shard(store, dataset, number, parts, split="datasets", content=None):
-    """A shard with packs for each of its parts, built and proven; equal `content` makes equal keys."""
+    """A group of packs for each of its parts, built and proven; equal `content` makes equal keys."""
     content = content or f"{dataset}/{number}"
-    identity = {"kind": "sft", "format_version": 1, "recipe": {}, "source": {"content": content}}
+    identity = {"kind": "packs", "format_version": 1, "recipe": {}, "source": {"sequences": [content]}}
     key = shard_key(identity)
     outputs = [
         publish_bytes(store.path(key, f"{part}.parquet"), parquet(made, first_id=int(key[:6], 16)))

@@ -17,7 +17,7 @@ from tokenmill.tasks.shards.verify import verify
 
 from tests.peers.conversations import assistant, talk, thinking, user
 from tests.preparing import blend_of, tree
-from tests.preparing_sft import chat_vocabulary, prepare, probing_once, write_rows
+from tests.preparing_sft import chat_vocabulary, pack_receipts, prepare, probing_once, write_rows
 from tests.shards.damage import DAMAGES, ONE_DAMAGE_FAST, names_of, proofs, replaced, shard_of
 
 PACK_SIZE = 12
@@ -39,9 +39,12 @@ def table(packs, types=TYPES):
 
 
 def proven(folder, *tables, facts=FACTS):
-    """A store, and the receipt of a shard whose one file holds these row groups."""
-    store = Store(str(folder / "store"), "sft")
-    identity = {"kind": "sft", "format_version": 1, "recipe": {"pack_size": PACK_SIZE}, "source": {"content": "some"}}
+    """A store, and the receipt of packs whose one file holds these row groups, made of a shard of three conversations."""
+    store = Store(str(folder / "store"), "packs")
+    identity = {"kind": "sft", "format_version": 1, "recipe": {}, "source": {"content": "some"}}
+    member = Store(store.place, "sft").issue(identity, outputs=[], rows_in=3, parts={"all": PartCount(3, 18)}, drops={})
+    source = {"sequences": [f"{member.key}/all"]}
+    identity = {"kind": "packs", "format_version": 1, "recipe": {"pack_size": PACK_SIZE}, "source": source}
     stream = pa.BufferOutputStream()
     with pq.ParquetWriter(stream, tables[0].schema) as writer:
         for each in tables:
@@ -211,10 +214,11 @@ def test_there_is_one_of_everything(whole):
         for path in proofs(out)
     )  # fmt: skip
     assert kinds.keys() == {
-        "blend.json", "manifest.json", "receipt.json", "quarantine.jsonl", "a.jsonl", "b.jsonl", "train.parquet",
-        "valid.parquet", "train/", "valid/", "cut", "packing_train.json", "packing_valid.json",
+        "blend.json", "manifest.json", "receipt.json", "quarantine.jsonl", "a.jsonl", "b.jsonl", "train.tokens",
+        "train.index.parquet", "valid.tokens", "valid.index.parquet", "train.parquet", "valid.parquet", "train/", "valid/",
+        "cut", "packing_train.json", "packing_valid.json",
     }  # fmt: skip
-    assert kinds["receipt.json"] == 3
+    assert kinds["receipt.json"] == 7, "three shards, and a group of packs for each split of two data sets"
 
 
 def test_a_whole_preparation_has_no_problems(whole):
@@ -222,7 +226,7 @@ def test_a_whole_preparation_has_no_problems(whole):
     again()
     found = check(out)
     assert found.problems == found.withdrawn == []
-    assert found.shards == 3
+    assert found.shards == 7
 
 
 @pytest.mark.parametrize("damage", ONE_DAMAGE_FAST)
@@ -252,27 +256,68 @@ def test_a_published_copy_of_a_shards_file_is_compared_by_content(whole):
     assert check(out).problems == []
 
 
+def reissued(store, receipt, changed, **counts):
+    """Write files of a shard anew, and a receipt that vouches for them: a writer that went wrong."""
+    kept = [output for output in receipt.outputs if output.path not in changed]
+    outputs = [publish_bytes(store.path(receipt.key, name), content) for name, content in changed.items()]
+    recorded = {
+        name: getattr(receipt, name) for name in ("rows_in", "parts", "drops", "quarantined", "truncated", "facts")
+    }
+    store.issue(receipt.identity, outputs=[*kept, *outputs], **{**recorded, **counts})
+
+
 def test_a_file_that_is_whole_but_no_packs_costs_its_shard(whole):
-    """A writer that went wrong leaves hashes that agree; only a look inside tells."""
+    """Hashes agree; only a look inside tells."""
     out, again, expected = whole
-    plan = again()
-    store, (shard, *_) = plan.plan.store, plan.plan.shards
-    receipt = store.receipt(shard.key)
-    place = Path(store.path(shard.key, "train.parquet"))
+    receipt = next(each for each in pack_receipts(again()) if "train" in each.parts)
+    store = Store(str(out / "shards"), "packs")
+    place = Path(store.path(receipt.key, "train.parquet"))
     packs = pq.read_table(place)
     masks = packs["loss_mask"].to_pylist()
     masks[-1][-1] = 1
     wrong = packs.set_column(1, packs.schema.field(1), pa.chunked_array([pa.array(masks, pa.list_(pa.int8()))]))
     stream = pa.BufferOutputStream()
     pq.write_table(wrong, stream)
-    outputs = [output for output in receipt.outputs if output.path != "train.parquet"]
-    store.issue(
-        receipt.identity, outputs=[*outputs, publish_bytes(str(place), stream.getvalue().to_pybytes())],
-        rows_in=receipt.rows_in, parts=receipt.parts, drops=receipt.drops, quarantined=receipt.quarantined,
-        truncated=receipt.truncated, facts=receipt.facts,
-    )  # fmt: skip
+    reissued(store, receipt, {"train.parquet": stream.getvalue().to_pybytes()})
     found = check(out)
     assert f"{place}: loss_mask is 1 at the last token of a sequence" in found.problems
-    assert found.withdrawn == [shard.key]
-    assert [shard.key for shard in again().plan.pending] == [shard.key]
+    assert found.withdrawn == [receipt.key]
+    assert again().plan.pending == []
+    assert tree(out) == expected
+
+
+@pytest.mark.parametrize(
+    ("change", "problem"),
+    [
+        (lambda index, tokens: (index.slice(1), tokens), "holds PartCount"),
+        (lambda index, tokens: (index.drop_columns(["row"]), tokens), "not those of sequences"),
+        (lambda index, tokens: (index, tokens[4:]), "does not hold the"),
+    ],
+    ids=["a sequence less", "no rows", "a token less"],
+)
+def test_sequences_that_are_not_those_of_the_receipt_cost_their_shard(whole, change, problem):
+    out, again, expected = whole
+    plan = again().plan
+    receipt = plan.store.receipt(plan.keys[0])
+    names = "train.index.parquet", "train.tokens"
+    index, tokens = (Path(plan.store.path(receipt.key, name)) for name in names)
+    table, content = change(pq.read_table(index), tokens.read_bytes())
+    stream = pa.BufferOutputStream()
+    pq.write_table(table, stream)
+    reissued(plan.store, receipt, dict(zip(names, (stream.getvalue().to_pybytes(), content), strict=True)))
+    found = check(out)
+    assert any(problem in each for each in found.problems)
+    assert found.withdrawn == [receipt.key]
+    assert [shard.key for shard in again().plan.pending] == [receipt.key]
+    assert tree(out) == expected
+
+
+def test_packs_that_count_fewer_conversations_than_their_shards_are_named(whole):
+    out, again, expected = whole
+    receipt = next(each for each in pack_receipts(again()) if "train" in each.parts)
+    store, count = Store(str(out / "shards"), "packs"), receipt.parts["train"]
+    parts = {"train": PartCount(count.documents - 1, count.tokens)}
+    reissued(store, receipt, {}, rows_in=receipt.rows_in - 1, parts=parts)
+    assert any("conversations, but the shards have" in problem for problem in check(out).problems)
+    again()
     assert tree(out) == expected

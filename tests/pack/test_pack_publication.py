@@ -24,18 +24,21 @@ WEIGHTS = {("datasets", "math"): 3.0, ("datasets", "code"): 1.0, ("datasets", "c
 COUNTS = {"math": [60, 50, 90], "code": [160], "chat": [40, 110, 80, 70]}
 
 
-def layout(weights=WEIGHTS, sampling="none", seed=42):
-    return PackedLayout(weights, sampling, seed, PACK_SIZE, MULTIPLE)
+def layout(packs, weights=WEIGHTS, sampling="none", seed=42):
+    return PackedLayout(packs, weights, sampling, seed, PACK_SIZE, MULTIPLE)
 
 
 def publish(out, store, finished, **choices):
     header, volatile = {"type": "sft", "blend": {}, "missing": []}, {"store": store.place}
-    return publish_preparation(str(out), store, finished, layout(**choices), PreparationSettings(), header, volatile)
+    shards = Store(store.place, "sft")
+    return publish_preparation(
+        str(out), shards, [], layout(finished, **choices), PreparationSettings(), header, volatile
+    )
 
 
 def build(place, counts=COUNTS, parts=("train",)):
     """A store with the shards of data sets of so many packs each."""
-    store, seeds = Store(str(place), "sft"), itertools.count()
+    store, seeds = Store(str(place), "packs"), itertools.count()
     return store, [
         shard(store, dataset, number, {part: packs(count, seed=next(seeds)) for part in parts})
         for dataset, counted in counts.items()
@@ -106,7 +109,7 @@ def test_a_folder_holds_every_file_once_under_a_number_its_data_set_and_its_key(
     names = [Path(path).name for path in folder(tmp_path)]
     assert [int(name[:6]) for name in names] == list(range(len(finished)))
     assert {name[6:] for name in names} == {f"__{item.shard.dataset}__{item.key[:8]}.parquet" for item in finished}
-    for entry, item in zip(manifest["shards"], finished, strict=True):
+    for entry, item in zip(manifest["derived"]["shards"], finished, strict=True):
         (name,) = entry["published"]["train"]
         assert (tmp_path / name).samefile(store.path(item.key, "train.parquet"))
         assert entry["facts"] == item.receipt.facts
@@ -189,7 +192,7 @@ def test_copies_are_links_with_names_of_their_own_and_a_cut_file_is_a_file_of_it
     (cut,) = [path for path in code if "leading" in path]
     assert re.search(rf"__{len(copies)}_leading_{pq.read_metadata(cut).num_rows}\.parquet$", cut)
     assert Path(cut).stat().st_nlink == 1
-    (entry,) = [entry for entry in manifest["shards"] if entry["dataset"] == "code"]
+    (entry,) = [entry for entry in manifest["derived"]["shards"] if entry["dataset"] == "code"]
     assert len(entry["published"]["train"]) == len(copies)
     assert str(Path(cut).relative_to(tmp_path)) in {file["path"] for file in manifest["files"]}
 
@@ -272,7 +275,7 @@ def test_splits_are_held_out_of_every_data_set_and_one_without_packs_has_no_fold
 
 
 def test_each_split_of_a_per_split_blend_has_its_own_weights(tmp_path):
-    store = Store(str(tmp_path / "shards"), "sft")
+    store = Store(str(tmp_path / "shards"), "packs")
     finished = [
         shard(store, name, count, {"all": packs(count, seed=count)}, split=split)
         for split, name, count in (("train", "a", 50), ("train", "b", 51), ("valid", "a", 40), ("valid", "c", 60))
@@ -301,7 +304,7 @@ def test_a_share_that_too_few_packs_miss_is_warned_of_unless_nothing_was_claimed
 
 
 def test_equal_files_are_each_published(tmp_path):
-    store, made = Store(str(tmp_path / "shards"), "sft"), packs(30)
+    store, made = Store(str(tmp_path / "shards"), "packs"), packs(30)
     finished = [
         shard(store, name, number, {"all": made}, content="same") for name, number in (("a", 0), ("a", 1), ("b", 0))
     ]
@@ -309,16 +312,16 @@ def test_equal_files_are_each_published(tmp_path):
     for sampling, counts in (("none", {"a": 2, "b": 1}), ("down", {"a": 1, "b": 1}), ("up", {"a": 2, "b": 2})):
         manifest = publish(tmp_path, store, finished, weights=weights, sampling=sampling)
         assert Counter(map(dataset_of, folder(tmp_path))) == counts
-        assert sorted(name for entry in manifest["shards"] for of in entry["published"].values() for name in of) == [
-            str(Path(path).relative_to(tmp_path)) for path in folder(tmp_path)
-        ]
+        assert sorted(
+            name for entry in manifest["derived"]["shards"] for of in entry["published"].values() for name in of
+        ) == [str(Path(path).relative_to(tmp_path)) for path in folder(tmp_path)]
         assert problems(tmp_path) == []
 
 
 def test_the_order_in_which_shards_are_built_changes_no_byte(tmp_path):
     trees = []
     for attempt in range(3):
-        store = Store(str(tmp_path / f"{attempt}" / "shards"), "sft")
+        store = Store(str(tmp_path / f"{attempt}" / "shards"), "packs")
         work = [(name, number, count) for name, counts in COUNTS.items() for number, count in enumerate(counts)]
         planned = list(work)
         random.Random(attempt).shuffle(work)

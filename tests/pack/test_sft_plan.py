@@ -89,11 +89,6 @@ REBUILD = {
     "loss_tool_calls": (False, "recipe.loss_tool_calls changed: True -> False"),
     "loss_end_of_turn": (False, "recipe.loss_end_of_turn changed: True -> False"),
     "split_turns": ("never", "recipe.split_turns changed: 'auto' -> 'never'"),
-    "pack_size": (300, "recipe.pack_size changed: 256 -> 300"),
-    "packing": ("concatenative", "recipe.packing changed: 'best_fit_decreasing' -> 'concatenative'"),
-    "oversize": ("truncate", "recipe.oversize changed: 'drop' -> 'truncate'"),
-    "pad_seq_to_mult": (4, "recipe.pad_id changed: None -> 497; recipe.pad_seq_to_mult changed: 1 -> 4"),
-    "seed": (43, "recipe.seed changed: 42 -> 43"),
     "holdout": (
         {"valid": 0.5, "test": 0},
         "recipe.holdout_seed changed: None -> 42; recipe.holdout_valid changed: 0.0 -> 0.5",
@@ -101,6 +96,11 @@ REBUILD = {
 }
 
 NEUTRAL = {
+    "pack_size": 300,
+    "packing": "concatenative",
+    "oversize": "truncate",
+    "pad_seq_to_mult": 4,
+    "seed": 43,
     "shrink_ceiling": 1.0,
     "allow_shrink": ["some"],
     "sampling": "up",
@@ -110,7 +110,7 @@ NEUTRAL = {
     "cluster": "tcp://nowhere:1",
     "workers": 7,
 }
-"""Settings that change no byte of a shard, each with another value than the preparation's."""
+"""Settings that change no byte of stored sequences, each with another value than the preparation's."""
 
 WHICH_ROWS_AND_WHERE = {"tokenizer", "shard_size", "store", "source_identity", "scale", "sample", "force", "previous"}
 """Those that have tests of their own, here or with the shards of any kind."""

@@ -29,7 +29,16 @@ from tests.building import publish_here
 from tests.flows.cloning import REPOSITORY
 from tests.peers.conversations import assistant, call, function, system, talk, thinking, tool, user
 from tests.preparing import blend_of, tree
-from tests.preparing_sft import CHATML, UNMARKED, build, chat_vocabulary, plan, prepare, write_rows
+from tests.preparing_sft import (
+    CHATML,
+    UNMARKED,
+    build,
+    chat_vocabulary,
+    pack_receipts,
+    plan,
+    prepare,
+    write_rows,
+)
 
 PADDING_ROLE, ASSISTANT_ROLE = 6, 4
 PACK_SIZE = 1024
@@ -364,9 +373,12 @@ def test_a_receipt_tells_what_its_file_holds(tmp_path, chosen):
     source = write_rows(tmp_path / "some.jsonl", CONVERSATIONS)
     chosen |= {"pad_seq_to_mult": 8, "holdout": {"valid": 0.3, "test": 0}}
     planned, _ = prepare(blend_of(source), tmp_path / "out", **chosen)
-    (receipt,) = planned.plan.store.proven(planned.plan.keys).values()
-    assert receipt.parts.keys() == {"train", "valid"}
-    for part, count in receipt.parts.items():
+    (shard,) = planned.plan.store.proven(planned.plan.keys).values()
+    receipts = {part: receipt for receipt in pack_receipts(planned) for part in receipt.parts}
+    assert shard.parts.keys() == receipts.keys() == {"train", "valid"}
+    for part, receipt in receipts.items():
+        count = receipt.parts[part]
+        assert shard.parts[part].documents == receipt.rows_in == count.documents
         packs = packs_of(tmp_path / "out", part)
         sequences = list(itertools.chain(*packs))
         padding = sum(sequence.roles.count(PADDING_ROLE) for sequence in sequences)
@@ -449,7 +461,7 @@ def test_a_conversation_of_many_sequences_is_encoded_bit_by_bit_and_counted_once
     expected = tree(tmp_path / "out")
     assert manifest["totals"]["documents"] == 4
     assert manifest["totals"]["truncated"] == (2 if oversize == "truncate" else 0)
-    lost = sum(shard["facts"]["oversize_sequences"] for shard in manifest["shards"])
+    lost = sum(shard["facts"]["oversize_sequences"] for shard in manifest["derived"]["shards"])
     assert lost > 0
     most, encode = [], Batch.encode
     monkeypatch.setattr(Batch, "encode", lambda batch, encoder: most.append(batch.characters) or encode(batch, encoder))
@@ -726,7 +738,7 @@ def test_a_sequence_whose_answer_lies_behind_the_cut_is_counted_also_where_its_c
     source = write_rows(tmp_path / "some.jsonl", [record])
     chosen |= {"pack_size": 100, "oversize": "truncate"}
     planned, manifest = prepare(blend_of(source), tmp_path / "out", **chosen)
-    (receipt,) = planned.plan.store.proven(planned.plan.keys).values()
+    (receipt,) = pack_receipts(planned)
     assert receipt.facts["oversize_sequences"] == 1
     assert (manifest["totals"]["dropped"], manifest["totals"]["truncated"]) == ({}, 0)
     first, _ = by_turn(tokenizer, record)
@@ -740,7 +752,7 @@ def test_a_long_sequence_without_anything_to_learn_is_not_lost_by_its_cut(tmp_pa
     chosen |= {"chat_template": template, "pack_size": 100, "oversize": "truncate", "allow_shrink": ["some"]}
     _, manifest = prepare(blend_of(source), tmp_path / "out", **chosen)
     assert manifest["totals"]["dropped"] == {"nothing_trained": 1}
-    assert manifest["shards"][0]["facts"]["oversize_sequences"] == 0
+    assert "derived" not in manifest
 
 
 def test_long_sequences_are_dropped_and_their_conversation_only_with_the_last_of_them(tmp_path, chosen, tokenizer):
@@ -755,7 +767,7 @@ def test_long_sequences_are_dropped_and_their_conversation_only_with_the_last_of
     assert manifest["totals"]["documents"] == 2
     assert manifest["totals"]["dropped"] == {"oversize": 1}
     assert sorted(numbers_in(sequences_of(tmp_path / "out"), tokenizer)) == [1, 3, 3]
-    (receipt,) = planned.plan.store.proven(planned.plan.keys).values()
+    (receipt,) = pack_receipts(planned)
     assert receipt.facts["oversize_sequences"] == 3
 
 

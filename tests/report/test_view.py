@@ -90,7 +90,7 @@ SCHEMA = pa.schema(
 
 
 def write_packs(out, key, part, packs, group=2):
-    place = Path(out, "shards", "sft", key, f"{part}.parquet")
+    place = Path(out, "shards", "packs", key, f"{part}.parquet")
     place.parent.mkdir(parents=True, exist_ok=True)
     table = pa.Table.from_pylist([columns_of(pack) for pack in packs], SCHEMA)
     pq.write_table(table, place, row_group_size=group, compression="zstd")
@@ -103,11 +103,22 @@ def write_manifest(out, entries, vocabulary, **changes):
         "type": "sft",
         "settings": {"tokenizer": tokenizer},
         "tokenizer": {"fingerprint": load_vocabulary(parse(TokenizerSettings, tokenizer, "test")).fingerprint},
+        "recipes": [{"kind": "sft"}],
         "shards": entries,
+        "derived": {"recipes": [{"kind": "packs"}], "shards": list(groups_of(entries))},
         "volatile": {"store": str(Path(out, "shards"))},
         **changes,
     }
     Path(out, "manifest.json").write_bytes(sealed(manifest))
+
+
+def groups_of(entries):
+    """The manifest's entries of packs, here a group for each part of a shard, with the shard's key."""
+    for entry in entries:
+        for part, facts in entry["facts"].items():
+            if facts["packs"]:
+                source = {"sequences": [f"{entry['key']}/{part}"]}
+                yield {**entry, "documents": {part: 1}, "facts": {part: facts}, "source": source, "published": {}}
 
 
 def entry_of(key, parts, dataset="chat", file="/data/chat.jsonl", start=0, stop=1000, rows=10):
@@ -115,7 +126,7 @@ def entry_of(key, parts, dataset="chat", file="/data/chat.jsonl", start=0, stop=
     return {
         "key": key, "dataset": dataset, "split": "datasets", "file": file, "start": start, "stop": stop, "rows": rows,
         "documents": dict.fromkeys(parts, rows), "facts": {name: {"packs": packs} for name, packs in parts.items()},
-        "source": {"content": key},
+        "source": {"content": key}, "recipe": 0,
     }  # fmt: skip
 
 
@@ -242,7 +253,9 @@ def test_one_data_set_can_be_asked_for(many):
 
 def test_a_document_is_shown_alone_from_every_pack_that_holds_it(chat):
     turns = [[("user", f"turn {number}", False)] for number in range(6)]
-    out = chat([(3, turns[0]), (17, turns[1])], [(4, turns[2])], [(17, turns[3]), (5, turns[4]), (17, turns[5])])
+    out = chat(
+        [(3, turns[0]), (17, turns[1])], [(4, turns[2])], [(17, turns[3]), (5, turns[4]), (17, turns[5])], rows=18
+    )
     view = view_output(out, doc="1a2b3c4d-17")
     assert texts(view) == ["turn 1", "turn 3", "turn 5"]
     assert [(pack.row, pack.count, [s.number for s in pack.sequences]) for pack in view.packs] == [
@@ -254,7 +267,7 @@ def test_a_document_is_shown_alone_from_every_pack_that_holds_it(chat):
 def test_documents_are_found_beyond_the_first_thousand_packs(tmp_path, vocabulary):
     packs = [[(number, [("user", [65], False)])] for number in range(2100)]
     write_packs(tmp_path, KEYS[0], "all", packs, group=500)
-    write_manifest(tmp_path, [entry_of(KEYS[0], {"all": 2100})], vocabulary)
+    write_manifest(tmp_path, [entry_of(KEYS[0], {"all": 2100}, rows=2100)], vocabulary)
     assert [pack.row for pack in view_output(str(tmp_path), doc="1a2b3c4d-2077").packs] == [2077]
 
 
@@ -337,7 +350,7 @@ def test_a_damaged_row_is_named(tmp_path, vocabulary, complaint):
 @pytest.mark.parametrize("damage", ["missing", "cut", "no metadata", "no column"])
 def test_a_damaged_file_is_named(chat, damage):
     out = chat([(3, MESSAGES)])
-    place = Path(out, "shards/sft", KEYS[0], "all.parquet")
+    place = Path(out, "shards/packs", KEYS[0], "all.parquet")
     table, content = pq.read_table(place), place.read_bytes()
     place.unlink()
     if damage == "cut":

@@ -1,0 +1,210 @@
+"""Sequences as a shard stores them: once, for packs of any size.
+
+    <part>.tokens          uint32 [tokens], little-endian: the id, and in the highest bit whether the next token is trained on
+    <part>.index.parquet   per sequence: length, trained, row, content, role_start, role
+
+A pack is gathered from mapped tokens: 4 bytes per token on disk, nothing to decode. The index takes some 60 bytes of memory per
+sequence, so a million sequences can be laid out without a look at their tokens. Tokens on an object store are first copied to an
+unnamed temporary file, which disappears when the process ends, however it ends.
+"""
+
+import mmap
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from functools import partial
+from pathlib import Path
+from tempfile import TemporaryFile
+from typing import IO, TYPE_CHECKING, BinaryIO, cast
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+from tokenmill.tasks.errors import RunError
+from tokenmill.tasks.shards.build import ShardBuilder
+from tokenmill.tasks.shards.receipt import Receipt
+from tokenmill.tasks.shards.store import Store
+from tokenmill.tasks.storage import absolute, filesystem, is_local
+from xxhash import xxh3_64_intdigest, xxh3_128_hexdigest
+
+if TYPE_CHECKING:
+    from _typeshed import ReadableBuffer as Buffer
+
+IDS = np.uint32(0x7FFFFFFF)
+"""The bits of a stored token that are its id."""
+
+INDEXED = 65_536
+"""Sequences per row group of the index, which the writer holds in memory."""
+
+CHUNK = 1 << 24
+"""Bytes copied at a time from an object store."""
+
+SCHEMA = pa.schema(
+    [
+        pa.field("length", pa.int32()),
+        pa.field("trained", pa.int32()),
+        pa.field("row", pa.int64()),
+        pa.field("content", pa.uint64()),
+        pa.field("role_start", pa.list_(pa.int32())),
+        pa.field("role", pa.list_(pa.int8())),
+    ]
+)
+
+
+def loss_of(tokens: np.ndarray) -> np.ndarray:
+    """1 where the next token is trained on, int8, of stored tokens: a quarter of the bytes that a shift would read."""
+    return (tokens.astype("<u4", copy=False).view(np.uint8)[3::4] >> 7).view(np.int8)
+
+
+def tokens_file(part: str) -> str:
+    """The file of the tokens of a part."""
+    return f"{part}.tokens"
+
+
+def index_file(part: str) -> str:
+    """The file of the index of a part."""
+    return f"{part}.index.parquet"
+
+
+@dataclass(frozen=True, slots=True)
+class RoleRuns:
+    """Role runs of some sequences: `counts` per sequence, `starts` within the sequence (int32), `roles` (int8)."""
+
+    counts: np.ndarray
+    starts: np.ndarray
+    roles: np.ndarray
+
+
+@dataclass
+class SequenceWriter:
+    """Writes the sequences of one part of a shard. `sequences`, `tokens` and `longest` count what was written."""
+
+    builder: ShardBuilder
+    part: str
+    sequences: int = 0
+    tokens: int = 0
+    longest: int = 0
+    _waiting: list[pa.Table] = field(default_factory=list[pa.Table])
+
+    def append(self, ids: np.ndarray, loss: np.ndarray, lengths: np.ndarray, rows: np.ndarray, runs: RoleRuns) -> None:
+        """Add one or more sequences of `lengths` tokens, made of the rows `rows` of the slice.
+
+        `ids` (int32) and `loss` (int8: 1 if the next token is trained on) hold them back to back.
+        """
+        stored = ids.view(np.uint32) | loss.astype(np.uint32) << np.uint32(31)
+        self.builder.open(tokens_file(self.part)).write(stored.astype("<u4", copy=False).data)
+        trained = np.add.reduceat(loss, np.cumsum(lengths) - lengths, dtype=np.int64)
+        columns = [lengths, trained, rows, _hashes(ids, loss, lengths)]
+        arrays = [pa.array(column, kind) for column, kind in zip(columns, SCHEMA.types[:4], strict=True)]
+        offsets = pa.array(np.append(0, np.cumsum(runs.counts)), pa.int32())
+        lists = [pa.ListArray.from_arrays(offsets, pa.array(values)) for values in (runs.starts, runs.roles)]
+        self._waiting.append(pa.Table.from_arrays([*arrays, *lists], schema=SCHEMA))
+        self.sequences += len(lengths)
+        self.tokens += len(ids)
+        self.longest = max(self.longest, int(lengths.max()))
+        if sum(map(len, self._waiting)) >= INDEXED:
+            self.write_index()
+
+    def write_index(self) -> None:
+        """Write what the index lacks."""
+        if self._waiting:
+            self.builder.table(index_file(self.part), SCHEMA).write_table(pa.concat_tables(self._waiting))
+            self._waiting = []
+
+
+def _hashes(ids: np.ndarray, loss: np.ndarray, lengths: np.ndarray) -> np.ndarray:
+    """xxh3_64 of the ids of each sequence, seeded by that of its loss."""
+    ends = np.cumsum(lengths)
+    pairs = zip((ends - lengths).tolist(), ends.tolist(), strict=True)
+    tokens, masks = memoryview(cast("Buffer", ids)), memoryview(cast("Buffer", loss))
+    return np.array([xxh3_64_intdigest(tokens[a:b], xxh3_64_intdigest(masks[a:b])) for a, b in pairs], np.uint64)
+
+
+@dataclass(frozen=True, slots=True)
+class StoredSequences:
+    """Sequences of one or more shards; all arrays but `roles` and `role_starts` have one value per sequence.
+
+    Sequence i is `lengths[i]` (int64) tokens of `tokens[files[i]]` (uint32, mapped), from number `starts[i]` (int64).
+    `trained` (int64) counts its trained tokens, `rows` (int64) is the row that it was made of, ascending, and `content` (uint64) a hash of
+    ids and loss. Its role runs are `[runs[i], runs[i + 1])` of `role_starts` (int32, within the sequence) and `roles` (int8).
+    """
+
+    tokens: Sequence[np.ndarray]
+    files: np.ndarray
+    starts: np.ndarray
+    lengths: np.ndarray
+    trained: np.ndarray
+    rows: np.ndarray
+    content: np.ndarray
+    runs: np.ndarray
+    role_starts: np.ndarray
+    roles: np.ndarray
+
+    def first_tokens(self, number: int, count: int) -> np.ndarray:
+        """The first `count` stored tokens of a sequence."""
+        start = int(self.starts[number])
+        return self.tokens[self.files[number]][start : start + count]
+
+
+def stored_sequences(store: Store, members: Sequence[tuple[Receipt, str]]) -> StoredSequences:
+    """The sequences of parts of shards, one part after the other. Rows are numbered over all rows of the shards.
+
+    Raises RunError, and withdraws the receipt, for a file that has changed since it was built.
+    """
+    tables = [read_index(store, receipt, part) for receipt, part in members]
+    counts = [len(table) for table in tables]
+    before = np.cumsum([0, *(receipt.rows_in for receipt, _ in members)])[:-1]
+    index = pa.concat_tables(tables).combine_chunks()
+    lengths = index["length"].to_numpy().astype(np.int64)
+    starts = np.cumsum(lengths) - lengths
+    firsts = (np.cumsum(counts) - counts).tolist()
+    roles = cast("pa.ListArray", index["role"].chunk(0))
+    return StoredSequences(
+        tokens=[_tokens(store, receipt, tokens_file(part)) for receipt, part in members],
+        files=np.repeat(np.arange(len(members)), counts),
+        starts=starts - np.repeat(starts[firsts], counts),
+        lengths=lengths,
+        trained=index["trained"].to_numpy().astype(np.int64),
+        rows=index["row"].to_numpy() + np.repeat(before, counts),
+        content=index["content"].to_numpy(),
+        runs=roles.offsets.to_numpy().astype(np.int64),
+        role_starts=cast("pa.ListArray", index["role_start"].chunk(0)).values.to_numpy(),
+        roles=roles.values.to_numpy(),
+    )
+
+
+def read_index(store: Store, receipt: Receipt, part: str, columns: Sequence[str] | None = None) -> pa.Table:
+    """The index of a part, with these columns. Raises as `stored_sequences`."""
+    data = store.read(receipt, index_file(part))
+    return pq.read_table(pa.BufferReader(data), columns=columns and list(columns), use_threads=False)
+
+
+def stored_rows(store: Store, receipt: Receipt, part: str) -> np.ndarray:
+    """The rows (int64) that the sequences of a part were made of. Raises as `stored_sequences`."""
+    return read_index(store, receipt, part, ["row"])["row"].to_numpy()
+
+
+def _tokens(store: Store, receipt: Receipt, name: str) -> np.ndarray:
+    """The tokens in a file of a shard, mapped into memory."""
+    place = store.path(receipt.key, name)
+    system, path = filesystem(place)
+    if is_local(place):
+        with Path(absolute(place)).open("rb") as file:
+            return _checked(file, store, receipt, name)
+    with TemporaryFile() as file, cast("BinaryIO", system.open(path, "rb")) as stream:
+        for chunk in iter(partial(stream.read, CHUNK), b""):
+            file.write(chunk)
+        file.flush()
+        return _checked(file, store, receipt, name)
+
+
+def _checked(file: IO[bytes], store: Store, receipt: Receipt, name: str) -> np.ndarray:
+    """The tokens in an open file, hashed, which also reads them from the disk in one go."""
+    (recorded,) = (output for output in receipt.outputs if output.path == name)
+    mapped = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)
+    if xxh3_128_hexdigest(mapped) != recorded.xxh3_128:
+        store.withdraw(receipt.key)
+        raise RunError(
+            f"{store.path(receipt.key, name)}: damaged since it was built; its receipt is withdrawn, so run the same command "
+            "again to rebuild it"
+        )
+    return np.frombuffer(mapped, "<u4")

@@ -1,0 +1,344 @@
+"""Sequences are stored once and packed as often as wanted: every one of them once in packs, wherever shards begin and end, and
+no other choice of packs tokenizes anything again.
+"""
+
+import itertools
+import json
+import os
+import random
+import re
+from collections import Counter
+from pathlib import Path
+
+import numpy as np
+import pyarrow.parquet as pq
+import pytest
+from tokenmill.tasks.chat.encoding import Batch
+from tokenmill.tasks.chat.template import ChatTemplate
+from tokenmill.tasks.errors import RunError
+from tokenmill.tasks.nightly.prune import leftovers
+from tokenmill.tasks.pack import packs as packs_module
+from tokenmill.tasks.pack.inspect import inspect_sft_shard
+from tokenmill.tasks.pack.parquet import PackWriter
+from tokenmill.tasks.pack.preparation import SFT
+from tokenmill.tasks.pack.sequences import RoleRuns, SequenceWriter
+from tokenmill.tasks.pack.settings import PackRecipe
+from tokenmill.tasks.pack.shard import SequenceShard
+from tokenmill.tasks.report.verification import inspector_of
+from tokenmill.tasks.report.view import view_output
+from tokenmill.tasks.report.why import why_row
+from tokenmill.tasks.shards.build import building
+from tokenmill.tasks.shards.manifest import Finished
+from tokenmill.tasks.shards.plan import PlannedShard
+from tokenmill.tasks.shards.store import Store
+from tokenmill.tasks.shards.verify import verify
+from tokenmill.tasks.sources.files import Slice, SourceFile
+
+from tests.building import build_here
+from tests.peers.conversations import assistant, talk, thinking, user
+from tests.preparing import blend_of, tree
+from tests.preparing_sft import build, chat_vocabulary, pack_receipts, plan, prepare, probing_once, write_rows
+
+PACK_SIZE, SMALL = 512, 2_000
+WORDS = ["mill", "grain", "Wasser", "北京", "0.5", "\n\n", "=>"]
+
+
+def conversation(number):
+    """A conversation of one or more sequences, of very different lengths, that begins with its number."""
+    source = random.Random(number)
+
+    def words(most):
+        return " ".join(source.choices(WORDS, k=source.randint(1, most)))
+
+    turns = ([user(words(9)), thinking("Hm.", words(source.choice([3, 3, 60])))] for _ in range(source.randint(1, 3)))
+    return talk(user(f"#{number}#"), assistant("Yes."), *itertools.chain(*turns))
+
+
+ROWS = [conversation(number) for number in range(90)]
+
+
+@pytest.fixture(scope="module", autouse=True)
+def _quickly():
+    with probing_once():
+        yield
+
+
+@pytest.fixture(scope="module")
+def vocabulary(tmp_path_factory):
+    return chat_vocabulary(tmp_path_factory.mktemp("vocabulary"))
+
+
+@pytest.fixture
+def chosen(vocabulary):
+    return {"tokenizer": {"model": str(vocabulary)}, "pack_size": PACK_SIZE, "shard_size": SMALL}
+
+
+def old(path):
+    """The file, last modified long ago."""
+    os.utime(path, (1_000_000_000, 1_000_000_000))
+    return path
+
+
+@pytest.fixture
+def source(tmp_path):
+    return old(write_rows(tmp_path / "rows.jsonl", ROWS))
+
+
+def stored_in(place, split="all"):
+    """Every stored sequence (ids, mask) of the shards in a store, read without the project."""
+    found = []
+    for folder in sorted(Path(place, "sft").iterdir()):
+        if (folder / f"{split}.tokens").exists():
+            tokens = np.fromfile(folder / f"{split}.tokens", "<u4")
+            lengths = pq.read_table(folder / f"{split}.index.parquet")["length"].to_pylist()
+            assert sum(lengths) == len(tokens)
+            parts = np.split(tokens, np.cumsum(lengths)[:-1])
+            found += [(tuple((part & 0x7FFFFFFF).tolist()), tuple((part >> 31).tolist())) for part in parts]
+    return found
+
+
+def packs_in(out, split="train"):
+    """The published packs of a split, each a list of its sequences (ids, mask)."""
+    packs = []
+    for path in sorted(Path(out, "splits", split).glob("*.parquet")):
+        for row in pq.read_table(path).to_pylist():
+            borders = itertools.pairwise([*row["seq_start_id"], len(row["input_ids"])])
+            packs.append([(tuple(row["input_ids"][a:b]), tuple(row["loss_mask"][a:b])) for a, b in borders])
+    return packs
+
+
+def times_of(folder):
+    """When each file below a folder was written, and what it is."""
+    return {str(path): (path.stat().st_mtime_ns, path.stat().st_ino) for path in sorted(Path(folder).rglob("*"))}
+
+
+@pytest.mark.parametrize("packing", ["best_fit_decreasing", "first_fit_shuffle", "concatenative"])
+def test_every_stored_sequence_is_in_one_pack_and_no_pack_is_too_large(tmp_path, source, chosen, packing):
+    planned, _ = prepare(blend_of(source), tmp_path / "out", packing=packing, **chosen)
+    assert len(planned.plan.shards) > 5
+    packs = packs_in(tmp_path / "out")
+    stored = stored_in(tmp_path / "out/shards")
+    fitting = [each for each in stored if len(each[0]) <= PACK_SIZE]
+    assert 0 < len(fitting) < len(stored), "some are too long"
+    assert Counter(itertools.chain(*packs)) == Counter(fitting)
+    assert max(sum(len(ids) for ids, _ in pack) for pack in packs) <= PACK_SIZE
+    assert verify(str(tmp_path / "out"), inspector_of(str(tmp_path / "out"))).problems == []
+
+
+def test_where_shards_begin_and_end_changes_no_pack(tmp_path, source, chosen):
+    """So packs are filled as if the data set were one shard."""
+    found = []
+    for size in (SMALL, 10**9):
+        planned, _ = prepare(blend_of(source), tmp_path / f"{size}", **chosen | {"shard_size": size})
+        found.append(packs_in(tmp_path / f"{size}"))
+    assert len(planned.plan.shards) == 1
+    assert found[0] == found[1]
+
+
+def test_data_sets_and_splits_share_no_pack(tmp_path, chosen):
+    paths = [write_rows(tmp_path / f"{name}.jsonl", ROWS[first::2]) for first, name in enumerate("ab")]
+    prepare(blend_of(*paths), tmp_path / "out", **chosen | {"holdout": {"valid": 0.3, "test": 0}})
+    for split in ("train", "valid"):
+        held = Counter(stored_in(tmp_path / "out/shards", split))
+        packs = packs_in(tmp_path / "out", split)
+        assert Counter(itertools.chain(*packs)) == Counter({each: n for each, n in held.items() if len(each[0]) <= PACK_SIZE})  # fmt: skip
+    names = {path.name.split("__")[1] for path in (tmp_path / "out/splits").rglob("*.parquet")}
+    assert names == {"a", "b"}
+
+
+CHOICES = {
+    "pack_size": 300, "packing": "first_fit_shuffle", "seed": 7, "oversize": "truncate", "pad_seq_to_mult": 8,
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", CHOICES)
+def test_another_choice_of_packs_renders_and_encodes_nothing(tmp_path, source, chosen, monkeypatch, name):
+    other = chosen | {name: CHOICES[name]}
+    prepare(blend_of(source), tmp_path / "fresh", **other)
+    prepare(blend_of(source), tmp_path / "out", **chosen)
+    before = times_of(tmp_path / "out/shards/sft")
+    planned = plan(blend_of(source), tmp_path / "out", **other)
+
+    def refuse(*_):
+        raise AssertionError("work is done again")
+
+    for where, method in ((ChatTemplate, "render"), (Batch, "encode"), (SequenceShard, "build")):
+        assert hasattr(where, method)
+        monkeypatch.setattr(where, method, refuse)  # after planning, which renders a few probes
+    assert planned.plan.pending == []
+    prepared, manifest = SFT.build(planned, build_here), SFT.publish(planned, 0.0)
+    assert manifest["volatile"]["shards"]["built"] == 0
+    assert times_of(tmp_path / "out/shards/sft") == before
+    assert published(tmp_path / "out") == published(tmp_path / "fresh")
+    assert verify(str(tmp_path / "out"), inspector_of(str(tmp_path / "out"))).problems == []
+    assert len(pack_receipts(prepared)) == 2, "the packs of before, and these"
+    unused = leftovers(str(tmp_path / "out/shards"), [str(tmp_path / "out")], grace_seconds=-60)
+    assert [shard.kind for shard in unused.removable] == ["packs"]
+
+
+def published(out):
+    return {name: content for name, content in tree(out).items() if name.startswith(("splits/", "blend.json"))}
+
+
+def test_packing_the_same_again_packs_nothing(tmp_path, source, chosen, monkeypatch):
+    prepare(blend_of(source), tmp_path / "out", **chosen)
+    before = times_of(tmp_path / "out/shards")
+    monkeypatch.setattr(PackWriter, "write", None)
+    prepare(blend_of(source), tmp_path / "out", **chosen)
+    prepare({"datasets": [{**blend_of(source)["datasets"][0], "weight": 3.0}]}, tmp_path / "out", **chosen)
+    assert times_of(tmp_path / "out/shards") == before
+
+
+def groups(monkeypatch, tokens):
+    monkeypatch.setattr(packs_module, "GROUP_TOKENS", tokens)
+    monkeypatch.setattr(packs_module, "GROUP_PACKS", 1)
+
+
+def test_a_large_data_set_is_packed_in_groups_and_one_that_grows_packs_only_the_last_again(
+    tmp_path, source, chosen, monkeypatch
+):
+    groups(monkeypatch, 6_000)
+    data = {"datasets": [{"name": "rows", "path": str(source.parent / "*.jsonl")}]}
+    before, _ = prepare(data, tmp_path / "out", **chosen)
+    first = pack_receipts(before)
+    shards = before.plan.store
+    members = [[name.partition("/")[0] for name in each.identity["source"]["sequences"]] for each in first]
+    assert sorted(itertools.chain(*members)) == sorted(before.plan.keys)
+    assert len(first) > 3
+    assert max(sum(shards.receipt(key).tokens for key in keys) for keys in members) <= 6_000
+    fitting = [each for each in stored_in(tmp_path / "out/shards") if len(each[0]) <= PACK_SIZE]
+    assert Counter(itertools.chain(*packs_in(tmp_path / "out"))) == Counter(fitting)
+    written = times_of(tmp_path / "out/shards/packs")
+    old(write_rows(tmp_path / "z.jsonl", ROWS[:7]))
+    after, _ = prepare(data, tmp_path / "out", **chosen)
+    kept = times_of(tmp_path / "out/shards/packs")
+    assert all(kept[path] == time for path, time in written.items() if Path(path).is_file())
+    assert len(pack_receipts(after)) == len(first) + 1
+
+
+def test_a_shard_larger_than_a_group_is_a_group_by_itself(tmp_path, source, chosen, monkeypatch):
+    groups(monkeypatch, 1)
+    planned, _ = prepare(blend_of(source), tmp_path / "out", **chosen)
+    assert len(pack_receipts(planned)) == len(planned.plan.shards) > 5
+
+
+def test_the_order_in_which_groups_are_packed_changes_no_byte(tmp_path, source, chosen, monkeypatch):
+    groups(monkeypatch, 3_000)
+    prepare(blend_of(source), tmp_path / "alone", **chosen)
+
+    def backwards(step, pending, store, arguments, *, rebuild=False):
+        for shard in reversed(pending):
+            step.build(shard, store, **arguments)
+
+    planned = plan(blend_of(source), tmp_path / "out", **chosen)
+    SFT.build(planned, backwards)
+    SFT.publish(planned, 0.0)
+    assert published(tmp_path / "out") == published(tmp_path / "alone")
+
+
+@pytest.mark.parametrize("oversize", ["drop", "truncate"])
+def test_every_row_is_followed_into_the_packs_and_back(tmp_path, source, chosen, monkeypatch, oversize):
+    """Over several shards in a group, several groups, and rows that are too long."""
+    groups(monkeypatch, 9_000)
+    long = talk(user("#long# " + "mill " * 300), assistant("Yes."))
+    write_rows(source, [*ROWS[:40], b"broken", long, *ROWS[40:]])
+    _, manifest = prepare(blend_of(source), tmp_path / "out", oversize=oversize, **chosen)
+    assert len(manifest["derived"]["shards"]) > 1
+    lines = [json.loads(line) if line.startswith(b"{") else None for line in source.read_bytes().splitlines()]
+    fates = [why_row(str(tmp_path / "out"), f"{source}:{line}")[0][-1] for line in range(1, len(lines) + 1)]
+    reasons = Counter(fate.reason for fate in fates if not fate.kept)
+    assert reasons == {"malformed_json": 1, "oversize": 1}
+    assert manifest["totals"]["dropped"] == reasons
+    assert manifest["totals"]["documents"] == sum(fate.kept for fate in fates) == len(ROWS)
+    for fate in (fate for fate in fates if fate.kept):
+        found = view_output(str(tmp_path / "out"), doc=fate.document)
+        shown = [sequence for pack in found.packs for sequence in pack.sequences]
+        asked = lines[fate.line - 1]["messages"][0]["content"]
+        assert {sequence.line for sequence in shown} == {fate.line}
+        assert all(f"{asked}<|im_end|>" in "".join(p.text for p in sequence.passages) for sequence in shown)
+        assert sum(place.tokens for place in fate.places) == sum(sequence.tokens for sequence in shown)
+        assert all(place.name is not None for place in fate.places)
+
+
+def test_a_cut_sequence_is_the_beginning_of_the_stored_one(tmp_path, source, chosen):
+    prepare(blend_of(source), tmp_path / "out", **chosen | {"oversize": "truncate", "pack_size": 100})
+    expected = Counter()
+    for ids, mask in stored_in(tmp_path / "out/shards"):
+        cut = ids[:100], (*mask[:100][:-1], 0)
+        expected[cut] += any(cut[1])
+    assert Counter(itertools.chain(*packs_in(tmp_path / "out"))) == +expected
+    assert sum(len(ids) == 100 for ids, _ in expected) > 10
+
+
+def test_a_missing_member_is_named(tmp_path, source, chosen):
+    planned = plan(blend_of(source), tmp_path / "out", **chosen)
+    build(planned, planned.plan.pending)
+    work = []
+
+    def collecting(step, pending, store, arguments, *, rebuild=False):
+        return work.extend((s, store) for s in pending)
+
+    SFT.build(planned, collecting)
+    (shard, store) = work[-1]
+    key = planned.plan.keys[3]
+    planned.plan.store.withdraw(key)
+    with pytest.raises(RunError, match=f"{key}: the shard is missing; run the same command again"):
+        packs_module.build_packs(shard, store)
+
+
+# Packs of 294,912 tokens, as Nemotron 3 Ultra's, of many sequences that nobody had to tokenize.
+
+
+def stored_shard(store, number, sequences):
+    """A proven shard of so many sequences of 8 to 40,000 tokens."""
+    source = {"content": f"{number} of {sequences}"}
+    recipe = {"loss_on": "assistant_all", "tokenizer": "", "template": ""}
+    identity = {"kind": "sft", "format_version": 5, "recipe": recipe, "source": source}
+    part = Slice(SourceFile("/rows.jsonl", 10, "jsonl"), number, number + 1)
+    planned = PlannedShard("rows", "datasets", part, identity)
+    lengths = np.random.default_rng(number).lognormal(6, 1.3, sequences).clip(8, 40_000).astype(np.int64)
+    with building(planned, store) as builder:
+        writer = SequenceWriter(builder, "all")
+        for first in range(0, sequences, 2_000):
+            some = lengths[first : first + 2_000]
+            ends, rows = np.cumsum(some), np.arange(first, first + len(some))
+            ids, loss = np.arange(ends[-1], dtype=np.int32) % 99_991, np.ones(ends[-1], np.int8)
+            loss[ends - 1] = 0
+            runs = RoleRuns(np.ones_like(some), np.zeros(len(some), np.int32), np.full(len(some), 4, np.int8))
+            writer.append(ids, loss, some, rows, runs)
+        writer.write_index()
+        builder.rows_in = sequences
+        builder.facts["all"] = {"sequences": sequences, "longest": writer.longest}
+        builder.keep("all", sequences, writer.tokens)
+    return Finished(planned, planned.key, builder.receipt)
+
+
+def own_memory():
+    """Bytes of this process that no file backs."""
+    status = Path("/proc/self/status").read_text()
+    return 1024 * int(re.search(r"RssAnon:\s+(\d+) kB", status)[1])
+
+
+@pytest.mark.slow
+def test_packs_of_294912_tokens_take_memory_that_does_not_grow_with_the_data_set(tmp_path, monkeypatch):
+    """What is mapped is not counted: the kernel takes it back whenever it likes."""
+    recipe = PackRecipe(294_912, "best_fit_decreasing", "drop", 8, 1, 42)
+    seen, table = [], vars(PackWriter)["_table"]
+    monkeypatch.setattr(PackWriter, "_table", lambda *given: (table(*given), seen.append(own_memory()))[0])
+    grown = []
+    for count in (1, 2, 6):
+        store = Store(str(tmp_path / f"{count}"), "sft")
+        finished = [stored_shard(store, number, 60_000) for number in range(count)]
+        planned = packs_module.plan_packs(finished, store, recipe)
+        seen.clear()
+        before = own_memory()
+        receipts = [packs_module.build_packs(shard, planned.store) for shard in planned.shards]
+        grown.append(max(seen) - before)
+        facts = [receipt.facts["all"] for receipt in receipts]
+        assert sum(each["sequences"] for each in facts) == 60_000 * count
+        assert sum(each["tokens"] for each in facts) == sum(item.receipt.tokens for item in finished)
+        stored = sum(each["tokens"] + each["padding"] for each in facts)
+        assert stored / (294_912 * sum(each["packs"] for each in facts)) > 0.99
+        assert all(inspect_sft_shard(planned.store, receipt) == [] for receipt in receipts)
+    assert len(receipts) > 2, "several groups"
+    assert grown[2] < 1.1 * max(grown[:2]) < 600e6
