@@ -18,9 +18,10 @@ from tokenmill.tasks.blend.models import Blend
 from tokenmill.tasks.console import never_end_by_printing
 from tokenmill.tasks.report.summary import artifact_record
 from tokenmill.tasks.report.weights_and_biases import log_if_asked
+from tokenmill.tasks.shards.here import build_here, is_little
 from tokenmill.tasks.shards.lock import turn_in
-from tokenmill.tasks.shards.preparation import BuildShards, Needs, Step, preparation
 from tokenmill.tasks.shards.plan import PlannedShard
+from tokenmill.tasks.shards.preparation import BuildShards, Needs, Step, preparation
 from tokenmill.tasks.shards.progress import say
 from tokenmill.tasks.shards.store import Store
 from tokenmill.tasks.shards.worker import exit_if_imported
@@ -75,9 +76,7 @@ def _may_be_configured() -> bool:
     home = os.environ.get("PREFECT_HOME") or "~/.prefect"
     profiles = os.environ.get("PREFECT_PROFILES_PATH") or join(home, PROFILES)
     places = {PROFILES: profiles}
-    return any(
-        re.search(pattern, _text(places.get(name, name)), re.IGNORECASE) for name, pattern in MENTIONS.items()
-    )
+    return any(re.search(pattern, _text(places.get(name, name)), re.IGNORECASE) for name, pattern in MENTIONS.items())
 
 
 def _text(file: str) -> str:
@@ -93,20 +92,22 @@ def _call(_name: str, function: Callable[..., Any], *arguments: object) -> Any: 
 
 @contextmanager
 def _workers(_cluster: str, needs: Needs) -> Generator[BuildShards]:
-    """Workers of this machine. Dask, which takes half a second to import, is imported when there are shards to build."""
+    """Workers of this machine. Dask takes 0.4 s to import, so it is imported when there is work for it."""
     with ExitStack() as stack:
 
         @cache
-        def started() -> BuildShards:
-            from tokenmill.tasks.shards.local import local_workers
+        def on_workers() -> BuildShards:
+            from tokenmill.tasks.shards.workers import local_workers
 
             return stack.enter_context(local_workers(needs))
 
         def build_shards(
             step: Step, pending: Sequence[PlannedShard], store: Store, arguments: Mapping[str, Any], *, rebuild: bool
         ) -> None:
-            if pending:
-                started()(step, pending, store, arguments, rebuild=rebuild)
+            if is_little(pending, needs):
+                build_here(step, pending, store, arguments, rebuild=rebuild)
+            else:
+                on_workers()(step, pending, store, arguments, rebuild=rebuild)
 
         yield build_shards
 

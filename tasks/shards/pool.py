@@ -1,58 +1,79 @@
-"""Build shards on a pool of Dask workers: batches, progress, and one error that names every failure.
+"""Build shards on a pool: batches, progress, and one error that names every failure.
 
-The run lets all batches finish, so that their receipts are kept. How a batch is submitted is the pool's: as a Prefect task
-(`stage`), or directly (`local`).
+A pool is workers on Dask, to which Prefect may submit (`workers`, `stage`), or this process (`here`). All batches are tried, so
+that their receipts are kept.
 """
 
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
-from uuid import uuid4
+from threading import Event
+from typing import Any, Protocol
 
-from distributed import Client, Future
 from tokenmill.tasks.errors import RunError
 
-from .build import batches
-from .cluster import asking_for, listen, slots
+from .build import Announce, batches
 from .plan import PlannedShard, shard_record
 from .preparation import BuildShards, Step
 from .progress import ProgressBar, ProgressDisplay, Tally
 from .store import Store
-from .wait import ClusterWatch, wait_for
 
 MOST_REPORTED = 5
+
+REFRESH_SECONDS = 1.0
+
+
+class Future(Protocol):
+    """Work in progress, of Dask or of `concurrent.futures`."""
+
+    def done(self) -> bool:
+        """Whether it has ended."""
+        ...
+
+    def add_done_callback(self, call: Callable[[Any], object], /) -> object:
+        """Call a function when it has ended."""
+        ...
 
 
 @dataclass(frozen=True, slots=True)
 class Submitted:
-    """A task on the workers: its Dask future and, once that is done, what failed it (None: nothing)."""
+    """A future and, once it is done, what failed it (None: nothing)."""
 
-    future: Future[Any]
+    future: Future
     failure: Callable[[], str | None]
 
 
-@dataclass(frozen=True, slots=True)
-class Pool:
-    """Workers for batches of shards.
+class Pool(Protocol):
+    """What runs batches of shards."""
 
-    Each has the `resources`. An `adaptive` pool starts them as needed, up to `most_workers`. `submit` takes the name of a
-    step, the number of a batch, and the keywords of the function that builds it. `bar` takes the name of a step and returns
-    what shows its percentage. `tell` is for sentences that a user must see, `log` for the others.
-    """
+    @property
+    def slots(self) -> int:
+        """Batches that run at once."""
+        ...
 
-    client: Client
-    resources: Mapping[str, float]
-    adaptive: bool
-    most_workers: int
-    submit: Callable[[str, int, Mapping[str, Any]], Submitted]
-    bar: Callable[[str], Callable[[float], object]]
-    tell: Callable[[str], object]
-    log: Callable[[str], object]
+    def listen(self, handle: Announce) -> str:
+        """Call `handle` with each record that is announced under the topic, which is returned."""
+        ...
+
+    def submit(self, name: str, calls: Sequence[Mapping[str, Any]]) -> list[Submitted]:
+        """Build batches, given the keywords of each, in the step of that name."""
+        ...
+
+    def watch(self) -> Callable[[], None]:
+        """A function to call every second, which raises when the pool is lost."""
+        ...
+
+    def bar(self, name: str) -> Callable[[float], object]:
+        """What shows the percentage of a step."""
+        ...
+
+    def log(self, sentence: str) -> None:
+        """Log a sentence."""
+        ...
 
 
 def building_on(pool: Callable[[int], Pool]) -> BuildShards:
-    """Builds shards on the pool, which is asked for when there are shards to build; it takes their number."""
+    """Builds shards on a pool, which is asked for when there are shards to build; it takes their number."""
 
     def build_shards(
         step: Step, pending: Sequence[PlannedShard], store: Store, arguments: Mapping[str, Any], *, rebuild: bool
@@ -66,15 +87,10 @@ def building_on(pool: Callable[[int], Pool]) -> BuildShards:
 
 def _build(pool: Pool, name: str, pending: Sequence[PlannedShard], common: Mapping[str, Any]) -> None:
     tally = Tally(len(pending), sum(shard.part.size for shard in pending))
-    topic = f"shards-{uuid4()}"  # an existing cluster may serve other runs
-    listen(pool.client, topic, tally.add)
-    work = [[shard_record(shard) for shard in batch] for batch in batches(pending, slots(pool.client, pool.most_workers))]
+    topic = pool.listen(tally.add)
+    work = [[shard_record(shard) for shard in batch] for batch in batches(pending, pool.slots)]
     pool.log(f"{name}: {len(pending)} shards ({tally.source_bytes / 1e9:.2f} GB) in {len(work)} batches")
-    with asking_for(pool.client, pool.resources):
-        submitted = [
-            pool.submit(name, number, {"batch": batch, "topic": topic, **common})
-            for number, batch in enumerate(work, 1)
-        ]
+    submitted = pool.submit(name, [{"batch": batch, "topic": topic, **common} for batch in work])
     if failures := _failures(pool, submitted, tally, name):
         raise RunError(
             f"{len(failures)} of {len(work)} batches failed: {some(failures)}; finished shards are kept: fix the cause and "
@@ -84,25 +100,24 @@ def _build(pool: Pool, name: str, pending: Sequence[PlannedShard], common: Mappi
 
 
 def _failures(pool: Pool, submitted: Sequence[Submitted], tally: Tally, name: str) -> list[str]:
-    """Wait for every batch, showing progress; returns the failures. Raises as `ClusterWatch.check` does."""
+    """Wait for every batch, showing progress; returns the failures. Raises when the pool is lost."""
     bar = ProgressBar(pool.bar(name), time.monotonic())
-    watch = ClusterWatch(pool.client, pool.resources, pool.adaptive, pool.tell)
     with ProgressDisplay(tally) as display:
 
         def show() -> None:
             display.refresh()
             bar.show(tally.share, time.monotonic())
 
-        failures = failures_of(submitted, "batch", watch, show)
+        failures = failures_of(submitted, "batch", pool.watch(), show)
     bar.end(tally.share if failures else 1.0, time.monotonic())
     return failures
 
 
 def failures_of(
-    submitted: Sequence[Submitted], noun: str, watch: ClusterWatch, show: Callable[[], None] = lambda: None
+    submitted: Sequence[Submitted], noun: str, check: Callable[[], None], show: Callable[[], None] = lambda: None
 ) -> list[str]:
-    """Wait for all tasks, calling `show` about every second; returns what failed, each as `<noun> <number>: <error>`."""
-    wait_for([each.future for each in submitted], watch.check, show)
+    """Wait as `wait_for` does; returns what failed, each as `<noun> <number>: <error>`."""
+    wait_for([each.future for each in submitted], check, show)
     found = [each.failure() for each in submitted]
     return [f"{noun} {number}: {failure}" for number, failure in enumerate(found, 1) if failure]
 
@@ -110,3 +125,16 @@ def failures_of(
 def some(failures: Sequence[str]) -> str:
     """The first failures, as many as fit in a message."""
     return "; ".join(failures[:MOST_REPORTED])
+
+
+def wait_for(futures: Sequence[Future], check: Callable[[], None], show: Callable[[], None]) -> None:
+    """Wait until all futures have succeeded or failed. About every second, call `check`, which may raise, and `show`."""
+    woken = Event()
+    for future in futures:
+        future.add_done_callback(lambda _: woken.set())
+    pending = list(futures)
+    while pending := [future for future in pending if not future.done()]:
+        if not woken.wait(REFRESH_SECONDS):
+            check()
+        woken.clear()
+        show()

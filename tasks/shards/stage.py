@@ -27,15 +27,16 @@ from tokenmill.tasks import artifact
 from tokenmill.tasks.errors import RunError
 
 from .build import build_batch, may_pass
-from .cluster import require_reached, started
+from .cluster import asking_for, require_reached, started
 from .plan import PlannedShard
-from .pool import Pool, Submitted, building_on, failures_of, some
+from .pool import Submitted, building_on, failures_of, some
 from .preparation import BuildShards, Needs, Step
 from .progress import say
 from .runner import task_runner
 from .store import Store
 from .wait import ClusterWatch
 from .worker import announce
+from .workers import WorkerPool
 
 P = ParamSpec("P")
 R = TypeVar("R")
@@ -115,11 +116,11 @@ def shard_workers(cluster: str, needs: Needs) -> Generator[BuildShards]:
     with ExitStack() as stack:
 
         @cache
-        def pool() -> Pool:
+        def pool() -> _Tasks:
             stack.enter_context(_one_server())
             runner = stack.enter_context(started(task_runner(cluster, needs.workers, needs.resources)))
             require_reached(runner.client, str(PREFECT_API_URL.value()))
-            return _pool(runner, needs)
+            return _Tasks(runner, needs)
 
         build_on_pool = building_on(lambda _: pool())
 
@@ -135,23 +136,35 @@ def shard_workers(cluster: str, needs: Needs) -> Generator[BuildShards]:
         yield build_shards
 
 
-def _pool(runner: DaskTaskRunner, needs: Needs) -> Pool:
-    def submit(name: str, number: int, keywords: Mapping[str, Any]) -> Submitted:
-        build = _retried(name, f"{name}-{{number}}")(_build_batch)
-        return _submitted(runner.submit(build, {"number": number, "limit": needs.limit, **keywords}))
+class _Tasks(WorkerPool):
+    """Workers to which batches are submitted as Prefect tasks."""
 
-    most = runner.adapt_kwargs.get("maximum", 0)
-    log = get_run_logger().info
-    return Pool(runner.client, needs.resources, bool(runner.adapt_kwargs), most, submit, _progress_bar, tell, log)
+    def __init__(self, runner: DaskTaskRunner, needs: Needs) -> None:
+        most = runner.adapt_kwargs.get("maximum", 0)
+        super().__init__(runner.client, needs.resources, most, adaptive=bool(runner.adapt_kwargs))
+        self._runner, self._limit = runner, needs.limit
+
+    def submit(self, name: str, calls: Sequence[Mapping[str, Any]]) -> list[Submitted]:
+        build = _retried(name, f"{name}-{{number}}")(_build_batch)
+        with asking_for(self.client, self.resources):
+            return [
+                _submitted(self._runner.submit(build, {"number": number, "limit": self._limit, **call}))
+                for number, call in enumerate(calls, 1)
+            ]
+
+    def bar(self, name: str) -> Callable[[float], object]:
+        progress = cast("UUID", create_progress_artifact(0.0, artifact_key(name), "share of source bytes built"))
+        return partial(update_progress_artifact, progress)
+
+    def log(self, sentence: str) -> None:
+        get_run_logger().info(sentence)
+
+    def tell(self, sentence: str) -> None:
+        tell(sentence)
 
 
 def _submitted(future: PrefectDaskFuture[Any]) -> Submitted:
     return Submitted(cast("Future[Any]", future.wrapped_future), partial(_failure, future))
-
-
-def _progress_bar(name: str) -> Callable[[float], object]:
-    progress = cast("UUID", create_progress_artifact(0.0, artifact_key(name), "share of source bytes built"))
-    return partial(update_progress_artifact, progress)
 
 
 @contextmanager
@@ -164,8 +177,8 @@ def function_workers(cluster: str, workers: int | None) -> Generator[RunAll]:
         def run_all(name: str, function: Callable[..., Any], calls: Sequence[Mapping[str, Any]]) -> list[Any]:
             called = _retried(name)(function)
             futures = [runner.submit(called, dict(call)) for call in calls]
-            watch = ClusterWatch(client, {}, bool(runner.adapt_kwargs), tell)
-            if failures := failures_of([*map(_submitted, futures)], name, watch):
+            check = ClusterWatch(client, {}, bool(runner.adapt_kwargs), tell).check
+            if failures := failures_of([*map(_submitted, futures)], name, check):
                 raise RunError(
                     f"{len(failures)} of {len(calls)} tasks failed: {some(failures)}; fix the cause and run again"
                 )
