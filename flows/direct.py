@@ -86,7 +86,7 @@ def _text(file: str) -> str:
     return ""
 
 
-def _call(_name: str, function: Callable[..., Any], *arguments: object) -> Any:  # noqa: ANN401 - the function's own
+def _call(name: str, function: Callable[..., Any], *arguments: object) -> Any:  # noqa: ANN401, ARG001 - see Step
     return function(*arguments)
 
 

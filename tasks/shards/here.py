@@ -8,7 +8,7 @@ import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
-from typing import Any, Protocol
+from typing import Any
 
 from .build import Announce, BuildShard, build_batch, may_pass
 from .plan import PlannedShard
@@ -21,14 +21,6 @@ LITTLE_BYTES = 4_000_000
 
 RETRY_SECONDS = (2.0, 4.0, 8.0)
 """Average waits before a batch is tried again."""
-
-
-class Ended(Protocol):
-    """A future that is done."""
-
-    def exception(self) -> BaseException | None:
-        """What it raised."""
-        ...
 
 
 def is_little(pending: Sequence[PlannedShard], needs: Needs) -> bool:
@@ -57,7 +49,7 @@ class _Here:
         self._announce = handle
         return "here"
 
-    def submit(self, _name: str, calls: Sequence[Mapping[str, Any]]) -> list[Submitted]:
+    def submit(self, name: str, calls: Sequence[Mapping[str, Any]]) -> list[Submitted]:  # noqa: ARG002 - for Prefect
         futures = [self._thread.submit(self._build, **call) for call in calls]
         return [Submitted(future, partial(failure_of, future)) for future in futures]
 
@@ -76,7 +68,7 @@ class _Here:
     def watch(self) -> Callable[[], None]:
         return lambda: None
 
-    def bar(self, _name: str) -> Callable[[float], object]:
+    def bar(self, name: str) -> Callable[[float], object]:  # noqa: ARG002 - for Prefect
         return lambda _: None
 
     def log(self, sentence: str) -> None: ...
@@ -98,7 +90,7 @@ def build_patiently(
     build_batch(batch, store, build, announce, rebuild=rebuild)
 
 
-def failure_of(future: Ended) -> str | None:
-    """The error that failed a batch, in words; None without one."""
+def failure_of(future: Any) -> str | None:  # noqa: ANN401 - of Dask or concurrent.futures
+    """The error that failed a batch, in words; None without one. The batch has ended."""
     error = future.exception()
     return None if error is None else f"{type(error).__name__}: {error}"
