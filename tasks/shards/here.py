@@ -32,8 +32,11 @@ def build_here(
     step: Step, pending: Sequence[PlannedShard], store: Store, arguments: Mapping[str, Any], *, rebuild: bool
 ) -> None:
     """See BuildShards."""
-    with ThreadPoolExecutor(1) as thread:
+    thread = ThreadPoolExecutor(1)
+    try:
         building_on(lambda _: _Here(thread))(step, pending, store, arguments, rebuild=rebuild)
+    finally:
+        thread.shutdown(cancel_futures=True)  # after Ctrl-C, no other shard begins
 
 
 class _Here:
