@@ -106,7 +106,7 @@ def _workers(_cluster: str, needs: Needs) -> Generator[BuildShards]:
         ) -> None:
             if is_little(pending, needs):
                 build_here(step, pending, store, arguments, rebuild=rebuild)
-            else:
+            elif pending:
                 on_workers()(step, pending, store, arguments, rebuild=rebuild)
 
         yield build_shards
