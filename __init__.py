@@ -24,6 +24,6 @@ def __getattr__(name: str) -> Callable[..., dict[str, Any]]:
     from tokenmill.flows.terminal import be_quiet
 
     be_quiet()  # before Prefect is imported and reads its settings
-    from tokenmill.flows.preparation import function_of
+    from tokenmill.flows.from_python import function_of
 
     return function_of(name)

@@ -105,13 +105,13 @@ def _prepared(
     from tokenmill.tasks.shards.input_checks import check_inputs
     from tokenmill.tasks.shards.manifest import read_manifest
 
+    from .direct import run_preparation
+
     check_inputs(blend, settings.store, output_dir)
     kind.check(blend, settings, output_dir)
     be_quiet()
     chosen = {name: getattr(settings, name) for name in settings.model_fields_set}
-    from .preparation import preparation_flow
-
-    record = preparation_flow(kind.name)(blend, output_dir, **chosen)
+    record = run_preparation(kind.name, blend, output_dir, chosen)
     (artifact,) = record.values()
     print_summary(read_manifest(artifact["path"]) or {}, artifact["path"], terminal)
     return record

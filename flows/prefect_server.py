@@ -4,8 +4,6 @@
 worker does not call flows this way, and has a server.)
 """
 
-import multiprocessing
-import sys
 from collections.abc import Callable, Generator
 from contextlib import contextmanager
 from http import HTTPStatus
@@ -19,7 +17,7 @@ from prefect.exceptions import PrefectHTTPStatusError
 from prefect.settings import PREFECT_API_URL, PREFECT_SERVER_EPHEMERAL_ENABLED, get_current_settings
 from tokenmill.tasks.console import never_end_by_printing
 from tokenmill.tasks.errors import InputError, RunError
-from tokenmill.tasks.shards.cluster import CALLED_WHILE_IMPORTED
+from tokenmill.tasks.shards.worker import exit_if_imported
 from tokenmill.tasks.storage import is_writable
 
 P = ParamSpec("P")
@@ -33,7 +31,7 @@ class ServedFlow(Flow[P, R]):
         """Run the flow. Errors as in `prefect_server`, and those of the flow."""
         if FlowRunContext.get() is not None:
             return super().__call__(*args, **kwargs)
-        _exit_if_imported()
+        exit_if_imported()
         never_end_by_printing()  # before server connections take the numbers of closed streams
         with prefect_server():
             return super().__call__(*args, **kwargs)
@@ -42,15 +40,6 @@ class ServedFlow(Flow[P, R]):
 def flow(*, name: str, description: str | None = None) -> Callable[[Callable[P, R]], ServedFlow[P, R]]:
     """Makes a function a flow with a server. Its result is not stored; its description is by default the docstring."""
     return lambda function: ServedFlow(function, name=name, description=description, persist_result=False)
-
-
-def _exit_if_imported() -> None:
-    """Exit from a worker that calls a flow while it imports the script that started it; the script reports the reason.
-
-    Python marks a process as `_inheriting` while it imports its parent's main module, and refuses to start processes then.
-    """
-    if getattr(multiprocessing.current_process(), "_inheriting", False):
-        sys.exit(CALLED_WHILE_IMPORTED)
 
 
 @contextmanager

@@ -19,7 +19,7 @@ from distributed.cli import dask_scheduler, dask_worker
 from prefect.settings import Settings
 from prefect.settings.legacy import _get_settings_fields  # the names of all settings as environment variables
 from tokenmill.flows.cli import app
-from tokenmill.tasks.shards.cluster import Profile, task_runner
+from tokenmill.tasks.shards.runner import Profile, task_runner
 from tokenmill.tasks.strict import parse
 
 REPOSITORY = Path(__file__).parents[1]

@@ -6,11 +6,10 @@ from typing import Any
 from prefect import get_run_logger, task
 from prefect.artifacts import create_markdown_artifact, create_table_artifact
 from prefect.cache_policies import NO_CACHE
-from tokenmill.tasks.errors import InputError, RunError
 from tokenmill.tasks.shards.stage import artifact_key
 
 from .summary import artifact_record, data_set_rows, markdown, warnings
-from .weights_and_biases import is_asked_for, log_preparation
+from .weights_and_biases import log_if_asked
 
 
 @task(name="report", cache_policy=NO_CACHE, persist_result=False)
@@ -20,9 +19,5 @@ def report(manifest: Mapping[str, Any], output_dir: str) -> dict[str, Any]:
     create_markdown_artifact(markdown(manifest, output_dir), artifact_key("summary"), "what was prepared")
     for warning in warnings(manifest):
         get_run_logger().warning(warning)
-    if is_asked_for():
-        try:
-            log_preparation(manifest, output_dir)
-        except (InputError, RunError) as error:  # a failed report does not undo a publication
-            get_run_logger().warning("not logged to Weights & Biases: %s", error)
+    log_if_asked(manifest, output_dir, get_run_logger().warning)
     return artifact_record(manifest, output_dir)

@@ -7,7 +7,7 @@ WANDB_GROUP, WANDB_TAGS and WANDB_MODE (`offline` writes to ./wandb, for a later
 import os
 import re
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -20,9 +20,14 @@ PROJECT = "WANDB_PROJECT"
 LONGEST = 128
 
 
-def is_asked_for() -> bool:
-    """Whether WANDB_PROJECT is set."""
-    return bool(os.environ.get(PROJECT))
+def log_if_asked(manifest: Mapping[str, Any], output_dir: str, warn: Callable[[str], object]) -> None:
+    """Log a preparation if WANDB_PROJECT is set; `warn` is told why it cannot be logged, which undoes no publication."""
+    if not os.environ.get(PROJECT):
+        return
+    try:
+        log_preparation(manifest, output_dir)
+    except (InputError, RunError) as error:
+        warn(f"not logged to Weights & Biases: {error}")
 
 
 def log_preparation(manifest: Mapping[str, Any], output_dir: str) -> None:

@@ -45,6 +45,14 @@ Announce = Callable[[dict[str, Any]], None]
 Found = TypeVar("Found")
 
 
+PERMANENT = (FileNotFoundError, PermissionError, IsADirectoryError, NotADirectoryError)
+
+
+def may_pass(error: object) -> bool:
+    """Whether to retry after an error: those of storage and network may pass, others do not."""
+    return isinstance(error, OSError) and not isinstance(error, PERMANENT)
+
+
 class BadRowError(RunError):
     """A row cannot be used and `on_bad_row` is `fail`."""
 

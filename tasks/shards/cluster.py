@@ -1,47 +1,32 @@
-"""Where Dask runs, and how workers report progress.
+"""Local clusters of Dask workers, and what a run asks of the workers of any cluster.
 
-`local` starts one single-threaded process per core, for this run only. An address (`tcp://…`, `tls://…`) uses a
-running cluster. A YAML file is a profile: the arguments of Prefect's DaskTaskRunner, so that any cluster class
-(Slurm, SSH, Kubernetes) is a few lines of data:
-
-    cluster_class: dask_jobqueue.SLURMCluster
-    cluster_kwargs: {cores: 32, processes: 32, memory: 128GB, queue: cpu}
-    adapt_kwargs: {minimum: 1, maximum: 20}
-
-TLS, timeouts and all other options come from Dask's own configuration (DASK_DISTRIBUTED__…). Dask gives up on a worker whose
-network is cut after `distributed.comm.timeouts.tcp` (30 s), and a worker that hangs with open connections after one to two
+A local cluster has single-threaded processes, one per core by default, and serves one run. TLS, timeouts and all other
+options come from Dask's own configuration (DASK_DISTRIBUTED__…). Dask gives up on a worker whose network is cut after `distributed.comm.timeouts.tcp` (30 s), and a worker that hangs with open connections after one to two
 times `distributed.scheduler.worker-ttl` (5 minutes); another worker then builds its shards. Healthy workers on busy machines
 can be silent for seconds, and four lost workers fail a batch, so keep both above 15 s.
 """
 
-import asyncio
 import multiprocessing
 import os
 import signal
 import socket
 import sys
-import threading
 from collections.abc import Callable, Generator, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
-from contextlib import ExitStack, contextmanager, suppress
-from importlib.util import find_spec
+from contextlib import AbstractContextManager, ExitStack, contextmanager, suppress
 from multiprocessing import resource_tracker
-from pathlib import Path
 from types import TracebackType
-from typing import Any, cast
+from typing import Any, TypeVar, cast
 from urllib.parse import urlsplit
 
 import dask
-import yaml
 from dask import config  # pyright: ignore[reportPrivateImportUsage]
-from distributed import Client, LocalCluster, Security
-from distributed.comm.core import connect
-from prefect_dask.task_runners import DaskTaskRunner
-from pydantic import Field
+from distributed import Client, LocalCluster
 from tokenmill.tasks.console import log_errors_as_sentences, never_end_by_printing
 from tokenmill.tasks.errors import InputError, RunError
-from tokenmill.tasks.strict import Strict, parse
 from tokenmill.tasks.threads import cores
+
+from .worker import CALLED_WHILE_IMPORTED
 
 # In workers, too: they import this module with their first task.
 never_end_by_printing()
@@ -57,8 +42,7 @@ LOOPBACK = ("127.0.0.1", "localhost", "::1")
 STARTS = 3
 """Attempts to start a local cluster whose workers die during startup."""
 
-CALLED_WHILE_IMPORTED = 99
-"""Exit code of a worker whose imported main script calls a flow at import time."""
+Entered = TypeVar("Entered")
 
 # Only commands need plugins, which cannot start where workers import Prefect.
 config.update_defaults({"distributed": {"nanny": {"environ": {"PREFECT_PLUGINS_ENABLED": "false"}}}})
@@ -68,37 +52,13 @@ class ClusterLostError(RunError):
     """The client of a cluster has ended, so the cluster cannot be closed either."""
 
 
-class Profile(Strict, frozen=True):
-    """Arguments of Prefect's DaskTaskRunner, from a YAML file."""
-
-    address: str | None = None
-    cluster_class: str | None = None
-    cluster_kwargs: dict[str, Any] = Field(default_factory=dict)
-    adapt_kwargs: dict[str, Any] = Field(default_factory=dict)
-    client_kwargs: dict[str, Any] = Field(default_factory=dict)
-    performance_report_path: str | None = None
-
-
-def task_runner(cluster: str, workers: int | None, resources: Mapping[str, float]) -> DaskTaskRunner:
-    """The Prefect task runner for a `cluster` setting; each worker of a local cluster has the `resources`.
-
-    Raises InputError for a profile that cannot be used, and for an address where no scheduler answers.
-    """
-    if cluster == "local":
-        chosen = {**LOCAL, "n_workers": workers or cores(), "resources": dict(resources)}
-        return DaskTaskRunner(cluster_class=local_cluster, cluster_kwargs=chosen)
-    if "://" in cluster:
-        return _running(Profile(address=cluster))
-    return _named(Path(cluster))
-
-
 @contextmanager
-def started(runner: DaskTaskRunner) -> Generator[DaskTaskRunner]:
-    """The runner with its cluster, which is closed at the end; workers of a lost cluster end with this process."""
+def started(cluster: AbstractContextManager[Entered]) -> Generator[Entered]:
+    """A cluster, or a runner with one, which is closed at the end; workers of a lost cluster end with this process."""
     with ExitStack() as stack:
-        stack.enter_context(runner)
+        entered = stack.enter_context(cluster)
         try:
-            yield runner
+            yield entered
         except ClusterLostError:
             stack.pop_all()
             raise
@@ -118,6 +78,11 @@ class _Workers(LocalCluster):
                     with suppress(ProcessLookupError):
                         os.kill(nanny.pid, signal.SIGKILL)
         super().__exit__(kind, error, trace)
+
+
+def local_arguments(workers: int | None, resources: Mapping[str, float]) -> dict[str, Any]:
+    """The arguments of a local cluster: its workers (None: one per core), each with the `resources`."""
+    return {**LOCAL, "n_workers": workers or cores(), "resources": dict(resources)}
 
 
 def local_cluster(**kwargs: Any) -> _Workers:  # noqa: ANN401 - the arguments of LocalCluster
@@ -174,71 +139,6 @@ def _main_module_calls_a_flow() -> bool:
     process.start()
     process.join()
     return process.exitcode == CALLED_WHILE_IMPORTED
-
-
-def _running(profile: Profile) -> DaskTaskRunner:
-    with ThreadPoolExecutor(1) as thread:  # a notebook's own thread has an event loop already
-        thread.submit(asyncio.run, _reach(str(profile.address))).result()
-    return DaskTaskRunner(**profile.model_dump())
-
-
-async def _reach(address: str) -> None:
-    """Connect to the scheduler. Raises InputError when it does not answer within Dask's connection timeout, 30 s."""
-    try:
-        comm = await connect(address, **cast("dict[str, Any]", Security().get_connection_args("client")))
-    except (OSError, TypeError, ValueError) as error:  # no server, no certificates, or no address
-        raise InputError(
-            f"cluster: no Dask scheduler answers at {address} ({error}); start it with `dask scheduler`, check host "
-            "and port; if it uses TLS, give a tls:// address and set the certificates in DASK_DISTRIBUTED__COMM__TLS__…"
-        ) from error
-    await comm.close()
-
-
-def _named(path: Path) -> DaskTaskRunner:
-    profile = _profile(path)
-    if profile.address:
-        return _running(profile)
-    package = str(profile.cluster_class).split(".", maxsplit=1)[0].replace("_", "-")
-    if profile.cluster_class == "distributed.SSHCluster" and not find_spec("asyncssh"):  # imported when it is used
-        raise _not_installed(path, profile, "asyncssh", "it needs asyncssh")
-    try:
-        with _keeping_ctrl_c():
-            return DaskTaskRunner(**profile.model_dump())
-    except (ImportError, AttributeError) as error:
-        raise _not_installed(path, profile, package, str(error)) from error
-
-
-@contextmanager
-def _keeping_ctrl_c() -> Generator[None]:
-    """Restore the Ctrl-C handler that importing a package replaced: dask_jobqueue's exits with code 0."""
-    handler = signal.getsignal(signal.SIGINT)
-    try:
-        yield
-    finally:
-        if threading.current_thread() is threading.main_thread():
-            signal.signal(signal.SIGINT, handler)
-
-
-def _not_installed(path: Path, profile: Profile, package: str, why: str) -> InputError:
-    return InputError(
-        f"cluster: {path}: cluster_class {profile.cluster_class!r} cannot be used ({why}); check its name, or install "
-        f"its package: pip install {package}"
-    )
-
-
-def _profile(path: Path) -> Profile:
-    if not path.is_file():
-        raise InputError(f"cluster: {str(path)!r} is not 'local', a scheduler address or an existing YAML profile")
-    try:
-        written = yaml.safe_load(path.read_bytes())
-    except yaml.YAMLError as error:
-        raise InputError(f"cluster: {path}: not valid YAML: {' '.join(str(error).split())}") from error
-    if not isinstance(written, dict):
-        raise InputError(f"cluster: {path} must hold a mapping of DaskTaskRunner arguments")
-    profile = parse(Profile, cast("dict[str, Any]", written), f"cluster: {path}")
-    if bool(profile.address) == bool(profile.cluster_class):
-        raise InputError(f"cluster: {path}: name either a cluster_class, which is started for the run, or an address")
-    return profile
 
 
 def slots(client: Client, most_workers: int = 0) -> int:

@@ -5,13 +5,13 @@ never reaches a failed state by itself. It lets all batches finish, so that thei
 error that names every failure.
 """
 
-import time
 from collections.abc import Callable, Generator, Mapping, Sequence
 from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
 from functools import cache, partial
 from typing import Any, ParamSpec, TypeVar, cast
-from uuid import UUID, uuid4
+from uuid import UUID
 
+from distributed import Future
 from prefect import Task, get_run_logger, task
 from prefect.artifacts import create_progress_artifact, update_progress_artifact
 from prefect.cache_policies import NO_CACHE
@@ -26,14 +26,17 @@ from prefect_dask.task_runners import DaskTaskRunner, PrefectDaskFuture
 from tokenmill.tasks import artifact
 from tokenmill.tasks.errors import RunError
 
-from .build import batches, build_batch
-from .cluster import asking_for, listen, require_reached, slots, started, task_runner
-from .plan import PlannedShard, shard_record
+from .build import build_batch, may_pass
+from .cluster import asking_for, require_reached, started
+from .plan import PlannedShard
+from .pool import Submitted, building_on, failures_of, some
 from .preparation import BuildShards, Needs, Step
-from .progress import ProgressBar, ProgressDisplay, Tally, say
+from .progress import say
+from .runner import task_runner
 from .store import Store
-from .wait import ClusterWatch, wait_for
+from .wait import ClusterWatch
 from .worker import announce
+from .workers import WorkerPool
 
 P = ParamSpec("P")
 R = TypeVar("R")
@@ -41,15 +44,10 @@ R = TypeVar("R")
 RunAll = Callable[[str, Callable[..., Any], Sequence[Mapping[str, Any]]], list[Any]]
 """Calls a function with the keywords of each call, as tasks of a name; returns the results in order. Raises RunError."""
 
-MOST_REPORTED = 5
-
-PERMANENT = (FileNotFoundError, PermissionError, IsADirectoryError, NotADirectoryError)
-
 
 def transient(_task: object, _run: object, state: State[Any]) -> bool:
-    """Whether to retry a failed batch: storage and network errors may pass, everything else does not."""
-    error = state.result(raise_on_failure=False)
-    return isinstance(error, (OSError, TimeoutError)) and not isinstance(error, PERMANENT)
+    """Whether to retry a failed batch."""
+    return may_pass(state.result(raise_on_failure=False))
 
 
 def artifact_key(what: str) -> str:
@@ -118,27 +116,55 @@ def shard_workers(cluster: str, needs: Needs) -> Generator[BuildShards]:
     with ExitStack() as stack:
 
         @cache
-        def runner() -> DaskTaskRunner:
+        def pool() -> _Tasks:
             stack.enter_context(_one_server())
             runner = stack.enter_context(started(task_runner(cluster, needs.workers, needs.resources)))
             require_reached(runner.client, str(PREFECT_API_URL.value()))
-            return runner
+            return _Tasks(runner, needs)
+
+        build_on_pool = building_on(lambda _: pool())
 
         def build_shards(
             step: Step, pending: Sequence[PlannedShard], store: Store, arguments: Mapping[str, Any], *, rebuild: bool
         ) -> None:
-            if pending:
-                common = {
-                    "step": step,
-                    "store": store,
-                    "arguments": arguments,
-                    "limit": needs.limit,
-                    "rebuild": rebuild,
-                }
-                with asking_for(runner().client, needs.resources):
-                    _build(runner(), step, pending, common, needs.resources)
+            try:
+                build_on_pool(step, pending, store, arguments, rebuild=rebuild)
+            except RunError:
+                require_reached(pool().client, str(PREFECT_API_URL.value()))  # include workers that joined later
+                raise
 
         yield build_shards
+
+
+class _Tasks(WorkerPool):
+    """Workers to which batches are submitted as Prefect tasks."""
+
+    def __init__(self, runner: DaskTaskRunner, needs: Needs) -> None:
+        most = runner.adapt_kwargs.get("maximum", 0)
+        super().__init__(runner.client, needs.resources, most, adaptive=bool(runner.adapt_kwargs))
+        self._runner, self._limit = runner, needs.limit
+
+    def submit(self, name: str, calls: Sequence[Mapping[str, Any]]) -> list[Submitted]:
+        build = _retried(name, f"{name}-{{number}}")(_build_batch)
+        with asking_for(self.client, self.resources):
+            return [
+                _submitted(self._runner.submit(build, {"number": number, "limit": self._limit, **call}))
+                for number, call in enumerate(calls, 1)
+            ]
+
+    def bar(self, name: str) -> Callable[[float], object]:
+        progress = cast("UUID", create_progress_artifact(0.0, artifact_key(name), "share of source bytes built"))
+        return partial(update_progress_artifact, progress)
+
+    def log(self, sentence: str) -> None:
+        get_run_logger().info(sentence)
+
+    def tell(self, sentence: str) -> None:
+        tell(sentence)
+
+
+def _submitted(future: PrefectDaskFuture[Any]) -> Submitted:
+    return Submitted(cast("Future[Any]", future.wrapped_future), partial(_failure, future))
 
 
 @contextmanager
@@ -151,52 +177,14 @@ def function_workers(cluster: str, workers: int | None) -> Generator[RunAll]:
         def run_all(name: str, function: Callable[..., Any], calls: Sequence[Mapping[str, Any]]) -> list[Any]:
             called = _retried(name)(function)
             futures = [runner.submit(called, dict(call)) for call in calls]
-            watch = ClusterWatch(client, {}, bool(runner.adapt_kwargs), tell)
-            wait_for([future.wrapped_future for future in futures], watch.check, lambda: None)
-            failures = [
-                f"{name} {number}: {failure}" for number, failure in enumerate(map(_failure, futures), 1) if failure
-            ]
-            if failures:
-                shown = "; ".join(failures[:MOST_REPORTED])
-                raise RunError(f"{len(failures)} of {len(calls)} tasks failed: {shown}; fix the cause and run again")
+            check = ClusterWatch(client, {}, bool(runner.adapt_kwargs), tell).check
+            if failures := failures_of([*map(_submitted, futures)], name, check):
+                raise RunError(
+                    f"{len(failures)} of {len(calls)} tasks failed: {some(failures)}; fix the cause and run again"
+                )
             return [future.result() for future in futures]
 
         yield run_all
-
-
-def _build(
-    runner: DaskTaskRunner,
-    step: Step,
-    pending: Sequence[PlannedShard],
-    common: Mapping[str, Any],
-    resources: Mapping[str, float],
-) -> None:
-    tally = Tally(len(pending), sum(shard.part.size for shard in pending))
-    client = runner.client
-    topic = f"shards-{uuid4()}"  # an existing cluster may serve other runs
-    listen(client, topic, tally.add)
-    work = [
-        [shard_record(shard) for shard in batch]
-        for batch in batches(pending, slots(client, runner.adapt_kwargs.get("maximum", 0)))
-    ]
-    get_run_logger().info(
-        "%s: %d shards (%.2f GB) in %d batches", step.name, len(pending), tally.source_bytes / 1e9, len(work)
-    )
-    build = _retried(step.name, f"{step.name}-{{number}}")(_build_batch)
-    futures = [
-        runner.submit(build, {"number": number, "batch": batch, "topic": topic, **common})
-        for number, batch in enumerate(work, 1)
-    ]
-    watch = ClusterWatch(client, resources, bool(runner.adapt_kwargs), tell)
-    failures = _wait(futures, tally, watch, step.name)
-    if failures:
-        require_reached(client, str(PREFECT_API_URL.value()))  # include workers that joined later
-        shown = "; ".join(failures[:MOST_REPORTED])
-        raise RunError(
-            f"{len(failures)} of {len(work)} batches failed: {shown}; finished shards are kept: fix the cause and run the "
-            "same command again"
-        )
-    get_run_logger().info(tally.sentence())
 
 
 @contextmanager
@@ -215,22 +203,6 @@ def _one_server() -> Generator[None]:
     server.start()
     with temporary_settings({PREFECT_API_URL: server.api_url}):
         yield
-
-
-def _wait(futures: Sequence[PrefectDaskFuture[Any]], tally: Tally, watch: ClusterWatch, name: str) -> list[str]:
-    """Wait for every batch, showing progress; returns the failures. Raises as `ClusterWatch.check` does."""
-    artifact = cast("UUID", create_progress_artifact(0.0, artifact_key(name), "share of source bytes built"))
-    bar = ProgressBar(partial(update_progress_artifact, artifact), time.monotonic())
-    with ProgressDisplay(tally) as display:
-
-        def show() -> None:
-            display.refresh()
-            bar.show(tally.share, time.monotonic())
-
-        wait_for([future.wrapped_future for future in futures], watch.check, show)
-    failures = [f"batch {number}: {failure}" for number, failure in enumerate(map(_failure, futures), 1) if failure]
-    bar.end(tally.share if failures else 1.0, time.monotonic())
-    return failures
 
 
 def _failure(future: PrefectDaskFuture[Any]) -> str | None:

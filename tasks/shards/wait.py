@@ -8,19 +8,17 @@ minutes, or a day on a cluster started for the run on other machines, whose jobs
 """
 
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
-from threading import Event
 from typing import Any, cast
 
 from dask import config  # pyright: ignore[reportPrivateImportUsage]
 from dask.utils import parse_timedelta
-from distributed import Client, Future, LocalCluster, Status
+from distributed import Client, LocalCluster, Status
 from tokenmill.tasks.errors import RunError
 
 from .cluster import ClusterLostError, declares, listed
 
-REFRESH_SECONDS = 1.0
 CHECK_SECONDS = 5.0
 
 ANSWER_SECONDS = 30.0
@@ -121,16 +119,3 @@ def _patience(*, queued: bool) -> float:
     """Seconds to wait for a worker."""
     chosen = config.get("distributed.scheduler.no-workers-timeout", None)
     return parse_timedelta(chosen) if chosen else QUEUE_SECONDS if queued else LONGEST_SECONDS
-
-
-def wait_for(futures: Sequence[Future[Any]], check: Callable[[], None], show: Callable[[], None]) -> None:
-    """Wait until all futures have succeeded or failed. About every second, call `check`, which may raise, and `show`."""
-    woken = Event()
-    for future in futures:
-        future.add_done_callback(lambda _: woken.set())
-    pending = list(futures)
-    while pending := [future for future in pending if not future.done()]:
-        if not woken.wait(REFRESH_SECONDS):
-            check()
-        woken.clear()
-        show()

@@ -1,8 +1,21 @@
 """The identity of a process as a Dask worker. Dask is not imported: a worker has already imported it."""
 
+import multiprocessing
 import re
 import sys
 from typing import Any
+
+CALLED_WHILE_IMPORTED = 99
+"""Exit code of a worker whose imported main script starts a run at import time."""
+
+
+def exit_if_imported() -> None:
+    """Exit from a worker that starts a run while it imports the script that started it; the script reports the reason.
+
+    Python marks a process as `_inheriting` while it imports its parent's main module, and refuses to start processes then.
+    """
+    if getattr(multiprocessing.current_process(), "_inheriting", False):
+        sys.exit(CALLED_WHILE_IMPORTED)
 
 
 def worker_number() -> int | None:

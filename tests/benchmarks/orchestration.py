@@ -3,8 +3,8 @@
 100, 1,000 and 10,000 files of some 20 kB, one shard each, so that building them is next to nothing. The loop is one process
 that plans, gates and builds the same shards (`one_worker`), and the flow has one worker too. The flow's wall time less the loop's is the price of
 orchestration: a constant (server, cluster, artifacts, publication) and a slope, the milliseconds that one more shard
-adds. Prefect's server runs, as it does for whoever operates this; a command that starts a server of its own is measured
-beside it. The faster of two runs counts, since anything else on the machine only ever adds; 10,000 shards run once, for
+adds. Prefect's server runs, as it does for whoever operates this; a command for which no server is configured is measured
+beside it, and runs without Prefect. The faster of two runs counts, since anything else on the machine only ever adds; 10,000 shards run once, for
 some five minutes, and not at all with `BENCH_SHARDS=1000`.
 """
 
@@ -22,6 +22,7 @@ FEW, MANY, MOST = 100, 1000, 10_000
 SHARD_BYTES = 20_000
 RUNS = 2
 MOST_SECONDS = 10.0
+MOST_SECONDS_ALONE = 6.0
 MOST_MILLISECONDS = 25.0
 MOST_PER_SHARD = {FEW: 100.0, MANY: 25.0, MOST: 25.0}
 """Milliseconds of orchestration for each shard: the constant, shared by so many, and the slope."""
@@ -39,11 +40,11 @@ def measure(bench: Bench) -> list[Measure]:
             for count in [*(FEW, MANY) * RUNS, *most]:  # in turns, so that a busy moment of the machine meets both
                 flows[count].append(_flow(bench, sources[count], api))
                 loops[count].append(_loop(bench, sources[count]))
-        own_server = [_flow(bench, sources[FEW], None) for _ in range(RUNS)]
-    return _rows(flows, loops, own_server)
+        without = [_flow(bench, sources[FEW], None) for _ in range(RUNS)]
+    return _rows(flows, loops, without)
 
 
-def _rows(flow_runs: dict[int, list[Child]], loop_runs: dict[int, list[Child]], own: list[Child]) -> list[Measure]:
+def _rows(flow_runs: dict[int, list[Child]], loop_runs: dict[int, list[Child]], alone: list[Child]) -> list[Measure]:
     flows, loops = ({count: _fastest(found) for count, found in runs.items()} for runs in (flow_runs, loop_runs))
     slope = 1000 * ((flows[MANY] - flows[FEW]) - (loops[MANY] - loops[FEW])) / (MANY - FEW)
     facts = {
@@ -53,7 +54,7 @@ def _rows(flow_runs: dict[int, list[Child]], loop_runs: dict[int, list[Child]], 
     plain = f"{loops[FEW]:.1f} s (plain loop)"
     return [
         _constant(f"{FEW} shards, server running", flows[FEW], plain, flows[FEW] - loops[FEW], facts),
-        _constant(f"{FEW} shards, server of its own", _fastest(own), plain, _fastest(own) - loops[FEW], facts),
+        _constant(f"{FEW} shards, no server", _fastest(alone), plain, _fastest(alone) - loops[FEW], facts, MOST_SECONDS_ALONE),
         Measure(
             f"each shard more, {FEW} to {MANY}", f"{flows[MANY]:.1f} s for {MANY}",
             f"{loops[MANY]:.1f} s (plain loop)", slope, "ms", MOST_MILLISECONDS, at_least=False, facts=facts,
@@ -75,8 +76,10 @@ def _fastest(runs: list[Child]) -> float:
     return min(run.wall_seconds for run in runs)
 
 
-def _constant(name: str, seconds: float, plain: str, added: float, facts: dict[str, Any]) -> Measure:
-    return Measure(name, f"{seconds:.1f} s wall", plain, added, "s", MOST_SECONDS, at_least=False, facts=facts)
+def _constant(
+    name: str, seconds: float, plain: str, added: float, facts: dict[str, Any], most: float = MOST_SECONDS
+) -> Measure:
+    return Measure(name, f"{seconds:.1f} s wall", plain, added, "s", most, at_least=False, facts=facts)
 
 
 def _flow(bench: Bench, source: Path, api: str | None) -> Child:

@@ -17,8 +17,9 @@ from distributed import Client
 from prefect.client.schemas.actions import WorkPoolCreate
 from tokenmill.tasks.errors import RunError
 from tokenmill.tasks.shards import wait
+from tokenmill.tasks.shards.pool import wait_for
 from tokenmill.tasks.shards.progress import UPDATE_SECONDS
-from tokenmill.tasks.shards.wait import ClusterWatch, wait_for
+from tokenmill.tasks.shards.wait import ClusterWatch
 
 from tests.flows import preparation_runs
 from tests.flows.cloning import REPOSITORY

@@ -40,6 +40,19 @@ sys.exit(main())
 """The command, but it would take a quarter of an hour to end after the first Ctrl-C."""
 
 
+SLOWLY = """
+import sys, time
+import tokenmill.tasks.tokenize.shard as shard
+from tokenmill.flows.cli import main
+from tokenmill.tasks.shards import here
+here.LITTLE_BYTES = 1e9
+read = shard.read_texts
+shard.read_texts = lambda *given: [print("reading", file=sys.stderr), time.sleep(3600)] and read(*given)
+sys.exit(main())
+"""
+"""The command, but its one process would take hours to read the first shard."""
+
+
 def closed_in_the_end(descriptor):
     """Bytes from a terminal until its last process has ended."""
     try:
@@ -99,7 +112,7 @@ def blend(tmp_path_factory):
 
 @pytest.fixture(scope="module")
 def environment(tmp_path_factory):
-    """No Prefect server is configured, so each run starts its own."""
+    """No Prefect server is configured."""
     home = tmp_path_factory.mktemp("home")
     add_database(home / ".prefect")
     return clean_environment() | {"HOME": str(home), "TERM": "xterm"}
@@ -115,6 +128,20 @@ def arguments(blend, out):
     return ["pretrain", str(blend), "--output-dir", str(out), "--workers", "1", f"shard_size={SHARD_SIZE}"]
 
 
+PROFILE = """
+cluster_class: tokenmill.tasks.shards.cluster.local_cluster
+cluster_kwargs: {n_workers: 1, threads_per_worker: 1, dashboard_address: "127.0.0.1:0"}
+"""
+"""The cluster of a run, named: Prefect starts it, and without a configured server also a temporary one."""
+
+
+@pytest.fixture(scope="module")
+def in_prefect(tmp_path_factory):
+    path = tmp_path_factory.mktemp("cluster") / "profile.yaml"
+    path.write_text(PROFILE)
+    return ["--scheduler", str(path)]
+
+
 @contextmanager
 def ending(mark):
     """Whatever is left of a run is killed after a test that has failed."""
@@ -126,14 +153,16 @@ def ending(mark):
 
 
 @contextmanager
-def preparing(blend, out, environment, *command):
-    terminal = Terminal([*(command or [TOKENMILL]), *arguments(blend, out)], environment)
+def preparing(blend, out, environment, options=(), command=(TOKENMILL,)):
+    terminal = Terminal([*command, *arguments(blend, out), *options], environment)
     with ending(terminal.mark):
         yield terminal
 
 
+SERVER_STARTS = "its server starts"
+
 MOMENTS = {
-    "its server starts": lambda run, out, blend: run.has("server_process.py"),
+    SERVER_STARTS: lambda run, out, blend: run.has("server_process.py"),
     "its cluster starts": lambda run, out, blend: run.has("spawn_main"),
     "it builds shards": lambda run, out, blend: receipts(out) >= 1,
     "it joins prefixes": lambda run, out, blend: receipts(out) == shards(blend),
@@ -143,8 +172,13 @@ MOMENTS = {
 
 @pytest.mark.slow
 @pytest.mark.parametrize("moment", MOMENTS)
-def test_ctrl_c_ends_a_run_with_exit_code_130_and_leaves_no_process(moment, blend, environment, tmp_path):
-    with preparing(blend, tmp_path / "out", environment) as run:
+@pytest.mark.parametrize("way", ["directly", "in Prefect"])
+def test_ctrl_c_ends_a_run_with_exit_code_130_and_leaves_no_process(
+    way, moment, blend, environment, in_prefect, tmp_path
+):
+    if way == "directly" and moment == SERVER_STARTS:
+        pytest.skip("there is no server")
+    with preparing(blend, tmp_path / "out", environment, in_prefect if way == "in Prefect" else ()) as run:
         wait_until(lambda: MOMENTS[moment](run, tmp_path / "out", blend) or not run.runs(), SECONDS)
         kept = receipts(tmp_path / "out")
         run.press(CTRL_C)
@@ -156,9 +190,9 @@ def test_ctrl_c_ends_a_run_with_exit_code_130_and_leaves_no_process(moment, blen
 
 
 @contextmanager
-def whose_server_hangs(blend, out, environment, *command):
+def whose_server_hangs(blend, out, environment, in_prefect, command=(TOKENMILL,)):
     """A run that has built a shard, and whose server then takes no more requests: it cannot report how it ended."""
-    with preparing(blend, out, environment, *command) as run:
+    with preparing(blend, out, environment, in_prefect, command) as run:
         wait_until(lambda: receipts(out) >= 1, SECONDS)
         (server,) = [each for each in marked(run.mark) if "server_process.py" in " ".join(each.info["cmdline"])]
         server.suspend()
@@ -166,17 +200,17 @@ def whose_server_hangs(blend, out, environment, *command):
 
 
 @pytest.mark.slow
-def test_ctrl_c_ends_a_run_in_time_that_cannot_report_its_end(blend, environment, tmp_path):
-    with whose_server_hangs(blend, tmp_path / "out", environment) as run:
+def test_ctrl_c_ends_a_run_in_time_that_cannot_report_its_end(blend, environment, in_prefect, tmp_path):
+    with whose_server_hangs(blend, tmp_path / "out", environment, in_prefect) as run:
         run.press(CTRL_C)
         code, shown = run.wait()
     assert code == INTERRUPTED, shown
 
 
 @pytest.mark.slow
-def test_a_second_ctrl_c_ends_a_run_at_once(blend, environment, tmp_path):
+def test_a_second_ctrl_c_ends_a_run_at_once(blend, environment, in_prefect, tmp_path):
     patient = [sys.executable, "-c", PATIENT]
-    with whose_server_hangs(blend, tmp_path / "out", environment, *patient) as run:
+    with whose_server_hangs(blend, tmp_path / "out", environment, in_prefect, patient) as run:
         run.press(CTRL_C)
         wait_until(lambda: not run.has("spawn_main"), SECONDS)  # the first one has killed the workers
         assert run.runs()
@@ -187,17 +221,35 @@ def test_a_second_ctrl_c_ends_a_run_at_once(blend, environment, tmp_path):
 
 @pytest.mark.slow
 @pytest.mark.parametrize("how", [signal.SIGTERM, signal.SIGKILL])
-def test_a_run_without_a_terminal_that_a_signal_ends_leaves_no_process(how, blend, environment, tmp_path):
+@pytest.mark.parametrize("way", ["directly", "in Prefect"])
+def test_a_run_without_a_terminal_that_a_signal_ends_leaves_no_process(
+    way, how, blend, environment, in_prefect, tmp_path
+):
     out, mark = tmp_path / "out", uuid.uuid4().hex
+    command, options = [TOKENMILL, *arguments(blend, out)], in_prefect if way == "in Prefect" else []
     quiet = {"stdout": subprocess.DEVNULL, "stderr": subprocess.DEVNULL, "start_new_session": True}
     with (
         ending(mark),
-        subprocess.Popen([TOKENMILL, *arguments(blend, out)], env={**environment, MARK: mark}, **quiet) as run,
+        subprocess.Popen([*command, *options], env={**environment, MARK: mark}, **quiet) as run,
     ):
         wait_until(lambda: receipts(out) >= 1, SECONDS)
         run.send_signal(how)
         assert run.wait(SECONDS) == -how
         wait_until(lambda: not marked(mark), SECONDS)
+
+
+@pytest.mark.slow
+def test_ctrl_c_ends_a_run_that_builds_in_its_own_process(blend, environment, tmp_path):
+    out = tmp_path / "out"
+    run = Terminal([sys.executable, "-c", SLOWLY, "pretrain", str(blend), "--output-dir", str(out)], environment)
+    with ending(run.mark):
+        wait_until(lambda: b"reading" in b"".join(run.shown) or not run.runs(), SECONDS)
+        assert len(marked(run.mark)) == 1
+        run.press(CTRL_C)
+        code, shown = run.wait()
+    assert code == INTERRUPTED, shown
+    assert "tokenmill: interrupted; run the same command again" in shown
+    assert "Traceback" not in shown
 
 
 @pytest.mark.slow
@@ -368,8 +420,8 @@ def test_a_preparation_needs_no_home(blend, environment, tmp_path):
 
 
 @pytest.mark.slow
-def test_a_prefect_home_that_cannot_be_written_is_one_sentence(blend, environment, tmp_path):
-    command = [TOKENMILL, *arguments(blend, tmp_path / "out")]
+def test_a_prefect_home_that_cannot_be_written_is_one_sentence(blend, environment, in_prefect, tmp_path):
+    command = [TOKENMILL, *arguments(blend, tmp_path / "out"), *in_prefect]
     chosen = environment | {"PREFECT_HOME": NOT_WRITABLE, "TMPDIR": str(tmp_path)}
     run = subprocess.run(command, capture_output=True, text=True, env=chosen, timeout=SECONDS, check=False)
     assert run.returncode == 2, run.stderr

@@ -7,7 +7,7 @@ import sys
 import numpy as np
 import pytest
 import tokenmill
-from tokenmill.flows.preparation import blend_of_rows
+from tokenmill.flows.from_python import blend_of_rows
 from tokenmill.tasks.errors import InputError
 from tokenmill.tasks.shards.preparation import KINDS
 

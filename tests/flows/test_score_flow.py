@@ -17,7 +17,8 @@ from prefect import task
 from prefect.client.schemas.actions import GlobalConcurrencyLimitCreate
 from tokenmill.flows.score import score_candidates
 from tokenmill.tasks.errors import InputError
-from tokenmill.tasks.shards.cluster import asking_for, task_runner
+from tokenmill.tasks.shards.cluster import asking_for
+from tokenmill.tasks.shards.runner import task_runner
 from tokenmill.tasks.shards.stage import holding
 from tokenmill.tasks.shards.worker import worker_number
 

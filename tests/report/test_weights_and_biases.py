@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 from tokenmill.tasks.errors import InputError
-from tokenmill.tasks.report.weights_and_biases import artifact_name, is_asked_for, log_preparation
+from tokenmill.tasks.report.weights_and_biases import artifact_name, log_if_asked, log_preparation
 
 from tests.preparing import blend_of, prepare, write_lines
 
@@ -44,8 +44,7 @@ def logged(tmp_path_factory):
         patched.chdir(folder)
         for name, value in {"PROJECT": "mill", "MODE": "offline", "SILENT": "true", "DIR": str(folder)}.items():
             patched.setenv(f"WANDB_{name}", value)
-        assert is_asked_for()
-        log_preparation(manifest, str(folder / "out"))
+        log_if_asked(manifest, str(folder / "out"), pytest.fail)
     (file,) = folder.glob("wandb/offline-run-*/*.wandb")
     return folder, manifest, ended(file)
 

@@ -10,7 +10,8 @@ import pytest
 from dask import config
 from distributed import Client, LocalCluster
 from tokenmill.tasks.errors import InputError, RunError
-from tokenmill.tasks.shards.cluster import LOCAL, STARTS, local_cluster, task_runner
+from tokenmill.tasks.shards.cluster import LOCAL, STARTS, local_cluster
+from tokenmill.tasks.shards.runner import task_runner
 
 
 def profile(folder, text):
@@ -77,7 +78,7 @@ def test_a_profile_that_cannot_be_used_says_why(text, complaint, tmp_path):
 
 
 def test_an_ssh_cluster_asks_for_its_package(tmp_path, monkeypatch):
-    monkeypatch.setattr("tokenmill.tasks.shards.cluster.find_spec", lambda name: None)
+    monkeypatch.setattr("tokenmill.tasks.shards.runner.find_spec", lambda name: None)
     with pytest.raises(InputError, match="pip install asyncssh"):
         task_runner(profile(tmp_path, "cluster_class: distributed.SSHCluster"), None, {})
 
@@ -104,7 +105,7 @@ def test_workers_of_any_local_cluster_leave_prefects_plugins_alone():
 @pytest.mark.slow
 def test_a_profile_leaves_ctrl_c_alone(tmp_path):
     program = (
-        "import signal; from tokenmill.tasks.shards.cluster import task_runner; before = signal.getsignal(signal.SIGINT);"
+        "import signal; from tokenmill.tasks.shards.runner import task_runner; before = signal.getsignal(signal.SIGINT);"
         f"task_runner({str(tmp_path / 'slurm.yaml')!r}, None, {{}});"
         "assert signal.getsignal(signal.SIGINT) is before"
     )

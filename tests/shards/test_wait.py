@@ -9,13 +9,14 @@ import pytest
 from dask import config
 from distributed import Client, LocalCluster
 from tokenmill.tasks.errors import RunError
-from tokenmill.tasks.shards import wait
-from tokenmill.tasks.shards.wait import ClusterWatch, wait_for
+from tokenmill.tasks.shards import pool, wait
+from tokenmill.tasks.shards.pool import wait_for
+from tokenmill.tasks.shards.wait import ClusterWatch
 
 
 @pytest.fixture(autouse=True)
 def hasty(monkeypatch):
-    monkeypatch.setattr(wait, "REFRESH_SECONDS", 0.02)
+    monkeypatch.setattr(pool, "REFRESH_SECONDS", 0.02)
     monkeypatch.setattr(wait, "CHECK_SECONDS", 0.0)
 
 
@@ -98,7 +99,7 @@ def test_workers_without_the_resources_do_not_count():
 LOST_THREAD = """
 import sys, time
 from prefect_dask.task_runners import DaskTaskRunner
-from tokenmill.tasks.shards import wait
+from tokenmill.tasks.shards import pool, wait
 from tokenmill.tasks.shards.cluster import LOCAL, started
 wait.CHECK_SECONDS = 1.0
 shown = []
@@ -107,7 +108,7 @@ with started(DaskTaskRunner(cluster_kwargs={**LOCAL, "processes": False, "n_work
     runner.client.loop.add_callback(sys.exit)
     watch = wait.ClusterWatch(runner.client, {}, False, print)
     try:
-        wait.wait_for([future], watch.check, lambda: shown.append(future))
+        pool.wait_for([future], watch.check, lambda: shown.append(future))
     finally:
         print(len(shown))
 """

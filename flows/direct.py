@@ -1,0 +1,117 @@
+"""Run a preparation for a command or a Python program: as a flow if Prefect can show it, and directly otherwise.
+
+Prefect shows a run as long as its server is there, and a temporary server would end with the run. Such a server, and Prefect
+in every process, take 9 CPU-seconds. So if no server is configured, the same steps run directly, on the same kind of local
+Dask cluster, and publish the same bytes.
+"""
+
+import os
+import re
+import sys
+from collections.abc import Callable, Generator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager, suppress
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+from tokenmill.tasks.blend.models import Blend
+from tokenmill.tasks.console import never_end_by_printing
+from tokenmill.tasks.report.summary import artifact_record
+from tokenmill.tasks.report.weights_and_biases import log_if_asked
+from tokenmill.tasks.shards.here import build_here, is_little
+from tokenmill.tasks.shards.lock import turn_in
+from tokenmill.tasks.shards.plan import PlannedShard
+from tokenmill.tasks.shards.preparation import BuildShards, Needs, Step, preparation
+from tokenmill.tasks.shards.progress import say
+from tokenmill.tasks.shards.store import Store
+from tokenmill.tasks.shards.worker import exit_if_imported
+from tokenmill.tasks.storage import join
+from tokenmill.tasks.strict import parse
+
+from .steps import Steps, run_steps
+
+ADDRESS = "PREFECT_API_URL"
+
+PROFILES = "profiles.toml"
+
+MENTIONS = {
+    PROFILES: ADDRESS,
+    "prefect.toml": "url|profiles_path",
+    "pyproject.toml": r"tool\.prefect",
+    ".env": f"{ADDRESS}|PREFECT_PROFILES_PATH",
+}
+"""The files in which Prefect looks for settings, and a pattern in each that may name a server."""
+
+
+def run_preparation(name: str, blend: Blend, output_dir: str, chosen: Mapping[str, Any]) -> dict[str, Any]:
+    """Prepare a blend with the chosen settings of a kind, and return the artifact record."""
+    kind = preparation(name)
+    settings = parse(kind.settings, chosen, "settings")
+    if settings.cluster != "local" or is_shown():
+        from .preparation import preparation_flow
+
+        return preparation_flow(name)(blend, output_dir, **chosen)
+    exit_if_imported()
+    never_end_by_printing()
+    with turn_in(output_dir, say):
+        return run_steps(kind, blend, settings, output_dir, Steps(_call, _workers, _report))
+
+
+def is_shown() -> bool:
+    """Whether Prefect can show a run: a server is configured, or a flow makes this call.
+
+    Prefect takes a second to import, so it is asked only if a variable or a file may name a server.
+    """
+    if "prefect" not in sys.modules and not _may_be_configured():
+        return False
+    from prefect.context import FlowRunContext
+    from prefect.settings import PREFECT_API_URL
+
+    return PREFECT_API_URL.value() is not None or FlowRunContext.get() is not None
+
+
+def _may_be_configured() -> bool:
+    if any(name.upper() == ADDRESS for name in os.environ):
+        return True
+    home = os.environ.get("PREFECT_HOME") or "~/.prefect"
+    profiles = os.environ.get("PREFECT_PROFILES_PATH") or join(home, PROFILES)
+    places = {PROFILES: profiles}
+    return any(re.search(pattern, _text(places.get(name, name)), re.IGNORECASE) for name, pattern in MENTIONS.items())
+
+
+def _text(file: str) -> str:
+    """The content of a file; empty if it cannot be read."""
+    with suppress(OSError, RuntimeError):  # RuntimeError: there is no home
+        return Path(file).expanduser().read_text("utf-8", errors="replace")
+    return ""
+
+
+def _call(name: str, function: Callable[..., Any], *arguments: object) -> Any:  # noqa: ANN401, ARG001 - see Step
+    return function(*arguments)
+
+
+@contextmanager
+def _workers(_cluster: str, needs: Needs) -> Generator[BuildShards]:
+    """Workers of this machine. Dask takes 0.4 s to import, so it is imported when there is work for it."""
+    with ExitStack() as stack:
+
+        @cache
+        def on_workers() -> BuildShards:
+            from tokenmill.tasks.shards.workers import local_workers
+
+            return stack.enter_context(local_workers(needs))
+
+        def build_shards(
+            step: Step, pending: Sequence[PlannedShard], store: Store, arguments: Mapping[str, Any], *, rebuild: bool
+        ) -> None:
+            if is_little(pending, needs):
+                build_here(step, pending, store, arguments, rebuild=rebuild)
+            elif pending:
+                on_workers()(step, pending, store, arguments, rebuild=rebuild)
+
+        yield build_shards
+
+
+def _report(manifest: Mapping[str, Any], output_dir: str) -> dict[str, Any]:
+    log_if_asked(manifest, output_dir, say)
+    return artifact_record(manifest, output_dir)

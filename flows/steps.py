@@ -1,0 +1,50 @@
+"""The steps of any preparation:
+
+plan ─► build shards (mapped over Dask) ─► publish ─► report
+
+A Prefect flow runs them as tasks (`preparation`). A command runs them directly if no Prefect server could show them (`direct`).
+"""
+
+import time
+from collections.abc import Callable, Mapping
+from contextlib import AbstractContextManager, nullcontext
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+from tokenmill.tasks.blend.models import Blend
+from tokenmill.tasks.shards.preparation import BuildShards, Needs, Preparation
+from tokenmill.tasks.shards.publication import failure_recorded
+from tokenmill.tasks.shards.settings import PreparationSettings
+
+
+class Step(Protocol):
+    """Calls a function with its arguments, as the step of a name."""
+
+    def __call__(self, name: str, function: Callable[..., Any], *arguments: object) -> Any:  # noqa: ANN401
+        """The result of the function."""
+        ...
+
+
+@dataclass(frozen=True, slots=True)
+class Steps:
+    """How to run the steps: `call` plans and publishes, `workers` builds on a cluster, `report` makes the artifact record."""
+
+    call: Step
+    workers: Callable[[str, Needs], AbstractContextManager[BuildShards]]
+    report: Callable[[Mapping[str, Any], str], dict[str, Any]]
+
+
+def run_steps(
+    kind: Preparation[Any, Any], blend: Blend, settings: PreparationSettings, output_dir: str, steps: Steps
+) -> dict[str, Any]:
+    """Prepare a blend, and return the artifact record."""
+    started = time.time()
+    planned = steps.call("plan", kind.plan, blend, settings, output_dir)
+    record_failure = failure_recorded(planned.output_dir, kind.header(planned), planned.plan.store.place)
+    with record_failure if kind.records_failure else nullcontext():
+        with steps.workers(settings.cluster, kind.needs(planned)) as build_shards:
+            planned = kind.build(planned, build_shards)
+        manifest = steps.call("publish", kind.publish, planned, started)
+    record = steps.report(manifest, planned.output_dir)
+    kind.accept(manifest, planned.output_dir)
+    return record

@@ -1,0 +1,99 @@
+"""Build shards in this process: a worker takes 1.5 CPU-seconds to start, in which one core tokenizes 150 MB.
+
+The work is in a thread, so that Ctrl-C and progress need not wait for a shard.
+"""
+
+import random
+import time
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from functools import partial
+from typing import Any
+
+from .build import Announce, BuildShard, build_batch, may_pass
+from .plan import PlannedShard
+from .pool import Submitted, building_on
+from .preparation import Needs, Step
+from .store import Store
+
+LITTLE_BYTES = 4_000_000
+"""Source bytes that this process builds: 0.2 to 1 s of work, compressed files and slow kinds more."""
+
+RETRY_SECONDS = (2.0, 4.0, 8.0)
+"""Average waits before a batch is tried again."""
+
+
+def is_little(pending: Sequence[PlannedShard], needs: Needs) -> bool:
+    """Whether this process builds the shards: they are small, and neither a number of workers nor a resource is asked for."""
+    return not (needs.workers or needs.resources) and sum(shard.part.size for shard in pending) < LITTLE_BYTES
+
+
+def build_here(
+    step: Step, pending: Sequence[PlannedShard], store: Store, arguments: Mapping[str, Any], *, rebuild: bool
+) -> None:
+    """See BuildShards."""
+    thread = ThreadPoolExecutor(1)
+    try:
+        building_on(lambda _: _Here(thread))(step, pending, store, arguments, rebuild=rebuild)
+    finally:
+        thread.shutdown(cancel_futures=True)  # after Ctrl-C, no other shard begins
+
+
+class _Here:
+    """A pool that is this process."""
+
+    slots = 1
+
+    def __init__(self, thread: ThreadPoolExecutor) -> None:
+        self._thread = thread
+        self._announce: Announce = lambda _: None
+
+    def listen(self, handle: Announce) -> str:
+        self._announce = handle
+        return "here"
+
+    def submit(self, name: str, calls: Sequence[Mapping[str, Any]]) -> list[Submitted]:  # noqa: ARG002 - for Prefect
+        futures = [self._thread.submit(self._build, **call) for call in calls]
+        return [Submitted(future, partial(failure_of, future)) for future in futures]
+
+    def _build(
+        self,
+        batch: Sequence[Mapping[str, Any]],
+        topic: str,  # noqa: ARG002 - there is one listener
+        step: Step,
+        store: Store,
+        arguments: Mapping[str, Any],
+        *,
+        rebuild: bool,
+    ) -> None:
+        build_patiently(batch, store, step.building(arguments), self._announce, rebuild=rebuild)
+
+    def watch(self) -> Callable[[], None]:
+        return lambda: None
+
+    def bar(self, name: str) -> Callable[[float], object]:  # noqa: ARG002 - for Prefect
+        return lambda _: None
+
+    def log(self, sentence: str) -> None: ...
+
+
+def build_patiently(
+    batch: Iterable[Mapping[str, Any]], store: Store, build: BuildShard, announce: Announce, *, rebuild: bool
+) -> None:
+    """Build a batch as `build_batch` does, and try again after errors that may pass."""
+    for seconds in RETRY_SECONDS:
+        try:
+            build_batch(batch, store, build, announce, rebuild=rebuild)
+        except OSError as error:
+            if not may_pass(error):
+                raise
+            time.sleep(seconds * random.uniform(0.5, 1.5))  # noqa: S311 - so that workers do not try again all at once
+        else:
+            return
+    build_batch(batch, store, build, announce, rebuild=rebuild)
+
+
+def failure_of(future: Any) -> str | None:  # noqa: ANN401 - of Dask or concurrent.futures
+    """The error that failed a batch, in words; None without one. The batch has ended."""
+    error = future.exception()
+    return None if error is None else f"{type(error).__name__}: {error}"

@@ -1,0 +1,118 @@
+"""The task runner of Prefect for a `cluster` setting.
+
+`local` starts one single-threaded process per core, for this run only. An address (`tcp://…`, `tls://…`) uses a
+running cluster. A YAML file is a profile: the arguments of Prefect's DaskTaskRunner, so that any cluster class
+(Slurm, SSH, Kubernetes) is a few lines of data:
+
+    cluster_class: dask_jobqueue.SLURMCluster
+    cluster_kwargs: {cores: 32, processes: 32, memory: 128GB, queue: cpu}
+    adapt_kwargs: {minimum: 1, maximum: 20}
+"""
+
+import asyncio
+import signal
+import threading
+from collections.abc import Generator, Mapping
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Any, cast
+
+import yaml
+from distributed import Security
+from distributed.comm.core import connect
+from prefect_dask.task_runners import DaskTaskRunner
+from pydantic import Field
+from tokenmill.tasks.errors import InputError
+from tokenmill.tasks.strict import Strict, parse
+
+from .cluster import local_arguments, local_cluster
+
+
+class Profile(Strict, frozen=True):
+    """Arguments of Prefect's DaskTaskRunner, from a YAML file."""
+
+    address: str | None = None
+    cluster_class: str | None = None
+    cluster_kwargs: dict[str, Any] = Field(default_factory=dict)
+    adapt_kwargs: dict[str, Any] = Field(default_factory=dict)
+    client_kwargs: dict[str, Any] = Field(default_factory=dict)
+    performance_report_path: str | None = None
+
+
+def task_runner(cluster: str, workers: int | None, resources: Mapping[str, float]) -> DaskTaskRunner:
+    """The Prefect task runner for a `cluster` setting; each worker of a local cluster has the `resources`.
+
+    Raises InputError for a profile that cannot be used, and for an address where no scheduler answers.
+    """
+    if cluster == "local":
+        return DaskTaskRunner(cluster_class=local_cluster, cluster_kwargs=local_arguments(workers, resources))
+    if "://" in cluster:
+        return _running(Profile(address=cluster))
+    return _named(Path(cluster))
+
+
+def _running(profile: Profile) -> DaskTaskRunner:
+    with ThreadPoolExecutor(1) as thread:  # a notebook's own thread has an event loop already
+        thread.submit(asyncio.run, _reach(str(profile.address))).result()
+    return DaskTaskRunner(**profile.model_dump())
+
+
+async def _reach(address: str) -> None:
+    """Connect to the scheduler. Raises InputError when it does not answer within Dask's connection timeout, 30 s."""
+    try:
+        comm = await connect(address, **cast("dict[str, Any]", Security().get_connection_args("client")))
+    except (OSError, TypeError, ValueError) as error:  # no server, no certificates, or no address
+        raise InputError(
+            f"cluster: no Dask scheduler answers at {address} ({error}); start it with `dask scheduler`, check host "
+            "and port; if it uses TLS, give a tls:// address and set the certificates in DASK_DISTRIBUTED__COMM__TLS__…"
+        ) from error
+    await comm.close()
+
+
+def _named(path: Path) -> DaskTaskRunner:
+    profile = _profile(path)
+    if profile.address:
+        return _running(profile)
+    package = str(profile.cluster_class).split(".", maxsplit=1)[0].replace("_", "-")
+    if profile.cluster_class == "distributed.SSHCluster" and not find_spec("asyncssh"):  # imported when it is used
+        raise _not_installed(path, profile, "asyncssh", "it needs asyncssh")
+    try:
+        with _keeping_ctrl_c():
+            return DaskTaskRunner(**profile.model_dump())
+    except (ImportError, AttributeError) as error:
+        raise _not_installed(path, profile, package, str(error)) from error
+
+
+@contextmanager
+def _keeping_ctrl_c() -> Generator[None]:
+    """Restore the Ctrl-C handler that importing a package replaced: dask_jobqueue's exits with code 0."""
+    handler = signal.getsignal(signal.SIGINT)
+    try:
+        yield
+    finally:
+        if threading.current_thread() is threading.main_thread():
+            signal.signal(signal.SIGINT, handler)
+
+
+def _not_installed(path: Path, profile: Profile, package: str, why: str) -> InputError:
+    return InputError(
+        f"cluster: {path}: cluster_class {profile.cluster_class!r} cannot be used ({why}); check its name, or install "
+        f"its package: pip install {package}"
+    )
+
+
+def _profile(path: Path) -> Profile:
+    if not path.is_file():
+        raise InputError(f"cluster: {str(path)!r} is not 'local', a scheduler address or an existing YAML profile")
+    try:
+        written = yaml.safe_load(path.read_bytes())
+    except yaml.YAMLError as error:
+        raise InputError(f"cluster: {path}: not valid YAML: {' '.join(str(error).split())}") from error
+    if not isinstance(written, dict):
+        raise InputError(f"cluster: {path} must hold a mapping of DaskTaskRunner arguments")
+    profile = parse(Profile, cast("dict[str, Any]", written), f"cluster: {path}")
+    if bool(profile.address) == bool(profile.cluster_class):
+        raise InputError(f"cluster: {path}: name either a cluster_class, which is started for the run, or an address")
+    return profile

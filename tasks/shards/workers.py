@@ -1,0 +1,109 @@
+"""A pool of Dask workers; those of a run that Prefect does not show are processes of this machine.
+
+Such workers import no Prefect, and there are no more of them than shards: one takes 1.5 CPU-seconds to start.
+"""
+
+from collections.abc import Callable, Generator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass
+from functools import partial
+from typing import Any, cast
+from uuid import uuid4
+
+from distributed import Client, LocalCluster
+from distributed import Future as DaskFuture
+from tokenmill.tasks.threads import cores
+
+from .build import Announce
+from .cluster import asking_for, listen, local_arguments, local_cluster, slots, started
+from .here import build_patiently, failure_of
+from .pool import Submitted, building_on
+from .preparation import BuildShards, Needs, Step
+from .progress import say
+from .store import Store
+from .wait import ClusterWatch
+from .worker import announce
+
+
+@dataclass
+class WorkerPool:
+    """Workers with the `resources`. An `adaptive` cluster starts them as needed; `most_workers` may be more than there are."""
+
+    client: Client
+    resources: Mapping[str, float]
+    most_workers: int = 0
+    adaptive: bool = False
+
+    @property
+    def slots(self) -> int:
+        """See Pool."""
+        return slots(self.client, self.most_workers)
+
+    def listen(self, handle: Announce) -> str:
+        """See Pool."""
+        topic = f"shards-{uuid4()}"  # an existing cluster may serve other runs
+        listen(self.client, topic, handle)
+        return topic
+
+    def submit(self, name: str, calls: Sequence[Mapping[str, Any]]) -> list[Submitted]:  # noqa: ARG002 - a name in Prefect
+        """See Pool."""
+        with asking_for(self.client, self.resources):
+            futures: list[DaskFuture[Any]] = [self.client.submit(_build_batch, **call, pure=False) for call in calls]
+        return [Submitted(future, partial(failure_of, future)) for future in futures]
+
+    def watch(self) -> Callable[[], None]:
+        """See Pool."""
+        return ClusterWatch(self.client, self.resources, self.adaptive, self.tell).check
+
+    def bar(self, name: str) -> Callable[[float], object]:  # noqa: ARG002 - a name in Prefect
+        """See Pool. The terminal has one."""
+        return lambda _: None
+
+    def log(self, sentence: str) -> None:
+        """See Pool. The terminal shows the same figures."""
+
+    def tell(self, sentence: str) -> None:
+        """Show a sentence."""
+        say(sentence)
+
+
+def _build_batch(
+    batch: Sequence[Mapping[str, Any]],
+    topic: str,
+    step: Step,
+    store: Store,
+    arguments: Mapping[str, Any],
+    *,
+    rebuild: bool,
+) -> None:
+    build_patiently(batch, store, step.building(arguments), partial(announce, topic), rebuild=rebuild)
+
+
+@contextmanager
+def local_workers(needs: Needs) -> Generator[BuildShards]:
+    """A context that builds shards on one cluster for all steps of a run; the cluster starts with the first shard to build."""
+    clients: list[Client] = []
+    with ExitStack() as stack:
+
+        def pool(shards: int) -> WorkerPool:
+            workers = min(shards, needs.workers or cores())
+            if not clients:
+                clients.append(stack.enter_context(started(_cluster(workers, needs.resources))))
+            (client,) = clients
+            _grow(client, workers)
+            return WorkerPool(client, needs.resources, workers)
+
+        yield building_on(pool)
+
+
+@contextmanager
+def _cluster(workers: int, resources: Mapping[str, float]) -> Generator[Client]:
+    with local_cluster(**local_arguments(workers, resources)) as cluster, Client(cluster) as client:
+        yield client
+
+
+def _grow(client: Client, workers: int) -> None:
+    """Start further workers if a later step has more shards than the first."""
+    cluster = cast("LocalCluster", client.cluster)
+    if len(cluster.workers) < workers:
+        cluster.scale(workers)

@@ -1,0 +1,204 @@
+"""Preparations without a Prefect server: the same bytes, without Prefect, and without Dask for little work."""
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import psutil
+import pytest
+from tokenmill.tasks.blend.load import load_blend
+from tokenmill.tasks.errors import RunError
+from tokenmill.tasks.shards import here
+from tokenmill.tasks.shards.preparation import Needs, Step
+from tokenmill.tasks.shards.workers import local_workers
+from tokenmill.tasks.tokenize.preparation import PRETRAIN, plan_pretrain, worker_arguments
+from tokenmill.tasks.tokenize.settings import PretrainSettings
+
+from tests.flows.prefect_commands import clean_environment
+from tests.preparing import blend_of, prepare, tree, write_lines
+
+NAMES = ("rye", "oat", "barley")
+
+LOADED = """
+import sys
+from tokenmill.flows.cli import run
+code = run(sys.argv[1:])
+loaded = {"prefect", "distributed"} & set(sys.modules)
+print(*sorted(loaded), file=sys.stderr)
+sys.exit(code)
+"""
+"""The command, which then says what it has imported."""
+
+
+@pytest.fixture(scope="module")
+def blend(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("data")
+    files = [write_lines(folder / f"{name}.jsonl", [f"{name} {number}" for number in range(500)]) for name in NAMES]
+    path = folder / "blend.json"
+    path.write_text(json.dumps(blend_of(*files)))
+    return path
+
+
+@pytest.fixture(scope="module")
+def expected(blend, tmp_path_factory):
+    out = tmp_path_factory.mktemp("expected") / "out"
+    prepare(str(blend), out)
+    return tree(out)
+
+
+def prepared(blend, out, *options, environment=None):
+    """What a command has imported of Prefect and Dask."""
+    command = [sys.executable, "-c", LOADED, "pretrain", str(blend), "--output-dir", str(out), *options]
+    home = {"HOME": str(out.parent), "PREFECT_HOME": str(out.parent / "prefect")}
+    given = clean_environment() | home | (environment or {})
+    run = subprocess.run(command, cwd=out.parent, capture_output=True, text=True, env=given, check=False)
+    assert run.returncode == 0, run.stderr
+    return run.stderr.splitlines()[-1].split()
+
+
+def test_little_work_needs_neither_prefect_nor_dask(blend, expected, tmp_path):
+    assert prepared(blend, tmp_path / "out") == []
+    assert tree(tmp_path / "out") == expected
+
+
+@pytest.mark.slow
+def test_workers_need_no_prefect_and_make_the_same_bytes(blend, expected, tmp_path):
+    assert prepared(blend, tmp_path / "out", "--workers", "2") == ["distributed"]
+    assert tree(tmp_path / "out") == expected
+    assert prepared(blend, tmp_path / "out", "--workers", "2") == [], "nothing is to be built"
+
+
+@pytest.mark.slow
+def test_a_configured_server_is_told_of_little_work_too(blend, expected, tmp_path, prefect_server):
+    client, output = prefect_server.client(), str(tmp_path / "out")
+    assert "prefect" in prepared(blend, tmp_path / "out", environment=prefect_server.environment)
+    runs = [run for run in client.read_flow_runs() if run.parameters.get("output_dir") == output]
+    assert [run.state.name for run in runs] == ["Completed"]
+    assert tree(tmp_path / "out") == expected
+
+
+CONFIGURED = {
+    "nowhere": ({}, {}, None),
+    "in the environment": ({"prefect_api_url": "http://one/api"}, {}, "http://one/api"),
+    "in the active profile": (
+        {},
+        {"home/profiles.toml": 'active = "b"\n[profiles.b]\nPREFECT_API_URL = "http://two/api"'},
+        "http://two/api",
+    ),
+    "in another profile": (
+        {},
+        {"home/profiles.toml": 'active = "a"\n[profiles.a]\n[profiles.b]\nPREFECT_API_URL = "http://two/api"'},
+        None,
+    ),
+    "in a profile that is chosen": (
+        {"PREFECT_PROFILE": "b"},
+        {"home/profiles.toml": 'active = "a"\n[profiles.a]\n[profiles.b]\nPREFECT_API_URL = "http://two/api"'},
+        "http://two/api",
+    ),
+    "in profiles elsewhere": (
+        {"PREFECT_PROFILES_PATH": "mine.toml"},
+        {"mine.toml": 'active = "b"\n[profiles.b]\nPREFECT_API_URL = "http://two/api"'},
+        "http://two/api",
+    ),
+    "in profiles that prefect.toml names": (
+        {},
+        {
+            "prefect.toml": 'profiles_path = "mine.toml"',
+            "mine.toml": 'active = "b"\n[profiles.b]\nPREFECT_API_URL = "http://two/api"',
+        },
+        "http://two/api",
+    ),
+    "in prefect.toml": ({}, {"prefect.toml": '[api]\nurl = "http://three/api"'}, "http://three/api"),
+    "in pyproject.toml": ({}, {"pyproject.toml": '[tool.prefect]\napi.url = "http://four/api"'}, "http://four/api"),
+    "in .env": ({}, {".env": "PREFECT_API_URL=http://five/api"}, "http://five/api"),
+}
+
+ASKED = """
+from tokenmill.flows.direct import is_shown
+shown = is_shown()
+from prefect.settings import PREFECT_API_URL
+import json; print(json.dumps([shown, PREFECT_API_URL.value()]))
+"""
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("where", CONFIGURED)
+def test_a_server_counts_as_configured_where_prefect_finds_it(where, tmp_path):
+    variables, files, url = CONFIGURED[where]
+    (tmp_path / "home").mkdir()
+    for name, content in files.items():
+        (tmp_path / name).write_text(content)
+    environment = clean_environment() | {"PREFECT_HOME": str(tmp_path / "home")} | variables
+    run = subprocess.run(
+        [sys.executable, "-c", ASKED], cwd=tmp_path, env=environment, capture_output=True, text=True, check=True
+    )
+    assert json.loads(run.stdout) == [url is not None, url]
+
+
+# Errors.
+
+
+@pytest.fixture
+def planned(blend, tmp_path):
+    settings = PretrainSettings(shard_size=20_000)
+    return plan_pretrain(load_blend(str(blend)), settings, str(tmp_path / "out"))
+
+
+def failing(shard, store, marker, failures, error, **arguments):
+    """A shard whose first builds fail; each attempt leaves a letter."""
+    attempts = Path(marker, shard.key)
+    made = attempts.read_text() if attempts.exists() else ""
+    attempts.write_text(made + "x")
+    if "rye" in shard.part.file.uri and len(made) < failures:
+        raise {"reset": ConnectionResetError, "defect": ZeroDivisionError, "gone": FileNotFoundError}[error]("told")
+    return PRETRAIN.step.build(shard, store, **arguments)
+
+
+def build(planned, tmp_path, failures, error):
+    marker = tmp_path / "attempts"
+    marker.mkdir()
+    arguments = worker_arguments(planned) | {"marker": str(marker), "failures": failures, "error": error}
+    try:
+        step, plan = Step("failing", failing), planned.plan
+        here.build_here(step, plan.pending, plan.store, arguments, rebuild=False)
+    finally:
+        attempts = [len((marker / shard.key).read_text()) for shard in planned.plan.pending]
+    return attempts
+
+
+def test_an_error_that_may_pass_is_tried_again(planned, tmp_path, monkeypatch):
+    monkeypatch.setattr(here, "RETRY_SECONDS", (0, 0, 0))
+    assert sorted(build(planned, tmp_path, 3, "reset")) == [1, 1, 4]
+
+
+@pytest.mark.parametrize(
+    ("failures", "error", "told"),
+    [(4, "reset", "ConnectionReset"), (1, "defect", "ZeroDivision"), (1, "gone", "FileNotFound")],
+)
+def test_an_error_that_stays_is_told_and_other_shards_are_kept(failures, error, told, planned, tmp_path, monkeypatch):
+    monkeypatch.setattr(here, "RETRY_SECONDS", (0, 0, 0))
+    with pytest.raises(
+        RunError, match=rf"1 of 3 batches failed: batch \d: {told}Error: told; finished shards are kept"
+    ):
+        build(planned, tmp_path, failures, error)
+    assert sum(planned.plan.store.receipt(shard.key) is not None for shard in planned.plan.pending) == 2
+
+
+@pytest.mark.slow
+def test_workers_are_as_many_as_the_shards_of_the_largest_step(planned):
+    def workers():
+        found = psutil.Process(os.getpid()).children(recursive=True)
+        return sum("spawn_main" in " ".join(each.cmdline()) for each in found)
+
+    first, *others = planned.plan.pending
+    store, arguments = planned.plan.store, worker_arguments(planned)
+    with local_workers(Needs(workers=2)) as build_shards:
+        build_shards(PRETRAIN.step, [], store, arguments, rebuild=False)
+        assert workers() == 0
+        build_shards(PRETRAIN.step, [first], store, arguments, rebuild=False)
+        assert workers() == 1
+        build_shards(PRETRAIN.step, others, store, arguments, rebuild=False)
+        assert workers() == 2
+    assert workers() == 0
