@@ -164,7 +164,7 @@ def require_any(metadata: pq.FileMetaData, fields: Sequence[str], uri: str) -> N
 
 
 NOTE = "tokenmill.note"
-"""The key of a file's metadata under which its writer says what to do if a field is missing."""
+"""The key of a file's metadata under which its writer says what to do where a field is missing."""
 
 
 def _note(metadata: pq.FileMetaData) -> str:
@@ -176,8 +176,10 @@ AMBIGUOUS = "it is unclear which is meant: write the file again with distinct na
 
 def require_text(metadata: pq.FileMetaData, fields: Sequence[str], uri: str) -> None:
     """Raises InputError unless each of `fields` is a column of text, or a field of text inside structs."""
-    schema = metadata.schema.to_arrow_schema()
+    schema, note = metadata.schema.to_arrow_schema(), _note(metadata)
     for field in fields:
+        if note and field_path(field)[0] not in schema.names:
+            raise InputError(f"{uri}: text_field {field!r}: the file has no such column; {note}")
         _require_text(schema, field, uri)
 
 

@@ -126,12 +126,16 @@ def test_the_books_of_the_pools_are_what_their_files_hold(selected):
     assert any(told["overlap"]["long"][name] for name in ("tools", "rated.v2"))
 
 
-def test_a_list_of_rows_says_what_to_do_for_the_rows_themselves(selected):
+@pytest.mark.parametrize(
+    ("kind", "settings"),
+    [("pretrain", {}), ("sft", {"chat_template": "harmony", "tokenizer": {"model": "o200k_harmony"}})],
+)
+def test_a_list_of_rows_says_where_the_rows_themselves_are(selected, kind, settings):
     out, manifest = selected
     if not manifest["settings"]["selection"]["materialize"]:
         blend = {"datasets": [{"name": "pool", "path": str(out / "pools/tools")}]}
-        with pytest.raises(InputError, match=r"none of the fields .* selection\.materialize=true"):
-            plan_here("sft", blend, out.parent / "packs", chat_template="harmony", tokenizer={"model": "o200k_harmony"})
+        with pytest.raises(InputError, match=r"lists the rows of a pool; .* selection\.materialize=true"):
+            plan_here(kind, blend, out.parent / "planned", **settings)
 
 
 def test_unique_gives_each_row_to_the_first_pool_that_takes_it(tmp_path):
