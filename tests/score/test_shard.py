@@ -277,7 +277,7 @@ def test_a_model_with_another_template_scores_what_it_would_be_trained_on(folder
     assert one in rows.drop_columns("percentile_within_split").to_pylist()
     source = {"name": "a", "path": str(write_rows(tmp_path / "sft.jsonl", trained))}
     _, packed = preparing_sft.prepare({"datasets": [source]}, tmp_path / "sft", tokenizer={"model": other_model})
-    (entry,) = packed["shards"]
+    (entry,) = packed["derived"]["shards"]
     assert sum(rows["completion_token_count"].to_pylist()) == entry["facts"]["all"]["loss_tokens"]
     assert sum(rows["total_token_count"].to_pylist()) == entry["facts"]["all"]["tokens"]
 

@@ -22,7 +22,7 @@ TEXTS = [f"document number {number} of the data" for number in range(200)]
 @pytest.fixture
 def winner(monkeypatch, tmp_path):
     """Decides every race from now on; nothing is remembered of earlier ones."""
-    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    monkeypatch.setattr(race, "user_cache", lambda *names: str(tmp_path.joinpath("races", *names)))
 
     def win(name):
         monkeypatch.setattr(race, "_seconds", lambda _gate, engine, _course: 1.0 if engine == name else 2.0)
@@ -83,7 +83,7 @@ def test_no_byte_shows_which_engine_encoded(winner, tmp_path, monkeypatch):
     source = write_lines(tmp_path / "some.jsonl", TEXTS)
     trees = []
     for name in ENGINES:
-        monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / name / "cache"))
+        monkeypatch.setattr(race, "user_cache", lambda *names, name=name: str(tmp_path.joinpath(name, *names)))
         winner(name)
         planned, _ = prepare(blend_of(source), tmp_path / name / "out", tokenizer={"model": str(model)})
         assert preparation.worker_arguments(planned)["engines"] == {"datasets/some": name}
