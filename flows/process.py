@@ -122,8 +122,10 @@ def _end_later() -> None:
 
 
 def _leave() -> None:
+    """End an interrupted process. Any other has done its work, so Ctrl-C no longer changes its exit code."""
     if _pressed.is_set():
         _end()
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
 
 
 def _end() -> None:
