@@ -19,7 +19,7 @@ from tokenmill.tasks.storage import absolute
 
 from .view_parts import DocumentId
 from .view_text import visible_line
-from .why_duplicates import normalized_rows
+from .why_duplicates import source_rows
 from .why_fate import Fate, Place, Prepared, Read
 
 Story = list[Fate]
@@ -187,7 +187,7 @@ def _read_back(source: Prepared, file: str, number: int) -> tuple[int, int] | No
     """The shard of `source`, and the row in its slice, that row `number` of a published file was made of."""
     if file in source.pools:
         shard = next(n for n, entry in enumerate(source.entries) if entry["place"] == source.pools[file])
-        return shard, normalized_rows(file)["source_row"][number].as_py()
+        return shard, int(source_rows(file)[number])
     try:
         part, document = source.names.document(file, number)
     except (KeyError, IndexError):
@@ -210,7 +210,7 @@ def _published(source: Prepared, fate: Fate) -> Iterator[tuple[str, int]]:
         "",
     )
     for name in (name for name, place in source.pools.items() if place == shard):
-        numbers = np.flatnonzero(normalized_rows(name)["source_row"].to_numpy() == fate.row)
+        numbers = np.flatnonzero(source_rows(name) == fate.row)
         yield from ((name, int(number)) for number in numbers)
 
 

@@ -85,6 +85,14 @@ def normalized_rows(place: str) -> pa.Table:
         return pa.schema([ROWS.field(name) for name in COLUMNS]).empty_table()
 
 
+@lru_cache(maxsize=8)
+def source_rows(place: str) -> np.ndarray:
+    """The row of the slice of each row in a file of normalized rows or in a list of them, int64 [rows]."""
+    system, path = filesystem(place)
+    with cast("BinaryIO", system.open(path, "rb")) as stream:
+        return pq.read_table(stream, columns=["source_row"])["source_row"].to_numpy()
+
+
 def _decided(store: Store, entry: Entry, number: int) -> Verdict | None:
     digest = entry["decided"]["outcomes"]
     decided = rows_decided(_decisions(store, digest), digest)
