@@ -258,7 +258,7 @@ def test_a_look_at_a_few_rows_does_not_vouch_for_the_rest(source, model, tmp_pat
 
 
 def test_a_tokenizer_that_changed_in_its_place_is_seen(source, model, tmp_path):
-    """One process, one path, two contents: what a long-lived worker meets when a tokenizer is mended."""
+    """One process, one path, two contents: as a long-lived worker sees when somebody replaces a tokenizer."""
     first, _ = prepare(blend_of(source), tmp_path / "out", **settings_of(model))
     shutil.rmtree(model)
     byte_level_bpe(model, size=500)
