@@ -60,12 +60,14 @@ def train(dataset, data, folder, steps, replicas=1, shift=0, workers=0):
         numbers = range((steps[0] - 1) * BATCH + shift, steps[-1] * BATCH + shift)
         rows = [numbers[at : at + size] for at in range(0, len(numbers), size)][replica::replicas]
         loader = torch.utils.data.DataLoader(
-            recorder.dataset, batch_sampler=[list(each) for each in rows], num_workers=workers
-        )
+            recorder.dataset, batch_sampler=[list(each) for each in rows], num_workers=workers,
+            multiprocessing_context="spawn" if workers else None,  # a fork of the tests' many threads may not end well
+        )  # fmt: skip
         for batch in recorder.watch(iter(loader)):
             assert set(batch) == {"tokens", "labels", "loss_mask", "position_ids", "dataset_id"}
 
 
+@pytest.mark.slow
 def test_a_loop_that_reads_the_plan_is_proven(dataset, data, tmp_path):
     train(dataset, data, tmp_path, range(1, STEPS + 1), workers=1)
     proof = prove(str(tmp_path))
