@@ -113,17 +113,17 @@ def worker_arguments(planned: PretrainPlan) -> dict[str, Any]:
     settings, found = planned.settings, planned.found
     return {
         "tokenizer": settings.tokenizer.model_dump(),
-        "engines": {name: fastest_engine(found.gates[name]) for name in _large_data_sets(planned.plan)},
+        "engines": {name: fastest_engine(found.gates[name], size) for name, size in _large_data_sets(planned.plan)},
         "on_bad_row": settings.on_bad_row,
     }
 
 
-def _large_data_sets(plan: Plan) -> list[str]:
-    """The data sets (by `split/name`) with enough left to encode for a choice of engine to matter."""
+def _large_data_sets(plan: Plan) -> list[tuple[str, int]]:
+    """The data sets (by `split/name`) with enough bytes left to encode for a choice of engine to matter, and those bytes."""
     left: Counter[str] = Counter()
     for shard in plan.pending:
         left[f"{shard.split}/{shard.dataset}"] += shard.part.size
-    return [name for name, size in left.items() if size >= RACE_FROM]
+    return [(name, size) for name, size in left.items() if size >= RACE_FROM]
 
 
 def build_pretrain_shard(

@@ -1,8 +1,9 @@
 """Which engine encodes a data set fastest, of those that the gate trusts: they encode the same texts, and the faster one wins.
 
-It depends on the vocabulary and on the processor, so results are cached per user and machine, never part of a shard's
-identity: all engines that pass give the same ids. A race costs up to 3 s, most of it to load the second engine, and a good
-choice saves a third of the encoding. So data sets with less than RACE_FROM left to encode use the first engine.
+It depends on the vocabulary, the processor and the size of the data set, because engines take 0.3 to 3 s to load. Speeds are
+cached per user and machine and are part of no shard's identity: all engines that pass the gate give the same ids. A race costs
+up to 5 s, once, and a good choice saves a third of the encoding. So data sets with less than RACE_FROM left to encode use the
+first engine.
 """
 
 import hashlib
@@ -10,6 +11,8 @@ import itertools
 import platform
 import time
 from collections.abc import Iterator
+from contextlib import suppress
+from dataclasses import dataclass
 from importlib.metadata import version
 
 import orjson
@@ -32,30 +35,47 @@ BATCH = 1_000_000
 """Characters per call."""
 
 
-def fastest_engine(gate: Gate) -> Engine | None:
-    """The fastest engine that passes the gate; None if none does."""
-    passing: list[Engine] = [engine for engine in ENGINES if gate.difference(engine) is None]
-    if len(passing) < len(ENGINES):
-        return passing[0] if passing else None
+@dataclass(frozen=True, slots=True)
+class Speed:
+    """CPU seconds that an engine takes to load a vocabulary, and to encode a byte."""
+
+    load: float
+    encode: float
+
+    def seconds(self, size: int) -> float:
+        """CPU seconds for `size` bytes of source."""
+        return self.load + self.encode * size
+
+
+def fastest_engine(gate: Gate, size: int) -> Engine | None:
+    """The fastest engine for `size` bytes of source, of those that pass the gate; None if none does."""
     vocabulary, libraries = gate.vocabulary, [(engine, version(engine)) for engine in ENGINES]
-    key = [vocabulary.fingerprint, gate.literal, libraries, platform.node(), platform.machine()]
+    key = [vocabulary.fingerprint, gate.literal, libraries, platform.node(), platform.machine(), COURSE]
     place = user_cache("races", f"{hashlib.sha256(orjson.dumps(key)).hexdigest()[:32]}.json")
-    seconds = remembered(place, dict[Engine, float], lambda: _race(gate))
-    return min(ENGINES, key=seconds.__getitem__)
+    speeds = remembered(place, dict[Engine, Speed], lambda: _race(gate))
+    by_time = sorted(speeds, key=lambda engine: speeds[engine].seconds(size))
+    return next((engine for engine in by_time if gate.difference(engine) is None), None)
 
 
-def _race(gate: Gate) -> dict[Engine, float]:
-    """CPU seconds of each engine for the beginning of the data set."""
+def _race(gate: Gate) -> dict[Engine, Speed]:
+    """The speeds of the engines that support the vocabulary, on the beginning of the data set."""
     course = [pa.array(texts, pa.large_string()) for texts in _course(gate)]
-    return {engine: _seconds(gate, engine, course) for engine in ENGINES}
+    speeds: dict[Engine, Speed] = {}
+    for engine in ENGINES:
+        with suppress(ValueError):  # for a vocabulary that the engine does not support
+            speeds[engine] = _speed(gate, engine, course)
+    return speeds
 
 
-def _seconds(gate: Gate, engine: Engine, course: list[pa.LargeStringArray]) -> float:
-    encoder = exact_encoder(gate.vocabulary, engine, literal=gate.literal)
+def _speed(gate: Gate, engine: Engine, course: list[pa.LargeStringArray]) -> Speed:
     start = time.process_time()
+    gate.vocabulary.fast(engine, gate.literal)
+    loaded = time.process_time()
+    encoder = exact_encoder(gate.vocabulary, engine, literal=gate.literal)
+    begun = time.process_time()
     for texts in course:
         encoder.encode(texts)
-    return time.process_time() - start
+    return Speed(loaded - start, (time.process_time() - begun) / max(sum(texts.nbytes for texts in course), 1))
 
 
 def _course(gate: Gate) -> Iterator[list[str]]:

@@ -25,7 +25,7 @@ def winner(monkeypatch, tmp_path):
     monkeypatch.setattr(race, "user_cache", lambda *names: str(tmp_path.joinpath("races", *names)))
 
     def win(name):
-        monkeypatch.setattr(race, "_seconds", lambda _gate, engine, _course: 1.0 if engine == name else 2.0)
+        monkeypatch.setattr(race, "_speed", lambda _gate, engine, _course: race.Speed(0, 1 if engine == name else 2))
 
     return win
 
@@ -39,9 +39,9 @@ def gate(tmp_path):
 @pytest.mark.parametrize("name", ENGINES)
 def test_the_faster_engine_is_chosen_and_remembered(name, winner, gate):
     winner(name)
-    assert race.fastest_engine(gate) == name
+    assert race.fastest_engine(gate, 100) == name
     winner("neither")
-    assert race.fastest_engine(gate) == name
+    assert race.fastest_engine(gate, 100) == name
 
 
 @pytest.mark.parametrize("name", ENGINES)
@@ -52,7 +52,26 @@ def test_an_engine_that_the_gate_refuses_does_not_win(name, winner, gate, monkey
         lambda _vocabulary, engine, _texts, literal: Comparison(1, "errs" if engine == name or not literal else None),
     )
     (other,) = ENGINES.keys() - {name}
-    assert race.fastest_engine(gate) == other
+    assert race.fastest_engine(gate, 100) == other
+
+
+def test_an_engine_that_loads_slowly_wins_only_large_data_sets(winner, gate, monkeypatch):
+    winner("neither")
+    speeds = {"gigatoken": race.Speed(1, 0.02), "fastokens": race.Speed(3, 0.01)}
+    monkeypatch.setattr(race, "_speed", lambda _gate, engine, _course: speeds[engine])
+    assert [race.fastest_engine(gate, size) for size in (199, 201)] == ["gigatoken", "fastokens"]
+
+
+def test_an_engine_that_does_not_support_the_vocabulary_does_not_run(winner, gate, monkeypatch):
+    winner("neither")
+
+    def speed(_gate, engine, _course):
+        if engine == "gigatoken":
+            raise ValueError("does not know this vocabulary")
+        return race.Speed(9, 9)
+
+    monkeypatch.setattr(race, "_speed", speed)
+    assert race.fastest_engine(gate, 100) == "fastokens"
 
 
 @pytest.mark.parametrize("batch", [1, 1_000, race.BATCH])
@@ -72,9 +91,9 @@ def test_every_engine_runs_the_same_course(gate, monkeypatch, batch):
         exact_encoder(gate.vocabulary, engine, literal=True)
         seen[engine].clear()
     part = Slice(SourceFile("some", 0, "jsonl"), 0, 0)
-    seconds = race._race(replace(gate, slices=[part]))  # noqa: SLF001
+    speeds = race._race(replace(gate, slices=[part]))  # noqa: SLF001
     assert [*chain(*seen["gigatoken"])] == [*chain(*seen["fastokens"])] == TEXTS
-    assert min(seconds.values()) > 0
+    assert min(speed.seconds(100) for speed in speeds.values()) > 0
 
 
 def test_no_byte_shows_which_engine_encoded(winner, tmp_path, monkeypatch):
