@@ -1,6 +1,7 @@
 """Run the benchmarks: `python -m tests.benchmarks [NAME …]`, all of them by default (some 30 minutes).
 
-Prints a table and adds one JSON record to `bench/results.jsonl`. A target that is missed is shown and is no error; a
+Prints a table, replaces the rows measured in that of `docs/performance.md`, and adds one JSON record to
+`bench/results.jsonl`. A target that is missed is shown and is no error; a
 benchmark that could not run is shown, recorded, and makes the exit code 1.
 """
 
@@ -31,7 +32,7 @@ from tests.benchmarks import (
     train_speed,
 )
 from tests.benchmarks.bench import Bench
-from tests.benchmarks.child import ChildFailedError
+from tests.benchmarks.child import ROOT, ChildFailedError
 
 BENCHMARKS: dict[str, ModuleType] = {
     "startup": startup,
@@ -73,6 +74,7 @@ def main(names: list[str]) -> int:
             failures[name] = str(error)
             console.print(f"[red]{name} could not run:[/] {escape(str(error))}")
     record.show(measures, load)
+    record.document(ROOT / "docs" / "performance.md", measures, load)
     settings = {
         "bytes": corpus.size, "documents": corpus.documents, "tokenizers": bench.tokenizers, "load_before": load
     }  # fmt: skip

@@ -4,6 +4,7 @@ A number of its own says nothing on another machine. Each measure therefore stan
 the same run, and what comes out of the two is compared with a target. A target missed is shown, never an error.
 """
 
+import itertools
 import json
 import os
 import platform
@@ -23,6 +24,13 @@ PACKAGES = (
 )  # fmt: skip
 
 
+HEAD = """\
+| measure | tokenmill | peer or roofline | result | target | load before | date |
+|---|---|---|---:|---:|---:|---|
+"""
+"""Of the table in `docs/performance.md`."""
+
+
 @dataclass(frozen=True, slots=True)
 class Measure:
     """One row: what was measured, ours, the peer's or the roofline's, what comes out of the two, and its target.
@@ -39,6 +47,16 @@ class Measure:
     target: float
     at_least: bool
     facts: dict[str, Any] = field(default_factory=dict)
+
+    @property
+    def reached(self) -> str:
+        """The result with its unit."""
+        return f"{self.result:.4g} {self.unit}"
+
+    @property
+    def wanted(self) -> str:
+        """The target with its side and unit."""
+        return f"{'≥' if self.at_least else '≤'} {self.target:g} {self.unit}"
 
     @property
     def met(self) -> bool:
@@ -61,12 +79,22 @@ def show(measures: Sequence[Measure], load: float) -> None:
     for heading in ("result", "target", "met"):
         table.add_column(heading, justify="right", no_wrap=True)
     for row in measures:
-        sign = "≥" if row.at_least else "≤"
         met = "[green]yes[/]" if row.met else "[yellow]no[/]"
-        table.add_row(
-            row.name, row.ours, row.other, f"{row.result:.4g} {row.unit}", f"{sign} {row.target:g} {row.unit}", met
-        )
+        table.add_row(row.name, row.ours, row.other, row.reached, row.wanted, met)
     Console(width=max(110, Console().width)).print(table)
+
+
+def document(path: Path, measures: Sequence[Measure], load: float) -> None:
+    """Replace the rows of these measures in the table of a Markdown page; rows of other runs stay, with their dates."""
+    before, head, rest = path.read_text("utf-8").partition(HEAD)
+    lines = rest.splitlines(keepends=True)
+    rows = {line.split(" | ")[0]: line for line in itertools.takewhile(lambda line: line.startswith("|"), lines)}
+    behind = "".join(lines[len(rows) :])
+    today = datetime.now(UTC).date().isoformat()
+    for row in measures:
+        cells = [f"| {row.name}", row.ours, row.other, row.reached, row.wanted, f"{load:.1f}", f"{today} |\n"]
+        rows[cells[0]] = " | ".join(cells)
+    path.write_text(before + head + "".join(rows.values()) + behind, "utf-8")
 
 
 def append(path: Path, measures: Sequence[Measure], failures: dict[str, str], settings: dict[str, Any]) -> None:

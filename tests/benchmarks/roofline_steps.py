@@ -1,30 +1,36 @@
 """The steps that no preparation can leave out, each timed alone on one thread (see `roofline`).
 
     parse   read blocks of 1 MB, `orjson.loads` on every line, one Arrow large_string array a block
-    load    gigatoken reads the vocabulary
-    encode  gigatoken on those arrays, over Arrow's own buffers, with a fresh cache, as a worker begins
+    load    the engine reads the vocabulary
+    encode  the engine on those arrays, with a fresh cache, as a worker begins: gigatoken over Arrow's own buffers,
+            fastokens on lists of strings
     write   the ids as int32 to a new file, a block at a time
 
-    python -m tests.benchmarks.roofline_steps CORPUS TOKENIZER_FOLDER OUT
+    python -m tests.benchmarks.roofline_steps CORPUS TOKENIZER_FOLDER ENGINE OUT
 
 Prints the CPU seconds of each as JSON.
 """
 
 import gzip
+import hashlib
 import json
+import os
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from importlib import resources
 from pathlib import Path
 
 import awkward as ak
+import fastokens
 import gigatoken
 import numpy as np
 import orjson
 import pyarrow as pa
+from tiktoken_ext.openai_public import o200k_base
 
 BLOCK = 1 << 20
+O200K = "https://openaipublic.blob.core.windows.net/encodings/o200k_base.tiktoken"
 
 
 def blocks(corpus: str) -> Iterator[pa.LargeStringArray]:
@@ -46,19 +52,40 @@ def parse(corpus: str) -> float:
     return time.process_time() - start
 
 
-def load_encode_and_write(corpus: str, tokenizer: str, out: str) -> tuple[float, float, float]:
+Encode = Callable[[pa.LargeStringArray], np.ndarray]
+
+
+def gigatoken_encoder(tokenizer: str, ranks: Path | None) -> Encode:
+    """gigatoken with a vocabulary from a folder, or from the ranks of o200k."""
+    encoder = gigatoken.Tokenizer.from_tiktoken(ranks, "o200k", {}) if ranks else gigatoken.Tokenizer(tokenizer)
+    return lambda texts: np.asarray(encoder.encode_batch(over_arrow(texts), parallel=False).layout.content.data)
+
+
+def fastokens_encoder(tokenizer: str, ranks: Path | None) -> Encode:
+    """fastokens with a vocabulary from a folder, or from the ranks of o200k."""
+    if ranks:
+        encoder = fastokens.Tokenizer.from_tiktoken(str(ranks), pattern=o200k_base()["pat_str"])
+    else:
+        encoder = fastokens.Tokenizer.from_json_str(Path(tokenizer, "tokenizer.json").read_text("utf-8"))
+    return lambda texts: np.frombuffer(encoder.encode_batch_flat(texts.to_pylist())[0], np.uint32)
+
+
+ENGINES = {"gigatoken": gigatoken_encoder, "fastokens": fastokens_encoder}
+
+
+def load_encode_and_write(corpus: str, tokenizer: str, engine: str, out: str) -> tuple[float, float, float]:
     """CPU seconds to load, encode, and write what was encoded; reading and parsing are not on the clock."""
     ranks = _unpacked(out) if tokenizer == "o200k_harmony" else None
     started = time.process_time()
-    encoder = gigatoken.Tokenizer.from_tiktoken(ranks, "o200k", {}) if ranks else gigatoken.Tokenizer(tokenizer)
+    encode = ENGINES[engine](tokenizer, ranks)
     loading = time.process_time() - started
     encoding = writing = 0.0
     with Path(out).open("wb", buffering=0) as file:
         for texts in blocks(corpus):
             started = time.process_time()
-            ids = encoder.encode_batch(over_arrow(texts), parallel=False).layout.content.data
+            ids = encode(texts)
             encoding += time.process_time() - started
-            data = memoryview(np.asarray(ids).astype(np.int32)).cast("B")
+            data = memoryview(ids.astype(np.int32)).cast("B")
             started = time.process_time()
             file.write(data)
             writing += time.process_time() - started
@@ -66,10 +93,12 @@ def load_encode_and_write(corpus: str, tokenizer: str, out: str) -> tuple[float,
 
 
 def _unpacked(out: str) -> Path:
-    """The ranks of o200k that bpe-openai ships, as a file."""
-    ranks = Path(f"{out}.tiktoken")
+    """The ranks of o200k that bpe-openai ships, as a file where tiktoken looks for them."""
+    folder = Path(out).parent
+    ranks = folder / hashlib.sha1(O200K.encode(), usedforsecurity=False).hexdigest()
     packed = resources.files("bpe_openai.data").joinpath("o200k_base.tiktoken.gz").read_bytes()
     ranks.write_bytes(gzip.decompress(packed))
+    os.environ["TIKTOKEN_CACHE_DIR"] = str(folder)
     return ranks
 
 
@@ -83,9 +112,9 @@ def over_arrow(texts: pa.LargeStringArray) -> ak.Array:
 
 def main() -> None:
     """Time the steps, with the arguments of the module's docstring."""
-    corpus, tokenizer, out = sys.argv[1:]
+    corpus, tokenizer, engine, out = sys.argv[1:]
     parsing = parse(corpus)
-    loading, encoding, writing = load_encode_and_write(corpus, tokenizer, out)
+    loading, encoding, writing = load_encode_and_write(corpus, tokenizer, engine, out)
     print(json.dumps({"parse": parsing, "load": loading, "encode": encoding, "write": writing}))
 
 
