@@ -122,12 +122,12 @@ def view_output(
     if kind is None or kind.tokens is None:
         raise InputError(f"{path}: holds a preparation of type {manifest['type']!r}; view shows pretrain and sft")
     parts = parts_of(manifest, dataset)
-    decode = _vocabulary(manifest).decode
+    decode = vocabulary_of(manifest).decode
     packs = _chosen(parts, rows, seed, decode) if doc is None else _holding(parts, DocumentId.parse(doc), decode)
     return View(path, manifest["type"], manifest["settings"]["tokenizer"]["model"], packs)
 
 
-def _vocabulary(manifest: Mapping[str, Any]) -> Vocabulary:
+def vocabulary_of(manifest: Mapping[str, Any]) -> Vocabulary:
     """The vocabulary that the shards were built with. Raises InputError if the one found differs."""
     chosen = manifest["settings"]["tokenizer"]
     named = {name: value for name, value in chosen.items() if name in TokenizerSource.model_fields}
@@ -201,11 +201,11 @@ def _sequence(part: Part, row: Row, place: int, decode: Decode) -> SubSequence:
         start=origin.start,
         stop=origin.stop,
         line=line,
-        passages=list(_passages(row, start, stop, decode)),
+        passages=list(passages_of(row, start, stop, decode)),
     )
 
 
-def _passages(row: Row, start: int, stop: int, decode: Decode) -> Iterator[Passage]:
+def passages_of(row: Row, start: int, stop: int, decode: Decode) -> Iterator[Passage]:
     """The runs of equal role and loss mask in `[start, stop)`."""
     roles, trained = row.roles[start:stop], row.trained[start:stop]
     borders = np.flatnonzero((roles[1:] != roles[:-1]) | (trained[1:] != trained[:-1])) + start + 1
