@@ -6,6 +6,7 @@ units wide, so that their text has its natural size on a phone. Every picture ha
 and its numbers are also in a table of the page.
 """
 
+import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from html import escape
@@ -15,13 +16,15 @@ from typing import Protocol
 from .view_text import visible_line
 
 WIDTH = 360
-MOST_BARS, MOST_ROWS, MOST_LINKS = 16, 100, 40
-"""Bars of a picture, rows of a table and ends of a flow; the page says how many more there are."""
+MOST_BARS, MOST_ROWS = 16, 100
+"""Bars of a picture, or names on a side of a flow, and rows of a table; the page says how many more there are."""
 
 COLOURS = ("#2563a8", "#b45309", "#2d7a4f", "#9d3d8c", "#5b5f97", "#0f766e")
 """The colours of series on a light page; the page's style has those for a dark one."""
 
 Cell = str | int | float
+
+NUMBER = re.compile(r"[\d.,]+%?|–")
 
 
 class Part(Protocol):
@@ -107,11 +110,11 @@ class Table(Notebook):
     rows: Sequence[Sequence[Cell]]
 
     def html(self) -> str:
-        """The table, which scrolls by itself on a narrow page."""
-        head = "".join(
-            f'<th scope="col"{_right(self._example(at))}>{line(name)}</th>' for at, name in enumerate(self.columns)
-        )
-        body = "".join(f"<tr>{''.join(map(_cell, range(len(row)), row))}</tr>\n" for row in self.rows[:MOST_ROWS])
+        """The table, which scrolls by itself on a narrow page. Columns of numbers are aligned to the right."""
+        shown = self.rows[:MOST_ROWS]
+        right = [' class="number"' if all(_is_number(row[at]) for row in shown) else "" for at in range(len(self.columns))]
+        head = "".join(f'<th scope="col"{of}>{line(name)}</th>' for name, of in zip(self.columns, right, strict=True))
+        body = "".join(_row(row, right) for row in shown)
         more = len(self.rows) - MOST_ROWS
         rest = f"<p>{more:,} more rows are in manifest.json.</p>\n" if more > 0 else ""
         return (
@@ -119,21 +122,15 @@ class Table(Notebook):
             f"<caption>{line(self.caption)}</caption>\n<thead><tr>{head}</tr></thead>\n<tbody>\n{body}</tbody></table></div>\n{rest}"
         )
 
-    def _example(self, at: int) -> Cell:
-        return self.rows[0][at] if self.rows else ""
-
 
 def _is_number(cell: Cell) -> bool:
-    return not isinstance(cell, str) or cell[:1].isdigit() or cell == "–"
+    return not isinstance(cell, str) or NUMBER.fullmatch(cell) is not None
 
 
-def _right(example: Cell) -> str:
-    return ' class="number"' if _is_number(example) else ""
-
-
-def _cell(at: int, cell: Cell) -> str:
-    text = line(number(cell))
-    return f'<th scope="row">{text}</th>' if at == 0 else f"<td{_right(cell)}>{text}</td>"
+def _row(cells: Sequence[Cell], right: Sequence[str]) -> str:
+    first, *others = (line(number(cell)) for cell in cells)
+    rest = "".join(f"<td{of}>{text}</td>" for text, of in zip(others, right[1:], strict=True))
+    return f'<tr><th scope="row">{first}</th>{rest}</tr>\n'
 
 
 @dataclass(frozen=True, slots=True)

@@ -6,7 +6,7 @@ where a run took place.
 """
 
 import itertools
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import closing
 from dataclasses import dataclass
 from functools import cached_property
@@ -17,6 +17,7 @@ import orjson
 import pyarrow as pa
 import pyarrow.parquet as pq
 from pyarrow import compute
+from tokenmill.tasks.blend.models import SPLITS
 from tokenmill.tasks.chat.encoding import ROLES
 from tokenmill.tasks.shards.manifest import entry_files, stored_entries
 from tokenmill.tasks.shards.preparation import preparation
@@ -95,6 +96,11 @@ class Sample:
     passages: Sequence[Passage]
 
 
+def in_order(names: Collection[str]) -> list[str]:
+    """Splits as train, valid, test; other names after them, sorted."""
+    return [*(split for split in SPLITS if split in names), *sorted(set(names) - set(SPLITS))]
+
+
 def data_set(split: str, name: str) -> str:
     """The name of a data set in a report: with its split, if the blend has splits."""
     return name if split == "datasets" else f"{split}/{name}"
@@ -135,7 +141,8 @@ class Run:
             for end, count in [*ends.items(), *entry["drops"].items()]:
                 if count:
                     found[name, end] = found.get((name, end), 0) + count
-        return found
+        names, ends = dict.fromkeys(name for name, _ in found), in_order({end for _, end in found})
+        return {(name, end): found[name, end] for end in ends for name in names if (name, end) in found}
 
     @cached_property
     def tokens(self) -> dict[tuple[str, str], int]:
@@ -162,7 +169,7 @@ class Run:
                 if place and documents:
                     name = data_set(entry["split"], entry["dataset"])
                     found.append(File(name, split_of(entry, part), place, documents))
-        return sorted(found, key=lambda file: (file.dataset, file.split))
+        return sorted(found, key=lambda file: (file.dataset, [*SPLITS, file.split].index(file.split), file.split))
 
     @property
     def groups(self) -> Iterator[tuple[str, str, list[File]]]:
@@ -226,7 +233,7 @@ class Run:
         by_split: dict[str, list[File]] = {}
         for file in self.files:
             by_split.setdefault(file.split, []).append(file)
-        return [_packed(split, files) for split, files in sorted(by_split.items())]
+        return [_packed(split, files) for split, files in ((split, by_split[split]) for split in in_order(by_split))]
 
     @cached_property
     def samples(self) -> list[Sample]:
@@ -368,7 +375,7 @@ def _texts(file: File) -> Iterator[tuple[int, int]]:
         yield from ((tokens, size) for tokens, size in zip(batch.column(counts[0]).to_pylist(), sizes, strict=True) if tokens and size)
 
 
-def _lines(file: File) -> Iterator[bytes]:
+def lines_of(file: File) -> Iterator[bytes]:
     """The whole lines in the first MOST_BYTES, without their ends."""
     ending = file.place.rpartition(".")[2]
     source = SourceFile(file.place, 1, "jsonl", COMPRESSIONS.get(ending))
@@ -383,7 +390,7 @@ def _lines(file: File) -> Iterator[bytes]:
 
 
 def _line_lengths(file: File) -> Iterator[np.ndarray]:
-    yield np.fromiter(map(len, _lines(file)), np.int64)
+    yield np.fromiter(map(len, lines_of(file)), np.int64)
 
 
 def _sampled_row(file: File) -> list[Passage]:
@@ -394,7 +401,7 @@ def _sampled_row(file: File) -> list[Passage]:
 
 
 def _sampled_line(file: File) -> list[Passage]:
-    for text in _lines(file):
+    for text in lines_of(file):
         shown = orjson.dumps(orjson.loads(text), option=orjson.OPT_INDENT_2).decode()
         return [Passage("row", False, 0, shown[:SAMPLE_CHARACTERS])]
     return []

@@ -26,9 +26,9 @@ from tokenmill.tasks.shards.store import Store, read_bytes
 from tokenmill.tasks.storage import absolute, join
 from tokenmill.tasks.threads import in_threads
 
-from .cards import licence_rows
+from .cards import card_problems, licence_rows, publish_cards
 from .figures import COLOURS, Cell, Code, Items, Part, Picture, Table, Text, bars, columns, flow, line, number, share
-from .measured import Lengths, Run, Sample, data_set, drops_by_file, run_in, sources_of
+from .measured import Lengths, Run, Sample, data_set, drops_by_file, in_order, run_in, sources_of
 from .summary import warnings
 from .view import Passage
 from .view_text import visible
@@ -73,7 +73,8 @@ table {{ border-collapse: collapse; font-size: .92em; }}
 caption {{ text-align: left; font-weight: 600; padding-bottom: .3em; }}
 th, td {{ text-align: left; vertical-align: top; padding: .2em .9em .2em 0; border-bottom: 1px solid var(--rule); }}
 thead th {{ color: var(--aside); font-weight: normal; }}
-tbody th {{ font-weight: normal; overflow-wrap: anywhere; min-width: 6em; }}
+tbody th {{ font-weight: normal; }}
+td {{ overflow-wrap: anywhere; }}
 .number {{ text-align: right; font-variant-numeric: tabular-nums; white-space: nowrap; }}
 pre {{ overflow-x: auto; background: color-mix(in srgb, var(--ink) 6%, var(--back)); padding: .6em; font-size: .85em; }}
 summary {{ cursor: pointer; color: var(--c0); }}
@@ -83,7 +84,7 @@ dd {{ margin: 0; padding: 0 .5em; border-left: 3px solid var(--rule); white-spac
   font: .88em/1.5 ui-monospace, monospace; unicode-bidi: isolate; }}
 .trained {{ background: var(--trained); border-left-color: var(--edge); }}
 .warning {{ border-left: 3px solid var(--c1); padding-left: .6em; }}
-@media (max-width: 30em) {{ th, td {{ padding-right: .6em; }} table {{ font-size: .85em; }} tbody th {{ min-width: 4em; }} }}
+@media (max-width: 30em) {{ th, td {{ padding-right: .6em; }} table {{ font-size: .85em; }} }}
 """
 
 HEAD = """<!DOCTYPE html>
@@ -152,7 +153,7 @@ def overview(run: Run) -> list[Part]:
         for name, counts in totals["datasets"].items()
     ]
     found.append(Table("Data sets", ("data set", "rows", "documents", "dropped", "tokens", "bytes of source"), rows))
-    splits = [(name, part["documents"], part["tokens"]) for name, part in sorted(totals["splits"].items())]
+    splits = [(name, *(totals["splits"][name][each] for each in ("documents", "tokens"))) for name in in_order(totals["splits"])]
     found.append(Table("Splits", ("split", "documents", "tokens"), splits))
     if totals["dropped"]:
         found.append(Table("Rows dropped", ("reason", "rows"), sorted(totals["dropped"].items())))
@@ -178,7 +179,7 @@ def planned_and_realised(run: Run) -> list[Part]:
     unit = "tokens" if run.manifest["totals"]["tokens"] else "documents"
     recorded = run.manifest.get("sampling", {}).get("splits", {})
     found: list[Part] = []
-    for split in sorted({end for _, end in run.tokens}):
+    for split in in_order({end for _, end in run.tokens}):
         counts = {name: count for (name, end), count in run.tokens.items() if end == split}
         counts |= {name: each["tokens"] * each["copies"] for name, each in recorded.get(split, {}).items() if name in counts}
         weights = {name: sources_of(run.manifest)[name]["weight"] for name in counts}
@@ -198,7 +199,7 @@ def _passes(weight: float, wanted: float, count: float, stored: float) -> str:
     return f"{(weight / wanted) / (count / stored):.2f}" if wanted and count else "–"
 
 
-QUANTILES = (("median", 0.5), ("90 %", 0.9), ("99 %", 0.99))
+QUANTILES = (0.5, 0.99)
 
 
 def document_lengths(run: Run) -> list[Part]:
@@ -212,7 +213,7 @@ def document_lengths(run: Run) -> list[Part]:
     what = "Sequences" if run.stored_as == "packs" else "Documents"
     return [
         columns(f"{what} by length in {unit}", *_histogram(everything), what.lower()),
-        Table(f"Lengths in {unit}{note}", ("data set", "split", "measured", "shortest", "median", "90 %", "99 %", "longest", "mean"), [_quantiles(each) for each in run.lengths]),
+        Table(f"Lengths in {unit}{note}", ("documents of", "measured", "shortest", "median", "99 %", "longest", "mean"), [_quantiles(each) for each in run.lengths]),
     ]
 
 
@@ -233,9 +234,9 @@ def _short(count: int) -> str:
 
 
 def _quantiles(each: Lengths) -> tuple[Cell, ...]:
-    found = [int(np.quantile(each.lengths, at, method="lower")) for _, at in QUANTILES]
+    found = [int(np.quantile(each.lengths, at, method="lower")) for at in QUANTILES]
     shortest, longest = int(each.lengths.min()), int(each.lengths.max())
-    return each.dataset, each.split, len(each.lengths), shortest, *found, longest, f"{each.lengths.mean():,.1f}"
+    return f"{each.dataset}, {each.split}", len(each.lengths), shortest, *found, longest, f"{each.lengths.mean():,.1f}"
 
 
 def density(run: Run) -> list[Part]:
@@ -455,30 +456,45 @@ def _anchor(title: str) -> str:
     return title.lower().replace(" ", "-")
 
 
-def page(run: Run, more: Sequence[str] = ()) -> str:
-    """The page; `more` are other sections as HTML."""
+def page(run: Run) -> str:
+    """The page."""
     found = {**sections(run), THIS_RUN: this_run(run)}
     name = KINDS[run.manifest["type"]].command
     title = f"tokenmill {name}: {number(run.manifest['totals']['documents'])} documents"
     links = "".join(f'<li><a href="#{_anchor(each)}">{line(each)}</a></li>\n' for each in found)
     body = [section_html(each, parts) for each, parts in found.items()]
     head = HEAD.format(title=line(title), style=STYLE)
-    return "".join([head, f"<h1>{line(title)}</h1>\n<nav aria-label=\"Sections\"><ul>\n{links}</ul></nav>\n", *body[:-1], *more, body[-1], FOOT])
+    top = f'<h1>{line(title)}</h1>\n<nav aria-label="Sections"><ul>\n{links}</ul></nav>\n'
+    return "".join([head, top, *body, FOOT])
 
 
-def publish_page(output_dir: str, place: str | None = None, more: Sequence[str] = ()) -> Output:
+def publish_page(output_dir: str, place: str | None = None) -> Output:
     """Write the page of a published preparation to `place`, report.html in its folder by default; errors as in `publish`."""
-    return publish_bytes(absolute(place or join(output_dir, PAGE)), page(run_in(output_dir), more).encode())
+    return publish_bytes(absolute(place or join(output_dir, PAGE)), page(run_in(output_dir)).encode())
 
 
-def page_problems(output_dir: str) -> list[str]:
-    """The figures of a written page that its data do not give; nothing if there is no page."""
+def leave_report(output_dir: str, warn: Callable[[str], object]) -> None:
+    """Write the page and the cards at the end of a run. The data are published, so a failure is only a warning."""
+    try:
+        publish_page(output_dir)
+        publish_cards(output_dir)
+    except Exception as error:  # noqa: BLE001 - the boundary: no failure of a report may fail a run
+        warn(
+            f"{join(output_dir, PAGE)}: no report was written ({type(error).__name__}: {error}); the data are published; "
+            f"try again with: tokenmill report {output_dir}"
+        )
+
+
+def report_problems(output_dir: str) -> list[str]:
+    """The figures of a written page and of cards that the published files do not give; nothing where none is written."""
     place = join(output_dir, PAGE)
     content = read_bytes(place)
     if content is None:
-        return []
+        return card_problems(output_dir)
     text, found = content.decode(errors="replace"), sections(run_in(output_dir))
+    changed = [title for title, parts in found.items() if section_html(title, parts) not in text]
+    again = f"write it again: tokenmill report {output_dir}"
     return [
-        f"{place}: the section {title!r} does not agree with the published files; write it again: tokenmill report {output_dir}"
-        for title, parts in found.items() if section_html(title, parts) not in text
-    ]  # fmt: skip
+        *(f"{place}: the section {each!r} does not agree with the published files; {again}" for each in changed),
+        *card_problems(output_dir),
+    ]
