@@ -13,7 +13,7 @@ from html import escape
 from itertools import accumulate
 from typing import Protocol
 
-from .view_text import visible_line
+from .visible import visible_line
 
 WIDTH = 360
 MOST_BARS, MOST_ROWS = 16, 100

@@ -10,7 +10,7 @@ from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import closing
 from dataclasses import dataclass
 from functools import cached_property
-from typing import Any, BinaryIO, Literal, cast
+from typing import Any, BinaryIO, Literal, NamedTuple, cast
 
 import numpy as np
 import orjson
@@ -18,20 +18,16 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 from pyarrow import compute
 from tokenmill.tasks.blend.models import SPLITS
-from tokenmill.tasks.chat.encoding import ROLES
-from tokenmill.tasks.shards.manifest import entry_files, stored_entries
+from tokenmill.tasks.shards.manifest import entry_files, split_of, stored_entries
 from tokenmill.tasks.shards.preparation import preparation
-from tokenmill.tasks.shards.published import Publication, read_publication
+from tokenmill.tasks.shards.published import Publication, join_published, read_publication
 from tokenmill.tasks.shards.store import PACKS, PREFIX
 from tokenmill.tasks.sources.files import SourceFile
 from tokenmill.tasks.sources.opening import blocks, open_source
 from tokenmill.tasks.storage import filesystem
 from tokenmill.tasks.tokenize.binidx import DTYPES, HEADER
+from tokenmill.tasks.tokenize.load import recorded_vocabulary
 from tokenmill.tasks.tokenize.vocabulary import Vocabulary
-
-from .view import Passage, passages_of, vocabulary_of
-from .view_parts import join_published, split_of
-from .view_rows import Row
 
 MOST_DOCUMENTS, MOST_PACKS = 1_000_000, 1_000
 """Documents, and packs, of a data set and split whose lengths are measured."""
@@ -85,6 +81,14 @@ class Packed:
     packs: int
     lengths: np.ndarray
     by_role: Mapping[str, tuple[int, int]]
+
+
+class Passage(NamedTuple):
+    """Consecutive text of one role, all trained on or all not."""
+
+    role: str
+    trained: bool
+    text: str
 
 
 @dataclass(frozen=True, slots=True)
@@ -180,7 +184,7 @@ class Run:
     @cached_property
     def vocabulary(self) -> Vocabulary:
         """The vocabulary that the data were made with. Raises InputError if it is not here."""
-        return vocabulary_of(self.manifest)
+        return recorded_vocabulary(self.manifest)
 
     @cached_property
     def lengths(self) -> list[Lengths]:
@@ -244,16 +248,22 @@ class Run:
 
     def _sampled(self, file: File) -> list[Passage]:
         ids = _first_ids(file, min(int(next(_indexed(file))[0]), SAMPLE_TOKENS))
-        return [Passage("text", True, len(ids), self.vocabulary.decode(ids.tolist()))]
+        return [Passage("text", True, self.vocabulary.decode(ids.tolist()))]
 
     def _sampled_pack(self, file: File) -> list[Passage]:
+        from tokenmill.tasks.chat.encoding import ROLES
+
+        from .view import passages_of
+        from .view_rows import Row
+
         batch = next(_batches(file.place, list(PACK_COLUMNS), 1))
         ids, mask, starts, role_starts, roles = (batch.column(name).flatten().to_numpy() for name in PACK_COLUMNS)
         trained = _targets(mask)
         each = np.repeat(roles, np.diff(role_starts, append=len(ids)))
         stop = min(int(starts[1]) if len(starts) > 1 else len(ids), SAMPLE_TOKENS)
         row = Row(ids, trained, each, ROLES, starts, starts, None)
-        return list(passages_of(row, 0, stop, self.vocabulary.decode))
+        passages = passages_of(row, 0, stop, self.vocabulary.decode)
+        return [Passage(each.role, each.trained, each.text) for each in passages]
 
 
 PACK_COLUMNS = ("input_ids", "loss_mask", "seq_start_id", "role_start", "role")
@@ -328,6 +338,8 @@ def _targets(mask: np.ndarray) -> np.ndarray:
 
 
 def _packed(split: str, files: Sequence[File]) -> Packed:
+    from tokenmill.tasks.chat.encoding import ROLES
+
     lengths: list[np.ndarray] = []
     stored, trained = np.zeros(len(ROLES), np.int64), np.zeros(len(ROLES), np.int64)
     for batch in itertools.chain.from_iterable(_first_batches(file, list(PACK_COLUMNS)) for file in files):
@@ -396,14 +408,14 @@ def _line_lengths(file: File) -> Iterator[np.ndarray]:
 def _sampled_row(file: File) -> list[Passage]:
     for name in _column(file, TEXTS):
         for batch in _batches(file.place, [name], 1):
-            return [Passage("text", False, 0, str(batch.column(0)[0].as_py())[:SAMPLE_CHARACTERS])]
+            return [Passage("text", False, str(batch.column(0)[0].as_py())[:SAMPLE_CHARACTERS])]
     return []
 
 
 def _sampled_line(file: File) -> list[Passage]:
     for text in lines_of(file):
         shown = orjson.dumps(orjson.loads(text), option=orjson.OPT_INDENT_2).decode()
-        return [Passage("row", False, 0, shown[:SAMPLE_CHARACTERS])]
+        return [Passage("row", False, shown[:SAMPLE_CHARACTERS])]
     return []
 
 

@@ -17,7 +17,6 @@ from typing import Any
 import numpy as np
 import orjson
 from tokenmill.tasks.errors import InputError, RunError
-from tokenmill.tasks.shards.manifest import BLEND
 from tokenmill.tasks.shards.preparation import KINDS, preparation
 from tokenmill.tasks.shards.publish import Output, publish_bytes
 from tokenmill.tasks.shards.published import THREADS
@@ -26,12 +25,11 @@ from tokenmill.tasks.shards.store import Store, read_bytes
 from tokenmill.tasks.storage import absolute, join
 from tokenmill.tasks.threads import in_threads
 
-from .cards import card_problems, licence_rows, publish_cards
+from .cards import card_problems, digest, licence_rows, publish_cards
 from .figures import COLOURS, Cell, Code, Items, Part, Picture, Table, Text, bars, columns, flow, line, number, share
-from .measured import Lengths, Run, Sample, data_set, drops_by_file, in_order, run_in, sources_of
+from .measured import Lengths, Passage, Run, Sample, data_set, drops_by_file, in_order, run_in, sources_of
 from .summary import warnings
-from .view import Passage
-from .view_text import visible
+from .visible import visible
 
 PAGE = "report.html"
 
@@ -73,7 +71,7 @@ table {{ border-collapse: collapse; font-size: .92em; }}
 caption {{ text-align: left; font-weight: 600; padding-bottom: .3em; }}
 th, td {{ text-align: left; vertical-align: top; padding: .2em .9em .2em 0; border-bottom: 1px solid var(--rule); }}
 thead th {{ color: var(--aside); font-weight: normal; }}
-tbody th {{ font-weight: normal; }}
+tbody th {{ font-weight: normal; min-width: 8em; }}
 td {{ overflow-wrap: anywhere; }}
 .number {{ text-align: right; font-variant-numeric: tabular-nums; white-space: nowrap; }}
 pre {{ overflow-x: auto; background: color-mix(in srgb, var(--ink) 6%, var(--back)); padding: .6em; font-size: .85em; }}
@@ -84,7 +82,8 @@ dd {{ margin: 0; padding: 0 .5em; border-left: 3px solid var(--rule); white-spac
   font: .88em/1.5 ui-monospace, monospace; unicode-bidi: isolate; }}
 .trained {{ background: var(--trained); border-left-color: var(--edge); }}
 .warning {{ border-left: 3px solid var(--c1); padding-left: .6em; }}
-@media (max-width: 30em) {{ th, td {{ padding-right: .6em; }} table {{ font-size: .85em; }} }}
+figure text {{ paint-order: stroke; stroke: var(--back); stroke-width: 3px; stroke-linejoin: round; }}
+@media (max-width: 30em) {{ th, td {{ padding-right: .6em; }} table {{ font-size: .85em; }} dl {{ grid-template-columns: minmax(0, 1fr); }} }}
 """
 
 HEAD = """<!DOCTYPE html>
@@ -279,7 +278,7 @@ def masks(run: Run) -> list[Part]:
 
 def domains(run: Run) -> list[Part]:
     """What the rows say about themselves: licences, domains, languages; and pools."""
-    found: list[Part] = [Table("Licences", ("licence", "rows or data sets"), rows)] if (rows := licence_rows(run.manifest)) else []
+    found: list[Part] = [Table("Licences", ("licence", "documents"), rows)] if (rows := licence_rows(run.manifest)) else []
     pools = run.manifest.get("selection", {}).get("pools", {})
     counted = [(name, pool["rows"], pool["tokens"]) for name, pool in pools.items()]
     return [*found, Table("Pools; a row may be in several", ("pool", "rows", "tokens"), counted)] if counted else found
@@ -321,7 +320,7 @@ def identity(run: Run) -> list[Part]:
         ("kind", manifest["type"]),
         *((f"{name} format", each["format_version"]) for name, each in {each["kind"]: each for each in manifest["recipes"]}.items()),
         *((name, _told(manifest[name])) for name in ("tokenizer", "template") if name in manifest),
-        *((f"{BLEND} (xxh3_128)", file["xxh3_128"]) for file in manifest["files"] if file["path"] == BLEND),
+        ("data", f"xxh3_128:{digest(run)}"),
     ]
     blend = orjson.dumps(manifest["blend"], option=orjson.OPT_INDENT_2).decode()[:MOST_CODE]
     settings = orjson.dumps(manifest["settings"], option=orjson.OPT_INDENT_2).decode()[:MOST_CODE]

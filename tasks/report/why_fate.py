@@ -26,7 +26,7 @@ from tokenmill.tasks.sources.formats import first_row
 from tokenmill.tasks.storage import absolute
 from tokenmill.tasks.tokenize.document_map import read_map
 
-from .view_parts import Part, PublishedNames, join_published, parts_and_entries, parts_of_entry, split_of
+from .view_parts import Part, PublishedNames, parts_and_entries, parts_of_entry
 from .view_rows import PADDING, read_row, rows_with
 from .why_duplicates import kept_row, normalized_row, normalized_rows, verdict_of
 from .why_reason import Entry, quarantined, reason_of
