@@ -226,7 +226,8 @@ def report(
     output_dir: Prepared = None,
     *,
     scores: Annotated[
-        list[str] | None, Parameter(help="Plot these folders of scores, with the folder's rows, on a page of their own.")
+        list[str] | None,
+        Parameter(help="Plot these folders of scores, with the folder's rows, on a page of their own."),
     ] = None,
     html: Annotated[
         str | None, Parameter(help="Path of the page; by default report.html in the folder, scores.html with --scores.")

@@ -39,6 +39,8 @@ SIZES = ((10**3, "n<1K"), (10**4, "1K<n<10K"), (10**5, "10K<n<100K"), (10**6, "1
 TOKEN_RANGES = ((10**9, "Less than 1 billion tokens"), (10**13, "1 billion to 10 trillion tokens"))
 MORE_TOKENS = "More than 10 trillion tokens"
 
+HUB = "hf://"
+
 DATE = re.compile(rb'"datePublished": "[^"]*"')
 """The only part of a card that differs between equal preparations."""
 
@@ -157,9 +159,17 @@ def card(run: Run) -> str:
         "tags": ["tokenmill", manifest["type"]],
     }
     if files := _folders(run):
-        matter["configs"] = [{"config_name": "default", "data_files": [{"split": split, "path": path} for split, path in files]}]
+        matter["configs"] = [
+            {"config_name": "default", "data_files": [{"split": split, "path": path} for split, path in files]}
+        ]
     datasets = [
-        (data_set(*name.split("/", 1)), counts["rows"], counts["documents"], sum(counts["dropped"].values()), counts["tokens"])
+        (
+            data_set(*name.split("/", 1)),
+            counts["rows"],
+            counts["documents"],
+            sum(counts["dropped"].values()),
+            counts["tokens"],
+        )
         for name, counts in totals["datasets"].items()
     ]
     front = [f"{name}: {orjson.dumps(value).decode()}" for name, value in matter.items()]  # JSON is YAML
@@ -201,7 +211,13 @@ def croissant(run: Run) -> dict[str, Any]:
     """The data as Croissant 1.1. Local sources have no address, so a source's identity is the hash of its content."""
     manifest = run.manifest
     sources = [
-        {"@type": "prov:Entity", "@id": f"urn:{content}", "prov:label": name, "prov:atLocation": place, "sc:license": licence}
+        {
+            "@type": "prov:Entity",
+            "@id": f"urn:{content}",
+            "prov:label": name,
+            "prov:atLocation": place,
+            "sc:license": licence,
+        }
         for name, place, licence, content in origins(manifest)
     ]
     licences = [name for name, _ in licence_rows(manifest)]
@@ -301,49 +317,118 @@ def _data_type(type_: pa.DataType) -> str:
     return "sc:Float" if pa.types.is_floating(type_) else "sc:Text"
 
 
+ABOUT_SUMMARY = f"""# Public summary of training content
+
+After the template of the European Commission for Article 53(1)(d) of Regulation (EU) 2024/1689. It covers the data of this
+preparation only; a model trained on several needs all of them. Figures are measured. Blanks are marked {BLANK}, because the
+data do not tell.
+"""
+
+
 def training_summary(run: Run) -> str:
     """The public summary of training content, with the sections of the Commission's template."""
-    manifest, totals = run.manifest, run.manifest["totals"]
+    lines = [
+        ABOUT_SUMMARY,
+        *_general(run.manifest["totals"]),
+        *_listed_sources(run.manifest),
+        *_processing(run.manifest["totals"]),
+    ]
+    return "\n".join(lines)
+
+
+def _general(totals: Mapping[str, Any]) -> list[str]:
     tokens = totals["tokens"]
     size = next((name for most, name in TOKEN_RANGES if tokens < most), MORE_TOKENS) if tokens else BLANK
-    sources = origins(manifest)
-    public = [each for each in sources if each[1].startswith("hf://")]
-    crawled_or_private = [each for each in sources if each not in public]
-    documents = {data_set(*name.split("/", 1)): counts for name, counts in totals["datasets"].items()}
+    measured = [
+        ("Modality", "Text"),
+        ("Training data size, text", size),
+        ("Tokens, measured", tokens or "not tokenized"),
+        ("Documents, measured", totals["documents"]),
+        ("Bytes of source as stored, measured", totals["source_bytes"]),
+    ]
+    unknown = (
+        "Types of content",
+        "Latest date of data acquisition or collection",
+        "Linguistic characteristics",
+        "Other relevant characteristics",
+    )
+    return [
+        "## 1. General information",
+        "",
+        "### 1.1 Provider identification",
+        "",
+        *_blanks("Provider name and contact", "Authorised representative"),
+        "### 1.2 Model identification",
+        "",
+        *_blanks("Versioned model name", "Model dependencies", "Date of placement on the Union market"),
+        "### 1.3 Modalities, overall training data size and other characteristics",
+        "",
+        *_table(("item", "answer"), [*measured, *((name, BLANK) for name in unknown)]),
+    ]
+
+
+def _blanks(*names: str) -> list[str]:
+    return _table(("item", "answer"), [(name, BLANK) for name in names])
+
+
+def _listed_sources(manifest: Mapping[str, Any]) -> list[str]:
+    """The data sets of a public hub, and the others, whose nature only the provider knows."""
+    counts = {data_set(*name.split("/", 1)): found for name, found in manifest["totals"]["datasets"].items()}
     columns = ("data set", "source", "licence", "documents", "tokens")
-    rows = {name: [(each[0], *each[1:3], documents[each[0]]["documents"], documents[each[0]]["tokens"]) for each in listed if each[0] in documents]
-            for name, listed in (("public", public), ("other", crawled_or_private))}
-    lines = [
-        "# Public summary of training content", "",
-        "After the template of the European Commission for Article 53(1)(d) of Regulation (EU) 2024/1689. It covers the data of this "
-        "preparation only; a model trained on several needs all of them. Figures are measured. Blanks are marked "
-        f"{BLANK}, because the data do not tell.", "",
-        "## 1. General information", "",
-        "### 1.1 Provider identification", "", *_table(("item", "answer"), [("Provider name and contact", BLANK), ("Authorised representative", BLANK)]),
-        "### 1.2 Model identification", "", *_table(("item", "answer"), [("Versioned model name", BLANK), ("Model dependencies", BLANK), ("Date of placement on the Union market", BLANK)]),
-        "### 1.3 Modalities, overall training data size and other characteristics", "",
-        *_table(("item", "answer"), [
-            ("Modality", "Text"), ("Training data size, text", size), ("Tokens, measured", tokens or "not tokenized"),
-            ("Documents, measured", totals["documents"]), ("Bytes of source as stored, measured", totals["source_bytes"]),
-            ("Types of content", BLANK), ("Latest date of data acquisition or collection", BLANK),
-            ("Linguistic characteristics", BLANK), ("Other relevant characteristics", BLANK)]),
-        "## 2. List of data sources", "",
-        "### 2.1 Publicly available datasets", "",
-        *(_table(columns, rows["public"]) if rows["public"] else ["The blend names no data set of a public hub.", ""]),
-        "### 2.2 Private non-publicly available datasets obtained from third parties", "", f"Licensed by rightsholders: {BLANK}", "", f"Obtained from other third parties: {BLANK}", "",
-        "### 2.3 Data crawled and scraped from online sources", "", f"Crawlers, their purposes and behaviour, the period of collection, and the domains: {BLANK}", "",
-        "### 2.4 User data", "", BLANK, "",
-        "### 2.5 Synthetic data", "", BLANK, "",
-        "### 2.6 Other sources of data", "",
-        *([f"These sources are files or object stores; which of 2.1 to 2.5 each belongs to: {BLANK}", "", *_table(columns, rows["other"])] if rows["other"] else ["None.", ""]),
-        "## 3. Data processing aspects", "",
-        "### 3.1 Respect of reservation of rights from the text and data mining exception or limitation", "", BLANK, "",
-        "### 3.2 Removal of illegal content", "", f"Measures of the provider: {BLANK}", "",
-        "### 3.3 Other information", "",
-        f"{totals['rows']:,} rows were read, {totals['documents']:,} documents were kept, and {sum(totals['dropped'].values()):,} rows were removed:", "",
+    rows = [
+        (name, place, licence, counts[name]["documents"], counts[name]["tokens"])
+        for name, place, licence, _ in origins(manifest)
+        if name in counts
+    ]
+    public, others = (
+        [row for row in rows if row[1].startswith(HUB)],
+        [row for row in rows if not row[1].startswith(HUB)],
+    )
+    return [
+        "## 2. List of data sources",
+        "",
+        "### 2.1 Publicly available datasets",
+        "",
+        *(_table(columns, public) if public else ["The blend names no data set of a public hub.", ""]),
+        "### 2.2 Private non-publicly available datasets obtained from third parties",
+        "",
+        *_blanks("Commercially licensed by rightsholders", "Obtained from other third parties"),
+        "### 2.3 Data crawled and scraped from online sources",
+        "",
+        *_blanks("Crawlers, purposes and behaviour", "Period of collection", "Content and domains"),
+        "### 2.4 User data",
+        "",
+        *_blanks("User data"),
+        "### 2.5 Synthetic data",
+        "",
+        *_blanks("Synthetic data, and the models that generated them"),
+        "### 2.6 Other sources of data",
+        "",
+        *(
+            [f"Files and object stores. Which of 2.1 to 2.5 each belongs to: {BLANK}", "", *_table(columns, others)]
+            if others
+            else ["None.", ""]
+        ),
+    ]
+
+
+def _processing(totals: Mapping[str, Any]) -> list[str]:
+    removed = sum(totals["dropped"].values())
+    return [
+        "## 3. Data processing aspects",
+        "",
+        "### 3.1 Respect of reservation of rights from the text and data mining exception or limitation",
+        "",
+        *_blanks("Measures before and during collection"),
+        "### 3.2 Removal of illegal content",
+        "",
+        *_blanks("Measures"),
+        "### 3.3 Other information",
+        "",
+        f"{totals['rows']:,} rows were read, {totals['documents']:,} documents were kept, and {removed:,} rows were removed.",
+        "",
         *_table(("removed because", "rows"), sorted(totals["dropped"].items()) or [("nothing was removed", 0)]),
-    ]  # fmt: skip
-    return "\n".join(lines)
+    ]
 
 
 def cards(run: Run) -> dict[str, bytes]:

@@ -24,7 +24,7 @@ COLOURS = ("#2563a8", "#b45309", "#2d7a4f", "#9d3d8c", "#5b5f97", "#0f766e")
 
 Cell = str | int | float
 
-NUMBER = re.compile(r"[\d.,]+%?|–")
+NUMBER = re.compile(r"[\d.,]+%?|-")
 
 
 class Part(Protocol):
@@ -49,7 +49,7 @@ def number(value: Cell) -> str:
 
 def share(part: float, whole: float) -> str:
     """A part as a percentage of a whole."""
-    return f"{part / whole:.1%}" if whole else "–"
+    return f"{part / whole:.1%}" if whole else "-"
 
 
 @dataclass(frozen=True, slots=True)
@@ -112,7 +112,9 @@ class Table(Notebook):
     def html(self) -> str:
         """The table, which scrolls by itself on a narrow page. Columns of numbers are aligned to the right."""
         shown = self.rows[:MOST_ROWS]
-        right = [' class="number"' if all(_is_number(row[at]) for row in shown) else "" for at in range(len(self.columns))]
+        right = [
+            ' class="number"' if all(_is_number(row[at]) for row in shown) else "" for at in range(len(self.columns))
+        ]
         head = "".join(f'<th scope="col"{of}>{line(name)}</th>' for name, of in zip(self.columns, right, strict=True))
         body = "".join(_row(row, right) for row in shown)
         more = len(self.rows) - MOST_ROWS
@@ -163,7 +165,9 @@ def fill(at: int) -> str:
     return f'style="fill:var(--c{at},{COLOURS[at]})"'
 
 
-def bars(title: str, values: Mapping[str, Sequence[float]], series: Sequence[str], shown: Callable[[float], str]) -> Picture:
+def bars(
+    title: str, values: Mapping[str, Sequence[float]], series: Sequence[str], shown: Callable[[float], str]
+) -> Picture:
     """Horizontal bars: for each name one per series, with its value. Names stand above their bars."""
     names = list(values)[:MOST_BARS]
     largest = max((each for name in names for each in values[name]), default=0) or 1
@@ -181,7 +185,9 @@ def bars(title: str, values: Mapping[str, Sequence[float]], series: Sequence[str
     more = len(values) - len(names)
     described = f"{title}: " + "; ".join(f"{name} {', '.join(map(shown, values[name]))}" for name in names)
     shown_title = f"{title} ({more:,} more in the table)" if more > 0 else title
-    return Picture(shown_title, described, max(height * len(names), 1), "".join(drawn), series if len(series) > 1 else ())
+    return Picture(
+        shown_title, described, max(height * len(names), 1), "".join(drawn), series if len(series) > 1 else ()
+    )
 
 
 def columns(title: str, counts: Sequence[float], labels: Sequence[str], unit: str) -> Picture:
@@ -190,7 +196,9 @@ def columns(title: str, counts: Sequence[float], labels: Sequence[str], unit: st
     wide = WIDTH / max(len(counts), 1)
     largest = max(counts, default=0) or 1
     every = -(-len(labels) * max((len(label) for label in labels), default=1) * 7 // WIDTH)
-    drawn = [f'<text x="0" y="11">{number(_plain(largest))} {line(unit)}</text>\n<line x1="0" x2="{WIDTH}" y1="{base}" y2="{base}" stroke="currentColor"/>\n']
+    drawn = [
+        f'<text x="0" y="11">{number(_plain(largest))} {line(unit)}</text>\n<line x1="0" x2="{WIDTH}" y1="{base}" y2="{base}" stroke="currentColor"/>\n'
+    ]
     for at, count in enumerate(counts):
         tall = (base - top) * count / largest
         tall = max(tall, 1) if count else 0
@@ -200,7 +208,9 @@ def columns(title: str, counts: Sequence[float], labels: Sequence[str], unit: st
         )
         if at % every == 0:
             drawn.append(f'<text x="{at * wide + 0.5:.1f}" y="{base + 13}">{line(labels[at])}</text>\n')
-    described = f"{title}: " + "; ".join(f"{name}: {number(_plain(count))}" for name, count in zip(labels, counts, strict=True) if count)
+    described = f"{title}: " + "; ".join(
+        f"{name}: {number(_plain(count))}" for name, count in zip(labels, counts, strict=True) if count
+    )
     return Picture(title, described, base + 18, "".join(drawn))
 
 
@@ -240,8 +250,10 @@ def flow(title: str, links: Mapping[tuple[str, str], int], lost: Iterable[str]) 
 
 def _few(links: Mapping[tuple[str, str], int]) -> dict[tuple[str, str], int]:
     """The links with at most MOST_BARS names on each side."""
-    kept = [set(sorted(sums, key=lambda name: (-sums[name], name))[: MOST_BARS - 1]) if len(sums) > MOST_BARS else set(sums)
-            for sums in (_sums(links, 0), _sums(links, 1))]
+    kept = [
+        set(sorted(sums, key=lambda name: (-sums[name], name))[: MOST_BARS - 1]) if len(sums) > MOST_BARS else set(sums)
+        for sums in (_sums(links, 0), _sums(links, 1))
+    ]
     found: dict[tuple[str, str], int] = {}
     for (left, right), count in links.items():
         ends = left if left in kept[0] else "other", right if right in kept[1] else "other"

@@ -189,7 +189,9 @@ class Run:
     @cached_property
     def lengths(self) -> list[Lengths]:
         """Lengths by data set and split: in tokens, and where nothing is tokenized, in bytes of a row."""
-        read = {"documents": _indexed, "packs": _packed_lengths, "parquet": _counted, "lines": _line_lengths}[self.stored_as]
+        read = {"documents": _indexed, "packs": _packed_lengths, "parquet": _counted, "lines": _line_lengths}[
+            self.stored_as
+        ]
         found: list[Lengths] = []
         for dataset, split, files in self.groups:
             pieces = list(_up_to(itertools.chain.from_iterable(map(read, files)), MOST_DOCUMENTS))
@@ -205,13 +207,17 @@ class Run:
         for dataset, groups in itertools.groupby(self.groups, lambda group: group[0]):
             measured = [each for _, _, files in groups for each in read(files[0])]
             if measured:
-                found.append(Density(dataset, len(measured), sum(each[0] for each in measured), sum(each[1] for each in measured)))
+                found.append(
+                    Density(
+                        dataset, len(measured), sum(each[0] for each in measured), sum(each[1] for each in measured)
+                    )
+                )
         return found
 
     def _decoded(self, file: File) -> Iterator[tuple[int, int]]:
         """Tokens and bytes of the first documents of a bin/idx pair, without the EOS."""
         lengths = next(_indexed(file))
-        ids = _first_ids(file, int(lengths[: MOST_TOKENS].clip(max=MOST_TOKENS).sum()))
+        ids = _first_ids(file, int(lengths[:MOST_TOKENS].clip(max=MOST_TOKENS).sum()))
         ends = np.cumsum(lengths.astype(np.int64))
         whole = max(int(np.searchsorted(ends, MOST_TOKENS, "right")), 1)
         for document in np.split(ids[: min(int(ends[whole - 1]), MOST_TOKENS)], ends[: whole - 1]):
@@ -242,7 +248,12 @@ class Run:
     @cached_property
     def samples(self) -> list[Sample]:
         """The beginning of the first document of each data set and split."""
-        read = {"documents": self._sampled, "packs": self._sampled_pack, "parquet": _sampled_row, "lines": _sampled_line}
+        read = {
+            "documents": self._sampled,
+            "packs": self._sampled_pack,
+            "parquet": _sampled_row,
+            "lines": _sampled_line,
+        }
         groups = itertools.islice(self.groups, MOST_SAMPLES)
         return [Sample(dataset, split, read[self.stored_as](files[0])) for dataset, split, files in groups]
 
@@ -384,7 +395,11 @@ def _texts(file: File) -> Iterator[tuple[int, int]]:
     batch = next(_batches(file.place, [*counts, *texts], 256), None)
     if batch is not None:
         sizes = compute.call_function("binary_length", [batch.column(texts[0])]).fill_null(0).to_pylist()
-        yield from ((tokens, size) for tokens, size in zip(batch.column(counts[0]).to_pylist(), sizes, strict=True) if tokens and size)
+        yield from (
+            (tokens, size)
+            for tokens, size in zip(batch.column(counts[0]).to_pylist(), sizes, strict=True)
+            if tokens and size
+        )
 
 
 def lines_of(file: File) -> Iterator[bytes]:

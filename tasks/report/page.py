@@ -26,7 +26,7 @@ from tokenmill.tasks.storage import absolute, join
 from tokenmill.tasks.threads import in_threads
 
 from .cards import card_problems, digest, licence_rows, publish_cards
-from .figures import COLOURS, Cell, Code, Items, Part, Picture, Table, Text, bars, columns, flow, line, number, share
+from .figures import COLOURS, Cell, Code, Items, Part, Table, Text, bars, columns, flow, line, number, share
 from .measured import Lengths, Passage, Run, Sample, data_set, drops_by_file, in_order, run_in, sources_of
 from .summary import warnings
 from .visible import visible
@@ -148,11 +148,21 @@ def overview(run: Run) -> list[Part]:
     if run.fates:
         found.append(flow("From data sets to splits and drops, in rows", run.fates, totals["dropped"]))
     rows = [
-        (data_set(*name.split("/", 1)), counts["rows"], counts["documents"], sum(counts["dropped"].values()), counts["tokens"], counts["source_bytes"])
+        (
+            data_set(*name.split("/", 1)),
+            counts["rows"],
+            counts["documents"],
+            sum(counts["dropped"].values()),
+            counts["tokens"],
+            counts["source_bytes"],
+        )
         for name, counts in totals["datasets"].items()
     ]
     found.append(Table("Data sets", ("data set", "rows", "documents", "dropped", "tokens", "bytes of source"), rows))
-    splits = [(name, *(totals["splits"][name][each] for each in ("documents", "tokens"))) for name in in_order(totals["splits"])]
+    splits = [
+        (name, *(totals["splits"][name][each] for each in ("documents", "tokens")))
+        for name in in_order(totals["splits"])
+    ]
     found.append(Table("Splits", ("split", "documents", "tokens"), splits))
     if totals["dropped"]:
         found.append(Table("Rows dropped", ("reason", "rows"), sorted(totals["dropped"].items())))
@@ -169,7 +179,9 @@ def advice(run: Run) -> list[Part]:
     """What to read before training on the data."""
     found = warnings(run.manifest)
     if bad := run.manifest["totals"]["quarantined"]:
-        found.append(f"{bad:,} rows could not be used; read quarantine/*.jsonl for file, line and reason, and mend the source")
+        found.append(
+            f"{bad:,} rows could not be used; read quarantine/*.jsonl for file, line and reason, and mend the source"
+        )
     return [Items(found)] if found else [Text("Nothing to warn about.")]
 
 
@@ -180,22 +192,37 @@ def planned_and_realised(run: Run) -> list[Part]:
     found: list[Part] = []
     for split in in_order({end for _, end in run.tokens}):
         counts = {name: count for (name, end), count in run.tokens.items() if end == split}
-        counts |= {name: each["tokens"] * each["copies"] for name, each in recorded.get(split, {}).items() if name in counts}
+        counts |= {
+            name: each["tokens"] * each["copies"] for name, each in recorded.get(split, {}).items() if name in counts
+        }
         weights = {name: sources_of(run.manifest)[name]["weight"] for name in counts}
         wanted, stored = sum(weights.values()), sum(counts.values())
         names = sorted(counts, key=lambda name: (-weights[name], name))
         if wanted and len(names) > 1:
             pairs = {name: (weights[name] / wanted, counts[name] / stored) for name in names}
             found.append(bars(f"Weights, {split}", pairs, ("planned", f"share of {unit}"), lambda each: f"{each:.1%}"))
-        rows = [(name, share(weights[name], wanted), share(counts[name], stored), round(counts[name]), _passes(weights[name], wanted, counts[name], stored)) for name in names]
+        rows = [
+            (
+                name,
+                share(weights[name], wanted),
+                share(counts[name], stored),
+                round(counts[name]),
+                _passes(weights[name], wanted, counts[name], stored),
+            )
+            for name in names
+        ]
         found.append(Table(f"Weights, {split}", ("data set", "planned", "published", unit, "passes"), rows))
     if found:
-        found.append(Text("Passes: how often a trainer that follows the weights reads this data set while it reads the average one once."))
+        found.append(
+            Text(
+                "Passes: how often a trainer that follows the weights reads this data set while it reads the average one once."
+            )
+        )
     return found
 
 
 def _passes(weight: float, wanted: float, count: float, stored: float) -> str:
-    return f"{(weight / wanted) / (count / stored):.2f}" if wanted and count else "–"
+    return f"{(weight / wanted) / (count / stored):.2f}" if wanted and count else "-"
 
 
 QUANTILES = (0.5, 0.99)
@@ -212,7 +239,11 @@ def document_lengths(run: Run) -> list[Part]:
     what = "Sequences" if run.stored_as == "packs" else "Documents"
     return [
         columns(f"{what} by length in {unit}", *_histogram(everything), what.lower()),
-        Table(f"Lengths in {unit}{note}", ("documents of", "measured", "shortest", "median", "99 %", "longest", "mean"), [_quantiles(each) for each in run.lengths]),
+        Table(
+            f"Lengths in {unit}{note}",
+            ("documents of", "measured", "shortest", "median", "99 %", "longest", "mean"),
+            [_quantiles(each) for each in run.lengths],
+        ),
     ]
 
 
@@ -242,7 +273,11 @@ def density(run: Run) -> list[Part]:
     """How many tokens the vocabulary needs for the text of each data set."""
     if not run.densities:
         return []
-    rows = [(each.dataset, each.documents, each.tokens, each.size, f"{each.tokens / each.size:.3f}") for each in run.densities if each.size]
+    rows = [
+        (each.dataset, each.documents, each.tokens, each.size, f"{each.tokens / each.size:.3f}")
+        for each in run.densities
+        if each.size
+    ]
     values = {each.dataset: (each.tokens / each.size,) for each in run.densities if each.size}
     caption = "Tokens per byte of UTF-8 text, in the first documents of each data set"
     return [
@@ -258,9 +293,17 @@ def packing(run: Run) -> list[Part]:
     for each in run.packed:
         tenths = np.minimum(each.lengths * 10 // size, 9)
         labels = [f"{tenth * 10}%" for tenth in range(10)]
-        found.append(columns(f"Packs by fill, {each.split}", np.bincount(tenths, minlength=10).tolist(), labels, "packs"))
-    rows = [(each.split, each.packs, int(each.lengths.sum()), share(int(each.lengths.sum()), each.packs * size)) for each in run.packed]
-    return [*found, Table(f"The first packs of each file, of {size:,} tokens", ("split", "packs", "tokens", "fill"), rows)]
+        found.append(
+            columns(f"Packs by fill, {each.split}", np.bincount(tenths, minlength=10).tolist(), labels, "packs")
+        )
+    rows = [
+        (each.split, each.packs, int(each.lengths.sum()), share(int(each.lengths.sum()), each.packs * size))
+        for each in run.packed
+    ]
+    return [
+        *found,
+        Table(f"The first packs of each file, of {size:,} tokens", ("split", "packs", "tokens", "fill"), rows),
+    ]
 
 
 def masks(run: Run) -> list[Part]:
@@ -269,16 +312,22 @@ def masks(run: Run) -> list[Part]:
     for each in run.packed:
         total, learned = (sum(counts[at] for counts in each.by_role.values()) for at in (0, 1))
         values = {role: (stored / total, trained / total) for role, (stored, trained) in each.by_role.items()}
-        found.append(bars(f"Tokens by role, {each.split}", values, ("stored", "trained on"), lambda each: f"{each:.1%}"))
+        found.append(
+            bars(f"Tokens by role, {each.split}", values, ("stored", "trained on"), lambda each: f"{each:.1%}")
+        )
         rows = [(role, stored, trained, share(trained, stored)) for role, (stored, trained) in each.by_role.items()]
         rows.append(("all", total, learned, share(learned, total)))
-        found.append(Table(f"Tokens by role in the first packs, {each.split}", ("role", "tokens", "trained on", "share"), rows))
+        found.append(
+            Table(f"Tokens by role in the first packs, {each.split}", ("role", "tokens", "trained on", "share"), rows)
+        )
     return found
 
 
 def domains(run: Run) -> list[Part]:
     """What the rows say about themselves: licences, domains, languages; and pools."""
-    found: list[Part] = [Table("Licences", ("licence", "documents"), rows)] if (rows := licence_rows(run.manifest)) else []
+    found: list[Part] = (
+        [Table("Licences", ("licence", "documents"), rows)] if (rows := licence_rows(run.manifest)) else []
+    )
     pools = run.manifest.get("selection", {}).get("pools", {})
     counted = [(name, pool["rows"], pool["tokens"]) for name, pool in pools.items()]
     return [*found, Table("Pools; a row may be in several", ("pool", "rows", "tokens"), counted)] if counted else found
@@ -287,8 +336,19 @@ def domains(run: Run) -> list[Part]:
 def worst_files(run: Run) -> list[Part]:
     """The source files with the most dropped rows."""
     counted = {name: counts for name, counts in drops_by_file(run.manifest).items() if _dropped(counts)}
-    worst = sorted(counted, key=lambda name: (-counted[name]["quarantined"], -_dropped(counted[name]), name))[:MOST_FILES]
-    rows = [(_short_place(name), counted[name]["rows"], counted[name]["quarantined"], _dropped(counted[name]), _reasons(counted[name])) for name in worst]
+    worst = sorted(counted, key=lambda name: (-counted[name]["quarantined"], -_dropped(counted[name]), name))[
+        :MOST_FILES
+    ]
+    rows = [
+        (
+            _short_place(name),
+            counted[name]["rows"],
+            counted[name]["quarantined"],
+            _dropped(counted[name]),
+            _reasons(counted[name]),
+        )
+        for name in worst
+    ]
     if not rows:
         return [Text("No file lost a row.")]
     return [Table("Files with the most bad and dropped rows", ("file", "rows", "bad", "dropped", "reasons"), rows)]
@@ -300,7 +360,9 @@ def _dropped(counts: Mapping[str, int]) -> int:
 
 def _reasons(counts: Mapping[str, int]) -> str:
     named = {reason: count for reason, count in counts.items() if reason not in {"rows", "quarantined"} and count}
-    return ", ".join(f"{reason} {count:,}" for reason, count in sorted(named.items(), key=lambda each: (-each[1], each[0])))
+    return ", ".join(
+        f"{reason} {count:,}" for reason, count in sorted(named.items(), key=lambda each: (-each[1], each[0]))
+    )
 
 
 def _short_place(place: str) -> str:
@@ -310,7 +372,10 @@ def _short_place(place: str) -> str:
 def samples(run: Run) -> list[Part]:
     """The beginnings of documents, decoded."""
     about = {"packs": "Text that is trained on has a coloured ground.", "documents": "All text is trained on."}
-    return [Text(f"The beginning of the first document of each data set and split. {about.get(run.stored_as, '')}"), Samples(run.samples)]
+    return [
+        Text(f"The beginning of the first document of each data set and split. {about.get(run.stored_as, '')}"),
+        Samples(run.samples),
+    ]
 
 
 def identity(run: Run) -> list[Part]:
@@ -318,7 +383,10 @@ def identity(run: Run) -> list[Part]:
     manifest = run.manifest
     rows: list[tuple[Cell, Cell]] = [
         ("kind", manifest["type"]),
-        *((f"{name} format", each["format_version"]) for name, each in {each["kind"]: each for each in manifest["recipes"]}.items()),
+        *(
+            (f"{name} format", each["format_version"])
+            for name, each in {each["kind"]: each for each in manifest["recipes"]}.items()
+        ),
         *((name, _told(manifest[name])) for name in ("tokenizer", "template") if name in manifest),
         ("data", f"xxh3_128:{digest(run)}"),
     ]
@@ -334,7 +402,7 @@ def identity(run: Run) -> list[Part]:
 
 
 def _told(described: Mapping[str, Any]) -> str:
-    return described.get("fingerprint") or described.get("digest") or "–"
+    return described.get("fingerprint") or described.get("digest") or "-"
 
 
 def command(manifest: Mapping[str, Any]) -> str:
@@ -342,7 +410,11 @@ def command(manifest: Mapping[str, Any]) -> str:
     kind = preparation(manifest["type"])
     chosen = _flat(manifest["settings"])
     usual = _flat(kind.settings().model_dump()) if not _required(kind) else {}
-    words = [f"{name}={_word(value)}" for name, value in chosen.items() if usual.get(name, usual) != value and value is not None]
+    words = [
+        f"{name}={_word(value)}"
+        for name, value in chosen.items()
+        if usual.get(name, usual) != value and value is not None
+    ]
     return " \\\n  ".join([f"tokenmill {KINDS[manifest['type']].command} blend.json --output-dir OUT", *words])
 
 
@@ -416,7 +488,11 @@ def _throughput(receipts: Sequence[Receipt]) -> list[Part]:
     places = np.minimum(((ends - start) / span * bins).astype(int), bins - 1)
     rates = np.bincount(places, sizes, bins) / (span / bins) / 1e6
     labels = [f"{span * at / bins:,.0f}s" if span >= bins else f"{span * at / bins:.2f}s" for at in range(bins)]
-    return [columns("Throughput: when shards were finished", rates.round(3).tolist(), labels, "MB of source per second")] if bins > 1 else []
+    return (
+        [columns("Throughput: when shards were finished", rates.round(3).tolist(), labels, "MB of source per second")]
+        if bins > 1
+        else []
+    )
 
 
 def _slowest(receipts: Mapping[str, Receipt], manifest: Mapping[str, Any]) -> list[Part]:
@@ -426,7 +502,15 @@ def _slowest(receipts: Mapping[str, Receipt], manifest: Mapping[str, Any]) -> li
     for key in slowest:
         told = receipts[key].volatile
         size = told.get("source_bytes", 0)
-        rows.append((_short_place(files[key]), key[:8], f"{told['seconds']:.2f}", f"{size / 1e6:,.2f}", f"{size / 1e6 / max(told['seconds'], 1e-6):,.1f}"))
+        rows.append(
+            (
+                _short_place(files[key]),
+                key[:8],
+                f"{told['seconds']:.2f}",
+                f"{size / 1e6:,.2f}",
+                f"{size / 1e6 / max(told['seconds'], 1e-6):,.1f}",
+            )
+        )
     return [Table("Slowest shards", ("file", "shard", "seconds", "MB", "MB/s"), rows)]
 
 

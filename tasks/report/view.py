@@ -11,7 +11,7 @@ sides show U+FFFD, although the ids are correct.
 
 import itertools
 from bisect import bisect_right
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from dataclasses import asdict, dataclass
 from random import Random
 from typing import Any

@@ -11,7 +11,7 @@ from typing import Any, BinaryIO, cast
 
 import xxhash
 from tokenmill.tasks.errors import InputError
-from tokenmill.tasks.storage import absolute, filesystem, is_local, join
+from tokenmill.tasks.storage import absolute, filesystem, join
 from tokenmill.tasks.threads import in_threads
 
 from .join import Extent

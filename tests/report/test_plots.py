@@ -338,7 +338,9 @@ def test_data_sets_and_folders_keep_their_names_and_their_rows(tmp_path, capfd):
     ]
     nll = [float("zam".index(row["dataset"])) + len(row["split"]) for row in rows]
     publish_scores(tmp_path / "<b>nll", "nll", [("data/part-00000-00000000.parquet", nll_table(rows, nll))])
-    record, page, (histogram,) = report(capfd, tmp_path / "<b>nll", "--scores", tmp_path / "<b>nll", "--html", tmp_path / "page.html")
+    record, page, (histogram,) = report(
+        capfd, tmp_path / "<b>nll", "--scores", tmp_path / "<b>nll", "--html", tmp_path / "page.html"
+    )
     told = " ".join(texts(histogram))
     found = re.findall(r"(\w/\w+) (\d+) rows, median (\d\.\d+)", told)
     assert found == [
