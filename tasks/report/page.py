@@ -158,7 +158,13 @@ def overview(run: Run) -> list[Part]:
         )
         for name, counts in totals["datasets"].items()
     ]
-    found.append(Table("Data sets", ("data set", "rows", "documents", "dropped", "tokens", "bytes of source"), rows))
+    found.append(
+        Table(
+            "Data sets; bytes of source as stored",
+            ("data set", "rows", "documents", "dropped", "tokens", "bytes"),
+            rows,
+        )
+    )
     splits = [
         (name, *(totals["splits"][name][each] for each in ("documents", "tokens")))
         for name in in_order(totals["splits"])
@@ -282,7 +288,7 @@ def density(run: Run) -> list[Part]:
     caption = "Tokens per byte of UTF-8 text, in the first documents of each data set"
     return [
         bars("Tokens per byte", values, ("tokens per byte",), lambda each: f"{each:.3f}"),
-        Table(caption, ("data set", "documents", "tokens", "bytes", "tokens per byte"), rows),
+        Table(caption, ("data set", "documents", "tokens", "bytes", "ratio"), rows),
     ]
 
 
