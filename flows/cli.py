@@ -131,7 +131,7 @@ def verify(output_dir: Prepared = None) -> dict[str, Any]:
     The next run of a preparation rebuilds damaged shards.
     """
     from tokenmill.tasks.nightly.versions import remedy_for
-    from tokenmill.tasks.report.verification import inspector_of, print_verification, verification_record
+    from tokenmill.tasks.report.verification import inspector_of, print_verification, verification_record, with_report
     from tokenmill.tasks.shards.verify import verify as verify_output
     from tokenmill.tasks.train.proof import is_training, print_proof, proof_record, prove
 
@@ -140,7 +140,7 @@ def verify(output_dir: Prepared = None) -> dict[str, Any]:
         proof = prove(place)
         print_proof(proof, place, terminal)
         return proof_record(proof, place)
-    verification = verify_output(place, inspector_of(place))
+    verification = with_report(verify_output(place, inspector_of(place)), place)
     print_verification(verification, place, terminal)
     if verification.problems:
         raise RunError(f"{place}: {len(verification.problems)} problems; {remedy_for(place)}")
@@ -223,21 +223,37 @@ def choose(
 
 @app.command
 def report(
-    output_dir: Annotated[str, Parameter(help="Output folder of scores, or of a Harmony normalization.")],
+    output_dir: Prepared = None,
     *,
-    scores: Annotated[list[str] | None, Parameter(help="Another folder of scores to plot with it.")] = None,
-    html: Annotated[str | None, Parameter(help="Path of the page; report.html in the folder by default.")] = None,
+    scores: Annotated[
+        list[str] | None,
+        Parameter(help="Plot these folders of scores, with the folder's rows, on a page of their own."),
+    ] = None,
+    html: Annotated[
+        str | None, Parameter(help="Path of the page; by default report.html in the folder, scores.html with --scores.")
+    ] = None,
 ) -> dict[str, Any]:
-    """Plot scores on a static page: NLL, NLL against correctness, and a map of embeddings by pool."""
+    """Write the page and the cards of a preparation again: counts, weights, lengths, masks, samples. Or plot scores."""
+    place = output_dir or piped("report").path
+    record = _plotted(place, scores, html) if scores else _reported(place, html)
+    terminal.print(f"written to {record['page']}", markup=False)
+    return {"report": {"path": place, "type": "report", **record}}
+
+
+def _reported(output_dir: str, html: str | None) -> dict[str, Any]:
+    from tokenmill.tasks.report.cards import publish_cards
+    from tokenmill.tasks.report.page import publish_page
+
+    return {"page": publish_page(output_dir, html).path, "cards": publish_cards(output_dir)}
+
+
+def _plotted(output_dir: str, scores: list[str], html: str | None) -> dict[str, Any]:
     from tokenmill.tasks.report.score_page import PAGE, publish_page, report_page
 
-    places = [output_dir, *(scores or [])]
+    places = list(dict.fromkeys([output_dir, *scores]))
     plots = report_page(places)
-    written = publish_page(places, plots, html or join(output_dir, PAGE))
-    terminal.print(f"written to {written.path}", markup=False)
-    return {
-        "report": {"path": output_dir, "type": "report", "page": written.path, "plots": [plot.title for plot in plots]}
-    }
+    page = publish_page(places, plots, html or join(output_dir, PAGE))
+    return {"page": page.path, "plots": [plot.title for plot in plots]}
 
 
 @app.command

@@ -113,5 +113,8 @@ def _workers(_cluster: str, needs: Needs) -> Generator[BuildShards]:
 
 
 def _report(manifest: Mapping[str, Any], output_dir: str) -> dict[str, Any]:
+    from tokenmill.tasks.report.page import leave_report
+
+    leave_report(output_dir, say)
     log_if_asked(manifest, output_dir, say)
     return artifact_record(manifest, output_dir)

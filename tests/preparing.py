@@ -60,13 +60,19 @@ def documents_of(output, tokenizer, split="train"):
     return texts
 
 
+REPORTED = {"report.html", "README.md", "croissant.json", "training-summary.md"}
+
+
 def tree(folder):
     """Every published and stored file with its content, except where it lies and what is declared volatile.
 
-    The index of source hashes and the verdicts of the gate are memories and no results: they are not here.
+    The index of source hashes and the verdicts of the gate are memories and no results: they are not here. Nor are the page
+    and the cards at the top of an output, which a run writes after it has published (see tests/report/test_page.py).
     """
     found = {}
     for path in sorted(Path(folder).rglob("*")):
+        if path.parent == Path(folder) and path.name in REPORTED:
+            continue
         if path.is_file() and path.name != "index.json" and path.parent.name != "gates":
             content = path.read_bytes()
             if path.name == "blend.json":

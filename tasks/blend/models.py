@@ -77,6 +77,9 @@ class DataSource(Strict, frozen=True):
     converter: str | None = Field(
         default=None, min_length=1, description="Converter to Harmony; chosen by the path if omitted."
     )
+    license: str | None = Field(
+        default=None, min_length=1, description="Licence of the data set, for its card; best an SPDX identifier."
+    )
     transforms: list[TransformSpec] = Field(
         default=[], description="Transforms of each row for reinforcement learning, in order."
     )

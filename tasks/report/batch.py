@@ -32,7 +32,7 @@ from tokenmill.tasks.train.skips import SkippedDocument
 from .view import Decode, Pack, Passage, SubSequence, View, decoded, view_record
 from .view_rows import Tokens
 from .view_terminal import print_view
-from .view_text import visible_line
+from .visible import visible_line
 from .why import Follower, Story, UnknownFileError, describe_steps, why_row
 from .why_fate import Place, Prepared, Read
 

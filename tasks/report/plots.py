@@ -13,7 +13,7 @@ from typing import cast
 import numpy as np
 from tokenmill.tasks.errors import InputError
 
-from .view_text import visible_line
+from .visible import visible_line
 
 try:
     import matplotlib.style

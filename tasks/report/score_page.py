@@ -22,9 +22,9 @@ from tokenmill.tasks.shards.publish import Output, publish_bytes
 from tokenmill.tasks.storage import absolute, filesystem, join
 
 from .plots import bars, embedding_map, nll_by_correctness, nll_histograms
-from .view_text import visible_line
+from .visible import visible_line
 
-PAGE = "report.html"
+PAGE = "scores.html"
 
 CORRECTNESS = "meta_correctness_own"
 NLL = "nll_mean"

@@ -8,16 +8,18 @@ from prefect.artifacts import create_markdown_artifact, create_table_artifact
 from prefect.cache_policies import NO_CACHE
 from tokenmill.tasks.shards.stage import artifact_key
 
+from .page import leave_report
 from .summary import artifact_record, data_set_rows, markdown, warnings
 from .weights_and_biases import log_if_asked
 
 
 @task(name="report", cache_policy=NO_CACHE, persist_result=False)
 def report(manifest: Mapping[str, Any], output_dir: str) -> dict[str, Any]:
-    """Attach a table and a summary to the run, log warnings, and return the artifact record."""
+    """Write the page and the cards, attach a table and a summary to the run, log warnings; returns the artifact record."""
     create_table_artifact(data_set_rows(manifest), artifact_key("data-sets"), "rows, documents and tokens per data set")
     create_markdown_artifact(markdown(manifest, output_dir), artifact_key("summary"), "what was prepared")
     for warning in warnings(manifest):
         get_run_logger().warning(warning)
+    leave_report(output_dir, get_run_logger().warning)
     log_if_asked(manifest, output_dir, get_run_logger().warning)
     return artifact_record(manifest, output_dir)

@@ -1,5 +1,6 @@
 """Print a verification."""
 
+from dataclasses import replace
 from typing import Any
 
 from rich.console import Console
@@ -16,6 +17,16 @@ def inspector_of(output_dir: str) -> Inspect:
     manifest = read_manifest(absolute(output_dir))
     kind = kind_of(manifest) if manifest else None
     return kind.inspect if kind else lambda _store, _receipt: []
+
+
+def with_report(verification: Verification, output_dir: str) -> Verification:
+    """The verification of a folder, and of the figures on its page and cards if its data are intact."""
+    manifest = read_manifest(absolute(output_dir))
+    if verification.problems or manifest is None or kind_of(manifest) is None:
+        return verification
+    from .page import report_problems
+
+    return replace(verification, problems=report_problems(output_dir))
 
 
 def verification_record(verification: Verification, output_dir: str) -> dict[str, Any]:

@@ -11,7 +11,7 @@ sides show U+FFFD, although the ids are correct.
 
 import itertools
 from bisect import bisect_right
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from dataclasses import asdict, dataclass
 from random import Random
 from typing import Any
@@ -21,10 +21,7 @@ from tokenmill.tasks.errors import InputError
 from tokenmill.tasks.shards.manifest import MANIFEST, read_manifest
 from tokenmill.tasks.shards.preparation import kind_of
 from tokenmill.tasks.storage import absolute
-from tokenmill.tasks.strict import parse
-from tokenmill.tasks.tokenize.load import find_vocabulary
-from tokenmill.tasks.tokenize.settings import TokenizerSource
-from tokenmill.tasks.tokenize.vocabulary import Vocabulary
+from tokenmill.tasks.tokenize.load import recorded_vocabulary
 
 from .view_parts import DocumentId, Part, parts_of, parts_of_document
 from .view_rows import PADDING, Row, Tokens, read_row, rows_with
@@ -122,23 +119,9 @@ def view_output(
     if kind is None or kind.tokens is None:
         raise InputError(f"{path}: holds a preparation of type {manifest['type']!r}; view shows pretrain and sft")
     parts = parts_of(manifest, dataset)
-    decode = _vocabulary(manifest).decode
+    decode = recorded_vocabulary(manifest).decode
     packs = _chosen(parts, rows, seed, decode) if doc is None else _holding(parts, DocumentId.parse(doc), decode)
     return View(path, manifest["type"], manifest["settings"]["tokenizer"]["model"], packs)
-
-
-def _vocabulary(manifest: Mapping[str, Any]) -> Vocabulary:
-    """The vocabulary that the shards were built with. Raises InputError if the one found differs."""
-    chosen = manifest["settings"]["tokenizer"]
-    named = {name: value for name, value in chosen.items() if name in TokenizerSource.model_fields}
-    vocabulary = find_vocabulary(parse(TokenizerSource, named, f"{MANIFEST}: settings.tokenizer"))
-    recorded = manifest["tokenizer"]["fingerprint"]
-    if vocabulary.fingerprint != recorded:
-        raise InputError(
-            f"tokenizer.model: {named['model']!r} is {vocabulary.fingerprint} here, but the shards were made with "
-            f"{recorded}; put the files of that tokenizer back, or prepare the data again"
-        )
-    return vocabulary
 
 
 def _chosen(parts: Sequence[Part], rows: int, seed: int | None, decode: Decode) -> list[Pack]:
@@ -201,11 +184,11 @@ def _sequence(part: Part, row: Row, place: int, decode: Decode) -> SubSequence:
         start=origin.start,
         stop=origin.stop,
         line=line,
-        passages=list(_passages(row, start, stop, decode)),
+        passages=list(passages_of(row, start, stop, decode)),
     )
 
 
-def _passages(row: Row, start: int, stop: int, decode: Decode) -> Iterator[Passage]:
+def passages_of(row: Row, start: int, stop: int, decode: Decode) -> Iterator[Passage]:
     """The runs of equal role and loss mask in `[start, stop)`."""
     roles, trained = row.roles[start:stop], row.trained[start:stop]
     borders = np.flatnonzero((roles[1:] != roles[:-1]) | (trained[1:] != trained[:-1])) + start + 1

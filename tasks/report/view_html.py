@@ -12,7 +12,8 @@ from tokenmill.tasks.storage import absolute
 
 from .view import Pack, Passage, SubSequence, View
 from .view_rows import PADDING
-from .view_text import describe_pack, describe_padding, describe_sequence, visible, visible_line
+from .view_text import describe_pack, describe_padding, describe_sequence
+from .visible import visible, visible_line
 
 STYLE = """
 :root { color-scheme: light dark; --back: #fff; --ink: #222; --aside: #666; --rule: #ccc; --trained: #d8f3dc; --edge: #2d6a4f; }

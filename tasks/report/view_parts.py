@@ -15,12 +15,12 @@ from itertools import accumulate
 from typing import Any, NamedTuple, Self
 
 import numpy as np
-from tokenmill.tasks.blend.models import SPLITS
 from tokenmill.tasks.errors import InputError, RunError, nearest
 from tokenmill.tasks.shards.join import Extent
-from tokenmill.tasks.shards.manifest import WHOLE, stored_entries
+from tokenmill.tasks.shards.manifest import split_of, stored_entries
 from tokenmill.tasks.shards.origins import Origin, origin_of, origins_in
 from tokenmill.tasks.shards.preparation import preparation
+from tokenmill.tasks.shards.published import join_published
 from tokenmill.tasks.shards.receipt import RECEIPT
 from tokenmill.tasks.shards.store import PACKS, PREFIX, Store
 from tokenmill.tasks.storage import join
@@ -226,13 +226,6 @@ def _packs_and_entries(
             )
 
 
-def split_of(entry: Mapping[str, Any], part: str) -> str:
-    """The published split of a part of a shard that a manifest lists."""
-    if part != WHOLE:
-        return part
-    return entry["split"] if entry["split"] in SPLITS else "train"
-
-
 class PublishedNames:
     """Leads from documents (packs, rows) of published files to those of shards, and back.
 
@@ -286,11 +279,6 @@ class PublishedNames:
         """The published files with document `number` of a part, and its number in each."""
         places = self._places.get(part.identity, [])
         return [(name, first + number) for name, first, rows in places if number < rows]
-
-
-def join_published(output_dir: str, name: str) -> str:
-    """The place of a name in a manifest: below the output folder, unless it lies in the store of an object storage."""
-    return name if name.startswith("/") or "://" in name else join(output_dir, name)
 
 
 def parts_of_document(parts: Sequence[Part], wanted: DocumentId) -> list[Part]:

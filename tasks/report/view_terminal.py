@@ -13,7 +13,8 @@ from rich.text import Text
 
 from .view import Passage, View
 from .view_rows import PADDING
-from .view_text import describe_pack, describe_padding, describe_sequence, visible, visible_line
+from .view_text import describe_pack, describe_padding, describe_sequence
+from .visible import visible, visible_line
 
 OPENING, CLOSING = "⟦", "⟧"
 ESCAPED_MARKS = {ord(mark): f"\\u{ord(mark):04x}" for mark in (OPENING, CLOSING)}

@@ -18,7 +18,7 @@ from tokenmill.tasks.errors import InputError, RunError
 from tokenmill.tasks.storage import absolute
 
 from .view_parts import DocumentId
-from .view_text import visible_line
+from .visible import visible_line
 from .why_duplicates import source_rows
 from .why_fate import Fate, Place, Prepared, Read
 

@@ -16,9 +16,10 @@ from tokenmill.tasks.errors import InputError, RunError
 from tokenmill.tasks.harmony.shard import FILE as ROWS_FILE
 from tokenmill.tasks.pack.sequences import stored_rows
 from tokenmill.tasks.select.shard import PART as CANDIDATES
-from tokenmill.tasks.shards.manifest import MANIFEST, WHOLE, entry_files, read_manifest
+from tokenmill.tasks.shards.manifest import MANIFEST, WHOLE, entry_files, read_manifest, split_of
 from tokenmill.tasks.shards.origins import Origin, origin_of, origins_in
 from tokenmill.tasks.shards.preparation import preparation
+from tokenmill.tasks.shards.published import join_published
 from tokenmill.tasks.shards.receipt import Receipt
 from tokenmill.tasks.shards.store import Store
 from tokenmill.tasks.sources.files import Slice, SourceFile
@@ -26,7 +27,7 @@ from tokenmill.tasks.sources.formats import first_row
 from tokenmill.tasks.storage import absolute
 from tokenmill.tasks.tokenize.document_map import read_map
 
-from .view_parts import Part, PublishedNames, join_published, parts_and_entries, parts_of_entry, split_of
+from .view_parts import Part, PublishedNames, parts_and_entries, parts_of_entry
 from .view_rows import PADDING, read_row, rows_with
 from .why_duplicates import kept_row, normalized_row, normalized_rows, verdict_of
 from .why_reason import Entry, quarantined, reason_of

@@ -160,6 +160,13 @@ def entry_files(entry: Mapping[str, Any]) -> Sequence[Mapping[str, Any]]:
     return entry.get("files") or [{**{name: entry[name] for name in ("file", "start", "stop")}, "content": content}]
 
 
+def split_of(entry: Mapping[str, Any], part: str) -> str:
+    """The published split of a part of a shard that a manifest lists."""
+    if part != WHOLE:
+        return part
+    return entry["split"] if entry["split"] in SPLITS else "train"
+
+
 def identities(manifest: Mapping[str, Any] | None) -> dict[str, dict[str, Any]]:
     """The identity of every shard of a manifest, by place, as planned: without later decisions."""
     if manifest is None:

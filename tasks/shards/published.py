@@ -11,7 +11,7 @@ from typing import Any, BinaryIO, cast
 
 import xxhash
 from tokenmill.tasks.errors import InputError
-from tokenmill.tasks.storage import absolute, filesystem, is_local, join
+from tokenmill.tasks.storage import absolute, filesystem, join
 from tokenmill.tasks.threads import in_threads
 
 from .join import Extent
@@ -82,6 +82,11 @@ def published_files(
         yield PublishedFile(place, place, output_of(file), MANIFEST)
 
 
+def join_published(output_dir: str, name: str) -> str:
+    """The place of a name in a manifest: below the output folder, unless it lies in the store of an object storage."""
+    return name if name.startswith("/") or "://" in name else join(output_dir, name)
+
+
 def outputs_of(part: str, outputs: Iterable[Output]) -> list[Output]:
     """The outputs of a part of a shard: `train.bin` and `train.idx` of `train`."""
     return [output for output in outputs if output.path.partition(".")[0] == part]
@@ -89,8 +94,7 @@ def outputs_of(part: str, outputs: Iterable[Output]) -> list[Output]:
 
 def _files(output_dir: str, store: Store, key: str, name: str, outputs: Sequence[Output]) -> Iterator[PublishedFile]:
     """The files of a published name: the one output with its extension, otherwise all that begin with it."""
-    elsewhere = name.startswith("/") or not is_local(name)
-    full = name if elsewhere else join(output_dir, name)
+    full = join_published(output_dir, name)
     endings = {f".{output.path.partition('.')[2]}": output for output in outputs}
     whole = {ending: output for ending, output in endings.items() if full.endswith(ending)}
     for ending, output in (whole or endings).items():

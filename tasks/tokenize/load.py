@@ -8,6 +8,7 @@ huggingface_hub other tokenizers, at a pinned revision. Code from a repository i
 import gzip
 import hashlib
 import os
+from collections.abc import Mapping
 from functools import lru_cache
 from importlib.metadata import distribution, version
 from pathlib import Path
@@ -17,9 +18,11 @@ import orjson
 import tiktoken
 import tiktoken.registry
 from tokenmill.tasks.errors import InputError, RunError, nearest
+from tokenmill.tasks.shards.manifest import MANIFEST
 from tokenmill.tasks.shards.publish import publish_bytes
 from tokenmill.tasks.shards.remembered import remembered
 from tokenmill.tasks.storage import user_cache
+from tokenmill.tasks.strict import parse
 
 from .settings import TokenizerSettings, TokenizerSource
 from .vocabulary import (
@@ -87,6 +90,20 @@ def planned_vocabulary(source: TokenizerSource, fingerprint: str | None) -> Voca
 def find_vocabulary(source: TokenizerSource) -> Vocabulary:
     """The vocabulary of `source.model`, loaded again only if its files change. Raises InputError if it cannot be found."""
     return _load(source.model, source.revision, _stamps(source.model))
+
+
+def recorded_vocabulary(manifest: Mapping[str, Any]) -> Vocabulary:
+    """The vocabulary that the shards of a manifest were built with. Raises InputError if the one found differs."""
+    chosen = manifest["settings"]["tokenizer"]
+    named = {name: value for name, value in chosen.items() if name in TokenizerSource.model_fields}
+    vocabulary = find_vocabulary(parse(TokenizerSource, named, f"{MANIFEST}: settings.tokenizer"))
+    recorded = manifest["tokenizer"]["fingerprint"]
+    if vocabulary.fingerprint != recorded:
+        raise InputError(
+            f"tokenizer.model: {named['model']!r} is {vocabulary.fingerprint} here, but the shards were made with "
+            f"{recorded}; put the files of that tokenizer back, or prepare the data again"
+        )
+    return vocabulary
 
 
 @lru_cache(maxsize=4)

@@ -319,12 +319,12 @@ def test_a_report_of_rows_and_scores_shows_all_of_them_on_one_page(published, ca
 
 def test_scores_alone_are_drawn_beside_themselves(published, capfd):
     folder, _ = published
-    record, _, (histogram,) = report(capfd, folder / "nll")
-    assert record["page"] == f"{folder}/nll/report.html"
+    record, _, (histogram,) = report(capfd, folder / "nll", "--scores", folder / "nll")
+    assert record["page"] == f"{folder}/nll/scores.html"
     assert "math/high" in " ".join(texts(histogram))
-    _, _, (scatter,) = report(capfd, folder / "vectors")
+    _, _, (scatter,) = report(capfd, folder / "vectors", "--scores", folder / "vectors")
     assert "a/a (24)" in texts(scatter)
-    _, _, (bars,) = report(capfd, folder / "out")
+    _, _, (bars,) = report(capfd, folder / "out", "--scores", folder / "out")
     assert "hard" in texts(bars)
 
 
@@ -338,7 +338,9 @@ def test_data_sets_and_folders_keep_their_names_and_their_rows(tmp_path, capfd):
     ]
     nll = [float("zam".index(row["dataset"])) + len(row["split"]) for row in rows]
     publish_scores(tmp_path / "<b>nll", "nll", [("data/part-00000-00000000.parquet", nll_table(rows, nll))])
-    record, page, (histogram,) = report(capfd, tmp_path / "<b>nll", "--html", tmp_path / "page.html")
+    record, page, (histogram,) = report(
+        capfd, tmp_path / "<b>nll", "--scores", tmp_path / "<b>nll", "--html", tmp_path / "page.html"
+    )
     told = " ".join(texts(histogram))
     found = re.findall(r"(\w/\w+) (\d+) rows, median (\d\.\d+)", told)
     assert found == [
@@ -376,7 +378,7 @@ def test_without_matplotlib_the_command_says_what_to_install(published):
     code = (
         "import sys; sys.modules['matplotlib'] = None; from tokenmill.flows.cli import run; sys.exit(run(sys.argv[1:]))"
     )
-    command = [sys.executable, "-c", code, "report", str(folder / "nll")]
+    command = [sys.executable, "-c", code, "report", str(folder / "nll"), "--scores", str(folder / "nll")]
     done = subprocess.run(command, cwd=REPOSITORY, capture_output=True, text=True, check=False)
     assert done.returncode == 2
     assert "install it with: pip install 'tokenmill[report]'" in done.stderr

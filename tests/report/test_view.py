@@ -21,7 +21,7 @@ from tokenmill.tasks.errors import InputError, RunError
 from tokenmill.tasks.report.view import view_output, view_record
 from tokenmill.tasks.report.view_html import publish_html, view_html
 from tokenmill.tasks.report.view_terminal import print_view
-from tokenmill.tasks.report.view_text import visible
+from tokenmill.tasks.report.visible import visible
 from tokenmill.tasks.seal import sealed
 from tokenmill.tasks.shards.manifest import read_manifest
 from tokenmill.tasks.shards.receipt import Receipt

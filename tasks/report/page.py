@@ -1,0 +1,589 @@
+"""The page of a run: one static HTML file, derived from its manifest, receipts and published files.
+
+A section is a row of `SECTIONS`: its title, what it needs, and the function that makes its tables and pictures. A kind has the
+sections whose needs it meets, so a new kind has a page. Every section but the last is the same for the same data, wherever and
+whenever they were prepared; `verify` makes them again and compares. The last one, `This run`, has times.
+
+The page has no scripts and makes no requests, follows the system's light or dark setting, and fits a phone. The tiny blend's
+takes 0.3 s and 25 kB.
+"""
+
+import time
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from html import escape
+from typing import Any
+
+import numpy as np
+import orjson
+from tokenmill.tasks.errors import InputError, RunError
+from tokenmill.tasks.shards.preparation import KINDS, preparation
+from tokenmill.tasks.shards.publish import Output, publish_bytes
+from tokenmill.tasks.shards.published import THREADS
+from tokenmill.tasks.shards.receipt import Receipt
+from tokenmill.tasks.shards.store import Store, read_bytes
+from tokenmill.tasks.storage import absolute, join
+from tokenmill.tasks.threads import in_threads
+
+from .cards import card_problems, digest, licence_rows, publish_cards
+from .figures import COLOURS, Cell, Code, Items, Part, Table, Text, bars, columns, flow, line, number, share
+from .measured import Lengths, Passage, Run, Sample, data_set, drops_by_file, in_order, run_in, sources_of
+from .summary import warnings
+from .visible import visible
+
+PAGE = "report.html"
+
+MOST_FILES = 10
+"""Files and shards in the tables of the worst."""
+
+MOST_CODE = 20_000
+"""Characters of settings and blend that a page quotes."""
+
+DARK = ("#7ab0ec", "#f0a45a", "#7fcf9f", "#e08fcf", "#a9acec", "#5fd0c4")
+"""The colours of series on a dark page."""
+
+
+def _variables(colours: Iterable[str]) -> str:
+    return " ".join(f"--c{at}: {colour};" for at, colour in enumerate(colours))
+
+
+STYLE = f"""
+:root {{ color-scheme: light dark; --back: #fff; --ink: #1f2328; --aside: #57606a; --rule: #d0d7de; --trained: #d8f3dc; --edge: #2d6a4f; {_variables(COLOURS)} }}
+@media (prefers-color-scheme: dark) {{
+  :root {{ --back: #16181c; --ink: #dfe2e6; --aside: #a2a9b1; --rule: #3d444d; --trained: #173d2b; --edge: #74c69d; {_variables(DARK)} }}
+}}
+* {{ box-sizing: border-box; }}
+body {{ background: var(--back); color: var(--ink); font: 15px/1.5 system-ui, sans-serif; max-width: 60em; margin: 0 auto; padding: 1em; }}
+h1 {{ font-size: 1.4em; line-height: 1.25; overflow-wrap: anywhere; }}
+h2 {{ font-size: 1.15em; margin: 2em 0 .5em; padding-top: .7em; border-top: 1px solid var(--rule); }}
+h3 {{ font-size: 1em; margin: 1em 0 .2em; overflow-wrap: anywhere; }}
+p, li {{ overflow-wrap: anywhere; }}
+p {{ margin: .4em 0; }}
+nav ul {{ display: flex; flex-wrap: wrap; gap: .2em 1em; list-style: none; padding: 0; }}
+a {{ color: var(--c0); }}
+figure {{ margin: .8em 0; max-width: 34em; }}
+figure > svg {{ width: 100%; height: auto; display: block; }}
+figcaption {{ font-weight: 600; margin-bottom: .3em; }}
+.key {{ display: inline-block; font-weight: normal; color: var(--aside); margin-left: .8em; }}
+.key svg {{ width: .7em; height: .7em; }}
+.wide {{ overflow-x: auto; margin: .8em 0; }}
+table {{ border-collapse: collapse; font-size: .92em; }}
+caption {{ text-align: left; font-weight: 600; padding-bottom: .3em; }}
+th, td {{ text-align: left; vertical-align: top; padding: .2em .9em .2em 0; border-bottom: 1px solid var(--rule); }}
+thead th {{ color: var(--aside); font-weight: normal; }}
+tbody th {{ font-weight: normal; min-width: 8em; }}
+td {{ overflow-wrap: anywhere; }}
+.number {{ text-align: right; font-variant-numeric: tabular-nums; white-space: nowrap; }}
+pre {{ overflow-x: auto; background: color-mix(in srgb, var(--ink) 6%, var(--back)); padding: .6em; font-size: .85em; }}
+summary {{ cursor: pointer; color: var(--c0); }}
+dl {{ display: grid; grid-template-columns: 5.5em minmax(0, 1fr); margin: 0 0 1em; gap: 2px 0; }}
+dt {{ color: var(--aside); font-size: .9em; }}
+dd {{ margin: 0; padding: 0 .5em; border-left: 3px solid var(--rule); white-space: pre-wrap; overflow-wrap: anywhere;
+  font: .88em/1.5 ui-monospace, monospace; unicode-bidi: isolate; }}
+.trained {{ background: var(--trained); border-left-color: var(--edge); }}
+.warning {{ border-left: 3px solid var(--c1); padding-left: .6em; }}
+figure text {{ paint-order: stroke; stroke: var(--back); stroke-width: 3px; stroke-linejoin: round; }}
+@media (max-width: 30em) {{ th, td {{ padding-right: .6em; }} table {{ font-size: .85em; }} dl {{ grid-template-columns: minmax(0, 1fr); }} }}
+"""
+
+HEAD = """<!DOCTYPE html>
+<html lang="en">
+<head>
+<meta charset="utf-8">
+<meta http-equiv="Content-Security-Policy" content="default-src 'none'; style-src 'unsafe-inline'">
+<meta name="viewport" content="width=device-width">
+<title>{title}</title>
+<style>{style}</style>
+</head>
+<body>
+<main>
+"""
+
+FOOT = "</main>\n</body>\n</html>\n"
+
+
+@dataclass(frozen=True, slots=True)
+class Section:
+    """A section of a page: `needs` are ways of storing documents (see `Run.stored_as`), any if empty."""
+
+    title: str
+    needs: frozenset[str]
+    parts: Callable[[Run], Sequence[Part]]
+
+
+@dataclass(frozen=True, slots=True)
+class Samples:
+    """Beginnings of documents as HTML, trained text on a coloured ground."""
+
+    samples: Sequence[Sample]
+
+    def html(self) -> str:
+        """The samples."""
+        return "".join(map(_sample, self.samples))
+
+    def _repr_html_(self) -> str:
+        return self.html()
+
+
+def _sample(sample: Sample) -> str:
+    passages = "".join(map(_passage, sample.passages))
+    return f"<h3>{line(sample.dataset)}, {line(sample.split)}</h3>\n<dl>\n{passages}</dl>\n"
+
+
+def _passage(passage: Passage) -> str:
+    trained = ' class="trained"' if passage.trained else ""
+    return f"<dt>{line(passage.role)}</dt><dd{trained}>{escape(visible(passage.text))}</dd>\n"
+
+
+def overview(run: Run) -> list[Part]:
+    """What came in and went out."""
+    totals = run.manifest["totals"]
+    dropped = sum(totals["dropped"].values())
+    found: list[Part] = [
+        Text(
+            f"{totals['rows']:,} rows of {len(run.manifest['totals']['datasets']):,} data sets became "
+            f"{totals['documents']:,} documents{_tokens(totals)}; {dropped:,} rows were dropped."
+        ),
+    ]
+    if run.fates:
+        found.append(flow("From data sets to splits and drops, in rows", run.fates, totals["dropped"]))
+    rows = [
+        (
+            data_set(*name.split("/", 1)),
+            counts["rows"],
+            counts["documents"],
+            sum(counts["dropped"].values()),
+            counts["tokens"],
+            counts["source_bytes"],
+        )
+        for name, counts in totals["datasets"].items()
+    ]
+    found.append(
+        Table(
+            "Data sets; bytes of source as stored",
+            ("data set", "rows", "documents", "dropped", "tokens", "bytes"),
+            rows,
+        )
+    )
+    splits = [
+        (name, *(totals["splits"][name][each] for each in ("documents", "tokens")))
+        for name in in_order(totals["splits"])
+    ]
+    found.append(Table("Splits", ("split", "documents", "tokens"), splits))
+    if totals["dropped"]:
+        found.append(Table("Rows dropped", ("reason", "rows"), sorted(totals["dropped"].items())))
+    if lines := preparation(run.manifest["type"]).summary(run.manifest):
+        found.append(Items(lines))
+    return found
+
+
+def _tokens(totals: Mapping[str, Any]) -> str:
+    return f" with {totals['tokens']:,} tokens" if totals["tokens"] else ""
+
+
+def advice(run: Run) -> list[Part]:
+    """What to read before training on the data."""
+    found = warnings(run.manifest)
+    if bad := run.manifest["totals"]["quarantined"]:
+        found.append(
+            f"{bad:,} rows could not be used; read quarantine/*.jsonl for file, line and reason, and mend the source"
+        )
+    return [Items(found)] if found else [Text("Nothing to warn about.")]
+
+
+def planned_and_realised(run: Run) -> list[Part]:
+    """The weights of the blend, and the share of each data set in what was published, by split."""
+    unit = "tokens" if run.manifest["totals"]["tokens"] else "documents"
+    recorded = run.manifest.get("sampling", {}).get("splits", {})
+    found: list[Part] = []
+    for split in in_order({end for _, end in run.tokens}):
+        counts = {name: count for (name, end), count in run.tokens.items() if end == split}
+        counts |= {
+            name: each["tokens"] * each["copies"] for name, each in recorded.get(split, {}).items() if name in counts
+        }
+        weights = {name: sources_of(run.manifest)[name]["weight"] for name in counts}
+        wanted, stored = sum(weights.values()), sum(counts.values())
+        names = sorted(counts, key=lambda name: (-weights[name], name))
+        if wanted and len(names) > 1:
+            pairs = {name: (weights[name] / wanted, counts[name] / stored) for name in names}
+            found.append(bars(f"Weights, {split}", pairs, ("planned", f"share of {unit}"), lambda each: f"{each:.1%}"))
+        rows = [
+            (
+                name,
+                share(weights[name], wanted),
+                share(counts[name], stored),
+                round(counts[name]),
+                _passes(weights[name], wanted, counts[name], stored),
+            )
+            for name in names
+        ]
+        found.append(Table(f"Weights, {split}", ("data set", "planned", "published", unit, "passes"), rows))
+    if found:
+        found.append(
+            Text(
+                "Passes: how often a trainer that follows the weights reads this data set while it reads the average one once."
+            )
+        )
+    return found
+
+
+def _passes(weight: float, wanted: float, count: float, stored: float) -> str:
+    return f"{(weight / wanted) / (count / stored):.2f}" if wanted and count else "-"
+
+
+QUANTILES = (0.5, 0.99)
+
+
+def document_lengths(run: Run) -> list[Part]:
+    """How long documents are."""
+    if not run.lengths:
+        return []
+    unit = "bytes" if run.stored_as == "lines" else "tokens"
+    everything = np.concatenate([each.lengths for each in run.lengths])
+    measured, all_documents = len(everything), sum(each.documents for each in run.lengths)
+    note = "" if measured >= all_documents else f"; the first {measured:,} of {all_documents:,} were measured"
+    what = "Sequences" if run.stored_as == "packs" else "Documents"
+    return [
+        columns(f"{what} by length in {unit}", *_histogram(everything), what.lower()),
+        Table(
+            f"Lengths in {unit}{note}",
+            ("documents of", "measured", "shortest", "median", "99 %", "longest", "mean"),
+            [_quantiles(each) for each in run.lengths],
+        ),
+    ]
+
+
+def _histogram(lengths: np.ndarray) -> tuple[list[float], list[str]]:
+    """Counts of lengths between powers of two, and where each begins."""
+    exponents = np.frexp(lengths.astype(np.float64))[1] - 1
+    first, last = int(exponents.min()), int(exponents.max())
+    counts = np.bincount(exponents - first, minlength=last - first + 1)
+    labels = ["0" if power < 0 else _short(2**power) for power in range(first, last + 1)]
+    return counts.tolist(), labels
+
+
+def _short(count: int) -> str:
+    for size, letter in ((1 << 30, "Gi"), (1 << 20, "Mi"), (1 << 10, "Ki")):
+        if count >= size:
+            return f"{count // size}{letter}"
+    return str(count)
+
+
+def _quantiles(each: Lengths) -> tuple[Cell, ...]:
+    found = [int(np.quantile(each.lengths, at, method="lower")) for at in QUANTILES]
+    shortest, longest = int(each.lengths.min()), int(each.lengths.max())
+    return f"{each.dataset}, {each.split}", len(each.lengths), shortest, *found, longest, f"{each.lengths.mean():,.1f}"
+
+
+def density(run: Run) -> list[Part]:
+    """How many tokens the vocabulary needs for the text of each data set."""
+    if not run.densities:
+        return []
+    rows = [
+        (each.dataset, each.documents, each.tokens, each.size, f"{each.tokens / each.size:.3f}")
+        for each in run.densities
+        if each.size
+    ]
+    values = {each.dataset: (each.tokens / each.size,) for each in run.densities if each.size}
+    caption = "Tokens per byte of UTF-8 text, in the first documents of each data set"
+    return [
+        bars("Tokens per byte", values, ("tokens per byte",), lambda each: f"{each:.3f}"),
+        Table(caption, ("data set", "documents", "tokens", "bytes", "ratio"), rows),
+    ]
+
+
+def packing(run: Run) -> list[Part]:
+    """How full packs are."""
+    size = run.manifest["settings"]["pack_size"]
+    found: list[Part] = []
+    for each in run.packed:
+        tenths = np.minimum(each.lengths * 10 // size, 9)
+        labels = [f"{tenth * 10}%" for tenth in range(10)]
+        found.append(
+            columns(f"Packs by fill, {each.split}", np.bincount(tenths, minlength=10).tolist(), labels, "packs")
+        )
+    rows = [
+        (each.split, each.packs, int(each.lengths.sum()), share(int(each.lengths.sum()), each.packs * size))
+        for each in run.packed
+    ]
+    return [
+        *found,
+        Table(f"The first packs of each file, of {size:,} tokens", ("split", "packs", "tokens", "fill"), rows),
+    ]
+
+
+def masks(run: Run) -> list[Part]:
+    """Which roles the loss trains on."""
+    found: list[Part] = []
+    for each in run.packed:
+        total, learned = (sum(counts[at] for counts in each.by_role.values()) for at in (0, 1))
+        values = {role: (stored / total, trained / total) for role, (stored, trained) in each.by_role.items()}
+        found.append(
+            bars(f"Tokens by role, {each.split}", values, ("stored", "trained on"), lambda each: f"{each:.1%}")
+        )
+        rows = [(role, stored, trained, share(trained, stored)) for role, (stored, trained) in each.by_role.items()]
+        rows.append(("all", total, learned, share(learned, total)))
+        found.append(
+            Table(f"Tokens by role in the first packs, {each.split}", ("role", "tokens", "trained on", "share"), rows)
+        )
+    return found
+
+
+def domains(run: Run) -> list[Part]:
+    """What the rows say about themselves: licences, domains, languages; and pools."""
+    found: list[Part] = (
+        [Table("Licences", ("licence", "documents"), rows)] if (rows := licence_rows(run.manifest)) else []
+    )
+    pools = run.manifest.get("selection", {}).get("pools", {})
+    counted = [(name, pool["rows"], pool["tokens"]) for name, pool in pools.items()]
+    return [*found, Table("Pools; a row may be in several", ("pool", "rows", "tokens"), counted)] if counted else found
+
+
+def worst_files(run: Run) -> list[Part]:
+    """The source files with the most dropped rows."""
+    counted = {name: counts for name, counts in drops_by_file(run.manifest).items() if _dropped(counts)}
+    worst = sorted(counted, key=lambda name: (-counted[name]["quarantined"], -_dropped(counted[name]), name))[
+        :MOST_FILES
+    ]
+    rows = [
+        (
+            _short_place(name),
+            counted[name]["rows"],
+            counted[name]["quarantined"],
+            _dropped(counted[name]),
+            _reasons(counted[name]),
+        )
+        for name in worst
+    ]
+    if not rows:
+        return [Text("No file lost a row.")]
+    return [Table("Files with the most bad and dropped rows", ("file", "rows", "bad", "dropped", "reasons"), rows)]
+
+
+def _dropped(counts: Mapping[str, int]) -> int:
+    return sum(count for reason, count in counts.items() if reason not in {"rows", "quarantined"})
+
+
+def _reasons(counts: Mapping[str, int]) -> str:
+    named = {reason: count for reason, count in counts.items() if reason not in {"rows", "quarantined"} and count}
+    return ", ".join(
+        f"{reason} {count:,}" for reason, count in sorted(named.items(), key=lambda each: (-each[1], each[0]))
+    )
+
+
+def _short_place(place: str) -> str:
+    return "/".join(place.split("/")[-2:]) if place.startswith("/") else place
+
+
+def samples(run: Run) -> list[Part]:
+    """The beginnings of documents, decoded."""
+    about = {"packs": "Text that is trained on has a coloured ground.", "documents": "All text is trained on."}
+    return [
+        Text(f"The beginning of the first document of each data set and split. {about.get(run.stored_as, '')}"),
+        Samples(run.samples),
+    ]
+
+
+def identity(run: Run) -> list[Part]:
+    """What decides the bytes, and the command that makes them again."""
+    manifest = run.manifest
+    rows: list[tuple[Cell, Cell]] = [
+        ("kind", manifest["type"]),
+        *(
+            (f"{name} format", each["format_version"])
+            for name, each in {each["kind"]: each for each in manifest["recipes"]}.items()
+        ),
+        *((name, _told(manifest[name])) for name in ("tokenizer", "template") if name in manifest),
+        ("data", f"xxh3_128:{digest(run)}"),
+    ]
+    blend = orjson.dumps(manifest["blend"], option=orjson.OPT_INDENT_2).decode()[:MOST_CODE]
+    settings = orjson.dumps(manifest["settings"], option=orjson.OPT_INDENT_2).decode()[:MOST_CODE]
+    return [
+        Table("Identity", ("what", "value"), rows),
+        Text("Save the blend below as blend.json; this command makes the same bytes from the same sources:"),
+        Code(command(manifest)),
+        Code(blend, "blend.json"),
+        Code(settings, "All settings that can change the data"),
+    ]
+
+
+def _told(described: Mapping[str, Any]) -> str:
+    return described.get("fingerprint") or described.get("digest") or "-"
+
+
+def command(manifest: Mapping[str, Any]) -> str:
+    """The command that prepares the same data."""
+    kind = preparation(manifest["type"])
+    chosen = _flat(manifest["settings"])
+    usual = _flat(kind.settings().model_dump()) if not _required(kind) else {}
+    words = [
+        f"{name}={_word(value)}"
+        for name, value in chosen.items()
+        if usual.get(name, usual) != value and value is not None
+    ]
+    return " \\\n  ".join([f"tokenmill {KINDS[manifest['type']].command} blend.json --output-dir OUT", *words])
+
+
+def _required(kind: Any) -> bool:  # noqa: ANN401 - of any settings
+    return any(field.is_required() for field in kind.settings.model_fields.values())
+
+
+def _flat(settings: Mapping[str, Any], within: str = "") -> dict[str, Any]:
+    found: dict[str, Any] = {}
+    for name, value in settings.items():
+        found |= _flat(value, f"{within}{name}.") if isinstance(value, dict) and value else {f"{within}{name}": value}
+    return found
+
+
+def _word(value: object) -> str:
+    return value if isinstance(value, str) else orjson.dumps(value).decode()
+
+
+SECTIONS = (
+    Section("Overview", frozenset(), overview),
+    Section("Warnings", frozenset(), advice),
+    Section("Weights", frozenset(), planned_and_realised),
+    Section("Lengths", frozenset({"documents", "packs", "parquet", "lines"}), document_lengths),
+    Section("Tokens per byte", frozenset({"documents", "packs", "parquet"}), density),
+    Section("Packing", frozenset({"packs"}), packing),
+    Section("Loss masks", frozenset({"packs"}), masks),
+    Section("Licences and pools", frozenset(), domains),
+    Section("Worst files", frozenset(), worst_files),
+    Section("Samples", frozenset({"documents", "packs", "parquet", "lines"}), samples),
+    Section("Identity", frozenset(), identity),
+)
+"""Sections that are the same for the same data."""
+
+THIS_RUN = "This run"
+
+
+def this_run(run: Run) -> list[Part]:
+    """Times, versions and the work of every shard. Another run of the same preparation has others."""
+    volatile = run.manifest["volatile"]
+    shards = volatile["shards"]
+    when = time.strftime("%Y-%m-%d %H:%M:%S UTC", time.gmtime(volatile["created_at"]))
+    rows: list[tuple[Cell, Cell]] = [
+        ("published", when),
+        ("seconds", f"{volatile['seconds']:.1f}"),
+        ("shards built", shards["built"]),
+        ("shards reused", shards["reused"]),
+        *volatile["versions"].items(),
+    ]
+    found: list[Part] = [Table("Run", ("what", "value"), rows)]
+    receipts = _receipts(run)
+    timed = {key: receipt for key, receipt in receipts.items() if receipt and "seconds" in receipt.volatile}
+    return [*found, *_throughput(list(timed.values())), *_slowest(timed, run.manifest)] if timed else found
+
+
+def _receipts(run: Run) -> dict[str, Receipt | None]:
+    store = Store(run.publication.store.place, run.manifest["type"])
+    keys = list(dict.fromkeys(entry["key"] for entry in run.manifest["shards"]))
+    return dict(zip(keys, in_threads(store.read_receipt, keys, THREADS), strict=True))
+
+
+MOST_TIMES = 24
+
+
+def _throughput(receipts: Sequence[Receipt]) -> list[Part]:
+    """Source bytes per second over the time in which the shards were built, whichever run built them."""
+    ends = np.array([receipt.volatile["built_at"] for receipt in receipts])
+    sizes = np.array([receipt.volatile.get("source_bytes", 0) for receipt in receipts])
+    start = float((ends - [receipt.volatile["seconds"] for receipt in receipts]).min())
+    span = max(float(ends.max()) - start, 1e-3)
+    bins = min(MOST_TIMES, len(receipts))
+    places = np.minimum(((ends - start) / span * bins).astype(int), bins - 1)
+    rates = np.bincount(places, sizes, bins) / (span / bins) / 1e6
+    labels = [f"{span * at / bins:,.0f}s" if span >= bins else f"{span * at / bins:.2f}s" for at in range(bins)]
+    return (
+        [columns("Throughput: when shards were finished", rates.round(3).tolist(), labels, "MB of source per second")]
+        if bins > 1
+        else []
+    )
+
+
+def _slowest(receipts: Mapping[str, Receipt], manifest: Mapping[str, Any]) -> list[Part]:
+    files = {entry["key"]: entry["file"] for entry in manifest["shards"]}
+    slowest = sorted(receipts, key=lambda key: -receipts[key].volatile["seconds"])[:MOST_FILES]
+    rows: list[tuple[Cell, ...]] = []
+    for key in slowest:
+        told = receipts[key].volatile
+        size = told.get("source_bytes", 0)
+        rows.append(
+            (
+                _short_place(files[key]),
+                key[:8],
+                f"{told['seconds']:.2f}",
+                f"{size / 1e6:,.2f}",
+                f"{size / 1e6 / max(told['seconds'], 1e-6):,.1f}",
+            )
+        )
+    return [Table("Slowest shards", ("file", "shard", "seconds", "MB", "MB/s"), rows)]
+
+
+def sections(run: Run) -> dict[str, Sequence[Part]]:
+    """The sections that are the same for the same data, by title: tables and pictures, which a notebook shows."""
+    found = {each.title: _parts(each, run) for each in SECTIONS if not each.needs or run.stored_as in each.needs}
+    return {title: parts for title, parts in found.items() if parts}
+
+
+def _parts(section: Section, run: Run) -> Sequence[Part]:
+    """A section's parts; the reason instead, if what it needs cannot be read here."""
+    try:
+        return section.parts(run)
+    except (InputError, RunError, FileNotFoundError) as error:
+        return [Text(f"Not shown: {error}")]
+
+
+def section_html(title: str, parts: Iterable[Part]) -> str:
+    """A section as HTML."""
+    name = _anchor(title)
+    content = "".join(part.html() for part in parts)
+    return f'<section aria-labelledby="{name}">\n<h2 id="{name}">{line(title)}</h2>\n{content}</section>\n'
+
+
+def _anchor(title: str) -> str:
+    return title.lower().replace(" ", "-")
+
+
+def page(run: Run) -> str:
+    """The page."""
+    found = {**sections(run), THIS_RUN: this_run(run)}
+    name = KINDS[run.manifest["type"]].command
+    title = f"tokenmill {name}: {number(run.manifest['totals']['documents'])} documents"
+    links = "".join(f'<li><a href="#{_anchor(each)}">{line(each)}</a></li>\n' for each in found)
+    body = [section_html(each, parts) for each, parts in found.items()]
+    head = HEAD.format(title=line(title), style=STYLE)
+    top = f'<h1>{line(title)}</h1>\n<nav aria-label="Sections"><ul>\n{links}</ul></nav>\n'
+    return "".join([head, top, *body, FOOT])
+
+
+def publish_page(output_dir: str, place: str | None = None) -> Output:
+    """Write the page of a published preparation to `place`, report.html in its folder by default; errors as in `publish`."""
+    return publish_bytes(absolute(place or join(output_dir, PAGE)), page(run_in(output_dir)).encode())
+
+
+def leave_report(output_dir: str, warn: Callable[[str], object]) -> None:
+    """Write the page and the cards at the end of a run. The data are published, so a failure is only a warning."""
+    try:
+        publish_page(output_dir)
+        publish_cards(output_dir)
+    except Exception as error:  # noqa: BLE001 - the boundary: no failure of a report may fail a run
+        warn(
+            f"{join(output_dir, PAGE)}: no report was written ({type(error).__name__}: {error}); the data are published; "
+            f"try again with: tokenmill report {output_dir}"
+        )
+
+
+def report_problems(output_dir: str) -> list[str]:
+    """The figures of a written page and of cards that the published files do not give; nothing where none is written."""
+    place = join(output_dir, PAGE)
+    content = read_bytes(place)
+    if content is None:
+        return card_problems(output_dir)
+    text, found = content.decode(errors="replace"), sections(run_in(output_dir))
+    changed = [title for title, parts in found.items() if section_html(title, parts) not in text]
+    again = f"write it again: tokenmill report {output_dir}"
+    return [
+        *(f"{place}: the section {each!r} does not agree with the published files; {again}" for each in changed),
+        *card_problems(output_dir),
+    ]

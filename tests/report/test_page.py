@@ -1,0 +1,268 @@
+"""The page and the cards of a run: figures that others read in the published files too, the same bytes, text that stays text."""
+
+import itertools
+import json
+import re
+from html.parser import HTMLParser
+from pathlib import Path
+
+import mlcroissant
+import numpy as np
+import orjson
+import pyarrow.parquet as pq
+import pytest
+import yaml
+from tokenmill.flows.cli import run
+from tokenmill.tasks.report import cards, page
+from tokenmill.tasks.report.figures import Table, bars, flow
+from tokenmill.tasks.report.measured import run_in
+from tokenmill.tasks.shards.manifest import read_manifest
+
+from tests.building import prepare_here
+from tests.preparing import prefixes_of, write_lines
+
+REPOSITORY = Path(__file__).parents[2]
+HOSTILE = '<script>alert("1")</script> & <b>\x1b[0m\u202e'
+BLENDS = {
+    "pretrain": "tiny.json",
+    "sft": "tiny-sft.json",
+    "rl": "tiny-rl.json",
+    "harmony": "tiny-harmony.json",
+    "dedup": "tiny.json",
+}
+SETTINGS = {"sft": {"pack_size": 1024}, "rl": {"target": "nemo_gym"}}
+VOID = {"meta", "br", "hr", "img", "input", "link"}
+
+
+@pytest.fixture(scope="module", params=BLENDS)
+def published(request, tmp_path_factory):
+    """The bundled blend of a kind, prepared twice in different folders, each with its report."""
+    outputs = [tmp_path_factory.mktemp(request.param) / "out" for _ in range(2)]
+    for output in outputs:
+        prepare_here(
+            request.param, str(REPOSITORY / "blends" / BLENDS[request.param]), output, **SETTINGS.get(request.param, {})
+        )
+        page.leave_report(str(output), pytest.fail)
+    return request.param, *outputs
+
+
+class Page(HTMLParser):
+    """A page: its tables by caption, its elements, and whether every one that opens is closed in order."""
+
+    def __init__(self, text):
+        super().__init__()
+        self.tables, self.elements, self.links, self.ids = {}, [], [], set()
+        self._open, self._text, self._row, self._rows = [], "", [], []
+        self.feed(text)
+        assert self._open == []
+
+    def handle_starttag(self, tag, attrs):
+        self.elements.append(tag)
+        self.links += [value for name, value in attrs if name in {"href", "src"}]
+        self.ids |= {value for name, value in attrs if name == "id"}
+        assert not [name for name, _ in attrs if name.startswith("on")]
+        if tag not in VOID:
+            self._open.append(tag)
+        if tag in {"caption", "td", "th"}:
+            self._text = ""
+
+    def handle_startendtag(self, tag, attrs):
+        self.elements.append(tag)
+
+    def handle_endtag(self, tag):
+        assert self._open.pop() == tag
+        if tag == "caption":
+            self._rows = self.tables.setdefault(self._text, [])
+        elif tag in {"td", "th"}:
+            self._row.append(self._text)
+        elif tag == "tr":
+            self._rows.append(self._row)
+            self._row = []
+
+    def handle_data(self, data):
+        self._text += data
+
+    def rows(self, caption):
+        """The rows of the table whose caption begins so, without its head, by their first cell."""
+        (name,) = [name for name in self.tables if name.startswith(caption)]
+        return {row[0]: row[1:] for row in self.tables[name][1:]}
+
+
+def read_page(output):
+    return Page((Path(output) / "report.html").read_text())
+
+
+def test_a_page_is_small_whole_and_without_scripts_or_requests(published):
+    _, output, _ = published
+    text = (output / "report.html").read_text()
+    found = Page(text)
+    assert len(text.encode()) < 1_000_000
+    assert not {"script", "img", "link", "iframe", "object", "embed"} & {*found.elements}
+    assert {link[1:] for link in found.links} <= found.ids
+    assert "Not shown" not in text
+    assert str(output) not in text.partition('id="this-run"')[0]
+
+
+def test_equal_preparations_have_equal_pages_and_cards_but_for_the_run_itself(published):
+    _, *outputs = published
+    pages = [(output / "report.html").read_bytes().partition(b'<h2 id="this-run">')[0] for output in outputs]
+    assert pages[0] == pages[1]
+    names = {cards.CROISSANT, cards.SUMMARY, cards.CARD}
+    for name in names:
+        one, other = ((output / name).read_bytes() for output in outputs)
+        assert cards.DATE.sub(b"", one) == cards.DATE.sub(b"", other)
+    before = (outputs[0] / "report.html").read_bytes()
+    page.publish_page(str(outputs[0]))
+    assert (outputs[0] / "report.html").read_bytes() == before
+
+
+def test_counts_are_those_of_the_manifest_and_rows_are_all_accounted_for(published):
+    _, output, _ = published
+    totals, found = read_manifest(str(output))["totals"], read_page(output)
+    splits = {name: [f"{part['documents']:,}", f"{part['tokens']:,}"] for name, part in totals["splits"].items()}
+    assert found.rows("Splits") == splits
+    fates = run_in(str(output)).fates
+    assert sum(fates.values()) == totals["rows"]
+    assert sum(count for (_, end), count in fates.items() if end in totals["splits"]) == totals["documents"]
+
+
+def test_lengths_are_those_of_the_published_files(published):
+    kind, output, _ = published
+    expected = {"pretrain": by_megatron, "sft": by_packs, "harmony": by_harmony}.get(kind, by_lines)(output)
+    rows = read_page(output).rows("Lengths in")
+    measured, shortest, longest = (sum(int(row[at].replace(",", "")) for row in rows.values()) for at in (0, 1, 4))
+    assert measured == sum(map(len, expected.values()))
+    assert shortest == sum(map(min, expected.values()))
+    assert longest == sum(map(max, expected.values()))
+
+
+def by_megatron(output):
+    """The lengths of documents, from where megatron-core finds each to begin."""
+    found = {}
+    for split in ("train", "valid", "test"):
+        for prefix in prefixes_of(output, split):
+            idx = Path(f"{prefix}.idx").read_bytes()
+            count = int.from_bytes(idx[18:26], "little")
+            places = np.frombuffer(idx, "<i8", count, 34 + 4 * count)  # where documents begin, in bytes
+            size = Path(f"{prefix}.bin").stat().st_size
+            found[str(prefix)] = (np.diff(places, append=size) // 4).tolist()
+    return found
+
+
+def by_packs(output):
+    found = {}
+    for file in sorted((output / "splits").rglob("*.parquet")):
+        for row in pq.read_table(file).to_pylist():
+            borders = [*row["seq_start_id"], len(row["input_ids"])]
+            found.setdefault(str(file), []).extend(stop - start for start, stop in itertools.pairwise(borders))
+    return found
+
+
+def by_harmony(output):
+    return {
+        str(file): pq.read_table(file)["stats_token_len"].to_pylist() for file in (output / "data").rglob("*.parquet")
+    }
+
+
+def by_lines(output):
+    files = [file for file in output.rglob("*.jsonl") if file.parent.name != "splits" and "shards" not in file.parts]
+    return {str(file): [len(line) for line in file.read_bytes().splitlines()] for file in files}
+
+
+def test_masks_by_role_are_those_of_the_packs(published):
+    kind, output, _ = published
+    if kind != "sft":
+        return
+    rows = [row for file in (output / "splits/train").glob("*.parquet") for row in pq.read_table(file).to_pylist()]
+    stored, trained = sum(len(row["input_ids"]) for row in rows), sum(sum(row["loss_mask"]) for row in rows)
+    found = read_page(output).rows("Tokens by role in the first packs, train")
+    assert found["all"][:2] == [f"{stored:,}", f"{trained:,}"]
+    assert found["assistant"][1] == f"{trained:,}"
+    fill = read_page(output).rows("The first packs of each file")["train"]
+    assert fill[:2] == [str(len(rows)), f"{stored:,}"]
+    assert fill[2] == f"{stored / len(rows) / 1024:.1%}"
+
+
+def test_tokens_per_byte_are_measured_on_the_text_itself(published):
+    kind, output, _ = published
+    if kind != "pretrain":
+        return
+    texts = [json.loads(line)["text"] for line in (REPOSITORY / "blends/tiny/paragraphs.jsonl").open()]
+    documents, tokens, size, _ = read_page(output).rows("Tokens per byte")["paragraphs"]
+    assert documents == str(len(texts))
+    assert size == f"{sum(len(text.encode()) for text in texts):,}"
+    assert int(tokens.replace(",", "")) == 2443 - len(texts)  # without EOS
+
+
+def test_croissant_is_valid_and_names_what_the_data_were_made_from(published):
+    kind, output, _ = published
+    data = mlcroissant.Dataset(jsonld=str(output / cards.CROISSANT))
+    assert not data.metadata.issues.errors
+    assert not data.metadata.issues.warnings
+    written = orjson.loads((output / cards.CROISSANT).read_bytes())
+    assert len(written["prov:wasDerivedFrom"]) == sum(map(len, read_manifest(str(output))["blend"].values()))
+    if kind == "harmony":
+        (rows,) = [each for each in data.metadata.record_sets if each.name == "parquet-rows"]
+        (file,) = (output / "data").rglob("*.parquet")
+        assert {field.name for field in rows.fields} == {*pq.read_schema(file).names}
+
+
+def test_a_card_has_front_matter_and_the_published_counts(published):
+    kind, output, _ = published
+    text = (output / cards.CARD).read_text()
+    matter = yaml.safe_load(text.split("---\n")[1])
+    assert matter["size_categories"] == ["1K<n<10K"] if kind in {"pretrain", "dedup"} else ["n<1K"]
+    totals = read_manifest(str(output))["totals"]
+    summary = (output / cards.SUMMARY).read_text()
+    assert f"| Documents, measured | {totals['documents']:,} |" in summary
+    headings = re.findall(r"^### (\d\.\d)", summary, re.MULTILINE)
+    assert headings == ["1.1", "1.2", "1.3", *(f"2.{n}" for n in range(1, 7)), "3.1", "3.2", "3.3"]
+
+
+def test_verify_makes_every_figure_again(published, capfd):
+    _, output, _ = published
+    assert run(["verify", str(output)]) == 0
+    for name, was in (("report.html", b"<td"), (cards.SUMMARY, b"1"), (cards.CROISSANT, b"documents")):
+        before = (output / name).read_bytes()
+        (output / name).write_bytes(before.replace(was, b"<td " if was == b"<td" else b"9", 1))
+        capfd.readouterr()
+        assert run(["verify", str(output)]) == 1
+        assert name in capfd.readouterr().err
+        (output / name).write_bytes(before)
+    assert run(["verify", str(output)]) == 0
+
+
+def test_hostile_text_and_names_stay_text(tmp_path):
+    write_lines(tmp_path / "<b>in&/<i>x.jsonl", [HOSTILE * 3, b"{<script>", "plain"])
+    blend = {"datasets": [{"name": "a", "path": str(tmp_path / "<b>in&"), "license": "<u>|MIT"}]}
+    prepare_here("pretrain", blend, tmp_path / "out")
+    page.leave_report(str(tmp_path / "out"), pytest.fail)
+    text = (tmp_path / "out/report.html").read_text()
+    found = Page(text)
+    assert not {"script", "b", "i", "u"} & {*found.elements}
+    assert "&lt;script&gt;alert(" in text
+    assert not re.search("[\x1b\u202e]", text)
+    assert "| <u>" not in (tmp_path / "out" / cards.CARD).read_text()
+    assert found.rows("Files with the most bad")["<b>in&/<i>x.jsonl"][:3] == ["3", "1", "1"]
+
+
+def test_a_report_that_fails_is_a_warning_with_the_remedy(tmp_path, monkeypatch):
+    write_lines(tmp_path / "in.jsonl", ["text"])
+    prepare_here("pretrain", {"datasets": [{"name": "a", "path": str(tmp_path / "in.jsonl")}]}, tmp_path / "out")
+    monkeypatch.setattr(page, "sections", lambda run: 1 / 0)
+    told = []
+    page.leave_report(str(tmp_path / "out"), told.append)
+    assert len(told) == 1
+    assert f"tokenmill report {tmp_path / 'out'}" in told[0]
+    assert not (tmp_path / "out/report.html").exists()
+
+
+def test_many_data_sets_are_shown_in_part_and_all_counted():
+    links = {(f"d{number}", "train"): number + 1 for number in range(400)}
+    drawn = flow("flow", links, ())
+    assert sum(
+        int(count.replace(",", "")) for count in re.findall(r"to train: ([\d,]+)", drawn.description)[:16]
+    ) == sum(links.values())
+    assert "more in the table" in bars("bars", {f"d{number}": (1.0,) for number in range(40)}, ("x",), str).title
+    assert "300 more rows" in Table("t", ("a", "b"), [(f"d{number}", number) for number in range(400)]).html()
+    assert Table("t", ("a",), [])._repr_html_().startswith("<div")
