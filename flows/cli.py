@@ -93,8 +93,9 @@ def _planned(
     if output_dir is not None:
         check_inputs(blend, settings.store, output_dir)
     planned = kind.plan(blend, settings, output_dir)
-    print_plan(planned, terminal)
-    return plan_record(planned)
+    outlook = kind.outlook(planned)
+    print_plan(planned, terminal, outlook)
+    return plan_record(planned, outlook)
 
 
 def _prepared(

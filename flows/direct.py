@@ -104,7 +104,7 @@ def _workers(_cluster: str, needs: Needs) -> Generator[BuildShards]:
         def build_shards(
             step: Step, pending: Sequence[PlannedShard], store: Store, arguments: Mapping[str, Any], *, rebuild: bool
         ) -> None:
-            if is_little(pending, needs):
+            if is_little(step, pending, needs):
                 build_here(step, pending, store, arguments, rebuild=rebuild)
             elif pending:
                 on_workers()(step, pending, store, arguments, rebuild=rebuild)

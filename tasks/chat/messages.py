@@ -1,6 +1,7 @@
 """Parse one message: reasoning, tool calls, tools and loss flags, in the forms that sources use.
 
-Plain messages (a role and a string) take a fast path; all others are checked in full and rejected at the first fault.
+Plain messages (a role and a string) and answers with reasoning take fast paths; all others are checked in full and rejected at
+the first fault.
 
 Reasoning is a separate key or inline between `<think>` and `</think>`. Inline thinking counts only at the very beginning, where
 models generate it; elsewhere it is text, and ambiguous cases are rejected.
@@ -277,6 +278,7 @@ def _bad(what: str) -> RejectionError:
 
 
 PLAIN = {"role", "content"}
+REASONED = {*PLAIN, SPELLINGS[0]}
 
 ROLES: dict[str, Role] = {
     "system": "system",
@@ -310,6 +312,13 @@ def read_message(value: object) -> Message:
         if isinstance(role, str) and role in ROLES and isinstance(content, str) and "think>" not in content:
             require_utf8(content, "its content")
             return {"role": ROLES[role], "content": content}
+    if type(value) is dict and value.keys() == REASONED and value["role"] == "assistant":
+        content, reasoning = value["content"], value[SPELLINGS[0]]
+        texts = isinstance(content, str) and isinstance(reasoning, str)
+        if texts and not _blank(reasoning) and "think>" not in content:
+            require_utf8(content, "its content")
+            require_utf8(reasoning, "its reasoning")
+            return {"role": "assistant", "content": content, "reasoning_content": reasoning}
     return _read_any(value)
 
 

@@ -234,7 +234,20 @@ def pack_sequences(planned: SftPlan, build_shards: BuildShards) -> None:
     build_shards(PACK, plan.pending, plan.store, {}, rebuild=rebuild)
 
 
-PACK = Step("pack-sequences", build_packs)
+def packing_left(planned: SftPlan) -> list[str]:
+    """A line about the packs that are still to be made."""
+    plan, size = planned.plan, planned.settings.pack_size
+    if plan.pending:
+        return [f"then all sequences are packed, {size:,} tokens to a pack"]
+    pairs = zip(plan.shards, plan.keys, strict=True)
+    packs = plan_packs(
+        [Finished(shard, key, plan.proven[key]) for shard, key in pairs], plan.store, planned.found.packing
+    )
+    count = f"{len(packs.pending)} of {len(packs.keys)} groups of sequences to pack"
+    return [f"{count}, {size:,} tokens to a pack, {packs.pending_bytes / 1e9:,.2f} GB"]
+
+
+PACK = Step("pack-sequences", build_packs, in_threads=True)
 
 
 def release_sft(planned: SftPlan, finished: Sequence[Finished]) -> Release:
@@ -317,6 +330,7 @@ SFT = Preparation(
     arguments=worker_arguments,
     rounds=tokenize_and_pack,
     release=release_sft,
+    outlook=packing_left,
     inspect=inspect_sft_shard,
     summary=packing_lines,
     tokens="packs",

@@ -1,7 +1,7 @@
 """Print a plan: how much data there is, how much is already built, why the rest is not, and the cost of building it."""
 
 from collections import Counter
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 from rich.console import Console
@@ -26,8 +26,8 @@ def pending_reasons(planned: Planned[Any, Any]) -> Counter[str]:
     return reasons(planned.plan, identities(published_manifest(planned.output_dir)))
 
 
-def plan_record(planned: Planned[Any, Any]) -> dict[str, Any]:
-    """The plan as a JSON line for the next command."""
+def plan_record(planned: Planned[Any, Any], outlook: Sequence[str] = ()) -> dict[str, Any]:
+    """The plan as a JSON line for the next command; `outlook` says what is built after it."""
     plan = planned.plan
     return {
         "plan": {
@@ -39,6 +39,7 @@ def plan_record(planned: Planned[Any, Any]) -> dict[str, Any]:
             "estimated_tokens": sum(estimated_tokens(planned).values()),
             "reasons": dict(pending_reasons(planned)),
             "skipped_files": plan.skipped,
+            "outlook": outlook,
         }
     }
 
@@ -57,8 +58,8 @@ def _name(shard: PlannedShard) -> str:
     return f"{shard.split}/{shard.dataset}"
 
 
-def print_plan(planned: Planned[Any, Any], console: Console) -> None:
-    """Print the plan: a line per data set, then what is pending and why."""
+def print_plan(planned: Planned[Any, Any], console: Console, outlook: Sequence[str] = ()) -> None:
+    """Print the plan: a line per data set, then what is pending and why, and the `outlook`."""
     table = Table(*COLUMNS, title="plan", title_justify="left")
     table.columns[0].no_wrap = True
     for row in _rows(planned):
@@ -73,6 +74,8 @@ def print_plan(planned: Planned[Any, Any], console: Console) -> None:
     )
     for reason, count in pending_reasons(planned).most_common(MOST_REASONS):
         console.print(f"  {count:,} shards: {reason}", markup=False)
+    for line in outlook:
+        console.print(line, markup=False)
     for name, kinds in plan.skipped.items():
         console.print(f"  {name.removeprefix('datasets/')}: {skipped_files(kinds)}", markup=False)
     for name, note in planned.notes.items():

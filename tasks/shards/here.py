@@ -1,6 +1,6 @@
 """Build shards in this process: a worker takes 1.5 CPU-seconds to start, in which one core tokenizes 150 MB.
 
-The work is in a thread, so that Ctrl-C and progress need not wait for a shard.
+The work is in a thread, so that Ctrl-C and progress need not wait for a shard; in several if a step allows it.
 """
 
 import random
@@ -9,6 +9,8 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from typing import Any
+
+from tokenmill.tasks.threads import cores
 
 from .build import Announce, BuildShard, build_batch, may_pass
 from .plan import PlannedShard
@@ -19,33 +21,40 @@ from .store import Store
 LITTLE_BYTES = 4_000_000
 """Source bytes that this process builds: 0.2 to 1 s of work, compressed files and slow kinds more."""
 
+LITTLE_IN_THREADS = 2_000_000_000
+"""The same for steps in threads: packing so many bytes of tokens takes two cores some 8 s."""
+
+MOST_THREADS = 4
+"""A sixth of packing is in Python, so more threads would wait for one another."""
+
 RETRY_SECONDS = (2.0, 4.0, 8.0)
 """Average waits before a batch is tried again."""
 
 
-def is_little(pending: Sequence[PlannedShard], needs: Needs) -> bool:
+def is_little(step: Step, pending: Sequence[PlannedShard], needs: Needs) -> bool:
     """Whether this process builds the shards: they are small, and neither a number of workers nor a resource is asked for."""
-    return not (needs.workers or needs.resources) and sum(shard.part.size for shard in pending) < LITTLE_BYTES
+    most = LITTLE_IN_THREADS if step.in_threads else LITTLE_BYTES
+    return not (needs.workers or needs.resources) and sum(shard.part.size for shard in pending) < most
 
 
 def build_here(
     step: Step, pending: Sequence[PlannedShard], store: Store, arguments: Mapping[str, Any], *, rebuild: bool
 ) -> None:
     """See BuildShards."""
-    thread = ThreadPoolExecutor(1)
+    slots = min(cores(), MOST_THREADS) if step.in_threads else 1
+    threads = ThreadPoolExecutor(slots)
     try:
-        building_on(lambda _: _Here(thread))(step, pending, store, arguments, rebuild=rebuild)
+        building_on(lambda _: _Here(threads, slots))(step, pending, store, arguments, rebuild=rebuild)
     finally:
-        thread.shutdown(cancel_futures=True)  # after Ctrl-C, no other shard begins
+        threads.shutdown(cancel_futures=True)  # after Ctrl-C, no other shard begins
 
 
 class _Here:
     """A pool that is this process."""
 
-    slots = 1
-
-    def __init__(self, thread: ThreadPoolExecutor) -> None:
-        self._thread = thread
+    def __init__(self, threads: ThreadPoolExecutor, slots: int) -> None:
+        self.slots = slots
+        self._threads = threads
         self._announce: Announce = lambda _: None
 
     def listen(self, handle: Announce) -> str:
@@ -53,7 +62,7 @@ class _Here:
         return "here"
 
     def submit(self, name: str, calls: Sequence[Mapping[str, Any]]) -> list[Submitted]:  # noqa: ARG002 - for Prefect
-        futures = [self._thread.submit(self._build, **call) for call in calls]
+        futures = [self._threads.submit(self._build, **call) for call in calls]
         return [Submitted(future, partial(failure_of, future)) for future in futures]
 
     def _build(

@@ -56,11 +56,13 @@ class Planned(Generic[Settings, Found]):
 class Step:
     """The name of the mapped task in Prefect, and the function that builds one shard in it.
 
-    `build(shard, store, **arguments)` is a module-level function, because workers import it by name.
+    `build(shard, store, **arguments)` is a module-level function, because workers import it by name. `in_threads`: most of its
+    work is outside Python, so that threads of one process can build shards side by side.
     """
 
     name: str
     build: Callable[..., Receipt]
+    in_threads: bool = False
 
     def building(self, arguments: Mapping[str, Any]) -> BuildShard:
         """The function with its arguments."""
@@ -110,7 +112,7 @@ def _no_files(_settings: PreparationSettings) -> Mapping[str, str]:
     return {}
 
 
-def _no_lines(_manifest: Mapping[str, Any]) -> Sequence[str]:
+def _no_lines(_: object) -> Sequence[str]:
     return ()
 
 
@@ -148,6 +150,7 @@ class Preparation(Generic[Settings, Found]):
         needs: Workers and resources for building.
         accept: Raises RunError for a published manifest that violates a limit in the settings.
         named_files: A digest of each group of files that settings name but shards do not depend on, for nightly runs.
+        outlook: Lines for a dry run about what is built after the pending shards.
         summary: Lines for this kind in the summary of a manifest.
         tokens: How tokens are stored in the published files, for `view` and training; None if there are no tokens.
         training_advice: Advice to show instead of training on the output; `{path}` is its folder.
@@ -170,6 +173,7 @@ class Preparation(Generic[Settings, Found]):
     needs: Callable[[Planned[Settings, Found]], Needs] = _all_cores
     accept: Callable[[Mapping[str, Any], str], None] = _nothing
     named_files: Callable[[Settings], Mapping[str, str]] = _no_files
+    outlook: Callable[[Planned[Settings, Found]], Sequence[str]] = _no_lines
     summary: Callable[[Mapping[str, Any]], Sequence[str]] = _no_lines
     tokens: Literal["packs", "documents"] | None = None
     training_advice: str = TRAINABLE

@@ -12,7 +12,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from pyarrow import parquet
-from tokenmill.tasks.chat.conversation import Arguments, Conversation, Reason, Rejected
+from tokenmill.tasks.chat import messages
+from tokenmill.tasks.chat.conversation import Arguments, Conversation, Reason, Rejected, RejectionError
 from tokenmill.tasks.chat.parse import conversation, fields_read
 from tokenmill.tasks.sources.exact_json import loads
 
@@ -683,3 +684,25 @@ def test_inline_thinking_is_split_as_chat_templates_split_it(thoughts, rest, ope
     if reasoning.strip():
         expected["reasoning_content"] = reasoning
     assert messages_of(answer(content=content)) == [Q, expected]
+
+
+PIECES = st.one_of(
+    st.none(),
+    st.integers(),
+    st.sampled_from(["", " ", "a", "<think>", "</think>", "<think>a</think>b", HALF, "\n", "é"]),
+)
+
+
+@given(
+    st.sampled_from(["user", "assistant", "function", "nobody"]),
+    PIECES,
+    st.dictionaries(st.sampled_from(["reasoning_content", "reasoning", "name"]), PIECES),
+)
+def test_a_message_that_takes_a_fast_path_is_read_as_by_the_full_one(role, content, more):
+    def result(read_one):
+        try:
+            return list(read_one({"role": role, "content": content, **more}).items())
+        except RejectionError as error:
+            return error.reason, error.detail
+
+    assert result(messages.read_message) == result(messages._read_any)  # noqa: SLF001 - the reference

@@ -6,7 +6,7 @@ import random
 
 import pyarrow as pa
 import pyarrow.parquet as pq
-from tokenmill.tasks.pack.parquet import ENCODINGS
+from tokenmill.tasks.pack.parquet import PARQUET
 from tokenmill.tasks.shards.identity import shard_key
 from tokenmill.tasks.shards.manifest import Finished
 from tokenmill.tasks.shards.plan import PlannedShard
@@ -17,15 +17,12 @@ from tokenmill.tasks.sources.files import Slice, SourceFile
 PACK_SIZE, MULTIPLE = 64, 4
 USER, ASSISTANT, PADDING = 2, 4, 6
 METADATA = {b"tokenmill": b'{"format": "packed-sft", "version": 1}'}
+KINDS = {
+    "input_ids": pa.int32(), "loss_mask": pa.int8(), "seq_start_id": pa.int32(), "document": pa.int64(),
+    "role_start": pa.int32(), "role": pa.int8(),
+}  # fmt: skip
 SCHEMA = pa.schema(
-    {
-        "input_ids": pa.list_(pa.int32()),
-        "loss_mask": pa.list_(pa.int8()),
-        "seq_start_id": pa.list_(pa.int32()),
-        "document": pa.list_(pa.int64()),
-        "role_start": pa.list_(pa.int32()),
-        "role": pa.list_(pa.int8()),
-    },
+    [pa.field(name, pa.list_(pa.field("element", KINDS[name], nullable=False)), nullable=False) for name in KINDS],
     METADATA,
 )
 
@@ -66,10 +63,7 @@ def row(sequences, first_id):
 def parquet(made, first_id=0):
     rows = [row(sequences, first_id + PACK_SIZE * number) for number, sequences in enumerate(made)]
     stream = io.BytesIO()
-    pq.write_table(
-        pa.Table.from_pylist(rows, SCHEMA), stream, compression="zstd", row_group_size=300, use_dictionary=False,
-        column_encoding={f"{name}.list.element": ENCODINGS[name] for name in SCHEMA.names},
-    )  # fmt: skip
+    pq.write_table(pa.Table.from_pylist(rows, SCHEMA), stream, row_group_size=300, **PARQUET)
     return stream.getvalue()
 
 

@@ -47,7 +47,7 @@ def test_a_cut_file_has_the_leading_rows_and_everything_else_of_its_source(file,
     assert [group.num_rows for group in groups] == [min(300, count - first) for first in range(0, count, 300)]
     for group, leaf in itertools.product(groups, range(6)):
         made, found = whole.metadata.row_group(0).column(leaf), group.column(leaf)
-        assert (found.compression, found.encodings) == ("ZSTD", made.encodings)
+        assert (found.compression, found.encodings) == (made.compression, made.encodings)
     assert write_leading(file, str(tmp_path / "again.parquet"), count).xxh3_128 == output.xxh3_128
 
 

@@ -27,6 +27,7 @@ from tokenmill.tasks.pack.shard import SequenceShard
 from tokenmill.tasks.report.verification import inspector_of
 from tokenmill.tasks.report.view import view_output
 from tokenmill.tasks.report.why import why_row
+from tokenmill.tasks.shards import here
 from tokenmill.tasks.shards.build import building
 from tokenmill.tasks.shards.manifest import Finished
 from tokenmill.tasks.shards.plan import PlannedShard
@@ -234,6 +235,27 @@ def test_the_order_in_which_groups_are_packed_changes_no_byte(tmp_path, source, 
     SFT.build(planned, backwards)
     SFT.publish(planned, 0.0)
     assert published(tmp_path / "out") == published(tmp_path / "alone")
+
+
+def test_groups_packed_side_by_side_in_this_process_are_the_same(tmp_path, source, chosen, monkeypatch):
+    groups(monkeypatch, 300)
+    monkeypatch.setattr(here, "cores", lambda: 3)
+    for name, build_shards in (("one", build_here), ("threads", here.build_here)):
+        planned = plan(blend_of(source), tmp_path / name, **chosen)
+        SFT.build(planned, build_shards)
+        SFT.publish(planned, 0.0)
+    assert len(list((tmp_path / "one/shards/packs").iterdir())) > 3
+    assert published(tmp_path / "one") == published(tmp_path / "threads")
+
+
+def test_a_dry_run_tells_what_is_left_to_pack(tmp_path, source, chosen):
+    def told(**settings):
+        return SFT.outlook(plan(blend_of(source), tmp_path / "out", **settings))
+
+    assert told(**chosen) == ["then all sequences are packed, 512 tokens to a pack"]
+    prepare(blend_of(source), tmp_path / "out", **chosen)
+    assert told(**chosen)[0].startswith("0 of 1 groups")
+    assert told(**(chosen | {"pack_size": 700}))[0].startswith("1 of 1 groups of sequences to pack, 700 tokens")
 
 
 @pytest.mark.parametrize("oversize", ["drop", "truncate"])

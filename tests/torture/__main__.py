@@ -11,9 +11,11 @@ import time
 import traceback
 from types import ModuleType
 
-from tests.torture import flips, ids, kills, parquet, rows
+from tests.torture import flips, ids, kills, parquet, programs, rows
 
-TORTURES: dict[str, ModuleType] = {"rows": rows, "parquet": parquet, "flips": flips, "kills": kills, "ids": ids}
+TORTURES: dict[str, ModuleType] = {
+    "rows": rows, "parquet": parquet, "flips": flips, "kills": kills, "ids": ids, "programs": programs,
+}  # fmt: skip
 
 
 def main(arguments: list[str]) -> int:
