@@ -27,7 +27,6 @@ import pyarrow as pa
 from rensa import RMinHash  # pyright: ignore[reportAttributeAccessIssue] - its names are added by the extension
 from tokenmill.tasks.shards.publish import Output
 
-from .documents import distinct
 from .partitions import NONE, SliceFile, left, numbered, partitioned, tables
 from .shingles import Shingles, combined
 
@@ -109,10 +108,7 @@ class Buckets:
 def read_buckets(bands: Iterable[SliceFile], partition: int, partitions: int, gone: np.ndarray = NONE) -> Buckets:
     """The buckets of one partition, without the documents `gone` (int64, ascending)."""
     files = [
-        (file.first, table)
-        for file in bands
-        for table in tables(file.uri, partition, partitions)
-        if table.num_rows
+        (file.first, table) for file in bands for table in tables(file.uri, partition, partitions) if table.num_rows
     ]
     keys = [table["key"].to_numpy() for _, table in files]
     rows = repeated(np.concatenate([np.empty(0, np.uint64), *keys]))

@@ -321,9 +321,7 @@ def _batches(starts: np.ndarray, sizes: np.ndarray) -> Iterator[tuple[np.ndarray
     return zip(np.split(starts, cuts), np.split(sizes, cuts), strict=True)
 
 
-def _links_of_small(
-    sets: Sets, places: np.ndarray, starts: np.ndarray, sizes: np.ndarray, threshold: float
-) -> _Links:
+def _links_of_small(sets: Sets, places: np.ndarray, starts: np.ndarray, sizes: np.ndarray, threshold: float) -> _Links:
     """Compare all pairs of small buckets. The bands of similar documents share buckets, so each pair is compared once for all."""
     rows = ranges(starts, sizes)
     after = np.repeat(starts + sizes, sizes) - rows - 1
@@ -354,9 +352,7 @@ def _links_of_large(sets: Sets, places: np.ndarray, start: int, threshold: float
     unseen = links > MOST_LINKS
     unseen[COMPARED + 1 :] = True
     rows = start + members
-    return _Links(
-        rows[np.concatenate(better)], rows[np.concatenate(worse)], np.concatenate(jaccard), rows[unseen]
-    )
+    return _Links(rows[np.concatenate(better)], rows[np.concatenate(worse)], np.concatenate(jaccard), rows[unseen])
 
 
 def _possible(crowd: Sets, threshold: float) -> np.ndarray:

@@ -26,6 +26,10 @@ READ = ("reasoning_content", "content", "tool_calls", "name", "arguments", "outp
 """Keys of a message, a call or a result that hold text."""
 
 
+def accept(_record: Record) -> None:
+    """Accept any row."""
+
+
 @dataclass(frozen=True, slots=True)
 class Target:
     """A program that reads prepared rows.
@@ -36,7 +40,7 @@ class Target:
     """
 
     name: str
-    check: Check = lambda _: None
+    check: Check = accept
     texts: Callable[[Record], list[str]] = lambda _: []
     form: Callable[[Record], str] | None = None
 
