@@ -47,7 +47,7 @@ class Target:
 
 def has_placeholder(record: Record) -> bool:
     """Whether a row refers to a question elsewhere. Parquet writes a null struct as one full of nulls."""
-    return not is_null(record.get(PLACEHOLDER))
+    return record.get(PLACEHOLDER) is not None and not is_null(record[PLACEHOLDER])
 
 
 def is_null(value: object) -> bool:

@@ -156,8 +156,12 @@ def _is_exact(value: object, raw: bytes) -> bool:
     kinds = set(map(type, values))
     if float in kinds:
         return False
-    zeros = int in kinds and b"-0" in raw and any(type(each) is int and not each for each in values)
-    if zeros and NEGATIVE_ZERO.search(raw):
+    if (
+        int in kinds
+        and b"-0" in raw
+        and NEGATIVE_ZERO.search(raw)
+        and 0 in [each for each in values if type(each) is int]
+    ):
         return False
     texts = [each for each in values if type(each) is str]
     return _has_quotes_of(strings + len(texts), sum([text.count('"') for text in texts]), raw)
