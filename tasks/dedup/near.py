@@ -26,7 +26,6 @@ memory in each of two processes.
 from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
-from itertools import pairwise
 
 import numpy as np
 import pyarrow as pa
@@ -37,7 +36,7 @@ from .candidates import band_keys, band_table, read_candidates, signatures
 from .documents import Documents, distinct, edge_table
 from .jaccard import Sets, alike_to_worse, sets_of, similarities
 from .partitions import NONE, ROWS_PER_SLICE, PartitionedFile, SliceFile, tables
-from .shingles import KINDS, Length, Shingles, shingles, units_of
+from .shingles import KINDS, Length, Shingles, ranges, shingles, units_of
 
 RUN = Length(words=5, letters=2)
 """Five words, characters or pieces, or ten letters: five letters of Thai are about one word, and unrelated long texts
@@ -233,6 +232,9 @@ SHINGLES_AT_ONCE = 1 << 23
 MOST_LINKS = 16
 """The maximum number of better documents in a bucket that a document is linked to."""
 
+SMALL_BUCKET, PAIRS_AT_ONCE = 512, 1 << 20
+"""Buckets of up to this size are compared pair by pair, this many pairs at a time."""
+
 COMPARED = 16_384
 """The number of best candidates in a bucket that all others are compared with."""
 
@@ -261,8 +263,7 @@ def compare_large_buckets(
     for some, bounds in _chunks(numbers[fits], buckets[fits], sizes[fits]):
         documents = distinct(some)
         sets = sets_of(shingles_of(shingled, documents))
-        places = np.searchsorted(documents, some)
-        found += [_compared(sets, places[start:stop], some[start:stop], threshold) for start, stop in pairwise(bounds)]
+        found.append(_compared(sets, np.searchsorted(documents, some), some, np.array(bounds), threshold))
     verified = pa.concat_tables([each.verified for each in found]).combine_chunks()
     return Compared(verified, distinct(np.concatenate([each.unseen for each in found])))
 
@@ -286,8 +287,59 @@ def _chunks(numbers: np.ndarray, buckets: np.ndarray, sizes: np.ndarray) -> Iter
         start = stop
 
 
-def _compared(sets: Sets, places: np.ndarray, numbers: np.ndarray, threshold: float) -> Compared:
-    """Compare the documents of one bucket, the best first, whose sets are at `places`."""
+@dataclass(frozen=True, slots=True)
+class _Links:
+    """Rows of buckets that are alike: `better` and `worse`, int64, with their `jaccard`, float64; and the rows (`unseen`, int64)
+    that were not compared with all of their bucket.
+    """
+
+    better: np.ndarray
+    worse: np.ndarray
+    jaccard: np.ndarray
+    unseen: np.ndarray
+
+
+def _compared(sets: Sets, places: np.ndarray, numbers: np.ndarray, bounds: np.ndarray, threshold: float) -> Compared:
+    """Compare the rows of several buckets, `[bounds[i], bounds[i + 1])`, the best first, whose sets are at `places`."""
+    sizes = np.diff(bounds)
+    small = sizes <= min(SMALL_BUCKET, COMPARED + 1)
+    found = [_links_of_small(sets, places, *some, threshold) for some in _batches(bounds[:-1][small], sizes[small])]
+    for start, size in zip(bounds[:-1][~small].tolist(), sizes[~small].tolist(), strict=True):
+        found.append(_links_of_large(sets, places[start : start + size], start, threshold))
+    better, worse, jaccard, unseen = (
+        np.concatenate([getattr(each, name) for each in found]) for name in _Links.__slots__
+    )
+    order = np.lexsort((worse, better))
+    columns = [numbers[better[order]], numbers[worse[order]], jaccard[order]]
+    return Compared(pa.Table.from_arrays([pa.array(each) for each in columns], schema=VERIFIED), numbers[unseen])
+
+
+def _batches(starts: np.ndarray, sizes: np.ndarray) -> Iterator[tuple[np.ndarray, np.ndarray]]:
+    """Small buckets with about `PAIRS_AT_ONCE` pairs at a time."""
+    numbers = np.cumsum(sizes * (sizes - 1) // 2) // PAIRS_AT_ONCE
+    cuts = np.flatnonzero(np.diff(numbers)) + 1
+    return zip(np.split(starts, cuts), np.split(sizes, cuts), strict=True)
+
+
+def _links_of_small(sets: Sets, places: np.ndarray, starts: np.ndarray, sizes: np.ndarray, threshold: float) -> _Links:
+    """Compare all pairs of small buckets. The bands of similar documents share buckets, so each pair is compared once for all."""
+    rows = ranges(starts, sizes)
+    after = np.repeat(starts + sizes, sizes) - rows - 1
+    better, worse = np.repeat(rows, after), ranges(rows + 1, after)
+    both = sets.sizes[places]
+    possible = np.minimum(both[better], both[worse]) / np.maximum(both[better], both[worse]) >= threshold
+    better, worse = better[possible], worse[possible]
+    codes, which = np.unique(places[better] * len(sets.sizes) + places[worse], return_inverse=True)
+    jaccard = similarities(sets, np.stack(np.divmod(codes, len(sets.sizes)), axis=1))[which]
+    alike = np.flatnonzero(jaccard >= threshold)
+    alike = alike[np.argsort(worse[alike], kind="stable")]
+    first = np.searchsorted(worse[alike], worse[alike])
+    few = np.arange(len(alike)) - first < MOST_LINKS
+    return _Links(better[alike[few]], worse[alike[few]], jaccard[alike[few]], worse[alike[~few]])
+
+
+def _links_of_large(sets: Sets, places: np.ndarray, start: int, threshold: float) -> _Links:
+    """Compare the rows of one large bucket, which begins at the row `start`."""
     members = _possible(sets.of(places), threshold)
     links = np.zeros(len(members), np.int64)
     better, worse, jaccard = [NONE], [NONE], [np.empty(0)]
@@ -297,11 +349,10 @@ def _compared(sets: Sets, places: np.ndarray, numbers: np.ndarray, threshold: fl
         better.append(np.full(np.count_nonzero(few), one))
         worse.append(found[few])
         jaccard.append(similarity[few])
-    columns = [numbers[members[np.concatenate(each)]] for each in (better, worse)]
-    verified = pa.Table.from_arrays([*map(pa.array, columns), pa.array(np.concatenate(jaccard))], schema=VERIFIED)
     unseen = links > MOST_LINKS
     unseen[COMPARED + 1 :] = True
-    return Compared(verified, numbers[members[unseen]])
+    rows = start + members
+    return _Links(rows[np.concatenate(better)], rows[np.concatenate(worse)], np.concatenate(jaccard), rows[unseen])
 
 
 def _possible(crowd: Sets, threshold: float) -> np.ndarray:

@@ -141,7 +141,7 @@ def read_numbered(
     Documents in `gone` (int64, ascending) are left out.
     """
     found = [
-        _left(_numbered(table, file.first), gone)
+        left(numbered(table, file.first), gone)
         for file in files
         for table in tables(file.uri, partition, partitions)
         if table.num_rows
@@ -149,13 +149,15 @@ def read_numbered(
     return pa.concat_tables([schema.empty_table(), *found]).combine_chunks()
 
 
-def _numbered(table: pa.Table, first: int) -> pa.Table:
+def numbered(table: pa.Table, first: int) -> pa.Table:
+    """A table with document numbers in place of rows of the slice whose row 0 is document `first`."""
     place = table.column_names.index("number")
     numbers = compute.call_function("add", [table["number"], pa.scalar(first, pa.int64())])
     return table.set_column(place, table.schema.field(place), numbers)
 
 
-def _left(table: pa.Table, gone: np.ndarray) -> pa.Table:
+def left(table: pa.Table, gone: np.ndarray) -> pa.Table:
+    """The rows of documents that are not in `gone` (int64, ascending)."""
     numbers = table["number"].to_numpy()
     return (
         table.filter(pa.array(np.append(gone, -1)[np.searchsorted(gone, numbers)] != numbers)) if gone.size else table

@@ -26,6 +26,10 @@ READ = ("reasoning_content", "content", "tool_calls", "name", "arguments", "outp
 """Keys of a message, a call or a result that hold text."""
 
 
+def accept(_record: Record) -> None:
+    """Accept any row."""
+
+
 @dataclass(frozen=True, slots=True)
 class Target:
     """A program that reads prepared rows.
@@ -36,14 +40,14 @@ class Target:
     """
 
     name: str
-    check: Check = lambda _: None
+    check: Check = accept
     texts: Callable[[Record], list[str]] = lambda _: []
     form: Callable[[Record], str] | None = None
 
 
 def has_placeholder(record: Record) -> bool:
     """Whether a row refers to a question elsewhere. Parquet writes a null struct as one full of nulls."""
-    return not is_null(record.get(PLACEHOLDER))
+    return record.get(PLACEHOLDER) is not None and not is_null(record[PLACEHOLDER])
 
 
 def is_null(value: object) -> bool:

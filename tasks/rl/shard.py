@@ -24,7 +24,8 @@ from tokenmill.tasks.shards.receipt import Receipt
 from tokenmill.tasks.shards.settings import OnBadRow
 from tokenmill.tasks.shards.store import Store
 from tokenmill.tasks.sources.exact_json import compact, repeated_key
-from tokenmill.tasks.sources.files import BadRow, RecordBatch, Rejected
+from tokenmill.tasks.sources.files import BadRow, BytesBatch, RecordBatch, Rejected
+from tokenmill.tasks.sources.formats import read_objects
 from tokenmill.tasks.sources.json_rows import BYTE_ORDER_MARK, excerpt, excerpt_of
 from tokenmill.tasks.sources.selection import RowFilter
 from tokenmill.tasks.tokenize.document_map import FILE as MAP
@@ -32,7 +33,7 @@ from tokenmill.tasks.tokenize.document_map import RowOutcomes
 from tokenmill.tasks.tokenize.encoders import Encoder
 from xxhash import xxh3_64_intdigest
 
-from .rows import Record, Target, Transform
+from .rows import Record, Target, Transform, accept
 from .settings import Compression, RlRecipe
 
 ENDINGS: dict[Compression, str] = {"none": "jsonl", "zstd": "jsonl.zst"}
@@ -73,6 +74,11 @@ class Work:
             record = found
         return self.target.check(record) or record
 
+    @property
+    def reads_rows(self) -> bool:
+        """Whether it matters to anything what a row holds."""
+        return bool(self.transforms or self.lengths or self.target.form) or self.target.check is not accept
+
 
 @dataclass(slots=True)
 class _Part:
@@ -110,8 +116,14 @@ def write_shard(shard: PlannedShard, recipe: RlRecipe, work: Work, store: Store,
 
     with building(shard, store, on_bad_row) as builder:
         writer = _Writer(builder, recipe, work)
-        for batch, rows in builder.records((), RowFilter(recipe.filters), read):
-            writer.write(batch, rows)
+        unread = None if work.reads_rows or recipe.filters else read_objects(shard.part)
+        if unread is None:
+            for batch, rows in builder.records((), RowFilter(recipe.filters), read):
+                writer.write(batch, rows)
+        else:
+            for batch in unread:
+                builder.count(batch)
+                writer.pass_on(batch)
         for part in writer.parts.values():
             if part.frame is not None:
                 part.file.write(part.frame.flush())
@@ -150,6 +162,17 @@ class _Writer:
             if self.work.target.form:
                 part.forms.update(self.work.target.form(record) for record, _ in found)
 
+    def pass_on(self, batch: BytesBatch) -> None:
+        """Write all rows of a batch as they were read."""
+        self.untouched += len(batch.raw)
+        together = b"\n".join(batch.raw)
+        clean = together.count(b"\n") < len(batch.raw) and b"\r" not in together and BYTE_ORDER_MARK not in together
+        lines = batch.raw if clean else [_as_read(raw) for raw in batch.raw]
+        for name, chosen in _by_part(np.arange(len(batch.raw)), batch, self.recipe):
+            self._part(name).write([lines[index] for index in chosen.tolist()])
+            self.outcomes.keep(name, batch.rows[chosen])
+            self.builder.keep(name, len(chosen))
+
     def _part(self, name: str) -> _Part:
         if name not in self.parts:
             file = self.builder.open(f"{name}.{ENDINGS[self.recipe.compression]}")
@@ -164,7 +187,7 @@ def _line(record: Record, found: Record | Rejected, raw: bytes | None) -> bytes 
     if isinstance(found, Rejected):
         return found
     if raw is not None and found is record:
-        return _on_one_line(raw.removeprefix(BYTE_ORDER_MARK))
+        return _as_read(raw)
     try:
         line = _written(found)
     except (TypeError, RecursionError) as error:  # values that only Parquet has, such as bytes; deep nesting
@@ -195,8 +218,11 @@ def _finite(record: Record) -> bool:
     return True
 
 
-def _on_one_line(raw: bytes) -> bytes:
-    """A row without line breaks, which can only be white space between values; a final carriage return stays."""
+def _as_read(raw: bytes) -> bytes:
+    """A row without byte order mark and line breaks, which can only be white space between values; a final carriage
+    return stays.
+    """
+    raw = raw.removeprefix(BYTE_ORDER_MARK)
     if b"\n" not in raw and b"\r" not in raw:
         return raw
     line = raw.replace(b"\n", b" ").replace(b"\r", b" ")
@@ -208,21 +234,22 @@ def _bad_row(batch: RecordBatch, index: int, why: Rejected) -> BadRow:
     return BadRow(int(batch.rows[index]), why.reason, why.detail, beginning)
 
 
-def _by_part(indices: np.ndarray, batch: RecordBatch, recipe: RlRecipe) -> list[tuple[str, np.ndarray]]:
+def _by_part(indices: np.ndarray, batch: RecordBatch | BytesBatch, recipe: RlRecipe) -> list[tuple[str, np.ndarray]]:
     """The parts that are not empty, each with the positions of its rows in `indices`."""
     if recipe.valid_from is not None:
         numbers = batch.rows[indices] >= recipe.valid_from
     elif recipe.holdout_seed is not None:
-        digests = np.asarray([_digest(batch, index, recipe.holdout_seed) for index in indices.tolist()], np.uint64)
-        numbers = parts_of(digests, recipe.holdout_valid, recipe.holdout_test)
+        digests = _digests(batch, indices.tolist(), recipe.holdout_seed)
+        numbers = parts_of(np.asarray(digests, np.uint64), recipe.holdout_valid, recipe.holdout_test)
     else:
         return [(WHOLE, np.arange(len(indices)))] if indices.size else []
     found = [(name, np.flatnonzero(numbers == number)) for number, name in enumerate(PARTS)]
     return [(name, chosen) for name, chosen in found if chosen.size]
 
 
-def _digest(batch: RecordBatch, index: int, seed: int) -> int:
-    """A hash of a row as it was read, 64 bits, so that no transform and no other row moves it to another split."""
-    if not batch.raw:
-        return xxh3_64_intdigest(repr(batch.records[index]).encode(), seed)
-    return xxh3_64_intdigest(batch.raw[index].removeprefix(BYTE_ORDER_MARK).strip(), seed)
+def _digests(batch: RecordBatch | BytesBatch, indices: Sequence[int], seed: int) -> list[int]:
+    """A hash of each row as it was read, 64 bits, so that no transform and no other row moves it to another split."""
+    if isinstance(batch, RecordBatch) and not batch.raw:
+        return [xxh3_64_intdigest(repr(batch.records[index]).encode(), seed) for index in indices]
+    raw = batch.raw
+    return [xxh3_64_intdigest(raw[index].removeprefix(BYTE_ORDER_MARK).strip(), seed) for index in indices]

@@ -32,6 +32,9 @@ BEYOND_DOUBLE = "number is infinity"
 TOO_DEEP = "Recursion limit"
 """The beginning of orjson's message about more than 254 levels."""
 
+MOST_LEVELS = 254
+"""What orjson writes, and where numbers are read exactly."""
+
 MARKS = 10**10
 """Placeholders of numbers are integers of ten unique digits and a seven-digit index."""
 
@@ -141,25 +144,27 @@ def repeated_key(value: object) -> str | None:
 
 def _is_exact(value: object, raw: bytes) -> bool:
     """Whether orjson lost nothing: there is no float and no -0, and there are as many strings as in the text."""
-    strings = escaped = zeros = 0
-    waiting = [value]
-    for each in waiting:
+    strings = 0
+    values: list[Any] = [value]
+    for each in values:
         kind = type(each)
-        if kind is str:
-            strings += 1
-            escaped += cast("str", each).count('"')
-        elif kind is dict:
-            strings += len(cast("dict[str, object]", each))
-            waiting += cast("dict[str, object]", each).values()
+        if kind is dict:
+            strings += len(each)
+            values += each.values()
         elif kind is list:
-            waiting += cast("list[object]", each)
-        elif kind is float:
-            return False
-        elif each == 0:
-            zeros += 1
-    if zeros and NEGATIVE_ZERO.search(raw):
+            values += each
+    kinds = set(map(type, values))
+    if float in kinds:
         return False
-    return _has_quotes_of(strings, escaped, raw)
+    if (
+        int in kinds
+        and b"-0" in raw
+        and NEGATIVE_ZERO.search(raw)
+        and 0 in [each for each in values if type(each) is int]
+    ):
+        return False
+    texts = [each for each in values if type(each) is str]
+    return _has_quotes_of(strings + len(texts), sum([text.count('"') for text in texts]), raw)
 
 
 def _has_quotes_of(strings: int, escaped: int, raw: bytes) -> bool:
@@ -172,6 +177,15 @@ def _has_quotes_of(strings: int, escaped: int, raw: bytes) -> bool:
         return True
     unescaped = raw.replace(b"\\\\", b"")
     return unescaped.count(b'"') - unescaped.count(b'\\"') == 2 * strings
+
+
+def is_shallow(record: dict[str, Any]) -> bool:
+    """Whether there are too few objects and arrays in a record for more than 254 levels."""
+    found: list[Any] = [record]
+    for each in found:
+        inner = each.values() if type(each) is dict else each
+        found += [value for value in inner if type(value) is dict or type(value) is list]
+    return len(found) <= MOST_LEVELS
 
 
 def _is_too_deep(value: object) -> bool:

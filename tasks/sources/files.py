@@ -138,6 +138,22 @@ class RecordBatch:
 
 
 @dataclass(frozen=True, slots=True)
+class BytesBatch:
+    """Consecutive rows of a slice, as the bytes of JSON objects that a record could be read from. Fields as of `RecordBatch`."""
+
+    raw: Sequence[bytes]
+    rows: np.ndarray
+    bad: list[BadRow] = field(default_factory=list[BadRow])
+    blank: int = 0
+    member: int = 0
+
+    @property
+    def consumed(self) -> int:
+        """The number of rows of the slice that this batch accounts for."""
+        return len(self.raw) + len(self.bad) + self.blank
+
+
+@dataclass(frozen=True, slots=True)
 class Refused:
     """An unreadable row: a reason, the details, and its first bytes."""
 

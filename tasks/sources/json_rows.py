@@ -15,7 +15,7 @@ row_too_long; for texts also missing_field, null_text and not_a_string.
 from abc import abstractmethod
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from reprlib import Repr
-from typing import BinaryIO, TypeVar, cast
+from typing import Any, BinaryIO, TypeVar, cast
 
 import numpy as np
 import orjson
@@ -23,9 +23,10 @@ import pyarrow as pa
 from tokenmill.tasks.errors import nearest
 from xxhash import xxh3_128
 
-from .exact_json import NumberRangeError, loads, loads_all, rounded
+from .exact_json import NumberRangeError, is_shallow, loads, loads_all, rounded
 from .files import (
     BadRow,
+    BytesBatch,
     Ranges,
     Record,
     RecordBatch,
@@ -93,6 +94,13 @@ class RowFormat(SourceFormat):
             yield pick_records(rows, first)
             first += len(rows)
 
+    def objects(self, part: Slice) -> Iterator[BytesBatch]:
+        """The rows of a slice, in order, as bytes: those that `records` would read."""
+        first = 0
+        for rows in self.rows(part):
+            yield pick_objects(rows, first)
+            first += len(rows)
+
     def count_rows(self, part: Slice, limit: int) -> int:
         """See SourceFormat."""
         count = 0
@@ -143,6 +151,31 @@ def pick_records(rows: Sequence[Row], first: int) -> RecordBatch:
     records, numbers, bad = each_row(rows, lambda row: _from_row(row, loads, _object), first)
     raw = [cast("bytes", rows[number - first]) for number in numbers.tolist()]
     return RecordBatch(records, numbers, raw, bad, len(rows) - len(records) - len(bad))
+
+
+def pick_objects(rows: Sequence[Row], first: int) -> BytesBatch:
+    """The bytes of the records in consecutive `rows`, numbered from `first`."""
+    if _are_objects(rows):
+        return BytesBatch(cast("Sequence[bytes]", rows), np.arange(first, first + len(rows), dtype=np.int64))
+    batch = pick_records(rows, first)
+    return BytesBatch(batch.raw, batch.rows, batch.bad, batch.blank)
+
+
+def _are_objects(rows: Sequence[Any]) -> bool:
+    """Whether a record can be read from every row. Only rows that may be nested too deeply are read exactly.
+
+    Each value is dropped as soon as it is parsed, and its memory is used again for the next.
+    """
+    try:
+        for row in rows:
+            value = orjson.loads(row)
+            if type(value) is not dict:
+                return False
+            if not is_shallow(value):
+                loads(row)
+    except (orjson.JSONDecodeError, NumberRangeError):
+        return False
+    return True
 
 
 def _all_records(rows: Sequence[Row]) -> list[Record] | None:

@@ -96,6 +96,22 @@ def test_buckets_that_are_compared_in_portions_are_compared_the_same(tmp_path, m
     assert wiring.crowds[0].unseen.tolist() == []
 
 
+@pytest.mark.parametrize("words", [40, 3000])
+@pytest.mark.parametrize("links", [1, 16])
+def test_small_buckets_and_large_ones_are_compared_the_same(tmp_path, monkeypatch, words, links):
+    monkeypatch.setattr("tokenmill.tasks.dedup.near.MOST_LINKS", links)
+    texts = [*forms(VOCABULARY[:words], 200), "five words and no more", "", *forms(VOCABULARY, 40)]
+    found = []
+    for size in (0, 20, 10_000):
+        monkeypatch.setattr("tokenmill.tasks.dedup.near.SMALL_BUCKET", size)
+        monkeypatch.setattr("tokenmill.tasks.dedup.near.PAIRS_AT_ONCE", 1000)
+        wiring = Wiring(tmp_path / str(size))
+        wiring.verified(documents(texts))
+        found.append([(each.verified.to_pylist(), each.unseen.tolist()) for each in wiring.crowds])
+    assert found[0] == found[1] == found[2]
+    assert any(rows for rows, _ in found[0])
+
+
 @given(
     graph=st.integers(2, 12).flatmap(
         lambda count: st.tuples(

@@ -17,6 +17,7 @@ from tokenmill.tasks.errors import InputError
 from tokenmill.tasks.sources import json_lines, parquet_batches
 from tokenmill.tasks.sources.files import Slice, SourceFile
 from tokenmill.tasks.sources.formats import count_rows, read_records, read_texts
+from tokenmill.tasks.sources.json_rows import pick_objects, pick_records
 from tokenmill.tasks.sources.opening import SourceCorrupt
 from tokenmill.tasks.sources.parquet import column_ranges
 from tokenmill.tasks.sources.slices import content_hash, cut
@@ -426,3 +427,19 @@ def test_a_damaged_page_is_named_with_its_row_group_and_fields(tmp_path):
     path.write_bytes(content)
     with pytest.raises(SourceCorrupt, match=r"a\.parquet: row group 1, column 'messages', 'tools'"):
         list(read_records(part, ["messages", "tools"]))
+
+
+DEEP = b"[" * 260 + b"]" * 260
+BLOCK = [
+    b'{"a": 1.50}', b'{"a": 1, "a": 2}', b'{"a": -0}', b'\xef\xbb\xbf{"a": 1}', b"", b"  ", b"[1]", b'"a"', b"nothing",
+    b'{"a": 1e400}', b'{"a": "\xff"}', b'{"a": %s}' % DEEP, b'{"a": 1.50, "b": %s}' % DEEP, b'{"a": "%s"}' % DEEP,
+    b'{"a": %s}' % (b"9" * 5000), b'{"a": [%s]}' % b",".join([b"{}"] * 300), b'{"a": NaN}',
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("rows", [BLOCK, *([row, b'{"a": 0}'] for row in BLOCK)])
+def test_rows_are_taken_as_bytes_where_records_can_be_read(rows):
+    records, objects = pick_records(rows, 7), pick_objects(rows, 7)
+    assert [*objects.raw] == [*records.raw]
+    assert objects.rows.tolist() == records.rows.tolist()
+    assert (objects.bad, objects.blank, objects.consumed) == (records.bad, records.blank, len(rows))
