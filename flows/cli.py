@@ -22,13 +22,15 @@ from pydantic import ValidationError
 from rich.console import Console
 from tokenmill.tasks.blend.models import Blend
 from tokenmill.tasks.errors import InputError, PartlyFailedError, RunError
-from tokenmill.tasks.shards.preparation import KINDS, Preparation, preparation
+from tokenmill.tasks.shards.preparation import KINDS, Planned, Preparation, preparation
 from tokenmill.tasks.shards.settings import PreparationSettings
 from tokenmill.tasks.storage import join
+from tokenmill.tasks.strict import Strict
 
 from .options import CommonOptions, choices_of, settings_of
 from .process import end_when_interrupted, lost_output, open_streams
-from .terminal import OutputDir, Overrides, be_quiet, piped, terminal
+from .settings_help import settings_parameter
+from .terminal import Format, OutputDir, be_quiet, piped, terminal
 from .training_commands import batch, benchmark, evaluate, order, pipeline, train
 
 EMPTY = re.compile(r"(--[\w-]+=)?\s*")
@@ -46,7 +48,9 @@ app = App(
 for command in (order, batch, train, evaluate, benchmark, pipeline):
     app.command(command)
 
-BlendPath = Annotated[str, Parameter(help="Path or URI of a blend; scores also take a normalization, or rows.")]
+BlendPath = Annotated[
+    str, Parameter(help="Path or URI of a blend, or of a file of rows, which is taken as a blend of one data set.")
+]
 Prepared = Annotated[
     str | None, Parameter(help="Output folder; read from stdin when a command is piped into this one.")
 ]
@@ -55,15 +59,22 @@ Prepared = Annotated[
 @app.command
 def plan(
     blend: BlendPath,
-    *overrides: Overrides,
+    *overrides: Annotated[str, Parameter(help="Settings as key=value; see the help of the command of the kind.")],
     kind: Annotated[str, Parameter(help=f"Kind of preparation to plan: {', '.join(KINDS)}.")] = "pretrain",
     output_dir: OutputDir | None = None,
+    format: Format = "table",  # noqa: A002 - the name of the option
     options: CommonOptions | None = None,
-) -> dict[str, Any]:
+) -> None:
     """Dry run: shards, bytes, estimated tokens and epochs, which shards are cached and why others are not."""
     chosen = preparation(kind)
     settings = settings_of(chosen.settings, options or CommonOptions(), overrides)
-    return _planned(chosen, chosen.read_blend(blend), settings, output_dir)
+    from tokenmill.tasks.report.plan import plan_record, print_plan
+
+    planned = _planned(chosen, chosen.read_blend(blend), settings, output_dir)
+    if format == "json":
+        _print_json(plan_record(planned))
+    else:
+        print_plan(planned, Console(), table=format == "table")
 
 
 def _preparation_command(name: str) -> Callable[..., dict[str, Any]]:
@@ -71,14 +82,16 @@ def _preparation_command(name: str) -> Callable[..., dict[str, Any]]:
 
     def command(
         blend: BlendPath,
-        *overrides: Overrides,
+        *overrides: Annotated[str, settings_parameter(partial(_settings_of_kind, name))],
         output_dir: OutputDir,
         dry_run: Annotated[bool, Parameter(negative="", help="Print the plan and build nothing.")] = False,
         options: CommonOptions | None = None,
     ) -> dict[str, Any]:
         kind = preparation(name)
         settings = settings_of(kind.settings, options or CommonOptions(), overrides)
-        return (_planned if dry_run else _prepared)(kind, kind.read_blend(blend), settings, output_dir)
+        if not dry_run:
+            return _prepared(kind, kind.read_blend(blend), settings, output_dir)
+        return _shown(_planned(kind, kind.read_blend(blend), settings, output_dir))
 
     command.__doc__ = KINDS[name].summary
     return command
@@ -86,15 +99,27 @@ def _preparation_command(name: str) -> Callable[..., dict[str, Any]]:
 
 def _planned(
     kind: Preparation[Any, Any], blend: Blend, settings: PreparationSettings, output_dir: str | None
-) -> dict[str, Any]:
-    from tokenmill.tasks.report.plan import plan_record, print_plan
+) -> Planned[Any, Any]:
+    """Check what can be seen at once, and plan."""
     from tokenmill.tasks.shards.input_checks import check_inputs
 
     if output_dir is not None:
         check_inputs(blend, settings.store, output_dir)
-    planned = kind.plan(blend, settings, output_dir)
+    return kind.plan(blend, settings, output_dir)
+
+
+def _shown(planned: Planned[Any, Any]) -> dict[str, Any]:
+    """The record of a plan, which is shown on stderr."""
+    from tokenmill.tasks.report.plan import plan_record, print_plan
+
     print_plan(planned, terminal)
     return plan_record(planned)
+
+
+def _settings_of_kind(name: str) -> tuple[type[PreparationSettings], frozenset[str]]:
+    """The settings of a kind, and those that it refuses."""
+    kind = preparation(name)
+    return kind.settings, kind.hidden
 
 
 def _prepared(
@@ -157,19 +182,21 @@ def view(
     random: Annotated[bool, Parameter(negative="", help="Choose at random instead of taking the first.")] = False,
     seed: Annotated[int, Parameter(help="Seed of the random choice.")] = 42,
     html: Annotated[str | None, Parameter(help="Write a static page to this path instead.")] = None,
-) -> dict[str, Any]:
+    format: Format = "text",  # noqa: A002 - the name of the option
+) -> None:
     """Show published packs, coloured by loss mask, or documents, decoded from the files themselves."""
     from tokenmill.tasks.report.view import view_output, view_record
     from tokenmill.tasks.report.view_html import publish_html
-    from tokenmill.tasks.report.view_terminal import print_view
+    from tokenmill.tasks.report.view_terminal import print_table, print_view
 
     place = output_dir or piped("view").path
     found = view_output(place, doc=doc, dataset=dataset, seed=seed if random else None, rows=rows)
     if html is not None:
         terminal.print(f"written to {publish_html(found, html).path}", markup=False)
-    elif sys.stdout.isatty():
-        print_view(found, Console())
-    return view_record(found)
+    elif format == "json":
+        _print_json(view_record(found))
+    else:
+        (print_view if format == "text" else print_table)(found, Console())
 
 
 @app.command
@@ -196,10 +223,16 @@ def why(
     return why_record(data, stories)
 
 
+def _choice_settings() -> tuple[type[Strict], frozenset[str]]:
+    from tokenmill.tasks.score.choice import ChoiceSettings
+
+    return ChoiceSettings, frozenset()
+
+
 @app.command
 def choose(
     embeddings: Annotated[str, Parameter(help="Output folder of `tokenmill score embed`.")],
-    *overrides: Annotated[str, Parameter(help="Settings as key=value, for example rows=10000.")],
+    *overrides: Annotated[str, settings_parameter(_choice_settings)],
     output_dir: OutputDir,
     plot: Annotated[bool, Parameter(help="Also plot the choice; needs matplotlib.")] = True,
 ) -> dict[str, Any]:
@@ -421,7 +454,11 @@ def _require_values(arguments: list[str]) -> None:
 def _print_record(record: Mapping[str, Any]) -> None:
     """Print the artifact record as one line for the next program."""
     if not sys.stdout.isatty():
-        sys.stdout.write(orjson.dumps(record).decode() + "\n")
+        _print_json(record)
+
+
+def _print_json(record: Mapping[str, Any]) -> None:
+    sys.stdout.write(orjson.dumps(record).decode() + "\n")
 
 
 def _plain(error: Exception) -> object:

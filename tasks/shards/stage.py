@@ -105,7 +105,7 @@ def _build_batch(
         done = build_batch(batch, store, step.building(arguments), partial(announce, topic), rebuild=rebuild)
     built = sum(not shard.reused for shard in done)
     tokens, seconds = sum(shard.tokens for shard in done), sum(shard.seconds for shard in done)
-    message = f"{built} shards built in {seconds:.1f} s, {len(done) - built} had valid receipts; {tokens:,} tokens"
+    message = f"built {built:,} shard{'s' * (built != 1)}, reused {len(done) - built:,}, in {seconds:.1f} s; {tokens:,} tokens"
     get_run_logger().info(message)
     return Completed(message=message, name="Completed" if built else "Cached")
 
