@@ -323,6 +323,24 @@ def nightly(
 
 
 @app.command
+def doctor(
+    output_dir: Annotated[str, Parameter(help="Folder that outputs would be written to.")] = ".",
+    *,
+    format: Format = "table",  # noqa: A002 - the name of the option
+) -> None:
+    """Check what this environment has for tokenmill, and say what is missing, what needs it, and what to do."""
+    from tokenmill.tasks.report.doctor import doctor_record, examine, print_checks
+
+    from .direct import server_address
+
+    checks = examine(output_dir, server_address())
+    if format == "json":
+        _print_json(doctor_record(checks))
+    else:
+        print_checks(checks, Console())
+
+
+@app.command
 def deploy(
     *,
     write: Annotated[bool, Parameter(negative="", help="Write missing files for review, and deploy nothing.")] = False,

@@ -39,10 +39,10 @@ def describe(model: type[BaseModel], without: Collection[str] = (), prefix: str 
     own = [name for owner in ancestry for name in getattr(owner, "__annotations__", {}) if name in model.model_fields]
     for name in dict.fromkeys([*own, *model.model_fields]):
         field, key = model.model_fields[name], prefix + name
-        inner = [each for each in (field.annotation, *get_args(field.annotation)) if _is_model(each)]
+        inner: list[Any] = [each for each in get_args(field.annotation) or [field.annotation] if each is not type(None)]
         if key in without:
             continue
-        if inner:
+        if len(inner) == 1 and _is_model(inner[0]):
             yield from describe(inner[0], without, f"{key}.")
         else:
             yield Described(key, _default(field), field.is_required(), _values(field), field.description or "")
@@ -98,4 +98,4 @@ def _types(annotation: Any, metadata: Collection[Any] = ()) -> Iterator[str]:  #
     elif origin is Union or (origin is not None and origin not in TYPES):
         yield from (name for part in parts if part is not type(None) for name in _types(part))
     else:
-        yield TYPES.get(origin or annotation, "text")
+        yield "object" if _is_model(annotation) else TYPES.get(origin or annotation, "text")

@@ -32,7 +32,7 @@ SETTINGS: dict[str, type[BaseModel]] = {
 HEAD = """# Settings
 
 All settings of each command, generated from the models that check them (`python -m tests.settings_page`). They are the
-same in a YAML file (`--config`), on the command line (`key=value`), and as parameters of the flow. `tokenmill COMMAND --help`
+same in a YAML file (`--config`), on the command line (`key=value`), and as parameters of the flow. `--help` lists
 lists them too.
 """
 

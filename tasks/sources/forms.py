@@ -7,6 +7,7 @@ are read: 1 ms for a local file; others are left to the check of bad rows.
 
 import re
 from collections.abc import Mapping, Sequence
+from itertools import islice
 from typing import Any, Literal
 
 from tokenmill.tasks.blend.load import load_blend
@@ -31,6 +32,9 @@ TURNS = ("messages", "conversations")
 QUESTIONS = frozenset({"prompt", "input", "question", "problem", "instruction", "query"})
 """Fields of a conversation without a list."""
 
+FIRST_BATCHES = 2
+"""Batches of about a mebibyte whose rows are looked at."""
+
 BLENDS = ".json"
 """The ending of blends, which files of rows may have too."""
 
@@ -47,8 +51,8 @@ def require_form(source: DataSource, form: Form | None, slices: Sequence[Slice])
     """Raises InputError if the first rows of a local data set all have the other form."""
     if form is None or not slices or not is_local(slices[0].file.uri):
         return
-    records = next(read_records(slices[0], []), None)
-    found = form_of(records.records, source) if records else None
+    first = islice(read_records(slices[0], []), FIRST_BATCHES)
+    found = form_of([record for batch in first for record in batch.records], source)
     if found is not None and found != form:
         needed = f"field {source.text_field!r}" if form == "documents" else f"list of messages ({', '.join(TURNS)})"
         raise InputError(
@@ -59,7 +63,7 @@ def require_form(source: DataSource, form: Form | None, slices: Sequence[Slice])
 
 def form_of(records: Sequence[Record], source: DataSource) -> Form | None:
     """The form that all rows have; None if they differ, or have another."""
-    forms = {_form(record, source) for record in records}
+    forms: set[Form | None] = {_form(record, source) for record in records}
     return forms.pop() if len(forms) == 1 else None
 
 
