@@ -341,6 +341,28 @@ def doctor(
 
 
 @app.command
+def diff(
+    before: Annotated[str, Parameter(help="Output folder, or version of a nightly blend.")],
+    after: Annotated[str, Parameter(help="The folder to compare with it.")],
+    *,
+    html: Annotated[str | None, Parameter(help="Also write a static page to this path.")] = None,
+    format: Format = "table",  # noqa: A002 - the name of the option
+) -> None:
+    """Compare two outputs: settings, sources and every document - kept, changed, moved, gone or new, and why."""
+    from tokenmill.tasks.nightly.diff import diff as compare
+    from tokenmill.tasks.nightly.diff import difference_record
+    from tokenmill.tasks.nightly.diff_page import print_difference, publish_difference
+
+    found = compare(before, after)
+    if html is not None:
+        terminal.print(f"written to {publish_difference(found, html).path}", markup=False)
+    if format == "json":
+        _print_json(difference_record(found))
+    else:
+        print_difference(found, Console(), table=format == "table")
+
+
+@app.command
 def deploy(
     *,
     write: Annotated[bool, Parameter(negative="", help="Write missing files for review, and deploy nothing.")] = False,
