@@ -64,8 +64,8 @@ def publishing(function: Callable[P, dict[str, Any]]) -> Callable[P, dict[str, A
 
 def _finished(record: dict[str, Any]) -> dict[str, Any]:
     """The record; that of a preparation in a final state that says what came out."""
-    (made,) = record.values()
-    if "documents" not in made:
+    made = next(iter(record.values())) if len(record) == 1 else None
+    if not isinstance(made, dict) or "documents" not in made:
         return record
     tokens = f"{made['tokens']:,} tokens" if made["tokens"] else f"{made['documents']:,} documents"
     shards = made["shards"]["total"]
