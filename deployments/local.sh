@@ -48,7 +48,10 @@ up() {
     # Only commands need Prefect's plugins, and plugins cannot start where workers import Prefect.
     start workers env PREFECT_PLUGINS_ENABLED=false "$BIN/dask" worker "tcp://127.0.0.1:$DASK_PORT" --host 127.0.0.1 --nworkers "${WORKERS:-auto}" \
         --nthreads 1 --dashboard-address 127.0.0.1:0
-    "$BIN/tokenmill" deploy >/dev/null # messages go to stderr
+    if ! "$BIN/tokenmill" deploy >"$RUN/deploy.log" 2>&1; then
+        cat "$RUN/deploy.log" >&2
+        exit 1
+    fi
     start worker "$BIN/prefect" worker start --pool tokenmill
     start gpu-worker "$BIN/prefect" worker start --pool gpu --limit 1
     cat <<END
@@ -56,6 +59,7 @@ up() {
 UI:       http://127.0.0.1:$PORT
 run:      PREFECT_API_URL=$PREFECT_API_URL $BIN/prefect deployment run pretrain-data-prep
 on Dask:  … -p cluster=tcp://127.0.0.1:$DASK_PORT
+logs:     $RUN/*.log, $RUN/deploy.log: what is deployed, and the schedule that is off
 stop:     make down
 END
 }

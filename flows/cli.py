@@ -22,13 +22,15 @@ from pydantic import ValidationError
 from rich.console import Console
 from tokenmill.tasks.blend.models import Blend
 from tokenmill.tasks.errors import InputError, PartlyFailedError, RunError
-from tokenmill.tasks.shards.preparation import KINDS, Preparation, preparation
+from tokenmill.tasks.shards.preparation import KINDS, Planned, Preparation, preparation
 from tokenmill.tasks.shards.settings import PreparationSettings
 from tokenmill.tasks.storage import join
+from tokenmill.tasks.strict import Strict
 
 from .options import CommonOptions, choices_of, settings_of
 from .process import end_when_interrupted, lost_output, open_streams
-from .terminal import OutputDir, Overrides, be_quiet, piped, terminal
+from .settings_help import settings_parameter
+from .terminal import Format, OutputDir, be_quiet, piped, terminal
 from .training_commands import batch, benchmark, evaluate, order, pipeline, train
 
 EMPTY = re.compile(r"(--[\w-]+=)?\s*")
@@ -46,7 +48,9 @@ app = App(
 for command in (order, batch, train, evaluate, benchmark, pipeline):
     app.command(command)
 
-BlendPath = Annotated[str, Parameter(help="Path or URI of a blend; scores also take a normalization, or rows.")]
+BlendPath = Annotated[
+    str, Parameter(help="Path or URI of a blend, or of a file of rows, which is taken as a blend of one data set.")
+]
 Prepared = Annotated[
     str | None, Parameter(help="Output folder; read from stdin when a command is piped into this one.")
 ]
@@ -55,15 +59,23 @@ Prepared = Annotated[
 @app.command
 def plan(
     blend: BlendPath,
-    *overrides: Overrides,
+    *overrides: Annotated[str, Parameter(help="Settings as key=value; see the help of the command of the kind.")],
     kind: Annotated[str, Parameter(help=f"Kind of preparation to plan: {', '.join(KINDS)}.")] = "pretrain",
     output_dir: OutputDir | None = None,
+    format: Format = "table",  # noqa: A002 - the name of the option
     options: CommonOptions | None = None,
-) -> dict[str, Any]:
+) -> None:
     """Dry run: shards, bytes, estimated tokens and epochs, which shards are cached and why others are not."""
     chosen = preparation(kind)
     settings = settings_of(chosen.settings, options or CommonOptions(), overrides)
-    return _planned(chosen, chosen.read_blend(blend), settings, output_dir)
+    from tokenmill.tasks.report.plan import plan_record, print_plan
+
+    planned = _planned(chosen, chosen.read_blend(blend), settings, output_dir)
+    outlook = chosen.outlook(planned)
+    if format == "json":
+        _print_json(plan_record(planned, outlook))
+    else:
+        print_plan(planned, Console(), outlook, table=format == "table")
 
 
 def _preparation_command(name: str) -> Callable[..., dict[str, Any]]:
@@ -71,14 +83,16 @@ def _preparation_command(name: str) -> Callable[..., dict[str, Any]]:
 
     def command(
         blend: BlendPath,
-        *overrides: Overrides,
+        *overrides: Annotated[str, settings_parameter(partial(_settings_of_kind, name))],
         output_dir: OutputDir,
         dry_run: Annotated[bool, Parameter(negative="", help="Print the plan and build nothing.")] = False,
         options: CommonOptions | None = None,
     ) -> dict[str, Any]:
         kind = preparation(name)
         settings = settings_of(kind.settings, options or CommonOptions(), overrides)
-        return (_planned if dry_run else _prepared)(kind, kind.read_blend(blend), settings, output_dir)
+        if not dry_run:
+            return _prepared(kind, kind.read_blend(blend), settings, output_dir)
+        return _shown(kind, _planned(kind, kind.read_blend(blend), settings, output_dir))
 
     command.__doc__ = KINDS[name].summary
     return command
@@ -86,16 +100,28 @@ def _preparation_command(name: str) -> Callable[..., dict[str, Any]]:
 
 def _planned(
     kind: Preparation[Any, Any], blend: Blend, settings: PreparationSettings, output_dir: str | None
-) -> dict[str, Any]:
-    from tokenmill.tasks.report.plan import plan_record, print_plan
+) -> Planned[Any, Any]:
+    """Check what can be seen at once, and plan."""
     from tokenmill.tasks.shards.input_checks import check_inputs
 
     if output_dir is not None:
         check_inputs(blend, settings.store, output_dir)
-    planned = kind.plan(blend, settings, output_dir)
+    return kind.plan(blend, settings, output_dir)
+
+
+def _shown(kind: Preparation[Any, Any], planned: Planned[Any, Any]) -> dict[str, Any]:
+    """The record of a plan, which is shown on stderr."""
+    from tokenmill.tasks.report.plan import plan_record, print_plan
+
     outlook = kind.outlook(planned)
     print_plan(planned, terminal, outlook)
     return plan_record(planned, outlook)
+
+
+def _settings_of_kind(name: str) -> tuple[type[PreparationSettings], frozenset[str]]:
+    """The settings of a kind, and those that it refuses."""
+    kind = preparation(name)
+    return kind.settings, kind.hidden
 
 
 def _prepared(
@@ -158,19 +184,21 @@ def view(
     random: Annotated[bool, Parameter(negative="", help="Choose at random instead of taking the first.")] = False,
     seed: Annotated[int, Parameter(help="Seed of the random choice.")] = 42,
     html: Annotated[str | None, Parameter(help="Write a static page to this path instead.")] = None,
-) -> dict[str, Any]:
+    format: Format = "text",  # noqa: A002 - the name of the option
+) -> None:
     """Show published packs, coloured by loss mask, or documents, decoded from the files themselves."""
     from tokenmill.tasks.report.view import view_output, view_record
     from tokenmill.tasks.report.view_html import publish_html
-    from tokenmill.tasks.report.view_terminal import print_view
+    from tokenmill.tasks.report.view_terminal import print_table, print_view
 
     place = output_dir or piped("view").path
     found = view_output(place, doc=doc, dataset=dataset, seed=seed if random else None, rows=rows)
     if html is not None:
         terminal.print(f"written to {publish_html(found, html).path}", markup=False)
-    elif sys.stdout.isatty():
-        print_view(found, Console())
-    return view_record(found)
+    elif format == "json":
+        _print_json(view_record(found))
+    else:
+        (print_view if format == "text" else print_table)(found, Console())
 
 
 @app.command
@@ -197,10 +225,16 @@ def why(
     return why_record(data, stories)
 
 
+def _choice_settings() -> tuple[type[Strict], frozenset[str]]:
+    from tokenmill.tasks.score.choice import ChoiceSettings
+
+    return ChoiceSettings, frozenset()
+
+
 @app.command
 def choose(
     embeddings: Annotated[str, Parameter(help="Output folder of `tokenmill score embed`.")],
-    *overrides: Annotated[str, Parameter(help="Settings as key=value, for example rows=10000.")],
+    *overrides: Annotated[str, settings_parameter(_choice_settings)],
     output_dir: OutputDir,
     plot: Annotated[bool, Parameter(help="Also plot the choice; needs matplotlib.")] = True,
 ) -> dict[str, Any]:
@@ -304,6 +338,46 @@ def nightly(
     from .nightly import reprep_changed_blends
 
     return reprep_changed_blends(blends, output_dir, keep=keep, also_keep=also_keep, workers=workers)
+
+
+@app.command
+def doctor(
+    output_dir: Annotated[str, Parameter(help="Folder that outputs would be written to.")] = ".",
+    *,
+    format: Format = "table",  # noqa: A002 - the name of the option
+) -> None:
+    """Check what this environment has for tokenmill, and say what is missing, what needs it, and what to do."""
+    from tokenmill.tasks.report.doctor import doctor_record, examine, print_checks
+
+    from .direct import server_address
+
+    checks = examine(output_dir, server_address())
+    if format == "json":
+        _print_json(doctor_record(checks))
+    else:
+        print_checks(checks, Console())
+
+
+@app.command
+def diff(
+    before: Annotated[str, Parameter(help="Output folder, or version of a nightly blend.")],
+    after: Annotated[str, Parameter(help="The folder to compare with it.")],
+    *,
+    html: Annotated[str | None, Parameter(help="Also write a static page to this path.")] = None,
+    format: Format = "table",  # noqa: A002 - the name of the option
+) -> None:
+    """Compare two outputs: settings, sources and every document - kept, changed, moved, gone or new, and why."""
+    from tokenmill.tasks.nightly.diff import diff as compare
+    from tokenmill.tasks.nightly.diff import difference_record
+    from tokenmill.tasks.nightly.diff_page import print_difference, publish_difference
+
+    found = compare(before, after)
+    if html is not None:
+        terminal.print(f"written to {publish_difference(found, html).path}", markup=False)
+    if format == "json":
+        _print_json(difference_record(found))
+    else:
+        print_difference(found, Console(), table=format == "table")
 
 
 @app.command
@@ -438,7 +512,11 @@ def _require_values(arguments: list[str]) -> None:
 def _print_record(record: Mapping[str, Any]) -> None:
     """Print the artifact record as one line for the next program."""
     if not sys.stdout.isatty():
-        sys.stdout.write(orjson.dumps(record).decode() + "\n")
+        _print_json(record)
+
+
+def _print_json(record: Mapping[str, Any]) -> None:
+    sys.stdout.write(orjson.dumps(record).decode() + "\n")
 
 
 def _plain(error: Exception) -> object:

@@ -100,7 +100,7 @@ def _run_prefect(folder: Path) -> None:
     done = subprocess.run(
         [sys.executable, "-P", "-m", "prefect", "--no-prompt", "deploy", "--all"],
         cwd=folder,
-        env=os.environ | {"PREFECT_PLUGINS_ENABLED": "true"},
+        env={"DO_NOT_TRACK": "1", **os.environ, "PREFECT_PLUGINS_ENABLED": "true"},
         stdout=subprocess.PIPE,
         text=True,
         check=False,

@@ -58,16 +58,26 @@ def run_preparation(name: str, blend: Blend, output_dir: str, chosen: Mapping[st
 
 
 def is_shown() -> bool:
-    """Whether Prefect can show a run: a server is configured, or a flow makes this call.
+    """Whether Prefect can show a run: a server is configured, or a flow makes this call."""
+    if server_address() is not None:
+        return True
+    if "prefect" not in sys.modules:
+        return False
+    from prefect.context import FlowRunContext
+
+    return FlowRunContext.get() is not None
+
+
+def server_address() -> str | None:
+    """The URL of the API of the configured Prefect server, None without one.
 
     Prefect takes a second to import, so it is asked only if a variable or a file may name a server.
     """
     if "prefect" not in sys.modules and not _may_be_configured():
-        return False
-    from prefect.context import FlowRunContext
+        return None
     from prefect.settings import PREFECT_API_URL
 
-    return PREFECT_API_URL.value() is not None or FlowRunContext.get() is not None
+    return PREFECT_API_URL.value()
 
 
 def _may_be_configured() -> bool:

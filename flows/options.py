@@ -10,6 +10,7 @@ from typing import Annotated, Any, TypeVar
 
 import yaml
 from cyclopts import Parameter
+from tokenmill.tasks.described import describe, example_of
 from tokenmill.tasks.errors import InputError
 from tokenmill.tasks.shards.settings import PreparationSettings, Scale
 from tokenmill.tasks.strict import Strict, parse
@@ -52,7 +53,7 @@ def choices_of(
     """Settings of any model: overrides over those written `under` them. Raises InputError as `settings_of` does."""
     merged = dict(under or {})
     for override in overrides:
-        merged = _merge(merged, _override(override))
+        merged = _merge(merged, _override(override, kind))
     return parse(kind, merged, where)
 
 
@@ -72,14 +73,14 @@ def _on_one_line(error: Exception) -> str:
     return " ".join(str(error).split())
 
 
-def _override(text: str) -> dict[str, Any]:
+def _override(text: str, kind: type[Strict]) -> dict[str, Any]:
     """`tokenizer.model=x` as `{"tokenizer": {"model": "x"}}`; `null` is None, and lists and objects are YAML.
 
     `~` is a home folder here, not YAML's null.
     """
     name, equals, value = text.partition("=")
     if not equals or not name:
-        raise InputError(f"{text!r}: not an override; write key=value, for example tokenizer.model=o200k_base")
+        raise InputError(f"{text!r}: not an override; write key=value, for example {example_of(describe(kind))}")
     nested: Any = None if value.lower() == "null" else _value(text, value)
     for part in reversed(name.split(".")):
         nested = {part: nested}

@@ -28,13 +28,14 @@ from prefect.client.schemas.filters import (
 from prefect.client.schemas.objects import TERMINAL_STATES, StateType, TaskRun
 from prefect.exceptions import ObjectNotFound
 from prefect.runtime import flow_run
-from prefect.states import Crashed, Failed
+from prefect.states import Completed, Crashed, Failed
 from tokenmill.tasks.errors import InputError, RunError
 from tokenmill.tasks.seal import sealed, unsealed
 from tokenmill.tasks.shards.lock import turn_in
+from tokenmill.tasks.shards.manifest import BLEND
 from tokenmill.tasks.shards.publish import publish_bytes
 from tokenmill.tasks.shards.stage import tell
-from tokenmill.tasks.storage import absolute, is_local
+from tokenmill.tasks.storage import absolute, is_local, join
 
 P = ParamSpec("P")
 
@@ -54,11 +55,22 @@ def publishing(function: Callable[P, dict[str, Any]]) -> Callable[P, dict[str, A
         output_dir = signature(function).bind(*args, **kwargs).arguments["output_dir"]
         try:
             with turn_in(output_dir, tell), _recorded_in(output_dir):
-                return function(*args, **kwargs)
+                return _finished(function(*args, **kwargs))
         except (InputError, RunError) as error:
             return cast("dict[str, Any]", Failed(message=str(error), data=error))
 
     return run
+
+
+def _finished(record: dict[str, Any]) -> dict[str, Any]:
+    """The record; that of a preparation in a final state that says what came out."""
+    made = next(iter(record.values())) if len(record) == 1 else None
+    if not isinstance(made, dict) or "documents" not in made:
+        return record
+    tokens = f"{made['tokens']:,} tokens" if made["tokens"] else f"{made['documents']:,} documents"
+    shards = made["shards"]["total"]
+    message = f"{tokens} in {shards:,} shard{'s' * (shards != 1)} → {join(made['path'], BLEND)}"
+    return cast("dict[str, Any]", Completed(message=message, data=record))
 
 
 @contextmanager

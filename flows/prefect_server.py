@@ -10,7 +10,7 @@ from http import HTTPStatus
 from typing import Any, ParamSpec, TypeVar
 
 import httpx
-from prefect import Flow, get_client
+from prefect import Flow, get_client, tags
 from prefect.client.orchestration import SyncPrefectClient
 from prefect.context import FlowRunContext
 from prefect.exceptions import PrefectHTTPStatusError
@@ -33,13 +33,20 @@ class ServedFlow(Flow[P, R]):
             return super().__call__(*args, **kwargs)
         exit_if_imported()
         never_end_by_printing()  # before server connections take the numbers of closed streams
-        with prefect_server():
+        with prefect_server(), tags("tokenmill", self.name):
             return super().__call__(*args, **kwargs)
 
 
-def flow(*, name: str, description: str | None = None) -> Callable[[Callable[P, R]], ServedFlow[P, R]]:
-    """Makes a function a flow with a server. Its result is not stored; its description is by default the docstring."""
-    return lambda function: ServedFlow(function, name=name, description=description, persist_result=False)
+def flow(
+    *, name: str, description: str | None = None, run_name: Callable[[], str] | None = None
+) -> Callable[[Callable[P, R]], ServedFlow[P, R]]:
+    """Makes a function a flow with a server. Its result is not stored; its description is by default the docstring.
+
+    `run_name` names a run that has no name of its own; it is called within the run.
+    """
+    return lambda function: ServedFlow(
+        function, name=name, description=description, flow_run_name=run_name, persist_result=False
+    )
 
 
 @contextmanager

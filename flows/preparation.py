@@ -4,26 +4,32 @@ A flow's parameters are the blend, the output folder and the settings of its kin
 descriptions.
 """
 
+from collections.abc import Callable
 from typing import Any
 
+from prefect.runtime import flow_run
 from tokenmill.tasks.blend.models import Blend
 from tokenmill.tasks.report.stage import report
 from tokenmill.tasks.shards.preparation import KINDS, Preparation, preparation
 from tokenmill.tasks.shards.settings import PreparationSettings
-from tokenmill.tasks.shards.stage import shard_workers, step_task
+from tokenmill.tasks.shards.stage import materializing, shard_workers, step_task
 from tokenmill.tasks.strict import Place, parse, with_parameters_of
 
 from .output_folder import publishing
 from .prefect_server import ServedFlow, flow
-from .steps import Steps, run_steps
+from .steps import PUBLISH, Steps, run_steps
 
 
 def prepare(
     kind: Preparation[Any, Any], blend: Blend, settings: PreparationSettings, output_dir: str
 ) -> dict[str, Any]:
     """Prepare a blend within a flow, each step a task, and return the artifact record."""
-    steps = Steps(lambda name, function, *arguments: step_task(name)(function)(*arguments), shard_workers, report)
-    return run_steps(kind, blend, settings, output_dir, steps)
+
+    def call(name: str, function: Callable[..., Any], *arguments: Any) -> Any:  # noqa: ANN401 - see Step
+        made = materializing(blend, output_dir) if name == PUBLISH else step_task(name)
+        return made(function)(*arguments)
+
+    return run_steps(kind, blend, settings, output_dir, Steps(call, shard_workers, report))
 
 
 def preparation_flow(name: str) -> ServedFlow[..., dict[str, Any]]:
@@ -41,4 +47,15 @@ def preparation_flow(name: str) -> ServedFlow[..., dict[str, Any]]:
         """
         return prepare(kind, kind.read_blend(blend), parse(kind.settings, chosen, "settings"), output_dir)
 
-    return flow(name=KINDS[name].flow, description=KINDS[name].summary)(run)
+    return flow(name=KINDS[name].flow, description=KINDS[name].summary, run_name=run_name)(run)
+
+
+def run_name() -> str:
+    """The name of the run: the blend (its first data set, if it has no file), and the last folder of the output."""
+    given = flow_run.parameters
+    blend, output_dir = given["blend"], str(given["output_dir"])
+    if isinstance(blend, str):
+        named = blend.rpartition("/")[2].removesuffix(".json")
+    else:
+        named = next(iter(Blend.model_validate(blend).parts().values()))[0].name
+    return f"{named}-{output_dir.rstrip('/').rpartition('/')[2]}"

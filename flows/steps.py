@@ -16,6 +16,9 @@ from tokenmill.tasks.shards.preparation import BuildShards, Needs, Preparation
 from tokenmill.tasks.shards.publication import failure_recorded
 from tokenmill.tasks.shards.settings import PreparationSettings
 
+PUBLISH = "publish"
+"""The step that publishes."""
+
 
 class Step(Protocol):
     """Calls a function with its arguments, as the step of a name."""
@@ -44,7 +47,7 @@ def run_steps(
     with record_failure if kind.records_failure else nullcontext():
         with steps.workers(settings.cluster, kind.needs(planned)) as build_shards:
             planned = kind.build(planned, build_shards)
-        manifest = steps.call("publish", kind.publish, planned, started)
+        manifest = steps.call(PUBLISH, kind.publish, planned, started)
     record = steps.report(manifest, planned.output_dir)
     kind.accept(manifest, planned.output_dir)
     return record

@@ -4,7 +4,7 @@ import os
 import sys
 from collections.abc import Collection
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Literal
 
 from cyclopts import Parameter
 from rich.console import Console
@@ -25,7 +25,9 @@ QUIET = {
 terminal = Console(stderr=True)
 
 OutputDir = Annotated[str, Parameter(help="Output folder or URI.")]
-Overrides = Annotated[str, Parameter(help="Settings as key.sub=value, for example tokenizer.model=o200k_base.")]
+
+Format = Literal["json", "text", "table"]
+"""How a command prints what it found: JSON for programs, text or a table for people."""
 
 
 def be_quiet() -> None:

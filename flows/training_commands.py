@@ -15,11 +15,13 @@ from cyclopts.validators import Number
 from rich.console import Console
 from tokenmill.tasks.errors import InputError, RunError
 from tokenmill.tasks.storage import absolute, join
+from tokenmill.tasks.strict import Strict
 from tokenmill.tasks.train.order import OrderSettings
 from tokenmill.tasks.train.settings import EvaluateSettings, TrainSettings
 
 from .options import choices_of
-from .terminal import Overrides, be_quiet, piped, terminal
+from .settings_help import settings_parameter
+from .terminal import be_quiet, piped, terminal
 
 if TYPE_CHECKING:
     from tokenmill.tasks.report.batch import Batch
@@ -28,6 +30,7 @@ if TYPE_CHECKING:
 Config = Annotated[str, Parameter(help="Settings: tiny, small, or a YAML file.")]
 Data = Annotated[str | None, Parameter(help="Output folder of a preparation; default: the one piped in.")]
 OutputDir = Annotated[str, Parameter(help="Folder to train in; not a URI.")]
+Overrides = Annotated[str, settings_parameter(lambda: (TrainSettings, ()))]
 DryRun = Annotated[bool, Parameter(negative="", help="Write job, manifest and scripts for review; train nothing.")]
 
 
@@ -122,7 +125,7 @@ def _show_batch(shown: "Batch", html: str | None) -> None:
 
 def evaluate(
     training: Annotated[str | None, Parameter(help="Output folder of a training; default: the one piped in.")] = None,
-    *overrides: Annotated[str, Parameter(help="Settings as key=value, for example split=test.")],
+    *overrides: Annotated[str, settings_parameter(lambda: (EvaluateSettings, ()))],
     output_dir: Annotated[str | None, Parameter(help="Folder for results; default: results/ in the training.")] = None,
 ) -> dict[str, Any]:
     """Evaluate a trained model on its held-out documents: perplexity by source, and continuations."""
@@ -168,8 +171,14 @@ def benchmark(
     return {"benchmark": {"path": written, "type": "benchmark", **found.model_dump()}}
 
 
+def _pipeline_settings() -> tuple[type[Strict], tuple[str, ...]]:
+    from tokenmill.tasks.train.pipeline_settings import PipelineSettings
+
+    return PipelineSettings, ()
+
+
 def pipeline(
-    *overrides: Overrides,
+    *overrides: Annotated[str, settings_parameter(_pipeline_settings)],
     output_dir: OutputDir,
     scale: Annotated[str, Parameter(help="tiny: minutes on a laptop; small: hours on a GPU.")] = "tiny",
     config: Annotated[str | None, Parameter(help="YAML file with the settings of all stages.")] = None,

@@ -8,6 +8,9 @@ import difflib
 from collections.abc import Iterable, Mapping
 from typing import Any
 
+CLOSE = 0.65
+"""The similarity, 0 to 1, from which one name may be meant for another: `wbe` and `web` have 0.67, `text` and `test` 0.75."""
+
 
 class InputError(ValueError):
     """The user must change their input; the message says how."""
@@ -26,7 +29,15 @@ class PartlyFailedError(RunError):
 
 
 def nearest(name: str, known: Iterable[str]) -> str:
-    """`did you mean …?` for a misspelt name, or the list of known names if none is similar."""
+    """`did you mean …?` for a misspelt name, or the list of known names if none is close."""
     names = sorted(known)
-    close = difflib.get_close_matches(name, names, n=1, cutoff=0.5)
-    return f"did you mean {close[0]!r}?" if close else f"known: {', '.join(names)}"
+    close = closest(name, names)
+    return f"did you mean {close!r}?" if close else f"known: {', '.join(names)}"
+
+
+def closest(name: str, known: Iterable[str]) -> str | None:
+    """The known name that `name` is a misspelling of, if any. An ending such as .json, which many names share, does not count."""
+    stem, dot, ending = name.partition(".")
+    stems = {each.removesuffix(f"{dot}{ending}"): each for each in known}
+    close = difflib.get_close_matches(stem or name, stems, n=1, cutoff=CLOSE)
+    return stems[close[0]] if close else None

@@ -22,13 +22,13 @@ from typing import Any, Self
 import numpy as np
 import orjson
 import pyarrow as pa
-from tokenmill.tasks.blend.load import load_blend
 from tokenmill.tasks.blend.models import SPLITS, Blend, DataSource
 from tokenmill.tasks.errors import InputError
 from tokenmill.tasks.shards.planning import require_no
 from tokenmill.tasks.sources.discovery import discover, name_within
 from tokenmill.tasks.sources.files import Slice, slice_of
 from tokenmill.tasks.sources.formats import first_row, read_texts
+from tokenmill.tasks.sources.forms import read_blend
 from tokenmill.tasks.sources.parquet import require_text
 from tokenmill.tasks.sources.slices import ContentIndex, cut
 from xxhash import xxh3_128_hexdigest
@@ -251,7 +251,7 @@ def find_evaluations(blend: Blend | str | None) -> tuple[EvaluationFile, ...]:
     """The files of a blend of evaluations, in order; none for None. Raises InputError for an unusable blend or file."""
     if blend is None:
         return ()
-    parts = load_blend(blend).parts()
+    parts = read_blend(blend).parts()
     found = [
         file
         for split, sources in parts.items()
@@ -266,7 +266,7 @@ def find_evaluations(blend: Blend | str | None) -> tuple[EvaluationFile, ...]:
 
 def evaluation_sources(blend: Blend | str | None) -> list[tuple[str, str]]:
     """Each evaluation's name in messages, and its path."""
-    parts = {} if blend is None else load_blend(blend).parts()
+    parts = {} if blend is None else read_blend(blend).parts()
     return [(f"evaluation {source.name!r}", source.path) for sources in parts.values() for source in sources]
 
 

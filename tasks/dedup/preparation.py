@@ -75,7 +75,15 @@ def plan_dedup(blend: Blend, settings: DedupSettings, output_dir: str | None) ->
     unsigned = settings.model_copy(update={"force": True})  # these identities have no shards to reuse
     # The names of documents have the file and the row in it.
     found = plan_shards(
-        blend, unsigned, store, FORMAT_VERSION, lambda _: EVERY_FIELD, require_any, recipes, bundles=False
+        blend,
+        unsigned,
+        store,
+        FORMAT_VERSION,
+        lambda _: EVERY_FIELD,
+        require_any,
+        recipes,
+        bundles=False,
+        form="documents",
     )
     sources = {(split, source.name): source for split, listed in blend.parts().items() for source in listed}
     slices = [

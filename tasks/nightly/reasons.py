@@ -64,6 +64,30 @@ def reasons(manifest: Mapping[str, Any], planned: Planned[Any, Any]) -> list[str
     return found or (["the data sets stand in another order"] if reordered else [])
 
 
+def manifest_changes(before: Mapping[str, Any], after: Mapping[str, Any], renamed: Mapping[str, str]) -> list[str]:
+    """What changed from one publication to another in settings, data sets, files and tokenizer.
+
+    `renamed` has the new name of each data set (`split/name`) that both have.
+    """
+    names = {old: new for old, new in renamed.items() if old != new}
+    old = {
+        split: [
+            {**source, "name": names.get(f"{split}/{source['name']}", f"/{source['name']}").partition("/")[2]}
+            for source in sources
+        ]
+        for split, sources in before["blend"].items()
+    }
+    files = {names.get(name, name): listed for name, listed in _published_files(before).items()}
+    prints = [each.get("tokenizer", {}).get("fingerprint") for each in (before, after)]
+    return [
+        *(f"{_label(name)}: renamed to {_label(new)}" for name, new in names.items()),
+        *_fields("settings", before["settings"], after["settings"]),
+        *([f"tokenizer: {prints[0]} -> {prints[1]}"] if prints[0] != prints[1] else []),
+        *_data_set_changes(old, after["blend"]),
+        *_file_changes(files, _published_files(after)),
+    ]
+
+
 def file_changes(before: Mapping[str, str], after: Mapping[str, str]) -> list[str]:
     """Changes in the files that settings name, given the digest of each group."""
     return [f"{name}: the files it names changed" for name in sorted(after) if before.get(name) != after[name]]

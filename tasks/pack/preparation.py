@@ -21,6 +21,7 @@ from tokenmill.tasks.chat.conversation import Rejected
 from tokenmill.tasks.chat.loss import LossPolicy
 from tokenmill.tasks.chat.programs import ProgramError
 from tokenmill.tasks.chat.sequences import SplitTurns
+from tokenmill.tasks.chat.template import ChatTemplate
 from tokenmill.tasks.errors import InputError, RunError
 from tokenmill.tasks.shards.manifest import WHOLE, Finished
 from tokenmill.tasks.shards.plan import PlannedShard
@@ -32,6 +33,7 @@ from tokenmill.tasks.shards.settings import OnBadRow
 from tokenmill.tasks.shards.store import Store
 from tokenmill.tasks.sources.files import Slice
 from tokenmill.tasks.sources.formats import read_records
+from tokenmill.tasks.sources.forms import Form
 from tokenmill.tasks.sources.parquet import require_any
 from tokenmill.tasks.sources.selection import row_filter
 from tokenmill.tasks.tokenize.gate import Gate, Verdict, gate_notes
@@ -96,7 +98,8 @@ def plan_sft(blend: Blend, settings: SftSettings, output_dir: str | None) -> Sft
         verdicts[f"{split}/{source.name}"] = verdict
         return [_recipe(source, split, settings, vocabulary, chat.template, verdict)] * len(slices)
 
-    plan = plan_shards(blend, settings, store, FORMAT_VERSION, fields, require_any, recipes)
+    form: Form | None = "conversations" if isinstance(chat.template, ChatTemplate) else None
+    plan = plan_shards(blend, settings, store, FORMAT_VERSION, fields, require_any, recipes, form=form)
     return Planned(
         blend, settings, output_dir, plan, SftFound(vocabulary, checked, verdicts, packing), gate_notes(verdicts)
     )

@@ -58,14 +58,15 @@ def _name(shard: PlannedShard) -> str:
     return f"{shard.split}/{shard.dataset}"
 
 
-def print_plan(planned: Planned[Any, Any], console: Console, outlook: Sequence[str] = ()) -> None:
-    """Print the plan: a line per data set, then what is pending and why, and the `outlook`."""
-    table = Table(*COLUMNS, title="plan", title_justify="left")
-    table.columns[0].no_wrap = True
-    for row in _rows(planned):
-        table.add_row(*row)
-    console.print(table)
-    console.print("[dim]epochs: in a run over as many tokens as the blend has[/]")
+def print_plan(
+    planned: Planned[Any, Any], console: Console, outlook: Sequence[str] = (), *, table: bool = True
+) -> None:
+    """Print the plan: a line per data set, in a table or with the name of each figure; then what is pending, and the `outlook`."""
+    if table:
+        _print_table(planned, console)
+    for name, *figures in () if table else _rows(planned):
+        listed = ", ".join(f"{column} {figure}" for column, figure in zip(COLUMNS[1:], figures, strict=True))
+        console.print(f"{name}: {listed}", markup=False, highlight=False, soft_wrap=True)
     plan = planned.plan
     seconds = plan.pending_bytes / BYTES_PER_SECOND
     console.print(
@@ -80,6 +81,15 @@ def print_plan(planned: Planned[Any, Any], console: Console, outlook: Sequence[s
         console.print(f"  {name.removeprefix('datasets/')}: {skipped_files(kinds)}", markup=False)
     for name, note in planned.notes.items():
         console.print(f"  {name}: {note}", markup=False)
+
+
+def _print_table(planned: Planned[Any, Any], console: Console) -> None:
+    table = Table(*COLUMNS, title="plan", title_justify="left")
+    table.columns[0].no_wrap = True
+    for row in _rows(planned):
+        table.add_row(*row)
+    console.print(table)
+    console.print("[dim]epochs: in a run over as many tokens as the blend has[/]")
 
 
 def skipped_files(kinds: Mapping[str, int]) -> str:

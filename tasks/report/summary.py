@@ -6,6 +6,7 @@ from typing import Any
 from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
+from tokenmill.tasks.blend.models import SPLITS
 from tokenmill.tasks.shards.preparation import preparation
 
 COLUMNS = ("data set", "share", "rows", "documents", "dropped", "tokens")
@@ -15,6 +16,11 @@ def _hint(manifest: Mapping[str, Any], output_dir: str) -> str:
     """The next steps, without settings for empty splits."""
     lines = preparation(manifest["type"]).next_steps.format(output_dir, manifest=manifest).split("\n")
     return "\n".join(line for line in lines if not line.endswith("="))
+
+
+def counted(count: int, noun: str) -> str:
+    """`1 shard`, `2 shards`."""
+    return f"{count:,} {noun}{'s' * (count != 1)}"
 
 
 def artifact_record(manifest: Mapping[str, Any], output_dir: str) -> dict[str, Any]:
@@ -28,7 +34,7 @@ def artifact_record(manifest: Mapping[str, Any], output_dir: str) -> dict[str, A
         "documents": totals["documents"],
         "dropped": totals["dropped"],
         "tokens": totals["tokens"],
-        "splits": totals["splits"],
+        "splits": splits_of(manifest),
         "missing": len(manifest["missing"]),
         "made_from": [
             {"type": "data", "path": path}
@@ -36,6 +42,12 @@ def artifact_record(manifest: Mapping[str, Any], output_dir: str) -> dict[str, A
         ],
     }
     return {manifest["type"]: record}
+
+
+def splits_of(manifest: Mapping[str, Any]) -> dict[str, Mapping[str, int]]:
+    """Documents and tokens by split, in the order train, valid, test."""
+    found = manifest["totals"]["splits"]
+    return {split: found[split] for split in SPLITS if split in found}
 
 
 def data_set_rows(manifest: Mapping[str, Any]) -> list[dict[str, Any]]:
@@ -75,11 +87,11 @@ def markdown(manifest: Mapping[str, Any], output_dir: str) -> str:
             f"published in `{output_dir}`."
         ),
         "",
-        f"{shards['built']} of {shards['total']} shards were built, {shards['reused']} had valid receipts.",
+        f"Built {counted(shards['built'], 'shard')}, reused {shards['reused']:,}.",
         "",
         "| split | documents | tokens |",
         "|---|---:|---:|",
-        *(f"| {name} | {part['documents']:,} | {part['tokens']:,} |" for name, part in totals["splits"].items()),
+        *(f"| {name} | {part['documents']:,} | {part['tokens']:,} |" for name, part in splits_of(manifest).items()),
         "",
         *(f"* {line}" for line in preparation(manifest["type"]).summary(manifest)),
         "",
@@ -121,7 +133,7 @@ def print_summary(manifest: Mapping[str, Any], output_dir: str, console: Console
         table.add_row(*(f"{cell:,}" if isinstance(cell, int) else str(cell) for cell in row.values()))
     console.print(table)
     totals, shards = manifest["totals"], manifest["volatile"]["shards"]
-    for split, part in totals["splits"].items():
+    for split, part in splits_of(manifest).items():
         console.print(f"  {split:<6} {part['documents']:>12,} documents  {part['tokens']:>15,} tokens")
     for line in preparation(manifest["type"]).summary(manifest):
         console.print(f"  {line}")
@@ -130,7 +142,7 @@ def print_summary(manifest: Mapping[str, Any], output_dir: str, console: Console
     for warning in warnings(manifest):
         console.print(f"[yellow]warning:[/] {warning}")
     console.print(
-        f"{shards['built']} shards built, {shards['reused']} reused, in {manifest['volatile']['seconds']:.1f} s\n"
+        f"built {counted(shards['built'], 'shard')}, reused {shards['reused']:,}, in {manifest['volatile']['seconds']:.1f} s\n"
         f"next:  tokenmill verify {output_dir}\n"
         f"{escape(_hint(manifest, output_dir))}"
     )

@@ -38,6 +38,17 @@ def print_view(view: View, console: Console) -> None:
             console.print(_passages(sequence.passages, COLOURS[sequence.number % len(COLOURS)]))
 
 
+def print_table(view: View, console: Console) -> None:
+    """Print a table of the documents: where each comes from, and its tokens, all and trained on."""
+    table = Table("document", "data set", "source", "tokens", "trained on", title=view.path, title_justify="left")
+    for pack in view.packs:
+        for sequence in pack.sequences:
+            place = f"{sequence.file}:{sequence.line or f'{sequence.start}-{sequence.stop}'}"
+            names = [Text(visible_line(each), overflow="fold") for each in (sequence.document, pack.dataset, place)]
+            table.add_row(*names, f"{sequence.tokens:,}", f"{sequence.trained:,}")
+    console.print(table)
+
+
 def _passages(passages: Iterable[Passage], colour: str) -> Table:
     grid = Table.grid(padding=(0, 1))
     grid.add_column(no_wrap=True)

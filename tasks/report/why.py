@@ -5,7 +5,6 @@ the blend were published by another preparation, such as `tokenmill dedup` or `h
 well, in both directions.
 """
 
-import difflib
 from collections.abc import Iterator, Sequence
 from contextlib import suppress
 from dataclasses import asdict
@@ -14,7 +13,7 @@ from typing import Any
 import numpy as np
 from rich.console import Console
 from rich.text import Text
-from tokenmill.tasks.errors import InputError, RunError
+from tokenmill.tasks.errors import InputError, RunError, closest
 from tokenmill.tasks.storage import absolute
 
 from .view_parts import DocumentId
@@ -173,8 +172,8 @@ def _file_called(name: str, files: Sequence[str]) -> str:
     if found:
         raise InputError(f"--row: {name!r} is the end of {_some(found)}; write more of the path")
     ends = {file.rpartition("/")[2]: file for file in files}
-    near = difflib.get_close_matches(name.rpartition("/")[2], ends, n=1, cutoff=0.5)
-    guess = f"did you mean {ends[near[0]]}?" if near else f"the sources are {_some(files)}"
+    near = closest(name.rpartition("/")[2], ends)
+    guess = f"did you mean {ends[near]}?" if near else f"the sources are {_some(files)}"
     raise UnknownFileError(f"--row: {name!r} is not a source file of this output; {guess}")
 
 

@@ -103,6 +103,15 @@ def _decided(store: Store, entry: Entry, number: int) -> Verdict | None:
     return Verdict(found["outcome"], found["duplicate_of"], found["jaccard"])
 
 
+def decided_rows(store: Store, entry: Entry) -> dict[int, str]:
+    """The reason for each row of a shard of deduplicated text that was dropped by a decision. Raises as `verdict_of`."""
+    if store.kind != KIND or "decided" not in entry:
+        return {}
+    digest = entry["decided"]["outcomes"]
+    table = rows_decided(_decisions(store, digest), digest)
+    return dict(zip(table["row"].to_pylist(), table["outcome"].to_pylist(), strict=True))
+
+
 def _decisions(store: Store, digest: str) -> str:
     """The file with the decisions about a slice."""
     system, path = filesystem(join(store.place, KIND))

@@ -275,6 +275,10 @@ class Prepared:
             "force=true"
         )
 
+    def receipt(self, shard: int) -> Receipt:
+        """The receipt of a shard. Raises RunError if it is missing or damaged."""
+        return self._receipt(self.entries[shard])
+
     def _receipt(self, entry: Entry) -> Receipt:
         receipt = self.store.receipt(entry["key"])
         if receipt is None:

@@ -11,6 +11,7 @@ from tokenmill.tasks.blend.models import SPLITS, Blend, DataSource
 from tokenmill.tasks.errors import InputError
 from tokenmill.tasks.sources.discovery import find
 from tokenmill.tasks.sources.files import Found, Require, Slice, SourceFile
+from tokenmill.tasks.sources.forms import COMMANDS, Form, require_form
 from tokenmill.tasks.sources.slices import ContentIndex, leading_rows, leading_share
 from tokenmill.tasks.storage import absolute, join, user_cache
 
@@ -28,6 +29,15 @@ FieldsOf = Callable[[DataSource], Sequence[str]]
 
 RecipesOf = Callable[[DataSource, str, Sequence[Slice]], Sequence[Recipe]]
 """The recipe of each slice of a data set in a split of the blend."""
+
+
+TAKING = {
+    "used_in": COMMANDS["conversations"],
+    "filters": COMMANDS["conversations"],
+    "converter": "tokenmill harmony",
+    "transforms": "tokenmill rl",
+}
+"""The commands for blends with keys that not every kind of preparation takes."""
 
 
 def places(blend: Blend, settings: PreparationSettings, output_dir: str | None, kind: str) -> tuple[str, Store]:
@@ -54,10 +64,12 @@ def plan_shards(
     recipes_of: RecipesOf,
     *,
     bundles: bool = True,
+    form: Form | None = None,
 ) -> Plan:
     """The shards of a blend, and the receipts of built ones.
 
-    With `bundles`, small files share shards. A kind that relates its shards to single files must set it to False. Raises InputError for anything that must be fixed first.
+    With `bundles`, small files share shards. A kind that relates its shards to single files must set it to False. `form` is what rows must hold; None if
+    that may differ. Raises InputError for anything that must be fixed first.
     """
     index_place = join(store.place, "index.json")
     index = ContentIndex.load(read_bytes(index_place) or b"{}")
@@ -70,6 +82,7 @@ def plan_shards(
             slices = index.identify(slices, fields, settings.source_identity)
             if not slices:
                 raise InputError(f"data set {source.name!r}: {_no_rows(source, found)}")
+            require_form(source, form, slices)
             if found.skipped:
                 skipped[f"{split}/{source.name}"] = found.skipped
             recipes = recipes_of(source, split, slices)
@@ -118,5 +131,5 @@ def require_no(source: DataSource, keys: Sequence[str], kind: str) -> None:
         if getattr(source, key):
             raise InputError(
                 f"data set {source.name!r}: {key!r} has no effect on {kind}, which takes rows as they are; remove it, "
-                "or apply it in an earlier preparation"
+                f"apply it in an earlier preparation, or prepare the blend with {TAKING[key]}"
             )

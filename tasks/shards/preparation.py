@@ -18,9 +18,9 @@ from importlib import import_module
 from importlib.metadata import version
 from typing import Any, Generic, Literal, Protocol, TypeVar
 
-from tokenmill.tasks.blend.load import load_blend
 from tokenmill.tasks.blend.models import Blend
 from tokenmill.tasks.errors import InputError, nearest
+from tokenmill.tasks.sources.forms import read_blend
 
 from .build import BuildShard
 from .manifest import Finished
@@ -144,7 +144,7 @@ class Preparation(Generic[Settings, Found]):
     With a default:
         arguments: Arguments of `step` other than shard and store, as JSON; by default the bad-row policy.
         inspect: Problems of a stored shard beyond sizes and hashes, for `verify`.
-        read_blend: The named blend, loaded.
+        read_blend: The named blend, loaded; a file of rows is a blend of one data set.
         check: Raises InputError for problems with blend, settings and output folder that are visible before anything starts.
         rounds: Builds the shards, by default all pending ones at once; returns the plan to publish.
         needs: Workers and resources for building.
@@ -167,7 +167,7 @@ class Preparation(Generic[Settings, Found]):
     next_steps: str
     arguments: Callable[[Planned[Settings, Found]], Mapping[str, Any]] = _bad_row_policy
     inspect: Callable[[Store, Receipt], list[str]] = _no_problems
-    read_blend: Callable[[Blend | Mapping[str, Any] | str], Blend] = load_blend
+    read_blend: Callable[[Blend | Mapping[str, Any] | str], Blend] = read_blend
     check: Callable[[Blend, Settings, str], None] = _nothing
     rounds: Callable[[Planned[Settings, Found], BuildShards], Planned[Settings, Found]] | None = None
     needs: Callable[[Planned[Settings, Found]], Needs] = _all_cores

@@ -1,9 +1,10 @@
 """Progress of a build: shards, documents, bytes and tokens per second, time left, drops, and the slowest shard.
 
-A terminal gets a live display on stderr; Prefect's log has the same figures. A server is updated at most every
-UPDATE_SECONDS, and only if the figure changed.
+A terminal gets a live display on stderr, a log file a line every LINE_SECONDS; Prefect's log has the same figures. A server is
+updated at most every UPDATE_SECONDS, and only if the figure changed.
 """
 
+import sys
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
@@ -16,6 +17,7 @@ from rich.progress import BarColumn, Progress, SpinnerColumn, TaskProgressColumn
 from rich.text import Text
 
 UPDATE_SECONDS = 5.0
+LINE_SECONDS = 30.0
 
 
 @dataclass
@@ -83,8 +85,21 @@ class ProgressBar:
             self._percent, self._sent = percent, now
 
 
+class ProgressLines:
+    """The tally as a line every LINE_SECONDS; times are in seconds."""
+
+    def __init__(self, write: Callable[[str], object], now: float) -> None:
+        self._write, self._written = write, now
+
+    def show(self, tally: Tally, now: float) -> None:
+        """Write a line, unless the last one is too recent."""
+        if now - self._written >= LINE_SECONDS:
+            self._write(f"tokenmill: {tally.share:.0%}  {tally.sentence()}\n")
+            self._written = now
+
+
 class ProgressDisplay:
-    """A bar with the time left and the tally below it, live on stderr if that is a terminal."""
+    """A bar with the time left and the tally below it, live on stderr if that is a terminal; lines if it is not."""
 
     def __init__(self, tally: Tally) -> None:
         console = Console(stderr=True)
@@ -92,6 +107,7 @@ class ProgressDisplay:
         self._bar = Progress(SpinnerColumn(), BarColumn(bar_width=40), TaskProgressColumn(), TimeRemainingColumn())
         self._task = self._bar.add_task("shards", total=1.0)
         self._live = Live(self._bar, console=console, transient=True) if console.is_terminal else None
+        self._lines = ProgressLines(sys.stderr.write, time.monotonic())
 
     def __enter__(self) -> Self:
         if self._live:
@@ -107,6 +123,8 @@ class ProgressDisplay:
         self._bar.update(self._task, completed=self._tally.share)
         if self._live:
             self._live.update(Group(self._bar, Text(self._tally.sentence())))
+        else:
+            self._lines.show(self._tally, time.monotonic())
 
 
 def say(sentence: str) -> None:

@@ -5,6 +5,7 @@ never reaches a failed state by itself. It lets all batches finish, so that thei
 error that names every failure.
 """
 
+import re
 from collections.abc import Callable, Generator, Mapping, Sequence
 from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
 from functools import cache, partial
@@ -14,6 +15,7 @@ from uuid import UUID
 from distributed import Future
 from prefect import Task, get_run_logger, task
 from prefect.artifacts import create_progress_artifact, update_progress_artifact
+from prefect.assets import materialize
 from prefect.cache_policies import NO_CACHE
 from prefect.client.schemas.objects import State
 from prefect.concurrency.sync import concurrency
@@ -22,12 +24,16 @@ from prefect.exceptions import MissingContextError
 from prefect.settings import PREFECT_API_URL, temporary_settings
 from prefect.states import Completed
 from prefect.tasks import exponential_backoff
+from prefect.types.names import MAX_ASSET_KEY_LENGTH
 from prefect_dask.task_runners import DaskTaskRunner, PrefectDaskFuture
 from tokenmill.tasks import artifact
+from tokenmill.tasks.blend.models import Blend
 from tokenmill.tasks.errors import RunError
+from tokenmill.tasks.storage import absolute
 
 from .build import build_batch, may_pass
 from .cluster import asking_for, require_reached, started
+from .input_checks import data_sets
 from .plan import PlannedShard
 from .pool import Submitted, building_on, failures_of, some
 from .preparation import BuildShards, Needs, Step
@@ -71,6 +77,26 @@ def step_task(name: str) -> Callable[[Callable[P, R]], Task[P, R]]:
     return task(name=name, cache_policy=NO_CACHE, persist_result=False)
 
 
+def materializing(blend: Blend, output_dir: str) -> Callable[[Callable[P, R]], Task[P, R]]:
+    """Turn a function that publishes into a task that materialises the output as an asset, made of the blend's sources."""
+    sources = dict.fromkeys(path for _, path in data_sets(blend))
+    return materialize(
+        asset_of(output_dir),
+        by="tokenmill",
+        name="publish",
+        asset_deps=[asset_of(path) for path in sources],
+        cache_policy=NO_CACHE,
+        persist_result=False,
+    )
+
+
+def asset_of(place: str) -> str:
+    """The key of the asset at a path or URI; `_` stands for what a key may not have, and a long path keeps its start."""
+    uri = absolute(place)
+    key = uri if "://" in uri else f"file://{uri}"
+    return re.sub(r"[^\w:/@=.+-]", "_", key, flags=re.ASCII)[:MAX_ASSET_KEY_LENGTH]
+
+
 def _retried(name: str, run_name: str | None = None) -> Callable[[Callable[..., R]], Task[..., R]]:
     """Turn a function into a task that is retried after transient errors."""
     return task(
@@ -105,7 +131,7 @@ def _build_batch(
         done = build_batch(batch, store, step.building(arguments), partial(announce, topic), rebuild=rebuild)
     built = sum(not shard.reused for shard in done)
     tokens, seconds = sum(shard.tokens for shard in done), sum(shard.seconds for shard in done)
-    message = f"{built} shards built in {seconds:.1f} s, {len(done) - built} had valid receipts; {tokens:,} tokens"
+    message = f"built {built:,} shard{'s' * (built != 1)}, reused {len(done) - built:,}, in {seconds:.1f} s; {tokens:,} tokens"
     get_run_logger().info(message)
     return Completed(message=message, name="Completed" if built else "Cached")
 

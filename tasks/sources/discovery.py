@@ -12,7 +12,6 @@ Every run searches again, so outputs must not be inside a source, or the next ru
 output folder, where publishing replaces files. `require_no_overlap` refuses both.
 """
 
-import difflib
 import errno
 import os
 import re
@@ -27,7 +26,7 @@ from typing import Any, cast
 
 from fsspec.spec import AbstractFileSystem
 from tokenmill.tasks.blend.models import DataSource
-from tokenmill.tasks.errors import InputError
+from tokenmill.tasks.errors import InputError, closest
 from tokenmill.tasks.storage import absolute, filesystem, is_local
 from tokenmill.tasks.threads import in_threads
 
@@ -202,9 +201,8 @@ def _nearest_there(path: Path) -> str:
     parent = next(folder for folder in path.parents if folder.is_dir())
     missing = path.relative_to(parent).parts[0]
     there = sorted(entry.name for entry in parent.iterdir())
-    close = difflib.get_close_matches(missing, there, n=1)
-    if close:
-        return f"did you mean {parent / close[0]}?"
+    if close := closest(missing, there):
+        return f"did you mean {parent / close}?"
     return f"{parent} holds {shortened(there)}" if there else f"{parent} is empty"
 
 

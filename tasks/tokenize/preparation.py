@@ -83,7 +83,14 @@ def plan_pretrain(blend: Blend, settings: PretrainSettings, output_dir: str | No
         return [_recipe(source, split, settings, vocabulary, verdicts[name])] * len(slices)
 
     plan = plan_shards(
-        blend, settings, store, FORMAT_VERSION, lambda source: [source.text_field], require_text, recipes
+        blend,
+        settings,
+        store,
+        FORMAT_VERSION,
+        lambda source: [source.text_field],
+        require_text,
+        recipes,
+        form="documents",
     )
     return Planned(blend, settings, output_dir, plan, PretrainFound(vocabulary, gates, verdicts), gate_notes(verdicts))
 

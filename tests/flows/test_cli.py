@@ -1,14 +1,23 @@
 import json
 import os
+import re
 import subprocess
 import sys
 from pathlib import Path
 
+import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
+from pydantic import BaseModel
+from rich.console import Console
+from tokenmill.tasks.errors import closest
+from tokenmill.tasks.report.summary import artifact_record, markdown, print_summary
+from tokenmill.tasks.shards.preparation import KINDS, preparation
+from tokenmill.tasks.sources.forms import read_blend
 
 from tests import preparing_rl
 from tests.flows.preparation_runs import called
-from tests.preparing import blend_of, prepare, tree, write_lines
+from tests.preparing import blend_of, compressed, prepare, tree, write_lines
 
 TOKENMILL = str(Path(sys.executable).parent / "tokenmill")
 TINY = Path(__file__).parents[2] / "blends/tiny"
@@ -113,13 +122,13 @@ def test_an_unknown_command_or_option_is_a_wrong_call(blend):
 
 @pytest.mark.slow
 def test_plan_writes_one_line_of_json_and_verify_reads_what_a_preparation_printed(tmp_path, blend):
-    result = tokenmill("plan", blend, "--output-dir", tmp_path / "out", "shard_size=1kB")
+    result = tokenmill("plan", blend, "--format", "json", "--output-dir", tmp_path / "out", "shard_size=1kB")
     (record,) = json.loads(result.stdout).values()
     assert record["shards"]["pending"] == record["shards"]["total"] > 1
     assert not (tmp_path / "out" / "blend.json").exists()
 
     prepare(str(blend), tmp_path / "out", shard_size=1000)
-    result = tokenmill("plan", blend, "--output-dir", tmp_path / "out", "shard_size=1kB")
+    result = tokenmill("plan", blend, "--format", "json", "--output-dir", tmp_path / "out", "shard_size=1kB")
     assert json.loads(result.stdout)["plan"]["shards"]["pending"] == 0
 
     printed = json.dumps({"pretrain": {"path": str(tmp_path / "out"), "type": "pretrain"}})
@@ -143,10 +152,10 @@ def test_verify_fails_with_exit_code_1_and_names_the_file(tmp_path, blend):
 def test_options_override_the_config_file_and_overrides_override_both(tmp_path, blend):
     config = tmp_path / "settings.yaml"
     config.write_text("sample: 50\nshard_size: 1kB\ntokenizer: {add_bos: true}\n")
-    planned = called("plan", blend, "--config", config, "--sample", "20", "tokenizer.add_bos=false")
+    planned = called("plan", blend, "--format", "json", "--config", config, "--sample", "20", "tokenizer.add_bos=false")
     assert planned.returncode == 0, planned.stderr
     one = json.loads(planned.stdout)["plan"]
-    all_rows = json.loads(called("plan", blend, "shard_size=1kB").stdout)["plan"]
+    all_rows = json.loads(called("plan", blend, "--format", "json", "shard_size=1kB").stdout)["plan"]
     assert 0 < one["shards"]["total"] < all_rows["shards"]["total"]
     wrong = called("plan", blend, "--config", config, "smaple=3")
     assert wrong.returncode == 2
@@ -248,3 +257,130 @@ def test_verify_knows_rows_for_rl_by_the_record_that_a_preparation_printed(tmp_p
     broken = called("verify", stdin=printed)
     assert broken.returncode == 1
     assert str(joined) in broken.stderr.replace("\n", "")
+
+
+# Help, formats, and what is given instead of a blend.
+
+
+@pytest.mark.parametrize("kind", [*KINDS])
+def test_the_help_of_a_kind_lists_every_setting_that_it_takes(kind):
+    """The fields of the model, walked here in another way, are the truth."""
+    record = preparation(kind)
+
+    def keys(model, prefix=""):
+        for name, field in model.model_fields.items():
+            value = field.get_default(call_default_factory=True)
+            inner = type(value) if isinstance(value, BaseModel) else None
+            yield from keys(inner, f"{prefix}{name}.") if inner else [f"{prefix}{name}"]
+
+    shown = called(*KINDS[kind].command.split(), "--help").stdout
+    listed = set(re.findall(r"^│ \*? +?(\S+)|^│ (\S+)", shown, re.MULTILINE))
+    listed = {name for pair in listed for name in pair if name}
+    expected = {key for key in keys(record.settings) if key.split(".")[0] not in record.hidden}
+    unlisted = {key for key in expected - listed if not any(name.startswith(f"{key}.") for name in listed)}
+    assert not unlisted
+    assert not {key for key in listed if key.split(".")[0] in record.hidden}
+
+
+def test_the_examples_of_a_command_are_settings_that_it_takes(tmp_path, blend):
+    for command, arguments in {
+        "sft": (blend, "--output-dir", tmp_path / "out"),
+        "rl": (blend, "--output-dir", tmp_path / "out"),
+        "choose": (tmp_path, "--output-dir", tmp_path / "out"),
+        "pretrain": (blend, "--output-dir", tmp_path / "out"),
+    }.items():
+        wrong = called(command, *arguments, "nothing")
+        assert wrong.returncode == 2
+        example = re.search(r"for example (\S+)=", wrong.stderr)[1]
+        text = f"{command} --help"
+        assert example in called(command, "--help").stdout, text
+    assert "pack_size" not in called("pretrain", "--help").stdout
+
+
+def test_a_plan_is_printed_in_the_format_that_is_asked_for(blend):
+    found = {each: called("plan", blend, "--format", each).stdout for each in ("json", "text", "table")}
+    assert json.loads(found["json"])["plan"]["files"] == 1
+    assert "│" in found["table"]
+    assert "│" not in found["text"]
+    assert all("1 of 1 shards to build" in found[each] for each in ("text", "table"))
+    assert called("plan", blend).stdout == found["table"]
+    assert called("plan", blend, "--format", "yaml").returncode == 2
+
+
+def test_a_view_is_printed_in_the_format_that_is_asked_for(tmp_path, blend, data):
+    prepare(str(blend), tmp_path / "out")
+    found = {each: called("view", tmp_path / "out", "--format", each).stdout for each in ("json", "text", "table")}
+    (pack,) = json.loads(found["json"])["view"]["packs"]
+    text = pack["sequences"][0]["passages"][0]["text"]
+    assert text.startswith("document number")
+    assert text.splitlines()[0][:17] in found["text"]
+    assert "trained on" in found["table"]
+    assert text not in found["table"]
+    assert called("view", tmp_path / "out").stdout == found["text"]
+
+
+@pytest.mark.parametrize("name", ["a b.jsonl", "rows.jsonl.gz", "rows.jsonl.zst", "rows.parquet", "rows.ndjson"])
+def test_a_file_of_rows_is_a_blend_of_it(tmp_path, name):
+    texts = [f"document number {number}" for number in range(50)]
+    path = tmp_path / name
+    if name.endswith(".parquet"):
+        pq.write_table(pa.table({"text": texts}), path)
+    else:
+        path.write_bytes(compressed(name, write_lines(tmp_path / "plain", texts).read_bytes()))
+    planned = called("plan", path, "--format", "json", "holdout={valid: 0, test: 0}")
+    assert planned.returncode == 0, planned.stderr
+    assert json.loads(planned.stdout)["plan"]["files"] == 1
+    (source,) = read_blend(str(path)).datasets
+    assert (source.name, source.path) == (name.partition(".")[0].replace(" ", "-"), str(path))
+
+
+CHAT = {"messages": [{"role": "user", "content": "Hi"}, {"role": "assistant", "content": "Hello"}]}
+
+
+@pytest.mark.parametrize(
+    ("command", "rows", "advice"),
+    [
+        ("pretrain", [CHAT] * 20, "tokenmill sft"),
+        ("dedup", [CHAT] * 20, "tokenmill sft"),
+        ("sft", [{"text": "a document"}] * 20, "tokenmill pretrain"),
+        ("pretrain", [CHAT] * 19 + [{"text": "a document"}], None),
+        ("pretrain", [{**CHAT, "text": "both"}] * 20, None),
+        ("sft", [{"text": "both", "prompt": "Hi", "response": "Hello"}] * 20, None),
+        ("pretrain", [{"txt": "a document"}] * 20, None),
+        ("rl", [CHAT] * 20, None),
+    ],
+)
+def test_rows_of_another_form_are_refused_with_the_command_that_takes_them(tmp_path, command, rows, advice):
+    path = tmp_path / "rows.jsonl"
+    path.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    result = called(command, path, "--output-dir", tmp_path / "out", "--dry-run")
+    assert result.returncode == (2 if advice else 0), result.stderr
+    if advice:
+        assert advice in result.stderr
+        assert "rows.jsonl" in result.stderr
+        assert len(result.stderr.splitlines()) == 1
+
+
+@pytest.mark.parametrize(
+    ("name", "known", "meant"),
+    [
+        ("weigth", ["weight", "width"], "weight"),
+        ("data.json", ["math.json", "code.json"], None),
+        ("wbe.json", ["web.json", "code.json"], "web.json"),
+        ("text", ["question", "uuid", "agent_ref"], None),
+        ("chat", ["math", "code"], None),
+        ("blend.json", ["blend.json.bak", "blends.json"], "blends.json"),
+    ],
+)
+def test_only_a_close_name_is_suggested(name, known, meant):
+    assert closest(name, known) == meant
+
+
+def test_splits_stand_in_the_order_train_valid_test(tmp_path, blend, capsys):
+    _, manifest = prepare(str(blend), tmp_path / "out", holdout={"valid": 0.2, "test": 0.2})
+    assert list(artifact_record(manifest, "out")["pretrain"]["splits"]) == ["train", "valid", "test"]
+    print_summary(manifest, "out", Console(file=sys.stderr))
+    shown = capsys.readouterr().err
+    assert re.findall(r"^ +(train|valid|test) ", shown, re.MULTILINE) == ["train", "valid", "test"]
+    assert re.findall(r"\| (train|valid|test) \|", markdown(manifest, "out")) == ["train", "valid", "test"]
+    assert "built 1 shard, reused 0" in shown

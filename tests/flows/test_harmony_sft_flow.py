@@ -50,7 +50,7 @@ def test_one_command_makes_packs_of_what_a_normalization_published(normal, tmp_p
 def test_chat_needs_no_normalization(blend, tmp_path, prefect_server):
     process = preparation_runs.start("sft", blend, tmp_path / "out", prefect_server, "chat_template=harmony", "--workers", "1")  # fmt: skip
     assert finish(process)["documents"] == ROWS
-    viewed = called("view", tmp_path / "out")
+    viewed = called("view", tmp_path / "out", "--format", "json")
     (pack,) = json.loads(viewed.stdout)["view"]["packs"]
     assert {passage["role"] for each in pack["sequences"] for passage in each["passages"]} == {"system", "user", "assistant"}  # fmt: skip
 

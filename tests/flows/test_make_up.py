@@ -123,3 +123,11 @@ def test_down_leaves_nothing_running(printed, clone, environment):
     assert not list((clone / "run").glob("*.pid"))
     with pytest.raises(ConnectionRefusedError):
         socket.create_connection(("127.0.0.1", int(environment["PREFECT_PORT"])))
+
+
+def test_what_up_prints_is_short_and_names_what_matters(printed, clone, environment):
+    lines = printed.strip().splitlines()
+    assert len(lines) <= 10
+    assert f"http://127.0.0.1:{environment['PREFECT_PORT']}" in printed
+    assert "prefect worker start" not in printed, "workers run already"
+    assert "11 deployments" in (clone / "run/deploy.log").read_text()

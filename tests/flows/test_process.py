@@ -421,7 +421,9 @@ NOT_WRITABLE = "/proc"
 @pytest.mark.slow
 def test_a_plan_needs_no_home(blend, environment, tmp_path):
     homeless = environment | {"HOME": NOT_WRITABLE, "XDG_CACHE_HOME": "", "TMPDIR": str(tmp_path)}
-    run = subprocess.run([TOKENMILL, "plan", blend], capture_output=True, text=True, env=homeless, check=False)
+    run = subprocess.run(
+        [TOKENMILL, "plan", blend, "--format", "json"], capture_output=True, text=True, env=homeless, check=False
+    )
     assert run.returncode == 0, run.stderr
     assert json.loads(run.stdout)["plan"]["shards"]["total"] > 0
 

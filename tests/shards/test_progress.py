@@ -1,7 +1,7 @@
 import os
 from itertools import pairwise
 
-from tokenmill.tasks.shards.progress import UPDATE_SECONDS, ProgressBar, ProgressDisplay, Tally, say
+from tokenmill.tasks.shards.progress import LINE_SECONDS, UPDATE_SECONDS, ProgressBar, ProgressDisplay, Tally, say
 
 
 def done(key, **changes):
@@ -51,3 +51,24 @@ def test_a_display_outlives_its_terminal(monkeypatch):
             display.refresh()
         say("waiting")
         monkeypatch.undo()
+
+
+def test_without_a_terminal_a_line_tells_the_progress_every_half_minute(monkeypatch, capsys):
+    clock = iter(range(1000, 2000))
+    monkeypatch.setattr("tokenmill.tasks.shards.progress.time.monotonic", lambda: float(now[0]))
+    now = [next(clock)]
+    tally = Tally(shards=3, source_bytes=300)
+    lines = {}
+    with ProgressDisplay(tally) as display:
+        for number, now[0] in enumerate(clock):
+            if number == 250:
+                tally.add(done("one"))
+            display.refresh()
+            if line := capsys.readouterr().err:
+                lines[now[0]] = line
+            if number > 500:
+                break
+    assert all(after - before == LINE_SECONDS for before, after in pairwise([1000, *lines]))
+    assert len(lines) == 502 // LINE_SECONDS
+    assert all(line.count("\n") == 1 for line in lines.values())
+    assert all(("0%  0/3 shards" if when < 1251 else "33%  1/3 shards") in line for when, line in lines.items())

@@ -1,0 +1,164 @@
+"""`tokenmill doctor`: what this environment has, what is missing, and what each missing thing is needed for.
+
+Nothing is changed, and only the configured Prefect server is asked. A check never fails the command: what a user does not need
+may be missing. CUDA is found by `nvidia-smi`, in 0.1 s; importing torch would take 3 s.
+"""
+
+import os
+import platform
+import shutil
+import subprocess
+import urllib.error
+import urllib.request
+from collections.abc import Iterator, Sequence
+from dataclasses import asdict, dataclass
+from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path
+from typing import Any, Literal
+
+import psutil
+from huggingface_hub import get_token
+from rich.console import Console
+from rich.table import Table
+from rich.text import Text
+from tokenmill.tasks.storage import absolute, is_local
+
+State = Literal["ok", "missing", "broken"]
+
+STYLES: dict[State, str] = {"ok": "green", "missing": "yellow", "broken": "red"}
+
+LEAST_DISK = 10e9
+"""Free bytes below which a disk is too small for all but small blends: an output has 0.5 to 1 bytes per byte of source."""
+
+WORKER_BYTES = 1e9
+"""Memory that a worker should have."""
+
+ANSWER_SECONDS = 3.0
+
+PACKAGES = {
+    "s3fs": ("data on S3", "s3"),
+    "gcsfs": ("data on Google Cloud Storage", "gcs"),
+    "matplotlib": ("plots of scores", "report"),
+    "wandb": ("logging to Weights & Biases", "wandb"),
+    "torch": ("tokenmill train, evaluate, and score with a model", "train"),
+    "transformers": ("tokenmill score with a model", "score"),
+    "megatron-core": ("tokenmill train with megatron-core", "train"),
+}
+"""Optional packages: what needs each, and the extra that installs it."""
+
+
+@dataclass(frozen=True, slots=True)
+class Check:
+    """One thing: whether it is there, what was found, what needs it, and the remedy if it is not ok."""
+
+    name: str
+    state: State
+    found: str
+    needed_for: str
+    remedy: str = ""
+
+
+def examine(place: str, server: str | None) -> list[Check]:
+    """Check everything. Outputs would go to `place`; `server` is the URL of the configured Prefect server, None without one."""
+    return [
+        _python(),
+        _memory(),
+        *([_disk(absolute(place))] if is_local(absolute(place)) else []),
+        _prefect(server),
+        _dask(),
+        _hub_token(),
+        _cuda(),
+        *_packages(),
+    ]
+
+
+def _python() -> Check:
+    return Check("Python", "ok", platform.python_version(), "everything")
+
+
+def _memory() -> Check:
+    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    free = psutil.virtual_memory().available
+    found = f"{cores} cores, {free / 1e9:,.1f} GB of memory available"
+    if free / cores >= WORKER_BYTES:
+        return Check("cores and memory", "ok", found, "a worker for each core, with 1 GB each")
+    remedy = f"use --workers {max(1, int(free / WORKER_BYTES))}"
+    return Check("cores and memory", "missing", found, "a worker for each core, with 1 GB each", remedy)
+
+
+def _disk(place: str) -> Check:
+    folder = next(each for each in (Path(place), *Path(place).parents) if each.is_dir())
+    free = shutil.disk_usage(folder).free
+    found = f"{free / 1e9:,.1f} GB free in {folder}"
+    if not os.access(folder, os.W_OK):
+        return Check("disk", "broken", f"{folder} is not writable", "every output", "choose another --output-dir")
+    enough = free >= LEAST_DISK
+    return Check(
+        "disk", "ok" if enough else "missing", found, "shards and outputs", "" if enough else "free some space"
+    )
+
+
+def _prefect(server: str | None) -> Check:
+    needed = "deployments, nightly runs and their UI; commands run without a server"
+    if server is None:
+        return Check("Prefect server", "missing", "none configured", needed, "make up, or set PREFECT_API_URL")
+    try:
+        with urllib.request.urlopen(f"{server}/health", timeout=ANSWER_SECONDS):  # noqa: S310 - the user's own server
+            return Check("Prefect server", "ok", server, needed)
+    except (OSError, ValueError) as error:
+        reason = error.reason if isinstance(error, urllib.error.URLError) else error
+        remedy = "start it with prefect server start, or unset PREFECT_API_URL"
+        return Check("Prefect server", "broken", f"{server} does not answer: {reason}", needed, remedy)
+
+
+def _dask() -> Check:
+    return Check("Dask", "ok", f"distributed {version('distributed')}", "workers on this machine and on clusters")
+
+
+def _hub_token() -> Check:
+    needed = "tokenmill push, and private or gated data sets and tokenizers"
+    if get_token():
+        return Check("hub token", "ok", "found; it was not tried", needed)
+    return Check("hub token", "missing", "none", needed, "set HF_TOKEN, or run hf auth login")
+
+
+def _cuda() -> Check:
+    needed = "training and scoring at speed; both also run on the CPU"
+    program = shutil.which("nvidia-smi")
+    if program is None:
+        return Check("CUDA", "missing", "no nvidia-smi", needed, "use a machine with an NVIDIA GPU and its driver")
+    try:
+        listed = subprocess.run([program, "-L"], capture_output=True, text=True, timeout=30, check=True).stdout  # noqa: S603 - the driver's own program
+    except (OSError, subprocess.SubprocessError) as error:
+        return Check("CUDA", "broken", f"nvidia-smi fails: {error}", needed, "repair the NVIDIA driver")
+    devices = [line.partition(" (UUID")[0] for line in listed.splitlines() if line.startswith("GPU ")]
+    if devices:
+        return Check("CUDA", "ok", "; ".join(devices), needed)
+    return Check("CUDA", "missing", "nvidia-smi lists no GPU", needed, "use a machine with an NVIDIA GPU")
+
+
+def _packages() -> Iterator[Check]:
+    for name, (needed, extra) in PACKAGES.items():
+        try:
+            yield Check(name, "ok", version(name), needed)
+        except PackageNotFoundError:
+            yield Check(name, "missing", "not installed", needed, f"pip install -c constraints.txt '.[{extra}]'")
+
+
+def print_checks(checks: Sequence[Check], console: Console) -> None:
+    """Print a row per check, then the remedies."""
+    table = Table("", "", "found", "needed for", title="environment", title_justify="left")
+    for check in checks:
+        name = Text(check.name, no_wrap=True)
+        table.add_row(
+            name, Text(check.state, STYLES[check.state]), Text(check.found, overflow="fold"), check.needed_for
+        )
+    console.print(table)
+    for check in checks:
+        if check.remedy:
+            console.print(f"{check.name}: {check.remedy}", markup=False, highlight=False)
+
+
+def doctor_record(checks: Sequence[Check]) -> dict[str, Any]:
+    """The checks as a JSON record."""
+    return {"doctor": {"type": "doctor", "checks": [asdict(check) for check in checks]}}

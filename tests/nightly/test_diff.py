@@ -1,0 +1,217 @@
+"""Two outputs side by side: planted changes are told exactly, and every document is accounted for."""
+
+import json
+from pathlib import Path
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from tokenmill.tasks.errors import InputError
+from tokenmill.tasks.nightly.diff import CLASSES, diff, difference_record
+from tokenmill.tasks.nightly.diff_page import publish_difference
+
+from tests import preparing_dedup, preparing_rl, preparing_sft
+from tests.flows.preparation_runs import called
+from tests.preparing import prepare, write_lines
+
+ROWS = 60
+TEXTS = [f"document number {number} has some words" for number in range(ROWS)]
+SHARES = {"valid": 0.2, "test": 0.1}
+
+
+@pytest.fixture
+def night(tmp_path):
+    """Publishes a version of a blend of `web` and `code`; each call may change something."""
+
+    def publish(version, texts=TEXTS, *, names=("web", "code"), weights=(3.0, 1.0), prepare=prepare, **chosen):
+        web = write_lines(tmp_path / version / "web.jsonl", texts)
+        code = write_lines(tmp_path / "code.jsonl", [f"def function_{number}(): pass" for number in range(20)])
+        sources = zip(names, (web, code), weights, strict=True)
+        blend = {"datasets": [{"name": name, "path": str(path), "weight": weight} for name, path, weight in sources]}
+        out = tmp_path / f"out-{version}"
+        prepare(blend, out, **{"holdout": SHARES, "bad_row_ceiling": 1.0, **chosen})
+        return str(out)
+
+    return publish
+
+
+def told(found):
+    """Documents by data set, class and reason, without those that are kept."""
+    return {(each.dataset, each.what, each.reason): each.documents for each in found.findings if each.what != "kept"}
+
+
+def summed(found):
+    counts = {what: found.count(what) for what in CLASSES}
+    shared = counts["kept"] + counts["changed"] + counts["moved"]
+    assert found.documents == (shared + counts["gone"], shared + counts["new"])
+    return counts
+
+
+def test_the_same_twice_is_kept(night):
+    found = diff(night("a"), night("b"))
+    assert told(found) == {}
+    assert summed(found)["kept"] == ROWS + 20
+    assert [line for line in found.changes if "web.jsonl" not in line and "path" not in line] == []
+
+
+REMOVED, ADDED = "the row was removed from the source", "the row was added to the source"
+REWRITTEN = "the row changed in the source"
+
+PLANTED = {
+    "a row added": ({"texts": [*TEXTS[:7], "something new", *TEXTS[7:]]}, {("web", "new", ADDED): 1}, "web.jsonl:8"),
+    "a row removed": ({"texts": [*TEXTS[:7], *TEXTS[8:]]}, {("web", "gone", REMOVED): 1}, "web.jsonl:8"),
+    "a row quarantined": (
+        {"texts": [*TEXTS[:7], b"not JSON", *TEXTS[8:]]},
+        {("web", "gone", "quarantined: malformed_json"): 1},
+        "web.jsonl:8",
+    ),
+    "a filter": (
+        {"min_doc_chars": 33},
+        {("web", "gone", "too_short"): 10, ("code", "gone", "too_short"): 20},
+        "web.jsonl:1",
+    ),
+    "a weight": ({"weights": (1.0, 1.0)}, {}, None),
+    "a source renamed": ({"names": ("www", "code")}, {}, None),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("planted", PLANTED)
+def test_a_planted_change_is_told_exactly(night, planted):
+    changes, expected, example = PLANTED[planted]
+    found = diff(night("a"), night("b", **changes))
+    assert told(found) == expected
+    summed(found)
+    if example:
+        assert any(place.endswith(example) for each in found.findings for place in each.examples)
+    if planted == "a weight":
+        assert "web: weight 3.0 -> 1.0" in found.changes
+    if planted == "a source renamed":
+        assert "web: renamed to www" in found.changes
+        assert not [line for line in found.changes if "the data set" in line]
+    if planted == "a filter":
+        assert "settings: min_doc_chars None -> 33" in found.changes
+
+
+def test_a_changed_row_is_one_change_or_a_move_by_its_new_hash(night):
+    """Its split depends on its hash: held out in none, it stays."""
+    none = {"holdout": {"valid": 0, "test": 0}}
+    rewritten = [*TEXTS[:7], "document number seven, in other words", *TEXTS[8:]]
+    found = diff(night("a", **none), night("b", rewritten, **none))
+    assert told(found) == {("web", "changed", REWRITTEN): 1}
+    summed(found)
+    (change,) = (each for each in found.findings if each.what == "changed")
+    assert change.examples[0].endswith("b/web.jsonl:8")
+
+
+def test_a_removed_copy_is_told_from_a_removed_row(night):
+    found = diff(night("a", [*TEXTS, TEXTS[3]]), night("b", TEXTS))
+    assert list(told(found)) == [("web", "gone", "a duplicate row was removed from the source; a copy is kept")]
+    assert summed(found)["gone"] == 1
+
+
+def test_another_seed_moves_documents_and_changes_none(night):
+    found = diff(night("a"), night("b", holdout={**SHARES, "seed": 7}))
+    counts = summed(found)
+    assert counts["moved"] > 5
+    assert counts["changed"] == counts["gone"] == counts["new"] == 0
+    assert {reason for _, _, reason in told(found)} == {"holdout_seed 42 -> 7"}
+    assert "settings: holdout.seed 42 -> 7" in found.changes
+
+
+def test_another_tokenizer_changes_every_document(night):
+    found = diff(night("a"), night("b", tokenizer={"model": "cl100k_base"}))
+    counts = summed(found)
+    assert counts == {"kept": 0, "changed": ROWS + 20, "moved": 0, "gone": 0, "new": 0}
+    assert all("tokenizer" in reason for _, _, reason in told(found))
+    assert "settings: tokenizer.model 'o200k_harmony' -> 'cl100k_base'" in found.changes
+
+
+def test_a_row_that_is_whole_again_is_new(night):
+    found = diff(night("a", [*TEXTS[:7], b"not JSON", *TEXTS[8:]]), night("b"))
+    assert told(found) == {("web", "new", "no longer dropped: quarantined: malformed_json"): 1}
+
+
+def test_data_sets_that_come_and_go(night, tmp_path):
+    both, one = night("a"), tmp_path / "one"
+    blend = {"datasets": [{"name": "web", "path": str(tmp_path / "a/web.jsonl")}]}
+    prepare(blend, one, holdout=SHARES)
+    assert told(diff(both, str(one))) == {("code", "gone", "the data set is gone"): 20}
+    assert told(diff(str(one), both)) == {("code", "new", "the data set is new"): 20}
+
+
+def test_a_duplicate_removed_by_deduplication_says_so(tmp_path):
+    path = write_lines(tmp_path / "web.jsonl", [*TEXTS, TEXTS[3]])
+    blend = {"datasets": [{"name": "web", "path": str(path)}]}
+    other = {"datasets": [{"name": "web", "path": str(write_lines(tmp_path / "b/web.jsonl", TEXTS))}]}
+    preparing_dedup.prepare(blend, tmp_path / "a", near=False)
+    preparing_dedup.prepare(other, tmp_path / "b/out", near=False)
+    found = diff(str(tmp_path / "a"), str(tmp_path / "b/out"))
+    assert told(found) == {}
+    assert found.documents == (ROWS, ROWS)
+
+
+@settings(max_examples=15, deadline=None)
+@given(st.lists(st.integers(0, 9), max_size=25), st.lists(st.integers(0, 9), max_size=25))
+def test_any_two_lists_of_rows_add_up(tmp_path_factory, before, after):
+    """Rows with copies, in any order; kept are as many as the two multisets share, apart from changes of rows."""
+    folder = tmp_path_factory.mktemp("rows")
+    outs = []
+    for name, numbers in (("a", before), ("b", after)):
+        path = write_lines(folder / name / "web.jsonl", ["the anchor", *(f"text {number}" for number in numbers)])
+        prepare(
+            {"datasets": [{"name": "web", "path": str(path)}]}, folder / f"out-{name}", holdout={"valid": 0, "test": 0}
+        )
+        outs.append(str(folder / f"out-{name}"))
+    found = diff(*outs)
+    counts = summed(found)
+    shared = sum(min(before.count(number), after.count(number)) for number in range(10))
+    assert counts["kept"] == shared + 1
+    assert found.documents == (len(before) + 1, len(after) + 1)
+
+
+def test_the_page_and_the_json_have_the_same_counts(night, tmp_path):
+    a, b = night("a"), night("b", [*TEXTS[1:], "<script>alert(1)</script>"])
+    shown = called("diff", a, b, "--format", "json", "--html", tmp_path / "diff.html")
+    assert shown.returncode == 0, shown.stderr
+    record = json.loads(shown.stdout)["diff"]
+    assert record == json.loads(json.dumps(difference_record(diff(a, b))["diff"]))
+    assert record["classes"] == {"kept": ROWS + 19, "changed": 0, "moved": 0, "gone": 1, "new": 1}
+    page = (tmp_path / "diff.html").read_text()
+    assert "<script" not in page
+    assert f"{ROWS + 20:,} -&gt; {ROWS + 20:,} documents" in page
+    again = publish_difference(diff(a, b), str(tmp_path / "again.html"))
+    assert Path(again.path).read_text() == page
+    assert "1 gone" in called("diff", a, b).stdout
+    assert "web: 1 new: " in called("diff", a, b, "--format", "text").stdout
+
+
+def test_outputs_of_other_kinds_are_refused(night, tmp_path):
+    out = night("a")
+    path = write_lines(tmp_path / "web.jsonl", TEXTS)
+    preparing_dedup.prepare({"datasets": [{"name": "web", "path": str(path)}]}, tmp_path / "dedup")
+    with pytest.raises(InputError, match="two outputs of one kind"):
+        diff(out, str(tmp_path / "dedup"))
+    with pytest.raises(InputError, match="no manifest"):
+        diff(out, str(tmp_path / "nothing"))
+
+
+def test_conversations_and_rows_for_rl_are_accounted_for_too(tmp_path):
+    for prepare_kind, row in (
+        (
+            preparing_sft.prepare,
+            lambda n: {"messages": [{"role": "user", "content": f"{n}?"}, {"role": "assistant", "content": f"{n}!"}]},
+        ),
+        (preparing_rl.prepare, lambda n: {"question": f"How many are {n} and {n}?", "answer": str(2 * n)}),
+    ):
+        outs = []
+        folder = tmp_path / prepare_kind.__module__
+        for version, numbers in (("a", range(40)), ("b", [*range(7), 99, *range(8, 40)])):
+            path = folder / version / "rows.jsonl"
+            path.parent.mkdir(parents=True)
+            path.write_text("".join(json.dumps(row(number)) + "\n" for number in numbers))
+            blend = {"datasets": [{"name": "rows", "path": str(path)}]}
+            prepare_kind(blend, folder / version / "out", holdout={"valid": 0, "test": 0})
+            outs.append(str(folder / version / "out"))
+        found = diff(*outs)
+        assert told(found) == {("rows", "changed", REWRITTEN): 1}
+        assert summed(found)["kept"] == 39
