@@ -30,6 +30,9 @@ MOST_EDITS = 3
 RECENT = 10_000
 """Originals that may still be copied, in memory; each new one takes the place of any of them."""
 
+LONGEST_WORD = 40
+"""In characters. We cut longer words, and scripts without blanks, into pieces, which the peer and the judge do not know."""
+
 WORDS = 5
 THRESHOLD = 0.8
 
@@ -78,9 +81,14 @@ def _pieces(lines: Iterator[bytes]) -> Iterator[str]:
         while len(words) - start >= SHORTEST:
             stop = start + random.randint(SHORTEST, LONGEST)
             piece = " ".join(words[start:stop])
-            if len(piece) <= MOST_CHARACTERS:
+            if len(piece) <= MOST_CHARACTERS and _of_short_words(piece):
                 yield piece
             start = stop
+
+
+def _of_short_words(piece: str) -> bool:
+    """Whether all units of our shingles are the words between blanks, as for the peer and the judge."""
+    return piece.isascii() and max(map(len, piece.split())) <= LONGEST_WORD
 
 
 def _documents(pieces: Iterator[str], planted: list[tuple[int, int, float]]) -> Iterator[str]:
