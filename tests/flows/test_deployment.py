@@ -44,6 +44,8 @@ from tokenmill.tasks.tokenize.settings import PretrainSettings
 
 from tests.flows.cloning import REPOSITORY, clone_into
 from tests.flows.prefect_commands import PREFECT, clean_environment, running, wait_until
+from tests.preparing import blend_of, tree, write_lines
+from tests.tokenize.small_vocabularies import word_piece
 
 NAME = "pretrain-data-prep"
 
@@ -258,6 +260,26 @@ def test_a_cancelled_run_ends_without_a_traceback_at_the_worker(deployed, clone,
     wait_until(lambda: "Cancelled flow run" in log.read_text()[before:], 60)
     assert "Traceback" not in log.read_text()[before:]
     assert "initialize plugins" not in log.read_text()[before:]
+
+
+@pytest.mark.slow
+def test_a_run_cancelled_at_work_leaves_no_process_and_the_next_one_finishes_it(deployed, prefect_server, tmp_path):
+    """No engine supports WordPiece, so the reference takes long enough to be cancelled while it encodes."""
+    source = write_lines(tmp_path / "some.jsonl", [f"{'some words about data ' * 2_000}{row}" for row in range(400)])
+    chosen = {
+        "blend": blend_of(source), "tokenizer": {"model": str(word_piece(tmp_path / "model"))}, "shard_size": 1_000_000,
+    }  # fmt: skip
+    cancelled, clean = (str(tmp_path / name) for name in ("cancelled", "clean"))
+    run = start(prefect_server, deployed, output_dir=cancelled, **chosen)
+    wait_until(lambda: [*Path(cancelled).rglob("receipt.json")], 120)
+    assert len(processes_of(run)) > 2, "the flow and its workers"
+    prefect_server.client().set_flow_run_state(run, Cancelling())
+    wait_until(lambda: not processes_of(run), 60)
+    assert wait_until(lambda: final_state(prefect_server, run), 60).is_cancelled()
+    assert not Path(cancelled, "blend.json").exists()
+    runs = [start(prefect_server, deployed, output_dir=place, **chosen) for place in (cancelled, clean)]
+    assert all(wait_until(lambda run=run: final_state(prefect_server, run), 240).is_completed() for run in runs)
+    assert tree(cancelled) == tree(clean)
 
 
 @pytest.mark.slow
