@@ -16,6 +16,7 @@ from typing import Any
 
 from tokenmill.tasks.blend.models import Blend
 from tokenmill.tasks.console import never_end_by_printing
+from tokenmill.tasks.report.openlineage import tell_if_asked
 from tokenmill.tasks.report.summary import artifact_record
 from tokenmill.tasks.report.weights_and_biases import log_if_asked
 from tokenmill.tasks.shards.here import build_here, is_little
@@ -127,4 +128,5 @@ def _report(manifest: Mapping[str, Any], output_dir: str) -> dict[str, Any]:
 
     leave_report(output_dir, say)
     log_if_asked(manifest, output_dir, say)
+    tell_if_asked(manifest, output_dir, say)
     return artifact_record(manifest, output_dir)

@@ -8,6 +8,7 @@ from prefect.artifacts import create_markdown_artifact, create_table_artifact
 from prefect.cache_policies import NO_CACHE
 from tokenmill.tasks.shards.stage import artifact_key
 
+from .openlineage import tell_if_asked
 from .page import leave_report
 from .summary import artifact_record, data_set_rows, markdown, warnings
 from .weights_and_biases import log_if_asked
@@ -22,4 +23,5 @@ def report(manifest: Mapping[str, Any], output_dir: str) -> dict[str, Any]:
         get_run_logger().warning(warning)
     leave_report(output_dir, get_run_logger().warning)
     log_if_asked(manifest, output_dir, get_run_logger().warning)
+    tell_if_asked(manifest, output_dir, get_run_logger().warning)
     return artifact_record(manifest, output_dir)

@@ -1,0 +1,101 @@
+"""Tell OpenLineage collectors of a preparation if OPENLINEAGE_URL or another of the client's variables is set.
+
+A START and a COMPLETE event say which data sets came in, what came out, how much, and when. The client sends them to an HTTP end
+point (OPENLINEAGE_URL) or writes them to a file (OPENLINEAGE__TRANSPORT__TYPE=file and OPENLINEAGE__TRANSPORT__LOG_FILE_PATH).
+Names follow OpenLineage's naming: `file` and the path, or the bucket and the key.
+"""
+
+import os
+from collections.abc import Callable, Mapping
+from datetime import UTC, datetime
+from importlib.metadata import version
+from typing import Any
+
+from tokenmill.tasks.errors import InputError, RunError
+from tokenmill.tasks.storage import absolute
+
+NAMESPACE, PRODUCER = "tokenmill", "https://pypi.org/project/tokenmill"
+
+
+def tell_if_asked(manifest: Mapping[str, Any], output_dir: str, warn: Callable[[str], object]) -> None:
+    """Send the events if the client is configured; `warn` is told why they cannot be sent, which undoes no publication."""
+    if not any(name.startswith("OPENLINEAGE_") for name in os.environ):
+        return
+    try:
+        tell(manifest, output_dir)
+    except (InputError, RunError) as error:
+        warn(f"not told to OpenLineage: {error}")
+
+
+def tell(manifest: Mapping[str, Any], output_dir: str) -> None:
+    """Send both events. Raises InputError if the client is not installed, and RunError if they cannot be sent."""
+    try:
+        from openlineage.client import OpenLineageClient
+    except ImportError as error:
+        raise InputError(
+            "an OPENLINEAGE_ variable is set, but the client is not installed: pip install 'tokenmill[openlineage]', or unset it"
+        ) from error
+    try:
+        client = OpenLineageClient()
+        for event in events(manifest, output_dir):
+            client.emit(event)
+        client.close()
+    except (OSError, RuntimeError, ValueError, KeyError) as error:
+        raise RunError(f"{error}; check the OPENLINEAGE_ variables and the end point") from error
+
+
+def events(manifest: Mapping[str, Any], output_dir: str) -> list[Any]:
+    """The RunEvents of a preparation, START and COMPLETE."""
+    from openlineage.client import set_producer
+    from openlineage.client.event_v2 import Job, Run, RunEvent, RunState
+    from openlineage.client.generated.processing_engine_run import ProcessingEngineRunFacet
+    from openlineage.client.uuid import generate_new_uuid
+
+    set_producer(PRODUCER)
+    volatile = manifest["volatile"]
+    times = {
+        RunState.START: volatile["created_at"] - volatile["seconds"],
+        RunState.COMPLETE: volatile["created_at"],
+    }
+    engine = ProcessingEngineRunFacet(version=version("tokenmill"), name="tokenmill")
+    run = Run(str(generate_new_uuid()), {"processing_engine": engine})
+    job = Job(NAMESPACE, f"{manifest['type']} {absolute(output_dir)}")
+    inputs, outputs = _inputs(manifest), [_output(manifest, output_dir)]
+    return [
+        RunEvent(
+            eventType=state, eventTime=datetime.fromtimestamp(when, UTC).isoformat(), run=run, job=job, inputs=inputs,
+            outputs=outputs,
+        )
+        for state, when in times.items()
+    ]  # fmt: skip
+
+
+def _inputs(manifest: Mapping[str, Any]) -> list[Any]:
+    from openlineage.client.event_v2 import InputDataset
+    from openlineage.client.generated.input_statistics_input_dataset import InputStatisticsInputDatasetFacet
+
+    counted = manifest["totals"]["datasets"]
+    found: list[Any] = []
+    for split, sources in manifest["blend"].items():
+        for source in sources:
+            counts = counted.get(f"{split}/{source['name']}", {})
+            size = InputStatisticsInputDatasetFacet(counts.get("rows"), counts.get("source_bytes"))
+            found.append(InputDataset(*named(source["path"]), {"inputStatistics": size}))
+    return found
+
+
+def _output(manifest: Mapping[str, Any], output_dir: str) -> Any:  # noqa: ANN401 - a class of the client
+    from openlineage.client.event_v2 import OutputDataset
+    from openlineage.client.generated.output_statistics_output_dataset import OutputStatisticsOutputDatasetFacet
+
+    size = OutputStatisticsOutputDatasetFacet(manifest["totals"]["documents"])
+    return OutputDataset(*named(output_dir), {"outputStatistics": size})
+
+
+def named(place: str) -> tuple[str, str]:
+    """The namespace and name of a path or URI."""
+    scheme, separator, rest = absolute(place).partition("://")
+    if not separator:
+        return "file", scheme
+    bucket, _, key = rest.partition("/")
+    return f"{scheme}://{bucket}", key or "/"
