@@ -1,7 +1,7 @@
 """`tokenmill doctor`: what this environment has, what is missing, and what each missing thing is needed for.
 
 Nothing is changed, and only the configured Prefect server is asked. A check never fails the command: what a user does not need
-may be missing. CUDA is found by `nvidia-smi`, in 0.1 s; importing torch would take 3 s.
+may be missing. CUDA is found by `nvidia-smi`, because importing torch takes seconds.
 """
 
 import os

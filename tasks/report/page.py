@@ -567,7 +567,14 @@ def leave_report(output_dir: str, warn: Callable[[str], object]) -> None:
     try:
         publish_page(output_dir)
         publish_cards(output_dir)
-    except Exception as error:  # noqa: BLE001 - the boundary: no failure of a report may fail a run
+    except (
+        InputError,
+        RunError,
+        OSError,
+        ValueError,
+        LookupError,
+        ArithmeticError,
+    ) as error:  # of figures from any data
         warn(
             f"{join(output_dir, PAGE)}: no report was written ({type(error).__name__}: {error}); the data are published; "
             f"try again with: tokenmill report {output_dir}"

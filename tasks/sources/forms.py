@@ -2,7 +2,7 @@
 
 A file of rows is taken as a blend of that one data set. Conversations given to a preparation of documents, or documents to
 one of conversations, are refused before anything is built, with the command to use. For that the first rows of each data set
-are read: 1 ms for a local file; others are left to the check of bad rows.
+are read if the file is local; others are left to the check of bad rows.
 """
 
 import re
