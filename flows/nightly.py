@@ -93,8 +93,10 @@ def _prepared(compared: Comparison) -> Outcome:
     if error := error_of(follow_version(compared, record, return_state=True)):
         return _failed(blend, error, compared)
     shards = record[blend.kind]["shards"]
-    announce(blend, "prepared", compared.version, compared.reasons, path=compared.path, shards=shards)
-    return Outcome(blend, "prepared", compared.version, compared.reasons, shards)
+    announce(
+        blend, "prepared", compared.version, compared.reasons, path=compared.path, shards=shards, diff=compared.diff
+    )
+    return Outcome(blend, "prepared", compared.version, compared.reasons, shards, diff=compared.diff)
 
 
 def _failed(blend: NightlyBlend, error: str, compared: Comparison | None = None) -> Outcome:

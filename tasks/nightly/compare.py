@@ -11,6 +11,7 @@ from tokenmill.tasks.shards.settings import PreparationSettings
 from tokenmill.tasks.storage import absolute, join
 
 from .blends import NightlyBlend, settings_of
+from .diff import KINDS as DIFF_KINDS
 from .reasons import file_changes, new_data_sets, reasons
 from .versions import latest, lineage, next_version
 
@@ -39,6 +40,12 @@ class Comparison:
     def path(self) -> str:
         """The folder of the next version."""
         return join(self.output_dir, self.version)
+
+    @property
+    def diff(self) -> str | None:
+        """The command that compares the next version with its latest, document by document; None if there is nothing to compare."""
+        comparable = self.previous and self.blend.kind in DIFF_KINDS
+        return f"tokenmill diff {self.previous} {self.path}" if comparable else None
 
     @property
     def chosen(self) -> dict[str, Any]:

@@ -12,7 +12,10 @@ Result = Literal["unchanged", "prepared", "failed"]
 
 @dataclass(frozen=True, slots=True)
 class Outcome:
-    """The outcome for a blend: latest version if known, reasons for a new one, shards built and reused, and any error."""
+    """The outcome for a blend: latest version if known, reasons for a new one, shards built and reused, and any error.
+
+    `diff` is the command that accounts for every document of the new version and the one before, if it can.
+    """
 
     blend: NightlyBlend
     result: Result
@@ -20,6 +23,7 @@ class Outcome:
     reasons: Sequence[str] = ()
     shards: Mapping[str, int] = field(default_factory=dict[str, int])
     error: str | None = None
+    diff: str | None = None
 
     @property
     def row(self) -> dict[str, Any]:
@@ -31,6 +35,7 @@ class Outcome:
             "built": self.shards.get("built", 0),
             "reused": self.shards.get("reused", 0),
             "why": "; ".join([*([self.error] if self.error else []), *self.reasons]),
+            "diff": self.diff or "-",
         }
 
 

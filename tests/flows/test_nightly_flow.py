@@ -11,6 +11,7 @@ import yaml
 from prefect.client.schemas.filters import ArtifactFilter, ArtifactFilterFlowRunId, FlowRunFilter, FlowRunFilterName
 from prefect.client.schemas.objects import StateType
 from tokenmill.flows.nightly import reprep_changed_blends
+from tokenmill.tasks.nightly.diff import diff
 from tokenmill.tasks.shards.verify import verify
 from tokenmill.tasks.tokenize.preparation import inspect_pretrain_shard
 
@@ -100,7 +101,7 @@ def test_failures_stop_no_other_blend_and_are_named_in_the_end_and_the_next_nigh
         "2 of 5 blends failed, all others are up to date: pretrain/bad: data set 'bad': 30 of 30 rows are"
     )
     assert "rl/typo: " in error
-    assert "did you mean 'questions.json'?" in error
+    assert "known: questions.json" in error
     table = table_of(prefect_api, state.state_details.flow_run_id)
     assert {name: row["result"] for name, row in table.items()} == {
         WEB: "prepared", BOOKS: "prepared", QUESTIONS: "prepared", BAD: "failed", TYPO: "failed",
@@ -128,6 +129,11 @@ def test_failures_stop_no_other_blend_and_are_named_in_the_end_and_the_next_nigh
     }
     grown = ["more: 1 grown (more.jsonl: 4.2 kB -> 8.4 kB)"]
     assert record["blends"][WEB]["why"] == grown[0]
+    before, after = record["blends"][WEB]["diff"].removeprefix("tokenmill diff ").split()
+    assert [place.rpartition("/")[2] for place in (before, after)] == [first[WEB], record["blends"][WEB]["version"]]
+    assert {(each.dataset, each.what) for each in diff(before, after).findings if each.what != "kept"} == {
+        ("more", "new")
+    }
 
     told = events(prefect_api, 13)
     assert [(what, resource.removeprefix("tokenmill.blend.")) for what, resource, _ in told] == [
@@ -161,5 +167,5 @@ def test_a_night_that_partly_failed_prints_what_became_of_each_blend_and_exits_w
     night = json.loads(done.stdout)["nightly"]
     assert (night["prepared"], night["failed"], night["prune_error"]) == (1, 1, None)
     assert {name: row["result"] for name, row in night["blends"].items()} == {QUESTIONS: "prepared", TYPO: "failed"}
-    assert "did you mean 'questions.json'?" in night["blends"][TYPO]["why"]
+    assert "known: questions.json" in night["blends"][TYPO]["why"]
     assert not (blends.out / "flow_run.json").exists()
