@@ -65,7 +65,7 @@ def publishing(function: Callable[P, dict[str, Any]]) -> Callable[P, dict[str, A
 def _finished(record: dict[str, Any]) -> dict[str, Any]:
     """The record; that of a preparation in a final state that says what came out."""
     made = next(iter(record.values())) if len(record) == 1 else None
-    if not isinstance(made, dict) or "documents" not in made:
+    if not isinstance(made, dict) or not {"documents", "tokens", "shards"} <= made.keys():
         return record
     tokens = f"{made['tokens']:,} tokens" if made["tokens"] else f"{made['documents']:,} documents"
     shards = made["shards"]["total"]

@@ -82,7 +82,6 @@ def plan_shards(
             slices = index.identify(slices, fields, settings.source_identity)
             if not slices:
                 raise InputError(f"data set {source.name!r}: {_no_rows(source, found)}")
-            require_form(source, form, slices)
             if found.skipped:
                 skipped[f"{split}/{source.name}"] = found.skipped
             recipes = recipes_of(source, split, slices)
@@ -94,7 +93,18 @@ def plan_shards(
             shards += bundled(planned, store, settings.shard_size, rebuild=settings.force) if bundles else planned
     if index.changed:
         publish_bytes(index_place, index.dump())
-    return replace(Plan.of(store, shards, rebuild=settings.force), skipped=skipped)
+    plan = replace(Plan.of(store, shards, rebuild=settings.force), skipped=skipped)
+    _require_form(blend, form, plan)
+    return plan
+
+
+def _require_form(blend: Blend, form: Form | None, plan: Plan) -> None:
+    """Check the first pending rows of each data set; what is built needs no reading."""
+    first = {(shard.split, shard.dataset): shard.part for shard in reversed(plan.pending)}
+    for split, sources in blend.parts().items():
+        for source in sources:
+            if part := first.get((split, source.name)):
+                require_form(source, form, part)
 
 
 def _no_rows(source: DataSource, found: Found) -> str:

@@ -47,16 +47,16 @@ def read_blend(blend: Blend | Mapping[str, Any] | str) -> Blend:
     return load_blend({"datasets": [{"name": name[:100] or "rows", "path": blend}]})
 
 
-def require_form(source: DataSource, form: Form | None, slices: Sequence[Slice]) -> None:
-    """Raises InputError if the first rows of a local data set all have the other form."""
-    if form is None or not slices or not is_local(slices[0].file.uri):
+def require_form(source: DataSource, form: Form | None, part: Slice) -> None:
+    """Raises InputError if the first rows of a slice of a local data set all have the other form."""
+    if form is None or not is_local(part.file.uri):
         return
-    first = islice(read_records(slices[0], []), FIRST_BATCHES)
+    first = islice(read_records(part, []), FIRST_BATCHES)
     found = form_of([record for batch in first for record in batch.records], source)
     if found is not None and found != form:
         needed = f"field {source.text_field!r}" if form == "documents" else f"list of messages ({', '.join(TURNS)})"
         raise InputError(
-            f"data set {source.name!r}: {slices[0].file.uri} holds {found}, without a {needed}; prepare it with "
+            f"data set {source.name!r}: {part.file.uri} holds {found}, without a {needed}; prepare it with "
             f"{COMMANDS[found]}, or name another field in the blend"
         )
 
