@@ -7,6 +7,7 @@ and its numbers are also in a table of the page.
 """
 
 import re
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from html import escape
@@ -53,12 +54,12 @@ def share(part: float, whole: float) -> str:
 
 
 @dataclass(frozen=True, slots=True)
-class Notebook:
+class Notebook(ABC):
     """What a notebook shows as its HTML."""
 
+    @abstractmethod
     def html(self) -> str:
         """The piece as HTML."""
-        raise NotImplementedError
 
     def _repr_html_(self) -> str:
         return self.html()

@@ -186,7 +186,7 @@ def advice(run: Run) -> list[Part]:
     found = warnings(run.manifest)
     if bad := run.manifest["totals"]["quarantined"]:
         found.append(
-            f"{bad:,} rows could not be used; read quarantine/*.jsonl for file, line and reason, and mend the source"
+            f"{bad:,} rows could not be used; read quarantine/*.jsonl for file, line and reason, and fix the source"
         )
     return [Items(found)] if found else [Text("Nothing to warn about.")]
 
