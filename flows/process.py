@@ -10,6 +10,7 @@ dropped. Results go to stdout, so the exit code reports lost output.
 
 import atexit
 import io
+import logging
 import os
 import signal
 import sys
@@ -100,7 +101,15 @@ def _interrupt(_number: int, _frame: object) -> None:
         _pressed_again.set()
         return
     _pressed.set()
+    _silence_dask()
     raise KeyboardInterrupt
+
+
+def _silence_dask() -> None:
+    """Stop Dask's loggers: its scheduler logs a traceback for each connection that the interrupt breaks."""
+    for name, logger in logging.root.manager.loggerDict.items():
+        if name.startswith("distributed") and isinstance(logger, logging.Logger):
+            logger.disabled = True
 
 
 def _show(kind: type[BaseException], error: BaseException, traceback: TracebackType | None) -> None:

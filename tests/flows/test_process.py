@@ -239,6 +239,24 @@ def test_a_run_without_a_terminal_that_a_signal_ends_leaves_no_process(
         wait_until(lambda: not marked(mark), SECONDS)
 
 
+INTERRUPTED_AMONG_CONNECTIONS = """
+import logging, signal
+import distributed
+from tokenmill.flows.process import end_when_interrupted
+end_when_interrupted()
+try:
+    signal.raise_signal(signal.SIGINT)
+except KeyboardInterrupt:
+    logging.getLogger("distributed.scheduler").critical("Closed comm while trying to write")
+"""
+
+
+def test_ctrl_c_silences_dask():
+    run = subprocess.run([sys.executable, "-c", INTERRUPTED_AMONG_CONNECTIONS], capture_output=True, text=True, check=False)  # fmt: skip
+    assert run.returncode == INTERRUPTED
+    assert run.stderr.splitlines() == ["tokenmill: interrupted; run the same command again to continue"]
+
+
 @pytest.mark.slow
 def test_ctrl_c_ends_a_run_that_builds_in_its_own_process(blend, environment, tmp_path):
     out = tmp_path / "out"
