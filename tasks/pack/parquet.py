@@ -36,7 +36,7 @@ from .sequences import IDS, StoredSequences, loss_of
 from .settings import PackRecipe
 
 MOST_ROWS = 500
-MOST_TOKENS = 8_000_000
+MOST_TOKENS = 2_000_000
 """Per row group, which writers and readers hold in memory."""
 
 FORMAT = "packed-sft"
