@@ -28,10 +28,8 @@ from tokenmill.tasks.threads import in_threads
 from .cards import card_problems, digest, licence_rows, publish_cards
 from .figures import COLOURS, Cell, Code, Items, Part, Table, Text, bars, columns, flow, line, number, share
 from .measured import Lengths, Passage, Run, Sample, data_set, drops_by_file, in_order, run_in, sources_of
-from .summary import warnings
+from .summary import PAGE, warnings
 from .visible import visible
-
-PAGE = "report.html"
 
 MOST_FILES = 10
 """Files and shards in the tables of the worst."""

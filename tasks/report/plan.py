@@ -5,6 +5,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 from rich.console import Console
+from rich.filesize import decimal
 from rich.table import Table
 from tokenmill.tasks.shards.manifest import identities, published_manifest
 from tokenmill.tasks.shards.plan import PlannedShard, reasons
@@ -13,12 +14,15 @@ from tokenmill.tasks.shards.preparation import Planned
 BYTES_PER_TOKEN = 4.0
 """Bytes per token of English web text with a large vocabulary (code, other languages: 2.5 to 4); used if nothing is built."""
 
+EXPANSION = 3
+"""Bytes of text in a byte of gzip or zstd: 2.6 in C4 (Raffel et al. 2020), more in code and markup."""
+
 BYTES_PER_SECOND = 80e6
 """Bytes per second that one core tokenizes, from JSON Lines to disk."""
 
 MOST_REASONS = 8
 
-COLUMNS = ("data set", "share", "files", "shards", "cached", "GB", "M tokens", "epochs")
+COLUMNS = ("data set", "share", "files", "shards", "cached", "size", "tokens", "epochs")
 
 
 def pending_reasons(planned: Planned[Any, Any]) -> Counter[str]:
@@ -50,8 +54,14 @@ def estimated_tokens(planned: Planned[Any, Any]) -> dict[str, int]:
     for shard, key in zip(planned.plan.shards, planned.plan.keys, strict=True):
         receipt = planned.plan.proven.get(key)
         counted = receipt.tokens if receipt else 0
-        found[_name(shard)] += counted or round(shard.part.size / BYTES_PER_TOKEN)
+        found[_name(shard)] += counted or round(_text_bytes(shard) / BYTES_PER_TOKEN)
     return dict(found)
+
+
+def _text_bytes(shard: PlannedShard) -> int:
+    """Estimated bytes of a shard's source, decompressed."""
+    parts = shard.part.members or [shard.part]
+    return sum(part.size * (EXPANSION if part.file.compression else 1) for part in parts)
 
 
 def _name(shard: PlannedShard) -> str:
@@ -68,9 +78,9 @@ def print_plan(
         listed = ", ".join(f"{column} {figure}" for column, figure in zip(COLUMNS[1:], figures, strict=True))
         console.print(f"{name}: {listed}", markup=False, highlight=False, soft_wrap=True)
     plan = planned.plan
-    seconds = plan.pending_bytes / BYTES_PER_SECOND
+    seconds = sum(map(_text_bytes, plan.pending)) / BYTES_PER_SECOND
     console.print(
-        f"{len(plan.pending)} of {len(set(plan.keys))} shards to build, {plan.pending_bytes / 1e9:,.2f} GB, "
+        f"{len(plan.pending)} of {len(set(plan.keys))} shards to build, {decimal(plan.pending_bytes)}, "
         f"about {seconds:,.0f} core-seconds"
     )
     for reason, count in pending_reasons(planned).most_common(MOST_REASONS):
@@ -112,7 +122,7 @@ def _rows(planned: Planned[Any, Any]) -> list[tuple[str, ...]]:
             epochs = f"{everything * share / count:,.2f}" if count else "-"
             rows.append((
                 name.removeprefix("datasets/"), f"{share:.1%}", f"{files:,}", f"{shards:,}", f"{cached:,}",
-                f"{size / 1e9:,.3f}", f"{count / 1e6:,.1f}", epochs,
+                decimal(size), f"{count:,}", epochs,
             ))  # fmt: skip
     return rows
 

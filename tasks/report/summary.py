@@ -1,6 +1,7 @@
 """Summarize a manifest: data in and out, by data set, and what was dropped and why."""
 
 from collections.abc import Mapping, Sequence
+from shlex import quote
 from typing import Any
 
 from rich.console import Console
@@ -8,6 +9,10 @@ from rich.markup import escape
 from rich.table import Table
 from tokenmill.tasks.blend.models import SPLITS
 from tokenmill.tasks.shards.preparation import preparation
+from tokenmill.tasks.storage import join
+
+PAGE = "report.html"
+"""The page of a preparation, in its folder."""
 
 COLUMNS = ("data set", "share", "rows", "documents", "dropped", "tokens")
 
@@ -143,6 +148,8 @@ def print_summary(manifest: Mapping[str, Any], output_dir: str, console: Console
         console.print(f"[yellow]warning:[/] {warning}")
     console.print(
         f"built {counted(shards['built'], 'shard')}, reused {shards['reused']:,}, in {manifest['volatile']['seconds']:.1f} s\n"
-        f"next:  tokenmill verify {output_dir}\n"
-        f"{escape(_hint(manifest, output_dir))}"
+        f"page:  {escape(join(output_dir, PAGE))}\n"
+        f"next:  tokenmill verify {escape(quote(output_dir))}\n"
+        f"{escape(_hint(manifest, quote(output_dir)))}",
+        soft_wrap=True,
     )

@@ -15,8 +15,9 @@ from tempfile import TemporaryDirectory
 from typing import Any
 
 from pydantic import Field
+from rich.box import SIMPLE_HEAD
 from rich.console import Console
-from rich.table import Table
+from rich.table import Column, Table
 from rich.text import Text
 from tokenmill.tasks.errors import InputError
 from tokenmill.tasks.seal import sealed, unsealed
@@ -33,10 +34,7 @@ INDICES = "order/indices"
 
 TIMES = ("never", "once", "partly", "twice", "more")
 
-COLUMNS = (
-    *("data set", "tokens", "prefixes", "epochs", "never read", "once", "once in part", "twice", "more often"),
-    *("tokens unread", "cut"),
-)
+COLUMNS = ("data set", "epochs", "never", "once", "in part", "twice", "more", "unread tokens", "cut")
 
 MOST_DIGESTS = 10_000
 
@@ -234,11 +232,13 @@ def merged(parts: Sequence[Mapping[str, Any]], names: Sequence[str]) -> list[Dat
 
 def print_order(order: Order, console: Console) -> None:
     """Show people what the training will read: how many documents of each data set how often, and what is left out."""
-    table = Table(*COLUMNS, title="documents of each data set, by how often they are read", title_justify="left")
+    table = Table(
+        *(Column(name, justify="right" if number else "left", overflow="fold") for number, name in enumerate(COLUMNS)),
+        title="documents of each data set, by how often they are read", title_justify="left", box=SIMPLE_HEAD, pad_edge=False,
+    )  # fmt: skip
     for each in order.datasets:
-        counts = [each.tokens, each.prefixes, *(each.documents[times] for times in TIMES), each.unread, each.cut]
-        tokens, prefixes, *others = (f"{count:,}" for count in counts)
-        table.add_row(Text(each.dataset), tokens, prefixes, f"{each.epochs:.2f}", *others)
+        counts = [*(each.documents[times] for times in TIMES), each.unread, each.cut]
+        table.add_row(Text(each.dataset), f"{each.epochs:.2f}", *(f"{count:,}" for count in counts))
     console.print(table)
     console.print(
         f"{order.steps:,} steps of {order.global_batch:,} rows of {order.sequence_length:,} tokens, seed {order.seed}: a training "

@@ -85,6 +85,20 @@ def test_tokens_are_estimated_from_bytes_until_they_are_counted(corpus, tmp_path
     assert plan_record(plan)["plan"]["estimated_tokens"] == manifest["totals"]["tokens"]
 
 
+def test_compressed_text_is_estimated_to_have_more_tokens(tmp_path):
+    lines = b"".join(
+        json.dumps({"text": f"{number} {'Text compresses. ' * 9}"}).encode() + b"\n" for number in range(99)
+    )
+    for folder, name, content in (("plain", "a.jsonl", lines), ("zipped", "a.jsonl.gz", gzip.compress(lines, 0))):
+        (tmp_path / folder).mkdir()
+        (tmp_path / folder / name).write_bytes(content)
+    plain, zipped = (
+        plan_record(planned(blend_of(tmp_path / folder), tmp_path / "out"))["plan"]["estimated_tokens"]
+        for folder in ("plain", "zipped")
+    )
+    assert zipped > 2 * plain  # gzip at level 0 stores the bytes as they are
+
+
 def test_the_same_again_needs_nothing_and_reads_no_source(corpus, tmp_path, chosen):
     (corpus / "c.jsonl.gz").write_bytes(gzip.compress(b'{"text": "zipped"}\n'))
     aged(corpus)
