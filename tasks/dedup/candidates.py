@@ -13,51 +13,34 @@ A bucket (all documents with one band key) is small for ordinary text and huge f
 first paired with the best 8 of its bucket, its leaders. Other pairs of larger buckets are compared later, once most duplicates
 are known (`near.compare_large_buckets`).
 
-`rensa` computes a million sketches of 60 shingles in 1.2 s per core; converting them from Python numbers takes another 4 s. A
+The random functions are `(shingle ^ mask) * factor` modulo 2**32, of the low half of a shingle, with an odd factor: bijections
+of numbers that are already well mixed. `kernel.c` computes a million sketches of 60 shingles and their keys in 0.5 s per core. A
 document's bands take 768 bytes on disk.
 """
 
-from array import array
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
-from itertools import pairwise
 
 import numpy as np
 import pyarrow as pa
-from rensa import RMinHash  # pyright: ignore[reportAttributeAccessIssue] - its names are added by the extension
+from tokenmill.tasks.pack.algorithms import splitmix64
 from tokenmill.tasks.shards.publish import Output
 
+from . import kernel
+from .kernel import BANDS, ROWS
 from .partitions import NONE, SliceFile, left, numbered, partitioned, tables
 from .shingles import Shingles, combined
 
-BANDS, ROWS = 32, 4
-PERMUTATIONS = BANDS * ROWS
-SEED = 1
-"""Fixed, because another seed gives other candidates."""
-
-AT_ONCE = 256
-"""Sketches converted at a time: 1 MB fits into the cache, which halves the time."""
+_CONSTANTS = splitmix64(np.arange(2 * BANDS * ROWS, dtype=np.uint64)).astype(np.uint32).reshape(2, -1)
+MASKS, FACTORS = _CONSTANTS[0], _CONSTANTS[1] | np.uint32(1)
+"""The constants of the random functions. Fixed, because others give other candidates."""
 
 
-def signatures(shingles: Shingles) -> np.ndarray:
-    """The sketch of each document, uint32 [documents, 128]; undefined for a document without shingles."""
-    offsets = shingles.offsets.astype(np.uint64)
-    bounds = [*range(0, len(offsets) - 1, AT_ONCE), len(offsets) - 1]
-    rows = [row for start, stop in pairwise(bounds) for row in _sketches(shingles.hashes, offsets[start : stop + 1])]
-    return np.frombuffer(b"".join(rows), np.uint32).reshape(-1, PERMUTATIONS)
-
-
-def _sketches(hashes: np.ndarray, offsets: np.ndarray) -> list[bytes]:
-    own = hashes[int(offsets[0]) : int(offsets[-1])]
-    matrix = RMinHash.digest_matrix_from_flat_token_hashes(own, offsets - offsets[0], PERMUTATIONS, SEED)
-    return [array("I", row).tobytes() for row in matrix.to_rows()]
-
-
-def band_keys(sketches: np.ndarray) -> np.ndarray:
-    """The keys of a sketch's bands, uint64 [documents, 32]; equal if band number and values are equal."""
-    wide = sketches.astype(np.uint64).reshape(-1, BANDS, ROWS)
-    bands = np.broadcast_to(np.arange(BANDS, dtype=np.uint64), wide.shape[:2])
-    return combined([bands, *(wide[:, :, row] for row in range(ROWS))])
+def band_keys(shingles: Shingles) -> np.ndarray:
+    """The keys of the bands of each document, uint64 [documents, 32]; equal if band number and minima are equal. They mean
+    nothing for a document without shingles.
+    """
+    return kernel.band_keys(shingles.hashes, shingles.offsets, MASKS, FACTORS)
 
 
 BANDS_SCHEMA = pa.schema({"key": pa.uint64(), "number": pa.int64(), "rank": pa.uint64()})
@@ -71,9 +54,6 @@ CROWDED = pa.schema({"bucket": pa.int64(), "number": pa.int64()})
 
 LEADERS = 8
 """The number of best documents in a bucket that all others are compared with first."""
-
-PARTS, PART_SHIFT, SLOT_SHIFTS, SLOTS_PER_KEY = 256, 40, (0, 20), 4
-"""Keys are compared in this many parts, by these bits of them; a partition of bands shares the highest bits."""
 
 PAIRS_AT_ONCE = 1 << 22
 """Pairs in memory, 16 bytes each and twice that during sorting."""
@@ -111,41 +91,13 @@ def read_buckets(bands: Iterable[SliceFile], partition: int, partitions: int, go
         (file.first, table) for file in bands for table in tables(file.uri, partition, partitions) if table.num_rows
     ]
     keys = [table["key"].to_numpy() for _, table in files]
-    rows = repeated(np.concatenate([np.empty(0, np.uint64), *keys]))
+    rows = np.flatnonzero(kernel.repeated(np.concatenate([np.empty(0, np.uint64), *keys])))
     ends = np.cumsum([len(each) for each in keys])
     found: list[pa.Table] = []
     for (first, table), some in zip(files, np.split(rows, np.searchsorted(rows, ends[:-1])), strict=False):
         within = pa.array(some - (ends[len(found)] - table.num_rows))
         found.append(left(numbered(table.take(within), first), gone))
     return buckets_of(pa.concat_tables([BANDS_SCHEMA.empty_table(), *found]).combine_chunks())
-
-
-def repeated(keys: np.ndarray) -> np.ndarray:
-    """Rows whose key may occur again, int64, ascending: all that share a key, and a few per cent of the others.
-
-    Most documents are alone in most of their buckets. Sorting all keys takes 80 ns each; spreading them over parts whose tables
-    of slots fit into the cache, and looking twice for slots that are shared, takes 35.
-    """
-    parts = (keys >> np.uint64(PART_SHIFT)).astype(np.uint8)
-    order = np.argsort(parts, kind="stable")  # a radix sort
-    ends = np.cumsum(np.bincount(parts, minlength=PARTS)).tolist()
-    ordered, found = keys[order], np.zeros(len(keys), np.bool_)
-    for start, stop in pairwise([0, *ends]):
-        some = np.arange(start, stop)
-        for shift in SLOT_SHIFTS:
-            some = some[_in_shared_slots(ordered[some] >> np.uint64(shift))]
-        found[order[some]] = True
-    return np.flatnonzero(found)
-
-
-def _in_shared_slots(keys: np.ndarray) -> np.ndarray:
-    """Which keys have the low bits of another key, bool: of each slot, the last key finds itself, and others find it."""
-    slots, numbers = SLOTS_PER_KEY << len(keys).bit_length(), np.arange(len(keys), dtype=np.int32)
-    places = (keys & np.uint64(slots - 1)).astype(np.int64)
-    last, shared = np.empty(slots, np.int32), np.zeros(slots, np.bool_)
-    last[places] = numbers
-    shared[places[last[places] != numbers]] = True
-    return shared[places]
 
 
 def write_candidates(buckets: Buckets, uri: str, partitions: int) -> Output:

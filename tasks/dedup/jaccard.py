@@ -1,8 +1,7 @@
 """Exact Jaccard similarity of pairs of documents: the share of their shingles that both have.
 
-Shingles become 32-bit codes, and a document's shingles a sorted set of `document << 32 | code`. Sorting both sets of a pair
-under the pair's number puts shared shingles side by side, so no Python loop runs over pairs. Both sides are sorted already, and a stable sort
-merges them: 1 µs per pair of 60 shingles each, 8 bytes per shingle (Python sets: 7 µs, 100 bytes).
+Sets are sorted once, 8 bytes per shingle, and two sets are compared by merging them: 0.4 µs per pair of 60 shingles each
+(Python sets: 7 µs, 100 bytes per shingle).
 """
 
 from collections.abc import Iterator
@@ -10,20 +9,15 @@ from dataclasses import dataclass
 from typing import Self
 
 import numpy as np
-import pyarrow as pa
 
-from .documents import distinct
+from . import kernel
 from .shingles import Shingles, ranges
-
-SHIFT = np.uint64(32)
-ELEMENTS = 1 << 16
-"""Shingles of pairs sorted at a time, so that they fit into the cache; a larger pair is sorted alone."""
 
 
 @dataclass(frozen=True, slots=True)
 class Sets:
     """The shingle sets of some documents: that of document i is `[starts[i], starts[i + 1])` of the uint64 `members`,
-    distinct and below 2**32.
+    distinct and ascending.
     """
 
     members: np.ndarray
@@ -42,18 +36,14 @@ class Sets:
 
 
 def sets_of(shingles: Shingles) -> Sets:
-    """The sets of some documents. Raises ValueError if they hold more than 2**31 different shingles."""
-    codes = pa.array(shingles.hashes).dictionary_encode().indices.to_numpy()
-    owners = np.repeat(np.arange(len(shingles.counts), dtype=np.uint64), shingles.counts)
-    both = distinct(owners << SHIFT | codes.astype(np.uint64))
-    sizes = np.bincount((both >> SHIFT).astype(np.int64), minlength=len(shingles.counts))
-    return Sets(both & np.uint64(0xFFFFFFFF), np.concatenate([np.zeros(1, np.int64), np.cumsum(sizes)]))
+    """The sets of some documents."""
+    return Sets(*kernel.distinct(shingles.hashes, shingles.offsets))
 
 
 def similarities(sets: Sets, pairs: np.ndarray) -> np.ndarray:
     """The similarity of each pair, float64 [pairs]; `pairs` int64 [pairs, 2] are indices of sets that are not empty."""
-    parts = [_similarities(sets, pairs[start:stop]) for start, stop in _chunks(sets, pairs)]
-    return np.concatenate([np.empty(0), *parts])
+    shared = kernel.common(sets.members, sets.starts, pairs)
+    return shared / (sets.sizes[pairs].sum(axis=1) - shared)
 
 
 def alike_to_worse(sets: Sets, threshold: float, count: int) -> Iterator[tuple[np.ndarray, np.ndarray]]:
@@ -119,27 +109,3 @@ class _Differences:
         mine = self.members[self.starts[one] : self.starts[one + 1]]
         others = self.owners[ranges(self.first[mine], self.first[mine + 1] - self.first[mine])]
         return np.bincount(others, minlength=len(self.lacks))
-
-
-def _similarities(sets: Sets, pairs: np.ndarray) -> np.ndarray:
-    together = np.sort(np.concatenate([_members(sets, pairs[:, side]) for side in (0, 1)]), kind="stable")
-    twice = together[1:][together[1:] == together[:-1]]
-    shared = np.bincount((twice >> SHIFT).astype(np.int64), minlength=len(pairs))
-    return shared / (sets.sizes[pairs].sum(axis=1) - shared)
-
-
-def _members(sets: Sets, chosen: np.ndarray) -> np.ndarray:
-    """The members of the chosen sets, each under its set's position among the chosen."""
-    sizes = sets.sizes[chosen]
-    return np.repeat(np.arange(len(chosen), dtype=np.uint64), sizes) << SHIFT | sets.of(chosen).members
-
-
-def _chunks(sets: Sets, pairs: np.ndarray) -> Iterator[tuple[int, int]]:
-    """Ranges of pairs with about `ELEMENTS` shingles, at least one pair each."""
-    ends = np.cumsum(sets.sizes[pairs].sum(axis=1))
-    start = 0
-    while start < len(pairs):
-        before = ends[start - 1] if start else 0
-        stop = max(int(np.searchsorted(ends, before + ELEMENTS, side="right")), start + 1)
-        yield start, stop
-        start = stop

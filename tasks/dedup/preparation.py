@@ -211,7 +211,7 @@ def _require_all_decided(finished: Sequence[Finished], decisions: Decisions) -> 
 DEDUP = Preparation(
     name=KIND,
     settings=DedupSettings,
-    libraries=("tokenmill", "rensa", "orjson", "pyarrow"),
+    libraries=("tokenmill", "orjson", "pyarrow"),
     plan=plan_dedup,
     check=require_evaluations,
     step=Step("apply-decisions", apply_decisions),

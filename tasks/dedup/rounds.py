@@ -40,7 +40,7 @@ from .partitions import ROWS_PER_SLICE, SliceFile
 from .settings import DedupChoices, RoundRecipe, SignRecipe, Step
 
 KIND = "dedup"
-FORMAT_VERSION = 2
+FORMAT_VERSION = 3
 """Increment it when the same recipe and source give different bytes."""
 
 SLICE_LISTS = "rosters"

