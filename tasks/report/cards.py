@@ -18,8 +18,9 @@ from typing import Any, BinaryIO, cast
 import orjson
 import pyarrow as pa
 import pyarrow.parquet as pq
-from tokenmill.tasks.shards.manifest import entry_files
+from tokenmill.tasks.shards.manifest import BLEND, entry_files
 from tokenmill.tasks.shards.preparation import KINDS
+from tokenmill.tasks.shards.publication import QUARANTINE
 from tokenmill.tasks.shards.publish import publish_bytes
 from tokenmill.tasks.shards.store import read_bytes
 from tokenmill.tasks.storage import filesystem, is_local, join
@@ -128,9 +129,10 @@ def _public_place(source: Mapping[str, Any]) -> str:
 
 
 def digest(run: Run) -> str:
-    """A digest that identifies the published data, wherever they are: of every shard and file in the manifest."""
+    """A digest that identifies the published data, wherever they are: of every shard and file without local paths."""
     keys = [entry["key"] for entry in run.manifest["shards"]]
-    files = [[file["path"], file["xxh3_128"]] for file in run.manifest["files"] if file["path"] != "blend.json"]
+    named = [(file["path"], file["xxh3_128"]) for file in run.manifest["files"]]
+    files = [each for each in named if each[0].partition("/")[0] not in {BLEND, QUARANTINE}]
     return xxh3_128_hexdigest(orjson.dumps([run.manifest["type"], keys, files]))
 
 
@@ -182,7 +184,7 @@ def card(run: Run) -> str:
         *(_table(("left out because", "rows"), sorted(totals["dropped"].items())) if totals["dropped"] else []),
         "## Licences", "", *_table(("licence", "documents"), licence_rows(manifest)),
         "## Made from", "", *_table(("data set", "source", "licence", "content"), origins(manifest)),
-        f"Data: `xxh3_128:{digest(run)}`. `manifest.json` lists every shard with its identity; `report.html` shows the figures.", "",
+        f"Data: `xxh3_128:{digest(run)}`. `manifest.json` lists every shard with its identity.", "",
     ]  # fmt: skip
     return "\n".join(lines)
 
