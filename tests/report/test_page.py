@@ -16,6 +16,7 @@ from tokenmill.flows.cli import run
 from tokenmill.tasks.report import cards, page
 from tokenmill.tasks.report.figures import Table, bars, flow
 from tokenmill.tasks.report.measured import run_in
+from tokenmill.tasks.report.registry import lineage
 from tokenmill.tasks.shards.manifest import read_manifest
 
 from tests.building import prepare_here
@@ -107,10 +108,10 @@ def test_equal_preparations_have_equal_pages_and_cards_but_for_the_run_itself(pu
     _, *outputs = published
     pages = [(output / "report.html").read_bytes().partition(b'<h2 id="this-run">')[0] for output in outputs]
     assert pages[0] == pages[1]
-    names = {cards.CROISSANT, cards.SUMMARY, cards.CARD}
-    for name in names:
-        one, other = ((output / name).read_bytes() for output in outputs)
-        assert cards.DATE.sub(b"", one) == cards.DATE.sub(b"", other)
+    date = re.compile(rb'"datePublished": "[^"]*"')
+    for name in (cards.CROISSANT, cards.SUMMARY, cards.CARD):
+        one, other = (date.sub(b"", (output / name).read_bytes()) for output in outputs)
+        assert one == other
     before = (outputs[0] / "report.html").read_bytes()
     page.publish_page(str(outputs[0]))
     assert (outputs[0] / "report.html").read_bytes() == before
@@ -214,9 +215,50 @@ def test_a_card_has_front_matter_and_the_published_counts(published):
     assert matter["size_categories"] == ["1K<n<10K"] if kind in {"pretrain", "dedup"} else ["n<1K"]
     totals = read_manifest(str(output))["totals"]
     summary = (output / cards.SUMMARY).read_text()
-    assert f"| Documents, measured | {totals['documents']:,} |" in summary
-    headings = re.findall(r"^### (\d\.\d)", summary, re.MULTILINE)
-    assert headings == ["1.1", "1.2", "1.3", *(f"2.{n}" for n in range(1, 7)), "3.1", "3.2", "3.3"]
+    assert f"| Documents | {totals['documents']:,} |" in summary
+    assert f"{totals['rows']:,} rows were read, {totals['documents']:,} documents were kept" in summary
+    headings = re.findall(r"^#+ (\d\.\S*)", summary, re.MULTILINE)
+    second = ["2.1.", "2.2.", "2.2.1.", "2.2.2.", "2.3.", "2.4.", "2.5.", "2.6."]
+    assert headings == ["1.", "1.1.", "1.2.", "1.3.", "2.", *second, "3.", "3.1.", "3.2.", "3.3."]
+
+
+def test_cards_say_the_languages_that_the_blend_states_and_no_others(tmp_path):
+    source = {
+        "name": "a",
+        "path": str(write_lines(tmp_path / "in.jsonl", ["text", "more"])),
+        "languages": ["de", "gsw"],
+    }
+    other = {"name": "b", "path": str(write_lines(tmp_path / "other.jsonl", ["text"])), "domain": "mills"}
+    for sources, spoken in (([source, other], ["de", "gsw"]), ([other], None)):
+        prepare_here("pretrain", {"datasets": sources}, tmp_path / "out")
+        page.leave_report(str(tmp_path / "out"), pytest.fail)
+        assert yaml.safe_load((tmp_path / "out/README.md").read_text().split("---\n")[1]).get("language") == spoken
+        written = mlcroissant.Dataset(jsonld=str(tmp_path / "out" / cards.CROISSANT)).metadata
+        assert written.in_language == spoken
+        assert (
+            "de, gsw: 2 documents; not stated: 1 documents" in (tmp_path / "out" / cards.SUMMARY).read_text()
+        ) is bool(spoken)
+        assert run(["verify", str(tmp_path / "out")]) == 0
+
+
+def test_croissant_names_the_sources_of_sources_and_verify_needs_none_of_them(tmp_path):
+    source = {
+        "name": "a",
+        "path": str(write_lines(tmp_path / "in/in.jsonl", ["text", "text", "more"])),
+        "license": "MIT",
+    }
+    prepare_here("dedup", {"datasets": [source]}, tmp_path / "deduplicated", near=False)
+    prepare_here("pretrain", str(tmp_path / "deduplicated/blend.json"), tmp_path / "out")
+    page.leave_report(str(tmp_path / "out"), pytest.fail)
+    (near,) = orjson.loads((tmp_path / "out" / cards.CROISSANT).read_bytes())["prov:wasDerivedFrom"]
+    (far,) = near["prov:wasDerivedFrom"]
+    assert (far["prov:atLocation"], far["sc:license"]) == ("in.jsonl", "MIT")
+    assert "prov:wasDerivedFrom" not in far
+    assert not mlcroissant.Dataset(jsonld=str(tmp_path / "out" / cards.CROISSANT)).metadata.issues.errors
+    (above,) = lineage(str(tmp_path / "out"))["made_from"]
+    assert (above["type"], above["made_from"][0]["path"]) == ("dedup", str(tmp_path / "in/in.jsonl"))
+    (tmp_path / "deduplicated").rename(tmp_path / "elsewhere")
+    assert run(["verify", str(tmp_path / "out")]) == 0
 
 
 def test_verify_makes_every_figure_again(published, capfd):

@@ -493,7 +493,9 @@ def test_a_card_that_no_push_brought_stays_all_the_time(hub, outputs, tmp_path, 
     assert all(files["README.md"] == b"mine" for files in repository.commits.values())
 
 
-def test_the_card_of_a_push_goes_with_the_first_commit_of_the_next_and_its_own_comes_with_the_last(hub, outputs, monkeypatch):
+def test_the_card_of_a_push_goes_with_the_first_commit_of_the_next_and_its_own_comes_with_the_last(
+    hub, outputs, monkeypatch
+):
     monkeypatch.setattr(pushing, "MOST_FILES", 3)
     send(outputs("harmony"))
     repository = hub.repositories["org/name"]
