@@ -451,7 +451,7 @@ def _line_lengths(file: File) -> Iterator[np.ndarray]:
 def _stated(file: File) -> dict[str, Counter[str]]:
     """What the rows of a Parquet file state in text columns called as NAMED says, without those that state nothing."""
     names = [field.name for field in _schema(file) if field.name in NAMED and pa.types.is_string(field.type)]
-    found = {name: Counter[str]() for name in names}
+    found = {name: Counter[str | None]() for name in names}
     for batch in _batches(file.place, names, 65_536) if names else ():
         for name, column in zip(names, batch.columns, strict=True):
             counts = column.value_counts()

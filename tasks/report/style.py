@@ -26,7 +26,7 @@ STYLE = f"""
 * {{ box-sizing: border-box; }}
 body {{ background: var(--back); color: var(--ink); font: 15px/1.5 system-ui, sans-serif; max-width: 60em; margin: 0 auto; padding: 1em; }}
 h1 {{ font-size: 1.4em; line-height: 1.25; overflow-wrap: anywhere; }}
-h2 {{ font-size: 1.15em; margin: 2em 0 .5em; padding-top: .7em; border-top: 1px solid var(--rule); }}
+h2 {{ font-size: 1.15em; margin: 2em 0 .5em; padding-top: .7em; border-top: 1px solid var(--rule); overflow-wrap: anywhere; }}
 h3 {{ font-size: 1em; margin: 1em 0 .2em; overflow-wrap: anywhere; }}
 p, li {{ overflow-wrap: anywhere; }}
 p {{ margin: .4em 0; }}
@@ -43,8 +43,10 @@ caption {{ text-align: left; font-weight: 600; padding-bottom: .3em; }}
 th, td {{ text-align: left; vertical-align: top; padding: .2em .9em .2em 0; border-bottom: 1px solid var(--rule); }}
 thead th {{ color: var(--aside); font-weight: normal; }}
 tbody th {{ font-weight: normal; min-width: 8em; }}
-td {{ overflow-wrap: anywhere; min-width: 5em; }}
-.number {{ min-width: 0; text-align: right; font-variant-numeric: tabular-nums; white-space: nowrap; }}
+td {{ overflow-wrap: anywhere; min-width: 7em; }}
+td:last-child {{ min-width: 14em; }}
+td.number, th.number {{ min-width: 0; }}
+.number {{ text-align: right; font-variant-numeric: tabular-nums; white-space: nowrap; }}
 pre {{ overflow-x: auto; background: color-mix(in srgb, var(--ink) 6%, var(--back)); padding: .6em; font-size: .85em; }}
 summary {{ cursor: pointer; color: var(--c0); }}
 dl {{ display: grid; grid-template-columns: 5.5em minmax(0, 1fr); margin: 0 0 1em; gap: 2px 0; }}
