@@ -303,11 +303,12 @@ def push(
 ) -> dict[str, Any]:
     """Push a preparation to the Hugging Face hub, private by default; HF_TOKEN must allow it."""
     from tokenmill.tasks.report.parcel import parcel_of
-    from tokenmill.tasks.report.push import print_plan, print_pushed, push_record, stale_names, target_of
+    from tokenmill.tasks.report.push import fitted, print_plan, print_pushed, push_record, stale_names, target_of
     from tokenmill.tasks.report.push import push as push_parcel
 
-    parcel = parcel_of(output_dir)
+    whole = parcel_of(output_dir)
     target = target_of(repository, public=public)
+    parcel = fitted(whole, target)
     if dry_run:
         print_plan(parcel, target, stale_names(parcel, target), terminal)
         return push_record(parcel, target, None)

@@ -80,6 +80,12 @@ class DataSource(Strict, frozen=True):
     license: str | None = Field(
         default=None, min_length=1, description="Licence of the data set, for its card; best an SPDX identifier."
     )
+    languages: list[str] | None = Field(
+        default=None,
+        min_length=1,
+        description="Languages of the data set, for its card, as codes of BCP 47; never guessed.",
+    )
+    domain: str | None = Field(default=None, min_length=1, description="What the data set is about, for its report.")
     transforms: list[TransformSpec] = Field(
         default=[], description="Transforms of each row for reinforcement learning, in order."
     )

@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from html import escape
 from itertools import accumulate
-from typing import Protocol
+from typing import Protocol, TypeVar
 
 from .visible import visible_line
 
@@ -126,6 +126,14 @@ class Table(Notebook):
         )
 
 
+Item = TypeVar("Item")
+
+
+def listed(caption: str, items: Iterable[Item], columns: Mapping[str, Callable[[Item], Cell]]) -> Table:
+    """A table with a row for each item, and a column for each name and what it says of an item."""
+    return Table(caption, tuple(columns), [tuple(of(item) for of in columns.values()) for item in items])
+
+
 def _is_number(cell: Cell) -> bool:
     return not isinstance(cell, str) or NUMBER.fullmatch(cell) is not None
 
@@ -228,7 +236,7 @@ def flow(title: str, links: Mapping[tuple[str, str], int], lost: Iterable[str]) 
     lefts, rights = _sums(links, 0), _sums(links, 1)
     total = sum(lefts.values()) or 1
     lost = set(lost)
-    gap, tall = 24, 180
+    gap, tall = 24, min(180, 45 * max(len(lefts), len(rights)))
     left_at, right_at = _starts(lefts, total, tall, gap), _starts(rights, total, tall, gap)
     drawn: list[str] = []
     left_end, right_end = dict(left_at), dict(right_at)

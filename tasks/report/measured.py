@@ -6,6 +6,7 @@ where a run took place.
 """
 
 import itertools
+from collections import Counter
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import closing
 from dataclasses import dataclass
@@ -39,6 +40,12 @@ SAMPLE_TOKENS, SAMPLE_CHARACTERS = 300, 1_500
 """The size of a sample."""
 
 MOST_SAMPLES = 12
+
+NAMED = ("language", "lang", "domain", "category", "meta_domain", "meta_effort")
+"""Fields in which rows state their language, their domain, and the like."""
+
+ROW = "row"
+"""The role of a row that is shown as JSON."""
 
 COMPRESSIONS: Mapping[str, Literal["gzip", "zstd"]] = {"gz": "gzip", "zst": "zstd"}
 
@@ -214,6 +221,23 @@ class Run:
                 )
         return found
 
+    @cached_property
+    def named(self) -> dict[str, Counter[str]]:
+        """Rows by what they state in NAMED, of the first of each data set and split; fields that no row has are left out."""
+        found: dict[str, Counter[str]] = {}
+        read = {"parquet": _stated, "lines": _stated_in_lines}.get(self.stored_as)
+        if read is None:
+            return found
+        for _, _, files in self.groups:
+            rows = 0
+            for file in files:
+                if rows >= MOST_DOCUMENTS:
+                    break
+                rows += file.documents
+                for name, counts in read(file).items():
+                    found.setdefault(name, Counter()).update(counts)
+        return found
+
     def _decoded(self, file: File) -> Iterator[tuple[int, int]]:
         """Tokens and bytes of the first documents of a bin/idx pair, without the EOS."""
         lengths = next(_indexed(file))
@@ -367,7 +391,7 @@ def _packed(split: str, files: Sequence[File]) -> Packed:
     return Packed(split, len(measured), measured, by_role)
 
 
-LENGTHS = ("stats_token_len", "scored_tokens", "tokens")
+LENGTHS = ("stats_token_len", "scored_tokens", "total_token_count", "token_count", "tokens")
 """Columns that count the tokens of a row, in order of preference."""
 
 TEXTS = ("text", "embed_text", "messages_json")
@@ -375,10 +399,14 @@ TEXTS = ("text", "embed_text", "messages_json")
 
 def _column(file: File, names: Sequence[str]) -> list[str]:
     """The first of these columns that a Parquet file has."""
+    known = _schema(file).names
+    return [name for name in names if name in known][:1]
+
+
+def _schema(file: File) -> pa.Schema:
     system, path = filesystem(file.place)
     with cast("BinaryIO", system.open(path, "rb")) as stream:
-        known = pq.read_schema(stream).names
-    return [name for name in names if name in known][:1]
+        return pq.read_schema(stream)
 
 
 def _counted(file: File) -> Iterator[np.ndarray]:
@@ -420,18 +448,47 @@ def _line_lengths(file: File) -> Iterator[np.ndarray]:
     yield np.fromiter(map(len, lines_of(file)), np.int64)
 
 
+def _stated(file: File) -> dict[str, Counter[str]]:
+    """What the rows of a Parquet file state in text columns called as NAMED says, without those that state nothing."""
+    names = [field.name for field in _schema(file) if field.name in NAMED and pa.types.is_string(field.type)]
+    found = {name: Counter[str | None]() for name in names}
+    for batch in _batches(file.place, names, 65_536) if names else ():
+        for name, column in zip(names, batch.columns, strict=True):
+            counts = column.value_counts()
+            found[name].update(dict(zip(*(counts.field(at).to_pylist() for at in (0, 1)), strict=True)))
+    return {name: kept for name, counts in found.items() if (kept := _without_none(counts))}
+
+
+def _without_none(counts: Mapping[str | None, int]) -> Counter[str]:
+    return Counter({value: count for value, count in counts.items() if value is not None})
+
+
+def _stated_in_lines(file: File) -> dict[str, Counter[str]]:
+    """The same of the first rows of JSON Lines."""
+    found: dict[str, Counter[str]] = {}
+    for row in map(orjson.loads, lines_of(file)):
+        for name in NAMED:
+            if isinstance(row.get(name), str):
+                found.setdefault(name, Counter())[row[name]] += 1
+    return found
+
+
 def _sampled_row(file: File) -> list[Passage]:
     for name in _column(file, TEXTS):
         for batch in _batches(file.place, [name], 1):
             return [Passage("text", False, str(batch.column(0)[0].as_py())[:SAMPLE_CHARACTERS])]
+    names = [field.name for field in _schema(file) if not pa.types.is_nested(field.type)]
+    for batch in _batches(file.place, names, 1):
+        return [_as_json(batch.to_pylist()[0])]
     return []
 
 
 def _sampled_line(file: File) -> list[Passage]:
-    for text in lines_of(file):
-        shown = orjson.dumps(orjson.loads(text), option=orjson.OPT_INDENT_2).decode()
-        return [Passage("row", False, shown[:SAMPLE_CHARACTERS])]
-    return []
+    return [_as_json(orjson.loads(text)) for text in itertools.islice(lines_of(file), 1)]
+
+
+def _as_json(row: Mapping[str, Any]) -> Passage:
+    return Passage(ROW, False, orjson.dumps(row, option=orjson.OPT_INDENT_2).decode()[:SAMPLE_CHARACTERS])
 
 
 def sources_of(manifest: Mapping[str, Any]) -> dict[str, Mapping[str, Any]]:

@@ -25,9 +25,10 @@ from tokenmill.tasks.shards.store import Store, read_bytes
 from tokenmill.tasks.storage import absolute, join
 from tokenmill.tasks.threads import in_threads
 
-from .cards import card_problems, digest, licence_rows, publish_cards
-from .figures import COLOURS, Cell, Code, Items, Part, Table, Text, bars, columns, flow, line, number, share
-from .measured import Lengths, Passage, Run, Sample, data_set, drops_by_file, in_order, run_in, sources_of
+from .cards import NOT_STATED, card_problems, digest, licence_rows, publish_cards, stated_rows
+from .figures import MOST_ROWS, Cell, Code, Items, Part, Table, Text, bars, columns, flow, line, listed, number, share
+from .measured import ROW, Lengths, Passage, Run, Sample, data_set, drops_by_file, in_order, run_in, sources_of
+from .style import document
 from .summary import PAGE, warnings
 from .visible import visible
 
@@ -36,68 +37,6 @@ MOST_FILES = 10
 
 MOST_CODE = 20_000
 """Characters of settings and blend that a page quotes."""
-
-DARK = ("#7ab0ec", "#f0a45a", "#7fcf9f", "#e08fcf", "#a9acec", "#5fd0c4")
-"""The colours of series on a dark page."""
-
-
-def _variables(colours: Iterable[str]) -> str:
-    return " ".join(f"--c{at}: {colour};" for at, colour in enumerate(colours))
-
-
-STYLE = f"""
-:root {{ color-scheme: light dark; --back: #fff; --ink: #1f2328; --aside: #57606a; --rule: #d0d7de; --trained: #d8f3dc; --edge: #2d6a4f; {_variables(COLOURS)} }}
-@media (prefers-color-scheme: dark) {{
-  :root {{ --back: #16181c; --ink: #dfe2e6; --aside: #a2a9b1; --rule: #3d444d; --trained: #173d2b; --edge: #74c69d; {_variables(DARK)} }}
-}}
-* {{ box-sizing: border-box; }}
-body {{ background: var(--back); color: var(--ink); font: 15px/1.5 system-ui, sans-serif; max-width: 60em; margin: 0 auto; padding: 1em; }}
-h1 {{ font-size: 1.4em; line-height: 1.25; overflow-wrap: anywhere; }}
-h2 {{ font-size: 1.15em; margin: 2em 0 .5em; padding-top: .7em; border-top: 1px solid var(--rule); }}
-h3 {{ font-size: 1em; margin: 1em 0 .2em; overflow-wrap: anywhere; }}
-p, li {{ overflow-wrap: anywhere; }}
-p {{ margin: .4em 0; }}
-nav ul {{ display: flex; flex-wrap: wrap; gap: .2em 1em; list-style: none; padding: 0; }}
-a {{ color: var(--c0); }}
-figure {{ margin: .8em 0; max-width: 34em; }}
-figure > svg {{ width: 100%; height: auto; display: block; }}
-figcaption {{ font-weight: 600; margin-bottom: .3em; }}
-.key {{ display: inline-block; font-weight: normal; color: var(--aside); margin-left: .8em; }}
-.key svg {{ width: .7em; height: .7em; }}
-.wide {{ overflow-x: auto; margin: .8em 0; }}
-table {{ border-collapse: collapse; font-size: .92em; }}
-caption {{ text-align: left; font-weight: 600; padding-bottom: .3em; }}
-th, td {{ text-align: left; vertical-align: top; padding: .2em .9em .2em 0; border-bottom: 1px solid var(--rule); }}
-thead th {{ color: var(--aside); font-weight: normal; }}
-tbody th {{ font-weight: normal; min-width: 8em; }}
-td {{ overflow-wrap: anywhere; }}
-.number {{ text-align: right; font-variant-numeric: tabular-nums; white-space: nowrap; }}
-pre {{ overflow-x: auto; background: color-mix(in srgb, var(--ink) 6%, var(--back)); padding: .6em; font-size: .85em; }}
-summary {{ cursor: pointer; color: var(--c0); }}
-dl {{ display: grid; grid-template-columns: 5.5em minmax(0, 1fr); margin: 0 0 1em; gap: 2px 0; }}
-dt {{ color: var(--aside); font-size: .9em; }}
-dd {{ margin: 0; padding: 0 .5em; border-left: 3px solid var(--rule); white-space: pre-wrap; overflow-wrap: anywhere;
-  font: .88em/1.5 ui-monospace, monospace; unicode-bidi: isolate; }}
-.trained {{ background: var(--trained); border-left-color: var(--edge); }}
-.warning {{ border-left: 3px solid var(--c1); padding-left: .6em; }}
-figure text {{ paint-order: stroke; stroke: var(--back); stroke-width: 3px; stroke-linejoin: round; }}
-@media (max-width: 30em) {{ th, td {{ padding-right: .6em; }} table {{ font-size: .85em; }} dl {{ grid-template-columns: minmax(0, 1fr); }} }}
-"""
-
-HEAD = """<!DOCTYPE html>
-<html lang="en">
-<head>
-<meta charset="utf-8">
-<meta http-equiv="Content-Security-Policy" content="default-src 'none'; style-src 'unsafe-inline'">
-<meta name="viewport" content="width=device-width">
-<title>{title}</title>
-<style>{style}</style>
-</head>
-<body>
-<main>
-"""
-
-FOOT = "</main>\n</body>\n</html>\n"
 
 
 @dataclass(frozen=True, slots=True)
@@ -130,7 +69,11 @@ def _sample(sample: Sample) -> str:
 
 def _passage(passage: Passage) -> str:
     trained = ' class="trained"' if passage.trained else ""
-    return f"<dt>{line(passage.role)}</dt><dd{trained}>{escape(visible(passage.text))}</dd>\n"
+    text = escape(visible(passage.text))
+    shown = (
+        text.replace("↵\n", "\n") if passage.role == ROW else text
+    )  # the line breaks of a row are those of its layout
+    return f"<dt>{line(passage.role)}</dt><dd{trained}>{shown}</dd>\n"
 
 
 def overview(run: Run) -> list[Part]:
@@ -145,29 +88,26 @@ def overview(run: Run) -> list[Part]:
     ]
     if run.fates:
         found.append(flow("From data sets to splits and drops, in rows", run.fates, totals["dropped"]))
-    rows = [
-        (
-            data_set(*name.split("/", 1)),
-            counts["rows"],
-            counts["documents"],
-            sum(counts["dropped"].values()),
-            counts["tokens"],
-            counts["source_bytes"],
-        )
-        for name, counts in totals["datasets"].items()
-    ]
+    tokens = ["tokens"] if totals["tokens"] else []
     found.append(
-        Table(
+        listed(
             "Data sets; bytes of source as stored",
-            ("data set", "rows", "documents", "dropped", "tokens", "bytes"),
-            rows,
+            totals["datasets"].items(),
+            {
+                "data set": lambda each: data_set(*each[0].split("/", 1)),
+                "rows": lambda each: each[1]["rows"],
+                "documents": lambda each: each[1]["documents"],
+                "dropped": lambda each: sum(each[1]["dropped"].values()),
+                **{name: lambda each: each[1]["tokens"] for name in tokens},
+                "bytes": lambda each: each[1]["source_bytes"],
+            },
         )
     )
     splits = [
-        (name, *(totals["splits"][name][each] for each in ("documents", "tokens")))
+        (name, *(totals["splits"][name][each] for each in ("documents", *tokens)))
         for name in in_order(totals["splits"])
     ]
-    found.append(Table("Splits", ("split", "documents", "tokens"), splits))
+    found.append(Table("Splits", ("split", "documents", *tokens), splits))
     if totals["dropped"]:
         found.append(Table("Rows dropped", ("reason", "rows"), sorted(totals["dropped"].items())))
     if lines := preparation(run.manifest["type"]).summary(run.manifest):
@@ -199,21 +139,17 @@ def planned_and_realised(run: Run) -> list[Part]:
         counts |= {
             name: each["tokens"] * each["copies"] for name, each in recorded.get(split, {}).items() if name in counts
         }
+        if len(counts) < 2:  # noqa: PLR2004 - one data set is all of it, whatever its weight
+            continue
         weights = {name: sources_of(run.manifest)[name]["weight"] for name in counts}
         wanted, stored = sum(weights.values()), sum(counts.values())
         names = sorted(counts, key=lambda name: (-weights[name], name))
-        if wanted and len(names) > 1:
+        if wanted:
             pairs = {name: (weights[name] / wanted, counts[name] / stored) for name in names}
             found.append(bars(f"Weights, {split}", pairs, ("planned", f"share of {unit}"), lambda each: f"{each:.1%}"))
         rows = [
-            (
-                name,
-                share(weights[name], wanted),
-                share(counts[name], stored),
-                round(counts[name]),
-                _passes(weights[name], wanted, counts[name], stored),
-            )
-            for name in names
+            (name, share(weight, wanted), share(count, stored), round(count), _passes(weight, wanted, count, stored))
+            for name, weight, count in ((name, weights[name], counts[name]) for name in names)
         ]
         found.append(Table(f"Weights, {split}", ("data set", "planned", "published", unit, "passes"), rows))
     if found:
@@ -229,7 +165,7 @@ def _passes(weight: float, wanted: float, count: float, stored: float) -> str:
     return f"{(weight / wanted) / (count / stored):.2f}" if wanted and count else "-"
 
 
-QUANTILES = (0.5, 0.99)
+QUANTILES = (0, 0.5, 0.99, 1)
 
 
 def document_lengths(run: Run) -> list[Part]:
@@ -269,8 +205,7 @@ def _short(count: int) -> str:
 
 def _quantiles(each: Lengths) -> tuple[Cell, ...]:
     found = [int(np.quantile(each.lengths, at, method="lower")) for at in QUANTILES]
-    shortest, longest = int(each.lengths.min()), int(each.lengths.max())
-    return f"{each.dataset}, {each.split}", len(each.lengths), shortest, *found, longest, f"{each.lengths.mean():,.1f}"
+    return f"{each.dataset}, {each.split}", len(each.lengths), *found, f"{each.lengths.mean():,.1f}"
 
 
 def density(run: Run) -> list[Part]:
@@ -327,35 +262,46 @@ def masks(run: Run) -> list[Part]:
     return found
 
 
-def domains(run: Run) -> list[Part]:
-    """What the rows say about themselves: licences, domains, languages; and pools."""
-    found: list[Part] = (
-        [Table("Licences", ("licence", "documents"), rows)] if (rows := licence_rows(run.manifest)) else []
-    )
+def contents(run: Run) -> list[Part]:
+    """What blend and rows say about themselves: licences, languages, domains; and pools. Nothing is guessed."""
+    found: list[Part] = [Table("Licences", ("licence", "documents"), licence_rows(run.manifest))]
+    for field in ("languages", "domain"):
+        rows = stated_rows(run.manifest, field)
+        if rows != [(NOT_STATED, run.manifest["totals"]["documents"])]:
+            found.append(Table(f"{field.capitalize()}, as the blend states", (field, "documents"), rows))
+    for name, counts in run.named.items():
+        rows = sorted(counts.items(), key=lambda each: (-each[1], each[0]))[:MOST_ROWS]
+        found.append(
+            Table(f"{name}: the most frequent of {len(counts):,} values, as the rows state", (name, "rows"), rows)
+        )
     pools = run.manifest.get("selection", {}).get("pools", {})
-    counted = [(name, pool["rows"], pool["tokens"]) for name, pool in pools.items()]
-    return [*found, Table("Pools; a row may be in several", ("pool", "rows", "tokens"), counted)] if counted else found
+    counted = [(name, pool["rows"], pool["tokens"]) for name, pool in pools.items() if pool["rows"]]
+    if counted:
+        found.append(Table("Pools; a row may be in several", ("pool", "rows", "tokens"), counted))
+    if empty := [name for name, pool in pools.items() if not pool["rows"]]:
+        found.append(Text(f"Pools without rows: {', '.join(empty)}."))
+    return [part for part in found if not isinstance(part, Table) or part.rows]
 
 
 def worst_files(run: Run) -> list[Part]:
     """The source files with the most dropped rows."""
     counted = {name: counts for name, counts in drops_by_file(run.manifest).items() if _dropped(counts)}
-    worst = sorted(counted, key=lambda name: (-counted[name]["quarantined"], -_dropped(counted[name]), name))[
-        :MOST_FILES
-    ]
-    rows = [
-        (
-            _short_place(name),
-            counted[name]["rows"],
-            counted[name]["quarantined"],
-            _dropped(counted[name]),
-            _reasons(counted[name]),
-        )
-        for name in worst
-    ]
-    if not rows:
+    worst = sorted(counted.items(), key=lambda each: (-each[1]["quarantined"], -_dropped(each[1]), each[0]))
+    if not worst:
         return [Text("No file lost a row.")]
-    return [Table("Files with the most bad and dropped rows", ("file", "rows", "bad", "dropped", "reasons"), rows)]
+    return [
+        listed(
+            "Files with the most bad and dropped rows",
+            worst[:MOST_FILES],
+            {
+                "file": lambda each: _short_place(each[0]),
+                "rows": lambda each: each[1]["rows"],
+                "bad": lambda each: each[1]["quarantined"],
+                "dropped": lambda each: _dropped(each[1]),
+                "reasons": lambda each: _reasons(each[1]),
+            },
+        )
+    ]
 
 
 def _dropped(counts: Mapping[str, int]) -> int:
@@ -374,7 +320,7 @@ def _short_place(place: str) -> str:
 
 
 def samples(run: Run) -> list[Part]:
-    """The beginnings of documents, decoded."""
+    """The beginnings of documents, decoded; rows without a text as JSON."""
     about = {"packs": "Text that is trained on has a coloured ground.", "documents": "All text is trained on."}
     return [
         Text(f"The beginning of the first document of each data set and split. {about.get(run.stored_as, '')}"),
@@ -413,17 +359,10 @@ def command(manifest: Mapping[str, Any]) -> str:
     """The command that prepares the same data."""
     kind = preparation(manifest["type"])
     chosen = _flat(manifest["settings"])
-    usual = _flat(kind.settings().model_dump()) if not _required(kind) else {}
-    words = [
-        f"{name}={_word(value)}"
-        for name, value in chosen.items()
-        if usual.get(name, usual) != value and value is not None
-    ]
+    usual = _flat(kind.settings.model_construct().model_dump())
+    differ = {name: value for name, value in chosen.items() if value is not None and usual.get(name, usual) != value}
+    words = [f"{name}={_word(value)}" for name, value in differ.items()]
     return " \\\n  ".join([f"tokenmill {KINDS[manifest['type']].command} blend.json --output-dir OUT", *words])
-
-
-def _required(kind: Any) -> bool:  # noqa: ANN401 - of any settings
-    return any(field.is_required() for field in kind.settings.model_fields.values())
 
 
 def _flat(settings: Mapping[str, Any], within: str = "") -> dict[str, Any]:
@@ -445,7 +384,7 @@ SECTIONS = (
     Section("Tokens per byte", frozenset({"documents", "packs", "parquet"}), density),
     Section("Packing", frozenset({"packs"}), packing),
     Section("Loss masks", frozenset({"packs"}), masks),
-    Section("Licences and pools", frozenset(), domains),
+    Section("Licences, languages and domains", frozenset(), contents),
     Section("Worst files", frozenset(), worst_files),
     Section("Samples", frozenset({"documents", "packs", "parquet", "lines"}), samples),
     Section("Identity", frozenset(), identity),
@@ -501,20 +440,14 @@ def _throughput(receipts: Sequence[Receipt]) -> list[Part]:
 
 def _slowest(receipts: Mapping[str, Receipt], manifest: Mapping[str, Any]) -> list[Part]:
     files = {entry["key"]: entry["file"] for entry in manifest["shards"]}
-    slowest = sorted(receipts, key=lambda key: -receipts[key].volatile["seconds"])[:MOST_FILES]
-    rows: list[tuple[Cell, ...]] = []
-    for key in slowest:
-        told = receipts[key].volatile
-        size = told.get("source_bytes", 0)
-        rows.append(
-            (
-                _short_place(files[key]),
-                key[:8],
-                f"{told['seconds']:.2f}",
-                f"{size / 1e6:,.2f}",
-                f"{size / 1e6 / max(told['seconds'], 1e-6):,.1f}",
-            )
-        )
+    told = {
+        key: (receipt.volatile["seconds"], receipt.volatile.get("source_bytes", 0) / 1e6)
+        for key, receipt in receipts.items()
+    }
+    rows = [
+        (_short_place(files[key]), key[:8], f"{seconds:.2f}", f"{size:,.2f}", f"{size / max(seconds, 1e-6):,.1f}")
+        for key, (seconds, size) in sorted(told.items(), key=lambda each: -each[1][0])[:MOST_FILES]
+    ]
     return [Table("Slowest shards", ("file", "shard", "seconds", "MB", "MB/s"), rows)]
 
 
@@ -550,9 +483,8 @@ def page(run: Run) -> str:
     title = f"tokenmill {name}: {number(run.manifest['totals']['documents'])} documents"
     links = "".join(f'<li><a href="#{_anchor(each)}">{line(each)}</a></li>\n' for each in found)
     body = [section_html(each, parts) for each, parts in found.items()]
-    head = HEAD.format(title=line(title), style=STYLE)
     top = f'<h1>{line(title)}</h1>\n<nav aria-label="Sections"><ul>\n{links}</ul></nav>\n'
-    return "".join([head, top, *body, FOOT])
+    return document(title, "".join([top, *body]))
 
 
 def publish_page(output_dir: str, place: str | None = None) -> Output:

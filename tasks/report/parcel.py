@@ -1,12 +1,13 @@
 """What `tokenmill push` uploads: the files that a preparation's manifest lists, without any local paths.
 
-    data/… splits/… train/…   the shards under their published names, and files beside them (README.md, tools/…)
+    data/… splits/… train/…   the shards under their published names, and files beside them (tools/…)
+    README.md …               the cards of the run (`cards`), made again from what is published
     blend.json                the published one, with paths relative to itself
     manifest.json             the published one without its volatile part, plus the size and hash of every pushed file
 
 Everything else in the output folder stays here: receipts, temporary files, and the quarantine, which holds rejected rows with
 their local paths. The manifest names local files without their folders. Every push of the same preparation uploads the same
-bytes.
+bytes, but for the day in croissant.json.
 """
 
 import os
@@ -17,6 +18,7 @@ from typing import Any, cast
 
 import orjson
 from tokenmill.tasks.errors import InputError, RunError
+from tokenmill.tasks.seal import unsealed
 from tokenmill.tasks.shards.manifest import BLEND, MANIFEST, entry_files, manifest_bytes
 from tokenmill.tasks.shards.publication import MOST_SHOWN, QUARANTINE, described
 from tokenmill.tasks.shards.publish import Output
@@ -32,6 +34,9 @@ from tokenmill.tasks.shards.published import (
 )
 from tokenmill.tasks.shards.store import read_bytes
 from tokenmill.tasks.storage import absolute, is_local, join
+
+from .cards import CARD, cards
+from .measured import Run
 
 AGAIN = "run the preparation again to repair it, then push"
 
@@ -68,13 +73,22 @@ def parcel_of(output_dir: str) -> Parcel:
     _require(output_dir, files, size_problem)
     _require(output_dir, [file for file in files if file.recorded.path == BLEND], content_problem)
     pushed = [file for file in files if file.recorded.path.partition("/")[0] not in {BLEND, QUARANTINE}]
-    blend = _relative_blend(output_dir)
+    documents = {**cards(Run(publication)), BLEND: _relative_blend(output_dir)}
+    made = [described(name, content) for name, content in documents.items()]
     public = {
         **_without_folders(manifest, _folders(publication)),
-        "files": [asdict(file) for file in [*(file.recorded for file in pushed), described(BLEND, blend)]],
+        "files": [asdict(file) for file in [*(file.recorded for file in pushed), *made]],
         "volatile": {},
     }
-    return Parcel(output_dir, manifest["type"], pushed, {BLEND: blend, MANIFEST: manifest_bytes(public)})
+    return Parcel(output_dir, manifest["type"], pushed, {**documents, MANIFEST: manifest_bytes(public)})
+
+
+def without_card(parcel: Parcel) -> Parcel:
+    """The parcel without its generated data set card, which its manifest no longer lists."""
+    manifest = unsealed(parcel.documents[MANIFEST])
+    listed = [file for file in manifest["files"] if file["path"] != CARD]
+    documents = {name: content for name, content in parcel.documents.items() if name != CARD}
+    return replace(parcel, documents={**documents, MANIFEST: manifest_bytes({**manifest, "files": listed})})
 
 
 def require_unchanged(parcel: Parcel) -> None:

@@ -5,7 +5,8 @@ files go in one commit if the hub's limits allow it (1,000 files, and 100 MB of 
 adds blend.json, manifest.json and README.md, and removes files of earlier pushes that are not in this one. Files of finished
 pushes are listed in the repository's manifest. Files of unfinished ones are recognized by their folder and by names that differ
 from this push's only in numbers and keys. If new files come before the last commit, the first commit removes the old blend.json
-and README.md. So a reader who starts from those two always reads one finished push. To finish an interrupted push, run it
+and README.md. So a reader who starts from those two always reads one finished push. A data set card that no push brought, such
+as one that a person wrote, stays, and the generated one is left out. To finish an interrupted push, run it
 again: only missing files are sent, and without changes there is no commit.
 
 The token comes from HF_TOKEN or the saved login, the hub's address from HF_ENDPOINT.
@@ -34,14 +35,15 @@ from tokenmill.tasks.shards.manifest import BLEND, MANIFEST
 from tokenmill.tasks.shards.store import read_bytes
 from tokenmill.tasks.storage import join
 
-from .parcel import Parcel, require_unchanged
+from .cards import CARD
+from .parcel import Parcel, require_unchanged, without_card
 
 MOST_FILES = 1_000
 MOST_BYTES = 100_000_000
 LARGE = 10_000_000
 """Files of at least this size are never kept in git, so their content is not part of a commit."""
 
-LAST = ("README.md",)
+LAST = (CARD,)
 """Files that describe the others; they go in the last commit, with the documents of the parcel."""
 
 READ_BY = (BLEND, *LAST)
@@ -121,6 +123,12 @@ def _checked(api: HfApi, repository: str, info: DatasetInfo, *, public: bool) ->
             "in its settings on the hub"
         )
     return Target(api, repository, private, info.sha, frozenset(each.rfilename for each in info.siblings or []))
+
+
+def fitted(parcel: Parcel, target: Target) -> Parcel:
+    """The parcel without its generated card, if the repository has a card that no push brought."""
+    own = CARD in target.names and CARD not in _names_in_manifest(target)
+    return without_card(parcel) if own and CARD in parcel.documents else parcel
 
 
 def stale_names(parcel: Parcel, target: Target) -> list[str]:
@@ -215,7 +223,7 @@ def _content(parcel: Parcel, name: str) -> bytes | str:
 
 def _batches(parcel: Parcel) -> list[list[str]]:
     """The files of each commit: as few commits as the hub's limits allow, describing files last."""
-    last = [*(name for name in LAST if name in parcel.sizes), *parcel.documents]
+    last = [*(file.recorded.path for file in parcel.files if file.recorded.path in LAST), *parcel.documents]
     batches: list[list[str]] = [[]]
     weight = 0
     for name, size in parcel.sizes.items():

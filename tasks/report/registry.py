@@ -5,14 +5,16 @@
 Nothing is copied: a record points at a folder, and `art://NAME:v2` works wherever a folder does. A record also holds a digest
 of the folder's content. So another preparation in the same folder is a new version, and lineage shows which content has been
 replaced. ROOT is TOKENMILL_ARTIFACTS, on a disk or object store that all users of the names can reach. Lineage follows inputs
-through other names, from a model back to its data sets.
+through other names, from a model back to its data sets, and through preparations that published the files of another.
 """
 
 import re
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from contextlib import nullcontext
 from dataclasses import dataclass
 from datetime import UTC, datetime
+from itertools import chain
+from pathlib import Path
 from typing import Any
 
 import orjson
@@ -23,7 +25,7 @@ from tokenmill.tasks.artifact import Artifact, MadeFrom
 from tokenmill.tasks.errors import InputError, RunError
 from tokenmill.tasks.seal import sealed, unsealed
 from tokenmill.tasks.shards.lock import locked
-from tokenmill.tasks.shards.manifest import read_manifest
+from tokenmill.tasks.shards.manifest import read_manifest, stored_entries
 from tokenmill.tasks.shards.publish import publish_new
 from tokenmill.tasks.shards.store import read_bytes, size_of
 from tokenmill.tasks.storage import ART, absolute, is_local, join, located, record_of, registry, versions
@@ -174,10 +176,33 @@ def _known(source: MadeFrom) -> Artifact | None:
     """The inputs of a source, if it records them."""
     if source.type == "data" and any(character in source.path for character in "*?["):
         return None
+    path = located(source.path) if source.path.startswith(ART) else source.path
     try:
-        return artifact_in(located(source.path) if source.path.startswith(ART) else source.path)
+        return artifact_in(publisher(path) or path)
     except (InputError, RunError, OSError):
         return None
+
+
+def publisher(place: str) -> str | None:
+    """The output folder of the preparation that published a local file or folder; None for any other."""
+    if not is_local(place):
+        return None
+    path = Path(absolute(place))
+    for folder in path.parents:
+        inside = path.relative_to(folder).as_posix()
+        if any(name == inside or name.startswith(f"{inside}/") for name in _published(str(folder))):
+            return str(folder)
+    return None
+
+
+def _published(folder: str) -> Iterator[str]:
+    """The names of the files that a preparation published in a folder; none if there is no preparation."""
+    try:
+        manifest = read_manifest(folder)
+    except (InputError, RunError, OSError):
+        return
+    for _, entry in stored_entries(manifest) if manifest else ():
+        yield from chain.from_iterable(entry["published"].values())
 
 
 def print_lineage(found: Mapping[str, Any], console: Console) -> None:

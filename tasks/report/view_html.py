@@ -10,25 +10,17 @@ from html import escape
 from tokenmill.tasks.shards.publish import Output, publish_bytes
 from tokenmill.tasks.storage import absolute
 
+from .style import document
 from .view import Pack, Passage, SubSequence, View
 from .view_rows import PADDING
 from .view_text import describe_pack, describe_padding, describe_sequence
 from .visible import visible, visible_line
 
 STYLE = """
-:root { color-scheme: light dark; --back: #fff; --ink: #222; --aside: #666; --rule: #ccc; --trained: #d8f3dc; --edge: #2d6a4f; }
-@media (prefers-color-scheme: dark) {
-  :root { --back: #16181c; --ink: #ddd; --aside: #999; --rule: #444; --trained: #173d2b; --edge: #74c69d; }
-}
-body { background: var(--back); color: var(--ink); font: 14px/1.5 system-ui, sans-serif; max-width: 75em; margin: 2em auto; padding: 0 1em; }
-h1, h2, h3 { font-size: 1em; margin: 1.5em 0 0; overflow-wrap: anywhere; }
+main { font-size: .95em; }
+h1, h2, h3 { font-size: 1em; margin: 1.5em 0 0; }
 h3 { border-top: 1px solid var(--rule); padding-top: .5em; margin-top: 1em; }
-p { color: var(--aside); margin: 0 0 .5em; overflow-wrap: anywhere; }
-dl { display: grid; grid-template-columns: 7em 1fr; margin: 0; gap: 2px 0; }
-dt { color: var(--aside); }
-dd { margin: 0; padding: 0 .5em; border-left: 3px solid var(--rule); white-space: pre-wrap; overflow-wrap: anywhere;
-  font-family: ui-monospace, monospace; unicode-bidi: isolate; }
-.trained { background: var(--trained); border-left-color: var(--edge); }
+p { color: var(--aside); }
 .document1 { background: color-mix(in srgb, #f59e0b 22%, var(--back)); border-left-color: #f59e0b; }
 .document2 { background: color-mix(in srgb, #d946ef 18%, var(--back)); border-left-color: #d946ef; }
 .document3 { background: color-mix(in srgb, #3b82f6 20%, var(--back)); border-left-color: #3b82f6; }
@@ -37,18 +29,6 @@ dd { margin: 0; padding: 0 .5em; border-left: 3px solid var(--rule); white-space
 
 DOCUMENT_COLOURS = 4
 """The colours of trained text, by the number of the document in its row."""
-
-HEAD = f"""<!DOCTYPE html>
-<html lang="en">
-<head>
-<meta charset="utf-8">
-<meta http-equiv="Content-Security-Policy" content="default-src 'none'; style-src 'unsafe-inline'">
-<meta name="viewport" content="width=device-width">
-<title>tokenmill view</title>
-<style>{STYLE}</style>
-</head>
-<body>
-"""
 
 LEGEND = """<dl>
 <dt>role</dt><dd class="trained">trained on</dd>
@@ -66,7 +46,7 @@ def view_html(view: View, about: str = "") -> str:
     """The page; `about` follows its title."""
     title = f"{view.path}: {view.type}, decoded with {view.tokenizer}{about}"
     body = "".join(line for pack in view.packs for line in _pack(pack))
-    return f"{HEAD}<h1>{_line(title)}</h1>\n{LEGEND}{body}</body>\n</html>\n"
+    return document("tokenmill view", f"<h1>{_line(title)}</h1>\n{LEGEND}{body}", STYLE)
 
 
 def _pack(pack: Pack) -> Iterator[str]:

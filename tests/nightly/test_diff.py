@@ -1,6 +1,7 @@
 """Two outputs side by side: planted changes are told exactly, and every document is accounted for."""
 
 import json
+import random
 from pathlib import Path
 
 import pytest
@@ -148,6 +149,35 @@ def test_a_duplicate_removed_by_deduplication_says_so(tmp_path):
     found = diff(str(tmp_path / "a"), str(tmp_path / "b/out"))
     assert told(found) == {}
     assert found.documents == (ROWS, ROWS)
+
+
+def test_a_row_that_deduplication_decides_against_is_gone_with_its_verdict(tmp_path):
+    """Its own row, not the one that is kept, with the outcome that the decision names."""
+    words = random.Random(1).choices([f"word{number}" for number in range(500)], k=300)
+    almost = [*words[:150], "another", *words[151:]]
+    path = write_lines(tmp_path / "web.jsonl", [*TEXTS[:5], " ".join(almost), *TEXTS[5:9], " ".join(words)])
+    blend = {"datasets": [{"name": "web", "path": str(path)}]}
+    copies = write_lines(tmp_path / "first.jsonl", [TEXTS[3], TEXTS[7]])
+    both = {"datasets": [{"name": "first", "path": str(copies)}, *blend["datasets"]]}
+    preparing_dedup.prepare(blend, tmp_path / "all", near=False)
+    preparing_dedup.prepare(blend, tmp_path / "near", near=True)
+    preparing_dedup.prepare(both, tmp_path / "exact", near=False)
+    for after, expected, places in (
+        ("near", {("web", "gone", "near_duplicate"): 1}, ["web.jsonl:11"]),
+        (
+            "exact",
+            {("first", "new", "the data set is new"): 2, ("web", "gone", "exact_duplicate"): 2},
+            ["web.jsonl:4", "web.jsonl:9"],
+        ),
+    ):
+        found = diff(str(tmp_path / "all"), str(tmp_path / after))
+        assert told(found) == expected
+        summed(found)
+        (gone,) = [each for each in found.findings if each.what == "gone"]
+        assert [place.rpartition("/")[2] for place in gone.examples] == places
+        back = diff(str(tmp_path / after), str(tmp_path / "all"))
+        assert back.count("new") == len(places)
+        assert all(reason.startswith("no longer dropped: ") for _, what, reason in told(back) if what == "new")
 
 
 @settings(max_examples=15, deadline=None)

@@ -17,6 +17,7 @@ from tokenmill.tasks.blend.load import load_blend
 from tokenmill.tasks.blend.models import DataSource
 from tokenmill.tasks.errors import InputError, RunError
 from tokenmill.tasks.report import push as pushing
+from tokenmill.tasks.report.cards import publish_cards
 from tokenmill.tasks.report.parcel import parcel_of
 from tokenmill.tasks.report.push import push, push_record, stale_names, target_of
 from tokenmill.tasks.seal import sealed
@@ -32,6 +33,9 @@ from tests.sources.hub_stand_in import EXPIRED
 
 SCRAP = {".env": "HF_TOKEN=x", "run.log": "x", "data/chats/.part.tmp-1": "x", "notes.md": "x", "data/own.parquet": "x"}
 """What may lie in an output folder and was not published."""
+
+CARDS = ("README.md", "croissant.json", "training-summary.md")
+"""Made from what is published when it is pushed."""
 
 
 def chats(start, stop):
@@ -181,7 +185,7 @@ def test_only_what_was_published_is_pushed_and_all_of_it(hub, outputs, kind):
         and path.relative_to(output).as_posix() in {f"{name}{end}" for name in names for end in endings}
     }
     expected |= {file["path"] for file in manifest["files"] if not file["path"].startswith("quarantine/")}
-    assert set(pushed) == {".gitattributes", "manifest.json", *expected}
+    assert set(pushed) == {".gitattributes", "manifest.json", *CARDS, *expected}
     assert expected > {"blend.json"}
     assert any((output / "quarantine").iterdir())
     for name in expected - {"blend.json"}:
@@ -483,18 +487,37 @@ def test_a_push_that_broke_over_another_goes_on(hub, outputs, tmp_path, monkeypa
 def test_a_card_that_no_push_brought_stays_all_the_time(hub, outputs, tmp_path, monkeypatch):
     monkeypatch.setattr(pushing, "MOST_FILES", 3)
     repository = hub.create("org/name", files={"README.md": b"mine"})
-    send(outputs("rl"))
-    send(rl(tmp_path, chats(500, 540)))
+    assert run(["push", str(outputs("rl")), "org/name"]) == 0
+    assert run(["push", str(rl(tmp_path, chats(500, 540))), "org/name"]) == 0
+    assert "README.md" not in {file["path"] for file in json.loads(repository.files["manifest.json"])["files"]}
     assert all(files["README.md"] == b"mine" for files in repository.commits.values())
 
 
-def test_a_card_of_a_push_that_the_next_has_none_of_goes_with_its_first_commit(hub, outputs, monkeypatch):
+def test_the_card_of_a_push_goes_with_the_first_commit_of_the_next_and_its_own_comes_with_the_last(
+    hub, outputs, monkeypatch
+):
     monkeypatch.setattr(pushing, "MOST_FILES", 3)
     send(outputs("harmony"))
     repository = hub.repositories["org/name"]
     before = set(repository.commits)
     send(outputs("rl"))
-    assert not any("README.md" in files for commit, files in repository.commits.items() if commit not in before)
+    *parts, last = [files for commit, files in repository.commits.items() if commit not in before]
+    assert not any("README.md" in files for files in parts)
+    assert last["README.md"] == parcel_of(str(outputs("rl"))).documents["README.md"]
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_the_cards_of_a_run_are_pushed_as_it_wrote_them(hub, outputs, kind):
+    output = outputs(kind)
+    places = {*publish_cards(str(output)), str(output / "README.md")}
+    assert len(places) == 3
+    send(output)
+    files = hub.repositories["org/name"].files
+    for place in map(Path, places):
+        assert files[place.name] == place.read_bytes()
+        assert str(output.parent).encode() not in files[place.name]
+        if kind != "harmony" or place.name != "README.md":
+            place.unlink()
 
 
 def test_a_commit_by_someone_else_in_between_is_told(hub, outputs):

@@ -616,6 +616,7 @@ def test_hostile_text_is_inert_in_a_page(hostile):
         "title",
         "style",
         "body",
+        "main",
         "h1",
         "dl",
         "dt",
