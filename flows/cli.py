@@ -13,17 +13,15 @@ from functools import partial
 from importlib.metadata import version
 from itertools import pairwise
 from pathlib import Path
-from typing import Annotated, Any, cast
+from typing import TYPE_CHECKING, Annotated, Any, cast
 
 import orjson
 from cyclopts import App, CycloptsError, Parameter
 from cyclopts.validators import Number
 from pydantic import ValidationError
 from rich.console import Console
-from tokenmill.tasks.blend.models import Blend
 from tokenmill.tasks.errors import InputError, PartlyFailedError, RunError
-from tokenmill.tasks.shards.preparation import KINDS, Planned, Preparation, preparation
-from tokenmill.tasks.shards.settings import PreparationSettings
+from tokenmill.tasks.shards.kinds import KINDS, preparation
 from tokenmill.tasks.storage import join
 from tokenmill.tasks.strict import Strict
 
@@ -32,6 +30,11 @@ from .process import end_when_interrupted, lost_output, open_streams
 from .settings_help import settings_parameter
 from .terminal import Format, OutputDir, be_quiet, piped, terminal
 from .training_commands import batch, benchmark, evaluate, order, pipeline, train
+
+if TYPE_CHECKING:
+    from tokenmill.tasks.blend.models import Blend
+    from tokenmill.tasks.shards.preparation import Planned, Preparation
+    from tokenmill.tasks.shards.settings import PreparationSettings
 
 EMPTY = re.compile(r"(--[\w-]+=)?\s*")
 """An empty argument, or an option with an empty value."""
@@ -99,8 +102,8 @@ def _preparation_command(name: str) -> Callable[..., dict[str, Any]]:
 
 
 def _planned(
-    kind: Preparation[Any, Any], blend: Blend, settings: PreparationSettings, output_dir: str | None
-) -> Planned[Any, Any]:
+    kind: "Preparation[Any, Any]", blend: "Blend", settings: "PreparationSettings", output_dir: str | None
+) -> "Planned[Any, Any]":
     """Check what can be seen at once, and plan."""
     from tokenmill.tasks.shards.input_checks import check_inputs
 
@@ -109,7 +112,7 @@ def _planned(
     return kind.plan(blend, settings, output_dir)
 
 
-def _shown(kind: Preparation[Any, Any], planned: Planned[Any, Any]) -> dict[str, Any]:
+def _shown(kind: "Preparation[Any, Any]", planned: "Planned[Any, Any]") -> dict[str, Any]:
     """The record of a plan, which is shown on stderr."""
     from tokenmill.tasks.report.plan import plan_record, print_plan
 
@@ -118,14 +121,14 @@ def _shown(kind: Preparation[Any, Any], planned: Planned[Any, Any]) -> dict[str,
     return plan_record(planned, outlook)
 
 
-def _settings_of_kind(name: str) -> tuple[type[PreparationSettings], frozenset[str]]:
+def _settings_of_kind(name: str) -> "tuple[type[PreparationSettings], frozenset[str]]":
     """The settings of a kind, and those that it refuses."""
     kind = preparation(name)
     return kind.settings, kind.hidden
 
 
 def _prepared(
-    kind: Preparation[Any, Any], blend: Blend, settings: PreparationSettings, output_dir: str
+    kind: "Preparation[Any, Any]", blend: "Blend", settings: "PreparationSettings", output_dir: str
 ) -> dict[str, Any]:
     """Make the immediate checks, run the flow, and print the result."""
     from tokenmill.tasks.report.summary import print_summary

@@ -16,8 +16,7 @@ from rich.console import Console
 from tokenmill.tasks.errors import InputError, RunError
 from tokenmill.tasks.storage import absolute, join
 from tokenmill.tasks.strict import Strict
-from tokenmill.tasks.train.order import OrderSettings
-from tokenmill.tasks.train.settings import EvaluateSettings, TrainSettings
+from tokenmill.tasks.train.settings import EvaluateSettings, OrderSettings, TrainSettings
 
 from .options import choices_of
 from .settings_help import settings_parameter

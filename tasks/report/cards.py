@@ -18,8 +18,8 @@ from typing import Any, BinaryIO, cast
 import orjson
 import pyarrow as pa
 import pyarrow.parquet as pq
+from tokenmill.tasks.shards.kinds import KINDS
 from tokenmill.tasks.shards.manifest import entry_files
-from tokenmill.tasks.shards.preparation import KINDS
 from tokenmill.tasks.shards.publish import publish_bytes
 from tokenmill.tasks.shards.store import read_bytes
 from tokenmill.tasks.storage import filesystem, is_local, join
