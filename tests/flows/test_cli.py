@@ -320,6 +320,16 @@ def test_a_view_is_printed_in_the_format_that_is_asked_for(tmp_path, blend, data
     assert called("view", tmp_path / "out").stdout == found["text"]
 
 
+def test_a_story_is_printed_in_the_format_that_is_asked_for(tmp_path, blend, data):
+    prepare(str(blend), tmp_path / "out")
+    row = f"{data}:17"
+    found = {each: called("why", tmp_path / "out", "--row", row, "--format", each).stdout for each in ("json", "text")}
+    ((fate,),) = json.loads(found["json"])["why"]["stories"]
+    assert (fate["file"], fate["line"]) == (str(data), 17)
+    assert f"kept as document {fate['document']} of" in " ".join(found["text"].split())
+    assert called("why", tmp_path / "out", "--row", row).stdout == found["text"], "also where stdout is a pipe"
+
+
 @pytest.mark.parametrize("name", ["a b.jsonl", "rows.jsonl.gz", "rows.jsonl.zst", "rows.parquet", "rows.ndjson"])
 def test_a_file_of_rows_is_a_blend_of_it(tmp_path, name):
     texts = [f"document number {number}" for number in range(50)]
