@@ -50,7 +50,7 @@ HEADERS = {
 }
 
 
-def link_to(output_dir: str) -> str:
+def report_link(output_dir: str) -> str:
     """The URI of the report in an output folder: a path or URI, with everything that Markdown could mistake quoted."""
     place = join(output_dir, PAGE)
     return quote(place if "://" in place else f"file://{place}", safe=":/")

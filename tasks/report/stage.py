@@ -8,7 +8,7 @@ from prefect.artifacts import create_link_artifact, create_markdown_artifact, cr
 from prefect.cache_policies import NO_CACHE
 from tokenmill.tasks.shards.stage import artifact_key
 
-from .address import link_to
+from .address import report_link
 from .openlineage import tell_if_asked
 from .page import PAGE, leave_report
 from .summary import artifact_record, data_set_rows, markdown, warnings
@@ -23,7 +23,9 @@ def report(manifest: Mapping[str, Any], output_dir: str) -> dict[str, Any]:
     for warning in warnings(manifest):
         get_run_logger().warning(warning)
     leave_report(output_dir, get_run_logger().warning)
-    create_link_artifact(link_to(output_dir), PAGE, artifact_key("report"), "what came in and went out, on one page")
+    create_link_artifact(
+        report_link(output_dir), PAGE, artifact_key("report"), "what came in and went out, on one page"
+    )
     log_if_asked(manifest, output_dir, get_run_logger().warning)
     tell_if_asked(manifest, output_dir, get_run_logger().warning)
     return artifact_record(manifest, output_dir)

@@ -11,7 +11,7 @@ from threading import Thread
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from tokenmill.tasks.report.address import LINK, Services, link_to, server
+from tokenmill.tasks.report.address import LINK, Services, report_link, server
 from tokenmill.tasks.storage import absolute
 
 SERVICES = Services("http://127.0.0.1:1/api", "http://127.0.0.1:1")
@@ -96,6 +96,6 @@ def test_nothing_can_be_sent_to_it(port, method):
 
 @given(st.text(st.characters(exclude_categories=["Cs", "Cc"]), min_size=1).filter(str.strip))
 def test_the_link_of_any_output_folder_is_one_link_of_markdown(name):
-    link = link_to(absolute(f"/out/{name}"))
+    link = report_link(absolute(f"/out/{name}"))
     assert LINK.fullmatch(f"[report.html]({link})")
     assert not set(link) & set("()[]<> \"'`")
