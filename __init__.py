@@ -17,7 +17,7 @@ def __getattr__(name: str) -> Callable[..., dict[str, Any]]:
     """The function of a kind of preparation; what it needs is imported when it is asked for."""
     if name.startswith("_"):
         raise AttributeError(name)
-    from tokenmill.tasks.shards.preparation import KINDS
+    from tokenmill.tasks.shards.kinds import KINDS
 
     if name not in KINDS:
         raise AttributeError(f"module 'tokenmill' has no attribute {name!r}")

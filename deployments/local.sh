@@ -1,5 +1,5 @@
 #!/bin/sh
-# Start or stop a Prefect server, its workers and a Dask cluster on this machine: `make up` and `make down`.
+# Start or stop a Prefect server, its workers, a Dask cluster and a page that links them: `make up` and `make down`.
 # Logs and process ids are kept in RUN. Everything listens only on 127.0.0.1.
 set -eu
 
@@ -7,6 +7,8 @@ BIN=${BIN:-.venv/bin}
 RUN=${RUN:-output/run}
 PORT=${PREFECT_PORT:-4200}
 DASK_PORT=${DASK_PORT:-8786}
+DASHBOARD_PORT=${DASHBOARD_PORT:-8787}
+PAGE_PORT=${PAGE_PORT:-4201}
 export PREFECT_API_URL="http://127.0.0.1:$PORT/api"
 export PREFECT_SERVER_API_PORT="$PORT" # with only the option --port, the UI would call another port
 export DASK_LOGGING__DISTRIBUTED=warning
@@ -44,7 +46,7 @@ up() {
     mkdir -p "$RUN"
     start server "$BIN/prefect" server start --host 127.0.0.1
     wait_for server "$BIN/python" -c "import urllib.request; urllib.request.urlopen('$PREFECT_API_URL/health', timeout=2)"
-    start scheduler "$BIN/dask" scheduler --host 127.0.0.1 --port "$DASK_PORT" --dashboard-address 127.0.0.1:0
+    start scheduler "$BIN/dask" scheduler --host 127.0.0.1 --port "$DASK_PORT" --dashboard-address "127.0.0.1:$DASHBOARD_PORT"
     # Only commands need Prefect's plugins, and plugins cannot start where workers import Prefect.
     start workers env PREFECT_PLUGINS_ENABLED=false "$BIN/dask" worker "tcp://127.0.0.1:$DASK_PORT" --host 127.0.0.1 --nworkers "${WORKERS:-auto}" \
         --nthreads 1 --dashboard-address 127.0.0.1:0
@@ -54,18 +56,20 @@ up() {
     fi
     start worker "$BIN/prefect" worker start --pool tokenmill
     start gpu-worker "$BIN/prefect" worker start --pool gpu --limit 1
+    start page "$BIN/python" -P -m tokenmill.tasks.report.address "$PAGE_PORT" "$PREFECT_API_URL" "http://127.0.0.1:$DASHBOARD_PORT"
+    wait_for page "$BIN/python" -c "import urllib.request; urllib.request.urlopen('http://127.0.0.1:$PAGE_PORT', timeout=9)"
     cat <<END
 
-UI:       http://127.0.0.1:$PORT
 run:      PREFECT_API_URL=$PREFECT_API_URL $BIN/prefect deployment run pretrain-data-prep
 on Dask:  … -p cluster=tcp://127.0.0.1:$DASK_PORT
 logs:     $RUN/*.log, $RUN/deploy.log: what is deployed, and the schedule that is off
 stop:     make down
+see:      http://127.0.0.1:$PAGE_PORT
 END
 }
 
 down() {
-    for name in gpu-worker worker workers scheduler server; do
+    for name in page gpu-worker worker workers scheduler server; do
         if running $name; then
             pid=$(cat "$RUN/$name.pid")
             tries=0

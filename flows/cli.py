@@ -13,25 +13,27 @@ from functools import partial
 from importlib.metadata import version
 from itertools import pairwise
 from pathlib import Path
-from typing import Annotated, Any, cast
+from typing import TYPE_CHECKING, Annotated, Any, cast
 
-import orjson
 from cyclopts import App, CycloptsError, Parameter
 from cyclopts.validators import Number
 from pydantic import ValidationError
 from rich.console import Console
-from tokenmill.tasks.blend.models import Blend
 from tokenmill.tasks.errors import InputError, PartlyFailedError, RunError
-from tokenmill.tasks.shards.preparation import KINDS, Planned, Preparation, preparation
-from tokenmill.tasks.shards.settings import PreparationSettings
+from tokenmill.tasks.shards.kinds import KINDS, preparation
 from tokenmill.tasks.storage import join
 from tokenmill.tasks.strict import Strict
 
 from .options import CommonOptions, choices_of, settings_of
 from .process import end_when_interrupted, lost_output, open_streams
 from .settings_help import settings_parameter
-from .terminal import Format, OutputDir, be_quiet, piped, terminal
+from .terminal import Format, OutputDir, TextFormat, be_quiet, piped, print_json, terminal
 from .training_commands import batch, benchmark, evaluate, order, pipeline, train
+
+if TYPE_CHECKING:
+    from tokenmill.tasks.blend.models import Blend
+    from tokenmill.tasks.shards.preparation import Planned, Preparation
+    from tokenmill.tasks.shards.settings import PreparationSettings
 
 EMPTY = re.compile(r"(--[\w-]+=)?\s*")
 """An empty argument, or an option with an empty value."""
@@ -73,7 +75,7 @@ def plan(
     planned = _planned(chosen, chosen.read_blend(blend), settings, output_dir)
     outlook = chosen.outlook(planned)
     if format == "json":
-        _print_json(plan_record(planned, outlook))
+        print_json(plan_record(planned, outlook))
     else:
         print_plan(planned, Console(), outlook, table=format == "table")
 
@@ -99,8 +101,8 @@ def _preparation_command(name: str) -> Callable[..., dict[str, Any]]:
 
 
 def _planned(
-    kind: Preparation[Any, Any], blend: Blend, settings: PreparationSettings, output_dir: str | None
-) -> Planned[Any, Any]:
+    kind: "Preparation[Any, Any]", blend: "Blend", settings: "PreparationSettings", output_dir: str | None
+) -> "Planned[Any, Any]":
     """Check what can be seen at once, and plan."""
     from tokenmill.tasks.shards.input_checks import check_inputs
 
@@ -109,7 +111,7 @@ def _planned(
     return kind.plan(blend, settings, output_dir)
 
 
-def _shown(kind: Preparation[Any, Any], planned: Planned[Any, Any]) -> dict[str, Any]:
+def _shown(kind: "Preparation[Any, Any]", planned: "Planned[Any, Any]") -> dict[str, Any]:
     """The record of a plan, which is shown on stderr."""
     from tokenmill.tasks.report.plan import plan_record, print_plan
 
@@ -118,14 +120,14 @@ def _shown(kind: Preparation[Any, Any], planned: Planned[Any, Any]) -> dict[str,
     return plan_record(planned, outlook)
 
 
-def _settings_of_kind(name: str) -> tuple[type[PreparationSettings], frozenset[str]]:
+def _settings_of_kind(name: str) -> "tuple[type[PreparationSettings], frozenset[str]]":
     """The settings of a kind, and those that it refuses."""
     kind = preparation(name)
     return kind.settings, kind.hidden
 
 
 def _prepared(
-    kind: Preparation[Any, Any], blend: Blend, settings: PreparationSettings, output_dir: str
+    kind: "Preparation[Any, Any]", blend: "Blend", settings: "PreparationSettings", output_dir: str
 ) -> dict[str, Any]:
     """Make the immediate checks, run the flow, and print the result."""
     from tokenmill.tasks.report.summary import print_summary
@@ -196,7 +198,7 @@ def view(
     if html is not None:
         terminal.print(f"written to {publish_html(found, html).path}", markup=False)
     elif format == "json":
-        _print_json(view_record(found))
+        print_json(view_record(found))
     else:
         (print_view if format == "text" else print_table)(found, Console())
 
@@ -210,7 +212,8 @@ def why(
     *,
     row: Annotated[str | None, Parameter(help="The row, as FILE:LINE; lines count from 1.")] = None,
     doc: Annotated[str | None, Parameter(help="A document made of the row, by the id that `view` prints.")] = None,
-) -> dict[str, Any]:
+    format: TextFormat = "text",  # noqa: A002 - the name of the option
+) -> None:
     """Tell the story of a source row: why it was dropped, or where its tokens are and which steps train on them."""
     from tokenmill.tasks.report.batch import data_in, with_steps
     from tokenmill.tasks.report.why import print_why, why_document, why_record, why_row
@@ -220,9 +223,10 @@ def why(
     place = output_dir or piped("why").path
     data = data_in(place)
     stories = with_steps(place, why_row(data, row) if row is not None else why_document(data, doc or ""))
-    if sys.stdout.isatty():
+    if format == "json":
+        print_json(why_record(data, stories))
+    else:
         print_why(data, stories, Console())
-    return why_record(data, stories)
 
 
 def _choice_settings() -> tuple[type[Strict], frozenset[str]]:
@@ -354,7 +358,7 @@ def doctor(
 
     checks = examine(output_dir, server_address())
     if format == "json":
-        _print_json(doctor_record(checks))
+        print_json(doctor_record(checks))
     else:
         print_checks(checks, Console())
 
@@ -376,7 +380,7 @@ def diff(
     if html is not None:
         terminal.print(f"written to {publish_difference(found, html).path}", markup=False)
     if format == "json":
-        _print_json(difference_record(found))
+        print_json(difference_record(found))
     else:
         print_difference(found, Console(), table=format == "table")
 
@@ -513,11 +517,7 @@ def _require_values(arguments: list[str]) -> None:
 def _print_record(record: Mapping[str, Any]) -> None:
     """Print the artifact record as one line for the next program."""
     if not sys.stdout.isatty():
-        _print_json(record)
-
-
-def _print_json(record: Mapping[str, Any]) -> None:
-    sys.stdout.write(orjson.dumps(record).decode() + "\n")
+        print_json(record)
 
 
 def _plain(error: Exception) -> object:

@@ -20,9 +20,10 @@ from tokenmill.tasks.report.openlineage import tell_if_asked
 from tokenmill.tasks.report.summary import artifact_record
 from tokenmill.tasks.report.weights_and_biases import log_if_asked
 from tokenmill.tasks.shards.here import build_here, is_little
+from tokenmill.tasks.shards.kinds import preparation
 from tokenmill.tasks.shards.lock import turn_in
 from tokenmill.tasks.shards.plan import PlannedShard
-from tokenmill.tasks.shards.preparation import BuildShards, Needs, Step, preparation
+from tokenmill.tasks.shards.preparation import BuildShards, Needs, Step
 from tokenmill.tasks.shards.progress import say
 from tokenmill.tasks.shards.store import Store
 from tokenmill.tasks.shards.worker import exit_if_imported

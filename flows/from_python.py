@@ -7,7 +7,7 @@ import orjson
 from tokenmill.tasks.blend.models import Blend
 from tokenmill.tasks.errors import InputError
 from tokenmill.tasks.shards.input_checks import check_inputs
-from tokenmill.tasks.shards.preparation import KINDS, preparation
+from tokenmill.tasks.shards.kinds import KINDS, preparation
 from tokenmill.tasks.shards.publish import publish
 from tokenmill.tasks.storage import absolute
 

@@ -10,7 +10,8 @@ from typing import Any
 from prefect.runtime import flow_run
 from tokenmill.tasks.blend.models import Blend
 from tokenmill.tasks.report.stage import report
-from tokenmill.tasks.shards.preparation import KINDS, Preparation, preparation
+from tokenmill.tasks.shards.kinds import KINDS, preparation
+from tokenmill.tasks.shards.preparation import Preparation
 from tokenmill.tasks.shards.settings import PreparationSettings
 from tokenmill.tasks.shards.stage import materializing, shard_workers, step_task
 from tokenmill.tasks.strict import Place, parse, with_parameters_of

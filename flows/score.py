@@ -7,7 +7,7 @@ from typing import Any
 
 from tokenmill.tasks.blend.models import Blend
 from tokenmill.tasks.score.sources import What
-from tokenmill.tasks.shards.preparation import preparation
+from tokenmill.tasks.shards.kinds import preparation
 from tokenmill.tasks.strict import Place, parse, with_parameters_of
 
 from .output_folder import publishing

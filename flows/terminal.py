@@ -2,10 +2,11 @@
 
 import os
 import sys
-from collections.abc import Collection
+from collections.abc import Collection, Mapping
 from pathlib import Path
-from typing import Annotated, Literal
+from typing import Annotated, Any, Literal
 
+import orjson
 from cyclopts import Parameter
 from rich.console import Console
 from tokenmill.tasks.artifact import Artifact, read_artifact
@@ -26,8 +27,11 @@ terminal = Console(stderr=True)
 
 OutputDir = Annotated[str, Parameter(help="Output folder or URI.")]
 
-Format = Literal["json", "text", "table"]
-"""How a command prints what it found: JSON for programs, text or a table for people."""
+TextFormat = Literal["json", "text"]
+"""How a command prints what it found: one line of JSON for programs, text for people."""
+
+Format = Literal[TextFormat, "table"]
+"""The same, and a table for people."""
 
 
 def be_quiet() -> None:
@@ -51,3 +55,8 @@ def piped(command: str, kinds: Collection[str] = ()) -> Artifact:
     if sys.stdin.isatty():
         raise InputError(f"{command}: name an output folder, or pipe a command into this one")
     return read_artifact(sys.stdin.buffer.read(), kinds, command)
+
+
+def print_json(record: Mapping[str, Any]) -> None:
+    """Print a record as one line for the next program."""
+    sys.stdout.write(orjson.dumps(record).decode() + "\n")

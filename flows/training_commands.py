@@ -4,7 +4,6 @@ They read their input folder from a pipe: `tokenmill pretrain … | tokenmill tr
 """
 
 import shlex
-import sys
 from collections.abc import Collection, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -16,12 +15,11 @@ from rich.console import Console
 from tokenmill.tasks.errors import InputError, RunError
 from tokenmill.tasks.storage import absolute, join
 from tokenmill.tasks.strict import Strict
-from tokenmill.tasks.train.order import OrderSettings
-from tokenmill.tasks.train.settings import EvaluateSettings, TrainSettings
+from tokenmill.tasks.train.settings import EvaluateSettings, OrderSettings, TrainSettings
 
 from .options import choices_of
 from .settings_help import settings_parameter
-from .terminal import be_quiet, piped, terminal
+from .terminal import TextFormat, be_quiet, piped, print_json, terminal
 
 if TYPE_CHECKING:
     from tokenmill.tasks.report.batch import Batch
@@ -88,9 +86,10 @@ def batch(
         str | None, Parameter(help="File to add the step or the found documents to, for train skip_list=FILE.")
     ] = None,
     html: Annotated[str | None, Parameter(help="Write a static page to this path instead.")] = None,
-) -> dict[str, Any]:
+    format: TextFormat = "text",  # noqa: A002 - the name of the option
+) -> None:
     """Show what a training step reads, with source rows, loss and gradient norm; or find the steps that read a row."""
-    from tokenmill.tasks.report.batch import Reading, batch_record, find_record, print_found
+    from tokenmill.tasks.report.batch import Reading, find_record, print_found
     from tokenmill.tasks.train.skips import SkippedStep, extend_skip_list
 
     if (step is None) == (find is None):
@@ -101,25 +100,29 @@ def batch(
     reading = Reading.of(place)
     if find is not None:
         found = reading.find(find)
-        print_found(found, terminal)
-        record, entries = find_record(place, found), [each.skip for each in found]
+        entries = [each.skip for each in found]
+        if format == "json":
+            print_json(find_record(place, found))
+        else:
+            print_found(found, Console())
     else:
         shown = reading.step(step or 0, rows)
-        _show_batch(shown, html)
-        record, entries = batch_record(shown), [SkippedStep(step=shown.step)]
+        entries = [SkippedStep(step=shown.step)]
+        _show_batch(shown, html, format)
     if skip_list is not None:
         terminal.print(f"{skip_list}: {extend_skip_list(skip_list, entries):,} entries", markup=False, soft_wrap=True)
-    return record
 
 
-def _show_batch(shown: "Batch", html: str | None) -> None:
-    from tokenmill.tasks.report.batch import describe_step, print_batch
+def _show_batch(shown: "Batch", html: str | None, format: TextFormat) -> None:  # noqa: A002 - of the option
+    from tokenmill.tasks.report.batch import batch_record, describe_step, print_batch
     from tokenmill.tasks.report.view_html import publish_html
 
     if html is not None:
         written = publish_html(shown.view, html, f"; {describe_step(shown)}")
         terminal.print(f"written to {written.path}", markup=False, soft_wrap=True)
-    elif sys.stdout.isatty():
+    elif format == "json":
+        print_json(batch_record(shown))
+    else:
         print_batch(shown, Console())
 
 

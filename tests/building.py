@@ -5,8 +5,8 @@ import time
 from tokenmill.tasks.blend.load import load_blend
 from tokenmill.tasks.pack.preparation import pack_sequences
 from tokenmill.tasks.shards.build import build_batch
+from tokenmill.tasks.shards.kinds import preparation
 from tokenmill.tasks.shards.plan import shard_record
-from tokenmill.tasks.shards.preparation import preparation
 from tokenmill.tasks.strict import parse
 from tokenmill.tasks.tokenize.preparation import join_prefixes
 

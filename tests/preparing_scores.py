@@ -11,7 +11,7 @@ import pyarrow.parquet as pq
 import torch
 from tokenmill.tasks.errors import RunError
 from tokenmill.tasks.harmony.vocabulary import encoding
-from tokenmill.tasks.shards.preparation import preparation
+from tokenmill.tasks.shards.kinds import preparation
 from tokenmill.tasks.shards.publication import failure_recorded
 from tokenmill.tasks.strict import parse
 from transformers import LlamaConfig, LlamaForCausalLM

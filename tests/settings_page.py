@@ -11,8 +11,7 @@ from tokenmill.tasks.score.choice import ChoiceSettings
 from tokenmill.tasks.score.settings import EmbedSettings, NllSettings
 from tokenmill.tasks.select.settings import NormalizationSettings
 from tokenmill.tasks.tokenize.settings import PretrainSettings
-from tokenmill.tasks.train.order import OrderSettings
-from tokenmill.tasks.train.settings import TrainSettings
+from tokenmill.tasks.train.settings import OrderSettings, TrainSettings
 
 PAGE = Path(__file__).parents[1] / "docs" / "settings.md"
 

@@ -16,8 +16,8 @@ from typing import Any, cast
 
 import yaml
 from tokenmill.tasks.errors import InputError, nearest
-from tokenmill.tasks.shards.preparation import KINDS as PREPARATIONS
-from tokenmill.tasks.shards.preparation import preparation
+from tokenmill.tasks.shards.kinds import KINDS as PREPARATIONS
+from tokenmill.tasks.shards.kinds import preparation
 from tokenmill.tasks.shards.settings import PreparationSettings
 from tokenmill.tasks.shards.store import read_bytes
 from tokenmill.tasks.storage import absolute, filesystem, is_local, join

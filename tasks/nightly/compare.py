@@ -5,8 +5,8 @@ from dataclasses import dataclass
 from typing import Any
 
 from tokenmill.tasks.blend.load import load_blend
+from tokenmill.tasks.shards.kinds import preparation
 from tokenmill.tasks.shards.manifest import published_manifest
-from tokenmill.tasks.shards.preparation import preparation
 from tokenmill.tasks.shards.settings import PreparationSettings
 from tokenmill.tasks.storage import absolute, join
 

@@ -25,8 +25,8 @@ from typing import Any, BinaryIO, cast
 import orjson
 import pyarrow as pa
 import pyarrow.parquet as pq
+from tokenmill.tasks.shards.kinds import KINDS
 from tokenmill.tasks.shards.manifest import BLEND, entry_files, read_manifest
-from tokenmill.tasks.shards.preparation import KINDS
 from tokenmill.tasks.shards.publication import QUARANTINE
 from tokenmill.tasks.shards.publish import publish_bytes
 from tokenmill.tasks.shards.store import read_bytes

@@ -108,7 +108,7 @@ class Table(Notebook):
 
     caption: str
     columns: Sequence[str]
-    rows: Sequence[Sequence[Cell]]
+    rows: Sequence[Sequence["Cell | Link"]]
 
     def html(self) -> str:
         """The table, which scrolls by itself on a narrow page. Columns of numbers are aligned to the right."""
@@ -134,12 +134,24 @@ def listed(caption: str, items: Iterable[Item], columns: Mapping[str, Callable[[
     return Table(caption, tuple(columns), [tuple(of(item) for of in columns.values()) for item in items])
 
 
-def _is_number(cell: Cell) -> bool:
-    return not isinstance(cell, str) or NUMBER.fullmatch(cell) is not None
+@dataclass(frozen=True, slots=True)
+class Link:
+    """A cell that leads to another page."""
+
+    text: str
+    target: str
+
+    def html(self) -> str:
+        """The link."""
+        return f'<a href="{escape(self.target)}">{line(self.text)}</a>'
 
 
-def _row(cells: Sequence[Cell], right: Sequence[str]) -> str:
-    first, *others = (line(number(cell)) for cell in cells)
+def _is_number(cell: Cell | Link) -> bool:
+    return isinstance(cell, int | float) or (isinstance(cell, str) and NUMBER.fullmatch(cell) is not None)
+
+
+def _row(cells: Sequence[Cell | Link], right: Sequence[str]) -> str:
+    first, *others = (cell.html() if isinstance(cell, Link) else line(number(cell)) for cell in cells)
     rest = "".join(f"<td{of}>{text}</td>" for text, of in zip(others, right[1:], strict=True))
     return f'<tr><th scope="row">{first}</th>{rest}</tr>\n'
 

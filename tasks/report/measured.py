@@ -19,8 +19,8 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 from pyarrow import compute
 from tokenmill.tasks.blend.models import SPLITS
+from tokenmill.tasks.shards.kinds import preparation
 from tokenmill.tasks.shards.manifest import entry_files, split_of, stored_entries
-from tokenmill.tasks.shards.preparation import preparation
 from tokenmill.tasks.shards.published import Publication, join_published, read_publication
 from tokenmill.tasks.shards.store import PACKS, PREFIX
 from tokenmill.tasks.sources.files import SourceFile

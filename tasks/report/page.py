@@ -17,7 +17,7 @@ from typing import Any
 import numpy as np
 import orjson
 from tokenmill.tasks.errors import InputError, RunError
-from tokenmill.tasks.shards.preparation import KINDS, preparation
+from tokenmill.tasks.shards.kinds import KINDS, preparation
 from tokenmill.tasks.shards.publish import Output, publish_bytes
 from tokenmill.tasks.shards.published import THREADS
 from tokenmill.tasks.shards.receipt import Receipt

@@ -4,24 +4,28 @@ from collections.abc import Mapping
 from typing import Any
 
 from prefect import get_run_logger, task
-from prefect.artifacts import create_markdown_artifact, create_table_artifact
+from prefect.artifacts import create_link_artifact, create_markdown_artifact, create_table_artifact
 from prefect.cache_policies import NO_CACHE
 from tokenmill.tasks.shards.stage import artifact_key
 
+from .address import report_link
 from .openlineage import tell_if_asked
-from .page import leave_report
+from .page import PAGE, leave_report
 from .summary import artifact_record, data_set_rows, markdown, warnings
 from .weights_and_biases import log_if_asked
 
 
 @task(name="report", cache_policy=NO_CACHE, persist_result=False)
 def report(manifest: Mapping[str, Any], output_dir: str) -> dict[str, Any]:
-    """Write the page and the cards, attach a table and a summary to the run, log warnings; returns the artifact record."""
+    """Write the page and the cards, attach a table, a summary and a link to the page to the run, log warnings; returns the artifact record."""
     create_table_artifact(data_set_rows(manifest), artifact_key("data-sets"), "rows, documents and tokens per data set")
     create_markdown_artifact(markdown(manifest, output_dir), artifact_key("summary"), "what was prepared")
     for warning in warnings(manifest):
         get_run_logger().warning(warning)
     leave_report(output_dir, get_run_logger().warning)
+    create_link_artifact(
+        report_link(output_dir), PAGE, artifact_key("report"), "what came in and went out, on one page"
+    )
     log_if_asked(manifest, output_dir, get_run_logger().warning)
     tell_if_asked(manifest, output_dir, get_run_logger().warning)
     return artifact_record(manifest, output_dir)

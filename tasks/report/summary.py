@@ -8,7 +8,7 @@ from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
 from tokenmill.tasks.blend.models import SPLITS
-from tokenmill.tasks.shards.preparation import preparation
+from tokenmill.tasks.shards.kinds import preparation
 from tokenmill.tasks.storage import join
 
 PAGE = "report.html"

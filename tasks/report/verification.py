@@ -4,8 +4,8 @@ from dataclasses import replace
 from typing import Any
 
 from rich.console import Console
+from tokenmill.tasks.shards.kinds import kind_of
 from tokenmill.tasks.shards.manifest import read_manifest
-from tokenmill.tasks.shards.preparation import kind_of
 from tokenmill.tasks.shards.verify import Inspect, Verification
 from tokenmill.tasks.storage import absolute
 

@@ -18,8 +18,8 @@ from typing import Any
 
 import numpy as np
 from tokenmill.tasks.errors import InputError
+from tokenmill.tasks.shards.kinds import kind_of
 from tokenmill.tasks.shards.manifest import MANIFEST, read_manifest
-from tokenmill.tasks.shards.preparation import kind_of
 from tokenmill.tasks.storage import absolute
 from tokenmill.tasks.tokenize.load import recorded_vocabulary
 

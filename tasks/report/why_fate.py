@@ -16,9 +16,9 @@ from tokenmill.tasks.errors import InputError, RunError
 from tokenmill.tasks.harmony.shard import FILE as ROWS_FILE
 from tokenmill.tasks.pack.sequences import stored_rows
 from tokenmill.tasks.select.shard import PART as CANDIDATES
+from tokenmill.tasks.shards.kinds import preparation
 from tokenmill.tasks.shards.manifest import MANIFEST, WHOLE, entry_files, read_manifest, split_of
 from tokenmill.tasks.shards.origins import Origin, origin_of, origins_in
-from tokenmill.tasks.shards.preparation import preparation
 from tokenmill.tasks.shards.published import join_published
 from tokenmill.tasks.shards.receipt import Receipt
 from tokenmill.tasks.shards.store import Store

@@ -16,8 +16,9 @@ import pyarrow.parquet as pq
 from tokenmill.tasks.blend.models import Blend
 from tokenmill.tasks.errors import RunError
 from tokenmill.tasks.shards.build import QUARANTINE
+from tokenmill.tasks.shards.kinds import preparation
 from tokenmill.tasks.shards.plan import PlannedShard
-from tokenmill.tasks.shards.preparation import Planned, preparation
+from tokenmill.tasks.shards.preparation import Planned
 from tokenmill.tasks.shards.publish import Output, publish, publish_bytes
 from tokenmill.tasks.shards.receipt import Receipt
 from tokenmill.tasks.shards.settings import RUNTIME_SETTINGS

@@ -7,3 +7,6 @@
 Scores are tables beside the data, never copies of it. Models run on torch, an optional extra: only `causal`, `pooling` and
 `loading` import it, and `engines` imports those when a model is loaded. `server` needs httpx only.
 """
+
+TOKEN_BUDGET = 16_384
+"""Default number of padded tokens per batch; here, so that commands read it without importing NumPy."""

@@ -7,9 +7,6 @@ of sequences. The longest come first, so that a model that does not fit fails at
 
 import numpy as np
 
-TOKEN_BUDGET = 16_384
-"""Default number of padded tokens per batch."""
-
 
 def ranges(starts: np.ndarray, counts: np.ndarray) -> np.ndarray:
     """`[starts[0], …, starts[0] + counts[0] - 1, starts[1], …]`, int64 [sum of counts]."""

@@ -22,7 +22,8 @@ import torch
 from tokenmill.tasks.errors import InputError, RunError
 from transformers import AutoModelForCausalLM, PreTrainedModel
 
-from .batches import TOKEN_BUDGET, batches, padded, ranges
+from . import TOKEN_BUDGET
+from .batches import batches, padded, ranges
 from .loading import load
 from .nll import Completions, Targets, require_known, score_table, targets_of
 from .settings import Precision

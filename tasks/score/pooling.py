@@ -16,7 +16,8 @@ import torch
 from tokenmill.tasks.errors import InputError, RunError
 from transformers import AutoModel, AutoTokenizer, PreTrainedModel
 
-from .batches import TOKEN_BUDGET, batches, padded
+from . import TOKEN_BUDGET
+from .batches import batches, padded
 from .embed import unit_vectors, wanted_dimensions
 from .loading import load
 from .settings import MAX_TOKENS, Pooling, Precision

@@ -11,7 +11,7 @@ from tokenmill.tasks.shards.settings import PreparationSettings
 from tokenmill.tasks.strict import Size
 from tokenmill.tasks.tokenize.settings import TokenizerSource
 
-from .batches import TOKEN_BUDGET
+from . import TOKEN_BUDGET
 
 NllEngine = Literal["transformers", "server"]
 EmbedEngine = Literal["hash", "transformers", "server"]

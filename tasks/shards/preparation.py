@@ -5,21 +5,17 @@ Every kind runs the same way:
 
     plan ─► build pending shards (and rounds over them, on the same cluster) ─► publish ─► report
 
-A kind defines how to plan, how to build one shard, and how to lay out finished shards in the output folder. `KINDS` lists the
-kinds with what a command line needs before it imports anything. Each row names its record by import path, so that
-`tokenmill --help` and `tokenmill verify` load no kind that they do not need.
+A kind defines how to plan, how to build one shard, and how to lay out finished shards in the output folder. `kinds` lists them.
 """
 
 import platform
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from importlib import import_module
 from importlib.metadata import version
 from typing import Any, Generic, Literal, Protocol, TypeVar
 
 from tokenmill.tasks.blend.models import Blend
-from tokenmill.tasks.errors import InputError, nearest
 from tokenmill.tasks.sources.forms import read_blend
 
 from .build import BuildShard
@@ -244,81 +240,3 @@ def proven_shards(planned: Planned[Any, Any]) -> tuple[list[Finished], list[str]
     tolerate = settings.on_bad_row == "quarantine"
     check_bad_rows(finished, planned.plan.store, settings.bad_row_ceiling, tolerate=tolerate)
     return finished, missing
-
-
-@dataclass(frozen=True, slots=True)
-class Kind:
-    """A row of the registry: facts about a kind that are known before its record is imported.
-
-    `command` follows `tokenmill`, `flow` names the flow and its deployment, `summary` describes both in one sentence, `record`
-    locates the record (`module:NAME`), and `nightly` says whether nightly runs prepare blends of this kind.
-    """
-
-    command: str
-    flow: str
-    summary: str
-    record: str
-    nightly: bool = True
-
-
-KINDS: Mapping[str, Kind] = {
-    "pretrain": Kind(
-        "pretrain",
-        "pretrain-data-prep",
-        "Prepare a blend for pretraining: Megatron .bin/.idx and blend.json.",
-        "tokenmill.tasks.tokenize.preparation:PRETRAIN",
-    ),
-    "sft": Kind(
-        "sft",
-        "sft-data-prep",
-        "Prepare a blend of conversations for SFT: packed Parquet with exact loss masks, and blend.json.",
-        "tokenmill.tasks.pack.preparation:SFT",
-    ),
-    "rl": Kind(
-        "rl",
-        "rl-data-prep",
-        "Prepare a blend of rows for reinforcement learning: JSON Lines that NeMo-RL and NeMo-Gym read.",
-        "tokenmill.tasks.rl.preparation:RL",
-    ),
-    "harmony": Kind(
-        "harmony",
-        "harmony-normalize",
-        "Normalize chat data into Harmony: deduplicated Parquet in pools, ready to be scored.",
-        "tokenmill.tasks.select.preparation:HARMONY",
-    ),
-    "dedup": Kind(
-        "dedup",
-        "deduplicate-blend",
-        "Remove duplicate documents from a blend of text, and documents that overlap evaluations.",
-        "tokenmill.tasks.dedup.preparation:DEDUP",
-        nightly=False,
-    ),
-    "nll": Kind(
-        "score nll",
-        "score-candidates",
-        "Score the assistant's tokens under a causal language model: NLL and perplexity per row.",
-        "tokenmill.tasks.score.preparation:NLL",
-        nightly=False,
-    ),
-    "embeddings": Kind(
-        "score embed",
-        "score-candidates",
-        "Embed every candidate, so that similar texts can be found.",
-        "tokenmill.tasks.score.preparation:EMBEDDINGS",
-        nightly=False,
-    ),
-}
-"""Every kind of preparation, by the `type` of its manifest."""
-
-
-def kind_of(manifest: Mapping[str, Any]) -> Preparation[Any, Any] | None:
-    """The kind that published a manifest; None for other outputs, such as a choice of rows."""
-    return preparation(manifest["type"]) if manifest["type"] in KINDS else None
-
-
-def preparation(name: str) -> Preparation[Any, Any]:
-    """The record of a kind. Raises InputError for an unknown name."""
-    if name not in KINDS:
-        raise InputError(f"{name!r} is not a kind of preparation; {nearest(name, KINDS)}")
-    module, _, attribute = KINDS[name].record.partition(":")
-    return getattr(import_module(module), attribute)

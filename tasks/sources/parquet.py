@@ -44,7 +44,7 @@ from .parquet_batches import column_numbers, decoded_bytes, group_batches, holds
 NULL = ("null_text", "the column is null here")
 """Reason and detail of a null."""
 
-NO_TEXTS = pa.array([], pa.large_string())
+NO_TEXTS = pa.nulls(0, pa.large_string())
 NO_ROWS = np.empty(0, np.int64)
 
 BUFFER_BYTES = 8 << 20

@@ -13,10 +13,11 @@ from tokenmill.tasks.strict import Strict
 
 from .engine import joined
 from .job import READ_SPLITS, ReadSplit, TrainData, contents_of
-from .order import DatasetReads, Plan
+from .order import DatasetReads
 from .reads import content_numbers, range_digest, sample_hashes, step_digests
 from .rows import samples_config, split_samples
 from .samples import parts_of, pieces_of
+from .settings import Plan
 
 with warnings.catch_warnings():
     warnings.simplefilter("ignore")  # about GPU packages that datasets do not need

@@ -14,7 +14,6 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
 
-from pydantic import Field
 from rich.box import SIMPLE_HEAD
 from rich.console import Console
 from rich.table import Column, Table
@@ -27,7 +26,7 @@ from tokenmill.tasks.storage import absolute, filesystem, is_local, join, tempor
 from tokenmill.tasks.strict import Strict, parse
 
 from .job import READ_SPLITS, ReadSplit, TrainData
-from .settings import TrainSettings
+from .settings import Plan, TrainSettings
 
 ORDER = "order.json"
 INDICES = "order/indices"
@@ -37,35 +36,6 @@ TIMES = ("never", "once", "partly", "twice", "more")
 COLUMNS = ("data set", "epochs", "never", "once", "in part", "twice", "more", "unread tokens", "cut")
 
 MOST_DIGESTS = 10_000
-
-TRAINING = TrainSettings.model_fields
-
-
-class Plan(Strict, frozen=True):
-    """What decides which samples a training of documents reads."""
-
-    sequence_length: int = Field(ge=2, description="Tokens per row.")
-    global_batch: int = Field(ge=1, description="Rows per step, over all replicas.")
-    steps: int = Field(ge=1, description="Optimizer steps.")
-    seed: int = Field(default=TRAINING["seed"].default, ge=0, le=2**32 - 1, description="Seed of the row order.")
-    validation_batches: int = Field(
-        default=TRAINING["validation_batches"].default, ge=0, description="Global batches per validation."
-    )
-
-    @property
-    def sizes(self) -> tuple[int, int]:
-        """The samples to read of the splits train and valid."""
-        return self.steps * self.global_batch, self.validation_batches * self.global_batch
-
-
-class OrderSettings(Plan, frozen=True):
-    """The settings of an order: those of the training that it is for, and where it is made."""
-
-    block_hashes: bool = Field(
-        default=False, description="Hash every block of the data, for a training with check_reads=true."
-    )
-    cluster: str = Field(default="local", description="local, a scheduler address, or a YAML file with a profile.")
-    workers: int | None = Field(default=None, ge=1, description="Worker processes; all cores by default.")
 
 
 class DatasetReads(Strict, frozen=True):

@@ -14,8 +14,6 @@ from .job import READ_SPLITS, TrainData
 from .order import (
     INDICES,
     Order,
-    OrderSettings,
-    Plan,
     indices_folder,
     merged,
     publish_order,
@@ -23,6 +21,7 @@ from .order import (
     steps_per_digest,
 )
 from .prepared import prepared_data
+from .settings import OrderSettings, Plan
 
 MOST_TASKS = 64
 

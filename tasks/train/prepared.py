@@ -19,8 +19,9 @@ from tokenmill.tasks.chat.template import ChatTemplate
 from tokenmill.tasks.errors import InputError, RunError
 from tokenmill.tasks.pack.formats import find_template
 from tokenmill.tasks.pack.settings import SftSettings
+from tokenmill.tasks.shards.kinds import KINDS, preparation
 from tokenmill.tasks.shards.manifest import BLEND, MANIFEST, WHOLE, read_manifest
-from tokenmill.tasks.shards.preparation import KINDS, TRAINABLE, preparation
+from tokenmill.tasks.shards.preparation import TRAINABLE
 from tokenmill.tasks.shards.store import read_bytes
 from tokenmill.tasks.storage import absolute, is_local, join
 from tokenmill.tasks.strict import parse

@@ -18,12 +18,13 @@ from tokenmill.tasks.storage import absolute, is_local, join
 
 from .history import history_of
 from .job import JOB, Job, TrainData, contents_of, job_of
-from .order import INDICES, ORDER, Order, Plan, prepared_indices, read_order
+from .order import INDICES, ORDER, Order, prepared_indices, read_order
 from .prepared import prepared_data
 from .reads import content_numbers, range_digest, sample_hashes, step_digests, wrong_position
 from .recorded import recorded_reads
 from .rows import PackedRows, flat_packs, layout_folder, split_samples
 from .samples import parts_of, pieces_of
+from .settings import Plan
 
 
 @dataclass(frozen=True)

@@ -3,7 +3,7 @@
 from typing import Literal, Self
 
 from pydantic import Field, model_validator
-from tokenmill.tasks.score.batches import TOKEN_BUDGET
+from tokenmill.tasks.score import TOKEN_BUDGET
 from tokenmill.tasks.strict import Place, Seed, Strict
 
 Engine = Literal["megatron-core", "transformers"]
@@ -118,6 +118,37 @@ class TrainSettings(Strict, frozen=True):
     def model_processes(self) -> int:
         """Processes that hold one replica of the model."""
         return self.parallel.tensor * self.parallel.pipeline * self.parallel.context
+
+
+class Plan(Strict, frozen=True):
+    """What decides which samples a training of documents reads."""
+
+    sequence_length: int = Field(ge=2, description="Tokens per row.")
+    global_batch: int = Field(ge=1, description="Rows per step, over all replicas.")
+    steps: int = Field(ge=1, description="Optimizer steps.")
+    seed: int = Field(
+        default=TrainSettings.model_fields["seed"].default, ge=0, le=2**32 - 1, description="Seed of the row order."
+    )
+    validation_batches: int = Field(
+        default=TrainSettings.model_fields["validation_batches"].default,
+        ge=0,
+        description="Global batches per validation.",
+    )
+
+    @property
+    def sizes(self) -> tuple[int, int]:
+        """The samples to read of the splits train and valid."""
+        return self.steps * self.global_batch, self.validation_batches * self.global_batch
+
+
+class OrderSettings(Plan, frozen=True):
+    """The settings of an order: those of the training that it is for, and where it is made."""
+
+    block_hashes: bool = Field(
+        default=False, description="Hash every block of the data, for a training with check_reads=true."
+    )
+    cluster: str = Field(default="local", description="local, a scheduler address, or a YAML file with a profile.")
+    workers: int | None = Field(default=None, ge=1, description="Worker processes; all cores by default.")
 
 
 class EvaluateSettings(Strict, frozen=True):

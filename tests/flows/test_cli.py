@@ -12,7 +12,7 @@ from pydantic import BaseModel
 from rich.console import Console
 from tokenmill.tasks.errors import closest
 from tokenmill.tasks.report.summary import artifact_record, markdown, print_summary
-from tokenmill.tasks.shards.preparation import KINDS, preparation
+from tokenmill.tasks.shards.kinds import KINDS, preparation
 from tokenmill.tasks.sources.forms import read_blend
 
 from tests import preparing_rl
@@ -163,14 +163,15 @@ def test_options_override_the_config_file_and_overrides_override_both(tmp_path, 
 
 
 @pytest.mark.parametrize("command", ["plan", "verify", "--help"])
-def test_commands_that_run_no_flow_import_neither_prefect_nor_dask(command, tmp_path, blend):
+def test_commands_that_run_no_flow_import_neither_prefect_nor_dask_and_help_reads_no_data(command, tmp_path, blend):
     prepare(str(blend), tmp_path / "out")
     arguments = {"plan": ["plan", str(blend)], "verify": ["verify", str(tmp_path / "out")], "--help": ["--help"]}[
         command
     ]
+    heavy = {"prefect", "dask", "distributed", *(("numpy", "pyarrow") if command == "--help" else ())}
     script = (
         "import sys; from tokenmill.flows.cli import run; code = run(sys.argv[1:]); "
-        "heavy = {'prefect', 'dask', 'distributed'} & set(sys.modules); sys.exit(3 if heavy else code)"
+        f"sys.exit(str(found) if (found := {heavy} & set(sys.modules)) else code)"
     )
     result = subprocess.run([sys.executable, "-c", script, *arguments], capture_output=True, text=True, check=False)
     assert result.returncode == 0, (result.returncode, result.stderr)
@@ -317,6 +318,16 @@ def test_a_view_is_printed_in_the_format_that_is_asked_for(tmp_path, blend, data
     assert "trained on" in found["table"]
     assert text not in found["table"]
     assert called("view", tmp_path / "out").stdout == found["text"]
+
+
+def test_a_story_is_printed_in_the_format_that_is_asked_for(tmp_path, blend, data):
+    prepare(str(blend), tmp_path / "out")
+    row = f"{data}:17"
+    found = {each: called("why", tmp_path / "out", "--row", row, "--format", each).stdout for each in ("json", "text")}
+    ((fate,),) = json.loads(found["json"])["why"]["stories"]
+    assert (fate["file"], fate["line"]) == (str(data), 17)
+    assert f"kept as document {fate['document']} of" in " ".join(found["text"].split())
+    assert called("why", tmp_path / "out", "--row", row).stdout == found["text"], "also where stdout is a pipe"
 
 
 @pytest.mark.parametrize("name", ["a b.jsonl", "rows.jsonl.gz", "rows.jsonl.zst", "rows.parquet", "rows.ndjson"])

@@ -7,6 +7,7 @@ import os
 import re
 import subprocess
 import sys
+import time
 import tomllib
 from contextlib import suppress
 from datetime import timedelta
@@ -22,12 +23,15 @@ from prefect.client.schemas.actions import DeploymentScheduleCreate, DeploymentU
 from prefect.client.schemas.filters import (
     ArtifactFilter,
     ArtifactFilterFlowRunId,
+    DeploymentFilter,
+    DeploymentFilterId,
     FlowRunFilter,
     FlowRunFilterId,
     LogFilter,
     LogFilterFlowRunId,
 )
 from prefect.client.schemas.schedules import CronSchedule
+from prefect.events.worker import EventsWorker
 from prefect.exceptions import ParameterTypeError, PrefectHTTPStatusError
 from prefect.flows import load_flow_from_entrypoint
 from prefect.settings import Settings
@@ -39,6 +43,8 @@ from prefect.utilities.schema_tools.validation import ValidationError, validate
 from pydantic import BaseModel
 from tokenmill.flows.deployment_names import setup_environment
 from tokenmill.tasks.blend.load import load_blend
+from tokenmill.tasks.nightly.blends import NightlyBlend
+from tokenmill.tasks.nightly.stage import announce
 from tokenmill.tasks.shards.lock import turn_in
 from tokenmill.tasks.tokenize.settings import PretrainSettings
 
@@ -48,6 +54,9 @@ from tests.preparing import blend_of, tree, write_lines
 from tests.tokenize.small_vocabularies import word_piece
 
 NAME = "pretrain-data-prep"
+
+CANCEL_SECONDS = 15
+"""Within which a cancelled run must leave no process."""
 
 
 @pytest.fixture(scope="module")
@@ -145,7 +154,7 @@ def test_the_run_leaves_its_artifacts(prepared, prefect_server):
         artifact_filter=ArtifactFilter(flow_run_id=ArtifactFilterFlowRunId(any_=[run]))
     )
     artifacts = {
-        re.fullmatch(rf"{NAME}-(summary|\w+-\w+?)-.*prepared-[0-9a-f]{{8}}", artifact.key)[1]: artifact
+        re.fullmatch(rf"{NAME}-(summary|report|\w+-\w+?)-.*prepared-[0-9a-f]{{8}}", artifact.key)[1]: artifact
         for artifact in found
     }
     assert {what: artifact.type for what, artifact in artifacts.items()} == {
@@ -153,7 +162,9 @@ def test_the_run_leaves_its_artifacts(prepared, prefect_server):
         "join-prefixes": "progress",
         "data-sets": "table",
         "summary": "markdown",
+        "report": "markdown",
     }
+    assert artifacts["report"].data == f"[report.html](file://{output}/report.html)"
     assert artifacts["tokenize-shards"].data == 100
     assert str(output) in artifacts["summary"].data
     rows = {row["data set"]: row["rows"] for row in json.loads(artifacts["data-sets"].data)}
@@ -274,7 +285,9 @@ def test_a_run_cancelled_at_work_leaves_no_process_and_the_next_one_finishes_it(
     wait_until(lambda: [*Path(cancelled).rglob("receipt.json")], 120)
     assert len(processes_of(run)) > 2, "the flow and its workers"
     prefect_server.client().set_flow_run_state(run, Cancelling())
-    wait_until(lambda: not processes_of(run), 60)
+    began = time.monotonic()
+    wait_until(lambda: not processes_of(run), CANCEL_SECONDS)
+    print(f"workers gone {time.monotonic() - began:.1f} s after the cancellation")
     assert wait_until(lambda: final_state(prefect_server, run), 60).is_cancelled()
     assert not Path(cancelled, "blend.json").exists()
     runs = [start(prefect_server, deployed, output_dir=place, **chosen) for place in (cancelled, clean)]
@@ -293,6 +306,30 @@ def test_an_error_of_the_caller_is_one_sentence_in_the_ui_and_at_the_worker(depl
     assert "Traceback" not in messages_of(prefect_server, run)
     wait_until(lambda: "Finished in state Failed" in log.read_text()[before:] and not processes_of(run), 60)
     assert "Traceback" not in log.read_text()[before:]
+
+
+@pytest.mark.slow
+def test_a_new_version_of_a_pretraining_blend_is_trained_on_if_that_is_switched_on(deployed, clone, prefect_api):
+    client = prefect_api.client()
+    train = client.read_deployment_by_name("train-model/train-model")
+    web, rows = (NightlyBlend("blends/nightly", name) for name in ("pretrain/web", "rl/questions"))
+    announce(web, "prepared", "before", [], path="/nights/before")
+    EventsWorker.drain_all()
+    resumed = prefect(clone, prefect_api, "automation", "resume", "train-after-a-night")
+    assert resumed.returncode == 0, resumed.stdout + resumed.stderr
+    announce(web, "changed", "2026-11-24", [])
+    announce(web, "failed", "2026-11-24", [], error="none")
+    announce(rows, "prepared", "2026-11-24", [], path="/nights/rl")
+    announce(web, "prepared", "2026-11-24", [], path="/nights/web/2026-11-24")
+    EventsWorker.drain_all()
+    of_training = DeploymentFilter(id=DeploymentFilterId(any_=[train.id]))
+    (run,) = wait_until(lambda: client.read_flow_runs(deployment_filter=of_training), 60)
+    client.delete_flow_run(run.id)
+    assert run.state.is_scheduled()
+    assert run.work_pool_name == "gpu"
+    assert run.parameters == train.parameters | {
+        "data": "/nights/web/2026-11-24", "output_dir": "output/models/pretrain/web/2026-11-24"
+    }  # fmt: skip
 
 
 def processes_of(run):

@@ -25,9 +25,8 @@ from tokenmill.tasks.select.settings import NormalizationSettings
 from tokenmill.tasks.shards.settings import Holdout
 from tokenmill.tasks.strict import Size
 from tokenmill.tasks.tokenize.settings import PretrainSettings
-from tokenmill.tasks.train.order import OrderSettings
 from tokenmill.tasks.train.pipeline_settings import PipelineSettings, load_settings
-from tokenmill.tasks.train.settings import EvaluateSettings, TrainSettings
+from tokenmill.tasks.train.settings import EvaluateSettings, OrderSettings, TrainSettings
 
 REPOSITORY = Path(__file__).parents[2]
 DEPLOYMENTS = {each["name"]: each for each in yaml.safe_load((REPOSITORY / "prefect.yaml").read_text())["deployments"]}

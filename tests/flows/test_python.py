@@ -9,7 +9,7 @@ import pytest
 import tokenmill
 from tokenmill.flows.from_python import blend_of_rows
 from tokenmill.tasks.errors import InputError
-from tokenmill.tasks.shards.preparation import KINDS
+from tokenmill.tasks.shards.kinds import KINDS
 
 from tests.flows.preparation_runs import TOKENMILL
 from tests.preparing import write_lines

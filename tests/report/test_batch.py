@@ -8,6 +8,7 @@ from pathlib import Path
 import orjson
 import pytest
 from rich.console import Console
+from tokenmill.flows.cli import run
 from tokenmill.tasks.errors import InputError
 from tokenmill.tasks.report.batch import (
     Reading,
@@ -23,11 +24,10 @@ from tokenmill.tasks.report.why import print_why, why_row
 from tokenmill.tasks.report.why_fate import Read
 from tokenmill.tasks.train.engine import joined
 from tokenmill.tasks.train.job import JOB, Job, contents_of
-from tokenmill.tasks.train.order import OrderSettings
 from tokenmill.tasks.train.ordering import make_order
 from tokenmill.tasks.train.prepared import prepared_data
 from tokenmill.tasks.train.rows import PackedRows, document_rows, flat_packs, lay_out, layout_folder
-from tokenmill.tasks.train.settings import TrainSettings
+from tokenmill.tasks.train.settings import OrderSettings, TrainSettings
 
 from tests import preparing_dedup
 from tests.preparing import blend_of, prepare
@@ -178,6 +178,24 @@ def test_a_text_leads_to_its_rows(data, packed_data, tmp_path):
         assert [each.steps for each in found] == [reading.find(f"{each.file}:{each.line}")[0].steps for each in found]
     with pytest.raises(InputError, match="no document of the train split"):
         reading.find("no such text")
+
+
+def test_a_step_and_the_steps_of_a_row_are_printed_in_the_format_that_is_asked_for(data, tmp_path, capsys):
+    def printed(*arguments):
+        assert run(["batch", data.path, *arguments]) == 0
+        return capsys.readouterr().out
+
+    step = orjson.loads(printed("--step", "3", "--rows", "2", "--format", "json"))["batch"]
+    sequence = step["packs"][0]["sequences"][0]
+    text = printed("--step", "3", "--rows", "2")
+    assert text.startswith("step 3: 2 of 10 samples")
+    assert sequence["document"] in text
+    row = f"{sequence['file']}:{sequence['line']}"
+    (document, *_) = orjson.loads(printed("--find", row, "--format", "json"))["batch"]["documents"]
+    assert 3 in {each["step"] for each in document["steps"]}
+    assert "read by step" in " ".join(printed("--find", row).split())
+    listed = printed("--step", "3", "--format", "json", "--skip-list", str(tmp_path / "skip.jsonl"))
+    assert orjson.loads(listed)["batch"]["step"] == orjson.loads((tmp_path / "skip.jsonl").read_bytes())["step"] == 3
 
 
 def test_a_step_is_shown_with_its_loss(data, tmp_path):

@@ -4,7 +4,7 @@ import json
 
 import pytest
 from tokenmill.tasks.errors import InputError
-from tokenmill.tasks.shards.preparation import preparation
+from tokenmill.tasks.shards.kinds import preparation
 from tokenmill.tasks.sources.forms import read_blend
 
 from tests.preparing_sft import chat_vocabulary

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from tokenmill.tasks.errors import RunError
-from tokenmill.tasks.shards.preparation import preparation
+from tokenmill.tasks.shards.kinds import preparation
 from tokenmill.tasks.tokenize.document_map import FILE, DocumentMap, read_map
 from xxhash import xxh3_128_hexdigest
 

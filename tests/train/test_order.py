@@ -12,7 +12,7 @@ from tokenmill.tasks.errors import InputError, RunError
 from tokenmill.tasks.train import blocks, indices
 from tokenmill.tasks.train.blocks import block_checks, require_block_hashes
 from tokenmill.tasks.train.engine import joined
-from tokenmill.tasks.train.order import INDICES, OrderSettings, Plan, fetch_indices, prepared_indices, read_order
+from tokenmill.tasks.train.order import INDICES, fetch_indices, prepared_indices, read_order
 from tokenmill.tasks.train.ordering import checked_data, make_order
 from tokenmill.tasks.train.prepared import prepared_data
 from tokenmill.tasks.train.reads import (
@@ -25,6 +25,7 @@ from tokenmill.tasks.train.reads import (
 )
 from tokenmill.tasks.train.rows import document_rows
 from tokenmill.tasks.train.samples import parts_of, pieces_of
+from tokenmill.tasks.train.settings import OrderSettings, Plan
 
 from tests.flaky_storage import flaky_server, used_here
 from tests.preparing_sft import chat_vocabulary

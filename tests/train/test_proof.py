@@ -12,13 +12,13 @@ from tokenmill.tasks.train.engine import Shape, joined
 from tokenmill.tasks.train.events import Saved, Step, event_in
 from tokenmill.tasks.train.history import METRICS, History
 from tokenmill.tasks.train.job import JOB, Job, contents_of
-from tokenmill.tasks.train.order import ORDER, OrderSettings, keep_order
+from tokenmill.tasks.train.order import ORDER, keep_order
 from tokenmill.tasks.train.ordering import make_order
 from tokenmill.tasks.train.prepared import prepared_data
 from tokenmill.tasks.train.proof import prove
 from tokenmill.tasks.train.reads import step_digest, step_sums
 from tokenmill.tasks.train.rows import PackedRows, document_rows, flat_packs, lay_out, layout_folder
-from tokenmill.tasks.train.settings import TrainSettings
+from tokenmill.tasks.train.settings import OrderSettings, TrainSettings
 
 from tests.preparing_sft import chat_vocabulary
 from tests.train.small_data import packs, texts

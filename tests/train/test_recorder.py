@@ -8,11 +8,12 @@ from megatron.core.datasets.blended_megatron_dataset_builder import BlendedMegat
 from megatron.core.datasets.gpt_dataset import GPTDataset, GPTDatasetConfig
 from megatron.core.tokenizers.text.libraries.null_tokenizer import NullTokenizer
 from tokenmill.tasks.train.engine import joined
-from tokenmill.tasks.train.order import INDICES, OrderSettings
+from tokenmill.tasks.train.order import INDICES
 from tokenmill.tasks.train.ordering import make_order
 from tokenmill.tasks.train.prepared import prepared_data
 from tokenmill.tasks.train.proof import prove
 from tokenmill.tasks.train.recorder import ReadRecorder, use_order
+from tokenmill.tasks.train.settings import OrderSettings
 
 from tests.preparing_sft import chat_vocabulary
 from tests.train.small_data import texts

@@ -1,0 +1,92 @@
+"""Every kind of preparation, with what a command line needs before it imports anything.
+
+Each row names its record by import path, so that `tokenmill --help` and `tokenmill verify` load no kind that they do not need.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
+
+from tokenmill.tasks.errors import InputError, nearest
+
+if TYPE_CHECKING:
+    from .preparation import Preparation
+
+
+@dataclass(frozen=True, slots=True)
+class Kind:
+    """A row of the registry: facts about a kind that are known before its record is imported.
+
+    `command` follows `tokenmill`, `flow` names the flow and its deployment, `summary` describes both in one sentence, `record`
+    locates the record (`module:NAME`), and `nightly` says whether nightly runs prepare blends of this kind.
+    """
+
+    command: str
+    flow: str
+    summary: str
+    record: str
+    nightly: bool = True
+
+
+KINDS: Mapping[str, Kind] = {
+    "pretrain": Kind(
+        "pretrain",
+        "pretrain-data-prep",
+        "Prepare a blend for pretraining: Megatron .bin/.idx and blend.json.",
+        "tokenmill.tasks.tokenize.preparation:PRETRAIN",
+    ),
+    "sft": Kind(
+        "sft",
+        "sft-data-prep",
+        "Prepare a blend of conversations for SFT: packed Parquet with exact loss masks, and blend.json.",
+        "tokenmill.tasks.pack.preparation:SFT",
+    ),
+    "rl": Kind(
+        "rl",
+        "rl-data-prep",
+        "Prepare a blend of rows for reinforcement learning: JSON Lines that NeMo-RL and NeMo-Gym read.",
+        "tokenmill.tasks.rl.preparation:RL",
+    ),
+    "harmony": Kind(
+        "harmony",
+        "harmony-normalize",
+        "Normalize chat data into Harmony: deduplicated Parquet in pools, ready to be scored.",
+        "tokenmill.tasks.select.preparation:HARMONY",
+    ),
+    "dedup": Kind(
+        "dedup",
+        "deduplicate-blend",
+        "Remove duplicate documents from a blend of text, and documents that overlap evaluations.",
+        "tokenmill.tasks.dedup.preparation:DEDUP",
+        nightly=False,
+    ),
+    "nll": Kind(
+        "score nll",
+        "score-candidates",
+        "Score the assistant's tokens under a causal language model: NLL and perplexity per row.",
+        "tokenmill.tasks.score.preparation:NLL",
+        nightly=False,
+    ),
+    "embeddings": Kind(
+        "score embed",
+        "score-candidates",
+        "Embed every candidate, so that similar texts can be found.",
+        "tokenmill.tasks.score.preparation:EMBEDDINGS",
+        nightly=False,
+    ),
+}
+"""Every kind of preparation, by the `type` of its manifest."""
+
+
+def kind_of(manifest: Mapping[str, Any]) -> "Preparation[Any, Any] | None":
+    """The kind that published a manifest; None for other outputs, such as a choice of rows."""
+    return preparation(manifest["type"]) if manifest["type"] in KINDS else None
+
+
+def preparation(name: str) -> "Preparation[Any, Any]":
+    """The record of a kind. Raises InputError for an unknown name."""
+    if name not in KINDS:
+        raise InputError(f"{name!r} is not a kind of preparation; {nearest(name, KINDS)}")
+    module, _, attribute = KINDS[name].record.partition(":")
+    return getattr(import_module(module), attribute)
