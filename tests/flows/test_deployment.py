@@ -119,7 +119,10 @@ def created_run(printed):
 @pytest.mark.slow
 def test_the_bare_name_runs_the_deployment_to_completion(prepared, prefect_server):
     _, run = prepared
-    assert prefect_server.client().read_flow_run(run).state.is_completed()
+    found = prefect_server.client().read_flow_run(run)
+    assert found.state.is_completed()
+    assert found.name == "tiny-prepared"
+    assert {"tokenmill", NAME} <= {*found.tags}
 
 
 @pytest.mark.slow
@@ -559,6 +562,7 @@ def test_entrypoint_and_default_parameters_fit_the_flow(deployment, monkeypatch)
     if "blend" in deployment["parameters"]:
         load_blend(deployment["parameters"]["blend"])
     assert flow.name == deployment["name"]
+    assert {"tokenmill", flow.name} <= {*deployment["tags"]}
 
 
 @pytest.mark.parametrize("deployment", deployments(), ids=lambda deployment: deployment["name"])
