@@ -5,13 +5,13 @@ from dataclasses import dataclass
 from typing import Any
 
 from tokenmill.tasks.blend.load import load_blend
+from tokenmill.tasks.report.why_fate import FOLLOWED
 from tokenmill.tasks.shards.kinds import preparation
 from tokenmill.tasks.shards.manifest import published_manifest
 from tokenmill.tasks.shards.settings import PreparationSettings
 from tokenmill.tasks.storage import absolute, join
 
 from .blends import NightlyBlend, settings_of
-from .diff import KINDS as DIFF_KINDS
 from .reasons import file_changes, new_data_sets, reasons
 from .versions import latest, lineage, next_version
 
@@ -44,7 +44,7 @@ class Comparison:
     @property
     def diff(self) -> str | None:
         """The command that compares the next version with its latest, document by document; None if there is nothing to compare."""
-        comparable = self.previous and self.blend.kind in DIFF_KINDS
+        comparable = self.previous and self.blend.kind in FOLLOWED
         return f"tokenmill diff {self.previous} {self.path}" if comparable else None
 
     @property

@@ -24,15 +24,20 @@ from tokenmill.tasks.shards.manifest import entry_files
 from tokenmill.tasks.shards.origins import origins_in
 from tokenmill.tasks.storage import absolute
 
-from .published_rows import digests, outcomes
+from .published_rows import PLACE, digests, outcomes
 from .reasons import manifest_changes
 
 Class = Literal["kept", "changed", "moved", "gone", "new"]
 CLASSES: tuple[Class, ...] = ("kept", "changed", "moved", "gone", "new")
 
-KINDS = ("pretrain", "sft", "rl", "dedup")
-
-CHOOSING = ("recipe.holdout_", "recipe.min_", "recipe.filters", "recipe.valid_from")
+CHOOSING = (
+    "recipe.holdout_",
+    "recipe.min_",
+    "recipe.filters",
+    "recipe.valid_from",
+    "recipe.split",
+    "recipe.blend_split",
+)
 """Parts of a recipe that choose documents and change none."""
 
 MOST_EXAMPLES = 3
@@ -83,8 +88,6 @@ class Side:
 
     def __init__(self, output_dir: str) -> None:
         self.prepared = Prepared.at(output_dir)
-        if self.prepared.manifest["type"] not in KINDS:
-            raise InputError(f"{output_dir}: holds {self.prepared.manifest['type']!r}; diff takes {', '.join(KINDS)}")
         self.outcomes = lru_cache(maxsize=None)(lambda shard: outcomes(self.prepared, shard))
         self.digests = lru_cache(maxsize=None)(lambda shard: digests(self.prepared, shard))
 
@@ -109,10 +112,11 @@ class Side:
         return found
 
     def identity(self, shard: int) -> Mapping[str, Any]:
-        """What a shard was made with, without its source."""
+        """What a shard was made with, without its source and its place."""
         entry = self.prepared.entries[shard]
         recipe = self.prepared.manifest["recipes"][entry["recipe"]]
-        return {**recipe, "split": entry["split"], "decided": entry.get("decided", {}).get("mode")}
+        choices = {name: value for name, value in recipe["recipe"].items() if name not in PLACE}
+        return {**recipe, "recipe": choices, "split": entry["split"], "decided": entry.get("decided", {}).get("mode")}
 
     def place(self, shard: int, row: int) -> str:
         """The source row, as FILE:LINE."""
@@ -135,7 +139,7 @@ class Side:
         prepared, entry = self.prepared, self.prepared.entries[shard]
         receipt = prepared.receipt(shard)
         bad = {row: f"quarantined: {each['reason']}" for row, each in quarantined(prepared.store, receipt).items()}
-        decided = decided_rows(prepared.store, entry)
+        decided = decided_rows(prepared.store, prepared.manifest, entry)
         named = {each["reason"] for each in quarantined(prepared.store, receipt).values()} | set(decided.values())
         rest = sorted(receipt.drops.keys() - named)
         return {**bad, **decided}, " or ".join(rest) or "dropped"
@@ -298,10 +302,19 @@ class Books:
         choosing = {name: value for name, value in recipe.items() if name.startswith((*CHOOSING, "split"))}
         other = {name: value for name, value in recipe.items() if name not in choosing}
         self._add(dataset, "kept", "the same bytes", self._b, b[both & ~moved & ~changed])
-        self._add(dataset, "changed", _described(other) or "the row changed in the source", self._b, b[changed])
+        self._add(dataset, "changed", _described(other) or self._rewritten(old, new), self._b, b[changed])
         self._add(dataset, "moved", _described(choosing) or "the row changed in the source", self._b, b[moved])
         self._dropped(dataset, "gone", self._a, a[(before > 0) & (after == 0)], self._b, b[(before > 0) & (after == 0)])
         self._dropped(dataset, "new", self._b, b[(before == 0) & (after > 0)], self._a, a[(before == 0) & (after > 0)])
+
+    def _rewritten(self, old: int, new: int) -> str:
+        """Why rows of a shard of A and one of B differ that were made alike: the source changed, or a mark on a duplicate."""
+        before, after = self._a.prepared.entries[old], self._b.prepared.entries[new]
+        if before["source"] == after["source"]:
+            return "another decision about duplicates"
+        if after.get("decided", {}).get("mode") == "tag":
+            return "the row changed in the source, or the decision about its duplicates"
+        return "the row changed in the source"
 
     def _differ(self, a: np.ndarray, b: np.ndarray, recipe: Mapping[str, Any]) -> np.ndarray:
         """Whether the published bytes of each row differ (bool [rows])."""

@@ -1,15 +1,23 @@
 """What became of every row of a shard, and a hash of what is published of it, as arrays.
 
 Both are read from the store: the document map, or for conversations the index of their sequences; and the stored documents.
+Normalized rows hold both. Their hash leaves out the columns that say where a row stands, which every row inserted before it
+changes.
 """
 
-from collections.abc import Iterator
-from typing import cast
+from collections.abc import Iterator, Sequence
+from typing import BinaryIO, cast
 
 import numpy as np
+import orjson
+import pyarrow as pa
+import pyarrow.parquet as pq
 import zstandard
 from tokenmill.tasks.blend.models import SPLITS
 from tokenmill.tasks.errors import RunError
+from tokenmill.tasks.harmony.columns import SCHEMA as ROWS
+from tokenmill.tasks.harmony.publication import published_split
+from tokenmill.tasks.harmony.shard import FILE as ROWS_FILE
 from tokenmill.tasks.pack.sequences import read_index as read_sequences
 from tokenmill.tasks.report.view_parts import Part, parts_of_entry, split_of
 from tokenmill.tasks.report.why_fate import Prepared
@@ -21,12 +29,21 @@ from tokenmill.tasks.tokenize.document_map import OUTCOMES, read_map
 from xxhash import xxh3_64_intdigest
 
 CODES = {split: number for number, split in enumerate(SPLITS, 1)}
-"""The outcome of a row: 0 if it is dropped, otherwise the split of its document."""
+"""The outcome of a row: 0 if it is dropped, otherwise the split of its document; a hash of its name for normalized rows,
+whose blends name their own splits."""
+
+PLACE = frozenset({"dataset", "file"})
+"""Parts of the recipe of normalized rows that name where they come from."""
+
+PLACED = frozenset({"dataset", "split", "source_file", "source_row", "row_id", "dup_of"})
+"""The columns of normalized rows that follow from their place; `dup_of` names the place of another row."""
 
 
 def outcomes(prepared: Prepared, shard: int) -> np.ndarray:
-    """The outcome of every row of a shard (uint8 [rows]). Raises RunError for missing or damaged files."""
+    """The outcome of every row of a shard (unsigned integers [rows]). Raises RunError for missing or damaged files."""
     entry, receipt = prepared.entries[shard], prepared.receipt(shard)
+    if prepared.manifest["type"] == "harmony":
+        return _normalized_outcomes(prepared, shard)
     found = np.zeros(entry["rows"], np.uint8)
     rows = None if prepared.manifest["type"] == "sft" else read_map(prepared.store, receipt)
     for part, documents in entry["documents"].items():
@@ -51,12 +68,42 @@ def digests(prepared: Prepared, shard: int) -> np.ndarray:
             table = read_sequences(prepared.store, receipt, part, ["row", "content"])
             np.add.at(found, table["row"].to_numpy(), table["content"].to_numpy() | np.uint64(1))
         return found
+    if prepared.manifest["type"] == "harmony":
+        for batch in _normalized(prepared, shard, [name for name in ROWS.names if name not in PLACED - {"source_row"}]):
+            content = batch.drop_columns(["source_row"]).to_pylist()
+            hashes = [xxh3_64_intdigest(orjson.dumps(row)) | 1 for row in content]
+            found[batch["source_row"].to_numpy()] = np.array(hashes, np.uint64)
+        return found
     rows = read_map(prepared.store, receipt)
     for part in parts_of_entry(prepared.manifest, entry, [Origin(entry["file"], 0, 0, 0, 0)]):
         if rows is not None:
             hashes = [xxh3_64_intdigest(document) | 1 for document in _documents(part, prepared.manifest["type"])]
             found[rows.rows(part.name)] = np.array(hashes, np.uint64)
     return found
+
+
+def _normalized_outcomes(prepared: Prepared, shard: int) -> np.ndarray:
+    """The outcome of every source row of a shard of normalized rows (uint64 [rows])."""
+    entry = prepared.entries[shard]
+    split = published_split(prepared.manifest["recipes"][entry["recipe"]]["recipe"])
+    found = np.zeros(entry["rows"], np.uint64)
+    for batch in _normalized(prepared, shard, ["source_row"]):
+        found[batch["source_row"].to_numpy()] = xxh3_64_intdigest(split.encode()) | 1
+    return found
+
+
+def _normalized(prepared: Prepared, shard: int, columns: Sequence[str]) -> Iterator[pa.RecordBatch]:
+    """Batches of the rows of a shard of normalized rows; none if it kept no row."""
+    entry = prepared.entries[shard]
+    if not sum(entry["documents"].values()):
+        return
+    place = prepared.store.path(entry["key"], ROWS_FILE)
+    system, path = filesystem(place)
+    try:
+        with cast("BinaryIO", system.open(path, "rb")) as stream:
+            yield from pq.ParquetFile(stream).iter_batches(columns=list(columns))
+    except FileNotFoundError as error:
+        raise RunError(f"{place}: missing; run tokenmill verify on the folder, then prepare it again") from error
 
 
 def _documents(part: Part, kind: str) -> Iterator[bytes | memoryview]:

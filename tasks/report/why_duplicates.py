@@ -55,10 +55,9 @@ def verdict_of(store: Store, manifest: Mapping[str, Any], entry: Entry, row: int
         number, rows = found
         outcome, kept, jaccard = (rows[name][number].as_py() for name in COLUMNS[2:5])
         return None if outcome == KEPT else Verdict(outcome, kept, jaccard)
-    planned = _planned_key(manifest, entry)
-    if entry["decided"]["mode"] == "drop" and size_of(store.path(planned, FILE)) is None:
-        raise RunError(f"{store.folder(planned)}: the rows before deduplication are gone; normalize the data again")
-    before = normalized_row(store, planned, row)
+    if entry["decided"]["mode"] == "drop":
+        _before_decisions(store, manifest, entry)
+    before = normalized_row(store, _planned_key(manifest, entry), row)
     return before and _decided(store, entry, before[0])
 
 
@@ -103,13 +102,24 @@ def _decided(store: Store, entry: Entry, number: int) -> Verdict | None:
     return Verdict(found["outcome"], found["duplicate_of"], found["jaccard"])
 
 
-def decided_rows(store: Store, entry: Entry) -> dict[int, str]:
-    """The reason for each row of a shard of deduplicated text that was dropped by a decision. Raises as `verdict_of`."""
-    if store.kind != KIND or "decided" not in entry:
+def decided_rows(store: Store, manifest: Mapping[str, Any], entry: Entry) -> dict[int, str]:
+    """The reason for each row of the slice of a shard that a decision is against. Raises as `verdict_of`."""
+    if "decided" not in entry:
         return {}
     digest = entry["decided"]["outcomes"]
     table = rows_decided(_decisions(store, digest), digest)
-    return dict(zip(table["row"].to_pylist(), table["outcome"].to_pylist(), strict=True))
+    rows = table["row"].to_numpy()
+    if store.kind != KIND:
+        rows = source_rows(_before_decisions(store, manifest, entry))[rows]
+    return dict(zip(rows.tolist(), table["outcome"].to_pylist(), strict=True))
+
+
+def _before_decisions(store: Store, manifest: Mapping[str, Any], entry: Entry) -> str:
+    """The file of normalized rows that decisions were made about. Raises RunError if it is gone."""
+    place = store.path(_planned_key(manifest, entry), FILE)
+    if size_of(place) is None:
+        raise RunError(f"{place}: the rows before deduplication are gone; normalize the data again")
+    return place
 
 
 def _decisions(store: Store, digest: str) -> str:

@@ -122,8 +122,8 @@ class Prepared:
             raise InputError(f"{path}: no {MANIFEST} here; point at the --output-dir of a preparation")
         if manifest["type"] not in FOLLOWED:
             raise InputError(
-                f"{path}: holds {manifest['type']!r}, whose rows cannot be followed; why takes the output of "
-                f"{', '.join(FOLLOWED)}"
+                f"{path}: holds {manifest['type']!r}, which publishes no documents; give the folder of the rows behind it, an "
+                f"output of {', '.join(FOLLOWED)}"
             )
         return cls(path, manifest)
 

@@ -4,6 +4,7 @@ import json
 import random
 from pathlib import Path
 
+import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -11,9 +12,11 @@ from tokenmill.tasks.errors import InputError
 from tokenmill.tasks.nightly.diff import CLASSES, diff, difference_record
 from tokenmill.tasks.nightly.diff_page import publish_difference
 
-from tests import preparing_dedup, preparing_rl, preparing_sft
+from tests import preparing_dedup, preparing_harmony, preparing_rl, preparing_sft
 from tests.flows.preparation_runs import called
 from tests.preparing import prepare, write_lines
+from tests.preparing_rl import write_rows
+from tests.publishing_scores import embeddings_table, nll_table, publish_scores
 
 ROWS = 60
 TEXTS = [f"document number {number} has some words" for number in range(ROWS)]
@@ -245,3 +248,76 @@ def test_conversations_and_rows_for_rl_are_accounted_for_too(tmp_path):
         found = diff(*outs)
         assert told(found) == {("rows", "changed", REWRITTEN): 1}
         assert summed(found)["kept"] == 39
+
+
+def asked(number):
+    return {
+        "messages": [{"role": "user", "content": f"{number}?"}, {"role": "assistant", "content": f"It is {number}."}]
+    }
+
+
+@pytest.fixture
+def normalized(tmp_path):
+    """Publishes a normalization of conversations, asked about numbers; a string stands for a row that is no conversation."""
+
+    def publish(version, numbers, *, name="chats", split=None, **chosen):
+        rows = [{"messages": each} if isinstance(each, str) else asked(each) for each in numbers]
+        path = write_rows(tmp_path / version / "chats.jsonl", rows)
+        source = {"name": name, "path": str(path), **({"split": split} if split else {})}
+        out = tmp_path / version / "out"
+        preparing_harmony.prepare({"datasets": [source]}, out, **{"dedup": {"near": False}, **chosen})
+        return str(out)
+
+    return publish
+
+
+NUMBERS = [*range(12)]
+
+NORMALIZED = {
+    "nothing": (NUMBERS, {}, {}),
+    "a row added": ([*NUMBERS[:5], 99, *NUMBERS[5:]], {}, {("chats", "new", ADDED): 1}),
+    "a row removed": ([*NUMBERS[:5], *NUMBERS[6:]], {}, {("chats", "gone", REMOVED): 1}),
+    "a row changed": ([*NUMBERS[:5], 99, *NUMBERS[6:]], {}, {("chats", "changed", f"{REWRITTEN}, or the decision about its duplicates"): 1}),
+    "a data set renamed": (NUMBERS, {"name": "talks"}, {}),
+    "a filter": (
+        NUMBERS,
+        {"min_completion_chars": 9},
+        {("chats", "gone", "quarantined: empty_completion"): 10},
+    ),
+    "a copy": ([*NUMBERS, 3, 7], {"dedup": {"near": False, "mode": "drop"}}, {}),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("planted", NORMALIZED)
+def test_every_normalized_row_is_accounted_for(normalized, planted):
+    numbers, chosen, expected = NORMALIZED[planted]
+    found = diff(normalized("a", NUMBERS), normalized("b", numbers, **chosen))
+    assert told(found) == expected
+    summed(found)
+
+
+def test_a_normalized_row_that_is_dropped_as_a_duplicate_says_so_and_where(normalized):
+    """With a bad row before it, so that rows and normalized rows have other numbers. The others are marked as kept."""
+    numbers = [0, "no list", *range(1, 6), 3, 4]
+    every = normalized("a", numbers, dedup={"mode": "off"})
+    found = diff(every, normalized("b", numbers, dedup={"mode": "drop", "near": False}))
+    assert told(found) == {("chats", "gone", "exact_duplicate"): 2, ("chats", "changed", "decided None -> 'drop'"): 6}
+    summed(found)
+    (gone,) = [each for each in found.findings if each.what == "gone"]
+    assert [place.rpartition("/")[2] for place in gone.examples] == ["chats.jsonl:8", "chats.jsonl:9"]
+
+
+def test_a_normalized_row_that_is_marked_is_changed_by_the_decision(normalized):
+    dropped = {"mode": "tag", "near": False}
+    found = diff(normalized("a", [*range(8), 90], dedup=dropped), normalized("b", [*range(8), 3], dedup=dropped))
+    assert summed(found)["kept"] == 8
+    assert {what for _, what, _ in told(found)} == {"changed"}
+
+
+@pytest.mark.parametrize("kind", ["nll", "embeddings"])
+def test_scores_are_refused_with_what_to_compare_instead(tmp_path, kind):
+    rows = [{"row_id": "1", "id": "1", "dataset": "a", "split": "b"}]
+    made = nll_table(rows, [1.0]) if kind == "nll" else embeddings_table(["1"], np.ones((1, 4), np.float32))
+    out = publish_scores(tmp_path / "scores", kind, [("rows.parquet", made)])
+    with pytest.raises(InputError, match=f"holds {kind!r}, which publishes no documents; give the folder of the rows"):
+        diff(out, out)
