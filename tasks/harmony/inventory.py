@@ -231,13 +231,16 @@ SIZES = ((1_000, "n<1K"), (10_000, "1K<n<10K"), (100_000, "10K<n<100K"), (10**6,
 
 @dataclass(frozen=True, slots=True)
 class Contents:
-    """Contents of a card: `rows` and `tokens` by split and by source, source files, rows by licence and by drop reason."""
+    """Contents of a card: `rows` and `tokens` by split and by source, source files, rows by licence and by drop reason, and the
+    languages that the blend states.
+    """
 
     splits: Mapping[str, Mapping[str, int]]
     sources: Mapping[str, Mapping[str, int]]
     files: Sequence[str]
     licences: Mapping[str, int]
     drops: Mapping[str, int]
+    languages: Sequence[str] = ()
 
 
 def licences_of(rows: pa.Table) -> Counter[str]:
@@ -294,8 +297,9 @@ def _front_matter(contents: Contents, rows: int, folders: Sequence[str]) -> list
         f"  - {{config_name: {json.dumps(folder.replace('/', '-'))}, data_files: {json.dumps(f'{folder}/*.parquet')}}}"
         for folder in folders
     ]
+    spoken = [f"language: {json.dumps(list(contents.languages))}"] if contents.languages else []
     return [
-        "---", "language: [en]", f"license: {strictest(contents.licences)}", f"size_categories: [{json.dumps(size)}]",
+        "---", *spoken, f"license: {strictest(contents.licences)}", f"size_categories: [{json.dumps(size)}]",
         "tags: [harmony, text]", "configs:", "  - config_name: default", "    data_files:", *configs, *more, "---", "",
     ]  # fmt: skip
 

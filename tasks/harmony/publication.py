@@ -51,9 +51,10 @@ class Beside:
 
 
 class DataLayout:
-    """Folders of rows; `splits` are the splits of the plan, by the names in the sources."""
+    """Folders of rows; `splits` are the splits of the plan, by the names in the sources; `languages` those that the blend states."""
 
-    def __init__(self, splits: Sequence[str], beside: Beside) -> None:
+    def __init__(self, splits: Sequence[str], beside: Beside, languages: Sequence[str] = ()) -> None:
+        self._languages = languages
         self._splits = sorted(set(splits))
         self._beside = beside
 
@@ -82,7 +83,7 @@ class DataLayout:
         facts: dict[str, Any] = {"splits": counted, "licences": _licences(finished), **self._beside.header}
         found = inventory(map(_entry, finished))
         documents = {
-            CARD: card(_contents(finished, counted), self._pool_folders()).encode(),
+            CARD: card(_contents(finished, counted, self._languages), self._pool_folders()).encode(),
             INVENTORY: orjson.dumps(found, option=orjson.OPT_INDENT_2 | orjson.OPT_SORT_KEYS),
             COVERAGE: coverage_markdown(found).encode(),
             **self._beside.documents,
@@ -120,7 +121,9 @@ def _licences(finished: Sequence[Finished]) -> dict[str, int]:
     return dict(sorted(sum((Counter(item.receipt.facts["licences"]) for item in finished), Counter[str]()).items()))
 
 
-def _contents(finished: Sequence[Finished], splits: Mapping[str, Mapping[str, int]]) -> Contents:
+def _contents(
+    finished: Sequence[Finished], splits: Mapping[str, Mapping[str, int]], languages: Sequence[str]
+) -> Contents:
     sources: dict[str, Counter[str]] = {}
     drops: Counter[str] = Counter()
     for item in finished:
@@ -128,7 +131,7 @@ def _contents(finished: Sequence[Finished], splits: Mapping[str, Mapping[str, in
         sources.setdefault(item.shard.dataset, Counter()).update(rows=receipt.documents, tokens=receipt.tokens)
         drops.update(receipt.drops)
     files = dict.fromkeys(_public_name(item.shard.part.file.uri) for item in finished)
-    return Contents(splits, sources, list(files), _licences(finished), drops)
+    return Contents(splits, sources, list(files), _licences(finished), drops, languages)
 
 
 def _entry(item: Finished) -> Entry:

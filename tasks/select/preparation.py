@@ -107,7 +107,10 @@ SELECT = Step("select-rows", build_selection_shard)
 def release_normalization(planned: NormalizationPlan, finished: Sequence[Finished]) -> Release:
     """Folders of rows, with pools, candidates and reports beside them."""
     found = planned.found or Normalized(finished, Beside())
-    layout = DataLayout([published_split(shard.identity["recipe"]) for shard in planned.plan.shards], found.beside)
+    splits = [published_split(shard.identity["recipe"]) for shard in planned.plan.shards]
+    sources = (source for part in planned.blend.parts().values() for source in part)
+    languages = list(dict.fromkeys(language for source in sources for language in source.languages or ()))
+    layout = DataLayout(splits, found.beside, languages)
     return Release(layout, {"template_version": TEMPLATE_VERSION}, shards=found.final)
 
 

@@ -238,11 +238,22 @@ def test_the_card_counts_what_is_there_and_names_the_strictest_licence(tmp_path)
     _, manifest = prepare(blend, tmp_path / "out")
     card = (tmp_path / "out/README.md").read_text()
     front = yaml.safe_load(card.split("---")[1])
+    assert "language" not in front
     found = [row for split in published(tmp_path / "out").values() for row in split]
     assert manifest["licences"] == Counter(row["source_license"] or "none named" for row in found)
     assert f"{len(found):,} rows" in card
     assert {each["split"] for each in front["configs"][0]["data_files"]} == set(published(tmp_path / "out"))
     assert str(tmp_path) not in card
+
+
+def test_the_card_has_the_languages_that_the_blend_states(tmp_path):
+    sources = [each for each in every_source(tmp_path) if each["name"] != "messy"][:2]
+    stated = [
+        {**source, "languages": spoken} for source, spoken in zip(sources, (["no", "en"], ["de", "en"]), strict=True)
+    ]
+    prepare({"datasets": stated}, tmp_path / "out")
+    front = yaml.safe_load((tmp_path / "out/README.md").read_text().split("---")[1])
+    assert front["language"] == ["no", "en", "de"]
 
 
 @pytest.mark.parametrize(
