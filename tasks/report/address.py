@@ -75,7 +75,8 @@ class Services:
         with _client() as client:
             parts = [self._services(client), *self._reports(client)]
         body = "".join(part.html() for part in parts)
-        return document(title, f"<h1>{title}</h1>\n{body}")
+        narrow = "td:last-child { min-width: 0; }"  # so that a row fits a phone
+        return document(title, f"<h1>{title}</h1>\n{body}", narrow)
 
     def _services(self, client: httpx.Client) -> Table:
         workers = _asked(client, f"{self.dask}/json/counts.json")
