@@ -53,6 +53,7 @@ class DataSource(Strict, frozen=True):
     name: Name = Field(description="Unique name; becomes part of file names.")
     path: str = Field(
         min_length=1,
+        pattern=r"\S",
         description="File, folder (recursive), glob, s3://, gs://, hf://org/name or hf://org/name@revision.",
     )
     weight: float = Field(

@@ -198,3 +198,19 @@ def test_the_form_describes_every_parameter_and_every_setting(name):
     ours = [each for each in schema.get("definitions", {}).values() if "properties" in each]
     fields = [field for part in [schema, *ours] for field in part["properties"].items()]
     assert {name for name, field in fields if not field.get("description")} == set()
+
+
+@pytest.mark.parametrize("name", [name for name, each in DEPLOYMENTS.items() if "blend" in each["parameters"]])
+def test_the_form_of_every_kind_takes_remote_and_columnar_sources_and_no_others(name):
+    paths = [
+        "s3://bucket/rows/*.parquet",
+        "gs://bucket/rows",
+        "hf://org/name@main",
+        "/data/rows.parquet",
+        "rows.jsonl.zst",
+    ]
+    for path in paths:
+        assert refused(name, {"blend": {"datasets": [{"name": "a", "path": path}]}}) == [], path
+    assert refused(name, {"blend": "s3://bucket/blend.json", "output_dir": "s3://bucket/out"}) == []
+    for path in ("", "  ", 7, None, ["a.parquet"]):
+        assert refused(name, {"blend": {"datasets": [{"name": "a", "path": path}]}}) != [], path
