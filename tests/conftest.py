@@ -28,5 +28,11 @@ def pytest_ignore_collect(collection_path, config):
     return "\npytestmark = pytest.mark.slow\n" in collection_path.read_text("utf-8") or None
 
 
+def pytest_collection_modifyitems(items):
+    """Start the files with slow tests, so that in the end no core waits for one of them."""
+    slow = {item.path for item in items if item.get_closest_marker("slow")}
+    items.sort(key=lambda item: item.path not in slow)
+
+
 def pytest_unconfigure(config):
     shutil.rmtree(config.own_cache, ignore_errors=True)

@@ -79,10 +79,10 @@ def _passage(passage: Passage) -> str:
 def overview(run: Run) -> list[Part]:
     """What came in and went out."""
     totals = run.manifest["totals"]
-    dropped = sum(totals["dropped"].values())
+    dropped, datasets = sum(totals["dropped"].values()), len(totals["datasets"])
     found: list[Part] = [
         Text(
-            f"{totals['rows']:,} rows of {len(run.manifest['totals']['datasets']):,} data sets became "
+            f"{totals['rows']:,} rows of {datasets:,} data set{'s' * (datasets != 1)} became "
             f"{totals['documents']:,} documents{_tokens(totals)}; {dropped:,} rows were dropped."
         ),
     ]
