@@ -8,7 +8,6 @@ look alike.
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
-from itertools import chain
 from typing import Any
 
 import numpy as np
@@ -22,8 +21,8 @@ from tokenmill.tasks.sources.exact_json import with_placeholders
 from tokenmill.tasks.sources.files import Slice
 from tokenmill.tasks.sources.formats import read_records, read_texts
 from tokenmill.tasks.sources.json_rows import field_path
-from tokenmill.tasks.sources.parquet_batches import group_batches
 
+from .documents import batches
 from .settings import NearOn
 
 BOILERPLATE = {"system", "developer"}
@@ -100,18 +99,18 @@ def read_harmony(part: Slice, options: Mapping[str, Any], near_on: NearOn) -> It
     """
     file = pq.ParquetFile(pa.BufferReader(read_vouched(part.file.uri)))
     fields, first = ["text", "row_id", "prompt_id", "meta_correctness_own"], 0
-    for batch in chain.from_iterable(group_batches(file, group, fields) for group in range(file.num_row_groups)):
-        texts, names, prompts = (batch[name].cast(pa.large_string()) for name in fields[:3])
-        views = [_view(text, near_on) for text in texts.to_pylist()]
-        yield Signable(
-            np.arange(first, first + len(batch)),
-            texts,
-            pa.array(views, pa.large_string()),
-            batch["meta_correctness_own"].cast(pa.float64()).fill_null(np.nan).to_numpy(),
-            names,
-            prompts,
-        )
-        first += len(batch)
+    for group in range(file.num_row_groups):
+        table = file.read_row_group(group, fields, use_threads=False)
+        columns = [table[name].combine_chunks().cast(pa.large_string()) for name in fields[:3]]
+        qualities = table[fields[3]].cast(pa.float64()).fill_null(np.nan).to_numpy()
+        for start, stop in batches(columns[0]):
+            texts, names, prompts = (column.slice(start, stop - start) for column in columns)
+            views = [_view(text, near_on) for text in texts.to_pylist()]
+            rows = np.arange(first + start, first + stop)
+            yield Signable(
+                rows, texts, pa.array(views, pa.large_string()), qualities[start:stop], names, prompts
+            )  # fmt: skip
+        first += table.num_rows
 
 
 def _view(text: str, near_on: NearOn) -> str:
