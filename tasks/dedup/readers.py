@@ -15,7 +15,7 @@ import orjson
 import pyarrow as pa
 import pyarrow.parquet as pq
 from tokenmill.tasks.errors import RunError
-from tokenmill.tasks.harmony.grammar import Fault, parse
+from tokenmill.tasks.harmony.grammar import bodies
 from tokenmill.tasks.shards.store import read_vouched
 from tokenmill.tasks.sources.exact_json import with_placeholders
 from tokenmill.tasks.sources.files import Slice
@@ -94,8 +94,8 @@ def _as_text(value: Any, path: list[str]) -> str | None:  # noqa: ANN401 - any J
 def read_harmony(part: Slice, options: Mapping[str, Any], near_on: NearOn) -> Iterator[Signable]:  # noqa: ARG001 - as any reader
     """Normalized conversations, named by `row_id`; quality is how often the question was answered correctly.
 
-    The file is read whole to check its hash, because signatures of damaged content would outlive its repair. Raises RunError
-    if the file is missing or damaged.
+    The file is read whole to check its hash, because signatures of damaged content would outlive its repair. So its texts are
+    those that the grammar accepted. Raises RunError if the file is missing or damaged.
     """
     file = pq.ParquetFile(pa.BufferReader(read_vouched(part.file.uri)))
     fields, first = ["text", "row_id", "prompt_id", "meta_correctness_own"], 0
@@ -114,16 +114,16 @@ def read_harmony(part: Slice, options: Mapping[str, Any], near_on: NearOn) -> It
 
 
 def _view(text: str, near_on: NearOn) -> str:
-    messages = parse(text)
-    if isinstance(messages, Fault):
-        raise RunError(
-            f"a normalized row is not valid Harmony: {messages.code} at character {messages.offset}; rerun with force=true"
+    try:
+        return "\n\n".join(
+            [
+                body
+                for author, body in bodies(text)
+                if (author == "user" if near_on == "prompt" else author not in BOILERPLATE)
+            ]
         )
-    return "\n\n".join(
-        message.body
-        for message in messages
-        if (message.author == "user" if near_on == "prompt" else message.author not in BOILERPLATE)
-    )
+    except ValueError as error:
+        raise RunError(f"a normalized row is not valid Harmony: {error}; rerun with force=true") from error
 
 
 READERS: Mapping[str, Reader] = {"text": read_text, "harmony": read_harmony}
