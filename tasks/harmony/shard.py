@@ -113,7 +113,7 @@ class Normalizer:
         share = self.recipe.cross_check
         if 0 < share < 1:
             share *= min(1, CHECKED_CHARACTERS / len(text))
-        return xxh3_64_intdigest(text) < share * 2**64
+        return xxh3_64_intdigest(text.encode()) < share * 2**64
 
 
 def _invalid(quality: Quality) -> Rejected:
