@@ -8,7 +8,6 @@ look alike.
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
-from itertools import chain
 from typing import Any
 
 import numpy as np
@@ -16,14 +15,14 @@ import orjson
 import pyarrow as pa
 import pyarrow.parquet as pq
 from tokenmill.tasks.errors import RunError
-from tokenmill.tasks.harmony.grammar import Fault, parse
+from tokenmill.tasks.harmony.grammar import bodies
 from tokenmill.tasks.shards.store import read_vouched
 from tokenmill.tasks.sources.exact_json import with_placeholders
 from tokenmill.tasks.sources.files import Slice
 from tokenmill.tasks.sources.formats import read_records, read_texts
 from tokenmill.tasks.sources.json_rows import field_path
-from tokenmill.tasks.sources.parquet_batches import group_batches
 
+from .documents import batches
 from .settings import NearOn
 
 BOILERPLATE = {"system", "developer"}
@@ -95,36 +94,36 @@ def _as_text(value: Any, path: list[str]) -> str | None:  # noqa: ANN401 - any J
 def read_harmony(part: Slice, options: Mapping[str, Any], near_on: NearOn) -> Iterator[Signable]:  # noqa: ARG001 - as any reader
     """Normalized conversations, named by `row_id`; quality is how often the question was answered correctly.
 
-    The file is read whole to check its hash, because signatures of damaged content would outlive its repair. Raises RunError
-    if the file is missing or damaged.
+    The file is read whole to check its hash, because signatures of damaged content would outlive its repair. So its texts are
+    those that the grammar accepted. Raises RunError if the file is missing or damaged.
     """
     file = pq.ParquetFile(pa.BufferReader(read_vouched(part.file.uri)))
     fields, first = ["text", "row_id", "prompt_id", "meta_correctness_own"], 0
-    for batch in chain.from_iterable(group_batches(file, group, fields) for group in range(file.num_row_groups)):
-        texts, names, prompts = (batch[name].cast(pa.large_string()) for name in fields[:3])
-        views = [_view(text, near_on) for text in texts.to_pylist()]
-        yield Signable(
-            np.arange(first, first + len(batch)),
-            texts,
-            pa.array(views, pa.large_string()),
-            batch["meta_correctness_own"].cast(pa.float64()).fill_null(np.nan).to_numpy(),
-            names,
-            prompts,
-        )
-        first += len(batch)
+    for group in range(file.num_row_groups):
+        table = file.read_row_group(group, fields, use_threads=False)
+        columns = [table[name].combine_chunks().cast(pa.large_string()) for name in fields[:3]]
+        qualities = table[fields[3]].cast(pa.float64()).fill_null(np.nan).to_numpy()
+        for start, stop in batches(columns[0]):
+            texts, names, prompts = (column.slice(start, stop - start) for column in columns)
+            views = [_view(text, near_on) for text in texts.to_pylist()]
+            rows = np.arange(first + start, first + stop)
+            yield Signable(
+                rows, texts, pa.array(views, pa.large_string()), qualities[start:stop], names, prompts
+            )  # fmt: skip
+        first += table.num_rows
 
 
 def _view(text: str, near_on: NearOn) -> str:
-    messages = parse(text)
-    if isinstance(messages, Fault):
-        raise RunError(
-            f"a normalized row is not valid Harmony: {messages.code} at character {messages.offset}; rerun with force=true"
+    try:
+        return "\n\n".join(
+            [
+                body
+                for author, body in bodies(text)
+                if (author == "user" if near_on == "prompt" else author not in BOILERPLATE)
+            ]
         )
-    return "\n\n".join(
-        message.body
-        for message in messages
-        if (message.author == "user" if near_on == "prompt" else message.author not in BOILERPLATE)
-    )
+    except ValueError as error:
+        raise RunError(f"a normalized row is not valid Harmony: {error}; rerun with force=true") from error
 
 
 READERS: Mapping[str, Reader] = {"text": read_text, "harmony": read_harmony}

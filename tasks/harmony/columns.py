@@ -174,7 +174,15 @@ def row(
 
 def table(rows: Sequence[Mapping[str, Any]]) -> pa.Table:
     """Rows as a table with SCHEMA."""
-    return pa.table([pa.array([row[field.name] for row in rows], field.type) for field in SCHEMA], SCHEMA)
+    return pa.table([_column([row[field.name] for row in rows], field.type) for field in SCHEMA], SCHEMA)
+
+
+def _column(values: list[Any], kind: pa.DataType) -> pa.Array:
+    """An array of a type; most columns hold one value, often null. Equal floats may differ (0.0 and -0.0)."""
+    first = values[0] if values else None
+    if isinstance(first, float | list) or values.count(first) != len(values):
+        return pa.array(values, kind)
+    return pa.nulls(len(values), kind) if first is None else pa.repeat(pa.scalar(first, kind), len(values))
 
 
 def sha1(text: str) -> str:

@@ -8,12 +8,12 @@ A conversation of ten messages takes 0.1 milliseconds, half of it parsing.
 
 import hashlib
 from collections import Counter
-from collections.abc import Collection, Sequence
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass
 
 import numpy as np
 import pyarrow as pa
-from tokenmill.tasks.harmony.grammar import Fault, parse
+from tokenmill.tasks.harmony.grammar import Fault, ParsedMessage, parse
 
 from .predicates import Predicate, masks
 from .signature import View, view_of
@@ -37,6 +37,10 @@ SCHEMA = pa.schema(
 )
 
 
+Read = Callable[[str | None], list[ParsedMessage] | Fault]
+"""Parses Harmony text; candidates and the survey of the same rows share one that remembers."""
+
+
 @dataclass(frozen=True, slots=True)
 class Sample:
     """Keeps rows whose hash modulo `modulus` is below `keep`, about `keep` of `modulus` rows."""
@@ -54,7 +58,12 @@ class Candidates:
 
 
 def candidates(
-    table: pa.Table, view: View, require: Predicate, sample: Sample, known: Collection[str] = ()
+    table: pa.Table,
+    view: View,
+    require: Predicate,
+    sample: Sample,
+    known: Collection[str] = (),
+    read: Read = parse,
 ) -> Candidates:
     """The candidates among the rows of `table`, which has `id` and `text`. `known` names columns that rows may have.
 
@@ -64,7 +73,7 @@ def candidates(
     kept = wanted.copy()
     kept[wanted] = sampled(table.column("id").filter(pa.array(wanted)).to_pylist(), sample)
     drops = Counter(not_required=int((~wanted).sum()), not_sampled=int((wanted & ~kept).sum()))
-    return _shown(table.filter(pa.array(kept)), view, +drops)
+    return _shown(table.filter(pa.array(kept)), view, +drops, read)
 
 
 def sampled(ids: Sequence[str | None], sample: Sample) -> np.ndarray:
@@ -76,11 +85,11 @@ def sampled(ids: Sequence[str | None], sample: Sample) -> np.ndarray:
     return np.fromiter((number % sample.modulus < sample.keep for number in numbers), np.bool_, len(ids))
 
 
-def _shown(table: pa.Table, view: View, drops: Counter[str]) -> Candidates:
+def _shown(table: pa.Table, view: View, drops: Counter[str], read: Read) -> Candidates:
     texts: list[str] = []
     rows: list[int] = []
     for row, text in enumerate(table.column("text").to_pylist()):
-        messages = parse(text)
+        messages = read(text)
         shown = "" if isinstance(messages, Fault) else view_of(messages, view)
         if shown:
             rows.append(row)

@@ -17,6 +17,7 @@ from typing import Any, Self
 from tokenmill.tasks.harmony.grammar import Fault, parse
 from xxhash import xxh3_64_intdigest
 
+from .candidates import Read
 from .signature import Behaviour, behaviour_of
 
 PERCENTILES = (50, 90, 99)
@@ -74,10 +75,10 @@ class Survey:
         self.authors.update(result.author for result in behaviour.results if result.status != "missing")
         self.rows_with_keysets += bool(keysets)
 
-    def add_texts(self, texts: Iterable[str | None]) -> None:
+    def add_texts(self, texts: Iterable[str | None], read: Read = parse) -> None:
         """Count Harmony texts, one per row."""
         for text in texts:
-            messages = parse(text)
+            messages = read(text)
             self.add(None if isinstance(messages, Fault) else behaviour_of(messages))
 
     def record(self) -> dict[str, Any]:

@@ -14,6 +14,7 @@ a selection. Lists are the default; `selection.materialize` asks for copies.
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import cache
 from typing import Any
 
 import numpy as np
@@ -22,6 +23,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 from tokenmill.tasks.errors import RunError
 from tokenmill.tasks.harmony.columns import SCHEMA as ROWS
+from tokenmill.tasks.harmony.grammar import parse
 from tokenmill.tasks.harmony.shard import FILE
 from tokenmill.tasks.shards.build import ShardBuilder, building
 from tokenmill.tasks.shards.plan import PlannedShard
@@ -29,7 +31,7 @@ from tokenmill.tasks.shards.receipt import Receipt
 from tokenmill.tasks.shards.store import Store
 from tokenmill.tasks.sources.parquet import NOTE
 
-from .candidates import CARRIED, Candidates, Sample, candidates, sampled
+from .candidates import CARRIED, Candidates, Read, Sample, candidates, sampled
 from .candidates import SCHEMA as CANDIDATES
 from .collapse import Survey
 from .pools import TOKENS, Pool, Pools, Tally, assign, tally
@@ -118,19 +120,20 @@ class _Selected:
         rows = with_scores(rows, self.sides)
         if self.pools.pools:
             self._assign(rows)
-        found = self._shown(rows)
+        read = cache(parse)
+        found = self._shown(rows, read)
         self.builder.drops.update(found.drops)
         if found.rows.num_rows:
             self.builder.table(f"{PART}.parquet", CANDIDATES).write_table(found.rows)
             self.builder.keep(PART, found.rows.num_rows)
         required = rows.filter(pa.array(masks(rows, [self.require.on(rows.schema, ROWS.names)])[0]))
         surveyed = sampled(required["id"].to_pylist(), Sample(*self.recipe.survey))
-        self.survey.add_texts(required["text"].filter(pa.array(surveyed)).to_pylist())
+        self.survey.add_texts(required["text"].filter(pa.array(surveyed)).to_pylist(), read)
 
-    def _shown(self, rows: pa.Table) -> Candidates:
+    def _shown(self, rows: pa.Table, read: Read) -> Candidates:
         if self.recipe.view is None:
             return Candidates(CANDIDATES.empty_table(), Counter(no_view=rows.num_rows))
-        return candidates(rows, self.recipe.view, self.require, Sample(*self.recipe.sample), ROWS.names)
+        return candidates(rows, self.recipe.view, self.require, Sample(*self.recipe.sample), ROWS.names, read)
 
     def _assign(self, rows: pa.Table) -> None:
         """Count and write the rows of each pool."""

@@ -156,6 +156,7 @@ def test_duplicates_left_alone_are_the_normalized_rows_themselves(normalized):
 @pytest.mark.parametrize("mode", ["tag", pytest.param("drop", marks=pytest.mark.slow)])
 def test_rows_are_marked_alike_in_however_many_groups_they_lie(normalized, monkeypatch, tmp_path, mode):
     monkeypatch.setattr("tokenmill.tasks.sources.json_lines.BLOCK_BYTES", 2_000)
+    monkeypatch.setattr("tokenmill.tasks.harmony.shard.GROUP_CHARACTERS", 1)
     blend = planted(tmp_path / "in")
     prepare(blend, tmp_path / "out", shard_size="1MB", dedup={"mode": mode})
     files = list((tmp_path / "out/data").rglob("*.parquet"))

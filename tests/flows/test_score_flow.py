@@ -44,7 +44,9 @@ FOLDERS = {"nll": "nll", "embed": "embeddings"}
 def folder(tmp_path_factory):
     """A normalization in some twelve slices."""
     folder = tmp_path_factory.mktemp("scored")
-    normalization(folder, count=24, rare=16)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("tokenmill.tasks.harmony.shard.GROUP_CHARACTERS", 1)  # many row groups, hence many slices
+        normalization(folder, count=24, rare=16)
     return folder
 
 

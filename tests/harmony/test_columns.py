@@ -3,6 +3,7 @@
 import hashlib
 import io
 import json
+import math
 import re
 
 import pyarrow as pa
@@ -66,6 +67,13 @@ def test_every_row_fits_the_schema_and_comes_back(name):
     made_rows = [made(name, given, Place("d", split, "f", 0)) for given, split in rows.GOOD[name]]
     assert all(list(each) == SCHEMA.names for each in made_rows)
     assert table(made_rows).to_pylist() == made_rows
+
+
+def test_equal_values_that_differ_keep_their_differences():
+    rates = [0.0, -0.0, 0.0]
+    found = table([made() | {"meta_correctness": rate} for rate in rates])
+    assert found["meta_correctness"].to_pylist() == rates
+    assert [math.copysign(1, rate) for rate in found["meta_correctness"].to_pylist()] == [1, -1, 1]
 
 
 def test_a_row():

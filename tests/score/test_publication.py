@@ -47,7 +47,9 @@ RARE_ROW = 16
 def folder(tmp_path_factory):
     """A normalization, one row of which has RARE; a random model, and one that RARE confuses."""
     folder = tmp_path_factory.mktemp("published")
-    normalization(folder, count=24, rare=RARE_ROW)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("tokenmill.tasks.harmony.shard.GROUP_CHARACTERS", 1)  # many row groups, hence many slices
+        normalization(folder, count=24, rare=RARE_ROW)
     harmony_model(folder / "random")
     harmony_model(folder / "confused", confused_by_the_rare_word)
     return folder

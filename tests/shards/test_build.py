@@ -1,5 +1,6 @@
 """A shard is built whole with a balanced receipt or not at all; batches hold every shard once and end together."""
 
+import gc
 import json
 from itertools import product
 from pathlib import Path
@@ -115,6 +116,13 @@ def build_numbers(shard, store, on_bad_row="quarantine", chosen=None):
             builder.open("numbers").write(bytes(found.values()))
             builder.keep("all", len(found), sum(found.values()))
     return builder.receipt
+
+
+def test_garbage_is_collected_as_before_when_a_shard_fails(shard, store):
+    before = gc.get_threshold()
+    with pytest.raises(BadRowError):
+        build_numbers(shard, store, "fail")
+    assert gc.get_threshold() == before
 
 
 def test_every_row_is_kept_or_dropped_with_a_reason(shard, store):
