@@ -80,6 +80,69 @@ def plan(
         print_plan(planned, Console(), outlook, table=format == "table")
 
 
+@app.command
+def mix(
+    blend: BlendPath,
+    *overrides: Annotated[str, Parameter(help="Settings as key=value; see the help of the command of the kind.")],
+    tokens: Annotated[
+        int | None, Parameter(help="Tokens to train on, instead of the blend's own.", validator=Number(gte=1))
+    ] = None,
+    kind: Annotated[str, Parameter(help=f"Kind of preparation: {', '.join(KINDS)}.")] = "pretrain",
+    output_dir: OutputDir | None = None,
+    write: Annotated[
+        str | None, Parameter(help="Folder for plain Megatron blends of a prepared blend, per phase.")
+    ] = None,
+    step_tokens: Annotated[
+        int | None, Parameter(help="Tokens of a step, to say at which steps phases end.", validator=Number(gte=1))
+    ] = None,
+    format: Format = "table",  # noqa: A002 - the name of the option
+    options: CommonOptions | None = None,
+) -> None:
+    """Solve the budget of a blend: tokens, share and epochs of each data set and phase, and the limits that bind."""
+    from tokenmill.tasks.blend.mix import solve
+    from tokenmill.tasks.report.mix import last_steps, mix_record, print_mix
+    from tokenmill.tasks.report.plan import training_tokens
+
+    chosen = preparation(kind)
+    settings = settings_of(chosen.settings, options or CommonOptions(), overrides)
+    asked = chosen.read_blend(blend)
+    asked = asked if tokens is None else asked.model_copy(update={"tokens": tokens})
+    planned = _planned(chosen, asked, settings, output_dir)
+    held, estimated = training_tokens(planned)
+    found = solve(asked, held)
+    steps = last_steps(found, step_tokens) if step_tokens else []
+    if write is not None:
+        _write_mix(chosen, planned, estimated, write)
+    if format == "json":
+        print_json(mix_record(found, estimated, steps))
+        return
+    print_mix(found, estimated, Console(), tables=format == "table")
+    if steps:
+        ends = ",".join(map(str, steps[:-1]))
+        flags = f"--train-iters {steps[-1]}" + (f" --phase-transition-iterations {ends}" if ends else "")
+        Console().print(f"Megatron-LM: {flags}", highlight=False, soft_wrap=True)
+
+
+def _write_mix(kind: "Preparation[Any, Any]", planned: "Planned[Any, Any]", estimated: set[str], folder: str) -> None:
+    """Write the prefixes and blends of a built preparation into a folder. Raises InputError if it is not built."""
+    from tokenmill.tasks.shards.manifest import BLEND
+    from tokenmill.tasks.shards.preparation import proven_shards
+    from tokenmill.tasks.shards.publish import publish_bytes
+    from tokenmill.tasks.storage import absolute
+
+    if kind.name != "pretrain" or estimated:
+        raise InputError(
+            "--write: needs a blend that `tokenmill pretrain` has prepared; name its folder with --output-dir"
+        )
+    place = absolute(folder)
+    finished, _ = proven_shards(planned)
+    published = kind.release(planned, finished).layout.lay_out(place, planned.plan.store, finished)
+    publish_bytes(join(place, BLEND), published.blend)
+    terminal.print(
+        f"written to {place}: {BLEND}, and phases/ if the blend says how many tokens to train on", markup=False
+    )
+
+
 def _preparation_command(name: str) -> Callable[..., dict[str, Any]]:
     """The command of a kind of preparation."""
 

@@ -76,7 +76,7 @@ def _neighbour(place: str) -> str:
 
 def _anchored(blend: Blend, base: str) -> Blend:
     parts = {part: [_anchor(source, base) for source in sources] for part, sources in blend.parts().items()}
-    return Blend.model_validate(parts)
+    return blend.model_copy(update=parts)
 
 
 def _anchor(source: DataSource, base: str) -> DataSource:

@@ -5,15 +5,20 @@ Data set names become folder names, so they must be safe path segments: ASCII le
 """
 
 import re
-from typing import Annotated, Literal, Self, cast
+from collections.abc import Mapping
+from typing import Annotated, Any, Literal, Self, cast
 
 from pydantic import AfterValidator, BeforeValidator, Field, JsonValue, WithJsonSchema, model_validator
+from tokenmill.tasks.errors import nearest
 from tokenmill.tasks.strict import Strict
 
 Split = Literal["train", "valid", "test"]
 SPLITS: tuple[Split, ...] = ("train", "valid", "test")
 
 _SEGMENT = "^[A-Za-z0-9][A-Za-z0-9._-]{0,127}$"
+ROUNDING = 1e-6
+"""By how much shares may miss 1."""
+
 _RESERVED = re.compile(r"(con|prn|aux|nul|com\d|lpt\d)(\..*)?", re.IGNORECASE)
 
 
@@ -38,6 +43,9 @@ def _plain_values(wanted: object) -> object:
 def _is_plain(value: object) -> bool:
     return isinstance(value, str | bool) or (isinstance(value, int) and abs(value) < 2**63)
 
+
+Group = Annotated[str, Field(pattern=rf"^{_SEGMENT[1:-1]}(/{_SEGMENT[1:-1]})*$")]
+Share = Annotated[float, Field(ge=0, le=1)]
 
 Value = str | int | bool
 Wanted = Annotated[Value | list[Value], BeforeValidator(_plain_values)]
@@ -78,6 +86,13 @@ class DataSource(Strict, frozen=True):
     converter: str | None = Field(
         default=None, min_length=1, description="Converter to Harmony; chosen by the path if omitted."
     )
+    share: float | None = Field(
+        default=None, gt=0, le=1, description="Share of the tokens of its group, or of all, instead of a weight."
+    )
+    tokens: int | None = Field(default=None, ge=1, description="Tokens to read of it, instead of a weight.")
+    min_epochs: float | None = Field(default=None, gt=0, description="Read it at least this often.")
+    max_epochs: float | None = Field(default=None, gt=0, description="Read it at most this often.")
+    group: Group | None = Field(default=None, description="Group that it is in; 'code/python' is in 'code'.")
     license: str | None = Field(
         default=None, min_length=1, description="Licence of the data set, for its card; best an SPDX identifier."
     )
@@ -97,14 +112,71 @@ class DataSource(Strict, frozen=True):
             raise ValueError("'used_in' is given as a key and under 'filters'; keep one of the two")
         return self
 
+    @model_validator(mode="after")
+    def _one_size(self) -> Self:
+        given = [name for name in ("share", "tokens") if getattr(self, name) is not None]
+        given += ["weight"] if given and self.weight != 1.0 else []
+        if len(given) > 1:
+            raise ValueError(f"{' and '.join(map(repr, given))} are given; keep one of them")
+        if self.min_epochs and self.max_epochs and self.min_epochs > self.max_epochs:
+            raise ValueError("'min_epochs' is above 'max_epochs'; lower it")
+        return self
+
+    @property
+    def budgeted(self) -> bool:
+        """Whether more than its weight decides how much of it is read."""
+        return any(
+            value is not None for value in (self.share, self.tokens, self.min_epochs, self.max_epochs, self.group)
+        )
+
+
+class Phase(Strict, frozen=True):
+    """A phase of training: its size, and its mix."""
+
+    name: Name = Field(description="Unique name; becomes part of file names.")
+    share: float | None = Field(default=None, gt=0, le=1, description="Share of all tokens.")
+    tokens: int | None = Field(default=None, ge=1, description="Tokens of the phase, instead of a share.")
+    mix: dict[str, Share] | None = Field(
+        default=None,
+        min_length=1,
+        description="Shares of data sets and groups in this phase; the others share the rest.",
+    )
+    ramp: int | None = Field(
+        default=None,
+        ge=1,
+        description="Lead from the mix of the phase before to that of the phase after in so many steps.",
+    )
+
+    @model_validator(mode="after")
+    def _one_of_each(self) -> Self:
+        for first, second in (("share", "tokens"), ("mix", "ramp")):
+            if getattr(self, first) is not None and getattr(self, second) is not None:
+                raise ValueError(f"{first!r} and {second!r} are given; keep one of the two")
+        if self.mix is not None and sum(self.mix.values()) > 1 + ROUNDING:
+            raise ValueError(
+                f"the shares of 'mix' add up to {sum(self.mix.values()):.4g}, more than 1; lower one of them"
+            )
+        return self
+
 
 class Blend(Strict, frozen=True):
-    """Data sets and weights: either one flat list, `datasets`, or a list per split."""
+    """Data sets and weights: either one flat list, `datasets`, or a list per split.
+
+    Budgets say how many tokens of each data set of the training data are read, and when; `blend.mix` solves them.
+    """
 
     datasets: list[DataSource] | None = Field(default=None, description="Flat blend; valid and test are held out.")
     train: list[DataSource] | None = Field(default=None, description="Per-split blend: training data.")
     valid: list[DataSource] | None = Field(default=None, description="Per-split blend: validation data.")
     test: list[DataSource] | None = Field(default=None, description="Per-split blend: test data.")
+    tokens: int | None = Field(default=None, ge=1, description="Tokens to train on; default: as many as there are.")
+    temperature: float | None = Field(
+        default=None, ge=0, le=1, description="Multiply each weight by the data set's tokens to this power."
+    )
+    groups: dict[Group, Share] | None = Field(
+        default=None, description="Share of each group in all tokens; of 'code/python' in those of 'code'."
+    )
+    phases: list[Phase] | None = Field(default=None, min_length=1, description="Phases of training, in order.")
 
     @model_validator(mode="after")
     def _check(self) -> Self:
@@ -118,6 +190,9 @@ class Blend(Strict, frozen=True):
             _check_unique(split, sources)
             if sources and not any(source.weight for source in sources):
                 raise ValueError(f"every weight in {split!r} is 0; give at least one data set a weight above 0")
+        _check_held_out(self)
+        _check_names(self)
+        _check_phases(self)
         return self
 
     def parts(self) -> dict[str, list[DataSource]]:
@@ -126,6 +201,27 @@ class Blend(Strict, frozen=True):
             return {"datasets": self.datasets}
         return {split: sources for split in SPLITS if (sources := getattr(self, split)) is not None}
 
+    def training(self) -> list[DataSource]:
+        """The data sets to train on."""
+        return self.parts().get("datasets") or self.parts().get("train") or []
+
+    @property
+    def budgeted(self) -> bool:
+        """Whether more than plain weights decide what is read."""
+        own = (self.tokens, self.temperature, self.groups, self.phases)
+        return any(each is not None for each in own) or any(source.budgeted for source in self.training())
+
+    @property
+    def total(self) -> int | None:
+        """The tokens to train on, None if the blend does not say."""
+        sizes = [phase.tokens for phase in self.phases or []]
+        return self.tokens or (sum(size for size in sizes if size) if sizes and all(sizes) else None)
+
+
+def listed_sources(blend: Mapping[str, Any]) -> dict[str, list[dict[str, Any]]]:
+    """The data sets of a blend in JSON, by `datasets` or split."""
+    return {part: blend[part] for part in ("datasets", *SPLITS) if blend.get(part)}
+
 
 def _check_unique(split: str, sources: list[DataSource]) -> None:
     seen: set[str] = set()
@@ -133,3 +229,69 @@ def _check_unique(split: str, sources: list[DataSource]) -> None:
         if source.name.lower() in seen:
             raise ValueError(f"the name {source.name!r} occurs twice in {split!r}; names must be unique")
         seen.add(source.name.lower())
+
+
+def _check_held_out(blend: Blend) -> None:
+    for split in ("valid", "test"):
+        for source in blend.parts().get(split, []):
+            if source.budgeted:
+                raise ValueError(f"{source.name!r} in {split!r}: budgets are for training data; keep its weight alone")
+
+
+def _check_names(blend: Blend) -> None:
+    """Every name in groups and mixes must be that of a data set or group, and of only one."""
+    sources = blend.training()
+    paths = [source.group.split("/") for source in sources if source.group]
+    groups = {"/".join(path[:depth]) for path in paths for depth in range(1, len(path) + 1)}
+    names = {source.name for source in sources}
+    if both := sorted(groups & names):
+        raise ValueError(f"{both[0]!r} is a data set and a group; rename one of the two")
+    for name in blend.groups or {}:
+        if name not in groups:
+            raise ValueError(f"groups: no data set is in {name!r}; {nearest(name, groups)}")
+    for phase in blend.phases or []:
+        _check_apart(phase, {source.name: source.group or "" for source in sources})
+        for name in phase.mix or {}:
+            if name not in groups | names:
+                raise ValueError(
+                    f"phase {phase.name!r}: no data set or group {name!r}; {nearest(name, groups | names)}"
+                )
+
+
+def _check_apart(phase: Phase, groups: Mapping[str, str]) -> None:
+    """A mix must not name a group and something in it: both would be shares of the phase."""
+    for name in phase.mix or {}:
+        place = groups.get(name) or name.rpartition("/")[0]
+        for group in phase.mix or {}:
+            if group != name and f"{place}/".startswith(f"{group}/"):
+                raise ValueError(
+                    f"phase {phase.name!r}: {name!r} is in {group!r}, and its mix names both; keep one of the two"
+                )
+
+
+def _check_phases(blend: Blend) -> None:
+    phases = blend.phases or []
+    if len({phase.name.lower() for phase in phases}) < len(phases):
+        raise ValueError("two phases have the same name; names must be unique")
+    sizes = [phase.share or phase.tokens for phase in phases]
+    total, shares = blend.total, sum(phase.share or 0 for phase in phases)
+    if phases and total is None:
+        raise ValueError("phases are parts of a total; set 'tokens', or 'tokens' of every phase")
+    if sizes.count(None) > 1:
+        raise ValueError("only one phase may leave out both 'share' and 'tokens'; it takes what the others leave")
+    if (
+        phases
+        and None not in sizes
+        and abs(shares + sum(phase.tokens or 0 for phase in phases) / (total or 1) - 1) > ROUNDING
+    ):
+        raise ValueError("the phases do not add up to 'tokens'; change one of them, or leave out one phase's size")
+    ramps = [phase.ramp is not None for phase in phases]
+    for number, phase in enumerate(phases):
+        around = ramps[number - 1 : number] + ramps[number + 1 : number + 2] if number else [True]
+        if phase.ramp is not None and around != [False, False]:
+            raise ValueError(
+                f"phase {phase.name!r}: a ramp leads from one phase with a mix to another; put it between two"
+            )
+    capped = [source.name for source in blend.training() if source.tokens or source.min_epochs or source.max_epochs]
+    if capped and total is None:
+        raise ValueError(f"{capped[0]!r}: tokens and epochs are limits within a total; set 'tokens' of the blend")

@@ -15,7 +15,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import orjson
-from tokenmill.tasks.blend.models import Blend
+from tokenmill.tasks.blend.models import SPLITS, Blend, listed_sources
 from tokenmill.tasks.shards.identity import difference, shard_key
 from tokenmill.tasks.shards.manifest import entry_files, identities
 from tokenmill.tasks.shards.plan import changes
@@ -52,6 +52,7 @@ def reasons(manifest: Mapping[str, Any], planned: Planned[Any, Any]) -> list[str
     blend = _plain(planned.blend.model_dump(exclude_none=True))
     found = [
         *_fields("settings", manifest["settings"], _plain(settings)),
+        *_fields("budget", _budget(manifest["blend"]), _budget(blend)),
         *_data_set_changes(manifest["blend"], blend),
     ]
     if changed or added:
@@ -75,7 +76,7 @@ def manifest_changes(before: Mapping[str, Any], after: Mapping[str, Any], rename
             {**source, "name": names.get(f"{split}/{source['name']}", f"/{source['name']}").partition("/")[2]}
             for source in sources
         ]
-        for split, sources in before["blend"].items()
+        for split, sources in listed_sources(before["blend"]).items()
     }
     files = {names.get(name, name): listed for name, listed in _published_files(before).items()}
     prints = [each.get("tokenizer", {}).get("fingerprint") for each in (before, after)]
@@ -83,6 +84,7 @@ def manifest_changes(before: Mapping[str, Any], after: Mapping[str, Any], rename
         *(f"{_label(name)}: renamed to {_label(new)}" for name, new in names.items()),
         *_fields("settings", before["settings"], after["settings"]),
         *([f"tokenizer: {prints[0]} -> {prints[1]}"] if prints[0] != prints[1] else []),
+        *_fields("budget", _budget(before["blend"]), _budget(after["blend"])),
         *_data_set_changes(old, after["blend"]),
         *_file_changes(files, _published_files(after)),
     ]
@@ -109,8 +111,13 @@ def _fields(what: str, before: Mapping[str, Any], after: Mapping[str, Any]) -> I
         yield f"{what}: {name} {old!r} -> {new!r}"
 
 
-def _sources(blend: Mapping[str, Sequence[Mapping[str, Any]]]) -> dict[str, Mapping[str, Any]]:
-    return {f"{split}/{source['name']}": source for split, sources in blend.items() for source in sources}
+def _sources(blend: Mapping[str, Any]) -> dict[str, Mapping[str, Any]]:
+    return {f"{split}/{source['name']}": source for split, listed in listed_sources(blend).items() for source in listed}
+
+
+def _budget(blend: Mapping[str, Any]) -> dict[str, Any]:
+    """What a blend says of all data sets together."""
+    return {name: value for name, value in blend.items() if name not in ("datasets", *SPLITS)}
 
 
 def _data_set_changes(before: Mapping[str, Any], after: Mapping[str, Any]) -> Iterator[str]:

@@ -27,7 +27,7 @@ from tokenmill.tasks.shards.manifest import WHOLE, Finished
 from tokenmill.tasks.shards.plan import PlannedShard
 from tokenmill.tasks.shards.planning import holdout_of, places, plan_shards, require_no
 from tokenmill.tasks.shards.preparation import BuildShards, Planned, Preparation, Release, Step, proven_shards
-from tokenmill.tasks.shards.publication import blend_weights, collect
+from tokenmill.tasks.shards.publication import blend_weights, collect, mix_header, mix_of
 from tokenmill.tasks.shards.receipt import Receipt
 from tokenmill.tasks.shards.settings import OnBadRow
 from tokenmill.tasks.shards.store import Store
@@ -257,15 +257,18 @@ def release_sft(planned: SftPlan, finished: Sequence[Finished]) -> Release:
     """Folders of packs, and the manifest's entries for tokenizer and template. Raises RunError for packs without a receipt."""
     found, settings = planned.found, planned.settings
     packs, _ = collect(plan_packs(finished, planned.plan.store, found.packing), allow_partial=False)
+    mix = mix_of(planned.blend, finished)
     layout = PackedLayout(
         packs,
-        blend_weights(planned.blend),
+        blend_weights(planned.blend, mix),
         settings.sampling,
         settings.seed,
         settings.pack_size,
         settings.pad_seq_to_mult,
+        planned.blend.total,
     )
     header = {
+        **mix_header(mix),
         "tokenizer": {
             "fingerprint": found.vocabulary.fingerprint,
             "vocabulary_size": found.vocabulary.size,
@@ -281,8 +284,14 @@ def release_sft(planned: SftPlan, finished: Sequence[Finished]) -> Release:
     return Release(layout, header, last=packs)
 
 
-def require_template(_blend: Blend, settings: SftSettings, _output_dir: str) -> None:
-    """Raises InputError for a missing tokenizer or template."""
+def require_choices(blend: Blend, settings: SftSettings, _output_dir: str) -> None:
+    """Raises InputError for a missing tokenizer or template, and for a budget that packs cannot follow."""
+    if blend.phases:
+        raise InputError("phases: trainers read a folder of packs in any order; prepare a blend for each phase")
+    if blend.budgeted and settings.sampling == "none":
+        raise InputError(
+            "sampling=none publishes all packs once; set sampling=down or sampling=up to follow the budget"
+        )
     find_template(settings, find_vocabulary(settings.tokenizer))
 
 
@@ -328,7 +337,7 @@ SFT = Preparation(
     settings=SftSettings,
     libraries=("tokenmill", "gigatoken", "fastokens", "tokenizers", "tiktoken", "jinja2", "pyarrow", "numpy"),
     plan=plan_sft,
-    check=require_template,
+    check=require_choices,
     step=Step("tokenize-conversations", build_sft_shard),
     arguments=worker_arguments,
     rounds=tokenize_and_pack,

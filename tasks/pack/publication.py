@@ -62,7 +62,7 @@ _Folder = dict[str, _File]
 class PackedLayout:
     """Folders of packs, with the blend's weights applied according to `sampling`.
 
-    `packs` are groups of `pack_size` and `pad_seq_to_mult`, both in tokens.
+    `total` are the tokens to publish for training, None if `sampling` decides. `packs` are groups of `pack_size` and `pad_seq_to_mult`, both in tokens.
     """
 
     packs: Sequence[Finished]
@@ -71,6 +71,7 @@ class PackedLayout:
     seed: int
     pack_size: int
     pad_seq_to_mult: int
+    total: int | None = None
 
     @property
     def own(self) -> Mapping[str, re.Pattern[str]]:
@@ -89,7 +90,8 @@ class PackedLayout:
 
     def _choose(self, store: Store, split: str, held: _Held) -> _Folder:
         chosen: list[_File] = []
-        for dataset, drawn in draw(_numbers(held), self.weights, self.sampling, self.seed).items():
+        total = self.total if split == "train" else None
+        for dataset, drawn in draw(_numbers(held), self.weights, self.sampling, self.seed, total).items():
             for file, copies in zip(held[dataset], drawn.copies, strict=True):
                 chosen += [file] * copies
             if drawn.rest:

@@ -51,13 +51,13 @@ def order(key: str, copy: int, seed: int) -> int:
     return xxh3_64_intdigest(f"{key}/{copy}".encode(), seed)
 
 
-def draw(held: Held, weights: Weights, sampling: Sampling, seed: int) -> dict[DataSet, Draw]:
-    """Draw from each data set of a split that has a weight and tokens."""
+def draw(held: Held, weights: Weights, sampling: Sampling, seed: int, wanted: int | None = None) -> dict[DataSet, Draw]:
+    """Draw from each data set of a split that has a weight and tokens; `wanted` tokens in all, if that is not None."""
     shares = wanted_shares(held, weights)
     if sampling == "none":
         return {dataset: Draw((1,) * len(held[dataset])) for dataset in shares}
     totals = [_tokens(held[dataset]) / share for dataset, share in shares.items()]
-    total = (min if sampling == "down" else max)(totals, default=0)
+    total = wanted or (min if sampling == "down" else max)(totals, default=0)
     return {dataset: _take(held[dataset], round(share * total), seed) for dataset, share in shares.items()}
 
 

@@ -23,6 +23,7 @@ from tokenmill.tasks.train.events import Step
 from tokenmill.tasks.train.history import history_of
 from tokenmill.tasks.train.job import JOB, TrainData, job_of
 from tokenmill.tasks.train.order import INDICES, ORDER, read_order
+from tokenmill.tasks.train.phases import with_quotas
 from tokenmill.tasks.train.prepared import prepared_data, vocabulary_of
 from tokenmill.tasks.train.proof import Documents, Opened, Packs, is_training, opened
 from tokenmill.tasks.train.rows import FlatPacks
@@ -100,6 +101,7 @@ class Reading:
             raise InputError(
                 f"{path}: prepared again since its order was planned; plan it again: tokenmill order {path}"
             )
+        data = with_quotas(data, order.sequence_length, order.global_batch)
         read = Documents(data, order, join(path, INDICES))
         return cls(path, data, order.steps, order.global_batch, read)
 

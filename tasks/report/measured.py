@@ -18,7 +18,7 @@ import orjson
 import pyarrow as pa
 import pyarrow.parquet as pq
 from pyarrow import compute
-from tokenmill.tasks.blend.models import SPLITS
+from tokenmill.tasks.blend.models import SPLITS, listed_sources
 from tokenmill.tasks.shards.kinds import preparation
 from tokenmill.tasks.shards.manifest import entry_files, split_of, stored_entries
 from tokenmill.tasks.shards.published import Publication, join_published, read_publication
@@ -493,7 +493,11 @@ def _as_json(row: Mapping[str, Any]) -> Passage:
 
 def sources_of(manifest: Mapping[str, Any]) -> dict[str, Mapping[str, Any]]:
     """The data sets of the blend, by their name in a report."""
-    return {data_set(split, each["name"]): each for split, listed in manifest["blend"].items() for each in listed}
+    return {
+        data_set(split, each["name"]): each
+        for split, listed in listed_sources(manifest["blend"]).items()
+        for each in listed
+    }
 
 
 def drops_by_file(manifest: Mapping[str, Any]) -> dict[str, dict[str, int]]:

@@ -11,6 +11,7 @@ from datetime import UTC, datetime
 from importlib.metadata import version
 from typing import Any
 
+from tokenmill.tasks.blend.models import listed_sources
 from tokenmill.tasks.errors import InputError, RunError
 from tokenmill.tasks.storage import absolute
 
@@ -76,7 +77,7 @@ def _inputs(manifest: Mapping[str, Any]) -> list[Any]:
 
     counted = manifest["totals"]["datasets"]
     found: list[Any] = []
-    for split, sources in manifest["blend"].items():
+    for split, sources in listed_sources(manifest["blend"]).items():
         for source in sources:
             counts = counted.get(f"{split}/{source['name']}", {})
             size = InputStatisticsInputDatasetFacet(counts.get("rows"), counts.get("source_bytes"))

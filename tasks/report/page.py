@@ -9,6 +9,7 @@ takes 0.3 s and 25 kB.
 """
 
 import time
+from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from html import escape
@@ -141,7 +142,7 @@ def planned_and_realised(run: Run) -> list[Part]:
         }
         if len(counts) < 2:  # noqa: PLR2004 - one data set is all of it, whatever its weight
             continue
-        weights = {name: sources_of(run.manifest)[name]["weight"] for name in counts}
+        weights = _weights(run, split, counts)
         wanted, stored = sum(weights.values()), sum(counts.values())
         names = sorted(counts, key=lambda name: (-weights[name], name))
         if wanted:
@@ -158,6 +159,46 @@ def planned_and_realised(run: Run) -> list[Part]:
                 "Passes: how often a trainer that follows the weights reads this data set while it reads the average one once."
             )
         )
+    return found
+
+
+def _weights(run: Run, split: str, names: Iterable[str]) -> dict[str, float]:
+    """The weight of each data set; in training, the tokens that a budget reads of it."""
+    phases = run.manifest.get("phases", []) if split == "train" else []
+    if not phases:
+        return {name: sources_of(run.manifest)[name]["weight"] for name in names}
+    return {name: sum(phase["drawn"].get(name, 0.0) for phase in phases) for name in names}
+
+
+def phases_of_training(run: Run) -> list[Part]:
+    """What the budget reads in each phase, and what the phase's files give to read."""
+    phases = [phase for phase in run.manifest.get("phases", []) if "pairs" in phase]
+    held: Counter[str] = Counter()
+    for (name, split), count in run.tokens.items():
+        held[name] += count if split == "train" else 0
+    rows: list[tuple[Cell, ...]] = []
+    found: list[Part] = []
+    for phase in phases:
+        given: Counter[str] = Counter()
+        for pair in phase["pairs"]:
+            given[pair["dataset"]] += pair["drawn"]
+        planned, there = sum(phase["drawn"].values()), sum(given.values())
+        pairs = {name: (tokens / planned, given[name] / there) for name, tokens in phase["drawn"].items()}
+        if len(pairs) > 1:
+            found.append(bars(f"Phase {phase['name']}", pairs, ("planned", "published"), lambda each: f"{each:.1%}"))
+        rows += [
+            (
+                phase["name"],
+                name,
+                share(tokens, planned),
+                share(given[name], there),
+                round(given[name]),
+                f"{given[name] / held[name]:.2f}",
+            )
+            for name, tokens in phase["drawn"].items()
+        ]
+    if rows:
+        found.append(Table("Phases", ("phase", "data set", "planned", "published", "tokens", "epochs"), rows))
     return found
 
 
@@ -380,6 +421,7 @@ SECTIONS = (
     Section("Overview", frozenset(), overview),
     Section("Warnings", frozenset(), advice),
     Section("Weights", frozenset(), planned_and_realised),
+    Section("Phases", frozenset({"documents"}), phases_of_training),
     Section("Lengths", frozenset({"documents", "packs", "parquet", "lines"}), document_lengths),
     Section("Tokens per byte", frozenset({"documents", "packs", "parquet"}), density),
     Section("Packing", frozenset({"packs"}), packing),

@@ -7,8 +7,9 @@ from typing import Any
 from rich.console import Console
 from rich.filesize import decimal
 from rich.table import Table
-from tokenmill.tasks.shards.manifest import identities, published_manifest
+from tokenmill.tasks.shards.manifest import Finished, identities, published_manifest
 from tokenmill.tasks.shards.plan import PlannedShard, reasons
+from tokenmill.tasks.shards.planning import holdout_of
 from tokenmill.tasks.shards.preparation import Planned
 
 BYTES_PER_TOKEN = 4.0
@@ -19,6 +20,8 @@ EXPANSION = 3
 
 BYTES_PER_SECOND = 80e6
 """Bytes per second that one core tokenizes, from JSON Lines to disk."""
+
+HELD_OUT = ("valid", "test")
 
 MOST_REASONS = 8
 
@@ -56,6 +59,29 @@ def estimated_tokens(planned: Planned[Any, Any]) -> dict[str, int]:
         counted = receipt.tokens if receipt else 0
         found[_name(shard)] += counted or round(_text_bytes(shard) / BYTES_PER_TOKEN)
     return dict(found)
+
+
+def training_tokens(planned: Planned[Any, Any]) -> tuple[dict[str, int], set[str]]:
+    """Training tokens per data set (documents if nothing is tokenized), and the data sets whose tokens are partly estimates."""
+    found: Counter[str] = Counter()
+    estimated: set[str] = set()
+    for shard, key in zip(planned.plan.shards, planned.plan.keys, strict=True):
+        if shard.split in HELD_OUT:
+            continue
+        receipt = planned.plan.proven.get(key)
+        if receipt is not None:
+            own = [
+                count
+                for part, count in receipt.parts.items()
+                if Finished(shard, key, receipt).split_of(part) == "train"
+            ]
+            found[shard.dataset] += sum(count.tokens or count.documents for count in own)
+        else:
+            holdout = holdout_of(planned.settings, shard.split)
+            share = 1 - (holdout.valid + holdout.test if holdout else 0)
+            found[shard.dataset] += round(_text_bytes(shard) / BYTES_PER_TOKEN * share)
+            estimated.add(shard.dataset)
+    return dict(found), estimated
 
 
 def _text_bytes(shard: PlannedShard) -> int:

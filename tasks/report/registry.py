@@ -22,6 +22,7 @@ from rich.console import Console
 from rich.markup import escape
 from rich.tree import Tree
 from tokenmill.tasks.artifact import Artifact, MadeFrom
+from tokenmill.tasks.blend.models import listed_sources
 from tokenmill.tasks.errors import InputError, RunError
 from tokenmill.tasks.seal import sealed, unsealed
 from tokenmill.tasks.shards.lock import locked
@@ -102,7 +103,7 @@ def artifact_in(place: str) -> Artifact:
         raise InputError(
             f"{place}: neither prepared data, nor a training, nor results; point at the output folder of a command"
         )
-    sources = dict.fromkeys(source["path"] for split in manifest["blend"].values() for source in split)
+    sources = dict.fromkeys(source["path"] for split in listed_sources(manifest["blend"]).values() for source in split)
     made_from = [MadeFrom(type="data", path=path) for path in sources]
     return Artifact(path=folder, type=manifest["type"], made_from=made_from, digest=_digest(manifest))
 

@@ -1,13 +1,13 @@
 """Summarize a manifest: data in and out, by data set, and what was dropped and why."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from shlex import quote
 from typing import Any
 
 from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
-from tokenmill.tasks.blend.models import SPLITS
+from tokenmill.tasks.blend.models import SPLITS, listed_sources
 from tokenmill.tasks.shards.kinds import preparation
 from tokenmill.tasks.storage import join
 
@@ -43,7 +43,9 @@ def artifact_record(manifest: Mapping[str, Any], output_dir: str) -> dict[str, A
         "missing": len(manifest["missing"]),
         "made_from": [
             {"type": "data", "path": path}
-            for path in dict.fromkeys(source["path"] for split in manifest["blend"].values() for source in split)
+            for path in dict.fromkeys(
+                source["path"] for split in listed_sources(manifest["blend"]).values() for source in split
+            )
         ],
     }
     return {manifest["type"]: record}
@@ -58,7 +60,7 @@ def splits_of(manifest: Mapping[str, Any]) -> dict[str, Mapping[str, int]]:
 def data_set_rows(manifest: Mapping[str, Any]) -> list[dict[str, Any]]:
     """A table row per data set."""
     return [
-        _row(name, counts, _weight(manifest["blend"], name), _total_weight(manifest["blend"], name))
+        _row(name, counts, _weight(manifest, name), _total_weight(manifest, name))
         for name, counts in manifest["totals"]["datasets"].items()
     ]
 
@@ -70,17 +72,18 @@ def _row(name: str, counts: Mapping[str, Any], weight: float, total: float) -> d
     return dict(zip(COLUMNS, cells, strict=True))
 
 
-def _sources(blend: Mapping[str, Any], name: str) -> Sequence[Mapping[str, Any]]:
-    return blend[name.partition("/")[0]]
+def _weight(manifest: Mapping[str, Any], name: str) -> float:
+    """The weight of a data set; in training, the tokens that a budget reads of it."""
+    part, _, data_set = name.partition("/")
+    phases = manifest.get("phases", []) if part in ("datasets", "train") else []
+    if phases:
+        return sum(phase["drawn"].get(data_set, 0.0) for phase in phases)
+    return next(source["weight"] for source in manifest["blend"][part] if source["name"] == data_set)
 
 
-def _weight(blend: Mapping[str, Any], name: str) -> float:
-    data_set = name.partition("/")[2]
-    return next(source["weight"] for source in _sources(blend, name) if source["name"] == data_set)
-
-
-def _total_weight(blend: Mapping[str, Any], name: str) -> float:
-    return sum(source["weight"] for source in _sources(blend, name))
+def _total_weight(manifest: Mapping[str, Any], name: str) -> float:
+    part = name.partition("/")[0]
+    return sum(_weight(manifest, f"{part}/{source['name']}") for source in manifest["blend"][part])
 
 
 def markdown(manifest: Mapping[str, Any], output_dir: str) -> str:

@@ -233,9 +233,9 @@ class PublishedNames:
     """
 
     def __init__(self, manifest: Mapping[str, Any], output_dir: str) -> None:
-        self._held: dict[str, list[Part]] = {}
+        self._held: dict[str, list[tuple[Part, int]]] = {}
         self._ends: dict[str, list[int]] = {}
-        self._places: dict[tuple[str | int, ...], list[tuple[str, int, int]]] = {}
+        self._places: dict[tuple[str | int, ...], list[tuple[str, int, range]]] = {}
         by_key: dict[tuple[str, str], Part] = {}
         members: defaultdict[tuple[str, str, str], deque[Part]] = defaultdict(deque)
         for part, entry in parts_and_entries(manifest):
@@ -251,16 +251,31 @@ class PublishedNames:
             for name in (name for names in prefix["published"].values() for name in names):
                 for part in parts:
                     self._add(join_published(output_dir, name), part, part.rows)
+        for phase in manifest.get("phases", []):
+            for pair in phase.get("pairs", []):
+                self._add_range(join_published(output_dir, pair["path"]), join_published(output_dir, pair["of"]), pair)
         for file in manifest["files"]:
             name = join(output_dir, file["path"])
             if match := LEADING.fullmatch(name):
                 self._add(name, by_key[match["key"], match["split"]], int(match["packs"]))
 
-    def _add(self, name: str, part: Part, rows: int) -> None:
+    def _add(self, name: str, part: Part, rows: int, begin: int = 0) -> None:
+        """Add `rows` documents of a part to a file, from number `begin` on."""
         first = self.rows(name)
-        self._held.setdefault(name, []).append(part)
+        self._held.setdefault(name, []).append((part, begin))
         self._ends.setdefault(name, []).append(first + rows)
-        self._places.setdefault(part.identity, []).append((name, first, rows))
+        self._places.setdefault(part.identity, []).append((name, first - begin, range(begin, begin + rows)))
+
+    def _add_range(self, name: str, prefix: str, pair: Mapping[str, int]) -> None:
+        """Add the documents of a prefix that a phase reads, unless it reads the prefix itself."""
+        if name in self._held:
+            return
+        first, stop, start = pair["first"], pair["first"] + pair["documents"], 0
+        for (part, _), end in zip(self._held[prefix], self._ends[prefix], strict=True):
+            begin, rows = max(first, start) - start, min(stop, end) - max(first, start)
+            if rows > 0:
+                self._add(name, part, rows, begin)
+            start = end
 
     def rows(self, name: str) -> int:
         """The documents (packs, rows) of a published file; 0 for an unknown name."""
@@ -273,12 +288,13 @@ class PublishedNames:
         """
         ends = self._ends[name]
         place = bisect_right(ends, number)
-        return self._held[name][place], number - (ends[place - 1] if place else 0)
+        part, begin = self._held[name][place]
+        return part, begin + number - (ends[place - 1] if place else 0)
 
     def places(self, part: Part, number: int) -> list[tuple[str, int]]:
         """The published files with document `number` of a part, and its number in each."""
         places = self._places.get(part.identity, [])
-        return [(name, first + number) for name, first, rows in places if number < rows]
+        return [(name, first + number) for name, first, rows in places if number in rows]
 
 
 def parts_of_document(parts: Sequence[Part], wanted: DocumentId) -> list[Part]:

@@ -11,6 +11,7 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
+from tokenmill.tasks.blend.models import listed_sources
 from tokenmill.tasks.errors import InputError, RunError
 from tokenmill.tasks.shards.manifest import BLEND, MANIFEST
 from tokenmill.tasks.shards.store import read_bytes
@@ -80,7 +81,7 @@ def plan_rows(manifest: Mapping[str, Any]) -> list[dict[str, Any]]:
             "num_shards": shards[split, source["name"]],
             **{name: str(settings.get(name, "")) for name in ("scale", "sample")},
         }
-        for split, sources in manifest["blend"].items()
+        for split, sources in listed_sources(manifest["blend"]).items()
         for source in sources
     ]
 
@@ -140,7 +141,7 @@ def artifact_name(uri: str) -> str:
 
 
 def _sources(manifest: Mapping[str, Any]) -> list[Mapping[str, Any]]:
-    return [source for split in manifest["blend"].values() for source in split]
+    return [source for split in listed_sources(manifest["blend"]).values() for source in split]
 
 
 def _data_set(wandb: Any, source: Mapping[str, Any]) -> Any:  # noqa: ANN401 - wandb is imported late

@@ -18,7 +18,7 @@ from tokenmill.tasks.shards.manifest import Finished
 from tokenmill.tasks.shards.plan import PlannedShard
 from tokenmill.tasks.shards.planning import holdout_of, places, plan_shards
 from tokenmill.tasks.shards.preparation import Planned, Preparation, Release, Step
-from tokenmill.tasks.shards.publication import blend_weights
+from tokenmill.tasks.shards.publication import blend_weights, mix_header, mix_of
 from tokenmill.tasks.shards.publish import publish_bytes
 from tokenmill.tasks.shards.receipt import Receipt
 from tokenmill.tasks.shards.settings import OnBadRow
@@ -228,7 +228,9 @@ def release_rl(planned: RlPlan, finished: Sequence[Finished]) -> Release:
     if found.vocabulary is not None:
         gate = {name: asdict(verdict) for name, verdict in found.verdicts.items()}
         header["tokenizer"] = {"fingerprint": found.vocabulary.fingerprint, "gate": gate}
-    return Release(JsonLinesLayout(blend_weights(planned.blend), planned.settings.compression), header)
+    mix = mix_of(planned.blend, finished)
+    layout = JsonLinesLayout(blend_weights(planned.blend, mix), planned.settings.compression)
+    return Release(layout, {**header, **mix_header(mix)})
 
 
 def _require_one_form(finished: Sequence[Finished]) -> None:

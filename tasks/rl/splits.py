@@ -27,7 +27,7 @@ def by_source_splits(blend: Blend) -> Blend:
     if blend.datasets is None:
         raise InputError("splits=source: this blend lists its splits itself; remove the setting")
     found = {split: [part for source in blend.datasets for part in _of_split(source, split)] for split in SPLITS}
-    return Blend(**{split: sources or None for split, sources in found.items()})
+    return blend.model_copy(update={"datasets": None, **{split: sources or None for split, sources in found.items()}})
 
 
 def _of_split(source: DataSource, split: Split) -> Iterator[DataSource]:

@@ -22,6 +22,7 @@ from dataclasses import asdict, dataclass, field, replace
 from typing import Any, Protocol, cast
 
 import orjson
+from tokenmill.tasks.blend.mix import Mix, solve
 from tokenmill.tasks.blend.models import SPLITS, Blend
 from tokenmill.tasks.errors import InputError, RunError
 from tokenmill.tasks.sources.formats import first_row
@@ -195,9 +196,32 @@ BENIGN = {
 """Drops that are choices or conventions, not damage."""
 
 
-def blend_weights(blend: Blend) -> Weights:
-    """The weight of each data set, by `(split of the plan, name)`."""
-    return {(split, source.name): source.weight for split, sources in blend.parts().items() for source in sources}
+def mix_of(blend: Blend, finished: Sequence[Finished]) -> Mix | None:
+    """The solved budget of a blend, by the training tokens of finished shards (documents if nothing is tokenized).
+
+    None if the blend has plain weights only. Raises InputError for a budget that cannot be kept.
+    """
+    if not blend.budgeted:
+        return None
+    held: Counter[str] = Counter()
+    for item in finished:
+        for part, count in item.receipt.parts.items():
+            if item.split_of(part) == "train":
+                held[item.shard.dataset] += count.tokens or count.documents
+    return solve(blend, held)
+
+
+def mix_header(mix: Mix | None) -> dict[str, Any]:
+    """The manifest's entry of a solved budget: the tokens to read of each data set, by phase."""
+    return {} if mix is None else {"phases": [{"name": each.name, "drawn": dict(each.drawn)} for each in mix.phases]}
+
+
+def blend_weights(blend: Blend, mix: Mix | None = None) -> Weights:
+    """The weight of each data set, by `(split of the plan, name)`: in training, the tokens to read of it if there is a budget."""
+    weights = {(split, source.name): source.weight for split, sources in blend.parts().items() for source in sources}
+    if mix is None:
+        return weights
+    return weights | {place: mix.drawn(place[1]) for place in weights if place[0] in ("datasets", "train")}
 
 
 def publish_preparation(

@@ -13,6 +13,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from contextlib import suppress
 from typing import Any
 
+from tokenmill.tasks.blend.models import listed_sources
 from tokenmill.tasks.errors import InputError, RunError
 
 from .manifest import published_manifest
@@ -29,7 +30,11 @@ def check_shrinkage(
 
     `header` and `totals` are those of the new manifest.
     """
-    listed = {f"{split}/{each['name']}": each["name"] for split, sources in header["blend"].items() for each in sources}
+    listed = {
+        f"{split}/{each['name']}": each["name"]
+        for split, sources in listed_sources(header["blend"]).items()
+        for each in sources
+    }
     watched = {dataset: name for dataset, name in listed.items() if name not in settings.allow_shrink}
     if not watched:
         return

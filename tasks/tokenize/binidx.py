@@ -102,16 +102,20 @@ def index(lengths: np.ndarray, dtype: np.dtype[np.integer]) -> bytes:
 
 
 def write_index(
-    stream: Stream, pieces: Callable[[], Iterable[np.ndarray]], documents: int, dtype: np.dtype[np.integer]
+    stream: Stream,
+    pieces: Callable[[], Iterable[np.ndarray]],
+    documents: int,
+    dtype: np.dtype[np.integer],
+    start: int = 0,
 ) -> None:
     """Write the `.idx` of documents whose lengths ([…], int32, tokens) come in pieces; one is in memory at a time.
 
-    `pieces` is called twice, because lengths and offsets stand one after the other.
+    The first document begins at token `start` of the `.bin`. `pieces` is called twice, because lengths and offsets stand one after the other.
     """
     stream.write(memoryview(HEADER.pack(MAGIC, VERSION, _dtype_code(dtype), documents, documents + 1)))
     for lengths in pieces():
         stream.write(lengths.data)
-    end = 0
+    end = start * dtype.itemsize
     for lengths in pieces():
         stream.write((end + _places(lengths, dtype)).data)
         end += int(lengths.sum(dtype=np.int64)) * dtype.itemsize

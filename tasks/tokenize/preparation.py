@@ -3,6 +3,7 @@
     tokenize shards ─► join prefixes ─► publish
 
     OUT/train|valid|test/data_00000_1a2b3c4d.bin/.idx   names for the prefixes' files (hard links on a local disk)
+    OUT/phases/                                         blends of phases, for a budget (see `phases`)
 
 Megatron caches its sample index by path, so a name includes digits of its prefix's key. On an object store nothing is renamed or
 copied: blend.json points into the store. Planning reads a sample of each data set for the exactness gate.
@@ -15,6 +16,7 @@ from dataclasses import asdict, dataclass
 from functools import partial
 from typing import Any
 
+from tokenmill.tasks.blend.mix import Mix
 from tokenmill.tasks.blend.models import SPLITS, Blend, DataSource
 from tokenmill.tasks.shards.manifest import Finished
 from tokenmill.tasks.shards.plan import Plan, PlannedShard
@@ -27,6 +29,8 @@ from tokenmill.tasks.shards.publication import (
     blend_json,
     blend_weights,
     collect,
+    mix_header,
+    mix_of,
     parts_with_tokens,
 )
 from tokenmill.tasks.shards.publish import place_files
@@ -42,6 +46,7 @@ from .document_map import map_problems
 from .exact import encoder_of
 from .gate import Gate, Verdict, gate_notes, texts_of
 from .load import load_vocabulary, planned_vocabulary
+from .phases import Pair, PublishedPhases, cut_phases, publish_phases
 from .prefixes import build_prefix, inspect_prefix, plan_prefixes
 from .race import RACE_FROM, fastest_engine
 from .settings import Engine, PretrainRecipe, PretrainSettings, TokenizerSettings
@@ -157,10 +162,15 @@ PAIR = re.compile(r"data_\d{5,}_[0-9a-f]{8}\.\w+")
 
 @dataclass(frozen=True)
 class PairLayout:
-    """The prefixes, numbered in plan order. Data sets of weight 0 are published too, but omitted from blend.json."""
+    """The prefixes, numbered in plan order. Data sets of weight 0 are published too, but omitted from blend.json.
+
+    `mix` is the solved budget, None for plain weights. Its phases are published if the blend says how many tokens to train on.
+    """
 
     prefixes: Sequence[Finished]
     weights: Weights
+    mix: Mix | None
+    sized: bool
 
     @property
     def own(self) -> Mapping[str, re.Pattern[str]]:
@@ -172,6 +182,7 @@ class PairLayout:
         linked = is_local(output_dir) and is_local(store.place)
         names: dict[str, dict[str, list[str]]] = {}
         listed: list[Listed] = []
+        training: list[Pair] = []
         numbers: Counter[str] = Counter()
         pairs: list[tuple[str, str]] = []
         stored = Store(store.place, PREFIX)
@@ -183,9 +194,16 @@ class PairLayout:
             numbers[split] += 1
             names[item.shard.place] = {split: [prefix]}
             listed.append(Listed(split, item.dataset, prefix, item.receipt.parts[part].tokens))
+            training += [Pair.of(item, part, prefix)] if split == "train" else []
         place_files(pairs)
         blend = blend_json(listed, self.weights)
-        return Published({}, blend, derived=self.prefixes, derived_names=names)
+        phases = self._phases(output_dir, training, blend)
+        return Published({}, blend, phases.files, phases.header, self.prefixes, names)
+
+    def _phases(self, output_dir: str, training: Sequence[Pair], blend: bytes) -> PublishedPhases:
+        if self.mix is None or not self.sized:
+            return PublishedPhases(mix_header(self.mix), [])
+        return publish_phases(output_dir, cut_phases(training, self.mix), self.mix, blend)
 
 
 def tokenize_and_join(planned: PretrainPlan, build_shards: BuildShards) -> PretrainPlan:
@@ -220,7 +238,10 @@ def release_pretrain(planned: PretrainPlan, finished: Sequence[Finished]) -> Rel
         "gate": {name: asdict(verdict) for name, verdict in found.verdicts.items()},
     }
     prefixes, _ = collect(_prefixes(planned, finished), allow_partial=False)
-    return Release(PairLayout(prefixes, blend_weights(planned.blend)), {"tokenizer": tokenizer})
+    blend = planned.blend
+    mix = mix_of(blend, prefixes)
+    layout = PairLayout(prefixes, blend_weights(blend, mix), mix, blend.total is not None)
+    return Release(layout, {"tokenizer": tokenizer})
 
 
 def inspect_pretrain_shard(store: Store, receipt: Receipt) -> list[str]:

@@ -39,7 +39,7 @@ def _pair_problem(file: ListedFile, dtype: np.dtype[np.integer]) -> str | None:
     """The problem with the sizes of a .bin/.idx pair or the header of its index, if any."""
     tokens, documents = file.tokens or 0, file.documents or 0
     places = f"{file.path}.bin", f"{file.path}.idx"
-    expected = tokens * dtype.itemsize, HEADER.size + 12 * documents + 8 * (documents + 1)
+    expected = (file.held or tokens) * dtype.itemsize, HEADER.size + 12 * documents + 8 * (documents + 1)
     for place, size in zip(places, expected, strict=True):
         found = size_of(place)
         if found is None:

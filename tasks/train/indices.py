@@ -16,7 +16,7 @@ from .job import READ_SPLITS, ReadSplit, TrainData, contents_of
 from .order import DatasetReads
 from .reads import content_numbers, range_digest, sample_hashes, step_digests
 from .rows import samples_config, split_samples
-from .samples import parts_of, pieces_of
+from .samples import drawn, parts_of, pieces_of
 from .settings import Plan
 
 with warnings.catch_warnings():
@@ -56,11 +56,13 @@ class _SomePrefixes(BlendedMegatronDatasetBuilder):
         raise _BuiltError
 
 
-def build_prefixes(task: Task, split: ReadSplit, numbers: Sequence[int]) -> None:
-    """Build the indices of the prefixes with these numbers in a split."""
+def build_prefixes(task: Task, split: ReadSplit, phase: int | None, numbers: Sequence[int]) -> None:
+    """Build the indices of the prefixes with these numbers in a split, or in a phase of it."""
     plan, size = task.plan, task.plan.sizes[READ_SPLITS.index(split)]
+    data = task.data if phase is None else task.data.in_phase(phase)
+    size = size if phase is None else task.data.phases[phase].samples
     config, sizes = samples_config(
-        task.data, split, plan.sequence_length, size, plan.seed, task.indices, task.objects
+        data, split, plan.sequence_length, size, plan.seed, task.indices, task.objects
     )  # fmt: skip
     builder = _SomePrefixes(GPTDataset, sizes, lambda: True, config)
     builder.numbers = numbers
@@ -76,12 +78,10 @@ def build_blend(task: Task) -> list[int]:
         train, _ = (task.samples(split) for split in READ_SPLITS)
     if train is None:
         return []
-    drawn = np.zeros(len(parts_of(train)), np.int64)
-    if not hasattr(train, "datasets"):
-        return [task.plan.sizes[0]]
+    counts = np.zeros(len(parts_of(train)), np.int64)
     for numbers in _batches(task.plan.sizes[0], 2**24):
-        drawn += np.bincount(train.dataset_index[numbers], minlength=len(drawn))
-    return drawn.tolist()
+        counts += np.bincount(drawn(train, np.arange(numbers.start, numbers.stop))[0], minlength=len(counts))
+    return counts.tolist()
 
 
 def _batches(count: int, at_once: int) -> Iterator[slice]:
@@ -109,16 +109,16 @@ def _step_digests(samples: Any, contents: np.ndarray, plan: Plan, begin: int, en
 
 
 def count_reads(
-    task: Task, datasets: Sequence[str], numbers: Sequence[int], drawn: Sequence[int]
+    task: Task, datasets: Sequence[str], numbers: Sequence[int], counts: Sequence[int]
 ) -> list[dict[str, Any]]:
     """How often the steps read the prefixes with these numbers, as `DatasetReads` of one prefix each.
 
-    `datasets` are their data sets, `drawn` the samples read of each.
+    `datasets` are their data sets, `counts` the samples read of each.
     """
     parts = parts_of(task.samples())
     return [
         _prefix_reads(parts[number], dataset, count, task.plan.sequence_length).model_dump()
-        for dataset, number, count in zip(datasets, numbers, drawn, strict=True)
+        for dataset, number, count in zip(datasets, numbers, counts, strict=True)
     ]
 
 

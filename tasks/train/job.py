@@ -29,6 +29,7 @@ class Source(Strict, frozen=True):
     `files` are prefixes of .bin/.idx pairs, or packed Parquet files; `weights` are their weights in blend.json. `tokens` are
     those of the documents, without padding; `rows` are the packs, None for .bin/.idx. `contents` identify the bytes of each
     file wherever it is: its shard and the part of it; empty in a job of an earlier version, whose reads are not recorded.
+    `sizes` are the tokens of each pair, and `phase` is the number of the phase that reads them.
     """
 
     dataset: str
@@ -38,6 +39,16 @@ class Source(Strict, frozen=True):
     tokens: int
     rows: int | None = None
     contents: list[str] = Field(default_factory=list[str])
+    sizes: list[int] = Field(default_factory=list[int])
+    phase: int = 0
+
+
+class TrainPhase(Strict, frozen=True):
+    """A phase of training: its budget in tokens, and the samples that it reads, 0 before `phases.with_quotas`."""
+
+    name: str
+    tokens: float
+    samples: int = 0
 
 
 class TrainData(Strict, frozen=True):
@@ -57,10 +68,17 @@ class TrainData(Strict, frozen=True):
     sources: list[Source]
     pack_size: int | None = None
     pad_seq_to_mult: int | None = None
+    phases: list[TrainPhase] = Field(default_factory=list[TrainPhase])
 
     def of(self, split: str) -> list[Source]:
         """The sources of a split."""
         return [source for source in self.sources if source.split == split]
+
+    def in_phase(self, number: int) -> "TrainData":
+        """The data of one phase."""
+        return self.model_copy(
+            update={"sources": [source for source in self.of("train") if source.phase == number], "phases": []}
+        )
 
 
 def contents_of(data: TrainData, split: str) -> list[str]:

@@ -3,14 +3,14 @@
 build the indices of prefixes ─► build those of the blend ─► digest what steps read, count what is read ─► publish
 """
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 
 from tokenmill.tasks.errors import InputError
 from tokenmill.tasks.shards.stage import RunAll
 from tokenmill.tasks.storage import is_local, join
 
 from .blocks import block_calls, hash_blocks
-from .job import READ_SPLITS, TrainData
+from .job import READ_SPLITS, ReadSplit, TrainData
 from .order import (
     INDICES,
     Order,
@@ -20,6 +20,7 @@ from .order import (
     require_documents,
     steps_per_digest,
 )
+from .phases import require_steps, source_name, with_quotas
 from .prepared import prepared_data
 from .settings import OrderSettings, Plan
 
@@ -30,6 +31,8 @@ def checked_data(path: str, settings: OrderSettings) -> TrainData:
     """The data to order. Raises InputError for other data than documents, and remote data with workers elsewhere."""
     data = prepared_data(path)
     require_documents(data)
+    data = with_quotas(data, settings.sequence_length, settings.global_batch)
+    require_steps(data, settings)
     if not is_local(data.path) and settings.cluster != "local":
         raise InputError(
             f"cluster={settings.cluster}: megatron-core builds its indices on a local disk, which workers on other machines do "
@@ -49,9 +52,9 @@ def make_order(data: TrainData, settings: OrderSettings, run_all: RunAll) -> Ord
     with indices_folder(data.path) as folder:
         common = {"task": indices.Task(data=data, plan=plan, indices=folder, objects=f"{folder}/objects")}
         builds = [
-            {**common, "split": split, "numbers": numbers}
-            for split, size in zip(READ_SPLITS, plan.sizes, strict=True)
-            for numbers in _dealt([file for source in data.of(split) for file in source.files] if size else [])
+            {**common, "split": split, "phase": phase, "numbers": numbers}
+            for split, phase, files in _read(data, plan)
+            for numbers in _dealt(files)
         ]
         run_all("build-indices", indices.build_prefixes, builds)
         (drawn,) = run_all("build-blend", indices.build_blend, [common])
@@ -59,13 +62,13 @@ def make_order(data: TrainData, settings: OrderSettings, run_all: RunAll) -> Ord
             {**common, "begin": begin, "end": end, "together": together} for begin, end in _ranges(plan.steps, together)
         ]
         digests = run_all("digest-steps", indices.digests, ranges)
-        names = [source.dataset for source in data.of("train") for _ in source.files]
+        names = [source_name(data, source) for source in data.of("train") for _ in source.files]
         counts = [
             {
                 **common,
                 "numbers": each,
                 "datasets": [names[number] for number in each],
-                "drawn": [drawn[number] for number in each],
+                "counts": [drawn[number] for number in each],
             }
             for each in _dealt(names)
         ]
@@ -79,6 +82,15 @@ def make_order(data: TrainData, settings: OrderSettings, run_all: RunAll) -> Ord
     )
     publish_order(data.path, order)
     return order
+
+
+def _read(data: TrainData, plan: Plan) -> Iterator[tuple[ReadSplit, int | None, list[str]]]:
+    """The splits that are read, the phases of the train split, and the files of each."""
+    for split, size in zip(READ_SPLITS, plan.sizes, strict=True):
+        phases = range(len(data.phases)) if split == "train" and data.phases else [None]
+        for phase in phases if size else []:
+            sources = data.of(split) if phase is None else data.in_phase(phase).of(split)
+            yield split, phase, [file for source in sources for file in source.files]
 
 
 def _dealt(items: Sequence[object]) -> list[list[int]]:

@@ -23,6 +23,7 @@ from .initial_weights import check_initial_weights, start_place
 from .job import CHECKPOINTS, JOB, MODEL, Job, job_of
 from .launchers.launch import process_count
 from .order import sentence_on_order
+from .phases import require_steps, source_name, with_quotas
 from .prepared import (
     check_tokenizer,
     content_digest,
@@ -47,7 +48,8 @@ def plan_training(path: str, settings: TrainSettings, output_dir: str) -> Job:
     if settings.start_from is not None:
         settings = settings.model_copy(update={"start_from": start_place(settings.start_from)})
     skipped = read_skip_list(settings.skip_list) if settings.skip_list is not None else []
-    return Job(settings=settings, data=prepared_data(path), output_dir=absolute(output_dir), skipped=skipped)
+    data = with_quotas(prepared_data(path), settings.sequence_length, settings.global_batch)
+    return Job(settings=settings, data=data, output_dir=absolute(output_dir), skipped=skipped)
 
 
 def check(job: Job) -> list[str]:
@@ -66,6 +68,7 @@ def check(job: Job) -> list[str]:
     _check_sequence_multiple(job)
     _check_divisibility(job)
     _check_batch(job.settings)
+    require_steps(job.data, job.settings)
     _check_reads(job)
     _check_skipped(job)
     resumption = _check_output(job)
@@ -256,6 +259,12 @@ def epochs_of(job: Job) -> list[Epochs]:
     sources, rows = job.data.of("train"), job.settings.steps * job.settings.global_batch
     if job.data.kind == "sft":
         return [Epochs("all packs", rows, sum(source.rows or 0 for source in sources), "packs")]
+    if job.data.phases:  # weights are the samples that whole phases read
+        length = job.settings.sequence_length
+        return [
+            Epochs(source_name(job.data, source), sum(source.weights) * length, source.tokens, "tokens")
+            for source in sources
+        ]
     weight = sum(sum(source.weights) for source in sources)
     tokens = rows * job.settings.sequence_length
     return [

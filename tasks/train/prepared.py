@@ -22,6 +22,7 @@ from tokenmill.tasks.pack.settings import SftSettings
 from tokenmill.tasks.shards.kinds import KINDS, preparation
 from tokenmill.tasks.shards.manifest import BLEND, MANIFEST, WHOLE, read_manifest
 from tokenmill.tasks.shards.preparation import TRAINABLE
+from tokenmill.tasks.shards.published import join_published
 from tokenmill.tasks.shards.store import read_bytes
 from tokenmill.tasks.storage import absolute, is_local, join
 from tokenmill.tasks.strict import parse
@@ -30,7 +31,7 @@ from tokenmill.tasks.tokenize.settings import TokenizerSource
 from tokenmill.tasks.tokenize.vocabulary import Vocabulary
 from xxhash import xxh3_128_hexdigest
 
-from .job import Source, TrainData
+from .job import Source, TrainData, TrainPhase
 
 NOT_FOUND_HERE = (
     "a relative path starts at the folder where the preparation ran: train in that folder, or prepare with an absolute path "
@@ -48,7 +49,8 @@ class ListedFile:
     """A name in blend.json and what the manifest records of it.
 
     `path` is the prefix of a .bin/.idx pair, or a Parquet file; `key` is its shard, `part` the part of that shard. `documents` and
-    `tokens` are None for packs, and `packs`, the number of rows, is None for pairs.
+    `tokens` are None for packs, and `packs`, the number of rows, is None for pairs. `held` are the tokens of a .bin of which a
+    phase reads a part, and `phase` is the number of the phase.
     """
 
     split: Split
@@ -59,6 +61,8 @@ class ListedFile:
     part: str
     documents: int | None = None
     tokens: int | None = None
+    held: int | None = None
+    phase: int = 0
     packs: int | None = None
 
 
@@ -82,6 +86,7 @@ def prepared_data(path: str) -> TrainData:
         sources=_sources(listed, manifest),
         pack_size=manifest["settings"]["pack_size"] if is_packed else None,
         pad_seq_to_mult=manifest["settings"]["pad_seq_to_mult"] if is_packed else None,
+        phases=[TrainPhase(name=each["name"], tokens=sum(each["drawn"].values())) for each in _phases(manifest)],
     )
     return data if data.eos is not None else data.model_copy(update={"eos": vocabulary_of(data).eos})
 
@@ -115,8 +120,11 @@ def listed_files(path: str, manifest: Mapping[str, Any]) -> list[ListedFile]:
     """
     blend: dict[str, list[str] | None] = orjson.loads(_published_blend(path, manifest))
     published = _published_entries(path, manifest)
-    listed: list[ListedFile] = []
-    for split in SPLITS:
+    phased = [
+        _listed_range(path, number, pair) for number, each in enumerate(_phases(manifest)) for pair in each["pairs"]
+    ]
+    listed: list[ListedFile] = phased
+    for split in SPLITS[1:] if phased else SPLITS:
         entries = blend[split] or []
         for weight, name in zip(entries[::2], entries[1::2], strict=True):
             entry = published.get((split, name))
@@ -127,6 +135,20 @@ def listed_files(path: str, manifest: Mapping[str, Any]) -> list[ListedFile]:
                 )
             listed.append(_listed(split, name, float(weight), entry))
     return listed
+
+
+def _phases(manifest: Mapping[str, Any]) -> list[Mapping[str, Any]]:
+    """The phases that training follows; none for a budget without a total."""
+    return [phase for phase in manifest.get("phases", []) if "pairs" in phase]
+
+
+def _listed_range(path: str, phase: int, pair: Mapping[str, Any]) -> ListedFile:
+    first, documents = pair["first"], pair["documents"]
+    part = pair["part"] if pair["path"] == pair["of"] else f"{pair['part']} {first}:{first + documents}"
+    return ListedFile(
+        "train", join_published(path, pair["path"]), pair["drawn"], pair["dataset"], pair["key"], part, documents,
+        pair["tokens"], pair["held"], phase,
+    )  # fmt: skip
 
 
 def _published_blend(path: str, manifest: Mapping[str, Any]) -> bytes:
@@ -167,14 +189,17 @@ def _listed(split: Split, name: str, weight: float, entry: Mapping[str, Any]) ->
 
 def content_digest(listed: Sequence[ListedFile]) -> str:
     """`xxh3_128:…` of the listed files, in order, with weights; the keys of shards represent their bytes."""
-    content = [(file.split, file.weight, file.dataset, file.key, file.part, file.packs) for file in listed]
+    content = [
+        (file.split, file.weight, file.dataset, file.key, file.part, file.packs, *([file.phase] if file.phase else []))
+        for file in listed
+    ]
     return f"xxh3_128:{xxh3_128_hexdigest(orjson.dumps(content))}"
 
 
 def _sources(listed: Sequence[ListedFile], manifest: Mapping[str, Any]) -> list[Source]:
-    grouped: dict[tuple[Split, str], list[ListedFile]] = {}
+    grouped: dict[tuple[Split, str, int], list[ListedFile]] = {}
     for file in listed:
-        grouped.setdefault((file.split, file.dataset), []).append(file)
+        grouped.setdefault((file.split, file.dataset, file.phase), []).append(file)
     is_packed = preparation(manifest["type"]).tokens == "packs"
     return [
         Source(
@@ -187,8 +212,10 @@ def _sources(listed: Sequence[ListedFile], manifest: Mapping[str, Any]) -> list[
             else sum(file.tokens or 0 for file in files),
             rows=sum(file.packs or 0 for file in files) if is_packed else None,
             contents=[f"{file.key} {file.part}" for file in files],
+            sizes=[] if is_packed else [file.tokens or 0 for file in files],
+            phase=phase,
         )
-        for (split, dataset), files in grouped.items()
+        for (split, dataset, phase), files in grouped.items()
     ]
 
 

@@ -19,6 +19,7 @@ from tokenmill.tasks.storage import absolute, is_local, join
 from .history import history_of
 from .job import JOB, Job, TrainData, contents_of, job_of
 from .order import INDICES, ORDER, Order, prepared_indices, read_order
+from .phases import with_quotas
 from .prepared import prepared_data
 from .reads import content_numbers, range_digest, sample_hashes, step_digests, wrong_position
 from .recorded import recorded_reads
@@ -160,6 +161,7 @@ class _Comparison:
         data = prepared_data(self.job.data.path)
         if data.made_from != self.order.content:
             raise InputError(f"{data.path}: prepared again since its order was planned")
+        data = with_quotas(data, self.order.sequence_length, self.order.global_batch)
         return Documents(data, self.order, join(data.path, INDICES))
 
     def digest(self, step: int) -> str:

@@ -88,6 +88,10 @@ class ReadRecorder:
         if getattr(dataset, "dataset_index", 0) is None:
             raise InputError("--dataloader-defer-npy-index-mmap: samples cannot be recorded with it; leave it out")
         found, config = prepared_data(data), parts_of(dataset)[0].config
+        if len(found.phases) > 1:
+            raise InputError(
+                f"{data}: has {len(found.phases)} phases, and a record is of one blend; train with tokenmill train"
+            )
         settings = TrainSettings(
             sequence_length=config.sequence_length, global_batch=global_batch, micro_batch=1, steps=steps,
             seed=config.random_seed, launcher="megatron-lm",

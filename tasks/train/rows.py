@@ -31,7 +31,7 @@ from .blocks import BlockChecks
 from .job import READ_SPLITS, ReadSplit, Source, TrainData, contents_of
 from .order import prepared_indices
 from .reads import content_numbers, sample_hashes
-from .samples import Pieces, pieces_of
+from .samples import Phased, Pieces, pieces_of
 
 COLUMNS = {"input_ids": np.int32, "loss_mask": np.int8, "seq_start_id": np.int32}
 BOUNDS = {"input_ids": "tokens", "seq_start_id": "sequences"}
@@ -136,13 +136,19 @@ def split_samples(
 ) -> Any:  # noqa: ANN401
     """megatron-core's dataset of `size` samples of a split, with its index caches in `indices`; None without any.
 
-    `folder` caches the indices of pairs on an object store. A process group is needed.
+    With phases, it is of all their samples. `folder` caches the indices of pairs on an object store. A process group is needed.
     """
     from megatron.core.datasets.blended_megatron_dataset_builder import BlendedMegatronDatasetBuilder
     from megatron.core.datasets.gpt_dataset import GPTDataset
 
     if not size or not data.of(split):
         return None
+    if split == "train" and data.phases:
+        phases = [
+            split_samples(data.in_phase(number), split, length, phase.samples, seed, indices, folder)
+            for number, phase in enumerate(data.phases)
+        ]
+        return Phased(phases, np.cumsum([phase.samples for phase in data.phases]))
     config, sizes = samples_config(data, split, length, size, seed, indices, folder)
     built = BlendedMegatronDatasetBuilder(GPTDataset, sizes, lambda: True, config).build()
     return built[READ_SPLITS.index(split)]

@@ -13,6 +13,25 @@ from typing import Any, NamedTuple
 import numpy as np
 
 
+@dataclass(frozen=True, slots=True)
+class Phased:
+    """The samples of phases, one after the other: `phases` are megatron-core's datasets, `ends` (int64) where each ends."""
+
+    phases: Sequence[Any]
+    ends: np.ndarray
+
+    def __len__(self) -> int:
+        return int(self.ends[-1])
+
+    def __getitem__(self, number: int) -> dict[str, Any]:
+        phase = int(np.searchsorted(self.ends, number, side="right"))
+        return self.phases[phase][number - self.begin(phase)]
+
+    def begin(self, phase: int) -> int:
+        """The number of the first sample of a phase."""
+        return int(self.ends[phase - 1]) if phase else 0
+
+
 class Piece(NamedTuple):
     """A run of tokens in a document: `source` is the number of the prefix in its split, `document` the number of the
     document in the prefix; `offset` (in the document) and `length` are in tokens.
@@ -47,20 +66,24 @@ class Pieces:
 
 def parts_of(dataset: Any) -> list[Any]:  # noqa: ANN401 - megatron-core has no types
     """The GPTDatasets that `dataset` draws from, one per prefix, in the order of the blend; `dataset` itself if it is one."""
+    if isinstance(dataset, Phased):
+        return [part for phase in dataset.phases for part in parts_of(phase)]
     return list(getattr(dataset, "datasets", [dataset]))
 
 
 def pieces_of(dataset: Any, numbers: Sequence[int] | np.ndarray) -> Pieces:  # noqa: ANN401
     """The pieces that samples of a BlendedDataset or GPTDataset read; their numbers are those of `dataset[number]`."""
     asked = np.asarray(numbers, np.int64)
-    source, own = _drawn(dataset, asked)
+    source, own = drawn(dataset, asked)
     parts = parts_of(dataset)
-    drawn = [(int(number), np.flatnonzero(source == number)) for number in np.unique(source)]
-    return _joined(source, [(places, *_in_prefix(parts[number], own[places])) for number, places in drawn])
+    found = [(int(number), np.flatnonzero(source == number)) for number in np.unique(source)]
+    return _joined(source, [(places, *_in_prefix(parts[number], own[places])) for number, places in found])
 
 
 def samples_with(dataset: Any, source: int, document: int) -> np.ndarray:  # noqa: ANN401
     """The numbers (int64, ascending) of the samples that read a token of a document of prefix number `source`."""
+    if isinstance(dataset, Phased):
+        return _samples_in_phase(dataset, source, document)
     part = parts_of(dataset)[source]
     places = np.flatnonzero(np.asarray(part.document_index) == document)
     begins = np.asarray(part.sample_index)[:, 0]
@@ -77,14 +100,37 @@ def samples_with(dataset: Any, source: int, document: int) -> np.ndarray:  # noq
     return numbers[np.unique(samples[pieces.document == document])]
 
 
-def _drawn(dataset: Any, numbers: np.ndarray) -> tuple[np.ndarray, np.ndarray]:  # noqa: ANN401
-    """The prefix of each sample, and its number among the samples of that prefix."""
+def _samples_in_phase(dataset: Phased, source: int, document: int) -> np.ndarray:
+    for number, phase in enumerate(dataset.phases):
+        count = len(parts_of(phase))
+        if source < count:
+            found = samples_with(phase, source, document) + dataset.begin(number)
+            return found[found < dataset.ends[number]]
+        source -= count
+    raise IndexError(source)
+
+
+def drawn(dataset: Any, numbers: np.ndarray) -> tuple[np.ndarray, np.ndarray]:  # noqa: ANN401
+    """The prefix of each sample, and its number among the samples of that prefix (int64 [samples] each)."""
+    if isinstance(dataset, Phased):
+        return _drawn_in_phases(dataset, numbers)
     if not hasattr(dataset, "datasets"):
         return np.zeros(len(numbers), np.int64), numbers
     return (
         np.asarray(dataset.dataset_index[numbers], np.int64),
         np.asarray(dataset.dataset_sample_index[numbers], np.int64),
     )
+
+
+def _drawn_in_phases(dataset: Phased, numbers: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    found = np.empty((2, len(numbers)), np.int64)
+    phases, first = np.searchsorted(dataset.ends, numbers, side="right"), 0
+    for number, phase in enumerate(dataset.phases):
+        mine = np.flatnonzero(phases == number)
+        source, own = drawn(phase, numbers[mine] - dataset.begin(number))
+        found[:, mine] = source + first, own
+        first += len(parts_of(phase))
+    return found[0], found[1]
 
 
 def _in_prefix(part: Any, numbers: np.ndarray) -> tuple[np.ndarray, ...]:  # noqa: ANN401

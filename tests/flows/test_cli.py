@@ -395,3 +395,32 @@ def test_splits_stand_in_the_order_train_valid_test(tmp_path, blend, capsys):
     assert re.findall(r"^ +(train|valid|test) ", shown, re.MULTILINE) == ["train", "valid", "test"]
     assert re.findall(r"\| (train|valid|test) \|", markdown(manifest, "out")) == ["train", "valid", "test"]
     assert "built 1 shard, reused 0" in shown
+
+
+def test_a_mix_is_estimated_before_a_preparation_exact_after_it_and_written_for_megatron(tmp_path, data):
+    other = write_lines(data.parent / "b.jsonl", ["another document"] * 300)
+    path = tmp_path / "blend.json"
+    phases = [{"name": "main", "share": 0.75}, {"name": "end", "share": 0.25, "mix": {"b": 0.9}}]
+    budget = {"tokens": 600, "phases": phases}
+    path.write_text(json.dumps({**blend_of(data, other), **budget}))
+    out = tmp_path / "out"
+    before = json.loads(tokenmill("mix", path, "--output-dir", out, "--format", "json").stdout)["mix"]
+    assert {each["estimated"] for each in before["datasets"].values()} == {True}
+    manifest = prepare(str(path), out)[1]
+    done = tokenmill(
+        "mix", path, "--output-dir", out, "--format", "json", "--step-tokens", 60, "--write", tmp_path / "plain"
+    )
+    assert done.returncode == 0, done.stderr
+    found = json.loads(done.stdout)["mix"]
+    held = {name: sum(e["tokens"]["train"] for e in manifest["shards"] if e["dataset"] == name) for name in ("a", "b")}
+    assert {name: each["tokens"] for name, each in found["datasets"].items()} == held
+    assert not any(each["estimated"] for each in found["datasets"].values())
+    assert [phase["drawn"] for phase in found["phases"]] == [{"a": 225, "b": 225}, {"a": 15, "b": 135}]
+    assert found["steps"] == [8, 10]
+    for name in ("main", "end"):
+        words = json.loads((tmp_path / f"plain/phases/{name}.json").read_text())["train"]
+        assert all(Path(f"{prefix}{end}").exists() for prefix in words[1::2] for end in (".bin", ".idx"))
+    shown = tokenmill("mix", path, "--output-dir", out, "--format", "text", "--step-tokens", 60).stdout
+    assert "Megatron-LM: --train-iters 10 --phase-transition-iterations 8" in shown
+    refused = tokenmill("mix", path, "--tokens", 0)
+    assert refused.returncode == 2

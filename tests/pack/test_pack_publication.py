@@ -10,15 +10,20 @@ from pathlib import Path
 import fsspec
 import pyarrow.parquet as pq
 import pytest
-from tokenmill.tasks.errors import RunError
+from tokenmill.tasks.blend.models import Blend
+from tokenmill.tasks.errors import InputError, RunError
 from tokenmill.tasks.pack.publication import PackedLayout
+from tokenmill.tasks.pack.settings import SftSettings
+from tokenmill.tasks.shards.kinds import preparation
 from tokenmill.tasks.shards.publication import publish_preparation
 from tokenmill.tasks.shards.settings import PreparationSettings
 from tokenmill.tasks.shards.store import Store
 from tokenmill.tasks.shards.verify import verify
 
+from tests import preparing, preparing_sft
 from tests.faults.injection import PowerOff, count_operations, fail_operation, killed_at
 from tests.pack.small_packs import MULTIPLE, PACK_SIZE, PADDING, facts_of, packs, shard
+from tests.peers.conversations import assistant, talk, user
 
 WEIGHTS = {("datasets", "math"): 3.0, ("datasets", "code"): 1.0, ("datasets", "chat"): 2.0}
 COUNTS = {"math": [60, 50, 90], "code": [160], "chat": [40, 110, 80, 70]}
@@ -489,3 +494,38 @@ def test_facts_of_the_receipt_are_of_its_packs():
         "sequences": 3, "packs": 2, "tokens": 6, "padding": 3, "loss_tokens": 3, "longest": 5, "most_sequences": 2,
         "shortest_pack": 4,
     }  # fmt: skip
+
+
+def test_a_budget_says_how_many_tokens_of_each_data_set_are_published(tmp_path):
+    rows = {
+        name: [
+            talk(user(f"{name} {number}?"), assistant(f"{name} {number}. " * (number % 5 + 1))) for number in range(200)
+        ]
+        for name in ("a", "b")
+    }
+    paths = [preparing_sft.write_rows(tmp_path / f"{name}.jsonl", each) for name, each in rows.items()]
+    blend = preparing.blend_of(*paths)
+    blend["datasets"][0]["share"] = 0.25
+    chosen = {"pack_size": 64, "holdout": {"valid": 0, "test": 0}, "store": str(tmp_path / "store")}
+    _, plain = preparing_sft.prepare(blend, tmp_path / "plain", sampling="down", **chosen)
+    _, manifest = preparing_sft.prepare({**blend, "tokens": 4000}, tmp_path / "out", sampling="down", **chosen)
+    taken = {name: each["tokens"] for name, each in manifest["sampling"]["splits"]["train"].items()}
+    assert taken["a"] == pytest.approx(1000, abs=64)
+    assert taken["b"] == pytest.approx(3000, abs=64)
+    assert manifest["volatile"]["shards"]["built"] == 0
+    assert [phase["drawn"] for phase in manifest["phases"]] == [{"a": pytest.approx(1000), "b": pytest.approx(3000)}]
+    shares = {name: each["wanted"] for name, each in plain["sampling"]["splits"]["train"].items()}
+    assert shares == {"a": pytest.approx(0.25), "b": pytest.approx(0.75)}
+
+
+@pytest.mark.parametrize(
+    ("budget", "settings", "words"),
+    [
+        ({"tokens": 100, "phases": [{"name": "p"}]}, {"sampling": "up"}, "phases: trainers read a folder of packs"),
+        ({"tokens": 100}, {"sampling": "none"}, "sampling=none publishes all packs once"),
+    ],
+)
+def test_a_budget_that_packs_cannot_follow_is_refused(budget, settings, words):
+    blend = Blend.model_validate({"datasets": [{"name": "a", "path": "/a"}], **budget})
+    with pytest.raises(InputError, match=words):
+        preparation("sft").check(blend, SftSettings.model_validate(settings), "/out")

@@ -16,6 +16,7 @@ import yaml
 from tokenmill.flows.cli import run as tokenmill
 from tokenmill.tasks.errors import InputError
 from tokenmill.tasks.train.events import Failed, Saved
+from tokenmill.tasks.train.job import TrainPhase
 from tokenmill.tasks.train.launchers import launch_of
 from tokenmill.tasks.train.launchers.launch import Launch, on_one_machine, require_program
 from tokenmill.tasks.train.launchers.nemo_rl import nemo_rl_launch
@@ -726,3 +727,47 @@ def test_rows_that_nemo_rl_does_not_read_are_refused(given, reason):
 def test_what_nemo_rl_is_handed_is_a_folder():
     with pytest.raises(InputError, match="output_dir=s3://bucket/out: launcher=nemo-rl"):
         nemo_rl_launch(manifest("nemo_rl_sft"), "s3://bucket/out", "org/model")
+
+
+def phased(**settings):
+    """A job with two phases of 3 and 2 steps."""
+    made = job(launcher="megatron-lm", processes=8, global_batch=8, micro_batch=1, **settings)
+    train, valid = made.data.sources
+    sources = [
+        train.model_copy(update={"phase": number, "weights": [weight], "files": [f"/d/{number}"]})
+        for number, weight in ((0, 24.0), (1, 16.0))
+    ]
+    phases = [TrainPhase(name="main", tokens=384, samples=24), TrainPhase(name="end", tokens=256, samples=16)]
+    data = made.data.model_copy(update={"sources": [*sources, valid], "phases": phases})
+    return made.model_copy(update={"data": data})
+
+
+@pytest.mark.parametrize(
+    ("steps", "reached", "blends"),
+    [(5, None, ["main", "end"]), (5, "3", ["end"]), (5, "5", []), (5, "release", ["main", "end"]), (2, None, ["main"])],
+)
+def test_megatron_lm_runs_once_per_phase_and_goes_on_where_it_was(tmp_path, written, shell, steps, reached, blends):
+    made = phased(steps=steps).model_copy(update={"output_dir": str(tmp_path / "out it's")})
+    if reached:
+        (tmp_path / "out it's/checkpoints").mkdir(parents=True)
+        (tmp_path / "out it's/checkpoints/latest_checkpointed_iteration.txt").write_text(reached)
+    launch = launch_of(made, 8)
+    shell.program("python", SAYS_ITS_ARGUMENTS)
+    done = shell(written(launch) / "train.sh", MEGATRON_LM="/opt/Megatron LM")
+    assert done.returncode == 0, done.stderr
+    runs = [orjson.loads(line) for line in done.stdout.splitlines()]
+    read = [value_of("--per-split-data-args-path", run) for run in runs]
+    assert read == [f"{tmp_path}/out it's/blend-{name}.json" for name in blends]
+    for words in runs:
+        assert value_of("--phase-transition-iterations", words) == ("3" if steps > 3 else None)
+        assert value_of("--train-iters", words) == str(steps)
+    assert orjson.loads(launch.files["blend-main.json"]) == {
+        "train": ["24.0", "/d/0"], "valid": ["1.0", "/data/pre pared/valid/00"], "test": None,
+    }  # fmt: skip
+
+
+def test_megatron_bridge_is_given_no_phases():
+    made = phased()
+    settings = made.settings.model_copy(update={"launcher": "megatron-bridge"})
+    with pytest.raises(InputError, match="has 2 phases, and Megatron-Bridge reads one blend"):
+        launch_of(made.model_copy(update={"settings": settings}), 8)

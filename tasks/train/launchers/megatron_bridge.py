@@ -189,6 +189,11 @@ def dataset() -> GPTSFTDatasetConfig:
 
 def megatron_bridge_launch(job: Job, processes: int) -> Launch:
     """Raises InputError when Bridge cannot read the data where it is, or its tokenizer."""
+    if len(job.data.phases) > 1:
+        raise InputError(
+            f"launcher=megatron-bridge: {job.data.path} has {len(job.data.phases)} phases, and Megatron-Bridge reads one blend from "
+            "first step to last; set launcher=local, slurm, kubernetes or megatron-lm"
+        )
     require_files(job.settings.launcher, places_of(job))
     folder = local_folder(job.output_dir, job.settings.launcher)
     data = (PACKS if job.data.kind == "sft" else DOCUMENTS).substitute(_data_values(job))

@@ -6,10 +6,12 @@ that differs from tokenmill's: Megatron would use a dropout of 0.1, and tie embe
 
 import shlex
 from collections.abc import Iterable, Mapping
+from itertools import accumulate
 
+import orjson
 from tokenmill.tasks.errors import InputError
 from tokenmill.tasks.storage import join
-from tokenmill.tasks.train.job import CHECKPOINTS, Job
+from tokenmill.tasks.train.job import CHECKPOINTS, Job, Source
 
 from .launch import (
     HUGGING_FACE,
@@ -36,8 +38,24 @@ program="${{MEGATRON_LM:?set it to the folder of Megatron-LM, which contains pre
 export CUDA_DEVICE_MAX_CONNECTIONS="${{CUDA_DEVICE_MAX_CONNECTIONS:-1}}" # required to overlap communication
 
 {arrays}
+{run}
+"""
+
+RUN = """\
 exec python {torchrun} "$program" \\
-    {expanded} "$@"
+    {expanded} "$@"\
+"""
+
+RUN_PHASES = """\
+# Megatron-LM ends at each transition; the next run goes on from its checkpoint with the blend of the next phase.
+ends=({ends})
+blends=({blends})
+for phase in "${{!ends[@]}}"; do
+    finished="$(cat {tracker} 2>/dev/null || echo 0)"
+    if [[ "$finished" =~ ^[0-9]+$ && "$finished" -ge "${{ends[$phase]}}" ]]; then continue; fi
+    python {torchrun} "$program" --per-split-data-args-path "${{blends[$phase]}}" \\
+        {expanded} "$@"
+done\
 """
 
 
@@ -59,10 +77,61 @@ def megatron_lm_launch(job: Job, processes: int) -> Launch:
         script=shlex.quote(join(folder, SCRIPT)),
         more="" if job.settings.nodes == 1 else " on every machine, with NODE_RANK and MASTER_ADDR",
         arrays="\n".join(_array(name, arguments) for name, arguments in groups.items()),
-        torchrun=torchrun_words(job, processes),
-        expanded=" ".join(f'"${{{name}[@]}}"' for name in groups),
+        run=_run(job, processes, groups),
     )
-    return Launch({SCRIPT: text}, ["bash", join(folder, SCRIPT)], False)
+    return Launch({SCRIPT: text, **_phase_blends(job)}, ["bash", join(folder, SCRIPT)], False)
+
+
+def _run(job: Job, processes: int, groups: Iterable[str]) -> str:
+    """The command that trains, or one for each phase."""
+    words = {
+        "torchrun": torchrun_words(job, processes),
+        "expanded": " ".join(f'"${{{name}[@]}}"' for name in groups),
+    }
+    if not job.data.phases:
+        return RUN.format(**words)
+    folder = local_folder(job.output_dir, job.settings.launcher)
+    phases = _phases(job)
+    return RUN_PHASES.format(
+        **words,
+        ends=" ".join(str(end) for _, end in phases),
+        blends=" ".join(shlex.quote(join(folder, _blend_name(name))) for name, _ in phases),
+        tracker=shlex.quote(join(folder, CHECKPOINTS, "latest_checkpointed_iteration.txt")),
+    )
+
+
+def _phases(job: Job) -> list[tuple[str, int]]:
+    """The phases that the training reaches, each with its last step."""
+    steps, batch = job.settings.steps, job.settings.global_batch
+    ends = [end // batch for end in accumulate(phase.samples for phase in job.data.phases)]
+    begins = [0, *ends][:-1]
+    return [
+        (phase.name, min(end, steps))
+        for phase, begin, end in zip(job.data.phases, begins, ends, strict=True)
+        if begin < steps
+    ]
+
+
+def _blend_name(phase: str) -> str:
+    return f"blend-{phase}.json"
+
+
+def _phase_blends(job: Job) -> dict[str, str]:
+    """The blend of each phase by file name: prefixes, with the samples to read of each as weights."""
+    held_out = {split: _listed(job.data.of(split)) for split in ("valid", "test")}
+    return {
+        _blend_name(name): orjson.dumps(
+            {"train": _listed(job.data.in_phase(number).of("train")), **held_out}, option=orjson.OPT_INDENT_2
+        ).decode()
+        for number, (name, _) in enumerate(_phases(job) if job.data.phases else [])
+    }
+
+
+def _listed(sources: Iterable[Source]) -> list[str] | None:
+    return [
+        word for source in sources
+        for weight, file in zip(source.weights, source.files, strict=True) for word in (repr(weight), file)
+    ] or None  # fmt: skip
 
 
 def argument_groups(job: Job) -> dict[str, Arguments]:
@@ -121,7 +190,7 @@ def _data(job: Job) -> Arguments:
         else {"--tokenizer-type": HUGGING_FACE, "--tokenizer-model": name}
     )
     return {
-        "--per-split-data-args-path": join(job.data.path, "blend.json"),
+        "--per-split-data-args-path": not job.data.phases and join(job.data.path, "blend.json"),
         "--data-cache-path": join(job.output_dir, "cache"),
         "--seq-length": job.settings.sequence_length,
         **tokenizer,
@@ -132,6 +201,7 @@ def _training(job: Job) -> Arguments:
     settings = job.settings
     return {
         "--train-iters": settings.steps,
+        "--phase-transition-iterations": ",".join(str(end) for _, end in _phases(job)[:-1]) or False,
         "--micro-batch-size": settings.micro_batch,
         "--global-batch-size": settings.global_batch,
         "--bf16": settings.precision != "float32",

@@ -1,0 +1,95 @@
+"""Show a solved budget: what there is of each data set, what is read of it, how often, and which limit binds."""
+
+from collections.abc import Collection, Sequence
+from itertools import accumulate
+from typing import Any
+
+from rich.box import SIMPLE_HEAD
+from rich.console import Console
+from rich.table import Column, Table
+from tokenmill.tasks.blend.mix import Mix
+
+COLUMNS = ("data set", "tokens there are", "read", "share", "epochs", "unread", "limit")
+PHASE_COLUMNS = ("phase", "data set", "read", "share of the phase", "epochs")
+WORDS = {"data set", "phase", "limit"}
+"""The columns that hold no figures."""
+
+
+def mix_record(mix: Mix, estimated: Collection[str], steps: Sequence[int]) -> dict[str, Any]:
+    """The mix as a JSON line; `steps` are the last steps of its phases, empty if unknown."""
+    datasets = {
+        name: {
+            "tokens": held, "estimated": name in estimated, "drawn": round(mix.drawn(name)),
+            "epochs": mix.drawn(name) / held if held else 0.0, "unread": max(0, held - round(mix.drawn(name))),
+            "limits": list(mix.binding.get(name, [])),
+        }
+        for name, held in mix.held.items()
+    }  # fmt: skip
+    phases = [
+        {
+            "name": phase.name,
+            "tokens": round(phase.tokens),
+            "drawn": {name: round(each) for name, each in phase.drawn.items()},
+        }
+        for phase in mix.phases
+    ]
+    return {
+        "mix": {
+            "type": "mix",
+            "tokens": round(mix.tokens),
+            "datasets": datasets,
+            "phases": phases,
+            "steps": list(steps),
+        }
+    }
+
+
+def last_steps(mix: Mix, step_tokens: int) -> list[int]:
+    """The last step of each phase, for steps of so many tokens."""
+    return [round(end / step_tokens) for end in accumulate(phase.tokens for phase in mix.phases)]
+
+
+def print_mix(mix: Mix, estimated: Collection[str], console: Console, *, tables: bool) -> None:
+    """Print the mix as tables, or a line per data set and phase with the name of each figure."""
+    _print(console, "mix", COLUMNS, _rows(mix, estimated), tables=tables)
+    if len(mix.phases) > 1:
+        _print(console, "phases", PHASE_COLUMNS, _phase_rows(mix), tables=tables)
+    if estimated:
+        console.print("~: estimated from bytes; exact once the preparation in --output-dir is built", highlight=False)
+
+
+def _rows(mix: Mix, estimated: Collection[str]) -> list[tuple[str, ...]]:
+    rows: list[tuple[str, ...]] = []
+    for name, held in mix.held.items():
+        drawn = mix.drawn(name)
+        rows.append((
+            name, f"{'~' if name in estimated else ''}{held:,}", f"{drawn:,.0f}", f"{drawn / mix.tokens:.2%}",
+            f"{drawn / held:.2f}" if held else "-", f"{max(0, held - round(drawn)):,}",
+            ", ".join(mix.binding.get(name, [])),
+        ))  # fmt: skip
+    return rows
+
+
+def _phase_rows(mix: Mix) -> list[tuple[str, ...]]:
+    return [
+        (phase.name, name, f"{drawn:,.0f}", f"{drawn / phase.tokens:.2%}", f"{drawn / mix.held[name]:.2f}")
+        for phase in mix.phases
+        for name, drawn in phase.drawn.items()
+    ]
+
+
+def _print(
+    console: Console, title: str, columns: Sequence[str], rows: Sequence[Sequence[str]], *, tables: bool
+) -> None:
+    if not tables:
+        for row in rows:
+            listed = ", ".join(f"{name} {value}" for name, value in zip(columns, row, strict=True) if value)
+            console.print(listed, markup=False, highlight=False, soft_wrap=True)
+        return
+    table = Table(
+        *(Column(name, justify="left" if name in WORDS else "right", overflow="fold") for name in columns),
+        title=title, title_justify="left", box=SIMPLE_HEAD, pad_edge=False,
+    )  # fmt: skip
+    for row in rows:
+        table.add_row(*row)
+    console.print(table)

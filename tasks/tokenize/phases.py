@@ -1,0 +1,206 @@
+"""Phases: which documents of which prefixes a phase of training reads.
+
+    OUT/phases/main.json                         Megatron's blend of a phase
+    OUT/phases/main/data_00000_1a2b3c4d.bin/.idx   a range of the documents of a prefix
+
+The documents of a data set stand in a line, prefix after prefix. If the phases together read less than there is, they divide the
+line in proportion, and each draws from its own part at random. Otherwise phase after phase takes its tokens from the line, so
+that no document comes twice before all have come once; then the line starts again. A phase that needs a data set several times
+over reads whole prefixes that often, and the rest from the line.
+
+A range of a prefix is an index of its own over the same tokens: its `.idx` lists these documents only, 20 bytes each, and its
+`.bin` is a link to the prefix's (a copy on an object store). So a changed budget tokenizes nothing. Ranges end between
+documents, half a document from where they should at most. If a data set is sorted, so are its phases: shuffle its rows before.
+
+A single phase takes whole prefixes, and the trainer draws from all of them at random.
+"""
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from functools import lru_cache
+from typing import Any
+
+import numpy as np
+import orjson
+from tokenmill.tasks.blend.mix import Mix, PhaseMix
+from tokenmill.tasks.errors import InputError
+from tokenmill.tasks.shards.manifest import Finished
+from tokenmill.tasks.shards.publication import described
+from tokenmill.tasks.shards.publish import Output, place_files, publish, publish_bytes
+from tokenmill.tasks.shards.store import read_bytes
+from tokenmill.tasks.storage import join
+from xxhash import xxh3_64_hexdigest
+
+from .binidx import Index, read_index, write_index
+
+FOLDER = "phases"
+
+ALMOST = 1e-6
+"""The part of a data set that counts as nothing."""
+
+
+@dataclass(frozen=True, slots=True)
+class Pair:
+    """A published prefix of training data; `tokens_file` is the record of its `.bin`."""
+
+    dataset: str
+    path: str
+    key: str
+    part: str
+    documents: int
+    tokens: int
+    tokens_file: Output
+
+    @classmethod
+    def of(cls, item: Finished, part: str, path: str) -> "Pair":
+        """The prefix published at `path`."""
+        count = item.receipt.parts[part]
+        (tokens_file,) = (output for output in item.receipt.outputs if output.path == f"{part}.bin")
+        return cls(item.shard.dataset, path, item.key, part, count.documents, count.tokens, tokens_file)
+
+    @property
+    def index(self) -> Index:
+        """Its index."""
+        return _index(f"{self.path}.idx", self.tokens_file.size)
+
+
+@lru_cache(maxsize=4)
+def _index(place: str, size: int) -> Index:
+    return read_index(read_bytes(place) or b"", size)
+
+
+@dataclass(frozen=True, slots=True)
+class Range:
+    """Consecutive documents of a prefix, from number `first` on, and how many of their tokens to read."""
+
+    pair: Pair
+    first: int
+    documents: int
+    tokens: int
+    drawn: float
+
+    @property
+    def is_whole(self) -> bool:
+        """Whether these are all documents of the prefix."""
+        return self.documents == self.pair.documents
+
+
+def cut_phases(pairs: Sequence[Pair], mix: Mix) -> list[list[Range]]:
+    """The ranges that each phase reads. Raises InputError for a data set with too few documents to be divided."""
+    phases: list[list[Range]] = [[] for _ in mix.phases]
+    for name in dict.fromkeys(pair.dataset for pair in pairs):
+        own, at = [pair for pair in pairs if pair.dataset == name], 0.0
+        if len(mix.phases) == 1:
+            phases[0] += _often(own, mix.drawn(name) / sum(pair.tokens for pair in own))
+            continue
+        spare = max(1.0, sum(pair.tokens for pair in own) / max(mix.drawn(name), 1.0))
+        for number, phase in enumerate(mix.phases):
+            ranges, at = _taken(own, phase, at, spare)
+            phases[number] += ranges
+    return phases
+
+
+def _often(pairs: Sequence[Pair], times: float) -> list[Range]:
+    """All documents, read so many times."""
+    return [Range(pair, 0, pair.documents, pair.tokens, times * pair.tokens) for pair in pairs if times]
+
+
+def _taken(pairs: Sequence[Pair], phase: PhaseMix, at: float, spare: float) -> tuple[list[Range], float]:
+    """The ranges of a data set for a phase, taken from token `at` of its line on, and where the next phase begins.
+
+    Ranges hold `spare` times what the phase draws from them.
+    """
+    held, drawn = sum(pair.tokens for pair in pairs), phase.drawn.get(pairs[0].dataset, 0.0)
+    times, rest = divmod(drawn * spare, held)
+    if rest > held * (1 - ALMOST):
+        times, rest = times + 1, 0.0
+    found = _often(pairs, times / spare)
+    if rest <= held * ALMOST:
+        return found, at
+    end = at + rest
+    line = [
+        replace(each, drawn=each.tokens / spare)
+        for part in ((at, min(end, held)), (0.0, end - held))
+        for each in _between(pairs, *part)
+    ]
+    if not line:
+        raise InputError(
+            f"phase {phase.name!r}: {rest:,.0f} tokens of {pairs[0].dataset!r} are less than half a document; give it more "
+            "tokens in this phase, or none"
+        )
+    return [*found, *line], end % held
+
+
+def _between(pairs: Sequence[Pair], begin: float, end: float) -> Iterator[Range]:
+    """The documents between two places of the line, in tokens."""
+    start = 0
+    for pair in pairs:
+        first, stop = (_document_at(pair, place - start) for place in (begin, end))
+        if stop > first:
+            lengths = pair.index.lengths[first:stop]
+            tokens = int(lengths.sum(dtype=np.int64))
+            if tokens:
+                yield Range(pair, first, stop - first, tokens, tokens)
+        start += pair.tokens
+
+
+def _document_at(pair: Pair, place: float) -> int:
+    """The number of the document that begins closest to a place, in tokens from the beginning of a prefix."""
+    if place <= 0:
+        return 0
+    if place >= pair.tokens:
+        return pair.documents
+    ends = np.cumsum(pair.index.lengths, dtype=np.int64)
+    number = int(np.searchsorted(ends, place))
+    start = int(ends[number - 1]) if number else 0
+    return number + (int(ends[number]) - place < place - start)
+
+
+@dataclass(frozen=True, slots=True)
+class PublishedPhases:
+    """The manifest's entry of phases, and their files."""
+
+    header: Mapping[str, Any]
+    files: Sequence[Output]
+
+
+def publish_phases(output_dir: str, phases: Sequence[Sequence[Range]], mix: Mix, blend: bytes) -> PublishedPhases:
+    """Write the blend of each phase, and the ranges that it reads; `blend` is blend.json, for the other splits."""
+    records: list[Mapping[str, Any]] = []
+    files: list[Output] = []
+    for phase, ranges in zip(mix.phases, phases, strict=True):
+        placed = [_place(output_dir, phase.name, number, each) for number, each in enumerate(ranges)]
+        path = f"{FOLDER}/{phase.name}.json"
+        listed = [word for each, (name, _) in zip(ranges, placed, strict=True) for word in (repr(each.drawn), name)]
+        content = orjson.dumps({**orjson.loads(blend), "train": listed}, option=orjson.OPT_INDENT_2)
+        publish_bytes(join(output_dir, path), content)
+        files += [described(path, content), *(file for _, written in placed for file in written)]
+        pairs = [_record(output_dir, each, name) for each, (name, _) in zip(ranges, placed, strict=True)]
+        records.append({"name": phase.name, "drawn": dict(phase.drawn), "blend": path, "pairs": pairs})
+    return PublishedPhases({"phases": records}, files)
+
+
+def _record(output_dir: str, found: Range, name: str) -> dict[str, Any]:
+    pair = found.pair
+    whole = {"dataset": pair.dataset, "key": pair.key, "part": pair.part, "held": pair.tokens}
+    return {
+        **whole, "path": name.removeprefix(f"{output_dir}/"), "of": pair.path.removeprefix(f"{output_dir}/"),
+        "first": found.first, "documents": found.documents, "tokens": found.tokens, "drawn": found.drawn,
+    }  # fmt: skip
+
+
+def _place(output_dir: str, phase: str, number: int, found: Range) -> tuple[str, list[Output]]:
+    """The name of a range, and its files; a whole prefix has its own already."""
+    pair = found.pair
+    if found.is_whole:
+        return pair.path, []
+    content = f"{pair.key} {pair.part} {found.first} {found.documents}"
+    path = f"{FOLDER}/{phase}/data_{number:05d}_{xxh3_64_hexdigest(content.encode())[:8]}"
+    name = join(output_dir, path)
+    place_files([(f"{pair.path}.bin", f"{name}.bin")])
+    lengths = pair.index.lengths
+    start = int(lengths[: found.first].sum(dtype=np.int64))
+    mine = lengths[found.first : found.first + found.documents]
+    with publish(f"{name}.idx") as stream:
+        write_index(stream, lambda: [mine], len(mine), pair.index.dtype, start)
+    return name, [replace(pair.tokens_file, path=f"{path}.bin"), replace(stream.output, path=f"{path}.idx")]
