@@ -29,7 +29,7 @@ class SftSettings(PreparationSettings, frozen=True):
     chat_template: str = Field(
         default="nano3",
         min_length=1,
-        description="nano3, harmony, tokenizer (the model's own), a file, or the Jinja text itself.",
+        description="nano3, lightning35, harmony, tokenizer (the model's own), a file, or the Jinja text itself.",
     )
     template_variables: dict[str, JsonValue] = Field(
         default_factory=dict,

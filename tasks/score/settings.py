@@ -90,7 +90,9 @@ class NllSettings(ScoreSettings, frozen=True):
     loss_mode: LossMode = Field(default="assistant_all_eot", description="Tokens to score.")
     max_length: int | None = Field(default=None, ge=2, description="Maximum tokens read per sequence.")
     chat_template: str = Field(
-        default=HARMONY, min_length=1, description="harmony, tokenizer (the model's own), nano3, a file, or Jinja text."
+        default=HARMONY,
+        min_length=1,
+        description="harmony, tokenizer (the model's own), nano3, lightning35, a file, or Jinja text.",
     )
     tokenizer: TokenizerSource | None = Field(default=None, description="By default the model's own.")
 

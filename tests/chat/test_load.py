@@ -115,8 +115,8 @@ def test_jinja_text(vocabulary, source):
         ("nano33", "did you mean 'nano3'"),
         ("Nano3", "did you mean 'nano3'"),
         ("tokeniser", "did you mean 'tokenizer'"),
-        ("chatml", "known: harmony, nano3, tokenizer"),
-        ("/no/such/file.jinja", "known: harmony, nano3, tokenizer"),
+        ("chatml", "known: harmony, lightning35, nano3, tokenizer"),
+        ("/no/such/file.jinja", "known: harmony, lightning35, nano3, tokenizer"),
         ("nano3.jinja", "did you mean 'nano3'"),
     ],
 )
@@ -157,6 +157,8 @@ def test_variables_go_to_the_template(vocabulary, tmp_path):
         )
     budget = load_template("nano3", vocabulary(), {"reasoning_budget": 7})
     assert "{thinking token budget: 7}" in write(budget, talk(user("q"), assistant("a")))
+    effort = load_template("lightning35", vocabulary(), {"medium_effort": True})
+    assert "{reasoning effort: efficient}" in write(effort, talk(user("q"), assistant("a")))
 
 
 # The words in which a model was told how to call tools.
@@ -166,10 +168,13 @@ def instructions(text):
     return text.partition("</tools>")[2].partition("<|im_end|>")[0]
 
 
-@pytest.mark.parametrize("name", ["nemotron_3_nano", "nemotron_3_nano_training"])
-def test_they_are_the_models_own_where_its_template_is_of_the_same_kind(vocabulary, name):
+@pytest.mark.parametrize(
+    ("chosen", "name"),
+    [("nano3", "nemotron_3_nano"), ("nano3", "nemotron_3_nano_training"), ("lightning35", "nemotron_3_ultra")],
+)
+def test_they_are_the_models_own_where_its_template_is_of_the_same_kind(vocabulary, chosen, name):
     own = chat_templates.template(name)
-    found = load_template("nano3", vocabulary(own), {})
+    found = load_template(chosen, vocabulary(own), {})
     given = read(CALLING)
     (theirs,), _ = render_jinja_template([given.messages], tools=given.tools, chat_template=own)
     assert write(found) == theirs

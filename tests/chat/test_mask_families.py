@@ -68,13 +68,13 @@ def chatml(messages, _):
         yield Part("\n", number)
 
 
-def nano3(messages, head):
+def nano3(messages, head, texts=None):
     last = max((number for number, message in enumerate(messages) if message["role"] == "user"), default=-1)
     first = 1 if messages[0]["role"] == "system" else 0
     yield from head(messages[:first])
     for number, message in list(enumerate(messages))[first:]:
         if message["role"] == "assistant":
-            yield from nano3_answer(number, message, past=number < last)
+            yield from nano3_answer(number, message, (texts or nano3_text)(message, past=number < last))
         elif message["role"] == "tool":
             before = messages[number - 1]["role"] if number > first else None
             behind = messages[number + 1]["role"] if number + 1 < len(messages) else None
@@ -86,8 +86,8 @@ def nano3(messages, head):
             yield from block(number, message["role"], message["content"])
 
 
-def nano3_answer(number, message, *, past):
-    prompt, reasoning, answer = nano3_text(message, past=past)
+def nano3_answer(number, message, texts):
+    prompt, reasoning, answer = texts
     yield Part(f"<|im_start|>assistant\n{prompt}", number)
     yield Part(reasoning, number, REASONING, data=True)
     yield Part(answer, number, ANSWER, data=True)
@@ -118,6 +118,25 @@ def nano3_text(message, *, past):
         return "<think></think>", "", whole.split("</think>")[-1].rstrip()
     if reasoning:
         return "<think>\n", f"{reasoning}\n</think>" + ("\n" if content.strip() else ""), content.rstrip()
+    if "<think>" in content or "</think>" in content:
+        return "", "", content.strip()
+    return "<think></think>", "", content.rstrip()
+
+
+def lightning35(messages, head):
+    yield from nano3(messages, head, lightning35_text)
+
+
+def lightning35_text(message, *, past):
+    """As `nano3_text`, without its line breaks."""
+    content, reasoning = message["content"] or "", message.get("reasoning_content", "")
+    whole = f"{reasoning}</think>{content}" if reasoning else content
+    if past and message.get("tool_calls"):
+        return "<think></think>", "", whole.split("</think>")[-1] if "</think>" in whole else whole.split("<think>")[0]
+    if past and (reasoning or "<think>" in whole) and "</think>" in whole:
+        return "<think></think>", "", whole.split("</think>")[-1].rstrip()
+    if reasoning:
+        return "<think>\n", f"{reasoning}</think>", content.rstrip()
     if "<think>" in content or "</think>" in content:
         return "", "", content.strip()
     return "<think></think>", "", content.rstrip()
@@ -210,9 +229,10 @@ FULLWIDTH = [
     "<\uff5ctool▁calls▁end\uff5c>", "<\uff5ctool▁call▁begin\uff5c>", "<\uff5ctool▁call▁end\uff5c>", "<\uff5ctool▁sep\uff5c>", "<\uff5ctool▁outputs▁begin\uff5c>",
     "<\uff5ctool▁outputs▁end\uff5c>", "<\uff5ctool▁output▁begin\uff5c>", "<\uff5ctool▁output▁end\uff5c>", "<think>", "</think>",
 ]  # fmt: skip
-FORMATS = {"nano3": (nano3, IM), "chatml": (chatml, IM), "qwen": (qwen, QWEN), "deepseek": (deepseek, FULLWIDTH)}
+BUNDLED = {"nano3": (nano3, IM), "lightning35": (lightning35, IM)}
+FORMATS = {**BUNDLED, "chatml": (chatml, IM), "qwen": (qwen, QWEN), "deepseek": (deepseek, FULLWIDTH)}
 """How a family writes, and its control tokens."""
-SPLITTING = {"nano3", "qwen"}
+SPLITTING = {*BUNDLED, "qwen"}
 """Families that strip reasoning from history."""
 TAGS = ("<think>", "</think>", "<tool_response>")
 """What the templates of Qwen and DeepSeek look for in contents, and never find, because data cannot write tokens."""
@@ -498,7 +518,7 @@ def chats(tmp_path_factory):
     made = {name: make(directory) for name, make in chat_templates.CHATS.items()}
     loaded = {name: AutoTokenizer.from_pretrained(folder) for name, folder in made.items()}
     chats = {name: Chat(name, folder, "tokenizer", loaded[name]) for name, folder in made.items()}
-    return chats | {"nano3": Chat("nano3", made["chatml"], "nano3", loaded["chatml"])}
+    return chats | {name: Chat(name, made["chatml"], name, loaded["chatml"]) for name in BUNDLED}
 
 
 @pytest.fixture
@@ -529,7 +549,7 @@ def test_the_format_by_hand_is_what_transformers_renders(chat, name):
             different.add(title)
     # Where the data spells the tags that a template looks for, the template would take data for structure.
     assert all(any(tag in json.dumps(TALKS[title].messages) for tag in TAGS) for title in different)
-    assert len(different) <= (0 if name in {"nano3", "chatml"} else 3)
+    assert len(different) <= (0 if name in {*BUNDLED, "chatml"} else 3)
 
 
 @every_family
@@ -623,9 +643,10 @@ def test_an_injection_does_not_move_a_mask(chat, name):
     assert compared >= 3
 
 
-def test_nano3_whole_is_trained_on_what_its_generation_tags_hold(chats):
+@pytest.mark.parametrize("name", BUNDLED)
+def test_a_bundled_format_whole_is_trained_on_what_its_generation_tags_hold(chat):
     """As transformers finds them: its mask where it encodes alike, else its spans of characters, encoded apart."""
-    chat, equal = chats["nano3"], 0
+    equal = 0
     for (title, talk), found in zip(TALKS.items(), chat.sequences(TALKS.values(), LossPolicy(), "never"), strict=True):
         if spelled(chat, talk):
             continue
@@ -707,7 +728,7 @@ def test_any_conversation_is_trained_on_what_the_policy_names(chat, name, record
     talk = conversation(record, None, "tools")
     assume(isinstance(talk, Conversation))
     text = "".join(part.text for part in chat.parts(talk.messages, talk.tools))
-    if name == "nano3" or not any(tag in json.dumps(talk.messages) for tag in TAGS):
+    if name in BUNDLED or not any(tag in json.dumps(talk.messages) for tag in TAGS):
         assert text == chat.theirs(talk.messages, talk.tools)
     (found,) = chat.sequences([talk], policy)
     wanted = chat.expected(talk, policy)

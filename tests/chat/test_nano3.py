@@ -384,6 +384,7 @@ SPOKEN = st.one_of(
     TEXTS.map(user),
     TEXTS.map(tool),
     TEXTS.map(system),
+    TEXTS.map(developer),
     st.builds(assistant, st.none() | TEXTS),
     st.builds(thinking, st.none() | TEXTS, st.none() | TEXTS),
     st.builds(lambda why, text, arguments: thinking(why, text, call("f", **arguments)), TEXTS, st.none() | TEXTS, ARGUMENTS),

@@ -181,9 +181,9 @@ def compare(programs, conversations):
     return counts
 
 
-@pytest.mark.parametrize("name", ["nano3", *FEW])
+@pytest.mark.parametrize("name", ["nano3", "lightning35", *FEW])
 def test_programs_give_what_the_template_is_rendered_to(renderer, name):
-    path = BUNDLED / f"{name}.jinja" if name == "nano3" else SHIPPED[name]
+    path = SHIPPED.get(name, BUNDLED / f"{name}.jinja")
     counts = Counter()
     for number, policy in enumerate(POLICIES[:3]):
         maker, _ = renderer(path, policy)
@@ -195,7 +195,7 @@ SETTINGS = [(LossPolicy(), "auto", "literal"), (LossPolicy("last_turn", tool_cal
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("path", [BUNDLED / "nano3.jinja", *SHIPPED.values()], ids=lambda path: path.stem)
+@pytest.mark.parametrize("path", [*sorted(BUNDLED.glob("*.jinja")), *SHIPPED.values()], ids=lambda path: path.stem)
 def test_programs_give_what_every_template_is_rendered_to(renderer, path):
     counts = Counter()
     for number, (policy, split, special) in enumerate(SETTINGS):
