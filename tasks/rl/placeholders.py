@@ -9,11 +9,19 @@ paragraph each; the template's prefix and suffix (`{"prefix": …, "suffix": …
 the question, and also precedes a question without a prefix. `skywork`: the question replaces `{question}` in the template,
 which is text or `{"template": text}`; a template without the marker gives the question alone.
 
-If an answer is the text of a JSON list or object, its first value is used; any other answer is stripped, because graders
-compare texts. Both follow the script published with the rows of Nemotron 3, blank lines included:
+A row of Nemotron 3 Ultra or 3.5 Lightning has a `_hf_question_placeholder` instead, `{"dataset": …, "split": …, "row": …}`; the
+first two, joined by a slash, name the table. The question stands without blanks around it, and in a `dapo` table without the
+instruction and the reminder, between `lead` and `trail` if `mode` is `canonical`, else between `prefix` and `suffix`. It becomes
+`question` and the content of the first message in `input`; the answer, always a text, becomes `expected_answer`, also where
+`matched_sources` repeat it. So it is in the program that NVIDIA-NeMo/Nemotron prepares these rows with
+(`steps/data_prep/rl_prep`).
+
+In a `_hf_placeholder`, if an answer is the text of a JSON list or object, its first value is used; any other answer is stripped, because graders
+compare texts. Prompt and answer follow the script published with the rows of Nemotron 3, blank lines included:
 https://huggingface.co/datasets/nvidia/Nemotron-RL-Super-Training-Blends (`fill_placeholders.py`). 3 to 4 µs a row.
 """
 
+import json
 from collections.abc import Callable, Mapping
 from typing import Any, cast
 
@@ -23,13 +31,20 @@ from tokenmill.tasks.errors import nearest
 from tokenmill.tasks.sources.exact_json import compact, loads
 from tokenmill.tasks.sources.files import Rejected
 
-from .rows import PARAMS, PLACEHOLDER, Record, Transform, has_placeholder, is_null
+from .rows import PARAMS, PLACEHOLDER, QUESTION_PLACEHOLDER, Record, Transform, is_null, placeholder_of
 from .tables import Table
 
 MARKER = "{question}"
+TEMPLATE = f"{PLACEHOLDER}.question_template"
 PARAGRAPH = "\n\n"
 WRAPPED_PARAGRAPHS = 3
 """With fewer paragraphs a question cannot stand between two others."""
+DAPO_INSTRUCTION = (
+    "Solve the following math problem step by step. The last line of your response should be of the form Answer: "
+    "$Answer (without quotes) where $Answer is the answer to the problem."
+)
+DAPO_REMINDER = 'Remember to put your answer on its own line after "Answer:".'
+"""What DAPO-Math-17k writes before and after each question."""
 
 
 def resolve_placeholders(tables: Mapping[str, Callable[[], Table]]) -> Transform:
@@ -44,9 +59,12 @@ def resolve_placeholders(tables: Mapping[str, Callable[[], Table]]) -> Transform
         return loaded[name]
 
     def resolve(record: Record) -> Record | Rejected:
-        if not has_placeholder(record):
+        field = placeholder_of(record)
+        if field is None:
             return record
         try:
+            if field == QUESTION_PLACEHOLDER:
+                return _with_question(record, table)
             return _resolved(record, table(record.get("dataset")))
         except RejectionError as error:
             return Rejected(error.reason, str(error))
@@ -66,7 +84,10 @@ def _resolved(record: Record, table: Table) -> Record:
     if not isinstance(placeholder, dict):
         raise _malformed(PLACEHOLDER, placeholder, "an object with row and question_template")
     placeholder = cast("dict[str, Any]", placeholder)
-    question, answer = _row(placeholder.get("row"), table)
+    question, text = _row(PLACEHOLDER, placeholder.get("row"), table)
+    answer = _answer(text)
+    if answer in (None, "", [], {}):
+        raise _empty("placeholder_without_answer", placeholder["row"], "answer")
     asked = (_dapo if table.style == "dapo" else _skywork)(question, placeholder.get("question_template"))
     resolved = dict(record)
     del resolved[PLACEHOLDER]
@@ -76,31 +97,91 @@ def _resolved(record: Record, table: Table) -> Record:
     return resolved
 
 
-def _row(number: object, table: Table) -> tuple[str, Any]:
+def _with_question(record: Record, table: Callable[[object], Table]) -> Record:
+    """A copy of the row with its question and answer, in every place that has one."""
+    placeholder = record[QUESTION_PLACEHOLDER]
+    if not isinstance(placeholder, dict):
+        raise _malformed(QUESTION_PLACEHOLDER, placeholder, "an object with dataset, split and row")
+    placeholder = cast("dict[str, Any]", placeholder)
+    held = table(f"{placeholder.get('dataset')}/{placeholder.get('split')}")
+    number = placeholder.get("row")
+    number = int(number) if isinstance(number, str) and number.strip().isdecimal() else number
+    question, text = _row(QUESTION_PLACEHOLDER, number, held)
+    asked, answer = _between(placeholder, _bare(question, held)), _answer_text(text)
+    if not asked.strip() or not answer:
+        empty = "answer" if asked.strip() else "question"
+        raise _empty(f"placeholder_without_{empty}", number, empty)
+    resolved = dict(record, question=asked, expected_answer=answer)
+    del resolved[QUESTION_PLACEHOLDER]
+    params = _params(record)
+    if items := _first_asks(params.get("input"), asked):
+        resolved[PARAMS] = {**params, "input": items}
+    if isinstance(record.get("matched_sources"), list):
+        resolved["matched_sources"] = [_answered(source, answer) for source in record["matched_sources"]]
+    return resolved
+
+
+def _bare(question: str, table: Table) -> str:
+    if table.style == "dapo":
+        question = question.partition(DAPO_INSTRUCTION)[2] if DAPO_INSTRUCTION in question else question
+        question = question.rpartition(DAPO_REMINDER)[0] if DAPO_REMINDER in question else question
+    return question.strip()
+
+
+def _between(placeholder: Mapping[str, Any], question: str) -> str:
+    names = ("lead", "trail") if placeholder.get("mode") == "canonical" else ("prefix", "suffix")
+    before, after = (_text(placeholder, name, QUESTION_PLACEHOLDER) or "" for name in names)
+    return f"{before}{question}{after}"
+
+
+def _answer_text(text: str) -> str:
+    """The first value of a JSON list, another JSON value as Python writes it, or the stripped text."""
+    text = text.strip()
+    if (text[:1], text[-1:]) not in {("[", "]"), ("{", "}")}:
+        return text
+    try:
+        value: object = json.loads(text)
+    except ValueError:
+        return text
+    return str(cast("list[object]", value)[0] if isinstance(value, list) and value else value)
+
+
+def _first_asks(items: object, asked: str) -> list[Any]:
+    """The messages of a prompt, the first with this content; empty without any."""
+    items = cast("list[Any]", items) if isinstance(items, list) else []
+    return [{**items[0], "content": asked}, *items[1:]] if items and isinstance(items[0], dict) else []
+
+
+def _answered(source: object, answer: str) -> object:
+    if not isinstance(source, dict) or "expected_answer" not in source:
+        return source
+    return {**cast("dict[str, Any]", source), "expected_answer": answer}
+
+
+def _row(field: str, number: object, table: Table) -> tuple[str, str]:
     """Question and answer of a row of the table."""
     if not isinstance(number, int) or isinstance(number, bool):
-        raise _malformed(f"{PLACEHOLDER}.row", number, "the number of a row of the table")
+        raise _malformed(f"{field}.row", number, "the number of a row of the table")
     found = table.row(number)
     if found is None:
         raise RejectionError(
             "placeholder_out_of_range",
-            f"{PLACEHOLDER}.row is {number}, and the table has {len(table)} rows, numbered from 0; "
+            f"{field}.row is {number}, and the table has {len(table)} rows, numbered from 0; "
             "take the table, and the revision of it, that the row was made with",
         )
     question, text = found
     if question is None:
         raise _empty("placeholder_without_question", number, "question")
-    answer = None if text is None else _answer(text)
-    if answer in (None, "", [], {}):
+    if text is None:
         raise _empty("placeholder_without_answer", number, "answer")
-    return question, answer
+    return question, text
 
 
 def _malformed(field: str, value: object, wanted: str) -> RejectionError:
     return RejectionError("malformed_placeholder", f"{field} is {kind(value)}; make it {wanted}")
 
 
-def _empty(reason: str, number: int, what: str) -> RejectionError:
+def _empty(reason: str, number: object, what: str) -> RejectionError:
     remedy = "take the table that the row was made with, or leave the row out"
     return RejectionError(reason, f"row {number} of the table has no {what}; {remedy}")
 
@@ -124,9 +205,9 @@ def _dapo(question: str, template: object) -> str:
     if template is None:
         return question
     if not isinstance(template, dict):
-        raise _malformed(f"{PLACEHOLDER}.question_template", template, "an object with prefix or suffix")
+        raise _malformed(TEMPLATE, template, "an object with prefix or suffix")
     template = cast("dict[str, Any]", template)
-    prefix, suffix = _text(template, "prefix"), _text(template, "suffix")
+    prefix, suffix = (_text(template, name, TEMPLATE) for name in ("prefix", "suffix"))
     if prefix is suffix is None:
         _require_empty(template, "prefix or suffix")
     paragraphs = question.split(PARAGRAPH)
@@ -142,25 +223,25 @@ def _skywork(question: str, template: object) -> str:
     text = template
     if isinstance(template, dict):
         template = cast("dict[str, Any]", template)
-        text = _text(template, "template")
+        text = _text(template, "template", TEMPLATE)
         if text is None:
             _require_empty(template, "template")
     if text is not None and not isinstance(text, str):
-        raise _malformed(f"{PLACEHOLDER}.question_template", text, f"a text with {MARKER}")
+        raise _malformed(TEMPLATE, text, f"a text with {MARKER}")
     return text.replace(MARKER, question) if text and MARKER in text else question
 
 
-def _text(template: Mapping[str, Any], name: str) -> str | None:
+def _text(template: Mapping[str, Any], name: str, field: str) -> str | None:
     value = template.get(name)
     if value is not None and not isinstance(value, str):
-        raise _malformed(f"{PLACEHOLDER}.question_template.{name}", value, "text")
+        raise _malformed(f"{field}.{name}", value, "text")
     return value
 
 
 def _require_empty(template: Mapping[str, Any], wanted: str) -> None:
     """Raises RejectionError for a template that has other keys instead of the `wanted` ones."""
     if not is_null(template):
-        detail = f"{PLACEHOLDER}.question_template has {listed(template)} instead of {wanted}"
+        detail = f"{TEMPLATE} has {listed(template)} instead of {wanted}"
         raise RejectionError("malformed_placeholder", f"{detail}; check the style of the table")
 
 

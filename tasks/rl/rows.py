@@ -19,7 +19,8 @@ Check = Callable[[Record], Rejected | None]
 """Why a record cannot be used, or None."""
 
 PARAMS = "responses_create_params"
-PLACEHOLDER = "_hf_placeholder"
+PLACEHOLDER, QUESTION_PLACEHOLDER = "_hf_placeholder", "_hf_question_placeholder"
+"""The fields in which rows of Nemotron 3 Nano and Super, and of Ultra and Lightning, refer to a question elsewhere."""
 ROLES = get_args(Role)
 
 READ = ("reasoning_content", "content", "tool_calls", "name", "arguments", "output")
@@ -45,9 +46,12 @@ class Target:
     form: Callable[[Record], str] | None = None
 
 
-def has_placeholder(record: Record) -> bool:
-    """Whether a row refers to a question elsewhere. Parquet writes a null struct as one full of nulls."""
-    return record.get(PLACEHOLDER) is not None and not is_null(record[PLACEHOLDER])
+def placeholder_of(record: Record) -> str | None:
+    """The field in which a row refers to a question elsewhere, if any. Parquet writes a null struct as one full of nulls."""
+    for field in (PLACEHOLDER, QUESTION_PLACEHOLDER):
+        if field in record and not is_null(record[field]):
+            return field
+    return None
 
 
 def is_null(value: object) -> bool:

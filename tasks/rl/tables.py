@@ -65,14 +65,20 @@ SKYWORK = TableSource(
     style="skywork",
 )
 
+_BY_SPLIT = {"BytedTsinghua-SIA/DAPO-Math-17k/train": DAPO, "Skywork/Skywork-OR1-RL-Data/math": SKYWORK}
+
 KEY_SETS: dict[str, dict[str, TableSource]] = {
     "nano3": {"nano_v3_sft_profiled_dapo17k": DAPO, "nano_v3_sft_profiled_skywork_no_omni": SKYWORK},
     "super3": {"super_v3_lcsft_step1000_dapo17k": DAPO, "super_v3_lcsft_step1000_skyworks": SKYWORK},
+    "ultra3": _BY_SPLIT,
+    "lightning35": _BY_SPLIT,
 }
-"""The tables of NVIDIA's published blends, by the value of `dataset` in a row.
+"""The tables of NVIDIA's published blends, by the value of `dataset` in a row, or by that and `split` in its placeholder.
 
 https://huggingface.co/datasets/nvidia/Nemotron-3-Nano-RL-Training-Blend
 https://huggingface.co/datasets/nvidia/Nemotron-RL-Super-Training-Blends
+https://huggingface.co/datasets/nvidia/Nemotron-RL-Ultra-Training-Blends
+https://huggingface.co/datasets/nvidia/Nemotron-RL-Lightning-Training-Blend
 """
 
 

@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 from tokenmill.tasks.blend.load import load_blend
+from tokenmill.tasks.blend.mix import solve
 from tokenmill.tasks.chat.conversation import Conversation
 from tokenmill.tasks.chat.parse import conversation
 from tokenmill.tasks.rl.transforms import tables_asked_for
@@ -42,6 +43,42 @@ PHASE1_TO_PHASE2 = {
     (SPECIALIZED, PREFIX + "InfiniByte-Reasoning"): (0.1, 0.05),
 }
 """Published weights that differ between the two phases of Nemotron 3 Super; the others are the same in both."""
+
+SPECIALIZED12, LEGAL = "nvidia/Nemotron-Pretraining-Specialized-v1.2", "nvidia/Nemotron-Pretraining-Legal-v1"
+ULTRA_PHASES = {
+    (CC2, "High-Quality-Synthetic"): (7.5, 7.902),
+    (CC21, "High-Quality-Synthetic"): (14.9, 15.698),
+    (CC21, "Medium-High-Quality-Synthetic"): (10.3, 6.2),
+    (CC2, "High-Quality"): (2.2, 2.2),
+    (CC21, "High-Quality"): (4.3, 4.3),
+    (CC2, "Medium-High-Quality"): (1.9, 1.9),
+    (CC21, "Medium-High-Quality"): (3.8, 3.8),
+    (CC2, "Medium-Quality"): (1.433, None),
+    (CC21, "Medium-Quality"): (2.867, None),
+    (SPECIALIZED, PREFIX + "STEM-SFT"): (9.2, 9.2),
+    (SPECIALIZED11, PREFIX + "Code-Concepts"): (3.12, 3.12),
+    (SPECIALIZED, PREFIX + "Scientific-Coding"): (0.78, 0.78),
+    (SPECIALIZED12, PREFIX + "Multiple-Choice"): (0.544, 1.326),
+    (SPECIALIZED12, PREFIX + "Generative"): (0.352, 0.858),
+    (SPECIALIZED12, PREFIX + "Fact-Seeking"): (0.224, 0.546),
+    (SPECIALIZED12, PREFIX + "Moral-Scenarios"): (0.096, 0.234),
+    (SPECIALIZED11, PREFIX + "Economics"): (0.224, 0.546),
+    (SPECIALIZED11, PREFIX + "Formal-Logic"): (0.16, 0.39),
+    (MATH, "3"): (1.3, 1.3),
+    (MATH, "4plus"): (2.9, 2.9),
+    (MATH, "4plus_MIND"): (1.7, 1.7),
+    (SPECIALIZED, PREFIX + "Math-Textbooks"): (0.5, 0.5),
+    (CC2, "Diverse-QA"): (2.5, 2.5),
+    (CC2, "Translated-Diverse-QA"): (1.0, 1.0),
+    (CC21, "High-Quality-Translated-To-English"): (0.5, 0.5),
+    (CC21, "High-Quality-Translated-To-English-Synthetic"): (0.5, 0.5),
+    (CC21, "Medium-High-Quality-Translated-To-English"): (0.5, 0.5),
+    (FINEPDFS, "eng_Latn"): (4.9, 7.6 + 2.1),
+    (SPECIALIZED, PREFIX + "Wiki-Rewrite"): (0.6, 0.6),
+    (LEGAL, PREFIX + "Legal-Case-Law-Summary"): (None, 0.1),
+}
+"""Published weights of Nemotron 3 Ultra; of finepdfs, phase 2 takes the same documents twice there."""
+ULTRA_OPEN = 80.8
 
 CHAT, PROOFS, SWE = (
     "nvidia/Nemotron-Instruction-Following-Chat-v1",
@@ -128,16 +165,45 @@ def test_supers_long_context_is_phase_two_and_long_documents():
     assert source.split == "train"
 
 
-@pytest.mark.parametrize(("phase", "open_share"), [("phase1", 80.4), ("phase2", 82.9)])
-def test_what_super_lacks_fills_the_blend_up_to_100(phase, open_share):
-    missing = json.loads((BLENDS / f"super3-pretrain-{phase}.json").read_text())["_missing"]
-    assert sum(missing.values()) + open_share == pytest.approx(100)
+@pytest.mark.parametrize(
+    ("name", "whole"),
+    [("super3-pretrain-phase1", 100), ("super3-pretrain-phase2", 100)]
+    + [(f"ultra3-pretrain-phase{number}", 99.9) for number in (1, 2)],
+)
+def test_what_is_lacking_fills_the_blend_up_to_what_was_published(name, whole):
+    missing = json.loads((BLENDS / f"{name}.json").read_text())["_missing"]
+    assert sum(missing.values()) + sum(weights(name).values()) == pytest.approx(whole)
+
+
+def test_ultra_carries_the_published_weights_in_both_phases():
+    for number in (0, 1):
+        published = {key: each[number] for key, each in ULTRA_PHASES.items() if each[number]}
+        assert weights(f"ultra3-pretrain-phase{number + 1}") == pytest.approx(published)
+        assert sum(published.values()) == pytest.approx(ULTRA_OPEN)
+
+
+def test_ultras_phases_in_one_blend_are_the_phases_by_themselves():
+    both = blend("ultra3-pretrain")
+    mix = solve(both, {source.name: 10**12 for source in both.training()})
+    assert [phase.tokens for phase in mix.phases] == [pytest.approx(15e12), pytest.approx(5e12)]
+    for number, phase in enumerate(mix.phases, 1):
+        alone = {source.name: source.weight for source in blend(f"ultra3-pretrain-phase{number}").training()}
+        drawn = {name: tokens * ULTRA_OPEN / phase.tokens for name, tokens in phase.drawn.items()}
+        assert drawn == pytest.approx(alone, rel=1e-3)
+
+
+def test_lightning_takes_nanos_data_sets():
+    for name in ("pretrain", "pretrain-small", "sft"):
+        assert blend(f"lightning35-{name}") == blend(f"nano3-{name}")
+    tiny = {("nvidia/Nemotron-Science-v1", "MCQ"): 1.0, (CHAT, "chat_if"): 1.0}
+    assert split_weights("lightning35-sft-tiny") == tiny
+    assert {source.used_in for source in blend("lightning35-sft-tiny").datasets} == {"nano_v3"}
 
 
 def test_subsets_of_the_specialized_collections_carry_their_full_names():
     for path in FILES:
         for source in load_blend(str(path)).datasets or []:
-            if "Specialized" in source.path:
+            if "Specialized" in source.path or "Legal" in source.path:
                 assert source.subset.startswith(PREFIX), source
 
 
@@ -154,6 +220,15 @@ def test_supers_chat_carries_the_published_weights():
     assert len(missing) == 13
     assert max(missing, key=missing.get) == "science"
     assert sum(missing.values()) == pytest.approx(47.5)
+
+
+def test_ultras_chat_is_supers_and_takes_what_was_used_in_nano():
+    assert split_weights("ultra3-sft") == SUPER_SFT
+    assert {source.used_in for source in blend("ultra3-sft").datasets} == {"nano_v3"}
+    supers, ultras = (
+        json.loads((BLENDS / f"{name}-sft.json").read_text())["_missing"] for name in ("super3", "ultra3")
+    )
+    assert ultras == supers
 
 
 @pytest.mark.parametrize("split", [split for _, split in SUPER_SFT if split])
@@ -247,7 +322,10 @@ STAGES = {
 }
 """The files that the RL of Nemotron 3 Super was trained on, in order, and what is done to their rows."""
 
+ULTRA_STAGES = ("rlvr1", "rlvr2", "ifbench", "rlhf", "reasoning", "swe", "mopd")
 TRANSFORMING = {
+    "lightning35-rl",
+    *(f"ultra3-rl-{stage}" for stage in ULTRA_STAGES),
     "nano3-rl",
     "super3-rl",
     *(f"super3-rl-{stage}" for stage, done in STAGES.items() if done),
@@ -274,6 +352,17 @@ def test_supers_rl_has_a_blend_for_each_stage_and_one_of_all():
     every = [(f"{SUPER_RL}/{stage}.jsonl", None, transforms) for stage, transforms in STAGES.items()]
     assert asked(BLENDS / "super3-rl.json") == every
     assert {path.stem.removeprefix("super3-rl-") for path in FILES if "super3-rl-" in path.stem} == STAGES.keys()
+
+
+def test_ultras_rl_has_a_blend_for_each_stage():
+    hub, transforms = "hf://nvidia/Nemotron-RL-Ultra-Training-Blends", [{"resolve_placeholders": "ultra3"}]
+    for stage in ULTRA_STAGES:
+        assert asked(BLENDS / f"ultra3-rl-{stage}.json") == [(f"{hub}/{stage}.jsonl", None, transforms)]
+
+
+def test_lightnings_rl_takes_the_file_of_its_blend():
+    file = "hf://nvidia/Nemotron-RL-Lightning-Training-Blend/rlvr.jsonl"
+    assert asked(BLENDS / "lightning35-rl.json") == [(file, None, [{"resolve_placeholders": "lightning35"}])]
 
 
 @pytest.mark.parametrize("path", FILES, ids=lambda path: path.stem)

@@ -5,6 +5,7 @@ It says what a filled row is in the plainest words there are, for comparison: a 
 without a word about what may be wrong with it.
 """
 
+import contextlib
 import copy
 import json
 import re
@@ -76,3 +77,28 @@ def first_value(answer):
     if isinstance(answer, dict):
         return next(iter(answer.values()))
     return answer
+
+
+def fill_question(record, tables):
+    """The record with the question that its `_hf_question_placeholder` names, from `{(dataset, split): rows}`."""
+    filled = copy.deepcopy(record)
+    placeholder = filled.pop("_hf_question_placeholder")
+    source = tables[placeholder["dataset"], placeholder["split"]][int(placeholder["row"])]
+    bare = source["prompt"][0]["content"]
+    if placeholder["dataset"] == "BytedTsinghua-SIA/DAPO-Math-17k":
+        bare = re.sub(r"(?s)^.*?of the form Answer: \$Answer \(without quotes\) where \$Answer is the answer to the problem\.", "", bare, count=1)  # fmt: skip
+        bare = re.sub(r'(?s)(.*)Remember to put your answer on its own line after "Answer:"\..*', r"\1", bare, count=1)
+    ends = ["lead", "trail"] if placeholder.get("mode") == "canonical" else ["prefix", "suffix"]
+    question = placeholder.get(ends[0], "") + bare.strip() + placeholder.get(ends[1], "")
+    answer = source["reward_model"]["ground_truth"].strip()
+    if re.fullmatch(r"(?s)\[.*\]|\{.*\}", answer):
+        with contextlib.suppress(json.JSONDecodeError):
+            answer = json.loads(answer)
+    answer = str(answer[0] if isinstance(answer, list) and answer else answer)
+
+    filled |= {"question": question, "expected_answer": answer}
+    filled["responses_create_params"]["input"][0]["content"] = question
+    for each in filled.get("matched_sources", []):
+        if "expected_answer" in each:
+            each["expected_answer"] = answer
+    return filled

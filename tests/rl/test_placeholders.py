@@ -12,13 +12,13 @@ import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 from tokenmill.tasks.chat.conversation import Rejected
-from tokenmill.tasks.rl.placeholders import has_placeholder, resolve_placeholders
+from tokenmill.tasks.rl.placeholders import placeholder_of, resolve_placeholders
 from tokenmill.tasks.rl.tables import Column, Table, TableSource, find_table, load_table
 from tokenmill.tasks.sources.exact_json import compact
 from tokenmill.tasks.sources.slices import ContentIndex
 
 from tests.examples import max_examples
-from tests.peers.placeholder_fill import fill, read_rows
+from tests.peers.placeholder_fill import fill, fill_question, read_rows
 
 INSTRUCTION = "Solve the following math problem step by step."
 REMINDER = 'Remember to put your answer on its own line after "Answer:".'
@@ -239,7 +239,7 @@ def test_a_row_without_a_placeholder_comes_back_as_the_same_object(given):
     before = copy.deepcopy(given)
     assert resolve_placeholders({"d": unused})(given) is given
     assert given == before
-    assert not has_placeholder(given)
+    assert not placeholder_of(given)
 
 
 @pytest.mark.parametrize("number", [-1, 2, 3, 2**62, -(2**63)])
@@ -267,7 +267,7 @@ def test_a_row_that_the_table_does_not_have_is_rejected(number):
 @pytest.mark.parametrize("style", ["dapo", "skywork"])
 def test_a_placeholder_that_names_no_row_is_rejected(placeholder, said, style):
     given = {"dataset": "d", "_hf_placeholder": placeholder}
-    assert has_placeholder(given)
+    assert placeholder_of(given)
     reason, detail = rejection(given, ("p", "1"), style=style)
     assert reason == "malformed_placeholder"
     assert said in detail
@@ -417,10 +417,123 @@ def test_random_rows_become_what_a_plain_fill_makes_of_them(tmp_path_factory, ca
 def test_any_row_is_returned_made_whole_or_rejected_with_a_sentence(given, style):
     given = {**given, "dataset": given.get("dataset") or "d"}
     found = resolved(given, ("q", "1"), style=style)
-    if not has_placeholder(given):
+    if not placeholder_of(given):
         assert found is given
     elif isinstance(found, Rejected):
         assert found.detail
     else:
         assert found["expected_answer"] == "1"
         assert "_hf_placeholder" not in found
+
+
+# Placeholders of Nemotron 3 Ultra and 3.5 Lightning.
+
+DAPO, SKYWORK = ("BytedTsinghua-SIA/DAPO-Math-17k", "train"), ("Skywork/Skywork-OR1-RL-Data", "math")
+DAPO_WRAPPED = (
+    "Solve the following math problem step by step. The last line of your response should be of the form Answer: $Answer "
+    f"(without quotes) where $Answer is the answer to the problem.\n\n%s\n\n{REMINDER}"
+)
+
+
+def masked(source, row=0, **placeholder):
+    dataset, split = source
+    asked = {"input": [{"role": "user", "content": "masked"}, {"role": "user", "content": "kept"}], "temperature": 1.0}
+    placeholder = {"dataset": dataset, "split": split, "row": row, **placeholder}
+    return {"id": 7, "dataset": "other", "_hf_question_placeholder": placeholder, "responses_create_params": asked}
+
+
+def unmasked(given, dapo=(), skywork=()):
+    before = copy.deepcopy(given)
+    tables = {DAPO: table("dapo", *dapo) if dapo else None, SKYWORK: table("skywork", *skywork) if skywork else None}
+    found = resolve_placeholders({"/".join(name): lambda held=held: held for name, held in tables.items()})(given)
+    assert given == before
+    return found
+
+
+def test_a_masked_question_is_put_wherever_it_was():
+    """The row and what becomes of it are those of upstream's own test of this."""
+    given = masked(DAPO, mode="canonical", lead="Work carefully:\n", trail="\nPut the result in a box.")
+    given |= {"question": "masked", "expected_answer": "masked"}
+    given["matched_sources"] = [{"expected_answer": "masked", "name": "dapo"}, {"name": "none"}]
+    asked = "Work carefully:\nWhat is 40 + 2?\nPut the result in a box."
+    assert unmasked(given, [(DAPO_WRAPPED % "What is 40 + 2?", "42")]) == {
+        "id": 7,
+        "dataset": "other",
+        "question": asked,
+        "expected_answer": "42",
+        "responses_create_params": {
+            "input": [{"role": "user", "content": asked}, {"role": "user", "content": "kept"}],
+            "temperature": 1.0,
+        },
+        "matched_sources": [{"expected_answer": "42", "name": "dapo"}, {"name": "none"}],
+    }
+
+
+def test_a_masked_row_without_a_prompt_has_its_question_alone():
+    given = {"_hf_question_placeholder": masked(SKYWORK, prefix="[", suffix="]")["_hf_question_placeholder"]}
+    assert unmasked(given, skywork=[("question", '["answer"]')]) == {
+        "question": "[question]",
+        "expected_answer": "answer",
+    }
+
+
+ENDS = st.sampled_from(["", " ", "\n\n", "x", "Answer:"])
+ASKED = st.sampled_from(["1 + 1?", "é {1, 2}", f"a {REMINDER} b", DAPO_WRAPPED % "twice", " \n blanks \t"])
+ANSWERED = st.sampled_from(
+    ["42", " 7\n", '["5"]', "[5, 6]", "[1.50]", "[true]", "{1, 2}", '{"a": 1}', "[]", "[[1]]", "(0, 1]"]
+)
+
+
+@given(
+    source=st.sampled_from([DAPO, SKYWORK]),
+    question=ASKED,
+    wrapped=st.booleans(),
+    answer=ANSWERED,
+    row=st.sampled_from([1, "1"]),
+    mode=st.sampled_from([{}, {"mode": "canonical"}, {"mode": "wrapped"}]),
+    ends=st.dictionaries(st.sampled_from(["lead", "trail", "prefix", "suffix"]), ENDS),
+)
+@max_examples(300)
+def test_a_masked_question_is_filled_in_as_by_someone_else(source, question, wrapped, answer, row, mode, ends):
+    question = DAPO_WRAPPED % question if wrapped else question
+    given = masked(source, row, **mode, **ends) | {"matched_sources": [{"expected_answer": None}]}
+    rows = [None, {"prompt": [{"content": question}], "reward_model": {"ground_truth": answer}}]
+    pairs = [("unused", "1"), (question, answer)]
+    found = unmasked(given, **{"dapo" if source is DAPO else "skywork": pairs})
+    assert in_one_spelling(found) == in_one_spelling(fill_question(given, {source: rows}))
+
+
+@pytest.mark.parametrize(
+    ("placeholder", "pair", "reason", "said"),
+    [
+        ({"split": "test"}, ("q", "1"), "unknown_placeholder_table", "did you mean 'BytedTsinghua-SIA/DAPO-Math-17k/train'?"),
+        ({"row": 1}, ("q", "1"), "placeholder_out_of_range", "_hf_question_placeholder.row is 1"),
+        ({"row": "one"}, ("q", "1"), "malformed_placeholder", "_hf_question_placeholder.row is a string"),
+        ({"row": True}, ("q", "1"), "malformed_placeholder", "_hf_question_placeholder.row is a boolean"),
+        ({"prefix": 5}, ("q", "1"), "malformed_placeholder", "_hf_question_placeholder.prefix is a number"),
+        ({}, ("q", None), "placeholder_without_answer", "row 0"),
+        ({}, ("q", " "), "placeholder_without_answer", "row 0"),
+        ({}, (" \n", "1"), "placeholder_without_question", "row 0"),
+        ({}, (None, "1"), "placeholder_without_question", "row 0"),
+    ],
+)  # fmt: skip
+def test_a_masked_question_that_is_nowhere_is_rejected(placeholder, pair, reason, said):
+    found = unmasked(masked(DAPO, **placeholder), [pair])
+    assert isinstance(found, Rejected)
+    assert found.reason == reason
+    assert said in found.detail
+
+
+@pytest.mark.parametrize("placeholder", [5, "x", []])
+def test_what_is_no_placeholder_of_a_question_is_rejected(placeholder):
+    found = unmasked({"_hf_question_placeholder": placeholder})
+    assert (found.reason, "make it an object with dataset, split and row" in found.detail) == (
+        "malformed_placeholder",
+        True,
+    )
+
+
+@pytest.mark.parametrize("placeholder", [None, {"dataset": None, "row": None}])
+def test_a_row_whose_question_is_not_masked_is_returned_as_it_is(placeholder):
+    given = {"_hf_question_placeholder": placeholder, "question": "q"}
+    assert unmasked(given) is given

@@ -382,7 +382,10 @@ def test_the_published_sets_are_pinned():
     }
     assert list(KEY_SETS["nano3"]) == ["nano_v3_sft_profiled_dapo17k", "nano_v3_sft_profiled_skywork_no_omni"]
     assert list(KEY_SETS["super3"]) == ["super_v3_lcsft_step1000_dapo17k", "super_v3_lcsft_step1000_skyworks"]
-    assert list(KEY_SETS["super3"].values()) == list(KEY_SETS["nano3"].values())
+    for name in ("ultra3", "lightning35"):
+        assert list(KEY_SETS[name]) == ["BytedTsinghua-SIA/DAPO-Math-17k/train", "Skywork/Skywork-OR1-RL-Data/math"]
+    for named in KEY_SETS.values():
+        assert list(named.values()) == list(KEY_SETS["nano3"].values())
 
 
 def test_tables_of_ones_own_are_an_object_by_name():
@@ -394,8 +397,8 @@ def test_tables_of_ones_own_are_an_object_by_name():
     ("argument", "said"),
     [
         ("nano", "did you mean 'nano3'?"),
-        ("", "known: nano3, super3"),
-        (None, "None names no tables; write 'nano3' or 'super3'"),
+        ("", "known: lightning35, nano3, super3, ultra3"),
+        (None, "None names no tables; write 'nano3' or 'super3' or 'ultra3' or 'lightning35'"),
         (True, "names no tables"),
         (["nano3"], "names no tables"),
         ({}, "names no tables"),

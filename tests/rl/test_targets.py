@@ -264,6 +264,7 @@ REFUSED = [
     ("nemo_gym", request(Q) | {"agent_ref": {"type": "t"}}, "missing_field", ["agent_ref.name"], FAILS),
     ("nemo_gym", request(Q) | {"agent_ref": {"type": "t", "name": ""}}, "empty_text", ["agent_ref.name"], FAILS),
     ("nemo_gym", {"_hf_placeholder": {"row": 1}, "agent_ref": AGENT}, "unresolved_placeholder", ["_hf_placeholder", "resolve_placeholders"], FAILS),
+    ("nemo_gym", {"_hf_question_placeholder": {"row": 1}, "agent_ref": AGENT}, "unresolved_placeholder", ["_hf_question_placeholder", "resolve_placeholders"], FAILS),
 ]  # fmt: skip
 
 OVERWRITTEN = [

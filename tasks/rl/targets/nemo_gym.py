@@ -18,8 +18,8 @@ from tokenmill.tasks.rl.rows import (
     Target,
     contents,
     filled_text,
-    has_placeholder,
     known_role,
+    placeholder_of,
     texts_in,
     texts_of_messages,
     tools,
@@ -49,9 +49,9 @@ REMEDIES = {
 
 
 def _check(record: Record) -> Rejected | None:
-    if has_placeholder(record):
+    if field := placeholder_of(record):
         remedy = "resolve it with the transform resolve_placeholders"
-        return Rejected("unresolved_placeholder", f"_hf_placeholder stands where the question should be; {remedy}")
+        return Rejected("unresolved_placeholder", f"{field} stands where the question should be; {remedy}")
     if record.get("_rowidx") is not None:
         why = "_rowidx is overwritten by NeMo-RL, which numbers rows by it"
         return Rejected("reserved_field", f"{why}; rename or remove it")
