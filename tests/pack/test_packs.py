@@ -344,7 +344,7 @@ def allocated():
 @pytest.mark.slow
 def test_packs_of_294912_tokens_take_memory_that_does_not_grow_with_the_data_set(tmp_path, monkeypatch):
     """What is mapped is not counted: the kernel takes it back whenever it likes."""
-    recipe = PackRecipe(294_912, "best_fit_decreasing", "drop", 8, 1, 42)
+    recipe = PackRecipe(294_912, "best_fit_decreasing", "drop", 16, 1, 42)
     seen, table = [], vars(PackWriter)["_table"]
     monkeypatch.setattr(PackWriter, "_table", lambda *given: (table(*given), seen.append(allocated()))[0])
     grown = []
@@ -366,3 +366,47 @@ def test_packs_of_294912_tokens_take_memory_that_does_not_grow_with_the_data_set
         assert all(inspect_sft_shard(planned.store, receipt) == [] for receipt in receipts)
     assert len(receipts) > 2, "several groups"
     assert grown[1] < 1.25 * grown[0] < 60e6, "a row group has 1.8 M tokens, of 9 bytes, and is held twice"
+
+
+LONG = "the mill grinds grain and Wasser flows " * 25
+"""Some 500 tokens."""
+
+
+def long_conversation(number):
+    """A conversation of two turns with reasoning, of some 2,000 to 200,000 tokens; the second turn of every fifth is too long for a pack."""
+    much = 700 if number % 5 == 4 else random.Random(number).randint(1, 200)
+    return talk(
+        user(f"#{number}#"), thinking("Hm.", LONG * (much // 2 + 1)), user("Why?"), thinking(LONG * 2, LONG * much)
+    )
+
+
+@pytest.mark.slow
+def test_conversations_of_lightning_fill_packs_of_294912_tokens_for_eight_ranks(tmp_path, vocabulary, monkeypatch):
+    """Every sequence is m·16 + 1 tokens, so that 16 chunks of it, two for each rank, are equally long."""
+    chosen = {"tokenizer": {"model": str(vocabulary)}, "chat_template": "lightning35", "shard_size": 2_000_000}
+    chosen |= {"pack_size": 294_912, "pad_seq_to_mult": 16}
+    grown, table = [], vars(PackWriter)["_table"]
+    monkeypatch.setattr(PackWriter, "_table", lambda *given: (table(*given), seen.append(allocated()))[0])
+    for count in (20, 60):
+        source, seen = write_rows(tmp_path / f"{count}.jsonl", map(long_conversation, range(count))), []
+        tracemalloc.start()
+        before = allocated()
+        _, manifest = prepare(blend_of(source), tmp_path / str(count), **chosen)
+        grown.append(max(*seen, tracemalloc.get_traced_memory()[1]) - before)
+        tracemalloc.stop()
+        assert manifest["totals"]["documents"] == count
+        assert manifest["totals"]["dropped"] == {}
+        tables = [pq.read_table(path) for path in sorted((tmp_path / str(count) / "splits/train").glob("*.parquet"))]
+        sizes = [pa.compute.list_value_length(each["input_ids"]).to_numpy() for each in tables]
+        assert max(map(max, sizes)) <= 294_912
+        lengths = np.concatenate(
+            [
+                np.diff([*starts, size])
+                for each, ends in zip(tables, sizes, strict=True)
+                for starts, size in zip(each["seq_start_id"].to_pylist(), ends.tolist(), strict=True)
+            ]
+        )
+        assert len(lengths) == 2 * count - count // 5
+        assert set(lengths % 16) == {1}
+        assert lengths.max() > 100_000
+    assert grown[1] < 1.25 * grown[0] < 60e6
