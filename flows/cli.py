@@ -123,6 +123,28 @@ def mix(
         Console().print(f"Megatron-LM: {flags}", highlight=False, soft_wrap=True)
 
 
+@app.command
+def compare_tokenizers(
+    blend: BlendPath,
+    *tokenizers: Annotated[
+        str, Parameter(help="Hub ids, folders, tokenizer.json, SentencePiece .model, or names of tiktoken encodings.")
+    ],
+    sample: Annotated[int, Parameter(help="Leading rows of each data set.", validator=Number(gte=1))] = 1_000,
+    html: Annotated[str | None, Parameter(help="Also write a page with bars to this path.")] = None,
+    format: Format = "table",  # noqa: A002 - the name of the option
+) -> None:
+    """Compare tokenizers on a blend: tokens per byte, character and word, byte fallback, long tokens, speed."""
+    from tokenmill.tasks.report.tokenizers import compared, comparison_record, print_comparison, publish_comparison
+
+    found = compared(preparation("pretrain").read_blend(blend), tokenizers, sample)
+    if html is not None:
+        terminal.print(f"written to {publish_comparison(found, html).path}", markup=False)
+    if format == "json":
+        print_json(comparison_record(found))
+    else:
+        print_comparison(found, Console(), tables=format == "table")
+
+
 def _write_mix(kind: "Preparation[Any, Any]", planned: "Planned[Any, Any]", estimated: set[str], folder: str) -> None:
     """Write the prefixes and blends of a built preparation into a folder. Raises InputError if it is not built."""
     from tokenmill.tasks.shards.manifest import BLEND

@@ -51,9 +51,9 @@ def last_steps(mix: Mix, step_tokens: int) -> list[int]:
 
 def print_mix(mix: Mix, estimated: Collection[str], console: Console, *, tables: bool) -> None:
     """Print the mix as tables, or a line per data set and phase with the name of each figure."""
-    _print(console, "mix", COLUMNS, _rows(mix, estimated), tables=tables)
+    print_columns(console, "mix", COLUMNS, _rows(mix, estimated), WORDS, tables=tables)
     if len(mix.phases) > 1:
-        _print(console, "phases", PHASE_COLUMNS, _phase_rows(mix), tables=tables)
+        print_columns(console, "phases", PHASE_COLUMNS, _phase_rows(mix), WORDS, tables=tables)
     if estimated:
         console.print("~: estimated from bytes; exact once the preparation in --output-dir is built", highlight=False)
 
@@ -78,16 +78,23 @@ def _phase_rows(mix: Mix) -> list[tuple[str, ...]]:
     ]
 
 
-def _print(
-    console: Console, title: str, columns: Sequence[str], rows: Sequence[Sequence[str]], *, tables: bool
+def print_columns(
+    console: Console,
+    title: str,
+    columns: Sequence[str],
+    rows: Sequence[Sequence[str]],
+    words: Collection[str],
+    *,
+    tables: bool,
 ) -> None:
+    """Print rows as a table, or one line each with the name of each value; the columns `words` hold no figures."""
     if not tables:
         for row in rows:
             listed = ", ".join(f"{name} {value}" for name, value in zip(columns, row, strict=True) if value)
             console.print(listed, markup=False, highlight=False, soft_wrap=True)
         return
     table = Table(
-        *(Column(name, justify="left" if name in WORDS else "right", overflow="fold") for name in columns),
+        *(Column(name, justify="left" if name in words else "right", overflow="fold") for name in columns),
         title=title, title_justify="left", box=SIMPLE_HEAD, pad_edge=False,
     )  # fmt: skip
     for row in rows:

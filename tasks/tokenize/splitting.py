@@ -166,7 +166,7 @@ def tiktoken_definition(encoding: tiktoken.Encoding) -> bytes:
 
 def byte_level_bpe(ranks: Mapping[bytes, int]) -> tokenizers.Tokenizer:
     """A tokenizer that merges by rank, without normalizing or cutting."""
-    spelled = _alphabet()
+    spelled = byte_letters()
 
     def text(token: bytes) -> str:
         return token.decode("latin-1").translate(spelled)
@@ -179,7 +179,8 @@ def byte_level_bpe(ranks: Mapping[bytes, int]) -> tokenizers.Tokenizer:
 FLAGS = ("single_word", "lstrip", "rstrip", "normalized")
 
 
-def _alphabet() -> dict[int, int]:
+def byte_letters() -> dict[int, int]:
+    """The code point of the letter that a byte-level BPE writes for each byte."""
     moved = [byte for byte in range(256) if byte not in PRINTABLE]
     return {byte: byte for byte in PRINTABLE} | {byte: 256 + place for place, byte in enumerate(moved)}
 

@@ -1,0 +1,248 @@
+"""Compare tokenizers on the first rows of a blend's data sets: as a table, as JSON, and as a page with bars.
+
+Rows are read and encoded as in a preparation. Figures are exact for the rows that are read. Languages are those that the
+blend states for a data set; data sets that state the same ones are added up.
+"""
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+from rich.console import Console
+from tokenmill.tasks.blend.models import Blend, DataSource
+from tokenmill.tasks.errors import InputError
+from tokenmill.tasks.shards.planning import require_no
+from tokenmill.tasks.shards.publish import Output, publish_bytes
+from tokenmill.tasks.sources.discovery import discover
+from tokenmill.tasks.sources.files import Slice
+from tokenmill.tasks.sources.formats import read_texts
+from tokenmill.tasks.sources.forms import require_form
+from tokenmill.tasks.sources.parquet import require_text
+from tokenmill.tasks.sources.slices import ContentIndex, cut, leading_rows
+from tokenmill.tasks.storage import absolute, user_cache
+from tokenmill.tasks.tokenize.encoders import Encoder
+from tokenmill.tasks.tokenize.exact import encoder_of
+from tokenmill.tasks.tokenize.fertility import (
+    LONG_BYTES,
+    TextCounts,
+    TokenCounts,
+    TokenKinds,
+    count_texts,
+    count_tokens,
+    kinds_of,
+)
+from tokenmill.tasks.tokenize.gate import Gate, texts_of
+from tokenmill.tasks.tokenize.load import find_vocabulary
+from tokenmill.tasks.tokenize.settings import TokenizerSource
+from tokenmill.tasks.tokenize.vocabulary import Vocabulary
+
+from .figures import Part, Picture, Table, Text, bars
+from .mix import print_columns
+from .style import document
+
+SLICE_BYTES = 256_000_000
+"""Bytes between the places where files may be cut, as by default in preparations."""
+
+
+@dataclass(frozen=True, slots=True)
+class Sample:
+    """The first rows of a data set: their sizes, and what each tokenizer made of them.
+
+    `unread` counts rows that are blank or cannot be read. `languages` are those that the blend states, joined.
+    """
+
+    name: str
+    languages: str
+    unread: int
+    texts: TextCounts
+    tokens: Mapping[str, TokenCounts]
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Tokenizer:
+    """A tokenizer to compare, by a short name."""
+
+    name: str
+    vocabulary: Vocabulary
+    kinds: TokenKinds
+
+    def encoder(self, source: DataSource, slices: Sequence[Slice]) -> Encoder:
+        """The encoder that a preparation would use for a data set, warm."""
+        texts = partial(texts_of, source.text_field)
+        gate = Gate(self.vocabulary, slices, texts, source.text_field, user_cache("plan"), literal=True)
+        encoder = encoder_of(self.vocabulary, gate.verdict().backend, literal=True)
+        encoder.encode(pa.array(["warm"], pa.large_string()))
+        return encoder
+
+
+def compared(blend: Blend, models: Sequence[str], rows: int) -> list[Sample]:
+    """The first `rows` rows of each data set of a blend, encoded with each tokenizer.
+
+    Raises InputError for a tokenizer that cannot be found, and for rows without text.
+    """
+    if not models or len(set(models)) < len(models):
+        raise InputError("compare-tokenizers: name one or more tokenizers, each once, after the blend")
+    vocabularies = [find_vocabulary(TokenizerSource(model=model)) for model in models]
+    tokenizers = [
+        Tokenizer(name, each, kinds_of(each)) for name, each in zip(_short(models), vocabularies, strict=True)
+    ]
+    return [_sampled(source, name, _slices(source, rows), tokenizers) for name, source in _named(blend)]
+
+
+def _short(models: Sequence[str]) -> list[str]:
+    """The last part of each path or hub id, or all of it where several end alike."""
+    paths = map(Path, models)
+    last = [path.stem if path.suffix in {".json", ".model"} else path.name for path in paths]
+    return [own if last.count(own) == 1 else model for own, model in zip(last, models, strict=True)]
+
+
+def _named(blend: Blend) -> Iterator[tuple[str, DataSource]]:
+    for split, sources in blend.parts().items():
+        for source in sources:
+            require_no(source, ["used_in", "filters", "converter", "transforms"], "a comparison of tokenizers")
+            yield f"{split}/{source.name}".removeprefix("datasets/"), source
+
+
+def _slices(source: DataSource, rows: int) -> list[Slice]:
+    """The slices with the first rows of a data set; files behind them are not opened."""
+    fields = [source.text_field]
+    every = (part for file in discover(source) for part in cut(file, SLICE_BYTES, fields, require_text))
+    slices = ContentIndex().identify(leading_rows(every, rows), fields, "stat")
+    if not slices:
+        raise InputError(f"data set {source.name!r}: {source.path} holds no rows; fix the path")
+    require_form(source, "documents", slices[0])
+    return slices
+
+
+def _sampled(source: DataSource, name: str, slices: Sequence[Slice], tokenizers: Sequence[Tokenizer]) -> Sample:
+    encoders = [each.encoder(source, slices) for each in tokenizers]
+    texts, unread, tokens = TextCounts(), 0, {each.name: TokenCounts() for each in tokenizers}
+    for batch in (batch for part in slices for batch in read_texts(part, source.text_field)):
+        unread += len(batch.bad) + batch.blank
+        texts += count_texts(batch.texts)
+        for each, encoder in zip(tokenizers, encoders, strict=True):
+            tokens[each.name] += count_tokens(batch.texts, encoder, each.kinds)
+    return Sample(name, ", ".join(source.languages or []), unread, texts, tokens)
+
+
+def by_language(samples: Sequence[Sample]) -> list[Sample]:
+    """The samples of data sets that state the same languages, added up under these; empty if none states any."""
+    found: dict[str, Sample] = {}
+    for each in samples:
+        name = each.languages or "not stated"
+        other = found.get(
+            name, Sample(name, each.languages, 0, TextCounts(), dict.fromkeys(each.tokens, TokenCounts()))
+        )
+        tokens = {model: counts + other.tokens[model] for model, counts in each.tokens.items()}
+        found[name] = Sample(name, each.languages, each.unread + other.unread, each.texts + other.texts, tokens)
+    return list(found.values()) if any(each.languages for each in samples) else []
+
+
+@dataclass(frozen=True, slots=True)
+class Figure:
+    """A figure that is compared: its name in JSON, the head of its column, its title, its value, the value as text."""
+
+    name: str
+    column: str
+    title: str
+    of: Callable[[TextCounts, TokenCounts], float]
+    shown: Callable[[float], str]
+
+
+def _ratio(part: float, whole: float) -> float:
+    return part / whole if whole else 0.0
+
+
+FIGURES = (
+    Figure("tokens_per_byte", "per byte", "Tokens per byte", lambda texts, of: _ratio(of.tokens, texts.size), "{:.3f}".format),
+    Figure("tokens_per_character", "per char", "Tokens per character", lambda texts, of: _ratio(of.tokens, texts.characters), "{:.3f}".format),
+    Figure("tokens_per_word", "per word", "Tokens per word", lambda texts, of: _ratio(of.tokens, texts.words), "{:.2f}".format),
+    Figure("fallback_share", "fallback", "Byte fallback: tokens that are no whole characters", lambda _, of: _ratio(of.fallback, of.tokens), "{:.2%}".format),
+    Figure("long_share", "long", f"Tokens of {LONG_BYTES} bytes and more", lambda _, of: _ratio(of.long, of.tokens), "{:.2%}".format),
+    Figure("mb_per_cpu_second", "MB/CPU-s", "Megabytes per CPU-second", lambda texts, of: _ratio(texts.size / 1e6, of.seconds), "{:,.1f}".format),
+)  # fmt: skip
+
+
+def comparison_record(samples: Sequence[Sample]) -> dict[str, Any]:
+    """The comparison as a JSON line."""
+    return {
+        "compare-tokenizers": {
+            "type": "comparison",
+            "long_bytes": LONG_BYTES,
+            "datasets": {each.name: _record(each) for each in samples},
+            "languages": {each.name: _record(each) for each in by_language(samples)},
+        }
+    }
+
+
+def _record(sample: Sample) -> dict[str, Any]:
+    return {
+        "languages": sample.languages, "unread": sample.unread, **asdict(sample.texts),
+        "tokenizers": {
+            model: asdict(counts) | {each.name: each.of(sample.texts, counts) for each in FIGURES}
+            for model, counts in sample.tokens.items()
+        },
+    }  # fmt: skip
+
+
+WORDS = {"data set", "languages", "tokenizer"}
+
+
+def print_comparison(samples: Sequence[Sample], console: Console, *, tables: bool) -> None:
+    """Print a row for each data set and tokenizer, and for each language that the blend states."""
+    for table in _tables(samples):
+        print_columns(
+            console, table.caption, table.columns, [list(map(str, row)) for row in table.rows], WORDS, tables=tables
+        )
+    for line in _notes(samples):
+        console.print(line, markup=False, highlight=False, soft_wrap=True)
+
+
+def _tables(samples: Sequence[Sample]) -> list[Table]:
+    """The rows by data set, and by language if the blend states any."""
+    parts = {"data set": samples, "languages": by_language(samples)}
+    return [
+        Table(
+            f"Tokenizers by {part}",
+            [part, "tokenizer", "tokens", *(figure.column for figure in FIGURES), "controls"],
+            [row for each in listed for row in _rows(each)],
+        )
+        for part, listed in parts.items()
+        if listed
+    ]
+
+
+def _rows(sample: Sample) -> Iterator[list[str]]:
+    for model, counts in sample.tokens.items():
+        figures = [figure.shown(figure.of(sample.texts, counts)) for figure in FIGURES]
+        yield [sample.name, model, f"{counts.tokens:,}", *figures, f"{counts.controls:,}"]
+
+
+def _notes(samples: Sequence[Sample]) -> list[str]:
+    texts, unread = sum((each.texts for each in samples), TextCounts()), sum(each.unread for each in samples)
+    read = f"{texts.documents:,} documents of {texts.size:,} bytes are encoded, {unread:,} rows are blank or cannot be read."
+    fallback = "fallback: the share of tokens that are no whole characters"
+    long = f"long: of those of {LONG_BYTES} bytes and more"
+    return [read, f"{fallback}; {long}; controls: the tokenizer's control strings in text, encoded as any other text."]
+
+
+def publish_comparison(samples: Sequence[Sample], place: str) -> Output:
+    """Write the page to the file or object `place`; errors as in `publish`."""
+    return publish_bytes(absolute(place), comparison_page(samples).encode())
+
+
+def comparison_page(samples: Sequence[Sample]) -> str:
+    """The page: bars for each figure by data set, and for fertility by language if the blend states any; then the tables."""
+    pictures = [_bars(figure, figure.title, samples) for figure in FIGURES]
+    if languages := by_language(samples):
+        pictures += [_bars(figure, f"{figure.title}, by language", languages) for figure in FIGURES[:3]]
+    parts: list[Part] = [*map(Text, _notes(samples)), *pictures, *_tables(samples)]
+    return document("tokenmill compare-tokenizers", "<h1>Tokenizers</h1>\n" + "".join(part.html() for part in parts))
+
+
+def _bars(figure: Figure, title: str, samples: Sequence[Sample]) -> Picture:
+    values = {each.name: [figure.of(each.texts, counts) for counts in each.tokens.values()] for each in samples}
+    return bars(title, values, list(samples[0].tokens), figure.shown)

@@ -1,0 +1,151 @@
+"""A comparison of tokenizers: which rows are read, what is added up, and how it is shown."""
+
+import json
+import re
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+from tokenizers import Tokenizer
+from tokenmill.flows.cli import run
+from tokenmill.tasks.blend.load import load_blend
+from tokenmill.tasks.errors import InputError
+from tokenmill.tasks.report.tokenizers import by_language, compared, comparison_page, comparison_record
+
+from tests.preparing import write_lines
+from tests.tokenize.small_vocabularies import TRAINING_TEXT, byte_level_bpe
+
+ENGLISH = ["The mill grinds the grain.", "No two mills\nare alike <|endoftext|>", "  "]
+GERMAN = ["Die Mühle mahlt das Korn.", "Keine zwei Mühlen sind gleich."]
+CODE = [*TRAINING_TEXT[0].splitlines()[:30]]
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory):
+    return tmp_path_factory.mktemp("comparison")
+
+
+@pytest.fixture(scope="module")
+def models(folder):
+    return {name: byte_level_bpe(folder / name, size) for name, size in (("small", 400), ("large", 900))}
+
+
+@pytest.fixture(scope="module")
+def blend(folder):
+    write_lines(folder / "english.jsonl", [{"text": text} for text in ENGLISH] + [b"{broken", b""])
+    pq.write_table(pa.table({"body": GERMAN}), folder / "german.parquet")
+    write_lines(folder / "more.jsonl", [{"text": text} for text in ENGLISH[:1]])
+    write_lines(folder / "code.jsonl", [{"text": text} for text in CODE])
+    sources = [
+        {"name": "english", "path": str(folder / "english.jsonl"), "languages": ["en"]},
+        {"name": "german", "path": str(folder / "german.parquet"), "languages": ["de"], "text_field": "body"},
+        {"name": "more", "path": str(folder / "more.jsonl"), "languages": ["en"]},
+        {"name": "code", "path": str(folder / "code.jsonl")},
+    ]
+    (folder / "blend.json").write_text(json.dumps({"datasets": sources}))
+    return folder / "blend.json"
+
+
+@pytest.fixture(scope="module")
+def samples(blend, models):
+    return compared(load_blend(str(blend)), list(map(str, models.values())), 10)
+
+
+def tokens(folder, texts):
+    tokenizer = Tokenizer.from_file(str(folder / "tokenizer.json"))
+    tokenizer.encode_special_tokens = True
+    return sum(len(each.ids) for each in tokenizer.encode_batch(texts, add_special_tokens=False))
+
+
+def test_the_first_rows_of_each_data_set_are_encoded_with_each_tokenizer(samples, models):
+    expected = {"english": ENGLISH, "german": GERMAN, "more": ENGLISH[:1], "code": CODE[:10]}
+    assert [sample.name for sample in samples] == list(expected)
+    for sample, texts in zip(samples, expected.values(), strict=True):
+        assert sample.texts.documents == len(texts)
+        assert {name: counts.tokens for name, counts in sample.tokens.items()} == {
+            name: tokens(folder, texts) for name, folder in models.items()
+        }
+    assert {sample.name: sample.unread for sample in samples} == {"english": 2, "german": 0, "more": 0, "code": 0}
+    assert {counts.controls for counts in samples[0].tokens.values()} == {1}
+
+
+def test_data_sets_that_state_the_same_languages_are_added_up(samples):
+    found = {sample.name: sample for sample in by_language(samples)}
+    assert list(found) == ["en", "de", "not stated"]
+    english = [sample for sample in samples if sample.languages == "en"]
+    assert found["en"].texts == english[0].texts + english[1].texts
+    assert found["en"].unread == 2
+    for name, counts in found["en"].tokens.items():
+        assert counts == english[0].tokens[name] + english[1].tokens[name]
+    assert by_language(samples[3:]) == []
+
+
+def test_the_record_has_counts_and_what_follows_from_them(samples):
+    record = comparison_record(samples)["compare-tokenizers"]
+    german = record["datasets"]["german"]
+    text = "".join(GERMAN)
+    assert (german["size"], german["characters"], german["words"]) == (len(text.encode()), len(text), 10)
+    for found in german["tokenizers"].values():
+        assert found["tokens_per_byte"] == found["tokens"] / len(text.encode())
+        assert found["tokens_per_character"] == found["tokens"] / len(text)
+        assert found["tokens_per_word"] == found["tokens"] / 10
+        assert found["fallback_share"] == found["fallback"] / found["tokens"]
+    assert record["languages"]["de"]["tokenizers"] == german["tokenizers"]
+
+
+def test_the_page_has_a_bar_for_each_figure_data_set_and_tokenizer_and_fetches_nothing(samples):
+    page = comparison_page(samples)
+    titles = re.findall(r"<figcaption>([^<]*)<", page)
+    assert len(titles) == 6 + 3
+    pictures = re.findall(r"<figure>.*?</figure>", page, re.DOTALL)
+    assert [picture.count('height="12"') for picture in pictures] == [4 * 2] * 6 + [3 * 2] * 3
+    assert page.count("<table>") == 2
+    assert not re.search(r"<script|https?://(?!www.w3.org)|url\(", page)
+
+
+@pytest.mark.parametrize("form", ["table", "text", "json"])
+def test_the_command_prints_each_form_and_writes_the_page(blend, models, folder, capsys, form):
+    page = folder / f"{form}.html"
+    arguments = ["compare-tokenizers", str(blend), *map(str, models.values()), "--sample", "10"]
+    assert run([*arguments, "--format", form, "--html", str(page)]) == 0
+    printed = capsys.readouterr().out
+    assert page.read_text("utf-8").startswith("<!DOCTYPE html>")
+    if form == "json":
+        found = json.loads(printed)["compare-tokenizers"]
+        assert set(found["datasets"]["code"]["tokenizers"]) == {"small", "large"}
+        return
+    assert "17 documents" not in printed
+    assert "16 documents" in printed
+    assert "2 rows are blank or cannot be read" in printed
+    assert ("data set english, tokenizer small, tokens" in printed) == (form == "text")
+
+
+def test_tokenizers_of_one_name_are_told_apart_by_their_paths(folder, blend, models):
+    other = byte_level_bpe(folder / "other" / "small", 400)
+    found = compared(load_blend(str(blend)), [str(models["small"]), str(other)], 1)
+    assert list(found[0].tokens) == [str(models["small"]), str(other)]
+
+
+@pytest.mark.parametrize(
+    ("change", "chosen", "said"),
+    [
+        ({}, [], "name one or more tokenizers"),
+        ({}, ["small", "small"], "each once"),
+        ({}, ["o200k_harmoni"], "did you mean"),
+        ({"filters": {"language": "en"}}, ["small"], "'filters' has no effect on a comparison of tokenizers"),
+        ({"path": "/no/such/file.jsonl"}, ["small"], "/no/such/file.jsonl"),
+    ],
+)
+def test_what_cannot_be_compared_is_refused_with_a_remedy(blend, models, change, chosen, said):
+    source = json.loads(blend.read_text())["datasets"][0] | change
+    named = [str(models.get(name, name)) for name in chosen]
+    with pytest.raises(InputError, match=re.escape(said)):
+        compared(load_blend({"datasets": [source]}), named, 10)
+
+
+def test_conversations_are_refused(folder, models):
+    rows = [{"messages": [{"role": "user", "content": "Hi"}, {"role": "assistant", "content": "Ho"}]}]
+    write_lines(folder / "chat.jsonl", rows)
+    blend = load_blend({"datasets": [{"name": "chat", "path": str(folder / "chat.jsonl")}]})
+    with pytest.raises(InputError, match="holds conversations"):
+        compared(blend, [str(models["small"])], 10)
