@@ -32,10 +32,10 @@ def models(folder):
 
 @pytest.fixture(scope="module")
 def blend(folder):
-    write_lines(folder / "english.jsonl", [{"text": text} for text in ENGLISH] + [b"{broken", b""])
+    write_lines(folder / "english.jsonl", [*ENGLISH, b"{broken", b""])
     pq.write_table(pa.table({"body": GERMAN}), folder / "german.parquet")
-    write_lines(folder / "more.jsonl", [{"text": text} for text in ENGLISH[:1]])
-    write_lines(folder / "code.jsonl", [{"text": text} for text in CODE])
+    write_lines(folder / "more.jsonl", ENGLISH[:1])
+    write_lines(folder / "code.jsonl", CODE)
     sources = [
         {"name": "english", "path": str(folder / "english.jsonl"), "languages": ["en"]},
         {"name": "german", "path": str(folder / "german.parquet"), "languages": ["de"], "text_field": "body"},
@@ -114,7 +114,6 @@ def test_the_command_prints_each_form_and_writes_the_page(blend, models, folder,
         found = json.loads(printed)["compare-tokenizers"]
         assert set(found["datasets"]["code"]["tokenizers"]) == {"small", "large"}
         return
-    assert "17 documents" not in printed
     assert "16 documents" in printed
     assert "2 rows are blank or cannot be read" in printed
     assert ("data set english, tokenizer small, tokens" in printed) == (form == "text")
@@ -145,7 +144,7 @@ def test_what_cannot_be_compared_is_refused_with_a_remedy(blend, models, change,
 
 def test_conversations_are_refused(folder, models):
     rows = [{"messages": [{"role": "user", "content": "Hi"}, {"role": "assistant", "content": "Ho"}]}]
-    write_lines(folder / "chat.jsonl", rows)
+    write_lines(folder / "chat.jsonl", [json.dumps(row).encode() for row in rows])
     blend = load_blend({"datasets": [{"name": "chat", "path": str(folder / "chat.jsonl")}]})
     with pytest.raises(InputError, match="holds conversations"):
         compared(blend, [str(models["small"])], 10)
