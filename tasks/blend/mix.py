@@ -113,6 +113,20 @@ def solve(blend: Blend, held: Mapping[str, int], tokens: int | None = None) -> M
     return Mix(solved, held, _binding(limits, factors))
 
 
+def rounded(exact: np.ndarray, most: np.ndarray, total: int) -> np.ndarray:
+    """Whole numbers (int64) from 0 to `most` that add up to `total`, as close to `exact` as they can be.
+
+    `exact` adds up to `total` and `most` to no less.
+    """
+    found = np.clip(np.floor(exact).astype(np.int64), 0, most)
+    while left := total - int(found.sum()):
+        step = 1 if left > 0 else -1
+        free = np.flatnonzero(found < most if left > 0 else found > 0)
+        nearest_first = np.argsort(step * (found[free] - exact[free]), kind="stable")
+        found[free[nearest_first[: abs(left)]]] += step
+    return found
+
+
 def _required(source: DataSource) -> bool:
     return bool(source.share or source.tokens or source.min_epochs)
 
