@@ -109,6 +109,10 @@ def mix(
     asked = asked if tokens is None else asked.model_copy(update={"tokens": tokens})
     planned = _planned(chosen, asked, settings, output_dir)
     held, estimated = training_tokens(planned)
+    if estimated and chosen.tokens is None:
+        raise InputError(
+            f"--kind {kind}: counts rows, which are known once they are prepared: tokenmill {kind} first, then name its --output-dir"
+        )
     found = solve(asked, held)
     steps = last_steps(found, step_tokens) if step_tokens else []
     if write is not None:
