@@ -346,14 +346,17 @@ def _keep(limit: _Limit, found: np.ndarray, factor: float) -> float:
 def _conflict(limits: Sequence[_Limit], weights: np.ndarray, total: float, steps: np.ndarray) -> InputError:
     """The error for limits that exclude each other at this total; `steps` are the logarithms by which a round multiplies.
 
-    At the nearest total by some limits others may still be broken: go on until none is. The last ones bind.
+    At the nearest total by some limits others may still be broken: go on until none is. The last ones bind. If the bound does
+    not move any more, it is reached: there tokens vanish, which takes rounds without end.
     """
     nearest, binding = total, limits
     for _ in range(len(limits)):
         chosen, certified = _certificate([limit.at(nearest / total) for limit in limits], steps, nearest)
         binding = [limits[number] for number in chosen]
-        if not 1 / FARTHEST < certified / total < FARTHEST or abs(certified / nearest - 1) < NEGLIGIBLE:
+        if not 1 / FARTHEST < certified / total < FARTHEST:
             return _refusal(binding, total, None)
+        if abs(certified / nearest - 1) < 2 * NEGLIGIBLE:
+            return _refusal(binding, total, nearest if nearest != total else None)
         nearest = certified * (1 - NEGLIGIBLE if certified < total else 1 + NEGLIGIBLE)
         _, _, again = _settle([limit.at(nearest / total) for limit in limits], weights, nearest)
         if again is None:
