@@ -19,10 +19,11 @@ from cyclopts import App, CycloptsError, Parameter
 from cyclopts.validators import Number
 from pydantic import ValidationError
 from rich.console import Console
+from tokenmill.tasks.blend.models import Blend
 from tokenmill.tasks.errors import InputError, PartlyFailedError, RunError
 from tokenmill.tasks.shards.kinds import KINDS, preparation
 from tokenmill.tasks.storage import join
-from tokenmill.tasks.strict import Strict
+from tokenmill.tasks.strict import Strict, parse
 
 from .options import CommonOptions, choices_of, settings_of
 from .process import end_when_interrupted, lost_output, open_streams
@@ -31,7 +32,6 @@ from .terminal import Format, OutputDir, TextFormat, be_quiet, piped, print_json
 from .training_commands import batch, benchmark, evaluate, order, pipeline, train
 
 if TYPE_CHECKING:
-    from tokenmill.tasks.blend.models import Blend
     from tokenmill.tasks.shards.preparation import Planned, Preparation
     from tokenmill.tasks.shards.settings import PreparationSettings
 
@@ -106,9 +106,14 @@ def mix(
     chosen = preparation(kind)
     settings = settings_of(chosen.settings, options or CommonOptions(), overrides)
     asked = chosen.read_blend(blend)
-    asked = asked if tokens is None else asked.model_copy(update={"tokens": tokens})
+    if tokens is not None:
+        asked = parse(Blend, {**asked.model_dump(exclude_unset=True), "tokens": tokens}, f"{blend} with --tokens")
     planned = _planned(chosen, asked, settings, output_dir)
     held, estimated = training_tokens(planned)
+    if estimated and chosen.tokens is None:
+        raise InputError(
+            f"--kind {kind}: counts rows, which are known once they are prepared: tokenmill {kind} first, then name its --output-dir"
+        )
     found = solve(asked, held)
     steps = last_steps(found, step_tokens) if step_tokens else []
     if write is not None:

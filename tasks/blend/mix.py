@@ -113,6 +113,20 @@ def solve(blend: Blend, held: Mapping[str, int], tokens: int | None = None) -> M
     return Mix(solved, held, _binding(limits, factors))
 
 
+def rounded(exact: np.ndarray, most: np.ndarray, total: int) -> np.ndarray:
+    """Whole numbers (int64) from 0 to `most` that add up to `total`, as close to `exact` as they can be.
+
+    `exact` adds up to `total` and `most` to no less.
+    """
+    found = np.clip(np.floor(exact).astype(np.int64), 0, most)
+    while left := total - int(found.sum()):
+        step = 1 if left > 0 else -1
+        free = np.flatnonzero(found < most if left > 0 else found > 0)
+        nearest_first = np.argsort(step * (found[free] - exact[free]), kind="stable")
+        found[free[nearest_first[: abs(left)]]] += step
+    return found
+
+
 def _required(source: DataSource) -> bool:
     return bool(source.share or source.tokens or source.min_epochs)
 
@@ -332,14 +346,17 @@ def _keep(limit: _Limit, found: np.ndarray, factor: float) -> float:
 def _conflict(limits: Sequence[_Limit], weights: np.ndarray, total: float, steps: np.ndarray) -> InputError:
     """The error for limits that exclude each other at this total; `steps` are the logarithms by which a round multiplies.
 
-    At the nearest total by some limits others may still be broken: go on until none is. The last ones bind.
+    At the nearest total by some limits others may still be broken: go on until none is. The last ones bind. If the bound does
+    not move any more, it is reached: there tokens vanish, which takes rounds without end.
     """
     nearest, binding = total, limits
     for _ in range(len(limits)):
         chosen, certified = _certificate([limit.at(nearest / total) for limit in limits], steps, nearest)
         binding = [limits[number] for number in chosen]
-        if not 1 / FARTHEST < certified / total < FARTHEST or abs(certified / nearest - 1) < NEGLIGIBLE:
+        if not 1 / FARTHEST < certified / total < FARTHEST:
             return _refusal(binding, total, None)
+        if abs(certified / nearest - 1) < 2 * NEGLIGIBLE:
+            return _refusal(binding, total, nearest if nearest != total else None)
         nearest = certified * (1 - NEGLIGIBLE if certified < total else 1 + NEGLIGIBLE)
         _, _, again = _settle([limit.at(nearest / total) for limit in limits], weights, nearest)
         if again is None:

@@ -3,7 +3,7 @@
     OUT/data/<data set>/part-00000-1a2b3c4d.jsonl   the shards' files (hard links on a local disk), or .parquet
     OUT/edges.parquet                               dropped and kept documents
     OUT/hits.parquet                                runs shared with evaluations, if there are any
-    OUT/blend.json                                  the output as a blend, with the weights and text fields of the input
+    OUT/blend.json                                  the output as a blend, with the weights, budget and text fields of the input
 
 If the blend lists splits, data sets have folders within their split's. A name ends in the first digits of its shard's key,
 so that a path never refers to different data later.
@@ -27,6 +27,12 @@ from .apply import file_of
 from .decisions import Decisions
 
 FOLDER = "data"
+KEPT = {
+    *("weight", "text_field", "share", "tokens", "min_epochs", "max_epochs", "group"),
+    *("license", "languages", "domain"),
+}
+"""What the output's blend says of a data set as the input's does."""
+
 PART = re.compile(r"part-\d{5,}-[0-9a-f]{8}\.(jsonl|parquet)")
 
 
@@ -65,7 +71,8 @@ class RowsLayout:
             split: [_source(output_dir, split, source) for source in listed if numbers[_folder(split, source.name)]]
             for split, listed in self.blend.parts().items()
         }
-        return orjson.dumps(parts, option=orjson.OPT_INDENT_2)
+        budget = self.blend.model_dump(mode="json", exclude={"datasets", *SPLITS}, exclude_none=True)
+        return orjson.dumps({**budget, **parts}, option=orjson.OPT_INDENT_2)
 
 
 def _folder(split: str, name: str) -> str:
@@ -73,9 +80,5 @@ def _folder(split: str, name: str) -> str:
 
 
 def _source(output_dir: str, split: str, source: DataSource) -> dict[str, Any]:
-    return {
-        "name": source.name,
-        "path": join(output_dir, _folder(split, source.name)),
-        "weight": source.weight,
-        "text_field": source.text_field,
-    }
+    kept = source.model_dump(mode="json", include=KEPT, exclude_none=True)
+    return {"name": source.name, "path": join(output_dir, _folder(split, source.name)), **kept}

@@ -133,13 +133,10 @@ def advice(run: Run) -> list[Part]:
 def planned_and_realised(run: Run) -> list[Part]:
     """The weights of the blend, and the share of each data set in what was published, by split."""
     unit = "tokens" if run.manifest["totals"]["tokens"] else "documents"
-    recorded = run.manifest.get("sampling", {}).get("splits", {})
     found: list[Part] = []
     for split in in_order({end for _, end in run.tokens}):
         counts = {name: count for (name, end), count in run.tokens.items() if end == split}
-        counts |= {
-            name: each["tokens"] * each["copies"] for name, each in recorded.get(split, {}).items() if name in counts
-        }
+        counts |= {name: count for name, count in _repeated(run, split).items() if name in counts}
         if len(counts) < 2:  # noqa: PLR2004 - one data set is all of it, whatever its weight
             continue
         weights = _weights(run, split, counts)
@@ -160,6 +157,14 @@ def planned_and_realised(run: Run) -> list[Part]:
             )
         )
     return found
+
+
+def _repeated(run: Run, split: str) -> dict[str, int]:
+    """What is published of each data set (tokens, or rows if nothing is tokenized) if data are left out or repeated."""
+    if split == "train" and "batches" in run.manifest:
+        return {name: each["read"] for name, each in run.manifest["batches"]["datasets"].items()}
+    sampled = run.manifest.get("sampling", {}).get("splits", {})
+    return {name: each["tokens"] for name, each in sampled.get(split, {}).items()}
 
 
 def _weights(run: Run, split: str, names: Iterable[str]) -> dict[str, float]:

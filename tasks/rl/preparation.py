@@ -18,7 +18,7 @@ from tokenmill.tasks.shards.manifest import Finished
 from tokenmill.tasks.shards.plan import PlannedShard
 from tokenmill.tasks.shards.planning import holdout_of, places, plan_shards
 from tokenmill.tasks.shards.preparation import Planned, Preparation, Release, Step
-from tokenmill.tasks.shards.publication import blend_weights, mix_header, mix_of
+from tokenmill.tasks.shards.publication import blend_weights
 from tokenmill.tasks.shards.publish import publish_bytes
 from tokenmill.tasks.shards.receipt import Receipt
 from tokenmill.tasks.shards.settings import OnBadRow
@@ -36,6 +36,7 @@ from tokenmill.tasks.tokenize.settings import Backend, TokenizerSource
 from tokenmill.tasks.tokenize.vocabulary import Vocabulary
 
 from .inspect import inspect_rl_shard
+from .ordered import Batches
 from .publication import JsonLinesLayout
 from .settings import RlRecipe, RlSettings
 from .shard import RowLengths, Work, write_shard
@@ -101,6 +102,10 @@ def require_choices(blend: Blend, settings: RlSettings, _output_dir: str | None 
         raise InputError(
             "transforms: every data set of this blend lists its own, so these would be ignored; remove them, "
             "or change the blend"
+        )
+    if blend.budgeted and (settings.batch_size is None or settings.sampling == "none"):
+        raise InputError(
+            "the blend has a budget, which batches follow; set batch_size, and sampling=down or sampling=up"
         )
 
 
@@ -228,9 +233,8 @@ def release_rl(planned: RlPlan, finished: Sequence[Finished]) -> Release:
     if found.vocabulary is not None:
         gate = {name: asdict(verdict) for name, verdict in found.verdicts.items()}
         header["tokenizer"] = {"fingerprint": found.vocabulary.fingerprint, "gate": gate}
-    mix = mix_of(planned.blend, finished)
-    layout = JsonLinesLayout(blend_weights(planned.blend, mix), planned.settings.compression)
-    return Release(layout, {**header, **mix_header(mix)})
+    batches = Batches.of(planned.blend, planned.settings)
+    return Release(JsonLinesLayout(blend_weights(planned.blend), planned.settings.compression, batches), header)
 
 
 def _require_one_form(finished: Sequence[Finished]) -> None:
@@ -260,6 +264,29 @@ def _mode(planned: RlPlan) -> str:
     return "transform" if any(chain.specs for chain in found.chains.values()) else "passthrough"
 
 
+def order_lines(manifest: Mapping[str, Any]) -> list[str]:
+    """What a batch holds of each data set, and which rows are not read."""
+    batches = manifest.get("batches")
+    if batches is None:
+        return []
+    shares = ", ".join(f"{name} {_between(each)}" for name, each in batches["datasets"].items())
+    lines = [f"{batches['count']:,} batches of {batches['size']} rows: {shares}"]
+    if found := batches.get("curriculum"):
+        lines.append(f"mean pass rate of a batch: {found['first']:.2f} in the first, {found['last']:.2f} in the last")
+    unread = {name: each["unread"] + sum(each["left_out"].values()) for name, each in batches["datasets"].items()}
+    if any(unread.values()):
+        lines.append(
+            "training rows not read: " + ", ".join(f"{name} {rows:,}" for name, rows in unread.items() if rows)
+        )
+    return lines
+
+
+def _between(counts: Mapping[str, int]) -> str:
+    """The rows of a data set in a batch."""
+    fewest, most = counts["fewest"], counts["most"]
+    return str(most) if fewest == most else f"{fewest} to {most}"
+
+
 def _source_splits(planned: RlPlan) -> list[str]:
     """The source splits that rows were taken from, by their names in the sources."""
     return sorted({source.split for sources in planned.blend.parts().values() for source in sources if source.split})
@@ -275,6 +302,7 @@ RL = Preparation(
     arguments=worker_arguments,
     release=release_rl,
     inspect=inspect_rl_shard,
+    summary=order_lines,
     next_steps="train: data.train.data_path={manifest[train]}\n       data.validation.data_path={manifest[val]}",
     training_advice="hand it to NeMo-RL with launcher=nemo-rl",
 )

@@ -1,10 +1,10 @@
 """Publication of JSON Lines: every shard under its own name, and one joined file per split.
 
     OUT/train|valid|test/data_00000_1a2b3c4d.jsonl   the shards' files (hard links on a local disk)
-    OUT/splits/train_9f8e7d6c.jsonl                  all rows of the split, in the order of the plan
+    OUT/splits/train_9f8e7d6c.jsonl                  all rows of the split, in the order of the plan, or of batches
 
 RL trainers take one file per data set and no globs, so the shards of a split are joined into one file; a single shard is only
-linked. Names contain a hash of the content, so that a path never refers to different data later. The manifest lists the joined
+linked. Training rows are ordered if `batch_size` is set (see `batches`). Names contain a hash of the content, so that a path never refers to different data later. The manifest lists the joined
 files under `train`, `val` and `test`, and every shard in its list. Joining copies each byte once, at disk speed; zstd frames
 are concatenated without decompression.
 """
@@ -25,6 +25,7 @@ from tokenmill.tasks.shards.publish import Output, link, place_files
 from tokenmill.tasks.shards.store import Store
 from tokenmill.tasks.storage import is_local, join
 
+from .ordered import Batches, RowFile, write_ordered
 from .settings import Compression
 from .shard import ENDINGS
 
@@ -48,10 +49,11 @@ class _File:
 
 @dataclass(frozen=True, slots=True)
 class JsonLinesLayout:
-    """Files of rows and one joined file per split; `weights` are the blend's."""
+    """Files of rows and one joined file per split; `weights` are the blend's, `batches` the order of training rows, if any."""
 
     weights: Weights
     compression: Compression
+    batches: Batches | None = None
 
     @property
     def own(self) -> Mapping[str, re.Pattern[str]]:
@@ -64,14 +66,15 @@ class JsonLinesLayout:
         names: dict[str, dict[str, list[str]]] = {}
         listed: list[Listed] = []
         written: list[Output] = []
-        whole = dict.fromkeys(KEYS.values(), "")
+        whole: dict[str, Any] = dict.fromkeys(KEYS.values(), "")
         for split, files in splits.items():
             place_files([(file.stored, file.name) for file in files if file.name != file.stored])
             for file in files:
                 names.setdefault(file.item.shard.place, {})[split] = [file.name]
                 listed.append(Listed(split, file.item.dataset, file.name, file.documents))
-            output = self._join(output_dir, split, files)
+            output, entries = self._join(output_dir, split, files)
             written.append(output)
+            whole |= entries
             whole[KEYS[split]] = join(output_dir, output.path)
         header: dict[str, Any] = {**whole, "run_hash": _hash([file for files in splits.values() for file in files])}
         return Published(names, blend_json(listed, self.weights), written, header)
@@ -88,14 +91,20 @@ class JsonLinesLayout:
                 splits[split].append(_File(item, count.documents, stored, name if linked else stored))
         return {split: splits[split] for split in SPLITS if splits[split]}
 
-    def _join(self, output_dir: str, split: str, files: Sequence[_File]) -> Output:
-        """Write the joined file of a split; its path is relative to the output folder."""
-        path = join(FOLDER, f"{split}_{_hash(files)}.{ENDINGS[self.compression]}")
+    def _join(self, output_dir: str, split: str, files: Sequence[_File]) -> tuple[Output, dict[str, Any]]:
+        """Write the joined file of a split, whose path is relative to the output folder; its record, and entries of the manifest."""
+        batches = self.batches if split == "train" else None
+        order = batches.identity() if batches else None
+        path = join(FOLDER, f"{split}_{_hash(files, order)}.{ENDINGS[self.compression]}")
         place = join(output_dir, path)
+        if batches is not None:
+            rows = [RowFile(file.item.shard.dataset, file.documents, file.stored) for file in files]
+            output, entries = write_ordered(rows, batches, place)
+            return replace(output, path=path), entries
         if len(files) == 1 and is_local(place) and is_local(files[0].stored):
             link(files[0].stored, place)
-            return replace(_recorded(files[0]), path=path)
-        return replace(join_files([file.stored for file in files], place), path=path)
+            return replace(_recorded(files[0]), path=path), {}
+        return replace(join_files([file.stored for file in files], place), path=path), {}
 
 
 def _recorded(file: _File) -> Output:
@@ -104,7 +113,7 @@ def _recorded(file: _File) -> Output:
     return next(output for output in file.item.receipt.outputs if output.path == name)
 
 
-def _hash(files: Sequence[_File]) -> str:
-    """A hash of the contents of some files, in order: eight hexadecimal digits."""
+def _hash(files: Sequence[_File], order: Mapping[str, Any] | None = None) -> str:
+    """A hash of the contents of some files, and of the order of their rows if it is not theirs: eight hexadecimal digits."""
     content = [(file.item.key, file.stored.rpartition("/")[2]) for file in files]
-    return hashlib.sha256(orjson.dumps(content)).hexdigest()[:8]
+    return hashlib.sha256(orjson.dumps([content, order] if order else content)).hexdigest()[:8]

@@ -5,13 +5,31 @@ from typing import Any, Literal, Self
 
 from pydantic import Field, model_validator
 from tokenmill.tasks.blend.models import TransformSpec, Value
+from tokenmill.tasks.pack.sampling import Sampling
 from tokenmill.tasks.shards.settings import PreparationSettings
+from tokenmill.tasks.strict import Seed, Strict
 from tokenmill.tasks.tokenize.settings import Backend, TokenizerSource
 
 from .targets import TargetName
 
 Compression = Literal["none", "zstd"]
 Splits = Literal["holdout", "source"]
+
+
+class Curriculum(Strict, frozen=True):
+    """How the pass rates of training rows move from batch to batch."""
+
+    field: str | None = Field(
+        default=None,
+        min_length=1,
+        description="Field with the pass rate of a row, or its difficulty; a path with dots.",
+    )
+    span: float = Field(
+        default=0.3, description="How far the mean falls from the first batch to the last, or rises if negative."
+    )
+    spread: float = Field(default=0.15, gt=0, description="Standard deviation of the pass rates that a batch asks for.")
+    above: float = Field(default=0.0, description="Leave out rows whose value is not above this: never solved.")
+    below: float = Field(default=1.0, description="Leave out rows whose value is not below this: always solved.")
 
 
 class RlSettings(PreparationSettings, frozen=True):
@@ -28,6 +46,16 @@ class RlSettings(PreparationSettings, frozen=True):
     compression: Compression = Field(default="none", description="Plain JSON Lines, or compressed with zstd.")
     max_tokens: int | None = Field(default=None, ge=1, description="Drop rows with more tokens of text.")
     tokenizer: TokenizerSource = Field(default=TokenizerSource(), description="Tokenizer that max_tokens counts with.")
+    batch_size: int | None = Field(
+        default=None,
+        ge=1,
+        description="Order the training rows so that every step of so many holds each data set's share.",
+    )
+    sampling: Sampling = Field(
+        default="none", description="Apply weights in batches by leaving out (down) or repeating (up) rows."
+    )
+    curriculum: Curriculum = Field(default=Curriculum(), description="Order batches by the pass rates of their rows.")
+    seed: Seed = Field(default=42, description="Seed of the order of rows in batches.")
 
     @model_validator(mode="after")
     def _fits_together(self) -> Self:
@@ -35,6 +63,14 @@ class RlSettings(PreparationSettings, frozen=True):
             raise ValueError("max_tokens counts the texts that the target reads; set target as well")
         if self.val_holdout is not None and self.splits == "source":
             raise ValueError("val_holdout holds rows out, splits=source uses those of the source; keep one of the two")
+        return self
+
+    @model_validator(mode="after")
+    def _orders_batches(self) -> Self:
+        if self.batch_size is None and (self.sampling != "none" or self.curriculum.field):
+            raise ValueError("sampling and curriculum order the rows of batches; set batch_size as well")
+        if self.batch_size is not None and self.compression != "none":
+            raise ValueError("batch_size orders rows, and compressed rows cannot be moved; set compression=none")
         return self
 
 

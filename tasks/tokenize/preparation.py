@@ -46,7 +46,7 @@ from .document_map import map_problems
 from .exact import encoder_of
 from .gate import Gate, Verdict, gate_notes, texts_of
 from .load import load_vocabulary, planned_vocabulary
-from .phases import Pair, PublishedPhases, cut_phases, publish_phases
+from .phases import Pair, cut_phases, publish_phases
 from .prefixes import build_prefix, inspect_prefix, plan_prefixes
 from .race import RACE_FROM, fastest_engine
 from .settings import Engine, PretrainRecipe, PretrainSettings, TokenizerSettings
@@ -164,13 +164,12 @@ PAIR = re.compile(r"data_\d{5,}_[0-9a-f]{8}\.\w+")
 class PairLayout:
     """The prefixes, numbered in plan order. Data sets of weight 0 are published too, but omitted from blend.json.
 
-    `mix` is the solved budget, None for plain weights. Its phases are published if the blend says how many tokens to train on.
+    `mix` is the solved budget of a number of tokens, whose phases are published too; None without such a number.
     """
 
     prefixes: Sequence[Finished]
     weights: Weights
-    mix: Mix | None
-    sized: bool
+    mix: Mix | None = None
 
     @property
     def own(self) -> Mapping[str, re.Pattern[str]]:
@@ -194,16 +193,13 @@ class PairLayout:
             numbers[split] += 1
             names[item.shard.place] = {split: [prefix]}
             listed.append(Listed(split, item.dataset, prefix, item.receipt.parts[part].tokens))
-            training += [Pair.of(item, part, prefix)] if split == "train" else []
+            training += [Pair.of(item, part, prefix)] if self.mix and split == "train" else []
         place_files(pairs)
         blend = blend_json(listed, self.weights)
-        phases = self._phases(output_dir, training, blend)
+        if self.mix is None:
+            return Published({}, blend, derived=self.prefixes, derived_names=names)
+        phases = publish_phases(output_dir, cut_phases(training, self.mix), self.mix, blend)
         return Published({}, blend, phases.files, phases.header, self.prefixes, names)
-
-    def _phases(self, output_dir: str, training: Sequence[Pair], blend: bytes) -> PublishedPhases:
-        if self.mix is None or not self.sized:
-            return PublishedPhases(mix_header(self.mix), [])
-        return publish_phases(output_dir, cut_phases(training, self.mix), self.mix, blend)
 
 
 def tokenize_and_join(planned: PretrainPlan, build_shards: BuildShards) -> PretrainPlan:
@@ -240,8 +236,8 @@ def release_pretrain(planned: PretrainPlan, finished: Sequence[Finished]) -> Rel
     prefixes, _ = collect(_prefixes(planned, finished), allow_partial=False)
     blend = planned.blend
     mix = mix_of(blend, prefixes)
-    layout = PairLayout(prefixes, blend_weights(blend, mix), mix, blend.total is not None)
-    return Release(layout, {"tokenizer": tokenizer})
+    layout = PairLayout(prefixes, blend_weights(blend, mix), mix if blend.total else None)
+    return Release(layout, {**mix_header(mix), "tokenizer": tokenizer})
 
 
 def inspect_pretrain_shard(store: Store, receipt: Receipt) -> list[str]:

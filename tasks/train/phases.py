@@ -6,6 +6,7 @@ budgets are kept but for the rounding to samples: the last tokens of a prefix fi
 """
 
 import numpy as np
+from tokenmill.tasks.blend.mix import rounded
 from tokenmill.tasks.errors import InputError
 
 from .job import Source, TrainData, TrainPhase
@@ -63,20 +64,10 @@ def _quotas(
             f"phase {phase.name!r}: {phase.tokens:,.0f} tokens fill no step of {global_batch} samples of {length}; set a "
             "smaller sequence_length or global_batch, or give the phase more tokens"
         )
-    quotas = iter(_rounded(drawn * (samples / drawn.sum()), most, samples).tolist())
+    quotas = iter(rounded(drawn * (samples / drawn.sum()), most, samples).tolist())
     return [
         found for source in sources if (found := _with(source, [next(quotas) for _ in source.files])).files
     ], samples
-
-
-def _rounded(exact: np.ndarray, most: np.ndarray, total: int) -> np.ndarray:
-    """Whole numbers ([prefixes], int64) close to `exact`, at most `most`, that add up to `total`."""
-    found = np.minimum(np.floor(exact).astype(np.int64), most)
-    while left := total - int(found.sum()):
-        open_ = np.flatnonzero(found < most)
-        chosen = open_[np.argsort(found[open_] - exact[open_], kind="stable")[:left]]
-        found[chosen] += 1
-    return found
 
 
 def _with(source: Source, quotas: list[int]) -> Source:

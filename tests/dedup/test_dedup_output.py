@@ -278,6 +278,19 @@ def test_a_weight_changes_no_byte_of_a_shard(tmp_path):
     assert json.loads((tmp_path / "out/blend.json").read_bytes())["datasets"][0]["weight"] == 5
 
 
+def test_the_output_has_the_budget_and_the_facts_of_the_input(tmp_path):
+    source = {"name": "a", "path": str(write_rows(tmp_path / "a.jsonl", ROWS)), "weight": 1.0, "text_field": "text"}
+    source |= {"max_epochs": 4.0, "group": "web/good", "license": "CC0-1.0", "languages": ["en"], "domain": "web"}
+    budget = {
+        "tokens": 90,
+        "groups": {"web": 1.0},
+        "phases": [{"name": "main", "tokens": 60}, {"name": "end", "mix": {"a": 1.0}}],
+    }
+    prepare({**budget, "datasets": [source]}, tmp_path / "out")
+    written = json.loads((tmp_path / "out/blend.json").read_bytes())
+    assert written == {**budget, "datasets": [{**source, "path": str(tmp_path / "out/data/a")}]}
+
+
 def test_files_that_are_skipped_are_counted_in_plan_and_manifest(tmp_path):
     write_rows(tmp_path / "in/a.jsonl", ROWS)
     (tmp_path / "in/b.csv").touch()

@@ -3,6 +3,7 @@
 import json
 import os
 import subprocess
+from datetime import UTC, datetime
 from pathlib import Path
 from urllib.request import Request, urlopen
 
@@ -67,9 +68,10 @@ def blends(tmp_path_factory):
     return Blends(tmp_path_factory.mktemp("nightly"))
 
 
-def events(server, count):
-    """The first `count` events of blends, oldest first: what happened to which, and what is said of it."""
-    body = json.dumps({"filter": {"event": {"prefix": ["tokenmill.blend."]}, "order": "ASC"}}).encode()
+def events(server, since, count):
+    """The first `count` events of blends from `since` on, oldest first: what happened to which, and what is said of it."""
+    wanted = {"event": {"prefix": ["tokenmill.blend."]}, "occurred": {"since": since.isoformat()}, "order": "ASC"}
+    body = json.dumps({"filter": wanted}).encode()
     request = Request(f"{server.url}/events/filter", body, {"Content-Type": "application/json"})
 
     def enough():
@@ -94,6 +96,7 @@ def table_of(server, flow_run):
 def test_failures_stop_no_other_blend_and_are_named_in_the_end_and_the_next_night_finds_them_mended(
     blends, prefect_api
 ):
+    began = datetime.now(UTC)  # other tests may have had nights on this server
     state = blends.run()
     assert state.type == StateType.FAILED
     error = str(state.result(raise_on_failure=False))
@@ -135,7 +138,7 @@ def test_failures_stop_no_other_blend_and_are_named_in_the_end_and_the_next_nigh
         ("more", "new")
     }
 
-    told = events(prefect_api, 13)
+    told = events(prefect_api, began, 13)
     assert [(what, resource.removeprefix("tokenmill.blend.")) for what, resource, _ in told] == [
         ("changed", "pretrain.bad"), ("failed", "pretrain.bad"),
         ("changed", "pretrain.books"), ("prepared", "pretrain.books"),

@@ -20,9 +20,10 @@ from tokenmill.tasks.report.measured import run_in
 from tokenmill.tasks.report.registry import lineage
 from tokenmill.tasks.shards.manifest import read_manifest
 
-from tests import preparing_scores
+from tests import preparing_scores, preparing_sft
 from tests.building import prepare_here
-from tests.preparing import prefixes_of, write_lines
+from tests.peers.conversations import assistant, talk, user
+from tests.preparing import blend_of, prefixes_of, write_lines
 
 REPOSITORY = Path(__file__).parents[2]
 HOSTILE = '<script>alert("1")</script> & <b>\x1b[0m\u202e'
@@ -390,3 +391,44 @@ def test_many_data_sets_are_shown_in_part_and_all_counted():
     assert "more in the table" in bars("bars", {f"d{number}": (1.0,) for number in range(40)}, ("x",), str).title
     assert "300 more rows" in Table("t", ("a", "b"), [(f"d{number}", number) for number in range(400)]).html()
     assert Table("t", ("a",), [])._repr_html_().startswith("<div")
+
+
+def percent(text):
+    return float(text.rstrip("%")) / 100
+
+
+def table_of_weights(output):
+    """Share planned, share published and amount of each data set on the page of a preparation."""
+    page.leave_report(str(output), pytest.fail)
+    rows = read_page(output).tables["Weights, train"]
+    return {row[0]: (percent(row[1]), percent(row[2]), int(row[3].replace(",", ""))) for row in rows[1:]}
+
+
+def test_repeated_packs_and_rows_are_counted_as_often_as_they_are_published(tmp_path):
+    for name in "ab":
+        talks = [talk(user(f"{name} {number}?"), assistant(f"{number}. " * 9)) for number in range(120)]
+        preparing_sft.write_rows(tmp_path / f"{name}.jsonl", talks)
+    blend = blend_of(tmp_path / "a.jsonl", tmp_path / "b.jsonl", a=3.0)
+    chosen = {"holdout": {"valid": 0, "test": 0}, "sampling": "up"}
+    _, manifest = preparing_sft.prepare(blend, tmp_path / "sft", pack_size=64, **chosen)
+    shares = table_of_weights(tmp_path / "sft")
+    taken = {name: each["tokens"] for name, each in manifest["sampling"]["splits"]["train"].items()}
+    assert {name: each[2] for name, each in shares.items()} == taken
+    assert shares["a"][1] == pytest.approx(0.75, abs=0.02)
+    prepare_here("rl", blend, tmp_path / "rl", batch_size=8, **chosen)
+    assert table_of_weights(tmp_path / "rl") == {"a": (0.75, 0.75, 360), "b": (0.25, 0.25, 120)}
+
+
+def test_phases_are_shown_as_planned_and_as_published(tmp_path):
+    for name in "ab":
+        write_lines(tmp_path / f"{name}.jsonl", [f"{name} {number} " * 9 for number in range(200)])
+    phases = [{"name": "main", "share": 0.75}, {"name": "end", "share": 0.25, "mix": {"b": 0.9}}]
+    blend = {**blend_of(tmp_path / "a.jsonl", tmp_path / "b.jsonl"), "tokens": 4000, "phases": phases}
+    prepare_here("pretrain", blend, tmp_path / "out", holdout={"valid": 0, "test": 0})
+    page.leave_report(str(tmp_path / "out"), pytest.fail)
+    found = read_page(tmp_path / "out")
+    shares = [(row[0], row[1], percent(row[2]), percent(row[3])) for row in found.tables["Phases"][1:]]
+    assert [(phase, name, planned) for phase, name, planned, _ in shares] == [
+        ("main", "a", 0.5), ("main", "b", 0.5), ("end", "a", 0.1), ("end", "b", 0.9),
+    ]  # fmt: skip
+    assert all(published == pytest.approx(planned, abs=0.03) for _, _, planned, published in shares)

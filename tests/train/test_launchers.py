@@ -729,6 +729,17 @@ def test_what_nemo_rl_is_handed_is_a_folder():
         nemo_rl_launch(manifest("nemo_rl_sft"), "s3://bucket/out", "org/model")
 
 
+@pytest.mark.parametrize("target", NEMO_RL)
+def test_rows_in_batches_are_read_in_their_order(target, tmp_path):
+    rows = tmp_path / "train.jsonl"
+    rows.write_text('{"prompt": "p", "chosen": "c", "rejected": "r"}\n')
+    given = {**manifest(target, train=str(rows)), "batches": {"size": 48}}
+    settings = yaml.safe_load(nemo_rl_launch(given, FOLDER, "org/model").files["nemo_rl.yaml"])
+    assert settings["data"]["shuffle"] is False
+    grpo = target in ("nemo_rl_grpo_math", "nemo_gym")
+    assert settings["grpo" if grpo else "policy"]["num_prompts_per_step" if grpo else "train_global_batch_size"] == 48
+
+
 def phased(**settings):
     """A job with two phases of 3 and 2 steps."""
     made = job(launcher="megatron-lm", processes=8, global_batch=8, micro_batch=1, **settings)

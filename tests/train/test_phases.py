@@ -113,7 +113,7 @@ def test_what_megatron_core_reads_is_the_budget(place, name):
         for dataset, tokens in phase["drawn"].items():
             rounding = LENGTH * (prefixes[dataset] + BATCH + 1) + 12  # of samples, of the phase to steps, of a document
             assert abs(read[number][dataset] - tokens) <= max(0.001 * total, rounding), (phase["name"], dataset)
-    for source in json.loads(json.dumps(manifest["blend"]))["datasets"]:
+    for source in manifest["blend"]["datasets"]:
         drawn = sum(phase[source["name"]] for phase in read.values())
         if "max_epochs" in source:
             assert drawn <= source["max_epochs"] * held[source["name"]]

@@ -63,6 +63,8 @@ ASKED: Mapping[str, Mapping[str, bool]] = {
 chat template has already written.
 """
 
+NO_VALIDATION = {"val_period": 0, "val_at_start": False, "val_at_end": False}
+
 OWN_TEMPLATE = {"chat_template": "default"}
 """Use the tokenizer's template; the example's is for questions with a context."""
 
@@ -155,19 +157,22 @@ def _settings(manifest: Mapping[str, Any], recipe: _Recipe, output_dir: str, mod
     validates = bool(manifest["val"])
     reader = recipe.reader or _preferences(manifest["train"])
     template = OWN_TEMPLATE if recipe.algorithm == "sft" else {}
-    none: dict[str, Any] = {recipe.algorithm: {"val_period": 0, "val_at_start": False, "val_at_end": False}}
+    size = manifest.get("batches", {}).get("size")
+    prompts = {"num_prompts_per_step": size} if size and recipe.algorithm == "grpo" else {}
+    rows = {"train_global_batch_size": size} if size and recipe.algorithm != "grpo" else {}
+    algorithm = {**prompts, **({} if validates else NO_VALIDATION)}
     return {
         "defaults": f"${{oc.env:NEMO_RL}}/{recipe.example}",
-        **({} if validates else none),
+        **({recipe.algorithm: algorithm} if algorithm else {}),
         "checkpointing": {
             "checkpoint_dir": _literal(join(output_dir, "checkpoints")),
             **({} if validates else {"metric_name": None}),
         },
-        "policy": {"model_name": _literal(model), "tokenizer": {"name": _literal(model), **template}},
+        "policy": {"model_name": _literal(model), "tokenizer": {"name": _literal(model), **template}, **rows},
         "data": {
             "_override_": True,  # replaces the example's data section, so set every key that is read
             "max_input_seq_length": "${policy.max_total_sequence_length}",
-            "shuffle": True,
+            "shuffle": "batches" not in manifest,  # the file is in the order of batches
             "num_workers": 1,
             **ASKED[recipe.algorithm],
             "train": {**reader, "data_path": _literal(manifest["train"])},
