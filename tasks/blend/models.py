@@ -106,6 +106,15 @@ class DataSource(Strict, frozen=True):
         default=[], description="Transforms of each row for reinforcement learning, in order."
     )
 
+    @model_validator(mode="before")
+    @classmethod
+    def _domain(cls, data: object) -> object:
+        """The published blends of Nemotron 3 Ultra call the domain `category`."""
+        if not isinstance(data, Mapping) or "category" not in data or "domain" in data:
+            return data
+        given = cast("Mapping[str, object]", data)
+        return {"domain" if key == "category" else key: value for key, value in given.items()}
+
     @model_validator(mode="after")
     def _filters_once(self) -> Self:
         if self.used_in is not None and "used_in" in self.filters:

@@ -48,6 +48,14 @@ def test_a_flat_blend_with_all_its_defaults():
     }  # fmt: skip
 
 
+def test_the_category_of_a_published_blend_is_the_domain():
+    """As the blends of Nemotron 3 Ultra have it, beside comments of theirs."""
+    (only,) = load_blend({"datasets": [source(category="sft-code", _new_in_ultra=True, _note="New.")]}).datasets
+    assert only.domain == "sft-code"
+    with pytest.raises(InputError, match=r"datasets\[0\].category: unknown key"):
+        load_blend({"datasets": [source(category="sft-code", domain="code")]})
+
+
 def test_filters_keep_the_types_of_their_values():
     """True is no 1 and "1" is no 1: a filter compares with what the rows hold."""
     wanted = {"reasoning": "on", "turns": 1, "verified": True, "level": ["easy", 2, False], "a.b": "1"}
