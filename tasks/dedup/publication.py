@@ -3,7 +3,7 @@
     OUT/data/<data set>/part-00000-1a2b3c4d.jsonl   the shards' files (hard links on a local disk), or .parquet
     OUT/edges.parquet                               dropped and kept documents
     OUT/hits.parquet                                runs shared with evaluations, if there are any
-    OUT/blend.json                                  the output as a blend, with the weights and text fields of the input
+    OUT/blend.json                                  the output as a blend, with weights, text fields and `fim` of the input
 
 If the blend lists splits, data sets have folders within their split's. A name ends in the first digits of its shard's key,
 so that a path never refers to different data later.
@@ -78,4 +78,5 @@ def _source(output_dir: str, split: str, source: DataSource) -> dict[str, Any]:
         "path": join(output_dir, _folder(split, source.name)),
         "weight": source.weight,
         "text_field": source.text_field,
+        **({"fim": source.fim.model_dump(exclude_none=True)} if source.fim else {}),
     }
