@@ -10,7 +10,7 @@ from typing import Annotated, Any, Literal, Self, cast
 
 from pydantic import AfterValidator, BeforeValidator, Field, JsonValue, WithJsonSchema, model_validator
 from tokenmill.tasks.errors import nearest
-from tokenmill.tasks.strict import Strict
+from tokenmill.tasks.strict import Seed, Strict
 
 Split = Literal["train", "valid", "test"]
 SPLITS: tuple[Split, ...] = ("train", "valid", "test")
@@ -53,6 +53,37 @@ Wanted = Annotated[Value | list[Value], BeforeValidator(_plain_values)]
 
 TransformSpec = str | dict[str, JsonValue]
 """A transform of rows for reinforcement learning: its name, or a mapping of its name to its argument."""
+
+
+class Fim(Strict, frozen=True):
+    """Fill in the middle: which documents are rearranged, and how. Names and defaults are those of Megatron's `--fim-*`."""
+
+    rate: Share = Field(default=0.5, description="Share of documents to rearrange; 0 turns it off.")
+    spm_rate: Share = Field(default=0.5, description="Share of these as suffix, prefix, middle; the rest as PSM.")
+    split_sample: str | None = Field(
+        default=None, min_length=1, description="Rearrange each fragment between these strings by itself."
+    )
+    fragment_rate: Share | None = Field(
+        default=None, description="Share of fragments to rearrange in chosen documents with split_sample."
+    )
+    no_prefix: str | None = Field(
+        default=None, min_length=1, description="Leave documents and fragments that begin with this as they are."
+    )
+    prefix_token: str | None = Field(default=None, min_length=1, description="Token before the prefix; else detected.")
+    middle_token: str | None = Field(default=None, min_length=1, description="Token before the middle; else detected.")
+    suffix_token: str | None = Field(default=None, min_length=1, description="Token before the suffix; else detected.")
+    seed: Seed = Field(default=42, description="Seed of the choice of documents, layouts and cuts.")
+
+    @model_validator(mode="after")
+    def _belong_together(self) -> Self:
+        tokens = [self.prefix_token, self.middle_token, self.suffix_token]
+        if (self.split_sample is None) != (self.fragment_rate is None):
+            raise ValueError("split_sample and fragment_rate belong together; set both, or neither")
+        if any(tokens) and len({token for token in tokens if token}) < len(tokens):
+            raise ValueError(
+                "set prefix_token, middle_token and suffix_token to three different tokens, or none of them"
+            )
+        return self
 
 
 class DataSource(Strict, frozen=True):
@@ -102,6 +133,7 @@ class DataSource(Strict, frozen=True):
         description="Languages of the data set, for its card, as codes of BCP 47; never guessed.",
     )
     domain: str | None = Field(default=None, min_length=1, description="What the data set is about, for its report.")
+    fim: Fim | None = Field(default=None, description="Fill in the middle for this data set, instead of the setting.")
     transforms: list[TransformSpec] = Field(
         default=[], description="Transforms of each row for reinforcement learning, in order."
     )

@@ -3,7 +3,7 @@
     OUT/data/<data set>/part-00000-1a2b3c4d.jsonl   the shards' files (hard links on a local disk), or .parquet
     OUT/edges.parquet                               dropped and kept documents
     OUT/hits.parquet                                runs shared with evaluations, if there are any
-    OUT/blend.json                                  the output as a blend, with the weights, budget and text fields of the input
+    OUT/blend.json                                  the output as a blend, with what the input says of weights, budget, fields and `fim`
 
 If the blend lists splits, data sets have folders within their split's. A name ends in the first digits of its shard's key,
 so that a path never refers to different data later.
@@ -29,7 +29,7 @@ from .decisions import Decisions
 FOLDER = "data"
 KEPT = {
     *("weight", "text_field", "share", "tokens", "min_epochs", "max_epochs", "group"),
-    *("license", "languages", "domain"),
+    *("fim", "license", "languages", "domain"),
 }
 """What the output's blend says of a data set as the input's does."""
 

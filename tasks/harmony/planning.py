@@ -53,7 +53,7 @@ def require_choices(blend: Blend, settings: HarmonySettings) -> None:
             raise InputError(f"rules_off: {code!r} is not a rule; {nearest(code, CODES)}")
     for sources in blend.parts().values():
         for source in sources:
-            require_no(source, ["transforms"], "Harmony")
+            require_no(source, ["transforms", "fim"], "Harmony")
             if source.converter is not None and source.converter not in CONVERTERS:
                 raise InputError(
                     f"data set {source.name!r}: there is no converter {source.converter!r}; "

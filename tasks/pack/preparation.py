@@ -90,7 +90,7 @@ def plan_sft(blend: Blend, settings: SftSettings, output_dir: str | None) -> Sft
         return [*rows_of(source).fields, *row_filter(source).fields]
 
     def recipes(source: DataSource, split: str, slices: Sequence[Slice]) -> list[SftRecipe]:
-        require_no(source, ["converter", "transforms"], "SFT")
+        require_no(source, ["converter", "transforms", "fim"], "SFT")
         rows, literal = rows_of(source), settings.special_tokens_in_text != "allow"
         which = orjson.dumps([rows.fields, sorted(controls)])
         texts = partial(_texts, rows, fields(source))

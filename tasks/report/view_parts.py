@@ -25,6 +25,7 @@ from tokenmill.tasks.shards.receipt import RECEIPT
 from tokenmill.tasks.shards.store import PACKS, PREFIX, Store
 from tokenmill.tasks.storage import join
 from tokenmill.tasks.tokenize.document_map import read_map
+from tokenmill.tasks.tokenize.fim import FimRecipe
 from tokenmill.tasks.train.prepared import LEADING
 
 KEY_SHOWN = 8
@@ -50,7 +51,7 @@ class Part:
 
     `packed` distinguishes packed Parquet from bin/idx; `split` is the published split; `rows` is its number of packs or
     documents; `origins` are the source slices of the shard's rows, one unless it is a bundle. Packs hold the rows of their
-    `members`.
+    `members`. `fim` is the recipe by which documents were rearranged, if any were.
     """
 
     packed: bool
@@ -62,6 +63,7 @@ class Part:
     rows: int
     origins: Sequence[Origin]
     members: Sequence[Member] = ()
+    fim: FimRecipe | None = None
 
     @property
     def shards(self) -> list[str]:
@@ -179,6 +181,7 @@ def parts_and_entries(manifest: Mapping[str, Any]) -> Iterator[tuple[Part, Mappi
 def parts_of_entry(manifest: Mapping[str, Any], entry: Mapping[str, Any], origins: Sequence[Origin]) -> list[Part]:
     """The parts with documents of a shard that the manifest lists; not for packs."""
     store = Store(manifest["volatile"]["store"], manifest["type"])
+    fim = manifest["recipes"][entry["recipe"]]["recipe"].get("fim")
     return [
         Part(
             packed=False,
@@ -189,6 +192,7 @@ def parts_of_entry(manifest: Mapping[str, Any], entry: Mapping[str, Any], origin
             store=store,
             rows=documents,
             origins=origins,
+            fim=FimRecipe(**fim) if fim else None,
         )
         for name, documents in entry["documents"].items()
         if documents

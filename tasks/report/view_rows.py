@@ -2,7 +2,7 @@
 
 A pack costs reading its row group up to that row, one row at a time, so memory is bounded by a row. A document costs reading
 the `.idx` (20 bytes per document) and its own bytes of the `.bin`. In a `.bin` every token is trained on and has no role: the
-document becomes one sequence of `text`.
+document becomes one sequence of `text`, or if it was rearranged to fill in the middle, of its prefix, suffix and middle.
 """
 
 import itertools
@@ -21,6 +21,7 @@ from tokenmill.tasks.pack.parquet import SCHEMA
 from tokenmill.tasks.shards.store import read_bytes
 from tokenmill.tasks.storage import filesystem
 from tokenmill.tasks.tokenize.binidx import BinIdxError, Index, read_index
+from tokenmill.tasks.tokenize.fim import ROLES as FIM_ROLES
 
 from .view_parts import Part
 
@@ -169,8 +170,8 @@ def _document(part: Part, number: int) -> Row:
     stop = start + int(index.lengths[number]) * index.dtype.itemsize
     system, path = filesystem(part.stored)
     ids = np.frombuffer(cast("bytes", system.cat_file(path, start=start, end=stop)), index.dtype)
-    trained, roles = np.ones(len(ids), np.bool_), np.zeros(len(ids), np.int8)
-    return Row(ids, trained, roles, ("text",), np.array([0]), np.array([number]), None)
+    roles = np.zeros(len(ids), np.int8) if part.fim is None else part.fim.roles(ids)
+    return Row(ids, np.ones(len(ids), np.bool_), roles, FIM_ROLES, np.array([0]), np.array([number]), None)
 
 
 def _index(part: Part) -> Index:

@@ -28,7 +28,7 @@ from tokenmill.tasks.storage import absolute
 from tokenmill.tasks.tokenize.document_map import read_map
 
 from .view_parts import Part, PublishedNames, parts_and_entries, parts_of_entry
-from .view_rows import PADDING, read_row, rows_with
+from .view_rows import PADDING, Row, read_row, rows_with
 from .why_duplicates import kept_row, normalized_row, normalized_rows, verdict_of
 from .why_reason import Entry, quarantined, reason_of
 
@@ -95,12 +95,16 @@ class Fate:
 
 
 class _Kept(NamedTuple):
-    """What a part of a shard stores of a row: the number of its document, and the tokens in each document, pack or row."""
+    """What a part of a shard stores of a row: the number of its document, and the tokens in each document, pack or row.
+
+    `detail` says how it is stored, if not as it was.
+    """
 
     part: Part
     number: int
     unit: str
     tokens: Mapping[int, int | None]
+    detail: str | None = None
 
 
 class Prepared:
@@ -319,7 +323,8 @@ class Prepared:
             return None
         part, number = parts[place[0]], place[1]
         if self.manifest["type"] == "pretrain":
-            return _Kept(part, number, "document", {number: len(read_row(part, number).ids)})
+            stored = read_row(part, number)
+            return _Kept(part, number, "document", {number: len(stored.ids)}, _rearranged(stored))
         return _Kept(part, number, "row", {number: None})
 
     def _kept_in_packs(self, shard: int, receipt: Receipt, row: int) -> _Kept | None:
@@ -342,7 +347,21 @@ class Prepared:
             for number, tokens in kept.tokens.items()
             for name, published in self.names.places(part, number) or [(None, None)]
         ]
-        return replace(fate, document=part.document(kept.number), split=part.split, part=part.name, places=places)
+        return replace(
+            fate,
+            document=part.document(kept.number),
+            split=part.split,
+            part=part.name,
+            places=places,
+            detail=kept.detail,
+        )
+
+
+def _rearranged(stored: Row) -> str | None:
+    """The order of the parts of a document that was rearranged to fill in the middle."""
+    parts = stored.roles[np.flatnonzero(np.diff(stored.roles, prepend=-1))]
+    names = dict.fromkeys(stored.role_names[int(part)] for part in parts)
+    return f"rearranged as {', '.join(names)}" if len(names) > 1 else None
 
 
 def _tokens(part: Part, pack: int, document: int) -> int:

@@ -8,7 +8,7 @@ work is repeated.
 
 import hashlib
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import Field, asdict
+from dataclasses import Field, asdict, fields
 from typing import Any, ClassVar, Protocol
 
 import orjson
@@ -20,6 +20,10 @@ KEY_CHARACTERS = 32
 Identity = Mapping[str, Any]
 
 
+ADDED = {"added": True}
+"""Metadata of a recipe's field that shards in use do not have. At its default it is left out, so their keys remain."""
+
+
 class Recipe(Protocol):
     """A frozen dataclass of plain values: every choice that can change a byte of a shard."""
 
@@ -28,7 +32,7 @@ class Recipe(Protocol):
 
 def shard_identity(kind: str, format_version: int, recipe: Recipe, part: Slice) -> dict[str, Any]:
     """The identity of the shard that `recipe` makes from a slice."""
-    return {"kind": kind, "format_version": format_version, "recipe": asdict(recipe), "source": source_of(part)}
+    return {"kind": kind, "format_version": format_version, "recipe": _plain(recipe), "source": source_of(part)}
 
 
 def shard_identities(
@@ -38,11 +42,16 @@ def shard_identities(
 
     Slices with the same recipe share one dict of it: a million copies would take a minute and 1 GB.
     """
-    plain = {id(recipe): asdict(recipe) for recipe in {id(recipe): recipe for recipe in recipes}.values()}
+    plain = {id(recipe): _plain(recipe) for recipe in {id(recipe): recipe for recipe in recipes}.values()}
     return [
         {"kind": kind, "format_version": format_version, "recipe": plain[id(recipe)], "source": source_of(part)}
         for recipe, part in zip(recipes, parts, strict=True)
     ]
+
+
+def _plain(recipe: Recipe) -> dict[str, Any]:
+    added = {each.name: each.default for each in fields(recipe) if ADDED.items() <= each.metadata.items()}
+    return {name: value for name, value in asdict(recipe).items() if name not in added or value != added[name]}
 
 
 def source_of(part: Slice) -> dict[str, Any]:

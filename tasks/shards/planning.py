@@ -36,6 +36,7 @@ TAKING = {
     "filters": COMMANDS["conversations"],
     "converter": "tokenmill harmony",
     "transforms": "tokenmill rl",
+    "fim": "tokenmill pretrain",
 }
 """The commands for blends with keys that not every kind of preparation takes."""
 

@@ -59,11 +59,16 @@ def _added(recipe: PretrainRecipe) -> int:
     return (recipe.bos is not None) + (recipe.eos is not None)
 
 
+def most_ids(recipe: PretrainRecipe) -> int | None:
+    """The most ids of a text in a document, without BOS and EOS; None if there is no limit."""
+    return None if recipe.max_doc_tokens is None else recipe.max_doc_tokens - _added(recipe)
+
+
 def _truncate(ids: np.ndarray, lengths: np.ndarray, recipe: PretrainRecipe) -> tuple[np.ndarray, np.ndarray, int]:
     """Cut documents to `max_doc_tokens`, including BOS and EOS."""
-    if recipe.max_doc_tokens is None:
+    limit = most_ids(recipe)
+    if limit is None:
         return ids, lengths, 0
-    limit = recipe.max_doc_tokens - _added(recipe)
     long = np.flatnonzero(lengths > limit)
     ends = np.cumsum(lengths)
     keep = np.ones(len(ids), np.bool_)
@@ -88,16 +93,19 @@ def _with_ends(ids: np.ndarray, lengths: np.ndarray, recipe: PretrainRecipe) -> 
 
 
 def assign_parts(texts: pa.LargeStringArray, recipe: PretrainRecipe) -> np.ndarray:
-    """The part of each document, as an index into PARTS (uint8), by the xxh3_64 of its text with the holdout's seed."""
+    """The part of each document, as an index into PARTS (uint8), by the hash of its text with the holdout's seed."""
+    return parts_of(digests_of(texts, recipe.holdout_seed or 0), recipe.holdout_valid, recipe.holdout_test)
+
+
+def digests_of(texts: pa.LargeStringArray, seed: int) -> np.ndarray:
+    """The xxh3_64 of each text with a seed, uint64 [texts]."""
     _, offsets, characters = texts.buffers()
     bounds = np.frombuffer(offsets, np.int64)[texts.offset : texts.offset + len(texts) + 1].tolist()
     view = memoryview(characters or b"")
-    seed = recipe.holdout_seed or 0
-    digests = np.array(
+    return np.array(
         [xxhash.xxh3_64_intdigest(view[start:stop], seed) for start, stop in itertools.pairwise(bounds)],
         np.uint64,
     )
-    return parts_of(digests, recipe.holdout_valid, recipe.holdout_test)
 
 
 def runs(parts: np.ndarray) -> list[tuple[int, int, int]]:

@@ -51,7 +51,7 @@ class ExactEncoder:
         """See Encoder."""
         tokens = self.fast.encode(texts)
         rows = self._suspicious(texts)
-        return _replaced(tokens, rows, self.reference().encode(texts.take(pa.array(rows)))) if rows.size else tokens
+        return replaced(tokens, rows, self.reference().encode(texts.take(pa.array(rows)))) if rows.size else tokens
 
     def _suspicious(self, texts: pa.LargeStringArray) -> np.ndarray:
         """The numbers of the texts that contain a suspect, int64, ascending."""
@@ -101,7 +101,7 @@ def _code_points(content: np.ndarray, leads: np.ndarray) -> np.ndarray:
     return np.where(first < OF_THREE_BYTES, of_two, np.where(first < OF_FOUR_BYTES, of_three, of_four))
 
 
-def _replaced(tokens: Tokens, rows: np.ndarray, better: Tokens) -> Tokens:
+def replaced(tokens: Tokens, rows: np.ndarray, better: Tokens) -> Tokens:
     """`tokens` with the ids of the texts numbered `rows` (ascending) replaced by those of `better`, in order."""
     lengths = tokens.lengths
     lengths[rows] = better.lengths

@@ -16,8 +16,9 @@ from dataclasses import asdict, dataclass
 from functools import partial
 from typing import Any
 
+import orjson
 from tokenmill.tasks.blend.mix import Mix
-from tokenmill.tasks.blend.models import SPLITS, Blend, DataSource
+from tokenmill.tasks.blend.models import SPLITS, Blend, DataSource, Fim
 from tokenmill.tasks.shards.manifest import Finished
 from tokenmill.tasks.shards.plan import Plan, PlannedShard
 from tokenmill.tasks.shards.planning import holdout_of, places, plan_shards, require_no
@@ -43,7 +44,9 @@ from tokenmill.tasks.storage import is_local, join
 
 from .binidx import BinIdxError, read_index, token_dtype
 from .document_map import map_problems
+from .documents import most_ids
 from .exact import encoder_of
+from .fim import FimEncoder, FimRecipe, fim_lines, fim_recipe
 from .gate import Gate, Verdict, gate_notes, texts_of
 from .load import load_vocabulary, planned_vocabulary
 from .phases import Pair, cut_phases, publish_phases
@@ -83,9 +86,12 @@ def plan_pretrain(blend: Blend, settings: PretrainSettings, output_dir: str | No
         require_no(source, ["used_in", "filters", "converter", "transforms"], "pretraining")
         literal = settings.special_tokens_in_text != "allow"
         texts, name = partial(texts_of, source.text_field), f"{split}/{source.name}"
-        gates[name] = Gate(vocabulary, slices, texts, source.text_field, store.place, literal)
+        fim = fim_recipe(_fim_of(source, split, settings), vocabulary)
+        strings = fim.strings(vocabulary) if fim else frozenset[str]()
+        which = orjson.dumps([source.text_field, *sorted(strings)]).decode() if strings else source.text_field
+        gates[name] = Gate(vocabulary.guarding(strings), slices, texts, which, store.place, literal)
         verdicts[name] = gates[name].verdict()
-        return [_recipe(source, split, settings, vocabulary, verdicts[name])] * len(slices)
+        return [_recipe(source, split, settings, vocabulary, verdicts[name], fim)] * len(slices)
 
     plan = plan_shards(
         blend,
@@ -100,8 +106,18 @@ def plan_pretrain(blend: Blend, settings: PretrainSettings, output_dir: str | No
     return Planned(blend, settings, output_dir, plan, PretrainFound(vocabulary, gates, verdicts), gate_notes(verdicts))
 
 
+def _fim_of(source: DataSource, split: str, settings: PretrainSettings) -> Fim | None:
+    """What a data set says, or the setting, which is for training data."""
+    return source.fim or (None if split in ("valid", "test") else settings.fim)
+
+
 def _recipe(
-    source: DataSource, split: str, settings: PretrainSettings, vocabulary: Vocabulary, verdict: Verdict
+    source: DataSource,
+    split: str,
+    settings: PretrainSettings,
+    vocabulary: Vocabulary,
+    verdict: Verdict,
+    fim: FimRecipe | None,
 ) -> PretrainRecipe:
     holdout = holdout_of(settings, split)
     return PretrainRecipe(
@@ -117,6 +133,7 @@ def _recipe(
         holdout_valid=holdout.valid if holdout else 0.0,
         holdout_test=holdout.test if holdout else 0.0,
         holdout_seed=holdout.seed if holdout else None,
+        fim=asdict(fim) if fim else None,
     )
 
 
@@ -153,8 +170,12 @@ def build_pretrain_shard(
     backend = engines.get(f"{shard.split}/{shard.dataset}") or recipe.backend
     vocabulary = planned_vocabulary(TokenizerSettings.model_validate(tokenizer), recipe.tokenizer)
     literal = recipe.special_tokens_in_text != "allow"
-    encoder = encoder_of(vocabulary, backend, literal=literal)
-    return tokenize_shard(shard, recipe, encoder, vocabulary.special_tokens, store, on_bad_row)
+    fim = FimRecipe(**recipe.fim) if recipe.fim else None
+    strings = fim.strings(vocabulary) if fim else frozenset[str]()
+    guarded = vocabulary.guarding(strings)
+    encoder = encoder_of(guarded, backend, literal=literal)
+    rearranging = fim and FimEncoder(encoder, fim, () if literal else strings, most_ids(recipe))
+    return tokenize_shard(shard, recipe, encoder, guarded.special_tokens, store, on_bad_row, rearranging)
 
 
 PAIR = re.compile(r"data_\d{5,}_[0-9a-f]{8}\.\w+")
@@ -281,6 +302,7 @@ PRETRAIN = Preparation(
     rounds=tokenize_and_join,
     release=release_pretrain,
     inspect=inspect_pretrain_shard,
+    summary=lambda manifest: list(fim_lines(manifest)),
     tokens="documents",
     next_steps="train: point Megatron's per-split blend at {0}/blend.json",
 )

@@ -1,9 +1,12 @@
 """The settings of tokenizers and of the pretraining preparation, and the recipe of its shards."""
 
-from dataclasses import dataclass
-from typing import Literal, Self
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any, Literal, Self
 
 from pydantic import Field, model_validator
+from tokenmill.tasks.blend.models import Fim
+from tokenmill.tasks.shards.identity import ADDED
 from tokenmill.tasks.shards.settings import PreparationSettings
 from tokenmill.tasks.strict import Size, Strict
 
@@ -52,7 +55,7 @@ class PretrainSettings(PreparationSettings, frozen=True):
     )
     min_doc_chars: int | None = Field(default=None, ge=1, description="Drop and count shorter documents.")
     max_doc_tokens: int | None = Field(default=None, ge=1, description="Cut longer documents; EOS is kept.")
-
+    fim: Fim | None = Field(default=None, description="Fill in the middle; a data set's own key comes before it.")
     prefix_size: Size = Field(
         default=32_000_000_000, description="Bytes of tokens in one published .bin, for example 32GB."
     )
@@ -70,7 +73,8 @@ class PretrainRecipe:
     """Every option that can change a byte of a pretraining shard.
 
     `tokenizer` is the fingerprint of its content, `backend` the verdict of the exactness gate, `bos` and `eos` are the
-    ids to add or None. Without holdout, the shares are 0 and the seed is None.
+    ids to add or None. Without holdout, the shares are 0 and the seed is None. `fim` holds the fields of a `FimRecipe`, if documents
+    are rearranged.
     """
 
     text_field: str
@@ -85,6 +89,7 @@ class PretrainRecipe:
     holdout_valid: float
     holdout_test: float
     holdout_seed: int | None
+    fim: Mapping[str, Any] | None = field(default=None, metadata=ADDED)
 
     @property
     def holds_out(self) -> bool:

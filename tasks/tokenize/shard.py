@@ -5,6 +5,7 @@ shard, beyond 4 bytes of `.idx` per document and 1 byte of the map per row.
 """
 
 import re
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
@@ -24,8 +25,11 @@ from tokenmill.tasks.sources.formats import read_texts
 from .binidx import BinIdxWriter, token_dtype
 from .document_map import FILE, RowOutcomes
 from .documents import WHOLE, assemble, assign_parts, runs
-from .encoders import Encoder
+from .encoders import Encoder, Tokens
+from .fim import COUNTED, FACT, FimEncoder
 from .settings import PretrainRecipe
+
+TRAIN = PARTS.index("train")
 
 
 @dataclass
@@ -35,31 +39,41 @@ class _Writer:
     builder: ShardBuilder
     recipe: PretrainRecipe
     encoder: Encoder
+    fim: FimEncoder | None
     pairs: dict[str, BinIdxWriter] = field(default_factory=dict[str, BinIdxWriter])
     outcomes: RowOutcomes = field(default_factory=RowOutcomes)
     by_reference: int = 0
+    rearranged: Counter[str] = field(default_factory=Counter[str])
 
     def write(self, batch: TextBatch) -> None:
         """Write the texts of a batch."""
         texts = batch.texts
         if not len(texts):
             return
-        encoded = self.encoder.encode(texts)
+        parts = assign_parts(texts, self.recipe) if self.recipe.holds_out else None
+        encoded = self._encoded(texts, parts)
         self.by_reference += encoded.by_reference
         documents = assemble(encoded, self.recipe)
         self.builder.truncated += documents.truncated
         empty = len(texts) - len(documents.kept)
         if empty:
             self.builder.drop("empty_document", empty)
-            texts = texts.take(pa.array(documents.kept))
         rows = batch.rows[documents.kept]
-        if not self.recipe.holds_out:
+        if parts is None:
             self._append(WHOLE, documents.tokens, documents.lengths, rows)
             return
         ends = np.concatenate([np.zeros(1, np.int64), np.cumsum(documents.lengths)])
-        for part, first, last in runs(assign_parts(texts, self.recipe)):
+        for part, first, last in runs(parts[documents.kept]):
             tokens = documents.tokens[ends[first] : ends[last]]
             self._append(PARTS[part], tokens, documents.lengths[first:last], rows[first:last])
+
+    def _encoded(self, texts: pa.LargeStringArray, parts: np.ndarray | None) -> Tokens:
+        """The ids of texts; held-out ones are never rearranged, so that losses on them can be compared."""
+        if self.fim is None:
+            return self.encoder.encode(texts)
+        filled = self.fim.encode(texts, np.ones(len(texts), np.bool_) if parts is None else parts == TRAIN)
+        self.rearranged.update(filled.counts)
+        return filled.tokens
 
     def _append(self, part: str, tokens: np.ndarray, lengths: np.ndarray, rows: np.ndarray) -> None:
         if part not in self.pairs:
@@ -77,14 +91,15 @@ def tokenize_shard(
     special_tokens: Sequence[str],
     store: Store,
     on_bad_row: OnBadRow,
+    fim: FimEncoder | None = None,
 ) -> Receipt:
-    """Build a pretraining shard.
+    """Build a pretraining shard; `fim` rearranges some of its documents.
 
     Raises BadRowError for a bad row if the policy is `fail`, RunError if the source changed since the plan, OSError from
     the storage.
     """
     with building(shard, store, on_bad_row) as builder:
-        writer = _Writer(builder, recipe, encoder)
+        writer = _Writer(builder, recipe, encoder, fim)
         for batch in read_texts(shard.part, recipe.text_field):
             rejected, accepted = _without_special(batch, recipe, special_tokens)
             builder.count(batch, rejected)
@@ -93,6 +108,8 @@ def tokenize_shard(
             builder.open(f"{part}.idx").write(pair.index())
         builder.open(FILE).write(writer.outcomes.dump(builder.rows_in))
         builder.volatile["documents_by_reference"] = writer.by_reference
+        if fim is not None:
+            builder.facts[FACT] = {name: writer.rearranged[name] for name in COUNTED}
     return builder.receipt
 
 

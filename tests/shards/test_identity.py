@@ -2,12 +2,12 @@
 
 import hashlib
 import json
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass, field, replace
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from tokenmill.tasks.shards.identity import difference, shard_identity, shard_key
+from tokenmill.tasks.shards.identity import ADDED, difference, shard_identities, shard_identity, shard_key
 from tokenmill.tasks.sources.files import Slice, SourceFile
 
 scalars = st.one_of(st.none(), st.booleans(), st.integers(-(2**53), 2**53), st.text("abc.:é", max_size=6))
@@ -42,6 +42,18 @@ def test_a_key_is_128_bits_of_the_sha256_of_the_canonical_json():
     }
     text = json.dumps(canonical, sort_keys=True, separators=(",", ":"))
     assert key_of() == hashlib.sha256(text.encode()).hexdigest()[:32]
+
+
+@dataclass(frozen=True)
+class LaterRecipe(Recipe):
+    more: str | None = field(default=None, metadata=ADDED)
+
+
+def test_a_field_added_later_is_part_of_the_key_only_where_it_is_used():
+    assert key_of(LaterRecipe()) == key_of()
+    assert key_of(LaterRecipe(more="yes")) != key_of()
+    identities = shard_identities("pretrain", 1, [LaterRecipe(), LaterRecipe(more="yes")], [PART, PART])
+    assert [identity["recipe"].get("more", "left out") for identity in identities] == ["left out", "yes"]
 
 
 @pytest.mark.parametrize(
