@@ -148,6 +148,9 @@ WORKS: Sequence[tuple[str, tuple[str, ...], dict[str, Any]]] = (
 )
 """Kinds, data sets and settings of the preparations of a generation."""
 
+OUTPUTS = PREPARERS * len({kind for kind, *_ in WORKS}) + 1
+"""The folders that are published to: for each preparer one of each kind, and the one that is planned. Then pruning begins."""
+
 
 def run(count: int, seed: int) -> str:
     """Torture a store for `count` seconds. Raises AssertionError for the first thing that does not hold."""
@@ -219,13 +222,21 @@ def await_all(children: dict[int, str], place: Place) -> None:
 def prepare_again_and_again(place: Place, number: int) -> None:
     """Prepare one blend after the other into one folder, each again until it is done, under faults."""
     source = random.Random(f"{place.seed}-{number}")
+    for work, (kind, *_) in enumerate(WORKS):
+        if kind not in {before for before, *_ in WORKS[:work]}:
+            prepare_under(place, 0, work, number, source)
     while not place.over:
         older = place.generation() and not source.randrange(OLDER_ONE_IN)
         generation = source.randrange(place.generation()) if older else place.generation()
         work = source.randrange(len(WORKS))
-        out = place.folder / "outs" / f"{number}-{WORKS[work][0]}"
-        while attempt(partial(prepared, place, generation, work, out), place, source) != DONE:
-            pass
+        prepare_under(place, generation, work, number, source)
+
+
+def prepare_under(place: Place, generation: int, work: int, number: int, source: random.Random | None) -> None:
+    """Prepare until it is done, into the folder of a preparer for this kind."""
+    out = place.folder / "outs" / f"{number}-{WORKS[work][0]}"
+    while attempt(partial(prepared, place, generation, work, out), place, source) != DONE:
+        pass
 
 
 def prepared(place: Place, generation: int, number: int, out: Path) -> None:
@@ -339,7 +350,7 @@ def prune_again_and_again(place: Place) -> None:
     """Prune, with kills and faults too."""
     source = random.Random(f"{place.seed}-prune")
     while not place.over:
-        if len(place.outputs()) > PREPARERS:
+        if len(place.outputs()) == OUTPUTS:
             attempt(partial(prune_once, place), place, source)
         time.sleep(source.uniform(0, 2))
 
@@ -370,7 +381,7 @@ def planning(place: Place) -> Iterator[float]:
         began = time.monotonic()
         planned = plan_here(work.kind, blend_of(*work.paths), out, store=str(place.store), **work.settings)
         yield time.monotonic() - began
-        assert not planned.plan.pending, "a shard of a published output is lost"
+        assert not planned.plan.pending, f"lost, of a published output: {[shard.key for shard in planned.plan.pending]}"
 
 
 # The data.
