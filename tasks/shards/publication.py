@@ -297,7 +297,7 @@ def _with_replaced(output_dir: str, own: Mapping[str, re.Pattern[str]]) -> dict[
 
 
 def _published_before(place: str, own: Mapping[str, re.Pattern[str]]) -> dict[str, re.Pattern[str]]:
-    """The names in the manifest in `place` that `own` does not match, by folder. A name may be the prefix that files share."""
+    """The names in the manifest in `place` that `own` does not match, by folder. One without an ending is the prefix of files."""
     with suppress(InputError):
         manifest = published_manifest(place) or {}
         entries = [*manifest.get("shards", []), *manifest.get("derived", {}).get("shards", [])]
@@ -307,7 +307,7 @@ def _published_before(place: str, own: Mapping[str, re.Pattern[str]]) -> dict[st
         for folder, _, name in sorted(name.rpartition("/") for name in names):
             known = folder in own and any(own[folder].fullmatch(each) for each in (name, f"{name}.bin"))
             if not known and not folder.startswith("/") and "://" not in folder and ".." not in folder.split("/"):
-                folders[folder].append(rf"{re.escape(name)}(\.\w+)?")
+                folders[folder].append(re.escape(name) + ("" if "." in name else r"\.\w+"))
         return {folder: re.compile("|".join(found)) for folder, found in folders.items()}
     return {}
 
