@@ -177,15 +177,19 @@ def test_the_manifests_refer_to_each_other():
     }
 
 
+def services():
+    """Of compose.yaml: those that run the image of tokenmill, by name."""
+    return {name: service for name, service in written("compose.yaml")["services"].items() if name != "database"}
+
+
 def images():
     (worker,) = manifests()["Deployment"]["spec"]["template"]["spec"]["containers"]
-    services = written("compose.yaml")["services"].values()
     return {
         worker["image"],
         container("worker")["image"],
         container("scheduler")["image"],
         profile("kubernetes").cluster_kwargs["image"],
-        *(service["image"] for service in services),
+        *(service["image"] for service in services().values()),
     }
 
 
@@ -224,7 +228,7 @@ def test_the_image_runs_as_nobody_special_with_the_versions_of_the_constraints()
 def environments():
     """Names of environment variables, by where they are set."""
     yield from re.findall(r"(\w+)=\S+", next(rest for word, rest in dockerfile() if word == "ENV"))
-    for service in written("compose.yaml")["services"].values():
+    for service in services().values():
         yield from service["environment"]
     for found in [profile("kubernetes").cluster_kwargs["env"], *containers_environment()]:
         yield from (variable["name"] for variable in found)
@@ -252,7 +256,7 @@ def test_every_variable_is_a_setting_that_prefect_or_dask_knows():
 
 
 def commands():
-    for service in written("compose.yaml")["services"].values():
+    for service in services().values():
         yield service["command"]
     yield manifests()["Deployment"]["spec"]["template"]["spec"]["containers"][0]["command"]
 
@@ -294,21 +298,31 @@ def test_passwords_and_secrets_come_from_outside():
         for name, value in service["environment"].items():
             if "AUTH" in name:
                 assert value.startswith("${PREFECT_AUTH:?")
+            if "PASSWORD" in name or "DATABASE_CONNECTION" in name:
+                assert "${POSTGRES_PASSWORD:?" in value
             if name in OURS:
                 assert value is None
     assert all("valueFrom" in variable for variable in profile("kubernetes").cluster_kwargs["env"])
 
 
 def test_only_the_server_is_reachable_and_only_from_this_machine():
-    services = written("compose.yaml")["services"]
-    published = {name: service["ports"] for name, service in services.items() if "ports" in service}
+    every = written("compose.yaml")["services"]
+    published = {name: service["ports"] for name, service in every.items() if "ports" in service}
     assert published == {"server": ["127.0.0.1:4200:4200"]}
-    assert services["scheduler"]["networks"] == ["inside"]
+    assert every["scheduler"]["networks"] == every["database"]["networks"] == ["inside"]
     assert written("compose.yaml")["networks"]["inside"] == {"internal": True}
 
 
+def test_the_server_finds_its_database_by_the_name_and_user_that_it_has():
+    every = written("compose.yaml")["services"]
+    address = every["server"]["environment"]["PREFECT_SERVER_DATABASE_CONNECTION_URL"]
+    user, host = re.fullmatch(r"postgresql\+asyncpg://(\w+):\$\{[^}]+\}@(\w+):5432/\1", address).groups()
+    assert every[host]["environment"]["POSTGRES_USER"] == user
+    assert every[host]["image"].startswith("postgres:")
+
+
 def test_services_wait_for_services_that_are_there():
-    services = written("compose.yaml")["services"]
-    assert {name for service in services.values() for name in service.get("depends_on", [])} <= services.keys()
-    mounted = {volume.split(":")[0] for service in services.values() for volume in service.get("volumes", [])}
+    every = written("compose.yaml")["services"]
+    assert {name for service in every.values() for name in service.get("depends_on", [])} <= every.keys()
+    mounted = {volume.split(":")[0] for service in every.values() for volume in service.get("volumes", [])}
     assert mounted == written("compose.yaml")["volumes"].keys()

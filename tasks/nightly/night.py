@@ -9,7 +9,7 @@ from tokenmill.tasks.storage import absolute, join
 
 from .blends import KINDS
 from .compare import Comparison, store_of
-from .prune import Leftovers, leftovers, references, remove
+from .prune import Leftovers, references, remove_leftovers
 from .versions import claim, folders_in, follow, latest, lineage, order, prune_versions
 
 NOTHING = Leftovers(0, [], 0)
@@ -53,10 +53,7 @@ def prune_night(
         kept += [join(of_blend, version) for version in lineage(of_blend)]
     if not kept:
         return removed, NOTHING
-    store = store_of(output_dir)
-    found = leftovers(store, kept, grace_seconds)
-    remove(store, found)
-    return removed, found
+    return removed, remove_leftovers(store_of(output_dir), kept, grace_seconds)
 
 
 def _blends_of(output_dir: str) -> list[str]:

@@ -4,12 +4,12 @@ A shard is referenced if a kept manifest names it, or names a shard made from it
 kinds are removed once they are older than a grace period. Kinds that no kept manifest names are left alone. Among them are the
 rounds of deduplication: without them the next deduplication would compare every document again.
 
-Two things protect a preparation in progress. Nightly runs and `prune` both hold the store's lock, so they take turns. A manual
-preparation holds no lock. Its new shards are in no manifest yet, but they are younger than the grace period of two days, which
-must exceed the longest run. The only shards it can lose are old, unreferenced ones that it reuses. Publication then fails
-before it replaces anything: it checks every receipt again, and receipts are removed first; on a local disk a removed file
-cannot be linked either. The same command then rebuilds the shards. On an object store, a removal in the seconds between that
-check and the manifest is noticed only by `verify`: run nothing else there while you prune, or keep what it publishes.
+Three things protect a preparation in progress. Nightly runs and `prune` both hold the store's lock, so they take turns. A manual
+preparation does not hold it. Its new shards are in no manifest yet, but they are younger than the grace period of two days,
+which must exceed the longest run. The only shards it can lose are old, unreferenced ones that it reuses. Publication then fails
+before it replaces anything, because it checks every receipt again; the same command then rebuilds the shards. On a local disk
+no shard is removed between that check and the manifest (`shards.store.unpruned`). On an object store, which has no locks, such a
+removal is noticed only by `verify`: run nothing else there while you prune, or keep what it publishes.
 
 Only `STORE/<kind>/<key>/<file>` is ever removed, and links are not followed. This costs a listing per kind, and a request per
 unreferenced file for its age.
@@ -29,7 +29,7 @@ from tokenmill.tasks.shards.identity import KEY_CHARACTERS, shard_key
 from tokenmill.tasks.shards.lock import locked
 from tokenmill.tasks.shards.manifest import MANIFEST, identities, published_manifest, stored_entries
 from tokenmill.tasks.shards.progress import say
-from tokenmill.tasks.shards.store import PREFIX, Store
+from tokenmill.tasks.shards.store import PREFIX, Store, unpruned
 from tokenmill.tasks.storage import absolute, filesystem, is_local, join
 
 from .versions import folders_in, is_link
@@ -87,6 +87,12 @@ def prune(store: str, keep: Iterable[str], grace_seconds: float = GRACE_SECONDS)
     store = absolute(store)
     _require_store(store)
     with alone_with(store):
+        return remove_leftovers(store, keep, grace_seconds)
+
+
+def remove_leftovers(store: str, keep: Iterable[str], grace_seconds: float) -> Leftovers:
+    """Remove what `leftovers` finds, and return it; requires the store's lock."""
+    with unpruned(store, say, pruning=True):
         found = leftovers(store, keep, grace_seconds)
         remove(store, found)
     return found

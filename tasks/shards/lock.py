@@ -1,4 +1,4 @@
-"""Lock a folder: one run at a time, and one publication.
+"""Lock a folder: one run at a time, one publication, and no publication while its store is pruned.
 
 The lock is the kernel's (`flock` on the folder itself). It leaves no file, and is released when its holder ends, even if
 killed. On file systems without locks (some network mounts) publication proceeds unlocked; every file is still replaced
@@ -45,8 +45,8 @@ def turn_in(output_dir: str, tell: Tell) -> Generator[None]:
 
 
 @contextmanager
-def locked(folder: str, tell: Tell = lambda _: None) -> Generator[None]:
-    """Hold the exclusive lock of a local folder, which is created if missing.
+def locked(folder: str, tell: Tell = lambda _: None, *, shared: bool = False) -> Generator[None]:
+    """Hold the exclusive lock of a local folder, which is created if missing; or one that others hold too, if they share it.
 
     Waits for the current holder, after calling `tell` with its description. Raises InputError if the folder cannot be created.
     """
@@ -55,7 +55,7 @@ def locked(folder: str, tell: Tell = lambda _: None) -> Generator[None]:
         status = os.fstat(descriptor)
         inode, held = (status.st_dev, status.st_ino), _held.get()
         if inode not in held:
-            _lock(descriptor, lambda: tell(_holder(inode)))
+            _lock(descriptor, fcntl.LOCK_SH if shared else fcntl.LOCK_EX, lambda: tell(_holder(inode)))
         token = _held.set(held | {inode})
         try:
             yield
@@ -73,12 +73,12 @@ def _opened(folder: str) -> int:
         raise InputError(f"{folder}: cannot be used as a folder ({error.strerror}); choose another") from error
 
 
-def _lock(descriptor: int, before_waiting: Callable[[], object]) -> None:
+def _lock(descriptor: int, kind: int, before_waiting: Callable[[], object]) -> None:
     try:
-        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        fcntl.flock(descriptor, kind | fcntl.LOCK_NB)
     except BlockingIOError:
         before_waiting()
-        fcntl.flock(descriptor, fcntl.LOCK_EX)
+        fcntl.flock(descriptor, kind)
     except OSError as error:
         if error.errno not in UNSUPPORTED:
             raise

@@ -21,10 +21,11 @@ from tokenmill.tasks.sources.forms import read_blend
 from .build import BuildShard
 from .manifest import Finished
 from .plan import Plan, PlannedShard
+from .progress import say
 from .publication import Layout, check_bad_rows, collect, publish_preparation
 from .receipt import Receipt
 from .settings import RUNTIME_SETTINGS, PreparationSettings
-from .store import Store
+from .store import Store, unpruned
 
 TRAINABLE = "train on the --output-dir of tokenmill pretrain or tokenmill sft"
 
@@ -193,19 +194,20 @@ class Preparation(Generic[Settings, Found]):
 
         Raises RunError for gaps, for too many bad rows, and as `release` and `publish_preparation` do.
         """
-        finished, missing = proven_shards(planned)
-        release = self.release(planned, finished)
-        header = {**self.header(planned), **release.header, "missing": missing}
-        return publish_preparation(
-            planned.output_dir,
-            planned.plan.store,
-            finished if release.shards is None else release.shards,
-            release.layout,
-            planned.settings,
-            header,
-            {**self._run_metadata(planned, started), **release.volatile},
-            release.last,
-        )
+        with unpruned(planned.plan.store.place, say):
+            finished, missing = proven_shards(planned)
+            release = self.release(planned, finished)
+            header = {**self.header(planned), **release.header, "missing": missing}
+            return publish_preparation(
+                planned.output_dir,
+                planned.plan.store,
+                finished if release.shards is None else release.shards,
+                release.layout,
+                planned.settings,
+                header,
+                {**self._run_metadata(planned, started), **release.volatile},
+                release.last,
+            )
 
     def header(self, planned: Planned[Settings, Found]) -> dict[str, Any]:
         """The part of a manifest that describes its preparation."""

@@ -44,7 +44,7 @@ from .manifest import (
 )
 from .origins import Origin, origin_of, origins_of
 from .plan import Plan
-from .publish import Output, place_files, publish, publish_bytes, sweep
+from .publish import Output, copy, place_files, publish, publish_bytes, sweep
 from .settings import PreparationSettings
 from .shrinkage import check_shrinkage
 from .store import Store
@@ -59,6 +59,9 @@ QUARANTINE, QUARANTINED = "quarantine", "quarantine.jsonl"
 QUARANTINES = re.compile(r".+\.jsonl")
 
 PART = re.compile(r"part-\d{5,}-[0-9a-f]{8}\.\w+")
+
+REPLACED = "replaced"
+"""The folder that keeps the manifest of a publication of another kind, for the next run if this one is killed."""
 
 Weights = Mapping[tuple[str, str], float]
 """The weight of each data set, by `(split of the plan, name)`."""
@@ -242,8 +245,7 @@ def publish_preparation(
     with locked(output_dir) if is_local(output_dir) else nullcontext():
         counts = totals(finished, last)
         check_shrinkage(output_dir, settings, header, counts)
-        own = {**layout.own, QUARANTINE: QUARANTINES}
-        own |= _published_before(output_dir, own)
+        own = _with_replaced(output_dir, {**layout.own, QUARANTINE: QUARANTINES})
         _sweep(output_dir, own, store)
         published = layout.lay_out(output_dir, store, finished)
         files = [*published.files, *_publish_quarantine(output_dir, store, finished)]
@@ -281,22 +283,31 @@ def failure_recorded(output_dir: str, header: Mapping[str, Any], store: str) -> 
         raise
 
 
-def _published_before(output_dir: str, own: Iterable[str]) -> dict[str, re.Pattern[str]]:
-    """The names that the last publication made in folders that are not in `own`, by folder."""
+def _with_replaced(output_dir: str, own: Mapping[str, re.Pattern[str]]) -> dict[str, re.Pattern[str]]:
+    """`own`, and the names of earlier publications of other kinds. The manifest that lists these is kept until they are removed."""
+    kept = join(output_dir, REPLACED)
+    names = _published_before(output_dir, own)
+    if names:
+        copy(join(output_dir, MANIFEST), join(kept, MANIFEST))
+    every: defaultdict[str, list[str]] = defaultdict(list)
+    for found in (own, names, _published_before(kept, own), {REPLACED: re.compile(re.escape(MANIFEST))}):
+        for folder, pattern in found.items():
+            every[folder].append(pattern.pattern)
+    return {folder: re.compile("|".join(patterns)) for folder, patterns in every.items()}
+
+
+def _published_before(place: str, own: Mapping[str, re.Pattern[str]]) -> dict[str, re.Pattern[str]]:
+    """The names in the manifest in `place` that `own` does not match, by folder. One without an ending is the prefix of files."""
     with suppress(InputError):
-        manifest = published_manifest(output_dir) or {}
+        manifest = published_manifest(place) or {}
         entries = [*manifest.get("shards", []), *manifest.get("derived", {}).get("shards", [])]
         published = [name for entry in entries for names in entry["published"].values() for name in names]
-        names = [*published, *(file["path"] for file in manifest.get("files", []))]
+        names = {*published, *(file["path"] for file in manifest.get("files", []))} - {BLEND}
         folders: defaultdict[str, list[str]] = defaultdict(list)
-        for folder, _, name in (name.rpartition("/") for name in names):
-            if (
-                folder not in own
-                and not folder.startswith("/")
-                and "://" not in folder
-                and ".." not in folder.split("/")
-            ):
-                folders[folder].append(re.escape(name))
+        for folder, _, name in sorted(name.rpartition("/") for name in names):
+            known = folder in own and any(own[folder].fullmatch(each) for each in (name, f"{name}.bin"))
+            if not known and not folder.startswith("/") and "://" not in folder and ".." not in folder.split("/"):
+                folders[folder].append(re.escape(name) + ("" if "." in name else r"\.\w+"))
         return {folder: re.compile("|".join(found)) for folder, found in folders.items()}
     return {}
 

@@ -358,7 +358,6 @@ def new_local_file(target: str) -> Generator[int]:
     """A new file, open for writing, that takes the name `target` when the block ends without an error."""
     directory = os.path.dirname(target)
     with naming(target):
-        _make_directory(directory)
         temporary, descriptor = _open_temporary(target)
     try:
         yield descriptor
@@ -439,11 +438,22 @@ def _open_temporary(target: str) -> tuple[str, int]:
     """A new file beside `target`, opened and locked: its name and its descriptor."""
     while True:
         temporary = _temporary_name(target)
-        descriptor = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o666)
+        descriptor = _create(temporary)
         _lock(descriptor, fcntl.LOCK_EX)
         if os.fstat(descriptor).st_nlink:
             return temporary, descriptor
         os.close(descriptor)  # a sweep between creation and lock has removed the name
+
+
+def _create(path: str, attempts: int = 5) -> int:
+    """The descriptor of a new file, whose folder is created; pruning may remove a folder that is still empty."""
+    _make_directory(os.path.dirname(path))
+    try:
+        return os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o666)
+    except FileNotFoundError:
+        if attempts == 1:
+            raise
+        return _create(path, attempts - 1)
 
 
 def _temporary_name(target: str) -> str:

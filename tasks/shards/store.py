@@ -9,18 +9,19 @@ in its shard's folder: one file per 32 GB of tokens.
 """
 
 import itertools
-from collections.abc import Iterable, Mapping
-from contextlib import suppress
+from collections.abc import Callable, Generator, Iterable, Mapping
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, replace
 from typing import Any, cast
 
 from tokenmill.tasks.errors import RunError
-from tokenmill.tasks.storage import filesystem, join
+from tokenmill.tasks.storage import filesystem, is_local, join
 from tokenmill.tasks.threads import in_threads
 from xxhash import xxh3_128_hexdigest
 
 from .identity import Identity, shard_key
 from .join import Extent
+from .lock import locked
 from .publish import Joined, Output, publish_bytes
 from .receipt import RECEIPT, InvalidReceiptError, PartCount, Receipt
 
@@ -182,6 +183,22 @@ class Store:
     def withdraw(self, key: str) -> None:
         """Remove the receipt of a damaged shard, so that the next run rebuilds it."""
         remove_file(self.path(key, RECEIPT))
+
+
+@contextmanager
+def unpruned(store: str, tell: Callable[[str], object], *, pruning: bool = False) -> Generator[None]:
+    """Keep pruning away from a local store while its proven shards are being published; or, to prune, keep these publications away.
+
+    Publications share the lock. It is that of the folder of prefixes, because a nightly run holds the store's own all night.
+    """
+    if not is_local(store):
+        yield
+        return
+    doing = "publishing from" if pruning else "pruning"
+    with locked(
+        join(store, PREFIX), lambda holder: tell(f"waiting for {holder}, which is {doing} {store}"), shared=not pruning
+    ):
+        yield
 
 
 def _holds(extent: Extent | None, output: Output) -> bool:

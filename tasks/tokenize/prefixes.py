@@ -159,21 +159,31 @@ def _apart(shards: Store, shard: PlannedShard) -> bool:
 
 
 def _join(shards: Store, members: Sequence[Member], place: str) -> None:
-    try:
-        join_extents(_extents(shards, members), place)
-    except FileNotFoundError:  # another run has just joined a member into another prefix
-        join_extents(_extents(shards, members), place)
+    """Join the members. Another run may have just joined one into another prefix; each attempt finds one more there.
+
+    Raises RunError if the tokens of a member are nowhere, as after a removal by `prune`.
+    """
+    for left in range(len(members), -1, -1):
+        try:
+            return join_extents(_extents(shards, members), place)
+        except FileNotFoundError:
+            if not left:
+                raise
+    return None
 
 
 def _extents(shards: Store, members: Sequence[Member]) -> list[Extent]:
     """Where the bytes of the members are: in their own `.bin` files, or in prefixes."""
     own = [Extent(join(shards.place, shards.kind, member.name), 0, member.tokens.size) for member in members]
     sizes = in_threads(lambda extent: size_of(extent.uri), own, THREADS)
-    here = [size == extent.size for size, extent in zip(sizes, own, strict=True)]
-    joined = {} if all(here) else shards.joined()
-    return [
-        extent if is_here else joined[member.name] for member, extent, is_here in zip(members, own, here, strict=True)
-    ]
+    here = {
+        member.name: extent for member, extent, size in zip(members, own, sizes, strict=True) if size == extent.size
+    }
+    places = here if len(here) == len(members) else {**shards.joined(), **here}
+    for member, extent in zip(members, own, strict=True):
+        if member.name not in places:
+            raise RunError(f"{extent.uri}: the tokens are missing; run the same command again to build them")
+    return [places[member.name] for member in members]
 
 
 def _lengths(members: Sequence[Member], read: Callable[[Receipt, str], bytes]) -> Iterator[np.ndarray]:

@@ -2,10 +2,14 @@
 
 import json
 import os
+import shlex
 import shutil
-from contextlib import suppress
+import subprocess
+import sys
+from contextlib import ExitStack, suppress
 from pathlib import Path
 
+import psutil
 import pytest
 from fsspec.implementations.local import LocalFileSystem
 from tokenmill.tasks.errors import InputError
@@ -19,9 +23,11 @@ from tokenmill.tasks.shards.verify import verify
 from tokenmill.tasks.tokenize.preparation import inspect_pretrain_shard
 
 from tests import preparing_harmony
+from tests.faults.injection import intercept
 from tests.nightly.nights import FIRST, SECOND, THIRD, Nights, texts, whereabouts, write
-from tests.preparing import blend_of, prepare
+from tests.preparing import blend_of, prepare, write_lines
 from tests.preparing_sft import write_rows
+from tests.tokenize.small_vocabularies import word_piece
 
 NEWS, WEB, BOOKS = "pretrain/news", "pretrain/web", "pretrain/books"
 
@@ -227,6 +233,43 @@ def test_what_else_is_to_be_kept_keeps_its_shards_too(nights, tmp_path, monkeypa
     with pytest.raises(InputError, match="no manifest"):
         prune_night(nights.out, 1, 0, [str(tmp_path)])
     assert nights.versions(NEWS) == [FIRST, SECOND]
+
+
+PRUNE = """
+import sys
+from tokenmill.tasks.nightly import prune
+prune.say = lambda sentence: print(sentence, flush=True)
+prune.prune(sys.argv[1], sys.argv[2:], grace_seconds=-1.0)
+"""
+
+
+def test_what_is_being_published_again_is_not_pruned(tmp_path):
+    """Old shards that no output names are reused; pruning starts after their receipts were checked, and before the manifest."""
+    store, out = tmp_path / "store", tmp_path / "out"
+    reused, other = (blend_of(write_lines(tmp_path / f"{name}.jsonl", texts(name, 30))) for name in ("reused", "other"))
+    settings = {
+        "store": str(store),
+        "tokenizer": {"model": str(word_piece(tmp_path / "vocabulary"))},
+        "allow_shrink": ["reused", "other"],
+    }
+    for blend in (reused, other):
+        prepare(blend, out, **settings)
+    command = [sys.executable, "-c", PRUNE, str(store), str(out)]
+    with ExitStack() as stack:
+
+        def prune_beside(number, name, arguments):
+            if name == "link" and not pruned:
+                pruned.append(stack.enter_context(subprocess.Popen(command, stdout=subprocess.PIPE, text=True)))
+                told.append(pruned[0].stdout.readline())
+
+        pruned, told = [], []
+        with intercept(prune_beside):
+            prepare(reused, out, **settings)
+    assert pruned[0].returncode == 0
+    assert told == [
+        f"waiting for process {os.getpid()} ({shlex.join(psutil.Process().cmdline())[:100]}), which is publishing from {store}\n"
+    ]
+    assert verify(str(out), inspect_pretrain_shard).problems == []
 
 
 def test_versions_behind_a_link_keep_their_shards(nights, tmp_path):

@@ -31,7 +31,9 @@ from tokenmill.tasks.strict import parse
 from tokenmill.tasks.tokenize.preparation import PairLayout, inspect_pretrain_shard, plan_pretrain
 from tokenmill.tasks.tokenize.settings import PretrainSettings
 
+from tests import preparing_rl
 from tests.building import publish_here
+from tests.faults.injection import count_operations, killed_at
 from tests.forking import in_processes
 from tests.preparing import blend_of, build_pending, prepare, tree, write_lines
 from tests.shards.damage import flip
@@ -187,6 +189,24 @@ def test_a_gap_is_refused_and_named_and_nothing_is_published(tmp_path, chosen):
     assert f"1 of {len(plan.plan.shards)}" in message
     assert "allow_partial" in message
     assert {path.name for path in (tmp_path / "out").iterdir()} == {"shards"}
+
+
+def test_a_publication_of_another_kind_replaces_all_that_was_there_even_after_a_kill(tmp_path, chosen):
+    path, out = write_lines(tmp_path / "a.jsonl", TEXTS), tmp_path / "out"
+    preparing_rl.prepare(blend_of(path), tmp_path / "clean")
+    prepare(blend_of(path), out, **chosen)
+    replaced = visible(out)
+    preparing_rl.prepare(blend_of(path), out)
+    assert visible(out).keys() == visible(tmp_path / "clean").keys()
+    prepare(blend_of(path), out, **chosen)
+    with count_operations() as log:  # nothing is to be built any more, as in the run that is killed
+        preparing_rl.prepare(blend_of(path), out)
+    prepare(blend_of(path), out, **chosen)
+    assert visible(out).keys() == replaced.keys()
+    assert killed_at(len(log.operations), lambda: preparing_rl.prepare(blend_of(path), out))
+    assert replaced.keys() & visible(out).keys() - visible(tmp_path / "clean").keys(), "killed before they were removed"
+    preparing_rl.prepare(blend_of(path), out)
+    assert visible(out).keys() == visible(tmp_path / "clean").keys()
 
 
 def test_a_gap_leaves_what_was_published_before_as_it_was(tmp_path, chosen):

@@ -257,6 +257,20 @@ def test_a_sweep_between_creation_and_lock_costs_a_second_try(target):
     assert temporaries(target.parent) == []
 
 
+def test_a_folder_that_is_removed_while_it_is_empty_is_made_again(tmp_path):
+    """As pruning does with the folder of an old shard that another run builds again."""
+    path, removed = tmp_path / "shard" / "all.bin", []
+
+    def remove(number, name, arguments):
+        if name == "open" and not removed:
+            removed.append(path.parent.rmdir())
+
+    with intercept(remove):
+        publish_bytes(str(path), NEW)
+    assert removed
+    assert path.read_bytes() == NEW
+
+
 def test_without_locks_files_are_published_and_nothing_is_swept(target):
     orphan = target.parent / ".data.bin.0123456789abcdef.tmp"
     orphan.write_bytes(b"perhaps alive")

@@ -3,19 +3,24 @@
 import itertools
 import json
 import os
+import shutil
 from collections import Counter
-from contextlib import suppress
+from contextlib import nullcontext, suppress
 from pathlib import Path
 
+import numpy as np
 import pytest
 from megatron.core.datasets.blended_megatron_dataset_builder import BlendedMegatronDatasetBuilder
 from megatron.core.datasets.gpt_dataset import GPTDataset, GPTDatasetConfig
 from megatron.core.datasets.indexed_dataset import IndexedDataset
 from megatron.core.datasets.utils import get_blend_from_list
-from tokenmill.tasks.errors import InputError
+from tokenmill.tasks.errors import InputError, RunError
+from tokenmill.tasks.shards.preparation import proven_shards
+from tokenmill.tasks.shards.store import PREFIX, Store
 from tokenmill.tasks.shards.verify import verify
 from tokenmill.tasks.tokenize import prefixes as prefixes_module
 from tokenmill.tasks.tokenize.preparation import inspect_pretrain_shard
+from tokenmill.tasks.tokenize.prefixes import build_prefix, plan_prefixes
 
 from tests.building import build_shards, plan_here, publish_here
 from tests.preparing import blend_of, prefixes_of, prepare, tree, write_lines
@@ -216,6 +221,32 @@ def test_a_member_that_another_run_has_just_joined_is_found_there(tmp_path, chos
     publish_here("pretrain", one)
     for out in ("one", "two"):
         assert check(tmp_path / out) == []
+
+
+@pytest.mark.parametrize("pruned", [False, True])
+def test_members_that_others_join_one_after_the_other_are_all_found(tmp_path, chosen, monkeypatch, pruned):
+    """Before each attempt one more member is joined into a prefix of its own, or removed with its receipt as by `prune`."""
+    place, original = folder_of(tmp_path / "in", 4, 9), prefixes_module.join_extents
+    planned = plan_here("pretrain", blend(place), tmp_path / "out", **chosen | each_alone(9))
+    build_shards("pretrain", planned, planned.plan.pending)
+    finished, _ = proven_shards(planned)
+    rivals = plan_prefixes(finished, planned.plan.store, 1, np.dtype("<u2")).pending
+    assert len(rivals) > 2
+
+    def later(extents, target):
+        if rivals:
+            rival = rivals.pop()
+            with monkeypatch.context() as patched:
+                patched.setattr(prefixes_module, "join_extents", original)
+                build_prefix(rival, Store(planned.plan.store.place, PREFIX))
+            if pruned:
+                shutil.rmtree(Store(planned.plan.store.place, PREFIX).folder(rival.key))
+        original(extents, target)
+
+    monkeypatch.setattr(prefixes_module, "join_extents", later)
+    with pytest.raises(RunError, match="missing; run the same command again") if pruned else nullcontext():
+        publish_here("pretrain", planned)
+    assert pruned or check(tmp_path / "out") == []
 
 
 def test_more_prefixes_than_megatron_opens_are_refused_with_the_remedy(tmp_path, chosen, monkeypatch):
