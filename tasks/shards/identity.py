@@ -28,7 +28,12 @@ class Recipe(Protocol):
 
 def shard_identity(kind: str, format_version: int, recipe: Recipe, part: Slice) -> dict[str, Any]:
     """The identity of the shard that `recipe` makes from a slice."""
-    return {"kind": kind, "format_version": format_version, "recipe": asdict(recipe), "source": source_of(part)}
+    return {
+        "kind": kind,
+        "format_version": format_version,
+        "recipe": asdict(recipe),
+        "source": source_of(part, asdict(recipe)),
+    }
 
 
 def shard_identities(
@@ -39,19 +44,24 @@ def shard_identities(
     Slices with the same recipe share one dict of it: a million copies would take a minute and 1 GB.
     """
     plain = {id(recipe): asdict(recipe) for recipe in {id(recipe): recipe for recipe in recipes}.values()}
+    pairs = [(plain[id(recipe)], part) for recipe, part in zip(recipes, parts, strict=True)]
     return [
-        {"kind": kind, "format_version": format_version, "recipe": plain[id(recipe)], "source": source_of(part)}
-        for recipe, part in zip(recipes, parts, strict=True)
+        {"kind": kind, "format_version": format_version, "recipe": recipe, "source": source_of(part, recipe)}
+        for recipe, part in pairs
     ]
 
 
-def source_of(part: Slice) -> dict[str, Any]:
-    """The part of an identity that names the rows of a slice."""
+def source_of(part: Slice, recipe: Mapping[str, Any]) -> dict[str, Any]:
+    """The part of an identity that names the rows of a slice. Some recipes name `filters` themselves."""
     source: dict[str, Any] = {"content": part.content, "format": part.file.format, "compression": part.file.compression}
     if part.rows is not None:
         source["rows"] = part.rows
     if part.members:
         source["files"] = len(part.members)
+    if part.filters and "filters" not in recipe:
+        source["filters"] = part.filters
+    if part.where:
+        source["where"] = part.where
     return source
 
 

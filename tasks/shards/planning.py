@@ -11,7 +11,9 @@ from tokenmill.tasks.blend.models import SPLITS, Blend, DataSource
 from tokenmill.tasks.errors import InputError
 from tokenmill.tasks.sources.discovery import find
 from tokenmill.tasks.sources.files import Found, Require, Slice, SourceFile
-from tokenmill.tasks.sources.forms import COMMANDS, Form, require_form
+from tokenmill.tasks.sources.forms import Form, require_form
+from tokenmill.tasks.sources.parquet import Needed
+from tokenmill.tasks.sources.row_filter import row_filter
 from tokenmill.tasks.sources.slices import ContentIndex, leading_rows, leading_share
 from tokenmill.tasks.storage import absolute, join, user_cache
 
@@ -31,9 +33,7 @@ RecipesOf = Callable[[DataSource, str, Sequence[Slice]], Sequence[Recipe]]
 """The recipe of each slice of a data set in a split of the blend."""
 
 
-TAKING = {
-    "used_in": COMMANDS["conversations"],
-    "filters": COMMANDS["conversations"],
+TAKING: Mapping[str, str] = {
     "converter": "tokenmill harmony",
     "transforms": "tokenmill rl",
 }
@@ -77,8 +77,11 @@ def plan_shards(
     skipped: dict[str, Mapping[str, int]] = {}
     for split, sources in blend.parts().items():
         for source in sources:
-            fields, found = fields_of(source), find(source)
-            slices = _slices(found.files, settings, fields, require, index)
+            chosen, found = row_filter(source), find(source)
+            fields = chosen.read_with(fields_of(source))
+            needed = Needed(require, fields_of(source), chosen) if chosen else require
+            slices = _slices(found.files, settings, fields, needed, index)
+            slices = [replace(part, filters=chosen.wanted, where=chosen.where) for part in slices]
             slices = index.identify(slices, fields, settings.source_identity)
             if not slices:
                 raise InputError(f"data set {source.name!r}: {_no_rows(source, found)}")
@@ -139,7 +142,8 @@ def require_no(source: DataSource, keys: Sequence[str], kind: str) -> None:
     """Raises InputError if a data set has one of `keys`, which this kind of preparation ignores."""
     for key in keys:
         if getattr(source, key):
+            instead = f", or prepare the blend with {TAKING[key]}" if key in TAKING else ""
             raise InputError(
                 f"data set {source.name!r}: {key!r} has no effect on {kind}, which takes rows as they are; remove it, "
-                f"apply it in an earlier preparation, or prepare the blend with {TAKING[key]}"
+                f"or apply it in an earlier preparation{instead}"
             )
