@@ -177,6 +177,7 @@ class Predicate:
     """A parsed predicate. `where` names its source in error messages; `named` are its fields in order.
 
     `normal` is the predicate with one spelling of blanks, quotes and keywords: part of the identity of what it selects.
+    `optional` are the fields that it tests with `is null`.
     """
 
     text: str
@@ -184,6 +185,7 @@ class Predicate:
     tree: Node
     named: tuple[Column, ...]
     normal: str
+    optional: frozenset[tuple[str, ...]]
 
     @property
     def columns(self) -> frozenset[str]:
@@ -206,7 +208,8 @@ def parse_predicate(text: str, where: str = "predicate") -> Predicate:
         raise InputError(f"{where}: the predicate has {len(text)} characters; at most {MAX_CHARACTERS} are allowed")
     parser = _Parser(text, where)
     columns = (Column(token.path, token.position) for token in parser.tokens if token.is_column)
-    return Predicate(text, where, parser.parse(), tuple(columns), parser.normal())
+    tree = parser.parse()
+    return Predicate(text, where, tree, tuple(columns), parser.normal(), frozenset(parser.optional))
 
 
 @lru_cache
@@ -227,6 +230,7 @@ class _Parser:
 
     def __init__(self, text: str, where: str) -> None:
         self.text, self.where = text, where
+        self.optional: set[tuple[str, ...]] = set()
         self.tokens = self._split()
         self._words = [ANY_OPERAND if each.is_operand else each.keyword or each.text for each in self.tokens]
         self._cells = [self._cell(number) for number in range(len(self.tokens) - 1)]
@@ -356,6 +360,7 @@ class _Parser:
         if isinstance(operand, Literal):
             _refuse(self.text, self.where, operand.position, "a literal is never null; name a field")
         column = operand.column if isinstance(operand, Length) else operand
+        self.optional.add(column.path)
         return lambda binding: binding.is_null(column)
 
     def _membership(self, operand: Operand, values: ast.expr) -> Node:

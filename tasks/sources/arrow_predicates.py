@@ -8,7 +8,7 @@ import json
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 from operator import eq, ge, gt, le, lt, ne
-from typing import Any, NoReturn
+from typing import Any, NoReturn, cast
 
 import numpy as np
 import pyarrow as pa
@@ -139,7 +139,7 @@ class _Binding:
     def _length(self, column: Column, value: _Value) -> _Value:
         if value.kind != TEXT:
             self._refuse(column, f"field {column.name!r} is {value.kind or named(value.type)}; length() takes text")
-        lengths = compute.utf8_length(_as(value, pa.large_string()))
+        lengths = cast("Any", compute).utf8_length(_as(value, pa.large_string()))
         return _Value(lengths, NUMBER, pa.int64())
 
     def _described(self, operand: Operand, value: _Value) -> str:

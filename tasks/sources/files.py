@@ -66,7 +66,7 @@ class Slice:
     size: int = 0
     fields: tuple[str, ...] = ()
     members: tuple["Slice", ...] = ()
-    filters: Mapping[str, Sequence[Value]] = field(default_factory=dict[str, Sequence[Value]], hash=False)
+    filters: dict[str, list[Value]] = field(default_factory=dict[str, list[Value]], hash=False)
     where: str = ""
 
 
@@ -182,7 +182,8 @@ Row = bytes | Refused
 class Require(Protocol):
     """A check of the columns of a Parquet file. Its name is part of the key under which cuts are cached."""
 
-    __name__: str
+    @property
+    def __name__(self) -> str: ...
 
     def __call__(self, metadata: pq.FileMetaData, fields: Sequence[str], uri: str, /) -> None:
         """Raises InputError, naming `uri`, unless the file has the `fields` that are needed."""

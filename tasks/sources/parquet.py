@@ -136,6 +136,13 @@ class Parquet(SourceFormat):
         """See SourceFormat."""
         return self._rows_between(part.file, 0, part.start)
 
+    def share_read(self, part: Slice) -> float:
+        """The share of the rows of a slice in row groups that are read."""
+        with open_source(part.file, cache="none") as stream:
+            metadata = open_parquet(part.file, stream).metadata
+        rows = {group: metadata.row_group(group).num_rows for group in range(part.start, part.stop)}
+        return sum(rows[group] for group in groups_to_read(metadata, part)) / max(1, sum(rows.values()))
+
     def _rows_between(self, file: SourceFile, start: int, stop: int) -> int:
         with open_source(file, cache="none") as stream:
             metadata = open_parquet(file, stream).metadata

@@ -48,7 +48,7 @@ class RowFilter:
     comma-separated text that contains it. Types matter: `true` is not 1, and "1" is not 1.
     """
 
-    wanted: Mapping[str, Sequence[Value]]
+    wanted: dict[str, list[Value]]
     where: str = ""
 
     def __bool__(self) -> bool:

@@ -14,7 +14,7 @@ from typing import Any
 
 import pyarrow as pa
 import pyarrow.parquet as pq
-from tokenmill.tasks.blend.predicates import Column, Length, Literal, Operand, where_of
+from tokenmill.tasks.blend.predicates import Column, Literal, Operand, where_of
 
 from .arrow_predicates import COMPARE, NUMBER, TEXT, kind_of
 from .files import Slice
@@ -84,7 +84,7 @@ class _Statistics:
         if isinstance(left, Literal) and isinstance(right, Literal):
             found = COMPARE[sign](left.value, right.value)
             return Outcomes(true=found, false=not found, null=False)
-        if isinstance(left, Length) or not isinstance(right, Literal):
+        if not isinstance(left, Column) or not isinstance(right, Literal):
             return Outcomes()
         return self._bounded(sign, left, right.value)
 
