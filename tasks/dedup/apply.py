@@ -26,6 +26,7 @@ from tokenmill.tasks.shards.store import Store
 from tokenmill.tasks.sources.files import BadRow, Row, Slice, field_path
 from tokenmill.tasks.sources.formats import format_of, read_texts
 from tokenmill.tasks.sources.json_rows import BYTE_ORDER_MARK, pick_texts
+from tokenmill.tasks.sources.parquet_batches import taken
 from tokenmill.tasks.sources.row_filter import filter_of
 from tokenmill.tasks.tokenize.document_map import FILE as MAP
 from tokenmill.tasks.tokenize.document_map import RowOutcomes
@@ -131,7 +132,7 @@ def _arrow_rows(part: Slice, text_field: str) -> Iterator[Rows]:
         if isinstance(batch, range):
             yield Rows([], good, filtered=filtered)
         else:
-            content = batch if len(good) == len(batch) else batch.take(pa.array(good - first))
+            content = batch if len(good) == len(batch) else taken(batch, good - first)
             yield Rows(content, good, wrong, filtered=filtered)
         first += len(batch)
 

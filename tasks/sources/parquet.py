@@ -46,7 +46,7 @@ from .integrity import VerifiedStream, is_hashed, require_content, verified
 from .json_lines import MAX_ROW_BYTES
 from .json_rows import NO_ROWS, each_row
 from .opening import SourceCorrupt, is_decoder_error, open_source
-from .parquet_batches import column_numbers, decoded_bytes, group_batches, holds, is_text
+from .parquet_batches import column_numbers, decoded_bytes, group_batches, holds, is_text, taken
 from .row_filter import RowFilter, filter_of
 from .row_groups import groups_to_read
 
@@ -109,7 +109,7 @@ class Parquet(SourceFormat):
                 yield TextBatch(NO_TEXTS, NO_ROWS, bad)
             else:
                 rows = _kept(batch, chosen)
-                kept = batch.take(rows) if chosen else batch
+                kept = taken(batch, rows) if chosen else batch
                 found = _texts(_column(kept, text_field))
                 yield _numbered(found, first, rows, len(batch))
             first += len(batch)
@@ -124,7 +124,7 @@ class Parquet(SourceFormat):
                 yield RecordBatch([], NO_ROWS, bad=bad)
             else:
                 rows = _kept(batch, chosen)
-                yield _numbered(_records(batch.take(rows) if chosen else batch), first, rows, len(batch))
+                yield _numbered(_records(taken(batch, rows) if chosen else batch), first, rows, len(batch))
             first += len(batch)
 
     def count_rows(self, part: Slice, limit: int) -> int:

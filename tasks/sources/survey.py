@@ -9,7 +9,6 @@ from dataclasses import dataclass, replace
 from typing import Any, cast
 
 import numpy as np
-import pyarrow as pa
 from tokenmill.tasks.blend.models import DataSource
 from tokenmill.tasks.blend.predicates import where_of
 from tokenmill.tasks.errors import InputError, closest
@@ -18,7 +17,7 @@ from .files import Record, Row, Slice, field_path
 from .formats import format_of
 from .json_rows import pick_records
 from .parquet import Parquet, column_batches, require_any
-from .parquet_batches import decoded_bytes
+from .parquet_batches import decoded_bytes, taken
 from .row_filter import RowFilter, filter_of
 
 MOST_SLICES = 8
@@ -86,7 +85,7 @@ def _arrow_looks(part: Slice, read: float) -> Iterator[_Look]:
     rows = size = 0
     for batch in column_batches(part, part.fields, require_any):
         if not isinstance(batch, range):
-            kept = batch.filter(pa.array(filter_of(part).of_batch(batch)))
+            kept = taken(batch, np.flatnonzero(filter_of(part).of_batch(batch)))
             rows, size = len(batch), decoded_bytes(batch)
             yield _Look(rows, size, len(kept), decoded_bytes(kept), read)
             return

@@ -23,9 +23,10 @@ TYPES = {
     "b": pa.bool_(),
     "c": pa.bool_(),
     "nothing": pa.null(),
+    "m": pa.struct({"v": pa.int64(), "w x": pa.struct({"t": pa.string()})}),
 }
 SCHEMA = pa.schema(TYPES)
-NUMBERS, TEXTS, FLAGS = ["a", "i", "x", "h", "nothing"], ["s", "odd name"], ["b", "c"]
+NUMBERS, TEXTS, FLAGS = ["a", "i", "x", "h", "nothing", "m.v"], ["s", "odd name", "m.w x.t"], ["b", "c"]
 SIGNS = {
     "==": operator.eq, "!=": operator.ne, "<": operator.lt, "<=": operator.le, ">": operator.gt, ">=": operator.ge,
 }  # fmt: skip
@@ -51,7 +52,11 @@ def found(text, rows, absent=(), types=TYPES):
 
 def operand_value(operand, row):
     kind, value = operand
-    return row.get(value) if kind == "column" else value
+    if kind == "literal":
+        return value
+    for key in value.split("."):
+        row = None if row is None else row.get(key)
+    return row if kind == "column" or row is None else len(row)
 
 
 def both(left, right):
@@ -103,8 +108,9 @@ LEVELS = {"or": 0, "and": 1, "not": 2}
 
 def written_operand(operand):
     kind, value = operand
-    if kind == "column":
-        return f"`{value}`" if " " in value else value
+    if kind != "literal":
+        name = ".".join(f"`{key}`" if " " in key else key for key in value.split("."))
+        return name if kind == "column" else f"Length( {name})"
     if isinstance(value, str):
         quote = "'" if '"' in value else '"'
         return quote + value.replace("\\", "\\\\").replace(quote, f"\\{quote}") + quote
@@ -152,8 +158,12 @@ def checks_of(columns, literals, signs):
     return chains | lists | (st.tuples(st.just("between"), *[anything] * 3) if "<" in signs else st.nothing())
 
 
+lengths = st.tuples(st.just("length"), st.sampled_from(TEXTS))
+
 leaves = (
     checks_of(NUMBERS, small | fractions, [*SIGNS])
+    | st.tuples(st.sampled_from([*SIGNS]), lengths, st.tuples(st.just("literal"), small | fractions))
+    | st.tuples(st.just("in"), lengths, st.tuples(st.just("literal"), small))
     | checks_of(TEXTS, words, [*SIGNS])
     | checks_of(FLAGS, st.booleans(), ["==", "!="])
     | st.tuples(st.just("null"), st.tuples(st.just("column"), st.sampled_from(list(TYPES))))
@@ -176,6 +186,8 @@ rows = st.lists(
             "odd name": words,
             "b": st.booleans(),
             "c": st.booleans(),
+            "m": st.none()
+            | st.fixed_dictionaries({}, optional={"v": small, "w x": st.fixed_dictionaries({}, optional={"t": words})}),
         },
     ),
     max_size=8,
