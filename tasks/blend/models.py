@@ -12,6 +12,8 @@ from pydantic import AfterValidator, BeforeValidator, Field, JsonValue, WithJson
 from tokenmill.tasks.errors import nearest
 from tokenmill.tasks.strict import Seed, Strict
 
+from .predicates import where_of
+
 Split = Literal["train", "valid", "test"]
 SPLITS: tuple[Split, ...] = ("train", "valid", "test")
 
@@ -50,6 +52,9 @@ Share = Annotated[float, Field(ge=0, le=1)]
 Value = str | int | bool
 Wanted = Annotated[Value | list[Value], BeforeValidator(_plain_values)]
 """The value that a field must have, or a list of alternatives."""
+
+Where = Annotated[str, AfterValidator(lambda text: where_of(text).normal)]
+"""A predicate on the fields of rows, see `blend.predicates`, in one spelling."""
 
 TransformSpec = str | dict[str, JsonValue]
 """A transform of rows for reinforcement learning: its name, or a mapping of its name to its argument."""
@@ -113,6 +118,10 @@ class DataSource(Strict, frozen=True):
     used_in: str | None = Field(default=None, min_length=1, description="Keep only rows whose used_in names this.")
     filters: dict[str, Wanted] = Field(
         default={}, description="Keep only rows whose field has this value, or one of these."
+    )
+    where: Where | None = Field(
+        default=None,
+        description="Keep only rows for which this predicate is true, for example int_score >= 3 and length(text) > 200.",
     )
     converter: str | None = Field(
         default=None, min_length=1, description="Converter to Harmony; chosen by the path if omitted."

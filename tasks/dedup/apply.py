@@ -23,9 +23,11 @@ from tokenmill.tasks.shards.plan import PlannedShard
 from tokenmill.tasks.shards.receipt import Receipt
 from tokenmill.tasks.shards.settings import OnBadRow
 from tokenmill.tasks.shards.store import Store
-from tokenmill.tasks.sources.files import BadRow, Row, Slice
+from tokenmill.tasks.sources.files import BadRow, Row, Slice, field_path
 from tokenmill.tasks.sources.formats import format_of, read_texts
-from tokenmill.tasks.sources.json_rows import BYTE_ORDER_MARK, field_path, pick_texts
+from tokenmill.tasks.sources.json_rows import BYTE_ORDER_MARK, pick_texts
+from tokenmill.tasks.sources.parquet_batches import taken
+from tokenmill.tasks.sources.row_filter import filter_of
 from tokenmill.tasks.tokenize.document_map import FILE as MAP
 from tokenmill.tasks.tokenize.document_map import RowOutcomes
 
@@ -51,18 +53,21 @@ Content = list[bytes] | pa.RecordBatch
 
 @dataclass(frozen=True, slots=True)
 class Rows:
-    """Consecutive rows of a slice: documents (`content`, row numbers `rows` int64 [n]), bad rows, and a count of blank ones."""
+    """Consecutive rows of a slice: documents (`content`, row numbers `rows` int64 [n]), bad rows, and counts of blank ones and of
+    those that the filter of the slice drops.
+    """
 
     content: Content
     rows: np.ndarray
     bad: Sequence[BadRow] = ()
     blank: int = 0
     member: int = 0
+    filtered: int = 0
 
     @property
     def consumed(self) -> int:
-        """The number of rows, bad and blank ones included."""
-        return len(self.rows) + len(self.bad) + self.blank
+        """The number of rows, bad, blank and filtered ones included."""
+        return len(self.rows) + len(self.bad) + self.blank + self.filtered
 
 
 def apply_decisions(shard: PlannedShard, store: Store, outcomes: str, on_bad_row: OnBadRow) -> Receipt:
@@ -101,11 +106,11 @@ def read_rows(part: Slice, text_field: str) -> Iterator[Rows]:
 
 
 def _json_rows(part: Slice, text_field: str) -> Iterator[Rows]:
-    path, first = field_path(text_field), 0
+    path, first, chosen = field_path(text_field), 0, filter_of(part)
     for rows in cast("Iterator[list[Row]]", format_of(part.file).rows(part)):
-        texts = pick_texts(rows, path, first)
+        texts = pick_texts(rows, path, first, chosen)
         content = [_on_one_line(cast("bytes", rows[number - first])) for number in texts.rows.tolist()]
-        yield Rows(content, texts.rows, texts.bad, texts.blank)
+        yield Rows(content, texts.rows, texts.bad, texts.blank, filtered=texts.filtered)
         first += len(rows)
 
 
@@ -115,14 +120,20 @@ def _on_one_line(row: bytes) -> bytes:
 
 
 def _arrow_rows(part: Slice, text_field: str) -> Iterator[Rows]:
-    """Read texts in a first pass to find bad rows, and whole rows in a second one, in smaller batches."""
-    bad, first = [row for batch in read_texts(part, text_field) for row in batch.bad], 0
+    """Read texts in a first pass to find documents and bad rows, and whole rows in a second one, in smaller batches."""
+    texts, first = [(batch.rows, batch.bad) for batch in read_texts(part, text_field)], 0
+    bad = [row for _, some in texts for row in some]
     numbers = np.array([row.row for row in bad], np.int64)
-    for batch in cast("Iterator[pa.RecordBatch]", format_of(part.file).rows(part)):
-        start, stop = np.searchsorted(numbers, [first, first + len(batch)]).tolist()
-        good = np.setdiff1d(np.arange(first, first + len(batch)), numbers[start:stop])
-        content = batch if start == stop else batch.take(pa.array(good - first))
-        yield Rows(content, good, bad[start:stop])
+    documents = np.concatenate([np.empty(0, np.int64), *(rows for rows, _ in texts)])
+    for batch in cast("Iterator[pa.RecordBatch | range]", format_of(part.file).rows(part)):
+        good = documents[slice(*np.searchsorted(documents, [first, first + len(batch)]))]
+        wrong = bad[slice(*np.searchsorted(numbers, [first, first + len(batch)]))]
+        filtered = len(batch) - len(good) - len(wrong)
+        if isinstance(batch, range):
+            yield Rows([], good, filtered=filtered)
+        else:
+            content = batch if len(good) == len(batch) else taken(batch, good - first)
+            yield Rows(content, good, wrong, filtered=filtered)
         first += len(batch)
 
 

@@ -271,7 +271,7 @@ def evaluation_sources(blend: Blend | str | None) -> list[tuple[str, str]]:
 
 
 def _files(name: str, source: DataSource) -> list[EvaluationFile]:
-    require_no(source, ["used_in", "filters", "converter", "transforms", "fim"], "evaluations")
+    require_no(source, ["used_in", "filters", "where", "converter", "transforms", "fim"], "evaluations")
     fields = [source.text_field]
     slices = [part for file in discover(source) for part in cut(file, WHOLE_FILES, fields, require_text)]
     slices = ContentIndex().identify(slices, fields, "content")

@@ -68,7 +68,7 @@ def plan_dedup(blend: Blend, settings: DedupSettings, output_dir: str | None) ->
     require_separate(evaluation_sources(settings.evaluations), store.place, output_dir)
 
     def recipes(source: DataSource, split: str, slices: Sequence[Slice]) -> list[_TextRecipe]:  # noqa: ARG001 - any plan's
-        require_no(source, ["used_in", "filters", "converter", "transforms"], "deduplication")
+        require_no(source, ["converter", "transforms"], "deduplication")
         _require_text_in_first(source, slices)
         return [_TextRecipe(source.text_field)] * len(slices)
 
@@ -91,7 +91,7 @@ def plan_dedup(blend: Blend, settings: DedupSettings, output_dir: str | None) ->
     ]
     signed, _, _ = planned_rounds(slices, settings.choices, store)
     shards = [replace(one, identity=other.identity) for one, other in zip(found.shards, signed, strict=True)]
-    plan = replace(Plan.of(store, shards, rebuild=settings.force), skipped=found.skipped)
+    plan = replace(Plan.of(store, shards, rebuild=settings.force), skipped=found.skipped, samples=found.samples)
     return Planned(blend, settings, output_dir, plan, DedupFound(slices))
 
 
@@ -139,7 +139,7 @@ def decided_plan(planned: DedupPlan, decisions: Decisions) -> DedupPlan:
         for shard, digest in zip(planned.plan.shards, decisions.digests, strict=True)
     ]
     plan = Plan.of(planned.plan.store, shards, rebuild=planned.settings.force)
-    plan = replace(plan, skipped=planned.plan.skipped)
+    plan = replace(plan, skipped=planned.plan.skipped, samples=planned.plan.samples)
     return replace(planned, plan=plan, found=replace(planned.found, decisions=decisions))
 
 

@@ -16,11 +16,11 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 from tokenmill.tasks.errors import RunError
 from tokenmill.tasks.harmony.grammar import bodies
+from tokenmill.tasks.shards.build import FILTERED
 from tokenmill.tasks.shards.store import read_vouched
 from tokenmill.tasks.sources.exact_json import with_placeholders
-from tokenmill.tasks.sources.files import Slice
+from tokenmill.tasks.sources.files import Slice, field_path
 from tokenmill.tasks.sources.formats import read_records, read_texts
-from tokenmill.tasks.sources.json_rows import field_path
 
 from .documents import batches
 from .settings import NearOn
@@ -65,7 +65,7 @@ def read_text(part: Slice, options: Mapping[str, Any], near_on: NearOn) -> Itera
             np.full(len(batch.rows), np.nan),
             None if names is None else names.take(wanted),
             None if prompts is None else prompts.take(wanted),
-            Counter(row.reason for row in batch.bad) + Counter(blank_line=batch.blank),
+            Counter(row.reason for row in batch.bad) + Counter({"blank_line": batch.blank, FILTERED: batch.filtered}),
         )
 
 

@@ -10,7 +10,7 @@ from tokenmill.tasks.shards.preparation import Planned
 from tokenmill.tasks.sources.discovery import name_within
 from tokenmill.tasks.sources.files import Slice
 from tokenmill.tasks.sources.parquet import require_any
-from tokenmill.tasks.sources.selection import row_filter
+from tokenmill.tasks.sources.row_filter import row_filter
 
 from .converters import CONVERTERS, PROOF_TASKS, converter_for
 from .message import TEMPLATE_VERSION

@@ -22,7 +22,6 @@ from tokenmill.tasks.shards.settings import OnBadRow
 from tokenmill.tasks.shards.store import Store
 from tokenmill.tasks.sources.exact_json import compact
 from tokenmill.tasks.sources.files import RecordBatch, Rejected
-from tokenmill.tasks.sources.selection import RowFilter
 from tokenmill.tasks.tokenize.encoders import Encoder
 from tokenmill.tasks.tokenize.exact import exact_encoder
 from tokenmill.tasks.tokenize.load import find_vocabulary
@@ -138,7 +137,7 @@ def normalize_shard(shard: PlannedShard, recipe: HarmonyRecipe, store: Store, on
 
     with building(shard, store, on_bad_row) as builder:
         written = _Written(builder)
-        for batch, found in builder.records((), RowFilter(recipe.filters), read):
+        for batch, found in builder.records((), read):
             fields = merged(fields, fields_of(batch.records))
             written.add(found.values())
         written.end_group()

@@ -34,6 +34,8 @@ CHOOSING = (
     "recipe.holdout_",
     "recipe.min_",
     "recipe.filters",
+    "source.filters",
+    "source.where",
     "recipe.valid_from",
     "recipe.split",
     "recipe.blend_split",

@@ -35,7 +35,7 @@ from tokenmill.tasks.sources.files import Slice
 from tokenmill.tasks.sources.formats import read_records
 from tokenmill.tasks.sources.forms import Form
 from tokenmill.tasks.sources.parquet import require_any
-from tokenmill.tasks.sources.selection import row_filter
+from tokenmill.tasks.sources.row_filter import row_filter
 from tokenmill.tasks.tokenize.gate import Gate, Verdict, gate_notes
 from tokenmill.tasks.tokenize.load import find_vocabulary, planned_vocabulary
 from tokenmill.tasks.tokenize.settings import SpecialTokens, TokenizerSource
@@ -87,7 +87,7 @@ def plan_sft(blend: Blend, settings: SftSettings, output_dir: str | None) -> Sft
         return chat.rows(source.messages_field, source.tools_field)
 
     def fields(source: DataSource) -> list[str]:
-        return [*rows_of(source).fields, *row_filter(source).fields]
+        return [*rows_of(source).fields]
 
     def recipes(source: DataSource, split: str, slices: Sequence[Slice]) -> list[SftRecipe]:
         require_no(source, ["converter", "transforms", "fim"], "SFT")

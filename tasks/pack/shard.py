@@ -22,7 +22,6 @@ from tokenmill.tasks.shards.receipt import Receipt
 from tokenmill.tasks.shards.settings import OnBadRow
 from tokenmill.tasks.shards.store import Store
 from tokenmill.tasks.sources.files import RecordBatch, Rejected
-from tokenmill.tasks.sources.selection import RowFilter
 from tokenmill.tasks.tokenize.encoders import Encoder
 from xxhash import xxh3_64_intdigest
 
@@ -67,9 +66,8 @@ class SequenceShard:
         Raises BadRowError for a bad row if the policy is `fail`, RunError if the source changed since the plan, OSError from
         the storage.
         """
-        chosen = RowFilter(dict(self.recipe.filters))
         with building(self.shard, self.store, on_bad_row) as builder:
-            for batch, found in builder.records([*self.rows.fields, *chosen.fields], chosen, self._rendered):
+            for batch, found in builder.records(self.rows.fields, self._rendered):
                 for index, (conversation, sequences) in found.items():
                     self._add(int(batch.rows[index]), conversation, sequences, builder)
             for part in self._parts.values():

@@ -2,6 +2,7 @@
 
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import asdict
 from typing import Any
 
 from rich.console import Console
@@ -25,7 +26,7 @@ HELD_OUT = ("valid", "test")
 
 MOST_REASONS = 8
 
-COLUMNS = ("data set", "share", "files", "shards", "cached", "size", "tokens", "epochs")
+COLUMNS = ("data set", "share", "files", "shards", "cached", "size", "kept", "tokens", "epochs")
 
 
 def pending_reasons(planned: Planned[Any, Any]) -> Counter[str]:
@@ -44,6 +45,7 @@ def plan_record(planned: Planned[Any, Any], outlook: Sequence[str] = ()) -> dict
             "shards": {"total": len(set(plan.keys)), "pending": len(plan.pending), "cached": len(plan.proven)},
             "bytes": {"total": sum(shard.part.size for shard in plan.shards), "pending": plan.pending_bytes},
             "estimated_tokens": sum(estimated_tokens(planned).values()),
+            "estimated_kept": {name: asdict(sample) for name, sample in plan.samples.items()},
             "reasons": dict(pending_reasons(planned)),
             "skipped_files": plan.skipped,
             "outlook": outlook,
@@ -57,7 +59,7 @@ def estimated_tokens(planned: Planned[Any, Any]) -> dict[str, int]:
     for shard, key in zip(planned.plan.shards, planned.plan.keys, strict=True):
         receipt = planned.plan.proven.get(key)
         counted = receipt.tokens if receipt else 0
-        found[_name(shard)] += counted or round(_text_bytes(shard) / BYTES_PER_TOKEN)
+        found[_name(shard)] += counted or round(_kept_bytes(planned, shard) / BYTES_PER_TOKEN)
     return dict(found)
 
 
@@ -79,7 +81,7 @@ def training_tokens(planned: Planned[Any, Any]) -> tuple[dict[str, int], set[str
         else:
             holdout = holdout_of(planned.settings, shard.split)
             share = 1 - (holdout.valid + holdout.test if holdout else 0)
-            found[shard.dataset] += round(_text_bytes(shard) / BYTES_PER_TOKEN * share)
+            found[shard.dataset] += round(_kept_bytes(planned, shard) / BYTES_PER_TOKEN * share)
             estimated.add(shard.dataset)
     return dict(found), estimated
 
@@ -88,6 +90,12 @@ def _text_bytes(shard: PlannedShard) -> int:
     """Estimated bytes of a shard's source, decompressed."""
     parts = shard.part.members or [shard.part]
     return sum(part.size * (EXPANSION if part.file.compression else 1) for part in parts)
+
+
+def _kept_bytes(planned: Planned[Any, Any], shard: PlannedShard) -> float:
+    """Estimated bytes of the rows of a shard that the filter of its data set keeps."""
+    sample = planned.plan.samples.get(_name(shard))
+    return _text_bytes(shard) * (sample.kept_bytes if sample else 1)
 
 
 def _name(shard: PlannedShard) -> str:
@@ -144,11 +152,11 @@ def _rows(planned: Planned[Any, Any]) -> list[tuple[str, ...]]:
         for source in sources:
             name, share = f"{split}/{source.name}", source.weight / weights
             files, shards, cached, size = _books(planned, name)
-            count = tokens.get(name, 0)
+            count, sample = tokens.get(name, 0), planned.plan.samples.get(name)
             epochs = f"{everything * share / count:,.2f}" if count else "-"
             rows.append((
                 name.removeprefix("datasets/"), f"{share:.1%}", f"{files:,}", f"{shards:,}", f"{cached:,}",
-                decimal(size), f"{count:,}", epochs,
+                decimal(size), f"{sample.kept_rows:.1%}" if sample else "all", f"{count:,}", epochs,
             ))  # fmt: skip
     return rows
 

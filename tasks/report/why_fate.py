@@ -11,11 +11,13 @@ from functools import cached_property
 from typing import Any, NamedTuple
 
 import numpy as np
+from tokenmill.tasks.blend.models import DataSource
 from tokenmill.tasks.dedup.decisions import REASONS
 from tokenmill.tasks.errors import InputError, RunError
 from tokenmill.tasks.harmony.shard import FILE as ROWS_FILE
 from tokenmill.tasks.pack.sequences import stored_rows
 from tokenmill.tasks.select.shard import PART as CANDIDATES
+from tokenmill.tasks.shards.build import FILTERED
 from tokenmill.tasks.shards.kinds import preparation
 from tokenmill.tasks.shards.manifest import MANIFEST, WHOLE, entry_files, read_manifest, split_of
 from tokenmill.tasks.shards.origins import Origin, origin_of, origins_in
@@ -24,6 +26,7 @@ from tokenmill.tasks.shards.receipt import Receipt
 from tokenmill.tasks.shards.store import Store
 from tokenmill.tasks.sources.files import Slice, SourceFile
 from tokenmill.tasks.sources.formats import first_row
+from tokenmill.tasks.sources.row_filter import row_filter
 from tokenmill.tasks.storage import absolute
 from tokenmill.tasks.tokenize.document_map import read_map
 
@@ -247,9 +250,21 @@ class Prepared:
             if verdict is not None:
                 kept = verdict.kept and self._document_called(verdict.kept)
                 return replace(fate, reason=verdict.outcome, duplicate_of=kept, jaccard=verdict.jaccard)
-            return fate if fate.kept else replace(fate, reason=self._reason(shard, receipt, row))
+            return fate if fate.kept else self._explained(fate, shard, receipt, row)
         except (InputError, RunError) as error:
             return replace(fate, detail=f"the reason cannot be found out: {error}")
+
+    def _explained(self, fate: Fate, shard: int, receipt: Receipt, row: int) -> Fate:
+        """The fate with the reason of a drop that is neither a bad row nor a decision about duplicates."""
+        reason = self._reason(shard, receipt, row)
+        if reason != FILTERED:
+            return replace(fate, reason=reason)
+        chosen = row_filter(DataSource.model_validate(self._source(self.entries[shard])))
+        return replace(fate, reason=reason, detail=f"not true: {chosen.describe()}")
+
+    def _source(self, entry: Entry) -> Mapping[str, Any]:
+        """The data set of a shard in the blend."""
+        return next(each for each in self.manifest["blend"][entry["split"]] if each["name"] == entry["dataset"])
 
     def _reason(self, shard: int, receipt: Receipt, row: int) -> str:
         """The reason of a drop that is neither a bad row nor a decision about duplicates."""
@@ -293,7 +308,7 @@ class Prepared:
         """Where a row was read."""
         entry = self.entries[shard]
         origin, line = self.source(shard, row)
-        (source,) = (each for each in self.manifest["blend"][entry["split"]] if each["name"] == entry["dataset"])
+        source = self._source(entry)
         return Fate(
             path=self.path,
             type=self.manifest["type"],

@@ -15,7 +15,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 from tokenmill.tasks.blend.models import Blend
 from tokenmill.tasks.errors import RunError
-from tokenmill.tasks.shards.build import QUARANTINE
+from tokenmill.tasks.shards.build import FILTERED, QUARANTINE
 from tokenmill.tasks.shards.kinds import preparation
 from tokenmill.tasks.shards.plan import PlannedShard
 from tokenmill.tasks.shards.preparation import Planned
@@ -61,6 +61,8 @@ def reason_of(path: str, manifest: Mapping[str, Any], entry: Entry, row: int) ->
         raise RunError("another version of tokenmill built the shard; prepare the data again")
     with tempfile.TemporaryDirectory(prefix="tokenmill-why-") as folder:
         alone = _alone(part, row, folder)
+        if alone is None:
+            return FILTERED
         source = {"content": "", "format": alone.file.format, "compression": None}
         shard = PlannedShard(entry["dataset"], entry["split"], alone, {**identity, "source": source})
         receipt = kind.step.build(shard, Store(folder, kind.name), **kind.arguments(planned))
@@ -97,8 +99,8 @@ def _slice(planned: Planned[Any, Any], entry: Entry) -> Slice:
     raise RunError(f"{entry['file']} has changed since the shard was built; restore it, or prepare the data again")
 
 
-def _alone(part: Slice, row: int, folder: str) -> Slice:
-    """A file with one row of a slice, in `folder`."""
+def _alone(part: Slice, row: int, folder: str) -> Slice | None:
+    """A file with one row of a slice, in `folder`; None for a row that is not read, because the filter drops its row group."""
     first, found = 0, None
     for rows in format_of(part.file).rows(part):
         if first <= row < first + len(rows):
@@ -106,13 +108,16 @@ def _alone(part: Slice, row: int, folder: str) -> Slice:
         first += len(rows)
     if found is None:
         raise RunError(f"{part.file.uri}: the slice has no row {row} any more; prepare the data again")
+    if isinstance(found, range):
+        return None
+    chosen: dict[str, Any] = {"filters": part.filters, "where": part.where}
     if isinstance(found, pa.RecordBatch):
         output = _write_parquet(f"{folder}/row.parquet", found)
-        return Slice(SourceFile(output.path, output.size, "parquet"), 0, 1, size=output.size)
+        return Slice(SourceFile(output.path, output.size, "parquet"), 0, 1, size=output.size, **chosen)
     line = cast("Row", found[0])
     content = line if isinstance(line, bytes) else line.head
     output = publish_bytes(f"{folder}/row.jsonl", content.replace(b"\n", b" ") + b"\n")
-    return Slice(SourceFile(output.path, output.size, "jsonl"), 0, output.size, size=output.size)
+    return Slice(SourceFile(output.path, output.size, "jsonl"), 0, output.size, size=output.size, **chosen)
 
 
 def _write_parquet(place: str, rows: pa.RecordBatch) -> Output:

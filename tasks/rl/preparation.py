@@ -26,7 +26,7 @@ from tokenmill.tasks.shards.store import Store, read_bytes
 from tokenmill.tasks.sources.files import Slice
 from tokenmill.tasks.sources.formats import read_records
 from tokenmill.tasks.sources.parquet import require_any
-from tokenmill.tasks.sources.selection import row_filter
+from tokenmill.tasks.sources.row_filter import row_filter
 from tokenmill.tasks.sources.slices import ContentIndex
 from tokenmill.tasks.storage import SourceIdentity, is_local, join
 from tokenmill.tasks.tokenize.exact import encoder_of
@@ -155,19 +155,19 @@ def _judged(
     vocabulary: Vocabulary,
     store: str,
 ) -> Verdict:
-    texts = partial(_texts, source, settings, chain)
+    texts = partial(_texts, settings, chain)
     which = orjson.dumps([chain.identity(), row_filter(source).wanted, settings.target]).decode()
     return Gate(vocabulary, slices, texts, which, store, literal=True).verdict()
 
 
-def _texts(source: DataSource, settings: RlSettings, chain: TransformList, part: Slice) -> Iterator[str]:
+def _texts(settings: RlSettings, chain: TransformList, part: Slice) -> Iterator[str]:
     """The texts of a slice whose tokens will be counted."""
     target = TARGETS[settings.target]
-    work, chosen = Work(chain.functions(), target), row_filter(source)
+    work = Work(chain.functions(), target)
     for batch in read_records(part, EVERY_FIELD):
         for record in batch.records:
-            found = work.done(record) if chosen.keeps(record) else None
-            if found is not None and not isinstance(found, Rejected):
+            found = work.done(record)
+            if not isinstance(found, Rejected):
                 yield from target.texts(found)
 
 

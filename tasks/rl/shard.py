@@ -27,7 +27,6 @@ from tokenmill.tasks.sources.exact_json import compact, repeated_key
 from tokenmill.tasks.sources.files import BadRow, BytesBatch, RecordBatch, Rejected
 from tokenmill.tasks.sources.formats import read_objects
 from tokenmill.tasks.sources.json_rows import BYTE_ORDER_MARK, excerpt, excerpt_of
-from tokenmill.tasks.sources.selection import RowFilter
 from tokenmill.tasks.tokenize.document_map import FILE as MAP
 from tokenmill.tasks.tokenize.document_map import RowOutcomes
 from tokenmill.tasks.tokenize.encoders import Encoder
@@ -116,9 +115,9 @@ def write_shard(shard: PlannedShard, recipe: RlRecipe, work: Work, store: Store,
 
     with building(shard, store, on_bad_row) as builder:
         writer = _Writer(builder, recipe, work)
-        unread = None if work.reads_rows or recipe.filters else read_objects(shard.part)
+        unread = None if work.reads_rows else read_objects(shard.part)
         if unread is None:
-            for batch, rows in builder.records((), RowFilter(recipe.filters), read):
+            for batch, rows in builder.records((), read):
                 writer.write(batch, rows)
         else:
             for batch in unread:

@@ -21,8 +21,7 @@ from pydantic import JsonValue
 from tokenmill.tasks.blend.models import TransformSpec
 from tokenmill.tasks.chat.json_values import kind, listed
 from tokenmill.tasks.errors import InputError, nearest
-from tokenmill.tasks.sources.files import Rejected
-from tokenmill.tasks.sources.json_rows import field_path
+from tokenmill.tasks.sources.files import Rejected, field_path
 
 from .placeholders import resolve_placeholders
 from .rows import PARAMS, Record, Transform, ranked

@@ -27,7 +27,7 @@ from tokenmill.tasks.harmony.message import FUNCTIONS, HarmonyMessage
 from tokenmill.tasks.harmony.sequences import LOSS_MODES, encode
 from tokenmill.tasks.harmony.vocabulary import encoding
 from tokenmill.tasks.pack.formats import Rows
-from tokenmill.tasks.sources.json_rows import field_path
+from tokenmill.tasks.sources.files import field_path
 from tokenmill.tasks.tokenize.encoders import Encoder
 
 from .nll import Completions

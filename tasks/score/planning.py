@@ -20,7 +20,7 @@ from tokenmill.tasks.shards.preparation import Planned
 from tokenmill.tasks.shards.store import Store
 from tokenmill.tasks.sources.files import Slice
 from tokenmill.tasks.sources.parquet import require_any
-from tokenmill.tasks.sources.selection import row_filter
+from tokenmill.tasks.sources.row_filter import row_filter
 from tokenmill.tasks.tokenize.load import find_vocabulary
 from tokenmill.tasks.tokenize.settings import TokenizerSource
 
@@ -64,7 +64,7 @@ def plan_scores(blend: Blend, settings: NllSettings | EmbedSettings, output_dir:
         recipe_of = _embeddings(settings, model)
 
     def fields(source: DataSource) -> list[str]:
-        return [*NAMED, *_scored_fields(source, settings), *row_filter(source).fields]
+        return [*NAMED, *_scored_fields(source, settings)]
 
     def recipes(source: DataSource, split: str, slices: Sequence[Slice]) -> list[NllRecipe | EmbedRecipe]:
         require_no(source, ["converter", "transforms", "fim"], "scores")

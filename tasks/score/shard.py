@@ -22,7 +22,6 @@ from tokenmill.tasks.shards.settings import OnBadRow
 from tokenmill.tasks.shards.store import Store
 from tokenmill.tasks.sources.files import RecordBatch, Slice
 from tokenmill.tasks.sources.formats import first_row
-from tokenmill.tasks.sources.selection import RowFilter
 
 from .conversations import Conversations, text_at
 from .embed import Embedder, as_stored
@@ -195,14 +194,14 @@ def score_shard(
     Raises NonFiniteError for a non-finite score, BadRowError for a bad row if the policy is `fail`, RunError if the source
     changed since the plan, OSError from the storage.
     """
-    chosen, sums = RowFilter(recipe.filters), Counter[str]()
+    sums = Counter[str]()
 
     def read(batch: RecordBatch, index: int) -> object | Rejected:
         record = batch.records[index]
         return scoring.read(record) if _identifier(record) else _without_id(record)
 
     with building(shard, store, on_bad_row) as builder:
-        for batch, found in builder.records([*NAMED, *scoring.fields, *chosen.fields], chosen, read):
+        for batch, found in builder.records([*NAMED, *scoring.fields], read):
             if found:
                 sums.update(_write(_Rows.of(batch, found, recipe), scoring, builder))
         builder.facts.update(sums)

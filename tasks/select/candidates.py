@@ -13,9 +13,10 @@ from dataclasses import dataclass
 
 import numpy as np
 import pyarrow as pa
+from tokenmill.tasks.blend.predicates import Predicate
 from tokenmill.tasks.harmony.grammar import Fault, ParsedMessage, parse
+from tokenmill.tasks.sources.arrow_predicates import expression, masks
 
-from .predicates import Predicate, masks
 from .signature import View, view_of
 
 CARRIED = pa.schema(
@@ -69,7 +70,7 @@ def candidates(
 
     Raises InputError for a predicate that does not fit the columns.
     """
-    wanted = masks(table, [require.on(table.schema, known)])[0]
+    wanted = masks(table, [expression(require, table.schema, known)])[0]
     kept = wanted.copy()
     kept[wanted] = sampled(table.column("id").filter(pa.array(wanted)).to_pylist(), sample)
     drops = Counter(not_required=int((~wanted).sum()), not_sampled=int((wanted & ~kept).sum()))

@@ -4,6 +4,7 @@ from collections.abc import Sequence
 from dataclasses import asdict
 
 import pyarrow as pa
+from tokenmill.tasks.blend.predicates import parse_predicate
 from tokenmill.tasks.dedup.contamination import evaluation_sources, find_evaluations
 from tokenmill.tasks.errors import InputError
 from tokenmill.tasks.harmony.columns import SCHEMA
@@ -11,10 +12,10 @@ from tokenmill.tasks.shards.input_checks import require_separate, store_place
 from tokenmill.tasks.shards.manifest import Finished
 from tokenmill.tasks.shards.plan import Plan, PlannedShard
 from tokenmill.tasks.shards.store import Store
+from tokenmill.tasks.sources.arrow_predicates import expression
 from tokenmill.tasks.storage import absolute
 
 from .pools import BUNDLED, Pools, load_pools
-from .predicates import parse_predicate
 from .scores import FoundScores, score_columns, score_fields, score_folder
 from .settings import NormalizationSettings, SelectionChoices, SelectionRecipe
 
@@ -42,7 +43,7 @@ def require_selectable(choices: SelectionChoices) -> None:
     pools = pools_of(choices)
     require = parse_predicate(choices.require, "selection.require")
     for predicate in [*pools.base, *(pool.predicate for pool in pools.pools), require]:
-        predicate.on(schema)
+        expression(predicate, schema)
 
 
 def require_fitting(settings: NormalizationSettings, output_dir: str) -> None:

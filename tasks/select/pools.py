@@ -22,12 +22,12 @@ import pyarrow as pa
 import yaml
 from pydantic import Field, model_validator
 from tokenmill.tasks.blend.models import Name
+from tokenmill.tasks.blend.predicates import Predicate, parse_predicate
 from tokenmill.tasks.errors import InputError
+from tokenmill.tasks.sources.arrow_predicates import expression, masks
 from tokenmill.tasks.storage import absolute, filesystem
 from tokenmill.tasks.strict import Strict, parse
 from yaml.constructor import ConstructorError
-
-from .predicates import Predicate, masks, parse_predicate
 
 BUNDLED = str(Path(__file__).parents[2] / "blends" / "pools.yaml")
 
@@ -149,7 +149,7 @@ def assign(table: pa.Table, pools: Pools, known: Collection[str] = ()) -> Assign
     """
     asked = [predicate for predicate in pools.base if predicate.columns.isdisjoint(_absent(predicate, table, known))]
     predicates = [*asked, *(pool.predicate for pool in pools.pools)]
-    found = masks(table, [predicate.on(table.schema, known) for predicate in predicates])
+    found = masks(table, [expression(predicate, table.schema, known) for predicate in predicates])
     base = np.logical_and.reduce([np.ones(table.num_rows, np.bool_), *found[: len(asked)]])
     return Assignment(tuple(pools.names), base, np.array(found[len(asked) :]) & base)
 

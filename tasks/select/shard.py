@@ -21,6 +21,7 @@ import numpy as np
 import orjson
 import pyarrow as pa
 import pyarrow.parquet as pq
+from tokenmill.tasks.blend.predicates import Predicate, parse_predicate
 from tokenmill.tasks.errors import RunError
 from tokenmill.tasks.harmony.columns import SCHEMA as ROWS
 from tokenmill.tasks.harmony.grammar import parse
@@ -29,13 +30,13 @@ from tokenmill.tasks.shards.build import ShardBuilder, building
 from tokenmill.tasks.shards.plan import PlannedShard
 from tokenmill.tasks.shards.receipt import Receipt
 from tokenmill.tasks.shards.store import Store
+from tokenmill.tasks.sources.arrow_predicates import expression, masks
 from tokenmill.tasks.sources.parquet import NOTE
 
 from .candidates import CARRIED, Candidates, Read, Sample, candidates, sampled
 from .candidates import SCHEMA as CANDIDATES
 from .collapse import Survey
 from .pools import TOKENS, Pool, Pools, Tally, assign, tally
-from .predicates import Predicate, masks, parse_predicate
 from .scores import read_scores, with_scores, without_score
 from .settings import SelectionRecipe
 
@@ -126,7 +127,7 @@ class _Selected:
         if found.rows.num_rows:
             self.builder.table(f"{PART}.parquet", CANDIDATES).write_table(found.rows)
             self.builder.keep(PART, found.rows.num_rows)
-        required = rows.filter(pa.array(masks(rows, [self.require.on(rows.schema, ROWS.names)])[0]))
+        required = rows.filter(pa.array(masks(rows, [expression(self.require, rows.schema, ROWS.names)])[0]))
         surveyed = sampled(required["id"].to_pylist(), Sample(*self.recipe.survey))
         self.survey.add_texts(required["text"].filter(pa.array(surveyed)).to_pylist(), read)
 

@@ -23,7 +23,6 @@ from tokenmill.tasks.errors import RunError
 from tokenmill.tasks.sources.files import BadRow, RecordBatch, Rejected, Slice
 from tokenmill.tasks.sources.formats import place_of, read_records
 from tokenmill.tasks.sources.json_rows import excerpt_of
-from tokenmill.tasks.sources.selection import RowFilter
 from tokenmill.tasks.storage import is_local
 
 from .plan import PlannedShard, shard_from_record
@@ -33,6 +32,9 @@ from .settings import OnBadRow
 from .store import Store
 
 QUARANTINE = "quarantine.jsonl"
+
+FILTERED = "filtered"
+"""The reason for rows that the filter of their data set drops."""
 
 TARGET_BYTES = 6_000_000_000
 """Source bytes per batch: one core tokenizes them in a minute, at 100 MB/s."""
@@ -74,6 +76,11 @@ class RowBatch(Protocol):
     @property
     def blank(self) -> int:
         """Number of blank lines."""
+        ...
+
+    @property
+    def filtered(self) -> int:
+        """Number of rows that the filter of the data set drops."""
         ...
 
     @property
@@ -158,6 +165,7 @@ class ShardBuilder:
         self.rows_in += batch.consumed
         self.rows_of_members[batch.member] += batch.consumed
         self.drop("blank_line", batch.blank)
+        self.drop(FILTERED, batch.filtered)
         bad = sorted([*batch.bad, *rejected], key=lambda row: row.row)
         if bad and self.on_bad_row == "fail":
             raise bad_row_error(bad[0], self.shard.part)
@@ -168,20 +176,16 @@ class ShardBuilder:
         self.quarantined += len(bad)
 
     def records(
-        self, fields: Sequence[str], chosen: RowFilter, read: Callable[[RecordBatch, int], Found | Rejected | BadRow]
+        self, fields: Sequence[str], read: Callable[[RecordBatch, int], Found | Rejected | BadRow]
     ) -> Iterator[tuple[RecordBatch, dict[int, Found]]]:
         """Count and yield each batch of records, with the results of `read` by index in the batch.
 
-        `read` takes a batch and an index. Records that `chosen` excludes are dropped as `filtered`; rejected ones are
-        quarantined. Raises the errors of `count` and `read_records`.
+        `read` takes a batch and an index. Rejected records are quarantined. Raises the errors of `count` and `read_records`.
         """
         for batch in read_records(self.shard.part, fields):
             kept: dict[int, Found] = {}
             rejected: list[BadRow] = []
             for index, record in enumerate(batch.records):
-                if not chosen.keeps(record):
-                    self.drop("filtered")
-                    continue
                 found = read(batch, index)
                 if isinstance(found, Rejected):
                     found = BadRow(int(batch.rows[index]), found.reason, found.detail, excerpt_of(record))

@@ -99,4 +99,4 @@ def bundle(shards: Sequence[PlannedShard]) -> PlannedShard:
         size=sum(part.size for part in members),
         members=members,
     )
-    return replace(first, part=part, identity={**first.identity, "source": source_of(part)})
+    return replace(first, part=part, identity={**first.identity, "source": source_of(part, first.identity["recipe"])})

@@ -32,7 +32,13 @@ class Recipe(Protocol):
 
 def shard_identity(kind: str, format_version: int, recipe: Recipe, part: Slice) -> dict[str, Any]:
     """The identity of the shard that `recipe` makes from a slice."""
-    return {"kind": kind, "format_version": format_version, "recipe": _plain(recipe), "source": source_of(part)}
+    plain = _plain(recipe)
+    return {
+        "kind": kind,
+        "format_version": format_version,
+        "recipe": plain,
+        "source": source_of(part, plain),
+    }
 
 
 def shard_identities(
@@ -43,9 +49,10 @@ def shard_identities(
     Slices with the same recipe share one dict of it: a million copies would take a minute and 1 GB.
     """
     plain = {id(recipe): _plain(recipe) for recipe in {id(recipe): recipe for recipe in recipes}.values()}
+    pairs = [(plain[id(recipe)], part) for recipe, part in zip(recipes, parts, strict=True)]
     return [
-        {"kind": kind, "format_version": format_version, "recipe": plain[id(recipe)], "source": source_of(part)}
-        for recipe, part in zip(recipes, parts, strict=True)
+        {"kind": kind, "format_version": format_version, "recipe": recipe, "source": source_of(part, recipe)}
+        for recipe, part in pairs
     ]
 
 
@@ -54,13 +61,17 @@ def _plain(recipe: Recipe) -> dict[str, Any]:
     return {name: value for name, value in asdict(recipe).items() if name not in added or value != added[name]}
 
 
-def source_of(part: Slice) -> dict[str, Any]:
-    """The part of an identity that names the rows of a slice."""
+def source_of(part: Slice, recipe: Mapping[str, Any]) -> dict[str, Any]:
+    """The part of an identity that names the rows of a slice. Some recipes name `filters` themselves."""
     source: dict[str, Any] = {"content": part.content, "format": part.file.format, "compression": part.file.compression}
     if part.rows is not None:
         source["rows"] = part.rows
     if part.members:
         source["files"] = len(part.members)
+    if part.filters and "filters" not in recipe:
+        source["filters"] = part.filters
+    if part.where:
+        source["where"] = part.where
     return source
 
 

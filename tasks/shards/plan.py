@@ -10,6 +10,7 @@ from dataclasses import asdict, dataclass, field
 from typing import Any, TypeVar
 
 from tokenmill.tasks.sources.files import Slice, slice_of
+from tokenmill.tasks.sources.survey import Sample
 
 from .identity import difference, shard_key
 from .receipt import Receipt
@@ -43,13 +44,16 @@ class PlannedShard:
 
 @dataclass(frozen=True, slots=True)
 class Plan:
-    """All shards of a preparation, the receipts of proven ones, and skipped files by data set (`split/name`) and kind."""
+    """All shards of a preparation, the receipts of proven ones, and by data set (`split/name`) skipped files by kind, and the
+    sample of one with a filter.
+    """
 
     store: Store
     shards: tuple[PlannedShard, ...]
     keys: tuple[str, ...]
     proven: Mapping[str, Receipt]
     skipped: Mapping[str, Mapping[str, int]] = field(default_factory=dict[str, Mapping[str, int]])
+    samples: Mapping[str, Sample] = field(default_factory=dict[str, Sample])
 
     @classmethod
     def of(cls, store: Store, shards: list[PlannedShard], *, rebuild: bool) -> "Plan":

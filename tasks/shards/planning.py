@@ -7,13 +7,18 @@ local files. A kind that must read data to choose its recipe does so in `recipes
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 
+import orjson
 from tokenmill.tasks.blend.models import SPLITS, Blend, DataSource
 from tokenmill.tasks.errors import InputError
 from tokenmill.tasks.sources.discovery import find
 from tokenmill.tasks.sources.files import Found, Require, Slice, SourceFile
-from tokenmill.tasks.sources.forms import COMMANDS, Form, require_form
+from tokenmill.tasks.sources.forms import Form, require_form
+from tokenmill.tasks.sources.parquet import Needed
+from tokenmill.tasks.sources.row_filter import row_filter
 from tokenmill.tasks.sources.slices import ContentIndex, leading_rows, leading_share
+from tokenmill.tasks.sources.survey import Sample, spread, survey
 from tokenmill.tasks.storage import absolute, join, user_cache
+from xxhash import xxh3_128_hexdigest
 
 from .bundles import bundled
 from .identity import Recipe, shard_identities
@@ -21,6 +26,7 @@ from .input_checks import data_sets, require_separate, store_place
 from .manifest import published_manifest
 from .plan import Plan, PlannedShard
 from .publish import publish_bytes
+from .remembered import remembered
 from .settings import SHARES, TINY_ROWS, Holdout, PreparationSettings
 from .store import Store, read_bytes
 
@@ -31,9 +37,7 @@ RecipesOf = Callable[[DataSource, str, Sequence[Slice]], Sequence[Recipe]]
 """The recipe of each slice of a data set in a split of the blend."""
 
 
-TAKING = {
-    "used_in": COMMANDS["conversations"],
-    "filters": COMMANDS["conversations"],
+TAKING: Mapping[str, str] = {
     "converter": "tokenmill harmony",
     "transforms": "tokenmill rl",
     "fim": "tokenmill pretrain",
@@ -76,15 +80,21 @@ def plan_shards(
     index = ContentIndex.load(read_bytes(index_place) or b"{}")
     shards: list[PlannedShard] = []
     skipped: dict[str, Mapping[str, int]] = {}
+    samples: dict[str, Sample] = {}
     for split, sources in blend.parts().items():
         for source in sources:
-            fields, found = fields_of(source), find(source)
-            slices = _slices(found.files, settings, fields, require, index)
+            chosen, found = row_filter(source), find(source)
+            fields = chosen.read_with(fields_of(source))
+            needed = Needed(require, fields_of(source), chosen) if chosen else require
+            slices = _slices(found.files, settings, fields, needed, index)
+            slices = [replace(part, filters=chosen.wanted, where=chosen.where) for part in slices]
             slices = index.identify(slices, fields, settings.source_identity)
             if not slices:
                 raise InputError(f"data set {source.name!r}: {_no_rows(source, found)}")
             if found.skipped:
                 skipped[f"{split}/{source.name}"] = found.skipped
+            if chosen:
+                samples[f"{split}/{source.name}"] = _sample(source, slices, store)
             recipes = recipes_of(source, split, slices)
             identities = shard_identities(store.kind, format_version, recipes, slices)
             planned = [
@@ -94,9 +104,17 @@ def plan_shards(
             shards += bundled(planned, store, settings.shard_size, rebuild=settings.force) if bundles else planned
     if index.changed:
         publish_bytes(index_place, index.dump())
-    plan = replace(Plan.of(store, shards, rebuild=settings.force), skipped=skipped)
+    plan = replace(Plan.of(store, shards, rebuild=settings.force), skipped=skipped, samples=samples)
     _require_form(blend, form, plan)
     return plan
+
+
+def _sample(source: DataSource, slices: Sequence[Slice], store: Store) -> Sample:
+    """What the filter of a data set keeps, cached in the store. Raises InputError as `survey` does."""
+    some = spread(slices)
+    key = orjson.dumps([[part.content, part.rows, part.filters, part.where] for part in some])
+    place = join(store.place, "gates", f"{xxh3_128_hexdigest(key)}.json")
+    return remembered(place, Sample, lambda: survey(source, some))
 
 
 def _require_form(blend: Blend, form: Form | None, plan: Plan) -> None:
@@ -140,7 +158,8 @@ def require_no(source: DataSource, keys: Sequence[str], kind: str) -> None:
     """Raises InputError if a data set has one of `keys`, which this kind of preparation ignores."""
     for key in keys:
         if getattr(source, key):
+            instead = f", or prepare the blend with {TAKING[key]}" if key in TAKING else ""
             raise InputError(
                 f"data set {source.name!r}: {key!r} has no effect on {kind}, which takes rows as they are; remove it, "
-                f"apply it in an earlier preparation, or prepare the blend with {TAKING[key]}"
+                f"or apply it in an earlier preparation{instead}"
             )

@@ -8,6 +8,7 @@ from typing import Any, BinaryIO, Literal, Protocol, Self, TypeVar
 import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
+from tokenmill.tasks.blend.models import Value
 
 Compression = Literal["gzip", "zstd"]
 
@@ -49,8 +50,9 @@ class Slice:
 
     A row belongs to the slice that holds its first byte. A file that cannot be cut is one slice, `[0, size)`. If `rows` is set,
     the slice is limited to its first rows (a sample). `content` identifies the bytes of the slice's rows; in a columnar format,
-    those of the columns `fields` (all columns, if empty). `size` is the number of source bytes to read, for load balancing and
-    progress.
+    those of the columns `fields` (all columns, if empty). `size` is the number of source bytes, for load balancing and
+    progress. `filters` and `where` drop rows: every reader counts them as `filtered`. With a `where`, `content` leaves out
+    the row groups that are not read.
 
     A bundle of small files is a slice with `members`, the slices of its files in order: its rows are their rows. Its `file`,
     `start` and `stop` are those of the first member. Read it with `formats.read_texts` or `formats.read_records`.
@@ -64,6 +66,13 @@ class Slice:
     size: int = 0
     fields: tuple[str, ...] = ()
     members: tuple["Slice", ...] = ()
+    filters: dict[str, list[Value]] = field(default_factory=dict[str, list[Value]], hash=False)
+    where: str = ""
+
+
+def field_path(name: str) -> list[str]:
+    """The keys that lead from a row to a field: `content.text` is the field `text` of the object `content`."""
+    return name.split(".")
 
 
 def slice_of(record: Mapping[str, Any]) -> Slice:
@@ -100,7 +109,8 @@ class TextBatch:
     """Consecutive rows of a slice, as Arrow text.
 
     `texts` are the readable rows and `rows` their numbers in the slice (int64, ascending). `bad` are the unreadable
-    rows and `blank` counts blank lines. `member` is the number of the rows' file in a bundle.
+    rows, `blank` counts blank lines, and `filtered` the rows that the slice's filter drops. `member` is the number of the rows'
+    file in a bundle.
     """
 
     texts: pa.LargeStringArray
@@ -108,11 +118,12 @@ class TextBatch:
     bad: list[BadRow] = field(default_factory=list)
     blank: int = 0
     member: int = 0
+    filtered: int = 0
 
     @property
     def consumed(self) -> int:
         """The number of rows of the slice that this batch accounts for."""
-        return len(self.texts) + len(self.bad) + self.blank
+        return len(self.texts) + len(self.bad) + self.blank + self.filtered
 
 
 @dataclass(frozen=True, slots=True)
@@ -120,8 +131,8 @@ class RecordBatch:
     """Consecutive rows of a slice, as Python objects.
 
     `records` are the readable rows and `rows` their numbers in the slice (int64, ascending). `bad` are the unreadable
-    rows and `blank` counts blank lines. `raw` are the JSON bytes of each record; columnar formats have none. `member` is the
-    number of the rows' file in a bundle.
+    rows, `blank` counts blank lines, and `filtered` the rows that the slice's filter drops. `raw` are the JSON bytes of each
+    record; columnar formats have none. `member` is the number of the rows' file in a bundle.
     """
 
     records: list[Record]
@@ -130,11 +141,12 @@ class RecordBatch:
     bad: list[BadRow] = field(default_factory=list[BadRow])
     blank: int = 0
     member: int = 0
+    filtered: int = 0
 
     @property
     def consumed(self) -> int:
         """The number of rows of the slice that this batch accounts for."""
-        return len(self.records) + len(self.bad) + self.blank
+        return len(self.records) + len(self.bad) + self.blank + self.filtered
 
 
 @dataclass(frozen=True, slots=True)
@@ -146,11 +158,12 @@ class BytesBatch:
     bad: list[BadRow] = field(default_factory=list[BadRow])
     blank: int = 0
     member: int = 0
+    filtered: int = 0
 
     @property
     def consumed(self) -> int:
         """The number of rows of the slice that this batch accounts for."""
-        return len(self.raw) + len(self.bad) + self.blank
+        return len(self.raw) + len(self.bad) + self.blank + self.filtered
 
 
 @dataclass(frozen=True, slots=True)
@@ -169,7 +182,8 @@ Row = bytes | Refused
 class Require(Protocol):
     """A check of the columns of a Parquet file. Its name is part of the key under which cuts are cached."""
 
-    __name__: str
+    @property
+    def __name__(self) -> str: ...
 
     def __call__(self, metadata: pq.FileMetaData, fields: Sequence[str], uri: str, /) -> None:
         """Raises InputError, naming `uri`, unless the file has the `fields` that are needed."""
@@ -209,8 +223,11 @@ class SourceFormat(Protocol):
         ...
 
     @abstractmethod
-    def rows(self, part: Slice) -> Iterator[list[Row]] | Iterator[pa.RecordBatch]:
-        """The rows of a slice as they are stored, in order: JSON, or Arrow with all columns if `columnar`."""
+    def rows(self, part: Slice) -> Iterator[list[Row]] | Iterator[pa.RecordBatch | range]:
+        """All rows of a slice as they are stored, in order: JSON, or Arrow with all columns if `columnar`.
+
+        A `range` stands for rows that are not read, because `where` drops them.
+        """
         ...
 
     @abstractmethod

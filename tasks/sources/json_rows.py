@@ -9,11 +9,13 @@ more than 4,300 digits. If a key is duplicated, the last value counts, except in
 where they are rejected.
 
 Reasons for every reader: malformed_json, number_out_of_range, invalid_utf8, lone_surrogate, not_an_object and
-row_too_long; for texts also missing_field, null_text and not_a_string.
+row_too_long; for texts also missing_field, null_text and not_a_string; with a `where` also not_comparable. A row that a filter
+drops is only parsed.
 """
 
 from abc import abstractmethod
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import replace
 from reprlib import Repr
 from typing import Any, BinaryIO, TypeVar, cast
 
@@ -37,10 +39,12 @@ from .files import (
     SourceFile,
     SourceFormat,
     TextBatch,
+    field_path,
     leading,
 )
 from .integrity import verified
 from .opening import blocks, open_source
+from .row_filter import RowFilter, filter_of
 
 BYTE_ORDER_MARK = b"\xef\xbb\xbf"
 
@@ -51,8 +55,15 @@ HEAD_BYTES = 4 * EXCERPT_CHARACTERS
 EXCERPTS = Repr()
 EXCERPTS.maxlevel, EXCERPTS.maxdict, EXCERPTS.maxlist, EXCERPTS.maxstring = 4, 8, 4, 60
 
+EVERY_ROW = RowFilter({})
+NO_ROWS = np.empty(0, np.int64)
+
+NOT_COMPARABLE = "not_comparable"
+"""The reason for a row with a value of another type than `where` compares it with."""
+
 Given = TypeVar("Given")
 Found = TypeVar("Found")
+Picked = TypeVar("Picked", TextBatch, RecordBatch)
 
 
 class RowFormat(SourceFormat):
@@ -82,16 +93,16 @@ class RowFormat(SourceFormat):
 
     def texts(self, part: Slice, text_field: str) -> Iterator[TextBatch]:
         """See SourceFormat."""
-        path, first = field_path(text_field), 0
+        path, first, chosen = field_path(text_field), 0, filter_of(part)
         for rows in self.rows(part):
-            yield pick_texts(rows, path, first)
+            yield pick_texts(rows, path, first, chosen)
             first += len(rows)
 
     def records(self, part: Slice, fields: Sequence[str]) -> Iterator[RecordBatch]:  # noqa: ARG002 - rows hold all fields
         """See SourceFormat."""
-        first = 0
+        first, chosen = 0, filter_of(part)
         for rows in self.rows(part):
-            yield pick_records(rows, first)
+            yield pick_records(rows, first, chosen)
             first += len(rows)
 
     def objects(self, part: Slice) -> Iterator[BytesBatch]:
@@ -115,42 +126,86 @@ class RowFormat(SourceFormat):
         return 0
 
 
-def field_path(text_field: str) -> list[str]:
-    """The keys that lead from a row to its text: `content.text` is the field `text` of the object `content`."""
-    return text_field.split(".")
+def pick_texts(rows: Sequence[Row], path: Sequence[str], first: int, chosen: RowFilter = EVERY_ROW) -> TextBatch:
+    """The texts at `path` in consecutive `rows`, numbered from `first`, of which `chosen` keeps some."""
+    found = _all_texts(rows, path, chosen)
+    if found is not None:
+        texts, kept = found
+        return TextBatch(texts, first + kept, filtered=len(rows) - len(kept))
+    return _chosen(rows, first, chosen, lambda rest: _good_texts(rest, path))
 
 
-def pick_texts(rows: Sequence[Row], path: Sequence[str], first: int) -> TextBatch:
-    """The texts at `path` in consecutive `rows`, numbered from `first`."""
-    texts = _all_texts(rows, path)
-    if texts is not None:
-        return TextBatch(texts, np.arange(first, first + len(rows), dtype=np.int64))
-    found, numbers, bad = each_row(rows, lambda row: text_of(row, path), first)
-    return TextBatch(pa.array(found, pa.large_string()), numbers, bad, len(rows) - len(found) - len(bad))
-
-
-def _all_texts(rows: Sequence[Row], path: Sequence[str]) -> pa.LargeStringArray | None:
-    """The texts if all rows are good, otherwise None."""
+def _all_texts(
+    rows: Sequence[Row], path: Sequence[str], chosen: RowFilter
+) -> tuple[pa.LargeStringArray, np.ndarray] | None:
+    """The texts that are kept, and the numbers of their rows (int64), if all rows are good, otherwise None."""
     key, *deeper = path
     try:
-        values = [orjson.loads(cast("bytes", row))[key] for row in rows]
+        values = [orjson.loads(cast("bytes", row)) for row in rows]
+        kept = _all_kept(values, chosen)
+        if kept is None:
+            return None
+        values = [values[row][key] for row in kept.tolist()] if chosen else [value[key] for value in values]
         for key in deeper:
             values = [value[key] for value in values]
         texts = pa.array(values, pa.large_string())
     except (ValueError, KeyError, TypeError):  # not JSON, no such field, or not an object or string
         return None
-    return None if texts.null_count else texts
+    return None if texts.null_count else (texts, kept)
 
 
-def pick_records(rows: Sequence[Row], first: int) -> RecordBatch:
-    """The records in consecutive `rows`, numbered from `first`."""
+def _all_kept(values: Sequence[Any], chosen: RowFilter) -> np.ndarray | None:
+    """The numbers (int64) of the values that are kept; None if some cannot be judged."""
+    if not chosen:
+        return np.arange(len(values))
+    if not all(isinstance(value, dict) for value in values):
+        return None
+    kept, problems = chosen.of_records(values)
+    return None if problems else np.flatnonzero(kept)
+
+
+def _good_texts(rows: Sequence[Row], path: Sequence[str]) -> TextBatch:
+    found, numbers, bad = each_row(rows, lambda row: text_of(row, path), 0)
+    return TextBatch(pa.array(found, pa.large_string()), numbers, bad, len(rows) - len(found) - len(bad))
+
+
+def pick_records(rows: Sequence[Row], first: int, chosen: RowFilter = EVERY_ROW) -> RecordBatch:
+    """The records in consecutive `rows`, numbered from `first`, of which `chosen` keeps some."""
     records = _all_records(rows)
-    if records is not None:
-        numbers = np.arange(first, first + len(rows), dtype=np.int64)
-        return RecordBatch(records, numbers, cast("Sequence[bytes]", rows))
-    records, numbers, bad = each_row(rows, lambda row: _from_row(row, loads, _object), first)
-    raw = [cast("bytes", rows[number - first]) for number in numbers.tolist()]
+    kept = None if records is None else _all_kept(records, chosen)
+    if records is None or kept is None:
+        return _chosen(rows, first, chosen, _good_records)
+    raw = cast("Sequence[bytes]", rows)
+    if chosen:
+        records, raw = [records[row] for row in kept.tolist()], [raw[row] for row in kept.tolist()]
+    return RecordBatch(records, first + kept, raw, filtered=len(rows) - len(kept))
+
+
+def _good_records(rows: Sequence[Row]) -> RecordBatch:
+    records, numbers, bad = each_row(rows, lambda row: _from_row(row, loads, _object), 0)
+    raw = [cast("bytes", rows[number]) for number in numbers.tolist()]
     return RecordBatch(records, numbers, raw, bad, len(rows) - len(records) - len(bad))
+
+
+def _chosen(rows: Sequence[Row], first: int, chosen: RowFilter, pick: Callable[[Sequence[Row]], Picked]) -> Picked:
+    """What `pick` finds in the rows that are not dropped, with their numbers from `first`; unreadable rows are not dropped."""
+    records, numbers, _ = (
+        each_row(rows, lambda row: _from_row(row, rounded, _object), 0) if chosen else ([], NO_ROWS, [])
+    )
+    kept, problems = chosen.of_records(records)
+    unlike = [
+        BadRow(first + int(numbers[row]), NOT_COMPARABLE, why, excerpt(cast("bytes", rows[int(numbers[row])])))
+        for row, why in problems.items()
+    ]
+    places = np.delete(np.arange(len(rows)), numbers[~kept])
+    found = pick([rows[place] for place in places.tolist()])
+    bad = [replace(row, row=first + int(places[row.row])) for row in found.bad]
+    return replace(
+        found,
+        rows=first + places[found.rows],
+        bad=sorted([*bad, *unlike], key=lambda row: row.row),
+        filtered=len(rows) - len(places) - len(unlike),
+    )
 
 
 def pick_objects(rows: Sequence[Row], first: int) -> BytesBatch:

@@ -8,20 +8,26 @@ a batch that fails is decoded row by row. Every kind of text (string, large_stri
 binary that is UTF-8) becomes large_string. Records are Python objects. In Parquet every row has all fields of a struct, null if
 absent; nulls are dropped, so that a record from JSON and from Parquet is the same.
 
+With a `where`, row groups are left out whose statistics show that no row is kept (`row_groups`); the rows of other groups are
+dropped by whole batches, before any becomes an object.
+
 Reasons for bad rows: null_text, invalid_utf8, unreadable_value and row_too_long.
 """
 
 from collections import Counter
 from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
 from io import BytesIO
-from typing import BinaryIO, cast
+from typing import BinaryIO, TypeVar, cast
 
 import numpy as np
 import orjson
 import pyarrow as pa
 import pyarrow.parquet as pq
+from tokenmill.tasks.blend.predicates import where_of
 from tokenmill.tasks.errors import InputError, nearest
 
+from .arrow_predicates import expression
 from .files import (
     BadRow,
     Ranges,
@@ -33,19 +39,21 @@ from .files import (
     SourceFile,
     SourceFormat,
     TextBatch,
+    field_path,
     leading,
 )
 from .integrity import VerifiedStream, is_hashed, require_content, verified
 from .json_lines import MAX_ROW_BYTES
-from .json_rows import each_row, field_path
+from .json_rows import NO_ROWS, each_row
 from .opening import SourceCorrupt, is_decoder_error, open_source
-from .parquet_batches import column_numbers, decoded_bytes, group_batches, holds, is_text
+from .parquet_batches import column_numbers, decoded_bytes, group_batches, holds, is_text, taken
+from .row_filter import RowFilter, filter_of
+from .row_groups import groups_to_read
 
 NULL = ("null_text", "the column is null here")
 """Reason and detail of a null."""
 
 NO_TEXTS = pa.nulls(0, pa.large_string())
-NO_ROWS = np.empty(0, np.int64)
 
 BUFFER_BYTES = 8 << 20
 
@@ -79,28 +87,44 @@ class Parquet(SourceFormat):
         return slices
 
     def owned(self, part: Slice, stream: BinaryIO, fields: Sequence[str]) -> tuple[bytes, Ranges]:
-        """The bytes of the columns `fields`; before them their names and types, except for a single leaf column."""
+        """The bytes of the columns `fields`; before them their names and types, except for a single leaf column.
+
+        With a `where`, of row groups that are not read only the number of rows counts.
+        """
         metadata = open_parquet(part.file, stream).metadata
         require_any(metadata, fields, part.file.uri)
-        return layout(metadata, fields), column_ranges(metadata, range(part.start, part.stop), fields)
+        return _owned(metadata, part, fields)
 
-    def rows(self, part: Slice) -> Iterator[pa.RecordBatch]:
+    def rows(self, part: Slice) -> Iterator[pa.RecordBatch | range]:
         """See SourceFormat."""
         return column_batches(part, (), require_any)
 
     def texts(self, part: Slice, text_field: str) -> Iterator[TextBatch]:
         """See SourceFormat. Raises InputError if there is no such column of text."""
-        first = 0
+        first, chosen = 0, filter_of(part)
         for batch in column_batches(part, [text_field], require_text):
-            bad = _row_too_long(batch, first)
-            yield TextBatch(NO_TEXTS, NO_ROWS, bad) if bad else _texts(_column(batch, text_field), first)
+            if isinstance(batch, range):
+                yield TextBatch(NO_TEXTS, NO_ROWS, filtered=len(batch))
+            elif bad := _row_too_long(batch, first):
+                yield TextBatch(NO_TEXTS, NO_ROWS, bad)
+            else:
+                rows = _kept(batch, chosen)
+                kept = taken(batch, rows) if chosen else batch
+                found = _texts(_column(kept, text_field))
+                yield _numbered(found, first, rows, len(batch))
             first += len(batch)
 
     def records(self, part: Slice, fields: Sequence[str]) -> Iterator[RecordBatch]:
         """See SourceFormat. Reads only `fields` and drops nulls; raises InputError if the file has none of `fields`."""
-        first = 0
+        first, chosen = 0, filter_of(part)
         for batch in column_batches(part, fields, require_any):
-            yield _records(batch, first)
+            if isinstance(batch, range):
+                yield RecordBatch([], NO_ROWS, filtered=len(batch))
+            elif bad := _row_too_long(batch, first):
+                yield RecordBatch([], NO_ROWS, bad=bad)
+            else:
+                rows = _kept(batch, chosen)
+                yield _numbered(_records(taken(batch, rows) if chosen else batch), first, rows, len(batch))
             first += len(batch)
 
     def count_rows(self, part: Slice, limit: int) -> int:
@@ -112,13 +136,43 @@ class Parquet(SourceFormat):
         """See SourceFormat."""
         return self._rows_between(part.file, 0, part.start)
 
+    def share_read(self, part: Slice) -> float:
+        """The share of the rows of a slice in row groups that are read."""
+        with open_source(part.file, cache="none") as stream:
+            metadata = open_parquet(part.file, stream).metadata
+        rows = {group: metadata.row_group(group).num_rows for group in range(part.start, part.stop)}
+        return sum(rows[group] for group in groups_to_read(metadata, part)) / max(1, sum(rows.values()))
+
     def _rows_between(self, file: SourceFile, start: int, stop: int) -> int:
         with open_source(file, cache="none") as stream:
             metadata = open_parquet(file, stream).metadata
         return sum(metadata.row_group(number).num_rows for number in range(start, stop))
 
 
-def column_ranges(metadata: pq.FileMetaData, groups: range, fields: Sequence[str]) -> Ranges:
+def _kept(batch: pa.RecordBatch, chosen: RowFilter) -> np.ndarray:
+    """The numbers of the rows of a batch that are kept, int64."""
+    return np.flatnonzero(chosen.of_batch(batch)) if chosen else np.arange(len(batch))
+
+
+Batch = TypeVar("Batch", TextBatch, RecordBatch)
+
+
+def _numbered(found: Batch, first: int, rows: np.ndarray, of: int) -> Batch:
+    """What was read of the rows `rows` of a batch of `of` rows, numbered in the slice, which has `first` rows before."""
+    bad = [replace(row, row=first + int(rows[row.row])) for row in found.bad]
+    return replace(found, rows=first + rows[found.rows], bad=bad, filtered=of - len(rows))
+
+
+def _owned(metadata: pq.FileMetaData, part: Slice, fields: Sequence[str]) -> tuple[bytes, Ranges]:
+    """See `Parquet.owned`."""
+    groups, prefix = groups_to_read(metadata, part), layout(metadata, fields)
+    if part.where:
+        counts = [[metadata.row_group(group).num_rows, group in groups] for group in range(part.start, part.stop)]
+        prefix += orjson.dumps(counts)
+    return prefix, column_ranges(metadata, groups, fields)
+
+
+def column_ranges(metadata: pq.FileMetaData, groups: Sequence[int], fields: Sequence[str]) -> Ranges:
     """The places of the bytes of `fields` in some row groups, in the order in which they are hashed."""
     leaves = column_numbers(metadata, fields)
     return [_place(group.column(leaf)) for group in map(metadata.row_group, groups) for leaf in leaves]
@@ -183,6 +237,40 @@ def require_text(metadata: pq.FileMetaData, fields: Sequence[str], uri: str) -> 
         _require_text(schema, field, uri)
 
 
+def require_filtered(metadata: pq.FileMetaData, chosen: RowFilter, uri: str) -> None:
+    """Raises InputError unless a file has the fields of a filter, and values of the types that `where` compares."""
+    if not chosen:
+        return
+    schema = metadata.schema.to_arrow_schema()
+    for field in chosen.wanted:
+        if field_path(field)[0] not in schema.names:
+            raise InputError(f"{uri}: filters: there is no field {field!r}; {nearest(field, schema.names)}")
+    if chosen.where:
+        try:
+            expression(where_of(chosen.where), schema)
+        except InputError as error:
+            raise InputError(f"{uri}: {error} (columns: {', '.join(schema.names)})") from error
+
+
+@dataclass(frozen=True, slots=True)
+class Needed:
+    """Requires `fields` as `require` does, and what a filter needs; a Require."""
+
+    require: Require
+    fields: Sequence[str]
+    chosen: RowFilter
+
+    @property
+    def __name__(self) -> str:
+        """The name of what is required."""
+        return f"{self.require.__name__}:{self.chosen.describe()}"
+
+    def __call__(self, metadata: pq.FileMetaData, fields: Sequence[str], uri: str) -> None:  # noqa: ARG002 - with the filter's
+        """See Require."""
+        self.require(metadata, self.fields, uri)
+        require_filtered(metadata, self.chosen, uri)
+
+
 def _require_text(schema: pa.Schema, text_field: str, uri: str) -> None:
     fields: list[pa.Field] = [*schema]
     place = "the file"
@@ -215,22 +303,26 @@ def _remedy(schema: pa.Schema, text_field: str, key: str, names: Sequence[str]) 
     return nearest(key, names)
 
 
-def column_batches(part: Slice, fields: Sequence[str], require: Require) -> Iterator[pa.RecordBatch]:
-    """The rows of a slice, in order, with those of `fields` that the file has; all columns without fields.
+def column_batches(part: Slice, fields: Sequence[str], require: Require) -> Iterator[pa.RecordBatch | range]:
+    """The rows of a slice, in order, with those of `fields` that the file has, and those of its filter; all columns without fields.
 
-    Raises the InputError of `require`, and SourceCorrupt if the file is damaged.
+    A `range` stands for the rows of a row group that is not read. Raises the InputError of `require` and of
+    `require_filtered`, and SourceCorrupt if the file is damaged.
     """
+    chosen = filter_of(part)
+    read = chosen.read_with(fields)
     with open_source(part.file, cache="none") as stream, verified(part, stream) as hasher:
-        metadata = _metadata(part.file, stream, fields)
+        metadata = _metadata(part.file, stream, read)
         require(metadata, fields, part.file.uri)
+        require_filtered(metadata, chosen, part.file.uri)
         content = stream
         if is_hashed(part):
             require_any(metadata, part.fields, part.file.uri)
-            hasher.update(layout(metadata, part.fields))
-            ranges = column_ranges(metadata, range(part.start, part.stop), part.fields)
+            prefix, ranges = _owned(metadata, part, part.fields)
+            hasher.update(prefix)
             content = cast("BinaryIO", VerifiedStream(stream, ranges, hasher, part.file.uri))
             require_content(part, hasher)
-        yield from leading(_batches(part, open_parquet(part.file, content, metadata), fields), part.rows)
+        yield from leading(_batches(part, open_parquet(part.file, content, metadata), read), part.rows)
 
 
 def open_parquet(file: SourceFile, stream: BinaryIO, metadata: pq.FileMetaData | None = None) -> pq.ParquetFile:
@@ -263,8 +355,12 @@ def _without_arrow_types(stream: BinaryIO) -> pq.FileMetaData:
     return pq.read_metadata(BytesIO(b"".join([MAGIC, footer, length.to_bytes(4, "little"), MAGIC])))
 
 
-def _batches(part: Slice, opened: pq.ParquetFile, fields: Sequence[str]) -> Iterator[pa.RecordBatch]:
+def _batches(part: Slice, opened: pq.ParquetFile, fields: Sequence[str]) -> Iterator[pa.RecordBatch | range]:
+    wanted = {*groups_to_read(opened.metadata, part)}
     for group in range(part.start, part.stop):
+        if group not in wanted:
+            yield range(opened.metadata.row_group(group).num_rows)
+            continue
         try:
             yield from group_batches(opened, group, fields)
         except (pa.ArrowException, OSError) as error:
@@ -303,16 +399,16 @@ def _column(batch: pa.RecordBatch, text_field: str) -> pa.Array:
     return column
 
 
-def _texts(column: pa.Array, first: int) -> TextBatch:
+def _texts(column: pa.Array) -> TextBatch:
     """The texts of a column of any kind of text; nulls and text that is not UTF-8 become bad rows."""
     content = column.cast(pa.large_binary())
     try:
         texts = content.cast(pa.large_string())
     except pa.ArrowInvalid:
-        found, rows, bad = each_row(content.to_pylist(), _text, first)
+        found, rows, bad = each_row(content.to_pylist(), _text, 0)
         return TextBatch(pa.array(found, pa.large_string()), rows, bad)
-    bad = [BadRow(first + int(row), *NULL, "") for row in np.flatnonzero(column.is_null())]
-    rows = np.arange(first, first + len(texts), dtype=np.int64)
+    bad = [BadRow(int(row), *NULL, "") for row in np.flatnonzero(column.is_null())]
+    rows = np.arange(len(texts))
     return TextBatch(texts.drop_null(), rows[np.asarray(column.is_valid())] if bad else rows, bad)
 
 
@@ -323,14 +419,12 @@ def _text(value: bytes | None) -> str | Refused:
         return Refused("invalid_utf8", str(error), error.object)
 
 
-def _records(batch: pa.RecordBatch, first: int) -> RecordBatch:
-    """A batch as records; rows that are too long, or that Python cannot represent, become bad rows."""
-    if bad := _row_too_long(batch, first):
-        return RecordBatch([], NO_ROWS, bad=bad)
+def _records(batch: pa.RecordBatch) -> RecordBatch:
+    """A batch as records; rows that Python cannot represent become bad rows."""
     try:
-        return RecordBatch(_objects(batch), np.arange(first, first + len(batch), dtype=np.int64))
+        return RecordBatch(_objects(batch), np.arange(len(batch)))
     except (ValueError, OverflowError):  # text that is not UTF-8, or a time outside the range of `datetime`
-        found, rows, bad = each_row(range(len(batch)), lambda row: _record(batch[row : row + 1]), first)
+        found, rows, bad = each_row(range(len(batch)), lambda row: _record(batch[row : row + 1]), 0)
         return RecordBatch(found, rows, bad=bad)
 
 

@@ -8,6 +8,7 @@ page, plus 64 of the longest rows if they follow short ones.
 
 from collections.abc import Callable, Iterator, Sequence
 
+import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 from pyarrow import compute
@@ -82,6 +83,18 @@ def _regrouped(pieces: Iterator[tuple[pa.RecordBatch, int]], rows: int) -> Itera
             held_bytes = 0
     if held:
         yield _joined(held)
+
+
+def taken(batch: pa.RecordBatch, rows: np.ndarray) -> pa.RecordBatch:
+    """Some rows of a batch, int64, ascending. Arrow cannot take views of text, so their runs are joined."""
+    if not any(holds(kind, _is_view) for kind in batch.schema.types):
+        return batch.take(pa.array(rows))
+    runs = np.split(rows, np.flatnonzero(np.diff(rows) > 1) + 1)
+    return pa.concat_batches([batch[run[0] : run[-1] + 1] for run in runs if run.size] or [batch[:0]])
+
+
+def _is_view(kind: pa.DataType) -> bool:
+    return pa.types.is_string_view(kind) or pa.types.is_binary_view(kind)
 
 
 def _joined(held: list[pa.RecordBatch]) -> pa.RecordBatch:

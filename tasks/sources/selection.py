@@ -1,28 +1,22 @@
-"""Select the files of a folder, prefix or repository by subset and split, and filter their rows.
+"""Select the files of a folder, prefix or repository by subset and split.
 
 A *subset* is a whole path component, or a file name without its ending. It is never a prefix: data sets with both
 `High-Quality/` and `High-Quality-Synthetic/` are common, and a prefix would match both.
 
 A *split* is a whole folder, or a file called `train.jsonl`, `train-00000-of-00004.parquet`, `train_0001.jsonl` or similar. If
 no path contains a split name, everything is `train`, as on the Hugging Face hub.
-
-A *filter* keeps the rows whose fields have the wanted values, such as `used_in: ["nano_v3"]`. Filters are part of a shard's
-identity, so they are normalized: values are sorted and deduplicated. A filter costs about two microseconds per row.
 """
 
 import difflib
 import re
 from collections import Counter
-from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
-from typing import Any, cast
+from collections.abc import Iterable
 
 from fsspec.utils import glob_translate
-from tokenmill.tasks.blend.models import DataSource, Value
+from tokenmill.tasks.blend.models import DataSource
 from tokenmill.tasks.errors import InputError
 
 from .formats import ENDINGS, METADATA, describe, without_ending
-from .json_rows import field_path
 
 SHOWN = 12
 NUMBER = r"[-._]\d+(?:-of-\d+)?(?:-[0-9a-f]{16})?"
@@ -33,8 +27,6 @@ SPLIT_WORDS = re.compile(
 
 ENDING = re.compile(r"(?<=.)\.[a-z][a-z0-9]{0,9}(?:\.(?:gz|zst|bz2|xz|lz4))?\Z")
 """The extension of any file: letters and digits after the last dot, with the dot before it if that is a compression."""
-
-USED_IN = "used_in"
 
 
 class MissingSplitError(InputError):
@@ -140,52 +132,3 @@ def shortened(names: list[str]) -> str:
     """The first names of a list as text, and how many more there are."""
     more = f" and {len(names) - SHOWN} more" if len(names) > SHOWN else ""
     return ", ".join(repr(name) for name in names[:SHOWN]) + more
-
-
-@dataclass(frozen=True, slots=True)
-class RowFilter:
-    """Keeps the rows in which every field of `wanted` has one of its wanted values.
-
-    Dots in field names separate nested keys. A field matches a value if it equals it, is a list that contains it, or is
-    comma-separated text that contains it. Types matter: `true` is not 1, and "1" is not 1.
-    """
-
-    wanted: dict[str, list[Value]]
-
-    @property
-    def fields(self) -> list[str]:
-        """The fields that the filter reads."""
-        return list(self.wanted)
-
-    def keeps(self, record: Mapping[str, Any]) -> bool:
-        """Whether the filter keeps a record."""
-        return all(_has_one(_value_at(record, field), values) for field, values in self.wanted.items())
-
-
-def row_filter(source: DataSource) -> RowFilter:
-    """The filter of a data set: its `filters`, and `used_in` on the field of that name."""
-    asked = source.filters if source.used_in is None else {**source.filters, USED_IN: source.used_in}
-    return RowFilter({field: _normalized(wanted) for field, wanted in sorted(asked.items())})
-
-
-def _normalized(wanted: Value | list[Value]) -> list[Value]:
-    values = wanted if isinstance(wanted, list) else [wanted]
-    return [value for _, value in sorted({(type(value).__name__, value) for value in values})]
-
-
-def _value_at(record: Mapping[str, Any], field: str) -> object:
-    found: object = record
-    for key in field_path(field):
-        found = cast("Mapping[str, object]", found).get(key) if isinstance(found, Mapping) else None
-    return found
-
-
-def _has_one(found: object, values: list[Value]) -> bool:
-    members = cast("list[object]", found) if isinstance(found, list) else [found]
-    if isinstance(found, str):
-        members += [member.strip() for member in found.split(",")]
-    return any(_same(member, value) for member in members for value in values)
-
-
-def _same(found: object, value: Value) -> bool:
-    return found == value and isinstance(found, bool) == isinstance(value, bool)

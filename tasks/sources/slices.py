@@ -200,7 +200,8 @@ def _cut_tag(file: SourceFile, shard_size: int, fields: Sequence[str], require: 
 def _tag(part: Slice, fields: Sequence[str]) -> str:
     file = part.file
     places = [file.uri, str(file.size), str(file.modified_ns), str(part.start), str(part.stop)]
-    return ":".join([*places, *_columns(file, fields)])
+    where = [part.where] if part.where and format_of(file).columnar else []
+    return ":".join([*places, *_columns(file, fields), *where])
 
 
 def _now(part: Slice, tag: str) -> str:
@@ -218,4 +219,5 @@ def content_hash(part: Slice, fields: Sequence[str]) -> str:
         hasher = xxhash.xxh3_128(prefix)
         for _, block in range_blocks(stream, ranges, CHUNK_BYTES):
             hasher.update(block)
-    return f"{HASHED}{hasher.hexdigest()}" if any(stop > start for start, stop in ranges) else NOTHING
+    has_rows = any(stop > start for start, stop in ranges) or (prefix and part.where)
+    return f"{HASHED}{hasher.hexdigest()}" if has_rows else NOTHING

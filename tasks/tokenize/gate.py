@@ -17,6 +17,7 @@ import itertools
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from importlib.metadata import version
+from typing import Any
 from unicodedata import normalize
 
 import numpy as np
@@ -108,7 +109,7 @@ class Gate:
         sampled = _sampled(self.slices)
         nasty = nasty_strings(self.vocabulary)
         key = [
-            engine, self.vocabulary.fingerprint, self.literal, self.which, [(part.content, part.rows) for part in sampled],
+            engine, self.vocabulary.fingerprint, self.literal, self.which, [_which(part) for part in sampled],
             nasty, SAMPLED_DOCUMENTS, SAMPLED_CHARACTERS, SWEEP_VERSION, [version(library) for library in LIBRARIES],
         ]  # fmt: skip
         place = join(self.store, "gates", f"{hashlib.sha256(orjson.dumps(key)).hexdigest()[:32]}.json")
@@ -146,6 +147,12 @@ def _sampled(slices: Sequence[Slice]) -> list[Slice]:
     """The first, middle and last slice."""
     numbers = sorted({0, len(slices) // 2, len(slices) - 1}) if slices else []
     return [slices[number] for number in numbers]
+
+
+def _which(part: Slice) -> list[Any]:
+    """What names the rows of a slice."""
+    chosen = [part.filters, part.where] if part.filters or part.where else []
+    return [part.content, part.rows, *chosen]
 
 
 def _beginnings(documents: Iterator[str]) -> list[str]:

@@ -43,7 +43,8 @@ def test_a_flat_blend_with_all_its_defaults():
     assert only.model_dump() == {
         "name": "a", "path": "/data/a", "weight": 1.0, "split": None, "subset": None, "text_field": "text",
         "revision": None, "messages_field": None, "tools_field": "tools", "used_in": None, "filters": {},
-        "transforms": [], "converter": None, "fim": None, "license": None, "languages": None, "domain": None,
+        "where": None, "transforms": [], "converter": None, "fim": None, "license": None, "languages": None,
+        "domain": None,
         "share": None, "tokens": None, "min_epochs": None, "max_epochs": None, "group": None,
     }  # fmt: skip
 

@@ -14,7 +14,8 @@ from tokenmill.tasks.chat.parse import conversation
 from tokenmill.tasks.rl.transforms import tables_asked_for
 from tokenmill.tasks.sources.discovery import discover
 from tokenmill.tasks.sources.hub import parse
-from tokenmill.tasks.sources.selection import in_split, row_filter
+from tokenmill.tasks.sources.row_filter import row_filter
+from tokenmill.tasks.sources.selection import in_split
 
 from tests.preparing_rl import prepare
 

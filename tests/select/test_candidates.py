@@ -7,11 +7,11 @@ import pyarrow as pa
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from tokenmill.tasks.blend.predicates import parse_predicate
 from tokenmill.tasks.errors import InputError
 from tokenmill.tasks.harmony.columns import SCHEMA as ROW_SCHEMA
 from tokenmill.tasks.harmony.message import HarmonyMessage
 from tokenmill.tasks.select.candidates import SCHEMA, Sample, candidates, sampled
-from tokenmill.tasks.select.predicates import parse_predicate
 from tokenmill.tasks.select.signature import behaviour_of, view_of
 
 CALL = HarmonyMessage("assistant", "print()", recipient="python", channel="analysis", terminator="call")

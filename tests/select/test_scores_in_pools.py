@@ -9,11 +9,11 @@ import pytest
 import yaml
 from hypothesis import given
 from hypothesis import strategies as st
+from tokenmill.tasks.blend.predicates import parse_predicate
 from tokenmill.tasks.errors import InputError, RunError
 from tokenmill.tasks.harmony.columns import SCHEMA as ROWS
 from tokenmill.tasks.score.choice import ChoiceSettings, choose_rows
 from tokenmill.tasks.select.planning import require_selectable
-from tokenmill.tasks.select.predicates import masks, parse_predicate
 from tokenmill.tasks.select.preparation import selection_lines
 from tokenmill.tasks.select.scores import (
     read_scores,
@@ -25,6 +25,7 @@ from tokenmill.tasks.select.scores import (
 )
 from tokenmill.tasks.select.settings import SelectionChoices
 from tokenmill.tasks.shards.published import file_hash
+from tokenmill.tasks.sources.arrow_predicates import expression, masks
 
 from tests.building import build_here
 from tests.preparing_harmony import build, finish, plan, prepare
@@ -41,7 +42,7 @@ def scores(found, name="nll_mean"):
 
 
 def taken(table, text):
-    return masks(table, [parse_predicate(text).on(table.schema)])[0].tolist()
+    return masks(table, [expression(parse_predicate(text), table.schema)])[0].tolist()
 
 
 @given(st.lists(st.sampled_from("abcdef"), max_size=12), st.dictionaries(st.sampled_from("abcdefgh"), st.floats(0, 9)))

@@ -1,45 +1,45 @@
-r"""Predicates on columns: parsed, checked against a schema, and evaluated on whole tables.
+r"""Predicates on the fields of rows, such as `int_score >= 3 and language in ['en', 'de'] and length(text) > 200`: the grammar.
 
     tests      ==, !=, <, <=, >, >=, in [1, 2], not in [...], between 1 and 2, is null, is not null
     combined   and, or, not, parentheses; keywords in any case
-    operands   a column (a word, or any name in backticks), a number, true, false, text in ' or " (\ escapes ' " \)
+    operands   a field (a word, or any name in backticks), a number, true, false, text in ' or " (\ escapes ' " \)
+    nested     metadata.score is the field `score` of the object `metadata`; a dot in backticks is part of a name
+    length     length(field): the number of characters of a text
 
-`0 < a <= 1` chains as in Python, and `between` includes both ends. There are no functions and no arithmetic.
+`0 < a <= 1` chains as in Python, and `between` includes both ends. There is no other function, and no arithmetic.
 
 Python's own parser builds the tree: every token becomes one cell of a line of Python, and only whitelisted nodes are
 accepted. Names and values never reach it. An offset in the line identifies the token, and thus the position in the text.
 
-Null works as in SQL: a comparison with null is null, `not` keeps it, and a row is selected only where the result is
-true. NaN equals nothing, not even itself. Arrow's implicit casts are avoided (it compares 64-bit integers with 1.5 as
-32-bit floats): integers are compared as int64, and as doubles where one side has a fraction.
+Null works as in SQL, and a missing field is null: a comparison with null is null, `not` keeps it, and a row is selected only
+where the result is true. NaN equals nothing, not even itself.
 
-Parsing takes 10 microseconds per token, a comparison 2 to 10 nanoseconds per row.
+A tree of a predicate is one function over an `Interpretation`: values of tables (`sources.arrow_predicates`), or the statistics
+of row groups (`sources.row_groups`). Parsing takes 10 microseconds per token.
 """
 
 import ast
-import json
 import math
 import re
 from bisect import bisect_left
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from functools import partial
+from functools import lru_cache, partial
 from itertools import pairwise
-from operator import and_, eq, ge, gt, le, lt, ne, or_
-from typing import Any, NoReturn
+from operator import and_, or_
+from typing import Any, NoReturn, Protocol
 
-import numpy as np
-import pyarrow as pa
-from pyarrow import acero, compute
-from tokenmill.tasks.errors import InputError, nearest
+from tokenmill.tasks.errors import InputError
+
+FIELD = r"(?:[^\W\d]\w*|`[^`]+`)(?:\.(?:[^\W\d]\w*|`[^`]+`))*"
 
 TOKEN = re.compile(
-    r"""
+    rf"""
     (?P<blank>\s+)
   | (?P<number>-?(?:[0-9]+(?:\.[0-9]*)?|\.[0-9]+)(?:[eE][+-]?[0-9]+)?)
   | (?P<text>'(?:[^'\\]|\\.)*'|"(?:[^"\\]|\\.)*")
-  | (?P<word>[^\W\d]\w*)
-  | (?P<quoted>`[^`]+`)
+  | (?P<length>(?i:length)\s*\(\s*{FIELD}\s*\))
+  | (?P<word>{FIELD})
   | (?P<sign>[=!<>]=|<>|&&|\|\||[=!<>()\[\],])
     """,
     re.VERBOSE | re.DOTALL,
@@ -50,7 +50,6 @@ KEYWORDS = frozenset({"and", "or", "not", "in", "is", "null", "between", "true",
 SIGNS: Mapping[type[ast.cmpop], str] = {
     ast.Eq: "==", ast.NotEq: "!=", ast.Lt: "<", ast.LtE: "<=", ast.Gt: ">", ast.GtE: ">=",
 }  # fmt: skip
-COMPARE: dict[str, Callable[[Any, Any], Any]] = {"==": eq, "!=": ne, "<": lt, "<=": le, ">": gt, ">=": ge}
 
 REMEDIES = {
     "=": "write == to compare",
@@ -58,19 +57,22 @@ REMEDIES = {
     "!": "write not",
     "&&": "write and",
     "||": "write or",
-    "(": "there are no functions",
+    "(": "the only function is length(field)",
     "null": "nothing equals null; write `is null` or `is not null`",
 }
 """Remedies by the misplaced token."""
 
 LITERAL = "a number, text in quotes, true or false"
-OPERAND = f"a column, {LITERAL}"
+OPERAND = f"a field, {LITERAL}"
 
 AFTER = {"[": LITERAL, ",": LITERAL, "(": OPERAND, "in": "[", "is": "null"}
 """What is expected after these tokens."""
 
 IN_PYTHON = {"(": "{", ")": "}", "null": "None", "between": "in"}
 """Tokens that Python writes differently. A group becomes a set, which, unlike parentheses, stays in Python's tree."""
+
+KEYS = re.compile(r"`([^`]+)`|(\w+)")
+PLAIN = re.compile(r"[^\W\d]\w*")
 
 ANY_OPERAND, BETWEEN_AND, INVALID = "x", "-", "?"
 WIDTH = 8
@@ -87,20 +89,18 @@ MAX_CHARACTERS, MAX_DEPTH = 10_000, 50
 INT64_END = 2**63
 EXCERPT = 24
 
-IS_TEXT = (pa.types.is_string, pa.types.is_large_string, pa.types.is_string_view)
-
-NULL = compute.scalar(pa.scalar(None, pa.bool_()))
-
-KINDS = ("a boolean", "a number", "text")
-BOOLEAN, NUMBER, TEXT = KINDS
-
 
 @dataclass(frozen=True, slots=True)
 class Column:
-    """A column name and its position in the predicate, from 0."""
+    """A field, as the keys that lead to it, and its position in the predicate, from 0."""
 
-    name: str
+    path: tuple[str, ...]
     position: int
+
+    @property
+    def name(self) -> str:
+        """The keys with dots between them."""
+        return ".".join(self.path)
 
 
 @dataclass(frozen=True, slots=True)
@@ -111,11 +111,39 @@ class Literal:
     position: int
 
 
-Operand = Column | Literal
+@dataclass(frozen=True, slots=True)
+class Length:
+    """The number of characters of a text field."""
+
+    column: Column
+
+    @property
+    def position(self) -> int:
+        """The position of the field."""
+        return self.column.position
 
 
-Node = Callable[["_Binding"], compute.Expression]
-"""A part of a parsed predicate; returns its expression over the schema of a binding."""
+Operand = Column | Literal | Length
+
+
+class Interpretation(Protocol):
+    """What tests mean. Results combine by `&`, `|` and `~`."""
+
+    def truth(self, operand: Column | Literal) -> Any:  # noqa: ANN401 - one type per interpretation
+        """A boolean by itself."""
+        ...
+
+    def compared(self, sign: str, left: Operand, right: Operand) -> Any:  # noqa: ANN401 - same
+        """A comparison; `sign` is one of `SIGNS`."""
+        ...
+
+    def is_null(self, column: Column) -> Any:  # noqa: ANN401 - same
+        """Whether a field is null or missing."""
+        ...
+
+
+Node = Callable[[Interpretation], Any]
+"""A part of a parsed predicate; returns its meaning in an interpretation."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -131,7 +159,13 @@ class _Token:
 
     @property
     def is_column(self) -> bool:
-        return self.kind == "quoted" or (self.kind == "word" and self.keyword is None)
+        return self.kind == "length" or (self.kind == "word" and self.keyword is None)
+
+    @property
+    def path(self) -> tuple[str, ...]:
+        """The keys of a field, or of the one that is measured."""
+        field = self.text[self.text.index("(") :] if self.kind == "length" else self.text
+        return tuple(quoted or word for quoted, word in KEYS.findall(field))
 
     @property
     def is_operand(self) -> bool:
@@ -140,25 +174,32 @@ class _Token:
 
 @dataclass(frozen=True, slots=True)
 class Predicate:
-    """A parsed predicate. `where` names its source in error messages; `named` are its columns in order."""
+    """A parsed predicate. `where` names its source in error messages; `named` are its fields in order.
+
+    `normal` is the predicate with one spelling of blanks, quotes and keywords: part of the identity of what it selects.
+    `optional` are the fields that it tests with `is null`.
+    """
 
     text: str
     where: str
     tree: Node
     named: tuple[Column, ...]
+    normal: str
+    optional: frozenset[tuple[str, ...]]
 
     @property
     def columns(self) -> frozenset[str]:
-        """The names of its columns."""
-        return frozenset(column.name for column in self.named)
+        """The names of the columns that hold its fields."""
+        return frozenset(column.path[0] for column in self.named)
 
-    def on(self, schema: pa.Schema, absent: Collection[str] = ()) -> compute.Expression:
-        """The predicate as a boolean Arrow expression over tables of `schema`, null where its value is unknown.
+    @property
+    def paths(self) -> list[tuple[str, ...]]:
+        """Its fields, each once, in order."""
+        return list(dict.fromkeys(column.path for column in self.named))
 
-        `absent` names further columns that rows may have; they are null in every row. Raises InputError for any other
-        column and for a comparison of unlike types.
-        """
-        return self.tree(_Binding(self, schema, absent))
+    def refuse(self, position: int, problem: str) -> NoReturn:
+        """Raises InputError that names the place in the predicate."""
+        _refuse(self.text, self.where, position, problem)
 
 
 def parse_predicate(text: str, where: str = "predicate") -> Predicate:
@@ -166,8 +207,15 @@ def parse_predicate(text: str, where: str = "predicate") -> Predicate:
     if len(text) > MAX_CHARACTERS:
         raise InputError(f"{where}: the predicate has {len(text)} characters; at most {MAX_CHARACTERS} are allowed")
     parser = _Parser(text, where)
-    columns = (Column(token.text.strip("`"), token.position) for token in parser.tokens if token.is_column)
-    return Predicate(text, where, parser.parse(), tuple(columns))
+    columns = (Column(token.path, token.position) for token in parser.tokens if token.is_column)
+    tree = parser.parse()
+    return Predicate(text, where, tree, tuple(columns), parser.normal(), frozenset(parser.optional))
+
+
+@lru_cache
+def where_of(text: str) -> Predicate:
+    """The parsed `where` of a data set."""
+    return parse_predicate(text, "where")
 
 
 def _refuse(text: str, where: str, position: int, problem: str) -> NoReturn:
@@ -182,6 +230,7 @@ class _Parser:
 
     def __init__(self, text: str, where: str) -> None:
         self.text, self.where = text, where
+        self.optional: set[tuple[str, ...]] = set()
         self.tokens = self._split()
         self._words = [ANY_OPERAND if each.is_operand else each.keyword or each.text for each in self.tokens]
         self._cells = [self._cell(number) for number in range(len(self.tokens) - 1)]
@@ -205,6 +254,26 @@ class _Parser:
                 tokens.append(_Token(str(match.lastgroup), match.group(), place))
             place = match.end()
         return [*tokens, _Token("end", "", len(self.text))]
+
+    def normal(self) -> str:
+        """The predicate with one spelling of blanks, quotes and keywords."""
+        text = before = ""
+        for token in self.tokens[:-1]:
+            word = self._spelling(token)
+            apart = not text or before in {"(", "["} or word in {")", "]", ","}
+            text, before = f"{text}{'' if apart else ' '}{word}", word if token.kind != "text" else ""
+        return text
+
+    def _spelling(self, token: _Token) -> str:
+        if token.is_column:
+            alone = len(token.path) == 1
+            plain = [PLAIN.fullmatch(key) and not (alone and key.lower() in KEYWORDS) for key in token.path]
+            name = ".".join(key if bare else f"`{key}`" for key, bare in zip(token.path, plain, strict=True))
+            return f"length({name})" if token.kind == "length" else name
+        if token.kind == "text":
+            inner = self._unescaped(token).replace("\\", "\\\\").replace("'", "\\'")
+            return f"'{inner}'"
+        return token.keyword or token.text.lower()
 
     def _cell(self, number: int) -> str:
         """The Python source of a token; INVALID for syntax that Python allows and predicates do not."""
@@ -269,6 +338,8 @@ class _Parser:
         if isinstance(node, ast.Set):
             return self._node(node.elts[0])
         operand = self._operand(node)
+        if isinstance(operand, Length):
+            self._unexpected(self._index_after(node), "a comparison")
         return lambda binding: binding.truth(operand)
 
     def _test(self, node: ast.Compare) -> Node:
@@ -287,8 +358,10 @@ class _Parser:
 
     def _null_test(self, operand: Operand) -> Node:
         if isinstance(operand, Literal):
-            _refuse(self.text, self.where, operand.position, "a literal is never null; name a column")
-        return lambda binding: binding.is_null(operand)
+            _refuse(self.text, self.where, operand.position, "a literal is never null; name a field")
+        column = operand.column if isinstance(operand, Length) else operand
+        self.optional.add(column.path)
+        return lambda binding: binding.is_null(column)
 
     def _membership(self, operand: Operand, values: ast.expr) -> Node:
         if isinstance(values, ast.List):
@@ -304,7 +377,8 @@ class _Parser:
         if not isinstance(node, ast.Name) or (token.is_column and wanted == LITERAL):
             self._unexpected(node.col_offset // WIDTH, wanted)
         if token.is_column:
-            return Column(token.text.strip("`"), token.position)
+            column = Column(token.path, token.position)
+            return Length(column) if token.kind == "length" else column
         if token.kind == "number":
             return Literal(self._number(token), token.position)
         return Literal(self._unescaped(token) if token.kind == "text" else token.keyword == "true", token.position)
@@ -374,119 +448,11 @@ def _closing(cells: Sequence[str]) -> list[str]:
 def _why_no_token(character: str) -> str:
     if character in "'\"`":
         return f"the closing {character} is missing"
-    remedy = "write column names with characters other than letters, digits and _ in backticks"
+    remedy = "write field names with characters other than letters, digits and _ in backticks"
     return f"{character!r} has no meaning here; {remedy}"
 
 
-def masks(table: pa.Table, expressions: Sequence[compute.Expression]) -> list[np.ndarray]:
-    """For each expression a mask, bool [rows], of the rows for which it is true; null counts as false."""
-    if not expressions:
-        return []
-    names = [str(number) for number in range(len(expressions))]
-    plan = acero.Declaration.from_sequence(
-        [
-            acero.Declaration("table_source", acero.TableSourceNodeOptions(table)),
-            acero.Declaration("project", acero.ProjectNodeOptions(list(expressions), names)),
-        ]
-    )
-    found = plan.to_table(use_threads=False)  # with threads, rows may be reordered
-    return [column.fill_null(fill_value=False).to_numpy() for column in found.columns]
-
-
-@dataclass(frozen=True, slots=True)
-class _Value:
-    """An operand in Arrow; `kind` is one of KINDS, or None for a column that is null in every row."""
-
-    expression: compute.Expression
-    kind: str | None
-    type: pa.DataType
-
-
-class _Binding:
-    """Turns the tree of a predicate into an expression over one schema."""
-
-    def __init__(self, predicate: Predicate, schema: pa.Schema, absent: Collection[str]) -> None:
-        self._predicate, self._schema, self._absent = predicate, schema, absent
-
-    def truth(self, operand: Operand) -> compute.Expression:
-        value = self._value(operand)
-        if value.kind is None:
-            return NULL
-        if value.kind != BOOLEAN:
-            self._refuse(
-                operand, f"{self._described(operand, value)}, which is neither true nor false; compare it with a value"
-            )
-        return value.expression
-
-    def compared(self, sign: str, left: Operand, right: Operand) -> compute.Expression:
-        one, other = self._value(left), self._value(right)
-        if one.kind is None or other.kind is None:
-            return NULL
-        if one.kind != other.kind:
-            both = f"{self._described(left, one)} and {self._described(right, other)}"
-            self._refuse(right, f"{both}; compare values of one type")
-        if one.kind == BOOLEAN and sign not in {"==", "!="}:
-            self._refuse(right, f"{self._described(right, other)}, which has no order; write == or !=")
-        return COMPARE[sign](*_same_type(one, other))
-
-    def is_null(self, column: Column) -> compute.Expression:
-        return compute.scalar(value=True) if self._type(column) is None else compute.field(column.name).is_null()
-
-    def _value(self, operand: Operand) -> _Value:
-        if isinstance(operand, Literal):
-            scalar = pa.scalar(operand.value)
-            return _Value(compute.scalar(scalar), _kind(scalar.type), scalar.type)
-        kept = self._type(operand)
-        if kept is None or pa.types.is_null(kept):
-            return _Value(NULL, None, pa.null())
-        kind = _kind(kept)
-        if kind is None:
-            self._refuse(operand, f"column {operand.name!r} is {kept}, which can only be tested with `is null`")
-        return _Value(compute.field(operand.name), kind, kept)
-
-    def _type(self, column: Column) -> pa.DataType | None:
-        """The type of a column in the schema; None if it is absent but allowed."""
-        known = {*self._schema.names, *self._absent}
-        if column.name not in known:
-            self._refuse(column, f"there is no column {column.name!r}; {nearest(column.name, known)}")
-        return self._schema.field(column.name).type if column.name in self._schema.names else None
-
-    def _described(self, operand: Operand, value: _Value) -> str:
-        if isinstance(operand, Column):
-            return f"column {operand.name!r} is {value.kind}"
-        return f"{json.dumps(operand.value, ensure_ascii=False)} is {value.kind}"
-
-    def _refuse(self, operand: Operand, problem: str) -> NoReturn:
-        _refuse(self._predicate.text, self._predicate.where, operand.position, problem)
-
-
-def _kind(kept: pa.DataType) -> str | None:
-    """How predicates treat values of an Arrow type; None for types that cannot be compared."""
-    if pa.types.is_boolean(kept):
-        return BOOLEAN
-    if pa.types.is_floating(kept) or (pa.types.is_integer(kept) and not pa.types.is_uint64(kept)):
-        return NUMBER
-    values = kept.value_type if pa.types.is_dictionary(kept) else kept
-    return TEXT if any(test(values) for test in IS_TEXT) else None
-
-
-def _same_type(one: _Value, other: _Value) -> tuple[compute.Expression, compute.Expression]:
-    """Cast both values to one type, because Arrow would choose another."""
-    if one.kind == NUMBER:
-        whole = pa.types.is_integer(one.type) and pa.types.is_integer(other.type)
-        wanted = pa.int64() if whole else pa.float64()
-    elif one.kind == TEXT:
-        wanted = pa.string() if one.type == other.type == pa.string() else pa.large_string()
-    else:
-        wanted = pa.bool_()
-    return _as(one, wanted), _as(other, wanted)
-
-
-def _as(value: _Value, wanted: pa.DataType) -> compute.Expression:
-    return value.expression if value.type == wanted else value.expression.cast(wanted, safe=False)
-
-
-def _combined(parts: Sequence[compute.Expression], join: Callable[[Any, Any], Any]) -> compute.Expression:
+def _combined(parts: Sequence[Any], join: Callable[[Any, Any], Any]) -> Any:  # noqa: ANN401 - of any interpretation
     """Combine parts in a balanced tree: Arrow recurses into it, and 20,000 levels would overflow the stack."""
     if len(parts) == 1:
         return parts[0]

@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from tokenmill.tasks.blend.models import DataSource
-from tokenmill.tasks.sources.selection import RowFilter, row_filter
+from tokenmill.tasks.sources.row_filter import RowFilter, row_filter
 
 
 def kept(record, used_in=None, **filters):

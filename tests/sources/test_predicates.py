@@ -7,8 +7,9 @@ import pyarrow as pa
 import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
+from tokenmill.tasks.blend.predicates import parse_predicate
 from tokenmill.tasks.errors import InputError
-from tokenmill.tasks.select.predicates import masks, parse_predicate
+from tokenmill.tasks.sources.arrow_predicates import expression, masks
 
 from tests.examples import max_examples
 
@@ -22,9 +23,10 @@ TYPES = {
     "b": pa.bool_(),
     "c": pa.bool_(),
     "nothing": pa.null(),
+    "m": pa.struct({"v": pa.int64(), "w x": pa.struct({"t": pa.string()})}),
 }
 SCHEMA = pa.schema(TYPES)
-NUMBERS, TEXTS, FLAGS = ["a", "i", "x", "h", "nothing"], ["s", "odd name"], ["b", "c"]
+NUMBERS, TEXTS, FLAGS = ["a", "i", "x", "h", "nothing", "m.v"], ["s", "odd name", "m.w x.t"], ["b", "c"]
 SIGNS = {
     "==": operator.eq, "!=": operator.ne, "<": operator.lt, "<=": operator.le, ">": operator.gt, ">=": operator.ge,
 }  # fmt: skip
@@ -40,7 +42,7 @@ def table(rows, types=TYPES):
 
 def found(text, rows, absent=(), types=TYPES):
     given_table = table(rows, types)
-    (mask,) = masks(given_table, [parse_predicate(text).on(given_table.schema, absent)])
+    (mask,) = masks(given_table, [expression(parse_predicate(text), given_table.schema, absent)])
     assert mask.dtype == bool
     return mask.tolist()
 
@@ -50,7 +52,11 @@ def found(text, rows, absent=(), types=TYPES):
 
 def operand_value(operand, row):
     kind, value = operand
-    return row.get(value) if kind == "column" else value
+    if kind == "literal":
+        return value
+    for key in value.split("."):
+        row = None if row is None else row.get(key)
+    return row if kind == "column" or row is None else len(row)
 
 
 def both(left, right):
@@ -102,8 +108,9 @@ LEVELS = {"or": 0, "and": 1, "not": 2}
 
 def written_operand(operand):
     kind, value = operand
-    if kind == "column":
-        return f"`{value}`" if " " in value else value
+    if kind != "literal":
+        name = ".".join(f"`{key}`" if " " in key else key for key in value.split("."))
+        return name if kind == "column" else f"Length( {name})"
     if isinstance(value, str):
         quote = "'" if '"' in value else '"'
         return quote + value.replace("\\", "\\\\").replace(quote, f"\\{quote}") + quote
@@ -151,8 +158,12 @@ def checks_of(columns, literals, signs):
     return chains | lists | (st.tuples(st.just("between"), *[anything] * 3) if "<" in signs else st.nothing())
 
 
+lengths = st.tuples(st.just("length"), st.sampled_from(TEXTS))
+
 leaves = (
     checks_of(NUMBERS, small | fractions, [*SIGNS])
+    | st.tuples(st.sampled_from([*SIGNS]), lengths, st.tuples(st.just("literal"), small | fractions))
+    | st.tuples(st.just("in"), lengths, st.tuples(st.just("literal"), small))
     | checks_of(TEXTS, words, [*SIGNS])
     | checks_of(FLAGS, st.booleans(), ["==", "!="])
     | st.tuples(st.just("null"), st.tuples(st.just("column"), st.sampled_from(list(TYPES))))
@@ -175,6 +186,8 @@ rows = st.lists(
             "odd name": words,
             "b": st.booleans(),
             "c": st.booleans(),
+            "m": st.none()
+            | st.fixed_dictionaries({}, optional={"v": small, "w x": st.fixed_dictionaries({}, optional={"t": words})}),
         },
     ),
     max_size=8,
@@ -256,7 +269,7 @@ def test_lists_and_unsigned_64_bits_can_only_be_tested_for_null():
     assert found("l is null or u is null", [{"l": []}, {"u": 2**63}, {"l": [], "u": 1}], types=types) == [
         True, True, False,
     ]  # fmt: skip
-    for text, kind in (("l == 1", "list<"), ("u == 1", "uint64")):
+    for text, kind in (("l == 1", "a list"), ("u == 1", "uint64")):
         with pytest.raises(InputError, match=f"is {kind}.*which can only be tested with `is null`"):
             found(text, [], types=types)
 
@@ -272,7 +285,7 @@ def test_rows_keep_their_places_over_many_chunks():
     numbers = [0, 1] * 70_000 + [1]
     pieces = pa.chunked_array([pa.array(numbers[:5]), pa.array(numbers[5:100_000]), pa.array(numbers[100_000:])])
     whole = pa.table({"a": pieces, "n": pa.array(range(len(numbers)))})
-    one, same = masks(whole, [parse_predicate(text).on(whole.schema) for text in ("a == 1", "n >= 99999")])
+    one, same = masks(whole, [expression(parse_predicate(text), whole.schema) for text in ("a == 1", "n >= 99999")])
     assert one.tolist() == [number == 1 for number in numbers]
     assert same.tolist() == [number >= 99_999 for number in range(len(numbers))]
     assert masks(whole, []) == []
@@ -287,34 +300,40 @@ def test_long_and_deep_predicates_work_up_to_their_limits():
 
 
 REFUSED = [
-    ("", "at its end: expected a column, a number, text in quotes, true or false"),
-    ("  ", "at its end: expected a column"),
-    ("qualty > 1", "character 1, before 'qualty > 1': there is no column 'qualty'; did you mean 'quality'?"),
-    ("b and zzz", "character 7, before 'zzz': there is no column 'zzz'; known: a, b, quality, s"),
-    ("b and `b `", "character 7, before '`b `': there is no column 'b '; did you mean 'b'?"),
+    ("", "at its end: expected a field, a number, text in quotes, true or false"),
+    ("  ", "at its end: expected a field"),
+    ("qualty > 1", "character 1, before 'qualty > 1': there is no field 'qualty'; did you mean 'quality'?"),
+    ("b and zzz", "character 7, before 'zzz': there is no field 'zzz'; known: a, b, quality, s"),
+    ("b and `b `", "character 7, before '`b `': there is no field 'b '; did you mean 'b'?"),
     ("a = 1", "character 3, before '= 1': expected and, or, or the end; write == to compare"),
     ("a <> 1", "character 3, before '<> 1': expected and, or, or the end; write != to compare"),
     ("b && b", "character 3, before '&& b': expected and, or, or the end; write and"),
     ("b || b", "character 3, before '|| b': expected and, or, or the end; write or"),
-    ("!b", "character 1, before '!b': expected a column, a number, text in quotes, true or false; write not"),
-    ("len(s) > 3", "character 4, before '(s) > 3': expected and, or, or the end; there are no functions"),
-    ("a == null", "character 6, before 'null': expected a column, a number, text in quotes, true or false; nothing equals null; write `is null`"),
+    ("!b", "character 1, before '!b': expected a field, a number, text in quotes, true or false; write not"),
+    ("len(s) > 3", "character 4, before '(s) > 3': expected and, or, or the end; the only function is length(field)"),
+    ("a == null", "character 6, before 'null': expected a field, a number, text in quotes, true or false; nothing equals null; write `is null`"),
     ("a in [1, null]", "character 10, before 'null]': expected a number, text in quotes, true or false; nothing equals"),
     ("a in []", "character 7, before ']': expected a number"),
-    ("a in (1)", "character 6, before '(1)': expected [; there are no functions"),
+    ("a in (1)", "character 6, before '(1)': expected [; the only function is length(field)"),
     ("a in [s]", "character 7, before 's]': expected a number, text in quotes, true or false"),
     ("a in [1 2]", "character 9, before '2]': expected ]"),
     ("a is 3", "character 6, before '3': expected null"),
     ("a not 3", "character 7, before '3': expected in or between"),
     ("a between 1 or 2", "character 13, before 'or 2': expected and"),
-    ("1 is null", "character 1, before '1 is null': a literal is never null; name a column"),
+    ("1 is null", "character 1, before '1 is null': a literal is never null; name a field"),
     ("(b", "at its end: expected )"),
     ("b)", "character 2, before ')': expected and, or, or the end"),
     ("b b", "character 3, before 'b': expected and, or, or the end"),
-    ("b and", "at its end: expected a column"),
+    ("b and", "at its end: expected a field"),
     ("a -1", "character 3, before '-1': expected and, or, or the end"),
     ("a + 1 > 2", "character 3, before '+ 1 > 2': '+' has no meaning here"),
-    ("s.x == 1", "character 2, before '.x == 1': '.' has no meaning here; write column names with characters other than letters, digits and _ in backticks"),
+    ("s.x == 1", "character 1, before 's.x == 1': there is no field 'x' in 's.x'; it is string"),
+    ("s. x == 1", "character 2, before '. x == 1': '.' has no meaning here; write field names with characters other than letters, digits and _ in backticks"),
+    ("length(s)", "at its end: expected a comparison"),
+    ("length(a) > 1", "character 1, before 'length(a) > 1': field 'a' is a number; length() takes text"),
+    ("length('x') > 1", "character 7, before \"('x') > 1\": expected and, or, or the end; the only function is length(field)"),
+    ("a in [length(s)]", "character 7, before 'length(s)]': expected a number"),
+    ("length(s) == 'x'", "character 14, before \"'x'\": length(s) is a number and \"x\" is text; compare values of one type"),
     ("s == 'x", "character 6, before \"'x\": the closing ' is missing"),
     ('s == "x\'', "character 6, before '\"x\\'': the closing \" is missing"),
     ("`a == 1", "character 1, before '`a == 1': the closing ` is missing"),
@@ -324,29 +343,29 @@ REFUSED = [
     ("a > 1e999", "character 5, before '1e999': too large for a number of 64 bits"),
     ("a == 3abc", "character 7, before 'abc': expected and, or, or the end"),
     ("a == ٣", "character 6, before '٣': '٣' has no meaning here"),
-    ("s", "character 1, before 's': column 's' is text, which is neither true nor false; compare it with a value"),
+    ("s", "character 1, before 's': field 's' is text, which is neither true nor false; compare it with a value"),
     ("b or 1", "character 6, before '1': 1 is a number, which is neither true nor false; compare it with a value"),
-    ("s == 1", "character 6, before '1': column 's' is text and 1 is a number; compare values of one type"),
-    ("a == 'é'", "character 6, before \"'é'\": column 'a' is a number and \"é\" is text; compare values"),
-    ("a == true", "character 6, before 'true': column 'a' is a number and true is a boolean; compare values"),
-    ("a in [1, '1']", "character 10, before \"'1']\": column 'a' is a number and \"1\" is text; compare values"),
+    ("s == 1", "character 6, before '1': field 's' is text and 1 is a number; compare values of one type"),
+    ("a == 'é'", "character 6, before \"'é'\": field 'a' is a number and \"é\" is text; compare values"),
+    ("a == true", "character 6, before 'true': field 'a' is a number and true is a boolean; compare values"),
+    ("a in [1, '1']", "character 10, before \"'1']\": field 'a' is a number and \"1\" is text; compare values"),
     ("b < true", "character 5, before 'true': true is a boolean, which has no order; write == or !="),
-    ("false <= b", "character 10, before 'b': column 'b' is a boolean, which has no order; write == or !="),
+    ("false <= b", "character 10, before 'b': field 'b' is a boolean, which has no order; write == or !="),
     ("(" * 51 + "b" + ")" * 51, "character 52, before 'b)))))))))))))))))))))))…': parentheses are nested 51 deep; at most 50 are allowed"),
     ("b or " * 2001 + "b", "the predicate has 10006 characters; at most 10000 are allowed"),
     ("1 " * 4900, "character 3, before '1 1 1 1 1 1 1 1 1 1 1 1 …': expected and, or, or the end"),
-    ("not " * 2400 + "=", "character 9601, before '=': expected a column"),
+    ("not " * 2400 + "=", "character 9601, before '=': expected a field"),
     ("a == " + "1" * 5000, "character 6, before '111111111111111111111111…': too large for a number of 64 bits"),
     ("a == 1, b", "character 7, before ', b': expected and, or, or the end"),
     ("(a) == 1", "character 5, before '== 1': expected and, or, or the end"),
-    ("a == (1)", "character 6, before '(1)': expected a column"),
+    ("a == (1)", "character 6, before '(1)': expected a field"),
     ("a in [1][0]", "character 9, before '[0]': expected and, or, or the end"),
     ("a in [1,]", "character 9, before ']': expected a number, text in quotes, true or false"),
     ("a == 1 in [2]", "character 8, before 'in [2]': expected and, or, or the end"),
     ("a if b else c", "character 3, before 'if b else c': expected and, or, or the end"),
     ("lambda: b", "character 7, before ': b': ':' has no meaning here"),
     ("__import__('os').getcwd()", "character 17, before '.getcwd()': '.' has no meaning here"),
-    ("__import__('os')", "character 11, before \"('os')\": expected and, or, or the end; there are no functions"),
+    ("__import__('os')", "character 11, before \"('os')\": expected and, or, or the end; the only function is length(field)"),
 ]  # fmt: skip
 
 
@@ -354,7 +373,7 @@ REFUSED = [
 def test_what_is_wrong_is_refused_with_its_place_and_a_remedy(text, message):
     schema = pa.schema({"a": pa.int64(), "b": pa.bool_(), "quality": pa.float64(), "s": pa.string()})
     with pytest.raises(InputError) as error:
-        parse_predicate(text, "my.yaml: pool 'x'").on(schema)
+        expression(parse_predicate(text, "my.yaml: pool 'x'"), schema)
     assert str(error.value).startswith(f"my.yaml: pool 'x': {message}")
 
 
@@ -362,11 +381,11 @@ def test_a_column_that_may_be_absent_is_known_and_any_other_is_not():
     schema = pa.schema({"a": pa.int64()})
     predicate = parse_predicate("a == 1 or difficulty == 'hard' or `odd name`")
     assert predicate.columns == {"a", "difficulty", "odd name"}
-    predicate.on(schema, ["difficulty", "odd name"])
-    with pytest.raises(InputError, match="no column 'odd name'"):
-        predicate.on(schema, ["difficulty"])
-    with pytest.raises(InputError, match="no column 'dificulty'; did you mean 'difficulty'"):
-        parse_predicate("dificulty is null").on(schema, ["difficulty"])
+    expression(predicate, schema, ["difficulty", "odd name"])
+    with pytest.raises(InputError, match="no field 'odd name'"):
+        expression(predicate, schema, ["difficulty"])
+    with pytest.raises(InputError, match="no field 'dificulty'; did you mean 'difficulty'"):
+        expression(parse_predicate("dificulty is null"), schema, ["difficulty"])
 
 
 pieces = st.sampled_from(

@@ -1,0 +1,192 @@
+"""Predicates on whole Arrow tables: checked against a schema, and evaluated with the nulls of SQL.
+
+Arrow's implicit casts are avoided (it compares 64-bit integers with 1.5 as 32-bit floats): integers are compared as int64, and as
+doubles where one side has a fraction. Text is compared by code point. A comparison takes 2 to 10 nanoseconds per row.
+"""
+
+import json
+from collections.abc import Callable, Collection, Mapping, Sequence
+from dataclasses import dataclass
+from operator import eq, ge, gt, le, lt, ne
+from typing import Any, NoReturn, cast
+
+import numpy as np
+import pyarrow as pa
+from pyarrow import acero, compute
+from tokenmill.tasks.blend.predicates import Column, Length, Literal, Operand, Predicate
+from tokenmill.tasks.errors import nearest
+
+from .parquet_batches import is_text
+
+COMPARE: dict[str, Callable[[Any, Any], Any]] = {"==": eq, "!=": ne, "<": lt, "<=": le, ">": gt, ">=": ge}
+
+NULL = compute.scalar(pa.scalar(None, pa.bool_()))
+
+KINDS = ("a boolean", "a number", "text")
+BOOLEAN, NUMBER, TEXT = KINDS
+
+Find = Callable[[Column], tuple[compute.Expression, pa.DataType] | None]
+"""The values of a field and their type; None if it is missing in every row. Raises InputError for an unknown field."""
+
+
+def expression(predicate: Predicate, schema: pa.Schema, absent: Collection[str] = ()) -> compute.Expression:
+    """A predicate as a boolean Arrow expression over tables of `schema`, null where its value is unknown.
+
+    `absent` names further columns that rows may have; they are null in every row. Raises InputError for any other
+    column and for a comparison of unlike types.
+    """
+
+    def find(column: Column) -> tuple[compute.Expression, pa.DataType] | None:
+        first, *deeper = column.path
+        known = {*schema.names, *absent}
+        if first not in known:
+            predicate.refuse(column.position, f"there is no field {first!r}; {nearest(first, known)}")
+        if first not in schema.names:
+            return None
+        kind = schema.field(first).type
+        for key in deeper:
+            names = [each.name for each in kind] if pa.types.is_struct(kind) else []
+            if key not in names:
+                has = nearest(key, names) if names else f"it is {named(kind)}"
+                predicate.refuse(column.position, f"there is no field {key!r} in {column.name!r}; {has}")
+            kind = kind.field(key).type
+        return compute.field(*column.path), kind
+
+    return predicate.tree(_Binding(predicate, find))
+
+
+def expression_of(predicate: Predicate, types: Mapping[tuple[str, ...], pa.DataType]) -> compute.Expression:
+    """A predicate over tables whose columns are its fields, in the order of `types`. Raises as `expression`."""
+    places = {path: number for number, path in enumerate(types)}
+    return predicate.tree(_Binding(predicate, lambda column: (compute.field(places[column.path]), types[column.path])))
+
+
+def masks(table: pa.Table, expressions: Sequence[compute.Expression]) -> list[np.ndarray]:
+    """For each expression a mask, bool [rows], of the rows for which it is true; null counts as false."""
+    if not expressions:
+        return []
+    names = [str(number) for number in range(len(expressions))]
+    plan = acero.Declaration.from_sequence(
+        [
+            acero.Declaration("table_source", acero.TableSourceNodeOptions(table)),
+            acero.Declaration("project", acero.ProjectNodeOptions(list(expressions), names)),
+        ]
+    )
+    found = plan.to_table(use_threads=False)  # with threads, rows may be reordered
+    return [column.fill_null(fill_value=False).to_numpy() for column in found.columns]
+
+
+@dataclass(frozen=True, slots=True)
+class _Value:
+    """An operand in Arrow; `kind` is one of KINDS, or None for a field that is null in every row."""
+
+    expression: compute.Expression
+    kind: str | None
+    type: pa.DataType
+
+
+class _Binding:
+    """Turns the tree of a predicate into an expression over the fields that `find` finds."""
+
+    def __init__(self, predicate: Predicate, find: Find) -> None:
+        self._predicate, self._find = predicate, find
+
+    def truth(self, operand: Column | Literal) -> compute.Expression:
+        """See Interpretation."""
+        value = self._value(operand)
+        if value.kind is None:
+            return NULL
+        if value.kind != BOOLEAN:
+            self._refuse(
+                operand, f"{self._described(operand, value)}, which is neither true nor false; compare it with a value"
+            )
+        return _as(value, pa.bool_())
+
+    def compared(self, sign: str, left: Operand, right: Operand) -> compute.Expression:
+        """See Interpretation."""
+        one, other = self._value(left), self._value(right)
+        if one.kind is None or other.kind is None:
+            return NULL
+        if one.kind != other.kind:
+            both = f"{self._described(left, one)} and {self._described(right, other)}"
+            self._refuse(right, f"{both}; compare values of one type")
+        if one.kind == BOOLEAN and sign not in {"==", "!="}:
+            self._refuse(right, f"{self._described(right, other)}, which has no order; write == or !=")
+        return COMPARE[sign](*_same_type(one, other))
+
+    def is_null(self, column: Column) -> compute.Expression:
+        """See Interpretation."""
+        found = self._find(column)
+        return compute.scalar(value=True) if found is None else found[0].is_null()
+
+    def _value(self, operand: Operand) -> _Value:
+        if isinstance(operand, Literal):
+            scalar = pa.scalar(operand.value)
+            return _Value(compute.scalar(scalar), kind_of(scalar.type), scalar.type)
+        column = operand.column if isinstance(operand, Length) else operand
+        found = self._find(column)
+        if found is None or pa.types.is_null(found[1]):
+            return _Value(NULL, None, pa.null())
+        value = _Value(found[0], kind_of(found[1]), found[1])
+        if isinstance(operand, Length):
+            return self._length(column, value)
+        if value.kind is None:
+            self._refuse(
+                operand, f"field {operand.name!r} is {named(value.type)}, which can only be tested with `is null`"
+            )
+        return value
+
+    def _length(self, column: Column, value: _Value) -> _Value:
+        if value.kind != TEXT:
+            self._refuse(column, f"field {column.name!r} is {value.kind or named(value.type)}; length() takes text")
+        lengths = cast("Any", compute).utf8_length(_as(value, pa.large_string()))
+        return _Value(lengths, NUMBER, pa.int64())
+
+    def _described(self, operand: Operand, value: _Value) -> str:
+        if isinstance(operand, Literal):
+            return f"{json.dumps(operand.value, ensure_ascii=False)} is {value.kind}"
+        return (
+            f"length({operand.column.name}) is {value.kind}"
+            if isinstance(operand, Length)
+            else f"field {operand.name!r} is {value.kind}"
+        )
+
+    def _refuse(self, operand: Operand, problem: str) -> NoReturn:
+        self._predicate.refuse(operand.position, problem)
+
+
+def kind_of(kept: pa.DataType) -> str | None:
+    """How predicates treat values of an Arrow type; None for types that cannot be compared."""
+    values = kept.value_type if pa.types.is_dictionary(kept) else kept
+    if pa.types.is_boolean(values):
+        return BOOLEAN
+    if pa.types.is_floating(values) or (pa.types.is_integer(values) and not pa.types.is_uint64(values)):
+        return NUMBER
+    return TEXT if is_text(values) else None
+
+
+def named(kept: pa.DataType) -> str:
+    """An Arrow type, for messages: `a list`, `an object`, or its name."""
+    if pa.types.is_nested(kept):
+        return "an object" if pa.types.is_struct(kept) or pa.types.is_map(kept) else "a list"
+    return str(kept)
+
+
+def _same_type(one: _Value, other: _Value) -> tuple[compute.Expression, compute.Expression]:
+    """Cast both values to one type, because Arrow would choose another."""
+    if one.kind == NUMBER:
+        fraction = any(pa.types.is_floating(each) for each in map(_plain, (one.type, other.type)))
+        wanted = pa.float64() if fraction else pa.int64()
+    elif one.kind == TEXT:
+        wanted = pa.string() if one.type == other.type == pa.string() else pa.large_string()
+    else:
+        wanted = pa.bool_()
+    return _as(one, wanted), _as(other, wanted)
+
+
+def _plain(kept: pa.DataType) -> pa.DataType:
+    return kept.value_type if pa.types.is_dictionary(kept) else kept
+
+
+def _as(value: _Value, wanted: pa.DataType) -> compute.Expression:
+    return value.expression if value.type == wanted else value.expression.cast(wanted, safe=False)

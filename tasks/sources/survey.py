@@ -1,0 +1,119 @@
+"""A look at a data set before it is prepared: the share that its filter keeps, and whether rows have the fields that it names.
+
+Up to eight slices, evenly spread, are looked at, of each the first batch (about a mebibyte; Parquet: four). Row groups that the
+statistics exclude are counted by the footer. It is an estimate: in a file sorted by score, the first rows are no sample of the others.
+"""
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any, cast
+
+import numpy as np
+from tokenmill.tasks.blend.models import DataSource
+from tokenmill.tasks.blend.predicates import where_of
+from tokenmill.tasks.errors import InputError, closest
+
+from .files import Record, Row, Slice, field_path
+from .formats import format_of
+from .json_rows import pick_records
+from .parquet import Parquet, column_batches, require_any
+from .parquet_batches import decoded_bytes, taken
+from .row_filter import RowFilter, filter_of
+
+MOST_SLICES = 8
+
+
+@dataclass(frozen=True, slots=True)
+class Sample:
+    """The rows that were looked at, and the estimated shares of rows and of bytes of a data set that are kept."""
+
+    rows: int
+    kept_rows: float
+    kept_bytes: float
+
+
+@dataclass(frozen=True, slots=True)
+class _Look:
+    """The first batch of a slice: rows and bytes, those that are kept, and the share of the slice in row groups that are read."""
+
+    rows: int
+    size: int
+    kept_rows: int
+    kept_size: int
+    read: float = 1.0
+
+
+def spread(slices: Sequence[Slice]) -> list[Slice]:
+    """The slices to look at."""
+    places = np.linspace(0, len(slices) - 1, min(len(slices), MOST_SLICES)).round().astype(int).tolist()
+    return [slices[place] for place in dict.fromkeys(places)]
+
+
+def survey(source: DataSource, slices: Sequence[Slice]) -> Sample:
+    """Look at a data set with a filter; `slices` are some of it.
+
+    Raises InputError if no row of JSON has a field that the filter names, or none can be judged.
+    """
+    records: list[Record] = []
+    looks = [look for part in slices for look in _looks(replace(part, content=""), records)]
+    if records:
+        _require_judgeable(source, filter_of(slices[0]), records)
+    rows, size = (max(1, sum(getattr(look, name) for look in looks)) for name in ("rows", "size"))
+    return Sample(
+        rows=sum(look.rows for look in looks),
+        kept_rows=sum(look.kept_rows * look.read for look in looks) / rows,
+        kept_bytes=sum(look.kept_size * look.read for look in looks) / size,
+    )
+
+
+def _looks(part: Slice, records: list[Record]) -> Iterator[_Look]:
+    """The first batch of a slice, if it has rows; records of JSON are added to `records`."""
+    source_format = format_of(part.file)
+    if isinstance(source_format, Parquet):
+        yield from _arrow_looks(part, source_format.share_read(part))
+        return
+    for rows in cast("Iterator[list[Row]]", source_format.rows(part)):
+        found = pick_records(rows, 0)
+        records += found.records
+        kept, _ = filter_of(part).of_records(found.records)
+        sizes = np.fromiter(map(len, found.raw), np.int64, len(found.raw))
+        yield _Look(len(sizes), int(sizes.sum()), int(kept.sum()), int(sizes[kept].sum()))
+        return
+
+
+def _arrow_looks(part: Slice, read: float) -> Iterator[_Look]:
+    rows = size = 0
+    for batch in column_batches(part, part.fields, require_any):
+        if not isinstance(batch, range):
+            kept = taken(batch, np.flatnonzero(filter_of(part).of_batch(batch)))
+            rows, size = len(batch), decoded_bytes(batch)
+            yield _Look(rows, size, len(kept), decoded_bytes(kept), read)
+            return
+    yield _Look(1, 1, 0, 0, 0.0)
+
+
+def _require_judgeable(source: DataSource, chosen: RowFilter, records: Sequence[Record]) -> None:
+    optional = where_of(chosen.where).optional if chosen.where else frozenset[tuple[str, ...]]()
+    for field in chosen.fields:
+        path = field_path(field)
+        if tuple(path) not in optional and not any(_has(record, path) for record in records):
+            raise InputError(f"data set {source.name!r}: {_missing(source, field, records)}")
+    _, problems = chosen.of_records(records)
+    if len(problems) == len(records):
+        raise InputError(f"data set {source.name!r}: {next(iter(problems.values()))}")
+
+
+def _has(record: Mapping[str, Any], path: Sequence[str]) -> bool:
+    found: Any = record
+    for key in path:
+        if not isinstance(found, dict) or key not in found:
+            return False
+        found = cast("Any", found[key])
+    return True
+
+
+def _missing(source: DataSource, field: str, records: Sequence[Record]) -> str:
+    near = closest(field, {name for record in records for name in record})
+    remedy = f"did you mean {near!r}?" if near else f"rows have {', '.join(sorted(records[0])) or 'no fields'}"
+    rare = f"; if only few rows have it, write `{field} is null or …`" if source.where else ""
+    return f"none of the first {len(records):,} rows has the field {field!r}, which its filter names; {remedy}{rare}"
