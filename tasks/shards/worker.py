@@ -5,8 +5,15 @@ import re
 import sys
 from typing import Any
 
+from tokenmill.tasks.arrow import without_pandas
+
 CALLED_WHILE_IMPORTED = 99
 """Exit code of a worker whose imported main script starts a run at import time."""
+
+
+def dask_setup(_worker: object) -> None:
+    """Called by Dask in the workers of a local cluster, which serve one run."""
+    without_pandas()
 
 
 def exit_if_imported() -> None:

@@ -1,0 +1,27 @@
+"""pyarrow in the processes of tokenmill.
+
+With its first array, pyarrow imports pandas where that is installed, to recognize its objects: 0.15 s, and tokenmill has none.
+It makes one attempt, and another only for what needs pandas, such as `to_pandas`.
+"""
+
+import sys
+from importlib.abc import MetaPathFinder
+
+
+class _NoPandas(MetaPathFinder):
+    def find_spec(self, fullname: str, path: object, target: object = None) -> None:  # noqa: ARG002 - of Python
+        """Raises ImportError for pandas."""
+        if fullname == "pandas":
+            raise ImportError(fullname)
+
+
+def without_pandas() -> None:
+    """Let pyarrow's attempt to import pandas fail, in a process that runs no other program's code."""
+    import pyarrow as pa  # takes 0.1 s, which not every command needs
+
+    finder = _NoPandas()
+    sys.meta_path.insert(0, finder)
+    try:
+        pa.scalar(0)
+    finally:
+        sys.meta_path.remove(finder)
