@@ -19,7 +19,7 @@ from cyclopts import App, CycloptsError, Parameter
 from cyclopts.validators import Number
 from pydantic import ValidationError
 from rich.console import Console
-from tokenmill.tasks.arrow import without_pandas
+from tokenmill.tasks.arrow import set_up_arrow
 from tokenmill.tasks.errors import InputError, PartlyFailedError, RunError
 from tokenmill.tasks.shards.kinds import KINDS, preparation
 from tokenmill.tasks.storage import join
@@ -170,7 +170,7 @@ def _planned(
     """Check what can be seen at once, and plan."""
     from tokenmill.tasks.shards.input_checks import check_inputs
 
-    without_pandas()
+    set_up_arrow()
     if output_dir is not None:
         check_inputs(blend, settings.store, output_dir)
     return kind.plan(blend, settings, output_dir)
@@ -201,7 +201,7 @@ def _prepared(
 
     from .direct import run_preparation
 
-    without_pandas()
+    set_up_arrow()
     check_inputs(blend, settings.store, output_dir)
     kind.check(blend, settings, output_dir)
     be_quiet()
