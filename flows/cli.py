@@ -19,6 +19,7 @@ from cyclopts import App, CycloptsError, Parameter
 from cyclopts.validators import Number
 from pydantic import ValidationError
 from rich.console import Console
+from tokenmill.tasks.arrow import set_up_arrow
 from tokenmill.tasks.blend.models import Blend
 from tokenmill.tasks.errors import InputError, PartlyFailedError, RunError
 from tokenmill.tasks.shards.kinds import KINDS, preparation
@@ -196,6 +197,7 @@ def _planned(
     """Check what can be seen at once, and plan."""
     from tokenmill.tasks.shards.input_checks import check_inputs
 
+    set_up_arrow()
     if output_dir is not None:
         check_inputs(blend, settings.store, output_dir)
     return kind.plan(blend, settings, output_dir)
@@ -226,6 +228,7 @@ def _prepared(
 
     from .direct import run_preparation
 
+    set_up_arrow()
     check_inputs(blend, settings.store, output_dir)
     kind.check(blend, settings, output_dir)
     be_quiet()

@@ -90,7 +90,9 @@ class SequenceWriter:
 
         `ids` (int32) and `loss` (int8: 1 if the next token is trained on) hold them back to back.
         """
-        stored = ids.view(np.uint32) | loss.astype(np.uint32) << np.uint32(31)
+        stored = loss.astype(np.uint32)
+        stored <<= np.uint32(31)
+        stored |= ids.view(np.uint32)
         self.builder.open(tokens_file(self.part)).write(stored.astype("<u4", copy=False).data)
         trained = np.add.reduceat(loss, np.cumsum(lengths) - lengths, dtype=np.int64)
         columns = [lengths, trained, rows, _hashes(ids, loss, lengths)]

@@ -35,6 +35,7 @@ log_errors_as_sentences()
 LOCAL: dict[str, Any] = {
     "threads_per_worker": 1,
     "dashboard_address": "127.0.0.1:0",  # any free port, so that two runs on one machine do not collide
+    "preload": ["tokenmill.tasks.shards.worker"],
 }
 
 LOOPBACK = ("127.0.0.1", "localhost", "::1")

@@ -5,8 +5,15 @@ import re
 import sys
 from typing import Any
 
+from tokenmill.tasks.arrow import set_up_arrow
+
 CALLED_WHILE_IMPORTED = 99
 """Exit code of a worker whose imported main script starts a run at import time."""
+
+
+def dask_setup(_worker: object) -> None:
+    """Called by Dask in the workers of a local cluster, which serve one run."""
+    set_up_arrow()
 
 
 def exit_if_imported() -> None:

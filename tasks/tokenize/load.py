@@ -26,8 +26,12 @@ from tokenmill.tasks.strict import parse
 
 from .settings import TokenizerSettings, TokenizerSource
 from .vocabulary import (
+    Definition,
+    Facts,
     Vocabulary,
+    huggingface_fingerprint,
     huggingface_vocabulary,
+    named_tokens,
     sentencepiece_vocabulary,
     tiktoken_vocabulary,
 )
@@ -45,7 +49,7 @@ SHIPPED = ("o200k_base", "cl100k_base")
 PRETOKENIZERS = {"o200k_base": "o200k", "cl100k_base": "cl100k", "r50k_base": "r50k"}
 """gigatoken's name for the pre-tokenizer of each set of ranks."""
 
-Facts = tuple[dict[str, int], int]
+Controls = tuple[dict[str, int], int]
 """The control strings of an encoding with their ids, and the size of its vocabulary."""
 
 Stamps = tuple[tuple[str, int, int], ...]
@@ -161,15 +165,23 @@ def _from_file(path: Path) -> Vocabulary:
 
 
 def _from_json(path: Path) -> Vocabulary:
-    definition = path.read_bytes()
+    content, config = path.read_bytes(), _config(path.parent)
+    fingerprint = huggingface_fingerprint(content)
     try:
-        parsed = orjson.loads(definition)
-        model = parsed["model"]["vocab"]
-    except (orjson.JSONDecodeError, KeyError, TypeError) as error:
+        definition = Definition.of(content)
+        facts = _remembered_facts(definition, config, fingerprint)
+    except (ValueError, KeyError, TypeError) as error:
         raise InputError(f"tokenizer.model: {path} is not a tokenizer.json with a model and a vocab") from error
-    if not model:
+    if not facts.size:
         raise InputError(f"tokenizer.model: {path} has an empty vocabulary")
-    return huggingface_vocabulary(definition, parsed, _config(path.parent))
+    return huggingface_vocabulary(definition, config, facts, fingerprint)
+
+
+def _remembered_facts(definition: Definition, config: Mapping[str, Any], fingerprint: str) -> Facts:
+    """The facts of a tokenizer.json, cached, because they take as long as its model takes to parse."""
+    question = orjson.dumps([fingerprint, named_tokens(config)])
+    place = user_cache("vocabularies", f"{hashlib.sha256(question).hexdigest()[:32]}.json")
+    return remembered(place, Facts, lambda: definition.facts(config))
 
 
 def _config(folder: Path) -> dict[str, Any]:
@@ -220,10 +232,12 @@ def _from_tiktoken(name: str) -> Vocabulary:
     if ranks in SHIPPED:
         _unpack(ranks, path)
     if not path.is_file():
-        special, size = _facts(name)  # downloads ranks that are not shipped, into the same cache
+        special, size = _controls(name)  # downloads ranks that are not shipped, into the same cache
         if not path.is_file():
             return tiktoken_vocabulary(name, "", name, None, special, size)
-    special, size = _remembered_facts(name, _sha256(path))  # if they are not cached, tiktoken replaces a damaged file
+    special, size = _remembered_controls(
+        name, _sha256(path)
+    )  # if they are not cached, tiktoken replaces a damaged file
     digest = _sha256(path)
     return tiktoken_vocabulary(name, str(path), digest, PRETOKENIZERS.get(ranks), special, size)
 
@@ -243,13 +257,13 @@ def _sha256(path: Path) -> str:
     return hashlib.sha256(path.read_bytes()).hexdigest()
 
 
-def _remembered_facts(name: str, digest: str) -> Facts:
-    """`_facts`, cached: building an encoding takes 0.3 s, and most commands need only these."""
+def _remembered_controls(name: str, digest: str) -> Controls:
+    """`_controls`, cached: building an encoding takes 0.3 s, and most commands need only these."""
     place = user_cache("encodings", f"{name}-{version('tiktoken')}-{digest[:16]}.json")
-    return remembered(place, Facts, lambda: _facts(name))
+    return remembered(place, Controls, lambda: _controls(name))
 
 
-def _facts(name: str) -> Facts:
+def _controls(name: str) -> Controls:
     """The control strings of a tiktoken encoding with their ids, and the size of its vocabulary."""
     try:
         encoding = tiktoken.get_encoding(name)

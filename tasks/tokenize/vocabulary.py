@@ -8,7 +8,9 @@ Control strings are those flagged as special by the tokenizer.
 
 import hashlib
 import itertools
+import re
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from functools import cache, partial
 from typing import Any
@@ -64,68 +66,119 @@ def _digest(*parts: bytes) -> str:
     return f"sha256:{hasher.hexdigest()}"
 
 
-def _without_special(definition: Mapping[str, Any]) -> bytes:
-    """The tokenizer.json without its special added tokens, so that it finds no control strings."""
-    added = [token for token in definition.get("added_tokens") or [] if not token.get("special")]
-    return orjson.dumps({**definition, "added_tokens": added, "post_processor": None})
+@dataclass(frozen=True, slots=True)
+class Facts:
+    """What only the model of a tokenizer.json tells: its type, the size of the vocabulary, and the ids of BOS and EOS."""
+
+    model: str
+    size: int
+    bos: int | None
+    eos: int | None
 
 
-def huggingface_vocabulary(definition: bytes, parsed: Mapping[str, Any], config: Mapping[str, Any]) -> Vocabulary:
-    """The vocabulary of a tokenizer.json, as bytes and parsed.
+MODEL = re.compile(rb'"model"\s*:\s*')
 
-    `config` is the content of the tokenizer_config.json or special_tokens_map.json beside it, which name BOS and EOS.
-    """
-    return _from_definition(definition, parsed, _digest(b"huggingface", definition), config)
+BEFORE_MODEL = frozenset({"added_tokens", "normalizer", "pre_tokenizer", "post_processor"})
+"""The keys that `tokenizers` writes before the model and that are read here."""
 
 
-def _from_definition(
-    definition: bytes, parsed: Mapping[str, Any], fingerprint: str, config: Mapping[str, Any]
+@dataclass(frozen=True, slots=True)
+class Definition:
+    """A tokenizer.json: all but its model, parsed, and the `model` as JSON, because a large one takes 0.2 s to parse."""
+
+    content: bytes
+    others: Mapping[str, Any]
+    model: bytes
+
+    @classmethod
+    def of(cls, content: bytes) -> "Definition":
+        """The definition in a file. Raises ValueError for invalid JSON before the model, KeyError without a model."""
+        found = MODEL.search(content)
+        with suppress(orjson.JSONDecodeError):  # if it is no key of the outermost object
+            others = orjson.loads(content[: found.end()] + b"null}") if found else {}
+            if found and others.keys() >= BEFORE_MODEL:
+                return cls(content, others, content[found.end() : content.rindex(b"}")])
+        others = orjson.loads(content)
+        return cls(content, others, orjson.dumps(others.pop("model")))
+
+    def changed(self, **changes: Any) -> "Definition":  # noqa: ANN401 - JSON
+        """The same with other values of some keys before the model."""
+        others = {**self.others, **changes}
+        return Definition(orjson.dumps({**others, "model": orjson.Fragment(self.model)}), others, self.model)
+
+    @property
+    def added(self) -> list[dict[str, Any]]:
+        """The added tokens."""
+        return self.others.get("added_tokens") or []
+
+    def facts(self, config: Mapping[str, Any]) -> Facts:
+        """The facts of its model. Raises ValueError, TypeError or KeyError for one without a vocabulary."""
+        model = orjson.loads(self.model)
+        listed = model["vocab"]
+        pieces: dict[str, int] = (
+            listed if isinstance(listed, dict) else {piece: place for place, (piece, _) in enumerate(listed)}
+        )
+        ids = pieces | {token["content"]: token["id"] for token in self.added}
+        bos, eos = (ids.get(name) for name in named_tokens(config))
+        return Facts(model.get("type", "BPE"), 1 + max(ids.values()) if listed else 0, bos, eos)
+
+
+def named_tokens(config: Mapping[str, Any]) -> list[str | None]:
+    """The BOS and EOS tokens that a configuration names."""
+    tokens = [config.get(name) for name in ("bos_token", "eos_token")]
+    return [token["content"] if isinstance(token, dict) else token for token in tokens]
+
+
+def huggingface_vocabulary(
+    definition: Definition, config: Mapping[str, Any], facts: Facts, fingerprint: str
 ) -> Vocabulary:
-    added: list[dict[str, Any]] = parsed.get("added_tokens") or []
-    listed = parsed["model"]["vocab"]
-    pieces: dict[str, int] = (
-        listed if isinstance(listed, dict) else {piece: place for place, (piece, _) in enumerate(listed)}
-    )
-    ids = pieces | {token["content"]: token["id"] for token in added}
+    """The vocabulary of a tokenizer.json.
 
-    def named(name: str) -> int | None:
-        token = config.get(name)
-        return ids.get(token["content"] if isinstance(token, dict) else token)
+    `config` is the content of the tokenizer_config.json or special_tokens_map.json beside it, which name BOS and EOS;
+    `facts` and `fingerprint` are those of the definition.
+    """
 
     def guarding(tokens: frozenset[str]) -> Vocabulary:
         if tokens.issubset(special):
             return vocabulary
-        return _from_definition(*_flagged(parsed, tokens), fingerprint, config)
+        flagged = [
+            {**token, "special": token.get("special") or token["content"] in tokens} for token in definition.added
+        ]
+        return huggingface_vocabulary(definition.changed(added_tokens=flagged), config, facts, fingerprint)
 
-    special = [token["content"] for token in added if token.get("special")]
-    loaded = cache(partial(_huggingface_tokenizer, definition))
+    special = [token["content"] for token in definition.added if token.get("special")]
+    loaded = cache(partial(_huggingface_tokenizer, definition.content))
     vocabulary = Vocabulary(
         fingerprint=fingerprint,
-        size=1 + max(ids.values()),
+        size=facts.size,
         special_tokens=special,
-        bos=named("bos_token"),
-        eos=named("eos_token"),
+        bos=facts.bos,
+        eos=facts.eos,
         fast=lambda engine, literal: ENGINES[engine].from_definition(
-            _without_special(parsed) if literal else definition
+            _without_special(definition) if literal else definition.content
         ),
         reference=cache(lambda literal: _huggingface_reference(loaded, literal=literal)),
-        splitting=lambda engine: huggingface_splitting(parsed, ENGINES[engine]),
-        controls={token["content"]: token["id"] for token in added},
+        splitting=lambda engine: huggingface_splitting(
+            {**definition.others, "model": {"type": facts.model}}, ENGINES[engine]
+        ),
+        controls={token["content"]: token["id"] for token in definition.added},
         decode=lambda ids: loaded().decode(list(ids), skip_special_tokens=False),
         guarding=cache(guarding),
-        definition=lambda: definition,
+        definition=lambda: definition.content,
         chat_template=_chat_template(config),
     )
     return vocabulary
 
 
-def _flagged(parsed: Mapping[str, Any], tokens: frozenset[str]) -> tuple[bytes, Mapping[str, Any]]:
-    """The tokenizer.json, as bytes and parsed, in which the added tokens `tokens` are special."""
-    added = [
-        {**token, "special": token.get("special") or token["content"] in tokens} for token in parsed["added_tokens"]
-    ]
-    flagged = {**parsed, "added_tokens": added}
-    return orjson.dumps(flagged), flagged
+def huggingface_fingerprint(content: bytes) -> str:
+    """The fingerprint of a tokenizer.json."""
+    return _digest(b"huggingface", content)
+
+
+def _without_special(definition: Definition) -> bytes:
+    """The tokenizer.json without its special added tokens, so that it finds no control strings."""
+    added = [token for token in definition.added if not token.get("special")]
+    return definition.changed(added_tokens=added, post_processor=None).content
 
 
 def _chat_template(config: Mapping[str, Any]) -> str | None:
@@ -209,7 +262,7 @@ def sentencepiece_vocabulary(model: bytes) -> Vocabulary:
         bos=_existing(processor.bos_id()),
         eos=_existing(processor.eos_id()),
         fast=lambda engine, _: ENGINES[engine].from_definition(
-            _without_special(orjson.loads(sentencepiece_to_tokenizer_json(model)))
+            _without_special(Definition.of(sentencepiece_to_tokenizer_json(model).encode()))
         ),
         reference=lambda _: ReferenceEncoder(lambda texts: processor.Encode(texts, out_type=int)),
         splitting=lambda _: None,

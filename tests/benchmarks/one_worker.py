@@ -14,6 +14,7 @@ import json
 import sys
 import time
 
+from tokenmill.tasks.arrow import set_up_arrow
 from tokenmill.tasks.blend.models import Blend, DataSource
 from tokenmill.tasks.tokenize.preparation import PRETRAIN, PretrainPlan, build_pretrain_shard, plan_pretrain
 from tokenmill.tasks.tokenize.settings import PretrainSettings, TokenizerSettings
@@ -31,6 +32,7 @@ def plan(source: str, tokenizer: str, out: str, shard_size: int) -> PretrainPlan
 def main() -> None:
     """Prepare one source, with the arguments of the module's docstring."""
     source, tokenizer, out, *rest = sys.argv[1:]
+    set_up_arrow()  # as the command does
     imported = time.process_time()
     planned = plan(source, tokenizer, out, int(rest[0]) if rest else WHOLE)
     gated = time.process_time()

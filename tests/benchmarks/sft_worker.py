@@ -15,6 +15,7 @@ from collections import Counter
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from tokenmill.tasks.arrow import set_up_arrow
 from tokenmill.tasks.blend.models import Blend, DataSource
 from tokenmill.tasks.pack.preparation import SFT, SftPlan, plan_sft
 from tokenmill.tasks.pack.settings import SftSettings
@@ -64,6 +65,7 @@ def counted(shards: Sequence[Receipt], packs: Sequence[Receipt]) -> dict[str, An
 def main() -> None:
     """Prepare one source, with the arguments of the module's docstring."""
     source, tokenizer, out, *rest = sys.argv[1:]
+    set_up_arrow()  # as the command does
     imported = time.process_time()
     planned = plan(source, tokenizer, out, int(rest[0]) if rest else PACK_SIZE)
     gated = time.process_time()

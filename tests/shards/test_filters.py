@@ -79,7 +79,7 @@ def test_deduplication_keeps_rows_byte_for_byte(tmp_path):
     (published,) = (tmp_path / "out/datasets").rglob("*.jsonl")
     assert published.read_bytes().splitlines() == [lines[0], lines[2]]
     assert manifest["totals"]["dropped"] == {"filtered": 2}
-    text, table = files(tmp_path)
+    _, table = files(tmp_path)
     preparing_dedup.prepare(blend_of(table, where=WHERE), tmp_path / "table")
     (published,) = (tmp_path / "table/datasets").rglob("*.parquet")
     assert pq.read_table(published).equals(pq.read_table(table).take(KEPT))

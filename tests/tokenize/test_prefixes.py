@@ -19,8 +19,8 @@ from tokenmill.tasks.shards.preparation import proven_shards
 from tokenmill.tasks.shards.store import PREFIX, Store
 from tokenmill.tasks.shards.verify import verify
 from tokenmill.tasks.tokenize import prefixes as prefixes_module
-from tokenmill.tasks.tokenize.preparation import inspect_pretrain_shard
 from tokenmill.tasks.tokenize.prefixes import build_prefix, plan_prefixes
+from tokenmill.tasks.tokenize.preparation import inspect_pretrain_shard
 
 from tests.building import build_shards, plan_here, publish_here
 from tests.preparing import blend_of, prefixes_of, prepare, tree, write_lines

@@ -18,7 +18,7 @@ from tokenmill.tasks.chat.parse import conversation
 from tokenmill.tasks.chat.sequences import Renderer
 from tokenmill.tasks.chat.template import ChatTemplate
 from tokenmill.tasks.errors import InputError
-from tokenmill.tasks.tokenize.vocabulary import Vocabulary, huggingface_vocabulary
+from tokenmill.tasks.tokenize.vocabulary import Definition, Vocabulary, huggingface_fingerprint, huggingface_vocabulary
 
 from tests.peers.templates.oracle import TODAY, TOKEN, Judge, Reference, with_text_arguments, words_of
 from tests.peers.templates.packages import Template
@@ -93,8 +93,9 @@ class Trial:
             for place, token in enumerate(tokens)
         ]  # fmt: skip
         whole = {**definition, "added_tokens": added}
+        definition, config = Definition.of(orjson.dumps(whole)), {"bos_token": bos, "eos_token": eos}
         self.vocabulary: Vocabulary = huggingface_vocabulary(
-            orjson.dumps(whole), whole, {"bos_token": bos, "eos_token": eos}
+            definition, config, definition.facts(config), huggingface_fingerprint(definition.content)
         )
         self.tokenizer = Tokenizer.from_str(json.dumps(whole))
         self.pattern = re.compile("|".join(map(re.escape, sorted(tokens, key=len, reverse=True))))
