@@ -10,12 +10,14 @@ from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from itertools import compress
+from sys import maxsize
 from typing import Any, cast
 
 import numpy as np
 import orjson
 import pyarrow as pa
 from pyarrow import compute
+from tokenmill.tasks.blend.models import DataSource
 from tokenmill.tasks.errors import RunError
 from tokenmill.tasks.shards.build import ShardBuilder, building
 from tokenmill.tasks.shards.manifest import WHOLE
@@ -23,9 +25,11 @@ from tokenmill.tasks.shards.plan import PlannedShard
 from tokenmill.tasks.shards.receipt import Receipt
 from tokenmill.tasks.shards.settings import OnBadRow
 from tokenmill.tasks.shards.store import Store
-from tokenmill.tasks.sources.files import BadRow, Row, Slice
+from tokenmill.tasks.sources.files import BadRow, Row, Slice, TextBatch
 from tokenmill.tasks.sources.formats import format_of, read_texts
 from tokenmill.tasks.sources.json_rows import BYTE_ORDER_MARK, field_path, pick_texts
+from tokenmill.tasks.sources.parquet import require_text
+from tokenmill.tasks.sources.slices import cut
 from tokenmill.tasks.tokenize.document_map import FILE as MAP
 from tokenmill.tasks.tokenize.document_map import RowOutcomes
 
@@ -51,9 +55,12 @@ Content = list[bytes] | pa.RecordBatch
 
 @dataclass(frozen=True, slots=True)
 class Rows:
-    """Consecutive rows of a slice: documents (`content`, row numbers `rows` int64 [n]), bad rows, and a count of blank ones."""
+    """Consecutive rows of a slice: documents (`content`, `texts` [n], row numbers `rows` int64 [n]), bad rows, and a count of
+    blank ones.
+    """
 
     content: Content
+    texts: pa.LargeStringArray
     rows: np.ndarray
     bad: Sequence[BadRow] = ()
     blank: int = 0
@@ -84,7 +91,7 @@ def apply_decisions(shard: PlannedShard, store: Store, outcomes: str, on_bad_row
             if drop:
                 builder.drops.update(dropped)
             documents.keep(WHOLE, rows.rows[np.asarray(kept)] if drop else rows.rows)
-            _write(builder, _kept(rows.content, kept) if drop else _tagged(rows.content, marks))
+            write_rows(builder, kept_rows(rows.content, kept) if drop else _tagged(rows.content, marks))
         if gone.total() != decided.num_rows:
             raise RunError(
                 f"{shard.place}: {decided.num_rows} rows should be dropped, but the slice has {gone.total()} of them; run "
@@ -93,6 +100,13 @@ def apply_decisions(shard: PlannedShard, store: Store, outcomes: str, on_bad_row
         builder.open(MAP).write(documents.dump(builder.rows_in))
         builder.facts["outcomes"] = dict(sorted(gone.items()))
     return builder.receipt
+
+
+def require_text_in_first(source: DataSource, slices: Sequence[Slice]) -> None:
+    """Raises InputError unless the first columnar file has the text field; reading checks the others."""
+    part = next((part for part in slices if format_of(part.file).columnar), None)
+    if part is not None:
+        cut(part.file, maxsize, [source.text_field], require_text)
 
 
 def read_rows(part: Slice, text_field: str) -> Iterator[Rows]:
@@ -105,7 +119,7 @@ def _json_rows(part: Slice, text_field: str) -> Iterator[Rows]:
     for rows in cast("Iterator[list[Row]]", format_of(part.file).rows(part)):
         texts = pick_texts(rows, path, first)
         content = [_on_one_line(cast("bytes", rows[number - first])) for number in texts.rows.tolist()]
-        yield Rows(content, texts.rows, texts.bad, texts.blank)
+        yield Rows(content, texts.texts, texts.rows, texts.bad, texts.blank)
         first += len(rows)
 
 
@@ -115,18 +129,39 @@ def _on_one_line(row: bytes) -> bytes:
 
 
 def _arrow_rows(part: Slice, text_field: str) -> Iterator[Rows]:
-    """Read texts in a first pass to find bad rows, and whole rows in a second one, in smaller batches."""
-    bad, first = [row for batch in read_texts(part, text_field) for row in batch.bad], 0
-    numbers = np.array([row.row for row in bad], np.int64)
+    """Read whole rows and, beside them, their texts, in batches of other sizes, which also tell the bad rows."""
+    read, held, first = (
+        read_texts(part, text_field),
+        TextBatch(pa.array([], pa.large_string()), np.empty(0, np.int64)),
+        0,
+    )
     for batch in cast("Iterator[pa.RecordBatch]", format_of(part.file).rows(part)):
-        start, stop = np.searchsorted(numbers, [first, first + len(batch)]).tolist()
-        good = np.setdiff1d(np.arange(first, first + len(batch)), numbers[start:stop])
-        content = batch if start == stop else batch.take(pa.array(good - first))
-        yield Rows(content, good, bad[start:stop])
-        first += len(batch)
+        stop = first + len(batch)
+        while held.consumed < len(batch):
+            held = _joined(held, next(read))
+        texts, held = _cut(held, stop)
+        content = batch.take(pa.array(texts.rows - first)) if texts.bad else batch
+        yield Rows(content, texts.texts, texts.rows, texts.bad)
+        first = stop
 
 
-def _write(builder: ShardBuilder, content: Content) -> None:
+def _joined(one: TextBatch, other: TextBatch) -> TextBatch:
+    texts = pa.concat_arrays([one.texts, other.texts])
+    return TextBatch(texts, np.concatenate([one.rows, other.rows]), [*one.bad, *other.bad])
+
+
+def _cut(batch: TextBatch, row: int) -> tuple[TextBatch, TextBatch]:
+    """The rows of a batch before `row`, and the others."""
+    count = int(np.searchsorted(batch.rows, row))
+    before = [bad for bad in batch.bad if bad.row < row]
+    return (
+        TextBatch(batch.texts[:count], batch.rows[:count], before),
+        TextBatch(batch.texts[count:], batch.rows[count:], batch.bad[len(before) :]),
+    )
+
+
+def write_rows(builder: ShardBuilder, content: Content) -> None:
+    """Write and count documents."""
     if not len(content):
         return
     builder.keep(WHOLE, len(content))
@@ -148,7 +183,8 @@ def marks_of(rows: np.ndarray, decided: pa.Table) -> pa.RecordBatch:
     return pa.RecordBatch.from_arrays([outcome, duplicate_of, jaccard], schema=MARKS)
 
 
-def _kept(content: Content, kept: pa.BooleanArray) -> Content:
+def kept_rows(content: Content, kept: pa.BooleanArray) -> Content:
+    """The rows that `kept` [n] chooses."""
     return list(compress(content, kept.to_pylist())) if isinstance(content, list) else content.filter(kept)
 
 

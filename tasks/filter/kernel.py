@@ -21,7 +21,20 @@ from tokenmill.tasks.dedup.documents import content
 from tokenmill.tasks.errors import RunError
 
 CLASSES = (
-    *("space", "line_break", "alpha", "lower", "upper", "quote", "prefix", "suffix", "icon", "before_dot", "host", "scheme"),
+    *(
+        "space",
+        "line_break",
+        "alpha",
+        "lower",
+        "upper",
+        "quote",
+        "prefix",
+        "suffix",
+        "icon",
+        "before_dot",
+        "host",
+        "scheme",
+    ),
     *("digit", "letter", "symbol", "punctuation", "sentence_end", "line_end"),
 )
 """Classes of characters; class n is bit n."""

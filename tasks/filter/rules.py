@@ -5,16 +5,14 @@ differ in two cases, where datatrove fails: a ratio to nothing (an empty text) f
 are split like others.
 """
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
-from operator import gt, lt
 from typing import Any
 
 import numpy as np
 import pyarrow as pa
-from tokenmill.tasks.strict import Strict
 
-from .kernel import Measured, Wanted, default_line_ends, measure
+from .kernel import Wanted, default_line_ends, measure
 from .settings import C4Quality, Family, FineWebQuality, GopherQuality, GopherRepetition
 
 PHRASES = [
@@ -29,13 +27,6 @@ LINE_REASONS = ("long_word", "no_terminal_punctuation", "too_few_words", "javasc
 Counts = Mapping[str, np.ndarray]
 Failing = tuple[str, np.ndarray]
 """A rule, and the texts that fail it, bool [n]."""
-
-
-@dataclass(frozen=True, slots=True)
-class Rules:
-    """The families of rules in use, in their order, with their thresholds."""
-
-    families: Mapping[Family, Strict]
 
 
 @dataclass(frozen=True, slots=True)
@@ -97,12 +88,16 @@ def _wanted(families: Mapping[Family, Any]) -> Wanted:
     return Wanted(
         list(families),
         [int(limit) for limit in limits],
-        sorted(repetition.top_n_grams),
-        sorted(repetition.dup_n_grams),
+        _sizes(repetition.top_n_grams),
+        _sizes(repetition.dup_n_grams),
         quality.stop_words,
         PHRASES,
         fineweb.stop_chars or default_line_ends(),
     )
+
+
+def _sizes(ratios: Mapping[str, float]) -> list[int]:
+    return sorted(map(int, ratios))
 
 
 def _over(value: np.ndarray, threshold: float | None) -> np.ndarray:
@@ -119,10 +114,13 @@ def _gopher_repetition(found: Counts, settings: GopherRepetition) -> Iterator[Fa
     yield "dup_para_char_frac", _over(found["repeated_paragraph_characters"] / characters, settings.dup_para_char_frac)
     yield "dup_line_frac", _over(found["repeated_blocks"] / found["blocks"], settings.dup_line_frac)
     yield "dup_line_char_frac", _over(found["repeated_block_characters"] / characters, settings.dup_line_char_frac)
-    for size, threshold in settings.top_n_grams.items():
-        yield f"top_{size}_gram", _over(found[f"top_{size}"] / characters, threshold)
-    for size, threshold in settings.dup_n_grams.items():
-        yield f"duplicated_{size}_n_grams", _over(found[f"repeated_{size}"] / characters, threshold)
+    for size in _sizes(settings.top_n_grams):
+        yield f"top_{size}_gram", _over(found[f"top_{size}"] / characters, settings.top_n_grams[str(size)])
+    for size in _sizes(settings.dup_n_grams):
+        yield (
+            f"duplicated_{size}_n_grams",
+            _over(found[f"repeated_{size}"] / characters, settings.dup_n_grams[str(size)]),
+        )
 
 
 def _gopher_quality(found: Counts, settings: GopherQuality) -> Iterator[Failing]:

@@ -1,12 +1,10 @@
-"""Settings of quality rules, and the recipe they become.
+"""Settings of quality rules.
 
 Names and defaults are those of datatrove's filters, where the rules come from; a reason for dropping a document is the name that
 datatrove gives it. A threshold of null turns its rule off.
 """
 
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
-from typing import Annotated, Any, Literal, Self
+from typing import Annotated, Literal, Self
 
 from pydantic import Field, model_validator
 from tokenmill.tasks.shards.settings import PreparationSettings
@@ -17,8 +15,8 @@ Treatment = Literal["off", "count", "mask", "drop"]
 
 Share = Annotated[float, Field(ge=0, le=1)]
 Count = Annotated[int, Field(ge=0)]
-Ratios = dict[Annotated[int, Field(ge=1, le=64)], Share]
-"""The largest share of characters, by the number of words in a run."""
+Ratios = dict[Annotated[str, Field(pattern=r"^[1-9][0-9]?$")], Share]
+"""The largest share of characters, by the number of words in a run, from 1 to 99."""
 
 STOP_WORDS = ["the", "be", "to", "of", "and", "that", "have", "with"]
 
@@ -33,7 +31,9 @@ class GopherQuality(Strict, frozen=True):
     max_symbol_word_ratio: float | None = Field(
         default=0.1, ge=0, description="Maximum hash signs per word, and maximum ellipses per word."
     )
-    max_bullet_lines_ratio: Share | None = Field(default=0.9, description="Maximum share of lines that begin with a bullet.")
+    max_bullet_lines_ratio: Share | None = Field(
+        default=0.9, description="Maximum share of lines that begin with a bullet."
+    )
     max_ellipsis_lines_ratio: Share | None = Field(
         default=0.3, description="Maximum share of lines that end with an ellipsis."
     )
@@ -52,11 +52,11 @@ class GopherRepetition(Strict, frozen=True):
     dup_line_char_frac: Share | None = Field(default=0.2, description="Maximum share of characters in such lines.")
     dup_para_char_frac: Share | None = Field(default=0.2, description="Maximum share of characters in such paragraphs.")
     top_n_grams: Ratios = Field(
-        default={2: 0.2, 3: 0.18, 4: 0.16},
+        default={"2": 0.2, "3": 0.18, "4": 0.16},
         description="Maximum share of characters in the most frequent run of words, by its number of words.",
     )
     dup_n_grams: Ratios = Field(
-        default={5: 0.15, 6: 0.14, 7: 0.13, 8: 0.12, 9: 0.11, 10: 0.10},
+        default={"5": 0.15, "6": 0.14, "7": 0.13, "8": 0.12, "9": 0.11, "10": 0.10},
         description="Maximum share of characters in runs of words that occurred before, by their number of words.",
     )
 
@@ -70,9 +70,13 @@ class C4Quality(Strict, frozen=True):
     )
     remove_citations: bool = Field(default=True, description="Judge lines without [1], [edit] and [citation needed].")
     filter_no_terminal_punct: bool = Field(default=True, description="Fail lines that do not end a sentence.")
-    min_num_sentences: int = Field(default=5, ge=-1, description="Minimum sentences in the lines that stay; -1 for any.")
+    min_num_sentences: int = Field(
+        default=5, ge=-1, description="Minimum sentences in the lines that stay; -1 for any."
+    )
     min_words_per_line: int = Field(default=3, ge=-1, description="Minimum words of a line; -1 for any.")
-    max_word_length: int = Field(default=1000, ge=-1, description="Maximum length of a line's longest word; -1 for any.")
+    max_word_length: int = Field(
+        default=1000, ge=-1, description="Maximum length of a line's longest word; -1 for any."
+    )
     filter_lorem_ipsum: bool = Field(default=True, description="Drop documents with lorem ipsum.")
     filter_javascript: bool = Field(default=True, description="Fail lines that mention JavaScript.")
     filter_curly_bracket: bool = Field(default=True, description="Drop documents with a curly bracket.")
@@ -148,12 +152,3 @@ class FilterSettings(PreparationSettings, frozen=True):
         if len(set(names)) < len(names):
             raise ValueError(f"classifiers: {', '.join(names)}: give each a name of its own")
         return self
-
-
-@dataclass(frozen=True, slots=True)
-class FilterRecipe:
-    """Every setting that can change a byte of a shard: the rules in use by name, and the hash of each model's content."""
-
-    text_field: str
-    rules: Sequence[Mapping[str, Any]]
-    personal: Mapping[str, Any]

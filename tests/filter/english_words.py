@@ -1,6 +1,6 @@
 """What spaCy's rules for English and datatrove's filters say about characters and words, as tasks/filter/english.json.
 
-    python -m tests.filter.english_words     writes the file again
+python -m tests.filter.english_words     writes the file again
 """
 
 import re
@@ -23,7 +23,9 @@ def english_words() -> bytes:
     from spacy.symbols import ORTH
 
     tokenizer = spacy.blank("en").tokenizer
-    before_dot = next(part for part in tokenizer.suffix_search.__self__.pattern.split("|(?<=") if part.startswith("[0-9a-z"))
+    before_dot = next(
+        part for part in tokenizer.suffix_search.__self__.pattern.split("|(?<=") if part.startswith("[0-9a-z")
+    )
     before_dot = before_dot.removesuffix(r")\.$")
     kinds: dict[str, Callable[[str], object]] = {
         "space": str.isspace,
