@@ -5,6 +5,7 @@ from pathlib import Path
 from pydantic import BaseModel
 from tokenmill.tasks.dedup.settings import DedupSettings
 from tokenmill.tasks.described import Described, describe
+from tokenmill.tasks.filter.settings import FilterSettings
 from tokenmill.tasks.pack.settings import SftSettings
 from tokenmill.tasks.rl.settings import RlSettings
 from tokenmill.tasks.score.choice import ChoiceSettings
@@ -21,6 +22,7 @@ SETTINGS: dict[str, type[BaseModel]] = {
     "rl": RlSettings,
     "harmony": NormalizationSettings,
     "dedup": DedupSettings,
+    "filter": FilterSettings,
     "score nll": NllSettings,
     "score embed": EmbedSettings,
     "choose": ChoiceSettings,

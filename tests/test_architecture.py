@@ -21,6 +21,7 @@ LEVELS = [
     ["pack"],
     ["rl"],
     ["dedup"],
+    ["filter"],
     ["select"],
     ["score"],
     ["train"],

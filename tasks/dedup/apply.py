@@ -10,12 +10,14 @@ from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from itertools import compress
+from sys import maxsize
 from typing import Any, cast
 
 import numpy as np
 import orjson
 import pyarrow as pa
 from pyarrow import compute
+from tokenmill.tasks.blend.models import DataSource
 from tokenmill.tasks.errors import RunError
 from tokenmill.tasks.shards.build import ShardBuilder, building
 from tokenmill.tasks.shards.manifest import WHOLE
@@ -23,11 +25,13 @@ from tokenmill.tasks.shards.plan import PlannedShard
 from tokenmill.tasks.shards.receipt import Receipt
 from tokenmill.tasks.shards.settings import OnBadRow
 from tokenmill.tasks.shards.store import Store
-from tokenmill.tasks.sources.files import BadRow, Row, Slice, field_path
+from tokenmill.tasks.sources.files import BadRow, Row, Slice, TextBatch, field_path
 from tokenmill.tasks.sources.formats import format_of, read_texts
 from tokenmill.tasks.sources.json_rows import BYTE_ORDER_MARK, pick_texts
+from tokenmill.tasks.sources.parquet import require_text
 from tokenmill.tasks.sources.parquet_batches import taken
 from tokenmill.tasks.sources.row_filter import filter_of
+from tokenmill.tasks.sources.slices import cut
 from tokenmill.tasks.tokenize.document_map import FILE as MAP
 from tokenmill.tasks.tokenize.document_map import RowOutcomes
 
@@ -53,11 +57,12 @@ Content = list[bytes] | pa.RecordBatch
 
 @dataclass(frozen=True, slots=True)
 class Rows:
-    """Consecutive rows of a slice: documents (`content`, row numbers `rows` int64 [n]), bad rows, and counts of blank ones and of
-    those that the filter of the slice drops.
+    """Consecutive rows of a slice: documents (`content`, `texts` [n], row numbers `rows` int64 [n]), bad rows, and counts of blank
+    ones and of those that the filter of the slice drops.
     """
 
     content: Content
+    texts: pa.LargeStringArray
     rows: np.ndarray
     bad: Sequence[BadRow] = ()
     blank: int = 0
@@ -89,7 +94,7 @@ def apply_decisions(shard: PlannedShard, store: Store, outcomes: str, on_bad_row
             if drop:
                 builder.drops.update(dropped)
             documents.keep(WHOLE, rows.rows[np.asarray(kept)] if drop else rows.rows)
-            _write(builder, _kept(rows.content, kept) if drop else _tagged(rows.content, marks))
+            write_rows(builder, kept_rows(rows.content, kept) if drop else _tagged(rows.content, marks))
         if gone.total() != decided.num_rows:
             raise RunError(
                 f"{shard.place}: {decided.num_rows} rows should be dropped, but the slice has {gone.total()} of them; run "
@@ -98,6 +103,13 @@ def apply_decisions(shard: PlannedShard, store: Store, outcomes: str, on_bad_row
         builder.open(MAP).write(documents.dump(builder.rows_in))
         builder.facts["outcomes"] = dict(sorted(gone.items()))
     return builder.receipt
+
+
+def require_text_in_first(source: DataSource, slices: Sequence[Slice]) -> None:
+    """Raises InputError unless the first columnar file has the text field; reading checks the others."""
+    part = next((part for part in slices if format_of(part.file).columnar), None)
+    if part is not None:
+        cut(part.file, maxsize, [source.text_field], require_text)
 
 
 def read_rows(part: Slice, text_field: str) -> Iterator[Rows]:
@@ -110,7 +122,7 @@ def _json_rows(part: Slice, text_field: str) -> Iterator[Rows]:
     for rows in cast("Iterator[list[Row]]", format_of(part.file).rows(part)):
         texts = pick_texts(rows, path, first, chosen)
         content = [_on_one_line(cast("bytes", rows[number - first])) for number in texts.rows.tolist()]
-        yield Rows(content, texts.rows, texts.bad, texts.blank, filtered=texts.filtered)
+        yield Rows(content, texts.texts, texts.rows, texts.bad, texts.blank, filtered=texts.filtered)
         first += len(rows)
 
 
@@ -120,24 +132,42 @@ def _on_one_line(row: bytes) -> bytes:
 
 
 def _arrow_rows(part: Slice, text_field: str) -> Iterator[Rows]:
-    """Read texts in a first pass to find documents and bad rows, and whole rows in a second one, in smaller batches."""
-    texts, first = [(batch.rows, batch.bad) for batch in read_texts(part, text_field)], 0
-    bad = [row for _, some in texts for row in some]
-    numbers = np.array([row.row for row in bad], np.int64)
-    documents = np.concatenate([np.empty(0, np.int64), *(rows for rows, _ in texts)])
+    """Read whole rows and, beside them, their texts, in batches of other sizes, which also tell bad rows and those left out."""
+    read, held = read_texts(part, text_field), TextBatch(pa.array([], pa.large_string()), np.empty(0, np.int64))
+    first = ahead = 0
     for batch in cast("Iterator[pa.RecordBatch | range]", format_of(part.file).rows(part)):
-        good = documents[slice(*np.searchsorted(documents, [first, first + len(batch)]))]
-        wrong = bad[slice(*np.searchsorted(numbers, [first, first + len(batch)]))]
-        filtered = len(batch) - len(good) - len(wrong)
-        if isinstance(batch, range):
-            yield Rows([], good, filtered=filtered)
-        else:
-            content = batch if len(good) == len(batch) else taken(batch, good - first)
-            yield Rows(content, good, wrong, filtered=filtered)
-        first += len(batch)
+        stop = first + len(batch)
+        while ahead < stop:
+            found = next(read)
+            held, ahead = _joined(held, found), ahead + found.consumed
+        texts, held = _cut(held, stop)
+        filtered = len(batch) - len(texts.rows) - len(texts.bad)
+        content = [] if isinstance(batch, range) else _documents(batch, texts.rows - first)
+        yield Rows(content, texts.texts, texts.rows, texts.bad, filtered=filtered)
+        first = stop
 
 
-def _write(builder: ShardBuilder, content: Content) -> None:
+def _documents(batch: pa.RecordBatch, rows: np.ndarray) -> pa.RecordBatch:
+    return batch if len(rows) == len(batch) else taken(batch, rows)
+
+
+def _joined(one: TextBatch, other: TextBatch) -> TextBatch:
+    texts = pa.concat_arrays([one.texts, other.texts])
+    return TextBatch(texts, np.concatenate([one.rows, other.rows]), [*one.bad, *other.bad])
+
+
+def _cut(batch: TextBatch, row: int) -> tuple[TextBatch, TextBatch]:
+    """The rows of a batch before `row`, and the others."""
+    count = int(np.searchsorted(batch.rows, row))
+    before = [bad for bad in batch.bad if bad.row < row]
+    return (
+        TextBatch(batch.texts[:count], batch.rows[:count], before),
+        TextBatch(batch.texts[count:], batch.rows[count:], batch.bad[len(before) :]),
+    )
+
+
+def write_rows(builder: ShardBuilder, content: Content) -> None:
+    """Write and count documents."""
     if not len(content):
         return
     builder.keep(WHOLE, len(content))
@@ -159,7 +189,8 @@ def marks_of(rows: np.ndarray, decided: pa.Table) -> pa.RecordBatch:
     return pa.RecordBatch.from_arrays([outcome, duplicate_of, jaccard], schema=MARKS)
 
 
-def _kept(content: Content, kept: pa.BooleanArray) -> Content:
+def kept_rows(content: Content, kept: pa.BooleanArray) -> Content:
+    """The rows that `kept` [n] chooses."""
     return list(compress(content, kept.to_pylist())) if isinstance(content, list) else content.filter(kept)
 
 

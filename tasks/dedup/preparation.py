@@ -9,7 +9,6 @@ and the decisions about it.
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from sys import maxsize
 from typing import Any
 
 from tokenmill.tasks.blend.models import SPLITS, Blend, DataSource
@@ -24,11 +23,9 @@ from tokenmill.tasks.shards.receipt import Receipt
 from tokenmill.tasks.shards.store import Store
 from tokenmill.tasks.sources.discovery import name_within
 from tokenmill.tasks.sources.files import Slice
-from tokenmill.tasks.sources.formats import format_of
-from tokenmill.tasks.sources.parquet import require_any, require_text
-from tokenmill.tasks.sources.slices import cut
+from tokenmill.tasks.sources.parquet import require_any
 
-from .apply import apply_decisions
+from .apply import apply_decisions, require_text_in_first
 from .contamination import evaluation_sources, evaluations_from, find_evaluations
 from .decisions import KEPT, Decisions
 from .harmony_shard import Deduplicated, document_slices, mark_shard, plan_marked
@@ -69,7 +66,7 @@ def plan_dedup(blend: Blend, settings: DedupSettings, output_dir: str | None) ->
 
     def recipes(source: DataSource, split: str, slices: Sequence[Slice]) -> list[_TextRecipe]:  # noqa: ARG001 - any plan's
         require_no(source, ["converter", "transforms"], "deduplication")
-        _require_text_in_first(source, slices)
+        require_text_in_first(source, slices)
         return [_TextRecipe(source.text_field)] * len(slices)
 
     unsigned = settings.model_copy(update={"force": True})  # these identities have no shards to reuse
@@ -93,13 +90,6 @@ def plan_dedup(blend: Blend, settings: DedupSettings, output_dir: str | None) ->
     shards = [replace(one, identity=other.identity) for one, other in zip(found.shards, signed, strict=True)]
     plan = replace(Plan.of(store, shards, rebuild=settings.force), skipped=found.skipped, samples=found.samples)
     return Planned(blend, settings, output_dir, plan, DedupFound(slices))
-
-
-def _require_text_in_first(source: DataSource, slices: Sequence[Slice]) -> None:
-    """Raises InputError unless the first columnar file has the text field; reading checks the others."""
-    part = next((part for part in slices if format_of(part.file).columnar), None)
-    if part is not None:
-        cut(part.file, maxsize, [source.text_field], require_text)
 
 
 def _documents(source: DataSource, split: str, part: Slice, settings: DedupSettings) -> DocumentSlice:
@@ -195,7 +185,7 @@ def release_dedup(planned: DedupPlan, finished: Sequence[Finished]) -> Release:
         raise RunError("no decisions about duplicates yet; build the preparation before publishing it")
     if len(finished) == len(planned.plan.shards):
         _require_all_decided(finished, decisions)
-    return Release(RowsLayout(planned.blend, decisions), {"duplicates": dict(decisions.facts)})
+    return Release(RowsLayout(planned.blend, decisions.files), {"duplicates": dict(decisions.facts)})
 
 
 def _require_all_decided(finished: Sequence[Finished], decisions: Decisions) -> None:

@@ -1,8 +1,7 @@
-"""Publish deduplicated rows: a folder per data set, in its original file format.
+"""Publish rows that stay as they were: a folder per data set, in its original file format.
 
     OUT/data/<data set>/part-00000-1a2b3c4d.jsonl   the shards' files (hard links on a local disk), or .parquet
-    OUT/edges.parquet                               dropped and kept documents
-    OUT/hits.parquet                                runs shared with evaluations, if there are any
+    OUT/edges.parquet, OUT/hits.parquet             from deduplication: dropped and kept documents, runs shared with evaluations
     OUT/blend.json                                  the output as a blend, with what the input says of weights, budget, fields and `fim`
 
 If the blend lists splits, data sets have folders within their split's. A name ends in the first digits of its shard's key,
@@ -19,12 +18,11 @@ import orjson
 from tokenmill.tasks.blend.models import SPLITS, Blend, DataSource
 from tokenmill.tasks.shards.manifest import WHOLE, Finished
 from tokenmill.tasks.shards.publication import Published
-from tokenmill.tasks.shards.publish import place_files
+from tokenmill.tasks.shards.publish import Output, place_files
 from tokenmill.tasks.shards.store import Store
 from tokenmill.tasks.storage import join
 
 from .apply import file_of
-from .decisions import Decisions
 
 FOLDER = "data"
 KEPT = {
@@ -38,10 +36,10 @@ PART = re.compile(r"part-\d{5,}-[0-9a-f]{8}\.(jsonl|parquet)")
 
 @dataclass(frozen=True, slots=True)
 class RowsLayout:
-    """Folders of rows, and the files of decisions."""
+    """Folders of rows, and other files: where the store has each, and its path in the output folder."""
 
     blend: Blend
-    decisions: Decisions
+    files: Sequence[tuple[str, Output]] = ()
 
     @property
     def own(self) -> Mapping[str, re.Pattern[str]]:
@@ -53,7 +51,7 @@ class RowsLayout:
         """Link every file on a local disk; on an object store the store copies it."""
         names: dict[str, dict[str, list[str]]] = {}
         numbers: Counter[str] = Counter()
-        pairs = [(stored, join(output_dir, output.path)) for stored, output in self.decisions.files]
+        pairs = [(stored, join(output_dir, output.path)) for stored, output in self.files]
         for item in finished:
             if WHOLE not in item.receipt.parts:
                 continue
@@ -63,7 +61,7 @@ class RowsLayout:
             numbers[folder] += 1
             names.setdefault(item.shard.place, {}).setdefault(WHOLE, []).append(name)
         place_files(pairs)
-        return Published(names, self._blend(output_dir, numbers), [output for _, output in self.decisions.files])
+        return Published(names, self._blend(output_dir, numbers), [output for _, output in self.files])
 
     def _blend(self, output_dir: str, numbers: Mapping[str, int]) -> bytes:
         """The output as a blend, without empty data sets."""

@@ -38,6 +38,7 @@ ANSWER_SECONDS = 3.0
 PACKAGES = {
     "s3fs": ("data on S3", "s3"),
     "gcsfs": ("data on Google Cloud Storage", "gcs"),
+    "fasttext-community": ("language and classifiers of tokenmill filter", "filter"),
     "matplotlib": ("plots of scores", "report"),
     "wandb": ("logging to Weights & Biases", "wandb"),
     "torch": ("tokenmill train, evaluate, and score with a model", "train"),

@@ -35,7 +35,7 @@ from .view_rows import PADDING, Row, read_row, rows_with
 from .why_duplicates import kept_row, normalized_row, normalized_rows, verdict_of
 from .why_reason import Entry, quarantined, reason_of
 
-FOLLOWED = ("pretrain", "sft", "rl", "dedup", "harmony")
+FOLLOWED = ("pretrain", "sft", "rl", "dedup", "filter", "harmony")
 """The kinds whose rows can be followed. Scores are joined to rows by their ids and publish no documents."""
 
 

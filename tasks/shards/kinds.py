@@ -61,6 +61,13 @@ KINDS: Mapping[str, Kind] = {
         "tokenmill.tasks.dedup.preparation:DEDUP",
         nightly=False,
     ),
+    "filter": Kind(
+        "filter",
+        "filter-blend",
+        "Keep the documents of a blend that pass rules of quality, language and personal data.",
+        "tokenmill.tasks.filter.preparation:FILTER",
+        nightly=False,
+    ),
     "nll": Kind(
         "score nll",
         "score-candidates",

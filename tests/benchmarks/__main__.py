@@ -14,6 +14,7 @@ from rich.markup import escape
 
 from tests.benchmarks import (
     dedup_speed,
+    filter_speed,
     harmony_speed,
     joining,
     long_conversations,
@@ -51,6 +52,7 @@ BENCHMARKS: dict[str, ModuleType] = {
     "rl_speed": rl_speed,
     "harmony_speed": harmony_speed,
     "dedup_speed": dedup_speed,
+    "filter_speed": filter_speed,
     "nll_speed": nll_speed,
     "train_speed": train_speed,
 }

@@ -1,0 +1,8 @@
+"""Quality filters: a blend of text with only the documents that pass every rule.
+
+plan ─► judge and write the rows of each slice, mapped over Dask ─► publish ─► report
+"""
+
+from .preparation import preparation_flow
+
+filter_blend = preparation_flow("filter")
