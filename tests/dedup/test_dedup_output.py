@@ -312,7 +312,7 @@ def test_a_dry_run_tells_what_is_signed_and_why_not(tmp_path):
 @pytest.mark.parametrize(
     ("source", "message"),
     [
-        ({"used_in": "x"}, "'used_in' has no effect on deduplication"),
+        ({"converter": "x"}, "'converter' has no effect on deduplication"),
         ({"path": "/nowhere.jsonl"}, "nowhere"),
     ],
 )
