@@ -149,7 +149,7 @@ def _tables(stop_words: Sequence[str], phrases: Sequence[str], line_ends: str) -
     sets = [["".join(parts) for parts in pieces], english["units"], stop_words, phrases]
     strings = list(chain.from_iterable(sets))
     return _Tables(
-        _classes({**english["classes"], "line_end": [[ord(char), ord(char)] for char in line_ends]}),
+        _classes({**english["classes"], "line_end": [(ord(char), ord(char)) for char in line_ends]}),
         np.frombuffer("".join(strings).encode("utf-32-le"), np.uint32),
         _bounds([len(string) for string in strings]),
         _bounds([len(each) for each in sets]),
@@ -158,7 +158,7 @@ def _tables(stop_words: Sequence[str], phrases: Sequence[str], line_ends: str) -
     )
 
 
-def _classes(ranges: Mapping[str, Sequence[tuple[int, int]]]) -> np.ndarray:
+def _classes(ranges: Mapping[str, Sequence[Sequence[int]]]) -> np.ndarray:
     """The classes of every code point, a bit each, uint32 [CODE_POINTS]."""
     table = np.zeros(2 * CODE_POINTS, np.uint32)  # twice as many, so that no damaged text can lead outside
     for bit, name in enumerate(CLASSES):

@@ -12,6 +12,7 @@ from typing import Any, cast
 
 import numpy as np
 import pyarrow as pa
+from pyarrow import compute
 from tokenmill.tasks.dedup.apply import Content, Rows, kept_rows, read_rows, write_rows
 from tokenmill.tasks.shards.build import ShardBuilder, building
 from tokenmill.tasks.shards.manifest import WHOLE
@@ -120,7 +121,7 @@ def _changed(
     rows: Rows, texts: pa.LargeStringArray, stay: np.ndarray, path: Sequence[str]
 ) -> tuple[Content, np.ndarray, list[BadRow]]:
     """The rows with changed texts in place, which of them to write (bool [n]), and those that cannot be written again."""
-    changed = np.flatnonzero(stay & np.asarray(pa.compute.not_equal(texts, rows.texts)))
+    changed = np.flatnonzero(stay & np.asarray(compute.call_function("not_equal", [texts, rows.texts])))
     if not len(changed):
         return rows.content, stay, []
     if not isinstance(rows.content, list):
