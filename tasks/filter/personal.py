@@ -66,7 +66,7 @@ def public_ips(text: str) -> Iterator[Span]:
     return ((start, end) for start, end in ips(text) if ipaddress.ip_address(text[start:end]).is_global)
 
 
-def keys(text: str) -> Iterator[Span]:
+def secrets(text: str) -> Iterator[Span]:
     """Where private keys and access tokens are."""
     return (found.span() for found in KEY.finditer(text))
 
@@ -98,7 +98,7 @@ def _kinds(settings: PersonalData) -> Sequence[_Kind]:
     return (
         _Kind("emails", "@", emails, settings.emails, settings.email_mask),
         _Kind("ips", r"[0-9]\.[0-9]+\.[0-9]+\.[0-9]", find_ips, settings.ips, settings.ip_mask),
-        _Kind("keys", tokens, keys, settings.keys, settings.key_mask),
+        _Kind("secrets", tokens, secrets, settings.secrets, settings.secret_mask),
     )
 
 

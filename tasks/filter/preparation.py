@@ -47,7 +47,7 @@ def plan_filter(blend: Blend, settings: FilterSettings, output_dir: str | None) 
     models, paths = identified(settings)
     rules = [{"family": name, **getattr(settings, name).model_dump()} for name in settings.rules]
     personal = settings.personal
-    treated = {"off"} != {personal.emails, personal.ips, personal.keys}
+    treated = {"off"} != {personal.emails, personal.ips, personal.secrets}
 
     def recipes(source: DataSource, split: str, slices: Sequence[Slice]) -> list[FilterRecipe]:  # noqa: ARG001 - any plan's
         require_no(source, ["converter", "transforms"], "filtering")

@@ -118,10 +118,10 @@ class PersonalData(Strict, frozen=True):
 
     emails: Treatment = Field(default="off", description="Count or mask e-mail addresses, or drop documents with one.")
     ips: Treatment = Field(default="off", description="The same for public IPv4 addresses.")
-    keys: Treatment = Field(default="off", description="The same for private keys and access tokens.")
+    secrets: Treatment = Field(default="off", description="The same for private keys and access tokens.")
     email_mask: str = Field(default="email@example.com", description="Replaces an e-mail address.")
     ip_mask: str = Field(default="192.0.2.1", description="Replaces an IPv4 address.")
-    key_mask: str = Field(default="<KEY>", description="Replaces a key.")
+    secret_mask: str = Field(default="<SECRET>", description="Replaces a secret.")
     only_public_ips: bool = Field(default=True, description="Leave private and reserved IPv4 addresses alone.")
 
 

@@ -52,19 +52,19 @@ def test_rows_that_stay_keep_their_bytes_and_drops_have_the_names_of_rules(tmp_p
 def test_personal_data_is_counted_masked_or_dropped(tmp_path, treatment):
     texts = [GOOD, f"{GOOD} Write to jane.doe@example.org.", f"{GOOD} AKIA{'ABCD1234' * 2}"]
     path = write_rows(tmp_path / "a.jsonl", [{"text": text, "n": 2.0} for text in texts])
-    chosen = {"rules": [], "personal": {"emails": treatment, "keys": treatment}}
+    chosen = {"rules": [], "personal": {"emails": treatment, "secrets": treatment}}
     _, manifest = prepare_here("filter", blend_of(path), tmp_path / "out", **chosen)
     before, after = path.read_bytes().splitlines(), lines(tmp_path / "out", "a")
     assert after[0] == before[0]
     if treatment == "drop":
         assert len(after) == 1
-        assert manifest["totals"]["dropped"] == {"personal_emails": 1, "personal_keys": 1}
+        assert manifest["totals"]["dropped"] == {"personal_emails": 1, "personal_secrets": 1}
     if treatment == "count":
         assert after == before
     if treatment == "mask":
         found = [json.loads(line) for line in after[1:]]
         assert [each["text"] for each in found] == [
-            f"{GOOD} Write to email@example.com.", f"{GOOD} <KEY>",
+            f"{GOOD} Write to email@example.com.", f"{GOOD} <SECRET>",
         ]  # fmt: skip
         assert b'"n":2.0' in after[1]
 

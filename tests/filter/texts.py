@@ -120,5 +120,5 @@ def _text(file):
                 messages = gettext.GNUTranslations(stream)._catalog  # noqa: SLF001 - it has no public list
             return "\n".join(str(message) for message in messages.values())
         return file.read_bytes()[:1_000_000].decode()
-    except (OSError, ValueError):
+    except (OSError, ValueError, IndexError):  # IndexError: a header that gettext cannot read
         return ""
