@@ -198,7 +198,7 @@ def descriptors():
 
 
 OWN = re.compile(
-    r"index\.json|gates(/[0-9a-f]{32}\.json)?|(sft|packs)(/[0-9a-f]{32}"
+    r"prefix|index\.json|gates(/[0-9a-f]{32}\.json)?|(sft|packs)(/[0-9a-f]{32}"
     r"(/(train|valid|all)\.(tokens|index\.parquet|parquet)|/quarantine\.jsonl|/receipt\.json)?)?"
 )
 

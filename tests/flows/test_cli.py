@@ -277,6 +277,7 @@ def test_the_help_of_a_kind_lists_every_setting_that_it_takes(kind):
     shown = called(*KINDS[kind].command.split(), "--help").stdout
     listed = set(re.findall(r"^│ \*? +?(\S+)|^│ (\S+)", shown, re.MULTILINE))
     listed = {name for pair in listed for name in pair if name}
+    listed |= {"".join(parts) for parts in re.findall(r"^│ +(\S+) .*\n│ +(\.\S+)", shown, re.MULTILINE)}  # wrapped names
     expected = {key for key in keys(record.settings) if key.split(".")[0] not in record.hidden}
     unlisted = {key for key in expected - listed if not any(name.startswith(f"{key}.") for name in listed)}
     assert not unlisted
