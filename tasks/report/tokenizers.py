@@ -5,7 +5,7 @@ blend states for a data set; data sets that state the same ones are added up.
 """
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -20,7 +20,8 @@ from tokenmill.tasks.sources.discovery import discover
 from tokenmill.tasks.sources.files import Slice
 from tokenmill.tasks.sources.formats import read_texts
 from tokenmill.tasks.sources.forms import require_form
-from tokenmill.tasks.sources.parquet import require_text
+from tokenmill.tasks.sources.parquet import Needed, require_text
+from tokenmill.tasks.sources.row_filter import row_filter
 from tokenmill.tasks.sources.slices import ContentIndex, cut, leading_rows
 from tokenmill.tasks.storage import absolute, user_cache
 from tokenmill.tasks.tokenize.encoders import Encoder
@@ -51,12 +52,13 @@ SLICE_BYTES = 256_000_000
 class Sample:
     """The first rows of a data set: their sizes, and what each tokenizer made of them.
 
-    `unread` counts rows that are blank or cannot be read. `languages` are those that the blend states, joined.
+    `unread` counts rows that are blank or cannot be read, `filtered` those that the blend leaves out. `languages` are those that the blend states, joined.
     """
 
     name: str
     languages: str
     unread: int
+    filtered: int
     texts: TextCounts
     tokens: Mapping[str, TokenCounts]
 
@@ -102,15 +104,17 @@ def _short(models: Sequence[str]) -> list[str]:
 def _named(blend: Blend) -> Iterator[tuple[str, DataSource]]:
     for split, sources in blend.parts().items():
         for source in sources:
-            require_no(source, ["used_in", "filters", "converter", "transforms"], "a comparison of tokenizers")
+            require_no(source, ["converter", "transforms"], "a comparison of tokenizers")
             yield f"{split}/{source.name}".removeprefix("datasets/"), source
 
 
 def _slices(source: DataSource, rows: int) -> list[Slice]:
     """The slices with the first rows of a data set; files behind them are not opened."""
-    fields = [source.text_field]
-    every = (part for file in discover(source) for part in cut(file, SLICE_BYTES, fields, require_text))
-    slices = ContentIndex().identify(leading_rows(every, rows), fields, "stat")
+    chosen, text = row_filter(source), [source.text_field]
+    fields, needed = chosen.read_with(text), Needed(require_text, text, chosen) if chosen else require_text
+    every = (part for file in discover(source) for part in cut(file, SLICE_BYTES, fields, needed))
+    leading = [replace(part, filters=chosen.wanted, where=chosen.where) for part in leading_rows(every, rows)]
+    slices = ContentIndex().identify(leading, fields, "stat")
     if not slices:
         raise InputError(f"data set {source.name!r}: {source.path} holds no rows; fix the path")
     require_form(source, "documents", slices[0])
@@ -119,26 +123,30 @@ def _slices(source: DataSource, rows: int) -> list[Slice]:
 
 def _sampled(source: DataSource, name: str, slices: Sequence[Slice], tokenizers: Sequence[Tokenizer]) -> Sample:
     encoders = [each.encoder(source, slices) for each in tokenizers]
-    texts, unread, tokens = TextCounts(), 0, {each.name: TokenCounts() for each in tokenizers}
+    texts, unread, filtered = TextCounts(), 0, 0
+    tokens = {each.name: TokenCounts() for each in tokenizers}
     for batch in (batch for part in slices for batch in read_texts(part, source.text_field)):
         unread += len(batch.bad) + batch.blank
+        filtered += batch.filtered
         texts += count_texts(batch.texts)
         for each, encoder in zip(tokenizers, encoders, strict=True):
             tokens[each.name] += count_tokens(batch.texts, encoder, each.kinds)
-    return Sample(name, ", ".join(source.languages or []), unread, texts, tokens)
+    return Sample(name, ", ".join(source.languages or []), unread, filtered, texts, tokens)
 
 
 def by_language(samples: Sequence[Sample]) -> list[Sample]:
     """The samples of data sets that state the same languages, added up under these; empty if none states any."""
     found: dict[str, Sample] = {}
     for each in samples:
-        name = each.languages or "not stated"
-        other = found.get(
-            name, Sample(name, each.languages, 0, TextCounts(), dict.fromkeys(each.tokens, TokenCounts()))
-        )
-        tokens = {model: counts + other.tokens[model] for model, counts in each.tokens.items()}
-        found[name] = Sample(name, each.languages, each.unread + other.unread, each.texts + other.texts, tokens)
+        named = replace(each, name=each.languages or "not stated")
+        found[named.name] = _together(found[named.name], named) if named.name in found else named
     return list(found.values()) if any(each.languages for each in samples) else []
+
+
+def _together(one: Sample, other: Sample) -> Sample:
+    tokens = {model: counts + other.tokens[model] for model, counts in one.tokens.items()}
+    unread, filtered = one.unread + other.unread, one.filtered + other.filtered
+    return replace(one, unread=unread, filtered=filtered, texts=one.texts + other.texts, tokens=tokens)
 
 
 @dataclass(frozen=True, slots=True)
@@ -180,7 +188,7 @@ def comparison_record(samples: Sequence[Sample]) -> dict[str, Any]:
 
 def _record(sample: Sample) -> dict[str, Any]:
     return {
-        "languages": sample.languages, "unread": sample.unread, **asdict(sample.texts),
+        "languages": sample.languages, "unread": sample.unread, "filtered": sample.filtered, **asdict(sample.texts),
         "tokenizers": {
             model: asdict(counts) | {each.name: each.of(sample.texts, counts) for each in FIGURES}
             for model, counts in sample.tokens.items()
@@ -222,8 +230,12 @@ def _rows(sample: Sample) -> Iterator[list[str]]:
 
 
 def _notes(samples: Sequence[Sample]) -> list[str]:
-    texts, unread = sum((each.texts for each in samples), TextCounts()), sum(each.unread for each in samples)
-    read = f"{texts.documents:,} documents of {texts.size:,} bytes are encoded, {unread:,} rows are blank or cannot be read."
+    texts = sum((each.texts for each in samples), TextCounts())
+    unread, filtered = sum(each.unread for each in samples), sum(each.filtered for each in samples)
+    read = (
+        f"{texts.documents:,} documents of {texts.size:,} bytes are encoded, {unread:,} rows are blank or cannot be read, "
+        f"{filtered:,} are left out by the blend."
+    )
     fallback = "fallback: the share of tokens that are no whole characters"
     long = f"long: of those of {LONG_BYTES} bytes and more"
     return [read, f"{fallback}; {long}; controls: the tokenizer's control strings in text, encoded as any other text."]

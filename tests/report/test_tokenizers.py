@@ -131,7 +131,7 @@ def test_tokenizers_of_one_name_are_told_apart_by_their_paths(folder, blend, mod
         ({}, [], "name one or more tokenizers"),
         ({}, ["small", "small"], "each once"),
         ({}, ["o200k_harmoni"], "did you mean"),
-        ({"filters": {"language": "en"}}, ["small"], "'filters' has no effect on a comparison of tokenizers"),
+        ({"transforms": ["passthrough"]}, ["small"], "'transforms' has no effect on a comparison of tokenizers"),
         ({"path": "/no/such/file.jsonl"}, ["small"], "/no/such/file.jsonl"),
     ],
 )
@@ -140,6 +140,16 @@ def test_what_cannot_be_compared_is_refused_with_a_remedy(blend, models, change,
     named = [str(models.get(name, name)) for name in chosen]
     with pytest.raises(InputError, match=re.escape(said)):
         compared(load_blend({"datasets": [source]}), named, 10)
+
+
+@pytest.mark.parametrize("asked", [{"where": "level > 1 and length(text) < 20"}, {"filters": {"level": [2, 3]}}])
+def test_only_rows_that_the_blend_takes_are_encoded(folder, models, asked):
+    rows = [{"text": "taken", "level": level} for level in range(4)]
+    pq.write_table(pa.Table.from_pylist(rows), folder / "levels.parquet")
+    blend = load_blend({"datasets": [{"name": "levels", "path": str(folder / "levels.parquet"), **asked}]})
+    (sample,) = compared(blend, [str(models["small"])], 10)
+    assert (sample.texts.documents, sample.filtered, sample.unread) == (2, 2, 0)
+    assert sample.tokens["small"].tokens == tokens(models["small"], ["taken"] * 2)
 
 
 def test_conversations_are_refused(folder, models):

@@ -16,7 +16,6 @@ from tokenmill.tasks.tokenize.fertility import LONG_BYTES, TextCounts, TokenCoun
 from tokenmill.tasks.tokenize.gate import NASTY
 from tokenmill.tasks.tokenize.load import find_vocabulary
 from tokenmill.tasks.tokenize.settings import TokenizerSource
-from tokenmill.tasks.tokenize.vocabulary import huggingface_vocabulary
 
 from tests.examples import max_examples
 from tests.peers import vocabularies
@@ -97,7 +96,8 @@ def test_a_long_token_of_pieces_counts_its_text(tmp_path):
     long = "\u2581" + "x" * (LONG_BYTES - 1)
     listed = [["<unk>", 0.0], [long, -1.0], [long[:-1], -1.0], ["\u2581", -2.0]]
     definition = {"model": {"type": "Unigram", "unk_id": 0, "vocab": listed}, "added_tokens": []}
-    kinds = kinds_of(huggingface_vocabulary(orjson.dumps(definition), definition, {}))
+    (tmp_path / "tokenizer.json").write_bytes(orjson.dumps(definition))
+    kinds = kinds_of(find_vocabulary(TokenizerSource(model=str(tmp_path))))
     assert kinds.long.tolist() == [False, True, False, False]
     assert not kinds.fallback.any()
     assert kinds.controls is None
