@@ -89,7 +89,8 @@ def plan_pretrain(blend: Blend, settings: PretrainSettings, output_dir: str | No
         fim = fim_recipe(_fim_of(source, split, settings), vocabulary)
         strings = fim.strings(vocabulary) if fim else frozenset[str]()
         which = orjson.dumps([source.text_field, *sorted(strings)]).decode() if strings else source.text_field
-        gates[name] = Gate(vocabulary.guarding(strings), slices, texts, which, store.place, literal)
+        guarded = vocabulary.guarding(strings) if strings else vocabulary
+        gates[name] = Gate(guarded, slices, texts, which, store.place, literal)
         verdicts[name] = gates[name].verdict()
         return [_recipe(source, split, settings, vocabulary, verdicts[name], fim)] * len(slices)
 
@@ -172,7 +173,7 @@ def build_pretrain_shard(
     literal = recipe.special_tokens_in_text != "allow"
     fim = FimRecipe(**recipe.fim) if recipe.fim else None
     strings = fim.strings(vocabulary) if fim else frozenset[str]()
-    guarded = vocabulary.guarding(strings)
+    guarded = vocabulary.guarding(strings) if strings else vocabulary
     encoder = encoder_of(guarded, backend, literal=literal)
     rearranging = fim and FimEncoder(encoder, fim, () if literal else strings, most_ids(recipe))
     return tokenize_shard(shard, recipe, encoder, guarded.special_tokens, store, on_bad_row, rearranging)

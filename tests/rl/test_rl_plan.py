@@ -106,7 +106,9 @@ WHICH_ROWS_AND_WHERE = {"shard_size", "store", "source_identity", "scale", "samp
 
 
 def test_every_setting_is_known_to_change_bytes_or_not_to():
-    assert REBUILD.keys() | NEUTRAL.keys() | SOME | WITH_BATCHES | WHICH_ROWS_AND_WHERE == RlSettings.model_fields.keys()
+    assert (
+        REBUILD.keys() | NEUTRAL.keys() | SOME | WITH_BATCHES | WHICH_ROWS_AND_WHERE == RlSettings.model_fields.keys()
+    )
 
 
 @pytest.mark.parametrize("name", REBUILD)

@@ -114,7 +114,7 @@ def test_columns_are_carried_along_and_null_where_there_are_none():
 
 
 def test_an_unknown_column_is_refused():
-    with pytest.raises(InputError, match="no column 'splitt'; did you mean 'split'"):
+    with pytest.raises(InputError, match="no field 'splitt'; did you mean 'split'"):
         candidates(TABLE, "prompt", parse_predicate("splitt == 'x'"), ALL)
 
 

@@ -102,7 +102,7 @@ def test_columns_that_a_file_has_not_are_null_in_pools_and_not_asked_in_the_base
     assert not rows_of(found, "has_correctness_meta").any()
     assert not rows_of(found, "no_tool").any()
     assert np.flatnonzero(rows_of(found, "proof")).tolist() == [12]
-    with pytest.raises(InputError, match=r"pools\.yaml: base\[1\]: .*no column 'quality_completion_nonempty'"):
+    with pytest.raises(InputError, match=r"pools\.yaml: base\[1\]: .*no field 'quality_completion_nonempty'"):
         assign(small, load_pools())
 
 
@@ -136,7 +136,7 @@ def test_a_person_writes_pools_of_their_own(tmp_path):
 @pytest.mark.parametrize(
     ("text", "message"),
     [
-        ("pools:\n" + pool(predicate="b and"), r"mine\.yaml: pool 'a': at its end: expected a column"),
+        ("pools:\n" + pool(predicate="b and"), r"mine\.yaml: pool 'a': at its end: expected a field"),
         ("base: ['b =']\npools:\n" + pool(), r"mine\.yaml: base\[0\]: character 3, before '=': .*write =="),
         ("pools:\n" + pool() + pool("A"), "two pools are called 'a' and 'A'"),
         ("pools:\n" + pool() + pool(), "two pools are called 'a' and 'a'"),

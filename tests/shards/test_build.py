@@ -2,6 +2,7 @@
 
 import gc
 import json
+from dataclasses import replace
 from itertools import product
 from pathlib import Path
 
@@ -14,7 +15,6 @@ from tokenmill.tasks.shards.plan import PlannedShard
 from tokenmill.tasks.shards.receipt import InvalidReceiptError
 from tokenmill.tasks.shards.store import Store
 from tokenmill.tasks.sources.files import BadRow, Rejected, Slice, SourceFile
-from tokenmill.tasks.sources.selection import RowFilter
 
 from tests.examples import max_examples
 
@@ -111,8 +111,9 @@ def positive(batch, index):
 
 
 def build_numbers(shard, store, on_bad_row="quarantine", chosen=None):
+    shard = replace(shard, part=replace(shard.part, filters=chosen or {}))
     with building(shard, store, on_bad_row) as builder:
-        for _, found in builder.records(["n"], RowFilter(chosen or {}), positive):
+        for _, found in builder.records(["n"], positive):
             builder.open("numbers").write(bytes(found.values()))
             builder.keep("all", len(found), sum(found.values()))
     return builder.receipt
@@ -154,7 +155,7 @@ def test_a_bad_row_ends_the_shard_where_the_policy_is_to_fail(shard, store):
 def test_a_row_that_is_neither_kept_nor_dropped_proves_nothing(shard, store):
     def build_wrongly():
         with building(shard, store, "quarantine") as builder:
-            for _ in builder.records(["n"], RowFilter({}), positive):
+            for _ in builder.records(["n"], positive):
                 builder.keep("all", 1)
 
     with pytest.raises(InvalidReceiptError, match="7 rows went in"):

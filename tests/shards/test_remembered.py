@@ -9,14 +9,16 @@ from tokenmill.tasks.tokenize import load
 from tokenmill.tasks.tokenize.engines import ENGINES
 from tokenmill.tasks.tokenize.exact import exact_encoder
 from tokenmill.tasks.tokenize.gate import Comparison
-from tokenmill.tasks.tokenize.load import Facts, load_vocabulary
+from tokenmill.tasks.tokenize.load import Controls, load_vocabulary
 from tokenmill.tasks.tokenize.settings import TokenizerSettings
+from tokenmill.tasks.tokenize.vocabulary import Facts
 
 from tests.preparing import blend_of, prepare, tree, write_lines
 from tests.tokenize.small_vocabularies import word_piece
 
 ANSWERS = {
-    "an encoding": (Facts, ({"<|endoftext|>": 199999, "<|start|>": 200006}, 201088)),
+    "an encoding": (Controls, ({"<|endoftext|>": 199999, "<|start|>": 200006}, 201088)),
+    "a tokenizer.json": (Facts, Facts("BPE", 201088, None, 199999)),
     "characters": (list[int], [0x100, 0x1F600, 0x1F64F]),
     "a gate": (Comparison, Comparison(312, None)),
     "another gate": (Comparison, Comparison(312, "encodes 'a' as [1], the reference as [2]")),
