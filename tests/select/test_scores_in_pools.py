@@ -307,7 +307,7 @@ def test_a_misspelt_column_is_refused_with_the_nearest_name(blend, tmp_path):
         require_selectable(SelectionChoices(pools=pools, scores=[place]))
     with pytest.raises(InputError, match=r"selection\.require: .*\n?.*no field 'nll_mean'"):
         require_selectable(SelectionChoices(require="nll_mean < 1"))
-    with pytest.raises(InputError, match="column 'nll_mean' is a number"):
+    with pytest.raises(InputError, match="field 'nll_mean' is a number"):
         require_selectable(SelectionChoices(require="nll_mean == 'high'", scores=[place]))
     with pytest.raises(InputError, match="no field 'nll_meen'"):
         selected(blend, tmp_path / "out", pools=pools, scores=[place])
