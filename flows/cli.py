@@ -101,7 +101,7 @@ def mix(
 ) -> None:
     """Solve the budget of a blend: tokens, share and epochs of each data set and phase, and the limits that bind."""
     from tokenmill.tasks.blend.mix import solve
-    from tokenmill.tasks.report.mix import last_steps, mix_record, print_mix
+    from tokenmill.tasks.report.mix import last_steps, megatron_flags, mix_record, print_mix, write_mix
     from tokenmill.tasks.report.plan import training_tokens
 
     chosen = preparation(kind)
@@ -118,15 +118,14 @@ def mix(
     found = solve(asked, held)
     steps = last_steps(found, step_tokens) if step_tokens else []
     if write is not None:
-        _write_mix(chosen, planned, estimated, write)
+        write_mix(planned, chosen, write)
+        terminal.print(f"written to {write}", markup=False)
     if format == "json":
         print_json(mix_record(found, estimated, steps))
         return
     print_mix(found, estimated, Console(), tables=format == "table")
     if steps:
-        ends = ",".join(map(str, steps[:-1]))
-        flags = f"--train-iters {steps[-1]}" + (f" --phase-transition-iterations {ends}" if ends else "")
-        Console().print(f"Megatron-LM: {flags}", highlight=False, soft_wrap=True)
+        Console().print(f"Megatron-LM: {megatron_flags(steps)}", highlight=False, soft_wrap=True)
 
 
 @app.command
@@ -149,26 +148,6 @@ def compare_tokenizers(
         print_json(comparison_record(found))
     else:
         print_comparison(found, Console(), tables=format == "table")
-
-
-def _write_mix(kind: "Preparation[Any, Any]", planned: "Planned[Any, Any]", estimated: set[str], folder: str) -> None:
-    """Write the prefixes and blends of a built preparation into a folder. Raises InputError if it is not built."""
-    from tokenmill.tasks.shards.manifest import BLEND
-    from tokenmill.tasks.shards.preparation import proven_shards
-    from tokenmill.tasks.shards.publish import publish_bytes
-    from tokenmill.tasks.storage import absolute
-
-    if kind.name != "pretrain" or estimated:
-        raise InputError(
-            "--write: needs a blend that `tokenmill pretrain` has prepared; name its folder with --output-dir"
-        )
-    place = absolute(folder)
-    finished, _ = proven_shards(planned)
-    published = kind.release(planned, finished).layout.lay_out(place, planned.plan.store, finished)
-    publish_bytes(join(place, BLEND), published.blend)
-    terminal.print(
-        f"written to {place}: {BLEND}, and phases/ if the blend says how many tokens to train on", markup=False
-    )
 
 
 def _preparation_command(name: str) -> Callable[..., dict[str, Any]]:

@@ -23,8 +23,8 @@ from dataclasses import dataclass
 
 import numpy as np
 import pyarrow as pa
-from tokenmill.tasks.pack.algorithms import splitmix64
 from tokenmill.tasks.shards.publish import Output
+from tokenmill.tasks.splitmix import splitmix64
 
 from . import kernel
 from .kernel import BANDS, ROWS

@@ -57,7 +57,7 @@ class _TextRecipe:
 
 
 def plan_dedup(blend: Blend, settings: DedupSettings, output_dir: str | None) -> DedupPlan:
-    """Plan `blend` for `output_dir`; if that is None, nothing counts as built and hashes are cached per user.
+    """Plan `blend` for `output_dir`; without one, no shard counts as built, and hashes are cached per user.
 
     Raises InputError for anything that must be fixed first.
     """

@@ -29,7 +29,7 @@ from typing import Self
 import numpy as np
 import pyarrow as pa
 from pyarrow import compute
-from tokenmill.tasks.pack.algorithms import splitmix64
+from tokenmill.tasks.splitmix import splitmix64
 
 from . import kernel
 from .documents import content

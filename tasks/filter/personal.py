@@ -150,9 +150,9 @@ def _masked(texts: pa.LargeStringArray, spans: Mapping[int, Sequence[Span]], mas
     masked = pa.array(
         [_replaced(texts[number].as_py(), each, mask) for number, each in spans.items()], pa.large_string()
     )
-    order = np.arange(len(texts))
-    order[list(spans)] = len(texts) + np.arange(len(spans))
-    return pa.concat_arrays([texts, masked]).take(pa.array(order))
+    changed = np.zeros(len(texts), np.bool_)
+    changed[list(spans)] = True
+    return compute.call_function("replace_with_mask", [texts, pa.array(changed), masked])
 
 
 def _replaced(text: str, spans: Sequence[Span], mask: str) -> str:

@@ -39,7 +39,7 @@ FilterPlan = Planned[FilterSettings, FilterFound]
 
 
 def plan_filter(blend: Blend, settings: FilterSettings, output_dir: str | None) -> FilterPlan:
-    """Plan `blend` for `output_dir`; if that is None, nothing counts as built and hashes are cached per user.
+    """Plan `blend` for `output_dir`; without one, no shard counts as built, and hashes are cached per user.
 
     Raises InputError for anything that must be fixed first.
     """

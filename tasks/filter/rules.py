@@ -11,6 +11,7 @@ from typing import Any
 
 import numpy as np
 import pyarrow as pa
+from pyarrow import compute
 
 from .kernel import Wanted, default_line_ends, measure
 from .settings import C4Quality, Family, FineWebQuality, GopherQuality, GopherRepetition
@@ -52,7 +53,7 @@ def judge(texts: pa.LargeStringArray, families: Mapping[Family, Any]) -> Verdict
                     reasons[failing & (reasons == "")] = reason
         if "c4" in stage and stage["c4"].remove_lines:
             stay = reasons == ""
-            texts = _replaced(texts, measured.cleaned, stay)
+            texts = compute.call_function("if_else", [pa.array(stay), measured.cleaned, texts])
             lines = {name: int(measured.counts[name][stay].sum()) for name in LINE_REASONS}
     return Verdicts(reasons, texts, lines)
 
@@ -67,11 +68,6 @@ def _stages(families: Mapping[Family, Any]) -> Iterator[dict[Family, Any]]:
             stage = {}
     if stage:
         yield stage
-
-
-def _replaced(texts: pa.LargeStringArray, others: pa.LargeStringArray, where: np.ndarray) -> pa.LargeStringArray:
-    numbers = np.where(where, np.arange(len(texts)) + len(texts), np.arange(len(texts)))
-    return pa.concat_arrays([texts, others]).take(pa.array(numbers))
 
 
 def _wanted(families: Mapping[Family, Any]) -> Wanted:

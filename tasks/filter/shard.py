@@ -103,14 +103,11 @@ def decide(texts: pa.LargeStringArray, recipe: Mapping[str, Any], paths: Mapping
         reasons[stay[failing(texts.take(pa.array(stay)), model, paths)]] = model.reason
     if not recipe["personal"]:
         return Decided(reasons, texts, {}, verdicts.lines)
-    stay = np.flatnonzero(reasons == "")
-    treated = treat(texts.take(pa.array(stay)), PersonalData(**recipe["personal"]))
-    reasons[stay] = treated.reasons
-    order = np.arange(len(texts))
-    order[stay] = len(texts) + np.arange(len(stay))
-    return Decided(
-        reasons, pa.concat_arrays([texts, treated.texts]).take(pa.array(order)), treated.found, verdicts.lines
-    )
+    passed = reasons == ""
+    treated = treat(texts.filter(pa.array(passed)), PersonalData(**recipe["personal"]))
+    reasons[passed] = treated.reasons
+    texts = compute.call_function("replace_with_mask", [texts, pa.array(passed), treated.texts])
+    return Decided(reasons, texts, treated.found, verdicts.lines)
 
 
 def _settings(rules: Mapping[str, Any]) -> Any:  # noqa: ANN401 - one of the models of rules

@@ -22,6 +22,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 import numpy as np
+from tokenmill.tasks.splitmix import splitmix64
 
 Packing = Literal["best_fit_decreasing", "first_fit_decreasing", "first_fit_shuffle", "concatenative"]
 
@@ -50,18 +51,6 @@ def pack(lengths: np.ndarray, content: np.ndarray, capacity: int, packing: Packi
     bins = _shuffled(bins, _seeded(content, seed)[order])
     offsets = np.concatenate([[0], np.cumsum(np.bincount(bins))])
     return Packs(offsets, order[np.argsort(bins, kind="stable")])
-
-
-def splitmix64(values: np.ndarray) -> np.ndarray:
-    """The next draw of SplitMix64 in each of these states (uint64): a bijective mixing function.
-
-    Steele, Lea and Flood, "Fast splittable pseudorandom number generators", 2014, with the constants of Java's
-    SplittableRandom.
-    """
-    mixed = values + np.uint64(0x9E3779B97F4A7C15)
-    mixed = (mixed ^ (mixed >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
-    mixed = (mixed ^ (mixed >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
-    return mixed ^ (mixed >> np.uint64(31))
 
 
 def _check(lengths: np.ndarray, content: np.ndarray, capacity: int) -> None:

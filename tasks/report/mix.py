@@ -8,6 +8,11 @@ from rich.box import SIMPLE_HEAD
 from rich.console import Console
 from rich.table import Column, Table
 from tokenmill.tasks.blend.mix import Mix
+from tokenmill.tasks.errors import InputError
+from tokenmill.tasks.shards.manifest import BLEND
+from tokenmill.tasks.shards.preparation import Planned, Preparation, proven_shards
+from tokenmill.tasks.shards.publish import publish_bytes
+from tokenmill.tasks.storage import absolute, join
 
 COLUMNS = ("data set", "tokens there are", "read", "share", "epochs", "unread", "limit")
 PHASE_COLUMNS = ("phase", "data set", "read", "share of the phase", "epochs")
@@ -47,6 +52,27 @@ def mix_record(mix: Mix, estimated: Collection[str], steps: Sequence[int]) -> di
 def last_steps(mix: Mix, step_tokens: int) -> list[int]:
     """The last step of each phase, for steps of so many tokens."""
     return [round(end / step_tokens) for end in accumulate(phase.tokens for phase in mix.phases)]
+
+
+def megatron_flags(steps: Sequence[int]) -> str:
+    """The flags of Megatron-LM for phases that end at these steps."""
+    transitions = ",".join(map(str, steps[:-1]))
+    return f"--train-iters {steps[-1]}" + (f" --phase-transition-iterations {transitions}" if transitions else "")
+
+
+def write_mix(planned: Planned[Any, Any], kind: Preparation[Any, Any], folder: str) -> None:
+    """Write the prefixes and Megatron's blends of a built preparation into a folder.
+
+    Raises InputError for another kind than pretraining, and for shards that are not built.
+    """
+    if kind.name != "pretrain" or planned.plan.pending:
+        raise InputError(
+            "--write: needs a blend that `tokenmill pretrain` has prepared; name its folder with --output-dir"
+        )
+    place = absolute(folder)
+    finished, _ = proven_shards(planned)
+    published = kind.release(planned, finished).layout.lay_out(place, planned.plan.store, finished)
+    publish_bytes(join(place, BLEND), published.blend)
 
 
 def print_mix(mix: Mix, estimated: Collection[str], console: Console, *, tables: bool) -> None:

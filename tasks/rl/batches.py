@@ -21,8 +21,8 @@ from statistics import NormalDist
 
 import numpy as np
 from tokenmill.tasks.blend.mix import Mix, rounded
-from tokenmill.tasks.pack.algorithms import splitmix64
 from tokenmill.tasks.pack.sampling import Sampling
+from tokenmill.tasks.splitmix import splitmix64
 
 MOMENTS = 64
 """Parts of the training in which the mean of matched rows is brought to the schedule, and quantiles of each Gaussian there."""

@@ -23,9 +23,11 @@ from tokenmill.tasks.pack.sampling import Sampling
 from tokenmill.tasks.shards.join import join_files
 from tokenmill.tasks.shards.publication import Weights, blend_weights, mix_header
 from tokenmill.tasks.shards.publish import Output, publish
+from tokenmill.tasks.sources.files import field_path
+from tokenmill.tasks.sources.row_filter import value_at
 from tokenmill.tasks.storage import temporary_folder
 
-from .batches import deal, in_order, most_span, rows_of_phases, rows_to_read
+from .batches import Order, deal, in_order, most_span, rows_of_phases, rows_to_read
 from .settings import Curriculum, RlSettings
 
 BLOCK = 1 << 26
@@ -96,27 +98,30 @@ def write_ordered(files: Sequence[RowFile], batches: Batches, target: str) -> tu
                 "damaged: tokenmill verify names it"
             )
         rows, dropped = _chosen(memory, ends, files, batches.curriculum)
-        names = list(rows.lines)
-        counts, header = _counts(names, np.array([len(rows.lines[name]) for name in names], np.int64), batches)
-        if not counts.size:
-            raise InputError(
-                "curriculum: every training row is left out; lower curriculum.above, or raise curriculum.below"
-            )
-        span = batches.curriculum.span if batches.curriculum.field else 0.0
-        rates = [rows.rates[name] for name in names]
-        _require_span(names, counts, rates, span)
-        order = in_order(counts, rates, span, batches.curriculum.spread, batches.seed)
-        numbers = np.empty(len(order.row), np.int64)
-        ordered_rates = np.empty(len(order.row))
-        for number, name in enumerate(names):
-            mine = order.dataset == number
-            numbers[mine] = rows.lines[name][order.row[mine]]
-            ordered_rates[mine] = rows.rates[name][order.row[mine]]
+        counts, header = _counts(rows, batches)
+        order = _order(rows, counts, batches)
+        numbers, rates = (_in_order(order, list(each.values())) for each in (rows.lines, rows.rates))
         with publish(target) as stream:
             for begin in range(0, len(numbers), WRITTEN_TOGETHER):
                 stream.write(b"".join(map(rows.line, numbers[begin : begin + WRITTEN_TOGETHER].tolist())))
-    record = _record(names, rows, counts, batches, dropped, ordered_rates if span else None)
-    return stream.output, {"batches": record, **header}
+    return stream.output, {"batches": _record(rows, counts, batches, dropped, rates), **header}
+
+
+def _order(rows: _Rows, counts: np.ndarray, batches: Batches) -> Order:
+    """The order of the rows. Raises InputError if pass rates do not reach as far as the curriculum."""
+    curriculum, rates = batches.curriculum, list(rows.rates.values())
+    span = curriculum.span if curriculum.field else 0.0
+    _require_span(rows, counts, span)
+    return in_order(counts, rates, span, curriculum.spread, batches.seed)
+
+
+def _in_order(order: Order, values: Sequence[np.ndarray]) -> np.ndarray:
+    """The values of each data set's rows, in order."""
+    found = np.empty(len(order.row), values[0].dtype)
+    for number, own in enumerate(values):
+        mine = order.dataset == number
+        found[mine] = own[order.row[mine]]
+    return found
 
 
 @contextmanager
@@ -174,14 +179,14 @@ def _lines_by_dataset(files: Sequence[RowFile]) -> dict[str, np.ndarray]:
 
 def _rates(rows: _Rows, numbers: np.ndarray, field: str) -> np.ndarray:
     """The number in a field of each row (float64), NaN where there is none."""
-    path = field.split(".")
-    return np.array([_number(orjson.loads(rows.line(number)), path) for number in numbers.tolist()], np.float64)
+    path = field_path(field)
+    return np.array(
+        [_number(value_at(orjson.loads(rows.line(number)), path)) for number in numbers.tolist()], np.float64
+    )
 
 
-def _number(record: Any, path: Sequence[str]) -> float:  # noqa: ANN401 - JSON
-    for key in path:
-        record = record.get(key) if isinstance(record, dict) else None
-    return float(record) if isinstance(record, int | float) and not isinstance(record, bool) else np.nan
+def _number(value: object) -> float:
+    return float(value) if isinstance(value, int | float) and not isinstance(value, bool) else np.nan
 
 
 def _filled(rates: np.ndarray) -> np.ndarray:
@@ -190,8 +195,13 @@ def _filled(rates: np.ndarray) -> np.ndarray:
     return np.where(np.isnan(rates), known.mean() if len(known) else 0.0, rates)
 
 
-def _counts(names: Sequence[str], held: np.ndarray, batches: Batches) -> tuple[np.ndarray, dict[str, Any]]:
+def _counts(rows: _Rows, batches: Batches) -> tuple[np.ndarray, dict[str, Any]]:
     """The rows of each data set in each batch (int64 [batches, data sets]), and the manifest's entry of a budget."""
+    names, held = list(rows.lines), np.array([len(own) for own in rows.lines.values()], np.int64)
+    if not held.any():
+        raise InputError(
+            "curriculum: every training row is left out; lower curriculum.above, or raise curriculum.below"
+        )
     weights, mix = _wanted(names, held, batches)
     if mix is not None and batches.blend.total:
         phases = rows_of_phases(mix, names, batches.size)
@@ -206,10 +216,10 @@ def _wanted(names: Sequence[str], held: np.ndarray, batches: Batches) -> tuple[d
     return {name: weight for (split, name), weight in weights.items() if split in ("datasets", "train")}, mix
 
 
-def _require_span(names: Sequence[str], counts: np.ndarray, rates: Sequence[np.ndarray], span: float) -> None:
-    """Raises InputError if the pass rates of a data set do not reach as far as the curriculum."""
-    for name, own, count in zip(names, rates, counts.T, strict=True):
-        if not span or not count.any() or not len(own) or not np.ptp(own):
+def _require_span(rows: _Rows, counts: np.ndarray, span: float) -> None:
+    """Raises InputError if the pass rates of a data set in several batches do not reach as far as the curriculum."""
+    for (name, own), count in zip(rows.rates.items(), counts.T, strict=True):
+        if not span or np.count_nonzero(count) < 2 or not np.ptp(own):  # noqa: PLR2004 - one batch has no schedule
             continue
         batch = np.repeat(np.arange(len(count)), count)
         most = most_span(np.resize(own, len(batch)) * np.sign(span), batch)
@@ -221,24 +231,20 @@ def _require_span(names: Sequence[str], counts: np.ndarray, rates: Sequence[np.n
 
 
 def _record(
-    names: Sequence[str], rows: _Rows, counts: np.ndarray, batches: Batches, dropped: Mapping[str, Counter[str]],
-    rates: np.ndarray | None,
-) -> dict[str, Any]:  # fmt: skip
+    rows: _Rows, counts: np.ndarray, batches: Batches, dropped: Mapping[str, Counter[str]], rates: np.ndarray
+) -> dict[str, Any]:
     """The manifest's entry of the order: of each data set what there is, what is read, and the most and fewest in a batch."""
-    whole = counts[counts.sum(1) == batches.size]
-    per_batch = whole if len(whole) else counts
-    datasets = {
-        name: {
-            "rows": len(rows.lines[name]), "read": int(counts[:, number].sum()),
-            "unread": max(0, len(rows.lines[name]) - int(counts[:, number].sum())),
-            "fewest": int(per_batch[:, number].min(initial=batches.size)), "most": int(per_batch[:, number].max(initial=0)),
-            "left_out": {reason: count for reason, count in dropped.get(name, Counter()).items() if count},
-        }
-        for number, name in enumerate(names)
-    }  # fmt: skip
-    record: dict[str, Any] = {"size": batches.size, "count": len(counts), "datasets": datasets}
-    if rates is None:
-        return record
     sizes = counts.sum(1)
+    whole = counts[sizes == batches.size] if (sizes == batches.size).any() else counts
+    datasets: dict[str, Any] = {}
+    for (name, own), count, per_batch in zip(rows.lines.items(), counts.sum(0).tolist(), whole.T, strict=True):
+        left_out = {reason: number for reason, number in dropped.get(name, Counter()).items() if number}
+        datasets[name] = {
+            "rows": len(own), "read": count, "unread": max(0, len(own) - count), "left_out": left_out,
+            "fewest": int(per_batch.min()), "most": int(per_batch.max()),
+        }  # fmt: skip
+    record: dict[str, Any] = {"size": batches.size, "count": len(counts), "datasets": datasets}
+    if not batches.curriculum.field:
+        return record
     means = np.add.reduceat(rates, np.cumsum(sizes) - sizes) / sizes
     return {**record, "curriculum": {"first": float(means[0]), "last": float(means[-1])}}

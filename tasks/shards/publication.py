@@ -200,7 +200,7 @@ BENIGN = {
 
 
 def mix_of(blend: Blend, finished: Sequence[Finished]) -> Mix | None:
-    """The solved budget of a blend, by the training tokens of finished shards (documents if nothing is tokenized).
+    """The solved budget of a blend, by the training tokens of finished shards.
 
     None if the blend has plain weights only. Raises InputError for a budget that cannot be kept.
     """
@@ -210,7 +210,7 @@ def mix_of(blend: Blend, finished: Sequence[Finished]) -> Mix | None:
     for item in finished:
         for part, count in item.receipt.parts.items():
             if item.split_of(part) == "train":
-                held[item.shard.dataset] += count.tokens or count.documents
+                held[item.shard.dataset] += count.tokens
     return solve(blend, held)
 
 

@@ -72,7 +72,7 @@ class RowFilter:
 
     def keeps(self, record: Mapping[str, Any]) -> bool:
         """Whether a record has the wanted values."""
-        return all(_has_one(_value_at(record, field_path(field)), values) for field, values in self.wanted.items())
+        return all(_has_one(value_at(record, field_path(field)), values) for field, values in self.wanted.items())
 
     def of_records(self, records: Sequence[Record]) -> Judged:
         """Judge records."""
@@ -112,7 +112,8 @@ def filter_of(part: Slice) -> RowFilter:
     return RowFilter(part.filters, part.where)
 
 
-def _value_at(record: Mapping[str, Any], path: Sequence[str]) -> object:
+def value_at(record: Mapping[str, Any], path: Sequence[str]) -> object:
+    """The value at a path in a record, None where there is none."""
     found: object = record
     for key in path:
         found = cast("Mapping[str, object]", found).get(key) if isinstance(found, Mapping) else None
@@ -132,7 +133,7 @@ def _same(found: object, value: Value) -> bool:
 
 def _judged(where: str, records: Sequence[Record]) -> Judged:
     """The records for which a predicate is true."""
-    columns = [[_value_at(record, path) for record in records] for path in where_of(where).paths]
+    columns = [[value_at(record, path) for record in records] for path in where_of(where).paths]
     kinds = [{KINDS.get(kind, kind) for kind in set(map(type, column))} - {NoneType} for column in columns]
     if all(len(each) <= 1 for each in kinds):
         try:

@@ -24,6 +24,7 @@ import pyarrow as pa
 from pyarrow import compute
 from tokenmill.tasks.blend.models import Fim
 from tokenmill.tasks.errors import InputError, nearest
+from tokenmill.tasks.splitmix import GAMMA, splitmix64
 
 from .documents import digests_of
 from .encoders import Encoder, Tokens
@@ -269,11 +270,8 @@ def _bytes_of(texts: pa.LargeStringArray) -> tuple[np.ndarray, np.ndarray]:
 
 
 def _uniform(digests: np.ndarray, numbers: np.ndarray) -> np.ndarray:
-    """Uniform float64 in [0, 1): number `numbers` of the stream that each hash begins (splitmix64, Steele et al. 2014)."""
-    state = digests + (numbers.astype(np.uint64) + np.uint64(1)) * np.uint64(0x9E3779B97F4A7C15)
-    for shift, factor in ((30, 0xBF58476D1CE4E5B9), (27, 0x94D049BB133111EB)):
-        state = (state ^ (state >> np.uint64(shift))) * np.uint64(factor)
-    return ((state ^ (state >> np.uint64(31))) >> np.uint64(11)) * 2.0**-53
+    """Uniform float64 in [0, 1): number `numbers` of the stream of SplitMix64 that each hash begins."""
+    return (splitmix64(digests + numbers.astype(np.uint64) * GAMMA) >> np.uint64(11)) * 2.0**-53
 
 
 def _drawn(digests: np.ndarray, fragments: _Fragments) -> list[np.ndarray]:

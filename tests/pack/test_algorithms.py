@@ -6,7 +6,8 @@ import numpy as np
 import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
-from tokenmill.tasks.pack.algorithms import Packs, pack, splitmix64
+from tokenmill.tasks.pack.algorithms import Packs, pack
+from tokenmill.tasks.splitmix import splitmix64
 
 DECREASING = ("best_fit_decreasing", "first_fit_decreasing")
 ANY_ORDER = (*DECREASING, "first_fit_shuffle")

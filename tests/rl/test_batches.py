@@ -157,6 +157,13 @@ def test_rows_that_are_always_or_never_solved_are_left_out_and_told(tmp_path):
     assert manifest["batches"]["datasets"]["a"]["unread"] == 0
 
 
+def test_one_batch_has_no_schedule(tmp_path):
+    rows = [b'{"p": 0.5}', b'{"p": 0.25, "far": 123456789012345678901234567890}', b'{"p": 0.75}']
+    blend = {"datasets": [{"name": "a", "path": str(write_rows(tmp_path / "a.jsonl", rows))}]}
+    _, manifest = prepare(blend, tmp_path / "out", batch_size=3, curriculum={"field": "p"})
+    assert sorted(lines_of(manifest["train"])) == sorted(rows)
+
+
 @pytest.mark.parametrize(
     ("budget", "chosen", "words"),
     [
