@@ -143,4 +143,4 @@ def test_what_up_prints_is_short_and_ends_with_one_link(printed, clone, environm
     assert len(lines) <= 10
     assert lines[-1].split()[-1] == f"http://127.0.0.1:{environment['PAGE_PORT']}"
     assert "prefect worker start" not in printed, "workers run already"
-    assert "11 deployments" in (clone / "run/deploy.log").read_text()
+    assert "12 deployments" in (clone / "run/deploy.log").read_text()

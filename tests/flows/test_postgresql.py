@@ -7,9 +7,8 @@ from contextlib import ExitStack
 
 import asyncpg
 import pytest
-from prefect.client.schemas.actions import ArtifactCreate
+from prefect.client.schemas.actions import ArtifactCreate, LogCreate
 from prefect.client.schemas.filters import ArtifactFilter, ArtifactFilterKey, LogFilter, LogFilterFlowRunId
-from prefect.server.schemas.actions import LogCreate
 from prefect.states import Completed
 from prefect.types._datetime import now
 
