@@ -25,7 +25,7 @@ import pyarrow as pa
 from tokenmill.tasks.errors import nearest
 from xxhash import xxh3_128
 
-from .exact_json import NumberRangeError, is_shallow, loads, loads_all, rounded
+from .exact_json import NumberRangeError, loads, loads_all, require_exact, rounded
 from .files import (
     BadRow,
     BytesBatch,
@@ -217,17 +217,12 @@ def pick_objects(rows: Sequence[Row], first: int) -> BytesBatch:
 
 
 def _are_objects(rows: Sequence[Any]) -> bool:
-    """Whether a record can be read from every row. Only rows that may be nested too deeply are read exactly.
-
-    Each value is dropped as soon as it is parsed, and its memory is used again for the next.
-    """
+    """Whether a record can be read from every row. Each is dropped as soon as it is parsed, and its memory used again."""
     try:
         for row in rows:
-            value = orjson.loads(row)
-            if type(value) is not dict:
+            if type(orjson.loads(row)) is not dict:
                 return False
-            if not is_shallow(value):
-                loads(row)
+        require_exact(rows)
     except (orjson.JSONDecodeError, NumberRangeError):
         return False
     return True
