@@ -153,7 +153,7 @@ class _Writer:
         """Count the rows of a batch, and write them as they were read."""
         self.builder.count(batch)
         self.untouched += len(batch.raw)
-        lines = [_as_read(raw) for raw in batch.raw]
+        lines = batch.raw if batch.lines else [_as_read(raw) for raw in batch.raw]
         for name, chosen in _by_part(np.arange(len(lines)), batch, self.recipe):
             self._keep(name, batch, chosen, lines, 0)
 

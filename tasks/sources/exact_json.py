@@ -33,7 +33,7 @@ TOO_DEEP = "Recursion limit"
 MOST_TOGETHER = 4 << 20
 """Bytes of rows that are scanned together, which takes a copy of them."""
 
-INEXACT, DEEP = 1, 2
+INEXACT, DEEP, BROKEN = 1, 2, 4
 """What `kernel.c` doubts."""
 
 _KERNEL = load(__file__)
@@ -97,18 +97,20 @@ def loads_all(rows: Sequence[bytes]) -> list[Any]:
     return [_exact(value, row) for value, row in zip(values, rows, strict=True)]
 
 
-def require_exact(rows: Sequence[bytes]) -> None:
-    """Raises NumberRangeError if `loads` does for one of these rows, which orjson accepts."""
-    if _doubts(rows) & DEEP:
+def are_lines(rows: Sequence[bytes]) -> bool:
+    """Whether no row, which orjson accepts, has a line break. Raises NumberRangeError if `loads` does for one of them."""
+    doubts = _doubts(rows)
+    if doubts & DEEP:
         for row in rows:
             loads(row)
+    return not doubts & BROKEN
 
 
 def _doubts(rows: Sequence[bytes]) -> int:
     """What Python may lose of valid rows: INEXACT if a number may be spelled otherwise, or a key may be repeated; DEEP for more
-    levels than orjson writes.
+    levels than orjson writes. And BROKEN if a row may have a line break.
     """
-    texts = [b"\n".join(rows)] if sum(map(len, rows)) <= MOST_TOGETHER else rows
+    texts = [b" ".join(rows)] if sum(map(len, rows)) <= MOST_TOGETHER else rows
     return reduce(or_, [_KERNEL.doubts(text, len(text)) for text in texts], 0)
 
 

@@ -8,7 +8,7 @@ be valid: values of JSON in UTF-8, one after the other. Strings are skipped with
 #include <stdint.h>
 #include <string.h>
 
-enum { INEXACT = 1, DEEP = 2 };
+enum { INEXACT = 1, DEEP = 2, BROKEN = 4 };
 enum { SHALLOW = 254, MOST_LEVELS = 1024, MOST_KEYS = 1024 }; /* what orjson writes, what it reads, and keys of open objects */
 enum { UNSIGNED_DIGITS = 19, SIGNED_DIGITS = 18 }; /* as many as any 64-bit integer can have */
 enum { FRACTION_DIGITS = 15, FIXED_ZEROS = 3 }; /* so many a double keeps; with more zeros Python writes an exponent */
@@ -75,13 +75,13 @@ static const uint8_t *number(const uint8_t *at, const uint8_t *end, int *exact, 
 
 /*
 INEXACT unless Python certainly has every number as the text spells it, and no object repeats a key; DEEP for more levels than
-orjson writes. Fractions of deep text are doubted, too.
+orjson writes; BROKEN if there is a line break between values. Fractions of deep text are doubted, too.
 */
 int64_t doubts(const uint8_t *at, int64_t length) {
     const uint8_t *end = at + length;
     uint64_t keys[MOST_KEYS];
     struct level levels[MOST_LEVELS + 1] = {{0, 0}};
-    int level = 0, deepest = 0, held = 0, key = 0, exact = 1, fractions = 0;
+    int level = 0, deepest = 0, held = 0, key = 0, exact = 1, fractions = 0, broken = 0;
     while (at < end) {
         const uint8_t c = *at++;
         if (c == '"') {
@@ -95,7 +95,7 @@ int64_t doubts(const uint8_t *at, int64_t length) {
         } else if (c == '{' || c == '[') {
             key = c == '{';
             if (level == MOST_LEVELS)
-                return INEXACT | DEEP;
+                return INEXACT | DEEP | BROKEN;
             levels[++level] = (struct level){key, held};
             deepest = level > deepest ? level : deepest;
         } else if (c == '}' || c == ']') {
@@ -105,8 +105,10 @@ int64_t doubts(const uint8_t *at, int64_t length) {
             key = levels[level].object;
         } else if (c == '-' || digit(c)) {
             at = number(at - 1, end, &exact, &fractions);
+        } else if (c == '\n' || c == '\r') {
+            broken = 1;
         }
     }
     const int deep = deepest > SHALLOW;
-    return (exact && !(deep && fractions) ? 0 : INEXACT) | (deep ? DEEP : 0);
+    return (exact && !(deep && fractions) ? 0 : INEXACT) | (deep ? DEEP : 0) | (broken ? BROKEN : 0);
 }
