@@ -8,6 +8,7 @@ The references are the libraries that define each type of tokenizer: Hugging Fac
 They are correct by definition and about a hundred times slower.
 """
 
+import ctypes
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Protocol
@@ -107,12 +108,19 @@ class RenewedEncoder:
         tokens = self.encoder.encode(texts)
         if _private_bytes() - self._size > self.most_growth:
             del self.encoder  # before the next one is loaded
+            return_freed_memory()
             self._start()
         return tokens
 
     def _start(self) -> None:
         self._size = _private_bytes()
         self.encoder = self.load()
+
+
+def return_freed_memory() -> None:
+    """Return freed memory to the system, which glibc would keep for what is allocated next."""
+    if trim := getattr(ctypes.CDLL(None), "malloc_trim", None):
+        trim(0)
 
 
 def _private_bytes() -> int:
