@@ -70,6 +70,7 @@ class PackWriter:
             rows, packs = max(1, min(MOST_ROWS, MOST_TOKENS // self.recipe.pack_size)), len(self.packs.offsets) - 1
             for first in range(0, packs, rows):
                 writer.write_table(self._table(first, min(first + rows, packs), schema), row_group_size=rows)
+                self.stored.forget()
         return self._facts()
 
     def _table(self, first: int, stop: int, schema: pa.Schema) -> pa.Table:

@@ -24,7 +24,7 @@ from tokenmill.tasks.shards.build import ShardBuilder
 from tokenmill.tasks.shards.receipt import Receipt
 from tokenmill.tasks.shards.store import Store
 from tokenmill.tasks.storage import absolute, filesystem, is_local
-from xxhash import xxh3_64_intdigest, xxh3_128_hexdigest
+from xxhash import xxh3_64_intdigest, xxh3_128
 
 if TYPE_CHECKING:
     from _typeshed import ReadableBuffer as Buffer
@@ -35,8 +35,8 @@ IDS = np.uint32(0x7FFFFFFF)
 INDEXED = 65_536
 """Sequences per row group of the index, which the writer holds in memory."""
 
-CHUNK = 1 << 24
-"""Bytes copied at a time from an object store."""
+CHUNK = 1 << 22
+"""Bytes read at a time to copy or hash them."""
 
 SCHEMA = pa.schema(
     [
@@ -125,11 +125,12 @@ def _hashes(ids: np.ndarray, loss: np.ndarray, lengths: np.ndarray) -> np.ndarra
 class StoredSequences:
     """Sequences of one or more shards; all arrays but `roles` and `role_starts` have one value per sequence.
 
-    Sequence i is `lengths[i]` (int64) tokens of `tokens[files[i]]` (uint32, mapped), from number `starts[i]` (int64).
+    Sequence i is `lengths[i]` (int64) tokens of `tokens[files[i]]` (uint32, of the `mapped` files), from number `starts[i]` (int64).
     `trained` (int64) counts its trained tokens, `rows` (int64) is the row that it was made of, ascending, and `content` (uint64) a hash of
     ids and loss. Its role runs are `[runs[i], runs[i + 1])` of `role_starts` (int32, within the sequence) and `roles` (int8).
     """
 
+    mapped: Sequence[mmap.mmap]
     tokens: Sequence[np.ndarray]
     files: np.ndarray
     starts: np.ndarray
@@ -140,6 +141,11 @@ class StoredSequences:
     runs: np.ndarray
     role_starts: np.ndarray
     roles: np.ndarray
+
+    def forget(self) -> None:
+        """Give back the memory of mapped tokens; they are read again from the system's cache of files."""
+        for file in self.mapped:
+            file.madvise(mmap.MADV_DONTNEED)
 
     def first_tokens(self, number: int, count: int) -> np.ndarray:
         """The first `count` stored tokens of a sequence."""
@@ -160,8 +166,10 @@ def stored_sequences(store: Store, members: Sequence[tuple[Receipt, str]]) -> St
     starts = np.cumsum(lengths) - lengths
     firsts = (np.cumsum(counts) - counts).tolist()
     roles = cast("pa.ListArray", index["role"].chunk(0))
+    mapped = [_mapped(store, receipt, tokens_file(part)) for receipt, part in members]
     return StoredSequences(
-        tokens=[_tokens(store, receipt, tokens_file(part)) for receipt, part in members],
+        mapped=mapped,
+        tokens=[np.frombuffer(file, "<u4") for file in mapped],
         files=np.repeat(np.arange(len(members)), counts),
         starts=starts - np.repeat(starts[firsts], counts),
         lengths=lengths,
@@ -185,8 +193,8 @@ def stored_rows(store: Store, receipt: Receipt, part: str) -> np.ndarray:
     return read_index(store, receipt, part, ["row"])["row"].to_numpy()
 
 
-def _tokens(store: Store, receipt: Receipt, name: str) -> np.ndarray:
-    """The tokens in a file of a shard, mapped into memory."""
+def _mapped(store: Store, receipt: Receipt, name: str) -> mmap.mmap:
+    """A file of tokens of a shard, mapped into memory."""
     place = store.path(receipt.key, name)
     system, path = filesystem(place)
     if is_local(place):
@@ -199,14 +207,17 @@ def _tokens(store: Store, receipt: Receipt, name: str) -> np.ndarray:
         return _checked(file, store, receipt, name)
 
 
-def _checked(file: IO[bytes], store: Store, receipt: Receipt, name: str) -> np.ndarray:
-    """The tokens in an open file, hashed, which also reads them from the disk in one go."""
+def _checked(file: IO[bytes], store: Store, receipt: Receipt, name: str) -> mmap.mmap:
+    """An open file of tokens, mapped, and hashed before, which also reads it from the disk in one go."""
     (recorded,) = (output for output in receipt.outputs if output.path == name)
-    mapped = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)
-    if xxh3_128_hexdigest(mapped) != recorded.xxh3_128:
+    file.seek(0)
+    hasher = xxh3_128()
+    for chunk in iter(partial(file.read, CHUNK), b""):
+        hasher.update(chunk)
+    if hasher.hexdigest() != recorded.xxh3_128:
         store.withdraw(receipt.key)
         raise RunError(
             f"{store.path(receipt.key, name)}: damaged since it was built; its receipt is withdrawn, so run the same command "
             "again to rebuild it"
         )
-    return np.frombuffer(mapped, "<u4")
+    return mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)
