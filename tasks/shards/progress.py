@@ -128,7 +128,9 @@ class ProgressDisplay:
 
 
 def say(sentence: str) -> None:
-    """Print a sentence on stderr if that is a terminal."""
+    """Print a sentence on stderr."""
     console = Console(stderr=True)
     if console.is_terminal:
         console.print(sentence, markup=False, highlight=False)
+    else:
+        sys.stderr.write(f"tokenmill: {sentence}\n")
