@@ -22,7 +22,7 @@ from typing import Any, cast
 import yaml
 from distributed import Security
 from distributed.comm.core import connect
-from prefect.utilities.importtools import from_qualified_name
+from distributed.utils import import_term
 from prefect_dask.task_runners import DaskTaskRunner
 from pydantic import Field
 from tokenmill.tasks.errors import InputError, RunError
@@ -97,12 +97,12 @@ def _cluster_class(name: str) -> Callable[..., Any]:
     """The cluster class of that name, made to tell why no worker comes."""
     if name == SSH:
         return ssh_cluster
-    found = cast("Callable[..., Any]", from_qualified_name(name))
+    found = cast("Callable[..., Any]", import_term(name))
     return job_queue(found) if isinstance(found, type) and hasattr(found, "job_cls") else found
 
 
 def _starting(cluster: Callable[..., Any], path: Path) -> Callable[..., Any]:
-    """Starts a cluster of the profile; any class may fail in its own way."""
+    """Starts a cluster of the profile. It catches every exception, because a cluster class may raise any type."""
 
     def start(**arguments: Any) -> Any:  # noqa: ANN401 - any cluster
         try:
