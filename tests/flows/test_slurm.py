@@ -54,6 +54,12 @@ def on_slurm(cluster, prefect_server):
 
 
 @pytest.fixture(scope="module")
+def encrypted(on_slurm, certificates):
+    """The same, and all connections of Dask need certificates."""
+    return SimpleNamespace(environment=on_slurm.environment | certificates)
+
+
+@pytest.fixture(scope="module")
 def blend(tmp_path_factory):
     folder = tmp_path_factory.mktemp("data")
     rye = write_lines(folder / "rye.jsonl", [f"rye {number} " + "grain " * 40 for number in range(5_000)])
@@ -73,10 +79,10 @@ def published(out):
     return {name: content for name, content in tree(out).items() if not name.startswith("shards/")}
 
 
-def profile(folder, adapt=(("minimum", 0), ("maximum", 2)), **chosen):
+def profile(folder, name="slurm", adapt=(("minimum", 0), ("maximum", 2)), **chosen):
     options = {"dashboard_address": "127.0.0.1:0"}
     arguments = {**JOB, "log_directory": str(folder / "logs"), "scheduler_options": options, **chosen}
-    path = folder / "slurm.yaml"
+    path = folder / f"{name}.yaml"
     path.write_text(
         yaml.safe_dump(
             {
