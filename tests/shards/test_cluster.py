@@ -86,7 +86,6 @@ def test_an_ssh_cluster_asks_for_its_package(tmp_path, monkeypatch):
 def test_a_profile_reaches_the_task_runner_whole(tmp_path):
     text = "cluster_class: distributed.LocalCluster\ncluster_kwargs: {n_workers: 3}\nadapt_kwargs: {maximum: 9}"
     runner = task_runner(profile(tmp_path, f"{text}\nclient_kwargs: {{timeout: 7s}}\n_why: a comment"), None, {})
-    assert runner.resolved_cluster_class is LocalCluster
     assert (runner.cluster_kwargs, runner.adapt_kwargs) == ({"n_workers": 3}, {"maximum": 9})
     assert runner.client_kwargs["timeout"] == "7s"
 
