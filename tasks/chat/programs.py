@@ -14,18 +14,23 @@ hundred, chosen by a hash of its text, is rendered and compared as well.
 
 import itertools
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Any, cast
 
+import numpy as np
 import orjson
+import pyarrow as pa
 from tokenmill.tasks.errors import RunError
 from xxhash import xxh3_64_intdigest, xxh3_128_digest
 
+from .columns import Table
 from .controls import Controls
 from .conversation import Arguments, Conversation, Message, Rejected
-from .encoding import Filled, Layout
+from .encoding import Filled, Layout, Placed
+from .messages import CLOSE, OPEN
+from .plain import PlainRows, beginning_with, spelling
 from .sequences import Pieces, Renderer, begins_with_markup
 from .symbolic import FIRST, LAST, STAND_IN, Hole, SymbolicTemplate, UnprovableError
 
@@ -133,15 +138,38 @@ def stand_ins(conversation: Conversation) -> Conversation:
     return Conversation(messages, conversation.tools)
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class Program:
-    """The sequences of a shape: their texts, each once, and their layouts. `absent` are the tags and control tokens
-    that the texts of a conversation must not contain.
+    """The sequences of a shape: the patterns of their texts, each once, and their layouts. `absent` are the tags and control
+    tokens that the texts of a conversation must not contain.
     """
 
-    fills: Sequence["Fill"]
+    patterns: Sequence["Pattern"]
     layouts: Sequence[Layout]
     absent: Controls
+
+    @cached_property
+    def fills(self) -> Sequence["Fill"]:
+        """What makes each text of those of a conversation."""
+        return [_fill(pattern) for pattern in self.patterns]
+
+    @cached_property
+    def table(self) -> Table | None:
+        """The patterns for contents that begin and end with no blank, and so are not stripped; None if some become JSON."""
+        parts = [part for pattern in self.patterns for part in pattern]
+        if any(isinstance(part, Hole) and part.is_json for part in parts):
+            return None
+        literals = list(dict.fromkeys(part for part in parts if isinstance(part, str)))
+        numbers = [part.slot if isinstance(part, Hole) else -1 - literals.index(part) for part in parts]
+        return Table(literals, numbers, [len(pattern) for pattern in self.patterns])
+
+    @cached_property
+    def characters(self) -> Sequence[tuple[int, Sequence[int]]]:
+        """Of the texts of each sequence: characters of their literals, and the numbers of the contents in them."""
+        used = [[part for number in layout.used for part in self.patterns[number]] for layout in self.layouts]
+        literal = [sum(len(part) for part in parts if isinstance(part, str)) for parts in used]
+        slots = [[part.slot for part in parts if isinstance(part, Hole)] for parts in used]
+        return list(zip(literal, slots, strict=True))
 
     @property
     def size(self) -> int:
@@ -152,6 +180,14 @@ class Program:
         """The sequences with these texts."""
         filled = [fill(texts) for fill in self.fills]
         return [Filled(layout, filled) for layout in self.layouts]
+
+    def placed(self, column: pa.LargeStringArray, first: int, lengths: Sequence[int]) -> list[Placed]:
+        """The sequences with the texts of a column, of these lengths, from number `first` on."""
+        table = cast("Table", self.table)
+        return [
+            Placed(layout, table, column, first, literal + sum([lengths[first + slot] for slot in slots]))
+            for layout, (literal, slots) in zip(self.layouts, self.characters, strict=True)
+        ]
 
 
 class Programs:
@@ -175,9 +211,33 @@ class Programs:
         program = self._programs[key] if key in self._programs else self._learned(key, conversation, texts)
         if program is None or not self._fits(program, conversation, texts):
             return self.renderer.sequences(conversation)
-        if xxh3_64_intdigest(texts[-1].encode()) % ONE_IN == 0:
+        if _is_compared(texts[-1]):
             _require_same(program, texts, self.renderer.sequences(conversation))
         return program.filled(texts)
+
+    def placed(self, plain: PlainRows) -> dict[int, tuple[Conversation, list[Placed]]]:
+        """The plain rows whose program is known and surely holds, by number, and their sequences: those of `sequences`."""
+        found = [(row, self._programs.get(row.shape)) for row in plain.rows]
+        known = [(row, program) for row, program in found if program is not None and program.table is not None]
+        try:
+            column = pa.array(plain.texts if known else [], pa.large_string())
+        except UnicodeEncodeError:  # half a surrogate pair, which `parse` rejects
+            return {}
+        doubts = np.append(0, np.cumsum(self._doubtful(column, {program for _, program in known}))).tolist()
+        lengths = list(map(len, plain.texts))
+        return {
+            row.number: (row.conversation, program.placed(column, row.start, lengths))
+            for row, program in known
+            if doubts[row.start] == doubts[row.stop]
+            and sum(lengths[row.start : row.stop], row.stop - row.start) <= MOST_CHARACTERS
+            and not _is_compared(plain.texts[row.stop - 1])
+        }
+
+    def _doubtful(self, column: pa.LargeStringArray, programs: Iterable[Program]) -> np.ndarray:
+        """Which texts may hold reasoning, or may be texts for which a program does not hold, bool [texts]."""
+        tags = {OPEN, CLOSE}.union(*(program.absent.ids for program in programs))
+        doubtful = spelling(column, tags)
+        return doubtful | beginning_with(column, "<") if self.renderer.splits_turns and len(column) else doubtful
 
     def _fits(self, program: Program, conversation: Conversation, texts: Sequence[str]) -> bool:
         """Whether a program holds for these texts."""
@@ -239,6 +299,11 @@ def _has_stand_ins(value: object) -> bool:
     return ascii(FIRST)[1:-1] in written or ascii(LAST)[1:-1] in written
 
 
+def _is_compared(text: str) -> bool:
+    """Whether a conversation that ends with this text is rendered although it is filled."""
+    return xxh3_64_intdigest(text.encode()) % ONE_IN == 0
+
+
 def _require_same(program: Program, texts: Sequence[str], rendered: Sequence[Pieces] | Rejected) -> None:
     if [filled.pieces() for filled in program.filled(texts)] != rendered:
         raise ProgramError(
@@ -275,16 +340,16 @@ def _program_of(sequences: Sequence[Pieces], holes: Sequence[Hole], absent: Cont
     """The program of sequences with stand-ins for holes."""
     table: dict[Pattern, int] = {}
     layouts = [_layout(pieces, holes, table) for pieces in sequences]
-    return Program([_fill(pattern) for pattern in table], layouts, absent)
+    return Program(list(table), layouts, absent)
 
 
 def _layout(pieces: Pieces, holes: Sequence[Hole], table: dict[Pattern, int]) -> Layout:
-    used: dict[int, int] = {}
+    used: dict[int, None] = {}
 
     def place(text: str) -> int:
-        pattern = _pattern(text, holes)
-        number = table.setdefault(pattern, len(table))
-        return used.setdefault(number, len(used))
+        number = table.setdefault(_pattern(text, holes), len(table))
+        used[number] = None
+        return number
 
     sources = [-1 - piece.token if piece.text is None else place(piece.text) for piece in pieces]
     mixed = [
