@@ -1,4 +1,4 @@
-"""The texts of many conversations of programs at once: literals of the template joined with contents from Arrow columns.
+"""The texts of many conversations of programs at once: literals of the template joined with values of the conversations.
 
 Arrow copies all of them in one go, some 5 GB/s, so nothing is made per text.
 """
@@ -16,54 +16,53 @@ import pyarrow as pa
 class Table:
     """How the texts of a program are made: text i is joined of the next `counts[i]` of the `parts`.
 
-    A part is the number of a content of the conversation, or -1 - n for literal n.
+    A part is the number of a value of the conversation, or -1 - n for literal n.
     """
 
     literals: Sequence[str]
     parts: Sequence[int]
     counts: Sequence[int]
 
+    def texts(self, values: Sequence[str]) -> list[str]:
+        """The texts of one conversation."""
+        parts = iter([values[part] if part >= 0 else self.literals[-1 - part] for part in self.parts])
+        return ["".join(itertools.islice(parts, count)) for count in self.counts]
+
 
 @dataclass(slots=True)
 class Columns:
-    """Conversations whose contents are in columns.
+    """The values of conversations; conversation i fills table `which[i]` with those from number `firsts[i]` on."""
 
-    Conversation i has the texts of table `which[i]`, and its contents are those of all columns from number `firsts[i]` on.
-    """
-
-    columns: list[pa.LargeStringArray] = field(default_factory=list[pa.LargeStringArray])
+    values: list[str] = field(default_factory=list[str])
     tables: dict[Table, int] = field(default_factory=dict[Table, int])
     which: list[int] = field(default_factory=list[int])
     firsts: list[int] = field(default_factory=list[int])
-    _before: int = 0
+    _last: Sequence[str] | None = None
 
-    def add(self, table: Table, column: pa.LargeStringArray, first: int) -> int:
-        """The number of the conversation whose contents begin at `first` of a column; the last one may be added again."""
-        if not self.columns or self.columns[-1] is not column:
-            self._before = sum(map(len, self.columns))
-            self.columns.append(column)
-        first += self._before
-        if not self.firsts or self.firsts[-1] != first:
+    def add(self, table: Table, values: Sequence[str]) -> int:
+        """The number of the conversation with these values; the last one may be added again."""
+        if values is not self._last:
+            self._last = values
             self.which.append(self.tables.setdefault(table, len(self.tables)))
-            self.firsts.append(first)
+            self.firsts.append(len(self.values))
+            self.values += values
         return len(self.firsts) - 1
 
-    def joined(self, others: pa.LargeStringArray) -> tuple[pa.LargeStringArray, np.ndarray]:
+    def joined(self, others: Sequence[str]) -> tuple[pa.LargeStringArray, np.ndarray]:
         """`others` and, after them, the texts of all conversations; and where those of each conversation begin, int64."""
         if not self.firsts:
-            return others, np.empty(0, np.int64)
-        which, tables = np.asarray(self.which), list(self.tables)
+            return pa.array(others, pa.large_string()), np.empty(0, np.int64)
+        which, tables = np.array(self.which), list(self.tables)
         literals = [literal for table in tables for literal in table.literals]
-        strings = pa.concat_arrays([others, pa.array(literals, pa.large_string()), *self.columns])
         parts, counts = _Lists.of([table.parts for table in tables]), _Lists.of([table.counts for table in tables])
         literal = len(others) + np.repeat(_before(np.array([len(table.literals) for table in tables])), parts.sizes)
-        content = np.repeat(len(others) + len(literals) + np.asarray(self.firsts), parts.sizes[which])
+        value = len(others) + len(literals) + np.repeat(np.array(self.firsts), parts.sizes[which])
         chosen = parts.numbers(which)
         numbers = parts.values[chosen]
-        numbers = np.where(numbers < 0, literal[chosen] - 1 - numbers, content + numbers)
-        taken = strings.take(pa.array(np.append(np.arange(len(others)), numbers)))
+        numbers = np.where(numbers < 0, literal[chosen] - 1 - numbers, value + numbers)
+        strings = pa.array([*others, *literals, *self.values], pa.large_string())
+        _, bounds, characters = strings.take(pa.array(np.append(np.arange(len(others)), numbers))).buffers()
         ends = np.cumsum(np.append(np.ones(len(others), np.int64), counts.values[counts.numbers(which)]))
-        _, bounds, characters = taken.buffers()
         bounds = np.frombuffer(bounds, np.int64)[np.append(0, ends)]
         texts = pa.LargeStringArray.from_buffers(len(ends), pa.py_buffer(bounds), characters)
         return texts, len(others) + _before(counts.sizes[which])

@@ -5,9 +5,8 @@ also cut where generation begins, because a server encodes its prompt separately
 inside text that the model generates in one go. That text is encoded whole, and its parts are encoded as well; tokens on which
 the two disagree are counted and not trained on.
 
-Each distinct text of a rendered conversation is encoded once, so the cost of a long conversation is linear even if its sequences
-repeat it. Placing ids takes 3 ns per token. Sequences of programs (`programs`) come as a layout and its texts, without an object
-per piece. Where the texts are a column, those of all conversations are made at once.
+Each distinct text of a batch is encoded once, so the cost of a long conversation is linear even if its sequences repeat it.
+Placing ids takes 3 ns per token. Sequences of programs (`programs`) come as a layout and its values, without an object per piece.
 """
 
 import itertools
@@ -49,31 +48,34 @@ class Piece(NamedTuple):
     breaks: bool = False
 
 
-class Layout(NamedTuple):
+@dataclass(frozen=True, slots=True, eq=False)
+class Layout:
     """The pieces of a sequence apart from what its texts say.
 
-    `used` are the numbers of its texts in the table of its program, each once. The lists have an entry per piece: `sources` is such
-    a number, or -1 - id for a control token; `learned`, `roles` and `breaks` are as in Piece. `mixed` lists the pieces that are
-    trained on in part: the piece, and the numbers of its parts, untrained and trained in turn.
+    The first lists have an entry per piece: `sources` is the number of a text in the table of its program, or -1 - id for a control
+    token; `learned`, `roles` and `breaks` are as in Piece. `mixed` lists the pieces that are trained on in part: the piece, and the
+    numbers of its parts, untrained and trained in turn. Its texts, each once, have `literal` characters of their own and `values`.
     """
 
-    used: list[int]
-    sources: list[int]
-    learned: list[bool]
-    roles: list[int]
-    breaks: list[bool]
-    mixed: list[tuple[int, list[int]]]
+    sources: Sequence[int]
+    learned: Sequence[bool]
+    roles: Sequence[int]
+    breaks: Sequence[bool]
+    mixed: Sequence[tuple[int, Sequence[int]]]
+    literal: int
+    values: Sequence[int]
 
 
 class Filled(NamedTuple):
-    """A sequence of a program: its layout, and the texts of its conversation."""
+    """A sequence of a program: its layout, the table of its texts, and the values of its conversation in these."""
 
     layout: Layout
-    texts: Sequence[str]
+    table: Table
+    values: Sequence[str]
 
     def pieces(self) -> list[Piece]:
         """The same sequence as pieces."""
-        layout, texts, parts = self.layout, self.texts, dict(self.layout.mixed)
+        layout, texts, parts = self.layout, self.table.texts(self.values), dict(self.layout.mixed)
         return [
             Piece(
                 None if source < 0 else texts[source],
@@ -86,16 +88,6 @@ class Filled(NamedTuple):
                 zip(layout.sources, layout.learned, layout.roles, layout.breaks, strict=True)
             )
         ]
-
-
-class Placed(NamedTuple):
-    """A sequence of a program whose contents are in a column, from number `first` on; `characters` counts its texts'."""
-
-    layout: Layout
-    table: Table
-    column: pa.LargeStringArray
-    first: int
-    characters: int
 
 
 class Passage(NamedTuple):
@@ -233,74 +225,40 @@ class Sequences:
 
 
 @dataclass(slots=True)
-class PieceTable:
-    """Pieces of sequences and layouts: source (text or -1 - id), whether it is trained on, and role."""
-
-    sources: list[int] = field(default_factory=list[int])
-    learned: list[bool] = field(default_factory=list[bool])
-    roles: list[int] = field(default_factory=list[int])
-    _layouts: dict[int, int] = field(default_factory=dict[int, int])
-
-    def append(self, sources: Sequence[int], learned: Sequence[bool], roles: Sequence[int]) -> int:
-        """Append some pieces, and return the number of the first."""
-        start = len(self.sources)
-        self.sources += sources
-        self.learned += learned
-        self.roles += roles
-        return start
-
-    def start_of(self, layout: Layout) -> int:
-        """The number of the first piece of a layout, which is appended once."""
-        start = self._layouts.get(id(layout))
-        if start is None:
-            start = self._layouts[id(layout)] = self.append(layout.sources, layout.learned, layout.roles)
-        return start
-
-    def chosen(self, numbers: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-        """Sources (int64), learned and roles (int8) of some pieces."""
-        columns = ((self.sources, np.int64), (self.learned, np.int8), (self.roles, np.int8))
-        sources, learned, roles = (np.asarray(values, kind)[numbers] for values, kind in columns)
-        return sources, learned, roles
-
-
-@dataclass(slots=True)
 class Batch:
     """Sequences to encode.
 
-    Sequence i consists of `counts[i]` of the `pieces`, from number `starts[i]` on. Its texts are numbered within conversation
-    `owners[i]` of `columns`, or, if that is -1, in `texts`, which has each text once. `mixed` lists the pieces that are trained on in
-    part: the sequence, the piece of it, and the numbers of its parts. `characters` counts those of the texts of all sequences.
+    The pieces of each rendered sequence and of each layout are listed once, in `sources`, `learned` and `roles`: sequence i has
+    `counts[i]` of them, from number `starts[i]` on. Its texts are numbered within conversation `owners[i]` of `columns`, or, if that
+    is -1, in `texts`. `mixed` lists the pieces that are trained on in part: the sequence, the piece of it, and the numbers of its
+    parts. `characters` counts those of the texts of all sequences.
     """
 
-    texts: dict[str, int] = field(default_factory=dict[str, int])
+    texts: list[str] = field(default_factory=list[str])
     columns: Columns = field(default_factory=Columns)
-    pieces: PieceTable = field(default_factory=PieceTable)
+    sources: list[int] = field(default_factory=list[int])
+    learned: list[bool] = field(default_factory=list[bool])
+    roles: list[int] = field(default_factory=list[int])
     starts: list[int] = field(default_factory=list[int])
     counts: list[int] = field(default_factory=list[int])
     owners: list[int] = field(default_factory=list[int])
-    mixed: list[tuple[int, int, list[int]]] = field(default_factory=list[tuple[int, int, list[int]]])
+    mixed: list[tuple[int, int, Sequence[int]]] = field(default_factory=list[tuple[int, int, Sequence[int]]])
     characters: int = 0
+    _layouts: dict[Layout, int] = field(default_factory=dict[Layout, int])
 
-    def add(self, sequence: Sequence[Piece] | Filled | Placed) -> None:
+    def add(self, sequence: Sequence[Piece] | Filled) -> None:
         """Append one sequence."""
-        if isinstance(sequence, Placed):
-            self._add_placed(sequence)
-        elif isinstance(sequence, Filled):
+        if isinstance(sequence, Filled):
             self._add_filled(*sequence)
         else:
             self._add_pieces(sequence)
 
-    def _add_placed(self, placed: Placed) -> None:
-        layout, owner = placed.layout, self.columns.add(placed.table, placed.column, placed.first)
-        self._append(self.pieces.start_of(layout), len(layout.sources), owner, layout.mixed)
-        self.characters += placed.characters
-
-    def _add_filled(self, layout: Layout, filled: Sequence[str]) -> None:
-        numbers = {number: self._text(filled[number]) for number in layout.used}
-        sources = [source if source < 0 else numbers[source] for source in layout.sources]
-        mixed = [(place, [numbers[part] for part in parts]) for place, parts in layout.mixed]
-        self._append(self.pieces.append(sources, layout.learned, layout.roles), len(sources), -1, mixed)
-        self.characters += sum([len(filled[number]) for number in layout.used])
+    def _add_filled(self, layout: Layout, table: Table, values: Sequence[str]) -> None:
+        start = self._layouts.get(layout)
+        if start is None:
+            start = self._layouts[layout] = self._listed(layout.sources, layout.learned, layout.roles)
+        self._append(start, len(layout.sources), self.columns.add(table, values), layout.mixed)
+        self.characters += layout.literal + sum([len(values[number]) for number in layout.values])
 
     def _add_pieces(self, pieces: Sequence[Piece]) -> None:
         sources = [-1 - token if text is None else self._text(text) for text, token, _, _, _ in pieces]
@@ -309,18 +267,27 @@ class Batch:
             for place, piece in enumerate(pieces)
             if isinstance(piece.learned, tuple)
         ]
-        learned, roles = [piece.learned is True for piece in pieces], [piece.role for piece in pieces]
-        self._append(self.pieces.append(sources, learned, roles), len(sources), -1, mixed)
+        start = self._listed(sources, [piece.learned is True for piece in pieces], [piece.role for piece in pieces])
+        self._append(start, len(sources), -1, mixed)
         self.characters += sum([len(piece.text) for piece in pieces if piece.text is not None])
 
-    def _append(self, start: int, count: int, owner: int, mixed: Sequence[tuple[int, list[int]]]) -> None:
+    def _listed(self, sources: Sequence[int], learned: Sequence[bool], roles: Sequence[int]) -> int:
+        """The number of the first of some pieces, which are appended."""
+        start = len(self.sources)
+        self.sources += sources
+        self.learned += learned
+        self.roles += roles
+        return start
+
+    def _append(self, start: int, count: int, owner: int, mixed: Sequence[tuple[int, Sequence[int]]]) -> None:
         self.mixed += [(len(self.starts), place, parts) for place, parts in mixed]
         self.starts.append(start)
         self.counts.append(count)
         self.owners.append(owner)
 
     def _text(self, text: str) -> int:
-        return self.texts.setdefault(text, len(self.texts))
+        self.texts.append(text)
+        return len(self.texts) - 1
 
     def _parts(self, text: str, lengths: tuple[int, ...]) -> list[int]:
         """The numbers of the parts of a text that is trained on in part."""
@@ -329,12 +296,15 @@ class Batch:
 
     def encode(self, encoder: Encoder) -> Sequences:
         """The arrays of all sequences."""
-        texts, firsts = self.columns.joined(pa.array(list(self.texts), pa.large_string()))
-        encoded = encoder.encode(texts)
+        texts, firsts = self.columns.joined(self.texts)
+        distinct = texts.dictionary_encode()
+        encoded, numbers = encoder.encode(distinct.dictionary), distinct.indices.to_numpy()
         counts, base = np.array(self.counts, np.int64), np.append(firsts, 0)[np.array(self.owners, np.int64)]
-        sources, learned, roles = self.pieces.chosen(ranges(np.array(self.starts, np.int64), counts))
+        pieces = ranges(np.array(self.starts, np.int64), counts)
+        sources = np.array(self.sources, np.int64)[pieces]
+        learned, roles = (np.array(each, np.int8)[pieces] for each in (self.learned, self.roles))
         is_text = sources >= 0
-        sources[is_text] += np.repeat(base, counts)[is_text]
+        sources[is_text] = numbers[(sources + np.repeat(base, counts))[is_text]]
         lengths = np.ones(len(sources), np.int64)
         lengths[is_text] = encoded.lengths[sources[is_text]]
         starts, ends = (np.append(0, np.cumsum(sizes)) for sizes in (lengths, counts))
@@ -342,7 +312,7 @@ class Batch:
         straddled = np.zeros(len(counts), np.int64)
         for number, place, parts in self.mixed:
             piece = int(ends[number]) + place
-            whole, *split = [_document(encoded, int(each)) for each in (sources[piece], *(base[number] + parts))]
+            whole, *split = [_document(encoded, each) for each in (sources[piece], *numbers[base[number] + parts])]
             loss[starts[piece] : starts[piece + 1]], doubtful = _learned_tokens(whole, split)
             straddled[number] += doubtful
         runs = _role_runs(starts, roles, np.repeat(np.arange(len(counts)), counts))

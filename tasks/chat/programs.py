@@ -2,8 +2,8 @@
 
 The *shape* of a conversation is all of it but its texts: the keys and roles of every message, which texts are empty, the names
 and nesting of arguments, and the tools. Most plain conversations of a data set have one of a few dozen shapes. When a shape comes up
-for the eighth time, its conversation is rendered with unknown contents (`symbolic`). If the template takes the same path for all
-contents, the resulting pieces with holes are the *program* of the shape: to fill it takes 4 µs per message, and to render takes
+for the fourth time, its conversation is rendered with unknown contents (`symbolic`). If the template takes the same path for all
+contents, the resulting pieces with holes are the *program* of the shape: to fill it takes 2 µs per message, and to render takes
 45. Long conversations with tool calls hardly ever share a shape; they are rendered as before.
 
 A conversation is rendered as before if its shape has no program, if one of its texts is blank or contains a tag that the
@@ -14,23 +14,19 @@ hundred, chosen by a hash of its text, is rendered and compared as well.
 
 import itertools
 from collections import Counter
-from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Sequence
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import Any, cast
 
-import numpy as np
 import orjson
-import pyarrow as pa
 from tokenmill.tasks.errors import RunError
 from xxhash import xxh3_64_intdigest, xxh3_128_digest
 
 from .columns import Table
 from .controls import Controls
 from .conversation import Arguments, Conversation, Message, Rejected
-from .encoding import Filled, Layout, Placed
-from .messages import CLOSE, OPEN
-from .plain import PlainRows, beginning_with, spelling
+from .encoding import Filled, Layout
 from .sequences import Pieces, Renderer, begins_with_markup
 from .symbolic import FIRST, LAST, STAND_IN, Hole, SymbolicTemplate, UnprovableError
 
@@ -43,7 +39,7 @@ MOST_SHAPES = 50_000
 MOST_PIECES = 500_000
 """Pieces of all programs, which take about 100 bytes each; programs are then learned anew."""
 
-RENDERED_FIRST = 7
+RENDERED_FIRST = 3
 """Conversations of a shape that are rendered before a program is learned, because learning takes as long as three renderings."""
 
 ONE_IN = 100
@@ -138,38 +134,16 @@ def stand_ins(conversation: Conversation) -> Conversation:
     return Conversation(messages, conversation.tools)
 
 
-@dataclass(frozen=True, eq=False)
+@dataclass(frozen=True, slots=True)
 class Program:
-    """The sequences of a shape: the patterns of their texts, each once, and their layouts. `absent` are the tags and control
-    tokens that the texts of a conversation must not contain.
+    """The sequences of a shape: the values of a conversation, the table of texts with them, and the layouts. `absent` are the
+    tags and control tokens that the texts of a conversation must not contain.
     """
 
-    patterns: Sequence["Pattern"]
+    holes: Sequence[Hole]
+    table: Table
     layouts: Sequence[Layout]
     absent: Controls
-
-    @cached_property
-    def fills(self) -> Sequence["Fill"]:
-        """What makes each text of those of a conversation."""
-        return [_fill(pattern) for pattern in self.patterns]
-
-    @cached_property
-    def table(self) -> Table | None:
-        """The patterns for contents that begin and end with no blank, and so are not stripped; None if some become JSON."""
-        parts = [part for pattern in self.patterns for part in pattern]
-        if any(isinstance(part, Hole) and part.is_json for part in parts):
-            return None
-        literals = list(dict.fromkeys(part for part in parts if isinstance(part, str)))
-        numbers = [part.slot if isinstance(part, Hole) else -1 - literals.index(part) for part in parts]
-        return Table(literals, numbers, [len(pattern) for pattern in self.patterns])
-
-    @cached_property
-    def characters(self) -> Sequence[tuple[int, Sequence[int]]]:
-        """Of the texts of each sequence: characters of their literals, and the numbers of the contents in them."""
-        used = [[part for number in layout.used for part in self.patterns[number]] for layout in self.layouts]
-        literal = [sum(len(part) for part in parts if isinstance(part, str)) for parts in used]
-        slots = [[part.slot for part in parts if isinstance(part, Hole)] for parts in used]
-        return list(zip(literal, slots, strict=True))
 
     @property
     def size(self) -> int:
@@ -178,16 +152,8 @@ class Program:
 
     def filled(self, texts: Sequence[str]) -> list[Filled]:
         """The sequences with these texts."""
-        filled = [fill(texts) for fill in self.fills]
-        return [Filled(layout, filled) for layout in self.layouts]
-
-    def placed(self, column: pa.LargeStringArray, first: int, lengths: Sequence[int]) -> list[Placed]:
-        """The sequences with the texts of a column, of these lengths, from number `first` on."""
-        table = cast("Table", self.table)
-        return [
-            Placed(layout, table, column, first, literal + sum([lengths[first + slot] for slot in slots]))
-            for layout, (literal, slots) in zip(self.layouts, self.characters, strict=True)
-        ]
+        values = [hole.filled(texts[hole.slot]) for hole in self.holes]
+        return [Filled(layout, self.table, values) for layout in self.layouts]
 
 
 class Programs:
@@ -211,33 +177,9 @@ class Programs:
         program = self._programs[key] if key in self._programs else self._learned(key, conversation, texts)
         if program is None or not self._fits(program, conversation, texts):
             return self.renderer.sequences(conversation)
-        if _is_compared(texts[-1]):
+        if xxh3_64_intdigest(texts[-1].encode()) % ONE_IN == 0:
             _require_same(program, texts, self.renderer.sequences(conversation))
         return program.filled(texts)
-
-    def placed(self, plain: PlainRows) -> dict[int, tuple[Conversation, list[Placed]]]:
-        """The plain rows whose program is known and surely holds, by number, and their sequences: those of `sequences`."""
-        found = [(row, self._programs.get(row.shape)) for row in plain.rows]
-        known = [(row, program) for row, program in found if program is not None and program.table is not None]
-        try:
-            column = pa.array(plain.texts if known else [], pa.large_string())
-        except UnicodeEncodeError:  # half a surrogate pair, which `parse` rejects
-            return {}
-        doubts = np.append(0, np.cumsum(self._doubtful(column, {program for _, program in known}))).tolist()
-        lengths = list(map(len, plain.texts))
-        return {
-            row.number: (row.conversation, program.placed(column, row.start, lengths))
-            for row, program in known
-            if doubts[row.start] == doubts[row.stop]
-            and sum(lengths[row.start : row.stop], row.stop - row.start) <= MOST_CHARACTERS
-            and not _is_compared(plain.texts[row.stop - 1])
-        }
-
-    def _doubtful(self, column: pa.LargeStringArray, programs: Iterable[Program]) -> np.ndarray:
-        """Which texts may hold reasoning, or may be texts for which a program does not hold, bool [texts]."""
-        tags = {OPEN, CLOSE}.union(*(program.absent.ids for program in programs))
-        doubtful = spelling(column, tags)
-        return doubtful | beginning_with(column, "<") if self.renderer.splits_turns and len(column) else doubtful
 
     def _fits(self, program: Program, conversation: Conversation, texts: Sequence[str]) -> bool:
         """Whether a program holds for these texts."""
@@ -299,11 +241,6 @@ def _has_stand_ins(value: object) -> bool:
     return ascii(FIRST)[1:-1] in written or ascii(LAST)[1:-1] in written
 
 
-def _is_compared(text: str) -> bool:
-    """Whether a conversation that ends with this text is rendered although it is filled."""
-    return xxh3_64_intdigest(text.encode()) % ONE_IN == 0
-
-
 def _require_same(program: Program, texts: Sequence[str], rendered: Sequence[Pieces] | Rejected) -> None:
     if [filled.pieces() for filled in program.filled(texts)] != rendered:
         raise ProgramError(
@@ -315,41 +252,43 @@ def _require_same(program: Program, texts: Sequence[str], rendered: Sequence[Pie
 Pattern = tuple[str | Hole, ...]
 
 
-Fill = Callable[[Sequence[str]], str]
-"""The text of a pattern from the texts of a conversation."""
+@dataclass(frozen=True, slots=True)
+class _Texts:
+    """The texts of a program while it is made: the numbers of their patterns, and of the holes and literals in these."""
 
+    patterns: dict[Pattern, int] = field(default_factory=dict[Pattern, int])
+    holes: dict[Hole, int] = field(default_factory=dict[Hole, int])
+    literals: dict[str, int] = field(default_factory=dict[str, int])
 
-def _fill(pattern: Pattern) -> Fill:
-    """Compiled, because most patterns are one content between literal texts."""
-    holes = [part for part in pattern if isinstance(part, Hole)]
-    if not holes:
-        literal = "".join(cast("Sequence[str]", pattern))
-        return lambda _: literal
-    if len(holes) > 1:
-        parts = [part if isinstance(part, str) else _fill((part,)) for part in pattern]
-        return lambda texts: "".join([part if isinstance(part, str) else part(texts) for part in parts])
-    (hole,), place = holes, pattern.index(holes[0])
-    before, after = ("".join(cast("Sequence[str]", each)) for each in (pattern[:place], pattern[place + 1 :]))
-    slot, changed = hole.slot, hole.filled
-    if not hole.operations:
-        return lambda texts: before + texts[slot] + after
-    return lambda texts: before + changed(texts[slot]) + after
+    def number(self, pattern: Pattern) -> int:
+        """The number of a pattern."""
+        for part in pattern:
+            if isinstance(part, Hole):
+                self.holes.setdefault(part, len(self.holes))
+            else:
+                self.literals.setdefault(part, len(self.literals))
+        return self.patterns.setdefault(pattern, len(self.patterns))
+
+    def table(self) -> Table:
+        """How they are made."""
+        parts = [part for pattern in self.patterns for part in pattern]
+        numbers = [self.holes[part] if isinstance(part, Hole) else -1 - self.literals[part] for part in parts]
+        return Table(list(self.literals), numbers, list(map(len, self.patterns)))
 
 
 def _program_of(sequences: Sequence[Pieces], holes: Sequence[Hole], absent: Controls) -> Program:
     """The program of sequences with stand-ins for holes."""
-    table: dict[Pattern, int] = {}
-    layouts = [_layout(pieces, holes, table) for pieces in sequences]
-    return Program(list(table), layouts, absent)
+    texts = _Texts()
+    layouts = [_layout(pieces, holes, texts) for pieces in sequences]
+    return Program(list(texts.holes), texts.table(), layouts, absent)
 
 
-def _layout(pieces: Pieces, holes: Sequence[Hole], table: dict[Pattern, int]) -> Layout:
-    used: dict[int, None] = {}
+def _layout(pieces: Pieces, holes: Sequence[Hole], texts: _Texts) -> Layout:
+    used: dict[Pattern, int] = {}
 
     def place(text: str) -> int:
-        number = table.setdefault(_pattern(text, holes), len(table))
-        used[number] = None
-        return number
+        pattern = _pattern(text, holes)
+        return used.setdefault(pattern, texts.number(pattern))
 
     sources = [-1 - piece.token if piece.text is None else place(piece.text) for piece in pieces]
     mixed = [
@@ -357,10 +296,11 @@ def _layout(pieces: Pieces, holes: Sequence[Hole], table: dict[Pattern, int]) ->
         for number, piece in enumerate(pieces)
         if isinstance(piece.learned, tuple)
     ]
-    learned = [piece.learned is True for piece in pieces]
-    return Layout(
-        list(used), sources, learned, [piece.role for piece in pieces], [piece.breaks for piece in pieces], mixed
-    )
+    learned, roles = [piece.learned is True for piece in pieces], [piece.role for piece in pieces]
+    parts = [part for pattern in used for part in pattern]
+    literal = sum(len(part) for part in parts if isinstance(part, str))
+    values = [texts.holes[part] for part in parts if isinstance(part, Hole)]
+    return Layout(sources, learned, roles, [piece.breaks for piece in pieces], mixed, literal, values)
 
 
 def _parts(text: str, lengths: Sequence[int]) -> list[str]:
@@ -372,5 +312,5 @@ def _pattern(text: str, holes: Sequence[Hole]) -> Pattern:
     parts = STAND_IN.split(text)
     if any(FIRST in part or LAST in part for part in parts[::2]):
         raise UnprovableError("a boundary lies inside of a content")
-    found = [holes[int(part)] if number % 2 else part for number, part in enumerate(parts)]
+    found = [holes[int(part)]._replace(origin=None) if number % 2 else part for number, part in enumerate(parts)]
     return tuple(part for part in found if part)

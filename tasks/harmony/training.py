@@ -113,10 +113,6 @@ class HarmonyRows:
         """The sequences that a conversation is trained as."""
         return self.renderer.sequences(conversation)
 
-    def placed(self, _records: Sequence[Mapping[str, Any]]) -> Mapping[int, Any]:
-        """None: Harmony has no programs."""
-        return {}
-
     def said(self, conversation: HarmonyConversation) -> Iterable[str]:
         """The texts and authors that identify a conversation."""
         for message in conversation.messages:

@@ -8,11 +8,10 @@ from typing import Any, Protocol, TypeVar
 from tokenmill.tasks.chat.check import checked_renderer, renderer_of
 from tokenmill.tasks.chat.controls import Controls
 from tokenmill.tasks.chat.conversation import Conversation
-from tokenmill.tasks.chat.encoding import Filled, Placed
+from tokenmill.tasks.chat.encoding import Filled
 from tokenmill.tasks.chat.load import load_template
 from tokenmill.tasks.chat.loss import LossPolicy
 from tokenmill.tasks.chat.parse import conversation, fields_read
-from tokenmill.tasks.chat.plain import plain_rows
 from tokenmill.tasks.chat.programs import Programs
 from tokenmill.tasks.chat.sequences import Pieces, Renderer, SplitTurns
 from tokenmill.tasks.chat.template import ChatTemplate, compiled
@@ -46,10 +45,6 @@ class Rows(Protocol[Read]):
 
     def sequences(self, conversation: Read, /) -> Sequence[Pieces | Filled] | Rejected:
         """The sequences that a conversation is trained as, at least one."""
-        ...
-
-    def placed(self, records: Sequence[Mapping[str, Any]], /) -> Mapping[int, tuple[Read, Sequence[Placed]]]:
-        """Conversations and their sequences of some records, by number; `read` and `sequences` give the same, one by one."""
         ...
 
     def said(self, conversation: Read, /) -> Iterable[str]:
@@ -92,12 +87,6 @@ class ChatRows:
         """See Rows."""
         return self.maker.sequences(conversation)
 
-    def placed(self, records: Sequence[Mapping[str, Any]]) -> Mapping[int, tuple[Conversation, Sequence[Placed]]]:
-        """See Rows."""
-        if not isinstance(self.maker, Programs):
-            return {}
-        return self.maker.placed(plain_rows(records, self.messages_field, self.tools_field))
-
     def said(self, conversation: Conversation) -> Iterable[str]:
         """See Rows."""
         for message in conversation.messages:
@@ -111,7 +100,7 @@ class ChatRows:
 
     def flagged(self, conversation: Conversation) -> int:
         """See Rows."""
-        return sum(["trained" in message for message in conversation.messages])
+        return sum("trained" in message for message in conversation.messages)
 
 
 def without_programs(rows: Rows[Any]) -> Rows[Any]:

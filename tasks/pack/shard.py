@@ -6,13 +6,12 @@ is dropped with a reason.
 """
 
 from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable
 from dataclasses import dataclass, field
-from functools import partial
 from typing import Any
 
 import numpy as np
-from tokenmill.tasks.chat.encoding import Batch, Filled, Placed, Sequences
+from tokenmill.tasks.chat.encoding import Batch, Filled, Sequences
 from tokenmill.tasks.chat.sequences import Pieces
 from tokenmill.tasks.errors import RunError
 from tokenmill.tasks.shards.build import ShardBuilder, building
@@ -22,8 +21,7 @@ from tokenmill.tasks.shards.plan import PlannedShard
 from tokenmill.tasks.shards.receipt import Receipt
 from tokenmill.tasks.shards.settings import OnBadRow
 from tokenmill.tasks.shards.store import Store
-from tokenmill.tasks.sources.files import Record, Rejected
-from tokenmill.tasks.sources.formats import read_records
+from tokenmill.tasks.sources.files import RecordBatch, Rejected
 from tokenmill.tasks.tokenize.encoders import Encoder
 from xxhash import xxh3_64_intdigest
 
@@ -69,9 +67,8 @@ class SequenceShard:
         the storage.
         """
         with building(self.shard, self.store, on_bad_row) as builder:
-            for batch in read_records(self.shard.part, self.rows.fields):
-                rendered = partial(self._rendered, batch.records, self.rows.placed(batch.records))
-                for index, (conversation, sequences) in builder.kept(batch, rendered).items():
+            for batch, found in builder.records(self.rows.fields, self._rendered):
+                for index, (conversation, sequences) in found.items():
                     self._add(int(batch.rows[index]), conversation, sequences, builder)
             for part in self._parts.values():
                 self._encode(part, builder)
@@ -84,25 +81,15 @@ class SequenceShard:
             builder.facts["flagged_messages"] = self._counts["flagged"]
         return builder.receipt
 
-    def _rendered(
-        self, records: Sequence[Record], placed: Mapping[int, tuple[Any, Sequence[Placed]]], index: int
-    ) -> tuple[Any, Sequence[Pieces | Filled | Placed]] | Rejected:
+    def _rendered(self, batch: RecordBatch, index: int) -> tuple[Any, Iterable[Pieces | Filled]] | Rejected:
         """A conversation and its sequences."""
-        if index in placed:
-            return placed[index]
-        found = self.rows.read(records[index])
+        found = self.rows.read(batch.records[index])
         if isinstance(found, Rejected):
             return found
         sequences = self.rows.sequences(found)
         return sequences if isinstance(sequences, Rejected) else (found, sequences)
 
-    def _add(
-        self,
-        row: int,
-        conversation: Any,  # noqa: ANN401 - as the format reads it
-        sequences: Iterable[Pieces | Filled | Placed],
-        builder: ShardBuilder,
-    ) -> None:
+    def _add(self, row: int, conversation: Any, sequences: Iterable[Pieces | Filled], builder: ShardBuilder) -> None:  # noqa: ANN401 - as the format reads it
         """Queue the sequences of a row for the encoder."""
         part = self._part(conversation, builder)
         self._counts["flagged"] += self.rows.flagged(conversation)

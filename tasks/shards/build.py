@@ -13,7 +13,6 @@ from collections import Counter
 from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, ExitStack, contextmanager
 from dataclasses import asdict, dataclass, field
-from functools import partial
 from socket import gethostname
 from typing import Any, BinaryIO, Protocol, TypeVar, cast
 
@@ -184,22 +183,18 @@ class ShardBuilder:
         `read` takes a batch and an index. Rejected records are quarantined. Raises the errors of `count` and `read_records`.
         """
         for batch in read_records(self.shard.part, fields):
-            yield batch, self.kept(batch, partial(read, batch))
-
-    def kept(self, batch: RecordBatch, read: Callable[[int], Found | Rejected | BadRow]) -> dict[int, Found]:
-        """Count a batch of records, and return the results of `read` by index in the batch. Otherwise as `records`."""
-        kept: dict[int, Found] = {}
-        rejected: list[BadRow] = []
-        for index, record in enumerate(batch.records):
-            found = read(index)
-            if isinstance(found, Rejected):
-                found = BadRow(int(batch.rows[index]), found.reason, found.detail, excerpt_of(record))
-            if isinstance(found, BadRow):
-                rejected.append(found)
-            else:
-                kept[index] = found
-        self.count(batch, rejected)
-        return kept
+            kept: dict[int, Found] = {}
+            rejected: list[BadRow] = []
+            for index, record in enumerate(batch.records):
+                found = read(batch, index)
+                if isinstance(found, Rejected):
+                    found = BadRow(int(batch.rows[index]), found.reason, found.detail, excerpt_of(record))
+                if isinstance(found, BadRow):
+                    rejected.append(found)
+                else:
+                    kept[index] = found
+            self.count(batch, rejected)
+            yield batch, kept
 
     def _rows_by_file(self) -> dict[str, list[int]]:
         """The rows of each file of a bundle, which lead from a row of the shard to its file and line."""

@@ -15,7 +15,6 @@ from tokenmill.tasks.chat.encoding import Batch, Filled
 from tokenmill.tasks.chat.load import BUNDLED
 from tokenmill.tasks.chat.loss import LossPolicy
 from tokenmill.tasks.chat.parse import conversation
-from tokenmill.tasks.chat.plain import plain_rows
 from tokenmill.tasks.chat.programs import Programs
 from tokenmill.tasks.chat.template import ChatTemplate
 
@@ -119,26 +118,17 @@ class Maker:
             return self.text()
         return value
 
-    def records(self, count):
-        """`count` records, four of a shape."""
-        for _ in range(count // 4):
-            record = self.record()
-            yield record
-            for _ in range(3):
-                yield {**self.again({"messages": record["messages"]}), "tools": record.get("tools")}
-
     def conversations(self, count):
         """At most `count` conversations, four of a shape."""
-        found = (conversation(record, None, "tools") for record in self.records(count))
-        return (each for each in found if isinstance(each, Conversation))
-
-
-class TidyMaker(Maker):
-    """Most texts begin and end with no blank."""
-
-    def text(self):
-        text = super().text()
-        return text if self.random.random() < 0.05 else text.strip()
+        for _ in range(count // 4):
+            record = self.record()
+            for each in [
+                record,
+                *[{**self.again({"messages": record["messages"]}), "tools": record.get("tools")} for _ in range(3)],
+            ]:
+                found = conversation(each, None, "tools")
+                if isinstance(found, Conversation):
+                    yield found
 
 
 @pytest.fixture(autouse=True)
@@ -351,58 +341,15 @@ def test_a_batch_of_filled_sequences_is_that_of_their_pieces(renderer, policy):
     for given in Maker(policy.end_of_turn).conversations(120):
         found = programs.sequences(given)
         for each in [] if isinstance(found, Rejected) else found:
+            before = filled.characters
             filled.add(each)
             plain.add(each.pieces() if isinstance(each, Filled) else each)
+            if isinstance(each, Filled):
+                used = {*each.layout.sources, *itertools.chain(*(parts for _, parts in each.layout.mixed))}
+                texts = [text for number, text in enumerate(each.table.texts(each.values)) if number in used]
+                assert filled.characters - before == sum(map(len, texts))
     encoder = text_encoder(vocabulary, maker.controls, "reference", "literal")
     ours, theirs = filled.encode(encoder), plain.encode(encoder)
     assert len(ours.ids) > 5_000
     for name in ("ids", "loss", "offsets", "role_starts", "roles", "straddled"):
         assert np.array_equal(getattr(ours, name), getattr(theirs, name)), name
-
-
-@pytest.mark.parametrize("policy", POLICIES[:5])
-@pytest.mark.parametrize("name", ["nano3", "lightning35", *FEW])
-def test_a_batch_of_placed_rows_is_that_of_the_pieces_they_are_rendered_to(renderer, name, policy):
-    """Among rows that are not plain, with columns of two batches, and once their programs are known."""
-    maker, vocabulary = renderer(SHIPPED[name] if name in FEW else BUNDLED / f"{name}.jinja", policy)
-    programs, ours, filled, theirs = Programs(maker), Batch(), Batch(), Batch()
-    records = list(TidyMaker(11, odd=0.04).records(160))
-    read = [conversation(record, None, "tools") for record in records]
-    rendered = [maker.sequences(each) if isinstance(each, Conversation) else each for each in read]
-    for each in read:
-        if isinstance(each, Conversation):
-            programs.sequences(each)
-    placed = {}
-    for start in (0, 80):
-        found = programs.placed(plain_rows(records[start : start + 80], None, "tools"))
-        placed |= {start + number: each for number, each in found.items()}
-    for number, pieces in enumerate(rendered):
-        if number in placed:
-            assert placed[number][0] == read[number]
-        if isinstance(pieces, Rejected):
-            assert number not in placed
-            continue
-        for each in placed[number][1] if number in placed else pieces:
-            ours.add(each)
-        for one, other in zip(pieces, programs.sequences(read[number]), strict=True):
-            theirs.add(one)
-            filled.add(other if number in placed else one)
-    assert 20 < len(placed) < len(records) - 20
-    assert ours.characters == filled.characters
-    encoder = text_encoder(vocabulary, maker.controls, "reference", "literal")
-    one, other = ours.encode(encoder), theirs.encode(encoder)
-    for array in ("ids", "loss", "offsets", "role_starts", "roles", "straddled"):
-        assert np.array_equal(getattr(one, array), getattr(other, array)), array
-
-
-def test_half_a_surrogate_pair_is_left_to_parse(renderer):
-    maker, _ = renderer(BUNDLED / "nano3.jinja")
-    programs = Programs(maker)
-    good, bad = (
-        {"messages": [{"role": "user", "content": "Why?"}, {"role": "assistant", "content": text}]}
-        for text in ("So.", "\ud83d")
-    )
-    for _ in range(2):
-        programs.sequences(conversation(good, None, "tools"))
-    assert list(programs.placed(plain_rows([good], None, "tools"))) == [0]
-    assert programs.placed(plain_rows([good, bad], None, "tools")) == {}
