@@ -25,6 +25,7 @@ from tokenmill.tasks.shards.lock import turn_in
 from tokenmill.tasks.shards.plan import PlannedShard
 from tokenmill.tasks.shards.preparation import BuildShards, Needs, Step
 from tokenmill.tasks.shards.progress import say
+from tokenmill.tasks.shards.settings import ClusterSettings
 from tokenmill.tasks.shards.store import Store
 from tokenmill.tasks.shards.worker import exit_if_imported
 from tokenmill.tasks.storage import join
@@ -103,7 +104,7 @@ def _call(name: str, function: Callable[..., Any], *arguments: object) -> Any:  
 
 
 @contextmanager
-def _workers(_cluster: str, needs: Needs) -> Generator[BuildShards]:
+def _workers(_settings: ClusterSettings, needs: Needs) -> Generator[BuildShards]:
     """Workers of this machine. Dask takes 0.4 s to import, so it is imported when there is work for it."""
     with ExitStack() as stack:
 

@@ -25,6 +25,6 @@ def order_samples(output_dir: Place, settings: OrderSettings) -> dict[str, Any]:
         settings: Settings of the training that decide its order.
     """
     data = step_task("plan")(checked_data)(output_dir, settings)
-    with function_workers(settings.cluster, settings.workers) as run_all:
+    with function_workers(settings) as run_all:
         order = make_order(data, settings, run_all)
     return artifact_record(order, data.path)

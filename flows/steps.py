@@ -14,7 +14,7 @@ from typing import Any, Protocol
 from tokenmill.tasks.blend.models import Blend
 from tokenmill.tasks.shards.preparation import BuildShards, Needs, Preparation
 from tokenmill.tasks.shards.publication import failure_recorded
-from tokenmill.tasks.shards.settings import PreparationSettings
+from tokenmill.tasks.shards.settings import ClusterSettings, PreparationSettings
 
 PUBLISH = "publish"
 """The step that publishes."""
@@ -33,7 +33,7 @@ class Steps:
     """How to run the steps: `call` plans and publishes, `workers` builds on a cluster, `report` makes the artifact record."""
 
     call: Step
-    workers: Callable[[str, Needs], AbstractContextManager[BuildShards]]
+    workers: Callable[[ClusterSettings, Needs], AbstractContextManager[BuildShards]]
     report: Callable[[Mapping[str, Any], str], dict[str, Any]]
 
 
@@ -45,7 +45,7 @@ def run_steps(
     planned = steps.call("plan", kind.plan, blend, settings, output_dir)
     record_failure = failure_recorded(planned.output_dir, kind.header(planned), planned.plan.store.place)
     with record_failure if kind.records_failure else nullcontext():
-        with steps.workers(settings.cluster, kind.needs(planned)) as build_shards:
+        with steps.workers(settings, kind.needs(planned)) as build_shards:
             planned = kind.build(planned, build_shards)
         manifest = steps.call(PUBLISH, kind.publish, planned, started)
     record = steps.report(manifest, planned.output_dir)

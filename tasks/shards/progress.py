@@ -7,6 +7,7 @@ updated at most every UPDATE_SECONDS, and only if the figure changed.
 import sys
 import time
 from collections.abc import Callable, Mapping
+from contextlib import suppress
 from dataclasses import dataclass, field
 from threading import Lock
 from typing import Any, Self
@@ -94,7 +95,7 @@ class ProgressLines:
     def show(self, tally: Tally, now: float) -> None:
         """Write a line, unless the last one is too recent."""
         if now - self._written >= LINE_SECONDS:
-            self._write(f"tokenmill: {tally.share:.0%}  {tally.sentence()}\n")
+            self._write(f"{tally.share:.0%}  {tally.sentence()}")
             self._written = now
 
 
@@ -107,7 +108,7 @@ class ProgressDisplay:
         self._bar = Progress(SpinnerColumn(), BarColumn(bar_width=40), TaskProgressColumn(), TimeRemainingColumn())
         self._task = self._bar.add_task("shards", total=1.0)
         self._live = Live(self._bar, console=console, transient=True) if console.is_terminal else None
-        self._lines = ProgressLines(sys.stderr.write, time.monotonic())
+        self._lines = ProgressLines(_write_line, time.monotonic())
 
     def __enter__(self) -> Self:
         if self._live:
@@ -128,7 +129,15 @@ class ProgressDisplay:
 
 
 def say(sentence: str) -> None:
-    """Print a sentence on stderr if that is a terminal."""
+    """Print a sentence on stderr."""
     console = Console(stderr=True)
     if console.is_terminal:
         console.print(sentence, markup=False, highlight=False)
+    else:
+        _write_line(sentence)
+
+
+def _write_line(line: str) -> None:
+    """Print a line on stderr, unless its terminal or reader is gone."""
+    with suppress(OSError):
+        sys.stderr.write(f"tokenmill: {line}\n")

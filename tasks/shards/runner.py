@@ -12,7 +12,7 @@ running cluster. A YAML file is a profile: the arguments of Prefect's DaskTaskRu
 import asyncio
 import signal
 import threading
-from collections.abc import Generator, Mapping
+from collections.abc import Callable, Generator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from importlib.util import find_spec
@@ -22,12 +22,17 @@ from typing import Any, cast
 import yaml
 from distributed import Security
 from distributed.comm.core import connect
+from distributed.utils import import_term
 from prefect_dask.task_runners import DaskTaskRunner
 from pydantic import Field
-from tokenmill.tasks.errors import InputError
+from tokenmill.tasks.errors import InputError, RunError
 from tokenmill.tasks.strict import Strict, parse
 
 from .cluster import local_arguments, local_cluster
+from .queues import job_queue
+from .ssh import ssh_cluster
+
+SSH = "distributed.SSHCluster"
 
 
 class Profile(Strict, frozen=True):
@@ -76,13 +81,36 @@ def _named(path: Path) -> DaskTaskRunner:
     if profile.address:
         return _running(profile)
     package = str(profile.cluster_class).split(".", maxsplit=1)[0].replace("_", "-")
-    if profile.cluster_class == "distributed.SSHCluster" and not find_spec("asyncssh"):  # imported when it is used
+    if profile.cluster_class == SSH and not find_spec("asyncssh"):  # imported when it is used
         raise _not_installed(path, profile, "asyncssh", "it needs asyncssh")
     try:
         with _keeping_ctrl_c():
-            return DaskTaskRunner(**profile.model_dump())
+            cluster = _cluster_class(str(profile.cluster_class))
     except (ImportError, AttributeError) as error:
         raise _not_installed(path, profile, package, str(error)) from error
+    return DaskTaskRunner(
+        cluster_class=_starting(cluster, path), **profile.model_dump(exclude={"address", "cluster_class"})
+    )
+
+
+def _cluster_class(name: str) -> Callable[..., Any]:
+    """The cluster class of that name, made to tell why no worker comes."""
+    if name == SSH:
+        return ssh_cluster
+    found = cast("Callable[..., Any]", import_term(name))
+    return job_queue(found) if isinstance(found, type) and hasattr(found, "job_cls") else found
+
+
+def _starting(cluster: Callable[..., Any], path: Path) -> Callable[..., Any]:
+    """Starts a cluster of the profile. It catches every exception, because a cluster class may raise any type."""
+
+    def start(**arguments: Any) -> Any:  # noqa: ANN401 - any cluster
+        try:
+            return cluster(**arguments)
+        except Exception as error:
+            raise RunError(f"cluster: {path}: its cluster cannot be started: {error}") from error
+
+    return start
 
 
 @contextmanager

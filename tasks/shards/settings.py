@@ -18,7 +18,7 @@ SHARES: dict[Scale, float] = {"tiny": 0.01, "small": 0.1, "medium": 0.3, "full":
 TINY_ROWS = 10_000
 
 RUNTIME_SETTINGS = {
-    *("cluster", "workers", "force", "allow_partial", "store"),
+    *("cluster", "cluster_timeout", "workers", "force", "allow_partial", "store"),
     *("shrink_ceiling", "allow_shrink", "previous"),
     *("server", "concurrency"),
 }
@@ -39,7 +39,19 @@ class Holdout(Strict, frozen=True):
         return self
 
 
-class PreparationSettings(Strict, frozen=True):
+class ClusterSettings(Strict, frozen=True):
+    """Where work runs, and how long to wait for it."""
+
+    cluster: str = Field(default="local", description="local, a scheduler address, or a YAML file with a profile.")
+    cluster_timeout: float | None = Field(
+        default=None,
+        gt=0,
+        description="Seconds to wait for a worker: by default 60 on a local or SSH cluster, 600 at an address, else no limit.",
+    )
+    workers: int | None = Field(default=None, ge=1, description="Worker processes; all cores by default.")
+
+
+class PreparationSettings(ClusterSettings, frozen=True):
     """The settings of every preparation; the defaults suit a laptop-sized blend."""
 
     shard_size: Size = Field(default=256_000_000, description="Source bytes per shard, for example 256MB.")
@@ -65,5 +77,3 @@ class PreparationSettings(Strict, frozen=True):
     allow_partial: bool = Field(
         default=False, description="Publish even if shards are missing; the manifest lists them."
     )
-    cluster: str = Field(default="local", description="local, a scheduler address, or a YAML file with a profile.")
-    workers: int | None = Field(default=None, ge=1, description="Worker processes; all cores by default.")

@@ -39,6 +39,7 @@ from .pool import Submitted, building_on, failures_of, some
 from .preparation import BuildShards, Needs, Step
 from .progress import say
 from .runner import task_runner
+from .settings import ClusterSettings
 from .store import Store
 from .wait import ClusterWatch
 from .worker import announce
@@ -137,16 +138,16 @@ def _build_batch(
 
 
 @contextmanager
-def shard_workers(cluster: str, needs: Needs) -> Generator[BuildShards]:
+def shard_workers(settings: ClusterSettings, needs: Needs) -> Generator[BuildShards]:
     """A context that builds shards on one cluster for all steps of a run; the cluster starts with the first shard to build."""
     with ExitStack() as stack:
 
         @cache
         def pool() -> _Tasks:
             stack.enter_context(_one_server())
-            runner = stack.enter_context(started(task_runner(cluster, needs.workers, needs.resources)))
+            runner = stack.enter_context(started(task_runner(settings.cluster, needs.workers, needs.resources)))
             require_reached(runner.client, str(PREFECT_API_URL.value()))
-            return _Tasks(runner, needs)
+            return _Tasks(runner, needs, settings.cluster_timeout)
 
         build_on_pool = building_on(lambda _: pool())
 
@@ -156,7 +157,8 @@ def shard_workers(cluster: str, needs: Needs) -> Generator[BuildShards]:
             try:
                 build_on_pool(step, pending, store, arguments, rebuild=rebuild)
             except RunError:
-                require_reached(pool().client, str(PREFECT_API_URL.value()))  # include workers that joined later
+                if pool.cache_info().currsize:
+                    require_reached(pool().client, str(PREFECT_API_URL.value()))  # include workers that joined later
                 raise
 
         yield build_shards
@@ -165,9 +167,9 @@ def shard_workers(cluster: str, needs: Needs) -> Generator[BuildShards]:
 class _Tasks(WorkerPool):
     """Workers to which batches are submitted as Prefect tasks."""
 
-    def __init__(self, runner: DaskTaskRunner, needs: Needs) -> None:
+    def __init__(self, runner: DaskTaskRunner, needs: Needs, timeout: float | None) -> None:
         most = runner.adapt_kwargs.get("maximum", 0)
-        super().__init__(runner.client, needs.resources, most, adaptive=bool(runner.adapt_kwargs))
+        super().__init__(runner.client, needs.resources, most, adaptive=bool(runner.adapt_kwargs), timeout=timeout)
         self._runner, self._limit = runner, needs.limit
 
     def submit(self, name: str, calls: Sequence[Mapping[str, Any]]) -> list[Submitted]:
@@ -194,16 +196,16 @@ def _submitted(future: PrefectDaskFuture[Any]) -> Submitted:
 
 
 @contextmanager
-def function_workers(cluster: str, workers: int | None) -> Generator[RunAll]:
+def function_workers(settings: ClusterSettings) -> Generator[RunAll]:
     """A context that runs functions on one cluster, each call as a Prefect task."""
-    with _one_server(), started(task_runner(cluster, workers, {})) as runner:
+    with _one_server(), started(task_runner(settings.cluster, settings.workers, {})) as runner:
         client = runner.client
         require_reached(client, str(PREFECT_API_URL.value()))
 
         def run_all(name: str, function: Callable[..., Any], calls: Sequence[Mapping[str, Any]]) -> list[Any]:
             called = _retried(name)(function)
             futures = [runner.submit(called, dict(call)) for call in calls]
-            check = ClusterWatch(client, {}, bool(runner.adapt_kwargs), tell).check
+            check = ClusterWatch(client, {}, bool(runner.adapt_kwargs), tell, settings.cluster_timeout).check
             if failures := failures_of([*map(_submitted, futures)], name, check):
                 raise RunError(
                     f"{len(failures)} of {len(calls)} tasks failed: {some(failures)}; fix the cause and run again"

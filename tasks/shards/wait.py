@@ -1,25 +1,28 @@
 """Wait for batches on Dask until all have ended, or until no worker can build the rest.
 
 A Dask client reports nothing when its own thread ends, when the scheduler hangs with open connections, or when no worker
-is left. So this checks the cluster every CHECK_SECONDS, and fails when it is lost.
+is left. So this checks the cluster every CHECK_SECONDS, and fails when it is lost. While there is no worker, it says every
+ASK_SECONDS what the run waits for.
 
-Dask's setting `distributed.scheduler.no-workers-timeout` limits the wait for a worker. Without it the limit is ten
-minutes, or a day on a cluster started for the run on other machines, whose jobs may queue.
+The wait ends after the setting `cluster_timeout`. Its default is a minute for a cluster that this run has started here or over
+SSH, ten minutes for one that others have started, and no limit for Slurm or Kubernetes, where jobs may queue for days.
 """
 
+import math
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any, cast
 
-from dask import config  # pyright: ignore[reportPrivateImportUsage]
-from dask.utils import parse_timedelta
-from distributed import Client, LocalCluster, Status
+from distributed import Client, LocalCluster, SpecCluster, Status
 from tokenmill.tasks.errors import RunError
 
 from .cluster import ClusterLostError, declares, listed
+from .queues import KEPT, Queue, queue_of
 
 CHECK_SECONDS = 5.0
+
+ASK_SECONDS = 30.0
 
 ANSWER_SECONDS = 30.0
 """How long a check waits for a busy scheduler."""
@@ -27,28 +30,32 @@ ANSWER_SECONDS = 30.0
 SILENT_SECONDS = 300.0
 """How long a scheduler may be silent: as long as its workers (`worker-ttl`)."""
 
-LONGEST_SECONDS, QUEUE_SECONDS = 600.0, 86_400.0
+STARTED_SECONDS, STANDING_SECONDS = 60.0, 600.0
 
 ALIVE = {Status.undefined, Status.created, Status.init, Status.starting, Status.running, Status.paused}
-
-KEPT = "finished shards are kept: run the same command again to continue"
 
 
 @dataclass
 class ClusterWatch:
     """Watches the cluster of a run; an `adaptive` cluster starts and stops workers as needed.
 
-    Calls `tell` with a sentence when the run begins to wait for a worker with the `resources`.
+    Calls `tell` with a sentence while the run waits for a worker with the `resources`, for at most `timeout` seconds (None: as
+    the module says).
     """
 
     client: Client
     resources: Mapping[str, float]
     adaptive: bool
     tell: Callable[[str], None]
+    timeout: float | None = None
+    _queue: Queue | None = field(init=False)
     _checked: float = field(default_factory=time.monotonic, init=False)
     _answered: float = field(default_factory=time.monotonic, init=False)
     _staffed: float = field(default_factory=time.monotonic, init=False)
-    _announced: bool = field(default=False, init=False)
+    _asked: float = field(default=-math.inf, init=False)
+
+    def __post_init__(self) -> None:
+        self._queue = queue_of(self._client.cluster)
 
     def check(self) -> None:
         """Check the cluster, at most once in CHECK_SECONDS.
@@ -65,10 +72,14 @@ class ClusterWatch:
             self._require_answer()
             return
         self._answered = self._checked
-        if any(declares(worker, self.resources) for worker in workers.values()):
-            self._staffed, self._announced = self._checked, False
-            return
-        self._require_future_workers()
+        staffed = any(declares(worker, self.resources) for worker in workers.values())
+        if staffed:
+            self._staffed = self._checked
+        else:
+            self._require_future_workers()
+        if self._checked - self._asked >= ASK_SECONDS:
+            self._asked = self._checked
+            self._ask(staffed=staffed)
 
     @property
     def _client(self) -> Any:  # noqa: ANN401 - distributed is barely typed
@@ -94,28 +105,44 @@ class ClusterWatch:
             )
 
     def _require_future_workers(self) -> None:
-        cluster, address = self._client.cluster, self._client.scheduler.address
-        wanted = f"a worker with the resources {listed(self.resources)}" if self.resources else "a worker"
+        cluster, waited = self._client.cluster, self._checked - self._staffed
         if isinstance(cluster, LocalCluster) and not self.adaptive and not _can_restart(cluster):
             raise RunError(f"all Dask workers of this run have ended; {KEPT}")
-        queued = cluster is not None and not isinstance(cluster, LocalCluster)
-        patience, waited = _patience(queued=queued), self._checked - self._staffed
-        if waited > patience:
+        if waited > self._patience:
             raise RunError(
-                f"the Dask cluster at {address} has not had {wanted} for {waited:,.0f} s; {KEPT} once it has workers, "
-                "or allow more time: DASK_DISTRIBUTED__SCHEDULER__NO_WORKERS_TIMEOUT=2h"
+                f"the Dask cluster at {self._address} has not had {self._wanted} for {waited:,.0f} s; {KEPT} once it has "
+                "workers, or allow more seconds with cluster_timeout"
             )
-        if not self._announced:
-            self.tell(f"waiting up to {patience:,.0f} s for {wanted} of the Dask cluster at {address}")
-            self._announced = True
+
+    def _ask(self, *, staffed: bool) -> None:
+        """Tell what the run waits for. Raises RunError if no worker will ever come."""
+        if staffed and self._queue:
+            self._queue.replace_ended()
+        elif not staffed:
+            limit = f" up to {self._patience:,.0f} s" if math.isfinite(self._patience) else ""
+            state = f"; {self._queue.waiting_for()}" if self._queue else ""
+            self.tell(f"waiting{limit} for {self._wanted} of the Dask cluster at {self._address}{state}")
+
+    @property
+    def _patience(self) -> float:
+        """Seconds to wait for a worker."""
+        cluster = self._client.cluster
+        if self.timeout is not None:
+            return self.timeout
+        if cluster is None:
+            return STANDING_SECONDS
+        started_here = isinstance(cluster, LocalCluster) or type(cluster) is SpecCluster  # the latter by SSHCluster
+        return STARTED_SECONDS if started_here else math.inf
+
+    @property
+    def _wanted(self) -> str:
+        return f"a worker with the resources {listed(self.resources)}" if self.resources else "a worker"
+
+    @property
+    def _address(self) -> str:
+        return str(self._client.scheduler.address)
 
 
 def _can_restart(cluster: LocalCluster) -> bool:
     """Whether any worker, or a nanny that restarts one, is alive."""
     return any(worker.status in ALIVE for worker in cluster.workers.values())
-
-
-def _patience(*, queued: bool) -> float:
-    """Seconds to wait for a worker."""
-    chosen = config.get("distributed.scheduler.no-workers-timeout", None)
-    return parse_timedelta(chosen) if chosen else QUEUE_SECONDS if queued else LONGEST_SECONDS

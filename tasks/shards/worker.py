@@ -1,5 +1,6 @@
 """The identity of a process as a Dask worker. Dask is not imported: a worker has already imported it."""
 
+import logging
 import multiprocessing
 import re
 import sys
@@ -12,8 +13,11 @@ CALLED_WHILE_IMPORTED = 99
 
 
 def dask_setup(_worker: object) -> None:
-    """Called by Dask in the workers of a local cluster, which serve one run."""
+    """Called by Dask in the workers of a local cluster, which serve one run. The run itself names a batch that failed."""
     set_up_arrow()
+    logging.getLogger("distributed.worker").addFilter(
+        lambda record: not record.getMessage().startswith("Compute Failed")
+    )
 
 
 def exit_if_imported() -> None:

@@ -33,6 +33,7 @@ class WorkerPool:
     resources: Mapping[str, float]
     most_workers: int = 0
     adaptive: bool = False
+    timeout: float | None = None
 
     @property
     def slots(self) -> int:
@@ -53,7 +54,7 @@ class WorkerPool:
 
     def watch(self) -> Callable[[], None]:
         """See Pool."""
-        return ClusterWatch(self.client, self.resources, self.adaptive, self.tell).check
+        return ClusterWatch(self.client, self.resources, self.adaptive, self.tell, self.timeout).check
 
     def bar(self, name: str) -> Callable[[float], object]:  # noqa: ARG002 - a name in Prefect
         """See Pool. The terminal has one."""

@@ -4,6 +4,7 @@ from typing import Literal, Self
 
 from pydantic import Field, model_validator
 from tokenmill.tasks.score import TOKEN_BUDGET
+from tokenmill.tasks.shards.settings import ClusterSettings
 from tokenmill.tasks.strict import Place, Seed, Strict
 
 Engine = Literal["megatron-core", "transformers"]
@@ -141,14 +142,12 @@ class Plan(Strict, frozen=True):
         return self.steps * self.global_batch, self.validation_batches * self.global_batch
 
 
-class OrderSettings(Plan, frozen=True):
+class OrderSettings(Plan, ClusterSettings, frozen=True):
     """The settings of an order: those of the training that it is for, and where it is made."""
 
     block_hashes: bool = Field(
         default=False, description="Hash every block of the data, for a training with check_reads=true."
     )
-    cluster: str = Field(default="local", description="local, a scheduler address, or a YAML file with a profile.")
-    workers: int | None = Field(default=None, ge=1, description="Worker processes; all cores by default.")
 
 
 class EvaluateSettings(Strict, frozen=True):

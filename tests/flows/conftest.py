@@ -5,6 +5,7 @@ Tests that run commands pass `prefect_server.environment` to them. Tests that ca
 """
 
 import pytest
+from distributed import Security
 from prefect.events.worker import EventsWorker
 from prefect.logging.handlers import APILogWorker
 from prefect.settings import PREFECT_API_URL, PREFECT_FLOWS_HEARTBEAT_FREQUENCY, PREFECT_HOME, temporary_settings
@@ -38,3 +39,19 @@ def prefect_api(prefect_server, prefect_home, monkeypatch):
     }
     with temporary_settings(settings):
         yield prefect_server
+
+
+@pytest.fixture(scope="session")
+def certificates(tmp_path_factory):
+    """Dask's environment variables for TLS, with files of an authority of their own."""
+    folder, made = tmp_path_factory.mktemp("tls"), Security.temporary()
+    variables = {"DASK_DISTRIBUTED__COMM__REQUIRE_ENCRYPTION": "true"}
+    for part in [
+        "ca_file",
+        *(f"{role}_{kind}" for role in ("scheduler", "worker", "client") for kind in ("cert", "key")),
+    ]:
+        (folder / part).write_text(getattr(made, f"tls_{part}"))
+        role, _, kind = part.partition("_")
+        variable = "CA_FILE" if part == "ca_file" else f"{role}__{kind}".upper()
+        variables[f"DASK_DISTRIBUTED__COMM__TLS__{variable}"] = str(folder / part)
+    return variables

@@ -143,22 +143,6 @@ def test_a_host_whose_cable_is_cut_mid_run_costs_nothing_but_time(cluster, blend
     assert tree(tmp_path / "out") == expected
 
 
-@pytest.fixture(scope="module")
-def certificates(tmp_path_factory):
-    """Dask's environment variables for TLS, with files of an authority of their own."""
-    folder, made = tmp_path_factory.mktemp("tls"), Security.temporary()
-    variables = {"DASK_DISTRIBUTED__COMM__REQUIRE_ENCRYPTION": "true"}
-    for part in [
-        "ca_file",
-        *(f"{role}_{kind}" for role in ("scheduler", "worker", "client") for kind in ("cert", "key")),
-    ]:
-        (folder / part).write_text(getattr(made, f"tls_{part}"))
-        role, _, kind = part.partition("_")
-        variable = "CA_FILE" if part == "ca_file" else f"{role}__{kind}".upper()
-        variables[f"DASK_DISTRIBUTED__COMM__TLS__{variable}"] = str(folder / part)
-    return variables
-
-
 def test_tls_by_dasks_environment_and_nobody_without_a_certificate(
     certificates, blend, expected, tmp_path, prefect_server
 ):

@@ -10,7 +10,7 @@ import pytest
 from dask import config
 from distributed import Client, LocalCluster
 from tokenmill.tasks.errors import InputError, RunError
-from tokenmill.tasks.shards.cluster import LOCAL, STARTS, local_cluster
+from tokenmill.tasks.shards.cluster import LOCAL, STARTS, local_arguments, local_cluster
 from tokenmill.tasks.shards.runner import task_runner
 
 
@@ -86,7 +86,6 @@ def test_an_ssh_cluster_asks_for_its_package(tmp_path, monkeypatch):
 def test_a_profile_reaches_the_task_runner_whole(tmp_path):
     text = "cluster_class: distributed.LocalCluster\ncluster_kwargs: {n_workers: 3}\nadapt_kwargs: {maximum: 9}"
     runner = task_runner(profile(tmp_path, f"{text}\nclient_kwargs: {{timeout: 7s}}\n_why: a comment"), None, {})
-    assert runner.resolved_cluster_class is LocalCluster
     assert (runner.cluster_kwargs, runner.adapt_kwargs) == ({"n_workers": 3}, {"maximum": 9})
     assert runner.client_kwargs["timeout"] == "7s"
 
@@ -100,6 +99,14 @@ def test_workers_of_any_local_cluster_leave_prefects_plugins_alone():
         (environment,) = client.run(lambda: dict(os.environ)).values()
     assert environment["PREFECT_PLUGINS_ENABLED"] == "false"
     assert environment["OTHER"] == "kept"
+
+
+def test_a_worker_leaves_it_to_the_run_to_tell_that_a_batch_failed(capfd):
+    with local_cluster(**local_arguments(1, {})) as cluster, Client(cluster, set_as_default=False) as client:
+        failed = client.submit(os.kill, "nobody", 0)
+        with pytest.raises(TypeError):
+            failed.result()
+    assert capfd.readouterr().err == ""
 
 
 @pytest.mark.slow

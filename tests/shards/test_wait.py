@@ -6,11 +6,12 @@ import time
 from contextlib import contextmanager
 
 import pytest
-from dask import config
+from dask_jobqueue import SLURMCluster
 from distributed import Client, LocalCluster
 from tokenmill.tasks.errors import RunError
 from tokenmill.tasks.shards import pool, wait
 from tokenmill.tasks.shards.pool import wait_for
+from tokenmill.tasks.shards.queues import job_queue
 from tokenmill.tasks.shards.wait import ClusterWatch
 
 
@@ -29,11 +30,11 @@ def cluster(workers):
 
 
 @contextmanager
-def watching(place, resources=None, adaptive=False):
+def watching(place, resources=None, adaptive=False, timeout=None):
     """A client, a watch of it, and the list of what it tells; `place` is a cluster of ours or the address of another."""
     told = []
     with Client(place, set_as_default=False) as client:
-        yield client, ClusterWatch(client, resources or {}, adaptive, told.append), told
+        yield client, ClusterWatch(client, resources or {}, adaptive, told.append, timeout), told
 
 
 def double(number):
@@ -64,7 +65,7 @@ def test_a_cluster_that_grows_as_needed_is_waited_for():
         assert future.result() == 42
 
 
-def test_a_standing_cluster_has_time_to_get_a_worker_and_says_so_once():
+def test_a_standing_cluster_has_time_to_get_a_worker_and_says_so_not_all_the_time():
     with cluster(0) as found, watching(found.scheduler_address) as (client, watch, told):
         future = client.submit(double, 21)
         for _ in range(3):
@@ -76,24 +77,50 @@ def test_a_standing_cluster_has_time_to_get_a_worker_and_says_so_once():
         assert future.result() == 42
 
 
-def test_a_standing_cluster_without_workers_is_given_up_when_dasks_own_setting_says_so():
+def test_a_standing_cluster_without_workers_is_given_up_after_the_timeout():
     with (
-        config.set({"distributed.scheduler.no-workers-timeout": "50ms"}),
         cluster(0) as found,
-        watching(found.scheduler_address) as (client, watch, _),
-        pytest.raises(RunError, match=r"has not had a worker for .*NO_WORKERS_TIMEOUT"),
+        watching(found.scheduler_address, timeout=0.05) as (client, watch, _),
+        pytest.raises(RunError, match=r"has not had a worker for .*cluster_timeout"),
     ):
         wait_for([client.submit(double, 21)], watch.check, lambda: None)
 
 
 def test_workers_without_the_resources_do_not_count():
     with (
-        config.set({"distributed.scheduler.no-workers-timeout": "50ms"}),
         cluster(1) as found,
-        watching(found.scheduler_address, {"GPU": 1}) as (client, watch, _),
+        watching(found.scheduler_address, {"GPU": 1}, timeout=0.05) as (client, watch, _),
         pytest.raises(RunError, match="has not had a worker with the resources GPU=1"),
     ):
         wait_for([client.submit(double, 21, resources={"GPU": 1})], watch.check, lambda: None)
+
+
+def test_a_cluster_of_our_own_that_grows_as_needed_has_a_minute_and_one_of_jobs_has_no_limit():
+    with cluster(0) as found, watching(found, adaptive=True) as (_, watch, told):
+        watch.check()
+        assert told[0].startswith("waiting up to 60 s for a worker")
+    with slurm_cluster() as found, watching(found) as (_, watch, told):
+        watch.check()
+        assert told[0].startswith("waiting for a worker")
+        assert told[0].endswith("its jobs: none submitted yet")
+
+
+@contextmanager
+def slurm_cluster(**chosen):
+    """A cluster of Slurm jobs, on a machine without Slurm."""
+    options = {"dashboard_address": None, "host": "127.0.0.1"}
+    with job_queue(SLURMCluster)(cores=1, memory="1GB", scheduler_options=options, **chosen) as found:
+        yield found
+
+
+def test_a_job_that_the_queue_refuses_ends_the_wait_with_its_words(tmp_path, monkeypatch):
+    monkeypatch.setattr(SLURMCluster.job_cls, "submit_command", "cat /nowhere")
+    with slurm_cluster(n_workers=1) as found, watching(found) as (client, watch, _):
+        future = client.submit(double, 21)
+        with pytest.raises(
+            RunError, match="refuses the jobs of workers: cat: /nowhere: No such file or directory; correct"
+        ):
+            wait_for([future], watch.check, lambda: None)
 
 
 LOST_THREAD = """

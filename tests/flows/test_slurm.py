@@ -1,0 +1,220 @@
+"""Preparation and training on a real Slurm: jobs that are refused, held, cancelled, out of time and requeued."""
+
+import contextlib
+import json
+import re
+import signal
+import subprocess
+import sys
+from types import SimpleNamespace
+
+import orjson
+import psutil
+import pytest
+import yaml
+
+from tests.flows import preparation_runs, slurm
+from tests.flows.prefect_commands import wait_until
+from tests.flows.preparation_runs import DEADLINE, TOKENMILL, finish
+from tests.preparing import blend_of, prepare, tree, write_lines
+from tests.preparing_sft import chat_vocabulary
+from tests.train import small_data
+
+pytestmark = [pytest.mark.slow, pytest.mark.skipif(bool(slurm.MISSING), reason=str(slurm.MISSING))]
+
+JOB = {"walltime": "00:30:00", "cores": 1, "processes": 1, "memory": "1GB", "queue": "cpu"}
+STEPS = 2_000
+TRAINING = [
+    *(
+        "launcher=slurm",
+        "nodes=2",
+        "processes=1",
+        "device=cpu",
+        f"steps={STEPS}",
+        "checkpoint_every=100",
+        "max_epochs=null",
+    ),
+    *("sequence_length=64", "global_batch=4", "micro_batch=2"),
+    *("model.hidden=32", "model.heads=4", "model.key_value_heads=2", "model.feed_forward=64"),
+]
+
+TWO_WORKERS = {"cores": 2, "processes": 2, "memory": "2GB"}
+
+
+@pytest.fixture(scope="module")
+def cluster():
+    with slurm.slurm() as found:
+        yield found
+
+
+@pytest.fixture(scope="module")
+def on_slurm(cluster, prefect_server):
+    """The environment of commands that use both Prefect's server and Slurm."""
+    return SimpleNamespace(environment=prefect_server.environment | {"SLURM_CONF": cluster.environment["SLURM_CONF"]})
+
+
+@pytest.fixture(scope="module")
+def encrypted(on_slurm, certificates):
+    """The same, and all connections of Dask need certificates."""
+    return SimpleNamespace(environment=on_slurm.environment | certificates)
+
+
+@pytest.fixture(scope="module")
+def blend(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("data")
+    rye = write_lines(folder / "rye.jsonl", [f"rye {number} " + "grain " * 40 for number in range(5_000)])
+    path = folder / "blend.json"
+    path.write_text(json.dumps(blend_of(rye)))
+    return path
+
+
+@pytest.fixture(scope="module")
+def expected(blend, tmp_path_factory):
+    out = tmp_path_factory.mktemp("expected") / "out"
+    prepare(str(blend), out, shard_size=20_000)
+    return published(out)
+
+
+def published(out):
+    return {name: content for name, content in tree(out).items() if not name.startswith("shards/")}
+
+
+def profile(folder, name="slurm", adapt=(("minimum", 0), ("maximum", 2)), **chosen):
+    options = {"dashboard_address": "127.0.0.1:0"}
+    arguments = {**JOB, "log_directory": str(folder / "logs"), "scheduler_options": options, **chosen}
+    path = folder / f"{name}.yaml"
+    path.write_text(
+        yaml.safe_dump(
+            {
+                "cluster_class": "dask_jobqueue.SLURMCluster",
+                "cluster_kwargs": arguments,
+                "adapt_kwargs": dict(adapt),
+            }
+        )
+    )
+    return str(path)
+
+
+def start(blend, out, server, profile, *more):
+    return preparation_runs.start(
+        "pretrain",
+        blend,
+        out,
+        server,
+        "shard_size=20kB",
+        f"store={out.parent / 'store'}",
+        "--scheduler",
+        profile,
+        *more,
+    )
+
+
+def proven(folder):
+    return len(list((folder / "store").glob("*/*/receipt.json")))
+
+
+def read_until(process, words):
+    """The first line of stderr with these words."""
+    for line in process.stderr:
+        if words in line:
+            return line
+    raise AssertionError(f"{words!r} was never said; exit code {process.wait()}")
+
+
+@pytest.mark.parametrize(
+    ("chosen", "complaint"),
+    [
+        ({"queue": "nowhere"}, "sbatch refuses the jobs of workers: .*Invalid partition name specified; correct queue"),
+        ({"queue": "brief"}, r"Slurm will not start job \d+ \(PartitionTimeLimit\); lower walltime"),
+        (
+            {"python": "/nowhere/python"},
+            r"jobs end before their workers join: job \d+ is FAILED, .*/nowhere/python: No such file",
+        ),
+    ],
+)
+def test_a_cluster_that_cannot_come_is_told_with_slurms_words(chosen, complaint, cluster, blend, on_slurm, tmp_path):
+    process = start(blend, tmp_path / "out", on_slurm, profile(tmp_path, **chosen))
+    _, said = process.communicate(timeout=DEADLINE)
+    assert process.returncode == 1
+    assert re.search(complaint, said), said
+    assert "Traceback" not in said
+    assert not cluster.jobs("pending,running")
+
+
+def test_two_runs_wait_for_drained_nodes_lose_a_job_and_publish_the_same_bytes(
+    cluster, blend, expected, on_slurm, tmp_path
+):
+    cluster.set_nodes("drain")
+    try:
+        runs = [start(blend, tmp_path / name, on_slurm, profile(tmp_path, **TWO_WORKERS)) for name in ("one", "two")]
+        for run in runs:
+            assert "its jobs: 1 PENDING" in read_until(run, "waiting for a worker")
+    finally:
+        cluster.set_nodes("resume")
+    wait_until(lambda: proven(tmp_path) > 5, DEADLINE)
+    cluster.call("scancel", cluster.jobs("running")[0][0])
+    for run in runs:
+        finish(run, 2 * DEADLINE)
+    assert [published(tmp_path / name) for name in ("one", "two")] == [expected] * 2
+    assert not cluster.jobs("pending,running")
+
+
+def test_a_job_that_meets_its_time_limit_is_replaced(cluster, blend, expected, on_slurm, tmp_path):
+    process = start(
+        blend, tmp_path / "out", on_slurm, profile(tmp_path, queue="brief", walltime="00:01:00", **TWO_WORKERS)
+    )
+    wait_until(lambda: proven(tmp_path) > 2, DEADLINE)
+    first = cluster.jobs("running")[0][0]
+    hung = [each for each in workers() if each.environ().get("SLURM_JOB_ID") == first]
+    for each in hung:  # it would be done before its time is over
+        each.suspend()
+    wait_until(lambda: [first, "TIMEOUT"] in [job[:2] for job in cluster.jobs()], DEADLINE)
+    finish(process, 2 * DEADLINE)
+    assert len(hung) > 2
+    assert published(tmp_path / "out") == expected
+
+
+def workers():
+    """The processes of Dask's workers."""
+    for process in psutil.process_iter(["cmdline"]):
+        line = " ".join(process.info["cmdline"] or [])
+        with contextlib.suppress(psutil.NoSuchProcess):
+            if "distributed.cli.dask_worker" in line or any(
+                "distributed.cli.dask_worker" in " ".join(parent.cmdline()) for parent in process.parents()
+            ):
+                yield process
+
+
+def test_training_on_two_nodes_is_stopped_resumed_requeued_and_finished(cluster, on_slurm, tmp_path):
+    """The same job.sbatch that a user would submit, after a run by `srun` was interrupted."""
+    data = small_data.texts(tmp_path, chat_vocabulary(tmp_path / "vocabulary"))[0]
+    out = tmp_path / "model"
+    command = [TOKENMILL, "train", data, "--output-dir", str(out), *TRAINING]
+    with_log = (tmp_path / "log").open("w")
+    process = subprocess.Popen(
+        command, env=on_slurm.environment, stdout=with_log, stderr=with_log, start_new_session=True
+    )
+    wait_until(lambda: last_checkpoint(out) or process.poll() is not None, 2 * DEADLINE, tmp_path / "log")
+    process.send_signal(signal.SIGINT)
+    assert process.wait(DEADLINE) == 130, (tmp_path / "log").read_text()
+    wait_until(lambda: not cluster.jobs("pending,running,completing"), DEADLINE)
+
+    stopped = last_checkpoint(out)
+    environment = on_slurm.environment | {"TOKENMILL_PYTHON": sys.executable}
+    sent = subprocess.run(["sbatch", out / "job.sbatch"], env=environment, check=True, capture_output=True, text=True)
+    job = sent.stdout.split()[-1]
+    log = out / f"slurm-{job}.log"
+    wait_until(lambda: last_checkpoint(out) > stopped, 2 * DEADLINE, log)
+    cluster.call("scancel", "--batch", "--signal=USR1", job)  # as Slurm does two minutes before the time limit
+    wait_until(lambda: [job, "COMPLETED"] in [each[:2] for each in cluster.jobs()], 3 * DEADLINE, log)
+
+    assert "Restarts=1" in cluster.call("scontrol", "show", "job", job)
+    told = [orjson.loads(line) for line in log.read_bytes().splitlines() if line.startswith(b"{")]
+    steps = [event["step"] for event in told if event["event"] == "step"]
+    assert steps[0] == stopped + 1
+    assert set(steps) == set(range(stopped + 1, STEPS + 1))
+
+
+def last_checkpoint(out):
+    """The step of the newest checkpoint, 0 before the first."""
+    return max((int(path.name[5:]) for path in out.glob("checkpoints/step_*")), default=0)
