@@ -5,24 +5,18 @@ during a call.
 """
 
 import ctypes
-from pathlib import Path
 
 import numpy as np
 from numpy.ctypeslib import ndpointer
-from tokenmill.tasks.errors import RunError
+from tokenmill.tasks.compiled import load
 
 BANDS, ROWS = 32, 4
 SLOTS_PER_KEY = 8
 
-_FILE = Path(__file__).with_name("compiled.abi3.so")
-
 
 def _load() -> ctypes.CDLL:
     """The compiled functions with the types of their arguments. Raises RunError if they cannot be loaded."""
-    try:
-        library = ctypes.CDLL(str(_FILE))
-    except OSError as error:
-        raise RunError(f"{_FILE}: cannot be loaded ({error}); install tokenmill again, with a C compiler") from error
+    library = load(__file__)
     byte, number, hashed, half = (
         ndpointer(kind, ndim=1, flags="C_CONTIGUOUS") for kind in (np.uint8, np.int64, np.uint64, np.uint32)
     )

@@ -17,8 +17,8 @@ import numpy as np
 import orjson
 import pyarrow as pa
 from numpy.ctypeslib import ndpointer
+from tokenmill.tasks.compiled import load
 from tokenmill.tasks.dedup.documents import content
-from tokenmill.tasks.errors import RunError
 
 CLASSES = (
     *(
@@ -57,11 +57,7 @@ _FOLDER = Path(__file__).parent
 
 def _load() -> ctypes.CDLL:
     """The compiled function with the types of its arguments. Raises RunError if it cannot be loaded."""
-    file = _FOLDER / "compiled.abi3.so"
-    try:
-        library = ctypes.CDLL(str(file))
-    except OSError as error:
-        raise RunError(f"{file}: cannot be loaded ({error}); install tokenmill again, with a C compiler") from error
+    library = load(__file__)
     byte, number, half = (ndpointer(kind, ndim=1, flags="C_CONTIGUOUS") for kind in (np.uint8, np.int64, np.uint32))
     count = ctypes.c_int64
     library.measure.argtypes = [

@@ -23,6 +23,7 @@ https://huggingface.co/datasets/nvidia/Nemotron-RL-Super-Training-Blends (`fill_
 
 import json
 from collections.abc import Callable, Mapping
+from functools import lru_cache
 from typing import Any, cast
 
 from tokenmill.tasks.chat.conversation import RejectionError
@@ -33,6 +34,9 @@ from tokenmill.tasks.sources.files import Rejected
 
 from .rows import PARAMS, PLACEHOLDER, QUESTION_PLACEHOLDER, Record, Transform, is_null, placeholder_of
 from .tables import Table
+
+QUESTIONS = 32_768
+"""Tables repeat questions, so this many are kept without instruction and reminder."""
 
 MARKER = "{question}"
 TEMPLATE = f"{PLACEHOLDER}.question_template"
@@ -207,15 +211,21 @@ def _dapo(question: str, template: object) -> str:
     if not isinstance(template, dict):
         raise _malformed(TEMPLATE, template, "an object with prefix or suffix")
     template = cast("dict[str, Any]", template)
-    prefix, suffix = (_text(template, name, TEMPLATE) for name in ("prefix", "suffix"))
+    prefix, suffix = _text(template, "prefix", TEMPLATE), _text(template, "suffix", TEMPLATE)
     if prefix is suffix is None:
         _require_empty(template, "prefix or suffix")
-    paragraphs = question.split(PARAGRAPH)
-    inner = PARAGRAPH.join(paragraphs[1:-1]) if len(paragraphs) >= WRAPPED_PARAGRAPHS else question
+    inner = _unwrapped(question)
     if not prefix and not suffix:
         return inner
     before = f"{prefix or ''}{PARAGRAPH}"
     return f"{before}{inner}{PARAGRAPH}{suffix}" if suffix else f"{before}{inner}"
+
+
+@lru_cache(maxsize=QUESTIONS)
+def _unwrapped(question: str) -> str:
+    """The question without instruction and reminder."""
+    paragraphs = question.split(PARAGRAPH)
+    return PARAGRAPH.join(paragraphs[1:-1]) if len(paragraphs) >= WRAPPED_PARAGRAPHS else question
 
 
 def _skywork(question: str, template: object) -> str:

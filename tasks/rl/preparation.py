@@ -165,8 +165,7 @@ def _texts(settings: RlSettings, chain: TransformList, part: Slice) -> Iterator[
     target = TARGETS[settings.target]
     work = Work(chain.functions(), target)
     for batch in read_records(part, EVERY_FIELD):
-        for record in batch.records:
-            found = work.done(record)
+        for found in work.done(batch.records):
             if not isinstance(found, Rejected):
                 yield from target.texts(found)
 

@@ -48,9 +48,10 @@ class Target:
 
 def placeholder_of(record: Record) -> str | None:
     """The field in which a row refers to a question elsewhere, if any. Parquet writes a null struct as one full of nulls."""
-    for field in (PLACEHOLDER, QUESTION_PLACEHOLDER):
-        if field in record and not is_null(record[field]):
-            return field
+    if PLACEHOLDER in record and not is_null(record[PLACEHOLDER]):
+        return PLACEHOLDER
+    if QUESTION_PLACEHOLDER in record and not is_null(record[QUESTION_PLACEHOLDER]):
+        return QUESTION_PLACEHOLDER
     return None
 
 

@@ -6,7 +6,7 @@ mark is removed, and line breaks within a row become blanks.) A row costs 1 to 4
 """
 
 import json
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import cast
 
@@ -25,7 +25,7 @@ from tokenmill.tasks.shards.settings import OnBadRow
 from tokenmill.tasks.shards.store import Store
 from tokenmill.tasks.sources.exact_json import compact, repeated_key
 from tokenmill.tasks.sources.files import BadRow, BytesBatch, RecordBatch, Rejected
-from tokenmill.tasks.sources.formats import read_objects
+from tokenmill.tasks.sources.formats import read_objects, read_records
 from tokenmill.tasks.sources.json_rows import BYTE_ORDER_MARK, excerpt, excerpt_of
 from tokenmill.tasks.tokenize.document_map import FILE as MAP
 from tokenmill.tasks.tokenize.document_map import RowOutcomes
@@ -64,14 +64,13 @@ class Work:
     target: Target
     lengths: RowLengths | None = None
 
-    def done(self, record: Record) -> Record | Rejected:
-        """Transform and check a record."""
+    def done(self, records: Sequence[Record]) -> list[Record | Rejected]:
+        """Transform and check records."""
+        found: list[Record | Rejected] = [*records]
         for transform in self.transforms:
-            found = transform(record)
-            if isinstance(found, Rejected):
-                return found
-            record = found
-        return self.target.check(record) or record
+            found = [each if type(each) is Rejected else transform(cast("Record", each)) for each in found]
+        check = self.target.check
+        return [each if type(each) is Rejected else check(cast("Record", each)) or each for each in found]
 
     @property
     def reads_rows(self) -> bool:
@@ -95,33 +94,20 @@ class _Part:
         self.file.write(data if self.frame is None else self.frame.compress(data))
 
 
-Row = tuple[Record, bytes]
-"""A record and its written bytes."""
-
-
 def write_shard(shard: PlannedShard, recipe: RlRecipe, work: Work, store: Store, on_bad_row: OnBadRow) -> Receipt:
     """Build an RL shard.
 
     Raises BadRowError for a bad row if the policy is `fail`, RunError if the source changed since the plan, OSError from
     the storage.
     """
-
-    def read(batch: RecordBatch, index: int) -> Row | BadRow:
-        found = work.done(batch.records[index])
-        line = _line(batch.records[index], found, batch.raw[index] if batch.raw else None)
-        if isinstance(line, Rejected):
-            return _bad_row(batch, index, line)
-        return cast("Record", found), line
-
     with building(shard, store, on_bad_row) as builder:
         writer = _Writer(builder, recipe, work)
         unread = None if work.reads_rows else read_objects(shard.part)
         if unread is None:
-            for batch, rows in builder.records((), read):
-                writer.write(batch, rows)
+            for batch in read_records(shard.part, ()):
+                writer.write(batch)
         else:
             for batch in unread:
-                builder.count(batch)
                 writer.pass_on(batch)
         for part in writer.parts.values():
             if part.frame is not None:
@@ -143,34 +129,41 @@ class _Writer:
     outcomes: RowOutcomes = field(default_factory=RowOutcomes)
     untouched: int = 0
 
-    def write(self, batch: RecordBatch, rows: Mapping[int, Row]) -> None:
-        """Write the rows of a batch, by index, that are not too long."""
-        indices, tokens = np.fromiter(rows, np.int64, len(rows)), np.zeros(len(rows), np.int64)
-        if self.work.lengths is not None and rows:
-            tokens = self.work.lengths.of([record for record, _ in rows.values()])
-            kept = np.flatnonzero(tokens <= self.work.lengths.most)
-            self.builder.drop("oversize", len(tokens) - len(kept))
-            indices, tokens = indices[kept], tokens[kept]
-        self.untouched += sum(rows[index][0] is batch.records[index] for index in indices.tolist())
+    def write(self, batch: RecordBatch) -> None:
+        """Count the rows of a batch, and write those that are good and not too long."""
+        found = self.work.done(batch.records)
+        lines = _lines(batch, found)
+        rejected = {index: line for index, line in enumerate(lines) if isinstance(line, Rejected)}
+        self.builder.count(batch, [_bad_row(batch, index, why) for index, why in rejected.items()])
+        indices = np.delete(np.arange(len(lines)), [*rejected])
+        tokens = np.zeros(len(lines), np.int64)
+        if self.work.lengths is not None and indices.size:
+            tokens[indices] = self.work.lengths.of([cast("Record", found[index]) for index in indices.tolist()])
+            kept = indices[tokens[indices] <= self.work.lengths.most]
+            self.builder.drop("oversize", len(indices) - len(kept))
+            indices = kept
+        self.untouched += sum([found[index] is batch.records[index] for index in indices.tolist()])
         for name, chosen in _by_part(indices, batch, self.recipe):
-            found = [rows[index] for index in indices[chosen].tolist()]
-            part = self._part(name)
-            part.write([line for _, line in found])
-            self.outcomes.keep(name, batch.rows[indices[chosen]])
-            self.builder.keep(name, len(found), int(tokens[chosen].sum()))
+            self._keep(name, batch, chosen, cast("list[bytes]", lines), int(tokens[chosen].sum()))
             if self.work.target.form:
-                part.forms.update(self.work.target.form(record) for record, _ in found)
+                records = [cast("Record", found[index]) for index in chosen.tolist()]
+                self._part(name).forms.update(map(self.work.target.form, records))
 
     def pass_on(self, batch: BytesBatch) -> None:
-        """Write all rows of a batch as they were read."""
+        """Count the rows of a batch, and write them as they were read."""
+        self.builder.count(batch)
         self.untouched += len(batch.raw)
-        together = b"\n".join(batch.raw)
-        clean = together.count(b"\n") < len(batch.raw) and b"\r" not in together and BYTE_ORDER_MARK not in together
-        lines = batch.raw if clean else [_as_read(raw) for raw in batch.raw]
-        for name, chosen in _by_part(np.arange(len(batch.raw)), batch, self.recipe):
-            self._part(name).write([lines[index] for index in chosen.tolist()])
-            self.outcomes.keep(name, batch.rows[chosen])
-            self.builder.keep(name, len(chosen))
+        lines = batch.raw if batch.lines else [_as_read(raw) for raw in batch.raw]
+        for name, chosen in _by_part(np.arange(len(lines)), batch, self.recipe):
+            self._keep(name, batch, chosen, lines, 0)
+
+    def _keep(
+        self, name: str, batch: RecordBatch | BytesBatch, chosen: np.ndarray, lines: Sequence[bytes], tokens: int
+    ) -> None:
+        """Write the chosen rows, by index, to a part."""
+        self._part(name).write([lines[index] for index in chosen.tolist()])
+        self.outcomes.keep(name, batch.rows[chosen])
+        self.builder.keep(name, len(chosen), tokens)
 
     def _part(self, name: str) -> _Part:
         if name not in self.parts:
@@ -181,17 +174,25 @@ class _Writer:
         return self.parts[name]
 
 
-def _line(record: Record, found: Record | Rejected, raw: bytes | None) -> bytes | Rejected:
-    """The bytes of a row: `raw`, its own, if it has any and `found` is the same object as `record`."""
+def _lines(batch: RecordBatch, found: Sequence[Record | Rejected]) -> list[bytes | Rejected]:
+    """The bytes of each row: its own, if it has any and what was `found` is the record itself."""
+    if not batch.raw:
+        return [_line(each, finite=False) for each in found]
+    return [
+        _as_read(raw) if each is record else _line(each, finite=True)
+        for each, record, raw in zip(found, batch.records, batch.raw, strict=True)
+    ]
+
+
+def _line(found: Record | Rejected, *, finite: bool) -> bytes | Rejected:
+    """The bytes of a row that is written; `finite` tells that it has no NaN or infinity, which JSON cannot say."""
     if isinstance(found, Rejected):
         return found
-    if raw is not None and found is record:
-        return _as_read(raw)
     try:
         line = _written(found)
     except (TypeError, RecursionError) as error:  # values that only Parquet has, such as bytes; deep nesting
         return Rejected("not_json", f"the row holds a value that cannot be written as JSON: {error}; leave it out")
-    if raw is None and isinstance(line, bytes) and b"null" in line and not _finite(found):
+    if not finite and isinstance(line, bytes) and b"null" in line and not _finite(found):
         return Rejected("not_json", "the row holds NaN or an infinity, which JSON cannot say; leave it out")
     return line
 
@@ -234,15 +235,15 @@ def _bad_row(batch: RecordBatch, index: int, why: Rejected) -> BadRow:
 
 
 def _by_part(indices: np.ndarray, batch: RecordBatch | BytesBatch, recipe: RlRecipe) -> list[tuple[str, np.ndarray]]:
-    """The parts that are not empty, each with the positions of its rows in `indices`."""
+    """The parts that are not empty, each with the indices of its rows."""
     if recipe.valid_from is not None:
         numbers = batch.rows[indices] >= recipe.valid_from
     elif recipe.holdout_seed is not None:
         digests = _digests(batch, indices.tolist(), recipe.holdout_seed)
         numbers = parts_of(np.asarray(digests, np.uint64), recipe.holdout_valid, recipe.holdout_test)
     else:
-        return [(WHOLE, np.arange(len(indices)))] if indices.size else []
-    found = [(name, np.flatnonzero(numbers == number)) for number, name in enumerate(PARTS)]
+        return [(WHOLE, indices)] if indices.size else []
+    found = [(name, indices[numbers == number]) for number, name in enumerate(PARTS)]
     return [(name, chosen) for name, chosen in found if chosen.size]
 
 

@@ -37,7 +37,7 @@ from tokenmill.tasks.threads import in_threads
 if TYPE_CHECKING:
     from _typeshed import ReadableBuffer
 
-PART = 1 << 20
+PART = 1 << 18
 """Small writes are gathered into parts of this many bytes; larger buffers are passed on without a copy."""
 
 ATOMIC = {"s3", "s3a", "gs", "gcs"}

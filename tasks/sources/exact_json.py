@@ -5,26 +5,24 @@ orjson reads integers beyond 64 bits as floats, and Python's parsers do not keep
 `SpelledFloat` and as Python integers. An object with a repeated key is read as `RepeatedKeys`, because the intended value is
 ambiguous.
 
-Such rows are rare. orjson parses every row, and a walk over the values detects a possible loss: a float, or fewer strings than
-the row has. Only then does `json` parse the row again. The walk costs 30 ns per value, and counting 0.3 µs per kilobyte.
+Such rows are rare. orjson parses every row, and a scan of the text (`kernel.c`) detects a possible loss. Only then does `json`
+parse the row again. The scan costs 0.2 ms per megabyte of long texts.
 """
 
+import ctypes
 import json
 import math
 import re
 from collections.abc import Callable, Sequence
+from functools import reduce
 from itertools import count
+from operator import or_
 from typing import Any, cast
 
 import orjson
+from tokenmill.tasks.compiled import load
 
 SIGNED_64, UNSIGNED_64 = 1 << 63, 1 << 64
-
-NEGATIVE_ZERO = re.compile(rb"-0(?<![^\s:,\[]-0)(?=[\s,}\]]|\Z)")
-"""Python has no integer -0. Text may match, too."""
-
-MOST_TOGETHER = 4 << 20
-"""Bytes of rows that are checked together, which takes a copy of them."""
 
 BEYOND_DOUBLE = "number is infinity"
 """The beginning of orjson's message about a number beyond a double."""
@@ -32,8 +30,15 @@ BEYOND_DOUBLE = "number is infinity"
 TOO_DEEP = "Recursion limit"
 """The beginning of orjson's message about more than 254 levels."""
 
-MOST_LEVELS = 254
-"""What orjson writes, and where numbers are read exactly."""
+MOST_TOGETHER = 4 << 20
+"""Bytes of rows that are scanned together, which takes a copy of them."""
+
+INEXACT, DEEP, BROKEN = 1, 2, 4
+"""What `kernel.c` doubts."""
+
+_KERNEL = load(__file__)
+_KERNEL.doubts.argtypes = [ctypes.c_char_p, ctypes.c_int64]
+_KERNEL.doubts.restype = ctypes.c_int64
 
 MARKS = 10**10
 """Placeholders of numbers are integers of ten unique digits and a seven-digit index."""
@@ -75,7 +80,7 @@ def loads(data: bytes | str) -> Any:  # noqa: ANN401 - any JSON
 
 def _exact(value: Any, raw: bytes) -> Any:  # noqa: ANN401 - same
     """The value of JSON text that orjson read as `value`."""
-    if _is_exact(value, raw):
+    if not _doubts([raw]) & INEXACT:
         return value
     if _is_too_deep(value):
         raise NumberRangeError(
@@ -85,11 +90,28 @@ def _exact(value: Any, raw: bytes) -> Any:  # noqa: ANN401 - same
 
 
 def loads_all(rows: Sequence[bytes]) -> list[Any]:
-    """The values of several rows, as `loads` gives them; checked together, because counting in large blocks is faster."""
+    """The values of several rows, as `loads` gives them; scanned together, which is faster."""
     values = [rounded(row) for row in rows]
-    if sum(map(len, rows)) <= MOST_TOGETHER and _is_exact(values, b"\n".join(rows)):
+    if not _doubts(rows) & INEXACT:
         return values
     return [_exact(value, row) for value, row in zip(values, rows, strict=True)]
+
+
+def are_lines(rows: Sequence[bytes]) -> bool:
+    """Whether no row, which orjson accepts, has a line break. Raises NumberRangeError if `loads` does for one of them."""
+    doubts = _doubts(rows)
+    if doubts & DEEP:
+        for row in rows:
+            loads(row)
+    return not doubts & BROKEN
+
+
+def _doubts(rows: Sequence[bytes]) -> int:
+    """What Python may lose of valid rows: INEXACT if a number may be spelled otherwise, or a key may be repeated; DEEP for more
+    levels than orjson writes. And BROKEN if a row may have a line break.
+    """
+    texts = [b" ".join(rows)] if sum(map(len, rows)) <= MOST_TOGETHER else rows
+    return reduce(or_, [_KERNEL.doubts(text, len(text)) for text in texts], 0)
 
 
 def rounded(data: bytes | str) -> Any:  # noqa: ANN401 - same
@@ -140,52 +162,6 @@ def repeated_key(value: object) -> str | None:
         elif isinstance(each, list):
             waiting += cast("list[object]", each)
     return None
-
-
-def _is_exact(value: object, raw: bytes) -> bool:
-    """Whether orjson lost nothing: there is no float and no -0, and there are as many strings as in the text."""
-    strings = 0
-    values: list[Any] = [value]
-    for each in values:
-        kind = type(each)
-        if kind is dict:
-            strings += len(each)
-            values += each.values()
-        elif kind is list:
-            values += each
-    kinds = set(map(type, values))
-    if float in kinds:
-        return False
-    if (
-        int in kinds
-        and b"-0" in raw
-        and NEGATIVE_ZERO.search(raw)
-        and 0 in [each for each in values if type(each) is int]
-    ):
-        return False
-    texts = [each for each in values if type(each) is str]
-    return _has_quotes_of(strings + len(texts), sum([text.count('"') for text in texts]), raw)
-
-
-def _has_quotes_of(strings: int, escaped: int, raw: bytes) -> bool:
-    """Whether a text has the quotes of just this many strings.
-
-    `escaped` quotes are known to be in the strings. Usually these explain all others. One may be spelled u0022 after a
-    backslash, and keys may hold more; only then are those with a backslash counted, which takes four times as long.
-    """
-    if raw.count(b'"') - escaped == 2 * strings and b"u0022" not in raw:
-        return True
-    unescaped = raw.replace(b"\\\\", b"")
-    return unescaped.count(b'"') - unescaped.count(b'\\"') == 2 * strings
-
-
-def is_shallow(record: dict[str, Any]) -> bool:
-    """Whether there are too few objects and arrays in a record for more than 254 levels."""
-    found: list[Any] = [record]
-    for each in found:
-        inner = each.values() if type(each) is dict else each
-        found += [value for value in inner if type(value) is dict or type(value) is list]
-    return len(found) <= MOST_LEVELS
 
 
 def _is_too_deep(value: object) -> bool:

@@ -151,7 +151,10 @@ class RecordBatch:
 
 @dataclass(frozen=True, slots=True)
 class BytesBatch:
-    """Consecutive rows of a slice, as the bytes of JSON objects that a record could be read from. Fields as of `RecordBatch`."""
+    """Consecutive rows of a slice, as the bytes of JSON objects that a record could be read from.
+
+    `lines` tells that no row has a line break or a byte order mark. Other fields as of `RecordBatch`.
+    """
 
     raw: Sequence[bytes]
     rows: np.ndarray
@@ -159,6 +162,7 @@ class BytesBatch:
     blank: int = 0
     member: int = 0
     filtered: int = 0
+    lines: bool = False
 
     @property
     def consumed(self) -> int:

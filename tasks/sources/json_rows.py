@@ -25,7 +25,7 @@ import pyarrow as pa
 from tokenmill.tasks.errors import nearest
 from xxhash import xxh3_128
 
-from .exact_json import NumberRangeError, is_shallow, loads, loads_all, rounded
+from .exact_json import NumberRangeError, are_lines, loads, loads_all, rounded
 from .files import (
     BadRow,
     BytesBatch,
@@ -210,27 +210,27 @@ def _chosen(rows: Sequence[Row], first: int, chosen: RowFilter, pick: Callable[[
 
 def pick_objects(rows: Sequence[Row], first: int) -> BytesBatch:
     """The bytes of the records in consecutive `rows`, numbered from `first`."""
-    if _are_objects(rows):
-        return BytesBatch(cast("Sequence[bytes]", rows), np.arange(first, first + len(rows), dtype=np.int64))
+    lines = _are_objects(rows)
+    if lines is not None:
+        return BytesBatch(
+            cast("Sequence[bytes]", rows), np.arange(first, first + len(rows), dtype=np.int64), lines=lines
+        )
     batch = pick_records(rows, first)
     return BytesBatch(batch.raw, batch.rows, batch.bad, batch.blank)
 
 
-def _are_objects(rows: Sequence[Any]) -> bool:
-    """Whether a record can be read from every row. Only rows that may be nested too deeply are read exactly.
+def _are_objects(rows: Sequence[Any]) -> bool | None:
+    """Whether every row is one line, or None unless a record can be read from each.
 
-    Each value is dropped as soon as it is parsed, and its memory is used again for the next.
+    A record is dropped as soon as it is parsed, and its memory used again.
     """
     try:
         for row in rows:
-            value = orjson.loads(row)
-            if type(value) is not dict:
-                return False
-            if not is_shallow(value):
-                loads(row)
+            if type(orjson.loads(row)) is not dict:
+                return None
+        return are_lines(rows)
     except (orjson.JSONDecodeError, NumberRangeError):
-        return False
-    return True
+        return None
 
 
 def _all_records(rows: Sequence[Row]) -> list[Record] | None:

@@ -55,11 +55,12 @@ def _pieces(
     The sizes of the last rows decide how many are decoded next, to stay below BATCH_BYTES.
     """
     wanted, seen = 1, 0
+    expands = any(holds(kind, pa.types.is_dictionary) for kind in opened.schema_arrow.types)
     for piece in opened.iter_batches(wanted, row_groups=[group], columns=[*fields] or None, use_threads=False):
-        size, seen = decoded_bytes(piece), seen + len(piece)
+        size, seen = decoded_bytes(piece) if expands else piece.nbytes, seen + len(piece)
         yield piece, size
         # Every piece copies the dictionaries, which takes longer than decoding a few rows.
-        most = PIECE_ROWS if _dictionary_bytes(piece) < BATCH_BYTES // PIECE_ROWS else rows
+        most = rows if expands and _dictionary_bytes(piece) >= BATCH_BYTES // PIECE_ROWS else PIECE_ROWS
         wanted = max(1, min(2 * wanted, most, BATCH_BYTES * len(piece) // max(1, size)))
         opened.reader.set_batch_size(min(wanted, rows - seen % rows))  # takes effect with the next piece
 

@@ -2,13 +2,18 @@
 
 import copy
 import json
+from importlib import resources
 
+import orjson
 import pyarrow as pa
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from pydantic_core import SchemaValidator
 from tokenmill.tasks.chat.conversation import Rejected
+from tokenmill.tasks.rl import targets
 from tokenmill.tasks.rl.targets import TARGETS
+from tokenmill.tasks.rl.targets.nemo_gym import SCHEMAS, request_fault
 
 from tests.examples import max_examples
 from tests.peers import nemo_rl_readers as readers
@@ -430,3 +435,36 @@ def test_nothing_in_data_raises(row):
     for target in TARGETS:
         assert isinstance(TARGETS[target].check(row), Rejected | None)
     assert row == before
+
+
+SCALARS = st.sampled_from([None, True, False, 0, 1, -1, 1.0, 2.5, 10**30, float("nan"), "", "auto", "x", [], {}, ["x"]])
+PARAMETERS = st.dictionaries(
+    st.sampled_from(
+        [
+            "parallel_tool_calls",
+            "max_output_tokens",
+            "store",
+            "model",
+            "tools",
+            "instructions",
+            "user",
+            "top_logprobs",
+            "no",
+        ]
+    ),
+    SCALARS,
+    max_size=2,
+)
+MESSAGES = st.fixed_dictionaries(
+    {"role": st.sampled_from(["user", "assistant", "system", "developer", "tool"]), "content": st.text() | SCALARS},
+    optional={"type": st.sampled_from(["message", "no"]), "name": st.text(max_size=2)},
+)
+
+
+@max_examples(300)
+@given(st.lists(st.tuples(st.lists(MESSAGES, min_size=1, max_size=3), PARAMETERS), min_size=1, max_size=4))
+def test_requests_are_accepted_as_the_schema_accepts_each_alone(requests):
+    schema = SchemaValidator(orjson.loads(resources.files(targets).joinpath(SCHEMAS).read_bytes())["request"])
+    for messages, others in [*requests, *requests]:
+        params = {"input": messages, **others}
+        assert (request_fault(params) is None) == (schema.isinstance_python(params))

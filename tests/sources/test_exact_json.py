@@ -7,6 +7,7 @@ import orjson
 import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
+from tokenmill.tasks.sources import exact_json
 from tokenmill.tasks.sources.exact_json import (
     NumberRangeError,
     RepeatedKeys,
@@ -24,7 +25,7 @@ INTEGERS = st.one_of(
 FLOATS = st.builds(
     "{}{}{}.{}{}".format, st.sampled_from(["", "-"]), st.just(""), st.integers(0, 10**20), DIGITS,
     st.sampled_from(["", "e5", "E+07", "e-300", "E-0"]),
-) | st.sampled_from(["1e3", "1E3", "-0.0", "1.50", "0.10", "1e-400", "1.7976931348623157e308"])  # fmt: skip
+) | st.sampled_from(["1e3", "1E3", "-0.0", "1.50", "0.10", "1e-400", "1.7976931348623157e308", "0.25", "12.0", "0.0001", "12345678901234.5"])  # fmt: skip
 TEXTS = st.text(st.sampled_from(list('ab"\\é/{}[]:,-01.e ')), max_size=8).map(json.dumps)
 SPELLINGS = st.recursive(
     st.one_of(INTEGERS, FLOATS, TEXTS, st.sampled_from(["true", "null"])),
@@ -53,6 +54,57 @@ def test_every_number_is_written_as_it_was_read(text):
     plain, restored = with_placeholders(value)
     for style in ({}, {"indent": 2}, {"ensure_ascii": False, "sort_keys": True}, {"separators": (",", ":")}):
         assert normal(restored(json.dumps(plain, **style))) == normal(text)
+
+
+def spellings(value):
+    """Every number as text, in order."""
+    if isinstance(value, dict | list):
+        inner = value.values() if isinstance(value, dict) else value
+        return [number for each in inner for number in spellings(each)]
+    return [] if isinstance(value, str | bool | None) else [str(value)]
+
+
+class Spelled(float):
+    """A float of the reference parser, with the text."""
+
+    def __str__(self):
+        return self.text
+
+
+def spelled(text):
+    number = Spelled(text)
+    number.text = text
+    return number
+
+
+@given(SPELLINGS)
+def test_every_number_is_spelled_as_it_was_read(text):
+    assert spellings(loads(text)) == spellings(json.loads(text, parse_float=spelled, parse_int=spelled))
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        *("9223372036854775807", "18446744073709551615", "18446744073709551616", "-9223372036854775809", "-0", "-0.0"),
+        *("0.1", "0.10", "10.00005", "0.0001", "0.00001", "0.000", "999999999999999.9", "0.30000000000000004"),
+        *("0.10000000000000001", "9.000000000000001", "1e5", "1E-05", "1.5e3"),
+    ],
+)
+def test_a_number_alone_is_spelled_as_it_was_read(text):
+    assert spellings(loads(text)) == [text]
+
+
+@pytest.mark.parametrize(
+    "row",
+    [
+        {"messages": [{"role": "user", "content": 'a "quote", \\ and {[1.50'}], "score": 0.87, "id": 2**63 - 1},
+        [{"key": -12.5}, {"key": [0.0, 1.0, True, None]}, {f"key {number}": "" for number in range(300)}],
+    ],
+)
+def test_ordinary_rows_are_parsed_once(row, monkeypatch):
+    text = json.dumps(row)
+    monkeypatch.setattr(exact_json.json, "loads", None)
+    assert loads(text) == row
 
 
 @given(SPELLINGS, st.integers(10**10, 10**10 + 3), st.integers(0, 3))
@@ -119,7 +171,7 @@ def test_what_is_no_json_is_refused_beside_odd_numbers_too(text):
 
 
 @pytest.mark.parametrize("levels", [100, 254, 255, 300, 1000])
-@pytest.mark.parametrize("number", ["1.50", "1", f"{2**70}"])
+@pytest.mark.parametrize("number", ["1.50", "1.5", "1", f"{2**70}"])
 def test_a_number_is_exact_or_refused_however_deep_it_is(number, levels):
     deep = "[" * levels + number + "]" * levels
     if levels > 254 and number != "1":

@@ -1,11 +1,11 @@
 """NeMo-Gym: rows with a request, which its servers validate with a pydantic model of OpenAI's types.
 
 `nemo_gym_request.json` is that model as a schema of pydantic-core, generated from the `openai` package by
-`tests/peers/nemo_gym_request.py`; a test keeps the two equal. A valid request takes 15 µs, a faulty one 0.2 ms.
+`tests/peers/nemo_gym_request.py`; a test keeps the two equal. A request of plain messages takes 2 µs, another valid one 15 µs, a faulty one 0.2 ms.
 """
 
 from collections.abc import Mapping
-from functools import cache
+from functools import cache, lru_cache
 from importlib import resources
 from typing import Any, cast
 
@@ -25,6 +25,7 @@ from tokenmill.tasks.rl.rows import (
     tools,
     wrong_type,
 )
+from tokenmill.tasks.sources.exact_json import RepeatedKeys
 from tokenmill.tasks.sources.files import Rejected
 
 SCHEMAS = "nemo_gym_request.json"
@@ -34,6 +35,10 @@ ROLES = ("user", "assistant", "system", "developer")
 
 SET_BY_TRAINER = ("temperature", "top_p")
 """Parameters that NeMo-RL overwrites in every request from its own settings."""
+
+MESSAGE_KEYS = len(("role", "content"))
+NESTED = frozenset((dict, list, RepeatedKeys))
+"""Types of values that have no hash."""
 
 VIDEO_SOURCES = ("video_url", "video")
 TOKEN_IDS = ("prompt_token_ids", "generation_token_ids", "generation_log_probs", "routed_experts")
@@ -62,9 +67,10 @@ def _check(record: Record) -> Rejected | None:
 
 
 def _request(params: dict[str, Any]) -> Rejected | None:
-    if reserved := [name for name in SET_BY_TRAINER if params.get(name) is not None]:
-        why = f"{PARAMS}.{reserved[0]} is set by NeMo-RL from its own configuration"
-        return Rejected("reserved_field", f"{why}; remove it here")
+    for name in SET_BY_TRAINER:
+        if params.get(name) is not None:
+            why = f"{PARAMS}.{name} is set by NeMo-RL from its own configuration"
+            return Rejected("reserved_field", f"{why}; remove it here")
     most = params.get("max_output_tokens")
     if isinstance(most, str):
         return wrong_type(f"{PARAMS}.max_output_tokens", most, "a number, which NeMo-RL compares with its own limit")
@@ -134,6 +140,32 @@ TARGETS = [Target("nemo_gym", _check, _texts)]
 
 def request_fault(params: Mapping[str, Any]) -> Rejected | None:
     """Why NeMo-Gym refuses the parameters of a request, or None."""
+    return None if _is_plain(params) else _schema_fault(params)
+
+
+def _is_plain(params: Mapping[str, Any]) -> bool:
+    """Whether a request has only messages of text, and beside them what was accepted beside another such message.
+
+    A message of text has a known role and a text, and nothing else; any text is accepted.
+    """
+    others = dict(params)
+    items = others.pop("input")
+    for item in items if type(items) is list else (None,):
+        if type(item) is not dict or len(item) != MESSAGE_KEYS:
+            return False
+        message = cast("Record", item)
+        if type(message.get("content")) is not str or message.get("role") not in ROLES:
+            return False
+    return NESTED.isdisjoint(map(type, others.values())) and _accepts(**others)
+
+
+@lru_cache(maxsize=1024, typed=True)
+def _accepts(**others: object) -> bool:
+    """Whether NeMo-Gym accepts a message with these other parameters."""
+    return _schema_fault({"input": [{"role": "user", "content": ""}], **others}) is None
+
+
+def _schema_fault(params: Mapping[str, Any]) -> Rejected | None:
     try:
         _validator("request").validate_python(params)
     except ValidationError as error:
