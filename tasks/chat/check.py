@@ -9,6 +9,7 @@ import hashlib
 import itertools
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass, replace
+from functools import lru_cache
 from importlib.metadata import version
 from typing import Any
 
@@ -51,15 +52,18 @@ def renderer_of(
     template: ChatTemplate, vocabulary: Vocabulary, policy: LossPolicy, split_turns: SplitTurns, special: SpecialTokens
 ) -> Renderer:
     """The unchecked renderer of a template for a vocabulary, from probes of the template."""
-    return _renderer(template, profile_template(template, vocabulary.controls), policy, split_turns, special)
+    return _probed(template, vocabulary, policy, split_turns, special)[0]
 
 
-def _renderer(
-    template: ChatTemplate, found: TemplateProfile, policy: LossPolicy, split_turns: SplitTurns, special: SpecialTokens
-) -> Renderer:
+@lru_cache(maxsize=8)
+def _probed(
+    template: ChatTemplate, vocabulary: Vocabulary, policy: LossPolicy, split_turns: SplitTurns, special: SpecialTokens
+) -> tuple[Renderer, TemplateProfile]:
+    """Cached, because it takes 50 ms, and a plan and its shards may share a process."""
+    found = profile_template(template, vocabulary.controls)
     splits, literal = split_turns == "auto" and found.strips_history, special != "allow"
     renderer = Renderer(template, found.controls, found.openings, policy, literal, splits, composes=False)
-    return replace(renderer, composes=splits and _composes(renderer))
+    return replace(renderer, composes=splits and _composes(renderer)), found
 
 
 def checked_renderer(
@@ -74,8 +78,7 @@ def checked_renderer(
 
     Raises InputError, with the conversation and the difference, if its masks are wrong.
     """
-    found = profile_template(template, vocabulary.controls)
-    renderer = _renderer(template, found, policy, split_turns, special)
+    renderer, found = _probed(template, vocabulary, policy, split_turns, special)
     question = [
         "self-check", template.digest, template.variables, vocabulary.fingerprint, asdict(policy), split_turns, special,
         PROBES, version("tokenmill"), version("jinja2"), version("tokenizers"),

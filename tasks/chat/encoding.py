@@ -6,7 +6,7 @@ inside text that the model generates in one go. That text is encoded whole, and 
 the two disagree are counted and not trained on.
 
 Each distinct text of a batch is encoded once, so the cost of a long conversation is linear even if its sequences repeat it.
-Placing ids takes 3 ns per token. Sequences of programs (`programs`) come as a layout and its texts, without an object per piece.
+Placing ids takes 3 ns per token. Sequences of programs (`programs`) come as a layout and its values, without an object per piece.
 """
 
 import itertools
@@ -19,6 +19,7 @@ import numpy as np
 import pyarrow as pa
 from tokenmill.tasks.tokenize.encoders import Encoder, Tokens
 
+from .columns import Columns, Table, ranges
 from .controls import Controls
 from .conversation import Role
 from .loss import Range
@@ -47,32 +48,34 @@ class Piece(NamedTuple):
     breaks: bool = False
 
 
-class Layout(NamedTuple):
+@dataclass(frozen=True, slots=True, eq=False)
+class Layout:
     """The pieces of a sequence apart from what its texts say.
 
-    `used` are the numbers of its texts in the table of its program. The lists have an entry per piece: `sources` is a position in
-    `used`, or -1 - id for a control token; `learned`, `roles` and `breaks` are as in Piece. `mixed` lists the pieces that are
-    trained on in part: the piece, and the positions in `used` of its parts, untrained and trained in turn.
+    The first lists have an entry per piece: `sources` is the number of a text in the table of its program, or -1 - id for a control
+    token; `learned`, `roles` and `breaks` are as in Piece. `mixed` lists the pieces that are trained on in part: the piece, and the
+    numbers of its parts, untrained and trained in turn. Its texts, each once, have `literal` characters of their own and `values`.
     """
 
-    used: list[int]
-    sources: list[int]
-    learned: list[bool]
-    roles: list[int]
-    breaks: list[bool]
-    mixed: list[tuple[int, list[int]]]
+    sources: Sequence[int]
+    learned: Sequence[bool]
+    roles: Sequence[int]
+    breaks: Sequence[bool]
+    mixed: Sequence[tuple[int, Sequence[int]]]
+    literal: int
+    values: Sequence[int]
 
 
 class Filled(NamedTuple):
-    """A sequence of a program: its layout, and the texts of its conversation."""
+    """A sequence of a program: its layout, the table of its texts, and the values of its conversation in these."""
 
     layout: Layout
-    texts: Sequence[str]
+    table: Table
+    values: Sequence[str]
 
     def pieces(self) -> list[Piece]:
         """The same sequence as pieces."""
-        layout, parts = self.layout, dict(self.layout.mixed)
-        texts = [self.texts[number] for number in layout.used]
+        layout, texts, parts = self.layout, self.table.texts(self.values), dict(self.layout.mixed)
         return [
             Piece(
                 None if source < 0 else texts[source],
@@ -223,19 +226,25 @@ class Sequences:
 
 @dataclass(slots=True)
 class Batch:
-    """Sequences to encode: every text once, and for each piece its text or control token.
+    """Sequences to encode.
 
-    `sources` holds the number of a text, or -1 - id for a control token; `characters` counts those of the texts of all
-    sequences.
+    The pieces of each rendered sequence and of each layout are listed once, in `sources`, `learned` and `roles`: sequence i has
+    `counts[i]` of them, from number `starts[i]` on. Its texts are numbered within conversation `owners[i]` of `columns`, or, if that
+    is -1, in `texts`. `mixed` lists the pieces that are trained on in part: the sequence, the piece of it, and the numbers of its
+    parts. `characters` counts those of the texts of all sequences.
     """
 
-    texts: dict[str, int] = field(default_factory=dict[str, int])
+    texts: list[str] = field(default_factory=list[str])
+    columns: Columns = field(default_factory=Columns)
     sources: list[int] = field(default_factory=list[int])
     learned: list[bool] = field(default_factory=list[bool])
     roles: list[int] = field(default_factory=list[int])
-    ends: list[int] = field(default_factory=list[int])
-    mixed: list[tuple[int, list[int]]] = field(default_factory=list[tuple[int, list[int]]])
+    starts: list[int] = field(default_factory=list[int])
+    counts: list[int] = field(default_factory=list[int])
+    owners: list[int] = field(default_factory=list[int])
+    mixed: list[tuple[int, int, Sequence[int]]] = field(default_factory=list[tuple[int, int, Sequence[int]]])
     characters: int = 0
+    _layouts: dict[Layout, int] = field(default_factory=dict[Layout, int])
 
     def add(self, sequence: Sequence[Piece] | Filled) -> None:
         """Append one sequence."""
@@ -244,73 +253,82 @@ class Batch:
         else:
             self._add_pieces(sequence)
 
-    def _add_filled(self, layout: Layout, filled: Sequence[str]) -> None:
-        texts, first = self.texts, len(self.sources)
-        own = [filled[number] for number in layout.used]
-        numbers = [texts.setdefault(text, len(texts)) for text in own]
-        self.sources += [source if source < 0 else numbers[source] for source in layout.sources]
-        self.learned += layout.learned
-        self.roles += layout.roles
-        self.mixed += [(first + place, [numbers[part] for part in parts]) for place, parts in layout.mixed]
-        self.ends.append(len(self.sources))
-        self.characters += sum(map(len, own))
+    def _add_filled(self, layout: Layout, table: Table, values: Sequence[str]) -> None:
+        start = self._layouts.get(layout)
+        if start is None:
+            start = self._layouts[layout] = self._listed(layout.sources, layout.learned, layout.roles)
+        self._append(start, len(layout.sources), self.columns.add(table, values), layout.mixed)
+        self.characters += layout.literal + sum([len(values[number]) for number in layout.values])
 
     def _add_pieces(self, pieces: Sequence[Piece]) -> None:
-        sources, texts = self.sources, self.texts
-        for text, token, _, learned, _ in pieces:
-            if text is None:
-                sources.append(-1 - token)
-                continue
-            sources.append(texts[text] if text in texts else self._text(text))
-            self.characters += len(text)
-            if isinstance(learned, tuple):
-                self._mix(text, learned)
-        self.learned += [piece.learned is True for piece in pieces]
-        self.roles += [piece.role for piece in pieces]
-        self.ends.append(len(sources))
+        sources = [-1 - token if text is None else self._text(text) for text, token, _, _, _ in pieces]
+        mixed = [
+            (place, self._parts(piece.text or "", piece.learned))
+            for place, piece in enumerate(pieces)
+            if isinstance(piece.learned, tuple)
+        ]
+        start = self._listed(sources, [piece.learned is True for piece in pieces], [piece.role for piece in pieces])
+        self._append(start, len(sources), -1, mixed)
+        self.characters += sum([len(piece.text) for piece in pieces if piece.text is not None])
+
+    def _listed(self, sources: Sequence[int], learned: Sequence[bool], roles: Sequence[int]) -> int:
+        """The number of the first of some pieces, which are appended."""
+        start = len(self.sources)
+        self.sources += sources
+        self.learned += learned
+        self.roles += roles
+        return start
+
+    def _append(self, start: int, count: int, owner: int, mixed: Sequence[tuple[int, Sequence[int]]]) -> None:
+        self.mixed += [(len(self.starts), place, parts) for place, parts in mixed]
+        self.starts.append(start)
+        self.counts.append(count)
+        self.owners.append(owner)
 
     def _text(self, text: str) -> int:
-        return self.texts.setdefault(text, len(self.texts))
+        self.texts.append(text)
+        return len(self.texts) - 1
 
-    def _mix(self, text: str, lengths: tuple[int, ...]) -> None:
-        """Note a text that is trained on in part, and its parts."""
+    def _parts(self, text: str, lengths: tuple[int, ...]) -> list[int]:
+        """The numbers of the parts of a text that is trained on in part."""
         boundaries = [0, *itertools.accumulate(lengths)]
-        parts = [self._text(text[start:stop]) for start, stop in itertools.pairwise(boundaries)]
-        self.mixed.append((len(self.sources) - 1, parts))
+        return [self._text(text[start:stop]) for start, stop in itertools.pairwise(boundaries)]
 
     def encode(self, encoder: Encoder) -> Sequences:
         """The arrays of all sequences."""
-        encoded = encoder.encode(pa.array(list(self.texts), pa.large_string()))
-        sources = np.asarray(self.sources, np.int64)
+        texts, firsts = self.columns.joined(self.texts)
+        distinct = texts.dictionary_encode()
+        encoded, numbers = encoder.encode(distinct.dictionary), distinct.indices.to_numpy()
+        counts, base = np.array(self.counts, np.int64), np.append(firsts, 0)[np.array(self.owners, np.int64)]
+        pieces = ranges(np.array(self.starts, np.int64), counts)
+        sources = np.array(self.sources, np.int64)[pieces]
+        learned, roles = (np.array(each, np.int8)[pieces] for each in (self.learned, self.roles))
         is_text = sources >= 0
+        sources[is_text] = numbers[(sources + np.repeat(base, counts))[is_text]]
         lengths = np.ones(len(sources), np.int64)
         lengths[is_text] = encoded.lengths[sources[is_text]]
-        starts = np.concatenate([np.zeros(1, np.int64), np.cumsum(lengths)])
-        offsets = starts[np.asarray([0, *self.ends], np.int64)]
-        loss = np.repeat(np.asarray(self.learned, np.int8), lengths)
-        straddled = self._learn_parts(encoded, loss, starts)
-        return Sequences(_placed(encoded, sources), loss, offsets, *self._role_runs(starts), straddled)
-
-    def _learn_parts(self, encoded: Tokens, loss: np.ndarray, starts: np.ndarray) -> np.ndarray:
-        straddled = np.zeros(len(self.ends), np.int64)
-        for place, parts in self.mixed:
-            whole = _document(encoded, self.sources[place])
-            learned, doubtful = _learned_tokens(whole, [_document(encoded, part) for part in parts])
-            loss[starts[place] : starts[place + 1]] = learned
-            straddled[np.searchsorted(self.ends, place, side="right")] += doubtful
-        return straddled
-
-    def _role_runs(self, starts: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-        """Where the author changes, and the new author; pieces without tokens start no run."""
-        lengths = np.diff(starts)
-        owners = np.repeat(np.arange(len(self.ends)), np.diff([0, *self.ends]))[lengths > 0]
-        roles, places = np.asarray(self.roles, np.int8)[lengths > 0], starts[:-1][lengths > 0]
-        first = np.ones(len(roles), np.bool_)
-        first[1:] = (roles[1:] != roles[:-1]) | (owners[1:] != owners[:-1])
-        return places[first], roles[first]
+        starts, ends = (np.append(0, np.cumsum(sizes)) for sizes in (lengths, counts))
+        loss = np.repeat(learned, lengths)
+        straddled = np.zeros(len(counts), np.int64)
+        for number, place, parts in self.mixed:
+            piece = int(ends[number]) + place
+            whole, *split = [_document(encoded, each) for each in (sources[piece], *numbers[base[number] + parts])]
+            loss[starts[piece] : starts[piece + 1]], doubtful = _learned_tokens(whole, split)
+            straddled[number] += doubtful
+        runs = _role_runs(starts, roles, np.repeat(np.arange(len(counts)), counts))
+        return Sequences(_ids(encoded, sources), loss, starts[ends], *runs, straddled)
 
 
-def _placed(encoded: Tokens, sources: np.ndarray) -> np.ndarray:
+def _role_runs(starts: np.ndarray, roles: np.ndarray, owners: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """Where the author changes, and the new author; pieces without tokens start no run. `owners` are the sequences of pieces."""
+    filled = np.diff(starts) > 0
+    owners, roles, places = owners[filled], roles[filled], starts[:-1][filled]
+    first = np.ones(len(roles), np.bool_)
+    first[1:] = (roles[1:] != roles[:-1]) | (owners[1:] != owners[:-1])
+    return places[first], roles[first]
+
+
+def _ids(encoded: Tokens, sources: np.ndarray) -> np.ndarray:
     """The ids of all pieces in order, int32 [tokens]: Arrow copies text by text, as bytes, so nothing is made per token."""
     controls, places = np.unique(-1 - sources[sources < 0], return_inverse=True)
     texts = len(encoded.offsets) - 1

@@ -11,7 +11,7 @@ from tokenmill.tasks.tokenize.vocabulary import Vocabulary
 
 from .conversation import Rejected
 from .probes import PROBES
-from .template import ChatTemplate
+from .template import ChatTemplate, compiled
 
 BUNDLED = Path(__file__).parents[2] / "blends" / "templates"
 
@@ -28,15 +28,15 @@ def load_template(chosen: str, vocabulary: Vocabulary, variables: Mapping[str, A
     """
     variables = {**_token_names(vocabulary), **variables}
     if chosen == "tokenizer":
-        return ChatTemplate(_own_source(vocabulary), variables)
+        return compiled(_own_source(vocabulary), variables)
     if "{%" in chosen or "{{" in chosen:
-        return ChatTemplate(chosen, variables)
+        return compiled(chosen, variables)
     bundled = {path.stem: path for path in sorted(BUNDLED.glob("*.jinja"))}
     if chosen in bundled:
-        return ChatTemplate(_read(bundled[chosen]), {**_own_instructions(vocabulary), **variables})
+        return compiled(_read(bundled[chosen]), {**_own_instructions(vocabulary), **variables})
     path = Path(chosen).expanduser()
     if path.is_file():
-        return ChatTemplate(_read(path), variables)
+        return compiled(_read(path), variables)
     known = [*bundled, *OTHERS]
     raise InputError(
         f"chat_template: {chosen!r} is not a known template, a file, or Jinja text; {nearest(chosen, known)}, "

@@ -309,17 +309,22 @@ def read_message(value: object) -> Message:
     """Parse a message. Raises RejectionError without the number of the message."""
     if type(value) is dict and value.keys() == PLAIN:
         role, content = value["role"], value["content"]
-        if isinstance(role, str) and role in ROLES and isinstance(content, str) and "think>" not in content:
+        if isinstance(role, str) and role in ROLES and isinstance(content, str) and not _may_think(content):
             require_utf8(content, "its content")
             return {"role": ROLES[role], "content": content}
     if type(value) is dict and value.keys() == REASONED and value["role"] == "assistant":
         content, reasoning = value["content"], value[SPELLINGS[0]]
         texts = isinstance(content, str) and isinstance(reasoning, str)
-        if texts and not _blank(reasoning) and "think>" not in content:
+        if texts and not _blank(reasoning) and not _may_think(content):
             require_utf8(content, "its content")
             require_utf8(reasoning, "its reasoning")
             return {"role": "assistant", "content": content, "reasoning_content": reasoning}
     return _read_any(value)
+
+
+def _may_think(content: str) -> bool:
+    """Whether a content may contain a tag of thinking. Most contents have no `<`, which takes a fifth of the time to find."""
+    return "<" in content and "think>" in content
 
 
 def _read_any(value: object) -> Message:

@@ -8,8 +8,10 @@ template's loop over the messages marks where each begins, and assistant content
 import hashlib
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from functools import lru_cache
 from typing import Any
 
+import orjson
 from jinja2 import Template, TemplateError, TemplateSyntaxError, UndefinedError, nodes
 from tokenmill.tasks.errors import InputError
 
@@ -108,6 +110,16 @@ class ChatTemplate:
         """All that the template writes, joined once."""
         pieces = list(self._template.root_render_func(self._template.new_context(dict(given))))
         return together(pieces)
+
+
+def compiled(source: str, variables: Variables) -> ChatTemplate:
+    """The template of a source and JSON variables, one for all who ask in a process. Raises as ChatTemplate."""
+    return _compiled(source, orjson.dumps(variables, option=orjson.OPT_SORT_KEYS))
+
+
+@lru_cache(maxsize=8)
+def _compiled(source: str, variables: bytes) -> ChatTemplate:
+    return ChatTemplate(source, orjson.loads(variables))
 
 
 def extents(spans: Sequence[Span], size: int) -> dict[int, tuple[int, int]]:

@@ -14,7 +14,7 @@ from tokenmill.tasks.chat.loss import LossPolicy
 from tokenmill.tasks.chat.parse import conversation, fields_read
 from tokenmill.tasks.chat.programs import Programs
 from tokenmill.tasks.chat.sequences import Pieces, Renderer, SplitTurns
-from tokenmill.tasks.chat.template import ChatTemplate
+from tokenmill.tasks.chat.template import ChatTemplate, compiled
 from tokenmill.tasks.errors import InputError
 from tokenmill.tasks.harmony.sequences import CONTROLS, HarmonyRenderer
 from tokenmill.tasks.harmony.training import HARMONY, HarmonyRows, HarmonyTemplate, checked, require_tokens
@@ -168,7 +168,7 @@ def format_of(
     """The format of a template's source and variables, without a self-check."""
     if source == HARMONY:
         return _harmony(HarmonyTemplate.of(variables), _harmony_renderer(policy, split_turns), special)
-    return _jinja(renderer_of(ChatTemplate(source, variables), vocabulary, policy, split_turns, special), special)
+    return _jinja(renderer_of(compiled(source, variables), vocabulary, policy, split_turns, special), special)
 
 
 def _jinja(renderer: Renderer, special: SpecialTokens) -> Format:

@@ -185,7 +185,7 @@ def stored_sequences(store: Store, members: Sequence[tuple[Receipt, str]]) -> St
 def read_index(store: Store, receipt: Receipt, part: str, columns: Sequence[str] | None = None) -> pa.Table:
     """The index of a part, with these columns. Raises as `stored_sequences`."""
     data = store.read(receipt, index_file(part))
-    return pq.read_table(pa.BufferReader(data), columns=columns and list(columns), use_threads=False)
+    return pq.ParquetFile(pa.BufferReader(data)).read(columns and list(columns), use_threads=False)
 
 
 def stored_rows(store: Store, receipt: Receipt, part: str) -> np.ndarray:

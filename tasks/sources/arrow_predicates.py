@@ -12,15 +12,13 @@ from typing import Any, NoReturn, cast
 
 import numpy as np
 import pyarrow as pa
-from pyarrow import acero, compute
+from pyarrow import compute
 from tokenmill.tasks.blend.predicates import Column, Length, Literal, Operand, Predicate
 from tokenmill.tasks.errors import nearest
 
 from .parquet_batches import is_text
 
 COMPARE: dict[str, Callable[[Any, Any], Any]] = {"==": eq, "!=": ne, "<": lt, "<=": le, ">": gt, ">=": ge}
-
-NULL = compute.scalar(pa.scalar(None, pa.bool_()))
 
 KINDS = ("a boolean", "a number", "text")
 BOOLEAN, NUMBER, TEXT = KINDS
@@ -65,6 +63,8 @@ def masks(table: pa.Table, expressions: Sequence[compute.Expression]) -> list[np
     """For each expression a mask, bool [rows], of the rows for which it is true; null counts as false."""
     if not expressions:
         return []
+    from pyarrow import acero  # imports pandas where that is installed, in 0.2 s, and most blends have no predicate
+
     names = [str(number) for number in range(len(expressions))]
     plan = acero.Declaration.from_sequence(
         [
@@ -95,7 +95,7 @@ class _Binding:
         """See Interpretation."""
         value = self._value(operand)
         if value.kind is None:
-            return NULL
+            return _null()
         if value.kind != BOOLEAN:
             self._refuse(
                 operand, f"{self._described(operand, value)}, which is neither true nor false; compare it with a value"
@@ -106,7 +106,7 @@ class _Binding:
         """See Interpretation."""
         one, other = self._value(left), self._value(right)
         if one.kind is None or other.kind is None:
-            return NULL
+            return _null()
         if one.kind != other.kind:
             both = f"{self._described(left, one)} and {self._described(right, other)}"
             self._refuse(right, f"{both}; compare values of one type")
@@ -126,7 +126,7 @@ class _Binding:
         column = operand.column if isinstance(operand, Length) else operand
         found = self._find(column)
         if found is None or pa.types.is_null(found[1]):
-            return _Value(NULL, None, pa.null())
+            return _Value(_null(), None, pa.null())
         value = _Value(found[0], kind_of(found[1]), found[1])
         if isinstance(operand, Length):
             return self._length(column, value)
@@ -170,6 +170,11 @@ def named(kept: pa.DataType) -> str:
     if pa.types.is_nested(kept):
         return "an object" if pa.types.is_struct(kept) or pa.types.is_map(kept) else "a list"
     return str(kept)
+
+
+def _null() -> compute.Expression:
+    """The truth of a comparison with a field that is null in every row."""
+    return compute.scalar(pa.scalar(None, pa.bool_()))
 
 
 def _same_type(one: _Value, other: _Value) -> tuple[compute.Expression, compute.Expression]:

@@ -341,8 +341,13 @@ def test_a_batch_of_filled_sequences_is_that_of_their_pieces(renderer, policy):
     for given in Maker(policy.end_of_turn).conversations(120):
         found = programs.sequences(given)
         for each in [] if isinstance(found, Rejected) else found:
+            before = filled.characters
             filled.add(each)
             plain.add(each.pieces() if isinstance(each, Filled) else each)
+            if isinstance(each, Filled):
+                used = {*each.layout.sources, *itertools.chain(*(parts for _, parts in each.layout.mixed))}
+                texts = [text for number, text in enumerate(each.table.texts(each.values)) if number in used]
+                assert filled.characters - before == sum(map(len, texts))
     encoder = text_encoder(vocabulary, maker.controls, "reference", "literal")
     ours, theirs = filled.encode(encoder), plain.encode(encoder)
     assert len(ours.ids) > 5_000

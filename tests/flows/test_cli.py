@@ -168,7 +168,7 @@ def test_commands_that_run_no_flow_import_neither_prefect_nor_dask_and_help_read
     arguments = {"plan": ["plan", str(blend)], "verify": ["verify", str(tmp_path / "out")], "--help": ["--help"]}[
         command
     ]
-    heavy = {"prefect", "dask", "distributed", *(("numpy", "pyarrow") if command == "--help" else ())}
+    heavy = {"prefect", "dask", "distributed", "pandas", *(("numpy", "pyarrow") if command == "--help" else ())}
     script = (
         "import sys; from tokenmill.flows.cli import run; code = run(sys.argv[1:]); "
         f"sys.exit(str(found) if (found := {heavy} & set(sys.modules)) else code)"

@@ -90,6 +90,7 @@ NEUTRAL = {
     "bad_row_ceiling": 0.5,
     "allow_partial": True,
     "cluster": "tcp://nowhere:1",
+    "cluster_timeout": 7.0,
     "workers": 7,
     "tokenizer": {"model": "/nowhere"},
 }

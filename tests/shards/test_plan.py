@@ -270,6 +270,7 @@ def test_a_choice_that_changes_bytes_rebuilds_everything_and_is_named(corpus, tm
         {"bad_row_ceiling": 0.5},
         {"workers": 7},
         {"cluster": "tcp://nowhere:1"},
+        {"cluster_timeout": 7.0},
         {"allow_partial": True},
     ],
     ids=str,
