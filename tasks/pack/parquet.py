@@ -9,8 +9,8 @@
 
 The first three are those of `GPTSFTPackedParquetDataset` (Megatron-Bridge 0.6.2), which ignores the others. Its reader keeps
 one row group in memory, so row groups are small. The schema's metadata records under `tokenmill` how the file was built.
-Byte-stream-split and LZ4 reduce ids to 40 % of their size; zstd would need 20 % less and take 40 % longer to write. No list and
-no element is null, and the schema says so: otherwise Parquet needs a third more time for its levels.
+Byte-stream-split and LZ4 reduce ids to 40 % of their size; zstd would need 20 % less and take 40 % longer to write. The
+schema declares that no list and no element is null, which saves Parquet a third of the time for levels.
 
 Packs are in random order, so the leading packs of a file are a fair sample. A draw reads only the file it ends in, one row
 group at a time: 65 M tokens in packs of 4096 take 0.5 s to measure and 3 s to write.

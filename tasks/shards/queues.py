@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any, Protocol, cast
 
 from distributed.deploy.spec import ProcessInterface
+from httpx import HTTPError
 from tokenmill.tasks.errors import RunError
 
 KEPT = "finished shards are kept: run the same command again to continue"
@@ -38,17 +39,9 @@ CURES = {
 """Reasons for which Slurm never starts a pending job, and what cures them (`man squeue`, "Job reason codes")."""
 
 LIVE = {
-    "PENDING",
-    "CONFIGURING",
-    "RUNNING",
-    "COMPLETING",
-    "REQUEUED",
-    "RESIZING",
-    "SIGNALING",
-    "SUSPENDED",
-    "STOPPED",
+    "PENDING", "CONFIGURING", "RUNNING", "COMPLETING", "REQUEUED", "RESIZING", "SIGNALING", "SUSPENDED", "STOPPED",
     "UNKNOWN",
-}
+}  # fmt: skip
 """States of Slurm jobs that may not have ended."""
 
 CLUSTER = "dask.org/cluster-name"
@@ -96,8 +89,9 @@ def job_queue(cluster: type[Any]) -> type[Any]:
 
 
 def _complaint(error: Exception) -> str:
-    """What the command printed on stderr, which dask-jobqueue puts at the end of its error, on one line."""
-    return "; ".join(line.strip() for line in str(error).rpartition("stderr:\n")[2].splitlines() if line.strip())
+    """What the command printed on stderr, on one line; dask-jobqueue puts it at the end of its error."""
+    printed = str(error).rpartition("stderr:\n")[2].strip() or str(error)
+    return "; ".join(line.strip() for line in printed.splitlines() if line.strip())
 
 
 class Queue(Protocol):
@@ -132,7 +126,8 @@ class JobQueue:
     def replace_ended(self) -> None:
         """See Queue."""
         self._lost.clear()
-        self._replace(self._slurm()[1])
+        self._cluster.refusals.clear()  # such as for a limit on jobs; those that run are enough
+        self._replace(self._jobs()[1])
 
     def waiting_for(self) -> str:
         """See Queue."""
@@ -141,7 +136,7 @@ class JobQueue:
                 f"{self._command} refuses the jobs of workers: {self._cluster.refusals[-1]}; correct queue, account, "
                 f"walltime, cores or memory in the profile; {KEPT}"
             )
-        live, ended = self._slurm()
+        live, ended = self._jobs()
         _require_startable(live)
         if ended and self._lost:
             raise RunError(f"jobs end before their workers join: {_end_of(ended[-1])}; {KEPT}")
@@ -151,7 +146,7 @@ class JobQueue:
         states = [f"{count:,} {which}" for which, count in counts.items()]
         return f"its jobs: {', '.join(states) or 'none submitted yet'}"
 
-    def _slurm(self) -> tuple[dict[str, tuple[str, str]], list[str]]:
+    def _jobs(self) -> tuple[dict[str, tuple[str, str]], list[str]]:
         """State and reason of each job that has not ended, and the jobs that have."""
         jobs = [str(job.job_id) for job in list(self._cluster.workers.values()) if job.job_id]
         if self._command != "sbatch" or not jobs:
@@ -188,9 +183,11 @@ class PodQueue:
         """See Queue."""
         import kr8s  # dask-kubernetes needs it
 
-        pods = cast(
-            "Iterable[Any]", kr8s.get("pods", namespace=self._namespace, label_selector=f"{CLUSTER}={self._name}")
-        )
+        label = f"{CLUSTER}={self._name}"
+        try:
+            pods = list(cast("Iterable[Any]", kr8s.get("pods", namespace=self._namespace, label_selector=label)))
+        except (HTTPError, kr8s.ServerError, kr8s.APITimeoutError) as error:
+            return f"its pods are not known: {error}"
         told = [(str(pod.name), *pod_state(pod.raw)) for pod in pods]
         for name, reason, words in told:
             if reason in BROKEN_PODS:

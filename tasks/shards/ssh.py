@@ -7,6 +7,7 @@ configuration would make it wait forever.
 import asyncio
 import sys
 from collections.abc import Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 from dask import config  # pyright: ignore[reportPrivateImportUsage]
@@ -31,7 +32,9 @@ def ssh_cluster(
     options, pythons = connect_options or {}, remote_python or sys.executable
     each_options = options if isinstance(options, list) else [options] * len(hosts)
     each_python = pythons if isinstance(pythons, list) else [pythons] * len(hosts)
-    asyncio.run(_require_hosts({host: how for host, *how in zip(hosts, each_options, each_python, strict=True)}))
+    checked = _require_hosts({host: how for host, *how in zip(hosts, each_options, each_python, strict=True)})
+    with ThreadPoolExecutor(1) as thread:  # a notebook's own thread has an event loop already
+        thread.submit(asyncio.run, checked).result()
     preload = {key: [*config.get(key), on_host.__name__] for key in PRELOADED}
     with config.set({"logging.distributed": "info", **preload}):
         return SSHCluster(hosts, options, remote_python=pythons, **others)

@@ -32,7 +32,7 @@ def exit_if_imported() -> None:
 def worker_number() -> int | None:
     """The number at the end of this worker's name; 0 outside a cluster, None for a name without a number.
 
-    A worker without a name is called by its address, whose port is not a worker number.
+    The name of an unnamed worker is its address, and a port is not a worker number.
     """
     worker = _this_worker()
     if worker is None:

@@ -1,5 +1,6 @@
 """Preparation on hosts that are reached by a real OpenSSH server."""
 
+import asyncio
 import json
 import re
 import time
@@ -98,10 +99,14 @@ def test_hosts_that_ssh_does_not_reach_are_all_named(change, complaint, sshd, bl
     assert "Traceback" not in said
 
 
-def test_a_host_without_the_installation_is_named_with_what_its_python_says(sshd, tmp_path):
+def test_a_host_without_the_installation_is_named_with_what_its_python_says_in_a_notebook_too(sshd, tmp_path):
     runner = task_runner(profile(tmp_path, sshd.options, remote_python="/nowhere/python"), None, {})
-    with pytest.raises(RunError, match=r"localhost: .*/nowhere/python: No such file.* remote_python"):
-        _ = runner.client
+
+    async def cell():
+        with pytest.raises(RunError, match=r"localhost: .*/nowhere/python: No such file.* remote_python"):
+            _ = runner.client
+
+    asyncio.run(cell())
 
 
 def test_a_host_that_never_answers_is_given_up(sshd, tmp_path, monkeypatch):

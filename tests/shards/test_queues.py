@@ -60,7 +60,7 @@ def statuses(tmp_path_factory):
                 ]
                 answer = {"kind": "PodList", "apiVersion": "v1", "metadata": {}, "items": found}
             body = json.dumps(answer).encode()
-            self.send_response(200)
+            self.send_response(503 if statuses == ["no answer"] and asked.path.endswith("/pods") else 200)
             self.send_header("Content-Type", "application/json")
             self.send_header("Content-Length", str(len(body)))
             self.end_headers()
@@ -105,6 +105,11 @@ def test_a_pod_that_cannot_start_ends_the_run(pods):
     pods += [UNSCHEDULABLE, UNPULLED]
     with pytest.raises(RunError, match=r"cannot start pod mill-1 \(ImagePullBackOff: Back-off pulling .*correct image"):
         queue().waiting_for()
+
+
+def test_a_kubernetes_that_does_not_answer_does_not_end_the_run(pods):
+    pods.append("no answer")
+    assert queue().waiting_for().startswith("its pods are not known: ")
 
 
 def test_a_slurm_that_does_not_answer_says_nothing_of_jobs(tmp_path, monkeypatch):
