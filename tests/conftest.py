@@ -15,10 +15,13 @@ def pytest_configure(config):
     settings.register_profile("all", deadline=None)
     settings.register_profile("not slow", deadline=None, max_examples=10)
     settings.load_profile("not slow" if config.option.markexpr == "not slow" else "all")
-    signal.signal(signal.SIGINT, signal.default_int_handler)
     os.fsync = lambda descriptor: None
     config.own_cache = tempfile.mkdtemp(prefix="tokenmill-cache-")
     os.environ["XDG_CACHE_HOME"] = config.own_cache
+
+
+def pytest_collection_finish():
+    signal.signal(signal.SIGINT, signal.default_int_handler)  # after all imports: dask_jobqueue's sets another
 
 
 def pytest_ignore_collect(collection_path, config):

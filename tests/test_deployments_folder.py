@@ -4,7 +4,6 @@ is looked up: console scripts, options of Dask's commands, settings of Prefect a
 
 import re
 import shlex
-import signal
 import subprocess
 import sys
 import tomllib
@@ -15,6 +14,7 @@ from pathlib import Path
 import pytest
 import yaml
 from dask import config
+from dask_jobqueue import SLURMCluster
 from distributed.cli import dask_scheduler, dask_worker
 from prefect.settings import Settings
 from prefect.settings.legacy import _get_settings_fields  # the names of all settings as environment variables
@@ -64,10 +64,6 @@ def test_the_laptop_profile_is_a_task_runner():
 
 
 def job_script(name):
-    handler = signal.getsignal(signal.SIGINT)
-    from dask_jobqueue import SLURMCluster  # noqa: PLC0415 - it takes Ctrl-C over when it is imported
-
-    signal.signal(signal.SIGINT, handler)
     with SLURMCluster(**profile(name).cluster_kwargs | {"interface": "lo"}) as cluster:
         return cluster.job_script()
 

@@ -15,6 +15,7 @@ from tokenmill.flows.pretrain import pretrain_data_prep
 from tokenmill.tasks.blend.load import load_blend
 from tokenmill.tasks.errors import RunError
 from tokenmill.tasks.shards.preparation import Needs, Step
+from tokenmill.tasks.shards.settings import ClusterSettings
 from tokenmill.tasks.shards.stage import shard_workers
 from tokenmill.tasks.tokenize.preparation import PRETRAIN, plan_pretrain
 from tokenmill.tasks.tokenize.settings import PretrainSettings
@@ -145,7 +146,7 @@ def test_a_batch_whose_shards_are_all_proven_shows_as_cached(blend, tmp_path, pr
 
     @flow(name="again")
     def again():
-        with shard_workers("local", Needs(1)) as build_shards:
+        with shard_workers(ClusterSettings(), Needs(1)) as build_shards:
             build_shards(PRETRAIN.step, pending, store, arguments, rebuild=False)
 
     state = again(return_state=True)
@@ -179,7 +180,7 @@ def run_mapped(build, planned, **arguments):
 
     @flow(name="mapped")
     def mapped_flow():
-        with shard_workers("local", Needs(1)) as build_shards:
+        with shard_workers(ClusterSettings(), Needs(1)) as build_shards:
             build_shards(Step(build.__name__.replace("_", "-"), build), pending, store, arguments, rebuild=False)
 
     return mapped_flow(return_state=True)
