@@ -29,6 +29,7 @@ from tokenmill.tasks.shards.receipt import Receipt
 from tokenmill.tasks.shards.store import PACKS, Store
 from tokenmill.tasks.sources.files import Slice, SourceFile
 from tokenmill.tasks.sources.formats import place_of
+from tokenmill.tasks.tokenize.exact import forget_encoders
 
 from .algorithms import pack
 from .parquet import FORMAT, PackWriter, padded
@@ -116,6 +117,7 @@ def build_packs(shard: PlannedShard, store: Store) -> Receipt:
     shards = Store(store.place, SHARDS)
     members = _members(shards, shard.identity["source"]["sequences"])
     part = members[0].part
+    forget_encoders()  # of the first round; packs take some 400 MB themselves
     with building(shard, store) as builder:
         sequences = stored_sequences(shards, [(member.receipt, member.part) for member in members])
         fitted = cut_to(sequences, recipe.capacity) if recipe.oversize == "truncate" else sequences

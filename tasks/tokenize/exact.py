@@ -23,7 +23,7 @@ from pyarrow import compute
 from tokenmill.tasks.shards.remembered import remembered
 from tokenmill.tasks.storage import user_cache
 
-from .encoders import Encoder, RenewedEncoder, Tokens
+from .encoders import Encoder, RenewedEncoder, Tokens, return_freed_memory
 from .settings import Backend, Engine
 from .sweep import SWEEP_VERSION, SWEPT, suspect_characters
 from .vocabulary import Vocabulary
@@ -129,6 +129,12 @@ def exact_encoder(vocabulary: Vocabulary, engine: Engine, *, literal: bool) -> E
     """
     fast = RenewedEncoder(partial(vocabulary.fast, engine, literal))
     return ExactEncoder(fast, lambda: vocabulary.reference(literal), _suspects_of(vocabulary, engine))
+
+
+def forget_encoders() -> None:
+    """Free all encoders of this process, some 100 to 500 MB each. The next one is loaded again, which takes a second."""
+    exact_encoder.cache_clear()
+    return_freed_memory()
 
 
 def _suspects_of(vocabulary: Vocabulary, engine: Engine) -> list[int]:
