@@ -1,0 +1,218 @@
+"""The commands that read, check, explain, publish and prune what others have written.
+
+Most of them read their folder from a pipe: `tokenmill pretrain … | tokenmill verify`.
+"""
+
+from typing import Annotated, Any
+
+from cyclopts import Parameter
+from rich.console import Console
+from tokenmill.tasks.errors import InputError, RunError
+from tokenmill.tasks.storage import join
+
+from .terminal import Format, TextFormat, piped, print_json, terminal
+
+Prepared = Annotated[
+    str | None, Parameter(help="Output folder; read from stdin when a command is piped into this one.")
+]
+
+
+def verify(output_dir: Prepared = None) -> dict[str, Any]:
+    """Check hashes, formats and counts of everything published, or that a model was trained on exactly the planned tokens.
+
+    The next run of a preparation rebuilds damaged shards.
+    """
+    from tokenmill.tasks.nightly.versions import remedy_for
+    from tokenmill.tasks.report.verification import inspector_of, print_verification, verification_record, with_report
+    from tokenmill.tasks.shards.verify import verify as verify_output
+    from tokenmill.tasks.train.proof import is_training, print_proof, proof_record, prove
+
+    place = output_dir or piped("verify").path
+    if is_training(place):
+        proof = prove(place)
+        print_proof(proof, place, terminal)
+        return proof_record(proof, place)
+    verification = with_report(verify_output(place, inspector_of(place)), place)
+    print_verification(verification, place, terminal)
+    if verification.problems:
+        raise RunError(f"{place}: {len(verification.problems)} problems; {remedy_for(place)}")
+    return verification_record(verification, place)
+
+
+def view(
+    output_dir: Prepared = None,
+    *,
+    doc: Annotated[str | None, Parameter(help="Show one document, by the id that this command prints.")] = None,
+    dataset: Annotated[str | None, Parameter(help="Only this data set.")] = None,
+    rows: Annotated[int, Parameter(help="Number of packs or documents.")] = 1,
+    random: Annotated[bool, Parameter(negative="", help="Choose at random instead of taking the first.")] = False,
+    seed: Annotated[int, Parameter(help="Seed of the random choice.")] = 42,
+    html: Annotated[str | None, Parameter(help="Write a static page to this path instead.")] = None,
+    format: Format = "text",  # noqa: A002 - the name of the option
+) -> None:
+    """Show published packs, coloured by loss mask, or documents, decoded from the files themselves."""
+    from tokenmill.tasks.report.view import view_output, view_record
+    from tokenmill.tasks.report.view_html import publish_html
+    from tokenmill.tasks.report.view_terminal import print_table, print_view
+
+    place = output_dir or piped("view").path
+    found = view_output(place, doc=doc, dataset=dataset, seed=seed if random else None, rows=rows)
+    if html is not None:
+        terminal.print(f"written to {publish_html(found, html).path}", markup=False)
+    elif format == "json":
+        print_json(view_record(found))
+    else:
+        (print_view if format == "text" else print_table)(found, Console())
+
+
+def why(
+    output_dir: Annotated[
+        str | None,
+        Parameter(help="Output folder, or folder of a training; read from stdin when a command is piped in."),
+    ] = None,
+    *,
+    row: Annotated[str | None, Parameter(help="The row, as FILE:LINE; lines count from 1.")] = None,
+    doc: Annotated[str | None, Parameter(help="A document made of the row, by the id that `view` prints.")] = None,
+    format: TextFormat = "text",  # noqa: A002 - the name of the option
+) -> None:
+    """Tell the story of a source row: why it was dropped, or where its tokens are and which steps train on them."""
+    from tokenmill.tasks.report.batch import data_in, with_steps
+    from tokenmill.tasks.report.why import print_why, why_document, why_record, why_row
+
+    if (row is None) == (doc is None):
+        raise InputError("why: name a row, --row FILE:LINE, or a document, --doc ID, but not both")
+    place = output_dir or piped("why").path
+    data = data_in(place)
+    stories = with_steps(place, why_row(data, row) if row is not None else why_document(data, doc or ""))
+    if format == "json":
+        print_json(why_record(data, stories))
+    else:
+        print_why(data, stories, Console())
+
+
+def report(
+    output_dir: Prepared = None,
+    *,
+    scores: Annotated[
+        list[str] | None,
+        Parameter(help="Plot these folders of scores, with the folder's rows, on a page of their own."),
+    ] = None,
+    html: Annotated[
+        str | None, Parameter(help="Path of the page; by default report.html in the folder, scores.html with --scores.")
+    ] = None,
+) -> dict[str, Any]:
+    """Write the page and the cards of a preparation again: counts, weights, lengths, masks, samples. Or plot scores."""
+    place = output_dir or piped("report").path
+    record = _plotted(place, scores, html) if scores else _reported(place, html)
+    terminal.print(f"written to {record['page']}", markup=False)
+    return {"report": {"path": place, "type": "report", **record}}
+
+
+def _reported(output_dir: str, html: str | None) -> dict[str, Any]:
+    from tokenmill.tasks.report.cards import publish_cards
+    from tokenmill.tasks.report.page import publish_page
+
+    return {"page": publish_page(output_dir, html).path, "cards": publish_cards(output_dir)}
+
+
+def _plotted(output_dir: str, scores: list[str], html: str | None) -> dict[str, Any]:
+    from tokenmill.tasks.report.score_page import PAGE, publish_page, report_page
+
+    places = list(dict.fromkeys([output_dir, *scores]))
+    plots = report_page(places)
+    page = publish_page(places, plots, html or join(output_dir, PAGE))
+    return {"page": page.path, "plots": [plot.title for plot in plots]}
+
+
+def diff(
+    before: Annotated[str, Parameter(help="Output folder, or version of a nightly blend.")],
+    after: Annotated[str, Parameter(help="The folder to compare with it.")],
+    *,
+    html: Annotated[str | None, Parameter(help="Also write a static page to this path.")] = None,
+    format: Format = "table",  # noqa: A002 - the name of the option
+) -> None:
+    """Compare two outputs: settings, sources and every document - kept, changed, moved, gone or new, and why."""
+    from tokenmill.tasks.nightly.diff import diff as compare
+    from tokenmill.tasks.nightly.diff import difference_record
+    from tokenmill.tasks.nightly.diff_page import print_difference, publish_difference
+
+    found = compare(before, after)
+    if html is not None:
+        terminal.print(f"written to {publish_difference(found, html).path}", markup=False)
+    if format == "json":
+        print_json(difference_record(found))
+    else:
+        print_difference(found, Console(), table=format == "table")
+
+
+def push(
+    output_dir: Annotated[str, Parameter(help="Output folder of a preparation.")],
+    repository: Annotated[str, Parameter(help="Data set repository on the hub, as ORG/NAME; created if missing.")],
+    *,
+    public: Annotated[
+        bool, Parameter(negative="", help="Create or update a public repository; without this, it must be private.")
+    ] = False,
+    dry_run: Annotated[bool, Parameter(negative="", help="List the files and push nothing.")] = False,
+) -> dict[str, Any]:
+    """Push a preparation to the Hugging Face hub, private by default; HF_TOKEN must allow it."""
+    from tokenmill.tasks.report.parcel import parcel_of
+    from tokenmill.tasks.report.push import fitted, print_plan, print_pushed, push_record, stale_names, target_of
+    from tokenmill.tasks.report.push import push as push_parcel
+
+    whole = parcel_of(output_dir)
+    target = target_of(repository, public=public)
+    parcel = fitted(whole, target)
+    if dry_run:
+        print_plan(parcel, target, stale_names(parcel, target), terminal)
+        return push_record(parcel, target, None)
+    commit = push_parcel(parcel, target)
+    print_pushed(parcel, target, commit, terminal)
+    return push_record(parcel, target, commit)
+
+
+def register(
+    name: Annotated[str, Parameter(help="Name, for art://NAME.")],
+    folder: Annotated[
+        str | None, Parameter(help="Output folder of a command; read from stdin when one is piped in.")
+    ] = None,
+) -> dict[str, Any]:
+    """Register an output under a name and a version for other commands: art://NAME, art://NAME:v2."""
+    from tokenmill.tasks.report.registry import artifact_in
+    from tokenmill.tasks.report.registry import register as register_artifact
+
+    found = register_artifact(name, artifact_in(folder or piped("register").path))
+    terminal.print(f"{found.reference} is {found.artifact.path}", markup=False)
+    return {"registered": {"reference": found.reference, **found.artifact.model_dump()}}
+
+
+def lineage(
+    folder: Annotated[
+        str | None, Parameter(help="Output folder or art:// name; read from stdin when a command is piped in.")
+    ] = None,
+) -> dict[str, Any]:
+    """Show what an output was made from, down to its data sets."""
+    from tokenmill.tasks.report.registry import lineage as trace
+    from tokenmill.tasks.report.registry import print_lineage
+
+    found = trace(folder or piped("lineage").path)
+    print_lineage(found, terminal)
+    return {"lineage": found}
+
+
+def prune(
+    store: Annotated[str, Parameter(help="Store that preparations share.")],
+    *,
+    keep: Annotated[list[str], Parameter(help="Output folder whose shards to keep; name all of them.")],
+    grace_days: Annotated[float, Parameter(help="Keep younger shards: a run may be writing them.")] = 2.0,
+    dry_run: Annotated[bool, Parameter(negative="", help="Count the shards and remove nothing.")] = False,
+) -> dict[str, Any]:
+    """Remove shards that no kept output uses."""
+    from tokenmill.tasks.nightly.prune import leftovers, prune_record
+    from tokenmill.tasks.nightly.prune import prune as prune_store
+
+    found = (leftovers if dry_run else prune_store)(store, keep, grace_days * 86_400)
+    terminal.print(
+        f"{len(found.removable):,} shards of {found.size / 1e9:,.3f} GB {'would be removed' if dry_run else 'removed'}; "
+        f"{found.young:,} are too young, {found.referenced:,} are referenced"
+    )
+    return prune_record(found, store, keep)

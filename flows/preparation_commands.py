@@ -1,0 +1,215 @@
+"""The commands that look at a blend (plan, mix, compare-tokenizers), prepare it, and choose rows by scores.
+
+Prefect and Dask are imported only to run a flow.
+"""
+
+from collections.abc import Callable
+from functools import partial
+from typing import TYPE_CHECKING, Annotated, Any
+
+from cyclopts import Parameter
+from cyclopts.validators import Number
+from rich.console import Console
+from tokenmill.tasks.arrow import set_up_arrow
+from tokenmill.tasks.blend.models import Blend
+from tokenmill.tasks.errors import InputError
+from tokenmill.tasks.shards.kinds import KINDS, preparation
+from tokenmill.tasks.strict import Strict, parse
+
+from .options import CommonOptions, choices_of, settings_of
+from .settings_help import settings_parameter
+from .terminal import Format, OutputDir, be_quiet, print_json, terminal
+
+if TYPE_CHECKING:
+    from tokenmill.tasks.shards.preparation import Planned, Preparation
+    from tokenmill.tasks.shards.settings import PreparationSettings
+
+BlendPath = Annotated[
+    str, Parameter(help="Path or URI of a blend, or of a file of rows, which is taken as a blend of one data set.")
+]
+
+
+def plan(
+    blend: BlendPath,
+    *overrides: Annotated[str, Parameter(help="Settings as key=value; see the help of the command of the kind.")],
+    kind: Annotated[str, Parameter(help=f"Kind of preparation to plan: {', '.join(KINDS)}.")] = "pretrain",
+    output_dir: OutputDir | None = None,
+    format: Format = "table",  # noqa: A002 - the name of the option
+    options: CommonOptions | None = None,
+) -> None:
+    """Dry run: shards, bytes, estimated tokens and epochs, which shards are cached and why others are not."""
+    chosen = preparation(kind)
+    settings = settings_of(chosen.settings, options or CommonOptions(), overrides)
+    from tokenmill.tasks.report.plan import plan_record, print_plan
+
+    planned = _planned(chosen, chosen.read_blend(blend), settings, output_dir)
+    outlook = chosen.outlook(planned)
+    if format == "json":
+        print_json(plan_record(planned, outlook))
+    else:
+        print_plan(planned, Console(), outlook, table=format == "table")
+
+
+def mix(
+    blend: BlendPath,
+    *overrides: Annotated[str, Parameter(help="Settings as key=value; see the help of the command of the kind.")],
+    tokens: Annotated[
+        int | None, Parameter(help="Tokens to train on, instead of the blend's own.", validator=Number(gte=1))
+    ] = None,
+    kind: Annotated[str, Parameter(help=f"Kind of preparation: {', '.join(KINDS)}.")] = "pretrain",
+    output_dir: OutputDir | None = None,
+    write: Annotated[
+        str | None, Parameter(help="Folder for plain Megatron blends of a prepared blend, per phase.")
+    ] = None,
+    step_tokens: Annotated[
+        int | None, Parameter(help="Tokens of a step, to say at which steps phases end.", validator=Number(gte=1))
+    ] = None,
+    format: Format = "table",  # noqa: A002 - the name of the option
+    options: CommonOptions | None = None,
+) -> None:
+    """Solve the budget of a blend: tokens, share and epochs of each data set and phase, and the limits that bind."""
+    from tokenmill.tasks.blend.mix import solve
+    from tokenmill.tasks.report.mix import last_steps, megatron_flags, mix_record, print_mix, write_mix
+    from tokenmill.tasks.report.plan import training_tokens
+
+    chosen = preparation(kind)
+    settings = settings_of(chosen.settings, options or CommonOptions(), overrides)
+    asked = chosen.read_blend(blend)
+    if tokens is not None:
+        asked = parse(Blend, {**asked.model_dump(exclude_unset=True), "tokens": tokens}, f"{blend} with --tokens")
+    planned = _planned(chosen, asked, settings, output_dir)
+    held, estimated = training_tokens(planned)
+    if estimated and chosen.tokens is None:
+        raise InputError(
+            f"--kind {kind}: counts rows, which are known once they are prepared: tokenmill {kind} first, then name its --output-dir"
+        )
+    found = solve(asked, held)
+    steps = last_steps(found, step_tokens) if step_tokens else []
+    if write is not None:
+        write_mix(planned, chosen, write)
+        terminal.print(f"written to {write}", markup=False)
+    if format == "json":
+        print_json(mix_record(found, estimated, steps))
+        return
+    print_mix(found, estimated, Console(), tables=format == "table")
+    if steps:
+        Console().print(f"Megatron-LM: {megatron_flags(steps)}", highlight=False, soft_wrap=True)
+
+
+def compare_tokenizers(
+    blend: BlendPath,
+    *tokenizers: Annotated[
+        str, Parameter(help="Hub ids, folders, tokenizer.json, SentencePiece .model, or names of tiktoken encodings.")
+    ],
+    sample: Annotated[int, Parameter(help="Leading rows of each data set.", validator=Number(gte=1))] = 1_000,
+    html: Annotated[str | None, Parameter(help="Also write a page with bars to this path.")] = None,
+    format: Format = "table",  # noqa: A002 - the name of the option
+) -> None:
+    """Compare tokenizers on a blend: tokens per byte, character and word, byte fallback, long tokens, speed."""
+    from tokenmill.tasks.report.tokenizers import compared, comparison_record, print_comparison, publish_comparison
+
+    found = compared(preparation("pretrain").read_blend(blend), tokenizers, sample)
+    if html is not None:
+        terminal.print(f"written to {publish_comparison(found, html).path}", markup=False)
+    if format == "json":
+        print_json(comparison_record(found))
+    else:
+        print_comparison(found, Console(), tables=format == "table")
+
+
+def preparation_command(name: str) -> Callable[..., dict[str, Any]]:
+    """The command of a kind of preparation."""
+
+    def command(
+        blend: BlendPath,
+        *overrides: Annotated[str, settings_parameter(partial(_settings_of_kind, name))],
+        output_dir: OutputDir,
+        dry_run: Annotated[bool, Parameter(negative="", help="Print the plan and build nothing.")] = False,
+        options: CommonOptions | None = None,
+    ) -> dict[str, Any]:
+        kind = preparation(name)
+        settings = settings_of(kind.settings, options or CommonOptions(), overrides)
+        if not dry_run:
+            return _prepared(kind, kind.read_blend(blend), settings, output_dir)
+        return _shown(kind, _planned(kind, kind.read_blend(blend), settings, output_dir))
+
+    command.__doc__ = KINDS[name].summary
+    return command
+
+
+def _planned(
+    kind: "Preparation[Any, Any]", blend: "Blend", settings: "PreparationSettings", output_dir: str | None
+) -> "Planned[Any, Any]":
+    """Check what can be seen at once, and plan."""
+    from tokenmill.tasks.shards.input_checks import check_inputs
+
+    set_up_arrow()
+    if output_dir is not None:
+        check_inputs(blend, settings.store, output_dir)
+    return kind.plan(blend, settings, output_dir)
+
+
+def _shown(kind: "Preparation[Any, Any]", planned: "Planned[Any, Any]") -> dict[str, Any]:
+    """The record of a plan, which is shown on stderr."""
+    from tokenmill.tasks.report.plan import plan_record, print_plan
+
+    outlook = kind.outlook(planned)
+    print_plan(planned, terminal, outlook)
+    return plan_record(planned, outlook)
+
+
+def _settings_of_kind(name: str) -> "tuple[type[PreparationSettings], frozenset[str]]":
+    """The settings of a kind, and those that it refuses."""
+    kind = preparation(name)
+    return kind.settings, kind.hidden
+
+
+def _prepared(
+    kind: "Preparation[Any, Any]", blend: "Blend", settings: "PreparationSettings", output_dir: str
+) -> dict[str, Any]:
+    """Make the immediate checks, run the flow, and print the result."""
+    from tokenmill.tasks.report.summary import print_summary
+    from tokenmill.tasks.shards.input_checks import check_inputs
+    from tokenmill.tasks.shards.manifest import read_manifest
+
+    from .direct import run_preparation
+
+    set_up_arrow()
+    check_inputs(blend, settings.store, output_dir)
+    kind.check(blend, settings, output_dir)
+    be_quiet()
+    chosen = {name: getattr(settings, name) for name in settings.model_fields_set}
+    record = run_preparation(kind.name, blend, output_dir, chosen)
+    (artifact,) = record.values()
+    print_summary(read_manifest(artifact["path"]) or {}, artifact["path"], terminal)
+    return record
+
+
+def _choice_settings() -> tuple[type[Strict], frozenset[str]]:
+    from tokenmill.tasks.score.choice import ChoiceSettings
+
+    return ChoiceSettings, frozenset()
+
+
+def choose(
+    embeddings: Annotated[str, Parameter(help="Output folder of `tokenmill score embed`.")],
+    *overrides: Annotated[str, settings_parameter(_choice_settings)],
+    output_dir: OutputDir,
+    plot: Annotated[bool, Parameter(help="Also plot the choice; needs matplotlib.")] = True,
+) -> dict[str, Any]:
+    """Choose diverse rows without near-duplicates, and explain the choice."""
+    from tokenmill.tasks.score.choice import ChoiceSettings, choice_record, choose_rows
+
+    settings = choices_of(ChoiceSettings, overrides)
+    draw = None
+    if plot:
+        from tokenmill.tasks.report.plots import choice_map as draw
+    manifest = choose_rows(embeddings, output_dir, settings, draw)
+    record = choice_record(manifest)
+    totals = manifest["totals"]
+    terminal.print(
+        f"{totals['documents']:,} of {totals['rows']:,} rows chosen; why: {record['choice']['path']}/report.md"
+    )
+    for reason, count in totals["dropped"].items():
+        terminal.print(f"  left out {count:,} rows: {reason}")
+    return record
