@@ -32,7 +32,7 @@ def ssh_cluster(
     options, pythons = connect_options or {}, remote_python or sys.executable
     each_options = options if isinstance(options, list) else [options] * len(hosts)
     each_python = pythons if isinstance(pythons, list) else [pythons] * len(hosts)
-    checked = _require_hosts({host: how for host, *how in zip(hosts, each_options, each_python, strict=True)})
+    checked = _require_hosts([*zip(hosts, each_options, each_python, strict=True)])
     with ThreadPoolExecutor(1) as thread:  # a notebook's own thread has an event loop already
         thread.submit(asyncio.run, checked).result()
     preload = {key: [*config.get(key), on_host.__name__] for key in PRELOADED}
@@ -40,13 +40,13 @@ def ssh_cluster(
         return SSHCluster(hosts, options, remote_python=pythons, **others)
 
 
-async def _require_hosts(hosts: Mapping[str, Sequence[Any]]) -> None:
+async def _require_hosts(hosts: Sequence[tuple[str, Mapping[str, Any], str]]) -> None:
     """Raises RunError that names every host that cannot be used; each has its options and its Python."""
-    problems = await asyncio.gather(*(_problem(host, *how) for host, how in hosts.items()))
-    unusable = [f"{host}: {problem}" for host, problem in zip(hosts, problems, strict=True) if problem]
+    problems = await asyncio.gather(*(_problem(*host) for host in hosts))
+    unusable = [f"{host}: {problem}" for (host, *_), problem in zip(hosts, problems, strict=True) if problem]
     if unusable:
         raise RunError(
-            f"{len(unusable)} of {len(hosts)} hosts cannot be used: {'; '.join(unusable)}; check that `ssh HOST` works "
+            f"hosts that cannot be used: {'; '.join(dict.fromkeys(unusable))}; check that `ssh HOST` works "
             "without a question, and that this installation is on the host (or name its Python in remote_python)"
         )
 

@@ -85,7 +85,7 @@ def test_the_hosts_of_a_killed_run_are_left_by_its_scheduler_and_workers(sshd, b
 @pytest.mark.parametrize(
     ("change", "complaint"),
     [
-        (lambda sshd: {"client_keys": [sshd.stranger]}, r"2 of 2 hosts .* localhost: Permission denied for user .* 127.0.0.1: Perm"),
+        (lambda sshd: {"client_keys": [sshd.stranger]}, r"hosts that cannot be used: localhost: Permission denied for user .* 127.0.0.1: Perm"),
         (lambda _: {"port": free_port()}, r"localhost: .*Connect call failed .*check that `ssh HOST` works without a question"),
         (lambda _: {"known_hosts": "/dev/null"}, "localhost: Host key is not trusted"),
     ],
