@@ -11,11 +11,11 @@ import time
 import traceback
 from types import ModuleType
 
-from tests.torture import flips, ids, kills, parquet, programs, rows, store
+from tests.torture import flips, ids, kernels, kills, parquet, programs, rows, store
 
 TORTURES: dict[str, ModuleType] = {
     "rows": rows, "parquet": parquet, "flips": flips, "kills": kills, "ids": ids, "programs": programs,
-    "store": store,
+    "store": store, "kernels": kernels,
 }  # fmt: skip
 
 
