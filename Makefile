@@ -16,7 +16,9 @@ up: .venv/installed ## a Prefect server with workers and a Dask cluster on this 
 down: ## stop what `make up` has started
 	BIN=$(BIN) deployments/local.sh down
 
-TESTS := -m pytest --numprocesses auto --dist loadfile --no-loadscope-reorder
+# Half again as many processes as cores, because many tests wait for servers.
+PROCESSES := $(shell echo $$(( ($$(nproc) * 3 + 1) / 2 )))
+TESTS := -m pytest --numprocesses $(PROCESSES) --dist loadfile --no-loadscope-reorder
 
 test: .venv/installed-dev ## all tests but the slow ones
 	$(BIN)/python $(TESTS) -m "not slow"

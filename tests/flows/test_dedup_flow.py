@@ -3,11 +3,9 @@ way, and no pair of likes left, across data sets and splits.
 """
 
 import json
-import os
 import random
 from contextlib import nullcontext
 from itertools import combinations
-from threading import Thread
 
 import pyarrow.parquet as pq
 import pytest
@@ -19,7 +17,7 @@ from tokenmill.tasks.shards.verify import verify
 
 from tests.dedup.test_near import corpus, prose, truth
 from tests.flows import preparation_runs
-from tests.flows.preparation_runs import DEADLINE, finish, receipts, wait_for_receipts, workers_of
+from tests.flows.preparation_runs import DEADLINE, finish, receipts, wait_for_receipts
 from tests.preparing import tree
 from tests.preparing_dedup import prepare
 from tests.preparing_rl import write_rows
@@ -172,24 +170,6 @@ def named(folder):
                 found[f"{split}/{name}/{name}.jsonl@{first}#{row}"] = json.loads(line)["at"]
             place, row = place + len(line), row + 1
     return found
-
-
-@pytest.mark.slow
-def test_a_killed_worker_costs_nothing_but_time(folder, expected, tmp_path, prefect_api):
-    out, killed = tmp_path / "out", []
-
-    def kill_one():
-        wait_for_receipts(out, 3, lambda: True)
-        killed.append(workers_of(os.getpid())[0])
-        killed[0].kill()
-
-    killer = Thread(target=kill_one)
-    killer.start()
-    state = run(folder, out, workers=2)
-    killer.join()
-    assert killed
-    assert state.is_completed()
-    assert tree(out) == expected
 
 
 @pytest.mark.slow

@@ -59,9 +59,8 @@ def start(blend, out, server, *arguments):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("workers", [1, 4])
-def test_any_number_of_workers_gives_the_same_bytes(workers, blend, expected, tmp_path, prefect_server):
-    record = finish(start(blend, tmp_path / "out", prefect_server, "--workers", str(workers)))
+def test_four_workers_give_the_bytes_of_one_process(blend, expected, tmp_path, prefect_server):
+    record = finish(start(blend, tmp_path / "out", prefect_server, "--workers", "4"))
     assert record["shards"]["built"] == record["shards"]["total"] > 50
     assert record["rows"] == record["documents"] + sum(record["dropped"].values())
     assert tree(tmp_path / "out") == expected
@@ -78,12 +77,10 @@ def test_a_killed_worker_costs_nothing_but_time(blend, expected, tmp_path, prefe
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("share", [0.3, 0.99])
-def test_a_killed_run_is_finished_by_the_same_command(share, blend, expected, tmp_path, prefect_server):
+def test_a_killed_run_is_finished_by_the_same_command(blend, expected, tmp_path, prefect_server):
     out = tmp_path / "out"
-    total = sum(1 for name in expected if name.endswith("receipt.json"))
     process = start(blend, out, prefect_server, "--workers", "2")
-    wait_for_receipts(out, max(1, int(share * total)), lambda: process.poll() is None)
+    wait_for_receipts(out, 20, lambda: process.poll() is None)
     process.kill()
     process.communicate(timeout=DEADLINE)
     record = finish(start(blend, out, prefect_server, "--workers", "2"))

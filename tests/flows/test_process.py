@@ -159,25 +159,29 @@ def preparing(blend, out, environment, options=(), command=(TOKENMILL,)):
         yield terminal
 
 
-SERVER_STARTS, PUBLISHES = "its server starts", "it publishes"
+SERVER_STARTS, CLUSTER_STARTS, BUILDS = "its server starts", "its cluster starts", "it builds shards"
+JOINS, PUBLISHES = "it joins prefixes", "it publishes"
 
 MOMENTS = {
     SERVER_STARTS: lambda run, out, blend: run.has("server_process.py"),
-    "its cluster starts": lambda run, out, blend: run.has("spawn_main"),
-    "it builds shards": lambda run, out, blend: receipts(out) >= 1,
-    "it joins prefixes": lambda run, out, blend: receipts(out) == shards(blend),
+    CLUSTER_STARTS: lambda run, out, blend: run.has("spawn_main"),
+    BUILDS: lambda run, out, blend: receipts(out) >= 1,
+    JOINS: lambda run, out, blend: receipts(out) == shards(blend),
     PUBLISHES: lambda run, out, blend: (out / "manifest.json").exists() or any(out.glob("train/*")),
 }
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("moment", MOMENTS)
-@pytest.mark.parametrize("way", ["directly", "in Prefect"])
+@pytest.mark.parametrize(
+    ("way", "moment"),
+    [
+        *(("directly", moment) for moment in (CLUSTER_STARTS, BUILDS, PUBLISHES)),
+        *(("in Prefect", moment) for moment in (SERVER_STARTS, BUILDS, JOINS)),
+    ],
+)
 def test_ctrl_c_ends_a_run_with_exit_code_130_and_leaves_no_process(
     way, moment, blend, environment, in_prefect, tmp_path
 ):
-    if way == "directly" and moment == SERVER_STARTS:
-        pytest.skip("there is no server")
     with preparing(blend, tmp_path / "out", environment, in_prefect if way == "in Prefect" else ()) as run:
         wait_until(lambda: MOMENTS[moment](run, tmp_path / "out", blend) or not run.runs(), SECONDS)
         kept = receipts(tmp_path / "out")
@@ -221,8 +225,7 @@ def test_a_second_ctrl_c_ends_a_run_at_once(blend, environment, in_prefect, tmp_
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("how", [signal.SIGTERM, signal.SIGKILL])
-@pytest.mark.parametrize("way", ["directly", "in Prefect"])
+@pytest.mark.parametrize(("way", "how"), [("directly", signal.SIGTERM), ("in Prefect", signal.SIGKILL)])
 def test_a_run_without_a_terminal_that_a_signal_ends_leaves_no_process(
     way, how, blend, environment, in_prefect, tmp_path
 ):

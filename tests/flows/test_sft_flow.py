@@ -1,10 +1,8 @@
 """The SFT flow on a real Prefect server and real Dask workers: the same bytes whatever happens to it on the way."""
 
 import json
-import os
 import random
 from contextlib import nullcontext
-from threading import Thread
 
 import pyarrow.parquet as pq
 import pytest
@@ -13,7 +11,7 @@ from prefect.client.schemas.objects import StateType
 from tokenmill.flows.sft import sft_data_prep
 
 from tests.flows import preparation_runs
-from tests.flows.preparation_runs import DEADLINE, finish, wait_for_receipts, workers_of
+from tests.flows.preparation_runs import DEADLINE, finish, wait_for_receipts
 from tests.peers.conversations import CLOCK, assistant, call, talk, thinking, tool, user
 from tests.preparing import tree
 from tests.preparing_sft import CHATML, chat_vocabulary, prepare, write_rows
@@ -119,25 +117,6 @@ def real_tokens(row):
     ends = [*row["role_start"][1:], len(row["input_ids"])]
     runs = zip(row["role_start"], ends, row["role"], strict=True)
     return sum(end - start for start, end, role in runs if role != PADDING_ROLE)
-
-
-@pytest.mark.slow
-def test_a_killed_worker_costs_nothing_but_time(folder, expected, tmp_path, prefect_api):
-    out, killed = tmp_path / "out", []
-
-    def kill_one():
-        wait_for_receipts(out, 3, lambda: True)
-        killed.append(workers_of(os.getpid())[0])
-        killed[0].kill()
-
-    killer = Thread(target=kill_one)
-    killer.start()
-    state = run(folder, out, workers=2)
-    killer.join()
-    assert killed
-    assert state.is_completed()
-    assert state.result()["sft"]["shards"]["reused"] == 0
-    assert tree(out) == expected
 
 
 @pytest.mark.slow

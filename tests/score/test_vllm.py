@@ -18,6 +18,7 @@ import httpx
 import numpy as np
 import pytest
 import torch
+from tokenizers import Tokenizer
 from tokenmill.tasks.score.tables import NonFiniteError
 from transformers import LlamaConfig, LlamaForCausalLM, LlamaModel
 
@@ -103,37 +104,43 @@ def healthy(url):
         return False
 
 
-def chat_model(folder, change=lambda model: None):
+BROKEN = "¿"
+"""A text whose first token has an embedding that is not finite."""
+
+
+@pytest.fixture(scope="module")
+def chat_model(tmp_path_factory):
     """A random model that reads ChatML."""
+    folder = tmp_path_factory.mktemp("model")
     preparing_sft.chat_vocabulary(folder)
     (folder / "tokenizer_config.json").write_text('{"tokenizer_class": "PreTrainedTokenizerFast"}')
+    broken = Tokenizer.from_file(str(folder / "tokenizer.json")).encode(BROKEN).ids[0]
     torch.manual_seed(0)
     config = LlamaConfig(**{**SHAPE, "vocab_size": 512, "head_dim": 32}, initializer_range=0.5)
     model = LlamaForCausalLM(config)
     with torch.no_grad():
-        change(model)
+        model.model.embed_tokens.weight[broken] = float("nan")
     model.save_pretrained(folder)
     return folder
+
+
+@pytest.fixture(scope="module")
+def chat_server(vllm, chat_model, tmp_path_factory):
+    with serving(vllm, chat_model, tmp_path_factory.mktemp("log") / "log") as url:
+        yield {"engine": "server", "server": url, "model": "tiny"}
 
 
 def chosen(folder):
     return {"chat_template": preparing_sft.CHATML, "tokenizer": {"model": str(folder)}}
 
 
-def test_nll_by_vllm_is_that_of_transformers(vllm, tmp_path):
-    folder = chat_model(tmp_path / "model")
+def test_nll_by_vllm_is_that_of_transformers(chat_model, chat_server, tmp_path):
     rows = [{"id": number, **chat(number)} for number in range(40)]
     rows[7]["messages"][1]["content"] = "many words " * 400  # more than it reads
     source = str(write_rows(tmp_path / "rows.jsonl", rows))
-    with serving(
-        vllm,
-        folder,
-        tmp_path / "log",
-    ) as url:
-        served = {"engine": "server", "server": url, "model": "tiny"}
-        prepare("nll", source, tmp_path / "served", **chosen(folder), **served)
-    here = {"model": str(folder), "max_length": LONGEST - 1}
-    prepare("nll", source, tmp_path / "here", **chosen(folder), **here)
+    prepare("nll", source, tmp_path / "served", **chosen(chat_model), **chat_server)
+    here = {"model": str(chat_model), "max_length": LONGEST - 1}
+    prepare("nll", source, tmp_path / "here", **chosen(chat_model), **here)
     found, expected = (table_of(tmp_path / name / "nll") for name in ("served", "here"))
     assert found.num_rows == 40
     assert sum(found["truncated"].to_pylist()) == 1
@@ -143,17 +150,12 @@ def test_nll_by_vllm_is_that_of_transformers(vllm, tmp_path):
         assert found[name] == expected[name]
 
 
-def test_weights_that_are_not_finite_stop_the_run_and_name_the_row(vllm, tmp_path):
-    def spoil(model):
-        model.model.embed_tokens.weight[499] = float("nan")  # the token that ends a turn
-
-    folder = chat_model(tmp_path / "model", spoil)
-    source = str(write_rows(tmp_path / "rows.jsonl", [{"id": 1, **chat(1)}]))
-    with (
-        serving(vllm, folder, tmp_path / "log") as url,
-        pytest.raises(NonFiniteError, match=r"rows\.jsonl: row 1 \(row_id 1\): the NLL of a token is nan"),
-    ):
-        prepare("nll", source, tmp_path / "out", **chosen(folder), engine="server", server=url, model="tiny")
+def test_weights_that_are_not_finite_stop_the_run_and_name_the_row(chat_model, chat_server, tmp_path):
+    row = {"id": 1, **chat(1)}
+    row["messages"][0]["content"] += BROKEN
+    source = str(write_rows(tmp_path / "rows.jsonl", [row]))
+    with pytest.raises(NonFiniteError, match=r"rows\.jsonl: row 1 \(row_id 1\): the NLL of a token is nan"):
+        prepare("nll", source, tmp_path / "out", **chosen(chat_model), **chat_server)
     assert not (tmp_path / "out/nll").exists()
 
 

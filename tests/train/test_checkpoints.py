@@ -240,7 +240,7 @@ def job(data, folder, **settings):
 @pytest.mark.slow
 @pytest.mark.parametrize(
     ("processes", "settings"),
-    [(1, {"precision": "bfloat16"}), (2, {"optimizer": {"distributed": True}}), (1, {"engine": "transformers"})],
+    [(2, {"precision": "bfloat16", "optimizer": {"distributed": True}}), (1, {"engine": "transformers"})],
 )
 def test_a_trainer_that_was_killed_goes_on_as_if_it_had_not_been(data, tmp_path, processes, settings):
     whole = training_runs.train(job(data, tmp_path / "whole", **settings), processes)
