@@ -105,7 +105,7 @@ def read_harmony(part: Slice, options: Mapping[str, Any], near_on: NearOn) -> It
         qualities = table[fields[3]].cast(pa.float64()).fill_null(np.nan).to_numpy()
         for start, stop in batches(columns[0]):
             texts, names, prompts = (column.slice(start, stop - start) for column in columns)
-            views = [_view(text, near_on) for text in texts.to_pylist()]
+            views = [_view(text, near_on) for text in texts.cast(pa.large_binary()).to_pylist()]
             rows = np.arange(first + start, first + stop)
             yield Signable(
                 rows, texts, pa.array(views, pa.large_string()), qualities[start:stop], names, prompts
@@ -113,9 +113,9 @@ def read_harmony(part: Slice, options: Mapping[str, Any], near_on: NearOn) -> It
         first += table.num_rows
 
 
-def _view(text: str, near_on: NearOn) -> str:
+def _view(text: bytes, near_on: NearOn) -> bytes:
     try:
-        return "\n\n".join(
+        return b"\n\n".join(
             [
                 body
                 for author, body in bodies(text)
