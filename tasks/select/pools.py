@@ -124,7 +124,7 @@ def load_pools(place: str = BUNDLED) -> Pools:
 
 @lru_cache(maxsize=16)
 def _pools(content: bytes, place: str) -> Pools:
-    """The pools in a file, parsed once: PyYAML takes 7 ms, and a run loads its pools four times."""
+    """The pools in a file, parsed once: PyYAML takes 5 ms, and a run loads its pools four times."""
     written = parse(PoolDefinitions, _mapping(content, place), place)
     base = tuple(parse_predicate(text, f"{place}: base[{number}]") for number, text in enumerate(written.base))
     pools = (
