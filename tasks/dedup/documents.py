@@ -60,6 +60,11 @@ def content(texts: pa.LargeStringArray) -> tuple[np.ndarray, np.ndarray]:
     return np.frombuffer(characters, np.uint8)[bounds[0] : bounds[-1]], bounds - bounds[0]
 
 
+def byte_counts(texts: pa.LargeStringArray) -> np.ndarray:
+    """The bytes of each text, int64 [n]."""
+    return np.diff(content(texts)[1])
+
+
 def batches(texts: pa.LargeStringArray) -> Iterator[tuple[int, int]]:
     """Ranges of texts in order, about BATCH_BYTES and at least one text each."""
     _, bounds = content(texts)

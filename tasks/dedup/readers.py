@@ -22,8 +22,9 @@ from tokenmill.tasks.sources.exact_json import with_placeholders
 from tokenmill.tasks.sources.files import Slice, field_path
 from tokenmill.tasks.sources.formats import read_records, read_texts
 
-from .documents import batches
+from .documents import batches, byte_counts
 from .settings import NearOn
+from .shingles import normalized
 
 BOILERPLATE = {"system", "developer"}
 
@@ -32,12 +33,14 @@ BOILERPLATE = {"system", "developer"}
 class Signable:
     """Consecutive documents of a slice.
 
-    `rows` int64 [n], ascending, are their rows in the slice, `texts` [n] their texts, `views` [n] the texts compared for
-    near-duplicates and contamination, `qualities` float64 [n] their quality, NaN if unknown. `names` [n] and `prompts` [n] are
-    None if documents have none. `left_out` counts rows that are not documents, by reason.
+    `rows` int64 [n], ascending, are their rows in the slice, `sizes` int64 [n] the bytes of their texts, `texts` [n] the texts in
+    normal form, `views` [n] what is compared of them for near-duplicates and contamination, `qualities` float64 [n] their
+    quality, NaN if unknown. `names` [n] and `prompts` [n] are None if documents have none. `left_out` counts rows that are not
+    documents, by reason.
     """
 
     rows: np.ndarray
+    sizes: np.ndarray
     texts: pa.LargeStringArray
     views: pa.LargeStringArray
     qualities: np.ndarray
@@ -57,11 +60,12 @@ def read_text(part: Slice, options: Mapping[str, Any], near_on: NearOn) -> Itera
     names = _values(part, options["id_field"]) if options["id_field"] else None
     prompts = _values(part, options["cap_by"]) if options["cap_by"] else None
     for batch in read_texts(part, options["text_field"]):
-        wanted = pa.array(batch.rows)
+        wanted, texts = pa.array(batch.rows), normalized(batch.texts)
         yield Signable(
             batch.rows,
-            batch.texts,
-            batch.texts,
+            byte_counts(batch.texts),
+            texts,
+            texts,
             np.full(len(batch.rows), np.nan),
             None if names is None else names.take(wanted),
             None if prompts is None else prompts.take(wanted),
@@ -105,25 +109,37 @@ def read_harmony(part: Slice, options: Mapping[str, Any], near_on: NearOn) -> It
         qualities = table[fields[3]].cast(pa.float64()).fill_null(np.nan).to_numpy()
         for start, stop in batches(columns[0]):
             texts, names, prompts = (column.slice(start, stop - start) for column in columns)
-            views = [_view(text, near_on) for text in texts.to_pylist()]
-            rows = np.arange(first + start, first + stop)
-            yield Signable(
-                rows, texts, pa.array(views, pa.large_string()), qualities[start:stop], names, prompts
-            )  # fmt: skip
+            rows, normal = np.arange(first + start, first + stop), normalized(texts)
+            views = _views(texts, normal, near_on)
+            yield Signable(rows, byte_counts(texts), normal, views, qualities[start:stop], names, prompts)
         first += table.num_rows
 
 
-def _view(text: str, near_on: NearOn) -> str:
+def _views(texts: pa.LargeStringArray, normal: pa.LargeStringArray, near_on: NearOn) -> pa.LargeStringArray:
+    """The bodies to compare of texts, in normal form. Raises RunError for a text that is no Harmony."""
     try:
-        return "\n\n".join(
+        return _joined_bodies(normal, near_on)
+    except ValueError:  # or a tag is gone, because its `>` and a body's first character, a solidus, are one in NFC
+        try:
+            return normalized(_joined_bodies(texts, near_on))
+        except ValueError as error:
+            raise RunError(f"a normalized row is not valid Harmony: {error}; rerun with force=true") from error
+
+
+def _joined_bodies(texts: pa.LargeStringArray, near_on: NearOn) -> pa.LargeStringArray:
+    """The bodies to compare of each text, without blanks at their ends, as one text."""
+    views = [
+        b" ".join(
             [
-                body
+                said
                 for author, body in bodies(text)
                 if (author == "user" if near_on == "prompt" else author not in BOILERPLATE)
+                and (said := body.strip(b" "))
             ]
         )
-    except ValueError as error:
-        raise RunError(f"a normalized row is not valid Harmony: {error}; rerun with force=true") from error
+        for text in texts.cast(pa.large_binary()).to_pylist()
+    ]
+    return pa.array(views, pa.large_string())
 
 
 READERS: Mapping[str, Reader] = {"text": read_text, "harmony": read_harmony}

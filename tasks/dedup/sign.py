@@ -15,7 +15,6 @@ A million documents of 480 bytes take 8 s of a core, a quarter of it reading JSO
 from collections import Counter
 from dataclasses import dataclass, field
 
-import numpy as np
 import pyarrow as pa
 from tokenmill.tasks.shards.build import ShardBuilder, building
 from tokenmill.tasks.shards.manifest import WHOLE
@@ -26,13 +25,12 @@ from tokenmill.tasks.shards.store import Store
 from . import exact, near
 from .candidates import BANDS_SCHEMA
 from .contamination import HITS, Evaluations, hits
-from .documents import Documents, content, ranks_of
+from .documents import Documents, ranks_of
 from .exact import KEYED
 from .near import MADE_OF, SHINGLED, NearFiles
 from .partitions import PartitionedFile, partitioned
 from .readers import READERS, Signable
 from .settings import SignRecipe
-from .shingles import normalized
 
 NAMES = pa.schema({"number": pa.int64(), "name": pa.large_string()})
 """A document and its name, documents ascending."""
@@ -91,18 +89,15 @@ class _Signatures:
         if not len(some.rows):
             return
         self.builder.keep(WHOLE, len(some.rows))
-        sizes = np.diff(content(some.texts)[1])
-        ranks = ranks_of(some.qualities, sizes)
-        texts = normalized(some.texts)
-        exact.sign(self.files["exact"], Documents(some.rows, texts, ranks))
-        views = texts if some.views is some.texts else normalized(some.views)
+        ranks = ranks_of(some.qualities, some.sizes)
+        exact.sign(self.files["exact"], Documents(some.rows, some.texts, ranks))
         if self.recipe.near:
             files = NearFiles(self.files["bands"], self.files["shingles"], self.files["units"])
-            self.units += near.sign(files, Documents(some.rows, views, ranks))
+            self.units += near.sign(files, Documents(some.rows, some.views, ranks))
         if self.evaluations is not None:
-            self.files["hits"].append(hits(Documents(some.rows, views, ranks), self.evaluations))
+            self.files["hits"].append(hits(Documents(some.rows, some.views, ranks), self.evaluations))
         if self.recipe.prompts and some.prompts is not None:
-            shortest = ranks_of(some.qualities, -sizes)
+            shortest = ranks_of(some.qualities, -some.sizes)
             self.without_prompt += exact.sign_prompts(self.files["prompts"], some.rows, some.prompts, shortest)
         if some.names is not None:
             table = pa.Table.from_arrays([pa.array(some.rows), some.names], schema=NAMES)

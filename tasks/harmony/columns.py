@@ -16,6 +16,7 @@ import json
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
+from operator import itemgetter
 from typing import Any, TypeVar, cast
 
 import orjson
@@ -173,13 +174,14 @@ def row(
 
 
 def table(rows: Sequence[Mapping[str, Any]]) -> pa.Table:
-    """Rows as a table with SCHEMA."""
-    return pa.table([_column([row[field.name] for row in rows], field.type) for field in SCHEMA], SCHEMA)
+    """One or more rows as a table with SCHEMA."""
+    columns = zip(*map(itemgetter(*SCHEMA.names), rows), strict=True)
+    return pa.table(list(map(_column, columns, SCHEMA.types)), SCHEMA)
 
 
-def _column(values: list[Any], kind: pa.DataType) -> pa.Array:
+def _column(values: Sequence[Any], kind: pa.DataType) -> pa.Array:
     """An array of a type; most columns hold one value, often null. Equal floats may differ (0.0 and -0.0)."""
-    first = values[0] if values else None
+    first = values[0]
     if isinstance(first, float | list) or values.count(first) != len(values):
         return pa.array(values, kind)
     return pa.nulls(len(values), kind) if first is None else pa.repeat(pa.scalar(first, kind), len(values))

@@ -110,17 +110,17 @@ def parse(text: object) -> list[ParsedMessage] | Fault:
         return error.fault
 
 
-def bodies(text: str) -> Iterator[tuple[str, str]]:
-    """The author and the body of each message of a text that `parse` accepts, in a third of the time.
+def bodies(text: bytes) -> Iterator[tuple[str, bytes]]:
+    """The author and the body of each message of a text that `parse` accepts, in half of the time, all in UTF-8.
 
     Raises ValueError for a text that is obviously none.
     """
-    before, *messages = text.split(START)
+    before, *messages = text.split(START.encode())
     if before or not messages:
         raise ValueError(f"{text[:40]!r} does not begin with {START}")
     for message in messages:
-        header, _, rest = message.partition(MESSAGE)
-        yield read_header(header).author, rest[: rest.rindex("<|")]
+        header, _, rest = message.partition(MESSAGE.encode())
+        yield read_header(header.decode()).author, rest[: rest.rindex(b"<|")]
 
 
 def _checked(text: object) -> str:

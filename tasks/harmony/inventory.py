@@ -1,9 +1,8 @@
 """The inventory and the card of a normalized data set: fields of the sources, columns of the rows, licences, counts.
 
-Records are counted by shape, that is by field names and types, which takes 1 µs per record and 1 µs per message. Counts are
-trees in plain JSON. Receipts hold them as facts, and they can be added in any order. The card's licence is the strictest
-licence of any row, because one share-alike row makes the whole collection share-alike. If a row has no licence or an unknown
-one, it is `other`.
+Records are counted by field names and types, which takes half a µs per record and per message. Counts are trees in plain JSON.
+Receipts hold them as facts, and they can be added in any order. The card's licence is the strictest licence of any row, because
+one share-alike row makes the whole collection share-alike. If a row has no licence or an unknown one, it is `other`.
 """
 
 import json
@@ -11,7 +10,6 @@ import re
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from functools import partial
 from typing import Any, cast
 
 import numpy as np
@@ -76,12 +74,14 @@ def fields_of(records: Iterable[Mapping[str, Any]]) -> Counts:
 
 
 def _by_field(records: Sequence[Mapping[str, Any]]) -> Counts:
-    types = map(tuple, map(partial(map, type), (record.values() for record in records)))
-    shapes = Counter(zip(map(tuple, records), types, strict=True))
+    shapes: dict[tuple[str, ...], list[Iterable[Any]]] = {}
+    for record in records:
+        shapes.setdefault(tuple(record), []).append(record.values())
     fields: dict[str, Counter[str]] = {}
-    for (names, kinds), count in shapes.items():
-        for name, kind in zip(names, kinds, strict=True):
-            fields.setdefault(name, Counter())[TYPES.get(kind) or kind.__name__] += count
+    for names, rows in shapes.items():
+        for name, values in zip(names, zip(*rows, strict=True), strict=True):
+            for kind, count in Counter(map(type, values)).items():
+                fields.setdefault(name, Counter())[TYPES.get(kind) or kind.__name__] += count
     return {name: dict(of) for name, of in fields.items()}
 
 

@@ -10,10 +10,13 @@ import hashlib
 from collections import Counter
 from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass
+from functools import cache
 
 import numpy as np
 import pyarrow as pa
 from tokenmill.tasks.blend.predicates import Predicate
+from tokenmill.tasks.dedup.documents import content
+from tokenmill.tasks.dedup.kernel import collapse
 from tokenmill.tasks.harmony.grammar import Fault, ParsedMessage, parse
 from tokenmill.tasks.sources.arrow_predicates import expression, masks
 
@@ -38,8 +41,14 @@ SCHEMA = pa.schema(
 )
 
 
-Read = Callable[[str | None], list[ParsedMessage] | Fault]
-"""Parses Harmony text; candidates and the survey of the same rows share one that remembers."""
+Read = Callable[[int], list[ParsedMessage] | Fault]
+"""The messages of a row of a table, by its number; candidates and the survey share one, so that each text is parsed once."""
+
+
+def reader(table: pa.Table) -> Read:
+    """Parses the text of a row when it is first asked for."""
+    texts = table.column("text").to_pylist()
+    return cache(lambda row: parse(texts[row]))
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,17 +73,21 @@ def candidates(
     require: Predicate,
     sample: Sample,
     known: Collection[str] = (),
-    read: Read = parse,
+    read: Read | None = None,
 ) -> Candidates:
     """The candidates among the rows of `table`, which has `id` and `text`. `known` names columns that rows may have.
 
     Raises InputError for a predicate that does not fit the columns.
     """
-    wanted = masks(table, [expression(require, table.schema, known)])[0]
-    kept = wanted.copy()
-    kept[wanted] = sampled(table.column("id").filter(pa.array(wanted)).to_pylist(), sample)
-    drops = Counter(not_required=int((~wanted).sum()), not_sampled=int((wanted & ~kept).sum()))
-    return _shown(table.filter(pa.array(kept)), view, +drops, read)
+    wanted = required(table, require, known)
+    kept = wanted[sampled(table.column("id").take(pa.array(wanted)).to_pylist(), sample)]
+    drops = Counter(not_required=table.num_rows - len(wanted), not_sampled=len(wanted) - len(kept))
+    return _shown(table, kept, view, +drops, read or reader(table))
+
+
+def required(table: pa.Table, require: Predicate, known: Collection[str]) -> np.ndarray:
+    """The numbers of the rows that meet a predicate, int64. Raises as `candidates`."""
+    return np.flatnonzero(masks(table, [expression(require, table.schema, known)])[0])
 
 
 def sampled(ids: Sequence[str | None], sample: Sample) -> np.ndarray:
@@ -86,27 +99,35 @@ def sampled(ids: Sequence[str | None], sample: Sample) -> np.ndarray:
     return np.fromiter((number % sample.modulus < sample.keep for number in numbers), np.bool_, len(ids))
 
 
-def _shown(table: pa.Table, view: View, drops: Counter[str], read: Read) -> Candidates:
+def _shown(table: pa.Table, kept: np.ndarray, view: View, drops: Counter[str], read: Read) -> Candidates:
     texts: list[str] = []
     rows: list[int] = []
-    for row, text in enumerate(table.column("text").to_pylist()):
-        messages = read(text)
+    for row in kept.tolist():
+        messages = read(row)
         shown = "" if isinstance(messages, Fault) else view_of(messages, view)
         if shown:
             rows.append(row)
             texts.append(shown)
         else:
             drops[f"invalid_harmony:{messages.code}" if isinstance(messages, Fault) else "empty_view"] += 1
-    return Candidates(_rows(table.take(pa.array(rows, pa.int64())), texts), drops)
+    return Candidates(_rows(table.drop_columns("text").take(pa.array(rows, pa.int64())), texts), drops)
 
 
 def _rows(table: pa.Table, texts: Sequence[str]) -> pa.Table:
+    shown = pa.array(texts, pa.large_string())
     columns = {
         "id": table.column("id").cast(pa.string()),
-        "embed_text": pa.array(texts, pa.large_string()),
-        "stats_embed_word_count": pa.array([len(text.split()) for text in texts], pa.int32()),
+        "embed_text": shown,
+        "stats_embed_word_count": pa.array(_word_counts(shown), pa.int32()),
     }
     return pa.table([*columns.values(), *(_carried(table, each) for each in CARRIED)], schema=SCHEMA)
+
+
+def _word_counts(texts: pa.LargeStringArray) -> np.ndarray:
+    """The number of words of each text between white space, int64."""
+    characters, bounds = collapse(*content(texts))
+    blanks = np.flatnonzero(characters == ord(" "))
+    return np.diff(np.searchsorted(blanks, bounds)) + (np.diff(bounds) > 0)
 
 
 def _carried(table: pa.Table, column: pa.Field) -> pa.ChunkedArray | pa.Array:

@@ -10,14 +10,14 @@ of about 200,000 rows (`candidates.sampled`). Surveys of several shards can be s
 
 import re
 from collections import Counter
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, fields
 from typing import Any, Self
 
 from tokenmill.tasks.harmony.grammar import Fault, parse
+from tokenmill.tasks.harmony.message import HarmonyMessage
 from xxhash import xxh3_64_intdigest
 
-from .candidates import Read
 from .signature import Behaviour, behaviour_of
 
 PERCENTILES = (50, 90, 99)
@@ -75,10 +75,9 @@ class Survey:
         self.authors.update(result.author for result in behaviour.results if result.status != "missing")
         self.rows_with_keysets += bool(keysets)
 
-    def add_texts(self, texts: Iterable[str | None], read: Read = parse) -> None:
-        """Count Harmony texts, one per row."""
-        for text in texts:
-            messages = read(text)
+    def add_all(self, conversations: Iterable[Sequence[HarmonyMessage] | Fault]) -> None:
+        """Count conversations, one per row."""
+        for messages in conversations:
             self.add(None if isinstance(messages, Fault) else behaviour_of(messages))
 
     def record(self) -> dict[str, Any]:
@@ -104,7 +103,7 @@ def _plain(value: "int | Counter[Any]") -> int | dict[str, int]:
 def survey(texts: Iterable[str | None]) -> Survey:
     """Survey Harmony texts, one per row."""
     found = Survey()
-    found.add_texts(texts)
+    found.add_all(map(parse, texts))
     return found
 
 

@@ -14,7 +14,6 @@ a selection. Lists are the default; `selection.materialize` asks for copies.
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from functools import cache
 from typing import Any
 
 import numpy as np
@@ -24,16 +23,14 @@ import pyarrow.parquet as pq
 from tokenmill.tasks.blend.predicates import Predicate, parse_predicate
 from tokenmill.tasks.errors import RunError
 from tokenmill.tasks.harmony.columns import SCHEMA as ROWS
-from tokenmill.tasks.harmony.grammar import parse
 from tokenmill.tasks.harmony.shard import FILE
 from tokenmill.tasks.shards.build import ShardBuilder, building
 from tokenmill.tasks.shards.plan import PlannedShard
 from tokenmill.tasks.shards.receipt import Receipt
 from tokenmill.tasks.shards.store import Store
-from tokenmill.tasks.sources.arrow_predicates import expression, masks
 from tokenmill.tasks.sources.parquet import NOTE
 
-from .candidates import CARRIED, Candidates, Read, Sample, candidates, sampled
+from .candidates import CARRIED, Candidates, Read, Sample, candidates, reader, required, sampled
 from .candidates import SCHEMA as CANDIDATES
 from .collapse import Survey
 from .pools import TOKENS, Pool, Pools, Tally, assign, tally
@@ -121,15 +118,15 @@ class _Selected:
         rows = with_scores(rows, self.sides)
         if self.pools.pools:
             self._assign(rows)
-        read = cache(parse)
+        read = reader(rows)
         found = self._shown(rows, read)
         self.builder.drops.update(found.drops)
         if found.rows.num_rows:
             self.builder.table(f"{PART}.parquet", CANDIDATES).write_table(found.rows)
             self.builder.keep(PART, found.rows.num_rows)
-        required = rows.filter(pa.array(masks(rows, [expression(self.require, rows.schema, ROWS.names)])[0]))
-        surveyed = sampled(required["id"].to_pylist(), Sample(*self.recipe.survey))
-        self.survey.add_texts(required["text"].filter(pa.array(surveyed)).to_pylist(), read)
+        asked = required(rows, self.require, ROWS.names)
+        surveyed = sampled(rows["id"].take(pa.array(asked)).to_pylist(), Sample(*self.recipe.survey))
+        self.survey.add_all(map(read, asked[surveyed].tolist()))
 
     def _shown(self, rows: pa.Table, read: Read) -> Candidates:
         if self.recipe.view is None:

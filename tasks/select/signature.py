@@ -21,6 +21,7 @@ A conversation of ten messages with two calls takes 40 microseconds.
 import re
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+from functools import lru_cache
 from typing import Any, Literal, cast
 
 import orjson
@@ -119,22 +120,12 @@ class Behaviour:
     @property
     def tools(self) -> str:
         """The tools called, in order, as in the trace."""
-        return " -> ".join(_shown(call.tool for call in self.calls)) or "none"
+        return _tools(self.calls)
 
     @property
     def structure(self) -> str:
         """The trace without its plan: equal for conversations that differ only in wording."""
-        lines = {
-            "TOOL_SEQ": self.tools,
-            "CALLS": str(len(self.calls)),
-            "ARGS": _joined(self.calls),
-            "RETURNS": _joined(result.status for result in self.results),
-            "RET_KEYS": _joined(result.payload for result in self.results),
-            "RET_ROLES": _joined(result.author for result in self.results),
-            "USED_TOOL_OUTPUT": "yes" if self.draws_on_tool else "no",
-            "ANSWER_TYPE": self.answer,
-        }
-        return "\n".join(f"{name}: {value}" for name, value in lines.items())
+        return _structure(self.calls, self.results, self.draws_on_tool, self.answer)
 
     @property
     def trace(self) -> str:
@@ -144,6 +135,25 @@ class Behaviour:
     def trace_of(self, structure: str) -> str:
         """The whole trace, given its structure."""
         return f"{structure}\nPLAN_EXCERPT: {self.plan or 'none'}"
+
+
+@lru_cache(maxsize=4096)
+def _structure(calls: tuple[Call, ...], results: tuple[Result, ...], draws_on_tool: bool, answer: Answer) -> str:
+    lines = {
+        "TOOL_SEQ": _tools(calls),
+        "CALLS": str(len(calls)),
+        "ARGS": _joined(calls),
+        "RETURNS": _joined(result.status for result in results),
+        "RET_KEYS": _joined(result.payload for result in results),
+        "RET_ROLES": _joined(result.author for result in results),
+        "USED_TOOL_OUTPUT": "yes" if draws_on_tool else "no",
+        "ANSWER_TYPE": answer,
+    }
+    return "\n".join(f"{name}: {value}" for name, value in lines.items())
+
+
+def _tools(calls: Iterable[Call]) -> str:
+    return " -> ".join(_shown(call.tool for call in calls)) or "none"
 
 
 def behaviour_of(messages: Sequence[HarmonyMessage]) -> Behaviour:

@@ -1,5 +1,6 @@
 """Rows of text and of Harmony as documents."""
 
+import unicodedata
 from collections import Counter
 from pathlib import Path
 
@@ -117,8 +118,8 @@ def harmony_file(tmp_path, texts):
 @pytest.mark.parametrize(
     ("near_on", "view"),
     [
-        ("conversation", "What is flour?\n\nThey ask of flour.\n\nGround wheat.\n\nAnd bran?\n\nIts hull."),
-        ("prompt", "What is flour?\n\nAnd bran?"),
+        ("conversation", "What is flour? They ask of flour. Ground wheat. And bran? Its hull."),
+        ("prompt", "What is flour? And bran?"),
     ],
 )
 def test_a_conversation_is_compared_by_what_was_said(tmp_path, near_on, view):
@@ -128,9 +129,19 @@ def test_a_conversation_is_compared_by_what_was_said(tmp_path, near_on, view):
     assert listed(found, "rows") == [0, 1, 2]
     assert [str(value) for value in listed(found, "qualities")] == ["nan", "0.5", "1.0"]
     for each in found:
-        assert {*each.texts.to_pylist()} == {text}
+        assert {*each.texts.to_pylist()} == {text.replace("\n\n", " ")}
+        assert {*each.sizes.tolist()} == {len(text)}
         assert {*each.views.to_pylist()} == {view}
         assert {*each.prompts.to_pylist()} == {"p"}
+
+
+@pytest.mark.parametrize("first", ["\u0338", "\u0327\u0338", " \n", "e\u0301", "|>", "<|"])
+def test_no_beginning_of_a_body_hides_what_was_said(tmp_path, first):
+    text = render([HarmonyMessage("user", f"{first} Why?\n"), *CONVERSATION[4:5]])
+    (found,) = read_harmony(harmony_file(tmp_path, [text]), {}, "conversation")
+    (view,) = found.views.to_pylist()
+    assert view.split() == unicodedata.normalize("NFC", f"{first} Why?\n\nGround wheat.").split()
+    assert view == " ".join(view.split())
 
 
 def test_a_text_that_is_no_harmony_is_an_error(tmp_path):

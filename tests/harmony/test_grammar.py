@@ -293,7 +293,7 @@ def test_exactly_the_grammar_is_accepted_and_the_reference_reads_the_same(text):
         assert 0 <= found.offset <= len(text)
         return
     assert "".join(text[each.start : each.end] for each in found) == text
-    assert list(bodies(text)) == [(each.author, each.body) for each in found]
+    assert list(bodies(text.encode())) == [(each.author, each.body.encode()) for each in found]
     assert cross_check(text, found) is None
     assert [each.message for each in parse(render(found))] == [each.message for each in found]
 
