@@ -127,10 +127,10 @@ def test_a_host_that_hangs_with_its_connections_open_is_given_up(cluster, blend,
     try:
         finish(process, 2 * DEADLINE)  # the scheduler waits for the nanny, too
         assert names(address) == {"host-3"}
+        assert tree(tmp_path / "out") == expected
     finally:
         for stopped in of_host:
             stopped.resume()
-    assert tree(tmp_path / "out") == expected
 
 
 def test_a_host_whose_cable_is_cut_mid_run_costs_nothing_but_time(cluster, blend, expected, tmp_path, server, hosts):

@@ -8,7 +8,7 @@ import pyarrow as pa
 import pytest
 import sentencepiece
 import tiktoken
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 from tokenizers import Tokenizer
 from tokenmill.tasks.tokenize.exact import exact_encoder
@@ -115,6 +115,7 @@ WORDY = st.text(
 
 @max_examples(200)
 @given(texts=st.lists(WORDY, max_size=5))
+@example(texts=["ends with separators \x1c\x1f"] * 5)
 def test_texts_are_counted_as_python_counts_them(texts):
     found = count_texts(column(texts))
     assert found == TextCounts(
