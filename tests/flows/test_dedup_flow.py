@@ -188,6 +188,7 @@ def test_a_killed_run_is_finished_by_the_same_command_even_twice_at_once(folder,
     assert tree(out) == expected
 
 
+@pytest.mark.slow
 def test_a_changed_weight_builds_nothing(folder, tmp_path, prefect_api):
     out, blend = tmp_path / "out", json.loads((folder / "blend.json").read_text())
     prepare(str(folder / "blend.json"), out, **settings_of(folder))

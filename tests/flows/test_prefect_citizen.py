@@ -5,6 +5,7 @@ import json
 import re
 
 import httpx
+import pytest
 from prefect.events.worker import EventsWorker
 from tokenmill.flows.pretrain import pretrain_data_prep
 from tokenmill.tasks.report.address import Services
@@ -20,6 +21,7 @@ def events(server, name):
         return client._client.post("/events/filter", json=body).json()["events"]  # noqa: SLF001 - no public reader
 
 
+@pytest.mark.slow
 def test_a_preparation_is_named_tagged_and_told_and_its_output_is_an_asset_of_its_sources(tmp_path, prefect_api):
     data = write_lines(tmp_path / "some data [1]" / "a.jsonl", [f"document number {number}" for number in range(50)])
     blend = tmp_path / "news.json"
@@ -46,6 +48,7 @@ def test_a_preparation_is_named_tagged_and_told_and_its_output_is_an_asset_of_it
     assert roles["flow-run"] == [f"prefect.flow-run.{run.id}"]
 
 
+@pytest.mark.slow
 def test_the_page_of_this_machine_links_the_latest_reports(tmp_path, prefect_api):
     data = write_lines(tmp_path / "a.jsonl", [f"document number {number}" for number in range(50)])
     out = tmp_path / "<out> (1) & [2] \u00e9"

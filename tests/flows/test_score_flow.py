@@ -75,6 +75,7 @@ def expected(folder, tmp_path_factory):
     return found
 
 
+@pytest.mark.slow
 def test_a_worker_gives_the_bytes_of_this_process(prefect_api, folder, expected, tmp_path):
     out = tmp_path / "out"
     record = score_candidates(str(folder / "out"), str(out), "embed", workers=1, **settings(folder, "embed"))

@@ -141,6 +141,7 @@ def test_two_runs_of_one_folder_at_once_make_one_result(folder, expected, tmp_pa
     assert tree(out) == expected
 
 
+@pytest.mark.slow
 def test_a_changed_weight_packs_nothing(folder, tmp_path, prefect_api):
     out, blend = tmp_path / "out", json.loads((folder / "blend.json").read_text())
     prepare(blend, out, bad_row_ceiling=0.001, **settings_of(folder))

@@ -33,7 +33,7 @@ DAMAGES = {
     "replaced": lambda path: replaced(path, path.read_bytes()[:-1] + b"\xfe"),
 }
 ONE_DAMAGE_FAST = ["a byte flipped", *(pytest.param(name, marks=pytest.mark.slow) for name in list(DAMAGES)[1:])]
-"""All kinds share one verification, so the fast tests try every damage on pretraining and one on each other kind."""
+"""All kinds share one verification, so the fast tests try one damage on each kind."""
 
 
 def proofs(out):

@@ -19,7 +19,7 @@ from tokenmill.tasks.shards.verify import verify
 from tokenmill.tasks.tokenize.preparation import inspect_pretrain_shard
 
 from tests.preparing import blend_of, prepare, tree, write_lines
-from tests.shards.damage import DAMAGES, flip, names_of, proofs, replaced
+from tests.shards.damage import DAMAGES, ONE_DAMAGE_FAST, flip, names_of, proofs, replaced
 from tests.tokenize.small_vocabularies import byte_level_bpe
 
 TEXTS = [f"document {number} says hello to the {number * 7919 % 1000}th world" for number in range(120)]
@@ -75,7 +75,7 @@ def test_a_whole_preparation_has_no_problems(prepared):
     assert verification.size == sum(path.stat().st_size for path in stored if path.name != "receipt.json")
 
 
-@pytest.mark.parametrize("damage", DAMAGES)
+@pytest.mark.parametrize("damage", ONE_DAMAGE_FAST)
 def test_damage_to_any_file_is_named_and_the_next_run_mends_only_that(prepared, damage):
     out, again, whole = prepared
     for path in proofs(out):
