@@ -117,7 +117,7 @@ def test_ids_of_fastokens_are_the_references_in_random_documents(name, folder):
 @pytest.mark.parametrize("engine", ENGINES)
 def test_every_character_in_use_is_encoded_like_the_reference(engine, name, known):
     encoder = exact_encoder(known, engine, literal=True)
-    context = random.Random(f"{engine} {name}").choice(CONTEXTS)  # `make torture` tries many
+    context = random.Random(f"{engine} {name}").choice(CONTEXTS)  # random documents, above, mix many
     texts = column([context.replace("{c}", each) for each in everything()])
     assert not len(ids.differing(encoder.encode(texts), known.reference(True).encode(texts))), context
 
