@@ -99,7 +99,7 @@ MORE = pa.schema([
     ("untrained_messages", pa.list_(COUNT)),
 ])  # fmt: skip
 """Further columns. `stats_completion_tokens` counts the assistant's messages, headers and ends included. `dup_of` is the
-`row_id` of the row kept instead of this one; if that row is contaminated or beyond the cap, its own `dedup_outcome` says so.
+`row_id` of the row kept instead. If that row is dropped too, as contaminated or beyond the cap, see its `dedup_outcome`.
 `untrained_messages` are the numbers, from 0, of assistant messages that the source excludes from training."""
 
 SCHEMA = pa.schema([*FIRST, *MORE])

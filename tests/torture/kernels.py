@@ -44,21 +44,9 @@ def run(count: int, seed: int) -> str:
 def _test(folder: str, seed: int) -> None:
     library = subprocess.run(["gcc", "-print-file-name=libasan.so"], check=True, capture_output=True, text=True).stdout
     own = {"LD_PRELOAD": library.strip(), "PYTHONMALLOC": "malloc", "ASAN_OPTIONS": OPTIONS, FOLDER: folder}
-    command = [
-        "-m",
-        "pytest",
-        "-q",
-        "-p",
-        __name__,
-        "-p",
-        "no:cacheprovider",
-        "--capture=sys",
-        f"--hypothesis-seed={seed}",
-        *TESTS,
-    ]
-    done = subprocess.run(
-        [sys.executable, *command], cwd=ROOT, env=os.environ | own, capture_output=True, text=True, check=False
-    )
+    options = ["-q", "-p", __name__, "-p", "no:cacheprovider", "--capture=sys", f"--hypothesis-seed={seed}"]
+    command = [sys.executable, "-m", "pytest", *options, *TESTS]
+    done = subprocess.run(command, cwd=ROOT, env=os.environ | own, capture_output=True, text=True, check=False)
     if done.returncode:
         raise AssertionError(f"seed {seed}:\n{done.stdout[-5000:]}\n{done.stderr[-5000:]}")
 
