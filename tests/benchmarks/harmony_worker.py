@@ -14,6 +14,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 import pyarrow as pa
+from tokenmill.tasks.arrow import set_up_arrow
 from tokenmill.tasks.blend.models import Blend, DataSource
 from tokenmill.tasks.harmony.shard import harmony_encoder
 from tokenmill.tasks.harmony.vocabulary import encoding
@@ -30,6 +31,7 @@ UNSWEPT = "\U000e1000"
 def main() -> None:
     """Normalize one source."""
     source, out = sys.argv[1:]
+    set_up_arrow()  # as the command does
     imported = time.process_time()
     blend = Blend(datasets=[DataSource(name="benchmark", path=source, converter="openai_messages")])
     planned = HARMONY.plan(blend, NormalizationSettings(thoughts="keep_all"), out)

@@ -14,6 +14,7 @@ import time
 from collections import Counter
 from typing import Any
 
+from tokenmill.tasks.arrow import set_up_arrow
 from tokenmill.tasks.blend.models import Blend, DataSource
 from tokenmill.tasks.rl.preparation import RL, RlPlan, build_rl_shard, plan_rl
 from tokenmill.tasks.rl.settings import RlSettings
@@ -38,6 +39,7 @@ def build(planned: RlPlan) -> list[Receipt]:
 def main() -> None:
     """Prepare one source, with the arguments of the module's docstring."""
     source, out, *rest = sys.argv[1:]
+    set_up_arrow()  # as the command does
     imported = time.process_time()
     planned = plan(source, out, rest[0] if rest else None)
     at_work = time.process_time()
