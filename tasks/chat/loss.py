@@ -14,7 +14,7 @@ Template text is trained on only if probes showed that it follows a generation p
 """
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Literal, NamedTuple
 
 from .controls import Controls
@@ -219,7 +219,8 @@ def parts_of(rendering: Rendering, learned: Sequence[int]) -> dict[int, Parts]:
         elif kind in {"content", "reasoning", "result"}:
             current.of_others = current.of_others or start < stop
         elif kind == "call" or (kind == "end" and current.call and start < end):
-            current.call = _enclosing(current.call, (start, stop))
+            first, last = current.call or (start, stop)
+            current.call = min(first, start), max(last, stop)
         elif kind != "end":
             current.gap = current.gap or (kind == "generated" and (current.generated or (0, start))[1] < start)
             current.generated = _enclosing(current.generated, (start, stop))
@@ -313,8 +314,9 @@ def _common(one: str, other: str, controls: Controls) -> int:
 def _completion(text: str, start: int, end: Range, parts: Parts, controls: Controls) -> Completion:
     ending, stop = max(start, end[0]), max(start, end[1])
     content, call = parts.content, parts.call
-    if content and call and call[1] <= content[0] < content[1]:
-        return Completion(start, content[0], max(start, call[0]), ending, stop)
+    if content and call and call[1] <= content[0]:
+        calls = _calls_start(text, start, ending, replace(parts, content=None), controls)
+        return Completion(start, content[0], calls, ending, stop)
     calls = _calls_start(text, start, ending, parts, controls)
     answer = max(start, content[0]) if content and content[0] <= calls else calls
     return Completion(start, answer, calls, max(calls, ending), max(calls, stop))

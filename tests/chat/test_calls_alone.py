@@ -24,6 +24,12 @@ INTRODUCED = (
     "{{ '<|im_end|>\n' }}{% endfor %}{{ '<|im_start|>assistant\n' if add_generation_prompt }}"
 )  # fmt: skip
 """Calls have a token of their own before the loop over them."""
+FIRST = (
+    "{% for m in messages %}{{ '<|im_start|>' ~ m.role ~ '\n' }}{% if m.reasoning_content %}{{ '<think>' ~ m.reasoning_content ~ '</think>' }}{% endif %}"
+    "{% for c in m.tool_calls or [] %}{{ '<tool_call>' ~ (c | tojson) ~ '</tool_call>' }}{% endfor %}{{ m.content ~ '<|im_end|>\n' }}{% endfor %}"
+    "{{ '<|im_start|>assistant\n' if add_generation_prompt }}"
+)  # fmt: skip
+"""Calls are JSON, and come before the content."""
 WITHOUT_REASONING, WITHOUT_CALLS = LossPolicy(reasoning=False), LossPolicy(tool_calls=False)
 
 
@@ -99,3 +105,14 @@ def test_calls_alone_are_no_final_answer(trained, source, reasoning, content):
     before = [{"role": "user", "content": "p"}, {"role": "assistant", "content": "a"}]
     assert trained(source, [*before, *asked(content, reasoning)], final) == "nothing_trained"
     assert trained(source, asked("Look:", reasoning), final).startswith("Look:")
+
+
+@pytest.mark.parametrize("content", [None, "", "Look:"])
+@pytest.mark.parametrize("reasoning", [None, "why"])
+def test_calls_before_the_content_are_calls_even_if_it_is_empty(trained, reasoning, content):
+    call = '<tool_call>{"type": "function", "function": {"name": "f", "arguments": {}}}</tool_call>'
+    thought, rest = "<think>why</think>" if reasoning else "", f"{content or ''}<|im_end|>"
+    assert trained(FIRST, asked(content, reasoning), LossPolicy()) == thought + call + rest
+    assert trained(FIRST, asked(content, reasoning), WITHOUT_REASONING) == call + rest
+    assert trained(FIRST, asked(content, reasoning), WITHOUT_CALLS) == thought + rest
+    assert trained(FIRST, asked(content), LossPolicy(empty_reasoning=False)) == call + rest
