@@ -1,5 +1,6 @@
 """All settings, as `docs/settings.md`; `python -m tests.settings_page` writes it."""
 
+from collections.abc import Collection
 from pathlib import Path
 
 from pydantic import BaseModel
@@ -11,6 +12,7 @@ from tokenmill.tasks.rl.settings import RlSettings
 from tokenmill.tasks.score.choice import ChoiceSettings
 from tokenmill.tasks.score.settings import EmbedSettings, NllSettings
 from tokenmill.tasks.select.settings import NormalizationSettings
+from tokenmill.tasks.shards.kinds import KINDS, preparation
 from tokenmill.tasks.tokenize.settings import PretrainSettings
 from tokenmill.tasks.train.settings import OrderSettings, TrainSettings
 
@@ -34,16 +36,21 @@ HEAD = """# Settings
 
 All settings of each command, generated from the models that check them (`python -m tests.settings_page`). They are the
 same in a YAML file (`--config`), on the command line (`key=value`), and as parameters of the flow. `--help` lists
-lists them too.
+them too.
 """
 
 
 def page() -> str:
     """The page, as Markdown."""
     return HEAD + "".join(
-        f"\n## {command}\n\n| key | default | values | meaning |\n|---|---|---|---|\n{''.join(map(line, describe(model)))}"
+        f"\n## {command}\n\n| key | default | values | meaning |\n|---|---|---|---|\n{''.join(map(line, describe(model, refused(command))))}"
         for command, model in SETTINGS.items()
     )
+
+
+def refused(command: str) -> Collection[str]:
+    """The settings that a command inherits and does not take."""
+    return next((preparation(name).hidden for name, kind in KINDS.items() if kind.command == command), ())
 
 
 def line(setting: Described) -> str:

@@ -109,6 +109,11 @@ def test_the_page_of_settings_is_what_the_models_say():
     assert settings_page.PAGE.read_text("utf-8") == settings_page.page(), "run python -m tests.settings_page"
 
 
+def test_the_page_of_settings_lists_none_that_its_command_refuses():
+    sections = [text.partition("\n") for text in settings_page.page().split("\n## ")[1:]]
+    assert [command for command, _, table in sections if "`holdout." in table] == ["pretrain", "sft", "rl"]
+
+
 def test_make_targets_are_there():
     targets = re.findall(r"^([a-z-]+):", (REPOSITORY / "Makefile").read_text(), re.MULTILINE)
     inline = re.findall(r"`make ([a-z-]+)`", README)
