@@ -305,12 +305,14 @@ def packing_lines(manifest: Mapping[str, Any]) -> list[str]:
             splits.setdefault(_split(name, entry["split"]), Counter()).update(entry["facts"][name])
     for entry in [*manifest["shards"], *packed]:
         counts.update({name: entry["facts"].get(name, 0) for name in EXCLUDED})
+    counts["truncated"] = manifest["totals"]["truncated"]
     size = manifest["settings"]["pack_size"]
     lines = [_sentence(split, splits[split], size) for split in SPLITS if split in splits]
     return lines + [sentence.format(counts[name]) for name, sentence in EXCLUDED.items() if counts[name]]
 
 
 EXCLUDED = {
+    "truncated": "{:,} conversations have a sequence that is cut to the size of a pack",
     "oversize_sequences": "{:,} sequences are longer than a pack and left out",
     "straddled_tokens": "{:,} tokens cross a boundary of the loss and are not trained on",
     "flagged_messages": "{:,} messages are excluded from training by the data, in whole or in part",

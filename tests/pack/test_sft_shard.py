@@ -20,7 +20,7 @@ import pytest
 from tokenmill.tasks.chat.encoding import Batch
 from tokenmill.tasks.errors import InputError, RunError
 from tokenmill.tasks.pack import shard as shard_module
-from tokenmill.tasks.pack.preparation import SFT, build_sft_shard
+from tokenmill.tasks.pack.preparation import SFT, build_sft_shard, packing_lines
 from tokenmill.tasks.shards.build import BadRowError
 from tokenmill.tasks.tokenize.settings import TokenizerSource
 from transformers import PreTrainedTokenizerFast
@@ -720,6 +720,7 @@ def test_long_sequences_are_cut_where_that_is_asked_for_and_their_masks_with_the
         assert found[number].mask == mask + (0,) * (len(found[number].ids) - len(ids))
     cut = [record for record in rows if len(whole(tokenizer, record)[0]) > most]
     assert manifest["totals"]["truncated"] == len(cut) >= 10
+    assert f"{len(cut)} conversations have a sequence that is cut to the size of a pack" in packing_lines(manifest)
     assert manifest["totals"]["dropped"] == {}
 
 
