@@ -115,7 +115,7 @@ def read_tool_calls(message: Mapping[str, Any], role: Role) -> list[ToolCall]:
 def _array(value: object, reason: Reason, what: str) -> list[Any]:
     """An array, or the JSON text of one; null and an empty string count as empty arrays."""
     if isinstance(value, str) and value:
-        value = parsed(value, reason, f"{what}, a string,")
+        value = parsed(value, reason, f"{what} (a string)")
     if value is None or value == "":
         return []
     if not isinstance(value, list):
@@ -368,7 +368,7 @@ def _openai_form(turn: dict[str, Any]) -> dict[str, Any]:
     role = _role(turn["from"], SPEAKERS, turn)
     if turn["from"] != "function_call":
         return {**turn, "role": role, "content": value}
-    calls = parsed(value, "bad_tool_calls", "its value, a tool call,") if isinstance(value, str) else value
+    calls = parsed(value, "bad_tool_calls", "its value (a tool call)") if isinstance(value, str) else value
     return {**turn, "role": role, "content": None, "tool_calls": calls if isinstance(calls, list) else [calls]}
 
 

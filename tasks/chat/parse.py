@@ -97,7 +97,7 @@ def _system(record: Mapping[str, Any]) -> list[Any]:
 
 def _list(value: object, field: str, record: Mapping[str, Any]) -> list[Any]:
     if isinstance(value, str):
-        value = parsed(value, "no_messages", f"{field}, a string,")
+        value = parsed(value, "no_messages", f"{field} (a string)")
     if value is None:
         raise RejectionError("no_messages", f"there is no {field}; {_there(record)}")
     if not isinstance(value, list):

@@ -41,7 +41,7 @@ def check_shrinkage(
     if not totals["documents"]:
         raise RunError(
             f"{totals['rows']:,} rows gave no documents ({_dropped(totals)}), so nothing was published; check the "
-            f"sources, fields and filters, or set allow_shrink={_named(listed.values())} to publish anyway"
+            f"sources, fields, filters and size limits, or set allow_shrink={_named(listed.values())} to publish anyway"
         )
     place = settings.previous or output_dir
     before = _comparable(place, header, settings)

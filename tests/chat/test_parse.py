@@ -249,7 +249,7 @@ BAD = {
     "a pair with an instruction": ({"instruction": "i", "input": "x", "output": "y"}, "no_messages", "instruction"),
     "no messages in it": ({"messages": []}, "no_messages", "messages is empty"),
     "no messages in a string": ({"messages": "[]"}, "no_messages", "messages is empty"),
-    "messages in a broken string": ({"messages": "[{"}, "no_messages", "a string,"),
+    "messages in a broken string": ({"messages": "[{"}, "no_messages", "messages (a string): not JSON"),
     "messages of text": ({"messages": "hello"}, "no_messages", "not JSON"),
     "messages of null in a string": ({"messages": "null"}, "no_messages", "there is no messages"),
     "an object": ({"messages": {"role": "user"}}, "no_messages", "an object"),
