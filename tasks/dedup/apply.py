@@ -76,12 +76,13 @@ class Rows:
 
 
 def apply_decisions(shard: PlannedShard, store: Store, outcomes: str, on_bad_row: OnBadRow) -> Receipt:
-    """Build one shard of kept or tagged rows; `outcomes` is the `uri` of the decisions.
+    """Build one shard of kept or tagged rows; `outcomes` is the `uri` of the decisions. Without decisions every row is kept.
 
     Raises BadRowError for a bad row if the policy is `fail`, RunError if the source changed since it was signed.
     """
-    decided = rows_decided(outcomes, shard.identity["decided"]["outcomes"])
-    drop = shard.identity["decided"]["mode"] == "drop"
+    decisions = shard.identity.get("decided")
+    decided = rows_decided(outcomes, decisions["outcomes"]) if decisions else OUTCOMES.empty_table()
+    drop = decisions is not None and decisions["mode"] == "drop"
     gone: Counter[str] = Counter()
     documents = RowOutcomes()
     with building(shard, store, on_bad_row) as builder:

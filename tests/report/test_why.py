@@ -242,6 +242,16 @@ def test_duplicates_and_the_rows_kept_instead(tmp_path, named, count):
     assert {reason for reason, _ in source.fates} == {None, *BAD, "exact_duplicate", "near_duplicate"}
 
 
+@pytest.mark.parametrize("mode", ["drop", "tag"])
+def test_rows_that_deduplication_drops_without_comparing_them(tmp_path, mode):
+    rows = [{"text": "left out", "score": 1}, b"", {"text": "stays here", "score": 5}]
+    source, out = write_rows(tmp_path / "a.jsonl", rows), tmp_path / "out"
+    blend = {"datasets": [{"name": "a", "path": str(source), "where": "score > 2"}]}
+    preparing_dedup.prepare(blend, out, mode=mode)
+    fates = [only(why_row(str(out), f"{source}:{row + 1}")).reason for row in range(len(rows))]
+    assert fates == ["filtered", "blank_line", None]
+
+
 def test_a_row_through_deduplication_and_pretraining(tmp_path, vocabulary, decode, count):
     source = with_copies(tmp_path / "a.jsonl", lambda text: {"text": text})
     preparing_dedup.prepare(blend_of(source.path), tmp_path / "dedup", shard_size=8_000)
