@@ -42,7 +42,7 @@ def require_place(uri: str) -> str:
     """`uri` unchanged.
 
     Raises InputError if it is blank, which would mean the working directory, or begins with the `~` of a missing home
-    folder, which would mean a folder of that name.
+    folder, which would mean a folder of that name; and as `require_name` does.
     """
     if not uri.strip():
         raise InputError(f"{uri!r} is not a path; name a file, a folder or a URI")
@@ -50,19 +50,30 @@ def require_place(uri: str) -> str:
         raise InputError(
             f"{uri!r}: there is no such home folder; write the whole path, or ./{uri} for a file of that name"
         )
+    return require_name(uri)
+
+
+def require_name(uri: str) -> str:
+    """`uri` unchanged. Raises InputError if it is not UTF-8, as what is written about it is, or holds a NUL."""
+    try:
+        uri.encode()
+    except UnicodeEncodeError as error:
+        raise InputError(f"{uri!r}: the name is not UTF-8; rename the file or the folder") from error
+    if "\0" in uri:
+        raise InputError(f"{uri!r}: no name can have a NUL character; correct the path")
     return uri
 
 
 def absolute(uri: str) -> str:
     """An absolute local path without `file://`, or the URL without a trailing slash.
 
-    Raises InputError as `require_place` and `located` do.
+    Raises InputError as `require_place` and `located` do, also for the working directory's name.
     """
     require_place(uri)
     if uri.startswith(ART):
         return located(uri)
     if is_local(uri):
-        return os.path.abspath(os.path.expanduser(uri.removeprefix("file://")))  # noqa: PTH100, PTH111 - `..` is resolved, links are kept
+        return require_name(os.path.abspath(os.path.expanduser(uri.removeprefix("file://"))))  # noqa: PTH100, PTH111 - `..` is resolved, links are kept
     return uri.rstrip("/")
 
 

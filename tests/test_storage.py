@@ -1,11 +1,12 @@
-"""Where caches go: the user's folder, or the one for temporary files where that cannot be written."""
+"""Where caches go: the user's folder, or the one for temporary files where that cannot be written. And names of places."""
 
+import os
 import tempfile
 from pathlib import Path
 
 import pytest
 from tokenmill.tasks.errors import InputError
-from tokenmill.tasks.storage import is_writable, temporary_folder, user_cache
+from tokenmill.tasks.storage import absolute, is_writable, temporary_folder, user_cache
 
 NOT_WRITABLE = "/proc"
 """Not even by root."""
@@ -54,3 +55,18 @@ def test_a_temporary_folder_that_others_may_change_is_refused(whose, temporary):
         folder.chmod(0o777)
     with pytest.raises(InputError, match=r"is not a private folder of this user.*set XDG_CACHE_HOME"):
         temporary_folder()
+
+
+@pytest.mark.parametrize(("name", "words"), [(os.fsdecode(b"caf\xe9"), "is not UTF-8"), ("a\0b", "a NUL character")])
+def test_a_name_that_no_manifest_can_hold_is_refused(name, words):
+    for place in (name, f"s3://bucket/{name}"):
+        with pytest.raises(InputError, match=words):
+            absolute(place)
+
+
+def test_a_working_directory_that_no_manifest_can_hold_is_refused(tmp_path, monkeypatch):
+    folder = tmp_path / os.fsdecode(b"caf\xe9")
+    folder.mkdir()
+    monkeypatch.chdir(folder)
+    with pytest.raises(InputError, match="is not UTF-8"):
+        absolute("out")

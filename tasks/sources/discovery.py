@@ -27,7 +27,7 @@ from typing import Any, cast
 from fsspec.spec import AbstractFileSystem
 from tokenmill.tasks.blend.models import DataSource
 from tokenmill.tasks.errors import InputError, closest
-from tokenmill.tasks.storage import absolute, filesystem, is_local
+from tokenmill.tasks.storage import absolute, filesystem, is_local, require_name
 from tokenmill.tasks.threads import in_threads
 
 from .files import Compression, Found, SourceFile
@@ -117,7 +117,7 @@ def _inode(path: Path) -> tuple[int, int]:
 
 def _local_file(path: Path) -> SourceFile:
     status = path.stat()
-    kind = _kind(str(path))
+    kind = _kind(require_name(str(path)))
     return SourceFile(str(path), status.st_size, *kind, modified_ns=status.st_mtime_ns, changed_ns=status.st_ctime_ns)
 
 

@@ -172,6 +172,12 @@ def test_what_is_no_file_is_named_for_what_it_is(tmp_path, monkeypatch, kind, wo
     assert re.match(f"{tmp_path}/x.jsonl: {words}", refusal(tmp_path / "x.jsonl"))
 
 
+def test_a_name_that_no_manifest_can_hold_is_refused(tmp_path):
+    put(tmp_path, os.fsdecode(b"caf\xe9.jsonl"), os.fsdecode(b"notes\xe9/a.txt"), "b.jsonl")
+    assert refusal(tmp_path) == f"'{tmp_path}/caf\\udce9.jsonl': the name is not UTF-8; rename the file or the folder"
+    assert found(tmp_path, "b.jsonl") == ["b.jsonl"]
+
+
 def test_a_circle_of_links_is_named_wherever_it_stands(tmp_path):
     put(tmp_path, "in/a.jsonl")
     (tmp_path / "in/b.jsonl").symlink_to("b.jsonl")
