@@ -20,6 +20,7 @@ from cyclopts.validators import Number
 from pydantic import ValidationError
 from rich.console import Console
 from tokenmill.tasks.errors import InputError, PartlyFailedError, RunError
+from tokenmill.tasks.report.visible import visible_line
 from tokenmill.tasks.shards.kinds import KINDS
 
 from .output_commands import diff, lineage, prune, push, register, report, verify, view, why
@@ -190,7 +191,7 @@ def _plain(error: Exception) -> object:
 
 def _complain(error: object, code: int) -> int:
     for line in str(error).splitlines():
-        sys.stderr.write(f"tokenmill: {line}\n")
+        sys.stderr.write(f"tokenmill: {visible_line(line)}\n")
     return code
 
 

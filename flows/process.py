@@ -5,11 +5,14 @@ seconds, or at the second Ctrl-C, its child processes are killed. Either way the
 says what to do. A command that a shell starts in the background ignores Ctrl-C.
 
 A standard stream may be closed, full, or a pipe without a reader. Work continues, and output that cannot be written is
-dropped. Results go to stdout, so the exit code reports lost output.
+dropped. Results go to stdout, so the exit code reports lost output. Characters that the encoding of a stream lacks are
+escaped as in JSON.
 """
 
 import atexit
+import codecs
 import io
+import json
 import logging
 import os
 import signal
@@ -26,6 +29,9 @@ from .terminal import terminal
 INTERRUPTED = 128 + signal.SIGINT
 
 ADVICE = "interrupted; run the same command again to continue"
+
+ESCAPED = "tokenmill.escaped"
+"""The handler of characters that the encoding of a stream lacks."""
 
 GRACE = 3.0
 """Seconds a run may take to end by itself after Ctrl-C."""
@@ -76,8 +82,14 @@ def open_streams() -> None:
 
 def _stream(given: TextIO | None, number: int) -> Stream:
     buffer = io.BufferedWriter(io.FileIO(number, "w", closefd=False))
-    encoding, errors = (given.encoding, given.errors) if given else ("utf-8", "backslashreplace")
-    return Stream(buffer, encoding, errors, line_buffering=True)
+    codecs.register_error(ESCAPED, _escaped)
+    return Stream(buffer, given.encoding if given else "utf-8", ESCAPED, line_buffering=True)
+
+
+def _escaped(error: UnicodeError) -> tuple[str, int]:
+    if not isinstance(error, UnicodeEncodeError):
+        raise error
+    return json.dumps(error.object[error.start : error.end])[1:-1], error.end
 
 
 def lost_output() -> OSError | None:

@@ -103,6 +103,10 @@ def test_an_output_that_cannot_be_written_is_a_wrong_call(place, tmp_path, blend
     assert len(result.stderr.strip().splitlines()) == 1
 
 
+def test_a_name_in_a_complaint_does_not_control_the_terminal(tmp_path):
+    assert called("verify", f"{tmp_path}/\x1b[31mred").stderr.startswith(f"tokenmill: {tmp_path}/␛[31mred: ")
+
+
 @pytest.mark.slow
 def test_a_prefect_server_that_does_not_answer_is_a_wrong_call(tmp_path, blend):
     result = tokenmill("pretrain", blend, "--output-dir", tmp_path / "out", env=NOWHERE)

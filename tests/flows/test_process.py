@@ -379,6 +379,15 @@ def test_a_stream_that_fails_says_why_once_and_takes_the_rest():
         assert os.fstat(stream.fileno()).st_rdev == Path(os.devnull).stat().st_rdev
 
 
+@pytest.mark.parametrize("encoding", ["ascii", "latin-1", "utf-8"])
+def test_what_an_encoding_lacks_is_escaped_as_in_json(encoding):
+    text = "⟦ü 🦊⟧"
+    program = f"from tokenmill.flows.process import open_streams; open_streams(); print({text!a})"
+    environment = {**os.environ, "PYTHONIOENCODING": encoding}
+    shown = subprocess.run([sys.executable, "-c", program], env=environment, capture_output=True, check=True).stdout
+    assert json.loads(f'"{shown.decode(encoding).strip()}"') == text
+
+
 def test_a_run_in_the_background_of_a_shell_does_not_hear_ctrl_c():
     heard = "import signal, tokenmill.flows.process as process; process.end_when_interrupted(); print(signal.getsignal(2).name)"
     command = f"trap '' INT; exec {sys.executable} -c '{heard}'"
