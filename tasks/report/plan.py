@@ -5,9 +5,10 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict
 from typing import Any
 
+from rich.box import SIMPLE_HEAD
 from rich.console import Console
 from rich.filesize import decimal
-from rich.table import Table
+from rich.table import Column, Table
 from tokenmill.tasks.shards.manifest import Finished, identities, published_manifest
 from tokenmill.tasks.shards.plan import PlannedShard, reasons
 from tokenmill.tasks.shards.planning import holdout_of
@@ -128,8 +129,9 @@ def print_plan(
 
 
 def _print_table(planned: Planned[Any, Any], console: Console) -> None:
-    table = Table(*COLUMNS, title="plan", title_justify="left")
-    table.columns[0].no_wrap = True
+    name, *figures = COLUMNS
+    columns = [Column(name, overflow="fold"), *(Column(each, no_wrap=True) for each in figures)]
+    table = Table(*columns, title="plan", title_justify="left", box=SIMPLE_HEAD, pad_edge=False, collapse_padding=True)
     for row in _rows(planned):
         table.add_row(*row)
     console.print(table)

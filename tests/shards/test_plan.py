@@ -345,6 +345,14 @@ def test_files_that_are_skipped_are_counted_in_plan_and_manifest(corpus, tmp_pat
     assert "  corpus: 4 files are skipped: 2 .csv, 1 .txt, 1 hidden\n" in shown.getvalue()
 
 
+def test_a_long_name_leaves_the_figures_of_a_plan_whole(tmp_path, chosen):
+    source, shown = write_lines(tmp_path / "a.jsonl", ["some text"] * 100), io.StringIO()
+    blend = {"datasets": [{"name": "a-name-as-long-as-those-of-published-data-sets", "path": str(source)}]}
+    plan, _ = prepare(blend, tmp_path / "out", **chosen)
+    print_plan(plan, Console(file=shown, width=80))
+    assert "…" not in shown.getvalue()
+
+
 def test_a_data_set_of_empty_files_is_refused_with_what_they_hold(tmp_path, chosen):
     write_lines(tmp_path / "a.jsonl", [])
     words = r"data set 'a': .*a\.jsonl holds no rows \(a file of 0 bytes\); fix the path"
