@@ -150,10 +150,9 @@ def _sentence(model: type[Strict], detail: ErrorDetails) -> str:
         return f"{place}: unknown key; {nearest(str(detail['loc'][-1]), owner.model_fields)}"
     if detail["type"] == "missing":
         return f"{place}: missing; give it a value"
-    message = detail["msg"].removeprefix("Value error, ")
-    if isinstance(detail["input"], Mapping):
-        return f"{place}: {message}" if place else message
-    return f"{place}: {message} (got {detail['input']!r})"
+    message = "make it an object" if detail["type"] == "model_type" else detail["msg"].removeprefix("Value error, ")
+    given = "" if isinstance(detail["input"], Mapping) else f" (got {detail['input']!r})"
+    return f"{place}: {message}{given}" if place else f"{message}{given}"
 
 
 def _dotted(location: tuple[int | str, ...]) -> str:

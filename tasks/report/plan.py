@@ -142,7 +142,7 @@ def skipped_files(kinds: Mapping[str, int]) -> str:
     """Describe the skipped files of a data set, the most frequent kinds first."""
     listed = ", ".join(f"{count:,} {kind}" for kind, count in Counter(kinds).most_common(MOST_REASONS))
     more = f" and {len(kinds) - MOST_REASONS} other kinds" if len(kinds) > MOST_REASONS else ""
-    return f"{sum(kinds.values()):,} files are skipped: {listed}{more}"
+    return f"files skipped: {sum(kinds.values()):,} ({listed}{more})"
 
 
 def _rows(planned: Planned[Any, Any]) -> list[tuple[str, ...]]:

@@ -146,7 +146,7 @@ def print_summary(manifest: Mapping[str, Any], output_dir: str, console: Console
     for line in preparation(manifest["type"]).summary(manifest):
         console.print(f"  {line}")
     for reason, count in sorted(totals["dropped"].items()):
-        console.print(f"  dropped {count:,} rows: {reason}")
+        console.print(f"  dropped {counted(count, 'row')}: {reason}")
     for warning in warnings(manifest):
         console.print(f"[yellow]warning:[/] {warning}")
     console.print(

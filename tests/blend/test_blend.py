@@ -250,7 +250,7 @@ def test_broken_json_is_told_with_line_and_column(write):
 
 @pytest.mark.parametrize("content", [b"[]", b"null", b"5", b'"datasets"'])
 def test_json_that_is_no_object_is_no_blend(write, content):
-    assert refusal(str(write(content))).startswith(f"{write(content)}: ")
+    assert refusal(str(write(content))).startswith(f"{write(content)}: make it an object (got ")
 
 
 def test_what_is_no_utf8_is_told_with_the_byte(write):

@@ -342,7 +342,7 @@ def test_files_that_are_skipped_are_counted_in_plan_and_manifest(corpus, tmp_pat
     assert plan_record(plan)["plan"]["skipped_files"] == manifest["skipped_files"] == expected
     shown = io.StringIO()
     print_plan(plan, Console(file=shown, width=200))
-    assert "  corpus: 4 files are skipped: 2 .csv, 1 .txt, 1 hidden\n" in shown.getvalue()
+    assert "  corpus: files skipped: 4 (2 .csv, 1 .txt, 1 hidden)\n" in shown.getvalue()
 
 
 def test_a_long_name_leaves_the_figures_of_a_plan_whole(tmp_path, chosen):
