@@ -52,7 +52,7 @@ lock: .venv/installed-dev ## write down the versions in use
 clean:
 	rm -rf .venv demo bench output
 
-.venv/installed: pyproject.toml constraints.txt tasks/dedup/kernel.c tasks/filter/kernel.c tasks/sources/kernel.c
+.venv/installed: pyproject.toml constraints.txt $(wildcard tasks/*/*.[ch])
 	test -x $(BIN)/python || $(PYTHON) -m venv .venv
 	$(PIP) --editable .
 	touch $@
