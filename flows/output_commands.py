@@ -25,18 +25,24 @@ def verify(output_dir: Prepared = None) -> dict[str, Any]:
     from tokenmill.tasks.nightly.versions import remedy_for
     from tokenmill.tasks.report.verification import inspector_of, print_verification, verification_record, with_report
     from tokenmill.tasks.shards.verify import verify as verify_output
-    from tokenmill.tasks.train.proof import is_training, print_proof, proof_record, prove
+    from tokenmill.tasks.train.job import is_training
 
     place = output_dir or piped("verify").path
     if is_training(place):
-        proof = prove(place)
-        print_proof(proof, place, terminal)
-        return proof_record(proof, place)
+        return _proven(place)
     verification = with_report(verify_output(place, inspector_of(place)), place)
     print_verification(verification, place, terminal)
     if verification.problems:
         raise RunError(f"{place}: {len(verification.problems)} problems; {remedy_for(place)}")
     return verification_record(verification, place)
+
+
+def _proven(model: str) -> dict[str, Any]:
+    from tokenmill.tasks.train.proof import print_proof, proof_record, prove
+
+    proof = prove(model)
+    print_proof(proof, model, terminal)
+    return proof_record(proof, model)
 
 
 def view(

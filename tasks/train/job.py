@@ -5,6 +5,8 @@ from typing import Literal
 import orjson
 from pydantic import Field
 from tokenmill.tasks.errors import InputError
+from tokenmill.tasks.shards.store import read_bytes
+from tokenmill.tasks.storage import absolute, join
 from tokenmill.tasks.strict import Strict, parse
 
 from .settings import EvaluateSettings, TrainSettings
@@ -107,6 +109,11 @@ class Evaluation(Strict, frozen=True):
     data: TrainData
     settings: EvaluateSettings
     output_dir: str = Field(min_length=1)
+
+
+def is_training(path: str) -> bool:
+    """Whether a folder holds a training."""
+    return read_bytes(join(absolute(path), JOB)) is not None
 
 
 def job_of(content: bytes, place: str) -> Job:

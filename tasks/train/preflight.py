@@ -25,7 +25,6 @@ from .launchers.launch import process_count
 from .order import sentence_on_order
 from .phases import require_steps, source_name, with_quotas
 from .prepared import (
-    check_tokenizer,
     content_digest,
     listed_files,
     prepared_data,
@@ -33,6 +32,7 @@ from .prepared import (
 )
 from .settings import RUNTIME_SETTINGS, TrainSettings
 from .skips import check_skipped, read_skip_list
+from .tokenizer_files import check_tokenizer
 
 PACKAGES = ("torch", "megatron", "transformers")
 

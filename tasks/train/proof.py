@@ -110,11 +110,6 @@ class Proof:
     problem: str | None
 
 
-def is_training(path: str) -> bool:
-    """Whether a folder holds a training."""
-    return read_bytes(join(absolute(path), JOB)) is not None
-
-
 def prove(path: str) -> Proof:
     """Compare the steps of the training in `path` with their plan. Raises InputError if there are none."""
     path = absolute(path)

@@ -20,10 +20,10 @@ from .loop import Training, flops_per_token, peak_flops, train
 from .masked import TrainedRows
 from .model import Weights, configuration, fresh, parameters, publish_model, stored
 from .order import fetch_indices, prepared_indices
-from .prepared import tokenizer_files
 from .rows import DocumentRows, PackedRows, Rows, document_rows, flat_packs, lay_out, layout_folder
 from .settings import Precision
 from .skips import skipped_steps
+from .tokenizer_files import tokenizer_files
 
 
 def run(job: Job) -> None:
