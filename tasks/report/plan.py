@@ -130,7 +130,7 @@ def print_plan(
 
 def _print_table(planned: Planned[Any, Any], console: Console) -> None:
     name, *figures = COLUMNS
-    columns = [Column(name, overflow="fold"), *(Column(each, no_wrap=True) for each in figures)]
+    columns = [Column(name, overflow="fold"), *(Column(each, justify="right", overflow="fold") for each in figures)]
     table = Table(*columns, title="plan", title_justify="left", box=SIMPLE_HEAD, pad_edge=False, collapse_padding=True)
     for row in _rows(planned):
         table.add_row(*row)
