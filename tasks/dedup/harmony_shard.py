@@ -93,7 +93,7 @@ def mark_shard(shard: PlannedShard, store: Store, decisions: str) -> Receipt:
             rows = marked(read, decided, first)
             first += read.num_rows
             kept = compute.call_function("equal", [rows["dedup_outcome"], pa.scalar(KEPT)])
-            outcomes.update(rows.filter(compute.call_function("invert", [kept]))["dedup_outcome"].to_pylist())
+            outcomes.update(rows["dedup_outcome"].filter(compute.call_function("invert", [kept])).to_pylist())
             rows = rows.filter(kept) if drop else rows
             if rows.num_rows:
                 builder.table(FILE, SCHEMA).write_table(rows)
