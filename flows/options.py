@@ -8,12 +8,12 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Any, TypeVar
 
-import yaml
 from cyclopts import Parameter
 from tokenmill.tasks.described import describe, example_of
 from tokenmill.tasks.errors import InputError
 from tokenmill.tasks.shards.settings import PreparationSettings, Scale
 from tokenmill.tasks.strict import Strict, parse
+from tokenmill.tasks.yaml_text import read_mapping, read_yaml
 
 
 @Parameter(name="*")
@@ -42,7 +42,7 @@ def settings_of(kind: type[Settings], options: CommonOptions, overrides: Sequenc
         "scale": options.scale, "sample": options.sample, "force": options.force,
         "workers": options.workers, "cluster": options.scheduler,
     }  # fmt: skip
-    written = _read_yaml(options.config) if options.config else {}
+    written = config_settings(options.config) if options.config else {}
     merged = _merge(written, {name: value for name, value in given.items() if value is not None})
     return choices_of(kind, overrides, merged, str(options.config or "settings"))
 
@@ -57,20 +57,12 @@ def choices_of(
     return parse(kind, merged, where)
 
 
-def _read_yaml(path: Path) -> dict[str, Any]:
+def config_settings(path: Path) -> dict[str, Any]:
+    """The settings in the file of `--config`. Raises InputError."""
     try:
-        found = yaml.safe_load(path.read_text("utf-8"))
+        return read_mapping(path.read_bytes(), f"--config {path}")
     except OSError as error:
         raise InputError(f"--config {path}: {error.strerror}; check the path") from error
-    except (yaml.YAMLError, UnicodeDecodeError) as error:
-        raise InputError(f"--config {path}: not valid YAML: {_on_one_line(error)}") from error
-    if not isinstance(found, dict):
-        raise InputError(f"--config {path}: must hold a mapping of settings")
-    return found
-
-
-def _on_one_line(error: Exception) -> str:
-    return " ".join(str(error).split())
 
 
 def _override(text: str, kind: type[Strict]) -> dict[str, Any]:
@@ -90,10 +82,7 @@ def _override(text: str, kind: type[Strict]) -> dict[str, Any]:
 def _value(text: str, value: str) -> Any:  # noqa: ANN401 - anything YAML holds
     if not value.startswith(("[", "{")) or value.startswith(JINJA):
         return value
-    try:
-        return yaml.safe_load(value)
-    except yaml.YAMLError as error:
-        raise InputError(f"{text!r}: neither a list nor an object of YAML: {_on_one_line(error)}") from error
+    return read_yaml(value, f"{text!r}: neither a list nor an object of YAML")
 
 
 def _merge(under: Mapping[str, Any], over: Mapping[str, Any]) -> dict[str, Any]:

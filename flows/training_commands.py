@@ -8,7 +8,6 @@ from collections.abc import Collection, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
-import yaml
 from cyclopts import Parameter
 from cyclopts.validators import Number
 from rich.console import Console
@@ -17,7 +16,7 @@ from tokenmill.tasks.storage import absolute, join
 from tokenmill.tasks.strict import Strict
 from tokenmill.tasks.train.settings import EvaluateSettings, OrderSettings, TrainSettings
 
-from .options import choices_of
+from .options import choices_of, config_settings
 from .settings_help import settings_parameter
 from .terminal import TextFormat, be_quiet, piped, print_json, terminal
 
@@ -190,7 +189,7 @@ def pipeline(
     from tokenmill.tasks.train.pipeline_settings import PipelineSettings, config_place
 
     chosen = config_place(config or f"pipeline-{scale}")
-    settings = choices_of(PipelineSettings, overrides, yaml.safe_load(chosen.read_text("utf-8")), str(chosen))
+    settings = choices_of(PipelineSettings, overrides, config_settings(chosen), str(chosen))
     be_quiet()
     from tokenmill.tasks.train.progress import print_training
 
@@ -209,7 +208,7 @@ def _settings(config: str, overrides: Sequence[str]) -> TrainSettings:
     from tokenmill.tasks.train.pipeline_settings import config_place
 
     chosen = config_place(config)
-    return choices_of(TrainSettings, overrides, yaml.safe_load(chosen.read_text("utf-8")), str(chosen))
+    return choices_of(TrainSettings, overrides, config_settings(chosen), str(chosen))
 
 
 def _place(command: str, words: Sequence[str | None], kinds: Collection[str]) -> tuple[str, list[str]]:

@@ -14,7 +14,6 @@ from dataclasses import dataclass
 from glob import glob
 from typing import Any, cast
 
-import yaml
 from tokenmill.tasks.errors import InputError, nearest
 from tokenmill.tasks.shards.kinds import KINDS as PREPARATIONS
 from tokenmill.tasks.shards.kinds import preparation
@@ -22,6 +21,7 @@ from tokenmill.tasks.shards.settings import PreparationSettings
 from tokenmill.tasks.shards.store import read_bytes
 from tokenmill.tasks.storage import absolute, filesystem, is_local, join
 from tokenmill.tasks.strict import parse
+from tokenmill.tasks.yaml_text import read_yaml, require_mapping
 
 KINDS = [name for name, kind in PREPARATIONS.items() if kind.nightly]
 """The kinds of preparation with nightly updates."""
@@ -111,15 +111,8 @@ def settings_of(blend: NightlyBlend, store: str, under: Mapping[str, Any]) -> Pr
 
 
 def _read_yaml(place: str) -> dict[str, Any]:
-    try:
-        found = yaml.safe_load(read_bytes(place) or b"{}")
-    except yaml.YAMLError as error:
-        raise InputError(f"{place}: not valid YAML: {' '.join(str(error).split())}") from error
-    if found is None:
-        return {}
-    if not isinstance(found, dict):
-        raise InputError(f"{place}: must hold a mapping of settings")
-    return cast("dict[str, Any]", found)
+    found = read_yaml(read_bytes(place) or b"", f"{place}: not valid YAML")
+    return {} if found is None else require_mapping(found, place)
 
 
 def _merged(under: Mapping[str, Any], over: Mapping[str, Any]) -> dict[str, Any]:

@@ -20,7 +20,6 @@ from typing import Any, Self, cast
 import numpy as np
 import orjson
 import pyarrow as pa
-import yaml
 from pydantic import Field, model_validator
 from tokenmill.tasks.blend.models import Name
 from tokenmill.tasks.blend.predicates import Predicate, parse_predicate
@@ -28,7 +27,7 @@ from tokenmill.tasks.errors import InputError
 from tokenmill.tasks.sources.arrow_predicates import expression, masks
 from tokenmill.tasks.storage import absolute, filesystem
 from tokenmill.tasks.strict import Strict, parse
-from yaml.constructor import ConstructorError
+from tokenmill.tasks.yaml_text import read_yaml
 
 BUNDLED = str(Path(__file__).parents[2] / "blends" / "pools.yaml")
 
@@ -56,19 +55,6 @@ class PoolDefinitions(Strict, frozen=True):
                 raise ValueError(f"two pools are called {both}; choose names that differ by more than case")
             seen[pool.name.lower()] = pool.name
         return self
-
-
-class _Loader(yaml.SafeLoader):
-    """Reads YAML and rejects duplicate keys: without its dash, a pool would overwrite the previous one."""
-
-    def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Any, Any]:
-        """See yaml. Raises ConstructorError with the line of the second key."""
-        seen: set[str] = set()
-        for key, _ in node.value:
-            if key.value in seen:
-                raise ConstructorError(problem=f"the key {key.value!r} is duplicated", problem_mark=key.start_mark)
-            seen.add(key.value)
-        return super().construct_mapping(node, deep)
 
 
 @dataclass(frozen=True, slots=True)
@@ -145,10 +131,7 @@ def _content(place: str) -> bytes:
 
 
 def _mapping(content: bytes, place: str) -> dict[str, Any]:
-    try:
-        found = yaml.load(content, _Loader)  # noqa: S506 - the loader is a safe one
-    except (yaml.YAMLError, UnicodeDecodeError) as error:
-        raise InputError(f"{place}: invalid YAML: {' '.join(str(error).split())}") from error
+    found = read_yaml(content, f"{place}: invalid YAML")
     if not isinstance(found, dict):
         raise InputError(f"{place}: must be a mapping with `base` and `pools`")
     return found

@@ -19,7 +19,6 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import Any, cast
 
-import yaml
 from distributed import Security
 from distributed.comm.core import connect
 from distributed.utils import import_term
@@ -27,6 +26,7 @@ from prefect_dask.task_runners import DaskTaskRunner
 from pydantic import Field
 from tokenmill.tasks.errors import InputError, RunError
 from tokenmill.tasks.strict import Strict, parse
+from tokenmill.tasks.yaml_text import read_mapping
 
 from .cluster import local_arguments, local_cluster
 from .queues import job_queue
@@ -134,13 +134,8 @@ def _not_installed(path: Path, profile: Profile, package: str, why: str) -> Inpu
 def _profile(path: Path) -> Profile:
     if not path.is_file():
         raise InputError(f"cluster: {str(path)!r} is not 'local', a scheduler address or an existing YAML profile")
-    try:
-        written = yaml.safe_load(path.read_bytes())
-    except yaml.YAMLError as error:
-        raise InputError(f"cluster: {path}: not valid YAML: {' '.join(str(error).split())}") from error
-    if not isinstance(written, dict):
-        raise InputError(f"cluster: {path} must hold a mapping of DaskTaskRunner arguments")
-    profile = parse(Profile, cast("dict[str, Any]", written), f"cluster: {path}")
+    where = f"cluster: {path}"
+    profile = parse(Profile, read_mapping(path.read_bytes(), where, "DaskTaskRunner arguments"), where)
     if bool(profile.address) == bool(profile.cluster_class):
         raise InputError(f"cluster: {path}: name either a cluster_class, which is started for the run, or an address")
     return profile

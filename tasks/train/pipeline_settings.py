@@ -3,13 +3,13 @@
 from pathlib import Path
 from typing import Self
 
-import yaml
 from pydantic import Field, model_validator
 from tokenmill.tasks.errors import InputError
 from tokenmill.tasks.pack.settings import SftSettings
 from tokenmill.tasks.rl.settings import RlSettings
 from tokenmill.tasks.strict import Strict, parse
 from tokenmill.tasks.tokenize.settings import PretrainSettings
+from tokenmill.tasks.yaml_text import read_mapping
 
 from .settings import EvaluateSettings, TrainSettings
 
@@ -64,7 +64,7 @@ def blend_place(name: str) -> str:
 def load_settings(name: str) -> PipelineSettings:
     """Load pipeline settings from a YAML file; see `config_place`. Raises InputError."""
     place = config_place(name)
-    return parse(PipelineSettings, yaml.safe_load(place.read_text("utf-8")), str(place))
+    return parse(PipelineSettings, read_mapping(place.read_bytes(), f"--config {place}"), str(place))
 
 
 def config_place(name: str) -> Path:

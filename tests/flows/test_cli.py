@@ -153,6 +153,16 @@ def test_verify_fails_with_exit_code_1_and_names_the_file(tmp_path, blend):
     assert "Traceback" not in result.stderr
 
 
+@pytest.mark.parametrize("command", ["train", "pipeline"])
+@pytest.mark.parametrize("text", ["steps: [", "- steps", "steps: 1\nsteps: 2"])
+def test_a_training_file_that_holds_no_settings_is_refused(tmp_path, command, text):
+    (tmp_path / "mine.yaml").write_text(text)
+    folders = [tmp_path] * (command == "train")
+    refused = tokenmill(command, *folders, "--output-dir", tmp_path / "out", "--config", tmp_path / "mine.yaml")
+    assert (refused.returncode, refused.stderr.count("\n")) == (2, 1), refused.stderr
+    assert re.search(r"mine\.yaml: (not valid YAML|must hold a mapping)", refused.stderr)
+
+
 def test_options_override_the_config_file_and_overrides_override_both(tmp_path, blend):
     config = tmp_path / "settings.yaml"
     config.write_text("sample: 50\nshard_size: 1kB\ntokenizer: {add_bos: true}\n")
