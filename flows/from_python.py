@@ -1,6 +1,7 @@
 """Preparations as Python functions: `from tokenmill import pretrain`."""
 
 from collections.abc import Callable, Iterable, Mapping
+from os import PathLike, fspath
 from typing import Any, cast
 
 import orjson
@@ -18,9 +19,14 @@ def function_of(name: str) -> Callable[..., dict[str, Any]]:
     """The function that prepares a blend or rows from Python. Raises InputError and RunError as the command does."""
 
     def prepare_data(
-        data: Blend | dict[str, Any] | str | Iterable[Mapping[str, Any]], output_dir: str, **settings: object
+        data: Blend | dict[str, Any] | str | PathLike[str] | Iterable[Mapping[str, Any]],
+        output_dir: str | PathLike[str],
+        **settings: object,
     ) -> dict[str, Any]:
-        named = data if isinstance(data, (str, Blend, dict)) else blend_of_rows(data, output_dir)
+        output_dir = fspath(output_dir)
+        named = fspath(data) if isinstance(data, PathLike) else data
+        if not isinstance(named, (str, Blend, dict)):
+            named = blend_of_rows(named, output_dir)
         blend = preparation(name).read_blend(cast("Blend | Mapping[str, Any] | str", named))
         check_inputs(blend, cast("str | None", settings.get("store")), output_dir)
         return run_preparation(name, blend, output_dir, settings)

@@ -33,6 +33,15 @@ def test_rows_are_written_beside_the_output_folder(tmp_path):
     ]
 
 
+def test_paths_may_be_objects(tmp_path):
+    source = write_lines(tmp_path / "rows.jsonl", ["a sack of flour"])
+    (tmp_path / "blend.json").write_text(json.dumps({"datasets": [{"name": "rows", "path": str(source)}]}))
+    for number, data in enumerate((tmp_path / "blend.json", [{"text": "a sack of flour"}])):
+        record = tokenmill.pretrain(data, tmp_path / f"out{number}", holdout={"valid": 0, "test": 0})
+        assert record["pretrain"]["path"] == str(tmp_path / f"out{number}")
+        assert record["pretrain"]["documents"] == 1
+
+
 @pytest.mark.parametrize(
     ("row", "message"),
     [("some text", "row 2: str, not a dict"), ({"text": {1, 2}}, "row 2: .*set.*; rows must hold JSON values")],
