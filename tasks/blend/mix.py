@@ -390,8 +390,8 @@ def _refusal(binding: Sequence[_Limit], total: float, nearest: float | None) -> 
 
 def _binding(limits: Sequence[_Limit], factors: np.ndarray) -> dict[str, list[str]]:
     """The limits of data sets that hold them back or up, by name."""
-    found: dict[str, list[str]] = {}
+    found: dict[str, dict[str, None]] = {}
     for limit, factor in zip(limits, factors.tolist(), strict=True):
         if len(limit.names) == 1 and abs(factor) > NEGLIGIBLE:
-            found.setdefault(limit.names[0], []).append(limit.reason.partition(": ")[2] or limit.reason)
-    return found
+            found.setdefault(limit.names[0], {})[limit.reason.partition(": ")[2] or limit.reason] = None
+    return {name: list(reasons) for name, reasons in found.items()}

@@ -56,6 +56,14 @@ def test_shares_within_shares():
     assert drawn(mix) == {"web": 600, "py": 50, "more": 150, "c": 200}
 
 
+def test_a_limit_of_every_phase_is_named_once():
+    blend = blend_of(
+        {"name": "web"}, {"name": "py", "group": "code"}, {"name": "c"}, tokens=1000, groups={"code": 0.5},
+        phases=[{"name": "main", "share": 0.9}, {"name": "end", "share": 0.1}],
+    )  # fmt: skip
+    assert solve(blend, dict.fromkeys(("web", "py", "c"), 1)).binding == {"py": ["share 0.5 of 'code'"]}
+
+
 def test_temperature_flattens():
     mix = solve(blend_of({"name": "a"}, {"name": "b"}, temperature=0.5, tokens=300), {"a": 100, "b": 400})
     assert drawn(mix) == {"a": 100, "b": 200}
