@@ -1,16 +1,24 @@
 """A comparison of tokenizers: which rows are read, what is added up, and how it is shown."""
 
+import io
 import json
 import re
 
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
+from rich.console import Console
 from tokenizers import Tokenizer
 from tokenmill.flows.cli import run
 from tokenmill.tasks.blend.load import load_blend
 from tokenmill.tasks.errors import InputError
-from tokenmill.tasks.report.tokenizers import by_language, compared, comparison_page, comparison_record
+from tokenmill.tasks.report.tokenizers import (
+    by_language,
+    compared,
+    comparison_page,
+    comparison_record,
+    print_comparison,
+)
 
 from tests.preparing import write_lines
 from tests.tokenize.small_vocabularies import TRAINING_TEXT, byte_level_bpe
@@ -104,7 +112,8 @@ def test_the_page_has_a_bar_for_each_figure_data_set_and_tokenizer_and_fetches_n
 
 
 @pytest.mark.parametrize("form", ["table", "text", "json"])
-def test_the_command_prints_each_form_and_writes_the_page(blend, models, folder, capsys, form):
+def test_the_command_prints_each_form_and_writes_the_page(blend, models, folder, capsys, monkeypatch, form):
+    monkeypatch.setenv("COLUMNS", "120")
     page = folder / f"{form}.html"
     arguments = ["compare-tokenizers", str(blend), *map(str, models.values()), "--sample", "10"]
     assert run([*arguments, "--format", form, "--html", str(page)]) == 0
@@ -117,6 +126,14 @@ def test_the_command_prints_each_form_and_writes_the_page(blend, models, folder,
     assert "16 documents" in printed
     assert "2 rows are blank or cannot be read" in printed
     assert ("data set english, tokenizer small, tokens" in printed) == (form == "text")
+
+
+def test_a_table_too_wide_for_the_terminal_is_lines(samples):
+    shown = {width: io.StringIO() for width in (80, 120)}
+    for width, out in shown.items():
+        print_comparison(samples, Console(file=out, width=width), tables=True)
+    assert "data set english, tokenizer small, tokens" in shown[80].getvalue()
+    assert re.search(r"^ english +small .* \d+ $", shown[120].getvalue(), re.MULTILINE)
 
 
 def test_tokenizers_of_one_name_are_told_apart_by_their_paths(folder, blend, models):
