@@ -23,16 +23,20 @@ def function_of(name: str) -> Callable[..., dict[str, Any]]:
         output_dir: str | PathLike[str],
         **settings: object,
     ) -> dict[str, Any]:
-        output_dir = fspath(output_dir)
-        named = fspath(data) if isinstance(data, PathLike) else data
+        output_dir, named = fspath(output_dir), _text_of(data)
+        settings = {name: _text_of(value) for name, value in settings.items()}
         if not isinstance(named, (str, Blend, dict)):
-            named = blend_of_rows(named, output_dir)
+            named = blend_of_rows(cast("Iterable[object]", named), output_dir)
         blend = preparation(name).read_blend(cast("Blend | Mapping[str, Any] | str", named))
         check_inputs(blend, cast("str | None", settings.get("store")), output_dir)
         return run_preparation(name, blend, output_dir, settings)
 
     prepare_data.__name__, prepare_data.__doc__ = name, KINDS[name].summary
     return prepare_data
+
+
+def _text_of(value: object) -> object:
+    return fspath(value) if isinstance(value, PathLike) else value
 
 
 def blend_of_rows(rows: Iterable[object], output_dir: str) -> dict[str, Any]:

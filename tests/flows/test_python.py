@@ -37,7 +37,8 @@ def test_paths_may_be_objects(tmp_path):
     source = write_lines(tmp_path / "rows.jsonl", ["a sack of flour"])
     (tmp_path / "blend.json").write_text(json.dumps({"datasets": [{"name": "rows", "path": str(source)}]}))
     for number, data in enumerate((tmp_path / "blend.json", [{"text": "a sack of flour"}])):
-        record = tokenmill.pretrain(data, tmp_path / f"out{number}", holdout={"valid": 0, "test": 0})
+        places = {"output_dir": tmp_path / f"out{number}", "store": tmp_path / "store"}
+        record = tokenmill.pretrain(data, **places, holdout={"valid": 0, "test": 0})
         assert record["pretrain"]["path"] == str(tmp_path / f"out{number}")
         assert record["pretrain"]["documents"] == 1
 
