@@ -6,7 +6,9 @@ Most of them read their folder from a pipe: `tokenmill pretrain … | tokenmill 
 from typing import Annotated, Any
 
 from cyclopts import Parameter
+from cyclopts.validators import Number
 from rich.console import Console
+from rich.filesize import decimal
 from tokenmill.tasks.errors import InputError, RunError
 from tokenmill.tasks.storage import join
 
@@ -209,7 +211,9 @@ def prune(
     store: Annotated[str, Parameter(help="Store that preparations share.")],
     *,
     keep: Annotated[list[str], Parameter(help="Output folder whose shards to keep; name all of them.")],
-    grace_days: Annotated[float, Parameter(help="Keep younger shards: a run may be writing them.")] = 2.0,
+    grace_days: Annotated[
+        float, Parameter(help="Keep younger shards: a run may be writing them.", validator=Number(gte=0))
+    ] = 2.0,
     dry_run: Annotated[bool, Parameter(negative="", help="Count the shards and remove nothing.")] = False,
 ) -> dict[str, Any]:
     """Remove shards that no kept output uses."""
@@ -218,7 +222,7 @@ def prune(
 
     found = (leftovers if dry_run else prune_store)(store, keep, grace_days * 86_400)
     terminal.print(
-        f"{len(found.removable):,} shards of {found.size / 1e9:,.3f} GB {'would be removed' if dry_run else 'removed'}; "
+        f"{len(found.removable):,} shards of {decimal(found.size)} {'would be removed' if dry_run else 'removed'}; "
         f"{found.young:,} are too young, {found.referenced:,} are referenced"
     )
     return prune_record(found, store, keep)

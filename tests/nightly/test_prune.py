@@ -12,6 +12,7 @@ from pathlib import Path
 import psutil
 import pytest
 from fsspec.implementations.local import LocalFileSystem
+from tokenmill.flows.cli import run
 from tokenmill.tasks.errors import InputError
 from tokenmill.tasks.nightly.compare import store_of
 from tokenmill.tasks.nightly.night import prune_night
@@ -291,3 +292,11 @@ def test_a_damaged_version_is_prepared_again_by_the_remedy_that_verify_names(nig
     assert set(nights.run(THIRD)) == {NEWS}
     assert verify(f"{nights.out}/{NEWS}/{THIRD}", inspect_pretrain_shard).problems == []
     assert "run the preparation again" in remedy_for(nights.out)
+
+
+def test_the_command_prints_sizes_for_people_and_refuses_an_age_below_zero(nights, capsys):
+    store, kept = store_of(nights.out), [f"--keep={place}" for place in everything(nights)]
+    assert run(["prune", store, *kept, "--dry-run"]) == 0
+    assert "0 shards of 0 bytes would be removed" in "".join(capsys.readouterr())
+    assert run(["prune", store, *kept, "--grace-days=-1"]) == 2
+    assert "--grace-days" in capsys.readouterr().err
