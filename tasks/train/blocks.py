@@ -1,20 +1,21 @@
 """Check what is read against hashes of blocks, so that no step trains on a changed bit.
 
-    OUT/order/blocks/<content>.u64    the xxh3_64 of every block of a .bin file, uint64
+    OUT/order/blocks/<content>.u64    the xxh3_64 of every block of a .bin or .idx file, uint64
 
 `tokenmill order --block-hashes` hashes the blocks of each file and, in the same pass, the whole file, which must be as the
-preparation recorded it. While training, a block is hashed whenever a sample reads from it: some 3 microseconds each.
+preparation recorded it. A training checks .idx files, which say where documents are, when it starts. A block of a .bin is
+hashed whenever a sample reads from it: some 3 microseconds each.
 """
 
 import mmap
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, BinaryIO, cast
 
 import numpy as np
 from tokenmill.tasks.errors import InputError, RunError
-from tokenmill.tasks.shards.publish import Joined, publish_bytes
+from tokenmill.tasks.shards.publish import Joined, Output, publish_bytes
 from tokenmill.tasks.shards.published import published_files, read_publication, recorded_outputs
 from tokenmill.tasks.shards.store import size_of
 from tokenmill.tasks.storage import filesystem, is_local, join
@@ -35,11 +36,11 @@ def block_file(path: str, content: str) -> str:
 def recorded_extents(path: str) -> dict[str, list[tuple[int, str]]]:
     """The size and xxh3_128 of every extent of each published file by its place, as recorded by the preparation in `path`."""
     publication = read_publication(path)
-    return {
-        file.place: file.recorded.extents
-        for file in published_files(publication, recorded_outputs(publication))
-        if isinstance(file.recorded, Joined)
-    }
+    return {file.place: _extents(file.recorded) for file in published_files(publication, recorded_outputs(publication))}
+
+
+def _extents(recorded: Output) -> list[tuple[int, str]]:
+    return recorded.extents if isinstance(recorded, Joined) else [(recorded.size, recorded.xxh3_128)]
 
 
 def hash_blocks(place: str, recorded: Sequence[tuple[int, str]], target: str) -> None:
@@ -85,25 +86,34 @@ class BlockChecks:
             first = begin // BLOCK_BYTES
             counts = last - first + 1
             within = np.arange(counts.sum()) - np.repeat(np.cumsum(counts) - counts, counts)
-            self._check(source, np.unique(np.repeat(first, counts) + within).tolist())
+            blocks = np.unique(np.repeat(first, counts) + within).tolist()
+            _check(self.names[source], self.files[source], self.hashes[source], blocks)
 
-    def _check(self, source: int, blocks: Sequence[int]) -> None:
-        file, hashes = self.files[source], self.hashes[source]
-        for block in blocks:
-            begin = block * BLOCK_BYTES
-            if xxh3_64_intdigest(file[begin : begin + BLOCK_BYTES]) != hashes[block]:
-                raise InputError(
-                    f"{self.names[source]}: changed between bytes {begin:,} and {begin + BLOCK_BYTES:,} since it was prepared; "
-                    "find out more with tokenmill verify, run the same preparation again, and resume this training"
-                )
+
+def _check(name: str, file: memoryview, hashes: np.ndarray, blocks: Iterable[int]) -> None:
+    for block in blocks:
+        begin = block * BLOCK_BYTES
+        if xxh3_64_intdigest(file[begin : begin + BLOCK_BYTES]) != hashes[block]:
+            raise InputError(
+                f"{name}: changed between bytes {begin:,} and {begin + BLOCK_BYTES:,} since it was prepared; "
+                "find out more with tokenmill verify, run the same preparation again, and resume this training"
+            )
+
+
+def check_places_of_documents(data: TrainData) -> None:
+    """Raises InputError for an .idx file that has changed, or without block hashes: it says where the documents are."""
+    require_block_hashes(data)
+    for place, target in _hashed_files(data):
+        if place.endswith(".idx"):
+            hashes = np.fromfile(target, "<u8")
+            _check(place, _mapped(place), hashes, range(len(hashes)))
 
 
 def require_block_hashes(data: TrainData) -> None:
     """Raises InputError unless all blocks that a training may read are hashed, and the data are in a local folder."""
     if not is_local(data.path):
         raise InputError(f"check_reads=true: {data.path} is read by ranges; only data in a local folder can be checked")
-    places = [block_file(data.path, content) for split in READ_SPLITS for content in contents_of(data, split)]
-    missing = next((place for place in places if not Path(place).exists()), None)
+    missing = next((target for _, target in _hashed_files(data) if not Path(target).exists()), None)
     if missing:
         raise InputError(
             f"check_reads=true: {missing} is missing; write the hashes with: tokenmill order {data.path} --block-hashes …"
@@ -133,12 +143,17 @@ def _mapped(place: str) -> memoryview:
 def block_calls(data: TrainData) -> list[Mapping[str, Any]]:
     """The calls of `hash_blocks` for all files of `data` that have no block hashes yet."""
     recorded = recorded_extents(data.path)
-    pairs = [
-        pair for split in READ_SPLITS for each in data.of(split) for pair in zip(each.files, each.contents, strict=True)
-    ]
-    calls = [{"place": f"{file}.bin", "target": block_file(data.path, content)} for file, content in pairs]
     return [
-        {**call, "recorded": recorded.get(call["place"], [])}
-        for call in calls
-        if not filesystem(call["target"])[0].exists(filesystem(call["target"])[1])
+        {"place": place, "target": target, "recorded": recorded.get(place, [])}
+        for place, target in _hashed_files(data)
+        if not filesystem(target)[0].exists(filesystem(target)[1])
     ]
+
+
+def _hashed_files(data: TrainData) -> Iterator[tuple[str, str]]:
+    """The files that a training reads, each with the place of its block hashes."""
+    for split in READ_SPLITS:
+        for source in data.of(split):
+            for file, content in zip(source.files, source.contents, strict=True):
+                yield f"{file}.bin", block_file(data.path, content)
+                yield f"{file}.idx", block_file(data.path, f"{content}.idx")

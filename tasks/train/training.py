@@ -11,7 +11,7 @@ from typing import cast
 from tokenmill.tasks.storage import is_local
 
 from . import checkpoints
-from .blocks import block_checks
+from .blocks import block_checks, check_places_of_documents
 from .engine import Engine, World, joined
 from .events import Event, Exported, Started, emit
 from .initial_weights import start_folder
@@ -104,6 +104,8 @@ def _rows(job: Job, world: World) -> tuple[DocumentRows | PackedRows, Rows | Non
         if world.first and stored and not is_local(stored):
             fetch_indices(stored, f"{folder}/indices")
     world.wait()
+    if settings.check_reads:
+        check_places_of_documents(data)
     found = document_rows(data, settings.sequence_length, sizes, settings.seed, folder)
     if settings.check_reads:
         found = [

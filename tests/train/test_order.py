@@ -2,6 +2,7 @@
 
 import json
 import logging
+import shutil
 from collections import Counter
 from dataclasses import replace
 from pathlib import Path
@@ -10,7 +11,7 @@ import numpy as np
 import pytest
 from tokenmill.tasks.errors import InputError, RunError
 from tokenmill.tasks.train import blocks, indices
-from tokenmill.tasks.train.blocks import block_checks, require_block_hashes
+from tokenmill.tasks.train.blocks import block_checks, check_places_of_documents, require_block_hashes
 from tokenmill.tasks.train.engine import joined
 from tokenmill.tasks.train.order import INDICES, fetch_indices, prepared_indices, read_order
 from tokenmill.tasks.train.ordering import checked_data, make_order
@@ -202,6 +203,23 @@ def test_a_flipped_bit_stops_reading_exactly_the_rows_that_hold_it(hashed, tmp_p
                 checked.batch([number])
     finally:
         Path(damaged + ".bin").write_bytes(before)
+
+
+def test_a_changed_place_of_a_document_stops_training_and_planning(data):
+    here("", blocks.hash_blocks, blocks.block_calls(data))
+    check_places_of_documents(data)
+    place = Path(f"{data.of('train')[0].files[0]}.idx")
+    before = place.read_bytes()
+    place.write_bytes(before[:-40] + bytes([before[-40] ^ 2]) + before[-39:])
+    try:
+        with pytest.raises(InputError, match=rf"{place}: changed between bytes 0 and 65,536"):
+            check_places_of_documents(data)
+        shutil.rmtree(Path(data.path, blocks.BLOCKS))
+        with pytest.raises(RunError, match=rf"{place}: its content is not the recorded one"):
+            here("", blocks.hash_blocks, blocks.block_calls(data))
+    finally:
+        place.write_bytes(before)
+        shutil.rmtree(Path(data.path, blocks.BLOCKS))
 
 
 def test_hashes_are_not_written_of_a_file_that_has_changed(hashed, tmp_path):

@@ -216,9 +216,10 @@ def test_a_training_killed_twice_and_resumed_by_two_processes_read_the_plan(data
 
 
 @pytest.mark.slow
-def test_a_flipped_bit_stops_the_trainer_before_any_step_on_it(data, tmp_path):
+@pytest.mark.parametrize("ending", ["bin", "idx"])
+def test_a_flipped_bit_stops_the_trainer_before_any_step_on_it(data, tmp_path, ending):
     here("", hash_blocks, block_calls(data))
-    place = Path(f"{data.of('train')[0].files[0]}.bin")
+    place = Path(f"{data.of('train')[0].files[0]}.{ending}")
     before = place.read_bytes()
     settings = SETTINGS.model_copy(update={"engine": "transformers", "check_reads": True})
     place.write_bytes(bytes([before[0] ^ 1]) + before[1:])
