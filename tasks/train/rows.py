@@ -101,6 +101,15 @@ class DocumentRows:
         return Batch(tokens.astype(np.int64), labels.astype(np.int64), mask > 0, None, reads)
 
 
+def remove_torn_indices(folder: str) -> None:
+    """Remove index arrays that a kill or a full disk has cut off: megatron-core builds missing ones, and fails on these."""
+    for path in Path(folder).glob("*.npy"):
+        try:
+            np.load(path, mmap_mode="r")
+        except (ValueError, EOFError):
+            path.unlink()
+
+
 class _Tokens:
     """The tokenizer interface that GPTDataset needs."""
 

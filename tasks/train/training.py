@@ -20,7 +20,7 @@ from .loop import Training, flops_per_token, peak_flops, train
 from .masked import TrainedRows
 from .model import Weights, configuration, fresh, parameters, publish_model, stored
 from .order import fetch_indices, prepared_indices
-from .rows import DocumentRows, PackedRows, Rows, document_rows, flat_packs, lay_out, layout_folder
+from .rows import DocumentRows, PackedRows, Rows, document_rows, flat_packs, lay_out, layout_folder, remove_torn_indices
 from .settings import Precision
 from .skips import skipped_steps
 from .tokenizer_files import tokenizer_files
@@ -99,6 +99,8 @@ def _rows(job: Job, world: World) -> tuple[DocumentRows | PackedRows, Rows | Non
         return _packs(job, world, "train", folder), _packs(job, world, "valid", folder) if data.of("valid") else None
     validated = settings.global_batch * settings.validation_batches if settings.validate_every else 0
     sizes = (settings.steps * settings.global_batch, validated)
+    if world.first:
+        remove_torn_indices(f"{folder}/indices")
     for split, size in zip(READ_SPLITS, sizes, strict=True):
         stored = prepared_indices(data, split, settings.sequence_length, size, settings.seed)
         if world.first and stored and not is_local(stored):

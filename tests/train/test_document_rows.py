@@ -2,13 +2,14 @@
 
 import itertools
 from collections import Counter
+from pathlib import Path
 
 import numpy as np
 import pytest
 from megatron.core.datasets.indexed_dataset import IndexedDatasetBuilder, get_bin_path, get_idx_path
 from tokenmill.tasks.train.engine import joined
 from tokenmill.tasks.train.job import Source, TrainData
-from tokenmill.tasks.train.rows import document_rows
+from tokenmill.tasks.train.rows import document_rows, remove_torn_indices
 
 LENGTH = 16
 STRIDE = 10_000
@@ -127,3 +128,20 @@ def test_a_split_that_nothing_is_asked_of_or_that_is_not_there_is_none(data, tmp
     assert document_rows(data, LENGTH, (8, 0), 1, str(tmp_path))[1] is None
     train_alone = data.model_copy(update={"sources": data.of("train")})
     assert document_rows(train_alone, LENGTH, (8, 8), 1, str(tmp_path))[1] is None
+
+
+@pytest.mark.parametrize("left", [0, 90, 130])
+def test_indices_that_a_kill_has_cut_off_are_built_again(data, tmp_path, left):
+    def tokens():
+        return document_rows(data, LENGTH, (40, 0), 7, str(tmp_path))[0].batch(range(40)).tokens.tolist()
+
+    expected, indices = tokens(), Path(tmp_path, "indices")
+    for path in indices.glob("*.npy"):
+        whole = path.read_bytes()
+        path.write_bytes(whole[:left])
+        with pytest.raises((ValueError, EOFError)):
+            tokens()
+        remove_torn_indices(str(indices))
+        assert not path.exists()
+        assert tokens() == expected
+        assert path.read_bytes() == whole
