@@ -46,8 +46,8 @@ LOG = "training.log"
 LAST = 20
 """Log lines in an error. A trainer's traceback takes about fifteen."""
 
-EXCEPTION = re.compile(r"^(?:\w+\.)*\w*(?:Error|Exception|Interrupt|Exit)(?:: .*)?$")
-"""The last line of a traceback."""
+EXCEPTION = re.compile(r"(?:\[rank\d+\]: )?((?:\w+\.)*\w*(?:Error|Exception|Interrupt|Exit)(?:: .*)?)")
+"""The last line of a traceback, which torch may begin with the number of the process."""
 
 CONSEQUENCE = re.compile(r"\.ChildFailedError|DistBackendError|DistNetworkError|Connection (?:closed|reset) by peer")
 """Errors of torchrun and of other processes after one has failed."""
@@ -203,8 +203,8 @@ class _Output:
         event = event_in(begins + rest)
         log = line if event is None else log
         if log or event is None:
-            if EXCEPTION.match(log):
-                self.exceptions.append(log)
+            if found := EXCEPTION.fullmatch(log):
+                self.exceptions.append(found[1])
             if found := WORKER_KILLED.search(log):
                 self.killed = found[1]
             on_line(log)

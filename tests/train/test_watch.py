@@ -147,6 +147,7 @@ FAILURES = {
     "a call that is wrong": (told(Failed(reason="steps: too many", wrong_call=True)), InputError, "^steps: too many$"),
     "an exception": ("print('fine'); {}['loss']", RunError, "KeyError: 'loss'"),
     "an exception of a module": ("import json; json.loads('{')", RunError, "json.decoder.JSONDecodeError: Expecting"),
+    "an exception of a numbered process": (f"print('[rank1]: ValueError: cause')\nprint({TORCHRUN_SAYS!r})\nsys.exit(1)", RunError, "failed: ValueError: cause"),
     "the first of two": (f"print('ValueError: cause')\nprint({PEER!r})\nsys.exit(1)", RunError, "ValueError: cause"),
     "what torchrun wraps": (f"print('ZeroDivisionError: cause')\nprint({TORCHRUN_SAYS!r})\nsys.exit(1)", RunError, "ZeroDivisionError: cause"),
     "a worker that was killed": (f"print({PEER!r})\nprint({TORCHRUN_SAYS!r})\nsys.exit(1)", RunError, "SIGKILL, perhaps because memory"),
