@@ -55,11 +55,11 @@ class History:
 def history_of(output_dir: str) -> History:
     """The history of the training in a folder, including events that only its checkpoints hold. Raises InputError."""
     found, place = History(output_dir), join(output_dir, METRICS)
-    for line in (read_bytes(place) or b"").decode(errors="replace").splitlines():
+    for number, line in enumerate((read_bytes(place) or b"").decode(errors="replace").splitlines(), 1):
         event = event_in(line)
         if event is None:
             raise InputError(
-                f"{place}: damaged ({line[:40]!r} is not a step); remove it: the checkpoints still hold their steps"
+                f"{place}:{number}: damaged ({line[:40]!r} is not a step); remove this line: checkpoints hold the latest steps too"
             )
         found.add(event)
     for event in saved_events(output_dir):

@@ -65,7 +65,7 @@ def test_what_was_written_down_goes_before_what_a_checkpoint_holds(tmp_path):
 @pytest.mark.parametrize("content", [b'{"event":"step"', b'{"event":"step","step":1}\n', b"\xff\n", b"[]\n"])
 def test_a_damaged_file_is_named_with_the_remedy(tmp_path, content):
     (tmp_path / METRICS).write_bytes(content)
-    with pytest.raises(InputError, match=r"metrics\.jsonl: damaged .* remove it"):
+    with pytest.raises(InputError, match=r"metrics\.jsonl:[12]: damaged .* remove this line"):
         history_of(str(tmp_path))
 
 
