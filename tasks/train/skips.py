@@ -56,7 +56,7 @@ def _entry(line: bytes, where: str) -> Skipped:
     try:
         fields = orjson.loads(line)
     except orjson.JSONDecodeError as error:
-        raise InputError(f"{where}: {error}; write one JSON object per line, such as {{'step': 120}}") from error
+        raise InputError(f'{where}: {error}; write one JSON object per line, such as {{"step": 120}}') from error
     return parse(SkippedStep if isinstance(fields, dict) and "step" in fields else SkippedDocument, fields, where)
 
 

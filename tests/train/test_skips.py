@@ -74,7 +74,11 @@ def test_a_list_is_extended_and_read(both, tmp_path):
 
 @pytest.mark.parametrize(
     ("line", "said"),
-    [("{", ":2: .*write one JSON object"), ('{"step": 0}', ":2: step"), ('{"document": 1}', ":2: data: missing")],
+    [
+        ("{", r""":2: .*write one JSON object per line, such as \{"step": 120\}"""),
+        ('{"step": 0}', ":2: step"),
+        ('{"document": 1}', ":2: data: missing"),
+    ],
 )
 def test_a_wrong_line_is_named(tmp_path, line, said):
     place = tmp_path / "skip.jsonl"
