@@ -71,22 +71,23 @@ def history_of(output_dir: str) -> History:
 
 def publish_training(job: Job, history: History, seconds: float) -> dict[str, Any]:
     """Write and return the record of a finished training. `seconds` is the time since its last start."""
-    first, last = history.steps[min(history.steps)], history.steps[max(history.steps)]
+    steps = [step for _, step in sorted(history.steps.items())]
+    trained = [step for step in steps if step.loss_tokens] or steps  # a step that is left out has no loss
     record: dict[str, Any] = {
         "type": "model",
         "model": join(job.output_dir, MODEL),
         "made_from": made_from(job),
-        "steps": last.step,
-        "tokens": sum(step.tokens for step in history.steps.values()),
-        "loss_tokens": sum(step.loss_tokens for step in history.steps.values()),
-        "first_loss": first.loss,
-        "final_loss": last.loss,
+        "steps": steps[-1].step,
+        "tokens": sum(step.tokens for step in steps),
+        "loss_tokens": sum(step.loss_tokens for step in steps),
+        "first_loss": trained[0].loss,
+        "final_loss": trained[-1].loss,
         "validated": {str(number): event.loss for number, event in sorted(history.validated.items())},
         "settings": job.settings.model_dump(),
         "volatile": {
             "seconds": seconds,
             "started": history.started.model_dump() if history.started else None,
-            "seconds_per_step": sum(step.seconds for step in history.steps.values()) / len(history.steps),
+            "seconds_per_step": sum(step.seconds for step in steps) / len(steps),
         },
     }
     publish_bytes(join(job.output_dir, TRAINING), sealed(record))

@@ -4,7 +4,9 @@ import pytest
 from tokenmill.tasks.errors import InputError
 from tokenmill.tasks.train.checkpoints import folder_of, write_facts
 from tokenmill.tasks.train.events import Saved, Started, Step, Validated
-from tokenmill.tasks.train.history import METRICS, History, history_of
+from tokenmill.tasks.train.history import METRICS, History, history_of, publish_training
+from tokenmill.tasks.train.job import Job, TrainData
+from tokenmill.tasks.train.settings import TrainSettings
 
 
 def step(number, loss=None):
@@ -75,3 +77,16 @@ def test_a_damaged_checkpoint_is_named(tmp_path, content):
     (tmp_path / "checkpoints/step_00000004/checkpoint.json").write_bytes(content)
     with pytest.raises(InputError, match=r"step_00000004/checkpoint\.json"):
         history_of(str(tmp_path))
+
+
+def test_the_first_and_the_last_loss_are_of_steps_that_were_trained_on(tmp_path):
+    history = watched(tmp_path, *(step(number) for number in range(1, 5)))
+    for left_out in (1, 4):
+        history.steps[left_out] = step(left_out).model_copy(update={"loss": 0.0, "loss_tokens": 0})
+    data = TrainData(
+        path="/data", kind="pretrain", made_from="xxh3_128:1", tokenizer={}, fingerprint="sha256:1", vocabulary_size=8,
+        eos=0, sources=[],
+    )  # fmt: skip
+    job = Job(settings=TrainSettings(), data=data, output_dir=str(tmp_path))
+    record = publish_training(job, history, 1.0)
+    assert (record["steps"], record["first_loss"], record["final_loss"]) == (4, 8.0, 7.0)
