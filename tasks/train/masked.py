@@ -5,9 +5,10 @@ from dataclasses import dataclass, replace
 from typing import cast
 
 import numpy as np
+from tokenmill.tasks.errors import InputError
 
 from .rows import Batch, DocumentRows, PackedRows
-from .samples import Pieces, pieces_of
+from .samples import Pieces, parts_of, pieces_of
 from .skips import Skipped, SkippedDocument
 
 
@@ -20,8 +21,15 @@ class TrainedRows:
 
     @classmethod
     def of(cls, rows: DocumentRows | PackedRows, skipped: Iterable[Skipped]) -> "TrainedRows":
-        """The rows without these documents."""
-        documents = (each for each in skipped if isinstance(each, SkippedDocument))
+        """The rows without these documents. Raises InputError for one that the rows do not hold."""
+        documents = [each for each in skipped if isinstance(each, SkippedDocument)]
+        packed, counts = isinstance(rows, PackedRows), _documents_of(rows)
+        for each in documents:
+            known = each.source < len(counts) and each.document < counts[each.source]
+            if not known or packed == (each.sequence is None):
+                raise InputError(
+                    f"skip_list: {each.model_dump_json()} names no document of the training data; list it again with tokenmill batch"
+                )
         return cls(rows, frozenset((each.source, each.document, each.sequence) for each in documents))
 
     def batch(self, numbers: Sequence[int]) -> Batch:
@@ -47,3 +55,10 @@ class TrainedRows:
                 if (piece.source, piece.document, None) in self.skipped:
                     mask[row, max(0, place) : place + piece.length] = False
                 place += piece.length
+
+
+def _documents_of(rows: DocumentRows | PackedRows) -> list[int]:
+    """The number of documents of each prefix, or that of all packs."""
+    if isinstance(rows, PackedRows):
+        return [len(rows.packs)]
+    return [len(part.dataset.sequence_lengths) for part in parts_of(rows.samples)]

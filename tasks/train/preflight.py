@@ -136,7 +136,7 @@ def _check_packages(settings: TrainSettings) -> None:
 
 def _check_skipped(job: Job) -> None:
     """What is left out must be of these data, and the trainer must be one that leaves it out."""
-    check_skipped(job.skipped, job.data.made_from)
+    check_skipped(job.skipped, job.data.made_from, job.settings.steps)
     if job.skipped and job.settings.launcher not in OWN_LAUNCHERS:
         raise InputError(f"skip_list: launcher={job.settings.launcher} starts another trainer; set launcher=local")
 

@@ -69,8 +69,11 @@ def extend_skip_list(place: str, entries: Iterable[Skipped]) -> int:
     return len(entries)
 
 
-def check_skipped(skipped: Sequence[Skipped], data: str) -> None:
-    """Raises InputError for a document of other data than `data`."""
+def check_skipped(skipped: Sequence[Skipped], data: str, steps: int) -> None:
+    """Raises InputError for a document of other data than `data`, and for a step after the last of `steps`."""
+    late = next((step for step in skipped_steps(skipped) if step > steps), None)
+    if late is not None:
+        raise InputError(f"skip_list: step {late:,} is listed, but this training has {steps:,}; remove the line")
     other = next((each for each in skipped if isinstance(each, SkippedDocument) and each.data != data), None)
     if other is not None:
         raise InputError(

@@ -87,6 +87,18 @@ def test_a_wrong_line_is_named(tmp_path, line, said):
         read_skip_list(str(place))
 
 
+@pytest.mark.parametrize("kind", ["documents", "packs"])
+@pytest.mark.parametrize("wrong", [{"source": 99}, {"document": 99_999}, {"sequence": True}])
+def test_an_entry_that_names_no_document_is_refused(both, kind, wrong):
+    _, rows = both[kind]
+    right = {"source": 0, "document": 0, "sequence": 0 if kind == "packs" else None}
+    TrainedRows.of(rows, [SkippedDocument(data="", **right)])
+    if "sequence" in wrong:
+        wrong = {"sequence": None if kind == "packs" else 0}
+    with pytest.raises(InputError, match="names no document of the training data"):
+        TrainedRows.of(rows, [SkippedDocument(data="", **right | wrong)])
+
+
 def test_what_cannot_be_left_out_is_refused(both, tmp_path):
     place, _ = both["documents"]
     data = Reading.of(place).data
@@ -95,6 +107,11 @@ def test_what_cannot_be_left_out_is_refused(both, tmp_path):
         plan_training(data.path, chosen, str(tmp_path / "out"))
     extend_skip_list(chosen.skip_list, [SkippedDocument(data="xxh3_128:1", source=0, document=0, row="b.jsonl:9")])
     with pytest.raises(InputError, match=r"b\.jsonl:9 was listed for data of content xxh3_128:1"):
+        check(plan_training(data.path, chosen, str(tmp_path / "out")))
+    Path(chosen.skip_list).write_text('{"step": 3000}\n')
+    with pytest.raises(
+        InputError, match=r"skip_list: step 3,000 is listed, but this training has \d+; remove the line"
+    ):
         check(plan_training(data.path, chosen, str(tmp_path / "out")))
     Path(chosen.skip_list).write_text('{"step": 3}\n')
     elsewhere = chosen.model_copy(update={"launcher": "megatron-lm", "processes": 1})
