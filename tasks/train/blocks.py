@@ -79,7 +79,7 @@ class BlockChecks:
 
     def check(self, pieces: Pieces) -> None:
         """Raises InputError if a block that holds tokens of the pieces has changed."""
-        for source in np.unique(pieces.source).tolist():
+        for source in map(int, np.unique(pieces.source)):
             mine = pieces.source == source
             begin = self.pointers[source][pieces.document[mine]] + pieces.offset[mine] * self.token_bytes
             last = (begin + pieces.length[mine] * self.token_bytes - 1) // BLOCK_BYTES

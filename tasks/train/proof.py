@@ -38,16 +38,21 @@ class Documents:
 
     @cached_property
     def samples(self) -> Any:  # noqa: ANN401 - megatron-core has no types
-        """megatron-core's dataset of the train split."""
+        """megatron-core's dataset of the train split. Raises InputError for index arrays that are cut off."""
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")  # megatron-core warns about a dozen optional libraries
             from .engine import joined  # noqa: PLC0415 - imports torch
 
             plan = self.plan
-            with joined("cpu"):
-                return split_samples(
-                    self.data, "train", plan.sequence_length, plan.sizes[0], plan.seed, self.indices, self.indices
-                )
+            try:
+                with joined("cpu"):
+                    return split_samples(
+                        self.data, "train", plan.sequence_length, plan.sizes[0], plan.seed, self.indices, self.indices
+                    )
+            except (ValueError, EOFError) as error:
+                raise InputError(
+                    f"{self.indices}: its arrays cannot be read ({error}); remove the folder, they are built again"
+                ) from error
 
     def hashes(self, step: int) -> np.ndarray:
         """The hashes of a step's samples; steps count from 1."""

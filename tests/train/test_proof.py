@@ -151,6 +151,14 @@ def test_without_an_order_the_job_is_the_plan(data, tmp_path):
     )
 
 
+def test_indices_that_are_cut_off_are_named(data, tmp_path):
+    place = recorded(data.model_copy(update={"path": str(tmp_path)}), tmp_path / "model")
+    array = next(Path(place, "cache/indices").glob("*sample_index.npy"))
+    array.write_bytes(array.read_bytes()[:-8])
+    with pytest.raises(InputError, match=f"{place}/cache/indices: its arrays cannot be read .*; remove the folder"):
+        prove(place)
+
+
 def test_packs_are_proven_and_a_skipped_step_of_them_named(tmp_path, vocabulary):
     data = prepared_data(packs(tmp_path, vocabulary)[0])
     settings = SETTINGS.model_copy(update={"sequence_length": 64})
