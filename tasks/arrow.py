@@ -1,8 +1,7 @@
-"""pyarrow as the processes of tokenmill use it: without pandas, and with the system's allocator.
+"""pyarrow as the processes of tokenmill use it: without pandas.
 
 With its first array, pyarrow imports pandas where that is installed, to recognize its objects: 0.15 s, and tokenmill has none.
-It makes one attempt, and another only for what needs pandas, such as `to_pandas`. Its own allocator returns memory to the system
-and asks for it again with every batch, a twentieth of the time of SFT.
+It makes one attempt, and another only for what needs pandas, such as `to_pandas`.
 """
 
 import sys
@@ -20,7 +19,6 @@ def set_up_arrow() -> None:
     """Set up pyarrow in a process that runs no other program's code."""
     import pyarrow as pa  # takes 0.1 s, which not every command needs
 
-    pa.set_memory_pool(pa.system_memory_pool())
     finder = _NoPandas()
     sys.meta_path.insert(0, finder)
     try:
