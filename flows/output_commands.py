@@ -25,6 +25,7 @@ def verify(output_dir: Prepared = None) -> dict[str, Any]:
     The next run of a preparation rebuilds damaged shards.
     """
     from tokenmill.tasks.nightly.versions import remedy_for
+    from tokenmill.tasks.report.summary import counted
     from tokenmill.tasks.report.verification import inspector_of, print_verification, verification_record, with_report
     from tokenmill.tasks.shards.verify import verify as verify_output
     from tokenmill.tasks.train.job import is_training
@@ -35,7 +36,7 @@ def verify(output_dir: Prepared = None) -> dict[str, Any]:
     verification = with_report(verify_output(place, inspector_of(place)), place)
     print_verification(verification, place, terminal)
     if verification.problems:
-        raise RunError(f"{place}: {len(verification.problems)} problems; {remedy_for(place)}")
+        raise RunError(f"{place}: {counted(len(verification.problems), 'problem')}; {remedy_for(place)}")
     return verification_record(verification, place)
 
 

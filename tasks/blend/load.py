@@ -5,10 +5,11 @@ blend they resolve against the working directory.
 """
 
 import json
+import re
 from collections.abc import Mapping
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 from pydantic import JsonValue
 from tokenmill.tasks.errors import InputError, nearest
@@ -16,6 +17,9 @@ from tokenmill.tasks.storage import ART, absolute, filesystem, is_local, join, l
 from tokenmill.tasks.strict import parse
 
 from .models import Blend, DataSource, TransformSpec
+
+WEIGHT = re.compile(r"\d+(\.\d+)?(e-?\d+)?")
+"""A weight in a trainer's blend.json."""
 
 READS_TABLES = "resolve_placeholders"
 """The transform that reads additional data."""
@@ -29,9 +33,23 @@ def load_blend(blend: Blend | Mapping[str, Any] | str) -> Blend:
     if isinstance(blend, Blend):
         return _anchored(blend, str(Path.cwd()))
     if isinstance(blend, Mapping):
-        return _anchored(parse(Blend, blend, "blend"), str(Path.cwd()))
+        return _anchored(_parsed(blend, "blend"), str(Path.cwd()))
     place = absolute(blend)
-    return _anchored(parse(Blend, _read_json(place), blend), place.rpartition("/")[0])
+    return _anchored(_parsed(_read_json(place), blend), place.rpartition("/")[0])
+
+
+def _parsed(content: object, where: str) -> Blend:
+    if isinstance(content, Mapping) and any(_is_prepared(each) for each in cast("Mapping[str, Any]", content).values()):
+        raise InputError(
+            f"{where}: lists prepared files for a trainer; name the blend of sources that they were prepared from"
+        )
+    return parse(Blend, content, where)
+
+
+def _is_prepared(listed: object) -> bool:
+    """Whether a value is Megatron's list of weights and prefixes in turn."""
+    texts = isinstance(listed, list) and all(isinstance(each, str) for each in cast("list[Any]", listed))
+    return texts and bool(listed) and all(WEIGHT.fullmatch(each) for each in cast("list[str]", listed)[::2])
 
 
 def _read_json(place: str) -> object:

@@ -9,6 +9,8 @@ from tokenmill.tasks.shards.manifest import read_manifest
 from tokenmill.tasks.shards.verify import Inspect, Verification
 from tokenmill.tasks.storage import absolute
 
+from .summary import counted
+
 MOST_PROBLEMS = 50
 
 
@@ -50,9 +52,10 @@ def print_verification(verification: Verification, output_dir: str, console: Con
     if more > 0:
         console.print(f"  … and {more:,} more")
     if verification.withdrawn:
-        console.print(f"{len(verification.withdrawn)} receipts withdrawn: the next run builds those shards again")
+        receipts = counted(len(verification.withdrawn), "receipt")
+        console.print(f"{receipts} withdrawn: the next run builds those shards again")
     if not verification.problems:
         console.print(
-            f"✓ {verification.shards:,} shards, {verification.files:,} files, {verification.size / 1e6:,.1f} MB: "
+            f"✓ {counted(verification.shards, 'shard')}, {counted(verification.files, 'file')}, {verification.size / 1e6:,.1f} MB: "
             f"hashes, formats and counts agree in {output_dir}"
         )

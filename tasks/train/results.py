@@ -176,7 +176,7 @@ def notes(results: Results) -> list[str]:
     found: list[str] = []
     whole, most = results.overall, results.settings.max_tokens
     if most is not None:
-        found.append(f"only the first documents of each data set were read, up to {most:,} tokens")
+        found.append(f"at most {most:,} tokens of each data set were read")
     if whole.truncated:
         found.append(
             f"{whole.truncated:,} documents are longer than the {results.limit:,} tokens that the model reads: "

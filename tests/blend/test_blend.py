@@ -140,6 +140,10 @@ def test_weights_are_known_by_split_and_name():
             {"datasets": [source(messages="x")]},
             "blend: datasets[0].messages: unknown key; did you mean 'messages_field'?",
         ),
+        (
+            {"train": ["1.0", "/data/train/data_00000"], "valid": None},
+            "blend: lists prepared files for a trainer; name the",
+        ),
         ({"datasets": [source(filter={})]}, "blend: datasets[0].filter: unknown key; did you mean 'filters'?"),
         ({"datasets": [source(messages_field="")]}, "blend: datasets[0].messages_field: String should have at least 1"),
         ({"datasets": [source(tools_field=None)]}, "blend: datasets[0].tools_field: Input should be a valid string"),
