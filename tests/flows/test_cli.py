@@ -318,8 +318,8 @@ def test_the_examples_of_a_command_are_settings_that_it_takes(tmp_path, blend):
 def test_a_plan_is_printed_in_the_format_that_is_asked_for(blend):
     found = {each: called("plan", blend, "--format", each).stdout for each in ("json", "text", "table")}
     assert json.loads(found["json"])["plan"]["files"] == 1
-    assert "│" in found["table"]
-    assert "│" not in found["text"]
+    assert "───" in found["table"]
+    assert "───" not in found["text"]
     assert all("1 of 1 shards to build" in found[each] for each in ("text", "table"))
     assert called("plan", blend).stdout == found["table"]
     assert called("plan", blend, "--format", "yaml").returncode == 2
