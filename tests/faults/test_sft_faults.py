@@ -280,10 +280,10 @@ def test_packing_again_with_damaged_sequences_is_refused_and_mends_them(preparat
     whole, _ = undisturbed
     preparation.clear()
     preparation.run()
-    for tokens in sorted((preparation.out / "shards/sft").glob("*/train.tokens")):
+    for number, tokens in enumerate((preparation.out / "shards/sft").glob("*/train.tokens")):
         flip(tokens, tokens.stat().st_size // 2)
         with pytest.raises(RunError, match=f"{tokens}: damaged since it was built"):
-            preparation.run(pack_size=256)
+            preparation.run(pack_size=256 + number)  # a size that no sequences are packed to yet
         assert not (tokens.parent / "receipt.json").exists()
     preparation.run(pack_size=256)
     again, _ = preparation.run()
