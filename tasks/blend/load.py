@@ -16,7 +16,7 @@ from tokenmill.tasks.errors import InputError, nearest
 from tokenmill.tasks.storage import ART, absolute, filesystem, is_local, join, located
 from tokenmill.tasks.strict import parse
 
-from .models import Blend, DataSource, TransformSpec
+from .models import SPLITS, Blend, DataSource, TransformSpec
 
 WEIGHT = re.compile(r"\d+(\.\d+)?(e-?\d+)?")
 """A weight in a trainer's blend.json."""
@@ -39,7 +39,8 @@ def load_blend(blend: Blend | Mapping[str, Any] | str) -> Blend:
 
 
 def _parsed(content: object, where: str) -> Blend:
-    if isinstance(content, Mapping) and any(_is_prepared(each) for each in cast("Mapping[str, Any]", content).values()):
+    splits = cast("Mapping[str, Any]", content if isinstance(content, Mapping) else {})
+    if any(_is_prepared(splits.get(split)) for split in SPLITS):
         raise InputError(
             f"{where}: lists prepared files for a trainer; name the blend of sources that they were prepared from"
         )

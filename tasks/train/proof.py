@@ -51,7 +51,7 @@ class Documents:
                     )
             except (ValueError, EOFError) as error:
                 raise InputError(
-                    f"{self.indices}: its arrays cannot be read ({error}); remove the folder, they are built again"
+                    f"{self.indices}: its arrays cannot be read ({error}); remove the folder: the next run builds it again"
                 ) from error
 
     def hashes(self, step: int) -> np.ndarray:

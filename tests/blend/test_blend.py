@@ -252,6 +252,10 @@ def test_broken_json_is_told_with_line_and_column(write):
     assert refusal(str(path)).startswith(f"{path}:1:1: not valid JSON: ")
 
 
+def test_a_comment_may_look_like_a_list_of_prepared_files():
+    assert load_blend({"_seen": ["2024", "/data"], "train": [A]}).parts().keys() == {"train"}
+
+
 @pytest.mark.parametrize("content", [b"[]", b"null", b"5", b'"datasets"'])
 def test_json_that_is_no_object_is_no_blend(write, content):
     assert refusal(str(write(content))).startswith(f"{write(content)}: make it an object (got ")
