@@ -348,7 +348,7 @@ def test_another_model_has_another_digest(results, folder, sft):
 
 def test_the_page_shows_every_source_and_every_continuation(results):
     page = markdown(results)
-    assert "up to 1,000,000 tokens" in page
+    assert f"{results.settings.max_tokens:,} tokens of each data set" in page
     for source in results.sources:
         assert f"| {source.dataset} | {source.documents:,} | {source.tokens:,} |" in page
     assert len(results.generations) == len(results.sources)
