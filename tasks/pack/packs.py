@@ -117,9 +117,9 @@ def build_packs(shard: PlannedShard, store: Store) -> Receipt:
     shards = Store(store.place, SHARDS)
     members = _members(shards, shard.identity["source"]["sequences"])
     part = members[0].part
-    forget_encoders()  # of the first round; packs take some 400 MB themselves
-    with building(shard, store) as builder:
-        sequences = stored_sequences(shards, [(member.receipt, member.part) for member in members])
+    forget_encoders()  # of the first round, which take more memory than packs do
+    listed = [(member.receipt, member.part) for member in members]
+    with building(shard, store) as builder, stored_sequences(shards, listed) as sequences:
         fitted = cut_to(sequences, recipe.capacity) if recipe.oversize == "truncate" else sequences
         chosen = np.flatnonzero((fitted.lengths <= recipe.capacity) & (fitted.trained > 0))
         builder.rows_in = sum(member.documents for member in members)

@@ -70,7 +70,6 @@ class PackWriter:
             rows, packs = max(1, min(MOST_ROWS, MOST_TOKENS // self.recipe.pack_size)), len(self.packs.offsets) - 1
             for first in range(0, packs, rows):
                 writer.write_table(self._table(first, min(first + rows, packs), schema), row_group_size=rows)
-                self.stored.forget()
         return self._facts()
 
     def _table(self, first: int, stop: int, schema: pa.Schema) -> pa.Table:
@@ -98,21 +97,12 @@ class PackWriter:
 
     def _tokens(self, order: np.ndarray, sizes: np.ndarray, begins: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
         """Ids and loss of some sequences back to back, each padded to its size; the last token of each trains nothing."""
-        values = np.concatenate([np.empty(0, np.uint32), *self._slices(order, sizes)])
-        loss = loss_of(values)
+        tokens = np.full(int(sizes.sum()), self.recipe.pad_id or 0, "<u4")
+        self.stored.read(order, tokens, begins)
+        loss = loss_of(tokens)
         loss[begins + self.stored.lengths[order] - 1] = 0
-        values &= IDS
-        return values.view(np.int32), loss
-
-    def _slices(self, order: np.ndarray, sizes: np.ndarray) -> Iterator[np.ndarray]:
-        pad = np.full(self.recipe.pad_seq_to_mult, self.recipe.pad_id or 0, np.uint32)
-        files, starts, lengths = (
-            each[order].tolist() for each in (self.stored.files, self.stored.starts, self.stored.lengths)
-        )
-        for file, start, length, size in zip(files, starts, lengths, sizes.tolist(), strict=True):
-            yield self.stored.tokens[file][start : start + length]
-            if size > length:
-                yield pad[: size - length]
+        tokens &= IDS
+        return tokens.view("<i4"), loss
 
     def _roles(
         self, order: np.ndarray, starts: np.ndarray, sizes: np.ndarray

@@ -3,14 +3,17 @@
     <part>.tokens          uint32 [tokens], little-endian: the id, and in the highest bit whether the next token is trained on
     <part>.index.parquet   per sequence: length, trained, row, content, role_start, role
 
-A pack is gathered from mapped tokens: 4 bytes per token on disk, nothing to decode. The index takes some 60 bytes of memory per
-sequence, so a million sequences can be laid out without a look at their tokens. Tokens on an object store are first copied to an
-unnamed temporary file, which disappears when the process ends, however it ends.
+Tokens take 4 bytes each on disk, and nothing has to be decoded: a sequence is read into its place in a pack. Mapped files would be
+as fast, but all of their pages would soon count as memory of the process. The index takes some 60 bytes of memory per sequence, so
+a million sequences can be laid out without a look at their tokens. Tokens on an object store are first copied to an unnamed
+temporary file, which disappears when the process ends, however it ends.
 """
 
-import mmap
-from collections.abc import Sequence
+import os
+from collections.abc import Generator, Sequence
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
+from errno import EIO
 from functools import partial
 from pathlib import Path
 from tempfile import TemporaryFile
@@ -125,13 +128,12 @@ def _hashes(ids: np.ndarray, loss: np.ndarray, lengths: np.ndarray) -> np.ndarra
 class StoredSequences:
     """Sequences of one or more shards; all arrays but `roles` and `role_starts` have one value per sequence.
 
-    Sequence i is `lengths[i]` (int64) tokens of `tokens[files[i]]` (uint32, of the `mapped` files), from number `starts[i]` (int64).
+    Sequence i is `lengths[i]` (int64) tokens of the open file `opened[files[i]]`, from number `starts[i]` (int64).
     `trained` (int64) counts its trained tokens, `rows` (int64) is the row that it was made of, ascending, and `content` (uint64) a hash of
     ids and loss. Its role runs are `[runs[i], runs[i + 1])` of `role_starts` (int32, within the sequence) and `roles` (int8).
     """
 
-    mapped: Sequence[mmap.mmap]
-    tokens: Sequence[np.ndarray]
+    opened: Sequence[IO[bytes]]
     files: np.ndarray
     starts: np.ndarray
     lengths: np.ndarray
@@ -142,19 +144,28 @@ class StoredSequences:
     role_starts: np.ndarray
     roles: np.ndarray
 
-    def forget(self) -> None:
-        """Give back the memory of mapped tokens; they are read again from the system's cache of files."""
-        for file in self.mapped:
-            file.madvise(mmap.MADV_DONTNEED)
+    def read(self, numbers: np.ndarray, tokens: np.ndarray, begins: np.ndarray) -> None:
+        """Read the sequences `numbers` into `tokens` (little-endian uint32), each from its place in `begins`.
+
+        Raises OSError, from the storage or for a file that became shorter.
+        """
+        descriptors = [file.fileno() for file in self.opened]
+        into = tokens.data.cast("B")
+        columns = (self.files[numbers], 4 * self.starts[numbers], 4 * begins, 4 * (begins + self.lengths[numbers]))
+        for file, start, begin, end in zip(*(column.tolist() for column in columns), strict=True):
+            if os.preadv(descriptors[file], [into[begin:end]], start) != end - begin:
+                raise OSError(EIO, "became shorter while it was read", self.opened[file].name)
 
     def first_tokens(self, number: int, count: int) -> np.ndarray:
-        """The first `count` stored tokens of a sequence."""
-        start = int(self.starts[number])
-        return self.tokens[self.files[number]][start : start + count]
+        """The first `count` stored tokens of a sequence. Raises OSError as `read`."""
+        tokens = np.empty(int(self.lengths[number]), "<u4")
+        self.read(np.array([number]), tokens, np.zeros(1, np.int64))
+        return tokens[:count]
 
 
-def stored_sequences(store: Store, members: Sequence[tuple[Receipt, str]]) -> StoredSequences:
-    """The sequences of parts of shards, one part after the other. Rows are numbered over all rows of the shards.
+@contextmanager
+def stored_sequences(store: Store, members: Sequence[tuple[Receipt, str]]) -> Generator[StoredSequences]:
+    """The sequences of parts of shards, one part after the other, for a block. Rows are numbered over all rows of the shards.
 
     Raises RunError, and withdraws the receipt, for a file that has changed since it was built.
     """
@@ -166,20 +177,19 @@ def stored_sequences(store: Store, members: Sequence[tuple[Receipt, str]]) -> St
     starts = np.cumsum(lengths) - lengths
     firsts = (np.cumsum(counts) - counts).tolist()
     roles = cast("pa.ListArray", index["role"].chunk(0))
-    mapped = [_mapped(store, receipt, tokens_file(part)) for receipt, part in members]
-    return StoredSequences(
-        mapped=mapped,
-        tokens=[np.frombuffer(file, "<u4") for file in mapped],
-        files=np.repeat(np.arange(len(members)), counts),
-        starts=starts - np.repeat(starts[firsts], counts),
-        lengths=lengths,
-        trained=index["trained"].to_numpy().astype(np.int64),
-        rows=index["row"].to_numpy() + np.repeat(before, counts),
-        content=index["content"].to_numpy(),
-        runs=roles.offsets.to_numpy().astype(np.int64),
-        role_starts=cast("pa.ListArray", index["role_start"].chunk(0)).values.to_numpy(),
-        roles=roles.values.to_numpy(),
-    )
+    with ExitStack() as stack:
+        yield StoredSequences(
+            opened=[stack.enter_context(_tokens(store, receipt, part)) for receipt, part in members],
+            files=np.repeat(np.arange(len(members)), counts),
+            starts=starts - np.repeat(starts[firsts], counts),
+            lengths=lengths,
+            trained=index["trained"].to_numpy().astype(np.int64),
+            rows=index["row"].to_numpy() + np.repeat(before, counts),
+            content=index["content"].to_numpy(),
+            runs=roles.offsets.to_numpy().astype(np.int64),
+            role_starts=cast("pa.ListArray", index["role_start"].chunk(0)).values.to_numpy(),
+            roles=roles.values.to_numpy(),
+        )
 
 
 def read_index(store: Store, receipt: Receipt, part: str, columns: Sequence[str] | None = None) -> pa.Table:
@@ -193,22 +203,28 @@ def stored_rows(store: Store, receipt: Receipt, part: str) -> np.ndarray:
     return read_index(store, receipt, part, ["row"])["row"].to_numpy()
 
 
-def _mapped(store: Store, receipt: Receipt, name: str) -> mmap.mmap:
-    """A file of tokens of a shard, mapped into memory."""
+@contextmanager
+def _tokens(store: Store, receipt: Receipt, part: str) -> Generator[IO[bytes]]:
+    """The file of the tokens of a part, for a block; a copy if it is on an object store."""
+    name = tokens_file(part)
     place = store.path(receipt.key, name)
     system, path = filesystem(place)
     if is_local(place):
         with Path(absolute(place)).open("rb") as file:
-            return _checked(file, store, receipt, name)
-    with TemporaryFile() as file, cast("BinaryIO", system.open(path, "rb")) as stream:
-        for chunk in iter(partial(stream.read, CHUNK), b""):
-            file.write(chunk)
+            _check(file, store, receipt, name)
+            yield file
+        return
+    with TemporaryFile() as file:
+        with cast("BinaryIO", system.open(path, "rb")) as stream:
+            for chunk in iter(partial(stream.read, CHUNK), b""):
+                file.write(chunk)
         file.flush()
-        return _checked(file, store, receipt, name)
+        _check(file, store, receipt, name)
+        yield file
 
 
-def _checked(file: IO[bytes], store: Store, receipt: Receipt, name: str) -> mmap.mmap:
-    """An open file of tokens, mapped, and hashed before, which also reads it from the disk in one go."""
+def _check(file: IO[bytes], store: Store, receipt: Receipt, name: str) -> None:
+    """Hash an open file of tokens, which also reads it from the disk in one go."""
     (recorded,) = (output for output in receipt.outputs if output.path == name)
     file.seek(0)
     hasher = xxh3_128()
@@ -220,4 +236,3 @@ def _checked(file: IO[bytes], store: Store, receipt: Receipt, name: str) -> mmap
             f"{store.path(receipt.key, name)}: damaged since it was built; its receipt is withdrawn, so run the same command "
             "again to rebuild it"
         )
-    return mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)

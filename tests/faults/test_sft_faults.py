@@ -295,8 +295,7 @@ def test_tokens_that_are_objects_are_packed_from_a_file_without_a_name(preparati
     seen, table = [], vars(PackWriter)["_table"]
 
     def noting(*arguments):
-        mapped = [line for line in Path("/proc/self/maps").read_text().splitlines() if f"{tmp_path}/" in line]
-        seen.append((mapped, list(tmp_path.iterdir())))
+        seen.append(([path for path in descriptors() if path.startswith(f"{tmp_path}/")], list(tmp_path.iterdir())))
         return table(*arguments)
 
     monkeypatch.setattr(PackWriter, "_table", noting)
@@ -307,7 +306,7 @@ def test_tokens_that_are_objects_are_packed_from_a_file_without_a_name(preparati
     gc.collect()
     assert descriptors() == before
     assert seen
-    assert all(mapped and all(line.endswith(" (deleted)") for line in mapped) for mapped, _ in seen)
+    assert all(opened and all(path.endswith(" (deleted)") for path in opened) for opened, _ in seen)
     assert all(names == [] for _, names in seen)
     assert system.exists("/bucket/out/blend.json")
     system.store.clear()

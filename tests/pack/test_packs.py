@@ -343,7 +343,6 @@ def allocated():
 
 @pytest.mark.slow
 def test_packs_of_294912_tokens_take_memory_that_does_not_grow_with_the_data_set(tmp_path, monkeypatch):
-    """What is mapped is not counted: the kernel takes it back whenever it likes."""
     recipe = PackRecipe(294_912, "best_fit_decreasing", "drop", 16, 1, 42)
     seen, table = [], vars(PackWriter)["_table"]
     monkeypatch.setattr(PackWriter, "_table", lambda *given: (table(*given), seen.append(allocated()))[0])
