@@ -47,7 +47,7 @@ def plan(
     if format == "json":
         print_json(plan_record(planned, outlook))
     else:
-        print_plan(planned, Console(), outlook, table=format == "table")
+        print_plan(planned, Console(), outlook, tables=format == "table")
 
 
 def mix(

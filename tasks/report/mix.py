@@ -4,10 +4,7 @@ from collections.abc import Collection, Sequence
 from itertools import accumulate
 from typing import Any
 
-from rich.box import SIMPLE_HEAD
 from rich.console import Console
-from rich.measure import Measurement
-from rich.table import Column, Table
 from tokenmill.tasks.blend.mix import Mix
 from tokenmill.tasks.errors import InputError
 from tokenmill.tasks.shards.manifest import BLEND
@@ -15,13 +12,12 @@ from tokenmill.tasks.shards.preparation import Planned, Preparation, proven_shar
 from tokenmill.tasks.shards.publish import publish_bytes
 from tokenmill.tasks.storage import absolute, join
 
+from .columns import print_columns
+
 COLUMNS = ("data set", "tokens there are", "read", "share", "epochs", "unread", "limit")
 PHASE_COLUMNS = ("phase", "data set", "read", "share of the phase", "epochs")
 WORDS = {"data set", "phase", "limit"}
 """The columns that hold no figures."""
-
-WIDEST = 10_000
-"""Columns of a console that no table fills."""
 
 
 def mix_record(mix: Mix, estimated: Collection[str], steps: Sequence[int]) -> dict[str, Any]:
@@ -106,28 +102,3 @@ def _phase_rows(mix: Mix) -> list[tuple[str, ...]]:
         for phase in mix.phases
         for name, drawn in phase.drawn.items()
     ]
-
-
-def print_columns(
-    console: Console,
-    title: str,
-    columns: Sequence[str],
-    rows: Sequence[Sequence[str]],
-    words: Collection[str],
-    *,
-    tables: bool,
-) -> None:
-    """Print rows as a table, or one line each with the name of each value; the columns `words` hold no figures.
-
-    A table that would break figures or names apart on this console is lines, too.
-    """
-    shown = [Column(name) if name in words else Column(name, justify="right", no_wrap=True) for name in columns]
-    table = Table(*shown, title=title, title_justify="left", box=SIMPLE_HEAD, pad_edge=False, collapse_padding=True)
-    for row in rows:
-        table.add_row(*row)
-    if tables and Measurement.get(console, console.options.update(max_width=WIDEST), table).minimum <= console.width:
-        console.print(table)
-        return
-    for row in rows:
-        listed = ", ".join(f"{name} {value}" for name, value in zip(columns, row, strict=True) if value)
-        console.print(listed, markup=False, highlight=False, soft_wrap=True)

@@ -5,14 +5,14 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict
 from typing import Any
 
-from rich.box import SIMPLE_HEAD
 from rich.console import Console
 from rich.filesize import decimal
-from rich.table import Column, Table
 from tokenmill.tasks.shards.manifest import Finished, identities, published_manifest
 from tokenmill.tasks.shards.plan import PlannedShard, reasons
 from tokenmill.tasks.shards.planning import holdout_of
 from tokenmill.tasks.shards.preparation import Planned
+
+from .columns import print_columns
 
 BYTES_PER_TOKEN = 4.0
 """Bytes per token of English web text with a large vocabulary (code, other languages: 2.5 to 4); used if nothing is built."""
@@ -104,14 +104,11 @@ def _name(shard: PlannedShard) -> str:
 
 
 def print_plan(
-    planned: Planned[Any, Any], console: Console, outlook: Sequence[str] = (), *, table: bool = True
+    planned: Planned[Any, Any], console: Console, outlook: Sequence[str] = (), *, tables: bool = True
 ) -> None:
-    """Print the plan: a line per data set, in a table or with the name of each figure; then what is pending, and the `outlook`."""
-    if table:
-        _print_table(planned, console)
-    for name, *figures in () if table else _rows(planned):
-        listed = ", ".join(f"{column} {figure}" for column, figure in zip(COLUMNS[1:], figures, strict=True))
-        console.print(f"{name}: {listed}", markup=False, highlight=False, soft_wrap=True)
+    """Print the plan: a row for each data set, as a table or as lines; then what is pending, and the `outlook`."""
+    print_columns(console, "plan", COLUMNS, _rows(planned), COLUMNS[:1], tables=tables)
+    console.print("[dim]epochs: in a run over as many tokens as the blend has[/]")
     plan = planned.plan
     seconds = sum(map(_text_bytes, plan.pending)) / BYTES_PER_SECOND
     console.print(
@@ -126,16 +123,6 @@ def print_plan(
         console.print(f"  {name.removeprefix('datasets/')}: {skipped_files(kinds)}", markup=False)
     for name, note in planned.notes.items():
         console.print(f"  {name}: {note}", markup=False)
-
-
-def _print_table(planned: Planned[Any, Any], console: Console) -> None:
-    name, *figures = COLUMNS
-    columns = [Column(name, overflow="fold"), *(Column(each, justify="right", overflow="fold") for each in figures)]
-    table = Table(*columns, title="plan", title_justify="left", box=SIMPLE_HEAD, pad_edge=False, collapse_padding=True)
-    for row in _rows(planned):
-        table.add_row(*row)
-    console.print(table)
-    console.print("[dim]epochs: in a run over as many tokens as the blend has[/]")
 
 
 def skipped_files(kinds: Mapping[str, int]) -> str:

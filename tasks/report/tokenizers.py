@@ -40,8 +40,8 @@ from tokenmill.tasks.tokenize.load import find_vocabulary
 from tokenmill.tasks.tokenize.settings import TokenizerSource
 from tokenmill.tasks.tokenize.vocabulary import Vocabulary
 
+from .columns import print_columns
 from .figures import Part, Picture, Table, Text, bars
-from .mix import print_columns
 from .style import document
 
 SLICE_BYTES = 256_000_000

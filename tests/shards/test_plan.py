@@ -12,6 +12,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 from rich.console import Console
+from rich.filesize import decimal
 from tokenmill.tasks.blend.load import load_blend
 from tokenmill.tasks.errors import InputError
 from tokenmill.tasks.report.plan import BYTES_PER_TOKEN, pending_reasons, plan_record, print_plan
@@ -345,12 +346,17 @@ def test_files_that_are_skipped_are_counted_in_plan_and_manifest(corpus, tmp_pat
     assert "  corpus: files skipped: 4 (2 .csv, 1 .txt, 1 hidden)\n" in shown.getvalue()
 
 
-def test_a_long_name_leaves_the_figures_of_a_plan_whole(tmp_path, chosen):
-    source, shown = write_lines(tmp_path / "a.jsonl", ["some text"] * 100), io.StringIO()
-    blend = {"datasets": [{"name": "a-name-as-long-as-those-of-published-data-sets", "path": str(source)}]}
-    plan, _ = prepare(blend, tmp_path / "out", **chosen)
-    print_plan(plan, Console(file=shown, width=80))
-    assert "…" not in shown.getvalue()
+def test_the_figures_of_a_plan_are_whole_at_any_width(tmp_path, chosen):
+    """rich says that a column of figures may be as narrow as the longest word, and then cuts "10.9 kB"."""
+    source = write_lines(tmp_path / "a.jsonl", ["some text"] * 1_000)
+    for name in ("short", "a-name-as-long-as-those-of-published-data-sets"):
+        plan, _ = prepare({"datasets": [{"name": name, "path": str(source)}]}, tmp_path / "out", **chosen)
+        for width in range(60, 120):
+            shown = Console(record=True, width=width, file=io.StringIO())
+            print_plan(plan, shown)
+            text = shown.export_text()
+            assert "…" not in text
+            assert all(figure in text for figure in (name, decimal(source.stat().st_size), "100.0%"))
 
 
 def test_a_data_set_of_empty_files_is_refused_with_what_they_hold(tmp_path, chosen):
