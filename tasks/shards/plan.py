@@ -7,14 +7,16 @@ pending shards; publication requires a receipt for every planned shard.
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import asdict, dataclass, field
-from typing import Any, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from tokenmill.tasks.sources.files import Slice, slice_of
-from tokenmill.tasks.sources.survey import Sample
 
 from .identity import difference, shard_key
 from .receipt import Receipt
 from .store import Store
+
+if TYPE_CHECKING:
+    from tokenmill.tasks.sources.survey import Sample  # reads every format: 0.1 s, which a verification does not need
 
 Item = TypeVar("Item")
 
@@ -53,7 +55,7 @@ class Plan:
     keys: tuple[str, ...]
     proven: Mapping[str, Receipt]
     skipped: Mapping[str, Mapping[str, int]] = field(default_factory=dict[str, Mapping[str, int]])
-    samples: Mapping[str, Sample] = field(default_factory=dict[str, Sample])
+    samples: "Mapping[str, Sample]" = field(default_factory=dict[str, "Sample"])
 
     @classmethod
     def of(cls, store: Store, shards: list[PlannedShard], *, rebuild: bool) -> "Plan":
