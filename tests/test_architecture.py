@@ -277,6 +277,7 @@ def modules():
     return [Module(str(path.relative_to(REPOSITORY)), ast.parse(path.read_text())) for path in paths]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("law", LAWS, ids=lambda law: law.__name__)
 def test_every_module_keeps_the_rule(modules, law):
     found = [f"{module.path}:{violation}" for module in modules for violation in law(module)]

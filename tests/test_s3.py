@@ -64,6 +64,7 @@ def test_a_store_that_is_asked_too_much_gets_no_more_requests_than_botocore_send
     assert server.faults.counts["slow"] == attempts
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("asked", REQUESTS)
 def test_a_lost_connection_is_an_error_of_the_storage_like_any_other(server, asked):
     server.faults.clear(kinds=("unsaid",), **ALWAYS)
@@ -121,6 +122,7 @@ def test_an_interruption_stays_one_though_the_store_does_not_take_the_upload_bac
     assert read_bytes("s3://requests/there") == LARGE
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("asked", REQUESTS)
 def test_missing_credentials_are_a_refusal_with_the_remedy(server, monkeypatch, tmp_path, asked):
     for name in ("AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY"):

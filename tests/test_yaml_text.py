@@ -5,6 +5,7 @@ from tokenmill.tasks.errors import InputError
 from tokenmill.tasks.yaml_text import read_mapping
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("text", "mistake"),
     [

@@ -291,6 +291,7 @@ def passages(draw):
     return rendering, found
 
 
+@pytest.mark.slow
 @given(passages())
 def test_a_rendering_is_cut_at_its_control_tokens_and_keeps_its_roles_and_borders(drawn):
     rendering, cuts = drawn

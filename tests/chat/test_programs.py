@@ -181,6 +181,7 @@ def compare(programs, conversations):
     return counts
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", ["nano3", "lightning35", *FEW])
 def test_programs_give_what_the_template_is_rendered_to(renderer, name):
     path = SHIPPED.get(name, BUNDLED / f"{name}.jinja")

@@ -298,6 +298,7 @@ def attempt(source):
     return [found.reason, found.detail] if isinstance(found, Rejected) else ["text", found.text[:200]]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("source", "many"), RUNAWAY.values(), ids=RUNAWAY)
 def test_a_template_that_runs_away_is_stopped(small, source, many):
     few = source.replace("N", "3")
@@ -409,6 +410,7 @@ ESCAPES = [
 ]  # fmt: skip
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("source", ESCAPES)
 def test_nothing_leads_out(source):
     before = [dict(message) for message in SIMPLE.messages]

@@ -96,6 +96,7 @@ def test_buckets_that_are_compared_in_portions_are_compared_the_same(tmp_path, m
     assert wiring.crowds[0].unseen.tolist() == []
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("words", [40, 3000])
 @pytest.mark.parametrize("links", [1, 16])
 def test_small_buckets_and_large_ones_are_compared_the_same(tmp_path, monkeypatch, words, links):

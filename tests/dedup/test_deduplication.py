@@ -171,6 +171,7 @@ def test_a_file_that_is_there_twice_goes_once(tmp_path):
     assert {name for name in outcomes(found, twice) if not name.startswith("again/")} == {*outcomes(alone, once)}
 
 
+@pytest.mark.slow
 def test_what_is_proven_is_not_built_again(tmp_path, many_partitions):
     texts, _, _ = planted(0)
     slices, run = slices_of(tmp_path, 15_000, a=texts), Run()
@@ -184,6 +185,7 @@ def test_what_is_proven_is_not_built_again(tmp_path, many_partitions):
     assert forced.built == run.built
 
 
+@pytest.mark.slow
 def test_a_run_that_ended_anywhere_builds_only_what_is_missing(tmp_path, many_partitions):
     texts, _, _ = planted(1)
     slices, run = slices_of(tmp_path, 15_000, a=texts), Run()

@@ -100,6 +100,7 @@ def said(row):
     return [part for part in row["text"].split("<|start|>")[1:] if not part.startswith(("system", "developer"))]
 
 
+@pytest.mark.slow
 def test_copies_are_marked_with_the_row_that_stays_for_them(normalized):
     rows, groups = by_name(normalized["tag"][0]), {}
     for name, row in rows.items():

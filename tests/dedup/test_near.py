@@ -106,6 +106,7 @@ def versions(language, count=25):
         ]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("language", [*LANGUAGES, *UNBROKEN])
 def test_versions_are_found_in_every_script_and_no_other_pair_is(tmp_path, language):
     texts = [text for each in versions(language) for text in each]

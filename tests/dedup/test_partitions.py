@@ -38,6 +38,7 @@ def read(place):
     return [read_partition([place], number, PARTITIONS, SCHEMA) for number in range(PARTITIONS)]
 
 
+@pytest.mark.slow
 def test_no_bit_of_a_file_of_a_round_changes_what_is_read(shard):
     store, key, place = shard
     whole, expected, refused = Path(place).read_bytes(), read(place), []

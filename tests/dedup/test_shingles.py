@@ -103,6 +103,7 @@ def alike(similarity, pairs, size=60, seed=0):
     return Shingles(hashes.reshape(-1), offsets), shared / (shared + 2 * own)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("similarity", [0.0, 0.2, 0.5, 0.8, 0.95])
 def test_sketches_agree_as_often_as_the_similarity_says(similarity):
     sets, exactly = alike(similarity, 2000)

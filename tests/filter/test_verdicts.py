@@ -82,6 +82,7 @@ def real(count, longest):
     return [text for text in texts.documents(count, longest) if text]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("family", FILTERS)
 def test_default_verdicts_on_real_text_equal_the_peers(family):
     found = real(150, 1500)
@@ -97,6 +98,7 @@ def test_default_verdicts_on_thousands_of_real_texts_equal_the_peers(family):
     assert len({reason for reason, _ in peers(family, {}, found)}) > 2
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("family", "settings"), RULES, ids=str)
 def test_each_rule_alone_agrees_with_the_peer_on_real_text(family, settings):
     found = real(60, 2000)

@@ -153,6 +153,7 @@ def test_verify_fails_with_exit_code_1_and_names_the_file(tmp_path, blend):
     assert "Traceback" not in result.stderr
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("command", ["train", "pipeline"])
 @pytest.mark.parametrize("text", ["steps: [", "- steps", "steps: 1\nsteps: 2"])
 def test_a_training_file_that_holds_no_settings_is_refused(tmp_path, command, text):
@@ -176,6 +177,7 @@ def test_options_override_the_config_file_and_overrides_override_both(tmp_path, 
     assert "sample" in wrong.stderr
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("command", ["plan", "verify", "--help"])
 def test_commands_that_run_no_flow_import_neither_prefect_nor_dask_and_help_reads_no_data(command, tmp_path, blend):
     prepare(str(blend), tmp_path / "out")
@@ -414,6 +416,7 @@ def test_splits_stand_in_the_order_train_valid_test(tmp_path, blend, capsys):
     assert "built 1 shard, reused 0" in shown
 
 
+@pytest.mark.slow
 def test_a_mix_is_estimated_before_a_preparation_exact_after_it_and_written_for_megatron(tmp_path, data):
     other = write_lines(data.parent / "b.jsonl", ["another document"] * 300)
     path = tmp_path / "blend.json"

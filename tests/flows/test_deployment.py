@@ -565,6 +565,7 @@ def test_entrypoint_and_default_parameters_fit_the_flow(deployment, monkeypatch)
     assert {"tokenmill", flow.name} <= {*deployment["tags"]}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("deployment", deployments(), ids=lambda deployment: deployment["name"])
 def test_an_empty_output_folder_is_refused_by_the_server_and_by_the_flow(deployment, monkeypatch):
     monkeypatch.chdir(REPOSITORY)

@@ -58,6 +58,7 @@ def prepared(blend, out, *options, environment=None):
     return run.stderr.splitlines()[-1].split()
 
 
+@pytest.mark.slow
 def test_little_work_needs_neither_prefect_nor_dask(blend, expected, tmp_path):
     assert prepared(blend, tmp_path / "out") == []
     assert tree(tmp_path / "out") == expected

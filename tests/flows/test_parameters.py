@@ -111,6 +111,7 @@ def is_of(place, location):
     return all(part in found for part in place)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", SETTINGS)
 def test_the_server_refuses_what_a_setting_refuses(name):
     parameter, models = SETTINGS[name]

@@ -97,6 +97,7 @@ def test_two_runs_of_one_folder_at_once_make_one_result(blend, expected, tmp_pat
     assert tree(out) == expected
 
 
+@pytest.mark.slow
 def test_a_changed_weight_tokenizes_nothing_and_a_standing_cluster_is_used(blend, tmp_path, prefect_api):
     with LocalCluster(n_workers=1, threads_per_worker=1, dashboard_address=":0", host="127.0.0.1") as cluster:
         address = cluster.scheduler_address

@@ -125,6 +125,7 @@ def tokens_of(folder, row):
     return sum(len(vocabulary.encode(text, add_special_tokens=False).ids) for text in texts)
 
 
+@pytest.mark.slow
 def test_every_row_is_published_once_as_it_should_be_and_the_record_says_so(folder, tmp_path, prefect_api):
     """Built by one preparation, published and recorded by a flow that builds nothing."""
     out = tmp_path / "out"
@@ -189,6 +190,7 @@ def test_a_killed_run_is_finished_by_the_same_command_even_twice_at_once(folder,
     assert tree(out) == expected
 
 
+@pytest.mark.slow
 def test_a_changed_weight_builds_nothing(folder, expected, tmp_path, prefect_api):
     out, blend = tmp_path / "out", json.loads((folder / "blend.json").read_text())
     undisturbed(folder, out)

@@ -218,6 +218,7 @@ def test_workers_of_a_local_cluster_have_what_is_asked_for_and_numbers_of_their_
         assert resources == [{"GPU": 1}] * 2
 
 
+@pytest.mark.slow
 def test_a_cluster_whose_workers_declare_no_gpu_is_refused_instead_of_waited_for(prefect_api):
     command = "`CUDA_VISIBLE_DEVICES=0 dask worker ADDRESS --nthreads 1 --resources GPU=1 --name gpu-0`"
     with task_runner("local", 1, {}) as runner, pytest.raises(InputError, match=command):  # noqa: SIM117

@@ -86,6 +86,7 @@ def test_exactly_what_is_valid_is_accepted_and_with_the_same_parts(messages, dec
     require_agreement(composed(messages, declared), off, least)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("seed", [1, 2])
 def test_texts_of_the_torture_are_accepted_as_they_are_parsed(seed):
     texts = ids.documents(f"harmony-{seed}", 600)

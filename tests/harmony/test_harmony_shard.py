@@ -63,6 +63,7 @@ def published(out):
     }
 
 
+@pytest.mark.slow
 def test_every_row_of_every_source_is_read_by_the_reference_and_counted(tmp_path):
     blend = {"datasets": every_source(tmp_path)}
     _, manifest = prepare(blend, tmp_path / "out")

@@ -122,6 +122,7 @@ def test_another_seed_moves_documents_and_changes_none(night):
     assert "settings: holdout.seed 42 -> 7" in found.changes
 
 
+@pytest.mark.slow
 def test_another_tokenizer_changes_every_document(night):
     found = diff(night("a"), night("b", tokenizer={"model": "cl100k_base"}))
     counts = summed(found)
@@ -183,6 +184,7 @@ def test_a_row_that_deduplication_decides_against_is_gone_with_its_verdict(tmp_p
         assert all(reason.startswith("no longer dropped: ") for _, what, reason in told(back) if what == "new")
 
 
+@pytest.mark.slow
 @settings(max_examples=15, deadline=None)
 @given(st.lists(st.integers(0, 9), max_size=25), st.lists(st.integers(0, 9), max_size=25))
 def test_any_two_lists_of_rows_add_up(tmp_path_factory, before, after):

@@ -209,6 +209,7 @@ def check(out):
     return verify(str(out), inspector_of(str(out)))
 
 
+@pytest.mark.slow
 def test_there_is_one_of_everything(whole):
     out, _, _ = whole
     kinds = Counter(
@@ -231,6 +232,7 @@ def test_a_whole_preparation_has_no_problems(whole):
     assert found.shards == 7
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("damage", ONE_DAMAGE_FAST)
 def test_damage_to_any_file_is_named_and_the_next_run_mends_only_that(whole, damage):
     out, again, expected = whole

@@ -153,6 +153,7 @@ CHOICES = {
 }  # fmt: skip
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", CHOICES)
 def test_another_choice_of_packs_renders_and_encodes_nothing(tmp_path, source, chosen, monkeypatch, name):
     other = chosen | {name: CHOICES[name]}
@@ -259,6 +260,7 @@ def test_a_dry_run_tells_what_is_left_to_pack(tmp_path, source, chosen):
     assert told(**(chosen | {"pack_size": 700}))[0].startswith("1 of 1 groups of sequences to pack, 700 tokens")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("oversize", ["drop", "truncate"])
 def test_every_row_is_followed_into_the_packs_and_back(tmp_path, source, chosen, monkeypatch, oversize):
     """Over several shards in a group, several groups, and rows that are too long."""

@@ -198,6 +198,7 @@ def stripped(tokenizer):
     return [sequence for record in CONVERSATIONS for sequence in by_turn(tokenizer, record)]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("template", [CHATML, UNMARKED], ids=["marked", "unmarked"])
 @pytest.mark.parametrize("packing", PACKINGS)
 def test_packs_hold_exactly_what_transformers_renders_and_masks(tmp_path, chosen, kept, packing, template):
@@ -430,6 +431,7 @@ def test_another_seed_changes_the_order_of_packs_and_no_pack(tmp_path, chosen):
     assert Counter(found[0]) == Counter(found[1])
 
 
+@pytest.mark.slow
 def test_how_much_is_encoded_at_once_changes_no_byte(tmp_path, chosen, monkeypatch):
     source = write_rows(tmp_path / "some.jsonl", [*CONVERSATIONS, b"broken", *CONVERSATIONS])
     chosen |= {"holdout": {"valid": 0.3, "test": 0.1}}

@@ -125,6 +125,7 @@ def test_samples_of_documents_are_what_the_trainer_reads(data, tokenizer, tmp_pa
         assert pieces == ids
 
 
+@pytest.mark.slow
 def test_samples_of_packs_are_what_the_trainer_reads(packed_data, tokenizer, tmp_path, count):
     place, rows = training(tmp_path / "model", packed_data, PACKED)
 
@@ -147,6 +148,7 @@ def test_samples_of_packs_are_what_the_trainer_reads(packed_data, tokenizer, tmp
                 assert message["content"] in decode(ids)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", ["documents", "packs"])
 def test_a_row_leads_to_the_steps_that_read_it(data, packed_data, tmp_path, kind):
     chosen, settings = (data, SETTINGS) if kind == "documents" else (packed_data, PACKED)

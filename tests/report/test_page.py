@@ -96,6 +96,7 @@ def read_page(output):
     return Page((Path(output) / "report.html").read_text())
 
 
+@pytest.mark.slow
 def test_a_page_is_small_whole_and_without_scripts_or_requests(published):
     _, output, _ = published
     text = (output / "report.html").read_text()
@@ -323,6 +324,7 @@ def test_text_and_figures_can_be_told_from_what_is_behind_them(theme):
     assert {name: each for name, colour in drawn.items() if (each := contrast(colour, of["back"])) < 3} == {}
 
 
+@pytest.mark.slow
 def test_scores_have_pages_whose_figures_are_those_of_their_tables(tmp_path):
     rows = preparing_scores.normalization(tmp_path, count=12)
     model = preparing_scores.harmony_model(tmp_path / "model")

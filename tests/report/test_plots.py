@@ -162,6 +162,7 @@ def test_only_the_largest_groups_have_histograms(monkeypatch):
     assert re.findall(r"set\d", told) == ["set1", "set3", "set0"]
 
 
+@pytest.mark.slow
 def test_medians_follow_the_correctness(monkeypatch):
     drawn, real = [], Axes.plot
     monkeypatch.setattr(Axes, "plot", lambda self, *args, **rest: drawn.append(args) or real(self, *args, **rest))

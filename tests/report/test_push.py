@@ -148,6 +148,7 @@ def without_nulls(table):
     return [{name: value for name, value in row.items() if value is not None} for row in table.to_pylist()]
 
 
+@pytest.mark.slow
 def test_what_was_pushed_is_read_back_as_the_rows_that_were_published(hub, outputs):
     output = outputs("harmony")
     commit = send(output)

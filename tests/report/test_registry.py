@@ -109,6 +109,7 @@ def test_nothing_is_written_through_a_name():
         publish_bytes("art://corpus/file", b"")
 
 
+@pytest.mark.slow
 def test_a_name_stands_for_its_folder_wherever_one_is_read(prepared):
     register("corpus", artifact_in(str(prepared)))
     assert read_manifest("art://corpus") == read_manifest(str(prepared))

@@ -65,6 +65,7 @@ def artifacts(logged):
     return {artifact.type: [each for each in found if each.type == artifact.type] for artifact in found}
 
 
+@pytest.mark.slow
 def test_data_sets_tokenizer_and_output_are_artifacts(logged):
     folder, _, _ = logged
     found = artifacts(logged)

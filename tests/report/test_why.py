@@ -119,6 +119,7 @@ def pretrained(tmp_path_factory, vocabulary):
     return folder / "out", [*sources, *small[:5], small[-1]]
 
 
+@pytest.mark.slow
 def test_the_fates_of_rows_for_pretraining(pretrained, decode, count):
     out, sources = pretrained
     seen = set()
@@ -322,6 +323,7 @@ def test_a_row_through_harmony_and_packing(tmp_path, mode, pools):
     assert packed == kept if not pools else packed
 
 
+@pytest.mark.slow
 def test_rows_of_parquet_and_of_arrays(tmp_path, vocabulary, decode):
     texts = [sentence(number) if number % 3 else "" for number in range(60)]
     nulls = [text if number % 7 else None for number, text in enumerate(texts)]

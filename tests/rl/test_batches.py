@@ -45,6 +45,7 @@ def batches_of(manifest, size):
     return [rows[begin : begin + size] for begin in range(0, len(rows), size)]
 
 
+@pytest.mark.slow
 def test_every_batch_has_its_quotas_and_the_pass_rates_of_the_schedule_and_no_row_is_lost(thousand):
     blend = blend_of(thousand, QUOTAS)
     _, plain = prepare(blend, thousand / "plain", store=str(thousand / "store"))

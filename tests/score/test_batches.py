@@ -43,6 +43,7 @@ def test_ranges_are_those_of_python(spans):
     assert ranges(starts, counts).tolist() == [each for start, count in spans for each in range(start, start + count)]
 
 
+@pytest.mark.slow
 def test_what_plans_and_chooses_imports_no_torch():
     names = ["batches", "choose", "embed", "engines", "nll", "ranking", "server", "weights"]
     code = f"import sys, {', '.join(f'tokenmill.tasks.score.{name}' for name in names)}; print('torch' in sys.modules)"

@@ -100,6 +100,7 @@ def test_the_order_of_words_is_seen():
     assert 0.3 < one @ other < 0.7
 
 
+@pytest.mark.slow
 def test_hashing_is_the_same_everywhere():
     code = "from tokenmill.tasks.score.embed import HashEmbedder as H; print(H(16).encode(['to be or not to be']).tolist())"
     found = {subprocess.check_output([sys.executable, "-c", code], env={"PYTHONHASHSEED": seed}) for seed in "12"}
@@ -140,6 +141,7 @@ def test_mean_averages_the_states_of_the_text_and_not_of_the_padding(made):
         np.testing.assert_allclose(vector, unit(states(model, ids_of(text)).mean(axis=0)), atol=1e-5)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("pooling", ["last", "mean"])
 @pytest.mark.parametrize("made", [decoder, encoder])
 def test_vectors_do_not_depend_on_batches_or_order(made, pooling):

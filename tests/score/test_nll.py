@@ -67,6 +67,7 @@ def test_the_vocabulary_of_gpt_oss_in_full():
     np.testing.assert_allclose(table["nll_mean"].to_numpy(), math.log(201_088), atol=1e-5)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("made", [llama, gpt_oss])
 def test_it_is_the_models_own_loss(made):
     model, sequences = made(), corpus(1)
@@ -76,6 +77,7 @@ def test_it_is_the_models_own_loss(made):
         assert mean is None if not scored(sequence) else mean == pytest.approx(own_loss(model, sequence), abs=1e-5)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("made", [llama, gpt_oss])
 def test_batches_and_padding_do_not_matter(made):
     model, sequences = made(), completions(*corpus(2))

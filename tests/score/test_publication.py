@@ -71,6 +71,7 @@ def problems(out):
     return verify(str(out), inspector_of(str(out))).problems
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("what", ["nll", "embed"])
 def test_scores_join_the_rows_of_a_normalization_one_to_one(folder, whole, tmp_path, what):
     if what == "nll":
@@ -132,6 +133,7 @@ def test_splits_of_one_name_are_told_apart_by_their_data_sets_and_the_other_way_
         assert order == sorted(of, key=lambda row: row["percentile_within_split"])
 
 
+@pytest.mark.slow
 def test_any_order_and_repetition_gives_the_same_bytes(folder, whole, tmp_path):
     planned = plan("nll", str(folder / "out"), tmp_path / "out", model=str(folder / "random"))
     shards = list(planned.plan.pending)
@@ -178,6 +180,7 @@ def test_only_what_changed_is_scored_again(folder, whole, tmp_path):
     assert plan("nll", str(folder / "out"), out, **{**chosen, "model": str(folder / "confused")}).plan.pending
 
 
+@pytest.mark.slow
 def test_rows_of_another_split_leave_percentiles_as_they_are(folder, whole, tmp_path):
     """The slices of a split keep their names when another split is scored with them; a split that grows is ranked anew."""
     easy = {"datasets": [{"name": "easy", "path": str(folder / "out/data/easy")}]}
@@ -224,6 +227,7 @@ def nothing_published(out):
     return {path.name for path in Path(out).iterdir()} <= {"manifest.json", "shards"}
 
 
+@pytest.mark.slow
 def test_a_number_that_is_none_publishes_nothing_and_names_file_and_row(folder, tmp_path):
     out = tmp_path / "out"
     rows = {row["row_id"]: row for row in rows_of(folder / "out").to_pylist()}
@@ -245,6 +249,7 @@ def test_a_number_that_is_none_publishes_nothing_and_names_file_and_row(folder, 
     assert table_of(out / "nll").num_rows == 48
 
 
+@pytest.mark.slow
 def test_an_earlier_publication_stands_when_a_later_run_fails(folder, whole, tmp_path):
     out = tmp_path / "out"
     score(folder, out)
@@ -256,6 +261,7 @@ def test_an_earlier_publication_stands_when_a_later_run_fails(folder, whole, tmp
     assert problems(out) == []
 
 
+@pytest.mark.slow
 def test_row_17_of_a_file_is_called_that(folder, tmp_path):
     rows = rows_of(folder / "out")
     rare = next(number for number, text in enumerate(rows["text"].to_pylist()) if RARE in text)

@@ -58,6 +58,7 @@ def scored(folder):
     return table_of(folder / "nll/nll")
 
 
+@pytest.mark.slow
 def test_a_model_that_knows_nothing_is_as_surprised_by_every_row_as_its_vocabulary_is_large(folder, tmp_path):
     _, manifest = prepare("nll", str(folder / "out"), tmp_path / "out", model=str(folder / "ignorant"))
     table = table_of(tmp_path / "out/nll")
@@ -89,6 +90,7 @@ def labels_of(ids):
     return labels
 
 
+@pytest.mark.slow
 def test_the_nll_of_a_row_is_the_models_own_loss_on_what_the_assistant_says(folder, scored):
     model = AutoModelForCausalLM.from_pretrained(folder / "random", dtype=torch.float32)
     texts = {row["row_id"]: row["text"] for row in rows_of(folder / "out").to_pylist()}
@@ -129,6 +131,7 @@ def test_other_tokens_are_scored_where_that_is_asked_for(folder, scored, tmp_pat
     assert len(found) == 10
 
 
+@pytest.mark.slow
 def test_rows_that_are_too_long_are_cut_flagged_and_counted(folder, scored, tmp_path):
     lengths = dict(zip(scored["row_id"].to_pylist(), scored["total_token_count"].to_pylist(), strict=True))
     middle = int(np.median(list(lengths.values())))
@@ -225,6 +228,7 @@ def embedding_model(folder):
     return str(folder)
 
 
+@pytest.mark.slow
 def test_a_model_embeds_candidates_as_it_embeds_texts(folder, tmp_path):
     model = embedding_model(tmp_path / "embedder")
     rows = [{"row_id": str(number), "text": " ".join(f"w{each}" for each in range(number + 1))} for number in range(80)]

@@ -46,6 +46,7 @@ def tied():
     return llama(tie_word_embeddings=True)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("model", [llama, tied, gpt_oss])
 def test_a_model_that_was_saved_scores_as_before(tmp_path, model):
     model().save_pretrained(tmp_path)
@@ -59,6 +60,7 @@ def quantized(tmp_path_factory):
     return folder, save_mxfp4(folder)
 
 
+@pytest.mark.slow
 def test_a_gpt_oss_in_mxfp4_scores_as_its_weights_say(quantized):
     folder, model = quantized
     found = load_scorer(find_model(str(folder)), device="cpu")

@@ -36,6 +36,7 @@ def folders(out):
     return Counter(str(place) for place in places)
 
 
+@pytest.mark.slow
 def test_pools_that_are_gone_leave_nothing_and_strangers_stay(tmp_path):
     blend, out = mixed(tmp_path / "in"), tmp_path / "out"
     fewer = {name: predicate for name, predicate in predicates().items() if name != "tools"}
@@ -122,6 +123,7 @@ def test_there_is_something_of_everything(prepared):
     assert check(out).shards == len(entries_of(out)) == 8
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("damage", ONE_DAMAGE_FAST)
 def test_damage_to_whatever_is_published_is_named_and_mended_by_the_next_run(prepared, damage):
     out, again, whole = prepared

@@ -178,6 +178,7 @@ def originals(folder):
     return [json.loads(line) for line in lines if not line.startswith(b"{broken")]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("choices", "reason", "wanted"),
     [

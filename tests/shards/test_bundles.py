@@ -62,6 +62,7 @@ def keys_of(shards):
     return [bundle(group).key for group in groups_by_content(shards, SHARD_SIZE)]
 
 
+@pytest.mark.slow
 @given(st.integers(0, 2**32), st.integers(0, 3_000), st.sampled_from([200, 40_000, 300_000]), st.integers(0, 2**32))
 def test_a_file_more_or_less_among_thousands_changes_at_most_three_shards(seed, place, size, number):
     fewer = [shard_of((seed, each), size) for each, size in enumerate(sizes(seed, 3_000))]
@@ -273,6 +274,7 @@ def before(tmp_path, model):
     return tmp_path / "in", built, plan
 
 
+@pytest.mark.slow
 def test_a_store_from_before_is_reused_whole(before):
     folder, built, plan = before
     built(f"f{number:03}" for number in range(30))

@@ -101,6 +101,7 @@ def test_workers_of_any_local_cluster_leave_prefects_plugins_alone():
     assert environment["OTHER"] == "kept"
 
 
+@pytest.mark.slow
 def test_a_worker_leaves_it_to_the_run_to_tell_that_a_batch_failed(capfd):
     with local_cluster(**local_arguments(1, {})) as cluster, Client(cluster, set_as_default=False) as client:
         failed = client.submit(os.kill, "nobody", 0)

@@ -54,6 +54,7 @@ def prepare(kind, blend, output, **settings):
     return kinds[kind].prepare(blend, output, **settings)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", KINDS)
 def test_every_kind_drops_and_counts_the_same_rows_of_json_and_of_parquet(tmp_path, kind):
     for path in files(tmp_path):

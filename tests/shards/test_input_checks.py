@@ -61,6 +61,7 @@ def test_no_kind_writes_into_what_it_reads(kind, data):
     assert sorted(data.parent.rglob("*")) == before
 
 
+@pytest.mark.slow
 def test_a_cache_among_the_data_is_refused(data, monkeypatch):
     monkeypatch.setenv("XDG_CACHE_HOME", f"{data}/cache")
     assert "XDG_CACHE_HOME" in refusal("pretrain", blend_of(data), f"{data.parent}/out")

@@ -91,6 +91,7 @@ def stored(server, name, sizes):
     return bucket, extents, b"".join(contents)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("sizes", "passing"),
     [

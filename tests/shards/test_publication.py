@@ -250,6 +250,7 @@ def test_names_that_are_no_longer_published_disappear_and_strangers_stay(tmp_pat
     assert all(path.read_text() == "not ours" for path in strangers)
 
 
+@pytest.mark.slow
 def test_a_name_never_means_other_data_than_before(tmp_path, chosen):
     """Megatron caches its indexes of documents by path, so an old name with new content would train on garbage."""
     random, meant = np.random.default_rng(1), {}
@@ -351,6 +352,7 @@ def publish_again_and_again(plan):
         publish_here("pretrain", plan)
 
 
+@pytest.mark.slow
 def test_of_two_publications_at_once_exactly_one_wins_whole(tmp_path, chosen):
     out = tmp_path / "out"
     rows = {"a": TEXTS[:100], "b": [*TEXTS[100:], b"broken", b"{}"], "c": [*TEXTS[50:150], b"[]"]}

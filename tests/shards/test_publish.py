@@ -203,6 +203,7 @@ def test_the_power_may_fail_at_any_operation(target):
         check_recovery(work, target)
 
 
+@pytest.mark.slow
 def test_a_writer_may_be_killed_at_any_operation(target):
     def work():
         write_in_parts(target)
@@ -517,6 +518,7 @@ def test_an_object_appears_when_the_block_ends(bucket, content):
     assert pending(bucket) == []
 
 
+@pytest.mark.slow
 @pytest.mark.filterwarnings("error::pytest.PytestUnraisableExceptionWarning")
 @pytest.mark.parametrize("content", [NEW, LARGE], ids=["small", "large"])
 def test_a_failed_upload_leaves_the_old_object_and_nothing_pending(bucket, content):

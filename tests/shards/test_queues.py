@@ -93,6 +93,7 @@ def queue():
     return PodQueue(SimpleNamespace(name="mill", namespace="training"))
 
 
+@pytest.mark.slow
 def test_pods_that_no_node_has_room_for_are_waited_for_in_kubernetes_words(pods):
     assert queue().waiting_for() == "its pods: none created yet"
     pods += [UNSCHEDULABLE, UNSCHEDULABLE, {"phase": "Running", "conditions": []}]

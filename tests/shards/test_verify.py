@@ -75,6 +75,7 @@ def test_a_whole_preparation_has_no_problems(prepared):
     assert verification.size == sum(path.stat().st_size for path in stored if path.name != "receipt.json")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("damage", ONE_DAMAGE_FAST)
 def test_damage_to_any_file_is_named_and_the_next_run_mends_only_that(prepared, damage):
     out, again, whole = prepared
@@ -124,6 +125,7 @@ def problems_of(out):
         return [str(error).replace(f"{out}: no manifest.json", f"{out}/manifest.json: missing")]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("damage", ["a byte less", "deleted"])
 def test_another_size_of_an_output_is_noticed_by_the_next_run_without_verification(prepared, damage):
     out, again, whole = prepared
@@ -148,6 +150,7 @@ def rewritten(path, **changed):
     path.write_bytes(sealed({**unsealed(path.read_bytes()), **changed}))
 
 
+@pytest.mark.slow
 def test_cooked_books_with_a_good_seal_are_refused(prepared):
     out, again, whole = prepared
     path = next(path for path in proofs(out) if path.name == "receipt.json" and b"malformed_json" in path.read_bytes())
@@ -230,6 +233,7 @@ def test_a_copy_that_says_nothing_of_its_shards_is_a_wrong_call(prepared, tmp_pa
         check(tmp_path)
 
 
+@pytest.mark.slow
 def test_damage_on_an_object_store_is_named_and_mended(vocabulary):
     system = fsspec.filesystem("memory")
     system.store.clear()

@@ -86,6 +86,7 @@ def test_the_default_vocabulary_gives_megatrons_bytes(directory, nasty, tmp_path
     assert backends == {"gigatoken"}
 
 
+@pytest.mark.slow
 def test_control_strings_make_the_two_treatments_differ(directory, nasty, tmp_path):
     folder = vocabularies.deepseek(directory)
     literal = megatron(nasty, folder, tmp_path / "literal", literal=True)
@@ -100,6 +101,7 @@ def test_a_small_vocabulary_is_written_as_uint16(small, nasty, tmp_path):
     assert len(bin_) == 2 * sum(len(ids) + 1 for ids in ids_of(tokenizer, TEXTS))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("shard_size", [1, 7, 1001, 4096, 65_537])
 def test_shards_put_end_to_end_are_the_one_shard(small, tmp_path, shard_size):
     source = write_lines(tmp_path / "some.jsonl", TEXTS[:30] if shard_size < 100 else TEXTS)

@@ -99,6 +99,7 @@ def test_ids_are_the_references_where_neighbours_merge(name, known):
     assert not len(ids.differing(encoder.encode(texts), expected))
 
 
+@pytest.mark.slow
 @BY_NAME
 def test_ids_are_the_references_in_random_documents(name, folder):
     outcome = ids.compare(ids.model(name, folder), "gigatoken", "a few", 4000)
@@ -106,6 +107,7 @@ def test_ids_are_the_references_in_random_documents(name, folder):
     assert outcome.documents - outcome.by_reference > 1500, "and many that the engine is trusted with"
 
 
+@pytest.mark.slow
 @BY_NAME
 def test_ids_of_fastokens_are_the_references_in_random_documents(name, folder):
     outcome = ids.compare(ids.model(name, folder), "fastokens", "a few", 4000)
@@ -158,6 +160,7 @@ def test_exactly_the_texts_with_a_suspect_go_to_the_reference(around, texts, cha
         assert found.tolist() == [ord(each) + plus for each in text]
 
 
+@pytest.mark.slow
 def test_a_sweep_is_remembered_and_a_damaged_memory_is_made_again(known, monkeypatch, tmp_path):
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
     monkeypatch.setattr(exact, "suspect_characters", lambda *_: [5, 6, 9])
@@ -201,6 +204,7 @@ def test_documents_with_such_characters_go_to_the_reference_and_their_data_set_d
     assert len(ends) == len(texts)
 
 
+@pytest.mark.slow
 def test_a_library_that_cuts_ordinary_text_differently_is_not_used(known, monkeypatch):
     def refuse(*_):
         raise ValueError("cuts 'a' into other pieces than the reference")

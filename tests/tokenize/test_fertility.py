@@ -126,6 +126,7 @@ def test_texts_are_counted_as_python_counts_them(texts):
     )
 
 
+@pytest.mark.slow
 def test_counts_of_parts_of_a_batch_add_up():
     """Also of a slice of an Arrow array, whose buffers hold more than its texts."""
     whole = column(TEXTS)

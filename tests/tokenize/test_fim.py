@@ -186,6 +186,7 @@ def test_documents_with_the_tokens_in_their_text_stay_where_they_become_ids():
     assert counts["documents"] == 1
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("family", ["cl100k_base", "deepseek"])
 @pytest.mark.parametrize("treatment", ["literal", "allow"])
 def test_real_vocabularies_give_back_real_code(tmp_path_factory, family, treatment):
@@ -447,6 +448,7 @@ def documents_in(output):
     return [each.tolist() for each in np.split(np.fromfile(f"{prefix}.bin", "<u2"), np.cumsum(lengths)[:-1])]
 
 
+@pytest.mark.slow
 def test_a_vocabulary_without_the_tokens_is_refused_with_what_it_has(sources, tmp_path):
     with pytest.raises(InputError, match=r"no prefix, middle and suffix token.*it has '<s>', '<\|endoftext\|>'"):
         keys(with_fim(sources, rate=0.5), tmp_path / "out", byte_level_bpe(tmp_path / "bare"))

@@ -108,6 +108,7 @@ def settings_of(model):
     return {"tokenizer": {"model": str(model)}, "holdout": NOTHING_HELD_OUT}
 
 
+@pytest.mark.slow
 def test_an_encoder_that_errs_on_one_document_is_not_used(source, model, tmp_path, swap):
     honest, _ = prepare(blend_of(source), tmp_path / "honest", **settings_of(model))
     assert verdict_of(honest).backend == "gigatoken"

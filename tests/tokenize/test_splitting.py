@@ -42,6 +42,7 @@ def encoded(tokenizer, texts, *, literal):
     return ids_of(tokenizer, texts)
 
 
+@pytest.mark.slow
 def test_texts_that_break_tokenizers_are_encoded_as_tiktoken_does(vocabulary, encoding, converted):
     for literal in (True, False):
         allowed = set() if literal else "all"

@@ -81,6 +81,7 @@ def test_exactly_the_characters_that_one_library_does_not_know_are_found(pattern
     assert cut_differently(splitting(pattern, other)) == set(map(ord, unknown))
 
 
+@pytest.mark.slow
 def test_a_class_that_grew_is_found_and_so_is_a_blank():
     more = BYTE_LEVEL_PATTERN.replace(r"\p{L}", r"[\p{L}¡]")
     assert cut_differently(splitting(BYTE_LEVEL_PATTERN, more)) == {0xA1}

@@ -123,6 +123,7 @@ def model(request, directory):
     return sentencepiece_model(directory / f"{request.param}.model", kind, **options)
 
 
+@pytest.mark.slow
 def test_sentencepiece_is_read_as_sentencepiece_reads_it(model, tmp_path):
     processor = sentencepiece.SentencePieceProcessor(model_file=str(model))
     vocabulary = load(model)
@@ -304,6 +305,7 @@ def test_an_encoding_that_cannot_be_fetched_is_refused(offline):
     assert "network" in message
 
 
+@pytest.mark.slow
 def test_a_hub_that_cannot_be_reached_is_named(offline):
     message = offline("org/name")
     assert "'org/name' (revision 0000000000000000000000000000000000000000) cannot be fetched from the hub" in message

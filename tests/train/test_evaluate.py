@@ -214,6 +214,7 @@ def test_whole_documents_are_read_up_to_a_limit(request, kind, window, monkeypat
             assert read[dataset] == whole[: max(1, fitting)]
 
 
+@pytest.mark.slow
 def test_longer_documents_than_the_model_reads_are_cut_and_counted(folder, pretrain):
     short = saved_model(folder / "short", VOCABULARY, longest=40)
     found = evaluate(short, pretrain, QUIET)
@@ -299,6 +300,7 @@ def test_results_are_read_as_they_were_written(results, tmp_path):
     assert json.loads((tmp_path / "results.json").read_text())["volatile"]["seconds"] == 1.5
 
 
+@pytest.mark.slow
 def test_of_a_conversation_all_before_the_first_answer_is_the_prompt(results, pretrain, model):
     for generation in results.generations:
         assert generation.prompt.endswith("<|im_start|>assistant\n")
@@ -340,6 +342,7 @@ def test_the_artifact_record_is_flat_and_names_what_it_was_made_from(results, mo
     json.dumps(record)
 
 
+@pytest.mark.slow
 def test_another_model_has_another_digest(results, folder, sft):
     other = saved_model(folder / "other", VOCABULARY, change=lambda model: model.lm_head.weight.data.mul_(1.5))
     assert evaluate(other, sft, QUIET).made_from.model != results.made_from.model

@@ -73,6 +73,7 @@ def held_by(manifest):
     return found
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", BLENDS)
 def test_what_megatron_core_reads_is_the_budget(place, name):
     keys, budget = BLENDS[name]

@@ -687,6 +687,7 @@ def test_gpus_that_were_counted_are_said_to_be(machine, job):
     assert "1 machine(s) of 8 process(es) (one per GPU found here, or one) do not divide" in told
 
 
+@pytest.mark.slow
 def test_nothing_that_computes_is_imported():
     code = "import sys, tokenmill.tasks.train.preflight; print({'torch', 'megatron'} & set(sys.modules))"
     assert subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout == "set()\n"
